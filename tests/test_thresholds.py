@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from tests.classify.conftest import Program
 from tests.mutants.__main__ import constant_value, read_chosen
-from tracekit.align import pairs
+from tracekit.align import clock_bounds
 from tracekit.analysis.measured import Measured
 from tracekit.analysis.notices import bound_notices
 from tracekit.classify import classify
@@ -135,17 +135,17 @@ def windows_of(*places):
 
 @pytest.mark.parametrize(("last", "believed"), [(10_900, False), (11_000, True)])
 def test_a_drift_shows_in_eight_sixteenths_of_the_recording(last, believed):
-    """WINDOWS and ENOUGH: two meetings in one sixteenth count once."""
+    """DRIFT_WINDOWS and MIN_DRIFT_WINDOWS: two meetings in one sixteenth count once."""
     places = [0, 2_000, 4_000, 6_000, 8_000, 10_000, last, 15_999]
-    assert bool(pairs._drifts(windows_of(*(1_000 * place for place in places)))) is believed
+    assert bool(clock_bounds._drifts(windows_of(*(1_000 * place for place in places)))) is believed
 
 
 @pytest.mark.parametrize(("times", "believed"), [(5.5, False), (6.5, True)])
 def test_a_drift_is_six_times_its_scatter(times, believed):
-    """STEADY: the values lie 10 µs above and below a line in turn."""
+    """MIN_DRIFT_TO_SCATTER_RATIO: the values lie 10 µs above and below a line in turn."""
     at = np.linspace(0, 1e9, 16)
     scatter = 1e4 * np.tile([1, -1, -1, 1], 4)
-    rate, _ = pairs._slope(at, times * 1e4 * at / 1e9 + scatter)
+    rate, _ = clock_bounds._fit_drift(at, times * 1e4 * at / 1e9 + scatter)
     assert bool(rate) is believed
 
 

@@ -183,6 +183,7 @@ EVENTS = pl.Schema(
         "step": pl.Int64(),  # null outside every step
         "dtypes": _TEXT,  # input types as the file has them, a JSON list: ["c10::BFloat16","float"]
         "received": pl.Int64(),  # of a collective: bytes this rank receives; ``bytes`` is the larger way
+        "collective_seq": pl.Int64(),  # of a collective: its number in its group, alike on all ranks
     }
 )
 """One row per complete event. ``step`` of a GPU event is that of its launch."""

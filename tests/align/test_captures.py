@@ -9,9 +9,9 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from tracekit.align.clock_bounds import differences
 from tracekit.align.clocks import align
 from tracekit.align.matching import match
-from tracekit.align.pairs import differences
 from tracekit.classify import classify
 from tracekit.metrics.label_intervals import Lanes
 from tracekit.metrics.operations import operations

@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, Phase, assume, given, settings
 
-from tracekit.align.pairs import ACKNOWLEDGED_NS
+from tracekit.align.clock_bounds import MAX_ACKNOWLEDGE_NS
 from tracekit.analysis.document import schedule_document
 from tracekit.documents.coding import to_plain
 from tracekit.schedules import Times, generate, names
@@ -255,7 +255,9 @@ LONGEST_MESSAGE_NS = 300_000
     jitter=st.floats(0, 0.1),
     p2p=st.integers(10_000, LONGEST_MESSAGE_NS),
     # A clock that is off by less than a message and its acknowledgement take breaks no bound, and is not found.
-    skew=st.integers(-5_000_000, 5_000_000).filter(lambda ns: abs(ns) > ACKNOWLEDGED_NS + LONGEST_MESSAGE_NS or not ns),
+    skew=st.integers(-5_000_000, 5_000_000).filter(
+        lambda ns: abs(ns) > MAX_ACKNOWLEDGE_NS + LONGEST_MESSAGE_NS or not ns
+    ),
     slow=st.floats(1, 2),
     host=st.integers(20_000, 100_000),
 )

@@ -8,19 +8,24 @@ import pytest
 from tests.operations import collective, message, table
 from tracekit.align.clocks import align
 from tracekit.align.matching import match
+from tracekit.align.waits import find_stragglers, with_waits
 from tracekit.metrics.label_intervals import Lanes
 from tracekit.metrics.operations import operations
-from tracekit.metrics.waits import add_waits, find_stragglers, has_unknown_wait, has_unseen_messages, may_be_message
+from tracekit.metrics.waits import add_waits, has_unknown_wait, has_unseen_messages, may_be_message
+
+MS = 1_000_000
 
 
 def waited(*rows):
     ops = table(*rows)
     result = match(ops)
-    return add_waits(ops, result.members, align(result.members, ops["rank"].unique().to_list())), result
+    clocks = align(result.members, ops["rank"].unique().to_list())
+    members = with_waits(result.members, clocks)
+    return add_waits(ops, members), members, clocks
 
 
 def test_collectives_match_by_group_and_order():
-    result, _ = waited(
+    result, *_ = waited(
         collective(0, 0, 100), collective(0, 200, 230), collective(1, 70, 100), collective(1, 150, 230)
     )  # fmt: skip
     assert result["match"].to_list() == [0, 1, 0, 1]
@@ -29,14 +34,49 @@ def test_collectives_match_by_group_and_order():
     assert result["last_rank"].to_list() == [1, 0, 1, 0]
 
 
+def test_uneven_ends_are_no_waiting():
+    """Rank 1 arrives last, at 70 ms, and ends 30 ms after rank 0: that is transfer. Nine others tie the clocks."""
+    rows = [collective(rank, (200 + n) * MS, (201 + n) * MS) for n in range(9) for rank in (0, 1)]
+    result, *_ = waited(collective(0, 0, 100 * MS), collective(1, 70 * MS, 130 * MS), *rows)
+    assert result["wait_ns"].to_list() == [70 * MS, *[0] * 19]
+    assert result["transfer_ns"].to_list() == [30 * MS, 60 * MS, *[MS] * 18]
+    assert not result["wait_is_bound"].any()
+
+
+def test_waits_below_the_uncertainty_of_clocks_are_bounds():
+    """Ends of ten operations lie within 2 ms of each other: whether rank 1 came 0.1 ms late cannot be told."""
+    rows = []
+    for n in range(10):
+        begin, end = 100 * MS * n, 100 * MS * n + 10 * MS
+        rows += [collective(0, begin, end + (n % 5) * MS // 2), collective(1, begin + MS // 10, end)]
+    result, members, clocks = waited(*rows)
+    assert clocks.table["uncertainty_ns"][1] > MS
+    assert result["wait_is_bound"].all()
+    durations = (result["end_ns"] - result["start_ns"]).to_list()
+    bounds = [own - min(pair) for pair in zip(durations[::2], durations[1::2], strict=True) for own in pair]
+    assert result["wait_ns"].to_list() == bounds
+    straggler = find_stragglers(members, clocks).row(0, named=True)
+    assert (straggler["uncertain"], straggler["candidates"]) == (True, [0, 1])
+
+
+def test_a_member_that_was_not_recorded_leaves_the_wait_open():
+    """Of four ranks two are recorded: they waited for each other at least so long, and maybe for the others."""
+    four = {"group_ranks": "[0,1,2,3]"}
+    result, *_ = waited(collective(0, 0, 100, **four), collective(1, 70, 100, **four))
+    assert result["wait_ns"].to_list() == [70, 0]
+    assert result["open"].to_list() == [True, True]
+    alone, *_ = waited(collective(0, 0, 100, group_ranks="[0]"))
+    assert alone.select("wait_ns", "open").row(0) == (0, False)
+
+
 def test_wait_and_transfer_sum_to_the_kernels_time():
-    result, _ = waited(collective(0, 0, 100), collective(1, 70, 100))
+    result, *_ = waited(collective(0, 0, 100), collective(1, 70, 100))
     duration = result["end_ns"] - result["start_ns"]
     assert (result["wait_ns"] + result["transfer_ns"] == duration).all()
 
 
 def test_groups_are_kept_apart():
-    result, _ = waited(
+    result, *_ = waited(
         collective(0, 0, 100), collective(1, 50, 100),
         collective(0, 0, 80, group="2", group_ranks="[0,2]"), collective(2, 60, 80, group="2", group_ranks="[0,2]"),
     )  # fmt: skip
@@ -44,32 +84,32 @@ def test_groups_are_kept_apart():
 
 
 def test_messages_match_by_pair_direction_and_order():
-    result, _ = waited(
+    result, *_ = waited(
         message(0, "send:1", 0, 10), message(0, "send:1", 20, 30), message(0, "recv:1", 40, 90),
         message(1, "recv:0", 5, 12), message(1, "recv:0", 22, 31), message(1, "send:0", 80, 90),
     )  # fmt: skip
     assert result["match"].null_count() == 0
-    assert result["wait_ns"].to_list() == [3, 1, 40, 0, 0, 0]
+    assert result["wait_ns"].to_list() == [5, 2, 40, 0, 0, 0]  # a send waits for its receiver as well
 
 
 def test_a_batched_kernel_matches_each_of_its_messages():
     """Rank 1 exchanges with 0 and 2 in one kernel; the shortest of those it talks to is its transfer."""
-    result, matching = waited(
+    result, members, _ = waited(
         message(0, "send:1,recv:1", 0, 100),
         message(1, "recv:0,send:0,send:2,recv:2", 40, 100),
         message(2, "recv:1,send:1", 90, 100),
     )
-    assert matching.members["match"].n_unique() == 4
+    assert members["match"].n_unique() == 4
     assert result["wait_ns"].to_list() == [40, 50, 0]
 
 
 def test_without_the_peers_trace_wait_is_null():
-    result, _ = waited(message(0, "send:1", 0, 10), message(0, "send:7", 20, 30), message(1, "recv:0", 0, 10))
+    result, *_ = waited(message(0, "send:1", 0, 10), message(0, "send:7", 20, 30), message(1, "recv:0", 0, 10))
     assert result["wait_ns"].to_list() == [0, None, 0]
 
 
 def test_a_message_whose_peer_is_unknown_stays_unmatched():
-    result, _ = waited(message(0, "send:?", 0, 10), message(1, "recv:?", 0, 10), message(1, None, 0, 10))
+    result, *_ = waited(message(0, "send:?", 0, 10), message(1, "recv:?", 0, 10), message(1, None, 0, 10))
     assert result["wait_ns"].to_list() == [None, None, None]
 
 
@@ -80,8 +120,8 @@ def test_the_straggler_is_named_on_aligned_clocks():
         at = 1_000_000_000 + 50_000_000 * n
         rows.append(collective(0, at + 4_000_000, at + 5_000_000))
         rows.append(collective(1, at + 10_000_000, at + 15_000_000))
-    result, _ = waited(*rows)
-    assert find_stragglers(result).rows() == [(0, "dp_comm", 40_000_000, 10)]
+    _, members, clocks = waited(*rows)
+    assert find_stragglers(members, clocks).rows() == [(0, "dp_comm", 40_000_000, 10, False, [0])]
 
 
 def test_operations_of_a_labelled_table(labelled):

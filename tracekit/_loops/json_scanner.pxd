@@ -40,21 +40,21 @@ cdef extern from *:
 
 # These stand in json_scanner.py too, for the case that it is not compiled.
 cdef enum:
-    _WIDTH = 29
-    _FIRST_TEXT = 20
+    _WIDTH = 30
+    _FIRST_TEXT = 21
     _ID = 0
     _TS = 1
     _DUR = 2
     _TID = 4
     _BYTES = 11
-    _EVENT = 19
-    _NAME = 20
-    _CAT = 21
-    _PHASE = 29
-    _ARGS = 30
-    _IGNORED = 31
-    _NO_TARGET = 32
-    _CLOSED = 33
+    _EVENT = 20
+    _NAME = 21
+    _CAT = 22
+    _PHASE = 30
+    _ARGS = 31
+    _IGNORED = 32
+    _NO_TARGET = 33
+    _CLOSED = 34
     _EVENT_LEVEL = 0
     _ARGS_LEVEL = 1
     _MEMORY_LEVEL = 2
@@ -69,8 +69,8 @@ cdef enum:
     _CUT = -1
     _BROKEN = -2
     _LONGEST_KEY = 32
-    _CONTEXTS = 33
-    _START_CONTEXT = 99
+    _CONTEXTS = 34
+    _START_CONTEXT = 102
     _GAPS_PER_CONTEXT = 4
     _SHORTEST_GAP = 8
     _LONGEST_GAP = 64

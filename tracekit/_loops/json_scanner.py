@@ -47,16 +47,17 @@ class Column(IntEnum):
     GRAPH = 16
     GRAPH_NODE = 17
     GROUP_ID = 18
-    EVENT = 19  # number of the event, complete or not, from 0
-    NAME = 20
-    CAT = 21
-    SHAPES = 22
-    COLLECTIVE = 23
-    GROUP = 24
-    GROUP_DESC = 25
-    GROUP_RANKS = 26
-    DTYPE = 27
-    DTYPES = 28
+    COLLECTIVE_SEQ = 19
+    EVENT = 20  # number of the event, complete or not, from 0
+    NAME = 21
+    CAT = 22
+    SHAPES = 23
+    COLLECTIVE = 24
+    GROUP = 25
+    GROUP_DESC = 26
+    GROUP_RANKS = 27
+    DTYPE = 28
+    DTYPES = 29
 
 
 class Target(IntEnum):
@@ -98,7 +99,7 @@ if not cython.compiled:
     _NULL = NULL
     _WIDTH, _FIRST_TEXT = len(Column), Column.NAME.value
     _ID, _TS, _DUR, _TID, _BYTES = 0, 1, 2, 4, 11
-    _EVENT, _NAME, _CAT = 19, 20, 21
+    _EVENT, _NAME, _CAT = 20, 21, 22
     _PHASE, _ARGS, _IGNORED, _NO_TARGET, _CLOSED = range(
         len(Column), len(Column) + 5
     )  # _CLOSED: no key, the event ends

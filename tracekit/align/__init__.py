@@ -1,1 +1,1 @@
-"""What is true across ranks: steps, matched operations, clocks."""
+"""Alignment across ranks: steps, matched operations, clocks and waits."""

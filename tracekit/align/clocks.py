@@ -1,18 +1,16 @@
-"""One clock for all ranks, from the operations they took part in together.
+"""Clock alignment across ranks: one offset, drift and uncertainty per rank, from matched operations.
 
-A message is not received before it was sent, and a collective of all with all ends nowhere before its last member
-began. So every matched operation bounds the difference of two clocks, from above or from below, and the fastest ones
-bound it best. Ranks whose recorded times break no such bound share a clock: their offset is 0. Where they do, the
-offset is taken from the fastest message of each direction, (fastest forward − fastest backward) / 2, or from the ends
-of collectives, within the bounds. A clock is moved only if no message is then received before it was sent, and its
-matched ends then lie closer together.
+Every two ranks with common operations have bounds for the difference of their clocks (``align.clock_bounds``). Ranks
+whose bounds allow no difference at all share a clock; the others take the likeliest offset within the bounds. Offsets
+are chained over the tightest bounds to the first rank, and the uncertainty of a rank is how far its true offset may lie
+from the one used, within the bounds.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -22,7 +20,9 @@ import numpy.typing as npt
 import polars as pl
 from msgspec.structs import replace
 
-from tracekit.align.pairs import FAR, Pair, differences, pairs
+from tracekit._util.arrays import Ints, as_int64, find_sorted, take_or_missing
+from tracekit._util.columns import to_int64
+from tracekit.align.clock_bounds import NO_BOUND_NS, ClockBounds, find_clock_bounds
 from tracekit.schema import conform
 
 CLOCKS = pl.Schema(
@@ -35,8 +35,6 @@ CLOCKS = pl.Schema(
         "residual_ns": pl.Int64(),  # median distance, over its matches, from the first to the last end
     }
 )
-
-Times = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -55,12 +53,15 @@ class Clocks:
     """Median distance from the first to the last end of a match, each match counted once for each of its members."""
     worst_ns: int | None = None
     """The largest such distance."""
+    pair_uncertainty_ns: dict[tuple[int, int], int] = field(default_factory=dict)
+    """How far the difference of two ranks' clocks may be off, lower rank first, for ranks with common operations."""
 
     @classmethod
     def recorded(cls, ranks: Iterable[int]) -> Clocks:
-        """Return the clocks of *ranks* as recorded: nothing is moved."""
+        """Return the clocks of *ranks* as recorded, taken to be exact."""
         everyone = sorted(set(ranks))
-        return cls(_table(pl.DataFrame({"rank": everyone, "offset_ns": 0, "drift_ppm": 0.0})))
+        columns = {"rank": everyone, "offset_ns": 0, "drift_ppm": 0.0, "uncertainty_ns": 0}
+        return cls(_table(pl.DataFrame(columns)))
 
     @property
     def offset_ns(self) -> dict[int, int]:
@@ -78,8 +79,39 @@ class Clocks:
             maintain_order="left",
         )
         moved = [(pl.col(c) - pl.col("_offset").fill_null(0)).alias(c) for c in columns]
-        gone = [(pl.col(c) - ((pl.col(c) - self.origin_ns) * _RATE).round().cast(pl.Int64)).alias(c) for c in columns]
-        return joined.with_columns(moved).with_columns(gone).drop("_offset", "_ppm")
+        drifted = [
+            (pl.col(c) - ((pl.col(c) - self.origin_ns) * _RATE).round().cast(pl.Int64)).alias(c) for c in columns
+        ]
+        return joined.with_columns(moved).with_columns(drifted).drop("_offset", "_ppm")
+
+    def uncertainty_between(self, ranks: npt.NDArray[np.integer[Any]], others: npt.NDArray[np.integer[Any]]) -> Ints:
+        """Return how far a time difference between each of *ranks* and the other one may be off.
+
+        ``NO_BOUND_NS`` where nothing bounds it. Ranks without common operations are compared by way of the first rank.
+
+        >>> table = pl.DataFrame({"rank": [0, 1, 2], "offset_ns": 0, "uncertainty_ns": [0, 50, 80]})
+        >>> clocks = Clocks(conform(table, CLOCKS), pair_uncertainty_ns={(0, 1): 50, (1, 2): 30})
+        >>> clocks.uncertainty_between(np.array([0, 1, 2, 2]), np.array([1, 2, 0, 2])).tolist()
+        [50, 30, 80, 0]
+        """
+        numbers = self.table["rank"].to_numpy()
+        own, other = np.searchsorted(numbers, ranks), np.searchsorted(numbers, others)
+        own_ns = to_int64(self.table["uncertainty_ns"], NO_BOUND_NS)
+        apart = np.minimum(own_ns[own] + own_ns[other], NO_BOUND_NS)  # NO_BOUND_NS twice still fits 64 bits
+        keys, direct_ns = self._pairs
+        key = np.minimum(own, other) * len(numbers) + np.maximum(own, other)
+        pair = find_sorted(key, keys)
+        apart = np.where(pair >= 0, np.minimum(apart, take_or_missing(direct_ns, pair)), apart)
+        return np.where(own == other, 0, apart)
+
+    @cached_property
+    def _pairs(self) -> tuple[Ints, Ints]:
+        """Pairs of ranks as one number each, ascending, and the uncertainty between the two."""
+        numbers = self.table["rank"].to_numpy()
+        low, high = (np.searchsorted(numbers, [pair[i] for pair in self.pair_uncertainty_ns]) for i in (0, 1))
+        keys = as_int64(low) * len(numbers) + high
+        order = np.argsort(keys)
+        return keys[order], np.array(list(self.pair_uncertainty_ns.values()), np.int64)[order]
 
     @cached_property
     def still(self) -> bool:
@@ -100,13 +132,13 @@ class Clocks:
             return common
         return [time - ((time - self.origin_ns) * (rate / (1 + rate))).round().cast(pl.Int64) for time in common]
 
-    def to_common(self, rank: int, times: Times) -> Times:
+    def to_common(self, rank: int, times: Ints) -> Ints:
         """Return *rank*'s recorded times on the common clock."""
         offset, rate = self._of(rank)
         common = times - offset
         return common - np.rint((common - self.origin_ns) * (rate / (1 + rate))).astype(np.int64) if rate else common
 
-    def to_common_each(self, ranks: npt.NDArray[np.integer[Any]], times: Times) -> Times:
+    def to_common_each(self, ranks: npt.NDArray[np.integer[Any]], times: Ints) -> Ints:
         """Return times that each of *ranks* recorded on the common clock."""
         if self.still or not len(times):
             return times
@@ -114,19 +146,19 @@ class Clocks:
         common = times - offset
         return common - np.rint((common - self.origin_ns) * (rate / (1 + rate))).astype(np.int64)
 
-    def to_recorded_each(self, ranks: npt.NDArray[np.integer[Any]], times: Times) -> Times:
+    def to_recorded_each(self, ranks: npt.NDArray[np.integer[Any]], times: Ints) -> Ints:
         """Return times on the common clock as the clock of each of *ranks* shows them."""
         if self.still or not len(times):
             return times
         offset, rate = self._each(ranks)
         return times + offset + np.rint((times - self.origin_ns) * rate).astype(np.int64)
 
-    def _each(self, ranks: npt.NDArray[np.integer[Any]]) -> tuple[Times, npt.NDArray[np.float64]]:
+    def _each(self, ranks: npt.NDArray[np.integer[Any]]) -> tuple[Ints, npt.NDArray[np.float64]]:
         distinct, which = np.unique(ranks, return_inverse=True)
         moves = [self._of(rank) for rank in distinct.tolist()]
         return np.array([offset for offset, _ in moves])[which], np.array([rate for _, rate in moves])[which]
 
-    def to_recorded(self, rank: int, times: Times) -> Times:
+    def to_recorded(self, rank: int, times: Ints) -> Ints:
         """Return times on the common clock as *rank*'s own clock shows them."""
         offset, rate = self._of(rank)
         return times + offset + (np.rint((times - self.origin_ns) * rate).astype(np.int64) if rate else 0)
@@ -157,19 +189,26 @@ def align(members: pl.DataFrame, ranks: Iterable[int]) -> Clocks:
     if members.is_empty():
         return Clocks(_table(pl.DataFrame({"rank": everyone, "matches": [0] * len(everyone)})))
     origin = int(members.filter(pl.col("rank") == members["rank"].min())["end_ns"].min())  # type: ignore[arg-type]
-    links = pairs(members)
-    places = _offsets(links, everyone, origin)
-    counts = dict(members.group_by("rank").agg(pl.col("match").n_unique()).iter_rows())
-    moved = _clocks(places, everyone, counts, origin)
-    refused = _refused(members, moved)
-    if refused:
-        places = {rank: _Place(0, 0.0) if rank in refused else place for rank, place in places.items()}
-        moved = _clocks(places, everyone, counts, origin)
-    return _with_residuals(moved, members, links)
+    bounds = find_clock_bounds(members)
+    settings = _settings(bounds, everyone, origin)
+    matches = members.group_by("rank").agg(matches=pl.col("match").n_unique().cast(pl.Int64))
+    pair_uncertainty, uncertainty = _uncertainty(bounds, settings)
+    rows = [
+        (rank, setting.offset_ns, setting.drift * 1e6, _finite(uncertainty.get(rank)))
+        if (setting := settings.get(rank))
+        else (rank, None, None, None)
+        for rank in everyone
+    ]
+    columns = {"rank": pl.Int32, "offset_ns": pl.Int64, "drift_ppm": pl.Float64, "uncertainty_ns": pl.Int64}
+    table = pl.DataFrame(rows, schema=columns, orient="row").join(matches, on="rank", how="left")
+    clocks = Clocks(
+        _table(table.with_columns(pl.col("matches").fill_null(0))), origin, pair_uncertainty_ns=pair_uncertainty
+    )
+    return _with_residuals(clocks, members)
 
 
-class _Place(msgspec.Struct, frozen=True):
-    """Where a rank's clock stands against the common one."""
+class _Setting(msgspec.Struct, frozen=True):
+    """A rank's clock against the common one."""
 
     offset_ns: int
     drift: float
@@ -179,138 +218,113 @@ def _table(frame: pl.DataFrame) -> pl.DataFrame:
     return conform(frame.sort("rank"), CLOCKS)
 
 
-def _clocks(places: dict[int, _Place], ranks: list[int], counts: dict[int, int], origin: int) -> Clocks:
-    rows = [
-        (rank, place.offset_ns, place.drift * 1e6, counts.get(rank, 0))
-        if (place := places.get(rank))
-        else (rank, None, None, counts.get(rank, 0))
-        for rank in ranks
-    ]
-    names = ["rank", "offset_ns", "drift_ppm", "matches"]
-    return Clocks(_table(pl.DataFrame(rows, schema=names, orient="row", infer_schema_length=None)), origin)
+def _finite(ns: int | None) -> int | None:
+    return None if ns is None or ns >= NO_BOUND_NS else ns
 
 
-def _offsets(links: list[Pair], ranks: list[int], origin: int) -> dict[int, _Place]:
-    """Return each tied rank's place: ranks that nothing separates share a clock."""
-    clock = _shared(links)
-    near = _between(links, clock)
-    places: dict[int, _Place] = {}
+def _settings(bounds: list[ClockBounds], ranks: list[int], origin: int) -> dict[int, _Setting]:
+    """Return the setting of each rank that is tied to another; ranks that share a clock have the same."""
+    clock = _shared_clocks(bounds)
+    tightest = _between_clocks(bounds, clock)
+    settings: dict[int, _Setting] = {}
     for rank in ranks:
-        if rank not in clock or clock[rank] in places:
+        if rank not in clock or clock[rank] in settings:
             continue
-        places[clock[rank]] = _Place(0, 0.0)
-        queue = [(link.width_ns, link.low, link.high, clock[rank]) for link in near.get(clock[rank], {}).values()]
+        settings[clock[rank]] = _Setting(0, 0.0)
+        queue = [(link.width_ns, link.low, link.high, clock[rank]) for link in tightest.get(clock[rank], {}).values()]
         heapq.heapify(queue)
-        while queue:  # the surest step outwards first: a minimum spanning tree
-            _, low, high, here = heapq.heappop(queue)
-            there = high if here == low else low
-            if there not in places:
-                places[there] = _beyond(places[here], near[here][there], forward=here == low, origin=origin)
-                for link in near[there].values():
-                    heapq.heappush(queue, (link.width_ns, link.low, link.high, there))
-    return {rank: places[at] for rank, at in clock.items()}
+        while queue:  # the tightest bounds first: a minimum spanning tree
+            _, low, high, near = heapq.heappop(queue)
+            far = high if near == low else low
+            if far not in settings:
+                settings[far] = _next_setting(settings[near], tightest[near][far], forward=near == low, origin=origin)
+                for link in tightest[far].values():
+                    heapq.heappush(queue, (link.width_ns, link.low, link.high, far))
+    return {rank: settings[representative] for rank, representative in clock.items()}
 
 
-def _shared(links: list[Pair]) -> dict[int, int]:
-    """Return for each rank the one that stands for its clock: joined, the surest first, unless evidence forbids."""
-    clock = {rank: rank for link in links for rank in (link.low, link.high)}
+def _shared_clocks(bounds: list[ClockBounds]) -> dict[int, int]:
+    """Return for each rank the lowest one that shares its clock.
+
+    Ranks that may have one clock are joined, those with the least doubt first, unless some bounds keep their clocks
+    apart.
+    """
+    clock = {rank: rank for link in bounds for rank in (link.low, link.high)}
     members = {rank: [rank] for rank in clock}
     apart: dict[int, set[int]] = {rank: set() for rank in clock}
-    for link in links:
+    for link in bounds:
         if not link.one_clock:
             apart[link.low].add(link.high)
             apart[link.high].add(link.low)
-    for link in sorted(links, key=lambda pair: (pair.width_ns, pair.low, pair.high)):
-        keep, gone = sorted((clock[link.low], clock[link.high]))
-        if not link.one_clock or keep == gone or gone in apart[keep]:
+    for link in sorted(bounds, key=lambda link: (link.doubt, link.width_ns, link.low, link.high)):
+        kept, joined = sorted((clock[link.low], clock[link.high]))
+        if not link.one_clock or kept == joined or joined in apart[kept]:
             continue
-        for rank in members[gone]:
-            clock[rank] = keep
-        members[keep] += members.pop(gone)
-        for other in apart.pop(gone):
-            apart[other].discard(gone)
-            apart[other].add(keep)
-            apart[keep].add(other)
+        for rank in members[joined]:
+            clock[rank] = kept
+        members[kept] += members.pop(joined)
+        for other in apart.pop(joined):
+            apart[other].discard(joined)
+            apart[other].add(kept)
+            apart[kept].add(other)
     return clock
 
 
-def _between(links: list[Pair], clock: dict[int, int]) -> dict[int, dict[int, Pair]]:
-    """Return the surest link between every two clocks, from each of them to the other."""
-    near: dict[int, dict[int, Pair]] = {}
-    for link in sorted(links, key=lambda pair: (pair.width_ns, pair.low, pair.high)):
+def _between_clocks(bounds: list[ClockBounds], clock: dict[int, int]) -> dict[int, dict[int, ClockBounds]]:
+    """Return the tightest bounds between every two clocks, from each of them to the other."""
+    tightest: dict[int, dict[int, ClockBounds]] = {}
+    for link in sorted(bounds, key=lambda link: (link.width_ns, link.low, link.high)):
         low, high = clock[link.low], clock[link.high]
-        if low != high and high not in near.get(low, {}):
-            near.setdefault(low, {})[high] = near.setdefault(high, {})[low] = replace(link, low=low, high=high)
-    return near
+        if low != high and high not in tightest.get(low, {}):
+            between = replace(link, low=low, high=high)
+            tightest.setdefault(low, {})[high] = tightest.setdefault(high, {})[low] = between
+    return tightest
 
 
-def _beyond(here: _Place, link: Pair, *, forward: bool, origin: int) -> _Place:
-    """Return the clock at the other end of a link."""
+def _next_setting(near: _Setting, link: ClockBounds, *, forward: bool, origin: int) -> _Setting:
+    """Return the setting at the far end of a link, which is its high end if *forward*."""
     if forward:
-        gone = round(link.drift * (origin + here.offset_ns - link.at_ns))
-        return _Place(here.offset_ns + link.offset_ns + gone, here.drift + link.drift)
-    gone = round(link.drift * (origin + here.offset_ns - link.offset_ns - link.at_ns))
-    return _Place(here.offset_ns - link.offset_ns - gone, here.drift - link.drift)
+        drifted = round(link.drift * (origin + near.offset_ns - link.at_ns))
+        return _Setting(near.offset_ns + link.offset_ns + drifted, near.drift + link.drift)
+    drifted = round(link.drift * (origin + near.offset_ns - link.offset_ns - link.at_ns))
+    return _Setting(near.offset_ns - link.offset_ns - drifted, near.drift - link.drift)
 
 
-def _uncertainty(links: list[Pair], clocks: Clocks) -> dict[int, int]:
-    """Return how far each rank's true offset may lie from its own: the shortest path to the first rank, by bounds."""
-    offset = clocks.offset_ns
-    near: dict[int, list[tuple[int, int]]] = {}
-    for link in links:
-        has = link.offset_ns if link.drift else offset[link.high] - offset[link.low]
-        reach = max(link.most_ns - has, has - link.least_ns, 0)
-        near.setdefault(link.low, []).append((reach, link.high))
-        near.setdefault(link.high, []).append((reach, link.low))
-    far: dict[int, int] = {}
-    for root in sorted(near):
-        queue = [] if root in far else [(0, root)]
+def _uncertainty(
+    bounds: list[ClockBounds], settings: dict[int, _Setting]
+) -> tuple[dict[tuple[int, int], int], dict[int, int]]:
+    """Return the uncertainty between ranks with common operations, and that of each rank's offset.
+
+    Between two ranks it is how far the difference of their clocks, as they were set, may lie from the true one within
+    the bounds; that of an offset is the sum along the way to the first rank with the least.
+    """
+    between: dict[tuple[int, int], int] = {}
+    neighbours: dict[int, list[tuple[int, int]]] = {}
+    for link in bounds:
+        used = link.offset_ns if link.drift else settings[link.high].offset_ns - settings[link.low].offset_ns
+        reach = max(link.most_ns - used, used - link.least_ns, 0)
+        reach = reach if reach < NO_BOUND_NS // 2 else NO_BOUND_NS  # a bound that does not exist, less the offset
+        between[link.low, link.high] = reach
+        neighbours.setdefault(link.low, []).append((reach, link.high))
+        neighbours.setdefault(link.high, []).append((reach, link.low))
+    uncertainty: dict[int, int] = {}
+    for root in sorted(neighbours):
+        queue = [] if root in uncertainty else [(0, root)]
         while queue:
-            way, rank = heapq.heappop(queue)
-            if rank not in far:
-                far[rank] = way
-                for reach, other in near[rank]:
-                    heapq.heappush(queue, (way + reach, other))
-    return far
+            total, rank = heapq.heappop(queue)
+            if rank not in uncertainty:
+                uncertainty[rank] = total
+                for reach, other in neighbours[rank]:
+                    heapq.heappush(queue, (min(total + reach, NO_BOUND_NS), other))
+    return between, uncertainty
 
 
-def _refused(members: pl.DataFrame, moved: Clocks) -> set[int]:
-    """Return the ranks that their move makes worse: more is received before it was sent, or ends lie further apart."""
-    changed = moved.table.filter((pl.col("offset_ns") != 0) | (pl.col("drift_ppm") != 0))["rank"].to_list()
-    if not changed:
-        return set()
-    clock = moved.table.select("rank", clock=pl.struct("offset_ns", "drift_ppm"))
-    across = members.join(clock, on="rank", how="left", maintain_order="left").filter(
-        pl.col("clock").n_unique().over("match") > 1
-    )
-    before, after = _judged(across), _judged(moved.align(across, "start_ns", "end_ns"))
-    worse = {rank for rank, judged in after.items() if any(a > b for a, b in zip(judged, before[rank], strict=True))}
-    return worse & set(changed)
-
-
-def _judged(members: pl.DataFrame) -> dict[int, tuple[int, int]]:
-    """Return for each rank how many bounds its operations break, and how far apart their ends lie in all."""
-    compared = differences(members)
-    broken = (pl.col("is_most") & (pl.col("most_ns") < 0)) | (pl.col("is_least") & (pl.col("least_ns") > 0))
-    wrong = pl.concat([compared.filter(broken).select(rank=side) for side in ("low", "high")]).group_by("rank").len()
-    spread = members.with_columns(spread=_SPREAD).group_by("rank").agg(pl.col("spread").sum())
-    joined = spread.join(wrong, on="rank", how="left").select("rank", pl.col("len").fill_null(0), "spread")
-    return {rank: (count, total) for rank, count, total in joined.iter_rows()}
-
-
-_SPREAD = (pl.col("end_ns").max() - pl.col("end_ns").min()).over("match")
-
-
-def _with_residuals(clocks: Clocks, members: pl.DataFrame, links: list[Pair]) -> Clocks:
-    """Return the clocks with how far apart matched ends lie on them, and how far they may be off."""
-    ends = clocks.align(members.select("match", "rank", "end_ns"), "end_ns").with_columns(spread=_SPREAD)
+def _with_residuals(clocks: Clocks, members: pl.DataFrame) -> Clocks:
+    """Return the clocks with how far apart matched ends lie on them."""
+    spread = (pl.col("end_ns").max() - pl.col("end_ns").min()).over("match")
+    ends = clocks.align(members.select("match", "rank", "end_ns"), "end_ns").with_columns(spread=spread)
     median = pl.col("spread").median().round().cast(pl.Int64)
     own = ends.group_by("rank").agg(residual_ns=median)
-    within = _uncertainty(links, clocks)
-    reach = pl.DataFrame(
-        {"rank": list(within), "uncertainty_ns": [ns if ns < FAR // 2 else None for ns in within.values()]},
-        schema={"rank": pl.Int32, "uncertainty_ns": pl.Int64},
-    )
-    table = clocks.table.drop("residual_ns", "uncertainty_ns").join(own, on="rank", how="left")
+    table = _table(clocks.table.drop("residual_ns").join(own, on="rank", how="left"))
     middle, worst = ends.select(median, w=pl.col("spread").max()).row(0)
-    return Clocks(_table(table.join(reach, on="rank", how="left")), clocks.origin_ns, middle, worst)
+    return Clocks(table, clocks.origin_ns, middle, worst, clocks.pair_uncertainty_ns)

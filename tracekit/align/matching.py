@@ -1,4 +1,9 @@
-"""Which operations of different ranks are the same one: collectives by group and order, messages by pair and order.
+"""Matching of operations across ranks: which operations of different ranks are one and the same.
+
+Collectives are matched by process group, point-to-point messages by pair of ranks and direction. Within these the
+recorded sequence number of the collective decides; where there is none, the order of issue. Where ranks recorded
+different numbers of operations, the shorter sequence is aligned with the longest one by sizes and end times, so that
+a missing operation leaves a hole where it is missing and all others keep their partners.
 
 The result is ``MEMBERS``, a row for each part that a rank took in an operation: a collective's kernel is a member of
 one match; a kernel that carries several point-to-point messages is a member of one match per message.
@@ -14,8 +19,12 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from tracekit._util.arrays import Bools, Ints
 from tracekit._util.categories import CategoryColumn
-from tracekit._util.columns import to_int64
+from tracekit._util.columns import present, to_int64
+from tracekit._util.text import counted, ranks_named
+from tracekit.align.clock_bounds import MAX_ACKNOWLEDGE_NS, MEETS
+from tracekit.align.clocks import Clocks, align
 from tracekit.errors import Notice
 
 MEMBERS = pl.Schema(
@@ -35,32 +44,42 @@ MEMBERS = pl.Schema(
         "bytes": pl.Int64(),  # what the kernel moves; null where it carries several messages
         "start_ns": pl.Int64(),  # on the rank's own clock, as recorded: Clocks.align moves them to the common one
         "end_ns": pl.Int64(),
-        "transfer_ns": pl.Int64(),  # shortest duration among the members: nobody waits in that one
-        "wait_ns": pl.Int64(),  # own duration − transfer_ns
+        "transfer_ns": pl.Int64(),  # shortest duration among the members: that one waited least
+        "wait_ns": pl.Int64(),  # waiting for the last member; from ``match``, own duration − transfer_ns
+        "wait_is_bound": pl.Boolean(),  # the wait is an upper bound: clocks are not, or not well enough, aligned
     }
 )
 """The matched operations, one row for each rank's part in each, sorted by match and rank.
 
-An operation that only one rank recorded has no row. ``transfer_ns`` and ``wait_ns`` are differences on one clock, so
-they do not depend on how clocks are aligned; when an operation began on all ranks does.
+An operation that only one rank recorded has no row. ``transfer_ns`` and the bound of the wait are differences on one
+clock; ``align.waits`` replaces the bound by the wait on aligned clocks.
 """
 
-_CHANNEL = ["what", "group", "group_ranks"]
-_AGREE_NS = 100_000  # ends of operations with no group named must agree this well (or within a quarter of their time)
+MAX_END_SCATTER_NS = 100_000
+"""Scatter of ends up to which operations of unnamed groups are one; a quarter of their own time is allowed as well."""
+MAX_EXTRA_SKIPS = 2
+"""Operations that a sequence may lack beyond the difference of lengths, where the other one lacks as many."""
+MAX_SHIFTS = 64
+"""Shifts between two sequences that are weighed operation by operation."""
+SKIP_COST, IMPOSSIBLE_COST = 1.0, 4.0
+"""Costs of leaving an operation unmatched, and of a pair that ends on one rank before it begins on the other. A pair
+costs the distance of its ends, in units of the usual time between two operations and at most 1, another 1 if the sizes
+differ, and of a collective 1 if the two ranks had issued different numbers of other operations before it."""
 
-Ints = npt.NDArray[np.int64]
+_CHANNEL = ["what", "group", "group_ranks"]
 
 
 @dataclass(frozen=True, slots=True)
 class Matching:
-    """``members`` has the columns of ``MEMBERS``."""
+    """Matched operations of several ranks."""
 
     members: pl.DataFrame
+    """``MEMBERS``."""
     notices: tuple[Notice, ...] = ()
 
 
 def match(operations: pl.DataFrame, *, by_step: bool = True) -> Matching:
-    """Return which operations of several ranks are one (*operations*: ``OPERATIONS`` of all ranks below each other).
+    """Match the operations of several ranks (*operations*: ``OPERATIONS`` of all ranks below each other).
 
     Operations of different steps are different ones, unless *by_step* is false: ranks may count steps differently.
 
@@ -68,32 +87,50 @@ def match(operations: pl.DataFrame, *, by_step: bool = True) -> Matching:
     >>> from tracekit.schema import conform
     >>> ops = conform(pl.DataFrame({"rank": [0, 1], "what": "p2p", "p2p": ["send:1", "recv:0"], "step": 2,
     ...     "order_ns": [0, 3], "start_ns": [1, 4], "end_ns": [9, 9], "label": "pp_comm"}), OPERATIONS)
-    >>> match(ops).members.select("match", "rank", "sends", "peer", "transfer_ns", "wait_ns").rows()
-    [(0, 0, True, 1, 5, 3), (0, 1, False, 0, 5, 0)]
+    >>> match(ops).members.select("match", "rank", "sends", "peer", "transfer_ns").rows()
+    [(0, 0, True, 1, 5), (0, 1, False, 0, 5)]
     """
     channel, channels = _channels(operations)
     sides = _Sides.of(operations, channel, by_step=by_step)
-    nth, uneven = _nth(sides)
-    kept, doubtful = _verify(sides, nth, channel, channels)
-    key = sides.key * (int(nth.max(initial=0)) + 1) + nth
-    at = kept[sides.sorted_by(key[kept], sides.rank[kept])]
-    first = np.flatnonzero(np.diff(key[at], prepend=-1))
-    size = np.diff(first, append=len(at))
-    several = sides.rank[at[first]] != sides.rank[at[first + size - 1]]
-    at, size = at[np.repeat(several, size)], size[several]
-    match = np.repeat(np.arange(len(size)), size)
-    return Matching(_described(sides, at, match, operations, (channel, channels)), (*uneven, *doubtful))
+    sequences = _Sequences.of(sides)
+    position, uneven = sequences.positions(), sequences.uneven()
+
+    def members(position: Ints, kept: Ints) -> pl.DataFrame:
+        ordered, number = _number_matches(sides, position, kept)
+        return _describe(sides, ordered, number, operations, (channel, channels))
+
+    notices: list[Notice] = []
+    if len(uneven):
+        # Keys in which all ranks recorded the same sequence say how the clocks stand; then the others are aligned.
+        in_uneven_key = np.isin(sides.key, sides.key[sequences.order[sequences.first[uneven]]])
+        clocks = align(members(position, np.flatnonzero(~in_uneven_key)), np.unique(sides.rank).tolist())
+        meets = CategoryColumn.from_series(operations["what"]).matches(MEETS)
+        position = _align_uneven(sides, sequences, uneven, position, clocks, meets)
+        notices += _uneven_notices(sides, sequences, uneven)
+    kept, disagreeing = _drop_disagreeing(sides, position, channel, channels)
+    return Matching(members(position, kept), (*notices, *disagreeing))
 
 
-def last_of_match(match: Ints, at: Ints) -> npt.NDArray[np.int32]:
-    """Return for each member the one of its match with the highest time *at*; of several, the one of the highest rank.
+def _number_matches(sides: _Sides, position: Ints, kept: Ints) -> tuple[Ints, Ints]:
+    """Return the sides *kept* that share key and position with one of another rank, match by match, and their match."""
+    key = sides.key * (int(position.max(initial=0)) + 1) + position
+    ordered = kept[sides.sorted_by(key[kept], sides.rank[kept])]
+    first = np.flatnonzero(np.diff(key[ordered], prepend=-1))
+    size = np.diff(first, append=len(ordered))
+    several = sides.rank[ordered[first]] != sides.rank[ordered[first + size - 1]]
+    ordered, size = ordered[np.repeat(several, size)], size[several]
+    return ordered, np.repeat(np.arange(len(size)), size)
+
+
+def last_of_match(match: Ints, time_ns: Ints) -> npt.NDArray[np.int32]:
+    """Return for each member the one of its match with the highest time; of several, the one of the highest rank.
 
     >>> last_of_match(np.array([0, 0, 1, 1]), np.array([5, 3, 2, 2])).tolist()
     [0, 0, 3, 3]
     """
     first = np.flatnonzero(np.diff(match, prepend=-1))
     of_match = np.repeat(np.arange(len(first), dtype=np.int32), np.diff(first, append=len(match)))
-    latest = np.flatnonzero(at == np.maximum.reduceat(at, first)[of_match]) if len(first) else first
+    latest = np.flatnonzero(time_ns == np.maximum.reduceat(time_ns, first)[of_match]) if len(first) else first
     last = np.empty(len(first), np.int32)
     last[of_match[latest]] = latest  # they ascend: the last one stays
     return last[of_match]
@@ -107,7 +144,7 @@ def _codes(column: pl.Series) -> Ints:
 
 
 def _channels(operations: pl.DataFrame) -> tuple[Ints, pl.DataFrame]:
-    """Return a number for what each operation is and on which group, and what the numbers stand for, in order.
+    """Return the number of each operation's channel (kind and group), and the channels in the order of their numbers.
 
     A run has few of them, and numbers are compared faster than text. The two sides of a message may name its group
     differently, or not at all; the pair itself is enough.
@@ -125,19 +162,25 @@ def _channels(operations: pl.DataFrame) -> tuple[Ints, pl.DataFrame]:
 
 
 class _Sides(msgspec.Struct, frozen=True, eq=False):
-    """What is to be matched: a row for each collective of a rank, and for each side of each message."""
+    """The sides to be matched: a row for each collective of a rank, and for each side of each message."""
 
     row: npt.NDArray[np.int32]
     rank: npt.NDArray[np.int32]
     key: Ints
-    """Numbers the channel, the step, and of a message both ranks: what can be the same operation, in this order."""
+    """Numbers the channel, the step (or recorded sequence number), and of a message both ranks: sides of different keys
+    are different operations."""
     sends: npt.NDArray[np.int8]
     """1 of a message that is sent, 0 of one that is received, -1 of a collective."""
     peer: npt.NDArray[np.int32]
     start: Ints
-    """Of each operation, not of each side; as are the next two."""
+    """Of each operation, not of each side; as are the next five."""
     end: Ints
     order: Ints
+    step: Ints
+    bytes: Ints
+    """-1 if unknown."""
+    carried: Ints
+    """Messages in the kernel; 1 of a collective."""
     ordered: bool
     """Whether rows stand rank by rank, each in the order of its launches: most tables do."""
 
@@ -145,23 +188,25 @@ class _Sides(msgspec.Struct, frozen=True, eq=False):
     def of(cls, operations: pl.DataFrame, channel: Ints, *, by_step: bool) -> _Sides:
         what = CategoryColumn.from_series(operations["what"])
         p2p = what.map(lambda text: text == "p2p")
-        of_message, sends, peer = _messages(operations["p2p"], p2p)
+        message_row, sends, peer = _messages(operations["p2p"], p2p)
         collective = np.flatnonzero(~p2p & what.present)
-        row = np.concatenate([collective, of_message]).astype(np.int32)
+        row = np.concatenate([collective, message_row]).astype(np.int32)
         sends = np.concatenate([np.full(len(collective), -1, np.int8), sends])
         peer = np.concatenate([np.full(len(collective), -1, np.int32), peer])
-        turn = np.argsort(row, kind="stable")
-        row, sends, peer = row[turn], sends[turn], peer[turn]
+        by_row = np.argsort(row, kind="stable")
+        row, sends, peer = row[by_row], sends[by_row], peer[by_row]
         ranks, start, end, order = (operations[c].to_numpy() for c in ("rank", "start_ns", "end_ns", "order_ns"))
         rank = ranks[row]
         most = int(max(ranks.max(initial=0), peer.max(initial=0))) + 2
         step = _codes(operations["step"]) if by_step else np.zeros(len(ranks), np.int64)
-        place = _dense(channel * (int(step.max(initial=0)) + 1) + step)[row]
+        bucket = _dense(channel * (int(step.max(initial=0)) + 1) + step)
+        bucket = _split_by_sequence(bucket, channel, operations, p2p)[row]
         own, other = rank.astype(np.int64) + 1, peer.astype(np.int64) + 1
         pair = np.where(sends > 0, own * most + other, other * most + own)  # who sends, then who receives
-        key = _dense(place * most * most + np.where(sends < 0, 0, pair))
+        key = _dense(bucket * most * most + np.where(sends < 0, 0, pair))
         ordered = bool(((np.diff(ranks) > 0) | ((np.diff(ranks) == 0) & (np.diff(order) >= 0))).all())
-        return cls(row, rank, key, sends, peer, start, end, order, ordered)
+        size, carried = to_int64(operations["bytes"], -1), np.bincount(row, minlength=len(ranks))
+        return cls(row, rank, key, sends, peer, start, end, order, step, size, carried, ordered)
 
     def sorted_by(self, key: Ints, *then: npt.NDArray[Any]) -> Ints:
         """Return the order of *key*, and of equal ones by *then*: ordered rows are in that order already."""
@@ -169,11 +214,28 @@ class _Sides(msgspec.Struct, frozen=True, eq=False):
 
 
 def _dense(values: Ints) -> Ints:
-    """Return the place of each value among the distinct ones."""
+    """Return the index of each value among the distinct ones."""
     return np.searchsorted(np.unique(values), values)
 
 
-def _messages(texts: pl.Series, p2p: npt.NDArray[np.bool_]) -> tuple[Ints, npt.NDArray[np.int8], npt.NDArray[np.int32]]:
+def _split_by_sequence(bucket: Ints, channel: Ints, operations: pl.DataFrame, p2p: Bools) -> Ints:
+    """Return the buckets with collectives told apart by their recorded sequence number, where all of a channel have one.
+
+    The number counts a group's collectives from its creation on, alike on all ranks, so that it replaces the step.
+    Messages are counted by each side on its own and are left alone.
+    """
+    number = operations["collective_seq"]
+    if number.null_count() == len(number):
+        return bucket
+    has_number = present(number)
+    unnumbered = np.unique(channel[~has_number])
+    usable = has_number & ~p2p & ~np.isin(channel, unnumbered)
+    sequence = _codes(number)
+    by_number = int(bucket.max(initial=0)) + 1 + channel * (int(sequence.max(initial=0)) + 1) + sequence
+    return _dense(np.where(usable, by_number, bucket))
+
+
+def _messages(texts: pl.Series, p2p: Bools) -> tuple[Ints, npt.NDArray[np.int8], npt.NDArray[np.int32]]:
     """Return row, whether it sends and the peer of each message whose other side the file names, row by row."""
     text = CategoryColumn.from_series(texts).where(p2p)
     parts = pl.col("message").str.split_exact(":", 1).struct
@@ -186,84 +248,291 @@ def _messages(texts: pl.Series, p2p: npt.NDArray[np.bool_]) -> tuple[Ints, npt.N
         )
         .filter(pl.col("peer").is_not_null())
     )
+    # The messages of text i are rows first[i] to first[i + 1] of *each*; repeat them for every operation with the text.
     first = np.searchsorted(each["code"].to_numpy(), np.arange(len(text.values) + 1))
     rows = np.flatnonzero(text.present)
     carried = np.diff(first)[text.codes[rows]]
-    at = np.repeat(first[text.codes[rows]] - np.cumsum(carried) + carried, carried) + np.arange(carried.sum())
-    return np.repeat(rows, carried), each["sends"].to_numpy().astype(np.int8)[at], each["peer"].to_numpy()[at]
+    message = np.repeat(first[text.codes[rows]] - np.cumsum(carried) + carried, carried) + np.arange(carried.sum())
+    return np.repeat(rows, carried), each["sends"].to_numpy().astype(np.int8)[message], each["peer"].to_numpy()[message]
 
 
-def _nth(sides: _Sides) -> tuple[Ints, list[Notice]]:
-    """Return which of its kind each is on its rank.
+class _Sequences(msgspec.Struct, frozen=True, eq=False):
+    """The sequences of all keys and ranks, key by key: the sides of one key on one rank, in the order of issue."""
 
-    Where ranks recorded different numbers, they are counted from whichever end makes their ends agree.
+    order: Ints
+    """Sides, sequence by sequence."""
+    first: Ints
+    """Index in ``order`` of the first side of each sequence."""
+    length: Ints
+    reference: Ints
+    """Longest sequence of the same key; of several the first."""
+    size: Ints
+    """Bytes of each side, in the order of ``order``; -1 if unknown."""
+
+    @classmethod
+    def of(cls, sides: _Sides) -> _Sequences:
+        group = (sides.key * (int(sides.rank.max(initial=0)) + 1) + sides.rank) * 3 + sides.sends + 1
+        order = sides.sorted_by(group, sides.order[sides.row])
+        first = np.flatnonzero(np.diff(group[order], prepend=-1))
+        length = np.diff(first, append=len(order))
+        key = sides.key[order[first]]
+        first_of_key = np.flatnonzero(np.diff(key, prepend=-1))
+        longest_first = np.lexsort((np.arange(len(key)), -length, key))  # of each key the longest comes first
+        reference = np.repeat(longest_first[first_of_key], np.diff(first_of_key, append=len(key)))
+        return cls(order, first, length, reference, sides.bytes[sides.row[order]])
+
+    def positions(self) -> Ints:
+        """Return the position of each side in its sequence."""
+        position = np.empty(len(self.order), np.int64)
+        position[self.order] = np.arange(len(self.order)) - np.repeat(self.first, self.length)
+        return position
+
+    def rows(self, sequence: int) -> Ints:
+        """Return the sides of one sequence."""
+        return self.order[self.first[sequence] : self.first[sequence] + self.length[sequence]]
+
+    def uneven(self) -> Ints:
+        """Return the sequences that have fewer sides than their reference, or some of other sizes."""
+        shorter = self.length < self.length[self.reference]
+        # Counterpart of each side if both sequences are complete; a side of a shorter sequence is its own.
+        sequence = np.repeat(np.arange(len(self.first)), self.length)
+        everything = np.arange(len(self.order))
+        counterpart = everything - self.first[sequence] + self.first[self.reference[sequence]]
+        counterpart = np.where(shorter[sequence], everything, counterpart)
+        differs = np.bincount(sequence, weights=self.size != self.size[counterpart], minlength=len(self.first))
+        # Sizes of an exchange may differ everywhere (every rank sends another amount): that says nothing about order.
+        return np.flatnonzero(shorter | ((differs > 0) & (differs * 2 < self.length)))
+
+
+def _align_uneven(
+    sides: _Sides, sequences: _Sequences, uneven: Ints, position: Ints, clocks: Clocks, meets: Bools
+) -> Ints:
+    """Return the positions with those of *uneven* sequences aligned to their reference; -1 for a side without partner.
+
+    Args:
+        sides: All sides.
+        sequences: Their sequences.
+        uneven: Sequences to align.
+        position: Position of each side in its own sequence.
+        clocks: Clocks of the ranks, as far as the other sequences tell them.
+        meets: Whether each operation ends nowhere before all have begun.
+
     """
-    group = (sides.key * (int(sides.rank.max(initial=0)) + 1) + sides.rank) * 3 + sides.sends + 1
-    order = sides.sorted_by(group, sides.order[sides.row])
-    first = np.flatnonzero(np.diff(group[order], prepend=-1))
-    size = np.diff(first, append=len(order))
-    nth = np.empty(len(order), np.int64)
-    nth[order] = np.arange(len(order)) - np.repeat(first, size)
-    key, rank = sides.key[order[first]], sides.rank[order[first]]
-    of_key = np.flatnonzero(np.diff(key, prepend=-1))
-    most = np.maximum.reduceat(size, of_key) if len(of_key) else size
-    groups = np.diff(of_key, append=len(key))
-    present = np.repeat(rank[of_key] != rank[of_key + groups - 1], groups)
-    missing = np.repeat(most, groups) - size
-    uneven = np.flatnonzero((missing > 0) & present)
-    if not len(uneven):
-        return nth, []
-    where = np.repeat(of_key, groups)
-    for at in uneven.tolist():
-        full = where[at] + int(size[where[at] : where[at] + groups[np.searchsorted(of_key, where[at])]].argmax())
-        own = order[first[at] : first[at] + size[at]]
-        ends, other = (sides.end[sides.row[some]] for some in (own, order[first[full] : first[full] + size[full]]))
-        front, back = (_spread(other[skip : skip + len(own)] - ends) for skip in (0, int(missing[at])))
-        nth[own] += missing[at] if back < front else 0
-    ranks = ", ".join(map(str, np.unique(rank[uneven]).tolist()[:8]))
-    text = f"rank {ranks} recorded fewer of some operations than its peers: matched by how well their ends agree"
-    return nth, [Notice("uneven-operations", text)]
+    position, others = position.copy(), _count_others(sides, sequences, uneven)
+    for sequence in uneven.tolist():
+        own_sides, other_sides = sequences.rows(sequence), sequences.rows(int(sequences.reference[sequence]))
+        own, other = (Sequence.of(sides, some, clocks, others, meets) for some in (own_sides, other_sides))
+        ranks = sides.rank[[own_sides[0], other_sides[0]]]
+        uncertainty_ns = int(clocks.uncertainty_between(ranks[:1], ranks[1:])[0])
+        position[own_sides] = align_sequences(own, other, uncertainty_ns)
+    return position
 
 
-def _verify(sides: _Sides, nth: Ints, channel: Ints, channels: pl.DataFrame) -> tuple[Ints, list[Notice]]:
-    """Return the sides without collectives of unnamed groups whose ends do not agree: these are not one operation."""
-    everything = np.arange(len(nth))
+def _count_others(sides: _Sides, sequences: _Sequences, uneven: Ints) -> Ints:
+    """Return for each side the operations of even keys, matched for certain, that its rank issued before in the step."""
+    ranks_of_key = np.bincount(sides.key[sequences.order[sequences.first]])
+    in_even_key = ~np.isin(sides.key, sides.key[sequences.order[sequences.first[uneven]]])
+    counts = in_even_key & (ranks_of_key[sides.key] > 1)
+    scope = sides.rank.astype(np.int64) * (int(sides.step.max(initial=0)) + 1) + sides.step[sides.row]
+    order = np.lexsort((sides.order[sides.row], scope))
+    before = np.cumsum(counts[order]) - counts[order]
+    begin = np.flatnonzero(np.diff(scope[order], prepend=-1))
+    others = np.empty(len(order), np.int64)
+    others[order] = before - np.repeat(before[begin], np.diff(begin, append=len(order)))
+    return others
+
+
+def _uneven_notices(sides: _Sides, sequences: _Sequences, uneven: Ints) -> list[Notice]:
+    missing = sequences.length[sequences.reference[uneven]] - sequences.length[uneven]
+    if not missing.any():
+        return []
+    ranks = np.unique(sides.rank[sequences.order[sequences.first[uneven[missing > 0]]]]).tolist()
+    text = (
+        f"{ranks_named(ranks)} recorded {counted(int(missing.sum()), 'operation')} fewer than the peers: where they "
+        "are missing was found by sizes and times, and the peers' operations there stay unmatched"
+    )
+    return [Notice("uneven-operations", text)]
+
+
+class Sequence(msgspec.Struct, frozen=True, eq=False):
+    """Operations of one kind on one rank in the order of issue, with their times on the common clock."""
+
+    start: Ints
+    end: Ints
+    size: Ints
+    """Bytes; -1 if unknown."""
+    others: Ints
+    """Number of other operations, matched for certain, that the rank issued before in the step."""
+    alone: Bools
+    """Whether the operation has its kernel for itself."""
+    sends: int = -1
+    """1 of messages that are sent, 0 of messages that are received, -1 of collectives."""
+    meets: bool = True
+    """Whether the operations end nowhere before all have begun."""
+
+    @classmethod
+    def of(cls, sides: _Sides, some: Ints, clocks: Clocks, others: Ints, meets: Bools) -> Sequence:
+        """Return the sequence of *some* sides of one rank."""
+        row, rank = sides.row[some], int(sides.rank[some[0]])
+        start, end = (clocks.to_common(rank, times[row]) for times in (sides.start, sides.end))
+        alone = sides.carried[row] == 1
+        return cls(start, end, sides.bytes[row], others[some], alone, int(sides.sends[some[0]]), bool(meets[row[0]]))
+
+    @property
+    def usual_interval_ns(self) -> float:
+        """Median time between two ends."""
+        return max(float(np.median(np.abs(np.diff(self.end)))), 1.0) if len(self.end) > 1 else 1.0
+
+
+def align_sequences(own: Sequence, other: Sequence, uncertainty_ns: int) -> Ints:
+    """Return for each operation its position in the *other*, longer sequence; -1 if it has no partner there.
+
+    The clocks of the two differ by at most *uncertainty_ns*. The cheapest alignment that keeps the order is chosen:
+    operations that are paired have the same size, end together and come after as many other operations.
+
+    >>> ends, same = np.array([10, 30, 40, 70]), np.ones(4, np.int64)
+    >>> def sequence(kept):
+    ...     return Sequence(ends[kept] - 5, ends[kept], same[kept], same[kept], same[kept] > 0)
+    >>> align_sequences(sequence([0, 1, 3]), sequence([0, 1, 2, 3]), 0).tolist()
+    [0, 1, 3]
+    """
+    missing = len(other.end) - len(own.end)
+    # Shift k pairs operation i with operation i + k of the other sequence.
+    shifts = np.arange(min(0, missing) - MAX_EXTRA_SKIPS, max(0, missing) + MAX_EXTRA_SKIPS + 1)
+    partner = np.arange(len(own.end))[:, None] + shifts
+    inside = (partner >= 0) & (partner < len(other.end))
+    partner = np.clip(partner, 0, len(other.end) - 1)
+    own_size, partner_size = own.size[:, None], other.size[partner]
+    other_size = (own_size != partner_size) & (own_size >= 0) & (partner_size >= 0)
+    usual_ns = other.usual_interval_ns
+    apart = own.end[:, None] - other.end[partner]
+    if (
+        uncertainty_ns > usual_ns / 2
+    ):  # the clocks may differ by more than a place in the sequence: see where ends agree
+        likely = inside & (shifts >= min(0, missing)) & (shifts <= max(0, missing)) & (np.abs(apart) <= uncertainty_ns)
+        of_same_size = likely & ~other_size
+        offset = _densest(apart[of_same_size if of_same_size.any() else likely], usual_ns / 4)
+        other = msgspec.structs.replace(other, start=other.start + offset, end=other.end + offset)
+        uncertainty_ns = int(usual_ns / 2)
+    misfit_ns, impossible = _misfit(own, other, partner, uncertainty_ns)
+    cost = np.minimum(misfit_ns / usual_ns, 1.0) + other_size + IMPOSSIBLE_COST * impossible
+    if own.sends < 0:  # ranks that share a collective run the same program; the two sides of a message do not
+        cost += own.others[:, None] != other.others[partner]
+    cost[~inside] = np.inf
+    if len(shifts) > MAX_SHIFTS:  # a rank that began late or ended early: all its operations have one shift
+        k = int(np.argmin(np.where(inside, cost, SKIP_COST).sum(axis=0)))
+        return np.where(inside[:, k], partner[:, k], -1)
+    return _cheapest_alignment(cost, shifts, len(other.end))
+
+
+def _misfit(own: Sequence, other: Sequence, partner: Ints, uncertainty_ns: int) -> tuple[Ints, Bools]:
+    """Return how badly the times of each pair fit in nanoseconds, and which pairs cannot be one operation.
+
+    The members of a collective end together. A receive ends with its send, or a transfer after its own start if the
+    message was waiting; it cannot end before its send began, nor before a send that had its kernel for itself ended.
+    """
+    start, end = own.start[:, None], own.end[:, None]
+    other_start, other_end = other.start[partner], other.end[partner]
+    if own.sends < 0:
+        impossible = (np.minimum(end, other_end) < np.maximum(start, other_start) - uncertainty_ns) & own.meets
+        return np.abs(end - other_end), impossible
+    sent = own if own.sends else other
+    sent_start, sent_end = (start, end) if own.sends else (other_start, other_end)
+    received_end = other_end if own.sends else end
+    alone = sent.alone[:, None] if own.sends else sent.alone[partner]
+    ends_before = alone & (received_end < sent_end - uncertainty_ns - MAX_ACKNOWLEDGE_NS)
+    return np.abs(end - other_end), ends_before | (received_end < sent_start - uncertainty_ns)
+
+
+def _densest(values: Ints, width: float) -> int:
+    """Return the middle of the values where most of them lie within *width*; of several such, nearest to 0."""
+    if not len(values):
+        return 0
+    ordered = np.sort(values)
+    count = np.searchsorted(ordered, ordered + width, side="right") - np.arange(len(ordered))
+    begin = np.flatnonzero(count == count.max())
+    begin = begin[np.argmin(np.abs(ordered[begin]))]
+    return int(ordered[begin + count[begin] // 2])
+
+
+def _cheapest_alignment(cost: npt.NDArray[np.float64], shifts: Ints, other_length: int) -> Ints:
+    """Return the partner of each operation in the cheapest alignment that keeps the order; -1: none.
+
+    Args:
+        cost: Cost of pairing operation i with operation i + shifts[k] of the other sequence; infinite outside of it.
+        shifts: Consecutive shifts.
+        other_length: Number of operations of the other sequence.
+
+    """
+    length, width = cost.shape
+    index = np.arange(width)
+    # least[k]: lowest cost so far if operation i + shifts[k] is the next of the other sequence to be paired or skipped.
+    # Before the first operation, a shift of k means that k operations of the other sequence were skipped.
+    least = np.where(shifts >= 0, SKIP_COST * shifts, np.inf)
+    is_pair = np.zeros((length, width), np.bool_)
+    reached_from = np.zeros((length, width), np.int32)  # shift at which i was paired or skipped on the way to shift k
+    for i in range(length):
+        pair = least + cost[i]
+        skip = np.append(least[1:] + SKIP_COST, np.inf)  # operation i is skipped: the same next one is a shift lower
+        is_pair[i] = pair <= skip
+        # Skipping operations of the other sequence raises the shift: a running minimum finds from where.
+        lowered = np.where(is_pair[i], pair, skip) - SKIP_COST * index
+        lowest = np.minimum.accumulate(lowered)
+        reached_from[i] = np.maximum.accumulate(np.where(lowered == lowest, index, 0))
+        least = lowest + SKIP_COST * index
+    # After the last operation the rest of the other sequence is skipped.
+    rest = other_length - length - shifts
+    k = int(np.argmin(np.where(rest >= 0, least + SKIP_COST * rest, np.inf)))
+    partner = np.full(length, -1, np.int64)
+    for i in range(length - 1, -1, -1):
+        k = int(reached_from[i, k])
+        if is_pair[i, k]:
+            partner[i] = i + shifts[k]
+        else:
+            k += 1
+    return partner
+
+
+def _drop_disagreeing(
+    sides: _Sides, position: Ints, channel: Ints, channels: pl.DataFrame
+) -> tuple[Ints, list[Notice]]:
+    """Return the sides that have a position, without collectives of unnamed groups whose ends do not agree."""
+    placed = np.flatnonzero(position >= 0)
     nameless = (channels["group"].is_null() & channels["group_ranks"].is_null()).to_numpy()
-    loose = np.flatnonzero(nameless[channel[sides.row]] & (sides.sends < 0))
+    loose = placed[nameless[channel[sides.row[placed]]] & (sides.sends[placed] < 0)]
     if not len(loose) or len(np.unique(sides.rank[loose])) < 2:
-        return everything, []
+        return placed, []
     row = sides.row[loose]
-    columns = {"key": sides.key[loose], "n": nth[loose], "rank": sides.rank[loose], "row": row}
+    columns = {"key": sides.key[loose], "n": position[loose], "rank": sides.rank[loose], "row": row}
     first = pl.col("end_ns").sort_by("rank").first().over("key", "n")
     apart = pl.DataFrame({**columns, "end_ns": sides.end[row], "ns": sides.end[row] - sides.start[row]}).with_columns(
         apart=pl.col("end_ns") - first
     )
-    judged = apart.group_by("key", "rank").agg(
+    scatter = apart.group_by("key", "rank").agg(
         pl.col("row").first(),
-        off=(pl.col("apart") - pl.col("apart").median()).abs().median(),
+        scatter=(pl.col("apart") - pl.col("apart").median()).abs().median(),
         usual=pl.col("ns").median(),
     )
-    bad = judged.filter(pl.col("off") > pl.max_horizontal(pl.lit(_AGREE_NS), pl.col("usual") / 4))
+    bad = scatter.filter(pl.col("scatter") > pl.max_horizontal(pl.lit(MAX_END_SCATTER_NS), pl.col("usual") / 4))
     if bad.is_empty():
-        return everything, []
+        return placed, []
     what = ", ".join(sorted(set(channels["what"].gather(channel[bad["row"].to_numpy()]).to_list()))[:4])
     text = f"{what}: the trace names no group and the ranks' ends do not agree, so waiting inside them is not known"
-    kept = everything[~np.isin(sides.key, bad["key"].to_numpy())]
-    return kept, [Notice("unmatched-operations", text)]
+    return placed[~np.isin(sides.key[placed], bad["key"].to_numpy())], [Notice("unmatched-operations", text)]
 
 
-def _described(
-    sides: _Sides, at: Ints, match: Ints, operations: pl.DataFrame, about: tuple[Ints, pl.DataFrame]
+def _describe(
+    sides: _Sides, ordered: Ints, match: Ints, operations: pl.DataFrame, channel_of: tuple[Ints, pl.DataFrame]
 ) -> pl.DataFrame:
-    """Return MEMBERS: what each member is, and how its time divides into transfer and waiting."""
-    channel, channels = about
-    row, sends = sides.row[at], sides.sends[at]
+    """Return ``MEMBERS`` of the sides *ordered*; *channel_of*: each operation's channel, and the channels."""
+    channel, channels = channel_of
+    row, sends = sides.row[ordered], sides.sends[ordered]
     start, end = sides.start[row], sides.end[row]
     first = np.flatnonzero(np.diff(match, prepend=-1))
     transfer = np.minimum.reduceat(end - start, first)[match] if len(first) else end - start
     texts = CategoryColumn.from_series(operations["p2p"]).where((channels["what"] == "p2p").to_numpy()[channel])
     carried = texts.look_up(np.array([*(text.count(",") + 1 for text in texts.values), 0]))[row]
-    own = pl.col("messages").is_null() | (pl.col("messages") == 1)
+    has_own_bytes = pl.col("messages").is_null() | (pl.col("messages") == 1)
     kinds = pl.Schema({name: operations.schema[name] for name in _CHANNEL})
     return (
         operations.select("rank", "id", "step", "label", "bytes")[row]
@@ -272,19 +541,14 @@ def _described(
             match=match,
             row=pl.Series(row).cast(pl.Int64),
             sends=pl.when(pl.Series(sends >= 0)).then(pl.Series(sends > 0)),
-            peer=pl.when(pl.Series(sends >= 0)).then(pl.Series(sides.peer[at])),
+            peer=pl.when(pl.Series(sends >= 0)).then(pl.Series(sides.peer[ordered])),
             messages=pl.when(pl.Series(carried > 0)).then(pl.Series(carried)),
             start_ns=start,
             end_ns=end,
             transfer_ns=transfer,
             wait_ns=end - start - transfer,
+            wait_is_bound=pl.lit(True),
         )
-        .with_columns(bytes=pl.when(own).then("bytes"))
+        .with_columns(bytes=pl.when(has_own_bytes).then("bytes"))
         .select(MEMBERS.names())
     )
-
-
-def _spread(apart: npt.NDArray[np.int64]) -> tuple[float, float]:
-    """Return how well ends agree: scatter first (clocks may differ), then distance."""
-    middle = float(np.median(apart))
-    return float(np.mean(np.abs(apart - middle))), abs(middle)

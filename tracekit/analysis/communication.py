@@ -10,6 +10,7 @@ import polars as pl
 from tracekit._util.machine import give_back_memory
 from tracekit.align.clocks import Clocks, align
 from tracekit.align.matching import MEMBERS, match
+from tracekit.align.waits import find_stragglers, with_waits
 from tracekit.analysis.rates import RunRates, run_rates
 from tracekit.analysis.tables import RankTables
 from tracekit.critical_path.path import CriticalPath, critical_path
@@ -30,6 +31,8 @@ class Communication(msgspec.Struct, frozen=True, eq=False):
     clocks: Clocks
     rates: RunRates
     critical: CriticalPath
+    stragglers: pl.DataFrame
+    """``align.waits.STRAGGLERS``."""
     by_step: bool
     """Whether ranks number steps alike, so that operations of different steps are never matched."""
     notices: tuple[Notice, ...]
@@ -45,6 +48,7 @@ class Communication(msgspec.Struct, frozen=True, eq=False):
         many = len(ranks) >= MIN_RANKS_TO_GIVE_BACK_MEMORY
         give_back_memory(worth=many)  # matching takes several times the memory of its result
         clocks = align(members, [rank.source.rank for rank in ranks])
+        members = with_waits(members, clocks)
         critical = critical_path(ranks, operations, members, clocks)
         give_back_memory(worth=many)
         rates = run_rates(
@@ -55,17 +59,24 @@ class Communication(msgspec.Struct, frozen=True, eq=False):
             members,
             ranks_per_node=ranks_per_node,
         )
-        members = members.select("match", "row", "rank", "start_ns", "transfer_ns", "wait_ns")
+        stragglers = find_stragglers(members, clocks)
+        members = members.select("match", "row", "rank", "last", "late_ns", "wait_ns", "wait_is_bound")
         give_back_memory(worth=many)
-        return cls(add_waits(operations, members, clocks), clocks, rates, critical, by_step, notices)
+        waited = add_waits(operations, members, all_recorded=_all_recorded(ranks))
+        return cls(waited, clocks, rates, critical, stragglers, by_step, notices)
 
     def matched(self) -> pl.DataFrame:
         """Return the members of matched operations (``MEMBERS``) on the common clock.
 
         They are matched again: keeping them would take as much memory as the operations.
         """
-        members = match(self.operations, by_step=self.by_step).members
+        members = with_waits(match(self.operations, by_step=self.by_step).members, self.clocks)
         return conform(self.clocks.align(members, "start_ns", "end_ns"), MEMBERS)
+
+
+def _all_recorded(ranks: Sequence[RankTables]) -> bool:
+    """Return whether the traces are of all ranks of the run, as far as they say how many there are."""
+    return len(ranks) >= max((rank.source.world_size or 0 for rank in ranks), default=0)
 
 
 def _all_operations(ranks: Sequence[RankTables]) -> pl.DataFrame:

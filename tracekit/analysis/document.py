@@ -181,7 +181,11 @@ def rank_document(result: RankResult) -> documents.RankFigures:
 def _path_totals(critical: CriticalPath) -> documents.PathTotals:
     steps = critical.segments.group_by("step").agg(ns=pl.col("end_ns").max() - pl.col("start_ns").min())
     return documents.PathTotals(
-        total=int(steps["ns"].sum()), **critical.totals(), slack=rows(critical.slack, documents.Slack)
+        total=int(steps["ns"].sum()),
+        **critical.totals(),
+        slack=rows(critical.slack, documents.Slack),
+        uncertain=critical.uncertain_ns,
+        candidates=critical.candidates,
     )
 
 

@@ -15,7 +15,6 @@ from tracekit.analysis.kernels import mean_kernels
 from tracekit.analysis.measured import Measured, RankResult
 from tracekit.analysis.reasons import run_reasons
 from tracekit.analysis.tables import RankTables
-from tracekit.metrics.waits import find_stragglers
 
 _BUDGET = pl.Schema(
     {"rank": pl.Int32(), "step": pl.Int64(), "part": pl.String(), "ns": pl.Int64(), "share": pl.Float64()}
@@ -59,7 +58,7 @@ def run_tables(
         "bubbles": lambda: _bubble_table(results),
         "phases": lambda: _phase_table(results),
         "operations": lambda: operations.drop("part", "order_ns").cast({pl.Categorical: pl.String}),
-        "stragglers": lambda: find_stragglers(operations).cast({pl.Categorical: pl.String}),
+        "stragglers": lambda: communication.stragglers,
         "gaps": lambda: _gap_table(ranks),
         "timeline": lambda: _rank_first(pl.concat([rank.timeline for rank in ranks])),
         "clocks": lambda: communication.clocks.table,

@@ -111,7 +111,7 @@ class _Waits(msgspec.Struct, frozen=True, eq=False):
     part: Ints
     start_ns: Ints
     wait_ns: Ints
-    """0 if the wait is unknown."""
+    """0 if the wait is unknown; a lower bound if not all members were recorded."""
     wait_known: npt.NDArray[np.bool_]
     label: Ints
     """Index in ``LABELS``."""
@@ -131,7 +131,7 @@ class _Waits(msgspec.Struct, frozen=True, eq=False):
             part=operations["part"].to_numpy().astype(np.int64, copy=False),
             start_ns=operations["start_ns"].to_numpy(),
             wait_ns=to_int64(operations["wait_ns"], 0),
-            wait_known=operations["wait_ns"].is_not_null().to_numpy(),
+            wait_known=(operations["wait_ns"].is_not_null() & ~operations["open"]).to_numpy(),
             label=labels.look_up(label_index),
             unknown=has_unknown_wait(operations),
             is_message=may_be_message(operations),

@@ -205,7 +205,7 @@ def _measure_rank(
     """
     number, device = rank.source.rank, next(iter(rank.source.devices), None)
     host_link = None if device is None else host_link_gb_s(device)
-    calls = find_waiting_calls(api)
+    calls = find_waiting_calls(api, gpu_events)
     nonblocking_starts = calls["start_ns"].to_numpy()[~calls["blocks"].to_numpy()]
     work = Rank.of(gpu_events, find_start_constraints(gpu_events, nonblocking_starts), calls)
 

@@ -98,6 +98,7 @@ def _labelled_table(classification: Classification) -> pl.DataFrame:
     }
     numbers = {
         "peer": comm.peer,
+        "collective_seq": comm.seq,
         "launch_ns": launches.start_ns,
         "launch_tid": launches.tid,
         "autograd_sequence": evidence.autograd.sequence,

@@ -80,6 +80,7 @@ class Collectives(NamedTuple):
     group_desc: CategoryColumn
     group_ranks: CategoryColumn
     peer: Ints  # -1 where unknown
+    seq: Ints  # number of the collective in its group; -1 where unknown
 
 
 def normalize_call(name: str) -> str:
@@ -127,7 +128,10 @@ def read_collectives(gpu: GpuEvents, ranges: Ranges, launches: Launches) -> Coll
     own_peer = gpu.int64("peer")
     peer = np.where(own_peer >= 0, own_peer, peer)
     peer = np.where(peer >= 0, peer, _peers_in_annotations(launches, group_ranks))
-    return Collectives(library, call, group, group_desc, group_ranks, np.where(library.present, peer, -1))
+    own_seq, call_seq = gpu.int64("collective_seq"), to_int64(ranges.column("collective_seq", calls))
+    seq = np.where(own_seq >= 0, own_seq, take_or_missing(call_seq, last))
+    peer, seq = (np.where(library.present, numbers, -1) for numbers in (peer, seq))
+    return Collectives(library, call, group, group_desc, group_ranks, peer, seq)
 
 
 def _find_libraries(gpu: GpuEvents, launches: Launches) -> CategoryColumn:

@@ -41,6 +41,7 @@ SEGMENTS = pl.Schema(
         "end_ns": pl.Int64(),
         "idle_ns": pl.Int64(),
         "exposed_ns": pl.Int64(),
+        "uncertain": pl.Boolean(),  # the path may run along another rank here: clocks do not tell who arrived last
     }
 )
 """The critical path, in order of time: each segment starts where the one before it ends."""
@@ -75,6 +76,27 @@ class CriticalPath:
     def broken(self) -> bool:
         """Whether some step's path could not be followed back to the step's start."""
         return any(notice.code == "path-ends" for notice in self.notices)
+
+    @cached_property
+    def _work(self) -> pl.DataFrame:
+        """Segments of the path without transfers, which belong to all members alike; with their time ``ns``."""
+        return self.pieces.filter(~pl.col("kind").is_in(["collective", "message"])).with_columns(
+            ns=pl.col("end_ns") - pl.col("start_ns")
+        )
+
+    @cached_property
+    def uncertain_ns(self) -> int:
+        """Work on the path that may lie on another rank, because clocks do not tell who arrived last."""
+        return int(self._work.filter("uncertain")["ns"].sum())
+
+    @cached_property
+    def candidates(self) -> list[int]:
+        """Ranks that may have the most work on the path: more than one if clocks leave it open which has."""
+        by_rank = self._work.group_by("rank").agg(pl.col("ns").sum()).sort("ns", "rank", descending=[True, False])
+        if not self.uncertain_ns:
+            return by_rank["rank"].head(1).to_list()
+        least_ns = int(by_rank["ns"].to_numpy().max(initial=0)) - 2 * self.uncertain_ns
+        return sorted(by_rank.filter(pl.col("ns") >= least_ns)["rank"].to_list())
 
     def blocking_ns(self, rank: int, labels: Sequence[str], step: int | None = None) -> dict[str, int | None]:
         """Return the exposed time of each label that lies on the path, on one rank (and in one step).
@@ -183,6 +205,7 @@ def _join_by_cell(segments: pl.DataFrame, cells: pl.DataFrame) -> pl.DataFrame:
             pl.col("start_ns").first(),
             pl.col("end_ns").last(),
             pl.col("idle_ns", "exposed_ns").sum(),
+            pl.col("uncertain").any(),
         ),
         SEGMENTS,
     )
@@ -211,7 +234,18 @@ def critical_path(
     unknown_labels = frozenset(unmatched["label"].unique().to_list())
     without_launches = [part.source.rank for part in parts if not part.launches_known]
     notices = tuple(_notices(longest_stop, unknown_labels, without_launches))
-    return CriticalPath(segments, segments, slack, notices, unknown_labels)
+    return _with_doubts(CriticalPath(segments, segments, slack, notices, unknown_labels))
+
+
+def _with_doubts(path: CriticalPath) -> CriticalPath:
+    """Return the path with a notice if clocks leave open which rank it mostly runs along."""
+    if len(path.candidates) < 2:
+        return path
+    text = (
+        f"clocks do not tell which of {ranks_named(path.candidates)} has the most work on the critical path: for "
+        f"{path.uncertain_ns / 1e6:.3f} ms of it another rank may have arrived last"
+    )
+    return replace(path, notices=(*path.notices, Notice("path-uncertain", text)))
 
 
 def _build_segments(pieces: Pieces, walks: Walks) -> pl.DataFrame:
@@ -230,14 +264,14 @@ def _build_segments(pieces: Pieces, walks: Walks) -> pl.DataFrame:
     )
     joined_kinds = [SEGMENT_KINDS.index(kind) for kind in _JOINED_KINDS]
     is_same = pl.all_horizontal(
-        pl.col(name).eq_missing(pl.col(name).shift(1)) for name in ("step", "kind", "rank_index", "label")
+        pl.col(name).eq_missing(pl.col(name).shift(1)) for name in ("step", "kind", "rank_index", "label", "uncertain")
     )
     joins = pl.col("kind").is_in(joined_kinds) & is_same & (pl.int_range(pl.len()) > 0)
     joined = (
         table.with_columns(joined=(~joins).cum_sum(), ns=ns)
         .group_by("joined", maintain_order=True)
         .agg(
-            pl.col("step", "rank_index", "kind", "label", "peer", "start").first(),
+            pl.col("step", "rank_index", "kind", "label", "peer", "start", "uncertain").first(),
             pl.col("end").last(),
             # Name of the longest; of several as long, the last.
             pl.col("what").sort_by("ns", maintain_order=True).last(),
@@ -257,6 +291,7 @@ def _build_segments(pieces: Pieces, walks: Walks) -> pl.DataFrame:
             end_ns="end",
             idle_ns="idle_ns",
             exposed_ns="exposed_ns",
+            uncertain="uncertain",
         ),
         SEGMENTS,
     )

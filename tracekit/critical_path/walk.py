@@ -86,19 +86,25 @@ class Arrivals(msgspec.Struct, frozen=True, eq=False):
     last_arrival: Ints
     own_arrival: Ints
     is_message: Bools
+    is_uncertain: Bools
+    """Whether another member may have arrived last: it was earlier by less than the clocks of the two may be off."""
 
     @classmethod
     def find(cls, links: Links, members: pl.DataFrame, clocks: Clocks) -> Arrivals:
         """Return the arrivals at the matched operations; *members* are their rows, match by match."""
         comms = len(links.row)
-        last_to_arrive, is_message = np.full(comms, -1, np.int32), np.zeros(comms, np.bool_)
+        last_to_arrive = np.full(comms, -1, np.int32)
+        is_message, is_uncertain = np.zeros((2, comms), np.bool_)
         last_arrival, own_arrival = np.zeros((2, comms), np.int64)
         with_row = np.flatnonzero(links.row >= 0)
         if members.is_empty() or not len(with_row):
-            return cls(last_to_arrive, last_arrival, own_arrival, is_message)
+            return cls(last_to_arrive, last_arrival, own_arrival, is_message, is_uncertain)
         row, rank = members["row"].to_numpy(), members["rank"].to_numpy()
         arrival = clocks.to_common_each(rank, members["start_ns"].to_numpy())
-        last = last_of_match(members["match"].to_numpy(), arrival)
+        match = members["match"].to_numpy()
+        last = last_of_match(match, arrival)
+        may_be_last = arrival[last] - arrival <= clocks.uncertainty_between(rank, rank[last])
+        others_may = np.bincount(match, weights=may_be_last & (rank != rank[last])) > 0
         # A kernel of several messages is a member of several matches. It starts to transfer when the last of all its
         # partners has arrived: of an operation's members take the one whose match was complete last.
         rows = int(max(row.max(), links.row.max())) + 1
@@ -116,7 +122,8 @@ class Arrivals(msgspec.Struct, frozen=True, eq=False):
         last_to_arrive[matched] = np.where(rank[peer] != rank[member], comm_of_row[row[peer]], -1)
         last_arrival[matched], own_arrival[matched] = arrival[peer], arrival[member]
         is_message[matched] = members["sends"].is_not_null().to_numpy()[member]
-        return cls(last_to_arrive, last_arrival, own_arrival, is_message)
+        is_uncertain[matched] = others_may[match[member]]
+        return cls(last_to_arrive, last_arrival, own_arrival, is_message, is_uncertain)
 
 
 class Walks(msgspec.Struct, frozen=True, eq=False):
@@ -124,7 +131,7 @@ class Walks(msgspec.Struct, frozen=True, eq=False):
 
     segments: pl.DataFrame
     """Columns step (index), piece, kind (index in ``SEGMENT_KINDS``), peer (rank index of the peer that arrived last;
-    -1: none), start and end."""
+    -1: none), start, end and uncertain (the walk may have gone on along another rank)."""
     least_margin: Ints
     """[step, rank index]: least time by which the rank arrived before the last at an operation of the path; -1:
     never."""
@@ -192,4 +199,17 @@ def walk_back(links: Links, arrivals: Arrivals, clocks: Clocks) -> tuple[Pieces,
         for rank, ns in zip(stopped_rank.tolist(), stopped_ns.tolist(), strict=True)
     )
     table = pl.DataFrame(segments[:count], schema=["step", "piece", "kind", "peer", "start", "end"])
-    return pieces, Walks(table, least_margin, operations, stopped)
+    uncertain_piece = np.zeros(len(pieces.start), np.bool_)
+    uncertain_piece[pieces.first[comm_rank] + links.piece[comms]] = arrivals.is_uncertain[comms]
+    return pieces, Walks(_mark_uncertain(table, uncertain_piece), least_margin, operations, stopped)
+
+
+def _mark_uncertain(segments: pl.DataFrame, uncertain_piece: Bools) -> pl.DataFrame:
+    """Return the segments, each step's from its end back, with those that follow an uncertain communication marked.
+
+    From a communication the walk goes on along the rank that arrived last, up to and with the next communication.
+    """
+    is_communication = pl.col("kind").is_in([_MESSAGE, _COLLECTIVE])
+    flags = pl.Series("uncertain", uncertain_piece[segments["piece"].to_numpy()])
+    marked = segments.with_columns(flags).with_columns(pl.when(is_communication).then("uncertain").alias("uncertain"))
+    return marked.with_columns(pl.col("uncertain").shift(1).forward_fill().over("step").fill_null(False))

@@ -364,6 +364,8 @@ class PathSegment(Struct, frozen=True):
     """Start on the common clock."""
     end_ns: int
     """End."""
+    uncertain: bool = False
+    """Whether clocks leave open which rank the path came from."""
 
 
 class Slack(Struct, frozen=True):
@@ -398,6 +400,10 @@ class PathTotals(Struct, frozen=True):
     """By cause of exposure, or by kind where work was not exposed."""
     slack: list[Slack]
     """Slack of every rank."""
+    uncertain: int = 0
+    """Time for which clocks leave open on which rank the path lies."""
+    candidates: list[int] = field(default_factory=list)
+    """Ranks that may have the most work on the path, where clocks leave it open."""
 
 
 class ByRow(Struct, frozen=True, kw_only=True):
@@ -520,6 +526,10 @@ class Straggler(Struct, frozen=True):
     """Time that others waited for it."""
     operations: int
     """Operations in which it was last."""
+    uncertain: bool = False
+    """Whether another rank may have been last, by the uncertainty of the clocks."""
+    candidates: list[int] = field(default_factory=list)
+    """Ranks that may have been last in more than half of that time, this one included."""
 
 
 class RankClock(Struct, frozen=True):

@@ -1,15 +1,14 @@
-"""Why communication and copies were exposed: one cause for each exposed nanosecond.
+"""Causes of exposure: one for each exposed nanosecond of communication and copies.
 
-While an operation is exposed no compute runs. The question is what the next compute was waiting for:
+While an operation is exposed no compute runs. The causes say what the next compute was waiting for, in this order:
 
-``same_stream``
-    it is queued on the operation's own stream, behind it (or, at the end of a step, the operation behind compute):
-    whatever else is true, a stream runs one thing at a time;
 ``peer_late``
-    the operation itself waited for another rank (its wait part);
+    the operation itself waited for another rank (its wait part), whatever stream it is on;
+``same_stream``
+    it is queued on the operation's own stream, behind it (or, at the end of a step, the operation behind compute);
 ``launched_late``
     the host had not launched the compute, or launched the operation so late that compute which had run long enough to
-    hide it was already under way;
+    hide it was already under way; a host that stood in a call that waits for the GPU was not late;
 ``one_queue``
     it was held until the operation ended although nothing told its stream to wait: streams share a hardware queue;
 ``compute_waited``
@@ -18,7 +17,8 @@ While an operation is exposed no compute runs. The question is what the next com
     it waited for the operation when all compute launched since then, or all of the step's forward and backward work,
     was done; or it waited for other work; or there was none left;
 ``unknown``
-    the trace does not say: no launches, no peers' traces, or held back by something that was not recorded.
+    the trace does not say: no launches, no peers' traces, or held back by something that was not recorded. An operation
+    that lacks the traces of some members may have waited for them, so that nothing but its known wait has a cause.
 """
 
 from __future__ import annotations
@@ -160,8 +160,8 @@ def exposure_causes(rank: Rank, paid: Mapping[str, Intervals], *, parts: bool) -
     label = np.repeat([EXPOSABLE_LABELS.index(name) for name in found], [len(pieces[0]) for pieces in found.values()])
     part, start, end, owner = (np.concatenate(columns) for columns in zip(*found.values(), strict=True))
     cause = _judge(rank, start, end, owner)
-    # A late peer can take part of any cause but the same stream; of copies nobody else knows.
-    apart = (cause != _SAME) & np.isin(EXPOSABLE_LABELS, COMMUNICATION_LABELS)[label]
+    # A late peer can take part of any cause; of copies nobody else knows.
+    apart = np.isin(EXPOSABLE_LABELS, COMMUNICATION_LABELS)[label]
     rest = np.flatnonzero(~apart)
     kind, first = group_rows(label[rest], part[rest], cause[rest])
     summed = np.bincount(kind, weights=(end - start)[rest], minlength=len(first)).astype(np.int64)
@@ -234,7 +234,10 @@ def _judge(rank: Rank, start: Ints, end: Ints, owner: Ints) -> npt.NDArray[np.in
     waits = (tied & ~unasked) | (launch_bound & waiting_host)
     tail = start >= rank.last_work[rank.part[owner]]
     missed = _beside(rank.runs, rank.start_ns[owner]) >= end - start
-    begun_late = (constraints.kind[owner] == LAUNCH) & constraints.is_certain[owner] & missed
+    # The operation would have been hidden if it had been launched earlier by its exposed time; was the host free then?
+    early = rank.start_ns[owner] - (end - start)
+    host_free = rank.blocked.covered_ns(early, np.maximum(rank.launch_ns[owner], early)) * 2 < end - start
+    begun_late = (constraints.kind[owner] == LAUNCH) & constraints.is_certain[owner] & missed & host_free
     between = _launched_between(rank, owner, ahead)
     # The first that holds decides.
     return np.select(
@@ -298,13 +301,13 @@ def with_peers(pieces: pl.DataFrame, waited: pl.DataFrame, *, each: tuple[str, .
 
     Several ranks at once: *each* names the columns of both tables that tell them apart.
 
-    An operation waits at its beginning; whatever kept compute away then, the peer was late. Where no peer's trace
-    tells the waiting, it may have been the peer: the cause is unknown.
+    An operation waits at its beginning; whatever kept compute away then, the peer was late. Where the wait is unknown,
+    or only a lower bound (``open``), the rest may have been waiting too: its cause is unknown.
 
     >>> pieces = pl.DataFrame({"part": [0, 0], "label": ["dp_comm", "dp_comm"],
-    ...     "cause": ["nothing_to_hide", "same_stream"], "id": [4, None], "start_ns": [10, None], "ns": [30, 5]},
+    ...     "cause": ["nothing_to_hide", "same_stream"], "id": [4, 5], "start_ns": [10, 50], "ns": [30, 5]},
     ...     schema=PIECES)
-    >>> waited = pl.DataFrame({"id": [4], "start_ns": [0], "wait_ns": [25]})
+    >>> waited = pl.DataFrame({"id": [4, 5], "start_ns": [0, 50], "wait_ns": [25, 0], "open": False})
     >>> with_peers(pieces, waited).rows()
     [(0, 'dp_comm', 'same_stream', 5), (0, 'dp_comm', 'nothing_to_hide', 15), (0, 'dp_comm', 'peer_late', 15)]
     """
@@ -334,12 +337,13 @@ def peers_heard(pieces: pl.DataFrame, waited: pl.DataFrame, *, by_rank: bool = F
     part, label, cause = (pieces[name].to_physical().to_numpy().astype(np.int64) for name in ("part", "label", "cause"))
     ns, rank = pieces["ns"].to_numpy(), _ranks(pieces, by_rank=by_rank)
     own = _own_operations(pieces["id"], rank, waited, _ranks(waited, by_rank=by_rank))
-    tied = pieces["id"].is_not_null().to_numpy()
-    told = np.append(waited["wait_ns"].is_not_null().to_numpy(), False)[own]
+    of_operation = pieces["id"].is_not_null().to_numpy()
+    # The last element stands for a piece of no operation (-1).
+    has_wait = np.append(waited["wait_ns"].is_not_null().to_numpy(), False)[own]
+    is_complete = np.append((waited["wait_ns"].is_not_null() & ~waited["open"]).to_numpy(), False)[own]
     until = np.append(waited["start_ns"].to_numpy() + to_int64(waited["wait_ns"], 0), 0)[own]
-    waits = np.where(tied & told, np.clip(until - to_int64(pieces["start_ns"], 0), 0, ns), 0)
-    silent = tied & ~told
-    cause = np.where(silent, EXPOSURE_CAUSES.index("unknown"), cause)
+    waits = np.where(of_operation & has_wait, np.clip(until - to_int64(pieces["start_ns"], 0), 0, ns), 0)
+    cause = np.where(of_operation & ~is_complete, EXPOSURE_CAUSES.index("unknown"), cause)
     late = np.flatnonzero(waits > 0)
     ranks, place = np.unique(rank, return_inverse=True)
     parts = int(part.max(initial=0)) + 1

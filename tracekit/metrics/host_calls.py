@@ -21,6 +21,8 @@ BLOCKING_PATTERN = (
     r"|^(cuda|hip)Memcpy(2D|3D|ToSymbol|FromSymbol)?$|^cuMemcpy(DtoH|HtoD|DtoD)?(_v2)?$"
 )
 """Calls in which the host waits until GPU work has ended."""
+ASYNC_COPY_PATTERN = r"Memcpy\w*Async"
+"""Calls that return at once, unless the copy's memory on the host is pageable."""
 
 WAITING_CALLS = pl.Schema(
     {
@@ -66,8 +68,12 @@ def find_api_calls(events: pl.DataFrame) -> ApiCalls:
     return ApiCalls(events.select(columns).filter(events["kind"].is_in(["runtime", "driver"])))
 
 
-def find_waiting_calls(api: ApiCalls) -> pl.DataFrame:
+def find_waiting_calls(api: ApiCalls, gpu_events: pl.DataFrame | None = None) -> pl.DataFrame:
     """Return the calls that make a stream or the host wait (``WAITING_CALLS``), in order of start.
+
+    Args:
+        api: The host's calls.
+        gpu_events: GPU events of the rank, to see which asynchronous copies made the host wait; None: none did.
 
     >>> api = pl.DataFrame({"kind": ["runtime"] * 3, "tid": [1] * 3, "start_ns": [0, 5, 9], "end_ns": [1, 6, 20],
     ...     "name": ["cudaLaunchKernel", "cudaStreamWaitEvent", "cudaStreamSynchronize"]})
@@ -78,9 +84,27 @@ def find_waiting_calls(api: ApiCalls) -> pl.DataFrame:
     if not set(columns) <= set(api.calls.columns):
         return WAITING_CALLS.to_frame()
     blocks = api.named(BLOCKING_PATTERN)
+    if gpu_events is not None:
+        blocks = blocks | _is_pageable_copy(api, gpu_events)
     rows = np.flatnonzero(api.named(WAIT_PATTERN) | blocks)
     rows = rows[np.argsort(api.calls["start_ns"].to_numpy()[rows], kind="stable")]
     return api.calls.select(columns)[rows].with_columns(pl.col("name").cast(pl.String), blocks=pl.Series(blocks[rows]))
+
+
+def _is_pageable_copy(api: ApiCalls, gpu_events: pl.DataFrame) -> Bools:
+    """Return the calls of copies from or to pageable memory that returned only after the copy had begun.
+
+    Such a copy needs the host. The call stands still until the stream has reached it: it waits for the work before.
+    """
+    copies = CategoryColumn.from_series(gpu_events["name"]).matches("(?i)pageable")
+    if not copies.any() or not {"correlation", "name"} <= set(api.calls.columns):
+        return np.zeros(len(api.calls), np.bool_)
+    begun = gpu_events.select("correlation", copy_start_ns="start_ns").filter(pl.Series(copies)).drop_nulls()
+    joined = api.calls.select("correlation", "end_ns").join(
+        begun.unique("correlation"), on="correlation", how="left", maintain_order="left"
+    )
+    waited: Bools = (joined["end_ns"] >= joined["copy_start_ns"]).fill_null(False).to_numpy()
+    return waited & api.named(ASYNC_COPY_PATTERN)
 
 
 def find_blocked_time(calls: pl.DataFrame) -> Intervals:

@@ -26,6 +26,7 @@ OPERATIONS = pl.Schema(
         "bytes": pl.Int64(),
         "id": pl.Int64(),  # event of the rank, as in EVENTS
         "received": pl.Int64(),  # bytes received, where recorded
+        "collective_seq": pl.Int64(),  # recorded number of the collective within its group
     }
 )
 

@@ -1,7 +1,7 @@
-"""Waiting inside communication, the ranks that cause it, and messages whose wait is unknown.
+"""Waiting inside communication by operation, and operations whose wait is unknown.
 
-The wait and the transfer of a matched operation come from the matching (``align.matching``). The rank that arrives last
-makes the others wait.
+The waits of matched operations come from ``align.waits``. An operation of which not all members were recorded may have
+waited for one of the others: its wait is a lower bound, and the rest of its time is not known to be transfer.
 
 A bubble contains the exposed wait of pipeline messages. A message may appear in a trace as such, as a kernel that may
 be one (``SendRecv`` also carries all-to-alls), as communication of unknown kind, or only as a call of the host. All of
@@ -10,14 +10,14 @@ these count as possible messages, so that a bubble is stated as exact only where
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import polars as pl
 
 from tracekit._util.arrays import Bools, Ints
 from tracekit._util.categories import CategoryColumn
 from tracekit._util.columns import present, with_nulls
-from tracekit.align.clocks import Clocks
-from tracekit.align.matching import last_of_match
 
 _COLLECTIVE = (
     r"(?i)all_?reduce|all_?gather|reduce_?scatter|broadcast|all_?to_?all|barrier|gather|scatter|reduce|dispatch|combine"
@@ -26,75 +26,73 @@ _MESSAGE_CALL = r"^(c10d::(i?send|i?recv)|nccl:(send|recv)|nccl(Send|Recv)\b)"
 _MESSAGE_COLLECTIVE = r"^i?(send|recv)$"
 
 
-def add_waits(operations: pl.DataFrame, members: pl.DataFrame, clocks: Clocks) -> pl.DataFrame:
-    """Return the operations with match, last_rank, late_ns, wait_ns, transfer_ns and open.
+def add_waits(operations: pl.DataFrame, members: pl.DataFrame, *, all_recorded: bool = True) -> pl.DataFrame:
+    """Return the operations with match, last_rank, late_ns, wait_ns, transfer_ns, wait_is_bound and open.
 
-    ``last_rank`` arrived last; ``late_ns`` is how long after the first member this rank arrived, on aligned clocks; all
-    are null without a peer's trace. ``open``: some message of the operation has no match, so that it may have waited
-    longer.
+    ``last_rank`` arrived last; ``late_ns`` is how long after the first member this rank arrived, on aligned clocks;
+    ``wait_is_bound``: the wait is an upper bound; all are null without a peer's trace. ``open``: some message has no
+    match, or some member of the group was not recorded, so that the operation may have waited longer.
 
     Args:
         operations: Operations of all ranks.
-        members: Matched operations (``align.matching.MEMBERS``), whose ``row`` is a row of *operations*.
-        clocks: Clock offsets of the ranks.
+        members: Matched operations with their waits (``align.waits.with_waits``), whose ``row`` is a row of
+            *operations*.
+        all_recorded: Whether all ranks of the run were recorded; decides where a group's members are not named.
 
-    >>> from tracekit.align.matching import match
     >>> from tracekit.align.clocks import align
+    >>> from tracekit.align.matching import match
+    >>> from tracekit.align.waits import with_waits
     >>> from tracekit.metrics.operations import OPERATIONS
     >>> from tracekit.schema import conform
     >>> ops = conform(pl.DataFrame({"rank": [0, 1], "what": "p2p", "p2p": ["send:1", "recv:0"], "step": 2,
     ...     "order_ns": [0, 3], "start_ns": [6, 1], "end_ns": [9, 9], "label": "pp_comm"}), OPERATIONS)
     >>> members = match(ops).members
-    >>> waited = add_waits(ops, members, align(members, [0, 1]))
+    >>> waited = add_waits(ops, with_waits(members, align(members, [0, 1])))
     >>> waited.select("rank", "wait_ns", "transfer_ns", "last_rank").rows()
     [(0, 0, 3, 0), (1, 5, 3, 0)]
 
     """
     match, row, rank = (members[name].to_numpy() for name in ("match", "row", "rank"))
-    start = clocks.to_common_each(rank, members["start_ns"].to_numpy())
-    last, first = last_of_match(match, start), last_of_match(match, -start)
-    transfer = members["transfer_ns"].to_numpy()
-    # An operation of several messages is a member of several matches. The one with the shortest transfer has the
-    # longest wait; of several, the first. Assigning in reverse lets the first one win.
-    shortest = np.full(len(operations), np.iinfo(np.int64).max)
-    np.minimum.at(shortest, row, transfer)
-    candidates = np.flatnonzero(transfer == shortest[row])[::-1]
+    wait = members["wait_ns"].to_numpy()
+    # An operation of several messages is a member of several matches: the one with the longest wait counts, of several
+    # the first. Assigning in reverse lets the first one win.
+    longest = np.full(len(operations), -1)
+    np.maximum.at(longest, row, wait)
+    candidates = np.flatnonzero(wait == longest[row])[::-1]
     member = np.full(len(operations), -1, np.int64)
     member[row[candidates]] = candidates
-    figures = pl.DataFrame(
-        {
-            "match": match,
-            "last_rank": rank[last],
-            "late_ns": start - start[first],
-            "wait_ns": members["wait_ns"],
-            "transfer_ns": transfer,
-        }
+    figures = members.select("match", "late_ns", "wait_ns", "wait_is_bound").with_columns(
+        last_rank=pl.Series(rank[members["last"].to_numpy()], dtype=pl.Int32)
     )
     own = figures.select(pl.all().gather(with_nulls(member, member >= 0)))
-    is_open = _count_messages(operations["p2p"]) > np.bincount(row, minlength=len(operations))
-    return operations.with_columns(*own, pl.Series("open", is_open))
+    group_size = _group_sizes(operations["group_ranks"])
+    members_recorded = np.bincount(match)[match[member]] if len(match) else np.zeros(len(operations), np.int64)
+    is_collective = ~CategoryColumn.from_series(operations["what"]).any_of("p2p")
+    lacks_member = np.where(group_size > 0, members_recorded < group_size, not all_recorded)
+    lacks_message = _count_messages(operations["p2p"]) > np.bincount(row, minlength=len(operations))
+    waits_for_nobody = pl.Series(is_collective & (group_size == 1))
+    waited = operations.with_columns(*own, pl.Series("open", np.where(is_collective, lacks_member, lacks_message)))
+    waited = waited.with_columns(
+        wait_ns=pl.when(waits_for_nobody).then(pl.lit(0, pl.Int64)).otherwise("wait_ns"),
+        open=pl.col("open") & ~waits_for_nobody,
+    )
+    transfer = pl.col("end_ns") - pl.col("start_ns") - pl.col("wait_ns")
+    order = [*operations.columns, "match", "last_rank", "late_ns", "wait_ns", "transfer_ns", "wait_is_bound", "open"]
+    return waited.with_columns(transfer_ns=transfer).select(order)
+
+
+def _group_sizes(group_ranks: pl.Series) -> Ints:
+    """Return the number of ranks in each operation's group ("[0,1,2,3]"); 0 if the file does not list them all."""
+    text = CategoryColumn.from_series(group_ranks)
+    is_list = (re.fullmatch(r"\[\d+(,\d+)*\]", value.replace(" ", "")) for value in text.values)
+    sizes = [value.count(",") + 1 if listed else 0 for value, listed in zip(text.values, is_list, strict=True)]
+    return text.look_up(np.array([*sizes, 0]))
 
 
 def _count_messages(p2p: pl.Series) -> Ints:
     """Return the number of messages of each operation ("send:2,recv:0" has two)."""
     text = CategoryColumn.from_series(p2p)
     return text.look_up(np.array([*(value.count(":") for value in text.values), 0]))
-
-
-def find_stragglers(waited: pl.DataFrame) -> pl.DataFrame:
-    """Return by rank and label the wait of all other ranks in operations where this rank arrived last.
-
-    >>> waited = pl.DataFrame({"rank": [0, 1, 2], "label": ["dp_comm"] * 3, "wait_ns": [5, 0, 4],
-    ...                        "last_rank": [1, 1, 1], "match": [7, 7, 7]})
-    >>> find_stragglers(waited).rows()
-    [(1, 'dp_comm', 9, 1)]
-    """
-    return (
-        waited.filter((pl.col("wait_ns") > 0) & (pl.col("last_rank") != pl.col("rank")))
-        .group_by(pl.col("last_rank").alias("rank"), "label")
-        .agg(caused_ns=pl.col("wait_ns").sum(), operations=pl.col("match").n_unique().cast(pl.Int64))
-        .sort("caused_ns", "rank", "label", descending=[True, False, False])
-    )
 
 
 def may_be_message(operations: pl.DataFrame) -> Bools:

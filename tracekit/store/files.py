@@ -42,6 +42,8 @@ SOURCE_KEY = "tracekit.source"
 ENTRY = "entry.json"
 ZSTD_LEVEL = 1
 """Compression of the Parquet files: 12 % less CPU time than zstd's default level 3, for files 13 % larger."""
+COLUMNS_SINCE_010 = ("collective_seq",)
+"""Columns of events that stores of version 0.1.0 do not have."""
 _INGEST_AGAIN = "ingest the traces again"
 
 
@@ -81,13 +83,13 @@ class Store:
 
     def scan(self, rank: int) -> pl.LazyFrame:
         """Return one rank's events as a lazy frame, which reads only the columns and rows that are used."""
-        return pl.scan_parquet(self.checked_file(rank, "events"), hive_partitioning=False)
+        return _scan(self.checked_file(rank, "events"), EVENTS)
 
     def scan_labelled(self, rank: int) -> pl.LazyFrame | None:
         """Return one rank's labelled events as a lazy frame; None if they were not written."""
         if self._entry(rank).labelled_rows is None:
             return None
-        return pl.scan_parquet(self.checked_file(rank, "labelled"), hive_partitioning=False)
+        return _scan(self.checked_file(rank, "labelled"), LABELLED)
 
     def rank(self, rank: int) -> RankEvents:
         """Read one rank: its events, its source and its allocator's events."""
@@ -315,6 +317,20 @@ def write_manifest(
 
 def _root(path: Path) -> Path:
     return path.parent if path.name == MANIFEST else path
+
+
+def _scan(file: Path, schema: pl.Schema) -> pl.LazyFrame:
+    """Return a table as a lazy frame; columns that stores of older versions lack are null."""
+    lazy = pl.scan_parquet(file, hive_partitioning=False)
+    try:
+        columns = lazy.collect_schema().names()
+    except (pl.exceptions.PolarsError, OSError) as error:
+        raise read_error(error, file, hint=_INGEST_AGAIN) from error
+    missing = [name for name in COLUMNS_SINCE_010 if name not in columns]
+    if not missing:
+        return lazy
+    added = [pl.lit(None, schema[name]).alias(name) for name in missing]
+    return lazy.with_columns(added).select(name for name in schema.names() if name in (*columns, *missing))
 
 
 def _collect(lazy: pl.LazyFrame, file: Path, schema: pl.Schema, rows: int | None = None) -> pl.DataFrame:

@@ -73,7 +73,12 @@ def _(p):
 @example("pipeline-scalar")
 def _(p):
     p.trained().nccl("send", 1, peer=1, group="0", group_ranks="[0, 1]")
-    return p.nccl("allreduce", 3, group="2", group_ranks="[0, 1]", bytes=4)
+    return p.nccl("allreduce", 3, group="2", group_ranks="[0, 1]", bytes=1_024)
+
+
+@example("scalar")
+def _(p):
+    return p.trained().nccl("allreduce", 3, group="2", group_desc="DATA_PARALLEL_GROUP", group_ranks="[0, 1]", bytes=4)
 
 
 def same_ranks(description):

@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 
 from tracekit._loops import warn_if_uncompiled
-from tracekit._util.text import counted
+from tracekit._util.text import counted, listing
 from tracekit.errors import InputError, Notice
 from tracekit.parsers.kineto.header import Header, find_events, parse_header, tail_events, tail_keys
 from tracekit.parsers.kineto.stream import Stream
@@ -59,6 +59,7 @@ def read(
             )
         if table.out_of_range and not lenient:
             raise InputError(f"{stream.name}: {table.out_of_range} events have impossible times", hint=_HINT)
+        _refuse_several_processes(stream.name, table.events)
         events = assign_steps(table.events)
         memory = build_memory(scanned.parts, rank=number, base_ns=header.base_ns)
         return RankEvents(
@@ -109,6 +110,21 @@ def _scan(stream: Stream, *, stacks: bool) -> tuple[Scanned, dict[str, Any]]:
             hint="give the .json or .json.gz the profiler wrote",
         )
     return scanned, keys
+
+
+def _refuse_several_processes(name: str, events: pl.DataFrame) -> None:
+    """Raise an error if several processes, each with a GPU, were merged into one file: they are not one rank."""
+    devices = events["device"].filter(events["kind"] == "kernel").drop_nulls().unique().sort().to_list()
+    if len(devices) < 2:
+        return
+    processes = events["pid"].filter(events["kind"].is_in(["runtime", "driver"])).drop_nulls().unique().sort().to_list()
+    if len(processes) < 2:
+        return
+    shown = f"GPUs {listing(map(str, devices))}, processes {listing(map(str, processes))}"
+    raise InputError(
+        f"{name}: holds several processes with a GPU each ({shown}), which are not one rank",
+        hint="give the file that each rank's profiler wrote",
+    )
 
 
 def _rank(header: Header, name: str, option: int | None) -> tuple[int, str]:

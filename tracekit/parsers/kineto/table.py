@@ -135,6 +135,7 @@ class _Builder:
             self._release(Column.EVENT)  # only names the first event with a damaged text
         columns["group"] = _fill_groups(columns["group"], self._series(self._take(Column.GROUP_ID)))
         columns["peer"] = self._peer()
+        columns["collective_seq"] = self._sparse(*self._take_present(Column.COLLECTIVE_SEQ))
         node, graph = self._take(Column.GRAPH_NODE), self._take(Column.GRAPH)
         columns["graph"] = self._series(_coalesce(_zero_as_null(node), _zero_as_null(graph)))
         return columns

@@ -34,6 +34,8 @@ KEYS: dict[Level, dict[str, Column | Target]] = {
         "graph id": Column.GRAPH,
         "graph node id": Column.GRAPH_NODE,
         "Process Group ID": Column.GROUP_ID,  # files before mid 2024
+        "Seq": Column.COLLECTIVE_SEQ,
+        "collective_seq_id": Column.COLLECTIVE_SEQ,
         "Input Dims": Column.SHAPES,
         "Input dims": Column.SHAPES,
         "Input type": Column.DTYPES,

@@ -1,0 +1,353 @@
+"""Bounds of the difference between the clocks of two ranks, and its drift, from matched operations.
+
+A message ends on the receiver after it began on the sender: an upper bound of the difference, and a message of the
+other direction a lower bound. Where it has its kernels for itself, the receive does not end before the send either. A
+collective in which everyone hears from everyone gives both bounds, and its members end together but for a scatter: the
+central two thirds of the differences between ends, over many operations, bound the difference of the clocks as well.
+Collectives with a root (a broadcast may be over on the root before another rank begins) only show that no rank lags
+behind by more than the longest time between two of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from tracekit._util.arrays import Bools, Int32s, Ints, is_in_sorted
+from tracekit._util.categories import CategoryColumn
+from tracekit._util.columns import to_int64
+
+DRIFT_WINDOWS = 16
+"""Parts that a recording is cut into to see its clocks drift apart."""
+MIN_DRIFT_WINDOWS = 8
+"""Parts that must hold an operation before a drift is believed."""
+MIN_DRIFT_TO_SCATTER_RATIO = 6.0
+"""Drift over the recording, in units of the largest distance of a part from the fitted line, to be believed."""
+MIN_DRIFT_NS = 2_000
+"""Drift over the whole recording that is worth a correction: profilers themselves are no better."""
+MAX_DRIFT = 5e-4
+"""Clocks of computers drift by less than this; a larger slope is work, not a clock."""
+MAX_ACKNOWLEDGE_NS = 20_000
+"""Time by which a send may end after its receive: the sender waits to hear that all has arrived."""
+MIN_OPERATIONS_FOR_SPREAD = 8
+"""Collectives of two ranks from which the spread of their ends bounds the clocks' difference."""
+SPREAD_QUANTILES = (1 / 6, 5 / 6)
+"""The central two thirds of the differences between ends: about one standard deviation to either side."""
+MIN_END_SCATTER_NS = 20_000
+"""Time by which the ends of one collective lie apart even if it always does so in the same way."""
+MEETS = r"(?i)all_?reduce|all_?gather|all_?to_?all|reduce_?scatter|barrier"
+"""Collectives that end nowhere before everyone has begun."""
+NO_BOUND_NS = 2**62
+"""Stands for a bound that does not exist."""
+MAX_MEMBERS_FOR_ALL_PAIRS = 8
+"""Members of a match up to which all of them are compared with each other."""
+ROWS_AT_ONCE = 1 << 17
+"""Comparisons of two ranks' operations that are reduced together, to limit the memory for them."""
+
+Floats = npt.NDArray[np.float64]
+
+
+class ClockBounds(msgspec.Struct, frozen=True):
+    """The clock of rank ``high`` minus that of ``low``: ``offset_ns`` when low's shows ``at_ns``, within two bounds."""
+
+    low: int
+    high: int
+    at_ns: int
+    offset_ns: int
+    least_ns: int
+    most_ns: int
+    drift: float = 0.0  # ns per ns
+
+    @property
+    def one_clock(self) -> bool:
+        """Whether the two may be one clock.
+
+        >>> ClockBounds(0, 1, 0, 30, -10, 70).one_clock, ClockBounds(0, 1, 0, 30, 1, 59).one_clock
+        (True, False)
+        """
+        return not self.drift and self.least_ns <= 0 <= self.most_ns
+
+    @property
+    def width_ns(self) -> int:
+        """Distance between the bounds."""
+        return self.most_ns - self.least_ns
+
+    @property
+    def doubt(self) -> float:
+        """Likeliest offset over the distance between the bounds: near 0, the two clocks are surely one."""
+        return abs(self.offset_ns) / max(self.width_ns, 1)
+
+
+def differences(members: pl.DataFrame) -> pl.DataFrame:
+    """Return the members of each match against each other (in a large match: the lowest rank and the next lower one).
+
+    ``low``, ``high``: the two ranks; ``ends_ns``, ``most_ns``, ``least_ns``: how far high's end lies behind low's end,
+    high's end behind low's start, and high's start behind low's end; the last two are bounds of the clocks' difference
+    where ``is_most`` and ``is_least`` say so. ``alone``: a message that has its kernels for itself on both sides.
+    """
+    compared = _Compared.of(members)
+    return compared.table(*compared.pairs())
+
+
+class _Compared(msgspec.Struct, frozen=True, eq=False):
+    """Members match by match, ranks ascending, and which of them bound clocks."""
+
+    members: pl.DataFrame
+    match: Ints
+    rank: Ints
+    alone: Bools
+    meets: Bools
+
+    @classmethod
+    def of(cls, members: pl.DataFrame) -> _Compared:
+        match, rank = members["match"].to_numpy(), members["rank"].to_numpy()
+        step = np.diff(match)
+        if not ((step > 0) | ((step == 0) & (np.diff(rank) >= 0))).all():
+            members = members.sort("match", "rank", maintain_order=True)
+            match, rank = members["match"].to_numpy(), members["rank"].to_numpy()
+        several = np.unique(match[to_int64(members["messages"], 0) != 1])
+        collective = members["sends"].is_null().to_numpy()
+        return cls(
+            members,
+            match,
+            rank,
+            ~is_in_sorted(match, several),
+            collective & CategoryColumn.from_series(members["what"]).matches(MEETS),
+        )
+
+    def pairs(self) -> tuple[Int32s, Int32s]:
+        """Return members that are compared, two by two: all of a small match, else each with the lowest and the next."""
+        first = np.flatnonzero(np.diff(self.match, prepend=-1))
+        size = np.diff(first, append=len(self.match))
+        lowest, size = (np.repeat(of_match, size).astype(np.int32) for of_match in (first, size))
+        every = np.arange(len(self.match), dtype=np.int32)
+        lows, highs = [lowest], [every]
+        for distance in range(1, min(MAX_MEMBERS_FOR_ALL_PAIRS, int(size.max(initial=1)))):
+            own = every[every - lowest > distance]  # those at just this distance were compared with the lowest
+            own = own if distance == 1 else own[size[own] <= MAX_MEMBERS_FOR_ALL_PAIRS]
+            lows.append(own - distance)
+            highs.append(own)
+        low, high = np.concatenate(lows), np.concatenate(highs)
+        different = self.rank[high] > self.rank[low]
+        return low[different], high[different]
+
+    def by_pair(self) -> Iterator[tuple[Int32s, Int32s]]:
+        """Yield the same pair of ranks by pair of ranks, some at a time."""
+        low, high = self.pairs()
+        key = self.rank[low].astype(np.int64) * (int(self.rank.max(initial=0)) + 1) + self.rank[high]
+        order = np.argsort(key, kind="stable")
+        edges = [*np.flatnonzero(np.diff(key[order], prepend=-1)).tolist(), len(order)]
+        begin = 0
+        for a, b in pairwise(edges):
+            if b - begin > ROWS_AT_ONCE and a > begin:
+                yield low[order[begin:a]], high[order[begin:a]]
+                begin = a
+        if begin < len(order):
+            yield low[order[begin:]], high[order[begin:]]
+
+    def table(self, low: Int32s, high: Int32s) -> pl.DataFrame:
+        """Return what the members *low* and *high* tell (see ``differences``)."""
+        start, end, rank, sends = (self.members[c] for c in ("start_ns", "end_ns", "rank", "sends"))
+        low_sends, meets = sends.gather(low), self.meets[high]
+        sent, heard = low_sends.fill_null(False).to_numpy(), sends.gather(high).fill_null(False).to_numpy()
+        starts, ends = start.to_numpy(), end.to_numpy()
+        return pl.DataFrame(
+            {
+                "low": rank.gather(low),
+                "high": rank.gather(high),
+                "at_ns": ends[low],
+                "alone": self.alone[high],
+                "meets": meets,
+                "low_sends": low_sends,
+                "ends_ns": ends[high] - ends[low],
+                "most_ns": ends[high] - starts[low],
+                "least_ns": starts[high] - ends[low],
+                "is_most": meets | (sent & ~heard),
+                "is_least": meets | (heard & ~sent),
+            }
+        )
+
+
+def find_clock_bounds(members: pl.DataFrame) -> list[ClockBounds]:
+    """Return the bounds for every two ranks that a match brings together (*members*: ``MEMBERS``).
+
+    >>> from tracekit.align.matching import MEMBERS
+    >>> from tracekit.schema import conform
+    >>> members = conform(pl.DataFrame({"match": [0, 0, 1, 1], "rank": [0, 1] * 2, "sends": [True, False, False, True],
+    ...     "messages": 1, "start_ns": [0, 110, 70, 160], "end_ns": [20, 120, 90, 180]}), MEMBERS)
+    >>> (bounds,) = find_clock_bounds(members)
+    >>> bounds.offset_ns, bounds.least_ns, bounds.most_ns
+    (95, 70, 120)
+    """
+    compared = _Compared.of(members)
+    return [bounds for low, high in compared.by_pair() for bounds in _reduce(compared.table(low, high))]
+
+
+def _reduce(table: pl.DataFrame) -> list[ClockBounds]:
+    """Return the bounds for every two ranks of the *table*, which holds all differences of theirs."""
+    pair = ("low", "high")
+    surest = pl.col("meets") | ~pl.col("meets").any().over(pair)
+    table = table.with_columns(since_ns=pl.col("at_ns") - pl.col("at_ns").min().over(pair), surest=surest)
+    drifts = _drifts(table)
+    if drifts:
+        rates = pl.DataFrame(
+            [(low, high, rate) for (low, high), rate in drifts.items()],
+            schema={"low": pl.Int32, "high": pl.Int32, "rate": pl.Float64},
+            orient="row",
+        )
+        drifted = (pl.col("since_ns") * pl.col("rate").fill_null(0.0)).round().cast(pl.Int64)
+        table = table.join(rates, on=["low", "high"], how="left", maintain_order="left")
+        table = table.with_columns(pl.col("ends_ns", "most_ns", "least_ns") - drifted)
+    rows = _extremes(table).iter_rows(named=True)
+    return [_clock_bounds(row, drifts.get((row["low"], row["high"]), 0.0)) for row in rows]
+
+
+def _extremes(table: pl.DataFrame) -> pl.DataFrame:
+    """Return one row for each two ranks: the tightest bounds, the fastest messages, the range of ends."""
+    ends, forth = pl.col("ends_ns"), pl.col("low_sends")
+    # A quantile is a float, and an epoch in nanoseconds does not fit one exactly: count from one of the ends.
+    surest = ends.filter("surest")
+    from_first = surest - surest.first()
+    lower, upper = (surest.first() + from_first.quantile(q).round().cast(pl.Int64) for q in SPREAD_QUANTILES)
+    return table.group_by("low", "high", maintain_order=True).agg(
+        pl.col("at_ns").min(),
+        most_ns=pl.col("most_ns").filter("is_most").min(),
+        least_ns=pl.col("least_ns").filter("is_least").max(),
+        round_ns=pl.col("at_ns").sort().diff().max(),
+        loose_most_ns=pl.col("most_ns").max(),
+        loose_least_ns=pl.col("least_ns").min(),
+        fastest_forward_ns=ends.filter(pl.col("alone") & forth).min(),
+        fastest_backward_ns=(-ends).filter(pl.col("alone") & ~forth).min(),
+        middle_ns=surest.first() + from_first.median().round().cast(pl.Int64),
+        lower_ns=lower,
+        upper_ns=upper,
+        earliest_ns=ends.min(),
+        latest_ns=ends.max(),
+        two_way=(forth.any() & (~forth).any()).fill_null(False),
+        meetings=pl.col("meets").sum(),
+    )
+
+
+def _clock_bounds(row: dict[str, Any], drift: float) -> ClockBounds:
+    """Return the bounds that one row of ``_extremes`` describes, and the likeliest offset within them."""
+    least = -NO_BOUND_NS if row["least_ns"] is None else row["least_ns"]
+    most = NO_BOUND_NS if row["most_ns"] is None else row["most_ns"]
+    contradict = least > most
+    offset = None if contradict else _message_offset(row, least, most)
+    if contradict or (row["least_ns"] is None and row["most_ns"] is None):
+        # All that is sure is that nobody lags a whole round behind.
+        lag = NO_BOUND_NS if row["round_ns"] is None else row["round_ns"]
+        least, most = row["loose_least_ns"] - lag, row["loose_most_ns"] + lag
+    else:
+        least, most = _tighten(least, most, *_message_bounds(row))
+    if row["meetings"] >= MIN_OPERATIONS_FOR_SPREAD:
+        spread = row["lower_ns"] - MIN_END_SCATTER_NS, row["upper_ns"] + MIN_END_SCATTER_NS
+        if offset is None or spread[1] - spread[0] < most - least:
+            offset = row["middle_ns"]
+        least, most = _tighten(least, most, *spread)
+    if offset is None:
+        offset = _one_way_offset(row)
+    return ClockBounds(row["low"], row["high"], row["at_ns"], min(max(offset, least), most), least, most, drift)
+
+
+def _tighten(least: int, most: int, lower: int, upper: int) -> tuple[int, int]:
+    """Return the part of [least, most] that lies in [lower, upper] too; all of it if there is no such part."""
+    inner = max(least, lower), min(most, upper)
+    return inner if inner[0] <= inner[1] else (least, most)
+
+
+def _message_bounds(row: dict[str, Any]) -> tuple[int, int]:
+    """Return the bounds from messages with kernels of their own: a receive does not end before its send."""
+    forward, backward = row["fastest_forward_ns"], row["fastest_backward_ns"]
+    lower = -NO_BOUND_NS if backward is None else -backward - MAX_ACKNOWLEDGE_NS
+    upper = NO_BOUND_NS if forward is None else forward + MAX_ACKNOWLEDGE_NS
+    return lower, upper
+
+
+def _message_offset(row: dict[str, Any], least: int, most: int) -> int | None:
+    """Return the offset for which the fastest messages of both directions take equally long; None without both."""
+    if not row["two_way"]:
+        return None
+    if row["fastest_forward_ns"] is None or row["fastest_backward_ns"] is None:
+        return (least + most) // 2
+    return int(row["fastest_forward_ns"] - row["fastest_backward_ns"]) // 2
+
+
+def _one_way_offset(row: dict[str, Any]) -> int:
+    """Return the likeliest offset from few collectives, or from messages of one direction."""
+    if row["meetings"] or (row["least_ns"] is None) == (row["most_ns"] is None):
+        return int(row["middle_ns"])
+    return int(row["earliest_ns"] if row["least_ns"] is None else row["latest_ns"])
+
+
+def _drifts(table: pl.DataFrame) -> dict[tuple[int, int], float]:
+    """Return by how much the clocks of two ranks drift apart, where that is beyond doubt."""
+    length = pl.col("since_ns").max().over("low", "high")
+    ends = pl.col("ends_ns")
+    windows = (
+        table.with_columns(
+            window=pl.col("since_ns") * DRIFT_WINDOWS // (length + 1), base=ends.first().over("low", "high")
+        )
+        .group_by("low", "high", "window", maintain_order=True)
+        .agg(
+            pl.col("since_ns").mean(),
+            bounds=(
+                (pl.col("most_ns") - pl.col("base")).filter("is_most").min()
+                + (pl.col("least_ns") - pl.col("base")).filter("is_least").max()
+            )
+            / 2,
+            ends=(ends - pl.col("base")).filter(pl.col("surest") & pl.col("low_sends").is_null()).median(),
+        )
+    )
+    many = windows.filter(pl.len().over("low", "high") >= MIN_DRIFT_WINDOWS).sort("low", "high", maintain_order=True)
+    low, high, since = (many[name].to_numpy() for name in ("low", "high", "since_ns"))
+    values = [many[name].cast(pl.Float64).to_numpy() for name in ("bounds", "ends")]  # nulls as NaN
+    first = np.flatnonzero((np.diff(low, prepend=-1) != 0) | (np.diff(high, prepend=-1) != 0)).tolist()
+    rates = {}
+    may_drift = np.stack([_may_drift(since, of, first) for of in values]) if first else np.zeros((2, 0), np.bool_)
+    for pair in np.flatnonzero(may_drift.any(axis=0)).tolist():
+        a, b = [*first, len(low)][pair : pair + 2]
+        fits = [_fit_drift(since[a:b][~np.isnan(of[a:b])], of[a:b][~np.isnan(of[a:b])]) for of in values]
+        rate, _ = min(fits, key=lambda fit: fit[1])
+        if rate:
+            rates[int(low[a]), int(high[a])] = rate
+    return rates
+
+
+def _may_drift(since: Floats, values: Floats, first: list[int]) -> Bools:
+    """Return which pairs, beginning at *first*, may drift clearly: all at once, so that few lines need to be fitted."""
+    size = np.diff([*first, len(since)])
+    has_value = ~np.isnan(values)
+
+    def each(summed: Floats) -> Floats:
+        return np.repeat(np.add.reduceat(summed, first), size)
+
+    count = np.maximum(each(has_value.astype(np.float64)), 1)
+    x, y = np.where(has_value, since, 0), np.where(has_value, values, 0)
+    x, y = (np.where(has_value, of - each(of) / count, 0) for of in (x, y))
+    rate = each(x * y) / np.maximum(each(x * x), np.finfo(np.float64).tiny)
+    off = np.maximum.reduceat(np.abs(y - rate * x), first)
+    grown = np.abs(rate[first]) * (np.maximum.reduceat(x, first) - np.minimum.reduceat(x, first))
+    clear: Bools = grown > _ROUNDED * np.maximum(MIN_DRIFT_TO_SCATTER_RATIO * off, MIN_DRIFT_NS)
+    return clear
+
+
+_ROUNDED = 0.999
+"""Allowance for rounding where an estimate lies near the threshold that the exact fit is held to."""
+
+
+def _fit_drift(times: Floats, values: Floats) -> tuple[float, float]:
+    """Return the slope of the values and the largest distance of one from the line; (0, inf) if it is not clear."""
+    if len(times) < MIN_DRIFT_WINDOWS or np.ptp(times) == 0:
+        return 0.0, np.inf
+    rate, start = np.polyfit(times - times[0], values, 1)
+    off = float(np.abs(values - rate * (times - times[0]) - start).max())
+    grown = abs(rate) * float(np.ptp(times))
+    clear = grown > max(MIN_DRIFT_TO_SCATTER_RATIO * off, MIN_DRIFT_NS) and abs(rate) < MAX_DRIFT
+    return (float(rate), off) if clear else (0.0, np.inf)
