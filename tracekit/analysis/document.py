@@ -102,13 +102,13 @@ def schedule_document(comparison: ScheduleComparison) -> documents.Schedule:
         gap_ns=head.gap_ns,
         exact=match.exact,
         distance=match.distance,
-        differences=_convert(match.differences, list[documents.Difference]),
+        differences=tuple(match.differences),
         fb_run_apart=match.blocks_run_apart,
         step=head.pipeline.step,
         pipeline_ranks=list(head.pipeline.ranks),
         stages_from=head.pipeline.stages_from,
         confidence=None if confidence is None else round(float(confidence), 3),
-        by_rank=_convert(head.bubbles, list[documents.RankBubble]),
+        by_rank=head.bubbles,
         factors=_convert(comparison.factors, documents.Factors),
         lanes=rows(comparison.lanes, documents.Lane),
         positions=comparison.positions,
@@ -230,7 +230,7 @@ def _rates(rates: RunRates) -> documents.Rates:
         communication=rows(rates.communication, documents.Bandwidth),
         experts=rows(rates.experts, documents.ExpertLoad),
         expert_layers=rows(rates.expert_layers.head(MAX_EXPERT_LAYERS), documents.ExpertLayer),
-        expert_cost=None if rates.expert_cost is None else _convert(rates.expert_cost, documents.ExpertCost),
+        expert_cost=rates.expert_cost,
     )
 
 
@@ -244,7 +244,7 @@ def _memory(held: HeldMemory) -> documents.RankMemory:
         peak_bytes=measured.peak_bytes,
         reserved_bytes=measured.reserved_bytes,
         first_bytes=measured.first_bytes,
-        by_phase=_convert(measured.by_phase, dict[str, documents.Peak]),
+        by_phase=measured.by_phase,
         base_bytes=None if chunks is None else chunks.base_bytes,
         chunk_bytes=bounds,
         chunks=None if chunks is None else chunks.peak_chunks,

@@ -32,7 +32,7 @@ from tracekit.analysis.measured import Measured, RankResult
 from tracekit.analysis.result import BaseAnalysis, Tables
 from tracekit.analysis.tables import Measures, RankTables
 from tracekit.compare import WhatIf
-from tracekit.documents.analysis import AnalysisDocument, Figures, RankFigures, Schedule
+from tracekit.documents.analysis import AnalysisDocument, Figures, Peak, RankFigures, Schedule
 from tracekit.documents.coding import decode, encode, read_document, to_plain, to_plain_rows
 from tracekit.documents.saved_analysis import FORMAT, TablesDocument
 from tracekit.errors import InputError, Notice
@@ -40,7 +40,7 @@ from tracekit.intervals import Intervals
 from tracekit.metrics.bubbles import Bubble
 from tracekit.metrics.budget import Budget
 from tracekit.metrics.chunk_memory import ChunkMemory
-from tracekit.metrics.memory import Peak, RankMemory
+from tracekit.metrics.memory import RankMemory
 from tracekit.metrics.rates import Rates
 from tracekit.reconstruct import RankPipeline
 from tracekit.schema import ProcessGroup, Source

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import msgspec
 import polars as pl
 
+from tracekit.documents.analysis import ExpertCost
 from tracekit.metrics.bandwidth import bandwidth
-from tracekit.metrics.expert_balance import EXPERT_WORK, ExpertCost, expert_cost, measure_expert_balance
+from tracekit.metrics.expert_balance import EXPERT_WORK, expert_cost, measure_expert_balance
 from tracekit.metrics.rates import PRODUCTS, Rates
 
 _PRODUCT_KEYS = ["label", "module", "op", "shapes", "dtype"]

@@ -14,6 +14,7 @@ from tracekit._util.html import html_table
 from tracekit.compare.gap import StepReplays
 from tracekit.compare.identify import Match
 from tracekit.compare.what_if import WhatIf
+from tracekit.documents.analysis import RankBubble
 from tracekit.errors import Notice
 from tracekit.reconstruct.pipeline import Pipeline
 from tracekit.schema import CELLS, conform
@@ -25,15 +26,6 @@ CELLS_WITH_IDEAL = pl.Schema({**CELLS, **dict.fromkeys(_IDEAL_COLUMNS, pl.Int64(
 MIN_SLOW_CELL_FACTOR = 1.25
 """Work of a cell over the median of its op and stage above which it is listed as slow."""
 MAX_SLOW_CELLS = 10
-
-
-class RankBubble(msgspec.Struct, frozen=True):
-    """Idle time of one rank in the pipeline by phase, measured and ideal, and its peak of held activations (chunks)."""
-
-    rank: int
-    measured_ns: Mapping[str, int]
-    ideal_ns: Mapping[str, int]
-    peak_activations: int
 
 
 class StepComparison(msgspec.Struct, frozen=True, eq=False):

@@ -11,13 +11,13 @@ import numpy as np
 
 from tracekit.compare.orders import (
     MAX_COUNTED_DISTANCE,
-    Difference,
     count_ops,
     differences,
     distance,
     pattern,
     same_work,
 )
+from tracekit.documents.analysis import Difference
 from tracekit.errors import ScheduleError
 from tracekit.schedules import Op, Schedule, generate, names, read_orders
 from tracekit.schedules.registry import describe, searched_names

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from difflib import SequenceMatcher
 
-import msgspec
 import numpy as np
 
 from tracekit._loops import edit_distance
+from tracekit.documents.analysis import Difference
 from tracekit.schedules import Op
 
 Unit = tuple[str, int, int]
@@ -21,15 +21,6 @@ Unit = tuple[str, int, int]
 
 MAX_COUNTED_DISTANCE = 400
 """Distance between two orders of a rank above which counting stops."""
-
-
-class Difference(msgspec.Struct, frozen=True):
-    """A place at which a rank's order differs from the schedule's: the ops it ran, and the ops of the schedule."""
-
-    rank: int
-    position: int  # index in the rank's order
-    measured: tuple[str, ...]
-    expected: tuple[str, ...]
 
 
 def count_ops(order: Sequence[Op], *kinds: str) -> int:

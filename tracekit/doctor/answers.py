@@ -12,6 +12,7 @@ from pathlib import PurePath
 import msgspec
 
 from tracekit.doctor.findings import MIN_LAUNCHED_SHARE, RankFacts
+from tracekit.documents.doctor import Reexport
 
 EXPORT_OPTION = "--include-blobs=true"
 
@@ -21,14 +22,6 @@ class Answer(msgspec.Struct, frozen=True):
 
     text: str
     available: Callable[[RankFacts], bool]
-
-
-class Reexport(msgspec.Struct, frozen=True):
-    """Another export of the same report: its option, what it adds, and the command."""
-
-    option: str
-    gives: str
-    command: str
 
 
 def _has_launches(fact: RankFacts) -> bool:

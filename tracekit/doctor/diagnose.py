@@ -15,9 +15,9 @@ import polars as pl
 
 from tracekit._util.html import html_table
 from tracekit.doctor.answers import available_answers, suggest_reexport
-from tracekit.doctor.findings import Finding, RankFacts, find_extras, find_problems
+from tracekit.doctor.findings import RankFacts, find_extras, find_problems
 from tracekit.documents.coding import encode, to_plain
-from tracekit.documents.doctor import FORMAT, DoctorDocument
+from tracekit.documents.doctor import FORMAT, DoctorDocument, Finding
 from tracekit.errors import Notice
 from tracekit.metrics.completeness import add_launch_times, check_completeness
 from tracekit.metrics.host_calls import find_api_calls

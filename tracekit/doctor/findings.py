@@ -11,6 +11,7 @@ import msgspec
 
 from tracekit._util.notices import strip_rank
 from tracekit._util.text import listing
+from tracekit.documents.doctor import Finding
 from tracekit.errors import Notice
 from tracekit.metrics.peaks import PEAKS_VARIABLE, find_gpu
 from tracekit.parsers.ranks import missing_ranks
@@ -70,17 +71,6 @@ class RankFacts(msgspec.Struct, frozen=True):
     peers: int = 0  # messages with a recorded peer
     allocations: int = 0  # allocations and frees of GPU memory
     with_totals: int = 0  # allocations with the total allocated after them
-
-
-class Finding(msgspec.Struct, frozen=True):
-    """Something the recording lacks: what, on which ranks, which answers that rules out, and how to record it."""
-
-    code: str
-    severity: str  # "blocks": no answer without it; "limits": fewer or weaker answers; "note": good to know
-    problem: str
-    ranks: tuple[int, ...]
-    rules_out: tuple[str, ...]
-    fix: str
 
 
 class FindingRule(msgspec.Struct, frozen=True):

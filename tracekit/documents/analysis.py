@@ -157,9 +157,9 @@ class Difference(Struct, frozen=True):
     """Index of the rank in the pipeline."""
     position: int
     """Index in the rank's order."""
-    measured: list[str]
+    measured: tuple[str, ...]
     """Operations that ran."""
-    expected: list[str]
+    expected: tuple[str, ...]
     """Operations of the schedule."""
 
 
@@ -312,7 +312,7 @@ class Schedule(Struct, frozen=True):
     """Whether the order is exactly the schedule's."""
     distance: int
     """Operations by which the order differs from the schedule's."""
-    differences: list[Difference]
+    differences: tuple[Difference, ...]
     """Where it differs."""
     fb_run_apart: int
     """Overlapped blocks whose forward and backward ran one after the other."""
@@ -324,7 +324,7 @@ class Schedule(Struct, frozen=True):
     """Evidence from which the stages of ranks are known."""
     confidence: float | None
     """Lowest confidence of a cell, 0 to 1."""
-    by_rank: list[RankBubble]
+    by_rank: tuple[RankBubble, ...]
     """Idle time of each rank."""
     factors: Factors
     """Imbalance of stages and cells."""
@@ -783,11 +783,11 @@ class ExpertCost(Struct, frozen=True):
     exchanges: int
     """Dispatches that were matched and have a combine."""
     transfer_ns: int | None
-    """Time by which dispatches would be shorter if every rank received the mean."""
+    """Time by which dispatches would be shorter if every rank received the mean and time were proportional to bytes."""
     wait_ns: int
-    """Wait in combines that follow longer expert work."""
+    """Wait in combines that follow longer expert work, summed over ranks."""
     step_ns: int
-    """Loss of the step."""
+    """Loss of the step: of each exchange, the longest exposed wait of a rank."""
 
 
 class Rates(Struct, frozen=True):

@@ -69,9 +69,9 @@ class Finding(Struct, frozen=True):
     """blocks (no answer without it), limits (fewer or weaker answers) or note."""
     problem: str
     """What is missing."""
-    ranks: list[int]
+    ranks: tuple[int, ...]
     """On which ranks."""
-    rules_out: list[str]
+    rules_out: tuple[str, ...]
     """Answers that this rules out."""
     fix: str
     """How to record it."""

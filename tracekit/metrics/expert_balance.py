@@ -8,10 +8,10 @@ bounds hold for it.
 
 from __future__ import annotations
 
-import msgspec
 import numpy as np
 import polars as pl
 
+from tracekit.documents.analysis import ExpertCost
 from tracekit.intervals import union
 from tracekit.schema import conform
 
@@ -43,19 +43,6 @@ EXPERT_LAYERS = pl.Schema(
         "exposed_ns": pl.Int64(),  # of that, at most what no compute hides
     }
 )
-
-
-class ExpertCost(msgspec.Struct, frozen=True):
-    """Cost of imbalance in the forward, over all steps. Upper bounds."""
-
-    exchanges: int
-    """Dispatches that were matched on several ranks and have a combine."""
-    transfer_ns: int | None
-    """Time by which dispatches would be shorter if every rank received the mean and time were proportional to bytes."""
-    wait_ns: int
-    """Wait in combines that follow longer expert work, summed over ranks."""
-    step_ns: int
-    """Loss of the step: of each exchange, the longest exposed wait of a rank."""
 
 
 def measure_expert_balance(operations: pl.DataFrame, members: pl.DataFrame) -> pl.DataFrame:

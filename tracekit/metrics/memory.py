@@ -14,6 +14,7 @@ from typing import Literal
 import msgspec
 import polars as pl
 
+from tracekit.documents.analysis import Peak
 from tracekit.metrics.chunk_memory import ChunkMemory, measure_chunk_memory
 
 MEMORY_PHASES = {
@@ -31,13 +32,6 @@ MAX_CURVE_POINTS = 200
 MEMORY_CURVE = pl.Schema({"at_ns": pl.Int64(), "allocated": pl.Int64(), "reserved": pl.Int64()})
 
 _HOST_DEVICE_TYPE = 0
-
-
-class Peak(msgspec.Struct, frozen=True):
-    """Range of the peak allocation in a phase, in bytes."""
-
-    at_least: int
-    at_most: int
 
 
 class RankMemory(msgspec.Struct, frozen=True, eq=False):

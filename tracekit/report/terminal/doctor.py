@@ -12,7 +12,8 @@ from rich.text import Text
 
 from tracekit._util.text import format_ranges, listing, terminal
 from tracekit.doctor.diagnose import Diagnosis
-from tracekit.doctor.findings import RECIPES, Finding
+from tracekit.doctor.findings import RECIPES
+from tracekit.documents.doctor import Finding
 from tracekit.report.terminal.screen import Screen
 
 TOOLS = {"kineto": "PyTorch profiler", "nsight": "Nsight Systems"}
