@@ -122,7 +122,7 @@ class _Compared(msgspec.Struct, frozen=True, eq=False):
         )
 
     def pairs(self) -> tuple[Int32s, Int32s]:
-        """Return members that are compared, two by two: all of a small match, else each with the lowest and the next."""
+        """Return pairs of members to compare: all of a small match, else each with the lowest and the next lower."""
         first = np.flatnonzero(np.diff(self.match, prepend=-1))
         size = np.diff(first, append=len(self.match))
         lowest, size = (np.repeat(of_match, size).astype(np.int32) for of_match in (first, size))
@@ -291,7 +291,9 @@ def _drifts(table: pl.DataFrame) -> dict[tuple[int, int], float]:
     length = pl.col("since_ns").max().over("low", "high")
     ends = pl.col("ends_ns")
     windows = (
-        table.with_columns(window=pl.col("since_ns") * DRIFT_WINDOWS // (length + 1), base=ends.first().over("low", "high"))
+        table.with_columns(
+            window=pl.col("since_ns") * DRIFT_WINDOWS // (length + 1), base=ends.first().over("low", "high")
+        )
         .group_by("low", "high", "window", maintain_order=True)
         .agg(
             pl.col("since_ns").mean(),

@@ -79,7 +79,9 @@ class Clocks:
             maintain_order="left",
         )
         moved = [(pl.col(c) - pl.col("_offset").fill_null(0)).alias(c) for c in columns]
-        drifted = [(pl.col(c) - ((pl.col(c) - self.origin_ns) * _RATE).round().cast(pl.Int64)).alias(c) for c in columns]
+        drifted = [
+            (pl.col(c) - ((pl.col(c) - self.origin_ns) * _RATE).round().cast(pl.Int64)).alias(c) for c in columns
+        ]
         return joined.with_columns(moved).with_columns(drifted).drop("_offset", "_ppm")
 
     def uncertainty_between(self, ranks: npt.NDArray[np.integer[Any]], others: npt.NDArray[np.integer[Any]]) -> Ints:
