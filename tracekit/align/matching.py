@@ -337,7 +337,7 @@ def _count_others(sides: _Sides, sequences: _Sequences, uneven: Ints) -> Ints:
     counts = in_even_key & (ranks_of_key[sides.key] > 1)
     scope = sides.rank.astype(np.int64) * (int(sides.step.max(initial=0)) + 1) + sides.step[sides.row]
     order = np.lexsort((sides.order[sides.row], scope))
-    before = np.cumsum(counts[order]) - counts[order]
+    before: Ints = np.cumsum(counts[order]) - counts[order]
     begin = np.flatnonzero(np.diff(scope[order], prepend=-1))
     others = np.empty(len(order), np.int64)
     others[order] = before - np.repeat(before[begin], np.diff(begin, append=len(order)))
