@@ -191,7 +191,7 @@ def test_clocks_that_disagree_do_not_send_the_walk_in_a_circle():
     assert (links.row.tolist(), links.next_comm.tolist()) == ([0, 1, 2, 3, 4, 5], [-1, 0, 1, -1, 3, 4])
     late = np.array([-1, 5, 5, -1, 2, 1], np.int32)
     came, own = np.where(late >= 0, 14, 0), np.zeros(6, np.int64)
-    table = _build_segments(*walk_back(links, Arrivals(late, came, own, late >= 0), clocks))
+    table = _build_segments(*walk_back(links, Arrivals(late, came, own, late >= 0, np.zeros(len(late), bool)), clocks))
     assert (table["start_ns"][0], table["end_ns"][-1]) == (0, 15)
     assert (table["start_ns"][1:] == table["end_ns"][:-1]).all()
 

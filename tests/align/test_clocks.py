@@ -1,4 +1,4 @@
-"""Clocks of different ranks, set to one."""
+"""Clock alignment across ranks."""
 
 from __future__ import annotations
 
@@ -295,3 +295,39 @@ def test_what_drifts_is_never_passed_over_before_it_is_fitted():
         assert fitted.any()
         assert not (fitted & ~likely).any()
         assert likely.sum() <= fitted.sum() + 2  # and little else is fitted
+
+
+# ---- spread of ends ----
+
+
+@pytest.mark.parametrize("shift", [0.3, 1, 5, 3_000, -0.3, -1, -5, -3_000])
+@pytest.mark.parametrize("scatter_ms", [0.02, 0.5])
+def test_a_shifted_clock_is_found_or_within_the_uncertainty(shift, scatter_ms):
+    """Long collectives (16 ms), as gradients have: their bounds alone would allow any of the smaller shifts."""
+    rng = np.random.default_rng(7)
+    rows = []
+    for n in range(60):
+        for rank in (0, 1):
+            end = 100 * MS * n + 16 * MS + round(rng.normal(0, scatter_ms * MS)) + (round(shift * MS) if rank else 0)
+            rows.append((n, rank, end - 16 * MS, end))
+    clocks = align(collectives(rows), [0, 1])
+    offset, uncertainty = clocks.offset_ns[1], clocks.table["uncertainty_ns"][1]
+    assert abs(offset - shift * MS) <= uncertainty <= 4 * scatter_ms * MS + 0.4 * MS
+    if abs(shift) > 2 * scatter_ms:
+        assert offset == pytest.approx(shift * MS, abs=scatter_ms * MS)
+
+
+@pytest.mark.parametrize(
+    ("count", "moved"), [(MIN_OPERATIONS_FOR_SPREAD - 1, False), (MIN_OPERATIONS_FOR_SPREAD, True)]
+)
+def test_the_spread_of_ends_needs_enough_operations(count, moved):
+    rows = [
+        (n, rank, 100 * MS * n + MS * rank, 100 * MS * n + 16 * MS + MS * rank) for n in range(count) for rank in (0, 1)
+    ]
+    assert (align(collectives(rows), [0, 1]).offset_ns[1] != 0) is moved
+
+
+@pytest.mark.parametrize(("apart_ns", "moved"), [(MIN_END_SCATTER_NS, False), (MIN_END_SCATTER_NS + 1, True)])
+def test_ends_that_lie_apart_by_little_move_no_clock(apart_ns, moved):
+    rows = [(n, rank, 100 * MS * n, 100 * MS * n + 16 * MS + apart_ns * rank) for n in range(20) for rank in (0, 1)]
+    assert (align(collectives(rows), [0, 1]).offset_ns[1] != 0) is moved

@@ -1,4 +1,4 @@
-"""Which operations of different ranks are one."""
+"""Matching of operations across ranks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def test_a_member_says_what_it_is_and_how_its_time_divides():
         (1, 1, 10, "p2p", False, 0, 1, 16),
     ]
     assert found["transfer_ns"].to_list() == [30, 30, 30, 30]
-    assert found["wait_ns"].to_list() == [70, 0, 0, 21]
+    assert found["wait_ns"].to_list() == [70, 0, 0, 21]  # bounds, before clocks are aligned
+    assert found["wait_is_bound"].all()
 
 
 def test_the_bytes_of_a_kernel_with_several_messages_belong_to_none_of_them():
@@ -83,3 +84,44 @@ def test_how_well_ends_of_unnamed_groups_must_agree(duration_ns, scatter_ns, agr
         rows += [{"rank": 0, "start_ns": end - duration_ns, "end_ns": end}]
         rows += [{"rank": 1, "start_ns": end + apart - duration_ns, "end_ns": end + apart}]
     assert bool(len(match(table(*rows)).members)) is agrees
+
+
+ENDS = [100, 250, 330, 480, 700, 760, 900, 990]
+
+
+@pytest.mark.parametrize("lost", range(len(ENDS)))
+@pytest.mark.parametrize("clock_ns", [0, 123_456_789])
+def test_a_missing_operation_leaves_a_hole_where_it_is_missing(lost, clock_ns):
+    """Rank 1, whose clock may differ, lacks one operation of eight: all others keep their partners."""
+    rows = [collective(0, end - 20, end, id=n) for n, end in enumerate(ENDS)]
+    rows += [collective(1, end - 10 + clock_ns, end + clock_ns, id=n) for n, end in enumerate(ENDS) if n != lost]
+    found = match(table(*rows))
+    by_rank = {rank: found.members.filter(rank=rank)["id"].to_list() for rank in (0, 1)}
+    assert by_rank[0] == by_rank[1] == [n for n in range(len(ENDS)) if n != lost]
+    assert [notice.code for notice in found.notices] == ["uneven-operations"]
+
+
+def test_sizes_tell_where_an_operation_is_missing_if_ends_do_not():
+    """Ends scatter by more than the time between two operations; the sizes come in an order of their own."""
+    sizes, late = [8, 16, 8, 32, 16, 8], [0, 90, 10, 95, 5, 80]
+    rows = [collective(0, 100 * n, 100 * n + 50, id=n, bytes=size) for n, size in enumerate(sizes)]
+    rows += [collective(1, 100 * n, 100 * n + 50 + late[n], id=n, bytes=size) for n, size in enumerate(sizes) if n != 3]
+    assert members(*rows).filter(rank=0)["id"].to_list() == [0, 1, 2, 4, 5]
+
+
+def test_recorded_sequence_numbers_decide():
+    """By order, rank 1's operations would be 0 and 1; their numbers say 1 and 2, although no end agrees."""
+    rows = [collective(0, 1_000 * n, 1_000 * n + 50, id=n, collective_seq=40 + n) for n in range(3)]
+    rows += [collective(1, 10 + n, 20 + n, id=n, collective_seq=40 + n) for n in (1, 2)]
+    found = members(*rows)
+    assert found.select("rank", "id").rows() == [(0, 1), (1, 1), (0, 2), (1, 2)]
+    partly = [{**row, "collective_seq": None} if row["id"] == 1 else row for row in rows]
+    assert len(members(*partly)) > 0  # numbers that some lack are not used
+
+
+def test_a_message_is_not_matched_with_a_send_that_began_after_it_ended():
+    """Rank 0 lacks its first send: the receive that ended before the second send began stays unmatched."""
+    messages = [(0, 10), (100, 110), (200, 210), (300, 310)]
+    rows = [message(0, "send:1", start, end, id=n) for n, (start, end) in enumerate(messages) if n]
+    rows += [message(1, "recv:0", start, end, id=n) for n, (start, end) in enumerate(messages)]
+    assert members(*rows).filter(rank=1)["id"].to_list() == [1, 2, 3]

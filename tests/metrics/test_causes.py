@@ -105,8 +105,8 @@ def test_the_host_had_not_launched_the_compute(why):
 
 def test_a_copy_of_pageable_memory_blocks_the_host_until_its_stream_is_there():
     """The call returns when its copy has begun, 800 µs later; that of pinned memory, and one in time, do not wait."""
-    calls = [(name, correlation, start * US, end * US) for name, correlation, start, end in (
-        ("cudaMemcpyAsync", 1, 100, 905), ("cudaMemcpyAsync", 2, 910, 915), ("cudaMemcpyAsync", 3, 920, 925))]  # fmt: skip
+    times = [(1, 100, 905), (2, 910, 915), (3, 920, 925)]
+    calls = [("cudaMemcpyAsync", correlation, start * US, end * US) for correlation, start, end in times]
     schema = {"name": pl.String, "correlation": pl.Int64, "start_ns": pl.Int64, "end_ns": pl.Int64}
     api = pl.DataFrame(calls, schema=schema, orient="row").with_columns(tid=pl.lit(1, pl.Int64))
     pageable, pinned = "Memcpy HtoD (Pageable -> Device)", "Memcpy HtoD (Pinned -> Device)"

@@ -122,7 +122,7 @@ class _Compared(msgspec.Struct, frozen=True, eq=False):
         )
 
     def pairs(self) -> tuple[Int32s, Int32s]:
-        """Return members that are compared, two by two: all of a small match, else each with the lowest and the next."""
+        """Return pairs of members to compare: all of a small match, else each with the lowest and the next lower."""
         first = np.flatnonzero(np.diff(self.match, prepend=-1))
         size = np.diff(first, append=len(self.match))
         lowest, size = (np.repeat(of_match, size).astype(np.int32) for of_match in (first, size))

@@ -96,8 +96,9 @@ class Clocks:
         """
         numbers = self.table["rank"].to_numpy()
         own, other = np.searchsorted(numbers, ranks), np.searchsorted(numbers, others)
-        own_ns = to_int64(self.table["uncertainty_ns"], NO_BOUND_NS)
-        apart = np.minimum(own_ns[own] + own_ns[other], NO_BOUND_NS)  # NO_BOUND_NS twice still fits 64 bits
+        from_first_ns = to_int64(self.table["uncertainty_ns"], -1)
+        is_known = (from_first_ns[own] >= 0) & (from_first_ns[other] >= 0)
+        apart = np.where(is_known, from_first_ns[own] + from_first_ns[other], NO_BOUND_NS)
         keys, direct_ns = self._pairs
         key = np.minimum(own, other) * len(numbers) + np.maximum(own, other)
         pair = find_sorted(key, keys)

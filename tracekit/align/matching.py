@@ -105,7 +105,7 @@ def match(operations: pl.DataFrame, *, by_step: bool = True) -> Matching:
         in_uneven_key = np.isin(sides.key, sides.key[sequences.order[sequences.first[uneven]]])
         clocks = align(members(position, np.flatnonzero(~in_uneven_key)), np.unique(sides.rank).tolist())
         meets = CategoryColumn.from_series(operations["what"]).matches(MEETS)
-        position = _align_uneven(sides, sequences, uneven, position, clocks, meets)
+        position = _align_uneven(sides, sequences, uneven, position=position, clocks=clocks, meets=meets)
         notices += _uneven_notices(sides, sequences, uneven)
     kept, disagreeing = _drop_disagreeing(sides, position, channel, channels)
     return Matching(members(position, kept), (*notices, *disagreeing))
@@ -219,11 +219,13 @@ def _dense(values: Ints) -> Ints:
 
 
 def _split_by_sequence(bucket: Ints, channel: Ints, operations: pl.DataFrame, p2p: Bools) -> Ints:
-    """Return the buckets with collectives told apart by their recorded sequence number, where all of a channel have one.
+    """Return the buckets with collectives told apart by recorded sequence number, where all of a channel have one.
 
     The number counts a group's collectives from its creation on, alike on all ranks, so that it replaces the step.
     Messages are counted by each side on its own and are left alone.
     """
+    if "collective_seq" not in operations.columns:  # tables of a store of version 0.1.0
+        return bucket
     number = operations["collective_seq"]
     if number.null_count() == len(number):
         return bucket
@@ -305,7 +307,7 @@ class _Sequences(msgspec.Struct, frozen=True, eq=False):
 
 
 def _align_uneven(
-    sides: _Sides, sequences: _Sequences, uneven: Ints, position: Ints, clocks: Clocks, meets: Bools
+    sides: _Sides, sequences: _Sequences, uneven: Ints, *, position: Ints, clocks: Clocks, meets: Bools
 ) -> Ints:
     """Return the positions with those of *uneven* sequences aligned to their reference; -1 for a side without partner.
 
@@ -329,13 +331,13 @@ def _align_uneven(
 
 
 def _count_others(sides: _Sides, sequences: _Sequences, uneven: Ints) -> Ints:
-    """Return for each side the operations of even keys, matched for certain, that its rank issued before in the step."""
+    """Return how many operations of even keys, matched for certain, each side's rank issued before it in the step."""
     ranks_of_key = np.bincount(sides.key[sequences.order[sequences.first]])
     in_even_key = ~np.isin(sides.key, sides.key[sequences.order[sequences.first[uneven]]])
     counts = in_even_key & (ranks_of_key[sides.key] > 1)
     scope = sides.rank.astype(np.int64) * (int(sides.step.max(initial=0)) + 1) + sides.step[sides.row]
     order = np.lexsort((sides.order[sides.row], scope))
-    before = np.cumsum(counts[order]) - counts[order]
+    before: Ints = np.cumsum(counts[order]) - counts[order]
     begin = np.flatnonzero(np.diff(scope[order], prepend=-1))
     others = np.empty(len(order), np.int64)
     others[order] = before - np.repeat(before[begin], np.diff(begin, append=len(order)))

@@ -18,7 +18,9 @@ from tracekit.analysis.measured import Measured, RankResult
 from tracekit.analysis.memory import run_memory, with_memory
 from tracekit.analysis.notices import (
     bound_notices,
+    bounded_wait_notices,
     clock_notices,
+    incomplete_group_notices,
     unlabelled_notices,
     wait_notices,
     weak_label_notices,
@@ -104,6 +106,8 @@ def combine(
         *communication.notices,
         *clock_notices(ranks, clocks),
         *wait_notices(ranks, operations),
+        *bounded_wait_notices(operations, clocks),
+        *incomplete_group_notices(operations),
         *bound_notices(results, comparison),
         *unlabelled_notices(results),
         *weak_label_notices(results),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -98,18 +99,49 @@ def wait_notices(ranks: Sequence[RankTables], operations: pl.DataFrame) -> list[
     peers = pl.concat(peers_of_unknown)
     if len(peers):
         count = f"{len(peers)} of {messages_by_rank.total()} sends and receives"
-        reason, remedy = _why_wait_unknown(peers)
+        reason, remedy = _why_wait_unknown(peers, {rank.source.rank for rank in ranks})
         notices.append(Notice("wait-unknown", f"{count} {reason}: {effect}; {remedy}"))
     return notices
 
 
-def _why_wait_unknown(peers: pl.Series) -> tuple[str, str]:
+def bounded_wait_notices(operations: pl.DataFrame, clocks: Clocks) -> list[Notice]:
+    """Return a notice of labels whose waits are upper bounds, because the clocks are not aligned well enough."""
+    bounded = operations.filter((pl.col("wait_is_bound") & (pl.col("wait_ns") > 0)).fill_null(False))
+    labels = sorted(bounded["label"].cast(pl.String).unique().to_list())
+    if not labels:
+        return []
+    off_ns = clocks.table["uncertainty_ns"].max()
+    clocks_text = (
+        f"clocks agree only to {off_ns / 1e6:,.3f} ms" if isinstance(off_ns, int) else "nothing ties the clocks"
+    )
+    text = f"{', '.join(labels)}: waits are upper bounds (own duration minus the shortest one), because {clocks_text}"
+    return [Notice("wait-bound", text)]
+
+
+def incomplete_group_notices(operations: pl.DataFrame) -> list[Notice]:
+    """Return a notice of collectives of which some members were not recorded, and which ranks to add."""
+    collectives = operations.filter(pl.col("open") & (pl.col("what") != "p2p"))
+    if collectives.is_empty():
+        return []
+    labels = ", ".join(sorted(collectives["label"].cast(pl.String).unique().to_list()))
+    listed = collectives["group_ranks"].cast(pl.String).drop_nulls().unique().to_list()
+    members = {int(number) for text in listed for number in re.findall(r"\d+", text)}
+    missing = sorted(members - set(operations["rank"].unique().to_list()))
+    add = f"add {ranks_named(missing)}" if missing else "give all ranks"
+    text = f"{labels}: not all members were recorded, so waiting for the others is not known; {add}"
+    return [Notice("members-missing", text)]
+
+
+def _why_wait_unknown(peers: pl.Series, recorded: set[int]) -> tuple[str, str]:
     """Return why waits are unknown, and what to record, from the messages' peers (``send:1``, ``recv:?`` or null)."""
     if peers.null_count() == len(peers):
         return "name neither what they carry nor their peer", "record operators, or the peers"
     if peers.str.contains("?", literal=True).fill_null(True).all():
         return "do not name their peer", "record the peers"
-    return "have no peer in these traces", "give all ranks of the pipeline"
+    named = {int(number) for text in peers.drop_nulls().unique() for number in re.findall(r":(\d+)", text)}
+    if named and named <= recorded:
+        return "have no counterpart in the trace of their peer", "record all ranks over the same time"
+    return "have no peer in these traces", f"add {ranks_named(sorted(named - recorded))}"
 
 
 def unlabelled_notices(results: Sequence[RankResult]) -> list[Notice]:

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
+import polars as pl
 
-from tracekit._util.text import at_least, counted, join_with_and, ms, percent
+from tracekit._util.text import at_least, counted, join_with_and, ms, percent, ranks_named
 from tracekit.analysis import Analysis
 from tracekit.report.advice import of_the_gap
 from tracekit.report.remedies import BECAUSE
@@ -175,16 +176,33 @@ def _waits_line(analysis: Analysis, stragglers: Sequence[Straggler]) -> Line | N
     if label is None or waits_ns[label] < MIN_SHARE_TO_REPORT * total.budget.span_ns:
         return None
     waiting = f"{percent(waits_ns[label], total.label_ns[label])} of the time in {label} is waiting for another rank"
+    if any(notice.code == "wait-bound" and label in notice.message.split(":")[0] for notice in analysis.notices):
+        waiting = f"at most {waiting}"
     late = [row for row in stragglers if row.label == label]
     latest = [row for row in late if row.caused_ns >= (1 - NEARLY_AS_LATE_SHARE) * late[0].caused_ns]
     if not latest:
         return Line("Waits", f"{waiting}.", "stragglers")
+    if latest[0].candidates:
+        return Line(
+            "Waits", f"{waiting}; the others wait longest for {_doubtful_ranks(analysis, latest[0])}.", "stragglers"
+        )
     if len(latest) <= MAX_LATE_RANKS:
         names = join_with_and(_late_rank(analysis, row) for row in latest)
         return Line("Waits", f"{waiting}; the others wait longest for {names}.", "stragglers")
     shortest, longest = ms(latest[-1].caused_ns), ms(latest[0].caused_ns)
     alike = f"{len(latest)} ranks are waited for alike ({shortest} to {longest} each)"
     return Line("Waits", f"{waiting}; {alike}.", "stragglers")
+
+
+def _doubtful_ranks(analysis: Analysis, row: Straggler) -> str:
+    """Return the ranks of which one is waited for longest, and why it is not certain which."""
+    if len(row.candidates) > MAX_LATE_RANKS:
+        ranks = f"one of {ranks_named(row.candidates)}"
+    else:
+        ranks = " or ".join(f"rank {rank}" for rank in row.candidates)
+    off_ns = analysis.clocks.table.filter(pl.col("rank").is_in(row.candidates))["uncertainty_ns"].max()
+    reason = f"their clocks differ by up to {ms(off_ns)}" if isinstance(off_ns, int) else "nothing ties their clocks"
+    return f"{ranks} ({ms(row.caused_ns)} in {counted(row.operations, 'operation')}; {reason})"
 
 
 def _late_rank(analysis: Analysis, row: Straggler) -> str:

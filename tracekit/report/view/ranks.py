@@ -75,6 +75,8 @@ class Straggler(msgspec.Struct, frozen=True):
     operations: int
     share: float
     """Share of the largest ``caused_ns``."""
+    candidates: tuple[int, ...] = ()
+    """Ranks that it may have been instead, itself included, where clocks leave that open; empty if it is certain."""
 
 
 class StepRow(msgspec.Struct, frozen=True):
@@ -169,7 +171,12 @@ def stragglers(analysis: Analysis) -> tuple[Straggler, ...]:
     rows = [row for row in table.to_dicts() if row["caused_ns"]]
     return tuple(
         Straggler(
-            row["rank"], row["label"], row["caused_ns"], row["operations"], row["caused_ns"] / rows[0]["caused_ns"]
+            row["rank"],
+            row["label"],
+            row["caused_ns"],
+            row["operations"],
+            row["caused_ns"] / rows[0]["caused_ns"],
+            tuple(row.get("candidates") or ()) if row.get("uncertain") else (),
         )
         for row in rows
     )
@@ -181,13 +188,16 @@ def clock_note(analysis: Analysis) -> str:
     if clocks.residual_ns is None:
         return ""
     corrected = len(clocks.table.filter(pl.col("offset_ns") != 0))
-    spread = (
+    sentence = (
         f"Matched ends lie {clocks.residual_ns / 1e3:,.1f} µs apart "
         f"(median; {(clocks.worst_ns or 0) / 1e3:,.1f} at most)"
     )
-    if not corrected:
-        return spread
-    return f"{spread}; {counted(corrected, 'clock')} {'was' if corrected == 1 else 'were'} corrected"
+    if corrected:
+        sentence += f"; {counted(corrected, 'clock')} {'was' if corrected == 1 else 'were'} corrected"
+    uncertainty_ns = clocks.table["uncertainty_ns"].max()
+    if isinstance(uncertainty_ns, int) and uncertainty_ns:
+        sentence += f"; clocks may differ by up to {ms(uncertainty_ns)} more than that tells"
+    return sentence
 
 
 def steps_view(analysis: Analysis) -> Steps | None:
