@@ -48,19 +48,11 @@ def gpu_events(export: Export, strings: Strings, base_ns: int) -> tuple[list[pl.
 
 
 def _kernels(export: Export, strings: Strings, base_ns: int) -> tuple[pl.DataFrame, int]:
-    existing = export.columns(_KERNEL) if _KERNEL in export.tables else frozenset()
-    names = [column for column in _KERNEL_NAMES if column in existing] or ["demangledName"]
-    # graphNodeId is one of the last columns of a wide row: SQLite takes a fifth longer to read it with the others.
-    has_graphs = "CUDA_GRAPH_NODE_EVENTS" in export.tables or strings.any_contains("GraphLaunch")
-    columns = [*_GPU_COLUMNS, *(["graphNodeId"] if has_graphs else [])]
-    frame, dropped = read_gpu_events(export, _KERNEL, [*columns, names[0]], noun="kernels")
-    name_ids = frame[names[0]]
-    if not strings.contains_all(name_ids):  # the table can still have another of the kernel's names
-        frame, _ = read_gpu_events(export, _KERNEL, [*columns, *names], noun="kernels", add_notice=False)
-        name_ids = strings.first_named([frame[name] for name in names])
+    columns = [*_GPU_COLUMNS, "graphNodeId", *_KERNEL_NAMES]
+    frame, dropped = read_gpu_events(export, _KERNEL, columns, noun="kernels")
+    name_ids = strings.first_named([frame[name] for name in _KERNEL_NAMES])
     kernel_names = strings.names(name_ids, unknown=NAMELESS, rewrite=KERNEL_REWRITE, noun="kernels")
-    graph = [pl.col("graphNodeId").alias("graph")] if has_graphs else []
-    return _gpu_frame(frame, "kernel", kernel_names, base_ns, *graph), dropped
+    return _gpu_frame(frame, "kernel", kernel_names, base_ns, pl.col("graphNodeId").alias("graph")), dropped
 
 
 def _copies(export: Export, base_ns: int) -> tuple[pl.DataFrame, int]:

@@ -14,9 +14,7 @@ from tracekit.errors import Notice
 from tracekit.parsers.nsight import nccl
 from tracekit.parsers.nsight.steps import drop_idle_steps, find_steps
 from tracekit.parsers.steps import assign_steps
-from tracekit.schema import EVENTS, GPU_KINDS
-
-_TIE_BREAKERS = ("kind", "tid", "correlation", "stream", "name")
+from tracekit.schema import EVENTS, GPU_KINDS, conform
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +45,8 @@ def split_by_process(
 
 
 def _partition(frame: pl.DataFrame) -> dict[int, pl.DataFrame]:
-    process = frame["process"]
-    if frame.height and not process.null_count() and process.min() == process.max():
-        return {process[0]: frame}  # the usual case, without a copy of the frame
+    if frame["process"].n_unique() == 1:
+        return {frame["process"][0]: frame}  # the usual case, without a copy of the frame
     return {key: part for (key,), part in frame.partition_by("process", as_dict=True).items()}
 
 
@@ -87,56 +84,17 @@ def _split_by_device(events: pl.DataFrame, devices: Sequence[int | None]) -> Ite
 def _sorted_events(frames: list[pl.DataFrame], *, pid: int) -> pl.DataFrame:
     """Return *frames* as one table in the common schema, sorted by start, longest first.
 
-    The order does not depend on the order in the file. ``rank`` and ``id`` are null. The table is built column by
-    column, so that no more than one column exists twice.
+    The order does not depend on the order in the file. ``rank`` and ``id`` are null.
     """
-    height = sum(frame.height for frame in frames)
-    order = _sort_order(frames)
-    columns: list[pl.Series] = []
-    for name, dtype in EVENTS.items():
-        if name == "pid":
-            columns.append(pl.repeat(pid, height, dtype=dtype, eager=True).alias(name))
-        elif not any(name in frame.columns for frame in frames):
-            columns.append(pl.repeat(None, height, dtype=dtype, eager=True).alias(name))
-        else:
-            column = _concat_column(frames, name, dtype)
-            columns.append(column if order is None else column.gather(order))
-    return pl.DataFrame(columns)
-
-
-def _concat_column(frames: list[pl.DataFrame], name: str, dtype: pl.DataType) -> pl.Series:
-    parts = [
-        frame[name].cast(dtype, strict=False)
-        if name in frame.columns
-        else pl.repeat(None, frame.height, dtype=dtype, eager=True).alias(name)
+    typed = [
+        frame.select(pl.col(name).cast(dtype, strict=False) for name, dtype in EVENTS.items() if name in frame.columns)
         for frame in frames
     ]
-    # Gathering rows from several chunks takes six times as long as from one.
-    return pl.concat(parts).rechunk().alias(name) if parts else pl.Series(name, dtype=dtype)
-
-
-def _sort_order(frames: list[pl.DataFrame]) -> pl.Series | None:
-    """Return the row numbers in order of start; None if the rows are in order already."""
-    start = _concat_column(frames, "start_ns", pl.Int64())
-    order = None if start.is_sorted() else start.arg_sort()
-    sorted_start = start if order is None else start.gather(order)
-    equals_previous = (sorted_start == sorted_start.shift(1)).fill_null(False)
-    if not equals_previous.any():
-        return order
-    # Few events start at the same time. Only they are sorted by all keys, and put back at the positions they had.
-    row_numbers = pl.int_range(len(start), dtype=pl.UInt32, eager=True)
-    order = row_numbers if order is None else order
-    tied_positions = row_numbers.filter(equals_previous | equals_previous.shift(-1).fill_null(False))
-    tied_rows = order.gather(tied_positions)
-    keys = pl.DataFrame([tied_rows.alias("row"), start.gather(tied_rows)]).with_columns(
-        _concat_column(frames, "end_ns", pl.Int64()).gather(tied_rows),
-        *(_concat_column(frames, name, EVENTS[name]).gather(tied_rows) for name in _TIE_BREAKERS),
-    )
+    events = pl.concat(typed, how="diagonal").with_columns(pid=pl.lit(pid, EVENTS["pid"]))
+    tie_breakers = [name for name in ("kind", "tid", "correlation", "stream") if name in events.columns]
     # Names are sorted as text: the codes of categories depend on what was read before.
-    keys = keys.with_columns(pl.col("name").cast(pl.String))
-    descending = [False, True, *[False] * len(_TIE_BREAKERS)]
-    sorted_rows = keys.sort("start_ns", "end_ns", *_TIE_BREAKERS, descending=descending)["row"]
-    return order.scatter(tied_positions, sorted_rows)
+    order = ("start_ns", -pl.col("end_ns"), *tie_breakers, pl.col("name").cast(pl.String))
+    return conform(events.sort(order), EVENTS)
 
 
 def rank_notices(
@@ -151,34 +109,35 @@ def rank_notices(
         world: Communicators that hold the whole job.
     """
     gpu_count = sum(counts.get(kind, 0) for kind in GPU_KINDS)
-    notices = []
+    launches, without_launch = counts.get("graph", 0), _count_without_launch(events)
+    texts = {}
     if not gpu_count:
-        notices.append(Notice("no-gpu-events", f"rank {rank}: nothing ran on a GPU here, or CUDA was not traced"))
-    if graphs := counts.get("graph", 0):
-        notices.append(
-            Notice(
-                "graph-mode",
-                f"rank {rank}: {graphs:,} CUDA graph launches were recorded whole, without their kernels; "
-                "record with --cuda-graph-trace=node to see inside",
-            )
+        texts["no-gpu-events"] = "nothing ran on a GPU here, or CUDA was not traced"
+    if launches:
+        texts["graph-mode"] = (
+            f"{launches:,} CUDA graph launches were recorded whole, without their kernels; "
+            "record with --cuda-graph-trace=node to see inside"
         )
-    if without_launch := _count_without_launch(events):
-        notices.append(
-            Notice(
-                "no-launch",
-                f"rank {rank}: {without_launch:,} of {gpu_count:,} GPU events have no launch in the file; "
-                "these are labelled by name alone",
-            )
+    if without_launch:
+        texts["no-launch"] = (
+            f"{without_launch:,} of {gpu_count:,} GPU events have no launch in the file; "
+            "these are labelled by name alone"
         )
     if not counts.get("cpu_op") and not counts.get("annotation"):
-        notices.append(
-            Notice(
-                "no-ranges",
-                f"rank {rank}: no NVTX ranges, so labels come from kernel names alone; "
-                "record with --trace=cuda,nvtx under torch.autograd.profiler.emit_nvtx()",
-            )
+        texts["no-ranges"] = (
+            "no NVTX ranges, so labels come from kernel names alone; "
+            "record with --trace=cuda,nvtx under torch.autograd.profiler.emit_nvtx()"
         )
-    return notices + _peer_notices(events, rank, world)
+    messages = events.filter(pl.col("kind") == "cpu_op", pl.col("collective").cast(pl.String).is_in(["send", "recv"]))
+    with_peer = messages.drop_nulls("peer")
+    if messages.height and not with_peer.height:
+        texts["no-peers"] = (
+            "sends and receives do not name their peer: the export has no NCCL payloads "
+            "(export again with --include-json=true, or --include-blobs=true)"
+        )
+    elif not with_peer["group"].cast(pl.String).is_in(list(world)).fill_null(False).all():
+        texts["peers-in-communicator"] = "peers are numbered within their communicator, which may not be the whole job"
+    return [Notice(code, f"rank {rank}: {text}") for code, text in texts.items()]
 
 
 def _count_without_launch(events: pl.DataFrame) -> int:
@@ -187,22 +146,3 @@ def _count_without_launch(events: pl.DataFrame) -> int:
     launches = events.select(pl.col("correlation").filter(kind.is_in(["runtime", "driver"])).unique())["correlation"]
     has_launch = pl.col("correlation").is_in(launches.implode()).fill_null(False)
     return int(events.select((kind.is_in(GPU_KINDS) & ~has_launch).sum()).item())
-
-
-def _peer_notices(events: pl.DataFrame, rank: int, world: Collection[str]) -> list[Notice]:
-    messages = events.filter(pl.col("kind") == "cpu_op", pl.col("collective").cast(pl.String).is_in(["send", "recv"]))
-    if not messages.height:
-        return []
-    with_peer = messages.filter(pl.col("peer").is_not_null())
-    if not with_peer.height:
-        return [
-            Notice(
-                "no-peers",
-                f"rank {rank}: sends and receives do not name their peer: the export has no NCCL payloads "
-                "(export again with --include-json=true, or --include-blobs=true)",
-            )
-        ]
-    if with_peer["group"].cast(pl.String).is_in(list(world)).fill_null(False).all():
-        return []
-    text = f"rank {rank}: peers are numbered within their communicator, which may not be the whole job"
-    return [Notice("peers-in-communicator", text)]
