@@ -16,10 +16,9 @@ from tracekit._util.columns import to_int64
 from tracekit.align.clocks import Clocks
 from tracekit.errors import Notice
 from tracekit.reconstruct.chunks import CONFIDENCE_COUNTED, CONFIDENCE_POSITION
-from tracekit.reconstruct.pairing import pair_by_messages
 from tracekit.reconstruct.pipeline import DETAILED, STALL_COLUMNS, Pipeline, TableSlice, encode_cells
 from tracekit.reconstruct.rank_pipeline import RankPipeline
-from tracekit.reconstruct.stage_assignment import Place, Placement, assign_stages
+from tracekit.reconstruct.stage_assignment import Place, Placement, assign_stages, pair_by_messages
 from tracekit.reconstruct.step_tables import Line, StepTables
 from tracekit.schema import conform
 

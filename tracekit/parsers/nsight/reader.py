@@ -16,8 +16,14 @@ from tracekit.parsers.nsight.cuda import api_events, gpu_events
 from tracekit.parsers.nsight.names import PID_MASK, Strings
 from tracekit.parsers.nsight.nvtx import link_autograd, nvtx_events, parse_ops
 from tracekit.parsers.nsight.payload import payload_layouts
-from tracekit.parsers.nsight.rank_events import rank_events, rank_notices, split_by_process
-from tracekit.parsers.nsight.ranks import fill_process, keep_rank_events, number_ranks
+from tracekit.parsers.nsight.rank_events import (
+    fill_process,
+    keep_rank_events,
+    number_ranks,
+    rank_events,
+    rank_notices,
+    split_by_process,
+)
 from tracekit.parsers.nsight.report import SUFFIXES as REPORT_SUFFIXES
 from tracekit.parsers.nsight.report import export_report
 from tracekit.parsers.nsight.sqlite import SqliteExport
