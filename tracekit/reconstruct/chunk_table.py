@@ -138,7 +138,7 @@ class ChunkTable(msgspec.Struct, frozen=True, eq=False):
 
 def cut_chunks(rows: pl.DataFrame) -> ChunkTable:
     """Return the chunks of all steps of a rank; *rows* are its GPU events, as ``prepare`` returns them."""
-    steps = [found for found in segment_steps(rows) if (found[2].chunk >= 0).any()]
+    steps = [(step, step_rows, cut) for step, step_rows, cut in segment_steps(rows) if (cut.chunk >= 0).any()]
     if not steps:
         return ChunkTable(pl.DataFrame(schema=CHUNKS), np.zeros(0, np.int64), np.zeros(0, np.int64))
     # Each step numbers its chunks from 0; here they are numbered over all steps.

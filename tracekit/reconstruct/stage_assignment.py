@@ -248,7 +248,7 @@ def _pair_in_order(chunks: pl.DataFrame, stages: list[int], places: Mapping[int,
     old_pairs = chunks.filter(_IS_BACKWARD).sort("launch_ns")["pair"].to_list()
     if len(old_pairs) != len(stages):
         return None
-    pair_of_place = {place: pair for pair, place in places.items()}
+    pair_of_place = dict(zip(places.values(), places.keys(), strict=True))
     microbatches: Counter[int] = Counter()  # seen of each stage
     new_pairs: dict[int, int] = {}  # by the old pair
     for old_pair, stage in zip(old_pairs, stages, strict=True):

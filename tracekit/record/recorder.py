@@ -144,8 +144,8 @@ def profiler(
         )
     process = find_process_info(folder, rank=rank, world_size=world_size)
     if process.file.exists():
-        there = f"{process.file} is there already ({size(process.file.stat().st_size)})"
-        raise OptionError(there, hint="name a new folder for this run")
+        problem = f"{process.file} is there already ({size(process.file.stat().st_size)})"
+        raise OptionError(problem, hint="name a new folder for this run")
     describe_groups(groups or {})
     handler = Handler(process, answer=answer, log=log, most_bytes=most_mb * 1_000_000)
     return Recorder(handler, steps=steps, shapes=shapes, stacks=stacks, memory=memory)

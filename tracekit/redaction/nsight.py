@@ -225,7 +225,7 @@ def payload_bytes(blob: bytes, layout: Layouts) -> bytes | None:
     kept = bytearray(len(blob))
     kept[SCHEMA_ID] = blob[SCHEMA_ID]
     for _, dtype, offset in fields:
-        place = slice(HEADER_BYTES + offset, HEADER_BYTES + offset + np.dtype(dtype).itemsize)
-        if offset >= 0 and place.stop <= len(blob):
-            kept[place] = blob[place]
+        field_bytes = slice(HEADER_BYTES + offset, HEADER_BYTES + offset + np.dtype(dtype).itemsize)
+        if offset >= 0 and field_bytes.stop <= len(blob):
+            kept[field_bytes] = blob[field_bytes]
     return bytes(kept)

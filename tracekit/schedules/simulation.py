@@ -124,9 +124,9 @@ class Simulation:
         freed = np.isin(kind, freeing).astype(np.int64)
         peaks = []
         for first, end in self._rank_rows():
-            held = np.cumsum(taken[first:end] - freed[first:end])
+            chunks_held = np.cumsum(taken[first:end] - freed[first:end])
             # An FB takes its activations before it frees others.
-            peaks.append(int((held + freed[first:end]).max(initial=0)))
+            peaks.append(int((chunks_held + freed[first:end]).max(initial=0)))
         return peaks
 
     @cached_property

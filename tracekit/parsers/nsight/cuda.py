@@ -27,7 +27,7 @@ _RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
 _SYNC = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION"
 
 
-def gpu_events(export: Export, strings: Strings, base_ns: int) -> tuple[list[pl.DataFrame], int]:
+def gpu_events(export: Export, strings: Strings, base_ns: int) -> tuple[pl.DataFrame, int]:
     """Read GPU events.
 
     Args:
@@ -36,7 +36,7 @@ def gpu_events(export: Export, strings: Strings, base_ns: int) -> tuple[list[pl.
         base_ns: Wall clock at time 0 of the file, in ns since the epoch.
 
     Returns:
-        One frame per kind that occurs, with ``process``, and the number of events without usable times.
+        The events, with ``process``, and the number of events without usable times.
     """
     tables = [
         _kernels(export, strings, base_ns),
@@ -44,7 +44,7 @@ def gpu_events(export: Export, strings: Strings, base_ns: int) -> tuple[list[pl.
         _memsets(export, base_ns),
         _graphs(export, base_ns),
     ]
-    return [frame for frame, _ in tables if frame.height], sum(dropped for _, dropped in tables)
+    return pl.concat([frame for frame, _ in tables], how="diagonal"), sum(dropped for _, dropped in tables)
 
 
 def _kernels(export: Export, strings: Strings, base_ns: int) -> tuple[pl.DataFrame, int]:
@@ -90,11 +90,10 @@ def _gpu_frame(frame: pl.DataFrame, kind: str, names: pl.Series, base_ns: int, *
     )
 
 
-def api_events(export: Export, strings: Strings, base_ns: int) -> list[pl.DataFrame]:
-    """Read CUDA calls (the first frame, always present), synchronisations and profiler overhead, with ``process``."""
+def api_events(export: Export, strings: Strings, base_ns: int) -> pl.DataFrame:
+    """Read CUDA calls, synchronisations and profiler overhead, with ``process``."""
     calls = _calls(export, strings, base_ns)
-    others = (_syncs(export, calls, base_ns), _overhead(export, strings, base_ns))
-    return [calls, *(frame for frame in others if frame.height)]
+    return pl.concat([calls, _syncs(export, calls, base_ns), _overhead(export, strings, base_ns)], how="diagonal")
 
 
 def _calls(export: Export, strings: Strings, base_ns: int) -> pl.DataFrame:

@@ -15,6 +15,7 @@ import polars as pl
 
 from tracekit.errors import Notice
 from tracekit.parsers.nsight import nccl
+from tracekit.parsers.nsight.names import PID_MASK
 from tracekit.parsers.nsight.steps import drop_idle_steps, find_steps
 from tracekit.parsers.steps import assign_steps
 from tracekit.schema import EVENTS, GPU_KINDS, conform
@@ -33,19 +34,7 @@ class Rank:
     number_from: str
 
 
-def fill_process(gpu: list[pl.DataFrame], calls: list[pl.DataFrame]) -> list[pl.DataFrame]:
-    """Give GPU events without a process the only process that made CUDA calls, or process 0 if there are several."""
-    processes = {process for frame in calls for process in frame["process"].unique().drop_nulls()}
-    process = processes.pop() if len(processes) == 1 else 0
-    return [
-        frame.with_columns(pl.col("process").fill_null(process)) if frame["process"].null_count() else frame
-        for frame in gpu
-    ]
-
-
-def keep_rank_events(
-    gpu: list[pl.DataFrame],
-) -> tuple[list[pl.DataFrame], list[tuple[int, int | None]], dict[str, int]]:
+def keep_rank_events(gpu: pl.DataFrame) -> tuple[pl.DataFrame, list[tuple[int, int | None]], dict[str, int]]:
     """Find the (process, device) pairs that are ranks.
 
     A process that runs kernels on one device and only copies or clears memory on another is a rank of the first alone.
@@ -53,19 +42,15 @@ def keep_rank_events(
     Returns:
         The GPU events of ranks, the pairs in order, and the number of events that were dropped, by reason.
     """
-    if not gpu:
-        return [], [], {}
-    runs_code = pl.col("kind").first().is_in(["kernel", "graph"])
-    counts = [frame.group_by(PAIR).agg(events=pl.len(), runs_code=runs_code) for frame in gpu]
-    pairs = pl.concat(counts).group_by(PAIR).agg(pl.col("events").sum(), pl.col("runs_code").any())
+    pairs = gpu.group_by(PAIR).agg(events=pl.len(), runs_code=pl.col("kind").is_in(["kernel", "graph"]).any())
     is_rank = pl.col("runs_code") | ~pl.col("runs_code").any().over("process")
     pairs = pairs.with_columns(is_rank=is_rank).sort(PAIR, nulls_last=True)
     ranks = pairs.filter("is_rank").select(PAIR)
     dropped = int(pairs.filter(~pl.col("is_rank"))["events"].sum())
     if not dropped:
         return gpu, ranks.rows(), {}
-    kept = [frame.join(ranks, on=PAIR, how="semi", nulls_equal=True, maintain_order="left") for frame in gpu]
-    return [frame for frame in kept if frame.height], ranks.rows(), {"events on other devices": dropped}
+    kept = gpu.join(ranks, on=PAIR, how="semi", nulls_equal=True, maintain_order="left")
+    return kept, ranks.rows(), {"events on other devices": dropped}
 
 
 def number_ranks(
@@ -115,51 +100,22 @@ def _mpi_ranks(threads: pl.DataFrame) -> dict[int, int]:
     return dict(threads.select("process", rank=rank).drop_nulls().unique("process").rows())
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessEvents:
-    """Frames of one process; the first of ``calls`` holds its CUDA calls."""
-
-    gpu: Sequence[pl.DataFrame]
-    calls: Sequence[pl.DataFrame]
-    ranges: pl.DataFrame
-
-
-def split_by_process(
-    gpu: Sequence[pl.DataFrame], calls: Sequence[pl.DataFrame], ranges: pl.DataFrame, processes: Collection[int]
-) -> dict[int, ProcessEvents]:
-    """Split the file's frames by process, each in one pass."""
-    gpu_parts = [_partition(frame) for frame in gpu]
-    call_parts = [_partition(frame) for frame in calls]
-    range_parts = _partition(ranges)
-    return {
-        process: ProcessEvents(
-            gpu=[parts[process] for parts in gpu_parts if process in parts],
-            # The frame of CUDA calls stays, even if empty; it is the first.
-            calls=[parts.get(process, frame.clear()) for parts, frame in zip(call_parts, calls, strict=True)],
-            ranges=range_parts.get(process, ranges.clear()),
-        )
-        for process in processes
-    }
-
-
-def _partition(frame: pl.DataFrame) -> dict[int, pl.DataFrame]:
-    if frame["process"].n_unique() == 1:
-        return {frame["process"][0]: frame}  # the usual case, without a copy of the frame
-    return {key: part for (key,), part in frame.partition_by("process", as_dict=True).items()}
-
-
-def rank_events(process: ProcessEvents, pid: int, ranks: Mapping[int | None, int]) -> Iterator[pl.DataFrame]:
+def rank_events(
+    gpu: pl.DataFrame, calls: pl.DataFrame, ranges: pl.DataFrame, ranks: Mapping[int | None, int]
+) -> Iterator[pl.DataFrame]:
     """Yield the events of each rank of a process.
 
     Args:
-        process: Events of the process.
-        pid: Its process id.
+        gpu: GPU events of the process.
+        calls: Its CUDA calls, synchronisations and profiler overhead.
+        ranges: Its NVTX ranges and instants.
         ranks: Device → number of each rank.
     """
-    records = process.ranges.filter(pl.col("kind") == "cpu_op", pl.col("collective").is_not_null())
-    gpu = [nccl.add_to_kernels(frame, process.calls[0], records) for frame in process.gpu]
-    frames = [frame.drop("process") for frame in (*gpu, *process.calls, process.ranges) if frame.height]
-    events = assign_steps(_sorted_events(frames, pid=pid), marks=find_steps(process.ranges, process.calls[0]))
+    cuda_calls = calls.filter(pl.col("kind").is_in(["runtime", "driver"]))
+    records = ranges.filter(pl.col("kind") == "cpu_op", pl.col("collective").is_not_null())
+    frames = [nccl.add_to_kernels(gpu, cuda_calls, records), calls, ranges]
+    events = _sorted_events([frame for frame in frames if frame.height])
+    events = assign_steps(events, marks=find_steps(ranges, cuda_calls))
     for device, part in _split_by_device(events, list(ranks)):
         numbered = part.with_columns(
             rank=pl.lit(ranks[device], dtype=EVENTS["rank"]), id=pl.int_range(pl.len(), dtype=pl.Int64)
@@ -179,16 +135,17 @@ def _split_by_device(events: pl.DataFrame, devices: Sequence[int | None]) -> Ite
         yield device, events[pl.concat([cpu_rows, gpu_rows[device,]["row"]]).sort()]
 
 
-def _sorted_events(frames: list[pl.DataFrame], *, pid: int) -> pl.DataFrame:
+def _sorted_events(frames: list[pl.DataFrame]) -> pl.DataFrame:
     """Return *frames* as one table in the common schema, sorted by start, longest first.
 
     The order does not depend on the order in the file. ``rank`` and ``id`` are null.
     """
+    frames = [frame.with_columns(pid=pl.col("process") & PID_MASK) for frame in frames]
     typed = [
         frame.select(pl.col(name).cast(dtype, strict=False) for name, dtype in EVENTS.items() if name in frame.columns)
         for frame in frames
     ]
-    events = pl.concat(typed, how="diagonal").with_columns(pid=pl.lit(pid, EVENTS["pid"]))
+    events = pl.concat(typed, how="diagonal")
     tie_breakers = [name for name in ("kind", "tid", "correlation", "stream") if name in events.columns]
     # Names are sorted as text: the codes of categories depend on what was read before.
     order = ("start_ns", -pl.col("end_ns"), *tie_breakers, pl.col("name").cast(pl.String))

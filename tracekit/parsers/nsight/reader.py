@@ -16,14 +16,7 @@ from tracekit.parsers.nsight.cuda import api_events, gpu_events
 from tracekit.parsers.nsight.names import PID_MASK, Strings
 from tracekit.parsers.nsight.nvtx import link_autograd, nvtx_events, parse_ops
 from tracekit.parsers.nsight.payload import payload_layouts
-from tracekit.parsers.nsight.rank_events import (
-    fill_process,
-    keep_rank_events,
-    number_ranks,
-    rank_events,
-    rank_notices,
-    split_by_process,
-)
+from tracekit.parsers.nsight.rank_events import Rank, keep_rank_events, number_ranks, rank_events, rank_notices
 from tracekit.parsers.nsight.report import SUFFIXES as REPORT_SUFFIXES
 from tracekit.parsers.nsight.report import export_report
 from tracekit.parsers.nsight.sqlite import SqliteExport
@@ -101,9 +94,12 @@ def _read_ranks(export: Export, path: Path, first_rank: int | None, lenient: boo
     communicators = nccl.created_communicators(ranges, layouts)
     ranges = nccl.add_communication(link_autograd(parse_ops(ranges)), layouts)
 
-    gpu, pairs, skipped = keep_rank_events(fill_process(gpu, calls))
+    # GPU events without a process belong to the only process that made CUDA calls, if there is one.
+    processes = calls["process"].unique().drop_nulls()
+    gpu = gpu.with_columns(pl.col("process").fill_null(processes[0] if len(processes) == 1 else 0))
+    gpu, pairs, skipped = keep_rank_events(gpu)
     if not pairs:
-        pairs = [(_busiest_process([*calls, ranges], path, damaged=bool(export.notices)), None)]
+        pairs = [(_busiest_process([calls, ranges], path, damaged=bool(export.notices)), None)]
     ranks = number_ranks(pairs, path, first=first_rank, communicators=communicators, threads=threads)
     if export.notices and not lenient:
         raise InputError(export.notices[0].message, hint="export the report again, or allow damaged files")
@@ -122,31 +118,37 @@ def _read_ranks(export: Export, path: Path, first_rank: int | None, lenient: boo
         world_size=max(communicators["ranks"].to_list(), default=None),
         versions=metadata.versions(export),
         skipped=skipped | ({UNTIMED: untimed} if untimed else {}),
+        notices=tuple(notices),
     )
     gpus = metadata.find_gpus(export)
-    processes = split_by_process(gpu, calls, ranges, {rank.process for rank in ranks})
     result = []
     for process, group in groupby(ranks, key=lambda rank: rank.process):  # pairs are sorted by process
         ranks_of_process = list(group)
         numbers = {rank.device: rank.number for rank in ranks_of_process}
-        has_shapes = bool(processes[process].ranges["shapes"].is_not_null().any())
-        tables = rank_events(processes[process], process & PID_MASK, numbers)
+        process_gpu, process_calls, process_ranges = (frame.filter(process=process) for frame in (gpu, calls, ranges))
+        tables = rank_events(process_gpu, process_calls, process_ranges, numbers)
         for rank, events in zip(ranks_of_process, tables, strict=True):
-            counts = dict(sorted(events["kind"].value_counts().rows()))
             gpu_of_rank = gpus.get((process & PID_MASK, rank.device)) or gpus.get((-1, rank.device)) or metadata.Gpu()
-            source = replace(
-                file_source,
-                rank=rank.number,
-                rank_from=rank.number_from,
-                devices=(gpu_of_rank.name,) if gpu_of_rank.name else (),
-                multiprocessors=gpu_of_rank.multiprocessors,
-                memory_bytes=gpu_of_rank.memory_bytes,
-                record_shapes=has_shapes if counts.get("cpu_op") else None,
-                counts=counts,
-                notices=(*notices, *rank_notices(events, counts, rank.number, world=world)),
-            )
-            result.append(RankEvents(events, source))
+            result.append(RankEvents(events, _describe_rank(file_source, rank, events, gpu_of_rank, world)))
     return result
+
+
+def _describe_rank(
+    file_source: Source, rank: Rank, events: pl.DataFrame, gpu: metadata.Gpu, world: tuple[str, ...]
+) -> Source:
+    """Return the source of a rank: that of its file, with what the rank's own events tell."""
+    counts = dict(sorted(events["kind"].value_counts().rows()))
+    return replace(
+        file_source,
+        rank=rank.number,
+        rank_from=rank.number_from,
+        devices=(gpu.name,) if gpu.name else (),
+        multiprocessors=gpu.multiprocessors,
+        memory_bytes=gpu.memory_bytes,
+        record_shapes=bool(events["shapes"].is_not_null().any()) if counts.get("cpu_op") else None,
+        counts=counts,
+        notices=(*file_source.notices, *rank_notices(events, counts, rank.number, world=world)),
+    )
 
 
 def _busiest_process(frames: list[pl.DataFrame], path: Path, *, damaged: bool) -> int:

@@ -61,7 +61,7 @@ class TrackNumbers:
         lines, self.lines = self.lines, []
         return lines
 
-    def place(self, events: pl.DataFrame, tracks: Iterable[tuple[int, str]]) -> pl.DataFrame:
+    def place_events(self, events: pl.DataFrame, tracks: Iterable[tuple[int, str]]) -> pl.DataFrame:
         """Return events with the process and thread they are drawn on, ``to_pid`` and ``to_tid``, in order of time.
 
         Args:
@@ -83,7 +83,7 @@ class TrackNumbers:
         return placed.sort("start_ns", -pl.col("end_ns"), maintain_order=True)
 
     def place_rank(self, events: pl.DataFrame, rank: int) -> pl.DataFrame:
-        """Return one rank's own events as ``place`` does, one thread for each stream of a GPU and thread of a CPU."""
+        """Return one rank's own events as ``place_events`` does, a thread for each stream and CPU thread."""
         kind = pl.col("kind")
         on_gpu = kind.is_in([*GPU_KINDS, "gpu_annotation"])
         gpu_kind = pl.when(kind == "gpu_annotation").then(GPU_ANNOTATIONS).otherwise(GPU_WORK)
@@ -94,7 +94,7 @@ class TrackNumbers:
         )
         keys = keyed.select(TRACK_KEY).unique().sort(TRACK_KEY)
         numbered = keyed.join(keys.with_row_index("track"), on=TRACK_KEY, how="left", maintain_order="left")
-        return self.place(numbered.drop(TRACK_KEY), self._rank_tracks(rank, keys))
+        return self.place_events(numbered.drop(TRACK_KEY), self._rank_tracks(rank, keys))
 
     def _rank_tracks(self, rank: int, keys: pl.DataFrame) -> Iterator[tuple[int, str]]:
         """Yield process and name of each track; *keys* has the columns ``TRACK_KEY``."""

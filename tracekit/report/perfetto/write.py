@@ -107,7 +107,7 @@ class _Export:
             for entry in self.store.entries
             if entry.start_ns is not None and entry.rank in self.ranks
         ]
-        tables = [held.cells for held in self.pipelines]
+        tables = [compared.cells for compared in self.pipelines]
         tables += [self.analysis.critical.segments] if self.analysis.critical is not None else []
         starts += [int(table["start_ns"].to_numpy().min()) for table in tables if not table.is_empty()]
         return min(starts, default=0) // 1000 * 1000
@@ -138,8 +138,8 @@ class _Export:
 
     def _write_pipelines(self) -> None:
         """Write the cells of all pipelines and steps, one thread per rank, and below them their ideal."""
-        layouts = [layout_pipeline(held) for held in self.pipelines]
-        ranks = list(dict.fromkeys(rank for held in self.pipelines for rank in held.pipeline.ranks))
+        layouts = [layout_pipeline(compared) for compared in self.pipelines]
+        ranks = list(dict.fromkeys(rank for compared in self.pipelines for rank in compared.pipeline.ranks))
         for name in ("measured", "ideal") if layouts else ():
             details = {column: column for column in CELL_DETAILS if name == "measured" or column not in MEASURED_ONLY}
             cells = pl.concat(
@@ -156,7 +156,7 @@ class _Export:
             pid = self.numbers.add_process(f"pipeline · {name}")
             track = pl.col("rank").replace_strict(ranks, range(len(ranks)), return_dtype=pl.Int64)
             tracks = [(pid, f"rank {rank}") for rank in ranks]
-            self._write_table(self.numbers.place(cells.with_columns(track=track), tracks), details)
+            self._write_table(self.numbers.place_events(cells.with_columns(track=track), tracks), details)
             self.cell_count += cells.height
 
     def _write_critical_path(self) -> None:
@@ -196,7 +196,7 @@ class _Export:
         busy = union(events["start_ns"].to_numpy(), events["end_ns"].to_numpy(), code).to_frame()
         codes = busy["group"].unique().sort().to_list()
         pid = self.numbers.add_process(f"rank {rank} · labels")
-        placed = self.numbers.place(
+        placed = self.numbers.place_events(
             busy.with_columns(
                 self.clocks.moved(rank, "start_ns", "end_ns"),
                 name=pl.lit(pl.Series(LABELS)).gather("group"),

@@ -42,8 +42,8 @@ def schedule(analysis: Analysis, *, show: Show = "both", ax: Axes | None = None)
         raise OptionError(f"there is no {show} schedule", hint="use both, measured or ideal")
     if analysis.schedule is None:
         return figures.message_figure(ax, "No pipeline schedule was found in these traces.")
-    held = analysis.schedule.head
-    layouts = {name: layout.in_ms() for name, layout in layout_pipeline(held).items() if show in ("both", name)}
+    compared = analysis.schedule.head
+    layouts = {name: layout.in_ms() for name, layout in layout_pipeline(compared).items() if show in ("both", name)}
     end = max(layout.end for layout in layouts.values())
     ranks = next(iter(layouts.values())).ranks
     rows = len(layouts) * (len(ranks) + 1) - 1  # one empty row between the sections
@@ -57,7 +57,7 @@ def schedule(analysis: Analysis, *, show: Show = "both", ax: Axes | None = None)
         if len(layouts) > 1:
             axes.text(0, first_row - 0.12, name, ha="left", va="bottom", fontsize=8.5, color=figures.QUIET_INK)
     _finish_axes(axes, end, ranks, sections=len(layouts))
-    figures.draw_title(axes, _headline(analysis), _facts(held, show))
+    figures.draw_title(axes, _headline(analysis), _facts(compared, show))
     figures.draw_legend(axes, cell_handles(layout), below_axes=ax is not None)
     return figure
 
@@ -93,9 +93,9 @@ def _headline(analysis: Analysis) -> str:
     return f"{comparison.name}{nearly} · {sizes}{chunks_suffix(comparison.head.match.schedule)}"
 
 
-def _facts(held: StepComparison, show: Show) -> str:
-    measured = f"measured {ms(held.measured_ns)}, {percent(held.measured_bubble)} outside cells"
-    ideal = f"ideal {ms(held.ideal_ns)}, {percent(held.ideal_bubble)} outside cells"
+def _facts(compared: StepComparison, show: Show) -> str:
+    measured = f"measured {ms(compared.measured_ns)}, {percent(compared.measured_bubble)} outside cells"
+    ideal = f"ideal {ms(compared.ideal_ns)}, {percent(compared.ideal_bubble)} outside cells"
     return {"both": f"{measured} · {ideal}", "measured": measured, "ideal": ideal}[show]
 
 

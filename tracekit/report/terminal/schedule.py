@@ -33,12 +33,12 @@ PAIR_LETTER = "X"
 """Letter of an overlapped pair (FB)."""
 
 
-def gantt(held: StepComparison, width: int) -> RenderableType:
+def gantt(compared: StepComparison, width: int) -> RenderableType:
     """Draw the measured and the ideal cells of one pipeline, one line per rank."""
-    layouts = layout_pipeline(held)
+    layouts = layout_pipeline(compared)
     columns = max(40, min(width, 160) - 12)
-    end_ns = max(held.measured_ns, int(layouts["ideal"].cells["end"].to_numpy().max()), 1)
-    ranks = [bubble.rank for bubble in held.bubbles]
+    end_ns = max(compared.measured_ns, int(layouts["ideal"].cells["end"].to_numpy().max()), 1)
+    ranks = [bubble.rank for bubble in compared.bubbles]
     if len(ranks) > MAX_RANKS:
         ranks = [*ranks[: MAX_RANKS // 2], *ranks[-MAX_RANKS // 2 :]]
     chart = Text()
