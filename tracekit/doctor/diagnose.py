@@ -79,7 +79,6 @@ class Diagnosis(msgspec.Struct, frozen=True):
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for JSON (``format: "tracekit.doctor/1"``)."""
-        reexport = suggest_reexport(self.facts)
         starts = [fact.start_ns for fact in self.facts if fact.start_ns is not None]
         ends = [fact.end_ns for fact in self.facts if fact.end_ns is not None]
         return {
@@ -97,7 +96,7 @@ class Diagnosis(msgspec.Struct, frozen=True):
             "skipped": dict(_sum_counts(fact.source.skipped for fact in self.facts)),
             "by_rank": [_rank_dict(fact) for fact in self.facts],
             "answers": available_answers(self.facts) if self.reader == "nsight" else None,
-            "export_again": None if reexport is None else asdict(reexport),
+            "export_again": suggest_reexport(self.facts),
             "extras": [{"code": extra.code, "adds": extra.adds, "how": extra.how} for extra in find_extras(self.facts)],
             "findings": [asdict(finding) for finding in self.findings],
             "warnings": [asdict(notice) for notice in self.notices],
@@ -249,57 +248,36 @@ def _sum_counts(mappings: Iterable[Mapping[str, int]]) -> Counter[str]:
 EXPORT_OPTION = "--include-blobs=true"
 
 
-class Answer(msgspec.Struct, frozen=True):
-    """An answer, and the condition under which a rank's events can give it."""
-
-    text: str
-    available: Callable[[RankFacts], bool]
-
-
-class Reexport(msgspec.Struct, frozen=True):
-    """Another export of the same report: its option, what it adds, and the command."""
-
-    option: str
-    gives: str
-    command: str
-
-
 def _has_launches(fact: RankFacts) -> bool:
     return fact.gpu_events > 0 and fact.launched >= MIN_LAUNCHED_SHARE * fact.gpu_events
 
 
-ANSWERS = (
-    Answer("where GPU time went: compute, exposed communication and copies, idle", lambda f: f.gpu_events > 0),
-    Answer(
-        "forward, dgrad, wgrad and optimizer: by operators and autograd's numbers",
-        lambda f: _has_launches(f) and f.with_sequence > 0,
+ANSWERS: dict[str, Callable[[RankFacts], bool]] = {
+    "where GPU time went: compute, exposed communication and copies, idle": lambda f: f.gpu_events > 0,
+    "forward, dgrad, wgrad and optimizer: by operators and autograd's numbers": (
+        lambda f: _has_launches(f) and f.with_sequence > 0
     ),
-    Answer(
-        "forward, dgrad, wgrad and optimizer: by launching threads, kernel names and sums of gradients",
-        lambda f: _has_launches(f) and f.with_sequence == 0,
+    "forward, dgrad, wgrad and optimizer: by launching threads, kernel names and sums of gradients": (
+        lambda f: _has_launches(f) and f.with_sequence == 0
     ),
-    Answer("pipeline cells, schedule and ideal", lambda f: _has_launches(f) and f.messages > 0),
-    Answer(
-        "waits and the bubble: both sides of each message, by the recorded peers",
-        lambda f: f.messages > 0 and f.peers > 0,
+    "pipeline cells, schedule and ideal": lambda f: _has_launches(f) and f.messages > 0,
+    "waits and the bubble: both sides of each message, by the recorded peers": lambda f: f.messages > 0 and f.peers > 0,
+    "waits and the bubble: messages matched by their order along the pipeline, where all ranks are here": (
+        lambda f: f.messages > 0 and f.peers == 0
     ),
-    Answer(
-        "waits and the bubble: messages matched by their order along the pipeline, where all ranks are here",
-        lambda f: f.messages > 0 and f.peers == 0,
-    ),
-    Answer("steps, by marks", lambda f: bool(f.steps)),
-    Answer("steps, by the optimizer at their end", lambda f: f.gpu_events > 0 and not f.steps),
-)
-"""Answers in the order they are reported."""
+    "steps, by marks": lambda f: bool(f.steps),
+    "steps, by the optimizer at their end": lambda f: f.gpu_events > 0 and not f.steps,
+}
+"""Answers in the order they are reported, and the condition under which a rank's events can give each."""
 
 
 def available_answers(facts: Sequence[RankFacts]) -> list[str]:
     """Return the answers that are available for every rank."""
-    return [answer.text for answer in ANSWERS if facts and all(answer.available(fact) for fact in facts)]
+    return [text for text, is_available in ANSWERS.items() if facts and all(map(is_available, facts))]
 
 
-def suggest_reexport(facts: Sequence[RankFacts]) -> Reexport | None:
-    """Return the export that would add the communicators of NCCL calls; None if it would add nothing."""
+def suggest_reexport(facts: Sequence[RankFacts]) -> dict[str, str] | None:
+    """Return option, benefit and command of an export that adds NCCL's communicators; None if it adds nothing."""
     lacking = [
         fact
         for fact in facts
@@ -312,4 +290,5 @@ def suggest_reexport(facts: Sequence[RankFacts]) -> Reexport | None:
     gives = "communicators, sizes and peers of NCCL calls: groups told apart, waits of collectives, bandwidths"
     if len(lacking) > 1:
         gives += f" (on each of {len(lacking)} ranks)"
-    return Reexport(EXPORT_OPTION, gives, f"nsys export --type=sqlite {EXPORT_OPTION} --force-overwrite=true {report}")
+    command = f"nsys export --type=sqlite {EXPORT_OPTION} --force-overwrite=true {report}"
+    return {"option": EXPORT_OPTION, "gives": gives, "command": command}
