@@ -80,7 +80,13 @@ def extensions() -> list[Extension]:
         )
         for module, source in sources.items()
     ]
-    directives = {"language_level": 3, "wraparound": False, "cdivision": True, "initializedcheck": False}
+    directives = {
+        "language_level": 3,
+        "infer_types": True,
+        "wraparound": False,
+        "cdivision": True,
+        "initializedcheck": False,
+    }
     compiled = cythonize(
         loops,
         build_dir="build/cython",

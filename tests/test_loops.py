@@ -101,7 +101,7 @@ def find_running_order(rng):
 
 def run_ops(rng):
     made = schedule(rng)
-    from tracekit.schedules.running_order import find_running_order
+    from tracekit.schedules.schedule import find_running_order
 
     edges = made.edges
     dependencies = np.stack([edges.previous, edges.forward, edges.backward, edges.own]).astype(np.int64)

@@ -24,7 +24,7 @@ from tracekit.metrics.bubbles import Bubble
 from tracekit.metrics.budget import Budget
 from tracekit.metrics.label_intervals import MIN_STRONG_CONFIDENCE, weak_ns
 from tracekit.metrics.rates import Rates
-from tracekit.reconstruct import overlapped_blocks as beside
+from tracekit.reconstruct import chunk_table as beside
 
 combining = importlib.import_module("tracekit.analysis.combine")
 

@@ -7,8 +7,7 @@ import pytest
 
 from tracekit.reconstruct.chunks import CONFIDENCE_COUNTED, CONFIDENCE_POSITION
 from tracekit.reconstruct.messages import find_senders
-from tracekit.reconstruct.pairing import pair_by_messages
-from tracekit.reconstruct.stage_assignment import Placement, assign_stages
+from tracekit.reconstruct.stage_assignment import Placement, assign_stages, pair_by_messages
 from tracekit.schedules import generate
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import polars as pl
 import pytest
 
-from tracekit.reconstruct.overlapped_blocks import find_partners
+from tracekit.reconstruct.chunk_table import find_partners
 from tracekit.reconstruct.rank_pipeline import rank_pipeline
 from tracekit.schema import LABELLED, Source, conform
 

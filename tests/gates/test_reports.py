@@ -10,7 +10,7 @@ from markdown_it import MarkdownIt
 
 from tracekit.diffs import Side, diff, from_analysis
 from tracekit.gates import gate
-from tracekit.report.ci import formats as gate_github
+from tracekit.report.ci import write as gate_github
 from tracekit.report.html import diff as diff_html
 from tracekit.report.markdown import changes as diff_markdown
 from tracekit.report.markdown import changes as gate_markdown

@@ -212,14 +212,6 @@ def test_other_traces_keep_the_rules_too(samples, tmp_path, sample):
     assert ("cell_ideal" in kinds) == (done.cells > 0)
 
 
-def test_stretches_of_time_change_nothing(samples, tmp_path, monkeypatch):
-    whole, parts = tmp_path / "whole.json", tmp_path / "parts.json"
-    export(samples / "reload", whole)
-    monkeypatch.setattr(perfetto, "EVENTS_PER_READ", 50)
-    export(samples / "reload", parts)
-    assert parts.read_bytes() == whole.read_bytes()
-
-
 def test_a_store_is_exported_as_it_is(samples, tmp_path):
     from tracekit import ingest
 

@@ -4,8 +4,10 @@ Each module is plain Python with C types as annotations. ``setup.py`` compiles e
 that was not possible the same files run uncompiled, with the same results, about a hundred times slower.
 
 Rules for code in this package: a loop reads and writes the arrays it is given, allocates nothing, and returns an
-integer or nothing. Constants are copied to typed variables before a loop that needs them: a module's own are Python
-objects. Bounds checks are on (see ``setup.py``) except in functions that switch them off and say why that is safe.
+integer or nothing. Types of variables are inferred; one that holds the result of ``and``, ``or`` or ``max`` is
+declared, because Cython would infer a Python object. Constants are copied to typed variables before a loop that needs
+them: a module's own are Python objects. Bounds checks are on (see ``setup.py``) except in functions that switch them
+off and say why that is safe.
 """
 
 from __future__ import annotations

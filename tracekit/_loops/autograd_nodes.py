@@ -54,11 +54,6 @@ def find_nodes(
     node: cython.uchar = NODE
     forward: cython.uchar = FORWARD
     nameless: cython.Py_ssize_t = name_flags.shape[0] - 1
-    i: cython.Py_ssize_t
-    above: cython.Py_ssize_t
-    outer_node: cython.longlong
-    own_flags: cython.longlong
-    outer_flags: cython.longlong
     is_node: cython.bint
     for i in range(parent.shape[0]):
         above = parent[i]
@@ -110,8 +105,6 @@ def spread_flags(
     node: cython.uchar = NODE
     rerun_flag: cython.uchar = RERUN
     inherited: cython.uchar = FORWARD | MADE_NODE
-    i: cython.Py_ssize_t
-    above: cython.Py_ssize_t
     for i in range(parent.shape[0]):
         above = parent[i]
         if (flags[i] & ran_flag) != 0:

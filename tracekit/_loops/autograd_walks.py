@@ -38,13 +38,10 @@ def number_walks(
 
     """
     count: cython.Py_ssize_t = number.shape[0]
-    i: cython.Py_ssize_t
-    n: cython.longlong
     different: cython.longlong = -1
     current: cython.longlong = -1
     last: cython.longlong = -1
     last_outside: cython.longlong = 0
-    visitor: cython.longlong
     continues_down: cython.bint
     run_twice: cython.bint
     is_repeat: cython.bint
@@ -97,7 +94,6 @@ def renumber_walks(
         Number of walks, at least 1.
 
     """
-    i: cython.Py_ssize_t
     current: cython.longlong = -1
     last: cython.longlong = -1
     last_home: cython.longlong = -1

@@ -28,8 +28,6 @@ def mark_walks(
         marked: 1 for events to start from, else 0; afterwards 1 for every event on a walk.
 
     """
-    i: cython.Py_ssize_t
-    event: cython.Py_ssize_t
     for i in range(order.shape[0] - 1, -1, -1):
         event = order[i]
         if marked[event] > 0 and held_by[event] >= 0:
@@ -63,9 +61,6 @@ def number_pieces(
 
     """
     count: cython.Py_ssize_t = 0
-    i: cython.Py_ssize_t
-    event: cython.Py_ssize_t
-    joined: cython.Py_ssize_t
     for i in range(order.shape[0]):
         event = order[i]
         if marked[event] > 0:
@@ -106,11 +101,6 @@ def link_communications(
     unknown: cython.longlong = UNKNOWN_LINK
     open_link: cython.longlong = OPEN_LINK
     no_limit: cython.longlong = NO_LIMIT
-    i: cython.Py_ssize_t
-    depth: cython.Py_ssize_t
-    row: cython.longlong
-    link: cython.longlong
-    earliest: cython.longlong
     for i in range(before.shape[0]):
         # Follow pieces back to one whose answer is known, then write the answer to all on the way.
         row = i
@@ -168,12 +158,6 @@ def find_visited_ranks(
         visited: Result: [rank index].
 
     """
-    step: cython.Py_ssize_t
-    comm: cython.longlong
-    peer: cython.longlong
-    further: cython.longlong
-    now: cython.longlong
-    until: cython.longlong
     for step in range(step_begin.shape[0]):
         now = first_time[step]
         comm = first_comm[step]
@@ -240,21 +224,6 @@ def walk_steps(
 
     """
     count: cython.Py_ssize_t = 0
-    step: cython.Py_ssize_t
-    begin: cython.longlong
-    now: cython.longlong
-    until: cython.longlong
-    margin: cython.longlong
-    piece: cython.Py_ssize_t
-    further: cython.Py_ssize_t
-    rank: cython.Py_ssize_t
-    next_rank: cython.Py_ssize_t
-    segment_kind: cython.longlong
-    peer_rank: cython.longlong
-    peer: cython.longlong
-    comm: cython.Py_ssize_t
-    high: cython.Py_ssize_t
-    middle: cython.Py_ssize_t
     for step in range(step_begin.shape[0]):
         begin = step_begin[step]
         piece = final_piece[step]

@@ -22,10 +22,6 @@ def count_edits(
         Number of edits, or ``limit`` + 1 if there are more than ``limit``.
 
     """
-    edits: cython.Py_ssize_t
-    diagonal: cython.Py_ssize_t
-    k: cython.Py_ssize_t
-    x: cython.Py_ssize_t
     # A diagonal holds the pairs (x, y) of positions in a and b with x - y = diagonal. reach[diagonal + limit + 1] is
     # the farthest x on it that the edits so far lead to; an edit leads to a neighbouring diagonal.
     for edits in range(limit + 1):

@@ -54,18 +54,6 @@ def fill_gaps(
     ranks: cython.Py_ssize_t = head.shape[0]
     ops_left: cython.Py_ssize_t = kind.shape[0]
     now: cython.longlong = 0
-    rank: cython.Py_ssize_t
-    op: cython.longlong
-    previous: cython.longlong  # op before this op on the list; -1: none
-    best: cython.longlong
-    best_previous: cython.longlong
-    best_cost: cython.longlong
-    cost: cython.longlong
-    looked_at: cython.longlong
-    activations_then: cython.longlong
-    peak: cython.longlong
-    s: cython.Py_ssize_t
-    m: cython.Py_ssize_t
     ready: cython.bint
     urgent: cython.bint
     while ops_left:

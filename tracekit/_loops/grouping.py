@@ -29,7 +29,6 @@ def number_codes(
 
     """
     count: cython.int = 0
-    i: cython.Py_ssize_t
     for i in range(codes.shape[0]):
         if codes[i] == null_code:
             out[i] = -1
@@ -65,8 +64,6 @@ def number_pairs(
     low_64_bits: cython.ulonglong = _LOW_64_BITS
     mask: cython.ulonglong = slots.shape[0] - 1
     count: cython.Py_ssize_t = 0
-    i: cython.Py_ssize_t
-    row: cython.Py_ssize_t
     hash_a: cython.ulonglong
     hash_b: cython.ulonglong
     slot: cython.ulonglong

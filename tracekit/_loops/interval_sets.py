@@ -35,9 +35,6 @@ def join(
 
     """
     groups: cython.Py_ssize_t = state.shape[1] - 1
-    g: cython.Py_ssize_t
-    i: cython.Py_ssize_t
-    row: cython.Py_ssize_t
     never: cython.longlong = NEVER
     # Count each group's joined intervals. state[0] has the count of group g at g + 1, so that the running sum below
     # gives the first output row of each group; state[1] is how far the group's last interval reaches, state[2] its last
@@ -101,8 +98,6 @@ def merge(
     count: cython.Py_ssize_t = 0
     i: cython.Py_ssize_t = 0
     j: cython.Py_ssize_t = 0
-    low: cython.longlong
-    high: cython.longlong
     rest: cython.longlong = start_a[0]  # start of what is left of interval i of the first set
     while i < start_a.shape[0]:
         if (
@@ -155,9 +150,6 @@ def _merge_either(
     count: cython.Py_ssize_t = 0
     i: cython.Py_ssize_t = 0
     j: cython.Py_ssize_t = 0
-    group: cython.longlong
-    start: cython.longlong
-    end: cython.longlong
     while i < start_a.shape[0] or j < start_b.shape[0]:
         if j >= start_b.shape[0] or (
             i < start_a.shape[0]
@@ -201,8 +193,6 @@ def measure_covered(
         covered: Result, one number for each query interval, 0 at the call.
 
     """
-    i: cython.Py_ssize_t
-    count: cython.Py_ssize_t
     # Time covered up to the query's end, minus time covered up to its start. Both searches begin at the result of the
     # query before, because queries mostly ascend; the two must not share it, so there are two passes.
     count = 0
@@ -225,9 +215,6 @@ def _count_started(
     guess: cython.Py_ssize_t,
 ) -> cython.Py_ssize_t:
     """Return how many intervals lie in earlier groups, or in the query's group and start at or before ``time``."""
-    low: cython.Py_ssize_t
-    high: cython.Py_ssize_t
-    middle: cython.Py_ssize_t
     step: cython.Py_ssize_t = 1
     if guess > 0 and (group[guess - 1] > query_group or (group[guess - 1] == query_group and start[guess - 1] > time)):
         low = 0
@@ -291,11 +278,6 @@ def measure_overlap(
     """
     kinds_a: cython.Py_ssize_t = overlap.shape[1]
     kinds_b: cython.Py_ssize_t = overlap.shape[2]
-    g: cython.Py_ssize_t
-    i: cython.Py_ssize_t
-    j: cython.Py_ssize_t
-    k: cython.Py_ssize_t
-    since: cython.longlong
     zero: cython.longlong = 0
     for i in range(start.shape[0]):
         g = group[i]

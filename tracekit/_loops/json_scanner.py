@@ -61,7 +61,7 @@ class Column(IntEnum):
 
 
 class Target(IntEnum):
-    """What the value of a key is used for, if it does not go to a ``Column``."""
+    """Use of a key's value that does not go to a ``Column``."""
 
     PHASE = len(Column)  # one letter that says what kind of event it is
     ARGS = len(Column) + 1  # an object whose keys are looked up as well

@@ -54,12 +54,9 @@ def nest(
     factor: cython.ulonglong = _HASH_FACTOR
     offset: cython.ulonglong = _HASH_OFFSET
     low_64_bits: cython.ulonglong = _LOW_64_BITS
-    i: cython.Py_ssize_t
     j: cython.Py_ssize_t = 0
     current: cython.longlong = -1
-    parent: cython.longlong
     parent_hash: cython.ulonglong
-    sibling: cython.Py_ssize_t
     # stacks[0] holds the open ops, stacks[1] the open annotations. stacks[2, d] is the last op seen at depth d, a
     # possible sibling of the next op at this depth; -1: none since the op around it was opened.
     open_ops: cython.Py_ssize_t = 0
@@ -141,14 +138,10 @@ def sort_nearly_sorted(
         Whether the rows were sorted with at most ``max_moves`` moves; if not, ``out`` must not be used.
 
     """
-    i: cython.Py_ssize_t
-    position: cython.Py_ssize_t
-    row: cython.Py_ssize_t
-    other: cython.Py_ssize_t
-    follows: cython.bint
     for i in range(rows.shape[0]):
         out[next_slot[thread[rows[i]]]] = rows[i]
         next_slot[thread[rows[i]]] += 1
+    follows: cython.bint
     for i in range(1, out.shape[0]):
         row = out[i]
         position = i
@@ -184,7 +177,6 @@ def find_nearest_marked(
         nearest: Result, -1 at the call: none.
 
     """
-    i: cython.Py_ssize_t
     for i in range(parent.shape[0]):
         if marked[i]:
             nearest[i] = i
@@ -211,9 +203,6 @@ def find_nearest_named(
         nearest: Result; -1: none.
 
     """
-    i: cython.Py_ssize_t
-    row: cython.longlong
-    code: cython.Py_ssize_t
     for i in range(rows.shape[0]):
         row = rows[i]
         if i > 0 and row == rows[i - 1]:
@@ -246,8 +235,6 @@ def assign_lines(
 
     """
     lines: cython.Py_ssize_t = innermost.shape[0]
-    i: cython.Py_ssize_t
-    k: cython.Py_ssize_t
     for i in range(start.shape[0]):
         if i == 0 or track[i] != track[i - 1]:
             for k in range(lines):

@@ -33,11 +33,6 @@ def find_running_order(
     cells: cython.Py_ssize_t = dependencies.shape[0]
     placed: cython.Py_ssize_t = 0
     dropped: cython.Py_ssize_t = 0
-    rank: cython.Py_ssize_t
-    cell: cython.Py_ssize_t
-    k: cython.Py_ssize_t
-    blocked: cython.bint
-    progress: cython.bint
     while placed < cells:
         progress = False
         for rank in range(next_cell.shape[0]):
@@ -87,11 +82,6 @@ def run_cells(
         start, end: Results.
 
     """
-    i: cython.Py_ssize_t
-    k: cython.Py_ssize_t
-    cell: cython.Py_ssize_t
-    dependency: cython.longlong
-    ready: cython.longlong
     for i in range(order.shape[0]):
         cell = order[i]
         ready = 0
@@ -124,14 +114,7 @@ def measure_makespans(
         makespan: Result: time from 0 to the last end, for each run.
 
     """
-    run: cython.Py_ssize_t
-    i: cython.Py_ssize_t
-    k: cython.Py_ssize_t
-    cell: cython.Py_ssize_t
-    dependency: cython.longlong
     ready: cython.longlong
-    lead: cython.longlong
-    last_end: cython.longlong
     for run in range(duration.shape[0]):
         last_end = 0
         for i in range(order.shape[0]):

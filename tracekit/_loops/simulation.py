@@ -38,16 +38,8 @@ def find_running_order(
     """
     done: cython.longlong = DONE
     placed: cython.Py_ssize_t = 0
-    first: cython.Py_ssize_t
-    rank: cython.Py_ssize_t
-    op: cython.Py_ssize_t
-    k: cython.Py_ssize_t
-    runnable: cython.longlong  # head of the list of ranks that can continue
-    missing: cython.longlong
-    waiting: cython.longlong
-    following: cython.longlong
     for first in range(next_op.shape[0]):
-        runnable = first
+        runnable = first  # head of the list of ranks that can continue
         while runnable >= 0:
             rank = runnable
             runnable = next_waiting[rank]
@@ -92,12 +84,7 @@ def run_ops(
         start: Result.
 
     """
-    i: cython.Py_ssize_t
-    k: cython.Py_ssize_t
-    op: cython.Py_ssize_t
-    dependency: cython.longlong
     ready: time
-    arrival: time
     for i in range(order.shape[0]):
         op = order[i]
         ready = 0

@@ -1,4 +1,4 @@
-"""Atomic output files: written under a temporary name beside the target, then renamed.
+"""Files: the start of an input, and atomic outputs, written under a temporary name beside the target, then renamed.
 
 A failure never leaves half a file. A process that is killed leaves its temporary file behind; the next one that writes
 the same target removes it. A lock, which ends with the process that holds it, tells abandoned files from those in use.
@@ -7,11 +7,11 @@ the same target removes it. A lock, which ends with the process that holds it, t
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import glob
 import os
 import shutil
 import tempfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -109,15 +109,14 @@ def remove_abandoned(target: Path) -> None:
                 os.close(handle)
 
 
-def exchange_folders(first: Path, second: Path) -> bool:
-    """Exchange two folders in one step, so that neither path is ever missing; return False if the system cannot."""
+def read_start(path: Path, max_bytes: int) -> bytes | None:
+    """Return the first bytes of a file, decompressed if it is gzip; None if it cannot be read."""
     try:
-        rename = ctypes.CDLL(None, use_errno=True).renameat2  # Linux only; Python has no function for it
-    except (OSError, AttributeError):
-        return False
-    at_fdcwd, rename_exchange = -100, 2
-    result = rename(at_fdcwd, os.fsencode(first.absolute()), at_fdcwd, os.fsencode(second.absolute()), rename_exchange)
-    return bool(result == 0)
+        with path.open("rb") as file:
+            start = file.read(max_bytes)
+        return zlib.decompressobj(31).decompress(start, max_bytes) if start[:2] == b"\x1f\x8b" else start
+    except (OSError, zlib.error):
+        return None
 
 
 def check_output_path(path: str | os.PathLike[str]) -> Path:

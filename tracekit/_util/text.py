@@ -201,13 +201,13 @@ def wrap_text(text: str, width: int, *, first: str = "", rest: str = "") -> str:
     return "\n".join(lines or [first]).replace(unbreakable, " ")
 
 
-def did_you_mean(word: str, known: Iterable[str], *, otherwise: str, cutoff: float = 0.6) -> str:
-    """Return the hint for a word that is not among *known*: the most similar one, or *otherwise* if none is similar.
+def did_you_mean(word: str, choices: Iterable[str], *, otherwise: str, cutoff: float = 0.6) -> str:
+    """Return the hint for a word that is not among *choices*: the most similar one, or *otherwise* if none is similar.
 
     >>> did_you_mean("dualpip", ["1f1b", "dualpipe"], otherwise="--list names them all")
     'did you mean dualpipe?'
     """
-    matches = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
+    matches = difflib.get_close_matches(word, list(choices), n=1, cutoff=cutoff)
     return f"did you mean {matches[0]}?" if matches else otherwise
 
 

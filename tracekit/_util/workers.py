@@ -26,7 +26,6 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing import connection
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from tracekit._util.machine import cores
@@ -207,7 +206,7 @@ class _WorkerPool:
     def __enter__(self) -> _WorkerPool:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: object, traceback: TracebackType | None) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
             self._ours.close()  # the workers end, whatever they are doing
         self._executor.shutdown()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import msgspec
 import polars as pl
 
+from tracekit._util.files import read_start
 from tracekit.analysis import Analysis
 from tracekit.analysis.result import BaseAnalysis
 from tracekit.diffs.noise_thresholds import Noise
@@ -109,13 +109,7 @@ def saved_format(path: str) -> str | None:
     file = Path(path)
     if "://" in path or not file.is_file() or not file.name.endswith((".json", ".json.gz")):
         return None
-    try:
-        with file.open("rb") as stream:
-            raw = stream.read(_FORMAT_SEARCH_BYTES)
-        head = zlib.decompressobj(31).decompress(raw, _FORMAT_SEARCH_BYTES) if raw[:2] == b"\x1f\x8b" else raw
-    except (OSError, zlib.error):
-        return None  # the trace reader reports what is wrong with the file
-    match = _FORMAT_KEY.search(head)
+    match = _FORMAT_KEY.search(read_start(file, _FORMAT_SEARCH_BYTES) or b"")
     return match[1].decode() if match else None
 
 

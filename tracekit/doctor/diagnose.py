@@ -1,4 +1,4 @@
-"""Diagnosis of recordings: contents, findings and how to record better, as plain data.
+"""Diagnosis of recordings: contents, available answers, findings and how to record better, as plain data.
 
 ``tracekit.report.terminal.doctor`` prints it.
 """
@@ -6,16 +6,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
+from pathlib import PurePath
 from typing import Any
 
 import msgspec
 import polars as pl
 
 from tracekit._util.html import html_table
-from tracekit.doctor.answers import available_answers, suggest_reexport
-from tracekit.doctor.findings import RankFacts, find_extras, find_problems
+from tracekit.doctor.findings import MIN_LAUNCHED_SHARE, RankFacts, find_extras, find_problems
 from tracekit.documents.coding import encode, to_plain
 from tracekit.documents.doctor import FORMAT, DoctorDocument, Finding
 from tracekit.errors import Notice
@@ -57,10 +57,7 @@ class Diagnosis(msgspec.Struct, frozen=True):
 
     def counts(self) -> dict[str, int]:
         """Return the number of events by kind, over all ranks."""
-        total: Counter[str] = Counter()
-        for fact in self.facts:
-            total.update(fact.counts)
-        return dict(total.most_common())
+        return dict(_sum_counts(fact.counts for fact in self.facts).most_common())
 
     def groups(self) -> list[dict[str, Any]]:
         """Return the process groups, each once: from the files' headers, else from the events."""
@@ -93,7 +90,7 @@ class Diagnosis(msgspec.Struct, frozen=True):
             "span_ns": max(ends) - min(starts) if starts else 0,
             "groups": self.groups(),
             "counts": self.counts(),
-            "skipped": _sum_counts(fact.source.skipped for fact in self.facts),
+            "skipped": dict(_sum_counts(fact.source.skipped for fact in self.facts)),
             "by_rank": [_rank_dict(fact) for fact in self.facts],
             "answers": available_answers(self.facts) if self.reader == "nsight" else None,
             "export_again": suggest_reexport(self.facts),
@@ -154,37 +151,27 @@ def examine(part: RankEvents) -> RankFacts:
     """Return the facts about how one rank was recorded."""
     events = part.events
     kind = pl.col("kind").cast(pl.String)
-    gpu = events.lazy().filter(kind.is_in(GPU_KINDS))
-    launches = events.lazy().filter(kind.is_in(["runtime", "driver"]))
-    launched_ids = launches.select("pid", "correlation").drop_nulls("correlation").unique("correlation")
-    all_events = events.lazy().select(
+    gpu, launches = events.filter(kind.is_in(GPU_KINDS)), events.filter(kind.is_in(["runtime", "driver"]))
+    total = events.select(
         start=pl.col("start_ns").min(),
         end=pl.col("end_ns").max(),
         cpu_ops=(kind == "cpu_op").sum(),
-        with_shapes=((kind.is_in(["cpu_op", "annotation"])) & pl.col("shapes").is_not_null()).sum(),
-        with_sequence=(pl.col("sequence").is_not_null()).sum(),
-    )
-    on_gpu = gpu.select(
-        events=pl.len(),
-        streams=pl.struct("device", "stream").n_unique(),
-        in_graphs=(pl.col("graph").is_not_null() & (pl.col("graph") > 0)).sum(),
-    )
-    launched = gpu.join(launched_ids, on="correlation", how="semi").select(pl.len())
-    # One pass over the events for all three.
-    total, gpu_total, joined = (frame.row(0, named=True) for frame in pl.collect_all([all_events, on_gpu, launched]))
+        with_shapes=(kind.is_in(["cpu_op", "annotation"]) & pl.col("shapes").is_not_null()).sum(),
+        with_sequence=pl.col("sequence").is_not_null().sum(),
+    ).row(0, named=True)
     recording = check_completeness(find_api_calls(events), add_launch_times(events))
     return RankFacts(
         source=part.source,
         lost=recording.notices,
-        counts={str(name): count for name, count in events["kind"].value_counts().iter_rows()},
+        counts={str(name): count for name, count in sorted(events["kind"].value_counts().iter_rows())},
         start_ns=total["start"],
         end_ns=total["end"],
         steps=tuple(events["step"].drop_nulls().unique().sort().to_list()),
-        devices=tuple(gpu.select("device").collect()["device"].drop_nulls().unique().sort().to_list()),
-        streams=gpu_total["streams"],
-        gpu_events=gpu_total["events"],
-        launched=joined["len"],
-        in_graphs=gpu_total["in_graphs"],
+        devices=tuple(gpu["device"].drop_nulls().unique().sort().to_list()),
+        streams=gpu.select("device", "stream").n_unique(),
+        gpu_events=gpu.height,
+        launched=gpu.join(launches.drop_nulls("correlation"), on="correlation", how="semi").height,
+        in_graphs=gpu.filter(pl.col("graph") > 0).height,
         graph_launches=_count_named(launches, _GRAPH_LAUNCH),
         cpu_ops=total["cpu_ops"],
         with_shapes=total["with_shapes"],
@@ -200,10 +187,10 @@ def _examine_ref(ref: SourceRef, *, ranks: Collection[int] | None) -> list[RankF
     return [examine(part) for part in read_ref(ref) if ranks is None or part.source.rank in ranks]
 
 
-def _count_named(rows: pl.LazyFrame, pattern: str) -> int:
+def _count_named(rows: pl.DataFrame, pattern: str) -> int:
     """Return how many rows have a name that matches; the pattern is tried once per distinct name."""
     names = rows.group_by("name").len().with_columns(pl.col("name").cast(pl.String))
-    return int(names.filter(pl.col("name").str.contains(pattern)).select(pl.col("len").sum()).collect().item())
+    return int(names.filter(pl.col("name").str.contains(pattern))["len"].sum())
 
 
 def _count_allocations(memory: pl.DataFrame) -> dict[str, int]:
@@ -215,17 +202,17 @@ def _count_nccl_calls(events: pl.DataFrame) -> dict[str, int]:
     """Return the number of NCCL calls, of sends and receives among them, and of those with a recorded peer."""
     domain, collective = (pl.col(name).cast(pl.String) for name in ("domain", "collective"))
     message = collective.is_in(["send", "recv"]) & (pl.col("kind").cast(pl.String) == "cpu_op")
-    counts = events.lazy().select(
+    counts = events.select(
         nccl_calls=(domain == "NCCL").sum(),
         messages=message.sum(),
         peers=(message & pl.col("peer").is_not_null()).sum(),
     )
-    return counts.collect().row(0, named=True)
+    return counts.row(0, named=True)
 
 
 def _group_descriptions(events: pl.DataFrame) -> dict[str, str | None]:
-    rows = events.lazy().filter(pl.col("group").is_not_null()).select("group", "group_desc").unique()
-    text = rows.with_columns(pl.all().cast(pl.String)).sort("group", "group_desc", nulls_last=False).collect()
+    rows = events.filter(pl.col("group").is_not_null()).select("group", "group_desc").unique()
+    text = rows.with_columns(pl.all().cast(pl.String)).sort("group", "group_desc", nulls_last=False)
     return dict(text.iter_rows())
 
 
@@ -253,8 +240,57 @@ def _merge_versions(mappings: Iterable[Mapping[str, str]]) -> dict[str, str]:
     return {key: " / ".join(sorted(versions)) for key, versions in sorted(values.items())}
 
 
-def _sum_counts(mappings: Iterable[Mapping[str, int]]) -> dict[str, int]:
+def _sum_counts(mappings: Iterable[Mapping[str, int]]) -> Counter[str]:
     total: Counter[str] = Counter()
     for mapping in mappings:
         total.update(mapping)
-    return dict(total)
+    return total
+
+
+EXPORT_OPTION = "--include-blobs=true"
+
+
+def _has_launches(fact: RankFacts) -> bool:
+    return fact.gpu_events > 0 and fact.launched >= MIN_LAUNCHED_SHARE * fact.gpu_events
+
+
+ANSWERS: dict[str, Callable[[RankFacts], bool]] = {
+    "where GPU time went: compute, exposed communication and copies, idle": lambda f: f.gpu_events > 0,
+    "forward, dgrad, wgrad and optimizer: by operators and autograd's numbers": (
+        lambda f: _has_launches(f) and f.with_sequence > 0
+    ),
+    "forward, dgrad, wgrad and optimizer: by launching threads, kernel names and sums of gradients": (
+        lambda f: _has_launches(f) and f.with_sequence == 0
+    ),
+    "pipeline cells, schedule and ideal": lambda f: _has_launches(f) and f.messages > 0,
+    "waits and the bubble: both sides of each message, by the recorded peers": lambda f: f.messages > 0 and f.peers > 0,
+    "waits and the bubble: messages matched by their order along the pipeline, where all ranks are here": (
+        lambda f: f.messages > 0 and f.peers == 0
+    ),
+    "steps, by marks": lambda f: bool(f.steps),
+    "steps, by the optimizer at their end": lambda f: f.gpu_events > 0 and not f.steps,
+}
+"""Answers in the order they are reported, and the condition under which a rank's events can give each."""
+
+
+def available_answers(facts: Sequence[RankFacts]) -> list[str]:
+    """Return the answers that are available for every rank."""
+    return [text for text, is_available in ANSWERS.items() if facts and all(map(is_available, facts))]
+
+
+def suggest_reexport(facts: Sequence[RankFacts]) -> dict[str, str] | None:
+    """Return option, benefit and command of an export that adds NCCL's communicators; None if it adds nothing."""
+    lacking = [
+        fact
+        for fact in facts
+        if fact.source.reader == "nsight" and fact.collectives > 0 and fact.nccl_calls > 0 and not fact.groups
+    ]
+    if not lacking:
+        return None
+    path = PurePath(lacking[0].source.path)
+    report = path.with_suffix(".nsys-rep")
+    gives = "communicators, sizes and peers of NCCL calls: groups told apart, waits of collectives, bandwidths"
+    if len(lacking) > 1:
+        gives += f" (on each of {len(lacking)} ranks)"
+    command = f"nsys export --type=sqlite {EXPORT_OPTION} --force-overwrite=true {report}"
+    return {"option": EXPORT_OPTION, "gives": gives, "command": command}

@@ -150,26 +150,26 @@ class ChunkAssembly:
         loose = self._loose_weights()
         split = {chunk.pair for chunk in loose}
         split |= {self.chunks.pair[chunk] for chunk in self.autograd_rows if self.chunks.is_weight[chunk]}
-        found: list[_Chunk] = []
+        listed: list[_Chunk] = []
         for chunk, rows in self.forward_rows.items():
             is_sure = chunk in self.autograd_rows and chunk not in self.paired_by_position
-            found.append(_Chunk("F", chunk, rows, CONFIDENCE_AUTOGRAD if is_sure else CONFIDENCE_POSITION))
+            listed.append(_Chunk("F", chunk, rows, CONFIDENCE_AUTOGRAD if is_sure else CONFIDENCE_POSITION))
         for chunk, rows in self.autograd_rows.items():
             pair = self.chunks.pair[chunk]
             op = "W" if self.chunks.is_weight[chunk] else "I" if pair in split else "B"
             confidence = CONFIDENCE_POSITION if pair in self.paired_by_position else CONFIDENCE_AUTOGRAD
-            found.append(_Chunk(op, pair, rows, confidence))
-        found = sorted([*found, *loose], key=lambda chunk: int(self.kernels.host_ns[chunk.rows[0]]))
+            listed.append(_Chunk(op, pair, rows, confidence))
+        listed = sorted([*listed, *loose], key=lambda chunk: int(self.kernels.host_ns[chunk.rows[0]]))
         # Pairs are numbered in the order of their forwards; those without a forward come behind.
-        pairs = [*(chunk.pair for chunk in found if chunk.op == "F"), *(chunk.pair for chunk in found)]
+        pairs = [*(chunk.pair for chunk in listed if chunk.op == "F"), *(chunk.pair for chunk in listed)]
         number_of_pair = {pair: number for number, pair in enumerate(dict.fromkeys(pairs))}
         chunk_of_row = np.full(len(self.chunk_of_row), -1, np.int64)
-        for index, listed in enumerate(found):
-            chunk_of_row[listed.rows] = index
+        for index, listed_chunk in enumerate(listed):
+            chunk_of_row[listed_chunk.rows] = index
         return StepChunks(
-            op=[chunk.op for chunk in found],
-            pair=np.array([number_of_pair[chunk.pair] for chunk in found], np.int64),
-            confidence=[chunk.confidence for chunk in found],
+            op=[chunk.op for chunk in listed],
+            pair=np.array([number_of_pair[chunk.pair] for chunk in listed], np.int64),
+            confidence=[chunk.confidence for chunk in listed],
             chunk=chunk_of_row,
         )
 

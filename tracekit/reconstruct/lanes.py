@@ -125,6 +125,6 @@ def crossed_share(table: pl.DataFrame) -> float:
     """
     is_phase = pl.col("phase").cast(pl.String) != "FB"  # blocks are measured again inside their phases
     is_communication = pl.col("lane").cast(pl.String) == "communication"
-    known = table.filter(is_communication & pl.col("pass").is_not_null() & is_phase)
-    total_ns = int(known["total_ns"].sum())
-    return int(known["beside_other_pass_ns"].sum()) / total_ns if total_ns else 0.0
+    with_pass = table.filter(is_communication & pl.col("pass").is_not_null() & is_phase)
+    total_ns = int(with_pass["total_ns"].sum())
+    return int(with_pass["beside_other_pass_ns"].sum()) / total_ns if total_ns else 0.0

@@ -38,25 +38,7 @@ DETAILED = pl.Schema(
 ``CHUNKS`` for these columns."""
 IDENTITY = ("position", "op", "stage", "microbatch", "b_stage", "b_microbatch", "pair", "b_pair")
 """Columns that tell what a cell is, independent of its times."""
-_BY_STAGE, _BY_PAIR = slice(0, 6), [0, 1, 6, 7]  # columns of IDENTITY
-
-
-def encode_cells(detail: pl.DataFrame) -> Ints:
-    """Return the columns ``IDENTITY`` of cells (``DETAILED``) as one matrix; -1 for null."""
-    return np.stack([to_int64(detail[name].to_physical(), -1) for name in IDENTITY], axis=1)
-
-
-@dataclass(frozen=True, slots=True)
-class TableSlice:
-    """Rows of a larger table, cut out on request: many small tables take far more memory than their rows."""
-
-    table: pl.DataFrame
-    first: int
-    size: int
-
-    def frame(self) -> pl.DataFrame:
-        """Return the rows."""
-        return self.table.slice(self.first, self.size)
+_BY_STAGE, _BY_PAIR = slice(0, 6), [0, 1, 6, 7]  # columns of IDENTITY, where stages are known and where they are not
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,19 +51,12 @@ class Pipeline:
     clocks: Clocks
     stages_from: str  # "annotations", "messages", "order" (one rank), "pattern" (of a schedule) or "nothing"
     notices: tuple[Notice, ...] = ()
-    rows: TableSlice = field(default_factory=lambda: TableSlice(pl.DataFrame(schema=DETAILED), 0, 0), repr=False)
-    """The cells (``DETAILED``), as part of the table of all steps."""
+    detail: pl.DataFrame = field(default_factory=DETAILED.to_frame, repr=False)
+    """Cells with all columns of ``DETAILED``, sorted by position and start."""
     weights_counted: bool = False  # some weight gradients were paired by counting
     traffic: Mapping[int, Mapping[int, int]] = field(default_factory=dict, repr=False)
     """Number of messages by sending and receiving position; empty if unknown."""
     peers_recorded: bool = False  # stages come from messages whose peers were recorded
-    numbers: Ints = field(default_factory=lambda: np.zeros((0, len(IDENTITY)), np.int64), repr=False)
-    """``encode_cells`` of the cells."""
-
-    @property
-    def detail(self) -> pl.DataFrame:
-        """Cells with all columns of ``DETAILED``, sorted by position and start."""
-        return self.rows.frame()
 
     @property
     def cells(self) -> pl.DataFrame:
@@ -91,7 +66,12 @@ class Pipeline:
     @cached_property
     def positions(self) -> tuple[int, ...]:
         """Positions in the pipeline that have a trace."""
-        return tuple(np.unique(self.numbers[:, IDENTITY.index("position")]).tolist())
+        return tuple(self.detail["position"].unique().sort().to_list())
+
+    @cached_property
+    def numbers(self) -> Ints:
+        """The columns ``IDENTITY`` of the cells as one matrix; -1 for null."""
+        return np.stack([to_int64(self.detail[name].to_physical(), -1) for name in IDENTITY], axis=1)
 
     def orders(self) -> dict[int, list[Op]]:
         """Return the ops that each rank ran, in order, by position in the pipeline.
@@ -156,21 +136,14 @@ def rename_cells(steps: Sequence[tuple[Pipeline, Schedule, bool]]) -> list[Pipel
     raised = pl.max_horizontal("confidence", pl.Series(np.repeat(least, sizes)))
     limited = pl.min_horizontal(raised, pl.Series(np.repeat(most, sizes)))
     table = conform(pl.concat(tables).with_columns(confidence=limited), DETAILED)
-    numbers = encode_cells(table)
-    has_weights = bool((table["op"] == "W").any())
     renamed, first = [], 0
     for (pipeline, schedule, _), is_pattern, size in zip(steps, by_pattern, sizes, strict=True):
-        rows, own_numbers = TableSlice(table, first, size), numbers[first : first + size]
-        if has_weights:
-            fused = _fuse_backwards(rows.frame(), schedule)
-            rows, own_numbers = TableSlice(fused, 0, fused.height), encode_cells(fused)
         renamed.append(
             replace(
                 pipeline,
                 stages_from="pattern" if is_pattern else pipeline.stages_from,
                 notices=tuple(notice for notice in pipeline.notices if notice.code != "stages-unknown"),
-                rows=rows,
-                numbers=own_numbers,
+                detail=_fuse_backwards(table.slice(first, size), schedule),
             )
         )
         first += size
@@ -207,6 +180,8 @@ def _has_same_stages(before: pl.DataFrame, after: pl.DataFrame) -> bool:
 
 def _fuse_backwards(detail: pl.DataFrame, schedule: Schedule) -> pl.DataFrame:
     """Join an I and the W right behind it where the schedule has one B."""
+    if not (detail["op"] == "W").any():
+        return detail
     key = ["position", "stage", "microbatch"]
     whole = [
         (position, op.stage, op.microbatch)
@@ -214,8 +189,6 @@ def _fuse_backwards(detail: pl.DataFrame, schedule: Schedule) -> pl.DataFrame:
         for op in order
         if op.kind == "B"
     ]
-    if not whole or not (detail["op"] == "W").any():
-        return detail
     whole_backwards = pl.DataFrame(whole, schema=dict.fromkeys(key, pl.Int32), orient="row")
     is_whole = pl.struct(key).is_in(whole_backwards.to_struct().implode())
     is_followed = pl.all_horizontal(pl.col(name) == pl.col(name).shift(-1) for name in key)

@@ -16,10 +16,9 @@ from tracekit._util.columns import to_int64
 from tracekit.align.clocks import Clocks
 from tracekit.errors import Notice
 from tracekit.reconstruct.chunks import CONFIDENCE_COUNTED, CONFIDENCE_POSITION
-from tracekit.reconstruct.pairing import pair_by_messages
-from tracekit.reconstruct.pipeline import DETAILED, STALL_COLUMNS, Pipeline, TableSlice, encode_cells
+from tracekit.reconstruct.pipeline import DETAILED, STALL_COLUMNS, Pipeline
 from tracekit.reconstruct.rank_pipeline import RankPipeline
-from tracekit.reconstruct.stage_assignment import Place, Placement, assign_stages
+from tracekit.reconstruct.stage_assignment import Place, Placement, assign_stages, pair_by_messages
 from tracekit.reconstruct.step_tables import Line, StepTables
 from tracekit.schema import conform
 
@@ -33,7 +32,7 @@ def assemble(ranks: Mapping[int, RankPipeline], pipeline: Line, step: int, clock
 
 
 def assemble_steps(
-    ranks: Mapping[int, RankPipeline], lines: Sequence[tuple[Line, Sequence[int]]], clocks: Clocks, known: StepCache
+    ranks: Mapping[int, RankPipeline], lines: Sequence[tuple[Line, Sequence[int]]], clocks: Clocks, cache: StepCache
 ) -> list[list[Pipeline]]:
     """Return for each line the pipeline it forms in each of its steps.
 
@@ -43,13 +42,12 @@ def assemble_steps(
         ranks: Per-rank tables.
         lines: Ranks in stage order (some may have no trace), each with the steps to assemble.
         clocks: Offsets that put all ranks on one clock.
-        known: Results of earlier steps; new results are added.
+        cache: Results of earlier steps; new results are added.
 
     """
     tables = StepTables.of(ranks, lines)
-    results = [_examine_instance(tables, instance, known) for instance in range(len(tables.instances))]
+    results = [_examine_instance(tables, instance, cache) for instance in range(len(tables.instances))]
     detail = _make_cells(tables, results, clocks)
-    numbers = encode_cells(detail)
     first_cells = accumulate((len(result.stage) for result in results), initial=0)
     pipelines = iter(
         Pipeline(
@@ -59,11 +57,10 @@ def assemble_steps(
             clocks=clocks,
             stages_from=result.stages_from,
             notices=_stages_unknown_notice(result),
-            rows=TableSlice(detail, first, end - first),
+            detail=detail.slice(first, end - first),
             weights_counted=result.weights_counted,
             traffic=result.traffic,
             peers_recorded=result.stages_from == "messages" and not tables.peers_by_order[line],
-            numbers=numbers[first:end],
         )
         for (line, step), result, (first, end) in zip(tables.instances, results, pairwise(first_cells), strict=True)
     )
@@ -85,17 +82,17 @@ class _StepResult(msgspec.Struct, frozen=True, eq=False):
     """The step's cells if they are not its chunks as recorded: paired anew, or joined to overlapped blocks."""
 
 
-def _examine_instance(tables: StepTables, instance: int, known: StepCache) -> _StepResult:
+def _examine_instance(tables: StepTables, instance: int, cache: StepCache) -> _StepResult:
     """Return the result of a step that looks the same, else examine this one."""
     look = tables.look(instance)
-    if look in known:
-        return known[look]
+    if look in cache:
+        return cache[look]
     line, _ = tables.instances[instance]
     chunks = {part.position: tables.chunks_of(part) for part in tables.parts[instance]}
     messages = {part.position: tables.messages_of(part) for part in tables.parts[instance]}
     result = _examine_step(chunks, messages, len(tables.lines[line]))
     if result.cells is None:  # times of cells differ from step to step, so they cannot be used again
-        known[look] = result
+        cache[look] = result
     return result
 
 
@@ -141,14 +138,11 @@ def _fill_places(chunks: pl.DataFrame, places: Mapping[int, Place]) -> pl.DataFr
     """Return the chunks with stage and micro-batch by their pair, where annotations did not give them."""
     if not places:
         return chunks
+    stages = {pair: stage for pair, (stage, _) in places.items()}
+    microbatches = {pair: microbatch for pair, (_, microbatch) in places.items()}
     return chunks.with_columns(
-        pl.coalesce(
-            name,
-            pl.col("pair").replace_strict(
-                {pair: place[index] for pair, place in places.items()}, default=None, return_dtype=pl.Int32
-            ),
-        )
-        for index, name in enumerate(("stage", "microbatch"))
+        pl.coalesce(name, pl.col("pair").replace_strict(of_pair, default=None, return_dtype=pl.Int32))
+        for name, of_pair in (("stage", stages), ("microbatch", microbatches))
     )
 
 

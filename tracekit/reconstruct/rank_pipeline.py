@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 
 from tracekit.errors import Notice
-from tracekit.intervals import Intervals, union
+from tracekit.intervals import Intervals
 from tracekit.reconstruct.chunk_table import ChunkTable, cut_chunks, measure_chunks
 from tracekit.reconstruct.chunks import CONFIDENCE_POSITION
 from tracekit.reconstruct.contention import CONTENTION, measure_contention
@@ -71,14 +71,6 @@ class RankPipeline:
     def peers(self) -> tuple[int | None, ...]:
         """Ranks it exchanged messages with; None among them if some message does not name its peer."""
         return tuple(self.messages["peer"].unique().to_list())
-
-    @property
-    def stalled(self) -> dict[str, Intervals]:
-        """Stalls by cause."""
-        return {
-            str(part["cause"][0]): union(part["start_ns"].to_numpy(), part["end_ns"].to_numpy())
-            for part in self.stalls.sort("cause", maintain_order=True).partition_by("cause", maintain_order=True)
-        }
 
 
 _COLUMNS = ("id", "name", "label", "pass", "step", "start_ns", "end_ns", "launch_ns", "stream", "autograd_sequence",

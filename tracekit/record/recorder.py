@@ -8,14 +8,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any
 
 from tracekit._util.text import counted, size
 from tracekit.errors import OptionError
-from tracekit.record.groups import describe_groups
 from tracekit.record.handler import Handler, Log, log_line
-from tracekit.record.process_info import ProcessInfo, find_process_info, import_torch
+from tracekit.record.process_info import describe_groups, find_process_info, import_torch
 
 WARM_UP_STEPS = 1
 """Steps profiled and discarded before the recorded ones, because the start of the profiler is slow."""
@@ -33,15 +31,7 @@ class Recorder:
     True
     """
 
-    def __init__(
-        self,
-        handler: Handler,
-        *,
-        steps: tuple[int, int],
-        shapes: bool,
-        stacks: bool,
-        memory: bool,
-    ) -> None:
+    def __init__(self, handler: Handler, *, steps: tuple[int, int], shapes: bool, stacks: bool, memory: bool) -> None:
         self._handler = handler
         self._first, self._count = steps
         self._options = {"record_shapes": shapes, "with_stack": stacks, "profile_memory": memory}
@@ -56,9 +46,7 @@ class Recorder:
         self._begin_if_due()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         _running.clear()
         self._finish()  # also after an exception in training, so that the recorded steps are written
 
@@ -155,14 +143,9 @@ def profiler(
             f"steps={steps}: there is nothing to record", hint="give the first step and how many, (10, 3)"
         )
     process = find_process_info(folder, rank=rank, world_size=world_size)
-    _check_not_recorded(process)
+    if process.file.exists():
+        problem = f"{process.file} is there already ({size(process.file.stat().st_size)})"
+        raise OptionError(problem, hint="name a new folder for this run")
     describe_groups(groups or {})
     handler = Handler(process, answer=answer, log=log, most_bytes=most_mb * 1_000_000)
     return Recorder(handler, steps=steps, shapes=shapes, stacks=stacks, memory=memory)
-
-
-def _check_not_recorded(process: ProcessInfo) -> None:
-    """Raise OptionError if the folder has a trace of this rank, of another run."""
-    if process.file.exists():
-        bytes_text = size(process.file.stat().st_size)
-        raise OptionError(f"{process.file} is there already ({bytes_text})", hint="name a new folder for this run")

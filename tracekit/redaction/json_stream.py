@@ -90,9 +90,9 @@ class JsonStream:
 
     def damage(self, reason: str) -> InputError:
         """Return the error for what comes next."""
-        place = self._characters_before + self._start
+        position = self._characters_before + self._start
         return InputError(
-            f"{self._path}: cannot be read beyond character {place:,}: {reason}",
+            f"{self._path}: cannot be read beyond character {position:,}: {reason}",
             hint="nothing was written; record the trace again",
         )
 

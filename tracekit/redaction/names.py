@@ -247,7 +247,7 @@ def _without_accidental_words(pieces: list[tuple[str, bool]]) -> list[tuple[str,
     """Reject known pieces with digits beside unknown ones: f8 and a10 are words, but not in the hash f8a10d72."""
     runs = [list(run) for _, run in groupby(pieces, key=lambda piece: piece[0][0] == "_")]
     return [
-        (text, is_known and (text.isalpha() or text[0] == "_" or all(known for _, known in run)))
+        (text, is_known and (text.isalpha() or text[0] == "_" or all(is_known_too for _, is_known_too in run)))
         for run in runs
         for text, is_known in run
     ]

@@ -90,7 +90,7 @@ def redact_nsight(source: Path, target: Path, names: NameRedactor, *, keep: Coll
     try:
         copy = sqlite3.connect(target.resolve().as_uri(), isolation_level=None, uri=True)
         try:
-            for name, function in _sql_functions(names, _layouts(source), keep).items():
+            for name, function in _sql_functions(names, payload_layouts(open_export(source)), keep).items():
                 copy.create_function(name, 1, function, deterministic=True)
             dropped = _copy_tables(copy, source)
         finally:
@@ -98,14 +98,6 @@ def redact_nsight(source: Path, target: Path, names: NameRedactor, *, keep: Coll
     except sqlite3.Error as error:
         raise InputError(f"{source}: is not a readable sqlite file: {error}", hint="export the report again") from error
     return dropped | {"texts replaced": names.replaced - replaced_before}
-
-
-def _layouts(source: Path) -> Layouts:
-    export = open_export(source)
-    try:
-        return payload_layouts(export)
-    finally:
-        export.close()
 
 
 def _copy_tables(copy: sqlite3.Connection, source: Path) -> dict[str, int]:
@@ -233,7 +225,7 @@ def payload_bytes(blob: bytes, layout: Layouts) -> bytes | None:
     kept = bytearray(len(blob))
     kept[SCHEMA_ID] = blob[SCHEMA_ID]
     for _, dtype, offset in fields:
-        place = slice(HEADER_BYTES + offset, HEADER_BYTES + offset + np.dtype(dtype).itemsize)
-        if offset >= 0 and place.stop <= len(blob):
-            kept[place] = blob[place]
+        field_bytes = slice(HEADER_BYTES + offset, HEADER_BYTES + offset + np.dtype(dtype).itemsize)
+        if offset >= 0 and field_bytes.stop <= len(blob):
+            kept[field_bytes] = blob[field_bytes]
     return bytes(kept)

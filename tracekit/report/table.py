@@ -40,6 +40,8 @@ class Column(msgspec.Struct, frozen=True):
     """Heading in the terminal, where it is not the name with the unit."""
     digits: int = 1
     """Digits of a time that is shown with its unit."""
+    value: str | Callable[[Any], Value] = ""
+    """For ``rows_of``: the attribute of an item with the value (by default the column's name), or a function of it."""
 
     @property
     def heading(self) -> str:
@@ -98,6 +100,20 @@ class Table(msgspec.Struct, frozen=True):
                 names_of_note.setdefault(column.note, []).append(column.name)
         meanings = "; ".join(f"{', '.join(names)}: {note}" for note, names in names_of_note.items())
         return (meanings, *self.notes) if meanings else self.notes
+
+
+def rows_of(columns: Sequence[Column], items: Iterable[object]) -> tuple[tuple[Value, ...], ...]:
+    """Return one row per item, with the value of each column.
+
+    >>> rows_of([Column("times", value="digits"), Column("kind")], [Column("a", "ms", digits=2)])
+    ((2, 'ms'),)
+    """
+
+    def value_of(column: Column, item: object) -> Value:
+        value = column.value or column.name
+        return getattr(item, value) if isinstance(value, str) else value(item)
+
+    return tuple(tuple(value_of(column, item) for column in columns) for item in items)
 
 
 def make_table(

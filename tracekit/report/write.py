@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import io
 from collections.abc import Callable
 from os import PathLike
@@ -46,14 +45,20 @@ def render_json(analysis: Analysis) -> str:
     return analysis.to_json() + "\n"
 
 
-def _text_writer(module: str, name: str) -> Writer:
-    """Return a writer that calls a function of a module, which is imported only then."""
+def _write_json(analysis: Analysis, path: Path) -> None:
+    path.write_text(render_json(analysis), encoding="utf-8")
 
-    def write_text(analysis: Analysis, path: Path) -> None:
-        render: Callable[[Analysis], str] = getattr(importlib.import_module(module), name)
-        path.write_text(render(analysis), encoding="utf-8")
 
-    return write_text
+def _write_html(analysis: Analysis, path: Path) -> None:
+    from tracekit.report.html.page import render_html
+
+    path.write_text(render_html(analysis), encoding="utf-8")
+
+
+def _write_markdown(analysis: Analysis, path: Path) -> None:
+    from tracekit.report.markdown.analysis import render_markdown
+
+    path.write_text(render_markdown(analysis), encoding="utf-8")
 
 
 def _picture_writer(plot: str | None) -> Writer:
@@ -81,9 +86,9 @@ def _write_csv(analysis: Analysis, path: Path) -> None:
 
 
 WRITERS: dict[str, Writer] = {
-    ".html": _text_writer("tracekit.report.html.page", "render_html"),
-    ".json": _text_writer("tracekit.report.write", "render_json"),
-    ".md": _text_writer("tracekit.report.markdown.analysis", "render_markdown"),
+    ".html": _write_html,
+    ".json": _write_json,
+    ".md": _write_markdown,
     ".parquet": _write_parquet,
     ".csv": _write_csv,
     ".xlsx": write_spreadsheet,

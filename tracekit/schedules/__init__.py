@@ -14,8 +14,7 @@ from tracekit.schedules.files import read_orders, write_orders
 from tracekit.schedules.ops import Op
 from tracekit.schedules.registry import describe, generate, names, register, unregister
 from tracekit.schedules.schedule import Schedule
-from tracekit.schedules.simulation import Simulation
-from tracekit.schedules.simulator import simulate
+from tracekit.schedules.simulation import Simulation, simulate
 from tracekit.schedules.times import Times
 from tracekit.schedules.weight_reload import ReloadTimes, WeightReload, weight_reload
 

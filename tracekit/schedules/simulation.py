@@ -1,8 +1,12 @@
-"""Results of a simulated schedule: cells, makespan, bubble by three definitions, memory, idle time by phase."""
+"""Simulation of a schedule on a clock, and its results: cells, makespan, bubbles, memory and idle time.
+
+Ranks work strictly in order; ops start when their inputs have arrived.
+"""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
@@ -12,10 +16,13 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from tracekit._loops import simulation
+from tracekit._util.arrays import Ints, as_int64
 from tracekit._util.html import html_table
 from tracekit._util.text import percent
 from tracekit.documents.coding import to_plain
 from tracekit.documents.schedule import FORMAT, Cell, RankIdle, ScheduleDocument
+from tracekit.errors import OptionError, ScheduleError
 from tracekit.schedules import schedule as s
 from tracekit.schedules.ops import KINDS
 from tracekit.schedules.schedule import Schedule
@@ -23,6 +30,7 @@ from tracekit.schedules.times import Times
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
 
 Numbers = npt.NDArray[Any]
 
@@ -118,9 +126,9 @@ class Simulation:
         freed = np.isin(kind, freeing).astype(np.int64)
         peaks = []
         for first, end in self._rank_rows():
-            held = np.cumsum(taken[first:end] - freed[first:end])
+            chunks_held = np.cumsum(taken[first:end] - freed[first:end])
             # An FB takes its activations before it frees others.
-            peaks.append(int((held + freed[first:end]).max(initial=0)))
+            peaks.append(int((chunks_held + freed[first:end]).max(initial=0)))
         return peaks
 
     @cached_property
@@ -227,3 +235,72 @@ def _ratio(part: Any, whole: Any) -> float:
 def _null_outside(mask: npt.NDArray[np.bool_], values: npt.NDArray[np.int64]) -> pl.Series:
     """Return the values, null where the mask is false."""
     return pl.Series(np.where(mask, values, 0), dtype=pl.Int32).set(pl.Series(~mask), None)
+
+
+def simulate(
+    schedule: Schedule,
+    times: Times | None = None,
+    *,
+    durations: Sequence[Sequence[Any]] | None = None,
+    forward_latency: Sequence[Sequence[Any]] | None = None,
+    backward_latency: Sequence[Sequence[Any]] | None = None,
+) -> Simulation:
+    """Return start and end of every op of *schedule*. Integer times stay integers, so nanoseconds are exact.
+
+    Args:
+        schedule: The order of ops on every rank.
+        times: Durations by kind of op; 1 each by default.
+        durations: Durations op by op instead: one sequence per rank, aligned to ``schedule.ranks``.
+        forward_latency: Likewise, the time from the end of the stage before to the arrival of its activation.
+        backward_latency: Likewise, the time from the end of the stage after to the arrival of its gradient.
+
+    >>> from tracekit.schedules import generate
+    >>> simulate(generate("dualpipe", pp=8, microbatches=20)).makespan
+    66
+    >>> simulate(generate("1f1b", pp=2, microbatches=2), durations=[[1, 1, 2, 2], [1, 2, 1, 2]]).makespan
+    9
+
+    """
+    times = times or Times()
+    edges = schedule.edges
+    duration = times.durations(schedule) if durations is None else _flatten("durations", schedule, durations)
+
+    def latency_of(name: str, producers: Ints, latency: Sequence[Sequence[Any]] | None) -> npt.NDArray[Any]:
+        if latency is None:
+            return times.latencies(schedule.table, producers)
+        return np.where(producers >= 0, _flatten(name, schedule, latency), 0)
+
+    dependencies = as_int64(np.stack([edges.previous, edges.forward, edges.backward, edges.own]))
+    no_latency = np.zeros(len(duration), np.int64)
+    latency = np.stack(
+        [
+            no_latency,
+            latency_of("forward_latency", edges.forward, forward_latency),
+            latency_of("backward_latency", edges.backward, backward_latency),
+            no_latency,
+        ]
+    )
+    dtype = np.float64 if np.result_type(duration, latency).kind == "f" else np.int64
+    start = np.zeros(len(duration), dtype)
+    simulation.run_ops(
+        schedule.running_order,
+        dependencies,
+        np.ascontiguousarray(duration, dtype),
+        np.ascontiguousarray(latency, dtype),
+        start,
+    )
+    return Simulation(schedule, times, start, start + duration)
+
+
+def _flatten(name: str, schedule: Schedule, by_rank: Sequence[Sequence[Any]]) -> npt.NDArray[Any]:
+    """Return values given per rank in the order of ``schedule.table``, after checking them."""
+    lengths, wanted = [len(rank) for rank in by_rank], [len(rank) for rank in schedule.ranks]
+    if lengths != wanted:
+        raise ScheduleError(
+            f"{schedule.name}: durations for {lengths} ops per rank, the schedule has {wanted}",
+            hint="give one value for each op of schedule.ranks",
+        )
+    values = np.asarray([value for rank in by_rank for value in rank])
+    if values.dtype.kind not in "iuf" or not np.isfinite(values).all() or (values < 0).any():
+        raise OptionError(f"{name} must be numbers of 0 or more", hint="one for each op of schedule.ranks")
+    return values

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tracekit._util.files import exchange_folders, lock_temporary, remove_abandoned, temporary_prefix
+from tracekit._util.files import lock_temporary, remove_abandoned, temporary_prefix
 from tracekit._util.os_errors import write_error
 from tracekit._util.workers import ItemResult
 from tracekit.documents.store_manifest import Entry
@@ -83,9 +83,7 @@ def _move_to_target(temporary: Path, target: Path) -> None:
         if not target.exists():
             temporary.rename(target)
             return
-        if exchange_folders(temporary, target):  # the caller removes the temporary folder, now the old store
-            return
-        # Without an atomic exchange: move the old store aside, and back again if the new one cannot be moved in.
+        # Move the old store aside, and back again if the new one cannot be moved in.
         aside = Path(tempfile.mkdtemp(prefix=f".{target.name[:40]}.old.", dir=target.parent))
         try:
             target.rename(aside / "store")

@@ -6,7 +6,7 @@ import gzip
 import json
 import os
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ _CATEGORY = {
     "memcpy": "gpu_memcpy",
     "annotation": "user_annotation",
 }
+SCHEMA_VERSION = {"MAJOR": "3", "MINOR": "20", "MICRO": "3"}
+"""Version of the tables of Nsight exports that is written."""
 
 
 def groups(recipe: Recipe, rank: int) -> list[dict[str, Any]]:
@@ -163,25 +165,20 @@ def _fill_tables(database: sqlite3.Connection, events: pl.DataFrame, rank: int) 
             ranges.append((start, end, 59, _nvtx(row, number), thread, 0, None))
             if row["kind"] == "cpu_op" and row["collective"] in ("send", "recv"):
                 ranges.append((start + 10, end - 10, 59, f"nccl{row['collective'].title()}", thread, 1, _payload(row)))
-    database.executemany("INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?,?,?,?,?,?,?,?,?)", kernels)
-    database.executemany("INSERT INTO CUPTI_ACTIVITY_KIND_MEMCPY VALUES (?,?,?,?,?,?,?,?,?,?,?)", copies)
-    database.executemany("INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (?,?,?,?,?,?,?)", calls)
-    database.executemany(
-        "INSERT INTO NVTX_EVENTS (start, end, eventType, text, globalTid, domainId, jsonText) VALUES (?,?,?,?,?,?,?)",
-        ranges,
-    )
-    database.executemany("INSERT INTO StringIds VALUES (?,?)", [(i, value) for value, i in texts.items()])
-    database.execute("INSERT INTO PROCESSES VALUES (?,?,?)", (process, pid, "python"))
-    database.execute("INSERT INTO TARGET_INFO_SESSION_START_TIME VALUES (?)", (EPOCH_NS,))
-    database.execute("INSERT INTO TARGET_INFO_GPU VALUES (0, 'Synthetic GPU')")
-    database.executemany(
-        "INSERT INTO META_DATA_EXPORT VALUES (?,?)",
-        [
-            ("EXPORT_SCHEMA_VERSION_MAJOR", "3"),
-            ("EXPORT_SCHEMA_VERSION_MINOR", "20"),
-            ("EXPORT_SCHEMA_VERSION_MICRO", "3"),
-        ],
-    )
+    rows_by_table: dict[str, Sequence[tuple[Any, ...]]] = {
+        "CUPTI_ACTIVITY_KIND_KERNEL": kernels,
+        "CUPTI_ACTIVITY_KIND_MEMCPY": copies,
+        "CUPTI_ACTIVITY_KIND_RUNTIME": calls,
+        "NVTX_EVENTS (start, end, eventType, text, globalTid, domainId, jsonText)": ranges,
+        "StringIds": [(i, value) for value, i in texts.items()],
+        "PROCESSES": [(process, pid, "python")],
+        "TARGET_INFO_SESSION_START_TIME": [(EPOCH_NS,)],
+        "TARGET_INFO_GPU": [(0, "Synthetic GPU")],
+        "META_DATA_EXPORT": [(f"EXPORT_SCHEMA_VERSION_{part}", number) for part, number in SCHEMA_VERSION.items()],
+    }
+    for table, rows in rows_by_table.items():
+        if rows:
+            database.executemany(f"INSERT INTO {table} VALUES ({','.join('?' * len(rows[0]))})", rows)
 
 
 def _nvtx(row: dict[str, Any], number: int) -> str:

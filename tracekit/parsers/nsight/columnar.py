@@ -2,132 +2,88 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import polars as pl
+import pyarrow as pa
+from pyarrow import ipc, parquet
 
 from tracekit.errors import InputError, Notice
 
+_ARROW_ERRORS = (pa.ArrowException, OSError, UnicodeDecodeError)
+"""Errors of ``pyarrow`` on a damaged file."""
 
-class FolderExport:
-    """A ``parquetdir`` or ``arrowdir``: one file per table, named after the table."""
+
+class ArrowExport:
+    """A ``parquetdir`` or ``arrowdir`` with files named after their tables, or a ``.arrow`` file with all tables."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.notices: list[Notice] = []
-        self._files = {
-            file.stem: file
-            for file in sorted(path.iterdir())
-            if file.suffix in (".parquet", ".arrow") and file.is_file()
-        }
-        self.tables = frozenset(self._files)
+        # File of each table, and where in the file the table begins.
+        self._positions = self._find_files() if path.is_dir() else self._find_streams()
+        self.tables = frozenset(self._positions)
+
+    def _find_files(self) -> dict[str, tuple[Path, int]]:
+        files = [file for file in sorted(self.path.iterdir()) if file.suffix in (".parquet", ".arrow")]
+        return {file.stem: (file, 0) for file in files if file.is_file()}
+
+    def _find_streams(self) -> dict[str, tuple[Path, int]]:
+        """Find the streams, which follow each other, each with its table's name as metadata."""
+        positions: dict[str, tuple[Path, int]] = {}
+        with pa.memory_map(str(self.path)) as source:
+            try:
+                while source.tell() < source.size():
+                    offset = source.tell()
+                    reader = ipc.open_stream(source)
+                    name = (reader.schema.metadata or {}).get(b"table_name", b"").decode("utf-8", "replace")
+                    for _ in reader:  # skips to the end of the stream; only the headers of batches are read
+                        pass
+                    positions[name] = self.path, offset
+            except _ARROW_ERRORS as error:
+                if not positions:
+                    raise InputError(
+                        f"{self.path}: is not an Arrow export",
+                        hint="give the file that `nsys export --type arrow` wrote",
+                    ) from error
+                text = f"{self.path.name}: the file ends early; the tables before were read"
+                self.notices.append(Notice("truncated", text))
+        return positions
 
     def columns(self, table: str) -> frozenset[str]:
-        """Return the columns of *table* in this file; none if the file is damaged."""
-        import pyarrow as pa
-        from pyarrow import parquet
-
-        file = self._files[table]
+        """Return the columns of *table* in this file; none if the table is damaged."""
         try:
-            if file.suffix == ".parquet":
-                return frozenset(parquet.read_schema(file).names)
-            with pa.OSFile(str(file)) as source:
-                return frozenset(_open_arrow(source).schema.names)
-        except (pa.ArrowException, OSError, UnicodeDecodeError):
-            self.notices.append(_damaged_table(self.path, table))
+            return frozenset(self._open(table)[0].names)
+        except _ARROW_ERRORS:
+            self._report_damage(table)
             return frozenset()
 
     def fetch(self, table: str, columns: Sequence[str]) -> pl.DataFrame:
         """Read columns that exist; a damaged table has no rows."""
-        import pyarrow as pa
-        from pyarrow import parquet
-
-        if not columns:
-            return pl.DataFrame()
-        file = self._files[table]
         try:
-            if file.suffix == ".parquet":
-                return to_polars(parquet.read_table(file, columns=list(columns)))
-            with pa.memory_map(str(file)) as source:
-                return to_polars(_open_arrow(source).read_all().select(list(columns)))
-        except (pa.ArrowException, OSError):
-            self.notices.append(_damaged_table(self.path, table))
+            return to_polars(self._open(table)[1](list(columns))) if columns else pl.DataFrame()
+        except _ARROW_ERRORS:
+            self._report_damage(table)
             return pl.DataFrame()
 
-    def close(self) -> None:
-        """Do nothing: no file is open between reads."""
+    def _open(self, table: str) -> tuple[Any, Callable[[list[str]], Any]]:
+        """Return the schema of a table, and a function that reads some of its columns as an Arrow table."""
+        file, offset = self._positions[table]
+        if file.suffix == ".parquet":
+            parquet_file = parquet.ParquetFile(file)
+            return parquet_file.schema_arrow, parquet_file.read
+        source = pa.memory_map(str(file))
+        try:  # versions of the exporter differ in whether they write an Arrow file or an Arrow stream
+            reader = ipc.open_file(source)
+        except pa.ArrowInvalid:
+            source.seek(offset)
+            reader = ipc.open_stream(source)
+        return reader.schema, lambda columns: reader.read_all().select(columns)
 
-
-class StreamExport:
-    """A ``.arrow`` file: one Arrow stream per table, one after the other, each with its table's name as metadata."""
-
-    def __init__(self, path: Path) -> None:
-        import pyarrow as pa
-        from pyarrow import ipc
-
-        self.path = path
-        self.notices: list[Notice] = []
-        self._source = pa.memory_map(str(path))
-        self._offsets: dict[str, int] = {}
-        self._columns: dict[str, frozenset[str]] = {}
-        size = self._source.size()
-        try:
-            while self._source.tell() < size:
-                offset = self._source.tell()
-                reader = ipc.open_stream(self._source)
-                name = (reader.schema.metadata or {}).get(b"table_name", b"").decode("utf-8", "replace")
-                for _ in reader:  # skips to the end of the stream; of a mapped file only the batches' headers are read
-                    pass
-                self._offsets[name] = offset
-                self._columns[name] = frozenset(reader.schema.names)
-        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-            if not self._offsets:
-                self._source.close()
-                raise InputError(
-                    f"{path}: is not an Arrow export", hint="give the file that `nsys export --type arrow` wrote"
-                ) from error
-            self.notices.append(Notice("truncated", f"{path.name}: the file ends early; the tables before were read"))
-        self.tables = frozenset(self._offsets)
-
-    def columns(self, table: str) -> frozenset[str]:
-        """Return the columns of *table* in this file."""
-        return self._columns[table]
-
-    def fetch(self, table: str, columns: Sequence[str]) -> pl.DataFrame:
-        """Read columns that exist; a damaged table has no rows."""
-        import pyarrow as pa
-        from pyarrow import ipc
-
-        if not columns:
-            return pl.DataFrame()
-        try:
-            self._source.seek(self._offsets[table])
-            return to_polars(ipc.open_stream(self._source).read_all().select(list(columns)))
-        except (pa.ArrowException, OSError):
-            self.notices.append(_damaged_table(self.path, table))
-            return pl.DataFrame()
-
-    def close(self) -> None:
-        """Unmap the file."""
-        self._source.close()
-
-
-def _damaged_table(path: Path, table: str) -> Notice:
-    return Notice("damaged-table", f"{path.name}: {table} is damaged and was left out")
-
-
-def _open_arrow(source: Any) -> Any:
-    """Open an Arrow file or an Arrow stream; versions of the exporter differ in which they write."""
-    import pyarrow as pa
-    from pyarrow import ipc
-
-    try:
-        return ipc.open_file(source)
-    except pa.ArrowInvalid:
-        source.seek(0)
-        return ipc.open_stream(source)
+    def _report_damage(self, table: str) -> None:
+        self.notices.append(Notice("damaged-table", f"{self.path.name}: {table} is damaged and was left out"))
 
 
 def to_polars(table: Any, *, trusted: bool = False) -> pl.DataFrame:
@@ -135,13 +91,10 @@ def to_polars(table: Any, *, trusted: bool = False) -> pl.DataFrame:
 
     The lengths and offsets of a table that is not *trusted* are checked first: Arrow files can be damaged.
 
-    >>> import pyarrow as pa
     >>> text = pa.array([b"caf\xe9", b"tea"], pa.binary()).view(pa.string())
     >>> to_polars(pa.table({"text": text}))["text"].to_list()
     ['caf�', 'tea']
     """
-    import pyarrow as pa
-
     # polars takes over Arrow strings without checking that they are UTF-8; a cast from bytes checks it.
     as_bytes = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary()}
     schema = pa.schema([pa.field(field.name, as_bytes.get(field.type, field.type)) for field in table.schema])

@@ -27,7 +27,7 @@ _RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
 _SYNC = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION"
 
 
-def gpu_events(export: Export, strings: Strings, base_ns: int) -> tuple[list[pl.DataFrame], int]:
+def gpu_events(export: Export, strings: Strings, base_ns: int) -> tuple[pl.DataFrame, int]:
     """Read GPU events.
 
     Args:
@@ -36,7 +36,7 @@ def gpu_events(export: Export, strings: Strings, base_ns: int) -> tuple[list[pl.
         base_ns: Wall clock at time 0 of the file, in ns since the epoch.
 
     Returns:
-        One frame per kind that occurs, with ``process``, and the number of events without usable times.
+        The events, with ``process``, and the number of events without usable times.
     """
     tables = [
         _kernels(export, strings, base_ns),
@@ -44,23 +44,15 @@ def gpu_events(export: Export, strings: Strings, base_ns: int) -> tuple[list[pl.
         _memsets(export, base_ns),
         _graphs(export, base_ns),
     ]
-    return [frame for frame, _ in tables if frame.height], sum(dropped for _, dropped in tables)
+    return pl.concat([frame for frame, _ in tables], how="diagonal"), sum(dropped for _, dropped in tables)
 
 
 def _kernels(export: Export, strings: Strings, base_ns: int) -> tuple[pl.DataFrame, int]:
-    existing = export.columns(_KERNEL) if _KERNEL in export.tables else frozenset()
-    names = [column for column in _KERNEL_NAMES if column in existing] or ["demangledName"]
-    # graphNodeId is one of the last columns of a wide row: SQLite takes a fifth longer to read it with the others.
-    has_graphs = "CUDA_GRAPH_NODE_EVENTS" in export.tables or strings.any_contains("GraphLaunch")
-    columns = [*_GPU_COLUMNS, *(["graphNodeId"] if has_graphs else [])]
-    frame, dropped = read_gpu_events(export, _KERNEL, [*columns, names[0]], noun="kernels")
-    name_ids = frame[names[0]]
-    if not strings.contains_all(name_ids):  # the table can still have another of the kernel's names
-        frame, _ = read_gpu_events(export, _KERNEL, [*columns, *names], noun="kernels", add_notice=False)
-        name_ids = strings.first_named([frame[name] for name in names])
+    columns = [*_GPU_COLUMNS, "graphNodeId", *_KERNEL_NAMES]
+    frame, dropped = read_gpu_events(export, _KERNEL, columns, noun="kernels")
+    name_ids = strings.first_named([frame[name] for name in _KERNEL_NAMES])
     kernel_names = strings.names(name_ids, unknown=NAMELESS, rewrite=KERNEL_REWRITE, noun="kernels")
-    graph = [pl.col("graphNodeId").alias("graph")] if has_graphs else []
-    return _gpu_frame(frame, "kernel", kernel_names, base_ns, *graph), dropped
+    return _gpu_frame(frame, "kernel", kernel_names, base_ns, pl.col("graphNodeId").alias("graph")), dropped
 
 
 def _copies(export: Export, base_ns: int) -> tuple[pl.DataFrame, int]:
@@ -98,11 +90,10 @@ def _gpu_frame(frame: pl.DataFrame, kind: str, names: pl.Series, base_ns: int, *
     )
 
 
-def api_events(export: Export, strings: Strings, base_ns: int) -> list[pl.DataFrame]:
-    """Read CUDA calls (the first frame, always present), synchronisations and profiler overhead, with ``process``."""
+def api_events(export: Export, strings: Strings, base_ns: int) -> pl.DataFrame:
+    """Read CUDA calls, synchronisations and profiler overhead, with ``process``."""
     calls = _calls(export, strings, base_ns)
-    others = (_syncs(export, calls, base_ns), _overhead(export, strings, base_ns))
-    return [calls, *(frame for frame in others if frame.height)]
+    return pl.concat([calls, _syncs(export, calls, base_ns), _overhead(export, strings, base_ns)], how="diagonal")
 
 
 def _calls(export: Export, strings: Strings, base_ns: int) -> pl.DataFrame:

@@ -47,9 +47,9 @@ def session_duration_ns(export: Export) -> int:
 class Gpu:
     """A GPU as the process saw it; a shared one has only the multiprocessors that the process was given."""
 
-    name: str | None
-    multiprocessors: int | None
-    memory_bytes: int | None
+    name: str | None = None
+    multiprocessors: int | None = None
+    memory_bytes: int | None = None
 
 
 def find_gpus(export: Export) -> dict[tuple[int, int | None], Gpu]:

@@ -70,16 +70,8 @@ class Strings:
         self._file_name = export.path.name
         self._unnamed: dict[str, tuple[int, int]] = {}  # noun → events without a name, all events
 
-    def any_contains(self, substring: str) -> bool:
-        """Return whether any string contains *substring*."""
-        return bool(self._table["value"].str.contains(substring, literal=True).any())
-
-    def contains_all(self, ids: pl.Series) -> bool:
-        """Return whether every id has its string in the table."""
-        return not ids.null_count() and ids.unique().is_in(self._table["id"].implode()).all()
-
     def first_named(self, alternatives: Sequence[pl.Series]) -> pl.Series:
-        """Return, row by row, the first of several ids whose string is in the table; if none is, the first id.
+        """Return, row by row, the first of several ids whose string is in the table; if none is, the first at all.
 
         >>> from pathlib import Path
         >>> from tracekit.parsers.nsight.reader import open_export
@@ -88,10 +80,8 @@ class Strings:
         [1, -1]
         """
         named = self._table["id"].implode()
-        ids = alternatives[0]
-        for other in reversed(alternatives):
-            ids = pl.select(pl.when(other.is_in(named)).then(other).otherwise(ids).alias("id")).to_series()
-        return ids
+        with_string = [pl.when(ids.is_in(named)).then(ids) for ids in alternatives]
+        return pl.select(id=pl.coalesce(*with_string, *alternatives)).to_series()
 
     def texts(self, ids: pl.Series, *, noun: str) -> pl.Series:
         """Return the string of each id, null where the table has none; *noun* names the events in a notice."""

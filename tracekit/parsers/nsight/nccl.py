@@ -113,8 +113,9 @@ def add_to_kernels(kernels: pl.DataFrame, calls: pl.DataFrame, records: pl.DataF
     launched = _join_covering(launched, records.select(*_THREAD, "start_ns", "end_ns", *facts), *facts)
     return (
         kernels.with_row_index("_row")
-        .join(launched.select("_row", *facts), on="_row", how="left", maintain_order="left")
-        .drop("_row")
+        .join(launched.select("_row", *facts), on="_row", how="left", maintain_order="left", suffix="_of_call")
+        .with_columns(bytes=pl.coalesce("bytes", "bytes_of_call"))  # copies have bytes of their own
+        .drop("_row", "bytes_of_call")
     )
 
 

@@ -1,70 +1,121 @@
-"""Events of each rank: the process's events in the common schema, sorted, with steps, split by device.
+"""Ranks of a file and their events: the process's events in the common schema, sorted, with steps, split by device.
 
-All ranks of a process share its CPU events, so everything that does not depend on the device is done once per process.
+Every (process, device) that runs something on a GPU is a rank. All ranks of a process share its CPU events, so
+everything that does not depend on the device is done once per process.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import polars as pl
 
 from tracekit.errors import Notice
 from tracekit.parsers.nsight import nccl
+from tracekit.parsers.nsight.names import PID_MASK
 from tracekit.parsers.nsight.steps import drop_idle_steps, find_steps
 from tracekit.parsers.steps import assign_steps
-from tracekit.schema import EVENTS, GPU_KINDS
+from tracekit.schema import EVENTS, GPU_KINDS, conform
 
-_TIE_BREAKERS = ("kind", "tid", "correlation", "stream", "name")
+_RANK_IN_FILE_NAME = re.compile(r"(?<![a-z])rank[-_.= ]?(\d{1,7})(?!\d)", re.IGNORECASE)
+PAIR = ["process", "device"]
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessEvents:
-    """Frames of one process; the first of ``calls`` holds its CUDA calls."""
+class Rank:
+    """One rank of the file. ``device`` is None if the events name none, or the process ran nothing on a GPU."""
 
-    gpu: Sequence[pl.DataFrame]
-    calls: Sequence[pl.DataFrame]
-    ranges: pl.DataFrame
-
-
-def split_by_process(
-    gpu: Sequence[pl.DataFrame], calls: Sequence[pl.DataFrame], ranges: pl.DataFrame, processes: Collection[int]
-) -> dict[int, ProcessEvents]:
-    """Split the file's frames by process, each in one pass."""
-    gpu_parts = [_partition(frame) for frame in gpu]
-    call_parts = [_partition(frame) for frame in calls]
-    range_parts = _partition(ranges)
-    return {
-        process: ProcessEvents(
-            gpu=[parts[process] for parts in gpu_parts if process in parts],
-            # The frame of CUDA calls stays, even if empty; it is the first.
-            calls=[parts.get(process, frame.clear()) for parts, frame in zip(call_parts, calls, strict=True)],
-            ranges=range_parts.get(process, ranges.clear()),
-        )
-        for process in processes
-    }
+    process: int
+    device: int | None
+    number: int
+    number_from: str
 
 
-def _partition(frame: pl.DataFrame) -> dict[int, pl.DataFrame]:
-    process = frame["process"]
-    if frame.height and not process.null_count() and process.min() == process.max():
-        return {process[0]: frame}  # the usual case, without a copy of the frame
-    return {key: part for (key,), part in frame.partition_by("process", as_dict=True).items()}
+def keep_rank_events(gpu: pl.DataFrame) -> tuple[pl.DataFrame, list[tuple[int, int | None]], dict[str, int]]:
+    """Find the (process, device) pairs that are ranks.
+
+    A process that runs kernels on one device and only copies or clears memory on another is a rank of the first alone.
+
+    Returns:
+        The GPU events of ranks, the pairs in order, and the number of events that were dropped, by reason.
+    """
+    pairs = gpu.group_by(PAIR).agg(events=pl.len(), runs_code=pl.col("kind").is_in(["kernel", "graph"]).any())
+    is_rank = pl.col("runs_code") | ~pl.col("runs_code").any().over("process")
+    pairs = pairs.with_columns(is_rank=is_rank).sort(PAIR, nulls_last=True)
+    ranks = pairs.filter("is_rank").select(PAIR)
+    dropped = int(pairs.filter(~pl.col("is_rank"))["events"].sum())
+    if not dropped:
+        return gpu, ranks.rows(), {}
+    kept = gpu.join(ranks, on=PAIR, how="semi", nulls_equal=True, maintain_order="left")
+    return kept, ranks.rows(), {"events on other devices": dropped}
 
 
-def rank_events(process: ProcessEvents, pid: int, ranks: Mapping[int | None, int]) -> Iterator[pl.DataFrame]:
+def number_ranks(
+    pairs: list[tuple[int, int | None]],
+    path: Path,
+    *,
+    first: int | None,
+    communicators: pl.DataFrame,
+    threads: pl.DataFrame,
+) -> list[Rank]:
+    """Number the ranks.
+
+    Args:
+        pairs: The (process, device) of each rank, in order.
+        path: File that was read; its name can hold the number.
+        first: Number of the first rank, if the user gave one.
+        communicators: Communicators whose creation was recorded.
+        threads: Names of threads, by process; Nsight writes a rank of MPI there.
+    """
+    if first is not None:
+        return [Rank(*pair, first + i, "option") for i, pair in enumerate(pairs)]
+    processes = [process for process, _ in pairs]
+    recorded = _nccl_ranks(communicators) | _mpi_ranks(threads)
+    numbers = [recorded[process] for process in processes if process in recorded]
+    if len(numbers) == len(pairs) and len(set(numbers)) == len(set(processes)) == len(pairs):
+        return [Rank(*pair, number, "content") for pair, number in zip(pairs, numbers, strict=True)]
+    if len(pairs) > 1:
+        return [Rank(*pair, i, "content") for i, pair in enumerate(pairs)]
+    numbers_in_name = _RANK_IN_FILE_NAME.findall(path.name)
+    if numbers_in_name:
+        return [Rank(*pair, int(numbers_in_name[-1]), "name") for pair in pairs]
+    return [Rank(*pair, 0, "only file") for pair in pairs]
+
+
+def _nccl_ranks(communicators: pl.DataFrame) -> dict[int, int]:
+    """Return the rank of each process in the file's largest communicators, where it is unambiguous."""
+    if not communicators.height:
+        return {}
+    largest = communicators.filter(pl.col("ranks") == pl.col("ranks").max())
+    ranks = largest.group_by("process").agg(pl.col("own_rank").unique()).filter(pl.col("own_rank").list.len() == 1)
+    return {process: own_ranks[0] for process, own_ranks in ranks.rows()}
+
+
+def _mpi_ranks(threads: pl.DataFrame) -> dict[int, int]:
+    """Return the rank of each process in MPI: Nsight names a thread ``MPI Rank N`` when it sees MPI start."""
+    rank = pl.col("name").str.extract(r"^MPI Rank (\d+)$").cast(pl.Int64)
+    return dict(threads.select("process", rank=rank).drop_nulls().unique("process").rows())
+
+
+def rank_events(
+    gpu: pl.DataFrame, calls: pl.DataFrame, ranges: pl.DataFrame, ranks: Mapping[int | None, int]
+) -> Iterator[pl.DataFrame]:
     """Yield the events of each rank of a process.
 
     Args:
-        process: Events of the process.
-        pid: Its process id.
+        gpu: GPU events of the process.
+        calls: Its CUDA calls, synchronisations and profiler overhead.
+        ranges: Its NVTX ranges and instants.
         ranks: Device → number of each rank.
     """
-    records = process.ranges.filter(pl.col("kind") == "cpu_op", pl.col("collective").is_not_null())
-    gpu = [nccl.add_to_kernels(frame, process.calls[0], records) for frame in process.gpu]
-    frames = [frame.drop("process") for frame in (*gpu, *process.calls, process.ranges) if frame.height]
-    events = assign_steps(_sorted_events(frames, pid=pid), marks=find_steps(process.ranges, process.calls[0]))
+    cuda_calls = calls.filter(pl.col("kind").is_in(["runtime", "driver"]))
+    records = ranges.filter(pl.col("kind") == "cpu_op", pl.col("collective").is_not_null())
+    frames = [nccl.add_to_kernels(gpu, cuda_calls, records), calls, ranges]
+    events = _sorted_events([frame for frame in frames if frame.height])
+    events = assign_steps(events, marks=find_steps(ranges, cuda_calls))
     for device, part in _split_by_device(events, list(ranks)):
         numbered = part.with_columns(
             rank=pl.lit(ranks[device], dtype=EVENTS["rank"]), id=pl.int_range(pl.len(), dtype=pl.Int64)
@@ -84,59 +135,21 @@ def _split_by_device(events: pl.DataFrame, devices: Sequence[int | None]) -> Ite
         yield device, events[pl.concat([cpu_rows, gpu_rows[device,]["row"]]).sort()]
 
 
-def _sorted_events(frames: list[pl.DataFrame], *, pid: int) -> pl.DataFrame:
+def _sorted_events(frames: list[pl.DataFrame]) -> pl.DataFrame:
     """Return *frames* as one table in the common schema, sorted by start, longest first.
 
-    The order does not depend on the order in the file. ``rank`` and ``id`` are null. The table is built column by
-    column, so that no more than one column exists twice.
+    The order does not depend on the order in the file. ``rank`` and ``id`` are null.
     """
-    height = sum(frame.height for frame in frames)
-    order = _sort_order(frames)
-    columns: list[pl.Series] = []
-    for name, dtype in EVENTS.items():
-        if name == "pid":
-            columns.append(pl.repeat(pid, height, dtype=dtype, eager=True).alias(name))
-        elif not any(name in frame.columns for frame in frames):
-            columns.append(pl.repeat(None, height, dtype=dtype, eager=True).alias(name))
-        else:
-            column = _concat_column(frames, name, dtype)
-            columns.append(column if order is None else column.gather(order))
-    return pl.DataFrame(columns)
-
-
-def _concat_column(frames: list[pl.DataFrame], name: str, dtype: pl.DataType) -> pl.Series:
-    parts = [
-        frame[name].cast(dtype, strict=False)
-        if name in frame.columns
-        else pl.repeat(None, frame.height, dtype=dtype, eager=True).alias(name)
+    frames = [frame.with_columns(pid=pl.col("process") & PID_MASK) for frame in frames]
+    typed = [
+        frame.select(pl.col(name).cast(dtype, strict=False) for name, dtype in EVENTS.items() if name in frame.columns)
         for frame in frames
     ]
-    # Gathering rows from several chunks takes six times as long as from one.
-    return pl.concat(parts).rechunk().alias(name) if parts else pl.Series(name, dtype=dtype)
-
-
-def _sort_order(frames: list[pl.DataFrame]) -> pl.Series | None:
-    """Return the row numbers in order of start; None if the rows are in order already."""
-    start = _concat_column(frames, "start_ns", pl.Int64())
-    order = None if start.is_sorted() else start.arg_sort()
-    sorted_start = start if order is None else start.gather(order)
-    equals_previous = (sorted_start == sorted_start.shift(1)).fill_null(False)
-    if not equals_previous.any():
-        return order
-    # Few events start at the same time. Only they are sorted by all keys, and put back at the positions they had.
-    row_numbers = pl.int_range(len(start), dtype=pl.UInt32, eager=True)
-    order = row_numbers if order is None else order
-    tied_positions = row_numbers.filter(equals_previous | equals_previous.shift(-1).fill_null(False))
-    tied_rows = order.gather(tied_positions)
-    keys = pl.DataFrame([tied_rows.alias("row"), start.gather(tied_rows)]).with_columns(
-        _concat_column(frames, "end_ns", pl.Int64()).gather(tied_rows),
-        *(_concat_column(frames, name, EVENTS[name]).gather(tied_rows) for name in _TIE_BREAKERS),
-    )
+    events = pl.concat(typed, how="diagonal")
+    tie_breakers = [name for name in ("kind", "tid", "correlation", "stream") if name in events.columns]
     # Names are sorted as text: the codes of categories depend on what was read before.
-    keys = keys.with_columns(pl.col("name").cast(pl.String))
-    descending = [False, True, *[False] * len(_TIE_BREAKERS)]
-    sorted_rows = keys.sort("start_ns", "end_ns", *_TIE_BREAKERS, descending=descending)["row"]
-    return order.scatter(tied_positions, sorted_rows)
+    order = ("start_ns", -pl.col("end_ns"), *tie_breakers, pl.col("name").cast(pl.String))
+    return conform(events.sort(order), EVENTS)
 
 
 def rank_notices(
@@ -151,34 +164,35 @@ def rank_notices(
         world: Communicators that hold the whole job.
     """
     gpu_count = sum(counts.get(kind, 0) for kind in GPU_KINDS)
-    notices = []
+    launches, without_launch = counts.get("graph", 0), _count_without_launch(events)
+    texts = {}
     if not gpu_count:
-        notices.append(Notice("no-gpu-events", f"rank {rank}: nothing ran on a GPU here, or CUDA was not traced"))
-    if graphs := counts.get("graph", 0):
-        notices.append(
-            Notice(
-                "graph-mode",
-                f"rank {rank}: {graphs:,} CUDA graph launches were recorded whole, without their kernels; "
-                "record with --cuda-graph-trace=node to see inside",
-            )
+        texts["no-gpu-events"] = "nothing ran on a GPU here, or CUDA was not traced"
+    if launches:
+        texts["graph-mode"] = (
+            f"{launches:,} CUDA graph launches were recorded whole, without their kernels; "
+            "record with --cuda-graph-trace=node to see inside"
         )
-    if without_launch := _count_without_launch(events):
-        notices.append(
-            Notice(
-                "no-launch",
-                f"rank {rank}: {without_launch:,} of {gpu_count:,} GPU events have no launch in the file; "
-                "these are labelled by name alone",
-            )
+    if without_launch:
+        texts["no-launch"] = (
+            f"{without_launch:,} of {gpu_count:,} GPU events have no launch in the file; "
+            "these are labelled by name alone"
         )
     if not counts.get("cpu_op") and not counts.get("annotation"):
-        notices.append(
-            Notice(
-                "no-ranges",
-                f"rank {rank}: no NVTX ranges, so labels come from kernel names alone; "
-                "record with --trace=cuda,nvtx under torch.autograd.profiler.emit_nvtx()",
-            )
+        texts["no-ranges"] = (
+            "no NVTX ranges, so labels come from kernel names alone; "
+            "record with --trace=cuda,nvtx under torch.autograd.profiler.emit_nvtx()"
         )
-    return notices + _peer_notices(events, rank, world)
+    messages = events.filter(pl.col("kind") == "cpu_op", pl.col("collective").cast(pl.String).is_in(["send", "recv"]))
+    with_peer = messages.drop_nulls("peer")
+    if messages.height and not with_peer.height:
+        texts["no-peers"] = (
+            "sends and receives do not name their peer: the export has no NCCL payloads "
+            "(export again with --include-json=true, or --include-blobs=true)"
+        )
+    elif not with_peer["group"].cast(pl.String).is_in(list(world)).fill_null(False).all():
+        texts["peers-in-communicator"] = "peers are numbered within their communicator, which may not be the whole job"
+    return [Notice(code, f"rank {rank}: {text}") for code, text in texts.items()]
 
 
 def _count_without_launch(events: pl.DataFrame) -> int:
@@ -187,22 +201,3 @@ def _count_without_launch(events: pl.DataFrame) -> int:
     launches = events.select(pl.col("correlation").filter(kind.is_in(["runtime", "driver"])).unique())["correlation"]
     has_launch = pl.col("correlation").is_in(launches.implode()).fill_null(False)
     return int(events.select((kind.is_in(GPU_KINDS) & ~has_launch).sum()).item())
-
-
-def _peer_notices(events: pl.DataFrame, rank: int, world: Collection[str]) -> list[Notice]:
-    messages = events.filter(pl.col("kind") == "cpu_op", pl.col("collective").cast(pl.String).is_in(["send", "recv"]))
-    if not messages.height:
-        return []
-    with_peer = messages.filter(pl.col("peer").is_not_null())
-    if not with_peer.height:
-        return [
-            Notice(
-                "no-peers",
-                f"rank {rank}: sends and receives do not name their peer: the export has no NCCL payloads "
-                "(export again with --include-json=true, or --include-blobs=true)",
-            )
-        ]
-    if with_peer["group"].cast(pl.String).is_in(list(world)).fill_null(False).all():
-        return []
-    text = f"rank {rank}: peers are numbered within their communicator, which may not be the whole job"
-    return [Notice("peers-in-communicator", text)]

@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
 import polars as pl
+from msgspec.structs import replace
 
 from tracekit.errors import InputError, Notice
 from tracekit.parsers.nsight import metadata, nccl
-from tracekit.parsers.nsight.columnar import FolderExport, StreamExport
+from tracekit.parsers.nsight.columnar import ArrowExport
 from tracekit.parsers.nsight.cuda import api_events, gpu_events
 from tracekit.parsers.nsight.names import PID_MASK, Strings
 from tracekit.parsers.nsight.nvtx import link_autograd, nvtx_events, parse_ops
 from tracekit.parsers.nsight.payload import payload_layouts
-from tracekit.parsers.nsight.rank_events import rank_events, rank_notices, split_by_process
-from tracekit.parsers.nsight.ranks import Rank, fill_process, keep_rank_events, number_ranks
+from tracekit.parsers.nsight.rank_events import Rank, keep_rank_events, number_ranks, rank_events, rank_notices
 from tracekit.parsers.nsight.report import SUFFIXES as REPORT_SUFFIXES
 from tracekit.parsers.nsight.report import export_report
 from tracekit.parsers.nsight.sqlite import SqliteExport
 from tracekit.parsers.nsight.tables import IDENTIFYING_TABLES, Export
-from tracekit.schema import EVENTS, UNTIMED, RankEvents, Source, conform
+from tracekit.schema import UNTIMED, RankEvents, Source
 
 SQLITE_MAGIC = b"SQLite format 3\x00"
 
@@ -51,15 +49,14 @@ def read(
         raise InputError(f"{path}: there is no such file", hint="check the path")
     if path.suffix in REPORT_SUFFIXES:
         with export_report(path, nsys) as export_path:
-            return _read_export(open_export(export_path), path, rank, lenient)
-    return _read_export(open_export(path), path, rank, lenient)
+            return _read_ranks(open_export(export_path), path, rank, lenient)
+    return _read_ranks(open_export(path), path, rank, lenient)
 
 
 def open_export(path: Path) -> Export:
     """Open an export of any format; the error says why *path* is not one."""
-    export = FolderExport(path) if path.is_dir() else _open_file(path)
+    export = ArrowExport(path) if path.is_dir() else _open_file(path)
     if not export.tables & IDENTIFYING_TABLES:
-        export.close()
         raise InputError(
             f"{path}: holds no Nsight Systems tables",
             hint="give what `nsys export` wrote (sqlite, parquetdir, arrowdir or arrow)",
@@ -78,36 +75,15 @@ def _open_file(path: Path) -> Export:
     if magic == SQLITE_MAGIC:
         return SqliteExport(path)
     if path.suffix == ".arrow":
-        return StreamExport(path)
+        return ArrowExport(path)
     raise InputError(
         f"{path}: is not an Nsight Systems export (neither sqlite nor Arrow)",
         hint="export the report: nsys export --type sqlite REPORT.nsys-rep",
     )
 
 
-def _read_export(export: Export, path: Path, first_rank: int | None, lenient: bool) -> list[RankEvents]:
-    """Read the ranks of an open export and close it; *path* is the file that the user gave."""
-    try:
-        return _read_ranks(export, path, first_rank, lenient)
-    finally:
-        export.close()
-
-
-@dataclass(frozen=True, slots=True)
-class _FileFacts:
-    """Facts about the file that are the same for all its ranks."""
-
-    path: Path
-    world: tuple[str, ...]
-    """Communicators as large as the largest whose creation was recorded."""
-    world_size: int | None
-    versions: Mapping[str, str]
-    gpus: Mapping[tuple[int, int | None], metadata.Gpu]
-    skipped: Mapping[str, int]
-    notices: tuple[Notice, ...]
-
-
 def _read_ranks(export: Export, path: Path, first_rank: int | None, lenient: bool) -> list[RankEvents]:
+    """Read the ranks of an export; *path* is the file that the user gave."""
     session_start_ns = metadata.session_start_ns(export)
     base_ns = session_start_ns or 0
     strings = Strings(export)
@@ -118,9 +94,12 @@ def _read_ranks(export: Export, path: Path, first_rank: int | None, lenient: boo
     communicators = nccl.created_communicators(ranges, layouts)
     ranges = nccl.add_communication(link_autograd(parse_ops(ranges)), layouts)
 
-    gpu, pairs, skipped = keep_rank_events(fill_process(gpu, calls))
+    # GPU events without a process belong to the only process that made CUDA calls, if there is one.
+    processes = calls["process"].unique().drop_nulls()
+    gpu = gpu.with_columns(pl.col("process").fill_null(processes[0] if len(processes) == 1 else 0))
+    gpu, pairs, skipped = keep_rank_events(gpu)
     if not pairs:
-        pairs = [(_busiest_process([*calls, ranges], path, damaged=bool(export.notices)), None)]
+        pairs = [(_busiest_process([calls, ranges], path, damaged=bool(export.notices)), None)]
     ranks = number_ranks(pairs, path, first=first_rank, communicators=communicators, threads=threads)
     if export.notices and not lenient:
         raise InputError(export.notices[0].message, hint="export the report again, or allow damaged files")
@@ -130,44 +109,45 @@ def _read_ranks(export: Export, path: Path, first_rank: int | None, lenient: boo
         text = "the file does not say when it was recorded: times count from 0, ranks align by events"
         notices.append(Notice("no-clock", text))
     largest = communicators.filter(pl.col("ranks") == pl.col("ranks").max())
-    facts = _FileFacts(
-        path=path,
-        world=tuple(largest["communicator"].drop_nulls()),
+    world = tuple(largest["communicator"].drop_nulls())  # communicators as large as the largest that was created
+    file_source = Source(
+        path=str(path),
+        reader="nsight",
+        rank=0,
+        rank_from="",
         world_size=max(communicators["ranks"].to_list(), default=None),
         versions=metadata.versions(export),
-        gpus=metadata.find_gpus(export),
         skipped=skipped | ({UNTIMED: untimed} if untimed else {}),
         notices=tuple(notices),
     )
-    processes = split_by_process(gpu, calls, ranges, {rank.process for rank in ranks})
+    gpus = metadata.find_gpus(export)
     result = []
     for process, group in groupby(ranks, key=lambda rank: rank.process):  # pairs are sorted by process
         ranks_of_process = list(group)
         numbers = {rank.device: rank.number for rank in ranks_of_process}
-        has_shapes = bool(processes[process].ranges["shapes"].is_not_null().any())
-        tables = rank_events(processes[process], process & PID_MASK, numbers)
+        process_gpu, process_calls, process_ranges = (frame.filter(process=process) for frame in (gpu, calls, ranges))
+        tables = rank_events(process_gpu, process_calls, process_ranges, numbers)
         for rank, events in zip(ranks_of_process, tables, strict=True):
-            result.append(RankEvents(conform(events, EVENTS), _describe_rank(rank, events, facts, has_shapes)))
+            gpu_of_rank = gpus.get((process & PID_MASK, rank.device)) or gpus.get((-1, rank.device)) or metadata.Gpu()
+            result.append(RankEvents(events, _describe_rank(file_source, rank, events, gpu_of_rank, world)))
     return result
 
 
-def _describe_rank(rank: Rank, events: pl.DataFrame, facts: _FileFacts, has_shapes: bool) -> Source:
+def _describe_rank(
+    file_source: Source, rank: Rank, events: pl.DataFrame, gpu: metadata.Gpu, world: tuple[str, ...]
+) -> Source:
+    """Return the source of a rank: that of its file, with what the rank's own events tell."""
     counts = dict(sorted(events["kind"].value_counts().rows()))
-    gpu = facts.gpus.get((rank.process & PID_MASK, rank.device)) or facts.gpus.get((-1, rank.device))
-    return Source(
-        path=str(facts.path),
-        reader="nsight",
+    return replace(
+        file_source,
         rank=rank.number,
         rank_from=rank.number_from,
-        world_size=facts.world_size,
-        devices=(gpu.name,) if gpu and gpu.name else (),
-        multiprocessors=gpu.multiprocessors if gpu else None,
-        memory_bytes=gpu.memory_bytes if gpu else None,
-        versions=dict(facts.versions),
-        record_shapes=has_shapes if counts.get("cpu_op") else None,
+        devices=(gpu.name,) if gpu.name else (),
+        multiprocessors=gpu.multiprocessors,
+        memory_bytes=gpu.memory_bytes,
+        record_shapes=bool(events["shapes"].is_not_null().any()) if counts.get("cpu_op") else None,
         counts=counts,
-        skipped=dict(facts.skipped),
-        notices=(*facts.notices, *rank_notices(events, counts, rank.number, world=facts.world)),
+        notices=(*file_source.notices, *rank_notices(events, counts, rank.number, world=world)),
     )
 
 

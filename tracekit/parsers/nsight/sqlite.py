@@ -17,9 +17,13 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
+# The DB-API modules of ADBC would import pandas, which takes longer than reading a small export.
+import adbc_driver_sqlite
 import polars as pl
+import pyarrow as pa
+from adbc_driver_manager import AdbcConnection, AdbcStatement
+from adbc_driver_manager import Error as AdbcError
 
 from tracekit.errors import InputError, Notice
 from tracekit.parsers.nsight.columnar import to_polars
@@ -28,6 +32,7 @@ from tracekit.parsers.nsight.tables import READ_TABLES, TEXT_COLUMNS
 BATCH_ROWS = 65_536
 SALVAGE_BATCH_ROWS = 32
 """Batch size in a damaged table: up to this many sound rows before the damage are lost."""
+
 MIN_ROWS_FOR_TWO_THREADS = 100_000
 
 _SQLITE_ERRORS = (sqlite3.DatabaseError, UnicodeDecodeError)
@@ -64,8 +69,13 @@ class SqliteExport:
         """Read columns; of a damaged table, the rows around the damage."""
         if not columns:
             return pl.DataFrame()
+        query = f'SELECT {", ".join(map(_value, columns))} FROM "{table}"'
         try:
-            return self._fetch_unchecked(table, columns)
+            with ThreadPoolExecutor(2) as pool:
+                halves = list(pool.map(self._query, [query + where for where in self._rowid_ranges(table)]))
+            numbers = [name for name in columns if name not in TEXT_COLUMNS]
+            if all(half.schema[name] == pl.Int64 for half in halves for name in numbers):
+                return pl.concat(halves)
         except _QueryError:
             pass
         query = f'SELECT {", ".join(map(_checked_value, columns))} FROM "{table}"'
@@ -73,16 +83,6 @@ class SqliteExport:
             return self._query(query)
         except _QueryError:
             return self._salvage(table, query, columns)
-
-    def _fetch_unchecked(self, table: str, columns: Sequence[str]) -> pl.DataFrame:
-        """Read columns on two threads; raise ``_QueryError`` if a number column holds anything but integers."""
-        query = f'SELECT {", ".join(map(_value, columns))} FROM "{table}"'
-        with ThreadPoolExecutor(2) as pool:
-            halves = list(pool.map(self._query, [query + where for where in self._rowid_ranges(table)]))
-        numbers = [name for name in columns if name not in TEXT_COLUMNS]
-        if any(half.schema[name] != pl.Int64 for half in halves for name in numbers):
-            raise _QueryError
-        return pl.concat(halves)
 
     def _rowid_ranges(self, table: str) -> list[str]:
         """Return WHERE clauses that cut a large table into two ranges of rowids; for a small one, no condition."""
@@ -116,13 +116,7 @@ class SqliteExport:
         return pl.concat(parts, how="vertical_relaxed")
 
     def _query(self, query: str, batch_rows: int = BATCH_ROWS) -> pl.DataFrame:
-        # The DB-API modules of ADBC would import pandas, which takes longer than reading a small export.
-        import adbc_driver_sqlite
-        import pyarrow as pa
-        from adbc_driver_manager import AdbcConnection, AdbcStatement
-        from adbc_driver_manager import Error as AdbcError
-
-        batches: list[Any] = []
+        batches = []
         with (
             adbc_driver_sqlite.connect(self._uri) as database,
             AdbcConnection(database) as connection,
@@ -141,16 +135,13 @@ class SqliteExport:
                 raise _QueryError(rows_before) from error
             return to_polars(pa.Table.from_batches(batches, reader.schema), trusted=True)
 
-    def close(self) -> None:
-        """Do nothing: no file is open between reads."""
-
 
 class _QueryError(Exception):
-    """A query failed, or gave other types than expected; ``rows_before`` are the rows read until then."""
+    """A query failed; ``rows_before`` are the rows read until then."""
 
-    def __init__(self, rows_before: pl.DataFrame | None = None) -> None:
+    def __init__(self, rows_before: pl.DataFrame) -> None:
         super().__init__()
-        self.rows_before = pl.DataFrame() if rows_before is None else rows_before
+        self.rows_before = rows_before
 
 
 def _value(name: str) -> str:

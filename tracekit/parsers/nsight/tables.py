@@ -66,10 +66,6 @@ class Export(Protocol):
         """Read columns that exist, in any integer type."""
         ...
 
-    def close(self) -> None:
-        """Close the file."""
-        ...
-
 
 def read_table(export: Export, table: str, columns: Sequence[str]) -> pl.DataFrame:
     """Read *columns* of *table*; a missing column is all null, a missing table has no rows."""
@@ -114,9 +110,7 @@ def read_cpu_events(export: Export, table: str, columns: Sequence[str], *, noun:
     return frame.with_columns(end=pl.when(usable_end).then("end")).filter(usable_start)
 
 
-def read_gpu_events(
-    export: Export, table: str, columns: Sequence[str], *, noun: str, add_notice: bool = True
-) -> tuple[pl.DataFrame, int]:
+def read_gpu_events(export: Export, table: str, columns: Sequence[str], *, noun: str) -> tuple[pl.DataFrame, int]:
     """Read a table of GPU events; return the rows with usable times and the number of the others."""
     frame = read_table(export, table, columns)
     short_enough = (pl.col("end") - pl.col("start") < MAX_GPU_EVENT_NS).fill_null(False)
@@ -125,10 +119,9 @@ def read_gpu_events(
         return frame, 0
     kept = frame.filter(usable)
     dropped = frame.height - kept.height
-    if add_notice:
-        missing = [name for name in ("start", "end") if name not in export.columns(table)]
-        reason = f"{table} has no column {missing[0]!r}" if missing else "they have no usable start or end"
-        export.notices.append(_damaged_rows(export, f"{dropped:,} of {frame.height:,} {noun} were left out: {reason}"))
+    missing = [name for name in ("start", "end") if name not in export.columns(table)]
+    reason = f"{table} has no column {missing[0]!r}" if missing else "they have no usable start or end"
+    export.notices.append(_damaged_rows(export, f"{dropped:,} of {frame.height:,} {noun} were left out: {reason}"))
     return kept, dropped
 
 

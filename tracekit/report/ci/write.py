@@ -1,4 +1,4 @@
-"""Output of ``gate`` and ``diff``: files by extension, and the step summary of GitHub Actions."""
+"""Output of ``gate`` and ``diff``: files by extension, JUnit XML, annotations and step summary of GitHub Actions."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 from tracekit._util.files import atomic_write
+from tracekit._util.text import escape_workflow, terminal_lines
 from tracekit.documents.coding import encode
 from tracekit.errors import OptionError
-from tracekit.report.ci.formats import github_annotations, render_junit
+from tracekit.report.ci import words
 from tracekit.report.html import diff as diff_html
 from tracekit.report.markdown.changes import render_diff, render_gate
 
@@ -22,10 +24,6 @@ Writers = Mapping[str, Callable[[Data], str]]
 def to_json(result: Data) -> str:
     """Return plain data as JSON text."""
     return encode(result) + "\n"
-
-
-GATE: Writers = {".json": to_json, ".xml": render_junit, ".md": render_gate}
-DIFF: Writers = {".json": to_json, ".md": render_diff, ".html": diff_html.render}
 
 
 def check_outputs(paths: Sequence[Path], writers: Writers) -> None:
@@ -72,3 +70,97 @@ def github(result: Data, environment: Mapping[str, str] | None = None) -> list[s
         with Path(summary).open("a", encoding="utf-8") as file:  # other steps write to it as well
             file.write(render_gate(result))
     return github_annotations(result)
+
+
+MAX_ANNOTATIONS = 10
+"""Annotations of one run that GitHub shows."""
+
+
+def render_junit(result: Data) -> str:
+    """Return the verdict as JUnit XML, one test case per metric.
+
+    A regressed metric is a failure, a waived one is skipped, an inconclusive one is an error, or skipped if the gate
+    passes in spite of it.
+    """
+    suite = ElementTree.Element("testsuite", name="tracekit gate")
+    if result["waivers"]:  # the schema wants properties first
+        properties = ElementTree.SubElement(suite, "properties")
+        for waiver in result["waivers"]:
+            text = f"{waiver['status']} until {waiver['until']}: {waiver['reason']}"
+            ElementTree.SubElement(properties, "property", name=f"waiver {waiver['metric']}", value=text)
+    for check in result["checks"]:
+        case = _test_case(suite, check["requirement"] or check["metric"])
+        outcome = _junit_outcome(check, gate_passes=result["exit_code"] == 0)
+        if outcome:
+            message = words.reason(check) if check["waiver"] else words.explain(check)
+            kind = {} if outcome == "skipped" else {"type": check["verdict"]}
+            ElementTree.SubElement(case, outcome, message=message, **kind)
+        ElementTree.SubElement(case, "system-out").text = words.explain(check)
+    if result["verdict"] == "error":
+        case = _test_case(suite, "input")
+        ElementTree.SubElement(case, "error", message=result["error"], type="unusable input")
+    for attribute, path in (("tests", "."), ("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
+        cases = suite.findall("testcase") if path == "." else suite.findall(f"testcase/{path}")
+        suite.set(attribute, str(len(cases)))
+    root = ElementTree.Element("testsuites")
+    root.append(suite)
+    ElementTree.indent(root)
+    text = terminal_lines(ElementTree.tostring(root, encoding="unicode"))
+    return f'<?xml version="1.0" encoding="utf-8"?>\n{text}\n'
+
+
+def _test_case(suite: ElementTree.Element, name: str) -> ElementTree.Element:
+    return ElementTree.SubElement(suite, "testcase", classname="tracekit.gate", name=name)
+
+
+def _junit_outcome(check: Data, *, gate_passes: bool) -> str | None:
+    """Return the element that marks the outcome of a check; None if it passes."""
+    if check["verdict"] in ("pass", "improved"):
+        return None
+    if check["waiver"]:
+        return "skipped"
+    if check["verdict"] == "regressed":
+        return "failure"
+    return "skipped" if gate_passes else "error"
+
+
+def github_annotations(result: Data) -> list[str]:
+    """Return the annotations as workflow commands of GitHub Actions, one line each, the worst first.
+
+    >>> github_annotations({"verdict": "error", "error": "a: no such file", "checks": [], "waivers": []})
+    ['::error title=tracekit gate::unusable input: a: no such file']
+    """
+    if result["verdict"] == "error":
+        return [_annotation("error", "tracekit gate", words.headline(result))]
+    if result["verdict"] == "inconclusive" and result["obstacles"]:
+        return [_annotation("warning", "tracekit gate", words.headline(result))]
+    lines = [
+        _check_annotation(check)
+        for verdict in ("regressed", "inconclusive")
+        for check in result["checks"]
+        if check["verdict"] == verdict
+    ]
+    for waiver in result["waivers"]:
+        if waiver["status"] == "expired":
+            title = f"waiver of {waiver['metric']} expired"
+            lines.append(_annotation("warning", title, f"on {waiver['until']}: {waiver['reason']}"))
+    if len(lines) <= MAX_ANNOTATIONS:
+        return lines
+    shown = lines[: MAX_ANNOTATIONS - 1]
+    return [*shown, _annotation("notice", "tracekit gate", f"and {len(lines) - len(shown)} more in the summary")]
+
+
+def _check_annotation(check: Data) -> str:
+    metric, text = check["metric"], words.explain(check)
+    if check["waiver"]:
+        return _annotation("notice", f"waived: {metric}", f"{text} ({words.reason(check)})")
+    level = "error" if check["verdict"] == "regressed" else "warning"
+    return _annotation(level, f"{check['verdict']}: {metric}", text)
+
+
+def _annotation(level: str, title: str, text: str) -> str:
+    return f"::{level} title={escape_workflow(title, also=':,')}::{escape_workflow(text)}"
+
+
+GATE: Writers = {".json": to_json, ".xml": render_junit, ".md": render_gate}
+DIFF: Writers = {".json": to_json, ".md": render_diff, ".html": diff_html.render}

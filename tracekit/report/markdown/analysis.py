@@ -11,7 +11,7 @@ from tracekit._util.text import at_least, counted, listing, markdown, ms, percen
 from tracekit.analysis import Analysis
 from tracekit.report.markdown.table import bullets, folded, render_table, simple_table
 from tracekit.report.names import short_kernel
-from tracekit.report.table import Column, Table
+from tracekit.report.table import Column, Table, rows_of
 from tracekit.report.view import View, tables, view_of
 from tracekit.report.view.budget import NOT_RECORDED
 
@@ -127,14 +127,6 @@ def _by(view: View) -> str:
     return _section(title, replace(table, notes=(meaning.removesuffix(")"), *table.notes)))
 
 
-def _experts(view: View) -> str:
-    return _section("Experts", tables.experts(view))
-
-
-def _copies(view: View) -> str:
-    return _section("Copies", tables.copies(view))
-
-
 def _section(title: str, table: Table | None) -> str:
     return "" if table is None else f"### {markdown(title)}\n\n{render_table(table)}"
 
@@ -142,28 +134,32 @@ def _section(title: str, table: Table | None) -> str:
 def _stragglers(view: View) -> str:
     if not view.stragglers:
         return ""
-    columns = (Column(""), Column("in"), Column("others waited", "ms"), Column("operations", "figure"))
-    rows = tuple((f"rank {row.rank}", row.label, row.caused_ns, row.operations) for row in view.stragglers)
+    columns = (
+        Column("", value=lambda row: f"rank {row.rank}"),
+        Column("in", value="label"),
+        Column("others waited", "ms", value="caused_ns"),
+        Column("operations", "figure"),
+    )
     meaning = "The rank that starts an operation last, and the others' waiting in it, summed over ranks."
-    return f"### Whom the others wait for\n\n{meaning}\n\n{render_table(Table(columns, rows))}"
+    table = render_table(Table(columns, rows_of(columns, view.stragglers)))
+    return f"### Whom the others wait for\n\n{meaning}\n\n{table}"
 
 
 def _kernels(view: View) -> str:
     if not view.kernels:
         return ""
     columns = (
-        Column("kernel", "code"),
+        Column("kernel", "code", value=lambda row: _shorten(short_kernel(row.name))),
         Column("label"),
         Column("module"),
-        Column("per step", "figure"),
-        Column("time per step", "ms", digits=2),
-    )
-    rows = tuple(
-        (_shorten(short_kernel(row.name)), row.label, row.module, f"{row.count:,.1f}".removesuffix(".0"), row.ns)
-        for row in view.kernels
+        Column("per step", "figure", value=lambda row: f"{row.count:,.1f}".removesuffix(".0")),
+        Column("time per step", "ms", digits=2, value="ns"),
     )
     over = ", averaged over ranks" if len(view.analysis.rank_results) > 1 else ""
-    return folded(f"The {len(view.kernels)} longest kernels{over}", render_table(Table(columns, rows), fold=False))
+    return folded(
+        f"The {len(view.kernels)} longest kernels{over}",
+        render_table(Table(columns, rows_of(columns, view.kernels)), fold=False),
+    )
 
 
 def _shorten(name: str) -> str:
@@ -192,9 +188,9 @@ SECTIONS: tuple[Callable[[View], str], ...] = (
     _overlap,
     _gap,
     _by,
-    _experts,
+    lambda view: _section("Experts", tables.experts(view)),
     _memory,
-    _copies,
+    lambda view: _section("Copies", tables.copies(view)),
     _reload,
     _stragglers,
     _kernels,

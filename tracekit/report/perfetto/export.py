@@ -56,8 +56,8 @@ def export(
         stacks=stacks,
     )
     with _stored(paths, ingest_store, rules=rules) as (store, notices):
-        found = analyze(store.path, ranks=ranks, schedule=schedule, workers=workers, critical_path=True)
-        done = write_perfetto(store, found, output, ranks=ranks)
+        analysis = analyze(store.path, ranks=ranks, schedule=schedule, workers=workers, critical_path=True)
+        done = write_perfetto(store, analysis, output, ranks=ranks)
         return replace(done, notices=tuple(dict.fromkeys((*notices, *done.notices))))
 
 

@@ -7,11 +7,10 @@ import http.server
 import os
 import secrets
 import shutil
-import zlib
 from pathlib import Path
-from types import TracebackType
 from urllib.parse import quote
 
+from tracekit._util.files import read_start
 from tracekit.errors import OutputError
 
 HOST = "127.0.0.1"
@@ -67,9 +66,7 @@ class SingleDownloadServer:
     def __enter__(self) -> SingleDownloadServer:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._server.server_close()
 
 
@@ -139,11 +136,5 @@ def is_export(path: str | Path) -> bool:
     file = Path(path)
     if not file.is_file() or not file.name.endswith((".json", ".json.gz")):
         return False
-    try:
-        with file.open("rb") as stream:
-            raw = stream.read(MAX_HEADER_BYTES)
-        head = zlib.decompressobj(31).decompress(raw, MAX_HEADER_BYTES) if raw[:2] == b"\x1f\x8b" else raw
-    except (OSError, zlib.error):
-        return False
-    before_events = head.partition(b'"traceEvents"')[0]
+    before_events = (read_start(file, MAX_HEADER_BYTES) or b"").partition(b'"traceEvents"')[0]
     return b'"tracekit"' in before_events

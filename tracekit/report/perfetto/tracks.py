@@ -8,30 +8,23 @@ on a second line beside it.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from tracekit._loops import nesting
-from tracekit._util.arrays import as_int64
+from tracekit._util.arrays import Ints, as_int64
 from tracekit.schema import GPU_KINDS
-
-Ints = npt.NDArray[np.int64]
 
 GPU_WORK, GPU_ANNOTATIONS, CPU = 0, 1, 2
 """Kinds of track: the work of a stream, the annotations projected on it, the events of a thread."""
 MAX_LINES_PER_TRACK = 64
 """Events that nest in none of so many lines share the last."""
-EVENTS_PER_BATCH = 500_000
-"""Events whose nesting is computed at once; a track is never split."""
 TRACK_KEY = ("track_kind", "owner", "lane")
-"""Columns that name a track: its kind, the device or process, the stream or thread."""
-MOVED_EVENTS = pl.Schema({"id": pl.Int64(), "track": pl.Int64(), "line": pl.Int64()})
+"""Columns that name a track of a rank: its kind, the device or process, the stream or thread."""
 
 
 @dataclass
@@ -54,11 +47,6 @@ class TrackNumbers:
         self._add_name("thread", name, self.threads, {"pid": pid, "tid": self.threads})
         return self.threads
 
-    def take_lines(self) -> list[str]:
-        """Return the metadata events since the last call."""
-        lines, self.lines = self.lines, []
-        return lines
-
     def _add_name(self, kind: str, name: str, number: int, track: dict[str, int]) -> None:
         metadata: dict[str, dict[str, Any]] = {
             f"{kind}_name": {"name": name},
@@ -68,89 +56,56 @@ class TrackNumbers:
             event = {"ph": "M", "name": event_name, **track, "ts": 0, "args": args}
             self.lines.append(json.dumps(event, separators=(",", ":"), ensure_ascii=False))
 
+    def take_lines(self) -> list[str]:
+        """Return the metadata events since the last call."""
+        lines, self.lines = self.lines, []
+        return lines
 
-class RankTracks(msgspec.Struct, frozen=True, eq=False):
-    """Threads of one rank's events."""
+    def place_events(self, events: pl.DataFrame, tracks: Iterable[tuple[int, str]]) -> pl.DataFrame:
+        """Return events with the process and thread they are drawn on, ``to_pid`` and ``to_tid``, in order of time.
 
-    table: pl.DataFrame
-    """One row per track: ``TRACK_KEY``, ``to_pid``, ``to_tid``."""
-    moved: pl.DataFrame
-    """Events drawn on another line of their track: ``id``, ``line_tid``."""
-
-    def place(self, events: pl.DataFrame) -> pl.DataFrame:
-        """Return events with the process and thread they are drawn on, ``to_pid`` and ``to_tid``."""
-        placed = events.with_columns(track_key()).join(self.table, on=TRACK_KEY, how="left", maintain_order="left")
-        placed = placed.join(self.moved, on="id", how="left", maintain_order="left")
-        return placed.with_columns(to_tid=pl.coalesce("line_tid", "to_tid")).drop(*TRACK_KEY, "line_tid")
-
-
-def track_key() -> list[pl.Expr]:
-    """Return the columns of ``TRACK_KEY`` of events."""
-    kind = pl.col("kind")
-    on_gpu = kind.is_in([*GPU_KINDS, "gpu_annotation"])
-    track_kind = (
-        pl.when(kind == "gpu_annotation").then(GPU_ANNOTATIONS).when(on_gpu).then(GPU_WORK).otherwise(CPU).cast(pl.Int8)
-    )
-    owner = pl.when(on_gpu).then(pl.col("device").cast(pl.Int64)).otherwise("pid")
-    lane = pl.when(on_gpu).then("stream").otherwise("tid")
-    return [track_kind.alias("track_kind"), owner.fill_null(-1).alias("owner"), lane.fill_null(-1).alias("lane")]
-
-
-def number_rank_tracks(events: pl.LazyFrame, rank: int, numbers: TrackNumbers) -> RankTracks:
-    """Number the processes and threads of one rank's events."""
-    keyed = events.select("id", *track_key(), "start_ns", "end_ns")
-    table = keyed.group_by(TRACK_KEY).len().collect(engine="streaming").sort(TRACK_KEY).with_row_index("track")
-    table = table.cast({"track": pl.Int64})
-    moved = pl.concat([MOVED_EVENTS.to_frame(), *(_moved_events(keyed, batch) for batch in _batches(table))])
-    last_line = dict(moved.group_by("track").agg(pl.col("line").max()).iter_rows())
-    tracks: list[tuple[int, int]] = []  # process and thread of each row of the table
-    extra_threads: list[tuple[int, int, int]] = []  # track, line, thread
-    processes: dict[tuple[bool, int], int] = {}
-    for track, track_kind, owner, lane, _ in table.iter_rows():
-        process = (track_kind == CPU, owner)
-        if process not in processes:
-            processes[process] = numbers.add_process(_process_name(rank, *process))
-        pid = processes[process]
-        name = _thread_name(track_kind, lane)
-        tracks.append((pid, numbers.add_thread(pid, name)))
-        extra_threads += [
-            (track, line, numbers.add_thread(pid, f"{name} ({line + 1})"))
-            for line in range(1, last_line.get(track, 0) + 1)
+        Args:
+            events: Events with their ``track``, an index into *tracks*.
+            tracks: Process and name of each track. Each gets a thread, and more threads for events that overlap others
+                only in part.
+        """
+        line = nesting_lines(*(events[name].to_numpy() for name in ("track", "start_ns", "end_ns")))
+        numbered = events.with_columns(pl.col("track").cast(pl.Int64), line=pl.Series(line, dtype=pl.Int64))
+        last_line = dict(numbered.group_by("track").agg(pl.col("line").max()).iter_rows())
+        threads = [
+            (track, number, pid, self.add_thread(pid, f"{name} ({number + 1})" if number else name))
+            for track, (pid, name) in enumerate(tracks)
+            for number in range(last_line.get(track, 0) + 1)
         ]
-    numbered = pl.DataFrame(tracks, schema={"to_pid": pl.Int64, "to_tid": pl.Int64}, orient="row")
-    line_threads = pl.DataFrame(
-        extra_threads, schema={"track": pl.Int64, "line": pl.Int64, "line_tid": pl.Int64}, orient="row"
-    )
-    return RankTracks(
-        pl.concat([table.drop("track", "len"), numbered], how="horizontal"),
-        moved.join(line_threads, on=("track", "line")).select("id", "line_tid"),
-    )
+        schema = dict.fromkeys(("track", "line", "to_pid", "to_tid"), pl.Int64)
+        table = pl.DataFrame(threads, schema=schema, orient="row")
+        placed = numbered.join(table, on=("track", "line"), how="left", maintain_order="left").drop("track", "line")
+        return placed.sort("start_ns", -pl.col("end_ns"), maintain_order=True)
 
+    def place_rank(self, events: pl.DataFrame, rank: int) -> pl.DataFrame:
+        """Return one rank's own events as ``place_events`` does, a thread for each stream and CPU thread."""
+        kind = pl.col("kind")
+        on_gpu = kind.is_in([*GPU_KINDS, "gpu_annotation"])
+        gpu_kind = pl.when(kind == "gpu_annotation").then(GPU_ANNOTATIONS).otherwise(GPU_WORK)
+        keyed = events.with_columns(
+            track_kind=pl.when(on_gpu).then(gpu_kind).otherwise(CPU),
+            owner=pl.when(on_gpu).then(pl.col("device").cast(pl.Int64)).otherwise("pid").fill_null(-1),
+            lane=pl.when(on_gpu).then("stream").otherwise("tid").fill_null(-1),
+        )
+        keys = keyed.select(TRACK_KEY).unique().sort(TRACK_KEY)
+        numbered = keyed.join(keys.with_row_index("track"), on=TRACK_KEY, how="left", maintain_order="left")
+        return self.place_events(numbered.drop(TRACK_KEY), self._rank_tracks(rank, keys))
 
-def _batches(table: pl.DataFrame) -> Iterator[pl.DataFrame]:
-    """Yield tracks in batches of about ``EVENTS_PER_BATCH`` events: few enough to sort, many enough to read seldom."""
-    batch = ((pl.col("len").cum_sum() - 1) // EVENTS_PER_BATCH).alias("batch")
-    for _, tracks in table.with_columns(batch).group_by("batch", maintain_order=True):
-        yield tracks.drop("batch", "len")
-
-
-def _moved_events(keyed: pl.LazyFrame, tracks: pl.DataFrame) -> pl.DataFrame:
-    """Return the events of some tracks that do not nest with those before them, and the line they move to."""
-    events = keyed.join(tracks.lazy(), on=TRACK_KEY).collect(engine="streaming")
-    line = nesting_lines(*(events[name].to_numpy() for name in ("track", "start_ns", "end_ns")))
-    moved = events.select("id", "track").with_columns(line=pl.Series(line)).filter(pl.col("line") > 0)
-    return moved.cast(MOVED_EVENTS)
-
-
-def _process_name(rank: int, is_cpu: bool, owner: int) -> str:
-    if is_cpu:
-        return f"rank {rank} · CPU" + (f" · process {owner}" if owner >= 0 else "")
-    return f"rank {rank} · GPU" + (f" {owner}" if owner >= 0 else "")
-
-
-def _thread_name(track_kind: int, lane: int) -> str:
-    name = {GPU_WORK: "stream", GPU_ANNOTATIONS: "annotations of stream", CPU: "thread"}[track_kind]
-    return f"{name} {lane}" if lane >= 0 else name
+    def _rank_tracks(self, rank: int, keys: pl.DataFrame) -> Iterator[tuple[int, str]]:
+        """Yield process and name of each track; *keys* has the columns ``TRACK_KEY``."""
+        kinds = {GPU_WORK: "stream", GPU_ANNOTATIONS: "annotations of stream", CPU: "thread"}
+        processes: dict[tuple[str, int], int] = {}
+        for track_kind, owner, lane in keys.iter_rows():
+            unit, separator = ("CPU", " · process ") if track_kind == CPU else ("GPU", " ")
+            if (unit, owner) not in processes:
+                name = f"rank {rank} · {unit}" + (f"{separator}{owner}" if owner >= 0 else "")
+                processes[unit, owner] = self.add_process(name)
+            yield processes[unit, owner], f"{kinds[track_kind]} {lane}" if lane >= 0 else kinds[track_kind]
 
 
 def nesting_lines(track: Ints, start: Ints, end: Ints) -> Ints:

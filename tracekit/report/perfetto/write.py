@@ -1,8 +1,7 @@
 """Trace with tracekit's results as Chrome's JSON, for ui.perfetto.dev.
 
 Above every rank's own events stand the pipeline as it ran, its ideal, the critical path, and the labels. Ranks are read
-from a store and written one after the other, a stretch of time at once, so that memory does not grow with the number of
-ranks, and only by a few columns with the length of a trace.
+from a store and written one after the other, so that memory does not grow with their number.
 """
 
 from __future__ import annotations
@@ -24,13 +23,12 @@ from tracekit.analysis import Analysis
 from tracekit.errors import Notice, OptionError
 from tracekit.intervals import union
 from tracekit.report.perfetto.events import EVENT_DETAILS, arrow_lines, event_lines
-from tracekit.report.perfetto.tracks import RankTracks, TrackNumbers, nesting_lines, number_rank_tracks
+from tracekit.report.perfetto.tracks import TrackNumbers
 from tracekit.report.schedule.layout import layout_pipeline
 from tracekit.schema import GPU_KINDS, LABELS
 from tracekit.store.files import Store
 
 Write = Callable[[bytes], object]
-EVENTS_PER_READ = 200_000
 EVENTS_PER_WRITE = 20_000
 LABEL_COLUMNS = ("label", "pass", "module", "microbatch", "stage", "rule", "confidence")
 """Columns that classification adds to an event."""
@@ -109,7 +107,7 @@ class _Export:
             for entry in self.store.entries
             if entry.start_ns is not None and entry.rank in self.ranks
         ]
-        tables = [held.cells for held in self.pipelines]
+        tables = [compared.cells for compared in self.pipelines]
         tables += [self.analysis.critical.segments] if self.analysis.critical is not None else []
         starts += [int(table["start_ns"].to_numpy().min()) for table in tables if not table.is_empty()]
         return min(starts, default=0) // 1000 * 1000
@@ -140,8 +138,8 @@ class _Export:
 
     def _write_pipelines(self) -> None:
         """Write the cells of all pipelines and steps, one thread per rank, and below them their ideal."""
-        layouts = [layout_pipeline(held) for held in self.pipelines]
-        ranks = dict.fromkeys(rank for held in self.pipelines for rank in held.pipeline.ranks)
+        layouts = [layout_pipeline(compared) for compared in self.pipelines]
+        ranks = list(dict.fromkeys(rank for compared in self.pipelines for rank in compared.pipeline.ranks))
         for name in ("measured", "ideal") if layouts else ():
             details = {column: column for column in CELL_DETAILS if name == "measured" or column not in MEASURED_ONLY}
             cells = pl.concat(
@@ -156,7 +154,9 @@ class _Export:
                 for layout in layouts
             )
             pid = self.numbers.add_process(f"pipeline · {name}")
-            self._write_table(self._place(cells, pid, {rank: f"rank {rank}" for rank in ranks}, "rank"), details)
+            track = pl.col("rank").replace_strict(ranks, range(len(ranks)), return_dtype=pl.Int64)
+            tracks = [(pid, f"rank {rank}") for rank in ranks]
+            self._write_table(self.numbers.place_events(cells.with_columns(track=track), tracks), details)
             self.cell_count += cells.height
 
     def _write_critical_path(self) -> None:
@@ -189,43 +189,23 @@ class _Export:
             self._write_lines(arrow_lines(part, self.base_ns, first_id=self.arrow_count + 1, **look))
             self.arrow_count += part.height
 
-    def _place(self, events: pl.DataFrame, pid: int, names: Mapping[int, str], column: str) -> pl.DataFrame:
-        """Return events with the thread they are drawn on, in order of time.
-
-        Args:
-            events: Events of one process.
-            pid: Number of the process.
-            names: Value of *column* → name of its thread; every one gets a thread, even without events.
-            column: Column that decides the thread. Events that overlap only in part get more threads.
-        """
-        start, end = events["start_ns"].to_numpy(), events["end_ns"].to_numpy()
-        value = events[column].cast(pl.Int64)
-        key = pl.DataFrame({"thread_value": value, "thread_line": nesting_lines(value.to_numpy(), start, end)})
-        last_line = dict(key.group_by("thread_value").max().iter_rows())
-        threads = [
-            (value, line, self.numbers.add_thread(pid, name + (f" ({line + 1})" if line else "")))
-            for value, name in names.items()
-            for line in range(last_line.get(value, 0) + 1)
-        ]
-        tids = pl.DataFrame(threads, schema={**key.schema, "to_tid": pl.Int64}, orient="row")
-        placed = key.join(tids, on=key.columns, how="left", maintain_order="left")
-        return events.with_columns(placed["to_tid"], to_pid=pl.lit(pid)).sort(
-            "start_ns", -pl.col("end_ns"), maintain_order=True
-        )
-
     def _write_labels(self, rank: int) -> None:
         """Write, one thread per label, when events of that label ran."""
         events = self._labelled(rank).select("label", "start_ns", "end_ns").collect()
         code = events["label"].to_physical().to_numpy().astype(np.int64)
         busy = union(events["start_ns"].to_numpy(), events["end_ns"].to_numpy(), code).to_frame()
-        names = {code: LABELS[code] for code in sorted(busy["group"].unique())}
-        busy = busy.rename({"group": "code"}).with_columns(
-            self.clocks.moved(rank, "start_ns", "end_ns"),
-            name=pl.col("code").replace_strict(names, return_dtype=pl.String, default=None),
-            kind=pl.lit("label"),
-        )
+        codes = busy["group"].unique().sort().to_list()
         pid = self.numbers.add_process(f"rank {rank} · labels")
-        self._write_table(self._place(busy, pid, names, "code"))
+        placed = self.numbers.place_events(
+            busy.with_columns(
+                self.clocks.moved(rank, "start_ns", "end_ns"),
+                name=pl.lit(pl.Series(LABELS)).gather("group"),
+                kind=pl.lit("label"),
+                track=pl.col("group").replace_strict(codes, range(len(codes)), return_dtype=pl.Int64),
+            ).drop("group"),
+            [(pid, LABELS[code]) for code in codes],
+        )
+        self._write_table(placed)
 
     def _labelled(self, rank: int) -> pl.LazyFrame:
         labelled = self.store.scan_labelled(rank)
@@ -233,48 +213,25 @@ class _Export:
         return labelled
 
     def _write_events(self, rank: int) -> None:
-        """Write one rank's own events, a stretch of time after the other, then arrows from launches to kernels."""
-        scan = self.store.scan(rank)
-        tracks = number_rank_tracks(scan, rank, self.numbers)
+        """Write one rank's own events, then arrows from launches to kernels."""
         labels = self._labelled(rank).select("id", *LABEL_COLUMNS).collect()
-        for begin_ns, end_ns in _stretches(scan.select("start_ns").collect()["start_ns"]):
-            events = scan.filter(pl.col("start_ns").is_between(begin_ns, end_ns, closed="left")).collect()
-            events = tracks.place(events.join(labels, on="id", how="left")).sort("start_ns", -pl.col("end_ns"), "id")
-            self._write_table(events.with_columns(self.clocks.moved(rank, "start_ns", "end_ns")))
-            self.event_count += events.height
-        del labels
-        launches = _launch_arrows(scan, tracks)
-        self._write_arrows(launches.with_columns(self.clocks.moved(rank, "start_ns", "from_ns")))
+        events = self.store.scan(rank).collect().sort("id").join(labels, on="id", how="left", maintain_order="left")
+        placed = self.numbers.place_rank(events, rank).with_columns(self.clocks.moved(rank, "start_ns", "end_ns"))
+        self._write_table(placed)
+        self.event_count += placed.height
+        self._write_arrows(_launch_arrows(placed))
 
 
-def _launch_arrows(scan: pl.LazyFrame, tracks: RankTracks) -> pl.DataFrame:
+def _launch_arrows(events: pl.DataFrame) -> pl.DataFrame:
     """Return an arrow from each launching call to what it launched, of a graph to its first event."""
-    columns = ["id", "kind", "device", "pid", "stream", "tid", "start_ns", "correlation"]
-    kind = pl.col("kind").cast(pl.String)
-    correlated = scan.select(columns).filter(pl.col("correlation") > 0)
+    correlated = events.filter(pl.col("correlation") > 0).sort("id")
     calls, works = (
-        tracks.place(correlated.filter(kind.is_in(kinds)).unique("correlation", keep="first").collect())
+        correlated.filter(pl.col("kind").is_in(kinds)).unique("correlation", keep="first", maintain_order=True)
         for kinds in (["runtime", "driver"], GPU_KINDS)
     )
     starts = calls.select("correlation", from_ns="start_ns", from_pid="to_pid", from_tid="to_tid")
-    return (
-        works.select("correlation", "start_ns", "to_pid", "to_tid")
-        .join(starts, on="correlation")
-        .sort("start_ns", "correlation")
-    )
-
-
-def _stretches(start_ns: pl.Series) -> Iterator[tuple[int, int]]:
-    """Yield stretches of time, start and end, of about ``EVENTS_PER_READ`` events each.
-
-    >>> list(_stretches(pl.Series([3, 1, 2])))
-    [(1, 4)]
-    """
-    if not len(start_ns):
-        return
-    times = np.sort(start_ns.to_numpy())
-    edges = np.unique(np.append(times[::EVENTS_PER_READ], times[-1] + 1))
-    yield from zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)
+    arrows = works.select("correlation", "start_ns", "to_pid", "to_tid").join(starts, on="correlation")
+    return arrows.sort("start_ns", "correlation")
 
 
 @contextmanager

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 from tracekit.analysis import Analysis
 from tracekit.errors import OptionError
 from tracekit.report.plot.bars import budget, gap, overlap
-from tracekit.report.plot.schedule import schedule
+from tracekit.report.plot.schedule import curve, schedule
 from tracekit.report.plot.time import lanes, timeline
-from tracekit.report.plot.whatif import curve
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

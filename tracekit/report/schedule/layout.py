@@ -102,14 +102,14 @@ def layout_simulation(simulation: Simulation, *, kimi_labels: bool = False) -> S
     )
 
 
-def layout_pipeline(held: StepComparison, *, extra_columns: Sequence[pl.Series] = ()) -> dict[str, ScheduleLayout]:
+def layout_pipeline(compared: StepComparison, *, extra_columns: Sequence[pl.Series] = ()) -> dict[str, ScheduleLayout]:
     """Lay out a compared pipeline twice: ``measured`` and ``ideal``, both in nanoseconds from their first cell.
 
     Args:
-        held: One pipeline in one step.
+        compared: One pipeline in one step.
         extra_columns: Columns to add to the measured cells, one value per cell.
     """
-    cells, schedule = held.cells, held.match.schedule
+    cells, schedule = compared.cells, compared.match.schedule
     ranks = sorted(cells["rank"].unique().to_list())
     origin_ns = int(cells["start_ns"].to_numpy().min()) if len(cells) else 0
     measured = cells.with_columns(
@@ -117,8 +117,8 @@ def layout_pipeline(held: StepComparison, *, extra_columns: Sequence[pl.Series] 
     )
     ideal = cells.with_columns(start="ideal_start_ns", end="ideal_end_ns")
     return {
-        "measured": layout_cells(measured, schedule, ranks=ranks, end=held.measured_ns, origin_ns=origin_ns),
-        "ideal": layout_cells(ideal, schedule, ranks=ranks, end=held.ideal_ns, origin_ns=origin_ns),
+        "measured": layout_cells(measured, schedule, ranks=ranks, end=compared.measured_ns, origin_ns=origin_ns),
+        "ideal": layout_cells(ideal, schedule, ranks=ranks, end=compared.ideal_ns, origin_ns=origin_ns),
     }
 
 

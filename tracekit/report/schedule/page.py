@@ -36,7 +36,7 @@ def schedule_page(simulation: Simulation | WeightReload) -> str:
     """
     css = asset("schedule.css")
     if isinstance(simulation, WeightReload):
-        from tracekit.report.schedule.lanes import draw_reload
+        from tracekit.report.schedule.plot import draw_reload
 
         title, subtitle = reload_headline(simulation), f"makespan {simulation.makespan:g}"
         picture = _figure_as_svg(draw_reload(simulation))

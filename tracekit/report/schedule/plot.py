@@ -1,22 +1,36 @@
-"""Schedules drawn with matplotlib: one row per rank, time to the right, one box per op."""
+"""Schedules drawn with matplotlib: pipelines, the phases inside Kimi K2's blocks, and weight reloads."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import polars as pl
 
-from tracekit.report.figures import FAINT_INK, INK, draw_boxes, draw_legend, draw_title, strip_axes
-from tracekit.report.palette import CELL_COLOURS, IDLE_COLOUR
-from tracekit.report.schedule.facts import schedule_headline, simulation_facts
+from tracekit.report.figures import (
+    FAINT_INK,
+    INK,
+    QUIET_INK,
+    draw_boxes,
+    draw_legend,
+    draw_title,
+    strip_axes,
+    text_colour_on,
+)
+from tracekit.report.palette import CELL_COLOURS, IDLE_COLOUR, LABEL_COLOURS, mix_colours
+from tracekit.report.schedule.facts import reload_headline, schedule_headline, simulation_facts
 from tracekit.report.schedule.layout import OP_NAMES, UPPER, WHOLE, ScheduleLayout, layout_simulation
+from tracekit.schedules.blocks import LANES, PHASES, Block, BlockTimes, block, block_times
+from tracekit.schedules.simulation import simulate
+from tracekit.schedules.weight_reload import LANES as BUFFERS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
-    from tracekit.schedules import Simulation
+    from tracekit.schedules import Schedule, Simulation, WeightReload
+
 
 MAX_LABELLED_BOXES = 2_500
 """A layout of more boxes is drawn without labels, edges and vector outlines."""
@@ -110,3 +124,139 @@ def cell_handles(layout: ScheduleLayout) -> list[Patch]:
     if layout.shade_count > 1:
         handles.append(Patch(facecolor="white", edgecolor=FAINT_INK, label="lighter: later chunk"))
     return [*handles, Patch(facecolor=IDLE_COLOUR, label="outside cells")]
+
+
+_PHASE_TITLES = {
+    "warm-up": "warm-up: F, with offload",
+    "steady": "steady: F and B overlapped, W beside PP",
+    "cool-down": "cool-down: B, with onload",
+}
+RELOAD_LABELS = {"H2D": "onload", "BROADCAST": "broadcast", "RELOAD": "reload"}
+"""Label whose colour each op of a weight reload has."""
+_RELOAD_KINDS = (
+    ("H2D", None, "copy from host (H2D)", LABEL_COLOURS["onload"]),
+    ("BROADCAST", "source", "broadcast: source", LABEL_COLOURS["broadcast"]),
+    ("BROADCAST", "destination", "broadcast: destination", mix_colours(LABEL_COLOURS["broadcast"], "#ffffff", 0.5)),
+    ("RELOAD", None, "reload into the engine", LABEL_COLOURS["reload"]),
+)
+"""Op, role, name and colour of each kind of box; destinations of a broadcast are hatched too."""
+_ROWS_PER_DEVICE = len(BUFFERS) + 0.5
+"""Rows of one device's buffers and the gap below them."""
+_PHASES_FIGURE_INCHES = 14
+
+
+def draw_phases(schedule: Schedule, times: BlockTimes | None = None, *, layers: int = 1) -> Figure:
+    """Draw the three phases of a block lane by lane, and below them the grid of the whole schedule.
+
+    >>> from tracekit.schedules import generate
+    >>> figure = draw_phases(generate("interleaved-overlap", pp=4, microbatches=8, virtual=2))
+    >>> [axes.get_title(loc="left") for axes in figure.axes][1]
+    'steady: F and B overlapped, W beside PP'
+    """
+    from matplotlib.figure import Figure
+
+    blocks = {phase: block(kind, times, layers=layers) for phase, kind in PHASES.items()}  # type: ignore[arg-type]
+    simulation = simulate(schedule, block_times(times, layers=layers))
+    figure = Figure(figsize=(_PHASES_FIGURE_INCHES, 3.9 + 0.36 * schedule.pp), layout="constrained")
+    rows = figure.add_gridspec(2, 1, height_ratios=[1.5, 0.36 * schedule.pp + 0.9], hspace=0.12)
+    columns = rows[0].subgridspec(1, 3, width_ratios=[blocks[phase].duration for phase in PHASES], wspace=0.03)
+    for column, phase in enumerate(PHASES):
+        axes = figure.add_subplot(columns[column])
+        _draw_block(axes, blocks[phase], name_lanes=column == 0)
+        axes.set_title(_PHASE_TITLES[phase], loc="left", fontsize=9, color=INK)
+    grid = figure.add_subplot(rows[1])
+    layout = layout_simulation(simulation, kimi_labels=True)
+    labelled = len(layout.cells) <= MAX_LABELLED_BOXES
+    draw_grid(grid, layout, inches_per_unit=(_PHASES_FIGURE_INCHES - 1.2) / layout.end if labelled else 0)
+    grid.set_title(simulation_facts(simulation), loc="left", fontsize=8.5, color=QUIET_INK)
+    grid.set_xlabel("time (units of the times inside a block)", fontsize=8.5, color=INK)
+    draw_legend(grid, cell_handles(layout))
+    headline = f"{schedule_headline(schedule)} · what overlaps in each phase"
+    figure.suptitle(headline, x=0.01, ha="left", fontsize=11, color=INK)
+    return figure
+
+
+def _draw_block(axes: Axes, tasks: Block, *, name_lanes: bool) -> None:
+    """Draw the tasks inside one block, each on its lane."""
+    for row in range(len(LANES)):
+        axes.barh(row, tasks.duration, height=0.86, color=IDLE_COLOUR, zorder=0)
+    for lane, task, label, start, end in tasks.cells.iter_rows():
+        row = LANES.index(lane)
+        colour = LABEL_COLOURS[label]
+        axes.barh(row, end - start, left=start, height=0.86, color=colour, edgecolor="white", lw=0.8)
+        text = task.replace("(", "\n(") if end - start < 1.8 else task
+        axes.text((start + end) / 2, row, text, ha="center", va="center", fontsize=6.8, color=text_colour_on(colour))
+    axes.set_xlim(0, tasks.duration)
+    axes.set_ylim(len(LANES) - 0.5, -0.5)
+    axes.set_yticks(range(len(LANES)), LANES if name_lanes else [""] * len(LANES))
+    _strip_lanes(axes)
+
+
+def draw_reload(reload: WeightReload) -> Figure:
+    """Draw a weight reload: for every device its H2D buffer and two IPC buffers; destinations are hatched.
+
+    >>> from tracekit.schedules import weight_reload
+    >>> draw_reload(weight_reload(4, 2)).axes[0].get_title(loc="left")
+    'weight-reload · 4 devices × 2 rounds'
+    """
+    from matplotlib.figure import Figure
+
+    labelled = reload.ranks <= 16 and len(reload.cells) <= 1200
+    shortest = min(reload.times.BROADCAST, reload.times.RELOAD)
+    width = float(np.clip(reload.makespan / shortest * 0.5 + 2.2, 7, 18))
+    figure = Figure(figsize=(width, float(np.clip(0.72 * reload.ranks + 1.3, 2.5, 12))), layout="constrained")
+    axes = figure.add_subplot()
+    buffer_row = {name: row for row, name in enumerate(BUFFERS)}
+    cells = reload.cells.with_columns(row=pl.col("rank") * _ROWS_PER_DEVICE + pl.col("lane").replace_strict(buffer_row))
+    rows = np.add.outer(np.arange(reload.ranks) * _ROWS_PER_DEVICE, np.arange(len(BUFFERS))).ravel()
+    edges = {"top": rows - 0.45, "bottom": rows + 0.45}
+    draw_boxes(axes, start=0, end=reload.makespan, **edges, facecolors=IDLE_COLOUR, zorder=0)
+    box_edges = {"edgecolors": "white", "linewidths": 0.8 if labelled else 0, "zorder": 1}
+    text_style: dict[str, Any] = {"ha": "center", "va": "center_baseline", "fontsize": 7.5, "zorder": 2}
+    for op, role, _, colour in _RELOAD_KINDS:
+        same = cells.filter((pl.col("op") == op) & pl.col("role").eq_missing(pl.lit(role)))
+        start, end, row = (same[column].to_numpy() for column in ("start", "end", "row"))
+        hatch = "////" if labelled and role == "destination" else None
+        style = {"facecolors": colour, "hatch": hatch, **box_edges}
+        draw_boxes(axes, start=start, end=end, top=row - 0.45, bottom=row + 0.45, **style)
+        for i, bucket in enumerate(same["bucket"] if labelled else ()):
+            axes.text((start[i] + end[i]) / 2, row[i], f"{bucket}", color=text_colour_on(colour), **text_style)
+    _finish_reload_axes(axes, reload, rows.tolist(), labelled=labelled)
+    _draw_reload_legend(figure)
+    return figure
+
+
+def _finish_reload_axes(axes: Axes, reload: WeightReload, rows: list[float], *, labelled: bool) -> None:
+    axes.set_xlim(0, reload.makespan)
+    axes.set_ylim(max(rows) + 0.6, -0.6)
+    if labelled:
+        first, *others = BUFFERS
+        names = [name for device in range(reload.ranks) for name in (f"device {device}   {first}", *others)]
+        axes.set_yticks(rows, names)
+    else:
+        # Only every so many devices have a name, beside the middle one of their three rows.
+        devices_per_name = max(1, reload.ranks // 16)
+        named = range(0, reload.ranks, devices_per_name)
+        axes.set_yticks(rows[1 :: 3 * devices_per_name], [f"device {device}" for device in named])
+    _strip_lanes(axes)
+    axes.set_xlabel("time (units of the given times)", fontsize=8.5, color=INK)
+    numbers = "numbers are buckets; " if labelled else ""
+    subtitle = f"makespan {reload.makespan:g} · {numbers}device g mod {reload.ranks} is the source of bucket g"
+    draw_title(axes, reload_headline(reload), subtitle)
+
+
+def _draw_reload_legend(figure: Figure) -> None:
+    from matplotlib.patches import Patch
+
+    handles = []
+    for _, role, name, colour in _RELOAD_KINDS:
+        hatched: dict[str, Any] = {"hatch": "////", "edgecolor": "white"} if role == "destination" else {}
+        handles.append(Patch(facecolor=colour, label=name, **hatched))
+    handles.append(Patch(facecolor=IDLE_COLOUR, label="buffer idle"))
+    figure.legend(handles=handles, loc="outside lower center", ncols=5, fontsize=8, frameon=False, handlelength=1.4)
+
+
+def _strip_lanes(axes: Axes) -> None:
+    """Strip the axes of a plot with lanes: smaller names than a plot of ranks, no ticks."""
+    strip_axes(axes)
+    axes.tick_params(length=0, labelsize=8)

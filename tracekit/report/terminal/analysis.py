@@ -10,11 +10,11 @@ from rich.text import Text
 from tracekit._util.text import counted, terminal, wrap_text
 from tracekit.analysis import Analysis
 from tracekit.report.terminal import sections
-from tracekit.report.terminal.budget import budget
 from tracekit.report.terminal.fleet import many_ranks
 from tracekit.report.terminal.schedule import render_schedule, unnamed_schedule
 from tracekit.report.terminal.screen import Screen
-from tracekit.report.view import View, view_of
+from tracekit.report.terminal.sections import budget
+from tracekit.report.view import View, tables, view_of
 
 TOPIC_WIDTH = 10
 """Columns that the topic of a line of the answer takes."""
@@ -87,20 +87,26 @@ SECTIONS: tuple[tuple[str | Callable[[View], str], Section], ...] = (
     (lambda view: f"Compute ({_over(view)})", sections.compute),
     (lambda view: f"Communication and copies: what compute hides ({_over(view)})", sections.exposure),
     (lambda view: f"What hides what ({_over(view)})", sections.compute_beside),
-    (lambda view: f"What hiding communication costs the compute beside it ({_over(view)})", sections.hiding),
+    (
+        lambda view: f"What hiding communication costs the compute beside it ({_over(view)})",
+        sections.shared(tables.hiding),
+    ),
     (_bubble_title, sections.bubbles),
     (lambda view: f"What the host did instead of launching (launch-bound idle, {_over(view)})", sections.host_activity),
     ("Against its ideal schedule", render_schedule),
     ("Micro-batches overlap: what compute hides, by phase", unnamed_schedule),
     ("Critical path: what the step had to wait for, in order of time", sections.critical),
     (lambda view: view.by.title if view.by is not None else "", sections.breakdown),
-    (lambda view: f"How fast products ran ({_over(view)}; over their own time)", sections.products),
-    ("How fast communication ran (bytes over transfer, waiting apart)", sections.communication),
-    ("Experts: what each rank receives in the forward's dispatches", sections.experts),
+    (
+        lambda view: f"How fast products ran ({_over(view)}; over their own time)",
+        sections.shared(tables.products, total_style="bold"),
+    ),
+    ("How fast communication ran (bytes over transfer, waiting apart)", sections.shared(tables.communication)),
+    ("Experts: what each rank receives in the forward's dispatches", sections.shared(tables.experts)),
     ("Memory: the most each rank held (GB, fullest first)", sections.memory),
     ("Whom the others wait for", sections.stragglers),
     ("Steps", sections.step_times),
-    ("Copies", sections.copies),
+    ("Copies", sections.shared(tables.copies)),
     ("Weight reload", sections.reload),
     ("Warnings", sections.warnings),
     ("What to do next", sections.next_steps),

@@ -7,7 +7,7 @@ from rich.text import Text
 
 from tracekit._util.text import counted, percent
 from tracekit.analysis.spread import Figure, Spread, by_rank
-from tracekit.report.table import Column, Table
+from tracekit.report.table import Column, Table, rows_of
 from tracekit.report.terminal.table import Note, render_table
 from tracekit.report.view import View
 
@@ -73,22 +73,13 @@ def _different_ranks(fleet: Spread, width: int) -> RenderableType | None:
     if not fleet.different:
         return Note("no rank differs from those it should be like")
     columns = (
-        Column("ranks that differ"),
-        Column("figure"),
-        Column("is", "figure"),
-        Column("median", "figure"),
-        Column("of"),
+        Column("ranks that differ", value=lambda rank: f"rank {rank.rank}"),
+        Column("figure", value=lambda rank: NAMES[rank.figure]),
+        Column("is", "figure", value=lambda rank: value(rank.figure, rank.value)),
+        Column("median", "figure", value=lambda rank: value(rank.figure, rank.median)),
+        Column("of", value="like"),
     )
-    rows = tuple(
-        (
-            f"rank {different.rank}",
-            NAMES[different.figure],
-            value(different.figure, different.value),
-            value(different.figure, different.median),
-            different.like,
-        )
-        for different in fleet.different[:MAX_DIFFERENT_RANKS]
-    )
+    rows = rows_of(columns, fleet.different[:MAX_DIFFERENT_RANKS])
     more = len(fleet.different) - MAX_DIFFERENT_RANKS
     notes = (f"{counted(more, 'more rank')} {'differs' if more == 1 else 'differ'}",) if more > 0 else ()
     return render_table(Table(columns, rows, notes), width)

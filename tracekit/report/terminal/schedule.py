@@ -1,17 +1,19 @@
-"""The run compared with its ideal schedule, in the terminal: makespans, the gap by cause, a text Gantt, what-ifs."""
+"""The run compared with its ideal schedule, in the terminal: makespans, the gap by cause, a Gantt chart, what-ifs."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+import polars as pl
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from tracekit._util.text import bare_ms, counted, percent, signed
-from tracekit.report.palette import LABEL_COLOURS
-from tracekit.report.table import Column, Table
-from tracekit.report.terminal.gantt import gantt
+from tracekit._util.text import UNKNOWN, bare_ms, counted, percent, signed
+from tracekit.compare import StepComparison
+from tracekit.report.palette import CELL_COLOURS, LABEL_COLOURS
+from tracekit.report.schedule.layout import OP_NAMES, layout_pipeline
+from tracekit.report.table import Column, Table, rows_of
 from tracekit.report.terminal.table import (
     MAX_RANKS_LISTED,
     WORST_RANKS_SHOWN,
@@ -24,6 +26,58 @@ from tracekit.report.view import View
 from tracekit.report.view.memory import gb_range
 from tracekit.report.view.pipeline import PhaseRow, Rung, ScheduleView, WhatIfRow, has_overlapped_pairs
 from tracekit.schema import PHASES
+
+MAX_RANKS = 8
+"""Ranks to draw; of more, the first and the last half of so many."""
+PAIR_LETTER = "X"
+"""Letter of an overlapped pair (FB)."""
+
+
+def gantt(compared: StepComparison, width: int) -> RenderableType:
+    """Draw the measured and the ideal cells of one pipeline, one line per rank."""
+    layouts = layout_pipeline(compared)
+    columns = max(40, min(width, 160) - 12)
+    end_ns = max(compared.measured_ns, int(layouts["ideal"].cells["end"].to_numpy().max()), 1)
+    ranks = [bubble.rank for bubble in compared.bubbles]
+    if len(ranks) > MAX_RANKS:
+        ranks = [*ranks[: MAX_RANKS // 2], *ranks[-MAX_RANKS // 2 :]]
+    chart = Text()
+    for title, layout in (("as it ran", layouts["measured"]), ("ideal", layouts["ideal"])):
+        chart.append(f"  {title}\n", style="dim")
+        for rank in ranks:
+            chart.append(f"  {rank:>6}  ")
+            chart.append_text(_line(layout.cells.filter(rank=rank), end_ns, columns))
+            chart.append("\n")
+    chart.rstrip()
+    return Group(chart, Note(_legend(set(layouts["measured"].cells["op"]))))
+
+
+def _legend(ops: set[str]) -> str:
+    """Return the meaning of the letters of *ops*.
+
+    >>> _legend({"F", "FB"})
+    'F forward, X forward and backward at once; the number is the micro-batch'
+    """
+    names = {op: f"{op} {name}" for op, name in OP_NAMES.items()}
+    names["FB"] = f"{PAIR_LETTER} forward and backward at once"
+    return f"{', '.join(name for op, name in names.items() if op in ops)}; the number is the micro-batch"
+
+
+def _line(cells: pl.DataFrame, end_ns: int, columns: int) -> Text:
+    """Return one rank's cells as a line of *columns* characters, from 0 to *end_ns*."""
+    line, column = Text(), 0
+    for op, microbatch, start, end in cells.select("op", "microbatch", "start", "end").iter_rows():
+        left, right = max(column, round(start / end_ns * columns)), round(end / end_ns * columns)
+        line.append("·" * (left - column), style="dim")
+        cell_width = max(right - left, 0)
+        letter = PAIR_LETTER if op == "FB" else op
+        label = f"{letter}{microbatch}"
+        text = label if len(label) <= cell_width else letter
+        line.append(text.ljust(cell_width, "─")[:cell_width], style=CELL_COLOURS["B" if op == "FB" else op])
+        column = left + cell_width
+    line.append("·" * (columns - column), style="dim")
+    return line
+
 
 MAX_ALTERNATIVES = 6
 """Schedules shown; the JSON has all."""
@@ -126,33 +180,34 @@ def render_what_if(rows: Sequence[WhatIfRow], width: int) -> RenderableType | No
     schedules = [row for row in rows if row.change == "schedule"]
     shown = schedules[:MAX_ALTERNATIVES] + [row for row in schedules[MAX_ALTERNATIVES:] if row.ran]
     columns = (
-        Column("what if", "name"),
-        Column("predicted ms", "figure"),
-        Column("between ms", "figure"),
-        Column("ideal ms", "figure", 1),
-        Column("saves ms", "figure"),
-        Column("outside cells", "figure", 3),
-        Column("peak", "figure", 2),
+        Column("what if", "name", value="title"),
+        Column("predicted ms", "figure", value=lambda row: _milliseconds(row.predicted_ns)),
+        Column("between ms", "figure", value=_predicted_range),
+        Column("ideal ms", "figure", 1, value=lambda row: _milliseconds(row.ideal_ns)),
+        Column("saves ms", "figure", value=_savings),
+        Column("outside cells", "figure", 3, value=lambda row: percent(row.outside_cells).removesuffix(UNKNOWN)),
+        Column("peak", "figure", 2, value=_peak_activations),
     )
-    cells = tuple(_what_if_cells(row) for row in (*shown, *(row for row in rows if row.change != "schedule")))
-    table = Table(columns, cells)
+    others = [row for row in rows if row.change != "schedule"]
+    table = Table(columns, rows_of(columns, [*shown, *others]))
     return render_table(table, width, notes=_what_if_notes(shown, shown_headings(table, width)))
 
 
-def _what_if_cells(row: WhatIfRow) -> tuple[Text | str, ...]:
-    def milliseconds(ns: int | None) -> str:
-        return "" if ns is None else bare_ms(ns, 1)
+def _milliseconds(ns: int | None) -> str:
+    return "" if ns is None else bare_ms(ns, 1)
 
+
+def _predicted_range(row: WhatIfRow) -> str:
+    return "" if row.ran or row.range_ns is None else " – ".join(map(_milliseconds, row.range_ns))
+
+
+def _peak_activations(row: WhatIfRow) -> str:
+    return "" if row.peak_activations is None else f"{row.peak_activations:g}"
+
+
+def _savings(row: WhatIfRow) -> Text:
     saves = "" if row.saves_ns is None or row.ran else signed(row.saves_ns / 1e6)
-    return (
-        row.title,
-        milliseconds(row.predicted_ns),
-        "" if row.ran or row.range_ns is None else " – ".join(map(milliseconds, row.range_ns)),
-        milliseconds(row.ideal_ns),
-        Text(saves, style="dim" if row.slower else ""),
-        "" if row.outside_cells is None else percent(row.outside_cells),
-        "" if row.peak_activations is None else f"{row.peak_activations:g}",
-    )
+    return Text(saves, style="dim" if row.slower else "")
 
 
 def _what_if_notes(rows: Sequence[WhatIfRow], headings: Collection[str]) -> list[str]:

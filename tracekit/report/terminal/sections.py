@@ -1,16 +1,20 @@
-"""The sections of the terminal report that are one table with its notes.
+"""The sections of the terminal report that are one table with its notes, the first with a bar for each rank.
 
 A section is a function of the view and the width of the terminal. It returns what to print, or None if there is nothing
-to say. Sections that draw something are in ``budget``, ``fleet`` and ``schedule``.
+to say. Sections that draw more are in ``fleet`` and ``schedule``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from tracekit._util.text import bare_ms, counted, percent, wrap_text
-from tracekit.report.table import Column, Table, Value, make_table
+from tracekit._util.text import at_least, bare_ms, counted, percent, wrap_text
+from tracekit.analysis import RankResult
+from tracekit.report.palette import COMPUTE_COLOUR, IDLE_COLOUR, LABEL_COLOURS, UNRECORDED_COLOUR
+from tracekit.report.table import Column, Table, make_table, rows_of
 from tracekit.report.terminal.table import (
     MAX_RANKS_LISTED,
     WORST_RANKS_SHOWN,
@@ -20,9 +24,17 @@ from tracekit.report.terminal.table import (
     render_table,
 )
 from tracekit.report.view import View, tables
+from tracekit.report.view.budget import NOT_RECORDED, Bar, Beside, LabelRow, bar_of
 
 MIN_WIDTH_FOR_MORE = 110
-"""Columns of the terminal from which a second cause and more compute labels are shown in a row."""
+"""Columns of the terminal from which rows show more: causes, compute labels, communication apart from copies."""
+
+
+def shared(
+    table: Callable[[View], Table | None], *, total_style: str = ""
+) -> Callable[[View, int], RenderableType | None]:
+    """Return the section that shows one of the tables that all reports share."""
+    return lambda view, width: render_table(table(view), width, total_style=total_style)
 
 
 def compute(view: View, width: int) -> RenderableType | None:
@@ -33,42 +45,32 @@ def compute(view: View, width: int) -> RenderableType | None:
     rows.sort(key=lambda row: (row.label == "other", -row.ns))
     columns = (
         Column("label", "label"),
-        Column("time", "ms", terminal_heading="ms per rank"),
-        Column("of span", "share"),
-        Column("kernels", "count"),
+        Column("time", "ms", terminal_heading="ms per rank", value="ns"),
+        Column("of span", "share", value="share"),
+        Column("kernels", "count", value="count"),
     )
     styles = {i: "bold red" if row.loud else "dim" for i, row in enumerate(rows) if row.loud or row.label == "other"}
-    cells = tuple((row.label, row.ns, row.share, row.count) for row in rows)
-    return render_table(Table(columns, cells), width, row_styles=styles)
+    return render_table(Table(columns, rows_of(columns, rows)), width, row_styles=styles)
 
 
 def exposure(view: View, width: int) -> RenderableType | None:
     """List communication and copies, the most exposed first."""
+    max_causes = 2 if width >= MIN_WIDTH_FOR_MORE else 1
+
+    def causes(row: LabelRow) -> str:
+        return ", ".join(f"{percent(share, digits=0)} {cause}" for cause, share in row.causes(most=max_causes))
+
     columns = (
         Column("label", "label"),
-        Column("time", "ms", terminal_heading="ms per rank"),
+        Column("time", "ms", terminal_heading="ms per rank", value="ns"),
         Column("hidden", "share"),
-        Column("exposed", "ms"),
-        Column("of span", "share", 2),
-        Column("blocking", "ms", 3),
-        Column("wait", "ms", 1),
-        Column("because"),
+        Column("exposed", "ms", value="exposed_ns"),
+        Column("of span", "share", 2, value="exposed_share"),
+        Column("blocking", "ms", 3, value="blocking_ns"),
+        Column("wait", "ms", 1, value="wait_ns"),
+        Column("because", value=causes),
     )
-    max_causes = 2 if width >= MIN_WIDTH_FOR_MORE else 1
-    cells = [
-        (
-            row.label,
-            row.ns,
-            row.hidden,
-            row.exposed_ns,
-            row.exposed_share,
-            row.blocking_ns,
-            row.wait_ns,
-            ", ".join(f"{percent(share, digits=0)} {cause}" for cause, share in row.causes(most=max_causes)),
-        )
-        for row in view.exposure
-    ]
-    return render_table(make_table(columns, cells), width)
+    return render_table(make_table(columns, rows_of(columns, view.exposure)), width)
 
 
 def compute_beside(view: View, width: int) -> RenderableType | None:
@@ -76,22 +78,17 @@ def compute_beside(view: View, width: int) -> RenderableType | None:
     if not view.beside:
         return None
     max_parts = 6 if width >= MIN_WIDTH_FOR_MORE else 4
+
+    def parts(row: Beside) -> str:
+        return ", ".join(f"{name} {percent(share)}" for name, share in row.parts[:max_parts])
+
     columns = (
         Column("label", "label"),
-        Column("pass"),
-        Column("time", "ms", terminal_heading="ms per rank"),
-        Column("beside it, share of the label's time"),
+        Column("pass", value="pass_"),
+        Column("time", "ms", terminal_heading="ms per rank", value="ns"),
+        Column("beside it, share of the label's time", value=parts),
     )
-    rows = tuple(
-        (row.label, row.pass_, row.ns, ", ".join(f"{name} {percent(share)}" for name, share in row.parts[:max_parts]))
-        for row in view.beside
-    )
-    return render_table(Table(columns, rows), width)
-
-
-def hiding(view: View, width: int) -> RenderableType | None:
-    """Show how much slower compute ran beside communication, and the net gain of hiding."""
-    return render_table(tables.hiding(view), width)
+    return render_table(Table(columns, rows_of(columns, view.beside)), width)
 
 
 def bubbles(view: View, width: int) -> RenderableType | None:
@@ -108,14 +105,13 @@ def host_activity(view: View, width: int) -> RenderableType | None:
     if view.instead is None:
         return None
     columns = (
-        Column("time", "ms", terminal_heading="ms per rank"),
-        Column("of it", "share"),
+        Column("time", "ms", terminal_heading="ms per rank", value="ns"),
+        Column("of it", "share", value="share"),
         Column("doing"),
         Column("what"),
         Column("line"),
     )
-    rows = tuple((row.ns, row.share, row.doing, row.what, row.line) for row in view.instead.rows)
-    return render_table(Table(columns, rows, (view.instead.note,)), width)
+    return render_table(Table(columns, rows_of(columns, view.instead.rows), (view.instead.note,)), width)
 
 
 def critical(view: View, width: int) -> RenderableType | None:
@@ -124,29 +120,16 @@ def critical(view: View, width: int) -> RenderableType | None:
     if path is None:
         return None
     columns = (
-        Column("from", "ms"),
-        Column("", "ms"),
-        Column("of step", "share", 1),
+        Column("from", "ms", value="from_ns"),
+        Column("", "ms", value="ns"),
+        Column("of step", "share", 1, value="share"),
         Column("rank", "rank"),
         Column("kind"),
         Column("label"),
-        Column("came last", "figure", 2),
-        Column("what", "name"),
+        Column("came last", "figure", 2, value=lambda row: "" if row.peer is None else f"rank {row.peer}"),
+        Column("what", "name", value=lambda row: row.name()),
     )
-    rows = tuple(
-        (
-            row.from_ns,
-            row.ns,
-            row.share,
-            row.rank,
-            row.kind,
-            row.label,
-            "" if row.peer is None else f"rank {row.peer}",
-            row.name(),
-        )
-        for row in path.rows
-    )
-    return render_table(Table(columns, rows, path.notes), width)
+    return render_table(Table(columns, rows_of(columns, path.rows), path.notes), width)
 
 
 def breakdown(view: View, width: int) -> RenderableType | None:
@@ -156,21 +139,6 @@ def breakdown(view: View, width: int) -> RenderableType | None:
     if view.by.table is None:
         return Group(*(Note(line) for line in view.by.notes))
     return render_table(view.by.table, width, total_style="dim")
-
-
-def products(view: View, width: int) -> RenderableType | None:
-    """Show the rates of matrix products; None if no shapes were recorded."""
-    return render_table(tables.products(view), width, total_style="bold")
-
-
-def communication(view: View, width: int) -> RenderableType | None:
-    """Show the bandwidth of matched operations; None if no sizes were recorded."""
-    return render_table(tables.communication(view), width)
-
-
-def experts(view: View, width: int) -> RenderableType | None:
-    """Show what the experts of each rank receive; None if dispatches do not say it."""
-    return render_table(tables.experts(view), width)
 
 
 def memory(view: View, width: int) -> RenderableType | None:
@@ -190,13 +158,12 @@ def stragglers(view: View, width: int) -> RenderableType | None:
     columns = (
         Column("rank", "rank"),
         Column("label", "label"),
-        Column("others waited", "ms"),
+        Column("others waited", "ms", value="caused_ns"),
         Column("operations", "count"),
     )
-    shown = view.stragglers[:WORST_RANKS_SHOWN]
-    rows = tuple((row.rank, row.label, row.caused_ns, row.operations) for row in shown)
     note = "the rank that starts a matched operation last; others' wait in it, summed over ranks"
     note = f"{note}. {view.clock_note}" if view.clock_note else note
+    rows = rows_of(columns, view.stragglers[:WORST_RANKS_SHOWN])
     return render_table(Table(columns, rows, (note,)), width)
 
 
@@ -208,24 +175,19 @@ def step_times(view: View, width: int) -> RenderableType | None:
     extremes = f"{bare_ms(steps[0].median_ns)} to {bare_ms(steps[-1].median_ns)} ms"
     note = f"{counted(len(steps) + view.steps.more, 'step')}, longest first: {extremes}"
     shown = steps[:WORST_RANKS_SHOWN]
-    some_rank_is_slowest = any(row.slowest is not None for row in shown)
-    several_ranks = not view.steps.one_rank
-    columns = [Column("step", "figure"), Column("median" if several_ranks else "", "ms")]
-    rows: list[list[Value]] = [[str(row.step), row.median_ns] for row in shown]
-    if several_ranks:
+    columns = [Column("step", "figure"), Column("", "ms", value="median_ns")]
+    if not view.steps.one_rank:
         note = f"{note}; median, shortest and longest over ranks"
-        columns += [Column("shortest", "ms"), Column("longest", "ms"), Column("slowest rank", "figure")]
-        for cells, row in zip(rows, shown, strict=True):
-            cells += [row.least_ns, row.most_ns, row.slowest if some_rank_is_slowest else ""]
-    columns.append(Column("", "figure"))
-    for cells, row in zip(rows, shown, strict=True):
-        cells.append("partial" if row.partial else "")
-    return render_table(Table(tuple(columns), tuple(map(tuple, rows)), (note,)), width)
-
-
-def copies(view: View, width: int) -> RenderableType | None:
-    """Show offload, onload and other copies: bytes, bandwidth, hidden share, stalls."""
-    return render_table(tables.copies(view), width)
+        columns = [
+            Column("step", "figure"),
+            Column("median", "ms", value="median_ns"),
+            Column("shortest", "ms", value="least_ns"),
+            Column("longest", "ms", value="most_ns"),
+        ]
+        some_rank_is_slowest = any(row.slowest is not None for row in shown)
+        columns += [Column("slowest rank", "figure", value="slowest")] if some_rank_is_slowest else []
+    columns.append(Column("", "figure", value=lambda row: "partial" if row.partial else ""))
+    return render_table(Table(tuple(columns), rows_of(columns, shown), (note,)), width)
 
 
 def reload(view: View, width: int) -> RenderableType | None:
@@ -261,3 +223,100 @@ def next_steps(view: View, width: int) -> RenderableType | None:
         if command:
             lines.append(command_line(command))
     return Group(*lines)
+
+
+GLYPHS = {"compute": "█", "communication": "▓", "copy": "▒", "idle": "░", "unrecorded": "?"}
+"""Fill of each kind of part; they can be told apart without colour."""
+LEGEND = {
+    "compute": ("compute", COMPUTE_COLOUR),
+    "communication": ("exposed communication", LABEL_COLOURS["pp_comm"]),
+    "copy": ("exposed copy", LABEL_COLOURS["offload"]),
+    "idle": ("idle", IDLE_COLOUR),
+    "unrecorded": (NOT_RECORDED, UNRECORDED_COLOUR),
+}
+"""Name and colour of each kind of part."""
+MIN_BAR_LENGTH = 10
+
+
+def budget(view: View, width: int) -> RenderableType | None:
+    """Draw one bar per rank: compute, exposed communication, exposed copies, idle."""
+    bars, remark = _chosen_bars(view)
+    is_wide = width >= MIN_WIDTH_FOR_MORE
+    exposed = ["communication", "copies"] if is_wide else ["exposed"]
+    last = [NOT_RECORDED] if any(part.kind == "unrecorded" for part in view.budget.mean.parts) else []
+    last += ["bubble"] if view.pipelined else []
+    headings = ["rank", "span ms", "", "compute", *exposed, "idle", *last]
+    table = new_table(headings, left=[heading == "" for heading in headings])
+    length = _bar_length(bars, width, is_wide, last)
+    for bar in bars:
+        table.add_row(*_row(bar, length, is_wide, last))
+    if len(view.analysis.rank_results) > 1:
+        table.add_row(*_row(view.budget.mean, length, is_wide, last), style="bold")
+    legend = Text("  ")
+    kinds = {part.kind for part in view.budget.mean.parts if part.ns}
+    for kind, (name, colour) in LEGEND.items():
+        if kind in kinds:
+            legend.append(GLYPHS[kind], style=colour).append(f" {name}  ")
+    return Group(table, legend, *([Note(remark)] if remark else []))
+
+
+def _bar_length(bars: Sequence[Bar], width: int, is_wide: bool, last: Sequence[str]) -> int:
+    """Return the length that the names, spans and shares beside the bars leave for them."""
+    names = max(len(bar.name) for bar in bars)
+    spans = max(len(bare_ms(bar.span_ns)) for bar in bars)
+    free = width - names - spans - (49 if is_wide else 34) - sum(2 + max(8, len(name)) for name in last)
+    return max(MIN_BAR_LENGTH, min(width - (78 if is_wide else 58), free))
+
+
+def _chosen_bars(view: View) -> tuple[list[Bar], str]:
+    """Return the bars of the ranks to show, the least compute first, and a remark if some ranks are left out."""
+    ranks = sorted(view.analysis.rank_results, key=_compute_share)
+
+    def bar(rank: RankResult, remark: str = "") -> Bar:
+        return bar_of(f"{rank.rank}{remark}", rank.whole, rank=rank.rank)
+
+    if len(ranks) <= MAX_RANKS_LISTED:
+        return [bar(rank) for rank in ranks], ""
+    worst, best = ranks[0], max(ranks, key=_compute_share)  # of equal ranks the first, as in the distribution
+    bars = [*map(bar, ranks[:WORST_RANKS_SHOWN]), bar(ranks[len(ranks) // 2], " (median)"), bar(best, " (best)")]
+    ends = [f"{percent(_compute_share(rank))} (rank {rank.rank})" for rank in (worst, best)]
+    return bars, f"{counted(len(ranks), 'rank')}: compute runs from {' to '.join(ends)} of the span"
+
+
+def _compute_share(rank: RankResult) -> float:
+    budget = rank.whole.budget
+    return budget.compute_ns / budget.span_ns if budget.span_ns else 0.0
+
+
+def _row(bar: Bar, length: int, is_wide: bool, last: Sequence[str]) -> list[RenderableType]:
+    exposed = [bar.share("communication"), bar.share("copy")]
+    last_cells = {
+        NOT_RECORDED: percent(bar.share("unrecorded")),
+        "bubble": at_least(percent(bar.bubble), bar.lower_bound),
+    }
+    return [
+        bar.name,
+        bare_ms(bar.span_ns),
+        _draw(bar, length),
+        percent(bar.share("compute")),
+        *(percent(share) for share in (exposed if is_wide else [sum(exposed)])),
+        percent(bar.share("idle")) if bar.idle_known else "unknown",
+        *(last_cells[name] for name in last),
+    ]
+
+
+def _draw(bar: Bar, length: int) -> Text:
+    """Draw the parts of a bar with as many characters as their shares of *length* say.
+
+    Shares are rounded by largest remainder: each part first gets its whole characters, and those left over go to the
+    parts whose fraction is largest. So the bar is full.
+    """
+    exact = [part.share * length for part in bar.parts]
+    counts = [int(characters) for characters in exact]
+    left_over = round(sum(exact)) - sum(counts)
+    for i in sorted(range(len(counts)), key=lambda i: counts[i] - exact[i])[:left_over]:
+        counts[i] += 1
+    text = Text(no_wrap=True)
+    for part, count in zip(bar.parts, counts, strict=True):
+        text.append(GLYPHS[part.kind] * count, style=part.colour)
+    return text

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from tracekit._util.text import counted, listing, terminal
 from tracekit.analysis import Analysis
-from tracekit.report.table import Column, Table, Value, make_table
+from tracekit.report.table import Column, Table, make_table, rows_of
 from tracekit.report.view.rates import shape_words
 from tracekit.schema import COMPUTE_LABELS
 
@@ -55,59 +57,41 @@ def by_view(analysis: Analysis) -> ByView | None:
 
 
 def _table(by: By, places: list[dict[str, Any]], remainders: list[dict[str, Any]], notes: list[str]) -> Table | None:
-    """Return the table: rows of places, then of the time that belongs to none.
-
-    Which columns a table has depends on the kind of breakdown, so each is added with its cells, column by column.
-    """
+    """Return the table: rows of places, then of the time that belongs to none; its columns depend on the kind."""
     rows = [*places, *remainders]
-    names = [_place_name(row, by.kind) for row in places] + [str(row["name"]) for row in remainders]
-    columns: list[tuple[Column, list[Value]]] = []
 
-    def add_times(name: str, key: str, expendable: int = 0, kind: str = "ms") -> None:
-        """Add a column of means per rank and step."""
-        columns.append((Column(name, kind, expendable), [_mean(row, key, by.steps) for row in rows]))
+    def name(row: dict[str, Any]) -> str:
+        return _place_name(row, by.kind) if by.is_place(row["name"]) else str(row["name"])
 
-    def add_values(name: str, key: str, kind: str, expendable: int = 0) -> None:
-        """Add a column of values as they are."""
-        columns.append((Column(name, kind, expendable), [row[key] for row in rows]))
+    def mean(key: str, missing: float | None = None) -> Callable[[dict[str, Any]], float | None]:
+        """Return the function of a row that gives a sum of it as the mean per rank and step."""
+        return lambda row: missing if row.get(key) is None else row[key] / max(len(row["ranks"]) * by.steps, 1)
 
-    columns.append((Column(by.kind, "name"), names))
-    add_times("time", "ns")
-    add_values("of busy", "share", "share", expendable=2 if by.kind == "shape" else 0)
+    columns = [
+        Column(by.kind, "name", value=name),
+        Column("time", "ms", value=mean("ns")),
+        Column("of busy", "share", 2 if by.kind == "shape" else 0, value=itemgetter("share")),
+    ]
     if by.kind == "layer":
-        for label in COMPUTE_LABELS:
-            # The label has a column if any row has it, also one that is not shown.
-            if f"{label}_ns" in by.rows.columns and by.rows[f"{label}_ns"].sum():
-                cells = [_mean(row, f"{label}_ns", by.steps) or 0.0 for row in rows]
-                columns.append((Column(label, "ms", 5), cells))
+        # A label has a column if any row has it, also one that is not shown.
+        present = [key for key in COMPUTE_LABELS if f"{key}_ns" in by.rows.columns and by.rows[f"{key}_ns"].sum()]
+        columns += [Column(label, "ms", 5, value=mean(f"{label}_ns", missing=0.0)) for label in present]
     if by.kind in ("module", "annotation"):
-        add_times("with inside", "inclusive_ns")
+        columns.append(Column("with inside", "ms", value=mean("inclusive_ns")))
     if by.kind == "shape":
-        add_times("calls", "calls", expendable=3, kind="count")
+        columns.append(Column("calls", "count", 3, value=mean("calls")))
     else:
-        add_times("exposed comm", "communication_ns")
+        columns.append(Column("exposed comm", "ms", value=mean("communication_ns")))
     if any(row["tflop_s"] is not None for row in rows):
-        add_values("TFLOP/s", "tflop_s", "rate")
-        add_values("of peak", "share_of_peak", "share", expendable=1)
-        if by.kind == "shape":
-            add_times("below peak", "below_peak_ns")
+        columns.append(Column("TFLOP/s", "rate", value=itemgetter("tflop_s")))
+        columns.append(Column("of peak", "share", 1, value=itemgetter("share_of_peak")))
+        columns += [Column("below peak", "ms", value=mean("below_peak_ns"))] if by.kind == "shape" else []
     evidence = {row["evidence"] for row in rows if row["evidence"]}
     if len(evidence) > 1:
-        columns.append((Column("evidence", "word", 6), [row["evidence"] or "" for row in rows]))
+        columns.append(Column("evidence", expendable=6, value=lambda row: row["evidence"] or ""))
     elif evidence:
         notes = [f"evidence: {evidence.pop()}", *notes]
-    return make_table(
-        [column for column, _ in columns],
-        zip(*(cells for _, cells in columns), strict=True),
-        notes=notes,
-        totals=range(len(places), len(rows)),
-    )
-
-
-def _mean(row: dict[str, Any], key: str, steps: int) -> float | None:
-    """Return a sum of the row as the mean per rank and step; None if it is not known."""
-    total: float | None = row.get(key)
-    return None if total is None else total / max(len(row["ranks"]) * steps, 1)
+    return make_table(columns, rows_of(columns, rows), notes=notes, totals=range(len(places), len(rows)))
 
 
 def _place_name(row: dict[str, Any], kind: str) -> str:

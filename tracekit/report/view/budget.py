@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 
 import msgspec
 import polars as pl
@@ -10,7 +11,7 @@ import polars as pl
 from tracekit._util.text import ms, percent
 from tracekit.analysis import Analysis, Measured, RankResult
 from tracekit.report.palette import COMPUTE_COLOUR, IDLE_COLOUR, LABEL_COLOURS, UNRECORDED_COLOUR
-from tracekit.report.table import Column, Table, make_table
+from tracekit.report.table import Column, Table, make_table, rows_of
 from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS, LABELS
 
 MAX_RANKS_WITH_BARS = 64
@@ -283,18 +284,15 @@ def hiding_table(analysis: Analysis) -> Table | None:
     hiding = analysis.hiding
     if hiding is None or hiding.extra_ns is None:
         return None
-    columns = (
-        Column("label", "label"),
-        Column("kernels", "count"),
-        Column("slower by", "share"),
-        Column("extra per rank", "ms"),
-    )
     ranks = max(1, len(analysis.rank_results))
-    rows = [
-        (row["label"], row["kernels"], row["slowdown"] - 1, row["extra_ns"] / ranks)
-        for row in hiding.by_label.iter_rows(named=True)
-        if abs(row["extra_ns"]) >= MIN_HIDING_ROW_SHARE * hiding.extra_ns
-    ]
+    columns = (
+        Column("label", "label", value=itemgetter("label")),
+        Column("kernels", "count", value=itemgetter("kernels")),
+        Column("slower by", "share", value=lambda row: row["slowdown"] - 1),
+        Column("extra per rank", "ms", value=lambda row: row["extra_ns"] / ranks),
+    )
+    min_extra_ns = MIN_HIDING_ROW_SHARE * hiding.extra_ns
+    labels = [row for row in hiding.by_label.iter_rows(named=True) if abs(row["extra_ns"]) >= min_extra_ns]
     saved, cost = ms(hiding.saved_ns / ranks), ms(hiding.extra_ns / ranks)
     if hiding.net_ns is None:
         balance = f"per rank hiding saved {saved} and cost at least {cost}"
@@ -303,4 +301,4 @@ def hiding_table(analysis: Analysis) -> Table | None:
     compared = (
         f"compared with the same kernel and shape alone: {percent(hiding.compared)} of the time beside communication"
     )
-    return make_table(columns, rows, notes=(f"{balance}; {compared}",))
+    return make_table(columns, rows_of(columns, labels), notes=(f"{balance}; {compared}",))

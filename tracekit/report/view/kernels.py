@@ -64,12 +64,12 @@ class Kernel(msgspec.Struct, frozen=True):
     """Evidence for its label, and where it ran; None if the analysis does not have it."""
 
 
-def kernels(analysis: Analysis, asked: str | None) -> tuple[Kernel, ...]:
+def kernels(analysis: Analysis, path: str | None) -> tuple[Kernel, ...]:
     """Return the kernels that took longest in a step, as a mean over ranks.
 
     Args:
         analysis: The result.
-        asked: The input as one path, for the command that explains a label.
+        path: The input as one path, for the command that explains a label.
     """
     rank_steps = max(1, sum(len(rank.per_step) for rank in analysis.rank_results))
     span_ns = max(1.0, analysis.total.budget.span_ns / rank_steps)
@@ -84,7 +84,7 @@ def kernels(analysis: Analysis, asked: str | None) -> tuple[Kernel, ...]:
             count=row["count"],
             ns=row["ns"],
             share=row["ns"] / span_ns,
-            command=asked and f"tracekit analyze {shlex.quote(asked)} --explain {shlex.quote(row['name'])}",
+            command=path and f"tracekit analyze {shlex.quote(path)} --explain {shlex.quote(row['name'])}",
             why=explanations.get((row["name"], row["label"], row["module"])),
         )
         for row in table.to_dicts()

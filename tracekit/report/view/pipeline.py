@@ -77,7 +77,7 @@ class WhatIfRow(WhatIf, frozen=True):
 
     @property
     def title(self) -> str:
-        """What would change, with the chunks per rank."""
+        """Name of the change, with the chunks per rank."""
         chunks = f" × {self.virtual}" if self.virtual and self.virtual > 1 else ""
         return f"{self.name}{chunks}{' (this run)' if self.ran else ''}"
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from operator import itemgetter
+
 from tracekit._util.text import at_least, percent
-from tracekit.report.table import Column, Table, Value, make_table
+from tracekit.report.table import Column, Table, make_table, rows_of
 from tracekit.report.view.model import View
+from tracekit.report.view.ranks import BubbleRow
 from tracekit.schema import IDLE_CAUSES, PHASES
 
 _ALWAYS_SHOWN_IDLE_CAUSES = ("launch_bound", "dependency")
@@ -50,16 +54,26 @@ def idle(view: View) -> Table | None:
         for cause in IDLE_CAUSES
         if cause in _ALWAYS_SHOWN_IDLE_CAUSES or any(row.causes.get(cause) for row in rows)
     ]
-    columns = [Column("rank", "rank"), Column("idle", "ms")]
-    columns += [Column(IDLE_CAUSES[cause], "share", note="shares of idle") for cause in causes]
-    cells: list[list[Value]] = [[row.rank, row.idle_ns, *(row.causes[cause] for cause in causes)] for row in rows]
+
+    def share(cause: str) -> Callable[[BubbleRow], float | None]:
+        return lambda row: row.causes[cause]
+
+    def bubble_in(phase: str) -> Callable[[BubbleRow], int | None]:
+        return lambda row: row.phase_ns.get(phase)
+
+    columns = [Column("rank", "rank"), Column("idle", "ms", value="idle_ns")]
+    columns += [Column(IDLE_CAUSES[cause], "share", note="shares of idle", value=share(cause)) for cause in causes]
     if view.pipelined:
-        columns += [Column("pipeline wait", "ms"), Column("bubble", "figure", note="of the span")]
-        columns += [Column(phase, "ms", 1, "bubble in that phase") for phase in PHASES]
-        for row, row_cells in zip(rows, cells, strict=True):
-            row_cells += [row.wait_ns, at_least(percent(row.bubble), row.lower_bound)]
-            row_cells += [row.phase_ns.get(phase) for phase in PHASES]
-    return make_table(columns, cells)
+        columns += [
+            Column("pipeline wait", "ms", value="wait_ns"),
+            Column("bubble", "figure", note="of the span", value=_bubble),
+            *(Column(phase, "ms", 1, "bubble in that phase", value=bubble_in(phase)) for phase in PHASES),
+        ]
+    return make_table(columns, rows_of(columns, rows))
+
+
+def _bubble(row: BubbleRow) -> str:
+    return at_least(percent(row.bubble), row.lower_bound)
 
 
 def reload_lanes(view: View) -> Table | None:
@@ -67,20 +81,10 @@ def reload_lanes(view: View) -> Table | None:
     if view.reload is None:
         return None
     columns = (
-        Column("rank", "rank"),
-        Column("lane"),
-        Column("buckets", "count"),
-        Column("time", "ms"),
-        Column("GB/s", "rate"),
+        Column("rank", "rank", value=itemgetter("rank")),
+        Column("lane", value=lambda lane: "H2D" if lane["lane"] == "h2d" else lane["lane"]),
+        Column("buckets", "count", value=itemgetter("count")),
+        Column("time", "ms", value=itemgetter("ns")),
+        Column("GB/s", "rate", value=itemgetter("bandwidth_gb_s")),
     )
-    rows = [
-        (
-            lane["rank"],
-            "H2D" if lane["lane"] == "h2d" else lane["lane"],
-            lane["count"],
-            lane["ns"],
-            lane["bandwidth_gb_s"],
-        )
-        for lane in view.reload.lanes
-    ]
-    return make_table(columns, rows)
+    return make_table(columns, rows_of(columns, view.reload.lanes))
