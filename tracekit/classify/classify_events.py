@@ -28,6 +28,7 @@ class Classification:
     decisions: Decisions
     passes: CategoryColumn
     modules: CategoryColumn
+    module_evidence: CategoryColumn
     places: PipelinePlaces
 
 
@@ -57,12 +58,14 @@ def decide(events: pl.DataFrame, rules: RuleBook | None) -> Classification:
     book = rules.before(builtin_rules()) if rules else builtin_rules()
     evidence = gather_evidence(events, book.groups)
     decisions = apply_rules(evidence.columns, book, len(evidence))
+    modules, module_evidence = find_modules(evidence, decisions, book)
     return Classification(
         book=book,
         evidence=evidence,
         decisions=decisions,
         passes=_find_passes(evidence, decisions),
-        modules=find_modules(evidence, decisions, book),
+        modules=modules,
+        module_evidence=module_evidence,
         places=find_places(evidence, decisions),
     )
 
@@ -95,6 +98,9 @@ def _labelled_table(classification: Classification) -> pl.DataFrame:
         "pass": classification.passes,
         "rule": decisions.rule,
         "module": classification.modules,
+        "module_from": classification.module_evidence,
+        "modules": evidence.positions.path,
+        "layer_from": evidence.positions.layer_from,
     }
     numbers = {
         "peer": comm.peer,
@@ -103,6 +109,7 @@ def _labelled_table(classification: Classification) -> pl.DataFrame:
         "autograd_sequence": evidence.autograd.sequence,
         "stage": places.stage,
         "microbatch": places.microbatch,
+        "layer": evidence.positions.layer,
     }
     table = gpu.frame.with_columns(
         *launching_op_columns(evidence.ranges, launches),

@@ -23,6 +23,7 @@ from tracekit.classify.engine_threads import read_engine_threads, read_gradients
 from tracekit.classify.expert_exchanges import LayerMarks, read_exchanges
 from tracekit.classify.host_ranges import GpuEvents, Launches, Ranges, read_ranges
 from tracekit.classify.matmul import Matmuls, read_matmuls
+from tracekit.classify.model_position import Positions, find_positions
 from tracekit.classify.pass_direction import Directions, read_directions
 from tracekit.classify.process_groups import group_shapes, groups_with_pipeline_peers, kinds_by_sums, kinds_by_use
 from tracekit.classify.product_counts import alternating_turns, product_halves
@@ -37,7 +38,7 @@ _SHARD_OPS = r"fsdp::(all_gather_copy_in|chunk_cat)"
 """Operators that fill the buffer of a collective on sharded weights or gradients."""
 _COPY_KERNELS = r"^__amd_rocclr_(copy|fill)"
 """Kernels with which ROCm's runtime fills and copies buffers."""
-_ATTENTION = r"(?i)flash(?!infer)|fmha|sdpa|attention|attn|(Batch|Single)(Prefill|Decode)With"
+ATTENTION = r"(?i)flash(?!infer)|fmha|sdpa|attention|attn|(Batch|Single)(Prefill|Decode)With"
 _WGRAD_ANNOTATIONS = r"\(W\)$|(?i: wgrad$|^_\w+_wgrad$|\.wgrad_gemm|weight[-_ ]?grad)|^PP:\d+W\d+"
 
 
@@ -51,6 +52,7 @@ class Evidence:
     launches: Launches
     autograd: Autograd
     collectives: Collectives
+    positions: Positions
 
     def __len__(self) -> int:
         return len(self.gpu)
@@ -97,7 +99,9 @@ def gather_evidence(events: pl.DataFrame, group_kinds: Sequence[NamedKind] = ())
     matmuls = read_matmuls(gpu, ranges, launches, autograd, doubtful=doubtful)
     directions = read_directions(gpu, ranges, launches, autograd, matmuls, communicates=communicates)
     passes = find_comm_passes(ranges, launches, autograd, comm, directions, is_kernel=gpu.is_kernel)
+    positions = _find_positions(events, gpu, launches, autograd, directions, passes)
     columns: dict[str, Column] = {
+        "modules": positions.path,
         **_launch_columns(gpu, ranges, launches),
         "class": _event_classes(gpu, communicates),
         **_compute_columns(gpu, ranges, launches, autograd, matmuls, directions, communicates),
@@ -115,7 +119,7 @@ def gather_evidence(events: pl.DataFrame, group_kinds: Sequence[NamedKind] = ())
     # Kinds of groups are found by rules on the columns above. The remaining evidence needs them.
     kinds = match_kinds(columns, group_kinds, np.flatnonzero(communicates), len(gpu))
     columns |= _group_columns(gpu, launches, autograd, comm, passes, kinds)
-    is_attention = gpu.names.matches(_ATTENTION) | launches.chain.matches(_ATTENTION)
+    is_attention = gpu.names.matches(ATTENTION) | launches.chain.matches(ATTENTION)
     marks = LayerMarks(is_attention, matmuls.is_gemm, kinds.any_of("ep"))
     exchanges = read_exchanges(gpu, launches, autograd, comm, passes=passes, marks=marks)
     columns |= {
@@ -124,7 +128,27 @@ def gather_evidence(events: pl.DataFrame, group_kinds: Sequence[NamedKind] = ())
         "leads_to": _next_exchange_roles(launches, comm, exchanges.role),
         "stream_pass": _next_passes_on_stream(gpu, exchanges.direction),
     }
-    return Evidence(gpu, columns, ranges, launches, autograd, comm)
+    return Evidence(gpu, columns, ranges, launches, autograd, comm, positions)
+
+
+def _find_positions(  # noqa: PLR0917 - evidence that is gathered step by step
+    events: pl.DataFrame,
+    gpu: GpuEvents,
+    launches: Launches,
+    autograd: Autograd,
+    directions: Directions,
+    passes: CommPasses,
+) -> Positions:
+    """Return the position of every GPU event in the model."""
+    ns = gpu.int64("end_ns") - gpu.int64("start_ns")
+    by_engine = directions.value.any_of("backward", "wgrad", "recompute") | passes.value.any_of("backward")
+    return find_positions(
+        events,
+        launches,
+        autograd,
+        forward_ns=np.where(directions.value.any_of("forward") & gpu.is_kernel, ns, 0),
+        by_engine=by_engine | (autograd.node_row >= 0),
+    )
 
 
 def _launch_columns(gpu: GpuEvents, ranges: Ranges, launches: Launches) -> dict[str, Column]:
