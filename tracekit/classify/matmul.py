@@ -19,6 +19,7 @@ from tracekit._util.categories import CategoryColumn
 from tracekit.classify.autograd import Autograd
 from tracekit.classify.convolution import convolution_roles
 from tracekit.classify.host_ranges import GpuEvents, Launches, Ranges
+from tracekit.classify.kernel_families import kernel_pattern
 from tracekit.classify.product_counts import backward_forward_ratio, match_owed
 from tracekit.classify.product_shapes import BATCHED_NODES, batched_roles, roles_by_shape
 from tracekit.classify.row_order import distinct_rows, mask_of_rows, positions_in_groups
@@ -27,10 +28,7 @@ MATMUL_OPS = (
     r"^aten::(mm|addmm|bmm|baddbmm|addbmm|mv|addmv|_scaled_mm|_grouped_mm|_scaled_grouped_mm|_int_mm"
     r"|_addmm_activation|matmul|linear|einsum)$"
 )
-MATMUL_KERNELS = (
-    r"(?i)gemm|nvjet|cutlass.*(mma|Gemm)|xmma|splitKreduce|^Cijk_|sm\d+_.*_(tn|nt|nn|tt)[_n]|wgmma_fp8"
-    r"|^triton_(tem_\w*|b?)mm|matmul_?kernel"  # elsewhere a fused kernel's name lists all it takes part in
-)
+MATMUL_KERNELS = kernel_pattern("product")
 _ATTENTION_KERNELS = r"(?i)flash(?!infer)|fmha|sdpa|attention"  # their templates spell out the products inside
 # cuBLAS is column-major: row-major x·Wᵀ is "TN" there, g·W is "NN" and gᵀ·x is "NT".
 _LAYOUT = r"(?:_|^)(?:(tn|nn|nt)(?:_n|t_n)?(?:_|$)|(TN|NN|NT)[NT](?:_|$))|^Cijk_(Alik_Bljk|Ailk_Bljk|Ailk_Bjlk)_"

@@ -21,6 +21,8 @@ from tracekit.schema import LABELS, PASSES
 
 PACKS = Path(__file__).parent / "packs"
 """Folder of the rules files that ship with tracekit."""
+KERNEL_FAMILIES = "70-kernels.toml"
+"""File of the folder that holds families of kernels instead of rules (``kernel_families``)."""
 
 TIERS = ("annotation", "autograd", "group", "shapes", "name", "neighbour")
 """Kinds of evidence, the most trusted first. Rules are tried in this order, then in the order they are written."""
@@ -165,6 +167,7 @@ def builtin_rules() -> RuleBook:
     books = [
         parse_rules(text, name, name.removesuffix(".toml").lstrip("0123456789-"), shipped=True)
         for name, text in shipped_packs().items()
+        if name != KERNEL_FAMILIES
     ]
     rules = sorted((rule for book in books for rule in book.rules), key=lambda rule: TIERS.index(rule.tier))
     groups = tuple(kind for book in books for kind in book.groups)
