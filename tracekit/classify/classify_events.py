@@ -10,7 +10,7 @@ from tracekit._util.categories import CategoryColumn
 from tracekit._util.columns import with_nulls
 from tracekit._util.machine import give_back_memory
 from tracekit.classify.collectives import point_to_point_messages
-from tracekit.classify.evidence import Evidence, gather_evidence
+from tracekit.classify.evidence import Evidence, find_shared_labels, gather_evidence
 from tracekit.classify.host_ranges import launching_op_columns
 from tracekit.classify.microbatch import PipelinePlaces, find_places
 from tracekit.classify.modules import find_modules
@@ -58,6 +58,10 @@ def decide(events: pl.DataFrame, rules: RuleBook | None) -> Classification:
     book = rules.before(builtin_rules()) if rules else builtin_rules()
     evidence = gather_evidence(events, book.groups)
     decisions = apply_rules(evidence.columns, book, len(evidence))
+    shared_label = find_shared_labels(evidence, decisions.label)
+    if shared_label.present.any():
+        evidence.columns["shared_label"] = shared_label
+        decisions = apply_rules(evidence.columns, book, len(evidence))
     modules, module_evidence = find_modules(evidence, decisions, book)
     return Classification(
         book=book,

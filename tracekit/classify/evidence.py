@@ -29,7 +29,7 @@ from tracekit.classify.process_groups import group_shapes, groups_with_pipeline_
 from tracekit.classify.product_counts import alternating_turns, product_halves
 from tracekit.classify.product_shapes import parameter_feeding
 from tracekit.classify.recomputed_forward import mark_recomputed
-from tracekit.classify.row_order import mask_of_rows, nearest_at_or_after, nearest_at_or_before
+from tracekit.classify.row_order import agreed_values, mask_of_rows, nearest_at_or_after, nearest_at_or_before
 from tracekit.classify.rule_matching import Column, match_kinds
 from tracekit.classify.rules import NamedKind
 
@@ -39,6 +39,10 @@ _SHARD_OPS = r"fsdp::(all_gather_copy_in|chunk_cat)"
 _COPY_KERNELS = r"^__amd_rocclr_(copy|fill)"
 """Kernels with which ROCm's runtime fills and copies buffers."""
 ATTENTION = r"(?i)flash(?!infer)|fmha|sdpa|attention|attn|(Batch|Single)(Prefill|Decode)With"
+_GROUP_CALLS = r"all_reduce|all_gather|reduce_scatter|broadcast|^reduce$"
+"""Calls that serve the purpose of their group; messages and exchanges may serve another."""
+_MAX_FLAG_BYTES = 4096
+"""Bytes up to which a collective may be a flag, a norm or a count, which does not prove what its group is for."""
 _WGRAD_ANNOTATIONS = r"\(W\)$|(?i: wgrad$|^_\w+_wgrad$|\.wgrad_gemm|weight[-_ ]?grad)|^PP:\d+W\d+"
 
 
@@ -94,9 +98,9 @@ def gather_evidence(events: pl.DataFrame, group_kinds: Sequence[NamedKind] = ())
     gpu, ranges, launches = read_ranges(events)
     comm = read_collectives(gpu, ranges, launches)
     communicates = comm.library.present
-    autograd, doubtful = mark_recomputed(ranges, launches, read_autograd(ranges, launches))
+    autograd, graph_products = mark_recomputed(ranges, launches, read_autograd(ranges, launches))
     autograd = read_engine_threads(gpu, launches, autograd, communicates=communicates)
-    matmuls = read_matmuls(gpu, ranges, launches, autograd, doubtful=doubtful)
+    matmuls = read_matmuls(gpu, ranges, launches, autograd, graph_products)
     directions = read_directions(gpu, ranges, launches, autograd, matmuls, communicates=communicates)
     passes = find_comm_passes(ranges, launches, autograd, comm, directions, is_kernel=gpu.is_kernel)
     positions = _find_positions(events, gpu, launches, autograd, directions, passes)
@@ -120,6 +124,7 @@ def gather_evidence(events: pl.DataFrame, group_kinds: Sequence[NamedKind] = ())
     kinds = match_kinds(columns, group_kinds, np.flatnonzero(communicates), len(gpu))
     columns |= _group_columns(gpu, launches, autograd, comm, passes, kinds)
     is_attention = gpu.names.matches(ATTENTION) | launches.chain.matches(ATTENTION)
+    columns["next_to"] = _beside_attention(launches, communicates, is_attention & gpu.is_kernel, matmuls.is_gemm)
     marks = LayerMarks(is_attention, matmuls.is_gemm, kinds.any_of("ep"))
     exchanges = read_exchanges(gpu, launches, autograd, comm, passes=passes, marks=marks)
     columns |= {
@@ -127,6 +132,7 @@ def gather_evidence(events: pl.DataFrame, group_kinds: Sequence[NamedKind] = ())
         "exchange_pass": exchanges.direction,
         "leads_to": _next_exchange_roles(launches, comm, exchanges.role),
         "stream_pass": _next_passes_on_stream(gpu, exchanges.direction),
+        "shared_label": CategoryColumn.constant(None, len(gpu)),  # known once the rules were applied
     }
     return Evidence(gpu, columns, ranges, launches, autograd, comm, positions)
 
@@ -246,6 +252,48 @@ def _follows_on_thread(launches: Launches, mask: Bools) -> Bools:
     same_thread = launches.thread[current] == launches.thread[previous]
     follows = mask[previous] & same_thread & (launches.start_ns[previous] >= 0)
     return mask_of_rows(len(mask), current, follows)
+
+
+def _beside_attention(launches: Launches, communicates: Bools, is_attention: Bools, is_gemm: Bools) -> CategoryColumn:
+    """Return ``attention`` for communication launched right before or after it, ``attentions`` between two.
+
+    Only other work with products counts, on the same thread: keys and values move with no product before their use.
+    """
+    order = launches.by_thread(launches.ordered(communicates | is_attention | is_gemm))
+    heavy = (is_attention | is_gemm)[order]
+    thread = np.append(launches.thread[order], -1)
+    # The nearest heavy work on either side; the last element stands for none.
+    attention = np.append((is_attention & ~communicates)[order], False)
+    sides = [
+        attention[nearest] & (thread[nearest] == thread[:-1])
+        for nearest in (nearest_at_or_before(heavy), nearest_at_or_after(heavy))
+    ]
+    values = CategoryColumn.choose(len(order), [("attentions", sides[0] & sides[1]), ("attention", sides[0] | sides[1])])
+    return values.where(communicates[order]).spread(order, len(communicates))
+
+
+def find_shared_labels(evidence: Evidence, label: CategoryColumn) -> CategoryColumn:
+    """Return for unresolved communication the label of its like, if all that are resolved have the same.
+
+    Like it are the reductions, gathers and broadcasts of more than a few bytes on its group; for a kernel whose launch
+    is lost, the kernels of its name on its stream.
+    """
+    comm, size = evidence.collectives, len(evidence)
+    is_comm = comm.library.present
+    unresolved, lost = is_comm & label.any_of("comm"), is_comm & (evidence.launches.start_ns < 0)
+    shares_group = is_comm & comm.group.present & comm.call.matches(_GROUP_CALLS)
+    proves = ~unresolved & ~lost & ((evidence.gpu.int64("bytes") > _MAX_FLAG_BYTES) | ~shares_group)
+    _, stream_and_name = np.unique(
+        np.stack([evidence.gpu.stream_number, evidence.gpu.names.codes]), axis=1, return_inverse=True
+    )
+    codes = np.full(size, -1, np.int64)
+    for key, likes, targets in (
+        (stream_and_name, is_comm & proves, lost),
+        (comm.group.codes, shares_group & proves, shares_group & unresolved & ~lost),
+    ):
+        rows, open_rows = np.flatnonzero(likes), np.flatnonzero(targets)
+        codes[open_rows] = agreed_values(key[rows], label.codes[rows], int(key.max(initial=0)) + 1)[key[open_rows]]
+    return CategoryColumn(label.values, codes)
 
 
 def _next_exchange_roles(launches: Launches, comm: Collectives, role: CategoryColumn) -> CategoryColumn:
