@@ -124,7 +124,7 @@ def gather_evidence(events: pl.DataFrame, group_kinds: Sequence[NamedKind] = ())
     kinds = match_kinds(columns, group_kinds, np.flatnonzero(communicates), len(gpu))
     columns |= _group_columns(gpu, launches, autograd, comm, passes, kinds)
     is_attention = gpu.names.matches(ATTENTION) | launches.chain.matches(ATTENTION)
-    columns["next_to"] = _beside_attention(launches, communicates, is_attention & gpu.is_kernel, matmuls.is_gemm)
+    columns["next_to"] = _beside_attention(launches, communicates, is_attention & ~communicates, matmuls.is_gemm)
     marks = LayerMarks(is_attention, matmuls.is_gemm, kinds.any_of("ep"))
     exchanges = read_exchanges(gpu, launches, autograd, comm, passes=passes, marks=marks)
     columns |= {
@@ -263,7 +263,7 @@ def _beside_attention(launches: Launches, communicates: Bools, is_attention: Boo
     heavy = (is_attention | is_gemm)[order]
     thread = np.append(launches.thread[order], -1)
     # The nearest heavy work on either side; the last element stands for none.
-    attention = np.append((is_attention & ~communicates)[order], False)
+    attention = np.append(is_attention[order], False)
     sides = [
         attention[nearest] & (thread[nearest] == thread[:-1])
         for nearest in (nearest_at_or_before(heavy), nearest_at_or_after(heavy))
