@@ -124,7 +124,7 @@ def gather_evidence(events: pl.DataFrame, group_kinds: Sequence[NamedKind] = ())
     kinds = match_kinds(columns, group_kinds, np.flatnonzero(communicates), len(gpu))
     columns |= _group_columns(gpu, launches, autograd, comm, passes, kinds)
     is_attention = gpu.names.matches(ATTENTION) | launches.chain.matches(ATTENTION)
-    columns["next_to"] = _beside_attention(launches, communicates, is_attention & ~communicates, matmuls.is_gemm)
+    columns["next_to"] = _between_attentions(launches, comm, is_attention & ~communicates, matmuls.is_gemm)
     marks = LayerMarks(is_attention, matmuls.is_gemm, kinds.any_of("ep"))
     exchanges = read_exchanges(gpu, launches, autograd, comm, passes=passes, marks=marks)
     columns |= {
@@ -254,22 +254,23 @@ def _follows_on_thread(launches: Launches, mask: Bools) -> Bools:
     return mask_of_rows(len(mask), current, follows)
 
 
-def _beside_attention(launches: Launches, communicates: Bools, is_attention: Bools, is_gemm: Bools) -> CategoryColumn:
-    """Return ``attention`` for communication launched right before or after it, ``attentions`` between two.
+def _between_attentions(launches: Launches, comm: Collectives, is_attention: Bools, is_gemm: Bools) -> CategoryColumn:
+    """Return ``attention`` for communication launched between two attention kernels with no product between.
 
-    Only other work with products counts, on the same thread: keys and values move with no product before their use.
+    So keys and values go round a ring. Other calls of such a group count if they are next to attention on one side.
     """
+    communicates = comm.library.present
     order = launches.by_thread(launches.ordered(communicates | is_attention | is_gemm))
-    heavy = (is_attention | is_gemm)[order]
-    thread = np.append(launches.thread[order], -1)
-    # The nearest heavy work on either side; the last element stands for none.
-    attention = np.append(is_attention[order], False)
-    sides = [
-        attention[nearest] & (thread[nearest] == thread[:-1])
+    heavy, thread = (is_attention | is_gemm)[order], np.append(launches.thread[order], -1)
+    attention = np.append(is_attention[order], False)  # the last element stands for no neighbour
+    before, after = (
+        attention[nearest] & (thread[nearest] == thread[:-1]) & communicates[order]
         for nearest in (nearest_at_or_before(heavy), nearest_at_or_after(heavy))
-    ]
-    values = CategoryColumn.choose(len(order), [("attentions", sides[0] & sides[1]), ("attention", sides[0] | sides[1])])
-    return values.where(communicates[order]).spread(order, len(communicates))
+    )
+    group = comm.group.codes[order]
+    is_ring = np.append(np.bincount(group[before & after & (group >= 0)], minlength=len(comm.group.values)) > 0, False)
+    beside = (before & after) | ((before | after) & is_ring[group])
+    return CategoryColumn.choose(len(order), [("attention", beside)]).spread(order, len(communicates))
 
 
 def find_shared_labels(evidence: Evidence, label: CategoryColumn) -> CategoryColumn:
