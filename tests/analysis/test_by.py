@@ -166,8 +166,8 @@ def layers_of_calls(frames):
 
 def test_layers_hold_most_of_the_compute():
     """A text encoder of two layers beside a model that computes more without any."""
-    frames = calls(("Encoder_0", 0, 90), ("Block_0", 1, 30), ("Linear_0", 2, 3), ("Block_1", 40, 80), ("Linear_1", 41, 42),
-                   ("Unet_0", 100, 110))  # fmt: skip
+    blocks = (("Block_0", 1, 30), ("Linear_0", 2, 3), ("Block_1", 40, 80), ("Linear_1", 41, 42))
+    frames = calls(("Encoder_0", 0, 90), *blocks, ("Unet_0", 100, 110))
     share = int(100 * MIN_COMPUTE_SHARE)
     encoder = np.array([0, 0, share // 2, 0, share // 2, 100 - share])
     assert module_layers(frames, encoder).max() == 1
@@ -263,7 +263,12 @@ def test_a_graph_launches_all_layers_at_one_moment(corpus):
     rows = analyze(trace, by="layer", schedule="none").by.rows.filter(pl.col("layer").is_not_null())
     assert rows["layer"].to_list() == list(range(48))  # as the model is published
     assert rows["count"].n_unique() == 1
-    assert set(analyze(trace, by="module", schedule="none").by.rows["evidence"]) == {"name, neighbour", "name, shapes", "name", None}
+    assert set(analyze(trace, by="module", schedule="none").by.rows["evidence"]) == {
+        "name, neighbour",
+        "name, shapes",
+        "name",
+        None,
+    }
 
 
 @pytest.mark.parametrize("kind", ["layer", "module", "annotation", "shape"])

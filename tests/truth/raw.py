@@ -1,7 +1,7 @@
 """Answers from a recording's own JSON, worked out without tracekit: stacks around launches, sizes of products.
 
-Reads PyTorch's JSON with the standard library alone. What counts as right comes from the published architecture (classes
-of modules by hand, per model), from hand counts of FLOP, or from ``torch.utils.flop_counter`` beside a recording.
+Reads PyTorch's JSON with the standard library alone. What counts as right comes from the published architecture
+(classes of modules by hand, per model), from hand counts, or from ``torch.utils.flop_counter`` beside a recording.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Recording:
 
 
 def modules_by_class(recording, kinds):
-    """The kinds of module that are right for each event: that of the innermost class named in *kinds*; None: unknown."""
+    """Kinds of module that are right for each event: that of the innermost class named in *kinds*; None: unknown."""
     right = []
     for index in range(len(recording.gpu)):
         named = (kinds[name] for name in reversed(recording.classes(index)) if name in kinds)

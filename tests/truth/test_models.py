@@ -1,4 +1,4 @@
-"""Modules, layers and FLOP on other people's models, against answers from their JSON and their published architecture."""
+"""Modules, layers and FLOP on other people's models, against their JSON and their published architecture."""
 
 from __future__ import annotations
 
@@ -51,7 +51,6 @@ MODELS = {
     "b200_eager": (GPT_OSS, 36),
 }
 """Kinds of the modules by class, and the number of layers, as published."""
-NO_STEP = "the whole trace is taken as one step"
 
 
 @lru_cache(maxsize=2)
@@ -112,9 +111,9 @@ def test_flop_are_the_hand_count(corpus, gpu):
     """24 layers: four square projections, three of the MLP, and attention of every token with every other."""
     trace, _ = recording(corpus / "models" / f"{gpu}_Qwen_Qwen1.5-0.5B-Chat__1016005.json.gz")
     rates = analyze(corpus / "models" / f"{gpu}_Qwen_Qwen1.5-0.5B-Chat__1016005.json.gz", schedule="none").rates
-    shapes = [trace.operator(i)["args"]["Input Dims"] for i in range(len(trace.gpu))
-              if (op := trace.operator(i)) and "attention_forward" in op["name"] and trace.gpu[i]["cat"] == "kernel"]  # fmt: skip
-    batch, tokens, heads, width = shapes[0][0]
+    operators = filter(None, map(trace.operator, range(len(trace.gpu))))
+    query = next(op["args"]["Input Dims"][0] for op in operators if "attention_forward" in op["name"])
+    batch, tokens, heads, width = query
     linear = 24 * 2 * batch * tokens * (4 * 1024 * 1024 + 3 * 1024 * 2816)
     attention = 24 * 4 * batch * heads * tokens * tokens * width
     rotary = trace.product_flop() - linear

@@ -1,7 +1,7 @@
 """Passes, modules, layers and FLOP of training recordings whose truth stands beside them in JSON.
 
 ``NAME.truth.json`` beside ``NAME.pt.trace.json.gz`` holds what ``torch.utils.flop_counter`` counted in one step
-(``forward_flop_per_step``, ``backward_flop_per_step``, ``forward_by_module``), the number of ``steps`` and of ``layers``.
+(``forward_flop_per_step``, ``backward_flop_per_step``, ``forward_by_module``), and how many ``steps`` and ``layers`` ran.
 """
 
 from __future__ import annotations
@@ -76,6 +76,8 @@ def test_layers_are_right_or_absent(name):
 def test_without_shapes_no_module_is_wrong(name):
     events = kineto.read(FOLDER / f"{name}.pt.trace.json.gz").events
     exact = classify(events).select("id", pl.col("module").cast(pl.String), ns=pl.col("end_ns") - pl.col("start_ns"))
-    bare = classify(events.with_columns(shapes=pl.lit(None, pl.Categorical()))).select("id", other=pl.col("module").cast(pl.String))
+    bare = classify(events.with_columns(shapes=pl.lit(None, pl.Categorical()))).select(
+        "id", other=pl.col("module").cast(pl.String)
+    )
     both = exact.join(bare, on="id").drop_nulls()
     assert both.filter(pl.col("module") != pl.col("other"))["ns"].sum() < 0.01 * exact["ns"].sum()

@@ -388,7 +388,9 @@ class Scanner:
                     self.phases[self.phase] += 1
             else:
                 self.phases[self.phase] += 1
-        elif not self.keep_stacks and has_time and self._has_text(_CAT, _PYTHON_FUNCTION) and not self._is_module_call():
+        elif (
+            not self.keep_stacks and has_time and self._has_text(_CAT, _PYTHON_FUNCTION) and not self._is_module_call()
+        ):
             self.python_frames += 1
             self.complete += 1
         else:

@@ -99,7 +99,11 @@ def run_rates(
     layers, cost = expert_cost(pl.concat([EXPERT_WORK.to_frame(), *experts]), operations, members)
     return RunRates(
         total=total,
-        products=rated(_sum_products(pl.concat([PRODUCTS.to_frame(), *(conform(table, PRODUCTS) for table in products)]), _PRODUCT_KEYS)),
+        products=rated(
+            _sum_products(
+                pl.concat([PRODUCTS.to_frame(), *(conform(table, PRODUCTS) for table in products)]), _PRODUCT_KEYS
+            )
+        ),
         communication=bandwidth(members, node=ranks_per_node),
         experts=measure_expert_balance(operations, members),
         expert_layers=layers,
@@ -131,7 +135,7 @@ def _sum_products(products: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
 
 
 def rated(products: pl.DataFrame) -> pl.DataFrame:
-    """Return *products* with TFLOP/s over their own time, and their share of the GPU's peak rate, if all are counted."""
+    """Return *products* with TFLOP/s over their own time and the share of the GPU's peak, where all are counted."""
     has_time = (pl.col("ns") > 0) & (pl.col("uncounted_ns") == 0)
     return products.with_columns(
         tflop_s=pl.when(has_time).then(pl.col("flop") / pl.col("ns") / 1e3),

@@ -189,7 +189,13 @@ def roles_by_layout(names: CategoryColumn) -> CategoryColumn:
 
 
 def _call_roles(
-    ranges: Ranges, autograd: Autograd, calls: Ints, outer: Ints, *, graph_products: GraphProducts, nodes_without_op: Ints
+    ranges: Ranges,
+    autograd: Autograd,
+    calls: Ints,
+    outer: Ints,
+    *,
+    graph_products: GraphProducts,
+    nodes_without_op: Ints,
 ) -> _Roles:
     """Find the roles of the ops that launched products.
 

@@ -152,8 +152,8 @@ def layer_number(name: str) -> tuple[str, int] | None:
 
     Of several numbers the first is the layer's; those behind it count its parts.
 
-    >>> [layer_number(name) for name in ("layer 3", "model.layers.12.mlp", "h.7", "encoder.block.5.layer.1", "launch 5")]
-    [('', 3), ('model', 12), ('', 7), ('encoder', 5), None]
+    >>> [layer_number(name) for name in ("layer 3", "model.layers.12.mlp", "encoder.block.5.layer.1", "launch 5")]
+    [('', 3), ('model', 12), ('encoder', 5), None]
     """
     match = LAYER_NUMBER.search(name, max(len(name) - _MAX_NAME_LETTERS, 0))
     if match is None:

@@ -101,11 +101,9 @@ def _module_classes(frames: Frames, own_ns: Ints) -> list[_ModuleClass]:
     modules_per_parent = calls.group_by("name", "parent").agg(siblings=pl.col("module").n_unique())
     siblings = modules_per_parent.group_by("name").agg(pl.col("siblings").max())
     classes = calls.group_by("name").agg(pl.col("depth").min(), pl.col("leaf").mean(), pl.col("ns", "gpu_ns").sum())
-    rows = classes.join(siblings, on="name").sort("depth", -pl.col("ns"), "name").iter_rows(named=True)
-    return [
-        _ModuleClass(row["name"], row["depth"], row["siblings"], row["leaf"] > 0.5, row["ns"], row["gpu_ns"])
-        for row in rows
-    ]
+    table = classes.join(siblings, on="name").sort("depth", -pl.col("ns"), "name").with_columns(pl.col("leaf") > 0.5)
+    columns = ("name", "depth", "siblings", "leaf", "ns", "gpu_ns")
+    return [_ModuleClass(*row) for row in table.select(columns).iter_rows()]
 
 
 def _depths(parent: Int32s) -> Ints:

@@ -128,7 +128,9 @@ def _next_to(
         previous = following
     agree = (previous == following) | (previous < 0) | (following < 0)
     is_open = is_product & (codes < 0) & agree
-    return CategoryColumn(module.values, np.where(is_open, np.maximum(previous, following), -1)).spread(rows, len(module))
+    return CategoryColumn(module.values, np.where(is_open, np.maximum(previous, following), -1)).spread(
+        rows, len(module)
+    )
 
 
 def _modules_of_forward(evidence: Evidence, module: CategoryColumn, is_forward: Bools) -> CategoryColumn:

@@ -167,7 +167,7 @@ def describe_products(labelled: pl.DataFrame) -> pl.DataFrame:
 
 
 class _ProductKernels(msgspec.Struct, frozen=True, eq=False):
-    """Kernels that multiply matrices, as their operator or their own name tells, and what else the operator launched."""
+    """Kernels that multiply matrices, as their operator or own name tells, and what else the operator launched."""
 
     rows: Ints
     """Rows of the labelled table."""
