@@ -1,7 +1,8 @@
 """Passes, modules, layers and FLOP of training recordings whose truth stands beside them in JSON.
 
 ``NAME.truth.json`` beside ``NAME.pt.trace.json.gz`` holds what ``torch.utils.flop_counter`` counted in one step
-(``forward_flop_per_step``, ``backward_flop_per_step``, ``forward_by_module``), and how many ``steps`` and ``layers`` ran.
+(``forward_flop_per_step``, ``backward_flop_per_step``, ``forward_by_module``), and the numbers of ``steps`` and
+``layers``.
 """
 
 from __future__ import annotations
