@@ -103,7 +103,9 @@ def gather_evidence(events: pl.DataFrame, group_kinds: Sequence[NamedKind] = ())
     matmuls = read_matmuls(gpu, ranges, launches, autograd, graph_products)
     directions = read_directions(gpu, ranges, launches, autograd, matmuls, communicates=communicates)
     passes = find_comm_passes(ranges, launches, autograd, comm, directions, is_kernel=gpu.is_kernel)
-    positions = _find_positions(events, gpu, launches, autograd, directions, passes)
+    by_engine = directions.value.any_of("backward", "wgrad", "recompute") | passes.value.any_of("backward")
+    is_forward = directions.value.any_of("forward") & gpu.is_kernel
+    positions = find_positions(events, gpu, launches, autograd, is_forward=is_forward, by_engine=by_engine)
     columns: dict[str, Column] = {
         "modules": positions.path,
         **_launch_columns(gpu, ranges, launches),
@@ -135,26 +137,6 @@ def gather_evidence(events: pl.DataFrame, group_kinds: Sequence[NamedKind] = ())
         "shared_label": CategoryColumn.constant(None, len(gpu)),  # known once the rules were applied
     }
     return Evidence(gpu, columns, ranges, launches, autograd, comm, positions)
-
-
-def _find_positions(  # noqa: PLR0917 - evidence that is gathered step by step
-    events: pl.DataFrame,
-    gpu: GpuEvents,
-    launches: Launches,
-    autograd: Autograd,
-    directions: Directions,
-    passes: CommPasses,
-) -> Positions:
-    """Return the position of every GPU event in the model."""
-    ns = gpu.int64("end_ns") - gpu.int64("start_ns")
-    by_engine = directions.value.any_of("backward", "wgrad", "recompute") | passes.value.any_of("backward")
-    return find_positions(
-        events,
-        launches,
-        autograd,
-        forward_ns=np.where(directions.value.any_of("forward") & gpu.is_kernel, ns, 0),
-        by_engine=by_engine | (autograd.node_row >= 0),
-    )
 
 
 def _launch_columns(gpu: GpuEvents, ranges: Ranges, launches: Launches) -> dict[str, Column]:

@@ -15,7 +15,7 @@ import polars as pl
 from tracekit._util.arrays import Bools, Ints, group_rows, take_or_missing
 from tracekit._util.categories import CategoryColumn
 from tracekit.classify.autograd import Autograd
-from tracekit.classify.host_ranges import Launches
+from tracekit.classify.host_ranges import GpuEvents, Launches
 from tracekit.classify.model_frames import Frames, layer_ranges, module_frames, number_layers
 from tracekit.classify.module_layers import MIN_COMPUTE_SHARE, module_layers
 
@@ -36,20 +36,29 @@ class Positions(NamedTuple):
 
 
 def find_positions(
-    events: pl.DataFrame, launches: Launches, autograd: Autograd, *, forward_ns: Ints, by_engine: Bools
+    events: pl.DataFrame, gpu: GpuEvents, launches: Launches, autograd: Autograd, *, is_forward: Bools, by_engine: Bools
 ) -> Positions:
     """Return the position of every GPU event of one rank.
 
     Args:
         events: All events of the rank.
+        gpu: Its GPU events.
         launches: Launch of each GPU event.
         autograd: Nodes among the host ranges.
-        forward_ns: Duration of each GPU event that computes the forward, 0 for others.
-        by_engine: Mask of GPU events that autograd's engine launched.
+        is_forward: Mask of GPU events that compute the forward.
+        by_engine: Mask of GPU events that autograd's engine launched, beside those of its nodes.
     """
+    forward_ns = np.where(is_forward, gpu.int64("end_ns") - gpu.int64("start_ns"), 0)
     calls, ranges = Frames.of(module_frames(events)), Frames.of(layer_ranges(events))
     creators = node_creators(autograd) if len(calls) or len(ranges) else pl.DataFrame()
-    placement = Placement(launches.tid, launches.start_ns, by_engine, autograd.node, autograd.sequence, creators)
+    placement = Placement(
+        launches.tid,
+        launches.start_ns,
+        by_engine | (autograd.node_row >= 0),
+        autograd.node,
+        autograd.sequence,
+        creators,
+    )
     call, named_range = placement.frames(calls), placement.frames(ranges)
     own_ns = np.bincount(call[call >= 0], forward_ns[call >= 0], len(calls)).astype(np.int64)
     candidates = [
