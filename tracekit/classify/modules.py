@@ -141,6 +141,8 @@ def _modules_of_forward(evidence: Evidence, module: CategoryColumn, is_forward: 
         return CategoryColumn.constant(None, len(evidence))
     numbers, index = np.unique(sequence[forward], return_inverse=True)
     agreed = np.append(agreed_values(index, module.codes[forward], len(numbers)), -1)  # last: number without forward
-    backward = np.flatnonzero(~is_forward & (sequence >= 0))
+    # Forward work that runs again has the number of the node that runs it, which may be of another module.
+    is_rerun = evidence.autograd.site.any_of("recompute")
+    backward = np.flatnonzero(~is_forward & ~is_rerun & (sequence >= 0))
     codes = agreed[find_sorted(sequence[backward], numbers)]
     return CategoryColumn(module.values, codes).spread(backward, len(evidence))
