@@ -230,6 +230,10 @@ LABELLING = pl.Schema(
         "stage": pl.Int32(),  # of the pipeline, where ranges name it
         "rule": _TEXT,  # the rule that decided
         "confidence": pl.Float32(),  # how far to trust it, 0 to 1
+        "module_from": _TEXT,  # the evidence for ``module``: "module stack", "annotation", "name", "shapes", …
+        "modules": _TEXT,  # calls of nn.Module around it, outermost first, joined by ``PATH_SEPARATOR``
+        "layer": pl.Int32(),  # from 0, where calls of modules or ranges tell; null outside of layers
+        "layer_from": _TEXT,  # the evidence for ``layer`` or for being outside; null where nothing tells
     }
 )
 """Result of classifying a GPU event."""

@@ -11,14 +11,15 @@ import polars as pl
 import pytest
 
 from tests.kept import analysis_of
-from tracekit.analysis.by.frames import Frames, layer_number, module_frames
 from tracekit.analysis.by.host import Host
-from tracekit.analysis.by.modules import MIN_INNER_TIME_SHARE, module_layers
-from tracekit.analysis.by.places import MIN_STACK_TO_NAME_RATIO, places
+from tracekit.analysis.by.places import repeated_positions
 from tracekit.analysis.by.repeated import MAX_KERNELS_PER_OPERATOR, MIN_FORWARD_SHARE, repeated_layers
 from tracekit.analysis.by.rows import MIN_STACK_TO_RULE_RATIO
 from tracekit.analysis.document import by_document
 from tracekit.classify import classify
+from tracekit.classify.model_frames import Frames, layer_number
+from tracekit.classify.model_position import MIN_STACK_TO_NAME_RATIO
+from tracekit.classify.module_layers import MIN_COMPUTE_SHARE, MIN_INNER_TIME_SHARE, module_layers
 from tracekit.errors import OptionError
 from tracekit.run.analyze import analyze
 from tracekit.run.load import load
@@ -43,8 +44,11 @@ def labelled():
 
 def layers_of(events):
     """The layer of every GPU event, -1 where it has none, and what says so."""
-    found = places(events, labelled(), module_frames(events))
-    return np.where(found.frame >= 0, np.append(found.layer, -1)[found.frame], -1), found.evidence
+    gpu_events = classify(events)
+    source = gpu_events["layer_from"].drop_nulls()
+    if len(source):
+        return gpu_events["layer"].fill_null(-1).to_numpy(), source[0]
+    return repeated_positions(events, gpu_events).layer, "repetition"
 
 
 def without_frames():
@@ -76,9 +80,7 @@ def test_without_sequence_numbers_the_backward_repeats_in_reverse():
     stack, _ = layers_of(rank().events)
     events = without_frames().with_columns(sequence=pl.lit(None, pl.Int64))
     mute = labelled().with_columns(autograd_sequence=pl.lit(None, pl.Int64))
-    found = places(events, mute, module_frames(events))
-    mine = np.where(found.frame >= 0, np.append(found.layer, -1)[found.frame], -1)
-    assert found.evidence == "repetition"
+    mine = repeated_positions(events, mute).layer
     placed = mine >= 0
     assert (mine[placed] == stack[placed]).mean() > 0.9  # where a backward's layers begin is known to a few kernels
     heavy = placed & labelled()["name"].cast(pl.String).str.contains("nvjet").to_numpy()
@@ -149,11 +151,28 @@ def test_other_words_are_refused():
      ("layer[5]", 5), ("stage 4", None), ("flash 3", None), ("layernorm", None), ("launch_h2d 3", None)],
 )  # fmt: skip
 def test_numbers_of_layers_in_names(name, number):
-    assert layer_number(name) == number
+    found = layer_number(name)
+    assert (found and found[1]) == number
 
 
 def calls(*rows):
     return Frames.of(pl.DataFrame([{"tid": 1, "start_ns": s, "end_ns": e, "name": n} for n, s, e in rows]))
+
+
+def layers_of_calls(frames):
+    """The layers of module calls whose innermost ones launch as much each."""
+    own_ns = np.where(np.isin(np.arange(len(frames)), frames.parent), 0, 10)
+    return module_layers(frames, own_ns)
+
+
+def test_layers_hold_most_of_the_compute():
+    """A text encoder of two layers beside a model that computes more without any."""
+    blocks = (("Block_0", 1, 30), ("Linear_0", 2, 3), ("Block_1", 40, 80), ("Linear_1", 41, 42))
+    frames = calls(("Encoder_0", 0, 90), *blocks, ("Unet_0", 100, 110))
+    share = int(100 * MIN_COMPUTE_SHARE)
+    encoder = np.array([0, 0, share // 2, 0, share // 2, 100 - share])
+    assert module_layers(frames, encoder).max() == 1
+    assert module_layers(frames, encoder + np.array([0, 0, 0, 0, 0, 1])).max() == -1
 
 
 def stages(inner_ns):
@@ -170,15 +189,15 @@ def stages(inner_ns):
 
 
 def test_blocks_that_fill_their_stage_are_the_layers():
-    assert module_layers(stages(int(100 * MIN_INNER_TIME_SHARE))).max() == 3
-    assert module_layers(stages(int(100 * MIN_INNER_TIME_SHARE) - 4)).max() == 1
+    assert layers_of_calls(stages(int(100 * MIN_INNER_TIME_SHARE))).max() == 3
+    assert layers_of_calls(stages(int(100 * MIN_INNER_TIME_SHARE) - 4)).max() == 1
 
 
 def test_leaves_are_layers_only_where_nothing_else_is():
     alone = calls(("Sequential_0", 0, 90), ("Linear_0", 1, 30), ("Linear_1", 40, 80))
-    assert module_layers(alone).tolist() == [-1, 0, 1]
+    assert layers_of_calls(alone).tolist() == [-1, 0, 1]
     none = calls(("Model_0", 0, 90), ("Linear_0", 1, 30), ("Norm_0", 40, 80))
-    assert module_layers(none).tolist() == [-1, -1, -1]
+    assert layers_of_calls(none).tolist() == [-1, -1, -1]
 
 
 def test_fsdp_hooks_of_a_framework(corpus):
@@ -245,7 +264,12 @@ def test_a_graph_launches_all_layers_at_one_moment(corpus):
     rows = analyze(trace, by="layer", schedule="none").by.rows.filter(pl.col("layer").is_not_null())
     assert rows["layer"].to_list() == list(range(48))  # as the model is published
     assert rows["count"].n_unique() == 1
-    assert set(analyze(trace, by="module", schedule="none").by.rows["evidence"]) == {"rule", None}
+    assert set(analyze(trace, by="module", schedule="none").by.rows["evidence"]) == {
+        "name, neighbour",
+        "name, shapes",
+        "name",
+        None,
+    }
 
 
 @pytest.mark.parametrize("kind", ["layer", "module", "annotation", "shape"])

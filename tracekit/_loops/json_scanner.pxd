@@ -66,6 +66,7 @@ cdef enum:
     _PYTHON_FUNCTION = 0
     _MEMORY = 1
     _STREAM = 2
+    _MODULE_CALL = 3
     _CUT = -1
     _BROKEN = -2
     _LONGEST_KEY = 32
@@ -139,6 +140,7 @@ cdef class Scanner:
     cdef Py_ssize_t _read_event(self, Py_ssize_t start, int args_level) except -3 nogil
     cdef int _set_text(self, int column, Py_ssize_t first, Py_ssize_t last) except -3 nogil
     cdef bint _has_text(self, int column, Py_ssize_t code) except -3 nogil
+    cdef bint _is_module_call(self) except -3 nogil
     cdef int _target(self, Py_ssize_t first, Py_ssize_t last, int level) except -3 nogil
     cdef Py_ssize_t _lookup_escaped(self, Py_ssize_t first, Py_ssize_t last) except -3 nogil
     cdef Py_ssize_t _escape_length(self, Py_ssize_t i) except -3 nogil

@@ -87,8 +87,8 @@ class Status(IntEnum):
     TEXT_FULL = 4  # before an event whose texts do not fit into the dictionary
 
 
-FIXED_TEXTS = ("python_function", "[memory]", "stream ")
-"""Texts that the scanner compares with. The caller adds them to the dictionary first: their codes are 0, 1 and 2."""
+FIXED_TEXTS = ("python_function", "[memory]", "stream ", "nn.Module: ")
+"""Texts that the scanner compares with. The caller adds them to the dictionary first: their codes are 0, 1, 2 and 3."""
 
 GAP_ROWS = 4 * (len(Level) * (len(Column) + len(Target)) + 1)
 """Rows of the table of gaps: a few for each context, see ``Scanner._find_gap``."""
@@ -105,7 +105,7 @@ if not cython.compiled:
     )  # _CLOSED: no key, the event ends
     _EVENT_LEVEL, _ARGS_LEVEL, _MEMORY_LEVEL = range(3)
     _MORE, _END, _PARTIAL, _ROWS_FULL, _TEXT_FULL = range(5)
-    _PYTHON_FUNCTION, _MEMORY, _STREAM = range(3)  # codes of FIXED_TEXTS
+    _PYTHON_FUNCTION, _MEMORY, _STREAM, _MODULE_CALL = range(4)  # codes of FIXED_TEXTS
     # Results of methods that return an index: the buffer ends first; the text is not JSON (``broken_at`` says where).
     _CUT, _BROKEN = -1, -2
     _LONGEST_KEY = 32  # bytes; no known key is longer
@@ -226,7 +226,7 @@ class Scanner:
             start: Index of the first byte.
             end: Index behind the last byte.
             is_last: No bytes follow: an event that runs to the end is damaged if another event starts inside it.
-            keep_stacks: Whether Python frames become rows.
+            keep_stacks: Whether all Python frames become rows, not only calls of modules.
 
         """
         status: cython.int
@@ -389,7 +389,9 @@ class Scanner:
                     self.phases[self.phase] += 1
             else:
                 self.phases[self.phase] += 1
-        elif not self.keep_stacks and has_time and self._has_text(_CAT, _PYTHON_FUNCTION):
+        elif (
+            not self.keep_stacks and has_time and self._has_text(_CAT, _PYTHON_FUNCTION) and not self._is_module_call()
+        ):
             self.python_frames += 1
             self.complete += 1
         else:
@@ -700,6 +702,12 @@ class Scanner:
         """Return whether a column of the event read last holds the text of *code*."""
         first: cython.longlong = self.tile[self.tile_rows, column]
         return first != _NULL and self._equals(first, self.tile[self.tile_rows, column + _WIDTH - _FIRST_TEXT], code)
+
+    def _is_module_call(self) -> cython.bint:
+        """Return whether the event read last is the Python frame of a call of an ``nn.Module``."""
+        first: cython.longlong = self.tile[self.tile_rows, _NAME]
+        last: cython.longlong = self.tile[self.tile_rows, _NAME + _WIDTH - _FIRST_TEXT]
+        return first != _NULL and last - first > 11 and self._equals(first, first + 11, _MODULE_CALL)
 
     def _target(self, first: cython.Py_ssize_t, last: cython.Py_ssize_t, level: cython.int) -> cython.int:
         """Return what the value of the key ``buffer[first:last]`` is used for."""

@@ -231,6 +231,8 @@ def _rates(rates: RunRates) -> documents.Rates:
         experts=rows(rates.experts, documents.ExpertLoad),
         expert_layers=rows(rates.expert_layers.head(MAX_EXPERT_LAYERS), documents.ExpertLayer),
         expert_cost=rates.expert_cost,
+        lower_bound=total.uncounted_ns > 0,
+        uncounted=rows(rates.uncounted.head(MAX_PRODUCTS), documents.Uncounted),
     )
 
 

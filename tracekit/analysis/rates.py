@@ -11,8 +11,9 @@ from tracekit.documents.analysis import ExpertCost
 from tracekit.metrics.bandwidth import bandwidth
 from tracekit.metrics.expert_balance import EXPERT_WORK, expert_cost, measure_expert_balance
 from tracekit.metrics.rates import PRODUCTS, Rates
+from tracekit.schema import conform
 
-_PRODUCT_KEYS = ["label", "module", "op", "shapes", "dtype"]
+_PRODUCT_KEYS = ["label", "module", "op", "kernel", "shapes", "dtype"]
 
 
 class RunRates(msgspec.Struct, frozen=True, eq=False):
@@ -31,6 +32,13 @@ class RunRates(msgspec.Struct, frozen=True, eq=False):
     def by(self, column: str) -> pl.DataFrame:
         """Return the rates of products by ``label``, ``module``, ``shapes``, ``op`` or ``dtype``."""
         return rated(_sum_products(self.products, [column]))
+
+    @property
+    def uncounted(self) -> pl.DataFrame:
+        """Products without known FLOP by label, module, operator and family of the kernel, most time first."""
+        unknown = self.products.filter(pl.col("flop").is_null())
+        keys = ["label", "module", "op", "kernel"]
+        return unknown.group_by(keys).agg(pl.col("calls", "ns").sum()).sort(-pl.col("ns"), *keys)
 
 
 def run_rates(
@@ -65,7 +73,11 @@ def run_rates(
     layers, cost = expert_cost(pl.concat([EXPERT_WORK.to_frame(), *experts]), operations, members)
     return RunRates(
         total=total,
-        products=rated(_sum_products(pl.concat([PRODUCTS.to_frame(), *products]), _PRODUCT_KEYS)),
+        products=rated(
+            _sum_products(
+                pl.concat([PRODUCTS.to_frame(), *(conform(table, PRODUCTS) for table in products)]), _PRODUCT_KEYS
+            )
+        ),
         communication=bandwidth(members, node=ranks_per_node),
         experts=measure_expert_balance(operations, members),
         expert_layers=layers,
@@ -81,20 +93,24 @@ def below_peak_ns(products: pl.DataFrame) -> int | None:
 
 
 def _sum_products(products: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
-    """Return the sums of products with equal *keys*, most time first; a sum with an unknown part is null."""
+    """Return the sums of products with equal *keys*, most time first.
 
-    def sum_or_null(name: str) -> pl.Expr:
-        return pl.when(pl.col(name).is_not_null().all()).then(pl.col(name).sum()).alias(name)
-
+    ``flop`` is a lower bound where ``uncounted_ns``, the time of products without known FLOP, is not 0; null if none is
+    known. The time at peak is null if it is unknown for any product.
+    """
+    at_peak_ns, is_counted = pl.col("at_peak_ns"), pl.col("flop").is_not_null()
     grouped = products.group_by(keys, maintain_order=True).agg(
-        pl.col("calls", "ns").sum(), sum_or_null("flop"), sum_or_null("at_peak_ns")
+        pl.col("calls", "ns").sum(),
+        flop=pl.when(is_counted.any()).then(pl.col("flop").sum()),
+        at_peak_ns=pl.when(at_peak_ns.is_not_null().all()).then(at_peak_ns.sum()),
+        uncounted_ns=pl.col("ns").filter(~is_counted).sum(),
     )
     return grouped.sort(["ns", *keys], descending=[True, *(False for _ in keys)], nulls_last=True)
 
 
 def rated(products: pl.DataFrame) -> pl.DataFrame:
-    """Return *products* with TFLOP/s over their own time, and their share of the GPU's peak rate."""
-    has_time = pl.col("ns") > 0
+    """Return *products* with TFLOP/s over their own time and the share of the GPU's peak, where all are counted."""
+    has_time = (pl.col("ns") > 0) & (pl.col("uncounted_ns") == 0)
     return products.with_columns(
         tflop_s=pl.when(has_time).then(pl.col("flop") / pl.col("ns") / 1e3),
         share_of_peak=pl.when(has_time).then(pl.col("at_peak_ns") / pl.col("ns")),

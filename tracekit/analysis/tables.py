@@ -134,7 +134,6 @@ def rank_tables(
     steps: str | None = None,
     pipeline: bool = True,
     by: str | None = None,
-    modules: pl.DataFrame | None = None,
 ) -> RankTables:
     """Label and measure one rank.
 
@@ -145,7 +144,6 @@ def rank_tables(
         steps: Steps to measure, such as ``2:4``; by default all.
         pipeline: Reconstruct its part of the pipeline.
         by: Add its time by ``layer``, ``module``, ``annotation`` or ``shape``.
-        modules: Its calls of modules, if they are not among its events.
 
     >>> from tracekit.run.load import load
     >>> tables = rank_tables(load("sample_traces/reload", ranks=[0]).rank(0))
@@ -168,7 +166,7 @@ def rank_tables(
     labelled, unmarked = number_steps(add_slow_launch_ends(labelled, api.calls))
     gpu_events, step_table, step_notices = assign_parts(labelled, steps)
     step_table = step_table.with_columns(rank=pl.lit(rank.source.rank, pl.Int32))
-    tables = _measure_rank(rank, gpu_events, step_table, api, recording.unrecorded, rules=rules, by=by, modules=modules)
+    tables = _measure_rank(rank, gpu_events, step_table, api, recording.unrecorded, rules=rules, by=by)
     give_back_memory(worth=len(gpu_events) > MIN_EVENTS_TO_GIVE_BACK_MEMORY)
     rank_pipeline = _pipeline(gpu_events, labelled, rank.source, recording.cut_steps) if pipeline else None
     return replace(
@@ -197,7 +195,6 @@ def _measure_rank(
     *,
     rules: RuleBook | None,
     by: str | None,
-    modules: pl.DataFrame | None,
 ) -> RankTables:
     """Measure the labelled GPU events of the selected steps, over the whole window and by step.
 
@@ -218,7 +215,7 @@ def _measure_rank(
     host_activity = keep_longest(find_host_activity(rank.events, gpu_events, idle_gaps))
     inside_launch_ns = idle_inside_launches(api, gpu_events, idle_gaps)
     longest_gaps = name_next_events(idle_gaps.top_k(MAX_GAPS_PER_RANK, by="ns"), gpu_events)
-    rows = None if by is None else _rows(rank, gpu_events, by, modules, lanes)
+    rows = None if by is None else _rows(rank, gpu_events, by, lanes)
 
     # Each step, if there are several. The window's lanes and gaps go first: those of the steps take as much memory.
     if len(steps) > 1:
@@ -293,10 +290,10 @@ def _copy_stalls(lanes: Lanes) -> dict[tuple[int, str], tuple[int, int]]:
     return stalls
 
 
-def _rows(rank: RankEvents, gpu_events: pl.DataFrame, by: str, modules: pl.DataFrame | None, lanes: Lanes) -> RankRows:
+def _rows(rank: RankEvents, gpu_events: pl.DataFrame, by: str, lanes: Lanes) -> RankRows:
     from tracekit.analysis.by import rank_rows
 
-    return rank_rows(rank, gpu_events, by, modules=modules, lanes=lanes)
+    return rank_rows(rank, gpu_events, by, lanes=lanes)
 
 
 def _pipeline(

@@ -10,7 +10,7 @@ from tracekit._util.categories import CategoryColumn
 from tracekit._util.columns import with_nulls
 from tracekit._util.machine import give_back_memory
 from tracekit.classify.collectives import point_to_point_messages
-from tracekit.classify.evidence import Evidence, gather_evidence
+from tracekit.classify.evidence import Evidence, find_shared_labels, gather_evidence
 from tracekit.classify.host_ranges import launching_op_columns
 from tracekit.classify.microbatch import PipelinePlaces, find_places
 from tracekit.classify.modules import find_modules
@@ -28,6 +28,7 @@ class Classification:
     decisions: Decisions
     passes: CategoryColumn
     modules: CategoryColumn
+    module_evidence: CategoryColumn
     places: PipelinePlaces
 
 
@@ -57,12 +58,18 @@ def decide(events: pl.DataFrame, rules: RuleBook | None) -> Classification:
     book = rules.before(builtin_rules()) if rules else builtin_rules()
     evidence = gather_evidence(events, book.groups)
     decisions = apply_rules(evidence.columns, book, len(evidence))
+    shared_label = find_shared_labels(evidence, decisions.label)
+    if shared_label.present.any():
+        evidence.columns["shared_label"] = shared_label
+        decisions = apply_rules(evidence.columns, book, len(evidence))
+    modules, module_evidence = find_modules(evidence, decisions, book)
     return Classification(
         book=book,
         evidence=evidence,
         decisions=decisions,
         passes=_find_passes(evidence, decisions),
-        modules=find_modules(evidence, decisions, book),
+        modules=modules,
+        module_evidence=module_evidence,
         places=find_places(evidence, decisions),
     )
 
@@ -95,6 +102,9 @@ def _labelled_table(classification: Classification) -> pl.DataFrame:
         "pass": classification.passes,
         "rule": decisions.rule,
         "module": classification.modules,
+        "module_from": classification.module_evidence,
+        "modules": evidence.positions.path,
+        "layer_from": evidence.positions.layer_from,
     }
     numbers = {
         "peer": comm.peer,
@@ -104,6 +114,7 @@ def _labelled_table(classification: Classification) -> pl.DataFrame:
         "autograd_sequence": evidence.autograd.sequence,
         "stage": places.stage,
         "microbatch": places.microbatch,
+        "layer": evidence.positions.layer,
     }
     table = gpu.frame.with_columns(
         *launching_op_columns(evidence.ranges, launches),

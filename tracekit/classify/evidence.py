@@ -23,12 +23,13 @@ from tracekit.classify.engine_threads import read_engine_threads, read_gradients
 from tracekit.classify.expert_exchanges import LayerMarks, read_exchanges
 from tracekit.classify.host_ranges import GpuEvents, Launches, Ranges, read_ranges
 from tracekit.classify.matmul import Matmuls, read_matmuls
+from tracekit.classify.model_position import Positions, find_positions
 from tracekit.classify.pass_direction import Directions, read_directions
 from tracekit.classify.process_groups import group_shapes, groups_with_pipeline_peers, kinds_by_sums, kinds_by_use
 from tracekit.classify.product_counts import alternating_turns, product_halves
 from tracekit.classify.product_shapes import parameter_feeding
 from tracekit.classify.recomputed_forward import mark_recomputed
-from tracekit.classify.row_order import mask_of_rows, nearest_at_or_after, nearest_at_or_before
+from tracekit.classify.row_order import agreed_values, mask_of_rows, nearest_at_or_after, nearest_at_or_before
 from tracekit.classify.rule_matching import Column, match_kinds
 from tracekit.classify.rules import NamedKind
 
@@ -37,7 +38,11 @@ _SHARD_OPS = r"fsdp::(all_gather_copy_in|chunk_cat)"
 """Operators that fill the buffer of a collective on sharded weights or gradients."""
 _COPY_KERNELS = r"^__amd_rocclr_(copy|fill)"
 """Kernels with which ROCm's runtime fills and copies buffers."""
-_ATTENTION = r"(?i)flash(?!infer)|fmha|sdpa|attention|attn|(Batch|Single)(Prefill|Decode)With"
+ATTENTION = r"(?i)flash(?!infer)|fmha|sdpa|attention|attn|(Batch|Single)(Prefill|Decode)With"
+_GROUP_CALLS = r"all_reduce|all_gather|reduce_scatter|broadcast|^reduce$"
+"""Calls that serve the purpose of their group; messages and exchanges may serve another."""
+_MAX_FLAG_BYTES = 4096
+"""Bytes up to which a collective may be a flag, a norm or a count, which does not prove what its group is for."""
 _WGRAD_ANNOTATIONS = r"\(W\)$|(?i: wgrad$|^_\w+_wgrad$|\.wgrad_gemm|weight[-_ ]?grad)|^PP:\d+W\d+"
 
 
@@ -51,6 +56,7 @@ class Evidence:
     launches: Launches
     autograd: Autograd
     collectives: Collectives
+    positions: Positions
 
     def __len__(self) -> int:
         return len(self.gpu)
@@ -92,12 +98,16 @@ def gather_evidence(events: pl.DataFrame, group_kinds: Sequence[NamedKind] = ())
     gpu, ranges, launches = read_ranges(events)
     comm = read_collectives(gpu, ranges, launches)
     communicates = comm.library.present
-    autograd, doubtful = mark_recomputed(ranges, launches, read_autograd(ranges, launches))
+    autograd, graph_products = mark_recomputed(ranges, launches, read_autograd(ranges, launches))
     autograd = read_engine_threads(gpu, launches, autograd, communicates=communicates)
-    matmuls = read_matmuls(gpu, ranges, launches, autograd, doubtful=doubtful)
+    matmuls = read_matmuls(gpu, ranges, launches, autograd, graph_products)
     directions = read_directions(gpu, ranges, launches, autograd, matmuls, communicates=communicates)
     passes = find_comm_passes(ranges, launches, autograd, comm, directions, is_kernel=gpu.is_kernel)
+    by_engine = directions.value.any_of("backward", "wgrad", "recompute") | passes.value.any_of("backward")
+    is_forward = directions.value.any_of("forward") & gpu.is_kernel
+    positions = find_positions(events, gpu, launches, autograd, is_forward=is_forward, by_engine=by_engine)
     columns: dict[str, Column] = {
+        "modules": positions.path,
         **_launch_columns(gpu, ranges, launches),
         "class": _event_classes(gpu, communicates),
         **_compute_columns(gpu, ranges, launches, autograd, matmuls, directions, communicates),
@@ -115,7 +125,8 @@ def gather_evidence(events: pl.DataFrame, group_kinds: Sequence[NamedKind] = ())
     # Kinds of groups are found by rules on the columns above. The remaining evidence needs them.
     kinds = match_kinds(columns, group_kinds, np.flatnonzero(communicates), len(gpu))
     columns |= _group_columns(gpu, launches, autograd, comm, passes, kinds)
-    is_attention = gpu.names.matches(_ATTENTION) | launches.chain.matches(_ATTENTION)
+    is_attention = gpu.names.matches(ATTENTION) | launches.chain.matches(ATTENTION)
+    columns["next_to"] = _between_attentions(launches, comm, is_attention & ~communicates, matmuls.is_gemm)
     marks = LayerMarks(is_attention, matmuls.is_gemm, kinds.any_of("ep"))
     exchanges = read_exchanges(gpu, launches, autograd, comm, passes=passes, marks=marks)
     columns |= {
@@ -123,8 +134,9 @@ def gather_evidence(events: pl.DataFrame, group_kinds: Sequence[NamedKind] = ())
         "exchange_pass": exchanges.direction,
         "leads_to": _next_exchange_roles(launches, comm, exchanges.role),
         "stream_pass": _next_passes_on_stream(gpu, exchanges.direction),
+        "shared_label": CategoryColumn.constant(None, len(gpu)),  # known once the rules were applied
     }
-    return Evidence(gpu, columns, ranges, launches, autograd, comm)
+    return Evidence(gpu, columns, ranges, launches, autograd, comm, positions)
 
 
 def _launch_columns(gpu: GpuEvents, ranges: Ranges, launches: Launches) -> dict[str, Column]:
@@ -222,6 +234,49 @@ def _follows_on_thread(launches: Launches, mask: Bools) -> Bools:
     same_thread = launches.thread[current] == launches.thread[previous]
     follows = mask[previous] & same_thread & (launches.start_ns[previous] >= 0)
     return mask_of_rows(len(mask), current, follows)
+
+
+def _between_attentions(launches: Launches, comm: Collectives, is_attention: Bools, is_gemm: Bools) -> CategoryColumn:
+    """Return ``attention`` for communication launched between two attention kernels with no product between.
+
+    So keys and values go round a ring. Other calls of such a group count if they are next to attention on one side.
+    """
+    communicates = comm.library.present
+    order = launches.by_thread(launches.ordered(communicates | is_attention | is_gemm))
+    heavy, thread = (is_attention | is_gemm)[order], np.append(launches.thread[order], -1)
+    attention = np.append(is_attention[order], False)  # the last element stands for no neighbour
+    before, after = (
+        attention[nearest] & (thread[nearest] == thread[:-1]) & communicates[order]
+        for nearest in (nearest_at_or_before(heavy), nearest_at_or_after(heavy))
+    )
+    group = comm.group.codes[order]
+    is_ring = np.append(np.bincount(group[before & after & (group >= 0)], minlength=len(comm.group.values)) > 0, False)
+    beside = (before & after) | ((before | after) & is_ring[group])
+    return CategoryColumn.choose(len(order), [("attention", beside)]).spread(order, len(communicates))
+
+
+def find_shared_labels(evidence: Evidence, label: CategoryColumn) -> CategoryColumn:
+    """Return for unresolved communication the label of its like, if all that are resolved have the same.
+
+    Like it are the reductions, gathers and broadcasts of more than a few bytes on its group; for a kernel whose launch
+    is lost, the kernels of its name on its stream.
+    """
+    comm, size = evidence.collectives, len(evidence)
+    is_comm = comm.library.present
+    unresolved, lost = is_comm & label.any_of("comm"), is_comm & (evidence.launches.start_ns < 0)
+    shares_group = is_comm & comm.group.present & comm.call.matches(_GROUP_CALLS)
+    proves = ~unresolved & ~lost & ((evidence.gpu.int64("bytes") > _MAX_FLAG_BYTES) | ~shares_group)
+    _, stream_and_name = np.unique(
+        np.stack([evidence.gpu.stream_number, evidence.gpu.names.codes]), axis=1, return_inverse=True
+    )
+    codes = np.full(size, -1, np.int64)
+    for key, likes, targets in (
+        (stream_and_name, is_comm & proves, lost),
+        (comm.group.codes, shares_group & proves, shares_group & unresolved & ~lost),
+    ):
+        rows, open_rows = np.flatnonzero(likes), np.flatnonzero(targets)
+        codes[open_rows] = agreed_values(key[rows], label.codes[rows], int(key.max(initial=0)) + 1)[key[open_rows]]
+    return CategoryColumn(label.values, codes)
 
 
 def _next_exchange_roles(launches: Launches, comm: Collectives, role: CategoryColumn) -> CategoryColumn:

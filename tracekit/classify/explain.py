@@ -129,6 +129,7 @@ def explain(events: pl.DataFrame, selector: str | int, rules: RuleBook | None = 
     """
     classification = decide(events, rules)
     evidence, decisions, places = classification.evidence, classification.decisions, classification.places
+    positions = evidence.positions
     rows = _select_rows(evidence, str(selector))
     duration = evidence.gpu.int64("end_ns") - evidence.gpu.int64("start_ns")
     row = int(rows[duration[rows].argmax()])
@@ -136,7 +137,10 @@ def explain(events: pl.DataFrame, selector: str | int, rules: RuleBook | None = 
     event: dict[str, Value] = evidence.gpu.frame.select(event_columns).row(row, named=True)
     values: dict[str, Value] = dict(evidence.row_values(row))
     values |= _fusion_evidence(events, str(event["name"]))
-    for name, number in (("stage", places.stage[row]), ("microbatch", places.microbatch[row])):
+    if (module_from := classification.module_evidence.value(row)) is not None:
+        values["module_from"] = module_from
+    numbers = (("stage", places.stage[row]), ("microbatch", places.microbatch[row]), ("layer", positions.layer[row]))
+    for name, number in numbers:
         if number >= 0:
             values[name] = int(number)
     codes, counts = np.unique(decisions.label.codes[rows], return_counts=True)

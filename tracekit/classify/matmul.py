@@ -19,18 +19,17 @@ from tracekit._util.categories import CategoryColumn
 from tracekit.classify.autograd import Autograd
 from tracekit.classify.convolution import convolution_roles
 from tracekit.classify.host_ranges import GpuEvents, Launches, Ranges
+from tracekit.classify.kernel_families import kernel_pattern
 from tracekit.classify.product_counts import backward_forward_ratio, match_owed
 from tracekit.classify.product_shapes import BATCHED_NODES, batched_roles, roles_by_shape
+from tracekit.classify.recomputed_forward import GraphProducts
 from tracekit.classify.row_order import distinct_rows, mask_of_rows, positions_in_groups
 
 MATMUL_OPS = (
     r"^aten::(mm|addmm|bmm|baddbmm|addbmm|mv|addmv|_scaled_mm|_grouped_mm|_scaled_grouped_mm|_int_mm"
     r"|_addmm_activation|matmul|linear|einsum)$"
 )
-MATMUL_KERNELS = (
-    r"(?i)gemm|nvjet|cutlass.*(mma|Gemm)|xmma|splitKreduce|^Cijk_|sm\d+_.*_(tn|nt|nn|tt)[_n]|wgmma_fp8"
-    r"|^triton_(tem_\w*|b?)mm|matmul_?kernel"  # elsewhere a fused kernel's name lists all it takes part in
-)
+MATMUL_KERNELS = kernel_pattern("product")
 _ATTENTION_KERNELS = r"(?i)flash(?!infer)|fmha|sdpa|attention"  # their templates spell out the products inside
 # cuBLAS is column-major: row-major x·Wᵀ is "TN" there, g·W is "NN" and gᵀ·x is "NT".
 _LAYOUT = r"(?:_|^)(?:(tn|nn|nt)(?:_n|t_n)?(?:_|$)|(TN|NN|NT)[NT](?:_|$))|^Cijk_(Alik_Bljk|Ailk_Bljk|Ailk_Bjlk)_"
@@ -79,7 +78,9 @@ class _Roles:
         self.fill(evidence, CategoryColumn.choose(len(mask), [(role, mask)]))
 
 
-def read_matmuls(gpu: GpuEvents, ranges: Ranges, launches: Launches, autograd: Autograd, *, doubtful: Bools) -> Matmuls:
+def read_matmuls(
+    gpu: GpuEvents, ranges: Ranges, launches: Launches, autograd: Autograd, graph_products: GraphProducts
+) -> Matmuls:
     """Find the role of every matrix product.
 
     Args:
@@ -87,7 +88,7 @@ def read_matmuls(gpu: GpuEvents, ranges: Ranges, launches: Launches, autograd: A
         ranges: Host ranges.
         launches: Launch of each GPU event.
         autograd: Nodes among the ranges.
-        doubtful: Mask of the ranges whose shapes do not tell whether they are gradients or recomputed.
+        graph_products: Products of compiled graphs.
     """
     names, node = gpu.names, autograd.node_row
     call = ranges.op_around(launches.op, MATMUL_OPS)
@@ -102,7 +103,7 @@ def read_matmuls(gpu: GpuEvents, ranges: Ranges, launches: Launches, autograd: A
     calls = distinct_rows(call[is_gemm & (call >= 0)], len(ranges))
     outer = _outermost_ops(ranges, calls)
     call_roles = _call_roles(
-        ranges, autograd, calls, outer, doubtful=doubtful[calls], nodes_without_op=node[without_op]
+        ranges, autograd, calls, outer, graph_products=graph_products, nodes_without_op=node[without_op]
     )
     after = _roles_of_previous_op(ranges, outer, call_roles.role, launches.op)
     index = np.where(is_gemm, find_sorted(call, calls), -1)
@@ -188,7 +189,13 @@ def roles_by_layout(names: CategoryColumn) -> CategoryColumn:
 
 
 def _call_roles(
-    ranges: Ranges, autograd: Autograd, calls: Ints, outer: Ints, *, doubtful: Bools, nodes_without_op: Ints
+    ranges: Ranges,
+    autograd: Autograd,
+    calls: Ints,
+    outer: Ints,
+    *,
+    graph_products: GraphProducts,
+    nodes_without_op: Ints,
 ) -> _Roles:
     """Find the roles of the ops that launched products.
 
@@ -197,7 +204,7 @@ def _call_roles(
         autograd: Nodes among the ranges.
         calls: Rows of the ops.
         outer: Outermost product op around each of the calls.
-        doubtful: Mask of calls whose shapes do not tell.
+        graph_products: Products of compiled graphs.
         nodes_without_op: Nodes that launched a product without an op, which may be the gradient of a weight.
     """
     rerun = autograd.rerun[calls] >= 0
@@ -208,7 +215,9 @@ def _call_roles(
     by_operands, is_batched = batched_roles(ranges, autograd, calls, node)
     roles.fill("operands", by_operands)
     by_shape = roles_by_shape(ranges, autograd, calls, node, rerun=rerun)
-    roles.fill("shapes", by_shape.where(~is_batched & ~doubtful))
+    roles.fill("shapes", by_shape.where(~is_batched & ~graph_products.doubtful[calls]))
+    roles.fill_mask("order", "dgrad", graph_products.input_gradient[calls])
+    roles.fill_mask("order", "wgrad", graph_products.weight_gradient[calls])
     position, count = positions_in_groups(node)
     roles.fill("order", _roles_by_order(ranges, autograd, node, position, count))
     by_consumer, by_transpose = _roles_by_use(ranges, outer, node, count)

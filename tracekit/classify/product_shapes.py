@@ -44,7 +44,7 @@ class Dims(NamedTuple):
         """Read the recorded input shapes of *calls*; every distinct text is parsed once."""
         shapes = ranges.text("shapes", calls)
         is_linear = ranges.name.take(calls).any_of("aten::linear")
-        parsed = np.array([*map(_product_dims, shapes.values), (0, 0, 0, 0)], np.int64).reshape(-1, 4)
+        parsed = np.array([*map(product_dims, shapes.values), (0, 0, 0, 0)], np.int64).reshape(-1, 4)
         rows, inner, columns, transposed_columns = shapes.look_up(parsed).T
         return cls(rows, inner, np.where(is_linear, transposed_columns, columns))
 
@@ -59,10 +59,10 @@ def _shapes(text: str) -> list[list[int]]:
     return [shape for shape in parse_list(text) if is_shape(shape)]
 
 
-def _product_dims(text: str) -> tuple[int, int, int, int]:
+def product_dims(text: str) -> tuple[int, int, int, int]:
     """Return rows, inner, columns, and the columns if the second operand is stored transposed (``aten::linear``).
 
-    >>> _product_dims("[[1024,2048],[2048,6144]]"), _product_dims("[[64],[8,16],[16,64],[]]")
+    >>> product_dims("[[1024,2048],[2048,6144]]"), product_dims("[[64],[8,16],[16,64],[]]")
     ((1024, 2048, 6144, 2048), (8, 16, 64, 16))
     """
     matrices = [shape for shape in _shapes(text) if len(shape) >= 2]

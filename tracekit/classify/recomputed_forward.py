@@ -4,12 +4,16 @@ A compiled backward is one node with many products. Each forward product has the
 it; what is there beyond these, in the shape of a forward product, was computed again. It comes first, in the order of
 the forward, and the gradients of the inputs follow in reverse order. Where they do not, as in a graph of several
 checkpointed blocks, the products in doubt are left open.
+
+Where as many tokens as a layer is wide make both gradients of a product alike, their order tells, if it is the same for
+all products of the graph whose gradients differ.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -33,29 +37,38 @@ Shape = tuple[int, int, int]
 """Rows, inner size and columns of a product."""
 
 
-def mark_recomputed(ranges: Ranges, launches: Launches, autograd: Autograd) -> tuple[Autograd, Bools]:
+class GraphProducts(NamedTuple):
+    """Products of compiled graphs, as masks over the ranges."""
+
+    recomputed: Bools
+    doubtful: Bools  # may be gradients or recomputed
+    input_gradient: Bools  # gradients whose shapes do not tell, but their order does
+    weight_gradient: Bools
+
+
+def mark_recomputed(ranges: Ranges, launches: Launches, autograd: Autograd) -> tuple[Autograd, GraphProducts]:
     """Mark the forward work that nodes compute again.
 
     Returns:
-        The autograd evidence with that work as ``recompute``, and the mask of the ranges that are products of a
-        compiled graph which may be gradients or recomputed.
+        The autograd evidence with that work as ``recompute``, and the products of compiled graphs.
     """
-    doubtful = np.zeros(len(ranges), np.bool_)
+    graph_products = GraphProducts(*np.zeros((4, len(ranges)), np.bool_))
     graphs = autograd.rows[autograd.row_names.matches(_COMPILED_NODES)]
     forward_ops = np.flatnonzero(ranges.name.matches(_FORWARD_OPS) & ranges.is_op)
     forward_ops = forward_ops[autograd.node_of[forward_ops] >= 0]
     if not len(graphs) and not (autograd.rerun[forward_ops] < 0).any():
-        return autograd, doubtful
+        return autograd, graph_products
     is_node = mask_of_rows(len(ranges), autograd.rows)
     in_graph = mask_of_rows(len(ranges) + 1, graphs)[autograd.node_of]
     is_forward_op = mask_of_rows(len(ranges), forward_ops)
     recomputed = is_forward_op & (autograd.rerun < 0)
     if in_graph.any():
-        products, doubtful = _recomputed_products_of_graphs(ranges, autograd, in_graph)
+        graph_products = _products_of_graphs(ranges, autograd, in_graph)
+        products = graph_products.recomputed
         recomputed |= products
         recomputed |= _work_before_recomputed(ranges, autograd, in_graph & ~is_node, products | is_forward_op)
     if not recomputed.any():
-        return autograd, doubtful
+        return autograd, graph_products
     # Everything inside a recomputed op is recomputed, but for what a node inside it runs.
     ancestor = nearest_marked_ancestor(ranges.op_of, (recomputed & ranges.is_op) | is_node)
     inside = (ancestor >= 0) & np.append(recomputed, False)[ancestor]
@@ -63,12 +76,12 @@ def mark_recomputed(ranges: Ranges, launches: Launches, autograd: Autograd) -> t
     op = launches.op
     is_recompute = (op >= 0) & np.append(inside, False)[op] & (autograd.node_row >= 0)
     site = CategoryColumn.choose(len(op), [("recompute", is_recompute)]).fill(autograd.site)
-    return replace(autograd, rerun=rerun, site=site), doubtful
+    return replace(autograd, rerun=rerun, site=site), graph_products
 
 
-def _recomputed_products_of_graphs(ranges: Ranges, autograd: Autograd, in_graph: Bools) -> tuple[Bools, Bools]:
-    """Return masks of the ranges that are products computed again in compiled graphs, and of those that may be."""
-    recomputed, doubtful = np.zeros((2, len(ranges)), np.bool_)
+def _products_of_graphs(ranges: Ranges, autograd: Autograd, in_graph: Bools) -> GraphProducts:
+    """Return the products of compiled graphs."""
+    masks = np.zeros((4, len(ranges)), np.bool_)
     calls = np.flatnonzero(ranges.is_op & ranges.name.matches(_PRODUCT_OPS))
     size = Dims.of(ranges, calls)
     shapes: list[Shape] = list(zip(*(column.tolist() for column in size), strict=True))
@@ -82,15 +95,51 @@ def _recomputed_products_of_graphs(ranges: Ranges, autograd: Autograd, in_graph:
     # Graphs of one model are alike: every distinct combination of shapes is looked at once.
     backward = np.flatnonzero(in_graph[calls] & size.known)
     node = autograd.node_of[calls[backward]]
-    results: dict[tuple[tuple[Shape, ...], tuple[Shape, ...]], tuple[Bools, Bools]] = {}
+    results: dict[tuple[tuple[Shape, ...], tuple[Shape, ...]], Bools] = {}
     for graph in np.split(np.arange(len(backward)), np.flatnonzero(np.diff(node)) + 1):
         forward = forward_shapes.get(int(autograd.node_sequence[node[graph[0]]]), []) if len(graph) else []
         key = (tuple(forward), tuple(shapes[i] for i in backward[graph].tolist()))
         if key not in results:
-            results[key] = recomputed_products(*key)
-        graph_calls = calls[backward[graph]]
-        recomputed[graph_calls], doubtful[graph_calls] = results[key]
-    return recomputed, doubtful
+            recomputed, doubtful = recomputed_products(*key)
+            results[key] = np.stack([recomputed, doubtful, *gradients_by_order(*key, left_out=recomputed | doubtful)])
+        masks[:, calls[backward[graph]]] = results[key]
+    return GraphProducts(*masks)
+
+
+def gradients_by_order(
+    forward: tuple[Shape, ...], backward: tuple[Shape, ...], *, left_out: Bools
+) -> tuple[Bools, Bools]:
+    """Return which products of a *backward* are gradients of inputs, and of weights, where shapes alone do not tell.
+
+    Both gradients of a forward product may have one shape. If no other product has it, they come in the order in which
+    the gradients of all other products come.
+
+    >>> forward = ((8, 8, 24), (8, 8, 8))  # as many tokens as the layer is wide
+    >>> backward = ((8, 8, 8), (8, 24, 8), (8, 8, 8), (24, 8, 8))  # of the first product, that of the input comes first
+    >>> [mask.tolist() for mask in gradients_by_order(forward, backward, left_out=np.zeros(4, bool))]
+    [[True, False, False, False], [False, False, True, False]]
+    """
+    gradients = [shape for shape, leave in zip(backward, left_out.tolist(), strict=True) if not leave]
+    of_inputs = [(rows, columns, inner) for rows, inner, columns in forward]
+    orientations = (  # a graph computes all gradients of weights one way round
+        [(columns, rows, inner) for rows, inner, columns in forward],
+        [(inner, rows, columns) for rows, inner, columns in forward],
+    )
+    masks = np.zeros((2, len(backward)), np.bool_)
+    fitting = [of_weights for of_weights in orientations if Counter(of_inputs + of_weights) == Counter(gradients)]
+    if not fitting or fitting != fitting[:1] * len(fitting):
+        return masks[0], masks[1]
+    count = Counter(gradients)
+    pairs = zip(of_inputs, fitting[0], strict=True)
+    single = [pair for pair in pairs if count[pair[0]] == count[pair[1]] == 1]
+    input_first = {backward.index(of_input) < backward.index(of_weight) for of_input, of_weight in single}
+    if len(input_first) == 1:
+        for of_input, of_weight in zip(of_inputs, fitting[0], strict=True):
+            if of_input == of_weight and count[of_input] == 2:
+                places = [i for i, shape in enumerate(backward) if shape == of_input and not left_out[i]]
+                first, second = places if input_first == {True} else places[::-1]
+                masks[0, first] = masks[1, second] = True
+    return masks[0], masks[1]
 
 
 def recomputed_products(forward: tuple[Shape, ...], backward: tuple[Shape, ...]) -> tuple[Bools, Bools]:

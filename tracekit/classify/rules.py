@@ -24,15 +24,18 @@ from tracekit.schema import LABELS, PASSES
 
 PACKS = Path(__file__).parent / "packs"
 """Folder of the rules files that ship with tracekit."""
+KERNEL_FAMILIES = "70-kernels.toml"
+"""File of the folder that holds families of kernels instead of rules (``kernel_families``)."""
 
 TIERS = ("annotation", "autograd", "group", "shapes", "name", "neighbour")
 """Kinds of evidence, the most trusted first. Rules are tried in this order, then in the order they are written."""
 
 TEXT_COLUMNS = (
-    "class", "kind", "name", "op", "chain", "annotation", "annotations", "node", "fwd_op", "site", "feeds", "role",
-    "role_from", "after_role", "visit", "gemm_turn", "gemm_half", "gemm_share", "gradient", "direction",
+    "class", "kind", "name", "op", "chain", "annotation", "annotations", "modules", "node", "fwd_op", "site", "feeds",
+    "role", "role_from", "after_role", "visit", "gemm_turn", "gemm_half", "gemm_share", "gradient", "direction",
     "direction_from", "library", "call", "group", "group_desc", "group_ranks", "group_kind", "group_use",
-    "group_holds", "group_shape", "comm_pass", "exchange", "exchange_pass", "leads_to", "stream_pass", "copy", "host",
+    "group_holds", "group_shape", "next_to", "shared_label",
+    "comm_pass", "exchange", "exchange_pass", "leads_to", "stream_pass", "copy", "host",
     "copy_use", "stream_use", "domain",
 )  # fmt: skip
 NUMBER_COLUMNS = ("bytes", "peer", "stream", "graph")
@@ -161,6 +164,7 @@ def builtin_rules() -> RuleBook:
     books = [
         parse_rules(text, name, name.removesuffix(".toml").lstrip("0123456789-"), shipped=True)
         for name, text in shipped_packs().items()
+        if name != KERNEL_FAMILIES
     ]
     rules = sorted((rule for book in books for rule in book.rules), key=lambda rule: TIERS.index(rule.tier))
     groups = tuple(kind for book in books for kind in book.groups)

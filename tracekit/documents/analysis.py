@@ -702,6 +702,25 @@ class ProductRate(Rate, frozen=True):
     """Shapes of its inputs."""
     dtype: str | None
     """Data type."""
+    kernel: str | None = None
+    """Family of the kernel, if its operator has no formula."""
+
+
+class Uncounted(Struct, frozen=True):
+    """Products whose FLOP are unknown."""
+
+    label: str
+    """Label."""
+    module: str | None
+    """Module."""
+    op: str | None
+    """Operator."""
+    kernel: str | None
+    """Family of the kernel."""
+    calls: int
+    """Number of products."""
+    ns: int
+    """Their time."""
 
 
 class Bandwidth(Struct, frozen=True):
@@ -821,6 +840,10 @@ class Rates(Struct, frozen=True):
     """Load of experts by exchange, the most uneven first."""
     expert_cost: ExpertCost | None
     """Cost of uneven experts; null if no dispatch and combine were matched."""
+    lower_bound: bool = False
+    """Whether the FLOP are a lower bound, because some products could not be counted."""
+    uncounted: list[Uncounted] = field(default_factory=list)
+    """Products that could not be counted, those with the most time."""
 
 
 # ---- memory

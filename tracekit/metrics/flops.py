@@ -125,6 +125,20 @@ CONVOLUTIONS = (
 )
 CONVOLUTION_BACKWARD = "aten::convolution_backward"
 
+_ATTENTIONS = (
+    ("aten::_flash_attention_*", "forward", "backward", 2),
+    ("aten::_efficient_attention_*", "forward", "backward", 2),
+    ("aten::_cudnn_attention_*", "forward", "backward", 1),
+    ("aten::_scaled_dot_product_flash_attention*", "", "_backward", 1),
+    ("aten::_scaled_dot_product_efficient_attention*", "", "_backward", 1),
+    ("aten::_scaled_dot_product_cudnn_attention*", "", "_backward", 1),
+    ("flash_attn::_flash_attn_*", "forward", "backward", 2),
+    ("flash_attn_3::*", "fwd", "bwd", 2),
+    ("aiter::mha_*", "fwd", "bwd", 2),
+)
+"""Operators of attention: the name, what stands for the star in forward and backward, and the dimension of heads. The
+backward has the gradient of the output before query, key and value."""
+
 FORMULAS: dict[str, Formula | None] = {
     "aten::mm": _product(0, 1),
     "aten::addmm": _product(1, 2),
@@ -136,23 +150,16 @@ FORMULAS: dict[str, Formula | None] = {
     "aten::addbmm": _product(1, 2),
     "aten::linear": _product(0, 1, transposed=True),
     "aten::_scaled_mm": _product(0, 1),
+    "aten::_scaled_mm_v2": _product(0, 1),
     "aten::_int_mm": _product(0, 1),
     "aten::_grouped_mm": _grouped,
     "aten::_scaled_grouped_mm": _grouped,
-    "aten::_flash_attention_forward": _attention(0, heads=2),
-    "aten::_flash_attention_backward": _attention(1, heads=2, backward=True),
-    "aten::_efficient_attention_forward": _attention(0, heads=2),
-    "aten::_efficient_attention_backward": _attention(1, heads=2, backward=True),
-    "aten::_scaled_dot_product_flash_attention": _attention(0, heads=1),
-    "aten::_scaled_dot_product_flash_attention_backward": _attention(1, heads=1, backward=True),
-    "aten::_scaled_dot_product_efficient_attention": _attention(0, heads=1),
-    "aten::_scaled_dot_product_efficient_attention_backward": _attention(1, heads=1, backward=True),
-    "aten::_scaled_dot_product_cudnn_attention": _attention(0, heads=1),
-    "aten::_scaled_dot_product_cudnn_attention_backward": _attention(1, heads=1, backward=True),
-    "aten::_cudnn_attention_forward": _attention(0, heads=1),
-    "aten::_cudnn_attention_backward": _attention(1, heads=1, backward=True),
-    "flash_attn::_flash_attn_forward": _attention(0, heads=2),
-    "flash_attn::_flash_attn_backward": _attention(1, heads=2, backward=True),
+    "aten::_scaled_grouped_mm_v2": _grouped,
+    **{
+        name.replace("*", way): _attention(int(way == backward), heads=heads, backward=way == backward)
+        for name, forward, backward, heads in _ATTENTIONS
+        for way in (forward, backward)
+    },
     **dict.fromkeys(CONVOLUTIONS),
     CONVOLUTION_BACKWARD: _convolution_backward,
 }

@@ -87,7 +87,9 @@ def find_host_activity(events: pl.DataFrame, labelled: pl.DataFrame, gaps: pl.Da
     pieces, innermost = _split_by_innermost_range(waiting, ranges, threads)
     activity, shown_range = _find_activities(ranges, innermost)
     frames = _HostRanges.overlapping(waiting, events, threads, ("python",))
-    frame = frames.find_innermost(pieces.tid, pieces.start) if len(frames) else np.full(len(pieces.start), -1, np.int64)
+    has_functions = not frames.name.matches(r"^nn\.Module: ").all()  # calls of modules alone are read by default
+    none = np.full(len(pieces.start), -1, np.int64)
+    frame = frames.find_innermost(pieces.tid, pieces.start) if has_functions else none
     return _sum_by_activity(activity, ranges.name.take(shown_range), frames.name.take(frame), pieces.end - pieces.start)
 
 

@@ -12,7 +12,7 @@ from tracekit._util.arrays import Ints, group_rows
 from tracekit._util.categories import CategoryColumn, CategoryColumns
 from tracekit._util.columns import to_int64
 from tracekit._util.shapes import parse_list
-from tracekit.classify.matmul import MATMUL_KERNELS as GEMM_KERNELS
+from tracekit.classify.kernel_families import family_of, kernel_pattern
 from tracekit.intervals import union
 from tracekit.metrics.flops import CONVOLUTION_BACKWARD, FORMULAS, convolution_outputs, flop
 from tracekit.metrics.peaks import peak_tflop_s
@@ -22,6 +22,7 @@ PRODUCTS = pl.Schema(
         "label": pl.String(),
         "module": pl.String(),
         "op": pl.String(),
+        "kernel": pl.String(),  # family of the kernel, of products whose operator has no formula
         "shapes": pl.String(),
         "dtype": pl.String(),  # "bf16", "fp32", …; null where neither the trace nor the kernel's name gives it
         "calls": pl.Int64(),
@@ -30,7 +31,7 @@ PRODUCTS = pl.Schema(
         "at_peak_ns": pl.Float64(),  # time of the same work at the GPU's peak; null where flop or peak is unknown
     }
 )
-"""One rank's matrix products, attentions and convolutions, by label, module, operator, shapes and type."""
+"""One rank's matrix products, attentions and convolutions, by label, module, operator, kernel, shapes and type."""
 
 DTYPE_NAMES = {
     "c10::BFloat16": "bf16",
@@ -42,11 +43,13 @@ DTYPE_NAMES = {
     "c10::Float8_e5m2": "fp8",
     "c10::Float8_e4m3fnuz": "fp8",
     "c10::Float8_e5m2fnuz": "fp8",
+    "c10::Float4_e2m1fn_x2": "fp4",
 }
 """Short names of input types as the profiler writes them."""
 
 KERNEL_NAME_DTYPES = (
     ("tf32", r"(?i)tf32|s1688gemm(?!_b?f16)"),
+    ("fp4", r"(?i)e2m1|fp4"),
     ("fp8", r"(?i)e4m3|e5m2|_f8|fp8|^nvjet_(sm\d+_)?q"),
     ("bf16", r"(?i)bf16|bfloat16|^nvjet_(sm\d+_)?t"),
     ("fp16", r"(?i)(?<!b)f16|half|hgemm|^nvjet_(sm\d+_)?h|^h\d{4,5}"),
@@ -55,7 +58,7 @@ KERNEL_NAME_DTYPES = (
 )
 """Input type by what a kernel's name contains; the first pattern that matches counts."""
 
-DTYPES_NARROW_TO_WIDE = ("fp8", "int8", "bf16", "fp16", "fp32", "fp64")
+DTYPES_NARROW_TO_WIDE = ("fp4", "fp8", "int8", "bf16", "fp16", "fp32", "fp64")
 
 MAX_UNCOUNTED_SHARE = 0.01
 """Share of product time without known FLOP above which utilisation is withheld: it would be too low."""
@@ -164,13 +167,14 @@ def describe_products(labelled: pl.DataFrame) -> pl.DataFrame:
 
 
 class _ProductKernels(msgspec.Struct, frozen=True, eq=False):
-    """Kernels that multiply matrices, as their operator or their own name tells."""
+    """Kernels that multiply matrices, as their operator or own name tells, and what else the operator launched."""
 
     rows: Ints
     """Rows of the labelled table."""
     label: CategoryColumn
     module: CategoryColumn
     op: CategoryColumn
+    kernel: CategoryColumn
     shapes: CategoryColumn
     dtype: CategoryColumn
     """Type of the operator's recorded inputs, else from the kernel's name."""
@@ -184,15 +188,20 @@ class _ProductKernels(msgspec.Struct, frozen=True, eq=False):
 
         All kernels of a call get the label, module and type of its longest, so that helper kernels form no group.
         """
-        multiplies = texts["name"].matches(GEMM_KERNELS) | texts["op"].map(FORMULAS.__contains__)
-        rows = np.flatnonzero(multiplies & (labelled["kind"] == "kernel").to_numpy())
+        has_formula = texts["op"].map(FORMULAS.__contains__)
+        named = texts["name"].matches(kernel_pattern("product")) | texts["name"].matches(kernel_pattern("attention"))
+        is_kernel = (labelled["kind"] == "kernel").to_numpy()
+        # Other than kernels, only what certainly belongs to one product: one convolution's backward is two.
+        is_helper = has_formula & ~texts["op"].any_of(CONVOLUTION_BACKWARD)
+        rows = np.flatnonzero(np.where(is_kernel, has_formula | named, is_helper))
         columns = ("name", "op", "label", "module", "shapes", "dtypes")
         name, op, label, module, shapes, dtypes = (texts[column].take(rows) for column in columns)
         start, end = labelled["start_ns"].to_numpy()[rows], labelled["end_ns"].to_numpy()[rows]
         op_id = to_int64(labelled["op_id"][rows])
         main = _longest_kernel_of_call(op, op_id, end - start)
         dtype = _input_dtypes(dtypes, name).take(main)
-        return cls(rows, label.take(main), module.take(main), op, shapes, dtype, op_id, start, end)
+        kernel = name.replace([family_of(text) for text in name.values]).take(main).where(~has_formula[rows])
+        return cls(rows, label.take(main), module.take(main), op, kernel, shapes, dtype, op_id, start, end)
 
 
 def _longest_kernel_of_call(op: CategoryColumn, op_id: Ints, ns: Ints) -> Ints:
@@ -211,8 +220,8 @@ def _longest_kernel_of_call(op: CategoryColumn, op_id: Ints, ns: Ints) -> Ints:
 
 
 def _group_products(kernels: _ProductKernels, key: pl.Series | None) -> pl.DataFrame:
-    """Return calls and busy time by label, module, operator, shapes and type, and by *key* if there is one."""
-    texts = {name: getattr(kernels, name) for name in ("label", "module", "op", "shapes", "dtype")}
+    """Return calls and busy time by label, module, operator, kernel, shapes and type, and by *key* if there is one."""
+    texts = {name: getattr(kernels, name) for name in ("label", "module", "op", "kernel", "shapes", "dtype")}
     keys = [] if key is None else [key[kernels.rows]]
     group, first = group_rows(*(text.codes for text in texts.values()), *(to_int64(column) for column in keys))
     first_of_call = group_rows(group, kernels.op_id)[1]  # one row for each operator call of each group
@@ -231,11 +240,12 @@ def _add_flop_and_peak(groups: pl.DataFrame, device: str | None, multiprocessors
     convolutions = groups.filter(pl.col("op") == CONVOLUTION_BACKWARD)["shapes"].drop_nulls()
     outputs = convolution_outputs(convolutions.to_list())
 
-    def group_flop(op: str | None, shapes: str | None, calls: int) -> int | None:
+    def group_flop(op: str | None, shapes: str | None, dtype: str | None, calls: int) -> int | None:
         each = None if op is None or shapes is None else flop(op, shapes, outputs=outputs)
-        return each * calls if each is not None and each * calls < MAX_FLOP else None
+        packed = 2 if dtype == "fp4" else 1  # a byte holds two numbers along the inner size
+        return each * packed * calls if each is not None and each * calls < MAX_FLOP else None
 
-    flops = [group_flop(*row) for row in groups.select("op", "shapes", "calls").iter_rows()]
+    flops = [group_flop(*row) for row in groups.select("op", "shapes", "dtype", "calls").iter_rows()]
     peaks = {
         dtype: peak_tflop_s(device, dtype, multiprocessors=multiprocessors)
         for dtype in groups["dtype"].unique().drop_nulls().to_list()
@@ -250,7 +260,7 @@ def _add_flop_and_peak(groups: pl.DataFrame, device: str | None, multiprocessors
         groups.with_columns(flop=pl.Series(flops, dtype=pl.Int64))
         .with_columns(at_peak_ns=pl.when(is_plausible).then(at_peak_ns))
         .select(*PRODUCTS, *further_keys)
-        .sort(-pl.col("ns"), "label", "module", "op", "shapes", "dtype", *further_keys, maintain_order=True)
+        .sort(-pl.col("ns"), "label", "module", "op", "kernel", "shapes", "dtype", *further_keys, maintain_order=True)
     )
 
 

@@ -20,10 +20,6 @@ if TYPE_CHECKING:
     from tracekit.classify import RuleBook
 
 
-ROWS_FROM_FRAMES = ("layer", "module")
-"""Kinds of rows that are told best from the Python frames of module calls."""
-
-
 @dataclass(frozen=True, slots=True)
 class Options:
     """Options of measuring a rank; picklable, so that ``source_tables`` can run on any executor."""
@@ -38,14 +34,11 @@ class Options:
     by: str | None = None
     """Kind of rows (``analysis.by``); None for no rows."""
 
-    def measure(
-        self, rank: RankEvents, labelled: pl.DataFrame | None = None, modules: pl.DataFrame | None = None
-    ) -> RankTables:
+    def measure(self, rank: RankEvents, labelled: pl.DataFrame | None = None) -> RankTables:
         """Measure one rank that is in memory."""
         return rank_tables(
             rank,
             labelled=labelled,
-            modules=modules,
             rules=self.rules,
             steps=self.steps,
             pipeline=self.pipeline,
@@ -80,15 +73,5 @@ class Options:
             labelled = store.labelled(ref.rank)
             if labelled is not None:
                 return [self.measure(store.rank(ref.rank), labelled)]
-        parts = read_ref(ref, stacks=self.by in ROWS_FROM_FRAMES, lenient=self.lenient)
-        parts = [part for part in parts if self.ranks is None or part.source.rank in self.ranks]
-        return [self._measure_without_frames(part) for part in parts]
-
-    def _measure_without_frames(self, rank: RankEvents) -> RankTables:
-        """Measure a rank without its Python frames, apart from module calls if its rows are told from them."""
-        if self.by not in ROWS_FROM_FRAMES:
-            return self.measure(rank)
-        from tracekit.analysis.by.frames import module_frames
-
-        plain = RankEvents(rank.events.filter(pl.col("kind") != "python"), rank.source)
-        return self.measure(plain, modules=module_frames(rank.events))
+        parts = read_ref(ref, lenient=self.lenient)
+        return [self.measure(part) for part in parts if self.ranks is None or part.source.rank in self.ranks]

@@ -34,7 +34,7 @@ from tracekit.documents.store_manifest import FORMAT, Entry, StoreManifest
 from tracekit.errors import InputError, Notice
 from tracekit.parsers.discovery import STORE_MANIFEST
 from tracekit.parsers.ranks import unknown_rank_error
-from tracekit.schema import EVENTS, LABELLED, MEMORY, RankEvents, Source
+from tracekit.schema import EVENTS, LABELLED, MEMORY, RankEvents, Source, conform
 from tracekit.store.checksums import file_checksum, matches_checksum, verify_document, with_checksum
 
 MANIFEST = STORE_MANIFEST
@@ -109,7 +109,9 @@ class Store:
         lazy, rows = self.scan_labelled(rank), self._entry(rank).labelled_rows
         if lazy is None or rows is None:
             return None
-        return _collect(lazy, self._file(rank, "labelled"), LABELLED, rows)
+        columns = [name for name in LABELLED if name in lazy.collect_schema()]  # older stores lack the newest ones
+        schema = pl.Schema({name: LABELLED[name] for name in columns})
+        return conform(_collect(lazy, self._file(rank, "labelled"), schema, rows), LABELLED)
 
     def _entry(self, rank: int) -> Entry:
         try:

@@ -149,3 +149,29 @@ def lost(rule, description):
 lost("group-use-pipeline", "mesh_pp")
 lost("group-use-tensor", "mesh_tp")
 lost("group-use-context", "mesh_cp")
+
+
+@example("attention-exchange")
+def _(p):
+    p.trained()
+    p.kernel("flash_fwd_kernel", 1)
+    target = p.nccl("all_to_all", 3, group="0")
+    p.kernel("flash_fwd_kernel", 5)
+    return target
+
+
+def like(rule, description, collective, **more):
+    """A kernel whose launch is lost; another of its name on its stream has a group that tells."""
+
+    def write(p):
+        p.trained()
+        p.nccl(collective, 1, group="1", group_desc=description, bytes=LARGE)
+        return p.kernel("ncclDevKernel_Generic(args)", 3, stream=20, launched=False, **more)
+
+    EXAMPLES[rule] = write
+
+
+like("shared-data", "DATA_PARALLEL_GROUP", "all_reduce")
+like("shared-tensor", "TENSOR_MODEL_PARALLEL_GROUP", "all_reduce")
+like("shared-context", "CONTEXT_PARALLEL_GROUP", "all_to_all")
+like("shared-pipeline", "PIPELINE_MODEL_PARALLEL_GROUP", "send")

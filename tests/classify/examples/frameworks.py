@@ -52,8 +52,24 @@ def _(p):
 
 @example("fsdp-copy")
 def _(p):
+    p.op("fsdp::all_gather_copy_in", 0, 10)
+    return p.kernel("cat", 1)
+
+
+@example("fsdp-pack-gradients")
+def _(p):
     p.op("fsdp::chunk_cat", 0, 10)
     return p.kernel("cat", 1)
+
+
+@example("pack-kernel")
+def _(p):
+    return p.kernel("void at::native::detail::chunk_cat_cuda_kernel<float, c10::BFloat16>(c10::BFloat16**)", 1)
+
+
+@example("unpack-kernel")
+def _(p):
+    return p.kernel("at::native::detail::split_with_sizes_copy_out_contiguous_no_cast_kernel(char**)", 1)
 
 
 def grouped(rule, place, count=4):

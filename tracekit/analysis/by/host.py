@@ -9,38 +9,28 @@ import polars as pl
 
 from tracekit.classify.autograd import read_autograd
 from tracekit.classify.host_ranges import Ranges, read_ranges
+from tracekit.classify.model_position import node_creators
 
 Ints = npt.NDArray[np.int64]
-
-
-class NodeCreators(msgspec.Struct, frozen=True, eq=False):
-    """Forward operators that created nodes of autograd's graph, by start."""
-
-    sequence: Ints
-    """Sequence number of the node."""
-    tid: Ints
-    start_ns: Ints
-
-
-_EMPTY = np.zeros(0, np.int64)
-NO_CREATORS = NodeCreators(_EMPTY, _EMPTY, _EMPTY)
 
 
 class Host(msgspec.Struct, frozen=True, eq=False):
     """The operators of one rank's host."""
 
     ranges: Ranges
-    creators: NodeCreators
+    creators: pl.DataFrame
+    """Operators that created nodes of autograd's graph (``model_position.node_creators``)."""
+    sync_ns: Ints
+    """Times at which the host began to wait for the GPU."""
 
     @classmethod
     def of(cls, events: pl.DataFrame) -> Host:
         """Return the operators among one rank's events."""
         _, ranges, launches = read_ranges(events)
-        autograd = read_autograd(ranges, launches)
-        rows = np.unique(autograd.differentiable[autograd.differentiable >= 0])
-        rows = rows[np.argsort(ranges.start(rows), kind="stable")]
-        tid = ranges.column("tid", rows).fill_null(-1).cast(pl.Int64).to_numpy()
-        return cls(ranges, NodeCreators(ranges.sequence[rows], tid, ranges.start(rows)))
+        waits = events.filter(
+            pl.col("kind").is_in(("runtime", "driver")) & pl.col("name").cast(pl.String).str.contains("Synchronize")
+        )
+        return cls(ranges, node_creators(read_autograd(ranges, launches)), waits["start_ns"].sort().to_numpy())
 
     def outermost_start_ns(self, op_id: Ints, launch_ns: Ints, after_ns: Ints) -> Ints:
         """Return for each launch the start of the outermost operator around it that started after a given time.

@@ -12,6 +12,7 @@ import polars as pl
 
 from tracekit.analysis.by.host import Host
 from tracekit.classify.matmul import MATMUL_KERNELS
+from tracekit.classify.product_shapes import product_dims
 from tracekit.metrics.repetition import Layers, find_layers
 from tracekit.reconstruct.kernels import prepare
 from tracekit.reconstruct.segment import segment_steps
@@ -27,6 +28,8 @@ MIN_FORWARD_SHARE = 0.5
 MAX_KERNELS_PER_OPERATOR = 4
 """Kernels of one operator up to which they are identified by the operator; compiled graphs launch all in one."""
 _NORM = r"(?i)norm"
+_PLAIN_PRODUCTS = ("aten::mm", "aten::addmm", "aten::_scaled_mm")
+"""Operators that multiply activations by a weight."""
 
 LAYER_FRAMES = pl.Schema(
     {"tid": pl.Int64(), "start_ns": pl.Int64(), "end_ns": pl.Int64(), "layer": pl.Int64(), "stage": pl.Int64()}
@@ -38,6 +41,7 @@ _CHUNK_COLUMNS = (
     "name",
     "op",
     "op_id",
+    "shapes",
     "host_ns",
     "launch_tid",
     "label",
@@ -88,7 +92,7 @@ def repeated_layers(labelled: pl.DataFrame, host: Host) -> RepeatedLayers:
     kernels = _compute_kernels(labelled)
     if kernels.is_empty():
         return _NO_LAYERS
-    forwards, backwards = _chunks_with_layers(kernels, "F"), _chunks_with_layers(kernels, "B")
+    forwards, backwards = (_chunks_with_layers(kernels, kind, host.sync_ns) for kind in ("F", "B"))
     repeating = [chunk for chunk in forwards if chunk.layers is not None]
     counts = Counter(chunk.layers.count for chunk in repeating if chunk.layers is not None)
     if len(counts) != 1:
@@ -135,8 +139,11 @@ def _compute_kernels(labelled: pl.DataFrame) -> pl.DataFrame:
     return pl.concat(parts).with_columns(pl.col("name", "op", "label").cast(pl.String))
 
 
-def _chunks_with_layers(kernels: pl.DataFrame, kind: str) -> list[_Chunk]:
-    """Return the chunks of a kind with their layers; chunks that launched the same kernels are searched once."""
+def _chunks_with_layers(kernels: pl.DataFrame, kind: str, sync_ns: Ints) -> list[_Chunk]:
+    """Return the chunks of a kind with their layers; chunks that launched the same kernels are searched once.
+
+    Where the host waits for the GPU before each repetition (*sync_ns*), these are whole passes.
+    """
     layers_of_tokens: dict[bytes, Layers | None] = {}
     chunks = []
     for chunk in _split_chunks(kernels, kind):
@@ -145,9 +152,28 @@ def _chunks_with_layers(kernels: pl.DataFrame, kind: str) -> list[_Chunk]:
         if key not in layers_of_tokens:
             is_product = chunk["name"].str.contains(MATMUL_KERNELS).to_numpy()
             is_norm = chunk["name"].str.contains(_NORM) | chunk["op"].fill_null("").str.contains(_NORM)
-            layers_of_tokens[key] = find_layers(tokens, is_product, is_norm.to_numpy())
-        chunks.append(_Chunk(chunk, layers_of_tokens[key]))
+            layers = find_layers(tokens, is_product, is_norm.to_numpy())
+            if kind == "F" and layers and not _is_chained(chunk[layers.first : layers.first + layers.period]):
+                layers = None
+            layers_of_tokens[key] = layers
+        layers = layers_of_tokens[key]
+        if layers is not None and kind == "F":
+            first_kernels = layers.first + layers.period * np.arange(1, layers.count)
+            # Waits of the host before the last kernel of each repetition, and before the first of the next.
+            waits = np.searchsorted(sync_ns, chunk["host_ns"].to_numpy()[np.stack([first_kernels - 1, first_kernels])])
+            layers = None if (waits[0] < waits[1]).all() else layers
+        chunks.append(_Chunk(chunk, layers))
     return chunks
+
+
+def _is_chained(layer: pl.DataFrame) -> bool:
+    """Return whether kernels that repeat can follow each other as layers: a product returns to the first one's width.
+
+    A whole model that runs several times ends in another width than it begins with. True where shapes do not tell.
+    """
+    shapes = layer.filter(pl.col("op").is_in(_PLAIN_PRODUCTS))["shapes"].cast(pl.String).drop_nulls()
+    widths = [(inner, columns) for _, inner, columns, _ in map(product_dims, shapes) if inner]
+    return not widths or widths[0][0] in {columns for _, columns in widths}
 
 
 def _split_chunks(kernels: pl.DataFrame, kind: str) -> list[pl.DataFrame]:

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from tracekit._util.columns import to_int64
 from tracekit._util.text import did_you_mean
-from tracekit.analysis.by.frames import module_frames
-from tracekit.analysis.by.places import BY_REPETITION, UNKNOWN_FRAME, Places, module_places, places
+from tracekit.analysis.by.places import repeated_positions
 from tracekit.errors import OptionError
 from tracekit.metrics.label_intervals import Lanes
 from tracekit.metrics.rates import describe_products, products
@@ -23,7 +23,7 @@ Strings = npt.NDArray[np.str_]
 
 KINDS = ("layer", "module", "annotation", "shape")
 MIN_STACK_TO_RULE_RATIO = 0.5
-"""Time that module calls place, over the time whose module the rules know, from which module calls are preferred."""
+"""Time inside module calls, over the time whose module is known, from which rows are calls instead of modules."""
 LABELS_OUTSIDE_LAYERS = ("optimizer", "pp_comm")
 NOT_PLACED, OUTSIDE, NO_PRODUCT, NO_SHAPE = "not placed", "outside layers", "not a product", "shapes not recorded"
 """Names of rows for work that has no place."""
@@ -75,26 +75,17 @@ def check_kind(kind: str | None) -> None:
         raise OptionError(f"cannot show the step by {kind!r}", hint=hint)
 
 
-def rank_rows(
-    rank: RankEvents,
-    gpu_events: pl.DataFrame,
-    kind: str,
-    *,
-    modules: pl.DataFrame | None = None,
-    lanes: Lanes | None = None,
-) -> RankRows:
+def rank_rows(rank: RankEvents, gpu_events: pl.DataFrame, kind: str, *, lanes: Lanes | None = None) -> RankRows:
     """Return the rows of one rank.
 
     Args:
         rank: Its events and source.
         gpu_events: Its labelled GPU events in the selected steps.
         kind: One of ``KINDS``.
-        modules: Its calls of modules, if they are not among its events.
         lanes: The lanes of *gpu_events*, if they are computed already.
 
     """
-    calls = module_frames(rank.events) if modules is None else modules
-    row_of_event, note = _FUNCTIONS[kind](rank.events, gpu_events, calls)
+    row_of_event, note = _FUNCTIONS[kind](rank.events, gpu_events)
     attributed_ns = pl.Series(attribute_time(gpu_events, lanes if lanes is not None else Lanes.of(gpu_events)))
     table = row_of_event.with_columns(label=gpu_events["label"].cast(pl.String), ns=attributed_ns)
     keys = [name for name in ROWS if name not in ("count", "ns")]
@@ -127,61 +118,42 @@ RowsOfEvents = tuple[pl.DataFrame, str | None]
 """The row of each GPU event (``name, layer, stage, path, evidence``), and a note."""
 
 
-def _by_layer(events: pl.DataFrame, gpu_events: pl.DataFrame, modules: pl.DataFrame) -> RowsOfEvents:
-    located = places(events, gpu_events, modules)
-    layer = np.full(len(gpu_events), -1, np.int64) if located is None else _of_frame(located.layer, located.frame)
-    if located is None or not (layer >= 0).any():
-        why = "nothing names layers, and no forward repeats the same kernels: record them with with_stack=True"
-        return _rows_of_events(gpu_events), f"{why}, or name them with record_function"
-    in_layer = layer >= 0
-    # Where layers have names, work that was launched outside of all of them is known to be outside.
-    frame_is_known = (located.frame != UNKNOWN_FRAME) & (located.evidence != BY_REPETITION)
-    never_in_layer = gpu_events["label"].cast(pl.String).is_in(LABELS_OUTSIDE_LAYERS).to_numpy()
-    other_name = np.where(never_in_layer | frame_is_known, OUTSIDE, NOT_PLACED)
-    rows = _rows_of_events(
-        gpu_events,
-        name=np.where(in_layer, np.char.add("layer ", layer.astype(str)), other_name),
-        layer=layer,
-        stage=_of_frame(located.stage, located.frame),
-        evidence=np.where(in_layer, located.evidence, ""),
-    )
+def _by_layer(events: pl.DataFrame, gpu_events: pl.DataFrame) -> RowsOfEvents:
+    layer, stage = to_int64(gpu_events["layer"]), None
+    evidence = gpu_events["layer_from"].cast(pl.String).fill_null("").to_numpy()
     note = None
-    if located.spare:
-        note = f"layers are found by repetition: each may begin up to {located.spare} kernels later than shown"
-    return rows, note
+    if not (layer >= 0).any():
+        repeated = repeated_positions(events, gpu_events)
+        if repeated is None:
+            why = "nothing names layers, and no forward repeats the same kernels: record them with with_stack=True"
+            return _rows_of_events(gpu_events), f"{why}, or name them with record_function"
+        layer, stage = repeated.layer, repeated.stage
+        evidence = np.where(layer >= 0, "repetition", "")
+        if repeated.spare:
+            note = f"layers are found by repetition: each may begin up to {repeated.spare} kernels later than shown"
+    in_layer = layer >= 0
+    never_in_layer = gpu_events["label"].cast(pl.String).is_in(LABELS_OUTSIDE_LAYERS).to_numpy()
+    other_name = np.where(never_in_layer | (evidence != ""), OUTSIDE, NOT_PLACED)
+    name = np.where(in_layer, np.char.add("layer ", layer.astype(str)), other_name)
+    evidence = np.where(in_layer, evidence, "")
+    return _rows_of_events(gpu_events, name=name, layer=layer, stage=stage, evidence=evidence), note
 
 
-def _by_module(events: pl.DataFrame, gpu_events: pl.DataFrame, modules: pl.DataFrame) -> RowsOfEvents:
-    located = module_places(events, gpu_events, modules)
-    rule_module = gpu_events["module"].cast(pl.String).fill_null("").to_numpy()
-    has_rule_module = rule_module != ""
-    ns = (gpu_events["end_ns"] - gpu_events["start_ns"]).to_numpy()
-    if located is None or ns[located.frame >= 0].sum() < MIN_STACK_TO_RULE_RATIO * ns[has_rule_module].sum():
-        rows = _rows_of_events(
-            gpu_events,
-            name=np.where(has_rule_module, rule_module, NOT_PLACED),
-            path=rule_module,
-            evidence=np.where(has_rule_module, "rule", ""),
-        )
-        return rows, "calls of modules were not recorded (with_stack=True): the kind of module is what the rules say"
-    in_frame = located.frame >= 0
-    path = np.append(_paths(located), "")[located.frame]
-    rows = _rows_of_events(
-        gpu_events,
-        name=np.where(in_frame, path, NOT_PLACED),
-        path=path,
-        evidence=np.where(in_frame, located.evidence, ""),
+def _by_module(events: pl.DataFrame, gpu_events: pl.DataFrame) -> RowsOfEvents:
+    path, module, source = (
+        gpu_events[name].cast(pl.String).fill_null("").to_numpy() for name in ("modules", "module", "module_from")
     )
-    return rows, None
+    ns = (gpu_events["end_ns"] - gpu_events["start_ns"]).to_numpy()
+    note = None
+    if ns[path != ""].sum() < max(MIN_STACK_TO_RULE_RATIO * ns[module != ""].sum(), 1):
+        path = module
+        note = "calls of modules were not recorded (with_stack=True): each row is a kind of module"
+    else:
+        source = np.where(path != "", "module stack", "")
+    return _rows_of_events(gpu_events, name=np.where(path != "", path, NOT_PLACED), path=path, evidence=source), note
 
 
-def _paths(located: Places) -> Strings:
-    """Return the path of every frame; each distinct one is composed once."""
-    _, first, index = np.unique(located.frames.path_hash, return_index=True, return_inverse=True)
-    return np.array([located.frames.path(int(frame)) for frame in first], dtype=np.str_)[index]
-
-
-def _by_annotation(events: pl.DataFrame, gpu_events: pl.DataFrame, modules: pl.DataFrame) -> RowsOfEvents:
+def _by_annotation(events: pl.DataFrame, gpu_events: pl.DataFrame) -> RowsOfEvents:
     annotations = gpu_events["annotations"].cast(pl.String)
     # Paths without the profiler's own ranges around steps; there are few distinct ones.
     path_of_text = {
@@ -197,7 +169,7 @@ def _by_annotation(events: pl.DataFrame, gpu_events: pl.DataFrame, modules: pl.D
     return _rows_of_events(gpu_events, name=name, path=path, evidence=np.where(has_path, "annotation", "")), None
 
 
-def _by_shape(events: pl.DataFrame, gpu_events: pl.DataFrame, modules: pl.DataFrame) -> RowsOfEvents:
+def _by_shape(events: pl.DataFrame, gpu_events: pl.DataFrame) -> RowsOfEvents:
     kinds = describe_products(gpu_events)
     has_shapes = kinds["op"].is_not_null() & kinds["shapes"].is_not_null()
     product = pl.format(
@@ -240,15 +212,10 @@ def _rows_of_events(
     return pl.select(name=names, layer=numbers(layer), stage=numbers(stage), path=texts(path), evidence=texts(evidence))
 
 
-def _of_frame(values: Ints, frame: Ints) -> Ints:
-    """Return the value of each event's frame; -1 for events in no frame."""
-    return np.where(frame >= 0, np.append(values, -1)[frame], -1)
-
-
-_FUNCTIONS: dict[str, Callable[[pl.DataFrame, pl.DataFrame, pl.DataFrame], RowsOfEvents]] = {
+_FUNCTIONS: dict[str, Callable[[pl.DataFrame, pl.DataFrame], RowsOfEvents]] = {
     "layer": _by_layer,
     "module": _by_module,
     "annotation": _by_annotation,
     "shape": _by_shape,
 }
-"""The function of each kind; arguments: all events, GPU events, calls of modules."""
+"""The function of each kind; arguments: all events, GPU events."""

@@ -65,8 +65,11 @@ def _product_notes(rates: RunRates) -> list[str]:
     total, notes = rates.total, []
     if total.utilisation is not None:
         notes.append(f"model FLOP utilisation {percent(total.utilisation)} of the GPUs' peak over the span")
-    if not total.counted:
-        notes.append(f"{ms(total.uncounted_ns)} of products have no known FLOP: totals are left out")
+    if total.uncounted_ns:
+        largest = rates.uncounted.row(0, named=True)
+        name = largest["kernel"] or largest["op"] or "kernels without a name"
+        bound = f"; all others: {total.flop / 1e12:.3g} TFLOP, a lower bound" if total.flop else ""
+        notes.append(f"{ms(total.uncounted_ns)} of products have no known FLOP (most: {name}){bound}")
     return notes
 
 

@@ -147,11 +147,34 @@ def layer_ranges(events: pl.DataFrame) -> pl.DataFrame:
     return pl.concat([ranges, passes.select(_COLUMNS)])
 
 
-def layer_number(name: str) -> int | None:
-    """Return the number of the layer in a name, the last if there are several; None if there is none.
+def layer_number(name: str) -> tuple[str, int] | None:
+    """Return the part of the model and the number of the layer in a name; None if there is none.
 
-    >>> [layer_number(name) for name in ("layer 3", "model.layers.12.mlp", "DecoderLayer_4", "h.7", "launch 5")]
-    [3, 12, 4, 7, None]
+    Of several numbers the first is the layer's; those behind it count its parts.
+
+    >>> [layer_number(name) for name in ("layer 3", "model.layers.12.mlp", "encoder.block.5.layer.1", "launch 5")]
+    [('', 3), ('model', 12), ('encoder', 5), None]
     """
-    numbers = LAYER_NUMBER.findall(name[-_MAX_NAME_LETTERS:])
-    return int(numbers[-1]) if numbers else None
+    match = LAYER_NUMBER.search(name, max(len(name) - _MAX_NAME_LETTERS, 0))
+    if match is None:
+        return None
+    part = name[: match.start()].rpartition(".")[0]  # of "model.layers.3" this is "model"
+    return re.split(r"[^\w.]", part)[-1].lower(), int(match[1])
+
+
+def number_layers(names: tuple[str, ...]) -> Ints:
+    """Return the number of the layer in each name, -1 where there is none; a second part's layers follow the first's.
+
+    >>> number_layers(("encoder.block.0", "encoder.block.1", "decoder.block.0", "loss")).tolist()
+    [0, 1, 2, -1]
+    """
+    layers = [layer_number(name) for name in names]
+    parts = sorted({layer[0] for layer in layers if layer}, key=len)
+    # "layers.3" and "model.layers.3" are one layer: a part is known by the shortest ending that others share.
+    short = {part: next(ending for ending in parts if part.endswith(ending)) for part in parts}
+    first_number: dict[str, int] = {}
+    for part in dict.fromkeys(short[layer[0]] for layer in layers if layer):
+        first_number[part] = sum(
+            1 + max(layer[1] for layer in layers if layer and short[layer[0]] == previous) for previous in first_number
+        )
+    return np.array([-1 if layer is None else first_number[short[layer[0]]] + layer[1] for layer in layers], np.int64)

@@ -1,0 +1,109 @@
+"""Parts of the model that events belong to: hand-written layers, with one kind of evidence at a time."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.classify.conftest import event_row
+from tracekit.classify import Rule, RuleBook, classify
+from tracekit.classify.layer_products import Stretch, usual_projections
+
+HIDDEN, WIDE = 8, 20
+SQUARE, UP, DOWN = (HIDDEN, HIDDEN), (HIDDEN, WIDE), (WIDE, HIDDEN)
+HEAD = (HIDDEN, 50)
+
+
+def stretch(*widths, after=True, before=True, activation=False):
+    return Stretch(tuple(widths), after, before, activation)
+
+
+GATED = stretch(SQUARE, UP, UP, DOWN, SQUARE, SQUARE, SQUARE)
+"""Output projection, gate, up, down; then query, key and value of the next layer."""
+
+
+def test_a_gated_mlp_between_two_attentions():
+    projections = usual_projections([GATED])
+    assert projections == (SQUARE,) * 3
+    assert GATED.modules(projections) == ["attention", "mlp", "mlp", "mlp", *["attention"] * 3]
+
+
+def test_the_head_follows_the_last_layer():
+    last = stretch(SQUARE, UP, UP, DOWN, HEAD, before=False)
+    assert last.modules((SQUARE,) * 3) == ["attention", "mlp", "mlp", "mlp", "head"]
+    # The next pass begins right behind it, on the same thread.
+    both = stretch(SQUARE, UP, UP, DOWN, HEAD, SQUARE, SQUARE, SQUARE)
+    assert both.modules((SQUARE,) * 3) == ["attention", "mlp", "mlp", "mlp", "head", *["attention"] * 3]
+
+
+def test_what_is_not_proven_has_no_module():
+    crossing = stretch(SQUARE, SQUARE, SQUARE)  # no width to return from: two attentions follow each other
+    assert crossing.modules(()) == ["attention", None, "attention"]
+    low_rank = (HIDDEN, 2), (2, HIDDEN)  # an adapter: narrow, and no activation
+    assert stretch(SQUARE, *low_rank, SQUARE).modules(()) == ["attention", None, None, "attention"]
+    assert stretch(SQUARE, *low_rank, SQUARE, activation=True).modules(())[1:3] == ["mlp", "mlp"]
+    unknown = (0, 0)
+    assert stretch(unknown, unknown, unknown, unknown).modules(()) == ["attention", None, None, "attention"]
+
+
+def write_layer(program, start):
+    """Launch a layer as operators without names: attention, projection, up, activation, down; return the ids."""
+    names = (
+        ("aten::mm", "gemm", [[4, 8], [8, 24]]),
+        ("aten::_flash_attention_forward", "flash_fwd_kernel", [[1, 4, 1, 8]] * 3),
+        ("aten::mm", "gemm", [[4, 8], [8, 8]]),
+        ("aten::mm", "gemm", [[4, 8], [8, 20]]),
+        ("aten::gelu", "gelu", [[4, 20]]),
+        ("aten::mm", "gemm", [[4, 20], [20, 8]]),
+    )
+    ids = []
+    for i, (op, kernel, shapes) in enumerate(names):
+        program.op(op, start + i, start + i + 0.9, shapes=str(shapes))
+        ids.append(program.kernel(kernel, start + i + 0.1))
+    return ids
+
+
+@pytest.fixture
+def layers(program):
+    return [write_layer(program, 10 * layer) for layer in range(3)]
+
+
+def modules_of(table, ids):
+    return [event_row(table, i)["module"] for i in ids]
+
+
+def test_shapes_tell_where_nothing_names_products(program, layers):
+    table = classify(program.events())
+    for ids in layers:
+        assert modules_of(table, ids) == ["attention", "attention", "attention", "mlp", "mlp", "mlp"]
+    assert event_row(table, layers[1][2])["module_from"] == "shapes"
+
+
+def test_calls_of_modules_come_first(program, layers):
+    """Classes are asked from the innermost outwards; a model's own name says nothing."""
+    program.add("python", "nn.Module: MyMoeForCausalLM_0", -1, 40, tid=1)
+    for layer in range(3):
+        program.add("python", f"nn.Module: MyMoeDecoderLayer_{layer}", 10 * layer - 0.5, 10 * layer + 8, tid=1)
+        program.add("python", f"nn.Module: Router_{layer}", 10 * layer + 2.95, 10 * layer + 3.95, tid=1)
+    table = classify(program.events())
+    row = event_row(table, layers[2][3])
+    assert (row["module"], row["module_from"], row["layer"]) == ("router", "module stack", 2)
+    assert row["modules"] == "MyMoeForCausalLM_0 > MyMoeDecoderLayer_2 > Router_2"
+    assert event_row(table, layers[2][0])["module"] == "attention"
+
+
+def test_rules_of_the_user_come_before_calls(program, layers):
+    program.add("python", "nn.Module: Mlp_0", -1, 40, tid=1)
+    book = RuleBook((Rule("mine", label="forward", when={"name": "gelu"}, module="vision"),))
+    table = classify(program.events(), rules=book)
+    assert event_row(table, layers[0][4])["module"] == "vision"
+    assert event_row(table, layers[0][5])["module"] == "mlp"
+
+
+def test_fused_operators_tell_if_they_agree(program):
+    fused = {
+        "triton_poi_fused__unsafe_view_mul_silu_2": "mlp",
+        "triton_red_fused_native_layer_norm_3": "norm",
+        "triton_red_fused_native_layer_norm_silu_4": None,
+    }
+    ids = [program.kernel(name, 10 + i) for i, name in enumerate(fused)]
+    assert modules_of(classify(program.events()), ids) == list(fused.values())
