@@ -1,7 +1,9 @@
-"""Clocks of real runs: all were recorded on one host, so every offset is 0, and a clock put off by hand is found."""
+"""Clocks and waits of real runs: all were recorded on one host, so that every offset is 0."""
 
 from __future__ import annotations
 
+import gzip
+import json
 import os
 from functools import cache
 from pathlib import Path
@@ -9,6 +11,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from tracekit import analyze
 from tracekit.align.clock_bounds import differences
 from tracekit.align.clocks import align
 from tracekit.align.matching import match
@@ -80,6 +83,36 @@ def test_ranks_of_one_host_have_one_clock(members):
     assert set(clocks.table["drift_ppm"]) == {0.0}
     own = clocks.table["residual_ns"]
     assert own.min() <= clocks.residual_ns <= own.max() <= clocks.worst_ns
+
+
+@pytest.mark.parametrize("shift_ms", [0.3, -0.3, 1, -1, 5, -5, 3_000, -3_000])
+def test_a_shifted_clock_is_found_or_within_the_uncertainty(members, shift_ms):
+    ranks, shift = ranks_of(members), round(shift_ms * 1e6)
+    for rank in ranks[1:]:
+        clocks = align(changed(members, rank, lambda time: time + shift), ranks)
+        row = clocks.table.filter(rank=rank).row(0, named=True)
+        assert row["uncertainty_ns"] is None or abs(row["offset_ns"] - shift) <= row["uncertainty_ns"]
+
+
+@pytest.mark.parametrize("name", ["titan-fsdp", "slow-ddp"])
+def test_waits_are_those_of_arrival_times_in_the_file(name):
+    """Arrivals from the raw JSON, of collectives that name their group and that all ranks recorded equally often."""
+    if not (CORPUS / "frameworks" / name).is_dir():
+        pytest.skip("TRACEKIT_CORPUS is not set: the captures are not in this repository")
+    starts: dict[tuple[str, str], dict[int, list[tuple[float, float]]]] = {}
+    for rank, path in enumerate(sorted((CORPUS / "frameworks" / name).glob("*.gz"))):
+        for event in json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]:
+            args = event.get("args", {})
+            if event.get("cat") == "kernel" and "Collective name" in args:
+                key = args["Collective name"], args["Process Group Name"]
+                starts.setdefault(key, {}).setdefault(rank, []).append((event["ts"], event["dur"]))
+    waited_us = 0.0
+    for by_rank in starts.values():
+        for operation in zip(*(sorted(kernels) for kernels in by_rank.values()), strict=True):
+            last = max(start for start, _ in operation)
+            waited_us += sum(min(last - start, duration) for start, duration in operation)
+    total = analyze(CORPUS / "frameworks" / name, schedule="none").total.wait_ns["dp_comm"]
+    assert total == pytest.approx(waited_us * 1e3, rel=0.05)
 
 
 @pytest.mark.parametrize("shift", [SHIFT_NS, -SHIFT_NS])

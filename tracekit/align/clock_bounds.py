@@ -39,8 +39,8 @@ MIN_OPERATIONS_FOR_SPREAD = 8
 """Collectives of two ranks from which the spread of their ends bounds the clocks' difference."""
 SPREAD_QUANTILES = (1 / 6, 5 / 6)
 """The central two thirds of the differences between ends: about one standard deviation to either side."""
-MIN_END_SCATTER_NS = 20_000
-"""Time by which the ends of one collective lie apart even if it always does so in the same way."""
+MIN_END_SCATTER_NS = 100_000
+"""Time by which the ends of one collective may lie apart even if it always does so in the same way."""
 MEETS = r"(?i)all_?reduce|all_?gather|all_?to_?all|reduce_?scatter|barrier"
 """Collectives that end nowhere before everyone has begun."""
 NO_BOUND_NS = 2**62
@@ -247,7 +247,8 @@ def _clock_bounds(row: dict[str, Any], drift: float) -> ClockBounds:
     else:
         least, most = _tighten(least, most, *_message_bounds(row))
     if row["meetings"] >= MIN_OPERATIONS_FOR_SPREAD:
-        spread = row["lower_ns"] - MIN_END_SCATTER_NS, row["upper_ns"] + MIN_END_SCATTER_NS
+        middle = row["middle_ns"]
+        spread = min(row["lower_ns"], middle - MIN_END_SCATTER_NS), max(row["upper_ns"], middle + MIN_END_SCATTER_NS)
         if offset is None or spread[1] - spread[0] < most - least:
             offset = row["middle_ns"]
         least, most = _tighten(least, most, *spread)
