@@ -33,6 +33,7 @@ from tracekit._version import __version__
 from tracekit.analysis.measured import RankResult
 from tracekit.analysis.result import FORMAT as ANALYSIS_FORMAT
 from tracekit.analysis.result import BaseAnalysis, Tables
+from tracekit.analysis.rank_timeline import RankTimeline
 from tracekit.analysis.tables import Measures, RankTables
 from tracekit.compare import WhatIf
 from tracekit.errors import InputError, Notice
@@ -305,6 +306,11 @@ class StoredTables(Stored, RankTables):
         """Return the tables for an analysis without a schedule."""
         reopen = None if self.reopen is None else partial(self.reopen, pipeline=False)
         tables: StoredTables = StoredTables.of(self.__dict__ | {"pipeline": None, "reopen": reopen})
+        return tables
+
+    def with_events(self, events: RankTimeline) -> StoredTables:
+        """Return the tables with the rank's single events."""
+        tables: StoredTables = StoredTables.of(self.__dict__ | {"events": events})
         return tables
 
     def whole(self) -> RankTables:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from tracekit.analysis.by import By
     from tracekit.analysis.memory import RunMemory
+    from tracekit.analysis.rank_timeline import RankTimeline
     from tracekit.analysis.rates import RunRates
     from tracekit.compare import ScheduleComparison
     from tracekit.critical_path.path import CriticalPath
@@ -215,6 +216,8 @@ class Analysis(BaseAnalysis):
     paths: tuple[str, ...] = field(default=())
     shapes: tuple[str, ...] = ()
     """Input shapes of the model's matrix products, if they were recorded."""
+    events: tuple[RankTimeline, ...] = ()
+    """Single events of each rank, for the page; empty for runs of more ranks than can be kept."""
 
     @property
     def world_size(self) -> int | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,9 +25,14 @@ def render_template(name: str, **values: Any) -> str:
     return _environment().get_template(name).render(**values)
 
 
-def asset(name: str) -> Markup:
-    """Return a style sheet or script of the assets, not to be escaped."""
-    return Markup((ASSETS / name).read_text(encoding="utf-8"))
+def asset(*names: str) -> Markup:
+    """Return style sheets or scripts of the assets, one after the other, not to be escaped."""
+    return Markup("".join((ASSETS / name).read_text(encoding="utf-8") for name in names))
+
+
+def script_json(data: Mapping[str, Any]) -> Markup:
+    """Return JSON that cannot end the script element it is written into."""
+    return Markup(json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"))
 
 
 @cache
