@@ -31,9 +31,9 @@ import polars as pl
 
 from tracekit._version import __version__
 from tracekit.analysis.measured import RankResult
+from tracekit.analysis.rank_timeline import RankTimeline
 from tracekit.analysis.result import FORMAT as ANALYSIS_FORMAT
 from tracekit.analysis.result import BaseAnalysis, Tables
-from tracekit.analysis.rank_timeline import RankTimeline
 from tracekit.analysis.tables import Measures, RankTables
 from tracekit.compare import WhatIf
 from tracekit.errors import InputError, Notice

@@ -98,7 +98,7 @@ def rank_timeline(
 def _launching_lines(
     gpu_events: pl.DataFrame, frames: pl.DataFrame | None
 ) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], list[str | None]]:
-    """Return the number of the innermost Python line around each launch, and the lines; the last, None, is number -1."""
+    """Return the number of the innermost Python line around each launch, and the lines; number -1 is None, the last."""
     nowhere = np.full(len(gpu_events), -1, np.int64)
     if frames is None or frames.is_empty():
         return nowhere, [None]
@@ -110,7 +110,7 @@ def _launching_lines(
 
 
 def _host_ranges(events: pl.DataFrame, waiting_calls: pl.DataFrame) -> tuple[pl.DataFrame, int]:
-    """Return the longest named ranges, outermost operators and calls in which the host waits, and how many there were."""
+    """Return the longest named ranges, outermost operators and waiting calls of the host, and how many there were."""
     kinds = {"annotation": "ranges", "cpu_op": "operators"}
     ranges = (
         events.lazy()

@@ -9,8 +9,8 @@ import json
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -223,6 +223,15 @@ class Analysis(BaseAnalysis):
     def world_size(self) -> int | None:
         """Number of ranks in the run, as far as the files show."""
         return max((source.world_size for source in self.sources if source.world_size is not None), default=None)
+
+    def without_critical_path(self) -> Analysis:
+        """Return the analysis as if its critical path had not been asked for."""
+        if self.critical is None:
+            return self
+        hidden = {"critical_path", "slack"}
+        tables = Tables({name: partial(self.tables.__getitem__, name) for name in self.tables if name not in hidden})
+        notices = tuple(notice for notice in self.notices if notice not in self.critical.notices)
+        return replace(self, critical=None, tables=tables, notices=notices)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON object (``format: tracekit.analysis/1``) as plain data."""

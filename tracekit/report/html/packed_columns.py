@@ -1,8 +1,8 @@
 """Compact encoding of tables for the page's scripts: columns of integers, deflated, as base64.
 
 ``assets/columns.js`` reads them. A column is written as planes (the lowest byte of every value, then the next byte of
-every value): the upper planes are mostly zeros, which deflate well. Signs go into the lowest bit, so that small negative
-numbers stay small.
+every value): the upper planes are mostly zeros, which deflate well. Signs go into the lowest bit, so that negative
+numbers near 0 stay small.
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ Values = npt.NDArray[np.integer[Any]]
 MAX_VALUE = (1 << 31) - 1
 
 
-def pack_columns(columns: Mapping[str, Values], *, differences: Collection[str] = (), unit_ns: int = 1) -> dict[str, Any]:
-    """Return columns of equal length as base64 of deflated planes; *differences* are stored as steps between neighbours.
+def pack_columns(
+    columns: Mapping[str, Values], *, differences: Collection[str] = (), unit_ns: int = 1
+) -> dict[str, Any]:
+    r"""Return columns of equal length as base64 of deflated planes; *differences* are stored as steps from row to row.
 
     >>> packed = pack_columns({"row": np.array([3, 4])}, differences=["row"])
     >>> packed["count"], packed["columns"], zlib.decompress(base64.b64decode(packed["data"]))
-    (2, [('row', 1, True)], b'\\x06\\x02')
+    (2, [('row', 1, True)], b'\x06\x02')
     """
     planes, header, count = [], [], 0
     for name, values in columns.items():
@@ -56,4 +58,4 @@ def pack_json(value: Any) -> str:
 
 
 def _deflated(raw: bytes) -> str:
-    return base64.b64encode(zlib.compress(raw, 9)).decode()
+    return base64.b64encode(zlib.compress(raw, 6)).decode()

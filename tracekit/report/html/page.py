@@ -8,7 +8,7 @@ from typing import Any
 
 from tracekit.analysis import Analysis
 from tracekit.analysis.spread import FIGURES
-from tracekit.report.html.heat_map import heat_map
+from tracekit.report.html.heat_map import heat_map, step_heat_map
 from tracekit.report.html.schedules import schedule_data
 from tracekit.report.html.templates import asset, render_template, script_json
 from tracekit.report.html.timeline import (
@@ -50,6 +50,7 @@ def render_html(analysis: Analysis) -> str:
         v=view,
         sections=_linked_sections(view, ranks),
         heat=heat_map(view.fleet),
+        step_heat=step_heat_map(analysis),
         figure_titles=FIGURES,
         max_different=MAX_DIFFERENT_RANKS,
         lanes=ranks,

@@ -17,11 +17,13 @@ MAX_PIECES = 200_000
 def path_pieces(analysis: Analysis) -> pl.DataFrame:
     """Return the pieces of the path of all steps on the common clock, by start; none if no path was computed.
 
-    Columns ``rank, start_ns, end_ns, description``; the description tells what ran, the cause of exposed time, and where
-    the path comes from and goes on.
+    Columns ``rank, start_ns, end_ns, description``; the description tells what ran, the cause of exposed time, and
+    where the path comes from and goes on.
     """
     if analysis.critical is None:
-        return pl.DataFrame(schema={"rank": pl.Int32, "start_ns": pl.Int64, "end_ns": pl.Int64, "description": pl.String})
+        return pl.DataFrame(
+            schema={"rank": pl.Int32, "start_ns": pl.Int64, "end_ns": pl.Int64, "description": pl.String}
+        )
     # Pieces in order of time over all ranks: a neighbour on another rank is where the path comes from or goes on.
     pieces = analysis.critical.pieces.sort("step", "start_ns")
     rank_before, rank_after = (pl.col("rank").shift(by).over("step") for by in (1, -1))

@@ -103,5 +103,5 @@ def _boxes(layout: ScheduleLayout, end_ns: int) -> dict[str, Any]:
     for name in ("wait_ns", "path_ns"):
         if name in columns:
             columns[name] = columns[name] // 1000  # microseconds, which fit into 32 bits
-    start_ns, end_ns, row, kind = (boxes[name].to_numpy() for name in ("start_ns", "end_ns", "row", "kind"))
-    return pack_intervals(start_ns, end_ns, row=row, kind=kind, **columns)
+    columns |= {name: boxes[name].to_numpy() for name in ("row", "kind")}
+    return pack_intervals(boxes["start_ns"].to_numpy(), boxes["end_ns"].to_numpy(), **columns)

@@ -15,7 +15,9 @@ from markupsafe import Markup, escape
 from tracekit._util import text
 from tracekit.report.names import short_kernel
 from tracekit.report.palette import LABEL_COLOURS
+from tracekit.report.remedies import BECAUSE, FIXES
 from tracekit.report.view.pipeline import has_overlapped_pairs
+from tracekit.schema import GAP_CAUSES
 
 ASSETS = Path(__file__).parent / "assets"
 
@@ -50,7 +52,8 @@ def _environment() -> Environment:
         "at_least": text.at_least, "sentence": text.capitalize, "whole": text.keep_units_together,
         "number": format_mean_count, "code": markup_code, "short": short_kernel, "paired": has_overlapped_pairs,
     }  # fmt: skip
-    environment.globals["colours"] = LABEL_COLOURS
+    remedies = {cause.words: cause.remedy for cause in GAP_CAUSES.values() if cause.remedy}
+    environment.globals |= {"colours": LABEL_COLOURS, "because": BECAUSE, "fixes": FIXES, "gap_remedies": remedies}
     return environment
 
 

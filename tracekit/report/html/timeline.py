@@ -147,13 +147,13 @@ def _without_shortest(timelines: Sequence[RankTimeline]) -> tuple[int, list[Rank
     for timeline in timelines:
         count = len(timeline.events) * MAX_EVENTS // total
         events = timeline.events.top_k(count, by=duration).sort("start_ns")
-        shown.append(
-            RankTimeline(timeline.rank, events, timeline.descriptions, timeline.host, timeline.host_count)
-        )
+        shown.append(RankTimeline(timeline.rank, events, timeline.descriptions, timeline.host, timeline.host_count))
     return total - sum(len(timeline.events) for timeline in shown), shown
 
 
-def _left_out(analysis: Analysis, timelines: Sequence[RankTimeline], cut: int, shown: Sequence[RankTimeline]) -> list[str]:
+def _left_out(
+    analysis: Analysis, timelines: Sequence[RankTimeline], cut: int, shown: Sequence[RankTimeline]
+) -> list[str]:
     """Return sentences about what the timeline does not show."""
     sentences = []
     ranks = len(analysis.rank_results)
@@ -172,7 +172,8 @@ def _left_out(analysis: Analysis, timelines: Sequence[RankTimeline], cut: int, s
         )
     hidden = sum(timeline.host_count - len(timeline.host) for timeline in shown)
     if hidden:
-        shortest = min((int((t.host["end_ns"] - t.host["start_ns"]).min() or 0) for t in shown if len(t.host)), default=0)  # type: ignore[call-overload]
+        lengths = pl.concat([timeline.host["end_ns"] - timeline.host["start_ns"] for timeline in shown])
+        shortest = int(lengths.to_numpy().min())
         sentences.append(f"{counted(hidden, 'host range')} shorter than {ms(shortest, 3)} are left out.")
     return sentences
 
@@ -182,7 +183,9 @@ def _shared_descriptions(timelines: Sequence[RankTimeline], names: dict[str, int
     columns = [*DESCRIPTION_TEXTS, "stream"]
     everyone = pl.concat([t.descriptions.select(columns) for t in timelines])
     shared = everyone.unique(maintain_order=True).with_row_index("number")
-    numbers = everyone.join(shared, on=columns, how="left", nulls_equal=True, maintain_order="left")["number"].to_numpy()
+    numbers = everyone.join(shared, on=columns, how="left", nulls_equal=True, maintain_order="left")[
+        "number"
+    ].to_numpy()
     ends = np.cumsum([len(timeline.descriptions) for timeline in timelines])
     for name in DESCRIPTION_TEXTS:
         for text in shared[name].unique(maintain_order=True).drop_nulls().to_list():
@@ -197,7 +200,9 @@ def _rank_data(
     rank, events = timeline.rank, timeline.events
     start_ns = clock.times(rank, events["start_ns"])
     # The delay from launch to start, in steps of 100 ns and counted from 1; 0 if the launch is unknown.
-    delay = ((events["start_ns"] - events["launch_ns"]).clip(0) // 100 + 1).fill_null(0).clip(None, (1 << 30)).to_numpy()
+    delay = (
+        ((events["start_ns"] - events["launch_ns"]).clip(0) // 100 + 1).fill_null(0).clip(None, (1 << 30)).to_numpy()
+    )
     data: dict[str, Any] = {
         "rank": rank,
         "events": pack_intervals(

@@ -89,10 +89,9 @@ const detailsPanel = (() => {
     close.setAttribute("aria-label", "close the details");
     panel.replaceChildren(close, heading);
     if (name !== null) panel.append(element("p", name, { class: "whole", dir: "auto" }));
-    panel.append(list);
-    if (partners.length) panel.append(partnerList(timeline, partners));
-    if (name !== null) panel.append(...sameKernel(timeline, selection, step));
-    panel.append(commands(timeline, selection, path, piece));
+    const [steps, table] = name === null ? [[], []] : sameKernel(timeline, selection, step);
+    panel.append(element("div", [...steps, ...commands(timeline, selection, path, piece)], { class: "actions" }), list);
+    panel.append(element("div", [...(partners.length ? [partnerList(timeline, partners)] : []), ...table]));
   }
 
   const colourOf = (timeline, run, label) => run.data.labels.find((entry) => entry.name === label)?.colour ?? "#888888";
@@ -122,12 +121,12 @@ const detailsPanel = (() => {
     const own = rows.find((row) => row.rank === rank.rank), nth = own.list.indexOf(event), { events } = rank;
     const go = (i) => () => timeline.select({ source, rank, event: i }, { reveal: true });
     const longest = own.list.reduce((best, i) => (events.end[i] - events.start[i] > events.end[best] - events.start[best] ? i : best), event);
-    const steps = element("div", [
+    const steps = [
       ...(nth > 0 ? [button("‹ previous of this kernel", go(own.list[nth - 1]))] : []),
       ...(nth >= 0 && nth < own.list.length - 1 ? [button("next of this kernel ›", go(own.list[nth + 1]))] : []),
       ...(longest !== event ? [button("longest of this kernel", go(longest))] : []),
       button("find all", () => timeline.find(`name:"=${run.text("name", events.description[event])}"`), "search for this kernel on all ranks"),
-    ], { class: "actions" });
+    ];
     const others = rows.filter(({ count }) => count);
     const sameCount = others.every(({ count }) => count === own.count);
     const tableRows = others.map((row) => {
@@ -139,7 +138,7 @@ const detailsPanel = (() => {
     const heads = ["rank", "this occurrence", "median", "longest", "count"].map((head) => element("th", head, { scope: "col" }));
     const table = element("table", [element("caption", `This kernel in ${step?.step != null ? `step ${step.step}` : "the recording"}, rank by rank`),
       element("thead", element("tr", heads)), element("tbody", tableRows)]);
-    return [steps, element("div", table, { class: "scroll" })];
+    return [steps, [element("div", table, { class: "scroll" })]];
   }
 
   function commands(timeline, selection, path, piece) {
@@ -167,7 +166,7 @@ const detailsPanel = (() => {
     link.onclick = () => copy(timeline.link(), link);
     link.title = "the address of this file with this view; it works wherever the file is";
     made.push(link);
-    return element("div", made, { class: "actions" });
+    return made;
   }
 
   return { draw, copy };

@@ -186,14 +186,16 @@
   document.addEventListener("click", (event) => {
     const closest = (name) => event.target.closest(`[data-${name}]`);
     const toNumber = (text) => (text === undefined ? undefined : Number(text));
-    const [why, kernel, cell, copy, find, rank, label] = ["why", "kernel", "cell", "copy", "find", "rank", "label"].map(closest);
+    const [why, kernel, cell, copy, rank, label, row] = ["why", "kernel", "cell", "copy", "rank", "label", "find"].map(closest);
+    // A number in a row that stands for a set of events: they are searched for.
+    const find = row && event.target.closest("td") && !event.target.closest("a, button, .word") ? row : null;
     if (why) explainKernel(why.dataset.why, { toggle: true });
     else if (cell) describeHeatCell(cell);
     else if (copy) { event.preventDefault(); detailsPanel.copy(copy.dataset.copy, copy); }
     else if (kernel) { event.preventDefault(); explainKernel(kernel.dataset.kernel, { toggle: false }); }
-    else if (timeline && (find || rank || label)) {
+    else if (timeline && (rank || label || find)) {
       event.preventDefault();
-      const { rank: number, step, from, to, label: name, find: query } = (find || rank || label).dataset;
+      const { rank: number, step, from, to, label: name, find: query } = (rank || label || find).dataset;
       showMoment({ rank: toNumber(number), step: toNumber(step), from: toNumber(from), to: toNumber(to), label: name, find: query });
     }
   });

@@ -389,9 +389,9 @@ const timelines = (() => {
       await Promise.all(sources.map(loadShared));
       colourEvents();
       const end = Math.max(...sources.map(({ run, shift }) => run.data.end_ns / 1e6 + (shift || 0)));
-      const begin = Math.min(0, ...sources.map(({ shift }) => shift || 0));
+      const begin = Math.min(0, ...sources.map(({ shift }) => shift || 0)), margin = (end - begin) * 0.01;
       chart = charts.create(element, {
-        groups: [], kinds, begin, end: end + (end - begin) * 0.002, window: options.window, shade: options.shade, marks, overlay,
+        groups: [], kinds, begin: begin - margin, end: end + margin, window: options.window, shade: options.shade, marks, overlay,
         select: (hit) => {
           if (hit && !hit.row.events) options.other?.(hit);
           select(hit && hit.row.events ? { source: hit.row.source, rank: hit.row.rank, event: hit.box } : null);
