@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.server
 import os
+import re
 import secrets
 import shutil
 import zlib
@@ -126,6 +127,8 @@ def _handler(download: SingleDownloadServer) -> type[http.server.BaseHTTPRequest
     return Handler
 
 
+MIN_MARGIN_NS = 5_000
+"""Time shown at least before and after a moment."""
 MAX_HEADER_BYTES = 1 << 16
 """Start of a file that is searched for the mark of an export."""
 
@@ -136,14 +139,25 @@ def is_export(path: str | Path) -> bool:
     >>> is_export("README.md")
     False
     """
-    file = Path(path)
+    return b'"tracekit"' in _header(Path(path))
+
+
+def moment_parameters(file: Path, start_ns: int, end_ns: int) -> str:
+    """Return the parameters of a link that make the viewer show an export around a moment of the common clock."""
+    match = re.search(rb'"baseTimeNanoseconds":(\d+)', _header(file))
+    base_ns = int(match[1]) if match else 0
+    margin_ns = max(2 * (end_ns - start_ns), MIN_MARGIN_NS)
+    return f"&visStart={max(0, start_ns - margin_ns - base_ns)}&visEnd={end_ns + margin_ns - base_ns}"
+
+
+def _header(file: Path) -> bytes:
+    """Return the start of a JSON file up to its events; empty if it is no such file."""
     if not file.is_file() or not file.name.endswith((".json", ".json.gz")):
-        return False
+        return b""
     try:
         with file.open("rb") as stream:
             raw = stream.read(MAX_HEADER_BYTES)
         head = zlib.decompressobj(31).decompress(raw, MAX_HEADER_BYTES) if raw[:2] == b"\x1f\x8b" else raw
     except (OSError, zlib.error):
-        return False
-    before_events = head.partition(b'"traceEvents"')[0]
-    return b'"tracekit"' in before_events
+        return b""
+    return head.partition(b'"traceEvents"')[0]
