@@ -38,6 +38,7 @@ class Run(msgspec.Struct, frozen=True):
     facts: Mapping[str, Any] = {}  # compared by ``comparability``
     tables: Mapping[str, Any] = {}  # kernels, modules, cells and timeline, as far as the input has them
     document: Mapping[str, Any] | None = None  # the analysis; None for a run read from a baseline file
+    analysis: Any = None  # the Analysis itself, where it is kept for the page of a diff
 
     @property
     def steps(self) -> int:

@@ -1,15 +1,20 @@
-"""HTML page of a diff, in the style of the analysis' page; it needs nothing from the network and no scripts."""
+"""HTML page of a diff, in the style of the analysis' page; it needs nothing from the network."""
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tracekit._util.text import capitalize
+from tracekit.analysis import Analysis
+from tracekit.report.advice import asked
 from tracekit.report.ci import words
 from tracekit.report.ci.words import arrow, compared_runs, rank_name, step_sentence
 from tracekit.report.html.diff_timelines import diff_layouts, timelines_svg
-from tracekit.report.html.templates import asset, render_template
+from tracekit.report.html.page import TIMELINE_SCRIPTS
+from tracekit.report.html.templates import asset, render_template, script_json
+from tracekit.report.html.timeline import PageClock, timeline_data
 from tracekit.report.palette import CELL_COLOURS
 from tracekit.report.schedule.layout import OP_NAMES
 from tracekit.report.view.pipeline import Rung
@@ -19,8 +24,10 @@ MIN_CHANGE_SHARE = 0.02
 """Changes below this share of the whole difference are summed as smaller changes."""
 
 
-def render(result: Data) -> str:
-    """Return the page of a diff's plain data."""
+def render(result: Data, *, analyses: tuple[Analysis, Analysis] | None = None) -> str:
+    """Return the page of a diff's plain data, with a timeline of both runs where their analyses are at hand."""
+    sides = [] if analyses is None else [_timeline_side(analysis) for analysis in analyses]
+    timelines = sides if all(sides) else []
     metrics = list(
         zip(result["metrics"], words.without_repeats([row["reason"] for row in result["metrics"]]), strict=True)
     )
@@ -34,14 +41,19 @@ def render(result: Data) -> str:
     waterfall = result.get("waterfall")
     return render_template(
         "diff.html.j2",
-        css=asset("page.css") + asset("diff.css"),
+        css=asset("page.css", "diff.css"),
+        nonce=secrets.token_urlsafe(16),
+        script=asset(*TIMELINE_SCRIPTS, "diff.js"),
+        data=script_json({"sides": timelines}),
+        lanes=bool(timelines),
+        left_out=[sentence for side in timelines for sentence in side["timeline"]["left_out"]],
         result=result,
         names=compared_runs(result),
         sentences=[step_sentence(result), *(f"{line}." for line in words.story(result))],
         waterfall=waterfall,
         bars=diff_waterfall(waterfall) if waterfall else [],
         layouts=layouts,
-        timelines=timelines_svg(layouts) if layouts else "",
+        pipelines=timelines_svg(layouts) if layouts else "",
         legend=[(OP_NAMES[op], CELL_COLOURS[op]) for op in OP_NAMES if op in ops],
         metrics=metrics,
         typical=capitalize(words.TYPICAL_STEP_NOTE) if words.has_typical_steps(result) and metrics else "",
@@ -51,6 +63,13 @@ def render(result: Data) -> str:
         words=words,
         arrow=arrow,
     )
+
+
+def _timeline_side(analysis: Analysis) -> dict[str, Any] | None:
+    """Return the timeline of one run and the step that it is aligned at; None without GPU events."""
+    timeline = timeline_data(analysis, PageClock(analysis))
+    step = analysis.schedule.head.pipeline.step if analysis.schedule is not None else None
+    return None if timeline is None else {"timeline": timeline, "step": step, "path": asked(analysis)}
 
 
 def diff_waterfall(waterfall: Data) -> list[Rung]:

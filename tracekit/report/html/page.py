@@ -22,7 +22,9 @@ from tracekit.report.table import Table
 from tracekit.report.view import View, view_of
 from tracekit.report.view import tables as grids
 
-SCRIPTS = ("columns.js", "tracks.js", "chart.js", "events.js", "timeline.js", "details.js", "search.js", "tables.js")
+TIMELINE_SCRIPTS = tuple(
+    f"{name}.js" for name in ("columns", "tracks", "chart", "events", "timeline", "details", "search", "tables")
+)
 """Scripts of every page with a timeline."""
 MAX_DIFFERENT_RANKS = 20
 """Ranks that differ from those they should be like which are listed."""
@@ -45,7 +47,7 @@ def render_html(analysis: Analysis) -> str:
         "page.html.j2",
         nonce=secrets.token_urlsafe(16),
         css=asset("page.css"),
-        script=asset(*SCRIPTS, "page.js"),
+        script=asset(*TIMELINE_SCRIPTS, "page.js"),
         data=script_json({"schedule": schedule, "timeline": timeline, "path": view.asked}),
         v=view,
         sections=_linked_sections(view, ranks),

@@ -83,7 +83,7 @@ def timeline_data(analysis: Analysis, clock: PageClock) -> dict[str, Any] | None
         "causes": [BECAUSE[cause] for cause in EXPOSURE_CAUSES],
         "merged": not analysis.events,
         "left_out": _left_out(analysis, timelines, cut, shown),
-        "steps": _steps(clock),
+        "steps": _steps(clock.steps),
         "descriptions": pack_json(
             {
                 "texts": list(names),
@@ -213,6 +213,7 @@ def _rank_data(
         ),
         "causes": _exposure_causes(analysis, rank),
         "phases": _phases(analysis, clock, rank),
+        "steps": _steps(clock.steps.filter(rank=rank)),
         **_operations(analysis, timeline),
     }
     host = timeline.host
@@ -267,9 +268,9 @@ def _exposure_causes(analysis: Analysis, rank: int) -> dict[str, dict[int, int]]
     }
 
 
-def _steps(clock: PageClock) -> list[dict[str, Any]]:
-    """Return number, start and end of each step: from its first start to its last end on any rank."""
-    by_step = clock.steps.group_by("step").agg(pl.col("start_ns").min(), pl.col("end_ns").max()).sort("start_ns")
+def _steps(steps: pl.DataFrame) -> list[dict[str, Any]]:
+    """Return number, start and end of each step: from its first start to its last end on the ranks of the table."""
+    by_step = steps.group_by("step").agg(pl.col("start_ns").min(), pl.col("end_ns").max()).sort("start_ns")
     return by_step.select("step", from_ms=pl.col("start_ns") / 1e6, to_ms=pl.col("end_ns") / 1e6).to_dicts()
 
 

@@ -152,7 +152,7 @@ const charts = (() => {
         for (const box of tracks.wideBoxes(track, picture, minPx)) {
           const left = Math.max(scale.toX(track.boxes.start[box]), scale.gutter) + 3;
           const room = Math.min(scale.toX(track.boxes.end[box]), scale.gutter + scale.width) - left - 2;
-          const text = row.text(box), letters = Math.floor(room / 5.7);
+          const text = row.text(box), letters = Math.floor(room / 6.2);
           if (!text || letters < 1) continue;
           context.fillStyle = isDarkColour(colours[track.boxes.kind[box]]) ? "#ffffff" : "#16202a";
           const shown = text.length <= letters ? text : letters > 3 ? `${text.slice(0, letters - 1)}…` : "";

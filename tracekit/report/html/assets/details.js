@@ -45,7 +45,7 @@ const detailsPanel = (() => {
     const { source, rank, event } = selection, { run } = source, { events } = rank, number = events.description[event];
     const text = (column) => run.text(column, number), name = text("name"), label = text("label");
     const start = events.start[event], end = events.end[event], length = end - start;
-    const step = run.data.steps.findLast(({ from_ms }) => from_ms + (source.shift || 0) <= start);
+    const step = rank.steps.findLast(({ from_ms }) => from_ms + (source.shift || 0) <= start);
     const facts = [], fact = (topic, content) => { if (content !== null && content !== "") facts.push([topic, content]); };
     const onRank = `rank ${rank.rank}${timeline.sources.length > 1 ? ` (${source.name})` : ""}`;
     const stream = run.stream[number];
@@ -91,7 +91,7 @@ const detailsPanel = (() => {
     if (name !== null) panel.append(element("p", name, { class: "whole", dir: "auto" }));
     const [steps, table] = name === null ? [[], []] : sameKernel(timeline, selection, step);
     panel.append(element("div", [...steps, ...commands(timeline, selection, path, piece)], { class: "actions" }), list);
-    panel.append(element("div", [...(partners.length ? [partnerList(timeline, partners)] : []), ...table]));
+    panel.append(element("div", [...(partners.length ? [partnerList(timeline, partners, timeline.sources.length > 1 ? "The same kernel in the other run" : "The same operation on other ranks")] : []), ...table]));
   }
 
   const colourOf = (timeline, run, label) => run.data.labels.find((entry) => entry.name === label)?.colour ?? "#888888";
@@ -103,21 +103,20 @@ const detailsPanel = (() => {
     return (path.byRank.get(rank.rank) || []).findLast((i) => path.start[i] <= middle && path.end[i] >= middle) ?? -1;
   }
 
-  function partnerList(timeline, partners) {
+  function partnerList(timeline, partners, title) {
     const entries = partners.slice(0, 16).map((partner) => {
-      const { events } = partner.rank, at = events.start[partner.event];
-      return element("li", button(`rank ${partner.rank.rank}: ${at.toFixed(3)} ms, ${ms(events.end[partner.event] - at)}`,
-        () => timeline.select(partner, { reveal: true }), "go to this rank's part in the operation"));
+      const { events } = partner.rank, at = events.start[partner.event], run = timeline.sources.length > 1 ? `${partner.source.name}, ` : "";
+      return element("li", button(`${run}rank ${partner.rank.rank}: ${at.toFixed(3)} ms, ${ms(events.end[partner.event] - at)}`,
+        () => timeline.select(partner, { reveal: true }), "show it on the timeline"));
     });
     if (partners.length > 16) entries.push(element("li", `and ${partners.length - 16} more ranks`));
-    return element("div", [element("h4", "The same operation on other ranks"), element("ul", entries, { class: "partners" })]);
+    return element("div", [element("h4", title), element("ul", entries, { class: "partners" })]);
   }
 
   // How the kernel does on each rank in this step, and buttons to its other occurrences.
   function sameKernel(timeline, selection, step) {
     const { source, rank, event } = selection, { run } = source, shift = source.shift || 0;
-    const from = step ? step.from_ms + shift : -Infinity, to = step ? step.to_ms + shift : Infinity;
-    const rows = runEvents.occurrences(run, run.ranks.indexOf(rank), event, from, to);
+    const rows = runEvents.occurrences(run, run.ranks.indexOf(rank), event, step?.step, shift);
     const own = rows.find((row) => row.rank === rank.rank), nth = own.list.indexOf(event), { events } = rank;
     const go = (i) => () => timeline.select({ source, rank, event: i }, { reveal: true });
     const longest = own.list.reduce((best, i) => (events.end[i] - events.start[i] > events.end[best] - events.start[best] ? i : best), event);

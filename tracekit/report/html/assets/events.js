@@ -86,12 +86,13 @@ const runEvents = (() => {
     return { mask, hostMask, ranks: ranks.length ? new Set(ranks) : null };
   }
 
-  // The same kernel (name) on each rank between two times: count, median and longest, and the nth occurrence there.
-  function occurrences(run, rankIndex, event, from, to) {
+  // The same kernel (name) on each rank in one step: count, median and longest, and the nth occurrence there.
+  function occurrences(run, rankIndex, event, step, shift) {
     const name = run.described.name[run.ranks[rankIndex].events.description[event]];
     const isName = run.described.name.map((text) => text === name);
-    const listOf = ({ events }) => {
-      const list = [];
+    const listOf = ({ events, steps }) => {
+      const list = [], window = steps.find((entry) => entry.step === step);
+      const from = window ? window.from_ms + shift : -Infinity, to = window ? window.to_ms + shift : Infinity;
       for (let i = tracks.firstAbove(events.start, from - 1e-9); i < events.count && events.start[i] <= to; i++) {
         if (isName[events.description[i]]) list.push(i);
       }

@@ -10,7 +10,9 @@ const timelines = (() => {
     const { element, sources } = options, first = sources[0].run.data;
     const labelNames = [...new Set(sources.flatMap(({ run }) => run.data.labels.map(({ name }) => name)))];
     const colourOf = new Map(sources.flatMap(({ run }) => run.data.labels.map(({ name, colour }) => [name, colour])));
-    const kinds = options.kinds ? [...options.kinds] : labelNames.map((name) => ({ name, colour: colourOf.get(name) }));
+    const kinds = labelNames.map((name) => ({ name, colour: colourOf.get(name) }));
+    const extraKind = kinds.length; // kinds that options.colour may give to events instead of their label
+    kinds.push(...(options.extraKinds || []));
     const eventKinds = kinds.length;
     const hostKind = kinds.length;
     kinds.push(...first.host.map(({ name, colour }) => ({ name: `host: ${name}`, colour })));
@@ -77,7 +79,7 @@ const timelines = (() => {
         rows.push({
           name: "cells", height: HEIGHTS.cells, tracks: tracks.makePartTracks(cells, cells.byRank.get(rank.rank)), source, rank,
           minTextPx: 9, centred: true, text: (i) => (cells.microbatch[i] >= 0 ? String(cells.microbatch[i]) : ""),
-          describe: (i) => `${kinds[cells.kind[i]].cell}, stage ${cells.stage[i]}, micro-batch ${cells.microbatch[i]}\n`
+          describe: (i) => `${kinds[cells.opKind[i]].cell}, stage ${cells.stage[i]}, micro-batch ${cells.microbatch[i]}\n`
             + `${rankTitle(source, rank)}\n${timesOf(cells, i)}${options.describeCell?.(source, i) ?? ""}`,
         });
       }
@@ -105,12 +107,10 @@ const timelines = (() => {
 
     // Path and cells are of all ranks together in the data: group them by rank, once.
     async function loadShared(source, s) {
-      const { run } = source, shift = source.shift || 0;
+      const { run } = source;
       const grouped = (boxes) => {
         boxes.byRank = new Map();
         for (let i = 0; i < boxes.count; i++) {
-          boxes.start[i] += shift;
-          boxes.end[i] += shift;
           if (!boxes.byRank.has(boxes.rank[i])) boxes.byRank.set(boxes.rank[i], []);
           boxes.byRank.get(boxes.rank[i]).push(i);
         }
@@ -123,7 +123,8 @@ const timelines = (() => {
       }
       if (run.data.cells) {
         source.cells = grouped(await columns.unpackTimes(run.data.cells.boxes));
-        source.cells.kind = Uint8Array.from(source.cells.kind, (kind) => kind + cellKind[s]);
+        source.cells.opKind = Uint8Array.from(source.cells.kind, (kind) => kind + cellKind[s]);
+        source.cells.kind = source.cells.opKind.slice();
       }
     }
 
@@ -131,14 +132,19 @@ const timelines = (() => {
     function colourEvents() {
       const kindOfName = new Map(labelNames.map((name, kind) => [name, kind]));
       sources.forEach((source, s) => {
-        const { run } = source, found = state.found?.[s];
+        const { run, cells } = source, found = state.found?.[s];
+        for (let i = 0; i < (cells?.count ?? 0); i++) {
+          const extra = options.colourCell?.(source, i) ?? null;
+          cells.kind[i] = extra === null ? cells.opKind[i] : extraKind + extra;
+        }
         const kindOfDescription = run.described.label.map((text) => kindOfName.get(run.texts[text]));
         for (const rank of run.ranks) {
           const { events, host } = rank, asked = !found?.ranks || found.ranks.has(rank.rank);
           for (let i = 0; i < events.count; i++) {
             const number = events.description[i];
             const named = !found || (asked && found.mask[number]);
-            events.kind[i] = !named ? dimKind : options.colour ? options.colour(source, rank, i) : kindOfDescription[number];
+            const extra = named && options.colour ? options.colour(source, rank, i) : null;
+            events.kind[i] = !named ? dimKind : extra === null ? kindOfDescription[number] : extraKind + extra;
           }
           if (host) {
             host.kind ??= new Uint8Array(host.count);
@@ -246,9 +252,10 @@ const timelines = (() => {
       });
     }
 
-    const partnersOf = ({ source, rank, event }) => runEvents
-      .partners(source.run, source.run.ranks.indexOf(rank), event)
-      .map(([r, e]) => ({ source, rank: source.run.ranks[r], event: e }));
+    // The events that belong to one: its operation on other ranks or, in a diff, the same event of the other run.
+    const partnersOf = (selection) => options.partners?.(selection) ?? runEvents
+      .partners(selection.source.run, selection.source.run.ranks.indexOf(selection.rank), selection.event)
+      .map(([r, e]) => ({ source: selection.source, rank: selection.source.run.ranks[r], event: e }));
 
     // ---- search
     function search(query) {
@@ -383,10 +390,25 @@ const timelines = (() => {
         }
       }
     }
-    const legendKinds = () => kinds.map((kind, i) => (i < eventKinds || state.lanes.has("host") ? kind : { ...kind, name: "" }));
+    const legendKinds = () => kinds.map((kind, i) => {
+      const used = i < extraKind ? !options.colouring?.() : i < eventKinds ? options.colouring?.() : state.lanes.has("host");
+      return used ? kind : { ...kind, name: "" };
+    });
+
+    // Move all times of a source, so that source.shift is where its time 0 lies on the axis.
+    function shiftSource(source, shift) {
+      const by = shift - (source.shift || 0);
+      const all = [source.path, source.cells, ...source.run.ranks.flatMap(({ events, host }) => [events, host])];
+      for (const boxes of all) {
+        for (let i = 0; i < (boxes?.count ?? 0); i++) { boxes.start[i] += by; boxes.end[i] += by; }
+      }
+      source.shift = shift;
+    }
 
     return (async () => {
       await Promise.all(sources.map(loadShared));
+      if (options.shifts) sources.forEach((source, s) => shiftSource(source, options.shifts[s]));
+      options.prepare?.(sources);
       colourEvents();
       const end = Math.max(...sources.map(({ run, shift }) => run.data.end_ns / 1e6 + (shift || 0)));
       const begin = Math.min(0, ...sources.map(({ shift }) => shift || 0)), margin = (end - begin) * 0.01;
@@ -408,10 +430,10 @@ const timelines = (() => {
       rebuild();
       if (options.legend) charts.drawLegend(options.legend, chart, legendKinds());
       return {
-        chart, state, sources, ranks, kinds, select, search, stepMatch, setRanks, viewText, applyView, partnersOf, colourEvents,
+        chart, state, sources, ranks, kinds, select, search, stepMatch, setRanks, viewText, applyView, partnersOf, colourEvents, shiftSource, rebuild,
         showOnly(labels) { // switch all other labels off; none: all on
           chart.hidden.clear();
-          kinds.forEach(({ name }, kind) => { if (labels && name && kind < eventKinds && !labels.includes(name)) chart.hidden.add(kind); });
+          kinds.forEach(({ name }, kind) => { if (labels && name && kind < extraKind && !labels.includes(name)) chart.hidden.add(kind); });
           charts.drawLegend(options.legend, chart, legendKinds());
           chart.invalidate();
         },

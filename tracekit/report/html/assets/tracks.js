@@ -24,7 +24,7 @@ const tracks = (() => {
     for (const i of indices) {
       let level = 0;
       while (level < lists.length && ends[level] > boxes.start[i] && level < MAX_TRACKS - 1) level++;
-      if (level === lists.length) { lists.push([]); ends.push(0); }
+      if (level === lists.length) { lists.push([]); ends.push(-Infinity); }
       lists[level].push(i);
       ends[level] = Math.max(ends[level], boxes.end[i]);
     }
