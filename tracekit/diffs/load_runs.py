@@ -143,12 +143,12 @@ def _analyze_run(paths: list[str], *, keep: bool) -> Run:
     from tracekit.run.analyze import analyze
 
     name = paths[0] if len(paths) == 1 else str(Path(paths[0]).parent)
-    return _run_from_analysis(analyze(paths), name=name, keep=keep)
+    return _run_from_analysis(analyze(paths, critical_path=keep), name=name, keep=keep)
 
 
 def _run_from_analysis(analysis: BaseAnalysis, *, name: str, keep: bool) -> Run:
     """Return the run of an analysis; one read back from JSON has no cells."""
-    run = _run_with_cells(analysis, name=name)
+    run = _run_with_cells(analysis.without_critical_path() if isinstance(analysis, Analysis) else analysis, name=name)
     return structs.replace(run, analysis=analysis) if keep and isinstance(analysis, Analysis) else run
 
 
