@@ -21,7 +21,6 @@ from tracekit.report.html.path import HOST_COLOUR, path_pieces
 from tracekit.report.names import short_kernel
 from tracekit.report.palette import LABEL_COLOURS
 from tracekit.report.remedies import BECAUSE
-from tracekit.report.schedule.layout import layout_pipeline
 from tracekit.report.view.kernels import Kernel, Place
 from tracekit.report.view.path import PathView
 from tracekit.report.view.ranks import stragglers
@@ -94,7 +93,6 @@ def timeline_data(analysis: Analysis, clock: PageClock) -> dict[str, Any] | None
             }
         ),
         "ranks": ranks,
-        "cells": _cells(analysis, clock, [timeline.rank for timeline in shown]),
         "path": _path(analysis, clock),
         "memory_top": _memory_top_gb(analysis),
     }
@@ -283,39 +281,6 @@ def _phases(analysis: Analysis, clock: PageClock, rank: int) -> list[tuple[int |
     starts = clock.steps.filter(rank=rank).select("step", "start_ns")
     placed = phases.join(starts, on="step", nulls_equal=True, maintain_order="left")
     return placed.select("step", "phase", (end_ns - pl.col("span_ns")) / 1e6, end_ns.alias("until_ns") / 1e6).rows()
-
-
-def _cells(analysis: Analysis, clock: PageClock, ranks: Sequence[int]) -> dict[str, Any] | None:
-    """Return the measured cells of all pipelines and steps, for the band above each rank's lanes."""
-    comparison = analysis.schedule
-    if comparison is None:
-        return None
-    boxes, kinds = [], dict[str, str]()
-    for step_comparison in comparison.all:
-        layout = layout_pipeline(step_comparison)["measured"]
-        key = [f"{colour.name}|{colour.colour}" for colour in layout.colours]
-        kinds.update(zip(key, (colour.colour for colour in layout.colours), strict=True))
-        rank_of_row = np.array(layout.ranks)
-        number_of_kind = np.array([list(kinds).index(name) for name in key])
-        boxes.append(
-            layout.boxes.select(
-                rank=pl.Series(rank_of_row[layout.boxes["row"].to_numpy()]),
-                start_ns=pl.col("start") + layout.origin_ns - clock.origin_ns,
-                end_ns=pl.col("end") + layout.origin_ns - clock.origin_ns,
-                kind=pl.Series(number_of_kind[layout.boxes["colour_key"].to_numpy()]),
-                stage=pl.col("stage").fill_null(-1),
-                microbatch=pl.col("microbatch").fill_null(-1),
-                part="part",
-            ).cast(pl.Int64)
-        )
-    cells = pl.concat(boxes).filter(pl.col("rank").is_in(list(ranks))).sort("start_ns")
-    if cells.is_empty():
-        return None
-    others = {name: cells[name].to_numpy() for name in ("rank", "kind", "stage", "microbatch", "part")}
-    return {
-        "kinds": [{"name": name.partition("|")[0], "colour": colour} for name, colour in kinds.items()],
-        "boxes": pack_intervals(cells["start_ns"].to_numpy(), cells["end_ns"].to_numpy(), **others),
-    }
 
 
 def _path(analysis: Analysis, clock: PageClock) -> dict[str, Any] | None:

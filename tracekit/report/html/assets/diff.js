@@ -9,7 +9,7 @@
     { name: "about the same", colour: "#9AA5B1" }, { name: "not matched", colour: "#CC79A7" },
     { name: "", colour: "dim" }, // outside the compared steps
   ];
-  let colouring = true, timeline = null;
+  let colouring = true, timeline = null, timelineKinds = [];
 
   const chosen = [0, 0]; // index of the step of each side
   const stepOf = (side) => data.sides[side].timeline.steps[chosen[side]];
@@ -60,8 +60,8 @@
       }));
     }
     if (sources.every(({ cells }) => cells)) {
-      pair(...sources.map(({ cells, run }) => listsOf(cells, (i) => [
-        cells.rank[i], run.data.cells.kinds[cells.opKind[i] - cells.opKind0]?.name, cells.stage[i], cells.microbatch[i], cells.part[i],
+      pair(...sources.map(({ cells }) => listsOf(cells, (i) => [
+        cells.rank[i], timelineKinds[cells.opKind[i]].cell, cells.stage[i], cells.microbatch[i], cells.part[i],
       ].join())));
     }
   }
@@ -76,8 +76,10 @@
 
   async function drawTimeline() {
     const runs = await Promise.all(data.sides.map(({ timeline: packed }) => runEvents.load(packed)));
-    data.sides.forEach(({ timeline: { steps }, step }, side) => { chosen[side] = Math.max(0, steps.findIndex((entry) => entry.step === step)); });
-    const sources = runs.map((run, side) => ({ run, name: ["before", "after"][side], path_name: data.sides[side].path }));
+    data.sides.forEach(({ timeline: { steps }, schedule }, side) => {
+      chosen[side] = Math.max(0, steps.findIndex(({ step }) => step === schedule?.choices[0].step));
+    });
+    const sources = runs.map((run, side) => ({ run, name: ["before", "after"][side], schedule: data.sides[side].schedule, path_name: data.sides[side].path }));
     const sideOf = (source) => sources.indexOf(source), otherOf = (source) => sources[1 - sideOf(source)];
     const otherRank = (source, rank) => { const { run } = otherOf(source); return run.ranks[run.rankIndex.get(rank.rank)]; };
     const eventDurations = (source, rank, i) => {
@@ -95,10 +97,7 @@
     const window = () => [0, Math.max(...[0, 1].map((side) => stepOf(side).to_ms - stepOf(side).from_ms))].map((time, i, [, to]) => (i ? to * 1.02 : -0.02 * to));
     timeline = await timelines.create({
       element: byId("timeline-chart"), legend: byId("timeline-legend"), rankButtons: byId("timeline-ranks"), laneButtons: byId("timeline-lanes"),
-      sources, extraKinds, window: window(), shifts: [0, 1].map((side) => -stepOf(side).from_ms), prepare: (all) => {
-        for (const { cells } of all) if (cells) cells.opKind0 = Math.min(...cells.opKind);
-        matchRuns(all);
-      },
+      sources, extraKinds, window: window(), shifts: [0, 1].map((side) => -stepOf(side).from_ms), prepare: (all, kinds) => { timelineKinds = kinds; matchRuns(all); },
       colouring: () => colouring,
       colour: (source, rank, i) => (colouring ? kindOf(eventDurations(source, rank, i), rank.events.counterpart[i]) : null),
       colourCell: (source, i) => (colouring ? kindOf(cellDurations(source, i), source.cells.counterpart[i]) : null),

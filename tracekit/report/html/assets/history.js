@@ -46,7 +46,7 @@
     }
     const every = Math.ceil(points.length / 6);
     points.forEach((point, i) => {
-      if (i % every === 0) svg.append(make("text", { x: xOf(i), y: HEIGHT - 6, "text-anchor": i ? "middle" : "start" }, point.time.slice(5, 16).replace("T", " ")));
+      if (i % every === 0) svg.append(make("text", { x: xOf(i), y: HEIGHT - 6, "text-anchor": i === 0 ? "start" : i === points.length - 1 ? "end" : "middle" }, point.time.slice(5, 16).replace("T", " ")));
     });
     for (const line of used) {
       const present = points.map((point, i) => [point, i]).filter(([{ values }]) => line.metric in values);

@@ -87,7 +87,7 @@
     };
     timeline = await timelines.create({
       element: byId("timeline-chart"), legend: byId("timeline-legend"), rankButtons: byId("timeline-ranks"), laneButtons: byId("timeline-lanes"),
-      sources: [{ run, name: "" }], window: around(scheduled),
+      sources: [{ run, name: "", schedule: data.schedule }], window: around(scheduled),
       shade: steps.length > 1 ? steps.map(({ step, from_ms }) => ({ from: from_ms, name: step === null ? "" : `step ${step}` })) : [],
       details: (selection) => detailsPanel.draw(byId("details"), timeline, selection, data.path),
       changed: () => { if (timeline) remember(); },

@@ -5,6 +5,31 @@ const timelines = (() => {
   const HEIGHTS = { path: 7, cells: 17, compute: 24, lane: 13, host: 11, memory: 34 };
   const DIM = { name: "", colour: "dim" }; // events that a search does not name
 
+  // The kinds of cells over all pipelines and steps of a schedule, each once.
+  const kindKey = ({ name, colour }) => `${name} ${colour}`;
+  const cellKinds = (schedule) => [...new Map((schedule?.choices || []).flatMap(({ kinds }) => kinds).map((kind) => [kindKey(kind), kind])).values()];
+
+  // The measured cells of all pipelines and steps, as boxes on the timeline's axis, in order of start.
+  async function measuredCells({ schedule, run }) {
+    const numbers = new Map(cellKinds(schedule).map((kind, number) => [kindKey(kind), number])), all = [];
+    for (const { kinds, ranks, origin_ns, sections } of schedule.choices) {
+      const boxes = await columns.unpackTimes(sections[0].boxes), shift = Number(BigInt(origin_ns) - BigInt(run.data.origin_ns)) / 1e6;
+      for (let i = 0; i < boxes.count; i++) {
+        if (boxes.stage[i] < 0) continue; // the time outside cells
+        all.push({
+          start: boxes.start[i] + shift, end: boxes.end[i] + shift, rank: ranks[boxes.row[i]], part: boxes.part[i],
+          kind: numbers.get(kindKey(kinds[boxes.kind[i]])), stage: boxes.stage[i], microbatch: boxes.microbatch[i],
+        });
+      }
+    }
+    all.sort((a, b) => a.start - b.start);
+    const column = (name, type) => type.from(all, (box) => box[name]);
+    return {
+      count: all.length, start: column("start", Float64Array), end: column("end", Float64Array), rank: column("rank", Int32Array),
+      part: column("part", Uint8Array), kind: column("kind", Uint8Array), stage: column("stage", Int32Array), microbatch: column("microbatch", Int32Array),
+    };
+  }
+
   // options: { element, legend, sources, rankButtons, laneButtons, details(selection), changed(), colour(source, rank, event) }
   function create(options) {
     const { element, sources } = options, first = sources[0].run.data;
@@ -16,9 +41,9 @@ const timelines = (() => {
     const eventKinds = kinds.length;
     const hostKind = kinds.length;
     kinds.push(...first.host.map(({ name, colour }) => ({ name: `host: ${name}`, colour })));
-    const cellKind = sources.map(({ run }) => {
+    const cellKind = sources.map(({ schedule }) => {
       const offset = kinds.length;
-      kinds.push(...(run.data.cells?.kinds || []).map(({ name, colour }) => ({ name: "", colour, cell: name })));
+      kinds.push(...cellKinds(schedule).map(({ name, colour }) => ({ name: "", colour, cell: name })));
       return offset;
     });
     const pathKind = kinds.push({ name: "", colour: "ink" }) - 1, dimKind = kinds.push(DIM) - 1;
@@ -121,8 +146,8 @@ const timelines = (() => {
         source.path.texts = await columns.unpackJson(run.data.path.texts);
         source.path.kind = new Uint8Array(source.path.count).fill(pathKind);
       }
-      if (run.data.cells) {
-        source.cells = grouped(await columns.unpackTimes(run.data.cells.boxes));
+      if (source.schedule) {
+        source.cells = grouped(await measuredCells(source));
         source.cells.opKind = Uint8Array.from(source.cells.kind, (kind) => kind + cellKind[s]);
         source.cells.kind = source.cells.opKind.slice();
       }
@@ -345,7 +370,7 @@ const timelines = (() => {
       if (options.rankButtons && ranks.length < 2) options.rankButtons.parentElement.hidden = true;
       const has = (test) => sources.some(({ run }) => test(run));
       const offered = [
-        ["path", "critical path", has(({ data }) => data.path)], ["cells", "cells", has(({ data }) => data.cells)],
+        ["path", "critical path", has(({ data }) => data.path)], ["cells", "cells", sources.some(({ schedule }) => schedule)],
         ["memory", "memory", has(({ ranks: all }) => all.some(({ memory }) => memory))],
         ["host", "host", has(({ ranks: all }) => all.some(({ host }) => host))],
       ].filter(([, , present]) => present);
@@ -408,7 +433,7 @@ const timelines = (() => {
     return (async () => {
       await Promise.all(sources.map(loadShared));
       if (options.shifts) sources.forEach((source, s) => shiftSource(source, options.shifts[s]));
-      options.prepare?.(sources);
+      options.prepare?.(sources, kinds);
       colourEvents();
       const end = Math.max(...sources.map(({ run, shift }) => run.data.end_ns / 1e6 + (shift || 0)));
       const begin = Math.min(0, ...sources.map(({ shift }) => shift || 0)), margin = (end - begin) * 0.01;
