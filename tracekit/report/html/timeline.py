@@ -224,8 +224,8 @@ def _rank_data(
             lane=host["lane"].to_physical().to_numpy(),
             name=np.array([names.get(name, -1) for name in host["name"].to_list()], np.int64),
         )
-    if points := _memory_points(analysis, clock, rank):
-        data["memory"] = points
+    if memory := _memory_line(analysis, clock, rank):
+        data["memory"] = memory
     return data
 
 
@@ -306,16 +306,22 @@ def _memory_top_gb(analysis: Analysis) -> float | None:
     return max(max(record.reserved_bytes or 0, record.peak_bytes) for record in records) / 1e9
 
 
-def _memory_points(analysis: Analysis, clock: PageClock, rank: int) -> list[tuple[float, float, float | None]]:
-    """Return a rank's memory: ms, GB allocated and GB reserved, each valid until the next; empty if not recorded."""
+def _memory_line(analysis: Analysis, clock: PageClock, rank: int) -> dict[str, Any] | None:
+    """Return a rank's allocated and reserved memory in KiB, each valid until the next; None if not recorded."""
     records = () if analysis.memory is None else analysis.memory.ranks
-    for memory in records:
-        if memory.rank == rank:
-            line = memory.measured.line.filter(pl.col("allocated").is_not_null())
-            time_ms = pl.Series(clock.times(rank, line["at_ns"]) / 1e6).round(4)
-            gigabytes = [(pl.col(name) / 1e9).round(5) for name in ("allocated", "reserved")]
-            return line.select(time_ms.alias("ms"), *gigabytes).rows()
-    return []
+    line = next((memory.measured.line for memory in records if memory.rank == rank), None)
+    if line is None:
+        return None
+    line = line.filter(pl.col("allocated").is_not_null())
+    time_ns = clock.times(rank, line["at_ns"])
+    first, last = max(0, int(np.searchsorted(time_ns, 0, side="right")) - 1), np.searchsorted(time_ns, clock.end_ns)
+    reserved = (line["reserved"] // 1024 + 1).fill_null(0)  # 0: unknown
+    columns = {
+        "time": time_ns // 1000,
+        "allocated": line["allocated"].to_numpy() // 1024,
+        "reserved": reserved.to_numpy(),
+    }
+    return pack_columns({name: values[first:last] for name, values in columns.items()}, differences=columns)
 
 
 Moment = tuple[float, float]

@@ -11,6 +11,7 @@ const runEvents = (() => {
       events.kind = Uint8Array.from(events.description, (number) => kindOfDescription[number]);
       return {
         ...packed, events, kindOfDescription,
+        memory: packed.memory ? memoryPoints(await columns.unpack(packed.memory)) : null,
         host: packed.host ? await columns.unpackTimes(packed.host) : null,
         operations: packed.operations ? indexed(await columns.unpack(packed.operations)) : new Map(),
         matches: packed.matches ? await columns.unpack(packed.matches) : { count: 0 },
@@ -22,6 +23,12 @@ const runEvents = (() => {
       members: null, // match → [[rank index, event], …], made at first use
     };
     return run;
+  }
+
+  // Memory as points of a line: [ms, GB allocated, GB reserved or null].
+  function memoryPoints({ count, time, allocated, reserved }) {
+    const toGb = (kib) => kib * 1024 / 1e9;
+    return Array.from({ length: count }, (_, i) => [time[i] / 1e3, toGb(allocated[i]), reserved[i] ? toGb(reserved[i] - 1) : null]);
   }
 
   // Operations by the number of their event; waits are -1 where unknown.
@@ -109,7 +116,11 @@ const runEvents = (() => {
     });
   }
 
-  const shortName = (name) => (name || "").replace(/^void /, "").replace(/<.*/s, "").replace(/\(.*/s, "").split("::").pop() || name || "";
+  // A kernel's name without return type, namespaces, template arguments and parameters.
+  const shortName = (name) => {
+    const plain = (name || "").replaceAll("(anonymous namespace)::", "").replace(/^void /, "").replace(/[<(].*/s, "");
+    return plain.split("::").pop() || name || "";
+  };
 
   return { load, partners, search, occurrences, shortName };
 })();

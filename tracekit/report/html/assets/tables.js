@@ -65,7 +65,7 @@ const sortableTables = (() => {
     input.oninput = () => {
       const words = input.value.toLowerCase().split(/\s+/).filter(Boolean);
       for (const rows of bundles(table.tBodies[0])) {
-        const text = rows.map((row) => `${row.textContent} ${row.cells[0]?.title ?? ""}`).join(" ").toLowerCase();
+        const text = `${rows[0].textContent} ${rows[0].cells[0]?.title ?? ""}`.toLowerCase();
         for (const row of rows) row.classList.toggle("filtered", !words.every((word) => text.includes(word)));
       }
     };
