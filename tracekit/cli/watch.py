@@ -21,7 +21,12 @@ def run(
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Add each recording to this page (.html) and write its report beside it."),
+        typer.Option(
+            "--output",
+            "-o",
+            help="Add each recording to this page (.html) and write its report beside it.",
+            metavar="FILE",
+        ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print each recording's figures as a line of JSON.")] = False,
 ) -> None:

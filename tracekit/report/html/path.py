@@ -6,7 +6,7 @@ import polars as pl
 
 from tracekit.analysis import Analysis
 from tracekit.compare import StepComparison
-from tracekit.critical_path.path import CriticalPath
+from tracekit.critical_path.path import SEGMENTS, CriticalPath
 from tracekit.report.remedies import BECAUSE
 
 HOST_COLOUR = "#8A97A3"
@@ -17,13 +17,11 @@ MAX_PIECES = 200_000
 def path_pieces(analysis: Analysis) -> pl.DataFrame:
     """Return the pieces of the path of all steps on the common clock, by start; none if no path was computed.
 
-    Columns ``rank, start_ns, end_ns, description``; the description tells what ran, the cause of exposed time, and
+    Columns ``rank, start_ns, end_ns, kind, label, description``; the description tells what ran, the cause of exposed time, and
     where the path comes from and goes on.
     """
     if analysis.critical is None:
-        return pl.DataFrame(
-            schema={"rank": pl.Int32, "start_ns": pl.Int64, "end_ns": pl.Int64, "description": pl.String}
-        )
+        return SEGMENTS.to_frame().select("rank", "start_ns", "end_ns", "kind", "label", description="what")
     # Pieces in order of time over all ranks: a neighbour on another rank is where the path comes from or goes on.
     pieces = analysis.critical.pieces.sort("step", "start_ns")
     rank_before, rank_after = (pl.col("rank").shift(by).over("step") for by in (1, -1))
@@ -34,7 +32,7 @@ def path_pieces(analysis: Analysis) -> pl.DataFrame:
     until = pl.when(pl.col("kind") == "host").then(pl.lit("until ")).otherwise(pl.lit(""))
     what = pl.coalesce(pl.format("{}{}", until, "what"), "kind")
     notes = [note.fill_null("") for note in (exposed, comes_from, goes_on)]
-    described = pieces.select("rank", "start_ns", "end_ns", description=pl.concat_str(what, *notes))
+    described = pieces.select("rank", "start_ns", "end_ns", "kind", "label", description=pl.concat_str(what, *notes))
     return described.top_k(MAX_PIECES, by=pl.col("end_ns") - pl.col("start_ns")).sort("start_ns")
 
 

@@ -284,18 +284,19 @@ def _phases(analysis: Analysis, clock: PageClock, rank: int) -> list[tuple[int |
 
 
 def _path(analysis: Analysis, clock: PageClock) -> dict[str, Any] | None:
-    """Return the pieces of the critical path with their descriptions; None if none was computed."""
+    """Return the pieces of the critical path: times, rank, and numbers of their texts; None if none was computed."""
     pieces = path_pieces(analysis)
     if pieces.is_empty():
         return None
-    texts = pieces["description"].unique(maintain_order=True)
-    number = {text: number for number, text in enumerate(texts.to_list())}
-    start_ns, end_ns = (pieces[name].to_numpy() - clock.origin_ns for name in ("start_ns", "end_ns"))
-    text = np.array([number[text] for text in pieces["description"].to_list()], np.int64)
-    return {
-        "pieces": pack_intervals(start_ns, end_ns, rank=pieces["rank"].to_numpy(), text=text),
-        "texts": pack_json(texts.to_list()),
+    texts = pl.concat([pieces[name] for name in ("kind", "label", "description")]).unique(maintain_order=True).to_list()
+    number = {text: number for number, text in enumerate(texts) if text is not None}
+    columns = {
+        name: np.array([number.get(text, -1) for text in pieces[name].to_list()], np.int64)
+        for name in ("kind", "label", "description")
     }
+    start_ns, end_ns = (pieces[name].to_numpy() - clock.origin_ns for name in ("start_ns", "end_ns"))
+    packed = pack_intervals(start_ns, end_ns, rank=pieces["rank"].to_numpy(), **columns)
+    return {"pieces": packed, "texts": pack_json(texts)}
 
 
 def _memory_top_gb(analysis: Analysis) -> float | None:

@@ -75,9 +75,11 @@ const detailsPanel = (() => {
       const largest = Object.entries(causes).sort((a, b) => b[1] - a[1]).slice(0, 2);
       fact("exposed because", `${largest.map(([cause, ns]) => `${percent(ns / total)} ${run.data.causes[cause]}`).join(", ")} (all ${label} of this rank)`);
     }
-    const piece = pathPiece(source, rank, start, end);
-    if (piece >= 0) fact("critical path", source.path.texts[source.path.text[piece]].split("\n").slice(1).join("; ") || "runs through it");
-    else if (source.path) fact("critical path", "does not run through it");
+    const piece = timeline.pieceOf(selection);
+    if (piece >= 0) {
+      const notes = source.path.texts[source.path.description[piece]].split("\n").slice(1);
+      fact("critical path", [`runs through it for ${ms(source.path.end[piece] - source.path.start[piece])}`, ...notes].join("; "));
+    } else if (source.path) fact("critical path", "does not run through it");
     const extra = timeline.factsOf?.(selection);
     if (extra) fact(...extra);
 
@@ -96,11 +98,20 @@ const detailsPanel = (() => {
 
   const colourOf = (timeline, run, label) => run.data.labels.find((entry) => entry.name === label)?.colour ?? "#888888";
 
-  // The piece of the critical path that the event lies on; -1 for none.
-  function pathPiece({ path }, rank, start, end) {
-    if (!path) return -1;
-    const middle = (start + end) / 2;
-    return (path.byRank.get(rank.rank) || []).findLast((i) => path.start[i] <= middle && path.end[i] >= middle) ?? -1;
+  // The panel of a piece of the critical path: work of the host, a launch, or what ran.
+  function drawPiece(panel, timeline, source, i) {
+    const { path } = source, [what, ...notes] = path.texts[path.description[i]].split("\n"), kind = path.texts[path.what[i]];
+    const facts = [
+      ["where", `rank ${path.rank[i]}`], ["when", `${path.start[i].toFixed(4)} to ${path.end[i].toFixed(4)} ms, ${ms(path.end[i] - path.start[i])} long`],
+      [kind === "host" ? "the host worked" : kind, what], ...notes.map((note) => ["the path", note.replace("the path ", "")]),
+    ];
+    const close = button("×", () => timeline.select(null), "close");
+    close.className = "close";
+    close.setAttribute("aria-label", "close the details");
+    panel.replaceChildren(close, element("h3", kind === "host" ? "On the critical path: the host" : `On the critical path: ${kind}`),
+      element("div", button("next longest on the critical path", () => timeline.selectLongestOnPath()), { class: "actions" }),
+      element("dl", facts.flatMap(([topic, content]) => [element("dt", topic), element("dd", content, { dir: "auto" })]), { class: "facts" }));
+    panel.hidden = false;
   }
 
   function partnerList(timeline, partners, title) {
@@ -168,5 +179,5 @@ const detailsPanel = (() => {
     return made;
   }
 
-  return { draw, copy };
+  return { draw, drawPiece, copy };
 })();

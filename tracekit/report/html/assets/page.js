@@ -90,6 +90,7 @@
       sources: [{ run, name: "", schedule: data.schedule }], window: around(scheduled),
       shade: steps.length > 1 ? steps.map(({ step, from_ms }) => ({ from: from_ms, name: step === null ? "" : `step ${step}` })) : [],
       details: (selection) => detailsPanel.draw(byId("details"), timeline, selection, data.path),
+      piece: (source, i) => detailsPanel.drawPiece(byId("details"), timeline, source, i),
       changed: () => { if (timeline) remember(); },
       setQuery: (query) => field.set(query), focusSearch: () => byId("find").focus(),
     });
@@ -100,6 +101,8 @@
     timeline.find = field.set;
     timeline.link = () => `${location.href.split("#")[0]}#${timeline.viewText()}`;
     drawn.timeline = timeline.chart;
+    byId("path-longest").hidden = !packed.path;
+    byId("path-longest").onclick = () => timeline.selectLongestOnPath();
     byId("copy-link").onclick = (event) => detailsPanel.copy(timeline.link(), event.currentTarget);
 
     // Selectors: a step, and a phase of the pipeline within it.

@@ -50,10 +50,13 @@ const timelines = (() => {
     const ranks = [...new Set(sources.flatMap(({ run }) => run.ranks.map(({ rank }) => rank)))].sort((a, b) => a - b);
     const state = {
       ranks: new Set(ranks), lanes: new Set(["path", "cells", "memory", ...(ranks.length * sources.length <= 4 ? ["host"] : [])]),
-      selected: null, query: "", found: null,
+      selected: null, query: "", found: null, pathTurn: 0,
     };
     let rowOf = new Map(); // "source.rank.lane" → row
     let chart = null;
+
+    // What a piece of the critical path is: its kind, label and description.
+    const pieceName = (path, i) => [path.texts[path.what[i]], path.texts[path.label[i]], path.texts[path.description[i]]].filter(Boolean).join(", ");
 
     // ---- rows
     const ms = (value) => `${value.toFixed(value < 0.1 ? 4 : 3)} ms`;
@@ -97,7 +100,7 @@ const timelines = (() => {
         const indices = path.byRank.get(rank.rank) || [];
         rows.push({
           name: "path", height: HEIGHTS.path, tracks: tracks.makeTracks(path, indices), source, rank,
-          describe: (i) => `on the critical path\n${path.texts[path.text[i]]}\n${rankTitle(source, rank)}\n${timesOf(path, i)}`,
+          describe: (i) => `on the critical path: ${pieceName(path, i)}\n${rankTitle(source, rank)}\n${timesOf(path, i)}`,
         });
       }
       if (cells && state.lanes.has("cells") && cells.byRank.has(rank.rank)) {
@@ -144,6 +147,7 @@ const timelines = (() => {
       if (run.data.path) {
         source.path = grouped(await columns.unpackTimes(run.data.path.pieces));
         source.path.texts = await columns.unpackJson(run.data.path.texts);
+        source.path.what = source.path.kind; // the number of its kind's name; kind is the colour
         source.path.kind = new Uint8Array(source.path.count).fill(pathKind);
       }
       if (source.schedule) {
@@ -338,6 +342,53 @@ const timelines = (() => {
       select(list[(next + list.length) % list.length], { reveal: true });
     }
 
+    // Show the longest piece of the critical path in the chosen window; again: the next longest.
+    function selectLongestOnPath() {
+      const [from, to] = state.pathWindow ??= chart.window(), source = sources.find(({ path }) => path), { path } = source;
+      const pieces = [];
+      for (let i = 0; i < path.count; i++) if (path.end[i] > from && path.start[i] < to) pieces.push(i);
+      pieces.sort((a, b) => (path.end[b] - path.start[b]) - (path.end[a] - path.start[a]));
+      if (pieces.length) selectPiece(source, pieces[state.pathTurn++ % pieces.length]);
+    }
+    // Select the event of a piece, or the piece itself where the path runs through the host.
+    function selectPiece(source, i) {
+      const { path } = source, selection = eventOfPiece(source, i);
+      if (selection) { select(selection, { reveal: true }); return; }
+      if (!state.ranks.has(path.rank[i])) setRanks([...state.ranks, path.rank[i]]);
+      const length = path.end[i] - path.start[i];
+      chart.setWindow(path.start[i] - 2 * length, path.end[i] + 2 * length);
+      const row = chart.rows().find((one) => one.name === "path" && one.source === source && one.rank.rank === path.rank[i]);
+      if (row) chart.revealRow(row);
+      select(null);
+      options.piece?.(source, i);
+    }
+    // The event that a piece of the path is: of its label and, for communication and copies, of its name. None for the host.
+    function eventOfPiece(source, i) {
+      const { path, run } = source, rank = run.ranks[run.rankIndex.get(path.rank[i])], label = path.texts[path.label[i]];
+      if (!rank || !label || path.texts[path.what[i]] === "host") return null;
+      let best = -1, most = 0;
+      for (let e = 0; e < rank.events.count && rank.events.start[e] < path.end[i]; e++) {
+        const shared = Math.min(rank.events.end[e], path.end[i]) - Math.max(rank.events.start[e], path.start[i]);
+        if (shared > most && isEventOfPiece(source, rank, e, i)) { best = e; most = shared; }
+      }
+      return best < 0 ? null : { source, rank, event: best };
+    }
+    function isEventOfPiece({ path, run }, rank, event, i) {
+      const number = rank.events.description[event], kind = path.texts[path.what[i]];
+      if (run.text("label", number) !== path.texts[path.label[i]] || kind === "host") return false;
+      return kind === "kernel" || path.texts[path.description[i]].split("\n")[0] === run.text("name", number);
+    }
+    // The piece of the critical path that an event is (the longest, if it is several); -1 for none.
+    function pieceOf({ source, rank, event }) {
+      const { path } = source, { start, end } = rank.events;
+      let best = -1, most = 0;
+      for (const i of path?.byRank.get(rank.rank) ?? []) {
+        const shared = Math.min(end[event], path.end[i]) - Math.max(start[event], path.start[i]);
+        if (shared > most && isEventOfPiece(source, rank, event, i)) { best = i; most = shared; }
+      }
+      return best;
+    }
+
     function setRanks(numbers) {
       state.ranks = new Set(numbers);
       drawButtons();
@@ -440,8 +491,8 @@ const timelines = (() => {
       chart = charts.create(element, {
         groups: [], kinds, begin: begin - margin, end: end + margin, window: options.window, shade: options.shade, marks, overlay,
         select: (hit) => {
-          if (hit && !hit.row.events) options.other?.(hit);
           select(hit && hit.row.events ? { source: hit.row.source, rank: hit.row.rank, event: hit.box } : null);
+          if (hit?.row.name === "path") options.piece?.(hit.row.source, hit.box);
         },
         move: (hit) => { if (hit.row.events) select({ source: hit.row.source, rank: hit.row.rank, event: hit.box }); },
         open: (hit) => {
@@ -455,7 +506,7 @@ const timelines = (() => {
       rebuild();
       if (options.legend) charts.drawLegend(options.legend, chart, legendKinds());
       return {
-        chart, state, sources, ranks, kinds, select, search, stepMatch, setRanks, viewText, applyView, partnersOf, colourEvents, shiftSource, rebuild,
+        chart, state, sources, ranks, kinds, select, search, stepMatch, setRanks, viewText, applyView, partnersOf, selectLongestOnPath, selectPiece, pieceOf, pieceName, colourEvents, shiftSource, rebuild,
         showOnly(labels) { // switch all other labels off; none: all on
           chart.hidden.clear();
           kinds.forEach(({ name }, kind) => { if (labels && name && kind < extraKind && !labels.includes(name)) chart.hidden.add(kind); });
