@@ -17,8 +17,8 @@ MAX_PIECES = 200_000
 def path_pieces(analysis: Analysis) -> pl.DataFrame:
     """Return the pieces of the path of all steps on the common clock, by start; none if no path was computed.
 
-    Columns ``rank, start_ns, end_ns, kind, label, description``; the description tells what ran, the cause of exposed time, and
-    where the path comes from and goes on.
+    Columns ``rank, start_ns, end_ns, kind, label, description``; the description tells what ran, the cause of exposed
+    time, and where the path comes from and goes on.
     """
     if analysis.critical is None:
         return SEGMENTS.to_frame().select("rank", "start_ns", "end_ns", "kind", "label", description="what")

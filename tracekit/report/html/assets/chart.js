@@ -367,9 +367,9 @@ const charts = (() => {
       options.move?.({ row, box: cursor.box, boxes });
     };
     const revealRow = (row) => {
-      const top = row.top - 4, bottom = row.top + row.height + AXIS_PX + 4;
-      if (element.scrollTop > top) element.scrollTop = top;
-      else if (element.scrollTop + element.clientHeight < bottom) element.scrollTop = bottom - element.clientHeight;
+      const top = row.top - 4, bottom = row.top + row.height + AXIS_PX + 4, context = 80; // some of the rows around it
+      if (element.scrollTop > top) element.scrollTop = top - context;
+      else if (element.scrollTop + element.clientHeight < bottom) element.scrollTop = bottom - element.clientHeight + context;
     };
     // The next or previous box of a row by start, over all its tracks.
     const neighbour = (row, box, direction) => {

@@ -67,7 +67,8 @@ const detailsPanel = (() => {
       fact("transfer", operation.kib === null ? "" : `${operation.kib.toLocaleString("en")} KiB`);
       fact("hidden", `${percent(Math.min(1, operation.hidden / length))} by compute; exposed ${ms(Math.max(0, length - operation.hidden))}`);
       fact("waiting", operation.wait === null ? "unknown: no trace of its peer, or clocks not comparable"
-        : `${ms(operation.wait)} for other ranks, ${ms(Math.max(0, length - operation.wait))} transfer`);
+        : operation.wait < 1e-4 ? "did not wait for other ranks"
+          : `${ms(operation.wait)} for other ranks, ${ms(Math.max(0, length - operation.wait))} transfer`);
     }
     const causes = rank.causes[label];
     if (causes && (!operation || length - operation.hidden > 1e-4)) {
@@ -93,7 +94,8 @@ const detailsPanel = (() => {
     if (name !== null) panel.append(element("p", name, { class: "whole", dir: "auto" }));
     const [steps, table] = name === null ? [[], []] : sameKernel(timeline, selection, step);
     panel.append(element("div", [...steps, ...commands(timeline, selection, path, piece)], { class: "actions" }), list);
-    panel.append(element("div", [...(partners.length ? [partnerList(timeline, partners, timeline.sources.length > 1 ? "The same kernel in the other run" : "The same operation on other ranks")] : []), ...table]));
+    const partnersTitle = timeline.sources.length > 1 ? "The same kernel in the other run" : "The same operation on other ranks";
+    panel.append(element("div", [...(partners.length ? [partnerList(timeline, partners, partnersTitle)] : []), ...table]));
   }
 
   const colourOf = (timeline, run, label) => run.data.labels.find((entry) => entry.name === label)?.colour ?? "#888888";

@@ -94,10 +94,14 @@
     const noteOf = (pair, counterpart) => (pair ? `\nbefore → after: ${changeText(...pair)}`
       : counterpart === -2 ? "\noutside the compared step" : "\nnot matched with the other run");
     let field = null, waiting = null;
-    const window = () => [0, Math.max(...[0, 1].map((side) => stepOf(side).to_ms - stepOf(side).from_ms))].map((time, i, [, to]) => (i ? to * 1.02 : -0.02 * to));
+    const window = () => { // the longer of both steps, with a margin
+      const longest = Math.max(...[0, 1].map((side) => stepOf(side).to_ms - stepOf(side).from_ms));
+      return [-0.02 * longest, 1.02 * longest];
+    };
     timeline = await timelines.create({
       element: byId("timeline-chart"), legend: byId("timeline-legend"), rankButtons: byId("timeline-ranks"), laneButtons: byId("timeline-lanes"),
-      sources, extraKinds, window: window(), shifts: [0, 1].map((side) => -stepOf(side).from_ms), prepare: (all, kinds) => { timelineKinds = kinds; matchRuns(all); },
+      sources, extraKinds, window: window(), shifts: [0, 1].map((side) => -stepOf(side).from_ms),
+      prepare: (all, kinds) => { timelineKinds = kinds; matchRuns(all); },
       colouring: () => colouring,
       colour: (source, rank, i) => (colouring ? kindOf(eventDurations(source, rank, i), rank.events.counterpart[i]) : null),
       colourCell: (source, i) => (colouring ? kindOf(cellDurations(source, i), source.cells.counterpart[i]) : null),

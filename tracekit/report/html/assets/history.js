@@ -39,14 +39,17 @@
     const most = Math.max(...all), least = fromZero ? 0 : Math.min(...all), spare = (most - least || most || 1) * 0.12;
     const low = fromZero ? 0 : Math.max(0, least - spare), high = most + spare;
     const yOf = (value) => TOP + (1 - (value - low) / (high - low)) * (HEIGHT - TOP - BOTTOM);
-    const svg = make("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": `${title} of ${points.length} recordings; the table has the figures` });
+    const about = `${title} of ${points.length} recordings; the table has the figures`;
+    const svg = make("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "group", "aria-label": about });
     for (const value of ticks(low, high)) {
       svg.append(make("line", { x1: LEFT, x2: WIDTH - RIGHT, y1: yOf(value), y2: yOf(value), class: "tick" }),
         make("text", { x: LEFT - 6, y: yOf(value) + 4, "text-anchor": "end" }, format(value)));
     }
     const every = Math.ceil(points.length / 6);
     points.forEach((point, i) => {
-      if (i % every === 0) svg.append(make("text", { x: xOf(i), y: HEIGHT - 6, "text-anchor": i === 0 ? "start" : i === points.length - 1 ? "end" : "middle" }, point.time.slice(5, 16).replace("T", " ")));
+      if (i % every) return;
+      const anchor = i === 0 ? "start" : i === points.length - 1 ? "end" : "middle";
+      svg.append(make("text", { x: xOf(i), y: HEIGHT - 6, "text-anchor": anchor }, point.time.slice(5, 16).replace("T", " ")));
     });
     for (const line of used) {
       const present = points.map((point, i) => [point, i]).filter(([{ values }]) => line.metric in values);

@@ -1,6 +1,6 @@
 // Tables that sort by a click on a column's head, and filter by a text.
 const sortableTables = (() => {
-  const MIN_ROWS_TO_SORT = 3, MIN_ROWS_TO_FILTER = 9;
+  const MIN_ROWS_TO_SORT = 3, MIN_ROWS_TO_FILTER = 12;
   const UNITS = {
     ns: 1e-9, "µs": 1e-6, us: 1e-6, ms: 1e-3, s: 1, min: 60, h: 3600, "%": 0.01, B: 1, kB: 1e3, KB: 1e3, MB: 1e6, GB: 1e9, TB: 1e12,
     KiB: 1024, MiB: 1024 ** 2, GiB: 1024 ** 3,

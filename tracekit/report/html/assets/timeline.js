@@ -337,7 +337,7 @@ const timelines = (() => {
       const { list, starts } = state.matches || { list: [] };
       if (!list.length) return;
       const { selected } = state;
-      const current = selected ? list.findIndex(({ rank, event, source }) => rank === selected.rank && event === selected.event && source === selected.source) : -1;
+      const current = selected ? list.findIndex(({ rank, event }) => rank === selected.rank && event === selected.event) : -1;
       const next = current >= 0 ? current + direction : tracks.firstAbove(starts, chart.window()[0]) - (direction < 0 ? 1 : 0);
       select(list[(next + list.length) % list.length], { reveal: true });
     }
@@ -506,7 +506,8 @@ const timelines = (() => {
       rebuild();
       if (options.legend) charts.drawLegend(options.legend, chart, legendKinds());
       return {
-        chart, state, sources, ranks, kinds, select, search, stepMatch, setRanks, viewText, applyView, partnersOf, selectLongestOnPath, selectPiece, pieceOf, pieceName, colourEvents, shiftSource, rebuild,
+        chart, state, sources, ranks, kinds, select, search, stepMatch, setRanks, viewText, applyView, partnersOf, selectLongestOnPath,
+        pieceOf, colourEvents, shiftSource, rebuild,
         showOnly(labels) { // switch all other labels off; none: all on
           chart.hidden.clear();
           kinds.forEach(({ name }, kind) => { if (labels && name && kind < extraKind && !labels.includes(name)) chart.hidden.add(kind); });
