@@ -450,3 +450,34 @@ def test_source_lines_are_those_around_the_launch(tmp_path):
         rank.descriptions.with_row_index("description"), on="description", maintain_order="left"
     ).select("name", "source")
     assert lines.rows() == [("kernel1", "model.py(42): forward"), ("kernel2", "train.py(10): main")]
+
+
+def test_what_holds_the_step_up_longest_is_one_click_away(timeline, analysed):
+    page = timeline("1f1b")
+    pieces = analysed("1f1b").critical.pieces.with_columns(ns=pl.col("end_ns") - pl.col("start_ns"))
+    longest = pieces.sort("ns", descending=True).head(3)
+    origin = PageClock(analysed("1f1b")).origin_ns
+    for piece in longest.iter_rows(named=True):
+        page.locator("#path-longest").click()
+        text = page.locator("#details").inner_text()
+        if piece["kind"] == "host":
+            assert f"{(piece['start_ns'] - origin) / 1e6:.4f} to" in text
+        else:
+            facts = details(page)
+            assert facts["where"].startswith(f"rank {piece['rank']},")
+            assert facts["label"].startswith(piece["label"])
+            assert facts["critical path"].startswith(f"runs through it for {piece['ns'] / 1e6:.3f} ms")
+
+
+def test_too_many_events_leave_the_shortest_out_and_say_so(analysed, monkeypatch):
+    analysis = analysed("1f1b")
+    total = sum(len(rank.events) for rank in analysis.events)
+    monkeypatch.setattr("tracekit.report.html.timeline.MAX_EVENTS", total // 2)
+    data = timeline_data(analysis, PageClock(analysis))
+    shown = sum(entry["events"]["count"] for entry in data["ranks"])
+    assert total // 2 - len(analysis.events) <= shown <= total // 2
+    assert data["left_out"][0].startswith(f"{total - shown:,} events, the shortest of each rank, are left out")
+    lengths = [unpacked(entry["events"])["length"] for entry in data["ranks"]]
+    for rank, kept in zip(analysis.events, lengths, strict=True):
+        every = (rank.events["end_ns"] - rank.events["start_ns"]).sort(descending=True)
+        assert sorted(kept, reverse=True) == every.head(len(kept)).to_list()

@@ -7,13 +7,14 @@ Times are nanoseconds from the start of the first step on the common clock. Runs
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import polars as pl
 
 from tracekit._util.arrays import Ints
-from tracekit._util.text import counted, ms, percent
+from tracekit._util.text import counted, percent
 from tracekit.analysis import Analysis
 from tracekit.analysis.rank_timeline import DESCRIPTION_TEXTS, EVENT_TIMES, HOST_LANES, HOST_RANGES, RankTimeline
 from tracekit.report.html.packed_columns import pack_columns, pack_intervals, pack_json
@@ -140,12 +141,11 @@ def _without_shortest(timelines: Sequence[RankTimeline]) -> tuple[int, list[Rank
     total = sum(len(timeline.events) for timeline in timelines)
     if total <= MAX_EVENTS:
         return 0, list(timelines)
-    duration = pl.col("end_ns") - pl.col("start_ns")
-    shown = []
-    for timeline in timelines:
-        count = len(timeline.events) * MAX_EVENTS // total
-        events = timeline.events.top_k(count, by=duration).sort("start_ns")
-        shown.append(RankTimeline(timeline.rank, events, timeline.descriptions, timeline.host, timeline.host_count))
+    by_length = pl.col("end_ns") - pl.col("start_ns")
+    shown = [
+        replace(rank, events=rank.events.top_k(len(rank.events) * MAX_EVENTS // total, by=by_length).sort("start_ns"))
+        for rank in timelines
+    ]
     return total - sum(len(timeline.events) for timeline in shown), shown
 
 
@@ -162,17 +162,17 @@ def _left_out(
             " `tracekit analyze … --ranks 0-7 -o page.html` writes those of some ranks."
         )
     if cut:
-        everything = sum(int((timeline.events["end_ns"] - timeline.events["start_ns"]).sum()) for timeline in timelines)
-        kept = sum(int((timeline.events["end_ns"] - timeline.events["start_ns"]).sum()) for timeline in shown)
+        all_ns, kept_ns = (
+            sum(int((rank.events["end_ns"] - rank.events["start_ns"]).sum()) for rank in ranks)
+            for ranks in (timelines, shown)
+        )
         sentences.append(
             f"{counted(cut, 'event')}, the shortest of each rank, are left out to keep the file small:"
-            f" {percent(1 - kept / max(1, everything))} of the time of all events."
+            f" {percent(1 - kept_ns / max(1, all_ns))} of the time of all events."
         )
     hidden = sum(timeline.host_count - len(timeline.host) for timeline in shown)
     if hidden:
-        lengths = pl.concat([timeline.host["end_ns"] - timeline.host["start_ns"] for timeline in shown])
-        shortest = int(lengths.to_numpy().min())
-        sentences.append(f"{counted(hidden, 'host range')} shorter than {ms(shortest, 3)} are left out.")
+        sentences.append(f"{counted(hidden, 'host range')}, the shortest of each rank, are left out.")
     return sentences
 
 
