@@ -6,17 +6,19 @@ import json
 import re
 from dataclasses import replace
 
+import numpy as np
 import polars as pl
 import pytest
 from msgspec import structs
 from rich.console import Console
 
 import tracekit
+from tests.unpack import unpacked
 from tracekit.analysis.memory import HeldMemory, RunMemory, with_memory
 from tracekit.metrics.chunk_memory import ChunkMemory
 from tracekit.metrics.memory import Peak, RankMemory
-from tracekit.report.html.lanes import lanes_data
 from tracekit.report.html.page import render_html
+from tracekit.report.html.timeline import PageClock, timeline_data
 from tracekit.report.scalars import scalars
 from tracekit.report.terminal.schedule import render_what_if
 from tracekit.report.view import view_of
@@ -126,15 +128,14 @@ def test_the_terminal_names_what_does_not_fit(run):
 
 
 def test_the_page_holds_a_line_for_every_rank_on_its_lanes_axis(run):
-    found = lanes_data(run)
-    for rank, lanes in found["steps"][0]["ranks"].items():
-        at, allocated, reserved = zip(*lanes["memory"], strict=True)
-        assert at[0] == 0
-        assert list(at) == sorted(at)
-        assert at[-1] * 1e6 <= lanes["end_ns"]
-        peak = next(one.measured for one in run.memory.ranks if one.rank == int(rank))
-        assert max(allocated) <= peak.peak_bytes / 1e9 + 1e-5
-        assert max(reserved) <= found["memory_top"] + 1e-5
+    found = timeline_data(run, PageClock(run))
+    assert [entry["rank"] for entry in found["ranks"]] == [memory.rank for memory in run.memory.ranks]
+    for entry, memory in zip(found["ranks"], run.memory.ranks, strict=True):
+        line = unpacked(entry["memory"])
+        assert (np.diff(line["time"]) >= 0).all()
+        assert line["time"][-1] * 1000 <= found["end_ns"]
+        assert line["allocated"].max() * 1024 <= memory.measured.peak_bytes
+        assert (line["reserved"].max() - 1) * 1024 <= found["memory_top"] * 1e9
     assert '<a href="#memory">' in render_html(run)
 
 

@@ -11,8 +11,8 @@ from msgspec import structs
 from rich.console import Console
 
 from tests.kept import analysis_of
-from tracekit.report.html.lanes import lanes_data
 from tracekit.report.html.page import render_html
+from tracekit.report.html.timeline import PageClock, timeline_data
 from tracekit.report.markdown.analysis import render_markdown
 from tracekit.report.terminal.analysis import render
 from tracekit.report.view import tables, view_of
@@ -93,8 +93,9 @@ def test_a_note_about_a_column_goes_with_it(run):
 
 
 def test_a_run_without_a_pipeline_has_no_phases_to_choose(run):
-    assert lanes_data(run("router"))["steps"][0]["ranks"]["0"]["phases"] == []
-    assert lanes_data(run("1f1b"))["steps"][0]["ranks"]["0"]["phases"] != []
+    phases = {name: timeline_data(run(name), PageClock(run(name)))["ranks"][0]["phases"] for name in ("router", "1f1b")}
+    assert phases["router"] == []
+    assert [name for _, name, _, _ in phases["1f1b"]][:3] == ["warm-up", "steady", "cool-down"]
 
 
 @pytest.mark.parametrize(("share", "shown"), [(0.0045, False), (0.0055, True)])

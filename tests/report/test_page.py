@@ -78,8 +78,8 @@ def test_one_rank_without_steps_or_peers_has_no_empty_parts(look, tmp_path):
     assert "100.0 % of the span is work that no rule knows (other)" in answer
     assert page.locator("tr.loud").count() == 1
     assert page.locator("#budget tbody tr").count() == 1  # a mean of one rank would say the same again
-    assert not page.locator("#lanes-rank").is_visible()
-    assert not page.locator("#lanes-phase").is_visible()
+    assert not page.locator("#timeline-ranks").is_visible()
+    assert not page.locator("#timeline-phase").is_visible()
 
 
 def test_a_trace_without_gpu_events_shows_no_empty_tables(look, tmp_path):

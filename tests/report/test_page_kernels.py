@@ -1,4 +1,4 @@
-"""Tests of the page's kernels and memory in a real browser: explanations, links to moments, the shared time axis."""
+"""Tests of the page's kernels and memory in a real browser: explanations and links to moments."""
 
 from __future__ import annotations
 
@@ -10,24 +10,11 @@ import pytest
 from tracekit import load
 from tracekit.classify import classify
 from tracekit.report.html.page import render_html
+from tracekit.report.html.timeline import PageClock
 from tracekit.report.view import view_of
 from tracekit.run.analyze import analyze
 
 pytestmark = pytest.mark.slow
-
-
-def lanes_zoom(page):
-    look = "echarts.getInstanceByDom(document.getElementById('lanes-chart')).getOption().dataZoom[0]"
-    return page.evaluate(f"[{look}.start, {look}.end]")
-
-
-def extents(page):
-    """What the lanes' axis and the memory's axis begin and end with, in ms."""
-    return page.evaluate(
-        "(() => { const c = echarts.getInstanceByDom(document.getElementById('lanes-chart'));"
-        "return c.getOption().xAxis.map((_, i) => [150, 900].map("
-        "x => c.convertFromPixel({gridIndex: i}, [x, 0])[0])); })()"
-    )
 
 
 def test_a_kernel_opens_and_closes_its_explanation(look, pages, analysed):
@@ -57,12 +44,12 @@ def test_where_a_kernel_ran_leads_to_its_longest_event_in_the_lanes(look, pages,
     page.locator("[data-why='2']").click()
     page.locator("#why-2 [data-from]").nth(1).click()
     place = kernel.why.places[1]
-    assert page.locator("#lanes-rank").input_value() == str(place.rank)
-    step = found.tables["steps"].filter(rank=place.rank).row(0, named=True)
-    middle = 100 * ((place.start_ns + place.end_ns) / 2 - step["start_ns"]) / step["span_ns"]
-    start, end = lanes_zoom(page)
-    assert start < middle < end
-    assert end - start < 5
+    assert page.evaluate("[...tracekit.timeline.state.ranks]") == [place.rank]
+    times = PageClock(found).times(place.rank, pl.Series([place.start_ns, place.end_ns])) / 1e6
+    margin = (times[1] - times[0]) / 2
+    assert page.evaluate("tracekit.timeline.chart.window()") == pytest.approx(
+        [times[0] - margin, times[1] + margin], abs=0.001
+    )
 
 
 def test_places_and_rules_are_those_of_the_events(samples, analysed):
@@ -115,30 +102,10 @@ def test_an_open_explanation_fits_the_window(look, pages, width):
     assert box["x"] + box["width"] <= width
 
 
-def test_memory_follows_the_lanes_zoom_and_rank(look, pages):
-    page = look(pages("memory"))
-    lanes, memory = extents(page)
-    assert memory == pytest.approx(lanes)
-    page.locator("#lanes-chart").scroll_into_view_if_needed()
-    page.focus("#lanes-chart")
-    page.keyboard.press("+")
-    near, below = extents(page)
-    assert near[0] > lanes[0]
-    assert below == pytest.approx(near)
-    box = page.locator("#lanes-chart").bounding_box()
-    page.mouse.move(box["x"] + 500, box["y"] + box["height"] - 100)
-    page.locator("#tip", has_text="GB allocated").wait_for(state="visible")
-    first = page.locator("#tip").inner_text()
-    page.select_option("#lanes-rank", "3")
-    page.mouse.move(box["x"] + 501, box["y"] + box["height"] - 100)
-    page.wait_for_function(f"document.getElementById('tip').textContent !== {first!r}")
-
-
-def test_a_page_without_memory_has_no_empty_axis(look, pages):
+def test_a_page_without_memory_has_no_empty_line(look, pages):
     page = look(pages("1f1b"))
-    assert len(extents(page)) == 1
-    rank = "JSON.parse(document.getElementById('data').textContent).lanes.steps[0].ranks[0]"
-    assert "memory" not in page.evaluate(f"Object.keys({rank})")
+    assert page.evaluate("tracekit.timeline.chart.rows().filter((row) => row.line).length") == 0
+    assert page.locator("#timeline-lanes button").all_inner_texts() == ["cells", "host"]
 
 
 def test_explanations_are_text_whatever_a_trace_says(tmp_path, kernels_named):

@@ -7,7 +7,6 @@ import re
 import pytest
 
 from tracekit.report.html.schedules import schedule_data
-from tracekit.report.palette import IDLE_COLOUR
 from tracekit.report.schedule.layout import shade_colour
 
 pytestmark = pytest.mark.slow
@@ -18,31 +17,32 @@ def test_hovering_a_cell_tells_its_facts(look, pages):
     chart = page.locator("#schedule-chart")
     chart.scroll_into_view_if_needed()
     box = chart.bounding_box()
-    page.mouse.move(box["x"] + 112, box["y"] + 45)  # rank 0's first forward
+    page.mouse.move(box["x"] + 132, box["y"] + 50)  # rank 0's first forward
     tip = page.locator("#tip")
     tip.wait_for(state="visible")
     assert re.match(r"forward · rank 0 · measured\nstage 0, micro-batch 0\n0\.000 to ", tip.inner_text())
 
 
 def zoom_of(page):
-    look = "echarts.getInstanceByDom(document.getElementById('schedule-chart')).getOption().dataZoom[0]"
-    return page.evaluate(f"[{look}.start, {look}.end]")
+    """The window of the schedule chart, in per cent of its time axis."""
+    return page.evaluate(
+        "(() => { const chart = tracekit.drawn.schedule, [from, to] = chart.window();"
+        "const { end_ns } = JSON.parse(document.getElementById('data').textContent).schedule.choices[0];"
+        "return [from, to].map((time) => 1e8 * time / end_ns); })()"
+    )
 
 
 def test_keys_zoom_both_schedules_together(look, pages):
     page = look(pages("1f1b"))
-    assert zoom_of(page) == [0, 100]
+    assert zoom_of(page) == pytest.approx([0, 100])
     page.focus("#schedule-chart")
     page.keyboard.press("+")
     start, end = zoom_of(page)
     assert 0 < start < end < 100
-    extents = page.evaluate(
-        "(() => { const c = echarts.getInstanceByDom(document.getElementById('schedule-chart'));"
-        "return [0, 1].map(i => c.convertFromPixel({xAxisIndex: i}, 300)); })()"
-    )
-    assert extents[0] == pytest.approx(extents[1], abs=0.2)  # a pixel is 0.07 ms
+    groups = page.evaluate("[...new Set(tracekit.drawn.schedule.rows().map((row) => row.group.name))]")
+    assert groups == ["measured", "ideal"]  # two groups of rows, one window
     page.keyboard.press("0")
-    assert zoom_of(page) == [0, 100]
+    assert zoom_of(page) == pytest.approx([0, 100])
 
 
 def test_the_wheel_scrolls_the_page_until_the_timeline_is_in_hand(look, pages):
@@ -54,7 +54,7 @@ def test_the_wheel_scrolls_the_page_until_the_timeline_is_in_hand(look, pages):
     page.mouse.wheel(0, 40)
     page.wait_for_timeout(300)
     assert page.evaluate("scrollY") == before + 40
-    assert zoom_of(page) == [0, 100]
+    assert zoom_of(page) == pytest.approx([0, 100])
     page.mouse.click(box["x"] + 500, box["y"] + 20)
     page.mouse.wheel(0, -400)
     page.wait_for_timeout(200)
@@ -101,26 +101,54 @@ def test_keys_step_through_cells_and_say_each(look, pages):
 def test_what_is_narrower_than_a_pixel_keeps_its_share(look, pages):
     """Two kinds take turns, one third and two thirds of the time, in boxes of 0.1 and 0.2 pixels."""
     page = look(pages("reload-overlap"))
-    weights = page.evaluate(
-        """() => {
-            const n = 200, start = [], end = [], kind = [], part = Array(n).fill(0);
-            for (let i = 0, t = 0; i < n; i++) { start.push(t); t += i % 2 ? 0.2 : 0.1; end.push(t); kind.push(i % 2); }
-            const all = { start, end, kind, part, rows: new Map([[0, [0, n]]]), views: new Map() };
+    counted = page.evaluate(
+        """(count) => {
+            const start = [], end = [], kind = [], width = 30, height = 90;
+            for (let i = 0, time = 0; i < count; i++) {
+                start.push(time); time += (i % 2 ? 2 : 1) * width / (1.5 * count); end.push(time); kind.push(i % 2);
+            }
+            const [track] = tracks.makeTracks({ start, end, kind }, start.keys());
             const paint = (hidden) => {
-                const { narrow } = boxes.view(all, { row: 0, x0: 0, scale: 1, left: 0, right: 30 }, new Set(hidden));
-                const seen = {}; let left = 1;
-                for (const k of [...narrow.keys()].sort((a, b) => b - a)) { // the last painted is on top
-                    seen[k] = left * narrow.get(k)[0][7]; left -= seen[k];
-                }
-                return seen;
+                const pixels = new Uint32Array(width * height);
+                const picture = { pixels, stride: width, left: 0, width, from: 0, to: width, begin: 0, end: width,
+                                  colours: [7, 8], hidden: new Set(hidden) };
+                tracks.draw(track, picture, 0, height);
+                return [7, 8].map((colour) => pixels.filter((pixel) => pixel === colour).length / pixels.length);
             };
             return [paint([]), paint([1])];
+        }""",
+        200,
+    )
+    assert counted[0] == pytest.approx([1 / 3, 2 / 3], abs=0.02)
+    assert counted[1] == pytest.approx([1 / 3, 0], abs=0.02)
+
+
+def test_bins_show_the_shares_that_the_boxes_have(look, pages):
+    """Drawn from bins (many boxes) and from the boxes themselves, a view has the same shares of colour."""
+    page = look(pages("reload-overlap"))
+    shares = page.evaluate(
+        """() => {
+            const count = 60000, start = [], end = [], kind = [], width = 400, height = 50;
+            for (let i = 0, time = 0; i < count; i++) {
+                const length = 0.2 + (i * 7919 % 100) / 100; // a fixed pattern without a short period
+                start.push(time); end.push(time + 0.7 * length); kind.push(i * 31 % 3); time += length;
+            }
+            const boxes = { start, end, kind }, last = end.at(-1);
+            const drawn = (indices) => {
+                const pixels = new Uint32Array(width * height), [track] = tracks.makeTracks(boxes, indices);
+                tracks.draw(track, { pixels, stride: width, left: 0, width, from: 0, to: last, begin: 0, end: last,
+                    colours: [7, 8, 9], hidden: new Set() }, 0, height);
+                const shareOf = (colour) => pixels.filter((pixel) => pixel === colour).length / pixels.length;
+                return [[7, 8, 9].map(shareOf), track.bins !== null];
+            };
+            const busy = [0, 0, 0];
+            start.forEach((time, i) => { busy[kind[i]] += (end[i] - time) / last; });
+            return { all: drawn(start.keys()), busy };
         }"""
     )
-    both, alone = weights
-    assert both["0"] + both["1"] == pytest.approx(1, abs=1e-5)
-    assert both["1"] == pytest.approx(2 / 3, abs=0.1)  # a column holds three boxes of each, and parts of two
-    assert alone == {"0": pytest.approx(0.4, abs=1e-5)}  # faint, but seen
+    found, from_bins = shares["all"]
+    assert from_bins
+    assert found == pytest.approx(shares["busy"], abs=0.02)
 
 
 def test_the_legend_switches_cells_off(look, pages):
@@ -150,7 +178,7 @@ def test_cells_have_the_colours_of_the_pictures(analysed):
         ("forward", shade_colour("F", 1, 2)),
         ("backward", shade_colour("B", 0, 2)),
         ("backward", shade_colour("B", 1, 2)),
-        ("outside cells", IDLE_COLOUR),
+        ("outside cells", "idle"),
     ]
 
 

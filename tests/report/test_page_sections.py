@@ -9,14 +9,10 @@ import polars as pl
 import pytest
 from rich.console import Console
 
-from tracekit.report.html.lanes import lanes_data
 from tracekit.report.html.page import render_html
 from tracekit.report.html.path import path_pieces, path_time_in_cells
 from tracekit.report.terminal.analysis import render
 from tracekit.report.view import view_of
-from tracekit.run.analyze import analyze
-from tracekit.schedules import generate
-from tracekit.synthetic import Recipe, write_run
 
 pytestmark = pytest.mark.slow
 
@@ -46,7 +42,7 @@ def test_rates_of_products_communication_and_experts(look, runs):
         ("2", "80.0 %"),
     ]
     page.locator("#rates a[data-rank='3']").click()
-    page.locator("#said", has_text="lanes of rank 3").wait_for(state="attached")
+    page.locator("#said", has_text="timeline of rank 3").wait_for(state="attached")
     assert page.said == []
 
 
@@ -84,7 +80,7 @@ def test_the_path_lists_its_longest_segments_and_leads_to_their_ranks(look, runs
     assert sorted(int(row[3]) for row in rows) == sorted(longest["rank"])
     assert sorted(row[1] for row in rows) == sorted(f"{ns / 1e6:.2f} ms" for ns in longest["ns"])
     page.locator("#path tbody tr").nth(1).locator("a").first.click()
-    page.locator("#said", has_text=f"lanes of rank {rows[1][3]}").wait_for(state="attached")
+    page.locator("#said", has_text=f"timeline of rank {rows[1][3]}").wait_for(state="attached")
 
 
 def test_without_asking_there_is_no_path(runs):
@@ -93,29 +89,25 @@ def test_without_asking_there_is_no_path(runs):
     assert 'id="path"' not in render_html(analysis)
 
 
-def test_cells_and_lanes_on_the_path_are_marked(look, runs):
-    analysis, path = runs("1f1b")
+def test_cells_on_the_path_are_marked(look, runs):
+    _, path = runs("1f1b")
     page = look(path)
-    chart = page.locator("#schedule-chart")
-    button = page.locator("#schedule-legend button", has_text="critical path")
     page.focus("#schedule-chart")
     page.keyboard.press("n")  # rank 0's first forward, where the step begins
     assert "on the critical path: " in page.locator("#said").inner_text()
-    page.locator("#schedule-chart").blur()
-    before = chart.screenshot()
-    button.click()
-    page.wait_for_timeout(100)
-    assert chart.screenshot() != before
-    page.focus("#lanes-chart")
-    page.keyboard.press("ArrowUp")
-    for _ in range(4):
-        page.keyboard.press("ArrowDown")
-    said = page.locator("#said").inner_text()
-    assert " · on the critical path" in said  # the last lane is the path's own
-    for _ in range(len(analysis.critical.pieces.filter(rank=0))):
-        page.keyboard.press("n")
-    assert "optimizer" in page.locator("#said").inner_text()  # the step ends on rank 0
+    assert "on the critical path" in page.locator("#schedule-legend").inner_text()
     assert page.said == []
+
+
+def test_the_timelines_path_is_that_of_the_analysis(look, runs):
+    analysis, path = runs("1f1b")
+    page = look(path)
+    by_rank = page.evaluate(
+        "(() => { const { path } = tracekit.timeline.sources[0]; return [...path.byRank].map(([rank, list]) =>"
+        "[rank, list.reduce((sum, i) => sum + path.end[i] - path.start[i], 0)]); })()"
+    )
+    expected = {int(rank): ns / 1e6 for rank, ns in analysis.critical.totals()["by_rank"].items()}
+    assert dict(map(tuple, by_rank)) == pytest.approx(expected, abs=1e-4)
 
 
 def test_the_marked_cells_are_those_of_the_path(runs):
@@ -128,27 +120,12 @@ def test_the_marked_cells_are_those_of_the_path(runs):
     assert path_time_in_cells(None, held).sum() == 0
 
 
-def test_the_lanes_path_sums_to_the_ranks_part_of_it(runs):
-    """Of the ranks' own clocks nothing is lost: each rank's pieces are as long as on the common one."""
+def test_the_pages_path_sums_to_each_ranks_part_of_it(runs):
     analysis, _ = runs("1f1b")
-    step = analysis.schedule.head.pipeline.step
+    pieces = path_pieces(analysis)
     for rank, ns in analysis.critical.totals()["by_rank"].items():
-        pieces = path_pieces(analysis, int(rank), step)
-        assert (pieces["end_ns"] - pieces["start_ns"]).sum() == ns
-
-
-def test_a_cells_moment_is_found_on_a_clock_that_is_ahead(tmp_path):
-    recipe = Recipe(generate("1f1b", pp=2, microbatches=2), layers=1, skew_ns={1: 5_000_000})
-    write_run(recipe, tmp_path)
-    analysis = analyze(tmp_path, workers=1)
-    assert abs(analysis.clocks.offset_ns[1] - analysis.clocks.offset_ns[0]) > 4_000_000
-    cells, timeline = analysis.schedule.head.cells, analysis.tables["timeline"]
-    for rank in (0, 1):
-        begin = analysis.tables["steps"].filter(rank=rank)["start_ns"][0]
-        shown = lanes_data(analysis)["steps"][0]["ranks"][str(rank)]["cells_at_ns"]
-        first = cells.filter(rank=rank)["start_ns"].min() - cells["start_ns"].min()
-        ran = timeline.filter((pl.col("rank") == rank) & (pl.col("label") == "forward"))["start_ns"].min()
-        assert begin + shown + first == pytest.approx(ran, abs=1000)
+        own = pieces.filter(rank=int(rank))
+        assert (own["end_ns"] - own["start_ns"]).sum() == ns
 
 
 def test_a_phones_captions_stand_above_their_tables(look, runs):

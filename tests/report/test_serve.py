@@ -13,8 +13,9 @@ import urllib.request
 
 import pytest
 
-from tracekit.errors import OutputError
-from tracekit.report.perfetto.serve import VIEWER, SingleDownloadServer
+from tracekit.cli.open import parse_moment
+from tracekit.errors import OptionError, OutputError
+from tracekit.report.perfetto.serve import VIEWER, SingleDownloadServer, moment_parameters
 
 pytestmark = pytest.mark.slow
 
@@ -154,3 +155,19 @@ def test_whatever_a_file_is_called_its_address_is_one_word_that_works(tmp_path, 
     assert headers["Content-Type"] == "application/octet-stream"
     assert headers["X-Content-Type-Options"] == "nosniff"
     assert "X-Pwned" not in headers
+
+
+def test_a_link_to_a_moment_counts_from_the_files_own_zero(tmp_path):
+    file = tmp_path / "trace.json"
+    file.write_text(
+        '{"displayTimeUnit":"ms","baseTimeNanoseconds":1000000,"otherData":{"tracekit":"1"},"traceEvents":[]}'
+    )
+    assert moment_parameters(file, 1_500_000, 1_510_000) == "&visStart=480000&visEnd=530000"
+    assert moment_parameters(file, 1_001_000, 1_001_000) == "&visStart=0&visEnd=6000"
+
+
+def test_a_moment_is_a_start_and_an_end():
+    assert parse_moment("15:17") == (15, 17)
+    for text in ("x", "9:3", "-4"):
+        with pytest.raises(OptionError, match="is not a moment"):
+            parse_moment(text)

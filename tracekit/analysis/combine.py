@@ -133,6 +133,7 @@ def combine(
         notices=all_notices,
         paths=tuple(paths),
         shapes=tuple(all_shapes(rank.shapes for rank in ranks)),
+        events=tuple(rank.events for rank in ranks if rank.events is not None),
     )
 
 

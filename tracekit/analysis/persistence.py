@@ -29,6 +29,7 @@ from msgspec.structs import replace
 
 from tracekit._version import __version__
 from tracekit.analysis.measured import Measured, RankResult
+from tracekit.analysis.rank_timeline import RankTimeline
 from tracekit.analysis.result import BaseAnalysis, Tables
 from tracekit.analysis.tables import Measures, RankTables
 from tracekit.compare import WhatIf
@@ -320,6 +321,11 @@ class StoredTables(Stored, RankTables):
         """Return the tables for an analysis without a schedule."""
         reopen = None if self.reopen is None else partial(self.reopen, pipeline=False)
         tables: StoredTables = StoredTables.of(self.__dict__ | {"pipeline": None, "reopen": reopen})
+        return tables
+
+    def with_events(self, events: RankTimeline) -> StoredTables:
+        """Return the tables with the rank's single events."""
+        tables: StoredTables = StoredTables.of(self.__dict__ | {"events": events})
         return tables
 
     def whole(self) -> RankTables:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from tracekit.analysis.by import By
     from tracekit.analysis.memory import RunMemory
+    from tracekit.analysis.rank_timeline import RankTimeline
     from tracekit.analysis.rates import RunRates
     from tracekit.compare import ScheduleComparison
     from tracekit.critical_path.path import CriticalPath
@@ -216,11 +217,22 @@ class Analysis(BaseAnalysis):
     paths: tuple[str, ...] = field(default=())
     shapes: tuple[str, ...] = ()
     """Input shapes of the model's matrix products, if they were recorded."""
+    events: tuple[RankTimeline, ...] = ()
+    """Single events of each rank, for the page; empty for runs of more ranks than can be kept."""
 
     @property
     def world_size(self) -> int | None:
         """Number of ranks in the run, as far as the files show."""
         return max((source.world_size for source in self.sources if source.world_size is not None), default=None)
+
+    def without_critical_path(self) -> Analysis:
+        """Return the analysis as if its critical path had not been asked for."""
+        if self.critical is None:
+            return self
+        hidden = {"critical_path", "slack"}
+        tables = Tables({name: partial(self.tables.__getitem__, name) for name in self.tables if name not in hidden})
+        notices = tuple(notice for notice in self.notices if notice not in self.critical.notices)
+        return replace(self, critical=None, tables=tables, notices=notices)
 
     def to_document(self) -> AnalysisDocument:
         """Return the JSON document (``format: tracekit.analysis/1``)."""

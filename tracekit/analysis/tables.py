@@ -15,6 +15,7 @@ import polars as pl
 from tracekit._util.machine import give_back_memory
 from tracekit.align.steps import assign_parts, number_steps
 from tracekit.analysis.kernels import KERNELS, kernel_table, shape_list
+from tracekit.analysis.rank_timeline import RankTimeline, rank_timeline
 from tracekit.analysis.reasons import REASONS, kernel_reasons
 from tracekit.analysis.recording_checks import content_notices, damage_notices, repetition_notices
 from tracekit.critical_path.pieces import PATH_PIECES, find_path_pieces
@@ -123,6 +124,8 @@ class RankTables:
     """Number of host calls that send or receive."""
     by: RankRows | None = None
     """Its time by layer, module, annotation or shape (``analysis.by``); None if not asked for."""
+    events: RankTimeline | None = None
+    """Its single events, for the page; None if they were not kept."""
     notices: tuple[Notice, ...] = ()
 
 
@@ -134,6 +137,8 @@ def rank_tables(
     steps: str | None = None,
     pipeline: bool = True,
     by: str | None = None,
+    keep_events: bool = False,
+    frames: pl.DataFrame | None = None,
 ) -> RankTables:
     """Label and measure one rank.
 
@@ -144,6 +149,8 @@ def rank_tables(
         steps: Steps to measure, such as ``2:4``; by default all.
         pipeline: Reconstruct its part of the pipeline.
         by: Add its time by ``layer``, ``module``, ``annotation`` or ``shape``.
+        keep_events: Keep its single events, for the page.
+        frames: Its Python frames, for the source lines of the events.
 
     >>> from tracekit.run.load import load
     >>> tables = rank_tables(load("sample_traces/reload", ranks=[0]).rank(0))
@@ -167,11 +174,13 @@ def rank_tables(
     gpu_events, step_table, step_notices = assign_parts(labelled, steps)
     step_table = step_table.with_columns(rank=pl.lit(rank.source.rank, pl.Int32))
     tables = _measure_rank(rank, gpu_events, step_table, api, recording.unrecorded, rules=rules, by=by)
+    events = rank_timeline(rank, gpu_events, find_waiting_calls(api), frames) if keep_events else None
     give_back_memory(worth=len(gpu_events) > MIN_EVENTS_TO_GIVE_BACK_MEMORY)
     rank_pipeline = _pipeline(gpu_events, labelled, rank.source, recording.cut_steps) if pipeline else None
     return replace(
         tables,
         pipeline=rank_pipeline,
+        events=events,
         memory=_memory(rank, gpu_events, rank_pipeline, all_steps=steps is None),
         steps_marked=not unmarked,
         idle_known=recording.idle_known and not damaged,

@@ -87,6 +87,7 @@ def run(
     from tracekit.run.analyze import analyze
     from tracekit.run.dask import cluster
 
+    has_page = any(path.suffix.lower() == ".html" for path in output or [])
     with note_partial_store(store), cluster(dask) as (executor, cluster_size):
         analysis = analyze(
             paths,
@@ -97,7 +98,8 @@ def run(
             schedule=schedule,
             layout=layout,
             what_if=what_if or plot == "curve",
-            critical_path=critical_path,
+            critical_path=critical_path or has_page,
+            stacks=has_page,
             by=by,
             pipeline=pipeline,
             store=store,
@@ -106,21 +108,22 @@ def run(
             executor=executor,
             on_damage="error" if strict else "warn",
         )
+    plain = analysis if critical_path else analysis.without_critical_path()  # the page has it in any case
     if output:
         from tracekit.report.write import write
 
         for path in output:
-            write(analysis, path, plot=plot)
+            write(analysis if path.suffix.lower() == ".html" else plain, path, plot=plot)
             print_line(f"wrote {path}", err=True)
     if json:
         from tracekit.report.write import render_json
 
-        sys.stdout.write(render_json(analysis))
+        sys.stdout.write(render_json(plain))
     else:
         from tracekit.report.terminal.analysis import render
         from tracekit.report.terminal.screen import Screen
 
-        render(analysis, Screen(), brief=brief, definitions=definitions)
+        render(plain, Screen(), brief=brief, definitions=definitions)
 
 
 def _check_outputs(paths: list[Path], plot: str | None) -> None:

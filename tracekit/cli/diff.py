@@ -26,14 +26,15 @@ def run(
 ) -> None:
     """Show what changed from A to B by label, module, rank, kernel and cell, the largest change first."""
     from tracekit.diffs import diff
-    from tracekit.report.ci.write import DIFF, check_outputs, to_json, write_all
+    from tracekit.report.ci.write import DIFF, check_outputs, to_json, write_diff
     from tracekit.report.terminal.changes import show_diff
     from tracekit.report.terminal.screen import Screen
 
     paths = output or []
     check_outputs(paths, DIFF)
-    result = diff(before, after).to_dict()
-    write_all(result, paths, DIFF)
+    changes = diff(before, after)
+    result = changes.to_dict()
+    write_diff(changes, *paths)
     for path in paths:
         print_line(f"wrote {path}", err=True)
     if json:

@@ -89,6 +89,10 @@ def run(
         list[Path] | None,
         typer.Option("--output", "-o", help="Write .json, .xml (JUnit) or .md; may be repeated.", metavar="FILE"),
     ] = None,
+    history: Annotated[
+        Path | None,
+        typer.Option(help="Add the candidates to this page (.html) and write their reports beside it.", metavar="FILE"),
+    ] = None,
     nsys: Nsys = None,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     inconclusive: Annotated[
@@ -121,6 +125,10 @@ def run(
 
     paths = output or []
     check_outputs(paths, GATE)
+    if history is not None:
+        from tracekit.report.html.history import check_history
+
+        check_history(history)
     settings = load_config(config)
     if inconclusive is not None:
         settings = replace(settings, inconclusive=inconclusive.value)
@@ -131,7 +139,7 @@ def run(
         _write_baseline(candidates or [], bases, calibrate=calibrate)
         return
     try:
-        result = _judge(candidates or [], bases, require or [], settings)
+        result = _judge(candidates or [], bases, require or [], settings, history)
     except TracekitError as error:
         _write_result(_error_result(error), paths, json=json, quiet=True)
         raise
@@ -142,10 +150,21 @@ def run(
     raise typer.Exit(result["exit_code"])
 
 
-def _judge(candidates: Sequence[str], bases: Sequence[str], require: Sequence[str], settings: Config) -> dict[str, Any]:
+def _judge(
+    candidates: Sequence[str], bases: Sequence[str], require: Sequence[str], settings: Config, history: Path | None
+) -> dict[str, Any]:
+    """Return the gate's result as plain data, after adding the candidates to the history."""
+    from tracekit.diffs import read_side
     from tracekit.gates import gate
 
-    return gate(candidates, bases or None, require=require, config=settings).to_dict()
+    if history is None:
+        return gate(candidates, bases or None, require=require, config=settings).to_dict()
+    from tracekit.report.html.history import add_runs_to_history
+
+    side = read_side(candidates, what="candidate", keep=True)
+    judged = gate(side, bases or None, require=require, config=settings)
+    add_runs_to_history(history, side.runs, verdict=judged.verdict)
+    return judged.to_dict()
 
 
 def _write_result(result: Mapping[str, Any], paths: Sequence[Path], *, json: bool, quiet: bool = False) -> None:

@@ -12,6 +12,7 @@ import typer
 from tracekit._util.text import size
 from tracekit.cli._console import print_line, print_notices
 from tracekit.cli._options import DrawnIdeal, DrawnStacks, Nsys, Paths, Rank, Ranks, Rules, Workers, parse_ranks
+from tracekit.errors import OptionError
 
 if TYPE_CHECKING:
     from tracekit.report.perfetto.serve import SingleDownloadServer
@@ -31,6 +32,10 @@ def run(
         int,
         typer.Option(help="Port to serve on; ui.perfetto.dev reads only from 9001.", min=0, max=65535, metavar="PORT"),
     ] = 9001,
+    at: Annotated[
+        str | None,
+        typer.Option(help="Show this moment, as the page's details copy it.", metavar="START_NS[:END_NS]"),
+    ] = None,
 ) -> None:
     """Print a link that opens the trace at ui.perfetto.dev; it is served on loopback only and ends once read."""
     import tempfile
@@ -38,9 +43,10 @@ def run(
     from tracekit.report.perfetto.export import export
     from tracekit.report.perfetto.serve import SingleDownloadServer, is_export
 
+    moment = None if at is None else parse_moment(at)
     if len(paths) == 1 and is_export(paths[0]):
         with SingleDownloadServer(Path(paths[0]), port=port) as server:
-            _serve(server)
+            _serve(server, moment)
         return
     with tempfile.TemporaryDirectory(prefix="tracekit-") as folder:
         file = Path(folder) / "trace.json.gz"
@@ -58,12 +64,30 @@ def run(
                 workers=workers,
             )
             print_notices(exported.notices)
-            _serve(server)
+            _serve(server, moment)
 
 
-def _serve(server: SingleDownloadServer) -> None:
-    """Print the link, how to reach it over SSH, and wait until the trace was read."""
-    print_line(server.link)
+def parse_moment(text: str) -> tuple[int, int]:
+    """Return start and end in ns of a moment such as ``1500:1700`` or ``1500``.
+
+    >>> parse_moment("1500:1700"), parse_moment("1500")
+    ((1500, 1700), (1500, 1500))
+    """
+    start, _, end = text.partition(":")
+    try:
+        moment = int(start), int(end or start)
+    except ValueError:
+        moment = (1, 0)
+    if not 0 <= moment[0] <= moment[1]:
+        raise OptionError(f"{text} is not a moment", hint="give --at START_NS:END_NS, as the page's details copy it")
+    return moment
+
+
+def _serve(server: SingleDownloadServer, moment: tuple[int, int] | None) -> None:
+    """Print the link (to a moment), how to reach it over SSH, and wait until the trace was read."""
+    from tracekit.report.perfetto.serve import moment_parameters
+
+    print_line(server.link + (moment_parameters(server.file, *moment) if moment else ""))
     if command := ssh_forward_command(server.port):
         print_line(f"over SSH: first run this on your own machine, then open the link there: {command}", err=True)
     print_line(f"serving {size(server.file.stat().st_size)} to one reader; Ctrl-C ends it", err=True)

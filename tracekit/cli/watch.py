@@ -19,10 +19,20 @@ def run(
         Path | None,
         typer.Option(help="Write the last recording's figures to this file, for Prometheus.", metavar="FILE"),
     ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="Add each recording to this page (.html) and write its report beside it.",
+            metavar="FILE",
+        ),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print each recording's figures as a line of JSON.")] = False,
 ) -> None:
     """Analyse each recording as it lands and print one line; one that is slower than the first is marked."""
     from tracekit._util.files import atomic_write, check_output_path
+    from tracekit.report.html.history import add_to_history, check_history, history_point, write_report
     from tracekit.report.scalars import json_line, scalars
     from tracekit.report.scalars import prometheus as prometheus_text
     from tracekit.report.terminal.watch import line, run_of
@@ -30,14 +40,21 @@ def run(
 
     if prometheus is not None:
         check_output_path(prometheus)
+    if output is not None:
+        check_history(output)
     first = None
-    for recording in watch(folder, every_s=every, idle_s=idle):
+    for recording in watch(folder, every_s=every, idle_s=idle, critical_path=output is not None):
         figures = scalars(recording.analysis) if recording.analysis is not None else {}
         if prometheus is not None and figures:
             with atomic_write(prometheus) as part:
                 part.write_text(prometheus_text(figures) + "\n", encoding="utf-8")
+        run = run_of(recording)
+        if output is not None and recording.analysis is not None and run is not None:
+            time_s = max(file.stat().st_mtime for file in recording.files)
+            report = write_report(recording.analysis, output, recording.name)
+            add_to_history(output, [history_point(run, time_s=time_s, report=report)])
         if json:
             typer.echo(json_line(figures))
         else:
             typer.echo(line(recording, first=first))
-        first = first or run_of(recording)
+        first = first or run

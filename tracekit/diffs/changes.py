@@ -17,6 +17,7 @@ from msgspec.structs import asdict
 from tracekit._util.html import html_table
 from tracekit._util.text import counted
 from tracekit._version import __version__
+from tracekit.analysis import Analysis
 from tracekit.diffs import stats
 from tracekit.diffs.comparability import check_formats, find_obstacles
 from tracekit.diffs.explanation import build_waterfall, explain_change
@@ -85,6 +86,12 @@ class Diff:
         names = ("metrics", "labels", "ranks", *_ROW_TYPES)
         return {name: pl.DataFrame(plain[name], infer_schema_length=None) for name in names}
 
+    @property
+    def analyses(self) -> tuple[Analysis, Analysis] | None:
+        """The first analysis of each side; None if a side was read from a file of results."""
+        before, after = (side.runs[0].analysis if side.runs else None for side in (self.before, self.after))
+        return None if before is None or after is None else (before, after)
+
     def to_dict(self) -> Row:
         """Return the JSON object (``format: tracekit.diff/1``) as plain data."""
         return to_plain(self.document)
@@ -97,7 +104,7 @@ class Diff:
         """Write the changes to *path* in the format of its extension: .json, .md or .html."""
         from tracekit.report.ci.write import write_diff
 
-        write_diff(self.to_dict(), path)
+        write_diff(self, path)
 
     def _repr_html_(self) -> str:
         rows = [
@@ -147,7 +154,7 @@ def diff(before: Comparable, after: Comparable) -> Diff:
     >>> {row["verdict"] for row in diff(run, run).to_dict()["metrics"]} & {"regressed", "improved"}
     set()
     """
-    old, new = side_of(before, what="first run"), side_of(after, what="second run")
+    old, new = side_of(before, what="first run", keep=True), side_of(after, what="second run", keep=True)
     check_formats(new.runs, old.runs)
     document = DiffDocument(
         tracekit=__version__,

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 import polars as pl
+from msgspec import structs
 
 from tracekit._util.files import read_start
 from tracekit.analysis import Analysis
@@ -48,8 +49,10 @@ Comparable = RunSource | Sequence[RunSource] | Side
 """Input of a comparison: a path, an analysis (also one read back from JSON), several of them, or a ``Side``."""
 
 
-def side_of(source: Comparable, *, what: str) -> Side:
+def side_of(source: Comparable, *, what: str, keep: bool = False) -> Side:
     """Return *source* as one side of a comparison; *what* (candidate or baseline) is for the errors.
+
+    With *keep* the runs hold their analyses.
 
     >>> from tracekit import analyze
     >>> side_of(analyze("sample_traces/reload", schedule="none"), what="candidate").runs[0].steps
@@ -59,14 +62,16 @@ def side_of(source: Comparable, *, what: str) -> Side:
         return source
     sources: Sequence[RunSource] = [source] if isinstance(source, str | os.PathLike | BaseAnalysis) else source
     paths = [os.fspath(item) for item in sources if not isinstance(item, BaseAnalysis)]
-    analysed = tuple(_run_from_analysis(item, name=what) for item in sources if isinstance(item, BaseAnalysis))
+    analysed = tuple(
+        _run_from_analysis(item, name=what, keep=keep) for item in sources if isinstance(item, BaseAnalysis)
+    )
     if analysed and not paths:
         return Side(analysed, {})
-    read = read_side(paths, what=what)
+    read = read_side(paths, what=what, keep=keep)
     return Side((*analysed, *read.runs), read.noise)
 
 
-def read_side(paths: Sequence[str | Path], *, what: str) -> Side:
+def read_side(paths: Sequence[str | Path], *, what: str, keep: bool = False) -> Side:
     """Read every run of one side from *paths*; *what* (candidate or baseline) is for the errors.
 
     >>> read_side(["sample_traces/reload"], what="baseline").runs[0].facts["ranks"]
@@ -79,7 +84,7 @@ def read_side(paths: Sequence[str | Path], *, what: str) -> Side:
     for run_paths in _group_by_run([str(path) for path in paths]):
         saved_as = saved_format(run_paths[0]) if len(run_paths) == 1 else None
         if saved_as is None:
-            runs.append(_analyze_run(run_paths))
+            runs.append(_analyze_run(run_paths, keep=keep))
         elif saved_as == BASELINE_FORMAT:
             baseline_runs, baseline_noise = read_baseline(run_paths[0])
             runs += baseline_runs
@@ -123,15 +128,21 @@ def _group_by_run(paths: list[str]) -> list[list[str]]:
     return list(groups.values())
 
 
-def _analyze_run(paths: list[str]) -> Run:
+def _analyze_run(paths: list[str], *, keep: bool) -> Run:
     """Analyse a trace or a store."""
     from tracekit.run.analyze import analyze
 
-    return _run_from_analysis(analyze(paths), name=paths[0] if len(paths) == 1 else str(Path(paths[0]).parent))
+    name = paths[0] if len(paths) == 1 else str(Path(paths[0]).parent)
+    return _run_from_analysis(analyze(paths, critical_path=keep), name=name, keep=keep)
 
 
-def _run_from_analysis(analysis: BaseAnalysis, *, name: str) -> Run:
+def _run_from_analysis(analysis: BaseAnalysis, *, name: str, keep: bool) -> Run:
     """Return the run of an analysis; one read back from JSON has no cells."""
+    run = _run_with_cells(analysis.without_critical_path() if isinstance(analysis, Analysis) else analysis, name=name)
+    return structs.replace(run, analysis=analysis) if keep and isinstance(analysis, Analysis) else run
+
+
+def _run_with_cells(analysis: BaseAnalysis, *, name: str) -> Run:
     if not isinstance(analysis, Analysis) or analysis.schedule is None:
         return from_analysis(analysis.to_document(), name=name)
     cells, typical_step = analysis.schedule.cells, analysis.schedule.head.cells

@@ -54,6 +54,7 @@ class Run(msgspec.Struct, frozen=True):
     facts: Mapping[str, Any] = {}  # compared by ``comparability``
     tables: Mapping[str, Any] = {}  # kernels, modules, cells and timeline, as far as the input has them
     ranks: tuple[RankFigures, ...] = ()  # the figures of each rank; empty for a run read from a baseline file
+    analysis: Any = None  # the Analysis itself, where it is kept for the page of a diff
 
     @property
     def steps(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Sequence
 from concurrent.futures import Executor
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ import msgspec
 from tracekit.align.steps import Steps, parse_steps
 from tracekit.analysis import Analysis
 from tracekit.analysis.combine import combine
+from tracekit.analysis.rank_timeline import MAX_RANKS_WITH_EVENTS
 from tracekit.analysis.tables import RankTables
 from tracekit.errors import Notice, OptionError
 from tracekit.parsers.ranks import unknown_rank_error
@@ -48,6 +50,7 @@ def analyze(
     critical_path: bool = False,
     by: str | None = None,
     pipeline: int | None = None,
+    stacks: bool = False,
     store: str | os.PathLike[str] | None = None,
     resume: bool = False,
     workers: int | None = None,
@@ -73,6 +76,7 @@ def analyze(
         critical_path: Add the critical path across ranks (``result.critical``).
         by: Add the step's time by ``layer``, ``module``, ``annotation`` or ``shape`` (``result.by``).
         pipeline: Pipeline to show, counted from 0; by default the slowest.
+        stacks: Read Python frames, for the source lines on the page; takes as long again where stacks were recorded.
         store: Store to write the traces to, as ``ingest`` does, and to analyse.
         resume: Continue a store that was interrupted.
         workers: Number of worker processes, or of the executor's workers; by default as many as pay.
@@ -126,6 +130,8 @@ def analyze(
         ranks=None if ranks is None else frozenset(ranks),
         lenient=policy.lenient,
         by=by,
+        keep_events=True,
+        stacks=stacks,
     )
     if isinstance(traces, Trace):
         rank_inputs = _measure_trace(traces, options, ranks)
@@ -178,6 +184,8 @@ def _measure_sources(
 ) -> MeasuredRanks:
     """Read and measure the ranks of files or of a store."""
     refs, notices = find_sources(traces, ranks=ranks, rank=file_rank, strict=policy.strict)
+    if len(refs) > MAX_RANKS_WITH_EVENTS:
+        options = replace(options, keep_events=False)
     results = map_sources(
         options.source_tables,
         refs,

@@ -9,15 +9,20 @@ from typing import TYPE_CHECKING
 import msgspec
 import polars as pl
 
+from tracekit.analysis.rank_timeline import rank_timeline
 from tracekit.analysis.tables import RankTables, rank_tables
+from tracekit.classify.model_frames import MODULE_PREFIX
 from tracekit.errors import TracekitError
+from tracekit.metrics.host_calls import find_api_calls, find_waiting_calls
 from tracekit.parsers.source_refs import SourceRef
 from tracekit.schema import RankEvents
 from tracekit.store.files import open_store, rank_folder
 from tracekit.store.reading import read_ref
 
 if TYPE_CHECKING:
+    from tracekit.analysis.persistence import StoredTables
     from tracekit.classify import RuleBook
+    from tracekit.store.files import Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +38,14 @@ class Options:
     """Folder that relative paths start from, for workers that run in another folder."""
     by: str | None = None
     """Kind of rows (``analysis.by``); None for no rows."""
+    keep_events: bool = False
+    """Keep single events, for the page's timeline."""
+    stacks: bool = False
+    """Read Python frames, for the source lines of these events."""
 
-    def measure(self, rank: RankEvents, labelled: pl.DataFrame | None = None) -> RankTables:
+    def measure(
+        self, rank: RankEvents, labelled: pl.DataFrame | None = None, frames: pl.DataFrame | None = None
+    ) -> RankTables:
         """Measure one rank that is in memory."""
         return rank_tables(
             rank,
@@ -43,6 +54,8 @@ class Options:
             steps=self.steps,
             pipeline=self.pipeline,
             by=self.by,
+            keep_events=self.keep_events,
+            frames=frames,
         )
 
     def source_tables(self, ref: SourceRef) -> list[RankTables]:
@@ -69,9 +82,27 @@ class Options:
             if self.steps is None and self.by is None and store.intact(ref.rank, FILE):
                 stored = read_tables(rank_folder(Path(ref.path), ref.rank))
                 if stored is not None:
-                    return [stored if self.pipeline else stored.without_pipeline()]
+                    stored = stored if self.pipeline else stored.without_pipeline()
+                    return [self._with_events(stored, store, ref.rank) if self.keep_events else stored]
             labelled = store.labelled(ref.rank)
             if labelled is not None:
                 return [self.measure(store.rank(ref.rank), labelled)]
-        parts = read_ref(ref, lenient=self.lenient)
-        return [self.measure(part) for part in parts if self.ranks is None or part.source.rank in self.ranks]
+        parts = read_ref(ref, stacks=self.stacks, lenient=self.lenient)
+        parts = [part for part in parts if self.ranks is None or part.source.rank in self.ranks]
+        return [self._measure_without_frames(part) for part in parts]
+
+    def _measure_without_frames(self, rank: RankEvents) -> RankTables:
+        """Measure a rank without its Python frames, apart from calls of modules, which labels rest on."""
+        if not self.stacks:
+            return self.measure(rank)
+        is_frame = pl.col("kind") == "python"
+        is_module = pl.col("name").cast(pl.String).str.starts_with(MODULE_PREFIX)
+        plain = replace(rank, events=rank.events.filter(~is_frame | is_module))
+        return self.measure(plain, frames=rank.events.filter(is_frame))
+
+    def _with_events(self, stored: StoredTables, store: Store, rank: int) -> StoredTables:
+        """Return tables of a store with the rank's single events, which the store's own tables leave out."""
+        labelled, events = store.labelled(rank), store.rank(rank)
+        if labelled is None:
+            return stored
+        return stored.with_events(rank_timeline(events, labelled, find_waiting_calls(find_api_calls(events.events))))

@@ -27,7 +27,9 @@ class Recording:
     error: TracekitError | None = None
 
 
-def watch(folder: str | Path, *, every_s: float = 2.0, idle_s: float | None = None) -> Iterator[Recording]:
+def watch(
+    folder: str | Path, *, every_s: float = 2.0, idle_s: float | None = None, critical_path: bool = False
+) -> Iterator[Recording]:
     """Yield the recordings in *folder* and its subfolders as they become complete.
 
     Files of the same rank in one folder are successive recordings, ordered by time.
@@ -36,6 +38,7 @@ def watch(folder: str | Path, *, every_s: float = 2.0, idle_s: float | None = No
         folder: Folder that traces are written to.
         every_s: Seconds between two looks at the folder.
         idle_s: Seconds without a new recording after which to stop; by default never.
+        critical_path: Add the critical path to each analysis.
 
     >>> [recording.name for recording in watch("sample_traces/steps", idle_s=0)]
     ['a', 'b', 'straggler']
@@ -51,15 +54,15 @@ def watch(folder: str | Path, *, every_s: float = 2.0, idle_s: float | None = No
             if recording.files not in seen:
                 seen.add(recording.files)
                 last_new_s = time.monotonic()
-                yield _analyzed(recording)
+                yield _analyzed(recording, critical_path=critical_path)
         if idle_s is not None and time.monotonic() - last_new_s >= idle_s:
             return
         time.sleep(every_s)
 
 
-def _analyzed(recording: Recording) -> Recording:
+def _analyzed(recording: Recording, *, critical_path: bool) -> Recording:
     try:
-        analysis = analyze([str(file) for file in recording.files], workers=1)
+        analysis = analyze([str(file) for file in recording.files], critical_path=critical_path, workers=1)
     except TracekitError as error:
         return Recording(recording.name, recording.files, error=error)
     return Recording(recording.name, recording.files, analysis=analysis)

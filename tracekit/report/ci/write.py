@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 from tracekit._util.files import atomic_write
 from tracekit._util.text import escape_workflow, terminal_lines
+from tracekit.diffs import Diff
 from tracekit.documents.coding import encode
 from tracekit.errors import OptionError
 from tracekit.report.ci import words
@@ -48,10 +50,12 @@ def write_all(result: Data, paths: Sequence[Path], writers: Writers) -> None:
             part.write_text(text, encoding="utf-8")
 
 
-def write_diff(result: Data, path: str | os.PathLike[str]) -> None:
-    """Write a diff to *path*: .json, .md or .html."""
-    check_outputs([Path(path)], DIFF)
-    write_all(result, [Path(path)], DIFF)
+def write_diff(diff: Diff, *paths: str | os.PathLike[str]) -> None:
+    """Write a diff to each path: .json, .md or .html, whose timeline needs the analyses of both runs."""
+    targets = [Path(path) for path in paths]
+    check_outputs(targets, DIFF)
+    render_page = partial(diff_html.render, analyses=diff.analyses)
+    write_all(diff.to_dict(), targets, {**DIFF, ".html": render_page})
 
 
 def write_gate(result: Data, path: str | os.PathLike[str]) -> None:

@@ -1,17 +1,20 @@
-"""HTML page of a diff, in the style of the analysis' page; it needs nothing from the network and no scripts."""
+"""HTML page of a diff, in the style of the analysis' page; it needs nothing from the network."""
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tracekit._util.text import capitalize
+from tracekit.analysis import Analysis
+from tracekit.report.advice import asked
 from tracekit.report.ci import words
 from tracekit.report.ci.words import arrow, compared_runs, rank_name, step_sentence
-from tracekit.report.html.diff_timelines import diff_layouts, timelines_svg
-from tracekit.report.html.templates import asset, render_template
-from tracekit.report.palette import CELL_COLOURS
-from tracekit.report.schedule.layout import OP_NAMES
+from tracekit.report.html.page import TIMELINE_SCRIPTS
+from tracekit.report.html.schedules import schedule_data
+from tracekit.report.html.templates import asset, render_template, script_json
+from tracekit.report.html.timeline import PageClock, timeline_data
 from tracekit.report.view.pipeline import Rung
 
 Data = Mapping[str, Any]
@@ -19,8 +22,10 @@ MIN_CHANGE_SHARE = 0.02
 """Changes below this share of the whole difference are summed as smaller changes."""
 
 
-def render(result: Data) -> str:
-    """Return the page of a diff's plain data."""
+def render(result: Data, *, analyses: tuple[Analysis, Analysis] | None = None) -> str:
+    """Return the page of a diff's plain data, with a timeline of both runs where their analyses are at hand."""
+    sides = [side for analysis in analyses or () for side in _timeline_side(analysis)]
+    sides = sides if len(sides) == 2 else []
     metrics = list(
         zip(result["metrics"], words.without_repeats([row["reason"] for row in result["metrics"]]), strict=True)
     )
@@ -29,20 +34,20 @@ def render(result: Data) -> str:
         (table, [(row_name(row), row) for row in words.visible_changes(result[table])])
         for table, row_name in (("modules", name), ("ranks", rank_name), ("kernels", name), ("cells", name))
     ]
-    layouts = diff_layouts(result.get("timelines"))
-    ops = {op for layout in layouts.values() for op in layout.ops}
     waterfall = result.get("waterfall")
     return render_template(
         "diff.html.j2",
-        css=asset("page.css") + asset("diff.css"),
+        css=asset("page.css", "diff.css"),
+        nonce=secrets.token_urlsafe(16),
+        script=asset(*TIMELINE_SCRIPTS, "diff.js"),
+        data=script_json({"sides": sides}),
+        lanes=bool(sides),
+        left_out=[sentence for side in sides for sentence in side["timeline"]["left_out"]],
         result=result,
         names=compared_runs(result),
         sentences=[step_sentence(result), *(f"{line}." for line in words.story(result))],
         waterfall=waterfall,
         bars=diff_waterfall(waterfall) if waterfall else [],
-        layouts=layouts,
-        timelines=timelines_svg(layouts) if layouts else "",
-        legend=[(OP_NAMES[op], CELL_COLOURS[op]) for op in OP_NAMES if op in ops],
         metrics=metrics,
         typical=capitalize(words.TYPICAL_STEP_NOTE) if words.has_typical_steps(result) and metrics else "",
         labels=words.visible_changes(result["labels"]),
@@ -51,6 +56,13 @@ def render(result: Data) -> str:
         words=words,
         arrow=arrow,
     )
+
+
+def _timeline_side(analysis: Analysis) -> list[dict[str, Any]]:
+    """Return the timeline of one run and its schedule, at whose step it is aligned; nothing without GPU events."""
+    timeline = timeline_data(analysis, PageClock(analysis))
+    schedule = schedule_data(analysis)
+    return [{"timeline": timeline, "schedule": schedule, "path": asked(analysis)}] if timeline else []
 
 
 def diff_waterfall(waterfall: Data) -> list[Rung]:

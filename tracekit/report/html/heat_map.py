@@ -7,8 +7,11 @@ from collections.abc import Mapping
 import msgspec
 
 from tracekit._util.text import ms, percent
+from tracekit.analysis import Analysis
 from tracekit.analysis.spread import Figure, Spread, by_rank
 
+MAX_HEAT_ROWS = 64
+"""Ranks in the heat map of ranks and steps."""
 HEAT_MAP_COLUMNS = 64
 """Columns of the heat map side by side; a broader mesh continues below."""
 
@@ -41,6 +44,53 @@ class HeatMap(msgspec.Struct, frozen=True):
     most: str
     column: str
     """What a column is: ``replica`` or ``rank``."""
+
+
+class StepHeat(msgspec.Struct, frozen=True):
+    """Busy time of each rank in each step."""
+
+    steps: tuple[int, ...]
+    rows: tuple[tuple[int, tuple[HeatCell, ...]], ...]
+    """Rank and its cells, one per step."""
+    least: str
+    most: str
+    more: str
+    """Sentence about what is left out; empty if nothing is."""
+
+
+def step_heat_map(analysis: Analysis) -> StepHeat | None:
+    """Return the busy time of ranks by step; None for one rank, one step or unnumbered steps."""
+    ranks = analysis.rank_results[:MAX_HEAT_ROWS]
+    all_steps = sorted({scope.step for rank in ranks for scope in rank.per_step if scope.step is not None})
+    steps = all_steps[:HEAT_MAP_COLUMNS]
+    if len(ranks) < 2 or len(steps) < 2:
+        return None
+    busy_ns = {
+        (rank.rank, scope.step): scope.budget.span_ns - scope.budget.idle_ns - sum(filter(None, scope.wait_ns.values()))
+        for rank in ranks
+        for scope in rank.per_step
+    }
+    least, most = min(busy_ns.values()), max(busy_ns.values())
+
+    def cell(rank: int, step: int) -> HeatCell:
+        ns = busy_ns.get((rank, step))
+        if ns is None:
+            return HeatCell(rank, None, "", f"rank {rank}, step {step}: not recorded")
+        heat = (ns - least) / (most - least) if most > least else 0.0
+        return HeatCell(
+            rank,
+            heat,
+            f"{ns / 1e6:.0f}" if ns >= 1e7 else f"{ns / 1e6:.1f}",
+            f"rank {rank}, step {step}: busy {ms(ns)}",
+        )
+
+    hidden = (
+        [f"{len(analysis.rank_results) - len(ranks)} more ranks"] if len(ranks) < len(analysis.rank_results) else []
+    )
+    hidden += [f"{len(all_steps) - len(steps)} more steps"] if len(steps) < len(all_steps) else []
+    more = f"Not shown: {' and '.join(hidden)}." if hidden else ""
+    rows = tuple((rank.rank, tuple(cell(rank.rank, step) for step in steps)) for rank in ranks)
+    return StepHeat(tuple(steps), rows, ms(least), ms(most), more)
 
 
 def heat_map(spread: Spread | None) -> HeatMap | None:

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from markupsafe import Markup
-
 from tracekit.analysis import Analysis
 from tracekit.analysis.spread import FIGURES
-from tracekit.report.html.heat_map import heat_map
-from tracekit.report.html.lane_links import explaining_rows, kernel_moments, path_moments
-from tracekit.report.html.lanes import lanes_data
+from tracekit.report.html.heat_map import heat_map, step_heat_map
 from tracekit.report.html.schedules import schedule_data
-from tracekit.report.html.templates import asset, render_template
+from tracekit.report.html.templates import asset, render_template, script_json
+from tracekit.report.html.timeline import (
+    PageClock,
+    explaining_rows,
+    kernel_moments,
+    path_moments,
+    timeline_data,
+)
 from tracekit.report.table import Table
 from tracekit.report.view import View, view_of
 from tracekit.report.view import tables as grids
 
+TIMELINE_SCRIPTS = tuple(
+    f"{name}.js" for name in ("columns", "tracks", "chart", "events", "timeline", "details", "search", "tables")
+)
+"""Scripts of every page with a timeline."""
 MAX_DIFFERENT_RANKS = 20
 """Ranks that differ from those they should be like which are listed."""
 
@@ -33,27 +39,26 @@ def render_html(analysis: Analysis) -> str:
     (True, False)
     """
     view = view_of(analysis)
-    schedule, lanes = schedule_data(analysis), lanes_data(analysis)
+    clock = PageClock(analysis)
+    schedule, timeline = schedule_data(analysis), timeline_data(analysis, clock)
     choices = schedule["choices"] if schedule else []
-    steps = lanes["steps"] if lanes else []
-    ranks = [int(rank) for rank in steps[0]["ranks"]] if steps else []
-    lane_steps = [entry["step"] for entry in steps]
+    ranks = [entry["rank"] for entry in timeline["ranks"]] if timeline else []
     return render_template(
         "page.html.j2",
         nonce=secrets.token_urlsafe(16),
         css=asset("page.css"),
-        charts=asset("echarts.min.js"),
-        script=asset("boxes.js") + asset("timeline.js") + asset("page.js"),
-        data=_script_json({"schedule": schedule, "lanes": lanes, "asked": view.asked}),
+        script=asset(*TIMELINE_SCRIPTS, "page.js"),
+        data=script_json({"schedule": schedule, "timeline": timeline, "path": view.asked}),
         v=view,
         sections=_linked_sections(view, ranks),
         heat=heat_map(view.fleet),
+        step_heat=step_heat_map(analysis),
         figure_titles=FIGURES,
         max_different=MAX_DIFFERENT_RANKS,
         lanes=ranks,
-        lane_steps=lane_steps,
-        path_moments=path_moments(analysis, view.critical),
-        kernel_moments=kernel_moments(analysis, view.kernels, lane_steps),
+        left_out=timeline["left_out"] if timeline else (),
+        path_moments=path_moments(analysis, clock, view.critical),
+        kernel_moments=kernel_moments(clock, view.kernels, ranks),
         explaining_rows=explaining_rows(view.kernels),
         grids=_shared_tables(view),
         choices=len(choices),
@@ -91,14 +96,10 @@ def _linked_sections(view: View, lane_ranks: Sequence[int]) -> set[str]:
         "budget": view.labels,
         "overlap": view.labels,
         "schedule": view.schedule,
+        "timeline": lane_ranks,
         "lanes": lane_ranks,
         "stragglers": view.stragglers,
         "reload": view.reload,
         "warnings": view.warnings,
     }
     return {name for name, content in contents.items() if content}
-
-
-def _script_json(data: dict[str, Any]) -> Markup:
-    """Return JSON that cannot end the script element it is written into."""
-    return Markup(json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"))

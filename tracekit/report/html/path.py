@@ -1,4 +1,4 @@
-"""The critical path on the page: its pieces in a rank's lanes, and its time in each cell of the schedule."""
+"""The critical path on the page: its pieces on the timeline, and its time in each cell of the schedule."""
 
 from __future__ import annotations
 
@@ -6,38 +6,34 @@ import polars as pl
 
 from tracekit.analysis import Analysis
 from tracekit.compare import StepComparison
-from tracekit.critical_path.path import CriticalPath
+from tracekit.critical_path.path import SEGMENTS, CriticalPath
+from tracekit.report.remedies import BECAUSE
 
-PATH_LANE = "Critical path"
-"""Name of the lane that shows the path on a rank."""
-HOST_KIND = "host"
-"""Name, in the lanes, of the path's time without work on the GPU."""
 HOST_COLOUR = "#8A97A3"
-NO_PIECES = pl.Schema({"start_ns": pl.Int64(), "end_ns": pl.Int64(), "label": pl.String(), "description": pl.String()})
-MAX_PIECES = 20_000
-"""Pieces of one rank's path that the page holds, the longest."""
+MAX_PIECES = 200_000
+"""Pieces of the path that the page holds, the longest."""
 
 
-def path_pieces(analysis: Analysis, rank: int, step: int | None) -> pl.DataFrame:
-    """Return the pieces of the path on *rank* in *step*, on the rank's own clock; none if no path was computed.
+def path_pieces(analysis: Analysis) -> pl.DataFrame:
+    """Return the pieces of the path of all steps on the common clock, by start; none if no path was computed.
 
-    Column ``description`` tells what ran and where the path comes from and goes on.
+    Columns ``rank, start_ns, end_ns, kind, label, description``; the description tells what ran, the cause of exposed
+    time, and where the path comes from and goes on.
     """
     if analysis.critical is None:
-        return NO_PIECES.to_frame()
+        return SEGMENTS.to_frame().select("rank", "start_ns", "end_ns", "kind", "label", description="what")
     # Pieces in order of time over all ranks: a neighbour on another rank is where the path comes from or goes on.
-    pieces = analysis.critical.pieces.filter(pl.col("step").eq_missing(step)).sort("start_ns")
-    rank_before, rank_after = pl.col("rank").shift(1), pl.col("rank").shift(-1)
+    pieces = analysis.critical.pieces.sort("step", "start_ns")
+    rank_before, rank_after = (pl.col("rank").shift(by).over("step") for by in (1, -1))
     comes_from = pl.when(pl.col("rank") != rank_before).then(pl.format("\nthe path comes from rank {}", rank_before))
     goes_on = pl.when(pl.col("rank") != rank_after).then(pl.format("\nthe path goes on with rank {}", rank_after))
+    cause = pl.col("cause").replace_strict(BECAUSE, default=None, return_dtype=pl.String)
+    exposed = pl.when(pl.col("exposed_ns") > 0).then(pl.format("\nexposed because: {}", cause))
     until = pl.when(pl.col("kind") == "host").then(pl.lit("until ")).otherwise(pl.lit(""))
     what = pl.coalesce(pl.format("{}{}", until, "what"), "kind")
-    description = pl.concat_str(what, comes_from.fill_null(""), goes_on.fill_null(""))
-    own = pieces.with_columns(description=description).filter(rank=rank)
-    times = [
-        pl.Series(name, analysis.clocks.to_recorded(rank, own[name].to_numpy())) for name in ("start_ns", "end_ns")
-    ]
-    return own.with_columns(times).top_k(MAX_PIECES, by=pl.col("end_ns") - pl.col("start_ns")).sort("start_ns")
+    notes = [note.fill_null("") for note in (exposed, comes_from, goes_on)]
+    described = pieces.select("rank", "start_ns", "end_ns", "kind", "label", description=pl.concat_str(what, *notes))
+    return described.top_k(MAX_PIECES, by=pl.col("end_ns") - pl.col("start_ns")).sort("start_ns")
 
 
 def path_time_in_cells(critical: CriticalPath | None, held: StepComparison) -> pl.Series:

@@ -12,9 +12,8 @@ from tracekit.analysis import Analysis
 from tracekit.compare import StepComparison
 from tracekit.critical_path.path import CriticalPath
 from tracekit.intervals import union
-from tracekit.report.html.packed_boxes import BOX_COLUMNS, CELL_COLUMNS, pack_boxes
+from tracekit.report.html.packed_columns import pack_intervals
 from tracekit.report.html.path import path_time_in_cells
-from tracekit.report.palette import IDLE_COLOUR
 from tracekit.report.schedule.layout import ScheduleLayout, layout_pipeline
 from tracekit.schema import GAP_CAUSES
 
@@ -54,13 +53,14 @@ def _choice(held: StepComparison, critical: CriticalPath | None, *, name_ranks: 
         "name": ", ".join(name) or "the pipeline",
         "kinds": [
             *({"name": colour.name, "colour": colour.colour} for colour in measured.colours),
-            {"name": "outside cells", "colour": IDLE_COLOUR},
+            {"name": "outside cells", "colour": "idle"},
         ],
         "shaded": measured.shade_count > 1,
         "rows": [f"rank {rank}" for rank in measured.ranks],
         "ranks": measured.ranks,
         "step": step,
         "end_ns": end_ns,
+        "origin_ns": str(measured.origin_ns),  # as text: JavaScript's numbers have 53 bits
         "cells": cells.to_series().to_list(),
         "sections": [
             {"name": "measured", "boxes": _boxes(measured, end_ns)},
@@ -97,5 +97,11 @@ def _boxes(layout: ScheduleLayout, end_ns: int) -> dict[str, Any]:
     rows = np.arange(len(layout.ranks))
     outside = (union(np.zeros_like(rows), np.full_like(rows, end_ns), rows) - busy).to_frame()
     outside = outside.rename({"group": "row"}).with_columns(kind=pl.lit(len(layout.colours)), part=pl.lit(0))
-    columns = [name for name in (*BOX_COLUMNS, *CELL_COLUMNS) if name in boxes.columns]
-    return pack_boxes(pl.concat([boxes.select(columns), outside], how="diagonal_relaxed"))
+    boxes = pl.concat([boxes, outside], how="diagonal_relaxed").sort("start_ns", "part")
+    nulls = {"part": 0, "stage": -1, "microbatch": -1, "cause": -1, "wait_ns": 0, "after": -1, "path_ns": 0}
+    columns = {name: boxes[name].fill_null(null).to_numpy() for name, null in nulls.items() if name in boxes.columns}
+    for name in ("wait_ns", "path_ns"):
+        if name in columns:
+            columns[name] = columns[name] // 1000  # microseconds, which fit into 32 bits
+    columns |= {name: boxes[name].to_numpy() for name in ("row", "kind")}
+    return pack_intervals(boxes["start_ns"].to_numpy(), boxes["end_ns"].to_numpy(), **columns)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,9 @@ from markupsafe import Markup, escape
 from tracekit._util import text
 from tracekit.report.names import short_kernel
 from tracekit.report.palette import LABEL_COLOURS
+from tracekit.report.remedies import BECAUSE, FIXES
 from tracekit.report.view.pipeline import has_overlapped_pairs
+from tracekit.schema import GAP_CAUSES
 
 ASSETS = Path(__file__).parent / "assets"
 
@@ -23,9 +27,14 @@ def render_template(name: str, **values: Any) -> str:
     return _environment().get_template(name).render(**values)
 
 
-def asset(name: str) -> Markup:
-    """Return a style sheet or script of the assets, not to be escaped."""
-    return Markup((ASSETS / name).read_text(encoding="utf-8"))
+def asset(*names: str) -> Markup:
+    """Return style sheets or scripts of the assets, one after the other, not to be escaped."""
+    return Markup("".join((ASSETS / name).read_text(encoding="utf-8") for name in names))
+
+
+def script_json(data: Mapping[str, Any]) -> Markup:
+    """Return JSON that cannot end the script element it is written into."""
+    return Markup(json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"))
 
 
 @cache
@@ -43,7 +52,8 @@ def _environment() -> Environment:
         "at_least": text.at_least, "sentence": text.capitalize, "whole": text.keep_units_together,
         "number": format_mean_count, "code": markup_code, "short": short_kernel, "paired": has_overlapped_pairs,
     }  # fmt: skip
-    environment.globals["colours"] = LABEL_COLOURS
+    remedies = {cause.words: cause.remedy for cause in GAP_CAUSES.values() if cause.remedy}
+    environment.globals |= {"colours": LABEL_COLOURS, "because": BECAUSE, "fixes": FIXES, "gap_remedies": remedies}
     return environment
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.server
 import os
+import re
 import secrets
 import shutil
 from pathlib import Path
@@ -123,6 +124,8 @@ def _handler(download: SingleDownloadServer) -> type[http.server.BaseHTTPRequest
     return Handler
 
 
+MIN_MARGIN_NS = 5_000
+"""Time shown at least before and after a moment."""
 MAX_HEADER_BYTES = 1 << 16
 """Start of a file that is searched for the mark of an export."""
 
@@ -133,8 +136,19 @@ def is_export(path: str | Path) -> bool:
     >>> is_export("README.md")
     False
     """
-    file = Path(path)
+    return b'"tracekit"' in _header(Path(path))
+
+
+def moment_parameters(file: Path, start_ns: int, end_ns: int) -> str:
+    """Return the parameters of a link that make the viewer show an export around a moment of the common clock."""
+    match = re.search(rb'"baseTimeNanoseconds":(\d+)', _header(file))
+    base_ns = int(match[1]) if match else 0
+    margin_ns = max(2 * (end_ns - start_ns), MIN_MARGIN_NS)
+    return f"&visStart={max(0, start_ns - margin_ns - base_ns)}&visEnd={end_ns + margin_ns - base_ns}"
+
+
+def _header(file: Path) -> bytes:
+    """Return the start of a JSON file up to its events; empty if it is no such file."""
     if not file.is_file() or not file.name.endswith((".json", ".json.gz")):
-        return False
-    before_events = (read_start(file, MAX_HEADER_BYTES) or b"").partition(b'"traceEvents"')[0]
-    return b'"tracekit"' in before_events
+        return b""
+    return (read_start(file, MAX_HEADER_BYTES) or b"").partition(b'"traceEvents"')[0]

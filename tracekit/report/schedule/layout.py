@@ -11,7 +11,7 @@ row, its backward in the lower half.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -120,14 +120,6 @@ def layout_pipeline(compared: StepComparison, *, extra_columns: Sequence[pl.Seri
         "measured": layout_cells(measured, schedule, ranks=ranks, end=compared.measured_ns, origin_ns=origin_ns),
         "ideal": layout_cells(ideal, schedule, ranks=ranks, end=compared.ideal_ns, origin_ns=origin_ns),
     }
-
-
-def layout_diff_side(cells: Sequence[Mapping[str, Any]], *, max_ranks: int) -> ScheduleLayout:
-    """Lay out the cells that a diff stores of one of its sides, in nanoseconds; only the first *max_ranks* ranks."""
-    ranks = sorted({cell["rank"] for cell in cells})[:max_ranks]
-    numbers = dict.fromkeys(("stage", "microbatch", "b_stage", "b_microbatch"), pl.Int64)
-    table = pl.DataFrame(cells, schema_overrides=numbers).rename({"start_ns": "start", "end_ns": "end"})
-    return layout_cells(table.filter(pl.col("rank").is_in(ranks)), None, ranks=ranks, end=table["end"].max())
 
 
 def layout_cells(

@@ -1,326 +1,523 @@
-// A timeline: sections of rows on one time axis, drawn with ECharts, with tooltips, zoom and keys, and its legend.
-// Everything from a trace is put on the page as text or as pixels, never as markup.
+// The timeline of all ranks: a group of rows per rank (critical path, cells, lanes of GPU work, memory, host), the selected
+// event with arrows to the operations matched on other ranks, search marks, and the view as text for links.
+// A source is one run on the page: { run, name }; a diff has two, whose times were shifted to a common start.
 const timelines = (() => {
-  const MAX_LABELS_PER_ROW = 700, MAX_OUTLINES = 3000;
-  const PATH = -1; // stands for the critical path among the hidden kinds
-  const IDLE = "#E8EBEE"; // colour of idle time; the page's own colours replace it, which follow a dark screen
-  const ROW_FILL = 0.84; // share of a row's height that its boxes fill
-  const SECTION_GAP_PX = 54, MEMORY_PX = 64, TOP_PX = 30, LEFT_PX = 106, RIGHT_PX = 22;
-  const UPPER = 1, LOWER = 2; // part of the row that a box fills; 0 is the whole row
-  const tip = document.getElementById("tip"), said = document.getElementById("said");
-  const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  const HEIGHTS = { path: 7, cells: 17, compute: 24, lane: 13, host: 11, memory: 34 };
+  const DIM = { name: "", colour: "dim" }; // events that a search does not name
 
-  // Options that all custom series share. ECharts calls renderItem once for each of `data`, here one [time, row] each.
-  const series = (name, axis, data, renderItem, more = {}) => ({
-    type: "custom", name, xAxisIndex: axis, yAxisIndex: axis, silent: true, clip: true, animation: false,
-    data, encode: { x: 0, y: 1 }, renderItem, ...more,
-  });
+  // The kinds of cells over all pipelines and steps of a schedule, each once.
+  const kindKey = ({ name, colour }) => `${name} ${colour}`;
+  const cellKinds = (schedule) => [...new Map((schedule?.choices || []).flatMap(({ kinds }) => kinds).map((kind) => [kindKey(kind), kind])).values()];
 
-  // Where a row lies on the screen: x of time 0, pixels per ms, and the top and height of its boxes.
-  const rowGeometry = (api, row) => {
-    const [x0, y] = api.coord([0, row]), [x1] = api.coord([1, row]), height = api.size([0, 1])[1] * ROW_FILL;
-    return { x0, scale: x1 - x0, top: y - height / 2, height };
-  };
-
-  function createChart(element) {
-    // A wheel over a timeline scrolls the page, as everywhere, until the reader clicks the timeline or holds Ctrl.
-    const zooms = (event) => document.activeElement === element || event.ctrlKey || event.metaKey;
-    for (const name of ["wheel", "mousewheel"]) {
-      const keepFromChart = (event) => { if (!zooms(event)) event.stopPropagation(); };
-      element.addEventListener(name, keepFromChart, { capture: true, passive: true });
+  // The measured cells of all pipelines and steps, as boxes on the timeline's axis, in order of start.
+  async function measuredCells({ schedule, run }) {
+    const numbers = new Map(cellKinds(schedule).map((kind, number) => [kindKey(kind), number])), all = [];
+    for (const { kinds, ranks, origin_ns, sections } of schedule.choices) {
+      const boxes = await columns.unpackTimes(sections[0].boxes), shift = Number(BigInt(origin_ns) - BigInt(run.data.origin_ns)) / 1e6;
+      for (let i = 0; i < boxes.count; i++) {
+        if (boxes.stage[i] < 0) continue; // the time outside cells
+        all.push({
+          start: boxes.start[i] + shift, end: boxes.end[i] + shift, rank: ranks[boxes.row[i]], part: boxes.part[i],
+          kind: numbers.get(kindKey(kinds[boxes.kind[i]])), stage: boxes.stage[i], microbatch: boxes.microbatch[i],
+        });
+      }
     }
-    return echarts.init(element, null, { renderer: "canvas" });
+    all.sort((a, b) => a.start - b.start);
+    const column = (name, type) => type.from(all, (box) => box[name]);
+    return {
+      count: all.length, start: column("start", Float64Array), end: column("end", Float64Array), rank: column("rank", Int32Array),
+      part: column("part", Uint8Array), kind: column("kind", Uint8Array), stage: column("stage", Int32Array), microbatch: column("microbatch", Int32Array),
+    };
   }
 
-  // Draw a timeline into `element` and return functions to control it.
-  //   rows      names of the rows, the same in every section
-  //   kinds     { name, colour } of each kind of box
-  //   sections  { name, boxes } one below the other
-  //   end       end of the time axis in ms
-  //   hidden    Set of kinds that are switched off; the caller keeps it
-  //   describe  (hit) → text of the tooltip; a hit is { section, row, boxes, i }
-  //   label     (boxes, i) → text in a box, if any
-  //   open      (hit) called for a double click
-  //   outlines  (boxes) → Map of row → [[start, end, part]] of the critical path, if it is drawn
-  //   memory    { points: [[ms, allocated GB, reserved GB]], top: GB } of a line below the sections
-  function draw(element, { rows, kinds, sections, end, hidden, describe, label, open, outlines, memory }) {
-    const rowHeight = Math.max(9, Math.min(34, 640 / (rows.length * sections.length)));
-    const gridHeight = Math.max(rows.length * rowHeight, 30);
-    const sectionIndices = sections.map((_, index) => index), memoryAxis = sections.length;
-    const axes = memory ? [...sectionIndices, memoryAxis] : sectionIndices;
-    const chartHeight = sections.length * (gridHeight + SECTION_GAP_PX) + (memory ? MEMORY_PX + SECTION_GAP_PX : 0) + 64;
-    element.style.height = `${chartHeight}px`;
-    const chart = echarts.getInstanceByDom(element) || createChart(element);
-    chart.resize();
-    const onePerRow = rows.map((_, row) => [0, row]), once = [[0, 0]];
-
-    // All boxes of one kind in one section.
-    const boxSeries = (section, kind) => series(kinds[kind].name, section, onePerRow, (params, api) => {
-      const { x, width } = params.coordSys, row = api.value(1);
-      const window = { left: x, right: x + width };
-      const shape = { key: boxes.keyOf(sections[section].boxes), hidden, row, kind, ...window, ...rowGeometry(api, row) };
-      return { type: "boxes", shape, style: { fill: kinds[kind].colour === IDLE ? css("--idle") : kinds[kind].colour } };
+  // options: { element, legend, sources, rankButtons, laneButtons, details(selection), changed(), colour(source, rank, event) }
+  function create(options) {
+    const { element, sources } = options, first = sources[0].run.data;
+    const labelNames = [...new Set(sources.flatMap(({ run }) => run.data.labels.map(({ name }) => name)))];
+    const colourOf = new Map(sources.flatMap(({ run }) => run.data.labels.map(({ name, colour }) => [name, colour])));
+    const kinds = labelNames.map((name) => ({ name, colour: colourOf.get(name) }));
+    const extraKind = kinds.length; // kinds that options.colour may give to events instead of their label
+    kinds.push(...(options.extraKinds || []));
+    const eventKinds = kinds.length;
+    const hostKind = kinds.length;
+    kinds.push(...first.host.map(({ name, colour }) => ({ name: `host: ${name}`, colour })));
+    const cellKind = sources.map(({ schedule }) => {
+      const offset = kinds.length;
+      kinds.push(...cellKinds(schedule).map(({ name, colour }) => ({ name: "", colour, cell: name })));
+      return offset;
     });
+    const pathKind = kinds.push({ name: "", colour: "ink" }) - 1, dimKind = kinds.push(DIM) - 1;
+    const ranks = [...new Set(sources.flatMap(({ run }) => run.ranks.map(({ rank }) => rank)))].sort((a, b) => a - b);
+    const state = {
+      ranks: new Set(ranks), lanes: new Set(["path", "cells", "memory", ...(ranks.length * sources.length <= 4 ? ["host"] : [])]),
+      selected: null, query: "", found: null, pathTurn: 0,
+    };
+    let rowOf = new Map(); // "source.rank.lane" → row
+    let chart = null;
 
-    // Labels in the boxes of one section that are wide and high enough.
-    const labelSeries = (section) => series("numbers", section, onePerRow, (params, api) => {
-      const all = sections[section].boxes, row = api.value(1), range = all.rows.get(row);
-      const { x0, scale, top, height } = rowGeometry(api, row);
-      const left = params.coordSys.x, right = left + params.coordSys.width;
-      if (!range || height < 10) return null;
-      const children = [];
-      for (let i = range[0]; i < range[1] && children.length < MAX_LABELS_PER_ROW; i++) {
-        const boxLeft = x0 + all.start[i] * scale, boxRight = x0 + all.end[i] * scale, text = String(label(all, i));
-        const tooNarrow = text === "" || boxRight - boxLeft < 7 * text.length + 2;
-        if (tooNarrow || boxRight < left || boxLeft > right || hidden.has(all.kind[i])) continue;
-        const part = all.part[i], fontSize = Math.min(11, part ? height / 2 : height - 2);
-        if (fontSize < 7) continue;
-        const x = (Math.max(boxLeft, left) + Math.min(boxRight, right)) / 2;
-        const y = top + height * (part === UPPER ? 0.25 : part === LOWER ? 0.75 : 0.5);
-        const style = { x, y, text, fill: "#16202a", align: "center", verticalAlign: "middle", fontSize };
-        children.push({ type: "text", style });
+    // What a piece of the critical path is: its kind, label and description.
+    const pieceName = (path, i) => [path.texts[path.what[i]], path.texts[path.label[i]], path.texts[path.description[i]]].filter(Boolean).join(", ");
+
+    // ---- rows
+    const ms = (value) => `${value.toFixed(value < 0.1 ? 4 : 3)} ms`;
+    const timesOf = (boxes, i) => `${boxes.start[i].toFixed(3)} to ${boxes.end[i].toFixed(3)} ms\n${ms(boxes.end[i] - boxes.start[i])} long`;
+    const rankTitle = (source, rank) => `rank ${rank.rank}${sources.length > 1 ? ` · ${source.name}` : ""}`;
+
+    function eventRow(source, rank, lane, indices) {
+      const { run } = source, { events } = rank;
+      const made = tracks.makeTracks(events, indices);
+      const describe = (i) => {
+        const number = events.description[i], name = run.text("name", number), pass = run.text("pass", number);
+        const what = name === null ? "merged interval" : runEvents.shortName(name);
+        const operation = rank.operations.get(i);
+        const wait = operation?.wait ? `\nwaits ${ms(operation.wait)} for other ranks` : "";
+        const note = options.describe?.(source, rank, i) ?? "";
+        return `${what}\n${run.text("label", number)}${pass ? ` (${pass} pass)` : ""} · ${rankTitle(source, rank)}\n${timesOf(events, i)}${wait}${note}`;
+      };
+      const height = lane === "compute" ? HEIGHTS.compute + 12 * (made.length - 1) : HEIGHTS.lane * made.length;
+      return {
+        name: lane, height, tracks: made, describe, source, rank, events: true,
+        text: (i) => runEvents.shortName(run.text("name", events.description[i]) ?? run.text("label", events.description[i])),
+      };
+    }
+
+    function hostRow(source, rank, lane) {
+      const { host } = rank, indices = [];
+      for (let i = 0; i < host.count; i++) if (host.lane[i] === lane) indices.push(i);
+      if (!indices.length) return null;
+      const made = tracks.makeTracks(host, indices), { name } = first.host[lane];
+      return {
+        name, height: HEIGHTS.host * made.length, tracks: made, source, rank,
+        describe: (i) => `${source.run.texts[host.name[i]] ?? ""}\nhost, ${name} · ${rankTitle(source, rank)}\n${timesOf(host, i)}`,
+        text: (i) => source.run.texts[host.name[i]] ?? "",
+      };
+    }
+
+    function makeGroup(source, s, rank) {
+      const { run } = source, rows = [], key = (lane) => `${s}.${rank.rank}.${lane}`;
+      const { path, cells } = source;
+      if (path && state.lanes.has("path")) {
+        const indices = path.byRank.get(rank.rank) || [];
+        rows.push({
+          name: "path", height: HEIGHTS.path, tracks: tracks.makeTracks(path, indices), source, rank,
+          describe: (i) => `on the critical path: ${pieceName(path, i)}\n${rankTitle(source, rank)}\n${timesOf(path, i)}`,
+        });
       }
-      return { type: "group", children };
-    }, { z: 5 });
+      if (cells && state.lanes.has("cells") && cells.byRank.has(rank.rank)) {
+        rows.push({
+          name: "cells", height: HEIGHTS.cells, tracks: tracks.makePartTracks(cells, cells.byRank.get(rank.rank)), source, rank,
+          minTextPx: 9, centred: true, text: (i) => (cells.microbatch[i] >= 0 ? String(cells.microbatch[i]) : ""),
+          describe: (i) => `${kinds[cells.opKind[i]].cell}, stage ${cells.stage[i]}, micro-batch ${cells.microbatch[i]}\n`
+            + `${rankTitle(source, rank)}\n${timesOf(cells, i)}${options.describeCell?.(source, i) ?? ""}`,
+        });
+      }
+      const laneOfLabel = new Map(run.data.lanes.flatMap(({ name, labels }) => labels.map((label) => [label, name])));
+      const laneOfDescription = run.described.label.map((text) => laneOfLabel.get(run.texts[text]));
+      const indices = new Map(run.data.lanes.filter(({ labels }) => labels.length).map(({ name }) => [name, []]));
+      for (let i = 0; i < rank.events.count; i++) indices.get(laneOfDescription[rank.events.description[i]]).push(i);
+      for (const [lane, list] of indices) {
+        if (!list.length) continue;
+        const row = eventRow(source, rank, lane, list);
+        rowOf.set(key(lane), row);
+        rows.push(row);
+      }
+      rank.laneOfDescription = laneOfDescription;
+      if (rank.memory && state.lanes.has("memory")) {
+        rows.push({
+          name: "memory", height: HEIGHTS.memory, line: { points: rank.memory, top: run.data.memory_top },
+          describe: (time, point) => `memory at ${time.toFixed(3)} ms\n${point[1].toPrecision(3)} GB allocated`
+            + (point[2] === null ? "" : `, ${point[2].toPrecision(3)} GB reserved`),
+        });
+      }
+      if (rank.host && state.lanes.has("host")) first.host.forEach((_, lane) => rows.push(hostRow(source, rank, lane)));
+      return { name: sources.length > 1 ? `${rank.rank} ${source.name}` : `rank ${rank.rank}`, rows: rows.filter(Boolean) };
+    }
 
-    // The critical path: a line around each box it runs through. Neighbours that the eye cannot separate share a line.
-    const pathSeries = (section) => series("critical path", section, once, (params, api) => {
-      const left = params.coordSys.x, right = left + params.coordSys.width, frames = [];
-      for (const [row, pieces] of hidden.has(PATH) ? [] : outlines(sections[section].boxes)) {
-        const { x0, scale, top, height } = rowGeometry(api, row);
-        let last = null;
-        for (const [start, stop, part] of pieces) {
-          const frameLeft = Math.max(x0 + start * scale, left);
-          const frameRight = Math.min(Math.max(x0 + stop * scale, frameLeft + 2), right);
-          if (frameRight < left || frameLeft > right) continue;
-          if (last && last.part === part && frameLeft < last.right + 1.5) {
-            last.right = Math.max(frameRight, last.right);
-            continue;
+    // Path and cells are of all ranks together in the data: group them by rank, once.
+    async function loadShared(source, s) {
+      const { run } = source;
+      const grouped = (boxes) => {
+        boxes.byRank = new Map();
+        for (let i = 0; i < boxes.count; i++) {
+          if (!boxes.byRank.has(boxes.rank[i])) boxes.byRank.set(boxes.rank[i], []);
+          boxes.byRank.get(boxes.rank[i]).push(i);
+        }
+        return boxes;
+      };
+      if (run.data.path) {
+        source.path = grouped(await columns.unpackTimes(run.data.path.pieces));
+        source.path.texts = await columns.unpackJson(run.data.path.texts);
+        source.path.what = source.path.kind; // the number of its kind's name; kind is the colour
+        source.path.kind = new Uint8Array(source.path.count).fill(pathKind);
+      }
+      if (source.schedule) {
+        source.cells = grouped(await measuredCells(source));
+        source.cells.opKind = Uint8Array.from(source.cells.kind, (kind) => kind + cellKind[s]);
+        source.cells.kind = source.cells.opKind.slice();
+      }
+    }
+
+    // The kind of each event: its label (or what options.colour says), dimmed if a search is on and does not name it.
+    function colourEvents() {
+      const kindOfName = new Map(labelNames.map((name, kind) => [name, kind]));
+      sources.forEach((source, s) => {
+        const { run, cells } = source, found = state.found?.[s];
+        for (let i = 0; i < (cells?.count ?? 0); i++) {
+          const extra = options.colourCell?.(source, i) ?? null;
+          cells.kind[i] = extra === null ? cells.opKind[i] : extraKind + extra;
+        }
+        const kindOfDescription = run.described.label.map((text) => kindOfName.get(run.texts[text]));
+        for (const rank of run.ranks) {
+          const { events, host } = rank, asked = !found?.ranks || found.ranks.has(rank.rank);
+          for (let i = 0; i < events.count; i++) {
+            const number = events.description[i];
+            const named = !found || (asked && found.mask[number]);
+            const extra = named && options.colour ? options.colour(source, rank, i) : null;
+            events.kind[i] = !named ? dimKind : extra === null ? kindOfDescription[number] : extraKind + extra;
           }
-          if (frames.length >= MAX_OUTLINES) break;
-          last = { left: frameLeft, right: frameRight, part, top, height };
-          frames.push(last);
+          if (host) {
+            host.kind ??= new Uint8Array(host.count);
+            for (let i = 0; i < host.count; i++) {
+              host.kind[i] = found && !(asked && found.hostMask[host.name[i]]) ? dimKind : hostKind + host.lane[i];
+            }
+          }
+        }
+      });
+      chart?.forgetBins();
+      chart?.invalidate();
+    }
+
+    function rebuild() {
+      rowOf = new Map();
+      const groups = ranks.filter((rank) => state.ranks.has(rank)).flatMap((number) => sources.flatMap((source, s) => {
+        const rank = source.run.ranks[source.run.rankIndex.get(number)];
+        return rank ? [makeGroup(source, s, rank)] : [];
+      }));
+      chart.setGroups(groups);
+    }
+
+    // ---- selection
+    const rowOfEvent = ({ source, rank, event }) => {
+      const lane = rank.laneOfDescription?.[rank.events.description[event]];
+      return rowOf.get(`${sources.indexOf(source)}.${rank.rank}.${lane}`);
+    };
+    // Select an event, or nothing; with reveal the window moves so that it is seen.
+    function select(selection, { reveal = false } = {}) {
+      state.selected = selection;
+      if (selection && reveal) {
+        if (!state.ranks.has(selection.rank.rank)) setRanks([...state.ranks, selection.rank.rank]);
+        const { start, end } = selection.rank.events, [from, to] = chart.window(), { event } = selection;
+        const length = end[event] - start[event], span = to - from;
+        if (end[event] < from + 0.05 * span || start[event] > to - 0.05 * span || length > span || length < span / 400) {
+          const wanted = Math.max(length * 8, Math.min(span, length * 200));
+          const middle = (start[event] + end[event]) / 2;
+          chart.setWindow(middle - wanted / 2, middle + wanted / 2);
+        }
+        const row = rowOfEvent(selection);
+        if (row) { chart.revealRow(row); chart.moveCursor(row, event); }
+      }
+      chart.invalidate();
+      options.details?.(selection);
+      options.changed?.();
+    }
+
+    // Outline the selected event, and lead arrows to the events matched with it on other ranks.
+    function overlay(context, { toX, yOf, ink, gutter, width }) {
+      drawPathJumps(context, { toX, yOf, ink, gutter, width });
+      const { selected } = state, row = selected && rowOfEvent(selected);
+      if (!row) return;
+      context.save();
+      context.beginPath();
+      context.rect(gutter, 0, width, 1e5);
+      context.clip();
+      const outline = (events, i, ofRow, colour) => {
+        const left = toX(events.start[i]), right = Math.max(toX(events.end[i]), left + 3);
+        context.strokeStyle = colour;
+        context.lineWidth = 2;
+        context.strokeRect(left - 1, yOf(ofRow) - 1, right - left + 2, ofRow.height + 2);
+        return [(left + right) / 2, yOf(ofRow) + ofRow.height / 2];
+      };
+      const [x, y] = outline(selected.rank.events, selected.event, row, ink);
+      for (const partner of partnersOf(selected)) {
+        const partnerRow = rowOfEvent(partner);
+        if (!partnerRow) continue;
+        const [x2, y2] = outline(partner.rank.events, partner.event, partnerRow, "#D55E00");
+        context.strokeStyle = "#D55E00";
+        context.lineWidth = 1.5;
+        context.beginPath();
+        context.moveTo(x, y);
+        context.bezierCurveTo(x, (y + y2) / 2, x2, (y + y2) / 2, x2, y2);
+        context.stroke();
+        context.beginPath(); // the arrow's head
+        context.arc(x2, y2, 3, 0, 7);
+        context.fillStyle = "#D55E00";
+        context.fill();
+      }
+      context.restore();
+    }
+
+    // Where the critical path goes on with another rank, a line leads from one to the other.
+    function drawPathJumps(context, { toX, yOf, ink, gutter, width }) {
+      if (!state.lanes.has("path")) return;
+      sources.forEach((source) => {
+        const { path } = source;
+        if (!path) return;
+        const rowsByRank = new Map(chart.rows().filter((row) => row.name === "path" && row.source === source).map((row) => [row.rank.rank, row]));
+        const [from, to] = chart.window();
+        context.strokeStyle = ink;
+        context.lineWidth = 1.2;
+        context.globalAlpha = 0.7;
+        context.beginPath();
+        let lastX = -10;
+        for (let i = Math.max(1, tracks.firstAbove(path.start, from)); i < path.count && path.start[i] <= to; i++) {
+          const before = rowsByRank.get(path.rank[i - 1]), after = rowsByRank.get(path.rank[i]), x = toX(path.start[i]);
+          if (before === after || !before || !after || x - lastX < 1 || x < gutter || x > gutter + width) continue;
+          lastX = x;
+          context.moveTo(x, yOf(before) + before.height / 2);
+          context.lineTo(x, yOf(after) + after.height / 2);
+        }
+        context.stroke();
+        context.globalAlpha = 1;
+      });
+    }
+
+    // The events that belong to one: its operation on other ranks or, in a diff, the same event of the other run.
+    const partnersOf = (selection) => options.partners?.(selection) ?? runEvents
+      .partners(selection.source.run, selection.source.run.ranks.indexOf(selection.rank), selection.event)
+      .map(([r, e]) => ({ source: selection.source, rank: selection.source.run.ranks[r], event: e }));
+
+    // ---- search
+    function search(query) {
+      state.query = query;
+      state.found = query.trim() ? sources.map(({ run }) => runEvents.search(run, query)) : null;
+      state.matches = state.found ? matchingEvents() : null;
+      colourEvents();
+      options.changed?.();
+      return state.matches;
+    }
+    // All events that the search names, in order of time, and a summary by name: [{ name, label, count, ms }].
+    function matchingEvents() {
+      const list = [], byName = new Map();
+      let total = 0;
+      sources.forEach((source, s) => {
+        const { mask, ranks: asked } = state.found[s];
+        source.run.ranks.forEach((rank) => {
+          if (asked && !asked.has(rank.rank)) return;
+          const { events } = rank;
+          for (let i = 0; i < events.count; i++) {
+            const number = events.description[i];
+            if (!mask[number]) continue;
+            list.push({ source, rank, event: i, start: events.start[i] });
+            const length = events.end[i] - events.start[i], name = source.run.text("name", number) ?? source.run.text("label", number);
+            const entry = byName.get(name) || { name, label: source.run.text("label", number), count: 0, ms: 0, longest: null, longestMs: -1 };
+            entry.count += 1;
+            entry.ms += length;
+            total += length;
+            if (length > entry.longestMs) Object.assign(entry, { longest: list.at(-1), longestMs: length });
+            byName.set(name, entry);
+          }
+        });
+      });
+      list.sort((a, b) => a.start - b.start);
+      return { list, starts: Float64Array.from(list, ({ start }) => start), byName: [...byName.values()].sort((a, b) => b.ms - a.ms), ms: total };
+    }
+    // A mark in the axis wherever something that was searched for begins.
+    function marks(context, { toX, from, to, left, width }) {
+      if (!state.matches) return;
+      context.fillStyle = "#D55E00";
+      const { starts } = state.matches, msPerPx = (to - from) / width;
+      for (let i = tracks.firstAbove(starts, from); i < starts.length && starts[i] <= to;) {
+        const x = toX(starts[i]);
+        context.fillRect(Math.max(left, x - 0.75), 25, 1.5, 5);
+        i = tracks.firstAbove(starts, starts[i] + msPerPx);
+      }
+    }
+    // The match before or after the selected event (or the window's start), over the shown ranks.
+    function stepMatch(direction) {
+      const { list, starts } = state.matches || { list: [] };
+      if (!list.length) return;
+      const { selected } = state;
+      const current = selected ? list.findIndex(({ rank, event }) => rank === selected.rank && event === selected.event) : -1;
+      const next = current >= 0 ? current + direction : tracks.firstAbove(starts, chart.window()[0]) - (direction < 0 ? 1 : 0);
+      select(list[(next + list.length) % list.length], { reveal: true });
+    }
+
+    // Show the longest piece of the critical path in the chosen window; again: the next longest.
+    function selectLongestOnPath() {
+      const [from, to] = state.pathWindow ??= chart.window(), source = sources.find(({ path }) => path), { path } = source;
+      const pieces = [];
+      for (let i = 0; i < path.count; i++) if (path.end[i] > from && path.start[i] < to) pieces.push(i);
+      pieces.sort((a, b) => (path.end[b] - path.start[b]) - (path.end[a] - path.start[a]));
+      if (pieces.length) selectPiece(source, pieces[state.pathTurn++ % pieces.length]);
+    }
+    // Select the event of a piece, or the piece itself where the path runs through the host.
+    function selectPiece(source, i) {
+      const { path } = source, selection = eventOfPiece(source, i);
+      if (selection) { select(selection, { reveal: true }); return; }
+      if (!state.ranks.has(path.rank[i])) setRanks([...state.ranks, path.rank[i]]);
+      const length = path.end[i] - path.start[i];
+      chart.setWindow(path.start[i] - 2 * length, path.end[i] + 2 * length);
+      const row = chart.rows().find((one) => one.name === "path" && one.source === source && one.rank.rank === path.rank[i]);
+      if (row) chart.revealRow(row);
+      select(null);
+      options.piece?.(source, i);
+    }
+    // The event that a piece of the path is: of its label and, for communication and copies, of its name. None for the host.
+    function eventOfPiece(source, i) {
+      const { path, run } = source, rank = run.ranks[run.rankIndex.get(path.rank[i])], label = path.texts[path.label[i]];
+      if (!rank || !label || path.texts[path.what[i]] === "host") return null;
+      let best = -1, most = 0;
+      for (let e = 0; e < rank.events.count && rank.events.start[e] < path.end[i]; e++) {
+        const shared = Math.min(rank.events.end[e], path.end[i]) - Math.max(rank.events.start[e], path.start[i]);
+        if (shared > most && isEventOfPiece(source, rank, e, i)) { best = e; most = shared; }
+      }
+      return best < 0 ? null : { source, rank, event: best };
+    }
+    function isEventOfPiece({ path, run }, rank, event, i) {
+      const number = rank.events.description[event], kind = path.texts[path.what[i]];
+      if (run.text("label", number) !== path.texts[path.label[i]] || kind === "host") return false;
+      return kind === "kernel" || path.texts[path.description[i]].split("\n")[0] === run.text("name", number);
+    }
+    // The piece of the critical path that an event is (the longest, if it is several); -1 for none.
+    function pieceOf({ source, rank, event }) {
+      const { path } = source, { start, end } = rank.events;
+      let best = -1, most = 0;
+      for (const i of path?.byRank.get(rank.rank) ?? []) {
+        const shared = Math.min(end[event], path.end[i]) - Math.max(start[event], path.start[i]);
+        if (shared > most && isEventOfPiece(source, rank, event, i)) { best = i; most = shared; }
+      }
+      return best;
+    }
+
+    function setRanks(numbers) {
+      state.ranks = new Set(numbers);
+      drawButtons();
+      rebuild();
+      options.changed?.();
+    }
+
+    // ---- buttons for ranks and lanes
+    function toggles(box, entries, isOn, toggle) {
+      if (!box) return;
+      box.replaceChildren(...entries.map(([key, name]) => {
+        const button = document.createElement("button");
+        button.type = "button";
+        button.textContent = name;
+        button.setAttribute("aria-pressed", String(isOn(key)));
+        button.onclick = (event) => toggle(key, event);
+        return button;
+      }));
+      box.parentElement.hidden = entries.length < 2;
+    }
+    function drawButtons() {
+      toggles(options.rankButtons, [["all", "all"], ...ranks.map((rank) => [rank, String(rank)])],
+        (rank) => (rank === "all" ? state.ranks.size === ranks.length : state.ranks.has(rank)),
+        (rank) => {
+          if (rank === "all") setRanks(ranks);
+          else if (state.ranks.size === ranks.length) setRanks([rank]); // from all: this one alone
+          else if (state.ranks.has(rank)) setRanks(state.ranks.size > 1 ? [...state.ranks].filter((other) => other !== rank) : ranks);
+          else setRanks([...state.ranks, rank]);
+        });
+      if (options.rankButtons && ranks.length < 2) options.rankButtons.parentElement.hidden = true;
+      const has = (test) => sources.some(({ run }) => test(run));
+      const offered = [
+        ["path", "critical path", has(({ data }) => data.path)], ["cells", "cells", sources.some(({ schedule }) => schedule)],
+        ["memory", "memory", has(({ ranks: all }) => all.some(({ memory }) => memory))],
+        ["host", "host", has(({ ranks: all }) => all.some(({ host }) => host))],
+      ].filter(([, , present]) => present);
+      toggles(options.laneButtons, offered, (lane) => state.lanes.has(lane), (lane) => {
+        if (!state.lanes.delete(lane)) state.lanes.add(lane);
+        drawButtons();
+        rebuild();
+        options.changed?.();
+      });
+      if (options.laneButtons) options.laneButtons.parentElement.hidden = !offered.length;
+    }
+
+    // ---- the view as text: window, ranks, selection and search, for links to a moment
+    function viewText() {
+      const [from, to] = chart.window(), { selected } = state, words = new URLSearchParams();
+      words.set("from", from.toFixed(6));
+      words.set("to", to.toFixed(6));
+      if (state.ranks.size < ranks.length) words.set("ranks", [...state.ranks].sort((a, b) => a - b).join());
+      words.set("lanes", [...state.lanes].join());
+      if (selected) words.set("event", [sources.indexOf(selected.source), selected.rank.rank, selected.event].join("."));
+      if (state.query) words.set("find", state.query);
+      if (chart.hidden.size) words.set("hide", [...chart.hidden].map((kind) => kinds[kind].name).join());
+      return `view:${words}`;
+    }
+    function applyView(text) {
+      const words = new URLSearchParams(text.replace(/^#?view:/, "")), numbers = (name) => words.get(name).split(/[,.]/).map(Number);
+      if (words.has("lanes")) state.lanes = new Set(words.get("lanes").split(","));
+      if (words.has("ranks")) state.ranks = new Set(numbers("ranks").filter((rank) => ranks.includes(rank)));
+      if (words.has("hide")) kinds.forEach(({ name }, kind) => { if (name && words.get("hide").split(",").includes(name)) chart.hidden.add(kind); });
+      drawButtons();
+      rebuild();
+      options.legend && charts.drawLegend(options.legend, chart, legendKinds());
+      if (words.has("find")) options.setQuery?.(words.get("find"));
+      const from = Number(words.get("from")), to = Number(words.get("to"));
+      if (to > from) chart.setWindow(from, to, true);
+      if (words.has("event")) {
+        const [s, number, event] = numbers("event"), source = sources[s], rank = source?.run.ranks[source.run.rankIndex.get(number)];
+        if (rank && event < rank.events.count) {
+          select({ source, rank, event });
+          const row = rowOfEvent(state.selected);
+          if (row) chart.revealRow(row);
         }
       }
-      const style = { fill: "none", stroke: css("--ink"), lineWidth: 2 };
-      const children = frames.map((frame) => {
-        const y = frame.part === LOWER ? frame.top + frame.height / 2 : frame.top;
-        const height = frame.part ? frame.height / 2 : frame.height;
-        return { type: "rect", shape: { x: frame.left, y, width: frame.right - frame.left, height }, style };
-      });
-      return { type: "group", children };
-    }, { z: 6 });
-
-    // One column of the memory points as a line of steps.
-    const memorySeries = (column, dashed) => series("memory", memoryAxis, once, (params, api) => {
-      const points = [];
-      memory.points.forEach((point, i) => {
-        if (point[column] === null) return;
-        const until = i + 1 < memory.points.length ? memory.points[i + 1][0] : end;
-        points.push(api.coord([point[0], point[column]]), api.coord([until, point[column]]));
-      });
-      const stroke = css(dashed ? "--soft" : "--accent");
-      return { type: "polyline", shape: { points }, style: { fill: "none", stroke, lineWidth: 1.5, lineDash: dashed ? [4, 3] : null } };
+    }
+    const legendKinds = () => kinds.map((kind, i) => {
+      const used = i < extraKind ? !options.colouring?.() : i < eventKinds ? options.colouring?.() : state.lanes.has("host");
+      return used ? kind : { ...kind, name: "" };
     });
 
-    const render = () => {
-      const soft = css("--soft"), line = css("--line"), faintLine = { lineStyle: { color: line, opacity: 0.6 } };
-      const named = {
-        nameLocation: "start", nameTextStyle: { color: css("--ink"), fontWeight: 600, align: "right" },
-        axisTick: { show: false }, axisLine: { show: false },
-      };
-      const timeAxis = (index) => ({
-        gridIndex: index, type: "value", min: 0, max: end,
-        axisLabel: {
-          show: !memory || index === memoryAxis, color: soft, formatter: (ms) => `${+ms.toFixed(3)}`,
-          showMaxLabel: false, hideOverlap: true,
-        },
-        axisLine: { lineStyle: { color: line } }, splitLine: faintLine,
-        name: index === axes.length - 1 ? "time (ms)" : "", nameLocation: "middle", nameGap: 24,
-        nameTextStyle: { color: soft },
-      });
-      const rowAxis = (index) => ({
-        ...named, gridIndex: index, type: "category", data: rows, inverse: true, name: sections[index].name,
-        axisLabel: { color: soft, fontSize: Math.min(12, rowHeight), interval: rowHeight < 12 ? "auto" : 0 },
-      });
-      const gigabyteAxis = (index) => ({
-        ...named, gridIndex: index, type: "value", min: 0, max: memory.top, name: "memory (GB)", nameLocation: "end",
-        axisLabel: { color: soft, formatter: (gb) => `${+gb.toPrecision(3)}`, hideOverlap: true },
-        splitNumber: 2, splitLine: faintLine,
-      });
-      const sectionSeries = (section) => [
-        ...kinds.map((_, kind) => boxSeries(section, kind)),
-        ...(label ? [labelSeries(section)] : []),
-        ...(outlines ? [pathSeries(section)] : []),
-      ];
-      chart.setOption({
-        animation: false,
-        // The page draws its own legend; this one switches the series.
-        legend: {
-          show: false, data: kinds.map((kind) => kind.name),
-          selected: Object.fromEntries(kinds.map((kind, index) => [kind.name, !hidden.has(index)])),
-        },
-        grid: axes.map((index) => ({
-          left: LEFT_PX, right: RIGHT_PX, outerBoundsMode: "none", // one left edge, however long the names are
-          top: TOP_PX + index * (gridHeight + SECTION_GAP_PX), height: index === memoryAxis ? MEMORY_PX : gridHeight,
-        })),
-        xAxis: axes.map(timeAxis),
-        yAxis: axes.map((index) => (index === memoryAxis ? gigabyteAxis(index) : rowAxis(index))),
-        dataZoom: [
-          { type: "inside", xAxisIndex: axes, filterMode: "none", minSpan: 0.02, preventDefaultMouseMove: false },
-          {
-            type: "slider", show: !matchMedia("print").matches, xAxisIndex: axes, filterMode: "none", bottom: 6,
-            height: 18, brushSelect: false, showDetail: false, borderColor: line, fillerColor: css("--filler"),
-            handleStyle: { color: css("--ground"), borderColor: soft },
-          },
-        ],
-        series: [
-          ...sectionIndices.flatMap(sectionSeries),
-          ...(memory ? [memorySeries(2, true), memorySeries(1, false)] : []),
-        ],
-      }, { replaceMerge: ["series", "grid", "xAxis", "yAxis"] });
-    };
-    render();
-
-    const showTip = (text, x, y) => {
-      tip.hidden = text === null;
-      if (text === null) return;
-      tip.textContent = text;
-      const box = element.getBoundingClientRect(), below = box.top + y + 16;
-      const above = Math.max(4, box.top + y - tip.offsetHeight - 10);
-      tip.style.left = `${Math.max(4, Math.min(box.left + x + 14, innerWidth - tip.offsetWidth - 8))}px`;
-      tip.style.top = `${below + tip.offsetHeight > innerHeight ? above : below}px`;
-    };
-    const hideTip = () => showTip(null);
-
-    // The box under the mouse: of several at that time, the one that starts last.
-    const hitInSection = (index, x, y) => {
-      if (!chart.containPixel({ gridIndex: index }, [x, y])) return null;
-      const [time, rowValue] = chart.convertFromPixel({ gridIndex: index }, [x, y]), row = Math.round(rowValue);
-      const all = sections[index].boxes, range = all.rows.get(row);
-      if (!range) return null;
-      const half = y < chart.convertToPixel({ gridIndex: index }, [time, row])[1] ? UPPER : LOWER;
-      let found = null;
-      for (let i = range[0]; i < range[1] && all.start[i] <= time; i++) {
-        const inHalf = all.part[i] === 0 || all.part[i] === half;
-        if (all.end[i] >= time && inHalf && !hidden.has(all.kind[i])) found = i;
+    // Move all times of a source, so that source.shift is where its time 0 lies on the axis.
+    function shiftSource(source, shift) {
+      const by = shift - (source.shift || 0);
+      const all = [source.path, source.cells, ...source.run.ranks.flatMap(({ events, host }) => [events, host])];
+      for (const boxes of all) {
+        for (let i = 0; i < (boxes?.count ?? 0); i++) { boxes.start[i] += by; boxes.end[i] += by; }
       }
-      return found === null ? null : { section: sections[index], row, boxes: all, i: found };
-    };
-    const hitAt = (x, y) => sectionIndices.map((index) => hitInSection(index, x, y)).find(Boolean);
-    const memoryTextAt = (x, y) => {
-      if (!memory || !chart.containPixel({ gridIndex: memoryAxis }, [x, y])) return null;
-      const time = chart.convertFromPixel({ gridIndex: memoryAxis }, [x, y])[0];
-      const point = memory.points.findLast(([pointTime]) => pointTime <= time);
-      if (!point) return null;
-      const reserved = point[2] === null ? "" : `, ${point[2].toPrecision(3)} GB reserved`;
-      return `memory at ${time.toFixed(3)} ms\n${point[1].toPrecision(3)} GB allocated${reserved}`;
-    };
-    const onMove = ({ offsetX: x, offsetY: y }) => {
-      const hit = hitAt(x, y);
-      showTip(memoryTextAt(x, y) ?? (hit ? describe(hit) : null), x, y);
-    };
-    const onDoubleClick = ({ offsetX: x, offsetY: y }) => {
-      const hit = hitAt(x, y);
-      if (hit && open) open(hit);
-    };
-    // Of an earlier drawing in this element only the own listeners are removed: ECharts listens to the same events.
-    element.removeListeners?.();
-    const events = chart.getZr(), listeners = { mousemove: onMove, globalout: hideTip, dblclick: onDoubleClick };
-    for (const [name, listener] of Object.entries(listeners)) events.on(name, listener);
-    element.removeListeners = () => {
-      for (const [name, listener] of Object.entries(listeners)) events.off(name, listener);
-    };
+      source.shift = shift;
+    }
 
-    // Zoom to a part of the time axis, in per cent.
-    const zoom = (from, to) => chart.dispatchAction({
-      type: "dataZoom", dataZoomIndex: 0, start: Math.max(0, from), end: Math.min(100, to),
-    });
-    const zoomed = () => { const { start, end: stop } = chart.getOption().dataZoom[0]; return [start, stop]; };
-
-    // The box that the keyboard has reached, described in the tooltip and to screen readers.
-    const cursor = { section: 0, row: 0, i: null };
-    const cursorHit = () => {
-      const section = sections[cursor.section];
-      return { section, row: cursor.row, boxes: section.boxes, i: cursor.i };
-    };
-    const describeCursor = () => {
-      const { boxes: all, i } = cursorHit(), middle = (all.start[i] + all.end[i]) / 2;
-      const share = 100 * middle / end, [start, stop] = zoomed();
-      if (share < start || share > stop) zoom(share - (stop - start) / 2, share + (stop - start) / 2);
-      const [x, y] = chart.convertToPixel({ gridIndex: cursor.section }, [middle, cursor.row]);
-      showTip(describe(cursorHit()), x, y);
-      said.textContent = tip.textContent;
-    };
-    const moveInRow = (direction) => {
-      const all = sections[cursor.section].boxes, [first, last] = all.rows.get(cursor.row) || [0, 0];
-      let next = cursor.i === null ? (direction > 0 ? first : last - 1) : cursor.i + direction;
-      while (next >= first && next < last && hidden.has(all.kind[next])) next += direction;
-      if (next < first || next >= last) return;
-      cursor.i = next;
-      describeCursor();
-    };
-    const moveToRow = (direction) => {
-      const lastRow = rows.length * sections.length - 1; // counted over all sections
-      const next = Math.min(lastRow, Math.max(0, cursor.section * rows.length + cursor.row + direction));
-      Object.assign(cursor, { section: Math.floor(next / rows.length), row: next % rows.length, i: null });
-      moveInRow(1);
-    };
-    const pan = (share) => {
-      const [start, stop] = zoomed(), width = stop - start;
-      const from = Math.max(0, Math.min(100 - width, start + share * width));
-      zoom(from, from + width);
-    };
-    const scaleWindow = (factor) => {
-      const [start, stop] = zoomed(), middle = (start + stop) / 2, half = (stop - start) * factor / 2;
-      zoom(middle - half, middle + half);
-    };
-    const keys = {
-      ArrowLeft: () => pan(-0.2), ArrowRight: () => pan(0.2), ArrowUp: () => moveToRow(-1), ArrowDown: () => moveToRow(1),
-      "+": () => scaleWindow(2 / 3), "=": () => scaleWindow(2 / 3), "-": () => scaleWindow(1.5), 0: () => zoom(0, 100),
-      n: () => moveInRow(1), p: () => moveInRow(-1), Escape: hideTip,
-      Enter: () => { if (cursor.i !== null && open) open(cursorHit()); },
-    };
-    element.onkeydown = (event) => {
-      if (event.ctrlKey || event.metaKey || event.altKey) return; // shortcuts of the browser
-      const action = keys[event.key.length === 1 ? event.key.toLowerCase() : event.key];
-      if (!action) return;
-      event.preventDefault();
-      action();
-    };
-    element.onblur = hideTip;
-
-    const setShown = (kindsToSet, shown) => {
-      for (const kind of kindsToSet) if (shown) hidden.delete(kind); else hidden.add(kind);
-      render();
-    };
-    return { resize: () => chart.resize(), render, zoom, setShown };
-  }
-
-  // Draw the legend: one button per name, which switches all kinds of that name (chunks differ only in shade).
-  function drawLegend(element, kinds, hidden, setShown, { shaded, path } = {}) {
-    const entries = new Map(); // name → { colour, kinds }
-    kinds.forEach(({ name, colour }, kind) => {
-      if (entries.has(name)) entries.get(name).kinds.push(kind); else entries.set(name, { colour, kinds: [kind] });
-    });
-    if (path) entries.set("critical path", { colour: null, kinds: [PATH] });
-    element.replaceChildren(...[...entries].map(([name, entry]) => {
-      const button = document.createElement("button"), key = document.createElement("i");
-      if (entry.colour === IDLE) key.className = "idle";
-      else if (entry.colour === null) key.className = "path";
-      else key.style.background = entry.colour;
-      button.append(key, name);
-      button.type = "button";
-      button.setAttribute("aria-pressed", String(!hidden.has(entry.kinds[0])));
-      button.onclick = () => {
-        const shown = button.getAttribute("aria-pressed") !== "true";
-        button.setAttribute("aria-pressed", String(shown));
-        setShown(entry.kinds, shown);
+    return (async () => {
+      await Promise.all(sources.map(loadShared));
+      if (options.shifts) sources.forEach((source, s) => shiftSource(source, options.shifts[s]));
+      options.prepare?.(sources, kinds);
+      colourEvents();
+      const end = Math.max(...sources.map(({ run, shift }) => run.data.end_ns / 1e6 + (shift || 0)));
+      const begin = Math.min(0, ...sources.map(({ shift }) => shift || 0)), margin = (end - begin) * 0.01;
+      chart = charts.create(element, {
+        groups: [], kinds, begin: begin - margin, end: end + margin, window: options.window, shade: options.shade, marks, overlay,
+        select: (hit) => {
+          select(hit && hit.row.events ? { source: hit.row.source, rank: hit.row.rank, event: hit.box } : null);
+          if (hit?.row.name === "path") options.piece?.(hit.row.source, hit.box);
+        },
+        move: (hit) => { if (hit.row.events) select({ source: hit.row.source, rank: hit.row.rank, event: hit.box }); },
+        open: (hit) => {
+          const margin = 2 * (hit.boxes.end[hit.box] - hit.boxes.start[hit.box]);
+          chart.setWindow(hit.boxes.start[hit.box] - margin, hit.boxes.end[hit.box] + margin);
+        },
+        onWindow: () => options.changed?.(),
+        keys: { f: () => state.selected && select(state.selected, { reveal: true }), "/": () => options.focusSearch?.() },
+      });
+      drawButtons();
+      rebuild();
+      if (options.legend) charts.drawLegend(options.legend, chart, legendKinds());
+      return {
+        chart, state, sources, ranks, kinds, select, search, stepMatch, setRanks, viewText, applyView, partnersOf, selectLongestOnPath,
+        pieceOf, colourEvents, shiftSource, rebuild,
+        showOnly(labels) { // switch all other labels off; none: all on
+          chart.hidden.clear();
+          kinds.forEach(({ name }, kind) => { if (labels && name && kind < extraKind && !labels.includes(name)) chart.hidden.add(kind); });
+          charts.drawLegend(options.legend, chart, legendKinds());
+          chart.invalidate();
+        },
+        redrawLegend: () => charts.drawLegend(options.legend, chart, legendKinds()),
       };
-      return button;
-    }));
-    if (shaded) element.append("lighter: later chunk");
+    })();
   }
 
-  return { draw, drawLegend };
+  return { create };
 })();

@@ -1,0 +1,483 @@
+"""Tests of the page's timeline in a real browser: zoom, search, click, links to a moment, tables that lead to it."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import polars as pl
+import pytest
+
+from tests.unpack import unpacked, unpacked_json
+from tracekit import load
+from tracekit.classify import classify
+from tracekit.report.html.page import render_html
+from tracekit.report.html.timeline import PageClock, timeline_data
+from tracekit.run.analyze import analyze
+from tracekit.schedules import generate
+from tracekit.synthetic import Recipe, write_run
+
+pytestmark = pytest.mark.slow
+
+WIDTHS = (1440, 768, 390)
+
+
+def window(page):
+    """The shown stretch of time, in ms."""
+    return page.evaluate("tracekit.timeline.chart.window()")
+
+
+def point_of(page, rank, lane, event=None):
+    """Return where an event of a lane is drawn (by default its longest), and its number."""
+    return page.evaluate(
+        """([rank, lane, event]) => {
+            const { chart } = tracekit.timeline;
+            const row = chart.rows().find((one) => one.rank?.rank === rank && one.name === lane);
+            const { boxes, index } = row.tracks[0], length = (i) => boxes.end[i] - boxes.start[i];
+            const chosen = event ?? index.reduce((best, i) => (length(i) > length(best) ? i : best), index[0]);
+            chart.revealRow(row);
+            const area = chart.element.getBoundingClientRect();
+            const x = area.left + chart.toX((boxes.start[chosen] + boxes.end[chosen]) / 2);
+            return [x, area.top + 30 + row.top - chart.element.scrollTop + row.height / row.tracks.length / 2, chosen];
+        }""",
+        [rank, lane, event],
+    )
+
+
+def details(page):
+    """The facts of the selected event, by topic."""
+    topics, texts = (page.locator(f"#details {name}").all_inner_texts() for name in ("dt", "dd"))
+    return dict(zip(topics, texts, strict=True))
+
+
+@pytest.fixture
+def timeline(look, pages):
+    def opened(name, *, width=1440, path=True, view=""):
+        page = look(pages(name, path=path), width=width, height=1000)
+        page.evaluate("document.getElementById('timeline').scrollIntoView()")
+        return page
+
+    return opened
+
+
+def test_the_page_holds_every_gpu_event_with_its_texts(analysed, samples):
+    """Read back from the packed columns, and counted again from the labelled events."""
+    analysis = analysed("1f1b")
+    clock = PageClock(analysis)
+    data = timeline_data(analysis, clock)
+    described = unpacked_json(data["descriptions"])
+    for entry in data["ranks"]:
+        labelled = classify(load(samples / "1f1b", ranks=[entry["rank"]]).rank(entry["rank"]).events).sort("start_ns")
+        events = unpacked(entry["events"])
+        start = clock.times(entry["rank"], labelled["start_ns"])
+        assert events["start"].tolist() == start.tolist()
+        assert events["length"].tolist() == (labelled["end_ns"] - labelled["start_ns"]).to_list()
+        for column in ("name", "label", "module", "chain", "rule"):
+            numbers = np.array(described["columns"][column])[events["description"]]
+            texts = [described["texts"][i] if i >= 0 else None for i in numbers]
+            expected = labelled[column].cast(pl.String)
+            assert texts == (expected.str.tail(300) if column == "chain" else expected).to_list()
+        assert np.array(described["stream"])[events["description"]].tolist() == labelled["stream"].to_list()
+        late = (labelled["start_ns"] - labelled["launch_ns"]).to_numpy()
+        assert np.abs((events["delay"] - 1) * 100 - late).max() < 100  # stored in steps of 100 ns
+
+
+def test_ranks_are_on_one_clock(tmp_path):
+    write_run(Recipe(generate("1f1b", pp=2, microbatches=2), layers=1, skew_ns={1: 5_000_000}), tmp_path)
+    analysis = analyze(tmp_path, workers=1)
+    assert abs(analysis.clocks.offset_ns[1] - analysis.clocks.offset_ns[0]) > 4_000_000
+    data = timeline_data(analysis, PageClock(analysis))
+    ends = [unpacked(entry["events"])["start"][-1] for entry in data["ranks"]]
+    assert abs(ends[0] - ends[1]) < 2_000_000  # 5 ms apart on the recorded clocks
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_click_tells_about_an_event_and_leads_on(timeline, analysed, width):
+    page = timeline("1f1b", width=width)
+    x, y, number = point_of(page, 1, "pipeline")
+    page.mouse.click(x, y)
+    page.locator("#details").wait_for(state="visible")
+    facts = details(page)
+    operation = (
+        analysed("1f1b")
+        .tables["operations"]
+        .filter(rank=1)
+        .sort(pl.col("end_ns") - pl.col("start_ns"))[-1]
+        .to_dicts()[0]
+    )
+    length_ms = (operation["end_ns"] - operation["start_ns"]) / 1e6
+    assert facts["where"].startswith("rank 1, step 2, stream ")
+    assert facts["when"].endswith(f"{length_ms:.3f} ms long")
+    assert facts["label"].startswith("pp_comm, by rule ")
+    assert facts["waiting"].startswith(f"{operation['wait_ns'] / 1e6:.3f} ms for other ranks")
+    assert "a peer came late" in facts["exposed because"]
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    commands = page.locator("#details [data-command]").evaluate_all("(all) => all.map((one) => one.dataset.command)")
+    assert any(re.search(r"analyze \S+1f1b --ranks 1 --explain 'nccl", command) for command in commands)
+    at = next(re.search(r"--at (\d+):(\d+)$", command) for command in commands if "open" in command)
+    assert [int(at[1]), int(at[2])] == analysed("1f1b").clocks.to_common(
+        1, np.array([operation["start_ns"], operation["end_ns"]])
+    ).tolist()
+    # The matched operation on another rank is a click away, and leads back.
+    other = page.locator("#details .partners button").first
+    rank = int(re.match(r"rank (\d+)", other.inner_text())[1])
+    other.click()
+    assert details(page)["where"].startswith(f"rank {rank},")
+    page.locator("#details .partners button", has_text="rank 1:").click()
+    assert page.evaluate("tracekit.timeline.state.selected.event") == number
+    page.locator("#details .close").click()
+    assert not page.locator("#details").is_visible()
+    assert page.said == []
+
+
+def test_next_and_longest_of_a_kernel(timeline):
+    page = timeline("1f1b")
+    x, y, number = point_of(page, 0, "compute")
+    page.mouse.click(x, y)
+    name = page.locator("#details .whole").inner_text()
+    assert page.get_by_role("button", name="longest of this kernel").count() == 0  # it is the longest of all
+    page.locator("#details button", has_text="previous of this kernel").click()
+    assert page.locator("#details .whole").inner_text() == name
+    page.locator("#details button", has_text="longest of this kernel").click()
+    assert page.evaluate("tracekit.timeline.state.selected.event") == number
+
+
+def test_the_same_kernel_on_other_ranks(timeline, samples):
+    page = timeline("1f1b")
+    x, y, _ = point_of(page, 0, "compute")
+    page.mouse.click(x, y)
+    name = page.locator("#details .whole").inner_text()
+    rows = [row.split("\t") for row in page.locator("#details tbody tr").all_inner_texts()]
+    for rank, _, median, longest, count in rows:
+        events = classify(load(samples / "1f1b", ranks=[int(rank)]).rank(int(rank)).events).filter(
+            pl.col("name") == name
+        )
+        lengths = ((events["end_ns"] - events["start_ns"]) / 1e6).sort()
+        shown = [float(text.removesuffix(" ms")) for text in (median, longest)]
+        assert shown == pytest.approx([lengths[len(lengths) // 2], lengths[-1]], abs=6e-4)
+        assert int(count) == len(lengths)
+    assert len(rows) > 1
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_search_counts_marks_and_steps(timeline, analysed, width):
+    page = timeline("1f1b", width=width)
+    page.fill("#find", "label:pp_comm")
+    page.locator("#find-summary", has_text="events of").wait_for()
+    expected = analysed("1f1b").total.label_count["pp_comm"]
+    assert page.locator("#find-summary").inner_text().startswith(f"{expected} events of 1 kernel, ")
+    page.press("#find", "Enter")
+    assert details(page)["label"].startswith("pp_comm")
+    first = page.evaluate("tracekit.timeline.state.selected.start")
+    page.locator("#find-next").click()
+    assert page.evaluate("tracekit.timeline.state.selected.start") >= first
+    page.fill("#find", "label:pp_comm rank:2")
+    page.wait_for_function(f"() => tracekit.timeline.state.matches.list.length < {expected}")
+    assert page.evaluate("tracekit.timeline.state.matches.list.every((one) => one.rank.rank === 2)")
+    page.fill("#find", "no such thing")
+    page.locator("#find-summary", has_text="nothing on the GPU").wait_for()
+    page.locator("#find-clear").click()
+    assert page.evaluate("tracekit.timeline.state.found") is None
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_a_search_dims_what_it_does_not_name(timeline):
+    page = timeline("1f1b")
+    chart = page.locator("#timeline-chart")
+    before = chart.screenshot()
+    page.fill("#find", "optimizer")
+    page.locator("#find-summary", has_text="events of").wait_for()
+    page.wait_for_timeout(200)
+    assert chart.screenshot() != before
+    kinds = page.evaluate(
+        "(() => { const { sources, kinds } = tracekit.timeline, rank = sources[0].run.ranks[0];"
+        "return [...new Set(rank.events.kind)].map((kind) => kinds[kind].name || kinds[kind].colour); })()"
+    )
+    assert sorted(kinds) == ["dim", "optimizer"]
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_link_brings_the_view_back(look, timeline, browser, width):
+    page = timeline("1f1b", width=width)
+    page.locator("#timeline-ranks button", has_text=re.compile("^2$")).click()
+    x, y, _ = point_of(page, 2, "compute")
+    page.mouse.click(x, y)
+    page.focus("#timeline-chart")
+    for _ in range(4):
+        page.keyboard.press("w")
+    page.fill("#find", "label:forward")
+    page.locator("#find-summary", has_text="events of").wait_for()
+    page.wait_for_function("() => location.hash.includes('find')")
+    assert page.evaluate("tracekit.timeline.link()") == page.url
+    other = browser.new_page(viewport={"width": width, "height": 1000})
+    other.goto(page.url)
+    other.wait_for_selector("html[data-ready=true]")
+    assert window(other) == pytest.approx(window(page), abs=1e-5)
+    assert other.locator("#details h3").inner_text() == page.locator("#details h3").inner_text()
+    assert other.input_value("#find") == "label:forward"
+    assert other.evaluate("[...tracekit.timeline.state.ranks]") == [2]
+    other.close()
+
+
+def test_keys_and_wheel_move_the_window(timeline):
+    page = timeline("1f1b")
+    start, end = window(page)
+    page.focus("#timeline-chart")
+    page.keyboard.press("w")
+    near = window(page)
+    assert near[1] - near[0] == pytest.approx((end - start) * 2 / 3, rel=0.01)
+    page.keyboard.press("d")
+    assert window(page)[0] > near[0]
+    page.keyboard.press("a")
+    page.keyboard.press("s")
+    assert window(page) == pytest.approx([start, end], abs=0.02 * (end - start))
+    box = page.locator("#timeline-chart").bounding_box()
+    page.mouse.move(box["x"] + 700, box["y"] + 100)
+    page.mouse.wheel(0, -300)
+    page.wait_for_function(
+        f"tracekit.timeline.chart.window()[1] - tracekit.timeline.chart.window()[0] < {0.9 * (end - start)}"
+    )
+
+
+def test_two_fingers_zoom(browser, pages):
+    context = browser.new_context(viewport={"width": 390, "height": 800}, has_touch=True)
+    page = context.new_page()
+    page.goto(pages("1f1b", path=True).as_uri())
+    page.wait_for_selector("html[data-ready=true]")
+    page.evaluate("document.getElementById('timeline').scrollIntoView()")
+    start, end = window(page)
+    box = page.locator("#timeline-chart").bounding_box()
+    session, y = context.new_cdp_session(page), box["y"] + 100
+
+    def touch(kind, *xs):
+        points = [{"x": box["x"] + x, "y": y, "id": i} for i, x in enumerate(xs)]
+        session.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+
+    touch("touchStart", 180, 220)
+    for step in range(1, 8):
+        touch("touchMove", 180 - 8 * step, 220 + 8 * step)
+    touch("touchEnd")
+    page.wait_for_timeout(200)
+    now = window(page)
+    assert now[1] - now[0] < 0.8 * (end - start)
+    context.close()
+
+
+def test_a_screen_reader_hears_events_row_by_row(timeline):
+    page = timeline("1f1b")
+    page.focus("#timeline-chart")
+    page.keyboard.press("n")
+    assert page.locator("#said").inner_text().startswith("on the critical path")
+    for _ in range(2):
+        page.keyboard.press("ArrowDown")
+    said = page.locator("#said").text_content()
+    assert re.search(r"forward \(forward pass\) · rank 0\n21\.011 to 21\.031 ms", said)
+    assert page.locator("#details").is_visible()  # an event that is reached is selected
+    page.keyboard.press("n")
+    assert page.locator("#said").inner_text() != said
+
+
+def test_every_rank_on_the_page_is_shown_on_the_timeline(timeline):
+    page = timeline("1f1b")
+    for section in ("#budget", "#stragglers", "#idle"):
+        link = page.locator(f"{section} a[data-rank]").last
+        rank = link.get_attribute("data-rank")
+        link.click()
+        page.locator("#said", has_text=f"timeline of rank {rank}").wait_for(state="attached")
+        assert page.evaluate("[...tracekit.timeline.state.ranks]") == [int(rank)]
+        page.evaluate("document.getElementById('said').textContent = ''")
+
+
+def test_steps_can_be_chosen_and_lead_to_their_moment(look, pages, analysed):
+    page = look(pages("steps/a"))
+    options = page.locator("#timeline-step option").all_inner_texts()
+    assert options == ["all", *(str(step) for step in range(2, 10))]
+    shown = page.locator("#schedule-which option").first.inner_text()  # the one the numbers are of
+    assert page.locator("#timeline-step option:checked").inner_text() == shown.removeprefix("step ")
+    page.locator("#steps a[data-step='7']").click()
+    page.locator("#said", has_text=re.compile(r"timeline of rank \d, step 7")).wait_for(state="attached")
+    analysis = analysed("steps/a")
+    steps = PageClock(analysis).steps.filter(step=7)
+    start, end = steps["start_ns"].min() / 1e6, steps["end_ns"].max() / 1e6
+    assert window(page) == pytest.approx([start - 0.01 * (end - start), end + 0.01 * (end - start)], abs=0.001)
+    page.locator(".heat [data-step='3']").first.click()
+    page.locator("#said", has_text="step 3").wait_for(state="attached")
+    assert window(page)[1] < start
+
+
+def test_a_cell_opens_its_moment_and_says_what_it_waited_for(look, pages, analysed):
+    page = look(pages("1f1b"))
+    page.focus("#schedule-chart")
+    page.keyboard.press("ArrowDown")  # rank 1: outside cells until its first forward
+    page.keyboard.press("n")
+    said = page.locator("#said").inner_text()
+    assert re.search(r"forward · rank 1 · measured\s+stage 1, micro-batch 0", said)
+    assert "after 0F0 on rank 0" in said
+    page.keyboard.press("Enter")
+    page.locator("#said", has_text="timeline of rank 1").wait_for(state="attached")
+    analysis = analysed("1f1b")
+    cell = analysis.schedule.head.cells.filter(rank=1).sort("start_ns").row(0, named=True)
+    origin = PageClock(analysis).origin_ns
+    start, end = (cell["start_ns"] - origin) / 1e6, (cell["end_ns"] - origin) / 1e6
+    assert window(page) == pytest.approx([start - (end - start) / 2, end + (end - start) / 2], abs=0.01)
+
+
+def test_a_label_is_shown_alone(look, pages):
+    page = look(pages("1f1b"))
+    page.locator("#overlap a[data-label='pp_comm']").click()
+    page.locator("#said", has_text="pp_comm alone").wait_for(state="attached")
+    pressed = page.locator("#timeline-legend button[aria-pressed=true]").all_inner_texts()
+    assert [label for label in pressed if not label.startswith("host")] == ["pp_comm"]
+
+
+def test_a_number_leads_to_the_events_it_stands_for(look, pages, analysed):
+    page = look(pages("1f1b"))
+    page.locator("#overlap tr[data-find='label:=wgrad'] td").nth(2).click()
+    page.locator("#find-summary", has_text="events of").wait_for()
+    count = analysed("1f1b").total.label_count["wgrad"]
+    assert page.locator("#find-summary").inner_text().startswith(f"{count:,} events")
+
+
+def test_a_segment_of_the_path_opens_its_moment(look, pages, analysed):
+    page = look(pages("1f1b", path=True))
+    rows = page.locator("#path tbody tr")
+    link = rows.nth(4).locator("a").first
+    rank = link.get_attribute("data-rank")
+    link.click()
+    page.locator("#said", has_text=f"timeline of rank {rank}").wait_for(state="attached")
+    start, end = window(page)
+    moment = [float(link.get_attribute(name)) for name in ("data-from", "data-to")]
+    assert end - start == pytest.approx(2 * (moment[1] - moment[0]), rel=0.05)
+    cell = rows.nth(4).locator("td").last.inner_text()
+    found = analysed("1f1b").schedule.head.cells.filter(
+        (pl.col("rank") == int(rank))
+        & (pl.format("{}{}{}", "stage", pl.col("op").cast(pl.String), "microbatch") == cell)
+    )
+    assert moment[1] - moment[0] == pytest.approx((found["end_ns"] - found["start_ns"])[0] / 1e6, rel=0.05)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_tables_sort_and_filter(look, pages, width):
+    page = look(pages("1f1b"), width=width)
+    rows = page.locator("#kernels > .scroll > table > tbody > tr:not(.why)")
+    before = rows.all_inner_texts()
+    head = page.locator("#kernels > .scroll > table > thead th", has_text="count")
+    head.locator("button").click()
+    counts = [float(text.split("\t")[3].replace(",", "")) for text in rows.all_inner_texts()]
+    assert counts == sorted(counts, reverse=True)
+    assert head.get_attribute("aria-sort") == "descending"
+    head.locator("button").click()
+    assert [float(text.split("\t")[3].replace(",", "")) for text in rows.all_inner_texts()] == sorted(counts)
+    head.locator("button").click()
+    assert rows.all_inner_texts() == before
+    page.locator("#kernels .filter").fill("wgrad")
+    shown = [row for row in rows.all() if row.is_visible()]
+    assert 0 < len(shown) < len(before)
+    assert all("wgrad" in row.inner_text() for row in shown)
+
+
+def test_units_are_sorted_as_numbers(look, pages):
+    page = look(pages("1f1b"))
+    texts = ["1,234", "45 %", "–", "2.5 ms", "900 µs", "−3.0 ms", "1.2 GB"]
+    assert page.evaluate("(texts) => texts.map(sortableTables.numberOf)", texts) == pytest.approx(
+        [1234, 0.45, None, 2.5e-3, 9e-4, -3e-3, 1.2e9]
+    )
+
+
+def test_memory_stands_under_the_lanes(look, pages):
+    page = look(pages("memory"), width=1440)
+    page.locator("#timeline-ranks button", has_text=re.compile("^3$")).click()
+    page.evaluate("document.getElementById('timeline').scrollIntoView()")
+    place = page.evaluate(
+        """() => {
+            const { chart } = tracekit.timeline, row = chart.rows().find((one) => one.line);
+            const area = chart.element.getBoundingClientRect();
+            chart.revealRow(row);
+            return [area.left + area.width / 2, area.top + 30 + row.top - chart.element.scrollTop + row.height / 2];
+        }"""
+    )
+    page.mouse.move(*place)
+    page.locator("#tip", has_text="GB allocated").wait_for(state="visible")
+
+
+def test_a_run_without_single_events_says_so(look, analysed, tmp_path):
+    from dataclasses import replace
+
+    path = tmp_path / "merged.html"
+    path.write_text(render_html(replace(analysed("1f1b"), events=())), encoding="utf-8")
+    page = look(path)
+    assert page.get_by_text("merged intervals by label").is_visible()
+    x, y, _ = point_of(page, 0, "compute")
+    page.evaluate("document.getElementById('timeline').scrollIntoView()")
+    x, y, _ = point_of(page, 0, "compute")
+    page.mouse.click(x, y)
+    assert "merged interval" in page.locator("#details h3").inner_text()
+    assert page.said == []
+
+
+def test_a_store_has_single_events_too(samples, tmp_path):
+    from tracekit import ingest
+
+    ingest(str(samples / "1f1b"), tmp_path / "store")
+    stored, direct = analyze(tmp_path / "store"), analyze(samples / "1f1b")
+    assert [len(rank.events) for rank in stored.events] == [len(rank.events) for rank in direct.events]
+    assert (
+        stored.events[1]
+        .descriptions.sort("name", "chain", "annotations")
+        .equals(direct.events[1].descriptions.sort("name", "chain", "annotations"))
+    )
+
+
+def test_source_lines_are_those_around_the_launch(tmp_path):
+    import json
+
+    frame = {"ph": "X", "cat": "python_function", "pid": 1, "tid": 1}
+    events = [
+        {**frame, "name": "train.py(10): main", "ts": 0, "dur": 100},
+        {**frame, "name": "model.py(42): forward", "ts": 10, "dur": 20},
+        *(
+            {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 1, "ts": ts, "dur": 2,
+             "args": {"correlation": n}} for n, ts in ((1, 15), (2, 50))
+        ),
+        *(
+            {"ph": "X", "cat": "kernel", "name": f"kernel{n}", "pid": 0, "tid": 7, "ts": ts, "dur": 5,
+             "args": {"device": 0, "stream": 7, "correlation": n}} for n, ts in ((1, 200), (2, 210))
+        ),
+    ]  # fmt: skip
+    (tmp_path / "one.json").write_text(json.dumps({"traceEvents": events}))
+    (rank,) = analyze(tmp_path / "one.json", stacks=True).events
+    lines = rank.events.join(
+        rank.descriptions.with_row_index("description"), on="description", maintain_order="left"
+    ).select("name", "source")
+    assert lines.rows() == [("kernel1", "model.py(42): forward"), ("kernel2", "train.py(10): main")]
+
+
+def test_what_holds_the_step_up_longest_is_one_click_away(timeline, analysed):
+    page = timeline("1f1b")
+    pieces = analysed("1f1b").critical.pieces.with_columns(ns=pl.col("end_ns") - pl.col("start_ns"))
+    longest = pieces.sort("ns", descending=True).head(3)
+    origin = PageClock(analysed("1f1b")).origin_ns
+    for piece in longest.iter_rows(named=True):
+        page.locator("#path-longest").click()
+        text = page.locator("#details").inner_text()
+        if piece["kind"] == "host":
+            assert f"{(piece['start_ns'] - origin) / 1e6:.4f} to" in text
+        else:
+            facts = details(page)
+            assert facts["where"].startswith(f"rank {piece['rank']},")
+            assert facts["label"].startswith(piece["label"])
+            assert facts["critical path"].startswith(f"runs through it for {piece['ns'] / 1e6:.3f} ms")
+
+
+def test_too_many_events_leave_the_shortest_out_and_say_so(analysed, monkeypatch):
+    analysis = analysed("1f1b")
+    total = sum(len(rank.events) for rank in analysis.events)
+    monkeypatch.setattr("tracekit.report.html.timeline.MAX_EVENTS", total // 2)
+    data = timeline_data(analysis, PageClock(analysis))
+    shown = sum(entry["events"]["count"] for entry in data["ranks"])
+    assert total // 2 - len(analysis.events) <= shown <= total // 2
+    assert data["left_out"][0].startswith(f"{total - shown:,} events, the shortest of each rank, are left out")
+    lengths = [unpacked(entry["events"])["length"] for entry in data["ranks"]]
+    for rank, kept in zip(analysis.events, lengths, strict=True):
+        every = (rank.events["end_ns"] - rank.events["start_ns"]).sort(descending=True)
+        assert sorted(kept, reverse=True) == every.head(len(kept)).to_list()

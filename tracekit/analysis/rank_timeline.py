@@ -1,0 +1,129 @@
+"""Every GPU event of one rank, and the host's ranges, as compact columns for the page's timeline.
+
+An event has its times and the number of its description; events with equal texts share a description.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from tracekit._util.arrays import group_rows
+from tracekit._util.categories import CategoryColumns
+from tracekit._util.columns import to_int64
+from tracekit.schema import RankEvents
+
+MAX_HOST_RANGES = 20_000
+"""Host ranges of one rank that are kept, the longest."""
+MAX_RANKS_WITH_EVENTS = 64
+"""Ranks of a run up to which single events are kept: at 100,000 events they take 4 MB a rank."""
+MAX_TEXT_LETTERS = 300
+"""Letters kept of a chain of operators or ranges; the innermost are at its end."""
+
+DESCRIPTION_TEXTS = ("name", "label", "pass", "module", "annotations", "chain", "rule", "source")
+HOST_LANES = ("ranges", "operators", "waiting calls")
+EVENT_TIMES = pl.Schema(
+    {
+        "id": pl.Int64(),  # as in EVENTS
+        "start_ns": pl.Int64(),  # on the rank's own clock
+        "end_ns": pl.Int64(),
+        "launch_ns": pl.Int64(),  # null if the launch was not recorded
+        "description": pl.UInt32(),  # row of the descriptions
+    }
+)
+HOST_RANGES = pl.Schema(
+    {"lane": pl.Enum(HOST_LANES), "name": pl.String(), "start_ns": pl.Int64(), "end_ns": pl.Int64()}
+)
+
+
+@dataclass(frozen=True, eq=False)
+class RankTimeline:
+    """The events of one rank."""
+
+    rank: int
+    events: pl.DataFrame
+    """``EVENT_TIMES``, sorted by start."""
+    descriptions: pl.DataFrame
+    """``DESCRIPTION_TEXTS`` and ``stream``; null where a text is unknown."""
+    host: pl.DataFrame
+    """``HOST_RANGES``, sorted by start."""
+    host_count: int
+    """Host ranges before the shortest were left out."""
+
+
+def rank_timeline(
+    rank: RankEvents, gpu_events: pl.DataFrame, waiting_calls: pl.DataFrame, frames: pl.DataFrame | None = None
+) -> RankTimeline:
+    """Return the events of one rank for the page.
+
+    Args:
+        rank: All its events.
+        gpu_events: Its labelled GPU events.
+        waiting_calls: The host's calls that wait (``metrics.host_calls.WAITING_CALLS``).
+        frames: Its Python frames, where stacks were read.
+
+    >>> from tracekit.run.load import load
+    >>> from tracekit.classify import classify
+    >>> from tracekit.metrics.host_calls import WAITING_CALLS
+    >>> part = load("sample_traces/reload", ranks=[0]).rank(0)
+    >>> timeline = rank_timeline(part, classify(part.events), WAITING_CALLS.to_frame())
+    >>> timeline.events.height > timeline.descriptions.height > 0
+    True
+
+    """
+    gpu_events = gpu_events.sort("start_ns", maintain_order=True)
+    texts = CategoryColumns(gpu_events)
+    source_codes, source_names = _launching_lines(gpu_events, frames)
+    stream = to_int64(gpu_events["stream"], -1)
+    columns = [texts[name].codes for name in DESCRIPTION_TEXTS if name != "source"]
+    description, first_row = group_rows(*columns, source_codes, stream)
+    described = gpu_events[first_row]
+    host, host_count = _host_ranges(rank.events, waiting_calls)
+    return RankTimeline(
+        rank=rank.source.rank,
+        events=gpu_events.with_columns(description=pl.Series(description)).select(
+            pl.col(name).cast(dtype) for name, dtype in EVENT_TIMES.items()
+        ),
+        descriptions=described.with_columns(
+            pl.col("annotations", "chain").cast(pl.String).str.tail(MAX_TEXT_LETTERS),
+            source=pl.Series([source_names[code] for code in source_codes[first_row]], dtype=pl.String),
+        ).select(*(pl.col(name).cast(pl.String) for name in DESCRIPTION_TEXTS), pl.col("stream").cast(pl.Int64)),
+        host=host,
+        host_count=host_count,
+    )
+
+
+def _launching_lines(
+    gpu_events: pl.DataFrame, frames: pl.DataFrame | None
+) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], list[str | None]]:
+    """Return the number of the innermost Python line around each launch, and the lines; number -1 is None, the last."""
+    nowhere = np.full(len(gpu_events), -1, np.int64)
+    if frames is None or frames.is_empty():
+        return nowhere, [None]
+    from tracekit.classify.model_frames import MODULE_PREFIX, Frames
+
+    lines = Frames.of(frames.filter(~pl.col("name").cast(pl.String).str.starts_with(MODULE_PREFIX)))
+    around = lines.around(to_int64(gpu_events["launch_tid"], -1), to_int64(gpu_events["launch_ns"], -1))
+    return np.append(lines.name_index, -1)[around].astype(np.int64), [*lines.names, None]
+
+
+def _host_ranges(events: pl.DataFrame, waiting_calls: pl.DataFrame) -> tuple[pl.DataFrame, int]:
+    """Return the longest named ranges, outermost operators and waiting calls of the host, and how many there were."""
+    kinds = {"annotation": "ranges", "cpu_op": "operators"}
+    ranges = (
+        events.lazy()
+        .filter(pl.col("kind").is_in(list(kinds)))
+        .select(pl.col("kind").cast(pl.String).replace_strict(kinds).alias("lane"), "tid", "name", "start_ns", "end_ns")
+        .sort("start_ns", -pl.col("end_ns"))
+        .collect()
+    )
+    # An operator is outermost if all operators that began before it on its thread have ended.
+    reach_ns = pl.col("end_ns").cum_max().shift(1).over("lane", "tid")
+    outermost = (pl.col("lane") == "ranges") | (pl.col("start_ns") >= reach_ns).fill_null(value=True)
+    calls = waiting_calls.filter("blocks").select(pl.lit("waiting calls").alias("lane"), "name", "start_ns", "end_ns")
+    texts = pl.col("lane", "name").cast(pl.String)
+    host = pl.concat([ranges.filter(outermost).drop("tid").with_columns(texts), calls.with_columns(texts)])
+    longest = host.top_k(MAX_HOST_RANGES, by=pl.col("end_ns") - pl.col("start_ns")).sort("start_ns", -pl.col("end_ns"))
+    return longest.select(pl.col(name).cast(dtype) for name, dtype in HOST_RANGES.items()), len(host)

@@ -1,0 +1,185 @@
+// The panel of a selected event: what it is, why it has its label, its launch, the same kernel on other ranks, the operation
+// matched across ranks, the cause if it is exposed, and buttons that lead on.
+const detailsPanel = (() => {
+  const ms = (value) => `${value.toFixed(value < 0.1 ? 4 : 3)} ms`;
+  const percent = (share) => `${(100 * share).toFixed(0)} %`;
+  const element = (name, content, attributes = {}) => {
+    const made = document.createElement(name);
+    if (content !== undefined) made.append(...[content].flat());
+    for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+    return made;
+  };
+  const button = (text, action, title = "") => {
+    const made = element("button", text, { type: "button", ...(title ? { title } : {}) });
+    made.onclick = action;
+    return made;
+  };
+  const shellQuote = (text) => (/^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", `'"'"'`)}'`);
+
+  async function copy(text, shown) {
+    try {
+      await navigator.clipboard.writeText(text);
+    } catch { // without the clipboard's permission: select the text, and let the browser copy the selection
+      const area = document.createElement("textarea");
+      area.value = text;
+      document.body.append(area);
+      area.select();
+      document.execCommand("copy");
+      area.remove();
+    }
+    shown.classList.add("done");
+    setTimeout(() => shown.classList.remove("done"), 1500);
+    charts.announce("copied");
+  }
+  const copyButton = (text, command) => {
+    const made = button(text, () => copy(command, made), command);
+    made.classList.add("copy");
+    made.dataset.command = command;
+    return made;
+  };
+
+  // Draw the panel of timeline.state.selected into `panel`; path is the traces' path for commands, or null.
+  function draw(panel, timeline, selection, path) {
+    panel.hidden = !selection;
+    if (!selection) return;
+    const { source, rank, event } = selection, { run } = source, { events } = rank, number = events.description[event];
+    const text = (column) => run.text(column, number), name = text("name"), label = text("label");
+    const start = events.start[event], end = events.end[event], length = end - start;
+    const step = rank.steps.findLast(({ from_ms }) => from_ms + (source.shift || 0) <= start);
+    const facts = [], fact = (topic, content) => { if (content !== null && content !== "") facts.push([topic, content]); };
+    const onRank = `rank ${rank.rank}${timeline.sources.length > 1 ? ` (${source.name})` : ""}`;
+    const stream = run.stream[number];
+    fact("where", `${onRank}${step?.step != null ? `, step ${step.step}` : ""}${stream === null ? "" : `, stream ${stream}`}`);
+    fact("when", `${start.toFixed(4)} to ${end.toFixed(4)} ms, ${ms(length)} long`);
+    const rule = text("rule");
+    fact("label", [label, text("pass") && `${text("pass")} pass`, text("module") && `module ${text("module")}`].filter(Boolean).join(", ")
+      + (rule && rule !== "other" ? `, by rule ${rule}` : name === null ? "" : ", no rule knows it"));
+    const delay = events.delay[event];
+    if (name !== null) {
+      fact("launched", delay ? `${ms((delay - 1) / 1e4)} before it starts, at ${(start - (delay - 1) / 1e4).toFixed(4)} ms` : "not recorded");
+    }
+    fact("operators", text("chain"));
+    fact("inside", text("annotations"));
+    fact("source line", text("source"));
+    const operation = rank.operations.get(event);
+    const partners = timeline.partnersOf(selection);
+    if (operation) {
+      fact("transfer", operation.kib === null ? "" : `${operation.kib.toLocaleString("en")} KiB`);
+      fact("hidden", `${percent(Math.min(1, operation.hidden / length))} by compute; exposed ${ms(Math.max(0, length - operation.hidden))}`);
+      fact("waiting", operation.wait === null ? "unknown: no trace of its peer, or clocks not comparable"
+        : operation.wait < 1e-4 ? "did not wait for other ranks"
+          : `${ms(operation.wait)} for other ranks, ${ms(Math.max(0, length - operation.wait))} transfer`);
+    }
+    const causes = rank.causes[label];
+    if (causes && (!operation || length - operation.hidden > 1e-4)) {
+      const total = Object.values(causes).reduce((sum, ns) => sum + ns, 0);
+      const largest = Object.entries(causes).sort((a, b) => b[1] - a[1]).slice(0, 2);
+      fact("exposed because", `${largest.map(([cause, ns]) => `${percent(ns / total)} ${run.data.causes[cause]}`).join(", ")} (all ${label} of this rank)`);
+    }
+    const piece = timeline.pieceOf(selection);
+    if (piece >= 0) {
+      const notes = source.path.texts[source.path.description[piece]].split("\n").slice(1);
+      fact("critical path", [`runs through it for ${ms(source.path.end[piece] - source.path.start[piece])}`, ...notes].join("; "));
+    } else if (source.path) fact("critical path", "does not run through it");
+    const extra = timeline.factsOf?.(selection);
+    if (extra) fact(...extra);
+
+    const list = element("dl", facts.flatMap(([topic, content]) => [element("dt", topic), element("dd", content, { dir: "auto" })]), { class: "facts" });
+    const heading = element("h3", [element("i", undefined, { class: "key", style: `background:${colourOf(timeline, run, label)}` }),
+      element("span", name === null ? `${label}: merged interval` : runEvents.shortName(name), { dir: "auto" })]);
+    const close = button("×", () => timeline.select(null), "close");
+    close.className = "close";
+    close.setAttribute("aria-label", "close the details");
+    panel.replaceChildren(close, heading);
+    if (name !== null) panel.append(element("p", name, { class: "whole", dir: "auto" }));
+    const [steps, table] = name === null ? [[], []] : sameKernel(timeline, selection, step);
+    panel.append(element("div", [...steps, ...commands(timeline, selection, path, piece)], { class: "actions" }), list);
+    const partnersTitle = timeline.sources.length > 1 ? "The same kernel in the other run" : "The same operation on other ranks";
+    panel.append(element("div", [...(partners.length ? [partnerList(timeline, partners, partnersTitle)] : []), ...table]));
+  }
+
+  const colourOf = (timeline, run, label) => run.data.labels.find((entry) => entry.name === label)?.colour ?? "#888888";
+
+  // The panel of a piece of the critical path: work of the host, a launch, or what ran.
+  function drawPiece(panel, timeline, source, i) {
+    const { path } = source, [what, ...notes] = path.texts[path.description[i]].split("\n"), kind = path.texts[path.what[i]];
+    const facts = [
+      ["where", `rank ${path.rank[i]}`], ["when", `${path.start[i].toFixed(4)} to ${path.end[i].toFixed(4)} ms, ${ms(path.end[i] - path.start[i])} long`],
+      [kind === "host" ? "the host worked" : kind, what], ...notes.map((note) => ["the path", note.replace("the path ", "")]),
+    ];
+    const close = button("×", () => timeline.select(null), "close");
+    close.className = "close";
+    close.setAttribute("aria-label", "close the details");
+    panel.replaceChildren(close, element("h3", kind === "host" ? "On the critical path: the host" : `On the critical path: ${kind}`),
+      element("div", button("next longest on the critical path", () => timeline.selectLongestOnPath()), { class: "actions" }),
+      element("dl", facts.flatMap(([topic, content]) => [element("dt", topic), element("dd", content, { dir: "auto" })]), { class: "facts" }));
+    panel.hidden = false;
+  }
+
+  function partnerList(timeline, partners, title) {
+    const entries = partners.slice(0, 16).map((partner) => {
+      const { events } = partner.rank, at = events.start[partner.event], run = timeline.sources.length > 1 ? `${partner.source.name}, ` : "";
+      return element("li", button(`${run}rank ${partner.rank.rank}: ${at.toFixed(3)} ms, ${ms(events.end[partner.event] - at)}`,
+        () => timeline.select(partner, { reveal: true }), "show it on the timeline"));
+    });
+    if (partners.length > 16) entries.push(element("li", `and ${partners.length - 16} more ranks`));
+    return element("div", [element("h4", title), element("ul", entries, { class: "partners" })]);
+  }
+
+  // How the kernel does on each rank in this step, and buttons to its other occurrences.
+  function sameKernel(timeline, selection, step) {
+    const { source, rank, event } = selection, { run } = source, shift = source.shift || 0;
+    const rows = runEvents.occurrences(run, run.ranks.indexOf(rank), event, step?.step, shift);
+    const own = rows.find((row) => row.rank === rank.rank), nth = own.list.indexOf(event), { events } = rank;
+    const go = (i) => () => timeline.select({ source, rank, event: i }, { reveal: true });
+    const longest = own.list.reduce((best, i) => (events.end[i] - events.start[i] > events.end[best] - events.start[best] ? i : best), event);
+    const steps = [
+      ...(nth > 0 ? [button("‹ previous of this kernel", go(own.list[nth - 1]))] : []),
+      ...(nth >= 0 && nth < own.list.length - 1 ? [button("next of this kernel ›", go(own.list[nth + 1]))] : []),
+      ...(longest !== event ? [button("longest of this kernel", go(longest))] : []),
+      button("find all", () => timeline.find(`name:"=${run.text("name", events.description[event])}"`), "search for this kernel on all ranks"),
+    ];
+    const others = rows.filter(({ count }) => count);
+    const sameCount = others.every(({ count }) => count === own.count);
+    const tableRows = others.map((row) => {
+      const there = run.ranks[row.rankIndex].events;
+      const same = sameCount && row.nth >= 0 ? ms(there.end[row.nth] - there.start[row.nth]) : "–";
+      return element("tr", [element("th", String(row.rank), { scope: "row" }), element("td", same), element("td", ms(row.median)),
+        element("td", ms(row.longest)), element("td", String(row.count))], row.rank === rank.rank ? { class: "total" } : {});
+    });
+    const heads = ["rank", "this occurrence", "median", "longest", "count"].map((head) => element("th", head, { scope: "col" }));
+    const table = element("table", [element("caption", `This kernel in ${step?.step != null ? `step ${step.step}` : "the recording"}, rank by rank`),
+      element("thead", element("tr", heads)), element("tbody", tableRows)]);
+    return [steps, [element("div", table, { class: "scroll" })]];
+  }
+
+  function commands(timeline, selection, path, piece) {
+    const { source, rank, event } = selection, { run } = source, { events } = rank;
+    const traces = source.path_name ?? path, made = [];
+    if (piece >= 0) {
+      made.push(button("show on the critical path", () => {
+        timeline.state.lanes.add("path");
+        const span = Math.max(4 * (source.path.end[piece] - source.path.start[piece]), 1e-3), middle = source.path.start[piece];
+        timeline.setRanks(timeline.ranks);
+        timeline.chart.setWindow(middle - span / 2, middle + span);
+      }));
+    }
+    const name = run.text("name", events.description[event]);
+    if (traces && name !== null) {
+      made.push(copyButton("copy --explain command", `tracekit analyze ${shellQuote(traces)} --ranks ${rank.rank} --explain ${shellQuote(name)}`));
+    }
+    if (traces) {
+      const origin = BigInt(run.data.origin_ns), shift = source.shift || 0;
+      const nanoseconds = (time) => origin + BigInt(Math.round((time - shift) * 1e6));
+      const at = `${nanoseconds(events.start[event])}:${nanoseconds(events.end[event])}`;
+      made.push(copyButton("copy Perfetto command", `tracekit open ${shellQuote(traces)} --at ${at}`));
+    }
+    const link = copyButton("copy link to this moment", "");
+    link.onclick = () => copy(timeline.link(), link);
+    link.title = "the address of this file with this view; it works wherever the file is";
+    made.push(link);
+    return made;
+  }
+
+  return { draw, drawPiece, copy };
+})();

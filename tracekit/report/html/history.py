@@ -1,0 +1,124 @@
+"""HTML page of a run's history: step time, exposed time, bubble and model FLOP utilisation over recordings or commits.
+
+The page holds its own data: a new point is added to those that the file has, and the file is written again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from urllib.parse import quote
+
+import msgspec
+
+from tracekit._util.files import atomic_write, check_output_path
+from tracekit.analysis import Analysis
+from tracekit.diffs import Run
+from tracekit.diffs.stats import pseudomedian
+from tracekit.errors import InputError, OptionError
+from tracekit.report.html.page import render_html
+from tracekit.report.html.templates import asset, render_template, script_json
+from tracekit.report.palette import LABEL_COLOURS
+from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS
+
+FORMAT = "tracekit.history/1"
+METRICS = ("step_ms", "bubble_fraction", "utilisation")
+COMMIT_VARIABLES = ("GITHUB_SHA", "CI_COMMIT_SHA", "BUILDKITE_COMMIT", "GIT_COMMIT")
+"""Environment variables in which build servers name the commit."""
+_DATA = re.compile(r'<script type="application/json" id="data">(.*?)</script>', re.DOTALL)
+
+
+class HistoryPoint(msgspec.Struct, frozen=True):
+    """One recording, or the candidate of one gate."""
+
+    name: str
+    time: str
+    """When it was recorded or judged, as ISO 8601 in UTC."""
+    values: dict[str, float]
+    """Figures by metric name; unknown ones are left out."""
+    commit: str | None = None
+    verdict: str | None = None
+    report: str | None = None
+    """Address of its page, relative to the history."""
+
+
+def history_point(
+    run: Run, *, time_s: float, report: str | None = None, verdict: str | None = None, commit: str | None = None
+) -> HistoryPoint:
+    """Return the point of a run: the pseudo-median over its steps of each metric that the page draws."""
+    metrics = (*METRICS, *(f"exposed_ms.{label}" for label in (*COMMUNICATION_LABELS, *COPY_LABELS)))
+    values = {name: pseudomedian(run.samples[name]) for name in metrics if run.samples.get(name)}
+    recorded = datetime.fromtimestamp(time_s, UTC).isoformat(timespec="seconds")
+    return HistoryPoint(run.name, recorded, values, commit, verdict, report)
+
+
+def current_commit(environment: dict[str, str] | None = None) -> str | None:
+    """Return the commit that a build server names; None elsewhere.
+
+    >>> current_commit({"GITHUB_SHA": "4f2a"}), current_commit({})
+    ('4f2a', None)
+    """
+    variables = os.environ if environment is None else environment
+    return next((variables[name] for name in COMMIT_VARIABLES if variables.get(name)), None)
+
+
+def write_report(analysis: Analysis, history: Path, name: str) -> str:
+    """Write the page of one recording into the folder beside the history; return its address from there."""
+    folder = history.with_name(f"{history.stem}-reports")
+    folder.mkdir(exist_ok=True)
+    file = folder / f"{re.sub(r'[^A-Za-z0-9._-]+', '-', name).strip('-.') or 'run'}.html"
+    with atomic_write(file) as part:
+        part.write_text(render_html(analysis), encoding="utf-8")
+    return quote(f"{folder.name}/{file.name}")
+
+
+def add_to_history(path: Path, points: Sequence[HistoryPoint]) -> None:
+    """Add points to a history, which is made if it is not there; a point of the same name and time is replaced."""
+    by_key = {(point.name, point.time): point for point in (*read_history(path), *points)}
+    ordered = sorted(by_key.values(), key=lambda point: point.time)
+    text = render_template(
+        "history.html.j2",
+        nonce=secrets.token_urlsafe(16),
+        css=asset("page.css"),
+        script=asset("chart.js", "tables.js", "history.js"),
+        data=script_json({"format": FORMAT, "points": msgspec.to_builtins(ordered), "colours": LABEL_COLOURS}),
+        points=ordered,
+    )
+    with atomic_write(path) as part:
+        part.write_text(text, encoding="utf-8")
+
+
+def add_runs_to_history(path: Path, runs: Sequence[Run], *, verdict: str) -> None:
+    """Add the candidates of a gate, with the commit that a build server names, and write their reports."""
+    now_s, commit = time.time(), current_commit()
+    points = []
+    for run in runs:
+        name = f"{run.name}-{commit[:12]}" if commit else f"{run.name}-{int(now_s)}"
+        report = None if run.analysis is None else write_report(run.analysis, path, name)
+        points.append(history_point(run, time_s=now_s, report=report, verdict=verdict, commit=commit))
+    add_to_history(path, points)
+
+
+def check_history(path: Path) -> None:
+    """Raise if the history cannot be written: a wrong extension or folder, or a file that is none."""
+    if path.suffix.lower() != ".html":
+        raise OptionError(f"{path}: a history is a page", hint="end its name in .html")
+    check_output_path(path)
+    read_history(path)
+
+
+def read_history(path: Path) -> list[HistoryPoint]:
+    """Return the points of a history, oldest first; none if the file does not exist yet."""
+    if not path.exists():
+        return []
+    match = _DATA.search(path.read_text(encoding="utf-8", errors="replace"))
+    document = json.loads(match[1]) if match else {}
+    if document.get("format") != FORMAT:
+        raise InputError(f"{path}: is not a history that tracekit wrote", hint="name another file, or remove this one")
+    return msgspec.convert(document["points"], list[HistoryPoint])

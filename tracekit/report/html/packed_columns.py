@@ -1,0 +1,61 @@
+"""Compact encoding of tables for the page's scripts: columns of integers, deflated, as base64.
+
+``assets/columns.js`` reads them. A column is written as planes (the lowest byte of every value, then the next byte of
+every value): the upper planes are mostly zeros, which deflate well. Signs go into the lowest bit, so that negative
+numbers near 0 stay small.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Values = npt.NDArray[np.integer[Any]]
+MAX_VALUE = (1 << 31) - 1
+
+
+def pack_columns(
+    columns: Mapping[str, Values], *, differences: Collection[str] = (), unit_ns: int = 1
+) -> dict[str, Any]:
+    r"""Return columns of equal length as base64 of deflated planes; *differences* are stored as steps from row to row.
+
+    >>> packed = pack_columns({"row": np.array([3, 4])}, differences=["row"])
+    >>> packed["count"], packed["columns"], zlib.decompress(base64.b64decode(packed["data"]))
+    (2, [('row', 1, True)], b'\x06\x02')
+    """
+    planes, header, count = [], [], 0
+    for name, values in columns.items():
+        count = len(values)
+        numbers = values.astype(np.int64)
+        steps = np.diff(numbers, prepend=0) if name in differences else numbers
+        # 0, -1, 1, -2 … become 0, 1, 2, 3 …
+        folded = ((steps << 1) ^ (steps >> 63)).astype("<u4")
+        width = max(1, (int(folded.max(initial=0)).bit_length() + 7) // 8)
+        planes.append(folded.view(np.uint8).reshape(count, 4).T[:width].tobytes())
+        header.append((name, width, name in differences))
+    return {"count": count, "columns": header, "unit_ns": unit_ns, "data": _deflated(b"".join(planes))}
+
+
+def pack_intervals(start_ns: Values, end_ns: Values, **columns: Values) -> dict[str, Any]:
+    """Return intervals, sorted by start, and further columns; times that do not fit are in units of several ns."""
+    longest = max(int(np.diff(start_ns, prepend=0).max(initial=0)), int((end_ns - start_ns).max(initial=0)))
+    unit_ns = longest // MAX_VALUE + 1
+    start = start_ns // unit_ns
+    return pack_columns(
+        {"start": start, "length": end_ns // unit_ns - start, **columns}, differences=["start"], unit_ns=unit_ns
+    )
+
+
+def pack_json(value: Any) -> str:
+    """Return plain data as base64 of deflated JSON."""
+    return _deflated(json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode())
+
+
+def _deflated(raw: bytes) -> str:
+    return base64.b64encode(zlib.compress(raw, 6)).decode()

@@ -1,0 +1,359 @@
+"""Data of the page's timeline: events of all ranks on one clock, with descriptions, matches and the critical path.
+
+Times are nanoseconds from the start of the first step on the common clock. Runs of more ranks than
+``MAX_RANKS_WITH_EVENTS`` have no single events; their timeline shows each label's merged intervals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from tracekit._util.arrays import Ints
+from tracekit._util.text import counted, percent
+from tracekit.analysis import Analysis
+from tracekit.analysis.rank_timeline import DESCRIPTION_TEXTS, EVENT_TIMES, HOST_LANES, HOST_RANGES, RankTimeline
+from tracekit.report.html.packed_columns import pack_columns, pack_intervals, pack_json
+from tracekit.report.html.path import HOST_COLOUR, path_pieces
+from tracekit.report.names import short_kernel
+from tracekit.report.palette import LABEL_COLOURS
+from tracekit.report.remedies import BECAUSE
+from tracekit.report.view.kernels import Kernel, Place
+from tracekit.report.view.path import PathView
+from tracekit.report.view.ranks import stragglers
+from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS, EXPOSURE_CAUSES, LABELS
+
+MAX_RANKS = 16
+"""Ranks on the page of a run whose single events were not kept."""
+MAX_STRAGGLERS = 3
+"""Ranks that others wait for which are among them in any case."""
+MAX_EVENTS = 2_400_000
+"""Events on the page, about 20 MB; of more, the shortest of each rank are left out."""
+
+LANES: Mapping[str, Sequence[str]] = {
+    "compute": [label for label in LABELS if label not in (*COMMUNICATION_LABELS, *COPY_LABELS)],
+    "experts": ["ep_dispatch", "ep_combine"],
+    "pipeline": ["pp_comm"],
+    "tensor": ["tp_comm"],
+    "data": ["dp_comm"],
+    "context": ["cp_comm"],
+    "comm": ["comm", "broadcast"],
+    "copies": COPY_LABELS,
+}
+"""Labels of each lane of a rank."""
+HOST_COLOURS = {"ranges": "#C3B1D6", "operators": HOST_COLOUR, "waiting calls": "#B5473C"}
+
+
+class PageClock:
+    """Times of each rank as nanoseconds since the first step's start on the common clock."""
+
+    def __init__(self, analysis: Analysis) -> None:
+        self._clocks = analysis.clocks
+        steps = analysis.clocks.align(analysis.tables["steps"], "start_ns", "end_ns")
+        self.origin_ns = int(steps["start_ns"].to_numpy().min()) if len(steps) else 0
+        self.end_ns = int(steps["end_ns"].to_numpy().max()) - self.origin_ns if len(steps) else 1
+        times = pl.col("start_ns", "end_ns") - self.origin_ns
+        self.steps = steps.with_columns(times)
+
+    def times(self, rank: int, recorded: pl.Series) -> Ints:
+        """Return a rank's recorded times as times of the page."""
+        return self._clocks.to_common(rank, recorded.to_numpy()) - self.origin_ns
+
+
+def timeline_data(analysis: Analysis, clock: PageClock) -> dict[str, Any] | None:
+    """Return the data of the timeline; None without GPU events."""
+    if analysis.tables["timeline"].is_empty():
+        return None
+    timelines = _page_timelines(analysis)
+    cut, shown = _without_shortest(timelines)
+    names: dict[str, int] = {}
+    descriptions, numbers = _shared_descriptions(shown, names)
+    labels = [label for label in LABELS if label in set(descriptions["label"].to_list())]
+    ranks = [_rank_data(analysis, clock, *of_rank, names) for of_rank in zip(shown, numbers, strict=True)]
+    return {
+        "origin_ns": str(clock.origin_ns),  # as text: JavaScript's numbers have 53 bits
+        "end_ns": clock.end_ns,
+        "labels": [{"name": label, "colour": LABEL_COLOURS[label]} for label in labels],
+        "lanes": [{"name": name, "labels": [label for label in LANES[name] if label in labels]} for name in LANES],
+        "host": [{"name": name, "colour": HOST_COLOURS[name]} for name in HOST_LANES],
+        "causes": [BECAUSE[cause] for cause in EXPOSURE_CAUSES],
+        "merged": not analysis.events,
+        "left_out": _left_out(analysis, timelines, cut, shown),
+        "steps": _steps(clock.steps),
+        "descriptions": pack_json(
+            {
+                "texts": list(names),
+                "columns": {
+                    name: [names.get(text, -1) for text in descriptions[name].to_list()] for name in DESCRIPTION_TEXTS
+                },
+                "stream": descriptions["stream"].to_list(),
+            }
+        ),
+        "ranks": ranks,
+        "path": _path(analysis, clock),
+        "memory_top": _memory_top_gb(analysis),
+    }
+
+
+def _page_timelines(analysis: Analysis) -> list[RankTimeline]:
+    """Return the ranks to show: all whose events were kept, else some with each label's merged intervals as events."""
+    if analysis.events:
+        return list(analysis.events)
+    merged = analysis.tables["timeline"].with_columns(pl.col("label", "pass").cast(pl.String))
+    timelines = []
+    for rank in _shown_ranks(analysis):
+        of_rank = merged.filter(rank=rank).sort("start_ns")
+        described = of_rank.select("label", "pass").unique(maintain_order=True).with_row_index("description")
+        events = of_rank.join(described, on=["label", "pass"], nulls_equal=True, maintain_order="left")
+        events = events.with_columns(id=pl.lit(None), launch_ns=pl.lit(None))
+        texts = {name: pl.lit(None, pl.String) for name in DESCRIPTION_TEXTS if name not in ("label", "pass")}
+        timelines.append(
+            RankTimeline(
+                rank=rank,
+                events=events.select(pl.col(name).cast(dtype) for name, dtype in EVENT_TIMES.items()),
+                descriptions=described.with_columns(**texts, stream=pl.lit(None, pl.Int64)),
+                host=HOST_RANGES.to_frame(),
+                host_count=0,
+            )
+        )
+    return timelines
+
+
+def _shown_ranks(analysis: Analysis) -> list[int]:
+    """Return the ranks to show: first, last, those of the pipeline, stragglers, then those of unusual bubbles."""
+    ranks = [measured.rank for measured in analysis.rank_results]
+    if len(ranks) <= MAX_RANKS:
+        return ranks
+    bubbles = np.array([measured.whole.bubble_fraction or 0.0 for measured in analysis.rank_results])
+    unusual = [ranks[i] for i in np.argsort(-np.abs(bubbles - np.median(bubbles)), kind="stable")]
+    in_pipeline = analysis.schedule.head.pipeline.ranks if analysis.schedule is not None else ()
+    late = [straggler.rank for straggler in stragglers(analysis)[:MAX_STRAGGLERS]]
+    wanted = dict.fromkeys([ranks[0], ranks[-1], *in_pipeline, *late, *unusual])
+    return sorted([rank for rank in wanted if rank in set(ranks)][:MAX_RANKS])
+
+
+def _without_shortest(timelines: Sequence[RankTimeline]) -> tuple[int, list[RankTimeline]]:
+    """Return how many events had to be left out, and the timelines with the longest events of each rank."""
+    total = sum(len(timeline.events) for timeline in timelines)
+    if total <= MAX_EVENTS:
+        return 0, list(timelines)
+    by_length = pl.col("end_ns") - pl.col("start_ns")
+    shown = [
+        replace(rank, events=rank.events.top_k(len(rank.events) * MAX_EVENTS // total, by=by_length).sort("start_ns"))
+        for rank in timelines
+    ]
+    return total - sum(len(timeline.events) for timeline in shown), shown
+
+
+def _left_out(
+    analysis: Analysis, timelines: Sequence[RankTimeline], cut: int, shown: Sequence[RankTimeline]
+) -> list[str]:
+    """Return sentences about what the timeline does not show."""
+    sentences = []
+    ranks = len(analysis.rank_results)
+    if not analysis.events:
+        of_ranks = f" of {len(shown)} of {ranks} ranks" if len(shown) < ranks else ""
+        sentences.append(
+            f"This file holds merged intervals by label{of_ranks}, no single kernels;"
+            " `tracekit analyze … --ranks 0-7 -o page.html` writes those of some ranks."
+        )
+    if cut:
+        all_ns, kept_ns = (
+            sum(int((rank.events["end_ns"] - rank.events["start_ns"]).sum()) for rank in ranks)
+            for ranks in (timelines, shown)
+        )
+        sentences.append(
+            f"{counted(cut, 'event')}, the shortest of each rank, are left out to keep the file small:"
+            f" {percent(1 - kept_ns / max(1, all_ns))} of the time of all events."
+        )
+    hidden = sum(timeline.host_count - len(timeline.host) for timeline in shown)
+    if hidden:
+        sentences.append(f"{counted(hidden, 'host range')}, the shortest of each rank, are left out.")
+    return sentences
+
+
+def _shared_descriptions(timelines: Sequence[RankTimeline], names: dict[str, int]) -> tuple[pl.DataFrame, list[Ints]]:
+    """Return the descriptions of all ranks once each, and for each rank the numbers of its own; fill the text list."""
+    columns = [*DESCRIPTION_TEXTS, "stream"]
+    everyone = pl.concat([t.descriptions.select(columns) for t in timelines])
+    shared = everyone.unique(maintain_order=True).with_row_index("number")
+    numbers = everyone.join(shared, on=columns, how="left", nulls_equal=True, maintain_order="left")[
+        "number"
+    ].to_numpy()
+    ends = np.cumsum([len(timeline.descriptions) for timeline in timelines])
+    for name in DESCRIPTION_TEXTS:
+        for text in shared[name].unique(maintain_order=True).drop_nulls().to_list():
+            names.setdefault(text, len(names))
+    return shared, np.split(numbers.astype(np.int64), ends[:-1])
+
+
+def _rank_data(
+    analysis: Analysis, clock: PageClock, timeline: RankTimeline, numbers: Ints, names: dict[str, int]
+) -> dict[str, Any]:
+    """Return the data of one rank."""
+    rank, events = timeline.rank, timeline.events
+    start_ns = clock.times(rank, events["start_ns"])
+    # The delay from launch to start, in steps of 100 ns and counted from 1; 0 if the launch is unknown.
+    delay = (
+        ((events["start_ns"] - events["launch_ns"]).clip(0) // 100 + 1).fill_null(0).clip(None, (1 << 30)).to_numpy()
+    )
+    data: dict[str, Any] = {
+        "rank": rank,
+        "events": pack_intervals(
+            start_ns,
+            clock.times(rank, events["end_ns"]),
+            description=numbers[events["description"].to_numpy()],
+            delay=delay,
+        ),
+        "causes": _exposure_causes(analysis, rank),
+        "phases": _phases(analysis, clock, rank),
+        "steps": _steps(clock.steps.filter(rank=rank)),
+        **_operations(analysis, timeline),
+    }
+    host = timeline.host
+    if len(host):
+        for text in host["name"].unique(maintain_order=True).drop_nulls().to_list():
+            names.setdefault(text, len(names))
+        data["host"] = pack_intervals(
+            clock.times(rank, host["start_ns"]),
+            clock.times(rank, host["end_ns"]),
+            lane=host["lane"].to_physical().to_numpy(),
+            name=np.array([names.get(name, -1) for name in host["name"].to_list()], np.int64),
+        )
+    if memory := _memory_line(analysis, clock, rank):
+        data["memory"] = memory
+    return data
+
+
+def _operations(analysis: Analysis, timeline: RankTimeline) -> dict[str, Any]:
+    """Return the rank's communication: its event, hidden and waiting time, and the operations matched across ranks."""
+    rows = timeline.events.select("id").drop_nulls().with_row_index("event")
+    if rows.is_empty():
+        return {}
+    of_rank = pl.col("rank") == timeline.rank
+    operations = analysis.tables["operations"].filter(of_rank).join(rows, on="id").sort("event")
+    matched = analysis.tables["matched"].filter(of_rank).join(rows, on="id").sort("event", "match")
+    if operations.is_empty():
+        return {}
+    return {
+        "operations": pack_columns(
+            {
+                "event": operations["event"].to_numpy(),
+                "hidden": operations["hidden_ns"].to_numpy() // 100,
+                "wait": (operations["wait_ns"] // 100 + 1).fill_null(0).to_numpy(),  # 0: unknown
+                "size": (operations["bytes"] // 1024 + 1).fill_null(0).clip(None, 1 << 30).to_numpy(),  # in KiB
+            },
+            differences=["event"],
+        ),
+        "matches": pack_columns(
+            {"event": matched["event"].to_numpy(), "match": matched["match"].to_numpy()}, differences=["event", "match"]
+        ),
+    }
+
+
+def _exposure_causes(analysis: Analysis, rank: int) -> dict[str, dict[int, int]]:
+    """Return the exposed time in ns of each label of a rank by the number of its cause."""
+    because_ns = analysis.rank(rank).whole.because_ns
+    numbers = {cause: number for number, cause in enumerate(EXPOSURE_CAUSES)}
+    return {
+        label: {numbers[cause]: int(ns) for cause, ns in causes.items() if ns}
+        for label, causes in because_ns.items()
+        if any(causes.values())
+    }
+
+
+def _steps(steps: pl.DataFrame) -> list[dict[str, Any]]:
+    """Return number, start and end of each step: from its first start to its last end on the ranks of the table."""
+    by_step = steps.group_by("step").agg(pl.col("start_ns").min(), pl.col("end_ns").max()).sort("start_ns")
+    return by_step.select("step", from_ms=pl.col("start_ns") / 1e6, to_ms=pl.col("end_ns") / 1e6).to_dicts()
+
+
+def _phases(analysis: Analysis, clock: PageClock, rank: int) -> list[tuple[int | None, str, float, float]]:
+    """Return step, name, start and end in ms of the pipeline's phases on a rank; none in a run without a pipeline."""
+    if not analysis.total.pipeline:
+        return []
+    end_ns = pl.col("start_ns") + pl.col("span_ns").cum_sum().over("step")
+    phases = analysis.tables["phases"].filter(rank=rank)
+    starts = clock.steps.filter(rank=rank).select("step", "start_ns")
+    placed = phases.join(starts, on="step", nulls_equal=True, maintain_order="left")
+    return placed.select("step", "phase", (end_ns - pl.col("span_ns")) / 1e6, end_ns.alias("until_ns") / 1e6).rows()
+
+
+def _path(analysis: Analysis, clock: PageClock) -> dict[str, Any] | None:
+    """Return the pieces of the critical path: times, rank, and numbers of their texts; None if none was computed."""
+    pieces = path_pieces(analysis)
+    if pieces.is_empty():
+        return None
+    texts = pl.concat([pieces[name] for name in ("kind", "label", "description")]).unique(maintain_order=True).to_list()
+    number = {text: number for number, text in enumerate(texts) if text is not None}
+    columns = {
+        name: np.array([number.get(text, -1) for text in pieces[name].to_list()], np.int64)
+        for name in ("kind", "label", "description")
+    }
+    start_ns, end_ns = (pieces[name].to_numpy() - clock.origin_ns for name in ("start_ns", "end_ns"))
+    packed = pack_intervals(start_ns, end_ns, rank=pieces["rank"].to_numpy(), **columns)
+    return {"pieces": packed, "texts": pack_json(texts)}
+
+
+def _memory_top_gb(analysis: Analysis) -> float | None:
+    """Return the most that any rank allocated or reserved: the top of every memory chart; None if not recorded."""
+    if analysis.memory is None:
+        return None
+    records = [memory.measured for memory in analysis.memory.ranks]
+    return max(max(record.reserved_bytes or 0, record.peak_bytes) for record in records) / 1e9
+
+
+def _memory_line(analysis: Analysis, clock: PageClock, rank: int) -> dict[str, Any] | None:
+    """Return a rank's allocated and reserved memory in KiB, each valid until the next; None if not recorded."""
+    records = () if analysis.memory is None else analysis.memory.ranks
+    line = next((memory.measured.line for memory in records if memory.rank == rank), None)
+    if line is None:
+        return None
+    line = line.filter(pl.col("allocated").is_not_null())
+    time_ns = clock.times(rank, line["at_ns"])
+    first, last = max(0, int(np.searchsorted(time_ns, 0, side="right")) - 1), np.searchsorted(time_ns, clock.end_ns)
+    reserved = (line["reserved"] // 1024 + 1).fill_null(0)  # 0: unknown
+    columns = {
+        "time": time_ns // 1000,
+        "allocated": line["allocated"].to_numpy() // 1024,
+        "reserved": reserved.to_numpy(),
+    }
+    return pack_columns({name: values[first:last] for name, values in columns.items()}, differences=columns)
+
+
+Moment = tuple[float, float]
+"""Start and end in ms on the page's time axis."""
+
+
+def kernel_moments(clock: PageClock, kernels: Sequence[Kernel], ranks: Collection[int]) -> list[list[Moment | None]]:
+    """Return when the longest event of each kernel ran on each of its ranks; None if the rank is not on the page."""
+
+    def moment(place: Place) -> Moment | None:
+        if place.rank not in ranks:
+            return None
+        start, end = clock.times(place.rank, pl.Series([place.start_ns, place.end_ns])) / 1e6
+        return float(start), float(end)
+
+    return [[moment(place) for place in kernel.why.places] if kernel.why else [] for kernel in kernels]
+
+
+def path_moments(analysis: Analysis, clock: PageClock, path: PathView | None) -> list[Moment]:
+    """Return when each listed segment of the critical path ran."""
+    if path is None or analysis.critical is None:
+        return []
+    segments = analysis.critical.segments.filter(pl.col("step").eq_missing(path.step))
+    start_ns = int(segments["start_ns"].to_numpy().min()) - clock.origin_ns
+    return [((start_ns + row.from_ns) / 1e6, (start_ns + row.from_ns + row.ns) / 1e6) for row in path.rows]
+
+
+def explaining_rows(kernels: Sequence[Kernel]) -> dict[tuple[str, str], int]:
+    """Return the first row, counted from 1, that explains a kernel of a short name and label."""
+    rows: dict[tuple[str, str], int] = {}
+    for row, kernel in enumerate(kernels, 1):
+        if kernel.why is not None:
+            rows.setdefault((short_kernel(kernel.name), kernel.label), row)
+    return rows
