@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from pathlib import Path
 
@@ -19,9 +18,9 @@ from tests.kept import analysis_of
 from tracekit.classify import classify
 from tracekit.parsers import kineto
 
-FOLDER = Path(os.environ.get("TRACEKIT_CORPUS", "")) / "flops"
+FOLDER = Path(__file__).parents[1] / "data/flops"
 RECORDINGS = sorted(file.name.removesuffix(".truth.json") for file in FOLDER.glob("*.truth.json"))
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not RECORDINGS, reason="recordings with counted FLOP are not here")]
+pytestmark = pytest.mark.slow
 KINDS = (("attention", r"attn$|attention$"), ("mlp", r"mlp$|ffn$"), ("head", r"head$"))
 
 
