@@ -13,8 +13,8 @@ import numpy.typing as npt
 from tracekit._util.arrays import Bools, Ints, is_in_sorted
 from tracekit._util.categories import CategoryColumn
 from tracekit.classify.collectives import Collectives
-from tracekit.classify.host_ranges import GpuEvents, Launches
-from tracekit.classify.row_order import mask_of_rows
+from tracekit.classify.host_ranges import GpuEvents, Launches, Ranges
+from tracekit.classify.row_order import mask_of_rows, nearest_at_or_after
 
 _DIRECTIONS = (
     ("d2h", r"(?i)DtoH|D2[HM]\b|DeviceToHost|Device -> (Pinned|Pageable|Host|Memory)|Device-to-Host"),
@@ -24,6 +24,8 @@ _DIRECTIONS = (
 )
 MIN_TENSOR_BYTES = 1 << 18
 """Bytes below which a copy is a scalar, an index or a flag rather than a tensor."""
+MAX_FLAG_BYTES = 4096
+"""Bytes up to which a copy or a broadcast carries a flag, a count or a name rather than weights."""
 _MIN_STREAM_SHARE = 0.75
 """Share of a stream's busy time above which the stream is named for what fills it."""
 _MIN_HOME_SHARE = 0.5
@@ -35,11 +37,13 @@ class Copies(NamedTuple):
 
     direction: CategoryColumn  # "d2h", "h2d", "d2d", "p2p"
     host: CategoryColumn  # "pinned" or "pageable"
-    use: CategoryColumn  # "leaves", "returns", "staged", "loaded", "small"
+    use: CategoryColumn  # "leaves", "returns", "staged", "loaded", "shared", "broadcast", "small"
     stream: CategoryColumn  # of every event: what its stream mostly does, "compute", "communication" or "copy"
 
 
-def read_copies(gpu: GpuEvents, launches: Launches, comm: Collectives, *, in_backward: Bools) -> Copies:
+def read_copies(
+    gpu: GpuEvents, ranges: Ranges, launches: Launches, comm: Collectives, *, in_backward: Bools
+) -> Copies:
     """Find the purpose of every copy; *in_backward* are the events that autograd nodes launched."""
     names, is_copy = gpu.names, gpu.text("kind").any_of("memcpy")
     direction = CategoryColumn.choose(
@@ -55,9 +59,13 @@ def read_copies(gpu: GpuEvents, launches: Launches, comm: Collectives, *, in_bac
     saved = _saved_tensor_sizes(size, to_host & ~in_backward, to_device & in_backward)
     is_round_trip = is_in_sorted(size, np.union1d(both_ways, saved))
     staged, loaded = _copies_around_broadcasts(launches, comm, direction)
+    for_broadcast = _copies_for_broadcasts(launches, comm, to_device & (size > MAX_FLAG_BYTES), staged)
+    shared = _copies_from_shared_memory(gpu, ranges, launches, direction.any_of("d2d", "p2p"))
     use = CategoryColumn.choose(
         len(gpu),
         [
+            ("shared", shared),
+            ("broadcast", for_broadcast),
             ("leaves", to_host & is_round_trip),
             ("returns", to_device & is_round_trip),
             ("small", is_copy & (size >= 0) & ~is_tensor),
@@ -89,6 +97,38 @@ def _copies_around_broadcasts(launches: Launches, comm: Collectives, direction: 
     after = device_copy & np.append(False, broadcast[:-1])[: len(order)]
     before = device_copy & ~after & np.append(broadcast[1:], False)[: len(order)]
     return mask_of_rows(len(direction), order[before]), mask_of_rows(len(direction), order[after])
+
+
+def _copies_for_broadcasts(launches: Launches, comm: Collectives, to_device: Bools, staged: Bools) -> Bools:
+    """Return the mask of the copies from the host (*to_device*) after which a broadcast, or what stages it, follows."""
+    is_broadcast = comm.call.any_of("broadcast") | staged
+    order = launches.ordered(comm.library.present | to_device | staged)
+    # The next launch that is no copy from the host itself: a bucket may be copied in several parts.
+    following = nearest_at_or_after(~to_device[order])
+    leads = to_device[order] & np.append(is_broadcast[order], False)[following]
+    return mask_of_rows(len(to_device), order[leads])
+
+
+def _copies_from_shared_memory(
+    gpu: GpuEvents, ranges: Ranges, launches: Launches, device_copy: Bools
+) -> Bools:
+    """Return the mask of the device copies between opening another process's memory and closing it, or computing."""
+    names = ranges.source.text("name")
+    opens, closes = (
+        np.sort(ranges.source.int64("start_ns")[names.matches(f"^(cuda|hip)Ipc{call}MemHandle$")])
+        for call in ("Open", "Close")
+    )
+    if not len(opens) or not device_copy.any():
+        return np.zeros(len(gpu), np.bool_)
+    launch = launches.start_ns
+    computes = np.sort(launch[gpu.is_kernel & (launch >= 0)])
+    ends = np.sort(np.concatenate([closes, computes]))
+    # A copy belongs to the last opening before it, if nothing ended that in between.
+    opened = np.searchsorted(opens, launch, side="right") - 1
+    last_open = np.where(opened >= 0, opens[opened], np.iinfo(np.int64).max)
+    ended = np.searchsorted(ends, launch, side="right") > np.searchsorted(ends, last_open, side="right")
+    shared: Bools = device_copy & (launch >= 0) & (opened >= 0) & ~ended
+    return shared
 
 
 def _stream_uses(gpu: GpuEvents, is_copy: Bools, communicates: Bools) -> CategoryColumn:
