@@ -21,6 +21,7 @@ from tracekit._version import __version__
 from tracekit.align.clocks import Clocks
 from tracekit.align.steps import step_times
 from tracekit.analysis.measured import Measured, RankResult
+from tracekit.analysis.role_results import RoleResults
 from tracekit.errors import Notice, OptionError
 from tracekit.metrics.overlap import ratio
 from tracekit.metrics.overlap_cost import OverlapCost
@@ -215,6 +216,8 @@ class Analysis(BaseAnalysis):
     paths: tuple[str, ...] = field(default=())
     shapes: tuple[str, ...] = ()
     """Input shapes of the model's matrix products, if they were recorded."""
+    role_results: RoleResults = RoleResults()
+    """Roles, weight updates and iterations of a run whose ranks have several processes."""
 
     @property
     def world_size(self) -> int | None:
@@ -253,6 +256,7 @@ class Analysis(BaseAnalysis):
             **self._lanes_without_schedule(rows),
             **(self.critical.to_dict() if self.critical is not None else {}),
             **({"by": self.by.to_dict()} if self.by is not None else {}),
+            **self.role_results.to_dict(),
             "hiding": self.hiding.to_dict() if self.hiding is not None else None,
             "stragglers": self.tables["stragglers"].to_dicts(),
             "clocks": {

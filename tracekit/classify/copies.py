@@ -14,7 +14,7 @@ from tracekit._util.arrays import Bools, Ints, is_in_sorted
 from tracekit._util.categories import CategoryColumn
 from tracekit.classify.collectives import Collectives
 from tracekit.classify.host_ranges import GpuEvents, Launches, Ranges
-from tracekit.classify.row_order import mask_of_rows, nearest_at_or_after
+from tracekit.classify.row_order import mask_of_rows
 
 _DIRECTIONS = (
     ("d2h", r"(?i)DtoH|D2[HM]\b|DeviceToHost|Device -> (Pinned|Pageable|Host|Memory)|Device-to-Host"),
@@ -41,9 +41,7 @@ class Copies(NamedTuple):
     stream: CategoryColumn  # of every event: what its stream mostly does, "compute", "communication" or "copy"
 
 
-def read_copies(
-    gpu: GpuEvents, ranges: Ranges, launches: Launches, comm: Collectives, *, in_backward: Bools
-) -> Copies:
+def read_copies(gpu: GpuEvents, ranges: Ranges, launches: Launches, comm: Collectives, *, in_backward: Bools) -> Copies:
     """Find the purpose of every copy; *in_backward* are the events that autograd nodes launched."""
     names, is_copy = gpu.names, gpu.text("kind").any_of("memcpy")
     direction = CategoryColumn.choose(
@@ -59,7 +57,7 @@ def read_copies(
     saved = _saved_tensor_sizes(size, to_host & ~in_backward, to_device & in_backward)
     is_round_trip = is_in_sorted(size, np.union1d(both_ways, saved))
     staged, loaded = _copies_around_broadcasts(launches, comm, direction)
-    for_broadcast = _copies_for_broadcasts(launches, comm, to_device & (size > MAX_FLAG_BYTES), staged)
+    for_broadcast = _copies_for_broadcasts(launches, comm, size, to_device & (size > MAX_FLAG_BYTES))
     shared = _copies_from_shared_memory(gpu, ranges, launches, direction.any_of("d2d", "p2p"))
     use = CategoryColumn.choose(
         len(gpu),
@@ -99,19 +97,20 @@ def _copies_around_broadcasts(launches: Launches, comm: Collectives, direction: 
     return mask_of_rows(len(direction), order[before]), mask_of_rows(len(direction), order[after])
 
 
-def _copies_for_broadcasts(launches: Launches, comm: Collectives, to_device: Bools, staged: Bools) -> Bools:
-    """Return the mask of the copies from the host (*to_device*) after which a broadcast, or what stages it, follows."""
-    is_broadcast = comm.call.any_of("broadcast") | staged
-    order = launches.ordered(comm.library.present | to_device | staged)
-    # The next launch that is no copy from the host itself: a bucket may be copied in several parts.
-    following = nearest_at_or_after(~to_device[order])
-    leads = to_device[order] & np.append(is_broadcast[order], False)[following]
-    return mask_of_rows(len(to_device), order[leads])
+def _copies_for_broadcasts(launches: Launches, comm: Collectives, size: Ints, to_device: Bools) -> Bools:
+    """Return the mask of copies from the host (*to_device*) that together fill what is broadcast later."""
+    broadcast_sizes = np.unique(size[comm.call.any_of("broadcast")])
+    if not len(broadcast_sizes) or not to_device.any():
+        return np.zeros(len(to_device), np.bool_)
+    # A bucket may be copied in several parts: neighbours among the launches of copies from the host and communication.
+    order = launches.ordered(comm.library.present | to_device)
+    copied = to_device[order]
+    run = np.cumsum(np.append(True, copied[1:] != copied[:-1])) - 1 if len(order) else order
+    total = np.bincount(run, weights=np.where(copied, size[order], 0)).astype(np.int64)
+    return mask_of_rows(len(to_device), order[copied & np.isin(total, broadcast_sizes)[run]])
 
 
-def _copies_from_shared_memory(
-    gpu: GpuEvents, ranges: Ranges, launches: Launches, device_copy: Bools
-) -> Bools:
+def _copies_from_shared_memory(gpu: GpuEvents, ranges: Ranges, launches: Launches, device_copy: Bools) -> Bools:
     """Return the mask of the device copies between opening another process's memory and closing it, or computing."""
     names = ranges.source.text("name")
     opens, closes = (

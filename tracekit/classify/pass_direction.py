@@ -131,9 +131,7 @@ def read_directions(
         # Without an operator or a framework's kernel nothing shows that this program runs a model. A program whose
         # kernels only fill and copy buffers, such as a parameter server, runs none.
         computes = bool((compute & ~chain.matches(_FILL_OPS)).any())
-        if computes and (
-            bool((launches.op >= 0).any()) or bool((names.matches(_FRAMEWORK_KERNELS) & compute).any())
-        ):
+        if computes and (bool((launches.op >= 0).any()) or bool((names.matches(_FRAMEWORK_KERNELS) & compute).any())):
             assign("no backward in trace", np.ones(len(gpu), np.bool_), FORWARD)
     return directions.result()
 
