@@ -216,7 +216,7 @@ class Analysis(BaseAnalysis):
     paths: tuple[str, ...] = field(default=())
     shapes: tuple[str, ...] = ()
     """Input shapes of the model's matrix products, if they were recorded."""
-    role_results: RoleResults = RoleResults()
+    role_results: RoleResults = field(default_factory=RoleResults)
     """Roles, weight updates and iterations of a run whose ranks have several processes."""
 
     @property

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from tracekit.cli._console import print_line
-from tracekit.cli._options import Nsys
+from tracekit.cli._options import Nsys, Role
 
 SIDE_HELP = "A trace, a store, a folder, a saved analysis or a baseline file."
 
@@ -21,6 +21,7 @@ def run(
         list[Path] | None,
         typer.Option("--output", "-o", help="Write the result: .json, .md or .html; may be repeated.", metavar="FILE"),
     ] = None,
+    role: Role = None,
     nsys: Nsys = None,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
@@ -32,7 +33,7 @@ def run(
 
     paths = output or []
     check_outputs(paths, DIFF)
-    result = diff(before, after).to_dict()
+    result = diff(before, after, role=role).to_dict()
     write_all(result, paths, DIFF)
     for path in paths:
         print_line(f"wrote {path}", err=True)

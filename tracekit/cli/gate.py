@@ -12,7 +12,7 @@ from typer.core import TyperCommand
 
 from tracekit._util.text import counted
 from tracekit.cli._console import discard_stdout, print_line
-from tracekit.cli._options import Nsys
+from tracekit.cli._options import Nsys, Role
 from tracekit.errors import OptionError, TracekitError
 
 if TYPE_CHECKING:
@@ -89,6 +89,7 @@ def run(
         list[Path] | None,
         typer.Option("--output", "-o", help="Write .json, .xml (JUnit) or .md; may be repeated.", metavar="FILE"),
     ] = None,
+    role: Role = None,
     nsys: Nsys = None,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     inconclusive: Annotated[
@@ -131,7 +132,7 @@ def run(
         _write_baseline(candidates or [], bases, calibrate=calibrate)
         return
     try:
-        result = _judge(candidates or [], bases, require or [], settings)
+        result = _judge(candidates or [], bases, require or [], settings, role)
     except TracekitError as error:
         _write_result(_error_result(error), paths, json=json, quiet=True)
         raise
@@ -142,10 +143,12 @@ def run(
     raise typer.Exit(result["exit_code"])
 
 
-def _judge(candidates: Sequence[str], bases: Sequence[str], require: Sequence[str], settings: Config) -> dict[str, Any]:
+def _judge(
+    candidates: Sequence[str], bases: Sequence[str], require: Sequence[str], settings: Config, role: str | None
+) -> dict[str, Any]:
     from tracekit.gates import gate
 
-    return gate(candidates, bases or None, require=require, config=settings).to_dict()
+    return gate(candidates, bases or None, require=require, config=settings, role=role).to_dict()
 
 
 def _write_result(result: Mapping[str, Any], paths: Sequence[Path], *, json: bool, quiet: bool = False) -> None:

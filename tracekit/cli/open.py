@@ -11,17 +11,30 @@ import typer
 
 from tracekit._util.text import size
 from tracekit.cli._console import print_line, print_notices
-from tracekit.cli._options import DrawnIdeal, DrawnStacks, Nsys, Paths, Rank, Ranks, Rules, Workers, parse_ranks
+from tracekit.cli._options import (
+    DrawnIdeal,
+    DrawnStacks,
+    Nsys,
+    Paths,
+    Rank,
+    Ranks,
+    Roles,
+    Rules,
+    Workers,
+    parse_ranks,
+    role_paths,
+)
 
 if TYPE_CHECKING:
     from tracekit.report.perfetto.serve import SingleDownloadServer
 
 
 def run(
-    paths: Paths,
+    paths: Paths = None,
     *,
     schedule: DrawnIdeal = "auto",
     ranks: Ranks = None,
+    roles: Roles = None,
     rank: Rank = None,
     rules: Rules = None,
     stacks: DrawnStacks = False,
@@ -38,7 +51,7 @@ def run(
     from tracekit.report.perfetto.export import export
     from tracekit.report.perfetto.serve import SingleDownloadServer, is_export
 
-    if len(paths) == 1 and is_export(paths[0]):
+    if paths is not None and len(paths) == 1 and is_export(paths[0]):
         with SingleDownloadServer(Path(paths[0]), port=port) as server:
             _serve(server)
         return
@@ -48,7 +61,7 @@ def run(
             file, port=port
         ) as server:  # first, so that a port in use is reported before the work
             exported = export(
-                paths,
+                role_paths(paths, roles),
                 file,
                 schedule=schedule,
                 ranks=parse_ranks(ranks),

@@ -18,7 +18,7 @@ from tracekit._version import __version__
 from tracekit.diffs import stats
 from tracekit.diffs.comparability import check_formats, find_obstacles
 from tracekit.diffs.explanation import build_waterfall, explain_change
-from tracekit.diffs.load_runs import Comparable, Side, side_of
+from tracekit.diffs.load_runs import Comparable, Side, select_role, side_of
 from tracekit.diffs.metrics import resolve
 from tracekit.diffs.run_samples import Run
 from tracekit.diffs.verdict import judge
@@ -117,11 +117,12 @@ def _format_level(value: float | None) -> str:
     return "–" if value is None else f"{value:,.4g}"
 
 
-def diff(before: Comparable, after: Comparable) -> Diff:
+def diff(before: Comparable, after: Comparable, *, role: str | None = None) -> Diff:
     """Return the changes from *before* to *after*: by metric, label, rank, module, kernel and cell.
 
     Either is a trace, a folder, a store, a saved analysis or a baseline file, by its path; an ``Analysis``; or several
-    runs in a list.
+    runs in a list. Where ranks have several processes, the main role is compared, and below ``roles`` each other one;
+    *role* compares one alone.
 
     >>> from tracekit import analyze
     >>> run = analyze("sample_traces/reload", schedule="none")
@@ -129,6 +130,9 @@ def diff(before: Comparable, after: Comparable) -> Diff:
     set()
     """
     old, new = side_of(before, what="first run"), side_of(after, what="second run")
+    if role is not None:
+        old, new = select_role(old, new, role)
+    others = [name for name in old.other_roles if name in new.other_roles] if role is None else []
     check_formats(new.runs, old.runs)
     waterfall = build_waterfall(old.runs, new.runs)
     changes = {
@@ -145,6 +149,8 @@ def diff(before: Comparable, after: Comparable) -> Diff:
         "ranks": _rank_rows(old.runs, new.runs),
         **largest_changes(old.runs, new.runs, max_rows=100),
     }
+    if others:
+        changes["roles"] = {name: diff(old.of_role(name), new.of_role(name)).to_dict() for name in others}
     return Diff(old, new, changes)
 
 

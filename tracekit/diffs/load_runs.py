@@ -21,7 +21,7 @@ from tracekit.analysis.persistence import read_document
 from tracekit.analysis.result import BaseAnalysis
 from tracekit.diffs.noise_thresholds import Noise
 from tracekit.diffs.run_samples import Run, from_analysis
-from tracekit.errors import InputError
+from tracekit.errors import InputError, OptionError
 
 BASELINE_FORMAT = "tracekit.baseline/1"
 MAX_TIMELINE_CELLS = 3_000  # of one step; a larger pipeline is not drawn
@@ -39,6 +39,33 @@ class Side(msgspec.Struct, frozen=True):
 
     runs: tuple[Run, ...]
     noise: dict[str, Noise]
+
+    def of_role(self, role: str) -> Side:
+        """Return the side of one role, with the runs that have it."""
+        return Side(
+            tuple(
+                run.roles.get(role, run)
+                for run in self.runs
+                if role in run.roles or (run.document or {}).get("main_role") == role
+            ),
+            {},
+        )
+
+    @property
+    def other_roles(self) -> tuple[str, ...]:
+        """The roles beside the main one that all its runs have."""
+        common = set.intersection(*(set(run.roles) for run in self.runs)) if self.runs else set()
+        return tuple(sorted(common))
+
+
+def select_role(before: Side, after: Side, role: str) -> tuple[Side, Side]:
+    """Return both sides of one role; raise if one does not have it."""
+    for side in (before, after):
+        if side.runs and not side.of_role(role).runs:
+            names = [*side.other_roles, (side.runs[0].document or {}).get("main_role")]
+            hint = f"there are: {', '.join(sorted(filter(None, names))) or 'none'}"
+            raise OptionError(f"--role {role}: {side.runs[0].name} has no such role", hint=hint)
+    return before.of_role(role), after.of_role(role)
 
 
 RunSource = str | os.PathLike[str] | BaseAnalysis

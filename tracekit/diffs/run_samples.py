@@ -38,6 +38,7 @@ class Run(msgspec.Struct, frozen=True):
     facts: Mapping[str, Any] = {}  # compared by ``comparability``
     tables: Mapping[str, Any] = {}  # kernels, modules, cells and timeline, as far as the input has them
     document: Mapping[str, Any] | None = None  # the analysis; None for a run read from a baseline file
+    roles: Mapping[str, Run] = {}  # the other roles of a run whose ranks have several processes
 
     @property
     def steps(self) -> int:
@@ -75,7 +76,13 @@ def from_analysis(document: Mapping[str, Any], *, name: str, cells: Rows = (), t
             _per_step_samples(ranks) | _label_samples(document) | _schedule_samples(document.get("schedule") or {})
         )
         samples |= rate_samples(document)
-        return Run(name, samples, comparability_facts(document), _tables(document, cells, timeline), document)
+        roles = {
+            role["name"]: from_analysis(role["analysis"], name=f"{name}:{role['name']}")
+            for role in document.get("roles") or ()
+            if role["name"] != document["main_role"]
+        }
+        tables = _tables(document, cells, timeline)
+        return Run(name, samples, comparability_facts(document), tables, document, roles)
     except (KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{name}: the analysis lacks {error}", hint="analyse the trace again") from error
 

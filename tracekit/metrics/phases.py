@@ -138,17 +138,15 @@ def find_decode_steps(events: pl.DataFrame) -> pl.DataFrame:
     attention = names.filter(names.str.contains(_ATTENTION)).to_list()
     is_call = (pl.col("kind") == "cpu_op") & pl.col("shapes").is_not_null() & pl.col("name").is_in(attention)
     calls = events.filter(is_call).select("start_ns", "shapes").sort("start_ns")
-    # The first two inputs are the queries and the keys; their lengths are the dimensions in which they differ.
-    dimensions = r"^\[\[([\d, ]+)\], ?\[([\d, ]+)\]"
-    shapes = pl.col("shapes").cast(pl.String)
-    lengths = calls.select(
-        "start_ns",
-        *(
-            shapes.str.extract(dimensions, i).str.replace_all(" ", "").str.split(",").cast(pl.List(pl.Int64), strict=False)
-            .alias(name)
-            for i, name in ((1, "queries"), (2, "key_shape"))
-        ),
-    ).filter(pl.col("queries").list.len() == pl.col("key_shape").list.len())  # fmt: skip
+    # The first two inputs are the queries and the keys, as in "[[8,16,1,64],[8,16,129,64]".
+    shapes = pl.col("shapes").cast(pl.String).str.replace_all(" ", "")
+
+    def dimensions(number: int) -> pl.Expr:
+        text = shapes.str.extract(r"^\[\[([\d,]+)\],\[([\d,]+)\]", number)
+        return text.str.split(",").cast(pl.List(pl.Int64), strict=False)
+
+    lengths = calls.select("start_ns", queries=dimensions(1), key_shape=dimensions(2))
+    lengths = lengths.filter(pl.col("queries").list.len() == pl.col("key_shape").list.len())
     # Attention with the same number of dimensions: positions are in the one dimension where keys exceed queries.
     longer = lengths.explode("queries", "key_shape").filter(pl.col("key_shape") > pl.col("queries"))
     table = longer.group_by("start_ns", maintain_order=True).agg(keys=pl.col("key_shape").max())

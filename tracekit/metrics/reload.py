@@ -100,7 +100,8 @@ def reload_events(labelled: pl.DataFrame, stretches: pl.DataFrame | None = None)
     weight synchronisation (``metrics.phases``) has the lane ``other``.
 
     >>> rows = [("broadcast", "kernel", "k", 7, 0, 4, 8), ("reload", "memcpy", "copy", 9, 4, 6, 8)]
-    >>> gpu = pl.DataFrame(rows, schema=["label", "kind", "name", "stream", "start_ns", "end_ns", "bytes"], orient="row")
+    >>> columns = ["label", "kind", "name", "stream", "start_ns", "end_ns", "bytes"]
+    >>> gpu = pl.DataFrame(rows, schema=columns, orient="row")
     >>> reload_events(gpu)["lane"].to_list()
     ['broadcast', 'reload']
     """

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace as replace_fields
+from itertools import pairwise
 from pathlib import Path
-
-from msgspec.structs import replace
 
 from tracekit._util.text import listing, ms
 from tracekit.analysis import Analysis
@@ -121,7 +120,7 @@ def check_roles(spans: Sequence[tuple[Source, int | None, int | None]], *, named
             first, last = times.get(source.role, (start, end))
             times[source.role] = min(first, start), max(last, end)
     ordered = sorted(times.items(), key=lambda item: item[1])
-    for (first_role, (_, end)), (second, (start, _)) in zip(ordered, ordered[1:], strict=False):
+    for (first_role, (_, end)), (second, (start, _)) in pairwise(ordered):
         if start >= end:
             if not named:
                 raise several_runs_error(sorted(set(folders.values())))

@@ -1,7 +1,7 @@
 """Iterations of an RL loop: rollout, training and weight update, from the phases of all processes.
 
-A process's stretches (``metrics.phases``) become bands. Weight updates number them: a band belongs to the iteration that
-the next weight update of its process ends. Iterations follow each other without a gap.
+A process's stretches (``metrics.phases``) become bands. Weight updates number them: a band belongs to the iteration
+that the next weight update of its process ends. Iterations follow each other without a gap.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Weight updates: buckets matched between the process that broadcasts them and the one that takes them.
 
 A parameter server copies its buckets from the host (H2D) and broadcasts them one after the other; the inference engine
-on the same GPU copies each bucket out of shared memory (reload). Buckets are matched by order and bytes. Every update is
-compared with the two-buffer ideal (``schedules.weight_reload``), simulated with the measured time of each bucket.
+on the same GPU copies each bucket out of shared memory (reload). Buckets are matched by order and bytes. Every update
+is compared with the two-buffer ideal (``schedules.weight_reload``), simulated with the measured time of each bucket.
 """
 
 from __future__ import annotations

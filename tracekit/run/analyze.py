@@ -17,6 +17,7 @@ from tracekit.analysis.tables import RankTables
 from tracekit.errors import Notice, OptionError
 from tracekit.parsers.ranks import unknown_rank_error
 from tracekit.reconstruct.parallel_groups import split_layout
+from tracekit.roles.combine import combine_roles, main_role
 from tracekit.run.driver import (
     MEASURE_BYTES_FOR_PROCESSES,
     Span,
@@ -25,7 +26,6 @@ from tracekit.run.driver import (
     map_sources,
     pipeline_map,
 )
-from tracekit.roles.combine import combine_roles, main_role
 from tracekit.run.measure import Options
 from tracekit.run.options import DamagePolicy, OnDamage, damage_policy, file_rank_option
 from tracekit.store.reading import failure_notices
@@ -137,8 +137,8 @@ def analyze(
             traces, options, policy, ranks=ranks, file_rank=file_rank, workers=workers, executor=executor
         )
     by_role: dict[str, list[RankTables]] = {}
-    for rank_tables in rank_inputs.tables:
-        by_role.setdefault(rank_tables.source.role or "", []).append(rank_tables)
+    for role, rank_tables in zip(rank_inputs.roles, rank_inputs.tables, strict=True):
+        by_role.setdefault(role or "", []).append(rank_tables)
     main = main_role(by_role)
     # A schedule and a layout that the caller names are the main role's.
     analyses = {
@@ -162,6 +162,8 @@ class MeasuredRanks(msgspec.Struct, frozen=True, eq=False):
     """The tables of all ranks, the paths they were read from, and notices from reading them."""
 
     tables: Sequence[RankTables]
+    roles: Sequence[str | None]
+    """The role of each of the tables."""
     paths: Sequence[str]
     notices: Sequence[Notice]
 
@@ -173,6 +175,7 @@ def _measure_trace(trace: Trace, options: Options, ranks: Collection[int] | None
         raise unknown_rank_error(absent, trace.ranks)
     return MeasuredRanks(
         tables=[options.measure(part) for part in parts],
+        roles=[part.source.role for part in parts],
         paths=[part.source.path for part in parts],
         notices=trace.notices,
     )
@@ -199,11 +202,14 @@ def _measure_sources(
         bytes_for_processes=MEASURE_BYTES_FOR_PROCESSES,
     )
     failures = failure_notices(results, strict=policy.strict)
-    tables = [rank_tables for result in results if result.error is None for rank_tables in result.unwrap()]
-    spans = [_span(rank_tables) for rank_tables in tables]
+    pairs = [(result.item.role, tables) for result in results if result.error is None for tables in result.unwrap()]
+    roles, tables = [role for role, _ in pairs], [rank_tables for _, rank_tables in pairs]
+    spans = [_span(rank_tables, role) for role, rank_tables in pairs]
     named = isinstance(traces, Mapping)
     run_notices = check_run(spans, ranks=ranks, failed=bool(failures), strict=policy.strict, named=named)
-    return MeasuredRanks(tables=tables, paths=[ref.path for ref in refs], notices=(*notices, *failures, *run_notices))
+    return MeasuredRanks(
+        tables=tables, roles=roles, paths=[ref.path for ref in refs], notices=(*notices, *failures, *run_notices)
+    )
 
 
 def _checked_rules(rules: str | Path | RuleBook | None) -> Path | RuleBook | None:
@@ -216,6 +222,6 @@ def _checked_rules(rules: str | Path | RuleBook | None) -> Path | RuleBook | Non
     return Path(rules).absolute()
 
 
-def _span(tables: RankTables) -> Span:
+def _span(tables: RankTables, role: str | None) -> Span:
     steps = tables.steps
-    return tables.source, steps["start_ns"].min(), steps["end_ns"].max()  # type: ignore[return-value]
+    return msgspec.structs.replace(tables.source, role=role), steps["start_ns"].min(), steps["end_ns"].max()  # type: ignore[return-value]

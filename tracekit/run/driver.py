@@ -19,9 +19,9 @@ from tracekit._util.workers import ItemResult, MapFunction, map_items
 from tracekit.errors import Notice
 from tracekit.parsers.ranks import unknown_rank_error
 from tracekit.parsers.source_refs import SourceRef
-from tracekit.schema import Source
 from tracekit.roles.assign import find_roles
 from tracekit.roles.combine import check_roles
+from tracekit.schema import Source
 from tracekit.store.sources import OneRole, Paths, check_one_run, check_strict, missing_notice
 
 R = TypeVar("R")

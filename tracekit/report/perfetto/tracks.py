@@ -96,8 +96,8 @@ def track_key() -> list[pl.Expr]:
     return [track_kind.alias("track_kind"), owner.fill_null(-1).alias("owner"), lane.fill_null(-1).alias("lane")]
 
 
-def number_rank_tracks(events: pl.LazyFrame, rank: int, numbers: TrackNumbers) -> RankTracks:
-    """Number the processes and threads of one rank's events."""
+def number_rank_tracks(events: pl.LazyFrame, rank_name: str, numbers: TrackNumbers) -> RankTracks:
+    """Number the processes and threads of one rank's events; *rank_name* begins the names of its processes."""
     keyed = events.select("id", *track_key(), "start_ns", "end_ns")
     table = keyed.group_by(TRACK_KEY).len().collect(engine="streaming").sort(TRACK_KEY).with_row_index("track")
     table = table.cast({"track": pl.Int64})
@@ -109,7 +109,7 @@ def number_rank_tracks(events: pl.LazyFrame, rank: int, numbers: TrackNumbers) -
     for track, track_kind, owner, lane, _ in table.iter_rows():
         process = (track_kind == CPU, owner)
         if process not in processes:
-            processes[process] = numbers.add_process(_process_name(rank, *process))
+            processes[process] = numbers.add_process(_process_name(rank_name, *process))
         pid = processes[process]
         name = _thread_name(track_kind, lane)
         tracks.append((pid, numbers.add_thread(pid, name)))
@@ -142,10 +142,10 @@ def _moved_events(keyed: pl.LazyFrame, tracks: pl.DataFrame) -> pl.DataFrame:
     return moved.cast(MOVED_EVENTS)
 
 
-def _process_name(rank: int, is_cpu: bool, owner: int) -> str:
+def _process_name(rank_name: str, is_cpu: bool, owner: int) -> str:
     if is_cpu:
-        return f"rank {rank} · CPU" + (f" · process {owner}" if owner >= 0 else "")
-    return f"rank {rank} · GPU" + (f" {owner}" if owner >= 0 else "")
+        return f"{rank_name} · CPU" + (f" · process {owner}" if owner >= 0 else "")
+    return f"{rank_name} · GPU" + (f" {owner}" if owner >= 0 else "")
 
 
 def _thread_name(track_kind: int, lane: int) -> str:

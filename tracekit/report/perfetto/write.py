@@ -85,6 +85,8 @@ class _Export:
         self.store = store
         self.analysis = analysis
         self.ranks = tuple(rank for rank in store.ranks if ranks is None or rank in ranks)
+        self.roles: Mapping[str | None, Store] = store.roles or {None: store}
+        self.names = ""  # before the names of tracks: the role that is written
         self.pipelines = analysis.schedule.all if analysis.schedule is not None else ()
         self.clocks = analysis.clocks
         self.base_ns = self._first_time()
@@ -96,9 +98,12 @@ class _Export:
         self.write(self._header())
         self._write_pipelines()
         self._write_critical_path()
-        for rank in self.ranks:
-            self._write_labels(rank)
-            self._write_events(rank)
+        self._write_phases()
+        for role, store in self.roles.items():
+            self.store, self.names = store, "" if role is None else f"{role} · "
+            for rank in (rank for rank in self.ranks if rank in store.ranks):
+                self._write_labels(rank)
+                self._write_events(rank)
         self.write(b"\n]}\n")
         return Exported(target, self.ranks, self.event_count, self.cell_count, self.analysis.notices)
 
@@ -184,6 +189,30 @@ class _Export:
         ).filter(changes_rank & same_step)
         self._write_arrows(arrows, category="critical_path", name="goes on")
 
+    def _write_phases(self) -> None:
+        """Write the phases of every process of an RL loop, and the buffers of every device in weight updates."""
+        results = self.analysis.role_results
+        tracks = {
+            "phases": [
+                (f"{band.role} · rank {band.rank}", band.phase, band.start_ns, band.end_ns) for band in results.bands
+            ],
+            "weight updates": [
+                (f"rank {cell.rank} · {cell.lane}", f"{cell.op} {cell.bucket}", cell.start_ns, cell.end_ns)
+                for update in results.weight_updates
+                for cell in update.cells
+            ],
+        }
+        for process, rows in tracks.items():
+            if not rows:
+                continue
+            threads = {thread: number for number, thread in enumerate(dict.fromkeys(row[0] for row in rows))}
+            table = pl.DataFrame(rows, schema=["thread", "name", "start_ns", "end_ns"], orient="row").with_columns(
+                number=pl.col("thread").replace_strict(threads, return_dtype=pl.Int64), kind=pl.lit("phase")
+            )
+            pid = self.numbers.add_process(process)
+            names = {number: thread for thread, number in threads.items()}
+            self._write_table(self._place(table, pid, names, "number"), {})
+
     def _write_arrows(self, arrows: pl.DataFrame, **look: str) -> None:
         for part in arrows.iter_slices(EVENTS_PER_WRITE):
             self._write_lines(arrow_lines(part, self.base_ns, first_id=self.arrow_count + 1, **look))
@@ -224,7 +253,7 @@ class _Export:
             name=pl.col("code").replace_strict(names, return_dtype=pl.String, default=None),
             kind=pl.lit("label"),
         )
-        pid = self.numbers.add_process(f"rank {rank} · labels")
+        pid = self.numbers.add_process(f"{self.names}rank {rank} · labels")
         self._write_table(self._place(busy, pid, names, "code"))
 
     def _labelled(self, rank: int) -> pl.LazyFrame:
@@ -235,7 +264,7 @@ class _Export:
     def _write_events(self, rank: int) -> None:
         """Write one rank's own events, a stretch of time after the other, then arrows from launches to kernels."""
         scan = self.store.scan(rank)
-        tracks = number_rank_tracks(scan, rank, self.numbers)
+        tracks = number_rank_tracks(scan, f"{self.names}rank {rank}", self.numbers)
         labels = self._labelled(rank).select("id", *LABEL_COLUMNS).collect()
         for begin_ns, end_ns in _stretches(scan.select("start_ns").collect()["start_ns"]):
             events = scan.filter(pl.col("start_ns").is_between(begin_ns, end_ns, closed="left")).collect()
