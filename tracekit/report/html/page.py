@@ -14,6 +14,7 @@ from tracekit.analysis.spread import FIGURES
 from tracekit.report.html.heat_map import heat_map
 from tracekit.report.html.lane_links import explaining_rows, kernel_moments, path_moments
 from tracekit.report.html.lanes import lanes_data
+from tracekit.report.html.roles import phase_drawing, update_drawings
 from tracekit.report.html.schedules import schedule_data
 from tracekit.report.html.templates import asset, render_template
 from tracekit.report.table import Table
@@ -56,6 +57,8 @@ def render_html(analysis: Analysis) -> str:
         kernel_moments=kernel_moments(analysis, view.kernels, lane_steps),
         explaining_rows=explaining_rows(view.kernels),
         grids=_shared_tables(view),
+        phase_drawing=phase_drawing(analysis),
+        update_drawings=update_drawings(analysis) if view.roles is not None else None,
         choices=len(choices),
         choice_name=_choice_name(choices),
     )
@@ -94,6 +97,8 @@ def _linked_sections(view: View, lane_ranks: Sequence[int]) -> set[str]:
         "lanes": lane_ranks,
         "stragglers": view.stragglers,
         "reload": view.reload,
+        "iterations": view.roles and view.roles.iterations,
+        "weight-updates": view.roles and view.roles.updates,
         "warnings": view.warnings,
     }
     return {name for name, content in contents.items() if content}
