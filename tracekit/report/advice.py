@@ -200,4 +200,6 @@ def asked(analysis: Analysis) -> str | None:
     folders = {path.rpartition("/")[0] for path in paths}
     if len(paths) == 1:
         return next(iter(paths))
+    if analysis.role_results.roles and len(folders) > 1:  # a folder per role
+        folders = {folder.rpartition("/")[0] for folder in folders}
     return (folders.pop() or ".") if len(folders) == 1 else None

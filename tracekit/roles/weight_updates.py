@@ -70,11 +70,11 @@ def find_weight_updates(processes: Sequence[Process]) -> tuple[list[WeightUpdate
         notices.append(Notice("weight-updates-differ", f"{text}: those that {updates} have are shown"))
     found = []
     for number in range(updates):
-        ranks = [
-            _rank_part(process, workers.get(process.rank), windows[number])
-            for process, windows in parts
-            if len(windows) == updates
-        ]
+        ranks = []
+        for process, windows in parts:
+            if len(windows) == updates:
+                until = int(windows[number + 1]["start_ns"][0]) if number + 1 < updates else np.iinfo(np.int64).max
+                ranks.append(_rank_part(process, workers.get(process.rank), windows[number], until))
         update = _measure(ranks, [windows[number] for _, windows in parts], server_role, workers)
         if update is not None:
             found.append(update)
@@ -126,8 +126,8 @@ def _split_at(transfers: pl.DataFrame, times: Ints) -> list[pl.DataFrame]:
     return [group for group in groups if (group["lane"] == "broadcast").any()]
 
 
-def _rank_part(server: Process, worker: Process | None, transfers: pl.DataFrame) -> _RankPart:
-    """Match one rank's copies with the buckets of an update."""
+def _rank_part(server: Process, worker: Process | None, transfers: pl.DataFrame, until_ns: int) -> _RankPart:
+    """Match one rank's copies with the buckets of an update; *until_ns* is the start of the next one."""
     broadcasts = transfers.filter(lane="broadcast")
     start, end, sizes = (broadcasts[name].to_numpy() for name in ("start_ns", "end_ns", "bytes"))
     stages, h2d = transfers.filter(lane="stage"), transfers.filter(lane="h2d")
@@ -146,7 +146,7 @@ def _rank_part(server: Process, worker: Process | None, transfers: pl.DataFrame)
     own = transfers.filter(pl.col("start_ns").is_between(by_round["start_ns"].min() or start[0], end[-1]))
     taken = worker.lane("reload") if worker is not None else transfers.clear()
     if worker is not None:
-        limit = _next_phase_start(worker, int(start[-1]))
+        limit = min(until_ns, _next_phase_start(worker, int(start[-1])))
         taken = taken.filter(pl.col("start_ns").is_between(int(start[0]), limit))
     bucket = _buckets_of_copies(taken, end, sizes)
     spans = (

@@ -65,6 +65,12 @@ def _tables(store: Store) -> dict[str, Any]:
         ],
     }
     tables: dict[str, Any] = {name: datasets.dataset(paths, format="parquet") for name, paths in files.items() if paths}
+    tables["ranks"] = _ranks_table(store)
+    return tables
+
+
+def _ranks_table(store: Store) -> Any:
+    """Return the list of ranks, with their roles if there are several."""
     rows = [
         {
             "rank": entry.rank,
@@ -79,8 +85,7 @@ def _tables(store: Store) -> dict[str, Any]:
         }
         for entry in store.entries
     ]
-    tables["ranks"] = pl.DataFrame(rows).to_arrow()
-    return tables
+    return pl.DataFrame(rows, infer_schema_length=None).to_arrow()
 
 
 def _tables_of_roles(store: Store) -> dict[str, Any]:
@@ -102,5 +107,5 @@ def _tables_of_roles(store: Store) -> dict[str, Any]:
         )
         for name in ("events", "labelled")
     }
-    tables["ranks"] = arrow.concat_tables([_tables(of_role)["ranks"] for of_role in store.roles.values()])
+    tables["ranks"] = _ranks_table(store)
     return tables
