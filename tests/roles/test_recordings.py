@@ -1,4 +1,4 @@
-"""Real recordings of checkpoint-engine and of an RL loop: what their programs did, by any names and without annotations."""
+"""Recordings of checkpoint-engine and of an RL loop: what their programs did, by any names, without annotations."""
 
 import gzip
 import json
@@ -204,7 +204,7 @@ def test_roles_recorded_at_different_times(tmp_path):
         shutil.copytree(RL / "trainer", tmp_path / "trainer", dirs_exist_ok=True)
     with pytest.raises(InputError, match="these look like 2 runs"):
         analyze(tmp_path)
-    with pytest.raises(InputError, match="role b begins .* after role a ends"):
+    with pytest.raises(InputError, match=r"role b begins .* after role a ends"):
         analyze({"a": tmp_path / "trainer", "b": tmp_path / "rollout"})
 
 

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from tracekit.errors import OptionError
 from tracekit.parsers.ranks import MAX_RANKS
-
-if TYPE_CHECKING:
-    from tracekit.store.sources import OneRole
-    from tracekit.store.sources import Paths as RunPaths
 
 NSYS_VARIABLE = "TRACEKIT_NSYS"
 
@@ -44,50 +40,8 @@ def set_nsys(program: str | None) -> str | None:
     return program
 
 
-def role_paths(paths: list[str] | None, roles: list[str] | None) -> RunPaths | OneRole:
-    """Return the paths that a command reads: those named, of one role alone, or each role's own.
-
-    >>> role_paths(None, ["trainer=a", "rollout=b"])
-    {'trainer': ['a'], 'rollout': ['b']}
-    >>> role_paths(["run"], None)
-    ['run']
-    """
-    by_role: dict[str, list[str]] = {}
-    chosen = [role for role in roles or () if "=" not in role]
-    for role in roles or ():
-        name, separator, path = role.partition("=")
-        if separator and (not name or not path or "/" in name):
-            raise OptionError(f"--role {role}: write a name and its path", hint="as in --role trainer=runs/trainer")
-        if separator:
-            by_role.setdefault(name, []).append(path)
-    if by_role and (paths or chosen):
-        raise OptionError("--role NAME=PATH names all that is read", hint="leave the other paths and roles out")
-    if by_role:
-        return by_role
-    if not paths:
-        raise OptionError("no path was given", hint="name a trace, a folder of traces or a store")
-    if len(chosen) > 1:
-        raise OptionError("--role NAME picks one role", hint="leave it out to read all")
-    if not chosen:
-        return paths
-    from tracekit.store.sources import OneRole
-
-    return OneRole(tuple(paths), chosen[0])
-
-
 Paths = Annotated[
     list[str] | None, typer.Argument(help="Traces: files, a folder, a quoted glob, a URL or a store.", metavar="PATH")
-]
-Roles = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--role",
-        help="A role's traces, as NAME=PATH, repeated for each role; or the NAME of the role to read alone.",
-        metavar="ROLE",
-    ),
-]
-Role = Annotated[
-    str | None, typer.Option(help="Compare this role alone, where ranks have several processes.", metavar="NAME")
 ]
 Ranks = Annotated[str | None, typer.Option(help="Read only these ranks: 0,2 or 0-7.", metavar="RANKS")]
 Rank = Annotated[int | None, typer.Option(help="The rank of a single file that does not name it.", metavar="N", min=0)]

@@ -9,20 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tracekit.cli._console import note_partial_store, print_line
-from tracekit.cli._options import (
-    Dask,
-    Nsys,
-    Paths,
-    Rank,
-    Ranks,
-    Resume,
-    Roles,
-    Rules,
-    Strict,
-    Workers,
-    parse_ranks,
-    role_paths,
-)
+from tracekit.cli._options import Dask, Nsys, Paths, Rank, Ranks, Resume, Rules, Strict, Workers, parse_ranks
+from tracekit.cli._roles import Roles, role_paths
 from tracekit.errors import OptionError
 from tracekit.parsers.ranks import unknown_rank_error
 

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from tracekit.cli._console import print_line
-from tracekit.cli._options import Nsys, Role
+from tracekit.cli._options import Nsys
+from tracekit.cli._roles import Role
 
 SIDE_HELP = "A trace, a store, a folder, a saved analysis or a baseline file."
 

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from tracekit.cli._options import Nsys, Paths, Rank, Ranks, Roles, Workers, parse_ranks, role_paths
+from tracekit.cli._options import Nsys, Paths, Rank, Ranks, Workers, parse_ranks
+from tracekit.cli._roles import Roles, role_paths
 
 
 def run(

@@ -9,19 +9,8 @@ import typer
 
 from tracekit._util.text import counted, size
 from tracekit.cli._console import print_line, print_notices
-from tracekit.cli._options import (
-    DrawnIdeal,
-    DrawnStacks,
-    Nsys,
-    Paths,
-    Rank,
-    Ranks,
-    Roles,
-    Rules,
-    Workers,
-    parse_ranks,
-    role_paths,
-)
+from tracekit.cli._options import DrawnIdeal, DrawnStacks, Nsys, Paths, Rank, Ranks, Rules, Workers, parse_ranks
+from tracekit.cli._roles import Roles, role_paths
 
 
 def run(

@@ -12,7 +12,8 @@ from typer.core import TyperCommand
 
 from tracekit._util.text import counted
 from tracekit.cli._console import discard_stdout, print_line
-from tracekit.cli._options import Nsys, Role
+from tracekit.cli._options import Nsys
+from tracekit.cli._roles import Role
 from tracekit.errors import OptionError, TracekitError
 
 if TYPE_CHECKING:

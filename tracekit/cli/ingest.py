@@ -9,20 +9,8 @@ import typer
 
 from tracekit._util.text import counted, size
 from tracekit.cli._console import note_partial_store, print_line, print_notices
-from tracekit.cli._options import (
-    Dask,
-    Nsys,
-    Paths,
-    Rank,
-    Ranks,
-    Resume,
-    Roles,
-    Rules,
-    Strict,
-    Workers,
-    parse_ranks,
-    role_paths,
-)
+from tracekit.cli._options import Dask, Nsys, Paths, Rank, Ranks, Resume, Rules, Strict, Workers, parse_ranks
+from tracekit.cli._roles import Roles, role_paths
 
 if TYPE_CHECKING:
     from tracekit.run.options import OnDamage

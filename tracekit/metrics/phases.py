@@ -64,8 +64,8 @@ def find_stretches(labelled: pl.DataFrame) -> pl.DataFrame:
     [('train', 0, 6), ('weight_sync', 6, 10)]
     """
     trains = bool(labelled["label"].is_in(TRAINING_LABELS).any())
-    by_label = pl.when(pl.col("label").is_in(MODEL_LABELS)).then(pl.lit(TRAIN if trains else ROLLOUT))
-    by_label = by_label.when(pl.col("label").is_in(_SYNC_LABELS)).then(pl.lit(WEIGHT_SYNC))
+    is_model, is_sync = (pl.col("label").is_in(labels) for labels in (MODEL_LABELS, _SYNC_LABELS))
+    by_label = pl.when(is_model).then(pl.lit(TRAIN if trains else ROLLOUT)).when(is_sync).then(pl.lit(WEIGHT_SYNC))
     named = _annotated_phases(labelled["annotations"])
     is_agreement = pl.col("label").is_in(COMMUNICATION_LABELS) & (pl.col("bytes") <= MAX_AGREEMENT_BYTES)
     events = labelled.select(
@@ -110,9 +110,11 @@ def _fill_neutral(events: pl.DataFrame, *, trains: bool) -> pl.Series:
     divided = filled.is_null() & before.is_not_null()
     start, end = events["start_ns"].to_numpy(), events["end_ns"].cum_max().to_numpy()
     agreement, open_rows = events["agreement"].to_numpy(), np.flatnonzero(divided.to_numpy())
-    result = filled.to_list() if len(open_rows) else filled
+    if not len(open_rows):
+        return filled.alias("phase")
+    result = filled.to_list()
     # One group of neighbouring rows per change of phase.
-    for rows in np.split(open_rows, np.flatnonzero(np.diff(open_rows) > 1) + 1) if len(open_rows) else ():
+    for rows in np.split(open_rows, np.flatnonzero(np.diff(open_rows) > 1) + 1):
         first, last = int(rows[0]), int(rows[-1])
         divide = first
         if before[first] == WEIGHT_SYNC:

@@ -193,6 +193,11 @@ def analysis() -> Schema:
         by=_by(),
         hiding=_or_null({"type": "object"}),
         lanes=_list({"type": "object"}),
+        main_role=_or_null(TEXT),
+        roles=_list(_object({"name": TEXT, "kind": TEXT, "ranks": _list(INT), "analysis": {"type": "object"}})),
+        iterations=_list(_object({"index": INT, "start_ns": INT, "end_ns": INT, "phase_ns": {"type": "object"}})),
+        weight_updates=_list(_object({"start_ns": INT, "end_ns": INT, "bytes": INT, "buckets": INT, "host_ns": INT})),
+        phases=_list({"type": "object"}),
     )
 
 

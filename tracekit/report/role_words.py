@@ -69,9 +69,9 @@ def _mean_waits(iterations: Sequence[Iteration]) -> list[tuple[str, float, str]]
         for wait in own:
             for other, ns in wait.waited_ns.items():
                 by_other[other] = by_other.get(other, 0) + ns
-        other = max(by_other, key=lambda name: by_other[name], default=None)
-        if other is not None and by_other[other]:
-            waits.append((role, by_other[other] / total, other))
+        longest = max(by_other, key=lambda name: by_other[name], default="")
+        if by_other.get(longest):
+            waits.append((role, by_other[longest] / total, longest))
     return waits
 
 

@@ -35,10 +35,10 @@ def find_roles(paths: Paths | OneRole, *, ranks: Collection[int] | None = None, 
     ['a', 'b']
     """
     if isinstance(paths, OneRole):
-        refs, notices = find_roles(paths.paths, ranks=ranks, rank=rank)
-        chosen = tuple(ref for ref in refs if ref.role == paths.role)
+        sources, notices = find_roles(paths.paths, ranks=ranks, rank=rank)
+        chosen = tuple(ref for ref in sources if ref.role == paths.role)
         if not chosen:
-            names = sorted({ref.role for ref in refs if ref.role is not None})
+            names = sorted({ref.role for ref in sources if ref.role is not None})
             hint = f"there are: {', '.join(names)}" if names else "ranks have one process each: leave --role out"
             raise OptionError(f"--role {paths.role}: there is no such role", hint=hint)
         return chosen, notices

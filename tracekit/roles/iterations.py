@@ -112,7 +112,7 @@ def _colocated(processes: Sequence[Process]) -> bool:
     """
     places: dict[str, set[tuple[int, int | None]]] = {}
     for process in processes:
-        device = process.stretches["device"].first() if len(process.stretches) else None
+        device = next(iter(process.stretches["device"]), None)
         places.setdefault(process.role, set()).add((process.rank, device))
     if len(places) < 2 or len({frozenset(place) for place in places.values()}) > 1:
         return False
@@ -148,7 +148,7 @@ def _measure(
     """Measure one iteration: the phases of its GPUs, the waits of its roles, and the tail of its rollout."""
     window = union([start], [end])
     inside = [band for band in bands if band.start_ns < end and band.end_ns > start]
-    gpus = sorted({process.rank if colocated else (process.role, process.rank) for process in processes})  # type: ignore[type-var]
+    gpus = sorted({process.rank if colocated else (process.role, process.rank) for process in processes})
     totals: Counter[str] = Counter()
     for gpu in gpus:
         rest = window

@@ -46,7 +46,8 @@ def processes_on_one_clock(
     first = next(iter(tables_by_role))
     main = clocks_by_role[first]
     main_ranks = {tables.source.rank for tables in tables_by_role[first]}
-    processes, notices = [], []
+    processes: list[Process] = []
+    notices: list[Notice] = []
     for role, ranks in tables_by_role.items():
         same_hosts = {tables.source.rank for tables in ranks} == main_ranks
         clocks = main if same_hosts else clocks_by_role[role]

@@ -180,10 +180,12 @@ def _buckets_of_copies(copies: pl.DataFrame, broadcast_end: Ints, sizes: Ints) -
     belongs to the bucket in which it starts. By time, it is the last bucket whose broadcast ended before the copy.
     """
     taken, ends = copies["bytes"].fill_null(0).to_numpy(), np.cumsum(sizes)
-    for rounded in (taken, -(-taken // ALIGNMENT_BYTES) * ALIGNMENT_BYTES):
+    starts = copies["start_ns"].to_numpy()
+    buckets: Ints = np.maximum(np.searchsorted(np.sort(broadcast_end), starts, side="right") - 1, 0)
+    for rounded in (-(-taken // ALIGNMENT_BYTES) * ALIGNMENT_BYTES, taken):
         if len(rounded) and rounded.sum() == ends[-1]:
-            return np.searchsorted(ends, np.cumsum(rounded) - rounded, side="right")
-    return np.maximum(np.searchsorted(np.sort(broadcast_end), copies["start_ns"].to_numpy(), side="right") - 1, 0)
+            buckets = np.searchsorted(ends, np.cumsum(rounded) - rounded, side="right")
+    return buckets
 
 
 def _measure(
@@ -251,7 +253,7 @@ def _sources(ranks: Sequence[_RankPart], buckets: int) -> tuple[int | None, ...]
 def _rounds(sources: Sequence[int | None]) -> list[int]:
     """Return the round of each bucket: how many its source broadcast before, all of one round if that is unknown."""
     counts: Counter[int] = Counter()
-    rounds = []
+    rounds: list[int] = []
     for source in sources:
         rounds.append(counts[source] if source is not None else (rounds[-1] if rounds else 0))
         if source is not None:

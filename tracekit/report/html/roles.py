@@ -1,7 +1,7 @@
 """Drawings of the page for runs with several processes per rank, as SVG: phases of every process, and weight updates.
 
-A weight update is drawn per device, measured above its ideal: the buffer of copies from the host and the two buffers that
-server and worker share, each with what fills it and, lighter, how long it is held.
+A weight update is drawn per device, measured above its ideal: the buffer of copies from the host and the two buffers
+that server and worker share, each with what fills it and, lighter, how long it is held.
 """
 
 from __future__ import annotations
@@ -165,17 +165,14 @@ class _Canvas:
     def svg(self, title: str, *, marks: Sequence[int] = ()) -> Markup:
         """Return the drawing with its axis; *marks* are times that get a line."""
         height = self.top + ROW_STEP + AXIS_HEIGHT
+        bottom = self.top + ROW_STEP
         lines = [
-            f'<line x1="{self.x(mark):.1f}" x2="{self.x(mark):.1f}" y1="6" y2="{self.top + ROW_STEP}" stroke="currentColor" stroke-dasharray="3 3"/>'
-            for mark in marks
+            f'<path d="M{self.x(mark):.1f} 6V{bottom}" stroke="currentColor" stroke-dasharray="3 3"/>' for mark in marks
         ]
+        middle = (self.start_ns + self.end_ns) // 2
         ticks = [
-            f'<text x="{self.x(time):.1f}" y="{height - 4}" text-anchor="{anchor}">{escape(ms(time - self.start_ns))}</text>'
-            for time, anchor in (
-                (self.start_ns, "start"),
-                ((self.start_ns + self.end_ns) // 2, "middle"),
-                (self.end_ns, "end"),
-            )
+            f'<text x="{self.x(time):.1f}" y="{height - 4}" text-anchor="{anchor}">{ms(time - self.start_ns)}</text>'
+            for time, anchor in ((self.start_ns, "start"), (middle, "middle"), (self.end_ns, "end"))
         ]
         body = "".join([*self.parts, *lines, *ticks])
         return Markup(

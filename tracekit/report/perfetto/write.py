@@ -85,7 +85,7 @@ class _Export:
         self.store = store
         self.analysis = analysis
         self.ranks = tuple(rank for rank in store.ranks if ranks is None or rank in ranks)
-        self.roles: Mapping[str | None, Store] = store.roles or {None: store}
+        self.roles: dict[str | None, Store] = dict(store.roles.items()) or {None: store}
         self.names = ""  # before the names of tracks: the role that is written
         self.pipelines = analysis.schedule.all if analysis.schedule is not None else ()
         self.clocks = analysis.clocks
