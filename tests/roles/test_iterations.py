@@ -5,7 +5,7 @@ import pytest
 
 from tests.roles.test_weight_updates import process
 from tracekit.analysis.role_results import WeightUpdate
-from tracekit.metrics.phases import find_decode_steps, find_stretches
+from tracekit.metrics.process_phases import find_decode_steps, find_stretches
 from tracekit.roles.iterations import find_iterations
 from tracekit.schema import EVENTS, LABELLED, conform
 

@@ -3,7 +3,7 @@
 import polars as pl
 import pytest
 
-from tracekit.metrics.phases import DECODE_STEPS, STRETCHES
+from tracekit.metrics.process_phases import DECODE_STEPS, STRETCHES
 from tracekit.metrics.reload import RELOAD_EVENTS
 from tracekit.roles.processes import Process
 from tracekit.roles.weight_updates import find_weight_updates

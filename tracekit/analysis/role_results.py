@@ -155,7 +155,12 @@ class RoleResults(msgspec.Struct, frozen=True, eq=False):
             data |= {"main_role": self.main_role, "roles": [role.to_dict() for role in self.roles]}
         for key in ("iterations", "weight_updates"):
             if values := getattr(self, key):
-                data[key] = msgspec.to_builtins(values)
+                data[key] = _plain(values)
         if self.iterations:
-            data["phases"] = msgspec.to_builtins(self.bands)
+            data["phases"] = _plain(self.bands)
         return data
+
+
+def _plain(values: Any) -> Any:
+    """Return structs as dictionaries and tuples as lists."""
+    return msgspec.json.decode(msgspec.json.encode(values))

@@ -36,7 +36,7 @@ from tracekit.metrics.operations import operations
 from tracekit.metrics.overlap import hidden, label_times
 from tracekit.metrics.overlap_cost import OVERLAP_COSTS, measure_overlap_costs
 from tracekit.metrics.peaks import host_link_gb_s
-from tracekit.metrics.phases import DECODE_STEPS, ROLLOUT, STRETCHES, find_decode_steps, find_stretches
+from tracekit.metrics.process_phases import DECODE_STEPS, ROLLOUT, STRETCHES, find_decode_steps, find_stretches
 from tracekit.metrics.rates import PRODUCTS, Rates, products
 from tracekit.metrics.reload import reload_events
 from tracekit.metrics.start_constraints import find_start_constraints
@@ -95,9 +95,9 @@ class RankTables:
     pipeline: RankPipeline | None
     """Its part of the pipeline (``tracekit.reconstruct``); None if no schedule was asked for."""
     stretches: pl.DataFrame = field(default_factory=STRETCHES.to_frame)
-    """Stretches of training, generation and weight synchronisation (``metrics.phases``)."""
+    """Stretches of training, generation and weight synchronisation (``metrics.process_phases``)."""
     decode_steps: pl.DataFrame = field(default_factory=DECODE_STEPS.to_frame)
-    """Attention that reads a cache of keys and values (``metrics.phases``)."""
+    """Attention that reads a cache of keys and values (``metrics.process_phases``)."""
     products: pl.DataFrame = field(default_factory=PRODUCTS.to_frame)
     """Matrix products by label, module, operator, shapes and dtype (``metrics.rates``)."""
     rates: Rates | None = None

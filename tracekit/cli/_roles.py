@@ -25,12 +25,12 @@ Role = Annotated[
 ]
 
 
-def role_paths(paths: list[str] | None, roles: list[str] | None) -> RunPaths | OneRole:
-    """Return the paths that a command reads: those named, of one role alone, or each role's own.
+def role_paths(paths: list[str] | None, roles: list[str] | None, command: str) -> RunPaths | OneRole:
+    """Return the paths that *command* reads: those named, of one role alone, or each role's own.
 
-    >>> role_paths(None, ["trainer=a", "rollout=b"])
+    >>> role_paths(None, ["trainer=a", "rollout=b"], "analyze")
     {'trainer': ['a'], 'rollout': ['b']}
-    >>> role_paths(["run"], None)
+    >>> role_paths(["run"], None, "analyze")
     ['run']
     """
     by_role: dict[str, list[str]] = {}
@@ -46,7 +46,7 @@ def role_paths(paths: list[str] | None, roles: list[str] | None) -> RunPaths | O
     if by_role:
         return by_role
     if not paths:
-        raise OptionError("no path was given", hint="name a trace, a folder of traces or a store")
+        raise OptionError("missing argument 'PATH'", hint=f"see tracekit {command} --help")
     if len(chosen) > 1:
         raise OptionError("--role NAME picks one role", hint="leave it out to read all")
     if not chosen:

@@ -87,7 +87,7 @@ def run(
     if explain is not None:
         if json or output:
             raise OptionError("--explain prints text", hint=f"leave {'--json' if json else '-o'} out")
-        _explain(role_paths(paths, roles), explain, ranks=parse_ranks(ranks), rank=rank, rules=rules)
+        _explain(role_paths(paths, roles, "analyze"), explain, ranks=parse_ranks(ranks), rank=rank, rules=rules)
         return
     _check_outputs(output or [], plot)
     from tracekit.run.analyze import analyze
@@ -95,7 +95,7 @@ def run(
 
     with note_partial_store(store), cluster(dask) as (executor, cluster_size):
         analysis = analyze(
-            role_paths(paths, roles),
+            role_paths(paths, roles, "analyze"),
             steps=steps,
             ranks=parse_ranks(ranks),
             file_rank=rank,

@@ -25,7 +25,7 @@ def run(
     from tracekit.report.terminal.doctor import show
     from tracekit.report.terminal.screen import Screen
 
-    diagnosis = diagnose(role_paths(paths, roles), ranks=parse_ranks(ranks), file_rank=rank, workers=workers)
+    diagnosis = diagnose(role_paths(paths, roles, "doctor"), ranks=parse_ranks(ranks), file_rank=rank, workers=workers)
     if json:
         typer.echo(diagnosis.to_json())
     else:

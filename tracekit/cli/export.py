@@ -30,7 +30,7 @@ def run(
     from tracekit.report.perfetto.export import export
 
     exported = export(
-        role_paths(paths, roles),
+        role_paths(paths, roles, "export"),
         output,
         schedule=schedule,
         ranks=parse_ranks(ranks),

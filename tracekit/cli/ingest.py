@@ -39,7 +39,7 @@ def run(
     on_damage: OnDamage = "error" if strict else "warn" if lenient else "skip"
     with note_partial_store(output), cluster(dask) as (executor, cluster_size):
         store, notices = ingest(
-            role_paths(paths, roles),
+            role_paths(paths, roles, "ingest"),
             output,
             ranks=parse_ranks(ranks),
             file_rank=rank,

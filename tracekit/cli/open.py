@@ -50,7 +50,7 @@ def run(
             file, port=port
         ) as server:  # first, so that a port in use is reported before the work
             exported = export(
-                role_paths(paths, roles),
+                role_paths(paths, roles, "open"),
                 file,
                 schedule=schedule,
                 ranks=parse_ranks(ranks),

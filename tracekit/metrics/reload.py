@@ -17,7 +17,7 @@ import polars as pl
 
 from tracekit.intervals import overlaps_any, union_of
 from tracekit.metrics.overlap import ratio
-from tracekit.metrics.phases import MODEL_LABELS
+from tracekit.metrics.process_phases import MODEL_LABELS
 from tracekit.schema import conform
 
 RELOAD_EVENTS = pl.Schema(
@@ -97,7 +97,7 @@ def reload_events(labelled: pl.DataFrame, stretches: pl.DataFrame | None = None)
     """Return the events of one process's part in weight updates (``RELOAD_EVENTS``); None if it has none.
 
     A device copy of a broadcast's size on the broadcasts' own stream stages a bucket. Other work in the *stretches* of
-    weight synchronisation (``metrics.phases``) has the lane ``other``.
+    weight synchronisation (``metrics.process_phases``) has the lane ``other``.
 
     >>> rows = [("broadcast", "kernel", "k", 7, 0, 4, 8), ("reload", "memcpy", "copy", 9, 4, 6, 8)]
     >>> columns = ["label", "kind", "name", "stream", "start_ns", "end_ns", "bytes"]

@@ -17,7 +17,7 @@ import polars as pl
 from msgspec.structs import replace
 
 from tracekit.errors import InputError, Notice, OptionError
-from tracekit.metrics.phases import find_decode_steps, find_stretches
+from tracekit.metrics.process_phases import find_decode_steps, find_stretches
 from tracekit.metrics.reload import RELOAD_EVENTS, reload_events
 from tracekit.parsers.source_refs import SourceRef, check_single_run, file_listing, roles_by_name
 from tracekit.roles.processes import Process, kind_of_role

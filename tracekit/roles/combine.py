@@ -13,7 +13,7 @@ from tracekit.analysis import Analysis
 from tracekit.analysis.role_results import Role, RoleResults
 from tracekit.analysis.tables import RankTables
 from tracekit.errors import InputError, Notice
-from tracekit.metrics.phases import TRAIN
+from tracekit.metrics.process_phases import TRAIN
 from tracekit.parsers.source_refs import several_runs_error
 from tracekit.roles.iterations import find_iterations
 from tracekit.roles.processes import kind_of_role, processes_on_one_clock

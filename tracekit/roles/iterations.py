@@ -1,7 +1,7 @@
 """Iterations of an RL loop: rollout, training and weight update, from the phases of all processes.
 
-A process's stretches (``metrics.phases``) become bands. Weight updates number them: a band belongs to the iteration
-that the next weight update of its process ends. Iterations follow each other without a gap.
+A process's stretches (``metrics.process_phases``) become bands. Weight updates number them: a band belongs to the
+iteration that the next weight update of its process ends. Iterations follow each other without a gap.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from tracekit.analysis.role_results import Iteration, PhaseBand, RoleWait, RolloutTail, WeightUpdate
 from tracekit.intervals import Intervals, union
-from tracekit.metrics.phases import ROLLOUT, TRAIN, WEIGHT_SYNC
+from tracekit.metrics.process_phases import ROLLOUT, TRAIN, WEIGHT_SYNC
 from tracekit.roles.processes import Process
 
 OTHER = "other"

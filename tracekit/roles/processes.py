@@ -11,7 +11,7 @@ import polars as pl
 from tracekit.align.clocks import Clocks
 from tracekit.analysis.tables import RankTables
 from tracekit.errors import Notice
-from tracekit.metrics.phases import ROLLOUT, TRAIN
+from tracekit.metrics.process_phases import ROLLOUT, TRAIN
 from tracekit.metrics.reload import RELOAD_EVENTS
 
 _NO_TRANSFERS = RELOAD_EVENTS.to_frame()

@@ -19,7 +19,7 @@ from tracekit._util.arrays import Ints
 from tracekit.analysis.role_results import BucketCell, WeightUpdate
 from tracekit.errors import Notice
 from tracekit.intervals import Intervals, union, union_of
-from tracekit.metrics.phases import WEIGHT_SYNC
+from tracekit.metrics.process_phases import WEIGHT_SYNC
 from tracekit.roles.processes import Process
 from tracekit.schedules.weight_reload import LANES, simulate_buckets
 

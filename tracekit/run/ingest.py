@@ -181,7 +181,7 @@ def ingest_with(
     spans: list[Span] = []
     run_notices: tuple[Notice, ...] = ()
     with store_folder(target, resume=resume) as folder:
-        for role in dict.fromkeys(ref.role for ref in refs):
+        for role in dict.fromkeys(ref.role for ref in refs) or (None,):
             of_role = [ref for ref in refs if ref.role == role]
             role_folder = folder if role is None else folder / f"{ROLE_PREFIX}{role}"
             role_folder.mkdir(exist_ok=True)
