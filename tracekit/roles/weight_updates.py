@@ -218,8 +218,8 @@ def _measure(
         host_ns=round(mean((window - part.busy).total_ns for part in ranks)),
         ideal_ns=ideal_ns,
         gb_s=round(sum(sizes) / (end - start), 3),
-        server=server,
-        worker=next((workers[part.rank].role for part in ranks if part.rank in workers), None),
+        server=server or None,  # a run without roles has one role without a name
+        worker=next((workers[part.rank].role for part in ranks if part.rank in workers), None) or None,
         reloaded_bytes=reloaded.pop() if len(reloaded) == 1 else None,
         sources=sources,
         gap_ns=_gap_by_cause(ranks, buckets, window, late, ideal) if ideal else None,
