@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 PICTURES = {"01-first-look": 2, "02-pipeline-and-ideal": 6, "03-hunting-a-regression": 1,
-            "04-megatron-to-a-better-schedule": 4}  # fmt: skip
+            "04-megatron-to-a-better-schedule": 4, "05-weight-updates-and-rl": 1}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

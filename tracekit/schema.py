@@ -295,7 +295,7 @@ class Source(msgspec.Struct, frozen=True):
     path: str
     reader: str  # "kineto" or "nsight"
     rank: int
-    rank_from: str  # "content", "name", "option" or "only file"
+    rank_from: str  # "content", "name", "option", "only file", "matched" or "order"
     world_size: int | None = None
     devices: tuple[str, ...] = ()  # GPU names
     versions: Mapping[str, str] = {}
@@ -307,6 +307,8 @@ class Source(msgspec.Struct, frozen=True):
     counts: Mapping[str, int] = {}  # events by kind
     skipped: Mapping[str, int] = {}  # what the file held and the table does not
     notices: tuple[Notice, ...] = ()
+    role: str | None = None  # of a run whose ranks have several processes
+    pid: int | None = None  # of the process that ran the model; None where several did, or none is said
 
 
 @dataclass(frozen=True, slots=True)

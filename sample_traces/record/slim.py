@@ -1,9 +1,10 @@
 """Makes a PyTorch trace small: drops arguments, flows and Python frames that no analysis reads; times stay as they are.
 
-    python record/slim.py rank0.json.gz small/rank0.json.gz [STEP]
+    python record/slim.py rank0.json.gz small/rank0.json.gz [STEP | launched | inference]
 
-With a step, only that one is kept, and of its operators those that launched something. The result is framed as the
-profiler frames its files.
+With a step, only that one is kept, and of its operators those that launched something; ``launched`` keeps all steps and
+only such operators, ``inference`` of these only products, attention and copies. The result is framed as the profiler
+frames its files.
 """
 
 from __future__ import annotations
@@ -18,6 +19,11 @@ from typing import Any
 CALLS = ("cuda_runtime", "cuda_driver")
 HOST = (*CALLS, "cpu_op", "user_annotation", "fwdbwd")
 GPU = ("kernel", "gpu_memcpy", "gpu_memset")
+WHOLE = ("launched", "inference")
+NEEDED_OPS = ("aten::mm", "aten::scaled_dot_product_attention", "aten::copy_", "aten::index_select", "aten::argmax")
+IDLE_CALLS = ("cudaStreamIsCapturing", "cudaEventQuery", "cudaThreadExchangeStreamCaptureMode", "cudaGetErrorString")
+SIZES = ("registers per thread", "shared memory", "blocks per SM", "warps per SM", "grid", "block", "context")
+OCCUPANCY = (*SIZES, "est. achieved occupancy %", "priority")
 UNREAD = ("Input Strides", "Concrete Inputs", "Ev Idx", "Record function id", "cbid", "queued")
 
 
@@ -47,10 +53,14 @@ def _framed(event: dict[str, Any]) -> str:
 
 
 def one_step(trace: dict[str, Any], number: str) -> dict[str, Any]:
-    """Return the trace of one step: what its host did, and what that launched."""
+    """Return the trace of one step, or of all (``WHOLE``): what its host did, and what that launched."""
     events = trace["traceEvents"]
-    mark = next(e for e in events if e.get("cat") == "user_annotation" and e["name"] == f"ProfilerStep#{number}")
-    host = [e for e in events if e.get("cat") in HOST and mark["ts"] <= e["ts"] <= mark["ts"] + mark["dur"]]
+    host = [e for e in events if e.get("cat") in HOST]
+    if number in WHOLE:
+        host = [e for e in host if e["name"] not in IDLE_CALLS]
+    else:
+        mark = next(e for e in host if e["cat"] == "user_annotation" and e["name"] == f"ProfilerStep#{number}")
+        host = [e for e in host if mark["ts"] <= e["ts"] <= mark["ts"] + mark["dur"]]
     calls = [e for e in host if e["cat"] in CALLS and e.get("args", {}).get("correlation")]
     wanted = {e["args"]["correlation"] for e in calls}
     gpu = [e for e in events if e.get("cat") in GPU and e.get("args", {}).get("correlation") in wanted]
@@ -64,6 +74,10 @@ def one_step(trace: dict[str, Any], number: str) -> dict[str, Any]:
         return at < len(times) and times[at] <= event["ts"] + event["dur"]
 
     kept = [e for e in host if e["cat"] != "cpu_op" or launched(e)]
+    if number == "inference":
+        kept = [e for e in kept if e["cat"] != "cpu_op" or e["name"] in NEEDED_OPS]
+    for event in gpu if number in WHOLE else ():
+        event["args"] = {key: value for key, value in event["args"].items() if key not in OCCUPANCY}
     names = [e for e in events if e.get("ph") == "M"]
     return {**trace, "traceEvents": [*names, *kept, *gpu]}
 

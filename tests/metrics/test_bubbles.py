@@ -143,7 +143,8 @@ def test_a_reload_is_put_together_from_its_ranks(labelled):
 
 
 def test_no_reload_where_nothing_is_reloaded(labelled):
-    assert reload_events(labelled(("forward", 0, 5), ("broadcast", 5, 9))) is None
+    assert reload_events(labelled(("forward", 0, 5))) is None
+    assert reload_report([reload_events(labelled(("forward", 0, 5), ("broadcast", 5, 9)))]) is None
     assert reload_report([]) is None
 
 

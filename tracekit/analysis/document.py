@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tracekit.analysis.memory import HeldMemory
     from tracekit.analysis.rates import RunRates
     from tracekit.analysis.result import Analysis
+    from tracekit.analysis.role_results import RoleResults
     from tracekit.compare import ScheduleComparison
     from tracekit.critical_path.path import CriticalPath
     from tracekit.metrics.overlap_cost import OverlapCost
@@ -59,6 +60,7 @@ def build_document(analysis: Analysis) -> documents.AnalysisDocument:
         critical_path=UNSET if critical is None else rows(critical.segments, documents.PathSegment),
         critical_path_ns=UNSET if critical is None else _path_totals(critical),
         by=UNSET if by is None else by_document(by),
+        **_roles(analysis.role_results),
         hiding=None if analysis.hiding is None else _hiding(analysis.hiding),
         stragglers=rows(tables["stragglers"], documents.Straggler),
         clocks=documents.Clocks(
@@ -78,6 +80,19 @@ def build_document(analysis: Analysis) -> documents.AnalysisDocument:
         else documents.Memory(analysis.memory.peak_bytes, [_memory(rank) for rank in analysis.memory.ranks]),
         warnings=list(analysis.notices),
     )
+
+
+def _roles(results: RoleResults) -> dict[str, Any]:
+    """Return the keys about roles that have a value."""
+    keys: dict[str, Any] = {}
+    if results.roles:
+        roles = [documents.RoleDocument(r.name, r.kind, r.ranks, build_document(r.analysis)) for r in results.roles]
+        keys |= {"main_role": results.main_role, "roles": roles}
+    if results.iterations:
+        keys |= {"iterations": list(results.iterations), "phases": list(results.bands)}
+    if results.weight_updates:
+        keys["weight_updates"] = list(results.weight_updates)
+    return keys
 
 
 def rows(frame: pl.DataFrame, row_type: type[Row]) -> list[Row]:

@@ -19,6 +19,7 @@ from tracekit._util.text import counted, ms, percent
 from tracekit.align.clocks import Clocks
 from tracekit.align.steps import step_times
 from tracekit.analysis.measured import Measured, RankResult
+from tracekit.analysis.role_results import RoleResults
 from tracekit.documents.analysis import AnalysisDocument
 from tracekit.documents.coding import encode, to_plain
 from tracekit.errors import Notice, OptionError
@@ -219,6 +220,8 @@ class Analysis(BaseAnalysis):
     """Input shapes of the model's matrix products, if they were recorded."""
     events: tuple[RankTimeline, ...] = ()
     """Single events of each rank, for the page; empty for runs of more ranks than can be kept."""
+    role_results: RoleResults = field(default_factory=RoleResults)
+    """Roles, weight updates and iterations of a run whose ranks have several processes."""
 
     @property
     def world_size(self) -> int | None:

@@ -37,12 +37,13 @@ from tracekit.metrics.operations import operations
 from tracekit.metrics.overlap import hidden, label_times
 from tracekit.metrics.overlap_cost import OVERLAP_COSTS, measure_overlap_costs
 from tracekit.metrics.peaks import host_link_gb_s
+from tracekit.metrics.process_phases import DECODE_STEPS, ROLLOUT, STRETCHES, find_decode_steps, find_stretches
 from tracekit.metrics.rates import PRODUCTS, Rates, products
 from tracekit.metrics.reload import reload_events
 from tracekit.metrics.start_constraints import find_start_constraints
 from tracekit.metrics.timeline import timeline
 from tracekit.metrics.waits import count_issued_messages
-from tracekit.schema import COPY_LABELS, RankEvents, Source
+from tracekit.schema import COPY_LABELS, EVENTS, RankEvents, Source
 
 if TYPE_CHECKING:
     from tracekit.analysis.by import RankRows
@@ -91,8 +92,13 @@ class RankTables:
     timeline: pl.DataFrame
     """Intervals by label, merged until they are few enough to draw."""
     reload: pl.DataFrame | None
+    """Its part in weight updates (``metrics.reload``); None if it has none."""
     pipeline: RankPipeline | None
     """Its part of the pipeline (``tracekit.reconstruct``); None if no schedule was asked for."""
+    stretches: pl.DataFrame = field(default_factory=STRETCHES.to_frame)
+    """Stretches of training, generation and weight synchronisation (``metrics.process_phases``)."""
+    decode_steps: pl.DataFrame = field(default_factory=DECODE_STEPS.to_frame)
+    """Attention that reads a cache of keys and values (``metrics.process_phases``)."""
     products: pl.DataFrame = field(default_factory=PRODUCTS.to_frame)
     """Matrix products by label, module, operator, shapes and dtype (``metrics.rates``)."""
     rates: Rates | None = None
@@ -236,6 +242,7 @@ def _measure_rank(
     product_table, rates = products(
         gpu_events, device=device, multiprocessors=rank.source.multiprocessors, texts=work.texts
     )
+    stretches = find_stretches(gpu_events)
     return RankTables(
         source=rank.source,
         steps=steps,
@@ -244,7 +251,9 @@ def _measure_rank(
         operations=operations(gpu_events, lanes, part="part"),
         gaps=longest_gaps.with_columns(rank=pl.lit(number, pl.Int32)),
         timeline=timeline(gpu_events).with_columns(rank=pl.lit(number, pl.Int32)),
-        reload=reload_events(gpu_events),
+        reload=reload_events(gpu_events, stretches),
+        stretches=stretches,
+        decode_steps=find_decode_steps(rank.events if ROLLOUT in stretches["phase"] else EVENTS.to_frame()),
         pipeline=None,
         products=product_table,
         rates=rates,

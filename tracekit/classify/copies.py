@@ -13,7 +13,7 @@ import numpy.typing as npt
 from tracekit._util.arrays import Bools, Ints, is_in_sorted
 from tracekit._util.categories import CategoryColumn
 from tracekit.classify.collectives import Collectives
-from tracekit.classify.host_ranges import GpuEvents, Launches
+from tracekit.classify.host_ranges import GpuEvents, Launches, Ranges
 from tracekit.classify.row_order import mask_of_rows
 
 _DIRECTIONS = (
@@ -24,6 +24,8 @@ _DIRECTIONS = (
 )
 MIN_TENSOR_BYTES = 1 << 18
 """Bytes below which a copy is a scalar, an index or a flag rather than a tensor."""
+MAX_FLAG_BYTES = 4096
+"""Bytes up to which a copy or a broadcast carries a flag, a count or a name rather than weights."""
 _MIN_STREAM_SHARE = 0.75
 """Share of a stream's busy time above which the stream is named for what fills it."""
 _MIN_HOME_SHARE = 0.5
@@ -35,11 +37,11 @@ class Copies(NamedTuple):
 
     direction: CategoryColumn  # "d2h", "h2d", "d2d", "p2p"
     host: CategoryColumn  # "pinned" or "pageable"
-    use: CategoryColumn  # "leaves", "returns", "staged", "loaded", "small"
+    use: CategoryColumn  # "leaves", "returns", "staged", "loaded", "shared", "broadcast", "small"
     stream: CategoryColumn  # of every event: what its stream mostly does, "compute", "communication" or "copy"
 
 
-def read_copies(gpu: GpuEvents, launches: Launches, comm: Collectives, *, in_backward: Bools) -> Copies:
+def read_copies(gpu: GpuEvents, ranges: Ranges, launches: Launches, comm: Collectives, *, in_backward: Bools) -> Copies:
     """Find the purpose of every copy; *in_backward* are the events that autograd nodes launched."""
     names, is_copy = gpu.names, gpu.text("kind").any_of("memcpy")
     direction = CategoryColumn.choose(
@@ -55,9 +57,13 @@ def read_copies(gpu: GpuEvents, launches: Launches, comm: Collectives, *, in_bac
     saved = _saved_tensor_sizes(size, to_host & ~in_backward, to_device & in_backward)
     is_round_trip = is_in_sorted(size, np.union1d(both_ways, saved))
     staged, loaded = _copies_around_broadcasts(launches, comm, direction)
+    for_broadcast = _copies_for_broadcasts(launches, comm, size, to_device & (size > MAX_FLAG_BYTES))
+    shared = _copies_from_shared_memory(gpu, ranges, launches, direction.any_of("d2d", "p2p"))
     use = CategoryColumn.choose(
         len(gpu),
         [
+            ("shared", shared),
+            ("broadcast", for_broadcast),
             ("leaves", to_host & is_round_trip),
             ("returns", to_device & is_round_trip),
             ("small", is_copy & (size >= 0) & ~is_tensor),
@@ -89,6 +95,39 @@ def _copies_around_broadcasts(launches: Launches, comm: Collectives, direction: 
     after = device_copy & np.append(False, broadcast[:-1])[: len(order)]
     before = device_copy & ~after & np.append(broadcast[1:], False)[: len(order)]
     return mask_of_rows(len(direction), order[before]), mask_of_rows(len(direction), order[after])
+
+
+def _copies_for_broadcasts(launches: Launches, comm: Collectives, size: Ints, to_device: Bools) -> Bools:
+    """Return the mask of copies from the host (*to_device*) that together fill what is broadcast later."""
+    broadcast_sizes = np.unique(size[comm.call.any_of("broadcast")])
+    if not len(broadcast_sizes) or not to_device.any():
+        return np.zeros(len(to_device), np.bool_)
+    # A bucket may be copied in several parts: neighbours among the launches of copies from the host and communication.
+    order = launches.ordered(comm.library.present | to_device)
+    copied = to_device[order]
+    run = np.cumsum(np.append(True, copied[1:] != copied[:-1])) - 1 if len(order) else order
+    total = np.bincount(run, weights=np.where(copied, size[order], 0)).astype(np.int64)
+    return mask_of_rows(len(to_device), order[copied & np.isin(total, broadcast_sizes)[run]])
+
+
+def _copies_from_shared_memory(gpu: GpuEvents, ranges: Ranges, launches: Launches, device_copy: Bools) -> Bools:
+    """Return the mask of the device copies between opening another process's memory and closing it, or computing."""
+    names = ranges.source.text("name")
+    opens, closes = (
+        np.sort(ranges.source.int64("start_ns")[names.matches(f"^(cuda|hip)Ipc{call}MemHandle$")])
+        for call in ("Open", "Close")
+    )
+    if not len(opens) or not device_copy.any():
+        return np.zeros(len(gpu), np.bool_)
+    launch = launches.start_ns
+    computes = np.sort(launch[gpu.is_kernel & (launch >= 0)])
+    ends = np.sort(np.concatenate([closes, computes]))
+    # A copy belongs to the last opening before it, if nothing ended that in between.
+    opened = np.searchsorted(opens, launch, side="right") - 1
+    last_open = np.where(opened >= 0, opens[opened], np.iinfo(np.int64).max)
+    ended = np.searchsorted(ends, launch, side="right") > np.searchsorted(ends, last_open, side="right")
+    shared: Bools = device_copy & (launch >= 0) & (opened >= 0) & ~ended
+    return shared
 
 
 def _stream_uses(gpu: GpuEvents, is_copy: Bools, communicates: Bools) -> CategoryColumn:

@@ -118,7 +118,7 @@ def gather_evidence(events: pl.DataFrame, group_kinds: Sequence[NamedKind] = ())
         "group_ranks": comm.group_ranks,
         "group_shape": group_shapes(comm.group_ranks),
         "comm_pass": passes.value,
-        **_copy_columns(gpu, launches, comm, autograd),
+        **_copy_columns(gpu, ranges, launches, comm, autograd),
         "peer": comm.peer,
         "trained": np.full(len(gpu), autograd.active or _has_training(directions)),
     }
@@ -202,9 +202,11 @@ def _compute_columns(  # noqa: PLR0917 - evidence that is gathered step by step
     }
 
 
-def _copy_columns(gpu: GpuEvents, launches: Launches, comm: Collectives, autograd: Autograd) -> dict[str, Column]:
+def _copy_columns(
+    gpu: GpuEvents, ranges: Ranges, launches: Launches, comm: Collectives, autograd: Autograd
+) -> dict[str, Column]:
     """Return the evidence about copies."""
-    copies = read_copies(gpu, launches, comm, in_backward=autograd.node_row >= 0)
+    copies = read_copies(gpu, ranges, launches, comm, in_backward=autograd.node_row >= 0)
     return {"copy": copies.direction, "host": copies.host, "copy_use": copies.use, "stream_use": copies.stream}
 
 

@@ -51,6 +51,8 @@ _OPTIMIZER_OPS = r"(?i)aten::(_foreach_(?!copy_)|_fused_(adam|sgd|adagrad)|_amp_
 _OPTIMIZER_ANNOTATION = (
     r"(?i)^Optimizer\.(step|zero_grad)|optimizer[-_. ]?step|^optimizer$|opt_step|clip_grad|unscale_grads|zero_grad"
 )
+_FILL_OPS = r"aten::(fill_|zero_|copy_|_to_copy|clone|cat)$"
+"""Innermost operators that fill or copy a buffer, which programs without a model do too."""
 _DIRECTIONS = ("forward", "backward", "wgrad", "recompute", "optimizer")
 """Names of the codes ``FORWARD``, ``BACKWARD`` and so on."""
 
@@ -126,8 +128,10 @@ def read_directions(
     else:
         # Without a backward, kernels that update many tensors at once are no optimizer.
         directions.withdraw(OPTIMIZER)
-        # Without an operator or a framework's kernel nothing shows that this program runs a model.
-        if bool((launches.op >= 0).any()) or bool((names.matches(_FRAMEWORK_KERNELS) & compute).any()):
+        # Without an operator or a framework's kernel nothing shows that this program runs a model. A program whose
+        # kernels only fill and copy buffers, such as a parameter server, runs none.
+        computes = bool((compute & ~chain.matches(_FILL_OPS)).any())
+        if computes and (bool((launches.op >= 0).any()) or bool((names.matches(_FRAMEWORK_KERNELS) & compute).any())):
             assign("no backward in trace", np.ones(len(gpu), np.bool_), FORWARD)
     return directions.result()
 

@@ -41,7 +41,7 @@ def set_nsys(program: str | None) -> str | None:
 
 
 Paths = Annotated[
-    list[str], typer.Argument(help="Traces: files, a folder, a quoted glob, a URL or a store.", metavar="PATH")
+    list[str] | None, typer.Argument(help="Traces: files, a folder, a quoted glob, a URL or a store.", metavar="PATH")
 ]
 Ranks = Annotated[str | None, typer.Option(help="Read only these ranks: 0,2 or 0-7.", metavar="RANKS")]
 Rank = Annotated[int | None, typer.Option(help="The rank of a single file that does not name it.", metavar="N", min=0)]

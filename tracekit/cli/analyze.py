@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tracekit.cli._console import note_partial_store, print_line
 from tracekit.cli._options import Dask, Nsys, Paths, Rank, Ranks, Resume, Rules, Strict, Workers, parse_ranks
+from tracekit.cli._roles import Roles, role_paths
 from tracekit.errors import OptionError
 from tracekit.parsers.ranks import unknown_rank_error
 
+if TYPE_CHECKING:
+    from tracekit.store.sources import OneRole
+    from tracekit.store.sources import Paths as RunPaths
+
 
 def run(
-    paths: Paths,
+    paths: Paths = None,
     *,
     output: Annotated[
         list[Path] | None,
@@ -41,6 +46,7 @@ def run(
         str | None, typer.Option(help="Only these steps: 3, 2:4 (2 and 3), 1:, :-1 or 2,5.", metavar="STEPS")
     ] = None,
     ranks: Ranks = None,
+    roles: Roles = None,
     rank: Rank = None,
     rules: Rules = None,
     layout: Annotated[
@@ -81,7 +87,7 @@ def run(
     if explain is not None:
         if json or output:
             raise OptionError("--explain prints text", hint=f"leave {'--json' if json else '-o'} out")
-        _explain(paths, explain, ranks=parse_ranks(ranks), rank=rank, rules=rules)
+        _explain(role_paths(paths, roles, "analyze"), explain, ranks=parse_ranks(ranks), rank=rank, rules=rules)
         return
     _check_outputs(output or [], plot)
     from tracekit.run.analyze import analyze
@@ -90,7 +96,7 @@ def run(
     has_page = any(path.suffix.lower() == ".html" for path in output or [])
     with note_partial_store(store), cluster(dask) as (executor, cluster_size):
         analysis = analyze(
-            paths,
+            role_paths(paths, roles, "analyze"),
             steps=steps,
             ranks=parse_ranks(ranks),
             file_rank=rank,
@@ -139,14 +145,14 @@ def _check_outputs(paths: list[Path], plot: str | None) -> None:
 
 
 def _explain(
-    paths: list[str], selector: str, *, ranks: tuple[int, ...] | None, rank: int | None, rules: Path | None
+    paths: RunPaths | OneRole, selector: str, *, ranks: tuple[int, ...] | None, rank: int | None, rules: Path | None
 ) -> None:
     """Print why events got their labels, for the first of *ranks*."""
     from tracekit.report.terminal.explain import explain_text
+    from tracekit.run.driver import find_sources
     from tracekit.store.reading import read_ref
-    from tracekit.store.sources import find
 
-    refs, _ = find(paths, ranks=ranks, rank=rank)
+    refs, _ = find_sources(paths, ranks=ranks, rank=rank)
     parts = (part for ref in refs for part in read_ref(ref) if ranks is None or part.source.rank in ranks)
     part = next(parts, None)
     if part is None:

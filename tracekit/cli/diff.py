@@ -9,6 +9,7 @@ import typer
 
 from tracekit.cli._console import print_line
 from tracekit.cli._options import Nsys
+from tracekit.cli._roles import Role
 
 SIDE_HELP = "A trace, a store, a folder, a saved analysis or a baseline file."
 
@@ -21,6 +22,7 @@ def run(
         list[Path] | None,
         typer.Option("--output", "-o", help="Write the result: .json, .md or .html; may be repeated.", metavar="FILE"),
     ] = None,
+    role: Role = None,
     nsys: Nsys = None,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
@@ -32,7 +34,7 @@ def run(
 
     paths = output or []
     check_outputs(paths, DIFF)
-    changes = diff(before, after)
+    changes = diff(before, after, role=role)
     result = changes.to_dict()
     write_diff(changes, *paths)
     for path in paths:

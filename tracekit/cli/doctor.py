@@ -7,12 +7,14 @@ from typing import Annotated
 import typer
 
 from tracekit.cli._options import Nsys, Paths, Rank, Ranks, Workers, parse_ranks
+from tracekit.cli._roles import Roles, role_paths
 
 
 def run(
-    paths: Paths,
+    paths: Paths = None,
     *,
     ranks: Ranks = None,
+    roles: Roles = None,
     rank: Rank = None,
     workers: Workers = None,
     nsys: Nsys = None,
@@ -23,7 +25,7 @@ def run(
     from tracekit.report.terminal.doctor import show
     from tracekit.report.terminal.screen import Screen
 
-    diagnosis = diagnose(paths, ranks=parse_ranks(ranks), file_rank=rank, workers=workers)
+    diagnosis = diagnose(role_paths(paths, roles, "doctor"), ranks=parse_ranks(ranks), file_rank=rank, workers=workers)
     if json:
         typer.echo(diagnosis.to_json())
     else:

@@ -10,14 +10,16 @@ import typer
 from tracekit._util.text import counted, size
 from tracekit.cli._console import print_line, print_notices
 from tracekit.cli._options import DrawnIdeal, DrawnStacks, Nsys, Paths, Rank, Ranks, Rules, Workers, parse_ranks
+from tracekit.cli._roles import Roles, role_paths
 
 
 def run(
-    paths: Paths,
+    paths: Paths = None,
     *,
     output: Annotated[Path, typer.Option("-o", "--output", help="File to write: .json.gz or .json.", metavar="FILE")],
     schedule: DrawnIdeal = "auto",
     ranks: Ranks = None,
+    roles: Roles = None,
     rank: Rank = None,
     rules: Rules = None,
     stacks: DrawnStacks = False,
@@ -28,7 +30,7 @@ def run(
     from tracekit.report.perfetto.export import export
 
     exported = export(
-        paths,
+        role_paths(paths, roles, "export"),
         output,
         schedule=schedule,
         ranks=parse_ranks(ranks),

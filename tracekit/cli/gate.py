@@ -13,6 +13,7 @@ from typer.core import TyperCommand
 from tracekit._util.text import counted
 from tracekit.cli._console import discard_stdout, print_line
 from tracekit.cli._options import Nsys
+from tracekit.cli._roles import Role
 from tracekit.errors import OptionError, TracekitError
 
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ def run(
         Path | None,
         typer.Option(help="Add the candidates to this page (.html) and write their reports beside it.", metavar="FILE"),
     ] = None,
+    role: Role = None,
     nsys: Nsys = None,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     inconclusive: Annotated[
@@ -139,7 +141,7 @@ def run(
         _write_baseline(candidates or [], bases, calibrate=calibrate)
         return
     try:
-        result = _judge(candidates or [], bases, require or [], settings, history)
+        result = _judge(candidates or [], bases, require or [], settings, history=history, role=role)
     except TracekitError as error:
         _write_result(_error_result(error), paths, json=json, quiet=True)
         raise
@@ -151,18 +153,24 @@ def run(
 
 
 def _judge(
-    candidates: Sequence[str], bases: Sequence[str], require: Sequence[str], settings: Config, history: Path | None
+    candidates: Sequence[str],
+    bases: Sequence[str],
+    require: Sequence[str],
+    settings: Config,
+    *,
+    history: Path | None,
+    role: str | None,
 ) -> dict[str, Any]:
     """Return the gate's result as plain data, after adding the candidates to the history."""
     from tracekit.diffs import read_side
     from tracekit.gates import gate
 
     if history is None:
-        return gate(candidates, bases or None, require=require, config=settings).to_dict()
+        return gate(candidates, bases or None, require=require, config=settings, role=role).to_dict()
     from tracekit.report.html.history import add_runs_to_history
 
     side = read_side(candidates, what="candidate", keep=True)
-    judged = gate(side, bases or None, require=require, config=settings)
+    judged = gate(side, bases or None, require=require, config=settings, role=role)
     add_runs_to_history(history, side.runs, verdict=judged.verdict)
     return judged.to_dict()
 

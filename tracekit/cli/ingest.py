@@ -10,16 +10,18 @@ import typer
 from tracekit._util.text import counted, size
 from tracekit.cli._console import note_partial_store, print_line, print_notices
 from tracekit.cli._options import Dask, Nsys, Paths, Rank, Ranks, Resume, Rules, Strict, Workers, parse_ranks
+from tracekit.cli._roles import Roles, role_paths
 
 if TYPE_CHECKING:
     from tracekit.run.options import OnDamage
 
 
 def run(
-    paths: Paths,
+    paths: Paths = None,
     *,
     output: Annotated[Path, typer.Option("-o", "--output", help="The store to write: a folder.", metavar="STORE")],
     ranks: Ranks = None,
+    roles: Roles = None,
     rank: Rank = None,
     rules: Rules = None,
     workers: Workers = None,
@@ -37,7 +39,7 @@ def run(
     on_damage: OnDamage = "error" if strict else "warn" if lenient else "skip"
     with note_partial_store(output), cluster(dask) as (executor, cluster_size):
         store, notices = ingest(
-            paths,
+            role_paths(paths, roles, "ingest"),
             output,
             ranks=parse_ranks(ranks),
             file_rank=rank,

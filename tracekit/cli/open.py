@@ -12,6 +12,7 @@ import typer
 from tracekit._util.text import size
 from tracekit.cli._console import print_line, print_notices
 from tracekit.cli._options import DrawnIdeal, DrawnStacks, Nsys, Paths, Rank, Ranks, Rules, Workers, parse_ranks
+from tracekit.cli._roles import Roles, role_paths
 from tracekit.errors import OptionError
 
 if TYPE_CHECKING:
@@ -19,10 +20,11 @@ if TYPE_CHECKING:
 
 
 def run(
-    paths: Paths,
+    paths: Paths = None,
     *,
     schedule: DrawnIdeal = "auto",
     ranks: Ranks = None,
+    roles: Roles = None,
     rank: Rank = None,
     rules: Rules = None,
     stacks: DrawnStacks = False,
@@ -44,7 +46,7 @@ def run(
     from tracekit.report.perfetto.serve import SingleDownloadServer, is_export
 
     moment = None if at is None else parse_moment(at)
-    if len(paths) == 1 and is_export(paths[0]):
+    if paths is not None and len(paths) == 1 and is_export(paths[0]):
         with SingleDownloadServer(Path(paths[0]), port=port) as server:
             _serve(server, moment)
         return
@@ -54,7 +56,7 @@ def run(
             file, port=port
         ) as server:  # first, so that a port in use is reported before the work
             exported = export(
-                paths,
+                role_paths(paths, roles, "open"),
                 file,
                 schedule=schedule,
                 ranks=parse_ranks(ranks),

@@ -21,7 +21,7 @@ from tracekit.analysis import Analysis
 from tracekit.diffs import stats
 from tracekit.diffs.comparability import check_formats, find_obstacles
 from tracekit.diffs.explanation import build_waterfall, explain_change
-from tracekit.diffs.load_runs import Comparable, Side, side_of
+from tracekit.diffs.load_runs import Comparable, Side, select_role, side_of
 from tracekit.diffs.metrics import resolve
 from tracekit.diffs.run_samples import Run
 from tracekit.diffs.verdict import judge
@@ -143,11 +143,12 @@ def _format_level(value: float | None) -> str:
     return "–" if value is None else f"{value:,.4g}"
 
 
-def diff(before: Comparable, after: Comparable) -> Diff:
+def diff(before: Comparable, after: Comparable, *, role: str | None = None) -> Diff:
     """Return the changes from *before* to *after*: by metric, label, rank, module, kernel and cell.
 
     Either is a trace, a folder, a store, a saved analysis or a baseline file, by its path; an ``Analysis``; or several
-    runs in a list.
+    runs in a list. Where ranks have several processes, the main role is compared, and below ``roles`` each other one;
+    *role* compares one alone.
 
     >>> from tracekit import analyze
     >>> run = analyze("sample_traces/reload", schedule="none")
@@ -155,6 +156,9 @@ def diff(before: Comparable, after: Comparable) -> Diff:
     set()
     """
     old, new = side_of(before, what="first run", keep=True), side_of(after, what="second run", keep=True)
+    if role is not None:
+        old, new = select_role(old, new, role)
+    others = [name for name in old.other_roles if name in new.other_roles] if role is None else []
     check_formats(new.runs, old.runs)
     document = DiffDocument(
         tracekit=__version__,
@@ -169,6 +173,7 @@ def diff(before: Comparable, after: Comparable) -> Diff:
         labels=_label_rows(old.runs, new.runs),
         ranks=_rank_rows(old.runs, new.runs),
         **asdict(largest_changes(old.runs, new.runs, max_rows=100)),
+        roles={name: diff(old.of_role(name), new.of_role(name)).document for name in others} or UNSET,
     )
     return Diff(old, new, document)
 

@@ -25,7 +25,7 @@ from tracekit.documents.analysis import AnalysisDocument
 from tracekit.documents.baseline import FORMAT as BASELINE_FORMAT
 from tracekit.documents.baseline import BaselineDocument
 from tracekit.documents.coding import read_document, to_plain
-from tracekit.errors import InputError
+from tracekit.errors import InputError, OptionError
 
 MAX_TIMELINE_CELLS = 3_000  # of one step; a larger pipeline is not drawn
 _FORMAT_KEY = re.compile(rb'"format"\s*:\s*"(tracekit\.[a-z]+/\d+)"')
@@ -42,6 +42,29 @@ class Side(msgspec.Struct, frozen=True):
 
     runs: tuple[Run, ...]
     noise: dict[str, Noise]
+
+    def of_role(self, role: str) -> Side:
+        """Return the side of one role, with the runs that have it."""
+        return Side(
+            tuple(run.roles.get(role, run) for run in self.runs if role in run.roles or run.main_role == role),
+            {},
+        )
+
+    @property
+    def other_roles(self) -> tuple[str, ...]:
+        """The roles beside the main one that all its runs have."""
+        common = set.intersection(*(set(run.roles) for run in self.runs)) if self.runs else set()
+        return tuple(sorted(common))
+
+
+def select_role(before: Side, after: Side, role: str) -> tuple[Side, Side]:
+    """Return both sides of one role; raise if one does not have it."""
+    for side in (before, after):
+        if side.runs and not side.of_role(role).runs:
+            names = [*side.other_roles, side.runs[0].main_role]
+            hint = f"there are: {', '.join(sorted(filter(None, names))) or 'none'}"
+            raise OptionError(f"--role {role}: {side.runs[0].name} has no such role", hint=hint)
+    return before.of_role(role), after.of_role(role)
 
 
 RunSource = str | os.PathLike[str] | BaseAnalysis

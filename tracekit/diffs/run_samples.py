@@ -55,6 +55,8 @@ class Run(msgspec.Struct, frozen=True):
     tables: Mapping[str, Any] = {}  # kernels, modules, cells and timeline, as far as the input has them
     ranks: tuple[RankFigures, ...] = ()  # the figures of each rank; empty for a run read from a baseline file
     analysis: Any = None  # the Analysis itself, where it is kept for the page of a diff
+    main_role: str | None = None  # where ranks have several processes: the role that these figures are of
+    roles: Mapping[str, Run] = {}  # … and the other roles
 
     @property
     def steps(self) -> int:
@@ -92,8 +94,21 @@ def from_analysis(
     samples = _per_step_samples(document.ranks) | _label_samples(document.ranks) | rate_samples(document)
     if document.schedule is not None:
         samples |= _schedule_samples(document.schedule)
+    roles = {
+        role.name: from_analysis(role.analysis, name=f"{name}:{role.name}")
+        for role in document.roles or ()
+        if role.name != document.main_role
+    }
     tables = _tables(document, cells, timeline)
-    return Run(name, samples, comparability_facts(document), tables, tuple(document.ranks))
+    return Run(
+        name,
+        samples,
+        comparability_facts(document),
+        tables,
+        tuple(document.ranks),
+        main_role=document.main_role or None,
+        roles=roles,
+    )
 
 
 def comparability_facts(document: AnalysisDocument) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from tracekit.run.driver import check_run, find_sources, map_sources
 from tracekit.run.options import file_rank_option
 from tracekit.schema import GPU_KINDS, RankEvents
 from tracekit.store.reading import raise_failures, read_ref
-from tracekit.store.sources import Paths
+from tracekit.store.sources import OneRole, Paths
 
 _NCCL_KERNEL = r"(?i)nccl|rccl"
 _GRAPH_LAUNCH = r"(?i)^(cuda|cu|hip)GraphLaunch"
@@ -116,7 +116,7 @@ class Diagnosis(msgspec.Struct, frozen=True):
 
 
 def diagnose(
-    paths: Paths,
+    paths: Paths | OneRole,
     *,
     ranks: Collection[int] | None = None,
     file_rank: int | None = None,
@@ -136,8 +136,9 @@ def diagnose(
     if len(failed) == len(results):
         raise_failures(results)
     facts = [fact for result in results if result.error is None for fact in result.unwrap()]
-    facts.sort(key=lambda fact: fact.source.rank)
-    check_run([(fact.source, fact.start_ns, fact.end_ns) for fact in facts], ranks=ranks, failed=bool(failed))
+    facts.sort(key=lambda fact: (fact.source.role or "", fact.source.rank))
+    spans = [(fact.source, fact.start_ns, fact.end_ns) for fact in facts]
+    check_run(spans, ranks=ranks, failed=bool(failed), named=isinstance(paths, Mapping))
     unreadable = [(result.item.path, result.error.message) for result in failed if result.error is not None]
     return Diagnosis(
         paths=tuple(ref.path for ref in refs),

@@ -7,6 +7,7 @@ from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType, field
 
+from tracekit.documents.roles import Iteration, PhaseBand, WeightUpdate
 from tracekit.errors import Notice
 
 FORMAT: Literal["tracekit.analysis/1"] = "tracekit.analysis/1"
@@ -927,6 +928,19 @@ class Source(Struct, frozen=True):
     """Input shapes of the model's matrix products."""
 
 
+class RoleDocument(Struct, frozen=True):
+    """One kind of process, analysed as a run of its own."""
+
+    name: str
+    """Name of the role."""
+    kind: str
+    """trainer, rollout, inference, parameter_server, inference_worker or unknown."""
+    ranks: tuple[int, ...]
+    """Its ranks."""
+    analysis: AnalysisDocument
+    """Its analysis."""
+
+
 class AnalysisDocument(Struct, frozen=True, kw_only=True):
     """Where the step's time went on every rank."""
 
@@ -950,6 +964,16 @@ class AnalysisDocument(Struct, frozen=True, kw_only=True):
     """Totals of the critical path, with --critical-path."""
     by: ByTable | UnsetType = UNSET
     """Busy time by layer, module, annotation or shape, with --by."""
+    main_role: str | UnsetType = UNSET
+    """Role that ranks, total and schedule are of, where ranks have several processes."""
+    roles: list[RoleDocument] | UnsetType = UNSET
+    """Kinds of processes, where ranks have several."""
+    iterations: list[Iteration] | UnsetType = UNSET
+    """Iterations of an RL loop."""
+    weight_updates: list[WeightUpdate] | UnsetType = UNSET
+    """Weight updates."""
+    phases: list[PhaseBand] | UnsetType = UNSET
+    """Phases of each process, in a run with iterations."""
     hiding: Hiding | None
     """Time that hiding communication saved and cost; null if no compute ran beside communication."""
     stragglers: list[Straggler]

@@ -235,3 +235,5 @@ class DiffDocument(LargestChanges, frozen=True):
     """Changes of labels, largest first."""
     ranks: list[RankChange]
     """Changes of ranks, largest first."""
+    roles: Mapping[str, DiffDocument] | UnsetType = UNSET
+    """The same for the other roles of runs whose ranks have several processes."""

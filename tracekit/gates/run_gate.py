@@ -8,13 +8,14 @@ from os import PathLike
 from typing import Any, Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from tracekit._util.html import html_table
 from tracekit._version import __version__
 from tracekit.diffs.changes import largest_changes, side_summary
 from tracekit.diffs.comparability import check_formats, find_damage, find_obstacles
 from tracekit.diffs.explanation import explain_change
-from tracekit.diffs.load_runs import Comparable, Side, side_of
+from tracekit.diffs.load_runs import Comparable, Side, select_role, side_of
 from tracekit.diffs.metrics import Requirement
 from tracekit.diffs.noise_thresholds import Noise, calibrate
 from tracekit.diffs.verdict import Check, judge
@@ -100,6 +101,7 @@ def gate(
     require: Sequence[str] = (),
     config: Config | None = None,
     today: date | None = None,
+    role: str | None = None,
 ) -> GateResult:
     """Return the verdict on *candidate* against *baseline*.
 
@@ -110,6 +112,8 @@ def gate(
         require: Requirements; they replace those of *config*.
         config: Settings of the project, as ``load_config`` reads them.
         today: Date on which waivers are evaluated.
+        role: The role to judge alone, where ranks have several processes; by default each, the main one by its plain
+            metrics and the others by ``ROLE/METRIC``.
 
     >>> from tracekit.diffs.run_samples import Run
     >>> base = Side((Run("a", {"step_ms": (10.0, 10.1, 9.9, 10.0, 10.2, 9.8)}),), {})
@@ -120,6 +124,8 @@ def gate(
         check_syntax(text)
     after = side_of(candidate, what="candidate")
     before = Side((), {}) if baseline is None else side_of(baseline, what="baseline")
+    if role is not None:
+        before, after = select_role(before, after, role)
     config, today = config or Config(), today or date.today()
     check_formats(after.runs, before.runs)
     known = sorted({name for run in (*after.runs, *before.runs) for name in run.samples})
@@ -138,6 +144,14 @@ def gate(
         obstacle="not comparable: " + "; ".join(obstacles) if obstacles else "",
         damage="; ".join(find_damage((*before.runs, *after.runs), allow=config.allow)),
     )
+    for other in (name for name in after.other_roles if role is None and name in before.other_roles):
+        # Limits are the main role's; every other role must not get worse than its baseline.
+        of_role = judge(
+            after.of_role(other).runs, before.of_role(other).runs, [], rules=config.rules, noise=_noise(before)
+        )
+        checks += [
+            replace(check, metric=replace(check.metric, name=f"{other}/{check.metric.name}")) for check in of_role
+        ]
     checks = apply_waivers(checks, config.waivers, today)
     return GateResult(_overall_verdict(checks), tuple(checks), tuple(obstacles), after, before, config, today)
 

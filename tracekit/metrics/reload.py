@@ -15,14 +15,15 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from tracekit.intervals import union_of
+from tracekit.intervals import overlaps_any, union_of
 from tracekit.metrics.overlap import ratio
+from tracekit.metrics.process_phases import MODEL_LABELS
 from tracekit.schema import conform
 
 RELOAD_EVENTS = pl.Schema(
     {
         "rank": pl.Int32(),
-        "lane": pl.String(),  # h2d, stage, broadcast or reload
+        "lane": pl.String(),  # h2d, stage, broadcast, reload or other
         "start_ns": pl.Int64(),
         "end_ns": pl.Int64(),
         "bytes": pl.Int64(),
@@ -78,32 +79,41 @@ def two_buffer_ideal(rounds: int, owners: int, h2d: int, broadcast: int, reload:
     return None
 
 
-def reload_events(labelled: pl.DataFrame) -> pl.DataFrame | None:
-    """Return the events of one rank's weight update (``RELOAD_EVENTS``); None if there is none.
+def reload_events(labelled: pl.DataFrame, stretches: pl.DataFrame | None = None) -> pl.DataFrame | None:
+    """Return the events of one process's part in weight updates (``RELOAD_EVENTS``); None if it has none.
 
-    A device copy on the broadcasts' own stream stages a bucket; one on another stream is the reload.
+    A device copy of a broadcast's size on the broadcasts' own stream stages a bucket. Other work in the *stretches* of
+    weight synchronisation (``metrics.process_phases``) has the lane ``other``.
 
-    >>> rows = [("broadcast", "kernel", "k", 7, 0, 4), ("reload", "memcpy", "copy", 9, 4, 6)]
-    >>> gpu = pl.DataFrame(rows, schema=["label", "kind", "name", "stream", "start_ns", "end_ns"], orient="row")
+    >>> rows = [("broadcast", "kernel", "k", 7, 0, 4, 8), ("reload", "memcpy", "copy", 9, 4, 6, 8)]
+    >>> columns = ["label", "kind", "name", "stream", "start_ns", "end_ns", "bytes"]
+    >>> gpu = pl.DataFrame(rows, schema=columns, orient="row")
     >>> reload_events(gpu)["lane"].to_list()
     ['broadcast', 'reload']
     """
     label, name = pl.col("label"), pl.col("name").cast(pl.String)
     broadcasts = labelled.filter(label == "broadcast")
-    if broadcasts.is_empty() or labelled.filter(label == "reload").is_empty():
+    if broadcasts.is_empty() and labelled.filter(label == "reload").is_empty():
         return None
     on_broadcast_stream = pl.col("stream").is_in(broadcasts["stream"].unique().to_list())
+    broadcast_size = pl.col("bytes").is_null() | pl.col("bytes").is_in(broadcasts["bytes"].unique().to_list())
     is_copy = pl.col("kind") == "memcpy"
     lane = (
         pl.when(label == "broadcast")
         .then(pl.lit("broadcast"))
-        .when(is_copy & name.str.contains("(?i)HtoD|host.to.device"))
+        .when(is_copy & (label == "onload") & name.str.contains("(?i)HtoD|host.to.device"))
         .then(pl.lit("h2d"))
-        .when(is_copy & on_broadcast_stream & label.is_in(["reload", "memory"]))
+        .when(is_copy & on_broadcast_stream & broadcast_size & label.is_in(["reload", "memory"]))
         .then(pl.lit("stage"))
         .when(label == "reload")
         .then(pl.lit("reload"))
     )
+    if stretches is not None:
+        sync = stretches.filter(phase="weight_sync")
+        in_sync = overlaps_any(
+            *(table[column].to_numpy() for table in (labelled, sync) for column in ("start_ns", "end_ns"))
+        )
+        lane = lane.when(pl.Series(in_sync) & ~label.is_in(MODEL_LABELS)).then(pl.lit("other"))
     return conform(
         labelled.with_columns(lane=lane).filter(pl.col("lane").is_not_null()).sort("start_ns"), RELOAD_EVENTS
     )
@@ -121,7 +131,8 @@ def reload_report(events: Sequence[pl.DataFrame]) -> Reload | None:
     >>> reload.hidden["reload_under_broadcast"].to_list()
     [0.5]
     """
-    if not events:
+    events = [of_rank.filter(pl.col("lane") != "other") for of_rank in events]
+    if not {"broadcast", "reload"} <= {lane for of_rank in events for lane in of_rank["lane"].unique()}:
         return None
     table = pl.concat(events).with_columns(
         ns=pl.col("end_ns") - pl.col("start_ns"),

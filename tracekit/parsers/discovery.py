@@ -41,6 +41,7 @@ def discover(
     *,
     rank: int | None = None,
     ranks: Collection[int] | None = None,
+    check: bool = True,
 ) -> Discovery:
     """Find the traces at *paths*: one source per rank, ordered by rank.
 
@@ -48,6 +49,7 @@ def discover(
         paths: Files, folders, globs, URLs or stores.
         rank: The rank of a single file that does not state it.
         ranks: Ranks to keep; None for all.
+        check: Raise if the sources cannot be one rank each of one run.
 
     >>> [(ref.rank, ref.name) for ref in discover("sample_traces/reload").refs][:2]
     [(0, 'rank0.pt.trace.json.gz'), (1, 'rank1.pt.trace.json.gz')]
@@ -59,7 +61,8 @@ def discover(
     refs = _unique(ref for discovery in expanded for ref in discovery.refs)
     notices = tuple(notice for discovery in expanded for notice in discovery.notices)
     refs = _apply_rank_option(refs, rank)
-    check_single_run(refs)
+    if check:
+        check_single_run(refs)
     if ranks is not None:
         refs = _select_ranks(refs, ranks)
     order = sorted(refs, key=lambda ref: (ref.rank is None, ref.rank or 0, ref.path))

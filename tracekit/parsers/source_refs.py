@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -28,9 +29,10 @@ class SourceRef(msgspec.Struct, frozen=True):
     path: str
     reader: str  # "kineto", "nsight" or "store"
     rank: int | None = None  # None if only reading it can tell
-    rank_from: str = "content"  # "content", "name", "option" or "only file"
+    rank_from: str = "content"  # as in ``Source``
     world_size: int | None = None
     bytes: int = 0
+    role: str | None = None  # of a run whose ranks have several processes
 
     @property
     def name(self) -> str:
@@ -64,10 +66,11 @@ def check_single_run(refs: Sequence[SourceRef]) -> None:
     for rank, files in sorted(by_rank.items()):
         if len(files) > 1:
             if runs := _run_folders(refs):
-                raise _several_runs_error(runs)
+                raise several_runs_error(sorted(set(runs)))
             raise InputError(
                 f"rank {rank} has {len(files)} files{file_listing(files)}",
-                hint="name one file per rank, for instance with a glob",
+                hint="name one file per rank, for instance with a glob; of several processes per rank, each role:"
+                " --role trainer=PATH --role rollout=PATH",
             )
     _check_same({ref.path: ref.reader for ref in refs}, "different tools")
     _check_same({ref.path: ref.world_size for ref in refs if ref.world_size}, "different world sizes")
@@ -80,10 +83,10 @@ def check_single_run(refs: Sequence[SourceRef]) -> None:
 
 
 def _run_folders(refs: Sequence[SourceRef]) -> list[str]:
-    """Return the folders that each contain one run; empty if folders do not separate runs.
+    """Return the folder of each source's run or role; empty if folders do not separate them.
 
     >>> _run_folders([SourceRef(f"runs/{name}/rank{n}.json", "kineto", n) for name in "ab" for n in (0, 1)])
-    ['runs/a', 'runs/b']
+    ['runs/a', 'runs/a', 'runs/b', 'runs/b']
     >>> _run_folders([SourceRef(f"runs/{name}.json", "kineto", 0) for name in "ab"])
     []
     """
@@ -98,15 +101,53 @@ def _run_folders(refs: Sequence[SourceRef]) -> list[str]:
     for run_folders in (first_level, folders):
         ranks_of_runs = {(folder, ref.rank) for folder, ref in zip(run_folders, refs, strict=True)}
         if len(ranks_of_runs) == len(refs) and len(set(run_folders)) > 1:
-            return sorted(set(run_folders))
+            return run_folders
     return []
 
 
-def _several_runs_error(runs: Sequence[str]) -> InputError:
+def roles_by_name(refs: Sequence[SourceRef]) -> list[SourceRef] | None:
+    """Return the sources with the roles that their folders, else their file names, tell; None if they do not.
+
+    >>> files = [f"{role}/rank{rank}.json" for role in ("trainer", "rollout") for rank in (0, 1)]
+    >>> [ref.role for ref in roles_by_name([SourceRef(file, "kineto", rank_in_name(file)) for file in files])]
+    ['trainer', 'trainer', 'rollout', 'rollout']
+    >>> files = [f"{role}{rank}.json" for role in ("rank", "worker") for rank in (0, 1)]
+    >>> roles_by_name([SourceRef(file, "kineto", rank_in_name(file)) for file in files]) is None
+    True
+    """
+    if any(ref.rank is None for ref in refs):
+        return None
+    processes = max(Counter(ref.rank for ref in refs).values())
+    folders = [folder.rpartition("/")[2].removeprefix("role=") for folder in _run_folders(refs)]
+    for names in (folders, [_name_stem(ref.name) for ref in refs]):
+        each_rank_once = len({(name, ref.rank) for name, ref in zip(names, refs, strict=False)}) == len(refs)
+        if names and all(names) and each_rank_once and len(set(names)) == processes > 1:
+            return [msgspec.structs.replace(ref, role=name) for ref, name in zip(refs, names, strict=True)]
+    return None
+
+
+def _name_stem(name: str) -> str:
+    """Return a file's name without its rank and suffixes.
+
+    >>> _name_stem("rollout_rank3.pt.trace.json.gz"), _name_stem("rank3.json")
+    ('rollout', '')
+    """
+    for pattern in _RANK_IN_NAME:
+        name = pattern.sub("", name)
+    return re.sub(r"(\.(pt|trace|json|gz|sqlite))+$", "", name).strip("-_. ")
+
+
+def several_runs_error(runs: Sequence[str]) -> InputError:
+    """Return the error about the folders of several runs, of which one must be chosen."""
+    if len(runs) < 2:
+        return InputError(
+            f"the files in {', '.join(runs)} look like several runs", hint="name one file per rank of one run"
+        )
     first, second = (shlex.quote(run) for run in runs[:2])
     return InputError(
         f"these look like {len(runs)} runs{file_listing(runs)}",
-        hint=f"name one: tracekit analyze {first}; or compare two: tracekit diff {first} {second}",
+        hint=f"name one: tracekit analyze {first}; compare two: tracekit diff {first} {second}; "
+        f"or, if they ran together: --role {Path(first).name}={first} --role {Path(second).name}={second}",
     )
 
 

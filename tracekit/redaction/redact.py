@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,8 @@ from tracekit.redaction.fields import KEEP_OPTIONS
 from tracekit.redaction.names import NameRedactor
 
 SQLITE_SUFFIX = ".sqlite"
+_STEM = re.compile(r"\d+|\.(pt|trace|json|gz|sqlite)")
+"""What does not tell the files of one role from those of another: numbers and suffixes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,15 +87,31 @@ def redact_each(
     if source.exists() and target.exists() and source.resolve() == target.resolve():
         raise OptionError(f"{target}: is the trace itself", hint="write the redacted trace somewhere else")
     names = NameRedactor(words)  # one for all files: a group has the same pseudonym on every rank
-    refs = discover(source).refs
+    refs = discover(source, check=False).refs
     if len(refs) == 1 and Path(refs[0].path) == source:  # a file, or an export that is itself a folder
         yield _redact_file(refs[0], target, names, keep)
         return
     if target.is_file():
         raise OutputError(f"{target}: is a file, and there are {len(refs)} traces", hint="name a folder")
     with output_folder(target):
+        if len({ref.rank for ref in refs}) < len(refs):
+            yield from _redact_roles(refs, source, target, names, keep)
+            return
         for ref in refs:
             yield _redact_file(ref, target / _output_name(ref), names, keep)
+
+
+def _redact_roles(
+    refs: Sequence[SourceRef], source: Path, target: Path, names: NameRedactor, keep: Collection[str]
+) -> Iterator[Redacted]:
+    """Redact the files of several processes per rank: each folder becomes role0, role1, …, and so do name stems."""
+    keys = [(str(Path(ref.path).parent.relative_to(source)), _STEM.sub("", ref.name)) for ref in refs]
+    numbers = {key: number for number, key in enumerate(sorted(set(keys)))}
+    for position, (ref, key) in enumerate(zip(refs, keys, strict=True)):
+        folder = target / f"role{numbers[key]}"
+        folder.mkdir(exist_ok=True)
+        name = _output_name(ref) if ref.rank is not None else f"trace{position}.pt.trace.json.gz"
+        yield _redact_file(ref, folder / name, names, keep)
 
 
 def _redact_file(ref: SourceRef, target: Path, names: NameRedactor, keep: Collection[str]) -> Redacted:

@@ -10,6 +10,7 @@ from tracekit.metrics.reload import Reload
 from tracekit.parsers.ranks import missing_ranks
 from tracekit.report.names import short_kernel
 from tracekit.report.remedies import BECAUSE, FIXES, main_cause
+from tracekit.report.role_words import role_advice
 from tracekit.schema import GAP_CAUSES, IDLE_CAUSES
 
 WORTH = 0.05
@@ -45,6 +46,8 @@ def advice(analysis: Analysis) -> list[str]:
         if any(notice.code == "no-gpu-events" and "are read here" in notice.message for notice in analysis.notices):
             return ["give a trace of PyTorch's profiler or of Nsight Systems, recorded on CUDA or ROCm"]
         return ["record with CUDA activities on; `tracekit doctor` says how"]
+    if lines := role_advice(analysis):
+        return lines
     found = [*(_gap(analysis) or _exposed(analysis, span)), *_idle(analysis, span), *_unknown(analysis, span)]
     if analysis.total.lower_bound:
         nameless = any(n.code == "wait-unknown" and "their peer" in n.message for n in analysis.notices)
@@ -197,4 +200,6 @@ def asked(analysis: Analysis) -> str | None:
     folders = {path.rpartition("/")[0] for path in paths}
     if len(paths) == 1:
         return next(iter(paths))
+    if analysis.role_results.roles and len(folders) > 1:  # a folder per role
+        folders = {folder.rpartition("/")[0] for folder in folders}
     return (folders.pop() or ".") if len(folders) == 1 else None

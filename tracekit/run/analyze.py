@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +19,7 @@ from tracekit.analysis.tables import RankTables
 from tracekit.errors import Notice, OptionError
 from tracekit.parsers.ranks import unknown_rank_error
 from tracekit.reconstruct.parallel_groups import split_layout
+from tracekit.roles.combine import combine_roles, main_role
 from tracekit.run.driver import (
     MEASURE_BYTES_FOR_PROCESSES,
     Span,
@@ -30,7 +31,7 @@ from tracekit.run.driver import (
 from tracekit.run.measure import Options
 from tracekit.run.options import DamagePolicy, OnDamage, damage_policy, file_rank_option
 from tracekit.store.reading import failure_notices
-from tracekit.store.sources import Paths
+from tracekit.store.sources import OneRole, Paths
 from tracekit.store.trace import Trace
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
 
 def analyze(
-    traces: Paths | Trace,
+    traces: Paths | OneRole | Trace,
     *,
     steps: Steps | None = None,
     ranks: Collection[int] | None = None,
@@ -63,7 +64,8 @@ def analyze(
     """Read, label, measure and compare traces; return where the time of a step went.
 
     Args:
-        traces: A path, folder, glob, URL or store, several of them, or a ``Trace``.
+        traces: A path, folder, glob, URL or store, several of them, or a ``Trace``. For ranks with several processes
+            also the paths of each role by its name: ``{"trainer": "a/", "rollout": "b/"}``.
         steps: Steps to analyse: ``"2:4"`` is steps 2 and 3, as is ``[2, 3]``; by default all.
         ranks: Numbers of the ranks to read; by default all.
         file_rank: Rank of a single file that does not name it.
@@ -122,6 +124,7 @@ def analyze(
         # The store is analysed instead of the traces, whose damage was dealt with; the result names the traces.
         paths = [ref.path for ref in find_sources(traces, ranks=ranks, rank=file_rank)[0]]
         traces, file_rank, rules, policy = written.path, None, None, damage_policy("warn")
+    named = isinstance(traces, Mapping)
     options = Options(
         rules=rules,
         base=str(Path.cwd()) if executor is not None else None,
@@ -139,23 +142,34 @@ def analyze(
         rank_inputs = _measure_sources(
             traces, options, policy, ranks=ranks, file_rank=file_rank, workers=workers, executor=executor
         )
-    return combine(
-        rank_inputs.tables,
-        paths=rank_inputs.paths if paths is None else paths,
-        notices=rank_inputs.notices,
-        schedule=schedule,
-        layout=layout,
-        what_if=what_if,
-        critical_path=critical_path,
-        pipeline=pipeline,
-        map_function=pipeline_map(workers, executor),
-    )
+    by_role: dict[str, list[RankTables]] = {}
+    for role, rank_tables in zip(rank_inputs.roles, rank_inputs.tables, strict=True):
+        by_role.setdefault(role or "", []).append(rank_tables)
+    main = main_role(by_role)
+    # A schedule and a layout that the caller names are the main role's.
+    analyses = {
+        role: combine(
+            tables,
+            paths=rank_inputs.paths if paths is None else paths,
+            notices=rank_inputs.notices if role == main else (),
+            schedule=schedule if role == main or schedule == "none" else "auto",
+            layout=layout if role == main else None,
+            what_if=what_if and role == main,
+            critical_path=critical_path and role == main,
+            pipeline=pipeline if role == main else None,
+            map_function=pipeline_map(workers, executor),
+        )
+        for role, tables in by_role.items()
+    }
+    return combine_roles(analyses, by_role, main=main, named=named)
 
 
 class MeasuredRanks(msgspec.Struct, frozen=True, eq=False):
     """The tables of all ranks, the paths they were read from, and notices from reading them."""
 
     tables: Sequence[RankTables]
+    roles: Sequence[str | None]
+    """The role of each of the tables."""
     paths: Sequence[str]
     notices: Sequence[Notice]
 
@@ -167,13 +181,14 @@ def _measure_trace(trace: Trace, options: Options, ranks: Collection[int] | None
         raise unknown_rank_error(absent, trace.ranks)
     return MeasuredRanks(
         tables=[options.measure(part) for part in parts],
+        roles=[part.source.role for part in parts],
         paths=[part.source.path for part in parts],
         notices=trace.notices,
     )
 
 
 def _measure_sources(
-    traces: Paths,
+    traces: Paths | OneRole,
     options: Options,
     policy: DamagePolicy,
     *,
@@ -195,10 +210,14 @@ def _measure_sources(
         bytes_for_processes=MEASURE_BYTES_FOR_PROCESSES,
     )
     failures = failure_notices(results, strict=policy.strict)
-    tables = [rank_tables for result in results if result.error is None for rank_tables in result.unwrap()]
-    spans = [_span(rank_tables) for rank_tables in tables]
-    run_notices = check_run(spans, ranks=ranks, failed=bool(failures), strict=policy.strict)
-    return MeasuredRanks(tables=tables, paths=[ref.path for ref in refs], notices=(*notices, *failures, *run_notices))
+    pairs = [(result.item.role, tables) for result in results if result.error is None for tables in result.unwrap()]
+    roles, tables = [role for role, _ in pairs], [rank_tables for _, rank_tables in pairs]
+    spans = [_span(rank_tables, role) for role, rank_tables in pairs]
+    named = isinstance(traces, Mapping)
+    run_notices = check_run(spans, ranks=ranks, failed=bool(failures), strict=policy.strict, named=named)
+    return MeasuredRanks(
+        tables=tables, roles=roles, paths=[ref.path for ref in refs], notices=(*notices, *failures, *run_notices)
+    )
 
 
 def _checked_rules(rules: str | Path | RuleBook | None) -> Path | RuleBook | None:
@@ -211,6 +230,6 @@ def _checked_rules(rules: str | Path | RuleBook | None) -> Path | RuleBook | Non
     return Path(rules).absolute()
 
 
-def _span(tables: RankTables) -> Span:
+def _span(tables: RankTables, role: str | None) -> Span:
     steps = tables.steps
-    return tables.source, steps["start_ns"].min(), steps["end_ns"].max()  # type: ignore[return-value]
+    return msgspec.structs.replace(tables.source, role=role), steps["start_ns"].min(), steps["end_ns"].max()  # type: ignore[return-value]

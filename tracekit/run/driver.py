@@ -11,14 +11,18 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Executor
 from typing import Any, TypeVar
 
+from msgspec.structs import replace
+
 from tracekit._util.machine import WORKER_BYTES, available_memory, cores
 from tracekit._util.notices import merge_notices
 from tracekit._util.workers import ItemResult, MapFunction, map_items
 from tracekit.errors import Notice
 from tracekit.parsers.ranks import unknown_rank_error
 from tracekit.parsers.source_refs import SourceRef
+from tracekit.roles.assign import find_roles
+from tracekit.roles.combine import check_roles
 from tracekit.schema import Source
-from tracekit.store.sources import Paths, check_one_run, check_strict, find, missing_notice
+from tracekit.store.sources import OneRole, Paths, check_one_run, check_strict, missing_notice
 
 R = TypeVar("R")
 
@@ -38,14 +42,14 @@ MAX_MEMORY_RATIO = 4
 
 
 def find_sources(
-    paths: Paths, *, ranks: Collection[int] | None = None, rank: int | None = None, strict: bool = False
+    paths: Paths | OneRole, *, ranks: Collection[int] | None = None, rank: int | None = None, strict: bool = False
 ) -> tuple[tuple[SourceRef, ...], tuple[Notice, ...]]:
     """Return the sources to read, one per rank where the rank is known before reading, and notices about them.
 
     >>> [ref.rank for ref in find_sources("sample_traces/reload", ranks=[1, 3])[0]]
     [1, 3]
     """
-    refs, notices = find(paths, ranks=ranks, rank=rank)
+    refs, notices = find_roles(paths, ranks=ranks, rank=rank)
     if strict:
         check_strict(notices)
     return refs, notices
@@ -154,19 +158,36 @@ def pipeline_map(workers: int | None, executor: Executor | None) -> MapFunction:
 
 
 def check_run(
-    spans: Sequence[Span], *, ranks: Collection[int] | None = None, failed: bool = False, strict: bool = False
+    spans: Sequence[Span],
+    *,
+    ranks: Collection[int] | None = None,
+    failed: bool = False,
+    strict: bool = False,
+    named: bool = False,
 ) -> tuple[Notice, ...]:
     """Return the notices of the sources and about missing ranks; raise if the ranks are of different runs.
 
-    A rank of *ranks* that was not read raises, unless sources *failed*: their own notices tell why.
+    A rank of *ranks* that was not read raises, unless sources *failed*: their own notices tell why. Roles, which the
+    caller may have *named*, are checked one by one, and that they ran at the same time.
     """
     sources = [source for source, _, _ in spans]
     present = {source.rank for source in sources}
     absent = set(ranks or ()) - present
     if not failed and (absent or not present):
         raise unknown_rank_error(absent or ranks or (), present)
-    check_one_run(spans)
-    missing = () if ranks is not None else missing_notice(sources)
+    by_role: dict[str | None, list[Span]] = {}
+    for source_span in spans:
+        by_role.setdefault(source_span[0].role, []).append(source_span)
+    for of_role in by_role.values():
+        check_one_run(of_role)
+    check_roles(spans, named=named)
+    missing = []
+    for role, of_role in by_role.items() if ranks is None else ():
+        text = "" if role is None else f"role {role}: "
+        missing += [
+            replace(notice, message=f"{text}{notice.message}")
+            for notice in missing_notice([source for source, _, _ in of_role])
+        ]
     if strict:
         check_strict(missing)
     return (*merge_notices((source.rank, source.notices) for source in sources), *missing)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,11 +24,11 @@ from tracekit.documents.store_manifest import Entry
 from tracekit.errors import InputError, Notice, OptionError
 from tracekit.parsers import remote
 from tracekit.parsers.source_refs import SourceRef
-from tracekit.run.driver import MEASURE_BYTES_FOR_PROCESSES, check_run, find_sources, map_sources
+from tracekit.run.driver import MEASURE_BYTES_FOR_PROCESSES, Span, check_run, find_sources, map_sources
 from tracekit.run.options import DamagePolicy, OnDamage, damage_policy, file_rank_option
-from tracekit.store.files import Store, labelled_by, open_store, rank_folder, write_rank
+from tracekit.store.files import ROLE_PREFIX, Store, labelled_by, open_store, rank_folder, write_rank
 from tracekit.store.reading import failure_notices, read_ref
-from tracekit.store.sources import Paths
+from tracekit.store.sources import OneRole, Paths
 from tracekit.store.writer import StoreWriter, store_folder
 
 
@@ -99,7 +99,7 @@ def content_key(ref: SourceRef, options: object = None) -> str:
 
 
 def ingest(
-    paths: Paths,
+    paths: Paths | OneRole,
     store: str | os.PathLike[str],
     *,
     ranks: Collection[int] | None = None,
@@ -120,8 +120,9 @@ def ingest(
     replaced when the new one is complete, unless *resume* continues it.
 
     Args:
-        paths: Files, a folder, a glob, a URL or a store.
-        store: Folder to write.
+        paths: Files, a folder, a glob, a URL or a store; for ranks with several processes also the paths of each role
+            by its name.
+        store: Folder to write; with several roles, each has a folder of its own in it (``Store.roles``).
         ranks: Ranks to read; by default all.
         file_rank: Rank of a single file that does not name it.
         workers: Number of worker processes, or of the executor's workers; by default as many as pay.
@@ -156,7 +157,7 @@ def ingest(
 
 
 def ingest_with(
-    paths: Paths,
+    paths: Paths | OneRole,
     store: str | os.PathLike[str],
     policy: DamagePolicy,
     *,
@@ -176,31 +177,42 @@ def ingest_with(
     refs = tuple(ref if "://" in ref.path else replace(ref, path=str(Path(ref.path).absolute())) for ref in refs)
     if resume and any(Path(ref.path) == target for ref in refs):
         raise OptionError(f"{target}: cannot be resumed from itself", hint="name the traces")
+    named = isinstance(paths, Mapping)
+    written: list[StoreWriter] = []
+    spans: list[Span] = []
+    run_notices: tuple[Notice, ...] = ()
     with store_folder(target, resume=resume) as folder:
-        work = RankWork(
-            folder=str(folder),
-            rules=None if rules is None else str(Path(rules).absolute()),
-            ranks=None if ranks is None else frozenset(ranks),
-            stacks=stacks,
-            lenient=policy.lenient,
-        )
-        writer = StoreWriter(folder, labelled_by(rules), list(notices))
-        pending = writer.resume(refs, work.key) if resume else list(refs)
-        with writer:
-            results = map_sources(
-                work,
-                pending,
-                workers=workers,
-                executor=executor,
-                progress="ingesting",
-                bytes_for_processes=MEASURE_BYTES_FOR_PROCESSES,
-                on_value=writer.add,
-                stop_at_failure=policy.strict,
+        for role in dict.fromkeys(ref.role for ref in refs) or (None,):
+            of_role = [ref for ref in refs if ref.role == role]
+            role_folder = folder if role is None else folder / f"{ROLE_PREFIX}{role}"
+            role_folder.mkdir(exist_ok=True)
+            work = RankWork(
+                folder=str(role_folder),
+                rules=None if rules is None else str(Path(rules).absolute()),
+                ranks=None if ranks is None else frozenset(ranks),
+                stacks=stacks,
+                lenient=policy.lenient,
             )
-            failures = failure_notices([*results, *writer.unchanged_results], strict=policy.strict)
-            writer.notices += failures
-            spans = [(entry.source, entry.start_ns, entry.end_ns) for entry in writer.entries.values()]
-            run_notices = check_run(spans, ranks=ranks, failed=bool(failures), strict=policy.strict)
-            writer.complete = True
+            writer = StoreWriter(role_folder, labelled_by(rules), list(notices))
+            written.append(writer)
+            pending = writer.resume(of_role, work.key) if resume else of_role
+            with writer:
+                results = map_sources(
+                    work,
+                    pending,
+                    workers=workers,
+                    executor=executor,
+                    progress="ingesting",
+                    bytes_for_processes=MEASURE_BYTES_FOR_PROCESSES,
+                    on_value=writer.add,
+                    stop_at_failure=policy.strict,
+                )
+                failures = failure_notices([*results, *writer.unchanged_results], strict=policy.strict)
+                writer.notices += failures
+                spans += [(entry.source, entry.start_ns, entry.end_ns) for entry in writer.entries.values()]
+                failed = any(other.notices[len(notices) :] for other in written)
+                run_notices = check_run(spans, ranks=ranks, failed=failed, strict=policy.strict, named=named)
+                writer.complete = True
     opened = open_store(target)
-    return opened, (*writer.resumed_notices, *opened.notices, *run_notices)
+    resumed = tuple(notice for writer in written for notice in writer.resumed_notices)
+    return opened, (*resumed, *opened.notices, *run_notices)

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Literal
 
 from tracekit.run.driver import check_run, find_sources, map_sources, worker_count
 from tracekit.run.options import damage_policy, file_rank_option
 from tracekit.store.reading import from_files, raise_failures, read_ref, read_to_files
-from tracekit.store.sources import Paths, span
+from tracekit.store.sources import OneRole, Paths, span
 from tracekit.store.trace import Trace
 
 
 def load(
-    paths: Paths,
+    paths: Paths | OneRole,
     *,
     ranks: Collection[int] | None = None,
     file_rank: int | None = None,
@@ -28,7 +28,8 @@ def load(
     """Read traces into a ``Trace``: a file, several, a folder, a glob, a URL or a store.
 
     Args:
-        paths: Files, a folder, a glob, a URL or a store.
+        paths: Files, a folder, a glob, a URL or a store; for ranks with several processes also the paths of each role
+            by its name.
         ranks: Ranks to read; by default all.
         file_rank: Rank of a single file that does not name it.
         workers: Number of worker processes; by default one per rank if the files are large, within cores and memory.
@@ -57,6 +58,6 @@ def load(
             raise_failures(written)
             parts = [part for files in written for part in from_files(files.unwrap())]
     parts = [part for part in parts if ranks is None or part.source.rank in ranks]
-    parts.sort(key=lambda part: part.source.rank)
-    run_notices = check_run([span(part) for part in parts], ranks=ranks)
+    parts.sort(key=lambda part: (part.source.role or "", part.source.rank))
+    run_notices = check_run([span(part) for part in parts], ranks=ranks, named=isinstance(paths, Mapping))
     return Trace(tuple(parts), (*notices, *run_notices))

@@ -12,7 +12,7 @@ from tracekit.errors import InputError, OptionError
 from tracekit.store.files import Store, open_store
 
 TABLES = {
-    "events": "every event of every rank, columns as in tracekit.schema.EVENTS",
+    "events": "every event of every rank, columns as in tracekit.schema.EVENTS; of several roles also role",
     "labelled": "GPU events with label, pass, module and evidence, columns as in tracekit.schema.LABELLED",
     "ranks": "one row per rank: rank, rows, start_ns, end_ns, path, reader, world_size, device",
 }
@@ -52,6 +52,8 @@ def query(store: str | Path, sql: str) -> pl.DataFrame:
 
 def _tables(store: Store) -> dict[str, Any]:
     """Return the tables by name: datasets that are scanned when used, and the list of ranks."""
+    if store.roles:
+        return _tables_of_roles(store)
     datasets: Any = importlib.import_module("pyarrow.dataset")
     # Arrow does not verify checksums, and would answer from a damaged file.
     files = {
@@ -63,9 +65,16 @@ def _tables(store: Store) -> dict[str, Any]:
         ],
     }
     tables: dict[str, Any] = {name: datasets.dataset(paths, format="parquet") for name, paths in files.items() if paths}
+    tables["ranks"] = _ranks_table(store)
+    return tables
+
+
+def _ranks_table(store: Store) -> Any:
+    """Return the list of ranks, with their roles if there are several."""
     rows = [
         {
             "rank": entry.rank,
+            **({"role": entry.source.role} if entry.source.role is not None else {}),
             "rows": entry.rows,
             "start_ns": entry.start_ns,
             "end_ns": entry.end_ns,
@@ -76,5 +85,27 @@ def _tables(store: Store) -> dict[str, Any]:
         }
         for entry in store.entries
     ]
-    tables["ranks"] = pl.DataFrame(rows).to_arrow()
+    return pl.DataFrame(rows, infer_schema_length=None).to_arrow()
+
+
+def _tables_of_roles(store: Store) -> dict[str, Any]:
+    """Return the tables of all roles together, with a column ``role``."""
+    arrow: Any = importlib.import_module("pyarrow")
+    datasets: Any = importlib.import_module("pyarrow.dataset")
+    partitioning = datasets.partitioning(arrow.schema([("role", arrow.string())]), flavor="hive")
+    tables: dict[str, Any] = {
+        name: datasets.dataset(
+            [
+                str(of_role.checked_file(entry.rank, name))
+                for of_role in store.roles.values()
+                for entry in of_role.entries
+                if name == "events" or entry.labelled_rows is not None
+            ],
+            format="parquet",
+            partitioning=partitioning,
+            partition_base_dir=str(store.path),
+        )
+        for name in ("events", "labelled")
+    }
+    tables["ranks"] = _ranks_table(store)
     return tables

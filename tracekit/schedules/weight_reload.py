@@ -11,10 +11,11 @@ So broadcast g+1 runs beside reload g, and the next round's H2D beside the last 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from os import PathLike
-from typing import Any
+from typing import Any, TypeVar
 
 import polars as pl
 
@@ -23,6 +24,7 @@ from tracekit.documents.schedule import FORMAT, Cell, ScheduleDocument
 from tracekit.errors import OptionError, ScheduleError
 from tracekit.schedules.times import parse_times
 
+Time = TypeVar("Time", int, float)
 LANES = ("H2D buffer", "IPC buffer 0", "IPC buffer 1")
 
 
@@ -132,15 +134,33 @@ def weight_reload(ranks: int, rounds: int, times: ReloadTimes | None = None) -> 
             f"ranks={ranks}, rounds={rounds}: more than 2,000,000 broadcasts", hint="use fewer ranks or rounds"
         )
     times = times or ReloadTimes()
-    steps: list[tuple[str, int, float, float]] = []
-    now: float = 0
-    reloaded: float = 0  # end of the last reload
-    for round_index in range(rounds):
-        steps.append(("H2D", round_index * ranks, now, now + times.H2D))
-        now += times.H2D
-        for bucket in range(round_index * ranks, (round_index + 1) * ranks):
-            steps.append(("BROADCAST", bucket, now, now + times.BROADCAST))
-            now = max(now + times.BROADCAST, reloaded)
-            reloaded = now + times.RELOAD
-            steps.append(("RELOAD", bucket, now, reloaded))
-    return WeightReload(ranks, rounds, times, tuple(steps))
+    owned = [(bucket // ranks, times.BROADCAST, times.RELOAD) for bucket in range(ranks * rounds)]
+    return WeightReload(ranks, rounds, times, tuple(simulate_buckets([times.H2D] * rounds, owned)))
+
+
+def simulate_buckets(
+    h2d: Sequence[Time], buckets: Sequence[tuple[int, Time, Time]]
+) -> list[tuple[str, int, Time, Time]]:
+    """Return the steps (op, bucket, start, end) of an update with times of its own for every round and bucket.
+
+    Args:
+        h2d: Time of each round's copies from the host, which all devices make at once.
+        buckets: Round, time of the broadcast and time of the reload of each bucket, in order of their rounds.
+
+    >>> simulate_buckets([4, 2], [(0, 1, 1), (1, 1, 1)])[-2:]
+    [('BROADCAST', 1, 7, 8), ('RELOAD', 1, 8, 9)]
+    """
+    steps: list[tuple[str, int, Time, Time]] = []
+    now: Any = 0
+    reloaded: Any = 0  # end of the last reload
+    copied_rounds = 0
+    for bucket, (round_index, broadcast, reload) in enumerate(buckets):
+        while copied_rounds <= round_index:
+            steps.append(("H2D", bucket, now, now + h2d[copied_rounds]))
+            now += h2d[copied_rounds]
+            copied_rounds += 1
+        steps.append(("BROADCAST", bucket, now, now + broadcast))
+        now = max(now + broadcast, reloaded)
+        reloaded = now + reload
+        steps.append(("RELOAD", bucket, now, reloaded))
+    return steps

@@ -18,7 +18,7 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -31,13 +31,15 @@ from tracekit._util.os_errors import read_error, write_error
 from tracekit._version import __version__
 from tracekit.documents.coding import Document, decode, encode
 from tracekit.documents.store_manifest import FORMAT, Entry, StoreManifest
-from tracekit.errors import InputError, Notice
+from tracekit.errors import InputError, Notice, OptionError
 from tracekit.parsers.discovery import STORE_MANIFEST
 from tracekit.parsers.ranks import unknown_rank_error
 from tracekit.schema import EVENTS, LABELLED, MEMORY, RankEvents, Source, conform
 from tracekit.store.checksums import file_checksum, matches_checksum, verify_document, with_checksum
 
 MANIFEST = STORE_MANIFEST
+ROLE_PREFIX = "role="
+"""Beginning of the name of a role's folder in a store whose ranks have several processes."""
 SOURCE_KEY = "tracekit.source"
 ENTRY = "entry.json"
 ZSTD_LEVEL = 1
@@ -66,6 +68,8 @@ class Store:
     """False while it is written, and if writing was interrupted: ``tracekit ingest --resume`` continues it."""
     notices: tuple[Notice, ...] = ()
     """Notices from when it was written, such as traces that could not be read."""
+    roles: Mapping[str, Store] = field(default_factory=dict)
+    """The stores of a run's roles, by name; then the ranks' tables are in these. Empty if ranks have one process."""
     _by_rank: dict[int, Entry] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -114,6 +118,9 @@ class Store:
         return conform(_collect(lazy, self._file(rank, "labelled"), schema, rows), LABELLED)
 
     def _entry(self, rank: int) -> Entry:
+        if self.roles:
+            names = ", ".join(self.roles)
+            raise OptionError(f"{self.path}: is a store of several roles", hint=f"take one of store.roles: {names}")
         try:
             return self._by_rank[rank]
         except KeyError:
@@ -157,7 +164,13 @@ def is_store(path: str | Path) -> bool:
     >>> is_store("/nowhere")
     False
     """
-    return _root(Path(path)).joinpath(MANIFEST).is_file()
+    root = _root(Path(path))
+    return root.joinpath(MANIFEST).is_file() or bool(_role_folders(root))
+
+
+def _role_folders(root: Path) -> list[Path]:
+    """Return the folders of a store's roles, ``role=NAME``, which are stores themselves."""
+    return sorted(folder for folder in root.glob(f"{ROLE_PREFIX}*") if (folder / MANIFEST).is_file())
 
 
 def open_store(path: str | Path) -> Store:
@@ -168,6 +181,11 @@ def open_store(path: str | Path) -> Store:
     tracekit.errors.InputError: sample_traces: ...
     """
     root = _root(Path(path))
+    if roles := {folder.name.removeprefix(ROLE_PREFIX): open_store(folder) for folder in _role_folders(root)}:
+        stores = roles.values()
+        notices = tuple(dict.fromkeys(notice for store in stores for notice in store.notices))
+        entries = tuple(entry for store in stores for entry in store.entries)
+        return Store(root, entries, None, all(store.complete for store in stores), notices, roles)
     try:
         status = (root / MANIFEST).stat()
         stamp = (status.st_ino, status.st_mtime_ns, status.st_size)

@@ -37,7 +37,8 @@ def read_ref(ref: SourceRef, *, stacks: bool = False, lenient: bool = True) -> l
     """
     if ref.reader == "store":
         assert ref.rank is not None, "a store's sources name their rank"
-        return [open_store(ref.path).rank(ref.rank)]
+        part = open_store(ref.path).rank(ref.rank)
+        return [replace(part, source=msgspec.structs.replace(part.source, role=ref.role or part.source.role))]
     with remote.fetch_to_local(ref.path) as local:
         parts = READERS[ref.reader](local, ref, stacks, lenient)
     return [_with_discovered_rank(part, ref, only_rank=len(parts) == 1) for part in parts]
@@ -65,7 +66,7 @@ READERS: dict[str, Callable[[str, SourceRef, bool, bool], list[RankEvents]]] = {
 
 def _with_discovered_rank(part: RankEvents, ref: SourceRef, *, only_rank: bool) -> RankEvents:
     """Return a rank with the path of its source and, if its file does not name it, the rank that discovery found."""
-    source = msgspec.structs.replace(part.source, path=ref.path)
+    source = msgspec.structs.replace(part.source, path=ref.path, role=ref.role)
     if not only_rank or source.rank_from == "content" or ref.rank is None or ref.rank_from == "content":
         return replace(part, source=source)
     events, memory = part.events, part.memory

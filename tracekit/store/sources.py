@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
+import msgspec
 import polars as pl
 from msgspec.structs import replace
 
@@ -17,7 +18,20 @@ from tracekit.parsers.source_refs import SourceRef, check_single_run
 from tracekit.schema import RankEvents, Source
 from tracekit.store.files import open_store
 
-Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
+PathList = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
+Paths = PathList | Mapping[str, PathList]
+"""Paths of a run, or of each of its roles by the role's name."""
+
+
+class OneRole(msgspec.Struct, frozen=True):
+    """Paths of a run of which only one role is read."""
+
+    paths: PathList
+    role: str
+
+    def __iter__(self) -> Iterator[str | os.PathLike[str]]:
+        return iter([self.paths] if isinstance(self.paths, str | os.PathLike) else self.paths)
+
 
 MAX_GAP_WITHIN_RUN_NS = 3_600_000_000_000
 """Largest gap (1 h) between the recordings of one run: its ranks are profiled at the same time."""
@@ -26,16 +40,17 @@ EARLIEST_DATE_NS = 1_400_000_000_000_000_000
 
 
 def find(
-    paths: Paths, *, ranks: Collection[int] | None = None, rank: int | None = None
+    paths: PathList, *, ranks: Collection[int] | None = None, rank: int | None = None, check: bool = True
 ) -> tuple[tuple[SourceRef, ...], tuple[Notice, ...]]:
     """Return the sources at *paths*, one per rank where the rank is known before reading, and notices about them.
 
-    A store becomes one source per rank. *rank* is the rank of a single file that does not name it.
+    A store becomes one source per rank. *rank* is the rank of a single file that does not name it. Without *check*,
+    several sources may have the same rank.
 
     >>> [ref.rank for ref in find("sample_traces/reload", ranks=[1, 3])[0]]
     [1, 3]
     """
-    sources = discover(paths, ranks=ranks, rank=rank)
+    sources = discover(paths, ranks=ranks, rank=rank, check=check)
     refs: list[SourceRef] = []
     notices = list(sources.notices)
     for ref in sources.refs:
@@ -44,7 +59,8 @@ def find(
             refs += _store_refs(ref)
         else:
             refs.append(ref)
-    check_single_run(refs)
+    if check:
+        check_single_run(refs)
     if ranks is not None:
         refs = [ref for ref in refs if ref.rank is None or ref.rank in ranks or ref.reader == "nsight"]
     return tuple(refs), tuple(notices)
@@ -56,7 +72,14 @@ def _store_refs(ref: SourceRef) -> list[SourceRef]:
         raise InputError(f"{ref.path}: the store holds no rank yet", hint="go on with: tracekit ingest --resume")
     size = ref.bytes // max(1, len(sources))
     return [
-        replace(ref, rank=source.rank, rank_from=source.rank_from, world_size=source.world_size, bytes=size)
+        replace(
+            ref,
+            rank=source.rank,
+            rank_from=source.rank_from,
+            world_size=source.world_size,
+            bytes=size,
+            role=ref.role or source.role,
+        )
         for source in sources
     ]
 

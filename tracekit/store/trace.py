@@ -11,7 +11,7 @@ import polars as pl
 
 from tracekit._util.html import html_table
 from tracekit._util.text import listing
-from tracekit.errors import Notice
+from tracekit.errors import Notice, OptionError
 from tracekit.parsers.ranks import unknown_rank_error
 from tracekit.schema import EVENTS, GPU_KINDS, MEMORY, RankEvents, Source
 from tracekit.store.sources import span
@@ -31,7 +31,7 @@ class Trace:
     """
 
     parts: tuple[RankEvents, ...]
-    """Events and source of each rank, in the order of their numbers."""
+    """Events and source of each rank, in the order of their numbers; of several roles, one role after the other."""
     notices: tuple[Notice, ...] = ()
     """Notices about files and ranks that are damaged, missing or were left out."""
 
@@ -53,14 +53,29 @@ class Trace:
     @property
     def ranks(self) -> tuple[int, ...]:
         """The numbers of the ranks, ascending."""
-        return tuple(part.source.rank for part in self.parts)
+        return tuple(sorted({part.source.rank for part in self.parts}))
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The names of the roles; empty if ranks have one process each."""
+        return tuple(dict.fromkeys(part.source.role for part in self.parts if part.source.role is not None))
+
+    def role(self, name: str) -> Trace:
+        """Return the trace of one role."""
+        if name not in self.roles:
+            raise OptionError(f"there is no role {name!r}", hint=f"there are: {', '.join(self.roles) or 'none'}")
+        return Trace(tuple(part for part in self.parts if part.source.role == name), self.notices)
 
     def rank(self, rank: int) -> RankEvents:
-        """Return one rank's events and source."""
-        for part in self.parts:
-            if part.source.rank == rank:
-                return part
-        raise unknown_rank_error([rank], self.ranks)
+        """Return one rank's events and source; of a run with several roles, take a ``role`` first."""
+        parts = [part for part in self.parts if part.source.rank == rank]
+        if not parts:
+            raise unknown_rank_error([rank], self.ranks)
+        if len(parts) > 1:
+            raise OptionError(
+                f"rank {rank} has {len(parts)} processes", hint=f"take a role first: trace.role({self.roles[0]!r})"
+            )
+        return parts[0]
 
     def to_pandas(self) -> pd.DataFrame:
         """Return the events as a pandas table; repeated text stays categorical."""

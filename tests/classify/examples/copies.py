@@ -26,6 +26,11 @@ def _(p):
     return p.copy(D2H, 1, bytes=LARGE)
 
 
+@example("onload-weights")
+def _(p):
+    return p.copy(H2D, 1, bytes=LARGE)
+
+
 @example("offload-stream")
 def _(p):
     return p.copy(D2H, 1, bytes=LARGE, stream=30)

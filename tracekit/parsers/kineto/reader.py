@@ -77,11 +77,18 @@ def read(
                 groups=header.groups,
                 record_shapes=_record_shapes(header, events),
                 counts=_counts(events),
+                pid=_process_id(events),
                 skipped=_skipped(scanned, table, memory),
                 notices=(*_notices(stream, scanned, table, events, header.base_ns), *header.notices),
             ),
             memory,
         )
+
+
+def _process_id(events: pl.DataFrame) -> int | None:
+    """Return the process that called the runtime; None if none or several did."""
+    calls = events.filter(pl.col("kind").is_in(["cpu_op", "runtime"]))["pid"].drop_nulls().unique()
+    return calls.item() if len(calls) == 1 else None
 
 
 def _scan(stream: Stream, *, stacks: bool) -> tuple[Scanned, dict[str, Any]]:

@@ -9,6 +9,7 @@ from typing import Any
 from tracekit.analysis import Analysis
 from tracekit.analysis.spread import FIGURES
 from tracekit.report.html.heat_map import heat_map, step_heat_map
+from tracekit.report.html.roles import phase_drawing, update_drawings
 from tracekit.report.html.schedules import schedule_data
 from tracekit.report.html.templates import asset, render_template, script_json
 from tracekit.report.html.timeline import (
@@ -61,6 +62,8 @@ def render_html(analysis: Analysis) -> str:
         kernel_moments=kernel_moments(clock, view.kernels, ranks),
         explaining_rows=explaining_rows(view.kernels),
         grids=_shared_tables(view),
+        phase_drawing=phase_drawing(analysis),
+        update_drawings=update_drawings(analysis) if view.roles is not None else None,
         choices=len(choices),
         choice_name=_choice_name(choices),
     )
@@ -100,6 +103,8 @@ def _linked_sections(view: View, lane_ranks: Sequence[int]) -> set[str]:
         "lanes": lane_ranks,
         "stragglers": view.stragglers,
         "reload": view.reload,
+        "iterations": view.roles and view.roles.iterations,
+        "weight-updates": view.roles and view.roles.updates,
         "warnings": view.warnings,
     }
     return {name for name, content in contents.items() if content}

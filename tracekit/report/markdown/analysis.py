@@ -109,6 +109,16 @@ def _reload(view: View) -> str:
     return f"### Weight reload\n\n{simple_table(('', ''), view.reload.facts, words=2)}"
 
 
+def _roles(view: View) -> str:
+    if view.roles is None:
+        return ""
+    return "\n\n".join(
+        _section(title, replace(table, notes=(meaning, *table.notes)))
+        for title, meaning, table in view.roles.tables
+        if table is not None
+    )
+
+
 def _memory(view: View) -> str:
     memory = view.memory
     if memory is None:
@@ -184,6 +194,7 @@ SECTIONS: tuple[Callable[[View], str], ...] = (
     _title,
     _answer,
     _next,
+    _roles,
     _budget,
     _overlap,
     _gap,

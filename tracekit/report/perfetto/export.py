@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -17,13 +17,13 @@ from tracekit.run.analyze import analyze
 from tracekit.run.ingest import ingest_with
 from tracekit.run.options import OnDamage, damage_policy, file_rank_option
 from tracekit.store.files import Store, is_store, open_store
-from tracekit.store.sources import Paths
+from tracekit.store.sources import OneRole, Paths
 
 __all__ = ["Exported", "export"]
 
 
 def export(
-    paths: Paths,
+    paths: Paths | OneRole,
     output: str | os.PathLike[str],
     *,
     ranks: Collection[int] | None = None,
@@ -63,14 +63,15 @@ def export(
 
 @contextmanager
 def _stored(
-    paths: Paths, ingest_store: Callable[..., tuple[Store, tuple[Notice, ...]]], *, rules: str | Path | None
+    paths: Paths | OneRole, ingest_store: Callable[..., tuple[Store, tuple[Notice, ...]]], *, rules: str | Path | None
 ) -> Iterator[tuple[Store, tuple[Notice, ...]]]:
     """Open the store the paths name, or make one that is gone afterwards."""
-    listed = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
-    if len(listed) == 1 and rules is None and is_store(Path(listed[0])):
-        store = open_store(Path(listed[0]))
-        if all(store.scan_labelled(number) is not None for number in store.ranks):
-            yield store, ()
-            return
+    if not isinstance(paths, Mapping | OneRole):
+        paths = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+        if len(paths) == 1 and rules is None and is_store(Path(paths[0])):
+            store = open_store(Path(paths[0]))
+            if all(entry.labelled_rows is not None for entry in store.entries):
+                yield store, ()
+                return
     with tempfile.TemporaryDirectory(prefix="tracekit-") as folder:
-        yield ingest_store(listed, Path(folder) / "store")
+        yield ingest_store(paths, Path(folder) / "store")

@@ -82,8 +82,11 @@ class TrackNumbers:
         placed = numbered.join(table, on=("track", "line"), how="left", maintain_order="left").drop("track", "line")
         return placed.sort("start_ns", -pl.col("end_ns"), maintain_order=True)
 
-    def place_rank(self, events: pl.DataFrame, rank: int) -> pl.DataFrame:
-        """Return one rank's own events as ``place_events`` does, a thread for each stream and CPU thread."""
+    def place_rank(self, events: pl.DataFrame, rank_name: str) -> pl.DataFrame:
+        """Return one rank's own events as ``place_events`` does, a thread for each stream and CPU thread.
+
+        *rank_name* begins the names of its processes.
+        """
         kind = pl.col("kind")
         on_gpu = kind.is_in([*GPU_KINDS, "gpu_annotation"])
         gpu_kind = pl.when(kind == "gpu_annotation").then(GPU_ANNOTATIONS).otherwise(GPU_WORK)
@@ -94,16 +97,16 @@ class TrackNumbers:
         )
         keys = keyed.select(TRACK_KEY).unique().sort(TRACK_KEY)
         numbered = keyed.join(keys.with_row_index("track"), on=TRACK_KEY, how="left", maintain_order="left")
-        return self.place_events(numbered.drop(TRACK_KEY), self._rank_tracks(rank, keys))
+        return self.place_events(numbered.drop(TRACK_KEY), self._rank_tracks(rank_name, keys))
 
-    def _rank_tracks(self, rank: int, keys: pl.DataFrame) -> Iterator[tuple[int, str]]:
+    def _rank_tracks(self, rank_name: str, keys: pl.DataFrame) -> Iterator[tuple[int, str]]:
         """Yield process and name of each track; *keys* has the columns ``TRACK_KEY``."""
         kinds = {GPU_WORK: "stream", GPU_ANNOTATIONS: "annotations of stream", CPU: "thread"}
         processes: dict[tuple[str, int], int] = {}
         for track_kind, owner, lane in keys.iter_rows():
             unit, separator = ("CPU", " · process ") if track_kind == CPU else ("GPU", " ")
             if (unit, owner) not in processes:
-                name = f"rank {rank} · {unit}" + (f"{separator}{owner}" if owner >= 0 else "")
+                name = f"{rank_name} · {unit}" + (f"{separator}{owner}" if owner >= 0 else "")
                 processes[unit, owner] = self.add_process(name)
             yield processes[unit, owner], f"{kinds[track_kind]} {lane}" if lane >= 0 else kinds[track_kind]
 

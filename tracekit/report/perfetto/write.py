@@ -83,6 +83,8 @@ class _Export:
         self.store = store
         self.analysis = analysis
         self.ranks = tuple(rank for rank in store.ranks if ranks is None or rank in ranks)
+        self.roles: dict[str | None, Store] = dict(store.roles.items()) or {None: store}
+        self.names = ""  # before the names of tracks: the role that is written
         self.pipelines = analysis.schedule.all if analysis.schedule is not None else ()
         self.clocks = analysis.clocks
         self.base_ns = self._first_time()
@@ -94,9 +96,12 @@ class _Export:
         self.write(self._header())
         self._write_pipelines()
         self._write_critical_path()
-        for rank in self.ranks:
-            self._write_labels(rank)
-            self._write_events(rank)
+        self._write_phases()
+        for role, store in self.roles.items():
+            self.store, self.names = store, "" if role is None else f"{role} · "
+            for rank in (rank for rank in self.ranks if rank in store.ranks):
+                self._write_labels(rank)
+                self._write_events(rank)
         self.write(b"\n]}\n")
         return Exported(target, self.ranks, self.event_count, self.cell_count, self.analysis.notices)
 
@@ -184,6 +189,29 @@ class _Export:
         ).filter(changes_rank & same_step)
         self._write_arrows(arrows, category="critical_path", name="goes on")
 
+    def _write_phases(self) -> None:
+        """Write the phases of every process of an RL loop, and the buffers of every device in weight updates."""
+        results = self.analysis.role_results
+        tracks = {
+            "phases": [
+                (f"{band.role} · rank {band.rank}", band.phase, band.start_ns, band.end_ns) for band in results.bands
+            ],
+            "weight updates": [
+                (f"rank {cell.rank} · {cell.lane}", f"{cell.op} {cell.bucket}", cell.start_ns, cell.end_ns)
+                for update in results.weight_updates
+                for cell in update.cells
+            ],
+        }
+        for process, rows in tracks.items():
+            if not rows:
+                continue
+            threads = {thread: number for number, thread in enumerate(dict.fromkeys(row[0] for row in rows))}
+            table = pl.DataFrame(rows, schema=["thread", "name", "start_ns", "end_ns"], orient="row").with_columns(
+                track=pl.col("thread").replace_strict(threads, return_dtype=pl.Int64), kind=pl.lit("phase")
+            )
+            pid = self.numbers.add_process(process)
+            self._write_table(self.numbers.place_events(table.drop("thread"), [(pid, thread) for thread in threads]))
+
     def _write_arrows(self, arrows: pl.DataFrame, **look: str) -> None:
         for part in arrows.iter_slices(EVENTS_PER_WRITE):
             self._write_lines(arrow_lines(part, self.base_ns, first_id=self.arrow_count + 1, **look))
@@ -195,7 +223,7 @@ class _Export:
         code = events["label"].to_physical().to_numpy().astype(np.int64)
         busy = union(events["start_ns"].to_numpy(), events["end_ns"].to_numpy(), code).to_frame()
         codes = busy["group"].unique().sort().to_list()
-        pid = self.numbers.add_process(f"rank {rank} · labels")
+        pid = self.numbers.add_process(f"{self.names}rank {rank} · labels")
         placed = self.numbers.place_events(
             busy.with_columns(
                 self.clocks.moved(rank, "start_ns", "end_ns"),
@@ -216,7 +244,9 @@ class _Export:
         """Write one rank's own events, then arrows from launches to kernels."""
         labels = self._labelled(rank).select("id", *LABEL_COLUMNS).collect()
         events = self.store.scan(rank).collect().sort("id").join(labels, on="id", how="left", maintain_order="left")
-        placed = self.numbers.place_rank(events, rank).with_columns(self.clocks.moved(rank, "start_ns", "end_ns"))
+        placed = self.numbers.place_rank(events, f"{self.names}rank {rank}").with_columns(
+            self.clocks.moved(rank, "start_ns", "end_ns")
+        )
         self._write_table(placed)
         self.event_count += placed.height
         self._write_arrows(_launch_arrows(placed))

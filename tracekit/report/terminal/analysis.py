@@ -72,6 +72,8 @@ def _over(view: View) -> str:
 
 def _budget_title(view: View) -> str:
     steps = "steps" if view.steps else "step"
+    if view.analysis.role_results.main_role is not None:
+        steps = f"{steps} of role {view.analysis.role_results.main_role}"
     spans = "each rank's span, worst first" if len(view.analysis.rank_results) > 1 else "the rank's span"
     return f"Where the {steps} went (shares of {spans})"
 
@@ -82,6 +84,7 @@ def _bubble_title(view: View) -> str:
 
 Section = Callable[[View, int], RenderableType | None]
 SECTIONS: tuple[tuple[str | Callable[[View], str], Section], ...] = (
+    ("Roles, iterations and weight updates", sections.roles),
     (_budget_title, budget),
     ("Over the ranks (shares of each rank's span)", many_ranks),
     (lambda view: f"Compute ({_over(view)})", sections.compute),

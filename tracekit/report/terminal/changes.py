@@ -53,6 +53,8 @@ def render_diff(result: Data, *, width: int = 100) -> RenderableType:
             parts += [Text(""), *_times(key, name, words.visible_changes(result[key]), width)]
     parts += [Note(words.MEANS_NOTE)] if len(result["ranks"]) > 1 else []
     parts += [Text(terminal(note), style="dim") for note in result["notes"]]
+    for role, changes in result.get("roles", {}).items():
+        parts += [Text(""), Text(f"Role {terminal(role)}", style="bold"), render_diff(changes, width=width)]
     return Group(*parts)
 
 

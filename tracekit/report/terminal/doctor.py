@@ -85,7 +85,9 @@ def _facts(diagnosis: Diagnosis, facts: dict[str, Any]) -> Iterable[tuple[str, s
     more_groups = f"; +{len(groups) - MAX_GROUPS} more" if len(groups) > MAX_GROUPS else ""
     yield "tool", TOOLS.get(facts["reader"], facts["reader"])
     yield "versions", ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in facts["versions"].items())
-    yield "ranks", f"{format_ranges(facts['ranks'])} (rank from {rank_sources}; {world_size})"
+    roles = dict.fromkeys(fact.source.role for fact in diagnosis.facts if fact.source.role is not None)
+    yield "roles", ", ".join(roles)
+    yield "ranks", f"{format_ranges(sorted(set(facts['ranks'])))} (rank from {rank_sources}; {world_size})"
     yield "steps", format_ranges(facts["steps"])
     yield "span", f"{facts['span_ns'] / 1e6:,.1f} ms"
     yield "GPUs", ", ".join(facts["devices"])

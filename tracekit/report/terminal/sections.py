@@ -204,6 +204,17 @@ def reload(view: View, width: int) -> RenderableType | None:
     return facts if lanes is None else Group(facts, lanes)
 
 
+def roles(view: View, width: int) -> RenderableType | None:
+    """Show the roles of a run, its RL iterations, which role waits for which, and its weight updates."""
+    if view.roles is None:
+        return None
+    parts: list[RenderableType] = []
+    for title, meaning, table in view.roles.tables:
+        if table is not None and (rendered := render_table(table, width)) is not None:
+            parts += [Text(f"{title} ({meaning})", style="italic"), rendered]
+    return Group(*parts)
+
+
 def warnings(view: View, width: int) -> RenderableType | None:
     """List the warnings: what was lost, missing or chosen on the way."""
     if not view.warnings:

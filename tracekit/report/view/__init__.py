@@ -23,6 +23,7 @@ from tracekit.report.view.path import path_view
 from tracekit.report.view.pipeline import schedule_view, unnamed_phases
 from tracekit.report.view.ranks import MAX_BUBBLES, bubble_rows, clock_note, host_activity_view, steps_view, stragglers
 from tracekit.report.view.rates import rates_view
+from tracekit.report.view.roles import roles_view
 
 __all__ = ["View", "shorten_notices", "view_of"]
 
@@ -79,6 +80,7 @@ def _build(analysis: Analysis) -> View:
         steps=steps_view(analysis),
         copies=copies(analysis),
         reload=reload_view(analysis),
+        roles=roles_view(analysis),
         fleet=spread(analysis) if len(analysis.rank_results) > MANY_RANKS else None,
         warnings=tuple(shorten_notices(analysis.notices)),
         definitions=DEFINITIONS if schedule is None else (*DEFINITIONS, *SCHEDULE_DEFINITIONS),

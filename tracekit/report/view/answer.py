@@ -14,6 +14,7 @@ from tracekit._util.text import at_least, counted, join_with_and, ms, percent, r
 from tracekit.analysis import Analysis
 from tracekit.report.advice import of_the_gap
 from tracekit.report.remedies import BECAUSE
+from tracekit.report.role_words import iteration_sentence, update_sentence
 from tracekit.report.view.budget import LabelRow, kind_of
 from tracekit.report.view.pace import Pace, pace
 from tracekit.report.view.pipeline import ScheduleView
@@ -64,7 +65,12 @@ def answer(
     if not analysis.total.budget.span_ns:
         return (Line("Time", "There are no GPU events in these traces.", "warnings"), *next_lines)
     step_pace = pace(analysis)
+    sentences = (
+        ("Iteration", iteration_sentence(analysis), "iterations"),
+        ("Weights", update_sentence(analysis), "weight-updates"),
+    )
     lines = (
+        *(Line(topic, text, target) for topic, text, target in sentences if text is not None),
         _time_line(analysis, step_pace),
         _exposed_line(analysis, labels, step_pace.steps),
         _schedule_line(analysis, schedule),
@@ -87,6 +93,8 @@ def _time_line(analysis: Analysis, step_pace: Pace) -> Line:
     remark = "; ".join(filter(None, remarks))
 
     subject = "A step takes" if any(rank.steps for rank in analysis.rank_results) else "The trace spans"
+    if (main := analysis.role_results.main_role) is not None:
+        subject = f"Of role {main}, {subject[0].lower()}{subject[1:]}"
     time = f"{ms(step_pace.ns)} ({remark})" if remark else ms(step_pace.ns)
     included = ", the time between steps included" if report_between else ""
     other_ns = total.label_ns.get("other", 0)

@@ -23,6 +23,7 @@ from tracekit.report.view.path import PathView
 from tracekit.report.view.pipeline import PhaseRow, ScheduleView
 from tracekit.report.view.ranks import BubbleRow, HostActivity, Steps, Straggler
 from tracekit.report.view.rates import RatesView
+from tracekit.report.view.roles import RolesView
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +68,8 @@ class View:
     steps: Steps | None
     copies: Copies | None
     reload: ReloadView | None
+    roles: RolesView | None
+    """Roles, iterations and weight updates of a run whose ranks have several processes."""
     fleet: Spread | None
     """Distribution of figures over ranks, for a run of many ranks."""
     warnings: tuple[Notice, ...]

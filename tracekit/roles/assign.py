@@ -1,0 +1,210 @@
+"""Roles and ranks of sources, where ranks have several processes.
+
+The caller may name the roles. Otherwise folders or file names tell them, and where they do not, the content does: what
+a process works on is its role. A rank that neither a file's content nor its name tells is found by the bytes that pass
+from one process to the other through the host, else by the GPU's number, else by order.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import polars as pl
+from msgspec.structs import replace
+
+from tracekit.errors import InputError, Notice, OptionError
+from tracekit.metrics.process_phases import find_decode_steps, find_stretches
+from tracekit.metrics.reload import RELOAD_EVENTS, reload_events
+from tracekit.parsers.source_refs import SourceRef, check_single_run, file_listing, roles_by_name
+from tracekit.roles.processes import Process, kind_of_role
+from tracekit.schema import RankEvents
+from tracekit.store.reading import read_ref
+from tracekit.store.sources import OneRole, Paths, find
+
+Sources = tuple[tuple[SourceRef, ...], tuple[Notice, ...]]
+
+
+def find_roles(paths: Paths | OneRole, *, ranks: Collection[int] | None = None, rank: int | None = None) -> Sources:
+    """Return the sources at *paths*, each with its rank and, if ranks have several processes, its role.
+
+    >>> [ref.role for ref in find_roles({"a": "sample_traces/reload", "b": "sample_traces/1f1b"}, ranks=[0])[0]]
+    ['a', 'b']
+    """
+    if isinstance(paths, OneRole):
+        sources, notices = find_roles(paths.paths, ranks=ranks, rank=rank)
+        chosen = tuple(ref for ref in sources if ref.role == paths.role)
+        if not chosen:
+            names = sorted({ref.role for ref in sources if ref.role is not None})
+            hint = f"there are: {', '.join(names)}" if names else "ranks have one process each: leave --role out"
+            raise OptionError(f"--role {paths.role}: there is no such role", hint=hint)
+        return chosen, notices
+    if isinstance(paths, Mapping):
+        by_role = {role: find(path, ranks=ranks, rank=rank, check=False) for role, path in paths.items()}
+        refs = [replace(ref, role=role) for role, (members, _) in by_role.items() for ref in members]
+        return _with_ranks(refs, [notice for _, notices in by_role.values() for notice in notices])
+    sources, notices = find(paths, ranks=ranks, rank=rank, check=False)
+    refs = list(sources)
+    if not any(ref.role for ref in refs):
+        try:
+            check_single_run(refs)
+        except InputError:
+            named = roles_by_name(refs) or _roles_by_content(refs)
+            if named is None:
+                raise
+            refs = named
+        else:
+            return sources, notices
+    return _with_ranks(refs, list(notices))
+
+
+def _with_ranks(refs: list[SourceRef], notices: list[Notice]) -> Sources:
+    """Return the sources of all roles, each with its rank; raise if a role is no run of its own."""
+    if any(ref.rank is None and ref.reader == "kineto" for ref in refs):
+        refs, guessed = _find_ranks(refs)
+        notices += guessed
+    for role in dict.fromkeys(ref.role for ref in refs):
+        check_single_run([ref for ref in refs if ref.role == role])
+    order = sorted(refs, key=lambda ref: (ref.role or "", ref.rank is None, ref.rank or 0, ref.path))
+    return tuple(order), tuple(notices)
+
+
+def _roles_by_content(refs: Sequence[SourceRef]) -> list[SourceRef] | None:
+    """Return the sources with roles by the kind of their work; None if they all do the same.
+
+    Folders that each hold one kind of work name the roles, else the kinds do.
+    """
+    if len(refs) < 2 or any(ref.reader != "kineto" for ref in refs):
+        return None
+    contents = {ref.path: _Content.of(ref) for ref in refs}
+    kinds = {path: content.kind for path, content in contents.items()}
+    if len(set(kinds.values())) < 2 or _is_one_process(contents.values()):
+        return None
+    folders = {ref.path: Path(ref.path).parent.name for ref in refs}
+    pairs = {(folders[path], kind) for path, kind in kinds.items()}
+    names = folders if len(pairs) == len(set(folders.values())) == len(set(kinds.values())) else kinds
+    return [replace(ref, role=names[ref.path]) for ref in refs]
+
+
+def _is_one_process(contents: Iterable[_Content]) -> bool:
+    """Return whether files of one rank come from one process: windows of one recording, or copies."""
+    ids = [(content.part.source.rank, content.part.source.pid) for content in contents]
+    return any(count > 1 for (_, pid), count in Counter(ids).items() if pid is not None)
+
+
+@dataclass(frozen=True, eq=False)
+class _Content:
+    """A source that was read to find its role or rank."""
+
+    ref: SourceRef
+    part: RankEvents
+    kind: str
+
+    @classmethod
+    def of(cls, ref: SourceRef) -> _Content:
+        from tracekit.classify import classify
+
+        part = read_ref(ref)[0]
+        labelled = classify(part.events)
+        stretches = find_stretches(labelled)
+        transfers = reload_events(labelled)
+        process = Process(
+            role="",
+            rank=part.source.rank,
+            stretches=stretches,
+            transfers=RELOAD_EVENTS.to_frame() if transfers is None else transfers,
+            decode_steps=find_decode_steps(part.events),
+            shapes_recorded=bool(part.source.record_shapes),
+        )
+        return cls(ref, part, kind_of_role([process]))
+
+    def copied_bytes(self, direction: str) -> Counter[int]:
+        """Return how often each number of bytes was copied between host and device in this direction (``DtoH``)."""
+        copies = self.part.events.filter(
+            (pl.col("kind") == "memcpy") & pl.col("name").cast(pl.String).str.contains(direction)
+        )
+        return Counter(copies["bytes"].drop_nulls().to_list())
+
+    @property
+    def device(self) -> int | None:
+        """The GPU's number, if it used one."""
+        devices = self.part.events.filter(pl.col("kind") == "kernel")["device"].unique()
+        return devices.item() if len(devices) == 1 else None
+
+
+def _find_ranks(refs: Sequence[SourceRef]) -> tuple[list[SourceRef], list[Notice]]:
+    """Return the sources with the ranks of those that do not tell theirs, and notices about guesses."""
+    found = list(refs)
+    notices = []
+    for role in dict.fromkeys(ref.role for ref in refs):
+        members = [ref for ref in refs if ref.role == role and ref.rank is None]
+        if not members:
+            continue
+        others = [ref for ref in refs if ref.role != role and ref.rank is not None]
+        ranks = _numbers_in_names(members) or _match_content(members, others)
+        if ranks is None:
+            if len({ref.rank for ref in others}) != len(members):
+                raise InputError(
+                    f"{len(members)} files do not say their rank{file_listing([ref.path for ref in members])}",
+                    hint="put the rank into their names: rank0.json, rank1.json, …",
+                )
+            ordered = sorted({ref.rank for ref in others if ref.rank is not None})
+            ranks = {
+                ref.path: rank for ref, rank in zip(sorted(members, key=lambda ref: ref.path), ordered, strict=True)
+            }
+            text = (
+                f"the files of role {role} do not say their rank and nothing ties them to the other roles: they are "
+                f"numbered by name, so that figures of single ranks may be those of another rank"
+            )
+            notices.append(Notice("role-order", text))
+            rank_from = "order"
+        else:
+            rank_from = "matched"
+        found = [replace(ref, rank=ranks[ref.path], rank_from=rank_from) if ref.path in ranks else ref for ref in found]
+    return found, notices
+
+
+def _numbers_in_names(refs: Sequence[SourceRef]) -> dict[str, int] | None:
+    """Return the ranks 0, 1, … that the names differ by; None if they differ by anything else.
+
+    >>> _numbers_in_names([SourceRef("gen0.json", "kineto"), SourceRef("gen1.json", "kineto")])
+    {'gen0.json': 0, 'gen1.json': 1}
+    """
+    numbers = [[int(digits) for digits in re.findall(r"\d+", ref.name)] for ref in refs]
+    if len({re.sub(r"\d+", "", ref.name) for ref in refs}) > 1 or len({len(row) for row in numbers}) > 1:
+        return None
+    differing = [column for column in zip(*numbers, strict=True) if len(set(column)) > 1]
+    if len(differing) != 1 or sorted(differing[0]) != list(range(len(refs))):
+        return None
+    return {ref.path: number for ref, number in zip(refs, differing[0], strict=True)}
+
+
+def _match_content(members: Sequence[SourceRef], others: Sequence[SourceRef]) -> dict[str, int] | None:
+    """Return the ranks of *members* by what they share with one process of another role alone; None if unclear."""
+    contents = [_Content.of(ref) for ref in members]
+    ranked = {ref.rank: _Content.of(ref) for ref in others if ref.rank is not None}
+    measures: tuple[Callable[[_Content, _Content], int], ...] = (_passed_copies, _same_device)
+    for measure in measures:
+        ranks: dict[str, int] = {}
+        for content in contents:
+            scores = {rank: measure(content, other) for rank, other in ranked.items()}
+            best = max(scores.values(), default=0)
+            matching = [rank for rank, score in scores.items() if score == best]
+            if best and len(matching) == 1:
+                ranks[content.ref.path] = matching[0]
+        if len(ranks) == len(set(ranks.values())) == len(members):
+            return ranks
+    return None
+
+
+def _passed_copies(first: _Content, second: _Content) -> int:
+    """Return how many copies from one device to the host have as many bytes as copies to the other's device."""
+    passed = first.copied_bytes("DtoH") & second.copied_bytes("HtoD")
+    return (passed + (second.copied_bytes("DtoH") & first.copied_bytes("HtoD"))).total()
+
+
+def _same_device(first: _Content, second: _Content) -> int:
+    return int(first.device is not None and first.device == second.device)

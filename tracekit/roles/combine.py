@@ -1,0 +1,130 @@
+"""The analyses of all roles combined into one result, and the check that they are roles of one run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace as replace_fields
+from itertools import pairwise
+from pathlib import Path
+
+from tracekit._util.text import listing, ms
+from tracekit.analysis import Analysis
+from tracekit.analysis.role_results import Role, RoleResults
+from tracekit.analysis.tables import RankTables
+from tracekit.errors import InputError, Notice
+from tracekit.metrics.process_phases import TRAIN
+from tracekit.parsers.source_refs import several_runs_error
+from tracekit.roles.iterations import find_iterations
+from tracekit.roles.processes import kind_of_role, processes_on_one_clock
+from tracekit.roles.weight_updates import find_weight_updates
+from tracekit.schema import Source
+
+KIND_ORDER = ("trainer", "parameter_server", "rollout", "inference_worker", "inference", "unknown")
+"""Kinds of roles, the one that leads a run first."""
+
+
+def combine_roles(
+    analyses: Mapping[str, Analysis], tables: Mapping[str, Sequence[RankTables]], *, main: str, named: bool
+) -> Analysis:
+    """Return the main role's analysis with the results of all roles.
+
+    Args:
+        analyses: The analysis of each role.
+        tables: The ranks' tables of each role.
+        main: The main role (``main_role``).
+        named: Whether the caller named the roles; otherwise roles that all do the same work are separate runs.
+    """
+    # Clocks are those of a role whose ranks communicate: the trainer's or the parameter servers'.
+    order = sorted(tables, key=lambda role: not _communicates(analyses[role]))
+    processes, notices = processes_on_one_clock(
+        {role: tables[role] for role in order}, {role: analysis.clocks for role, analysis in analyses.items()}
+    )
+    kinds = {role: kind_of_role([process for process in processes if process.role == role]) for role in tables}
+    if len(tables) > 1 and not named and set(kinds.values()) == {"trainer"}:
+        raise several_runs_error(sorted({str(Path(ranks[0].source.path).parent) for ranks in tables.values()}))
+    updates, update_notices = find_weight_updates(processes)
+    iterations, bands = find_iterations(processes, kinds, updates)
+    roles = tuple(
+        Role(role, kinds[role], tuple(sorted(rank.source.rank for rank in tables[role])), analyses[role])
+        for role in sorted(tables, key=lambda role: (role != main, KIND_ORDER.index(kinds[role]), role))
+    )
+    several = len(tables) > 1
+    results = RoleResults(
+        main_role=main if several else None,
+        roles=roles if several else (),
+        iterations=tuple(iterations),
+        weight_updates=tuple(updates),
+        bands=tuple(bands) if several or iterations else (),
+    )
+    notices += [*update_notices, *(_role_notices(roles) if several else ())]
+    return replace_fields(analyses[main], role_results=results, notices=(*notices, *analyses[main].notices))
+
+
+def _communicates(analysis: Analysis) -> bool:
+    return analysis.clocks.residual_ns is not None
+
+
+def main_role(tables: Mapping[str, Sequence[RankTables]]) -> str:
+    """Return the role that trains, else the one with the most GPU work."""
+
+    def rank_role(role: str) -> tuple[bool, int]:
+        budgets = [budget for rank in tables[role] for budget in rank.window.budgets]
+        trains = any(TRAIN in rank.stretches["phase"] for rank in tables[role])
+        return trains, sum(budget.span_ns - budget.idle_ns for budget in budgets)
+
+    return max(tables, key=rank_role)
+
+
+def _role_notices(roles: Sequence[Role]) -> list[Notice]:
+    """Return what the roles of a run leave unanswered."""
+    notices = []
+    sizes = {len(role.ranks) for role in roles}
+    if len(sizes) > 1:
+        counts = ", ".join(f"{role.name} {len(role.ranks)}" for role in roles)
+        text = f"roles have different numbers of ranks ({counts}): their GPUs are counted apart, not as shared"
+        notices.append(Notice("role-ranks", text))
+    for role in roles:
+        without_gpu = [result.rank for result in role.analysis.rank_results if not result.whole.budget.span_ns]
+        if without_gpu:
+            ranks = listing(map(str, without_gpu))
+            text = f"role {role.name}: rank {ranks} has no GPU events; its part of updates and iterations is unknown"
+            notices.append(Notice("role-without-gpu", text))
+        if role.kind == "unknown" and not without_gpu:
+            text = f"role {role.name} neither trains, generates nor moves weights, as far as its events show"
+            notices.append(Notice("role-unknown", text))
+    kinds = {role.kind for role in roles}
+    if "rollout" in kinds and "trainer" not in kinds:
+        text = "no role trains: iterations need the trainer's traces too (--role trainer=PATH)"
+        notices.append(Notice("role-missing", text))
+    return notices
+
+
+def check_roles(spans: Sequence[tuple[Source, int | None, int | None]], *, named: bool) -> None:
+    """Raise if the sources' roles are none of one run: recorded at different times, or by the same processes.
+
+    Args:
+        spans: Source, first and last time in ns of each rank.
+        named: Whether the caller named the roles.
+
+    >>> source = Source("a/rank0.json", "kineto", 0, "name", role="a", pid=7)
+    >>> check_roles([(source, 0, 10), (replace(source, role="b", pid=8), 5, 20)], named=False)
+    """
+    folders = {source.role: str(Path(source.path).parent) for source, _, _ in spans if source.role is not None}
+    processes = Counter((source.rank, source.pid) for source, _, _ in spans if source.role is not None)
+    if not named and any(count > 1 for (_, pid), count in processes.items() if pid is not None):
+        raise several_runs_error(sorted(set(folders.values())))
+    times: dict[str, tuple[int, int]] = {}
+    for source, start, end in spans:
+        if source.role is not None and start is not None and end is not None:
+            first, last = times.get(source.role, (start, end))
+            times[source.role] = min(first, start), max(last, end)
+    ordered = sorted(times.items(), key=lambda item: item[1])
+    for (first_role, (_, end)), (second, (start, _)) in pairwise(ordered):
+        if start >= end:
+            if not named:
+                raise several_runs_error(sorted(set(folders.values())))
+            raise InputError(
+                f"role {second} begins {ms(start - end)} after role {first_role} ends: they were not recorded together",
+                hint="profile all roles over the same iterations",
+            )

@@ -1,0 +1,242 @@
+"""Iterations of an RL loop: rollout, training and weight update, from the phases of all processes.
+
+A process's stretches (``metrics.process_phases``) become bands. Weight updates number them: a band belongs to the
+iteration that the next weight update of its process ends. Iterations follow each other without a gap.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from statistics import median
+
+import numpy as np
+import polars as pl
+from msgspec.structs import replace
+
+from tracekit.documents.roles import Iteration, PhaseBand, RoleWait, RolloutTail, WeightUpdate
+from tracekit.intervals import Intervals, union
+from tracekit.metrics.process_phases import ROLLOUT, TRAIN, WEIGHT_SYNC
+from tracekit.roles.processes import Process
+
+OTHER = "other"
+"""Phase of forward work without a growing cache: a reward or a reference model."""
+PHASE_ORDER = (WEIGHT_SYNC, TRAIN, ROLLOUT, OTHER)
+"""Where colocated roles overlap, the GPU's time counts for the first of these."""
+
+
+def find_iterations(
+    processes: Sequence[Process], kinds: Mapping[str, str], updates: Sequence[WeightUpdate]
+) -> tuple[list[Iteration], list[PhaseBand]]:
+    """Return the iterations of an RL loop and the bands of all processes; no iterations if nothing is rolled out.
+
+    Args:
+        processes: The processes of all roles on one clock.
+        kinds: Kind of each role.
+        updates: The run's weight updates.
+    """
+    bands = [band for process in processes for band in _number(_bands(process, kinds[process.role], updates), updates)]
+    phases = {band.phase for band in bands}
+    if not {ROLLOUT, TRAIN} <= phases:
+        return [], bands
+    starts: dict[int, int] = {}
+    for band in bands:
+        if band.iteration is not None:
+            starts[band.iteration] = min(band.start_ns, starts.get(band.iteration, band.start_ns))
+    numbers = sorted(starts)
+    ends = [*(starts[number] for number in numbers[1:]), max(band.end_ns for band in bands)]
+    colocated = _colocated(processes)
+    iterations = [
+        _measure(number, starts[number], end, bands, processes, colocated=colocated)
+        for number, end in zip(numbers, ends, strict=True)
+        if end > starts[number]
+    ]
+    return iterations, bands
+
+
+def _bands(process: Process, kind: str, updates: Sequence[WeightUpdate]) -> list[PhaseBand]:
+    """Return the phases of one process; synchronisation outside of weight updates belongs to the phase around it."""
+    bands: list[PhaseBand] = []
+    for phase, annotated, start, end, busy in process.stretches.select(
+        "phase", "annotated", "start_ns", "end_ns", "busy_ns"
+    ).iter_rows():
+        is_update = annotated or any(start < update.end_ns and end > update.start_ns for update in updates)
+        name = phase
+        if phase == WEIGHT_SYNC and not is_update and bands:
+            name = bands[-1].phase
+        elif phase == ROLLOUT and kind == "inference":
+            name = OTHER
+        if bands and bands[-1].phase == name:
+            bands[-1] = replace(bands[-1], end_ns=max(end, bands[-1].end_ns), busy_ns=bands[-1].busy_ns + busy)
+        else:
+            bands.append(PhaseBand(process.role, process.rank, name, start, end, busy, None))
+    return bands
+
+
+def _number(bands: Sequence[PhaseBand], updates: Sequence[WeightUpdate]) -> list[PhaseBand]:
+    """Return the bands of one process with their iterations, which its weight updates end.
+
+    Without any update in the process, bands are numbered by the run's updates, or by how often their phase came.
+    """
+    sync = [i for i, band in enumerate(bands) if band.phase == WEIGHT_SYNC]
+    if sync:
+        update_numbers = [_update_of(bands[i], updates, otherwise=order) for order, i in enumerate(sync)]
+        following = np.searchsorted(sync, np.arange(len(bands)))  # position in sync of the next synchronisation
+        return [
+            replace(band, iteration=update_numbers[k] if k < len(sync) else update_numbers[-1] + 1)
+            for band, k in zip(bands, following.tolist(), strict=True)
+        ]
+    if updates:
+        middles = [(update.start_ns + update.end_ns) // 2 for update in updates]
+        return [replace(band, iteration=int(np.searchsorted(middles, band.start_ns))) for band in bands]
+    counts: Counter[str] = Counter()
+    numbered = []
+    for band in bands:
+        numbered.append(replace(band, iteration=counts[band.phase]))
+        counts[band.phase] += 1
+    return numbered
+
+
+def _update_of(band: PhaseBand, updates: Sequence[WeightUpdate], *, otherwise: int) -> int:
+    """Return the number of the weight update in a band of synchronisation."""
+    for number, update in enumerate(updates):
+        if band.start_ns < update.end_ns and band.end_ns > update.start_ns:
+            return number
+    return otherwise
+
+
+def _colocated(processes: Sequence[Process]) -> bool:
+    """Return whether all roles share GPUs: the same ranks on the same devices, and mostly not at the same time.
+
+    Device numbers alone do not tell, because each process may see its own GPU as device 0.
+    """
+    places: dict[str, set[tuple[int, int | None]]] = {}
+    for process in processes:
+        device = next(iter(process.stretches["device"]), None)
+        places.setdefault(process.role, set()).add((process.rank, device))
+    if len(places) < 2 or len({frozenset(place) for place in places.values()}) > 1:
+        return False
+    if any(len(process.lane("reload")) for process in processes):
+        return True  # weights are taken out of memory on the same GPU
+    by_role: dict[str, Intervals] = {}
+    for process in processes:
+        work = process.stretches.filter(pl.col("phase") != WEIGHT_SYNC)
+        number = np.full(len(work), process.rank)
+        bands = union(work["start_ns"].to_numpy(), work["end_ns"].to_numpy(), number)
+        by_role[process.role] = by_role[process.role] | bands if process.role in by_role else bands
+    roles = list(by_role.values())
+    return all(
+        2 * (first & second).total_ns <= min(first.total_ns, second.total_ns)
+        for i, first in enumerate(roles)
+        for second in roles[i + 1 :]
+    )
+
+
+def _union(bands: Sequence[PhaseBand]) -> Intervals:
+    return union([band.start_ns for band in bands], [band.end_ns for band in bands])
+
+
+def _measure(
+    index: int,
+    start: int,
+    end: int,
+    bands: Sequence[PhaseBand],
+    processes: Sequence[Process],
+    *,
+    colocated: bool,
+) -> Iteration:
+    """Measure one iteration: the phases of its GPUs, the waits of its roles, and the tail of its rollout."""
+    window = union([start], [end])
+    inside = [band for band in bands if band.start_ns < end and band.end_ns > start]
+    gpus = sorted({process.rank if colocated else (process.role, process.rank) for process in processes})
+    totals: Counter[str] = Counter()
+    for gpu in gpus:
+        rest = window
+        own = [band for band in inside if gpu == (band.rank if colocated else (band.role, band.rank))]
+        for phase in PHASE_ORDER:
+            covered = _union([band for band in own if band.phase == phase])
+            totals[phase] += (rest & covered).total_ns
+            rest -= covered
+    phase_ns = {phase: totals[phase] // len(gpus) for phase in (ROLLOUT, TRAIN, WEIGHT_SYNC, OTHER)}
+    if not totals[OTHER]:
+        del phase_ns[OTHER]
+    phase_ns["idle"] = end - start - sum(phase_ns.values())
+    roles = list(dict.fromkeys(process.role for process in processes))
+    return Iteration(
+        index=index,
+        start_ns=start,
+        end_ns=end,
+        phase_ns=phase_ns,
+        roles=tuple(_role_wait(role, roles, window, inside, processes, colocated=colocated) for role in roles),
+        rollout_tail=_tail([band for band in bands if band.iteration == index], processes),
+    )
+
+
+def _role_wait(
+    role: str,
+    roles: Sequence[str],
+    window: Intervals,
+    bands: Sequence[PhaseBand],
+    processes: Sequence[Process],
+    *,
+    colocated: bool,
+) -> RoleWait:
+    """Return the idle time of a role and which roles ran meanwhile: on the same rank if colocated, else on any."""
+    ranks = [process.rank for process in processes if process.role == role]
+    idle_ns, waited = 0, Counter[str]()
+    for rank in ranks:
+        idle = window - _union([band for band in bands if (band.role, band.rank) == (role, rank)])
+        idle_ns += idle.total_ns
+        for other in roles:
+            if other != role:
+                running = [band for band in bands if band.role == other and (band.rank == rank or not colocated)]
+                waited[other] += (idle & _union(running)).total_ns
+    waited_ns = {other: ns // len(ranks) for other, ns in waited.items()}
+    longest = max(waited_ns, key=lambda other: waited_ns[other], default=None)
+    busy = sum(band.busy_ns for band in bands if band.role == role)
+    return RoleWait(
+        role=role,
+        idle_ns=idle_ns // len(ranks),
+        busy_ns=busy // len(ranks),
+        waits_for=longest if longest is not None and waited_ns[longest] else None,
+        waited_ns=waited_ns,
+    )
+
+
+def _tail(bands: Sequence[PhaseBand], processes: Sequence[Process]) -> RolloutTail | None:
+    """Return the rank whose rollout takes longest; None for fewer than two ranks."""
+    spans: dict[tuple[str, int], tuple[int, int]] = {}
+    for band in bands:
+        if band.phase == ROLLOUT:
+            key = (band.role, band.rank)
+            start, end = spans.get(key, (band.start_ns, band.end_ns))
+            spans[key] = (min(start, band.start_ns), max(end, band.end_ns))
+    if len(spans) < 2:
+        return None
+    durations = {key: end - start for key, (start, end) in spans.items()}
+    longest, last = max(durations, key=lambda key: durations[key]), max(spans, key=lambda key: spans[key][1])
+    steps = {
+        (process.role, process.rank): _decode_steps(process, *spans[process.role, process.rank])
+        for process in processes
+        if (process.role, process.rank) in spans
+    }
+    counted = [count for count in steps.values() if count is not None]
+    middle, middle_end = round(median(durations.values())), round(median(end for _, end in spans.values()))
+    return RolloutTail(
+        rank=longest[1],
+        ns=durations[longest] - middle,
+        median_ns=middle,
+        last_rank=last[1],
+        last_ns=spans[last][1] - middle_end,
+        decode_steps=steps[longest],
+        median_decode_steps=median(counted) if len(counted) == len(steps) else None,
+    )
+
+
+def _decode_steps(process: Process, start: int, end: int) -> int | None:
+    """Return how often the key/value cache of a process grew in a stretch of time; None if that was not recorded.
+
+    Every layer reads the cache once per step, so a step is a new largest number of keys, or the first of a new batch.
+    """
+    keys = process.decode_steps.filter(pl.col("start_ns").is_between(start, end))["keys"]
+    return int((keys.diff().fill_null(1) != 0).sum()) if len(keys) else None

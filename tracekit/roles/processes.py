@@ -1,0 +1,126 @@
+"""The processes of a run with their times on one clock, as weight updates and iterations read them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from tracekit.align.clocks import Clocks
+from tracekit.analysis.tables import RankTables
+from tracekit.errors import Notice
+from tracekit.metrics.process_phases import ROLLOUT, TRAIN
+from tracekit.metrics.reload import RELOAD_EVENTS
+
+_NO_TRANSFERS = RELOAD_EVENTS.to_frame()
+
+
+@dataclass(frozen=True, eq=False)
+class Process:
+    """One process: its role and rank, and its small tables on the run's clock."""
+
+    role: str
+    rank: int
+    stretches: pl.DataFrame
+    transfers: pl.DataFrame
+    """Its part in weight updates (``RELOAD_EVENTS``)."""
+    decode_steps: pl.DataFrame
+    shapes_recorded: bool
+
+    def lane(self, *names: str) -> pl.DataFrame:
+        """Return its transfers of these lanes, in order of start."""
+        return self.transfers.filter(pl.col("lane").is_in(names))
+
+
+def processes_on_one_clock(
+    tables_by_role: Mapping[str, Sequence[RankTables]], clocks_by_role: Mapping[str, Clocks]
+) -> tuple[list[Process], list[Notice]]:
+    """Return the processes of all roles on the clock of the first role.
+
+    Processes of the same rank are on one host, so that a role whose ranks are not tied to each other takes over the
+    offsets of a role whose ranks are. A role of other ranks is moved by its broadcasts, matched by order and size with
+    those of the first role; without any its clock is used as it is, which is noted.
+    """
+    first = next(iter(tables_by_role))
+    main = clocks_by_role[first]
+    main_ranks = {tables.source.rank for tables in tables_by_role[first]}
+    processes: list[Process] = []
+    notices: list[Notice] = []
+    for role, ranks in tables_by_role.items():
+        same_hosts = {tables.source.rank for tables in ranks} == main_ranks
+        clocks = main if same_hosts else clocks_by_role[role]
+        members = [_process(role, tables, clocks) for tables in ranks]
+        if not same_hosts:
+            offset = _offset_by_broadcasts([p for p in processes if p.role == first], members)
+            if offset is None:
+                text = f"nothing ties the clock of role {role} to that of {first}: their times are compared as recorded"
+                notices.append(Notice("role-clock", text))
+            members = [_moved(process, offset or 0) for process in members]
+        processes += members
+    return processes, notices
+
+
+def _process(role: str, tables: RankTables, clocks: Clocks) -> Process:
+    rank = tables.source.rank
+    times = clocks.moved(rank, "start_ns", "end_ns")
+    return Process(
+        role=role,
+        rank=rank,
+        stretches=tables.stretches.with_columns(times),
+        transfers=_NO_TRANSFERS if tables.reload is None else tables.reload.with_columns(times),
+        decode_steps=tables.decode_steps.with_columns(clocks.moved(rank, "start_ns")),
+        shapes_recorded=bool(tables.source.record_shapes),
+    )
+
+
+def _moved(process: Process, offset_ns: int) -> Process:
+    """Return the process with its times moved by *offset_ns*."""
+
+    def move(table: pl.DataFrame) -> pl.DataFrame:
+        return table.with_columns(pl.col("^(start|end)_ns$") - offset_ns)
+
+    return Process(
+        process.role,
+        process.rank,
+        move(process.stretches),
+        move(process.transfers),
+        move(process.decode_steps),
+        process.shapes_recorded,
+    )
+
+
+def _offset_by_broadcasts(first: Sequence[Process], others: Sequence[Process]) -> int | None:
+    """Return how far the clock of *others* is ahead: the median difference of the ends of common broadcasts."""
+    differences = []
+    for process in others:
+        theirs = process.lane("broadcast")
+        for reference in first:
+            ours = reference.lane("broadcast")
+            if len(ours) and ours["bytes"].equals(theirs["bytes"]):
+                differences.append((theirs["end_ns"] - ours["end_ns"]).to_numpy())
+    return round(float(np.median(np.concatenate(differences)))) if differences else None
+
+
+def kind_of_role(processes: Sequence[Process]) -> str:
+    """Return the kind of a role from the work of its processes (``Role.kind``).
+
+    >>> stretches = pl.DataFrame({"phase": ["rollout"], "annotated": [False]})
+    >>> process = Process("a", 0, stretches, _NO_TRANSFERS, DECODE_STEPS.to_frame(), shapes_recorded=False)
+    >>> kind_of_role([process]), kind_of_role([])
+    ('rollout', 'unknown')
+    """
+    phases = {phase for process in processes for phase in process.stretches["phase"]}
+    lanes = {lane for process in processes for lane in process.transfers["lane"]}
+    if TRAIN in phases:
+        return "trainer"
+    if ROLLOUT in phases:
+        # Attention shows whether a cache grows, if shapes were recorded.
+        decodes = any(len(process.decode_steps) for process in processes)
+        annotated = any(process.stretches.filter(phase=ROLLOUT)["annotated"].any() for process in processes)
+        unknown = not all(process.shapes_recorded for process in processes)
+        return "rollout" if decodes or annotated or unknown else "inference"
+    if lanes & {"broadcast", "h2d"}:
+        return "parameter_server"
+    return "inference_worker" if "reload" in lanes else "unknown"

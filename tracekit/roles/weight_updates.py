@@ -1,0 +1,355 @@
+"""Weight updates: buckets matched between the process that broadcasts them and the one that takes them.
+
+A parameter server copies its buckets from the host (H2D) and broadcasts them one after the other; the inference engine
+on the same GPU copies each bucket out of shared memory (reload). Buckets are matched by order and bytes. Every update
+is compared with the two-buffer ideal (``schedules.weight_reload``), simulated with the measured time of each bucket.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import mean, median
+
+import numpy as np
+import polars as pl
+
+from tracekit._util.arrays import Ints
+from tracekit.documents.roles import BucketCell, WeightUpdate
+from tracekit.errors import Notice
+from tracekit.intervals import Intervals, union, union_of
+from tracekit.metrics.process_phases import WEIGHT_SYNC
+from tracekit.roles.processes import Process
+from tracekit.schedules.weight_reload import LANES, simulate_buckets
+
+ALIGNMENT_BYTES = 256
+"""Multiple of bytes at which tensors start in a bucket of checkpoint-engine."""
+MAX_RANKS_WITH_CELLS = 64
+"""Ranks up to which the operations of an update are listed one by one."""
+
+
+@dataclass(frozen=True, eq=False)
+class _RankPart:
+    """One rank's part in an update: a row per bucket, and its copies to the device by round."""
+
+    rank: int
+    start: Ints
+    end: Ints
+    staged: list[tuple[int, int]]
+    """Bucket and end of each staging copy."""
+    h2d: list[tuple[int, int, int]]
+    """Start, end and bytes of the copies of each round."""
+    reload: list[tuple[int, int] | None]
+    """Start and end of each bucket's reload; None where it is not recorded."""
+    reloaded_bytes: int
+    busy: Intervals
+    """All GPU work of the rank's processes in the update."""
+
+
+def find_weight_updates(processes: Sequence[Process]) -> tuple[list[WeightUpdate], list[Notice]]:
+    """Return the weight updates of a run in order of time, and what could not be matched."""
+    servers = [process for process in processes if len(process.lane("broadcast"))]
+    workers = {process.rank: process for process in processes if len(process.lane("reload"))}
+    server_role = _role_with_most_bytes(servers)
+    servers = [process for process in servers if process.role == server_role]
+    if not servers:
+        return [], []
+    notices: list[Notice] = []
+    if not workers and any(len(process.lane("h2d")) for process in servers):
+        text = (
+            "no process that takes the weights is recorded: reloads, their overlap and the ideal of the weight update "
+            "are unknown; record the inference engine too, and name both: --role server=PATH --role worker=PATH"
+        )
+        notices.append(Notice("role-missing", text))
+    parts = [(process, _split(process, workers.get(process.rank))) for process in servers]
+    counts = Counter(len(windows) for _, windows in parts)
+    updates = counts.most_common(1)[0][0]
+    if len(counts) > 1:
+        text = f"ranks have different numbers of weight updates ({', '.join(map(str, sorted(counts)))})"
+        notices.append(Notice("weight-updates-differ", f"{text}: those that {updates} have are shown"))
+    found = []
+    for number in range(updates):
+        ranks = []
+        for process, windows in parts:
+            if len(windows) == updates:
+                until = int(windows[number + 1]["start_ns"][0]) if number + 1 < updates else np.iinfo(np.int64).max
+                ranks.append(_rank_part(process, workers.get(process.rank), windows[number], until))
+        update = _measure(ranks, [windows[number] for _, windows in parts], server_role, workers)
+        if update is not None:
+            found.append(update)
+    short = [update for update in found if update.reloaded_bytes not in (None, update.bytes)]
+    if short and not all(_is_padding(update) for update in short):
+        text = f"workers took {short[0].reloaded_bytes:,} of {short[0].bytes:,} bytes"
+        notices.append(Notice("weights-not-reloaded", f"{text}: part of the update was not recorded, or not applied"))
+    return found, notices
+
+
+def _is_padding(update: WeightUpdate) -> bool:
+    """Return whether the bytes that were not reloaded may be the padding between tensors of a bucket."""
+    missing = update.bytes - (update.reloaded_bytes or 0)
+    return 0 <= missing < update.bytes // 100
+
+
+def _role_with_most_bytes(servers: Sequence[Process]) -> str | None:
+    """Return the role that broadcasts weights: with copies from the host, else with the most processes."""
+    sizes = Counter[str]()
+    for process in servers:
+        sizes[process.role] += 1 + (len(servers) if len(process.lane("h2d", "stage")) else 0)
+    return sizes.most_common(1)[0][0] if sizes else None
+
+
+def _split(server: Process, worker: Process | None) -> list[pl.DataFrame]:
+    """Return the server's transfers by update: other phases of either process separate updates.
+
+    Updates with nothing in between are separated by barriers, if each then broadcasts the same buckets.
+    """
+    breaks = [
+        process.stretches.filter(pl.col("phase") != WEIGHT_SYNC)["start_ns"].to_numpy()
+        for process in (server, worker)
+        if process is not None
+    ]
+    groups = _split_at(server.transfers, np.sort(np.concatenate(breaks)))
+    if len(groups) == 1:
+        barriers = server.lane("other").filter(pl.col("bytes") == 0)["start_ns"].to_numpy()
+        repeated = _split_at(server.transfers, barriers)
+        sizes = [group.filter(lane="broadcast")["bytes"].to_list() for group in repeated]
+        if len(sizes[0]) > 1 and all(size == sizes[0] for size in sizes):
+            return repeated
+    return groups
+
+
+def _split_at(transfers: pl.DataFrame, times: Ints) -> list[pl.DataFrame]:
+    """Return the groups of transfers between *times* that broadcast."""
+    number = pl.Series("group", np.searchsorted(times, transfers["start_ns"].to_numpy(), side="right"))
+    groups = transfers.with_columns(number).partition_by("group", maintain_order=True)
+    return [group for group in groups if (group["lane"] == "broadcast").any()]
+
+
+def _rank_part(server: Process, worker: Process | None, transfers: pl.DataFrame, until_ns: int) -> _RankPart:
+    """Match one rank's copies with the buckets of an update; *until_ns* is the start of the next one."""
+    broadcasts = transfers.filter(lane="broadcast")
+    start, end, sizes = (broadcasts[name].to_numpy() for name in ("start_ns", "end_ns", "bytes"))
+    stages, h2d = transfers.filter(lane="stage"), transfers.filter(lane="h2d")
+    # A staging copy fills the buffer of the next broadcast, if their sizes agree.
+    following = np.searchsorted(start, stages["start_ns"].to_numpy())
+    staged = [
+        (bucket, stage_end)
+        for bucket, stage_end, size in zip(following.tolist(), stages["end_ns"], stages["bytes"], strict=True)
+        if bucket < len(sizes) and size in (None, sizes[bucket])
+    ]
+    # Copies from the host between two broadcasts belong to one round.
+    rounds = h2d.with_columns(round=pl.Series(np.searchsorted(start, h2d["start_ns"].to_numpy())))
+    by_round = rounds.group_by("round", maintain_order=True).agg(
+        pl.col("start_ns").min(), pl.col("end_ns").max(), pl.col("bytes").sum()
+    )
+    own = transfers.filter(pl.col("start_ns").is_between(by_round["start_ns"].min() or start[0], end[-1]))
+    taken = worker.lane("reload") if worker is not None else transfers.clear()
+    if worker is not None:
+        limit = min(until_ns, _next_phase_start(worker, int(start[-1])))
+        taken = taken.filter(pl.col("start_ns").is_between(int(start[0]), limit))
+    bucket = _buckets_of_copies(taken, end, sizes)
+    spans = (
+        taken.with_columns(bucket=pl.Series(bucket, dtype=pl.Int64))
+        .group_by("bucket")
+        .agg(pl.col("start_ns").min(), pl.col("end_ns").max())
+    )
+    reload = {number: (first, last) for number, first, last in spans.iter_rows()}
+    return _RankPart(
+        rank=server.rank,
+        start=start,
+        end=end,
+        staged=staged,
+        h2d=[(first, last, size) for _, first, last, size in by_round.iter_rows()],
+        reload=[reload.get(number) for number in range(len(start))],
+        reloaded_bytes=int(taken["bytes"].sum()),
+        busy=union_of(own) | union_of(taken),
+    )
+
+
+def _next_phase_start(worker: Process, after_ns: int) -> int:
+    """Return when the worker's next stretch other than weight synchronisation begins."""
+    starts = worker.stretches.filter((pl.col("phase") != WEIGHT_SYNC) & (pl.col("start_ns") > after_ns))["start_ns"]
+    return int(starts.min()) if len(starts) else np.iinfo(np.int64).max  # type: ignore[arg-type]
+
+
+def _buckets_of_copies(copies: pl.DataFrame, broadcast_end: Ints, sizes: Ints) -> Ints:
+    """Return the bucket that each copy was taken from: by bytes if they add up to the buckets, else by time.
+
+    The bytes of the copies, each rounded up to the alignment if need be, are laid out one after the other: a copy
+    belongs to the bucket in which it starts. By time, it is the last bucket whose broadcast ended before the copy.
+    """
+    taken, ends = copies["bytes"].fill_null(0).to_numpy(), np.cumsum(sizes)
+    starts = copies["start_ns"].to_numpy()
+    buckets: Ints = np.maximum(np.searchsorted(np.sort(broadcast_end), starts, side="right") - 1, 0)
+    for rounded in (-(-taken // ALIGNMENT_BYTES) * ALIGNMENT_BYTES, taken):
+        if len(rounded) and rounded.sum() == ends[-1]:
+            buckets = np.searchsorted(ends, np.cumsum(rounded) - rounded, side="right")
+    return buckets
+
+
+def _measure(
+    ranks: Sequence[_RankPart], windows: Sequence[pl.DataFrame], server: str | None, workers: dict[int, Process]
+) -> WeightUpdate | None:
+    """Measure one update over its ranks; None if its broadcasts carry no weights (nothing is copied or taken)."""
+    buckets = min(len(part.start) for part in ranks)
+    sizes = windows[0].filter(lane="broadcast")["bytes"].fill_null(0).to_list()[:buckets]
+    copied = [interval for part in ranks for interval in part.h2d]
+    taken = [interval for part in ranks for interval in part.reload if interval is not None]
+    if not copied and not taken:
+        return None
+    start = min([first for first, *_ in copied] or [int(part.start[0]) for part in ranks])
+    end = max([last for _, last in taken] or [int(part.end[-1]) for part in ranks])
+    window = union([start], [end])
+    sources = _sources(ranks, buckets)
+    late, waits = _late_arrivals(ranks, buckets)
+    reloaded = {part.reloaded_bytes for part in ranks if part.rank in workers}
+    ideal = _ideal(ranks, sources, buckets) if taken else None
+    ideal_ns = max(step[3] for step in ideal) if ideal else None
+    reload_ns = [_total(part.reload) for part in ranks if part.rank in workers]
+    return WeightUpdate(
+        start_ns=start,
+        end_ns=end,
+        bytes=sum(sizes),
+        buckets=buckets,
+        h2d_ns=round(mean(union(*_columns(part.h2d)).total_ns for part in ranks)),
+        broadcast_ns=round(mean(union(part.start, part.end).total_ns for part in ranks)),
+        reload_ns=round(mean(reload_ns)) if taken else None,
+        host_ns=round(mean((window - part.busy).total_ns for part in ranks)),
+        ideal_ns=ideal_ns,
+        gb_s=round(sum(sizes) / (end - start), 3),
+        server=server or None,  # a run without roles has one role without a name
+        worker=next((workers[part.rank].role for part in ranks if part.rank in workers), None) or None,
+        reloaded_bytes=reloaded.pop() if len(reloaded) == 1 else None,
+        sources=sources,
+        gap_ns=_gap_by_cause(ranks, buckets, window, late, ideal) if ideal else None,
+        late_rank=max(waits, key=lambda rank: waits[rank]) if any(waits.values()) else None,
+        ideal=tuple(ideal or ()),
+        cells=tuple(_cells(ranks, sources, buckets)) if len(ranks) <= MAX_RANKS_WITH_CELLS else (),
+    )
+
+
+def _total(spans: Sequence[tuple[int, int] | None]) -> int:
+    return union(*_columns([span for span in spans if span is not None])).total_ns
+
+
+def _columns(rows: Sequence[tuple[int, ...]]) -> tuple[Ints, Ints]:
+    """Return the first two columns: starts and ends."""
+    table = np.array([row[:2] for row in rows], np.int64).reshape(-1, 2)
+    return table[:, 0], table[:, 1]
+
+
+def _sources(ranks: Sequence[_RankPart], buckets: int) -> tuple[int | None, ...]:
+    """Return the rank that broadcasts each bucket: the one that staged it, else the last to copy one from its host."""
+    sources = {bucket: part.rank for part in ranks for bucket, _ in part.staged}
+    if not sources:
+        for part in ranks:
+            starts = part.start
+            for first, _, _ in part.h2d:
+                sources[int(np.searchsorted(starts, first))] = part.rank
+    return tuple(sources.get(bucket) for bucket in range(buckets))
+
+
+def _rounds(sources: Sequence[int | None]) -> list[int]:
+    """Return the round of each bucket: how many its source broadcast before, all of one round if that is unknown."""
+    counts: Counter[int] = Counter()
+    rounds: list[int] = []
+    for source in sources:
+        rounds.append(counts[source] if source is not None else (rounds[-1] if rounds else 0))
+        if source is not None:
+            counts[source] += 1
+    return rounds
+
+
+def _late_arrivals(ranks: Sequence[_RankPart], buckets: int) -> tuple[Intervals, Counter[int]]:
+    """Return when ranks wait in a broadcast for its last member, and for how long each rank is waited for."""
+    starts = np.stack([part.start[:buckets] for part in ranks])
+    first, last = starts.min(axis=0), starts.max(axis=0)
+    waits: Counter[int] = Counter()
+    for row, wait in zip(starts.argmax(axis=0).tolist(), (last - first).tolist(), strict=True):
+        waits[ranks[row].rank] += wait
+    return union(first, last), waits
+
+
+def _broadcast_times(ranks: Sequence[_RankPart], buckets: int) -> tuple[Ints, Ints]:
+    """Return when the last member entered each broadcast, and when it ended on the last."""
+    starts = np.stack([part.start[:buckets] for part in ranks]).max(axis=0)
+    ends = np.stack([part.end[:buckets] for part in ranks]).max(axis=0)
+    return starts, np.maximum(starts, ends)
+
+
+def _ideal(ranks: Sequence[_RankPart], sources: Sequence[int | None], buckets: int) -> list[tuple[str, int, int, int]]:
+    """Simulate the two-buffer ideal with the measured times of each round and bucket.
+
+    All ranks copy at once, so a round's copy lasts as long as the slowest. A broadcast lasts from the arrival of its
+    last member to its last end. A reload is the median over ranks.
+    """
+    rounds = _rounds(sources)
+    h2d = [
+        max(
+            (last - first for part in ranks if number < len(part.h2d) for first, last, _ in (part.h2d[number],)),
+            default=0,
+        )
+        for number in range(max(rounds) + 1)
+    ]
+    starts, ends = _broadcast_times(ranks, buckets)
+    reloads = []
+    for bucket in range(buckets):
+        spans = [span for part in ranks if (span := part.reload[bucket]) is not None]
+        reloads.append(round(median(last - first for first, last in spans)) if spans else 0)
+    return simulate_buckets(h2d, list(zip(rounds, (ends - starts).tolist(), reloads, strict=True)))
+
+
+def _gap_by_cause(
+    ranks: Sequence[_RankPart],
+    buckets: int,
+    window: Intervals,
+    late: Intervals,
+    ideal: Sequence[tuple[str, int, int, int]],
+) -> dict[str, int]:
+    """Split measured minus ideal time into causes that sum to it.
+
+    Every moment of the update counts once, over all ranks: a broadcast that all members have entered, else a copy from
+    a host, else waiting for a late rank, else a reload, else the host. The ideal is divided in the same way.
+    """
+    kinds = {
+        "broadcast": union(*_broadcast_times(ranks, buckets)),
+        "serial_h2d": union(*_columns([span for part in ranks for span in part.h2d])),
+        "late_rank": late,
+        "reload_not_overlapped": union(*_columns([span for part in ranks for span in part.reload if span])),
+    }
+    rest, measured = window, {}
+    for cause, intervals in kinds.items():
+        measured[cause] = (rest & intervals).total_ns
+        rest -= intervals
+    expected = Counter[str]()
+    for op, _, first, last in ideal:
+        expected[op] += last - first
+    makespan = max(last for *_, last in ideal)
+    return {
+        "serial_h2d": measured["serial_h2d"] - expected["H2D"],
+        "host_and_rpc": rest.total_ns,
+        "late_rank": measured["late_rank"],
+        "reload_not_overlapped": measured["reload_not_overlapped"]
+        - (makespan - expected["H2D"] - expected["BROADCAST"]),
+    }
+
+
+def _cells(ranks: Sequence[_RankPart], sources: Sequence[int | None], buckets: int) -> list[BucketCell]:
+    """Return the operations of every device, and how long each holds its buffer."""
+    cells = []
+    for part in ranks:
+        own = [bucket for bucket, source in enumerate(sources) if source == part.rank]
+        staged = dict(part.staged)
+        for number, (first, last, _) in enumerate(part.h2d):
+            bucket = own[number] if number < len(own) else number
+            cells.append(BucketCell(part.rank, LANES[0], "H2D", None, bucket, first, last, staged.get(bucket, last)))
+        for bucket in range(buckets):
+            lane, source, taken = LANES[1 + bucket % 2], sources[bucket], part.reload[bucket]
+            role = None if source is None else "source" if source == part.rank else "destination"
+            start, end = int(part.start[bucket]), int(part.end[bucket])
+            held = None if taken is None else taken[1]
+            cells.append(BucketCell(part.rank, lane, "BROADCAST", role, bucket, start, end, held))
+            if taken is not None:
+                cells.append(BucketCell(part.rank, lane, "RELOAD", None, bucket, *taken, taken[1]))
+    return cells
