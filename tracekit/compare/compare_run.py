@@ -180,7 +180,7 @@ def _predict_what_if(
     if too_large_to_search(schedule.pp, schedule.microbatches):
         text = "are not among the schedules tried: searching their order takes too long for a run of this size"
         notices.append(Notice("what-if-limited", f"{' and '.join(searched_names())} {text}"))
-    predictor = fit_predictor(head.pipeline, ranks, schedule, exact=head.match.exact, measured_ns=head.measured_ns)
+    predictor = fit_predictor(head.pipeline, ranks, schedule, head.replays, exact=head.match.exact)
     if isinstance(predictor, str):
         text = f"no schedule's makespan could be predicted, only its ideal: {predictor}"
         notices.append(Notice("what-if-ideal-only", text))

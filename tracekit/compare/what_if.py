@@ -208,10 +208,11 @@ def _assumptions(schedule: Schedule, own: Schedule, times: StageTimes, predictor
         cut = "in one chunk" if chunks == 1 else f"cut into {chunks:g} equal chunks"
         assumptions.append(f"a rank's layers {cut}")
     if count_ops(schedule.ranks[0], "FB"):
-        if times.overlap is None or isinstance(predictor, Predictor):
+        overlap = predictor.ops[MIDDLE].block_factor if isinstance(predictor, Predictor) else times.overlap
+        if times.overlap is None or overlap is None:
             assumptions.append("FB takes F + B")
         else:
-            assumptions.append(f"FB takes {percent(times.overlap, digits=0)} of F + B, as measured")
+            assumptions.append(f"FB takes {percent(overlap, digits=0)} of F + B, as measured")
     if count_ops(schedule.ranks[0], "W") and not times.split_known:
         assumptions.append("backward halves into I and W")
     if schedule.both_ways:

@@ -11,10 +11,11 @@ import numpy as np
 import polars as pl
 
 from tracekit._util.text import percent
-from tracekit.compare.predict.engine import Floats, Outcome, run_program
+from tracekit.compare.gap import StepReplays
+from tracekit.compare.predict.engine import Outcome, run_program
 from tracekit.compare.predict.machine import HIGH, LOW, MIDDLE, FittedMachine, Machine, fit_machine, match_messages
 from tracekit.compare.predict.measured_ops import MeasuredOps, measure_ops
-from tracekit.compare.predict.message_order import MessageOrder, find_message_order
+from tracekit.compare.predict.message_order import MessageOrder, find_message_order, recorded_program
 from tracekit.compare.predict.rank_programs import RUN, Program
 from tracekit.reconstruct.pipeline import Pipeline
 from tracekit.reconstruct.rank_pipeline import RankPipeline
@@ -23,7 +24,7 @@ from tracekit.schedules import Schedule
 MAX_OPS_TO_SIMULATE = 4_000
 """Ops of a schedule up to which it is simulated message by message."""
 
-MAX_REPLAY_ERROR = 0.15
+MAX_REPLAY_ERROR = 0.08
 """Error of the simulated makespan of the run itself, as a share of the measured one, up to which others are given."""
 
 MAX_SIMULATED_STEPS = 3
@@ -31,6 +32,9 @@ MAX_SIMULATED_STEPS = 3
 
 MAX_CHANGE_OF_STEADY_STEP = 0.002
 """Change of the makespan from one step to the next, as a share, up to which steps count as equal."""
+
+_GPU_STALLS = ("exposed_ep", "offload", "exposed_comm", "other_work")
+"""Causes of a stall before a cell's start that count as GPU time of the cell; messages and hosts are simulated."""
 
 HOST_SPEED_FACTOR = 1.4
 """Factor by which the same host may be faster or slower in another recording of the same program."""
@@ -54,6 +58,7 @@ class Predictor:
     machine: FittedMachine
     ops: tuple[MeasuredOps, MeasuredOps, MeasuredOps]  # lower quartiles, medians, upper quartiles
     measured_ns: int
+    own_program: Program  # as recorded
 
     def predict(self, schedule: Schedule) -> Prediction | str:
         """Predict the makespan of a schedule; a text with the reason if that is not possible."""
@@ -81,14 +86,14 @@ class Predictor:
     @cached_property
     def replay_error(self) -> float:
         """Error of the simulated makespan of the run itself, as a share of the measured one; it widens every range."""
-        outcome = self.simulate(self.own_program(), self.own)
+        outcome = self.replay()
         if outcome is None:
             return 1.0
         return min(abs(outcome.makespan / max(self.measured_ns, 1) - 1), 1.0)
 
-    def own_program(self) -> Program:
-        """Return the program of the run's own schedule."""
-        return self.message_order.program(self.own, self.own)
+    def replay(self) -> Outcome | None:
+        """Simulate the run: its own order, and its ops with their own times."""
+        return self.simulate(self.own_program, self.own, work=self.ops[MIDDLE].own_work(self.own_program), own=True)
 
     def simulate(
         self,
@@ -99,6 +104,7 @@ class Predictor:
         machine: Machine | None = None,
         work: Sequence[float] | None = None,
         host: bool = True,
+        own: bool = False,
     ) -> Outcome | None:
         """Simulate steps of a program until the hosts begin a step as in a long run.
 
@@ -109,6 +115,7 @@ class Predictor:
             machine: Machine; that of the run at *level* if None.
             work: Duration of each piece; the typical one of such pieces in the run if None.
             host: Whether launches take time.
+            own: Whether ops take the host what they took it in the run, not what is typical.
 
         Returns:
             The last step; None if pieces wait for each other.
@@ -116,15 +123,16 @@ class Predictor:
         ops = self.ops[level]
         machine = machine or self.machine.machines[level]
         durations = ops.typical_work(program, schedule) if work is None else work
-        outcome = run_program(program, durations, machine, ops.launches(program, schedule) if host else None)
-        for _ in range(MAX_SIMULATED_STEPS - 1 if host else 0):
-            if outcome.stuck:
-                return None
-            previous_ns, rank_ends = outcome.makespan, _rank_ends(program, outcome)
-            launches = ops.launches(program, schedule, rank_ends - rank_ends.min())
-            outcome = run_program(program, durations, machine, launches)
-            if abs(outcome.makespan - previous_ns) <= MAX_CHANGE_OF_STEADY_STEP * previous_ns:
+        starts: Sequence[float] | None = None
+        outcome = Outcome(np.zeros(0), np.zeros(0), 0)
+        for _ in range(MAX_SIMULATED_STEPS if host and not own else 1):
+            previous_ns = outcome.makespan
+            times = ops.host_times(program, schedule, starts=starts, own=own) if host else None
+            outcome = run_program(program, durations, machine, times)
+            if outcome.stuck or abs(outcome.makespan - previous_ns) <= MAX_CHANGE_OF_STEADY_STEP * previous_ns:
                 break
+            rank_ends = _rank_ends(program, outcome)
+            starts = [end - min(rank_ends) for end in rank_ends]
         return None if outcome.stuck else outcome
 
 
@@ -135,14 +143,14 @@ def _too_large(schedule: Schedule) -> str | None:
     return f"more than {MAX_OPS_TO_SIMULATE:,} ops are too many to run message by message"
 
 
-def _rank_ends(program: Program, outcome: Outcome) -> Floats:
+def _rank_ends(program: Program, outcome: Outcome) -> list[float]:
     """Return the end of each rank's last piece."""
-    ends = [[outcome.end[number] for action, number in steps if action == RUN] for steps in program.steps]
-    return np.array([max(rank_ends, default=0.0) for rank_ends in ends])
+    ends = [[float(outcome.end[number]) for action, number in steps if action == RUN] for steps in program.steps]
+    return [max(rank_ends, default=0.0) for rank_ends in ends]
 
 
 def fit_predictor(
-    pipeline: Pipeline, ranks: Mapping[int, RankPipeline], own: Schedule, *, exact: bool, measured_ns: int
+    pipeline: Pipeline, ranks: Mapping[int, RankPipeline], own: Schedule, replays: StepReplays, *, exact: bool
 ) -> Predictor | str:
     """Fit a predictor to one step of a run.
 
@@ -150,8 +158,8 @@ def fit_predictor(
         pipeline: The step.
         ranks: Tables of the run's ranks.
         own: Schedule of the run.
+        replays: The step, with what stalled its cells.
         exact: Whether the run follows *own* exactly.
-        measured_ns: Makespan of the step.
 
     Returns:
         The predictor; a text with the reason if the run shows too little of its machine.
@@ -164,11 +172,15 @@ def fit_predictor(
         return "not every message could be matched with its other side"
     message_order = find_message_order(own, messages, pipeline.detail)
     machine = fit_machine(matched, [ranks[rank].contention for rank in pipeline.ranks], message_order.queues)
+    lead_ns = pl.Series(sum(replays.before[cause] for cause in _GPU_STALLS))
     low, middle, high = (
-        measure_ops(pipeline.detail, messages, machine.machines[MIDDLE], stages=own.stages, level=level)
+        measure_ops(
+            pipeline.detail, messages, machine.machines[MIDDLE], stages=own.stages, lead_ns=lead_ns, level=level
+        )
         for level in (LOW, MIDDLE, HIGH)
     )
-    predictor = Predictor(own, message_order, machine, (low, middle, high), measured_ns)
+    program = recorded_program(pipeline.detail, messages, host_waits=middle.host_waits)
+    predictor = Predictor(own, message_order, machine, (low, middle, high), replays.makespan, program)
     if predictor.replay_error > MAX_REPLAY_ERROR:
         error = percent(predictor.replay_error, digits=0)
         return f"a replay of this run with its own messages and host is off by {error}"

@@ -38,6 +38,7 @@ class Piece(NamedTuple):
     kind: str  # F, I, W or B
     stage: int
     microbatch: int
+    in_block: bool = False  # half of an FB
 
     @property
     def direction(self) -> str | None:
@@ -58,16 +59,16 @@ class Message(NamedTuple):
 
 
 class Kernel(NamedTuple):
-    """A message kernel of one rank. It carries a send, a receive or both, as numbers of messages."""
+    """A message kernel of one rank, with the numbers of the messages that it sends and receives."""
 
     rank: int
-    send: int | None = None
-    receive: int | None = None
+    sends: tuple[int, ...] = ()
+    receives: tuple[int, ...] = ()
 
     @property
-    def carries_both(self) -> bool:
-        """Whether it sends and receives at once."""
-        return self.send is not None and self.receive is not None
+    def carries_several(self) -> bool:
+        """Whether it carries more than one message."""
+        return len(self.sends) + len(self.receives) > 1
 
 
 class Program(msgspec.Struct, frozen=True, eq=False):
@@ -83,12 +84,10 @@ class Program(msgspec.Struct, frozen=True, eq=False):
         return [self._carried(self.kernels[number]) for action, number in self.steps[rank] if action == POST]
 
     def _carried(self, kernel: Kernel) -> CarriedMessages:
-        carried = set()
-        if kernel.send is not None:
-            carried.add((True, self.messages[kernel.send].target))
-        if kernel.receive is not None:
-            carried.add((False, self.messages[kernel.receive].source))
-        return frozenset(carried)
+        return frozenset(
+            {(True, self.messages[send].target) for send in kernel.sends}
+            | {(False, self.messages[receive].source) for receive in kernel.receives}
+        )
 
 
 class _ProgramWriter:
@@ -111,7 +110,8 @@ class _ProgramWriter:
     def post(self, rank: int, *, send: int | None = None, receive: int | None = None) -> int:
         """Let a rank post a message kernel, and return the kernel's number."""
         self.steps[rank].append((POST, len(self.kernels)))
-        self.kernels.append(Kernel(rank, send, receive))
+        sends, receives = (() if message is None else (message,) for message in (send, receive))
+        self.kernels.append(Kernel(rank, sends, receives))
         return len(self.kernels) - 1
 
     def wait(self, rank: int, kernel: int) -> None:
@@ -152,7 +152,7 @@ def _pieces_of(ops: Iterable[Op]) -> list[Piece]:
     pieces = []
     for op in ops:
         if op.kind == "FB" and op.b_stage is not None and op.b_microbatch is not None:
-            pieces += [Piece("F", op.stage, op.microbatch), Piece("B", op.b_stage, op.b_microbatch)]
+            pieces += [Piece("F", op.stage, op.microbatch, True), Piece("B", op.b_stage, op.b_microbatch, True)]
         else:
             pieces.append(Piece(op.kind, op.stage, op.microbatch))
     return pieces

@@ -20,7 +20,7 @@ def predict_without(predictor: Predictor, cause: str, stalls: StallInsideCells) 
     Returns:
         The prediction; None if the cause has no effect, or the run cannot be simulated.
     """
-    program = predictor.own_program()
+    program = predictor.own_program
     base_work = predictor.ops[MIDDLE].own_work(program)
     work = _work_without(cause, program, predictor, base_work, stalls)
     if work == base_work and cause not in ("p2p", "host"):
