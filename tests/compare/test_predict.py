@@ -243,7 +243,7 @@ def test_receives_that_wait_for_no_compute_are_seen(early, queues):
 
 def test_the_recorded_program_launches_and_waits_as_the_run_did():
     """Rank 0 runs a forward and sends it; rank 1 receives it, runs a block FB and posts a receive it does not need."""
-    schema = {name: pl.Int64 for name in ("stage", "microbatch", "b_stage", "b_microbatch", "launch_ns", "start_ns")}
+    schema = dict.fromkeys(("stage", "microbatch", "b_stage", "b_microbatch", "launch_ns", "start_ns"), pl.Int64)
     cells = pl.DataFrame(
         [(0, "F", 0, 3, None, None, 0, 5), (1, "FB", 1, 3, 1, 2, 4, 40)],
         schema={"position": pl.Int32, "op": pl.String, **schema},

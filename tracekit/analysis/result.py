@@ -14,6 +14,7 @@ from functools import cached_property
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, overload
 
+import msgspec
 import polars as pl
 
 from tracekit._util.text import counted, json_text, ms, percent
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from tracekit.analysis.memory import RunMemory
     from tracekit.analysis.rates import RunRates
     from tracekit.compare import ScheduleComparison
+    from tracekit.critical_path.changes import ChangedStep, WhatIfGraph
     from tracekit.critical_path.path import CriticalPath
 
 FORMAT = "tracekit.analysis/1"
@@ -209,6 +211,10 @@ class Analysis(BaseAnalysis):
     """Time that hiding communication saved and cost; None if no compute ran beside communication."""
     critical: CriticalPath | None = None
     """The critical path across ranks, if it was asked for."""
+    graph: WhatIfGraph | None = None
+    """The run's events with what each waited for; with ``analyze(..., what_if=True)``."""
+    changed_steps: tuple[ChangedStep, ...] = ()
+    """Predicted step times with the changes that were asked for, or that would save most."""
     by: By | None = None
     """The step by layer, module, annotation or shape, if it was asked for."""
     notices: tuple[Notice, ...] = ()
@@ -252,6 +258,7 @@ class Analysis(BaseAnalysis):
             "schedule": self.schedule.to_dict(rows) if self.schedule is not None else None,
             **self._lanes_without_schedule(rows),
             **(self.critical.to_dict() if self.critical is not None else {}),
+            **({"what_if": msgspec.to_builtins(self.changed_steps)} if self.graph is not None else {}),
             **({"by": self.by.to_dict()} if self.by is not None else {}),
             "hiding": self.hiding.to_dict() if self.hiding is not None else None,
             "stragglers": self.tables["stragglers"].to_dicts(),
@@ -278,6 +285,21 @@ class Analysis(BaseAnalysis):
         """Return the kernels with the most time, per step, averaged over ranks."""
         largest = self.tables["kernels"].head(MAX_KERNELS_IN_JSON)
         return largest.with_columns(pl.col("count").round(3), pl.col("ns").round().cast(pl.Int64)).to_dicts()
+
+    def what_if(self, *changes: str) -> ChangedStep:
+        """Return the predicted step with all *changes* at once, such as ``rank 2 like others`` or ``dp_comm x0.5``.
+
+        The analysis must have been made with ``analyze(..., what_if=True)``, which keeps the run's events.
+
+        >>> from tracekit.run.analyze import analyze
+        >>> analysis = analyze("sample_traces/reload", schedule="none", what_if=True)
+        >>> step = analysis.what_if("broadcast x0.5")
+        >>> step.measured_ns > step.predicted_ns
+        True
+        """
+        if self.graph is None:
+            raise OptionError("the run's events were not kept", hint="use analyze(..., what_if=True)")
+        return self.graph.predict(changes)
 
     @property
     def plot(self) -> Plots:

@@ -17,6 +17,7 @@ from tracekit.align.steps import assign_parts, number_steps
 from tracekit.analysis.kernels import KERNELS, kernel_table, shape_list
 from tracekit.analysis.reasons import REASONS, kernel_reasons
 from tracekit.analysis.recording_checks import content_notices, damage_notices, repetition_notices
+from tracekit.critical_path.graph import find_rank_events
 from tracekit.critical_path.pieces import PATH_PIECES, find_path_pieces
 from tracekit.errors import Notice
 from tracekit.intervals import Intervals
@@ -123,6 +124,8 @@ class RankTables:
     """Number of host calls that send or receive."""
     by: RankRows | None = None
     """Its time by layer, module, annotation or shape (``analysis.by``); None if not asked for."""
+    events: pl.DataFrame | None = None
+    """Its GPU events with what each waited for (``critical_path.graph.RANK_EVENTS``); None if not asked for."""
     notices: tuple[Notice, ...] = ()
 
 
@@ -135,6 +138,7 @@ def rank_tables(
     pipeline: bool = True,
     by: str | None = None,
     modules: pl.DataFrame | None = None,
+    graph: bool = False,
 ) -> RankTables:
     """Label and measure one rank.
 
@@ -146,6 +150,7 @@ def rank_tables(
         pipeline: Reconstruct its part of the pipeline.
         by: Add its time by ``layer``, ``module``, ``annotation`` or ``shape``.
         modules: Its calls of modules, if they are not among its events.
+        graph: Keep its events with what each waited for, to ask what a change would give.
 
     >>> from tracekit.run.load import load
     >>> tables = rank_tables(load("sample_traces/reload", ranks=[0]).rank(0))
@@ -168,7 +173,9 @@ def rank_tables(
     labelled, unmarked = number_steps(add_slow_launch_ends(labelled, api.calls))
     gpu_events, step_table, step_notices = assign_parts(labelled, steps)
     step_table = step_table.with_columns(rank=pl.lit(rank.source.rank, pl.Int32))
-    tables = _measure_rank(rank, gpu_events, step_table, api, recording.unrecorded, rules=rules, by=by, modules=modules)
+    tables = _measure_rank(
+        rank, gpu_events, step_table, api, recording.unrecorded, rules=rules, by=by, modules=modules, graph=graph
+    )
     give_back_memory(worth=len(gpu_events) > MIN_EVENTS_TO_GIVE_BACK_MEMORY)
     rank_pipeline = _pipeline(gpu_events, labelled, rank.source, recording.cut_steps) if pipeline else None
     return replace(
@@ -198,6 +205,7 @@ def _measure_rank(
     rules: RuleBook | None,
     by: str | None,
     modules: pl.DataFrame | None,
+    graph: bool,
 ) -> RankTables:
     """Measure the labelled GPU events of the selected steps, over the whole window and by step.
 
@@ -253,6 +261,7 @@ def _measure_rank(
         launches_known=bool(work.launched.any()) or not len(gpu_events),
         messages_issued=count_issued_messages(rank.events),
         by=rows,
+        events=find_rank_events(work, calls) if graph else None,
     )
 
 

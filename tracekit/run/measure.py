@@ -37,6 +37,8 @@ class Options:
     """Folder that relative paths start from, for workers that run in another folder."""
     by: str | None = None
     """Kind of rows (``analysis.by``); None for no rows."""
+    graph: bool = False
+    """Keep the events of each rank with what they waited for (``critical_path.graph``)."""
 
     def measure(
         self, rank: RankEvents, labelled: pl.DataFrame | None = None, modules: pl.DataFrame | None = None
@@ -50,6 +52,7 @@ class Options:
             steps=self.steps,
             pipeline=self.pipeline,
             by=self.by,
+            graph=self.graph,
         )
 
     def source_tables(self, ref: SourceRef) -> list[RankTables]:
@@ -73,7 +76,7 @@ class Options:
             from tracekit.analysis.persistence import FILE, read_tables
 
             store = open_store(ref.path)
-            if self.steps is None and self.by is None and store.intact(ref.rank, FILE):
+            if self.steps is None and self.by is None and not self.graph and store.intact(ref.rank, FILE):
                 stored = read_tables(rank_folder(Path(ref.path), ref.rank))
                 if stored is not None:
                     return [stored if self.pipeline else stored.without_pipeline()]
