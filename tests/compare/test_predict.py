@@ -20,9 +20,7 @@ from tracekit.compare.predict.machine import (
 from tracekit.compare.predict.measured_ops import recut_stages
 from tracekit.compare.predict.message_order import (
     MAX_SHARE_OF_EARLY_RECEIVES,
-    MIN_SHARE_OF_EQUAL_KERNELS,
-    MessageOrder,
-    find_message_order,
+    find_queues,
     recorded_program,
 )
 from tracekit.compare.predict.rank_programs import (
@@ -197,48 +195,16 @@ def test_messages_without_their_other_side_are_no_evidence():
 # message order
 
 
-def issue(program, rank, swap=()):
-    """Return a rank's messages as the program posts them, one kernel after another; *swap* exchanges two kernels."""
-    kernels = [program.kernels[number] for action, number in program.steps[rank] if action == POST]
-    for first_kernel in swap:
-        kernels[first_kernel], kernels[first_kernel + 1] = kernels[first_kernel + 1], kernels[first_kernel]
-    rows = []
-    for n, kernel in enumerate(kernels):
-        times = (10 * n, 10 * n, 10 * n + 5)
-        rows += [(n, True, program.messages[send].target, *times) for send in kernel.sends]
-        rows += [(n, False, program.messages[receive].source, *times) for receive in kernel.receives]
-    return table(rows)
-
-
 CELLS = pl.DataFrame(schema={"position": pl.Int32, "launch_ns": pl.Int64, "end_ns": pl.Int64})
-
-
-@pytest.mark.parametrize(("name", "order"), [("gpipe", "just-in-time"), ("1f1b", "grouped"), ("zb-v", "posted")])
-def test_the_way_messages_were_ordered_is_found(name, order):
-    plan = generate(name, pp=4, microbatches=8)
-    program = PROGRAM_WRITERS[order](plan)
-    messages = {rank: issue(program, rank) for rank in range(4)}
-    assert find_message_order(plan, messages, CELLS) == MessageOrder(order, "one")
-
-
-@pytest.mark.parametrize(("swaps", "expected"), [([0], "posted"), ([0, 4, 8, 12, 16, 20], None)])
-def test_an_order_counts_as_known_up_to_a_tenth_elsewhere(swaps, expected):
-    plan = generate("zb-v", pp=4, microbatches=8)
-    program = write_posted(plan)
-    messages = {rank: issue(program, rank, swaps if rank == 2 else ()) for rank in range(4)}
-    kernels = len(program.posted_messages(2))
-    assert (2 * len(swaps) / kernels < 1 - MIN_SHARE_OF_EQUAL_KERNELS) == (expected is not None)
-    assert find_message_order(plan, messages, CELLS).name == expected
 
 
 @pytest.mark.parametrize(("early", "queues"), [(1, "one"), (3, "free")])
 def test_receives_that_wait_for_no_compute_are_seen(early, queues):
     """Rank 0 launched an op at 0 that ends at 1000; of 20 receives launched after it some begin before that."""
-    plan = generate("1f1b", pp=2, microbatches=2)
     rows = [(n, False, 1, 1 + n, 500 if n < early else 2000, 3000) for n in range(20)]
     cells = pl.DataFrame({"position": [0], "launch_ns": [0], "end_ns": [1000]}, schema=CELLS.schema)
     assert (early / 20 > MAX_SHARE_OF_EARLY_RECEIVES) == (queues == "free")
-    assert find_message_order(plan, {0: table(rows)}, cells).queues == queues
+    assert find_queues({0: table(rows)}, cells) == queues
 
 
 def test_the_recorded_program_launches_and_waits_as_the_run_did():

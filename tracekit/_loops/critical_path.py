@@ -320,55 +320,36 @@ def walk_steps(
 
 def replay_events(
     order: cython.const[cython.uint][::1],
-    start: cython.const[cython.longlong][::1],
-    end: cython.const[cython.longlong][::1],
-    launch: cython.const[cython.longlong][::1],
-    delay: cython.const[cython.longlong][::1],
-    stream_before: cython.const[cython.int][::1],
-    other_before: cython.const[cython.int][::1],
-    launch_before: cython.const[cython.int][::1],
-    released_by: cython.const[cython.int][::1],
-    blocked: cython.const[cython.longlong][::1],
-    factor: cython.const[cython.double][::1],
-    host_factor: cython.const[cython.double][::1],
+    times: cython.const[cython.longlong][:, ::1],
+    before: cython.const[cython.int][:, ::1],
+    factors: cython.const[cython.double][:, ::1],
     begin: cython.longlong,
     first_match: cython.const[cython.int][::1],
     matches: cython.const[cython.int][::1],
     decisive: cython.const[cython.int][::1],
-    transfer: cython.const[cython.longlong][::1],
-    new_start: cython.longlong[::1],
-    new_end: cython.longlong[::1],
-    new_launch: cython.longlong[::1],
-    arrival: cython.longlong[::1],
-    last_member: cython.int[::1],
-    start_held_by: cython.longlong[::1],
-    launch_held_by: cython.int[::1],
+    replayed: cython.longlong[:, ::1],
+    arrivals: cython.longlong[:, ::1],
 ) -> None:
     """Run all events again with other durations: each starts when all it waits for has happened, plus its own delay.
 
     Args:
         order: Event numbers in order of start, and (plus the number of events) in order of launch, merged by time.
-        start, end, launch: Measured times on one clock; a launch of ``NO_LIMIT`` is not known.
-        delay: Time from the last of what an event waited for to its start.
-        stream_before, other_before: Events of the same and of another stream that an event waits for; -1: none.
-        launch_before: Event launched before each event by the same host; -1: none.
-        released_by: GPU event whose end let the host go on to the launch; -1: none.
-        blocked: Time since the launch before in which the host waited for that event.
-        factor, host_factor: New over measured duration of each event (of a matched one: of its transfer), and of the
-            host's time before its launch. A negative host factor: the event does not wait for its launch.
+        times: Measured times of each event on one clock: start; end; launch (``NO_LIMIT``: not known); delay (from the
+            last of what it waited for to its start); blocked (time since the launch before in which the host waited for
+            the GPU); transfer (from the arrival of the last member to its end).
+        before: What each event waits for, -1: nothing: event of the same stream; event of another stream; event
+            launched before it by the same host; GPU event whose end let the host go on to its launch.
+        factors: New over measured duration of each event (of a matched one: of its transfer); and of the host's time
+            before its launch, negative: the event does not wait for its launch.
         begin: Begin of the window, before which nothing starts that waits for nothing.
         first_match, matches: Matched operations of event i: ``matches[first_match[i]:first_match[i + 1]]``.
         decisive: The match of each event that was complete last; -1: its duration does not depend on others.
-        transfer: Time from the arrival of the last member to the end of each event in a match.
-        new_start, new_end, new_launch: Results.
-        arrival: Result: last start of a member of each match; smaller than all times at the call.
-        last_member: Result: that member.
-        start_held_by: Result: what an event waited for last: an event, or the launch (number of events + event); -1:
-            nothing.
-        launch_held_by: Result: the event that released the host for the launch; -1: the host's own time held it.
+        replayed: Result: start; end; launch; what held the start back (an event, or the launch: number of events +
+            event; -1: nothing); what held the launch back (the event that released the host; -1: the host itself).
+        arrivals: Result: last start of a member of each match (smaller than all times at the call); that member.
 
     """
-    events: cython.longlong = start.shape[0]
+    events: cython.longlong = times.shape[1]
     unknown: cython.longlong = NO_LIMIT
     i: cython.Py_ssize_t
     k: cython.Py_ssize_t
@@ -380,124 +361,115 @@ def replay_events(
         event = order[i]
         if event >= events:  # a launch
             event -= events
-            other = launch_before[event]
-            ready = launch[event]
-            if ready > begin:  # what the host did before its first launch is not known
-                ready = begin + cython.cast(cython.longlong, (ready - begin) * abs(host_factor[event]))
-            launch_held_by[event] = -1
+            other = before[2, event]
+            ready = times[2, event]
             if other >= 0:
-                ready = new_launch[other] + cython.cast(
-                    cython.longlong, (launch[event] - launch[other] - blocked[event]) * abs(host_factor[event])
+                candidate = times[2, event] - times[2, other] - times[4, event]
+                ready = replayed[2, other] + cython.cast(cython.longlong, candidate * abs(factors[1, event]))
+            elif ready > begin:  # what the host did before its first launch is not known
+                ready = begin + cython.cast(cython.longlong, (ready - begin) * abs(factors[1, event]))
+            other = before[3, event]
+            replayed[4, event] = -1
+            if other >= 0:
+                candidate = cython.cast(
+                    cython.longlong, max(times[2, event] - times[1, other], 0) * abs(factors[1, event])
                 )
-            other = released_by[event]
-            if other >= 0:
-                candidate = _new_end(other, new_start, new_end, arrival, decisive, transfer, factor)
-                candidate += cython.cast(cython.longlong, max(launch[event] - end[other], 0) * abs(host_factor[event]))
+                candidate += _replayed_end(other, times, factors, decisive, replayed, arrivals)
                 if candidate > ready:
                     ready = candidate
-                    launch_held_by[event] = other
-            new_launch[event] = ready
+                    replayed[4, event] = other
+            replayed[2, event] = ready
             continue
-        ready = -unknown
-        start_held_by[event] = -1
-        if launch[event] != unknown and host_factor[event] >= 0:
-            ready = new_launch[event] + min(start[event] - launch[event], 0)
-            start_held_by[event] = events + event
+        ready = begin if times[2, event] != unknown else times[0, event]
+        replayed[3, event] = -1
+        if times[2, event] != unknown and factors[1, event] >= 0:
+            ready = replayed[2, event] + min(times[0, event] - times[2, event], 0)
+            replayed[3, event] = events + event
         for k in range(2):
-            other = stream_before[event] if k == 0 else other_before[event]
+            other = before[k, event]
             if other >= 0:
                 # An event that started before the end of another waited for a part of it only.
-                candidate = _new_end(other, new_start, new_end, arrival, decisive, transfer, factor)
-                candidate += min(start[event] - end[other], 0)
-                if candidate > ready:
+                candidate = _replayed_end(other, times, factors, decisive, replayed, arrivals)
+                candidate += min(times[0, event] - times[1, other], 0)
+                if candidate > ready or replayed[3, event] < 0:
                     ready = candidate
-                    start_held_by[event] = other
-        new_start[event] = ready + delay[event]
-        if start_held_by[event] < 0:
-            new_start[event] = begin if launch[event] != unknown else start[event]
-        new_end[event] = new_start[event] + cython.cast(cython.longlong, (end[event] - start[event]) * factor[event])
+                    replayed[3, event] = other
+        replayed[0, event] = ready + (times[3, event] if replayed[3, event] >= 0 else 0)
         for k in range(first_match[event], first_match[event + 1]):
-            if new_start[event] > arrival[matches[k]]:
-                arrival[matches[k]] = new_start[event]
-                last_member[matches[k]] = event
-    for i in range(start.shape[0]):
-        new_end[i] = _new_end(i, new_start, new_end, arrival, decisive, transfer, factor)
+            if replayed[0, event] > arrivals[0, matches[k]]:
+                arrivals[0, matches[k]] = replayed[0, event]
+                arrivals[1, matches[k]] = event
+    for i in range(times.shape[1]):
+        replayed[1, i] = _replayed_end(i, times, factors, decisive, replayed, arrivals)
 
 
 @cython.cfunc
 @cython.inline
-def _new_end(
+def _replayed_end(
     event: cython.Py_ssize_t,
-    new_start: cython.longlong[::1],
-    new_end: cython.longlong[::1],
-    arrival: cython.longlong[::1],
+    times: cython.const[cython.longlong][:, ::1],
+    factors: cython.const[cython.double][:, ::1],
     decisive: cython.const[cython.int][::1],
-    transfer: cython.const[cython.longlong][::1],
-    factor: cython.const[cython.double][::1],
+    replayed: cython.longlong[:, ::1],
+    arrivals: cython.longlong[:, ::1],
 ) -> cython.longlong:
-    """Return the end of an event: of a matched one, its transfer after the last member's arrival."""
+    """Return the end of an event that has started: of a matched one, its transfer after the last member's arrival."""
     if decisive[event] < 0:
-        return new_end[event]
-    return max(new_start[event], arrival[decisive[event]]) + cython.cast(
-        cython.longlong, transfer[event] * factor[event]
+        return replayed[0, event] + cython.cast(
+            cython.longlong, (times[1, event] - times[0, event]) * factors[0, event]
+        )
+    return max(replayed[0, event], arrivals[0, decisive[event]]) + cython.cast(
+        cython.longlong, times[5, event] * factors[0, event]
     )
 
 
 def walk_replayed_step(
     event: cython.longlong,
     begin: cython.longlong,
-    new_start: cython.const[cython.longlong][::1],
-    new_end: cython.const[cython.longlong][::1],
-    new_launch: cython.const[cython.longlong][::1],
     launch_before: cython.const[cython.int][::1],
-    arrival: cython.const[cython.longlong][::1],
-    last_member: cython.const[cython.int][::1],
     decisive: cython.const[cython.int][::1],
-    start_held_by: cython.const[cython.longlong][::1],
-    launch_held_by: cython.const[cython.int][::1],
-    work: cython.const[cython.int][::1],
-    work_ns: cython.longlong[::1],
-    host_ns: cython.longlong[::1],
+    replayed: cython.const[cython.longlong][:, ::1],
+    arrivals: cython.const[cython.longlong][:, ::1],
+    part: cython.const[cython.int][::1],
+    part_ns: cython.longlong[:, ::1],
 ) -> None:
     """Sum up the critical path of a replayed step, from the event that ends it back to its begin.
 
     Args:
         event: Event that ends the step.
         begin: Begin of the step.
-        new_start, new_end, new_launch, arrival, last_member, start_held_by, launch_held_by: As ``replay_events`` left
-            them.
-        launch_before, decisive: As ``replay_events`` takes them.
-        work: Number that the time of each event is summed under.
-        work_ns: Result: time on the path by that number.
-        host_ns: Result: time of hosts on the path by the number of the event they launched.
+        launch_before: Event launched before each event by the same host; -1: none.
+        decisive, replayed, arrivals: As for ``replay_events``.
+        part: Number that the time of each event is summed under.
+        part_ns: Result: time on the path by that number: of events; of hosts before the launch of such events.
 
     """
-    events: cython.longlong = new_start.shape[0]
-    now: cython.longlong = new_end[event]
+    events: cython.longlong = replayed.shape[1]
+    now: cython.longlong = replayed[1, event]
     until: cython.longlong
+    following: cython.longlong
+    is_host: cython.bint
     steps: cython.longlong = 0
     while event >= 0 and now > begin and steps < 4 * events:  # clocks that disagree could send the walk in a circle
         steps += 1
-        if event < events:
-            until = new_start[event]
-            if decisive[event] >= 0 and arrival[decisive[event]] > until:
-                until = arrival[decisive[event]]  # before that it waited for the last member
-                work_ns[work[event]] += max(now - max(until, begin), 0)
-                event = last_member[decisive[event]]
-            else:
-                work_ns[work[event]] += max(now - max(until, begin), 0)
-            now = min(now, until)
-            event = start_held_by[event]
-        else:  # the time from the launch to the start, and of the host before the launch
+        is_host = event >= events
+        if is_host:  # the time from the launch before, or from the end of what released the host
             event -= events
-            host_ns[work[event]] += max(now - max(new_launch[event], begin), 0)
-            now = min(now, new_launch[event])
-            if launch_held_by[event] >= 0:
-                host_ns[work[event]] += max(now - max(new_end[launch_held_by[event]], begin), 0)
-                now = min(now, new_end[launch_held_by[event]])
-                event = launch_held_by[event]
+            until = replayed[2, event]
+            following = replayed[4, event]
+            if following >= 0:
+                until = min(until, replayed[1, following])
             elif launch_before[event] >= 0:
-                host_ns[work[event]] += max(now - max(new_launch[launch_before[event]], begin), 0)
-                event = events + launch_before[event]
-            else:
-                event = -1
+                following = events + launch_before[event]
+                until = min(until, replayed[2, launch_before[event]])
+        else:
+            until = replayed[0, event]
+            following = replayed[3, event]
+            if decisive[event] >= 0 and arrivals[0, decisive[event]] > until:
+                until = arrivals[0, decisive[event]]  # before that it waited for the last member
+                following = replayed[3, arrivals[1, decisive[event]]]
+        part_ns[is_host, part[event]] += max(now - max(until, begin), 0)
+        now = min(now, until)
+        if following < 0:  # before the first launch that was recorded the host had not come so far
+            part_ns[1, part[event]] += max(now - begin, 0)
+        event = following

@@ -216,9 +216,9 @@ def _what_if_graph(communication: Communication, comparison: ScheduleComparison 
 def _changed_steps(graph: WhatIfGraph, changes: Sequence[str], *, best: bool) -> tuple[ChangedStep, ...]:
     """Return the step with each change, with all of them if there are several, and with the *best* other changes."""
     rows = [graph.predict([change]) for change in changes]
-    if len(changes) > 1:
+    if len(changes) > 1 and all(row.why_not is None for row in rows):
         rows.append(graph.predict(changes))
-    return (*rows, *(graph.best_changes() if best else ()))
+    return (*rows, *(graph.best_changes(without=changes) if best else ()))
 
 
 def _hiding(ranks: Sequence[RankTables], results: Sequence[RankResult]) -> OverlapCost | None:

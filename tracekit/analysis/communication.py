@@ -12,7 +12,7 @@ from tracekit.align.clocks import Clocks, align
 from tracekit.align.matching import MEMBERS, match
 from tracekit.analysis.rates import RunRates, run_rates
 from tracekit.analysis.tables import RankTables
-from tracekit.critical_path.graph import EventGraph, GraphTables
+from tracekit.critical_path.graph import EventGraph
 from tracekit.critical_path.path import CriticalPath, critical_path
 from tracekit.errors import Notice
 from tracekit.metrics.waits import add_waits
@@ -50,7 +50,7 @@ class Communication(msgspec.Struct, frozen=True, eq=False):
         clocks = align(members, [rank.source.rank for rank in ranks])
         critical = critical_path(ranks, operations, members, clocks)
         give_back_memory(worth=many)
-        graph = _event_graph(ranks, operations, members, clocks)
+        graph = EventGraph.build(ranks, operations, members, clocks)
         rates = run_rates(
             [rank.products for rank in ranks],
             [rank.rates for rank in ranks if rank.rates is not None],
@@ -70,18 +70,6 @@ class Communication(msgspec.Struct, frozen=True, eq=False):
         """
         members = match(self.operations, by_step=self.by_step).members
         return conform(self.clocks.align(members, "start_ns", "end_ns"), MEMBERS)
-
-
-def _event_graph(
-    ranks: Sequence[RankTables], operations: pl.DataFrame, members: pl.DataFrame, clocks: Clocks
-) -> EventGraph | None:
-    """Return the graph of the ranks that kept their events; None if none did or there is no GPU work."""
-    parts = [
-        GraphTables(rank.source.rank, rank.events, tuple(rank.steps["step"].to_list()))
-        for rank in ranks
-        if rank.events is not None and len(rank.events)
-    ]
-    return EventGraph.build(parts, operations, members, clocks) if parts else None
 
 
 def _all_operations(ranks: Sequence[RankTables]) -> pl.DataFrame:

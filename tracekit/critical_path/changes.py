@@ -7,16 +7,19 @@ A change is text: ``dp_comm x0.5`` (a label, module, operator or kernel takes ha
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import groupby
 
 import msgspec
 import numpy as np
 import polars as pl
 
-from tracekit._util.arrays import Bools, Int32s
+from tracekit._util.arrays import Bools, Ints
 from tracekit._util.text import ranks_named
-from tracekit.critical_path.graph import EventGraph, Floats, Replay, has_label, unchanged
+from tracekit.critical_path.graph import EventGraph, Floats
 from tracekit.errors import OptionError
+from tracekit.intervals import union
 from tracekit.metrics.label_intervals import COMPUTE_SET
 from tracekit.schema import COMMUNICATION_LABELS, LABELS
 
@@ -26,17 +29,14 @@ MIN_SAVED_SHARE = 0.01
 """Share of the step that a change must save to be listed."""
 MAX_PATH_PARTS = 6
 """Parts of the new critical path that are kept, the largest."""
-MIN_VARIATION = 0.06
+MIN_VARIATION = 0.07
 """Smallest half width of a range, as a share of the prediction: the links of two recordings differ by that much."""
+LANE_BINS = 240
+"""Parts of a step that its lanes are drawn in."""
 FORMS = (
-    "NAME x0.5 (a label, module, operator or kernel), links x2, rank N like others, no host delay, hide LABEL, balance, "
-    "microbatches N"
+    "NAME x0.5 (a label, module, operator or kernel), links x2, rank N like others, no host delay, hide LABEL, "
+    "balance, microbatches N"
 )
-
-_SCALE = re.compile(r"(?P<name>.+?)\s*[x×]\s*(?P<factor>\d+(\.\d+)?)")
-_RANK = re.compile(r"rank\s+(?P<rank>\d+)\s+like\s+others")
-_HIDE = re.compile(r"hide\s+(?P<label>\S+)")
-_MICROBATCHES = re.compile(r"micro-?batches\s+(?P<count>\d+)")
 
 
 class PathPart(msgspec.Struct, frozen=True):
@@ -48,13 +48,14 @@ class PathPart(msgspec.Struct, frozen=True):
 
 
 class ChangedStep(msgspec.Struct, frozen=True):
-    """A change and the step time that it would lead to, the mean over the steps, in nanoseconds.
+    """Changes and the time per step that they would lead to, in nanoseconds.
 
-    ``saves_ns`` is an upper bound of what the change can give: what nothing in the trace forbids happens. It is null
-    where the change is another amount of work. ``why_not`` is the reason why there is no prediction.
+    ``saves_ns`` is an upper bound of what the changes can give: what nothing in the trace forbids happens. It is null
+    where they are another amount of work. ``why_not`` is the reason why there is no prediction.
     """
 
     change: str
+    changes: tuple[str, ...]  # the single changes
     measured_ns: int
     predicted_ns: int | None = None
     predicted_range_ns: tuple[int, int] | None = None
@@ -69,86 +70,98 @@ class RefusedError(Exception):
 
 
 class ChangedGraph:
-    """A graph with changes under way: factors of durations and hosts, and what events wait for."""
+    """A graph with changes under way."""
 
     def __init__(self, graph: EventGraph, positions: Mapping[int, int]) -> None:
         self.graph = graph
         self.positions = positions
-        self.factor, self.host_factor = unchanged(graph)
-        names = ("stream_before", "other_before", "released_by")
-        self.edges: dict[str, Int32s] = {name: graph.events[name].to_numpy() for name in names}
+        self.factor, self.host_factor = np.ones((2, len(graph.start)))
+        self.hidden: list[int] = []  # labels, as indices
+        self.microbatches: list[int] = []
         self.rests_on: list[str] = []
 
-    def scale(self, events: Bools, factor: float | Floats) -> None:
-        """Multiply the durations of *events*."""
-        self.factor[events] *= factor
+    def hidden_ns(self) -> int:
+        """Return the time per step that hidden labels take by themselves on the rank where they take longest."""
+        graph = self.graph
+        sums = [
+            np.bincount(graph.rank_index, weights=graph.work_ns * (graph.label == label), minlength=1).max()
+            for label in self.hidden
+        ]
+        return round(max(sums, default=0.0) / len(graph.steps))
 
-    def replay(self, *, certain_only: bool = False) -> Replay:
-        """Replay it; *certain_only*: without waits that did not hold anything back in the run."""
-        edges = self.edges
-        if certain_only:
-            other = np.where(self.graph.events["other_held"].to_numpy(), edges["other_before"], -1)
-            edges = edges | {"other_before": other.astype(np.int32)}
-        return self.graph.replay(factor=self.factor, host_factor=self.host_factor, **edges)
+    def scale_ranks(self, ranks: Collection[int], key: Ints, weights: Ints, *, like_others: bool) -> Floats:
+        """Return for each event the factor that gives its rank the same sum of *weights* as the ranks like it have.
 
-    def group_means(self, events: Bools, keys: Mapping[str, np.ndarray], weights: np.ndarray) -> pl.DataFrame:
-        """Return the sum of *weights* over *events* by rank and *keys*, and its median over ranks (``others_ns``)."""
-        columns = {name: values[events] for name, values in keys.items()} | {"weight": weights[events]}
-        sums = pl.DataFrame({"rank": self.graph.rank_index[events], **columns})
-        position = [self.positions.get(rank, 0) for rank in self.graph.ranks]
-        sums = sums.group_by("rank", *keys).agg(pl.col("weight").sum())
-        return sums.with_columns(position=pl.Series(position, dtype=pl.Int64).gather(sums["rank"]))
+        Args:
+            ranks: Indices of the ranks to scale; events of others get 1.
+            key: What is summed: events with the same number.
+            weights: What is summed up.
+            like_others: Whether to take the median of the other ranks, or the mean of all.
+        """
+        graph = self.graph
+        _, key = np.unique(key, return_inverse=True)
+        keys = int(key.max(initial=0)) + 1
+        count = len(graph.ranks)
+        sums = np.bincount(graph.rank_index * keys + key, weights, count * keys).reshape(count, keys)
+        ratio = np.ones((count, keys))
+        for index in ranks:
+            # Ranks of one position in several pipelines are alike; in a single pipeline all ranks count.
+            position = self.positions.get(graph.ranks[index])
+            alike = [i for i, rank in enumerate(graph.ranks) if self.positions.get(rank) == position]
+            alike = alike if len(alike) > 1 else list(range(count))
+            if like_others:
+                usual = np.median(sums[[i for i in alike if i != index]], axis=0)
+            else:
+                usual = sums[alike].mean(axis=0)
+            ratio[index] = np.divide(usual, sums[index], out=np.ones(keys), where=sums[index] > 0)
+        return ratio[graph.rank_index, key]
 
 
-def parse_change(text: str) -> Callable[[ChangedGraph], None] | int:
-    """Return the function that makes a change to a graph; the number of micro-batches for ``microbatches N``."""
+Edit = Callable[[ChangedGraph], None]
+
+
+def parse_change(text: str) -> Edit:
+    """Return the function that makes a change to a graph.
+
+    >>> parse_change("rank two like others")
+    Traceback (most recent call last):
+    tracekit.errors.OptionError: --change 'rank two like others' is not a change that is known (changes are NAME x0.5 \
+(a label, module, operator or kernel), links x2, rank N like others, no host delay, hide LABEL, balance, microbatches N)
+    """
     words = " ".join(text.split())
-    if words == "no host delay":
-        return _without_host_delay
-    if words == "balance":
-        return _balance
-    if match := _MICROBATCHES.fullmatch(words):
-        return int(match["count"])
-    if match := _RANK.fullmatch(words):
-        rank = int(match["rank"])
-        return lambda changed: _like_others(changed, rank)
-    if match := _HIDE.fullmatch(words):
-        label = match["label"]
-        return lambda changed: _hide(changed, label)
-    if match := _SCALE.fullmatch(words):
-        name, factor = match["name"], float(match["factor"])
-        if factor <= 0:
-            raise OptionError(f"--change {text!r}: the factor must be above 0", hint=f"changes are {FORMS}")
-        if name == "links":
-            return lambda changed: _faster_links(changed, factor)
-        return lambda changed: changed.scale(_select(changed.graph, name), factor)
+    for pattern, edit in _EDITS.items():
+        if match := re.fullmatch(pattern, words):
+            if match.groupdict().get("factor") and not float(match["factor"]):
+                raise OptionError(f"--change {text!r}: the factor must be above 0", hint=f"changes are {FORMS}")
+            return edit(match)
     raise OptionError(f"--change {text!r} is not a change that is known", hint=f"changes are {FORMS}")
+
+
+def _scale(changed: ChangedGraph, name: str, factor: float) -> None:
+    """Multiply the durations of what is called *name*; of communication, the transfer."""
+    changed.factor[_select(changed.graph, name)] *= factor
 
 
 def _select(graph: EventGraph, name: str) -> Bools:
     """Return the events of a label, a module, an operator or a kernel; of kernels, a part of the name is enough."""
-    for column in ("label", "module", "op", "name"):
-        events = graph.events[column].cast(pl.String).str.to_lowercase() == name.lower()
-        if events.any():
-            return events.fill_null(False).to_numpy()
-    events = graph.events["name"].cast(pl.String).str.contains(name, literal=True).fill_null(False)
-    if events.any():
-        return events.to_numpy()
-    raise _unknown_name_error(graph, name, ("label", "module"))
+    for column, is_part in (("label", False), ("module", False), ("op", False), ("name", False), ("name", True)):
+        distinct = graph.events[column].unique().drop_nulls()
+        texts = distinct.cast(pl.String)
+        matches = texts.str.contains(name, literal=True) if is_part else texts.str.to_lowercase() == name.lower()
+        if matches.any():
+            return graph.events[column].is_in(distinct.filter(matches).implode()).fill_null(False).to_numpy()
+    raise _unknown_name_error(graph, name, "label", "module")
 
 
-def _unknown_name_error(graph: EventGraph, name: str, columns: Sequence[str]) -> OptionError:
-    present = [
-        f"{column}s {', '.join(graph.events[column].cast(pl.String).unique().drop_nulls().sort().to_list())}"
-        for column in columns
-        if graph.events[column].null_count() < graph.events.height
-    ]
-    return OptionError(f"nothing in this run is called {name!r}", hint=f"there are {'; '.join(present)}")
+def _unknown_name_error(graph: EventGraph, name: str, *columns: str) -> OptionError:
+    names = {c: graph.events[c].unique().drop_nulls().cast(pl.String).sort().to_list() for c in columns}
+    present = "; ".join(f"{column}s {', '.join(values)}" for column, values in names.items() if values)
+    return OptionError(f"nothing in this run is called {name!r}", hint=f"there are {present}")
 
 
 def _without_host_delay(changed: ChangedGraph) -> None:
     """Let every event start without waiting for its launch."""
-    if not (changed.graph.events["launch_ns"].is_not_null()).any():
+    if changed.graph.events["launch_ns"].is_null().all():
         raise RefusedError("the trace has no launches: record CPU activities as well")
     changed.host_factor[:] = -1.0
     changed.rests_on.append("everything is launched before it could start, data loading included")
@@ -156,37 +169,21 @@ def _without_host_delay(changed: ChangedGraph) -> None:
 
 def _faster_links(changed: ChangedGraph, factor: float) -> None:
     """Divide the transfers of all communication by *factor*."""
-    events = has_label(changed.graph, *COMMUNICATION_LABELS)
+    events = changed.graph.has_label(*COMMUNICATION_LABELS)
     if not events.any():
         raise RefusedError("there is no communication in this run")
-    changed.scale(events, 1 / factor)
+    changed.factor[events] /= factor
     changed.rests_on.append("transfers are all bandwidth, no latency")
 
 
 def _hide(changed: ChangedGraph, label: str) -> None:
-    """Let no forward or backward work wait for events of *label*; the optimizer still does."""
+    """Let nothing wait for the transfers of *label*; the step still takes at least as long as they do."""
     graph = changed.graph
-    present = set(graph.events["label"].cast(pl.String).unique())
-    if label not in LABELS or label not in present:
-        raise _unknown_name_error(graph, label, ("label",))
-    hidden = has_label(graph, label)
-    frees = ~hidden & ~has_label(graph, "optimizer")
-    stream_before, other_before, released_by = (changed.edges[name].copy() for name in changed.edges)
-    # On a stream of both: work waits for the last event before it that is not hidden, and hidden events for each other.
-    own_before = stream_before.copy()
-    for kind, before in ((frees, stream_before), (hidden, own_before)):
-        skipped = hidden if kind is frees else ~hidden
-        rows = np.flatnonzero(kind & (before >= 0))
-        while len(rows := rows[skipped[before[rows]]]):
-            before[rows] = before[before[rows]] if kind is hidden else changed.edges["stream_before"][before[rows]]
-            rows = rows[before[rows] >= 0]
-    lone = hidden & (other_before < 0)
-    other_before[lone] = np.where(own_before[lone] != stream_before[lone], own_before[lone], -1)
-    for edges in (other_before, released_by):
-        waits_for_hidden = np.flatnonzero(frees & (edges >= 0))
-        edges[waits_for_hidden[hidden[edges[waits_for_hidden]]]] = -1
-    changed.edges = {"stream_before": stream_before, "other_before": other_before, "released_by": released_by}
-    changed.rests_on.append(f"no forward or backward work waits for {label}, whatever data it needs")
+    if label not in LABELS or not graph.has_label(label).any():
+        raise _unknown_name_error(graph, label, "label")
+    changed.factor[graph.has_label(label)] = 0.0
+    changed.hidden.append(LABELS.index(label))
+    changed.rests_on.append(f"nothing waits for {label}, whatever data it needs; late ranks are still waited for")
 
 
 def _like_others(changed: ChangedGraph, rank: int) -> None:
@@ -194,79 +191,60 @@ def _like_others(changed: ChangedGraph, rank: int) -> None:
     graph = changed.graph
     if rank not in graph.ranks:
         raise OptionError(f"there is no rank {rank} in this run", hint=f"there are {ranks_named(graph.ranks)}")
-    if len(graph.ranks) < 2:
-        raise RefusedError("no other rank's trace to compare with: give all ranks")
-    _require_matches(graph)
-    index = graph.ranks.index(rank)
-    _scale_to_others(changed, lambda ranks: ranks == index)
+    _require_other_ranks(graph)
+    ranks = [graph.ranks.index(rank)]
+    step = graph.step_index.astype(np.int64)
+    compute = graph.has_label(*COMPUTE_SET)
+    work_ns = (graph.end - graph.start) * compute
+    factor = changed.scale_ranks(ranks, step * len(LABELS) + graph.label, work_ns, like_others=True)
+    changed.factor[compute] *= factor[compute]
+    # A host that is late less often than others stays as it is.
+    late = graph.launched_late_ns > 0
+    host_factor = changed.scale_ranks(ranks, step, graph.launched_late_ns, like_others=True)
+    changed.host_factor[late] *= np.minimum(host_factor[late], 1.0)
     changed.rests_on.append("in each step the rank's work and host take the median of the other ranks")
 
 
 def _balance(changed: ChangedGraph) -> None:
     """Give the work of each label between two dispatches (in each step, without experts) the mean over ranks."""
     graph = changed.graph
-    if len(graph.ranks) < 2:
-        raise RefusedError("a single rank has nothing to be balanced with: give all ranks")
-    _require_matches(graph)
+    _require_other_ranks(graph)
     # Number of dispatches launched before each event on its rank: ranks of an expert group have the same number.
-    dispatches = has_label(graph, "ep_dispatch")
-    order = np.lexsort((np.where(graph.launch < graph.end, graph.launch, graph.start), graph.rank_index))
-    count = np.cumsum(dispatches[order])
+    order = np.lexsort((np.minimum(graph.launch, graph.start), graph.rank_index))
+    count = np.cumsum(graph.has_label("ep_dispatch")[order])
     first = np.searchsorted(graph.rank_index[order], np.arange(len(graph.ranks)))
     section = np.empty(len(order), np.int64)
     section[order] = count - np.concatenate([[0], count])[first][graph.rank_index[order]]
-    _scale_to_others(changed, lambda ranks: np.ones(len(ranks), np.bool_), section=section, mean=True)
+    key = (section * len(graph.steps) + graph.step_index) * len(LABELS) + graph.label
+    compute = graph.has_label(*COMPUTE_SET)
+    work_ns = (graph.end - graph.start) * compute
+    factor = changed.scale_ranks(range(len(graph.ranks)), key, work_ns, like_others=False)
+    changed.factor[compute] *= factor[compute]
     changed.rests_on.append("work of a label takes the mean over ranks; kernels scale with their tokens")
 
 
-def _require_matches(graph: EventGraph) -> None:
+def _require_other_ranks(graph: EventGraph) -> None:
     """Refuse where it is not known whether ranks waited for each other."""
+    if len(graph.ranks) < 2:
+        raise RefusedError("there is no other rank's trace to compare with: give all ranks")
     if not len(graph.matches):
         raise RefusedError("no communication could be matched between ranks, so that it is unknown who waited for whom")
 
 
-def _scale_to_others(
-    changed: ChangedGraph,
-    is_scaled: Callable[[np.ndarray], Bools],
-    *,
-    section: np.ndarray | None = None,
-    mean: bool = False,
-) -> None:
-    """Scale the compute (and without *mean* the host) of ranks to the median (or mean) of the ranks like them.
+_NUMBER = r"(?P<factor>\d+(\.\d+)?)"
+_EDITS: Mapping[str, Callable[[re.Match[str]], Edit]] = {
+    "no host delay": lambda _: _without_host_delay,
+    "balance": lambda _: _balance,
+    r"micro-?batches (?P<count>\d+)": lambda match: lambda changed: changed.microbatches.append(int(match["count"])),
+    r"rank (?P<rank>\d+) like others": lambda match: partial(_like_others, rank=int(match["rank"])),
+    r"hide (?P<label>\S+)": lambda match: partial(_hide, label=match["label"]),
+    rf"links [x×] ?{_NUMBER}": lambda match: partial(_faster_links, factor=float(match["factor"])),
+    rf"(?P<name>.+) [x×] ?{_NUMBER}": lambda match: partial(_scale, name=match["name"], factor=float(match["factor"])),
+}
+"""Forms of a change, and what makes it; the first that fits counts."""
 
-    Ranks are compared with those at the same position of other pipelines, if there are several pipelines.
-    """
-    graph = changed.graph
-    keys = {"step": graph.step_index, "label": graph.label}
-    if section is not None:
-        keys["section"] = section
-    compute = has_label(graph, *COMPUTE_SET)
-    several = len(set(changed.positions.values())) < len(graph.ranks)
-    groups = [("factor", compute, keys, (graph.end - graph.start).astype(np.float64))]
-    if not mean:
-        late_ns = graph.launched_late_ns
-        everything = np.ones(len(late_ns), np.bool_)
-        groups.append(("host_factor", everything, {"step": graph.step_index}, late_ns.astype(np.float64)))
-    for attribute, events, by, weights in groups:
-        sums = changed.group_means(events, by, weights)
-        if not several:
-            sums = sums.with_columns(position=pl.lit(0, pl.Int64))
-        scaled = pl.Series(is_scaled(sums["rank"].to_numpy()))
-        others = sums if mean else sums.filter(~scaled)
-        usual = others.group_by("position", *by).agg(
-            usual=pl.col("weight").mean() if mean else pl.col("weight").median()
-        )
-        ratios = sums.filter(scaled).join(usual, on=["position", *by], how="left").filter(pl.col("weight") > 0)
-        ratio = pl.col("usual") / pl.col("weight")
-        if attribute == "host_factor":  # a host that is late less often than others stays as it is
-            ratio = ratio.clip(upper_bound=1.0)
-        ratios = ratios.select("rank", *by, ratio=ratio)
-        rows = pl.DataFrame({"rank": graph.rank_index, **by}).join(
-            ratios, on=["rank", *by], how="left", maintain_order="left"
-        )
-        factor = rows["ratio"].fill_null(1.0).to_numpy()
-        scaled_events = events & (weights > 0)
-        getattr(changed, attribute)[scaled_events] *= factor[scaled_events]
+Lane = list[tuple[str | None, float, float]]
+"""Parts of a rank's step in order: the label that takes most of it (None: idle), start and width as shares."""
 
 
 class WhatIfGraph(msgspec.Struct, frozen=True, eq=False):
@@ -287,44 +265,42 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False):
 
     def predict(self, changes: Sequence[str]) -> ChangedStep:
         """Predict the step with all *changes* at once."""
-        changed = ChangedGraph(self.graph, self.positions)
-        added = np.zeros(3)
-        measured_ns, text = self.measured_ns, ", ".join(changes)
-        is_same_work = True
+        step = ChangedStep(", ".join(changes), tuple(changes), self.measured_ns)
         try:
-            for change in changes:
-                edit = parse_change(change)
-                if isinstance(edit, int):
-                    if self.microbatches is None:
-                        raise RefusedError("this run has no pipeline whose micro-batches could be counted")
-                    difference = self.microbatches(edit)
-                    if isinstance(difference, str):
-                        raise RefusedError(difference)
-                    added += difference
-                    changed.rests_on.append("micro-batches of this run's size")
-                    is_same_work = False
-                else:
-                    edit(changed)
+            changed = self._changed(changes)
+            added = sum((np.array(self._more_microbatches(n)) for n in changed.microbatches), np.zeros(3))
         except RefusedError as refused:
-            return ChangedStep(text, measured_ns, why_not=str(refused))
-        replay = changed.replay()
-        tight_ns = self.graph.step_ns(replay.start, replay.end)
-        loose = changed.replay(certain_only=True)
-        loose_ns = self.graph.step_ns(loose.start, loose.end)
-        share = self._variation()
-        low_ns = min(tight_ns, loose_ns) * (1 - share) - self.clock_error_ns + added[0]
-        high_ns = max(tight_ns, loose_ns) * (1 + share) + self.clock_error_ns + added[2]
-        predicted_ns = round(tight_ns + added[1])
-        parts = self.graph.path_parts(replay).head(MAX_PATH_PARTS)
-        return ChangedStep(
-            change=text,
-            measured_ns=measured_ns,
+            return msgspec.structs.replace(step, why_not=str(refused))
+        if changed.microbatches:
+            changed.rests_on.append("micro-batches of this run's size")
+        replay = self.graph.replay(changed.factor, changed.host_factor)
+        replayed_ns = max(self.graph.step_ns(replay.start, replay.end), changed.hidden_ns())
+        margin_ns = replayed_ns * self._variation() + self.clock_error_ns
+        predicted_ns = round(replayed_ns + added[1])
+        return msgspec.structs.replace(
+            step,
             predicted_ns=predicted_ns,
-            predicted_range_ns=(round(low_ns), round(high_ns)),
-            saves_ns=measured_ns - predicted_ns if is_same_work else None,
-            critical_path=tuple(PathPart(*row) for row in parts.iter_rows()),
+            predicted_range_ns=(round(replayed_ns - margin_ns + added[0]), round(replayed_ns + margin_ns + added[2])),
+            saves_ns=None if changed.microbatches else step.measured_ns - predicted_ns,
+            critical_path=tuple(PathPart(*row) for row in self.graph.path_parts(replay).head(MAX_PATH_PARTS).rows()),
             rests_on=tuple(changed.rests_on),
         )
+
+    def _changed(self, changes: Sequence[str]) -> ChangedGraph:
+        """Return the graph with *changes*."""
+        changed = ChangedGraph(self.graph, self.positions)
+        for change in changes:
+            parse_change(change)(changed)
+        return changed
+
+    def _more_microbatches(self, count: int) -> tuple[int, int, int]:
+        """Return the change of the step with *count* micro-batches: low, likely and high."""
+        if self.microbatches is None:
+            raise RefusedError("this run has no pipeline whose micro-batches could be counted")
+        difference = self.microbatches(count)
+        if isinstance(difference, str):
+            raise RefusedError(difference)
+        return difference
 
     def _variation(self) -> float:
         """Return the half width of a range, as a share: half the distance of the quartiles of the measured steps."""
@@ -332,32 +308,50 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False):
         low, middle, high = np.quantile(ends - begins, [0.25, 0.5, 0.75])
         return max(MIN_VARIATION, float((high - low) / 2 / max(middle, 1.0)))
 
-    def best_changes(self) -> list[ChangedStep]:
-        """Return the changes that would save most, without asking for faster kernels."""
-        rows = [self.predict([text]) for text in self._candidates()]
+    def best_changes(self, *, without: Collection[str] = ()) -> list[ChangedStep]:
+        """Return the changes that would save most, other than *without* and faster kernels."""
+        rows = [self.predict([text]) for text in self._candidates() if text not in without]
         worthwhile = [row for row in rows if (row.saves_ns or 0) > MIN_SAVED_SHARE * row.measured_ns]
         return sorted(worthwhile, key=lambda row: -(row.saves_ns or 0))[:MAX_LISTED_CHANGES]
 
     def _candidates(self) -> Iterator[str]:
         """Yield the changes that are tried if none was asked for."""
         graph = self.graph
-        labels = graph.events["label"].cast(pl.String).unique().sort().to_list()
-        communication = [label for label in labels if label in COMMUNICATION_LABELS]
+        communication = [label for label in COMMUNICATION_LABELS if graph.has_label(label).any()]
         yield from (f"hide {label}" for label in communication)
         if communication:
             yield "links x2"
-        if graph.events["launch_ns"].null_count() < graph.events.height:
-            yield "no host delay"
-        if len(graph.ranks) > 1 and len(graph.matches):
+        yield "no host delay"
+        if len(graph.ranks) > 1:
             yield "balance"
-            yield from (f"rank {rank} like others" for rank in self._slowest_ranks())
+            # The ranks with the most compute, and with the latest host.
+            work_ns = (graph.end - graph.start) * graph.has_label(*COMPUTE_SET)
+            largest = {
+                int(np.bincount(graph.rank_index, weights).argmax()) for weights in (work_ns, graph.launched_late_ns)
+            }
+            yield from (f"rank {graph.ranks[index]} like others" for index in sorted(largest))
 
-    def _slowest_ranks(self) -> list[int]:
-        """Return the ranks with the most compute, which others may wait for."""
+    def lanes(self, changes: Sequence[str], *, max_ranks: int) -> dict[int, Lane]:
+        """Return the lanes of ranks in the step nearest to the mean with *changes*, as long as the measured step."""
         graph = self.graph
-        compute = has_label(graph, *COMPUTE_SET)
-        busy = np.bincount(
-            graph.rank_index[compute], weights=(graph.end - graph.start)[compute], minlength=len(graph.ranks)
-        )
-        late = np.bincount(graph.rank_index, weights=graph.launched_late_ns, minlength=len(graph.ranks))
-        return sorted({graph.ranks[int(np.argmax(busy))], graph.ranks[int(np.argmax(late))]})
+        changed = self._changed(changes)
+        replay = graph.replay(changed.factor, changed.host_factor)
+        measured_begin, measured_end = graph.step_times(graph.start, graph.end)
+        lengths = measured_end - measured_begin
+        step = int(np.argmin(np.abs(lengths - lengths.mean())))
+        begin, end = (int(times[step]) for times in graph.step_times(replay.start, replay.end))
+        edges = np.linspace(begin, begin + max(int(lengths[step]), end - begin), LANE_BINS + 1).astype(np.int64)
+        lanes: dict[int, Lane] = {}
+        for index, rank in enumerate(graph.ranks[:max_ranks]):
+            events = (graph.rank_index == index) & (graph.step_index == step)
+            names: list[str | None] = [None, *(label for label in LABELS if graph.has_label(label)[events].any())]
+            covered = np.zeros((len(names), LANE_BINS))  # row 0: idle, where nothing else covers more
+            for row, label in enumerate(names):
+                if label is not None:
+                    rows = events & graph.has_label(label)
+                    covered[row] = union(replay.start[rows], replay.end[rows]).covered_ns(edges[:-1], edges[1:])
+            bins, lanes[rank] = enumerate(covered.argmax(axis=0).tolist()), []
+            for row, group in groupby(bins, key=lambda item: item[1]):
+                positions = [position for position, _ in group]
+                lanes[rank].append((names[row], positions[0] / LANE_BINS, len(positions) / LANE_BINS))
+        return lanes

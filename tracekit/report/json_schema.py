@@ -68,7 +68,7 @@ def _schedule() -> Schema:
     side = _object({"makespan_ns": INT, "outside_cells": NUMBER})
     change = _object(
         {
-            "change": {"enum": ["schedule", "without", "layout", "microbatches", "chunks"]},
+            "change": {"enum": ["schedule", "layout", "microbatches", "chunks"]},
             "name": TEXT,
             "virtual": _or_null(INT),
             "ideal_ns": _or_null(INT),
@@ -189,6 +189,21 @@ def analysis() -> Schema:
         },
         critical_path=_list(
             _object({"rank": INT, "kind": TEXT, "what": TEXT, "label": _or_null(TEXT), "start_ns": INT, "end_ns": INT})
+        ),
+        what_if=_list(
+            _object(
+                {
+                    "change": TEXT,
+                    "changes": _list(TEXT),
+                    "measured_ns": INT,
+                    "predicted_ns": _or_null(INT),
+                    "predicted_range_ns": _or_null(_list(INT)),
+                    "saves_ns": _or_null(INT),
+                    "critical_path": _list(_object({"rank": INT, "label": _or_null(TEXT), "ns": INT})),
+                    "rests_on": _list(TEXT),
+                    "why_not": _or_null(TEXT),
+                }
+            )
         ),
         by=_by(),
         hiding=_or_null({"type": "object"}),

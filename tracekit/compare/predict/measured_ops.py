@@ -221,8 +221,8 @@ def _times_of_cells(rows: pl.DataFrame, gpu_ns: Mapping[str, Floats]) -> dict[Pi
     """Return the times of every op that ran; those of an FB are divided as its halves run alone would be."""
     cells = {}
     columns = ("op", "stage", "microbatch", "b_stage", "b_microbatch", "gpu_ns", "before_ns", "launching_ns")
-    for kind, stage, microbatch, b_stage, b_microbatch, gpu, before, launch in rows.select(columns).rows():
-        microbatch = -1 if microbatch is None else microbatch
+    numbered = rows.select(columns).with_columns(pl.col("microbatch").fill_null(-1))
+    for kind, stage, microbatch, b_stage, b_microbatch, gpu, before, launch in numbered.rows():
         if kind != "FB":
             cells[Piece(kind, stage, microbatch)] = OpTimes(gpu, before, launch)
             continue
@@ -283,7 +283,7 @@ def _times_by_kind(
 def _times_per_stage(rows: pl.DataFrame, column: str, stages: int, level: int) -> Floats | None:
     """Return a quartile of the times per stage; the mean of the others for a stage without rows; None for no rows.
 
-    In place of the median of the host's times their mean is taken: a host has no typical op, and all of its time counts.
+    In place of the median of the host's times their mean is taken: hosts vary, and all of their time counts.
     """
     if rows.is_empty():
         return None

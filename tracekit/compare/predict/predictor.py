@@ -15,7 +15,7 @@ from tracekit.compare.gap import StepReplays
 from tracekit.compare.predict.engine import Outcome, run_program
 from tracekit.compare.predict.machine import HIGH, LOW, MIDDLE, FittedMachine, Machine, fit_machine, match_messages
 from tracekit.compare.predict.measured_ops import MeasuredOps, measure_ops
-from tracekit.compare.predict.message_order import MessageOrder, find_message_order, recorded_program
+from tracekit.compare.predict.message_order import QUEUES_IN_WORDS, find_queues, recorded_program, write_program
 from tracekit.compare.predict.rank_programs import RUN, Program
 from tracekit.reconstruct.pipeline import Pipeline
 from tracekit.reconstruct.rank_pipeline import RankPipeline
@@ -54,7 +54,6 @@ class Predictor:
     """Machine, message order and op times of a run, with which other schedules are simulated."""
 
     own: Schedule
-    message_order: MessageOrder
     machine: FittedMachine
     ops: tuple[MeasuredOps, MeasuredOps, MeasuredOps]  # lower quartiles, medians, upper quartiles
     measured_ns: int
@@ -64,7 +63,7 @@ class Predictor:
         """Predict the makespan of a schedule; a text with the reason if that is not possible."""
         if reason := _too_large(schedule):
             return reason
-        program = self.message_order.program(schedule, self.own)
+        program = write_program(schedule, self.machine.machines[MIDDLE].queues)
         low, middle, high = (self.simulate(program, schedule, level) for level in (LOW, MIDDLE, HIGH))
         if low is None or middle is None or high is None:
             return "its messages would wait for each other in the order this runtime posts them"
@@ -82,6 +81,10 @@ class Predictor:
         error = self.replay_error
         outside_cells = changed.outside_cells(self.own.pp)
         return Prediction(round(ns), round(ns * (1 - error)), round(ns * (1 + error)), outside_cells)
+
+    def messages_in_words(self) -> str:
+        """Return the assumption about messages as text for users."""
+        return f"{QUEUES_IN_WORDS[self.machine.machines[MIDDLE].queues]}, ordered as PyTorch orders them"
 
     @cached_property
     def replay_error(self) -> float:
@@ -170,9 +173,9 @@ def fit_predictor(
     matched = match_messages(messages)
     if matched is None:
         return "not every message could be matched with its other side"
-    message_order = find_message_order(own, messages, pipeline.detail)
-    machine = fit_machine(matched, [ranks[rank].contention for rank in pipeline.ranks], message_order.queues)
-    lead_ns = pl.Series(sum(replays.before[cause] for cause in _GPU_STALLS))
+    queues = find_queues(messages, pipeline.detail)
+    machine = fit_machine(matched, [ranks[rank].contention for rank in pipeline.ranks], queues)
+    lead_ns = pl.Series(np.sum([replays.before[cause] for cause in _GPU_STALLS], axis=0))
     low, middle, high = (
         measure_ops(
             pipeline.detail, messages, machine.machines[MIDDLE], stages=own.stages, lead_ns=lead_ns, level=level
@@ -180,7 +183,7 @@ def fit_predictor(
         for level in (LOW, MIDDLE, HIGH)
     )
     program = recorded_program(pipeline.detail, messages, host_waits=middle.host_waits)
-    predictor = Predictor(own, message_order, machine, (low, middle, high), replays.makespan, program)
+    predictor = Predictor(own, machine, (low, middle, high), replays.makespan, program)
     if predictor.replay_error > MAX_REPLAY_ERROR:
         error = percent(predictor.replay_error, digits=0)
         return f"a replay of this run with its own messages and host is off by {error}"

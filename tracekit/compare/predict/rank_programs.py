@@ -28,9 +28,6 @@ FORWARD, BACKWARD = "forward", "backward"
 Output = tuple[str, int, int]
 """Result of a piece that another stage needs: direction, stage that computed it, micro-batch."""
 
-CarriedMessages = frozenset[tuple[bool, int]]
-"""Messages of one kernel: (whether it is a send, position of the other rank)."""
-
 
 class Piece(NamedTuple):
     """A part of an op that runs by itself. An FB has two, its forward and its backward; every other op has one."""
@@ -78,16 +75,6 @@ class Program(msgspec.Struct, frozen=True, eq=False):
     pieces: tuple[Piece, ...]
     kernels: tuple[Kernel, ...]
     messages: tuple[Message, ...]
-
-    def posted_messages(self, rank: int) -> list[CarriedMessages]:
-        """Return what each kernel of a rank carries, in the order in which they are posted."""
-        return [self._carried(self.kernels[number]) for action, number in self.steps[rank] if action == POST]
-
-    def _carried(self, kernel: Kernel) -> CarriedMessages:
-        return frozenset(
-            {(True, self.messages[send].target) for send in kernel.sends}
-            | {(False, self.messages[receive].source) for receive in kernel.receives}
-        )
 
 
 class _ProgramWriter:
@@ -165,8 +152,8 @@ def write_just_in_time(schedule: Schedule) -> Program:
 
     >>> from tracekit.schedules import generate
     >>> program = write_just_in_time(generate("gpipe", pp=2, microbatches=1))
-    >>> [sorted(kernel) for kernel in program.posted_messages(0)]
-    [[(True, 1)], [(False, 1)]]
+    >>> [(kernel.sends, kernel.receives) for kernel in program.kernels if kernel.rank == 0]
+    [((0,), ()), ((), (1,))]
     """
     writer = _ProgramWriter(schedule)
     for rank, order in enumerate(schedule.ranks):
@@ -192,8 +179,8 @@ def write_grouped(schedule: Schedule) -> Program:
 
     >>> from tracekit.schedules import generate
     >>> program = write_grouped(generate("1f1b", pp=2, microbatches=2))
-    >>> [sorted(kernel) for kernel in program.posted_messages(1)]
-    [[(False, 0)], [(False, 0), (True, 0)], [(True, 0)]]
+    >>> [(len(kernel.sends), len(kernel.receives)) for kernel in program.kernels if kernel.rank == 1]
+    [(0, 1), (1, 1), (1, 0)]
     """
     writer = _ProgramWriter(schedule)
     for rank, order in enumerate(schedule.ranks):
@@ -229,8 +216,8 @@ def write_posted(schedule: Schedule) -> Program:
 
     >>> from tracekit.schedules import generate
     >>> program = write_posted(generate("interleaved", pp=2, microbatches=2))
-    >>> [sorted(kernel) for kernel in program.posted_messages(0)][:3]
-    [[(True, 1)], [(False, 1)], [(True, 1)]]
+    >>> [(len(kernel.sends), len(kernel.receives)) for kernel in program.kernels if kernel.rank == 0][:3]
+    [(1, 0), (0, 1), (1, 0)]
     """
     writer = _ProgramWriter(schedule)
     turns = [_with_reduction_turns(order, schedule.microbatches) for order in schedule.ranks]

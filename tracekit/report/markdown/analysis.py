@@ -127,6 +127,10 @@ def _by(view: View) -> str:
     return _section(title, replace(table, notes=(meaning.removesuffix(")"), *table.notes)))
 
 
+def _changes(view: View) -> str:
+    return _section("What a change would give", None if view.changes is None else view.changes.table)
+
+
 def _experts(view: View) -> str:
     return _section("Experts", tables.experts(view))
 
@@ -192,6 +196,7 @@ SECTIONS: tuple[Callable[[View], str], ...] = (
     _overlap,
     _gap,
     _by,
+    _changes,
     _experts,
     _memory,
     _copies,
