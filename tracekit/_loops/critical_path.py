@@ -468,7 +468,7 @@ def walk_replayed_step(
             if decisive[event] >= 0 and arrivals[0, decisive[event]] > until:
                 until = arrivals[0, decisive[event]]  # before that it waited for the last member
                 following = replayed[3, arrivals[1, decisive[event]]]
-        part_ns[is_host, part[event]] += max(now - max(until, begin), 0)
+        part_ns[1 if is_host else 0, part[event]] += max(now - max(until, begin), 0)
         now = min(now, until)
         if following < 0:  # before the first launch that was recorded the host had not come so far
             part_ns[1, part[event]] += max(now - begin, 0)

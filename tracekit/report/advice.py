@@ -51,7 +51,7 @@ def advice(analysis: Analysis) -> list[str]:
         first = "record to whom messages go (`tracekit doctor` says how)" if nameless else _missing(analysis)
         found.append((0.0, f"{first}: waiting is only known from both sides"))
     lines = [text for _, text in sorted(found, reverse=True)]
-    if analysis.graph is None:
+    if analysis.graph is None and (lines or analysis.schedule is not None):
         schedules = ", and ranks the schedules it could use" if analysis.schedule is not None else ""
         lines.append(f"`--what-if` shows what faster links, equal ranks or no host delay would give{schedules}")
     return lines
