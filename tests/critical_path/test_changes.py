@@ -102,9 +102,7 @@ def test_a_host_like_the_others_is_late_no_more():
     for rank in (0, 2):
         ranks[rank][1] = kernel("dp_comm", 10, 35, match=0)
     graph = graph_of(*ranks)
-    assert predicted_ms(graph, "rank 1 like others") == pytest.approx(
-        15, abs=1.1
-    )
+    assert predicted_ms(graph, "rank 1 like others") == pytest.approx(15, abs=1.1)
     assert predicted_ms(graph, "no host delay") == 15
 
 

@@ -170,7 +170,7 @@ def fit_predictor(
     if reason := _cannot_predict(pipeline, own, exact=exact):
         return reason
     messages = _messages_by_position(pipeline, ranks)
-    matched = match_messages(messages)
+    matched = match_messages({p: _sent_after_ops(table, pipeline.detail, p) for p, table in messages.items()})
     if matched is None:
         return "not every message could be matched with its other side"
     queues = find_queues(messages, pipeline.detail)
@@ -211,3 +211,16 @@ def _messages_by_position(pipeline: Pipeline, ranks: Mapping[int, RankPipeline])
         on_one_clock = pipeline.clocks.moved(rank, "launch_ns", "start_ns", "end_ns")
         messages[position] = table.with_columns(*on_one_clock, peer)
     return messages
+
+
+def _sent_after_ops(messages: pl.DataFrame, cells: pl.DataFrame, position: int) -> pl.DataFrame:
+    """Return the messages of a rank with no send before the end of the op launched before it.
+
+    A backward's output may leave before the backward ends. In a simulation it leaves at the end, so that the time it
+    takes from there on is what counts.
+    """
+    ops = cells.filter(pl.col("position") == position).select("launch_ns", op_end_ns="end_ns").sort("launch_ns")
+    with_ops = messages.sort("launch_ns", maintain_order=True).join_asof(ops, on="launch_ns")
+    left_early = pl.col("send") & (pl.col("op_end_ns") < pl.col("end_ns")).fill_null(False)
+    start_ns = pl.when(left_early).then(pl.max_horizontal("start_ns", "op_end_ns")).otherwise("start_ns")
+    return with_ops.with_columns(start_ns=start_ns).drop("op_end_ns")
