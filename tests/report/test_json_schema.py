@@ -43,6 +43,9 @@ def test_analyses_of_samples_fit(folder):
 def test_what_if_fits():
     data = analysis_of(ROOT / "sample_traces" / "1f1b", what_if=True).to_dict()
     assert {row["change"] for row in data["schedule"]["what_if"]} >= {"schedule", "microbatches"}
+    assert [row["saves_ns"] for row in data["what_if"]] == sorted(
+        (r["saves_ns"] for r in data["what_if"]), reverse=True
+    )
     check("analysis", data)
 
 
