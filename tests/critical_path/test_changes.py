@@ -185,6 +185,9 @@ def test_other_numbers_of_microbatches_are_another_amount_of_work():
         ([[kernel("forward", 0, 1)], [kernel("forward", 0, 2)]], "balance", "matched"),
         ([[kernel("forward", 0, 1)]], "links x2", "no communication"),
         ([[kernel("forward", 0, 1)]], "microbatches 4", "no pipeline"),
+        ([[kernel("dp_comm", 0, 1)]], "links x2", "how much of this communication is waiting"),
+        ([[kernel("dp_comm", 0, 1)]], "dp_comm x0.5", "how much of this communication is waiting"),
+        ([[kernel("dp_comm", 0, 1)]], "hide dp_comm", "how much of this communication is waiting"),
         ([[kernel("forward", 0, 1) | {"launch_ns": None}]], "no host delay", "no launches"),
     ],
 )

@@ -98,7 +98,7 @@ def combine(
     results = tuple(_with_blocking(result, communication.critical) for result in results)
     critical = _shown_path(ranks, communication, comparison) if critical_path else None
     graph = _what_if_graph(communication, comparison)
-    changed_steps = _changed_steps(graph, changes, best=what_if) if graph is not None else ()
+    changed_steps = _changed_steps(graph, changes, best=what_if)
 
     if not has_pipeline and not _trains(results):
         comparison_notices = without_pipeline_notices(comparison_notices)
@@ -213,8 +213,10 @@ def _what_if_graph(communication: Communication, comparison: ScheduleComparison 
     )
 
 
-def _changed_steps(graph: WhatIfGraph, changes: Sequence[str], *, best: bool) -> tuple[ChangedStep, ...]:
+def _changed_steps(graph: WhatIfGraph | None, changes: Sequence[str], *, best: bool) -> tuple[ChangedStep, ...]:
     """Return the step with each change, with all of them if there are several, and with the *best* other changes."""
+    if graph is None:
+        return tuple(ChangedStep(text, (text,), 0, why_not="there are no GPU events") for text in changes)
     rows = [graph.predict([change]) for change in changes]
     if len(changes) > 1 and all(row.why_not is None for row in rows):
         rows.append(graph.predict(changes))

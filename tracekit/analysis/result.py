@@ -258,7 +258,7 @@ class Analysis(BaseAnalysis):
             "schedule": self.schedule.to_dict(rows) if self.schedule is not None else None,
             **self._lanes_without_schedule(rows),
             **(self.critical.to_dict() if self.critical is not None else {}),
-            **({"what_if": msgspec.to_builtins(self.changed_steps)} if self.graph is not None else {}),
+            **({"what_if": msgspec.to_builtins(self.changed_steps)} if self.graph or self.changed_steps else {}),
             **({"by": self.by.to_dict()} if self.by is not None else {}),
             "hiding": self.hiding.to_dict() if self.hiding is not None else None,
             "stragglers": self.tables["stragglers"].to_dicts(),

@@ -139,7 +139,20 @@ def parse_change(text: str) -> Edit:
 
 def _scale(changed: ChangedGraph, name: str, factor: float) -> None:
     """Multiply the durations of what is called *name*; of communication, the transfer."""
-    changed.factor[_select(changed.graph, name)] *= factor
+    events = _select(changed.graph, name)
+    _require_known_transfers(changed, events)
+    changed.factor[events] *= factor
+
+
+def _require_known_transfers(changed: ChangedGraph, events: Bools) -> None:
+    """Refuse where no peer tells how much of the communication among *events* is waiting; note where some do not."""
+    graph = changed.graph
+    communication = events & graph.has_label(*COMMUNICATION_LABELS)
+    is_matched = np.diff(graph.first_match) > 0
+    if communication.any() and not (communication & is_matched).any():
+        raise RefusedError("no peer's trace tells how much of this communication is waiting: give all ranks")
+    if (communication & ~is_matched).any():
+        changed.rests_on.append("communication whose peers have no trace never waits")
 
 
 def _select(graph: EventGraph, name: str) -> Bools:
@@ -172,6 +185,7 @@ def _faster_links(changed: ChangedGraph, factor: float) -> None:
     events = changed.graph.has_label(*COMMUNICATION_LABELS)
     if not events.any():
         raise RefusedError("there is no communication in this run")
+    _require_known_transfers(changed, events)
     changed.factor[events] /= factor
     changed.rests_on.append("transfers are all bandwidth, no latency")
 
@@ -181,6 +195,7 @@ def _hide(changed: ChangedGraph, label: str) -> None:
     graph = changed.graph
     if label not in LABELS or not graph.has_label(label).any():
         raise _unknown_name_error(graph, label, "label")
+    _require_known_transfers(changed, graph.has_label(label))
     changed.factor[graph.has_label(label)] = 0.0
     changed.hidden.append(LABELS.index(label))
     changed.rests_on.append(f"nothing waits for {label}, whatever data it needs; late ranks are still waited for")
