@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from tracekit import _loops
+from tracekit._loops.critical_path import NO_LIMIT
 from tracekit.intervals import union
 from tracekit.schedules import controllable, generate
 
@@ -162,20 +163,6 @@ def ordered_cells(rng):
     dependencies, next_cell, rank_end, done, order = replay_order(rng)
     importlib.import_module("tracekit._loops.replay").find_running_order(dependencies, next_cell, rank_end, done, order)
     return order, dependencies
-
-
-def run_cells(rng):
-    order, dependencies = ordered_cells(rng)
-    size = len(order)
-    lead = rng.integers(0, 3, dependencies.shape)
-    return [
-        order,
-        dependencies,
-        rng.integers(1, 9, size),
-        rng.integers(0, 3, size),
-        lead,
-        *np.zeros((2, size), np.int64),
-    ]
 
 
 def measure_makespans(rng):
@@ -367,16 +354,65 @@ def walk_steps(rng):
     }
 
 
+def replay_events(rng):
+    """Events that each start after those with smaller numbers; every third has a launch, some are in a match."""
+    size, match_count = 40, 6
+    start = np.cumsum(rng.integers(1, 9, size))
+    launch = np.where(np.arange(size) % 3 == 0, start - rng.integers(0, 5, size), NO_LIMIT)
+    launched = np.flatnonzero(launch != NO_LIMIT)
+    before = np.stack([parents(rng, size) for _ in range(4)]).astype(np.int32)
+    before[2:] = -1
+    before[2, launched[1:]] = launched[:-1]
+    before[3, launched[1:]] = np.where(rng.random(len(launched) - 1) < 0.3, launched[:-1], -1)
+    nodes = np.concatenate([launched + size, np.arange(size)])
+    times = np.concatenate([launch[launched], start])
+    decisive = np.where(rng.random(size) < 0.3, rng.integers(0, match_count, size), -1).astype(np.int32)
+    small = rng.integers(0, 4, (3, size))
+    return {
+        "order": nodes[np.argsort(times, kind="stable")].astype(np.uint32),
+        "times": np.stack([start, start + rng.integers(1, 9, size), launch, *small]),
+        "before": before,
+        "factors": np.stack([rng.random(size), rng.choice([-1.0, 1.0, 0.5], size)]),
+        "begin": int(start[0]),
+        "first_match": np.cumsum(np.append(0, decisive >= 0)).astype(np.int32),
+        "matches": decisive[decisive >= 0],
+        "decisive": decisive,
+        "replayed": np.zeros((5, size), np.int64),
+        "arrivals": np.full((2, match_count), -NO_LIMIT),
+    }
+
+
+def walk_replayed_step(rng):
+    arguments = replay_events(rng)
+    uncompiled("critical_path").replay_events(**arguments)
+    return {
+        "event": 39,
+        "begin": arguments["begin"],
+        "launch_before": np.ascontiguousarray(arguments["before"][2]),
+        **{name: arguments[name] for name in ("decisive", "replayed", "arrivals")},
+        "part": rng.integers(0, 5, 40).astype(np.int32),
+        "part_ns": np.zeros((2, 5), np.int64),
+    }
+
+
 CASES = {
     "autograd_nodes": [find_nodes, spread_flags],
     "autograd_walks": [number_walks, renumber_walks],
-    "critical_path": [mark_walks, number_pieces, link_communications, find_visited_ranks, walk_steps],
+    "critical_path": [
+        mark_walks,
+        number_pieces,
+        link_communications,
+        find_visited_ranks,
+        walk_steps,
+        replay_events,
+        walk_replayed_step,
+    ],
     "edit_distance": [count_edits],
     "gap_filling": [fill_gaps],
     "grouping": [number_codes, number_pairs],
     "interval_sets": [join, merge, measure_covered, measure_overlap],
     "nesting": [nest, sort_nearly_sorted, find_nearest_marked, find_nearest_named, assign_lines],
-    "replay": [replay_order, run_cells, measure_makespans],
+    "replay": [replay_order, measure_makespans],
     "simulation": [find_running_order, run_ops],
 }
 NAMES = {replay_order: "find_running_order"}

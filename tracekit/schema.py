@@ -89,57 +89,20 @@ class GapCause(msgspec.Struct, frozen=True):
     """Description of the lost time, to follow "is"."""
     remedy: str | None = None
     """Advice."""
-    change: str | None = None
-    """The what-if change that removes this cause alone."""
-    assumption: str = ""
-    """Assumption that the change makes."""
 
 
 GAP_CAUSES: Mapping[str, GapCause] = {
     "order": GapCause("another order of ops", "run the ops in the schedule's order"),
-    "imbalance": GapCause(
-        "imbalance between stages",
-        "move work between stages until they take the same time",
-        "balance stages",
-        "every stage takes the mean; each cell keeps its own variation",
-    ),
-    "variation": GapCause(
-        "variation between micro-batches",
-        "give every micro-batch the same work",
-        "remove stragglers",
-        "every cell takes its stage's median",
-    ),
+    "imbalance": GapCause("imbalance between stages", "move work between stages until they take the same time"),
+    "variation": GapCause("variation between micro-batches", "give every micro-batch the same work"),
     "early_output": GapCause("outputs sent before a block ends"),
-    "p2p": GapCause(
-        "pipeline transfer and its wait",
-        "send earlier, beside compute, or over faster links",
-        "hide p2p",
-        "pipeline transfers cost no rank any time",
-    ),
+    "p2p": GapCause("pipeline transfer and its wait", "send earlier, beside compute, or over faster links"),
     "exposed_ep": GapCause(
-        "exposed expert communication",
-        "run dispatch and combine beside another micro-batch's compute",
-        "hide expert communication",
-        "all dispatch and combine runs under compute",
+        "exposed expert communication", "run dispatch and combine beside another micro-batch's compute"
     ),
-    "offload": GapCause(
-        "offload stalls",
-        "copy earlier, or less, so that compute does not stop for it",
-        "hide offload",
-        "all offload and onload runs under compute",
-    ),
-    "exposed_comm": GapCause(
-        "other exposed communication",
-        "overlap it with compute",
-        "hide other communication",
-        "tensor, data and context communication runs under compute",
-    ),
-    "host": GapCause(
-        "late launches",
-        "launch earlier: CUDA graphs, fewer small kernels, or less Python in the step",
-        "launch in time",
-        "the host is never late with a kernel",
-    ),
+    "offload": GapCause("offload stalls", "copy earlier, or less, so that compute does not stop for it"),
+    "exposed_comm": GapCause("other exposed communication", "overlap it with compute"),
+    "host": GapCause("late launches", "launch earlier: CUDA graphs, fewer small kernels, or less Python in the step"),
     "other_work": GapCause("work outside the pipeline", "shorten what runs between the cells"),
     "unexplained": GapCause("unexplained"),
 }

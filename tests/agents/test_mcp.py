@@ -108,6 +108,14 @@ def test_what_is_not_there_is_named(handle, name):
         tools.table(handle or known, name)
 
 
+def test_an_agent_can_ask_what_a_change_would_give():
+    answer = Tools([SAMPLES]).what_if("reload", ["links x2"])
+    (row,) = answer["what_if"]
+    assert row["change"] == "links x2"
+    assert row["predicted_ns"] < row["measured_ns"]
+    assert answer["schedules"] == []
+
+
 def test_a_folder_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(OptionError, match="no such folder"):
         Tools([tmp_path / "none"])

@@ -139,6 +139,28 @@ def test_a_curve_is_predicted_without_being_asked_for(samples, tmp_path):
     assert "Nothing was predicted" not in (tmp_path / "x.svg").read_text()
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [("tp_comm x0.5", "labels "), ("rank 9 like others", "ranks 0–3"), ("faster", "links x2, rank N like others")],
+)
+def test_a_change_that_cannot_be_made_is_one_line(samples, change, words):
+    out = run("analyze", samples / "reload", "--change", change)
+    assert (out.returncode, out.stdout) == (2, "")
+    assert len(out.stderr.strip().splitlines()) == 1
+    assert words in out.stderr
+
+
+def test_changes_are_shown_and_written(samples, tmp_path):
+    page = tmp_path / "x.html"
+    out = run("analyze", samples / "reload", "--change", "broadcast x0.5", "--change", "links x2", "-o", page)
+    assert "What a change would give" in out.stdout
+    rows = [line for line in out.stdout.splitlines() if line.startswith(("broadcast x0.5", "links x2"))]
+    assert [row.split("  ")[0] for row in rows] == ["broadcast x0.5", "links x2", "broadcast x0.5, links x2"]
+    text = page.read_text()
+    assert 'id="changes"' in text
+    assert text.count("<summary>") >= 3
+
+
 @pytest.mark.parametrize("plot", [None, "budget"])
 def test_a_picture_from_the_command_line(samples, tmp_path, plot):
     out = run("analyze", samples / "reload", "-o", tmp_path / "x.svg", *(["--plot", plot] if plot else []))

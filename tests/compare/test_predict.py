@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from tracekit.compare.predict.engine import Launches, run_program
+from tracekit.compare.predict.engine import HostTimes, run_program
 from tracekit.compare.predict.layer_split import best_split, layers_per_stage
 from tracekit.compare.predict.machine import (
     MIN_KERNELS_TO_MEASURE_SLOWDOWN,
@@ -20,9 +20,8 @@ from tracekit.compare.predict.machine import (
 from tracekit.compare.predict.measured_ops import recut_stages
 from tracekit.compare.predict.message_order import (
     MAX_SHARE_OF_EARLY_RECEIVES,
-    MIN_SHARE_OF_EQUAL_KERNELS,
-    MessageOrder,
-    find_message_order,
+    find_queues,
+    recorded_program,
 )
 from tracekit.compare.predict.rank_programs import (
     POST,
@@ -61,8 +60,8 @@ def test_with_free_messages_on_queues_of_their_own_it_is_the_simulator(name):
 def test_every_message_is_sent_once_and_received_once_and_nothing_gets_stuck(order):
     plan = generate("1f1b", pp=4, microbatches=8)
     program = PROGRAM_WRITERS[order](plan)
-    sends = sorted(kernel.send for kernel in program.kernels if kernel.send is not None)
-    receives = sorted(kernel.receive for kernel in program.kernels if kernel.receive is not None)
+    sends = sorted(send for kernel in program.kernels for send in kernel.sends)
+    receives = sorted(receive for kernel in program.kernels for receive in kernel.receives)
     assert sends == receives == list(range(2 * 3 * 8))
     assert run_program(program, unit_work(program), FREE).stuck == 0
 
@@ -70,8 +69,8 @@ def test_every_message_is_sent_once_and_received_once_and_nothing_gets_stuck(ord
 def two_ranks(first, second, messages=((0, 1),)):
     """Two ranks; steps as (code, number) with pieces F of 10 each."""
     pieces = tuple(Piece("F", 0, n) for n in range(4))
-    kernels = [Kernel(source, send=n) for n, (source, _) in enumerate(messages)]
-    kernels += [Kernel(target, receive=n) for n, (_, target) in enumerate(messages)]
+    kernels = [Kernel(source, sends=(n,)) for n, (source, _) in enumerate(messages)]
+    kernels += [Kernel(target, receives=(n,)) for n, (_, target) in enumerate(messages)]
     return Program((tuple(first), tuple(second)), pieces, tuple(kernels), tuple(Message(*ends) for ends in messages))
 
 
@@ -115,9 +114,19 @@ def test_compute_beside_a_message_is_slower_while_it_runs():
 
 def test_a_host_that_is_late_holds_up_the_start_and_the_end():
     program = two_ranks([(RUN, 0), (RUN, 1)], [(RUN, 2), (RUN, 3)], ())
-    launches = Launches(np.array([0.0, 30, 0, 0]), np.array([5.0, 90, 0, 0]), np.zeros(0))
-    outcome = run_program(program, [10, 10, 1, 1], FREE, launches)
+    # The host launches the first piece from 0 to 5, the second from 30 to 85, whose end comes 5 after its last launch.
+    host = HostTimes([0, 25, 0, 0], [5, 55, 0, 0], post_ns=0, last_launch_to_end_ns=5)
+    outcome = run_program(program, [10, 10, 1, 1], FREE, host)
     assert (outcome.start[1], outcome.end[1]) == (30, 90)
+
+
+@pytest.mark.parametrize(("waits", "start"), [(False, 20), (True, 36)])
+def test_a_host_that_waits_for_a_message_launches_only_then(waits, start):
+    """The message is there at 16, and the host needs 20 before its last launch: from 0 on, or from 16 on."""
+    program = two_ranks([(RUN, 0), (POST, 0)], [(RUN, 1), (POST, 1), (WAIT, 1), (RUN, 2)])
+    host = HostTimes([0, 0, 20, 0], [0] * 4, post_ns=0, last_launch_to_end_ns=0, waits_for_messages=waits)
+    outcome = run_program(program, [10, 5, 1, 0], Machine(send_ns=1, receive_ns=4, latency_ns=6), host)
+    assert outcome.start[2] == start
 
 
 def test_messages_on_the_compute_stream_stop_it():
@@ -186,50 +195,36 @@ def test_messages_without_their_other_side_are_no_evidence():
 # message order
 
 
-def issue(program, rank, swap=()):
-    """Return a rank's messages as the program posts them, one kernel after another; *swap* exchanges two kernels."""
-    kernels = [program.kernels[number] for action, number in program.steps[rank] if action == POST]
-    for first_kernel in swap:
-        kernels[first_kernel], kernels[first_kernel + 1] = kernels[first_kernel + 1], kernels[first_kernel]
-    rows = []
-    for n, kernel in enumerate(kernels):
-        times = (10 * n, 10 * n, 10 * n + 5)
-        if kernel.send is not None:
-            rows.append((n, True, program.messages[kernel.send].target, *times))
-        if kernel.receive is not None:
-            rows.append((n, False, program.messages[kernel.receive].source, *times))
-    return table(rows)
-
-
 CELLS = pl.DataFrame(schema={"position": pl.Int32, "launch_ns": pl.Int64, "end_ns": pl.Int64})
-
-
-@pytest.mark.parametrize(("name", "order"), [("gpipe", "just-in-time"), ("1f1b", "grouped"), ("zb-v", "posted")])
-def test_the_way_messages_were_ordered_is_found(name, order):
-    plan = generate(name, pp=4, microbatches=8)
-    program = PROGRAM_WRITERS[order](plan)
-    messages = {rank: issue(program, rank) for rank in range(4)}
-    assert find_message_order(plan, messages, CELLS) == MessageOrder(order, "one")
-
-
-@pytest.mark.parametrize(("swaps", "expected"), [([0], "posted"), ([0, 4, 8, 12, 16, 20], None)])
-def test_an_order_counts_as_known_up_to_a_tenth_elsewhere(swaps, expected):
-    plan = generate("zb-v", pp=4, microbatches=8)
-    program = write_posted(plan)
-    messages = {rank: issue(program, rank, swaps if rank == 2 else ()) for rank in range(4)}
-    kernels = len(program.posted_messages(2))
-    assert (2 * len(swaps) / kernels < 1 - MIN_SHARE_OF_EQUAL_KERNELS) == (expected is not None)
-    assert find_message_order(plan, messages, CELLS).name == expected
 
 
 @pytest.mark.parametrize(("early", "queues"), [(1, "one"), (3, "free")])
 def test_receives_that_wait_for_no_compute_are_seen(early, queues):
     """Rank 0 launched an op at 0 that ends at 1000; of 20 receives launched after it some begin before that."""
-    plan = generate("1f1b", pp=2, microbatches=2)
     rows = [(n, False, 1, 1 + n, 500 if n < early else 2000, 3000) for n in range(20)]
     cells = pl.DataFrame({"position": [0], "launch_ns": [0], "end_ns": [1000]}, schema=CELLS.schema)
     assert (early / 20 > MAX_SHARE_OF_EARLY_RECEIVES) == (queues == "free")
-    assert find_message_order(plan, {0: table(rows)}, cells).queues == queues
+    assert find_queues({0: table(rows)}, cells) == queues
+
+
+def test_the_recorded_program_launches_and_waits_as_the_run_did():
+    """Rank 0 runs a forward and sends it; rank 1 receives it, runs a block FB and posts a receive it does not need."""
+    schema = dict.fromkeys(("stage", "microbatch", "b_stage", "b_microbatch", "launch_ns", "start_ns"), pl.Int64)
+    cells = pl.DataFrame(
+        [(0, "F", 0, 3, None, None, 0, 5), (1, "FB", 1, 3, 1, 2, 4, 40)],
+        schema={"position": pl.Int32, "op": pl.String, **schema},
+        orient="row",
+    )
+    messages = {
+        0: table([(7, True, 1, 1, 20, 25)]),
+        1: table([(3, False, 0, 2, 6, 30), (4, False, 0, 3, 30, 90)]),
+    }
+    program = recorded_program(cells, messages)
+    assert program.steps == (((RUN, 0), (POST, 0)), ((POST, 1), (POST, 2), (WAIT, 1), (RUN, 1), (RUN, 2)))
+    assert program.pieces == (Piece("F", 0, 3), Piece("F", 1, 3, True), Piece("B", 1, 2, True))
+    assert [(kernel.sends, kernel.receives) for kernel in program.kernels] == [((0,), ()), ((), (0,)), ((), (1,))]
+    waiting = recorded_program(cells, messages, host_waits=True)
+    assert waiting.steps[1] == ((POST, 1), (WAIT, 1), (POST, 2), (WAIT, 2), (RUN, 1), (RUN, 2))
 
 
 # layer split

@@ -154,7 +154,7 @@ def test_a_swapped_pair_is_the_nearest_schedule_with_the_place_named(compare_rec
     assert "order-differs" in {n.code for n in notices}
 
 
-def test_what_if_ranks_schedules_and_prices_each_cause(compare_recipe):
+def test_what_if_ranks_schedules(compare_recipe):
     comparison, _ = compare_recipe(Recipe(PLAN, TIMES, p2p_ns=200_000, stage_factor={2: 1.2}), what_if=True)
     schedules = [line for line in comparison.what_if if line.change == "schedule"]
     assert [s.predicted_ns for s in schedules] == sorted(s.predicted_ns for s in schedules)
@@ -164,10 +164,6 @@ def test_what_if_ranks_schedules_and_prices_each_cause(compare_recipe):
     better = next(s for s in schedules if s.name == "zb-h1")
     assert better.saves_ns == comparison.head.measured_ns - better.predicted_ns > 0
     assert better.ideal_ns < better.predicted_range_ns[0] <= better.predicted_ns <= better.predicted_range_ns[1]
-    without = {line.name: line for line in comparison.what_if if line.change == "without"}
-    assert without["hide p2p"].saves_ns == pytest.approx(comparison.gap_ns["p2p"], rel=0.01)
-    assert without["balance stages"].saves_ns > 0
-    assert all(0 < line.outside_cells < 1 for line in without.values())
     assert all(line.rests_on for line in comparison.what_if)
 
 

@@ -16,7 +16,6 @@ from tracekit.report.html.timeline import PageClock, timeline_data
 from tracekit.report.markdown.analysis import render_markdown
 from tracekit.report.terminal.analysis import render
 from tracekit.report.view import tables, view_of
-from tracekit.report.view.pipeline import WhatIfRow
 from tracekit.report.view.ranks import host_activity_view
 
 pytestmark = pytest.mark.slow
@@ -113,14 +112,6 @@ def test_what_the_host_hardly_did_has_no_row(run, share, shown):
 
 def test_an_operation_is_named_once(run):
     assert view_of(run("reload")).rates.communication.rows[0][0] == "broadcast × 4 (1)"
-
-
-@pytest.mark.parametrize(("saves", "shown"), [(99, False), (101, True)])
-def test_what_saves_nothing_has_no_row(run, saves, shown):
-    found = view_of(run("1f1b")).schedule
-    line = WhatIfRow(change="without", name="hide p2p", saves_ns=saves)
-    held = structs.replace(found, measured=structs.replace(found.measured, makespan_ns=100_000), what_if=(line,))
-    assert bool(held.alternatives) is shown
 
 
 @pytest.mark.parametrize("width", [80, 120, 160])

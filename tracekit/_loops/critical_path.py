@@ -285,3 +285,160 @@ def walk_steps(
                 count += 1
                 now = begin
     return count
+
+
+def replay_events(
+    order: cython.const[cython.uint][::1],
+    times: cython.const[cython.longlong][:, ::1],
+    before: cython.const[cython.int][:, ::1],
+    factors: cython.const[cython.double][:, ::1],
+    begin: cython.longlong,
+    first_match: cython.const[cython.int][::1],
+    matches: cython.const[cython.int][::1],
+    decisive: cython.const[cython.int][::1],
+    replayed: cython.longlong[:, ::1],
+    arrivals: cython.longlong[:, ::1],
+) -> None:
+    """Run all events again with other durations: each starts when all it waits for has happened, plus its own delay.
+
+    Args:
+        order: Event numbers in order of start, and (plus the number of events) in order of launch, merged by time.
+        times: Measured times of each event on one clock: start; end; launch (``NO_LIMIT``: not known); delay (from the
+            last of what it waited for to its start); blocked (time since the launch before in which the host waited for
+            the GPU); transfer (from the arrival of the last member to its end).
+        before: What each event waits for, -1: nothing: event of the same stream; event of another stream; event
+            launched before it by the same host; GPU event whose end let the host go on to its launch.
+        factors: New over measured duration of each event (of a matched one: of its transfer); and of the host's time
+            before its launch, negative: the event does not wait for its launch.
+        begin: Begin of the window, before which nothing starts that waits for nothing.
+        first_match, matches: Matched operations of event i: ``matches[first_match[i]:first_match[i + 1]]``.
+        decisive: The match of each event that was complete last; -1: its duration does not depend on others.
+        replayed: Result: start; end; launch; what held the start back (an event, or the launch: number of events +
+            event; -1: nothing); what held the launch back (the event that released the host; -1: the host itself).
+        arrivals: Result: last start of a member of each match (smaller than all times at the call); that member.
+
+    """
+    events: cython.longlong = times.shape[1]
+    unknown: cython.longlong = NO_LIMIT
+    i: cython.Py_ssize_t
+    k: cython.Py_ssize_t
+    event: cython.longlong
+    other: cython.longlong
+    ready: cython.longlong
+    candidate: cython.longlong
+    for i in range(order.shape[0]):
+        event = order[i]
+        if event >= events:  # a launch
+            event -= events
+            other = before[2, event]
+            ready = times[2, event]
+            if other >= 0:
+                candidate = times[2, event] - times[2, other] - times[4, event]
+                ready = replayed[2, other] + cython.cast(cython.longlong, candidate * abs(factors[1, event]))
+            elif ready > begin:  # what the host did before its first launch is not known
+                ready = begin + cython.cast(cython.longlong, (ready - begin) * abs(factors[1, event]))
+            other = before[3, event]
+            replayed[4, event] = -1
+            if other >= 0:
+                candidate = cython.cast(
+                    cython.longlong, max(times[2, event] - times[1, other], 0) * abs(factors[1, event])
+                )
+                candidate += _replayed_end(other, times, factors, decisive, replayed, arrivals)
+                if candidate > ready:
+                    ready = candidate
+                    replayed[4, event] = other
+            replayed[2, event] = ready
+            continue
+        ready = begin if times[2, event] != unknown else times[0, event]
+        replayed[3, event] = -1
+        if times[2, event] != unknown and factors[1, event] >= 0:
+            ready = replayed[2, event] + min(times[0, event] - times[2, event], 0)
+            replayed[3, event] = events + event
+        for k in range(2):
+            other = before[k, event]
+            if other >= 0:
+                # An event that started before the end of another waited for a part of it only.
+                candidate = _replayed_end(other, times, factors, decisive, replayed, arrivals)
+                candidate += min(times[0, event] - times[1, other], 0)
+                if candidate > ready or replayed[3, event] < 0:
+                    ready = candidate
+                    replayed[3, event] = other
+        replayed[0, event] = ready + (times[3, event] if replayed[3, event] >= 0 else 0)
+        for k in range(first_match[event], first_match[event + 1]):
+            if replayed[0, event] > arrivals[0, matches[k]]:
+                arrivals[0, matches[k]] = replayed[0, event]
+                arrivals[1, matches[k]] = event
+    for i in range(times.shape[1]):
+        replayed[1, i] = _replayed_end(i, times, factors, decisive, replayed, arrivals)
+
+
+@cython.cfunc
+@cython.inline
+def _replayed_end(
+    event: cython.Py_ssize_t,
+    times: cython.const[cython.longlong][:, ::1],
+    factors: cython.const[cython.double][:, ::1],
+    decisive: cython.const[cython.int][::1],
+    replayed: cython.longlong[:, ::1],
+    arrivals: cython.longlong[:, ::1],
+) -> cython.longlong:
+    """Return the end of an event that has started: of a matched one, its transfer after the last member's arrival."""
+    if decisive[event] < 0:
+        return replayed[0, event] + cython.cast(
+            cython.longlong, (times[1, event] - times[0, event]) * factors[0, event]
+        )
+    return max(replayed[0, event], arrivals[0, decisive[event]]) + cython.cast(
+        cython.longlong, times[5, event] * factors[0, event]
+    )
+
+
+def walk_replayed_step(
+    event: cython.longlong,
+    begin: cython.longlong,
+    launch_before: cython.const[cython.int][::1],
+    decisive: cython.const[cython.int][::1],
+    replayed: cython.const[cython.longlong][:, ::1],
+    arrivals: cython.const[cython.longlong][:, ::1],
+    part: cython.const[cython.int][::1],
+    part_ns: cython.longlong[:, ::1],
+) -> None:
+    """Sum up the critical path of a replayed step, from the event that ends it back to its begin.
+
+    Args:
+        event: Event that ends the step.
+        begin: Begin of the step.
+        launch_before: Event launched before each event by the same host; -1: none.
+        decisive, replayed, arrivals: As for ``replay_events``.
+        part: Number that the time of each event is summed under.
+        part_ns: Result: time on the path by that number: of events; of hosts before the launch of such events.
+
+    """
+    events: cython.longlong = replayed.shape[1]
+    now: cython.longlong = replayed[1, event]
+    until: cython.longlong
+    following: cython.longlong
+    is_host: cython.bint
+    steps: cython.longlong = 0
+    while event >= 0 and now > begin and steps < 4 * events:  # clocks that disagree could send the walk in a circle
+        steps += 1
+        is_host = event >= events
+        if is_host:  # the time from the launch before, or from the end of what released the host
+            event -= events
+            until = replayed[2, event]
+            following = replayed[4, event]
+            if following >= 0:
+                until = min(until, replayed[1, following])
+            elif launch_before[event] >= 0:
+                following = events + launch_before[event]
+                until = min(until, replayed[2, launch_before[event]])
+        else:
+            until = replayed[0, event]
+            following = replayed[3, event]
+            if decisive[event] >= 0 and arrivals[0, decisive[event]] > until:
+                until = arrivals[0, decisive[event]]  # before that it waited for the last member
+                following = replayed[3, arrivals[1, decisive[event]]]
+        part_ns[1 if is_host else 0, part[event]] += max(now - max(until, begin), 0)
+        now = min(now, until)
+        if following < 0:  # before the first launch that was recorded the host had not come so far
+            part_ns[1, part[event]] += max(now - begin, 0)
+        event = following

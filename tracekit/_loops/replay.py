@@ -62,37 +62,6 @@ def find_running_order(
     return dropped
 
 
-def run_cells(
-    order: cython.const[cython.longlong][::1],
-    dependencies: cython.const[cython.longlong][:, ::1],
-    duration: cython.const[cython.longlong][::1],
-    delay: cython.const[cython.longlong][::1],
-    lead: cython.const[cython.longlong][:, ::1],
-    start: cython.longlong[::1],
-    end: cython.longlong[::1],
-) -> None:
-    """Start every cell when all it waits for is there, plus its delay.
-
-    Args:
-        order: All cells, each behind those it waits for.
-        dependencies: [cell, k]: cells that a cell waits for; -1: none.
-        duration: Duration of each cell.
-        delay: Time each cell waits although everything is there.
-        lead: [cell, k]: time before the end of dependency k from which the cell may start.
-        start, end: Results.
-
-    """
-    for i in range(order.shape[0]):
-        cell = order[i]
-        ready = 0
-        for k in range(4):
-            dependency = dependencies[cell, k]
-            if dependency >= 0 and end[dependency] - lead[cell, k] > ready:
-                ready = end[dependency] - lead[cell, k]
-        start[cell] = ready + delay[cell]
-        end[cell] = start[cell] + duration[cell]
-
-
 def measure_makespans(
     order: cython.const[cython.longlong][::1],
     dependencies: cython.const[cython.longlong][:, ::1],
@@ -106,11 +75,12 @@ def measure_makespans(
     """Run the cells once for each row of durations and delays.
 
     Args:
-        order, dependencies: As for ``run_cells``.
+        order: All cells, each behind those it waits for.
+        dependencies: [cell, k]: cells that a cell waits for; -1: none.
         duration, delay: [run, cell]: durations and delays, 0 or more.
         lead_share: [cell, k]: share of dependency k's duration, before its end, from which a cell may start.
         first_with_lead: Run from which ``lead_share`` counts; earlier ones wait for the end.
-        end: Scratch space, one number for each cell.
+        end: Result: end of each cell in the last run.
         makespan: Result: time from 0 to the last end, for each run.
 
     """

@@ -69,14 +69,21 @@ class Tools:
             "next_offset": end if end < len(rows) else None,
         }
 
-    def what_if(self, path: str) -> dict[str, Any]:
-        """What other schedules and changes would give the run at *path*."""
-        analysis = self._analysis(path, what_if=True)
+    def what_if(self, path: str, changes: Sequence[str] = ()) -> dict[str, Any]:
+        """Predict the run at *path* with *changes* and under other schedules.
+
+        A change is ``dp_comm x0.5`` (a label, module, operator or kernel takes half its time), ``links x2``,
+        ``rank 2 like others``, ``no host delay``, ``hide dp_comm``, ``balance`` or ``microbatches 16``. Without changes
+        those that would save most are listed. What a change saves is an upper bound.
+        """
+        analysis = self._analysis(path, what_if=not changes, changes=changes)
         schedule = analysis.schedule
-        if schedule is None:
-            return {"what_if": [], "why_not": [notice.message for notice in analysis.notices]}
-        what_if = to_plain_rows(schedule_document(schedule).what_if[:MAX_ROWS])
-        return {"measured_ns": schedule.head.measured_ns, "what_if": what_if}
+        return {
+            "what_if": to_plain_rows(analysis.changed_steps[:MAX_ROWS]),
+            "measured_ns": None if schedule is None else schedule.head.measured_ns,
+            "schedules": [] if schedule is None else to_plain_rows(schedule_document(schedule).what_if[:MAX_ROWS]),
+            "why_not": [notice.message for notice in analysis.notices] if schedule is None else [],
+        }
 
     def explain(self, path: str, event: str, rank: int | None = None) -> str:
         """Why events of the run at *path* got their labels; *event* is a kernel's name, a label or an event's id."""

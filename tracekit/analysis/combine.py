@@ -32,7 +32,9 @@ from tracekit.analysis.result import Analysis, Tables
 from tracekit.analysis.run_tables import run_tables
 from tracekit.analysis.scopes import rank_results
 from tracekit.analysis.tables import RankTables
+from tracekit.critical_path.changes import WhatIfGraph
 from tracekit.critical_path.path import CriticalPath, join_cells
+from tracekit.documents.analysis import ChangedStep
 from tracekit.errors import Notice
 from tracekit.metrics.overlap_cost import OverlapCost, combine_overlap_costs
 from tracekit.metrics.reload import reload_report
@@ -55,6 +57,7 @@ def combine(
     schedule: str = "none",
     layout: str | None = None,
     what_if: bool = False,
+    changes: Sequence[str] = (),
     critical_path: bool = False,
     pipeline: int | None = None,
     map_function: MapFunction = map,
@@ -67,7 +70,8 @@ def combine(
         notices: Notices from reading the traces.
         schedule: Ideal to compare with: ``auto``, a schedule's name, an order file or ``none``.
         layout: Arrangement of ranks, such as ``pp=4,ep=2,node=8``; by default it is derived from the traces.
-        what_if: Predict the run under other schedules.
+        what_if: Predict the run under other schedules, and with the changes that would save most.
+        changes: Changes to predict the run with (``critical_path.changes``).
         critical_path: Add the critical path.
         pipeline: Pipeline to show, counted from 0; by default the slowest.
         map_function: Maps the comparison over the pipelines of a large run, for example in worker processes.
@@ -96,6 +100,8 @@ def combine(
     give_back_memory(worth=many)
     results = tuple(_with_blocking(result, communication.critical) for result in results)
     critical = _shown_path(ranks, communication, comparison) if critical_path else None
+    graph = _what_if_graph(communication, comparison)
+    changed_steps = _changed_steps(graph, changes, best=what_if)
 
     if not has_pipeline and not _trains(results):
         comparison_notices = without_pipeline_notices(comparison_notices)
@@ -129,6 +135,8 @@ def combine(
         schedule=comparison,
         by=_by(ranks, comparison, pipeline=has_pipeline),
         critical=critical,
+        graph=graph,
+        changed_steps=changed_steps,
         hiding=_hiding(ranks, results),
         notices=all_notices,
         paths=tuple(paths),
@@ -196,6 +204,29 @@ def _shown_path(
     if comparison is not None:
         critical = join_cells(critical, comparison)
     return critical.because(ranks, communication.operations)
+
+
+def _what_if_graph(communication: Communication, comparison: ScheduleComparison | None) -> WhatIfGraph | None:
+    """Return the graph for questions about changes; None if it was not asked for."""
+    if communication.graph is None:
+        return None
+    positions = {} if comparison is None else comparison.positions
+    return WhatIfGraph(
+        graph=communication.graph,
+        positions={rank: position["pp"] for rank, position in positions.items() if "pp" in position},
+        clock_error_ns=communication.clocks.residual_ns or 0,
+        microbatches=None if comparison is None else comparison.predict_microbatches,
+    )
+
+
+def _changed_steps(graph: WhatIfGraph | None, changes: Sequence[str], *, best: bool) -> tuple[ChangedStep, ...]:
+    """Return the step with each change, with all of them if there are several, and with the *best* other changes."""
+    if graph is None:
+        return tuple(ChangedStep(text, (text,), 0, why_not="there are no GPU events") for text in changes)
+    rows = [graph.predict([change]) for change in changes]
+    if len(changes) > 1 and all(row.why_not is None for row in rows):
+        rows.append(graph.predict(changes))
+    return (*rows, *(graph.best_changes(without=changes) if best else ()))
 
 
 def _hiding(ranks: Sequence[RankTables], results: Sequence[RankResult]) -> OverlapCost | None:

@@ -13,6 +13,7 @@ from tracekit.align.matching import MEMBERS, match
 from tracekit.align.waits import find_stragglers, with_waits
 from tracekit.analysis.rates import RunRates, run_rates
 from tracekit.analysis.tables import RankTables
+from tracekit.critical_path.graph import EventGraph
 from tracekit.critical_path.path import CriticalPath, critical_path
 from tracekit.errors import Notice
 from tracekit.metrics.waits import add_waits
@@ -36,6 +37,8 @@ class Communication(msgspec.Struct, frozen=True, eq=False):
     by_step: bool
     """Whether ranks number steps alike, so that operations of different steps are never matched."""
     notices: tuple[Notice, ...]
+    graph: EventGraph | None = None
+    """The events of all ranks with what each waited for, if it was asked for."""
 
     @classmethod
     def of(cls, ranks: Sequence[RankTables], *, ranks_per_node: int | None) -> Communication:
@@ -51,6 +54,7 @@ class Communication(msgspec.Struct, frozen=True, eq=False):
         members = with_waits(members, clocks)
         critical = critical_path(ranks, operations, members, clocks)
         give_back_memory(worth=many)
+        graph = EventGraph.build(ranks, operations, members, clocks)
         rates = run_rates(
             [rank.products for rank in ranks],
             [rank.rates for rank in ranks if rank.rates is not None],
@@ -63,7 +67,7 @@ class Communication(msgspec.Struct, frozen=True, eq=False):
         members = members.select("match", "row", "rank", "last", "late_ns", "wait_ns", "wait_is_bound")
         give_back_memory(worth=many)
         waited = add_waits(operations, members, all_recorded=_all_recorded(ranks))
-        return cls(waited, clocks, rates, critical, stragglers, by_step, notices)
+        return cls(waited, clocks, rates, critical, stragglers, by_step, notices, graph)
 
     def matched(self) -> pl.DataFrame:
         """Return the members of matched operations (``MEMBERS``) on the common clock.

@@ -59,6 +59,7 @@ def build_document(analysis: Analysis) -> documents.AnalysisDocument:
         lanes=UNSET if schedule is not None or "lanes" not in tables else rows(tables["lanes"], documents.Lane),
         critical_path=UNSET if critical is None else rows(critical.segments, documents.PathSegment),
         critical_path_ns=UNSET if critical is None else _path_totals(critical),
+        what_if=list(analysis.changed_steps) if analysis.graph or analysis.changed_steps else UNSET,
         by=UNSET if by is None else by_document(by),
         **_roles(analysis.role_results),
         hiding=None if analysis.hiding is None else _hiding(analysis.hiding),

@@ -39,7 +39,9 @@ if TYPE_CHECKING:
     from tracekit.analysis.rank_timeline import RankTimeline
     from tracekit.analysis.rates import RunRates
     from tracekit.compare import ScheduleComparison
+    from tracekit.critical_path.changes import WhatIfGraph
     from tracekit.critical_path.path import CriticalPath
+    from tracekit.documents.analysis import ChangedStep
 
 MAX_RANKS_IN_NOTEBOOK = 64
 """Ranks in a notebook's table."""
@@ -212,6 +214,10 @@ class Analysis(BaseAnalysis):
     """Time that hiding communication saved and cost; None if no compute ran beside communication."""
     critical: CriticalPath | None = None
     """The critical path across ranks, if it was asked for."""
+    graph: WhatIfGraph | None = None
+    """The run's events with what each waited for; with ``analyze(..., what_if=True)``."""
+    changed_steps: tuple[ChangedStep, ...] = ()
+    """Predicted step times with the changes that were asked for, or that would save most."""
     by: By | None = None
     """The step by layer, module, annotation or shape, if it was asked for."""
     notices: tuple[Notice, ...] = ()
@@ -242,6 +248,21 @@ class Analysis(BaseAnalysis):
         from tracekit.analysis.document import build_document
 
         return build_document(self)
+
+    def what_if(self, *changes: str) -> ChangedStep:
+        """Return the predicted step with all *changes* at once, such as ``rank 2 like others`` or ``dp_comm x0.5``.
+
+        The analysis must have been made with ``analyze(..., what_if=True)``, which keeps the run's events.
+
+        >>> from tracekit.run.analyze import analyze
+        >>> analysis = analyze("sample_traces/reload", schedule="none", what_if=True)
+        >>> step = analysis.what_if("broadcast x0.5")
+        >>> step.measured_ns > step.predicted_ns
+        True
+        """
+        if self.graph is None:
+            raise OptionError("the run's events were not kept", hint="use analyze(..., what_if=True)")
+        return self.graph.predict(changes)
 
     @property
     def plot(self) -> Plots:

@@ -18,6 +18,7 @@ from tracekit.analysis.kernels import KERNELS, kernel_table, shape_list
 from tracekit.analysis.rank_timeline import RankTimeline, rank_timeline
 from tracekit.analysis.reasons import REASONS, kernel_reasons
 from tracekit.analysis.recording_checks import content_notices, damage_notices, repetition_notices
+from tracekit.critical_path.graph import find_rank_events
 from tracekit.critical_path.pieces import PATH_PIECES, find_path_pieces
 from tracekit.errors import Notice
 from tracekit.intervals import Intervals
@@ -132,6 +133,8 @@ class RankTables:
     """Its time by layer, module, annotation or shape (``analysis.by``); None if not asked for."""
     events: RankTimeline | None = None
     """Its single events, for the page; None if they were not kept."""
+    graph_events: pl.DataFrame | None = None
+    """Its GPU events with what each waited for (``critical_path.graph.RANK_EVENTS``); None if not asked for."""
     notices: tuple[Notice, ...] = ()
 
 
@@ -145,6 +148,7 @@ def rank_tables(
     by: str | None = None,
     keep_events: bool = False,
     frames: pl.DataFrame | None = None,
+    graph: bool = False,
 ) -> RankTables:
     """Label and measure one rank.
 
@@ -157,6 +161,7 @@ def rank_tables(
         by: Add its time by ``layer``, ``module``, ``annotation`` or ``shape``.
         keep_events: Keep its single events, for the page.
         frames: Its Python frames, for the source lines of the events.
+        graph: Keep its events with what each waited for, to ask what a change would give.
 
     >>> from tracekit.run.load import load
     >>> tables = rank_tables(load("sample_traces/reload", ranks=[0]).rank(0))
@@ -179,7 +184,7 @@ def rank_tables(
     labelled, unmarked = number_steps(add_slow_launch_ends(labelled, api.calls))
     gpu_events, step_table, step_notices = assign_parts(labelled, steps)
     step_table = step_table.with_columns(rank=pl.lit(rank.source.rank, pl.Int32))
-    tables = _measure_rank(rank, gpu_events, step_table, api, recording.unrecorded, rules=rules, by=by)
+    tables = _measure_rank(rank, gpu_events, step_table, api, recording.unrecorded, rules=rules, by=by, graph=graph)
     events = rank_timeline(rank, gpu_events, find_waiting_calls(api), frames) if keep_events else None
     give_back_memory(worth=len(gpu_events) > MIN_EVENTS_TO_GIVE_BACK_MEMORY)
     rank_pipeline = _pipeline(gpu_events, labelled, rank.source, recording.cut_steps) if pipeline else None
@@ -210,6 +215,7 @@ def _measure_rank(
     *,
     rules: RuleBook | None,
     by: str | None,
+    graph: bool,
 ) -> RankTables:
     """Measure the labelled GPU events of the selected steps, over the whole window and by step.
 
@@ -268,6 +274,7 @@ def _measure_rank(
         launches_known=bool(work.launched.any()) or not len(gpu_events),
         messages_issued=count_issued_messages(rank.events),
         by=rows,
+        graph_events=find_rank_events(work, calls) if graph else None,
     )
 
 

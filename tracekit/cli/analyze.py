@@ -53,7 +53,17 @@ def run(
         str | None,
         typer.Option(help="Override how ranks are arranged: pp=4,ep=2; node=8 for ranks per machine.", metavar="SIZES"),
     ] = None,
-    what_if: Annotated[bool, typer.Option("--what-if", help="Rank the schedules this run could use.")] = False,
+    what_if: Annotated[
+        bool, typer.Option("--what-if", help="Show the changes that would save most, and other schedules.")
+    ] = False,
+    change: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Predict the step with a change: 'dp_comm x0.5', 'links x2', 'rank 2 like others', 'no host delay', "
+            "'hide dp_comm', 'balance', 'microbatches 16'; may be repeated.",
+            metavar="TEXT",
+        ),
+    ] = None,
     pipeline: Annotated[
         int | None, typer.Option(help="Show this pipeline, counted from 0; by default the slowest.", metavar="N")
     ] = None,
@@ -104,6 +114,7 @@ def run(
             schedule=schedule,
             layout=layout,
             what_if=what_if or plot == "curve",
+            changes=change or (),
             critical_path=critical_path or has_page,
             stacks=has_page,
             by=by,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -13,10 +13,13 @@ from tracekit._util.arrays import Ints
 from tracekit._util.html import html_table
 from tracekit.compare.gap import StepReplays
 from tracekit.compare.identify import Match
+from tracekit.compare.predict.predictor import Predictor
 from tracekit.compare.what_if import WhatIf
 from tracekit.documents.analysis import RankBubble
-from tracekit.errors import Notice
+from tracekit.errors import Notice, ScheduleError
 from tracekit.reconstruct.pipeline import Pipeline
+from tracekit.schedules import generate
+from tracekit.schedules.registry import describe
 from tracekit.schema import CELLS, conform
 
 _IDEAL_COLUMNS = ("ideal_start_ns", "ideal_end_ns", "shift_ns")
@@ -121,7 +124,28 @@ class ScheduleComparison(msgspec.Struct, frozen=True, eq=False):
     positions: Mapping[int, Mapping[str, int]]  # of each rank in each kind of process group
     what_if: tuple[WhatIf, ...] = ()
     factors: Mapping[str, Any] = {}  # see StepComparison.measure_imbalance
+    fit: Callable[[], Predictor | str] | None = None  # fits the predictor of the head's run
     chosen: bool = False  # whether the user chose the pipeline
+
+    def predict_microbatches(self, count: int) -> tuple[int, int, int] | str:
+        """Predict the run's schedule with another number of micro-batches of the same size.
+
+        Returns:
+            Low, likely and high change of the makespan in nanoseconds; a text with the reason if it is not known.
+        """
+        own = self.head.match.schedule
+        virtual = own.virtual if describe(own.name).virtual is None else None
+        predictor = self.fit() if self.fit is not None else "the pipeline was not kept"
+        if isinstance(predictor, str):
+            return predictor
+        try:
+            schedule = generate(own.name, pp=own.pp, microbatches=count, virtual=virtual)
+        except ScheduleError as error:
+            return str(error)
+        base, changed = predictor.predict(own), predictor.predict(schedule)
+        if isinstance(base, str) or isinstance(changed, str):
+            return base if isinstance(base, str) else str(changed)
+        return changed.low_ns - base.ns, changed.ns - base.ns, changed.high_ns - base.ns
 
     @property
     def pipelines(self) -> tuple[tuple[int, ...], ...]:

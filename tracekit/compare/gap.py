@@ -61,19 +61,6 @@ class StepReplays(msgspec.Struct, frozen=True, eq=False):
         """Measured time from the first cell's start to the last one's end."""
         return int(self.end.max(initial=0))
 
-    def run_without(self, cause: str) -> tuple[Ints, Ints]:
-        """Return start and end of every cell in a replay without *cause*."""
-        if cause == "imbalance":
-            duration = np.maximum(self.work - self.typical + self.balanced, 0)
-        else:
-            duration = self.typical if cause == "variation" else self.work
-        delay = np.zeros_like(duration)
-        for other in (*STALL_CAUSES, "unexplained"):
-            if other != cause:
-                delay = delay + self.before[other]
-                duration = duration + self.inside.get(other, 0)
-        return self.graph.run(duration, delay, self.early)
-
 
 def prepare_replays(
     pipelines: Sequence[Pipeline], ranks: Mapping[int, RankPipeline], graphs: GraphCache

@@ -71,28 +71,22 @@ class CellGraph:
             early: [cell, k]: share of dependency k's duration by which the cell may start before its end.
         """
         delay = np.zeros(len(duration), np.int64) if delay is None else delay
-        lead = np.zeros(self.waits.shape, np.int64)
-        if early is not None:
-            # -1 in waits selects the appended 0: no dependency, no lead.
-            lead = np.floor(early * np.append(duration, 0)[self.waits]).astype(np.int64)
-        start, end = np.zeros((2, len(duration)), np.int64)
-        replay.run_cells(self.order, self.waits, as_int64(duration), as_int64(delay), lead, start, end)
-        return start, end
+        early = np.zeros(self.waits.shape) if early is None else early
+        _, end = self._run_rows(duration[None], delay[None], early, first_early=0)
+        return end - duration, end
 
     def makespans(self, durations: Ints, delays: Ints, early: Shares, *, first_early: int) -> list[int]:
         """Return the makespan of each row of *durations* and *delays*; *early* counts from row *first_early* on."""
+        makespans, _ = self._run_rows(durations, delays, early, first_early=first_early)
+        return [int(makespan) for makespan in makespans]
+
+    def _run_rows(self, durations: Ints, delays: Ints, early: Shares, *, first_early: int) -> tuple[Ints, Ints]:
+        """Return the makespan of each row, and the ends of all cells in the last."""
         ends, makespans = np.zeros(durations.shape[1], np.int64), np.zeros(len(durations), np.int64)
-        replay.measure_makespans(
-            self.order,
-            self.waits,
-            as_int64(durations),
-            as_int64(delays),
-            np.ascontiguousarray(early, np.float64),
-            first_early,
-            ends,
-            makespans,
-        )
-        return makespans.tolist()
+        early = np.ascontiguousarray(early, np.float64)
+        rows = as_int64(durations), as_int64(delays)
+        replay.measure_makespans(self.order, self.waits, *rows, early, first_early, ends, makespans)
+        return makespans, ends
 
     def find_ready_times(self, start: Ints, end: Ints) -> tuple[Ints, Shares]:
         """Return the time at which each cell could start, and by what share of a dependency it started before its end.

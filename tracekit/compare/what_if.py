@@ -1,4 +1,4 @@
-"""What-if rows: other schedules, layer splits and sizes, and the run without one cause of its gap.
+"""What-if rows: other schedules, layer splits and sizes.
 
 Predicted makespans are simulated with the run's own ops, messages and machine; ideals with its mean op times and free
 messages.
@@ -20,12 +20,10 @@ from tracekit.compare.orders import count_ops
 from tracekit.compare.predict.layer_split import layers_per_stage, propose_split
 from tracekit.compare.predict.machine import MIDDLE
 from tracekit.compare.predict.predictor import Prediction, Predictor
-from tracekit.compare.predict.remove_cause import StallInsideCells, predict_without
 from tracekit.compare.stage_times import StageTimes, measure_stage_times
 from tracekit.errors import ScheduleError
 from tracekit.schedules import Schedule, Times, generate, names, simulate
 from tracekit.schedules.registry import describe
-from tracekit.schema import GAP_CAUSES
 
 MAX_UNITS_TO_SEARCH = 4_000
 """Units of work of a schedule up to which schedules whose order is searched for are tried."""
@@ -46,7 +44,7 @@ class WhatIf(msgspec.Struct, frozen=True):
     stages. ``saves_ns`` is the measured makespan minus the predicted one; it is negative if the change is slower.
     """
 
-    change: str  # "schedule", "without", "layout", "microbatches" or "chunks"
+    change: str  # "schedule", "layout", "microbatches" or "chunks"
     name: str
     virtual: int | None = None
     ideal_ns: int | None = None
@@ -82,7 +80,7 @@ def too_large_to_search(pp: int, microbatches: int) -> bool:
 def what_if_rows(
     replays: StepReplays, cells: pl.DataFrame, own: Schedule, predictor: Predictor | str, *, ideal_ns: int
 ) -> list[WhatIf]:
-    """Return all rows: schedules, best first; causes of the gap, costliest first; the layer split; the curves.
+    """Return all rows: schedules, best first; the layer split; the curves.
 
     Args:
         replays: The step.
@@ -106,7 +104,6 @@ def what_if_rows(
             row.peak_activations or 0,
         )
     )
-    rows += _cause_rows(replays, predictor)
     if not isinstance(predictor, str):
         rows += [*_layer_split_rows(predictor, cells), *_curve_rows(predictor, cells, times)]
     return rows
@@ -159,11 +156,6 @@ def _predicted_figures(prediction: Prediction, measured_ns: int) -> dict[str, An
     }
 
 
-def _outside_cells(start: Any, end: Any, ranks: int, makespan: int) -> float:
-    """Return the share of ranks × makespan in no cell."""
-    return max(0.0, 1 - float(np.sum(end - start)) / max(1, ranks * makespan))
-
-
 def _own_row(schedule: Schedule, times: StageTimes, replays: StepReplays, ideal_ns: int) -> WhatIf:
     """Return the row of the run's own schedule, as measured."""
     makespan = replays.makespan
@@ -175,7 +167,7 @@ def _own_row(schedule: Schedule, times: StageTimes, replays: StepReplays, ideal_
         predicted_range_ns=(makespan, makespan),
         saves_ns=0,
         ran=True,
-        outside_cells=_outside_cells(replays.start, replays.end, schedule.pp, makespan),
+        outside_cells=max(0.0, 1 - float(np.sum(replays.end - replays.start)) / max(1, schedule.pp * makespan)),
         rests_on=("this run, measured",),
     )
 
@@ -203,58 +195,18 @@ def _assumptions(schedule: Schedule, own: Schedule, times: StageTimes, predictor
         cut = "in one chunk" if chunks == 1 else f"cut into {chunks:g} equal chunks"
         assumptions.append(f"a rank's layers {cut}")
     if count_ops(schedule.ranks[0], "FB"):
-        if times.overlap is None or isinstance(predictor, Predictor):
+        overlap = predictor.ops[MIDDLE].block_factor if isinstance(predictor, Predictor) else times.overlap
+        if times.overlap is None or overlap is None:
             assumptions.append("FB takes F + B")
         else:
-            assumptions.append(f"FB takes {percent(times.overlap, digits=0)} of F + B, as measured")
+            assumptions.append(f"FB takes {percent(overlap, digits=0)} of F + B, as measured")
     if count_ops(schedule.ranks[0], "W") and not times.split_known:
         assumptions.append("backward halves into I and W")
     if schedule.both_ways:
         assumptions.append(TWO_STAGES_PER_RANK)
     if isinstance(predictor, Predictor):
-        assumptions.append(predictor.message_order.in_words())
+        assumptions.append(predictor.messages_in_words())
     return tuple(assumptions)
-
-
-def _cause_rows(replays: StepReplays, predictor: Predictor | str) -> list[WhatIf]:
-    """Return a row for each cause of the gap without which the run would be faster, costliest first."""
-    rows = []
-    for cause, words in GAP_CAUSES.items():
-        if words.change is None:
-            continue
-        if isinstance(predictor, Predictor):
-            prediction = predict_without(predictor, cause, _stalls_inside_cells(replays, cause))
-            if prediction is None:
-                continue
-            figures = _predicted_figures(prediction, replays.makespan)
-            messages = predictor.message_order.in_words()
-        else:
-            figures = _replay_without(replays, cause)
-            messages = "messages and waiting as in this run"
-        if figures["saves_ns"] > 0:
-            rows.append(WhatIf("without", words.change, **figures, rests_on=(words.assumption or "", messages)))
-    return sorted(rows, key=lambda row: -(row.saves_ns or 0))
-
-
-def _replay_without(replays: StepReplays, cause: str) -> dict[str, Any]:
-    """Return the fields of a row for a replay of the run's own order without *cause*."""
-    start, end = replays.run_without(cause)
-    makespan = int(end.max(initial=0))
-    ranks = max(1, len(replays.graph.positions))
-    return {
-        "predicted_ns": makespan,
-        "saves_ns": replays.makespan - makespan,
-        "outside_cells": _outside_cells(start, end, ranks, makespan),
-    }
-
-
-def _stalls_inside_cells(replays: StepReplays, cause: str) -> StallInsideCells:
-    """Return the time for which *cause* stopped each cell, by op kind, stage and micro-batch."""
-    if cause not in replays.inside:
-        return {}
-    graph = replays.graph
-    keys = zip(graph.op.tolist(), graph.stage.tolist(), graph.microbatch.tolist(), strict=True)
-    return dict(zip(keys, replays.inside[cause].astype(float).tolist(), strict=True))
 
 
 def _layer_split_rows(predictor: Predictor, cells: pl.DataFrame) -> list[WhatIf]:
@@ -289,7 +241,7 @@ def _curve_rows(predictor: Predictor, cells: pl.DataFrame, times: StageTimes) ->
         figures = _ideal_figures(schedule, times) | _predicted_figures(prediction, predictor.measured_ns)
         if change == "microbatches":
             figures["saves_ns"] = None  # another amount of work cannot be compared with the run
-        assumptions = ("micro-batches of this run's size", predictor.message_order.in_words())
+        assumptions = ("micro-batches of this run's size", predictor.messages_in_words())
         rows.append(WhatIf(change, **figures, rests_on=assumptions))
     return rows
 

@@ -63,7 +63,7 @@ def find_path_pieces(rank: Rank, calls: pl.DataFrame, exposed: Mapping[str, Inte
     return pl.concat([gpu, between]).with_columns(before=pl.Series(before)).select(PATH_PIECES.names())
 
 
-class _Release(NamedTuple):
+class Release(NamedTuple):
     """For each event: the GPU event whose end released the host before the launch, and when."""
 
     event: Ints
@@ -81,7 +81,7 @@ class _Chains(msgspec.Struct, frozen=True, eq=False):
     is_communication: Bools
     is_last: Bools
     """Whether the event ends its part on this rank."""
-    release: _Release
+    release: Release
     piece: Ints
     """Of each event: its piece; -1 if it is on no walk."""
     first: Ints
@@ -95,7 +95,7 @@ def _find_chains(rank: Rank, calls: pl.DataFrame) -> _Chains:
     constraints = rank.constraints
     count = len(rank.start_ns)
     is_communication, is_last = rank.labels(*COMMUNICATION_LABELS), _ends_part(rank)
-    release = _find_release(rank, calls)
+    release = find_release(rank, calls)
     followed = np.where(constraints.kind == LAUNCH, release.event, constraints.blocker)
     # Overlapping events may name one that starts later: a walk must go back in time.
     followed = as_int64(np.where((followed >= 0) & (rank.start_ns[followed] > rank.start_ns), -1, followed))
@@ -219,7 +219,7 @@ def _exposed_ns(rank: Rank, rows: Ints, piece: Ints, pieces: int, exposed: Mappi
     return exposed_ns
 
 
-def _find_release(rank: Rank, calls: pl.DataFrame) -> _Release:
+def find_release(rank: Rank, calls: pl.DataFrame) -> Release:
     """Return, for each event, the GPU event whose end let the host continue to the event's launch, and when.
 
     The host was released by the last blocking call before the launch during which some GPU event ended.
@@ -236,14 +236,14 @@ def _find_release(rank: Rank, calls: pl.DataFrame) -> _Release:
     latest = np.searchsorted(event_end, call_end + END_TOLERANCE_NS, side="right") - 1
     has_waited = (latest >= 0) & (event_end[np.maximum(latest, 0)] >= call_start)
     if not has_waited.any():
-        return _Release(nothing, nothing)
+        return Release(nothing, nothing)
     releasing_event, release_time = by_end[latest[has_waited]], call_end[has_waited]
     order = np.argsort(release_time, kind="stable")
     # For each launch, the last of these calls that returned before it.
     call = np.searchsorted(release_time[order], rank.launch_ns, side="right") - 1
     is_released = rank.launched & (call >= 0)
     event = np.where(is_released, releasing_event[order][np.maximum(call, 0)], -1)
-    return _Release(event, np.where(is_released, np.minimum(rank.end_ns[event], rank.launch_ns), -1))
+    return Release(event, np.where(is_released, np.minimum(rank.end_ns[event], rank.launch_ns), -1))
 
 
 def _launching_threads(rank: Rank) -> Ints:

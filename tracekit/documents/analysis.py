@@ -928,6 +928,40 @@ class Source(Struct, frozen=True):
     """Input shapes of the model's matrix products."""
 
 
+class PathPart(Struct, frozen=True):
+    """Time of one label on one rank on the critical path, per step."""
+
+    rank: int
+    """Number of the rank."""
+    label: str | None
+    """Label; null for the host."""
+    ns: int
+    """Time."""
+
+
+class ChangedStep(Struct, frozen=True):
+    """Changes and the time per step that they would lead to."""
+
+    change: str
+    """The changes in words."""
+    changes: tuple[str, ...]
+    """The single changes."""
+    measured_ns: int
+    """Time of the step as measured."""
+    predicted_ns: int | None = None
+    """Predicted time; null if there is no prediction."""
+    predicted_range_ns: tuple[int, int] | None = None
+    """Range of the prediction."""
+    saves_ns: int | None = None
+    """Upper bound of what the changes can give; null where they are another amount of work."""
+    critical_path: tuple[PathPart, ...] = ()
+    """The largest parts of the new critical path."""
+    rests_on: tuple[str, ...] = ()
+    """Assumptions of the prediction."""
+    why_not: str | None = None
+    """Reason why there is no prediction."""
+
+
 class RoleDocument(Struct, frozen=True):
     """One kind of process, analysed as a run of its own."""
 
@@ -962,6 +996,8 @@ class AnalysisDocument(Struct, frozen=True, kw_only=True):
     """Segments of the critical path, with --critical-path."""
     critical_path_ns: PathTotals | UnsetType = UNSET
     """Totals of the critical path, with --critical-path."""
+    what_if: list[ChangedStep] | UnsetType = UNSET
+    """Predictions for changes, with --change or --what-if."""
     by: ByTable | UnsetType = UNSET
     """Busy time by layer, module, annotation or shape, with --by."""
     main_role: str | UnsetType = UNSET

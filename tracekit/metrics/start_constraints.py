@@ -78,8 +78,8 @@ def find_start_constraints(labelled: pl.DataFrame, wait_calls_ns: Ints | None = 
     is_compute = np.ones(len(start), np.bool_)
     if "label" in labelled.columns:
         is_compute = has_label(label_codes(labelled), COMPUTE_SET)
-    previous = _previous_on_stream(stream, start, end)
-    other = _last_of_other_stream(stream, start, end)
+    previous = previous_on_stream(stream, start, end)
+    other = last_of_other_stream(stream, start, end)
     may_wait = _may_wait(previous, launch, has_launch, wait_calls_ns)
 
     # When each of the three constraints was met; never where it does not exist.
@@ -131,7 +131,7 @@ def sort_by_start(start: Ints, end: Ints) -> Ints:
     return np.lexsort((end, start)) if out_of_order.any() else np.arange(len(start))
 
 
-def _previous_on_stream(stream: Ints, start: Ints, end: Ints) -> Ints:
+def previous_on_stream(stream: Ints, start: Ints, end: Ints) -> Ints:
     """Return for each event the earlier event of its stream that ends last; -1 if there is none."""
     previous = np.full(len(start), -1, np.int64)
     if not len(start):
@@ -150,7 +150,7 @@ def _previous_on_stream(stream: Ints, start: Ints, end: Ints) -> Ints:
     return previous
 
 
-def _last_of_other_stream(stream: Ints, start: Ints, end: Ints) -> Ints:
+def last_of_other_stream(stream: Ints, start: Ints, end: Ints) -> Ints:
     """Return for each event the row of the last event of another stream to end before it started; -1 if none."""
     order = np.argsort(end, kind="stable")
     ordered_stream = stream[order]

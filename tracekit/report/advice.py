@@ -54,8 +54,9 @@ def advice(analysis: Analysis) -> list[str]:
         first = "record to whom messages go (`tracekit doctor` says how)" if nameless else _missing(analysis)
         found.append((0.0, f"{first}: waiting is only known from both sides"))
     lines = [text for _, text in sorted(found, reverse=True)]
-    if analysis.schedule is not None and not analysis.schedule.what_if:
-        lines.append("`--what-if` ranks the schedules this run could use, with its own measured times")
+    if analysis.graph is None and (lines or analysis.schedule is not None):
+        schedules = ", and ranks the schedules it could use" if analysis.schedule is not None else ""
+        lines.append(f"`--what-if` shows what faster links, equal ranks or no host delay would give{schedules}")
     return lines
 
 

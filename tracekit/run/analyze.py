@@ -16,6 +16,7 @@ from tracekit.analysis import Analysis
 from tracekit.analysis.combine import combine
 from tracekit.analysis.rank_timeline import MAX_RANKS_WITH_EVENTS
 from tracekit.analysis.tables import RankTables
+from tracekit.critical_path.changes import parse_change
 from tracekit.errors import Notice, OptionError
 from tracekit.parsers.ranks import unknown_rank_error
 from tracekit.reconstruct.parallel_groups import split_layout
@@ -48,6 +49,7 @@ def analyze(
     schedule: str = "auto",
     layout: str | None = None,
     what_if: bool = False,
+    changes: Sequence[str] = (),
     critical_path: bool = False,
     by: str | None = None,
     pipeline: int | None = None,
@@ -74,7 +76,10 @@ def analyze(
             or ``none`` for no comparison.
         layout: Arrangement of ranks, such as ``pp=4,ep=2``, instead of the one derived from the traces; ``node=8`` is
             the number of ranks per machine.
-        what_if: Predict this run under other schedules (``result.schedule.what_if``).
+        what_if: Predict this run under other schedules (``result.schedule.what_if``) and with the changes that would
+            save most (``result.changed_steps``); ``result.what_if("rank 2 like others")`` then answers questions.
+        changes: Changes to predict the run with: ``dp_comm x0.5``, ``links x2``, ``rank 2 like others``,
+            ``no host delay``, ``hide dp_comm``, ``balance`` or ``microbatches 16`` (``result.changed_steps``).
         critical_path: Add the critical path across ranks (``result.critical``).
         by: Add the step's time by ``layer``, ``module``, ``annotation`` or ``shape`` (``result.by``).
         pipeline: Pipeline to show, counted from 0; by default the slowest.
@@ -101,6 +106,8 @@ def analyze(
 
         check_kind(by)
     split_layout(layout)  # raises if it is wrong, before any work is done
+    for change in changes:
+        parse_change(change)
     rules = _checked_rules(rules)
     if resume and store is None:
         raise OptionError("--resume needs a store to go on with", hint="name one with --store")
@@ -135,6 +142,7 @@ def analyze(
         by=by,
         keep_events=True,
         stacks=stacks,
+        graph=what_if or bool(changes),
     )
     if isinstance(traces, Trace):
         rank_inputs = _measure_trace(traces, options, ranks)
@@ -155,6 +163,7 @@ def analyze(
             schedule=schedule if role == main or schedule == "none" else "auto",
             layout=layout if role == main else None,
             what_if=what_if and role == main,
+            changes=changes if role == main else (),
             critical_path=critical_path and role == main,
             pipeline=pipeline if role == main else None,
             map_function=pipeline_map(workers, executor),

@@ -42,6 +42,8 @@ class Options:
     """Keep single events, for the page's timeline."""
     stacks: bool = False
     """Read Python frames, for the source lines of these events."""
+    graph: bool = False
+    """Keep the events of each rank with what they waited for (``critical_path.graph``)."""
 
     def measure(
         self, rank: RankEvents, labelled: pl.DataFrame | None = None, frames: pl.DataFrame | None = None
@@ -56,6 +58,7 @@ class Options:
             by=self.by,
             keep_events=self.keep_events,
             frames=frames,
+            graph=self.graph,
         )
 
     def source_tables(self, ref: SourceRef) -> list[RankTables]:
@@ -79,7 +82,7 @@ class Options:
             from tracekit.analysis.persistence import FILE, read_tables
 
             store = open_store(ref.path)
-            if self.steps is None and self.by is None and store.intact(ref.rank, FILE):
+            if self.steps is None and self.by is None and not self.graph and store.intact(ref.rank, FILE):
                 stored = read_tables(rank_folder(Path(ref.path), ref.rank))
                 if stored is not None:
                     stored = stored if self.pipeline else stored.without_pipeline()

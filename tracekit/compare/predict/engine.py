@@ -25,12 +25,15 @@ _PIECE_ENDS, _KERNEL_ENDS, _HOST_LAUNCHES = range(3)
 """Kinds of events."""
 
 
-class Launches(msgspec.Struct, frozen=True, eq=False):
-    """Times at which the host has launched the first and the last kernel of each piece, and each message kernel."""
+class HostTimes(msgspec.Struct, frozen=True, eq=False):
+    """Time the host of each rank needs for its steps, in nanoseconds."""
 
-    first: Floats
-    last: Floats
-    posts: Floats
+    before_ns: Sequence[float]  # of each piece: host time before its first launch
+    launch_ns: Sequence[float]  # of each piece: from its first to its last launch
+    post_ns: float  # before the launch of a message kernel
+    last_launch_to_end_ns: float  # from the last launch of a piece to its end, where the host is the limit
+    waits_for_messages: bool = False  # whether the host stands still until a message that compute waits for is there
+    starts: Sequence[float] | None = None  # of each rank: begin of its step; 0 if None
 
 
 class Outcome(msgspec.Struct, frozen=True, eq=False):
@@ -51,14 +54,14 @@ class Outcome(msgspec.Struct, frozen=True, eq=False):
         return max(0.0, 1 - busy / (ranks * self.makespan)) if self.makespan else 0.0
 
 
-def run_program(program: Program, work: Sequence[float], machine: Machine, launches: Launches | None = None) -> Outcome:
+def run_program(program: Program, work: Sequence[float], machine: Machine, host: HostTimes | None = None) -> Outcome:
     """Simulate a program.
 
     Args:
         program: Steps of every rank.
         work: Duration of each piece when no message kernel runs on its rank.
         machine: Costs and queues of messages.
-        launches: Earliest times allowed by the host; None if the host is never late.
+        host: Times of the hosts, which launch the steps in order; None if the host is never late.
 
     >>> from tracekit.compare.predict.rank_programs import write_just_in_time
     >>> from tracekit.schedules import generate
@@ -68,24 +71,24 @@ def run_program(program: Program, work: Sequence[float], machine: Machine, launc
     >>> run_program(program, [1.0, 2.0, 1.0, 2.0], Machine(send_ns=1, receive_ns=1, latency_ns=3)).makespan
     12.0
     """
-    return _Simulation(program, work, machine, launches).run()
+    return _Simulation(program, work, machine, host).run()
 
 
 class _Simulation:
     """State of a simulation. Pieces, kernels and messages are numbered as in the program; -1 stands for none."""
 
-    def __init__(self, program: Program, work: Sequence[float], machine: Machine, launches: Launches | None) -> None:
+    def __init__(self, program: Program, work: Sequence[float], machine: Machine, host: HostTimes | None) -> None:
         self.program, self.work, self.machine = program, work, machine
         self.events: list[tuple[float, int, int, int, int]] = []  # heap: time, number, kind, rank or kernel, plan
         self.event_count = 0
-        # Launch times by the action they allow. Single values are read faster from lists than from arrays.
-        self.launches: dict[int, list[float]] = {RUN: [], POST: [], WAIT: []}
-        self.last_launch: list[float] = []
-        if launches is not None:
-            self.launches |= {RUN: launches.first.tolist(), POST: launches.posts.tolist()}
-            self.last_launch = launches.last.tolist()
+        ranks, pieces, kernels = len(program.steps), len(program.pieces), len(program.kernels)
+        # Times at which the host has launched each step, by action; not known until the host gets there.
+        self.host = host
+        self.launches = {RUN: [math.inf] * pieces, POST: [math.inf] * kernels}
+        self.last_launch = [0.0] * pieces
+        self.host_step = [0] * ranks
+        self.host_time = list(host.starts) if host is not None and host.starts is not None else [0.0] * ranks
 
-        ranks, pieces = len(program.steps), len(program.pieces)
         self.next_step = [0] * ranks
         self.running_piece = [-1] * ranks
         self.remaining_work = [0.0] * ranks
@@ -96,12 +99,13 @@ class _Simulation:
         self.piece_start, self.piece_end = [math.nan] * pieces, [math.nan] * pieces
         self.slow_speed = [1.0 / machine.slowdown.get(piece.kind, 1.0) for piece in program.pieces]
 
-        kernels, messages = len(program.kernels), len(program.messages)
+        messages = len(program.messages)
         self.queues: list[dict[int, deque[int]]] = [{} for _ in range(ranks)]
         self.queue_of_kernel = [self._queue_of(kernel) for kernel in range(kernels)]
         self.kernel_started = [False] * kernels
         self.kernel_end_planned = [False] * kernels
         self.kernel_ended = [False] * kernels
+        self.kernel_end = [0.0] * kernels
         self.off_queue = [False] * kernels
         self.sender, self.receiver = [-1] * messages, [-1] * messages  # kernels
         self.send_start: list[float | None] = [None] * messages
@@ -109,16 +113,17 @@ class _Simulation:
         self.departure = [0.0] * messages  # start of the send, or later when the link is free
         self.link_free_at: dict[tuple[int, int], float] = {}
         for number, kernel in enumerate(program.kernels):
-            if kernel.send is not None:
-                self.sender[kernel.send] = number
-            if kernel.receive is not None:
-                self.receiver[kernel.receive] = number
+            for send in kernel.sends:
+                self.sender[send] = number
+            for receive in kernel.receives:
+                self.receiver[receive] = number
 
     def run(self) -> Outcome:
         """Process all events."""
         if self.machine.queues == "free":
             self._start_all_receives()
         for rank in range(len(self.program.steps)):
+            self._run_host(rank)
             self._advance(rank, 0.0)
         while self.events:
             now, _, kind, number, plan = heappop(self.events)
@@ -134,24 +139,50 @@ class _Simulation:
     def _start_all_receives(self) -> None:
         """Start every kernel that only receives at time 0, on no queue and without an effect on compute."""
         for number, kernel in enumerate(self.program.kernels):
-            if kernel.receive is not None and kernel.send is None:
+            if kernel.receives and not kernel.sends:
                 self.off_queue[number] = self.kernel_started[number] = True
-                self.receive_start[kernel.receive] = 0.0
+                for receive in kernel.receives:
+                    self.receive_start[receive] = 0.0
 
     def _add_event(self, time: float, kind: int, number: int, plan: int = 0) -> None:
         self.event_count += 1  # events at the same time happen in the order in which they were added
         heappush(self.events, (time, self.event_count, kind, number, plan))
 
-    # compute ------------------------------------------------------------------------------------------------------
+    # host and compute ---------------------------------------------------------------------------------------------
+
+    def _run_host(self, rank: int) -> None:
+        """Let the host of a rank launch steps until it has to wait for a message."""
+        host, steps = self.host, self.program.steps[rank]
+        if host is None:
+            return
+        now = self.host_time[rank]
+        while self.host_step[rank] < len(steps):
+            action, number = steps[self.host_step[rank]]
+            if action == RUN:
+                self.launches[RUN][number] = now + host.before_ns[number]
+                now = self.launches[RUN][number] + host.launch_ns[number]
+                self.last_launch[number] = now + host.last_launch_to_end_ns
+            elif action == POST:
+                now += host.post_ns
+                self.launches[POST][number] = now
+            elif host.waits_for_messages:
+                if not self.kernel_ended[number]:
+                    break
+                now = max(now, self.kernel_end[number])
+            self.host_step[rank] += 1
+        self.host_time[rank] = now
 
     def _advance(self, rank: int, now: float) -> None:
         """Take the next steps of a rank until it runs a piece or has to wait."""
+        awaited = self.awaited_kernel[rank]
+        if self.running_piece[rank] >= 0 or (awaited >= 0 and not self.kernel_ended[awaited]):
+            return
         steps = self.program.steps[rank]
         while self.next_step[rank] < len(steps):
             action, number = steps[self.next_step[rank]]
-            launches = self.launches[action]
-            if launches and launches[number] > now:
-                self._add_event(launches[number], _HOST_LAUNCHES, rank)
+            if self.host is not None and action != WAIT and self.launches[action][number] > now:
+                if self.launches[action][number] < math.inf:
+                    self._add_event(self.launches[action][number], _HOST_LAUNCHES, rank)
                 return
             if action == WAIT and not self.kernel_ended[number]:
                 self.awaited_kernel[rank] = number
@@ -176,8 +207,7 @@ class _Simulation:
         """Plan the end of the running piece at its current speed; it cannot end before its last kernel is launched."""
         self.plan[rank] += 1
         end = now + self.remaining_work[rank] / self._speed(rank)
-        if self.last_launch:
-            end = max(end, self.last_launch[self.running_piece[rank]])
+        end = max(end, self.last_launch[self.running_piece[rank]])
         self._add_event(end, _PIECE_ENDS, rank, self.plan[rank])
 
     def _change_active_kernels(self, rank: int, change: int, now: float) -> None:
@@ -202,13 +232,10 @@ class _Simulation:
         """Return the queue a kernel is on: one for all, one per peer, or one per peer and direction."""
         if self.machine.queues in ("one", "compute"):
             return 0
-        _, send, receive = self.program.kernels[kernel]
-        if send is not None:
-            peer = self.program.messages[send].target
-        else:
-            assert receive is not None, "a kernel carries a message"
-            peer = self.program.messages[receive].source
-        return peer if self.machine.queues == "peer" else 2 * peer + (send is not None)
+        _, sends, receives = self.program.kernels[kernel]
+        messages = self.program.messages
+        peer = messages[sends[0]].target if sends else messages[receives[0]].source
+        return peer if self.machine.queues == "peer" else 2 * peer + bool(sends)
 
     def _enqueue(self, kernel: int, now: float) -> None:
         rank = self.program.kernels[kernel].rank
@@ -218,22 +245,19 @@ class _Simulation:
             self._start_kernel(kernel, now)
 
     def _start_kernel(self, kernel: int, now: float) -> None:
-        rank, send, receive = self.program.kernels[kernel]
+        rank, sends, receives = self.program.kernels[kernel]
         self.kernel_started[kernel] = True
         self._change_active_kernels(rank, +1, now)
-        if send is not None:
+        for send in sends:
             link = self.program.messages[send]
             self.send_start[send] = now
             self.departure[send] = max(now, self.link_free_at.get(link, 0.0))
             self.link_free_at[link] = self.departure[send] + self.machine.send_ns
-        if receive is not None:
+        for receive in receives:
             self.receive_start[receive] = now
         self._plan_kernel_end(kernel, now)
         # The kernels at the other ends may have waited for this one.
-        for peer_kernel in (
-            -1 if send is None else self.receiver[send],
-            -1 if receive is None else self.sender[receive],
-        ):
+        for peer_kernel in (*(self.receiver[send] for send in sends), *(self.sender[receive] for receive in receives)):
             if peer_kernel >= 0 and self.kernel_started[peer_kernel]:
                 self._plan_kernel_end(peer_kernel, now)
 
@@ -243,33 +267,37 @@ class _Simulation:
             return
         machine, carrier = self.machine, self.program.kernels[kernel]
         end = now
-        if carrier.send is not None:
-            begin = self.departure[carrier.send]
+        for send in carrier.sends:
+            begin = self.departure[send]
             if not machine.eager:
-                received = self.receive_start[carrier.send]
+                received = self.receive_start[send]
                 if received is None:
                     return
                 begin = max(begin, received)
             end = max(end, begin + machine.send_ns)
-        if carrier.receive is not None:
-            sent, received = self.send_start[carrier.receive], self.receive_start[carrier.receive]
+        for receive in carrier.receives:
+            sent, received = self.send_start[receive], self.receive_start[receive]
             if sent is None or received is None:
                 return
-            both_ways = carrier.carries_both or self.program.kernels[self.sender[carrier.receive]].carries_both
-            latency_ns = machine.latency_ns * (machine.duplex if both_ways else 1.0)
-            end = max(end, self.departure[carrier.receive] + latency_ns, received + machine.receive_ns)
+            grouped = carrier.carries_several or self.program.kernels[self.sender[receive]].carries_several
+            latency_ns = machine.latency_ns * (machine.duplex if grouped else 1.0)
+            end = max(end, self.departure[receive] + latency_ns, received + machine.receive_ns)
         self.kernel_end_planned[kernel] = True
         self._add_event(end, _KERNEL_ENDS, kernel)
 
     def _end_kernel(self, kernel: int, now: float) -> None:
         rank = self.program.kernels[kernel].rank
-        self.kernel_ended[kernel] = True
+        self.kernel_ended[kernel], self.kernel_end[kernel] = True, now
         if not self.off_queue[kernel]:
             self._change_active_kernels(rank, -1, now)
             queue = self.queues[rank][self.queue_of_kernel[kernel]]
             queue.popleft()
             if queue:
                 self._start_kernel(queue[0], now)
-        if self.awaited_kernel[rank] == kernel:
-            self.awaited_kernel[rank] = -1
+        host_waited = self.host_step[rank] < len(self.program.steps[rank]) and self.program.steps[rank][
+            self.host_step[rank]
+        ] == (WAIT, kernel)
+        if host_waited:
+            self._run_host(rank)
+        if host_waited or self.awaited_kernel[rank] == kernel:
             self._advance(rank, now)

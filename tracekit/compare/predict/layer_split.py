@@ -74,7 +74,7 @@ def propose_split(predictor: Predictor, cells: pl.DataFrame) -> LayerSplit | Non
     counts = best_split(layer_ns, additional_ns, int(layers.sum()))
     if counts == layers.tolist():
         return None
-    program = predictor.own_program()
+    program = predictor.own_program
     stage_factor = (np.array(counts) * layer_ns + additional_ns) / np.maximum(stage_ns, 1.0)
     typical = ops.typical_work(program, own)
     work = [ns * float(stage_factor[piece.stage]) for piece, ns in zip(program.pieces, typical, strict=True)]

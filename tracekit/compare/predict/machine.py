@@ -67,7 +67,7 @@ def match_messages(messages_by_position: Mapping[int, pl.DataFrame]) -> pl.DataF
         messages_by_position: Messages (``MESSAGES``) of each rank on one clock, peers as positions in the pipeline.
 
     Returns:
-        One row per message: start and end of its send and its receive, and whether a kernel carried both directions
+        One row per message: start and end of its send and its receive, and whether a kernel carried it with others
         (``grouped``). None if a message has no known peer or no other side.
     """
     tables = [
@@ -83,7 +83,7 @@ def match_messages(messages_by_position: Mapping[int, pl.DataFrame]) -> pl.DataF
     rows = rows.with_columns(
         source=pl.when("send").then("rank").otherwise("peer"),
         target=pl.when("send").then("peer").otherwise("rank"),
-        carries_both=pl.col("send").n_unique().over("rank", "kernel") > 1,
+        carries_several=pl.len().over("rank", "kernel") > 1,
     )
     rows = rows.sort("launch_ns").with_columns(number=pl.int_range(pl.len()).over("source", "target", "send"))
     sends, receives = rows.filter("send"), rows.filter(~pl.col("send"))
@@ -95,7 +95,7 @@ def match_messages(messages_by_position: Mapping[int, pl.DataFrame]) -> pl.DataF
         send_end_ns="end_ns",
         receive_start_ns="start_ns_received",
         receive_end_ns="end_ns_received",
-        grouped=pl.col("carries_both") | pl.col("carries_both_received"),
+        grouped=pl.col("carries_several") | pl.col("carries_several_received"),
     )
 
 
@@ -117,7 +117,7 @@ def fit_machine(messages: pl.DataFrame, contention: Sequence[pl.DataFrame], queu
     receive_start, receive_end = pl.col("receive_start_ns"), pl.col("receive_end_ns")
     both_started = pl.max_horizontal(send_start, receive_start)
     unknown: list[str] = []
-    # A kernel that carries both directions ends with the slower one: others are better evidence.
+    # A kernel that carries several messages ends with the slowest: others are better evidence.
     ungrouped = messages.filter(~pl.col("grouped"))
     rows = ungrouped if ungrouped.height else messages
 
@@ -127,7 +127,13 @@ def fit_machine(messages: pl.DataFrame, contention: Sequence[pl.DataFrame], queu
     receiver_late = rows.filter(receive_start >= send_start + latency[MIDDLE])
     receive, eager = latency, True
     if receiver_late.height:
-        receive = _quartiles(receiver_late, receive_end - receive_start)
+        # A message that is there takes no longer than one that is still to be sent.
+        measured = _quartiles(receiver_late, receive_end - receive_start)
+        receive = (
+            min(measured[LOW], latency[LOW]),
+            min(measured[MIDDLE], latency[MIDDLE]),
+            min(measured[HIGH], latency[HIGH]),
+        )
         ended_before_receive = receiver_late.select((send_end <= receive_start).sum()).item()
         eager = ended_before_receive * 2 > receiver_late.height
     else:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 import numpy as np
 import polars as pl
 
-from tracekit.compare.predict.engine import Floats, Launches
+from tracekit.compare.predict.engine import Floats, HostTimes
 from tracekit.compare.predict.machine import MIDDLE, Machine
-from tracekit.compare.predict.rank_programs import POST, RUN, Program
+from tracekit.compare.predict.rank_programs import Piece, Program
 from tracekit.intervals import union
 from tracekit.schedules import Schedule
 
@@ -28,57 +28,75 @@ run that does not split cannot show by how much (docs/whatif.md lists the runs t
 QUANTILES = (0.25, 0.5, 0.75)
 """Quantile of the times of equal ops at each level (``LOW``, ``MIDDLE``, ``HIGH``)."""
 
+MIN_SHARE_OF_LAUNCHES_AFTER_MESSAGES = 0.9
+"""Share of launches after a message kernel that must come after its end for the host to count as waiting for it."""
+
 MAX_WEIGHT_GRADIENT_SHARE = 0.9
 """Largest share of a backward's time that is taken as weight gradients."""
+
+
+class OpTimes(msgspec.Struct, frozen=True):
+    """Times of one op that ran, in nanoseconds; of an FB, those of one half."""
+
+    gpu_ns: float
+    before_ns: float
+    launch_ns: float
 
 
 class MeasuredOps(msgspec.Struct, frozen=True, eq=False):
     """Times of the run's ops in nanoseconds. Arrays have one value per stage of the run."""
 
     gpu_ns: Mapping[str, Floats]  # by kind (F, I, W, B): GPU time with no message beside it and no wait for the host
-    launch_ns: Mapping[str, Floats]  # by kind: host time to launch one op
-    host_gap_ns: float  # host time between two ops
+    launch_ns: Mapping[str, Floats]  # by kind: host time from an op's first to its last launch
+    before_ns: Mapping[str, Floats]  # by kind: host time before an op's first launch, without posts and waiting
     post_ns: float  # host time to post a message kernel
     last_launch_to_end_ns: float  # from the launch of an op's last kernel to its end, where the host was the limit
-    cell_ns: Mapping[tuple[str, int, int], float]  # GPU time of each op by kind, stage and micro-batch
+    host_waits: bool  # whether the host stands still until a message is there
+    block_factor: float  # GPU time of an FB / that of its halves run alone; 1 if none ran
+    cells: Mapping[Piece, OpTimes]  # ops that ran
+    host_starts: tuple[float, ...]  # first launch of each position in the step, from the earliest of them
     has_split_backwards: bool
 
     def typical_work(self, program: Program, schedule: Schedule) -> list[float]:
         """Return the typical duration of each piece of a program."""
         gpu_ns = _for_stages(self.gpu_ns, schedule.stages)
-        return [float(gpu_ns[piece.kind][piece.stage]) for piece in program.pieces]
+        return [
+            float(gpu_ns[piece.kind][piece.stage]) * (self.block_factor if piece.in_block else 1.0)
+            for piece in program.pieces
+        ]
 
     def own_work(self, program: Program) -> list[float]:
         """Return the measured duration of each piece of the run's own program; the typical one if it did not run."""
         return [
-            self.cell_ns.get((piece.kind, piece.stage, piece.microbatch), float(self.gpu_ns[piece.kind][piece.stage]))
+            self.cells[piece].gpu_ns if piece in self.cells else float(self.gpu_ns[piece.kind][piece.stage])
             for piece in program.pieces
         ]
 
-    def launches(self, program: Program, schedule: Schedule, host_starts: Floats | None = None) -> Launches:
-        """Return the times at which the host of every rank has launched its pieces and message kernels.
+    def host_times(
+        self, program: Program, schedule: Schedule, *, starts: Sequence[float] | None = None, own: bool = False
+    ) -> HostTimes:
+        """Return the times of the hosts.
 
         Args:
             program: Program of *schedule*.
             schedule: Schedule that is predicted.
-            host_starts: Time at which each rank's host begins the step; 0 if None.
+            starts: Time at which each rank's host begins the step; 0 if None.
+            own: Whether hosts begin and take what they did in the run, not what is typical.
         """
-        launch_ns = _for_stages(self.launch_ns, schedule.stages)
-        first, last = np.zeros((2, len(program.pieces)))
-        posts = np.zeros(len(program.kernels))
-        for rank, steps in enumerate(program.steps):
-            now = 0.0 if host_starts is None else float(host_starts[rank])
-            for action, number in steps:
-                if action == RUN:
-                    piece = program.pieces[number]
-                    first[number] = now
-                    now += float(launch_ns[piece.kind][piece.stage])
-                    last[number] = now + self.last_launch_to_end_ns
-                    now += self.host_gap_ns
-                elif action == POST:
-                    posts[number] = now
-                    now += self.post_ns
-        return Launches(first, last, posts)
+        launch_ns, before_ns = (_for_stages(times, schedule.stages) for times in (self.launch_ns, self.before_ns))
+        typical = [
+            OpTimes(0.0, float(before_ns[piece.kind][piece.stage]), float(launch_ns[piece.kind][piece.stage]))
+            for piece in program.pieces
+        ]
+        times = [self.cells.get(p, t) if own else t for p, t in zip(program.pieces, typical, strict=True)]
+        return HostTimes(
+            before_ns=[op.before_ns for op in times],
+            launch_ns=[op.launch_ns for op in times],
+            post_ns=self.post_ns,
+            last_launch_to_end_ns=self.last_launch_to_end_ns,
+            waits_for_messages=self.host_waits,
+            starts=self.host_starts if own else starts,
+        )
 
 
 def _for_stages(times: Mapping[str, Floats], stages: int) -> dict[str, Floats]:
@@ -114,7 +132,13 @@ def recut_stages(times: Floats, stages: int) -> Floats:
 
 
 def measure_ops(
-    cells: pl.DataFrame, messages: Mapping[int, pl.DataFrame], machine: Machine, *, stages: int, level: int = MIDDLE
+    cells: pl.DataFrame,
+    messages: Mapping[int, pl.DataFrame],
+    machine: Machine,
+    *,
+    stages: int,
+    lead_ns: pl.Series,
+    level: int = MIDDLE,
 ) -> MeasuredOps:
     """Measure the ops of one step.
 
@@ -123,17 +147,21 @@ def measure_ops(
         messages: Messages (``MESSAGES``) by position, on the clock of the cells.
         machine: Machine of the run; its slowdown beside messages is taken out of the GPU times.
         stages: Stages of the run.
+        lead_ns: GPU time of each cell between its readiness and its start: exchanges with experts, copies, other work.
         level: Quartile of equal ops to take: ``LOW``, ``MIDDLE`` (the median) or ``HIGH``.
     """
     rows = cells.with_columns(pl.col("op").cast(pl.String), pl.col("stage").fill_null(0).cast(pl.Int64))
     # Of each nanosecond beside messages, this share would not have been needed without them.
     slowdown_share = {kind: 1 - 1 / factor for kind, factor in machine.slowdown.items()}
     share = pl.col("op").replace_strict(slowdown_share, default=0.0, return_dtype=pl.Float64)
-    slowdown_ns = share * _time_beside_messages(cells, messages)
+    # Receives that wait for nothing are open all the time and slow nothing down, here as in the engine.
+    beside = {p: table.filter("send") for p, table in messages.items()} if machine.queues == "free" else messages
+    slowdown_ns = share * _time_beside_messages(cells, beside)
     rows = rows.with_columns(
-        gpu_ns=(pl.col("end_ns") - pl.col("start_ns") - pl.col("host_ns") - slowdown_ns).clip(0),
+        gpu_ns=(pl.col("end_ns") - pl.col("start_ns") - pl.col("host_ns") - slowdown_ns).clip(0) + lead_ns,
         launching_ns=(pl.col("last_ns") - pl.col("launch_ns")).clip(0),
     )
+    rows, post_ns, host_waits = _measure_host(rows, messages)
     weight_share = _weight_gradient_share(rows)
     input_factor, weight_factor = SPLIT_GPU_FACTORS[level]
     gpu_ns = _times_by_kind(
@@ -153,20 +181,56 @@ def measure_ops(
         split=split_host,
         join=lambda input_grad, weight_grad: (input_grad + weight_grad) / sum(split_host),
     )
-    host_gap_ns, post_ns = _measure_host(rows, messages)
+    # A split backward has two ops, and the host's time before an op twice.
+    before_ns = _times_by_kind(
+        rows, "before_ns", stages, level, split=(1.0, 1.0), join=lambda input_grad, weight_grad: input_grad
+    )
     after_last_launch = pl.col("end_ns") - pl.col("last_ns")
     host_limited = rows.filter(after_last_launch < pl.col("gpu_ns"))
     last_launch_to_end_ns = host_limited.select(after_last_launch.clip(0).median()).item()  # None without rows
-    by_cell = rows.select("op", "stage", pl.col("microbatch").fill_null(-1), "gpu_ns").rows()
     return MeasuredOps(
         gpu_ns,
         launch_ns,
-        host_gap_ns,
+        before_ns,
         post_ns,
         float(last_launch_to_end_ns or 0),
-        cell_ns={(kind, stage, microbatch): ns for kind, stage, microbatch, ns in by_cell},
+        host_waits,
+        block_factor=_block_factor(rows, gpu_ns, level),
+        cells=_times_of_cells(rows, gpu_ns),
+        host_starts=_host_starts(rows, messages),
         has_split_backwards=bool((rows["op"] == "W").any()),
     )
+
+
+def _host_starts(rows: pl.DataFrame, messages: Mapping[int, pl.DataFrame]) -> tuple[float, ...]:
+    """Return the first launch of an op or a message on each position, from the earliest of all."""
+    launches = [rows.select("position", "launch_ns")]
+    launches += [table.select(pl.lit(p, pl.Int32).alias("position"), "launch_ns") for p, table in messages.items()]
+    first = pl.concat(launches).group_by("position").agg(pl.col("launch_ns").min()).sort("position")["launch_ns"]
+    return tuple((first - first.min()).cast(pl.Float64).to_list())
+
+
+def _block_factor(rows: pl.DataFrame, gpu_ns: Mapping[str, Floats], level: int) -> float:
+    """Return the GPU time of blocks FB over that of their halves run alone; 1 if no block ran."""
+    blocks = rows.filter(pl.col("op") == "FB").select("stage", "b_stage", "gpu_ns").rows()
+    factors = [ns / max(1.0, gpu_ns["F"][stage] + gpu_ns["B"][b_stage]) for stage, b_stage, ns in blocks]
+    return float(np.quantile(factors, QUANTILES[level])) if factors else 1.0
+
+
+def _times_of_cells(rows: pl.DataFrame, gpu_ns: Mapping[str, Floats]) -> dict[Piece, OpTimes]:
+    """Return the times of every op that ran; those of an FB are divided as its halves run alone would be."""
+    cells = {}
+    columns = ("op", "stage", "microbatch", "b_stage", "b_microbatch", "gpu_ns", "before_ns", "launching_ns")
+    numbered = rows.select(columns).with_columns(pl.col("microbatch").fill_null(-1))
+    for kind, stage, microbatch, b_stage, b_microbatch, gpu, before, launch in numbered.rows():
+        if kind != "FB":
+            cells[Piece(kind, stage, microbatch)] = OpTimes(gpu, before, launch)
+            continue
+        forward_ns, backward_ns = float(gpu_ns["F"][stage]), float(gpu_ns["B"][b_stage])
+        share = forward_ns / max(1.0, forward_ns + backward_ns)
+        cells[Piece("F", stage, microbatch, True)] = OpTimes(gpu * share, before, launch * share)
+        cells[Piece("B", b_stage, b_microbatch, True)] = OpTimes(gpu * (1 - share), 0.0, launch * (1 - share))
+    return cells
 
 
 def _time_beside_messages(cells: pl.DataFrame, messages: Mapping[int, pl.DataFrame]) -> pl.Series:
@@ -217,10 +281,16 @@ def _times_by_kind(
 
 
 def _times_per_stage(rows: pl.DataFrame, column: str, stages: int, level: int) -> Floats | None:
-    """Return a quartile of the times per stage; the mean of the others for a stage without rows; None for no rows."""
+    """Return a quartile of the times per stage; the mean of the others for a stage without rows; None for no rows.
+
+    In place of the median of the host's times their mean is taken: hosts vary, and all of their time counts.
+    """
     if rows.is_empty():
         return None
-    quartiles = rows.group_by("stage", maintain_order=True).agg(pl.col(column).quantile(QUANTILES[level], "linear"))
+    estimate = pl.col(column).quantile(QUANTILES[level], "linear")
+    if level == MIDDLE and column != "gpu_ns":
+        estimate = pl.col(column).mean()
+    quartiles = rows.group_by("stage", maintain_order=True).agg(estimate)
     times = np.full(stages, np.mean(quartiles[column].to_list()))
     for stage, ns in quartiles.rows():
         if 0 <= stage < stages:
@@ -235,29 +305,39 @@ def _weight_gradient_share(rows: pl.DataFrame) -> float:
     return min(weight_ns / total_ns, MAX_WEIGHT_GRADIENT_SHARE) if weight_ns and total_ns else 0.5
 
 
-def _measure_host(rows: pl.DataFrame, messages: Mapping[int, pl.DataFrame]) -> tuple[float, float]:
-    """Return the host's time between two ops, and its time to post a message kernel, in nanoseconds.
+def _measure_host(rows: pl.DataFrame, messages: Mapping[int, pl.DataFrame]) -> tuple[pl.DataFrame, float, bool]:
+    """Measure the hosts between launches.
 
-    The time from the last launch of an op to the first launch of the next one grows with the message kernels posted
-    between them. A line is fitted to the median of that time over the number of kernels; its value at 0 and its slope
-    are the results.
+    A host that waits for messages launches nothing before the end of the message kernels it posted; only the time after
+    that end is its own.
+
+    Returns:
+        The ops with ``before_ns``, the host's time before their first launch; the median of that time for message
+        kernels in nanoseconds; and whether hosts wait for messages.
     """
-    gaps, posted_kernels = [], []
-    for (position,), ops in rows.sort("launch_ns").group_by("position", maintain_order=True):
-        first, last = ops["launch_ns"].to_numpy(), ops["last_ns"].to_numpy()
-        gaps.append(np.maximum(first[1:] - last[:-1], 0))
-        posts = messages[position]["launch_ns"].unique().sort().to_numpy() if position in messages else first[:0]
-        # Posts before the next op's first launch, less those before this op's last launch.
-        posts_between = np.searchsorted(posts, first[1:]) - np.searchsorted(posts, last[:-1])
-        posted_kernels.append(np.maximum(posts_between, 0))
-    if not gaps:
-        return 0.0, 0.0
-    table = pl.DataFrame({"gap_ns": np.concatenate(gaps), "kernels": np.concatenate(posted_kernels)})
-    medians = table.group_by("kernels").agg(pl.col("gap_ns").median(), gaps=pl.len()).sort("kernels")
-    kernels, gap_ns, count = (medians[name].to_numpy().astype(float) for name in ("kernels", "gap_ns", "gaps"))
-    if not len(kernels):
-        return 0.0, 0.0
-    if len(kernels) == 1:  # one number of kernels everywhere: no line to fit
-        return (float(gap_ns[0]), 0.0) if kernels[0] == 0 else (0.0, float(gap_ns[0] / kernels[0]))
-    slope, at_zero = np.polyfit(kernels, gap_ns, 1, w=np.sqrt(count))
-    return max(0.0, float(at_zero)), max(0.0, float(slope))
+    ops = rows.select("position", "launch_ns", "last_ns", end_ns=pl.lit(None, pl.Int64), op=pl.int_range(pl.len()))
+    kernels = [
+        table.group_by("kernel")
+        .agg(pl.col("launch_ns").min(), pl.col("end_ns").max())
+        .select(
+            pl.lit(position, pl.Int32).alias("position"),
+            "launch_ns",
+            pl.col("launch_ns").alias("last_ns"),
+            "end_ns",
+            pl.lit(None, pl.Int64).alias("op"),
+        )
+        for position, table in messages.items()
+    ]
+    launches = pl.concat([ops, *kernels]).sort("position", "launch_ns")
+    launches = launches.with_columns(
+        pl.col("last_ns", "end_ns").cum_max().forward_fill().shift(1).over("position").name.prefix("previous_")
+    )
+    after_kernel = launches.filter(pl.col("end_ns").shift(1).over("position").is_not_null())
+    waited = int((after_kernel["launch_ns"] >= after_kernel["previous_end_ns"]).sum())
+    host_waits = waited > MIN_SHARE_OF_LAUNCHES_AFTER_MESSAGES * after_kernel.height
+    free_ns = pl.max_horizontal("previous_last_ns", "previous_end_ns") if host_waits else pl.col("previous_last_ns")
+    before_ns = (pl.col("launch_ns") - free_ns).clip(0).cast(pl.Float64)
+    launches = launches.with_columns(before_ns=before_ns)
+    post_ns = launches.filter(pl.col("op").is_null()).select(pl.col("before_ns").median()).item()
+    by_op = launches.drop_nulls("op").sort("op")["before_ns"].fill_null(0.0)
+    return rows.with_columns(by_op), float(post_ns or 0.0), host_waits

@@ -11,10 +11,11 @@ import numpy as np
 import polars as pl
 
 from tracekit._util.text import percent
-from tracekit.compare.predict.engine import Floats, Outcome, run_program
+from tracekit.compare.gap import StepReplays
+from tracekit.compare.predict.engine import Outcome, run_program
 from tracekit.compare.predict.machine import HIGH, LOW, MIDDLE, FittedMachine, Machine, fit_machine, match_messages
 from tracekit.compare.predict.measured_ops import MeasuredOps, measure_ops
-from tracekit.compare.predict.message_order import MessageOrder, find_message_order
+from tracekit.compare.predict.message_order import QUEUES_IN_WORDS, find_queues, recorded_program, write_program
 from tracekit.compare.predict.rank_programs import RUN, Program
 from tracekit.reconstruct.pipeline import Pipeline
 from tracekit.reconstruct.rank_pipeline import RankPipeline
@@ -23,7 +24,7 @@ from tracekit.schedules import Schedule
 MAX_OPS_TO_SIMULATE = 4_000
 """Ops of a schedule up to which it is simulated message by message."""
 
-MAX_REPLAY_ERROR = 0.15
+MAX_REPLAY_ERROR = 0.08
 """Error of the simulated makespan of the run itself, as a share of the measured one, up to which others are given."""
 
 MAX_SIMULATED_STEPS = 3
@@ -31,6 +32,9 @@ MAX_SIMULATED_STEPS = 3
 
 MAX_CHANGE_OF_STEADY_STEP = 0.002
 """Change of the makespan from one step to the next, as a share, up to which steps count as equal."""
+
+_GPU_STALLS = ("exposed_ep", "offload", "exposed_comm", "other_work")
+"""Causes of a stall before a cell's start that count as GPU time of the cell; messages and hosts are simulated."""
 
 HOST_SPEED_FACTOR = 1.4
 """Factor by which the same host may be faster or slower in another recording of the same program."""
@@ -50,16 +54,16 @@ class Predictor:
     """Machine, message order and op times of a run, with which other schedules are simulated."""
 
     own: Schedule
-    message_order: MessageOrder
     machine: FittedMachine
     ops: tuple[MeasuredOps, MeasuredOps, MeasuredOps]  # lower quartiles, medians, upper quartiles
     measured_ns: int
+    own_program: Program  # as recorded
 
     def predict(self, schedule: Schedule) -> Prediction | str:
         """Predict the makespan of a schedule; a text with the reason if that is not possible."""
         if reason := _too_large(schedule):
             return reason
-        program = self.message_order.program(schedule, self.own)
+        program = write_program(schedule, self.machine.machines[MIDDLE].queues)
         low, middle, high = (self.simulate(program, schedule, level) for level in (LOW, MIDDLE, HIGH))
         if low is None or middle is None or high is None:
             return "its messages would wait for each other in the order this runtime posts them"
@@ -78,17 +82,21 @@ class Predictor:
         outside_cells = changed.outside_cells(self.own.pp)
         return Prediction(round(ns), round(ns * (1 - error)), round(ns * (1 + error)), outside_cells)
 
+    def messages_in_words(self) -> str:
+        """Return the assumption about messages as text for users."""
+        return f"{QUEUES_IN_WORDS[self.machine.machines[MIDDLE].queues]}, ordered as PyTorch orders them"
+
     @cached_property
     def replay_error(self) -> float:
         """Error of the simulated makespan of the run itself, as a share of the measured one; it widens every range."""
-        outcome = self.simulate(self.own_program(), self.own)
+        outcome = self.replay()
         if outcome is None:
             return 1.0
         return min(abs(outcome.makespan / max(self.measured_ns, 1) - 1), 1.0)
 
-    def own_program(self) -> Program:
-        """Return the program of the run's own schedule."""
-        return self.message_order.program(self.own, self.own)
+    def replay(self) -> Outcome | None:
+        """Simulate the run: its own order, and its ops with their own times."""
+        return self.simulate(self.own_program, self.own, work=self.ops[MIDDLE].own_work(self.own_program), own=True)
 
     def simulate(
         self,
@@ -99,6 +107,7 @@ class Predictor:
         machine: Machine | None = None,
         work: Sequence[float] | None = None,
         host: bool = True,
+        own: bool = False,
     ) -> Outcome | None:
         """Simulate steps of a program until the hosts begin a step as in a long run.
 
@@ -109,6 +118,7 @@ class Predictor:
             machine: Machine; that of the run at *level* if None.
             work: Duration of each piece; the typical one of such pieces in the run if None.
             host: Whether launches take time.
+            own: Whether ops take the host what they took it in the run, not what is typical.
 
         Returns:
             The last step; None if pieces wait for each other.
@@ -116,15 +126,16 @@ class Predictor:
         ops = self.ops[level]
         machine = machine or self.machine.machines[level]
         durations = ops.typical_work(program, schedule) if work is None else work
-        outcome = run_program(program, durations, machine, ops.launches(program, schedule) if host else None)
-        for _ in range(MAX_SIMULATED_STEPS - 1 if host else 0):
-            if outcome.stuck:
-                return None
-            previous_ns, rank_ends = outcome.makespan, _rank_ends(program, outcome)
-            launches = ops.launches(program, schedule, rank_ends - rank_ends.min())
-            outcome = run_program(program, durations, machine, launches)
-            if abs(outcome.makespan - previous_ns) <= MAX_CHANGE_OF_STEADY_STEP * previous_ns:
+        starts: Sequence[float] | None = None
+        outcome = Outcome(np.zeros(0), np.zeros(0), 0)
+        for _ in range(MAX_SIMULATED_STEPS if host and not own else 1):
+            previous_ns = outcome.makespan
+            times = ops.host_times(program, schedule, starts=starts, own=own) if host else None
+            outcome = run_program(program, durations, machine, times)
+            if outcome.stuck or abs(outcome.makespan - previous_ns) <= MAX_CHANGE_OF_STEADY_STEP * previous_ns:
                 break
+            rank_ends = _rank_ends(program, outcome)
+            starts = [end - min(rank_ends) for end in rank_ends]
         return None if outcome.stuck else outcome
 
 
@@ -135,14 +146,14 @@ def _too_large(schedule: Schedule) -> str | None:
     return f"more than {MAX_OPS_TO_SIMULATE:,} ops are too many to run message by message"
 
 
-def _rank_ends(program: Program, outcome: Outcome) -> Floats:
+def _rank_ends(program: Program, outcome: Outcome) -> list[float]:
     """Return the end of each rank's last piece."""
-    ends = [[outcome.end[number] for action, number in steps if action == RUN] for steps in program.steps]
-    return np.array([max(rank_ends, default=0.0) for rank_ends in ends])
+    ends = [[float(outcome.end[number]) for action, number in steps if action == RUN] for steps in program.steps]
+    return [max(rank_ends, default=0.0) for rank_ends in ends]
 
 
 def fit_predictor(
-    pipeline: Pipeline, ranks: Mapping[int, RankPipeline], own: Schedule, *, exact: bool, measured_ns: int
+    pipeline: Pipeline, ranks: Mapping[int, RankPipeline], own: Schedule, replays: StepReplays, *, exact: bool
 ) -> Predictor | str:
     """Fit a predictor to one step of a run.
 
@@ -150,8 +161,8 @@ def fit_predictor(
         pipeline: The step.
         ranks: Tables of the run's ranks.
         own: Schedule of the run.
+        replays: The step, with what stalled its cells.
         exact: Whether the run follows *own* exactly.
-        measured_ns: Makespan of the step.
 
     Returns:
         The predictor; a text with the reason if the run shows too little of its machine.
@@ -159,16 +170,20 @@ def fit_predictor(
     if reason := _cannot_predict(pipeline, own, exact=exact):
         return reason
     messages = _messages_by_position(pipeline, ranks)
-    matched = match_messages(messages)
+    matched = match_messages({p: _sent_after_ops(table, pipeline.detail, p) for p, table in messages.items()})
     if matched is None:
         return "not every message could be matched with its other side"
-    message_order = find_message_order(own, messages, pipeline.detail)
-    machine = fit_machine(matched, [ranks[rank].contention for rank in pipeline.ranks], message_order.queues)
+    queues = find_queues(messages, pipeline.detail)
+    machine = fit_machine(matched, [ranks[rank].contention for rank in pipeline.ranks], queues)
+    lead_ns = pl.Series(np.sum([replays.before[cause] for cause in _GPU_STALLS], axis=0))
     low, middle, high = (
-        measure_ops(pipeline.detail, messages, machine.machines[MIDDLE], stages=own.stages, level=level)
+        measure_ops(
+            pipeline.detail, messages, machine.machines[MIDDLE], stages=own.stages, lead_ns=lead_ns, level=level
+        )
         for level in (LOW, MIDDLE, HIGH)
     )
-    predictor = Predictor(own, message_order, machine, (low, middle, high), measured_ns)
+    program = recorded_program(pipeline.detail, messages, host_waits=middle.host_waits)
+    predictor = Predictor(own, machine, (low, middle, high), replays.makespan, program)
     if predictor.replay_error > MAX_REPLAY_ERROR:
         error = percent(predictor.replay_error, digits=0)
         return f"a replay of this run with its own messages and host is off by {error}"
@@ -196,3 +211,16 @@ def _messages_by_position(pipeline: Pipeline, ranks: Mapping[int, RankPipeline])
         on_one_clock = pipeline.clocks.moved(rank, "launch_ns", "start_ns", "end_ns")
         messages[position] = table.with_columns(*on_one_clock, peer)
     return messages
+
+
+def _sent_after_ops(messages: pl.DataFrame, cells: pl.DataFrame, position: int) -> pl.DataFrame:
+    """Return the messages of a rank with no send before the end of the op launched before it.
+
+    A backward's output may leave before the backward ends. In a simulation it leaves at the end, so that the time it
+    takes from there on is what counts.
+    """
+    ops = cells.filter(pl.col("position") == position).select("launch_ns", op_end_ns="end_ns").sort("launch_ns")
+    with_ops = messages.sort("launch_ns", maintain_order=True).join_asof(ops, on="launch_ns")
+    left_early = pl.col("send") & (pl.col("op_end_ns") < pl.col("end_ns")).fill_null(False)
+    start_ns = pl.when(left_early).then(pl.max_horizontal("start_ns", "op_end_ns")).otherwise("start_ns")
+    return with_ops.with_columns(start_ns=start_ns).drop("op_end_ns")

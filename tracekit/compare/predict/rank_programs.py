@@ -28,9 +28,6 @@ FORWARD, BACKWARD = "forward", "backward"
 Output = tuple[str, int, int]
 """Result of a piece that another stage needs: direction, stage that computed it, micro-batch."""
 
-CarriedMessages = frozenset[tuple[bool, int]]
-"""Messages of one kernel: (whether it is a send, position of the other rank)."""
-
 
 class Piece(NamedTuple):
     """A part of an op that runs by itself. An FB has two, its forward and its backward; every other op has one."""
@@ -38,6 +35,7 @@ class Piece(NamedTuple):
     kind: str  # F, I, W or B
     stage: int
     microbatch: int
+    in_block: bool = False  # half of an FB
 
     @property
     def direction(self) -> str | None:
@@ -58,16 +56,16 @@ class Message(NamedTuple):
 
 
 class Kernel(NamedTuple):
-    """A message kernel of one rank. It carries a send, a receive or both, as numbers of messages."""
+    """A message kernel of one rank, with the numbers of the messages that it sends and receives."""
 
     rank: int
-    send: int | None = None
-    receive: int | None = None
+    sends: tuple[int, ...] = ()
+    receives: tuple[int, ...] = ()
 
     @property
-    def carries_both(self) -> bool:
-        """Whether it sends and receives at once."""
-        return self.send is not None and self.receive is not None
+    def carries_several(self) -> bool:
+        """Whether it carries more than one message."""
+        return len(self.sends) + len(self.receives) > 1
 
 
 class Program(msgspec.Struct, frozen=True, eq=False):
@@ -77,18 +75,6 @@ class Program(msgspec.Struct, frozen=True, eq=False):
     pieces: tuple[Piece, ...]
     kernels: tuple[Kernel, ...]
     messages: tuple[Message, ...]
-
-    def posted_messages(self, rank: int) -> list[CarriedMessages]:
-        """Return what each kernel of a rank carries, in the order in which they are posted."""
-        return [self._carried(self.kernels[number]) for action, number in self.steps[rank] if action == POST]
-
-    def _carried(self, kernel: Kernel) -> CarriedMessages:
-        carried = set()
-        if kernel.send is not None:
-            carried.add((True, self.messages[kernel.send].target))
-        if kernel.receive is not None:
-            carried.add((False, self.messages[kernel.receive].source))
-        return frozenset(carried)
 
 
 class _ProgramWriter:
@@ -111,7 +97,8 @@ class _ProgramWriter:
     def post(self, rank: int, *, send: int | None = None, receive: int | None = None) -> int:
         """Let a rank post a message kernel, and return the kernel's number."""
         self.steps[rank].append((POST, len(self.kernels)))
-        self.kernels.append(Kernel(rank, send, receive))
+        sends, receives = (() if message is None else (message,) for message in (send, receive))
+        self.kernels.append(Kernel(rank, sends, receives))
         return len(self.kernels) - 1
 
     def wait(self, rank: int, kernel: int) -> None:
@@ -152,7 +139,7 @@ def _pieces_of(ops: Iterable[Op]) -> list[Piece]:
     pieces = []
     for op in ops:
         if op.kind == "FB" and op.b_stage is not None and op.b_microbatch is not None:
-            pieces += [Piece("F", op.stage, op.microbatch), Piece("B", op.b_stage, op.b_microbatch)]
+            pieces += [Piece("F", op.stage, op.microbatch, True), Piece("B", op.b_stage, op.b_microbatch, True)]
         else:
             pieces.append(Piece(op.kind, op.stage, op.microbatch))
     return pieces
@@ -165,8 +152,8 @@ def write_just_in_time(schedule: Schedule) -> Program:
 
     >>> from tracekit.schedules import generate
     >>> program = write_just_in_time(generate("gpipe", pp=2, microbatches=1))
-    >>> [sorted(kernel) for kernel in program.posted_messages(0)]
-    [[(True, 1)], [(False, 1)]]
+    >>> [(kernel.sends, kernel.receives) for kernel in program.kernels if kernel.rank == 0]
+    [((0,), ()), ((), (1,))]
     """
     writer = _ProgramWriter(schedule)
     for rank, order in enumerate(schedule.ranks):
@@ -192,8 +179,8 @@ def write_grouped(schedule: Schedule) -> Program:
 
     >>> from tracekit.schedules import generate
     >>> program = write_grouped(generate("1f1b", pp=2, microbatches=2))
-    >>> [sorted(kernel) for kernel in program.posted_messages(1)]
-    [[(False, 0)], [(False, 0), (True, 0)], [(True, 0)]]
+    >>> [(len(kernel.sends), len(kernel.receives)) for kernel in program.kernels if kernel.rank == 1]
+    [(0, 1), (1, 1), (1, 0)]
     """
     writer = _ProgramWriter(schedule)
     for rank, order in enumerate(schedule.ranks):
@@ -229,8 +216,8 @@ def write_posted(schedule: Schedule) -> Program:
 
     >>> from tracekit.schedules import generate
     >>> program = write_posted(generate("interleaved", pp=2, microbatches=2))
-    >>> [sorted(kernel) for kernel in program.posted_messages(0)][:3]
-    [[(True, 1)], [(False, 1)], [(True, 1)]]
+    >>> [(len(kernel.sends), len(kernel.receives)) for kernel in program.kernels if kernel.rank == 0][:3]
+    [(1, 0), (0, 1), (1, 0)]
     """
     writer = _ProgramWriter(schedule)
     turns = [_with_reduction_turns(order, schedule.microbatches) for order in schedule.ranks]

@@ -137,6 +137,10 @@ def _by(view: View) -> str:
     return _section(title, replace(table, notes=(meaning.removesuffix(")"), *table.notes)))
 
 
+def _changes(view: View) -> str:
+    return _section("What a change would give", None if view.changes is None else view.changes.table)
+
+
 def _section(title: str, table: Table | None) -> str:
     return "" if table is None else f"### {markdown(title)}\n\n{render_table(table)}"
 
@@ -199,6 +203,7 @@ SECTIONS: tuple[Callable[[View], str], ...] = (
     _overlap,
     _gap,
     _by,
+    _changes,
     lambda view: _section("Experts", tables.experts(view)),
     _memory,
     lambda view: _section("Copies", tables.copies(view)),

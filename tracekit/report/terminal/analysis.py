@@ -99,6 +99,7 @@ SECTIONS: tuple[tuple[str | Callable[[View], str], Section], ...] = (
     ("Against its ideal schedule", render_schedule),
     ("Micro-batches overlap: what compute hides, by phase", unnamed_schedule),
     ("Critical path: what the step had to wait for, in order of time", sections.critical),
+    ("What a change would give", sections.changes),
     (lambda view: view.by.title if view.by is not None else "", sections.breakdown),
     (
         lambda view: f"How fast products ran ({_over(view)}; over their own time)",

@@ -132,6 +132,11 @@ def critical(view: View, width: int) -> RenderableType | None:
     return render_table(Table(columns, rows_of(columns, path.rows), path.notes), width)
 
 
+def changes(view: View, width: int) -> RenderableType | None:
+    """List the predicted step times with changes."""
+    return None if view.changes is None else render_table(view.changes.table, width)
+
+
 def breakdown(view: View, width: int) -> RenderableType | None:
     """Show the step by layer, module, annotation or shape; None if that was not asked for."""
     if view.by is None:

@@ -24,6 +24,7 @@ from tracekit.report.view.pipeline import schedule_view, unnamed_phases
 from tracekit.report.view.ranks import MAX_BUBBLES, bubble_rows, clock_note, host_activity_view, steps_view, stragglers
 from tracekit.report.view.rates import rates_view
 from tracekit.report.view.roles import roles_view
+from tracekit.report.view.what_if import changes_view
 
 __all__ = ["View", "shorten_notices", "view_of"]
 
@@ -70,6 +71,7 @@ def _build(analysis: Analysis) -> View:
         schedule=schedule,
         phases=unnamed_phases(analysis),
         critical=path_view(analysis),
+        changes=changes_view(analysis),
         by=by_view(analysis),
         rates=rates_view(analysis),
         instead=host_activity_view(analysis),

@@ -24,6 +24,7 @@ from tracekit.report.view.pipeline import PhaseRow, ScheduleView
 from tracekit.report.view.ranks import BubbleRow, HostActivity, Steps, Straggler
 from tracekit.report.view.rates import RatesView
 from tracekit.report.view.roles import RolesView
+from tracekit.report.view.what_if import ChangesView
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +56,8 @@ class View:
     """Hidden shares by phase for a run that overlaps micro-batches, if its schedule was not recognised."""
     critical: PathView | None
     """The critical path, if it was asked for."""
+    changes: ChangesView | None
+    """Predicted step times with changes, if they were asked for."""
     by: ByView | None
     """The step by layer, module, annotation or shape, if it was asked for."""
     rates: RatesView | None

@@ -16,8 +16,6 @@ from tracekit.schema import GAP_CAUSES, PHASES
 
 LANE_PHASES = (*PHASES, "FB")
 """Columns of the table of hidden shares by phase; ``FB``: only inside overlapped pairs of forward and backward."""
-MIN_SAVED_SHARE = 0.001
-"""Share of the makespan that a what-if without one cause must save or cost to be shown."""
 _HIDDEN_LABELS = ("ep_dispatch", "ep_combine", "offload", "onload")
 """Labels whose hidden share is shown by phase."""
 _FIXED_CHUNKS = ("dualpipe", "dualpipev", "zb-v", "chimera")
@@ -111,14 +109,8 @@ class ScheduleView(msgspec.Struct, frozen=True):
 
     @property
     def alternatives(self) -> tuple[WhatIfRow, ...]:
-        """The what-ifs that are comparable with the run: other schedules or layouts, or the run without one cause."""
-        min_saved_ns = MIN_SAVED_SHARE * self.measured.makespan_ns
-        return tuple(
-            row
-            for row in self.what_if
-            if row.change in ("schedule", "layout")
-            or (row.change == "without" and abs(row.saves_ns or 0) >= min_saved_ns)
-        )
+        """The what-ifs that are comparable with the run: other schedules or layouts."""
+        return tuple(row for row in self.what_if if row.change in ("schedule", "layout"))
 
     @property
     def assumptions(self) -> tuple[str, ...]:

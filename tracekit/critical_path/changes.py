@@ -1,0 +1,347 @@
+"""Changes to a run ("what if"): the step time that a replay of its events with the change predicts.
+
+A change is text: ``dp_comm x0.5`` (a label, module, operator or kernel takes half its time), ``rank 2 like others``,
+``no host delay``, ``links x2`` (twice the bandwidth), ``hide dp_comm``, ``balance`` and ``microbatches 16``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import groupby
+
+import msgspec
+import numpy as np
+import polars as pl
+
+from tracekit._util.arrays import Bools, Ints
+from tracekit._util.text import ranks_named
+from tracekit.critical_path.graph import EventGraph, Floats
+from tracekit.documents.analysis import ChangedStep, PathPart
+from tracekit.errors import OptionError
+from tracekit.intervals import union
+from tracekit.metrics.label_intervals import COMPUTE_SET
+from tracekit.schema import COMMUNICATION_LABELS, LABELS
+
+MAX_LISTED_CHANGES = 5
+"""Changes that are listed if none was asked for, those that save most."""
+MIN_SAVED_SHARE = 0.01
+"""Share of the step that a change must save to be listed."""
+MAX_PATH_PARTS = 6
+"""Parts of the new critical path that are kept, the largest."""
+MIN_VARIATION = 0.07
+"""Smallest half width of a range, as a share of the prediction: the links of two recordings differ by that much."""
+LANE_BINS = 240
+"""Parts of a step that its lanes are drawn in."""
+FORMS = (
+    "NAME x0.5 (a label, module, operator or kernel), links x2, rank N like others, no host delay, hide LABEL, "
+    "balance, microbatches N"
+)
+
+
+class RefusedError(Exception):
+    """The trace has no evidence for an answer; the text is the reason."""
+
+
+class ChangedGraph:
+    """A graph with changes under way."""
+
+    def __init__(self, graph: EventGraph, positions: Mapping[int, int]) -> None:
+        self.graph = graph
+        self.positions = positions
+        self.factor, self.host_factor = np.ones((2, len(graph.start)))
+        self.hidden: list[int] = []  # labels, as indices
+        self.microbatches: list[int] = []
+        self.rests_on: list[str] = []
+
+    def hidden_ns(self) -> int:
+        """Return the time per step that hidden labels take by themselves on the rank where they take longest."""
+        graph = self.graph
+        sums = [
+            np.bincount(graph.rank_index, weights=graph.work_ns * (graph.label == label), minlength=1).max()
+            for label in self.hidden
+        ]
+        return round(max(sums, default=0.0) / len(graph.steps))
+
+    def scale_ranks(self, ranks: Collection[int], key: Ints, weights: Ints, *, like_others: bool) -> Floats:
+        """Return for each event the factor that gives its rank the same sum of *weights* as the ranks like it have.
+
+        Args:
+            ranks: Indices of the ranks to scale; events of others get 1.
+            key: What is summed: events with the same number.
+            weights: What is summed up.
+            like_others: Whether to take the median of the other ranks, or the mean of all.
+        """
+        graph = self.graph
+        _, key = np.unique(key, return_inverse=True)
+        keys = int(key.max(initial=0)) + 1
+        count = len(graph.ranks)
+        sums = np.bincount(graph.rank_index * keys + key, weights, count * keys).reshape(count, keys)
+        ratio = np.ones((count, keys))
+        for index in ranks:
+            # Ranks of one position in several pipelines are alike; in a single pipeline all ranks count.
+            position = self.positions.get(graph.ranks[index])
+            alike = [i for i, rank in enumerate(graph.ranks) if self.positions.get(rank) == position]
+            alike = alike if len(alike) > 1 else list(range(count))
+            if like_others:
+                usual = np.median(sums[[i for i in alike if i != index]], axis=0)
+            else:
+                usual = sums[alike].mean(axis=0)
+            ratio[index] = np.divide(usual, sums[index], out=np.ones(keys), where=sums[index] > 0)
+        return ratio[graph.rank_index, key]
+
+
+Edit = Callable[[ChangedGraph], None]
+
+
+def parse_change(text: str) -> Edit:
+    """Return the function that makes a change to a graph.
+
+    >>> parse_change("rank two like others")
+    Traceback (most recent call last):
+    tracekit.errors.OptionError: --change 'rank two like others' is not a change that is known (changes are NAME x0.5 \
+(a label, module, operator or kernel), links x2, rank N like others, no host delay, hide LABEL, balance, microbatches N)
+    """
+    words = " ".join(text.split())
+    for pattern, edit in _EDITS.items():
+        if match := re.fullmatch(pattern, words):
+            if match.groupdict().get("factor") and not float(match["factor"]):
+                raise OptionError(f"--change {text!r}: the factor must be above 0", hint=f"changes are {FORMS}")
+            return edit(match)
+    raise OptionError(f"--change {text!r} is not a change that is known", hint=f"changes are {FORMS}")
+
+
+def _scale(changed: ChangedGraph, name: str, factor: float) -> None:
+    """Multiply the durations of what is called *name*; of communication, the transfer."""
+    events = _select(changed.graph, name)
+    _require_known_transfers(changed, events)
+    changed.factor[events] *= factor
+
+
+def _require_known_transfers(changed: ChangedGraph, events: Bools) -> None:
+    """Refuse where no peer tells how much of the communication among *events* is waiting; note where some do not."""
+    graph = changed.graph
+    communication = events & graph.has_label(*COMMUNICATION_LABELS)
+    is_matched = np.diff(graph.first_match) > 0
+    if communication.any() and not (communication & is_matched).any():
+        raise RefusedError("no peer's trace tells how much of this communication is waiting: give all ranks")
+    if (communication & ~is_matched).any():
+        changed.rests_on.append("communication whose peers have no trace never waits")
+
+
+def _select(graph: EventGraph, name: str) -> Bools:
+    """Return the events of a label, a module, an operator or a kernel; of kernels, a part of the name is enough."""
+    for column, is_part in (("label", False), ("module", False), ("op", False), ("name", False), ("name", True)):
+        distinct = graph.events[column].unique().drop_nulls()
+        texts = distinct.cast(pl.String)
+        matches = texts.str.contains(name, literal=True) if is_part else texts.str.to_lowercase() == name.lower()
+        if matches.any():
+            return graph.events[column].is_in(distinct.filter(matches).implode()).fill_null(False).to_numpy()
+    raise _unknown_name_error(graph, name, "label", "module")
+
+
+def _unknown_name_error(graph: EventGraph, name: str, *columns: str) -> OptionError:
+    names = {c: graph.events[c].unique().drop_nulls().cast(pl.String).sort().to_list() for c in columns}
+    present = "; ".join(f"{column}s {', '.join(values)}" for column, values in names.items() if values)
+    return OptionError(f"nothing in this run is called {name!r}", hint=f"there are {present}")
+
+
+def _without_host_delay(changed: ChangedGraph) -> None:
+    """Let every event start without waiting for its launch."""
+    if changed.graph.events["launch_ns"].is_null().all():
+        raise RefusedError("the trace has no launches: record CPU activities as well")
+    changed.host_factor[:] = -1.0
+    changed.rests_on.append("everything is launched before it could start, data loading included")
+
+
+def _faster_links(changed: ChangedGraph, factor: float) -> None:
+    """Divide the transfers of all communication by *factor*."""
+    events = changed.graph.has_label(*COMMUNICATION_LABELS)
+    if not events.any():
+        raise RefusedError("there is no communication in this run")
+    _require_known_transfers(changed, events)
+    changed.factor[events] /= factor
+    changed.rests_on.append("transfers are all bandwidth, no latency")
+
+
+def _hide(changed: ChangedGraph, label: str) -> None:
+    """Let nothing wait for the transfers of *label*; the step still takes at least as long as they do."""
+    graph = changed.graph
+    if label not in LABELS or not graph.has_label(label).any():
+        raise _unknown_name_error(graph, label, "label")
+    _require_known_transfers(changed, graph.has_label(label))
+    changed.factor[graph.has_label(label)] = 0.0
+    changed.hidden.append(LABELS.index(label))
+    changed.rests_on.append(f"nothing waits for {label}, whatever data it needs; late ranks are still waited for")
+
+
+def _like_others(changed: ChangedGraph, rank: int) -> None:
+    """Give the work of each label, and the host, of one rank the time that they take on the other ranks, per step."""
+    graph = changed.graph
+    if rank not in graph.ranks:
+        raise OptionError(f"there is no rank {rank} in this run", hint=f"there are {ranks_named(graph.ranks)}")
+    _require_other_ranks(graph)
+    ranks = [graph.ranks.index(rank)]
+    step = graph.step_index.astype(np.int64)
+    compute = graph.has_label(*COMPUTE_SET)
+    work_ns = (graph.end - graph.start) * compute
+    factor = changed.scale_ranks(ranks, step * len(LABELS) + graph.label, work_ns, like_others=True)
+    changed.factor[compute] *= factor[compute]
+    # A host that is late less often than others stays as it is.
+    late = graph.launched_late_ns > 0
+    host_factor = changed.scale_ranks(ranks, step, graph.launched_late_ns, like_others=True)
+    changed.host_factor[late] *= np.minimum(host_factor[late], 1.0)
+    changed.rests_on.append("in each step the rank's work and host take the median of the other ranks")
+
+
+def _balance(changed: ChangedGraph) -> None:
+    """Give the work of each label between two dispatches (in each step, without experts) the mean over ranks."""
+    graph = changed.graph
+    _require_other_ranks(graph)
+    # Number of dispatches launched before each event on its rank: ranks of an expert group have the same number.
+    order = np.lexsort((np.minimum(graph.launch, graph.start), graph.rank_index))
+    count = np.cumsum(graph.has_label("ep_dispatch")[order])
+    first = np.searchsorted(graph.rank_index[order], np.arange(len(graph.ranks)))
+    section = np.empty(len(order), np.int64)
+    section[order] = count - np.concatenate([[0], count])[first][graph.rank_index[order]]
+    key = (section * len(graph.steps) + graph.step_index) * len(LABELS) + graph.label
+    compute = graph.has_label(*COMPUTE_SET)
+    work_ns = (graph.end - graph.start) * compute
+    factor = changed.scale_ranks(range(len(graph.ranks)), key, work_ns, like_others=False)
+    changed.factor[compute] *= factor[compute]
+    changed.rests_on.append("work of a label takes the mean over ranks; kernels scale with their tokens")
+
+
+def _require_other_ranks(graph: EventGraph) -> None:
+    """Refuse where it is not known whether ranks waited for each other."""
+    if len(graph.ranks) < 2:
+        raise RefusedError("there is no other rank's trace to compare with: give all ranks")
+    if not len(graph.matches):
+        raise RefusedError("no communication could be matched between ranks, so that it is unknown who waited for whom")
+
+
+_NUMBER = r"(?P<factor>\d+(\.\d+)?)"
+_EDITS: Mapping[str, Callable[[re.Match[str]], Edit]] = {
+    "no host delay": lambda _: _without_host_delay,
+    "balance": lambda _: _balance,
+    r"micro-?batches (?P<count>\d+)": lambda match: lambda changed: changed.microbatches.append(int(match["count"])),
+    r"rank (?P<rank>\d+) like others": lambda match: partial(_like_others, rank=int(match["rank"])),
+    r"hide (?P<label>\S+)": lambda match: partial(_hide, label=match["label"]),
+    rf"links [x×] ?{_NUMBER}": lambda match: partial(_faster_links, factor=float(match["factor"])),
+    rf"(?P<name>.+) [x×] ?{_NUMBER}": lambda match: partial(_scale, name=match["name"], factor=float(match["factor"])),
+}
+"""Forms of a change, and what makes it; the first that fits counts."""
+
+Lane = list[tuple[str | None, float, float]]
+"""Parts of a rank's step in order: the label that takes most of it (None: idle), start and width as shares."""
+
+
+class WhatIfGraph(msgspec.Struct, frozen=True, eq=False):
+    """The graph of a run, with what questions about it need besides."""
+
+    graph: EventGraph
+    positions: Mapping[int, int] = {}
+    """Position of each rank in its pipeline."""
+    clock_error_ns: int = 0
+    """Largest uncertainty of a clock."""
+    microbatches: Callable[[int], tuple[int, int, int] | str] | None = None
+    """Change of the step by another number of micro-batches: low, likely and high, or why not; None: no pipeline."""
+
+    @property
+    def measured_ns(self) -> int:
+        """Time per step, as ``step_ns`` of the measured times."""
+        return self.graph.step_ns(self.graph.start, self.graph.end)
+
+    def predict(self, changes: Sequence[str]) -> ChangedStep:
+        """Predict the step with all *changes* at once."""
+        step = ChangedStep(", ".join(changes), tuple(changes), self.measured_ns)
+        try:
+            changed = self._changed(changes)
+            added = sum((np.array(self._more_microbatches(n)) for n in changed.microbatches), np.zeros(3))
+        except RefusedError as refused:
+            return msgspec.structs.replace(step, why_not=str(refused))
+        if changed.microbatches:
+            changed.rests_on.append("micro-batches of this run's size")
+        replay = self.graph.replay(changed.factor, changed.host_factor)
+        replayed_ns = max(self.graph.step_ns(replay.start, replay.end), changed.hidden_ns())
+        margin_ns = replayed_ns * self._variation() + self.clock_error_ns
+        predicted_ns = round(replayed_ns + added[1])
+        return msgspec.structs.replace(
+            step,
+            predicted_ns=predicted_ns,
+            predicted_range_ns=(round(replayed_ns - margin_ns + added[0]), round(replayed_ns + margin_ns + added[2])),
+            saves_ns=None if changed.microbatches else step.measured_ns - predicted_ns,
+            critical_path=tuple(PathPart(*row) for row in self.graph.path_parts(replay).head(MAX_PATH_PARTS).rows()),
+            rests_on=tuple(changed.rests_on),
+        )
+
+    def _changed(self, changes: Sequence[str]) -> ChangedGraph:
+        """Return the graph with *changes*."""
+        changed = ChangedGraph(self.graph, self.positions)
+        for change in changes:
+            parse_change(change)(changed)
+        return changed
+
+    def _more_microbatches(self, count: int) -> tuple[int, int, int]:
+        """Return the change of the step with *count* micro-batches: low, likely and high."""
+        if self.microbatches is None:
+            raise RefusedError("this run has no pipeline whose micro-batches could be counted")
+        difference = self.microbatches(count)
+        if isinstance(difference, str):
+            raise RefusedError(difference)
+        return difference
+
+    def _variation(self) -> float:
+        """Return the half width of a range, as a share: half the distance of the quartiles of the measured steps."""
+        begins, ends = self.graph.step_times(self.graph.start, self.graph.end)
+        low, middle, high = np.quantile(ends - begins, [0.25, 0.5, 0.75])
+        return max(MIN_VARIATION, float((high - low) / 2 / max(middle, 1.0)))
+
+    def best_changes(self, *, without: Collection[str] = ()) -> list[ChangedStep]:
+        """Return the changes that would save most, other than *without* and faster kernels."""
+        rows = [self.predict([text]) for text in self._candidates() if text not in without]
+        worthwhile = [row for row in rows if (row.saves_ns or 0) > MIN_SAVED_SHARE * row.measured_ns]
+        return sorted(worthwhile, key=lambda row: -(row.saves_ns or 0))[:MAX_LISTED_CHANGES]
+
+    def _candidates(self) -> Iterator[str]:
+        """Yield the changes that are tried if none was asked for."""
+        graph = self.graph
+        communication = [label for label in COMMUNICATION_LABELS if graph.has_label(label).any()]
+        yield from (f"hide {label}" for label in communication)
+        if communication:
+            yield "links x2"
+        yield "no host delay"
+        if len(graph.ranks) > 1:
+            yield "balance"
+            # The ranks with the most compute, and with the latest host.
+            work_ns = (graph.end - graph.start) * graph.has_label(*COMPUTE_SET)
+            largest = {
+                int(np.bincount(graph.rank_index, weights).argmax()) for weights in (work_ns, graph.launched_late_ns)
+            }
+            yield from (f"rank {graph.ranks[index]} like others" for index in sorted(largest))
+
+    def lanes(self, changes: Sequence[str], *, max_ranks: int) -> dict[int, Lane]:
+        """Return the lanes of ranks in the step nearest to the mean with *changes*, as long as the measured step."""
+        graph = self.graph
+        changed = self._changed(changes)
+        replay = graph.replay(changed.factor, changed.host_factor)
+        measured_begin, measured_end = graph.step_times(graph.start, graph.end)
+        lengths = measured_end - measured_begin
+        step = int(np.argmin(np.abs(lengths - lengths.mean())))
+        begin, end = (int(times[step]) for times in graph.step_times(replay.start, replay.end))
+        edges = np.linspace(begin, begin + max(int(lengths[step]), end - begin), LANE_BINS + 1).astype(np.int64)
+        lanes: dict[int, Lane] = {}
+        for index, rank in enumerate(graph.ranks[:max_ranks]):
+            events = (graph.rank_index == index) & (graph.step_index == step)
+            names: list[str | None] = [None, *(label for label in LABELS if graph.has_label(label)[events].any())]
+            covered = np.zeros((len(names), LANE_BINS))  # row 0: idle, where nothing else covers more
+            for row, label in enumerate(names):
+                if label is not None:
+                    rows = events & graph.has_label(label)
+                    covered[row] = union(replay.start[rows], replay.end[rows]).covered_ns(edges[:-1], edges[1:])
+            bins, lanes[rank] = enumerate(covered.argmax(axis=0).tolist()), []
+            for row, group in groupby(bins, key=lambda item: item[1]):
+                positions = [position for position, _ in group]
+                lanes[rank].append((names[row], positions[0] / LANE_BINS, len(positions) / LANE_BINS))
+        return lanes

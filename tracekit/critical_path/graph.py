@@ -1,0 +1,347 @@
+"""Graph of a run's GPU events: what each one waited for, so that the run can be replayed with other durations.
+
+An event starts after the event before it on its stream, after work of another stream that its stream was told to wait
+for, and after its launch. A launch comes after the one before it on the same host, and after GPU work that the host
+waited for. A matched communication transfers from the arrival of its last member on. Time between the last of these
+and the start of an event, which nothing explains, is kept; so the unchanged graph replays to the nanosecond.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Protocol
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from tracekit._loops.critical_path import NO_LIMIT, replay_events, walk_replayed_step
+from tracekit._util.arrays import Bools, Int32s, Ints, as_int64
+from tracekit._util.columns import to_int64
+from tracekit.align.clocks import Clocks
+from tracekit.align.matching import last_of_match
+from tracekit.critical_path.pieces import find_release
+from tracekit.metrics.causes import Rank
+from tracekit.metrics.label_intervals import COMPUTE_SET
+from tracekit.metrics.start_constraints import (
+    MAX_BACK_TO_BACK_NS,
+    OTHER_STREAM,
+    last_of_other_stream,
+    previous_on_stream,
+)
+from tracekit.schema import COMMUNICATION_LABELS, LABELS, Source
+
+Floats = npt.NDArray[np.float64]
+
+BEFORE = ("stream_before", "other_before", "launch_before", "released_by")
+RANK_EVENTS = pl.Schema(
+    {
+        "start_ns": pl.Int64(),
+        "end_ns": pl.Int64(),
+        "launch_ns": pl.Int64(),  # null if not recorded
+        "part": pl.Int64(),
+        "label": pl.Enum(LABELS),
+        "name": pl.Categorical(),
+        "module": pl.Categorical(),
+        "op": pl.Categorical(),
+        "stream_before": pl.Int32(),  # row of the event before it on its stream; -1: none
+        "other_before": pl.Int32(),  # row of the work of another stream that it may have waited for; -1: none
+        "launch_before": pl.Int32(),  # row of the event launched before it; -1: none
+        "released_by": pl.Int32(),  # row of the event whose end let the host go on to its launch; -1: none
+        "blocked_ns": pl.Int64(),  # time since the launch before in which the host waited for that event
+        "id": pl.Int64(),  # of a communication
+    }
+)
+"""GPU events of one rank with what each waited for."""
+
+
+class GraphTables(Protocol):
+    """Tables of one rank that the graph is built from; ``analysis.tables.RankTables`` has them."""
+
+    @property
+    def source(self) -> Source:
+        """Origin of the rank's events."""
+
+    @property
+    def steps(self) -> pl.DataFrame:
+        """Column step; the row is the part."""
+
+    @property
+    def graph_events(self) -> pl.DataFrame | None:
+        """``RANK_EVENTS``."""
+
+
+def find_rank_events(rank: Rank, calls: pl.DataFrame) -> pl.DataFrame:
+    """Return ``RANK_EVENTS`` of one rank; *calls* are the host's waiting calls (``WAITING_CALLS``)."""
+    start, end, launch, launched = rank.start_ns, rank.end_ns, rank.launch_ns, rank.launched
+    constraints = rank.constraints
+    stream_before = previous_on_stream(constraints.stream, start, end)
+    other = last_of_other_stream(constraints.stream, start, end)
+    # What was launched later cannot have been waited for.
+    other[(other >= 0) & launched & launched[other] & (launch[other] > launch)] = -1
+    may_wait = constraints.may_wait
+    if not rank.waits_recorded:  # compute right behind its neighbour was held back by nothing else
+        may_wait = (stream_before < 0) | (start - end[stream_before] > MAX_BACK_TO_BACK_NS)
+    other[rank.labels(*COMPUTE_SET) & ~may_wait] = -1
+    is_held = (constraints.kind == OTHER_STREAM) & (constraints.blocker >= 0)
+
+    # The host's launches in order, and the calls between them in which it waited for the GPU.
+    release = find_release(rank, calls).event
+    order = np.flatnonzero(launched)
+    order = order[np.argsort(launch[order], kind="stable")]
+    launch_before, released_by = np.full((2, len(start)), -1, np.int64)
+    launch_before[order[1:]] = order[:-1]
+    is_new = np.diff(release[order], prepend=-1) != 0
+    released = order[is_new & (release[order] >= 0)]
+    released_by[released] = release[released]
+    blocked_ns = np.zeros(len(start), np.int64)
+    released = released[launch_before[released] >= 0]
+    blocked_ns[released] = rank.blocked.covered_ns(launch[launch_before[released]], launch[released])
+    no_text = pl.repeat(None, len(start), dtype=pl.Categorical, eager=True)
+    columns = dict(zip(rank.labelled.columns, rank.labelled.get_columns(), strict=True))
+    ids = columns.get("id", pl.Series(np.arange(len(start))))
+    return pl.DataFrame(
+        {
+            "start_ns": start,
+            "end_ns": end,
+            "launch_ns": columns["launch_ns"],
+            "part": rank.part,
+            "label": pl.Series(LABELS, dtype=RANK_EVENTS["label"])[rank.label],
+            **{name: columns.get(name, no_text).cast(pl.Categorical) for name in ("name", "module", "op")},
+            "stream_before": stream_before,
+            "other_before": np.where(is_held, constraints.blocker, other),
+            "launch_before": launch_before,
+            "released_by": released_by,
+            "blocked_ns": blocked_ns,
+            "id": ids.set(~pl.Series(rank.labels(*COMMUNICATION_LABELS)), None),
+        },
+        schema_overrides=RANK_EVENTS,
+    )
+
+
+class Replay(msgspec.Struct, frozen=True, eq=False):
+    """Times of a replayed run, and what held each event back (``_loops.critical_path.replay_events``)."""
+
+    replayed: Ints
+    arrivals: Ints
+
+    @property
+    def start(self) -> Ints:
+        """Start of each event."""
+        return as_int64(self.replayed[0])
+
+    @property
+    def end(self) -> Ints:
+        """End of each event."""
+        return as_int64(self.replayed[1])
+
+
+class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
+    """Events of all ranks, rank by rank, on the common clock. Numbers of events count over all ranks."""
+
+    events: pl.DataFrame
+    """``RANK_EVENTS`` and ``rank``; rows of events are numbers of events."""
+    ranks: tuple[int, ...]
+    rank_index: Int32s
+    """Of each event: its rank's index in ``ranks``."""
+    steps: tuple[int | None, ...]
+    step_index: Int32s
+    first_match: Int32s
+    """Matched operations of event i: ``matches[first_match[i]:first_match[i + 1]]``."""
+    matches: Int32s
+    decisive: Int32s
+    """The match of each event that was complete last, if the event ended after that; -1: none."""
+    transfer_ns: Ints
+    """Time of each event from that match's last arrival to its end."""
+
+    @classmethod
+    def build(
+        cls, parts: Sequence[GraphTables], operations: pl.DataFrame, members: pl.DataFrame, clocks: Clocks
+    ) -> EventGraph | None:
+        """Join the events of all ranks; None if no rank kept its events.
+
+        Args:
+            parts: Tables of the ranks, in order of rank.
+            operations: Operations of all ranks, in order of rank.
+            members: Matched operations (``align.matching.MEMBERS``), whose ``row`` is a row of *operations*.
+            clocks: Clock offsets of the ranks.
+        """
+        frames: list[pl.DataFrame] = []
+        first = 0
+        for part in parts:
+            if part.graph_events is None or part.graph_events.is_empty():
+                continue
+            step = part.steps["step"].gather(part.graph_events["part"].clip(upper_bound=part.steps.height - 1))
+            frames.append(
+                part.graph_events.with_columns(
+                    *clocks.moved(part.source.rank, "start_ns", "end_ns", "launch_ns"),
+                    *(pl.when(pl.col(name) >= 0).then(pl.col(name) + first).otherwise(-1) for name in BEFORE),
+                    step=step,
+                    rank=pl.lit(part.source.rank, pl.Int32),
+                )
+            )
+            first += part.graph_events.height
+        if not frames:
+            return None
+        events = pl.concat(frames, rechunk=True)
+        steps, ranks = events["step"].unique().sort(nulls_last=True), events["rank"].unique().sort()
+        step_number = pl.col("step").rank("dense").cast(pl.Int32).fill_null(len(steps)) - 1
+        return cls(
+            events,
+            tuple(ranks),
+            np.searchsorted(ranks.to_numpy(), events["rank"].to_numpy()).astype(np.int32),
+            tuple(steps),
+            events.select(step_number).to_series().to_numpy(),
+            *_match_events(events, operations, members, clocks),
+        )
+
+    def column(self, name: str) -> Ints:
+        """Return a column of integers; ``NO_LIMIT`` for null."""
+        return to_int64(self.events[name], NO_LIMIT)
+
+    @cached_property
+    def before(self) -> Int32s:
+        """What each event waits for, one row for each of ``BEFORE``."""
+        return np.stack([self.events[name].to_numpy() for name in BEFORE]).astype(np.int32)
+
+    @cached_property
+    def start(self) -> Ints:
+        """Measured start of each event."""
+        return self.column("start_ns")
+
+    @cached_property
+    def end(self) -> Ints:
+        """Measured end of each event."""
+        return self.column("end_ns")
+
+    @cached_property
+    def launch(self) -> Ints:
+        """Launch of each event; ``NO_LIMIT`` if not recorded."""
+        return self.column("launch_ns")
+
+    @cached_property
+    def label(self) -> Ints:
+        """Index of each event's label in ``LABELS``."""
+        return self.events["label"].to_physical().to_numpy().astype(np.int64)
+
+    @cached_property
+    def work_ns(self) -> Ints:
+        """Time that each event itself takes: of matched communication its transfer, else its duration."""
+        return as_int64(np.where(self.decisive >= 0, self.transfer_ns, self.end - self.start))
+
+    @cached_property
+    def gpu_ready(self) -> Ints:
+        """When all GPU work that each event waited for had ended; the begin of the window if there is none."""
+        ready = np.full(len(self.start), self.start.min(initial=NO_LIMIT))
+        for before in self.before[:2]:
+            ready = np.maximum(ready, np.where(before >= 0, np.minimum(self.end[before], self.start), -NO_LIMIT))
+        return ready
+
+    @cached_property
+    def launched_late_ns(self) -> Ints:
+        """Time for which each event could have run but was not launched."""
+        launched = np.where(self.launch == NO_LIMIT, self.gpu_ready, np.minimum(self.launch, self.start))
+        return as_int64(np.maximum(launched - self.gpu_ready, 0))
+
+    @cached_property
+    def _times(self) -> Ints:
+        """Times of events as ``replay_events`` takes them."""
+        last = np.where((self.before[:2] >= 0).any(axis=0), self.gpu_ready, -NO_LIMIT)
+        last = np.maximum(last, np.where(self.launch == NO_LIMIT, -NO_LIMIT, np.minimum(self.launch, self.start)))
+        delay = np.where(last == -NO_LIMIT, 0, self.start - last)
+        return np.stack([self.start, self.end, self.launch, delay, self.column("blocked_ns"), self.transfer_ns])
+
+    @cached_property
+    def _order(self) -> npt.NDArray[np.uint32]:
+        """Events by start and launches (number of events + event) by time, merged; a launch before a start."""
+        count = len(self.start)
+        launched = np.flatnonzero(self.launch != NO_LIMIT)
+        nodes = np.concatenate([launched + count, np.arange(count)]).astype(np.uint32)
+        times = np.concatenate([self.launch[launched], self.start])
+        return np.ascontiguousarray(nodes[np.argsort(times, kind="stable")])
+
+    def has_label(self, *labels: str) -> Bools:
+        """Return which events have one of *labels*."""
+        return np.isin(self.label, [LABELS.index(label) for label in labels])
+
+    def step_times(self, start: Ints, end: Ints) -> tuple[Ints, Ints]:
+        """Return begin and end of each step over all ranks."""
+        begins, ends = np.full(len(self.steps), NO_LIMIT), np.full(len(self.steps), -NO_LIMIT)
+        np.minimum.at(begins, self.step_index, start)
+        np.maximum.at(ends, self.step_index, end)
+        return begins, ends
+
+    def step_ns(self, start: Ints, end: Ints) -> int:
+        """Return the mean time per step over all ranks; idle time between steps that follow each other counts."""
+        begins, ends = self.step_times(start, end)
+        numbers = [-2 if step is None else step for step in self.steps]
+        is_followed = np.append(np.diff(numbers) == 1, False)
+        return round(float(np.mean(np.where(is_followed, np.append(begins[1:], 0), ends) - begins)))
+
+    def replay(self, factor: Floats | None = None, host_factor: Floats | None = None) -> Replay:
+        """Run the events again.
+
+        Args:
+            factor: New over measured duration of each event, of matched communication of its transfer; 1 if None.
+            host_factor: New over measured time of the host before each launch, negative: no wait for it; 1 if None.
+        """
+        count, matches = len(self.start), int(self.matches.max(initial=-1)) + 1
+        factors = np.stack([np.ones(count) if given is None else given for given in (factor, host_factor)])
+        replay = Replay(np.zeros((5, count), np.int64), np.full((2, matches), -NO_LIMIT))
+        replay_events(
+            self._order,
+            self._times,
+            self.before,
+            factors,
+            int(self.start.min(initial=NO_LIMIT)),
+            self.first_match,
+            self.matches,
+            self.decisive,
+            replay.replayed,
+            replay.arrivals,
+        )
+        return replay
+
+    def path_parts(self, replay: Replay) -> pl.DataFrame:
+        """Return the parts of the replayed steps' critical paths, per step, the longest first.
+
+        Columns rank, label (null: the host) and ns.
+        """
+        part = (self.rank_index.astype(np.int64) * len(LABELS) + self.label).astype(np.int32)
+        part_ns = np.zeros((2, len(self.ranks) * len(LABELS)), np.int64)
+        for step, (begin, end) in enumerate(zip(*self.step_times(replay.start, replay.end), strict=True)):
+            last = int(np.flatnonzero((self.step_index == step) & (replay.end == end))[0])
+            walk_replayed_step(
+                last, int(begin), self.before[2], self.decisive, replay.replayed, replay.arrivals, part, part_ns
+            )
+        rank = pl.Series("rank", np.tile(np.repeat(self.ranks, len(LABELS)), 2), pl.Int32)
+        labels = LABELS * len(self.ranks)
+        label = pl.Series("label", [*labels, *[None] * len(labels)], pl.String)
+        parts = pl.DataFrame([rank, label, pl.Series("ns", part_ns.ravel() // len(self.steps))])
+        parts = parts.group_by("rank", "label").agg(pl.col("ns").sum()).filter(pl.col("ns") > 0)
+        return parts.sort("ns", "rank", "label", descending=[True, False, False])
+
+
+def _match_events(
+    events: pl.DataFrame, operations: pl.DataFrame, members: pl.DataFrame, clocks: Clocks
+) -> tuple[Int32s, Int32s, Int32s, Ints]:
+    """Return ``first_match``, ``matches``, ``decisive`` and ``transfer_ns`` of an ``EventGraph``."""
+    numbers = events.select("rank", "id", event=pl.int_range(pl.len(), dtype=pl.Int64)).drop_nulls("id")
+    by_row = operations.select("rank", "id", row=pl.int_range(pl.len(), dtype=pl.Int64))
+    joined = members.select("match", "row", "start_ns").join(by_row, on="row").join(numbers, on=["rank", "id"])
+    joined = joined.sort("match")
+    match, event = joined["match"].to_numpy(), joined["event"].to_numpy()
+    start = clocks.to_common_each(joined["rank"].to_numpy(), joined["start_ns"].to_numpy())
+    arrival = start[last_of_match(match, start)]
+    # Of an event's matches the one that was complete last is written last.
+    by_arrival = np.argsort(arrival, kind="stable")
+    decisive, complete = np.full(events.height, -1, np.int32), np.zeros(events.height, np.int64)
+    decisive[event[by_arrival]] = match[by_arrival]
+    complete[event[by_arrival]] = arrival[by_arrival]
+    transfer = as_int64(np.where(decisive >= 0, events["end_ns"].to_numpy() - complete, 0))
+    decisive[transfer <= 0] = -1  # it ended before the others came: it did not wait for them
+    by_event = np.argsort(event, kind="stable")
+    first_match = np.searchsorted(event[by_event], np.arange(events.height + 1)).astype(np.int32)
+    return first_match, match[by_event].astype(np.int32), decisive, transfer
