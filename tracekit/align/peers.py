@@ -80,8 +80,8 @@ def _member_order(part: pl.DataFrame, members: list[int]) -> Sequence[int] | Non
     highest = part["peer"].max()
     if not isinstance(highest, int) or highest >= len(members):
         return None
-    place = {rank: i for i, rank in enumerate(members)}
-    who = part["rank"].replace_strict(place, return_dtype=pl.Int64).to_numpy()
+    position_of_rank = {rank: i for i, rank in enumerate(members)}
+    who = part["rank"].replace_strict(position_of_rank, return_dtype=pl.Int64).to_numpy()
     peer, send = part["peer"].to_numpy().astype(np.int64), part["send"].to_numpy()
     count = len(members)
     sent = np.bincount(who[send] * count + peer[send], minlength=count * count).reshape(count, count)
@@ -89,10 +89,13 @@ def _member_order(part: pl.DataFrame, members: list[int]) -> Sequence[int] | Non
 
     def fits(order: tuple[int, ...]) -> bool:
         """Return whether everyone receives as much as was sent, and nobody writes to themselves."""
-        at = np.empty(count, np.int64)  # of each member: its number
-        at[list(order)] = np.arange(count)
-        # sent[a, at[b]] went from a to b, and got[b, at[a]] is what b says it had from a.
-        return bool((sent[:, at] == received[:, at].T).all() and not sent[np.arange(count), at].any())
+        number_of_member = np.empty(count, np.int64)  # of each member: its number
+        number_of_member[list(order)] = np.arange(count)
+        # n is number_of_member: sent[a, n[b]] went from a to b, and received[b, n[a]] is what b says it had from a.
+        return bool(
+            (sent[:, number_of_member] == received[:, number_of_member].T).all()
+            and not sent[np.arange(count), number_of_member].any()
+        )
 
     first = tuple(range(count))
     orders = permutations(first) if count <= MOST_MEMBERS else iter([first])
@@ -206,8 +209,8 @@ def _by_stream(view: _View, rank: int, receives: Ints, sources: list[int], peer:
     pairs = np.unique(np.stack([view.stream[sends], peer[sends]]), axis=1)
     if len(pairs[0]) < 2 or len(np.unique(pairs[0])) < len(pairs[0]) or (pairs[0] < 0).any():
         return None
-    known = dict(zip(pairs[0].tolist(), pairs[1].tolist(), strict=True))
-    source_of = [known.get(stream) for stream in view.stream[receives].tolist()]
+    peer_of_stream = dict(zip(pairs[0].tolist(), pairs[1].tolist(), strict=True))
+    source_of = [peer_of_stream.get(stream) for stream in view.stream[receives].tolist()]
     return None if None in source_of else np.array([sources.index(source) for source in source_of], np.int64)  # type: ignore[arg-type]
 
 
@@ -249,8 +252,8 @@ def _misfit(view: _View, receives: Ints, sent: Ints) -> npt.NDArray[np.float64]:
 def _meetings(view: _View, receives: Ints, queues: list[Ints], chosen: Ints) -> tuple[int, int]:
     """Return how many receives ran at the same time as their send, and how many ended before it began."""
     together, early = 0, 0
-    for at, queue in enumerate(queues):
-        taken = receives[chosen == at]
+    for position, queue in enumerate(queues):
+        taken = receives[chosen == position]
         after = view.start[queue] < view.end[taken]
         together += int((after & (view.start[taken] < view.end[queue])).sum())
         early += int((~after).sum())

@@ -1,4 +1,4 @@
-"""Which GPU events belong to which step, and how long each step took on its rank.
+"""Steps of GPU events, and the time of each step on its rank.
 
 A step on a rank runs from the start of the first to the end of the last GPU event launched in it. The parsers stamp
 each event with the step whose mark contains its launch. Without marks, a forward launched after an optimizer begins the
@@ -90,8 +90,8 @@ def select_steps(present: list[int], text: str | None) -> list[int]:
         else:
             chosen |= {_number(part, present)} & set(present)  # type: ignore[arg-type]
     if not chosen:
-        known = listing(map(str, present), most=12)
-        hint = f"the trace has steps {known}" if present else "the trace has no step marks: leave --steps out"
+        present_steps = listing(map(str, present), most=12)
+        hint = f"the trace has steps {present_steps}" if present else "the trace has no step marks: leave --steps out"
         raise OptionError(f"steps: {text} selects none", hint=hint)
     return sorted(chosen)
 
@@ -187,9 +187,9 @@ def assign_parts(labelled: pl.DataFrame, steps: str | None = None) -> tuple[pl.D
     chosen = select_steps(present, steps)
     number = to_int64(placed["step"], min(chosen) - 1)
     part = np.minimum(np.searchsorted(chosen, number), len(chosen) - 1)
-    asked = np.array(chosen, np.int64)[part] == number
+    is_chosen = np.array(chosen, np.int64)[part] == number
     kept = placed.with_columns(pl.Series("part", part))
-    kept = kept if asked.all() else kept.filter(pl.Series(asked))  # else nothing need be moved
+    kept = kept if is_chosen.all() else kept.filter(pl.Series(is_chosen))  # else nothing need be moved
     return kept, _table(kept, present), notices
 
 

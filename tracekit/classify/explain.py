@@ -80,7 +80,7 @@ class Explanation(msgspec.Struct, frozen=True):
     def _head_lines(self) -> list[str]:
         event, duration = self.event, self.event["duration_ns"]
         assert isinstance(duration, int)
-        place = f"rank {event['rank']}, event {event['id']}, stream {event['stream']}, step {event['step']}"
+        position = f"rank {event['rank']}, event {event['id']}, stream {event['stream']}, step {event['step']}"
         details = self.label
         if self.passes:
             details += f", pass {self.passes}"
@@ -89,7 +89,7 @@ class Explanation(msgspec.Struct, frozen=True):
         reason = f"by rule {self.winner.rule}" if self.winner else "because no rule knows it"
         lines = [
             str(event["name"]),
-            f"  {place}, {duration / 1000:,.1f} µs",
+            f"  {position}, {duration / 1000:,.1f} µs",
             f"  {details}: {reason}, confidence {self.confidence:.2f}",
         ]
         selected = sum(count for _, count in self.others)

@@ -62,8 +62,8 @@ def parse_path(path: str) -> PipelineRanges:
     work = message = halves = block = None
     for name in path.split(PATH_SEPARATOR):
         if single := _SINGLE_RANGE.fullmatch(name):
-            place = Place(single[3], int(single[1]), int(single[4]))
-            work, message = (work, place) if single[2] else (place, message)
+            position = Place(single[3], int(single[1]), int(single[4]))
+            work, message = (work, position) if single[2] else (position, message)
         elif double := _BLOCK_RANGE.fullmatch(name):
             block = double[1]
             forward = Place("F", int(double[2]), int(double[3]))

@@ -130,9 +130,9 @@ def parse_rules(text: str, source: str, pack: str, *, shipped: bool = False) -> 
     try:
         document = msgspec.convert(data, RulesDocument)
     except msgspec.ValidationError as error:
-        place, _, message = problem_text(error).partition(": ")
+        json_path, _, message = problem_text(error).partition(": ")
         # $.rule[1].when[...]: table, its index and key; a missing or unknown key is named at the end of the message
-        match = re.match(r"\$\.?(\w*)(?:\[(\d+)\])?\.?(\w*)", place)
+        match = re.match(r"\$\.?(\w*)(?:\[(\d+)\])?\.?(\w*)", json_path)
         table, index, key = match.groups() if match else ("", None, "")
         last_word = message.rpartition(" ")[2]
         line = _find_line(text, table or last_word, int(index or 0), key or last_word)

@@ -288,7 +288,7 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
             host_factor: New over measured time of the host before each launch, negative: no wait for it; 1 if None.
         """
         count, matches = len(self.start), int(self.matches.max(initial=-1)) + 1
-        factors = np.stack([np.ones(count) if given is None else given for given in (factor, host_factor)])
+        factors = np.stack([np.ones(count) if factors is None else factors for factors in (factor, host_factor)])
         replay = Replay(np.zeros((5, count), np.int64), np.full((2, matches), -NO_LIMIT))
         replay_events(
             self._order,

@@ -97,10 +97,10 @@ def problem_text(error: Exception) -> str:
     >>> problem_text(msgspec.ValidationError("Expected `int`, got `str` - at `$.ranks[0].span_ns`"))
     '$.ranks[0].span_ns: expected int, got str'
     """
-    message, _, place = str(error).replace("`", "").partition(" - at ")
+    message, _, json_path = str(error).replace("`", "").partition(" - at ")
     message = message.replace("Object missing required field", "lacks the key")
     message = message.replace("Object contains unknown field", "unknown key")
-    return f"{place or '$'}: {message[:1].lower()}{message[1:]}"
+    return f"{json_path or '$'}: {message[:1].lower()}{message[1:]}"
 
 
 def _problem(data: bytes, document_type: type[Any], error: Exception) -> str:

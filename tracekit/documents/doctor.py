@@ -1,4 +1,4 @@
-"""What recordings hold and lack: ``tracekit doctor --json``."""
+"""Contents and gaps of recordings: ``tracekit doctor --json``."""
 
 from __future__ import annotations
 

@@ -128,8 +128,8 @@ def gate(
         before, after = select_role(before, after, role)
     config, today = config or Config(), today or date.today()
     check_formats(after.runs, before.runs)
-    known = sorted({name for run in (*after.runs, *before.runs) for name in run.samples})
-    requirements = [parse_requirement(text, known=known) for text in (require or config.require)]
+    metric_names = sorted({name for run in (*after.runs, *before.runs) for name in run.samples})
+    requirements = [parse_requirement(text, known=metric_names) for text in (require or config.require)]
     _check_ranks(requirements, after)
     only_limits = bool(requirements) and all(requirement.kind == "limit" for requirement in requirements)
     if not before.runs and not only_limits:

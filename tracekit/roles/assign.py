@@ -137,7 +137,7 @@ class _Content:
 
 def _find_ranks(refs: Sequence[SourceRef]) -> tuple[list[SourceRef], list[Notice]]:
     """Return the sources with the ranks of those that do not tell theirs, and notices about guesses."""
-    found = list(refs)
+    numbered = list(refs)
     notices = []
     for role in dict.fromkeys(ref.role for ref in refs):
         members = [ref for ref in refs if ref.role == role and ref.rank is None]
@@ -163,8 +163,10 @@ def _find_ranks(refs: Sequence[SourceRef]) -> tuple[list[SourceRef], list[Notice
             rank_from = "order"
         else:
             rank_from = "matched"
-        found = [replace(ref, rank=ranks[ref.path], rank_from=rank_from) if ref.path in ranks else ref for ref in found]
-    return found, notices
+        numbered = [
+            replace(ref, rank=ranks[ref.path], rank_from=rank_from) if ref.path in ranks else ref for ref in numbered
+        ]
+    return numbered, notices
 
 
 def _numbers_in_names(refs: Sequence[SourceRef]) -> dict[str, int] | None:

@@ -114,7 +114,7 @@ def _colocated(processes: Sequence[Process]) -> bool:
     for process in processes:
         device = next(iter(process.stretches["device"]), None)
         places.setdefault(process.role, set()).add((process.rank, device))
-    if len(places) < 2 or len({frozenset(place) for place in places.values()}) > 1:
+    if len(places) < 2 or len({frozenset(positions) for positions in places.values()}) > 1:
         return False
     if any(len(process.lane("reload")) for process in processes):
         return True  # weights are taken out of memory on the same GPU

@@ -64,25 +64,25 @@ def find_weight_updates(processes: Sequence[Process]) -> tuple[list[WeightUpdate
         notices.append(Notice("role-missing", text))
     parts = [(process, _split(process, workers.get(process.rank))) for process in servers]
     counts = Counter(len(windows) for _, windows in parts)
-    updates = counts.most_common(1)[0][0]
+    update_count = counts.most_common(1)[0][0]
     if len(counts) > 1:
         text = f"ranks have different numbers of weight updates ({', '.join(map(str, sorted(counts)))})"
-        notices.append(Notice("weight-updates-differ", f"{text}: those that {updates} have are shown"))
-    found = []
-    for number in range(updates):
+        notices.append(Notice("weight-updates-differ", f"{text}: those that {update_count} have are shown"))
+    updates = []
+    for number in range(update_count):
         ranks = []
         for process, windows in parts:
-            if len(windows) == updates:
-                until = int(windows[number + 1]["start_ns"][0]) if number + 1 < updates else np.iinfo(np.int64).max
+            if len(windows) == update_count:
+                until = int(windows[number + 1]["start_ns"][0]) if number + 1 < update_count else np.iinfo(np.int64).max
                 ranks.append(_rank_part(process, workers.get(process.rank), windows[number], until))
         update = _measure(ranks, [windows[number] for _, windows in parts], server_role, workers)
         if update is not None:
-            found.append(update)
-    short = [update for update in found if update.reloaded_bytes not in (None, update.bytes)]
+            updates.append(update)
+    short = [update for update in updates if update.reloaded_bytes not in (None, update.bytes)]
     if short and not all(_is_padding(update) for update in short):
         text = f"workers took {short[0].reloaded_bytes:,} of {short[0].bytes:,} bytes"
         notices.append(Notice("weights-not-reloaded", f"{text}: part of the update was not recorded, or not applied"))
-    return found, notices
+    return updates, notices
 
 
 def _is_padding(update: WeightUpdate) -> bool:
@@ -348,8 +348,8 @@ def _cells(ranks: Sequence[_RankPart], sources: Sequence[int | None], buckets: i
             lane, source, taken = LANES[1 + bucket % 2], sources[bucket], part.reload[bucket]
             role = None if source is None else "source" if source == part.rank else "destination"
             start, end = int(part.start[bucket]), int(part.end[bucket])
-            held = None if taken is None else taken[1]
-            cells.append(BucketCell(part.rank, lane, "BROADCAST", role, bucket, start, end, held))
+            held_until_ns = None if taken is None else taken[1]
+            cells.append(BucketCell(part.rank, lane, "BROADCAST", role, bucket, start, end, held_until_ns))
             if taken is not None:
                 cells.append(BucketCell(part.rank, lane, "RELOAD", None, bucket, *taken, taken[1]))
     return cells

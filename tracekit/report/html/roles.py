@@ -71,7 +71,11 @@ def phase_drawing(analysis: Analysis) -> tuple[Markup, Legend] | None:
 
 
 def _role_order(analysis: Analysis, role: str) -> int:
-    return [known.name for known in analysis.role_results.roles].index(role) if analysis.role_results.roles else 0
+    return (
+        [known_role.name for known_role in analysis.role_results.roles].index(role)
+        if analysis.role_results.roles
+        else 0
+    )
 
 
 def update_drawings(analysis: Analysis) -> tuple[list[tuple[str, Markup]], Legend]:
@@ -98,8 +102,8 @@ def _ideal_cells(update: WeightUpdate) -> list[BucketCell]:
             source = update.sources[bucket]
             role = None if op != "BROADCAST" or source is None else "source" if source == rank else "destination"
             lane = LANES[0] if op == "H2D" else LANES[1 + bucket % 2]
-            held = end if op == "H2D" else reload_end.get(bucket)
-            cells.append(BucketCell(rank, lane, op, role, bucket, start, end, held))
+            free_ns = end if op == "H2D" else reload_end.get(bucket)
+            cells.append(BucketCell(rank, lane, op, role, bucket, start, end, free_ns))
     return cells
 
 

@@ -28,16 +28,16 @@ def schedule_data(analysis: Analysis) -> dict[str, Any] | None:
     comparison = analysis.schedule
     if comparison is None:
         return None
-    others = [held for held in comparison.all if held is not comparison.head]
+    others = [step_comparison for step_comparison in comparison.all if step_comparison is not comparison.head]
     choices, cell_count = [comparison.head], len(comparison.head.cells)
-    for held in others[: MAX_CHOICES - 1]:
-        cell_count += len(held.cells)
+    for step_comparison in others[: MAX_CHOICES - 1]:
+        cell_count += len(step_comparison.cells)
         if cell_count <= MAX_CELLS:
-            choices.append(held)
-    name_ranks = len({held.pipeline.ranks for held in choices}) > 1
+            choices.append(step_comparison)
+    name_ranks = len({step_comparison.pipeline.ranks for step_comparison in choices}) > 1
     return {
         "causes": [cause.words for cause in GAP_CAUSES.values()],
-        "choices": [_choice(held, analysis.critical, name_ranks=name_ranks) for held in choices],
+        "choices": [_choice(step_comparison, analysis.critical, name_ranks=name_ranks) for step_comparison in choices],
     }
 
 

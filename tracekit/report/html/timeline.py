@@ -332,13 +332,13 @@ Moment = tuple[float, float]
 def kernel_moments(clock: PageClock, kernels: Sequence[Kernel], ranks: Collection[int]) -> list[list[Moment | None]]:
     """Return when the longest event of each kernel ran on each of its ranks; None if the rank is not on the page."""
 
-    def moment(place: Place) -> Moment | None:
-        if place.rank not in ranks:
+    def moment(event: Place) -> Moment | None:
+        if event.rank not in ranks:
             return None
-        start, end = clock.times(place.rank, pl.Series([place.start_ns, place.end_ns])) / 1e6
+        start, end = clock.times(event.rank, pl.Series([event.start_ns, event.end_ns])) / 1e6
         return float(start), float(end)
 
-    return [[moment(place) for place in kernel.why.places] if kernel.why else [] for kernel in kernels]
+    return [[moment(event) for event in kernel.why.places] if kernel.why else [] for kernel in kernels]
 
 
 def path_moments(analysis: Analysis, clock: PageClock, path: PathView | None) -> list[Moment]:

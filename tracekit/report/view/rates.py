@@ -107,9 +107,9 @@ def _communication(rates: RunRates) -> Table | None:
 def _operation_name(row: dict[str, Any]) -> str:
     """Return the name of an operation; its group and place tell it from other rows."""
     group = f" ({terminal(row['group'])})" if row["group"] else ""
-    place = f", {row['where']}" if row["where"] else ""
+    where = f", {row['where']}" if row["where"] else ""
     collective = "" if row["what"] == row["label"] else f" {row['what']}"
-    return f"{row['label']}{collective} × {row['ranks']}{group}{place}"
+    return f"{row['label']}{collective} × {row['ranks']}{group}{where}"
 
 
 def _experts(analysis: Analysis, rates: RunRates) -> Table | None:

@@ -1,4 +1,4 @@
-"""What a change would give: the predicted step times, and the lanes of the changed step beside the measured one."""
+"""Predictions for changes: the step times, and the lanes of the changed step beside the measured one."""
 
 from __future__ import annotations
 
