@@ -265,6 +265,7 @@ class Source(msgspec.Struct, frozen=True):
     groups: tuple[ProcessGroup, ...] = ()
     run: str | None = None  # what files of one run share and files of two runs do not
     record_shapes: bool | None = None
+    recording_overhead: float | None = None  # share by which recording lengthened a step; None: not measured
     multiprocessors: int | None = None  # of the GPU, as many as this process may use; None: all, or not said
     memory_bytes: int | None = None  # of the GPU; None where it is not said, or GPUs differ
     counts: Mapping[str, int] = {}  # events by kind

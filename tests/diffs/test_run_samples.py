@@ -113,3 +113,16 @@ def test_a_lower_bound_of_the_bubble_is_no_sample(make, least, there):
     for rank in data["ranks"]:
         rank["per_step"][0]["bubble"] |= {"wait_ns": None if least else 0, "lower_bound": least}
     assert ("bubble_fraction" in from_analysis(data, name="demo").samples) is there
+
+
+def test_lateness_and_unequal_work_are_samples_by_step(make):
+    data = make([10.0, 10.0, 10.0], ranks=2)
+    data["lateness"] = {"steps": [1, 2, 3], "ranks": [{"rank": 1, "late_ns": [0, 4_000_000, 1_000_000]}]}
+    step = {"group": None, "most_work_rank": 1, "tokens_max": 9, "tokens_mean": 8.0, "cost_ns": 1}
+    data["imbalance"] = {"share": 0.2, "steps": [{**step, "step": 1, "share": 0.3}, {**step, "step": 2, "share": 0.1}]}
+    run = from_analysis(data, name="x")
+    assert run.values(resolve("late_ms.rank")) == (0.0, 4.0, 1.0)
+    assert run.values(resolve("late_ms.rank@1")) == (0.0, 4.0, 1.0)
+    assert run.values(resolve("late_ms.rank@0")) == (0.0, 0.0, 0.0)  # never late
+    assert run.values(resolve("imbalance")) == (0.3, 0.1)
+    assert not from_analysis(make([10.0]), name="y").values(resolve("late_ms.rank"))

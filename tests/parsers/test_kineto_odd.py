@@ -181,3 +181,13 @@ def test_bytes_that_overflow_are_unknown(write):
     args = {"Collective name": "allreduce", "In msg nelems": 9_223_372_036_854_775_000, "dtype": "Float"}
     got = kineto.read(write([launch(100, 1), {**kernel("nccl", 110, 10, 1), "args": {**args, "stream": 7}}]))
     assert got.events["bytes"].to_list() == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("recorder", "overhead"), [({"recording_overhead": 0.07}, 0.07), ({"recording_overhead": "x"}, None), ([1], None)]
+)
+def test_the_overhead_that_the_recorder_stored_is_read(tmp_path, recorder, overhead):
+    file = tmp_path / "rank0.pt.trace.json"
+    event = {"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": 1, "dur": 2, "args": {}}
+    file.write_text(json.dumps({"schemaVersion": 1, "tracekit": recorder, "traceEvents": [event]}))
+    assert tracekit.load(file).sources[0].recording_overhead == overhead

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 import sys
 import types
@@ -28,7 +30,7 @@ class FakeProfile:
 
     def __init__(self, *, activities, schedule, on_trace_ready, **options):
         self.activities, self.options, self.when, self.ready = activities, options, schedule, on_trace_ready
-        self.steps = 0
+        self.steps, self.metadata = 0, {}
         self.running = False
         FakeProfile.made.append(self)
 
@@ -41,6 +43,9 @@ class FakeProfile:
     def stop(self):
         self.running = False
         self.ready(self)
+
+    def add_metadata_json(self, key, value):
+        self.metadata[key] = json.loads(value)
 
     def export_chrome_trace(self, path):
         shutil.copy(SAMPLES / "steps" / "a" / "rank0.pt.trace.json.gz", path)
@@ -85,6 +90,24 @@ def test_recording_from_the_first_step_has_no_warm_up_to_give(torch, tmp_path):
     assert FakeProfile.made[0].steps == 1
 
 
+def test_the_trace_says_how_much_recording_lengthened_its_steps(torch, tmp_path, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr("tracekit.record.recorder.time.perf_counter", lambda: clock[0])
+    with profiler(tmp_path / "t", steps=(5, 2), answer=False) as recorder:
+        for step in range(7):
+            # The first step of a training is slow, the profiler's warm-up too; recorded steps take 7 % longer.
+            clock[0] += {0: 9.0, 4: 3.0, 5: 1.07, 6: 1.07}.get(step, 1.0)
+            recorder.step()
+    assert FakeProfile.made[0].metadata == {"tracekit": {"recording_overhead": 0.07}}
+
+
+def test_without_steps_before_it_the_overhead_of_recording_is_not_known(torch, tmp_path):
+    with profiler(tmp_path / "t", steps=(2, 1), answer=False) as recorder:
+        for _ in range(4):
+            recorder.step()
+    assert FakeProfile.made[0].metadata == {}
+
+
 def test_an_exception_in_training_still_leaves_a_file(torch, tmp_path):
     def train():
         with profiler(tmp_path / "t", steps=(0, 5), answer=False) as recorder:
@@ -125,6 +148,29 @@ def test_rank_0_prints_the_answer_and_logs_figures(torch, tmp_path, capsys):
     assert lines[0].startswith("tracekit: [rank 0] wrote ")
     assert any("A step takes" in line for line in lines)
     assert logged[0]["tracekit/step_ms"] > 0
+
+
+def test_the_answer_is_computed_in_another_process_at_low_priority(torch, tmp_path, monkeypatch, capsys):
+    report = tmp_path / "process"
+    code = f"import os; os.nice = lambda n: open({str(report)!r}, 'w').write(f'{{os.getpid()}} {{n}}')"
+    (tmp_path / "sitecustomize.py").write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    ready = handler(tmp_path / "t", rank=0, world_size=1)
+    ready(FakeProfile(activities=[], schedule=None, on_trace_ready=None))
+    ready.wait(60)
+    assert "A step takes" in capsys.readouterr().err
+    process, niceness = map(int, report.read_text().split())
+    assert process != os.getpid()
+    assert niceness == 19
+
+
+def test_a_failed_analysis_is_one_line(torch, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(FakeProfile, "export_chrome_trace", lambda self, path: Path(path).write_bytes(b"{}"))
+    ready = handler(tmp_path / "t", rank=0, world_size=1, background=False)
+    ready(FakeProfile(activities=[], schedule=None, on_trace_ready=None))
+    lines = [line for line in capsys.readouterr().err.splitlines() if "no answer" in line]
+    assert len(lines) == 1
+    assert "Traceback" not in lines[0]
 
 
 def test_a_rank_that_never_comes_is_named(torch, tmp_path, capsys):

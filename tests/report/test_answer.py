@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import polars as pl
 import pytest
 from msgspec import structs
 
 from tests.kept import analysis_of
+from tracekit.documents.analysis import Evidence, Straggler, WaitCause
 from tracekit.metrics.bubbles import Bubble
 from tracekit.metrics.budget import Budget
 from tracekit.report.advice import advice
 from tracekit.report.view import view_of
+from tracekit.report.view.lateness import late_rank
 from tracekit.report.view.pace import pace
 
 pytestmark = pytest.mark.slow
@@ -49,8 +50,8 @@ def run_of(small, *, ranks=1, steps=1, compute=600, exposed=None, labels=None, w
         structs.replace(one, rank=rank, steps=tuple(range(steps)), whole=whole, per_step=each, idle_causes={})
         for rank in range(ranks)
     )
-    rows = pl.DataFrame(list(late), schema=small.tables["stragglers"].schema, orient="row")
-    return replace(small, rank_results=made, tables={**small.tables, "stragglers": rows})
+    rows = tuple(sorted(late, key=lambda row: -row.caused_ns))
+    return replace(small, rank_results=made, stragglers=replace(small.stragglers, rows=rows))
 
 
 def said(run):
@@ -134,26 +135,59 @@ def test_the_bubble_is_said_where_a_pipeline_runs(small):
 
 
 def test_whom_the_others_wait_for(small):
-    late = [(0, "comm", 10, 1), (3, "comm", 500_000, 4), (1, "dp_comm", 900_000, 2)]
-    columns = small.tables["stragglers"].columns
-    rows = [
-        [{"rank": r, "label": name, "caused_ns": c, "operations": n}[key] for key in columns] for r, name, c, n in late
-    ]
+    rows = [Straggler(0, "comm", 10, 1), Straggler(3, "comm", 500_000, 4), Straggler(1, "dp_comm", 900_000, 2)]
     run = run_of(small, exposed={"comm": 200, "dp_comm": 60}, wait={"comm": 150, "dp_comm": 40}, late=rows)
     assert said(run)["Waits"] == (
         "75.0 % of the time in comm is waiting for another rank; "
         "the others wait longest for rank 3 (0.5 ms in 4 operations)."
     )
-    rows[0][columns.index("caused_ns")] = 460_000  # within a tenth of the first
+    rows[0] = Straggler(0, "comm", 460_000, 1)  # within a tenth of the first
     both = run_of(small, exposed={"comm": 200}, wait={"comm": 150}, late=rows)
     assert said(both)["Waits"].endswith(
         "the others wait longest for rank 3 (0.5 ms in 4 operations) and rank 0 (0.5 ms in 1 operation)."
     )
-    rows[0][columns.index("caused_ns")] = 440_000
+    rows[0] = Straggler(0, "comm", 440_000, 1)
     one = run_of(small, exposed={"comm": 200}, wait={"comm": 150}, late=rows)
     assert said(one)["Waits"].endswith("rank 3 (0.5 ms in 4 operations).")
     little = run_of(small, exposed={"comm": 200}, wait={"comm": 9}, late=rows)
     assert "Waits" not in said(little)
+
+
+def test_why_a_rank_is_late(small):
+    slow = WaitCause("slow_gpu", 800_000, Evidence(ratio=1.96))
+    unknown = WaitCause("unknown", 100_000, Evidence(reason="no cause explains it"))
+    row = Straggler(
+        3, "comm", 900_000, 4, kind="chronic", steps=[0, 1], late_ns=54_000_000, why=[slow, unknown]
+    )  # fmt: skip
+    run = run_of(small, steps=2, exposed={"comm": 200}, wait={"comm": 150}, late=[row])
+    assert said(run)["Waits"] == (
+        "75.0 % of the time in comm is waiting for another rank; rank 3 is late in every step (54.0 ms per step): "
+        "its GPU runs the same kernels 1.96 times slower."
+    )
+
+
+@pytest.mark.parametrize(
+    ("cause", "evidence", "words"),
+    [
+        ("more_work", Evidence(ratio=2.1, tokens=3072, tokens_of_others=882), "3,072 tokens in a step, the others 882"),
+        ("more_work", Evidence(ratio=2.1), "2.10 times the work of the others"),
+        ("host_late", Evidence(idle_ns=80_000_000), "its GPU is empty for 80.0 ms"),
+        ("slow_link", Evidence(ratio=3.0), "3.00 times as long as others of their size"),
+        ("waited_itself", Evidence(chain=[3, 1, 0]), "it waits for rank 0 itself"),
+        ("unknown", Evidence(reason="no cause explains it"), "the cause is not known (no cause explains it)"),
+    ],
+)
+def test_every_cause_has_words(cause, evidence, words):
+    row = Straggler(3, "comm", 9, 4, kind="one_off", steps=[5], late_ns=9, why=[WaitCause(cause, 9, evidence)])
+    assert words in late_rank(row, 4)
+    assert late_rank(row, 4).startswith("rank 3 is late in step 5 (")
+
+
+@pytest.mark.parametrize(("overhead", "words"), [(0.07, "recording made these steps 7 % longer"), (0.004, None)])
+def test_the_cost_of_recording_is_said_where_it_is_known(small, overhead, words):
+    sources = tuple(structs.replace(source, recording_overhead=overhead) for source in small.sources)
+    text = said(replace(run_of(small), sources=sources))["Time"]
+    assert (words in text) if words else ("recording" not in text)
 
 
 def test_unknown_work_above_one_per_cent_is_said_first_thing(small):

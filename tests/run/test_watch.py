@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from tracekit.errors import InputError
 from tracekit.report.scalars import prometheus
@@ -28,6 +29,22 @@ def test_a_slower_recording_is_marked_and_an_equal_one_is_not():
     first = run_of(landed["a"])
     assert "slower" not in line(landed["b"], first=first)
     assert "slower than a" in line(landed["straggler"], first=first)
+
+
+def test_a_rank_that_turns_slow_is_named(tmp_path):
+    """The same recording twice, of which the first is a run without the slow rank's steps: only the second names it."""
+    data = Path(__file__).parents[1] / "data" / "slow-once"
+    shutil.copytree(data, tmp_path / "slow")
+    [landed] = watch(tmp_path, idle_s=0)
+    run = run_of(landed)
+    assert "is late" not in line(landed, first=run)
+    on_time = {name: values for name, values in run.samples.items() if not name.startswith("late_ms.rank@")}
+    before = structs.replace(run, name="before", samples=on_time)
+    text = line(landed, first=before)
+    assert "<< rank 1 is late in step 6" in text
+    assert "its host launches late" in text
+    also_late = structs.replace(before, samples={**on_time, "late_ms.rank@1": (0.0, 77.0, 0.0)})
+    assert "<< rank 2 is late in 2 of 3 steps" in line(landed, first=also_late)
 
 
 def test_a_file_still_being_written_waits(tmp_path):

@@ -31,6 +31,7 @@ from tracekit.analysis.peers import with_peers
 from tracekit.analysis.result import Analysis, Tables
 from tracekit.analysis.run_tables import run_tables
 from tracekit.analysis.scopes import rank_results
+from tracekit.analysis.stragglers import explain_stragglers
 from tracekit.analysis.tables import RankTables
 from tracekit.critical_path.changes import WhatIfGraph
 from tracekit.critical_path.path import CriticalPath, join_cells
@@ -120,7 +121,9 @@ def combine(
         *comparison_notices,
         *(critical.notices if critical is not None else ()),
     )
-    tables = run_tables(ranks, results, communication)
+    stragglers = explain_stragglers(communication.stragglers, ranks, operations, clocks)
+    give_back_memory(worth=many)
+    tables = run_tables(ranks, results, communication) | stragglers.tables()
     if memory is not None:
         tables["memory"] = lambda: memory.table(clocks)
     tables |= _schedule_tables(ranks, comparison, comparison_notices, critical)
@@ -137,6 +140,7 @@ def combine(
         critical=critical,
         graph=graph,
         changed_steps=changed_steps,
+        stragglers=stragglers,
         hiding=_hiding(ranks, results),
         notices=all_notices,
         paths=tuple(paths),

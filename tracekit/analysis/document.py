@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tracekit.analysis.rates import RunRates
     from tracekit.analysis.result import Analysis
     from tracekit.analysis.role_results import RoleResults
+    from tracekit.analysis.stragglers import Stragglers
     from tracekit.compare import ScheduleComparison
     from tracekit.critical_path.path import CriticalPath
     from tracekit.metrics.overlap_cost import OverlapCost
@@ -52,6 +53,10 @@ def build_document(analysis: Analysis) -> documents.AnalysisDocument:
             world_size=analysis.world_size,
             devices=sorted({name for source in analysis.sources for name in source.devices}),
             shapes=list(analysis.shapes),
+            recording_overhead=max(
+                (source.recording_overhead for source in analysis.sources if source.recording_overhead is not None),
+                default=None,
+            ),
         ),
         ranks=[rank_document(result) for result in analysis.rank_results],
         total=documents.Figures(**_figures(analysis.total)),
@@ -63,7 +68,10 @@ def build_document(analysis: Analysis) -> documents.AnalysisDocument:
         by=UNSET if by is None else by_document(by),
         **_roles(analysis.role_results),
         hiding=None if analysis.hiding is None else _hiding(analysis.hiding),
-        stragglers=rows(tables["stragglers"], documents.Straggler),
+        stragglers=list(analysis.stragglers.rows),
+        lateness=analysis.stragglers.late_ranks(),
+        imbalance=_imbalance(analysis.stragglers),
+        slowdown=analysis.slowdown,
         clocks=documents.Clocks(
             residual_ns=analysis.clocks.residual_ns,
             worst_ns=analysis.clocks.worst_ns,
@@ -94,6 +102,11 @@ def _roles(results: RoleResults) -> dict[str, Any]:
     if results.weight_updates:
         keys["weight_updates"] = list(results.weight_updates)
     return keys
+
+
+def _imbalance(stragglers: Stragglers) -> documents.Imbalance | None:
+    share = stragglers.imbalance_share
+    return None if share is None else documents.Imbalance(share, rows(stragglers.imbalance, documents.ImbalanceStep))
 
 
 def rows(frame: pl.DataFrame, row_type: type[Row]) -> list[Row]:

@@ -41,6 +41,7 @@ from tracekit.intervals import Intervals
 from tracekit.metrics.bubbles import Bubble
 from tracekit.metrics.budget import Budget
 from tracekit.metrics.chunk_memory import ChunkMemory
+from tracekit.metrics.lateness import RankLateness
 from tracekit.metrics.memory import RankMemory
 from tracekit.metrics.rates import Rates
 from tracekit.reconstruct import RankPipeline
@@ -364,6 +365,7 @@ _CLASSES: dict[str, type[Any]] = {
         Measures,
         Budget,
         Rates,
+        RankLateness,
         RankMemory,
         Peak,
         ChunkMemory,

@@ -20,7 +20,8 @@ from tracekit.align.clocks import Clocks
 from tracekit.align.steps import step_times
 from tracekit.analysis.measured import Measured, RankResult
 from tracekit.analysis.role_results import RoleResults
-from tracekit.documents.analysis import AnalysisDocument
+from tracekit.analysis.stragglers import Stragglers
+from tracekit.documents.analysis import AnalysisDocument, Slowdown
 from tracekit.documents.coding import encode, to_plain
 from tracekit.errors import Notice, OptionError
 from tracekit.metrics.overlap import ratio
@@ -210,6 +211,8 @@ class Analysis(BaseAnalysis):
     """Memory that the ranks' allocators held; None if it was not recorded."""
     schedule: ScheduleComparison | None = None
     """Comparison of the run with its ideal (``tracekit.compare``); if None, the notices tell why."""
+    stragglers: Stragglers = field(default_factory=Stragglers)
+    """Ranks that others wait for, in which steps and why."""
     hiding: OverlapCost | None = None
     """Time that hiding communication saved and cost; None if no compute ran beside communication."""
     critical: CriticalPath | None = None
@@ -242,6 +245,15 @@ class Analysis(BaseAnalysis):
         tables = Tables({name: partial(self.tables.__getitem__, name) for name in self.tables if name not in hidden})
         notices = tuple(notice for notice in self.notices if notice not in self.critical.notices)
         return replace(self, critical=None, tables=tables, notices=notices)
+
+    @cached_property
+    def slowdown(self) -> Slowdown | None:
+        """Slowdown of the pipeline by stage, kind of cell and rank; None without one."""
+        if self.schedule is None:
+            return None
+        from tracekit.compare.slowdowns import pipeline_slowdown
+
+        return pipeline_slowdown(self.schedule)
 
     def to_document(self) -> AnalysisDocument:
         """Return the JSON document (``format: tracekit.analysis/1``)."""

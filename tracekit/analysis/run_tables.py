@@ -58,7 +58,6 @@ def run_tables(
         "bubbles": lambda: _bubble_table(results),
         "phases": lambda: _phase_table(results),
         "operations": lambda: operations.drop("part", "order_ns").cast({pl.Categorical: pl.String}),
-        "stragglers": lambda: communication.stragglers,
         "gaps": lambda: _gap_table(ranks),
         "timeline": lambda: _rank_first(pl.concat([rank.timeline for rank in ranks])),
         "clocks": lambda: communication.clocks.table,

@@ -33,6 +33,7 @@ from tracekit.metrics.host_activity import find_host_activity, idle_inside_launc
 from tracekit.metrics.host_calls import ApiCalls, find_api_calls, find_waiting_calls
 from tracekit.metrics.idle_gaps import add_slow_launch_ends, gaps, name_next_events, sum_gap_causes
 from tracekit.metrics.label_intervals import Lanes, weak_ns
+from tracekit.metrics.lateness import RankLateness, measure_lateness
 from tracekit.metrics.memory import RankMemory, measure_rank_memory
 from tracekit.metrics.operations import operations
 from tracekit.metrics.overlap import hidden, label_times
@@ -121,6 +122,8 @@ class RankTables:
     """Idle time that lies inside the launch call of the work that ended it."""
     hiding: pl.DataFrame = field(default_factory=OVERLAP_COSTS.to_frame)
     """Durations of kernels beside communication, and of the same kernels alone (``metrics.hiding``)."""
+    lateness: RankLateness = field(default_factory=RankLateness)
+    """Figures that explain why others wait for it (``metrics.lateness``)."""
     launches_known: bool = True
     """False if no GPU event has its launch in the file."""
     steps_marked: bool = True
@@ -237,6 +240,7 @@ def _measure_rank(
     inside_launch_ns = idle_inside_launches(api, gpu_events, idle_gaps)
     longest_gaps = name_next_events(idle_gaps.top_k(MAX_GAPS_PER_RANK, by="ns"), gpu_events)
     rows = None if by is None else _rows(rank, gpu_events, by, lanes)
+    window_gaps = idle_gaps.select("next", "launch_bound_ns", "warm_up_ns")
 
     # Each step, if there are several. The window's lanes and gaps go first: those of the steps take as much memory.
     if len(steps) > 1:
@@ -272,6 +276,14 @@ def _measure_rank(
         inside_launch_ns=inside_launch_ns,
         hiding=hiding,
         launches_known=bool(work.launched.any()) or not len(gpu_events),
+        lateness=measure_lateness(
+            rank.events,
+            gpu_events,
+            steps,
+            window_gaps,
+            np.array([budget.compute_ns for budget in by_step.budgets], np.int64),
+            texts=work.texts,
+        ),
         messages_issued=count_issued_messages(rank.events),
         by=rows,
         graph_events=find_rank_events(work, calls) if graph else None,

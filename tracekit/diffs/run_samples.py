@@ -67,6 +67,8 @@ class Run(msgspec.Struct, frozen=True):
         """Return the samples of *metric*, empty if this run does not have it."""
         if metric.name in self.samples or metric.rank is None:
             return self.samples.get(metric.name, ())
+        if metric.family.name == "late_ms":  # ranks that are never late have no samples of their own
+            return tuple(0.0 for _ in self.samples.get("late_ms.rank", ()))
         ranks = [rank for rank in self.ranks if rank.rank == metric.rank]
         return _per_step_samples(ranks).get(metric.name.split("@", maxsplit=1)[0], ())
 
@@ -92,6 +94,7 @@ def from_analysis(
     if not document.ranks:
         raise InputError(f"{name}: the analysis has no ranks", hint="analyze the traces again")
     samples = _per_step_samples(document.ranks) | _label_samples(document.ranks) | rate_samples(document)
+    samples |= _lateness_samples(document)
     if document.schedule is not None:
         samples |= _schedule_samples(document.schedule)
     roles = {
@@ -247,6 +250,22 @@ def _label_samples(ranks: Sequence[RankFigures]) -> Samples:
             for compute, ns in hidden_ns.items():
                 values[f"hidden_ms.{label}.{compute}"] += ns / 1e6 / steps / len(ranks)
     return {name: (value,) for name, value in values.items()}
+
+
+def _lateness_samples(document: AnalysisDocument) -> Samples:
+    """Return the lateness of the latest rank and of each late rank by step, and the cost of unequal work by step."""
+    samples: Samples = {}
+    if document.lateness is not None:
+        by_rank = {row.rank: [ns / 1e6 for ns in row.late_ns] for row in document.lateness.ranks}
+        on_time = [0.0] * len(document.lateness.steps)
+        samples["late_ms.rank"] = tuple(map(max, zip(on_time, *by_rank.values(), strict=True)))
+        samples |= {f"late_ms.rank@{rank}": tuple(values) for rank, values in by_rank.items()}
+    if document.imbalance is not None:
+        share_of_step: dict[int | None, float] = {}
+        for row in document.imbalance.steps:
+            share_of_step[row.step] = max(row.share, share_of_step.get(row.step, 0.0))
+        samples["imbalance"] = tuple(share_of_step.values())
+    return samples
 
 
 def _schedule_samples(schedule: Schedule) -> Samples:

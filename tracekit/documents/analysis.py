@@ -516,6 +516,34 @@ class Hiding(Struct, frozen=True):
     """By compute label, costliest first."""
 
 
+class Evidence(Struct, frozen=True, omit_defaults=True):
+    """Figures that a cause rests on; only those of the cause are present."""
+
+    ratio: float | None = None
+    """slow_gpu: time of its kernels over the same kernels elsewhere; more_work: its work over that of the waiting."""
+    tokens: int | None = None
+    """Tokens of the rank per step."""
+    tokens_of_others: int | None = None
+    """Tokens of the ranks that waited."""
+    idle_ns: int | None = None
+    """Time per step in which its GPU was empty until the host launched, beyond that of the others."""
+    chain: list[int] | None = None
+    """Ranks from this one to the one where the waiting begins."""
+    reason: str | None = None
+    """Why the cause is not known."""
+
+
+class WaitCause(Struct, frozen=True):
+    """A reason why others wait for a rank."""
+
+    cause: Literal["slow_gpu", "more_work", "host_late", "slow_link", "waited_itself", "unknown"]
+    """Cause."""
+    ns: int
+    """Waiting that it explains."""
+    evidence: Evidence
+    """Figures that it rests on."""
+
+
 class Straggler(Struct, frozen=True):
     """A rank that others wait for, in one label."""
 
@@ -531,6 +559,84 @@ class Straggler(Struct, frozen=True):
     """Whether another rank may have been last, by the uncertainty of the clocks."""
     candidates: list[int] = field(default_factory=list)
     """Ranks that may have been last in more than half of that time, this one included."""
+    kind: Literal["chronic", "one_off", "mixed"] | None = None
+    """Whether it is late in most steps, in one or few, or in between; null if never, or if there is one step."""
+    steps: list[int | None] = field(default_factory=list)
+    """Steps in which it is late by 2 % of the step or more."""
+    late_ns: int = 0
+    """Time by which it is late in one of these steps, as the mean of the ranks that wait."""
+    why: list[WaitCause] = field(default_factory=list)
+    """Causes, largest first; they sum to caused_ns."""
+
+
+class RankLateness(Struct, frozen=True):
+    """Lateness of one rank."""
+
+    rank: int
+    """Number of the rank."""
+    late_ns: list[int]
+    """By step: waiting for this rank, as the mean of the ranks that waited."""
+
+
+class Lateness(Struct, frozen=True):
+    """Lateness of the ranks that are late in any step."""
+
+    steps: list[int | None]
+    """Numbers of the steps."""
+    ranks: list[RankLateness]
+    """Ranks that are late by 2 % of a step or more, at least once."""
+
+
+class ImbalanceStep(Struct, frozen=True):
+    """Unequal work in one step and group of ranks."""
+
+    step: int | None
+    """Number of the step."""
+    group: str | None
+    """Ranks that reduce gradients together; null: all."""
+    most_work_rank: int
+    """Rank with the most work."""
+    tokens_max: int | None
+    """Most tokens of a rank; null if not recorded."""
+    tokens_mean: float | None
+    """Mean tokens of a rank."""
+    cost_ns: int
+    """Work of that rank minus the mean, at the usual speed of the same kernels."""
+    share: float
+    """The same as a share of the step."""
+
+
+class Imbalance(Struct, frozen=True):
+    """Cost of unequal work."""
+
+    share: float
+    """Time lost to unequal work / time of all steps."""
+    steps: list[ImbalanceStep]
+    """Cost of each step."""
+
+
+class GroupSlowdown(Struct, frozen=True):
+    """Contribution of a group of pipeline cells to the slowdown."""
+
+    by: str
+    """What the group has in common: stage, op or rank."""
+    name: int | str
+    """Number of the stage or rank, or kind of cell."""
+    alone: float
+    """Step time with the group as measured and everything else as usual, over the usual step time."""
+    explains: float
+    """Share of the slowdown that goes if the group's durations are the usual ones; above 1 if all others are faster."""
+
+
+class Slowdown(Struct, frozen=True):
+    """Slowdown of the pipeline against usual durations of all its cells."""
+
+    ratio: float
+    """Mean step time with measured durations over that with usual ones."""
+    step_ratios: list[float]
+    """The same of each step."""
+    groups: list[GroupSlowdown]
+    """Contributions, largest first; empty if the slowdown is below 3 %."""
 
 
 class RankClock(Struct, frozen=True):
@@ -926,6 +1032,8 @@ class Source(Struct, frozen=True):
     """Names of the GPUs."""
     shapes: list[str]
     """Input shapes of the model's matrix products."""
+    recording_overhead: float | None = None
+    """Share by which recording lengthened a step, on the rank where it was most; null if it was not measured."""
 
 
 class PathPart(Struct, frozen=True):
@@ -1014,6 +1122,12 @@ class AnalysisDocument(Struct, frozen=True, kw_only=True):
     """Time that hiding communication saved and cost; null if no compute ran beside communication."""
     stragglers: list[Straggler]
     """Ranks that others wait for."""
+    lateness: Lateness | None = None
+    """Lateness by rank and step; null with one rank."""
+    imbalance: Imbalance | None = None
+    """Cost of unequal work; null if shapes were not recorded."""
+    slowdown: Slowdown | None = None
+    """Slowdown of the pipeline by stage, kind of cell and rank; null without a pipeline."""
     clocks: Clocks
     """Alignment of clocks."""
     kernels: list[Kernel]

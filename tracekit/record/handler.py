@@ -10,14 +10,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tracekit._util.text import counted, listing, size
 from tracekit.errors import TracekitError
+from tracekit.record.answer import Answer, analyse_apart, answer_of
 from tracekit.record.process_info import TRACE_SUFFIX, ProcessInfo, find_process_info
-
-if TYPE_CHECKING:
-    from tracekit.analysis import Analysis
 
 Log = Callable[[Mapping[str, float]], object]
 """Takes figures by name: ``wandb.log``, or ``lambda d: mlflow.log_metrics(d)``."""
@@ -100,12 +98,8 @@ class Handler:
                 ranks = f"{counted(len(missing), 'rank')} of {process.world_size}"
                 names = listing(map(str, missing))
                 log_line(process, f"{ranks} wrote no trace into {process.folder}: {names}; the answer is without them")
-            from tracekit.run.analyze import analyze
-
-            present = [
-                str(self.process.file_of(rank)) for rank in range(self.process.world_size) if rank not in missing
-            ]
-            self._report(analyze(present, workers=1))
+            present = [process.file_of(rank) for rank in range(process.world_size) if rank not in missing]
+            self._report(analyse_apart(present))
         except Exception as error:  # training must go on, whatever fails here
             self._log_failure(error)
 
@@ -117,7 +111,7 @@ class Handler:
         try:
             tables = gather_tables(self.process.file if written else None)
             if tables and (self._answer or self._log):
-                self._report(combine(tables, paths=[str(self.process.folder)], schedule="auto"))
+                self._report(answer_of(combine(tables, paths=[str(self.process.folder)], schedule="auto")))
         except Exception as error:
             self._log_failure(error)
 
@@ -132,16 +126,13 @@ class Handler:
             time.sleep(POLL_INTERVAL_S)
         return missing
 
-    def _report(self, analysis: Analysis) -> None:
-        from tracekit.report.scalars import scalars
-        from tracekit.report.view import view_of
-
+    def _report(self, answer: Answer) -> None:
         if self._answer:
-            for line in view_of(analysis).answer:
-                log_line(self.process, f"{line.topic}: {line.text}")
+            for line in answer.lines:
+                log_line(self.process, line)
             log_line(self.process, f"more: tracekit analyze {self.process.folder} -o report.html")
         if self._log is not None:
-            self._log(scalars(analysis))
+            self._log(answer.figures)
 
 
 def handler(

@@ -1,13 +1,17 @@
 """Recorder of a few training steps: PyTorch's profiler with the settings that an analysis needs.
 
-Outside the recorded steps it costs nothing but a counter.
+Outside the recorded steps it costs nothing but a counter and a clock. The steps before the recording are timed, so that
+the trace tells how much the recording lengthened its steps.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import time
+from collections import deque
 from collections.abc import Mapping
+from statistics import median
 from typing import Any
 
 from tracekit._util.text import counted, size
@@ -19,6 +23,11 @@ WARM_UP_STEPS = 1
 """Steps profiled and discarded before the recorded ones, because the start of the profiler is slow."""
 DEFAULT_MAX_MB = 2_000
 """Default size limit of a trace: a larger one fills disks and no viewer opens it."""
+
+MIN_TIMED_STEPS = 3
+"""Steps outside the recording that must be timed to tell how much it lengthened a step."""
+MAX_TIMED_STEPS = 10
+"""Steps outside the recording that are kept, the last ones: the first steps of a training are slow."""
 
 _running: list[object] = []  # PyTorch has one profiler per process
 
@@ -38,12 +47,16 @@ class Recorder:
         self._step = 0
         self._profile: Any = None
         self._started_s = 0.0
+        self._step_began_s = 0.0
+        self._plain_steps_s: deque[float] = deque(maxlen=MAX_TIMED_STEPS)
+        self._recorded_steps_s: list[float] = []
 
     def __enter__(self) -> Recorder:
         if _running:
             raise OptionError("a recorder is running in this process already", hint="leave it before starting another")
         _running.append(self)
         self._begin_if_due()
+        self._step_began_s = time.perf_counter()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -51,18 +64,37 @@ class Recorder:
         self._finish()  # also after an exception in training, so that the recorded steps are written
 
     def step(self) -> None:
-        """Mark the end of a training step. Outside the recorded steps this only counts."""
+        """Mark the end of a training step. Outside the recorded steps this only counts and takes the time."""
+        duration_s = time.perf_counter() - self._step_began_s
         self._step += 1
-        if self._profile is not None:
+        if self._profile is None:
+            self._plain_steps_s.append(duration_s)
+            self._begin_if_due()
+        else:
+            if self._step > self._first:
+                self._recorded_steps_s.append(duration_s)
+            is_last = self._step >= self._first + self._count
+            if is_last:
+                self._store_overhead()
             self._profile.step()
-            if self._step >= self._first + self._count:
+            if is_last:
                 self._finish()
-            return
-        self._begin_if_due()
+        self._step_began_s = time.perf_counter()  # what the recorder itself took belongs to no step
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Wait until rank 0 has printed the answer, for programs that end with ``os._exit``."""
         self._handler.wait(timeout_s)
+
+    def _store_overhead(self) -> None:
+        """Write into the trace by which share the recording lengthened a step, if enough steps were timed before."""
+        plain_s = median(self._plain_steps_s) if len(self._plain_steps_s) >= MIN_TIMED_STEPS else 0.0
+        if plain_s <= 0:
+            return
+        overhead = round(median(self._recorded_steps_s) / plain_s - 1, 4)
+        try:
+            self._profile.add_metadata_json("tracekit", json.dumps({"recording_overhead": overhead}))
+        except Exception as error:  # training must go on, whatever fails here
+            log_line(self._handler.process, f"the overhead of recording is not in the trace: {error}")
 
     def _begin_if_due(self) -> None:
         if self._step == max(0, self._first - WARM_UP_STEPS):

@@ -47,6 +47,7 @@ class Header:
     versions: Mapping[str, str] = field(default_factory=dict)
     groups: tuple[ProcessGroup, ...] = ()
     record_shapes: bool | None = None
+    recording_overhead: float | None = None
     notices: tuple[Notice, ...] = ()
     """One per impossible value, which was left out."""
 
@@ -163,6 +164,8 @@ def parse_header(keys: Mapping[str, Any]) -> Header:
     info = info if isinstance(info, dict) else {}
     devices = keys.get("deviceProperties")
     shapes = keys.get("record_shapes")
+    recorder = keys.get("tracekit")
+    overhead = recorder.get("recording_overhead") if isinstance(recorder, dict) else None
     rank, world, base = info.get("rank"), info.get("world_size"), keys.get("baseTimeNanoseconds")
     return Header(
         rank=valid_rank(_integer(rank)),
@@ -176,6 +179,7 @@ def parse_header(keys: Mapping[str, Any]) -> Header:
         versions=_versions({**keys, "nccl_version": info.get("nccl_version")}),
         groups=_groups(info.get("pg_config")),
         record_shapes=bool(shapes) if isinstance(shapes, int) else None,
+        recording_overhead=float(overhead) if isinstance(overhead, int | float) else None,
         notices=(
             *_notice_odd_groups(info.get("pg_config")),
             *(

@@ -76,6 +76,7 @@ def read(
                 versions=header.versions,
                 groups=header.groups,
                 record_shapes=_record_shapes(header, events),
+                recording_overhead=header.recording_overhead,
                 counts=_counts(events),
                 pid=_process_id(events),
                 skipped=_skipped(scanned, table, memory),

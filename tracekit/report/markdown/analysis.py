@@ -153,10 +153,17 @@ def _stragglers(view: View) -> str:
         Column("in", value="label"),
         Column("others waited", "ms", value="caused_ns"),
         Column("operations", "figure"),
+        Column("late", value="when"),
+        Column("why"),
     )
     meaning = "The rank that starts an operation last, and the others' waiting in it, summed over ranks."
     table = render_table(Table(columns, rows_of(columns, view.stragglers)))
-    return f"### Whom the others wait for\n\n{meaning}\n\n{table}"
+    parts = [
+        f"### Whom the others wait for\n\n{meaning}\n\n{table}",
+        _section("Unequal work of the ranks", view.imbalance),
+        _section("What slows the pipeline down", view.slowdown),
+    ]
+    return "\n\n".join(filter(None, parts))
 
 
 def _kernels(view: View) -> str:

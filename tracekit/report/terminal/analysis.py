@@ -109,6 +109,8 @@ SECTIONS: tuple[tuple[str | Callable[[View], str], Section], ...] = (
     ("Experts: what each rank receives in the forward's dispatches", sections.shared(tables.experts)),
     ("Memory: the most each rank held (GB, fullest first)", sections.memory),
     ("Whom the others wait for", sections.stragglers),
+    ("Unequal work of the ranks", sections.imbalance),
+    ("What slows the pipeline down", sections.slowdown),
     ("Steps", sections.step_times),
     ("Copies", sections.shared(tables.copies)),
     ("Weight reload", sections.reload),

@@ -165,11 +165,23 @@ def stragglers(view: View, width: int) -> RenderableType | None:
         Column("label", "label"),
         Column("others waited", "ms", value="caused_ns"),
         Column("operations", "count"),
+        Column("late", "word", 1, value="when"),
+        Column("why", "name", 2),
     )
     note = "the rank that starts a matched operation last; others' wait in it, summed over ranks"
     note = f"{note}. {view.clock_note}" if view.clock_note else note
     rows = rows_of(columns, view.stragglers[:WORST_RANKS_SHOWN])
     return render_table(Table(columns, rows, (note,)), width)
+
+
+def imbalance(view: View, width: int) -> RenderableType | None:
+    """Show the steps in which unequal work costs most."""
+    return None if view.imbalance is None else render_table(view.imbalance, width)
+
+
+def slowdown(view: View, width: int) -> RenderableType | None:
+    """Show which stages, kinds of cells and ranks slow the pipeline down."""
+    return None if view.slowdown is None else render_table(view.slowdown, width)
 
 
 def step_times(view: View, width: int) -> RenderableType | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tracekit._util.text import counted, ms, percent, terminal
 from tracekit.diffs import Run, Side, from_analysis
 from tracekit.gates import gate
+from tracekit.report.view.lateness import late_rank, late_rows
 from tracekit.report.view.pace import pace
 from tracekit.run.watch import Recording
 
@@ -33,7 +34,15 @@ def line(recording: Recording, *, first: Run | None = None) -> str:
     ]
     if total.idle_known:
         parts.append(f"idle {percent(budget.idle_ns, budget.span_ns)}")
-    return f"{name}: {', '.join(parts)}{_regression_mark(recording, first)}"
+    return f"{name}: {', '.join(parts)}{_regression_mark(recording, first)}{_newly_late(recording, first)}"
+
+
+def _newly_late(recording: Recording, first: Run | None) -> str:
+    """Return the rank that is late in this recording and was not in *first*, with the cause; else nothing."""
+    if recording.analysis is None or first is None or first.name == recording.name:
+        return ""
+    rows = [row for row in late_rows(recording.analysis) if f"late_ms.rank@{row.rank}" not in first.samples]
+    return f"  << {late_rank(rows[0], len(recording.analysis.step_times))}" if rows else ""
 
 
 def _regression_mark(recording: Recording, first: Run | None) -> str:

@@ -17,6 +17,7 @@ from tracekit.report.view.answer import Advice, answer
 from tracekit.report.view.breakdown import by_view
 from tracekit.report.view.budget import beside, budget_view, hiding_table, label_rows, matrix_of
 from tracekit.report.view.copies import copies, reload_view
+from tracekit.report.view.lateness import imbalance_table, lateness_map, slowdown_table
 from tracekit.report.view.memory import memory_view
 from tracekit.report.view.model import View
 from tracekit.report.view.path import path_view
@@ -78,6 +79,9 @@ def _build(analysis: Analysis) -> View:
         hiding=hiding_table(analysis),
         memory=memory_view(analysis),
         stragglers=waited_for,
+        lateness=lateness_map(analysis),
+        imbalance=imbalance_table(analysis),
+        slowdown=slowdown_table(analysis),
         clock_note=clock_note(analysis),
         steps=steps_view(analysis),
         copies=copies(analysis),

@@ -16,6 +16,7 @@ from tracekit.report.advice import of_the_gap
 from tracekit.report.remedies import BECAUSE
 from tracekit.report.role_words import iteration_sentence, update_sentence
 from tracekit.report.view.budget import LabelRow, kind_of
+from tracekit.report.view.lateness import imbalance_line, late_rank, late_rows, recording_overhead
 from tracekit.report.view.pace import Pace, pace
 from tracekit.report.view.pipeline import ScheduleView
 from tracekit.report.view.ranks import Straggler
@@ -69,6 +70,7 @@ def answer(
         ("Iteration", iteration_sentence(analysis), "iterations"),
         ("Weights", update_sentence(analysis), "weight-updates"),
     )
+    balance = imbalance_line(analysis)
     lines = (
         *(Line(topic, text, target) for topic, text, target in sentences if text is not None),
         _time_line(analysis, step_pace),
@@ -76,6 +78,7 @@ def answer(
         _schedule_line(analysis, schedule),
         _reload_line(analysis),
         _waits_line(analysis, stragglers),
+        Line("Balance", balance, "stragglers") if balance else None,
     )
     return (*(line for line in lines if line is not None), *next_lines)
 
@@ -90,6 +93,7 @@ def _time_line(analysis: Analysis, step_pace: Pace) -> Line:
         remarks.append(f"mean of {counted(step_pace.steps, 'step')}")
     if report_between:
         remarks.append(f"{ms(step_pace.between_ns)} pass between two")
+    remarks.append(recording_overhead(analysis))
     remark = "; ".join(filter(None, remarks))
 
     subject = "A step takes" if any(rank.steps for rank in analysis.rank_results) else "The trace spans"
@@ -186,6 +190,10 @@ def _waits_line(analysis: Analysis, stragglers: Sequence[Straggler]) -> Line | N
     waiting = f"{percent(waits_ns[label], total.label_ns[label])} of the time in {label} is waiting for another rank"
     if any(notice.code == "wait-bound" and label in notice.message.split(":")[0] for notice in analysis.notices):
         waiting = f"at most {waiting}"
+    explained = late_rows(analysis, label)[:MAX_LATE_RANKS]
+    if explained:
+        steps = len(analysis.step_times)
+        return Line("Waits", f"{waiting}; {'; '.join(late_rank(row, steps) for row in explained)}.", "stragglers")
     late = [row for row in stragglers if row.label == label]
     latest = [row for row in late if row.caused_ns >= (1 - NEARLY_AS_LATE_SHARE) * late[0].caused_ns]
     if not latest:

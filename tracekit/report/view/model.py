@@ -18,6 +18,7 @@ from tracekit.report.view.breakdown import ByView
 from tracekit.report.view.budget import Beside, BudgetView, LabelRow, Matrix
 from tracekit.report.view.copies import Copies, ReloadView
 from tracekit.report.view.kernels import Kernel, kernels
+from tracekit.report.view.lateness import LatenessMap
 from tracekit.report.view.memory import MemoryView
 from tracekit.report.view.path import PathView
 from tracekit.report.view.pipeline import PhaseRow, ScheduleView
@@ -67,6 +68,9 @@ class View:
     """Slowdown of compute that runs beside communication."""
     memory: MemoryView | None
     stragglers: tuple[Straggler, ...]
+    lateness: LatenessMap | None
+    imbalance: Table | None
+    slowdown: Table | None
     clock_note: str
     steps: Steps | None
     copies: Copies | None

@@ -10,6 +10,7 @@ import polars as pl
 
 from tracekit._util.text import counted, ms, percent
 from tracekit.analysis import Analysis, RankResult
+from tracekit.report.view.lateness import when_late, why_late
 from tracekit.report.view.pace import beyond_noise
 from tracekit.schema import IDLE_CAUSES, PHASES
 
@@ -77,6 +78,10 @@ class Straggler(msgspec.Struct, frozen=True):
     """Share of the largest ``caused_ns``."""
     candidates: tuple[int, ...] = ()
     """Ranks that it may have been instead, itself included, where clocks leave that open; empty if it is certain."""
+    when: str = ""
+    """Steps in which it is late."""
+    why: str = ""
+    """Causes, in words; empty if it is never late by much."""
 
 
 class StepRow(msgspec.Struct, frozen=True):
@@ -167,16 +172,18 @@ def host_activity_view(analysis: Analysis) -> HostActivity | None:
 
 def stragglers(analysis: Analysis) -> tuple[Straggler, ...]:
     """Return the ranks that start operations last, those that cause the most waiting first."""
-    table = analysis.tables["stragglers"].sort("caused_ns", descending=True).head(MAX_STRAGGLERS)
-    rows = [row for row in table.to_dicts() if row["caused_ns"]]
+    rows = [row for row in analysis.stragglers.rows if row.caused_ns][:MAX_STRAGGLERS]
+    steps = len(analysis.step_times)
     return tuple(
         Straggler(
-            row["rank"],
-            row["label"],
-            row["caused_ns"],
-            row["operations"],
-            row["caused_ns"] / rows[0]["caused_ns"],
-            tuple(row.get("candidates") or ()) if row.get("uncertain") else (),
+            row.rank,
+            row.label,
+            row.caused_ns,
+            row.operations,
+            row.caused_ns / rows[0].caused_ns,
+            tuple(row.candidates) if row.uncertain else (),
+            when_late(row, steps),
+            why_late(row),
         )
         for row in rows
     )

@@ -1,0 +1,337 @@
+"""Why ranks are late, and in which steps: cases counted by hand, recordings with a known cause, and mixtures."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from pathlib import Path
+from types import SimpleNamespace
+
+import polars as pl
+import pytest
+
+from tracekit import analyze
+from tracekit.align.clocks import Clocks
+from tracekit.align.waits import STRAGGLERS
+from tracekit.analysis.stragglers import explain_stragglers
+from tracekit.metrics.lateness import KERNEL_TIMES, STEP_LATENESS, TOKENS, RankLateness
+from tracekit.schema import conform
+
+MS = 1_000_000
+STEP_MS = 100
+DATA = Path(__file__).parents[1] / "data"
+CORPUS = Path(os.environ.get("TRACEKIT_CORPUS", ""))
+needs_corpus = pytest.mark.skipif(not os.environ.get("TRACEKIT_CORPUS"), reason="set TRACEKIT_CORPUS")
+
+
+class Run:
+    """A run built step by step: compute of 40 ms per rank and step in ten equal calls, and one all-reduce."""
+
+    def __init__(self, ranks=3, steps=4, *, shapes=True):
+        self.ranks, self.steps, self.shapes = ranks, steps, shapes
+        self.speed, self.calls, self.idle, self.tokens = {}, {}, {}, {}
+        self.operations = []
+
+    def wait(self, last, rank, step, ms, *, label="dp_comm", group="dp", bound=False, what="allreduce", transfer=5):
+        self.operations.append(
+            {
+                "rank": rank, "last_rank": last, "step": step, "label": label, "group": group, "group_ranks": None,
+                "what": what, "bytes": 1000, "wait_ns": round(ms * MS), "transfer_ns": round(transfer * MS),
+                "start_ns": 0, "end_ns": round((ms + transfer) * MS), "hidden_ns": 0, "wait_is_bound": bound,
+                "match": len(self.operations),
+            }
+        )  # fmt: skip
+
+    def _rank(self, rank):
+        kernels, steps, tokens = [], [], []
+        for step in range(self.steps):
+            calls = self.calls.get((rank, step), self.calls.get(rank, 10))
+            ns = round(calls * 4 * MS * self.speed.get((rank, step), self.speed.get(rank, 1.0)))
+            kernels.append({"key": 1, "kernel": 1, "step": step, "calls": calls, "count": calls, "ns": ns})
+            idle = round(self.idle.get((rank, step), 0) * MS)
+            steps.append(
+                {"step": step, "span_ns": STEP_MS * MS, "start_ns": 0, "launch_ns": 0, "follows": step > 0,
+                 "compute_ns": ns, "host_late_ns": idle}
+            )  # fmt: skip
+            tokens.append({"step": step, "microbatch": 0, "tokens": self.tokens.get((rank, step), 512)})
+        frames = (
+            conform(pl.DataFrame(kernels), KERNEL_TIMES) if self.shapes else KERNEL_TIMES.to_frame(),
+            conform(pl.DataFrame(steps), STEP_LATENESS),
+            conform(pl.DataFrame(tokens), TOKENS),
+        )
+        return SimpleNamespace(source=SimpleNamespace(rank=rank), lateness=RankLateness(*frames))
+
+    def explain(self, *, uncertain=False):
+        text = dict.fromkeys(("label", "group", "group_ranks", "what"), pl.String)
+        operations = pl.DataFrame(self.operations, schema_overrides={**text, "rank": pl.Int32, "last_rank": pl.Int32})
+        table = (
+            operations.filter((pl.col("rank") != pl.col("last_rank")) & (pl.col("wait_ns") > 0))
+            .group_by(rank="last_rank", label="label")
+            .agg(caused_ns=pl.col("wait_ns").sum(), operations=pl.len().cast(pl.Int64))
+            .with_columns(uncertain=pl.lit(uncertain), candidates=pl.concat_list("rank"))
+            .sort("caused_ns", "rank", descending=[True, False])
+        )
+        ranks = [self._rank(rank) for rank in range(self.ranks)]
+        clocks = Clocks.recorded(list(range(self.ranks)))
+        return explain_stragglers(conform(table, STRAGGLERS), ranks, operations, clocks)
+
+
+def causes(row):
+    return {part.cause: part.ns / MS for part in row.why}
+
+
+def test_a_slow_gpu_is_named_with_the_ratio_of_the_same_kernels():
+    run = Run()
+    run.speed[2] = 1.5  # 60 ms instead of 40
+    for step in range(4):
+        for rank in (0, 1):
+            run.wait(2, rank, step, 20)
+    [row] = run.explain().rows
+    assert causes(row) == {"slow_gpu": 160}
+    assert row.why[0].evidence.ratio == 1.5
+    assert (row.kind, row.steps, row.late_ns) == ("chronic", [0, 1, 2, 3], 20 * MS)
+
+
+def test_more_work_is_told_from_a_slow_gpu_by_calls_and_tokens():
+    run = Run()
+    run.calls[1, 2], run.tokens[1, 2] = 15, 768  # 60 ms in one step
+    run.wait(1, 0, 2, 20)
+    run.wait(1, 2, 2, 20)
+    result = run.explain()
+    [row] = result.rows
+    assert causes(row) == {"more_work": 40}
+    evidence = row.why[0].evidence
+    assert (evidence.ratio, evidence.tokens, evidence.tokens_of_others) == (1.5, 768, 512)
+    assert (row.kind, row.steps) == ("one_off", [2])
+    # Cost against the mean: 60 − (60 + 40 + 40) / 3 ms of one step of 100 ms, of four.
+    assert result.imbalance_share == pytest.approx((60 - 140 / 3) / 400)
+
+
+def test_two_causes_at_once_share_the_wait_as_they_cause_it():
+    run = Run()
+    run.speed[2], run.idle[2, 1] = 1.25, 30  # 10 ms in every step, 30 ms more in one
+    for step in range(4):
+        for rank in (0, 1):
+            run.wait(2, rank, step, 40 if step == 1 else 10)
+    [row] = run.explain().rows
+    assert causes(row) == {"slow_gpu": 80, "host_late": 60}
+    assert row.why[1].evidence.idle_ns == 30 * MS
+
+
+def test_causes_that_exceed_the_wait_are_scaled_to_it():
+    run = Run()
+    run.speed[2], run.idle[2, 0] = 1.5, 20
+    run.speed[2, 1] = run.speed[2, 2] = run.speed[2, 3] = 1.0
+    run.wait(2, 0, 0, 20)
+    [row] = run.explain().rows
+    assert causes(row) == {"slow_gpu": 10, "host_late": 10}
+
+
+def test_waiting_for_another_group_is_followed_to_where_it_begins():
+    run = Run()
+    for step in range(4):
+        run.wait(0, 1, step, 15, label="tp_comm", group="tp")  # rank 1 waits for rank 0 …
+        run.wait(1, 2, step, 15)  # … and is late for rank 2
+    rows = {row.rank: row for row in run.explain().rows}
+    assert causes(rows[1]) == {"waited_itself": 60}
+    assert rows[1].why[0].evidence.chain == [1, 0]
+
+
+def test_longer_transfers_of_equal_size_are_a_slow_link():
+    run = Run(ranks=6)
+    for step in range(4):
+        for rank in range(6):
+            run.wait(rank, rank, step, 0, label="tp_comm", group=f"tp{rank}", transfer=25 if rank == 2 else 5)
+        run.wait(2, 0, step, 20)
+    rows = {row.rank: row for row in run.explain().rows}
+    assert causes(rows[2]) == {"slow_link": 80}
+
+
+def test_equal_ranks_have_no_cause():
+    run = Run()
+    for step in range(4):
+        run.wait(step % 3, (step + 1) % 3, step, 1)
+    for row in run.explain().rows:
+        assert (row.kind, row.steps) == (None, [])
+        assert causes(row).keys() == {"unknown"}
+        assert "2%" in row.why[0].evidence.reason
+
+
+@pytest.mark.parametrize(
+    ("run", "options", "reason"),
+    [
+        (Run(shapes=False), {}, "shapes were not recorded"),
+        (Run(), {"bound": True}, "clocks are not aligned"),
+        (Run(), {}, "no cause explains it"),
+        (Run(), {"label": "pp_comm", "what": "p2p"}, "pipeline"),
+    ],
+)
+def test_the_reason_is_given_where_the_cause_is_unknown(run, options, reason):
+    run.operations.clear()
+    run.speed[2] = 1.5 if options.get("bound") or not run.shapes else 1.0
+    for step in range(4):
+        run.wait(2, 0, step, 20, **options)
+    [row] = run.explain().rows
+    assert causes(row) == {"unknown": 80}
+    assert reason in row.why[0].evidence.reason
+
+
+def test_a_rank_that_clocks_leave_open_is_explained_only_by_what_needs_no_clock():
+    run = Run()
+    for step in range(4):
+        run.wait(2, 0, step, 20)
+    assert "clocks" in run.explain(uncertain=True).rows[0].why[0].evidence.reason
+    run.speed[2] = 1.5
+    assert causes(run.explain(uncertain=True).rows[0]) == {"slow_gpu": 80}
+
+
+def test_with_one_step_it_is_not_known_whether_a_rank_is_always_late():
+    run = Run(steps=1)
+    run.speed[2] = 1.5
+    run.wait(2, 0, 0, 20)
+    [row] = run.explain().rows
+    assert (row.kind, row.steps, causes(row)) == (None, [0], {"slow_gpu": 20})
+
+
+def test_one_rank_waits_for_nobody():
+    run = Run(ranks=1)
+    run.wait(0, 0, 0, 0)
+    result = run.explain()
+    assert result.rows == ()
+    assert result.late_ranks() is None
+
+
+def test_the_lateness_table_has_every_rank_and_step():
+    run = Run()
+    run.wait(2, 0, 1, 20)
+    run.wait(2, 1, 1, 10)
+    lateness = run.explain().lateness
+    assert lateness.shape[0] == 12
+    late = lateness.filter(pl.col("late_ns") > 0).select("rank", "step", "late_ns", "caused_ns", "share").rows()
+    assert late == [(2, 1, 15 * MS, 30 * MS, 0.15)]
+
+
+@pytest.mark.parametrize(("ms", "late"), [(1.99, False), (2.0, True)])
+def test_a_rank_is_late_from_two_percent_of_the_step(ms, late):
+    run = Run()
+    run.wait(2, 0, 1, ms)
+    assert bool(run.explain().rows[0].steps) is late
+
+
+@pytest.mark.parametrize(("idle", "named"), [(0.99, {"slow_gpu"}), (1.01, {"slow_gpu", "host_late"})])
+def test_a_cause_of_less_than_a_tenth_stays_unknown(idle, named):
+    run = Run()
+    run.speed[2, 1], run.idle[2, 1] = 1 + (10 - idle) / 40, idle
+    run.wait(2, 0, 1, 10)
+    assert causes(run.explain().rows[0]).keys() - {"unknown"} == named
+
+
+@pytest.mark.parametrize(("ratio", "named"), [(1.029, {"unknown"}), (1.031, {"slow_gpu", "unknown"})])
+def test_a_gpu_is_slow_from_three_percent(ratio, named):
+    run = Run()
+    run.speed[2] = ratio
+    for step in range(4):
+        run.wait(2, 0, step, 4)
+    assert causes(run.explain().rows[0]).keys() == named
+
+
+@pytest.mark.parametrize(("ms", "named"), [(8.8, set()), (9.0, {"host_late"})])
+def test_a_difference_must_exceed_three_deviations_of_chance(ms, named):
+    """Idle times of 0, 2, 4, 6 … ms on every rank deviate from their median by 2 ms: three times 1.4826 × 2 is 8.9."""
+    run = Run(steps=5)
+    for rank in range(3):
+        for step in range(5):
+            run.idle[rank, step] = 2 * step
+    run.idle[2, 0] = ms
+    run.wait(2, 0, 0, ms)
+    assert causes(run.explain().rows[0]).keys() - {"unknown"} == named
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_causes_sum_to_the_waiting_in_any_mixture(seed):
+    chance = random.Random(seed)
+    run = Run(ranks=4, steps=6)
+    for rank in range(4):
+        run.speed[rank] = chance.choice([1.0, 1.0, 1.3])
+        for step in range(6):
+            run.idle[rank, step] = chance.choice([0, 0, 0, 30])
+            run.calls[rank, step] = chance.choice([8, 10, 14])
+    for step in range(6):
+        last = chance.randrange(4)
+        for rank in range(4):
+            if rank != last:
+                run.wait(last, rank, step, chance.uniform(0, 60))
+    for row in run.explain().rows:
+        assert sum(part.ns for part in row.why) == row.caused_ns
+        assert all(part.ns >= 0 for part in row.why)
+        named = [part.ns for part in row.why if part.cause != "unknown"]
+        assert named == sorted(named, reverse=True)
+
+
+def explained(analysis, rank):
+    [row] = [row for row in analysis.stragglers.rows if row.rank == rank]
+    return row, {part.cause: part.ns / sum(item.ns for item in row.why) for part in row.why}
+
+
+def test_a_slow_gpu_and_a_late_host_in_one_recording_are_split():
+    """Recorded on an H200: rank 2 on half the multiprocessors, and rank 1's host asleep for 80 ms before step 6."""
+    analysis = analyze(DATA / "slow-once", schedule="none", workers=1)
+    slow, slow_causes = explained(analysis, 2)
+    late, late_causes = explained(analysis, 1)
+    assert (slow.kind, slow.steps) == ("chronic", [5, 7])
+    assert slow_causes["slow_gpu"] > 0.9
+    assert 1.6 < slow.why[0].evidence.ratio < 2.1
+    assert (late.kind, late.steps) == ("one_off", [6])
+    assert late_causes["host_late"] > 0.9
+    assert late.why[0].evidence.idle_ns == pytest.approx(80 * MS, rel=0.1)
+    assert analysis.stragglers.imbalance_share == 0
+    assert not any(row.steps for row in analysis.stragglers.rows if row.rank in {0, 3})
+
+
+def test_a_slow_gpu_and_unequal_tokens_in_one_recording_are_split():
+    """Recorded on an H200: rank 3 on half the multiprocessors; tokens by step and rank are known."""
+    analysis = analyze(DATA / "slow-uneven", schedule="none", workers=1)
+    tokens = analysis.tables["tokens"].pivot("rank", index="step", values="tokens").drop("step").rows()
+    assert tokens == [(512, 1024, 512, 3072), (2048, 512, 3072, 512), (1024, 3072, 512, 3072)]
+    row, shares = explained(analysis, 3)
+    assert row.kind == "chronic"
+    assert shares.keys() <= {"slow_gpu", "more_work", "unknown"}
+    assert shares["slow_gpu"] + shares["more_work"] > 0.9
+    assert 1.6 < next(part.evidence.ratio for part in row.why if part.cause == "slow_gpu") < 2.1
+    # In step 5 the slow rank has the fewest tokens: whatever it is late there, its work does not explain.
+    step_5 = analysis.tables["lateness"].filter(pl.col("step") == 5)
+    work = dict(step_5.select("rank", "work_ns").iter_rows())
+    assert work[3] == min(work.values())
+    assert analysis.stragglers.imbalance["most_work_rank"].to_list()[:2] == [3, 2]
+
+
+@needs_corpus
+def test_the_slow_rank_of_a_recording():
+    row, shares = explained(analyze(CORPUS / "frameworks/slow-ddp", schedule="none"), 2)
+    assert (row.kind, row.steps) == ("chronic", [4, 5, 6, 7, 8, 9])
+    assert shares["slow_gpu"] > 0.9
+    assert row.why[0].evidence.ratio == pytest.approx(1.96, rel=0.03)
+
+
+@needs_corpus
+def test_the_late_host_of_a_recording_and_its_other_steps():
+    folder = CORPUS / "frameworks/once-ddp"
+    row, shares = explained(analyze(folder, schedule="none"), 1)
+    assert (row.kind, row.steps) == ("one_off", [7])
+    assert shares["host_late"] > 0.9
+    others = analyze(folder, schedule="none", steps="4,5,6,8,9")
+    assert {part.cause for row in others.stragglers.rows for part in row.why} == {"unknown"}
+
+
+@needs_corpus
+def test_the_tokens_and_the_most_loaded_ranks_of_a_recording():
+    truth = json.loads((CORPUS / "frameworks/truth.json").read_text())["varlen-ddp"]["tokens_by_step_and_rank"]
+    analysis = analyze(CORPUS / "frameworks/varlen-ddp", schedule="none")
+    tokens = analysis.tables["tokens"].pivot("rank", index="step", values="tokens").drop("step").rows()
+    assert tokens == [tuple(step) for step in truth]
+    for row in analysis.stragglers.rows:
+        assert {part.cause for part in row.why} <= {"more_work", "unknown"}
+    most = [max(step) for step in truth]
+    loaded = zip(analysis.stragglers.imbalance["most_work_rank"].to_list(), truth, most, strict=True)
+    assert all(step[rank] == tokens for rank, step, tokens in loaded)

@@ -1,0 +1,55 @@
+"""Lateness and unequal work in the reports, on a small recording with a slow GPU and unequal tokens."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from tests.kept import analysis_of
+from tracekit.report.html.page import render_html
+from tracekit.report.markdown.analysis import render_markdown
+from tracekit.report.terminal.analysis import render
+from tracekit.report.view import view_of
+
+DATA = Path(__file__).parents[1] / "data"
+
+
+@pytest.fixture(scope="module")
+def slow_uneven():
+    return analysis_of(DATA / "slow-uneven", schedule="none")
+
+
+def test_the_map_has_a_row_for_each_rank_and_a_cell_for_each_step(slow_uneven):
+    lateness = view_of(slow_uneven).lateness
+    assert lateness.steps == (4, 5, 6)
+    assert [row[0] for row in lateness.rows] == [0, 1, 2, 3]
+    latest = max(lateness.rows, key=lambda row: max(row[1]))
+    assert latest[0] == 3
+    assert lateness.largest == max(latest[1])
+
+
+def test_the_page_draws_the_map_and_says_why(slow_uneven):
+    page = render_html(slow_uneven)
+    [drawn] = re.findall(r'<table class="heat" id="lateness">.*?</table>', page, re.DOTALL)
+    assert drawn.count("<td") == 4 * 3
+    assert drawn.count("--heat: 1.000") == 1
+    assert "Late in every step: its GPU runs the same kernels" in page
+    assert "Unequal work of the ranks" in page
+
+
+def test_an_equal_run_has_no_map():
+    assert view_of(analysis_of("sample_traces/reload", schedule="none")).lateness is None
+
+
+def test_terminal_and_markdown_name_the_cause(slow_uneven):
+    console = Console(file=io.StringIO(), width=200)
+    render(slow_uneven, console)
+    for text in (console.file.getvalue(), render_markdown(slow_uneven)):
+        flat = " ".join(text.split())
+        assert "rank 3 is late in every step" in flat
+        assert "tokens in a step, the others" in flat
+        assert "Unequal work of the ranks" in flat

@@ -1,0 +1,178 @@
+"""Figures of one rank that explain why other ranks wait for it: kernel times, work, late launches, tokens.
+
+They are compared across ranks in ``analysis.stragglers``. All are by step and small: a row per operator and shapes, a
+row per step, a row per micro-batch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from math import prod
+
+import numpy as np
+import polars as pl
+
+from tracekit._util.arrays import Ints, group_rows
+from tracekit._util.categories import CategoryColumns
+from tracekit._util.columns import to_int64
+from tracekit._util.shapes import is_shape, parse_list
+from tracekit.metrics.label_intervals import COMPUTE_SET, has_label, label_codes
+from tracekit.schema import conform
+
+KERNEL_TIMES = pl.Schema(
+    {
+        "key": pl.UInt64(),  # digest of the operator (or the kernel's name) and its input shapes
+        "step": pl.Int64(),
+        "kernel": pl.UInt64(),  # digest of the kernel's name and those shapes
+        "calls": pl.Int64(),  # calls of the operator whose first kernel this is: their sum over kernels is all calls
+        "count": pl.Int64(),  # launches of the kernel
+        "ns": pl.Int64(),  # sum of their durations
+    }
+)
+STEP_LATENESS = pl.Schema(
+    {
+        "step": pl.Int64(),
+        "span_ns": pl.Int64(),
+        "start_ns": pl.Int64(),  # of the first GPU event, on the rank's own clock
+        "launch_ns": pl.Int64(),  # launch of that event
+        "follows": pl.Boolean(),  # the step before it was recorded too, and so the gap between the two
+        "compute_ns": pl.Int64(),  # union of compute
+        "host_late_ns": pl.Int64(),  # GPU empty until the host launched the next event, also before the step
+    }
+)
+TOKENS = pl.Schema({"step": pl.Int64(), "microbatch": pl.Int64(), "tokens": pl.Int64()})
+
+
+@dataclass(frozen=True, eq=False)
+class RankLateness:
+    """Figures of one rank, by step."""
+
+    kernels: pl.DataFrame = field(default_factory=KERNEL_TIMES.to_frame)
+    """Compute kernels (``KERNEL_TIMES``); empty if input shapes were not recorded."""
+    steps: pl.DataFrame = field(default_factory=STEP_LATENESS.to_frame)
+    tokens: pl.DataFrame = field(default_factory=TOKENS.to_frame)
+    """Tokens by step and micro-batch, from the calls of the token embedding; empty where there are none."""
+
+
+def measure_lateness(
+    events: pl.DataFrame,
+    gpu_events: pl.DataFrame,
+    steps: pl.DataFrame,
+    idle_gaps: pl.DataFrame,
+    compute_ns: Ints,
+    *,
+    texts: CategoryColumns | None = None,
+) -> RankLateness:
+    """Measure one rank.
+
+    Args:
+        events: All its events.
+        gpu_events: Labelled GPU events of the selected steps, with ``part``.
+        steps: Its steps (``align.steps.STEPS``); ``part`` counts them from 0.
+        idle_gaps: Idle gaps of the whole window (``metrics.idle_gaps.GAPS``).
+        compute_ns: Union of compute by part.
+        texts: Text columns of *gpu_events*, if they were converted already.
+
+    """
+    return RankLateness(
+        _kernel_times(gpu_events, steps, texts or CategoryColumns(gpu_events)),
+        _step_lateness(gpu_events, steps, idle_gaps, compute_ns),
+        _tokens(events, steps),
+    )
+
+
+def _kernel_times(gpu_events: pl.DataFrame, steps: pl.DataFrame, texts: CategoryColumns) -> pl.DataFrame:
+    """Return ``KERNEL_TIMES``.
+
+    Kernels are told apart by their operator where it is known: for the same operator and shapes a library may choose
+    other kernels on another GPU, and more of them.
+    """
+    rows = np.flatnonzero(has_label(label_codes(gpu_events), COMPUTE_SET))
+    op, name, shapes = (texts[column].take(rows) for column in ("op", "name", "shapes"))
+    if not shapes.present.any():
+        return KERNEL_TIMES.to_frame()
+    op, part = op.fill(name), to_int64(gpu_events["part"])[rows]
+    work = group_rows(op.codes, shapes.codes, part)[0]
+    group, first = group_rows(work, name.codes)
+    # Kernels without a call count one by one: their own row, as a negative number, stands for the call.
+    call = to_int64(gpu_events["op_id"], -1)[rows]
+    first_of_call = group_rows(work, np.where(call < 0, -1 - rows, call))[1]
+    duration = (gpu_events["end_ns"].to_numpy() - gpu_events["start_ns"].to_numpy())[rows]
+    ops, names, shape_texts = (text.take(first).strings() for text in (op, name, shapes))
+    return pl.DataFrame(
+        {
+            "key": [_digest(f"{op}\0{shape}") for op, shape in zip(ops, shape_texts, strict=True)],
+            "step": steps["step"].gather(part[first]),
+            "kernel": [_digest(f"{name}\0{shape}") for name, shape in zip(names, shape_texts, strict=True)],
+            "calls": np.bincount(group[first_of_call], minlength=len(first)),
+            "count": np.bincount(group),
+            "ns": np.bincount(group, duration).astype(np.int64),
+        },
+        schema=KERNEL_TIMES,
+    )
+
+
+def _digest(text: str) -> int:
+    """Return 64 bits that are the same in every process, so that tables of ranks can be joined without the text."""
+    return int.from_bytes(hashlib.blake2b(text.encode(errors="replace"), digest_size=8).digest(), "little")
+
+
+def _step_lateness(
+    gpu_events: pl.DataFrame, steps: pl.DataFrame, idle_gaps: pl.DataFrame, compute_ns: Ints
+) -> pl.DataFrame:
+    if gpu_events.is_empty():
+        return STEP_LATENESS.to_frame()
+    part, start = to_int64(gpu_events["part"]), gpu_events["start_ns"].to_numpy()
+    order = np.lexsort((start, part))
+    first_event = order[np.flatnonzero(np.diff(part[order], prepend=-1))]
+    number = to_int64(steps["step"])
+    follows = np.diff(number, prepend=number[0] - 2) == 1
+    # A gap belongs to the step of the event that ends it. One that begins before a recorded step's neighbour is known
+    # to be idle time only if nothing was left out between the two.
+    next_event = idle_gaps["next"].to_numpy()
+    late = (idle_gaps["launch_bound_ns"] + idle_gaps["warm_up_ns"]).to_numpy()
+    crosses = (start[next_event] == start[first_event][part[next_event]]) & ~follows[part[next_event]]
+    host_late = np.bincount(part[next_event], np.where(crosses, 0, late), minlength=len(steps))
+    return pl.DataFrame(
+        {
+            "step": steps["step"],
+            "span_ns": steps["span_ns"],
+            "start_ns": start[first_event],
+            "launch_ns": gpu_events["launch_ns"].gather(first_event),
+            "follows": follows,
+            "compute_ns": compute_ns,
+            "host_late_ns": host_late.astype(np.int64),
+        },
+        schema=STEP_LATENESS,
+    )
+
+
+def _tokens(events: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
+    """Return the tokens of each call of the largest embedding table, in the order of calls."""
+    if not {"shapes", "step"} <= set(events.columns):
+        return TOKENS.to_frame()
+    is_call = (events["kind"] == "cpu_op") & (events["name"] == "aten::embedding") & events["shapes"].is_not_null()
+    calls = events.select("step", "start_ns", "shapes").filter(is_call).sort("start_ns")
+    parsed = {text: _embedding_size(text) for text in calls["shapes"].cast(pl.String).unique().to_list()}
+    sizes = [parsed[text] for text in calls["shapes"].cast(pl.String).to_list()]
+    vocabulary = max((size[0] for size in sizes), default=0)
+    tokens = [size[1] if size[0] == vocabulary else 0 for size in sizes]
+    numbered = (
+        calls.select("step")
+        .with_columns(tokens=pl.Series(tokens, dtype=pl.Int64))
+        .filter((pl.col("tokens") > 0) & pl.col("step").is_in(steps["step"].implode(), nulls_equal=True))
+    )
+    return conform(numbered.with_columns(microbatch=pl.int_range(pl.len()).over("step")), TOKENS)
+
+
+def _embedding_size(text: str) -> tuple[int, int]:
+    """Return the rows of an embedding's table and the number of its indices; 0 where the shapes do not tell.
+
+    >>> _embedding_size("[[8192,2048],[2,1536],[],[],[]]")
+    (8192, 3072)
+    """
+    shapes = parse_list(text)
+    if len(shapes) < 2 or not is_shape(shapes[0]) or not is_shape(shapes[1]) or not shapes[0]:
+        return 0, 0
+    return shapes[0][0], prod(shapes[1])

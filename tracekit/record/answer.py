@@ -1,0 +1,72 @@
+"""The answer to a recording, computed in a process of its own at the lowest priority.
+
+In the training's own process it would compete with the loop that launches kernels. The process prints the answer as
+JSON; ``python -m tracekit.record.answer FILE…`` is what ``analyse_apart`` starts.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from tracekit.errors import TracekitError
+
+if TYPE_CHECKING:
+    from tracekit.analysis import Analysis
+
+LOWEST_PRIORITY = 19
+"""Increment of niceness: the process runs when the processor has nothing else to do."""
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """Lines for the log of the training and figures by name; an error instead if there is no answer."""
+
+    lines: Sequence[str] = ()
+    figures: Mapping[str, float] = {}
+    error: str | None = None
+
+
+def answer_of(analysis: Analysis) -> Answer:
+    """Return the answer that an analysis gives."""
+    from tracekit.report.scalars import scalars
+    from tracekit.report.view import view_of
+
+    return Answer([f"{line.topic}: {line.text}" for line in view_of(analysis).answer], scalars(analysis))
+
+
+def analyse_apart(files: Sequence[Path]) -> Answer:
+    """Return the answer to the traces *files*, from another process; the calling thread only waits."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "POLARS_MAX_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tracekit.record.answer", *map(str, files)],
+        stdout=subprocess.PIPE,
+        check=True,
+        env=environment,
+    )
+    answer = msgspec.json.decode(done.stdout, type=Answer)
+    if answer.error is not None:
+        raise TracekitError(answer.error)
+    return answer
+
+
+def main(files: Sequence[str]) -> None:
+    """Analyse *files* and print the answer as JSON."""
+    from tracekit.run.analyze import analyze
+
+    if hasattr(os, "nice"):
+        os.nice(LOWEST_PRIORITY)
+    try:
+        answer = answer_of(analyze(list(files), workers=1))
+    except TracekitError as error:
+        answer = Answer(error=str(error))
+    sys.stdout.buffer.write(msgspec.json.encode(answer))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

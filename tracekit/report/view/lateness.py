@@ -1,0 +1,191 @@
+"""Lateness of ranks in words and as a map: who is late, in which steps, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import msgspec
+import polars as pl
+
+from tracekit._util.text import counted, listing, ms, percent
+from tracekit.analysis import Analysis
+from tracekit.analysis.stragglers import MIN_LATE_SHARE
+from tracekit.documents.analysis import Evidence, Straggler
+from tracekit.report.table import Column, Table
+
+MAX_MAP_RANKS = 32
+"""Ranks of the map, the latest."""
+MAX_MAP_STEPS = 60
+"""Steps of the map, the first."""
+
+MAX_IMBALANCE_ROWS = 10
+MAX_SLOWDOWN_ROWS = 12
+MIN_OVERHEAD_TO_REPORT = 0.01
+"""Share of a step by which recording must have lengthened it to be reported."""
+
+
+def _tokens(evidence: Evidence) -> str:
+    if evidence.tokens is None or evidence.tokens_of_others is None or evidence.tokens == evidence.tokens_of_others:
+        return f"it has {evidence.ratio:.2f} times the work of the others" if evidence.ratio else "it has more work"
+    return f"it has more work ({evidence.tokens:,} tokens in a step, the others {evidence.tokens_of_others:,})"
+
+
+def _chain(evidence: Evidence) -> str:
+    chain = evidence.chain or []
+    return f"it waits for rank {chain[-1]} itself" if len(chain) > 1 else "it waits for another rank itself"
+
+
+_WORDS: Mapping[str, Callable[[Evidence], str]] = {
+    "slow_gpu": lambda evidence: f"its GPU runs the same kernels {evidence.ratio or 1:.2f} times slower",
+    "more_work": _tokens,
+    "host_late": lambda evidence: f"its host launches late (its GPU is empty for {ms(evidence.idle_ns or 0)})",
+    "slow_link": lambda evidence: f"its transfers take {evidence.ratio or 1:.2f} times as long as others of their size",
+    "waited_itself": _chain,
+    "unknown": lambda evidence: f"the cause is not known ({evidence.reason})",
+}
+
+
+def why_late(row: Straggler) -> str:
+    """Return the causes of a rank's lateness in words, the largest first; empty if it is not late.
+
+    >>> from tracekit.documents.analysis import WaitCause
+    >>> cause = WaitCause("slow_gpu", 9, Evidence(ratio=1.96))
+    >>> why_late(Straggler(2, "dp_comm", 9, 1, kind="chronic", steps=[4], late_ns=3, why=[cause]))
+    'its GPU runs the same kernels 1.96 times slower'
+    """
+    if not row.steps:
+        return ""
+    named = [part for part in row.why if part.cause != "unknown"] or row.why
+    return ", and ".join(_WORDS[part.cause](part.evidence) for part in named)
+
+
+def when_late(row: Straggler, steps: int) -> str:
+    """Return in which of a run's *steps* a rank is late; empty if there is one step.
+
+    >>> when_late(Straggler(2, "dp_comm", 9, 1, kind="one_off", steps=[6], late_ns=3), 5)
+    'in step 6'
+    """
+    if row.kind is None:
+        return ""
+    if len(row.steps) == steps:
+        return "in every step"
+    if row.kind == "one_off":
+        return f"in step{'s' * (len(row.steps) > 1)} {listing(map(str, row.steps))}"
+    return f"in {len(row.steps)} of {counted(steps, 'step')}"
+
+
+def late_rank(row: Straggler, steps: int) -> str:
+    """Return the answer about one rank.
+
+    >>> from tracekit.documents.analysis import WaitCause
+    >>> cause = WaitCause("slow_gpu", 9, Evidence(ratio=1.96))
+    >>> row = Straggler(2, "dp_comm", 9, 1, kind="chronic", steps=[4, 5], late_ns=54_000_000, why=[cause])
+    >>> late_rank(row, 2)
+    'rank 2 is late in every step (54.0 ms per step): its GPU runs the same kernels 1.96 times slower'
+    """
+    when = when_late(row, steps)
+    cost = f"{ms(row.late_ns)} per step" if len(row.steps) > 1 else ms(row.late_ns)
+    return f"rank {row.rank} is late {when + ' ' if when else ''}({cost}): {why_late(row)}"
+
+
+def late_rows(analysis: Analysis, label: str | None = None) -> list[Straggler]:
+    """Return the ranks that are late in any step; messages of a pipeline do not count.
+
+    A rank that clocks leave open counts if a cause is known, which then decides.
+    """
+    rows = [row for row in analysis.stragglers.rows if row.steps and row.label != "pp_comm"]
+    certain = [row for row in rows if not row.uncertain or any(part.cause != "unknown" for part in row.why)]
+    return [row for row in certain if label is None or row.label == label]
+
+
+class LatenessMap(msgspec.Struct, frozen=True):
+    """Lateness by rank and step, as a share of the step."""
+
+    steps: tuple[int | None, ...]
+    rows: tuple[tuple[int, tuple[float, ...], tuple[str, ...]], ...]
+    """Rank, shares, and their words."""
+    note: str
+    largest: float
+
+
+def lateness_map(analysis: Analysis) -> LatenessMap | None:
+    """Return the map of the latest ranks; None if no rank is late in any step."""
+    table = analysis.stragglers.lateness
+    if table.is_empty() or not late_rows(analysis) or not (table["share"] >= MIN_LATE_SHARE).any():
+        return None
+    latest = table.group_by("rank").agg(pl.col("late_ns").sum()).top_k(MAX_MAP_RANKS, by="late_ns")["rank"]
+    steps = table["step"].unique().sort().head(MAX_MAP_STEPS).to_list()
+    cells = {
+        (rank, step): (share, ns)
+        for rank, step, share, ns in table.select("rank", "step", "share", "late_ns").iter_rows()
+    }
+    rows = []
+    for rank in latest.sort().to_list():
+        row = [cells.get((rank, step), (0.0, 0)) for step in steps]
+        rows.append((rank, tuple(share or 0.0 for share, _ in row), tuple(ms(ns) for _, ns in row)))
+    ranks, all_steps = table["rank"].n_unique(), table["step"].n_unique()
+    note = (
+        ""
+        if len(rows) == ranks and len(steps) == all_steps
+        else (f"{len(rows)} of {ranks} ranks, the latest, and {len(steps)} of {all_steps} steps")
+    )
+    return LatenessMap(tuple(steps), tuple(rows), note, max(max(row[1]) for row in rows))
+
+
+def imbalance_line(analysis: Analysis) -> str:
+    """Return what unequal work costs, in words; empty if it costs less than 2 % of the steps, or is not known."""
+    share = analysis.stragglers.imbalance_share
+    if share is None or share < MIN_LATE_SHARE:
+        return ""
+    table = analysis.stragglers.imbalance
+    worst = table.sort("share").tail(1).to_dicts()[0]
+    tokens = ""
+    if worst["tokens_max"] and worst["tokens_mean"]:
+        tokens = f"; in step {worst['step']} rank {worst['most_work_rank']} has {worst['tokens_max']:,} tokens, "
+        tokens += f"the mean is {worst['tokens_mean']:,.0f}"
+    mean_ns = table.group_by("step").agg(pl.col("cost_ns").max())["cost_ns"].mean()
+    assert isinstance(mean_ns, float)
+    return f"Ranks have unequal work: {ms(mean_ns)} of a step, {percent(share)}, go with equal work{tokens}."
+
+
+def imbalance_table(analysis: Analysis) -> Table | None:
+    """Return the steps in which unequal work costs most; None where the answer does not mention it."""
+    if not imbalance_line(analysis):
+        return None
+    rows = analysis.stragglers.imbalance.sort("cost_ns", descending=True).head(MAX_IMBALANCE_ROWS)
+    columns = (
+        Column("step", "figure"),
+        Column("most work", "rank"),
+        Column("its tokens", "count"),
+        Column("mean tokens", "count"),
+        Column("costs", "ms"),
+        Column("of the step", "share"),
+    )
+    cells = rows.select("step", "most_work_rank", "tokens_max", "tokens_mean", "cost_ns", "share").iter_rows()
+    note = "work of the rank with the most minus the mean, at the usual speed of the same kernels; longest first"
+    return Table(columns, tuple((str(row[0]), *row[1:]) for row in cells), (note,))
+
+
+def slowdown_table(analysis: Analysis) -> Table | None:
+    """Return the stages, kinds of cells and ranks that slow the pipeline down; None if nothing does by 3 %."""
+    slowdown = analysis.slowdown
+    if slowdown is None or not slowdown.groups:
+        return None
+    shown = [part for by in ("stage", "op", "rank") for part in slowdown.groups if part.by == by and part.alone > 1]
+    columns = (Column("of", "word"), Column("alone", "figure"), Column("explains", "share"))
+    rows = tuple(
+        (f"{part.by} {part.name}", f"× {part.alone:.3f}", min(part.explains, 1.0)) for part in shown[:MAX_SLOWDOWN_ROWS]
+    )
+    note = (
+        f"a step takes {slowdown.ratio:.3f} times as long as with the mean duration of each kind of cell; alone: with "
+        "only these cells as measured; explains: share of the slowdown that goes if they take the mean"
+    )
+    return Table(columns, rows, (note,))
+
+
+def recording_overhead(analysis: Analysis) -> str:
+    """Return how much longer recording made the steps; empty if it was not measured, or below 1 %."""
+    shares = [source.recording_overhead for source in analysis.sources if source.recording_overhead is not None]
+    if max(shares, default=0.0) < MIN_OVERHEAD_TO_REPORT:
+        return ""
+    return f"recording made these steps {percent(max(shares), digits=0)} longer"
