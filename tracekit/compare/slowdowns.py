@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 Times = npt.NDArray[np.float64]
 MIN_SLOWDOWN_TO_SPLIT = 1.03
 """Slowdown from which its parts are worth computing."""
+MAX_PIPELINE_GROUPS = 16
+"""Stages, and ranks, that a pipeline is replayed for: those whose cells took longest beyond the usual."""
 
 
 class OperationGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
@@ -114,6 +116,7 @@ def measure_slowdown(
     groups: Mapping[str, npt.NDArray[Any]],
     *,
     min_ratio: float = MIN_SLOWDOWN_TO_SPLIT,
+    max_groups: int | None = None,
 ) -> Slowdown:
     """Return the slowdown and the contribution of each group.
 
@@ -124,6 +127,7 @@ def measure_slowdown(
         lane_step: Step of each lane, counted from 0.
         groups: By what to split it: the group of every operation and lane, an array like *durations*.
         min_ratio: Slowdown from which it is split.
+        max_groups: Groups of each kind to replay, those with the most time beyond the usual; all by default.
 
     >>> graph = OperationGraph([[], [0]])
     >>> stage = np.array([[0], [1]])
@@ -133,15 +137,18 @@ def measure_slowdown(
 
     """
     measured, ideal = graph.run(durations, lane_step), graph.run(usual, lane_step)
-    ratio = float(measured.mean() / ideal.mean())
+    measured_mean, ideal_mean = float(measured.mean()), float(ideal.mean())
+    ratio = measured_mean / ideal_mean
     if ratio < min_ratio:
         return Slowdown(ratio, (measured / ideal).tolist(), [])
     contributions = []
     for by, group in groups.items():
-        for name in np.unique(group).tolist():
+        names, index = np.unique(group, return_inverse=True)
+        excess = np.bincount(index.ravel(), (durations - usual).ravel())
+        for name in names[np.argsort(-excess)][:max_groups].tolist():
             alone, without = replay_group(graph, durations, usual, lane_step, group == name)
-            explains = (measured.mean() - without) / (measured.mean() - ideal.mean())
-            contributions.append(GroupSlowdown(by, name, alone / ideal.mean(), explains))
+            explains = (measured_mean - without) / (measured_mean - ideal_mean)
+            contributions.append(GroupSlowdown(by, name, alone / ideal_mean, explains))
     contributions.sort(key=lambda part: (part.by, -part.alone))
     return Slowdown(ratio, (measured / ideal).tolist(), contributions)
 
@@ -172,7 +179,9 @@ def pipeline_slowdown(comparison: ScheduleComparison) -> Slowdown | None:
     ranks = np.array([[step.pipeline.ranks[position] for step in lanes] for position in first.position])
     spread = np.ones((1, len(lanes)), np.int64)
     groups = {"stage": first.stage[:, None] * spread, "op": np.repeat(first.op[:, None], len(lanes), axis=1)}
-    return measure_slowdown(graph, durations, usual, lane_step, {**groups, "rank": ranks})
+    return measure_slowdown(
+        graph, durations, usual, lane_step, {**groups, "rank": ranks}, max_groups=MAX_PIPELINE_GROUPS
+    )
 
 
 def _same_cells(graph: Any, other: Any) -> bool:
