@@ -40,11 +40,7 @@ def advice(analysis: Analysis) -> list[str]:
     """
     span = analysis.total.budget.span_ns
     if not span:
-        if any(notice.code == "truncated" for notice in analysis.notices):
-            return ["record again, or copy the file again: it ends before its GPU events"]
-        if any(notice.code == "no-gpu-events" and "are read here" in notice.message for notice in analysis.notices):
-            return ["give a trace of PyTorch's profiler or of Nsight Systems, recorded on CUDA or ROCm"]
-        return ["record with CUDA activities on; `tracekit doctor` says how"]
+        return []
     found = [*(_gap(analysis) or _exposed(analysis, span)), *_idle(analysis, span), *_unknown(analysis, span)]
     if analysis.total.lower_bound:
         nameless = any(n.code == "wait-unknown" and "their peer" in n.message for n in analysis.notices)
