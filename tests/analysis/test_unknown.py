@@ -98,7 +98,7 @@ def test_graph_kernels_fill_the_graph(tmp_path):
 
 def test_no_gpu_events_at_all_is_an_error(tmp_path):
     path = write(tmp_path / "rank0.json.gz", [launch(0, 1)])
-    with pytest.raises(InputError, match="rank0.json.gz: there are no GPU events: record with CUDA activities on"):
+    with pytest.raises(InputError, match=r"rank0\.json\.gz: there are no GPU events: record with CUDA activities on"):
         analyze(path, schedule="none")
 
 

@@ -66,7 +66,8 @@ def _trace() -> dict[str, Any]:
         same = {"ph": "X", "pid": 1, "tid": 1}
         events += [
             {**same, "cat": "user_annotation", "name": f"ProfilerStep#{step}", "ts": ts, "dur": 90},
-            {**same, "cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": ts + 5, "dur": 2, "args": {"correlation": step}},
+            {**same, "cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": ts + 5, "dur": 2,
+             "args": {"correlation": step}},
             {**same, "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": ts + 20, "dur": 50,
              "args": {"correlation": step, "stream": 7, "device": 0}},
         ]  # fmt: skip
@@ -109,7 +110,8 @@ def check(raw: bytes, folder: Path) -> None:
     try:
         answer = json.dumps(getattr(_tools(folder), tool)(**arguments))
     except TracekitError as error:
-        assert not isinstance(error, InternalError), "a fault of tracekit's own"
+        if isinstance(error, InternalError):
+            raise AssertionError("a fault of tracekit's own") from error
         one_line(error)
         answer = str(error)
     assert SECRET not in answer, "a file outside the folder was read"

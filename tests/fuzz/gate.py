@@ -1,4 +1,4 @@
-"""Changed saved analyses and baselines: an error in one line, what an independent reader reads, and no slow run passes."""
+"""Changed saved analyses and baselines: an error in one line, or the values of their JSON; no slow run passes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import math
 import random
 import statistics
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from tracekit.errors import TracekitError
 from tracekit.gates import gate
 from tracekit.gates.baseline import dump
 
+NAMES = ("candidate", "baseline", "file")
 SLOWDOWN = 1.10
 """Step time of the candidate over that of the baseline: the gate calls it regressed."""
 CLEAR_SLOWDOWN = 1.05
@@ -85,9 +87,9 @@ def _change_value(data: Any, path: tuple[Any, ...], choose: random.Random) -> No
         data[path[-1]] = value * choose.choice((-1, 2, 1000, 0.5))
 
 
-def make(choose: random.Random) -> bytes:
+def make(choose: random.Random, names: Sequence[str] = NAMES) -> bytes:
     """Return the name of a file on the first line, then the file with values or bytes changed."""
-    name = choose.choice(list(_files()))
+    name = choose.choice(names)
     raw = _files()[name]
     if choose.random() < 0.2:
         return name.encode() + b"\n" + changed(raw, choose, times=choose.randrange(1, 4))
@@ -97,6 +99,11 @@ def make(choose: random.Random) -> bytes:
     pieces = json.dumps(data).split(f'"{_MARK}"')
     text = pieces[0] + "".join(choose.choice(WORDS) + piece for piece in pieces[1:])
     return name.encode() + b"\n" + text.encode()
+
+
+def make_saved(choose: random.Random) -> bytes:
+    """Return a changed analysis, under its name."""
+    return make(choose, ("candidate", "baseline"))
 
 
 def _plain(raw: bytes) -> Any:
@@ -140,9 +147,7 @@ def _check_finite(value: Any) -> None:
 
 def check_saved(raw: bytes, folder: Path) -> None:
     """Read a saved analysis back; raise if it holds another value than its JSON."""
-    name, _, text = raw.partition(b"\n")
-    if name == b"file":
-        return
+    text = raw.partition(b"\n")[2]
     path = folder / "saved.json"
     path.write_bytes(text)
     try:

@@ -32,7 +32,7 @@ TARGETS: dict[str, tuple[Callable[[random.Random], bytes], Callable[[bytes, Path
     "rules": (others.make_rules, others.check_rules),
     "redact": (redact.make, redact.check),
     "gate": (gate.make, gate.check),
-    "saved": (gate.make, gate.check_saved),
+    "saved": (gate.make_saved, gate.check_saved),
     "query": (query.make, query.check),
     "agents": (agents.make, agents.check),
 }

@@ -72,6 +72,7 @@ def decode(data: bytes, document_type: type[Document], path: str | PathLike[str]
 
 
 def _decode(data: bytes, document_type: type[Document]) -> Document:
+    data.decode()  # msgspec skips keys that a type does not have without looking at their bytes
     try:
         return msgspec.json.decode(data, type=document_type)
     except msgspec.DecodeError as error:
@@ -133,6 +134,8 @@ def _problem(data: bytes, document_type: type[Any], error: Exception) -> str:
     """Return what is wrong with *data*, and where."""
     if not isinstance(error, msgspec.ValidationError):
         position = re.search(r"\(byte (\d+)\)", str(error))
+        if isinstance(error, UnicodeDecodeError):
+            return f"byte {error.start}: not UTF-8 text"
         if position is None:
             return f"is not complete JSON: {str(error).lower()}"
         line = data.count(b"\n", 0, int(position[1])) + 1
