@@ -34,6 +34,22 @@ def test_no_planted_secret_is_left_in_a_trace(tmp_path, seed):
     assert planting.left_in(tmp_path / "out.json", secrets) == []
 
 
+@pytest.mark.parametrize("seed", range(2))
+def test_a_trace_without_its_secrets_has_the_same_figures(tmp_path, seed):
+    raw, secrets = planting.plant_in_trace(random.Random(seed), 200, whole=True)
+    assert len(set(secrets)) >= 200
+    (tmp_path / "with").mkdir()
+    (tmp_path / "without").mkdir()
+    (tmp_path / "with/rank0.json").write_bytes(raw)
+    run(tmp_path / "with/rank0.json", tmp_path / "without/rank0.json")
+    assert planting.left_in(tmp_path / "without/rank0.json", secrets) == []
+    before = tracekit.analyze(tmp_path / "with", file_rank=0).to_dict()
+    after = tracekit.analyze(tmp_path / "without", file_rank=0).to_dict()
+    assert before["total"]["span_ns"] > 0
+    for key in ("ranks", "total", "schedule", "hiding", "stragglers", "clocks", "copies", "reload", "memory"):
+        assert before[key] == after[key], key
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_no_planted_secret_is_left_in_a_report(tmp_path, seed):
     raw, secrets = planting.plant_in_report(random.Random(seed), 60)

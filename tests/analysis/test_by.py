@@ -272,11 +272,5 @@ def test_a_graph_launches_all_layers_at_one_moment(corpus):
     }
 
 
-@pytest.mark.parametrize("kind", ["layer", "module", "annotation", "shape"])
-def test_a_trace_without_gpu_work(corpus, kind):
-    by = analyze(corpus / "hta" / "rank_not_found.json.gz", by=kind, schedule="none").by
-    assert (by.total_ns, by_document(by).rows, len(by.notes)) == (0, None, 1)
-
-
 def test_thresholds_are_what_they_are():
     assert (MAX_KERNELS_PER_OPERATOR, MIN_STACK_TO_NAME_RATIO, MIN_STACK_TO_RULE_RATIO) == (4, 0.99, 0.5)

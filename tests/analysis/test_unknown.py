@@ -8,6 +8,7 @@ import json
 import pytest
 
 from tests.kept import analysis_of
+from tracekit.errors import InputError
 from tracekit.run.analyze import analyze
 
 pytestmark = pytest.mark.slow
@@ -44,9 +45,10 @@ def test_ranks_of_two_recordings_of_one_program(samples, tmp_path):
     assert not [n for n in analysis_of(samples / "steps/a", schedule="none").notices if n.code == "clocks-apart"]
 
 
-def write(path, events):
+def write(path, events, *, rank=0, world_size=1):
+    info = {"rank": rank, "world_size": world_size}
     with gzip.open(path, "wt") as out:
-        json.dump({"schemaVersion": 1, "distributedInfo": {"rank": 0, "world_size": 1}, "traceEvents": events}, out)
+        json.dump({"schemaVersion": 1, "distributedInfo": info, "traceEvents": events}, out)
     return path
 
 
@@ -94,9 +96,23 @@ def test_graph_kernels_fill_the_graph(tmp_path):
     assert data["span_ns"] == 505_000
 
 
-def test_no_gpu_events_at_all(tmp_path):
+def test_no_gpu_events_at_all_is_an_error(tmp_path):
     path = write(tmp_path / "rank0.json.gz", [launch(0, 1)])
-    found = analyze(path, schedule="none")
-    assert found.rank(0).whole.bubble_fraction is None
+    with pytest.raises(InputError, match=r"rank0\.json\.gz: there are no GPU events: record with CUDA activities on"):
+        analyze(path, schedule="none")
+
+
+def test_one_rank_of_two_with_gpu_events_is_analysed(tmp_path):
+    write(tmp_path / "rank0.json.gz", [launch(0, 1), kernel(5, 10, 1)], world_size=2)
+    write(tmp_path / "rank1.json.gz", [launch(0, 1)], rank=1, world_size=2)
+    found = analyze(tmp_path, schedule="none")
+    assert [rank.whole.budget.compute_ns for rank in found.rank_results] == [10_000, 0]
     assert "no-gpu-events" in {note.code for note in found.notices}
-    json.loads(found.to_json())
+
+
+def test_a_file_cut_before_its_gpu_events_is_an_error(samples, tmp_path):
+    """The profiler writes GPU events last, so half a file has none: recording CUDA activities would not help."""
+    whole = gzip.decompress((samples / "1f1b/rank0.pt.trace.json.gz").read_bytes())
+    (tmp_path / "rank0.json").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(InputError, match="there are no GPU events: the file ends before them: copy it again"):
+        analyze(tmp_path, schedule="none")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import sqlite3
@@ -13,12 +14,15 @@ import polars as pl
 
 from tests.stores import write_store
 from tracekit.classify import classify, load_rules
+from tracekit.diffs.run_samples import DAMAGE_NOTICES
 from tracekit.errors import InputError, RuleError, TracekitError
 from tracekit.parsers import nsight
 from tracekit.schema import EVENTS, LABELLED, RankEvents, Source, conform
 from tracekit.store.files import open_store
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
+READ_TABLES = ("CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS", "StringIds")
+ID_ENDINGS = ("id", "pid", "tid", "name")
 VALUES = (
     None,
     "",
@@ -75,7 +79,7 @@ def make_nsight(choose: random.Random) -> bytes:
     for _ in range(choose.randrange(1, 6)):
         table = choose.choice(used)
         columns = [row[1] for row in made.execute(f'PRAGMA table_info("{table}")')]
-        kind = choose.randrange(12)
+        kind = choose.randrange(16)
         try:
             if kind == 0:
                 made.execute(f'DROP TABLE "{table}"')
@@ -86,6 +90,20 @@ def make_nsight(choose: random.Random) -> bytes:
                 made.execute(f'DELETE FROM "{table}"')
             elif kind == 3:
                 made.execute(f'INSERT INTO "{table}" SELECT * FROM "{table}"')
+            elif kind == 4:  # a view under the name of a table, which never ends
+                made.execute(f'ALTER TABLE "{table}" RENAME TO "renamed {table}"')
+                made.execute(
+                    f'CREATE VIEW "{table}" AS WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) '
+                    f'SELECT * FROM "renamed {table}", n'
+                )
+            elif kind < 8:  # ids that point nowhere, at each other, or are no numbers
+                column = choose.choice([name for name in columns if name.lower().endswith(ID_ENDINGS)] or columns)
+                value = choose.choice(
+                    (*VALUES, "rowid", "-rowid", f"rowid % {choose.randrange(1, 9)}", "rowid * 4294967296")
+                )
+                is_expression = isinstance(value, str) and "rowid" in value
+                made.execute(f'UPDATE "{table}" SET "{column}" = {value if is_expression else "?"}',
+                             () if is_expression else (value,))  # fmt: skip
             else:
                 where = choose.choice(("", f" WHERE rowid % {choose.randrange(1, 5)} = 0"))
                 made.execute(f'UPDATE "{table}" SET "{choose.choice(columns)}" = ?{where}', (choose.choice(VALUES),))
@@ -95,14 +113,34 @@ def make_nsight(choose: random.Random) -> bytes:
     return made.serialize()
 
 
+def _count_kernels(path: Path) -> tuple[int | None, bool]:
+    """Return the rows in the table of kernels (None if it cannot be read), and whether a view has a table's name."""
+    with contextlib.closing(sqlite3.connect(path)) as report:
+        try:
+            views = [name for (name,) in report.execute("SELECT name FROM sqlite_master WHERE type = 'view'")]
+            if views:
+                return None, any(name in READ_TABLES for name in views)
+            return report.execute("SELECT count(*) FROM CUPTI_ACTIVITY_KIND_KERNEL").fetchone()[0], False
+        except (sqlite3.Error, UnicodeDecodeError):
+            return None, False
+
+
 def check_nsight(raw: bytes, folder: Path) -> None:
+    """Read a report; raise if kernels are lost without a notice, or a view was read."""
     path = folder / "rank0.sqlite"
     path.write_bytes(raw)
+    kernels, has_view = _count_kernels(path)
     try:
         parts = nsight.read(path)
     except InputError as error:
         one_line(error)
         return
+    assert not has_view, "a view was read"
+    read = sum(part.events.filter(pl.col("kind") == "kernel").height for part in parts)
+    notices = {notice.code for part in parts for notice in part.source.notices}
+    assert kernels in (None, read) or notices & DAMAGE_NOTICES, (
+        f"{read} of {kernels} kernels were read without a notice"
+    )
     for part in parts:
         assert part.events.schema == EVENTS
         assert (part.events["end_ns"] >= part.events["start_ns"]).all()

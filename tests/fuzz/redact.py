@@ -103,10 +103,11 @@ HEADER_KEYS = (
 
 
 @cache
-def _trace() -> str:
+def _trace(*, whole: bool) -> str:
     raw = gzip.decompress((SAMPLES / "1f1b/rank0.pt.trace.json.gz").read_bytes())
     data = json.loads(raw)
-    data["traceEvents"] = data["traceEvents"][:EVENTS]
+    if not whole:
+        data["traceEvents"] = data["traceEvents"][:EVENTS]
     return json.dumps(data)
 
 
@@ -168,9 +169,9 @@ def _spelled(text: str, choose: Choose) -> str:
     return '"' + "".join(f"\\u{units[i]:02x}{units[i + 1]:02x}" for i in range(0, len(units), 2)) + '"'
 
 
-def plant_in_trace(choose: Choose, count: int) -> tuple[bytes, list[str]]:
-    """Return a trace and the secrets in it."""
-    data, secrets = json.loads(_trace()), []
+def plant_in_trace(choose: Choose, count: int, *, whole: bool = False) -> tuple[bytes, list[str]]:
+    """Return a trace (its first events, or the *whole* of it) and the secrets in it."""
+    data, secrets = json.loads(_trace(whole=whole)), []
     for _ in range(count):
         secret = KINDS[choose.choice(list(KINDS))](choose)
         shaped = secret if secret.isdecimal() else choose.choice(SHAPES).format(secret)

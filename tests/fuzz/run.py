@@ -19,7 +19,7 @@ from itertools import count
 from multiprocessing import get_context
 from pathlib import Path
 
-from tests.fuzz import kineto, others, redact, scan
+from tests.fuzz import agents, gate, kineto, others, query, redact, scan
 
 FOUND = Path(__file__).parent / "found"
 LONGEST_S = 60
@@ -31,6 +31,10 @@ TARGETS: dict[str, tuple[Callable[[random.Random], bytes], Callable[[bytes, Path
     "store": (others.make_store, others.check_store),
     "rules": (others.make_rules, others.check_rules),
     "redact": (redact.make, redact.check),
+    "gate": (gate.make, gate.check),
+    "saved": (gate.make_saved, gate.check_saved),
+    "query": (query.make, query.check),
+    "agents": (agents.make, agents.check),
 }
 
 

@@ -8,7 +8,18 @@ from tests.fuzz.run import FOUND, TARGETS, inputs
 
 pytestmark = pytest.mark.slow
 
-COUNTS = {"scan": 500, "kineto": 200, "nsight": 12, "store": 60, "rules": 60, "redact": 40}
+COUNTS = {
+    "scan": 500,
+    "kineto": 200,
+    "nsight": 12,
+    "store": 60,
+    "rules": 60,
+    "redact": 40,
+    "gate": 60,
+    "saved": 200,
+    "query": 12,
+    "agents": 60,
+}
 KEPT = sorted(path for path in FOUND.iterdir() if not path.name.startswith("."))
 
 

@@ -94,6 +94,30 @@ def test_baselines_that_cannot_be_written(command, save, tmp_path, words, said):
     assert (tmp_path / "notes.json").read_text() == '{"mine": 1}'
 
 
+SLOW = 1.68
+NOT_NUMBERS = ["NaN", "Infinity", "-Infinity", "1e999", "1e300", "-5", '"fast"', "null"]
+
+
+@pytest.mark.parametrize("word", NOT_NUMBERS)
+@pytest.mark.parametrize("side", ["candidate", "baseline", "baseline file"])
+def test_a_figure_that_cannot_be_is_unusable_input(command, save, scaled, tmp_path, side, word):  # noqa: PLR0917
+    """A step time, and in a baseline file its noise: neither may let a run pass that is 68 % slower."""
+    new, old = save("new.json", scaled(SLOW)), save("old.json")
+    command("gate", old, "--update-baseline", "--baseline", "base.json")
+    assert command("gate", new, "--baseline", old)[0] == 1
+    broken = {"candidate": new, "baseline": old, "baseline file": tmp_path / "base.json"}[side]
+    data = json.loads(broken.read_text())
+    if side == "baseline file":
+        data["runs"][0]["samples"]["step_ms"][3] = "@"
+    else:
+        data["ranks"][0]["per_step"][3]["span_ns"] = "@"
+    broken.write_text(json.dumps(data).replace('"@"', word))
+    code, out, err = command("gate", new, "--baseline", tmp_path / "base.json" if side == "baseline file" else old)
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    assert str(broken) in err
+
+
 @pytest.mark.parametrize(("name", "head"), [("pyproject.toml", "[tool.tracekit.gate]"), ("tracekit.toml", "[gate]")])
 def test_settings_are_found(command, save, scaled, tmp_path, name, head):  # noqa: PLR0917
     command("gate", save("old.json"), "--update-baseline", "--baseline", "base.json")

@@ -67,14 +67,12 @@ FIGURES = {
     ),
     "a kernel that takes no time": (text([launch(100, 1), kernel("a", 110, 0, 1)]), 0, 0, 0, 0),
     "a name with a zero byte": (text([launch(100, 1), kernel("a\0b", 110, 10, 1)]), 10, 10, 0, 0),
-    "no event at all": (text([]), 0, 0, 0, 0),
     "a mark of byte order": ("\ufeff" + text(TWO), 30, 20, 0, 10),
     "one kernel many times": (text([launch(100, 1), *[kernel("a", 110, 10, 1)] * 500]), 10, 10, 0, 0),
 }  # fmt: skip
 SAID = {
     "a step of 23 digits": "no-steps",
     "a group of odd ranks": "odd-group",
-    "no event at all": "no-events",
     "one kernel many times": "repeated-events",
 }
 
@@ -89,6 +87,13 @@ def test_the_figures_are_those_one_counts(tmp_path, case):
     assert figures == [1000 * figure for figure in expected]
     assert SAID.get(case, "no-steps") in {notice.code for notice in found.notices} or "step" in case
     json.loads(found.to_json())
+
+
+def test_no_event_at_all_is_refused_in_one_line(tmp_path):
+    (tmp_path / "rank0.json").write_text(text([]))
+    with pytest.raises(InputError, match="there are no GPU events") as caught:
+        tracekit.analyze(tmp_path / "rank0.json")
+    assert "\n" not in caught.value.message
 
 
 def test_utf_16_is_refused_in_one_line(tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import re
 from dataclasses import replace
 
@@ -10,7 +9,6 @@ import pytest
 from msgspec import structs
 
 from tests.kept import analysis_of
-from tracekit import analyze
 from tracekit.report.advice import advice, cannot_fit
 from tracekit.schema import GAP_CAUSES
 
@@ -26,15 +24,6 @@ def test_an_update_that_waits_is_not_told_to_buffer(samples, sample):
     first = advice(found)[0]
     assert first.startswith(f"broadcasts wait {found.total.wait_ns['broadcast'] / 4 / 1e6:.1f} ms per rank")
     assert "with two buffers broadcast g+1" not in first
-
-
-def test_a_file_that_ends_before_its_gpu_events_is_to_be_copied_again(samples, tmp_path):
-    """The profiler writes GPU events last, so half a file has none: recording CUDA activities would not help."""
-    whole = gzip.decompress((samples / "1f1b/rank0.pt.trace.json.gz").read_bytes())
-    (tmp_path / "rank0.json").write_bytes(whole[: len(whole) // 2])
-    found = analyze(tmp_path, schedule="none")
-    assert "there are no GPU events: the file ends before them" in " ".join(n.message for n in found.notices)
-    assert advice(found) == ["record again, or copy the file again: it ends before its GPU events"]
 
 
 def test_ranks_that_are_all_there_are_not_asked_for(samples):

@@ -82,16 +82,6 @@ def test_one_rank_without_steps_or_peers_has_no_empty_parts(look, tmp_path):
     assert not page.locator("#timeline-phase").is_visible()
 
 
-def test_a_trace_without_gpu_events_shows_no_empty_tables(look, tmp_path):
-    event = {"ph": "X", "cat": "cpu_op", "name": "aten::add", "pid": 1, "tid": 1, "ts": 0, "dur": 5}
-    (tmp_path / "cpu.json").write_text(json.dumps({"traceEvents": [event]}))
-    path = tmp_path / "page.html"
-    path.write_text(render_html(analyze(tmp_path / "cpu.json")), encoding="utf-8")
-    page = look(path)
-    assert page.locator("table").count() == 0
-    assert page.locator("section h2").all_inner_texts() == ["What to do next", "Warnings", "How each number is defined"]
-
-
 ODD = ["\"quoted\" & 'both'", "kernel 🚀 名前", "\N{RIGHT-TO-LEFT OVERRIDE}drawkcab<b>", "x" * 2048, "{{ 7 * 7 }}"]
 
 

@@ -315,13 +315,13 @@ def _polars_threads(processes: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _progress_bar(label: str | None, total: int) -> Iterator[Callable[[], None]]:
-    if label is None or total < 2 or not sys.stderr.isatty():
+    if label is None or not sys.stderr.isatty():
         yield lambda: None
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(label, total=total)
         yield lambda: bar.advance(task)

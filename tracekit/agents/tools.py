@@ -55,10 +55,10 @@ class Tools:
         analysis = self._analyses.get(handle)
         if analysis is None:
             raise InputError(
-                f"there is no analysis {handle}", hint=f"handles: {', '.join(self._analyses) or 'none yet'}"
+                f"there is no analysis {handle[:200]!r}", hint=f"handles: {', '.join(self._analyses) or 'none yet'}"
             )
         if name not in analysis.tables:
-            raise InputError(f"there is no table {name}", hint=f"tables: {', '.join(analysis.tables)}")
+            raise InputError(f"there is no table {name[:200]!r}", hint=f"tables: {', '.join(analysis.tables)}")
         rows = analysis.tables[name]
         if rank is not None and "rank" in rows.columns:
             rows = rows.filter(rank=rank)

@@ -36,7 +36,7 @@ from tracekit.analysis.tables import RankTables
 from tracekit.critical_path.changes import WhatIfGraph
 from tracekit.critical_path.path import CriticalPath, join_cells
 from tracekit.documents.analysis import ChangedStep
-from tracekit.errors import Notice
+from tracekit.errors import InputError, Notice
 from tracekit.metrics.overlap_cost import OverlapCost, combine_overlap_costs
 from tracekit.metrics.reload import reload_report
 from tracekit.metrics.waits import may_be_message
@@ -77,7 +77,11 @@ def combine(
         pipeline: Pipeline to show, counted from 0; by default the slowest.
         map_function: Maps the comparison over the pipelines of a large run, for example in worker processes.
 
+    Raises:
+        InputError: No rank has GPU events.
+
     """
+    _check_gpu_events(ranks)
     mesh, ranks_per_node = split_layout(layout)
     ranks, peer_notices = with_peers(sorted(ranks, key=lambda rank: rank.source.rank), mesh)
     many = len(ranks) >= MIN_RANKS_TO_GIVE_BACK_MEMORY
@@ -147,6 +151,14 @@ def combine(
         shapes=tuple(all_shapes(rank.shapes for rank in ranks)),
         events=tuple(rank.events for rank in ranks if rank.events is not None),
     )
+
+
+def _check_gpu_events(ranks: Sequence[RankTables]) -> None:
+    """Raise InputError if no rank has GPU events, because every figure would be zero or unknown."""
+    reasons = [next((n.message for n in rank.notices if n.code == "no-gpu-events"), None) for rank in ranks]
+    if reasons and None not in reasons:
+        path = ranks[0].source.path
+        raise InputError(f"{path}: {reasons[0]}", hint=f"what it holds: tracekit doctor {path}")
 
 
 def _compare(

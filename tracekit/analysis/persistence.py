@@ -135,7 +135,11 @@ def read_analysis(path: str | PathLike[str]) -> SavedAnalysis:
     >>> saved.schedule.name, saved.to_dict() == run.to_dict()
     ('1f1b', True)
     """
-    return SavedAnalysis.of(read_document(path, AnalysisDocument, hint=ANALYZE_AGAIN))
+    document = read_document(path, AnalysisDocument, hint=ANALYZE_AGAIN)
+    try:
+        return SavedAnalysis.of(document)
+    except UnicodeEncodeError as error:  # paths may hold lone surrogates, names in tables may not
+        raise InputError(f"{path}: a name in its tables is not Unicode text", hint=ANALYZE_AGAIN) from error
 
 
 def _saved_schedule(schedule: Schedule) -> SavedSchedule:

@@ -143,7 +143,7 @@ def no_gpu_reason(rank: RankEvents) -> str:
     "it is another accelerator's trace: only CUDA and ROCm traces are read here"
     """
     if any(notice.code == "truncated" for notice in rank.source.notices):
-        return "the file ends before them"
+        return "the file ends before them: copy it again, or record again"
     kinds = set(rank.events["kind"].cast(pl.String).unique().to_list())
     names = rank.events["name"].unique().cast(pl.String)
     if names.str.contains(_OTHER_ACCELERATORS).any():

@@ -115,6 +115,9 @@ def read_side(paths: Sequence[str | Path], *, what: str, keep: bool = False) -> 
         else:
             document = read_document(run_paths[0], AnalysisDocument, hint="analyze the traces again")
             runs.append(from_analysis(document, name=run_paths[0]))
+    for run in runs:
+        if any(step_ms <= 0 for step_ms in run.samples.get("step_ms", ())):
+            raise InputError(f"{run.name}: a step takes no time, or less", hint="analyze the traces again")
     return Side(tuple(runs), noise)
 
 
@@ -122,9 +125,9 @@ def read_baseline(path: str) -> tuple[list[Run], dict[str, Noise]]:
     """Return the runs and the noise of a baseline file, which ``gates.baseline`` writes."""
     hint = "write it again with --update-baseline"
     document = read_document(path, BaselineDocument, hint=hint)
-    tables = to_plain(document.tables)
+    facts, tables = to_plain(document.facts), to_plain(document.tables)
     runs = [
-        Run(f"{path}:{run.name}", {name: tuple(row) for name, row in run.samples.items()}, document.facts, tables)
+        Run(f"{path}:{run.name}", {name: tuple(row) for name, row in run.samples.items()}, facts, tables)
         for run in document.runs
     ]
     if not any(run.steps for run in runs):

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
-from msgspec import UNSET, Struct, UnsetType, field
+from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from tracekit.documents.roles import Iteration, PhaseBand, WeightUpdate
 from tracekit.errors import Notice
 
 FORMAT: Literal["tracekit.analysis/1"] = "tracekit.analysis/1"
+
+NotNegative = Annotated[int, Meta(ge=0)]
+"""A time or a count. Sums and shares of measured time rest on these."""
 
 # ---- figures of ranks and steps
 
@@ -18,11 +21,11 @@ FORMAT: Literal["tracekit.analysis/1"] = "tracekit.analysis/1"
 class Budget(Struct, frozen=True):
     """Parts of a span, which sum to it."""
 
-    compute: int
+    compute: NotNegative
     """Time in which any compute runs."""
-    exposed: Mapping[str, int]
+    exposed: Mapping[str, NotNegative]
     """By communication and copy label: its time in which no compute runs."""
-    idle: int | None
+    idle: NotNegative | None
     """Time in which nothing runs; null if work is missing in the recording."""
     not_recorded: int | UnsetType = UNSET
     """Time for which the recording lacks events."""
@@ -44,23 +47,23 @@ class Bubble(Struct, frozen=True):
 class Figures(Struct, frozen=True, kw_only=True):
     """Figures of a rank, of one of its steps, or of all ranks together (then times are sums over ranks)."""
 
-    span_ns: int
+    span_ns: NotNegative
     """Time from the first to the last GPU event."""
     budget_ns: Budget
     """Where the span went."""
-    label_ns: Mapping[str, int]
+    label_ns: Mapping[str, NotNegative]
     """By label: time in which any of its events runs."""
-    set_ns: Mapping[str, int]
+    set_ns: Mapping[str, NotNegative]
     """The same for the sets compute, communication and copy."""
-    label_count: Mapping[str, int]
+    label_count: Mapping[str, NotNegative]
     """By label: number of events."""
-    weak_ns: int
+    weak_ns: NotNegative
     """Time whose label rests on weak evidence."""
     weak_share: float | None
     """The same as a share of the busy time."""
     overlap: Mapping[str, float | None]
     """By communication and copy label, and set: share of its time that compute hides; null if it never ran."""
-    hidden_ns: Mapping[str, Mapping[str, int]]
+    hidden_ns: Mapping[str, Mapping[str, NotNegative]]
     """By communication and copy label: hidden time by the label of the compute that hides it."""
     wait_ns: Mapping[str, int | None]
     """By communication label: time spent waiting for peers; null if unknown."""

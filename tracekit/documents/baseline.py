@@ -19,6 +19,31 @@ class RunSamples(Struct, frozen=True):
     """By metric: one value per step, or one per run."""
 
 
+class Facts(Struct, frozen=True, kw_only=True):
+    """Facts of runs, as far as they are known; those of candidate and baseline must agree."""
+
+    damage: list[str] | UnsetType = UNSET
+    """Codes of notices about parts of the recording that are lost."""
+    gpu: str | UnsetType = UNSET
+    """Devices."""
+    microbatches: int | UnsetType = UNSET
+    """Number of micro-batches."""
+    pp: int | UnsetType = UNSET
+    """Pipeline size."""
+    ranks: int | UnsetType = UNSET
+    """Number of ranks in the traces."""
+    reader: str | UnsetType = UNSET
+    """Profiler that recorded them."""
+    schedule: str | UnsetType = UNSET
+    """Pipeline schedule."""
+    shapes: list[str] | UnsetType = UNSET
+    """Shapes of the model's matrix products."""
+    virtual: int | UnsetType = UNSET
+    """Number of virtual stages."""
+    world_size: int | UnsetType = UNSET
+    """Number of ranks in the run."""
+
+
 class NoiseEntry(Struct, frozen=True):
     """Noise of one metric between runs of the same code."""
 
@@ -87,8 +112,8 @@ class Tables(Struct, frozen=True):
 class BaselineDocument(Struct, frozen=True):
     """Runs that a candidate is compared with. Keys are sorted."""
 
-    facts: Mapping[str, str | int | list[str]]
-    """Facts that must agree before runs can be compared, such as world_size and schedule."""
+    facts: Facts
+    """Facts that must agree before runs can be compared."""
     format: Literal["tracekit.baseline/1"]
     """Name and number of the format."""
     noise: Mapping[str, NoiseEntry]

@@ -17,6 +17,8 @@ from tracekit._util.text import json_text
 from tracekit.errors import InputError
 
 Document = TypeVar("Document")
+MAX_MAGNITUDE = 1e30
+"""Largest number that a saved document may hold: its square is finite, and a table of integers can hold it."""
 _NOT_FINITE = re.compile(rb"\b(NaN|Infinity)\b")
 
 
@@ -70,6 +72,7 @@ def decode(data: bytes, document_type: type[Document], path: str | PathLike[str]
 
 
 def _decode(data: bytes, document_type: type[Document]) -> Document:
+    data.decode()  # msgspec skips keys that a type does not have without looking at their bytes
     try:
         return msgspec.json.decode(data, type=document_type)
     except msgspec.DecodeError as error:
@@ -80,7 +83,7 @@ def _decode(data: bytes, document_type: type[Document]) -> Document:
 
 
 def read_document(path: str | PathLike[str], document_type: type[Document], *, hint: str) -> Document:
-    """Return the document in a JSON file, gzipped or not."""
+    """Return the document in a JSON file, gzipped or not; numbers that sums and squares would overflow are refused."""
     try:
         data = Path(path).read_bytes()
         data = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
@@ -88,7 +91,31 @@ def read_document(path: str | PathLike[str], document_type: type[Document], *, h
         raise InputError(f"{path}: there is no such file", hint=hint) from error
     except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"{path}: is not complete: {error}", hint=hint) from error
-    return decode(data, document_type, path, hint=hint)
+    document = decode(data, document_type, path, hint=hint)
+    if key_path := _too_large(to_plain(document)):
+        raise InputError(f"{path}: ${key_path}: the number is too large", hint=hint)
+    return document
+
+
+def _too_large(value: Any) -> str:
+    """Return the path of the first number beyond ``MAX_MAGNITUDE`` in plain data; empty if all are within it.
+
+    >>> _too_large({"ranks": [{"span_ns": 5}, {"span_ns": 10**40}]}), _too_large([1.5, None, "x"])
+    ('.ranks[1].span_ns', '')
+    """
+    if isinstance(value, dict):
+        return next(
+            (f".{key}{below}" for key, item in value.items() if (below := _too_large(item)) or _exceeds(item)), ""
+        )
+    if isinstance(value, list | tuple):
+        return next(
+            (f"[{i}]{below}" for i, item in enumerate(value) if (below := _too_large(item)) or _exceeds(item)), ""
+        )
+    return ""
+
+
+def _exceeds(value: Any) -> bool:
+    return isinstance(value, int | float) and abs(value) > MAX_MAGNITUDE
 
 
 def problem_text(error: Exception) -> str:
@@ -107,6 +134,8 @@ def _problem(data: bytes, document_type: type[Any], error: Exception) -> str:
     """Return what is wrong with *data*, and where."""
     if not isinstance(error, msgspec.ValidationError):
         position = re.search(r"\(byte (\d+)\)", str(error))
+        if isinstance(error, UnicodeDecodeError):
+            return f"byte {error.start}: not UTF-8 text"
         if position is None:
             return f"is not complete JSON: {str(error).lower()}"
         line = data.count(b"\n", 0, int(position[1])) + 1

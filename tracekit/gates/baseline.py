@@ -22,7 +22,7 @@ from tracekit.diffs.comparability import check_formats, find_obstacles
 from tracekit.diffs.load_runs import read_baseline
 from tracekit.diffs.noise_thresholds import Noise, calibrate
 from tracekit.diffs.run_samples import Run
-from tracekit.documents.baseline import FORMAT, BaselineDocument, NoiseEntry, RunSamples, Tables
+from tracekit.documents.baseline import FORMAT, BaselineDocument, Facts, NoiseEntry, RunSamples, Tables
 from tracekit.documents.coding import encode, to_plain
 from tracekit.errors import InputError, OptionError
 
@@ -51,7 +51,7 @@ def dump(runs: Sequence[Run], noise: Mapping[str, Noise] | None = None) -> str:
     """
     document = _build_document(runs, noise or {})
     sections = {
-        "facts": _on_one_line(document.facts),
+        "facts": _on_one_line(to_plain(document.facts)),
         "format": _on_one_line(document.format),
         "noise": _on_lines("{}", [_member(*item) for item in sorted(document.noise.items())], indent=1),
         "runs": _on_lines("[]", [_format_run(run) for run in document.runs], indent=1),
@@ -65,7 +65,7 @@ def _build_document(runs: Sequence[Run], noise: Mapping[str, Noise]) -> Baseline
     """Return the document, with rounded numbers and as many steps and rows as are kept."""
     tables = {name: _round(rows[:MAX_ROWS_KEPT]) for name, rows in runs[0].tables.items() if name != "timeline"}
     return BaselineDocument(
-        facts=runs[0].facts,
+        facts=msgspec.convert(runs[0].facts, Facts),
         format=FORMAT,
         noise={metric: NoiseEntry(_round(entry.deviation), entry.df + 1) for metric, entry in noise.items()},
         runs=[RunSamples(run.name, {name: _thinned(values) for name, values in run.samples.items()}) for run in runs],

@@ -41,11 +41,7 @@ def advice(analysis: Analysis) -> list[str]:
     """
     span = analysis.total.budget.span_ns
     if not span:
-        if any(notice.code == "truncated" for notice in analysis.notices):
-            return ["record again, or copy the file again: it ends before its GPU events"]
-        if any(notice.code == "no-gpu-events" and "are read here" in notice.message for notice in analysis.notices):
-            return ["give a trace of PyTorch's profiler or of Nsight Systems, recorded on CUDA or ROCm"]
-        return ["record with CUDA activities on; `tracekit doctor` says how"]
+        return []
     if lines := role_advice(analysis):
         return lines
     found = [*(_gap(analysis) or _exposed(analysis, span)), *_idle(analysis, span), *_unknown(analysis, span)]

@@ -9,12 +9,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Executor
+from pathlib import Path
 from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
 from tracekit._util.machine import WORKER_BYTES, available_memory, cores
 from tracekit._util.notices import merge_notices
+from tracekit._util.text import terminal
 from tracekit._util.workers import ItemResult, MapFunction, map_items
 from tracekit.errors import Notice
 from tracekit.parsers.ranks import unknown_rank_error
@@ -73,7 +75,7 @@ def map_sources(
         refs: The sources.
         workers: Number of worker processes, or of the executor's workers; by default as many as pay.
         executor: Any ``concurrent.futures`` executor, used instead of worker processes.
-        progress: Label of the progress bar.
+        progress: Label of the progress bar; if there is one source, its name is added.
         bytes_for_processes: Size of the traces' text from which worker processes pay for this work.
         on_value: Called with each value as soon as it is there.
         stop_at_failure: Stop at the first source that fails.
@@ -86,9 +88,10 @@ def map_sources(
     if executor is None:
         count = worker_count(refs, workers, bytes_for_processes=bytes_for_processes)
     isolate = executor is None and any(may_exceed_memory(ref) for ref in refs)
+    label = f"{progress} {terminal(Path(refs[0].path).name)}" if len(refs) == 1 else progress
     results = []
     with contextlib.closing(
-        map_items(work, refs, workers=count, executor=executor, progress=progress, isolate=isolate)
+        map_items(work, refs, workers=count, executor=executor, progress=label, isolate=isolate)
     ) as stream:
         for result in stream:
             results.append(result)
