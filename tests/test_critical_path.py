@@ -12,11 +12,16 @@ import pytest
 from tests.kept import analysis_of
 from tracekit import analyze
 from tracekit.align.clocks import Clocks
+from tracekit.analysis.combine import combine
+from tracekit.analysis.tables import rank_tables
+from tracekit.classify import classify
 from tracekit.critical_path.links import Links
-from tracekit.critical_path.path import _build_segments
+from tracekit.critical_path.path import SEGMENTS, SLACK, CriticalPath, _build_segments
 from tracekit.critical_path.pieces import PATH_PIECES
 from tracekit.critical_path.walk import Arrivals, Pieces, walk_back
+from tracekit.run.load import load
 from tracekit.schedules import generate
+from tracekit.schema import GPU_KINDS, RankEvents, conform
 from tracekit.synthetic import Recipe
 from tracekit.synthetic.files import write_run
 
@@ -154,16 +159,37 @@ def test_one_rank_alone_says_that_its_peers_are_missing(samples):
     check(analysis)
     assert analysis.rank_results[0].whole.blocking_ns["pp_comm"] is None
     assert analysis.rank_results[0].whole.blocking_ns["memory"] is not None
-    assert any(note.code == "path-alone" and "pp_comm" in note.message for note in analysis.notices)
+    (message,) = [note.message for note in analysis.notices if note.code == "path-alone"]
+    assert "pp_comm" in message
+    assert message.endswith("give all ranks")
+
+
+def test_where_all_ranks_were_given_the_path_does_not_ask_for_more(samples):
+    """Rank 0 lacks its last send: rank 1's receive has no counterpart, although every rank is there."""
+    trace = load(samples / "1f1b")
+    ranks = [trace.rank(rank) for rank in trace.ranks]
+    sends = ranks[0].events.filter(pl.col("kind") == "kernel", pl.col("name").cast(pl.String).str.contains("SendRecv"))
+    kept = ranks[0].events.filter(pl.col("id") != sends.sort("start_ns")["id"][-1])
+    ranks[0] = RankEvents(kept, ranks[0].source)
+    analysis = combine([rank_tables(rank, pipeline=False) for rank in ranks], critical_path=True)
+    (message,) = [note.message for note in analysis.notices if note.code == "path-alone"]
+    assert "counterpart" in message
+    assert "give all ranks" not in message
+
+
+@pytest.mark.parametrize(("uncertain_ns", "candidates"), [(0, [1]), (2_000_000, [1]), (2_500_000, [0, 1])])
+def test_ranks_are_candidates_for_the_path_if_what_is_uncertain_could_put_them_first(uncertain_ns, candidates):
+    """Rank 1 has 8 ms of work on the path and rank 0 3 ms: it takes half the difference to make them equal."""
+    end = 11_000_000
+    rows = [(0, 0, 3_000_000, False), (1, 3_000_000, end - uncertain_ns, False), (1, end - uncertain_ns, end, True)]
+    columns = pl.DataFrame(rows, schema=["rank", "start_ns", "end_ns", "uncertain"], orient="row")
+    segments = conform(columns.with_columns(step=1, kind=pl.lit("kernel"), label=pl.lit("forward")), SEGMENTS)
+    path = CriticalPath(segments, segments, SLACK.to_frame())
+    assert path.uncertain_ns == uncertain_ns
+    assert path.candidates == candidates
 
 
 def test_without_launches_the_path_says_where_it_could_not_go_on(samples):
-    from tracekit.analysis.combine import combine
-    from tracekit.analysis.tables import rank_tables
-    from tracekit.classify import classify
-    from tracekit.run.load import load
-    from tracekit.schema import GPU_KINDS, RankEvents
-
     rank = load(samples / "1f1b", ranks=[0]).rank(0)
     events = rank.events.filter(pl.col("kind").is_in(GPU_KINDS))
     blind = classify(events)

@@ -14,6 +14,8 @@ from tracekit.align.clock_bounds import (
     MIN_DRIFT_NS,
     MIN_DRIFT_TO_SCATTER_RATIO,
     MIN_DRIFT_WINDOWS,
+    MIN_END_SCATTER_NS,
+    MIN_OPERATIONS_FOR_SPREAD,
     ClockBounds,
     _fit_drift,
     _may_drift,

@@ -109,6 +109,24 @@ def test_sizes_tell_where_an_operation_is_missing_if_ends_do_not():
     assert members(*rows).filter(rank=0)["id"].to_list() == [0, 1, 2, 4, 5]
 
 
+def test_where_it_is_open_which_operation_is_missing_its_neighbours_stay_unmatched():
+    """Rank 1 lacks one of two operations of equal size and recorded an end between theirs: the others are certain."""
+    ends = [100, 250, 400, 440, 600, 750, 900]
+    rows = [collective(0, end - 20, end, id=n) for n, end in enumerate(ends)]
+    rows += [collective(1, end - 10, end, id=n) for n, end in enumerate(ends) if n not in (2, 3)]
+    between = collective(1, 410, 420, id=2)
+    assert members(*rows, between).filter(rank=1)["id"].to_list() == [0, 1, 4, 5, 6]
+    clear = {**between, "start_ns": 430, "end_ns": 440}
+    assert members(*rows, clear).filter(rank=1)["row"].len() == 6
+
+
+def test_of_equal_intervals_clocks_are_moved_no_further_than_they_must_be():
+    """Messages every 100 on clocks that nothing else ties: a missing one is no reason to shift all the others."""
+    rows = [message(0, "send:1", 100 * n, 100 * n + 10, id=n) for n in range(9)]
+    rows += [message(1, "recv:0", 100 * n, 100 * n + 10, id=n) for n in range(9) if n != 4]
+    assert members(*rows).filter(rank=0)["id"].to_list() == [0, 1, 2, 3, 5, 6, 7, 8]
+
+
 def test_recorded_sequence_numbers_decide():
     """By order, rank 1's operations would be 0 and 1; their numbers say 1 and 2, although no end agrees."""
     rows = [collective(0, 1_000 * n, 1_000 * n + 50, id=n, collective_seq=40 + n) for n in range(3)]

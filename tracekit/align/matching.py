@@ -3,7 +3,8 @@
 Collectives are matched by process group, point-to-point messages by pair of ranks and direction. Within these the
 recorded sequence number of the collective decides; where there is none, the order of issue. Where ranks recorded
 different numbers of operations, the shorter sequence is aligned with the longest one by sizes and end times, so that
-a missing operation leaves a hole where it is missing and all others keep their partners.
+a missing operation leaves a hole where it is missing and all others keep their partners. Where sizes and times leave
+open which of several operations is missing, those that may have another partner stay unmatched.
 
 The result is ``MEMBERS``, a row for each part that a rank took in an operation: a collective's kernel is a member of
 one match; a kernel that carries several point-to-point messages is a member of one match per message.
@@ -65,6 +66,11 @@ SKIP_COST, IMPOSSIBLE_COST = 1.0, 4.0
 """Costs of leaving an operation unmatched, and of a pair that ends on one rank before it begins on the other. A pair
 costs the distance of its ends, in units of the usual time between two operations and at most 1, another 1 if the sizes
 differ, and of a collective 1 if the two ranks had issued different numbers of other operations before it."""
+MARGIN_TO_MISFIT, MIN_MARGIN, MAX_MARGIN = 4.0, 0.05, 0.5
+"""Cost beyond the cheapest alignment that every alignment with another partner must have for a pair to be certain: so
+many times the usual cost of a pair, within two bounds."""
+ROUNDING = 1e-9
+"""Difference of two sums of the same costs in different order."""
 
 _CHANNEL = ["what", "group", "group_ranks"]
 
@@ -351,7 +357,7 @@ def _uneven_notices(sides: _Sides, sequences: _Sequences, uneven: Ints) -> list[
     ranks = np.unique(sides.rank[sequences.order[sequences.first[uneven[missing > 0]]]]).tolist()
     text = (
         f"{ranks_named(ranks)} recorded {counted(int(missing.sum()), 'operation')} fewer than the peers: where they "
-        "are missing was found by sizes and times, and the peers' operations there stay unmatched"
+        "are missing was found by sizes and times, and operations whose partner is not certain stay unmatched"
     )
     return [Notice("uneven-operations", text)]
 
@@ -408,9 +414,7 @@ def align_sequences(own: Sequence, other: Sequence, uncertainty_ns: int) -> Ints
     other_size = (own_size != partner_size) & (own_size >= 0) & (partner_size >= 0)
     usual_ns = other.usual_interval_ns
     apart = own.end[:, None] - other.end[partner]
-    if (
-        uncertainty_ns > usual_ns / 2
-    ):  # the clocks may differ by more than a place in the sequence: see where ends agree
+    if uncertainty_ns > usual_ns / 2:  # the clocks may differ by more than one operation: see where ends agree
         likely = inside & (shifts >= min(0, missing)) & (shifts <= max(0, missing)) & (np.abs(apart) <= uncertainty_ns)
         of_same_size = likely & ~other_size
         offset = _densest(apart[of_same_size if of_same_size.any() else likely], usual_ns / 4)
@@ -424,7 +428,7 @@ def align_sequences(own: Sequence, other: Sequence, uncertainty_ns: int) -> Ints
     if len(shifts) > MAX_SHIFTS:  # a rank that began late or ended early: all its operations have one shift
         k = int(np.argmin(np.where(inside, cost, SKIP_COST).sum(axis=0)))
         return np.where(inside[:, k], partner[:, k], -1)
-    return _cheapest_alignment(cost, shifts, len(other.end))
+    return _certain_partners(cost, shifts, len(other.end))
 
 
 def _misfit(own: Sequence, other: Sequence, partner: Ints, uncertainty_ns: int) -> tuple[Ints, Bools]:
@@ -447,18 +451,27 @@ def _misfit(own: Sequence, other: Sequence, partner: Ints, uncertainty_ns: int) 
 
 
 def _densest(values: Ints, width: float) -> int:
-    """Return the middle of the values where most of them lie within *width*; of several such, nearest to 0."""
-    if not len(values):
-        return 0
+    """Return the middle of the values where many of them lie within *width*, nearest to 0 if there are several such.
+
+    Operations that follow each other at equal intervals agree with their neighbours nearly as well as with their
+    partners: as long as more than half as many agree there, clocks are not moved further than they must be.
+
+    >>> _densest(np.array([3, 4, 5, 90, 91, 92, 93]), 10), _densest(np.array([3, 90, 91, 92, 93]), 10)
+    (4, 92)
+    """
     ordered = np.sort(values)
     count = np.searchsorted(ordered, ordered + width, side="right") - np.arange(len(ordered))
-    begin = np.flatnonzero(count == count.max())
-    begin = begin[np.argmin(np.abs(ordered[begin]))]
-    return int(ordered[begin + count[begin] // 2])
+    if not len(ordered):
+        return 0
+    middle = ordered[np.arange(len(ordered)) + count // 2]
+    many = np.flatnonzero(count * 2 > count.max())
+    return int(middle[many[np.argmin(np.abs(middle[many]))]])
 
 
-def _cheapest_alignment(cost: npt.NDArray[np.float64], shifts: Ints, other_length: int) -> Ints:
+def _certain_partners(cost: npt.NDArray[np.float64], shifts: Ints, other_length: int) -> Ints:
     """Return the partner of each operation in the cheapest alignment that keeps the order; -1: none.
+
+    An operation that has another partner in an alignment that costs little more has none either.
 
     Args:
         cost: Cost of pairing operation i with operation i + shifts[k] of the other sequence; infinite outside of it.
@@ -466,33 +479,31 @@ def _cheapest_alignment(cost: npt.NDArray[np.float64], shifts: Ints, other_lengt
         other_length: Number of operations of the other sequence.
 
     """
-    length, width = cost.shape
-    index = np.arange(width)
-    # least[k]: lowest cost so far if operation i + shifts[k] is the next of the other sequence to be paired or skipped.
+    rest = other_length - len(cost) - shifts  # of the other sequence, behind the partner of the last operation
+    before = _least_costs(cost, shifts)
+    # From behind, operation i of n is operation n - 1 - i, and what is left after a pair is what came before it.
+    after = _least_costs(cost[::-1, ::-1], rest[::-1])[::-1, ::-1]
+    least = np.where(rest >= 0, before[-1] + SKIP_COST * rest, np.inf).min()
+    with_pair = before[:-1] + cost + after[1:]  # least cost of all alignments that contain the pair
+    k = with_pair.argmin(axis=1)
+    lowest, second = np.partition(with_pair, 1, axis=1)[:, :2].T
+    usual = np.median(np.take_along_axis(cost, k[:, None], axis=1))
+    margin = min(max(MARGIN_TO_MISFIT * usual, MIN_MARGIN), MAX_MARGIN)
+    is_certain = (lowest <= least + ROUNDING) & (second >= least + margin)
+    return np.where(is_certain, np.arange(len(cost)) + shifts[k], -1)
+
+
+def _least_costs(cost: npt.NDArray[np.float64], shifts: Ints) -> npt.NDArray[np.float64]:
+    """Return in [i, k] the lowest cost of aligning what comes before i and before i + shifts[k] of the other."""
+    index = np.arange(len(shifts))
     # Before the first operation, a shift of k means that k operations of the other sequence were skipped.
-    least = np.where(shifts >= 0, SKIP_COST * shifts, np.inf)
-    is_pair = np.zeros((length, width), np.bool_)
-    reached_from = np.zeros((length, width), np.int32)  # shift at which i was paired or skipped on the way to shift k
-    for i in range(length):
-        pair = least + cost[i]
-        skip = np.append(least[1:] + SKIP_COST, np.inf)  # operation i is skipped: the same next one is a shift lower
-        is_pair[i] = pair <= skip
+    least = [np.where(shifts >= 0, SKIP_COST * shifts, np.inf)]
+    for of_operation in cost:
+        skip = np.append(least[-1][1:] + SKIP_COST, np.inf)  # it is skipped: the same next one is a shift lower
+        cheaper = np.minimum(least[-1] + of_operation, skip)
         # Skipping operations of the other sequence raises the shift: a running minimum finds from where.
-        lowered = np.where(is_pair[i], pair, skip) - SKIP_COST * index
-        lowest = np.minimum.accumulate(lowered)
-        reached_from[i] = np.maximum.accumulate(np.where(lowered == lowest, index, 0))
-        least = lowest + SKIP_COST * index
-    # After the last operation the rest of the other sequence is skipped.
-    rest = other_length - length - shifts
-    k = int(np.argmin(np.where(rest >= 0, least + SKIP_COST * rest, np.inf)))
-    partner = np.full(length, -1, np.int64)
-    for i in range(length - 1, -1, -1):
-        k = int(reached_from[i, k])
-        if is_pair[i, k]:
-            partner[i] = i + shifts[k]
-        else:
-            k += 1
-    return partner
+        least.append(np.minimum.accumulate(cheaper - SKIP_COST * index) + SKIP_COST * index)
+    return np.array(least)
 
 
 def _drop_disagreeing(

@@ -233,7 +233,8 @@ def critical_path(
     unmatched = operations.filter(~pl.int_range(pl.len()).is_in(members["row"].unique().implode()))
     unknown_labels = frozenset(unmatched["label"].unique().to_list())
     without_launches = [part.source.rank for part in parts if not part.launches_known]
-    notices = tuple(_notices(longest_stop, unknown_labels, without_launches))
+    all_recorded = len(parts) >= max((part.source.world_size or 0 for part in parts), default=0)
+    notices = tuple(_notices(longest_stop, unknown_labels, without_launches, all_recorded=all_recorded))
     return _with_doubts(CriticalPath(segments, segments, slack, notices, unknown_labels))
 
 
@@ -317,7 +318,11 @@ def _measure_slack(pieces: Pieces, walks: Walks) -> pl.DataFrame:
 
 
 def _notices(
-    longest_stop: tuple[int | None, int, int] | None, unknown_labels: frozenset[str], without_launches: Sequence[int]
+    longest_stop: tuple[int | None, int, int] | None,
+    unknown_labels: frozenset[str],
+    without_launches: Sequence[int],
+    *,
+    all_recorded: bool,
 ) -> list[Notice]:
     """Return notices about walks that stopped early, missing launches and missing peers.
 
@@ -325,6 +330,7 @@ def _notices(
         longest_stop: Step, rank and remaining nanoseconds of the walk that stopped furthest from its step's start.
         unknown_labels: Labels with communication that has no peer's trace.
         without_launches: Ranks whose file has no launches.
+        all_recorded: Whether the traces of all ranks were given.
 
     """
     notices = []
@@ -343,9 +349,11 @@ def _notices(
         )
         notices.append(Notice("path-ends", text))
     if unknown_labels:
-        text = (
-            f"the critical path stays on its rank in {', '.join(sorted(unknown_labels))}: no peer's trace says whether "
-            "it was waiting there; give all ranks"
-        )
+        labels = ", ".join(sorted(unknown_labels))
+        if all_recorded:
+            reason = "some of it has no counterpart in the traces of the peers; record all ranks over the same time"
+        else:
+            reason = "no peer's trace says whether it was waiting there; give all ranks"
+        text = f"the critical path stays on its rank in {labels}: {reason}"
         notices.append(Notice("path-alone", text))
     return notices

@@ -35,8 +35,15 @@ def to_plain(document: Any) -> dict[str, Any]:
     >>> to_plain({"positions": {0: {"dp": 1}}})
     {'positions': {'0': {'dp': 1}}}
     """
-    plain: dict[str, Any] = msgspec.to_builtins(document, str_keys=True, enc_hook=_to_python_number)
+    plain: dict[str, Any] = _with_lists(msgspec.to_builtins(document, str_keys=True, enc_hook=_to_python_number))
     return plain
+
+
+def _with_lists(value: Any) -> Any:
+    """Return plain data with lists in place of tuples, which JSON does not have."""
+    if isinstance(value, dict):
+        return {key: _with_lists(item) for key, item in value.items()}
+    return [_with_lists(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def to_plain_rows(rows: Iterable[Any]) -> list[dict[str, Any]]:

@@ -149,7 +149,7 @@ def _stragglers(view: View) -> str:
     if not view.stragglers:
         return ""
     columns = (
-        Column("", value=lambda row: f"rank {row.rank}"),
+        Column("", value=lambda row: f"rank {row.ranks}"),
         Column("in", value="label"),
         Column("others waited", "ms", value="caused_ns"),
         Column("operations", "figure"),

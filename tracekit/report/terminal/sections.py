@@ -161,7 +161,7 @@ def stragglers(view: View, width: int) -> RenderableType | None:
     if not view.stragglers:
         return None
     columns = (
-        Column("rank", "rank"),
+        Column("rank", "figure", value="ranks"),
         Column("label", "label"),
         Column("others waited", "ms", value="caused_ns"),
         Column("operations", "count"),

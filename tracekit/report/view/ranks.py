@@ -16,6 +16,8 @@ from tracekit.schema import IDLE_CAUSES, PHASES
 
 MAX_BUBBLES = 16
 MAX_STRAGGLERS = 10
+MAX_CANDIDATES_NAMED = 3
+"""Ranks that are named if clocks leave open which of them arrived last."""
 MAX_STEPS = 100
 MAX_HOST_ROWS = 5
 MIN_HOST_ROW_SHARE = 0.005
@@ -82,6 +84,16 @@ class Straggler(msgspec.Struct, frozen=True):
     """Steps in which it is late."""
     why: str = ""
     """Causes, in words; empty if it is never late by much."""
+
+    @property
+    def ranks(self) -> str:
+        """The rank, or the ranks of which clocks leave open which it was.
+
+        >>> Straggler(2, "dp_comm", 9, 1, 1.0).ranks, Straggler(2, "dp_comm", 9, 1, 1.0, (1, 2)).ranks
+        ('2', '1 or 2')
+        """
+        few = len(self.candidates) <= MAX_CANDIDATES_NAMED
+        return (" or ".join(map(str, self.candidates)) if few else f"one of {len(self.candidates)}") or str(self.rank)
 
 
 class StepRow(msgspec.Struct, frozen=True):

@@ -1,0 +1,96 @@
+"""From files to waits: sequence numbers in the arguments, several processes in one file, clocks that leave it open."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tracekit import analyze
+from tracekit.errors import InputError
+from tracekit.report.view import view_of
+
+GROUP = {"Collective name": "allreduce", "Process Group Name": "0", "Process Group Ranks": "[0, 1, 2]",
+         "In msg nelems": 1000, "Out msg nelems": 1000, "dtype": "Float"}  # fmt: skip
+
+
+def write_rank(folder, rank, operations, *, kernel_args=None, call_args=None, world_size=3):
+    """Write a rank's file: a step in which each operation (start and end in µs) is launched 20 µs before it starts."""
+    (folder / f"rank{rank}.json").write_text(json.dumps(trace(rank, operations, kernel_args, call_args, world_size)))
+
+
+def trace(rank, operations, kernel_args=None, call_args=None, world_size=3):
+    end = operations[-1][1] + 1_000
+    events = [_event("user_annotation", "ProfilerStep#2", 0, end, rank)]
+    for n, (start, finish) in enumerate(operations):
+        ids = {"correlation": n + 1, "External id": n + 1}
+        own = {key: values[n] for key, values in (kernel_args or {}).items()}
+        call = {key: values[n] for key, values in (call_args or {}).items()}
+        compute = {"correlation": 1000 + n}
+        events += [
+            _event("cuda_runtime", "cudaLaunchKernel", start - 900, 5, rank, **compute),
+            _event("kernel", "gemm_kernel", start - 800, 750, rank, device=rank, stream=7, **compute),
+            _event("cpu_op", "record_param_comms", start - 22, 9, rank, **{"External id": n + 1}, **GROUP, **call),
+            _event("cuda_runtime", "cudaLaunchKernel", start - 20, 5, rank, **ids),
+            _event("kernel", "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)", start, finish - start, rank,
+                   device=rank, stream=20, **ids, **GROUP, **own),
+        ]  # fmt: skip
+    ranks = {"backend": "nccl", "rank": rank, "world_size": world_size}
+    return {"schemaVersion": 1, "distributedInfo": ranks, "traceEvents": events}
+
+
+def _event(cat, name, ts, dur, rank, **args):
+    pid, tid = (rank, args["stream"]) if cat == "kernel" else (100 + rank, 1)
+    return {"ph": "X", "cat": cat, "name": name, "pid": pid, "tid": tid, "ts": ts, "dur": dur, "args": args}
+
+
+STARTS = [1_000, 11_000, 21_000, 31_000]
+
+
+@pytest.mark.parametrize("where", ["kernel_args", "call_args"])
+@pytest.mark.parametrize("key", ["Seq", "collective_seq_id"])
+def test_recorded_sequence_numbers_decide_which_operations_are_one(tmp_path, where, key):
+    """Ranks 1 and 2 lack the first collective, and all they recorded came 10 ms early: times alone say otherwise."""
+    full, later = [(t, t + 500) for t in STARTS], [(t + 200, t + 500) for t in STARTS[:3]]
+    write_rank(tmp_path, 0, full, **{where: {key: [7, 8, 9, 10]}})
+    for rank in (1, 2):
+        write_rank(tmp_path, rank, later, **{where: {key: [8, 9, 10]}})
+    members = analyze(tmp_path, schedule="none").tables["matched"]
+    assert members.filter(rank=0)["start_ns"].to_list() == [t * 1_000 for t in STARTS[1:]]
+    assert members.group_by("match").len()["len"].to_list() == [3, 3, 3]
+
+
+def test_several_processes_in_one_file_are_refused_with_the_reason(tmp_path):
+    """Two ranks' files merged into one, as some viewers do: devices 0 and 1 of two processes are not one rank."""
+    merged = trace(0, [(t, t + 500) for t in STARTS])
+    merged["traceEvents"] += trace(1, [(t, t + 500) for t in STARTS])["traceEvents"]
+    (tmp_path / "merged.json").write_text(json.dumps(merged))
+    with pytest.raises(InputError, match=r"merged.json: holds several processes .*GPUs 0, 1.*not one rank") as error:
+        analyze(tmp_path / "merged.json")
+    assert error.value.hint == "give the file that each rank's profiler wrote"
+    one = trace(0, [(t, t + 500) for t in STARTS])
+    (tmp_path / "merged.json").write_text(json.dumps(one))
+    assert analyze(tmp_path / "merged.json", schedule="none").total.budget.span_ns
+
+
+@pytest.mark.parametrize(("apart_us", "candidates"), [(50, [1, 2]), (300, [2])])
+def test_ranks_that_arrive_within_what_clocks_may_be_off_are_both_named(tmp_path, apart_us, candidates):
+    """Rank 0 waits 2 ms in each of 12 collectives; rank 2 comes after rank 1, whose clocks may be off by 0.1 ms."""
+    times = [10_000 * n + 1_000 for n in range(12)]
+    for rank, late in enumerate((0, 2_000 - apart_us, 2_000)):
+        write_rank(tmp_path, rank, [(t + late, t + 3_000) for t in times])
+    analysis = analyze(tmp_path, schedule="none")
+    (straggler, *_) = json.loads(analysis.to_json())["stragglers"]
+    assert (straggler["rank"], straggler["candidates"]) == (2, candidates)
+    assert straggler["uncertain"] is (len(candidates) > 1)
+    (waits,) = [line.text for line in view_of(analysis).answer if line.topic == "Waits"]
+    doubt = "rank 1 or rank 2 (24.6 ms in 12 operations; their clocks differ by up to 0.1 ms)"
+    assert (doubt in waits) is (len(candidates) > 1)
+    assert ("clocks differ" in waits) is (len(candidates) > 1)
+    named = "1 or 2" if len(candidates) > 1 else "2"
+    view = view_of(analysis)
+    assert view.stragglers[0].ranks == named
+    for extension in ("html", "md"):
+        analysis.save(tmp_path / f"out.{extension}")
+    assert f"| rank {named} |" in (tmp_path / "out.md").read_text()
+    assert ('<th scope="row">1 or 2</th>' in (tmp_path / "out.html").read_text()) is (len(candidates) > 1)
