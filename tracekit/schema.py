@@ -87,8 +87,6 @@ class GapCause(msgspec.Struct, frozen=True):
 
     words: str
     """Description of the lost time, to follow "is"."""
-    remedy: str | None = None
-    """Advice."""
     change: str | None = None
     """The what-if change that removes this cause alone."""
     assumption: str = ""
@@ -96,51 +94,26 @@ class GapCause(msgspec.Struct, frozen=True):
 
 
 GAP_CAUSES: Mapping[str, GapCause] = {
-    "order": GapCause("another order of ops", "run the ops in the schedule's order"),
+    "order": GapCause("another order of ops"),
     "imbalance": GapCause(
-        "imbalance between stages",
-        "move work between stages until they take the same time",
-        "balance stages",
-        "every stage takes the mean; each cell keeps its own variation",
+        "imbalance between stages", "balance stages", "every stage takes the mean; each cell keeps its own variation"
     ),
     "variation": GapCause(
-        "variation between micro-batches",
-        "give every micro-batch the same work",
-        "remove stragglers",
-        "every cell takes its stage's median",
+        "variation between micro-batches", "remove stragglers", "every cell takes its stage's median"
     ),
     "early_output": GapCause("outputs sent before a block ends"),
-    "p2p": GapCause(
-        "pipeline transfer and its wait",
-        "send earlier, beside compute, or over faster links",
-        "hide p2p",
-        "pipeline transfers cost no rank any time",
-    ),
+    "p2p": GapCause("pipeline transfer and its wait", "hide p2p", "pipeline transfers cost no rank any time"),
     "exposed_ep": GapCause(
-        "exposed expert communication",
-        "run dispatch and combine beside another micro-batch's compute",
-        "hide expert communication",
-        "all dispatch and combine runs under compute",
+        "exposed expert communication", "hide expert communication", "all dispatch and combine runs under compute"
     ),
-    "offload": GapCause(
-        "offload stalls",
-        "copy earlier, or less, so that compute does not stop for it",
-        "hide offload",
-        "all offload and onload runs under compute",
-    ),
+    "offload": GapCause("offload stalls", "hide offload", "all offload and onload runs under compute"),
     "exposed_comm": GapCause(
         "other exposed communication",
-        "overlap it with compute",
         "hide other communication",
         "tensor, data and context communication runs under compute",
     ),
-    "host": GapCause(
-        "late launches",
-        "launch earlier: CUDA graphs, fewer small kernels, or less Python in the step",
-        "launch in time",
-        "the host is never late with a kernel",
-    ),
-    "other_work": GapCause("work outside the pipeline", "shorten what runs between the cells"),
+    "host": GapCause("late launches", "launch in time", "the host is never late with a kernel"),
+    "other_work": GapCause("work outside the pipeline"),
     "unexplained": GapCause("unexplained"),
 }
 """Parts of the gap in the order in which they are replayed. ``order`` is the cost of running the ops in another order

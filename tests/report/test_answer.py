@@ -11,7 +11,6 @@ from msgspec import structs
 from tests.kept import analysis_of
 from tracekit.metrics.bubbles import Bubble
 from tracekit.metrics.budget import Budget
-from tracekit.report.advice import advice
 from tracekit.report.view import view_of
 from tracekit.report.view.pace import pace
 
@@ -137,7 +136,8 @@ def test_whom_the_others_wait_for(small):
     late = [(0, "comm", 10, 1), (3, "comm", 500_000, 4), (1, "dp_comm", 900_000, 2)]
     columns = small.tables["stragglers"].columns
     rows = [
-        [{"rank": r, "label": name, "caused_ns": c, "operations": n}[key] for key in columns] for r, name, c, n in late
+        [{"rank": r, "label": name, "caused_ns": c, "operations": n}.get(key) for key in columns]
+        for r, name, c, n in late
     ]
     run = run_of(small, exposed={"comm": 200, "dp_comm": 60}, wait={"comm": 150, "dp_comm": 40}, late=rows)
     assert said(run)["Waits"] == (
@@ -159,10 +159,10 @@ def test_whom_the_others_wait_for(small):
 def test_unknown_work_above_one_per_cent_is_said_first_thing(small):
     loud = run_of(small, labels={"other": 20})
     assert said(loud)["Time"].endswith("2.0 % of the span is work that no rule knows (other), counted as compute.")
-    assert any("2.0 % of the span has no label" in line for line in advice(loud))
+    assert any("2.0 % of the span has no label" in advice.text for advice in view_of(loud).advice)
     quiet = run_of(small, labels={"other": 9})
     assert "other" not in str(said(quiet))
-    assert advice(quiet) == []
+    assert view_of(quiet).advice == ()
 
 
 def test_what_to_do_comes_with_the_whole_command(samples):

@@ -16,7 +16,7 @@ from tracekit.compare.compare_steps import PipelineRanks, compare_all_pipelines
 from tracekit.compare.comparison import ScheduleComparison, StepComparison
 from tracekit.compare.find_schedule import ScheduleFinder
 from tracekit.compare.pipeline_size import find_pipeline_size
-from tracekit.compare.predict.predictor import fit_predictor
+from tracekit.compare.predict.predictor import Predictor, fit_predictor
 from tracekit.compare.what_if import WhatIf, too_large_to_search, what_if_rows
 from tracekit.errors import Notice, OptionError
 from tracekit.reconstruct.lanes import MIN_CROSSED_SHARE, crossed_share
@@ -93,7 +93,10 @@ def compare_pipelines(
         return None, (*_unique(notices), *_no_schedule_notices(notices, roles.pipelines, with_work))
 
     head, head_notices = _choose_head(compared, pipeline)
-    rows, what_if_notices = _predict_what_if(head, by_rank) if what_if else ((), [])
+    predictor = fit_predictor(
+        head.pipeline, by_rank, head.match.schedule, exact=head.match.exact, measured_ns=head.measured_ns
+    )
+    rows, what_if_notices = _predict_what_if(head, predictor) if what_if else ((), [])
     lanes = [rank.lanes for rank in with_work]
     rank_of_lane = np.repeat([rank.rank for rank in with_work], [table.height for table in lanes])
     comparison = ScheduleComparison(
@@ -104,6 +107,7 @@ def compare_pipelines(
         positions=roles.positions,
         what_if=rows,
         factors=head.measure_imbalance(),
+        no_prediction_reason=predictor if isinstance(predictor, str) else None,
     )
     return comparison, _unique([*notices, *head.notices, *head_notices, *what_if_notices])
 
@@ -171,16 +175,13 @@ def _order_kind(step: StepComparison) -> tuple[bool, str, int, int]:
     return step.match.exact, schedule.name, schedule.microbatches, schedule.virtual
 
 
-def _predict_what_if(
-    head: StepComparison, ranks: Mapping[int, RankPipeline]
-) -> tuple[tuple[WhatIf, ...], list[Notice]]:
+def _predict_what_if(head: StepComparison, predictor: Predictor | str) -> tuple[tuple[WhatIf, ...], list[Notice]]:
     """Return the rows of ``--what-if``, and notices about schedules and figures that are left out."""
     schedule = head.match.schedule
     notices = []
     if too_large_to_search(schedule.pp, schedule.microbatches):
         text = "are not among the schedules tried: searching their order takes too long for a run of this size"
         notices.append(Notice("what-if-limited", f"{' and '.join(searched_names())} {text}"))
-    predictor = fit_predictor(head.pipeline, ranks, schedule, exact=head.match.exact, measured_ns=head.measured_ns)
     if isinstance(predictor, str):
         text = f"no schedule's makespan could be predicted, only its ideal: {predictor}"
         notices.append(Notice("what-if-ideal-only", text))

@@ -122,6 +122,7 @@ class ScheduleComparison(msgspec.Struct, frozen=True, eq=False):
     what_if: tuple[WhatIf, ...] = ()
     factors: Mapping[str, Any] = {}  # see StepComparison.measure_imbalance
     chosen: bool = False  # whether the user chose the pipeline
+    no_prediction_reason: str | None = None  # why other schedules cannot be predicted; None if they can
 
     @property
     def pipelines(self) -> tuple[tuple[int, ...], ...]:

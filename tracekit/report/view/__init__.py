@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Sequence
 from weakref import WeakKeyDictionary
@@ -11,9 +10,10 @@ from tracekit._util.text import capitalize, counted
 from tracekit.analysis import Analysis
 from tracekit.analysis.spread import MANY_RANKS, spread
 from tracekit.errors import Notice
-from tracekit.report.advice import advice, asked
+from tracekit.report.advice import Advice, advise
 from tracekit.report.definitions import DEFINITIONS, SCHEDULE_DEFINITIONS
-from tracekit.report.view.answer import Advice, answer
+from tracekit.report.evidence import collect_evidence
+from tracekit.report.view.answer import answer
 from tracekit.report.view.breakdown import by_view
 from tracekit.report.view.budget import beside, budget_view, hiding_table, label_rows, matrix_of
 from tracekit.report.view.copies import copies, reload_view
@@ -45,9 +45,10 @@ def view_of(analysis: Analysis) -> View:
 
 
 def _build(analysis: Analysis) -> View:
-    path, labels = asked(analysis), label_rows(analysis)
+    path, labels, evidence = input_path(analysis), label_rows(analysis), collect_evidence(analysis)
     waited_for, schedule, bubbles = stragglers(analysis), schedule_view(analysis), bubble_rows(analysis)
-    next_steps = tuple(Advice(capitalize(line), _command(line, path)) for line in advice(analysis))
+    quoted_path = None if path is None else shlex.quote(path)
+    next_steps = tuple(Advice(capitalize(line.text), line.command) for line in advise(evidence, path=quoted_path))
     return View(
         title=_title(analysis, path),
         ranks=_ranks(analysis),
@@ -128,16 +129,15 @@ def _steps_named(analysis: Analysis) -> str:
     return f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]}–{steps[-1]}"
 
 
-def _command(line: str, path: str | None) -> str | None:
-    """Return the whole command that a line of advice names in backticks; None if it names none.
+def input_path(analysis: Analysis) -> str | None:
+    """Return the input as one path: the only one, or the folder that holds them all; None if there is none.
 
-    >>> _command("`--what-if` ranks the schedules", "runs/a b")
-    "tracekit analyze 'runs/a b' --what-if"
-    >>> _command("record again (`tracekit doctor` says how)", "runs/a")
-    'tracekit doctor runs/a'
+    >>> from tracekit import analyze
+    >>> input_path(analyze("sample_traces/reload", schedule="none"))
+    'sample_traces/reload'
     """
-    match = re.search("`(tracekit [a-z]+|--[^`]+)`", line)
-    if match is None or path is None:
-        return None
-    words, quoted_path = match[1], shlex.quote(path)
-    return f"{words} {quoted_path}" if words.startswith("tracekit") else f"tracekit analyze {quoted_path} {words}"
+    paths = dict.fromkeys(analysis.paths)
+    folders = {path.rpartition("/")[0] for path in paths}
+    if len(paths) == 1:
+        return next(iter(paths))
+    return (folders.pop() or ".") if len(folders) == 1 else None

@@ -12,8 +12,8 @@ import polars as pl
 
 from tracekit._util.text import at_least, counted, join_with_and, ms, percent, ranks_named
 from tracekit.analysis import Analysis
-from tracekit.report.advice import of_the_gap
-from tracekit.report.remedies import BECAUSE
+from tracekit.report.advice import Advice
+from tracekit.report.evidence import CAUSE_WORDS, of_the_gap
 from tracekit.report.view.budget import LabelRow, kind_of
 from tracekit.report.view.pace import Pace, pace
 from tracekit.report.view.pipeline import ScheduleView
@@ -41,14 +41,6 @@ class Line(msgspec.Struct, frozen=True):
     text: str
     target: str
     """Section of the page with the details."""
-
-
-class Advice(msgspec.Struct, frozen=True):
-    """One thing to do next."""
-
-    text: str
-    command: str | None = None
-    """The whole command to copy, if there is one."""
 
 
 def answer(
@@ -136,7 +128,7 @@ def _exposed_label(row: LabelRow, steps: int) -> str:
     if not main_cause:
         return cost
     cause, share = main_cause[0]
-    return f"{cost}, {percent(share, digits=0)} of that because {BECAUSE[cause]}"
+    return f"{cost}, {percent(share, digits=0)} of that {CAUSE_WORDS[cause]}"
 
 
 def _schedule_line(analysis: Analysis, schedule: ScheduleView | None) -> Line | None:
