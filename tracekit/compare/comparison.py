@@ -39,6 +39,7 @@ class StepComparison(msgspec.Struct, frozen=True, eq=False):
     gap_ns: Mapping[str, int] | None  # by cause; None if ranks are missing or the split is doubtful
     bubbles: tuple[RankBubble, ...]
     ideal_times: tuple[Ints, Ints]  # ideal start and end of every cell
+    ideal_cells: pl.DataFrame | None = None  # cells of the ideal, if it has another order than the run
     notices: tuple[Notice, ...] = ()
 
     @property
@@ -131,7 +132,12 @@ class ScheduleComparison(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def name(self) -> str:
-        """Name of the schedule."""
+        """Name of the schedule that ran; the nearest one if none is exactly it."""
+        return (self.head.match.ran or self.head.match.schedule).name
+
+    @property
+    def compared_with(self) -> str:
+        """Name of the schedule whose ideal the run is compared with."""
         return self.head.match.schedule.name
 
     @property
@@ -142,17 +148,17 @@ class ScheduleComparison(msgspec.Struct, frozen=True, eq=False):
     @property
     def microbatches(self) -> int:
         """Number of micro-batches per step."""
-        return self.head.match.schedule.microbatches
+        return (self.head.match.ran or self.head.match.schedule).microbatches
 
     @property
     def virtual(self) -> int:
         """Number of chunks per rank."""
-        return self.head.match.schedule.virtual
+        return (self.head.match.ran or self.head.match.schedule).virtual
 
     @property
     def exact(self) -> bool:
-        """Whether the order is exactly the schedule's."""
-        return self.head.match.exact
+        """Whether the order is exactly that of the schedule named."""
+        return self.head.match.exact or self.head.match.ran is not None
 
     @property
     def gap_ns(self) -> Mapping[str, int] | None:

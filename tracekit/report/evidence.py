@@ -123,7 +123,7 @@ def collect_evidence(analysis: Analysis) -> Evidence:
         **_completeness(analysis),
         framework=_framework(analysis),
         cuda_graphs=_uses_cuda_graphs(analysis),
-        schedule=schedule.name if schedule is not None else None,
+        schedule=schedule.compared_with if schedule is not None else None,
         **_largest_cost(analysis),
         **_idle(analysis),
         unlabelled_share=unlabelled_share if unlabelled_share > MIN_UNLABELLED_SHARE else None,

@@ -42,14 +42,15 @@ def gantt(compared: StepComparison, width: int) -> RenderableType:
     if len(ranks) > MAX_RANKS:
         ranks = [*ranks[: MAX_RANKS // 2], *ranks[-MAX_RANKS // 2 :]]
     chart = Text()
-    for title, layout in (("as it ran", layouts["measured"]), ("ideal", layouts["ideal"])):
+    ideal = "ideal" if compared.match.exact else f"ideal of {compared.match.schedule.name}"
+    for title, layout in (("as it ran", layouts["measured"]), (ideal, layouts["ideal"])):
         chart.append(f"  {title}\n", style="dim")
         for rank in ranks:
             chart.append(f"  {rank:>6}  ")
             chart.append_text(_line(layout.cells.filter(rank=rank), end_ns, columns))
             chart.append("\n")
     chart.rstrip()
-    return Group(chart, Note(_legend(set(layouts["measured"].cells["op"]))))
+    return Group(chart, Note(_legend({op for layout in layouts.values() for op in layout.cells["op"]})))
 
 
 def _legend(ops: set[str]) -> str:
@@ -108,6 +109,8 @@ def _headline(schedule: ScheduleView) -> RenderableType:
         counted(schedule.microbatches, "micro-batch"),
         "order exactly the schedule's" if schedule.exact else order,
     ]
+    if schedule.compared_with != schedule.name:
+        facts.append(f"compared with {schedule.compared_with}: {counted(schedule.distance, 'unit')} elsewhere")
     if schedule.which:
         facts.append(schedule.which)
     line = Text.assemble((schedule.name, "bold"), *(f" · {fact}" for fact in facts))
@@ -137,7 +140,7 @@ def _makespans(schedule: ScheduleView) -> RenderableType:
 def _waterfall(schedule: ScheduleView, width: int) -> RenderableType:
     """Draw the way from the ideal to the measured makespan, a bar for each cause of the gap."""
     if schedule.gap is None:
-        return Note("ranks are missing: the gap cannot be split by cause")
+        return Note(schedule.gap_note or "")
     measured_ns = schedule.measured.makespan_ns
     length = max(10, min(40, width - 64))
     longest_ns = max(measured_ns, schedule.ideal.makespan_ns, 1)

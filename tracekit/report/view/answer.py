@@ -139,6 +139,11 @@ def _schedule_line(analysis: Analysis, schedule: ScheduleView | None) -> Line | 
     measured_ns, ideal_ns = schedule.measured.makespan_ns, schedule.ideal.makespan_ns
     name = schedule.name if schedule.exact else f"{schedule.name}, nearly"
     makespans = f"{name} ({schedule.sizes}): {ms(measured_ns)} where its ideal takes {ms(ideal_ns)}"
+    if schedule.compared_with != schedule.name:
+        makespans = f"ran {schedule.name} exactly ({schedule.sizes}) in {ms(measured_ns)}; compared with "
+        makespans += f"{schedule.compared_with}, whose ideal takes {ms(ideal_ns)} at the run's own times"
+    if schedule.gap_note is not None:
+        return Line("Schedule", f"{makespans} ({schedule.gap_note}).", "schedule")
     causes = [rung for rung in schedule.gap or () if rung.kind == "more" and rung.name != "unexplained"]
     if measured_ns <= ideal_ns or not causes:
         return Line("Schedule", f"{makespans}.", "schedule")
