@@ -146,7 +146,7 @@ def _no_gpu_reason(analysis: Analysis) -> str:
 
 def _completeness(analysis: Analysis) -> _Facts:
     """Return which ranks are missing, and the labels whose waiting is therefore unknown."""
-    total, ranks = analysis.total, [result.rank for result in analysis.rank_results]
+    total, ranks = analysis.total, [r.rank for r in analysis.rank_results if r.whole.budget.span_ns]
     count, first = missing_ranks(ranks, analysis.world_size or 0, most=MAX_MISSING_NAMED)
     more = f" and {count - len(first)} more" if count > len(first) else ""
     unknown = [label for label, ns in total.wait_ns.items() if ns is None and total.budget.exposed_ns.get(label)]

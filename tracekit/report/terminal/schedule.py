@@ -29,18 +29,19 @@ from tracekit.schema import PHASES
 
 MAX_RANKS = 8
 """Ranks to draw; of more, the first and the last half of so many."""
+MAX_RANKS_IN_SHORT_CHART = 4
 PAIR_LETTER = "X"
 """Letter of an overlapped pair (FB)."""
 
 
-def gantt(compared: StepComparison, width: int) -> RenderableType:
+def gantt(compared: StepComparison, width: int, *, max_ranks: int = MAX_RANKS) -> RenderableType:
     """Draw the measured and the ideal cells of one pipeline, one line per rank."""
     layouts = layout_pipeline(compared)
     columns = max(40, min(width, 160) - 12)
     end_ns = max(compared.measured_ns, int(layouts["ideal"].cells["end"].to_numpy().max()), 1)
     ranks = [bubble.rank for bubble in compared.bubbles]
-    if len(ranks) > MAX_RANKS:
-        ranks = [*ranks[: MAX_RANKS // 2], *ranks[-MAX_RANKS // 2 :]]
+    if len(ranks) > max_ranks:
+        ranks = [*ranks[: max_ranks // 2], *ranks[-max_ranks // 2 :]]
     chart = Text()
     ideal = "ideal" if compared.match.exact else f"ideal of {compared.match.schedule.name}"
     for title, layout in (("as it ran", layouts["measured"]), (ideal, layouts["ideal"])):
@@ -99,6 +100,21 @@ def render_schedule(view: View, width: int) -> RenderableType | None:
         render_what_if(schedule.alternatives, width),
     ]
     return Group(*(part for part in parts if part is not None))
+
+
+def render_short_schedule(view: View, width: int) -> RenderableType | None:
+    """Draw the gap, a few ranks, and predictions if there are any; None if no schedule was recognised."""
+    schedule, comparison = view.schedule, view.analysis.schedule
+    if schedule is None or comparison is None:
+        return None
+    chart = gantt(comparison.head, width, max_ranks=MAX_RANKS_IN_SHORT_CHART)
+    parts = [_headline(schedule), _waterfall(schedule, width), chart, render_what_if(schedule.alternatives, width)]
+    return Group(*(part for part in parts if part is not None))
+
+
+def what_if(view: View, width: int) -> RenderableType | None:
+    """Show the predictions alone; None if there are none."""
+    return render_what_if(view.schedule.alternatives, width) if view.schedule is not None else None
 
 
 def _headline(schedule: ScheduleView) -> RenderableType:

@@ -214,15 +214,12 @@ def warnings(view: View, width: int) -> RenderableType | None:
 
 def next_steps(view: View, width: int) -> RenderableType | None:
     """List everything to do next, with commands to copy."""
-    steps = [(advice.text, advice.command) for advice in view.advice]
-    if view.has_gpu:
-        steps.append(("A page to share:", f"tracekit analyze {view.asked or 'PATH…'} -o report.html"))
     lines: list[RenderableType] = []
-    for number, (text, command) in enumerate(steps, 1):
-        lines.append(Text(wrap_text(text, max(40, width), first=f"  {number}. ", rest="     ")))
-        if command:
-            lines.append(command_line(command))
-    return Group(*lines)
+    for number, advice in enumerate(view.advice, 1):
+        lines.append(Text(wrap_text(advice.text, max(40, width), first=f"  {number}. ", rest="     ")))
+        if advice.command:
+            lines.append(command_line(advice.command))
+    return Group(*lines) if lines else None
 
 
 GLYPHS = {"compute": "█", "communication": "▓", "copy": "▒", "idle": "░", "unrecorded": "?"}

@@ -6,13 +6,14 @@ import shlex
 from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
-from tracekit._util.text import capitalize, counted
+from tracekit._util.text import capitalize, counted, ranks_named
 from tracekit.analysis import Analysis
 from tracekit.analysis.spread import MANY_RANKS, spread
 from tracekit.errors import Notice
+from tracekit.parsers.ranks import missing_ranks
 from tracekit.report.advice import Advice, advise
 from tracekit.report.definitions import DEFINITIONS, SCHEDULE_DEFINITIONS
-from tracekit.report.evidence import collect_evidence
+from tracekit.report.evidence import MAX_MISSING_NAMED, collect_evidence
 from tracekit.report.view.answer import answer
 from tracekit.report.view.breakdown import by_view
 from tracekit.report.view.budget import beside, budget_view, hiding_table, label_rows, matrix_of
@@ -110,7 +111,7 @@ def shorten_notices(notices: Sequence[Notice]) -> list[Notice]:
 
 
 def _title(analysis: Analysis, path: str | None) -> str:
-    ranks = counted(len(analysis.rank_results), "rank")
+    ranks = _ranks(analysis)
     if analysis.schedule is not None:
         return f"tracekit: {analysis.schedule.name} on {ranks}"
     name = (path or "").rstrip("/").rpartition("/")[2].partition("?")[0]
@@ -118,8 +119,28 @@ def _title(analysis: Analysis, path: str | None) -> str:
 
 
 def _ranks(analysis: Analysis) -> str:
-    count, world = len(analysis.rank_results), analysis.world_size
-    return f"{count:,} of {counted(world, 'rank')}" if world and world != count else counted(count, "rank")
+    """Return the number of ranks, and which of them are missing or damaged."""
+    results, world = analysis.rank_results, analysis.world_size
+    whole = [result.rank for result in results if result.whole.budget.span_ns]
+    empty = [result.rank for result in results if not result.whole.budget.span_ns]
+    missing_count, missing = missing_ranks([*whole, *empty], world or 0, most=MAX_MISSING_NAMED)
+    more = f" and {missing_count - len(missing)} more" if missing_count > len(missing) else ""
+    remarks = [
+        f"{ranks_named(missing)}{more} missing" if missing else "",
+        f"{ranks_named(empty)} without GPU events" if empty and whole else "",
+        *(_cut_files(notice.message) for notice in analysis.notices if notice.code == "truncated"),
+    ]
+    count = (
+        f"{len(whole):,} of {counted(world, 'rank')}" if world and world != len(whole) else counted(len(whole), "rank")
+    )
+    remark = "; ".join(dict.fromkeys(filter(None, remarks)))
+    return f"{count} ({remark})" if remark and whole else count if whole else counted(len(results), "rank")
+
+
+def _cut_files(message: str) -> str:
+    """Return which ranks a notice of a truncated file is about."""
+    ranks, _, rest = message.partition(":")
+    return f"{ranks} truncated" if rest and ranks.startswith("rank") else "a file truncated"
 
 
 def _steps_named(analysis: Analysis) -> str:

@@ -32,7 +32,7 @@ class View:
 
     title: str
     ranks: str
-    """``8 ranks``, or ``4 of 8 ranks``."""
+    """``8 ranks``, or ``4 of 8 ranks``, with those that are missing or damaged."""
     steps_named: str
     devices: tuple[str, ...]
     reader: str
