@@ -119,7 +119,7 @@ def test_every_cause_has_advice():
 def test_nothing_is_said_of_transfer_while_ranks_are_missing():
     incomplete = replace(SHORT_OF_COMPUTE, one_sided="dp_comm", missing_ranks="rank 1", ranks_given="1 of 2 ranks")
     texts = [advice.text for advice in advise(incomplete)]
-    assert texts[0].startswith("add the traces of rank 1 (there are 1 of 2 ranks)")
+    assert texts[0].startswith("add the traces of rank 1 (given: 1 of 2 ranks)")
     assert not re.search("bytes|links|hide", " ".join(texts))
 
 

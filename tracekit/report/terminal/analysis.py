@@ -51,7 +51,7 @@ def render(
             out.print(body, crop=False)  # a command to copy may be longer than a line
     if not brief:
         out.print()
-        out.print(closing_lines(view, full=full, page_written=page_written), crop=False)
+        out.print(closing_lines(view, full=full, page_written=page_written), soft_wrap=True)
     if definitions:
         out.print()
         out.print(Text("How each number is defined", style="bold"))
@@ -67,9 +67,8 @@ def closing_lines(view: View, *, full: bool, page_written: bool) -> Text:
         warnings = f" and {counted(len(view.warnings), 'warning')}" if view.warnings else ""
         text.append(f"All tables{warnings}: tracekit analyze {path} --full", style="dim")
     if view.has_gpu and not page_written:
-        text.append("\n" if text else "").append(
-            f"A page to share: tracekit analyze {path} -o report.html", style="dim"
-        )
+        text.append("\n" if text else "")
+        text.append(f"A page to share: tracekit analyze {path} -o report.html", style="dim")
     return text
 
 
@@ -106,7 +105,8 @@ def _bubble_title(view: View) -> str:
 
 
 Section = Callable[[View, int], RenderableType | None]
-SECTIONS: tuple[tuple[str | Callable[[View], str], Section], ...] = (
+Sections = tuple[tuple[str | Callable[[View], str], Section], ...]
+SECTIONS: Sections = (
     (_budget_title, budget),
     ("Over the ranks (shares of each rank's span)", many_ranks),
     (lambda view: f"Compute ({_over(view)})", sections.compute),
@@ -137,14 +137,15 @@ SECTIONS: tuple[tuple[str | Callable[[View], str], Section], ...] = (
     ("What to do next", sections.next_steps),
 )
 """Title and function of each section, in the order they are printed."""
-BRIEF_SECTIONS = (("What other schedules would take", what_if),)
-SHORT_SECTIONS = (
+BRIEF_SECTIONS: Sections = (("What other schedules would take", what_if),)
+SHORT_SECTIONS: Sections = (
     (_budget_title, budget),
     ("Against its ideal schedule", render_short_schedule),
     *(
         (title, section)
         for title, section in SECTIONS
-        if section in (sections.critical, sections.breakdown, sections.reload, sections.next_steps)
+        if section in (sections.critical, sections.breakdown, sections.reload)
     ),
+    ("What else to do", sections.further_steps),
 )
 """Sections printed by default: the answer's own, and those that were asked for."""

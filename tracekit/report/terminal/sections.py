@@ -212,14 +212,19 @@ def warnings(view: View, width: int) -> RenderableType | None:
     return Group(*(Text(message, style="yellow") for message in messages))
 
 
-def next_steps(view: View, width: int) -> RenderableType | None:
-    """List everything to do next, with commands to copy."""
+def next_steps(view: View, width: int, *, first: int = 1) -> RenderableType | None:
+    """List what to do next from the *first* thing on, with commands to copy."""
     lines: list[RenderableType] = []
-    for number, advice in enumerate(view.advice, 1):
+    for number, advice in enumerate(view.advice[first - 1 :], first):
         lines.append(Text(wrap_text(advice.text, max(40, width), first=f"  {number}. ", rest="     ")))
         if advice.command:
             lines.append(command_line(advice.command))
     return Group(*lines) if lines else None
+
+
+def further_steps(view: View, width: int) -> RenderableType | None:
+    """List what to do beside the first thing, which the answer names."""
+    return next_steps(view, width, first=2)
 
 
 GLYPHS = {"compute": "█", "communication": "▓", "copy": "▒", "idle": "░", "unrecorded": "?"}

@@ -130,9 +130,8 @@ def _ranks(analysis: Analysis) -> str:
         f"{ranks_named(empty)} without GPU events" if empty and whole else "",
         *(_cut_files(notice.message) for notice in analysis.notices if notice.code == "truncated"),
     ]
-    count = (
-        f"{len(whole):,} of {counted(world, 'rank')}" if world and world != len(whole) else counted(len(whole), "rank")
-    )
+    of_world = f" of {world:,}" if world and world != len(whole) else ""
+    count = f"{len(whole):,}{of_world} {'rank' if (world or len(whole)) == 1 else 'ranks'}"
     remark = "; ".join(dict.fromkeys(filter(None, remarks)))
     return f"{count} ({remark})" if remark and whole else count if whole else counted(len(results), "rank")
 
