@@ -139,7 +139,7 @@ SECTIONS: Sections = (
 """Title and function of each section, in the order they are printed."""
 BRIEF_SECTIONS: Sections = (("What other schedules would take", what_if),)
 SHORT_SECTIONS: Sections = (
-    (_budget_title, budget),
+    (_budget_title, sections.short_budget),
     ("Against its ideal schedule", render_short_schedule),
     *(
         (title, section)

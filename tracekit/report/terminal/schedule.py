@@ -30,6 +30,8 @@ from tracekit.schema import PHASES
 MAX_RANKS = 8
 """Ranks to draw; of more, the first and the last half of so many."""
 MAX_RANKS_IN_SHORT_CHART = 4
+MIN_SHARE_IN_SHORT_GAP = 0.01
+"""Share of the makespan from which a cause of the gap has a row of its own in the short report."""
 PAIR_LETTER = "X"
 """Letter of an overlapped pair (FB)."""
 
@@ -108,7 +110,8 @@ def render_short_schedule(view: View, width: int) -> RenderableType | None:
     if schedule is None or comparison is None:
         return None
     chart = gantt(comparison.head, width, max_ranks=MAX_RANKS_IN_SHORT_CHART)
-    parts = [_headline(schedule), _waterfall(schedule, width), chart, render_what_if(schedule.alternatives, width)]
+    gap = _waterfall(schedule, width, min_share=MIN_SHARE_IN_SHORT_GAP)
+    parts = [_headline(schedule), gap, chart, render_what_if(schedule.alternatives, width)]
     return Group(*(part for part in parts if part is not None))
 
 
@@ -123,7 +126,7 @@ def _headline(schedule: ScheduleView) -> RenderableType:
     facts = [
         f"{counted(schedule.pp, 'rank')}{chunks}",
         counted(schedule.microbatches, "micro-batch"),
-        "order exactly the schedule's" if schedule.exact else order,
+        "order exact" if schedule.exact else order,
     ]
     if schedule.compared_with != schedule.name:
         facts.append(f"compared with {schedule.compared_with}: {counted(schedule.distance, 'unit')} elsewhere")
@@ -153,15 +156,26 @@ def _makespans(schedule: ScheduleView) -> RenderableType:
     return Group(table, Note(note))
 
 
-def _waterfall(schedule: ScheduleView, width: int) -> RenderableType:
-    """Draw the way from the ideal to the measured makespan, a bar for each cause of the gap."""
+def _waterfall(schedule: ScheduleView, width: int, *, min_share: float = 0.0) -> RenderableType:
+    """Draw the way from the ideal to the measured makespan, a bar for each cause of the gap.
+
+    Causes below *min_share* of the makespan have one row together.
+    """
     if schedule.gap is None:
         return Note(schedule.gap_note or "")
     measured_ns = schedule.measured.makespan_ns
     length = max(10, min(40, width - 64))
     longest_ns = max(measured_ns, schedule.ideal.makespan_ns, 1)
     table = new_table(("gap", "ms", "of makespan", ""), left=(True, False, False, True))
+    smaller = [rung for rung in schedule.gap if rung.kind != "total" and abs(rung.ns) < min_share * measured_ns]
     for rung in schedule.gap:
+        if rung.name == "measured" and smaller:
+            together_ns = sum(small.ns for small in smaller)
+            sign = "+ " if together_ns >= 0 else "− "
+            name = f"{sign}{counted(len(smaller), 'smaller cause')}"
+            table.add_row(name, bare_ms(abs(together_ns)), percent(abs(together_ns), measured_ns), "")
+        if rung in smaller:
+            continue
         sign = {"more": "+ ", "less": "− "}.get(rung.kind, "")
         share = "" if rung.name == "measured" else percent(abs(rung.ns), measured_ns)
         table.add_row(f"{sign}{rung.name}", bare_ms(abs(rung.ns)), share, _bar(rung, longest_ns, length))

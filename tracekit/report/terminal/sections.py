@@ -238,11 +238,19 @@ LEGEND = {
 }
 """Name and colour of each kind of part."""
 MIN_BAR_LENGTH = 10
+MAX_BARS_IN_SHORT_BUDGET = 4
 
 
-def budget(view: View, width: int) -> RenderableType | None:
-    """Draw one bar per rank: compute, exposed communication, exposed copies, idle."""
+def short_budget(view: View, width: int) -> RenderableType | None:
+    """Draw the bars of a few ranks and their mean."""
+    return budget(view, width, max_bars=MAX_BARS_IN_SHORT_BUDGET)
+
+
+def budget(view: View, width: int, *, max_bars: int | None = None) -> RenderableType | None:
+    """Draw one bar per rank: compute, exposed communication, exposed copies, idle; at most *max_bars* if given."""
     bars, remark = _chosen_bars(view)
+    if max_bars is not None and len(bars) > max_bars:
+        bars, remark = bars[:max_bars], remark or f"the {max_bars} worst of {counted(len(bars), 'rank')}"
     is_wide = width >= MIN_WIDTH_FOR_MORE
     exposed = ["communication", "copies"] if is_wide else ["exposed"]
     last = [NOT_RECORDED] if any(part.kind == "unrecorded" for part in view.budget.mean.parts) else []
@@ -259,6 +267,8 @@ def budget(view: View, width: int) -> RenderableType | None:
     for kind, (name, colour) in LEGEND.items():
         if kind in kinds:
             legend.append(GLYPHS[kind], style=colour).append(f" {name}  ")
+    if max_bars is not None and remark and len(remark) < width // 2:
+        return Group(table, legend.append(f"· {remark}", style="dim"))
     return Group(table, legend, *([Note(remark)] if remark else []))
 
 
