@@ -7,6 +7,7 @@
     ├── ScheduleError        a schedule cannot be built or simulated
     │   └── DeadlockError    ops that wait for each other
     ├── OutputError          a result could not be written
+    ├── MachineError         memory ran out, or a worker process died
     └── InternalError        a fault of tracekit's own
 
 The command line prints ``message`` and ``hint`` on one line and exits with the class's ``exit_code``: 2, or 70 where
@@ -72,6 +73,10 @@ class DeadlockError(ScheduleError):
 
 class OutputError(TracekitError):
     """A result could not be written."""
+
+
+class MachineError(TracekitError):
+    """Memory ran out, or a worker process died: nothing is wrong with the input, so no part of it is left out."""
 
 
 class InternalError(TracekitError):

@@ -87,23 +87,19 @@ class GapCause(msgspec.Struct, frozen=True):
 
     words: str
     """Description of the lost time, to follow "is"."""
-    remedy: str | None = None
-    """Advice."""
 
 
 GAP_CAUSES: Mapping[str, GapCause] = {
-    "order": GapCause("another order of ops", "run the ops in the schedule's order"),
-    "imbalance": GapCause("imbalance between stages", "move work between stages until they take the same time"),
-    "variation": GapCause("variation between micro-batches", "give every micro-batch the same work"),
+    "order": GapCause("another order of ops"),
+    "imbalance": GapCause("imbalance between stages"),
+    "variation": GapCause("variation between micro-batches"),
     "early_output": GapCause("outputs sent before a block ends"),
-    "p2p": GapCause("pipeline transfer and its wait", "send earlier, beside compute, or over faster links"),
-    "exposed_ep": GapCause(
-        "exposed expert communication", "run dispatch and combine beside another micro-batch's compute"
-    ),
-    "offload": GapCause("offload stalls", "copy earlier, or less, so that compute does not stop for it"),
-    "exposed_comm": GapCause("other exposed communication", "overlap it with compute"),
-    "host": GapCause("late launches", "launch earlier: CUDA graphs, fewer small kernels, or less Python in the step"),
-    "other_work": GapCause("work outside the pipeline", "shorten what runs between the cells"),
+    "p2p": GapCause("pipeline transfer and its wait"),
+    "exposed_ep": GapCause("exposed expert communication"),
+    "offload": GapCause("offload stalls"),
+    "exposed_comm": GapCause("other exposed communication"),
+    "host": GapCause("late launches"),
+    "other_work": GapCause("work outside the pipeline"),
     "unexplained": GapCause("unexplained"),
 }
 """Parts of the gap in the order in which they are replayed. ``order`` is the cost of running the ops in another order

@@ -15,6 +15,7 @@ from tracekit.compare.predict.message_order import write_program
 from tracekit.compare.predict.predictor import fit_predictor
 from tracekit.documents.coding import to_plain
 from tracekit.reconstruct import rank_pipeline
+from tracekit.report.schedule.layout import layout_pipeline
 from tracekit.run.load import load
 from tracekit.schedules import generate
 
@@ -126,8 +127,13 @@ def test_two_ranks_that_never_talk_are_one_pipeline_by_their_group(compare_sampl
 
 def test_a_schedule_that_was_not_run_is_held_against_anyway(compare_sample):
     comparison, notices = compare_sample("1f1b", schedule="gpipe")
-    assert not comparison.exact
+    assert (comparison.name, comparison.compared_with, comparison.exact) == ("1f1b", "gpipe", True)
     assert comparison.head.match.differences
+    # The ideal that is drawn is gpipe's own, and ends where its makespan says.
+    drawn = layout_pipeline(comparison.head)["ideal"].cells
+    gpipe = generate("gpipe", pp=4, microbatches=8)
+    assert [drawn.filter(rank=rank)["name"].to_list() for rank in range(4)] == gpipe.orders()
+    assert drawn["end"].max() == comparison.head.ideal_ns
     assert "order-differs" in codes(notices)
     assert sum(comparison.gap_ns.values()) == comparison.head.measured_ns - comparison.head.ideal_ns
 

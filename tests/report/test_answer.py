@@ -11,7 +11,6 @@ from tests.kept import analysis_of
 from tracekit.documents.analysis import Evidence, Straggler, WaitCause
 from tracekit.metrics.bubbles import Bubble
 from tracekit.metrics.budget import Budget
-from tracekit.report.advice import advice
 from tracekit.report.view import view_of
 from tracekit.report.view.lateness import late_rank
 from tracekit.report.view.pace import pace
@@ -193,10 +192,10 @@ def test_the_cost_of_recording_is_said_where_it_is_known(small, overhead, words)
 def test_unknown_work_above_one_per_cent_is_said_first_thing(small):
     loud = run_of(small, labels={"other": 20})
     assert said(loud)["Time"].endswith("2.0 % of the span is work that no rule knows (other), counted as compute.")
-    assert any("2.0 % of the span has no label" in line for line in advice(loud))
+    assert any("2.0 % of the span has no label" in advice.text for advice in view_of(loud).advice)
     quiet = run_of(small, labels={"other": 9})
     assert "other" not in str(said(quiet))
-    assert advice(quiet) == []
+    assert view_of(quiet).advice == ()
 
 
 def test_what_to_do_comes_with_the_whole_command(samples):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import re
 
-from tracekit.errors import InputError, InternalError, OutputError, TracekitError
+from tracekit.errors import InputError, InternalError, MachineError, OutputError, TracekitError
 
 _FREE_SPACE = "make room, or choose another place"
 _CHECK_PERMISSIONS = "check the permissions there, or choose another place"
@@ -54,14 +54,15 @@ def write_error(error: BaseException, path: object) -> OutputError:
     return OutputError(f"{path}: cannot be written: {reason}", hint=hint)
 
 
-def read_error(error: BaseException, path: object, *, hint: str) -> InputError:
+def read_error(error: BaseException, path: object, *, hint: str) -> TracekitError:
     """Return the error for an input that could not be read; *hint* is used if the system gave no reason.
 
     >>> read_error(OSError(errno.EACCES, "Permission denied"), "a.json", hint="check the path").message
     'a.json: cannot be read: permission denied'
     """
-    reason, hint = explain_os_error(error) or (_first_line(error), hint)
-    return InputError(f"{path}: cannot be read: {reason}", hint=hint)
+    reason, hint = explanation = explain_os_error(error) or (_first_line(error), hint)
+    kind = MachineError if explanation is _EXPLANATIONS[errno.ENOMEM] else InputError
+    return kind(f"{path}: cannot be read: {reason}", hint=hint)
 
 
 def as_tracekit_error(error: BaseException) -> TracekitError:
@@ -80,6 +81,8 @@ def as_tracekit_error(error: BaseException) -> TracekitError:
     if explanation is None:
         return InternalError.of(error)
     reason, hint = explanation
+    if explanation is _EXPLANATIONS[errno.ENOMEM]:
+        return MachineError(reason, hint=hint)
     path = getattr(error, "filename", None)
     return InputError(f"{path}: {reason}" if path else reason, hint=hint)
 

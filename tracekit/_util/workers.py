@@ -30,7 +30,7 @@ from typing import Any, Generic, TypeVar
 
 from tracekit._util.machine import cores
 from tracekit._util.os_errors import as_tracekit_error
-from tracekit.errors import InputError, OptionError, TracekitError
+from tracekit.errors import MachineError, OptionError, TracekitError
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -182,7 +182,7 @@ def _run_alone(function: Callable[[T], R], index: int, item: T) -> ItemResult[T,
                 "the worker processes ended before they could start",
                 hint='in a script, call tracekit under: if __name__ == "__main__":; or work in one process (workers=1)',
             )
-    error = InputError(
+    error = MachineError(
         "the worker process that read this died", hint="usually memory ran out: use fewer workers, or fewer ranks"
     )
     return ItemResult(index, item, error=error)

@@ -122,6 +122,7 @@ def schedule_document(comparison: ScheduleComparison) -> documents.Schedule:
     confidence: Any = head.cells["confidence"].min()
     return documents.Schedule(
         name=comparison.name,
+        compared_with=comparison.compared_with,
         pp=comparison.pp,
         microbatches=comparison.microbatches,
         virtual=comparison.virtual,
@@ -129,7 +130,7 @@ def schedule_document(comparison: ScheduleComparison) -> documents.Schedule:
         measured=documents.Makespan(head.measured_ns, head.measured_bubble),
         ideal=documents.Makespan(head.ideal_ns, head.ideal_bubble),
         gap_ns=head.gap_ns,
-        exact=match.exact,
+        exact=comparison.exact,
         distance=match.distance,
         differences=tuple(match.differences),
         fb_run_apart=match.blocks_run_apart,

@@ -42,6 +42,7 @@ REASONS = pl.Schema(
         "bytes": pl.Int64(),
         "shapes": pl.String(),
         "dtypes": pl.String(),
+        "in_graph": pl.Boolean(),
     }
 )
 """One row per kernel (name, label, module) of a rank: its number of events and their time, the rule that decided most
@@ -62,7 +63,9 @@ def kernel_reasons(
     if labelled.is_empty():
         return REASONS.to_frame()
     kernels = _longest_kernels(labelled, texts or CategoryColumns(labelled))
-    events = labelled.select(*_KERNEL, "rule", *_EVIDENCE)[kernels["row"].to_numpy()]
+    # Kernels that one call launched ran in a CUDA graph, even where the profiler does not number graphs.
+    in_graph = pl.col("graph").is_not_null() | ((pl.col("correlation") > 0) & pl.col("correlation").is_duplicated())
+    events = labelled.select(*_KERNEL, "rule", *_EVIDENCE, in_graph=in_graph)[kernels["row"].to_numpy()]
     context = [pl.col(name).cast(pl.String).str.tail(MAX_CONTEXT_LETTERS) for name in _CONTEXT]
     rule_texts = _rule_texts(events["rule"].cast(pl.String).to_list(), rules)
     reasons = pl.concat([events.with_columns(context), kernels.drop("row"), rule_texts], how="horizontal")

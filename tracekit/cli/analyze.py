@@ -81,6 +81,7 @@ def run(
         ),
     ] = None,
     brief: Annotated[bool, typer.Option("--brief", help="Print only the answer: five lines.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Print every table and all warnings.")] = False,
     definitions: Annotated[
         bool, typer.Option("--definitions", help="Print how each number is defined, after the tables.")
     ] = False,
@@ -140,7 +141,8 @@ def run(
         from tracekit.report.terminal.analysis import render
         from tracekit.report.terminal.screen import Screen
 
-        render(plain, Screen(), brief=brief, definitions=definitions)
+        page_written = any(path.suffix == ".html" for path in output or ())
+        render(plain, Screen(), brief=brief, full=full, page_written=page_written, definitions=definitions)
 
 
 def _check_outputs(paths: list[Path], plot: str | None) -> None:

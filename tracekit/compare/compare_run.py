@@ -95,7 +95,8 @@ def compare_pipelines(
 
     head, head_notices = _choose_head(compared, pipeline)
     fit = partial(fit_predictor, head.pipeline, by_rank, head.match.schedule, head.replays, exact=head.match.exact)
-    rows, what_if_notices = _predict_what_if(head, fit()) if what_if else ((), [])
+    predictor = fit()
+    rows, what_if_notices = _predict_what_if(head, predictor) if what_if else ((), [])
     lanes = [rank.lanes for rank in with_work]
     rank_of_lane = np.repeat([rank.rank for rank in with_work], [table.height for table in lanes])
     comparison = ScheduleComparison(
@@ -107,6 +108,7 @@ def compare_pipelines(
         what_if=rows,
         factors=head.measure_imbalance(),
         fit=fit,
+        no_prediction_reason=predictor if isinstance(predictor, str) else None,
     )
     return comparison, _unique([*notices, *head.notices, *head_notices, *what_if_notices])
 

@@ -7,6 +7,7 @@ from functools import partial
 
 import msgspec
 import numpy as np
+import polars as pl
 
 from tracekit._util.arrays import Ints
 from tracekit._util.workers import MapFunction
@@ -146,12 +147,12 @@ def _compare_step(
     ideal = _simulate_ideal(pipeline, replays, match, complete=complete)
     gap_ns = split_gap(replays, ideal.makespan) if complete else None
     doubt = find_doubt(match, measured_ns=replays.makespan, ideal_ns=ideal.makespan, gap_ns=gap_ns)
-    if doubt and wanted == "auto":
+    if doubt and wanted == "auto" and not (match.exact and pipeline.stages_from != "nothing"):
         text = f"step {pipeline.step}: {doubt}: no schedule is named"
         return None, [*pipeline.notices, *notices, Notice("schedule-doubtful", text)]
     if doubt:
         gap_ns = None
-        notices = [*notices, Notice("gap-doubtful", f"{doubt}: the gap's causes are left out")]
+        notices = [*notices, Notice("gap-doubtful", f"{doubt}: the gap is not split by cause")]
     if replays.graph.broken:
         text = f"{replays.graph.broken} cells seem to wait for each other: their stages or order are not certain"
         notices = [*notices, Notice("order-uncertain", text)]
@@ -164,6 +165,7 @@ def _compare_step(
         gap_ns,
         bubbles=_rank_bubbles(pipeline, replays, ideal),
         ideal_times=(ideal.start, ideal.end),
+        ideal_cells=ideal.cells,
         notices=(
             *pipeline.notices,
             *notices,
@@ -226,6 +228,7 @@ class _Ideal(msgspec.Struct, frozen=True, eq=False):
     start: Ints  # of every cell of the run
     end: Ints
     idle: Mapping[int, Sequence[int]]  # by position: idle time in each phase
+    cells: pl.DataFrame | None = None  # of the schedule, if the run has another order
 
 
 def _simulate_ideal(pipeline: Pipeline, replays: StepReplays, match: Match, *, complete: bool) -> _Ideal:
@@ -246,7 +249,16 @@ def _simulate_ideal(pipeline: Pipeline, replays: StepReplays, match: Match, *, c
         if len(cells) == len(ops):
             start[cells], end[cells] = simulation.start[ops], simulation.end[ops]
     idle = {position: [int(ns) for ns in phases] for position, phases in enumerate(simulation.idle_phases)}
-    return _Ideal(int(simulation.makespan), simulation.bubble_fraction, start, end, idle)
+    rank_of_position = dict(enumerate(pipeline.ranks))
+    ideal_cells = simulation.cells.with_columns(pl.col("rank").replace_strict(rank_of_position))
+    return _Ideal(
+        int(simulation.makespan),
+        simulation.bubble_fraction,
+        start,
+        end,
+        idle,
+        cells=None if match.exact else ideal_cells,
+    )
 
 
 def _rank_bubbles(pipeline: Pipeline, replays: StepReplays, ideal: _Ideal) -> tuple[RankBubble, ...]:

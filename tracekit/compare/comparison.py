@@ -42,6 +42,7 @@ class StepComparison(msgspec.Struct, frozen=True, eq=False):
     gap_ns: Mapping[str, int] | None  # by cause; None if ranks are missing or the split is doubtful
     bubbles: tuple[RankBubble, ...]
     ideal_times: tuple[Ints, Ints]  # ideal start and end of every cell
+    ideal_cells: pl.DataFrame | None = None  # cells of the ideal, if it has another order than the run
     notices: tuple[Notice, ...] = ()
 
     @property
@@ -126,6 +127,7 @@ class ScheduleComparison(msgspec.Struct, frozen=True, eq=False):
     factors: Mapping[str, Any] = {}  # see StepComparison.measure_imbalance
     fit: Callable[[], Predictor | str] | None = None  # fits the predictor of the head's run
     chosen: bool = False  # whether the user chose the pipeline
+    no_prediction_reason: str | None = None  # why other schedules cannot be predicted; None if they can
 
     def predict_microbatches(self, count: int) -> tuple[int, int, int] | str:
         """Predict the run's schedule with another number of micro-batches of the same size.
@@ -154,7 +156,12 @@ class ScheduleComparison(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def name(self) -> str:
-        """Name of the schedule."""
+        """Name of the schedule that ran; the nearest one if none is exactly it."""
+        return (self.head.match.ran or self.head.match.schedule).name
+
+    @property
+    def compared_with(self) -> str:
+        """Name of the schedule whose ideal the run is compared with."""
         return self.head.match.schedule.name
 
     @property
@@ -165,17 +172,17 @@ class ScheduleComparison(msgspec.Struct, frozen=True, eq=False):
     @property
     def microbatches(self) -> int:
         """Number of micro-batches per step."""
-        return self.head.match.schedule.microbatches
+        return (self.head.match.ran or self.head.match.schedule).microbatches
 
     @property
     def virtual(self) -> int:
         """Number of chunks per rank."""
-        return self.head.match.schedule.virtual
+        return (self.head.match.ran or self.head.match.schedule).virtual
 
     @property
     def exact(self) -> bool:
-        """Whether the order is exactly the schedule's."""
-        return self.head.match.exact
+        """Whether the order is exactly that of the schedule named."""
+        return self.head.match.exact or self.head.match.ran is not None
 
     @property
     def gap_ns(self) -> Mapping[str, int] | None:

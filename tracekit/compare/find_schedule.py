@@ -122,6 +122,8 @@ class _Search:
         match = self._exact_match(schedules)
         if match is None and self.stages_known:
             match = min((match_with(self.orders, s) for s in schedules), key=lambda match: match.distance)
+            ran = self._exact_match(self._likely())
+            match = replace(match, ran=ran.schedule if ran is not None else None)
         return match, [] if match else [_order_unknown(self.pipeline)]
 
     def find_any(self, last: Schedule | None) -> tuple[Match | None, list[Notice]]:

@@ -101,6 +101,9 @@ def _merge_facts(runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def _differing_shapes(old: Sequence[str], new: Sequence[str]) -> str:
-    """Return how many shapes only one side has, with the first of each side."""
-    only_on_side = {"before": sorted(set(old) - set(new)), "after": sorted(set(new) - set(old))}
+    """Return how many shapes only one side has, with the first of each side; a digest of further ones says nothing."""
+    before, after = ({shape for shape in shapes if "digest" not in shape} for shapes in (old, new))
+    only_on_side = {"before": sorted(before - after), "after": sorted(after - before)}
+    if before == after:
+        return "in those beyond the first listed"
     return ", ".join(f"{len(shapes)} only {side} ({shapes[0]})" for side, shapes in only_on_side.items() if shapes)

@@ -56,9 +56,13 @@ def explain_change(before: Sequence[Run], after: Sequence[Run]) -> list[str]:
     if not changes:
         return []
     min_ms = MIN_STEP_SHARE_TO_EXPLAIN * max(old[rank]["step"] for rank in changes)
+    step_ms = sum(new[rank]["step"] - old[rank]["step"] for rank in changes) / len(changes)
     most_changed = max(changes, key=lambda rank: abs(changes[rank].get("compute", 0.0)))
-    if abs(changes[most_changed].get("compute", 0.0)) < min_ms:
-        return _describe_exposed(changes, min_ms)
+    compute_ms = changes[most_changed].get("compute", 0.0)
+    # Work that grew does not explain a shorter step, nor work that shrank a longer one.
+    is_opposite = abs(step_ms) >= min_ms and compute_ms * step_ms < 0
+    if abs(compute_ms) < min_ms or is_opposite:
+        return _describe_exposed(changes, min_ms, step_ms=step_ms, same_work=abs(compute_ms) < min_ms)
     work = _describe_work(changes, most_changed, _most_changed_modules(before, after))
     return [work, *_describe_waiting(changes, most_changed, min_ms)]
 
@@ -115,20 +119,21 @@ def _describe_waiting(changes: Mapping[int, Parts], cause: int, min_ms: float) -
     return [f"{len(wait_ms)} ranks wait {verb} {label} (up to {longest})"]
 
 
-def _describe_exposed(changes: Mapping[int, Parts], min_ms: float) -> list[str]:
-    """Return the sentences about exposed or idle time that changed while the work stayed the same."""
+def _describe_exposed(changes: Mapping[int, Parts], min_ms: float, *, step_ms: float, same_work: bool) -> list[str]:
+    """Return the sentences about the exposed or idle time that changed most, in the direction of the step."""
     candidates = [
         (abs(ms), rank, part, ms)
         for rank, parts in changes.items()
         for part, ms in parts.items()
-        if _is_budget_part(part) and part != "compute"
+        if _is_budget_part(part) and part != "compute" and (abs(step_ms) < min_ms or ms * step_ms > 0)
     ]
     size_ms, rank, part, ms = max(candidates, default=(0.0, 0, "", 0.0))
     if size_ms < min_ms:
         return []
     sign, verb = (1, "grew") if ms > 0 else (-1, "shrank")
     owner = f"rank {rank}'s " if len(changes) > 1 else ""
-    sentences = [f"the work is the same; {owner}{'idle time' if part == 'idle' else part} {verb} by {_format_ms(ms)}"]
+    work = "the work is the same; " if same_work else ""
+    sentences = [f"{work}{owner}{'idle time' if part == 'idle' else part} {verb} by {_format_ms(ms)}"]
     others = [other for other, parts in changes.items() if other != rank and sign * parts.get(part, 0.0) >= min_ms]
     if len(others) == 1:
         sentences.append(f"so did that of rank {others[0]}")

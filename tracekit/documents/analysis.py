@@ -297,7 +297,9 @@ class Schedule(Struct, frozen=True):
     """The run's pipeline compared with its ideal. Figures are those of the median step of the slowest pipeline."""
 
     name: str
-    """Name of the schedule that ran."""
+    """Name of the schedule that ran; the nearest one if none is exactly it."""
+    compared_with: str
+    """Name of the schedule whose ideal the run is compared with."""
     pp: int
     """Ranks in the pipeline."""
     microbatches: int
@@ -313,9 +315,9 @@ class Schedule(Struct, frozen=True):
     gap_ns: Mapping[str, int] | None
     """Measured minus ideal makespan by cause; null if it cannot be split."""
     exact: bool
-    """Whether the order is exactly the schedule's."""
+    """Whether the order is exactly that of the schedule that ran."""
     distance: int
-    """Operations by which the order differs from the schedule's."""
+    """Operations by which the order differs from that of the schedule compared with."""
     differences: tuple[Difference, ...]
     """Where it differs."""
     fb_run_apart: int

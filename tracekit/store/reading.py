@@ -14,7 +14,7 @@ import polars as pl
 
 from tracekit._util.text import listing
 from tracekit._util.workers import ItemResult
-from tracekit.errors import Notice, OptionError, OutputError, RuleError, TracekitError
+from tracekit.errors import MachineError, Notice, OptionError, OutputError, RuleError, TracekitError
 from tracekit.parsers import remote
 from tracekit.parsers.source_refs import SourceRef
 from tracekit.schema import EVENTS, RankEvents, Source
@@ -133,8 +133,9 @@ def failure_notices(results: Sequence[ItemResult[SourceRef, Any]], *, strict: bo
     """
     failures = _failures(results)
     all_failed = len(failures) == len(results)
-    # These errors are about the call (its rules, its store, its options), not about the source that they came up at.
-    errors_of_call: tuple[type[TracekitError], ...] = (OutputError, RuleError)
+    # These errors are about the call (its rules, its store, its options) or the machine, not about the source that they
+    # came up at: which ranks would be left out is chance.
+    errors_of_call: tuple[type[TracekitError], ...] = (MachineError, OutputError, RuleError)
     if all_failed:
         errors_of_call += (OptionError,)
     for _, error in failures:

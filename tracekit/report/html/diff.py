@@ -8,13 +8,13 @@ from typing import Any
 
 from tracekit._util.text import capitalize
 from tracekit.analysis import Analysis
-from tracekit.report.advice import asked
 from tracekit.report.ci import words
 from tracekit.report.ci.words import arrow, compared_runs, rank_name, step_sentence
 from tracekit.report.html.page import TIMELINE_SCRIPTS
 from tracekit.report.html.schedules import schedule_data
 from tracekit.report.html.templates import asset, render_template, script_json
 from tracekit.report.html.timeline import PageClock, timeline_data
+from tracekit.report.view import input_path
 from tracekit.report.view.pipeline import Rung
 
 Data = Mapping[str, Any]
@@ -62,7 +62,7 @@ def _timeline_side(analysis: Analysis) -> list[dict[str, Any]]:
     """Return the timeline of one run and its schedule, at whose step it is aligned; nothing without GPU events."""
     timeline = timeline_data(analysis, PageClock(analysis))
     schedule = schedule_data(analysis)
-    return [{"timeline": timeline, "schedule": schedule, "path": asked(analysis)}] if timeline else []
+    return [{"timeline": timeline, "schedule": schedule, "path": input_path(analysis)}] if timeline else []
 
 
 def diff_waterfall(waterfall: Data) -> list[Rung]:

@@ -7,7 +7,7 @@ import polars as pl
 from tracekit.analysis import Analysis
 from tracekit.compare import StepComparison
 from tracekit.critical_path.path import SEGMENTS, CriticalPath
-from tracekit.report.remedies import BECAUSE
+from tracekit.report.evidence import CAUSE_WORDS
 
 HOST_COLOUR = "#8A97A3"
 MAX_PIECES = 200_000
@@ -27,7 +27,7 @@ def path_pieces(analysis: Analysis) -> pl.DataFrame:
     rank_before, rank_after = (pl.col("rank").shift(by).over("step") for by in (1, -1))
     comes_from = pl.when(pl.col("rank") != rank_before).then(pl.format("\nthe path comes from rank {}", rank_before))
     goes_on = pl.when(pl.col("rank") != rank_after).then(pl.format("\nthe path goes on with rank {}", rank_after))
-    cause = pl.col("cause").replace_strict(BECAUSE, default=None, return_dtype=pl.String)
+    cause = pl.col("cause").replace_strict(CAUSE_WORDS, default=None, return_dtype=pl.String)
     exposed = pl.when(pl.col("exposed_ns") > 0).then(pl.format("\nexposed because: {}", cause))
     until = pl.when(pl.col("kind") == "host").then(pl.lit("until ")).otherwise(pl.lit(""))
     what = pl.coalesce(pl.format("{}{}", until, "what"), "kind")

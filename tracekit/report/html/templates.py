@@ -13,11 +13,10 @@ from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup, escape
 
 from tracekit._util import text
+from tracekit.report.evidence import CAUSE_MEANINGS, CAUSE_WORDS
 from tracekit.report.names import short_kernel
 from tracekit.report.palette import LABEL_COLOURS
-from tracekit.report.remedies import BECAUSE, FIXES
 from tracekit.report.view.pipeline import has_overlapped_pairs
-from tracekit.schema import GAP_CAUSES
 
 ASSETS = Path(__file__).parent / "assets"
 
@@ -52,8 +51,7 @@ def _environment() -> Environment:
         "at_least": text.at_least, "sentence": text.capitalize, "whole": text.keep_units_together,
         "number": format_mean_count, "code": markup_code, "short": short_kernel, "paired": has_overlapped_pairs,
     }  # fmt: skip
-    remedies = {cause.words: cause.remedy for cause in GAP_CAUSES.values() if cause.remedy}
-    environment.globals |= {"colours": LABEL_COLOURS, "because": BECAUSE, "fixes": FIXES, "gap_remedies": remedies}
+    environment.globals |= {"colours": LABEL_COLOURS, "because": CAUSE_WORDS, "meanings": CAUSE_MEANINGS}
     return environment
 
 

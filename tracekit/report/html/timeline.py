@@ -17,11 +17,11 @@ from tracekit._util.arrays import Ints
 from tracekit._util.text import counted, percent
 from tracekit.analysis import Analysis
 from tracekit.analysis.rank_timeline import DESCRIPTION_TEXTS, EVENT_TIMES, HOST_LANES, HOST_RANGES, RankTimeline
+from tracekit.report.evidence import CAUSE_WORDS
 from tracekit.report.html.packed_columns import pack_columns, pack_intervals, pack_json
 from tracekit.report.html.path import HOST_COLOUR, path_pieces
 from tracekit.report.names import short_kernel
 from tracekit.report.palette import LABEL_COLOURS
-from tracekit.report.remedies import BECAUSE
 from tracekit.report.view.kernels import Kernel, Place
 from tracekit.report.view.path import PathView
 from tracekit.report.view.ranks import stragglers
@@ -80,7 +80,7 @@ def timeline_data(analysis: Analysis, clock: PageClock) -> dict[str, Any] | None
         "labels": [{"name": label, "colour": LABEL_COLOURS[label]} for label in labels],
         "lanes": [{"name": name, "labels": [label for label in LANES[name] if label in labels]} for name in LANES],
         "host": [{"name": name, "colour": HOST_COLOURS[name]} for name in HOST_LANES],
-        "causes": [BECAUSE[cause] for cause in EXPOSURE_CAUSES],
+        "causes": [CAUSE_WORDS[cause] for cause in EXPOSURE_CAUSES],
         "merged": not analysis.events,
         "left_out": _left_out(analysis, timelines, cut, shown),
         "steps": _steps(clock.steps),

@@ -109,16 +109,19 @@ def layout_pipeline(compared: StepComparison, *, extra_columns: Sequence[pl.Seri
         compared: One pipeline in one step.
         extra_columns: Columns to add to the measured cells, one value per cell.
     """
-    cells, schedule = compared.cells, compared.match.schedule
+    cells, compared_with = compared.cells, compared.match.schedule
+    ran = compared.match.ran or compared_with
     ranks = sorted(cells["rank"].unique().to_list())
     origin_ns = int(cells["start_ns"].to_numpy().min()) if len(cells) else 0
     measured = cells.with_columns(
         *extra_columns, start=pl.col("start_ns") - origin_ns, end=pl.col("end_ns") - origin_ns
     )
     ideal = cells.with_columns(start="ideal_start_ns", end="ideal_end_ns")
+    if compared.ideal_cells is not None:
+        ideal = compared.ideal_cells.filter(pl.col("rank").is_in(ranks))
     return {
-        "measured": layout_cells(measured, schedule, ranks=ranks, end=compared.measured_ns, origin_ns=origin_ns),
-        "ideal": layout_cells(ideal, schedule, ranks=ranks, end=compared.ideal_ns, origin_ns=origin_ns),
+        "measured": layout_cells(measured, ran, ranks=ranks, end=compared.measured_ns, origin_ns=origin_ns),
+        "ideal": layout_cells(ideal, compared_with, ranks=ranks, end=compared.ideal_ns, origin_ns=origin_ns),
     }
 
 

@@ -11,7 +11,7 @@ from tracekit._util.text import counted, terminal, wrap_text
 from tracekit.analysis import Analysis
 from tracekit.report.terminal import sections
 from tracekit.report.terminal.fleet import many_ranks
-from tracekit.report.terminal.schedule import render_schedule, unnamed_schedule
+from tracekit.report.terminal.schedule import render_schedule, render_short_schedule, unnamed_schedule, what_if
 from tracekit.report.terminal.screen import Screen
 from tracekit.report.terminal.sections import budget
 from tracekit.report.view import View, tables, view_of
@@ -21,31 +21,55 @@ TOPIC_WIDTH = 10
 
 
 def render(
-    analysis: Analysis, console: Console | None = None, *, brief: bool = False, definitions: bool = False
+    analysis: Analysis,
+    console: Console | None = None,
+    *,
+    brief: bool = False,
+    full: bool = True,
+    page_written: bool = False,
+    definitions: bool = False,
 ) -> None:
-    """Print the whole report.
+    """Print the report.
 
     Args:
         analysis: The result.
         console: Where to print; standard output if it is None.
-        brief: Print only the answer.
+        brief: Print only the answer, and predictions if they were asked for.
+        full: Print every section; else the answer, the budget, the schedule and what was asked for.
+        page_written: Whether a page was written, which is then not suggested.
         definitions: Print the definition of each number as well.
     """
     out, view = console or Screen(), view_of(analysis)
     out.print(header(view))
     out.print(answer(view, out.width))
-    for title, section in SECTIONS if not brief else ():
+    chosen = BRIEF_SECTIONS if brief else SECTIONS if full else SHORT_SECTIONS
+    for title, section in chosen:
         body = section(view, out.width)
         if body is not None:
             out.print()
             out.print(Text(title if isinstance(title, str) else title(view), style="bold"))
             out.print(body, crop=False)  # a command to copy may be longer than a line
+    if not brief:
+        out.print()
+        out.print(closing_lines(view, full=full, page_written=page_written), soft_wrap=True)
     if definitions:
         out.print()
         out.print(Text("How each number is defined", style="bold"))
         lines = (f"{name} = {meaning}" for name, meaning in view.definitions)
         text = "\n".join(wrap_text(line, out.width, first="  ", rest="    ") for line in lines)
         out.print(Text(text, style="dim"))
+
+
+def closing_lines(view: View, *, full: bool, page_written: bool) -> Text:
+    """Return how to get the rest: all tables and warnings, and a page."""
+    path, text = view.asked or "PATH…", Text()
+    if not full:
+        warnings = f" and {counted(len(view.warnings), 'warning')}" if view.warnings else ""
+        text.append(f"All tables{warnings}: tracekit analyze {path} --full", style="dim")
+    if view.has_gpu and not page_written:
+        text.append("\n" if text else "")
+        text.append(f"A page to share: tracekit analyze {path} -o report.html", style="dim")
+    return text
 
 
 def header(view: View) -> Text:
@@ -83,7 +107,8 @@ def _bubble_title(view: View) -> str:
 
 
 Section = Callable[[View, int], RenderableType | None]
-SECTIONS: tuple[tuple[str | Callable[[View], str], Section], ...] = (
+Sections = tuple[tuple[str | Callable[[View], str], Section], ...]
+SECTIONS: Sections = (
     ("Roles, iterations and weight updates", sections.roles),
     (_budget_title, budget),
     ("Over the ranks (shares of each rank's span)", many_ranks),
@@ -118,3 +143,18 @@ SECTIONS: tuple[tuple[str | Callable[[View], str], Section], ...] = (
     ("What to do next", sections.next_steps),
 )
 """Title and function of each section, in the order they are printed."""
+BRIEF_SECTIONS: Sections = (
+    ("What a change would give", sections.changes),
+    ("What other schedules would take", what_if),
+)
+SHORT_SECTIONS: Sections = (
+    (_budget_title, sections.short_budget),
+    ("Against its ideal schedule", render_short_schedule),
+    *(
+        (title, section)
+        for title, section in SECTIONS
+        if section in (sections.roles, sections.changes, sections.critical, sections.breakdown, sections.reload)
+    ),
+    ("What else to do", sections.further_steps),
+)
+"""Sections printed by default: the answer's own, and those that were asked for."""

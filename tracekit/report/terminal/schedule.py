@@ -29,27 +29,31 @@ from tracekit.schema import PHASES
 
 MAX_RANKS = 8
 """Ranks to draw; of more, the first and the last half of so many."""
+MAX_RANKS_IN_SHORT_CHART = 4
+MIN_SHARE_IN_SHORT_GAP = 0.01
+"""Share of the makespan from which a cause of the gap has a row of its own in the short report."""
 PAIR_LETTER = "X"
 """Letter of an overlapped pair (FB)."""
 
 
-def gantt(compared: StepComparison, width: int) -> RenderableType:
+def gantt(compared: StepComparison, width: int, *, max_ranks: int = MAX_RANKS) -> RenderableType:
     """Draw the measured and the ideal cells of one pipeline, one line per rank."""
     layouts = layout_pipeline(compared)
     columns = max(40, min(width, 160) - 12)
     end_ns = max(compared.measured_ns, int(layouts["ideal"].cells["end"].to_numpy().max()), 1)
     ranks = [bubble.rank for bubble in compared.bubbles]
-    if len(ranks) > MAX_RANKS:
-        ranks = [*ranks[: MAX_RANKS // 2], *ranks[-MAX_RANKS // 2 :]]
+    if len(ranks) > max_ranks:
+        ranks = [*ranks[: max_ranks // 2], *ranks[-max_ranks // 2 :]]
     chart = Text()
-    for title, layout in (("as it ran", layouts["measured"]), ("ideal", layouts["ideal"])):
+    ideal = "ideal" if compared.match.exact else f"ideal of {compared.match.schedule.name}"
+    for title, layout in (("as it ran", layouts["measured"]), (ideal, layouts["ideal"])):
         chart.append(f"  {title}\n", style="dim")
         for rank in ranks:
             chart.append(f"  {rank:>6}  ")
             chart.append_text(_line(layout.cells.filter(rank=rank), end_ns, columns))
             chart.append("\n")
     chart.rstrip()
-    return Group(chart, Note(_legend(set(layouts["measured"].cells["op"]))))
+    return Group(chart, Note(_legend({op for layout in layouts.values() for op in layout.cells["op"]})))
 
 
 def _legend(ops: set[str]) -> str:
@@ -100,14 +104,32 @@ def render_schedule(view: View, width: int) -> RenderableType | None:
     return Group(*(part for part in parts if part is not None))
 
 
+def render_short_schedule(view: View, width: int) -> RenderableType | None:
+    """Draw the gap, a few ranks, and predictions if there are any; None if no schedule was recognised."""
+    schedule, comparison = view.schedule, view.analysis.schedule
+    if schedule is None or comparison is None:
+        return None
+    chart = gantt(comparison.head, width, max_ranks=MAX_RANKS_IN_SHORT_CHART)
+    gap = _waterfall(schedule, width, min_share=MIN_SHARE_IN_SHORT_GAP)
+    parts = [_headline(schedule), gap, chart, render_what_if(schedule.alternatives, width)]
+    return Group(*(part for part in parts if part is not None))
+
+
+def what_if(view: View, width: int) -> RenderableType | None:
+    """Show the predictions alone; None if there are none."""
+    return render_what_if(view.schedule.alternatives, width) if view.schedule is not None else None
+
+
 def _headline(schedule: ScheduleView) -> RenderableType:
     chunks = f" × {schedule.virtual} chunks" if schedule.virtual > 1 else ""
     order = f"nearest; {counted(schedule.distance, 'unit')} elsewhere"
     facts = [
         f"{counted(schedule.pp, 'rank')}{chunks}",
         counted(schedule.microbatches, "micro-batch"),
-        "order exactly the schedule's" if schedule.exact else order,
+        "order exact" if schedule.exact else order,
     ]
+    if schedule.compared_with != schedule.name:
+        facts.append(f"compared with {schedule.compared_with}: {counted(schedule.distance, 'unit')} elsewhere")
     if schedule.which:
         facts.append(schedule.which)
     line = Text.assemble((schedule.name, "bold"), *(f" · {fact}" for fact in facts))
@@ -134,15 +156,26 @@ def _makespans(schedule: ScheduleView) -> RenderableType:
     return Group(table, Note(note))
 
 
-def _waterfall(schedule: ScheduleView, width: int) -> RenderableType:
-    """Draw the way from the ideal to the measured makespan, a bar for each cause of the gap."""
+def _waterfall(schedule: ScheduleView, width: int, *, min_share: float = 0.0) -> RenderableType:
+    """Draw the way from the ideal to the measured makespan, a bar for each cause of the gap.
+
+    Causes below *min_share* of the makespan have one row together.
+    """
     if schedule.gap is None:
-        return Note("ranks are missing: the gap cannot be split by cause")
+        return Note(schedule.gap_note or "")
     measured_ns = schedule.measured.makespan_ns
     length = max(10, min(40, width - 64))
     longest_ns = max(measured_ns, schedule.ideal.makespan_ns, 1)
     table = new_table(("gap", "ms", "of makespan", ""), left=(True, False, False, True))
+    smaller = [rung for rung in schedule.gap if rung.kind != "total" and abs(rung.ns) < min_share * measured_ns]
     for rung in schedule.gap:
+        if rung.name == "measured" and smaller:
+            together_ns = sum(small.ns for small in smaller)
+            sign = "+ " if together_ns >= 0 else "− "
+            name = f"{sign}{counted(len(smaller), 'smaller cause')}"
+            table.add_row(name, bare_ms(abs(together_ns)), percent(abs(together_ns), measured_ns), "")
+        if rung in smaller:
+            continue
         sign = {"more": "+ ", "less": "− "}.get(rung.kind, "")
         share = "" if rung.name == "measured" else percent(abs(rung.ns), measured_ns)
         table.add_row(f"{sign}{rung.name}", bare_ms(abs(rung.ns)), share, _bar(rung, longest_ns, length))

@@ -240,17 +240,19 @@ def warnings(view: View, width: int) -> RenderableType | None:
     return Group(*(Text(message, style="yellow") for message in messages))
 
 
-def next_steps(view: View, width: int) -> RenderableType | None:
-    """List everything to do next, with commands to copy."""
-    steps = [(advice.text, advice.command) for advice in view.advice]
-    if view.has_gpu:
-        steps.append(("A page to share:", f"tracekit analyze {view.asked or 'PATH…'} -o report.html"))
+def next_steps(view: View, width: int, *, first: int = 1) -> RenderableType | None:
+    """List what to do next from the *first* thing on, with commands to copy."""
     lines: list[RenderableType] = []
-    for number, (text, command) in enumerate(steps, 1):
-        lines.append(Text(wrap_text(text, max(40, width), first=f"  {number}. ", rest="     ")))
-        if command:
-            lines.append(command_line(command))
-    return Group(*lines)
+    for number, advice in enumerate(view.advice[first - 1 :], first):
+        lines.append(Text(wrap_text(advice.text, max(40, width), first=f"  {number}. ", rest="     ")))
+        if advice.command:
+            lines.append(command_line(advice.command))
+    return Group(*lines) if lines else None
+
+
+def further_steps(view: View, width: int) -> RenderableType | None:
+    """List what to do beside the first thing, which the answer names."""
+    return next_steps(view, width, first=2)
 
 
 GLYPHS = {"compute": "█", "communication": "▓", "copy": "▒", "idle": "░", "unrecorded": "?"}
@@ -264,11 +266,19 @@ LEGEND = {
 }
 """Name and colour of each kind of part."""
 MIN_BAR_LENGTH = 10
+MAX_BARS_IN_SHORT_BUDGET = 4
 
 
-def budget(view: View, width: int) -> RenderableType | None:
-    """Draw one bar per rank: compute, exposed communication, exposed copies, idle."""
+def short_budget(view: View, width: int) -> RenderableType | None:
+    """Draw the bars of a few ranks and their mean."""
+    return budget(view, width, max_bars=MAX_BARS_IN_SHORT_BUDGET)
+
+
+def budget(view: View, width: int, *, max_bars: int | None = None) -> RenderableType | None:
+    """Draw one bar per rank: compute, exposed communication, exposed copies, idle; at most *max_bars* if given."""
     bars, remark = _chosen_bars(view)
+    if max_bars is not None and len(bars) > max_bars:
+        bars, remark = bars[:max_bars], remark or f"the {max_bars} worst of {counted(len(bars), 'rank')}"
     is_wide = width >= MIN_WIDTH_FOR_MORE
     exposed = ["communication", "copies"] if is_wide else ["exposed"]
     last = [NOT_RECORDED] if any(part.kind == "unrecorded" for part in view.budget.mean.parts) else []
@@ -285,6 +295,8 @@ def budget(view: View, width: int) -> RenderableType | None:
     for kind, (name, colour) in LEGEND.items():
         if kind in kinds:
             legend.append(GLYPHS[kind], style=colour).append(f" {name}  ")
+    if max_bars is not None and remark and len(remark) < width // 2:
+        return Group(table, legend.append(f"· {remark}", style="dim"))
     return Group(table, legend, *([Note(remark)] if remark else []))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tracekit._util.text import counted, ms, percent, terminal
 from tracekit.diffs import Run, Side, from_analysis
+from tracekit.errors import InputError
 from tracekit.gates import gate
 from tracekit.report.view.lateness import late_rank, late_rows
 from tracekit.report.view.pace import pace
@@ -50,7 +51,10 @@ def _regression_mark(recording: Recording, first: Run | None) -> str:
     run = run_of(recording)
     if first is None or run is None or run.name == first.name:
         return ""
-    result = gate(Side((run,), {}), Side((first,), {}))
+    try:
+        result = gate(Side((run,), {}), Side((first,), {}))
+    except InputError as error:  # recorded by another profiler than the first
+        return f"  (not compared: {error.message})"
     if result.verdict != "regressed":
         return ""
     worst = next(check for check in result.to_dict()["checks"] if check["verdict"] == "regressed")

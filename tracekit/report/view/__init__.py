@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
-from tracekit._util.text import capitalize, counted
+from tracekit._util.text import capitalize, counted, ranks_named
 from tracekit.analysis import Analysis
 from tracekit.analysis.spread import MANY_RANKS, spread
 from tracekit.errors import Notice
-from tracekit.report.advice import advice, asked
+from tracekit.parsers.ranks import missing_ranks
+from tracekit.report.advice import Advice, advise
 from tracekit.report.definitions import DEFINITIONS, SCHEDULE_DEFINITIONS
-from tracekit.report.view.answer import Advice, answer
+from tracekit.report.evidence import MAX_MISSING_NAMED, collect_evidence
+from tracekit.report.role_words import role_advice
+from tracekit.report.view.answer import answer
 from tracekit.report.view.breakdown import by_view
 from tracekit.report.view.budget import beside, budget_view, hiding_table, label_rows, matrix_of
 from tracekit.report.view.copies import copies, reload_view
@@ -48,9 +50,11 @@ def view_of(analysis: Analysis) -> View:
 
 
 def _build(analysis: Analysis) -> View:
-    path, labels = asked(analysis), label_rows(analysis)
+    path, labels, evidence = input_path(analysis), label_rows(analysis), collect_evidence(analysis)
     waited_for, schedule, bubbles = stragglers(analysis), schedule_view(analysis), bubble_rows(analysis)
-    next_steps = tuple(Advice(capitalize(line), _command(line, path)) for line in advice(analysis))
+    quoted_path = None if path is None else shlex.quote(path)
+    advice = [Advice(text) for text in role_advice(analysis)] or advise(evidence, path=quoted_path)
+    next_steps = tuple(Advice(capitalize(line.text), line.command) for line in advice)
     return View(
         title=_title(analysis, path),
         ranks=_ranks(analysis),
@@ -117,7 +121,7 @@ def shorten_notices(notices: Sequence[Notice]) -> list[Notice]:
 
 
 def _title(analysis: Analysis, path: str | None) -> str:
-    ranks = counted(len(analysis.rank_results), "rank")
+    ranks = _ranks(analysis)
     if analysis.schedule is not None:
         return f"tracekit: {analysis.schedule.name} on {ranks}"
     name = (path or "").rstrip("/").rpartition("/")[2].partition("?")[0]
@@ -125,8 +129,27 @@ def _title(analysis: Analysis, path: str | None) -> str:
 
 
 def _ranks(analysis: Analysis) -> str:
-    count, world = len(analysis.rank_results), analysis.world_size
-    return f"{count:,} of {counted(world, 'rank')}" if world and world != count else counted(count, "rank")
+    """Return the number of ranks, and which of them are missing or damaged."""
+    results, world = analysis.rank_results, analysis.world_size
+    whole = [result.rank for result in results if result.whole.budget.span_ns]
+    empty = [result.rank for result in results if not result.whole.budget.span_ns]
+    missing_count, missing = missing_ranks([*whole, *empty], world or 0, most=MAX_MISSING_NAMED)
+    more = f" and {missing_count - len(missing)} more" if missing_count > len(missing) else ""
+    remarks = [
+        f"{ranks_named(missing)}{more} missing" if missing else "",
+        f"{ranks_named(empty)} without GPU events" if empty and whole else "",
+        *(_cut_files(notice.message) for notice in analysis.notices if notice.code == "truncated"),
+    ]
+    of_world = f" of {world:,}" if world and world != len(whole) else ""
+    count = f"{len(whole):,}{of_world} {'rank' if (world or len(whole)) == 1 else 'ranks'}"
+    remark = "; ".join(dict.fromkeys(filter(None, remarks)))
+    return f"{count} ({remark})" if remark and whole else count if whole else counted(len(results), "rank")
+
+
+def _cut_files(message: str) -> str:
+    """Return which ranks a notice of a truncated file is about."""
+    ranks, _, rest = message.partition(":")
+    return f"{ranks} truncated" if rest and ranks.startswith("rank") else "a file truncated"
 
 
 def _steps_named(analysis: Analysis) -> str:
@@ -136,16 +159,17 @@ def _steps_named(analysis: Analysis) -> str:
     return f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]}–{steps[-1]}"
 
 
-def _command(line: str, path: str | None) -> str | None:
-    """Return the whole command that a line of advice names in backticks; None if it names none.
+def input_path(analysis: Analysis) -> str | None:
+    """Return the input as one path: the only one, or the folder that holds them all; None if there is none.
 
-    >>> _command("`--what-if` ranks the schedules", "runs/a b")
-    "tracekit analyze 'runs/a b' --what-if"
-    >>> _command("record again (`tracekit doctor` says how)", "runs/a")
-    'tracekit doctor runs/a'
+    >>> from tracekit import analyze
+    >>> input_path(analyze("sample_traces/reload", schedule="none"))
+    'sample_traces/reload'
     """
-    match = re.search("`(tracekit [a-z]+|--[^`]+)`", line)
-    if match is None or path is None:
-        return None
-    words, quoted_path = match[1], shlex.quote(path)
-    return f"{words} {quoted_path}" if words.startswith("tracekit") else f"tracekit analyze {quoted_path} {words}"
+    paths = dict.fromkeys(analysis.paths)
+    folders = {path.rpartition("/")[0] for path in paths}
+    if len(paths) == 1:
+        return next(iter(paths))
+    if analysis.role_results.roles and len(folders) > 1:  # a folder per role
+        folders = {folder.rpartition("/")[0] for folder in folders}
+    return (folders.pop() or ".") if len(folders) == 1 else None

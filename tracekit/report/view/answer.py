@@ -12,8 +12,8 @@ import polars as pl
 
 from tracekit._util.text import at_least, counted, join_with_and, ms, percent, ranks_named
 from tracekit.analysis import Analysis
-from tracekit.report.advice import of_the_gap
-from tracekit.report.remedies import BECAUSE
+from tracekit.report.advice import Advice
+from tracekit.report.evidence import CAUSE_WORDS, of_the_gap
 from tracekit.report.role_words import iteration_sentence, update_sentence
 from tracekit.report.view.budget import LabelRow, kind_of
 from tracekit.report.view.lateness import imbalance_line, late_rank, late_rows, recording_overhead
@@ -43,14 +43,6 @@ class Line(msgspec.Struct, frozen=True):
     text: str
     target: str
     """Section of the page with the details."""
-
-
-class Advice(msgspec.Struct, frozen=True):
-    """One thing to do next."""
-
-    text: str
-    command: str | None = None
-    """The whole command to copy, if there is one."""
 
 
 def answer(
@@ -148,7 +140,7 @@ def _exposed_label(row: LabelRow, steps: int) -> str:
     if not main_cause:
         return cost
     cause, share = main_cause[0]
-    return f"{cost}, {percent(share, digits=0)} of that because {BECAUSE[cause]}"
+    return f"{cost}, {percent(share, digits=0)} of that {CAUSE_WORDS[cause]}"
 
 
 def _schedule_line(analysis: Analysis, schedule: ScheduleView | None) -> Line | None:
@@ -159,6 +151,11 @@ def _schedule_line(analysis: Analysis, schedule: ScheduleView | None) -> Line | 
     measured_ns, ideal_ns = schedule.measured.makespan_ns, schedule.ideal.makespan_ns
     name = schedule.name if schedule.exact else f"{schedule.name}, nearly"
     makespans = f"{name} ({schedule.sizes}): {ms(measured_ns)} where its ideal takes {ms(ideal_ns)}"
+    if schedule.compared_with != schedule.name:
+        makespans = f"ran {schedule.name} exactly ({schedule.sizes}) in {ms(measured_ns)}; compared with "
+        makespans += f"{schedule.compared_with}, whose ideal takes {ms(ideal_ns)} at the run's own times"
+    if schedule.gap_note is not None:
+        return Line("Schedule", f"{makespans} ({schedule.gap_note}).", "schedule")
     causes = [rung for rung in schedule.gap or () if rung.kind == "more" and rung.name != "unexplained"]
     if measured_ns <= ideal_ns or not causes:
         return Line("Schedule", f"{makespans}.", "schedule")

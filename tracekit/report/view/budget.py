@@ -140,10 +140,15 @@ def kind_of(label: str) -> str:
     return "communication" if label in COMMUNICATION_LABELS else "copy" if label in COPY_LABELS else "compute"
 
 
+def recorded_ranks(analysis: Analysis) -> int:
+    """Return the number of ranks with GPU events, at least 1: means are over these."""
+    return max(1, sum(result.whole.budget.span_ns > 0 for result in analysis.rank_results))
+
+
 def budget_view(analysis: Analysis) -> BudgetView:
     """Return one bar per rank; in a large run for some ranks, evenly spread from the least compute to the most."""
     ranks = _ranks_with_bars(analysis.rank_results)
-    mean = bar_of("mean", analysis.total, of=len(analysis.rank_results))
+    mean = bar_of("mean", analysis.total, of=recorded_ranks(analysis))
     legend = [
         (part.name if part.kind not in ("communication", "copy") else f"exposed {part.name}", part.colour)
         for part in mean.parts
@@ -194,7 +199,7 @@ def bar_of(name: str, whole: Measured, *, rank: int | None = None, of: int = 1) 
 
 def label_rows(analysis: Analysis) -> tuple[LabelRow, ...]:
     """Return the labels that ran, in the order of the label list."""
-    total, ranks = analysis.total, max(1, len(analysis.rank_results))
+    total, ranks = analysis.total, recorded_ranks(analysis)
     span_ns = max(1, total.budget.span_ns)
 
     def per_rank(ns: int | None) -> float | None:
@@ -241,7 +246,7 @@ def matrix_of(analysis: Analysis) -> Matrix | None:
     rows = tuple(
         MatrixRow(
             label=label,
-            ns=total.label_ns[label] / max(1, len(analysis.rank_results)),
+            ns=total.label_ns[label] / recorded_ranks(analysis),
             cells=tuple(by.get(column, 0) / total.label_ns[label] for column in columns),
             exposed=1 - (total.overlap.get(label) or 0.0),
         )

@@ -12,8 +12,9 @@ from functools import cached_property
 from tracekit.analysis import Analysis
 from tracekit.analysis.spread import Spread
 from tracekit.errors import Notice
+from tracekit.report.advice import Advice
 from tracekit.report.table import Table
-from tracekit.report.view.answer import Advice, Line
+from tracekit.report.view.answer import Line
 from tracekit.report.view.breakdown import ByView
 from tracekit.report.view.budget import Beside, BudgetView, LabelRow, Matrix
 from tracekit.report.view.copies import Copies, ReloadView
@@ -34,7 +35,7 @@ class View:
 
     title: str
     ranks: str
-    """``8 ranks``, or ``4 of 8 ranks``."""
+    """``8 ranks``, or ``4 of 8 ranks``, with those that are missing or damaged."""
     steps_named: str
     devices: tuple[str, ...]
     reader: str

@@ -89,6 +89,8 @@ class ScheduleView(msgspec.Struct, frozen=True):
     """The pipeline compared with its ideal."""
 
     name: str
+    """The schedule that ran; the nearest one if not ``exact``."""
+    compared_with: str
     exact: bool
     distance: int
     pp: int
@@ -101,7 +103,9 @@ class ScheduleView(msgspec.Struct, frozen=True):
     ideal: Side
     by_rank: tuple[RankSide, ...]
     gap: tuple[Rung, ...] | None
-    """Bars from the ideal to the measured makespan; None if ranks are missing, so that causes cannot be told apart."""
+    """Bars from the ideal to the measured makespan; None if the gap cannot be split by cause."""
+    gap_note: str | None
+    """Why the gap is not split."""
     differences: tuple[str, ...]
     orders: tuple[tuple[int, Sequence[str]], ...]
     phases: tuple[PhaseRow, ...]
@@ -129,6 +133,7 @@ def schedule_view(analysis: Analysis) -> ScheduleView | None:
     ideal_ns = [bubble.ideal_ns for bubble in head.bubbles]
     return ScheduleView(
         name=comparison.name,
+        compared_with=comparison.compared_with,
         exact=comparison.exact,
         distance=head.match.distance,
         pp=comparison.pp,
@@ -148,16 +153,26 @@ def schedule_view(analysis: Analysis) -> ScheduleView | None:
             for bubble in head.bubbles
         ),
         gap=waterfall(head.ideal_ns, head.measured_ns, comparison.gap_ns),
+        gap_note=_gap_note(comparison),
         differences=tuple(
             f"rank {ranks[difference.rank]}, cell {difference.position}: "
             f"ran {' '.join(difference.measured) or 'nothing'}, "
             f"the schedule has {' '.join(difference.expected) or 'nothing'}"
-            for difference in head.match.differences
+            for difference in (() if head.match.ran is not None else head.match.differences)
         ),
         orders=tuple(zip(ranks, head.orders(), strict=True)),
         phases=_phases(comparison.lanes),
         what_if=tuple(_what_if(line, pp=plan.pp, microbatches=plan.microbatches) for line in comparison.what_if),
     )
+
+
+def _gap_note(comparison: ScheduleComparison) -> str | None:
+    """Return why the gap is not split by cause; None if it is."""
+    if comparison.gap_ns is not None:
+        return None
+    doubts = [notice.message for notice in comparison.head.notices if notice.code == "gap-doubtful"]
+    present, ranks = len(comparison.head.pipeline.positions), len(comparison.head.pipeline.ranks)
+    return doubts[0] if doubts else f"{present} of the pipeline's {ranks} ranks are here: the gap is not split by cause"
 
 
 def describe_size(comparison: ScheduleComparison) -> str:

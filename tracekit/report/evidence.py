@@ -1,0 +1,307 @@
+"""Facts about a run that advice may rest on, collected from its analysis in one place."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from tracekit._util.text import join_with_and, ms, percent, ranks_named, signed_ms
+from tracekit.analysis import Analysis
+from tracekit.metrics.reload import Reload
+from tracekit.parsers.ranks import missing_ranks
+from tracekit.report.names import short_kernel
+from tracekit.schema import GAP_CAUSES, IDLE_CAUSES, LABEL_WORDS
+
+MIN_SHARE = 0.05
+"""Share of the span (of the makespan, for parts of the gap) from which exposed time, a gap or a bubble is a fact."""
+MIN_LAUNCH_BOUND_SHARE = 0.02
+"""Share of the span from which idle time of a host that launches late is a fact."""
+MIN_UNLABELLED_SHARE = 0.01
+MAX_MISSING_NAMED = 64
+"""Missing ranks that are looked for to be named."""
+GAP_LABELS = {
+    "exposed_ep": ("ep_dispatch", "ep_combine"),
+    "exposed_comm": ("tp_comm", "dp_comm", "cp_comm", "comm"),
+    "p2p": ("pp_comm",),
+}
+"""Causes of a gap that are communication, and the labels they are made of."""
+CAUSE_WORDS = {
+    "same_stream": "queued on the compute stream",
+    "one_queue": "in front of compute in one hardware queue",
+    "launched_late": "launched late by the host",
+    "nothing_to_hide": "with no independent compute left to run beside it",
+    "compute_waited": "because the next compute needs its result",
+    "peer_late": "waiting for a late peer",
+    "unknown": "of a cause that these traces do not show",
+}
+"""Each cause of exposure in words, to follow "87 % of that"."""
+CAUSE_MEANINGS = {
+    "peer_late": "another member started later: this time is waiting, not transfer",
+    "same_stream": "it ran on the stream of the compute, which could not run beside it",
+    "launched_late": "the host launched it after the compute that could have hidden it",
+    "one_queue": "compute launched behind it on another stream waited in the same hardware queue",
+    "compute_waited": "the compute that followed needed its result at once",
+    "nothing_to_hide": "no compute that does not depend on it was left to run beside it",
+    "unknown": "launches, or members of its group, are not in the trace",
+}
+"""Each cause of exposure, explained."""
+IDLE_WORDS = {
+    "launch_bound": "was launch-bound",
+    "dependency": "waited for other work",
+    "warm_up": "was a slow launch call",
+    "unknown": "has no known cause",
+}
+"""Each cause of idle time in words, to follow "the longest gap"."""
+FRAMEWORK_PATTERNS = {
+    "Megatron-LM": r"_PARALLEL_GROUP|LinearWithGradAccumulation|\bmegatron\b",
+    "FSDP2": r"FSDP::|\bfsdp\b",
+    "DeepSpeed": r"(?i)deepspeed",
+    "DDP": r"DistributedDataParallel",
+}
+"""Frameworks by what their traces hold: group descriptions, annotations, operators, packs of rules that decided."""
+_GRAPH_NOTICES = ("graphs-whole", "graphs-unseen", "graph-nodes-missing")
+
+
+class Evidence(msgspec.Struct, frozen=True, kw_only=True):
+    """Facts about a run; None is unknown, or too little to matter. Times are per rank and step."""
+
+    no_gpu_reason: str | None = None
+    """``truncated``, ``unsupported`` or ``not_recorded`` if there are no GPU events."""
+    ranks_given: str | None = None
+    """``1 of 8 ranks`` if traces are missing."""
+    missing_ranks: str | None = None
+    """Ranks whose traces are missing."""
+    one_sided: str | None = None
+    """Labels of operations of which not all sides were recorded, so that waiting inside them is unknown."""
+    peers_unnamed: bool | None = None
+    """True if messages do not name their peer."""
+    framework: str | None = None
+    cuda_graphs: bool = False
+    schedule: str | None = None
+    finding: str | None = None
+    """The largest cost as a sentence: a part of the gap to the ideal, or the longest exposed label."""
+    gap_cause: str | None = None
+    """The largest part of the gap, as ``schema.GAP_CAUSES`` names it."""
+    label: str | None = None
+    """The label that the finding is about, the largest if there are several; None if it is not communication."""
+    cause: str | None = None
+    """Largest cause of that label's exposure (``schema.EXPOSURE_CAUSES``); None if it is unknown."""
+    cause_share: float | None = None
+    """Share of the exposed time."""
+    transfer_ns: int | None = None
+    """Exposed time without waiting for late peers."""
+    free_compute_ns: int | None = None
+    """Compute beside which no communication or copy runs yet."""
+    unhideable_ns: int | None = None
+    """Transfer that exceeds the free compute."""
+    own_bubble_share: float | None = None
+    """Share of ranks × makespan outside cells in the ideal of the run's own schedule."""
+    launch_bound_share: float | None = None
+    idle_share: float | None = None
+    """Share of the span, if idle is the largest part of it."""
+    longest_gap: str | None = None
+    unlabelled_share: float | None = None
+    reload_wait_ns: int | None = None
+    """Waiting in broadcasts of a weight update."""
+    reload_alone_ns: int | None = None
+    """Reload that runs beside no broadcast."""
+    reload_times: str | None = None
+    reload_limit: str | None = None
+    """The larger of the two: ``wait`` or ``reload``."""
+    what_if_given: bool | None = None
+    """Whether predictions were asked for already; None without a schedule."""
+    no_prediction_reason: str | None = None
+
+
+def collect_evidence(analysis: Analysis) -> Evidence:
+    """Return the facts about a run.
+
+    >>> from tracekit import analyze
+    >>> evidence = collect_evidence(analyze("sample_traces/1f1b"))
+    >>> evidence.framework, evidence.gap_cause, evidence.label, evidence.missing_ranks
+    ('Megatron-LM', 'p2p', 'pp_comm', None)
+    """
+    total, span_ns = analysis.total, analysis.total.budget.span_ns
+    if not span_ns:
+        return Evidence(no_gpu_reason=_no_gpu_reason(analysis))
+    unlabelled_share = total.label_ns.get("other", 0) / span_ns
+    schedule = analysis.schedule
+    return Evidence(
+        **_completeness(analysis),
+        framework=_framework(analysis),
+        cuda_graphs=_uses_cuda_graphs(analysis),
+        schedule=schedule.compared_with if schedule is not None else None,
+        **_largest_cost(analysis),
+        **_idle(analysis),
+        unlabelled_share=unlabelled_share if unlabelled_share > MIN_UNLABELLED_SHARE else None,
+        **(_reload(analysis, analysis.reload) if analysis.reload is not None else {}),
+        what_if_given=bool(schedule.what_if) if schedule is not None else None,
+        no_prediction_reason=schedule.no_prediction_reason if schedule is not None else None,
+    )
+
+
+_Facts = dict[str, Any]
+"""Some of the fields of ``Evidence``."""
+
+
+def _no_gpu_reason(analysis: Analysis) -> str:
+    if any(notice.code == "truncated" for notice in analysis.notices):
+        return "truncated"
+    unsupported = any(n.code == "no-gpu-events" and "are read here" in n.message for n in analysis.notices)
+    return "unsupported" if unsupported else "not_recorded"
+
+
+def _completeness(analysis: Analysis) -> _Facts:
+    """Return which ranks are missing, and the labels whose waiting is therefore unknown."""
+    total, ranks = analysis.total, [r.rank for r in analysis.rank_results if r.whole.budget.span_ns]
+    count, first = missing_ranks(ranks, analysis.world_size or 0, most=MAX_MISSING_NAMED)
+    more = f" and {count - len(first)} more" if count > len(first) else ""
+    unknown = [label for label, ns in total.wait_ns.items() if ns is None and total.budget.exposed_ns.get(label)]
+    unnamed = any(n.code == "wait-unknown" and "their peer" in n.message for n in analysis.notices)
+    return {
+        "ranks_given": f"{len(ranks):,} of {analysis.world_size:,} ranks" if count else None,
+        "missing_ranks": f"{ranks_named(first)}{more}" if count else None,
+        "one_sided": join_with_and(unknown) if unknown else "pp_comm" if total.lower_bound and total.pipeline else None,
+        "peers_unnamed": True if unnamed else None,
+    }
+
+
+def _framework(analysis: Analysis) -> str | None:
+    """Return the framework that the trace shows; the first of ``FRAMEWORK_PATTERNS`` that is seen."""
+    reasons = analysis.tables["reasons"].select("group_desc", "annotations", "chain", "pack")
+    texts = "\n".join(text for column in reasons for text in column.drop_nulls().unique())
+    return next((name for name, pattern in FRAMEWORK_PATTERNS.items() if re.search(pattern, texts)), None)
+
+
+def _uses_cuda_graphs(analysis: Analysis) -> bool:
+    """Return whether a kernel was launched by a CUDA graph, or a graph was recorded without its kernels."""
+    in_graph = bool(analysis.tables["reasons"]["in_graph"].any())
+    return in_graph or any(notice.code in _GRAPH_NOTICES for notice in analysis.notices)
+
+
+def _largest_cost(analysis: Analysis) -> _Facts:
+    """Return the largest part of the gap; without one the own bubble of the schedule, or the longest exposed label."""
+    total, span_ns = analysis.total, analysis.total.budget.span_ns
+    facts: _Facts = {}
+    labels: Sequence[str]
+    gap_cause, gap_ns = largest_gap_cause(analysis), (analysis.schedule and analysis.schedule.gap_ns) or {}
+    if gap_cause is not None:
+        words = gap_words(analysis, gap_cause)
+        words += ", added up along the chain of stages" if gap_cause in GAP_LABELS and gap_cause != "p2p" else ""
+        facts = {
+            "gap_cause": gap_cause,
+            "finding": of_the_gap(gap_ns[gap_cause], sum(gap_ns.values()), "to the ideal", words),
+        }
+        labels = GAP_LABELS.get(gap_cause, ())
+    else:
+        # Copies on the device are not asked to overlap; a weight update has advice of its own.
+        labels = [name for name, ns in total.budget.exposed_ns.items() if ns and name != "memory"]
+        labels = [] if analysis.reload is not None else labels
+        labels = [max(labels, key=lambda name: total.budget.exposed_ns[name])] if labels else []
+        head = analysis.schedule.head if analysis.schedule is not None else None
+        if head is not None and head.match.exact and head.gap_ns is not None and head.ideal_bubble > MIN_SHARE:
+            facts["own_bubble_share"] = head.ideal_bubble
+    exposed_ns = {label: total.budget.exposed_ns.get(label, 0) for label in labels}
+    label = max(exposed_ns, key=lambda name: exposed_ns[name], default=None)
+    if label is None or (not gap_cause and exposed_ns[label] <= MIN_SHARE * span_ns):
+        return facts
+    facts["label"] = label
+    because_ns = _sum_causes([total.because_ns.get(name, {}) for name in labels])
+    known = because_ns and max(because_ns, key=lambda name: because_ns[name]) != "unknown"
+    if known and sum(because_ns.values()):
+        facts |= _hiding(analysis, because_ns)
+    if not gap_cause:
+        share = percent(exposed_ns[label] / span_ns)
+        facts["finding"] = f"{LABEL_WORDS[label]} ({label}) is exposed for {share} of the span"
+    return facts
+
+
+def _sum_causes(parts: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    return {cause: sum(part.get(cause, 0) for part in parts) for cause in CAUSE_WORDS}
+
+
+def _hiding(analysis: Analysis, because_ns: Mapping[str, int]) -> _Facts:
+    """Return the main cause of exposure, and how much of the transfer exceeds the compute that could hide it."""
+    total, rank_steps = analysis.total, max(1, sum(len(rank.per_step) for rank in analysis.rank_results))
+    cause = max(because_ns, key=lambda name: because_ns[name])
+    exposed_ns = sum(because_ns.values())
+    # Waiting is no transfer; time of unknown cause is not counted, so that what cannot be hidden is a lower bound.
+    transfer_ns = exposed_ns - because_ns["peer_late"] - because_ns["unknown"]
+    hidden_ns = sum(total.hidden_ns.get(name, 0) for name in ("communication", "copy"))
+    free_ns = max(0, total.budget.compute_ns - hidden_ns)
+    return {
+        "cause": cause,
+        "cause_share": because_ns[cause] / exposed_ns,
+        "transfer_ns": transfer_ns // rank_steps,
+        "free_compute_ns": free_ns // rank_steps,
+        "unhideable_ns": (transfer_ns - free_ns) // rank_steps if transfer_ns > free_ns else None,
+    }
+
+
+def largest_gap_cause(analysis: Analysis) -> str | None:
+    """Return the largest cause of the gap that can be removed; None where none is worth a line."""
+    schedule = analysis.schedule
+    if schedule is None or schedule.gap_ns is None:
+        return None
+    gap_ns = {cause: ns for cause, ns in schedule.gap_ns.items() if cause not in ("unexplained", "early_output")}
+    cause = max(gap_ns, key=lambda name: gap_ns[name])
+    return cause if gap_ns[cause] > MIN_SHARE * schedule.head.measured_ns else None
+
+
+def gap_words(analysis: Analysis, cause: str) -> str:
+    """Return a cause of the gap in words; other communication by the label that is exposed longest."""
+    exposed_ns = analysis.total.budget.exposed_ns
+    labels = [label for label in GAP_LABELS.get(cause, ()) if exposed_ns.get(label)]
+    if cause != "exposed_comm" or not labels:
+        return GAP_CAUSES[cause].words
+    label = max(labels, key=lambda name: exposed_ns[name])
+    return f"exposed communication, mostly {label}" if len(labels) > 1 else f"exposed {LABEL_WORDS[label]} ({label})"
+
+
+def of_the_gap(ns: float, total: float, where: str, words: str) -> str:
+    """Return what part of a gap one cause is; more than all of it where other causes shorten the run.
+
+    >>> of_the_gap(25_300_000, 26_200_000, "to the ideal", "late launches")
+    '25.3 ms of the 26.2 ms to the ideal is late launches'
+    >>> of_the_gap(26_300_000, 25_600_000, "to the ideal", "late launches")
+    'the 25.6 ms to the ideal is late launches (26.3 ms; other causes −0.7 ms)'
+    """
+    if ns <= total:
+        return f"{ms(ns)} of the {ms(total)} {where} is {words}"
+    return f"the {ms(total)} {where} is {words} ({ms(ns)}; other causes {signed_ms(total - ns)})"
+
+
+def _idle(analysis: Analysis) -> _Facts:
+    """Return the share of launch-bound idle time, and the longest gap where idle is the largest part of the span."""
+    total, budget = analysis.total, analysis.total.budget
+    if not total.idle_known:
+        return {}
+    launch_bound_ns = sum(rank.idle_causes.get("launch_bound", 0) for rank in analysis.rank_results)
+    is_late = launch_bound_ns > MIN_LAUNCH_BOUND_SHARE * budget.span_ns
+    facts: _Facts = {"launch_bound_share": launch_bound_ns / budget.span_ns if is_late else None}
+    gaps = analysis.tables["gaps"]
+    if gaps.is_empty() or budget.idle_ns <= max(budget.compute_ns, *budget.exposed_ns.values(), 0):
+        return facts
+    longest = gaps.sort("ns", descending=True).row(0, named=True)
+    cause = max(IDLE_CAUSES, key=lambda name: longest[f"{name}_ns"])
+    ended = f"{short_kernel(longest['next_name']).partition('<')[0][:60]} ({longest['next_label']})"
+    text = f"the longest gap, {ms(longest['ns'])} on rank {longest['rank']}, {IDLE_WORDS[cause]} and ended with {ended}"
+    return {**facts, "idle_share": budget.idle_ns / budget.span_ns, "longest_gap": text}
+
+
+def _reload(analysis: Analysis, reload: Reload) -> _Facts:
+    """Return the two costs that stand between a weight update and its ideal: waiting in broadcasts, reload alone."""
+    lane = reload.lanes.filter(lane="reload").join(reload.hidden, on="rank")
+    ranks = max(1, len(analysis.rank_results))
+    alone_ns = float((lane["ns"] * (1 - lane["reload_under_broadcast"].fill_null(0.0))).sum()) / ranks
+    wait_ns = (analysis.total.wait_ns.get("broadcast") or 0) / ranks
+    ideal = f"; {ms(reload.measured_ns)} could be {ms(reload.ideal_ns)}" if reload.ideal_ns is not None else ""
+    return {
+        "reload_limit": "wait" if wait_ns > alone_ns else "reload",
+        "reload_wait_ns": round(wait_ns),
+        "reload_alone_ns": round(alone_ns),
+        "reload_times": ideal,
+    }
