@@ -94,3 +94,19 @@ def test_the_short_report_says_how_to_get_the_rest(samples):
     found = analysis_of(samples / "1f1b")
     assert any(line.endswith("--full") for line in lines_of(found, 200, full=False))
     assert not any(line.endswith("--full") for line in lines_of(found, 200))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "first_line"),
+    [((0, 1, 2, 3), "tracekit 4 ranks · step 2"), ((0, 1, 3), "tracekit 3 of 4 ranks (rank 2 missing) · step 2")],
+)
+def test_missing_ranks_are_in_the_first_line_of_the_shortest_output(samples, ranks, first_line):
+    found = analysis_of(samples / "1f1b", ranks=ranks, schedule="none")
+    assert lines_of(found, 120, brief=True)[0].startswith(first_line)
+
+
+def test_another_schedule_is_compared_with_and_not_called_what_ran(samples):
+    schedule = view_of(analysis_of(samples / "1f1b", schedule="dualpipe")).schedule
+    assert (schedule.name, schedule.compared_with, schedule.exact) == ("1f1b", "dualpipe", True)
+    document = analysis_of(samples / "1f1b", schedule="dualpipe").to_dict()["schedule"]
+    assert (document["name"], document["compared_with"]) == ("1f1b", "dualpipe")

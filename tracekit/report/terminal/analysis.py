@@ -50,7 +50,6 @@ def render(
             out.print(Text(title if isinstance(title, str) else title(view), style="bold"))
             out.print(body, crop=False)  # a command to copy may be longer than a line
     if not brief:
-        out.print()
         out.print(closing_lines(view, full=full, page_written=page_written), soft_wrap=True)
     if definitions:
         out.print()
@@ -102,6 +101,12 @@ def _budget_title(view: View) -> str:
     return f"Where the {steps} went (shares of {spans})"
 
 
+def _short_budget_title(view: View) -> str:
+    ranks, shown = len(view.analysis.rank_results), sections.MAX_BARS_IN_SHORT_BUDGET
+    worst = f"the {shown} worst of {counted(ranks, 'rank')}" if ranks > shown else "worst first"
+    return _budget_title(view).replace("worst first", worst)
+
+
 def _bubble_title(view: View) -> str:
     return "Bubble: idle and exposed pipeline waiting" if view.pipelined else "Idle: why the GPU ran nothing"
 
@@ -148,7 +153,7 @@ BRIEF_SECTIONS: Sections = (
     ("What other schedules would take", what_if),
 )
 SHORT_SECTIONS: Sections = (
-    (_budget_title, sections.short_budget),
+    (_short_budget_title, sections.short_budget),
     ("Against its ideal schedule", render_short_schedule),
     *(
         (title, section)

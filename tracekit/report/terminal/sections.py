@@ -278,7 +278,7 @@ def budget(view: View, width: int, *, max_bars: int | None = None) -> Renderable
     """Draw one bar per rank: compute, exposed communication, exposed copies, idle; at most *max_bars* if given."""
     bars, remark = _chosen_bars(view)
     if max_bars is not None and len(bars) > max_bars:
-        bars, remark = bars[:max_bars], remark or f"the {max_bars} worst of {counted(len(bars), 'rank')}"
+        bars, remark = bars[:max_bars], ""  # the title says so
     is_wide = width >= MIN_WIDTH_FOR_MORE
     exposed = ["communication", "copies"] if is_wide else ["exposed"]
     last = [NOT_RECORDED] if any(part.kind == "unrecorded" for part in view.budget.mean.parts) else []
@@ -295,8 +295,6 @@ def budget(view: View, width: int, *, max_bars: int | None = None) -> Renderable
     for kind, (name, colour) in LEGEND.items():
         if kind in kinds:
             legend.append(GLYPHS[kind], style=colour).append(f" {name}  ")
-    if max_bars is not None and remark and len(remark) < width // 2:
-        return Group(table, legend.append(f"· {remark}", style="dim"))
     return Group(table, legend, *([Note(remark)] if remark else []))
 
 
