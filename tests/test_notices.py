@@ -17,9 +17,9 @@ def codes():
                 first = node.args[0]
                 if isinstance(first, ast.Constant) and isinstance(first.value, str):
                     yield first.value
-            if isinstance(node, ast.Assign) and isinstance(target := node.targets[0], ast.Subscript):
-                if ast.unparse(target.value) == "texts":  # texts by code, which become notices together
-                    yield ast.literal_eval(target.slice)
+            target = node.targets[0] if isinstance(node, ast.Assign) else None
+            if isinstance(target, ast.Subscript) and ast.unparse(target.value) == "texts":
+                yield ast.literal_eval(target.slice)  # texts by code, which become notices together
 
 
 def test_every_notice_is_explained_and_no_other():

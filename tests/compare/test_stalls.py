@@ -6,6 +6,7 @@ import polars as pl
 import pytest
 
 from tracekit.compare import compare_pipelines
+from tracekit.intervals import union
 from tracekit.reconstruct import rank_pipeline
 from tracekit.schema import LABELLED, Source, conform
 
@@ -36,11 +37,11 @@ def table(rows):
 def stalls(rows, *, around=None):
     everything = None if around is None else table([*around, *rows])
     result = rank_pipeline(table(rows), Source("x", "kineto", 0, "name"), around=everything)
-    return {
-        cause: [(a // 1000, b // 1000) for a, b in zip(s.start_ns, s.end_ns, strict=True)]
-        for cause, s in result.stalled.items()
-        if len(s)
-    }
+    by_cause = {}
+    for cause, part in result.stalls.group_by(pl.col("cause").cast(pl.String)):
+        merged = union(part["start_ns"].to_numpy(), part["end_ns"].to_numpy())
+        by_cause[cause[0]] = [(a // 1000, b // 1000) for a, b in zip(merged.start_ns, merged.end_ns, strict=True)]
+    return by_cause
 
 
 def kernel(launch, start, end, *, label="forward", number=1, p2p=None, step=0):

@@ -8,6 +8,7 @@ import pytest
 from msgspec import structs
 
 from tests.kept import analysis_of
+from tracekit.analysis.role_results import RoleResults
 from tracekit.documents.analysis import Evidence, Straggler, WaitCause
 from tracekit.metrics.bubbles import Bubble
 from tracekit.metrics.budget import Budget
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def small(samples):
-    return replace(analysis_of(samples / "reload", schedule="none"), reload=None)
+    return replace(analysis_of(samples / "reload", schedule="none"), reload=None, role_results=RoleResults())
 
 
 def run_of(small, *, ranks=1, steps=1, compute=600, exposed=None, labels=None, wait=None, late=()):
