@@ -39,7 +39,7 @@ class Tables:
         labelled = conform(pl.DataFrame(frame, infer_schema_length=None), LABELLED).with_columns(part=pl.Series(part))
         calls = [("cudaStreamSynchronize", None, int(start * MS), int(end * MS), True) for start, end in syncs]
         waiting = pl.DataFrame(calls, schema=WAITING_CALLS, orient="row")
-        self.events = find_rank_events(Rank.of(labelled, find_start_constraints(labelled), waiting), waiting)
+        self.graph_events = find_rank_events(Rank.of(labelled, find_start_constraints(labelled), waiting), waiting)
 
 
 def graph_of(*ranks, syncs=(), **more):

@@ -293,12 +293,12 @@ class PipelineStep(Struct, frozen=True):
     """Measured minus ideal makespan by cause; null if it cannot be split."""
 
 
-class Schedule(Struct, frozen=True):
+class Schedule(Struct, frozen=True, kw_only=True):
     """The run's pipeline compared with its ideal. Figures are those of the median step of the slowest pipeline."""
 
     name: str
     """Name of the schedule that ran; the nearest one if none is exactly it."""
-    compared_with: str
+    compared_with: str | None = None
     """Name of the schedule whose ideal the run is compared with."""
     pp: int
     """Ranks in the pipeline."""
