@@ -42,7 +42,7 @@ def test_it_runs_and_shows_its_pictures(render, path):
         assert len(colours) > 5, "an empty picture"
 
 
-def test_there_are_four_that_lead_to_each_other():
+def test_each_leads_to_the_next():
     assert [path.stem for path in NOTEBOOKS] == list(PICTURES)
     for path, following in itertools.pairwise(NOTEBOOKS):
         assert f"]({following.name})" in path.read_text(encoding="utf-8")

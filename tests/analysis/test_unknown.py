@@ -31,7 +31,7 @@ def test_why_waiting_is_not_known(run):
     assert said.endswith("; record the peers")
     said = {n.code: n.message for n in run("1f1b", ranks=(0,)).notices}["wait-unknown"]
     assert said.startswith("11 of 11 sends and receives have no peer in these traces: ")
-    assert said.endswith("; give all ranks of the pipeline")
+    assert said.endswith("; add rank 1")
 
 
 def test_ranks_of_two_recordings_of_one_program(samples, tmp_path):

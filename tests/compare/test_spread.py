@@ -16,7 +16,7 @@ from tracekit.align.clocks import Clocks
 from tracekit.analysis.combine import combine
 from tracekit.compare import compare_steps
 from tracekit.compare.find_schedule import ScheduleFinder
-from tracekit.errors import InputError
+from tracekit.errors import InputError, MachineError
 from tracekit.run import driver
 from tracekit.run.driver import find_sources, pipeline_map
 from tracekit.run.measure import Options
@@ -108,7 +108,7 @@ def test_what_a_killed_worker_had_is_given_to_another(tmp_path):
 
 
 def test_a_share_that_kills_its_workers_is_one_line(tmp_path):
-    with pytest.raises(InputError, match="died"):
+    with pytest.raises(MachineError, match="died"):
         pipeline_map(2, None)(partial(die, tmp_path, 9), [0, 1, 2])
 
 

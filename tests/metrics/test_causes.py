@@ -265,11 +265,11 @@ def test_a_straggler_makes_its_peer_wait(samples):
 
 
 def test_ring_attention_on_the_compute_stream(corpus):
-    """The program runs everything on one stream: all that is exposed is queued there."""
+    """The program runs everything on one stream: all that is exposed is waiting for the other GPU, or queued there."""
     result = analyze(corpus / "nsight/mfu_2gpu_before.sqlite", schedule="none")
     for rank_result in result.rank_results:
         assert rank_result.whole.because_ns
-        assert all(set(causes) == {"same_stream"} for causes in rank_result.whole.because_ns.values())
+        assert all(set(causes) <= {"peer_late", "same_stream"} for causes in rank_result.whole.because_ns.values())
 
 
 def test_the_tail_of_ddp_has_nothing_to_hide_it(corpus):

@@ -225,7 +225,9 @@ def test_of_two_runs_the_hint_says_what_to_type(tmp_path):
     with pytest.raises(InputError) as caught:
         discover(folder)
     one, two = f"{tmp_path}/b", f"'{tmp_path}/my run'"
-    assert caught.value.hint == f"name one: tracekit analyze {one}; or compare two: tracekit diff {one} {two}"
+    start = f"name one: tracekit analyze {one}; compare two: tracekit diff {one} {two}; or, if they ran together: "
+    assert caught.value.hint.startswith(start)
+    assert f"--role b={one}" in caught.value.hint
 
 
 @pytest.mark.parametrize("name", ["rank0.parquetdir", "rank0.sqlite"])

@@ -27,7 +27,7 @@ from tracekit.schema import GPU_KINDS
 
 pytestmark = pytest.mark.slow
 
-OWN = ("label", "cell_measured", "cell_ideal", "critical_path")
+OWN = ("label", "cell_measured", "cell_ideal", "critical_path", "phase")
 
 
 def read(path):
@@ -218,7 +218,7 @@ def test_a_store_is_exported_as_it_is(samples, tmp_path):
     ingest(samples / "reload", tmp_path / "store", ranks=[1, 2])
     export(tmp_path / "store", tmp_path / "a.json", ranks=[2])
     shown = owners(read(tmp_path / "a.json")["traceEvents"]).values()
-    assert {name.split(" · ")[0] for name in shown} == {"critical path", "rank 2"}
+    assert {name.split(" · ")[0] for name in shown} == {"critical path", "rank 2", "weight updates"}
 
 
 HOSTILE = ["</script><script>alert(1)</script>", 'a"b\\c', "line\nbreak\t\u2028", "日本 🚀", "\x01"]

@@ -110,7 +110,7 @@ def test_a_click_tells_about_an_event_and_leads_on(timeline, analysed, width):
     assert facts["when"].endswith(f"{length_ms:.3f} ms long")
     assert facts["label"].startswith("pp_comm, by rule ")
     assert facts["waiting"].startswith(f"{operation['wait_ns'] / 1e6:.3f} ms for other ranks")
-    assert "a peer came late" in facts["exposed because"]
+    assert "waiting for a late peer" in facts["exposed because"]
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     commands = page.locator("#details [data-command]").evaluate_all("(all) => all.map((one) => one.dataset.command)")
     assert any(re.search(r"analyze \S+1f1b --ranks 1 --explain 'nccl", command) for command in commands)

@@ -129,5 +129,5 @@ def test_products_without_shapes_make_totals_lower_bounds(corpus):
     rates = analyze(path, schedule="none").rates
     assert rates.total.uncounted_ns / 1000 == pytest.approx(sum(named), rel=0.01)  # some overlap
     assert rates.total.flop == trace.product_flop()
-    assert rates.to_dict()["lower_bound"]
+    assert rates.total.uncounted_ns > 0
     assert set(rates.uncounted["kernel"]) == {"TensorRT-LLM batched product", "TensorRT-LLM attention"}

@@ -18,7 +18,7 @@ from msgspec.structs import asdict, replace
 from tracekit._util.patterns import LinearPattern
 from tracekit._util.text import did_you_mean
 from tracekit.documents.coding import problem_text
-from tracekit.documents.rules_file import Condition, RulesDocument, RuleTable
+from tracekit.documents.rules_file import Condition, GroupTable, ModuleTable, RulesDocument, RuleTable
 from tracekit.errors import RuleError
 from tracekit.schema import LABELS, PASSES
 
@@ -136,6 +136,10 @@ def parse_rules(text: str, source: str, pack: str, *, shipped: bool = False) -> 
         table, index, key = match.groups() if match else ("", None, "")
         last_word = message.rpartition(" ")[2]
         line = _find_line(text, table or last_word, int(index or 0), key or last_word)
+        if message.startswith("unknown key"):
+            types = {"rule": RuleTable, "group": GroupTable, "module": ModuleTable}
+            hint = did_you_mean(last_word, types.get(table, RulesDocument).__struct_fields__, otherwise=_SEE_DOCS)
+            raise RuleError(f"{source}:{line}: unknown key {last_word!r}", hint=hint) from None
         raise RuleError(f"{source}:{line}: {table or 'a rules file'}: {message}", hint=_SEE_DOCS) from None
     reader = _Reader(text, source, shipped)
     return RuleBook(

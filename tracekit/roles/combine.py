@@ -107,6 +107,7 @@ def check_roles(spans: Sequence[tuple[Source, int | None, int | None]], *, named
         spans: Source, first and last time in ns of each rank.
         named: Whether the caller named the roles.
 
+    >>> from msgspec.structs import replace
     >>> source = Source("a/rank0.json", "kineto", 0, "name", role="a", pid=7)
     >>> check_roles([(source, 0, 10), (replace(source, role="b", pid=8), 5, 20)], named=False)
     """

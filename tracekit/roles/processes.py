@@ -106,6 +106,7 @@ def _offset_by_broadcasts(first: Sequence[Process], others: Sequence[Process]) -
 def kind_of_role(processes: Sequence[Process]) -> str:
     """Return the kind of a role from the work of its processes (``Role.kind``).
 
+    >>> from tracekit.metrics.process_phases import DECODE_STEPS
     >>> stretches = pl.DataFrame({"phase": ["rollout"], "annotated": [False]})
     >>> process = Process("a", 0, stretches, _NO_TRANSFERS, DECODE_STEPS.to_frame(), shapes_recorded=False)
     >>> kind_of_role([process]), kind_of_role([])

@@ -61,14 +61,11 @@ def render(
 
 def closing_lines(view: View, *, full: bool, page_written: bool) -> Text:
     """Return how to get the rest: all tables and warnings, and a page."""
-    path, text = view.asked or "PATH…", Text()
-    if not full:
-        warnings = f" and {counted(len(view.warnings), 'warning')}" if view.warnings else ""
-        text.append(f"All tables{warnings}: tracekit analyze {path} --full", style="dim")
+    warnings = f" and {counted(len(view.warnings), 'warning')}" if view.warnings else ""
+    more = [] if full else [f"--full prints all tables{warnings}"]
     if view.has_gpu and not page_written:
-        text.append("\n" if text else "")
-        text.append(f"A page to share: tracekit analyze {path} -o report.html", style="dim")
-    return text
+        more.append("-o report.html writes a page to share")
+    return Text("; ".join(more), style="dim")
 
 
 def header(view: View) -> Text:

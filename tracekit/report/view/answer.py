@@ -187,11 +187,11 @@ def _waits_line(analysis: Analysis, stragglers: Sequence[Straggler]) -> Line | N
     waiting = f"{percent(waits_ns[label], total.label_ns[label])} of the time in {label} is waiting for another rank"
     if any(notice.code == "wait-bound" and label in notice.message.split(":")[0] for notice in analysis.notices):
         waiting = f"at most {waiting}"
+    late = [row for row in stragglers if row.label == label]
     explained = late_rows(analysis, label)[:MAX_LATE_RANKS]
-    if explained:
+    if explained and not (late and late[0].candidates):
         steps = len(analysis.step_times)
         return Line("Waits", f"{waiting}; {'; '.join(late_rank(row, steps) for row in explained)}.", "stragglers")
-    late = [row for row in stragglers if row.label == label]
     latest = [row for row in late if row.caused_ns >= (1 - NEARLY_AS_LATE_SHARE) * late[0].caused_ns]
     if not latest:
         return Line("Waits", f"{waiting}.", "stragglers")
