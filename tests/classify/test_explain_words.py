@@ -39,7 +39,7 @@ def test_a_word_that_names_nothing(events, word, hint):
         ('label = "gpu"\nwhen = { name = "x" }', "my.toml:3: unknown label 'gpu' (one of forward, dgrad, "),
         ('label = "forward"\nwhen = { nme = "x" }', "my.toml:4: unknown evidence 'nme' (did you mean name?)"),
         ('label = "forward"\nwhen = { name = "(" }', "my.toml:4: 'name' is not a regular expression: unclosed group"),
-        ('label = "forward"\nwhem = { name = "x" }', "my.toml:4: unknown key 'whem' (did you mean when?)"),
+        ('label = "forward"\nwhem = { name = "x" }', "my.toml:4: rule: unknown key whem (did you mean when?)"),
     ],
 )
 def test_a_mistake_in_a_rules_file_names_the_nearest_word(tmp_path, text, said):

@@ -136,11 +136,10 @@ def parse_rules(text: str, source: str, pack: str, *, shipped: bool = False) -> 
         table, index, key = match.groups() if match else ("", None, "")
         last_word = message.rpartition(" ")[2]
         line = _find_line(text, table or last_word, int(index or 0), key or last_word)
-        if message.startswith("unknown key"):
-            types = {"rule": RuleTable, "group": GroupTable, "module": ModuleTable}
-            hint = did_you_mean(last_word, types.get(table, RulesDocument).__struct_fields__, otherwise=_SEE_DOCS)
-            raise RuleError(f"{source}:{line}: unknown key {last_word!r}", hint=hint) from None
-        raise RuleError(f"{source}:{line}: {table or 'a rules file'}: {message}", hint=_SEE_DOCS) from None
+        types = {"rule": RuleTable, "group": GroupTable, "module": ModuleTable}
+        keys = types.get(table, RulesDocument).__struct_fields__ if message.startswith("unknown key") else ()
+        hint = did_you_mean(last_word, keys, otherwise=_SEE_DOCS)
+        raise RuleError(f"{source}:{line}: {table or 'a rules file'}: {message}", hint=hint) from None
     reader = _Reader(text, source, shipped)
     return RuleBook(
         tuple(reader.rule(table, index, pack) for index, table in enumerate(document.rule)),
