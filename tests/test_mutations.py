@@ -63,7 +63,10 @@ def near(value, wanted, share=CLOCK):
     return abs(value - wanted) <= share * max(abs(wanted), 1)
 
 
-def test_each_figure_is_right_or_a_bound_or_null(pair):
+def test_each_figure_is_right_or_a_bound_or_null(pair, request):
+    if request.node.callspec.id == "1f1b/shifted":
+        reason = "offsets that are off by less than their uncertainty move the bubble by 0.4 % of the span, unmarked"
+        request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
     mutation, whole, left = pair
     for one in left.rank_results:
         check_budget(mutation, whole.rank(one.rank).whole, one.whole)
@@ -95,10 +98,6 @@ MEMSETS_NS = 5_000
 """Memsets leave no trace when they are lost: their calls have no event of their own in older profilers."""
 
 
-CLOCK_SHARE = 5e-3
-"""Share of the span that waits may move by where a clock is shifted: an offset is known to within its uncertainty."""
-
-
 def check_bubble(mutation, right, found):
     if found.bubble_fraction is None:
         return
@@ -109,8 +108,7 @@ def check_bubble(mutation, right, found):
         assert found.bubble_fraction <= right.bubble_fraction + 1e-3
         assert found.bubble.wait_ns is None or found.budget.unrecorded_ns
     else:
-        within = CLOCK_SHARE if mutation == "shifted" else 2e-3
-        assert found.bubble_fraction == pytest.approx(right.bubble_fraction, abs=within)
+        assert found.bubble_fraction == pytest.approx(right.bubble_fraction, abs=2e-3)
 
 
 def check_schedule(whole, left):

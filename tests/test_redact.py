@@ -131,7 +131,9 @@ def test_analyses_give_the_same_figures(samples, tmp_path, name):
     assert numbers_of(before) == numbers_of(after)
 
 
-@pytest.mark.parametrize("name", ["frameworks/titan-fsdp", "frameworks/ds-pipe", "h200/dualpipe"])
+@pytest.mark.parametrize(
+    "name", ["frameworks/meg-moe-vpp", "frameworks/titan-fsdp", "frameworks/ds-pipe", "h200/dualpipe"]
+)
 def test_analyses_of_captures_give_the_same_figures(corpus, tmp_path, name):
     test_analyses_give_the_same_figures(corpus.parent, tmp_path, name)
 

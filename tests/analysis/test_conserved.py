@@ -44,7 +44,9 @@ def test_public_traces_conserve_too(corpus):
     for path in sorted(p for p in corpus.glob("*/*") if p.suffix in (".gz", ".sqlite")):
         try:
             analysis = analyze(path)
-        except InputError:  # a recording of the host alone
+        except InputError as error:
+            if "there are no GPU events" not in error.message:  # a recording of the host alone
+                raise
             continue
         for one in analysis.rank_results:
             for scope in (one.whole, *one.per_step):

@@ -54,8 +54,8 @@ def exchanges():
         if group.startswith("EXPERT_MODEL"):
             inside = any(e["name"].startswith(truth.NODE) for e in stack)
             return {next(back if inside else ahead)}
-        if "AllReduce" in event["name"] and event["args"].get("In msg nelems", 0) <= 1024:
-            return {"comm"}  # the loss, the norm or a count: a few bytes say nothing about their group
+        if "AllReduce" in event["name"] and event["args"].get("In msg nelems") == 1:
+            return {"comm"}  # one number, the loss or a norm: it says nothing about what its group is for
         if "SendRecv" in event["name"] or group.startswith(("PIPELINE", "MODEL_PARALLEL")):
             return {"pp_comm"}
         return {"ep_dispatch"} if group.startswith("EXPERT_TENSOR_AND_MODEL") else {"dp_comm"}

@@ -203,5 +203,5 @@ def test_what_to_do_comes_with_the_whole_command(samples):
     view = view_of(analysis_of(samples / "1f1b"))
     assert [line.topic for line in view.answer] == ["Time", "Exposed", "Schedule", "Waits", "Next"]
     assert view.answer[-1].text == view.advice[0].text
-    assert (samples / "1f1b").samefile(view.asked)  # other tests may have named it from another folder
-    assert view.advice[-1].command == f"tracekit analyze {view.asked} --what-if"
+    assert (samples / "1f1b").samefile(view.input_path)  # other tests may have named it from another folder
+    assert view.advice[-1].command == f"tracekit analyze {view.input_path} --what-if"

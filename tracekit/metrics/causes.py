@@ -154,27 +154,30 @@ def exposure_causes(rank: Rank, paid: Mapping[str, Intervals], *, parts: bool) -
     With *parts* the groups of *paid* are the rank's parts, else all is one group.
     """
     group = rank.part if parts else np.zeros_like(rank.part)
-    found = {label: _pieces(rank, label, lane, group) for label, lane in paid.items() if len(lane)}
-    if not found:
+    pieces_of_label = {label: _pieces(rank, label, lane, group) for label, lane in paid.items() if len(lane)}
+    if not pieces_of_label:
         return PIECES.to_frame()
-    label = np.repeat([EXPOSABLE_LABELS.index(name) for name in found], [len(pieces[0]) for pieces in found.values()])
-    part, start, end, owner = (np.concatenate(columns) for columns in zip(*found.values(), strict=True))
+    label = np.repeat(
+        [EXPOSABLE_LABELS.index(name) for name in pieces_of_label],
+        [len(pieces[0]) for pieces in pieces_of_label.values()],
+    )
+    part, start, end, owner = (np.concatenate(columns) for columns in zip(*pieces_of_label.values(), strict=True))
     cause = _judge(rank, start, end, owner)
     # A late peer can take part of any cause; of copies nobody else knows.
     apart = np.isin(EXPOSABLE_LABELS, COMMUNICATION_LABELS)[label]
     rest = np.flatnonzero(~apart)
     kind, first = group_rows(label[rest], part[rest], cause[rest])
     summed = np.bincount(kind, weights=(end - start)[rest], minlength=len(first)).astype(np.int64)
-    at = np.concatenate([np.flatnonzero(apart), rest[first]])
-    order = np.argsort(label[at], kind="stable")
-    at = at[order]
+    rows = np.concatenate([np.flatnonzero(apart), rest[first]])
+    order = np.argsort(label[rows], kind="stable")
+    rows = rows[order]
     ids = rank.labelled["id"].to_numpy() if "id" in rank.labelled.columns else np.arange(len(rank.start_ns))
     unknown = pl.Series([None], dtype=pl.Int64).new_from_index(0, len(first))
     return pl.DataFrame(
         {
-            "part": part[at],
-            "label": pl.Series(EXPOSABLE_LABELS, dtype=PIECES["label"])[label[at]],
-            "cause": pl.Series(EXPOSURE_CAUSES, dtype=PIECES["cause"])[cause[at]],
+            "part": part[rows],
+            "label": pl.Series(EXPOSABLE_LABELS, dtype=PIECES["label"])[label[rows]],
+            "cause": pl.Series(EXPOSURE_CAUSES, dtype=PIECES["cause"])[cause[rows]],
             "id": pl.concat([pl.Series(ids[owner[apart]], dtype=pl.Int64), unknown])[order],
             "start_ns": pl.concat([pl.Series(start[apart], dtype=pl.Int64), unknown])[order],
             "ns": np.concatenate([(end - start)[apart], summed])[order],
@@ -219,12 +222,12 @@ def _judge(rank: Rank, start: Ints, end: Ints, owner: Ints) -> npt.NDArray[np.in
         return np.full(len(start), _UNKNOWN, np.int8)
     constraints, stream = rank.constraints, rank.constraints.stream
     compute = rank.compute
-    at = np.searchsorted(rank.start_ns[compute], start)
-    ahead, behind = _pick(compute, at), _pick(compute, at - 1)
-    there = (ahead >= 0) & (rank.part[ahead] == rank.part[owner])
+    next_compute = np.searchsorted(rank.start_ns[compute], start)
+    ahead, behind = _pick(compute, next_compute), _pick(compute, next_compute - 1)
+    is_followed = (ahead >= 0) & (rank.part[ahead] == rank.part[owner])
     earlier = (behind >= 0) & (rank.part[behind] == rank.part[owner])
-    same = np.where(there, stream[ahead] == stream[owner], earlier & (stream[behind] == stream[owner]))
-    blocker, by = _walk(rank, np.where(there, ahead, -1), start, end)
+    same = np.where(is_followed, stream[ahead] == stream[owner], earlier & (stream[behind] == stream[owner]))
+    blocker, by = _walk(rank, np.where(is_followed, ahead, -1), start, end)
     how, sure = constraints.kind[blocker], constraints.is_certain[blocker]
     waiting_host = rank.blocked.covered_ns(start, end) * 2 >= end - start
     launch_bound = sure & (how == LAUNCH)
@@ -243,8 +246,8 @@ def _judge(rank: Rank, start: Ints, end: Ints, owner: Ints) -> npt.NDArray[np.in
     return np.select(
         [
             same,
-            ~rank.launched[owner] | (there & ~rank.launched[ahead]),
-            ~there,
+            ~rank.launched[owner] | (is_followed & ~rank.launched[ahead]),
+            ~is_followed,
             (blocker < 0) | ~sure | (how == NOTHING),
             launch_bound & ~waiting_host,
             queue,
@@ -345,16 +348,16 @@ def peers_heard(pieces: pl.DataFrame, waited: pl.DataFrame, *, by_rank: bool = F
     waits = np.where(of_operation & has_wait, np.clip(until - to_int64(pieces["start_ns"], 0), 0, ns), 0)
     cause = np.where(of_operation & ~is_complete, EXPOSURE_CAUSES.index("unknown"), cause)
     late = np.flatnonzero(waits > 0)
-    ranks, place = np.unique(rank, return_inverse=True)
+    ranks, rank_index = np.unique(rank, return_inverse=True)
     parts = int(part.max(initial=0)) + 1
-    code = ((place.reshape(-1) * parts + part) * len(EXPOSABLE_LABELS) + label) * len(EXPOSURE_CAUSES)
+    code = ((rank_index.reshape(-1) * parts + part) * len(EXPOSABLE_LABELS) + label) * len(EXPOSURE_CAUSES)
     total = np.zeros(len(ranks) * parts * len(EXPOSABLE_LABELS) * len(EXPOSURE_CAUSES), np.int64)
     np.add.at(total, code + cause, ns - waits)
     np.add.at(total, code[late] + EXPOSURE_CAUSES.index("peer_late"), waits[late])
-    there = np.flatnonzero(total)
+    nonzero = np.flatnonzero(total)
     shape = (len(ranks), parts, len(EXPOSABLE_LABELS), len(EXPOSURE_CAUSES))
-    of_rank, of_part, of_label, of_cause = np.unravel_index(there, shape)
-    return Heard(ranks[of_rank], of_part, of_label, of_cause, total[there])
+    of_rank, of_part, of_label, of_cause = np.unravel_index(nonzero, shape)
+    return Heard(ranks[of_rank], of_part, of_label, of_cause, total[nonzero])
 
 
 def _ranks(table: pl.DataFrame, *, by_rank: bool) -> Ints:
@@ -363,12 +366,12 @@ def _ranks(table: pl.DataFrame, *, by_rank: bool) -> Ints:
 
 def _own_operations(ids: pl.Series, rank: Ints, waited: pl.DataFrame, of_rank: Ints) -> Ints:
     """Return the row of the operation that each piece is a part of; -1: none."""
-    piece, known = to_int64(ids, -1), to_int64(waited["id"], -1)
-    if not len(known):
+    piece, operation_id = to_int64(ids, -1), to_int64(waited["id"], -1)
+    if not len(operation_id):
         return np.full(len(piece), -1, np.int64)
-    most = int(max(piece.max(initial=0), known.max())) + 2
-    key = of_rank * most + known + 1
+    most = int(max(piece.max(initial=0), operation_id.max())) + 2
+    key = of_rank * most + operation_id + 1
     order = np.argsort(key, kind="stable")
-    asked = rank * most + piece + 1
-    at = order[np.minimum(np.searchsorted(key[order], asked), len(order) - 1)]
-    return np.where((piece >= 0) & (key[at] == asked), at, -1)
+    wanted_key = rank * most + piece + 1
+    row = order[np.minimum(np.searchsorted(key[order], wanted_key), len(order) - 1)]
+    return np.where((piece >= 0) & (key[row] == wanted_key), row, -1)

@@ -210,8 +210,8 @@ def _largest_cost(analysis: Analysis) -> _Facts:
         return facts
     facts["label"] = label
     because_ns = _sum_causes([total.because_ns.get(name, {}) for name in labels])
-    known = because_ns and max(because_ns, key=lambda name: because_ns[name]) != "unknown"
-    if known and sum(because_ns.values()):
+    is_explained = because_ns and max(because_ns, key=lambda name: because_ns[name]) != "unknown"
+    if is_explained and sum(because_ns.values()):
         facts |= _hiding(analysis, because_ns)
     if not gap_cause:
         share = percent(exposed_ns[label] / span_ns)

@@ -49,7 +49,7 @@ def render_html(analysis: Analysis) -> str:
         nonce=secrets.token_urlsafe(16),
         css=asset("page.css"),
         script=asset(*TIMELINE_SCRIPTS, "page.js"),
-        data=script_json({"schedule": schedule, "timeline": timeline, "path": view.asked}),
+        data=script_json({"schedule": schedule, "timeline": timeline, "path": view.input_path}),
         v=view,
         sections=_linked_sections(view, ranks),
         heat=heat_map(view.fleet),

@@ -62,7 +62,7 @@ def _build(analysis: Analysis) -> View:
         devices=tuple(sorted({device for source in analysis.sources for device in source.devices})),
         reader="+".join(sorted({source.reader for source in analysis.sources})),
         paths=tuple(analysis.paths or (source.path for source in analysis.sources)),
-        asked=path,
+        input_path=path,
         has_gpu=bool(analysis.total.budget.span_ns),
         pipelined=analysis.total.pipeline,
         answer=answer(analysis, labels=labels, schedule=schedule, stragglers=waited_for, advice=next_steps),

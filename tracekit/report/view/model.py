@@ -40,7 +40,7 @@ class View:
     devices: tuple[str, ...]
     reader: str
     paths: tuple[str, ...]
-    asked: str | None
+    input_path: str | None
     """The input as one path: the only one, or the folder of all; None if there is none."""
     has_gpu: bool
     pipelined: bool
@@ -88,7 +88,7 @@ class View:
     @cached_property
     def kernels(self) -> tuple[Kernel, ...]:
         """The longest kernels, and the evidence for their labels."""
-        return kernels(self.analysis, self.asked)
+        return kernels(self.analysis, self.input_path)
 
     @property
     def exposure(self) -> tuple[LabelRow, ...]:
