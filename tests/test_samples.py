@@ -49,7 +49,7 @@ def labelled(folder):
 
 def test_the_samples_are_small():
     size = sum(path.stat().st_size for path in SAMPLES.glob("**/*") if path.is_file())
-    assert size < 19_500_000
+    assert size < 25_000_000
 
 
 def test_every_sample_is_described():
@@ -169,3 +169,32 @@ def test_the_recorded_router_is_uneven_where_it_was_made_so():
     assert (first["expert_over_mean"].tail(2) < 1.1).all()
     even = rates.expert_layers.filter(pl.col("exchange").is_in([1, 3]))
     assert even["wait_ns"].sum() == 0 < rates.expert_cost.wait_ns
+
+
+def test_the_slow_gpu_is_named_with_its_ratio():
+    known, first = truth("slow-ddp"), analysis("slow-ddp").to_document().stragglers[0]
+    assert (first.rank, first.uncertain, first.kind, first.steps) == (
+        known["slow_rank"],
+        False,
+        "chronic",
+        known["steps"],
+    )
+    assert first.why[0].cause == "slow_gpu"
+    assert first.why[0].evidence.ratio == pytest.approx(known["slow_ratio"], rel=0.02)
+
+
+def test_the_megatron_run_and_its_expert_exchanges_come_back():
+    known, document = truth("megatron-moe"), analysis("megatron-moe").to_document()
+    found = document.schedule
+    assert (found.name, found.pp, found.virtual, found.microbatches, found.exact) == (
+        known["schedule"],
+        known["pp"],
+        known["virtual"],
+        known["microbatches"],
+        True,
+    )
+    layers_passed = known["virtual"] * known["layers_per_chunk"] * known["microbatches"]
+    exchanges = known["all_to_all_per_layer_and_microbatch"]
+    for rank in document.ranks:  # the exchange of expert counts is part of the dispatch
+        assert rank.label_count["ep_dispatch"] == (exchanges["ep_dispatch"] + 1) * layers_passed
+        assert rank.label_count["ep_combine"] == exchanges["ep_combine"] * layers_passed
