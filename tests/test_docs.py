@@ -73,17 +73,19 @@ def test_the_readmes_shell_examples_run(workplace):
         assert out.returncode == 0, f"{line}\n{out.stdout}\n{out.stderr}"
 
 
+SHOWN = re.findall(r"\$ (tracekit analyze [^\n]+)\n(.*?)```", README, re.DOTALL)
+
+
 @pytest.mark.slow
-def test_the_readmes_headline_is_what_the_command_prints(workplace):
-    shown = re.search(r"\$ (tracekit analyze [^\n]+)\n(.*?)```", README, re.DOTALL)
-    command = [sys.executable, "-c", "from tracekit.cli import main; main()", *shown[1].split()[1:]]
+@pytest.mark.parametrize(("command", "shown"), SHOWN, ids=[command.split()[-1] for command, _ in SHOWN])
+def test_an_answer_in_the_readme_is_what_the_command_prints(workplace, command, shown):
     environment = {**os.environ, "COLUMNS": "100"}
+    arguments = [sys.executable, "-m", *command.split()]
     out = subprocess.run(
-        command, cwd=workplace, env=environment, capture_output=True, text=True, timeout=120, check=True
+        arguments, cwd=workplace, env=environment, capture_output=True, text=True, timeout=120, check=True
     )
     printed = {line.rstrip() for line in out.stdout.splitlines()}
-    missing = [line for line in shown[2].splitlines() if "…" not in line and line.rstrip() not in printed]
-    assert missing == []
+    assert [line for line in shown.splitlines() if "…" not in line and line.rstrip() not in printed] == []
 
 
 @pytest.mark.slow

@@ -533,7 +533,9 @@ class Evidence(Struct, frozen=True, omit_defaults=True):
     idle_ns: int | None = None
     """Time per step in which its GPU was empty until the host launched, beyond that of the others."""
     chain: list[int] | None = None
-    """Ranks from this one to the one where the waiting begins."""
+    """waited_itself: ranks from this one to the one where the waiting begins."""
+    role: str | None = None
+    """waited_itself: role whose process on the same rank it waited for."""
     reason: str | None = None
     """Why the cause is not known."""
 

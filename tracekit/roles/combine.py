@@ -15,6 +15,7 @@ from tracekit.analysis.tables import RankTables
 from tracekit.errors import InputError, Notice
 from tracekit.metrics.process_phases import TRAIN
 from tracekit.parsers.source_refs import several_runs_error
+from tracekit.roles.handovers import explain_by_other_roles
 from tracekit.roles.iterations import find_iterations
 from tracekit.roles.processes import kind_of_role, processes_on_one_clock
 from tracekit.roles.weight_updates import find_weight_updates
@@ -45,6 +46,10 @@ def combine_roles(
         raise several_runs_error(sorted({str(Path(ranks[0].source.path).parent) for ranks in tables.values()}))
     updates, update_notices = find_weight_updates(processes)
     iterations, bands = find_iterations(processes, kinds, updates)
+    analyses = {
+        role: replace_fields(analysis, stragglers=explain_by_other_roles(analysis.stragglers, role, bands))
+        for role, analysis in analyses.items()
+    }
     roles = tuple(
         Role(role, kinds[role], tuple(sorted(rank.source.rank for rank in tables[role])), analyses[role])
         for role in sorted(tables, key=lambda role: (role != main, KIND_ORDER.index(kinds[role]), role))

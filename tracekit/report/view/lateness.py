@@ -31,6 +31,8 @@ def _tokens(evidence: Evidence) -> str:
 
 
 def _chain(evidence: Evidence) -> str:
+    if evidence.role is not None:
+        return f"its {evidence.role} process ends later than on the other ranks"
     chain = evidence.chain or []
     return f"it waits for rank {chain[-1]} itself" if len(chain) > 1 else "it waits for another rank itself"
 
