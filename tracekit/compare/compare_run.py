@@ -21,8 +21,7 @@ from tracekit.compare.predict.predictor import Predictor, fit_predictor
 from tracekit.compare.what_if import WhatIf, too_large_to_search, what_if_rows
 from tracekit.errors import Notice, OptionError
 from tracekit.reconstruct.lanes import MIN_CROSSED_SHARE, crossed_share
-from tracekit.reconstruct.parallel_groups import add_pipelines, find_parallel_groups
-from tracekit.reconstruct.peers import name_peers
+from tracekit.reconstruct.parallel_groups import add_pipelines, find_parallel_groups, name_peers
 from tracekit.reconstruct.rank_pipeline import RankPipeline
 from tracekit.schedules.registry import searched_names
 

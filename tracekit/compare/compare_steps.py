@@ -14,9 +14,8 @@ from tracekit._util.workers import MapFunction
 from tracekit.align.clocks import Clocks
 from tracekit.compare.comparison import StepComparison
 from tracekit.compare.find_schedule import ScheduleFinder, find_doubt, order_differs_notice
-from tracekit.compare.gap import StepReplays, prepare_replays, split_gap
+from tracekit.compare.gap import StepReplays, measure_stage_times, prepare_replays, split_gap
 from tracekit.compare.identify import Match
-from tracekit.compare.stage_times import measure_stage_times
 from tracekit.documents.analysis import RankBubble
 from tracekit.errors import Notice
 from tracekit.reconstruct.pipeline import Pipeline, rename_cells

@@ -18,13 +18,14 @@ from tracekit.compare.identify import (
     Match,
     Orders,
     candidates,
+    count_ops,
     exact_match,
     likely_candidates,
     match_with,
     named_candidates,
     nearest_match,
+    units,
 )
-from tracekit.compare.orders import count_ops, units
 from tracekit.compare.replay import GraphCache
 from tracekit.errors import Notice
 from tracekit.reconstruct.pipeline import Pipeline, has_same_order
