@@ -218,17 +218,6 @@ def nest(rng):
     }
 
 
-def sort_nearly_sorted(rng):
-    thread, start, end = (
-        column[rng.permutation(40)] if rng.integers(4) == 0 else column for column in host_ranges(rng)
-    )
-    rows = np.flatnonzero(flags(rng, 40))
-    sizes = np.bincount(thread[rows], minlength=3)
-    tie = rng.integers(0, 3, 40)
-    next_place, out = np.cumsum(sizes) - sizes, np.zeros(len(rows), np.int32)
-    return [rows, thread, start, end, flags(rng, 40), tie, next_place, int(rng.integers(200)), out]
-
-
 def find_nearest_marked(rng):
     return [parents(rng, 30).astype(np.int32), flags(rng, 30), np.full(30, -1, np.int32)]
 
@@ -411,7 +400,7 @@ CASES = {
     "gap_filling": [fill_gaps],
     "grouping": [number_codes, number_pairs],
     "interval_sets": [join, merge, measure_covered, measure_overlap],
-    "nesting": [nest, sort_nearly_sorted, find_nearest_marked, find_nearest_named, assign_lines],
+    "nesting": [nest, find_nearest_marked, find_nearest_named, assign_lines],
     "replay": [replay_order, measure_makespans],
     "simulation": [find_running_order, run_ops],
 }

@@ -21,8 +21,7 @@ from tracekit._loops.nesting import ANNOTATION
 from tracekit._util.arrays import Bools, Int32s, Ints, group_rows, take_or_missing
 from tracekit._util.categories import CategoryColumn
 from tracekit.classify.autograd import Autograd
-from tracekit.classify.host_ranges import GpuEvents, Launches
-from tracekit.classify.range_nesting import Nested, nearest_marked_ancestor, nest
+from tracekit.classify.host_ranges import GpuEvents, Launches, Nested, nearest_marked_ancestor, nest
 from tracekit.schema import PATH_SEPARATOR
 
 MODULE_PREFIX = "nn.Module: "
