@@ -20,7 +20,7 @@ from tracekit.classify.evidence import Evidence
 from tracekit.classify.layer_products import Products
 from tracekit.classify.matmul import MATMUL_KERNELS, MATMUL_OPS
 from tracekit.classify.model_position import BY_MODULE_STACK, BY_NAME
-from tracekit.classify.row_order import agreed_values, nearest_at_or_after, nearest_at_or_before
+from tracekit.classify.row_order import FirstEvidence, agreed_values, nearest_at_or_after, nearest_at_or_before
 from tracekit.classify.rule_matching import Decisions, match_kinds
 from tracekit.classify.rules import NamedKind, RuleBook, builtin_rules
 from tracekit.schema import PATH_SEPARATOR
@@ -97,19 +97,6 @@ _MODULES_WITH_PRODUCTS = ("mlp", "head")
 """Modules that the product next to their own kernels belongs to."""
 
 
-class _Modules:
-    """Modules of events and the evidence for each. The evidence that is filled in first counts."""
-
-    def __init__(self, size: int) -> None:
-        self.module = self.evidence = CategoryColumn.constant(None, size)
-
-    def fill(self, evidence: str, module: CategoryColumn) -> None:
-        """Take *module* where none is known yet."""
-        new = module.present & ~self.module.present
-        self.module = self.module.fill(module)
-        self.evidence = self.evidence.fill(CategoryColumn.choose(len(new), [(evidence, new)]))
-
-
 def find_modules(evidence: Evidence, decisions: Decisions, book: RuleBook) -> tuple[CategoryColumn, CategoryColumn]:
     """Return the module of every compute event, and the evidence for it."""
     size, builtin = len(evidence), builtin_rules()
@@ -125,7 +112,7 @@ def find_modules(evidence: Evidence, decisions: Decisions, book: RuleBook) -> tu
 
     by_rule = decisions.module.where(has_module)
     own_rules = {rule.name for rule in book.rules} - {rule.name for rule in builtin.rules}
-    modules = _Modules(size)
+    modules = FirstEvidence.empty(size)
     modules.fill("rule", by_rule.where(decisions.rule.any_of(*own_rules)))
     modules.fill("rule", matching([kind for kind in book.modules if kind not in builtin.modules]))
     call_kinds = [kind for kind in builtin.modules if set(kind.when) == {"modules"}]
@@ -138,14 +125,14 @@ def find_modules(evidence: Evidence, decisions: Decisions, book: RuleBook) -> tu
     by_name = by_rule.fill(matching(name_kinds, rows[~is_fused[rows]]))
     # A layer that normalizes and multiplies in one function has both names. Its products are no norm.
     modules.fill("name", by_name.where(~(is_gemm & by_name.any_of("norm"))))
-    modules.fill("neighbour", _next_to(evidence, modules.module, is_forward, is_gemm, ("router",)))
+    modules.fill("neighbour", _next_to(evidence, modules.value, is_forward, is_gemm, ("router",)))
     products = Products.find(evidence, is_gemm)
-    modules.fill("shapes", products.modules_by_repetition(evidence, modules.module, is_forward))
-    modules.fill("neighbour", _next_to(evidence, modules.module, is_forward, is_gemm, _MODULES_WITH_PRODUCTS))
-    inherited = _modules_of_forward(evidence, modules.module, is_forward).where(has_module)
+    modules.fill("shapes", products.modules_by_repetition(evidence, modules.value, is_forward))
+    modules.fill("neighbour", _next_to(evidence, modules.value, is_forward, is_gemm, _MODULES_WITH_PRODUCTS))
+    inherited = _modules_of_forward(evidence, modules.value, is_forward).where(has_module)
     modules.fill("forward", inherited.where(~(is_gemm & inherited.any_of("norm"))))
-    modules.fill("forward", products.modules_of_equal_shapes(modules.module, is_forward))
-    return modules.module, modules.evidence
+    modules.fill("forward", products.modules_of_equal_shapes(modules.value, is_forward))
+    return modules.value, modules.evidence
 
 
 def _modules_of_calls(path: CategoryColumn, kinds: Sequence[NamedKind]) -> CategoryColumn:

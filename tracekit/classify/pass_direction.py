@@ -22,7 +22,14 @@ from tracekit._util.shapes import is_shape, parse_list
 from tracekit.classify.autograd import Autograd
 from tracekit.classify.host_ranges import GpuEvents, Launches, Ranges
 from tracekit.classify.matmul import Matmuls
-from tracekit.classify.row_order import agreed_values, mask_of_rows, nearest_at_or_after, nearest_at_or_before
+from tracekit.classify.row_order import (
+    FirstEvidence,
+    agreed_values,
+    codes_in,
+    mask_of_rows,
+    nearest_at_or_after,
+    nearest_at_or_before,
+)
 from tracekit.schema import PATH_SEPARATOR
 
 FORWARD, BACKWARD, WGRAD, RECOMPUTE, OPTIMIZER = range(5)
@@ -212,35 +219,6 @@ class Directions(NamedTuple):
     """One of "autograd", "seed", "matmul", "name", "parameters", "between", "namesake", "no backward in trace"."""
 
 
-class _Assignment:
-    """Direction codes of events and the evidence for each. The evidence that is assigned first counts."""
-
-    def __init__(self, is_open: Bools) -> None:
-        self.is_open = is_open  # events that may still get a direction
-        self.value, self._source_code = np.full((2, len(is_open)), -1, np.int64)
-        self._sources: list[str] = []
-
-    def assign(self, source: str, mask: Bools, direction: int | Ints) -> None:
-        """Give the open events of *mask* a direction: one for all, or one for each event."""
-        if source not in self._sources:
-            self._sources.append(source)
-        rows = np.flatnonzero(mask & self.is_open)
-        self.value[rows] = direction if isinstance(direction, int) else direction[rows]
-        self._source_code[rows] = self._sources.index(source)
-        self.is_open[rows] = False
-
-    def withdraw(self, direction: int) -> None:
-        """Open the events that were given this direction again."""
-        self.is_open[self.value == direction] = True
-        self.value[self.value == direction] = -1
-
-    def result(self) -> Directions:
-        """Return the directions by name."""
-        return Directions(
-            CategoryColumn(_DIRECTIONS, self.value), CategoryColumn(tuple(self._sources), self._source_code)
-        )
-
-
 def read_directions(
     gpu: GpuEvents, ranges: Ranges, launches: Launches, autograd: Autograd, matmuls: Matmuls, *, communicates: Bools
 ) -> Directions:
@@ -249,8 +227,10 @@ def read_directions(
     compute = gpu.is_kernel & ~communicates
     without_op = compute & (launches.op < 0)
     in_optimizer = launches.annotations.map(_has_optimizer_annotation)
-    directions = _Assignment(~communicates)
-    assign = directions.assign
+    directions = FirstEvidence.empty(len(gpu))
+
+    def assign(source: str, mask: Bools, direction: int) -> None:
+        directions.fill_mask(source, _DIRECTIONS[direction], mask & ~communicates)
 
     assign("autograd", site.any_of("recompute"), RECOMPUTE)
     assign("autograd", site.any_of("backward"), BACKWARD)
@@ -266,21 +246,23 @@ def read_directions(
     assign("name", without_op & names.matches(BACKWARD_KERNELS), BACKWARD)
     assign("name", without_op & names.matches(FORWARD_KERNELS), FORWARD)
 
-    is_gradient = (directions.value == BACKWARD) | (directions.value == WGRAD)
-    if autograd.active or bool(in_optimizer.any()) or bool(is_gradient[compute].any()):
-        cases = directions_by_neighbours(directions.value, gpu, ranges, launches, autograd, communicates=communicates)
+    has_gradients = bool((directions.value.any_of("backward", "wgrad") & compute).any())
+    if autograd.active or bool(in_optimizer.any()) or has_gradients:
+        codes = codes_in(directions.value, _DIRECTIONS)
+        cases = directions_by_neighbours(codes, gpu, ranges, launches, autograd, communicates=communicates)
         for source, direction, mask in cases:
             assign(source, mask, direction)
-        _assign_lost_launches(directions, gpu, launches)
+        _assign_lost_launches(directions, gpu, (launches.start_ns < 0) & ~communicates)
     else:
         # Without a backward, kernels that update many tensors at once are no optimizer.
-        directions.withdraw(OPTIMIZER)
+        is_kept = ~directions.value.any_of("optimizer")
+        directions = FirstEvidence(directions.value.where(is_kept), directions.evidence.where(is_kept))
         # Without an operator or a framework's kernel nothing shows that this program runs a model. A program whose
         # kernels only fill and copy buffers, such as a parameter server, runs none.
         computes = bool((compute & ~chain.matches(_FILL_OPS)).any())
         if computes and (bool((launches.op >= 0).any()) or bool((names.matches(_FRAMEWORK_KERNELS) & compute).any())):
             assign("no backward in trace", np.ones(len(gpu), np.bool_), FORWARD)
-    return directions.result()
+    return Directions(directions.value, directions.evidence)
 
 
 def _right_before_engine(launches: Launches, autograd: Autograd) -> Bools:
@@ -293,26 +275,25 @@ def _has_optimizer_annotation(path: str) -> bool:
     return any(re.search(_OPTIMIZER_ANNOTATION, name) for name in path.split(PATH_SEPARATOR))
 
 
-def _assign_lost_launches(directions: _Assignment, gpu: GpuEvents, launches: Launches) -> None:
-    """Assign directions to events whose launch the file lost.
+def _assign_lost_launches(directions: FirstEvidence, gpu: GpuEvents, lost: Bools) -> None:
+    """Assign directions to the events whose launch the file *lost*.
 
     An event is like all others of its name, else like both neighbours on its stream.
     """
-    lost = launches.start_ns < 0
     if not lost.any():
         return
-    names = gpu.names
-    rows = np.flatnonzero((directions.value >= 0) & names.present)
-    of_name = agreed_values(names.codes[rows], directions.value[rows], len(names.values) + 1)  # last: no name
-    agreed = names.look_up(of_name)
-    directions.assign("namesake", lost & (agreed >= 0), agreed)
+    names, codes = gpu.names, codes_in(directions.value, _DIRECTIONS)
+    rows = np.flatnonzero((codes >= 0) & names.present)
+    of_name = agreed_values(names.codes[rows], codes[rows], len(names.values) + 1)  # last: no name
+    directions.fill("namesake", CategoryColumn(_DIRECTIONS, names.look_up(of_name)).where(lost))
 
     # The nearest event with a direction before and after each event on its stream. Rows are sorted by start.
     known_value = pl.when(pl.col("value") >= 0).then("value")
-    neighbours = pl.DataFrame({"value": directions.value, "stream": gpu.stream_number}).select(
+    codes = codes_in(directions.value, _DIRECTIONS)
+    neighbours = pl.DataFrame({"value": codes, "stream": gpu.stream_number}).select(
         before=known_value.forward_fill().over("stream").fill_null(-1),
         after=known_value.backward_fill().over("stream").fill_null(-1),
     )
     before, after = neighbours["before"].to_numpy(), neighbours["after"].to_numpy()
-    directions.assign("between", lost & IN_BACKWARD[before] & IN_BACKWARD[after], BACKWARD)
-    directions.assign("between", lost & (before == FORWARD) & (after == FORWARD), FORWARD)
+    directions.fill_mask("between", "backward", lost & IN_BACKWARD[before] & IN_BACKWARD[after])
+    directions.fill_mask("between", "forward", lost & (before == FORWARD) & (after == FORWARD))
