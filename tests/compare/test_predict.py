@@ -33,8 +33,7 @@ from tracekit.compare.predict.rank_programs import (
 )
 from tracekit.compare.what_if import best_split, layers_per_stage
 from tracekit.reconstruct.chunk_table import count_layers
-from tracekit.reconstruct.contention import CONTENTION
-from tracekit.reconstruct.messages import MESSAGES
+from tracekit.reconstruct.messages import CONTENTION, MESSAGES
 from tracekit.schedules import generate, simulate
 
 pytestmark = pytest.mark.slow

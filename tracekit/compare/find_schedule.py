@@ -62,13 +62,6 @@ class ScheduleFinder:
         self._findings: dict[Hashable, _Finding] = {}
         self._last_schedule: Schedule | None = None
 
-    def copy(self) -> ScheduleFinder:
-        """Return a finder with the same findings, which adds further ones on its own."""
-        other = ScheduleFinder(self.wanted)
-        other.graphs, other.placed = dict(self.graphs), dict(self.placed)
-        other._findings, other._last_schedule = dict(self._findings), self._last_schedule
-        return other
-
     def match(self, pipeline: Pipeline) -> tuple[Match | None, list[Notice]]:
         """Return the match of a pipeline's order, and the notices about it."""
         finding = self._find(pipeline)

@@ -121,8 +121,8 @@ class _UnitOrder:
         return True
 
 
-def distance(measured: Sequence[Op], expected: Sequence[Op], *, limit: int = MAX_COUNTED_DISTANCE) -> int:
-    """Return the number of units to insert and delete to turn one order into the other; *limit* + 1 if it is larger.
+def distance(measured: Sequence[Op], expected: Sequence[Op]) -> int:
+    """Return the number of units to insert and delete to turn one order into the other, at most the limit + 1.
 
     >>> distance([Op.parse(t) for t in ("0F0", "0F1")], [Op.parse("0F1"), Op.parse("0F0")])
     2
@@ -132,6 +132,7 @@ def distance(measured: Sequence[Op], expected: Sequence[Op], *, limit: int = MAX
         np.array([codes.setdefault(unit, len(codes)) for op in order for unit in units(op)], np.int64)
         for order in (measured, expected)
     )
+    limit = MAX_COUNTED_DISTANCE
     return edit_distance.count_edits(a, b, limit, np.zeros(2 * limit + 3, np.int64))
 
 
@@ -294,21 +295,15 @@ def exact_match(
         any_weight_gradient: Whether it is unknown which micro-batch a W belongs to.
     """
     run_has_blocks = any(count_ops(order, "FB") for order in orders.values())
-    own_kinds = {position: _unit_kinds(order) for position, order in orders.items()}
     own_patterns = {position: pattern(order) for position, order in orders.items()}
-
-    def has_pattern(position: int, planned: Sequence[Op]) -> bool:
-        # Most schedules already differ in the kinds of their units, which is faster to find out.
-        kinds = {own_kinds[position], _unit_kinds(planned)} - {None}
-        if len(kinds) > 1:
-            return False
-        return same_work(own_patterns[position], pattern(planned), any_weight_gradient=any_weight_gradient)
-
     matches: list[tuple[tuple[bool, bool, int], Match]] = []  # with a penalty
     for schedule in schedules:
         pairs = [(order, schedule.ranks[position]) for position, order in orders.items()]
         equal = stages_known and all(list(own) == list(planned) for own, planned in pairs)
-        if not equal and not all(has_pattern(position, schedule.ranks[position]) for position in orders):
+        if not equal and not all(
+            same_work(own, pattern(schedule.ranks[position]), any_weight_gradient=any_weight_gradient)
+            for position, own in own_patterns.items()
+        ):
             continue
         if traffic and not _sends(schedule, traffic):
             continue
@@ -321,16 +316,6 @@ def exact_match(
             return match
         matches.append(((other_stages, not run_has_blocks and match.blocks_run_apart > 0, granularity), match))
     return min(matches, key=lambda entry: entry[0])[1] if matches else None
-
-
-def _unit_kinds(order: Sequence[Op]) -> str | None:
-    """Return the kinds of an order's units as one text; None if it has blocks, which may come either way round.
-
-    >>> _unit_kinds([Op("F", 0, 0), Op("B", 0, 0)])
-    'FIW'
-    """
-    kinds = [op.kind for op in order]
-    return None if "FB" in kinds else "".join(kinds).replace("B", "IW")
 
 
 def forward_stages(order: Sequence[Op]) -> list[int]:
@@ -364,17 +349,11 @@ def _sends(schedule: Schedule, traffic: Traffic) -> bool:
 
 def nearest_match(orders: Orders, schedules: Iterable[Schedule]) -> Match | None:
     """Return the match with the schedule at the smallest distance; the stages of *orders* must be known."""
-    nearest: Schedule | None = None
-    smallest = 0
-    for schedule in schedules:
-        total = 0
-        for position, order in orders.items():
-            limit = MAX_COUNTED_DISTANCE if nearest is None else min(MAX_COUNTED_DISTANCE, smallest - total)
-            total += distance(order, schedule.ranks[position], limit=limit)
-            if nearest is not None and total >= smallest:
-                break
-        else:
-            nearest, smallest = schedule, total
+
+    def total_distance(schedule: Schedule) -> int:
+        return sum(distance(order, schedule.ranks[position]) for position, order in orders.items())
+
+    nearest = min(schedules, key=total_distance, default=None)
     return None if nearest is None else match_with(orders, nearest)
 
 

@@ -137,20 +137,12 @@ class StepTables(msgspec.Struct, frozen=True, eq=False):
         chunk_rows = slice(part.first_chunk, part.first_chunk + part.chunk_count)
         message_rows = slice(part.first_message, part.first_message + part.message_count)
         codes, send, peer = self.chunk_codes[chunk_rows], self.send[message_rows], self.peer[message_rows]
-        last_ns = self.last_ns[chunk_rows][codes[:, 0] != _WEIGHTS]
-        chunk_order = np.argsort(last_ns, kind="stable")
-        # Each send, in launch order, with the number of chunks launched before it.
-        launch_ns = self.launch_ns[message_rows][send]
-        send_order = np.argsort(launch_ns, kind="stable")
-        chunks_before = np.searchsorted(last_ns[chunk_order], launch_ns[send_order], side="right")
-        return (
-            part.position,
-            codes.tobytes(),
-            chunk_order.tobytes(),
-            chunks_before.tobytes(),
-            peer[send][send_order].tobytes(),
-            bool((peer == pp - 1).any()),
-        )
+        last_ns, launch_ns = self.last_ns[chunk_rows][codes[:, 0] != _WEIGHTS], self.launch_ns[message_rows][send]
+        order = np.argsort(
+            np.concatenate([last_ns, launch_ns]), kind="stable"
+        )  # in which chunks and sends were launched
+        is_last_a_peer = bool((peer == pp - 1).any())
+        return part.position, codes.tobytes(), order.tobytes(), peer[send].tobytes(), is_last_a_peer
 
 
 def _row_ranges(table: pl.DataFrame, first: str, count: str) -> pl.DataFrame:
