@@ -102,15 +102,13 @@ def find_running_order(rng):
 
 def run_ops(rng):
     made = schedule(rng)
-    from tracekit.schedules.schedule import find_running_order
-
     edges = made.edges
     dependencies = np.stack([edges.previous, edges.forward, edges.backward, edges.own]).astype(np.int64)
     dtype = (np.int64, np.float64)[rng.integers(2)]
     duration = rng.integers(1, 9, dependencies.shape[1]).astype(dtype)
     latency = rng.integers(0, 3, dependencies.shape).astype(dtype)
     return [
-        find_running_order(made),
+        made.running_order,
         dependencies,
         duration / 2 if dtype is np.float64 else duration,
         latency,
@@ -143,30 +141,9 @@ def fill_gaps(rng):
     }
 
 
-def cells(rng):
-    """Cells of four ranks that wait for others in any way, rings included."""
-    ranks, each = 4, 6
-    dependencies = rng.integers(-8, ranks * each, (ranks * each, 4)).clip(-1)
-    dependencies[:, 0] = np.where(np.arange(ranks * each) % each, np.arange(ranks * each) - 1, -1)
-    dependencies[dependencies == np.arange(ranks * each)[:, None]] = -1
-    first = np.arange(ranks + 1) * each
-    return dependencies, first
-
-
-def replay_order(rng):
-    dependencies, first = cells(rng)
-    size = len(dependencies)
-    return [dependencies, first[:-1].copy(), first[1:], np.zeros(size, np.uint8), np.zeros(size, np.int64)]
-
-
-def ordered_cells(rng):
-    dependencies, next_cell, rank_end, done, order = replay_order(rng)
-    importlib.import_module("tracekit._loops.replay").find_running_order(dependencies, next_cell, rank_end, done, order)
-    return order, dependencies
-
-
 def measure_makespans(rng):
-    order, dependencies = ordered_cells(rng)
+    order = np.arange(24)
+    dependencies = np.minimum(rng.integers(-8, 24, (24, 4)).clip(-1), order[:, None] - 1)  # cells wait for earlier ones
     durations, delays = rng.integers(0, 10**9, (3, len(order))), rng.integers(0, 10**6, (3, len(order)))
     scratch = np.zeros(len(order), np.int64)
     return [order, dependencies, durations, delays, rng.random(dependencies.shape), 1, scratch, np.zeros(3, np.int64)]
@@ -216,17 +193,6 @@ def nest(rng):
         "op_around_point": np.full(20, -1, np.int64),
         "annotation_around_point": np.full(20, -1, np.int64),
     }
-
-
-def sort_nearly_sorted(rng):
-    thread, start, end = (
-        column[rng.permutation(40)] if rng.integers(4) == 0 else column for column in host_ranges(rng)
-    )
-    rows = np.flatnonzero(flags(rng, 40))
-    sizes = np.bincount(thread[rows], minlength=3)
-    tie = rng.integers(0, 3, 40)
-    next_place, out = np.cumsum(sizes) - sizes, np.zeros(len(rows), np.int32)
-    return [rows, thread, start, end, flags(rng, 40), tie, next_place, int(rng.integers(200)), out]
 
 
 def find_nearest_marked(rng):
@@ -411,11 +377,10 @@ CASES = {
     "gap_filling": [fill_gaps],
     "grouping": [number_codes, number_pairs],
     "interval_sets": [join, merge, measure_covered, measure_overlap],
-    "nesting": [nest, sort_nearly_sorted, find_nearest_marked, find_nearest_named, assign_lines],
-    "replay": [replay_order, measure_makespans],
+    "nesting": [nest, find_nearest_marked, find_nearest_named, assign_lines],
+    "replay": [measure_makespans],
     "simulation": [find_running_order, run_ops],
 }
-NAMES = {replay_order: "find_running_order"}
 """Functions of loops that share a name."""
 
 
@@ -430,7 +395,7 @@ def called(function, arguments):
 @pytest.mark.skipif(not _loops.is_compiled(), reason="the loops were not compiled")
 @pytest.mark.parametrize(("module", "make"), [(module, make) for module, makes in CASES.items() for make in makes])
 def test_compiled_and_uncompiled_give_the_same(module, make):
-    name = NAMES.get(make, make.__name__)
+    name = make.__name__
     compiled = getattr(importlib.import_module(f"tracekit._loops.{module}"), name)
     for seed in range(30):
         arguments = make(np.random.default_rng(seed))
@@ -446,7 +411,7 @@ def test_every_module_can_run_uncompiled(module):
 def test_every_loop_is_compared(module):
     functions = inspect.getmembers(uncompiled(module), inspect.isfunction)
     own = {name for name, function in functions if not name.startswith("_") and function.__module__.endswith(module)}
-    assert {NAMES.get(make, make.__name__) for make in CASES[module]} == own
+    assert {make.__name__ for make in CASES[module]} == own
 
 
 @pytest.mark.skipif(not _loops.is_compiled(), reason="the loops were not compiled")

@@ -9,6 +9,7 @@ import polars as pl
 import pytest
 
 from tests.reference import read
+from tests.synthetic_nsight import write_nsys
 from tracekit.classify import classify
 from tracekit.compare import compare_pipelines
 from tracekit.errors import OptionError
@@ -51,7 +52,10 @@ def test_kineto_files_hold_exactly_the_events(tmp_path):
 
 @pytest.mark.parametrize("reader", ["kineto", "nsight"])
 def test_both_forms_are_read_and_labelled_alike(tmp_path, reader):
-    files = write_run(RICH, tmp_path, reader=reader)
+    if reader == "kineto":
+        files = write_run(RICH, tmp_path)
+    else:
+        files = [write_nsys(RICH, rank, tmp_path / f"rank{rank}.sqlite") for rank in range(RICH.world_size)]
     trace = load(files)
     assert trace.ranks == (0, 1, 2, 3)
     assert {source.reader for source in trace.sources} == {reader}

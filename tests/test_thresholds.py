@@ -16,7 +16,7 @@ from tracekit.align import clock_bounds
 from tracekit.analysis.measured import Measured
 from tracekit.analysis.notices import bound_notices
 from tracekit.classify import classify
-from tracekit.compare import compare_steps as lines
+from tracekit.compare import compare_run as lines
 from tracekit.diffs import stats, verdict
 from tracekit.diffs.metrics import resolve
 from tracekit.diffs.noise_thresholds import PRIOR_DEGREES_OF_FREEDOM, Noise, prior_deviation

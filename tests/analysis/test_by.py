@@ -17,9 +17,14 @@ from tracekit.analysis.by.repeated import MAX_KERNELS_PER_OPERATOR, MIN_FORWARD_
 from tracekit.analysis.by.rows import MIN_STACK_TO_RULE_RATIO
 from tracekit.analysis.document import by_document
 from tracekit.classify import classify
-from tracekit.classify.model_frames import Frames, layer_number
-from tracekit.classify.model_position import MIN_STACK_TO_NAME_RATIO
-from tracekit.classify.module_layers import MIN_COMPUTE_SHARE, MIN_INNER_TIME_SHARE, module_layers
+from tracekit.classify.model_position import (
+    MIN_COMPUTE_SHARE,
+    MIN_INNER_TIME_SHARE,
+    MIN_STACK_TO_NAME_RATIO,
+    Frames,
+    layer_number,
+    module_layers,
+)
 from tracekit.errors import OptionError
 from tracekit.run.analyze import analyze
 from tracekit.run.load import load

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.classify.conftest import ENGINE, event_row
 from tracekit._loops.nesting import ANNOTATION, OP
 from tracekit.classify import classify
-from tracekit.classify.range_nesting import nest
+from tracekit.classify.host_ranges import nest
 
 RANGES = st.lists(
     st.tuples(st.integers(0, 1), st.integers(0, 40), st.integers(0, 20), st.sampled_from([OP, ANNOTATION])), max_size=25

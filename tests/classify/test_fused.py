@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tracekit.classify.explain import explain
-from tracekit.classify.fused_kernels import fused_operators
+from tracekit.classify.modules import fused_operators
 from tracekit.run.load import load
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.classify.conftest import event_row
 from tracekit.classify import Rule, RuleBook, classify
-from tracekit.classify.layer_products import Stretch, usual_projections
+from tracekit.classify.modules import Stretch, usual_projections
 
 HIDDEN, WIDE = 8, 20
 SQUARE, UP, DOWN = (HIDDEN, HIDDEN), (HIDDEN, WIDE), (WIDE, HIDDEN)

@@ -24,7 +24,7 @@ from tracekit._util.arrays import find_sorted, rank_pairs
 from tracekit._util.categories import CategoryColumn
 from tracekit._util.columns import ColumnReader
 from tracekit.classify.autograd import find_nodes, spread_flags
-from tracekit.classify.range_nesting import MAX_MOVES_PER_ROW, nearest_named_op, sort_ranges
+from tracekit.classify.host_ranges import nearest_named_op
 
 NAME_FLAGS = np.array(
     [
@@ -165,27 +165,3 @@ def test_a_column_filled_from_another(values):
     filled = [a if a is not None else b for a, b in zip(values, other.strings(), strict=True)]
     assert own.fill(other).strings() == filled
     assert len(set(own.fill(other).values)) == len(own.fill(other).values)
-
-
-ROWS = st.lists(
-    st.tuples(st.integers(0, 2), st.integers(0, 9), st.integers(0, 3), st.integers(0, 2), st.booleans()), max_size=40
-)
-
-
-@given(ROWS, st.booleans())
-def test_ranges_are_arranged_as_a_sort_would(rows, sorted_before):
-    """Threads together, by start, the longer first, then by kind and number; few of many events are asked for."""
-    rows = sorted(rows, key=lambda row: row[1]) if sorted_before else rows
-    thread, start, lasts, kind, queried = (np.array([row[k] for row in rows], np.int64) for k in range(5))
-    number, end = np.arange(len(rows)) * 7 % 11, start + lasts
-    kept = np.flatnonzero(queried)
-    key = [(thread[k], start[k], -end[k], kind[k], number[k]) for k in kept]
-    wanted = [int(kept[k]) for k in sorted(range(len(kept)), key=lambda k: key[k])]
-    assert sort_ranges(kept, thread, start, end, kind.astype(np.uint8), number).tolist() == wanted
-
-
-def test_what_is_far_from_its_place_is_sorted():
-    size = 10 * MAX_MOVES_PER_ROW
-    start, none = np.arange(size)[::-1].copy(), np.zeros(size, np.int64)
-    sorted_rows = sort_ranges(np.arange(size), none, start, start + 1, none.astype(np.uint8), np.arange(size))
-    assert sorted_rows.tolist() == list(range(size))[::-1]

@@ -6,8 +6,17 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from tracekit.compare.identify import candidates, exact_match, match_with, named_candidates, nearest_match
-from tracekit.compare.orders import distance, pattern, same_work, units
+from tracekit.compare.identify import (
+    candidates,
+    distance,
+    exact_match,
+    match_with,
+    named_candidates,
+    nearest_match,
+    pattern,
+    same_work,
+    units,
+)
 from tracekit.errors import ScheduleError
 from tracekit.schedules import Op, generate, names
 from tracekit.schedules.registry import describe

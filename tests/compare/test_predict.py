@@ -9,7 +9,6 @@ import polars as pl
 import pytest
 
 from tracekit.compare.predict.engine import HostTimes, run_program
-from tracekit.compare.predict.layer_split import best_split, layers_per_stage
 from tracekit.compare.predict.machine import (
     MIN_KERNELS_TO_MEASURE_SLOWDOWN,
     UNKNOWN_SLOWDOWN,
@@ -18,12 +17,8 @@ from tracekit.compare.predict.machine import (
     match_messages,
 )
 from tracekit.compare.predict.measured_ops import recut_stages
-from tracekit.compare.predict.message_order import (
-    MAX_SHARE_OF_EARLY_RECEIVES,
-    find_queues,
-    recorded_program,
-)
 from tracekit.compare.predict.rank_programs import (
+    MAX_SHARE_OF_EARLY_RECEIVES,
     POST,
     PROGRAM_WRITERS,
     RUN,
@@ -32,11 +27,13 @@ from tracekit.compare.predict.rank_programs import (
     Message,
     Piece,
     Program,
+    find_queues,
+    recorded_program,
     write_posted,
 )
+from tracekit.compare.what_if import best_split, layers_per_stage
 from tracekit.reconstruct.chunk_table import count_layers
-from tracekit.reconstruct.contention import CONTENTION
-from tracekit.reconstruct.messages import MESSAGES
+from tracekit.reconstruct.messages import CONTENTION, MESSAGES
 from tracekit.schedules import generate, simulate
 
 pytestmark = pytest.mark.slow

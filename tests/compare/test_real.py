@@ -10,9 +10,9 @@ import pytest
 from tracekit.analysis.document import schedule_document
 from tracekit.classify import classify
 from tracekit.compare import compare_pipelines
-from tracekit.compare.predict.layer_split import layers_per_stage
-from tracekit.compare.predict.message_order import write_program
 from tracekit.compare.predict.predictor import fit_predictor
+from tracekit.compare.predict.rank_programs import write_program
+from tracekit.compare.what_if import layers_per_stage
 from tracekit.documents.coding import to_plain
 from tracekit.reconstruct import rank_pipeline
 from tracekit.report.schedule.layout import layout_pipeline

@@ -32,7 +32,7 @@ def table(*rows):
 
 
 def cut(*rows):
-    result = segment_step(Kernels.of(prepare(table(*rows))))
+    result = segment_step(Kernels(prepare(table(*rows))))
     return " ".join(f"{op}{pair}" for op, pair in zip(result.op, result.pair, strict=True))
 
 
@@ -63,7 +63,7 @@ def test_weight_gradients_in_one_engine_call_after_another_are_one_w():
     rows = [("F", 1), ("F", 2), (">", 1), ("F", 3), ("F", 4), (">", 1)]
     first = [("D", 2), ("D", 1), (">", 0), ("L", 0), ("V", 1), ("L", 0), ("V", 2)]  # W begins with I's last number
     second = [("D", 4), ("D", 3), (">", 0), ("L", 0), ("V", 3), ("L", 0), ("V", 4), ("L", 0)]
-    result = segment_step(Kernels.of(prepare(table(*rows, *first, *second))))
+    result = segment_step(Kernels(prepare(table(*rows, *first, *second))))
     assert result.op == ["F", "F", "I", "W", "I", "W"]
     assert result.pair.tolist() == [0, 1, 0, 0, 1, 1]
     assert result.chunk.tolist() == [0, 0, -1, 1, 1, -1, 2, 2, -1, 3, 3, 3, 3, 4, 4, -1, 5, 5, 5, 5, 5]
@@ -85,7 +85,7 @@ def test_loose_weight_gradients_inside_a_backward_are_part_of_it():
 
 def test_kernels_without_a_number_at_a_backwards_start_are_its_own():
     rows = table(("F", 1), ("D", 1), ("<", 2), ("F", 2), ("D", None), ("D", 2))
-    result = segment_step(Kernels.of(prepare(rows)))
+    result = segment_step(Kernels(prepare(rows)))
     assert result.op == ["F", "B", "F", "B"]
     assert result.chunk.tolist() == [0, 1, -1, 2, 3, 3]
 

@@ -14,7 +14,7 @@ from tracekit import analyze
 from tracekit._util.workers import ItemResult
 from tracekit.align.clocks import Clocks
 from tracekit.analysis.combine import combine
-from tracekit.compare import compare_steps
+from tracekit.compare import compare_run
 from tracekit.compare.find_schedule import ScheduleFinder
 from tracekit.errors import InputError, MachineError
 from tracekit.run import driver
@@ -41,7 +41,7 @@ def tables(tmp_path_factory):
 
 @pytest.fixture
 def two_at_once(monkeypatch):
-    monkeypatch.setattr(compare_steps, "PIPELINES_PER_BATCH", 2)
+    monkeypatch.setattr(compare_run, "PIPELINES_PER_BATCH", 2)
 
 
 def answer(tables, spread):
@@ -61,7 +61,7 @@ def test_workers_give_the_answer_of_one_process(tables, two_at_once):
 
 def test_the_answer_does_not_depend_on_the_size_of_a_share(tables, monkeypatch):
     in_large_batches = answer(tables, pipeline_map(1, None))
-    monkeypatch.setattr(compare_steps, "PIPELINES_PER_BATCH", 1)
+    monkeypatch.setattr(compare_run, "PIPELINES_PER_BATCH", 1)
     assert answer(tables, pipeline_map(1, None)) == in_large_batches
 
 
@@ -74,7 +74,7 @@ def test_sixteen_pipelines_are_a_share_and_the_first_share_stays_here(count, han
         return map(work, items)
 
     assert (
-        len(compare_steps.compare_all_pipelines([()] * count, {}, ScheduleFinder("auto"), Clocks.recorded([]), spread))
+        len(compare_run.compare_all_pipelines([()] * count, {}, ScheduleFinder("auto"), Clocks.recorded([]), spread))
         == count
     )
     assert batch_sizes == handed_out

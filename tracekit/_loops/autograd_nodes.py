@@ -1,6 +1,6 @@
 """Autograd nodes among host ranges, and the operators inside and outside of them.
 
-Ranges come with parents before children (``tracekit.classify.range_nesting``), so that one pass over the rows sees the
+Ranges come with parents before children (``tracekit.classify.host_ranges``), so that one pass over the rows sees the
 result of a parent before it needs it.
 """
 

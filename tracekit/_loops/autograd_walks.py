@@ -1,6 +1,6 @@
 """Walks of the autograd engine over sequence numbers: the boundaries between backwards.
 
-A backward runs nodes in descending order of sequence number (``tracekit.reconstruct.backward_walks``).
+A backward runs nodes in descending order of sequence number (``tracekit.reconstruct.segment``).
 """
 
 from __future__ import annotations

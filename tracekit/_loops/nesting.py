@@ -114,58 +114,6 @@ def nest(
             open_annotations += 1
 
 
-def sort_nearly_sorted(
-    rows: cython.const[cython.longlong][::1],
-    thread: cython.const[cython.longlong][::1],
-    start: cython.const[cython.longlong][::1],
-    end: cython.const[cython.longlong][::1],
-    kind: cython.const[cython.uchar][::1],
-    number: cython.const[cython.longlong][::1],
-    next_slot: cython.longlong[::1],
-    max_moves: cython.longlong,
-    out: cython.int[::1],
-) -> bool:
-    """Sort rows by thread, start, longest first, kind and number, by insertion.
-
-    Args:
-        rows: Rows to sort.
-        thread, start, end, kind, number: Columns that the rows refer to.
-        next_slot: Position in ``out`` of each thread's first row; overwritten.
-        max_moves: Number of moves above which an ordinary sort is faster.
-        out: Result.
-
-    Returns:
-        Whether the rows were sorted with at most ``max_moves`` moves; if not, ``out`` must not be used.
-
-    """
-    for i in range(rows.shape[0]):
-        out[next_slot[thread[rows[i]]]] = rows[i]
-        next_slot[thread[rows[i]]] += 1
-    follows: cython.bint
-    for i in range(1, out.shape[0]):
-        row = out[i]
-        position = i
-        while position > 0 and thread[out[position - 1]] == thread[row]:
-            other = out[position - 1]
-            if start[other] != start[row]:
-                follows = start[other] > start[row]
-            elif end[other] != end[row]:
-                follows = end[other] < end[row]
-            elif kind[other] != kind[row]:
-                follows = kind[other] > kind[row]
-            else:
-                follows = number[other] > number[row]
-            if not follows:
-                break
-            out[position] = other
-            position -= 1
-            max_moves -= 1
-            if max_moves < 0:
-                return False
-        out[position] = row
-    return True
-
-
 def find_nearest_marked(
     parent: cython.const[cython.int][::1], marked: cython.const[cython.uchar][::1], nearest: cython.int[::1]
 ) -> None:

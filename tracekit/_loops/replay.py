@@ -9,59 +9,6 @@ from __future__ import annotations
 import cython
 
 
-def find_running_order(
-    dependencies: cython.longlong[:, ::1],
-    next_cell: cython.longlong[::1],
-    rank_end: cython.const[cython.longlong][::1],
-    done: cython.uchar[::1],
-    order: cython.longlong[::1],
-) -> int:
-    """Find an order in which every cell comes after those it waits for; drop dependencies that form a ring.
-
-    Args:
-        dependencies: [cell, k]: cells that a cell waits for; -1: none. The first is the one before it on its rank. A
-            dropped dependency becomes -1.
-        next_cell: Next cell of each rank; its first at the call.
-        rank_end: Cell behind the last of each rank.
-        done: Scratch space, 0 at the call.
-        order: Result.
-
-    Returns:
-        Number of dependencies that were dropped.
-
-    """
-    cells: cython.Py_ssize_t = dependencies.shape[0]
-    placed: cython.Py_ssize_t = 0
-    dropped: cython.Py_ssize_t = 0
-    while placed < cells:
-        progress = False
-        for rank in range(next_cell.shape[0]):
-            while next_cell[rank] < rank_end[rank]:
-                cell = next_cell[rank]
-                blocked = False
-                for k in range(1, 4):
-                    if dependencies[cell, k] >= 0 and not done[dependencies[cell, k]]:
-                        blocked = True
-                if blocked:
-                    break
-                order[placed] = cell
-                done[cell] = 1
-                placed += 1
-                next_cell[rank] += 1
-                progress = True
-        if not progress:
-            # All ranks wait for each other: let the cell of the first of them run.
-            for rank in range(next_cell.shape[0]):
-                if next_cell[rank] < rank_end[rank]:
-                    cell = next_cell[rank]
-                    for k in range(1, 4):
-                        if dependencies[cell, k] >= 0 and not done[dependencies[cell, k]]:
-                            dependencies[cell, k] = -1
-                            dropped += 1
-                    break
-    return dropped
-
-
 def measure_makespans(
     order: cython.const[cython.longlong][::1],
     dependencies: cython.const[cython.longlong][:, ::1],

@@ -15,7 +15,7 @@ from tracekit.align.peers import by_communicator
 from tracekit.analysis.tables import RankTables
 from tracekit.errors import Notice
 from tracekit.reconstruct import RankPipeline
-from tracekit.reconstruct.peers import name_peers
+from tracekit.reconstruct.parallel_groups import name_peers
 
 
 def with_peers(ranks: Sequence[RankTables], layout: str | None) -> tuple[list[RankTables], tuple[Notice, ...]]:

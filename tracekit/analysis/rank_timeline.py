@@ -102,7 +102,7 @@ def _launching_lines(
     nowhere = np.full(len(gpu_events), -1, np.int64)
     if frames is None or frames.is_empty():
         return nowhere, [None]
-    from tracekit.classify.model_frames import MODULE_PREFIX, Frames
+    from tracekit.classify.model_position import MODULE_PREFIX, Frames
 
     lines = Frames.of(frames.filter(~pl.col("name").cast(pl.String).str.starts_with(MODULE_PREFIX)))
     around = lines.around(to_int64(gpu_events["launch_tid"], -1), to_int64(gpu_events["launch_ns"], -1))

@@ -16,19 +16,19 @@ import polars as pl
 
 from tracekit._loops import autograd_nodes
 from tracekit._util.arrays import (
+    AnyInts,
     Bools,
     Int32s,
     Ints,
     as_flags,
     as_int32,
     as_int64,
-    find_sorted,
     is_in_sorted,
     take_or_missing,
 )
 from tracekit._util.categories import CategoryColumn
 from tracekit.classify.host_ranges import EVALUATE_NODE, Launches, Ranges
-from tracekit.classify.row_order import distinct_rows, number_values
+from tracekit.classify.row_order import mask_of_rows
 
 _BACKWARD = r"(Backward\d*|Backwards|BackwardHook|AccumulateGrad|CopySlices)$"
 _BOOKKEEPING = r"^(record_param_comms|c10d::|nccl:|aten::(detach|empty|zeros_like|record_stream))|^detach"
@@ -106,7 +106,7 @@ def read_autograd(ranges: Ranges, launches: Launches) -> Autograd:
     nodes = np.flatnonzero(flags & autograd_nodes.NODE)
     made_node, is_taken = _node_makers(ranges, walk.outside)
     is_forward_op = ~ranges.name_matches(walk.outside, r"^c10d::")
-    made_node &= is_forward_op
+    made_node = made_node & is_forward_op
     makers = walk.outside[made_node]
     ran = is_in_sorted(ranges.sequence[makers], np.sort(number[nodes], kind="stable"))
     flags[makers[ran]] |= autograd_nodes.MADE_NODE_THAT_RAN
@@ -213,13 +213,7 @@ def _repeated_nodes(ranges: Ranges, names: CategoryColumn, nodes: Ints, number: 
     A zero-bubble schedule differentiates by the inputs first and by the weights later, through the same nodes. Two runs
     are of the same node if name, sequence number and forward thread are equal.
     """
-    runs_again, ran_before = np.zeros((2, len(number)), np.bool_)
     rows = nodes[number[nodes] >= 0]
-    rows = rows[np.argsort(number[rows], kind="stable")]
-    is_equal = np.diff(number[rows], prepend=-1, append=-1) == 0  # equal to the number before it
-    rows = rows[is_equal[1:] | is_equal[:-1]]
-    if not len(rows):
-        return runs_again, ran_before
     runs = pl.DataFrame(
         {
             "name": names.take(rows).codes,
@@ -229,8 +223,8 @@ def _repeated_nodes(ranges: Ranges, names: CategoryColumn, nodes: Ints, number: 
         }
     )
     start, same_node = pl.col("start"), ("name", "sequence", "thread")
-    runs = runs.select(again=start < start.max().over(same_node), before=start > start.min().over(same_node))
-    runs_again[rows], ran_before[rows] = runs["again"].to_numpy(), runs["before"].to_numpy()
+    repeated = runs.select(again=start < start.max().over(same_node), before=start > start.min().over(same_node))
+    runs_again, ran_before = (mask_of_rows(len(number), rows, column.to_numpy()) for column in repeated)
     return runs_again, ran_before
 
 
@@ -241,20 +235,14 @@ def _node_makers(ranges: Ranges, rows: Int32s) -> tuple[Bools, Bools]:
     does: the last one to start with the number, and every op that contains it. A number was taken if a higher one
     occurs on the thread, even where the window ends before the backward.
     """
-    if not len(rows):
-        return np.zeros(0, np.bool_), np.zeros(0, np.bool_)
-    thread, sequence, end = ranges.thread[rows], ranges.sequence[rows], ranges.end(rows)
-    # Sort by thread and number; within a number the ops stay in order of start. An op made the node if it ends no
-    # earlier than the last op of its number: it is that op, or contains it.
-    order = np.lexsort((sequence, thread))
-    ordered_end = end[order]
-    is_last = np.append((np.diff(sequence[order]) != 0) | (np.diff(thread[order]) != 0), True)
-    last = np.flatnonzero(is_last)
-    made_node = np.empty(len(rows), np.bool_)
-    made_node[order] = ordered_end >= np.repeat(ordered_end[last], np.diff(last, prepend=-1))
-    thread_begin = np.flatnonzero(np.diff(thread, prepend=-1))  # rows come thread by thread
-    highest = np.repeat(np.maximum.reduceat(sequence, thread_begin), np.diff(thread_begin, append=len(rows)))
-    return made_node, sequence < highest
+    ops = pl.DataFrame({"thread": ranges.thread[rows], "sequence": ranges.sequence[rows], "end": ranges.end(rows)})
+    # Ops come by thread and start. One made the node if it ends no earlier than the last op of its number: it is that
+    # op, or contains it.
+    makers = ops.select(
+        made_node=pl.col("end") >= pl.col("end").last().over("thread", "sequence"),
+        is_taken=pl.col("sequence") < pl.col("sequence").max().over("thread"),
+    )
+    return makers["made_node"].to_numpy(), makers["is_taken"].to_numpy()
 
 
 def _rerun_ops(ranges: Ranges, names: CategoryColumn, nodes: Ints, walk: NodeWalk) -> Int32s:
@@ -273,30 +261,24 @@ def _rerun_ops(ranges: Ranges, names: CategoryColumn, nodes: Ints, walk: NodeWal
 
 def _own_node_runs_later(ranges: Ranges, names: CategoryColumn, nodes: Ints, rows: Int32s) -> Bools:
     """Return which functions (*rows*) have a node of their name and number that runs after them."""
-    runs_later = np.zeros(len(rows), np.bool_)
-    nodes = nodes[ranges.sequence[nodes] >= 0]
-    if not len(rows) or not len(nodes):
-        return runs_later
     function = ranges.name.take(rows)
     functions = pl.DataFrame(
         {
             "name": function.replace([f"{name}Backward" for name in function.values]).series("name", pl.String()),
             "sequence": ranges.sequence[rows],
-            "index": np.arange(len(rows)),
+            "start": ranges.start(rows),
         }
     )
-    node_runs = pl.DataFrame(
+    runs = pl.DataFrame(
         {
             "name": names.take(nodes).series("name", pl.String()),
             "sequence": ranges.sequence[nodes],
-            "start": ranges.start(nodes),
+            "last_run": ranges.start(nodes),
         }
     )
-    last_runs = node_runs.group_by("name", "sequence").agg(pl.col("start").max())
-    matched = functions.join(last_runs, on=("name", "sequence"))
-    index = matched["index"].to_numpy()
-    runs_later[index] = matched["start"].to_numpy() > ranges.start(rows[index])
-    return runs_later
+    last_runs = runs.filter(pl.col("sequence") >= 0).group_by("name", "sequence").max()
+    matched = functions.join(last_runs, on=("name", "sequence"), how="left", maintain_order="left")
+    return (matched["last_run"] > matched["start"]).fill_null(False).to_numpy()
 
 
 def _forward_ops(ranges: Ranges, names: CategoryColumn, ops: Int32s, node_row: Ints, number: Ints) -> Ints:
@@ -304,33 +286,23 @@ def _forward_ops(ranges: Ranges, names: CategoryColumn, ops: Int32s, node_row: I
 
     Of the *ops* with the node's number it is the last one whose name fits the node's, else the last one.
     """
-    nodes = distinct_rows(node_row[node_row >= 0], len(ranges))
+    nodes = np.unique(node_row[node_row >= 0])
     nodes = nodes[number[nodes] >= 0]
-    sorted_numbers = np.sort(number[nodes], kind="stable")
-    op_number = find_sorted(ranges.sequence[ops], sorted_numbers)  # position of the number in sorted_numbers
-    ops, op_number = ops[op_number >= 0], op_number[op_number >= 0]
-    node_number = find_sorted(number[nodes], sorted_numbers)
-    last_op = np.full(len(sorted_numbers), -1, np.int64)
-    last_op[op_number] = ops  # of several the last one stays
-
-    # Words that names have in common, as codes. A node's word that no op has is -2: it fits none.
-    op_name, node_name = ranges.name.take(ops), names.take(nodes)
-    word_code = {word: code for code, word in enumerate(dict.fromkeys(map(_common_word, op_name.values)))}
-    op_word = number_values(op_name, lambda name: word_code[_common_word(name)])
-    node_word = number_values(node_name, lambda name: word_code.get(_common_word(name), -2), missing=-2)
-
-    # One key per number and word. The last op of each key that some node has is the op that fits it.
-    key_base = len(word_code) + 2
-    node_key = node_number * key_base + node_word
-    sorted_keys = np.sort(node_key, kind="stable")
-    fitting_op = np.full(len(sorted_keys) + 1, -1, np.int64)  # its last element takes the ops that fit no node
-    fitting_op[find_sorted(op_number * key_base + op_word, sorted_keys)] = ops
-    fitting_op[-1] = -1
-    best = fitting_op[find_sorted(node_key, sorted_keys)]
-
+    numbered_ops = _with_common_words(ranges.name, ops, ranges.sequence)
+    last_ops = numbered_ops.group_by("sequence").agg(last_op=pl.col("row").last())
+    fitting_ops = numbered_ops.group_by("sequence", "word").agg(fitting_op=pl.col("row").last())
+    found = _with_common_words(names, nodes, number).join(last_ops, on="sequence", how="left", maintain_order="left")
+    found = found.join(fitting_ops, on=("sequence", "word"), how="left", maintain_order="left")
     forward_op = np.full(len(ranges) + 1, -1, np.int64)
-    forward_op[nodes] = np.where((best >= 0) & (node_word >= 0), best, last_op[node_number])
+    forward_op[nodes] = found.select(pl.coalesce("fitting_op", "last_op", pl.lit(-1)).cast(pl.Int64)).to_series()
     return forward_op[node_row]
+
+
+def _with_common_words(names: CategoryColumn, rows: AnyInts, number: Ints) -> pl.DataFrame:
+    """Return a table of some ranges: row, sequence number, and the word that the names of ops and nodes share."""
+    name = names.take(rows)
+    word = name.replace([_common_word(value) for value in name.values]).series("word", pl.String())
+    return pl.DataFrame({"row": rows, "sequence": number[rows], "word": word})
 
 
 def _common_word(name: str) -> str:

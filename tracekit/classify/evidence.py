@@ -22,11 +22,10 @@ from tracekit.classify.copies import read_copies
 from tracekit.classify.engine_threads import read_engine_threads, read_gradients
 from tracekit.classify.expert_exchanges import LayerMarks, read_exchanges
 from tracekit.classify.host_ranges import GpuEvents, Launches, Ranges, read_ranges
-from tracekit.classify.matmul import Matmuls, read_matmuls
+from tracekit.classify.matmul import Matmuls, alternating_turns, product_halves, read_matmuls
 from tracekit.classify.model_position import Positions, find_positions
 from tracekit.classify.pass_direction import Directions, read_directions
 from tracekit.classify.process_groups import group_shapes, groups_with_pipeline_peers, kinds_by_sums, kinds_by_use
-from tracekit.classify.product_counts import alternating_turns, product_halves
 from tracekit.classify.product_shapes import parameter_feeding
 from tracekit.classify.recomputed_forward import mark_recomputed
 from tracekit.classify.row_order import agreed_values, mask_of_rows, nearest_at_or_after, nearest_at_or_before

@@ -13,7 +13,7 @@ from tracekit._util.arrays import Ints
 from tracekit._util.text import did_you_mean, one_line
 from tracekit.classify.classify_events import decide
 from tracekit.classify.evidence import Evidence
-from tracekit.classify.fused_kernels import fused_operators
+from tracekit.classify.modules import fused_operators
 from tracekit.classify.rule_matching import meets
 from tracekit.classify.rules import COMPARISON, Rule, RuleBook
 from tracekit.documents.rules_file import Condition
@@ -189,12 +189,11 @@ def _fusion_evidence(events: pl.DataFrame, kernel: str) -> dict[str, Value]:
 def _try_rule(evidence: Evidence, rule: Rule, row: int, values: Mapping[str, Value]) -> Tried:
     """Return whether a rule matches an event, and the first condition that fails."""
     failed = ""
-    for column, condition in rule.when.items():
-        if not failed and not meets(evidence.columns[column], condition)[row]:
-            failed = f"{column} is {_shorten(values.get(column))}, not {_condition_text(condition)}"
-    for column, condition in rule.unless.items():
-        if not failed and meets(evidence.columns[column], condition)[row]:
-            failed = f"{column} is {_shorten(values.get(column))}, which rules it out"
+    for conditions, wanted in ((rule.when, True), (rule.unless, False)):
+        for column, condition in conditions.items():
+            if not failed and meets(evidence.columns[column], condition, np.array([row]))[0] != wanted:
+                reason = f"not {_condition_text(condition)}" if wanted else "which rules it out"
+                failed = f"{column} is {_shorten(values.get(column))}, {reason}"
     return Tried(rule.name, rule.pack, rule.tier, rule.label, not failed, failed)
 
 

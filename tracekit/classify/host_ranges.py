@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
+from tracekit._loops import nesting
 from tracekit._loops.nesting import ANNOTATION, OP
 from tracekit._util.arrays import (
     AnyInts,
     Bools,
     Int32s,
     Ints,
+    as_flags,
     as_int32,
+    as_int64,
     find_sorted,
     group_rows,
     is_in_sorted,
@@ -23,9 +28,97 @@ from tracekit._util.arrays import (
 )
 from tracekit._util.categories import CategoryColumn
 from tracekit._util.columns import NULL_INT64, ColumnReader, to_int64
-from tracekit.classify.range_nesting import nearest_named_op, nest, sort_ranges
 from tracekit.classify.row_order import mask_of_rows
 from tracekit.schema import GPU_KINDS, KINDS, PATH_SEPARATOR
+
+
+class Nested(NamedTuple):
+    """Innermost op and annotation around each range and each point; -1 where none."""
+
+    op_of: Int32s
+    ann_of: Int32s
+    path: Ints  # hash of the names from the outermost op down to an op; for an annotation, of the annotations
+    previous_op: Int32s  # of an op: the op before it in the same op; empty unless siblings were asked for
+    next_op: Int32s
+    point_op: Ints
+    point_annotation: Ints
+
+
+def nest(  # noqa: PLR0917 - one argument per column
+    thread: Ints, start: Ints, end: Ints, kind: npt.NDArray[Any], name: AnyInts, point_thread: Ints, point_time: Ints,
+    *, siblings: bool = False,
+) -> Nested:  # fmt: skip
+    """Find what is around every range and every point, on its own thread.
+
+    A range contains the moment at which it starts, not the one at which it ends.
+
+    Args:
+        thread: Thread of each range. Ranges are sorted by thread, then start, the longer first.
+        start: Start of each range.
+        end: End of each range.
+        kind: ``OP`` or ``ANNOTATION``.
+        name: Code of each range's name.
+        point_thread: Thread of each point. Points come in any order.
+        point_time: Time of each point.
+        siblings: Find the op before and after each op, too.
+
+    >>> first, zeros = np.zeros(1, np.int64), np.zeros(2, np.int64)
+    >>> kind = np.array([nesting.OP, nesting.OP])
+    >>> nested = nest(zeros, np.array([0, 2]), np.array([9, 5]), kind, zeros, first, np.array([3]))
+    >>> nested.op_of.tolist(), nested.point_op.tolist(), nested.point_annotation.tolist()
+    ([-1, 0], [1], [-1])
+    """
+    ranges, order = len(start), np.lexsort((point_time, point_thread))
+    op_of, ann_of, path = np.empty(ranges, np.int32), np.empty(ranges, np.int32), np.empty(ranges, np.uint64)
+    neighbours = np.empty((2, ranges if siblings else 0), np.int32)
+    sorted_op, sorted_annotation = np.full((2, len(order)), -1, np.int64)
+    nesting.nest(
+        thread=as_int64(thread),
+        start=as_int64(start),
+        end=as_int64(end),
+        kind=np.ascontiguousarray(kind, np.uint8),
+        name=as_int32(name),
+        point_thread=as_int64(point_thread[order]),
+        point_time=as_int64(point_time[order]),
+        stacks=np.empty((3, ranges + 2), np.int32),
+        op_around=op_of,
+        annotation_around=ann_of,
+        path_hash=path,
+        siblings=neighbours,
+        op_around_point=sorted_op,
+        annotation_around_point=sorted_annotation,
+    )
+    # The loop visits points in sorted order: put its results back into the caller's order.
+    point_op, point_annotation = np.empty((2, len(order)), np.int64)
+    point_op[order], point_annotation[order] = sorted_op, sorted_annotation
+    return Nested(op_of, ann_of, path.view(np.int64), neighbours[0], neighbours[1], point_op, point_annotation)
+
+
+def nearest_marked_ancestor(parent: AnyInts, marked: Bools) -> Int32s:
+    """Return for every row the nearest *marked* row at or above it; -1 where none. Parents come before children.
+
+    >>> nearest_marked_ancestor(np.array([-1, 0, 1]), np.array([False, True, False])).tolist()
+    [-1, 1, 1]
+    """
+    nearest = np.full(len(parent), -1, np.int32)
+    nesting.find_nearest_marked(as_int32(parent), as_flags(marked), nearest)
+    return nearest
+
+
+def nearest_named_op(parent: Int32s, is_op: Bools, name: Int32s, rows: AnyInts, wanted_name: Bools) -> Ints:
+    """Return for each of *rows* the nearest op at or above it whose name is wanted; -1 where none.
+
+    >>> tree = np.array([-1, 0, 1]), np.ones(3, np.bool_), np.array([0, 1, 0])
+    >>> nearest_named_op(*tree, np.array([2, 0, -1]), np.array([False, True, False])).tolist()
+    [1, -1, -1]
+    """
+    nearest = np.full(len(rows), -1, np.int64)
+    if wanted_name.any():
+        nesting.find_nearest_named(
+            as_int32(parent), as_flags(is_op), as_int32(name), as_flags(wanted_name), as_int64(rows), nearest
+        )
+    return nearest
+
 
 EVALUATE_NODE = "autograd::engine::evaluate_function: "
 """Prefix of the range in which the autograd engine evaluates one node."""
@@ -233,11 +326,10 @@ def _nest_ranges(source: ColumnReader, range_rows: Ints, calls: Ints) -> tuple[R
     """Sort the ranges, and find what is around each range and around each call."""
     thread_of_event = rank_pairs(*(to_int64(source.frame[name]) for name in ("pid", "tid")))
     start, end = source.int64("start_ns"), source.int64("end_ns")
-    # Of ranges with equal times an op comes before an annotation, as their kinds do.
-    rows = sort_ranges(range_rows, thread_of_event, start, end, source.array("kind"), source.int64("id"))
-    index = rows.astype(np.intp)  # indexing with 32-bit rows takes numpy three times as long
+    # By thread and start, the longest first. Of ranges with equal times an op comes before an annotation.
+    keys = (source.int64("id"), source.array("kind"), -end, start, thread_of_event)
+    index = range_rows[np.lexsort([key[range_rows] for key in keys])]
     threads, call_threads = thread_of_event[index], thread_of_event[calls]
-    del thread_of_event, range_rows  # lowers the peak of memory
     names = source.text_at("name", index)
     is_op = _is_kind(source, "cpu_op")[index]
     if names.answers(_PROFILER_MARKS).any():
@@ -253,7 +345,7 @@ def _nest_ranges(source: ColumnReader, range_rows: Ints, calls: Ints) -> tuple[R
     main_annotation = np.full(len(calls), -1, np.int64)
     main_annotation[engine_calls] = nested.point_annotation[len(calls) :]
     sequence = source.int64_at("sequence", index)
-    ranges = Ranges(source, rows, names, is_op, as_int32(threads), sequence, *nested[:5], main_thread)
+    ranges = Ranges(source, as_int32(index), names, is_op, as_int32(threads), sequence, *nested[:5], main_thread)
     point_op, point_annotation = nested.point_op[: len(calls)], nested.point_annotation[: len(calls)]
     return ranges, _Surroundings(call_threads, point_op, point_annotation, main_annotation)
 

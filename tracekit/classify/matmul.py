@@ -3,7 +3,10 @@
 A linear layer's forward is [M,K]×[K,N]. Its two backward products contract N (dgrad) or M, the tokens (wgrad). Evidence
 is tried in this order: recorded shapes; the order in which autograd's formulas multiply; what uses the result; how
 operands were transposed; for products outside the engine, that nodes left gradients of weights to be computed later;
-and last the layout letters in kernel names.
+the number and order of products in a node; and last the layout letters in kernel names.
+
+A layer with a kernel library of its own multiplies without operators. Its backward runs twice as many products as its
+forward did, or as many if the gradients of the weights are left for later.
 """
 
 from __future__ import annotations
@@ -19,11 +22,75 @@ from tracekit._util.categories import CategoryColumn
 from tracekit.classify.autograd import Autograd
 from tracekit.classify.convolution import convolution_roles
 from tracekit.classify.host_ranges import GpuEvents, Launches, Ranges
-from tracekit.classify.kernel_families import kernel_pattern
-from tracekit.classify.product_counts import backward_forward_ratio, match_owed
 from tracekit.classify.product_shapes import BATCHED_NODES, batched_roles, roles_by_shape
 from tracekit.classify.recomputed_forward import GraphProducts
-from tracekit.classify.row_order import distinct_rows, mask_of_rows, positions_in_groups
+from tracekit.classify.row_order import FirstEvidence, distinct_rows, mask_of_rows, positions_in_groups
+from tracekit.classify.rules import kernel_pattern
+
+_TURNS = ("first", "second")
+_RATIOS = ("once", "twice", "odd")
+
+
+def alternating_turns(products: Bools, node: Ints, launch_ns: Ints) -> CategoryColumn:
+    """Return the turn of each product in its node: first, second, first, second, and so on."""
+    rows = _node_products(products, node, launch_ns)
+    position, _ = positions_in_groups(node[rows])
+    return CategoryColumn(_TURNS, position % 2).spread(rows, len(products))
+
+
+def product_halves(products: Bools, node: Ints, launch_ns: Ints) -> CategoryColumn:
+    """Return the half of its node's products that each product is in; null where their number is odd.
+
+    >>> same_node = np.zeros(4, np.int64)
+    >>> product_halves(np.ones(4, np.bool_), same_node, np.arange(4)).strings()
+    ['first', 'first', 'second', 'second']
+    """
+    rows = _node_products(products, node, launch_ns)
+    position, count = positions_in_groups(node[rows])
+    half = np.where(count % 2 == 0, 2 * position // np.maximum(count, 1), -1)
+    return CategoryColumn(_TURNS, half).spread(rows, len(products))
+
+
+def _node_products(products: Bools, node: Ints, launch_ns: Ints) -> Ints:
+    """Return the rows of the products that nodes launch, in launch order."""
+    rows = np.flatnonzero(products & (node >= 0))
+    return rows[np.argsort(launch_ns[rows], kind="stable")]
+
+
+def backward_forward_ratio(products: Bools, node: Ints, sequence: Ints, forward: Bools) -> CategoryColumn:
+    """Compare the number of a node's products with that of its forward: ``once`` as many, ``twice``, or ``odd``.
+
+    Args:
+        products: Mask of matrix products.
+        node: Node of each event, -1 outside.
+        sequence: Sequence number of each event, which a node shares with its forward.
+        forward: Mask of forward events.
+
+    Returns:
+        The ratio for products inside nodes; null elsewhere, and where the forward is not in the trace.
+    """
+    rows = np.flatnonzero(products & (node >= 0))
+    numbers, forward_counts = np.unique(sequence[products & forward & (sequence >= 0)], return_counts=True)
+    if not len(rows) or not len(numbers):
+        return CategoryColumn.constant(None, len(products))
+    own_count = np.bincount(node[rows])[node[rows]]
+    index = np.minimum(np.searchsorted(numbers, sequence[rows]), len(numbers) - 1)
+    forward_count = forward_counts[index]
+    ratio = np.where(own_count == forward_count, 0, np.where(own_count == 2 * forward_count, 1, 2))
+    has_forward = numbers[index] == sequence[rows]
+    return CategoryColumn(_RATIOS, np.where(has_forward, ratio, -1)).spread(rows, len(products))
+
+
+def match_owed(owing: Bools, candidates: Bools, time: Ints) -> Bools:
+    """Return the *candidates* that deliver what earlier *owing* rows left to do, in order of time.
+
+    Every owing row adds one to a balance, every candidate takes one from it. A candidate counts if the balance does not
+    fall below zero.
+    """
+    order = np.argsort(time, kind="stable")
+    balance = np.cumsum(owing[order].astype(np.int64)) - np.cumsum(candidates[order].astype(np.int64))
+    return mask_of_rows(len(time), order, candidates[order] & (balance >= 0))
+
 
 MATMUL_OPS = (
     r"^aten::(mm|addmm|bmm|baddbmm|addbmm|mv|addmv|_scaled_mm|_grouped_mm|_scaled_grouped_mm|_int_mm"
@@ -60,24 +127,6 @@ class Matmuls(NamedTuple):
     """One of "operands", "shapes", "order", "consumer", "transpose", "owed", "layout", "pass", "convolution"."""
 
 
-class _Roles:
-    """Roles of products and the evidence for each. The evidence that is filled in first counts."""
-
-    def __init__(self, role: CategoryColumn, evidence: CategoryColumn) -> None:
-        self.role, self.evidence = role, evidence
-
-    def fill(self, evidence: str, role: CategoryColumn) -> None:
-        """Take *role* where no role is known yet."""
-        new = role.present & ~self.role.present
-        if new.any():
-            self.role = self.role.fill(role)
-            self.evidence = self.evidence.fill(CategoryColumn.choose(len(role), [(evidence, new)]))
-
-    def fill_mask(self, evidence: str, role: str, mask: Bools) -> None:
-        """Take one *role* for the rows of *mask* where no role is known yet."""
-        self.fill(evidence, CategoryColumn.choose(len(mask), [(role, mask)]))
-
-
 def read_matmuls(
     gpu: GpuEvents, ranges: Ranges, launches: Launches, autograd: Autograd, graph_products: GraphProducts
 ) -> Matmuls:
@@ -105,10 +154,10 @@ def read_matmuls(
     call_roles = _call_roles(
         ranges, autograd, calls, outer, graph_products=graph_products, nodes_without_op=node[without_op]
     )
-    after = _roles_of_previous_op(ranges, outer, call_roles.role, launches.op)
+    after = _roles_of_previous_op(ranges, outer, call_roles.value, launches.op)
     index = np.where(is_gemm, find_sorted(call, calls), -1)
-    roles = _Roles(call_roles.role.take(index), call_roles.evidence.take(index))
-    roles.fill_mask("order", "wgrad", _fused_weight_gradients(roles.role, without_op, node))
+    roles = FirstEvidence(call_roles.value.take(index), call_roles.evidence.take(index))
+    roles.fill_mask("order", "wgrad", _fused_weight_gradients(roles.value, without_op, node))
 
     # In these nodes layouts do not tell the gradients apart.
     layouts_tell = ~autograd.node.matches(rf"(?i)conv|{BATCHED_NODES}")
@@ -117,7 +166,7 @@ def read_matmuls(
     roles.fill_mask("pass", "forward", forward & is_gemm)
     outside = is_gemm & ~autograd.site.present & ~autograd.made_node & (launches.start_ns >= 0) & autograd.active
     roles.fill("layout", layout.where(outside & layout.any_of("wgrad")))
-    candidates = outside & without_op & ~roles.role.present
+    candidates = outside & without_op & ~roles.value.present
     owing = without_op & ratio.any_of("once")
     roles.fill_mask("owed", "wgrad", match_owed(owing, candidates, launches.start_ns))
     roles.fill_mask("pass", "forward", is_gemm & autograd.made_node)
@@ -128,7 +177,7 @@ def read_matmuls(
 
     convolution = convolution_roles(gpu, ranges, launches)
     evidence = CategoryColumn.choose(len(gpu), [("convolution", convolution.present)]).fill(roles.evidence)
-    return Matmuls(is_gemm, whole, ratio, convolution.fill(roles.role), after, evidence)
+    return Matmuls(is_gemm, whole, ratio, convolution.fill(roles.value), after, evidence)
 
 
 def _fused_weight_gradients(role: CategoryColumn, without_op: Bools, node: Ints) -> Bools:
@@ -196,7 +245,7 @@ def _call_roles(
     *,
     graph_products: GraphProducts,
     nodes_without_op: Ints,
-) -> _Roles:
+) -> FirstEvidence:
     """Find the roles of the ops that launched products.
 
     Args:
@@ -210,7 +259,7 @@ def _call_roles(
     rerun = autograd.rerun[calls] >= 0
     node = np.where(rerun, -1, autograd.node_of[calls])  # forward work that runs again is no part of its node
     in_node, made_node = node >= 0, (autograd.differentiable[calls] >= 0) & ~rerun
-    roles = _Roles(CategoryColumn.constant(None, len(calls)), CategoryColumn.constant(None, len(calls)))
+    roles = FirstEvidence.empty(len(calls))
     roles.fill_mask("pass", "forward", made_node & ~in_node)
     by_operands, is_batched = batched_roles(ranges, autograd, calls, node)
     roles.fill("operands", by_operands)
@@ -230,10 +279,10 @@ def _call_roles(
     # called in the way forward products are called is not taken for one, and a node that also multiplied without an
     # operator has computed its wgrad already.
     is_single = in_node & (count == 1)
-    unknown_single = is_single & ~roles.role.present
-    owing = (unknown_single | (is_single & roles.role.any_of("dgrad"))) & ~np.isin(node, nodes_without_op)
+    unknown_single = is_single & ~roles.value.present
+    owing = (unknown_single | (is_single & roles.value.any_of("dgrad"))) & ~np.isin(node, nodes_without_op)
     called_like_forward = np.isin(ranges.path[calls], np.unique(ranges.path[calls[made_node]])) | in_linear
-    candidates = ~in_node & ~roles.role.present & ~(called_like_forward | rerun)
+    candidates = ~in_node & ~roles.value.present & ~(called_like_forward | rerun)
     delivers = match_owed(owing, candidates, ranges.start(calls))
     roles.fill("owed", CategoryColumn.choose(len(calls), [("wgrad", delivers), ("dgrad", unknown_single)]))
     return roles

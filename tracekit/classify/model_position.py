@@ -1,23 +1,305 @@
 """Position of GPU events in the model: the module calls around them, and their layer.
 
-An event belongs to the call of an ``nn.Module`` around its launch. The backward is launched by autograd's engine,
-outside of such calls: it belongs to the call of the forward operator that created its node. Layers are told by module
-calls, else by ranges with a layer's number.
+A frame is a range of host time: a call of an ``nn.Module``, a named range, or the stretch between the hooks before and
+after a module's pass. An event belongs to the call of an ``nn.Module`` around its launch. The backward is launched by
+autograd's engine, outside of such calls: it belongs to the call of the forward operator that created its node. Layers
+are told by module calls, else by ranges with a layer's number.
 """
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import polars as pl
 
-from tracekit._util.arrays import Bools, Ints, group_rows, take_or_missing
+from tracekit._loops.nesting import ANNOTATION
+from tracekit._util.arrays import Bools, Int32s, Ints, group_rows, take_or_missing
 from tracekit._util.categories import CategoryColumn
 from tracekit.classify.autograd import Autograd
-from tracekit.classify.host_ranges import GpuEvents, Launches
-from tracekit.classify.model_frames import Frames, layer_ranges, module_frames, number_layers
-from tracekit.classify.module_layers import MIN_COMPUTE_SHARE, module_layers
+from tracekit.classify.host_ranges import GpuEvents, Launches, Nested, nearest_marked_ancestor, nest
+from tracekit.schema import PATH_SEPARATOR
+
+MODULE_PREFIX = "nn.Module: "
+"""Prefix of a module call in the profiler's trace: ``nn.Module: Linear_3`` is the fourth module of that class."""
+LAYER_NUMBER = re.compile(r"(?:(?:layers?|blocks?)[\s._#:=\[(-]*|(?<![a-z])h[.\[])(\d{1,5})(?!\d)", re.IGNORECASE)
+"""A layer's number in a name: ``layer 3``, ``model.layers.3.mlp``, ``TransformerBlock_3``, ``transformer.h.3``."""
+_HOOK = re.compile(r"(?:^|[^a-z])(pre|post)_(forward|backward) \((.+)\)$")
+"""Hooks around a module's pass, as FSDP2 names them: ``FSDP::pre_forward (layers.3)`` … ``post_forward (layers.3)``."""
+_MAX_NAME_LETTERS = 1000
+"""Letters at the end of a name that are searched: names may be very long."""
+_COLUMNS = ("tid", "start_ns", "end_ns", "name")
+
+
+@dataclass(frozen=True, eq=False)
+class Frames:
+    """Ranges that nest on their threads, sorted by thread, start and, for equal starts, the longest first."""
+
+    tid: Ints
+    start_ns: Ints
+    end_ns: Ints
+    names: tuple[str, ...]
+    """Distinct names."""
+    name_index: Ints
+    """Index of each frame's name in ``names``."""
+
+    @classmethod
+    def of(cls, table: pl.DataFrame) -> Frames:
+        """Return the frames of a table with ``tid``, ``start_ns``, ``end_ns`` and ``name``.
+
+        >>> rows = {"tid": [1, 1], "start_ns": [2, 0], "end_ns": [5, 9], "name": ["Linear_0", "Mlp_0"]}
+        >>> frames = Frames.of(pl.DataFrame(rows))
+        >>> [frames.path(frame) for frame in (0, 1)]
+        ['Mlp_0', 'Mlp_0 > Linear_0']
+        """
+        complete = table.select(_COLUMNS).drop_nulls().with_columns(pl.col("name").cast(pl.String))
+        ordered = sort_frames(complete)
+        names = ordered["name"].unique(maintain_order=True)
+        positions = pl.DataFrame({"name": names, "index": np.arange(len(names))})
+        name_index = ordered.select("name").join(positions, on="name", how="left", maintain_order="left")["index"]
+        tid, start_ns, end_ns = (ordered[name].cast(pl.Int64).to_numpy() for name in ("tid", "start_ns", "end_ns"))
+        return cls(tid, start_ns, end_ns, tuple(names.to_list()), name_index.to_numpy())
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+    @cached_property
+    def _nested(self) -> Nested:
+        no_points = np.zeros(0, np.int64)
+        return self._nest(no_points, no_points)
+
+    @property
+    def parent(self) -> Int32s:
+        """The innermost frame around each frame; -1 if there is none."""
+        return self._nested.ann_of
+
+    @property
+    def path_hash(self) -> Ints:
+        """A number per frame, equal for frames with equal names from the outermost frame down."""
+        return self._nested.path
+
+    def around(self, tid: Ints, time_ns: Ints) -> Ints:
+        """Return the innermost frame around each point in time on a thread; -1 if there is none."""
+        if not len(self):
+            return np.full(len(time_ns), -1, np.int64)
+        return self._nest(tid, time_ns).point_annotation
+
+    def path(self, frame: int) -> str:
+        """Return the names from the outermost frame down to *frame*."""
+        names: list[str] = []
+        while frame >= 0:
+            names.append(self.names[self.name_index[frame]])
+            frame = int(self.parent[frame])
+        return PATH_SEPARATOR.join(reversed(names))
+
+    def _nest(self, tid: Ints, time_ns: Ints) -> Nested:
+        """Nest the frames, and find the frames around points; threads are numbered from 0, unknown ones are -1."""
+        threads = np.unique(self.tid)
+        position = np.searchsorted(threads, tid)
+        is_known = np.append(threads, -1)[position] == tid
+        point_thread = np.where(is_known & (position < len(threads)), position, -1)
+        frame_thread = np.searchsorted(threads, self.tid)
+        kind = np.full(len(self), ANNOTATION, np.int64)
+        return nest(frame_thread, self.start_ns, self.end_ns, kind, self.name_index, point_thread, time_ns)
+
+
+def sort_frames(table: pl.DataFrame) -> pl.DataFrame:
+    """Return frames in the order of ``Frames``."""
+    return table.sort("tid", "start_ns", -pl.col("end_ns"), maintain_order=True)
+
+
+def module_frames(events: pl.DataFrame) -> pl.DataFrame:
+    """Return the calls of modules among *events*, named by class and number such as ``Linear_3``."""
+    python = events.lazy().filter(pl.col("kind") == "python").select(_COLUMNS).collect()
+    names = python["name"].cast(pl.String)
+    return python.with_columns(name=names.str.strip_prefix(MODULE_PREFIX)).filter(names.str.starts_with(MODULE_PREFIX))
+
+
+def layer_ranges(events: pl.DataFrame) -> pl.DataFrame:
+    """Return named ranges with a layer's number, and the stretches between the two hooks of a pass through a layer.
+
+    >>> rows = [("FSDP::pre_forward (layers.3)", 0, 2), ("FSDP::post_forward (layers.3)", 8, 9), ("data", 10, 11)]
+    >>> events = pl.DataFrame([{"kind": "annotation", "tid": 1, "start_ns": s, "end_ns": e, "name": n}
+    ...                        for n, s, e in rows])
+    >>> layer_ranges(events).select("name", "start_ns", "end_ns").rows()[-1]
+    ('layers.3', 0, 9)
+    """
+    ranges = events.lazy().filter(pl.col("kind") == "annotation").select(_COLUMNS).collect()
+    ranges = ranges.with_columns(pl.col("name").cast(pl.String))
+    distinct = ranges["name"].unique().drop_nulls().to_list()
+    numbered = [name for name in distinct if layer_number(name) is not None]
+    ranges = ranges.filter(pl.col("name").is_in(numbered))
+    hook_names = [(name, *match.groups()) for name in numbered if (match := _HOOK.search(name[-_MAX_NAME_LETTERS:]))]
+    if not hook_names:
+        return ranges
+    hook_table = pl.DataFrame(
+        hook_names, orient="row", schema=dict.fromkeys(("name", "side", "pass", "path"), pl.String)
+    )
+    hooks = ranges.join(hook_table, on="name").sort("start_ns")
+    # Each hook before a pass is paired with the next hook after the same pass of the same module on its thread.
+    keys = ["tid", "pass", "path"]
+    before = hooks.filter(pl.col("side") == "pre").select(*keys, "start_ns")
+    after = hooks.filter(pl.col("side") == "post").select(*keys, "end_ns", after_ns="start_ns")
+    passes = before.join_asof(
+        after, left_on="start_ns", right_on="after_ns", by=keys, strategy="forward", check_sortedness=False
+    )
+    passes = passes.drop_nulls("end_ns").rename({"path": "name"})
+    return pl.concat([ranges, passes.select(_COLUMNS)])
+
+
+def layer_number(name: str) -> tuple[str, int] | None:
+    """Return the part of the model and the number of the layer in a name; None if there is none.
+
+    Of several numbers the first is the layer's; those behind it count its parts.
+
+    >>> [layer_number(name) for name in ("layer 3", "model.layers.12.mlp", "encoder.block.5.layer.1", "launch 5")]
+    [('', 3), ('model', 12), ('encoder', 5), None]
+    """
+    match = LAYER_NUMBER.search(name, max(len(name) - _MAX_NAME_LETTERS, 0))
+    if match is None:
+        return None
+    part = name[: match.start()].rpartition(".")[0]  # of "model.layers.3" this is "model"
+    return re.split(r"[^\w.]", part)[-1].lower(), int(match[1])
+
+
+def number_layers(names: tuple[str, ...]) -> Ints:
+    """Return the number of the layer in each name, -1 where there is none; a second part's layers follow the first's.
+
+    >>> number_layers(("encoder.block.0", "encoder.block.1", "decoder.block.0", "loss")).tolist()
+    [0, 1, 2, -1]
+    """
+    layers = [layer_number(name) for name in names]
+    parts = sorted({layer[0] for layer in layers if layer}, key=len)
+    # "layers.3" and "model.layers.3" are one layer: a part is known by the shortest ending that others share.
+    short = {part: next(ending for ending in parts if part.endswith(ending)) for part in parts}
+    first_number: dict[str, int] = {}
+    for part in dict.fromkeys(short[layer[0]] for layer in layers if layer):
+        first_number[part] = sum(
+            1 + max(layer[1] for layer in layers if layer and short[layer[0]] == previous) for previous in first_number
+        )
+    return np.array([-1 if layer is None else first_number[short[layer[0]]] + layer[1] for layer in layers], np.int64)
+
+
+MIN_COMPUTE_SHARE = 0.5
+"""Share of the modules' time that layers must hold; else they are those of a part beside the model proper."""
+MIN_INNER_TIME_SHARE = 0.8
+"""Share of the outer modules' time that inner ones must take to be the layers instead: blocks in a stage do, experts in
+a layer do not."""
+_INSTANCE_NUMBER = re.compile(r"_\d+$")
+
+
+class _ModuleClass(msgspec.Struct, frozen=True):
+    """A class of modules."""
+
+    name: str
+    depth: int
+    """Smallest number of modules around a call."""
+    siblings: int
+    """Most modules of the class that one module calls."""
+    is_leaf: bool
+    """Whether most of its calls call no module."""
+    ns: int
+    """Host time in its calls."""
+    gpu_ns: int
+    """GPU time launched in its calls."""
+
+
+def module_layers(frames: Frames, own_ns: Ints) -> Ints:
+    """Return the number of the layer that each module call is in; -1 outside of layers.
+
+    Layers are modules of one class that the same module (or none) calls and that call modules themselves, and that
+    hold most of the time. They are the outermost such class, unless one inside it takes nearly all of its time.
+
+    Args:
+        frames: Module calls.
+        own_ns: GPU time launched in each call, without the calls inside it.
+
+    >>> calls = [("Gpt_0", 0, 90), ("Embedding_0", 1, 5), ("Layer_0", 10, 40), ("Linear_0", 20, 30),
+    ...          ("Layer_1", 40, 80), ("Linear_1", 50, 60)]
+    >>> rows = [{"tid": 1, "start_ns": s, "end_ns": e, "name": n} for n, s, e in calls]
+    >>> module_layers(Frames.of(pl.DataFrame(rows)), np.array([0, 1, 0, 8, 0, 8])).tolist()
+    [-1, -1, 0, 0, 1, 1]
+    """
+    layer_class = _layer_class(_module_classes(frames, own_ns), int(own_ns.sum()))
+    if layer_class is None:
+        return np.full(len(frames), -1, np.int64)
+    instances = {name: int(name[len(layer_class) + 1 :]) for name in frames.names if _class_of(name) == layer_class}
+    layer_of_instance = {instance: layer for layer, instance in enumerate(sorted(set(instances.values())))}
+    layer_of_name = [layer_of_instance[instances[name]] if name in instances else -1 for name in frames.names]
+    layer = np.array(layer_of_name, np.int64)[frames.name_index]
+    # A call of the class inside a call of the class is a part of that layer, not a layer.
+    parent_is_layer = np.where(frames.parent >= 0, layer[frames.parent], -1) >= 0
+    nearest_layer = nearest_marked_ancestor(frames.parent, (layer >= 0) & ~parent_is_layer)
+    return np.where(nearest_layer >= 0, layer[nearest_layer], -1)
+
+
+def _class_of(name: str) -> str:
+    return _INSTANCE_NUMBER.sub("", name)
+
+
+def _module_classes(frames: Frames, own_ns: Ints) -> list[_ModuleClass]:
+    """Return the classes of the modules that were called, by depth, then most time first."""
+    parent, depth, inclusive_ns = frames.parent, _depths(frames.parent), own_ns.copy()
+    for level in range(int(depth.max(initial=0)), 0, -1):  # add the time of all calls of a level to their callers
+        rows = np.flatnonzero(depth == level)
+        np.add.at(inclusive_ns, parent[rows], inclusive_ns[rows])
+    calls_modules = np.zeros(len(frames), np.bool_)
+    calls_modules[parent[parent >= 0]] = True
+    class_of_name = pl.Series(
+        [_class_of(name) if _INSTANCE_NUMBER.search(name) else "" for name in frames.names], dtype=pl.String
+    )
+    class_name = class_of_name.gather(frames.name_index)
+    parent_class = class_name.gather(np.maximum(parent, 0)) if len(class_name) else class_name
+    # Time inside a call of the same class is in that call's time already.
+    is_recursive = (parent >= 0) & (parent_class == class_name).to_numpy()
+    calls = pl.DataFrame(
+        {
+            "name": class_name,
+            "module": frames.name_index,
+            "parent": np.where(parent >= 0, frames.name_index[parent], -1),
+            "depth": depth,
+            "leaf": ~calls_modules,
+            "ns": np.where(is_recursive, 0, frames.end_ns - frames.start_ns),
+            "gpu_ns": np.where(is_recursive, 0, inclusive_ns),
+        }
+    ).filter(pl.col("name") != "")
+    modules_per_parent = calls.group_by("name", "parent").agg(siblings=pl.col("module").n_unique())
+    siblings = modules_per_parent.group_by("name").agg(pl.col("siblings").max())
+    classes = calls.group_by("name").agg(pl.col("depth").min(), pl.col("leaf").mean(), pl.col("ns", "gpu_ns").sum())
+    table = classes.join(siblings, on="name").sort("depth", -pl.col("ns"), "name").with_columns(pl.col("leaf") > 0.5)
+    columns = ("name", "depth", "siblings", "leaf", "ns", "gpu_ns")
+    return [_ModuleClass(*row) for row in table.select(columns).iter_rows()]
+
+
+def _depths(parent: Int32s) -> Ints:
+    """Return the number of frames around each frame."""
+    depth = np.zeros(len(parent), np.int64)
+    ancestor = parent
+    while (has_ancestor := ancestor >= 0).any():  # one level of all frames per round
+        depth += has_ancestor
+        ancestor = np.where(has_ancestor, np.append(parent, -1)[ancestor], -1)
+    return depth
+
+
+def _layer_class(classes: list[_ModuleClass], total_ns: int) -> str | None:
+    """Return the class of the layers; None if no class of several modules side by side holds most of the time."""
+    min_ns = MIN_COMPUTE_SHARE * total_ns
+    repeated = [module_class for module_class in classes if module_class.siblings > 1 and module_class.gpu_ns >= min_ns]
+    candidates = [module_class for module_class in repeated if not module_class.is_leaf] or repeated
+    if not candidates:
+        return None
+    outermost = candidates[0]
+    inner = [
+        module_class
+        for module_class in candidates
+        if module_class.depth >= outermost.depth and module_class.ns >= MIN_INNER_TIME_SHARE * outermost.ns
+    ]
+    return max(inner, key=lambda module_class: module_class.depth).name
+
 
 BY_MODULE_STACK, BY_NAME = "module stack", "annotation"
 """Evidence for a position: calls of modules, or named ranges."""

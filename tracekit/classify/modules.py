@@ -1,45 +1,242 @@
 """Part of the model that an event belongs to: attention, mlp, norm and so on; null where nothing tells.
 
 Evidence is tried in this order: calls of ``nn.Module`` around the launch; annotations; names of operators, of those
-that inductor fused, and of kernels; the shapes of products, which repeat from layer to layer (``layer_products``); the
+that inductor fused, and of kernels; the shapes of products, which repeat from layer to layer (``Stretch``); the
 one product between two events of a known module. A backward event belongs to the module of its forward.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 
-from tracekit._util.arrays import Bools, Ints, find_sorted
+from tracekit._util.arrays import Bools, Ints, find_sorted, group_rows
 from tracekit._util.categories import CategoryColumn
-from tracekit.classify.evidence import Evidence
-from tracekit.classify.fused_kernels import fused_operators
-from tracekit.classify.layer_products import Products
+from tracekit.classify.evidence import ATTENTION, Evidence
 from tracekit.classify.matmul import MATMUL_KERNELS, MATMUL_OPS
 from tracekit.classify.model_position import BY_MODULE_STACK, BY_NAME
-from tracekit.classify.row_order import agreed_values, nearest_at_or_after, nearest_at_or_before
+from tracekit.classify.product_shapes import Dims
+from tracekit.classify.row_order import FirstEvidence, agreed_values, nearest_at_or_after, nearest_at_or_before
 from tracekit.classify.rule_matching import Decisions, match_kinds
 from tracekit.classify.rules import NamedKind, RuleBook, builtin_rules
 from tracekit.schema import PATH_SEPARATOR
 
+Width = tuple[int, int]
+"""Inner size and columns of a product: width of its input and of its output; zeros where unknown."""
+
+_BATCHED = r"(^| > )aten::(bmm|baddbmm)$"
+_SOFTMAX = r"(^| > )aten::_(safe_)?softmax$"
+
+
+@dataclass(frozen=True, eq=False)
+class Stretch:
+    """Products that a forward launches between two attentions."""
+
+    widths: tuple[Width, ...]
+    after_attention: bool
+    before_attention: bool
+    has_activation: bool
+    """An activation such as GELU runs among them."""
+
+    @property
+    def feed_forward_end(self) -> int:
+        """Index behind the last product of the feed-forward part; 0 if none is proven."""
+        if not self.after_attention or not self.widths:
+            return 0
+        hidden = self.widths[0][1]
+        for i in range(len(self.widths) - 1, 0, -1):
+            inner, columns = self.widths[i]
+            leads_to = {(hidden, inner), (hidden, 2 * inner)} & set(self.widths[1:i])
+            # Low-rank adapters lead to a smaller width and back, without an activation.
+            if columns == hidden != inner and leads_to and (inner > hidden or self.has_activation):
+                return i + 1
+        return 0
+
+    def modules(self, projections: tuple[Width, ...]) -> list[str | None]:
+        """Return the module of each product; *projections* are those before the attention of most layers."""
+        count, end = len(self.widths), self.feed_forward_end
+        modules: list[str | None] = ["mlp"] * end + [None] * (count - end)
+        if self.after_attention and count:
+            modules[0] = "attention"
+        if self.before_attention and count > max(end, self.after_attention):
+            is_usual = projections and self.widths[max(end, count - len(projections)) :] == projections
+            modules[-len(projections) if is_usual else -1 :] = ["attention"] * (len(projections) if is_usual else 1)
+        if end:  # what reads the residual stream behind the last layer
+            hidden = self.widths[0][1]
+            open_products = [i for i in range(end, count) if modules[i] is None]
+            is_head = all(self.widths[i][0] == hidden for i in open_products[:1])
+            for i in open_products if is_head else ():
+                modules[i] = "head"
+        return modules
+
+
+def usual_projections(stretches: Iterable[Stretch]) -> tuple[Width, ...]:
+    """Return the widths of the products right before attention that most layers have; empty if none is proven."""
+    between = [stretch for stretch in stretches if stretch.before_attention and stretch.feed_forward_end]
+    counts = Counter(stretch.widths[stretch.feed_forward_end :] for stretch in between)
+    return counts.most_common(1)[0][0] if counts else ()
+
+
+@dataclass(frozen=True, eq=False)
+class Products:
+    """Matrix products in order of thread and launch, one row per kernel."""
+
+    rows: Ints
+    call: Ints
+    """Row of the operator among the host ranges; -1 without one."""
+    size: Dims
+
+    @classmethod
+    def find(cls, evidence: Evidence, is_gemm: Bools) -> Products:
+        """Return the products among the events of *is_gemm*."""
+        rows = evidence.launches.by_thread(evidence.launches.ordered(is_gemm))
+        call = evidence.ranges.op_around(evidence.launches.op[rows], MATMUL_OPS)
+        return cls(rows, call, Dims.of(evidence.ranges, call))
+
+    def modules_of_equal_shapes(self, module: CategoryColumn, is_forward: Bools) -> CategoryColumn:
+        """Return for products the module of the forward products with the same three sizes, if all have the same.
+
+        A gradient has the sizes of its forward in another order.
+        """
+        sizes = np.sort(np.stack(self.size, axis=1), axis=1)
+        key, first = group_rows(*sizes.T)
+        forward = is_forward[self.rows] & self.size.known
+        # A forward product without a module disagrees with all modules: it gets a code of its own.
+        code = np.where(module.present, module.codes, len(module.values))[self.rows]
+        agreed = agreed_values(key[forward], code[forward], len(first))
+        agreed = np.where(self.size.known & (agreed[key] < len(module.values)), agreed[key], -1)
+        return CategoryColumn(module.values, agreed).spread(self.rows, len(module))
+
+    def modules_by_repetition(self, evidence: Evidence, module: CategoryColumn, is_forward: Bools) -> CategoryColumn:
+        """Return the modules of forward products by the widths between two attentions."""
+        forward = evidence.launches.by_thread(evidence.launches.ordered(is_forward))
+        is_attention = _is_attention(evidence, self.rows, is_forward)
+        # Number the stretches: one ends at attention, and where another thread begins.
+        thread = evidence.launches.thread[forward]
+        starts = is_attention[forward] | np.append(True, np.diff(thread) != 0)[: len(forward)]
+        stretch_of = np.full(len(module), -1, np.int64)
+        stretch_of[forward] = np.cumsum(starts) - 1
+        first = forward[np.flatnonzero(starts)]
+        after = is_attention[first]
+        same_thread = np.append(np.diff(evidence.launches.thread[first]) == 0, False)[: len(first)]
+        before = np.append(after[1:], False)[: len(first)] & same_thread
+        activated = np.bincount(stretch_of[forward], module.any_of("mlp")[forward], len(first)) > 0
+
+        # One row per operator call: helper kernels share it with the product.
+        members = np.flatnonzero((stretch_of[self.rows] >= 0) & ~is_attention[self.rows])
+        is_first = (self.call[members] < 0) | (np.diff(self.call[members], prepend=-2) != 0)
+        number = np.cumsum(is_first) - 1  # of each kernel: its call
+        calls = members[is_first]
+        widths = list(zip(self.size.inner[calls].tolist(), self.size.columns[calls].tolist(), strict=True))
+        of_call = stretch_of[self.rows[calls]]
+        edges = [*np.flatnonzero(np.diff(of_call, prepend=-1)).tolist(), len(calls)]
+        stretches = [
+            Stretch(tuple(widths[begin:end]), *(bool(mask[of_call[begin]]) for mask in (after, before, activated)))
+            for begin, end in pairwise(edges)
+        ]
+        projections = usual_projections(stretches)
+        modules = [name for stretch in stretches for name in stretch.modules(projections)]
+        codes = np.array([-1 if name is None else _MODULES.index(name) for name in modules], np.int64)
+        projections_and_more = CategoryColumn(_MODULES, codes[number]).spread(self.rows[members], len(module))
+        return CategoryColumn.choose(len(module), [("attention", is_attention)]).fill(projections_and_more)
+
+
+_MODULES = ("attention", "mlp", "head")
+
+
+def _is_attention(evidence: Evidence, products: Ints, is_forward: Bools) -> Bools:
+    """Return the mask of attention itself: kernels and operators of that name, or two products around a softmax."""
+    chain = evidence.text("chain")
+    is_attention: Bools = (evidence.text("name").matches(ATTENTION) | chain.matches(ATTENTION)) & is_forward
+    is_softmax = chain.matches(_SOFTMAX) & is_forward
+    if is_softmax.any():
+        is_product = np.zeros(len(is_forward), np.bool_)
+        is_product[products] = True
+        rows = evidence.launches.by_thread(evidence.launches.ordered(is_forward & (is_product | is_softmax)))
+        batched = np.append((chain.matches(_BATCHED) & is_product)[rows], False)
+        middle = np.flatnonzero(is_softmax[rows])
+        middle = middle[batched[middle - 1] & batched[middle + 1]]
+        is_attention[rows[np.concatenate([middle - 1, middle, middle + 1])]] = True
+    return is_attention
+
+
+_FUSED_KERNEL = re.compile(r"^triton_(poi|red|per|tem|for|mix|spl)_fused_(.+?)(?:_(\d+))?$")
+_KERNEL_KINDS = {
+    "poi": "pointwise",
+    "red": "reduction",
+    "per": "reduction in one block",
+    "tem": "template",
+    "for": "foreach",
+    "mix": "mixed-order reduction",
+    "spl": "split scan",
+}
+_MAX_WORDS_OF_OPERATOR = 7
+
+
+def fused_operators(kernel: str, more_operators: Iterable[str] = ()) -> tuple[str, tuple[str, ...]] | None:
+    """Return the kind of a kernel that inductor compiled, and the operators it was fused from; None for other kernels.
+
+    Args:
+        kernel: Name of the kernel.
+        more_operators: Names of operators beside those in ``operators.txt``, such as the trace's own. Words that are
+            part of no operator's name stay together.
+
+    >>> fused_operators("triton_per_fused__unsafe_view_add_native_layer_norm_native_layer_norm_backward_view_6")
+    ('reduction in one block', ('_unsafe_view', 'add', 'native_layer_norm', 'native_layer_norm_backward', 'view'))
+    >>> fused_operators("triton_poi_fused_add_my_own_op_mul_0")
+    ('pointwise', ('add', 'my_own_op', 'mul'))
+    >>> fused_operators("nvjet_hsh_128x128") is None
+    True
+    """
+    match = _FUSED_KERNEL.match(kernel)
+    if match is None:
+        return None
+    names = _listed_operators() | frozenset(more_operators)
+    words = re.findall(r"(?:^|(?<=_))_*[^_]+", match[2])  # an underscore that begins a name stays with its first word
+    operators: list[str] = []
+    unknown_words: list[str] = []
+    start = 0
+    while start < len(words):
+        length = _longest_operator(words[start:], names)
+        if not length:
+            unknown_words.append(words[start])
+            start += 1
+            continue
+        if unknown_words:
+            operators.append("_".join(unknown_words))
+            unknown_words = []
+        operators.append("_".join(words[start : start + length]))
+        start += length
+    if unknown_words:
+        operators.append("_".join(unknown_words))
+    return _KERNEL_KINDS[match[1]], tuple(operators)
+
+
+@cache
+def _listed_operators() -> frozenset[str]:
+    """Read the operators that occur in fused kernels; each may also occur with ``_backward`` behind it."""
+    return frozenset(Path(__file__).with_name("operators.txt").read_text(encoding="utf-8").split())
+
+
+def _longest_operator(words: list[str], names: frozenset[str]) -> int:
+    """Return how many of the first *words* form the longest name of an operator; 0 if none does."""
+    for count in range(min(_MAX_WORDS_OF_OPERATOR, len(words)), 0, -1):
+        name = "_".join(words[:count])
+        if name in names or (count > 1 and name.endswith("_backward") and name.removesuffix("_backward") in names):
+            return count
+    return 0
+
+
 _INSTANCE_NUMBER = re.compile(r"_\d+$")
 _MODULES_WITH_PRODUCTS = ("mlp", "head")
 """Modules that the product next to their own kernels belongs to."""
-
-
-class _Modules:
-    """Modules of events and the evidence for each. The evidence that is filled in first counts."""
-
-    def __init__(self, size: int) -> None:
-        self.module = self.evidence = CategoryColumn.constant(None, size)
-
-    def fill(self, evidence: str, module: CategoryColumn) -> None:
-        """Take *module* where none is known yet."""
-        new = module.present & ~self.module.present
-        self.module = self.module.fill(module)
-        self.evidence = self.evidence.fill(CategoryColumn.choose(len(new), [(evidence, new)]))
 
 
 def find_modules(evidence: Evidence, decisions: Decisions, book: RuleBook) -> tuple[CategoryColumn, CategoryColumn]:
@@ -57,7 +254,7 @@ def find_modules(evidence: Evidence, decisions: Decisions, book: RuleBook) -> tu
 
     by_rule = decisions.module.where(has_module)
     own_rules = {rule.name for rule in book.rules} - {rule.name for rule in builtin.rules}
-    modules = _Modules(size)
+    modules = FirstEvidence.empty(size)
     modules.fill("rule", by_rule.where(decisions.rule.any_of(*own_rules)))
     modules.fill("rule", matching([kind for kind in book.modules if kind not in builtin.modules]))
     call_kinds = [kind for kind in builtin.modules if set(kind.when) == {"modules"}]
@@ -70,14 +267,14 @@ def find_modules(evidence: Evidence, decisions: Decisions, book: RuleBook) -> tu
     by_name = by_rule.fill(matching(name_kinds, rows[~is_fused[rows]]))
     # A layer that normalizes and multiplies in one function has both names. Its products are no norm.
     modules.fill("name", by_name.where(~(is_gemm & by_name.any_of("norm"))))
-    modules.fill("neighbour", _next_to(evidence, modules.module, is_forward, is_gemm, ("router",)))
+    modules.fill("neighbour", _next_to(evidence, modules.value, is_forward, is_gemm, ("router",)))
     products = Products.find(evidence, is_gemm)
-    modules.fill("shapes", products.modules_by_repetition(evidence, modules.module, is_forward))
-    modules.fill("neighbour", _next_to(evidence, modules.module, is_forward, is_gemm, _MODULES_WITH_PRODUCTS))
-    inherited = _modules_of_forward(evidence, modules.module, is_forward).where(has_module)
+    modules.fill("shapes", products.modules_by_repetition(evidence, modules.value, is_forward))
+    modules.fill("neighbour", _next_to(evidence, modules.value, is_forward, is_gemm, _MODULES_WITH_PRODUCTS))
+    inherited = _modules_of_forward(evidence, modules.value, is_forward).where(has_module)
     modules.fill("forward", inherited.where(~(is_gemm & inherited.any_of("norm"))))
-    modules.fill("forward", products.modules_of_equal_shapes(modules.module, is_forward))
-    return modules.module, modules.evidence
+    modules.fill("forward", products.modules_of_equal_shapes(modules.value, is_forward))
+    return modules.value, modules.evidence
 
 
 def _modules_of_calls(path: CategoryColumn, kinds: Sequence[NamedKind]) -> CategoryColumn:

@@ -1,33 +1,187 @@
 """Direction of the work of every GPU event: forward, backward, wgrad, recompute or optimizer.
 
 The autograd engine tells first, then the roles of matrix products, then names of operators, annotations and kernels,
-and last the work that was launched around an event (``surrounding_work``).
+and last the work that was launched around an event. Neighbours are taken in launch order over all threads: that is the
+order of the program, while the order on the GPU mixes streams. A stretch of launches ends at communication and where
+launching passes to or from the autograd engine's threads.
 """
 
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from collections.abc import Iterator
+from math import prod
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
 
-from tracekit._util.arrays import Bools, Ints
+from tracekit._util.arrays import AnyInts, Bools, Ints
 from tracekit._util.categories import CategoryColumn
+from tracekit._util.shapes import is_shape, parse_list
 from tracekit.classify.autograd import Autograd
 from tracekit.classify.host_ranges import GpuEvents, Launches, Ranges
 from tracekit.classify.matmul import Matmuls
-from tracekit.classify.row_order import agreed_values, mask_of_rows
-from tracekit.classify.surrounding_work import (
-    BACKWARD,
-    FORWARD,
-    IN_BACKWARD,
-    OPTIMIZER,
-    RECOMPUTE,
-    WGRAD,
-    directions_by_neighbours,
+from tracekit.classify.row_order import (
+    FirstEvidence,
+    agreed_values,
+    codes_in,
+    mask_of_rows,
+    nearest_at_or_after,
+    nearest_at_or_before,
 )
 from tracekit.schema import PATH_SEPARATOR
+
+FORWARD, BACKWARD, WGRAD, RECOMPUTE, OPTIMIZER = range(5)
+"""Codes of directions."""
+IN_BACKWARD = np.array([False, True, True, True, False, False])
+"""For each direction, and last for an unknown one: whether it belongs to the backward."""
+_STEP_RANGES = r"(?i)^(ProfilerStep#|iteration|step|train(ing)?[_ ]?(step|batch|loop|iter)|epoch)"
+"""Annotations around a whole step or more."""
+_COMM_RANGES = (
+    r"(?i)^(nccl|rccl|c10d)[:_]|^PP:\d+(SEND|RECV|UNSHARD|RESHARD)"
+    r"|(?<![a-z])(send|recv|all_?gather|all_?reduce|all_?to_?all)"
+)
+"""Annotations named for communication."""
+_ADDING_OPS = r"^aten::(add_|_foreach_add_)$"
+_COPYING_OPS = r"^aten::copy_$"
+
+Case = tuple[str, int, Bools]
+"""Evidence, direction, and the mask of launches that have it."""
+
+
+class Neighbours(NamedTuple):
+    """For each row the values of the nearest known rows before and after it, and whether these are in its stretch."""
+
+    before: AnyInts  # -1 where none
+    after: AnyInts
+    before_in_stretch: Bools
+    after_in_stretch: Bools
+
+    @classmethod
+    def find(cls, value: AnyInts, known: Bools, stretch: AnyInts) -> Neighbours:
+        """Look at the rows in *known*; a known row is its own neighbour on both sides."""
+        before, after = nearest_at_or_before(known), nearest_at_or_after(known)
+        # The appended element is what -1 (no neighbour) selects.
+        value, stretch_of = np.append(value, -1), np.append(stretch, -1)
+        return cls(value[before], value[after], stretch_of[before] == stretch, stretch_of[after] == stretch)
+
+    def where(self, mask: Bools, other: Neighbours) -> Neighbours:
+        """Return these neighbours in *mask* and those of *other* elsewhere."""
+        return Neighbours(*(np.where(mask, own, theirs) for own, theirs in zip(self, other, strict=True)))
+
+
+def directions_by_neighbours(
+    value: Ints, gpu: GpuEvents, ranges: Ranges, launches: Launches, autograd: Autograd, *, communicates: Bools
+) -> Iterator[Case]:
+    """Yield directions that events share with their neighbours; the first that holds for an event counts.
+
+    What stands between two kinds of work is neither, and neighbours tell nothing on a stream without a known direction.
+
+    Args:
+        value: Direction code of each GPU event; -1 where unknown. Read before the first case is yielded.
+        gpu: GPU events.
+        ranges: Host ranges.
+        launches: Launch of each GPU event.
+        autograd: Nodes among the ranges.
+        communicates: Mask of communication.
+    """
+    order = launches.order
+    if not len(order):
+        return
+    # From here on: one row per launch, in launch order.
+    in_engine = _engine_threads(ranges, launches, autograd)[launches.thread][order]
+    changes_thread = np.append(False, in_engine[1:] != in_engine[:-1])
+    stretch: Ints = np.cumsum(communicates[order] | changes_thread, dtype=np.int64)
+    direction, without_op = value[order], (launches.op < 0)[order]
+    is_known = direction >= 0
+    # For a launch without an operator, other such work tells more than operators do.
+    alike = Neighbours.find(direction, is_known & without_op, stretch)
+    has_alike = without_op & (alike.before_in_stretch | alike.after_in_stretch)
+    neighbours = alike.where(has_alike, Neighbours.find(direction, is_known, stretch))
+    # A launch in an unknown annotation does something else. One in an annotation for communication is no compute.
+    annotation = launches.annotation_name.take(order)
+    is_plain, in_comm = ~annotation.present | annotation.matches(_STEP_RANGES), annotation.matches(_COMM_RANGES)
+    adds, copies = (mask[order] for mask in _parameter_work(ranges, launches, autograd))
+    is_bare = without_op & ~in_comm & gpu.frame["graph"].is_null().to_numpy()[order]
+    known_streams = mask_of_rows(int(gpu.stream_number.max(initial=-1)) + 1, gpu.stream_number[value >= 0])
+    on_known_stream = known_streams[gpu.stream_number][order]
+    cases = (
+        ("parameters", WGRAD, adds & IN_BACKWARD[neighbours.before] & is_plain),
+        ("parameters", OPTIMIZER, copies & (neighbours.before == OPTIMIZER) & is_plain),
+        *_between_agreeing(neighbours, in_engine=in_engine, is_plain=is_plain, in_comm=in_comm),
+        *_at_ends(neighbours, is_bare=is_bare, is_plain=is_plain & ~in_comm),
+    )
+    for source, code, mask in cases:
+        yield source, code, mask_of_rows(len(value), order, mask & on_known_stream)
+
+
+def _between_agreeing(neighbours: Neighbours, *, in_engine: Bools, is_plain: Bools, in_comm: Bools) -> Iterator[Case]:
+    """Yield work whose two neighbours agree, and work on gradients between the backward and the optimizer."""
+    before, after = neighbours.before, neighbours.after
+    after_backward = IN_BACKWARD[before]
+    either = neighbours.before_in_stretch | neighbours.after_in_stretch
+    both = neighbours.before_in_stretch & neighbours.after_in_stretch
+    yield "between", BACKWARD, after_backward & IN_BACKWARD[after] & (either | in_engine)
+    yield "between", FORWARD, (before == FORWARD) & (after == FORWARD) & either & ~in_comm
+    yield "between", OPTIMIZER, (before == OPTIMIZER) & (after == OPTIMIZER) & both & is_plain
+    yield "between", OPTIMIZER, after_backward & (after == OPTIMIZER) & ~in_engine & is_plain
+
+
+def _at_ends(neighbours: Neighbours, *, is_bare: Bools, is_plain: Bools) -> Iterator[Case]:
+    """Yield work at the ends of a stretch: its beginning leads to the known work in it, its end follows from that.
+
+    The gradient of a weight ends its line of work: what comes after it leads to something else. Before a forward the
+    program does other things, too, so of work launched by operators only the end of a stretch counts.
+    """
+    before, after = neighbours.before, neighbours.after
+    leads = neighbours.after_in_stretch & (~neighbours.before_in_stretch | (before == WGRAD))
+    follows = neighbours.before_in_stretch & ~neighbours.after_in_stretch
+    leads_to_forward = is_bare & leads & (after == FORWARD)
+    follows_forward = (is_bare | is_plain) & follows & (before == FORWARD)
+    yield "between", FORWARD, leads_to_forward | follows_forward
+    yield "between", BACKWARD, is_bare & ((leads & IN_BACKWARD[after]) | (follows & IN_BACKWARD[before]))
+
+
+def _engine_threads(ranges: Ranges, launches: Launches, autograd: Autograd) -> Bools:
+    """Return for every thread, and last for no thread, whether it runs the backward and does not drive the program."""
+    threads = int(max(ranges.thread.max(initial=-1), launches.thread.max(initial=-1))) + 1
+    is_engine = np.zeros(threads + 1, np.bool_)
+    is_engine[ranges.thread[autograd.rows]] = True
+    is_engine[launches.thread[autograd.site.any_of("backward", "recompute")]] = True
+    is_engine[[ranges.main_thread, -1]] = False
+    return is_engine
+
+
+def _parameter_work(ranges: Ranges, launches: Launches, autograd: Autograd) -> tuple[Bools, Bools]:
+    """Return masks of events outside the engine that add to, and that copy, tensors of a parameter's size.
+
+    An optimizer with weights of its own keeps gradients and weights in another type: after every backward it adds the
+    gradients to its own, and after its step it copies the weights back. The tensors may be views of one flat buffer.
+    """
+    shapes = ranges.text("shapes", ranges.accumulating).values
+    parameter_sizes = {_leading_size(text) for text in shapes} - {0}
+
+    def work_of(ops: str) -> Bools:
+        is_outside = (launches.op >= 0) & (autograd.node_row < 0)
+        rows = np.flatnonzero(is_outside & launches.op_name.matches(ops)) if parameter_sizes else np.zeros(0, np.int64)
+        has_size = ranges.text("shapes", launches.op[rows]).map(lambda text: _leading_size(text) in parameter_sizes)
+        return mask_of_rows(len(launches.op), rows, has_size)
+
+    return work_of(_ADDING_OPS), work_of(_COPYING_OPS)
+
+
+def _leading_size(text: str) -> int:
+    """Return the number of elements of the first input, of a list of tensors of its first one; 0 if it is no tensor.
+
+    >>> _leading_size("[[8,2],[8,2],[]]"), _leading_size("[[[4],[8,2]],[]]"), _leading_size("[]")
+    (16, 4, 0)
+    """
+    shape: Any = parse_list(text)
+    while isinstance(shape, list) and shape and isinstance(shape[0], list):
+        shape = shape[0]
+    return prod(shape) if shape and is_shape(shape) else 0
+
 
 WGRAD_KERNELS = (
     r"(?i)wgrad|weight_?grad|grad_weight|_acc::GemmKernel|GammaBeta|dgamma|dbeta|gradbias|bias_grad|embedding_backward"
@@ -65,35 +219,6 @@ class Directions(NamedTuple):
     """One of "autograd", "seed", "matmul", "name", "parameters", "between", "namesake", "no backward in trace"."""
 
 
-class _Assignment:
-    """Direction codes of events and the evidence for each. The evidence that is assigned first counts."""
-
-    def __init__(self, is_open: Bools) -> None:
-        self.is_open = is_open  # events that may still get a direction
-        self.value, self._source_code = np.full((2, len(is_open)), -1, np.int64)
-        self._sources: list[str] = []
-
-    def assign(self, source: str, mask: Bools, direction: int | Ints) -> None:
-        """Give the open events of *mask* a direction: one for all, or one for each event."""
-        if source not in self._sources:
-            self._sources.append(source)
-        rows = np.flatnonzero(mask & self.is_open)
-        self.value[rows] = direction if isinstance(direction, int) else direction[rows]
-        self._source_code[rows] = self._sources.index(source)
-        self.is_open[rows] = False
-
-    def withdraw(self, direction: int) -> None:
-        """Open the events that were given this direction again."""
-        self.is_open[self.value == direction] = True
-        self.value[self.value == direction] = -1
-
-    def result(self) -> Directions:
-        """Return the directions by name."""
-        return Directions(
-            CategoryColumn(_DIRECTIONS, self.value), CategoryColumn(tuple(self._sources), self._source_code)
-        )
-
-
 def read_directions(
     gpu: GpuEvents, ranges: Ranges, launches: Launches, autograd: Autograd, matmuls: Matmuls, *, communicates: Bools
 ) -> Directions:
@@ -102,8 +227,10 @@ def read_directions(
     compute = gpu.is_kernel & ~communicates
     without_op = compute & (launches.op < 0)
     in_optimizer = launches.annotations.map(_has_optimizer_annotation)
-    directions = _Assignment(~communicates)
-    assign = directions.assign
+    directions = FirstEvidence.empty(len(gpu))
+
+    def assign(source: str, mask: Bools, direction: int) -> None:
+        directions.fill_mask(source, _DIRECTIONS[direction], mask & ~communicates)
 
     assign("autograd", site.any_of("recompute"), RECOMPUTE)
     assign("autograd", site.any_of("backward"), BACKWARD)
@@ -119,21 +246,23 @@ def read_directions(
     assign("name", without_op & names.matches(BACKWARD_KERNELS), BACKWARD)
     assign("name", without_op & names.matches(FORWARD_KERNELS), FORWARD)
 
-    is_gradient = (directions.value == BACKWARD) | (directions.value == WGRAD)
-    if autograd.active or bool(in_optimizer.any()) or bool(is_gradient[compute].any()):
-        cases = directions_by_neighbours(directions.value, gpu, ranges, launches, autograd, communicates=communicates)
+    has_gradients = bool((directions.value.any_of("backward", "wgrad") & compute).any())
+    if autograd.active or bool(in_optimizer.any()) or has_gradients:
+        codes = codes_in(directions.value, _DIRECTIONS)
+        cases = directions_by_neighbours(codes, gpu, ranges, launches, autograd, communicates=communicates)
         for source, direction, mask in cases:
             assign(source, mask, direction)
-        _assign_lost_launches(directions, gpu, launches)
+        _assign_lost_launches(directions, gpu, (launches.start_ns < 0) & ~communicates)
     else:
         # Without a backward, kernels that update many tensors at once are no optimizer.
-        directions.withdraw(OPTIMIZER)
+        is_kept = ~directions.value.any_of("optimizer")
+        directions = FirstEvidence(directions.value.where(is_kept), directions.evidence.where(is_kept))
         # Without an operator or a framework's kernel nothing shows that this program runs a model. A program whose
         # kernels only fill and copy buffers, such as a parameter server, runs none.
         computes = bool((compute & ~chain.matches(_FILL_OPS)).any())
         if computes and (bool((launches.op >= 0).any()) or bool((names.matches(_FRAMEWORK_KERNELS) & compute).any())):
             assign("no backward in trace", np.ones(len(gpu), np.bool_), FORWARD)
-    return directions.result()
+    return Directions(directions.value, directions.evidence)
 
 
 def _right_before_engine(launches: Launches, autograd: Autograd) -> Bools:
@@ -146,26 +275,25 @@ def _has_optimizer_annotation(path: str) -> bool:
     return any(re.search(_OPTIMIZER_ANNOTATION, name) for name in path.split(PATH_SEPARATOR))
 
 
-def _assign_lost_launches(directions: _Assignment, gpu: GpuEvents, launches: Launches) -> None:
-    """Assign directions to events whose launch the file lost.
+def _assign_lost_launches(directions: FirstEvidence, gpu: GpuEvents, lost: Bools) -> None:
+    """Assign directions to the events whose launch the file *lost*.
 
     An event is like all others of its name, else like both neighbours on its stream.
     """
-    lost = launches.start_ns < 0
     if not lost.any():
         return
-    names = gpu.names
-    rows = np.flatnonzero((directions.value >= 0) & names.present)
-    of_name = agreed_values(names.codes[rows], directions.value[rows], len(names.values) + 1)  # last: no name
-    agreed = names.look_up(of_name)
-    directions.assign("namesake", lost & (agreed >= 0), agreed)
+    names, codes = gpu.names, codes_in(directions.value, _DIRECTIONS)
+    rows = np.flatnonzero((codes >= 0) & names.present)
+    of_name = agreed_values(names.codes[rows], codes[rows], len(names.values) + 1)  # last: no name
+    directions.fill("namesake", CategoryColumn(_DIRECTIONS, names.look_up(of_name)).where(lost))
 
     # The nearest event with a direction before and after each event on its stream. Rows are sorted by start.
     known_value = pl.when(pl.col("value") >= 0).then("value")
-    neighbours = pl.DataFrame({"value": directions.value, "stream": gpu.stream_number}).select(
+    codes = codes_in(directions.value, _DIRECTIONS)
+    neighbours = pl.DataFrame({"value": codes, "stream": gpu.stream_number}).select(
         before=known_value.forward_fill().over("stream").fill_null(-1),
         after=known_value.backward_fill().over("stream").fill_null(-1),
     )
     before, after = neighbours["before"].to_numpy(), neighbours["after"].to_numpy()
-    directions.assign("between", lost & IN_BACKWARD[before] & IN_BACKWARD[after], BACKWARD)
-    directions.assign("between", lost & (before == FORWARD) & (after == FORWARD), FORWARD)
+    directions.fill_mask("between", "backward", lost & IN_BACKWARD[before] & IN_BACKWARD[after])
+    directions.fill_mask("between", "forward", lost & (before == FORWARD) & (after == FORWARD))

@@ -20,9 +20,8 @@ import numpy as np
 from tracekit._util.arrays import Bools
 from tracekit._util.categories import CategoryColumn
 from tracekit.classify.autograd import Autograd
-from tracekit.classify.host_ranges import EVALUATE_NODE, Launches, Ranges
+from tracekit.classify.host_ranges import EVALUATE_NODE, Launches, Ranges, nearest_marked_ancestor
 from tracekit.classify.product_shapes import Dims
-from tracekit.classify.range_nesting import nearest_marked_ancestor
 from tracekit.classify.row_order import mask_of_rows
 
 _COMPILED_NODES = r"^CompiledFunction\w*Backward|CompiledAutograd"

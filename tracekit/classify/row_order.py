@@ -1,4 +1,4 @@
-"""Row arithmetic that several modules of the classifier need: masks, nearest rows, positions in groups, recoding."""
+"""Row arithmetic for several modules of the classifier, and columns filled by one kind of evidence after another."""
 
 from __future__ import annotations
 
@@ -98,3 +98,33 @@ def codes_in(column: CategoryColumn, values: Sequence[str]) -> Ints:
     """
     code_of = {value: code for code, value in enumerate(values)}
     return number_values(column, lambda value: code_of.get(value, -1))
+
+
+class FirstEvidence:
+    """A value for every row, and the evidence for it. The evidence that is filled in first counts.
+
+    >>> roles = FirstEvidence.empty(2)
+    >>> roles.fill_mask("shapes", "wgrad", np.array([True, False]))
+    >>> roles.fill_mask("order", "dgrad", np.array([True, True]))
+    >>> roles.value.strings(), roles.evidence.strings()
+    (['wgrad', 'dgrad'], ['shapes', 'order'])
+    """
+
+    def __init__(self, value: CategoryColumn, evidence: CategoryColumn) -> None:
+        self.value, self.evidence = value, evidence
+
+    @classmethod
+    def empty(cls, size: int) -> FirstEvidence:
+        """Return a column of *size* rows without values."""
+        return cls(CategoryColumn.constant(None, size), CategoryColumn.constant(None, size))
+
+    def fill(self, evidence: str, value: CategoryColumn) -> None:
+        """Take *value* where there is none yet."""
+        new = value.present & ~self.value.present
+        if new.any():
+            self.value = self.value.fill(value)
+            self.evidence = self.evidence.fill(CategoryColumn.choose(len(value), [(evidence, new)]))
+
+    def fill_mask(self, evidence: str, value: str, mask: Bools) -> None:
+        """Take one *value* for the rows of *mask* that have none yet."""
+        self.fill(evidence, CategoryColumn.choose(len(mask), [(value, mask)]))

@@ -1,12 +1,11 @@
 """Matching of rules: the first rule whose conditions an event meets decides its label.
 
-Conditions are tested on the distinct values of each column of evidence, and for up to 64 rules at once.
+Conditions are tested on the distinct values of each column of evidence.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -26,8 +25,6 @@ Case = tuple[Conditions, Conditions]
 
 UNKNOWN = "other"
 """Label, and name of the rule, of events that no rule matches."""
-_CASES_AT_ONCE = 64
-"""Number of cases that are tested together, one bit of a number each."""
 _PASS_OF_LABEL = {
     "forward": "forward",
     "dgrad": "backward",
@@ -75,17 +72,17 @@ def match_kinds(columns: Columns, kinds: Sequence[NamedKind], rows: Ints, size: 
     return chosen.replace(chosen.values)
 
 
-def meets(values: Column, condition: Condition) -> Bools:
-    """Return the mask of rows that meet one condition.
+def meets(values: Column, condition: Condition, rows: Ints) -> Bools:
+    """Return which of *rows* meet one condition.
 
-    >>> meets(np.array([3, -1, 8]), "< 8").tolist()
+    >>> meets(np.array([3, -1, 8]), "< 8", np.arange(3)).tolist()
     [True, False, False]
     """
     if isinstance(values, CategoryColumn):
-        return values.look_up(_values_meet(values, condition))
+        return values.take(rows).look_up(_values_meet(values, condition))
     if isinstance(condition, str):
-        return _compare(values, condition)
-    equal: Bools = values == condition
+        return _compare(values[rows], condition)
+    equal: Bools = values[rows] == condition
     return equal
 
 
@@ -110,61 +107,23 @@ def _values_meet(values: CategoryColumn, condition: Condition) -> Bools:
 def first_matching_case(columns: Columns, cases: Sequence[Case], rows: Ints) -> Ints:
     """Return for each of *rows* the index of the first case that holds; -1 where none does.
 
-    Cases that no distinct value meets are left out before any row is looked at.
-
     >>> size, cases = {"size": np.array([3, 5, 9])}, [({"size": "> 8"}, {}), ({"size": "> 4"}, {"size": 5})]
     >>> first_matching_case(size, cases, np.arange(3)).tolist()
     [-1, -1, 0]
     """
     matched, undecided = np.full(len(rows), -1, np.int64), np.arange(len(rows))
-    possible: dict[tuple[str, Condition], bool] = {}
-    possible_cases = (i for i, (when, _) in enumerate(cases) if _is_possible(columns, when, possible))
-    while len(undecided) and (indices := list(islice(possible_cases, _CASES_AT_ONCE))):
-        bits = _matching_bits(columns, [cases[i] for i in indices], rows[undecided])
-        hit = bits > 0
-        # The lowest set bit is the first case: isolate it, and count the bits below it.
-        first = np.bitwise_count((bits & (~bits + np.uint64(1))) - np.uint64(1))
-        matched[undecided[hit]] = np.array(indices)[first[hit]]
-        undecided = undecided[~hit]
+    for index, (when, unless) in enumerate(cases):
+        # Most rules are about things that a trace does not have: no distinct value meets one of their conditions.
+        if not all(_is_possible(columns[column], condition) for column, condition in when.items()):
+            continue
+        hit = undecided
+        for conditions, wanted in ((when, True), (unless, False)):
+            for column, condition in conditions.items():
+                hit = hit[meets(columns[column], condition, rows[hit]) == wanted]
+        matched[hit] = index
+        undecided = undecided[matched[undecided] < 0]
     return matched
 
 
-def _is_possible(columns: Columns, when: Conditions, possible: dict[tuple[str, Condition], bool]) -> bool:
-    """Return whether some value meets each condition. Most rules are about things that a trace does not have.
-
-    Results are kept in *possible*.
-    """
-    for key in when.items():
-        if key not in possible:
-            values = columns[key[0]]
-            possible[key] = not isinstance(values, CategoryColumn) or bool(_values_meet(values, key[1]).any())
-        if not possible[key]:
-            return False
-    return True
-
-
-def _matching_bits(columns: Columns, cases: Sequence[Case], rows: Ints) -> npt.NDArray[np.uint64]:
-    """Return for each of *rows* the cases that hold, one bit each."""
-    # For each condition the cases (as bits) that it excludes: those with it in ``unless`` where it is met, those with
-    # it in ``when`` where it is not.
-    excluded_cases: dict[tuple[str, Condition, bool], int] = {}
-    for i, (when, unless) in enumerate(cases):
-        for conditions, excludes_if_met in ((when, False), (unless, True)):
-            for column, condition in conditions.items():
-                key = (column, condition, excludes_if_met)
-                excluded_cases[key] = excluded_cases.get(key, 0) | 1 << i
-    bits = np.full(len(rows), (1 << len(cases)) - 1, np.uint64)
-    excluded_by_value: dict[str, npt.NDArray[np.uint64]] = {}  # for each distinct value, and last for null
-    for (column, condition, excludes_if_met), excluded in excluded_cases.items():
-        values = columns[column]
-        if isinstance(values, CategoryColumn):
-            table = excluded_by_value.setdefault(column, np.zeros(len(values.values) + 1, np.uint64))
-            table[_values_meet(values, condition) == excludes_if_met] |= np.uint64(excluded)
-        else:
-            bits[meets(values, condition)[rows] == excludes_if_met] &= ~np.uint64(excluded)
-    for column, table in excluded_by_value.items():
-        text = columns[column]
-        assert isinstance(text, CategoryColumn)
-        text_of_rows = text if len(rows) == len(text) else text.take(rows)
-        bits &= text_of_rows.look_up(~table) if text.values else ~table[-1]
-    return bits
+def _is_possible(values: Column, condition: Condition) -> bool:
+    return not isinstance(values, CategoryColumn) or bool(_values_meet(values, condition).any())

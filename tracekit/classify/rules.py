@@ -1,6 +1,7 @@
 """Classification rules and the TOML files they are read from.
 
-A rule names the evidence it needs and the label it gives; the first rule that matches an event wins.
+A rule names the evidence it needs and the label it gives; the first rule that matches an event wins. Families of
+kernels that multiply matrices are known by their names, which a file of their own lists.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,7 +26,7 @@ from tracekit.schema import LABELS, PASSES
 PACKS = Path(__file__).parent / "packs"
 """Folder of the rules files that ship with tracekit."""
 KERNEL_FAMILIES = "70-kernels.toml"
-"""File of the folder that holds families of kernels instead of rules (``kernel_families``)."""
+"""File of the folder that holds families of kernels instead of rules (``KernelFamily``)."""
 
 TIERS = ("annotation", "autograd", "group", "shapes", "name", "neighbour")
 """Kinds of evidence, the most trusted first. Rules are tried in this order, then in the order they are written."""
@@ -284,3 +285,45 @@ def _find_line(text: str, table: str, index: int, key: str, inside: str = "") ->
         return first + 1
     inner = re.compile(rf"(^|[\s{{,.])[\"']?{re.escape(key)}[\"']?\s*=")
     return next((i + 1 for i in range(first, stop) if inner.search(lines[i])), first + 1)
+
+
+class KernelFamily(msgspec.Struct, frozen=True):
+    """Kernels of one library."""
+
+    family: str
+    computes: str
+    """``product`` or ``attention``."""
+    pattern: str
+    """Regular expression that is searched for in names, whatever their capitals."""
+    source: str
+
+
+@cache
+def kernel_families() -> tuple[KernelFamily, ...]:
+    """Return all families.
+
+    >>> {family.computes for family in kernel_families()} == {"product", "attention"}
+    True
+    """
+    entries = tomllib.loads(shipped_packs()[KERNEL_FAMILIES])["kernel"]
+    return msgspec.convert(entries, tuple[KernelFamily, ...])
+
+
+@cache
+def kernel_pattern(computes: str) -> str:
+    """Return one regular expression for all families that compute the same.
+
+    >>> bool(re.search(kernel_pattern("attention"), "void ck_tile::kentry<FmhaFwdKernel<>>"))
+    True
+    """
+    return "|".join(f"(?i:{family.pattern})" for family in kernel_families() if family.computes == computes)
+
+
+def family_of(kernel: str) -> str | None:
+    """Return the family of a kernel by its name; None if it is in none.
+
+    >>> family_of("bmm_Bfloat16_MxE2m1MxE4m3_Fp32_t128x16x256u2"), family_of("relu")
+    ('TensorRT-LLM batched product', None)
+    """
+    matches = (family.family for family in kernel_families() if re.search(f"(?i:{family.pattern})", kernel))
+    return next(matches, None)

@@ -20,7 +20,7 @@ def run(
     from tracekit.report.terminal.screen import Screen
     from tracekit.report.write import write
     from tracekit.run.analyze import analyze
-    from tracekit.synthetic.sample import write_sample
+    from tracekit.synthetic.files import write_sample
 
     files = write_sample(output)
     analysis = analyze([str(output)])

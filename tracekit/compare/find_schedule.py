@@ -18,13 +18,14 @@ from tracekit.compare.identify import (
     Match,
     Orders,
     candidates,
+    count_ops,
     exact_match,
     likely_candidates,
     match_with,
     named_candidates,
     nearest_match,
+    units,
 )
-from tracekit.compare.orders import count_ops, units
 from tracekit.compare.replay import GraphCache
 from tracekit.errors import Notice
 from tracekit.reconstruct.pipeline import Pipeline, has_same_order
@@ -60,13 +61,6 @@ class ScheduleFinder:
         self.placed: StepCache = {}
         self._findings: dict[Hashable, _Finding] = {}
         self._last_schedule: Schedule | None = None
-
-    def copy(self) -> ScheduleFinder:
-        """Return a finder with the same findings, which adds further ones on its own."""
-        other = ScheduleFinder(self.wanted)
-        other.graphs, other.placed = dict(self.graphs), dict(self.placed)
-        other._findings, other._last_schedule = dict(self._findings), self._last_schedule
-        return other
 
     def match(self, pipeline: Pipeline) -> tuple[Match | None, list[Notice]]:
         """Return the match of a pipeline's order, and the notices about it."""

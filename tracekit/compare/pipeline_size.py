@@ -15,8 +15,7 @@ import polars as pl
 
 from tracekit._util.text import plural
 from tracekit.align.clocks import Clocks
-from tracekit.compare.identify import Match, candidates, exact_match, forward_stages, named_candidates
-from tracekit.compare.orders import count_ops
+from tracekit.compare.identify import Match, candidates, count_ops, exact_match, forward_stages, named_candidates
 from tracekit.errors import Notice
 from tracekit.reconstruct.pipeline import Pipeline
 from tracekit.reconstruct.pipeline_steps import assemble

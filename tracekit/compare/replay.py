@@ -14,6 +14,8 @@ from tracekit._loops import replay
 from tracekit._util.arrays import Bools, Ints, as_int64
 from tracekit._util.columns import to_int64
 from tracekit.reconstruct.pipeline import Pipeline
+from tracekit.schedules.ops import KINDS
+from tracekit.schedules.schedule import Edges, OpTable, find_running_order
 
 Shares = npt.NDArray[np.float64]
 
@@ -52,14 +54,26 @@ class CellGraph:
         position = cells["position"].to_numpy().astype(np.int64)
         op = cells["op"].cast(pl.String).to_numpy().astype(str)
         stage, microbatch = to_int64(cells["stage"], 0), to_int64(cells["microbatch"], 0)
-        recorded_b_stage = to_int64(cells["b_stage"], -1)
-        b_stage = np.where(op == "FB", np.maximum(recorded_b_stage, 0), stage)
-        b_microbatch = np.where(op == "FB", to_int64(cells["b_microbatch"], 0), microbatch)
-        waits = _find_dependencies(position, op, (stage, microbatch), (b_stage, b_microbatch))
-        # First cell of each rank, and behind the last one the number of cells.
-        first_cell = np.searchsorted(position, np.arange(int(position.max(initial=-1)) + 2))
-        order, done = np.empty(len(waits), np.int64), np.zeros(len(waits), np.uint8)
-        broken = replay.find_running_order(waits, first_cell[:-1].copy(), first_cell[1:], done, order)
+        recorded_b_stage, is_block = to_int64(cells["b_stage"], -1), op == "FB"
+        table = OpTable(
+            rank=position,
+            kind=to_int64(cells["op"].cast(pl.Enum(KINDS)).to_physical()),
+            stage=stage,
+            microbatch=microbatch,
+            b_stage=np.where(is_block, np.maximum(recorded_b_stage, 0), stage),
+            b_microbatch=np.where(is_block, to_int64(cells["b_microbatch"], 0), microbatch),
+            offsets=np.searchsorted(position, np.arange(int(position.max(initial=-1)) + 2)),
+        )
+        waits = np.stack(table.find_edges(), axis=1)
+        waits[waits == np.arange(len(op))[:, None]] = -1  # an FB whose halves are of one micro-batch is its own forward
+        broken = 0
+        order, stuck = find_running_order(Edges(*waits.T), table.offsets)
+        while stuck:  # all ranks wait for each other: let the cell of the first of them run
+            cell, awaited = next(iter(stuck.values()))
+            is_awaited = waits[cell] == awaited
+            waits[cell, is_awaited] = -1
+            broken += int(is_awaited.sum())
+            order, stuck = find_running_order(Edges(*waits.T), table.offsets)
         return cls(position, op, stage, microbatch, recorded_b_stage, waits, order, broken)
 
     def run(self, duration: Ints, delay: Ints | None = None, early: Shares | None = None) -> tuple[Ints, Ints]:
@@ -201,41 +215,3 @@ def cell_graph(pipeline: Pipeline, cache: GraphCache) -> CellGraph:
     if key not in cache:
         cache[key] = CellGraph.of(pipeline.detail)
     return cache[key]
-
-
-def _find_dependencies(
-    position: Ints, op: npt.NDArray[np.str_], forward: tuple[Ints, Ints], backward: tuple[Ints, Ints]
-) -> Ints:
-    """Return the cells each cell waits for (``CellGraph.waits``).
-
-    Args:
-        position: Position of each cell.
-        op: Op of each cell.
-        forward: Stage and micro-batch of each cell, of an FB those of its forward.
-        backward: Stage and micro-batch of each cell, of an FB those of its backward.
-    """
-    (f_stage, f_microbatch), (b_stage, b_microbatch) = forward, backward
-    cell = np.arange(len(op))
-    has_forward = (op == "F") | (op == "FB")
-    has_input_grad = (op == "B") | (op == "I") | (op == "FB")
-    is_weight_grad = op == "W"
-    # Cells that compute each (stage, micro-batch)'s output and input gradient; one stage more than there are, since the
-    # last stage looks for its gradient there and finds none.
-    shape = (
-        int(max(f_stage.max(initial=0), b_stage.max(initial=0))) + 2,
-        int(max(f_microbatch.max(initial=0), b_microbatch.max(initial=0))) + 1,
-    )
-    forward_cell, input_grad_cell = np.full(shape, -1, np.int64), np.full(shape, -1, np.int64)
-    forward_cell[f_stage[has_forward], f_microbatch[has_forward]] = cell[has_forward]
-    input_grad_cell[b_stage[has_input_grad], b_microbatch[has_input_grad]] = cell[has_input_grad]
-
-    waits = np.full((len(op), 4), -1, np.int64)
-    follows = np.flatnonzero(position[1:] == position[:-1]) + 1
-    waits[follows, 0] = follows - 1
-    needs_input = has_forward & (f_stage > 0)
-    waits[needs_input, 1] = forward_cell[f_stage[needs_input] - 1, f_microbatch[needs_input]]
-    waits[has_input_grad, 2] = input_grad_cell[b_stage[has_input_grad] + 1, b_microbatch[has_input_grad]]
-    waits[has_input_grad, 3] = forward_cell[b_stage[has_input_grad], b_microbatch[has_input_grad]]
-    waits[is_weight_grad, 3] = input_grad_cell[b_stage[is_weight_grad], b_microbatch[is_weight_grad]]
-    waits[waits == cell[:, None]] = -1  # an FB whose halves are of one micro-batch does not wait for itself
-    return waits

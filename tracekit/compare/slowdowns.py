@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -51,21 +52,16 @@ class OperationGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         transfer_of = {op: number for number, ops in enumerate(self.transfers) for op in ops}
         members = [*self.transfers, *([op] for op in range(len(self.waits_for)) if op not in transfer_of)]
         unit_of = {op: unit for unit, ops in enumerate(members) for op in ops}
-        waiting = [{unit_of[before] for op in ops for before in self.waits_for[op]} for ops in members]
-        followers: list[list[int]] = [[] for _ in members]
-        for unit, before in enumerate(waiting):
-            for earlier in before:
-                followers[earlier].append(unit)
-        missing = [len(before) for before in waiting]
-        ready = [unit for unit, count in enumerate(missing) if not count]
-        for unit in ready:  # grows while it is iterated
-            for follower in followers[unit]:
-                missing[follower] -= 1
-                if not missing[follower]:
-                    ready.append(follower)
-        if len(ready) < len(members):
-            raise ScheduleError("operations wait for each other in a ring", hint="check the order of each rank")
-        return [(unit if unit < len(self.transfers) else -1, members[unit]) for unit in ready]
+        waiting = {
+            unit: {unit_of[before] for op in ops for before in self.waits_for[op]} for unit, ops in enumerate(members)
+        }
+        try:
+            order = TopologicalSorter(waiting).static_order()
+            return [(unit if unit < len(self.transfers) else -1, members[unit]) for unit in order]
+        except CycleError:
+            raise ScheduleError(
+                "operations wait for each other in a ring", hint="check the order of each rank"
+            ) from None
 
     def run(self, durations: Times, lane_step: Ints) -> Times:
         """Return the time of each step: the end of its last operation on any lane.

@@ -21,7 +21,7 @@ from tracekit._loops.nesting import OP
 from tracekit._util.arrays import Int32s, Ints, find_sorted, group_rows, take_or_missing
 from tracekit._util.categories import CategoryColumn
 from tracekit._util.columns import to_int64
-from tracekit.classify.range_nesting import Nested, nest
+from tracekit.classify.host_ranges import Nested, nest
 from tracekit.intervals import overlaps_any
 from tracekit.metrics.host_calls import BLOCKING_PATTERN, ApiCalls
 from tracekit.schema import KINDS, conform

@@ -12,7 +12,7 @@ from tracekit._util.arrays import Ints, group_rows
 from tracekit._util.categories import CategoryColumn, CategoryColumns
 from tracekit._util.columns import to_int64
 from tracekit._util.shapes import parse_list
-from tracekit.classify.kernel_families import family_of, kernel_pattern
+from tracekit.classify.rules import family_of, kernel_pattern
 from tracekit.intervals import union
 from tracekit.metrics.flops import CONVOLUTION_BACKWARD, FORMULAS, convolution_outputs, flop
 from tracekit.metrics.peaks import peak_tflop_s

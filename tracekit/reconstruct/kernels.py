@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 import polars as pl
@@ -96,35 +95,20 @@ def _read_path(path: str, *, backward: bool) -> tuple[str | None, int | None, in
     return (work.op, work.stage, work.microbatch, ranges.block) if work else (None, None, None, ranges.block)
 
 
-class Kernels(msgspec.Struct, frozen=True, eq=False):
+class Kernels:
     """Columns of ``prepare`` for one step, as arrays. Numbers are -1 where there is none."""
 
-    category: npt.NDArray[np.int8]
-    host_ns: Ints  # ascending
-    duration_ns: Ints
-    is_wgrad: Bools
-    number: Ints
-    name: npt.NDArray[np.uint32]  # code of the kernel's name
-    p2p: CategoryColumn
-    named_op: CategoryColumn
-    stage: Ints
-    microbatch: Ints
-
-    @classmethod
-    def of(cls, rows: pl.DataFrame) -> Kernels:
-        """Return the columns of rows that ``prepare`` returned."""
-        return cls(
-            category=rows["category"].to_numpy(),
-            host_ns=rows["host_ns"].to_numpy(),
-            duration_ns=rows["end_ns"].to_numpy() - rows["start_ns"].to_numpy(),
-            is_wgrad=rows["code"].to_numpy() == LABELS.index("wgrad"),
-            number=to_int64(rows["number"]),
-            name=rows["name"].to_physical().to_numpy(),
-            p2p=CategoryColumn.from_series(rows["p2p"]),
-            named_op=CategoryColumn.from_series(rows["named_op"]),
-            stage=to_int64(rows["stage"]),
-            microbatch=to_int64(rows["microbatch"]),
-        )
+    def __init__(self, rows: pl.DataFrame) -> None:
+        """Read the columns of *rows*, which ``prepare`` returned."""
+        self.category: npt.NDArray[np.int8] = rows["category"].to_numpy()
+        self.host_ns: Ints = rows["host_ns"].to_numpy()  # ascending
+        self.duration_ns: Ints = rows["end_ns"].to_numpy() - rows["start_ns"].to_numpy()
+        self.is_wgrad: Bools = rows["code"].to_numpy() == LABELS.index("wgrad")
+        self.number = to_int64(rows["number"])
+        self.name: npt.NDArray[np.uint32] = rows["name"].to_physical().to_numpy()  # code of the kernel's name
+        self.p2p = CategoryColumn.from_series(rows["p2p"])
+        self.named_op = CategoryColumn.from_series(rows["named_op"])
+        self.stage, self.microbatch = to_int64(rows["stage"]), to_int64(rows["microbatch"])
 
     def rows_of(self, category: int) -> Ints:
         """Return the rows of one category, ascending."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -109,45 +109,26 @@ def has_same_order(pipeline: Pipeline, schedule: Schedule) -> bool:
     return all(order == list(schedule.ranks[position]) for position, order in pipeline.orders().items())
 
 
-def rename_cells(steps: Sequence[tuple[Pipeline, Schedule, bool]]) -> list[Pipeline]:
-    """Return each pipeline with the stages and micro-batches of the schedule whose order it follows.
+def rename_cells(pipeline: Pipeline, schedule: Schedule, *, has_names: bool) -> Pipeline:
+    """Return the pipeline with the stages and micro-batches of the schedule whose order it follows.
 
     The pattern of forwards, backwards and their pairs fits the schedule on every rank. So each forward takes stage and
     micro-batch of the schedule's forward at the same place in the order, and so do its backward and weight gradient.
-
-    Args:
-        steps: Pipelines with the schedule each follows, and whether the cells have the schedule's names already.
-
+    With *has_names* the cells have the schedule's names already.
     """
-    if not steps:
-        return []
-    tables = [
-        pipeline.detail if has_names else _with_names_of(schedule, pipeline) for pipeline, schedule, has_names in steps
-    ]
-    by_pattern = [
-        pipeline.stages_from == "nothing" or not (has_names or _has_same_stages(pipeline.detail, table))
-        for (pipeline, _, has_names), table in zip(steps, tables, strict=True)
-    ]
+    table = pipeline.detail if has_names else _with_names_of(schedule, pipeline)
+    by_pattern = pipeline.stages_from == "nothing" or not (has_names or _has_same_stages(pipeline.detail, table))
     # An order that fits a schedule on every rank makes a pair found by position likely, not certain. Where messages
     # were recorded with their peers, these confirm it a second time.
-    sizes = [table.height for table in tables]
-    least = [CONFIDENCE_ORDER_AND_PEERS if pipeline.peers_recorded else CONFIDENCE_COUNTED for pipeline, _, _ in steps]
-    most = [CONFIDENCE_COUNTED if is_pattern else CONFIDENCE_ANNOTATED for is_pattern in by_pattern]
-    raised = pl.max_horizontal("confidence", pl.Series(np.repeat(least, sizes)))
-    limited = pl.min_horizontal(raised, pl.Series(np.repeat(most, sizes)))
-    table = conform(pl.concat(tables).with_columns(confidence=limited), DETAILED)
-    renamed, first = [], 0
-    for (pipeline, schedule, _), is_pattern, size in zip(steps, by_pattern, sizes, strict=True):
-        renamed.append(
-            replace(
-                pipeline,
-                stages_from="pattern" if is_pattern else pipeline.stages_from,
-                notices=tuple(notice for notice in pipeline.notices if notice.code != "stages-unknown"),
-                detail=_fuse_backwards(table.slice(first, size), schedule),
-            )
-        )
-        first += size
-    return renamed
+    most = CONFIDENCE_COUNTED if by_pattern else CONFIDENCE_ANNOTATED
+    least = min(CONFIDENCE_ORDER_AND_PEERS if pipeline.peers_recorded else CONFIDENCE_COUNTED, most)
+    table = conform(table.with_columns(pl.col("confidence").fill_null(least).clip(least, most)), DETAILED)
+    return replace(
+        pipeline,
+        stages_from="pattern" if by_pattern else pipeline.stages_from,
+        notices=tuple(notice for notice in pipeline.notices if notice.code != "stages-unknown"),
+        detail=_fuse_backwards(table, schedule),
+    )
 
 
 def _with_names_of(schedule: Schedule, pipeline: Pipeline) -> pl.DataFrame:

@@ -17,10 +17,9 @@ from tracekit.errors import Notice
 from tracekit.intervals import Intervals
 from tracekit.reconstruct.chunk_table import ChunkTable, cut_chunks, measure_chunks
 from tracekit.reconstruct.chunks import CONFIDENCE_POSITION
-from tracekit.reconstruct.contention import CONTENTION, measure_contention
 from tracekit.reconstruct.kernels import prepare
 from tracekit.reconstruct.lanes import LANES, measure_lanes
-from tracekit.reconstruct.messages import read_messages
+from tracekit.reconstruct.messages import CONTENTION, measure_contention, read_messages
 from tracekit.reconstruct.stalls import Timeline, find_stalls
 from tracekit.schema import STALL_CAUSES, ProcessGroup, Source
 

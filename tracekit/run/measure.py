@@ -11,7 +11,7 @@ import polars as pl
 
 from tracekit.analysis.rank_timeline import rank_timeline
 from tracekit.analysis.tables import RankTables, rank_tables
-from tracekit.classify.model_frames import MODULE_PREFIX
+from tracekit.classify.model_position import MODULE_PREFIX
 from tracekit.errors import TracekitError
 from tracekit.metrics.host_calls import find_api_calls, find_waiting_calls
 from tracekit.parsers.source_refs import SourceRef

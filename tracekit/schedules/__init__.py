@@ -9,10 +9,18 @@
 from __future__ import annotations
 
 from tracekit.schedules.blocks import BlockTimes, block, block_times
-from tracekit.schedules.catalogue import Entry, Sizes
-from tracekit.schedules.files import read_orders, write_orders
 from tracekit.schedules.ops import Op
-from tracekit.schedules.registry import describe, generate, names, register, unregister
+from tracekit.schedules.registry import (
+    Entry,
+    Sizes,
+    describe,
+    generate,
+    names,
+    read_orders,
+    register,
+    unregister,
+    write_orders,
+)
 from tracekit.schedules.schedule import Schedule
 from tracekit.schedules.simulation import Simulation, simulate
 from tracekit.schedules.times import Times

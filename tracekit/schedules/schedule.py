@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -20,25 +22,45 @@ MAX_OPS_IN_NOTEBOOK = 24
 """Ops of a rank shown in a notebook."""
 
 
-class OpTable(msgspec.Struct, frozen=True, eq=False):
-    """The ops of all ranks as columns, rank after rank; the ops of rank r begin at row ``offsets[r]``."""
-
-    rank: Ints
-    kind: Ints
-    stage: Ints
-    microbatch: Ints
-    b_stage: Ints  # of B, I and W the same as stage; of FB its backward half; of F -1
-    b_microbatch: Ints
-    offsets: Ints
-
-
-class Edges(msgspec.Struct, frozen=True, eq=False):
+class Edges(NamedTuple):
     """For each op the indices of the ops it waits for; -1: none."""
 
     previous: Ints  # the op before it on its rank
     forward: Ints  # F of the stage before: what an F or FB receives
     backward: Ints  # B or I of the stage after: what a B, I or FB receives
     own: Ints  # own F of a B, I or FB; own I of a W
+
+
+class OpTable(msgspec.Struct, frozen=True, eq=False):
+    """The ops of all ranks as columns, rank after rank; the ops of rank r begin at row ``offsets[r]``."""
+
+    rank: Ints
+    kind: Ints  # index in KINDS
+    stage: Ints
+    microbatch: Ints
+    b_stage: Ints  # of B, I and W the same as stage; of FB its backward half; of F -1
+    b_microbatch: Ints
+    offsets: Ints
+
+    def find_edges(self) -> Edges:
+        """Return the ops that every op waits for, as far as the table has them."""
+        op = np.arange(len(self.kind))
+        has_forward, has_input_grad, is_weight = (np.isin(self.kind, kinds) for kinds in ((F, FB), (B, I, FB), W))
+        # Ops that compute each (stage, micro-batch)'s output and input gradient. There is one stage more than the table
+        # has: the first stage looks for its input there (index -1), and the last for its gradient.
+        stages = int(max(self.stage.max(initial=0), self.b_stage.max(initial=0))) + 2
+        microbatches = int(max(self.microbatch.max(initial=0), self.b_microbatch.max(initial=0))) + 1
+        outputs, input_grads = np.full((2, stages, microbatches), -1, np.int64)
+        outputs[self.stage[has_forward], self.microbatch[has_forward]] = op[has_forward]
+        input_grads[self.b_stage[has_input_grad], self.b_microbatch[has_input_grad]] = op[has_input_grad]
+        own_forward = outputs[self.b_stage, self.b_microbatch]
+        own_input_grad = input_grads[self.b_stage, self.b_microbatch]
+        return Edges(
+            previous=np.where(np.diff(self.rank, prepend=-1) == 0, op - 1, -1),
+            forward=np.where(has_forward, outputs[self.stage - 1, self.microbatch], -1),
+            backward=np.where(has_input_grad, input_grads[self.b_stage + 1, self.b_microbatch], -1),
+            own=np.where(has_input_grad, own_forward, np.where(is_weight, own_input_grad, -1)),
+        )
 
 
 @dataclass(frozen=True, repr=False)
@@ -125,52 +147,42 @@ class Schedule:
     @cached_property
     def edges(self) -> Edges:
         """The ops that every op waits for. Raises if an op is missing, doubled or not on the rank of its forward."""
-        table = self.table
-        forwards, backwards, _ = self._producers  # by stage and micro-batch
-        last_stage = forwards.shape[0] - 1
-        has_forward = (table.kind == F) | (table.kind == FB)
-        has_backward = (table.kind == B) | (table.kind == I) | (table.kind == FB)
-        is_weight = table.kind == W
-        previous = np.arange(len(table.kind)) - 1
-        previous[table.offsets[:-1][np.diff(table.offsets) > 0]] = -1  # first op of each rank that has any
-        # Indices outside the table (before the first stage, behind the last) are replaced by -1 below.
-        before = forwards[table.stage - 1, table.microbatch]
-        after = backwards[np.minimum(table.b_stage + 1, last_stage), table.b_microbatch]
-        own_forward = forwards[table.b_stage, table.b_microbatch]
-        own_backward = backwards[table.b_stage, table.b_microbatch]
-        own = np.where(is_weight, own_backward, own_forward)
-        return Edges(
-            previous=previous,
-            forward=np.where(has_forward & (table.stage > 0), before, -1),
-            backward=np.where(has_backward & (table.b_stage < last_stage), after, -1),
-            own=np.where(has_backward | is_weight, own, -1),
-        )
+        _ = self._producers  # raises
+        return self.table.find_edges()
 
     @cached_property
     def running_order(self) -> Ints:
         """Indices of all ops, each behind those it depends on; raises if ranks wait for each other."""
-        return find_running_order(self)
+        order, stuck = find_running_order(self.edges, self.table.offsets)
+        if stuck:
+            raise _deadlock(self, stuck)
+        return order
 
     @cached_property
     def _producers(self) -> tuple[Ints, Ints, Ints]:
         """Index of the op that produces output, input gradient and weight gradient of each stage and micro-batch."""
-        table, kind = self.table, self.table.kind
-        stages, microbatches = int(max(table.stage.max(), table.b_stage.max())) + 1, self.microbatches
-        _check_microbatches(self, max(table.microbatch.max(), table.b_microbatch.max()))
-        producers = []
-        for letter, kinds in (("F", (F, FB)), ("B", (B, I, FB)), ("W", (B, W, FB))):
-            ops = np.flatnonzero(np.isin(kind, kinds))
-            stage, microbatch = (
-                (table.stage, table.microbatch) if letter == "F" else (table.b_stage, table.b_microbatch)
+        table, microbatches = self.table, self.microbatches
+        stages = int(max(table.stage.max(), table.b_stage.max())) + 1
+        largest = max(table.microbatch.max(), table.b_microbatch.max())
+        if largest >= microbatches:
+            raise ScheduleError(
+                f"{self.name}: micro-batch {largest} is beyond the {microbatches} of the schedule",
+                hint="count micro-batches from 0",
             )
+        forwards = (F, FB), table.stage, table.microbatch
+        input_grads, weight_grads = (((B, kind, FB), table.b_stage, table.b_microbatch) for kind in (I, W))
+        producers = []
+        for letter, (kinds, stage, microbatch) in zip("FBW", (forwards, input_grads, weight_grads), strict=True):
+            ops = np.flatnonzero(np.isin(table.kind, kinds))
             key = stage[ops] * microbatches + microbatch[ops]
+            distinct, first, count = np.unique(key, return_index=True, return_counts=True)
             if len(ops) < stages * microbatches:  # a typing error can name a far stage: make no table up to there
-                raise _missing(self, letter, *divmod(_first_absent(key), microbatches))
-            counts = np.bincount(key, minlength=stages * microbatches)
-            _check_once(self, letter, counts.reshape(stages, microbatches))
-            producer = np.empty(len(counts), np.int64)
-            producer[key] = ops
-            producers.append(producer.reshape(stages, microbatches))
+                gaps = np.flatnonzero(distinct != np.arange(len(distinct)))
+                raise _missing(self, letter, *divmod(int(gaps[0]) if len(gaps) else len(distinct), microbatches))
+            if len(distinct) < len(ops):
+                doubled = int(distinct[count > 1][0])
+                raise _doubled(self, letter, *divmod(doubled, microbatches), ops[key == doubled])
+            producers.append(ops[first].reshape(stages, microbatches))
         _check_ranks(self, *producers)
         return producers[0], producers[1], producers[2]
 
@@ -178,35 +190,6 @@ class Schedule:
 def _as_ints(values: tuple[int | None, ...]) -> Ints:
     """Return the numbers, -1 for None."""
     return np.array([-1 if value is None else value for value in values], np.int64)
-
-
-def _check_microbatches(schedule: Schedule, largest: np.int64) -> None:
-    if largest >= schedule.microbatches:
-        raise ScheduleError(
-            f"{schedule.name}: micro-batch {largest} is beyond the {schedule.microbatches} of the schedule",
-            hint="count micro-batches from 0",
-        )
-
-
-def _check_once(schedule: Schedule, letter: str, counts: Ints) -> None:
-    doubled = np.argwhere(counts > 1)
-    if len(doubled):
-        stage, microbatch = (int(n) for n in doubled[0])
-        where = ", ".join(_mentions(schedule, letter, stage, microbatch))
-        raise ScheduleError(
-            f"{schedule.name}: {stage}{letter}{microbatch} appears {counts[stage, microbatch]} times ({where})",
-            hint="every op runs once",
-        )
-    absent = np.argwhere(counts == 0)
-    if len(absent):
-        raise _missing(schedule, letter, int(absent[0][0]), int(absent[0][1]))
-
-
-def _first_absent(numbers: Ints) -> int:
-    """Return the smallest number from 0 that does not occur."""
-    distinct = np.unique(numbers)
-    gaps = np.flatnonzero(distinct != np.arange(len(distinct)))
-    return int(gaps[0]) if len(gaps) else len(distinct)
 
 
 def _missing(schedule: Schedule, letter: str, stage: int, microbatch: int) -> ScheduleError:
@@ -218,17 +201,12 @@ def _missing(schedule: Schedule, letter: str, stage: int, microbatch: int) -> Sc
     return ScheduleError(f"{schedule.name}: {stage}{letter}{microbatch} is missing", hint=hint)
 
 
-def _mentions(schedule: Schedule, letter: str, stage: int, microbatch: int) -> list[str]:
-    """Return the ops that do this piece of work, with their ranks."""
-    kinds = {"F": ("F",), "B": ("B", "I"), "W": ("B", "W")}[letter]
-    mentions = []
-    for rank, ops in enumerate(schedule.ranks):
-        for op in ops:
-            plain = op.kind in kinds and (op.stage, op.microbatch) == (stage, microbatch)
-            half = (op.stage, op.microbatch) if letter == "F" else (op.b_stage, op.b_microbatch)
-            if plain or (op.kind == "FB" and half == (stage, microbatch)):
-                mentions.append(f"{op} on rank {rank}")
-    return mentions
+def _doubled(schedule: Schedule, letter: str, stage: int, microbatch: int, ops: Ints) -> ScheduleError:
+    """Return an error that names the *ops* which do the same piece of work."""
+    places = ", ".join(f"{schedule.op_at(op)} on rank {schedule.table.rank[op]}" for op in ops.tolist())
+    return ScheduleError(
+        f"{schedule.name}: {stage}{letter}{microbatch} appears {len(ops)} times ({places})", hint="every op runs once"
+    )
 
 
 def _check_ranks(schedule: Schedule, forwards: Ints, *others: Ints) -> None:
@@ -246,44 +224,50 @@ def _check_ranks(schedule: Schedule, forwards: Ints, *others: Ints) -> None:
             )
 
 
-def find_running_order(schedule: Schedule) -> Ints:
-    """Return the indices of all ops, each behind those it depends on; raise if ranks wait for each other."""
-    edges, offsets = schedule.edges, as_int64(schedule.table.offsets)
-    dependencies = as_int64(np.stack([edges.forward, edges.backward, edges.own]))
+def find_running_order(edges: Edges, offsets: Ints) -> tuple[Ints, dict[int, tuple[int, int]]]:
+    """Find an order in which all ops can run.
+
+    Returns:
+        The indices of the ops, each behind those it depends on; and for every rank that is stuck its next op, and an op
+        that this one waits for.
+    """
+    offsets, dependencies = as_int64(offsets), as_int64(np.stack([edges.forward, edges.backward, edges.own]))
     ops, ranks = len(edges.own), len(offsets) - 1
     next_op = offsets[:-1].copy()
     first_waiting, next_waiting = np.full(ops, -1, np.int64), np.full(ranks, -1, np.int64)
     order = np.empty(ops, np.int64)
-    placed = simulation.find_running_order(dependencies, offsets[1:], next_op, first_waiting, next_waiting, order)
-    if placed < ops:
-        # The op at which each rank is stuck, and an op it depends on that has not run.
-        stuck = {rank: op for rank, op in enumerate(next_op.tolist()) if op < offsets[rank + 1]}
-        missing = {
-            rank: next(op for op in dependencies[:, op].tolist() if op >= 0 and first_waiting[op] != simulation.DONE)
-            for rank, op in stuck.items()
-        }
-        raise _deadlock(schedule, stuck, missing)
-    return order
+    simulation.find_running_order(dependencies, offsets[1:], next_op, first_waiting, next_waiting, order)
+    return order, {
+        rank: (
+            op,
+            next(
+                awaited
+                for awaited in dependencies[:, op].tolist()
+                if awaited >= 0 and first_waiting[awaited] != simulation.DONE
+            ),
+        )
+        for rank, op in enumerate(next_op.tolist())
+        if op < offsets[rank + 1]
+    }
 
 
-def _deadlock(schedule: Schedule, stuck: dict[int, int], missing: dict[int, int]) -> DeadlockError:
+def _deadlock(schedule: Schedule, stuck: Mapping[int, tuple[int, int]]) -> DeadlockError:
     """Return an error that names the ranks that wait for each other in a ring.
 
     Args:
         schedule: The schedule that cannot run.
-        stuck: By rank, the op it cannot run.
-        missing: By rank, the op that its op waits for.
+        stuck: By rank, the op it cannot run, and the op that this one waits for.
 
     """
+    owner = schedule.table.rank
     ring: list[int] = []
-    rank = next(iter(missing))
+    rank = next(iter(stuck))
     while rank not in ring:
         ring.append(rank)
-        rank = int(schedule.table.rank[missing[rank]])
+        rank = int(owner[stuck[rank][1]])
     waits = [
-        f"rank {rank} at {schedule.op_at(stuck[rank])} waits for {schedule.op_at(missing[rank])}"
-        f" of rank {schedule.table.rank[missing[rank]]}"
-        for rank in ring[ring.index(rank) :]
+        f"rank {rank} at {schedule.op_at(op)} waits for {schedule.op_at(awaited)} of rank {owner[awaited]}"
+        for rank, (op, awaited) in ((rank, stuck[rank]) for rank in ring[ring.index(rank) :])
     ]
     return DeadlockError(
         f"{schedule.name}: deadlock: " + "; ".join(waits),

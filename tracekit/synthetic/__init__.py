@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 from tracekit.synthetic.emit import rank_events
-from tracekit.synthetic.files import write_kineto, write_nsys, write_run
+from tracekit.synthetic.files import write_kineto, write_run
 from tracekit.synthetic.recipe import EPOCH_NS, Recipe
 
-__all__ = ["EPOCH_NS", "Recipe", "rank_events", "write_kineto", "write_nsys", "write_run"]
+__all__ = ["EPOCH_NS", "Recipe", "rank_events", "write_kineto", "write_run"]

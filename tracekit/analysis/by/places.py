@@ -15,9 +15,7 @@ from tracekit._util.categories import CategoryColumn
 from tracekit._util.columns import to_int64
 from tracekit.analysis.by.host import Host
 from tracekit.analysis.by.repeated import BACKWARD_LABELS, LAYER_FRAMES, RepeatedLayers, repeated_layers
-from tracekit.classify.model_frames import Frames, sort_frames
-from tracekit.classify.model_position import UNKNOWN_FRAME, Placement
-from tracekit.classify.module_layers import MIN_COMPUTE_SHARE
+from tracekit.classify.model_position import MIN_COMPUTE_SHARE, UNKNOWN_FRAME, Frames, Placement, sort_frames
 from tracekit.schema import COMPUTE_LABELS
 
 Ints = npt.NDArray[np.int64]

@@ -9,7 +9,7 @@ import msgspec
 import polars as pl
 from msgspec.structs import replace
 
-from tracekit.reconstruct.contention import contention_losses
+from tracekit.reconstruct.messages import contention_losses
 
 MIN_KERNELS_TO_MEASURE_SLOWDOWN = 30
 """Kernels that must have run beside messages before a slowdown is computed from them."""

@@ -15,8 +15,14 @@ from tracekit.compare.gap import StepReplays
 from tracekit.compare.predict.engine import Outcome, run_program
 from tracekit.compare.predict.machine import HIGH, LOW, MIDDLE, FittedMachine, Machine, fit_machine, match_messages
 from tracekit.compare.predict.measured_ops import MeasuredOps, measure_ops
-from tracekit.compare.predict.message_order import QUEUES_IN_WORDS, find_queues, recorded_program, write_program
-from tracekit.compare.predict.rank_programs import RUN, Program
+from tracekit.compare.predict.rank_programs import (
+    QUEUES_IN_WORDS,
+    RUN,
+    Program,
+    find_queues,
+    recorded_program,
+    write_program,
+)
 from tracekit.reconstruct.pipeline import Pipeline
 from tracekit.reconstruct.rank_pipeline import RankPipeline
 from tracekit.schedules import Schedule

@@ -12,7 +12,7 @@ from tracekit._version import __version__
 from tracekit.documents.coding import encode
 from tracekit.errors import OptionError
 from tracekit.report.schedule.layout import layout_simulation
-from tracekit.schedules.files import write_orders
+from tracekit.schedules.registry import write_orders
 from tracekit.schedules.weight_reload import LANES, WeightReload
 
 if TYPE_CHECKING:
