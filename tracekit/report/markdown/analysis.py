@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from tracekit._util.text import at_least, counted, listing, markdown, ms, percent, signed_ms
 from tracekit.analysis import Analysis
+from tracekit.report.evidence import relevant_notices
 from tracekit.report.markdown.table import bullets, folded, render_table, simple_table
 from tracekit.report.names import short_kernel
 from tracekit.report.table import Column, Table, rows_of
@@ -190,7 +191,7 @@ def _shorten(name: str) -> str:
 def _warnings(view: View) -> str:
     if not view.warnings:
         return ""
-    notices = view.analysis.notices
+    notices = relevant_notices(view.analysis)
     return folded(counted(len(notices), "warning"), bullets(f"{notice.code}: {notice.message}" for notice in notices))
 
 

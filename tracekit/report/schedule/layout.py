@@ -86,7 +86,7 @@ class ScheduleLayout:
         return bool((self.cells["op"] == "FB").any())
 
 
-def layout_simulation(simulation: Simulation, *, kimi_labels: bool = False) -> ScheduleLayout:
+def layout_simulation(simulation: Simulation) -> ScheduleLayout:
     """Lay out a simulated schedule; times are in units of the given times.
 
     >>> from tracekit.schedules import generate, simulate
@@ -97,9 +97,7 @@ def layout_simulation(simulation: Simulation, *, kimi_labels: bool = False) -> S
     [('F', '0', 0, 0), ('F', '1', 1, 1), ('B', '1', 0, 4), ('B', '0', 2, 1)]
     """
     schedule = simulation.schedule
-    return layout_cells(
-        simulation.cells, schedule, ranks=range(schedule.pp), end=simulation.makespan, kimi_labels=kimi_labels
-    )
+    return layout_cells(simulation.cells, schedule, ranks=range(schedule.pp), end=simulation.makespan)
 
 
 def layout_pipeline(compared: StepComparison, *, extra_columns: Sequence[pl.Series] = ()) -> dict[str, ScheduleLayout]:
@@ -132,7 +130,6 @@ def layout_cells(
     ranks: Sequence[int],
     end: Any,
     origin_ns: int = 0,
-    kimi_labels: bool = False,
 ) -> ScheduleLayout:
     """Place cells on rows and split them into boxes.
 
@@ -143,7 +140,6 @@ def layout_cells(
         ranks: Rank of each row.
         end: End of the time axis.
         origin_ns: Time of 0 on the common clock.
-        kimi_labels: Write micro-batches from 1 with the chunk's letter, as Kimi K2's figure does.
     """
     row_of_rank = {rank: row for row, rank in enumerate(ranks)}
     cells = cells.with_columns(
@@ -155,6 +151,7 @@ def layout_cells(
     chunk = chunk_of_stage[stage]
     by_shade = schedule is None or chunks_have_shades(schedule)
     shade_count = int(chunk_of_stage.max()) + 1 if by_shade else 1
+    marks = ["" if by_shade else "′" * number for number in chunk.tolist()]
     ops = [op for op in CELL_COLOURS if op in set(boxes["op"].unique())]
     colours = [
         CellColour(op, OP_NAMES[op], shade_colour(op, shade, shade_count)) for op in ops for shade in range(shade_count)
@@ -162,7 +159,8 @@ def layout_cells(
     boxes = boxes.with_columns(
         top=pl.col("part").replace_strict({part: edges[0] for part, edges in PART_EDGES.items()}),
         bottom=pl.col("part").replace_strict({part: edges[1] for part, edges in PART_EDGES.items()}),
-        label=_labels(boxes["microbatch"], chunk, kimi=kimi_labels, by_shade=by_shade),
+        # The micro-batch, empty if unknown, with its chunk where no shade shows it.
+        label=(boxes["microbatch"].cast(pl.String) + pl.Series(marks, dtype=pl.String)).fill_null(""),
         # ``colours`` holds all shades of the first op, then all shades of the second.
         colour_key=pl.col("op").replace_strict({op: i for i, op in enumerate(ops)}, return_dtype=pl.Int64) * shade_count
         + pl.Series(chunk if by_shade else np.zeros_like(chunk)),
@@ -189,16 +187,6 @@ def cell_name() -> pl.Expr:
     pair = pl.format("({}F{};{}B{})", "stage", "microbatch", "b_stage", "b_microbatch")
     single = pl.format("{}{}{}", "stage", "op", "microbatch")
     return pl.coalesce(pl.when(pl.col("op") == "FB").then(pair).otherwise(single), "op")
-
-
-def _labels(microbatch: pl.Series, chunk: npt.NDArray[np.int64], *, kimi: bool, by_shade: bool) -> pl.Series:
-    """Return the micro-batch of each box as text, empty if unknown, with its chunk where no shade shows it."""
-    if kimi:
-        marks = [chr(ord("a") + number % 26) for number in chunk.tolist()]
-        microbatch = microbatch + 1
-    else:
-        marks = [""] * len(chunk) if by_shade else ["′" * number for number in chunk.tolist()]
-    return (microbatch.cast(pl.String) + pl.Series(marks, dtype=pl.String)).fill_null("")
 
 
 def stage_chunks(schedule: Schedule) -> npt.NDArray[np.int64]:

@@ -165,7 +165,7 @@ def draw_phases(schedule: Schedule, times: BlockTimes | None = None, *, layers: 
         _draw_block(axes, blocks[phase], name_lanes=column == 0)
         axes.set_title(_PHASE_TITLES[phase], loc="left", fontsize=9, color=INK)
     grid = figure.add_subplot(rows[1])
-    layout = layout_simulation(simulation, kimi_labels=True)
+    layout = layout_simulation(simulation)
     labelled = len(layout.cells) <= MAX_LABELLED_BOXES
     draw_grid(grid, layout, inches_per_unit=(_PHASES_FIGURE_INCHES - 1.2) / layout.end if labelled else 0)
     grid.set_title(simulation_facts(simulation), loc="left", fontsize=8.5, color=QUIET_INK)

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from tracekit._util.text import at_least, bare_ms, counted, percent, wrap_text
 from tracekit.analysis import RankResult
+from tracekit.report.evidence import CAUSE_WORDS
 from tracekit.report.palette import COMPUTE_COLOUR, IDLE_COLOUR, LABEL_COLOURS, UNRECORDED_COLOUR
 from tracekit.report.table import Column, Table, make_table, rows_of
 from tracekit.report.terminal.table import (
@@ -58,7 +59,7 @@ def exposure(view: View, width: int) -> RenderableType | None:
     max_causes = 2 if width >= MIN_WIDTH_FOR_MORE else 1
 
     def causes(row: LabelRow) -> str:
-        return ", ".join(f"{percent(share, digits=0)} {cause}" for cause, share in row.causes(most=max_causes))
+        return ", ".join(f"{percent(share, digits=0)} {CAUSE_WORDS[cause]}" for cause, share in row.causes(most=max_causes))
 
     columns = (
         Column("label", "label"),
@@ -68,7 +69,7 @@ def exposure(view: View, width: int) -> RenderableType | None:
         Column("of span", "share", 2, value="exposed_share"),
         Column("blocking", "ms", 3, value="blocking_ns"),
         Column("wait", "ms", 1, value="wait_ns"),
-        Column("because", value=causes),
+        Column("exposed because", value=causes),
     )
     return render_table(make_table(columns, rows_of(columns, view.exposure)), width)
 

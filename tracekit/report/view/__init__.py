@@ -13,7 +13,7 @@ from tracekit.errors import Notice
 from tracekit.parsers.ranks import missing_ranks
 from tracekit.report.advice import Advice, advise
 from tracekit.report.definitions import DEFINITIONS, SCHEDULE_DEFINITIONS
-from tracekit.report.evidence import MAX_MISSING_NAMED, collect_evidence
+from tracekit.report.evidence import MAX_MISSING_NAMED, collect_evidence, relevant_notices
 from tracekit.report.role_words import role_advice
 from tracekit.report.view.answer import answer
 from tracekit.report.view.breakdown import by_view
@@ -92,7 +92,7 @@ def _build(analysis: Analysis) -> View:
         reload=reload_view(analysis),
         roles=roles_view(analysis),
         fleet=spread(analysis) if len(analysis.rank_results) > MANY_RANKS else None,
-        warnings=tuple(shorten_notices(analysis.notices)),
+        warnings=tuple(shorten_notices(relevant_notices(analysis))),
         definitions=DEFINITIONS if schedule is None else (*DEFINITIONS, *SCHEDULE_DEFINITIONS),
         analysis=analysis,
     )

@@ -13,7 +13,7 @@ import polars as pl
 from tracekit._util.text import at_least, counted, join_with_and, ms, percent, ranks_named
 from tracekit.analysis import Analysis
 from tracekit.report.advice import Advice
-from tracekit.report.evidence import CAUSE_WORDS, of_the_gap
+from tracekit.report.evidence import CAUSE_WORDS, gap_words, of_the_gap
 from tracekit.report.role_words import iteration_sentence, update_sentence
 from tracekit.report.view.budget import LabelRow, kind_of
 from tracekit.report.view.lateness import imbalance_line, late_rank, late_rows, recording_overhead
@@ -156,11 +156,12 @@ def _schedule_line(analysis: Analysis, schedule: ScheduleView | None) -> Line | 
         makespans += f"{schedule.compared_with}, whose ideal takes {ms(ideal_ns)} at the run's own times"
     if schedule.gap_note is not None:
         return Line("Schedule", f"{makespans} ({schedule.gap_note}).", "schedule")
-    causes = [rung for rung in schedule.gap or () if rung.kind == "more" and rung.name != "unexplained"]
+    gap_ns = (analysis.schedule and analysis.schedule.gap_ns) or {}
+    causes = {cause: ns for cause, ns in gap_ns.items() if ns > 0 and cause != "unexplained"}
     if measured_ns <= ideal_ns or not causes:
         return Line("Schedule", f"{makespans}.", "schedule")
-    worst = max(causes, key=lambda rung: rung.ns)
-    gap = of_the_gap(worst.ns, measured_ns - ideal_ns, "between them", worst.name)
+    worst = max(causes, key=lambda cause: causes[cause])
+    gap = of_the_gap(causes[worst], measured_ns - ideal_ns, "between them", gap_words(analysis, worst))
     return Line("Schedule", f"{makespans}; {gap}.", "schedule")
 
 
@@ -203,7 +204,7 @@ def _waits_line(analysis: Analysis, stragglers: Sequence[Straggler]) -> Line | N
         names = join_with_and(_late_rank(analysis, row) for row in latest)
         return Line("Waits", f"{waiting}; the others wait longest for {names}.", "stragglers")
     shortest, longest = ms(latest[-1].caused_ns), ms(latest[0].caused_ns)
-    alike = f"{len(latest)} ranks are waited for alike ({shortest} to {longest} each)"
+    alike = f"{len(latest)} ranks are waited for alike ({shortest} to {longest} each, summed over the others)"
     return Line("Waits", f"{waiting}; {alike}.", "stragglers")
 
 
@@ -215,13 +216,16 @@ def _doubtful_ranks(analysis: Analysis, row: Straggler) -> str:
         ranks = " or ".join(f"rank {rank}" for rank in row.candidates)
     off_ns = analysis.clocks.table.filter(pl.col("rank").is_in(row.candidates))["uncertainty_ns"].max()
     reason = f"their clocks differ by up to {ms(off_ns)}" if isinstance(off_ns, int) else "nothing ties their clocks"
-    return f"{ranks} ({ms(row.caused_ns)} in {counted(row.operations, 'operation')}; {reason})"
+    return f"{ranks} ({_cost(row)}; {reason})"
 
 
 def _late_rank(analysis: Analysis, row: Straggler) -> str:
-    cost = f"{ms(row.caused_ns)} in {counted(row.operations, 'operation')}"
     pipeline = _other_pipeline(analysis, row.rank)
-    return f"rank {row.rank} ({cost}; {pipeline})" if pipeline else f"rank {row.rank} ({cost})"
+    return f"rank {row.rank} ({_cost(row)}; {pipeline})" if pipeline else f"rank {row.rank} ({_cost(row)})"
+
+
+def _cost(row: Straggler) -> str:
+    return f"{ms(row.caused_ns)} summed over them, in {counted(row.operations, 'operation')}"
 
 
 def _other_pipeline(analysis: Analysis, rank: int | None) -> str:

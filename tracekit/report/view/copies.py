@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import msgspec
 import polars as pl
 
-from tracekit._util.text import counted, ms, percent
+from tracekit._util.text import counted, listing, ms, percent
 from tracekit.analysis import Analysis
 from tracekit.report.table import Column, Table, make_table
 
@@ -71,8 +71,13 @@ def copies(analysis: Analysis) -> Copies | None:
     if by_rank.is_empty() and totals.is_empty():
         return None
     shown = by_rank.head(MAX_ROWS).sort("rank", "label", maintain_order=True)
+    # Bytes per nanosecond are GB/s.
+    too_fast = table.filter(pl.col("bytes") / pl.col("ns") > pl.col("link_gb_s")).select("rank", "label").rows()
     links = sorted({gb_s for gb_s in totals["link_gb_s"].to_list() if gb_s})
     notes = [f"link: {gb_s:g} GB/s one way between a GPU and its host; processes of one GPU share it" for gb_s in links]
+    if too_fast:
+        names = listing(f"{label} of rank {rank}" for rank, label in too_fast)
+        notes.append(f"faster than that link, so that it is not the one they used, or sizes are wrong: {names}")
     rank_rows, total_rows = _rows(shown), _rows(totals)
     total = make_table(_COLUMNS[1:], [row[1:] for row in total_rows], notes=notes)
     rows = [*rank_rows, *total_rows]

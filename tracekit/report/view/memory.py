@@ -12,7 +12,9 @@ from tracekit.metrics.memory import MEMORY_PHASES
 MAX_RANKS = 16
 """Ranks shown, those with the highest peak."""
 SHOWN_PHASES = tuple(dict.fromkeys(MEMORY_PHASES.values()))
-HOST_TIME = "memory is taken when the host launches, so phases are the host's; a range where the moment tells no phase"
+HOST_TIME = (
+    "memory is allocated when the host launches, so phases are the host's; a range: allocated while two phases overlap"
+)
 
 
 class MemoryRow(msgspec.Struct, frozen=True):

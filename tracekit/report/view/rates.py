@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 import polars as pl
 
 from tracekit._util.shapes import parse_list
-from tracekit._util.text import ms, percent, terminal
+from tracekit._util.text import listing, ms, percent, terminal
 from tracekit.analysis import Analysis
 from tracekit.analysis.rates import RunRates, below_peak_ns
+from tracekit.metrics.peaks import find_gpu, peak_tflop_s
 from tracekit.report.table import Column, Table, make_table
+from tracekit.schema import Source
 
 MIN_UNEVEN_OVER_MEAN = 1.05
 """The expert table is shown if some rank receives at least this multiple of the mean."""
@@ -36,13 +40,13 @@ def rates_view(analysis: Analysis) -> RatesView | None:
     if rates is None:
         return None
     has_flop = bool(rates.total.flop)
-    products = _products(rates) if has_flop else None
+    products = _products(analysis.sources, rates) if has_flop else None
     below_peak = _below_peak(analysis, rates) if has_flop else None
-    tables = (products, _communication(rates), _experts(analysis, rates))
+    tables = (products, _communication(analysis.sources, rates), _experts(analysis, rates))
     return RatesView(*tables, below_peak=below_peak) if any(tables) else None
 
 
-def _products(rates: RunRates) -> Table | None:
+def _products(sources: Sequence[Source], rates: RunRates) -> Table | None:
     """Return the rate of all products of a label, then of the kinds (label, module, shape) that take longest."""
     columns = (
         Column("products"),
@@ -58,18 +62,39 @@ def _products(rates: RunRates) -> Table | None:
         (f"{row['label']} {row['module'] or ''}".rstrip(), shape_words(row["shapes"]), row) for row in longest_kinds
     ]
     rows = [(name, shape, row["tflop_s"], row["share_of_peak"], row["ns"]) for name, shape, row in named]
-    return make_table(columns, rows, notes=_product_notes(rates), totals=range(len(by_label)))
+    return make_table(columns, rows, notes=_product_notes(sources, rates), totals=range(len(by_label)))
 
 
-def _product_notes(rates: RunRates) -> list[str]:
-    total, notes = rates.total, []
+def _product_notes(sources: Sequence[Source], rates: RunRates) -> list[str]:
+    total, notes = rates.total, peak_notes(sources, rates.products["dtype"].drop_nulls().unique().sort().to_list())
     if total.utilisation is not None:
-        notes.append(f"model FLOP utilisation {percent(total.utilisation)} of the GPUs' peak over the span")
+        notes.append(f"model FLOP utilisation {percent(total.utilisation)} of that peak over the span")
     if total.uncounted_ns:
         largest = rates.uncounted.row(0, named=True)
         name = largest["kernel"] or largest["op"] or "kernels without a name"
         bound = f"; all others: {total.flop / 1e12:.3g} TFLOP, a lower bound" if total.flop else ""
         notes.append(f"{ms(total.uncounted_ns)} of products have no known FLOP (most: {name}){bound}")
+    return notes
+
+
+def peak_notes(sources: Sequence[Source], dtypes: Sequence[str]) -> list[str]:
+    """Return the peak that shares refer to, by GPU, type and the multiprocessors that its ranks may use.
+
+    >>> source = Source("rank0.json", "kineto", 0, "content", devices=("NVIDIA H200",), multiprocessors=33)
+    >>> peak_notes([source], ["bf16"])
+    ['peak of NVIDIA H200 with 33 of its 132 multiprocessors, TFLOP/s: bf16 247.4 (of 989.4)']
+    """
+    notes = []
+    for device, usable in dict.fromkeys((s.devices[0], s.multiprocessors) for s in sources if len(s.devices) == 1):
+        gpu = find_gpu(device)
+        peaks = {dtype: peak_tflop_s(device, dtype, multiprocessors=usable) for dtype in dtypes}
+        known = {dtype: peak for dtype, peak in peaks.items() if peak is not None}
+        if gpu is None or not known:
+            continue
+        is_part = usable is not None and usable < gpu.multiprocessors
+        part = f" with {usable} of its {gpu.multiprocessors} multiprocessors" if is_part else ""
+        listed = (f"{t} {peak:,.1f}" + (f" (of {gpu.tflop_s[t]:,.1f})" if is_part else "") for t, peak in known.items())
+        notes.append(f"peak of {device}{part}, TFLOP/s: {', '.join(listed)}")
     return notes
 
 
@@ -83,7 +108,7 @@ def _below_peak(analysis: Analysis, rates: RunRates) -> str | None:
     )
 
 
-def _communication(rates: RunRates) -> Table | None:
+def _communication(sources: Sequence[Source], rates: RunRates) -> Table | None:
     """Return the bandwidth of the operations whose transfers take longest; waiting is not part of it."""
     longest = rates.communication.sort("transfer_ns", descending=True).head(MAX_ROWS)
     # The bus bandwidth is what a link's peak is compared with: without any known peak it is less important.
@@ -99,9 +124,22 @@ def _communication(rates: RunRates) -> Table | None:
         Column("waited", "ms"),
     )
     values = ("size", "count", "algorithm_gb_s", "bus_gb_s", "share_of_link", "transfer_ns", "wait_ns")
-    return make_table(
-        columns, [(_operation_name(row), *(row[value] for value in values)) for row in longest.iter_rows(named=True)]
-    )
+    rows = [(_operation_name(row), *(row[value] for value in values)) for row in longest.iter_rows(named=True)]
+    return make_table(columns, rows, notes=_implausible_bandwidths(sources, rates.communication))
+
+
+def _implausible_bandwidths(sources: Sequence[Source], communication: pl.DataFrame) -> list[str]:
+    """Return the operations that are faster than their link or than the GPU's memory can be."""
+    gpus = [gpu for source in sources for device in source.devices if (gpu := find_gpu(device)) is not None]
+    memory_gb_s = max((gpu.memory_gb_s or math.inf for gpu in gpus), default=math.inf)
+    above_link, above_memory = pl.col("share_of_link") > 1, pl.col("algorithm_gb_s") > memory_gb_s
+    rows = communication.filter(above_link.fill_null(False) | above_memory).rows(named=True)
+    if not rows:
+        return []
+    names = listing(f"{_operation_name(row)} {row['algorithm_gb_s']:,.0f} GB/s" for row in rows)
+    return [
+        f"not plausible, because no link or GPU memory is that fast: {names}; sizes or times are recorded wrongly there"
+    ]
 
 
 def _operation_name(row: dict[str, Any]) -> str:
@@ -147,7 +185,7 @@ def _expert_notes(analysis: Analysis, rates: RunRates) -> list[str]:
         f"exchange {worst['exchange']}: rank {worst['rank']}{receives} "
         f"computes {percent(worst['expert_over_mean'])} of it",
         f"a step, forward alone, at most: others wait {ms(cost.wait_ns / steps)} in combines for longer expert work "
-        f"(all ranks), the step feels {ms(cost.step_ns / steps)}{shorter}",
+        f"(all ranks), and the step takes {ms(cost.step_ns / steps)} longer{shorter}",
     ]
 
 
