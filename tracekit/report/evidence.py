@@ -258,22 +258,29 @@ def largest_gap_cause(analysis: Analysis) -> str | None:
 
 
 def gap_words(analysis: Analysis, cause: str) -> str:
-    """Return a cause of the gap in words: other communication by its longest label, and its exposed time on a rank.
+    """Return a cause of the gap in words; other communication by the label that is exposed longest."""
+    exposed_ns = analysis.total.budget.exposed_ns
+    labels = [label for label in GAP_LABELS.get(cause, ()) if exposed_ns.get(label)]
+    if not labels:
+        return GAP_CAUSES[cause].words
+    if cause != "exposed_comm":
+        return GAP_CAUSES[cause].words
+    label = max(labels, key=lambda name: exposed_ns[name])
+    return f"exposed communication, mostly {label}" if len(labels) > 1 else f"exposed {LABEL_WORDS[label]} ({label})"
+
+
+def gap_basis(analysis: Analysis, cause: str) -> str:
+    """Return how a part of the gap relates to the exposed time of its labels; empty for a cause without labels.
 
     A part of the gap adds up along the chain of stages that the makespan follows, so that it can be longer than what is
     exposed on any rank, or shorter.
     """
     exposed_ns = analysis.total.budget.exposed_ns
     labels = [label for label in GAP_LABELS.get(cause, ()) if exposed_ns.get(label)]
-    if not labels:
-        return GAP_CAUSES[cause].words
-    longest = max(labels, key=lambda name: exposed_ns[name])
-    words = GAP_CAUSES[cause].words
-    if cause == "exposed_comm":
-        words = f"exposed communication, mostly {longest}" if len(labels) > 1 else f"exposed {LABEL_WORDS[longest]}"
     rank_steps = max(1, sum(len(rank.per_step) for rank in analysis.rank_results))
     per_rank = ms(sum(exposed_ns[label] for label in labels) / rank_steps)
-    return f"{words}, added up along the chain of stages ({join_with_and(labels)}: {per_rank} exposed on a rank)"
+    named = f"{join_with_and(labels)}: {per_rank} exposed on a rank"
+    return f", added up along the chain of stages ({named})" if labels else ""
 
 
 def of_the_gap(ns: float, total: float, where: str, words: str) -> str:

@@ -39,7 +39,8 @@ def export(
 ) -> Exported:
     """Write traces with tracks of labels, cells, ideal cells and the critical path to *output*: .json or .json.gz.
 
-    Options are those of ``analyze``, but *ranks* are those whose events are written; *rank* and *lenient* are deprecated names of *file_rank* and *on_damage*.
+    Options are those of ``analyze``, but *ranks* are those whose events are written; *rank* and *lenient* are
+    deprecated names of *file_rank* and *on_damage*.
 
     >>> import tempfile
     >>> done = export("sample_traces/reload", tempfile.mkdtemp() + "/reload.json.gz")

@@ -93,7 +93,7 @@ def fitting_columns(columns: Sequence[Column], cells: Sequence[Sequence[Text]], 
     """
     widths = _column_widths(columns, cells)
     for i, column in enumerate(columns):
-        if column.kind == "name":
+        if column.kind in ("name", "word"):  # a name is shortened, words wrap
             widths[i] = min(widths[i], MIN_NAME_LENGTH_WITH_ALL_COLUMNS)
     shown = [i for i in range(len(columns)) if not cells or any(len(row[i]) for row in cells)]
     for level in sorted({column.expendable for column in columns} - {0}, reverse=True):
