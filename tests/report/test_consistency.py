@@ -150,10 +150,10 @@ def without_shapes(folder):
 def test_nothing_contradicts_its_evidence_in_a_damaged_trace(samples, tmp_path, sample, mutate):
     folder = shutil.copytree(samples / sample, tmp_path / "run")
     mutate(folder)
-    check(analyze(folder, workers=1, what_if=True))
+    check(analyze(folder, workers=1))
 
 
-PAIRS = list(itertools.permutations(("steps/a", "steps/b", "steps/straggler"), 2)) + [("1f1b", "interleaved")]
+PAIRS = [*itertools.permutations(("steps/a", "steps/b", "steps/straggler"), 2), ("1f1b", "interleaved")]
 
 
 def misfits(result):
@@ -187,7 +187,7 @@ def test_what_if_is_advertised_only_where_it_predicts(samples, sample):
 
 @pytest.mark.parametrize("sample", ["1f1b", "router", "dualpipe"])
 def test_hiding_saves_no_more_than_the_compute_there_is(samples, sample):
-    check(analysis_of(samples / sample, what_if=True))
+    assert contradictions(analysis_of(samples / sample, what_if=True)) == []
 
 
 def test_predictions_are_part_of_the_shortest_output(samples):
@@ -229,4 +229,4 @@ def test_a_part_of_the_gap_says_how_it_relates_to_exposed_time(samples):
     analysis = analysis_of(samples / "1f1b")
     line = next(line.text for line in view_of(analysis).answer if line.topic == "Schedule")
     exposed = next(row for row in view_of(analysis).labels if row.label == "pp_comm").exposed_ns
-    assert f"added up along the chain of stages (pp_comm: {exposed / 1e6:,.1f} ms exposed on a rank)" in line
+    assert f" along the chain of stages (pp_comm: {exposed / 1e6:,.1f} ms exposed on a rank)" in line

@@ -10,7 +10,8 @@ import pytest
 from rich.console import Console
 
 from tracekit.report.html.page import render_html
-from tracekit.report.html.path import path_pieces, path_time_in_cells
+from tracekit.report.html.schedules import path_time_in_cells
+from tracekit.report.html.timeline import path_pieces
 from tracekit.report.terminal.analysis import render
 from tracekit.report.view import view_of
 
@@ -159,7 +160,7 @@ def test_what_a_rank_without_a_named_schedule_hid_by_phase(look, runs, tmp_path)
     page = look(path)
     assert texts(page, "#phases thead tr") == [
         ["hidden by phase", "steady", "cool-down"]
-    ]  # nothing of pairs or warm-up
+    ]  # none of pairs
     assert texts(page, "#phases tbody tr") == [["ep_combine forward", "75.0 %", "0.0 %"]]
 
 

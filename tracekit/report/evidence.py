@@ -280,7 +280,7 @@ def gap_basis(analysis: Analysis, cause: str) -> str:
     rank_steps = max(1, sum(len(rank.per_step) for rank in analysis.rank_results))
     per_rank = ms(sum(exposed_ns[label] for label in labels) / rank_steps)
     named = f"{join_with_and(labels)}: {per_rank} exposed on a rank"
-    return f", added up along the chain of stages ({named})" if labels else ""
+    return f" along the chain of stages ({named})" if labels else ""
 
 
 def of_the_gap(ns: float, total: float, where: str, words: str) -> str:

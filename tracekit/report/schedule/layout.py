@@ -1,4 +1,4 @@
-"""Layout of a pipeline schedule: rows, boxes on a time axis, labels and colours.
+"""Layout of a pipeline schedule: rows, boxes on a time axis, labels and colours, and its figures as text.
 
 Every drawing of a schedule (terminal, SVG page, HTML page, matplotlib figure, Perfetto trace) reads one
 ``ScheduleLayout`` and only draws it. A layout comes from a simulated schedule, from the measured or the ideal cells of
@@ -20,13 +20,17 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from tracekit._util.text import percent
 from tracekit.report.palette import CELL_COLOURS, mix_colours
+from tracekit.schema import PHASES
 
 if TYPE_CHECKING:
     from tracekit.compare import StepComparison
-    from tracekit.schedules import Schedule, Simulation
+    from tracekit.schedules import Schedule, Simulation, WeightReload
 
 OP_NAMES = {"F": "forward", "B": "backward", "I": "backward for input", "W": "backward for weights"}
+RANK_COLUMNS = ("rank", "work", "outside cells", *PHASES, "peak chunks")
+"""Columns of ``rank_rows``."""
 WHOLE, UPPER, LOWER = 0, 1, 2
 """Part of its row that a box fills."""
 PART_EDGES = {WHOLE: (0.0, 1.0), UPPER: (0.0, 0.5), LOWER: (0.5, 1.0)}
@@ -226,3 +230,38 @@ def shade_colour(op: str, shade: int, shade_count: int) -> str:
     if shade == 0:
         return CELL_COLOURS[op]
     return mix_colours(CELL_COLOURS[op], "#ffffff", MAX_WHITE_IN_CHUNK_COLOUR * shade / max(shade_count - 1, 1))
+
+
+def schedule_headline(schedule: Schedule) -> str:
+    """Return a schedule's name and sizes.
+
+    >>> from tracekit.schedules import generate
+    >>> schedule_headline(generate("interleaved", pp=2, microbatches=4))
+    'interleaved · 2 ranks × 4 micro-batches × 2 chunks'
+    """
+    return f"{schedule.name} · {schedule.pp} ranks × {schedule.microbatches} micro-batches{chunks_suffix(schedule)}"
+
+
+def chunks_suffix(schedule: Schedule) -> str:
+    """Return `` × N chunks`` for a schedule whose ranks hold several chunks, else nothing."""
+    return f" × {schedule.virtual} chunks" if schedule.virtual > 1 and stage_chunks(schedule).any() else ""
+
+
+def reload_headline(reload: WeightReload) -> str:
+    """Return the name and sizes of a weight reload."""
+    return f"weight-reload · {reload.ranks} devices × {reload.rounds} rounds"
+
+
+def simulation_facts(simulation: Simulation) -> str:
+    """Return makespan, share outside cells and peak activations as one line."""
+    peaks = simulation.peak_activations
+    peak = f"{peaks[0]}" if len(set(peaks)) == 1 else f"{min(peaks)}–{max(peaks)}"
+    outside = f"{percent(simulation.bubble_fraction)} of ranks × makespan outside cells"
+    return f"makespan {simulation.makespan:g} · {outside} · peak {peak} chunks per rank"
+
+
+def rank_rows(simulation: Simulation) -> list[tuple[float, ...]]:
+    """Return work, time outside cells (in all and by phase) and peak activations of each rank (``RANK_COLUMNS``)."""
+    idle_by_phase = simulation.idle_by_phase.iter_rows()
+    figures = zip(idle_by_phase, simulation.busy, simulation.bubble, simulation.peak_activations, strict=True)
+    return [(rank, work, bubble, *idle, peak) for (rank, *idle), work, bubble, peak in figures]

@@ -18,8 +18,16 @@ from tracekit.report.figures import (
     text_colour_on,
 )
 from tracekit.report.palette import CELL_COLOURS, IDLE_COLOUR, LABEL_COLOURS, mix_colours
-from tracekit.report.schedule.facts import reload_headline, schedule_headline, simulation_facts
-from tracekit.report.schedule.layout import OP_NAMES, UPPER, WHOLE, ScheduleLayout, layout_simulation
+from tracekit.report.schedule.layout import (
+    OP_NAMES,
+    UPPER,
+    WHOLE,
+    ScheduleLayout,
+    layout_simulation,
+    reload_headline,
+    schedule_headline,
+    simulation_facts,
+)
 from tracekit.schedules.blocks import LANES, PHASES, Block, BlockTimes, block, block_times
 from tracekit.schedules.simulation import simulate
 from tracekit.schedules.weight_reload import LANES as BUFFERS

@@ -182,7 +182,7 @@ def _waterfall(schedule: ScheduleView, width: int, *, min_share: float = 0.0) ->
             rows.append((f"{signs[rung.kind]}{rung.name}", abs(rung.ns), share, _bar(rung, longest_ns, length)))
     columns = (Column("gap"), Column("", "ms"), Column("of makespan", "share"), Column(" "))
     note = "causes add up along the chain of cells that the makespan follows; exposed times are of each rank"
-    return render_table(make_table(columns, rows, notes=(note,)), width)
+    return render_table(make_table(columns, rows, notes=() if min_share else (note,)), width)
 
 
 def _bar(rung: Rung, longest_ns: int, length: int) -> Text:

@@ -19,7 +19,6 @@ from tracekit.errors import Notice
 from tracekit.parsers.ranks import missing_ranks
 from tracekit.report.advice import Advice, advise
 from tracekit.report.evidence import MAX_MISSING_NAMED, collect_evidence, relevant_notices
-from tracekit.report.role_words import role_advice
 from tracekit.report.table import Table
 from tracekit.report.view.answer import Line, answer
 from tracekit.report.view.budget import (
@@ -47,7 +46,7 @@ from tracekit.report.view.ranks import (
     stragglers,
 )
 from tracekit.report.view.rates import ByView, by_view, rate_tables
-from tracekit.report.view.roles import RolesView, roles_view
+from tracekit.report.view.roles import RolesView, role_advice, roles_view
 
 __all__ = ["View", "shorten_notices", "view_of"]
 

@@ -14,11 +14,11 @@ from tracekit._util.text import at_least, counted, join_with_and, ms, percent, r
 from tracekit.analysis import Analysis
 from tracekit.report.advice import Advice
 from tracekit.report.evidence import CAUSE_WORDS, gap_basis, gap_words, of_the_gap
-from tracekit.report.role_words import iteration_sentence, update_sentence
 from tracekit.report.view.budget import LabelRow, kind_of
 from tracekit.report.view.lateness import imbalance_line, late_rank, late_rows, recording_overhead
 from tracekit.report.view.pipeline import ScheduleView
 from tracekit.report.view.ranks import Pace, Straggler, pace
+from tracekit.report.view.roles import iteration_sentence, update_sentence
 from tracekit.schema import LABEL_WORDS
 
 MIN_SHARE_TO_REPORT = 0.01
