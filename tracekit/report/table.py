@@ -31,7 +31,8 @@ class Column(msgspec.Struct, frozen=True):
     kind: str = "word"
     """What the values are: ``word``; ``name`` (a word that a narrow terminal may shorten); ``label``; ``code`` (a word
     that Markdown shows as code); ``rank``; ``count``; ``ms`` (values are nanoseconds); ``MB`` (values are bytes);
-    ``share`` (0 to 1); ``rate`` (a number with one digit); ``figure`` (a number that is text already)."""
+    ``share`` (0 to 1); ``rate`` (a number with one digit); ``figure`` (a number that is text already); ``change`` (a
+    figure with a sign, of which less is better); ``verdict`` (of a gate)."""
     expendable: int = 0
     """A narrow terminal leaves out the columns with the highest number first; those with 0 always stay."""
     note: str = ""
@@ -52,7 +53,7 @@ class Column(msgspec.Struct, frozen=True):
     @property
     def words(self) -> bool:
         """Whether the column is text, which is aligned to the left."""
-        return self.kind in ("word", "name", "label", "code")
+        return self.kind in ("word", "name", "label", "code", "verdict")
 
     def bare(self, value: Value) -> str:
         """Return the text of a cell whose unit is in the heading."""

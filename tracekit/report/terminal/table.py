@@ -21,6 +21,13 @@ MIN_NAME_LENGTH = 24
 """Characters that a name keeps, however narrow the terminal is …"""
 MIN_NAME_LENGTH_WITH_ALL_COLUMNS = 36
 """… and that it keeps as long as there are expendable columns to leave out."""
+VERDICT_STYLES = {
+    "pass": "green",
+    "improved": "cyan",
+    "regressed": "bold red",
+    "inconclusive": "yellow",
+    "error": "bold red",
+}
 GAP = 2
 """Spaces between two columns."""
 
@@ -130,6 +137,10 @@ def _cell(column: Column, value: Value, style: str) -> Text:
         return value
     if column.kind == "label" and isinstance(value, str):
         return Text.assemble(("■ ", LABEL_COLOURS.get(value, "")), value)
+    if column.kind == "verdict":
+        return Text(value, style=VERDICT_STYLES[value])
+    if column.kind == "change":
+        return Text(value, style="red" if value.startswith("+") else "green")
     return Text(terminal(column.bare(value)), style=style)
 
 
