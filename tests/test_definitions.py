@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tracekit.metrics.label_intervals import COMPUTE_SET, EXPOSABLE_LABELS, LABEL_SETS
-from tracekit.report.definitions import DEFINITIONS
+from tracekit.report.view import DEFINITIONS
 from tracekit.schema import STEP_PHASES
 
 TEXT = (Path(__file__).parent.parent / "docs" / "definitions.md").read_text(encoding="utf-8")

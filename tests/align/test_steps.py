@@ -10,7 +10,7 @@ from tracekit.analysis.combine import combine
 from tracekit.analysis.tables import rank_tables
 from tracekit.diffs.run_samples import from_analysis
 from tracekit.errors import OptionError
-from tracekit.report.view.pace import pace
+from tracekit.report.view.ranks import pace
 from tracekit.run.load import load
 from tracekit.schema import RankEvents
 

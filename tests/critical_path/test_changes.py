@@ -142,6 +142,16 @@ def test_what_is_hidden_still_takes_its_own_time(transfer, step):
     assert predicted_ms(graph_of(*step_of_ranks(10, 10, transfer=transfer)), "hide dp_comm") == step
 
 
+def test_no_more_is_hidden_than_there_is_compute_to_hide_it():
+    """Compute of 10 ms, then 30 ms of one label and 30 ms of another: hiding one saves the 10 ms of the compute."""
+    first, second = {"match": 0, "name": "reduce"}, {"match": 1, "name": "gather"}
+    ranks = [
+        [kernel("forward", 0, 10), kernel("dp_comm", 10, 40, **first), kernel("tp_comm", 40, 70, **second)]
+        for _ in range(2)
+    ]
+    assert graph_of(*ranks).predict(["hide dp_comm"]).saves_ns == 10 * MS
+
+
 def test_several_changes_act_together():
     graph = graph_of(*step_of_ranks(10, 10, 30, transfer=6))
     assert predicted_ms(graph, "rank 2 like others", "links x2", "forward x0.5") == 5 + 3

@@ -48,7 +48,7 @@ def test_markdown_shows_before_and_after_and_what_moved(make, scaled):
     after = Side((from_analysis(new, name="new", cells=slow),), {})
     text = gate_markdown.render_gate(gate(after, before).to_dict())
     assert "| ❌ regressed | step_ms | 100.0 ms | 110.0 ms | +10.0 % |" in text
-    assert "| gemm&lt;a\\|b&gt;, forward | 20.000 ms | 30.000 ms | +10.000 ms (+50.0 %) |" in text
+    assert "| gemm&lt;a\\|b&gt;, forward | 20.00 ms | 30.00 ms | +10.00 ms (+50.0 %) |" in text
     assert "| rank 0, 0F3 | 1.000 ms | 1.500 ms | +0.500 ms (+50.0 %) |" in text
 
 

@@ -267,3 +267,24 @@ def test_a_url_is_listed_and_read_through_fsspec(tmp_path):
 )
 def test_ranks_in_names(name, rank):
     assert rank_in_name(name) == rank
+
+
+def test_an_unrelated_file_among_those_named_is_skipped_and_named(tmp_path):
+    lay(tmp_path, {"rank0.json": trace(), "rank1.json": trace(), "truth.json": '{"answer": 42}'})
+    found = discover(sorted(tmp_path.glob("*.json")))
+    assert [ref.rank for ref in found.refs] == [0, 1]
+    assert [notice.code for notice in found.notices] == ["not-a-trace"]
+    assert found.notices[0].message.startswith("skipped truth.json: ")
+
+
+@pytest.mark.parametrize("damaged", ["rank1.json", "step.pt.trace.json"])
+def test_a_file_named_like_a_trace_is_not_skipped_among_others(tmp_path, damaged):
+    lay(tmp_path, {"rank0.json": trace(), damaged: '{"answer": 42}'})
+    with pytest.raises(InputError, match=damaged):
+        discover(sorted(tmp_path.glob("*.json")))
+
+
+def test_files_of_which_none_is_a_trace_are_refused(tmp_path):
+    lay(tmp_path, {"truth.json": '{"answer": 42}', "notes.json": "{}"})
+    with pytest.raises(InputError, match="none of the 2 files is a trace"):
+        discover(sorted(tmp_path.glob("*.json")))

@@ -14,7 +14,7 @@ from tracekit.metrics.bubbles import Bubble
 from tracekit.metrics.budget import Budget
 from tracekit.report.view import view_of
 from tracekit.report.view.lateness import late_rank
-from tracekit.report.view.pace import pace
+from tracekit.report.view.ranks import pace
 
 pytestmark = pytest.mark.slow
 
@@ -139,16 +139,17 @@ def test_whom_the_others_wait_for(small):
     run = run_of(small, exposed={"comm": 200, "dp_comm": 60}, wait={"comm": 150, "dp_comm": 40}, late=rows)
     assert said(run)["Waits"] == (
         "75.0 % of the time in comm is waiting for another rank; "
-        "the others wait longest for rank 3 (0.5 ms in 4 operations)."
+        "the others wait longest for rank 3 (0.5 ms summed over them, in 4 operations)."
     )
     rows[0] = Straggler(0, "comm", 460_000, 1)  # within a tenth of the first
     both = run_of(small, exposed={"comm": 200}, wait={"comm": 150}, late=rows)
     assert said(both)["Waits"].endswith(
-        "the others wait longest for rank 3 (0.5 ms in 4 operations) and rank 0 (0.5 ms in 1 operation)."
+        "the others wait longest for rank 3 (0.5 ms summed over them, in 4 operations) "
+        "and rank 0 (0.5 ms summed over them, in 1 operation)."
     )
     rows[0] = Straggler(0, "comm", 440_000, 1)
     one = run_of(small, exposed={"comm": 200}, wait={"comm": 150}, late=rows)
-    assert said(one)["Waits"].endswith("rank 3 (0.5 ms in 4 operations).")
+    assert said(one)["Waits"].endswith("rank 3 (0.5 ms summed over them, in 4 operations).")
     little = run_of(small, exposed={"comm": 200}, wait={"comm": 9}, late=rows)
     assert "Waits" not in said(little)
 

@@ -1,18 +1,29 @@
-"""One consistency check over the view of every sample and framework trace: nothing contradicts what it rests on."""
+"""One consistency check over the view of samples, framework traces, damaged traces and pairs of runs.
+
+Nothing that a report says contradicts what it rests on.
+"""
 
 from __future__ import annotations
 
+import gzip
 import io
+import itertools
+import json
 import re
+import shutil
 
 import pytest
 
 from tests.kept import analysis_of
+from tracekit import diff
+from tracekit.report.ci import words
 from tracekit.report.evidence import collect_evidence
+from tracekit.report.markdown.analysis import render_markdown
 from tracekit.report.terminal.analysis import render
 from tracekit.report.terminal.screen import Screen
 from tracekit.report.view import view_of
-from tracekit.schema import LABELS
+from tracekit.run.analyze import analyze
+from tracekit.schema import EXPOSURE_CAUSES, GAP_CAUSES, IDLE_CAUSES, LABELS
 
 pytestmark = pytest.mark.slow
 
@@ -22,7 +33,9 @@ FRAMEWORKS = ("cp-ring", "ds-pipe", "fp8-fsdp", "graph-trees", "hf-ddp-ckpt", "m
               "nsys-meg-1f1b", "once-ddp", "slow-ddp", "titan-ac", "titan-fsdp", "varlen-ddp",
               "meg-moe-vpp/rank0.pt.trace.json.gz", "titan-ac/rank3.pt.trace.json.gz")  # fmt: skip
 MAX_LINES = 60
-CAUSE_CODES = re.compile("nothing_to_hide|compute_waited|same_stream|one_queue|launched_late|peer_late|launch_bound")
+CODE_WORDS = re.compile(
+    r"\b(" + "|".join(code for code in (*EXPOSURE_CAUSES, *GAP_CAUSES, *IDLE_CAUSES) if "_" in code) + r")\b"
+)
 
 
 def contradictions(analysis):
@@ -43,10 +56,12 @@ def contradictions(analysis):
     if schedule is not None and (schedule.gap is None) != (schedule.gap_note is not None):
         bad.append("a gap is neither split nor said not to be")
     texts = [*(line.text for line in view.answer), *(advice.text for advice in view.advice)]
-    bad += [f"a code word is shown: {text}" for text in texts if CAUSE_CODES.search(text)]
     shown = {row.label for row in view.labels}
     named = {label for text in texts for label in LABELS if "_" in label and re.search(rf"\b{label}\b", text)}
     bad += [f"{label} is named and not shown" for label in named - shown]
+    ranks = {int(number) for text in texts for number in re.findall(r"\branks? (\d+)", text)}
+    known = {source.rank for source in analysis.sources} | set(range(analysis.world_size or 0))
+    bad += [f"rank {rank} is named and not in the run" for rank in ranks - known]
     advice = " ".join(advice.text for advice in view.advice)
     if evidence.one_sided is not None and re.search("fewer bytes|faster links|stays exposed", advice):
         bad.append("transfer is advised about while not all sides were recorded")
@@ -56,7 +71,32 @@ def contradictions(analysis):
         bad.append("predictions are advertised that cannot be made")
     if evidence.missing_ranks and evidence.missing_ranks.split(" and ")[0] not in view.ranks:
         bad.append("missing ranks are not in the first line")
-    return bad
+    if not analysis.total.pipeline and any(notice.code == "no-pipeline" for notice in view.warnings):
+        bad.append("a run without a pipeline is warned that it has none")
+    return [*bad, *_order_of_ranks(view), *_savings(analysis, evidence)]
+
+
+def _order_of_ranks(view):
+    """Return the tables whose rows are ranks in another order than that of their numbers."""
+    tables = {name: getattr(view, name) for name in ("idle", "memory", "experts")}
+    for name, table in tables.items():
+        ranks = [row[0] for row in table.rows] if table is not None else []
+        if ranks != sorted(ranks):
+            yield f"{name}: ranks are not in order"
+
+
+def _savings(analysis, evidence):
+    """Return predictions that save more than the compute beside which communication could be hidden."""
+    ranks = analysis.rank_results
+    free_ns = [
+        max(0, scope.budget.compute_ns - sum(scope.hidden_ns.get(kind, 0) for kind in ("communication", "copy")))
+        for rank in ranks
+        for scope in rank.per_step
+    ]
+    stages = analysis.schedule.pp if analysis.schedule is not None else 1
+    for row in analysis.changed_steps:
+        if row.change.startswith("hide ") and (row.saves_ns or 0) > 1.05 * stages * max(free_ns, default=0):
+            yield f"{row.change} saves {row.saves_ns} ns, more than the compute that could hide it"
 
 
 def lines_of(analysis, width, **options):
@@ -71,6 +111,8 @@ def check(analysis):
         lines = lines_of(analysis, width, full=False)
         assert len(lines) <= MAX_LINES, f"{len(lines)} lines at {width} columns"
         assert lines[0].startswith("tracekit ")
+    whole = "\n".join([*lines_of(analysis, 100, full=True), render_markdown(analysis)])
+    assert not CODE_WORDS.findall(whole), "code words are shown without their meaning"
 
 
 @pytest.mark.parametrize("sample", SAMPLES)
@@ -83,17 +125,87 @@ def test_nothing_contradicts_its_evidence_in_a_framework_trace(corpus, trace):
     check(analysis_of(corpus.parent / "frameworks" / trace))
 
 
+def without_rank(folder):
+    (folder / "rank1.pt.trace.json.gz").unlink()
+
+
+def truncated(folder):
+    """Cut the last rank's trace in the middle of its events."""
+    path = sorted(folder.glob("*.json.gz"))[-1]
+    text = gzip.decompress(path.read_bytes())
+    path.write_bytes(gzip.compress(text[: len(text) // 2], 1))
+
+
+def without_shapes(folder):
+    for path in folder.glob("*.json.gz"):
+        trace = json.loads(gzip.decompress(path.read_bytes()))
+        for event in trace["traceEvents"]:
+            for key in ("Input Dims", "Input type", "Input Strides", "Concrete Inputs"):
+                event.get("args", {}).pop(key, None)
+        path.write_bytes(gzip.compress(json.dumps(trace).encode(), 1))
+
+
+@pytest.mark.parametrize("mutate", [without_rank, truncated, without_shapes])
+@pytest.mark.parametrize("sample", ["1f1b", "router", "steps/straggler"])
+def test_nothing_contradicts_its_evidence_in_a_damaged_trace(samples, tmp_path, sample, mutate):
+    folder = shutil.copytree(samples / sample, tmp_path / "run")
+    mutate(folder)
+    check(analyze(folder, workers=1))
+
+
+PAIRS = [*itertools.permutations(("steps/a", "steps/b", "steps/straggler"), 2), ("1f1b", "interleaved")]
+
+
+def misfits(result):
+    """Return what in the words of a diff contradicts its numbers, one sentence each."""
+    step = next(row for row in result["metrics"] if row["metric"] == "step_ms")
+    story = words.story(result)
+    text = "\n".join([words.step_sentence(result), *story, *result["obstacles"], *result["notes"]])
+    if re.search(r"\b[0-9a-f]{8,}\b", text):
+        yield "a digest is shown"
+    if story and step["verdict"] == "regressed" and not re.search("grew|more|longer|slower|wait|added|late", story[0]):
+        yield f"a slower step is explained by: {story[0]}"
+    if story and step["verdict"] == "improved" and re.search(r"\b(grew|slower|longer)\b", story[0]):
+        yield f"a faster step is explained by: {story[0]}"
+    if CODE_WORDS.search(text):
+        yield "code words are shown without their meaning"
+
+
+@pytest.mark.parametrize(("before", "after"), PAIRS)
+def test_the_story_of_a_diff_fits_its_numbers(samples, before, after):
+    result = diff(samples / before, samples / after).to_dict()
+    assert list(misfits(result)) == []
+
+
+@pytest.mark.parametrize("sample", ["1f1b", "overlapped", "router"])
+def test_what_if_is_advertised_only_where_it_predicts(samples, sample):
+    advertised = any("`--what-if`" in advice.text for advice in view_of(analysis_of(samples / sample)).advice)
+    schedule = analysis_of(samples / sample, what_if=True).schedule
+    rows = [] if schedule is None else [row for row in schedule.what_if if row.change == "schedule" and not row.ran]
+    assert advertised == any(row.predicted_ns is not None for row in rows)
+
+
+@pytest.mark.parametrize("sample", ["1f1b", "router", "dualpipe"])
+def test_hiding_saves_no_more_than_the_compute_there_is(samples, sample):
+    assert contradictions(analysis_of(samples / sample, what_if=True)) == []
+
+
+def test_predictions_are_part_of_the_shortest_output(samples):
+    lines = lines_of(analysis_of(samples / "1f1b", what_if=True), 120, brief=True)
+    assert "What other schedules would take" in lines
+
+
 def test_a_page_that_was_written_is_not_suggested(samples):
-    found = analysis_of(samples / "1f1b")
+    analysis = analysis_of(samples / "1f1b")
     suggestion = "-o report.html"
-    assert suggestion in "\n".join(lines_of(found, 80, full=False))
-    assert suggestion not in "\n".join(lines_of(found, 80, full=False, page_written=True))
+    assert suggestion in "\n".join(lines_of(analysis, 80, full=False))
+    assert suggestion not in "\n".join(lines_of(analysis, 80, full=False, page_written=True))
 
 
 def test_the_short_report_says_how_to_get_the_rest(samples):
-    found = analysis_of(samples / "1f1b")
-    assert any(line.startswith("--full prints all tables") for line in lines_of(found, 200, full=False))
-    assert not any("--full" in line for line in lines_of(found, 200))
+    analysis = analysis_of(samples / "1f1b")
+    assert any(line.startswith("--full prints all tables") for line in lines_of(analysis, 200, full=False))
+    assert not any("--full" in line for line in lines_of(analysis, 200))
 
 
 @pytest.mark.parametrize(
@@ -101,12 +213,20 @@ def test_the_short_report_says_how_to_get_the_rest(samples):
     [((0, 1, 2, 3), "tracekit 4 ranks · step 2"), ((0, 1, 3), "tracekit 3 of 4 ranks (rank 2 missing) · step 2")],
 )
 def test_missing_ranks_are_in_the_first_line_of_the_shortest_output(samples, ranks, first_line):
-    found = analysis_of(samples / "1f1b", ranks=ranks, schedule="none")
-    assert lines_of(found, 120, brief=True)[0].startswith(first_line)
+    analysis = analysis_of(samples / "1f1b", ranks=ranks, schedule="none")
+    assert lines_of(analysis, 120, brief=True)[0].startswith(first_line)
 
 
 def test_another_schedule_is_compared_with_and_not_called_what_ran(samples):
-    schedule = view_of(analysis_of(samples / "1f1b", schedule="dualpipe")).schedule
+    schedule = view_of(analysis_of(samples / "1f1b", schedule="dualpipe")).schedule.comparison
     assert (schedule.name, schedule.compared_with, schedule.exact) == ("1f1b", "dualpipe", True)
     document = analysis_of(samples / "1f1b", schedule="dualpipe").to_dict()["schedule"]
     assert (document["name"], document["compared_with"]) == ("1f1b", "dualpipe")
+
+
+def test_a_part_of_the_gap_says_how_it_relates_to_exposed_time(samples):
+    """The gap adds up along the chain of stages, the exposed time is a rank's: both numbers stand in one sentence."""
+    analysis = analysis_of(samples / "1f1b")
+    line = next(line.text for line in view_of(analysis).answer if line.topic == "Schedule")
+    exposed = next(row for row in view_of(analysis).labels if row.label == "pp_comm").exposed_ns
+    assert f" along the chain of stages (pp_comm: {exposed / 1e6:,.1f} ms exposed on a rank)" in line

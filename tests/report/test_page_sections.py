@@ -10,7 +10,8 @@ import pytest
 from rich.console import Console
 
 from tracekit.report.html.page import render_html
-from tracekit.report.html.path import path_pieces, path_time_in_cells
+from tracekit.report.html.schedules import path_time_in_cells
+from tracekit.report.html.timeline import path_pieces
 from tracekit.report.terminal.analysis import render
 from tracekit.report.view import view_of
 
@@ -37,9 +38,9 @@ def test_rates_of_products_communication_and_experts(look, runs):
     experts = texts(page, "#rates table:last-of-type >> nth=2 >> tbody tr")
     assert [(row[0], row[2]) for row in experts] == [
         ("0", "160.0 %"),
-        ("3", "80.1 %"),
         ("1", "80.0 %"),
         ("2", "80.0 %"),
+        ("3", "80.1 %"),
     ]
     page.locator("#rates a[data-rank='3']").click()
     page.locator("#said", has_text="timeline of rank 3").wait_for(state="attached")
@@ -157,7 +158,10 @@ def test_what_a_rank_without_a_named_schedule_hid_by_phase(look, runs, tmp_path)
     unnamed = replace(analysis, schedule=None, critical=None, tables={**analysis.tables, "lanes": lanes})
     path.write_text(render_html(unnamed), encoding="utf-8")
     page = look(path)
-    assert texts(page, "#phases tbody tr") == [["ep_combine forward", "–", "75.0 %", "0.0 %"]]  # and nothing of pairs
+    assert texts(page, "#phases thead tr") == [
+        ["hidden by phase", "steady", "cool-down"]
+    ]  # none of pairs
+    assert texts(page, "#phases tbody tr") == [["ep_combine forward", "75.0 %", "0.0 %"]]
 
 
 def test_on_a_phone_the_names_that_stay_leave_room_for_the_figures(look, pages):

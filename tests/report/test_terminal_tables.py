@@ -22,8 +22,8 @@ from tracekit.report.terminal.table import (
     render_table,
     shown_headings,
 )
-from tracekit.report.view.breakdown import by_view
 from tracekit.report.view.pipeline import WhatIfRow
+from tracekit.report.view.rates import by_view
 
 pytestmark = pytest.mark.slow
 

@@ -28,7 +28,7 @@ MIN_WEAK_SHARE_TO_WARN = 0.01
 MIN_OUTSIDE_TO_BOUND_RATIO = 2.0
 """Share of time outside cells over the lower bound of the bubble, from which the bound needs an explanation."""
 PIPELINE_NOTICES = ("no-pipeline", "no-sequence-numbers", "pairs-by-order")
-"""Codes of notices that do not concern a run without training, which has no pipeline."""
+"""Codes of notices that do not concern a run without a pipeline."""
 ROWS_AT_ONCE = 1 << 18
 """Operations that are looked at together, to bound the memory for it."""
 

@@ -20,9 +20,9 @@ from tracekit._util.text import ranks_named
 from tracekit.critical_path.graph import EventGraph, Floats
 from tracekit.documents.analysis import ChangedStep, PathPart
 from tracekit.errors import OptionError
-from tracekit.intervals import union
+from tracekit.intervals import Intervals, union
 from tracekit.metrics.label_intervals import COMPUTE_SET
-from tracekit.schema import COMMUNICATION_LABELS, LABELS
+from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS, LABELS
 
 MAX_LISTED_CHANGES = 5
 """Changes that are listed if none was asked for, those that save most."""
@@ -166,14 +166,29 @@ def _faster_links(changed: ChangedGraph, factor: float) -> None:
 
 
 def _hide(changed: ChangedGraph, label: str) -> None:
-    """Let nothing wait for the transfers of *label*; the step still takes at least as long as they do."""
+    """Hide the transfers of *label* behind the compute that nothing runs beside yet; the rest is still waited for.
+
+    The step still takes at least as long as the transfers do.
+    """
     graph = changed.graph
     if label not in LABELS or not graph.has_label(label).any():
         raise _unknown_name_error(graph, label, "label")
     _require_known_transfers(changed, graph.has_label(label))
-    changed.factor[graph.has_label(label)] = 0.0
+    events, part = graph.has_label(label), graph.rank_index * len(graph.steps) + graph.step_index
+
+    def ran(rows: Bools) -> Intervals:
+        """Return when *rows* ran on each rank in each step: of matched communication, its transfer."""
+        return union((graph.end - graph.work_ns)[rows], graph.end[rows], part[rows])
+
+    compute = ran(graph.has_label(*COMPUTE_SET))
+    parts = len(graph.ranks) * len(graph.steps)
+    free_ns = (compute - ran(graph.has_label(*COMMUNICATION_LABELS, *COPY_LABELS))).totals_ns(parts)
+    exposed_ns = (ran(events) - compute).totals_ns(parts)
+    changed.factor[events] = np.maximum(0.0, 1 - free_ns / np.maximum(exposed_ns, 1))[part[events]]
     changed.hidden.append(LABELS.index(label))
-    changed.rests_on.append(f"nothing waits for {label}, whatever data it needs; late ranks are still waited for")
+    changed.rests_on.append(
+        f"{label} runs beside compute that hides nothing yet, whatever data it needs; late ranks are still waited for"
+    )
 
 
 def _like_others(changed: ChangedGraph, rank: int) -> None:

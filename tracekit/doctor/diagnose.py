@@ -15,6 +15,7 @@ import msgspec
 import polars as pl
 
 from tracekit._util.html import html_table
+from tracekit._util.text import counted
 from tracekit.doctor.findings import MIN_LAUNCHED_SHARE, RankFacts, find_extras, find_problems
 from tracekit.documents.coding import encode, to_plain
 from tracekit.documents.doctor import FORMAT, DoctorDocument, Finding
@@ -110,7 +111,7 @@ class Diagnosis(msgspec.Struct, frozen=True):
 
     def _repr_html_(self) -> str:
         rows = [(finding.severity, finding.problem, finding.fix) for finding in self.findings]
-        title = f"{len(self.facts)} ranks, {'nothing is missing' if not rows else f'{len(rows)} findings'}"
+        title = f"{counted(len(self.facts), 'rank')}, {counted(len(rows), 'finding')}"
         heads = ("", "missing", "how to record it") if rows else ()
         return html_table(title, heads, rows, notes=[notice.message for notice in self.notices])
 

@@ -36,6 +36,8 @@ class Gpu(msgspec.Struct, frozen=True):
     source: str = ""
     host_link_gb_s: float | None = None
     """Bandwidth of the link to the host in one direction; None if unknown."""
+    memory_gb_s: float | None = None
+    """Bandwidth of its memory; None if unknown."""
 
 
 def peak_tflop_s(device: str, dtype: str, *, multiprocessors: int | None = None) -> float | None:
@@ -128,6 +130,9 @@ def _parse_gpus(data: Mapping[str, Any]) -> tuple[Gpu, ...]:
     for entry in data["gpu"]:
         re.compile(entry["pattern"])  # raises re.error for a bad pattern
         rates = {str(dtype): float(rate) for dtype, rate in entry["tflop_s"].items()}
-        link = None if entry.get("host_link_gb_s") is None else float(entry["host_link_gb_s"])
-        gpus.append(Gpu(entry["pattern"], int(entry["multiprocessors"]), rates, str(entry.get("source", "")), link))
+        link, memory = (
+            None if entry.get(key) is None else float(entry[key]) for key in ("host_link_gb_s", "memory_gb_s")
+        )
+        source = str(entry.get("source", ""))
+        gpus.append(Gpu(entry["pattern"], int(entry["multiprocessors"]), rates, source, link, memory))
     return tuple(gpus)

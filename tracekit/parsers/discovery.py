@@ -57,7 +57,9 @@ def discover(
     path_list = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     if not path_list:
         raise OptionError("no path was given", hint="name a trace, a folder of traces or a store")
-    expanded = [_expand(os.fspath(path)) for path in path_list]
+    expanded = [_expand(os.fspath(path), alone=len(path_list) == 1) for path in path_list]
+    if not any(discovery.refs for discovery in expanded):
+        raise InputError(f"none of the {len(path_list)} files is a trace", hint="name traces, or their folder")
     refs = _unique(ref for discovery in expanded for ref in discovery.refs)
     notices = tuple(notice for discovery in expanded for notice in discovery.notices)
     refs = _apply_rank_option(refs, rank)
@@ -99,14 +101,15 @@ def _unique(refs: Iterable[SourceRef]) -> list[SourceRef]:
     return list({ref.path if "://" in ref.path else str(Path(ref.path).resolve()): ref for ref in refs}.values())
 
 
-def _expand(path: str) -> Discovery:
-    """Return the sources at one path, pattern or URL."""
+def _expand(path: str, *, alone: bool) -> Discovery:
+    """Return the sources at one path, pattern or URL; *alone* tells whether no other path was named."""
     if not path:
         raise InputError("an empty path was given", hint="name a trace or a folder; . means this one")
     if "://" in path:
         return _expand_remote(path)
     if os.path.lexists(path):
-        return _from_folder(Path(path)) if _is_folder(Path(path)) and not _is_source(path) else _from_file(path)
+        is_folder = _is_folder(Path(path)) and not _is_source(path)
+        return _from_folder(Path(path)) if is_folder else _from_file(path, alone=alone)
     if glob.has_magic(path):
         names = sorted(glob.glob(path, recursive=True))  # noqa: PTH207  # patterns may be absolute
         if not names:
@@ -123,8 +126,11 @@ def _is_source(path: str) -> bool:
     return any(os.path.isfile(f"{path}/{name}") for name in names)  # noqa: PTH113
 
 
-def _from_file(path: str) -> Discovery:
+def _from_file(path: str, *, alone: bool) -> Discovery:
+    """Return the trace at *path*; a file that does not look like one is skipped, unless it was named alone."""
     ref, why = _reference(Path(path), path)
+    if ref is None and not alone and not _looks_like_trace(Path(path)):
+        return Discovery((), 1, (Notice("not-a-trace", f"skipped {Path(path).name}: {why}"),))
     if ref is None:
         hint = "tracekit reads PyTorch profiler traces and Nsight Systems exports"
         if why.startswith("cannot be read"):
@@ -176,7 +182,7 @@ def _from_many(path: str, members: list[Path]) -> Discovery:
             refs.append(ref)
             continue
         skipped += 1
-        if _TRACE_SUFFIX.search(member.name) and (rank_in_name(member.name) is not None or "trace" in member.name):
+        if _looks_like_trace(member):
             suspicious.append(f"{member.name} {why}")
     if not refs:
         raise InputError(f"{path}: holds no traces ({skipped} other files)", hint="name the traces' own folder")
@@ -186,6 +192,12 @@ def _from_many(path: str, members: list[Path]) -> Discovery:
     if suspicious:
         notices.append(Notice("not-a-trace", f"skipped {listing(suspicious)}"))
     return Discovery(tuple(refs), skipped, tuple(notices))
+
+
+def _looks_like_trace(path: Path) -> bool:
+    """Return whether a file is named like the trace of a rank."""
+    is_named = rank_in_name(path.name) is not None or "trace" in path.name
+    return is_named and _TRACE_SUFFIX.search(path.name) is not None
 
 
 def _drop_duplicate_exports(refs: list[SourceRef]) -> tuple[list[SourceRef], list[Notice]]:

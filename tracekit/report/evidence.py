@@ -10,6 +10,8 @@ import msgspec
 
 from tracekit._util.text import join_with_and, ms, percent, ranks_named, signed_ms
 from tracekit.analysis import Analysis
+from tracekit.analysis.notices import without_pipeline_notices
+from tracekit.errors import Notice
 from tracekit.metrics.reload import Reload
 from tracekit.parsers.ranks import missing_ranks
 from tracekit.report.names import short_kernel
@@ -143,6 +145,11 @@ def collect_evidence(analysis: Analysis) -> Evidence:
     )
 
 
+def relevant_notices(analysis: Analysis) -> tuple[Notice, ...]:
+    """Return the notices for a reader: without those about the pipeline of a run that has none."""
+    return analysis.notices if analysis.total.pipeline else without_pipeline_notices(analysis.notices)
+
+
 _Facts = dict[str, Any]
 """Some of the fields of ``Evidence``."""
 
@@ -190,7 +197,6 @@ def _largest_cost(analysis: Analysis) -> _Facts:
     gap_cause, gap_ns = largest_gap_cause(analysis), (analysis.schedule and analysis.schedule.gap_ns) or {}
     if gap_cause is not None:
         words = gap_words(analysis, gap_cause)
-        words += ", added up along the chain of stages" if gap_cause in GAP_LABELS and gap_cause != "p2p" else ""
         facts = {
             "gap_cause": gap_cause,
             "finding": of_the_gap(gap_ns[gap_cause], sum(gap_ns.values()), "to the ideal", words),
@@ -255,10 +261,26 @@ def gap_words(analysis: Analysis, cause: str) -> str:
     """Return a cause of the gap in words; other communication by the label that is exposed longest."""
     exposed_ns = analysis.total.budget.exposed_ns
     labels = [label for label in GAP_LABELS.get(cause, ()) if exposed_ns.get(label)]
-    if cause != "exposed_comm" or not labels:
+    if not labels:
+        return GAP_CAUSES[cause].words
+    if cause != "exposed_comm":
         return GAP_CAUSES[cause].words
     label = max(labels, key=lambda name: exposed_ns[name])
     return f"exposed communication, mostly {label}" if len(labels) > 1 else f"exposed {LABEL_WORDS[label]} ({label})"
+
+
+def gap_basis(analysis: Analysis, cause: str) -> str:
+    """Return how a part of the gap relates to the exposed time of its labels; empty for a cause without labels.
+
+    A part of the gap adds up along the chain of stages that the makespan follows, so that it can be longer than what is
+    exposed on any rank, or shorter.
+    """
+    exposed_ns = analysis.total.budget.exposed_ns
+    labels = [label for label in GAP_LABELS.get(cause, ()) if exposed_ns.get(label)]
+    rank_steps = max(1, sum(len(rank.per_step) for rank in analysis.rank_results))
+    per_rank = ms(sum(exposed_ns[label] for label in labels) / rank_steps)
+    named = f"{join_with_and(labels)}: {per_rank} exposed on a rank"
+    return f" along the chain of stages ({named})" if labels else ""
 
 
 def of_the_gap(ns: float, total: float, where: str, words: str) -> str:

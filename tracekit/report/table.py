@@ -7,13 +7,13 @@ expendable columns if it is narrow; the page and Markdown write units into the c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
-from tracekit._util.text import UNKNOWN, bare_ms, ms, percent
+from tracekit._util.text import UNKNOWN, ms, percent
 
 Value = Any
 """A string, a number or None (unknown); in the terminal also a ``rich.text.Text``, which is printed as it is."""
@@ -24,14 +24,15 @@ class Column(msgspec.Struct, frozen=True):
 
     >>> waited = Column("waited", "ms")
     >>> waited.heading, waited.bare(1_500_000), waited.shown(1_500_000)
-    ('waited ms', '1.500', '1.5 ms')
+    ('waited ms', '1.5', '1.5 ms')
     """
 
     name: str
     kind: str = "word"
     """What the values are: ``word``; ``name`` (a word that a narrow terminal may shorten); ``label``; ``code`` (a word
     that Markdown shows as code); ``rank``; ``count``; ``ms`` (values are nanoseconds); ``MB`` (values are bytes);
-    ``share`` (0 to 1); ``rate`` (a number with one digit); ``figure`` (a number that is text already)."""
+    ``share`` (0 to 1); ``rate`` (a number with one digit); ``figure`` (a number that is text already); ``change`` (a
+    figure with a sign, of which less is better); ``verdict`` (of a gate)."""
     expendable: int = 0
     """A narrow terminal leaves out the columns with the highest number first; those with 0 always stay."""
     note: str = ""
@@ -41,7 +42,7 @@ class Column(msgspec.Struct, frozen=True):
     digits: int = 1
     """Digits of a time that is shown with its unit."""
     value: str | Callable[[Any], Value] = ""
-    """For ``rows_of``: the attribute of an item with the value (by default the column's name), or a function of it."""
+    """Where an item has the value: an attribute or key (by default the column's name), or a function of the item."""
 
     @property
     def heading(self) -> str:
@@ -52,25 +53,24 @@ class Column(msgspec.Struct, frozen=True):
     @property
     def words(self) -> bool:
         """Whether the column is text, which is aligned to the left."""
-        return self.kind in ("word", "name", "label", "code")
+        return self.kind in ("word", "name", "label", "code", "verdict")
 
     def bare(self, value: Value) -> str:
         """Return the text of a cell whose unit is in the heading."""
-        if value is None:
-            return "" if self.words else UNKNOWN
-        return _FORMATS.get(self.kind, str)(value)
+        return self.shown(value).removesuffix(f" {self.kind}")
 
     def shown(self, value: Value) -> str:
         """Return the text of a cell with its unit."""
-        if self.kind == "ms":
-            return ms(value, self.digits)
-        return f"{self.bare(value)} MB" if self.kind == "MB" and value is not None else self.bare(value)
+        if value is None:
+            return "" if self.words else UNKNOWN
+        if isinstance(value, str):
+            return value
+        return ms(value, self.digits) if self.kind == "ms" else _FORMATS.get(self.kind, str)(value)
 
 
 _FORMATS: dict[str, Callable[[Any], str]] = {
     "count": "{:,.0f}".format,
-    "ms": bare_ms,
-    "MB": lambda value: f"{value / 1e6:,.1f}",
+    "MB": lambda value: f"{value / 1e6:,.1f} MB",
     "share": percent,
     "rate": "{:,.1f}".format,
 }
@@ -102,37 +102,38 @@ class Table(msgspec.Struct, frozen=True):
         return (meanings, *self.notes) if meanings else self.notes
 
 
-def rows_of(columns: Sequence[Column], items: Iterable[object]) -> tuple[tuple[Value, ...], ...]:
-    """Return one row per item, with the value of each column.
-
-    >>> rows_of([Column("times", value="digits"), Column("kind")], [Column("a", "ms", digits=2)])
-    ((2, 'ms'),)
-    """
-
-    def value_of(column: Column, item: object) -> Value:
-        value = column.value or column.name
-        return getattr(item, value) if isinstance(value, str) else value(item)
-
-    return tuple(tuple(value_of(column, item) for column in columns) for item in items)
+def _row_of(columns: Sequence[Column], item: Any) -> tuple[Value, ...]:
+    """Return the value of each column: an attribute of the item, its entry if it is a mapping, or a function of it."""
+    keys = [column.value or column.name for column in columns]
+    is_mapping = isinstance(item, Mapping)
+    return tuple(
+        key(item) if not isinstance(key, str) else item[key] if is_mapping else getattr(item, key) for key in keys
+    )
 
 
 def make_table(
-    columns: Sequence[Column], rows: Iterable[Sequence[Value]], *, notes: Sequence[str] = (), totals: Iterable[int] = ()
+    columns: Sequence[Column],
+    items: Iterable[Any],
+    *,
+    notes: Iterable[str] = (),
+    totals: Iterable[int] = (),
 ) -> Table | None:
     """Return a table without the columns in which every value is unknown or empty; None if there are no rows.
+
+    An item is a row as a sequence of values, or any object of which each column takes its value (``Column.value``).
 
     The first column always stays. All times get as many digits as the longest of them needs for three figures.
 
     >>> make_table([Column("rank", "rank"), Column("of link", "share")], [[0, None], [1, None]]).columns[1:]
     ()
     """
-    all_rows = [tuple(row) for row in rows]
+    all_rows = [row if isinstance(row, tuple) else _row_of(columns, row) for row in items]
     if not all_rows:
         return None
     informative = [
         i
         for i, column in enumerate(columns)
-        if i == 0 or any(column.bare(row[i]) not in ("", UNKNOWN) for row in all_rows)
+        if i == 0 or any(column.shown(row[i]) not in ("", UNKNOWN) for row in all_rows)
     ]
     digits = time_digits(row[i] for i, column in enumerate(columns) if column.kind == "ms" for row in all_rows)
     return Table(
@@ -143,11 +144,11 @@ def make_table(
     )
 
 
-def time_digits(times_ns: Iterable[float | None]) -> int:
+def time_digits(times_ns: Iterable[Value]) -> int:
     """Return the digits of milliseconds that give the longest time three figures: 1 to 3.
 
     >>> [time_digits([ns, 110_000, None]) for ns in (999_000, 1_000_000, 9_990_000, 10_000_000)]
     [3, 2, 2, 1]
     """
-    longest_ms = max((abs(ns) for ns in times_ns if ns is not None), default=0) / 1e6
+    longest_ms = max((abs(ns) for ns in times_ns if isinstance(ns, int | float)), default=0) / 1e6
     return 1 if longest_ms >= 10 or not longest_ms else 2 if longest_ms >= 1 else 3

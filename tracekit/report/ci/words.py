@@ -7,6 +7,7 @@ from typing import Any
 
 from tracekit._util.text import counted, signed, terminal
 from tracekit.report.names import short_kernel
+from tracekit.report.table import Column, Table, make_table
 
 TYPICAL_STEP_NOTE = (
     "levels are of a typical step: the pseudo-median, which a single odd step cannot move; analyze prints means"
@@ -53,7 +54,7 @@ def milliseconds(row: Row) -> str:
     >>> milliseconds({"change_ms": 1.5, "change_relative": 0.1})
     '+1.500 ms (+10.0 %)'
     """
-    text = f"{signed(row['change_ms'], 3)} ms"
+    text = f"{signed(row['change_ms'], _digits(row['change_ms']))} ms"
     share = row.get("change_relative")
     return f"{text} ({signed(100 * share, 1)} %)" if share is not None and abs(share) < 10 else text
 
@@ -88,7 +89,7 @@ def times(row: Row) -> tuple[str, str]:
     >>> times({"before_ms": 0.25, "after_ms": 1.5})
     ('0.250 ms', '1.500 ms')
     """
-    return f"{row['before_ms']:.3f} ms", f"{row['after_ms']:.3f} ms"
+    return value(row["before_ms"], "ms"), value(row["after_ms"], "ms")
 
 
 def exposed_and_overlap(row: Row) -> tuple[str, str]:
@@ -243,13 +244,58 @@ def rank_name(row: Row) -> str:
     return f"rank {row['rank']} ({part})"
 
 
-ROW_NAMES: dict[str, Callable[[Row], str]] = {
+MOVED: dict[str, Callable[[Row], str]] = {
     "modules": row_name,
     "ranks": rank_name,
     "kernels": row_name,
     "cells": row_name,
 }
 """The tables of a diff after that of labels, and the function that names their rows."""
+_TIMES = (
+    Column("before", "figure", value=lambda row: times(row)[0]),
+    Column("after", "figure", value=lambda row: times(row)[1]),
+    Column("change per step", "change", value=milliseconds),
+)
+_LEVELS = (
+    Column("before", "figure", value=lambda row: levels(row)[0]),
+    Column("after", "figure", value=lambda row: levels(row)[1]),
+    Column("change", "figure", value=change),
+)
+
+
+def metric_table(rows: Sequence[Row]) -> Table | None:
+    """Return the metrics of a diff with their verdicts."""
+    return make_table((Column("metric"), *_LEVELS, Column("", "verdict", value="verdict")), rows)
+
+
+def label_table(result: Row) -> Table | None:
+    """Return the labels of a diff, with their exposed time and overlap."""
+    columns = (
+        Column("label"),
+        *_TIMES,
+        Column("exposed", "figure", 1, value=lambda row: exposed_and_overlap(row)[0]),
+        Column("overlap", "figure", 1, value=lambda row: exposed_and_overlap(row)[1]),
+    )
+    return make_table(columns, visible_changes(result["labels"]))
+
+
+def moved_table(key: str, rows: Sequence[Row]) -> Table | None:
+    """Return the modules, ranks, kernels or cells that moved, the largest change first."""
+    return make_table((Column(key.removesuffix("s"), "name", value=MOVED[key]), *_TIMES), visible_changes(rows))
+
+
+def check_table(checks: Sequence[Row]) -> Table | None:
+    """Return the checks of a gate, the worst verdict first."""
+    ordered = sorted(checks, key=lambda check: VERDICT_ORDER.index(check["verdict"]))
+    reasons = without_repeats([reason(check) for check in ordered])
+    columns = (
+        Column("verdict", "verdict"),
+        Column("metric", value=lambda check: check["requirement"] or check["metric"]),
+        *_LEVELS,
+        Column("likely range", "figure", 1, value=likely_range),
+        Column("why"),
+    )
+    return make_table(columns, ({**check, "why": text} for check, text in zip(ordered, reasons, strict=True)))
 
 
 def _digits(number: float) -> int:

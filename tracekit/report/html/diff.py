@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tracekit._util.text import capitalize
 from tracekit.analysis import Analysis
 from tracekit.report.ci import words
-from tracekit.report.ci.words import arrow, compared_runs, rank_name, step_sentence
 from tracekit.report.html.page import TIMELINE_SCRIPTS
 from tracekit.report.html.schedules import schedule_data
 from tracekit.report.html.templates import asset, render_template, script_json
@@ -29,10 +28,8 @@ def render(result: Data, *, analyses: tuple[Analysis, Analysis] | None = None) -
     metrics = list(
         zip(result["metrics"], words.without_repeats([row["reason"] for row in result["metrics"]]), strict=True)
     )
-    name: Callable[[Data], str] = words.row_name
     tables = [
-        (table, [(row_name(row), row) for row in words.visible_changes(result[table])])
-        for table, row_name in (("modules", name), ("ranks", rank_name), ("kernels", name), ("cells", name))
+        (key, [(name(row), row) for row in words.visible_changes(result[key])]) for key, name in words.MOVED.items()
     ]
     waterfall = result.get("waterfall")
     return render_template(
@@ -44,8 +41,8 @@ def render(result: Data, *, analyses: tuple[Analysis, Analysis] | None = None) -
         lanes=bool(sides),
         left_out=[sentence for side in sides for sentence in side["timeline"]["left_out"]],
         result=result,
-        names=compared_runs(result),
-        sentences=[step_sentence(result), *(f"{line}." for line in words.story(result))],
+        names=words.compared_runs(result),
+        sentences=[words.step_sentence(result), *(f"{line}." for line in words.story(result))],
         waterfall=waterfall,
         bars=diff_waterfall(waterfall) if waterfall else [],
         metrics=metrics,
@@ -54,7 +51,6 @@ def render(result: Data, *, analyses: tuple[Analysis, Analysis] | None = None) -
         tables=tables,
         notes=[*([words.MEANS_NOTE] if len(result["ranks"]) > 1 else []), *result["notes"]],
         words=words,
-        arrow=arrow,
     )
 
 

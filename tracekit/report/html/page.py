@@ -19,9 +19,8 @@ from tracekit.report.html.timeline import (
     path_moments,
     timeline_data,
 )
-from tracekit.report.table import Table
 from tracekit.report.view import View, view_of
-from tracekit.report.view import tables as grids
+from tracekit.report.view.path import changed_lanes
 
 TIMELINE_SCRIPTS = tuple(
     f"{name}.js" for name in ("columns", "tracks", "chart", "events", "timeline", "details", "search", "tables")
@@ -53,6 +52,7 @@ def render_html(analysis: Analysis) -> str:
         v=view,
         sections=_linked_sections(view, ranks),
         heat=heat_map(view.fleet),
+        changed_lanes=changed_lanes(analysis),
         step_heat=step_heat_map(analysis),
         figure_titles=FIGURES,
         max_different=MAX_DIFFERENT_RANKS,
@@ -61,7 +61,6 @@ def render_html(analysis: Analysis) -> str:
         path_moments=path_moments(analysis, clock, view.critical),
         kernel_moments=kernel_moments(clock, view.kernels, ranks),
         explaining_rows=explaining_rows(view.kernels),
-        grids=_shared_tables(view),
         phase_drawing=phase_drawing(analysis),
         update_drawings=update_drawings(analysis) if view.roles is not None else None,
         choices=len(choices),
@@ -77,20 +76,6 @@ def _choice_name(choices: Sequence[Mapping[str, Any]]) -> str:
     """
     pipelines, steps = ({str(choice[key]) for choice in choices} for key in ("ranks", "step"))
     return "Step" if len(pipelines) < 2 else "Pipeline" if len(steps) < 2 else "Pipeline and step"
-
-
-def _shared_tables(view: View) -> dict[str, Table | None]:
-    """Return the tables that the page shares with the other reports."""
-    return {
-        "hiding": grids.hiding(view),
-        "idle": grids.idle(view),
-        "by": grids.by(view),
-        "products": grids.products(view),
-        "communication": grids.communication(view),
-        "experts": grids.experts(view),
-        "reload": grids.reload_lanes(view),
-        "copies": grids.copies(view, by_rank=True),
-    }
 
 
 def _linked_sections(view: View, lane_ranks: Sequence[int]) -> set[str]:

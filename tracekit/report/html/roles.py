@@ -14,7 +14,7 @@ from tracekit._util.text import ms
 from tracekit.analysis import Analysis
 from tracekit.documents.roles import BucketCell, WeightUpdate
 from tracekit.report.palette import IDLE_COLOUR, LABEL_COLOURS, mix_colours
-from tracekit.report.role_words import PHASE_WORDS
+from tracekit.report.view.roles import PHASE_WORDS
 from tracekit.schedules.weight_reload import LANES
 
 WIDTH, NAME_WIDTH = 1000, 150

@@ -13,7 +13,6 @@ from tracekit.compare import StepComparison
 from tracekit.critical_path.path import CriticalPath
 from tracekit.intervals import union
 from tracekit.report.html.packed_columns import pack_intervals
-from tracekit.report.html.path import path_time_in_cells
 from tracekit.report.schedule.layout import ScheduleLayout, layout_pipeline
 from tracekit.schema import GAP_CAUSES
 
@@ -105,3 +104,18 @@ def _boxes(layout: ScheduleLayout, end_ns: int) -> dict[str, Any]:
             columns[name] = columns[name] // 1000  # microseconds, which fit into 32 bits
     columns |= {name: boxes[name].to_numpy() for name in ("row", "kind")}
     return pack_intervals(boxes["start_ns"].to_numpy(), boxes["end_ns"].to_numpy(), **columns)
+
+
+def path_time_in_cells(critical: CriticalPath | None, held: StepComparison) -> pl.Series:
+    """Return the path's time (``path_ns``) in each of the pipeline's cells, 0 where it does not run through."""
+    # The path names its cells by stage, op and micro-batch; a pair (FB) by those of its forward.
+    name = pl.format("{}{}{}", "stage", pl.col("op").cast(pl.String), "microbatch")
+    cells = held.cells.select(pl.col("rank").cast(pl.Int64), name=name)
+    if critical is None:
+        return pl.Series("path_ns", [0] * len(cells), dtype=pl.Int64)
+    on_path = (
+        critical.segments.filter((pl.col("kind") == "cell") & pl.col("step").eq_missing(held.pipeline.step))
+        .group_by(pl.col("rank").cast(pl.Int64), name="what")
+        .agg(path_ns=(pl.col("end_ns") - pl.col("start_ns")).sum())
+    )
+    return cells.join(on_path, on=["rank", "name"], how="left", maintain_order="left")["path_ns"].fill_null(0)

@@ -16,7 +16,6 @@ from tracekit._util import text
 from tracekit.report.evidence import CAUSE_MEANINGS, CAUSE_WORDS
 from tracekit.report.names import short_kernel
 from tracekit.report.palette import LABEL_COLOURS
-from tracekit.report.view.pipeline import has_overlapped_pairs
 
 ASSETS = Path(__file__).parent / "assets"
 
@@ -49,7 +48,7 @@ def _environment() -> Environment:
     environment.filters |= {
         "ms": text.ms, "percent": text.percent, "signed": text.signed_ms, "count": text.counted,
         "at_least": text.at_least, "sentence": text.capitalize, "whole": text.keep_units_together,
-        "number": format_mean_count, "code": markup_code, "short": short_kernel, "paired": has_overlapped_pairs,
+        "number": format_mean_count, "code": markup_code, "short": short_kernel,
     }  # fmt: skip
     environment.globals |= {"colours": LABEL_COLOURS, "because": CAUSE_WORDS, "meanings": CAUSE_MEANINGS}
     return environment

@@ -17,9 +17,9 @@ from tracekit._util.arrays import Ints
 from tracekit._util.text import counted, percent
 from tracekit.analysis import Analysis
 from tracekit.analysis.rank_timeline import DESCRIPTION_TEXTS, EVENT_TIMES, HOST_LANES, HOST_RANGES, RankTimeline
+from tracekit.critical_path.path import SEGMENTS
 from tracekit.report.evidence import CAUSE_WORDS
 from tracekit.report.html.packed_columns import pack_columns, pack_intervals, pack_json
-from tracekit.report.html.path import HOST_COLOUR, path_pieces
 from tracekit.report.names import short_kernel
 from tracekit.report.palette import LABEL_COLOURS
 from tracekit.report.view.kernels import Kernel, Place
@@ -45,6 +45,9 @@ LANES: Mapping[str, Sequence[str]] = {
     "copies": COPY_LABELS,
 }
 """Labels of each lane of a rank."""
+HOST_COLOUR = "#8A97A3"
+MAX_PATH_PIECES = 200_000
+"""Pieces of the critical path that the page holds, the longest."""
 HOST_COLOURS = {"ranges": "#C3B1D6", "operators": HOST_COLOUR, "waiting calls": "#B5473C"}
 
 
@@ -297,6 +300,28 @@ def _path(analysis: Analysis, clock: PageClock) -> dict[str, Any] | None:
     start_ns, end_ns = (pieces[name].to_numpy() - clock.origin_ns for name in ("start_ns", "end_ns"))
     packed = pack_intervals(start_ns, end_ns, rank=pieces["rank"].to_numpy(), **columns)
     return {"pieces": packed, "texts": pack_json(texts)}
+
+
+def path_pieces(analysis: Analysis) -> pl.DataFrame:
+    """Return the pieces of the path of all steps on the common clock, by start; none if no path was computed.
+
+    Columns ``rank, start_ns, end_ns, kind, label, description``; the description tells what ran, the cause of exposed
+    time, and where the path comes from and goes on.
+    """
+    if analysis.critical is None:
+        return SEGMENTS.to_frame().select("rank", "start_ns", "end_ns", "kind", "label", description="what")
+    # Pieces in order of time over all ranks: a neighbour on another rank is where the path comes from or goes on.
+    pieces = analysis.critical.pieces.sort("step", "start_ns")
+    rank_before, rank_after = (pl.col("rank").shift(by).over("step") for by in (1, -1))
+    comes_from = pl.when(pl.col("rank") != rank_before).then(pl.format("\nthe path comes from rank {}", rank_before))
+    goes_on = pl.when(pl.col("rank") != rank_after).then(pl.format("\nthe path goes on with rank {}", rank_after))
+    cause = pl.col("cause").replace_strict(CAUSE_WORDS, default=None, return_dtype=pl.String)
+    exposed = pl.when(pl.col("exposed_ns") > 0).then(pl.format("\nexposed because: {}", cause))
+    until = pl.when(pl.col("kind") == "host").then(pl.lit("until ")).otherwise(pl.lit(""))
+    what = pl.coalesce(pl.format("{}{}", until, "what"), "kind")
+    notes = [note.fill_null("") for note in (exposed, comes_from, goes_on)]
+    described = pieces.select("rank", "start_ns", "end_ns", "kind", "label", description=pl.concat_str(what, *notes))
+    return described.top_k(MAX_PATH_PIECES, by=pl.col("end_ns") - pl.col("start_ns")).sort("start_ns")
 
 
 def _memory_top_gb(analysis: Analysis) -> float | None:

@@ -9,10 +9,11 @@ from msgspec.structs import replace
 
 from tracekit._util.text import at_least, counted, listing, markdown, ms, percent, signed_ms
 from tracekit.analysis import Analysis
+from tracekit.report.evidence import relevant_notices
 from tracekit.report.markdown.table import bullets, folded, render_table, simple_table
 from tracekit.report.names import short_kernel
-from tracekit.report.table import Column, Table, rows_of
-from tracekit.report.view import View, tables, view_of
+from tracekit.report.table import Column, Table, make_table
+from tracekit.report.view import View, view_of
 from tracekit.report.view.budget import NOT_RECORDED
 
 MAX_NAME_LENGTH = 160
@@ -78,10 +79,10 @@ def _overlap(view: View) -> str:
         Column("hidden", "share"),
         *(Column(f"by {label}", "share") for label in view.matrix.columns),
     )
-    rows = tuple((row.label, row.ns, 1 - row.exposed, *row.cells) for row in view.matrix.rows)
+    rows = [(row.label, row.ns, 1 - row.exposed, *row.cells) for row in view.matrix.rows]
     over = ", over all ranks," if len(view.analysis.rank_results) > 1 else ""
-    meaning = f"Share of each row's own time{over} that compute covers; kernels that run at once count each."
-    return f"### What hides what\n\n{meaning}\n\n{render_table(Table(columns, rows))}"
+    meaning = f"share of each row's own time{over} that compute covers; kernels that run at once count each"
+    return _section("What hides what", make_table(columns, rows, notes=(meaning,)))
 
 
 def _gap(view: View) -> str:
@@ -100,7 +101,7 @@ def _gap(view: View) -> str:
     else:
         rows = [(side.name, ms(side.makespan_ns), "", outside[side.name]) for side in sides]
     table = simple_table(("", "time", "share of the gap", "outside cells"), rows, words=1)
-    return f"### From the ideal to the run ({markdown(schedule.name)})\n\n{table}"
+    return f"### From the ideal to the run ({markdown(schedule.comparison.name)})\n\n{table}"
 
 
 def _reload(view: View) -> str:
@@ -119,14 +120,6 @@ def _roles(view: View) -> str:
     )
 
 
-def _memory(view: View) -> str:
-    memory = view.memory
-    if memory is None:
-        return ""
-    rows = [(f"rank {row.rank}", *memory.cells(row)) for row in memory.rows]
-    return f"### Memory\n\n{simple_table(('GB', *memory.columns), rows, words=1, fold=True)}"
-
-
 def _by(view: View) -> str:
     if view.by is None:
         return ""
@@ -137,17 +130,11 @@ def _by(view: View) -> str:
     return _section(title, replace(table, notes=(meaning.removesuffix(")"), *table.notes)))
 
 
-def _changes(view: View) -> str:
-    return _section("What a change would give", None if view.changes is None else view.changes.table)
-
-
 def _section(title: str, table: Table | None) -> str:
     return "" if table is None else f"### {markdown(title)}\n\n{render_table(table)}"
 
 
 def _stragglers(view: View) -> str:
-    if not view.stragglers:
-        return ""
     columns = (
         Column("", value=lambda row: f"rank {row.ranks}"),
         Column("in", value="label"),
@@ -156,10 +143,9 @@ def _stragglers(view: View) -> str:
         Column("late", value="when"),
         Column("why"),
     )
-    meaning = "The rank that starts an operation last, and the others' waiting in it, summed over ranks."
-    table = render_table(Table(columns, rows_of(columns, view.stragglers)))
+    meaning = "the rank that starts an operation last, and the others' waiting in it, summed over ranks"
     parts = [
-        f"### Whom the others wait for\n\n{meaning}\n\n{table}",
+        _section("Whom the others wait for", make_table(columns, view.stragglers, notes=(meaning,))),
         _section("Unequal work of the ranks", view.imbalance),
         _section("What slows the pipeline down", view.slowdown),
     ]
@@ -167,8 +153,6 @@ def _stragglers(view: View) -> str:
 
 
 def _kernels(view: View) -> str:
-    if not view.kernels:
-        return ""
     columns = (
         Column("kernel", "code", value=lambda row: _shorten(short_kernel(row.name))),
         Column("label"),
@@ -176,11 +160,8 @@ def _kernels(view: View) -> str:
         Column("per step", "figure", value=lambda row: f"{row.count:,.1f}".removesuffix(".0")),
         Column("time per step", "ms", digits=2, value="ns"),
     )
-    over = ", averaged over ranks" if len(view.analysis.rank_results) > 1 else ""
-    return folded(
-        f"The {len(view.kernels)} longest kernels{over}",
-        render_table(Table(columns, rows_of(columns, view.kernels)), fold=False),
-    )
+    table, over = make_table(columns, view.kernels), ", mean over ranks" if len(view.analysis.rank_results) > 1 else ""
+    return folded(f"The {len(view.kernels)} longest kernels{over}", render_table(table, fold=False)) if table else ""
 
 
 def _shorten(name: str) -> str:
@@ -190,7 +171,7 @@ def _shorten(name: str) -> str:
 def _warnings(view: View) -> str:
     if not view.warnings:
         return ""
-    notices = view.analysis.notices
+    notices = relevant_notices(view.analysis)
     return folded(counted(len(notices), "warning"), bullets(f"{notice.code}: {notice.message}" for notice in notices))
 
 
@@ -210,10 +191,10 @@ SECTIONS: tuple[Callable[[View], str], ...] = (
     _overlap,
     _gap,
     _by,
-    _changes,
-    lambda view: _section("Experts", tables.experts(view)),
-    _memory,
-    lambda view: _section("Copies", tables.copies(view)),
+    lambda view: _section("What a change would give", view.changes),
+    lambda view: _section("Experts", view.experts),
+    lambda view: _section("Memory (GB)", view.memory),
+    lambda view: _section("Copies", view.copies),
     _reload,
     _stragglers,
     _kernels,

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
+
+from msgspec.structs import replace
 
 from tracekit._util.text import counted, listing, markdown, markdown_code
 from tracekit.report.ci import words
-from tracekit.report.markdown.table import bullets, folded, simple_table
+from tracekit.report.markdown.table import VERDICT_ICONS, bullets, folded, render_table, simple_table
+from tracekit.report.table import Table
 
 Data = Mapping[str, Any]
-ICONS = {"pass": "✅", "improved": "🚀", "regressed": "❌", "inconclusive": "⚠️", "error": "⛔"}
 MAX_ROWS = 15
 """Rows of a table of a diff."""
 
@@ -21,60 +23,42 @@ def render_diff(result: Data) -> str:
     parts += [bullets(words.story(result)), markdown(words.compared_runs(result))]
     if result["obstacles"]:
         parts.append(f"> **Not comparable:** {markdown('; '.join(result['obstacles']))}")
-    if result["metrics"]:
-        rows = [
-            (f"{ICONS[row['verdict']]} {row['metric']}", *words.levels(row), words.change(row))
-            for row in result["metrics"][:MAX_ROWS]
-        ]
-        parts.append("## Metrics\n\n" + simple_table(("metric", "before", "after", "change"), rows, words=1))
-        parts += [words.TYPICAL_STEP_NOTE] if words.has_typical_steps(result) else []
-    labels = words.visible_changes(result["labels"])
-    if labels:
-        cells = [(row["label"], *_times(row), *words.exposed_and_overlap(row)) for row in labels]
-        heads = ("label", "before", "after", "change per step", "exposed", "overlap")
-        parts.append("## Labels\n\n" + simple_table(heads, cells, words=1))
-    parts += [_moved_section(key, name, words.visible_changes(result[key])) for key, name in words.ROW_NAMES.items()]
+    parts.append(_section("Metrics", words.metric_table(result["metrics"][:MAX_ROWS])))
+    parts += [words.TYPICAL_STEP_NOTE] if result["metrics"] and words.has_typical_steps(result) else []
+    parts.append(_section("Labels", words.label_table(result)))
+    parts += [_section(key.capitalize(), words.moved_table(key, result[key])) for key in words.MOVED]
     parts += [f"{words.MEANS_NOTE[:1].upper()}{words.MEANS_NOTE[1:]}."] if len(result["ranks"]) > 1 else []
     parts.append(bullets(result["notes"]))
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def _moved_section(key: str, name: Callable[[Data], str], rows: Sequence[Data]) -> str:
-    """Return the section about modules, ranks, kernels or cells; empty if there are none."""
-    if not rows:
+def _section(title: str, table: Table | None) -> str:
+    """Return a table with its title, without the rows after the first; empty if there is none."""
+    if table is None:
         return ""
-    table = _times_table(key, name, rows[:MAX_ROWS])
-    more = f"\n\n… and {len(rows) - MAX_ROWS} more" if len(rows) > MAX_ROWS else ""
-    return f"## {key.capitalize()}\n\n{table}{more}"
-
-
-def _times_table(key: str, name: Callable[[Data], str], rows: Sequence[Data]) -> str:
-    heads = (key.removesuffix("s"), "before", "after", "change per step")
-    return simple_table(heads, [(name(row), *_times(row)) for row in rows], words=1)
-
-
-def _times(row: Data) -> tuple[str, ...]:
-    return (*words.times(row), words.milliseconds(row))
+    more = f"\n\n… and {len(table.rows) - MAX_ROWS} more" if len(table.rows) > MAX_ROWS else ""
+    return f"## {title}\n\n{render_table(replace(table, rows=table.rows[:MAX_ROWS]))}{more}"
 
 
 def render_gate(result: Data) -> str:
     """Return a verdict: the sentence, before and after, what moved most, waivers, and what was compared."""
-    parts = [f"## {ICONS[result['verdict']]} tracekit gate: {markdown(words.headline(result))}"]
+    parts = [f"## {VERDICT_ICONS[result['verdict']]} tracekit gate: {markdown(words.headline(result))}"]
     if result["verdict"] in ("regressed", "improved"):
         parts.append(bullets(words.story(result)))
-    checks = sorted(result["checks"], key=lambda check: words.VERDICT_ORDER.index(check["verdict"]))
+    checks = result["checks"]
     telling = [check for check in checks if check["verdict"] != "pass" or check["requirement"]]
     passing = [check for check in checks if check not in telling]
-    if telling:
-        parts.append(_checks(telling))
-    if passing:
+    if (table := words.check_table(telling)) is not None:
+        parts.append(render_table(table, fold=False))
+    if (table := words.check_table(passing)) is not None:
         count = counted(len(passing), "more metric" if telling else "metric")
-        parts.append(folded(f"{count} {'passes' if len(passing) == 1 else 'pass'}", _checks(passing)))
+        verb = "passes" if len(passing) == 1 else "pass"
+        parts.append(folded(f"{count} {verb}", render_table(table, fold=False)))
     parts += [f"<sub>{words.TYPICAL_STEP_NOTE}</sub>"] if checks and words.has_typical_steps(result) else []
     moved = result.get("moved") or {}
     for key in ("kernels", "cells"):
-        if moved.get(key):
-            parts.append(folded(f"{key.capitalize()} that moved most", _times_table(key, words.row_name, moved[key])))
+        if (table := words.moved_table(key, moved.get(key) or ())) is not None:
+            parts.append(folded(f"{key.capitalize()} that moved most", render_table(table, fold=False)))
     parts.append(bullets(moved.get("notes") or ()))
     if result["waivers"]:
         heads = ("metric", "status", "until", "reason")
@@ -82,23 +66,6 @@ def render_gate(result: Data) -> str:
         parts.append("### Waivers\n\n" + simple_table(heads, rows, words=len(heads)))
     parts.append(_compared(result))
     return "\n\n".join(filter(None, parts)) + "\n"
-
-
-def _checks(checks: Sequence[Data]) -> str:
-    reasons = words.without_repeats([words.reason(check) for check in checks])
-    rows = [
-        (
-            f"{ICONS[check['verdict']]} {check['verdict']}",
-            check["requirement"] or check["metric"],
-            *words.levels(check),
-            words.change(check),
-            words.likely_range(check),
-            reason,
-        )
-        for check, reason in zip(checks, reasons, strict=True)
-    ]
-    heads = ("verdict", "metric", "before", "after", "change", "likely range", "why")
-    return simple_table(heads, rows, words=2, last_words=1)
 
 
 def _compared(result: Data) -> str:

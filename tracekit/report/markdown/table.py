@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from tracekit._util.text import capitalize, counted, markdown, markdown_code
 from tracekit.report.table import Column, Table, Value
 
+VERDICT_ICONS = {"pass": "✅", "improved": "🚀", "regressed": "❌", "inconclusive": "⚠️", "error": "⛔"}
 MAX_VISIBLE_ROWS = 16
 """Rows of a table that are visible; the rest is folded."""
 
@@ -57,6 +58,8 @@ def _lines(table: Table, rows: Iterable[Sequence[Value]]) -> str:
 
 def _cell(column: Column, value: Value) -> str:
     text = column.shown(value)
+    if column.kind == "verdict":
+        text = f"{VERDICT_ICONS[text]} {text}"
     return markdown_code(text) if column.kind == "code" else markdown(text)
 
 

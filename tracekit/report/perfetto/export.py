@@ -12,6 +12,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from tracekit.errors import Notice
+from tracekit.parsers.ranks import unknown_rank_error
 from tracekit.report.perfetto.write import Exported, check_output, write_perfetto
 from tracekit.run.analyze import analyze
 from tracekit.run.ingest import ingest_with
@@ -38,7 +39,8 @@ def export(
 ) -> Exported:
     """Write traces with tracks of labels, cells, ideal cells and the critical path to *output*: .json or .json.gz.
 
-    Options are those of ``analyze``; *rank* and *lenient* are deprecated names of *file_rank* and *on_damage*.
+    Options are those of ``analyze``, but *ranks* are those whose events are written; *rank* and *lenient* are
+    deprecated names of *file_rank* and *on_damage*.
 
     >>> import tempfile
     >>> done = export("sample_traces/reload", tempfile.mkdtemp() + "/reload.json.gz")
@@ -49,14 +51,16 @@ def export(
     ingest_store = partial(
         ingest_with,
         policy=damage_policy(on_damage, lenient=lenient),
-        ranks=ranks,
         file_rank=file_rank_option(file_rank, rank),
         rules=rules,
         workers=workers,
         stacks=stacks,
     )
     with _stored(paths, ingest_store, rules=rules) as (store, notices):
-        analysis = analyze(store.path, ranks=ranks, schedule=schedule, workers=workers, critical_path=True)
+        if missing := set(ranks or ()) - set(store.ranks):
+            raise unknown_rank_error(missing, store.ranks)
+        # All ranks that were given are analysed: those that are not written still tell who waited for whom.
+        analysis = analyze(store.path, schedule=schedule, workers=workers, critical_path=True)
         done = write_perfetto(store, analysis, output, ranks=ranks)
         return replace(done, notices=tuple(dict.fromkeys((*notices, *done.notices))))
 

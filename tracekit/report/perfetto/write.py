@@ -22,6 +22,7 @@ from tracekit._version import __version__
 from tracekit.analysis import Analysis
 from tracekit.errors import Notice, OptionError
 from tracekit.intervals import union
+from tracekit.report.evidence import CAUSE_WORDS, relevant_notices
 from tracekit.report.perfetto.events import EVENT_DETAILS, arrow_lines, event_lines
 from tracekit.report.perfetto.tracks import TrackNumbers
 from tracekit.report.schedule.layout import layout_pipeline
@@ -103,7 +104,7 @@ class _Export:
                 self._write_labels(rank)
                 self._write_events(rank)
         self.write(b"\n]}\n")
-        return Exported(target, self.ranks, self.event_count, self.cell_count, self.analysis.notices)
+        return Exported(target, self.ranks, self.event_count, self.cell_count, relevant_notices(self.analysis))
 
     def _first_time(self) -> int:
         """Return the time that is 0 in the file: small numbers keep their nanoseconds in any reader."""
@@ -176,6 +177,7 @@ class _Export:
         segments = path.segments.with_columns(
             name=pl.when(pl.col("kind") == "host").then("host: " + what).otherwise(what),
             path_kind="kind",
+            cause=pl.col("cause").replace(CAUSE_WORDS),
             kind=pl.lit("critical_path"),
             to_pid=pl.lit(pid),
             to_tid=pl.col("rank").replace_strict(tid_of_rank, return_dtype=pl.Int64),

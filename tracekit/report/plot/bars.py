@@ -109,7 +109,7 @@ def gap(analysis: Analysis, *, ax: Axes | None = None) -> Figure:
     _draw_waterfall(axes, view.gap)
     ideal_ns, measured_ns = view.ideal.makespan_ns, view.measured.makespan_ns
     more = f", {signed(100 * (measured_ns / ideal_ns - 1), 0)} %" if ideal_ns else ""
-    facts = f"{view.name}: {ms(ideal_ns)} ideal, {ms(measured_ns)} measured{more}"
+    facts = f"{view.comparison.name}: {ms(ideal_ns)} ideal, {ms(measured_ns)} measured{more}"
     figures.draw_title(axes, "From the ideal to the run", facts)
     return figure
 

@@ -14,8 +14,7 @@ from tracekit.compare import WhatIf
 from tracekit.errors import OptionError
 from tracekit.report import figures
 from tracekit.report.palette import LABEL_COLOURS
-from tracekit.report.schedule.facts import chunks_suffix
-from tracekit.report.schedule.layout import ScheduleLayout, layout_pipeline
+from tracekit.report.schedule.layout import ScheduleLayout, chunks_suffix, layout_pipeline
 from tracekit.report.schedule.plot import MAX_LABELLED_BOXES, cell_handles, draw_cells
 
 if TYPE_CHECKING:

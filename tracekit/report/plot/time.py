@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,14 +14,14 @@ from tracekit.report import figures
 from tracekit.report.palette import IDLE_COLOUR, LABEL_COLOURS
 from tracekit.report.schedule.layout import PART_EDGES, WHOLE
 from tracekit.report.schedule.plot import ROW_MARGIN
-from tracekit.report.view.lanes import labels_of, lanes_for
+from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS, LABELS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    Lanes = Mapping[str, Mapping[str, int]]  # lane → label → part of the lane it is drawn in
-
+Lanes = Mapping[str, Mapping[str, int]]
+"""Labels of each lane and the part of it they are drawn in."""
 MAX_RANKS = 16
 """Ranks of an excerpt where none are named."""
 EXCERPT_SHARE = 0.15
@@ -30,6 +30,20 @@ RANK_GAP_ROWS = 0.6
 """Space between the lanes of two ranks, in rows."""
 MAX_VECTOR_BOXES = 2_000
 """More boxes of one label are drawn as pixels, so that the file stays small."""
+LANES: Lanes = {
+    "Computation": {label: 0 for label in LABELS if label not in (*COMMUNICATION_LABELS, *COPY_LABELS)},
+    "Communication": {label: 1 if label.startswith("ep_") else 2 for label in COMMUNICATION_LABELS},
+    "Offload": {label: 2 if label == "onload" else 1 for label in COPY_LABELS},
+}
+"""Labels of each lane and the part of it they are drawn in (0: the whole, 1 and 2: a half), so that labels that run at
+once do not cover each other."""
+
+RELOAD_LANES: Lanes = {
+    "H2D": {"onload": 0, "offload": 0, "memory": 0},
+    "Broadcast": dict.fromkeys(COMMUNICATION_LABELS, 0),
+    "Reload": {"reload": 0},
+    "Computation": LANES["Computation"],
+}
 
 
 def lanes(analysis: Analysis, *, rank: int | None = None, step: int | None = None, ax: Axes | None = None) -> Figure:
@@ -180,3 +194,21 @@ def _finish_axes(axes: Axes, events: pl.DataFrame, *, below_axes: bool) -> None:
     figures.strip_axes(axes, x_label="time (ms) from the step's first event")
     handles: list[Any] = [Patch(facecolor=LABEL_COLOURS[label], label=label) for label in labels_of(events)]
     figures.draw_legend(axes, [*handles, Patch(facecolor=IDLE_COLOUR, label="nothing")], below_axes=below_axes)
+
+
+def labels_of(table: pl.DataFrame) -> list[str]:
+    """Return the labels that occur in a table, in the order of the label list."""
+    present = set(table["label"].unique().to_list())
+    return [label for label in LABELS if label in present]
+
+
+def lanes_for(present: Sequence[str]) -> Lanes:
+    """Return the lanes on which something runs; a copy lane without copies to or from the host is called "Copies".
+
+    >>> list(lanes_for(["forward", "pp_comm", "offload"])), list(lanes_for(["forward", "memory"]))
+    (['Computation', 'Communication', 'Offload'], ['Computation', 'Copies'])
+    """
+    lanes = RELOAD_LANES if "reload" in present else LANES
+    used = {name: halves for name, halves in lanes.items() if any(label in halves for label in present)}
+    copies_to_host = "offload" in present or "onload" in present
+    return {"Copies" if name == "Offload" and not copies_to_host else name: halves for name, halves in used.items()}

@@ -1,4 +1,4 @@
-"""Layout of a pipeline schedule: rows, boxes on a time axis, labels and colours.
+"""Layout of a pipeline schedule: rows, boxes on a time axis, labels and colours, and its figures as text.
 
 Every drawing of a schedule (terminal, SVG page, HTML page, matplotlib figure, Perfetto trace) reads one
 ``ScheduleLayout`` and only draws it. A layout comes from a simulated schedule, from the measured or the ideal cells of
@@ -20,13 +20,17 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from tracekit._util.text import percent
 from tracekit.report.palette import CELL_COLOURS, mix_colours
+from tracekit.schema import PHASES
 
 if TYPE_CHECKING:
     from tracekit.compare import StepComparison
-    from tracekit.schedules import Schedule, Simulation
+    from tracekit.schedules import Schedule, Simulation, WeightReload
 
 OP_NAMES = {"F": "forward", "B": "backward", "I": "backward for input", "W": "backward for weights"}
+RANK_COLUMNS = ("rank", "work", "outside cells", *PHASES, "peak chunks")
+"""Columns of ``rank_rows``."""
 WHOLE, UPPER, LOWER = 0, 1, 2
 """Part of its row that a box fills."""
 PART_EDGES = {WHOLE: (0.0, 1.0), UPPER: (0.0, 0.5), LOWER: (0.5, 1.0)}
@@ -86,7 +90,7 @@ class ScheduleLayout:
         return bool((self.cells["op"] == "FB").any())
 
 
-def layout_simulation(simulation: Simulation, *, kimi_labels: bool = False) -> ScheduleLayout:
+def layout_simulation(simulation: Simulation) -> ScheduleLayout:
     """Lay out a simulated schedule; times are in units of the given times.
 
     >>> from tracekit.schedules import generate, simulate
@@ -97,9 +101,7 @@ def layout_simulation(simulation: Simulation, *, kimi_labels: bool = False) -> S
     [('F', '0', 0, 0), ('F', '1', 1, 1), ('B', '1', 0, 4), ('B', '0', 2, 1)]
     """
     schedule = simulation.schedule
-    return layout_cells(
-        simulation.cells, schedule, ranks=range(schedule.pp), end=simulation.makespan, kimi_labels=kimi_labels
-    )
+    return layout_cells(simulation.cells, schedule, ranks=range(schedule.pp), end=simulation.makespan)
 
 
 def layout_pipeline(compared: StepComparison, *, extra_columns: Sequence[pl.Series] = ()) -> dict[str, ScheduleLayout]:
@@ -132,7 +134,6 @@ def layout_cells(
     ranks: Sequence[int],
     end: Any,
     origin_ns: int = 0,
-    kimi_labels: bool = False,
 ) -> ScheduleLayout:
     """Place cells on rows and split them into boxes.
 
@@ -143,7 +144,6 @@ def layout_cells(
         ranks: Rank of each row.
         end: End of the time axis.
         origin_ns: Time of 0 on the common clock.
-        kimi_labels: Write micro-batches from 1 with the chunk's letter, as Kimi K2's figure does.
     """
     row_of_rank = {rank: row for row, rank in enumerate(ranks)}
     cells = cells.with_columns(
@@ -155,6 +155,7 @@ def layout_cells(
     chunk = chunk_of_stage[stage]
     by_shade = schedule is None or chunks_have_shades(schedule)
     shade_count = int(chunk_of_stage.max()) + 1 if by_shade else 1
+    marks = ["" if by_shade else "′" * number for number in chunk.tolist()]
     ops = [op for op in CELL_COLOURS if op in set(boxes["op"].unique())]
     colours = [
         CellColour(op, OP_NAMES[op], shade_colour(op, shade, shade_count)) for op in ops for shade in range(shade_count)
@@ -162,7 +163,8 @@ def layout_cells(
     boxes = boxes.with_columns(
         top=pl.col("part").replace_strict({part: edges[0] for part, edges in PART_EDGES.items()}),
         bottom=pl.col("part").replace_strict({part: edges[1] for part, edges in PART_EDGES.items()}),
-        label=_labels(boxes["microbatch"], chunk, kimi=kimi_labels, by_shade=by_shade),
+        # The micro-batch, empty if unknown, with its chunk where no shade shows it.
+        label=(boxes["microbatch"].cast(pl.String) + pl.Series(marks, dtype=pl.String)).fill_null(""),
         # ``colours`` holds all shades of the first op, then all shades of the second.
         colour_key=pl.col("op").replace_strict({op: i for i, op in enumerate(ops)}, return_dtype=pl.Int64) * shade_count
         + pl.Series(chunk if by_shade else np.zeros_like(chunk)),
@@ -189,16 +191,6 @@ def cell_name() -> pl.Expr:
     pair = pl.format("({}F{};{}B{})", "stage", "microbatch", "b_stage", "b_microbatch")
     single = pl.format("{}{}{}", "stage", "op", "microbatch")
     return pl.coalesce(pl.when(pl.col("op") == "FB").then(pair).otherwise(single), "op")
-
-
-def _labels(microbatch: pl.Series, chunk: npt.NDArray[np.int64], *, kimi: bool, by_shade: bool) -> pl.Series:
-    """Return the micro-batch of each box as text, empty if unknown, with its chunk where no shade shows it."""
-    if kimi:
-        marks = [chr(ord("a") + number % 26) for number in chunk.tolist()]
-        microbatch = microbatch + 1
-    else:
-        marks = [""] * len(chunk) if by_shade else ["′" * number for number in chunk.tolist()]
-    return (microbatch.cast(pl.String) + pl.Series(marks, dtype=pl.String)).fill_null("")
 
 
 def stage_chunks(schedule: Schedule) -> npt.NDArray[np.int64]:
@@ -238,3 +230,38 @@ def shade_colour(op: str, shade: int, shade_count: int) -> str:
     if shade == 0:
         return CELL_COLOURS[op]
     return mix_colours(CELL_COLOURS[op], "#ffffff", MAX_WHITE_IN_CHUNK_COLOUR * shade / max(shade_count - 1, 1))
+
+
+def schedule_headline(schedule: Schedule) -> str:
+    """Return a schedule's name and sizes.
+
+    >>> from tracekit.schedules import generate
+    >>> schedule_headline(generate("interleaved", pp=2, microbatches=4))
+    'interleaved · 2 ranks × 4 micro-batches × 2 chunks'
+    """
+    return f"{schedule.name} · {schedule.pp} ranks × {schedule.microbatches} micro-batches{chunks_suffix(schedule)}"
+
+
+def chunks_suffix(schedule: Schedule) -> str:
+    """Return `` × N chunks`` for a schedule whose ranks hold several chunks, else nothing."""
+    return f" × {schedule.virtual} chunks" if schedule.virtual > 1 and stage_chunks(schedule).any() else ""
+
+
+def reload_headline(reload: WeightReload) -> str:
+    """Return the name and sizes of a weight reload."""
+    return f"weight-reload · {reload.ranks} devices × {reload.rounds} rounds"
+
+
+def simulation_facts(simulation: Simulation) -> str:
+    """Return makespan, share outside cells and peak activations as one line."""
+    peaks = simulation.peak_activations
+    peak = f"{peaks[0]}" if len(set(peaks)) == 1 else f"{min(peaks)}–{max(peaks)}"
+    outside = f"{percent(simulation.bubble_fraction)} of ranks × makespan outside cells"
+    return f"makespan {simulation.makespan:g} · {outside} · peak {peak} chunks per rank"
+
+
+def rank_rows(simulation: Simulation) -> list[tuple[float, ...]]:
+    """Return work, time outside cells (in all and by phase) and peak activations of each rank (``RANK_COLUMNS``)."""
+    idle_by_phase = simulation.idle_by_phase.iter_rows()
+    figures = zip(idle_by_phase, simulation.busy, simulation.bubble, simulation.peak_activations, strict=True)
+    return [(rank, work, bubble, *idle, peak) for (rank, *idle), work, bubble, peak in figures]

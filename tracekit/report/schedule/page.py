@@ -11,8 +11,16 @@ from markupsafe import Markup
 from tracekit._util.text import html
 from tracekit.report.html.templates import asset, render_template
 from tracekit.report.palette import CELL_COLOURS, IDLE_COLOUR
-from tracekit.report.schedule.facts import RANK_COLUMNS, rank_rows, reload_headline, schedule_headline, simulation_facts
-from tracekit.report.schedule.layout import OP_NAMES, ScheduleLayout, layout_simulation
+from tracekit.report.schedule.layout import (
+    OP_NAMES,
+    RANK_COLUMNS,
+    ScheduleLayout,
+    layout_simulation,
+    rank_rows,
+    reload_headline,
+    schedule_headline,
+    simulation_facts,
+)
 from tracekit.report.schedule.svg import LEFT_PX, MAX_TOOLTIPS, round_ticks, svg_cells, svg_rows
 from tracekit.schedules.weight_reload import WeightReload
 

@@ -18,8 +18,16 @@ from tracekit.report.figures import (
     text_colour_on,
 )
 from tracekit.report.palette import CELL_COLOURS, IDLE_COLOUR, LABEL_COLOURS, mix_colours
-from tracekit.report.schedule.facts import reload_headline, schedule_headline, simulation_facts
-from tracekit.report.schedule.layout import OP_NAMES, UPPER, WHOLE, ScheduleLayout, layout_simulation
+from tracekit.report.schedule.layout import (
+    OP_NAMES,
+    UPPER,
+    WHOLE,
+    ScheduleLayout,
+    layout_simulation,
+    reload_headline,
+    schedule_headline,
+    simulation_facts,
+)
 from tracekit.schedules.blocks import LANES, PHASES, Block, BlockTimes, block, block_times
 from tracekit.schedules.simulation import simulate
 from tracekit.schedules.weight_reload import LANES as BUFFERS
@@ -165,7 +173,7 @@ def draw_phases(schedule: Schedule, times: BlockTimes | None = None, *, layers: 
         _draw_block(axes, blocks[phase], name_lanes=column == 0)
         axes.set_title(_PHASE_TITLES[phase], loc="left", fontsize=9, color=INK)
     grid = figure.add_subplot(rows[1])
-    layout = layout_simulation(simulation, kimi_labels=True)
+    layout = layout_simulation(simulation)
     labelled = len(layout.cells) <= MAX_LABELLED_BOXES
     draw_grid(grid, layout, inches_per_unit=(_PHASES_FIGURE_INCHES - 1.2) / layout.end if labelled else 0)
     grid.set_title(simulation_facts(simulation), loc="left", fontsize=8.5, color=QUIET_INK)

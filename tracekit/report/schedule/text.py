@@ -12,8 +12,17 @@ from rich.text import Text
 
 from tracekit._util.text import percent
 from tracekit.report.palette import CELL_COLOURS, LABEL_COLOURS
-from tracekit.report.schedule.facts import RANK_COLUMNS, rank_rows, reload_headline, schedule_headline
-from tracekit.report.schedule.layout import LOWER, OP_NAMES, UPPER, WHOLE, layout_simulation
+from tracekit.report.schedule.layout import (
+    LOWER,
+    OP_NAMES,
+    RANK_COLUMNS,
+    UPPER,
+    WHOLE,
+    layout_simulation,
+    rank_rows,
+    reload_headline,
+    schedule_headline,
+)
 from tracekit.report.schedule.plot import RELOAD_LABELS
 from tracekit.schedules.weight_reload import LANES, WeightReload
 

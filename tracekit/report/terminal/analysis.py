@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.text import Text
 
 from tracekit._util.text import counted, terminal, wrap_text
 from tracekit.analysis import Analysis
 from tracekit.report.terminal import sections
 from tracekit.report.terminal.fleet import many_ranks
-from tracekit.report.terminal.schedule import render_schedule, render_short_schedule, unnamed_schedule, what_if
+from tracekit.report.terminal.schedule import render_schedule, render_short_schedule, what_if
 from tracekit.report.terminal.screen import Screen
-from tracekit.report.terminal.sections import budget
-from tracekit.report.view import View, tables, view_of
+from tracekit.report.view import View, view_of
 
 TOPIC_WIDTH = 10
 """Columns that the topic of a line of the answer takes."""
@@ -90,72 +90,74 @@ def _over(view: View) -> str:
     return f"{ranks}, {counted(steps, 'step')}" if steps > 1 else ranks
 
 
-def _budget_title(view: View) -> str:
-    steps = "steps" if view.steps else "step"
+def _budget_title(view: View, *, short: bool = False) -> str:
+    steps = len(view.steps.rows) + view.steps.more if view.steps else 1
+    subject = f"{steps} steps" if steps > 1 else "step"
     if view.analysis.role_results.main_role is not None:
-        steps = f"{steps} of role {view.analysis.role_results.main_role}"
-    spans = "each rank's span, worst first" if len(view.analysis.rank_results) > 1 else "the rank's span"
-    return f"Where the {steps} went (shares of {spans})"
-
-
-def _short_budget_title(view: View) -> str:
-    ranks, shown = len(view.analysis.rank_results), sections.MAX_BARS_IN_SHORT_BUDGET
-    worst = f"the {shown} worst of {counted(ranks, 'rank')}" if ranks > shown else "worst first"
-    return _budget_title(view).replace("worst first", worst)
+        subject = f"{subject} of role {view.analysis.role_results.main_role}"
+    ranks, shown = len(view.analysis.rank_results), len(sections.ranks_with_bars(view, short=short))
+    least = f"; the {shown} of {counted(ranks, 'rank')} with least compute" if shown < ranks else ""
+    return f"Where the {subject} went (shares of the span{least})"
 
 
 def _bubble_title(view: View) -> str:
     return "Bubble: idle and exposed pipeline waiting" if view.pipelined else "Idle: why the GPU ran nothing"
 
 
-Section = Callable[[View, int], RenderableType | None]
-Sections = tuple[tuple[str | Callable[[View], str], Section], ...]
+Sections = tuple[tuple[str | Callable[[View], str], sections.Section], ...]
+show_changes = sections.shared(lambda view: view.changes)
 SECTIONS: Sections = (
     ("Roles, iterations and weight updates", sections.roles),
-    (_budget_title, budget),
+    (_budget_title, sections.budget),
     ("Over the ranks (shares of each rank's span)", many_ranks),
     (lambda view: f"Compute ({_over(view)})", sections.compute),
     (lambda view: f"Communication and copies: what compute hides ({_over(view)})", sections.exposure),
-    (lambda view: f"What hides what ({_over(view)})", sections.compute_beside),
+    (lambda view: f"What hides what ({_over(view)})", sections.shared(lambda view: view.beside)),
     (
         lambda view: f"What hiding communication costs the compute beside it ({_over(view)})",
-        sections.shared(tables.hiding),
+        sections.shared(lambda view: view.hiding),
     ),
-    (_bubble_title, sections.bubbles),
-    (lambda view: f"What the host did instead of launching (launch-bound idle, {_over(view)})", sections.host_activity),
+    (_bubble_title, sections.shared(lambda view: view.idle)),
+    (
+        lambda view: f"What the host did instead of launching (launch-bound idle, {_over(view)})",
+        sections.shared(lambda view: view.instead),
+    ),
     ("Against its ideal schedule", render_schedule),
-    ("Micro-batches overlap: what compute hides, by phase", unnamed_schedule),
+    ("Micro-batches overlap: what compute hides, by phase", sections.shared(lambda view: view.phases)),
     ("Critical path: what the step had to wait for, in order of time", sections.critical),
-    ("What a change would give", sections.changes),
+    ("What a change would give", show_changes),
     (lambda view: view.by.title if view.by is not None else "", sections.breakdown),
     (
         lambda view: f"How fast products ran ({_over(view)}; over their own time)",
-        sections.shared(tables.products, total_style="bold"),
+        sections.shared(lambda view: view.products, total_style="bold"),
     ),
-    ("How fast communication ran (bytes over transfer, waiting apart)", sections.shared(tables.communication)),
-    ("Experts: what each rank receives in the forward's dispatches", sections.shared(tables.experts)),
-    ("Memory: the most each rank held (GB, fullest first)", sections.memory),
+    (
+        "How fast communication ran (bytes over transfer, waiting apart)",
+        sections.shared(lambda view: view.communication),
+    ),
+    ("Experts: what each rank receives in the forward's dispatches", sections.shared(lambda view: view.experts)),
+    ("Memory: the most each rank held (GB)", sections.shared(lambda view: view.memory)),
     ("Whom the others wait for", sections.stragglers),
-    ("Unequal work of the ranks", sections.imbalance),
-    ("What slows the pipeline down", sections.slowdown),
+    ("Unequal work of the ranks", sections.shared(lambda view: view.imbalance)),
+    ("What slows the pipeline down", sections.shared(lambda view: view.slowdown)),
     ("Steps", sections.step_times),
-    ("Copies", sections.shared(tables.copies)),
+    ("Copies", sections.shared(lambda view: view.copies)),
     ("Weight reload", sections.reload),
     ("Warnings", sections.warnings),
     ("What to do next", sections.next_steps),
 )
 """Title and function of each section, in the order they are printed."""
 BRIEF_SECTIONS: Sections = (
-    ("What a change would give", sections.changes),
+    ("What a change would give", show_changes),
     ("What other schedules would take", what_if),
 )
 SHORT_SECTIONS: Sections = (
-    (_short_budget_title, sections.short_budget),
+    (partial(_budget_title, short=True), sections.short_budget),
     ("Against its ideal schedule", render_short_schedule),
     *(
         (title, section)
         for title, section in SECTIONS
-        if section in (sections.roles, sections.changes, sections.critical, sections.breakdown, sections.reload)
+        if section in (sections.roles, show_changes, sections.critical, sections.breakdown, sections.reload)
     ),
     ("What else to do", sections.further_steps),
 )

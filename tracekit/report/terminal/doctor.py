@@ -31,7 +31,7 @@ def render(diagnosis: Diagnosis) -> RenderableType:
     """Return what the files contain, what is missing, and how to record better."""
     parts: list[RenderableType] = [Text("Found", style="bold"), Padding(_contents(diagnosis), (0, 0, 1, 2))]
     if not diagnosis.findings:
-        complete = Text("Nothing is missing: every answer can be had from these traces.", style="bold green")
+        complete = Text("Nothing is missing that labels, budget, overlap and waits need.", style="bold green")
         return Group(*parts, complete, *_extras(diagnosis))
     parts += _answers(diagnosis)
     parts.append(Text("Missing, and what it costs", style="bold"))
@@ -50,7 +50,7 @@ def _extras(diagnosis: Diagnosis) -> list[RenderableType]:
     lines = Table.grid(padding=(0, 1))
     for extra in extras:
         lines.add_row(Text("+", style="dim"), Text(f"{extra['adds']}\n{extra['how']}", style="dim"))
-    return [Text(""), Text("Could be recorded too", style="bold"), Padding(lines, (0, 0, 0, 2))]
+    return [Text(""), Text("Not recorded, and needed only for", style="bold"), Padding(lines, (0, 0, 0, 2))]
 
 
 def _answers(diagnosis: Diagnosis) -> list[RenderableType]:

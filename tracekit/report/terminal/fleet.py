@@ -7,7 +7,7 @@ from rich.text import Text
 
 from tracekit._util.text import counted, percent
 from tracekit.analysis.spread import Figure, Spread, by_rank
-from tracekit.report.table import Column, Table, rows_of
+from tracekit.report.table import Column, make_table
 from tracekit.report.terminal.table import Note, render_table
 from tracekit.report.view import View
 
@@ -51,7 +51,7 @@ def _distributions(fleet: Spread, width: int) -> RenderableType | None:
             low = high = ""  # a column that is empty in every row is left out
         bars = Text(histogram(figure))
         rows.append((NAMES[figure.name], least, ends[0], low, median, high, most, ends[1], bars))
-    return render_table(Table(columns, tuple(rows)), width)
+    return render_table(make_table(columns, rows), width)
 
 
 def value(name: str, number: float) -> str:
@@ -79,10 +79,9 @@ def _different_ranks(fleet: Spread, width: int) -> RenderableType | None:
         Column("median", "figure", value=lambda rank: value(rank.figure, rank.median)),
         Column("of", value="like"),
     )
-    rows = rows_of(columns, fleet.different[:MAX_DIFFERENT_RANKS])
     more = len(fleet.different) - MAX_DIFFERENT_RANKS
     notes = (f"{counted(more, 'more rank')} {'differs' if more == 1 else 'differ'}",) if more > 0 else ()
-    return render_table(Table(columns, rows, notes), width)
+    return render_table(make_table(columns, fleet.different[:MAX_DIFFERENT_RANKS], notes=notes), width)
 
 
 def _heat_map(fleet: Spread, width: int) -> RenderableType | None:

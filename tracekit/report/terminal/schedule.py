@@ -9,22 +9,21 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from tracekit._util.text import UNKNOWN, bare_ms, counted, percent, signed
+from tracekit._util.text import bare_ms, counted, signed
 from tracekit.compare import StepComparison
 from tracekit.report.palette import CELL_COLOURS, LABEL_COLOURS
 from tracekit.report.schedule.layout import OP_NAMES, layout_pipeline
-from tracekit.report.table import Column, Table, rows_of
+from tracekit.report.table import Column, make_table
 from tracekit.report.terminal.table import (
     MAX_RANKS_LISTED,
     WORST_RANKS_SHOWN,
     Note,
-    new_table,
     render_table,
     shown_headings,
 )
 from tracekit.report.view import View
-from tracekit.report.view.memory import gb_range
-from tracekit.report.view.pipeline import PhaseRow, Rung, ScheduleView, WhatIfRow, has_overlapped_pairs
+from tracekit.report.view.copies import gb_range
+from tracekit.report.view.pipeline import Rung, ScheduleView, WhatIfRow
 from tracekit.schema import PHASES
 
 MAX_RANKS = 8
@@ -94,11 +93,11 @@ def render_schedule(view: View, width: int) -> RenderableType | None:
         return None
     parts = [
         _headline(schedule),
-        _makespans(schedule),
+        _makespans(schedule, width),
         _waterfall(schedule, width),
-        Note(view.rates.below_peak) if view.rates is not None and view.rates.below_peak else None,
+        Note(view.below_peak) if view.below_peak else None,
         gantt(comparison.head, width),
-        _phases(schedule.phases, width),
+        render_table(schedule.phases, width),
         render_what_if(schedule.alternatives, width),
     ]
     return Group(*(part for part in parts if part is not None))
@@ -121,42 +120,46 @@ def what_if(view: View, width: int) -> RenderableType | None:
 
 
 def _headline(schedule: ScheduleView) -> RenderableType:
-    chunks = f" × {schedule.virtual} chunks" if schedule.virtual > 1 else ""
-    order = f"nearest; {counted(schedule.distance, 'unit')} elsewhere"
+    comparison = schedule.comparison
+    elsewhere = f"{counted(comparison.head.match.distance, 'unit')} elsewhere"
+    chunks = f" × {comparison.virtual} chunks" if comparison.virtual > 1 else ""
     facts = [
-        f"{counted(schedule.pp, 'rank')}{chunks}",
-        counted(schedule.microbatches, "micro-batch"),
-        "order exact" if schedule.exact else order,
+        f"{counted(comparison.pp, 'rank')}{chunks}",
+        counted(comparison.microbatches, "micro-batch"),
+        "order exact" if comparison.exact else f"nearest; {elsewhere}",
     ]
-    if schedule.compared_with != schedule.name:
-        facts.append(f"compared with {schedule.compared_with}: {counted(schedule.distance, 'unit')} elsewhere")
+    if comparison.compared_with != comparison.name:
+        facts.append(f"compared with {comparison.compared_with}: {elsewhere}")
     if schedule.which:
         facts.append(schedule.which)
-    line = Text.assemble((schedule.name, "bold"), *(f" · {fact}" for fact in facts))
+    line = Text.assemble((comparison.name, "bold"), *(f" · {fact}" for fact in facts))
     for difference in schedule.differences[:3]:
         line.append(f"\n{difference}", style="dim")
     return Padding(line, (0, 0, 0, 2), expand=False)
 
 
-def _makespans(schedule: ScheduleView) -> RenderableType:
+def _makespans(schedule: ScheduleView, width: int) -> RenderableType | None:
     """Show makespan, time outside cells and peak activations: measured, ideal, and of each rank."""
-    headings = ("", "makespan ms", "outside cells", *(f"{phase} ms" for phase in PHASES), "peak")
-    table = new_table(headings, left=[heading == "" for heading in headings])
-    table.columns[0].no_wrap = True
-    for side in (schedule.measured, schedule.ideal):
-        phases = [bare_ms(side.phase_ns[phase]) for phase in PHASES]
-        table.add_row(side.name, bare_ms(side.makespan_ns), percent(side.outside_cells), *phases, "")
-    ranks = schedule.by_rank
-    if len(ranks) > MAX_RANKS_LISTED:
-        ranks = tuple(sorted(ranks, key=lambda rank: -sum(rank.phase_ns.values()))[:WORST_RANKS_SHOWN])
-    for rank in ranks:
-        phases = [bare_ms(rank.phase_ns[phase]) for phase in PHASES]
-        table.add_row(f"  rank {rank.rank}", "", percent(rank.outside_cells), *phases, str(rank.peak_activations))
-    note = "outside cells: share of ranks × makespan in no cell; phases: ms in no cell per rank; peak: chunks held"
-    return Group(table, Note(note))
+    columns = (
+        Column(""),
+        Column("makespan", "ms"),
+        Column("outside cells", "share", note="share of ranks × makespan in no cell"),
+        *(Column(phase, "ms", note="time in no cell per rank") for phase in PHASES),
+        Column("peak", "figure", note="most chunks held at once"),
+    )
+    rows: list[tuple[object, ...]] = [
+        (side.name, side.makespan_ns, side.outside_cells, *(side.phase_ns[phase] for phase in PHASES), "")
+        for side in (schedule.measured, schedule.ideal)
+    ]
+    ranks = sorted(schedule.by_rank, key=lambda rank: -sum(rank.phase_ns.values()))
+    shown = ranks if len(ranks) <= MAX_RANKS_LISTED else ranks[:WORST_RANKS_SHOWN]
+    for rank in sorted(shown, key=lambda rank: rank.rank):
+        phases = (rank.phase_ns[phase] for phase in PHASES)
+        rows.append((f"  rank {rank.rank}", "", rank.outside_cells, *phases, str(rank.peak_activations)))
+    return render_table(make_table(columns, rows), width)
 
 
-def _waterfall(schedule: ScheduleView, width: int, *, min_share: float = 0.0) -> RenderableType:
+def _waterfall(schedule: ScheduleView, width: int, *, min_share: float = 0.0) -> RenderableType | None:
     """Draw the way from the ideal to the measured makespan, a bar for each cause of the gap.
 
     Causes below *min_share* of the makespan have one row together.
@@ -166,20 +169,20 @@ def _waterfall(schedule: ScheduleView, width: int, *, min_share: float = 0.0) ->
     measured_ns = schedule.measured.makespan_ns
     length = max(10, min(40, width - 64))
     longest_ns = max(measured_ns, schedule.ideal.makespan_ns, 1)
-    table = new_table(("gap", "ms", "of makespan", ""), left=(True, False, False, True))
+    signs = {"more": "+ ", "less": "− ", "total": ""}
+    rows: list[tuple[object, ...]] = []
     smaller = [rung for rung in schedule.gap if rung.kind != "total" and abs(rung.ns) < min_share * measured_ns]
     for rung in schedule.gap:
         if rung.name == "measured" and smaller:
             together_ns = sum(small.ns for small in smaller)
-            sign = "+ " if together_ns >= 0 else "− "
-            name = f"{sign}{counted(len(smaller), 'smaller cause')}"
-            table.add_row(name, bare_ms(abs(together_ns)), percent(abs(together_ns), measured_ns), "")
-        if rung in smaller:
-            continue
-        sign = {"more": "+ ", "less": "− "}.get(rung.kind, "")
-        share = "" if rung.name == "measured" else percent(abs(rung.ns), measured_ns)
-        table.add_row(f"{sign}{rung.name}", bare_ms(abs(rung.ns)), share, _bar(rung, longest_ns, length))
-    return table
+            name = f"{signs['more' if together_ns >= 0 else 'less']}{counted(len(smaller), 'smaller cause')}"
+            rows.append((name, abs(together_ns), abs(together_ns) / measured_ns, ""))
+        if rung not in smaller:
+            share = abs(rung.ns) / max(measured_ns, 1)
+            rows.append((f"{signs[rung.kind]}{rung.name}", abs(rung.ns), share, _bar(rung, longest_ns, length)))
+    columns = (Column("gap"), Column("", "ms"), Column("of makespan", "share"), Column(" "))
+    note = "causes add up along the chain of cells that the makespan follows; exposed times are of each rank"
+    return render_table(make_table(columns, rows, notes=() if min_share else (note,)), width)
 
 
 def _bar(rung: Rung, longest_ns: int, length: int) -> Text:
@@ -190,22 +193,6 @@ def _bar(rung: Rung, longest_ns: int, length: int) -> Text:
     return Text(" " * start + "█" * max(end - start, shortest), style=LABEL_COLOURS["pp_comm"])
 
 
-def unnamed_schedule(view: View, width: int) -> RenderableType | None:
-    """Show the hidden shares by phase of a run whose schedule was not recognised."""
-    return _phases(view.phases, width)
-
-
-def _phases(rows: Sequence[PhaseRow], width: int) -> RenderableType | None:
-    """Show the shares of each label that compute hides, by phase."""
-    if not rows:
-        return None
-    phases = [*PHASES, *(["inside FB"] if has_overlapped_pairs(rows) else [])]
-    columns = (Column("hidden by phase"), *(Column(phase, "share") for phase in phases))
-    cells = tuple((row.name, *row.shares[: len(phases)]) for row in rows)
-    note = "shares of each label's time that compute ran beside; the overlapped schedule's ideal is all of it"
-    return render_table(Table(columns, cells, (note,)), width)
-
-
 def render_what_if(rows: Sequence[WhatIfRow], width: int) -> RenderableType | None:
     """Show predictions for other schedules, the best first, with their assumptions below; None if there are none."""
     if not rows:
@@ -214,24 +201,21 @@ def render_what_if(rows: Sequence[WhatIfRow], width: int) -> RenderableType | No
     shown = schedules[:MAX_ALTERNATIVES] + [row for row in schedules[MAX_ALTERNATIVES:] if row.ran]
     columns = (
         Column("what if", "name", value="title"),
-        Column("predicted ms", "figure", value=lambda row: _milliseconds(row.predicted_ns)),
+        Column("predicted", "ms", value="predicted_ns"),
         Column("between ms", "figure", value=_predicted_range),
-        Column("ideal ms", "figure", 1, value=lambda row: _milliseconds(row.ideal_ns)),
+        Column("ideal", "ms", 1, value="ideal_ns"),
         Column("saves ms", "figure", value=_savings),
-        Column("outside cells", "figure", 3, value=lambda row: percent(row.outside_cells).removesuffix(UNKNOWN)),
+        Column("outside cells", "share", 3, value="outside_cells"),
         Column("peak", "figure", 2, value=_peak_activations),
     )
     others = [row for row in rows if row.change != "schedule"]
-    table = Table(columns, rows_of(columns, [*shown, *others]))
+    table = make_table(columns, [*shown, *others])
+    assert table is not None, "there are rows"
     return render_table(table, width, notes=_what_if_notes(shown, shown_headings(table, width)))
 
 
-def _milliseconds(ns: int | None) -> str:
-    return "" if ns is None else bare_ms(ns, 1)
-
-
 def _predicted_range(row: WhatIfRow) -> str:
-    return "" if row.ran or row.range_ns is None else " – ".join(map(_milliseconds, row.range_ns))
+    return "" if row.ran or row.range_ns is None else " – ".join(bare_ms(ns, 1) for ns in row.range_ns)
 
 
 def _peak_activations(row: WhatIfRow) -> str:

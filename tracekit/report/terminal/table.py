@@ -21,6 +21,13 @@ MIN_NAME_LENGTH = 24
 """Characters that a name keeps, however narrow the terminal is …"""
 MIN_NAME_LENGTH_WITH_ALL_COLUMNS = 36
 """… and that it keeps as long as there are expendable columns to leave out."""
+VERDICT_STYLES = {
+    "pass": "green",
+    "improved": "cyan",
+    "regressed": "bold red",
+    "inconclusive": "yellow",
+    "error": "bold red",
+}
 GAP = 2
 """Spaces between two columns."""
 
@@ -93,7 +100,7 @@ def fitting_columns(columns: Sequence[Column], cells: Sequence[Sequence[Text]], 
     """
     widths = _column_widths(columns, cells)
     for i, column in enumerate(columns):
-        if column.kind == "name":
+        if column.kind in ("name", "word"):  # a name is shortened, words wrap
             widths[i] = min(widths[i], MIN_NAME_LENGTH_WITH_ALL_COLUMNS)
     shown = [i for i in range(len(columns)) if not cells or any(len(row[i]) for row in cells)]
     for level in sorted({column.expendable for column in columns} - {0}, reverse=True):
@@ -130,6 +137,10 @@ def _cell(column: Column, value: Value, style: str) -> Text:
         return value
     if column.kind == "label" and isinstance(value, str):
         return Text.assemble(("■ ", LABEL_COLOURS.get(value, "")), value)
+    if column.kind == "verdict":
+        return Text(value, style=VERDICT_STYLES[value])
+    if column.kind == "change":
+        return Text(value, style="red" if value.startswith("+") else "green")
     return Text(terminal(column.bare(value)), style=style)
 
 

@@ -1,38 +1,149 @@
-"""One typed view of an analysis (``view_of``), which terminal, page, Markdown and plots render."""
+"""One typed view of an analysis (``view_of``), which terminal, page, Markdown and plots render.
+
+It holds numbers, words and tables without their looks. Times are nanoseconds, shares are 0 to 1 of what the field's
+docstring says, None is unknown. Figures *per rank* are means over ranks.
+"""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from weakref import WeakKeyDictionary
 
 from tracekit._util.text import capitalize, counted, ranks_named
 from tracekit.analysis import Analysis
-from tracekit.analysis.spread import MANY_RANKS, spread
+from tracekit.analysis.spread import MANY_RANKS, Spread, spread
 from tracekit.errors import Notice
 from tracekit.parsers.ranks import missing_ranks
 from tracekit.report.advice import Advice, advise
-from tracekit.report.definitions import DEFINITIONS, SCHEDULE_DEFINITIONS
-from tracekit.report.evidence import MAX_MISSING_NAMED, collect_evidence
-from tracekit.report.role_words import role_advice
-from tracekit.report.view.answer import answer
-from tracekit.report.view.breakdown import by_view
-from tracekit.report.view.budget import beside, budget_view, hiding_table, label_rows, matrix_of
-from tracekit.report.view.copies import copies, reload_view
-from tracekit.report.view.lateness import imbalance_table, lateness_map, slowdown_table
-from tracekit.report.view.memory import memory_view
-from tracekit.report.view.model import View
-from tracekit.report.view.path import path_view
-from tracekit.report.view.pipeline import schedule_view, unnamed_phases
-from tracekit.report.view.ranks import MAX_BUBBLES, bubble_rows, clock_note, host_activity_view, steps_view, stragglers
-from tracekit.report.view.rates import rates_view
-from tracekit.report.view.roles import roles_view
-from tracekit.report.view.what_if import changes_view
+from tracekit.report.evidence import MAX_MISSING_NAMED, collect_evidence, relevant_notices
+from tracekit.report.table import Table
+from tracekit.report.view.answer import Line, answer
+from tracekit.report.view.budget import (
+    BudgetView,
+    LabelRow,
+    Matrix,
+    beside_table,
+    budget_view,
+    hiding_table,
+    label_rows,
+    matrix_of,
+)
+from tracekit.report.view.copies import ReloadView, copy_tables, memory_table, reload_view
+from tracekit.report.view.kernels import Kernel, kernels
+from tracekit.report.view.lateness import LatenessMap, imbalance_table, lateness_map, slowdown_table
+from tracekit.report.view.path import PathView, changes_table, path_view
+from tracekit.report.view.pipeline import ScheduleView, schedule_view, unnamed_phases
+from tracekit.report.view.ranks import (
+    Steps,
+    Straggler,
+    clock_note,
+    host_activity_table,
+    idle_table,
+    steps_view,
+    stragglers,
+)
+from tracekit.report.view.rates import ByView, by_view, rate_tables
+from tracekit.report.view.roles import RolesView, role_advice, roles_view
 
 __all__ = ["View", "shorten_notices", "view_of"]
 
 MAX_NOTICES_OF_A_KIND = 5
 """Warnings of one kind that are shown one by one."""
+DEFINITIONS = (
+    ("U(X)", "the union of X's intervals on one rank's GPU: never a sum of durations"),
+    ("span", "start of the first to end of the last GPU event launched in the steps analyzed"),
+    ("compute", "U(forward … optimizer, other); shares are of the span"),
+    ("hidden", "|U(X) ∩ U(compute)| / |U(X)|"),
+    ("exposed", "|U(X) − U(compute)|; two labels at once: charged to the first. compute + exposed + idle = span"),
+    ("wait", "own duration − shortest duration among the ranks of the same operation"),
+    ("because", "what the next compute waited for while the label was exposed; the causes sum to the exposed time"),
+    ("bubble", "(idle + exposed wait of pp_comm) / span; a run without a pipeline has idle and no bubble"),
+)
+SCHEDULE_DEFINITIONS = (
+    ("cell", "one op of one stage on one micro-batch: its first kernel's start to its last kernel's end on the rank"),
+    ("outside cells", "share of ranks × makespan in no cell, so that a cell's own stalls are not in it"),
+    ("ideal", "the same order simulated with the median time of every op, messages free"),
+    ("saves", "measured makespan − makespan of the what-if"),
+)
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """The content of a report, in the order it is read."""
+
+    title: str
+    ranks: str
+    """``8 ranks``, or ``4 of 8 ranks``, with those that are missing or damaged."""
+    steps_named: str
+    devices: tuple[str, ...]
+    reader: str
+    paths: tuple[str, ...]
+    input_path: str | None
+    """The input as one path: the only one, or the folder of all; None if there is none."""
+    has_gpu: bool
+    pipelined: bool
+    """Whether the run has a pipeline; without one it has idle time and no bubble."""
+    answer: tuple[Line, ...]
+    advice: tuple[Advice, ...]
+    budget: BudgetView
+    labels: tuple[LabelRow, ...]
+    matrix: Matrix | None
+    beside: Table | None
+    """Compute that ran beside each label."""
+    idle: Table | None
+    """Idle time of the ranks by cause, and their bubbles."""
+    schedule: ScheduleView | None
+    phases: Table | None
+    """Hidden shares by phase for a run that overlaps micro-batches, if its schedule was not recognised."""
+    critical: PathView | None
+    """The critical path, if it was asked for."""
+    changes: Table | None
+    """Predicted step times with changes, if they were asked for."""
+    by: ByView | None
+    """The step by layer, module, annotation or shape, if it was asked for."""
+    products: Table | None
+    communication: Table | None
+    experts: Table | None
+    below_peak: str | None
+    instead: Table | None
+    """Activities of the host while the GPU waited for its next launch."""
+    hiding: Table | None
+    """Slowdown of compute that runs beside communication."""
+    memory: Table | None
+    stragglers: tuple[Straggler, ...]
+    lateness: LatenessMap | None
+    imbalance: Table | None
+    slowdown: Table | None
+    clock_note: str
+    steps: Steps | None
+    copies: Table | None
+    """Copies by label, summed over ranks."""
+    copies_by_rank: Table | None
+    reload: ReloadView | None
+    roles: RolesView | None
+    """Roles, iterations and weight updates of a run whose ranks have several processes."""
+    fleet: Spread | None
+    """Distribution of figures over ranks, for a run of many ranks."""
+    warnings: tuple[Notice, ...]
+    definitions: tuple[tuple[str, str], ...]
+    analysis: Analysis
+    """The result itself, for timelines and counts."""
+
+    @cached_property
+    def kernels(self) -> tuple[Kernel, ...]:
+        """The longest kernels, and the evidence for their labels."""
+        return kernels(self.analysis, self.input_path)
+
+    @property
+    def exposure(self) -> tuple[LabelRow, ...]:
+        """Communication and copies, the most exposed first."""
+        rows = [row for row in self.labels if row.kind != "compute"]
+        return tuple(sorted(rows, key=lambda row: -row.exposed_ns))
+
+
 _VIEWS: WeakKeyDictionary[Analysis, View] = WeakKeyDictionary()
 
 
@@ -51,7 +162,8 @@ def view_of(analysis: Analysis) -> View:
 
 def _build(analysis: Analysis) -> View:
     path, labels, evidence = input_path(analysis), label_rows(analysis), collect_evidence(analysis)
-    waited_for, schedule, bubbles = stragglers(analysis), schedule_view(analysis), bubble_rows(analysis)
+    waited_for, schedule = stragglers(analysis), schedule_view(analysis)
+    total_copies, copies_by_rank = copy_tables(analysis)
     quoted_path = None if path is None else shlex.quote(path)
     advice = [Advice(text) for text in role_advice(analysis)] or advise(evidence, path=quoted_path)
     next_steps = tuple(Advice(capitalize(line.text), line.command) for line in advice)
@@ -70,29 +182,29 @@ def _build(analysis: Analysis) -> View:
         budget=budget_view(analysis),
         labels=labels,
         matrix=matrix_of(analysis),
-        beside=beside(analysis),
-        bubbles=bubbles[:MAX_BUBBLES],
-        more_bubbles=max(0, len(bubbles) - MAX_BUBBLES),
+        beside=beside_table(analysis),
+        idle=idle_table(analysis),
         schedule=schedule,
         phases=unnamed_phases(analysis),
         critical=path_view(analysis),
-        changes=changes_view(analysis),
+        changes=changes_table(analysis),
         by=by_view(analysis),
-        rates=rates_view(analysis),
-        instead=host_activity_view(analysis),
+        **rate_tables(analysis),
+        instead=host_activity_table(analysis),
         hiding=hiding_table(analysis),
-        memory=memory_view(analysis),
+        memory=memory_table(analysis),
         stragglers=waited_for,
         lateness=lateness_map(analysis),
         imbalance=imbalance_table(analysis),
         slowdown=slowdown_table(analysis),
         clock_note=clock_note(analysis),
         steps=steps_view(analysis),
-        copies=copies(analysis),
+        copies=total_copies,
+        copies_by_rank=copies_by_rank,
         reload=reload_view(analysis),
         roles=roles_view(analysis),
         fleet=spread(analysis) if len(analysis.rank_results) > MANY_RANKS else None,
-        warnings=tuple(shorten_notices(analysis.notices)),
+        warnings=tuple(shorten_notices(relevant_notices(analysis))),
         definitions=DEFINITIONS if schedule is None else (*DEFINITIONS, *SCHEDULE_DEFINITIONS),
         analysis=analysis,
     )

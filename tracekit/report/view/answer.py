@@ -13,13 +13,12 @@ import polars as pl
 from tracekit._util.text import at_least, counted, join_with_and, ms, percent, ranks_named
 from tracekit.analysis import Analysis
 from tracekit.report.advice import Advice
-from tracekit.report.evidence import CAUSE_WORDS, of_the_gap
-from tracekit.report.role_words import iteration_sentence, update_sentence
+from tracekit.report.evidence import CAUSE_WORDS, gap_basis, gap_words, of_the_gap
 from tracekit.report.view.budget import LabelRow, kind_of
 from tracekit.report.view.lateness import imbalance_line, late_rank, late_rows, recording_overhead
-from tracekit.report.view.pace import Pace, pace
 from tracekit.report.view.pipeline import ScheduleView
-from tracekit.report.view.ranks import Straggler
+from tracekit.report.view.ranks import Pace, Straggler, pace
+from tracekit.report.view.roles import iteration_sentence, update_sentence
 from tracekit.schema import LABEL_WORDS
 
 MIN_SHARE_TO_REPORT = 0.01
@@ -149,18 +148,21 @@ def _schedule_line(analysis: Analysis, schedule: ScheduleView | None) -> Line | 
         reasons = [note.message for note in analysis.notices if note.code in _NO_SCHEDULE_CODES]
         return Line("Schedule", f"Not named: {reasons[0]}.", "warnings") if reasons else None
     measured_ns, ideal_ns = schedule.measured.makespan_ns, schedule.ideal.makespan_ns
-    name = schedule.name if schedule.exact else f"{schedule.name}, nearly"
+    comparison = schedule.comparison
+    name = comparison.name if comparison.exact else f"{comparison.name}, nearly"
     makespans = f"{name} ({schedule.sizes}): {ms(measured_ns)} where its ideal takes {ms(ideal_ns)}"
-    if schedule.compared_with != schedule.name:
-        makespans = f"ran {schedule.name} exactly ({schedule.sizes}) in {ms(measured_ns)}; compared with "
-        makespans += f"{schedule.compared_with}, whose ideal takes {ms(ideal_ns)} at the run's own times"
+    if comparison.compared_with != comparison.name:
+        makespans = f"ran {comparison.name} exactly ({schedule.sizes}) in {ms(measured_ns)}; compared with "
+        makespans += f"{comparison.compared_with}, whose ideal takes {ms(ideal_ns)} at the run's own times"
     if schedule.gap_note is not None:
         return Line("Schedule", f"{makespans} ({schedule.gap_note}).", "schedule")
-    causes = [rung for rung in schedule.gap or () if rung.kind == "more" and rung.name != "unexplained"]
+    gap_ns = comparison.gap_ns or {}
+    causes = {cause: ns for cause, ns in gap_ns.items() if ns > 0 and cause != "unexplained"}
     if measured_ns <= ideal_ns or not causes:
         return Line("Schedule", f"{makespans}.", "schedule")
-    worst = max(causes, key=lambda rung: rung.ns)
-    gap = of_the_gap(worst.ns, measured_ns - ideal_ns, "between them", worst.name)
+    worst = max(causes, key=lambda cause: causes[cause])
+    gap = of_the_gap(causes[worst], measured_ns - ideal_ns, "between them", gap_words(analysis, worst))
+    gap += gap_basis(analysis, worst)
     return Line("Schedule", f"{makespans}; {gap}.", "schedule")
 
 
@@ -203,7 +205,7 @@ def _waits_line(analysis: Analysis, stragglers: Sequence[Straggler]) -> Line | N
         names = join_with_and(_late_rank(analysis, row) for row in latest)
         return Line("Waits", f"{waiting}; the others wait longest for {names}.", "stragglers")
     shortest, longest = ms(latest[-1].caused_ns), ms(latest[0].caused_ns)
-    alike = f"{len(latest)} ranks are waited for alike ({shortest} to {longest} each)"
+    alike = f"{len(latest)} ranks are waited for alike ({shortest} to {longest} each, summed over the others)"
     return Line("Waits", f"{waiting}; {alike}.", "stragglers")
 
 
@@ -215,13 +217,16 @@ def _doubtful_ranks(analysis: Analysis, row: Straggler) -> str:
         ranks = " or ".join(f"rank {rank}" for rank in row.candidates)
     off_ns = analysis.clocks.table.filter(pl.col("rank").is_in(row.candidates))["uncertainty_ns"].max()
     reason = f"their clocks differ by up to {ms(off_ns)}" if isinstance(off_ns, int) else "nothing ties their clocks"
-    return f"{ranks} ({ms(row.caused_ns)} in {counted(row.operations, 'operation')}; {reason})"
+    return f"{ranks} ({_cost(row)}; {reason})"
 
 
 def _late_rank(analysis: Analysis, row: Straggler) -> str:
-    cost = f"{ms(row.caused_ns)} in {counted(row.operations, 'operation')}"
     pipeline = _other_pipeline(analysis, row.rank)
-    return f"rank {row.rank} ({cost}; {pipeline})" if pipeline else f"rank {row.rank} ({cost})"
+    return f"rank {row.rank} ({_cost(row)}; {pipeline})" if pipeline else f"rank {row.rank} ({_cost(row)})"
+
+
+def _cost(row: Straggler) -> str:
+    return f"{ms(row.caused_ns)} summed over them, in {counted(row.operations, 'operation')}"
 
 
 def _other_pipeline(analysis: Analysis, rank: int | None) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from operator import itemgetter
 
 import msgspec
 import polars as pl
@@ -11,7 +10,7 @@ import polars as pl
 from tracekit._util.text import ms, percent
 from tracekit.analysis import Analysis, Measured, RankResult
 from tracekit.report.palette import COMPUTE_COLOUR, IDLE_COLOUR, LABEL_COLOURS, UNRECORDED_COLOUR
-from tracekit.report.table import Column, Table, make_table, rows_of
+from tracekit.report.table import Column, Table, make_table
 from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS, LABELS
 
 MAX_RANKS_WITH_BARS = 64
@@ -24,7 +23,7 @@ MIN_LOUD_SHARE = 0.01
 """Share of the span above which work without a known label is highlighted."""
 MIN_COLUMN_SHARE = 0.005
 """Share of some label's time from which a compute label that hides it has a column; less would be shown as 0 %."""
-MAX_BESIDE = 6
+MAX_BESIDE = 4
 """Compute labels named beside one label."""
 MIN_HIDING_ROW_SHARE = 0.005
 """Share of the whole cost of hiding from which a label has a row."""
@@ -118,17 +117,6 @@ class Matrix(msgspec.Struct, frozen=True):
 
     columns: tuple[str, ...]
     rows: tuple[MatrixRow, ...]
-
-
-class Beside(msgspec.Struct, frozen=True):
-    """The compute that ran beside one label in one pass."""
-
-    label: str
-    pass_: str | None
-    ns: float
-    """Time of the label per rank."""
-    parts: tuple[tuple[str, float], ...]
-    """Module and compute label, and their share of the label's time."""
 
 
 def kind_of(label: str) -> str:
@@ -255,12 +243,12 @@ def matrix_of(analysis: Analysis) -> Matrix | None:
     return Matrix(columns, rows)
 
 
-def beside(analysis: Analysis) -> tuple[Beside, ...]:
+def beside_table(analysis: Analysis) -> Table | None:
     """Return which compute (label and module) ran beside each label in each pass, the largest first.
 
     >>> from tracekit import analyze
-    >>> [(name, round(share, 3)) for name, share in beside(analyze("sample_traces/1f1b"))[0].parts]
-    [('attention forward', 0.013)]
+    >>> beside_table(analyze("sample_traces/1f1b")).rows[0][3]
+    'attention forward 1.3 %'
     """
     # One row per rank, label, pass and hiding compute. ``of_ns`` is the label's whole time on that rank and repeats in
     # each of its rows, so it is summed once per rank. Compute beside less than 1 % of the label's time is left out.
@@ -276,12 +264,20 @@ def beside(analysis: Analysis) -> tuple[Beside, ...]:
     rows = []
     for part in sums.partition_by(keys, maintain_order=True):
         largest = part.sort("ns", descending=True).head(MAX_BESIDE).rows(named=True)
-        first = largest[0]
-        parts = tuple(
-            (" ".join(filter(None, (row["by_module"], row["by"]))), row["ns"] / row["of_ns"]) for row in largest
+        parts = (
+            " ".join(filter(None, (row["by_module"], row["by"], percent(row["ns"], row["of_ns"])))) for row in largest
         )
-        rows.append(Beside(first["label"], first["pass"], first["of_ns"] / max(1, len(analysis.rank_results)), parts))
-    return tuple(rows)
+        first = largest[0]
+        rows.append(
+            (first["label"], first["pass"], first["of_ns"] / max(1, len(analysis.rank_results)), ", ".join(parts))
+        )
+    columns = (
+        Column("label", "label"),
+        Column("pass"),
+        Column("time per rank", "ms", terminal_heading="ms per rank"),
+        Column("beside it, share of the label's time"),
+    )
+    return make_table(columns, rows)
 
 
 def hiding_table(analysis: Analysis) -> Table | None:
@@ -291,8 +287,8 @@ def hiding_table(analysis: Analysis) -> Table | None:
         return None
     ranks = max(1, len(analysis.rank_results))
     columns = (
-        Column("label", "label", value=itemgetter("label")),
-        Column("kernels", "count", value=itemgetter("kernels")),
+        Column("label", "label"),
+        Column("kernels", "count"),
         Column("slower by", "share", value=lambda row: row["slowdown"] - 1),
         Column("extra per rank", "ms", value=lambda row: row["extra_ns"] / ranks),
     )
@@ -306,4 +302,4 @@ def hiding_table(analysis: Analysis) -> Table | None:
     compared = (
         f"compared with the same kernel and shape alone: {percent(hiding.compared)} of the time beside communication"
     )
-    return make_table(columns, rows_of(columns, labels), notes=(f"{balance}; {compared}",))
+    return make_table(columns, labels, notes=(f"{balance}; {compared}",))

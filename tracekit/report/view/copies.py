@@ -1,22 +1,32 @@
-"""Copies between host and device, and weight updates."""
+"""Memory of the allocators, copies between host and device, and weight updates."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 import msgspec
 import polars as pl
 
-from tracekit._util.text import counted, ms, percent
+from tracekit._util.text import UNKNOWN, counted, listing, ms, percent
 from tracekit.analysis import Analysis
+from tracekit.analysis.memory import HeldMemory
+from tracekit.metrics.memory import MEMORY_PHASES
 from tracekit.report.table import Column, Table, make_table
 
 MAX_ROWS = 32
 """Rows of a table with one or more rows per rank."""
 MIN_COPY_SHARE = 1 / 200
 """Share of the span below which the copies of a label have no row."""
+MAX_LANES = 8
+"""Lanes of a weight update that are listed."""
 MAX_SOURCES = 64
 """Source ranks of a weight update that are listed."""
+MAX_MEMORY_RANKS = 16
+"""Ranks whose memory is shown, those with the highest peak."""
+SHOWN_PHASES = tuple(dict.fromkeys(MEMORY_PHASES.values()))
+HOST_TIME = (
+    "memory is allocated when the host launches, so phases are the host's; a range: allocated while two phases overlap"
+)
 
 _COLUMNS = (
     Column("rank", "rank"),
@@ -32,28 +42,18 @@ _COLUMNS = (
 )
 
 
-class Copies(msgspec.Struct, frozen=True):
-    """Copies between host and device and into weights."""
-
-    by_rank: Table | None
-    """The copies of each rank, then the sums over ranks."""
-    total: Table | None
-    """Sums over ranks by label."""
-    more: int
-    """Rows of ranks that are not shown."""
-
-
 class ReloadView(msgspec.Struct, frozen=True):
-    """A weight update: its facts in words, and its lanes."""
+    """A weight update: its facts in words, and its lanes by rank."""
 
     facts: tuple[tuple[str, str], ...]
-    lanes: tuple[Mapping[str, object], ...]
-    more: int
-    """Lanes that are not shown."""
+    lanes: Table | None
 
 
-def copies(analysis: Analysis) -> Copies | None:
-    """Return the copies to and from the host and into weights; memsets and copies on the device are in the budget."""
+def copy_tables(analysis: Analysis) -> tuple[Table | None, Table | None]:
+    """Return the copies to and from the host and into weights: sums over ranks, and of each rank above the sums.
+
+    Memsets and copies on the device are in the budget.
+    """
     table = analysis.tables["copies"].sort("stall_ns", descending=True)
     by_rank = table.filter(pl.col("label") != "memory")
     totals = (
@@ -68,16 +68,21 @@ def copies(analysis: Analysis) -> Copies | None:
         .sort("stall_ns", descending=True)
         .with_columns(rank=pl.lit("all"), hidden=pl.col("hidden_ns") / pl.col("ns"))
     )
-    if by_rank.is_empty() and totals.is_empty():
-        return None
     shown = by_rank.head(MAX_ROWS).sort("rank", "label", maintain_order=True)
+    # Bytes per nanosecond are GB/s.
+    too_fast = table.filter(pl.col("bytes") / pl.col("ns") > pl.col("link_gb_s")).select("rank", "label").rows()
     links = sorted({gb_s for gb_s in totals["link_gb_s"].to_list() if gb_s})
     notes = [f"link: {gb_s:g} GB/s one way between a GPU and its host; processes of one GPU share it" for gb_s in links]
+    if too_fast:
+        names = listing(f"{label} of rank {rank}" for rank, label in too_fast)
+        notes.append(f"faster than that link, so that it is not the one they used, or sizes are wrong: {names}")
     rank_rows, total_rows = _rows(shown), _rows(totals)
     total = make_table(_COLUMNS[1:], [row[1:] for row in total_rows], notes=notes)
     rows = [*rank_rows, *total_rows]
+    if len(by_rank) > MAX_ROWS:
+        notes = [*notes, f"{counted(len(by_rank) - MAX_ROWS, 'row')} with shorter stalls in the JSON"]
     both = make_table(_COLUMNS, rows, notes=notes, totals=range(len(rank_rows), len(rows)))
-    return Copies(by_rank=both if rank_rows else total, total=total, more=max(0, len(by_rank) - MAX_ROWS))
+    return total, both if rank_rows and len(analysis.rank_results) > 1 else total
 
 
 def _rows(table: pl.DataFrame) -> list[tuple[object, ...]]:
@@ -115,5 +120,79 @@ def reload_view(analysis: Analysis) -> ReloadView | None:
         ("reload hidden under broadcast", percent(hidden)),  # type: ignore[arg-type]
         ("H2D hidden under other work", percent(ahead)),  # type: ignore[arg-type]
     )
-    lanes = tuple(reload.lanes.to_dicts())
-    return ReloadView(facts, lanes[:MAX_ROWS], max(0, len(lanes) - MAX_ROWS))
+    columns = (
+        Column("rank", "rank"),
+        Column("lane", value=lambda lane: "H2D" if lane["lane"] == "h2d" else lane["lane"]),
+        Column("buckets", "count", value="count"),
+        Column("time", "ms", value="ns"),
+        Column("GB/s", "rate", value="bandwidth_gb_s"),
+    )
+    more = len(reload.lanes) - MAX_LANES
+    notes = [f"{counted(more, 'more row')} in the JSON"] if more > 0 else ()
+    return ReloadView(facts, make_table(columns, reload.lanes.head(MAX_LANES).rows(named=True), notes=notes))
+
+
+def memory_table(analysis: Analysis) -> Table | None:
+    """Return the memory of the ranks in GB, by phase and per chunk of the schedule; None if it was not recorded."""
+    if analysis.memory is None:
+        return None
+    ranks = sorted(analysis.memory.ranks, key=lambda rank: -rank.measured.peak_bytes)[:MAX_MEMORY_RANKS]
+    phases = [phase for phase in SHOWN_PHASES if any(phase in rank.measured.by_phase for rank in ranks)]
+    columns = [Column("rank", "rank"), Column("peak", "figure"), Column("reserved", "figure", 2)]
+    columns += [Column(phase, "figure") for phase in phases]
+    if analysis.schedule is not None:
+        columns += [Column("before", "figure", 1), Column("a chunk", "figure"), Column("chunks", "figure")]
+    rows = [_memory_row(rank, phases)[: len(columns)] for rank in sorted(ranks, key=lambda rank: rank.rank)]
+    return make_table(columns, rows, notes=_memory_notes(analysis, len(ranks)))
+
+
+def _memory_row(rank: HeldMemory, phases: Sequence[str]) -> tuple[object, ...]:
+    measured, chunks = rank.measured, rank.measured.chunks
+    peaks = [measured.by_phase.get(phase) for phase in phases]
+    in_phases = [UNKNOWN if peak is None else gb_range(peak.at_least, peak.at_most) for peak in peaks]
+    base = chunk = count = UNKNOWN
+    if chunks is not None:
+        base, count = gb(chunks.base_bytes), str(chunks.peak_chunks)
+        chunk = UNKNOWN if chunks.low is None else gb_range(chunks.low, chunks.high)
+        if rank.ideal_chunks not in (None, chunks.peak_chunks):
+            count += f" (schedule {rank.ideal_chunks})"
+    return rank.rank, gb(measured.peak_bytes), gb(measured.reserved_bytes), *in_phases, base, chunk, count
+
+
+def _memory_notes(analysis: Analysis, shown: int) -> list[str]:
+    recorded = analysis.memory.ranks if analysis.memory is not None else ()
+    capacities = sorted({rank.capacity_bytes for rank in recorded if rank.capacity_bytes is not None})
+    notes = [f"GB of tensors; the GPU has {listing(map(gb, capacities))}" if capacities else "GB of tensors", HOST_TIME]
+    if analysis.schedule is not None:
+        notes.append(
+            "before: before the first chunk; a chunk: what memory grows by over a forward cell and falls by over a "
+            "backward, their medians; chunks: the most in memory at once"
+        )
+    if shown < len(recorded):
+        notes.append(f"the {shown} fullest of {counted(len(recorded), 'rank')}")
+    missing = len(analysis.rank_results) - len(recorded)
+    if missing:
+        notes.append(f"{missing} of {len(analysis.rank_results)} ranks did not record it")
+    return notes
+
+
+def gb(count: float | None) -> str:
+    """Return bytes in GB, with at least three figures.
+
+    >>> gb(1_527_521_280), gb(8_400_000), gb(150_109_880_320), gb(None)
+    ('1.53', '0.00840', '150.1', '–')
+    """
+    if count is None:
+        return UNKNOWN
+    return f"{count / 1e9:,.1f}" if count >= 10e9 else f"{count / 1e9:#.3g}"
+
+
+def gb_range(low: float, high: float | None) -> str:
+    """Return a range in GB; one figure if both ends look the same, a lower bound if *high* is unknown.
+
+    >>> gb_range(1e9, 2e9), gb_range(1e9, 1.0001e9), gb_range(1e9, None)
+    ('1.00 – 2.00', '1.00', '≥ 1.00')
+    """
+    if high is None:
+        return f"≥ {gb(low)}"
+    return gb(low) if gb(low) == gb(high) else f"{gb(low)} – {gb(high)}"

@@ -11,7 +11,7 @@ from tracekit._util.text import counted, listing, ms, percent
 from tracekit.analysis import Analysis
 from tracekit.analysis.stragglers import MIN_LATE_SHARE
 from tracekit.documents.analysis import Evidence, Straggler
-from tracekit.report.table import Column, Table
+from tracekit.report.table import Column, Table, make_table
 
 MAX_MAP_RANKS = 32
 """Ranks of the map, the latest."""
@@ -165,7 +165,7 @@ def imbalance_table(analysis: Analysis) -> Table | None:
     )
     cells = rows.select("step", "most_work_rank", "tokens_max", "tokens_mean", "cost_ns", "share").iter_rows()
     note = "work of the rank with the most minus the mean, at the usual speed of the same kernels; longest first"
-    return Table(columns, tuple((str(row[0]), *row[1:]) for row in cells), (note,))
+    return make_table(columns, ((str(row[0]), *row[1:]) for row in cells), notes=(note,))
 
 
 def slowdown_table(analysis: Analysis) -> Table | None:
@@ -173,16 +173,17 @@ def slowdown_table(analysis: Analysis) -> Table | None:
     slowdown = analysis.slowdown
     if slowdown is None or not slowdown.groups:
         return None
-    shown = [part for by in ("stage", "op", "rank") for part in slowdown.groups if part.by == by and part.alone > 1]
+    slowing = [part for part in slowdown.groups if part.alone > 1 and part.explains > 0]
+    shown = [part for by in ("stage", "op", "rank") for part in slowing if part.by == by]
     columns = (Column("of", "word"), Column("alone", "figure"), Column("explains", "share"))
-    rows = tuple(
+    rows = [
         (f"{part.by} {part.name}", f"× {part.alone:.3f}", min(part.explains, 1.0)) for part in shown[:MAX_SLOWDOWN_ROWS]
-    )
+    ]
     note = (
         f"a step takes {slowdown.ratio:.3f} times as long as with the mean duration of each kind of cell; alone: with "
         "only these cells as measured; explains: share of the slowdown that goes if they take the mean"
     )
-    return Table(columns, rows, (note,))
+    return make_table(columns, rows, notes=(note,))
 
 
 def recording_overhead(analysis: Analysis) -> str:

@@ -1,15 +1,18 @@
-"""The critical path of the slowest step: its longest segments, and its time by label and rank."""
+"""The critical path of the slowest step, and the step times that changes would lead to."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import msgspec
 import polars as pl
 
-from tracekit._util.text import counted, ms, percent
+from tracekit._util.text import bare_ms, counted, ms, percent, signed
 from tracekit.analysis import Analysis
+from tracekit.critical_path.changes import Lane
+from tracekit.documents.analysis import ChangedStep
 from tracekit.report.names import short_kernel
+from tracekit.report.table import Column, Table, make_table
 
 MAX_SEGMENTS = 10
 """Segments that are listed, the longest."""
@@ -17,6 +20,19 @@ MAX_PARTS = 6
 """Labels or ranks that are named in a sum."""
 MIN_PART_SHARE = 1 / 200
 """Share of the path from which a label or rank is named in a sum."""
+
+MAX_RANKS_DRAWN = 8
+"""Ranks whose lanes are drawn."""
+MAX_PARTS_NAMED = 3
+"""Parts of the new critical path that are named."""
+_COLUMNS = (
+    Column("change", "name"),
+    Column("predicted", "ms", terminal_heading="predicted ms"),
+    Column("between ms", "figure", 1),
+    Column("saves ms", "figure"),
+    Column("of the step", "share", 2),
+    Column("then the longest", "word", 3),
+)
 
 
 class PathRow(msgspec.Struct, frozen=True):
@@ -99,3 +115,34 @@ def _shares(parts: Mapping[str, int]) -> str:
     total = sum(parts.values())
     first = list(parts.items())[:MAX_PARTS]
     return ", ".join(f"{name} {percent(ns, total)}" for name, ns in first if ns >= MIN_PART_SHARE * total)
+
+
+def changes_table(analysis: Analysis) -> Table | None:
+    """Return the predicted step times with changes; None if none was asked for."""
+    rows = analysis.changed_steps
+    notes = [f"{row.change}: not answered, because {row.why_not}" for row in rows if row.why_not]
+    if len(notes) < len(rows):
+        step = ms(rows[0].measured_ns)
+        notes.insert(0, f"time per step, {step} as measured; saves: an upper bound of what the change can give")
+    notes += dict.fromkeys(text for row in rows for text in row.rests_on)
+    return make_table(_COLUMNS, (_cells(row) for row in rows), notes=notes)
+
+
+def changed_lanes(analysis: Analysis) -> Iterator[tuple[str, dict[int, Lane], dict[int, Lane]]]:
+    """Yield each change that can be drawn, with the lanes of ranks as measured and as predicted."""
+    for row in analysis.changed_steps:
+        if analysis.graph is not None and row.saves_ns is not None:
+            measured, predicted = (analysis.graph.lanes(c, max_ranks=MAX_RANKS_DRAWN) for c in ((), row.changes))
+            yield row.change, measured, predicted
+
+
+def _cells(row: ChangedStep) -> tuple[str | int | float | None, ...]:
+    """Return the cells of one change."""
+    between = "" if row.predicted_range_ns is None else " – ".join(bare_ms(ns, 1) for ns in row.predicted_range_ns)
+    saves = "" if row.saves_ns is None else signed(row.saves_ns / 1e6)
+    share = None if row.saves_ns is None else row.saves_ns / max(row.measured_ns, 1)
+    parts = [
+        f"{part.label or 'host'} on rank {part.rank} {percent(part.ns, row.predicted_ns, digits=0)}"
+        for part in row.critical_path[:MAX_PARTS_NAMED]
+    ]
+    return row.change, row.predicted_ns, between, saves, share, ", ".join(parts)

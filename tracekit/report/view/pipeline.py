@@ -11,11 +11,12 @@ from msgspec.structs import asdict
 from tracekit._util.text import counted
 from tracekit.analysis import Analysis
 from tracekit.compare import ScheduleComparison, WhatIf
-from tracekit.report.view.pace import beyond_noise
+from tracekit.report.table import Column, Table, make_table
+from tracekit.report.view.ranks import beyond_noise
 from tracekit.schema import GAP_CAUSES, PHASES
 
 LANE_PHASES = (*PHASES, "FB")
-"""Columns of the table of hidden shares by phase; ``FB``: only inside overlapped pairs of forward and backward."""
+"""Phases whose hidden shares are shown; ``FB``: only inside overlapped pairs of forward and backward."""
 _HIDDEN_LABELS = ("ep_dispatch", "ep_combine", "offload", "onload")
 """Labels whose hidden share is shown by phase."""
 _FIXED_CHUNKS = ("dualpipe", "dualpipev", "zb-v", "chimera")
@@ -55,13 +56,6 @@ class RankSide(msgspec.Struct, frozen=True):
     peak_activations: int
 
 
-class PhaseRow(msgspec.Struct, frozen=True):
-    """Shares of one label's time that compute hides, in the order of ``LANE_PHASES``."""
-
-    name: str
-    shares: tuple[float | None, ...]
-
-
 class WhatIfRow(WhatIf, frozen=True):
     """The prediction for another schedule, another layout, or the run without one cause of its gap."""
 
@@ -88,14 +82,8 @@ class WhatIfRow(WhatIf, frozen=True):
 class ScheduleView(msgspec.Struct, frozen=True):
     """The pipeline compared with its ideal."""
 
-    name: str
-    """The schedule that ran; the nearest one if not ``exact``."""
-    compared_with: str
-    exact: bool
-    distance: int
-    pp: int
-    microbatches: int
-    virtual: int
+    comparison: ScheduleComparison
+    """The comparison itself: the schedule that ran (the nearest one if not exact) and what it is compared with."""
     sizes: str
     which: str
     """The step and pipeline shown, if there are several; else empty."""
@@ -108,7 +96,8 @@ class ScheduleView(msgspec.Struct, frozen=True):
     """Why the gap is not split."""
     differences: tuple[str, ...]
     orders: tuple[tuple[int, Sequence[str]], ...]
-    phases: tuple[PhaseRow, ...]
+    phases: Table | None
+    """Hidden shares of labels by phase."""
     what_if: tuple[WhatIfRow, ...]
 
     @property
@@ -132,13 +121,7 @@ def schedule_view(analysis: Analysis) -> ScheduleView | None:
     measured_ns = [bubble.measured_ns for bubble in head.bubbles]
     ideal_ns = [bubble.ideal_ns for bubble in head.bubbles]
     return ScheduleView(
-        name=comparison.name,
-        compared_with=comparison.compared_with,
-        exact=comparison.exact,
-        distance=head.match.distance,
-        pp=comparison.pp,
-        microbatches=comparison.microbatches,
-        virtual=comparison.virtual,
+        comparison=comparison,
         sizes=describe_size(comparison),
         which=describe_choice(comparison),
         measured=Side("measured", head.measured_ns, head.measured_bubble, _mean_by_phase(measured_ns)),
@@ -161,7 +144,7 @@ def schedule_view(analysis: Analysis) -> ScheduleView | None:
             for difference in (() if head.match.ran is not None else head.match.differences)
         ),
         orders=tuple(zip(ranks, head.orders(), strict=True)),
-        phases=_phases(comparison.lanes),
+        phases=_phases_table(comparison.lanes),
         what_if=tuple(_what_if(line, pp=plan.pp, microbatches=plan.microbatches) for line in comparison.what_if),
     )
 
@@ -234,38 +217,29 @@ def waterfall(ideal_ns: int, measured_ns: int, gap_ns: Mapping[str, int] | None)
     return (*rungs, Rung("measured", measured_ns, 0, measured_ns, "total", None))
 
 
-def unnamed_phases(analysis: Analysis) -> tuple[PhaseRow, ...]:
+def unnamed_phases(analysis: Analysis) -> Table | None:
     """Return the hidden shares by phase for a run whose schedule was not recognised."""
     if analysis.schedule is not None or "lanes" not in analysis.tables:
-        return ()
-    return _phases(analysis.tables["lanes"])
+        return None
+    return _phases_table(analysis.tables["lanes"])
 
 
-def has_overlapped_pairs(rows: Sequence[PhaseRow]) -> bool:
-    """Return whether anything ran inside overlapped pairs of forward and backward.
-
-    >>> has_overlapped_pairs([PhaseRow("offload", (0.5, 0.5, None, None))])
-    False
-    >>> has_overlapped_pairs([PhaseRow("offload", (None, 0.5, 0.1, 1.0))])
-    True
-    """
-    return any(row.shares[-1] is not None for row in rows)
-
-
-def _phases(lanes: pl.DataFrame) -> tuple[PhaseRow, ...]:
+def _phases_table(lanes: pl.DataFrame) -> Table | None:
     """Return the shares of expert communication and copies that compute hides, by phase."""
-    rows = []
+    rows: list[tuple[str | float | None, ...]] = []
     hideable = lanes.filter(pl.col("label").is_in(_HIDDEN_LABELS))
     for (label, pass_), part in hideable.group_by("label", "pass", maintain_order=True):
         name = f"{label} {pass_}" if pass_ else str(label)
         if not pass_ and hideable.filter(label=label)["pass"].n_unique() > 1:
             name = f"{label}, pass unknown"
-        rows.append(PhaseRow(name, _shares_by_phase(part, "hidden_ns")))
-    rows.sort(key=lambda row: row.name)
+        rows.append((name, *_shares_by_phase(part, "hidden_ns")))
+    rows.sort(key=lambda row: str(row[0]))
     sends = lanes.filter(pl.col("label") == "pp_comm")
     if rows and sends.height:
-        rows.append(PhaseRow("pp_comm beside wgrad", _shares_by_phase(sends, "beside_wgrad_ns")))
-    return tuple(rows)
+        rows.append(("pp_comm beside wgrad", *_shares_by_phase(sends, "beside_wgrad_ns")))
+    columns = [Column("hidden by phase"), *(Column(phase, "share") for phase in PHASES), Column("inside FB", "share")]
+    note = "shares of each label's time that compute ran beside; FB: an overlapped pair of forward and backward"
+    return make_table(columns, rows, notes=(note,))
 
 
 def _shares_by_phase(part: pl.DataFrame, column: str) -> tuple[float | None, ...]:

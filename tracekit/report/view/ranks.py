@@ -1,4 +1,4 @@
-"""Differences between ranks and steps: idle time and what the host did in it, bubbles, stragglers, step times."""
+"""Differences between ranks and steps: the time of a step, idle time and its causes, stragglers, step times."""
 
 from __future__ import annotations
 
@@ -8,13 +8,20 @@ from typing import Any
 import msgspec
 import polars as pl
 
-from tracekit._util.text import counted, ms, percent
+from tracekit._util.text import at_least, counted, ms, percent
 from tracekit.analysis import Analysis, RankResult
+from tracekit.report.table import Column, Table, make_table
 from tracekit.report.view.lateness import when_late, why_late
-from tracekit.report.view.pace import beyond_noise
 from tracekit.schema import IDLE_CAUSES, PHASES
 
-MAX_BUBBLES = 16
+NOISE_SHARE = 0.01
+"""Share by which the times of ranks or pipelines may differ and still count as equal."""
+
+
+MAX_RANKS_LISTED = 16
+"""Up to this number of ranks, a table lists all of them …"""
+WORST_RANKS_LISTED = 5
+"""… and of more ranks, this many, in the order of their numbers."""
 MAX_STRAGGLERS = 10
 MAX_CANDIDATES_NAMED = 3
 """Ranks that are named if clocks leave open which of them arrived last."""
@@ -28,44 +35,92 @@ MAX_ACTIVITY_LENGTH = 60
 """Characters shown of an activity's name."""
 
 
-class BubbleRow(msgspec.Struct, frozen=True):
-    """The idle time of one rank by cause, and its bubble."""
-
-    rank: int
-    idle_ns: int | None
-    causes: Mapping[str, float | None]
-    """Shares of the idle time by cause, as ``schema.IDLE_CAUSES`` names them."""
-    wait_ns: int | None
-    bubble: float | None
-    lower_bound: bool
-    phase_ns: Mapping[str, int | None]
-    """Bubble in each phase of the pipeline; empty if there are no phases."""
-
-
-class HostActivityRow(msgspec.Struct, frozen=True):
-    """One activity of the host while the GPU waited for its next launch."""
+class Pace(msgspec.Struct, frozen=True):
+    """The time of a step on the rank that takes longest, as a mean over steps, and a comparison of the ranks."""
 
     ns: float
-    """Per rank."""
-    share: float
-    """Share of the launch-bound idle time."""
-    doing: str
-    """Kind of the activity."""
-    what: str
-    line: str
-    """Line of the program's source; empty if no stacks were recorded."""
+    steps: int
+    ranks: int
+    slowest: int | None
+    """The rank that is slower than every other by more than noise, in most steps; None if there is none."""
+    spread: float
+    """Difference between the slowest and the fastest rank, as a share of the slowest rank's time."""
+    between_ns: float = 0.0
+    """Time from the end of a step to the start of the next, as a mean over ranks and steps."""
+
+    def compared(self) -> str:
+        """Return a comparison of the ranks in a few words; empty if there is one rank.
+
+        >>> Pace(5.0, 1, 4, 2, 0.08).compared(), Pace(5.0, 1, 4, None, 0.004).compared()
+        ('rank 2, the slowest of 4', '4 ranks alike, within 0.4 %')
+        >>> Pace(5.0, 1, 4, None, 0.08).compared(), Pace(5.0, 1, 1, None, 0.0).compared()
+        ('the longest of 4 ranks, the shortest 8.0 % less', '')
+        """
+        if self.ranks < 2:
+            return ""
+        if self.slowest is not None:
+            return f"rank {self.slowest}, the slowest of {self.ranks}"
+        if self.spread <= NOISE_SHARE:
+            return f"{counted(self.ranks, 'rank')} alike, within {percent(max(self.spread, 0.001))}"
+        return f"the longest of {counted(self.ranks, 'rank')}, the shortest {percent(self.spread)} less"
 
 
-class HostActivity(msgspec.Struct, frozen=True):
-    """Activities of the host in launch-bound idle time, the longest first."""
+def beyond_noise(longest: float, second: float) -> bool:
+    """Return whether the longest of some times exceeds the second longest by more than noise.
 
-    rows: tuple[HostActivityRow, ...]
-    note: str
+    >>> beyond_noise(100, 98), beyond_noise(100, 99.5)
+    (True, False)
+    """
+    return longest - second > NOISE_SHARE * longest
 
-    @property
-    def lines(self) -> bool:
-        """Whether lines of source are known."""
-        return any(row.line for row in self.rows)
+
+def slowest_rank(times: Mapping[int, float]) -> int | None:
+    """Return the rank that takes longer than every other by more than noise; None if there is none.
+
+    >>> slowest_rank({0: 100, 1: 90}), slowest_rank({0: 100, 1: 99.5}), slowest_rank({0: 100})
+    (0, None, None)
+    """
+    if len(times) < 2:
+        return None
+    longest = max(times, key=lambda rank: times[rank])
+    second_ns = max(ns for rank, ns in times.items() if rank != longest)
+    return longest if beyond_noise(times[longest], second_ns) else None
+
+
+def pace(analysis: Analysis) -> Pace:
+    """Return the pace of the steps that every rank has; a trace without step marks counts as one step."""
+    spans = {rank.rank: {step.step: step.budget.span_ns for step in rank.per_step} for rank in analysis.rank_results}
+    step_times = [ns for ns, _ in analysis.step_times.values()]
+    steps: list[int | None] = list(analysis.step_times)
+    if not steps:
+        with_events = [rank for rank in analysis.rank_results if rank.whole.budget.span_ns]
+        spans = {rank.rank: {None: rank.whole.budget.span_ns} for rank in with_events}
+        step_times, steps = [max((span_of[None] for span_of in spans.values()), default=0)], [None]
+    means = {rank: sum(span_of[step] for step in steps) / len(steps) for rank, span_of in spans.items()}
+    longest_mean = max(means.values(), default=0.0)
+    return Pace(
+        ns=sum(step_times) / len(step_times),
+        steps=len(steps),
+        ranks=len(spans),
+        slowest=_if_slowest_in_most_steps(slowest_rank(means), spans, steps),
+        spread=1 - min(means.values()) / longest_mean if longest_mean else 0.0,
+        between_ns=_time_between_steps(analysis),
+    )
+
+
+def _if_slowest_in_most_steps(
+    rank: int | None, spans: Mapping[int, Mapping[int | None, int]], steps: Sequence[int | None]
+) -> int | None:
+    """Return the rank if it is the slowest of more than half the steps: one odd step does not make a rank slow."""
+    slowest = [slowest_rank({rank: span_of[step] for rank, span_of in spans.items()}) for step in steps]
+    return rank if rank is not None and 2 * slowest.count(rank) > len(steps) else None
+
+
+def _time_between_steps(analysis: Analysis) -> float:
+    """Return the mean time between two steps; 0 if there is one step, or if steps overlap."""
+    ranks = [rank for rank in analysis.rank_results if len(rank.per_step) > 1]
+    outside_ns = sum(rank.whole.budget.span_ns - sum(step.budget.span_ns for step in rank.per_step) for rank in ranks)
+    return max(0.0, outside_ns / sum(len(rank.per_step) - 1 for rank in ranks)) if ranks else 0.0
 
 
 class Straggler(msgspec.Struct, frozen=True):
@@ -121,29 +176,46 @@ class Steps(msgspec.Struct, frozen=True):
     one_rank: bool
 
 
-def bubble_rows(analysis: Analysis) -> tuple[BubbleRow, ...]:
-    """Return the idle time of each rank by cause, the largest bubble first; empty if no rank was idle or waited."""
-    has_phases = bool(analysis.total.label_ns.get("pp_comm"))
-    rows = [_bubble(rank, has_phases=has_phases) for rank in analysis.rank_results if rank.whole.budget.span_ns]
-    if not any(row.idle_ns or row.wait_ns or row.idle_ns is None for row in rows):
-        return ()
-    return tuple(sorted(rows, key=lambda row: -((row.bubble if analysis.total.pipeline else row.idle_ns) or 0.0)))
+_ALWAYS_SHOWN_IDLE_CAUSES = ("launch_bound", "dependency")
 
 
-def _bubble(rank: RankResult, *, has_phases: bool) -> BubbleRow:
-    whole, idle_ns = rank.whole, rank.whole.budget.idle_ns
-    shares = {cause: rank.idle_causes.get(cause, 0) / idle_ns if idle_ns else None for cause in IDLE_CAUSES}
-    return BubbleRow(
-        rank=rank.rank,
-        idle_ns=idle_ns if whole.idle_known else None,
-        causes=shares if whole.idle_known else dict.fromkeys(IDLE_CAUSES),
-        wait_ns=whole.bubble.wait_ns,
-        bubble=whole.bubble_fraction,
-        lower_bound=whole.lower_bound,
-        phase_ns={phase: _bubble_in_phase(rank.phases, phase) for phase in PHASES}
-        if has_phases and rank.phases
-        else {},
-    )
+def worst_ranks(ranks: Sequence[RankResult], amounts: Sequence[float]) -> tuple[list[RankResult], str]:
+    """Return the ranks with the largest amounts in the order of their numbers, and a note if some are left out."""
+    count = len(ranks) if len(ranks) <= MAX_RANKS_LISTED else WORST_RANKS_LISTED
+    largest = sorted(range(len(ranks)), key=lambda i: -amounts[i])[:count]
+    note = "" if len(largest) == len(ranks) else f"the {len(largest)} worst of {counted(len(ranks), 'rank')}"
+    return sorted((ranks[i] for i in largest), key=lambda rank: rank.rank), note
+
+
+def idle_table(analysis: Analysis) -> Table | None:
+    """Return the causes of each rank's idle time, its pipeline wait and its bubble by phase; None if there is none."""
+    pipelined, has_phases = analysis.total.pipeline, bool(analysis.total.label_ns.get("pp_comm"))
+    ranks = [rank for rank in analysis.rank_results if rank.whole.budget.span_ns]
+    if not any(r.whole.budget.idle_ns or r.whole.bubble.wait_ns or not r.whole.idle_known for r in ranks):
+        return None
+    causes = [
+        cause
+        for cause in IDLE_CAUSES
+        if cause in _ALWAYS_SHOWN_IDLE_CAUSES or any(rank.idle_causes.get(cause) for rank in ranks)
+    ]
+    columns = [Column("rank", "rank"), Column("idle", "ms")]
+    columns += [Column(IDLE_CAUSES[cause], "share", note="shares of idle") for cause in causes]
+    if pipelined:
+        columns += [Column("pipeline wait", "ms"), Column("bubble", "figure", note="of the span")]
+        columns += [Column(phase, "ms", 1, "bubble in that phase") for phase in PHASES]
+
+    def row(rank: RankResult) -> tuple[object, ...]:
+        whole, idle_ns = rank.whole, rank.whole.budget.idle_ns if rank.whole.idle_known else None
+        shares = [rank.idle_causes.get(cause, 0) / idle_ns if idle_ns else None for cause in causes]
+        if not pipelined:
+            return rank.rank, idle_ns, *shares
+        bubble = at_least(percent(whole.bubble_fraction), whole.lower_bound)
+        phases = [_bubble_in_phase(rank.phases, phase) if has_phases else None for phase in PHASES]
+        return rank.rank, idle_ns, *shares, whole.bubble.wait_ns, bubble, *phases
+
+    amounts = [(rank.whole.bubble_fraction if pipelined else rank.whole.budget.idle_ns) or 0.0 for rank in ranks]
+    shown, note = worst_ranks(ranks, amounts)
+    return make_table(columns, map(row, shown), notes=[note] if note else ())
 
 
 def _bubble_in_phase(phases: Sequence[Mapping[str, Any]], name: str) -> int | None:
@@ -153,7 +225,7 @@ def _bubble_in_phase(phases: Sequence[Mapping[str, Any]], name: str) -> int | No
     return sum(int(row["idle_ns"]) + int(row["wait_ns"] or 0) for row in rows)
 
 
-def host_activity_view(analysis: Analysis) -> HostActivity | None:
+def host_activity_table(analysis: Analysis) -> Table | None:
     """Return what the host did in launch-bound idle time, over all ranks; None if there is little of it."""
     span_ns, ranks = analysis.total.budget.span_ns, max(1, len(analysis.rank_results))
     ns_of: dict[tuple[str, str | None, str | None], int] = {}
@@ -167,19 +239,24 @@ def host_activity_view(analysis: Analysis) -> HostActivity | None:
     # Activities without a name say nothing, except that Python itself ran.
     named = {key: ns for key, ns in ns_of.items() if key[1] or key[0] == "python"}
     longest = sorted(named.items(), key=lambda item: -item[1])[:MAX_HOST_ROWS]
-    rows = tuple(
-        HostActivityRow(
-            ns / ranks, ns / launch_bound_ns, kind.replace("_", " "), (what or "")[:MAX_ACTIVITY_LENGTH], line or ""
-        )
+    rows = [
+        (ns / ranks, ns / launch_bound_ns, kind.replace("_", " "), (what or "")[:MAX_ACTIVITY_LENGTH], line or "")
         for (kind, what, line), ns in longest
         if ns >= MIN_HOST_ROW_SHARE * launch_bound_ns
+    ]
+    columns = (
+        Column("time per rank", "ms", terminal_heading="ms per rank"),
+        Column("of it", "share"),
+        Column("doing"),
+        Column("what"),
+        Column("line"),
     )
     inside_launch_ns = sum(rank.inside_launch_ns for rank in analysis.rank_results) / ranks
-    return HostActivity(
-        rows,
+    note = (
         f"launch-bound idle is {percent(launch_bound_ns, span_ns)} of the span; "
-        f"inside the launch call itself: {ms(inside_launch_ns)} per rank",
+        f"inside the launch call itself: {ms(inside_launch_ns)} per rank"
     )
+    return make_table(columns, rows, notes=(note,))
 
 
 def stragglers(analysis: Analysis) -> tuple[Straggler, ...]:

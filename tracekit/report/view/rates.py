@@ -1,48 +1,58 @@
-"""Rates of matrix products and communication, and the load of experts, as tables."""
+"""Rates of matrix products and communication, the load of experts, and the step by layer, module or shape."""
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import polars as pl
 
 from tracekit._util.shapes import parse_list
-from tracekit._util.text import ms, percent, terminal
+from tracekit._util.text import counted, listing, ms, percent, terminal
 from tracekit.analysis import Analysis
 from tracekit.analysis.rates import RunRates, below_peak_ns
+from tracekit.metrics.peaks import find_gpu, peak_tflop_s
 from tracekit.report.table import Column, Table, make_table
+from tracekit.schema import COMPUTE_LABELS, Source
+
+if TYPE_CHECKING:
+    from tracekit.analysis.by import By
 
 MIN_UNEVEN_OVER_MEAN = 1.05
 """The expert table is shown if some rank receives at least this multiple of the mean."""
 MAX_ROWS = 8
 """Kinds of products, kinds of operations and ranks shown, those that take longest."""
+MAX_PLACES = 40
+"""Rows of places in the model that are shown; the JSON has all."""
+TITLES = {
+    "layer": "By layer (time in a step; every busy nanosecond in one row)",
+    "module": "By module (time in a step: in the module itself, and with what it calls)",
+    "annotation": "By annotation (time in a step: innermost range, and with what is inside it)",
+    "shape": "By shape of products (time in a step; most lost to the GPU's peak first)",
+}
 
 
-class RatesView(msgspec.Struct, frozen=True):
-    """The rates that the trace has data for; at least one table is not None."""
+def rate_tables(analysis: Analysis) -> dict[str, Any]:
+    """Return the tables ``products``, ``communication`` and ``experts`` and the sentence ``below_peak``.
 
-    products: Table | None
-    communication: Table | None
-    experts: Table | None
-    """None if all ranks receive about the same."""
-    below_peak: str | None
-    """A sentence about the most that faster kernels could save; this time is part of the ideal too."""
-
-
-def rates_view(analysis: Analysis) -> RatesView | None:
-    """Return the rates; None if the trace has neither shapes nor sizes."""
+    Each is None without data; experts also if all ranks receive about the same. ``below_peak`` says what faster kernels
+    could save at most, which is part of the ideal too.
+    """
     rates = analysis.rates
     if rates is None:
-        return None
+        return dict.fromkeys(("products", "communication", "experts", "below_peak"))
     has_flop = bool(rates.total.flop)
-    products = _products(rates) if has_flop else None
-    below_peak = _below_peak(analysis, rates) if has_flop else None
-    tables = (products, _communication(rates), _experts(analysis, rates))
-    return RatesView(*tables, below_peak=below_peak) if any(tables) else None
+    return {
+        "products": _products(analysis.sources, rates) if has_flop else None,
+        "communication": _communication(analysis.sources, rates),
+        "experts": _experts(analysis, rates),
+        "below_peak": _below_peak(analysis, rates) if has_flop else None,
+    }
 
 
-def _products(rates: RunRates) -> Table | None:
+def _products(sources: Sequence[Source], rates: RunRates) -> Table | None:
     """Return the rate of all products of a label, then of the kinds (label, module, shape) that take longest."""
     columns = (
         Column("products"),
@@ -58,18 +68,39 @@ def _products(rates: RunRates) -> Table | None:
         (f"{row['label']} {row['module'] or ''}".rstrip(), shape_words(row["shapes"]), row) for row in longest_kinds
     ]
     rows = [(name, shape, row["tflop_s"], row["share_of_peak"], row["ns"]) for name, shape, row in named]
-    return make_table(columns, rows, notes=_product_notes(rates), totals=range(len(by_label)))
+    return make_table(columns, rows, notes=_product_notes(sources, rates), totals=range(len(by_label)))
 
 
-def _product_notes(rates: RunRates) -> list[str]:
-    total, notes = rates.total, []
+def _product_notes(sources: Sequence[Source], rates: RunRates) -> list[str]:
+    total, notes = rates.total, peak_notes(sources, rates.products["dtype"].drop_nulls().unique().sort().to_list())
     if total.utilisation is not None:
-        notes.append(f"model FLOP utilisation {percent(total.utilisation)} of the GPUs' peak over the span")
+        notes.append(f"model FLOP utilisation {percent(total.utilisation)} of that peak over the span")
     if total.uncounted_ns:
         largest = rates.uncounted.row(0, named=True)
         name = largest["kernel"] or largest["op"] or "kernels without a name"
         bound = f"; all others: {total.flop / 1e12:.3g} TFLOP, a lower bound" if total.flop else ""
         notes.append(f"{ms(total.uncounted_ns)} of products have no known FLOP (most: {name}){bound}")
+    return notes
+
+
+def peak_notes(sources: Sequence[Source], dtypes: Sequence[str]) -> list[str]:
+    """Return the peak that shares refer to, by GPU, type and the multiprocessors that its ranks may use.
+
+    >>> source = Source("rank0.json", "kineto", 0, "content", devices=("NVIDIA H200",), multiprocessors=33)
+    >>> peak_notes([source], ["bf16"])
+    ['peak of NVIDIA H200 with 33 of its 132 multiprocessors, TFLOP/s: bf16 247.4 (of 989.4)']
+    """
+    notes = []
+    for device, usable in dict.fromkeys((s.devices[0], s.multiprocessors) for s in sources if len(s.devices) == 1):
+        gpu = find_gpu(device)
+        peaks = {dtype: peak_tflop_s(device, dtype, multiprocessors=usable) for dtype in dtypes}
+        known = {dtype: peak for dtype, peak in peaks.items() if peak is not None}
+        if gpu is None or not known:
+            continue
+        is_part = usable is not None and usable < gpu.multiprocessors
+        part = f" with {usable} of its {gpu.multiprocessors} multiprocessors" if is_part else ""
+        listed = (f"{t} {peak:,.1f}" + (f" (of {gpu.tflop_s[t]:,.1f})" if is_part else "") for t, peak in known.items())
+        notes.append(f"peak of {device}{part}, TFLOP/s: {', '.join(listed)}")
     return notes
 
 
@@ -83,7 +114,7 @@ def _below_peak(analysis: Analysis, rates: RunRates) -> str | None:
     )
 
 
-def _communication(rates: RunRates) -> Table | None:
+def _communication(sources: Sequence[Source], rates: RunRates) -> Table | None:
     """Return the bandwidth of the operations whose transfers take longest; waiting is not part of it."""
     longest = rates.communication.sort("transfer_ns", descending=True).head(MAX_ROWS)
     # The bus bandwidth is what a link's peak is compared with: without any known peak it is less important.
@@ -99,9 +130,22 @@ def _communication(rates: RunRates) -> Table | None:
         Column("waited", "ms"),
     )
     values = ("size", "count", "algorithm_gb_s", "bus_gb_s", "share_of_link", "transfer_ns", "wait_ns")
-    return make_table(
-        columns, [(_operation_name(row), *(row[value] for value in values)) for row in longest.iter_rows(named=True)]
-    )
+    rows = [(_operation_name(row), *(row[value] for value in values)) for row in longest.iter_rows(named=True)]
+    return make_table(columns, rows, notes=_implausible_bandwidths(sources, rates.communication))
+
+
+def _implausible_bandwidths(sources: Sequence[Source], communication: pl.DataFrame) -> list[str]:
+    """Return the operations that are faster than their link or than the GPU's memory can be."""
+    gpus = [gpu for source in sources for device in source.devices if (gpu := find_gpu(device)) is not None]
+    memory_gb_s = max((gpu.memory_gb_s or math.inf for gpu in gpus), default=math.inf)
+    above_link, above_memory = pl.col("share_of_link") > 1, pl.col("algorithm_gb_s") > memory_gb_s
+    rows = communication.filter(above_link.fill_null(False) | above_memory).rows(named=True)
+    if not rows:
+        return []
+    names = listing(f"{_operation_name(row)} {row['algorithm_gb_s']:,.0f} GB/s" for row in rows)
+    return [
+        f"not plausible, because no link or GPU memory is that fast: {names}; sizes or times are recorded wrongly there"
+    ]
 
 
 def _operation_name(row: dict[str, Any]) -> str:
@@ -127,7 +171,8 @@ def _experts(analysis: Analysis, rates: RunRates) -> Table | None:
     )
     work = rates.expert_layers.group_by("rank", "group").agg(pl.sum("expert_ns"))
     work = work.with_columns(work_over_mean=pl.col("expert_ns") / pl.mean("expert_ns").over("group"))
-    table = rates.experts.head(MAX_ROWS).join(work, on=["rank", "group"], how="left", maintain_order="left")
+    largest = rates.experts.head(MAX_ROWS).sort("rank")
+    table = largest.join(work, on=["rank", "group"], how="left", maintain_order="left")
     most_in = pl.format("{} of {}", "largest", "exchanges")
     rows = table.select("rank", "received", "over_mean", most_in, "wait_ns", "expert_ns", "work_over_mean").rows()
     return make_table(columns, rows, notes=_expert_notes(analysis, rates))
@@ -147,7 +192,7 @@ def _expert_notes(analysis: Analysis, rates: RunRates) -> list[str]:
         f"exchange {worst['exchange']}: rank {worst['rank']}{receives} "
         f"computes {percent(worst['expert_over_mean'])} of it",
         f"a step, forward alone, at most: others wait {ms(cost.wait_ns / steps)} in combines for longer expert work "
-        f"(all ranks), the step feels {ms(cost.step_ns / steps)}{shorter}",
+        f"(all ranks), and the step takes {ms(cost.step_ns / steps)} longer{shorter}",
     ]
 
 
@@ -159,3 +204,80 @@ def shape_words(shapes: str) -> str:
     """
     operands = [sizes for sizes in parse_list(shapes) if isinstance(sizes, list) and len(sizes) > 1]
     return " · ".join("×".join(map(str, sizes)) for sizes in operands[:2])
+
+
+class ByView(msgspec.Struct, frozen=True):
+    """The step in rows."""
+
+    kind: str
+    """``layer``, ``module``, ``annotation`` or ``shape``."""
+    title: str
+    notes: tuple[str, ...]
+    table: Table | None
+    """None if no event could be assigned to a row; the notes say why. Its notes include those of the view."""
+
+
+def by_view(analysis: Analysis) -> ByView | None:
+    """Return the rows of ``--by``; None if they were not asked for."""
+    by = analysis.by
+    if by is None:
+        return None
+    rows = by.rows.to_dicts()
+    places = [row for row in rows if by.is_place(row["name"])]
+    remainders = [row for row in rows if not by.is_place(row["name"])]
+    notes = ["times: means over the ranks that have the row"] if by.placed and len(analysis.rank_results) > 1 else []
+    notes += by.notes
+    if len(places) > MAX_PLACES:
+        notes.append(f"{counted(len(places) - MAX_PLACES, 'row')} more in the JSON")
+    if by.placed:
+        notes.append("the rows add up to all time in which GPUs were busy")
+    table = _table(by, places[:MAX_PLACES], remainders, notes) if by.placed else None
+    return ByView(by.kind, TITLES[by.kind], tuple(notes), table)
+
+
+def _table(by: By, places: list[dict[str, Any]], remainders: list[dict[str, Any]], notes: list[str]) -> Table | None:
+    """Return the table: rows of places, then of the time that belongs to none; its columns depend on the kind."""
+    rows = [*places, *remainders]
+
+    def name(row: dict[str, Any]) -> str:
+        return _place_name(row, by.kind) if by.is_place(row["name"]) else str(row["name"])
+
+    def mean(key: str, missing: float | None = None) -> Callable[[dict[str, Any]], float | None]:
+        """Return the function of a row that gives a sum of it as the mean per rank and step."""
+        return lambda row: missing if row.get(key) is None else row[key] / max(len(row["ranks"]) * by.steps, 1)
+
+    columns = [
+        Column(by.kind, "name", value=name),
+        Column("time", "ms", value=mean("ns")),
+        Column("of busy", "share", 2 if by.kind == "shape" else 0, value="share"),
+    ]
+    if by.kind == "layer":
+        # A label has a column if any row has it, also one that is not shown.
+        present = [key for key in COMPUTE_LABELS if f"{key}_ns" in by.rows.columns and by.rows[f"{key}_ns"].sum()]
+        columns += [Column(label, "ms", 5, value=mean(f"{label}_ns", missing=0.0)) for label in present]
+    if by.kind in ("module", "annotation"):
+        columns.append(Column("with inside", "ms", value=mean("inclusive_ns")))
+    if by.kind == "shape":
+        columns.append(Column("calls", "count", 3, value=mean("calls")))
+    else:
+        columns.append(Column("exposed comm", "ms", value=mean("communication_ns")))
+    if any(row["tflop_s"] is not None for row in rows):
+        columns.append(Column("TFLOP/s", "rate", value="tflop_s"))
+        columns.append(Column("of peak", "share", 1, value="share_of_peak"))
+        columns += [Column("below peak", "ms", value=mean("below_peak_ns"))] if by.kind == "shape" else []
+    evidence = {row["evidence"] for row in rows if row["evidence"]}
+    if len(evidence) > 1:
+        columns.append(Column("evidence", expendable=6, value=lambda row: row["evidence"] or ""))
+    elif evidence:
+        notes = [f"evidence: {evidence.pop()}", *notes]
+    return make_table(columns, rows, notes=notes, totals=range(len(places), len(rows)))
+
+
+def _place_name(row: dict[str, Any], kind: str) -> str:
+    if kind == "shape":
+        op, shapes, dtype = str(row["name"]).rsplit(" ", 2)  # neither shapes nor types contain a space
+        return terminal(f"{op} {shape_words(shapes)} {dtype}")
+    if kind == "layer" and row["stage"] is not None:
+        return f"stage {row['stage']}, {row['name']}"
+    ranks = f"ranks {listing(map(str, row['ranks']))}: " if row["apart"] and row["stage"] is None else ""
+    return f"{ranks}{terminal(row['name'])}"
