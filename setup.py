@@ -75,7 +75,7 @@ def extensions() -> list[Extension]:
         Extension(
             module,
             [source],
-            extra_compile_args=SANITIZER_FLAGS if CHECKED else ["-O2"],
+            extra_compile_args=SANITIZER_FLAGS if CHECKED else ["-O3"],
             extra_link_args=SANITIZER_FLAGS if CHECKED else [],
         )
         for module, source in sources.items()

@@ -127,7 +127,7 @@ def run(folder, args):
         bar("1 MB from process start", from_start(small), 1, unit=" s"),
     ]
     if hta:
-        met.append(bar("HTA / tracekit", hta["seconds"] / plain["seconds"], 30, least=True))
+        met.append(bar("HTA / tracekit", hta["seconds"] / plain["seconds"], 40, least=True))
     return all(met)
 
 

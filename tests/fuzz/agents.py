@@ -94,7 +94,7 @@ def make(choose: random.Random) -> bytes:
             arguments[name] = choose.choice(values)
         elif name == "steps" and choose.random() < 0.5:
             arguments[name] = None
-        elif name in ("path", "before", "after") and choose.random() < 0.5:
+        elif name in ("path", "before", "after") and choose.random() < 0.1:
             arguments[name] = "run"
         else:
             text = choose.choice(TEXTS)

@@ -8,10 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit.schema import GPU_KINDS, KINDS
-
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
+from tracekit.schema import GPU_KINDS
 
 _PROFILER_STEP = r"^ProfilerStep#(\d+)$"
 
@@ -31,58 +28,48 @@ def assign_steps(events: pl.DataFrame, marks: pl.DataFrame | None = None) -> pl.
     >>> assign_steps(events, marks)["step"].to_list()
     [7, 7]
     """
-    kind = events["kind"].cast(pl.Enum(KINDS)).to_physical().to_numpy()
-    marks = _profiler_steps(events, kind) if marks is None else marks
+    marks = _profiler_steps(events) if marks is None else marks
     marks = marks.drop_nulls().sort("start_ns", "end_ns", "step", descending=[False, True, False])
     if marks.is_empty():
         return events.with_columns(step=pl.lit(None, pl.Int64))
     bounds, innermost = _innermost_marks(marks)
-    # Step number from each bound on; owner -1 picks the appended value, which is masked out below.
-    numbers = np.append(marks["step"].to_numpy(), -1)[innermost]
-    starts = events["start_ns"].to_numpy()
-    steps, inside = _steps_at(starts, bounds, numbers, innermost >= 0)
-    # GPU events take the step at the start of their launch instead of their own start.
-    gpu_rows = np.flatnonzero(_of_kind(kind, *GPU_KINDS, "gpu_annotation"))
-    launch_rows = _find_launches(events["correlation"], _of_kind(kind, "runtime", "driver"), gpu_rows)
-    inside[gpu_rows] = False
-    has_launch = launch_rows >= 0
-    gpu_rows, launch_rows = gpu_rows[has_launch], launch_rows[has_launch]
-    steps[gpu_rows], inside[gpu_rows] = _steps_at(starts[launch_rows], bounds, numbers, innermost >= 0)
+    times = _deciding_times(events)
+    # The step holds from its bound up to the next. Before the first bound, and without a time, the interval is -1.
+    interval = np.searchsorted(bounds, times.fill_null(0).to_numpy(), side="right") - 1
+    row = np.where((interval >= 0) & times.is_not_null().to_numpy(), innermost[interval], -1)
+    steps = np.append(marks["step"].to_numpy(), -1)[row]  # row -1 picks the appended value, which becomes null
     step = pl.Series("step", steps)
-    return events.with_columns(step if inside.all() else step.set(pl.Series(~inside), None))
+    return events.with_columns(step if (row >= 0).all() else step.set(pl.Series(row < 0), None))
 
 
-def _steps_at(times: Ints, bounds: Ints, numbers: Ints, inside: Bools) -> tuple[Ints, Bools]:
-    """Return the step at each of *times*, and whether there is one.
+def _deciding_times(events: pl.DataFrame) -> pl.Series:
+    """Return the time that decides on each event's step: of GPU events the start of their launch, null without one.
 
-    *numbers* and *inside* hold the step, and whether there is one, from each of *bounds* up to the next.
+    Of several launches with one id the last counts.
     """
-    interval = np.searchsorted(bounds, times, side="right") - 1  # -1 before the first bound
-    return numbers[interval], inside[interval] & (interval >= 0)
+    columns = events.select("kind", "correlation", "start_ns")
+    is_gpu = columns["kind"].is_in([*GPU_KINDS, "gpu_annotation"])
+    launches = columns.filter(pl.col("kind").is_in(["runtime", "driver"]), pl.col("correlation") >= 0)
+    launches = launches.select("correlation", launch_ns="start_ns").unique("correlation", keep="last")
+    launched = columns.filter(is_gpu).join(launches, on="correlation", how="left", maintain_order="left")
+    return columns["start_ns"].clone().scatter(is_gpu.arg_true(), launched["launch_ns"])
 
 
-def _of_kind(kind: npt.NDArray[np.uint8], *names: str) -> npt.NDArray[np.bool_]:
-    """Return the mask of events whose kind is one of *names*."""
-    return np.isin(kind, [KINDS.index(name) for name in names])
+def filter_by_name(frame: pl.DataFrame, pattern: str) -> pl.DataFrame:
+    """Return the rows whose name matches *pattern*, which is matched once per distinct name."""
+    names = frame["name"].unique()
+    matching = names.filter(names.cast(pl.String).str.contains(pattern))
+    return frame.filter(pl.col("name").is_in(matching.implode())) if len(matching) else frame.clear()
 
 
-def _profiler_steps(events: pl.DataFrame, kind: npt.NDArray[np.uint8]) -> pl.DataFrame:
-    """Return the ``ProfilerStep#N`` annotations as marks; the pattern is tried once per distinct name."""
-    names = events["name"].unique().cast(pl.Categorical())
-    text = names.cast(pl.String)
-    steps = pl.DataFrame(
-        {"name": names, "step": text.str.extract(_PROFILER_STEP).cast(pl.Int64, strict=False)}
-    ).drop_nulls()
-    if steps.is_empty():
-        return pl.DataFrame(schema={"step": pl.Int64, "start_ns": pl.Int64, "end_ns": pl.Int64})
-    codes = events["name"].cast(pl.Categorical()).to_physical().fill_null(0).to_numpy()
-    # Mask over category codes: whether the name is a step's.
-    marked = np.zeros(int(codes.max()) + 1, np.bool_)
-    marked[steps["name"].to_physical().to_numpy()] = True
-    # Files of 2021 list the steps among the operators. Copies of the marks on the GPU's tracks are not counted.
-    rows = np.flatnonzero(marked[codes] & _of_kind(kind, "annotation", "cpu_op"))
-    named = events.select("name", "start_ns", "end_ns")[pl.Series(rows)].cast({"name": pl.Categorical()})
-    return named.join(steps, on="name").select("step", "start_ns", "end_ns")
+def _profiler_steps(events: pl.DataFrame) -> pl.DataFrame:
+    """Return the ``ProfilerStep#N`` annotations as marks.
+
+    Files of 2021 list the steps among the operators. Copies of the marks on the GPU's tracks are not counted.
+    """
+    named = events.select("kind", "name", "start_ns", "end_ns").filter(pl.col("kind").is_in(["annotation", "cpu_op"]))
+    step = pl.col("name").cast(pl.String).str.extract(_PROFILER_STEP).cast(pl.Int64, strict=False)
+    return filter_by_name(named, _PROFILER_STEP).select("start_ns", "end_ns", step=step)
 
 
 def _innermost_marks(marks: pl.DataFrame) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
@@ -103,23 +90,3 @@ def _innermost_marks(marks: pl.DataFrame) -> tuple[npt.NDArray[np.int64], npt.ND
             heapq.heappop(open_rows)
         innermost[i] = -open_rows[0] if open_rows else -1
     return bounds, innermost
-
-
-def _find_launches(correlation: pl.Series, is_launch: Bools, gpu_rows: Ints) -> Ints:
-    """Return the row of each GPU event's launch, -1 for none; of several launches with one id the last."""
-    wanted = _correlation_ids(correlation, gpu_rows)
-    rows = np.flatnonzero(is_launch)
-    ids = _correlation_ids(correlation, rows)
-    rows, ids = rows[ids >= 0], ids[ids >= 0]
-    if not len(rows):
-        return np.full(len(wanted), -1, np.int64)
-    # Sorted by id, the last launch with the wanted id is the one before the insertion point on the right.
-    order = np.argsort(ids, kind="stable")
-    rows, ids = rows[order], ids[order]
-    last = np.maximum(np.searchsorted(ids, wanted, side="right") - 1, 0)
-    return np.where(ids[last] == wanted, rows[last], -1)
-
-
-def _correlation_ids(correlation: pl.Series, rows: Ints) -> Ints:
-    """Return the correlation ids of *rows*, -1 where there is none."""
-    return correlation.gather(pl.Series(rows)).fill_null(-1).to_numpy()

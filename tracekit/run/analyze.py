@@ -115,12 +115,12 @@ def analyze(
     if store is not None:
         if isinstance(traces, Trace) or not (rules is None or isinstance(rules, Path)):
             raise OptionError("a store is made from files", hint="give paths, and a rules file")
-        from tracekit.run.ingest import ingest_with
+        from tracekit.run.ingest import ingest
 
-        written, _ = ingest_with(
+        written, _ = ingest(
             traces,
             store,
-            policy,
+            on_damage=policy,
             ranks=ranks,
             file_rank=file_rank,
             rules=rules,

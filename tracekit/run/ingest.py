@@ -109,7 +109,7 @@ def ingest(
     stacks: bool = False,
     rules: str | os.PathLike[str] | None = None,
     resume: bool = False,
-    on_damage: OnDamage = "warn",
+    on_damage: OnDamage | DamagePolicy = "warn",
     rank: int | None = None,
     lenient: bool | None = None,
     strict: bool | None = None,
@@ -142,34 +142,8 @@ def ingest(
     (0, 1)
 
     """
-    return ingest_with(
-        paths,
-        store,
-        damage_policy(on_damage, lenient=lenient, strict=strict),
-        ranks=ranks,
-        file_rank=file_rank_option(file_rank, rank),
-        workers=workers,
-        executor=executor,
-        stacks=stacks,
-        rules=rules,
-        resume=resume,
-    )
-
-
-def ingest_with(
-    paths: Paths | OneRole,
-    store: str | os.PathLike[str],
-    policy: DamagePolicy,
-    *,
-    ranks: Collection[int] | None = None,
-    file_rank: int | None = None,
-    workers: int | None = None,
-    executor: Executor | None = None,
-    stacks: bool = False,
-    rules: str | os.PathLike[str] | None = None,
-    resume: bool = False,
-) -> tuple[Store, tuple[Notice, ...]]:
-    """Write traces as a store, as ``ingest`` does; *policy* is its ``on_damage``."""
+    policy = damage_policy(on_damage, lenient=lenient, strict=strict)
+    file_rank = file_rank_option(file_rank, rank)
     if rules is not None:
         load_rules(Path(rules))  # raises here if it is wrong, not once per rank
     refs, notices = find_sources(paths, ranks=ranks, rank=file_rank, strict=policy.strict)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Literal
 
-from tracekit.run.driver import check_run, find_sources, map_sources, worker_count
+from tracekit.run.driver import check_run, find_sources, map_sources
 from tracekit.run.options import damage_policy, file_rank_option
-from tracekit.store.reading import from_files, raise_failures, read_ref, read_to_files
+from tracekit.store.reading import raise_failures, read_ref
 from tracekit.store.sources import OneRole, Paths, span
 from tracekit.store.trace import Trace
 
@@ -46,17 +45,9 @@ def load(
     file_rank = file_rank_option(file_rank, rank)
     lenient = damage_policy(on_damage, lenient=lenient).lenient
     refs, notices = find_sources(paths, ranks=ranks, rank=file_rank)
-    if worker_count(refs, workers) == 1:
-        results = map_sources(partial(read_ref, stacks=stacks, lenient=lenient), refs, workers=1, progress="reading")
-        raise_failures(results)
-        parts = [part for result in results for part in result.unwrap()]
-    else:
-        # Frames travel as Parquet files, which takes a third of the time of pickling them.
-        with tempfile.TemporaryDirectory(prefix="tracekit-") as folder:
-            to_files = partial(read_to_files, folder=folder, stacks=stacks, lenient=lenient)
-            written = map_sources(to_files, refs, workers=workers, progress="reading")
-            raise_failures(written)
-            parts = [part for files in written for part in from_files(files.unwrap())]
+    results = map_sources(partial(read_ref, stacks=stacks, lenient=lenient), refs, workers=workers, progress="reading")
+    raise_failures(results)
+    parts = [part for result in results for part in result.unwrap()]
     parts = [part for part in parts if ranks is None or part.source.rank in ranks]
     parts.sort(key=lambda part: (part.source.role or "", part.source.rank))
     run_notices = check_run([span(part) for part in parts], ranks=ranks, named=isinstance(paths, Mapping))

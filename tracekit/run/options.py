@@ -30,7 +30,9 @@ _POLICIES = {
 }
 
 
-def damage_policy(on_damage: OnDamage, *, lenient: bool | None = None, strict: bool | None = None) -> DamagePolicy:
+def damage_policy(
+    on_damage: OnDamage | DamagePolicy, *, lenient: bool | None = None, strict: bool | None = None
+) -> DamagePolicy:
     """Return the policy for *on_damage*; *lenient* and *strict* are deprecated, and warn unless they are None.
 
     >>> damage_policy("warn")
@@ -39,6 +41,8 @@ def damage_policy(on_damage: OnDamage, *, lenient: bool | None = None, strict: b
     Traceback (most recent call last):
     tracekit.errors.OptionError: on_damage cannot be 'ignore' (use warn, skip or error)
     """
+    if isinstance(on_damage, DamagePolicy):
+        return on_damage
     if on_damage not in _POLICIES:
         raise OptionError(f"on_damage cannot be {on_damage!r}", hint="use warn, skip or error")
     policy = _POLICIES[on_damage]

@@ -51,21 +51,29 @@ def query(store: str | Path, sql: str) -> pl.DataFrame:
 
 
 def _tables(store: Store) -> dict[str, Any]:
-    """Return the tables by name: datasets that are scanned when used, and the list of ranks."""
-    if store.roles:
-        return _tables_of_roles(store)
+    """Return the tables by name: datasets that are scanned when used, and the list of ranks.
+
+    The tables of several roles are together, with a column ``role``.
+    """
+    arrow: Any = importlib.import_module("pyarrow")
     datasets: Any = importlib.import_module("pyarrow.dataset")
-    # Arrow does not verify checksums, and would answer from a damaged file.
-    files = {
-        "events": [str(store.checked_file(entry.rank, "events")) for entry in store.entries],
-        "labelled": [
-            str(store.checked_file(entry.rank, "labelled"))
-            for entry in store.entries
-            if entry.labelled_rows is not None
-        ],
-    }
-    tables: dict[str, Any] = {name: datasets.dataset(paths, format="parquet") for name, paths in files.items() if paths}
-    tables["ranks"] = _ranks_table(store)
+    partitioning = datasets.partitioning(arrow.schema([("role", arrow.string())]), flavor="hive")
+    tables: dict[str, Any] = {"ranks": _ranks_table(store)}
+    for name in ("events", "labelled"):
+        # Arrow does not verify checksums, and would answer from a damaged file.
+        files = [
+            str(of_role.checked_file(entry.rank, name))
+            for of_role in store.roles.values() or [store]
+            for entry in of_role.entries
+            if name == "events" or entry.labelled_rows is not None
+        ]
+        if files:
+            tables[name] = datasets.dataset(
+                files,
+                format="parquet",
+                partitioning=partitioning if store.roles else None,
+                partition_base_dir=str(store.path),
+            )
     return tables
 
 
@@ -86,26 +94,3 @@ def _ranks_table(store: Store) -> Any:
         for entry in store.entries
     ]
     return pl.DataFrame(rows, infer_schema_length=None).to_arrow()
-
-
-def _tables_of_roles(store: Store) -> dict[str, Any]:
-    """Return the tables of all roles together, with a column ``role``."""
-    arrow: Any = importlib.import_module("pyarrow")
-    datasets: Any = importlib.import_module("pyarrow.dataset")
-    partitioning = datasets.partitioning(arrow.schema([("role", arrow.string())]), flavor="hive")
-    tables: dict[str, Any] = {
-        name: datasets.dataset(
-            [
-                str(of_role.checked_file(entry.rank, name))
-                for of_role in store.roles.values()
-                for entry in of_role.entries
-                if name == "events" or entry.labelled_rows is not None
-            ],
-            format="parquet",
-            partitioning=partitioning,
-            partition_base_dir=str(store.path),
-        )
-        for name in ("events", "labelled")
-    }
-    tables["ranks"] = _ranks_table(store)
-    return tables

@@ -1,12 +1,9 @@
-"""Reading of sources: events of one source, transfer between processes, and reports of failures."""
+"""Reading of sources: events of one source, and reports of failures."""
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,13 +14,11 @@ from tracekit._util.workers import ItemResult
 from tracekit.errors import MachineError, Notice, OptionError, OutputError, RuleError, TracekitError
 from tracekit.parsers import remote
 from tracekit.parsers.source_refs import SourceRef
-from tracekit.schema import EVENTS, RankEvents, Source
+from tracekit.schema import EVENTS, RankEvents
 from tracekit.store.files import open_store
 
 MAX_FAILURES_LISTED = 20
 """Failed sources that have a notice of their own; further ones share one notice."""
-_MEMORY_SUFFIX = ".memory"
-"""Ending of the temporary file with a rank's allocator events, after the name of the file with its events."""
 
 
 def read_ref(ref: SourceRef, *, stacks: bool = False, lenient: bool = True) -> list[RankEvents]:
@@ -73,38 +68,6 @@ def _with_discovered_rank(part: RankEvents, ref: SourceRef, *, only_rank: bool) 
     if source.rank != ref.rank:
         events, memory = (table.with_columns(rank=pl.lit(ref.rank, EVENTS["rank"])) for table in (events, memory))
     return RankEvents(events, msgspec.structs.replace(source, rank=ref.rank, rank_from=ref.rank_from), memory)
-
-
-def read_to_files(ref: SourceRef, *, folder: str, stacks: bool, lenient: bool) -> list[tuple[str, Source]]:
-    """Read one source and write the events of its ranks into *folder*, from where another process reads them.
-
-    Returns:
-        The file and the source of each rank.
-
-    """
-    written = []
-    for part in read_ref(ref, stacks=stacks, lenient=lenient):
-        handle, name = tempfile.mkstemp(suffix=".parquet", dir=folder)
-        os.close(handle)
-        part.events.write_parquet(name, compression="lz4", statistics=False)
-        if len(part.memory):
-            part.memory.write_parquet(f"{name}{_MEMORY_SUFFIX}", compression="lz4", statistics=False)
-        written.append((name, part.source))
-    return written
-
-
-def from_files(written: list[tuple[str, Source]]) -> list[RankEvents]:
-    """Read the files that ``read_to_files`` wrote, and remove them."""
-    parts = []
-    for name, source in written:
-        part = RankEvents(pl.read_parquet(name, hive_partitioning=False), source)
-        memory_file = Path(f"{name}{_MEMORY_SUFFIX}")
-        if memory_file.exists():
-            part = replace(part, memory=pl.read_parquet(memory_file, hive_partitioning=False))
-            memory_file.unlink()
-        parts.append(part)
-        Path(name).unlink()
-    return parts
 
 
 def _failures(results: Sequence[ItemResult[SourceRef, Any]]) -> list[tuple[SourceRef, TracekitError]]:

@@ -88,7 +88,7 @@ def read(
 
 def _process_id(events: pl.DataFrame) -> int | None:
     """Return the process that called the runtime; None if none or several did."""
-    calls = events.filter(pl.col("kind").is_in(["cpu_op", "runtime"]))["pid"].drop_nulls().unique()
+    calls = events["pid"].filter(events["kind"].is_in(["cpu_op", "runtime"])).drop_nulls().unique()
     return calls.item() if len(calls) == 1 else None
 
 

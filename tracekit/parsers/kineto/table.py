@@ -25,8 +25,23 @@ LATEST_NS = 1 << 62
 """No clock shows a time beyond this, or before its negative (the years 1823 and 2116): such a time is damage."""
 UNTIMED_CPU = "CPU events without usable times"
 DEVICE_KINDS = ("kernel", "memcpy", "memset", "gpu_annotation")
-_MIN_ROWS_FOR_THREAD = 100_000
-_NO_TEXT = 2**32 - 1
+TEXTS: dict[str, tuple[Column, Callable[[bytes], str]]] = {
+    "name": (Column.NAME, decode_string),
+    "shapes": (Column.SHAPES, remove_blanks),
+    "collective": (Column.COLLECTIVE, decode_string),
+    "group": (Column.GROUP, decode_string),
+    "group_desc": (Column.GROUP_DESC, decode_string),
+    "group_ranks": (Column.GROUP_RANKS, remove_blanks),
+    "dtypes": (Column.DTYPES, compact_json),
+}
+"""Columns of ``schema.EVENTS`` that are texts, and how the file's texts are decoded."""
+NUMBERS = {
+    "correlation": Column.CORRELATION,
+    "external_id": Column.EXTERNAL,
+    "sequence": Column.SEQUENCE,
+    "fwd_thread": Column.FWD_THREAD,
+}
+"""Columns of ``schema.EVENTS`` that are numbers of the file."""
 
 
 @dataclass(slots=True)
@@ -55,10 +70,9 @@ def build_memory(parts: Iterable[Part], *, rank: int, base_ns: int) -> pl.DataFr
     rows = [rows for part in parts for rows in part.memory]
     if not rows:
         return MEMORY.to_frame()
-    earliest, latest = _clock_range(base_ns)
     frame = (
         pl.DataFrame(np.concatenate(rows), schema=list(MEMORY_COLUMNS))
-        .filter(pl.col("at_ns").is_between(earliest, latest))
+        .filter(pl.col("at_ns").is_between(*_clock_range(base_ns)))
         .with_columns(pl.when(pl.all() != NULL).then(pl.all()))
         .with_columns(
             pl.col("device_type").cast(MEMORY["device_type"], strict=False),
@@ -86,50 +100,31 @@ class _Builder:
         self._bad_rows: list[int] = []  # by column with damaged texts: the first row
 
     def build(self, rank: int, base_ns: int) -> EventTable:
-        kind = self._kinds()
-        is_gpu = np.isin(kind, [KINDS.index(name) for name in DEVICE_KINDS])
-        start, duration = self._take(Column.TS), self._take(Column.DUR)
-        if start is None:
-            start = np.full(self._rows, NULL, np.int64)
-        is_timed, out_of_range = _usable_times(start, duration, base_ns)
-        start += base_ns  # where this overflows the time is not usable
-        if duration is None:
-            end = start.copy()
-        else:
-            end = np.add(start, duration, out=duration, where=duration != NULL)
-            np.copyto(end, start, where=end == NULL)
+        kind = self._look_up(Column.CAT, decode_string, _kind_of_category, pl.Enum(KINDS)).fill_null("other")
+        is_gpu = kind.is_in(DEVICE_KINDS)
+        times = _event_times(self._series(self._take(Column.TS)), self._series(self._take(Column.DUR)), base_ns)
         columns = {
             "rank": pl.Series([rank], dtype=pl.Int32).new_from_index(0, self._rows),
-            "kind": pl.Series(kind).cat.to(pl.Enum(KINDS)),
-            "start_ns": pl.Series(start),
-            "end_ns": pl.Series(end),
+            "kind": kind,
+            "start_ns": times["start_ns"],
+            "end_ns": times["end_ns"],
         }
-        del kind, start, duration, end  # the series hold what they need
-        if self._rows < _MIN_ROWS_FOR_THREAD:
-            columns |= self._text_columns() | self._number_columns(is_gpu)
-        else:
-            with ThreadPoolExecutor(1) as pool:  # both halves take about as long
-                text_columns = pool.submit(self._text_columns)
-                columns |= self._number_columns(is_gpu)
-                columns |= text_columns.result()
+        gpu_rows = is_gpu.arg_true().to_numpy().astype(np.int64)
+        with ThreadPoolExecutor(1) as pool:  # both halves take about as long
+            text_columns = pool.submit(self._text_columns)
+            columns |= self._number_columns(gpu_rows)
+            columns |= text_columns.result()
         events = pl.DataFrame(columns)
-        untimed = {}
-        if is_timed is not None:
-            events = events.filter(pl.Series(is_timed))
-            untimed = _count_untimed(is_gpu[~is_timed])
+        untimed, out_of_range = {}, 0
+        if not times["is_usable"].all():
+            events = events.filter(times["is_usable"])
+            untimed = _count_untimed(is_gpu.filter(~times["is_usable"]))
+            out_of_range = int(times.select(pl.col("is_number") & ~pl.col("is_usable")).to_series().sum())
         return EventTable(conform(events, EVENTS), self._bad_texts, self._first_bad_text(), untimed, out_of_range)
 
     def _text_columns(self) -> dict[str, pl.Series]:
         """Return the columns of texts, and those that few rows have."""
-        columns = {
-            "name": self._text(Column.NAME, decode_string),
-            "shapes": self._text(Column.SHAPES, remove_blanks),
-            "collective": self._text(Column.COLLECTIVE, decode_string),
-            "group": self._text(Column.GROUP, decode_string),
-            "group_desc": self._text(Column.GROUP_DESC, decode_string),
-            "group_ranks": self._text(Column.GROUP_RANKS, remove_blanks),
-            "dtypes": self._text(Column.DTYPES, compact_json),
-        }
+        columns = {name: self._look_up(column, decode) for name, (column, decode) in TEXTS.items()}
         columns["bytes"], columns["received"] = self._bytes()
         if not self._bad_rows:
             self._release(Column.EVENT)  # only names the first event with a damaged text
@@ -140,10 +135,9 @@ class _Builder:
         columns["graph"] = self._series(_coalesce(_zero_as_null(node), _zero_as_null(graph)))
         return columns
 
-    def _number_columns(self, is_gpu: npt.NDArray[np.bool_]) -> dict[str, pl.Series]:
+    def _number_columns(self, gpu_rows: Ints) -> dict[str, pl.Series]:
         """Return the columns of numbers that most rows have."""
         pid, tid = self._take(Column.PID), self._take(Column.TID)
-        gpu_rows = np.flatnonzero(is_gpu)
         # GPU events without a device or stream among their arguments show them as process and thread.
         device = _coalesce(_at(self._take(Column.DEVICE), gpu_rows), _at(pid, gpu_rows))
         stream = _coalesce(_at(self._take(Column.STREAM), gpu_rows), _at(tid, gpu_rows))
@@ -153,10 +147,7 @@ class _Builder:
             "stream": self._sparse(gpu_rows, stream),
             "pid": self._series(pid),
             "tid": self._series(tid),
-            "correlation": self._series(self._take(Column.CORRELATION)),
-            "external_id": self._series(self._take(Column.EXTERNAL)),
-            "sequence": self._series(self._take(Column.SEQUENCE)),
-            "fwd_thread": self._series(self._take(Column.FWD_THREAD)),
+            **{name: self._series(self._take(column)) for name, column in NUMBERS.items()},
         }
 
     def _release(self, column: Column) -> None:
@@ -223,61 +214,32 @@ class _Builder:
             return None
         return int(self._file_numbers(Column.EVENT, [part.events for part in self._parts])[min(self._bad_rows)])
 
-    def _kinds(self) -> npt.NDArray[np.uint8]:
-        """Return the index in ``KINDS`` of each row's category."""
-        other = KINDS.index("other")
-
-        def kinds(categories: list[str]) -> list[int]:
-            return [KINDS.index(CATEGORIES.get(category.lower(), "other")) for category in categories]
-
-        codes = self._translate(Column.CAT, decode_string, kinds, missing=other)
-        return np.full(self._rows, other, np.uint8) if codes is None else codes.astype(np.uint8)
-
-    def _text(self, column: Column, decode: Callable[[bytes], str]) -> pl.Series:
-        """Return a column of texts."""
-        categories: list[pl.Series] = []  # polars forgets categories when no series is left that has them
-
-        def physical(texts: list[str]) -> npt.NDArray[np.uint32]:
-            categories.append(pl.Series(texts, dtype=pl.Categorical()))
-            return categories[0].to_physical().to_numpy()
-
-        codes = self._translate(column, decode, physical, missing=_NO_TEXT)
-        if codes is None:
-            return pl.Series([None], dtype=pl.Categorical()).new_from_index(0, self._rows)
-        return with_nulls(codes, codes != _NO_TEXT).cat.to(pl.Categorical())
-
-    def _translate(
+    def _look_up(
         self,
         column: Column,
         decode: Callable[[bytes], str],
-        number: Callable[[list[str]], npt.ArrayLike],
-        *,
-        missing: int,
-    ) -> npt.NDArray[np.uint32] | None:
-        """Return for each row the number of its text, *missing* where it has none; None if no row has a text.
-
-        *decode* reads a text of the file, *number* returns the numbers of different texts. Damaged texts are counted.
-        """
+        convert: Callable[[str], Any] = str,
+        dtype: pl.DataType | None = None,
+    ) -> pl.Series:
+        """Return a column of texts, each decoded and converted once. Damaged texts are counted."""
+        dtype = dtype or pl.Categorical()
         codes = self._take(column, is_text=True)
         if codes is None:
-            return None
-        codes[codes == NULL] = len(self._texts)  # no text is at this index, and numbers[-1] is ``missing``
+            return pl.Series([None], dtype=dtype).new_from_index(0, self._rows)
+        codes[codes == NULL] = len(self._texts)  # no text is at this index, and values[-1] is null
         is_used = np.zeros(len(self._texts) + 1, np.bool_)
         is_used[codes] = True
-        used_codes = np.flatnonzero(is_used[:-1])
-        texts = [decode(self._texts[code]) for code in used_codes.tolist()]
+        values: list[Any] = [None] * len(is_used)
         is_damaged = np.zeros(len(is_used), np.bool_)
-        is_damaged[used_codes] = [DAMAGE in text for text in texts]
+        for code in np.flatnonzero(is_used[:-1]).tolist():
+            text = decode(self._texts[code])
+            is_damaged[code] = DAMAGE in text
+            values[code] = convert(text.replace(DAMAGE, ""))
         if is_damaged.any():
             bad_rows = np.flatnonzero(is_damaged[codes])
             self._bad_texts += len(bad_rows)
             self._bad_rows.append(int(bad_rows[0]))
-            texts = [text.replace(DAMAGE, "") for text in texts]
-        # Texts written differently can be the same: number each once.
-        index = {text: k for k, text in enumerate(dict.fromkeys(texts))}
-        numbers = np.full(len(is_used), missing, np.uint32)
-        numbers[used_codes] = np.asarray(number(list(index)), np.uint32)[[index[text] for text in texts]]
-        return numbers[codes]
+        return pl.Series(values, dtype=dtype).gather(codes.astype(np.uint32))
 
     def _series(self, values: Ints | None) -> pl.Series:
         """Return a column of numbers that most rows have, or of nulls."""
@@ -305,12 +267,10 @@ class _Builder:
         rows, moved = self._take_present(Column.BYTES)
         collective_rows, sent = self._take_present(Column.IN_NELEMS)
         out_rows, out_elements = self._take_present(Column.OUT_NELEMS)
-        item_bytes = self._translate(
-            Column.DTYPE, decode_string, lambda names: [ITEM_BYTES.get(name, 0) for name in names], missing=0
-        )
-        if item_bytes is None or not item_bytes[collective_rows].any():
+        item_bytes = self._look_up(Column.DTYPE, decode_string, ITEM_BYTES.get, pl.Int64())
+        sizes = item_bytes.gather(collective_rows).fill_null(0).to_numpy()
+        if not sizes.any():
             return self._sparse(rows, moved), self._series(None)
-        sizes = item_bytes[collective_rows].astype(np.int64)
         has_size = sizes > 0
         collective_rows, sent, sizes = collective_rows[has_size], sent[has_size], sizes[has_size]
         received = _lookup(collective_rows, out_rows, out_elements)
@@ -320,6 +280,10 @@ class _Builder:
         values[np.searchsorted(all_rows, collective_rows)] = _multiply(np.maximum(sent, received), sizes)
         received_bytes = np.where(received != NULL, _multiply(received, sizes), NULL)
         return self._sparse(all_rows, values), self._sparse(collective_rows, received_bytes)
+
+
+def _kind_of_category(category: str) -> str:
+    return CATEGORIES.get(category.lower(), "other")
 
 
 def _lookup(wanted: Ints, rows: Ints, values: Ints) -> Ints:
@@ -341,28 +305,25 @@ def _clock_range(base_ns: int) -> tuple[int, int]:
     return max(-LATEST_NS - base_ns, NULL + 1), min(LATEST_NS - base_ns, 2**63 - 1)
 
 
-def _usable_times(start: Ints, duration: Ints | None, base_ns: int) -> tuple[npt.NDArray[np.bool_] | None, int]:
-    """Return which events have a usable time, None if all do; and how many have one that no clock shows.
+def _event_times(start: pl.Series, duration: pl.Series, base_ns: int) -> pl.DataFrame:
+    """Return ``start_ns`` and ``end_ns``, whether the start ``is_number``, and whether both times are ``is_usable``.
 
-    Sums of such times would wrap around: 64 bits hold 292 years of nanoseconds.
+    A clock shows them then. Sums of other times would wrap around: 64 bits hold 292 years of nanoseconds.
     """
-    if not len(start):
-        return None, 0
     earliest, latest = _clock_range(base_ns)
-    longest = 0 if duration is None else max(0, int(duration.max()))
-    if int(start.min()) >= earliest and int(start.max()) <= latest - longest:
-        return None, 0
-    is_number = start != NULL
-    is_usable = is_number & (start >= earliest) & (start <= latest)
-    if duration is not None:
-        durations = duration[is_usable]
-        is_usable[is_usable] &= (durations == NULL) | (durations <= latest - start[is_usable])
-    return is_usable, int(np.count_nonzero(is_number & ~is_usable))
+    start_ns = pl.col("start") + base_ns
+    is_usable = pl.col("start").is_between(earliest, latest) & (pl.col("duration") <= latest - pl.col("start"))
+    return pl.DataFrame({"start": start, "duration": duration.fill_null(0)}).select(
+        start_ns=start_ns,
+        end_ns=start_ns + pl.col("duration"),
+        is_number=pl.col("start").is_not_null(),
+        is_usable=is_usable.fill_null(False),
+    )
 
 
-def _count_untimed(is_gpu: npt.NDArray[np.bool_]) -> dict[str, int]:
+def _count_untimed(is_gpu: pl.Series) -> dict[str, int]:
     """Count the events left out for their time, by where they ran."""
-    gpu_events = int(np.count_nonzero(is_gpu))
+    gpu_events = int(is_gpu.sum())
     counts = {UNTIMED: gpu_events, UNTIMED_CPU: len(is_gpu) - gpu_events}
     return {key: count for key, count in counts.items() if count}
 

@@ -18,7 +18,8 @@ from tracekit.parsers.nsight.tables import Export, read_cpu_events, read_gpu_eve
 from tracekit.schema import EVENTS, NAMELESS
 
 _GPU_COLUMNS = ["start", "end", "deviceId", "streamId", "correlationId", "globalPid"]
-_KERNEL_NAMES = ("demangledName", "shortName", "mangledName")
+_OTHER_KERNEL_NAMES = ("shortName", "mangledName")
+"""Names for kernels whose demangled name is not in the string table."""
 _KERNEL = "CUPTI_ACTIVITY_KIND_KERNEL"
 _MEMCPY = "CUPTI_ACTIVITY_KIND_MEMCPY"
 _MEMSET = "CUPTI_ACTIVITY_KIND_MEMSET"
@@ -48,9 +49,12 @@ def gpu_events(export: Export, strings: Strings, base_ns: int) -> tuple[pl.DataF
 
 
 def _kernels(export: Export, strings: Strings, base_ns: int) -> tuple[pl.DataFrame, int]:
-    columns = [*_GPU_COLUMNS, "graphNodeId", *_KERNEL_NAMES]
+    columns = [*_GPU_COLUMNS, "graphNodeId", "demangledName"]
     frame, dropped = read_gpu_events(export, _KERNEL, columns, noun="kernels")
-    name_ids = strings.first_named([frame[name] for name in _KERNEL_NAMES])
+    name_ids = frame["demangledName"]
+    if not strings.contain(name_ids):  # rarely: two more columns would take a fifth more time
+        frame, dropped = read_gpu_events(export, _KERNEL, [*columns, *_OTHER_KERNEL_NAMES], noun="kernels")
+        name_ids = strings.first_named([frame[name] for name in ("demangledName", *_OTHER_KERNEL_NAMES)])
     kernel_names = strings.names(name_ids, unknown=NAMELESS, rewrite=KERNEL_REWRITE, noun="kernels")
     return _gpu_frame(frame, "kernel", kernel_names, base_ns, pl.col("graphNodeId").alias("graph")), dropped
 

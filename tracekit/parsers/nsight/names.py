@@ -83,6 +83,10 @@ class Strings:
         with_string = [pl.when(ids.is_in(named)).then(ids) for ids in alternatives]
         return pl.select(id=pl.coalesce(*with_string, *alternatives)).to_series()
 
+    def contain(self, ids: pl.Series) -> bool:
+        """Return whether the table has a string for every id."""
+        return bool(ids.unique().is_in(self._table["id"].implode()).fill_null(False).all())
+
     def texts(self, ids: pl.Series, *, noun: str) -> pl.Series:
         """Return the string of each id, null where the table has none; *noun* names the events in a notice."""
         texts = _look_up(ids, self._strings_of(ids))

@@ -147,8 +147,7 @@ def _sorted_events(frames: list[pl.DataFrame]) -> pl.DataFrame:
     ]
     events = pl.concat(typed, how="diagonal")
     tie_breakers = [name for name in ("kind", "tid", "correlation", "stream") if name in events.columns]
-    # Names are sorted as text: the codes of categories depend on what was read before.
-    order = ("start_ns", -pl.col("end_ns"), *tie_breakers, pl.col("name").cast(pl.String))
+    order = ("start_ns", -pl.col("end_ns"), *tie_breakers, "name")  # categories are sorted as their texts
     return conform(events.sort(order), EVENTS)
 
 

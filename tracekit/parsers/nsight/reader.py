@@ -104,7 +104,7 @@ def _read_ranks(export: Export, path: Path, first_rank: int | None, lenient: boo
     if export.notices and not lenient:
         raise InputError(export.notices[0].message, hint="export the report again, or allow damaged files")
 
-    notices = [*export.notices, *metadata.profiler_warnings(export), *strings.notices()]
+    notices = [*dict.fromkeys(export.notices), *metadata.profiler_warnings(export), *strings.notices()]
     if session_start_ns is None:
         text = "the file does not say when it was recorded: times count from 0, ranks align by events"
         notices.append(Notice("no-clock", text))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
+from tracekit.parsers.steps import filter_by_name
 from tracekit.schema import GPU_KINDS
 
 _NUMBERED = (
@@ -49,7 +50,7 @@ def _unnumbered_steps(ranges: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame
     >>> _unnumbered_steps(ranges, calls).rows()
     [(0, 0, 9), (1, 20, 29)]
     """
-    named = _filter_by_name(ranges.filter(pl.col("kind") == "annotation"), _UNNUMBERED).select("start_ns", "end_ns")
+    named = filter_by_name(ranges.filter(pl.col("kind") == "annotation"), _UNNUMBERED).select("start_ns", "end_ns")
     for candidates in (named, _profiler_captures(calls)):
         steps = candidates.unique().sort("start_ns")
         is_disjoint = bool((steps["start_ns"].shift(-1) >= steps["end_ns"]).fill_null(True).all())
@@ -58,17 +59,10 @@ def _unnumbered_steps(ranges: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame
     return None
 
 
-def _filter_by_name(frame: pl.DataFrame, pattern: str) -> pl.DataFrame:
-    """Return the rows whose name matches *pattern*, which is matched once per distinct name."""
-    names = frame.select(pl.col("name").unique())["name"]
-    matching = names.filter(names.cast(pl.String).str.contains(pattern))
-    return frame.filter(pl.col("name").is_in(matching.implode())) if len(matching) else frame.clear()
-
-
 def _profiler_captures(calls: pl.DataFrame) -> pl.DataFrame:
     """Return the times from each start of the profiler to the stop that follows it."""
     action = pl.col("name").cast(pl.String).str.extract(_PROFILER_CALL)
-    profiler_calls = _filter_by_name(calls, _PROFILER_CALL).select("start_ns", action=action).sort("start_ns")
+    profiler_calls = filter_by_name(calls, _PROFILER_CALL).select("start_ns", action=action).sort("start_ns")
     following = profiler_calls.with_columns(end_ns=pl.col("start_ns").shift(-1), next_action=pl.col("action").shift(-1))
     return following.filter(action="Start", next_action="Stop").select("start_ns", "end_ns")
 
@@ -76,7 +70,7 @@ def _profiler_captures(calls: pl.DataFrame) -> pl.DataFrame:
 def _contain_launches(steps: pl.DataFrame, calls: pl.DataFrame) -> bool:
     """Return whether nearly all launches between the first and the last step lie inside a step."""
     first, last = steps["start_ns"].min(), steps["end_ns"].max()
-    launches = _filter_by_name(calls, "Launch").select("start_ns").sort("start_ns")
+    launches = filter_by_name(calls, "Launch").select("start_ns").sort("start_ns")
     launches = launches.filter(pl.col("start_ns").is_between(first, last))
     inside = launches.join_asof(steps, on="start_ns").filter(pl.col("start_ns") <= pl.col("end_ns"))
     return bool(launches.height) and inside.height >= MIN_LAUNCHES_INSIDE * launches.height

@@ -15,7 +15,7 @@ from tracekit.errors import Notice
 from tracekit.parsers.ranks import unknown_rank_error
 from tracekit.report.perfetto.write import Exported, check_output, write_perfetto
 from tracekit.run.analyze import analyze
-from tracekit.run.ingest import ingest_with
+from tracekit.run.ingest import ingest
 from tracekit.run.options import OnDamage, damage_policy, file_rank_option
 from tracekit.store.files import Store, is_store, open_store
 from tracekit.store.sources import OneRole, Paths
@@ -49,8 +49,8 @@ def export(
     """
     check_output(output)
     ingest_store = partial(
-        ingest_with,
-        policy=damage_policy(on_damage, lenient=lenient),
+        ingest,
+        on_damage=damage_policy(on_damage, lenient=lenient),
         file_rank=file_rank_option(file_rank, rank),
         rules=rules,
         workers=workers,
