@@ -56,6 +56,21 @@ def find_obstacles(candidate: Sequence[Run], baseline: Sequence[Run], *, allow: 
     return [*reasons, *find_damage((*baseline, *candidate), allow=allow)]
 
 
+DIFFERENCES_OF_A_DIFF = ("world_size", "schedule", "shapes")
+"""Aspects in which two runs that are explained side by side may differ; the explanation names them."""
+
+
+def find_differences(candidate: Sequence[Run], baseline: Sequence[Run]) -> list[str]:
+    """Return the schedules and numbers of ranks in which the sides differ, as one sentence.
+
+    >>> find_differences([Run("a", {}, {"schedule": "zb-v"})], [Run("b", {}, {"schedule": "1f1b"})])
+    ['schedule differs: 1f1b before, zb-v after']
+    """
+    allow = [aspect for aspect in ASPECTS if aspect not in ("world_size", "schedule")]
+    reasons = find_obstacles(candidate, baseline, allow=allow)
+    return ["; ".join(reasons)] if reasons else []
+
+
 def find_damage(runs: Sequence[Run], *, allow: Sequence[str] = ()) -> list[str]:
     """Return which of these runs were not read whole, one sentence each.
 
@@ -101,9 +116,6 @@ def _merge_facts(runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def _differing_shapes(old: Sequence[str], new: Sequence[str]) -> str:
-    """Return how many shapes only one side has, with the first of each side; a digest of further ones says nothing."""
-    before, after = ({shape for shape in shapes if "digest" not in shape} for shapes in (old, new))
-    only_on_side = {"before": sorted(before - after), "after": sorted(after - before)}
-    if before == after:
-        return "in those beyond the first listed"
+    """Return how many shapes only one side has, with the first of each side."""
+    only_on_side = {"before": sorted(set(old) - set(new)), "after": sorted(set(new) - set(old))}
     return ", ".join(f"{len(shapes)} only {side} ({shapes[0]})" for side, shapes in only_on_side.items() if shapes)

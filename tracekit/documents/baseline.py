@@ -20,7 +20,7 @@ class RunSamples(Struct, frozen=True):
 
 
 class Facts(Struct, frozen=True, kw_only=True):
-    """Facts of runs, as far as they are known; those of candidate and baseline must agree."""
+    """Facts of runs, as far as they are known; those of candidate and baseline must agree, but for amounts of work."""
 
     damage: list[str] | UnsetType = UNSET
     """Codes of notices about parts of the recording that are lost."""
@@ -38,6 +38,10 @@ class Facts(Struct, frozen=True, kw_only=True):
     """Pipeline schedule."""
     shapes: list[str] | UnsetType = UNSET
     """Shapes of the model's matrix products."""
+    tflop: float | UnsetType = UNSET
+    """TFLOP of the model's matrix products per step."""
+    tokens: float | UnsetType = UNSET
+    """Tokens per step."""
     virtual: int | UnsetType = UNSET
     """Number of virtual stages."""
     world_size: int | UnsetType = UNSET
