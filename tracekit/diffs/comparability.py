@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -41,6 +42,7 @@ def find_obstacles(candidate: Sequence[Run], baseline: Sequence[Run], *, allow: 
     if unknown:
         raise OptionError(f"allow: there is no {unknown[0]}", hint=f"one of {', '.join(ASPECTS)}")
     before, after = _merge_facts(baseline), _merge_facts(candidate)
+    before["shapes"], after["shapes"] = _listed_shapes(before.get("shapes"), after.get("shapes"))
     reasons = []
     for aspect, keys in ASPECTS.items():
         if aspect in allow:
@@ -109,10 +111,16 @@ def _merge_facts(runs: Sequence[Run]) -> dict[str, Any]:
     for key in _FACT_NAMES:
         values = [run.facts[key] for run in runs if key in run.facts]
         if key == "shapes" and values:
-            merged[key] = sorted({shape for shapes in values for shape in shapes})
+            merged[key] = list(dict.fromkeys(shape for shapes in values for shape in shapes))
         elif values:
             merged[key] = values[0] if len(set(values)) == 1 else " and ".join(dict.fromkeys(map(str, values)))
     return merged
+
+
+def _listed_shapes(*sides: Sequence[str] | None) -> list[Sequence[str] | None]:
+    """Return as many shapes of both sides as the shorter list has, where a list ends in how many more there are."""
+    ends = [len(shapes) - 1 for shapes in sides if shapes and re.match(r"\d+ more", shapes[-1])]
+    return [shapes and shapes[: min(ends, default=None)] for shapes in sides]
 
 
 def _differing_shapes(old: Sequence[str], new: Sequence[str]) -> str:
