@@ -67,7 +67,7 @@ def documents(tmp_path_factory):
     before, after = (read_side([str(SAMPLES / "steps" / name)], what="run") for name in ("a", "straggler"))
     store = tmp_path_factory.mktemp("documents") / "store"
     ingest(SAMPLES / "reload", store, ranks=[0, 1])
-    texts = {"baseline": baseline.dump(before.runs).encode(), "store": (store / MANIFEST).read_bytes()}
+    texts = {"baseline": baseline.dump(before).encode(), "store": (store / MANIFEST).read_bytes()}
     return {
         "analysis": list(analyses()),
         "schedule": [
