@@ -18,7 +18,10 @@ from tracekit.documents.analysis import AnalysisDocument
 from tracekit.documents.baseline import BaselineDocument
 from tracekit.documents.diff import DiffDocument
 from tracekit.documents.doctor import DoctorDocument
+from tracekit.documents.gate_config import GateSettings
 from tracekit.documents.gate_result import GateDocument
+from tracekit.documents.history import HistoryDocument
+from tracekit.documents.rules_file import RulesDocument
 from tracekit.documents.schedule import ScheduleDocument
 from tracekit.documents.store_manifest import StoreManifest
 
@@ -32,6 +35,9 @@ DOCUMENTS: dict[str, type[msgspec.Struct]] = {
     "doctor": DoctorDocument,
     "baseline": BaselineDocument,
     "store": StoreManifest,
+    "history": HistoryDocument,
+    "gate-settings": GateSettings,
+    "rules": RulesDocument,
 }
 """Documents whose schemas are published."""
 
@@ -51,7 +57,8 @@ def json_schema(name: str) -> Schema:
                 key = msgspec.structs.fields(struct_type)[struct_type.__struct_fields__.index(field)].encode_name
                 if text:
                     definition["properties"][key]["description"] = " ".join(text.split())
-    title = schema["$defs"][document_type.__name__]["properties"]["format"]["enum"][0]
+    format_key = schema["$defs"][document_type.__name__]["properties"].get("format")
+    title = f"tracekit.{name}" if format_key is None else format_key["enum"][0]
     return {"$schema": DRAFT, "title": title, **schema}
 
 

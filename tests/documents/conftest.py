@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,10 @@ from tests.kept import analysis_of
 from tracekit.diffs import diff, read_side
 from tracekit.doctor import diagnose
 from tracekit.documents.coding import decode, to_plain
+from tracekit.documents.gate_config import GateSettings, Waiver
+from tracekit.documents.history import FORMAT as HISTORY_FORMAT
+from tracekit.documents.history import HistoryDocument, HistoryPoint
+from tracekit.documents.rules_file import GroupTable, ModuleTable, RulesDocument, RuleTable
 from tracekit.gates import baseline, gate
 from tracekit.run.ingest import ingest
 from tracekit.schedules import generate, simulate, weight_reload
@@ -29,13 +34,40 @@ def analyses():
         yield analysis_of(SAMPLES / "1f1b", by=by).to_document()
 
 
+def settings():
+    """Settings of a gate with everything that can be set."""
+    days = (date(2026, 1, day) for day in range(1, 31))
+    return GateSettings(
+        baseline=("a.json", "b.json"),
+        require=("step_ms < +3%",),
+        alpha=0.05,
+        min_steps=8,
+        inconclusive="fail",
+        floors={"step_ms": "3%", "overlap.*": 0.02},
+        allow=("gpu",),
+        waivers=tuple(Waiver("step_ms", "new kernel", day) for day in days),
+    )
+
+
+def rules():
+    """A rules file with rules, groups and modules."""
+    rule = RuleTable("mine", "dp_comm", {"name": "nccl", "in_graph": True, "peers": 2}, {"op": "mm"}, "forward", "mlp")
+    return RulesDocument((rule,) * 12, (GroupTable("dp", {"size": 4}),), (ModuleTable("mlp", {"annotations": "mlp"}),))
+
+
+def history():
+    """A history of many recordings."""
+    points = [HistoryPoint(f"run {i}", "2026-01-01T00:00:00", {"step_ms": 1.5 * i}, "4f2a", "pass") for i in range(24)]
+    return HistoryDocument(HISTORY_FORMAT, points, {"forward": "#123456"})
+
+
 @pytest.fixture(scope="session")
 def documents(tmp_path_factory):
     """By name, as in the site's list: some documents."""
     before, after = (read_side([str(SAMPLES / "steps" / name)], what="run") for name in ("a", "straggler"))
     store = tmp_path_factory.mktemp("documents") / "store"
     ingest(SAMPLES / "reload", store, ranks=[0, 1])
-    texts = {"baseline": baseline.dump(before.runs).encode(), "store": (store / MANIFEST).read_bytes()}
+    texts = {"baseline": baseline.dump(before).encode(), "store": (store / MANIFEST).read_bytes()}
     return {
         "analysis": list(analyses()),
         "schedule": [
@@ -45,6 +77,9 @@ def documents(tmp_path_factory):
         "diff": [diff(before, after).document],
         "gate": [gate(after, before).to_document()],
         "doctor": [diagnose(SAMPLES / name).to_document() for name in ("1f1b-noshapes", "nsys-1f1b")],
+        "history": [history()],
+        "gate-settings": [settings()],
+        "rules": [rules()],
         **{name: [decode(text, DOCUMENTS[name], name, hint="")] for name, text in texts.items()},
     }
 

@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[2]
 NAMES = tuple(DOCUMENTS)
 MUTATIONS = 110
 """Mutations of each document."""
+MAX_ROWS = 24
 WITH_MOST_KEYS = {"analysis": 10, "doctor": 1}
 """Index of the document of a kind that has the most keys; otherwise the first."""
 
@@ -60,10 +61,10 @@ def values(data, path=()):
 
 
 def shortened(data):
-    """The document with at most six rows in each list, so that checking it is quick."""
+    """The document with few rows in each list, so that checking it is quick."""
     if isinstance(data, dict):
         return {key: shortened(item) for key, item in data.items()}
-    return [shortened(item) for item in data[:6]] if isinstance(data, list | tuple) else data
+    return [shortened(item) for item in data[:MAX_ROWS]] if isinstance(data, list | tuple) else data
 
 
 def changed(data, path, change):
@@ -90,18 +91,18 @@ def spread(items, count):
 
 
 def of_wrong_type(data):
-    """Yield copies in which one value has a wrong type: a list for a scalar, a number for a list or an object."""
+    """Yield the path of each value, and the change to a wrong type: a list for a scalar, a number for any other."""
     for path, value in values(data):
         if path:
-            yield path, changed(data, path, put(3 if isinstance(value, dict | list) else [True]))
+            yield path, put(3 if isinstance(value, dict | list) else [True])
 
 
 def without_a_required_key(data, schema):
-    """Yield copies that lack one key that the schema requires."""
+    """Yield the path of each key that the schema requires, and the change that drops it."""
     for path, value in values(data):
         if isinstance(value, dict):
             for key in required(schema, path):
-                yield (*path, key), changed(data, (*path, key), drop)
+                yield (*path, key), drop
 
 
 def required(schema, path):
@@ -132,7 +133,8 @@ def test_mutations_are_refused_by_the_type_and_by_the_schema(name, plain):
     validator.validate(data)
     mutations = [*of_wrong_type(data), *without_a_required_key(data, schema)]
     assert len(mutations) >= MUTATIONS
-    for path, mutation in spread(mutations, MUTATIONS):
+    for path, change in spread(mutations, MUTATIONS):
+        mutation = changed(data, path, change)
         with pytest.raises(InputError, match=r"^x\.json: (\$|its format is|has no format)") as caught:
             decode(json.dumps(mutation).encode(), DOCUMENTS[name], "x.json", hint="write it again")
         assert "\n" not in str(caught.value)
@@ -150,7 +152,7 @@ def test_numbers_that_are_not_finite_are_refused(name, word, plain):
             decode(text.encode(), DOCUMENTS[name], "x.json", hint="write it again")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "rules"])
 def test_keys_of_later_versions_are_skipped(name, documents):
     document = documents[name][0]
     later = json.loads(encode(document)) | {"weather": {"rain": [1, 2]}}

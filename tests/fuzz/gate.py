@@ -16,7 +16,7 @@ from tests.fuzz.change import changed
 from tests.fuzz.others import one_line
 from tests.gates.conftest import QUIET, document
 from tracekit.analysis.persistence import read_analysis
-from tracekit.diffs.run_samples import from_analysis
+from tracekit.diffs import Side, from_analysis
 from tracekit.errors import TracekitError
 from tracekit.gates import gate
 from tracekit.gates.baseline import dump
@@ -51,7 +51,7 @@ def _files() -> dict[str, bytes]:
     return {
         "candidate": json.dumps(slow).encode(),
         "baseline": json.dumps(base).encode(),
-        "file": dump([from_analysis(base, name="base")]).encode(),
+        "file": dump(Side((from_analysis(base, name="base"),), {})).encode(),
     }
 
 

@@ -200,6 +200,16 @@ def test_a_few_small_kernels_make_no_compute_stream(why, ns, cause):
     assert why(*rows, waits=[15, 35]) == {"dp_comm": {cause: 1000}}
 
 
+@pytest.mark.parametrize(
+    ("label", "us", "cause"),
+    [("other", 9, "nothing_to_hide"), ("other", 20, "same_stream"), ("forward", 9, "same_stream")],
+)
+def test_a_process_that_only_moves_data_has_nothing_to_hide_it(why, label, us, cause):
+    """A parameter server broadcasts for 1 ms and compares a flag: a kernel of no model, below 1 % of the GPU's time."""
+    rows = [("broadcast", COMPUTE, 0, 10, 1010), (label, COMPUTE, 20, 1012, 1012 + us)]
+    assert why(*rows) == {"broadcast": {cause: 1000}}
+
+
 def test_pieces_are_carried_by_the_event_that_runs(labelled):
     """Random operations on random streams: the pieces cover the exposed time and lie in events of their label."""
     rng = np.random.default_rng(3)

@@ -149,6 +149,7 @@ def combine(
         notices=all_notices,
         paths=tuple(paths),
         shapes=tuple(all_shapes(rank.shapes for rank in ranks)),
+        tokens_per_step=_tokens_per_step(ranks),
         events=tuple(rank.events for rank in ranks if rank.events is not None),
     )
 
@@ -248,6 +249,11 @@ def _changed_steps(graph: WhatIfGraph | None, changes: Sequence[str], *, best: b
 def _hiding(ranks: Sequence[RankTables], results: Sequence[RankResult]) -> OverlapCost | None:
     hidden_ns = sum(result.whole.hidden_ns["communication"] for result in results)
     return combine_overlap_costs([rank.hiding for rank in ranks], hidden_ns)
+
+
+def _tokens_per_step(ranks: Sequence[RankTables]) -> float | None:
+    tokens = pl.concat([rank.lateness.tokens for rank in ranks])
+    return int(tokens["tokens"].sum()) / max(tokens["step"].n_unique(), 1) or None
 
 
 def _schedule_tables(

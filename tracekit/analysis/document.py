@@ -57,6 +57,7 @@ def build_document(analysis: Analysis) -> documents.AnalysisDocument:
                 (source.recording_overhead for source in analysis.sources if source.recording_overhead is not None),
                 default=None,
             ),
+            tokens_per_step=analysis.tokens_per_step,
         ),
         ranks=[rank_document(result) for result in analysis.rank_results],
         total=documents.Figures(**_figures(analysis.total)),

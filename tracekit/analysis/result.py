@@ -227,6 +227,8 @@ class Analysis(BaseAnalysis):
     paths: tuple[str, ...] = field(default=())
     shapes: tuple[str, ...] = ()
     """Input shapes of the model's matrix products, if they were recorded."""
+    tokens_per_step: float | None = None
+    """Tokens of a step over all ranks, a mean over steps; None if no token embedding was recorded."""
     events: tuple[RankTimeline, ...] = ()
     """Single events of each rank, for the page; empty for runs of more ranks than can be kept."""
     role_results: RoleResults = field(default_factory=RoleResults)

@@ -11,20 +11,20 @@ from typing import Any, TypeVar
 
 import msgspec
 import polars as pl
-from msgspec import UNSET, UnsetType
-from msgspec.structs import asdict
+from msgspec import UNSET, UnsetType, structs
 
 from tracekit._util.html import html_table
 from tracekit._util.text import counted
 from tracekit._version import __version__
 from tracekit.analysis import Analysis
 from tracekit.diffs import stats
-from tracekit.diffs.comparability import check_formats, find_obstacles
+from tracekit.diffs.comparability import DIFFERENCES_OF_A_DIFF, check_formats, find_obstacles
 from tracekit.diffs.explanation import build_waterfall, explain_change
 from tracekit.diffs.load_runs import Comparable, Side, select_role, side_of
 from tracekit.diffs.metrics import resolve
 from tracekit.diffs.run_samples import Run
 from tracekit.diffs.verdict import judge
+from tracekit.diffs.work import compare_work, is_equal_work
 from tracekit.documents.coding import encode, to_plain
 from tracekit.documents.diff import (
     FORMAT,
@@ -41,6 +41,7 @@ from tracekit.documents.diff import (
     TimeChange,
     TimelineCell,
     Timelines,
+    WorkChange,
 )
 from tracekit.documents.diff import Side as SideSummary
 from tracekit.documents.gate_result import CheckResult
@@ -160,19 +161,21 @@ def diff(before: Comparable, after: Comparable, *, role: str | None = None) -> D
         old, new = select_role(old, new, role)
     others = [name for name in old.other_roles if name in new.other_roles] if role is None else []
     check_formats(new.runs, old.runs)
+    work = compare_work(old.runs, new.runs)
     document = DiffDocument(
         tracekit=__version__,
         format=FORMAT,
         before=side_summary(old),
         after=side_summary(new),
-        obstacles=find_obstacles(new.runs, old.runs),
+        obstacles=find_obstacles(new.runs, old.runs, allow=DIFFERENCES_OF_A_DIFF),
         story=explain_change(old.runs, new.runs),
+        work=work,
         waterfall=build_waterfall(old.runs, new.runs),
         timelines=_timelines(old.runs, new.runs),
-        metrics=_metric_rows(old, new),
+        metrics=_metric_rows(old, new, work),
         labels=_label_rows(old.runs, new.runs),
         ranks=_rank_rows(old.runs, new.runs),
-        **asdict(largest_changes(old.runs, new.runs, max_rows=100)),
+        **structs.asdict(largest_changes(old.runs, new.runs, max_rows=100)),
         roles={name: diff(old.of_role(name), new.of_role(name)).document for name in others} or UNSET,
     )
     return Diff(old, new, document)
@@ -255,14 +258,22 @@ def _sort_by_change(rows: list[Change]) -> list[Change]:
     return sorted(rows, key=lambda row: -abs(row.change_ms))
 
 
-def _metric_rows(before: Side, after: Side) -> list[MetricChange]:
-    """Return every default metric with the gate's verdict; regressions first, then by change over noise floor."""
+def _metric_rows(before: Side, after: Side, work: WorkChange | None) -> list[MetricChange]:
+    """Return every default metric with the gate's verdict; regressions first, then by change over noise floor.
+
+    Where the amount of work differs, times have no verdict; shares have.
+    """
 
     def order(check: CheckResult) -> tuple[int, float]:
         floors = abs(check.change or 0.0) / check.floor if check.floor else 0.0
         return _VERDICT_ORDER.index(check.verdict), -floors
 
-    checks = sorted((check.to_document() for check in judge(after.runs, before.runs, noise=before.noise)), key=order)
+    checks = [check.to_document() for check in judge(after.runs, before.runs, noise=before.noise)]
+    if work is not None and not is_equal_work(work):
+        reason = f"the step does {work.ratio:.3g} times the work"
+        undecided = {"verdict": "inconclusive", "reason": reason}
+        checks = [structs.replace(check, **undecided) if check.unit == "ms" else check for check in checks]
+    checks.sort(key=order)
     return msgspec.convert(checks, list[MetricChange], from_attributes=True)
 
 

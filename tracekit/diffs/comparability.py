@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -41,6 +42,7 @@ def find_obstacles(candidate: Sequence[Run], baseline: Sequence[Run], *, allow: 
     if unknown:
         raise OptionError(f"allow: there is no {unknown[0]}", hint=f"one of {', '.join(ASPECTS)}")
     before, after = _merge_facts(baseline), _merge_facts(candidate)
+    before["shapes"], after["shapes"] = _listed_shapes(before.get("shapes"), after.get("shapes"))
     reasons = []
     for aspect, keys in ASPECTS.items():
         if aspect in allow:
@@ -54,6 +56,21 @@ def find_obstacles(candidate: Sequence[Run], baseline: Sequence[Run], *, allow: 
         else:
             reasons.append(f"{_FACT_NAMES[key]} differs: {before[key]} before, {after[key]} after")
     return [*reasons, *find_damage((*baseline, *candidate), allow=allow)]
+
+
+DIFFERENCES_OF_A_DIFF = ("world_size", "schedule", "shapes")
+"""Aspects in which two runs that are explained side by side may differ; the explanation names them."""
+
+
+def find_differences(candidate: Sequence[Run], baseline: Sequence[Run]) -> list[str]:
+    """Return the schedules and numbers of ranks in which the sides differ, as one sentence.
+
+    >>> find_differences([Run("a", {}, {"schedule": "zb-v"})], [Run("b", {}, {"schedule": "1f1b"})])
+    ['schedule differs: 1f1b before, zb-v after']
+    """
+    allow = [aspect for aspect in ASPECTS if aspect not in ("world_size", "schedule")]
+    reasons = find_obstacles(candidate, baseline, allow=allow)
+    return ["; ".join(reasons)] if reasons else []
 
 
 def find_damage(runs: Sequence[Run], *, allow: Sequence[str] = ()) -> list[str]:
@@ -94,16 +111,19 @@ def _merge_facts(runs: Sequence[Run]) -> dict[str, Any]:
     for key in _FACT_NAMES:
         values = [run.facts[key] for run in runs if key in run.facts]
         if key == "shapes" and values:
-            merged[key] = sorted({shape for shapes in values for shape in shapes})
+            merged[key] = list(dict.fromkeys(shape for shapes in values for shape in shapes))
         elif values:
             merged[key] = values[0] if len(set(values)) == 1 else " and ".join(dict.fromkeys(map(str, values)))
     return merged
 
 
+def _listed_shapes(*sides: Sequence[str] | None) -> list[Sequence[str] | None]:
+    """Return as many shapes of both sides as the shorter list has, where a list ends in how many more there are."""
+    ends = [len(shapes) - 1 for shapes in sides if shapes and re.match(r"\d+ more", shapes[-1])]
+    return [shapes and shapes[: min(ends, default=None)] for shapes in sides]
+
+
 def _differing_shapes(old: Sequence[str], new: Sequence[str]) -> str:
-    """Return how many shapes only one side has, with the first of each side; a digest of further ones says nothing."""
-    before, after = ({shape for shape in shapes if "digest" not in shape} for shapes in (old, new))
-    only_on_side = {"before": sorted(before - after), "after": sorted(after - before)}
-    if before == after:
-        return "in those beyond the first listed"
+    """Return how many shapes only one side has, with the first of each side."""
+    only_on_side = {"before": sorted(set(old) - set(new)), "after": sorted(set(new) - set(old))}
     return ", ".join(f"{len(shapes)} only {side} ({shapes[0]})" for side, shapes in only_on_side.items() if shapes)

@@ -1,7 +1,8 @@
 """Explanation of a change between two runs: a few sentences and one waterfall.
 
-The sentences name the rank whose work changed most, the label and module it changed in, and the ranks that wait for it.
-Where the work stayed the same, they name what became exposed or idle.
+Where both sides do the same amount of work, the sentences name the rank whose compute changed most, the label and
+module it changed in, and the ranks that wait for it; where compute takes as long as before, they name what became
+exposed or idle. Where the amount of work differs, steps are compared per unit of work.
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from tracekit._util.text import join_with_and, signed
+from tracekit._util.text import join_with_and, ms, percent, plural, signed
+from tracekit.diffs.comparability import find_differences
 from tracekit.diffs.run_samples import Run
+from tracekit.diffs.work import compare_work, is_equal_work, product_slowdown
 from tracekit.documents.analysis import Figures
-from tracekit.documents.diff import PartChange, Waterfall
+from tracekit.documents.diff import PartChange, Waterfall, WorkChange
 from tracekit.schema import COMMUNICATION_LABELS, COMPUTE_LABELS
 
 MIN_STEP_SHARE_TO_EXPLAIN = 0.03
@@ -23,6 +26,9 @@ MIN_MODULE_SHARE_TO_REPLACE_LABEL = 0.9
 """Share of a label's change from which its module is named in front of it and carries its number."""
 MIN_MODULE_SHARE_TO_MENTION = 0.5
 """Share of a label's change from which the module is mentioned after it."""
+
+_UNIT_WORDS = {"token": ("1,000 tokens", 1e9), "micro-batch": ("micro-batch", 1e6), "TFLOP": ("TFLOP", 1e6)}
+"""Unit of work in sentences, and nanoseconds per unit in a millisecond per unit of ``WorkChange``."""
 
 Parts = Mapping[str, float]
 """Milliseconds per step by part: ``step``, ``compute``, ``exposed pp_comm``, ``idle``, …, and ``label forward``, …"""
@@ -42,7 +48,7 @@ def build_waterfall(before: Sequence[Run], after: Sequence[Run]) -> Waterfall | 
 
 
 def explain_change(before: Sequence[Run], after: Sequence[Run]) -> list[str]:
-    """Return at most three sentences about the change; empty if nothing changed by enough of the step.
+    """Return a few sentences about the change; empty if nothing changed by enough of the step.
 
     >>> from tracekit import analyze
     >>> from tracekit.diffs.run_samples import from_analysis
@@ -52,23 +58,74 @@ def explain_change(before: Sequence[Run], after: Sequence[Run]) -> list[str]:
     ["rank 1's mlp forward grew by 11.1 ms", 'rank 0 waits for it in pp_comm (+11.0 ms)']
     """
     old, new = _parts_by_rank(before), _parts_by_rank(after)
+    work = compare_work(before, after)
+    sentences = find_differences(after, before)
+    if work is not None and not is_equal_work(work):
+        per_unit = _describe_per_unit(work, _mean_parts(old), _mean_parts(new))
+        return [*sentences, *per_unit, *_describe_products(before, after, change=work.change_relative)]
     changes = {rank: _changes(old[rank], new[rank]) for rank in sorted(set(old) & set(new))}
     if not changes:
-        return []
+        return sentences
     min_ms = MIN_STEP_SHARE_TO_EXPLAIN * max(old[rank]["step"] for rank in changes)
-    step_ms = sum(new[rank]["step"] - old[rank]["step"] for rank in changes) / len(changes)
+    step_ms = max(new[rank]["step"] for rank in changes) - max(old[rank]["step"] for rank in changes)
     most_changed = max(changes, key=lambda rank: abs(changes[rank].get("compute", 0.0)))
     compute_ms = changes[most_changed].get("compute", 0.0)
     # Work that grew does not explain a shorter step, nor work that shrank a longer one.
     is_opposite = abs(step_ms) >= min_ms and compute_ms * step_ms < 0
     if abs(compute_ms) < min_ms or is_opposite:
-        return _describe_exposed(changes, min_ms, step_ms=step_ms, same_work=abs(compute_ms) < min_ms)
-    work = _describe_work(changes, most_changed, _most_changed_modules(before, after))
-    return [work, *_describe_waiting(changes, most_changed, min_ms)]
+        exposed = _describe_exposed(changes, min_ms, step_ms=step_ms, same_compute=abs(compute_ms) < min_ms)
+        return [*sentences, *exposed]
+    compute = _describe_compute(changes, most_changed, _most_changed_modules(before, after))
+    products = _describe_products(before, after, change=compute_ms)
+    return [*sentences, compute, *products, *_describe_waiting(changes, most_changed, min_ms)]
 
 
-def _describe_work(changes: Mapping[int, Parts], rank: int, modules: Mapping[str, tuple[str, float]]) -> str:
-    """Return the sentence about the work that changed, on one rank or on all together.
+def _describe_per_unit(work: WorkChange, old: Parts, new: Parts) -> list[str]:
+    """Return the sentences about the step time per unit of work, and the part that changed most in its direction.
+
+    Args:
+        work: Amounts of work.
+        old: Parts of the step before, means over ranks.
+        new: Parts of the step after.
+    """
+    unit, scale = _UNIT_WORDS[work.unit]
+    per_unit = f"{unit} of a GPU" if work.per_gpu else unit
+    units = work.unit if work.unit == "TFLOP" else plural(work.unit)
+    amounts = f"{work.before:,.4g} → {work.after:,.4g} {units}" + (" on each GPU" if work.per_gpu else "")
+    times = f"{ms(work.ms_before * scale)} → {ms(work.ms_after * scale)}"
+    if work.change_relative > 1:
+        change = f"{1 + work.change_relative:.3g} times as long"
+    else:
+        change = f"{percent(abs(work.change_relative))} {'longer' if work.change_relative > 0 else 'shorter'}"
+    sentences = [f"{work.ratio:.3g} times the work ({amounts}): per {per_unit} the step is {change} ({times})"]
+    before = {part: value / work.before for part, value in old.items() if _is_budget_part(part)}
+    after = {part: value / work.after for part, value in new.items() if _is_budget_part(part)}
+    changes = _changes(before, after)
+    part = max(changes, key=lambda name: changes[name] * work.change_relative, default="")
+    if abs(changes.get(part, 0.0)) >= MIN_STEP_SHARE_TO_EXPLAIN * work.ms_before:
+        verb = "grew" if work.change_relative > 0 else "shrank"
+        levels = [ms(side.get(part, 0.0) * scale) for side in (before, after)]
+        name = "idle time" if part == "idle" else part
+        sentences.append(f"most of it is {name}, which {verb} from {levels[0]} to {levels[1]} per {per_unit}")
+    return sentences
+
+
+def _describe_products(before: Sequence[Run], after: Sequence[Run], *, change: float) -> list[str]:
+    """Return the sentence about products of equal shape, if their speed explains a part of *change* (of compute)."""
+    slowdown = product_slowdown(before, after)
+    if slowdown is None or abs(slowdown - 1) < MIN_STEP_SHARE_TO_EXPLAIN or (slowdown - 1) * change < 0:
+        return []
+    return [f"matrix products of equal shape take {slowdown:.2f} times as long as before"]
+
+
+def _mean_parts(parts_by_rank: Mapping[int, Parts]) -> dict[str, float]:
+    """Return the parts of the step, the means over ranks."""
+    names = {name: None for parts in parts_by_rank.values() for name in parts}
+    return {name: sum(parts.get(name, 0.0) for parts in parts_by_rank.values()) / len(parts_by_rank) for name in names}
+
+
+def _describe_compute(changes: Mapping[int, Parts], rank: int, modules: Mapping[str, tuple[str, float]]) -> str:
+    """Return the sentence about the compute that changed, on one rank or on all together.
 
     Args:
         changes: Change of every part, by rank.
@@ -119,7 +176,7 @@ def _describe_waiting(changes: Mapping[int, Parts], cause: int, min_ms: float) -
     return [f"{len(wait_ms)} ranks wait {verb} {label} (up to {longest})"]
 
 
-def _describe_exposed(changes: Mapping[int, Parts], min_ms: float, *, step_ms: float, same_work: bool) -> list[str]:
+def _describe_exposed(changes: Mapping[int, Parts], min_ms: float, *, step_ms: float, same_compute: bool) -> list[str]:
     """Return the sentences about the exposed or idle time that changed most, in the direction of the step."""
     candidates = [
         (abs(ms), rank, part, ms)
@@ -132,8 +189,8 @@ def _describe_exposed(changes: Mapping[int, Parts], min_ms: float, *, step_ms: f
         return []
     sign, verb = (1, "grew") if ms > 0 else (-1, "shrank")
     owner = f"rank {rank}'s " if len(changes) > 1 else ""
-    work = "the work is the same; " if same_work else ""
-    sentences = [f"{work}{owner}{'idle time' if part == 'idle' else part} {verb} by {_format_ms(ms)}"]
+    compute = "compute takes as long as before; " if same_compute else ""
+    sentences = [f"{compute}{owner}{'idle time' if part == 'idle' else part} {verb} by {_format_ms(ms)}"]
     others = [other for other, parts in changes.items() if other != rank and sign * parts.get(part, 0.0) >= min_ms]
     if len(others) == 1:
         sentences.append(f"so did that of rank {others[0]}")

@@ -23,7 +23,7 @@ from tracekit.diffs.noise_thresholds import Noise
 from tracekit.diffs.run_samples import Run, from_analysis
 from tracekit.documents.analysis import AnalysisDocument
 from tracekit.documents.baseline import FORMAT as BASELINE_FORMAT
-from tracekit.documents.baseline import BaselineDocument
+from tracekit.documents.baseline import BaselineDocument, RoleBaseline
 from tracekit.documents.coding import read_document, to_plain
 from tracekit.errors import InputError, OptionError
 
@@ -42,13 +42,13 @@ class Side(msgspec.Struct, frozen=True):
 
     runs: tuple[Run, ...]
     noise: dict[str, Noise]
+    role_noise: dict[str, dict[str, Noise]] = {}  # of the roles beside the main one
 
     def of_role(self, role: str) -> Side:
         """Return the side of one role, with the runs that have it."""
-        return Side(
-            tuple(run.roles.get(role, run) for run in self.runs if role in run.roles or run.main_role == role),
-            {},
-        )
+        runs = tuple(run.roles.get(role, run) for run in self.runs if role in run.roles or run.main_role == role)
+        is_main = any(run.main_role == role for run in self.runs)
+        return Side(runs, self.noise if is_main else self.role_noise.get(role, {}))
 
     @property
     def other_roles(self) -> tuple[str, ...]:
@@ -91,7 +91,7 @@ def side_of(source: Comparable, *, what: str, keep: bool = False) -> Side:
     if analysed and not paths:
         return Side(analysed, {})
     read = read_side(paths, what=what, keep=keep)
-    return Side((*analysed, *read.runs), read.noise)
+    return structs.replace(read, runs=(*analysed, *read.runs))
 
 
 def read_side(paths: Sequence[str | Path], *, what: str, keep: bool = False) -> Side:
@@ -102,37 +102,47 @@ def read_side(paths: Sequence[str | Path], *, what: str, keep: bool = False) -> 
     """
     if not paths:
         raise InputError(f"there is no {what}", hint=f"name a trace, a store or a saved analysis as the {what}")
-    runs: list[Run] = []
-    noise: dict[str, Noise] = {}
+    side = Side((), {})
     for run_paths in _group_by_run([str(path) for path in paths]):
         saved_as = saved_format(run_paths[0]) if len(run_paths) == 1 else None
         if saved_as is None:
-            runs.append(_analyze_run(run_paths, keep=keep))
+            read = Side((_analyze_run(run_paths, keep=keep),), {})
         elif saved_as == BASELINE_FORMAT:
-            baseline_runs, baseline_noise = read_baseline(run_paths[0])
-            runs += baseline_runs
-            noise |= baseline_noise
+            read = read_baseline(run_paths[0])
         else:
             document = read_document(run_paths[0], AnalysisDocument, hint="analyze the traces again")
-            runs.append(from_analysis(document, name=run_paths[0]))
-    for run in runs:
+            read = Side((from_analysis(document, name=run_paths[0]),), {})
+        side = Side((*side.runs, *read.runs), side.noise | read.noise, side.role_noise | read.role_noise)
+    for run in side.runs:
         if any(step_ms <= 0 for step_ms in run.samples.get("step_ms", ())):
             raise InputError(f"{run.name}: a step takes no time, or less", hint="analyze the traces again")
-    return Side(tuple(runs), noise)
+    return side
 
 
-def read_baseline(path: str) -> tuple[list[Run], dict[str, Noise]]:
+def read_baseline(path: str) -> Side:
     """Return the runs and the noise of a baseline file, which ``gates.baseline`` writes."""
     hint = "write it again with --update-baseline"
     document = read_document(path, BaselineDocument, hint=hint)
-    facts, tables = to_plain(document.facts), to_plain(document.tables)
-    runs = [
-        Run(f"{path}:{run.name}", {name: tuple(row) for name, row in run.samples.items()}, facts, tables)
-        for run in document.runs
-    ]
-    if not any(run.steps for run in runs):
+    main = _side_of_baseline(document, path)
+    if not any(run.steps for run in main.runs):
         raise InputError(f"{path}: the baseline is empty", hint=hint)
-    return runs, {metric: Noise(entry.deviation, entry.runs - 1) for metric, entry in document.noise.items()}
+    roles = {name: _side_of_baseline(role, path) for name, role in (document.roles or {}).items()}
+    runs = tuple(
+        structs.replace(
+            run,
+            main_role=document.main_role or None,
+            roles={name: role.runs[i] for name, role in roles.items() if i < len(role.runs)},
+        )
+        for i, run in enumerate(main.runs)
+    )
+    return Side(runs, main.noise, {name: role.noise for name, role in roles.items()})
+
+
+def _side_of_baseline(document: RoleBaseline, path: str) -> Side:
+    facts, tables = to_plain(document.facts), to_plain(document.tables)
+    samples = [(run.name, {name: tuple(row) for name, row in run.samples.items()}) for run in document.runs]
+    noise = {metric: Noise(entry.deviation, entry.runs - 1) for metric, entry in document.noise.items()}
+    return Side(tuple(Run(f"{path}:{name}", values, facts, tables) for name, values in samples), noise)
 
 
 def saved_format(path: str) -> str | None:

@@ -52,7 +52,7 @@ class Run(msgspec.Struct, frozen=True):
     name: str
     samples: Mapping[str, tuple[float, ...]]
     facts: Mapping[str, Any] = {}  # compared by ``comparability``
-    tables: Mapping[str, Any] = {}  # kernels, modules, cells and timeline, as far as the input has them
+    tables: Mapping[str, Any] = {}  # kernels, modules, products, cells and timeline, as far as the input has them
     ranks: tuple[RankFigures, ...] = ()  # the figures of each rank; empty for a run read from a baseline file
     analysis: Any = None  # the Analysis itself, where it is kept for the page of a diff
     main_role: str | None = None  # where ranks have several processes: the role that these figures are of
@@ -115,14 +115,21 @@ def from_analysis(
 
 
 def comparability_facts(document: AnalysisDocument) -> dict[str, Any]:
-    """Return the facts that must agree before two runs can be compared, as far as they are known."""
-    source, schedule = document.source, document.schedule
+    """Return the facts that two runs are compared by, as far as they are known.
+
+    Tokens and TFLOP, both per step, are amounts of work (``diffs.work``); the others must agree.
+    """
+    source, schedule, rates = document.source, document.schedule, document.rates
+    steps = max((len(rank.steps) for rank in document.ranks), default=0) or 1
+    counted_flop = None if rates is None or rates.lower_bound else rates.model_flop
     facts = {
         "reader": source.reader,
         "world_size": source.world_size,
         "ranks": len(document.ranks),
         "gpu": " + ".join(sorted(set(source.devices))) or None,
         "shapes": source.shapes or None,
+        "tokens": source.tokens_per_step,
+        "tflop": counted_flop / 1e12 / steps if counted_flop else None,
         "damage": sorted({notice.code for notice in document.warnings} & DAMAGE_NOTICES) or None,
     }
     # Without an exact match the name is that of the nearest schedule, which proves no difference.
@@ -136,7 +143,14 @@ def _tables(document: AnalysisDocument, cells: Rows, timeline: Rows) -> dict[str
     """Return the non-empty tables that ``changes`` and ``explanation`` compare."""
     kernels = to_plain_rows(document.kernels)
     modules = [{k: row[k] for k in ("module", "label", "ns")} for row in kernels if row["module"]]
-    tables = {"kernels": kernels, "modules": modules, "cells": list(cells), "timeline": list(timeline)}
+    products = [] if document.rates is None else to_plain_rows(document.rates.products)
+    tables = {
+        "kernels": kernels,
+        "modules": modules,
+        "products": products,
+        "cells": list(cells),
+        "timeline": list(timeline),
+    }
     return {name: rows for name, rows in tables.items() if rows}
 
 

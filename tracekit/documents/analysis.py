@@ -1041,6 +1041,8 @@ class Source(Struct, frozen=True):
     """Input shapes of the model's matrix products."""
     recording_overhead: float | None = None
     """Share by which recording lengthened a step, on the rank where it was most; null if it was not measured."""
+    tokens_per_step: float | None = None
+    """Tokens that the ranks' token embeddings take in a step, a mean over steps; null if no embedding is recorded."""
 
 
 class PathPart(Struct, frozen=True):

@@ -20,7 +20,7 @@ class RunSamples(Struct, frozen=True):
 
 
 class Facts(Struct, frozen=True, kw_only=True):
-    """Facts of runs, as far as they are known; those of candidate and baseline must agree."""
+    """Facts of runs, as far as they are known; those of candidate and baseline must agree, but for amounts of work."""
 
     damage: list[str] | UnsetType = UNSET
     """Codes of notices about parts of the recording that are lost."""
@@ -38,6 +38,10 @@ class Facts(Struct, frozen=True, kw_only=True):
     """Pipeline schedule."""
     shapes: list[str] | UnsetType = UNSET
     """Shapes of the model's matrix products."""
+    tflop: float | UnsetType = UNSET
+    """TFLOP of the model's matrix products per step."""
+    tokens: float | UnsetType = UNSET
+    """Tokens per step."""
     virtual: int | UnsetType = UNSET
     """Number of virtual stages."""
     world_size: int | UnsetType = UNSET
@@ -109,18 +113,27 @@ class Tables(Struct, frozen=True):
     """Modules."""
 
 
-class BaselineDocument(Struct, frozen=True):
-    """Runs that a candidate is compared with. Keys are sorted."""
+class RoleBaseline(Struct, frozen=True):
+    """Runs of one role."""
 
     facts: Facts
-    """Facts that must agree before runs can be compared."""
-    format: Literal["tracekit.baseline/1"]
-    """Name and number of the format."""
+    """Facts that must agree before runs can be compared, and amounts of work."""
     noise: Mapping[str, NoiseEntry]
     """By metric: calibrated noise."""
     runs: list[RunSamples]
     """The runs."""
     tables: Tables
     """Tables that explain a change."""
+
+
+class BaselineDocument(RoleBaseline, frozen=True, kw_only=True):
+    """Runs that a candidate is compared with. Keys are sorted."""
+
+    format: Literal["tracekit.baseline/1"]
+    """Name and number of the format."""
+    main_role: str | UnsetType = UNSET
+    """Where ranks have several processes: the role that the other keys are of."""
+    roles: Mapping[str, RoleBaseline] | UnsetType = UNSET
+    """… and by name the other roles, their runs in the same order."""
     tracekit: str
     """Version that wrote it."""

@@ -9,6 +9,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 FORMAT: Literal["tracekit.diff/1"] = "tracekit.diff/1"
 Verdict = Literal["pass", "improved", "regressed", "inconclusive"]
+WorkUnit = Literal["token", "micro-batch", "TFLOP"]
 
 
 class ComparedRun(Struct, frozen=True):
@@ -25,7 +26,7 @@ class Side(Struct, frozen=True, kw_only=True):
 
     runs: list[ComparedRun]
     """Its runs."""
-    facts: Mapping[str, str | int | list[str]]
+    facts: Mapping[str, str | int | float | list[str]]
     """Facts that must agree before runs can be compared, such as world_size and schedule."""
     calibrated: bool | UnsetType = UNSET
     """Of the gate: whether its noise was measured between runs."""
@@ -51,6 +52,27 @@ class Waterfall(Struct, frozen=True):
     """Step time after."""
     changes: list[PartChange]
     """Changes, largest first."""
+
+
+class WorkChange(Struct, frozen=True):
+    """Work of a step before and after, and the step time per unit of work."""
+
+    unit: WorkUnit
+    """Unit of work; TFLOP are those of the model's matrix products."""
+    per_gpu: bool
+    """Whether amounts are those of one GPU, because the sides have different numbers of ranks."""
+    before: float
+    """Amount per step before."""
+    after: float
+    """Amount per step after."""
+    ratio: float
+    """Amount after / before."""
+    ms_before: float
+    """Step time per unit before."""
+    ms_after: float
+    """Step time per unit after."""
+    change_relative: float
+    """Change of the step time per unit / before."""
 
 
 class TimelineCell(Struct, frozen=True):
@@ -225,6 +247,8 @@ class DiffDocument(LargestChanges, frozen=True):
     """Reasons why the sides should not be compared."""
     story: list[str]
     """Sentences that explain the change."""
+    work: WorkChange | None
+    """Amount of work on both sides; null if it is unknown."""
     waterfall: Waterfall | None
     """Step time of the slowest rank, part by part; null if the sides have no rank in common."""
     timelines: Timelines | None

@@ -19,10 +19,10 @@ from tracekit._util.text import counted
 from tracekit._version import __version__
 from tracekit.diffs import stats
 from tracekit.diffs.comparability import check_formats, find_obstacles
-from tracekit.diffs.load_runs import read_baseline
+from tracekit.diffs.load_runs import Side, read_baseline
 from tracekit.diffs.noise_thresholds import Noise, calibrate
 from tracekit.diffs.run_samples import Run
-from tracekit.documents.baseline import FORMAT, BaselineDocument, Facts, NoiseEntry, RunSamples, Tables
+from tracekit.documents.baseline import FORMAT, Facts, NoiseEntry, Tables
 from tracekit.documents.coding import encode, to_plain
 from tracekit.errors import InputError, OptionError
 
@@ -31,10 +31,10 @@ MAX_STEPS_KEPT, MAX_ROWS_KEPT = 64, 40
 """Steps per run and rows per table that a file keeps: more of them would not change a verdict."""
 
 
-def dump(runs: Sequence[Run], noise: Mapping[str, Noise] | None = None) -> str:
+def dump(side: Side) -> str:
     """Return the text of a baseline file.
 
-    >>> print(dump([Run("a", {"step_ms": (10.123456, 9.9)}, {"world_size": 2})]))
+    >>> print(dump(Side((Run("a", {"step_ms": (10.123456, 9.9)}, {"world_size": 2}),), {})))
     {
      "facts": {"world_size": 2},
      "format": "tracekit.baseline/1",
@@ -49,29 +49,36 @@ def dump(runs: Sequence[Run], noise: Mapping[str, Noise] | None = None) -> str:
      "tracekit": "..."
     }
     """
-    document = _build_document(runs, noise or {})
-    sections = {
-        "facts": _on_one_line(to_plain(document.facts)),
-        "format": _on_one_line(document.format),
-        "noise": _on_lines("{}", [_member(*item) for item in sorted(document.noise.items())], indent=1),
-        "runs": _on_lines("[]", [_format_run(run) for run in document.runs], indent=1),
-        "tables": _on_lines("{}", [_format_table(*item) for item in to_plain(document.tables).items()], indent=1),
-        "tracekit": _on_one_line(document.tracekit),
+    members = _role_members(side, indent=1) | {"format": _on_one_line(FORMAT), "tracekit": _on_one_line(__version__)}
+    main_role = side.runs[0].main_role
+    if side.other_roles and main_role is not None:
+        roles = {
+            name: _on_lines("{}", _role_members(side.of_role(name), indent=3), indent=2) for name in side.other_roles
+        }
+        members |= {"main_role": _on_one_line(main_role), "roles": _on_lines("{}", roles, indent=1)}
+    return _on_lines("{}", members, indent=0)
+
+
+def _role_members(side: Side, *, indent: int) -> dict[str, str]:
+    """Return the JSON text of each key of ``RoleBaseline``: numbers are rounded, long runs and tables are cut.
+
+    Args:
+        side: The runs of one role.
+        indent: Spaces before the keys.
+    """
+    runs = side.runs
+    kept = {name: rows[:MAX_ROWS_KEPT] for name, rows in runs[0].tables.items() if name in Tables.__struct_fields__}
+    tables = to_plain(msgspec.convert(_round(kept), Tables))
+    noise = {metric: NoiseEntry(_round(entry.deviation), entry.df + 1) for metric, entry in side.noise.items()}
+    row_texts = {name: [_on_one_line(row) for row in rows] for name, rows in tables.items()}
+    return {
+        "facts": _on_one_line(to_plain(msgspec.convert(_round(runs[0].facts), Facts))),
+        "noise": _on_lines("{}", {name: _on_one_line(entry) for name, entry in noise.items()}, indent=indent),
+        "runs": _on_lines("[]", [_format_run(run, indent + 1) for run in runs], indent=indent),
+        "tables": _on_lines(
+            "{}", {name: _on_lines("[]", rows, indent=indent + 1) for name, rows in row_texts.items()}, indent=indent
+        ),
     }
-    return _on_lines("{}", [f'"{key}": {text}' for key, text in sections.items()], indent=0)
-
-
-def _build_document(runs: Sequence[Run], noise: Mapping[str, Noise]) -> BaselineDocument:
-    """Return the document, with rounded numbers and as many steps and rows as are kept."""
-    tables = {name: _round(rows[:MAX_ROWS_KEPT]) for name, rows in runs[0].tables.items() if name != "timeline"}
-    return BaselineDocument(
-        facts=msgspec.convert(runs[0].facts, Facts),
-        format=FORMAT,
-        noise={metric: NoiseEntry(_round(entry.deviation), entry.df + 1) for metric, entry in noise.items()},
-        runs=[RunSamples(run.name, {name: _thinned(values) for name, values in run.samples.items()}) for run in runs],
-        tables=msgspec.convert(tables, Tables),
-        tracekit=__version__,
-    )
 
 
 def write_baseline(
@@ -92,15 +99,22 @@ def write_baseline(
                           hint=f"give at least {MIN_RUNS_TO_CALIBRATE}, better 5")  # fmt: skip
     if not any(run.steps for run in runs):
         raise InputError("the runs hold no steps to make a baseline of")
-    differences = find_obstacles(runs[1:], runs[:1]) if len(runs) > 1 else []
-    if differences:
-        raise InputError(
-            f"these runs cannot make one baseline: {'; '.join(differences)}", hint="give runs of the same code"
-        )
     check_formats(runs, ())
-    noise = calibrate(runs) if calibrated else _read_noise(path)
-    noise = {metric: entry for metric, entry in noise.items() if metric in runs[0].samples}
-    text = dump(runs, noise)
+    side = Side(tuple(runs), {})
+    for role_runs in (runs, *(side.of_role(name).runs for name in side.other_roles)):
+        differences = find_obstacles(role_runs[1:], role_runs[:1]) if len(runs) > 1 else []
+        if differences:
+            raise InputError(
+                f"these runs cannot make one baseline: {'; '.join(differences)}", hint="give runs of the same code"
+            )
+    if calibrated:
+        role_noise = {name: calibrate(side.of_role(name).runs) for name in side.other_roles}
+        side = Side(side.runs, calibrate(runs), role_noise)
+    else:
+        replaced = _read_replaced(path)
+        side = Side(side.runs, replaced.noise, replaced.role_noise)
+    noise = {metric: entry for metric, entry in side.noise.items() if metric in runs[0].samples}
+    text = dump(msgspec.structs.replace(side, noise=noise))
     with atomic_write(path) as part:
         part.write_text(text + "\n", encoding="utf-8")
     return {
@@ -109,36 +123,30 @@ def write_baseline(
     }
 
 
-def _read_noise(path: str | os.PathLike[str]) -> dict[str, Noise]:
-    """Return the noise of the baseline file at *path*, if any; raise InputError rather than overwrite another file."""
-    file = Path(path)
-    if not file.exists():
-        return {}
+def _read_replaced(path: str | os.PathLike[str]) -> Side:
+    """Return the baseline file at *path*, empty if there is none; raise rather than overwrite another file."""
+    if not Path(path).exists():
+        return Side((), {})
     try:
-        return read_baseline(str(path))[1]
+        return read_baseline(str(path))
     except InputError as error:
         raise InputError(f"{path}: exists and is not a baseline file", hint="name another, or remove it") from error
 
 
-def _on_lines(brackets: str, parts: Sequence[str], *, indent: int) -> str:
-    """Return a JSON object or list with one part per line; the parts are JSON already."""
+def _on_lines(brackets: str, parts: Sequence[str] | Mapping[str, str], *, indent: int) -> str:
+    """Return a JSON list, or an object with sorted keys, with one part per line; the parts are JSON already."""
+    if isinstance(parts, Mapping):
+        parts = [f"{_on_one_line(key)}: {text}" for key, text in sorted(parts.items())]
     if not parts:
         return brackets
     space = " " * indent
     return f"{brackets[0]}\n" + ",\n".join(f"{space} {part}" for part in parts) + f"\n{space}{brackets[1]}"
 
 
-def _member(key: str, value: Any) -> str:
-    return f"{_on_one_line(key)}: {_on_one_line(value)}"
-
-
-def _format_run(run: RunSamples) -> str:
-    samples = _on_lines("{}", [_member(*item) for item in sorted(run.samples.items())], indent=3)
-    return f'{{"name": {_on_one_line(run.name)},\n   "samples": {samples}}}'
-
-
-def _format_table(name: str, rows: Sequence[Any]) -> str:
-    return f"{_on_one_line(name)}: {_on_lines('[]', [_on_one_line(row) for row in rows], indent=2)}"
+def _format_run(run: Run, indent: int) -> str:
+    lines = {name: _on_one_line(_thinned(values)) for name, values in run.samples.items()}
+    samples = _on_lines("{}", lines, indent=indent + 1)
+    return f'{{"name": {_on_one_line(run.name)},\n{" " * (indent + 1)}"samples": {samples}}}'
 
 
 def _thinned(values: Sequence[float]) -> list[float]:

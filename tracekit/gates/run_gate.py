@@ -146,9 +146,11 @@ def gate(
     )
     for other in (name for name in after.other_roles if role is None and name in before.other_roles):
         # Limits are the main role's; every other role must not get worse than its baseline.
-        of_role = judge(
-            after.of_role(other).runs, before.of_role(other).runs, [], rules=config.rules, noise=_noise(before)
-        )
+        new, old = after.of_role(other), before.of_role(other)
+        differences = find_obstacles(new.runs, old.runs, allow=config.allow)
+        obstacles += [f"{other}: {difference}" for difference in differences]
+        obstacle = "not comparable: " + "; ".join(differences) if differences else ""
+        of_role = judge(new.runs, old.runs, [], rules=config.rules, noise=_noise(old), obstacle=obstacle)
         checks += [
             replace(check, metric=replace(check.metric, name=f"{other}/{check.metric.name}")) for check in of_role
         ]

@@ -39,12 +39,14 @@ from tracekit.intervals import Intervals, union
 from tracekit.metrics.host_calls import find_blocked_time
 from tracekit.metrics.label_intervals import COMPUTE_SET, EXPOSABLE_LABELS, has_label, label_codes
 from tracekit.metrics.start_constraints import LAUNCH, NOTHING, OTHER_STREAM, StartConstraints, sort_by_start
-from tracekit.schema import COMMUNICATION_LABELS, EXPOSURE_CAUSES
+from tracekit.schema import COMMUNICATION_LABELS, COMPUTE_LABELS, EXPOSURE_CAUSES
 
 Bools = npt.NDArray[np.bool_]
 
 COMPUTE_STREAM_SHARE = 0.1
 """Share of a rank's compute time from which a stream counts as one of its compute streams."""
+MIN_COMPUTE_SHARE = 0.01
+"""Share of GPU time below which kernels that belong to no model are no compute that could hide anything."""
 LONGEST_CHAIN = 32
 """Holders followed back from the next compute; what lies further back is unknown."""
 _STEP_WORK = ("forward", "dgrad", "wgrad", "backward", "recompute")
@@ -115,12 +117,18 @@ class Rank:
         """Rows of compute on compute streams, by start: small kernels on a copy's stream hide nothing."""
         rows = np.flatnonzero(self.labels(*COMPUTE_SET) & (self.end_ns > self.start_ns))
         stream = self.constraints.stream[rows]
-        if not len(rows):
-            return rows
+        if not len(rows) or self._only_moves_data(rows):
+            return rows[:0]
         busy = np.bincount(stream, weights=(self.end_ns - self.start_ns)[rows])
         rows = rows[busy[stream] >= COMPUTE_STREAM_SHARE * busy.sum()]
         ordered: Ints = rows[np.argsort(self.start_ns[rows], kind="stable")]
         return ordered
+
+    def _only_moves_data(self, compute: Ints) -> bool:
+        """Return whether no compute belongs to a model and all of it is next to nothing, as in a parameter server."""
+        durations_ns = self.end_ns - self.start_ns
+        is_small = durations_ns[compute].sum() < MIN_COMPUTE_SHARE * durations_ns.sum()
+        return bool(is_small and not self.labels(*COMPUTE_LABELS).any())
 
     @cached_property
     def computes(self) -> Bools:

@@ -5,7 +5,6 @@ The page holds its own data: a new point is added to those that the file has, an
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import secrets
@@ -15,37 +14,22 @@ from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import quote
 
-import msgspec
-
 from tracekit._util.files import atomic_write, check_output_path
 from tracekit.analysis import Analysis
 from tracekit.diffs import Run
 from tracekit.diffs.stats import pseudomedian
+from tracekit.documents.coding import decode, to_plain
+from tracekit.documents.history import FORMAT, HistoryDocument, HistoryPoint
 from tracekit.errors import InputError, OptionError
 from tracekit.report.html.page import render_html
 from tracekit.report.html.templates import asset, render_template, script_json
 from tracekit.report.palette import LABEL_COLOURS
 from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS
 
-FORMAT = "tracekit.history/1"
 METRICS = ("step_ms", "bubble_fraction", "utilisation")
 COMMIT_VARIABLES = ("GITHUB_SHA", "CI_COMMIT_SHA", "BUILDKITE_COMMIT", "GIT_COMMIT")
 """Environment variables in which build servers name the commit."""
 _DATA = re.compile(r'<script type="application/json" id="data">(.*?)</script>', re.DOTALL)
-
-
-class HistoryPoint(msgspec.Struct, frozen=True):
-    """One recording, or the candidate of one gate."""
-
-    name: str
-    time: str
-    """When it was recorded or judged, as ISO 8601 in UTC."""
-    values: dict[str, float]
-    """Figures by metric name; unknown ones are left out."""
-    commit: str | None = None
-    verdict: str | None = None
-    report: str | None = None
-    """Address of its page, relative to the history."""
 
 
 def history_point(
@@ -87,7 +71,7 @@ def add_to_history(path: Path, points: Sequence[HistoryPoint]) -> None:
         nonce=secrets.token_urlsafe(16),
         css=asset("page.css"),
         script=asset("chart.js", "tables.js", "history.js"),
-        data=script_json({"format": FORMAT, "points": msgspec.to_builtins(ordered), "colours": LABEL_COLOURS}),
+        data=script_json(to_plain(HistoryDocument(FORMAT, ordered, LABEL_COLOURS))),
         points=ordered,
     )
     with atomic_write(path) as part:
@@ -118,7 +102,7 @@ def read_history(path: Path) -> list[HistoryPoint]:
     if not path.exists():
         return []
     match = _DATA.search(path.read_text(encoding="utf-8", errors="replace"))
-    document = json.loads(match[1]) if match else {}
-    if document.get("format") != FORMAT:
-        raise InputError(f"{path}: is not a history that tracekit wrote", hint="name another file, or remove this one")
-    return msgspec.convert(document["points"], list[HistoryPoint])
+    hint = "name another file, or remove this one"
+    if match is None:
+        raise InputError(f"{path}: is not a history that tracekit wrote", hint=hint)
+    return decode(match[1].encode(), HistoryDocument, path, hint=hint).points
