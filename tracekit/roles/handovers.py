@@ -30,11 +30,13 @@ def explain_by_other_roles(stragglers: Stragglers, role: str, bands: Sequence[Ph
 
 def _explain(row: Straggler, role: str, bands: Sequence[PhaseBand]) -> Straggler:
     share, other_role = _handover_share(row.rank, role, bands)
+    if share < MIN_CAUSE_SHARE:
+        return row
     if share > 1 - MIN_CAUSE_SHARE:
         share = 1.0
     why: list[WaitCause] = []
     for part in row.why:
-        if part.cause != "host_late" or share < MIN_CAUSE_SHARE:
+        if part.cause != "host_late":
             why.append(part)
             continue
         waited_ns = round(share * part.ns)
@@ -42,7 +44,7 @@ def _explain(row: Straggler, role: str, bands: Sequence[PhaseBand]) -> Straggler
         if share < 1:
             idle_ns = round((1 - share) * (part.evidence.idle_ns or 0))
             why.append(replace(part, ns=part.ns - waited_ns, evidence=Evidence(idle_ns=idle_ns)))
-    return replace(row, why=sorted(why, key=lambda part: -part.ns))
+    return replace(row, why=sorted(why, key=lambda part: (part.cause == "unknown", -part.ns)))
 
 
 def _handover_share(rank: int, role: str, bands: Sequence[PhaseBand]) -> tuple[float, str | None]:
