@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import types
 
 import polars as pl
@@ -10,9 +11,10 @@ import pytest
 from rich.console import Console, Group
 from rich.text import Text
 
+from tests.kept import analysis_of
 from tracekit.report.names import short_kernel
 from tracekit.report.table import Column, Table
-from tracekit.report.terminal.schedule import render_what_if
+from tracekit.report.terminal.schedule import gantt, render_what_if
 from tracekit.report.terminal.sections import breakdown
 from tracekit.report.terminal.table import (
     MIN_NAME_LENGTH,
@@ -158,3 +160,13 @@ def test_layers_keep_their_names_and_are_split_by_label_whole_or_not_at_all(widt
     assert "layer 1" in text
     assert text.count("annotation") == 1  # under the table, not in every row
     assert [label in text for label in labels] == [split] * 3
+
+
+def test_a_short_ideal_keeps_its_cells():
+    """Megatron's ideal takes a twelfth of the run: on the run's axis its 32 cells per rank would have 7 columns."""
+    compared = analysis_of("sample_traces/megatron-moe").schedule.head
+    lines = printed(gantt(compared, 160), 160)
+    title = next(i for i, line in enumerate(lines) if line.strip().startswith("ideal"))
+    assert lines[title].strip() == f"ideal, drawn {compared.measured_ns / compared.ideal_ns:.0f} times as wide"
+    for line in lines[title + 1 : title + 5]:
+        assert len(re.findall("[FB]", line)) >= 30

@@ -31,6 +31,8 @@ MAX_RANKS = 8
 MAX_RANKS_IN_SHORT_CHART = 4
 MIN_SHARE_IN_SHORT_GAP = 0.01
 """Share of the makespan from which a cause of the gap has a row of its own in the short report."""
+MIN_STRETCH_OF_SHORT_IDEAL = 3
+"""Measured / ideal makespan from which the ideal has a time axis of its own: on the run's it would lose its cells."""
 PAIR_LETTER = "X"
 """Letter of an overlapped pair (FB)."""
 
@@ -39,13 +41,20 @@ def gantt(compared: StepComparison, width: int, *, max_ranks: int = MAX_RANKS) -
     """Draw the measured and the ideal cells of one pipeline, one line per rank."""
     layouts = layout_pipeline(compared)
     columns = max(40, min(width, 160) - 12)
-    end_ns = max(compared.measured_ns, int(layouts["ideal"].cells["end"].to_numpy().max()), 1)
+    ideal_end_ns = max(int(layouts["ideal"].cells["end"].to_numpy().max()), 1)
+    measured_end_ns = max(compared.measured_ns, ideal_end_ns)
+    stretch = measured_end_ns / ideal_end_ns
     ranks = [bubble.rank for bubble in compared.bubbles]
     if len(ranks) > max_ranks:
         ranks = [*ranks[: max_ranks // 2], *ranks[-max_ranks // 2 :]]
     chart = Text()
     ideal = "ideal" if compared.match.exact else f"ideal of {compared.match.schedule.name}"
-    for title, layout in (("as it ran", layouts["measured"]), (ideal, layouts["ideal"])):
+    if stretch >= MIN_STRETCH_OF_SHORT_IDEAL:
+        ideal += f", drawn {stretch:.0f} times as wide"
+    else:
+        ideal_end_ns = measured_end_ns
+    sides = (("as it ran", layouts["measured"], measured_end_ns), (ideal, layouts["ideal"], ideal_end_ns))
+    for title, layout, end_ns in sides:
         chart.append(f"  {title}\n", style="dim")
         for rank in ranks:
             chart.append(f"  {rank:>6}  ")
