@@ -27,6 +27,11 @@ def exposed(cause, label="dp_comm", **facts):
     return Evidence(finding=finding, label=label, cause=cause, cause_share=0.8, transfer_ns=10, **facts)
 
 
+def late(cause):
+    facts = {"late_rank": "rank 2", "late_when": "in step 7", "late_ns": 9, "late_share": 0.1, "late_ratio": "1.96"}
+    return Evidence(late_cause=cause, **facts)
+
+
 UPDATE = Evidence(reload_wait_ns=9, reload_alone_ns=2, reload_times="", reload_limit="wait")
 SHORT_OF_COMPUTE = exposed("nothing_to_hide", free_compute_ns=4, unhideable_ns=6)
 
@@ -62,6 +67,10 @@ CASES = {
     "too_little_compute": (SHORT_OF_COMPUTE, replace(SHORT_OF_COMPUTE, one_sided="dp_comm")),
     "unknown_cause": (exposed(None), exposed("same_stream")),
     "own_bubble": (Evidence(schedule="1f1b", own_bubble_share=0.2), gap("p2p", own_bubble_share=0.2)),
+    "late_slow_gpu": (late("slow_gpu"), late("host_late")),
+    "late_more_work": (late("more_work"), late("slow_gpu")),
+    "late_host": (late("host_late"), late("waited_itself")),  # another rank is the one to look at
+    "late_slow_link": (late("slow_link"), late("slow_gpu")),
     "launch_bound": (Evidence(launch_bound_share=0.3), Evidence(launch_bound_share=0.3, cuda_graphs=True)),
     "launch_bound_under_graphs": (
         Evidence(launch_bound_share=0.3, cuda_graphs=True),
@@ -213,3 +222,9 @@ def test_cuda_graphs_are_seen_from_calls_that_launched_several_kernels(samples, 
     graphs = analysis_of(corpus.parent / "frameworks/graph-trees", schedule="none")
     assert collect_evidence(graphs).cuda_graphs
     assert not collect_evidence(analysis_of(samples / "1f1b", schedule="none")).cuda_graphs
+
+
+def test_a_slow_gpu_is_to_be_checked(samples):
+    evidence = collect_evidence(analysis_of(samples / "slow-ddp"))
+    assert (evidence.late_rank, evidence.late_when, evidence.late_cause) == ("rank 2", "in each of 6 steps", "slow_gpu")
+    assert any("check its clocks" in advice.text for advice in advise(evidence))

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
+import polars as pl
 
 from tracekit._util.text import join_with_and, ms, percent, ranks_named, signed_ms
 from tracekit.analysis import Analysis
@@ -101,6 +102,18 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """Transfer that exceeds the free compute."""
     own_bubble_share: float | None = None
     """Share of ranks × makespan outside cells in the ideal of the run's own schedule."""
+    late_rank: str | None = None
+    """The rank that others wait for longest, if clocks and causes leave no doubt."""
+    late_when: str | None = None
+    """In which steps: ``in step 7``."""
+    late_cause: str | None = None
+    """Largest cause of its lateness (``WaitCause.cause``)."""
+    late_ns: int | None = None
+    """How late it is, mean of the steps in which it is late."""
+    late_share: float | None = None
+    """That lateness over all steps, as a share of their time."""
+    late_ratio: str | None = None
+    """slow_gpu, slow_link: its time over that of the others."""
     launch_bound_share: float | None = None
     idle_share: float | None = None
     """Share of the span, if idle is the largest part of it."""
@@ -137,6 +150,7 @@ def collect_evidence(analysis: Analysis) -> Evidence:
         cuda_graphs=_uses_cuda_graphs(analysis),
         schedule=schedule.compared_with if schedule is not None else None,
         **_largest_cost(analysis),
+        **_late_rank(analysis),
         **_idle(analysis),
         unlabelled_share=unlabelled_share if unlabelled_share > MIN_UNLABELLED_SHARE else None,
         **(_reload(analysis, analysis.reload) if analysis.reload is not None else {}),
@@ -294,6 +308,28 @@ def of_the_gap(ns: float, total: float, where: str, words: str) -> str:
     if ns <= total:
         return f"{ms(ns)} of the {ms(total)} {where} is {words}"
     return f"the {ms(total)} {where} is {words} ({ms(ns)}; other causes {signed_ms(total - ns)})"
+
+
+def _late_rank(analysis: Analysis) -> _Facts:
+    """Return the rank whose lateness costs most, if it is certain and its main cause is found."""
+    late = [row for row in analysis.stragglers.rows if row.steps and not row.uncertain]
+    if not late:
+        return {}
+    row = max(late, key=lambda row: row.late_ns * len(row.steps))
+    main = max(row.why, key=lambda part: part.ns)
+    if main.cause == "unknown":
+        return {}
+    lateness = analysis.stragglers.lateness
+    of_rank = lateness.filter(pl.col("step").is_in(row.steps), rank=row.rank)
+    is_one_step = len(row.steps) == 1
+    return {
+        "late_rank": f"rank {row.rank}",
+        "late_when": f"in step {row.steps[0]}" if is_one_step else f"in each of {len(row.steps)} steps",
+        "late_cause": main.cause,
+        "late_ns": row.late_ns,
+        "late_share": float(of_rank["share"].sum()) / max(1, lateness["step"].n_unique()),
+        "late_ratio": f"{main.evidence.ratio:.2f}" if main.evidence.ratio else None,
+    }
 
 
 def _idle(analysis: Analysis) -> _Facts:
