@@ -186,12 +186,13 @@ def test_a_rank_that_clocks_leave_open_is_explained_only_by_what_needs_no_clock(
     assert causes(run.explain(uncertain=True).rows[0]) == {"slow_gpu": 80}
 
 
-def test_with_one_step_it_is_not_known_whether_a_rank_is_always_late():
+def test_with_one_step_neither_the_cause_nor_whether_a_rank_is_always_late_is_known():
     run = Run(steps=1)
     run.speed[2] = 1.5
     run.wait(2, 0, 0, 20)
     [row] = run.explain().rows
-    assert (row.kind, row.steps, causes(row)) == (None, [0], {"slow_gpu": 20})
+    assert (row.kind, row.steps, causes(row)) == (None, [0], {"unknown": 20})
+    assert "one step was recorded" in row.why[0].evidence.reason
 
 
 def test_one_rank_waits_for_nobody():

@@ -1,10 +1,11 @@
 """Matching of operations across ranks: which operations of different ranks are one and the same.
 
 Collectives are matched by process group, point-to-point messages by pair of ranks and direction. Within these the
-recorded sequence number of the collective decides; where there is none, the order of issue. Where ranks recorded
-different numbers of operations, the shorter sequence is aligned with the longest one by sizes and end times, so that
-a missing operation leaves a hole where it is missing and all others keep their partners. Where sizes and times leave
-open which of several operations is missing, those that may have another partner stay unmatched.
+recorded sequence number of the collective decides; where there is none, the order of issue. An operation that was
+launched and whose kernel was not recorded counts in that order. Where ranks still have different numbers of operations,
+the shorter sequence is aligned with the longest ones by sizes and end times, so that a missing operation leaves a hole
+where it is missing and all others keep their partners. Where sizes and times leave open which of several operations is
+missing, those that may have another partner stay unmatched.
 
 The result is ``MEMBERS``, a row for each part that a rank took in an operation: a collective's kernel is a member of
 one match; a kernel that carries several point-to-point messages is a member of one match per message.
@@ -60,15 +61,19 @@ MAX_END_SCATTER_NS = 100_000
 """Scatter of ends up to which operations of unnamed groups are one; a quarter of their own time is allowed as well."""
 MAX_EXTRA_SKIPS = 2
 """Operations that a sequence may lack beyond the difference of lengths, where the other one lacks as many."""
+MAX_REFERENCES = 8
+"""Ranks that a rank's operations are compared with to see which are missing."""
 MAX_SHIFTS = 64
 """Shifts between two sequences that are weighed operation by operation."""
-SKIP_COST, IMPOSSIBLE_COST = 1.0, 4.0
+SKIP_COST, IMPOSSIBLE_COST = 10.0, 40.0
 """Costs of leaving an operation unmatched, and of a pair that ends on one rank before it begins on the other. A pair
-costs the distance of its ends, in units of the usual time between two operations and at most 1, another 1 if the sizes
-differ, and of a collective 1 if the two ranks had issued different numbers of other operations before it."""
-MARGIN_TO_MISFIT, MIN_MARGIN, MAX_MARGIN = 4.0, 0.05, 0.5
-"""Cost beyond the cheapest alignment that every alignment with another partner must have for a pair to be certain: so
-many times the usual cost of a pair, within two bounds."""
+costs the logarithm of the misfit of its times; as much as a skip if the sizes differ, and of a collective if the two
+ranks had issued different numbers of other operations before it."""
+MIN_NOISE_TO_INTERVAL = 1e-3
+"""Least misfit that is told from none, in units of the usual time between two operations."""
+MIN_MARGIN = 1.0
+"""Cost beyond the cheapest alignment that every alignment with another partner must have for a pair to be certain: the
+times of the other partner fit nearly three times as badly."""
 ROUNDING = 1e-9
 """Difference of two sums of the same costs in different order."""
 
@@ -87,7 +92,9 @@ class Matching:
 def match(operations: pl.DataFrame, *, by_step: bool = True) -> Matching:
     """Match the operations of several ranks (*operations*: ``OPERATIONS`` of all ranks below each other).
 
-    Operations of different steps are different ones, unless *by_step* is false: ranks may count steps differently.
+    Operations that were launched and not recorded (their id is negative) count in the order of the others, and are in
+    no match. Operations of different steps are different ones, unless *by_step* is false: ranks may count steps
+    differently.
 
     >>> from tracekit.metrics.operations import OPERATIONS
     >>> from tracekit.schema import conform
@@ -101,8 +108,10 @@ def match(operations: pl.DataFrame, *, by_step: bool = True) -> Matching:
     sequences = _Sequences.of(sides)
     position, uneven = sequences.positions(), sequences.uneven()
 
+    recorded = ~(operations["id"] < 0).fill_null(False).to_numpy()[sides.row]
+
     def members(position: Ints, kept: Ints) -> pl.DataFrame:
-        ordered, number = _number_matches(sides, position, kept)
+        ordered, number = _number_matches(sides, position, kept[recorded[kept]])
         return _describe(sides, ordered, number, operations, (channel, channels))
 
     notices: list[Notice] = []
@@ -299,6 +308,13 @@ class _Sequences(msgspec.Struct, frozen=True, eq=False):
         """Return the sides of one sequence."""
         return self.order[self.first[sequence] : self.first[sequence] + self.length[sequence]]
 
+    def references(self, sequence: int) -> list[int]:
+        """Return other sequences of the same key that are as long as the longest, at most ``MAX_REFERENCES``."""
+        is_longest = (self.reference == self.reference[sequence]) & (self.length == self.length[self.reference])
+        is_longest[sequence] = False
+        references: list[int] = np.flatnonzero(is_longest)[:MAX_REFERENCES].tolist()
+        return references
+
     def uneven(self) -> Ints:
         """Return the sequences that have fewer sides than their reference, or some of other sizes."""
         shorter = self.length < self.length[self.reference]
@@ -307,7 +323,8 @@ class _Sequences(msgspec.Struct, frozen=True, eq=False):
         everything = np.arange(len(self.order))
         counterpart = everything - self.first[sequence] + self.first[self.reference[sequence]]
         counterpart = np.where(shorter[sequence], everything, counterpart)
-        differs = np.bincount(sequence, weights=self.size != self.size[counterpart], minlength=len(self.first))
+        other_size = (self.size != self.size[counterpart]) & (self.size >= 0) & (self.size[counterpart] >= 0)
+        differs = np.bincount(sequence, weights=other_size, minlength=len(self.first))
         # Sizes of an exchange may differ everywhere (every rank sends another amount): that says nothing about order.
         return np.flatnonzero(shorter | ((differs > 0) & (differs * 2 < self.length)))
 
@@ -328,11 +345,13 @@ def _align_uneven(
     """
     position, others = position.copy(), _count_others(sides, sequences, uneven)
     for sequence in uneven.tolist():
-        own_sides, other_sides = sequences.rows(sequence), sequences.rows(int(sequences.reference[sequence]))
-        own, other = (Sequence.of(sides, some, clocks, others, meets) for some in (own_sides, other_sides))
-        ranks = sides.rank[[own_sides[0], other_sides[0]]]
-        uncertainty_ns = int(clocks.uncertainty_between(ranks[:1], ranks[1:])[0])
-        position[own_sides] = align_sequences(own, other, uncertainty_ns)
+        own_sides = sequences.rows(sequence)
+        rank = int(sides.rank[own_sides[0]])
+        own, *references = (
+            Sequence.of(sides, sequences.rows(some), clocks, others=others, meets=meets, against=rank)
+            for some in (sequence, *sequences.references(sequence))
+        )
+        position[own_sides] = align_sequences(own, references)
     return position
 
 
@@ -377,92 +396,114 @@ class Sequence(msgspec.Struct, frozen=True, eq=False):
     """1 of messages that are sent, 0 of messages that are received, -1 of collectives."""
     meets: bool = True
     """Whether the operations end nowhere before all have begun."""
+    uncertainty_ns: int = 0
+    """How far the clock may be off from that of the sequence that is aligned with this one."""
 
     @classmethod
-    def of(cls, sides: _Sides, some: Ints, clocks: Clocks, others: Ints, meets: Bools) -> Sequence:
-        """Return the sequence of *some* sides of one rank."""
-        row, rank = sides.row[some], int(sides.rank[some[0]])
-        start, end = (clocks.to_common(rank, times[row]) for times in (sides.start, sides.end))
-        alone = sides.carried[row] == 1
-        return cls(start, end, sides.bytes[row], others[some], alone, int(sides.sends[some[0]]), bool(meets[row[0]]))
+    def of(cls, sides: _Sides, some: Ints, clocks: Clocks, *, others: Ints, meets: Bools, against: int) -> Sequence:
+        """Return the sequence of *some* sides of one rank, to be aligned with one of the rank *against*."""
+        row, rank = sides.row[some], sides.rank[some[:1]]
+        start, end = (clocks.to_common(int(rank[0]), times[row]) for times in (sides.start, sides.end))
+        uncertainty_ns = int(clocks.uncertainty_between(rank, np.array([against]))[0])
+        sends, alone = int(sides.sends[some[0]]), sides.carried[row] == 1
+        return cls(start, end, sides.bytes[row], others[some], alone, sends, bool(meets[row[0]]), uncertainty_ns)
+
+    def moved(self, offset_ns: int) -> Sequence:
+        """Return the sequence with all times later by *offset_ns*."""
+        return msgspec.structs.replace(self, start=self.start + offset_ns, end=self.end + offset_ns)
 
     @property
-    def usual_interval_ns(self) -> float:
+    def usual_interval_ns(self) -> int:
         """Median time between two ends."""
-        return max(float(np.median(np.abs(np.diff(self.end)))), 1.0) if len(self.end) > 1 else 1.0
+        return max(int(np.median(np.abs(np.diff(self.end)))), 1) if len(self.end) > 1 else 1
 
 
-def align_sequences(own: Sequence, other: Sequence, uncertainty_ns: int) -> Ints:
-    """Return for each operation its position in the *other*, longer sequence; -1 if it has no partner there.
+def align_sequences(own: Sequence, references: list[Sequence]) -> Ints:
+    """Return for each operation its position in the *references*, which are longer; -1 if it has no certain partner.
 
-    The clocks of the two differ by at most *uncertainty_ns*. The cheapest alignment that keeps the order is chosen:
-    operations that are paired have the same size, end together and come after as many other operations.
+    The references are the same operations on other ranks, all of them as long as the longest. The cheapest alignment
+    that keeps the order is chosen: operations that are paired have the same size, times that fit, and come after as
+    many other operations.
 
     >>> ends, same = np.array([10, 30, 40, 70]), np.ones(4, np.int64)
     >>> def sequence(kept):
     ...     return Sequence(ends[kept] - 5, ends[kept], same[kept], same[kept], same[kept] > 0)
-    >>> align_sequences(sequence([0, 1, 3]), sequence([0, 1, 2, 3]), 0).tolist()
+    >>> align_sequences(sequence([0, 1, 3]), [sequence([0, 1, 2, 3])]).tolist()
     [0, 1, 3]
     """
-    missing = len(other.end) - len(own.end)
-    # Shift k pairs operation i with operation i + k of the other sequence.
+    length = len(references[0].end)
+    missing = length - len(own.end)
+    # Shift k pairs operation i with operation i + k of the reference.
     shifts = np.arange(min(0, missing) - MAX_EXTRA_SKIPS, max(0, missing) + MAX_EXTRA_SKIPS + 1)
     partner = np.arange(len(own.end))[:, None] + shifts
-    inside = (partner >= 0) & (partner < len(other.end))
-    partner = np.clip(partner, 0, len(other.end) - 1)
-    own_size, partner_size = own.size[:, None], other.size[partner]
-    other_size = (own_size != partner_size) & (own_size >= 0) & (partner_size >= 0)
-    usual_ns = other.usual_interval_ns
-    apart = own.end[:, None] - other.end[partner]
-    if uncertainty_ns > usual_ns / 2:  # the clocks may differ by more than one operation: see where ends agree
-        likely = inside & (shifts >= min(0, missing)) & (shifts <= max(0, missing)) & (np.abs(apart) <= uncertainty_ns)
-        of_same_size = likely & ~other_size
-        offset = _densest(apart[of_same_size if of_same_size.any() else likely], usual_ns / 4)
-        other = msgspec.structs.replace(other, start=other.start + offset, end=other.end + offset)
-        uncertainty_ns = int(usual_ns / 2)
-    misfit_ns, impossible = _misfit(own, other, partner, uncertainty_ns)
-    cost = np.minimum(misfit_ns / usual_ns, 1.0) + other_size + IMPOSSIBLE_COST * impossible
-    if own.sends < 0:  # ranks that share a collective run the same program; the two sides of a message do not
-        cost += own.others[:, None] != other.others[partner]
+    inside = (partner >= 0) & (partner < length)
+    partner = np.clip(partner, 0, length - 1)
+    likely = inside & (shifts >= min(0, missing)) & (shifts <= max(0, missing))
+    cost = _pair_costs(own, references, partner, likely)
     cost[~inside] = np.inf
-    if len(shifts) > MAX_SHIFTS:  # a rank that began late or ended early: all its operations have one shift
-        k = int(np.argmin(np.where(inside, cost, SKIP_COST).sum(axis=0)))
-        return np.where(inside[:, k], partner[:, k], -1)
-    return _certain_partners(cost, shifts, len(other.end))
+    partners = _certain_partners(cost, shifts, length)
+    if max(reference.uncertainty_ns for reference in references) <= references[0].usual_interval_ns // 2:
+        return partners
+    # The clocks may differ by more than one operation: see whether ends agree better with other offsets.
+    moved = [reference.moved(_likely_offset(own, reference, partner, likely)) for reference in references]
+    cost_if_moved = _pair_costs(own, moved, partner, likely)
+    cost_if_moved[~inside] = np.inf
+    lowest, lowest_if_moved = (np.where(likely, of, np.inf).min(axis=1).sum() for of in (cost, cost_if_moved))
+    return _certain_partners(cost_if_moved, shifts, length) if 2 * lowest_if_moved < lowest else partners
 
 
-def _misfit(own: Sequence, other: Sequence, partner: Ints, uncertainty_ns: int) -> tuple[Ints, Bools]:
+def _pair_costs(own: Sequence, references: list[Sequence], partner: Ints, likely: Bools) -> npt.NDArray[np.float64]:
+    """Return the cost of pairing each operation with each *partner*: the lowest over the references.
+
+    The cost of times that do not fit grows with the logarithm of the misfit, in units of what is usual: a pair whose
+    ends lie ten times as far apart is as much less likely at any distance.
+    """
+    misfits, impossible = zip(*(_misfit(own, reference, partner) for reference in references), strict=True)
+    misfit_ns = np.min(misfits, axis=0)
+    best_ns = np.where(likely, misfit_ns, np.iinfo(np.int64).max).min(axis=1)
+    noise_ns = max(float(np.median(best_ns)), references[0].usual_interval_ns * MIN_NOISE_TO_INTERVAL)
+    cost: npt.NDArray[np.float64] = np.log1p(misfit_ns / noise_ns)
+    size = own.size[:, None]
+    sizes_differ = [(size != r.size[partner]) & (size >= 0) & (r.size[partner] >= 0) for r in references]
+    cost += SKIP_COST * np.all(sizes_differ, axis=0) + IMPOSSIBLE_COST * np.any(impossible, axis=0)
+    if own.sends < 0:  # ranks that share a collective run the same program; the two sides of a message do not
+        cost += SKIP_COST * np.all([own.others[:, None] != r.others[partner] for r in references], axis=0)
+    return cost
+
+
+def _misfit(own: Sequence, other: Sequence, partner: Ints) -> tuple[Ints, Bools]:
     """Return how badly the times of each pair fit in nanoseconds, and which pairs cannot be one operation.
 
-    The members of a collective end together. A receive ends with its send, or a transfer after its own start if the
-    message was waiting; it cannot end before its send began, nor before a send that had its kernel for itself ended.
+    The members of a collective end together. A receive ends with its send, or a transfer after both have begun; it
+    cannot end before its send began, nor before a send that had its kernel for itself ended.
     """
     start, end = own.start[:, None], own.end[:, None]
     other_start, other_end = other.start[partner], other.end[partner]
+    apart = np.abs(end - other_end)
     if own.sends < 0:
-        impossible = (np.minimum(end, other_end) < np.maximum(start, other_start) - uncertainty_ns) & own.meets
-        return np.abs(end - other_end), impossible
+        return apart, (np.minimum(end, other_end) < np.maximum(start, other_start) - MAX_ACKNOWLEDGE_NS) & own.meets
     sent = own if own.sends else other
     sent_start, sent_end = (start, end) if own.sends else (other_start, other_end)
     received_end = other_end if own.sends else end
     alone = sent.alone[:, None] if own.sends else sent.alone[partner]
-    ends_before = alone & (received_end < sent_end - uncertainty_ns - MAX_ACKNOWLEDGE_NS)
-    return np.abs(end - other_end), ends_before | (received_end < sent_start - uncertainty_ns)
+    ends_before = alone & (received_end < sent_end - MAX_ACKNOWLEDGE_NS)
+    return apart, ends_before | (received_end < sent_start)
 
 
-def _densest(values: Ints, width: float) -> int:
-    """Return the middle of the values where many of them lie within *width*, nearest to 0 if there are several such.
+def _likely_offset(own: Sequence, other: Sequence, partner: Ints, likely: Bools) -> int:
+    """Return the offset of the clocks for which most ends agree, nearest to 0 if there are several such.
 
     Operations that follow each other at equal intervals agree with their neighbours nearly as well as with their
     partners: as long as more than half as many agree there, clocks are not moved further than they must be.
-
-    >>> _densest(np.array([3, 4, 5, 90, 91, 92, 93]), 10), _densest(np.array([3, 90, 91, 92, 93]), 10)
-    (4, 92)
     """
-    ordered = np.sort(values)
-    count = np.searchsorted(ordered, ordered + width, side="right") - np.arange(len(ordered))
+    apart = own.end[:, None] - other.end[partner]
+    likely = likely & (np.abs(apart) <= other.uncertainty_ns)
+    of_same_size = likely & (own.size[:, None] == other.size[partner])
+    ordered = np.sort(apart[of_same_size if of_same_size.any() else likely])
     if not len(ordered):
         return 0
+    width_ns = other.usual_interval_ns / 4
+    count = np.searchsorted(ordered, ordered + width_ns, side="right") - np.arange(len(ordered))
     middle = ordered[np.arange(len(ordered)) + count // 2]
     many = np.flatnonzero(count * 2 > count.max())
     return int(middle[many[np.argmin(np.abs(middle[many]))]])
@@ -479,6 +520,9 @@ def _certain_partners(cost: npt.NDArray[np.float64], shifts: Ints, other_length:
         other_length: Number of operations of the other sequence.
 
     """
+    if len(shifts) > MAX_SHIFTS:  # a rank that began late or ended early: all its operations have one shift
+        k = int(np.argmin(np.minimum(cost, SKIP_COST).sum(axis=0)))
+        return np.where(np.isfinite(cost[:, k]), np.arange(len(cost)) + shifts[k], -1)
     rest = other_length - len(cost) - shifts  # of the other sequence, behind the partner of the last operation
     before = _least_costs(cost, shifts)
     # From behind, operation i of n is operation n - 1 - i, and what is left after a pair is what came before it.
@@ -487,9 +531,7 @@ def _certain_partners(cost: npt.NDArray[np.float64], shifts: Ints, other_length:
     with_pair = before[:-1] + cost + after[1:]  # least cost of all alignments that contain the pair
     k = with_pair.argmin(axis=1)
     lowest, second = np.partition(with_pair, 1, axis=1)[:, :2].T
-    usual = np.median(np.take_along_axis(cost, k[:, None], axis=1))
-    margin = min(max(MARGIN_TO_MISFIT * usual, MIN_MARGIN), MAX_MARGIN)
-    is_certain = (lowest <= least + ROUNDING) & (second >= least + margin)
+    is_certain = (lowest <= least + ROUNDING) & (second >= least + MIN_MARGIN)
     return np.where(is_certain, np.arange(len(cost)) + shifts[k], -1)
 
 

@@ -29,6 +29,8 @@ class Communication(msgspec.Struct, frozen=True, eq=False):
 
     operations: pl.DataFrame
     """All ranks' operations, rank by rank, with their waits (``metrics.waits``); text is categorical."""
+    lost: pl.DataFrame
+    """Operations that were launched and not recorded, to match the others by their order."""
     clocks: Clocks
     rates: RunRates
     critical: CriticalPath
@@ -43,9 +45,9 @@ class Communication(msgspec.Struct, frozen=True, eq=False):
     @classmethod
     def of(cls, ranks: Sequence[RankTables], *, ranks_per_node: int | None) -> Communication:
         """Match the operations of *ranks*, which are in the order of their numbers."""
-        operations = _all_operations(ranks)
+        operations, lost = _all_operations(ranks)
         by_step = all(rank.steps_marked for rank in ranks)
-        matching = match(operations, by_step=by_step)
+        matching = match(pl.concat([operations, lost]), by_step=by_step)
         members, notices = matching.members, matching.notices
         del matching
         many = len(ranks) >= MIN_RANKS_TO_GIVE_BACK_MEMORY
@@ -67,14 +69,15 @@ class Communication(msgspec.Struct, frozen=True, eq=False):
         members = members.select("match", "row", "rank", "last", "late_ns", "wait_ns", "wait_is_bound")
         give_back_memory(worth=many)
         waited = add_waits(operations, members, all_recorded=_all_recorded(ranks))
-        return cls(waited, clocks, rates, critical, stragglers, by_step, notices, graph)
+        return cls(waited, lost, clocks, rates, critical, stragglers, by_step, notices, graph)
 
     def matched(self) -> pl.DataFrame:
         """Return the members of matched operations (``MEMBERS``) on the common clock.
 
         They are matched again: keeping them would take as much memory as the operations.
         """
-        members = with_waits(match(self.operations, by_step=self.by_step).members, self.clocks)
+        operations = pl.concat([self.operations, self.lost], how="diagonal")
+        members = with_waits(match(operations, by_step=self.by_step).members, self.clocks)
         return conform(self.clocks.align(members, "start_ns", "end_ns"), MEMBERS)
 
 
@@ -83,7 +86,12 @@ def _all_recorded(ranks: Sequence[RankTables]) -> bool:
     return len(ranks) >= max((rank.source.world_size or 0 for rank in ranks), default=0)
 
 
-def _all_operations(ranks: Sequence[RankTables]) -> pl.DataFrame:
-    """Return the operations of all ranks as one table; text becomes categorical, because few texts repeat often."""
+def _all_operations(ranks: Sequence[RankTables]) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Return the operations of all ranks that were recorded, and those that were only launched.
+
+    Text becomes categorical, because few texts repeat often.
+    """
     frames = [rank.operations.with_columns(pl.col(_TEXT_COLUMNS).cast(pl.Categorical)) for rank in ranks]
-    return pl.concat(frames, rechunk=True)
+    operations = pl.concat(frames, rechunk=True)
+    is_lost = (pl.col("id") < 0).fill_null(False)
+    return operations.filter(~is_lost), operations.filter(is_lost)

@@ -419,6 +419,9 @@ def _explanation(
     if summary["bound"] or (row["uncertain"] and 2 * explained < summary["wait_ns"]):
         reason = "clocks are not aligned well enough to tell which rank came last"
         return {**when, "why": [_unknown(caused, reason)]}
+    if steps < 2:
+        reason = "one step was recorded: a cause cannot be told from chance; record more steps"
+        return {**when, "why": [_unknown(caused, reason)]}
     evidence = {
         "slow_gpu": Evidence(ratio=_rounded(summary["slow_ratio"])),
         "more_work": Evidence(

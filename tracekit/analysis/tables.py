@@ -177,9 +177,9 @@ def rank_tables(
         from tracekit.classify import load_rules
 
         rules = load_rules(rules)
-    if labelled is None:
-        from tracekit.classify import classify
+    from tracekit.classify import classify, classify_lost_kernels
 
+    if labelled is None:
         labelled = classify(rank.events, rules=rules)
     repeated = repetition_notices(labelled, rank.source)
     api = find_api_calls(rank.events)
@@ -188,11 +188,14 @@ def rank_tables(
     gpu_events, step_table, step_notices = assign_parts(labelled, steps)
     step_table = step_table.with_columns(rank=pl.lit(rank.source.rank, pl.Int32))
     tables = _measure_rank(rank, gpu_events, step_table, api, recording.unrecorded, rules=rules, by=by, graph=graph)
+    lost = classify_lost_kernels(rank.events, rules=rules)
+    lost = lost.filter(pl.col("step").is_in(step_table["step"].implode(), nulls_equal=True))
     events = rank_timeline(rank, gpu_events, find_waiting_calls(api), frames) if keep_events else None
     give_back_memory(worth=len(gpu_events) > MIN_EVENTS_TO_GIVE_BACK_MEMORY)
     rank_pipeline = _pipeline(gpu_events, labelled, rank.source, recording.cut_steps) if pipeline else None
     return replace(
         tables,
+        operations=pl.concat([tables.operations, operations(lost, Lanes.of(lost))]),
         pipeline=rank_pipeline,
         events=events,
         memory=_memory(rank, gpu_events, rank_pipeline, all_steps=steps is None),

@@ -9,8 +9,18 @@
 
 from __future__ import annotations
 
-from tracekit.classify.classify_events import classify
+from tracekit.classify.classify_events import classify, classify_lost_kernels
 from tracekit.classify.explain import Explanation, Tried, explain
 from tracekit.classify.rules import Rule, RuleBook, builtin_rules, load_rules
 
-__all__ = ["Explanation", "Rule", "RuleBook", "Tried", "builtin_rules", "classify", "explain", "load_rules"]
+__all__ = [
+    "Explanation",
+    "Rule",
+    "RuleBook",
+    "Tried",
+    "builtin_rules",
+    "classify",
+    "classify_lost_kernels",
+    "explain",
+    "load_rules",
+]

@@ -12,6 +12,7 @@ from tracekit._util.machine import give_back_memory
 from tracekit.classify.collectives import point_to_point_messages
 from tracekit.classify.evidence import Evidence, find_shared_labels, gather_evidence
 from tracekit.classify.host_ranges import launching_op_columns
+from tracekit.classify.lost_kernels import find_lost_kernels
 from tracekit.classify.microbatch import PipelinePlaces, find_places
 from tracekit.classify.modules import find_modules
 from tracekit.classify.rule_matching import Decisions, apply_rules
@@ -48,9 +49,22 @@ def classify(events: pl.DataFrame, *, rules: RuleBook | None = None) -> pl.DataF
     >>> classify(conform(pl.DataFrame([launch, copy]), EVENTS)).select("id", "label", "rule").rows()
     [(1, 'memory', 'memset')]
     """
-    table = _labelled_table(decide(events, rules))
+    lost = find_lost_kernels(events)
+    table = _labelled_table(decide(_append(events, lost), rules))
     give_back_memory()  # classification takes several times the memory of its result
-    return table
+    return table.filter(pl.col("id") >= 0) if len(lost) else table
+
+
+def classify_lost_kernels(events: pl.DataFrame, *, rules: RuleBook | None = None) -> pl.DataFrame:
+    """Return the communication kernels that were launched and not recorded as GPU events (``LABELLED``)."""
+    lost = find_lost_kernels(events)
+    if lost.is_empty():
+        return LABELLED.to_frame()
+    return _labelled_table(decide(_append(events, lost), rules)).filter(pl.col("id") < 0)
+
+
+def _append(events: pl.DataFrame, lost: pl.DataFrame) -> pl.DataFrame:
+    return pl.concat([events, conform(lost, events.schema)]) if len(lost) else events
 
 
 def decide(events: pl.DataFrame, rules: RuleBook | None) -> Classification:

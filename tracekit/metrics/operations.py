@@ -24,7 +24,7 @@ OPERATIONS = pl.Schema(
         "end_ns": pl.Int64(),
         "hidden_ns": pl.Int64(),  # time under compute
         "bytes": pl.Int64(),
-        "id": pl.Int64(),  # event of the rank, as in EVENTS
+        "id": pl.Int64(),  # event of the rank, as in EVENTS; negative: launched, but the kernel was not recorded
         "received": pl.Int64(),  # bytes received, where recorded
         "collective_seq": pl.Int64(),  # recorded number of the collective within its group
     }
