@@ -55,15 +55,14 @@ def schedule_page(simulation: Simulation | WeightReload) -> str:
         picture = _figure_as_svg(draw_reload(simulation))
         return render_template("schedule.html.j2", css=css, title=title, subtitle=subtitle, picture=picture)
     layout = layout_simulation(simulation)
+    is_large = len(layout.boxes) > MAX_TOOLTIPS
     title = schedule_headline(simulation.schedule)
     return render_template(
         "schedule.html.j2",
         css=css,
         title=title,
         subtitle=simulation_facts(simulation),
-        picture=_grid(layout, title)
-        if len(layout.boxes) <= MAX_TOOLTIPS
-        else _figure_as_svg(draw_schedule(simulation)),
+        picture=_figure_as_svg(draw_schedule(simulation)) if is_large else _grid(layout, title),
         simulation=simulation,
         layout=layout,
         cell_colours=CELL_COLOURS,
