@@ -51,7 +51,7 @@ def contradictions(analysis):
     schedule = view.schedule
     if schedule is not None and schedule.gap is not None:
         parts = sum(rung.ns for rung in schedule.gap if rung.kind != "total")
-        if abs(parts - (schedule.measured.makespan_ns - schedule.ideal.makespan_ns)) > len(schedule.gap):
+        if abs(parts - (schedule.head.measured_ns - schedule.head.ideal_ns)) > len(schedule.gap):
             bad.append("the parts of the gap do not add up to it")
     if schedule is not None and (schedule.gap is None) != (schedule.gap_note is not None):
         bad.append("a gap is neither split nor said not to be")

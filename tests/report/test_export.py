@@ -266,7 +266,7 @@ def test_lines_nest_and_none_is_opened_in_vain(rows):
 
 @pytest.mark.parametrize("name", ["x.txt", "x.pftrace", "x"])
 def test_other_extensions_are_refused_before_any_work(tmp_path, name):
-    with pytest.raises(OptionError, match="cannot write this kind of file"):
+    with pytest.raises(OptionError, match="cannot write "):
         export(tmp_path / "nowhere", tmp_path / name)
 
 

@@ -21,11 +21,12 @@ def run(
     json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON.")] = False,
 ) -> None:
     """Answer SQL over the tables of a store; nothing is written, and nothing outside the store is read."""
-    from tracekit.report.data_tables import check_rows, rows_text, write_rows
+    from tracekit.report.data_tables import ROW_FORMATS, rows_text, write_rows
+    from tracekit.report.write import check_extension
     from tracekit.run.query import query
 
     if output is not None:
-        check_rows(output)
+        check_extension(output, ROW_FORMATS)
     rows = query(store, sql)
     if output is not None:
         write_rows(rows, output)

@@ -47,7 +47,8 @@ def run(
     list_all: Annotated[bool, typer.Option("--list", help="Name every schedule.")] = False,
 ) -> None:
     """Make an ideal schedule by name: its order, times, time outside cells, memory and picture."""
-    from tracekit.report.schedule.write import check_extension, write_schedule
+    from tracekit.report.schedule.write import EXTENSIONS, write_schedule
+    from tracekit.report.write import check_extension
 
     if list_all:
         _print_list(as_json)
@@ -55,7 +56,7 @@ def run(
     if name is None:
         raise OptionError("no schedule named", hint="tracekit schedule NAME; --list names them all")
     for path in output or ():
-        check_extension(path)
+        check_extension(path, EXTENSIONS)
     from tracekit.schedules import describe
 
     blocks = _block_times(block_time) if lanes else None

@@ -16,7 +16,7 @@ from typing import Any
 
 import polars as pl
 
-from tracekit._util.files import atomic_write, check_output_path
+from tracekit._util.files import atomic_write
 from tracekit._util.text import UNKNOWN, counted, terminal
 from tracekit.analysis import Analysis, Measured
 from tracekit.errors import OptionError
@@ -166,14 +166,6 @@ def rows_text(rows: pl.DataFrame, *, most: int) -> str:
     if len(rows) > most:
         lines.append(f"{counted(len(rows) - most, 'row')} more")
     return "\n".join(lines)
-
-
-def check_rows(path: Path) -> None:
-    """Raise an error for a file that rows cannot be written to."""
-    if path.suffix.lower() not in ROW_FORMATS:
-        extension = path.suffix or "a file without extension"
-        raise OptionError(f"{path}: cannot write {extension}", hint=f"use {', '.join(ROW_FORMATS)}")
-    check_output_path(path)
 
 
 def write_rows(rows: pl.DataFrame, path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from os import PathLike
 from pathlib import Path
 
@@ -29,15 +29,28 @@ def write(analysis: Analysis, path: str | PathLike[str], *, plot: str | None = N
 
 def check_output(path: str | PathLike[str], *, plot: str | None = None) -> Writer:
     """Return the writer for a path; raise an error if its extension, the plot or the folder cannot be used."""
-    suffix = Path(path).suffix.lower()
-    *first, last = (*WRITERS, *PICTURES)
-    if suffix not in (*first, last):
-        problem = f"cannot write {suffix}" if suffix else "has no extension"
-        raise OptionError(f"{path}: {problem}", hint=f"use {', '.join(first)} or {last}")
-    check_output_path(path)
+    suffix = check_extension(path, (*WRITERS, *PICTURES))
     if suffix == ".xlsx":
         check_spreadsheet(path)
     return WRITERS[suffix] if suffix in WRITERS else _picture_writer(plot)
+
+
+def check_extension(path: str | PathLike[str], extensions: Sequence[str]) -> str:
+    """Return the one of *extensions* that *path* ends in; raise if it is none of them, or if the folder cannot be used.
+
+    >>> check_extension("a.trace.json", (".svg", ".trace.json", ".json"))
+    '.trace.json'
+    >>> check_extension("gate.pdf", (".json", ".xml", ".md"))
+    Traceback (most recent call last):
+    tracekit.errors.OptionError: gate.pdf: cannot write .pdf (use .json, .xml or .md)
+    """
+    target, (*first, last) = Path(path), extensions
+    extension = next((known for known in extensions if target.name.lower().endswith(known)), None)
+    if extension is None:
+        problem = f"cannot write {target.suffix}" if target.suffix else "has no extension"
+        raise OptionError(f"{path}: {problem}", hint=f"use {', '.join(first)} or {last}")
+    check_output_path(target)
+    return extension
 
 
 def render_json(analysis: Analysis) -> str:

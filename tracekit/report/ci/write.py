@@ -13,10 +13,10 @@ from tracekit._util.files import atomic_write
 from tracekit._util.text import escape_workflow, terminal_lines
 from tracekit.diffs import Diff
 from tracekit.documents.coding import encode
-from tracekit.errors import OptionError
 from tracekit.report.ci import words
 from tracekit.report.html import diff as diff_html
 from tracekit.report.markdown.changes import render_diff, render_gate
+from tracekit.report.write import check_extension
 
 Data = Mapping[str, Any]
 Writers = Mapping[str, Callable[[Data], str]]
@@ -29,17 +29,9 @@ def to_json(result: Data) -> str:
 
 
 def check_outputs(paths: Sequence[Path], writers: Writers) -> None:
-    """Raise an error for a path whose extension has no writer.
-
-    >>> check_outputs([Path("gate.pdf")], GATE)
-    Traceback (most recent call last):
-    tracekit.errors.OptionError: gate.pdf: cannot write .pdf (use .json, .xml or .md)
-    """
+    """Raise an error for a path whose extension has no writer."""
     for path in paths:
-        if path.suffix.lower() not in writers:
-            *first, last = writers
-            problem = f"cannot write {path.suffix}" if path.suffix else "has no extension"
-            raise OptionError(f"{path}: {problem}", hint=f"use {', '.join(first)} or {last}")
+        check_extension(path, tuple(writers))
 
 
 def write_all(result: Data, paths: Sequence[Path], writers: Writers) -> None:

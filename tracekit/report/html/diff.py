@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from tracekit._util.text import capitalize
@@ -14,7 +14,7 @@ from tracekit.report.html.schedules import schedule_data
 from tracekit.report.html.templates import asset, render_template, script_json
 from tracekit.report.html.timeline import PageClock, timeline_data
 from tracekit.report.view import input_path
-from tracekit.report.view.pipeline import Rung
+from tracekit.report.view.pipeline import Rung, waterfall
 
 Data = Mapping[str, Any]
 MIN_CHANGE_SHARE = 0.02
@@ -31,7 +31,7 @@ def render(result: Data, *, analyses: tuple[Analysis, Analysis] | None = None) -
     tables = [
         (key, [(name(row), row) for row in words.visible_changes(result[key])]) for key, name in words.MOVED.items()
     ]
-    waterfall = result.get("waterfall")
+    changes = result.get("waterfall")
     return render_template(
         "diff.html.j2",
         css=asset("page.css", "diff.css"),
@@ -43,8 +43,8 @@ def render(result: Data, *, analyses: tuple[Analysis, Analysis] | None = None) -
         result=result,
         names=words.compared_runs(result),
         sentences=[words.step_sentence(result), *(f"{line}." for line in words.story(result))],
-        waterfall=waterfall,
-        bars=diff_waterfall(waterfall) if waterfall else [],
+        waterfall=changes,
+        bars=diff_waterfall(changes) if changes else [],
         metrics=metrics,
         typical=capitalize(words.TYPICAL_STEP_NOTE) if words.has_typical_steps(result) and metrics else "",
         labels=words.visible_changes(result["labels"]),
@@ -61,7 +61,7 @@ def _timeline_side(analysis: Analysis) -> list[dict[str, Any]]:
     return [{"timeline": timeline, "schedule": schedule, "path": input_path(analysis)}] if timeline else []
 
 
-def diff_waterfall(waterfall: Data) -> list[Rung]:
+def diff_waterfall(result: Data) -> tuple[Rung, ...]:
     """Return the bars of a waterfall from before to after; all changes sum to the difference.
 
     >>> changes = [{"part": "x", "change_ms": 4}, {"part": "y", "change_ms": -1}, {"part": "z", "change_ms": 0}]
@@ -69,29 +69,11 @@ def diff_waterfall(waterfall: Data) -> list[Rung]:
     >>> [(bar.name, bar.ns) for bar in bars]
     [('before', 10000000), ('x', 4000000), ('y', -1000000), ('after', 13000000)]
     """
-    before_ns, after_ns = 1e6 * waterfall["before_ms"], 1e6 * waterfall["after_ms"]
-    difference = abs(after_ns - before_ns) or 1.0
-    changes = [(row["part"], 1e6 * row["change_ms"]) for row in waterfall["changes"]]
+    before_ns, after_ns = round(1e6 * result["before_ms"]), round(1e6 * result["after_ms"])
+    difference = abs(after_ns - before_ns) or 1
+    changes = [(row["part"], round(1e6 * row["change_ms"])) for row in result["changes"]]
     changes = [(part, ns) for part, ns in changes if abs(ns) >= MIN_CHANGE_SHARE * difference]
-    rest = after_ns - before_ns - sum(ns for _, ns in changes)
-    if round(rest):
-        changes.append(("smaller changes", rest))
-    return [
-        _total_bar("before", before_ns),
-        *_change_bars(before_ns, changes, difference),
-        _total_bar("after", after_ns),
-    ]
-
-
-def _total_bar(name: str, ns: float) -> Rung:
-    return Rung(name, round(ns), 0, round(ns), "total", None)
-
-
-def _change_bars(start_ns: float, changes: Sequence[tuple[str, float]], difference: float) -> list[Rung]:
-    """Return one bar per change, each from the level where the one before it ends."""
-    bars, level = [], start_ns
-    for part, ns in changes:
-        low, high = sorted((level, level + ns))
-        bars.append(Rung(part, round(ns), round(low), round(high), "more" if ns > 0 else "less", ns / difference))
-        level += ns
-    return bars
+    rest_ns = after_ns - before_ns - sum(ns for _, ns in changes)
+    if abs(rest_ns) > len(changes):  # more than what rounding leaves
+        changes.append(("smaller changes", rest_ns))
+    return waterfall(("before", before_ns), ("after", after_ns), changes)

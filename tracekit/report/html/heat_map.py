@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
-import msgspec
-
-from tracekit._util.text import ms, percent
+from tracekit._util.text import counted, ms, percent
 from tracekit.analysis import Analysis
 from tracekit.analysis.spread import Figure, Spread, by_rank
 
@@ -16,50 +15,16 @@ HEAT_MAP_COLUMNS = 64
 """Columns of the heat map side by side; a broader mesh continues below."""
 
 
-class HeatCell(msgspec.Struct, frozen=True):
-    """One rank in the heat map."""
-
-    rank: int | None
-    heat: float | None
-    """Strength of its colour, 0 to 1; None if its figure is unknown."""
-    text: str
-    title: str
+HeatCell = tuple[int | None, float | None, str, str]
+"""One rank in a heat map: its number, the strength of its colour (0 to 1, None if unknown), text and title."""
 
 
-class HeatBand(msgspec.Struct, frozen=True):
-    """Columns of the heat map that stand side by side."""
+def step_heat_map(analysis: Analysis) -> dict[str, Any] | None:
+    """Return the busy time of ranks by step; None for one rank, one step or unnumbered steps.
 
-    columns: range
-    rows: tuple[tuple[str, tuple[HeatCell, ...]], ...]
-    """Name and cells of each row."""
-
-
-class HeatMap(msgspec.Struct, frozen=True):
-    """Bubble or idle time of each rank, placed as in the mesh."""
-
-    bands: tuple[HeatBand, ...]
-    figure: str
-    """``bubble`` or ``idle``."""
-    least: str
-    most: str
-    column: str
-    """What a column is: ``replica`` or ``rank``."""
-
-
-class StepHeat(msgspec.Struct, frozen=True):
-    """Busy time of each rank in each step."""
-
-    steps: tuple[int, ...]
-    rows: tuple[tuple[int, tuple[HeatCell, ...]], ...]
-    """Rank and its cells, one per step."""
-    least: str
-    most: str
-    more: str
-    """Sentence about what is left out; empty if nothing is."""
-
-
-def step_heat_map(analysis: Analysis) -> StepHeat | None:
-    """Return the busy time of ranks by step; None for one rank, one step or unnumbered steps."""
+    Keys: ``steps``, ``rows`` (rank and its cells, one per step), ``least`` and ``most`` busy time, and ``more``, a
+    sentence about what is left out.
+    """
     ranks = analysis.rank_results[:MAX_HEAT_ROWS]
     all_steps = sorted({scope.step for rank in ranks for scope in rank.per_step if scope.step is not None})
     steps = all_steps[:HEAT_MAP_COLUMNS]
@@ -75,26 +40,28 @@ def step_heat_map(analysis: Analysis) -> StepHeat | None:
     def cell(rank: int, step: int) -> HeatCell:
         ns = busy_ns.get((rank, step))
         if ns is None:
-            return HeatCell(rank, None, "", f"rank {rank}, step {step}: not recorded")
+            return rank, None, "", f"rank {rank}, step {step}: not recorded"
         heat = (ns - least) / (most - least) if most > least else 0.0
-        return HeatCell(
-            rank,
-            heat,
-            f"{ns / 1e6:.0f}" if ns >= 1e7 else f"{ns / 1e6:.1f}",
-            f"rank {rank}, step {step}: busy {ms(ns)}",
-        )
+        text = f"{ns / 1e6:.0f}" if ns >= 1e7 else f"{ns / 1e6:.1f}"
+        return rank, heat, text, f"rank {rank}, step {step}: busy {ms(ns)}"
 
-    hidden = (
-        [f"{len(analysis.rank_results) - len(ranks)} more ranks"] if len(ranks) < len(analysis.rank_results) else []
-    )
-    hidden += [f"{len(all_steps) - len(steps)} more steps"] if len(steps) < len(all_steps) else []
-    more = f"Not shown: {' and '.join(hidden)}." if hidden else ""
-    rows = tuple((rank.rank, tuple(cell(rank.rank, step) for step in steps)) for rank in ranks)
-    return StepHeat(tuple(steps), rows, ms(least), ms(most), more)
+    left_out = {"rank": len(analysis.rank_results) - len(ranks), "step": len(all_steps) - len(steps)}
+    hidden = " and ".join(counted(count, f"more {noun}") for noun, count in left_out.items() if count)
+    return {
+        "steps": steps,
+        "rows": [(rank.rank, [cell(rank.rank, step) for step in steps]) for rank in ranks],
+        "least": ms(least),
+        "most": ms(most),
+        "more": f"Not shown: {hidden}." if hidden else "",
+    }
 
 
-def heat_map(spread: Spread | None) -> HeatMap | None:
-    """Return the heat map; None for runs of few ranks, which have a bar each, and without such a figure."""
+def heat_map(spread: Spread | None) -> dict[str, Any] | None:
+    """Return the heat map; None for runs of few ranks, which have a bar each, and without such a figure.
+
+    Keys: ``bands`` (columns that stand side by side, and the name and cells of each row), ``figure`` (bubble or idle),
+    its ``least`` and ``most``, and ``column`` (what a column is: replica or rank).
+    """
     figure = spread.heat if spread is not None else None
     if spread is None or figure is None:
         return None
@@ -105,13 +72,14 @@ def heat_map(spread: Spread | None) -> HeatMap | None:
             (name, tuple(_heat_cell(rank, figures_of_rank, figure) for rank in ranks[start : start + HEAT_MAP_COLUMNS]))
             for name, ranks in zip(spread.mesh.rows, spread.mesh.cells, strict=True)
         )
-        bands.append(HeatBand(range(start, start + max(len(cells) for _, cells in rows)), rows))
-    return HeatMap(tuple(bands), figure.name, percent(figure.least), percent(figure.most), spread.mesh.column)
+        bands.append((range(start, start + max(len(cells) for _, cells in rows)), rows))
+    least, most = percent(figure.least), percent(figure.most)
+    return {"bands": bands, "figure": figure.name, "least": least, "most": most, "column": spread.mesh.column}
 
 
 def _heat_cell(rank: int | None, figures_of_rank: Mapping[int, Mapping[str, float | None]], shown: Figure) -> HeatCell:
     if rank is None:
-        return HeatCell(None, None, "", "no trace")
+        return None, None, "", "no trace"
     figures = figures_of_rank[rank]
     share = figures[shown.name]
     title = (
@@ -119,5 +87,5 @@ def _heat_cell(rank: int | None, figures_of_rank: Mapping[int, Mapping[str, floa
         f"span {ms(figures['span_ns'])}"
     )
     if share is None:
-        return HeatCell(rank, None, "?", title)
-    return HeatCell(rank, shown.shade(share), f"{100 * share:.0f}", title)
+        return rank, None, "?", title
+    return rank, shown.shade(share), f"{100 * share:.0f}", title

@@ -89,8 +89,8 @@ def _gap(view: View) -> str:
     schedule = view.schedule
     if schedule is None:
         return ""
-    sides = (schedule.ideal, schedule.measured)
-    outside = {side.name: percent(side.outside_cells) for side in sides}
+    head = schedule.head
+    outside = {"ideal": percent(head.ideal_bubble), "measured": percent(head.measured_bubble)}
     if schedule.gap:
         rows = [
             (rung.name, ms(rung.ns), "", outside[rung.name])
@@ -99,7 +99,8 @@ def _gap(view: View) -> str:
             for rung in schedule.gap
         ]
     else:
-        rows = [(side.name, ms(side.makespan_ns), "", outside[side.name]) for side in sides]
+        makespans = {"ideal": head.ideal_ns, "measured": head.measured_ns}
+        rows = [(name, ms(ns), "", outside[name]) for name, ns in makespans.items()]
     table = simple_table(("", "time", "share of the gap", "outside cells"), rows, words=1)
     return f"### From the ideal to the run ({markdown(schedule.comparison.name)})\n\n{table}"
 

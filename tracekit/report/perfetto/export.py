@@ -13,7 +13,8 @@ from msgspec.structs import replace
 
 from tracekit.errors import Notice
 from tracekit.parsers.ranks import unknown_rank_error
-from tracekit.report.perfetto.write import Exported, check_output, write_perfetto
+from tracekit.report.perfetto.write import EXTENSIONS, Exported, write_perfetto
+from tracekit.report.write import check_extension
 from tracekit.run.analyze import analyze
 from tracekit.run.ingest import ingest
 from tracekit.run.options import OnDamage, damage_policy, file_rank_option
@@ -47,7 +48,7 @@ def export(
     >>> done.ranks
     (0, 1, 2, 3)
     """
-    check_output(output)
+    check_extension(output, EXTENSIONS)
     ingest_store = partial(
         ingest,
         on_damage=damage_policy(on_damage, lenient=lenient),

@@ -17,19 +17,21 @@ import numpy as np
 import polars as pl
 from zlib_ng import gzip_ng
 
-from tracekit._util.files import atomic_write, check_output_path
+from tracekit._util.files import atomic_write
 from tracekit._version import __version__
 from tracekit.analysis import Analysis
-from tracekit.errors import Notice, OptionError
+from tracekit.errors import Notice
 from tracekit.intervals import union
 from tracekit.report.evidence import CAUSE_WORDS, relevant_notices
 from tracekit.report.perfetto.events import EVENT_DETAILS, arrow_lines, event_lines
 from tracekit.report.perfetto.tracks import TrackNumbers
 from tracekit.report.schedule.layout import layout_pipeline
+from tracekit.report.write import check_extension
 from tracekit.schema import GPU_KINDS, LABELS
 from tracekit.store.files import Store
 
 Write = Callable[[bytes], object]
+EXTENSIONS = (".json", ".json.gz")
 EVENTS_PER_WRITE = 20_000
 LABEL_COLUMNS = ("label", "pass", "module", "microbatch", "stage", "rule", "confidence")
 """Columns that classification adds to an event."""
@@ -57,22 +59,9 @@ def write_perfetto(
     store: Store, analysis: Analysis, output: str | os.PathLike[str], *, ranks: Collection[int] | None = None
 ) -> Exported:
     """Write the ranks of a labelled *store* and the results of *analysis* to *output* (.json or .json.gz)."""
-    target = check_output(output)
-    with atomic_write(target) as part, _open_for_write(part, compress=target.name.lower().endswith(".gz")) as write:
-        return _Export(store, analysis, ranks, write).run(target)
-
-
-def check_output(path: str | os.PathLike[str]) -> Path:
-    """Return the path to write to; raise OptionError or OutputError if it cannot be written.
-
-    >>> check_output("trace.pftrace")
-    Traceback (most recent call last):
-    tracekit.errors.OptionError: trace.pftrace: cannot write this kind of file (end it in .json or .json.gz)
-    """
-    target = Path(path)
-    if not target.name.lower().endswith((".json", ".json.gz")):
-        raise OptionError(f"{target}: cannot write this kind of file", hint="end it in .json or .json.gz")
-    return check_output_path(target)
+    compress = check_extension(output, EXTENSIONS).endswith(".gz")
+    with atomic_write(output) as part, _open_for_write(part, compress=compress) as write:
+        return _Export(store, analysis, ranks, write).run(Path(output))
 
 
 class _Export:

@@ -107,7 +107,7 @@ def gap(analysis: Analysis, *, ax: Axes | None = None) -> Figure:
         return figures.message_figure(ax, f"There is no gap to split. {reason}")
     figure, axes = figures.figure_and_axes(ax, width=9, height=0.36 * len(view.gap) + 1.4)
     _draw_waterfall(axes, view.gap)
-    ideal_ns, measured_ns = view.ideal.makespan_ns, view.measured.makespan_ns
+    ideal_ns, measured_ns = view.head.ideal_ns, view.head.measured_ns
     more = f", {signed(100 * (measured_ns / ideal_ns - 1), 0)} %" if ideal_ns else ""
     facts = f"{view.comparison.name}: {ms(ideal_ns)} ideal, {ms(measured_ns)} measured{more}"
     figures.draw_title(axes, "From the ideal to the run", facts)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
+import polars as pl
 from markupsafe import Markup
 
-from tracekit._util.text import html
+from tracekit.report.html.canvas import Canvas
 from tracekit.report.html.templates import asset, render_template
 from tracekit.report.palette import CELL_COLOURS, IDLE_COLOUR
 from tracekit.report.schedule.layout import (
@@ -21,7 +23,6 @@ from tracekit.report.schedule.layout import (
     schedule_headline,
     simulation_facts,
 )
-from tracekit.report.schedule.svg import LEFT_PX, MAX_TOOLTIPS, round_ticks, svg_cells, svg_rows
 from tracekit.schedules.weight_reload import WeightReload
 
 if TYPE_CHECKING:
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
 
     from tracekit.schedules import Simulation
 
+MAX_TOOLTIPS = 8_000
+"""A layout of more boxes is drawn by matplotlib, without tooltips."""
+NAME_PX = 64
+"""Width of the column with the names of the ranks."""
 MAX_OPS_IN_ORDERS = 20_000
 """Orders of more ops in all are left out of the page."""
 _TIME_AXIS = "time (units of the given times)"
@@ -43,20 +48,21 @@ def schedule_page(simulation: Simulation | WeightReload) -> str:
     (True, 10)
     """
     css = asset("schedule.css")
-    if isinstance(simulation, WeightReload):
-        from tracekit.report.schedule.plot import draw_reload
+    from tracekit.report.schedule.plot import draw_reload, draw_schedule
 
+    if isinstance(simulation, WeightReload):
         title, subtitle = reload_headline(simulation), f"makespan {simulation.makespan:g}"
         picture = _figure_as_svg(draw_reload(simulation))
         return render_template("schedule.html.j2", css=css, title=title, subtitle=subtitle, picture=picture)
     layout = layout_simulation(simulation)
+    is_large = len(layout.boxes) > MAX_TOOLTIPS
     title = schedule_headline(simulation.schedule)
     return render_template(
         "schedule.html.j2",
         css=css,
         title=title,
         subtitle=simulation_facts(simulation),
-        picture=_grid(layout, title),
+        picture=_figure_as_svg(draw_schedule(simulation)) if is_large else _grid(layout, title),
         simulation=simulation,
         layout=layout,
         cell_colours=CELL_COLOURS,
@@ -82,23 +88,26 @@ def _figure_as_svg(figure: Figure) -> Markup:
 
 def _grid(layout: ScheduleLayout, title: str) -> Markup:
     """Return the grid: rank names, idle time, cells, and a time axis below."""
-    width = 1380.0
-    if len(layout.boxes) <= MAX_TOOLTIPS:
-        shortest = float((layout.boxes["end"] - layout.boxes["start"]).to_numpy().min())
-        width = float(np.clip(layout.end / max(shortest, 1e-12) * 18, 900, 6000))
-    row_height = 26 if len(layout.ranks) <= 24 else 14
-    height = len(layout.ranks) * row_height + 24
-    px_per_unit = width / layout.end
-    ticks = [
-        f'<text x="{LEFT_PX + tick * px_per_unit:.1f}" y="{height - 6}" text-anchor="middle">{tick:g}</text>'
-        for tick in round_ticks(layout.end)
-    ]
-    elements = [
-        f'<svg width="{width + LEFT_PX + 20:.0f}" height="{height + 18}" role="img" aria-label="{html(title)}">',
-        *svg_rows(layout, top=0, row_height=row_height, px_per_unit=px_per_unit),
-        *svg_cells(layout, top=0, row_height=row_height, px_per_unit=px_per_unit),
-        *ticks,
-        f'<text x="{LEFT_PX + width / 2:.1f}" y="{height + 12}" text-anchor="middle">{_TIME_AXIS}</text>',
-        "</svg>",
-    ]
-    return Markup("\n".join(elements))
+    shortest = float((layout.boxes["end"] - layout.boxes["start"]).to_numpy().min())
+    width = float(np.clip(layout.end / max(shortest, 1e-12) * 18, 900, 6000)) + NAME_PX
+    canvas = Canvas(0, layout.end, width=width, name_width=NAME_PX, row_height=24 if len(layout.ranks) <= 24 else 12)
+    boxes = layout.boxes.with_columns(colour=pl.Series(layout.box_colours, dtype=pl.String))
+    for row, rank in enumerate(layout.ranks):
+        canvas.row(f"rank {rank}")
+        for box in boxes.filter(row=row).iter_rows(named=True):
+            tip = f"{box['name']} · rank {rank} · {box['start']:g} to {box['end']:g}"
+            edges = box["top"], box["bottom"]
+            canvas.box(box["start"], box["end"], box["colour"], tip, text=str(box["microbatch"]), edges=edges)
+    ticks = {tick: f"{tick:g}" for tick in round_ticks(layout.end)}
+    return canvas.svg(title, ticks, attributes=f'width="{width:.0f}"')
+
+
+def round_ticks(end: float) -> list[float]:
+    """Return about ten round times from 0 to *end*.
+
+    >>> round_ticks(47)
+    [0.0, 5.0, 10.0, 15.0, 20.0, 25.0, 30.0, 35.0, 40.0, 45.0]
+    """
+    power = 10.0 ** math.floor(math.log10(end / 10))
+    step = next(power * factor for factor in (1, 2, 5, 10) if end / (power * factor) <= 12)
+    return [i * step for i in range(int(end / step) + 1)]

@@ -12,6 +12,7 @@ from tracekit._version import __version__
 from tracekit.documents.coding import encode
 from tracekit.errors import OptionError
 from tracekit.report.schedule.layout import layout_simulation
+from tracekit.report.write import check_extension
 from tracekit.schedules.registry import write_orders
 from tracekit.schedules.weight_reload import LANES, WeightReload
 
@@ -47,7 +48,7 @@ def write_schedule(
     9
     """
     path = Path(path)
-    extension = check_extension(path)
+    extension = check_extension(path, EXTENSIONS)
     if extension in (".svg", ".png"):
         from matplotlib import rc_context
 
@@ -63,19 +64,6 @@ def write_schedule(
     else:
         with atomic_write(path) as part:
             part.write_text(_text(simulation, extension), encoding="utf-8")
-
-
-def check_extension(path: Path) -> str:
-    """Return the extension of ``EXTENSIONS`` that *path* ends in; raise OptionError if it is none of them.
-
-    >>> from pathlib import Path
-    >>> check_extension(Path("a.trace.json")), check_extension(Path("b.json"))
-    ('.trace.json', '.json')
-    """
-    for extension in EXTENSIONS:
-        if path.name.lower().endswith(extension):
-            return extension
-    raise OptionError(f"{path}: cannot write this kind of file", hint=f"end it in {' '.join(EXTENSIONS)}")
 
 
 def _draw(simulation: Simulation | WeightReload, lanes: bool, block_times: BlockTimes | None) -> Figure:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from statistics import mean
 
 import polars as pl
 from rich.console import Group, RenderableType
@@ -156,15 +157,24 @@ def _makespans(schedule: ScheduleView, width: int) -> RenderableType | None:
         *(Column(phase, "ms", note="time in no cell per rank") for phase in PHASES),
         Column("peak", "figure", note="most chunks held at once"),
     )
+    head = schedule.head
+    measured, ideal = ([getattr(bubble, name) for bubble in head.bubbles] for name in ("measured_ns", "ideal_ns"))
     rows: list[tuple[object, ...]] = [
-        (side.name, side.makespan_ns, side.outside_cells, *(side.phase_ns[phase] for phase in PHASES), "")
-        for side in (schedule.measured, schedule.ideal)
+        (
+            "measured",
+            head.measured_ns,
+            head.measured_bubble,
+            *(mean(ns[phase] for ns in measured) for phase in PHASES),
+            "",
+        ),
+        ("ideal", head.ideal_ns, head.ideal_bubble, *(mean(ns[phase] for ns in ideal) for phase in PHASES), ""),
     ]
-    ranks = sorted(schedule.by_rank, key=lambda rank: -sum(rank.phase_ns.values()))
-    shown = ranks if len(ranks) <= MAX_RANKS_LISTED else ranks[:WORST_RANKS_SHOWN]
-    for rank in sorted(shown, key=lambda rank: rank.rank):
-        phases = (rank.phase_ns[phase] for phase in PHASES)
-        rows.append((f"  rank {rank.rank}", "", rank.outside_cells, *phases, str(rank.peak_activations)))
+    bubbles = sorted(head.bubbles, key=lambda bubble: -sum(bubble.measured_ns.values()))
+    shown = bubbles if len(bubbles) <= MAX_RANKS_LISTED else bubbles[:WORST_RANKS_SHOWN]
+    for bubble in sorted(shown, key=lambda bubble: bubble.rank):
+        phases = [bubble.measured_ns[phase] for phase in PHASES]
+        outside = sum(phases) / max(head.measured_ns, 1)
+        rows.append((f"  rank {bubble.rank}", "", outside, *phases, str(bubble.peak_activations)))
     return render_table(make_table(columns, rows), width)
 
 
@@ -175,9 +185,9 @@ def _waterfall(schedule: ScheduleView, width: int, *, min_share: float = 0.0) ->
     """
     if schedule.gap is None:
         return Note(schedule.gap_note or "")
-    measured_ns = schedule.measured.makespan_ns
+    measured_ns = schedule.head.measured_ns
     length = max(10, min(40, width - 64))
-    longest_ns = max(measured_ns, schedule.ideal.makespan_ns, 1)
+    longest_ns = max(measured_ns, schedule.head.ideal_ns, 1)
     signs = {"more": "+ ", "less": "− ", "total": ""}
     rows: list[tuple[object, ...]] = []
     smaller = [rung for rung in schedule.gap if rung.kind != "total" and abs(rung.ns) < min_share * measured_ns]
@@ -224,7 +234,9 @@ def render_what_if(rows: Sequence[WhatIfRow], width: int) -> RenderableType | No
 
 
 def _predicted_range(row: WhatIfRow) -> str:
-    return "" if row.ran or row.range_ns is None else " – ".join(bare_ms(ns, 1) for ns in row.range_ns)
+    return (
+        "" if row.ran or row.predicted_range_ns is None else " – ".join(bare_ms(ns, 1) for ns in row.predicted_range_ns)
+    )
 
 
 def _peak_activations(row: WhatIfRow) -> str:

@@ -147,7 +147,7 @@ def _schedule_line(analysis: Analysis, schedule: ScheduleView | None) -> Line | 
     if schedule is None:
         reasons = [note.message for note in analysis.notices if note.code in _NO_SCHEDULE_CODES]
         return Line("Schedule", f"Not named: {reasons[0]}.", "warnings") if reasons else None
-    measured_ns, ideal_ns = schedule.measured.makespan_ns, schedule.ideal.makespan_ns
+    measured_ns, ideal_ns = schedule.head.measured_ns, schedule.head.ideal_ns
     comparison = schedule.comparison
     name = comparison.name if comparison.exact else f"{comparison.name}, nearly"
     makespans = f"{name} ({schedule.sizes}): {ms(measured_ns)} where its ideal takes {ms(ideal_ns)}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 import polars as pl
@@ -10,7 +10,7 @@ from msgspec.structs import asdict
 
 from tracekit._util.text import counted
 from tracekit.analysis import Analysis
-from tracekit.compare import ScheduleComparison, WhatIf
+from tracekit.compare import ScheduleComparison, StepComparison, WhatIf
 from tracekit.report.table import Column, Table, make_table
 from tracekit.report.view.ranks import beyond_noise
 from tracekit.schema import GAP_CAUSES, PHASES
@@ -36,36 +36,11 @@ class Rung(msgspec.Struct, frozen=True):
     """Share of the gap."""
 
 
-class Side(msgspec.Struct, frozen=True):
-    """The pipeline as it ran, or its ideal."""
-
-    name: str
-    makespan_ns: int
-    outside_cells: float
-    """Share of ranks × makespan in no cell."""
-    phase_ns: Mapping[str, float]
-    """Time in no cell per rank, by phase."""
-
-
-class RankSide(msgspec.Struct, frozen=True):
-    """One rank of the pipeline as it ran."""
-
-    rank: int
-    outside_cells: float | None
-    phase_ns: Mapping[str, int]
-    peak_activations: int
-
-
 class WhatIfRow(WhatIf, frozen=True):
     """The prediction for another schedule, another layout, or the run without one cause of its gap."""
 
     command: str | None = None
     """Command that draws the schedule."""
-
-    @property
-    def range_ns(self) -> tuple[int, int] | None:
-        """Range of the prediction."""
-        return self.predicted_range_ns
 
     @property
     def title(self) -> str:
@@ -87,9 +62,6 @@ class ScheduleView(msgspec.Struct, frozen=True):
     sizes: str
     which: str
     """The step and pipeline shown, if there are several; else empty."""
-    measured: Side
-    ideal: Side
-    by_rank: tuple[RankSide, ...]
     gap: tuple[Rung, ...] | None
     """Bars from the ideal to the measured makespan; None if the gap cannot be split by cause."""
     gap_note: str | None
@@ -99,6 +71,11 @@ class ScheduleView(msgspec.Struct, frozen=True):
     phases: Table | None
     """Hidden shares of labels by phase."""
     what_if: tuple[WhatIfRow, ...]
+
+    @property
+    def head(self) -> StepComparison:
+        """The pipeline and step that the figures describe."""
+        return self.comparison.head
 
     @property
     def alternatives(self) -> tuple[WhatIfRow, ...]:
@@ -118,24 +95,11 @@ def schedule_view(analysis: Analysis) -> ScheduleView | None:
         return None
     head = comparison.head
     plan, ranks = head.match.schedule, head.pipeline.ranks
-    measured_ns = [bubble.measured_ns for bubble in head.bubbles]
-    ideal_ns = [bubble.ideal_ns for bubble in head.bubbles]
     return ScheduleView(
         comparison=comparison,
         sizes=describe_size(comparison),
         which=describe_choice(comparison),
-        measured=Side("measured", head.measured_ns, head.measured_bubble, _mean_by_phase(measured_ns)),
-        ideal=Side("ideal", head.ideal_ns, head.ideal_bubble, _mean_by_phase(ideal_ns)),
-        by_rank=tuple(
-            RankSide(
-                bubble.rank,
-                sum(bubble.measured_ns.values()) / head.measured_ns if head.measured_ns else None,
-                bubble.measured_ns,
-                bubble.peak_activations,
-            )
-            for bubble in head.bubbles
-        ),
-        gap=waterfall(head.ideal_ns, head.measured_ns, comparison.gap_ns),
+        gap=_gap(comparison),
         gap_note=_gap_note(comparison),
         differences=tuple(
             f"rank {ranks[difference.rank]}, cell {difference.position}: "
@@ -193,28 +157,28 @@ def _compared_with_other_pipelines(comparison: ScheduleComparison) -> str:
     return ", all alike" if len(means) > 2 else ", both alike"
 
 
-def _mean_by_phase(ranks: Sequence[Mapping[str, int]]) -> dict[str, float]:
-    """Return the mean over ranks of the time in no cell, by phase."""
-    return {phase: sum(phase_ns[phase] for phase_ns in ranks) / max(1, len(ranks)) for phase in PHASES}
+def waterfall(first: tuple[str, int], last: tuple[str, int], changes: Iterable[tuple[str, int]]) -> tuple[Rung, ...]:
+    """Return the bars from a first to a last total, one per change, each from the level where the one before it ends.
 
-
-def waterfall(ideal_ns: int, measured_ns: int, gap_ns: Mapping[str, int] | None) -> tuple[Rung, ...] | None:
-    """Return the bars from the ideal to the measured makespan, the largest cause first, the unexplained part last.
-
-    >>> [(rung.name, rung.low_ns, rung.high_ns) for rung in waterfall(5, 9, {"host": 1, "p2p": 3, "offload": 0}) or ()]
-    [('ideal', 0, 5), ('pipeline transfer and its wait', 5, 8), ('late launches', 8, 9), ('measured', 0, 9)]
+    >>> [(rung.name, rung.low_ns, rung.high_ns) for rung in waterfall(("ideal", 5), ("measured", 9), [("late", 4)])]
+    [('ideal', 0, 5), ('late', 5, 9), ('measured', 0, 9)]
     """
-    if gap_ns is None:
+    rungs, level_ns, whole_ns = [Rung(*first, 0, first[1], "total", None)], first[1], last[1] - first[1]
+    for name, ns in changes:
+        low_ns, high_ns = sorted((level_ns, level_ns + ns))
+        share = ns / whole_ns if whole_ns > 0 else None
+        rungs.append(Rung(name, ns, low_ns, high_ns, "more" if ns > 0 else "less", share))
+        level_ns += ns
+    return (*rungs, Rung(*last, 0, last[1], "total", None))
+
+
+def _gap(comparison: ScheduleComparison) -> tuple[Rung, ...] | None:
+    """Return the bars from the ideal to the measured makespan, the largest cause first, the unexplained part last."""
+    if comparison.gap_ns is None:
         return None
-    rungs = [Rung("ideal", ideal_ns, 0, ideal_ns, "total", None)]
-    reached_ns, whole_gap_ns = ideal_ns, measured_ns - ideal_ns
-    for cause, ns in sorted(gap_ns.items(), key=lambda item: (item[0] == "unexplained", -item[1])):
-        if ns:
-            low_ns, high_ns = sorted((reached_ns, reached_ns + ns))
-            share = ns / whole_gap_ns if whole_gap_ns > 0 else None
-            rungs.append(Rung(GAP_CAUSES[cause].words, ns, low_ns, high_ns, "more" if ns > 0 else "less", share))
-            reached_ns += ns
-    return (*rungs, Rung("measured", measured_ns, 0, measured_ns, "total", None))
+    largest_first = sorted(comparison.gap_ns.items(), key=lambda item: (item[0] == "unexplained", -item[1]))
+    causes = ((GAP_CAUSES[cause].words, ns) for cause, ns in largest_first if ns)
+    return waterfall(("ideal", comparison.head.ideal_ns), ("measured", comparison.head.measured_ns), causes)
 
 
 def unnamed_phases(analysis: Analysis) -> Table | None:
