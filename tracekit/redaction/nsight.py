@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from tracekit.errors import InputError
-from tracekit.parsers.nsight.payload import FIELDS, Layouts, payload_layouts
+from tracekit.parsers.nsight.payload import FIELDS, Layouts, payload_layouts, payload_numbers
 from tracekit.parsers.nsight.reader import open_export
 from tracekit.parsers.nsight.sqlite import refuse_unreadable
 from tracekit.redaction.fields import ANY, SIZE, SMALL, is_version
@@ -172,7 +172,7 @@ def _sql_functions(names: NameRedactor, layout: Layouts, keep: Collection[str]) 
         "code": of_text(names.redact_code),
         "words": of_text(names.redact),
         "range_text": of_text(range_text),
-        "payload": of_text(payload_numbers),
+        "payload": of_text(payload_fields),
         "payload_bytes": lambda value: payload_bytes(value, layout) if isinstance(value, bytes) else None,
         "payload_field": of_text(lambda text: text if text in FIELDS else None),
         "diagnosis": of_text(lambda text: " ".join(sorted(set(_LOST_EVENTS.findall(text.lower())))) or "redacted"),
@@ -181,40 +181,18 @@ def _sql_functions(names: NameRedactor, layout: Layouts, keep: Collection[str]) 
     }
 
 
-def payload_numbers(text: str) -> str | None:
+def payload_fields(text: str) -> str | None:
     """Return the fields of a JSON payload that an analysis reads; None if it has none.
 
-    >>> payload_numbers('{"Peer rank": 1, "token": "secret", "p": {"Rank": "0x2"}}')
+    >>> payload_fields('{"Peer rank": 1, "token": "secret", "p": {"Rank": "0x2"}}')
     '{"Peer rank": 1, "Rank": 2}'
-    >>> payload_numbers('{"Rank": 4155551234}')
+    >>> payload_fields('{"Rank": 4155551234}')
     """
-    try:
-        remaining: list[Any] = [json.loads(text)]
-    except (ValueError, RecursionError):
-        return None
     numbers: dict[str, int] = {}
-    while remaining:
-        item = remaining.pop()
-        if isinstance(item, dict):
-            for name, value in item.items():
-                number = _whole_number(value)
-                if name in FIELDS and number is not None:
-                    if abs(number) < PAYLOAD_LIMITS[FIELDS[name]]:
-                        numbers.setdefault(name, number)
-                else:
-                    remaining.append(value)
-        elif isinstance(item, list):
-            remaining += item
+    for name, number in payload_numbers(text):
+        if abs(number) < PAYLOAD_LIMITS[FIELDS[name]]:
+            numbers.setdefault(name, number)
     return json.dumps(numbers) if numbers else None
-
-
-def _whole_number(value: Any) -> int | None:
-    if isinstance(value, bool) or not isinstance(value, int | str):
-        return None
-    try:
-        return int(str(value), 0)
-    except ValueError:
-        return None
 
 
 def payload_bytes(blob: bytes, layout: Layouts) -> bytes | None:

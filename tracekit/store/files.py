@@ -44,8 +44,6 @@ SOURCE_KEY = "tracekit.source"
 ENTRY = "entry.json"
 ZSTD_LEVEL = 1
 """Compression of the Parquet files: 12 % less CPU time than zstd's default level 3, for files 13 % larger."""
-COLUMNS_SINCE_010 = ("collective_seq",)
-"""Columns of events that stores of version 0.1.0 do not have."""
 _INGEST_AGAIN = "ingest the traces again"
 
 
@@ -87,35 +85,35 @@ class Store:
 
     def scan(self, rank: int) -> pl.LazyFrame:
         """Return one rank's events as a lazy frame, which reads only the columns and rows that are used."""
-        return _scan(self.checked_file(rank, "events"), EVENTS)
+        return pl.scan_parquet(self.checked_file(rank, "events"), hive_partitioning=False)
 
     def scan_labelled(self, rank: int) -> pl.LazyFrame | None:
         """Return one rank's labelled events as a lazy frame; None if they were not written."""
         if self._entry(rank).labelled_rows is None:
             return None
-        return _scan(self.checked_file(rank, "labelled"), LABELLED)
+        return pl.scan_parquet(self.checked_file(rank, "labelled"), hive_partitioning=False)
 
     def rank(self, rank: int) -> RankEvents:
         """Read one rank: its events, its source and its allocator's events."""
-        entry = self._entry(rank)
-        events = _collect(self.scan(rank), self._file(rank, "events"), EVENTS, entry.rows)
-        return RankEvents(events, entry.source, self.memory(rank))
+        return RankEvents(self._read(rank, "events", EVENTS), self._entry(rank).source, self.memory(rank))
 
     def memory(self, rank: int) -> pl.DataFrame:
         """Read one rank's allocator events; empty if they were not recorded, or the store is of an old version."""
         if "memory.parquet" not in self._entry(rank).digests:
             return MEMORY.to_frame()
-        lazy = pl.scan_parquet(self.checked_file(rank, "memory"), hive_partitioning=False)
-        return _collect(lazy, self._file(rank, "memory"), MEMORY)
+        return self._read(rank, "memory", MEMORY)
 
     def labelled(self, rank: int) -> pl.DataFrame | None:
         """Read one rank's labelled events; None if they were not written."""
-        lazy, rows = self.scan_labelled(rank), self._entry(rank).labelled_rows
-        if lazy is None or rows is None:
-            return None
-        columns = [name for name in LABELLED if name in lazy.collect_schema()]  # older stores lack the newest ones
-        schema = pl.Schema({name: LABELLED[name] for name in columns})
-        return conform(_collect(lazy, self._file(rank, "labelled"), schema, rows), LABELLED)
+        return None if self._entry(rank).labelled_rows is None else self._read(rank, "labelled", LABELLED)
+
+    def _read(self, rank: int, name: str, schema: pl.Schema) -> pl.DataFrame:
+        """Read a table; columns that stores of older versions lack are null."""
+        file = self.checked_file(rank, name)
+        try:
+            return conform(pl.read_parquet(file, hive_partitioning=False), schema)
+        except (pl.exceptions.PolarsError, OSError) as error:
+            raise read_error(error, file, hint=_INGEST_AGAIN) from error
 
     def _entry(self, rank: int) -> Entry:
         if self.roles:
@@ -133,15 +131,12 @@ class Store:
         except OSError:
             return False
 
-    def _file(self, rank: int, name: str) -> Path:
-        self._entry(rank)
-        return rank_folder(self.path, rank) / f"{name}.parquet"
-
     def checked_file(self, rank: int, name: str) -> Path:
         """Return the path of one rank's table (``events``, ``labelled``, ``memory``) after verifying its checksum."""
-        file = self._file(rank, name)
+        entry = self._entry(rank)
+        file = rank_folder(self.path, rank) / f"{name}.parquet"
         try:
-            intact = matches_checksum(file, self._entry(rank).digests.get(file.name))
+            intact = matches_checksum(file, entry.digests.get(file.name))
         except OSError as error:
             raise read_error(error, file, hint=_INGEST_AGAIN) from error
         if not intact:
@@ -337,28 +332,3 @@ def write_manifest(
 
 def _root(path: Path) -> Path:
     return path.parent if path.name == MANIFEST else path
-
-
-def _scan(file: Path, schema: pl.Schema) -> pl.LazyFrame:
-    """Return a table as a lazy frame; columns that stores of older versions lack are null."""
-    lazy = pl.scan_parquet(file, hive_partitioning=False)
-    try:
-        columns = lazy.collect_schema().names()
-    except (pl.exceptions.PolarsError, OSError) as error:
-        raise read_error(error, file, hint=_INGEST_AGAIN) from error
-    missing = [name for name in COLUMNS_SINCE_010 if name not in columns]
-    if not missing:
-        return lazy
-    added = [pl.lit(None, schema[name]).alias(name) for name in missing]
-    return lazy.with_columns(added).select(name for name in schema.names() if name in (*columns, *missing))
-
-
-def _collect(lazy: pl.LazyFrame, file: Path, schema: pl.Schema, rows: int | None = None) -> pl.DataFrame:
-    """Read a table; raise if it has other columns than *schema*, or another number of rows than *rows* (if given)."""
-    try:
-        frame = lazy.collect()
-    except (pl.exceptions.PolarsError, OSError) as error:
-        raise read_error(error, file, hint=_INGEST_AGAIN) from error
-    if frame.schema != schema or rows not in (None, frame.height):
-        raise InputError(f"{file}: is not what the manifest lists", hint=_INGEST_AGAIN)
-    return frame

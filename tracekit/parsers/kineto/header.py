@@ -6,14 +6,13 @@ import contextlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from tracekit._util.text import counted
 from tracekit.errors import InputError, Notice
 from tracekit.parsers.kineto.stream import Stream
 from tracekit.parsers.ranks import valid_rank
-from tracekit.schema import ProcessGroup
+from tracekit.schema import ProcessGroup, Source
 
 HEAD_LIMIT = 64 << 20
 """A header longer than this is not a header: process groups of ten thousand ranks take a tenth of it."""
@@ -34,22 +33,13 @@ _VERSION = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(NamedTuple):
     """Facts about the recording, from the top-level keys."""
 
-    rank: int | None = None
-    world_size: int | None = None
-    base_ns: int = 0
-    devices: tuple[str, ...] = ()
-    multiprocessors: int | None = None
-    memory_bytes: int | None = None
-    versions: Mapping[str, str] = field(default_factory=dict)
-    groups: tuple[ProcessGroup, ...] = ()
-    record_shapes: bool | None = None
-    recording_overhead: float | None = None
-    notices: tuple[Notice, ...] = ()
-    """One per impossible value, which was left out."""
+    rank: int | None
+    base_ns: int
+    source: Source
+    """What the keys tell of the source, without its path and rank; one notice per impossible value."""
 
 
 def sniff(start: bytes) -> bool:
@@ -163,48 +153,42 @@ def parse_header(keys: Mapping[str, Any]) -> Header:
     info = keys.get("distributedInfo")
     info = info if isinstance(info, dict) else {}
     devices = keys.get("deviceProperties")
-    shapes = keys.get("record_shapes")
-    recorder = keys.get("tracekit")
+    devices = [device for device in devices if isinstance(device, dict)] if isinstance(devices, list) else []
+    shapes, recorder = keys.get("record_shapes"), keys.get("tracekit")
     overhead = recorder.get("recording_overhead") if isinstance(recorder, dict) else None
-    rank, world, base = info.get("rank"), info.get("world_size"), keys.get("baseTimeNanoseconds")
-    return Header(
-        rank=valid_rank(_integer(rank)),
-        world_size=valid_rank(_integer(world)),
-        base_ns=_base_time(base) or 0,
-        devices=tuple(_text(d["name"]) for d in devices if isinstance(d, dict) and "name" in d)
-        if isinstance(devices, list)
-        else (),
+    rank, world_size = valid_rank(_integer(info.get("rank"))), valid_rank(_integer(info.get("world_size")))
+    base_ns = _base_time(keys.get("baseTimeNanoseconds"))
+    odd_values = (
+        ("odd-rank", "rank", info.get("rank"), rank, "is not a rank"),
+        ("odd-world-size", "world_size", info.get("world_size"), world_size, "no run has"),
+        ("no-base-time", "baseTimeNanoseconds", keys.get("baseTimeNanoseconds"), base_ns, "is not a time"),
+    )
+    notices = [
+        Notice(code, f"{key} is {_short(value)}, which {why}: it was left out")
+        for code, key, value, number, why in odd_values
+        if value is not None and number is None
+    ]
+    source = Source(
+        path="",
+        reader="kineto",
+        rank=0,
+        rank_from="",
+        world_size=world_size,
+        devices=tuple(_text(device["name"]) for device in devices if "name" in device),
         multiprocessors=_common_value(devices, "numSms"),
         memory_bytes=_common_value(devices, "totalGlobalMem"),
         versions=_versions({**keys, "nccl_version": info.get("nccl_version")}),
         groups=_groups(info.get("pg_config")),
         record_shapes=bool(shapes) if isinstance(shapes, int) else None,
         recording_overhead=float(overhead) if isinstance(overhead, int | float) else None,
-        notices=(
-            *_notice_odd_groups(info.get("pg_config")),
-            *(
-                Notice(code, f"{key} is {_short(value)}, which {why}")
-                for code, key, value, number, why in (
-                    ("odd-rank", "rank", rank, valid_rank(_integer(rank)), "is not a rank: it was left out"),
-                    (
-                        "odd-world-size",
-                        "world_size",
-                        world,
-                        valid_rank(_integer(world)),
-                        "no run has: it was left out",
-                    ),
-                    ("no-base-time", "baseTimeNanoseconds", base, _base_time(base), "is not a time: it was left out"),
-                )
-                if value is not None and number is None
-            ),
-        ),
+        notices=(*_notice_odd_groups(info.get("pg_config")), *notices),
     )
+    return Header(rank, base_ns or 0, source)
 
 
-def _common_value(devices: Any, key: str) -> int | None:
+def _common_value(devices: list[dict[str, Any]], key: str) -> int | None:
     """Return a number that all listed GPUs share; None if they differ or none has it."""
-    devices = devices if isinstance(devices, list) else []
-    values = {_integer(device.get(key)) for device in devices if isinstance(device, dict)}
+    values = {_integer(device.get(key)) for device in devices}
     return values.pop() if len(values) == 1 else None
 
 

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import polars as pl
+from msgspec.structs import replace
 
 from tracekit._loops import warn_if_uncompiled
 from tracekit._util.text import counted, listing
 from tracekit.errors import InputError, Notice
+from tracekit.parsers.kineto.blocks import OtherLayoutError, Scanned, find_separator, scan_in_order, scan_parallel
 from tracekit.parsers.kineto.header import Header, find_events, parse_header, tail_events, tail_keys
 from tracekit.parsers.kineto.stream import Stream
+from tracekit.parsers.kineto.table import EventTable, build_events, build_memory
 from tracekit.parsers.source_refs import rank_in_name
 from tracekit.parsers.steps import assign_steps
-from tracekit.schema import DAMAGED, UNTIMED, RankEvents, Source
-
-if TYPE_CHECKING:
-    from tracekit.parsers.kineto.blocks import Scanned
-    from tracekit.parsers.kineto.table import EventTable
-
+from tracekit.schema import DAMAGED, UNTIMED, RankEvents
 
 _EPOCH_NS = 10**18  # September 2001: no PyTorch trace is older, so a smaller time counts from some other start
 _HINT = "re-record this rank, or read leniently to use what is there"
@@ -42,8 +40,6 @@ def read(
     >>> events["rank"][0], events["name"][0], events["start_ns"][0], events["end_ns"][0]
     (3, 'aten::mm', 1500, 3500)
     """
-    from tracekit.parsers.kineto.table import build_events, build_memory
-
     warn_if_uncompiled()
     with Stream(source) as stream:
         scanned, keys = _scan(stream, stacks=stacks)
@@ -62,28 +58,19 @@ def read(
         _refuse_several_processes(stream.name, table.events)
         events = assign_steps(table.events)
         memory = build_memory(scanned.parts, rank=number, base_ns=header.base_ns)
-        return RankEvents(
-            events,
-            Source(
-                path=stream.name,
-                reader="kineto",
-                rank=number,
-                rank_from=rank_from,
-                world_size=header.world_size,
-                devices=header.devices,
-                multiprocessors=header.multiprocessors,
-                memory_bytes=header.memory_bytes,
-                versions=header.versions,
-                groups=header.groups,
-                record_shapes=_record_shapes(header, events),
-                recording_overhead=header.recording_overhead,
-                counts=_counts(events),
-                pid=_process_id(events),
-                skipped=_skipped(scanned, table, memory),
-                notices=(*_notices(stream, scanned, table, events, header.base_ns), *header.notices),
-            ),
-            memory,
+        notices = _notices(stream, scanned, table, events, header.base_ns)
+        source = replace(
+            header.source,
+            path=stream.name,
+            rank=number,
+            rank_from=rank_from,
+            record_shapes=_record_shapes(header.source.record_shapes, events),
+            counts=_counts(events),
+            pid=_process_id(events),
+            skipped=_skipped(scanned, table, memory),
+            notices=(*notices, *header.source.notices),
         )
+        return RankEvents(events, source, memory)
 
 
 def _process_id(events: pl.DataFrame) -> int | None:
@@ -94,8 +81,6 @@ def _process_id(events: pl.DataFrame) -> int | None:
 
 def _scan(stream: Stream, *, stacks: bool) -> tuple[Scanned, dict[str, Any]]:
     """Scan the events; also returns the keys before them."""
-    from tracekit.parsers.kineto.blocks import OtherLayoutError, find_separator, scan_in_order, scan_parallel
-
     head, start, keys = find_events(stream)
     separator = find_separator(head, start)
     scanned = None
@@ -201,10 +186,10 @@ def _notices(stream: Stream, scanned: Scanned, table: EventTable, events: pl.Dat
     return notices
 
 
-def _record_shapes(header: Header, events: pl.DataFrame) -> bool | None:
+def _record_shapes(header_value: bool | None, events: pl.DataFrame) -> bool | None:
     """Return whether shapes were recorded; None if neither the header nor the events tell."""
-    if header.record_shapes is not None:
-        return header.record_shapes
+    if header_value is not None:
+        return header_value
     if events["shapes"].null_count() < events.height:
         return True
     return False if (events["kind"] == "cpu_op").any() else None

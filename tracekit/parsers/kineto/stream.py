@@ -52,9 +52,9 @@ class Stream:
         self._decompressor: Any = zlib_ng.decompressobj(_WBITS_GZIP) if self.gzipped else None
         self._inflated_bytes = 0
 
-    def _read_file(self) -> bytes:
+    def _read_file(self, max_bytes: int = _READ_BYTES) -> bytes:
         try:
-            return self._file.read(self._read_bytes) or b""
+            return self._file.read(min(self._read_bytes, max_bytes)) or b""
         except OSError as error:
             raise self._read_error(error) from None
 
@@ -88,20 +88,9 @@ class Stream:
         filled = min(len(self._input), len(view))
         view[:filled] = self._input[:filled]
         self._input = self._input[filled:]
-        readinto = getattr(self._file, "readinto", None)
-        while filled < len(view):
-            try:
-                if readinto is not None:
-                    count = readinto(view[filled:]) or 0
-                else:
-                    data = self._file.read(min(_READ_BYTES, len(view) - filled))
-                    count = len(data)
-                    view[filled : filled + count] = data
-            except OSError as error:
-                raise self._read_error(error) from None
-            if not count:
-                break
-            filled += count
+        while filled < len(view) and (data := self._read_file(len(view) - filled)):
+            view[filled : filled + len(data)] = data
+            filled += len(data)
         return filled
 
     def _inflate(self, view: memoryview) -> int:

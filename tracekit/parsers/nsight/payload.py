@@ -7,7 +7,7 @@ They are exported as JSON text, or as bytes whose layout is in the table NVTX_PA
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -67,30 +67,41 @@ def _decode_json(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _json_fields(text: str) -> dict[str, Any]:
-    """Return the fields anywhere in a JSON payload; a communicator as the text of its number.
+    """Return the fields of a JSON payload by column; a communicator as the text of its number.
 
     >>> _json_fields('{"NCCL communicator ID": 7, "Message size [bytes]": 4194304, "Peer rank": 1}')
     {'communicator': '7', 'bytes': 4194304, 'peer': 1}
     """
     values: dict[str, Any] = {}
+    for name, number in payload_numbers(text):
+        if FIELDS[name] == "communicator":
+            values["communicator"] = str(number)
+        elif abs(number) < 1 << 63:
+            values[FIELDS[name]] = number
+    return values
+
+
+def payload_numbers(text: str) -> Iterator[tuple[str, int]]:
+    """Yield the name and number of each field that is read, anywhere in a JSON payload.
+
+    >>> list(payload_numbers('{"Peer rank": 1, "token": "secret", "p": {"Rank": "0x2"}}'))
+    [('Peer rank', 1), ('Rank', 2)]
+    """
     try:
         pending: list[Any] = [json.loads(text)]
     except (ValueError, RecursionError):
-        return values
+        return
     while pending:
         item = pending.pop()
-        if isinstance(item, Mapping):
+        if isinstance(item, list):
+            pending.extend(item)
+        elif isinstance(item, dict):
             for name, value in item.items():
-                number, column = _as_number(value), FIELDS.get(name)
-                if column == "communicator" and number is not None:
-                    values[column] = str(number)
-                elif column is not None and number is not None and abs(number) < 1 << 63:
-                    values[column] = number
+                number = _as_number(value)
+                if name in FIELDS and number is not None:
+                    yield name, number
                 else:
                     pending.append(value)
-        elif isinstance(item, list):
-            pending.extend(item)
-    return values
 
 
 def _as_number(value: Any) -> int | None:
