@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import polars as pl
 from msgspec.structs import replace
 
-from tracekit._util.machine import give_back_memory
 from tracekit._util.notices import merge_notices
 from tracekit._util.workers import MapFunction
-from tracekit.align.clocks import Clocks
-from tracekit.analysis.communication import MIN_RANKS_TO_GIVE_BACK_MEMORY, Communication
+from tracekit.analysis.by import By, combined
+from tracekit.analysis.communication import Communication
 from tracekit.analysis.kernels import all_shapes
 from tracekit.analysis.measured import Measured, RankResult
 from tracekit.analysis.memory import run_memory, with_memory
@@ -33,18 +31,15 @@ from tracekit.analysis.run_tables import run_tables
 from tracekit.analysis.scopes import rank_results
 from tracekit.analysis.stragglers import explain_stragglers
 from tracekit.analysis.tables import RankTables
+from tracekit.compare import ScheduleComparison, compare_pipelines
 from tracekit.critical_path.changes import WhatIfGraph
 from tracekit.critical_path.path import CriticalPath, join_cells
 from tracekit.documents.analysis import ChangedStep
 from tracekit.errors import InputError, Notice
-from tracekit.metrics.overlap_cost import OverlapCost, combine_overlap_costs
+from tracekit.metrics.overlap_cost import combine_overlap_costs
 from tracekit.metrics.reload import reload_report
 from tracekit.metrics.waits import may_be_message
 from tracekit.reconstruct.parallel_groups import split_layout
-
-if TYPE_CHECKING:
-    from tracekit.analysis.by import By
-    from tracekit.compare import ScheduleComparison
 
 TRAINING_LABELS = frozenset({"dgrad", "wgrad", "backward", "optimizer"})
 """Labels of work that only training does."""
@@ -84,25 +79,31 @@ def combine(
     _check_gpu_events(ranks)
     mesh, ranks_per_node = split_layout(layout)
     ranks, peer_notices = with_peers(sorted(ranks, key=lambda rank: rank.source.rank), mesh)
-    many = len(ranks) >= MIN_RANKS_TO_GIVE_BACK_MEMORY
 
     # Communication matched across ranks: waits, common clock, critical path.
     communication = Communication.of(ranks, ranks_per_node=ranks_per_node)
     operations, clocks = communication.operations, communication.clocks
-    give_back_memory(worth=many)
 
     # Pipeline cells compared with the ideal schedule, and memory, which belongs to both.
-    comparison, comparison_notices = _compare(
-        ranks, clocks, schedule=schedule, layout=mesh, what_if=what_if, pipeline=pipeline, map_function=map_function
-    )
-    give_back_memory(worth=many)
+    comparison: ScheduleComparison | None = None
+    comparison_notices: tuple[Notice, ...] = ()
+    pipelines = [rank.pipeline for rank in ranks if rank.pipeline is not None]
+    if schedule != "none" and pipelines:
+        comparison, comparison_notices = compare_pipelines(
+            pipelines,
+            schedule=schedule,
+            layout=mesh,
+            what_if=what_if,
+            clocks=clocks,
+            pipeline=pipeline,
+            spread=map_function,
+        )
     memory = run_memory(ranks, comparison)
     comparison = with_memory(comparison, memory)
 
     # The figures of every rank.
     has_pipeline = comparison is not None or _has_messages(ranks, operations)
     results = rank_results(ranks, operations, pipeline=has_pipeline)
-    give_back_memory(worth=many)
     results = tuple(_with_blocking(result, communication.critical) for result in results)
     critical = _shown_path(ranks, communication, comparison) if critical_path else None
     graph = _what_if_graph(communication, comparison)
@@ -126,7 +127,6 @@ def combine(
         *(critical.notices if critical is not None else ()),
     )
     stragglers = explain_stragglers(communication.stragglers, ranks, operations, clocks)
-    give_back_memory(worth=many)
     tables = run_tables(ranks, results, communication) | stragglers.tables()
     if memory is not None:
         tables["memory"] = lambda: memory.table(clocks)
@@ -145,7 +145,9 @@ def combine(
         graph=graph,
         changed_steps=changed_steps,
         stragglers=stragglers,
-        hiding=_hiding(ranks, results),
+        hiding=combine_overlap_costs(
+            [rank.hiding for rank in ranks], sum(result.whole.hidden_ns["communication"] for result in results)
+        ),
         notices=all_notices,
         paths=tuple(paths),
         shapes=tuple(all_shapes(rank.shapes for rank in ranks)),
@@ -160,33 +162,6 @@ def _check_gpu_events(ranks: Sequence[RankTables]) -> None:
     if reasons and None not in reasons:
         path = ranks[0].source.path
         raise InputError(f"{path}: {reasons[0]}", hint=f"what it holds: tracekit doctor {path}")
-
-
-def _compare(
-    ranks: Sequence[RankTables],
-    clocks: Clocks,
-    *,
-    schedule: str,
-    layout: str | None,
-    what_if: bool,
-    pipeline: int | None,
-    map_function: MapFunction,
-) -> tuple[ScheduleComparison | None, tuple[Notice, ...]]:
-    """Compare the run with its ideal; without a comparison, the notices tell why."""
-    pipelines = [rank.pipeline for rank in ranks if rank.pipeline is not None]
-    if schedule == "none" or not pipelines:
-        return None, ()
-    from tracekit.compare import compare_pipelines
-
-    return compare_pipelines(
-        pipelines,
-        schedule=schedule,
-        layout=layout,
-        what_if=what_if,
-        clocks=clocks,
-        pipeline=pipeline,
-        spread=map_function,
-    )
 
 
 def _has_messages(ranks: Sequence[RankTables], operations: pl.DataFrame) -> bool:
@@ -246,11 +221,6 @@ def _changed_steps(graph: WhatIfGraph | None, changes: Sequence[str], *, best: b
     return (*rows, *(graph.best_changes(without=changes) if best else ()))
 
 
-def _hiding(ranks: Sequence[RankTables], results: Sequence[RankResult]) -> OverlapCost | None:
-    hidden_ns = sum(result.whole.hidden_ns["communication"] for result in results)
-    return combine_overlap_costs([rank.hiding for rank in ranks], hidden_ns)
-
-
 def _tokens_per_step(ranks: Sequence[RankTables]) -> float | None:
     tokens = pl.concat([rank.lateness.tokens for rank in ranks])
     return int(tokens["tokens"].sum()) / max(tokens["step"].n_unique(), 1) or None
@@ -287,8 +257,6 @@ def _by(ranks: Sequence[RankTables], comparison: ScheduleComparison | None, *, p
     rows_by_rank = {rank.source.rank: rank.by for rank in ranks if rank.by is not None}
     if not rows_by_rank:
         return None
-    from tracekit.analysis.by import combined
-
     stages_by_rank: dict[int, tuple[int, ...]] = {}
     if comparison is not None:
         cells = comparison.cells.group_by("rank").agg(pl.col("stage", "b_stage"))

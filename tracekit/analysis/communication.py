@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import msgspec
 import polars as pl
 
-from tracekit._util.machine import give_back_memory
 from tracekit.align.clocks import Clocks, align
 from tracekit.align.matching import MEMBERS, match
 from tracekit.align.waits import find_stragglers, with_waits
@@ -20,8 +19,6 @@ from tracekit.metrics.waits import add_waits
 from tracekit.schema import conform
 
 _TEXT_COLUMNS = ("label", "pass", "what", "group", "group_ranks", "p2p")
-MIN_RANKS_TO_GIVE_BACK_MEMORY = 32
-"""Ranks from which freed memory is worth returning to the system between steps."""
 
 
 class Communication(msgspec.Struct, frozen=True, eq=False):
@@ -48,14 +45,9 @@ class Communication(msgspec.Struct, frozen=True, eq=False):
         operations, lost = _all_operations(ranks)
         by_step = all(rank.steps_marked for rank in ranks)
         matching = match(pl.concat([operations, lost]), by_step=by_step)
-        members, notices = matching.members, matching.notices
-        del matching
-        many = len(ranks) >= MIN_RANKS_TO_GIVE_BACK_MEMORY
-        give_back_memory(worth=many)  # matching takes several times the memory of its result
-        clocks = align(members, [rank.source.rank for rank in ranks])
-        members = with_waits(members, clocks)
+        clocks = align(matching.members, [rank.source.rank for rank in ranks])
+        members = with_waits(matching.members, clocks)
         critical = critical_path(ranks, operations, members, clocks)
-        give_back_memory(worth=many)
         graph = EventGraph.build(ranks, operations, members, clocks)
         rates = run_rates(
             [rank.products for rank in ranks],
@@ -67,9 +59,8 @@ class Communication(msgspec.Struct, frozen=True, eq=False):
         )
         stragglers = find_stragglers(members, clocks)
         members = members.select("match", "row", "rank", "last", "late_ns", "wait_ns", "wait_is_bound")
-        give_back_memory(worth=many)
         waited = add_waits(operations, members, all_recorded=_all_recorded(ranks))
-        return cls(waited, lost, clocks, rates, critical, stragglers, by_step, notices, graph)
+        return cls(waited, lost, clocks, rates, critical, stragglers, by_step, matching.notices, graph)
 
     def matched(self) -> pl.DataFrame:
         """Return the members of matched operations (``MEMBERS``) on the common clock.

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-import numpy as np
 import polars as pl
-
-from tracekit._util.arrays import group_rows
-from tracekit._util.categories import CategoryColumns
 
 MODEL_OPERATORS = ("mm", "addmm", "bmm", "baddbmm", "linear", "convolution", "embedding", "_grouped_mm", "_scaled_mm")
 """Operators whose input shapes are those of the model."""
@@ -19,7 +15,7 @@ KERNELS = pl.Schema({**dict.fromkeys(_KEYS, pl.String()), "count": pl.Float64(),
 """GPU events per step: their number and the sum (not the union) of their durations."""
 
 
-def kernel_table(labelled: pl.DataFrame, *, texts: CategoryColumns | None = None) -> pl.DataFrame:
+def kernel_table(labelled: pl.DataFrame) -> pl.DataFrame:
     """Return the ``KERNELS`` of one rank, the means over its steps.
 
     >>> events = pl.DataFrame({"name": ["k", "k"], "label": ["forward", "forward"], "module": ["mlp", "mlp"],
@@ -28,15 +24,9 @@ def kernel_table(labelled: pl.DataFrame, *, texts: CategoryColumns | None = None
     [('k', 'forward', 'mlp', 1.0, 5.0)]
     """
     steps = max(labelled["step"].unique().drop_nulls().len(), 1)
-    texts = texts or CategoryColumns(labelled)
-    columns = {name: texts[name] for name in _KEYS}
-    # Category codes are grouped, and only the first row of each group is turned into text.
-    group, first_row = group_rows(*(column.codes for column in columns.values()))
-    durations_ns = labelled["end_ns"].to_numpy() - labelled["start_ns"].to_numpy()
-    keys = {name: column.take(first_row).strings() for name, column in columns.items()}
-    sums = {"count": np.bincount(group), "ns": np.bincount(group, durations_ns).astype(np.int64)}
-    table = pl.DataFrame({**keys, **sums}, schema_overrides=dict.fromkeys(keys, pl.String))
-    return table.with_columns(pl.col(*sums) / steps).sort(_KEYS)
+    duration_ns = pl.col("end_ns") - pl.col("start_ns")
+    table = labelled.group_by(_KEYS).agg(count=pl.len() / steps, ns=duration_ns.sum() / steps)
+    return table.cast(KERNELS).sort(_KEYS)
 
 
 def mean_kernels(tables: Sequence[pl.DataFrame]) -> pl.DataFrame:

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import polars as pl
 
 from tracekit._util.text import percent, ranks_named
@@ -29,8 +28,6 @@ MIN_OUTSIDE_TO_BOUND_RATIO = 2.0
 """Share of time outside cells over the lower bound of the bubble, from which the bound needs an explanation."""
 PIPELINE_NOTICES = ("no-pipeline", "no-sequence-numbers", "pairs-by-order")
 """Codes of notices that do not concern a run without a pipeline."""
-ROWS_AT_ONCE = 1 << 18
-"""Operations that are looked at together, to bound the memory for it."""
 
 
 def without_known_peers(notices: Sequence[Notice], operations: pl.DataFrame) -> list[Notice]:
@@ -81,24 +78,17 @@ def clock_notices(ranks: Sequence[RankTables], clocks: Clocks) -> list[Notice]:
 def wait_notices(ranks: Sequence[RankTables], operations: pl.DataFrame) -> list[Notice]:
     """Return notices of messages whose waiting could not be separated from their transfer."""
     effect = "waiting inside them is not known and the bubble fraction is a lower bound"
-    messages_by_rank: Counter[int] = Counter()
-    peers_of_unknown = [pl.Series(dtype=pl.String)]
-    for some in operations.select("rank", "label", "what", "p2p", "wait_ns", "open").iter_slices(ROWS_AT_ONCE):
-        numbers, counts = np.unique(some["rank"].to_numpy()[may_be_message(some)], return_counts=True)
-        messages_by_rank.update(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
-        peers_of_unknown.append(some["p2p"].filter(pl.Series(has_unknown_wait(some))).cast(pl.String))
+    messages = Counter(operations["rank"].filter(pl.Series(may_be_message(operations))).to_list())
     notices = []
     unseen = [
-        rank.source.rank
-        for rank in ranks
-        if has_unseen_messages(rank.messages_issued, messages_by_rank[rank.source.rank])
+        rank.source.rank for rank in ranks if has_unseen_messages(rank.messages_issued, messages[rank.source.rank])
     ]
     if unseen:
         text = f"{ranks_named(unseen)}: the host sends and receives, but no kernel is known to do so"
         notices.append(Notice("wait-unknown", f"{text}: {effect}; name the kernels in a rules file (--rules)"))
-    peers = pl.concat(peers_of_unknown)
+    peers = operations["p2p"].filter(pl.Series(has_unknown_wait(operations))).cast(pl.String)
     if len(peers):
-        count = f"{len(peers)} of {messages_by_rank.total()} sends and receives"
+        count = f"{len(peers)} of {messages.total()} sends and receives"
         reason, remedy = _why_wait_unknown(peers, {rank.source.rank for rank in ranks})
         notices.append(Notice("wait-unknown", f"{count} {reason}: {effect}; {remedy}"))
     return notices

@@ -13,15 +13,14 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import struct
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Self
 
 import msgspec
 import polars as pl
@@ -29,7 +28,6 @@ from msgspec.structs import replace
 
 from tracekit._version import __version__
 from tracekit.analysis.measured import Measured, RankResult
-from tracekit.analysis.rank_timeline import RankTimeline
 from tracekit.analysis.result import BaseAnalysis, Tables
 from tracekit.analysis.tables import Measures, RankTables
 from tracekit.compare import WhatIf
@@ -200,13 +198,15 @@ def _measured(figures: Figures) -> Measured:
     )
 
 
-# ---- a rank's tables: the zip file and its tables
+# ---- a rank's tables
 
 FILE = "tables.zip"
 _JSON_MEMBER = "tables.json"
 _TABLE_SUFFIX = ".arrows"
-_UNREADABLE = (OSError, ValueError, KeyError, TypeError, struct.error, zipfile.BadZipFile, pl.exceptions.PolarsError)
+_UNREADABLE = (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile, pl.exceptions.PolarsError)
 """Errors that reading a damaged file of tables may raise."""
+_ZIP_HEADER_BYTES = 30
+"""Bytes of a zip member before its name, which its content follows if it has no extra fields."""
 
 
 class TableFile:
@@ -216,80 +216,68 @@ class TableFile:
     again: a run of a thousand ranks reads forty thousand tables.
     """
 
-    _LOCAL_HEADER = struct.Struct("<4s22xHH")
-    """Start of a zip member: signature, 22 bytes of other fields, lengths of the name and of the extra field."""
-    _SIGNATURE = b"PK\x03\x04"
-
     def __init__(self, file: Path, archive: zipfile.ZipFile) -> None:
         self.file = file.absolute()
-        self._positions = {info.filename: (info.header_offset, info.file_size) for info in archive.infolist()}
-        self._stamp = _file_stamp(file)
+        self._positions = {
+            info.filename: (info.header_offset + _ZIP_HEADER_BYTES + len(info.filename), info.file_size)
+            for info in archive.infolist()
+        }
+        self._stamp = self._file_stamp()
 
-    def table(self, name: str, columns: list[str] | None = None) -> pl.DataFrame:
-        """Read one table, or some of its columns; raise if the file has changed since it was opened."""
+    def _file_stamp(self) -> tuple[int, int]:
+        status = self.file.stat()
+        return status.st_mtime_ns, status.st_size
+
+    def table(self, name: str) -> pl.DataFrame:
+        """Read one table; raise if the file has changed since it was opened."""
         try:
-            if _file_stamp(self.file) != self._stamp:
+            if self._file_stamp() != self._stamp:
                 raise OSError("it was written again since")
-            return pl.read_ipc_stream(self._member_bytes(f"{name}{_TABLE_SUFFIX}"), columns=columns)
+            offset, size = self._positions[f"{name}{_TABLE_SUFFIX}"]
+            with self.file.open("rb", buffering=0) as opened:
+                opened.seek(offset)
+                return pl.read_ipc_stream(opened.read(size))
         except _UNREADABLE as error:
             raise InputError(f"{self.file}: cannot be read: {error}", hint="analyze the store again") from error
 
-    def _member_bytes(self, name: str) -> bytes:
-        """Return the bytes of a member, which is stored without compression."""
-        offset, size = self._positions[name]
-        with self.file.open("rb", buffering=0) as opened:
-            opened.seek(offset)
-            signature, name_length, extra_length = self._LOCAL_HEADER.unpack(opened.read(self._LOCAL_HEADER.size))
-            if signature != self._SIGNATURE:
-                raise ValueError("its members are not where they were")
-            opened.seek(name_length + extra_length, 1)
-            return opened.read(size)
-
-
-def _file_stamp(file: Path) -> tuple[int, int, int]:
-    status = file.stat()
-    return status.st_ino, status.st_mtime_ns, status.st_size
-
-
-# ---- a rank's tables: classes whose tables stay in the file
-
-
-class TableRef(NamedTuple):
-    """A table in a file of tables."""
-
-    name: str
-    is_intervals: bool
-    """Whether the table is a set of intervals."""
-    rows: int | None
+    def intervals(self, name: str) -> Intervals:
+        """Read a table as a set of intervals."""
+        frame = self.table(name)
+        return Intervals(frame["group"].to_numpy(), frame["start_ns"].to_numpy(), frame["end_ns"].to_numpy())
 
 
 class Stored:
-    """Mixin of classes whose tables stay in a file: a field in ``table_refs`` is read each time it is used."""
+    """Mixin of classes whose tables stay in a file: a field in ``table_readers`` is read each time it is used.
 
-    table_file: TableFile
-    table_refs: Mapping[str, TableRef]
-    reopen: Callable[..., Any] | None
-    """Reads the object again from its folder, in another process; None if it belongs to another stored object."""
+    Pickled, an object takes the position of its tables along, not their content.
+    """
+
+    table_readers: Mapping[str, Callable[[], Any]]
 
     @classmethod
-    def of(cls, fields: Mapping[str, Any], **attributes: Any) -> Any:
-        """Return an object with these fields; *attributes* are those of this class."""
+    def of(cls, fields: Mapping[str, Any], table_readers: Mapping[str, Callable[[], Any]]) -> Self:
+        """Return an object with these fields and these readers of its other fields."""
         stored = cls.__new__(cls)
-        stored.__dict__.update(fields, **attributes)
+        stored.__dict__.update(fields, table_readers=table_readers)
         return stored
 
     def __getattr__(self, name: str) -> Any:
-        ref = self.__dict__.get("table_refs", {}).get(name)
-        if ref is None:
+        reader = self.__dict__.get("table_readers", {}).get(name)
+        if reader is None:
             raise AttributeError(name)
-        table = self.table_file.table(ref.name)
-        return _to_intervals(table) if ref.is_intervals else table
+        return reader()
 
-    def __reduce__(self) -> Any:
-        """Pickle the folder of the file, not its content: the other process reads the tables that it needs."""
-        if self.__dict__.get("reopen") is None:  # made by replace(): all fields are in memory
-            return object.__reduce_ex__(self, 2)
-        return self.reopen, (self.table_file.file.parent,)
+    def changed(self, **fields: Any) -> Self:
+        """Return the same with other values of *fields*, the tables still in the file."""
+        return self.of(self.__dict__ | fields, self.table_readers)
+
+    def loaded(self) -> Any:
+        """Return it with all tables in memory, independent of the file."""
+        plain_class: Any = type(self).__mro__[2]  # the class beside this mixin
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(plain_class)}
+        # By id: the measures of the window and of the only step are one object, and must be one afterwards.
+        loaded = {id(value): value.loaded() for value in values.values() if isinstance(value, Stored)}
+        return plain_class(**{name: loaded.get(id(value), value) for name, value in values.items()})
 
 
 class StoredMeasures(Stored, Measures):
@@ -299,87 +287,27 @@ class StoredMeasures(Stored, Measures):
 class StoredPipeline(Stored, RankPipeline):
     """A rank's part of the pipeline whose tables stay in the file."""
 
-    @property
-    def has_work(self) -> bool:
-        """Whether it has any forward or backward."""
-        rows = self.table_refs["chunks"].rows if "table_refs" in self.__dict__ else None
-        return super().has_work if rows is None else rows > 0
-
-    def loaded(self) -> RankPipeline:
-        """Return it with the tables in memory that a comparison uses several times."""
-        tables = {name: getattr(self, name) for name in ("chunks", "messages", "stalls")}
-        pipeline: RankPipeline = StoredPipeline.of(self.__dict__, **tables)
-        return pipeline
-
-    @property
-    def peers(self) -> tuple[int | None, ...]:
-        """Ranks that it exchanged messages with."""
-        if "table_refs" not in self.__dict__:
-            return super().peers
-        return tuple(self.table_file.table(self.table_refs["messages"].name, ["peer"])["peer"].unique().to_list())
-
 
 class StoredTables(Stored, RankTables):
     """A rank's tables that stay in the file."""
 
-    def without_pipeline(self) -> StoredTables:
-        """Return the tables for an analysis without a schedule."""
-        reopen = None if self.reopen is None else partial(self.reopen, pipeline=False)
-        tables: StoredTables = StoredTables.of(self.__dict__ | {"pipeline": None, "reopen": reopen})
-        return tables
-
-    def with_events(self, events: RankTimeline) -> StoredTables:
-        """Return the tables with the rank's single events."""
-        tables: StoredTables = StoredTables.of(self.__dict__ | {"events": events})
-        return tables
-
-    def whole(self) -> RankTables:
-        """Return the tables in memory, independent of the file."""
-        tables: RankTables = _in_memory(self)
-        return tables
-
-
-_PLAIN_CLASSES: dict[type, type[Any]] = {
-    StoredTables: RankTables,
-    StoredMeasures: Measures,
-    StoredPipeline: RankPipeline,
-}
-
-
-def _in_memory(value: Any) -> Any:
-    """Return a stored object, and all stored objects in its fields, as their plain classes."""
-    plain_class = _PLAIN_CLASSES.get(type(value))
-    if plain_class is None:
-        return value
-    converted: dict[int, Any] = {}  # by id: two fields may hold the same object, and must do so afterwards
-    fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(plain_class)}
-    return plain_class(**{name: converted.setdefault(id(item), _in_memory(item)) for name, item in fields.items()})
-
-
-# ---- a rank's tables: writing and reading
 
 _KIND = "$"
 """Key that marks a JSON object as something other than a mapping; no field of ours begins with it."""
-_TABLE, _INTERVALS, _TUPLE, _SAME = "table", "Intervals", "tuple", "same"
+_TABLE, _INTERVALS, _TUPLE = "table", "Intervals", "tuple"
 """Values of ``_KIND`` beside the names of classes."""
 _CLASSES: dict[str, type[Any]] = {
-    cls.__name__: cls
-    for cls in (
-        RankTables,
-        Measures,
-        Budget,
-        Rates,
-        RankLateness,
-        RankMemory,
-        Peak,
-        ChunkMemory,
-        Source,
-        ProcessGroup,
-        Notice,
-        RankPipeline,
-    )
+    "RankTables": StoredTables,
+    "Measures": StoredMeasures,
+    "RankPipeline": StoredPipeline,
+    **{
+        cls.__name__: cls
+        for cls in (Budget, Rates, RankLateness, RankMemory, Peak, ChunkMemory, Source, ProcessGroup, Notice)
+    },
 }
-"""All classes that a file of tables may hold."""
+"""All classes that a file of tables may hold; those with many tables leave them in the file."""
+_READ_AT_ONCE = "steps"
+"""Table that is small and used often: it is read with the object."""
 
 
 def write_tables(tables: RankTables, folder: Path) -> Path:
@@ -394,48 +322,36 @@ def write_tables(tables: RankTables, folder: Path) -> Path:
     >>> read_tables(folder).operations.equals(measured.operations)
     True
     """
-    encoder = _Encoder()
-    document = TablesDocument(FORMAT, __version__, encoder.encode(tables, ""))
+    frames: dict[str, pl.DataFrame] = {}
+    document = TablesDocument(FORMAT, __version__, _encode(tables, "", frames))
     # ZipInfo without a time: equal tables are equal bytes, and a clock before 1980 does no harm.
     with zipfile.ZipFile(folder / FILE, "w") as archive:
         archive.writestr(zipfile.ZipInfo(_JSON_MEMBER), encode(document, indent=None))
-        for name, frame in encoder.frames.items():
+        for name, frame in frames.items():
             buffer = io.BytesIO()
             frame.write_ipc_stream(buffer, compression="zstd")
             archive.writestr(zipfile.ZipInfo(f"{name}{_TABLE_SUFFIX}"), buffer.getvalue())
     return folder / FILE
 
 
-class _Encoder:
-    """Turns objects into JSON data and collects their tables, each under the path of fields that leads to it."""
-
-    def __init__(self) -> None:
-        self.frames: dict[str, pl.DataFrame] = {}
-        self._paths: dict[int, str] = {}  # path of each object that was encoded, by id
-
-    def encode(self, value: Any, path: str) -> Any:
-        if value is None or isinstance(value, bool | int | float | str):
-            return value
-        if isinstance(value, pl.DataFrame):
-            self.frames[path] = value
-            return {_KIND: _TABLE, "at": path, "rows": len(value)}
-        if isinstance(value, Intervals):
-            self.frames[path] = value.to_frame()
-            return {_KIND: _INTERVALS, "at": path, "rows": len(self.frames[path])}
-        if isinstance(value, tuple):
-            return {_KIND: _TUPLE, "of": [self.encode(item, f"{path}.{i}") for i, item in enumerate(value)]}
-        if isinstance(value, Mapping):
-            return {str(key): self.encode(item, f"{path}.{key}") for key, item in value.items()}
-        return self._encode_object(value, path)
-
-    def _encode_object(self, value: Any, path: str) -> Any:
-        if id(value) in self._paths:  # in a run of one step, the measures of the window and of the step are one object
-            return {_KIND: _SAME, "as": self._paths[id(value)]}
-        cls = type(value)
-        assert cls.__name__ in _CLASSES, f"{path}: {cls.__name__} cannot be written"
-        self._paths[id(value)] = path
-        fields = {name: self.encode(getattr(value, name), f"{path}.{name}".lstrip(".")) for name in _field_names(cls)}
-        return {_KIND: cls.__name__, "at": path, "of": fields}
+def _encode(value: Any, path: str, frames: dict[str, pl.DataFrame]) -> Any:
+    """Return a value as JSON data; its tables are put into *frames*, under the path of fields that leads to them."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, pl.DataFrame | Intervals):
+        frames[path] = value if isinstance(value, pl.DataFrame) else value.to_frame()
+        return {_KIND: _TABLE if isinstance(value, pl.DataFrame) else _INTERVALS, "at": path}
+    if isinstance(value, tuple):
+        return {_KIND: _TUPLE, "of": [_encode(item, f"{path}.{i}", frames) for i, item in enumerate(value)]}
+    if isinstance(value, Mapping):
+        return {str(key): _encode(item, f"{path}.{key}", frames) for key, item in value.items()}
+    cls = type(value)
+    assert cls.__name__ in _CLASSES, f"{path}: {cls.__name__} cannot be written"
+    names = _field_names(cls)
+    if cls is RankTables and value.by_step is value.window:
+        names = tuple(name for name in names if name != "by_step")
+    fields = {name: _encode(getattr(value, name), f"{path}.{name}".lstrip("."), frames) for name in names}
+    return {_KIND: cls.__name__, "of": fields}
 
 
 def _field_names(cls: type[Any]) -> tuple[str, ...]:
@@ -455,93 +371,38 @@ def read_tables(folder: Path) -> StoredTables | None:
             document = decode(archive.read(_JSON_MEMBER), TablesDocument, file, hint="analyze the store again")
             if document.tracekit != __version__ or document.tables[_KIND] != RankTables.__name__:
                 return None
-            tables: StoredTables = _Decoder(TableFile(file, archive)).decode(document.tables)
+            tables: StoredTables = _decode(document.tables, TableFile(file, archive))
     except (*_UNREADABLE, InputError):
         return None
     return tables
 
 
-def _reopen_tables(folder: Path, *, pipeline: bool = True) -> StoredTables:
-    """Read the tables of a folder in another process than the one that read them first."""
-    tables = read_tables(folder)
-    if tables is None:
-        raise InputError(f"{folder / FILE}: cannot be read", hint="analyze the store again, where workers can reach it")
-    return tables if pipeline else tables.without_pipeline()
-
-
-def _reopen_pipeline(folder: Path) -> Any:
-    return _reopen_tables(folder).pipeline
-
-
-_STORED_CLASSES: dict[str, tuple[type[Stored], Callable[..., Any] | None]] = {
-    RankTables.__name__: (StoredTables, _reopen_tables),
-    Measures.__name__: (StoredMeasures, None),
-    RankPipeline.__name__: (StoredPipeline, _reopen_pipeline),
-}
-"""Classes with many tables: the class whose tables stay in the file, and its ``Stored.reopen``."""
-_READ_AT_ONCE = "steps"
-"""Table that is small and used often: it is read with the object."""
-
-
-class _Decoder:
-    """Turns the JSON data of an ``_Encoder`` back into objects."""
-
-    def __init__(self, table_file: TableFile) -> None:
-        self._table_file = table_file
-        self._objects: dict[str, Any] = {}  # objects decoded so far, by path
-
-    def decode(self, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        kind = data.get(_KIND)
-        if kind is None:
-            return {key: self.decode(item) for key, item in data.items()}
-        if kind == _TUPLE:
-            return tuple(self.decode(item) for item in data["of"])
-        if kind in (_TABLE, _INTERVALS):
-            table = self._table_file.table(data["at"])
-            return table if kind == _TABLE else _to_intervals(table)
-        if kind == _SAME:
-            return self._objects[data["as"]]
-        self._objects[data["at"]] = decoded = self._decode_object(kind, data["of"])
-        return decoded
-
-    def _decode_object(self, kind: str, fields: Mapping[str, Any]) -> Any:
-        cls = _CLASSES[kind]
-        if cls is ProcessGroup:
-            return _process_group(fields["name"], fields["description"], tuple(fields["ranks"]["of"]))
-        if kind not in _STORED_CLASSES:
-            return cls(**{name: self.decode(item) for name, item in fields.items()})
-        table_refs = {
-            name: TableRef(item["at"], item[_KIND] == _INTERVALS, item.get("rows"))
-            for name, item in fields.items()
-            if isinstance(item, dict) and item.get(_KIND) in (_TABLE, _INTERVALS) and name != _READ_AT_ONCE
-        }
-        others = {name: self.decode(item) for name, item in fields.items() if name not in table_refs}
-        stored_class, reopen = _STORED_CLASSES[kind]
-        # Fields that were added after the file was written have their defaults.
-        return stored_class.of(
-            {**_default_fields(cls, fields), **others},
-            table_file=self._table_file,
-            table_refs=table_refs,
-            reopen=reopen,
-        )
-
-
-@lru_cache(maxsize=4096)
-def _process_group(name: str, description: str | None, ranks: tuple[int, ...]) -> ProcessGroup:
-    """Return a process group, one object for all ranks of a run that list it: each lists as many ranks."""
-    return ProcessGroup(name, description, ranks)
-
-
-def _default_fields(cls: type[Any], present: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the defaults of the fields of *cls* that are not *present*."""
-    return {
-        field.name: field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
-        for field in dataclasses.fields(cls)
-        if field.name not in present
+def _decode(data: Any, file: TableFile) -> Any:
+    """Return the value that ``_encode`` turned into *data*."""
+    if not isinstance(data, dict):
+        return data
+    kind = data.get(_KIND)
+    if kind is None:
+        return {key: _decode(item, file) for key, item in data.items()}
+    if kind == _TUPLE:
+        return tuple(_decode(item, file) for item in data["of"])
+    if kind in (_TABLE, _INTERVALS):
+        return _reader(data, file)()
+    cls, fields = _CLASSES[kind], data["of"]
+    if not issubclass(cls, Stored):
+        return cls(**{name: _decode(item, file) for name, item in fields.items()})
+    in_file = {
+        name
+        for name, item in fields.items()
+        if isinstance(item, dict) and item.get(_KIND) in (_TABLE, _INTERVALS) and name != _READ_AT_ONCE
     }
+    others = {name: _decode(item, file) for name, item in fields.items() if name not in in_file}
+    if cls is StoredTables:
+        others.setdefault("by_step", others["window"])  # a run of one step has one object for both
+    if {*others, *in_file} != set(_field_names(cls)):
+        raise ValueError("its tables have other fields")
+    return cls.of(others, {name: _reader(fields[name], file) for name in in_file})
 
 
-def _to_intervals(frame: pl.DataFrame) -> Intervals:
-    return Intervals(frame["group"].to_numpy(), frame["start_ns"].to_numpy(), frame["end_ns"].to_numpy())
+def _reader(data: Mapping[str, str], file: TableFile) -> Callable[[], Any]:
+    return partial(file.table if data[_KIND] == _TABLE else file.intervals, data["at"])

@@ -7,9 +7,6 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from tracekit._util.arrays import group_rows
-from tracekit._util.categories import CategoryColumns
-
 if TYPE_CHECKING:
     from tracekit.classify import RuleBook
 
@@ -49,9 +46,7 @@ REASONS = pl.Schema(
 of that time, and the longest event of that rule with the evidence around it."""
 
 
-def kernel_reasons(
-    labelled: pl.DataFrame, *, rank: int, rules: RuleBook | None = None, texts: CategoryColumns | None = None
-) -> pl.DataFrame:
+def kernel_reasons(labelled: pl.DataFrame, *, rank: int, rules: RuleBook | None = None) -> pl.DataFrame:
     """Return the ``REASONS`` of one rank; *rules* are those that came before the built-in ones.
 
     >>> from tracekit import load
@@ -62,7 +57,7 @@ def kernel_reasons(
     """
     if labelled.is_empty():
         return REASONS.to_frame()
-    kernels = _longest_kernels(labelled, texts or CategoryColumns(labelled))
+    kernels = _longest_kernels(labelled)
     # Kernels that one call launched ran in a CUDA graph, even where the profiler does not number graphs.
     in_graph = pl.col("graph").is_not_null() | ((pl.col("correlation") > 0) & pl.col("correlation").is_duplicated())
     events = labelled.select(*_KERNEL, "rule", *_EVIDENCE, in_graph=in_graph)[kernels["row"].to_numpy()]
@@ -72,31 +67,26 @@ def kernel_reasons(
     return reasons.with_columns(rank=pl.lit(rank)).select(pl.col(name).cast(dtype) for name, dtype in REASONS.items())
 
 
-def _longest_kernels(labelled: pl.DataFrame, texts: CategoryColumns) -> pl.DataFrame:
+def _longest_kernels(labelled: pl.DataFrame) -> pl.DataFrame:
     """Return the kernels with the most time: ``count, ns, rule_ns, confidence, row``.
 
     ``rule_ns`` and ``confidence`` (the lowest) are of the rule that decided most of a kernel's time; ``row`` is the
     longest event of that rule.
     """
-    # Kernels as numbers: two rows are one kernel if the codes of their three texts are equal.
-    kernel, _ = group_rows(*(texts[name].codes for name in _KERNEL))
-    events = pl.DataFrame(
-        {
-            "kernel": kernel,
-            "rule": texts["rule"].codes,
-            "ns": labelled["end_ns"] - labelled["start_ns"],
-            "confidence": labelled["confidence"],
-        }
-    ).with_row_index("row")
-    by_rule = events.group_by("kernel", "rule").agg(
-        count=pl.len().cast(pl.Int64),
-        rule_ns=pl.col("ns").sum(),
-        confidence=pl.col("confidence").min(),
-        row=pl.col("row").get(pl.col("ns").arg_max()),
+    events = labelled.select(*_KERNEL, "rule", "confidence", ns=pl.col("end_ns") - pl.col("start_ns"))
+    by_rule = (
+        events.with_row_index("row")
+        .group_by(*_KERNEL, "rule")
+        .agg(
+            count=pl.len().cast(pl.Int64),
+            rule_ns=pl.col("ns").sum(),
+            confidence=pl.col("confidence").min(),
+            row=pl.col("row").get(pl.col("ns").arg_max()),
+        )
     )
     # Of equal times the kernel or rule whose longest event comes first in the trace wins.
     by_rule = by_rule.sort("rule_ns", "row", descending=[True, False])
-    by_kernel = by_rule.group_by("kernel", maintain_order=True).agg(
+    by_kernel = by_rule.group_by(_KERNEL, maintain_order=True).agg(
         pl.col("count").sum(), pl.col("rule_ns").sum().alias("ns"), pl.col("rule_ns", "confidence", "row").first()
     )
     by_kernel = by_kernel.sort("ns", "row", descending=[True, False]).head(MAX_KERNELS_EXPLAINED)

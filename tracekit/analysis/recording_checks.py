@@ -6,7 +6,6 @@ either, no figure of the rank can be trusted, and its file is refused; below it,
 
 from __future__ import annotations
 
-import numpy as np
 import polars as pl
 
 from tracekit.errors import InputError, Notice
@@ -91,14 +90,9 @@ def repetition_notices(labelled: pl.DataFrame, source: Source) -> list[Notice]:
     >>> [notice.code for notice in repetition_notices(twice, Source("rank0.sqlite", "nsight", 0, "name"))]
     ['repeated-events']
     """
-    start, end = labelled["start_ns"].to_numpy(), labelled["end_ns"].to_numpy()
-    # Only events that start at the same time as a neighbour in time order can be copies: compare these alone.
-    order = np.argsort(start, kind="stable")
-    order = order[(end > start)[order]]
-    first_of_pair = np.flatnonzero(np.diff(start[order]) == 0)
-    if not len(first_of_pair):
-        return []
-    candidates = labelled.select(_IDENTITY)[np.unique(order[np.concatenate([first_of_pair, first_of_pair + 1])])]
+    # Only events that start at the same time can be copies: compare these alone.
+    may_be_copy = (pl.col("end_ns") > pl.col("start_ns")) & pl.col("start_ns").is_duplicated()
+    candidates = labelled.select(_IDENTITY).filter(may_be_copy)
     copies = len(candidates) - candidates.n_unique()
     if copies <= MAX_DAMAGED_SHARE * len(labelled):
         return []

@@ -7,17 +7,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
 
 from tracekit._util.machine import give_back_memory
 from tracekit.align.steps import assign_parts, number_steps
+from tracekit.analysis.by import RankRows, rank_rows
 from tracekit.analysis.kernels import KERNELS, kernel_table, shape_list
 from tracekit.analysis.rank_timeline import RankTimeline, rank_timeline
 from tracekit.analysis.reasons import REASONS, kernel_reasons
 from tracekit.analysis.recording_checks import content_notices, damage_notices, repetition_notices
+from tracekit.classify import RuleBook, classify, classify_lost_kernels, load_rules
 from tracekit.critical_path.graph import find_rank_events
 from tracekit.critical_path.pieces import PATH_PIECES, find_path_pieces
 from tracekit.errors import Notice
@@ -45,12 +46,8 @@ from tracekit.metrics.reload import reload_events
 from tracekit.metrics.start_constraints import find_start_constraints
 from tracekit.metrics.timeline import timeline
 from tracekit.metrics.waits import count_issued_messages
+from tracekit.reconstruct import RankPipeline, rank_pipeline
 from tracekit.schema import COPY_LABELS, EVENTS, RankEvents, Source
-
-if TYPE_CHECKING:
-    from tracekit.analysis.by import RankRows
-    from tracekit.classify import RuleBook
-    from tracekit.reconstruct import RankPipeline
 
 MAX_GAPS_PER_RANK = 100
 """Idle gaps that are listed, the longest; sums are over all gaps."""
@@ -173,32 +170,29 @@ def rank_tables(
 
     """
     damaged = damage_notices(rank)
-    if isinstance(rules, str | Path):
-        from tracekit.classify import load_rules
-
-        rules = load_rules(rules)
-    from tracekit.classify import classify, classify_lost_kernels
-
+    book = load_rules(rules) if isinstance(rules, str | Path) else rules
     if labelled is None:
-        labelled = classify(rank.events, rules=rules)
+        labelled = classify(rank.events, rules=book)
     repeated = repetition_notices(labelled, rank.source)
     api = find_api_calls(rank.events)
     recording = check_completeness(api, labelled)
     labelled, unmarked = number_steps(add_slow_launch_ends(labelled, api.calls))
     gpu_events, step_table, step_notices = assign_parts(labelled, steps)
     step_table = step_table.with_columns(rank=pl.lit(rank.source.rank, pl.Int32))
-    tables = _measure_rank(rank, gpu_events, step_table, api, recording.unrecorded, rules=rules, by=by, graph=graph)
-    lost = classify_lost_kernels(rank.events, rules=rules)
+    tables = _measure_rank(rank, gpu_events, step_table, api, recording.unrecorded, rules=book, by=by, graph=graph)
+    lost = classify_lost_kernels(rank.events, rules=book)
     lost = lost.filter(pl.col("step").is_in(step_table["step"].implode(), nulls_equal=True))
     events = rank_timeline(rank, gpu_events, find_waiting_calls(api), frames) if keep_events else None
     give_back_memory(worth=len(gpu_events) > MIN_EVENTS_TO_GIVE_BACK_MEMORY)
-    rank_pipeline = _pipeline(gpu_events, labelled, rank.source, recording.cut_steps) if pipeline else None
+    own_pipeline = None
+    if pipeline:
+        own_pipeline = replace(rank_pipeline(gpu_events, rank.source, around=labelled), cut=recording.cut_steps)
     return replace(
         tables,
         operations=pl.concat([tables.operations, operations(lost, Lanes.of(lost))]),
-        pipeline=rank_pipeline,
+        pipeline=own_pipeline,
         events=events,
-        memory=_memory(rank, gpu_events, rank_pipeline, all_steps=steps is None),
+        memory=_memory(rank, gpu_events, own_pipeline, all_steps=steps is None),
         steps_marked=not unmarked,
         idle_known=recording.idle_known and not damaged,
         notices=(
@@ -242,7 +236,7 @@ def _measure_rank(
     host_activity = keep_longest(find_host_activity(rank.events, gpu_events, idle_gaps))
     inside_launch_ns = idle_inside_launches(api, gpu_events, idle_gaps)
     longest_gaps = name_next_events(idle_gaps.top_k(MAX_GAPS_PER_RANK, by="ns"), gpu_events)
-    rows = None if by is None else _rows(rank, gpu_events, by, lanes)
+    rows = None if by is None else rank_rows(rank, gpu_events, by, lanes=lanes)
     window_gaps = idle_gaps.select("next", "launch_bound_ns", "warm_up_ns")
 
     # Each step, if there are several. The window's lanes and gaps go first: those of the steps take as much memory.
@@ -271,8 +265,8 @@ def _measure_rank(
         products=product_table,
         rates=rates,
         experts=measure_expert_work(gpu_events),
-        kernels=kernel_table(gpu_events, texts=work.texts),
-        reasons=kernel_reasons(gpu_events, rank=number, rules=rules, texts=work.texts),
+        kernels=kernel_table(gpu_events),
+        reasons=kernel_reasons(gpu_events, rank=number, rules=rules),
         shapes=shape_list(rank.events),
         path=path,
         instead=host_activity,
@@ -328,20 +322,6 @@ def _copy_stalls(lanes: Lanes) -> dict[tuple[int, str], tuple[int, int]]:
             for part, (ns, count) in enumerate(zip(exposed.totals_ns(lanes.parts), counts, strict=True)):
                 stalls[part, label] = int(ns), int(count)
     return stalls
-
-
-def _rows(rank: RankEvents, gpu_events: pl.DataFrame, by: str, lanes: Lanes) -> RankRows:
-    from tracekit.analysis.by import rank_rows
-
-    return rank_rows(rank, gpu_events, by, lanes=lanes)
-
-
-def _pipeline(
-    gpu_events: pl.DataFrame, labelled: pl.DataFrame, source: Source, cut: tuple[int | None, ...]
-) -> RankPipeline:
-    from tracekit.reconstruct import rank_pipeline
-
-    return replace(rank_pipeline(gpu_events, source, around=labelled), cut=cut)
 
 
 def _memory(

@@ -37,4 +37,5 @@ def unpack_tables(data: bytes) -> RankTables:
         (Path(folder) / FILE).write_bytes(data)
         tables = read_tables(Path(folder))
         assert tables is not None, "every rank of a run has the same version"
-        return tables.whole()
+        loaded: RankTables = tables.loaded()
+        return loaded

@@ -85,7 +85,7 @@ class Options:
             if self.steps is None and self.by is None and not self.graph and store.intact(ref.rank, FILE):
                 stored = read_tables(rank_folder(Path(ref.path), ref.rank))
                 if stored is not None:
-                    stored = stored if self.pipeline else stored.without_pipeline()
+                    stored = stored if self.pipeline else stored.changed(pipeline=None)
                     return [self._with_events(stored, store, ref.rank) if self.keep_events else stored]
             labelled = store.labelled(ref.rank)
             if labelled is not None:
@@ -108,4 +108,5 @@ class Options:
         labelled, events = store.labelled(rank), store.rank(rank)
         if labelled is None:
             return stored
-        return stored.with_events(rank_timeline(events, labelled, find_waiting_calls(find_api_calls(events.events))))
+        timeline = rank_timeline(events, labelled, find_waiting_calls(find_api_calls(events.events)))
+        return stored.changed(events=timeline)
