@@ -8,6 +8,35 @@ F, I, W = range(3)  # noqa: E741 - the kinds of op, by the letters used everywhe
 """Forward, gradient of the input, gradient of the weights."""
 UNSTARTED = 2**62
 """Time slot at which an op that has not run is done."""
+_NO_OP_COST = 9
+"""Higher than the cost of any op."""
+
+
+@cython.cfunc
+@cython.inline
+def _cost(
+    kind: cython.longlong,
+    head_kind: cython.longlong,
+    is_head: cython.bint,
+    has_forwards_left: cython.bint,
+    eager: cython.bint,
+) -> cython.longlong:
+    """Return how much running a ready op costs; the op with the lowest cost is run, among equals the first.
+
+    | mode                           | 0                          | 1           | 2           | 3           |
+    |--------------------------------|----------------------------|-------------|-------------|-------------|
+    | eager                          | head if F or I; I before W | F           | I           | W           |
+    | not eager, forwards left       | head                       | I           | F           | W           |
+    | not eager, no forwards left    | I                          | F           | W           |             |
+    """
+    if eager:
+        if (is_head and kind != W) or (kind == I and head_kind == W):
+            return 0
+        return 1 + kind
+    if has_forwards_left and is_head:
+        return 0
+    rank_of_kind: cython.longlong = 1 if kind == F else 0 if kind == I else 2
+    return rank_of_kind + 1 if has_forwards_left else rank_of_kind
 
 
 def fill_gaps(
@@ -53,14 +82,14 @@ def fill_gaps(
     """
     ranks: cython.Py_ssize_t = head.shape[0]
     ops_left: cython.Py_ssize_t = kind.shape[0]
+    last_stage: cython.Py_ssize_t = 2 * ranks - 1  # a V has two stages on each rank
     now: cython.longlong = 0
     ready: cython.bint
-    urgent: cython.bint
     while ops_left:
         for rank in range(ranks):
             best = -1
             best_previous = -1
-            best_cost = 9
+            best_cost = _NO_OP_COST
             previous = -1
             op = head[rank]
             looked_at = 0
@@ -69,30 +98,25 @@ def fill_gaps(
             while op < rank_end[rank] and looked_at < window:
                 s = stage[op]
                 m = microbatch[op]
-                if kind[op] == 0:  # F
+                if kind[op] == F:
+                    # Run early, it adds an activation to all that the skipped ops will hold.
                     ready = looked_at == 0 or peak < max_activations
                     ready = ready and (s == 0 or f_done[s - 1, m] <= now)
-                elif kind[op] == 1:  # I
-                    ready = f_done[s, m] <= now and (s == 2 * ranks - 1 or i_done[s + 1, m] <= now)
-                else:  # W
+                elif kind[op] == I:
+                    ready = f_done[s, m] <= now and (s == last_stage or i_done[s + 1, m] <= now)
+                else:
                     ready = i_done[s, m] <= now
                 if ready:
-                    # The op with the lowest cost is run; among equals the first.
-                    cost = 1 if kind[op] == 0 else 0 if kind[op] == 1 else 2
-                    if eager:
-                        urgent = (looked_at == 0 and kind[op] != 2) or (kind[op] == 1 and kind[head[rank]] == 2)
-                        cost = 0 if urgent else 1 + kind[op]
-                    elif forwards_left[rank]:
-                        cost = 0 if looked_at == 0 else 1 + cost
+                    cost = _cost(kind[op], kind[head[rank]], looked_at == 0, forwards_left[rank] > 0, eager)
                     if cost < best_cost:
                         best = op
                         best_previous = previous
                         best_cost = cost
-                    if best_cost <= min(looked_at, 1):  # nothing behind can be better
+                    if best_cost <= min(looked_at, 1):  # the head at no cost, or any later op at a cost of at most 1
                         break
-                if kind[op] == 0:
+                if kind[op] == F:
                     activations_then += 1
-                elif kind[op] == 2:
+                elif kind[op] == W:
                     activations_then -= 1
                 peak = max(peak, activations_then)
                 previous = op
@@ -106,11 +130,11 @@ def fill_gaps(
                 following[best_previous] = following[best]
             s = stage[best]
             m = microbatch[best]
-            if kind[best] == 0:
+            if kind[best] == F:
                 activations[rank] += 1
                 forwards_left[rank] -= 1
                 f_done[s, m] = now + 1
-            elif kind[best] == 1:
+            elif kind[best] == I:
                 i_done[s, m] = now + 1
             else:
                 activations[rank] -= 1

@@ -25,7 +25,7 @@ cdef extern from *:
     """
     #define _NULL (-9223372036854775807LL - 1 + 2147483648LL)
     #define _LARGEST 9223372036854775807LL
-    #define _EXTENSIBLE 922337203685477579LL
+    #define _MAX_BEFORE_DIGIT 922337203685477579LL
     #define _32_BITS 0xFFFFFFFFULL
     #define _64_BITS 0xFFFFFFFFFFFFFFFFULL
     #define _MIX 0x9E3779B97F4A7C15ULL
@@ -34,7 +34,7 @@ cdef extern from *:
     #define _QUOTES 0x2222222222222222ULL
     #define _BACKSLASHES 0x5C5C5C5C5C5C5C5CULL
     """
-    const long long _NULL, _LARGEST, _EXTENSIBLE
+    const long long _NULL, _LARGEST, _MAX_BEFORE_DIGIT
     const unsigned long long _32_BITS, _64_BITS, _MIX
     const unsigned long long _ONES, _HIGHS, _QUOTES, _BACKSLASHES
 
@@ -70,6 +70,7 @@ cdef enum:
     _CUT = -1
     _BROKEN = -2
     _LONGEST_KEY = 32
+    _UNKNOWN_PHASE = 1
     _CONTEXTS = 34
     _START_CONTEXT = 102
     _GAPS_PER_CONTEXT = 4

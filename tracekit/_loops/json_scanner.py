@@ -109,8 +109,9 @@ if not cython.compiled:
     # Results of methods that return an index: the buffer ends first; the text is not JSON (``broken_at`` says where).
     _CUT, _BROKEN = -1, -2
     _LONGEST_KEY = 32  # bytes; no known key is longer
+    _UNKNOWN_PHASE = 1  # of an event whose "ph" is not one letter
     _LARGEST = 2**63 - 1
-    _EXTENSIBLE = _LARGEST // 10 - 1  # the largest number to which a digit may be added
+    _MAX_BEFORE_DIGIT = _LARGEST // 10 - 1  # the largest number to which another digit can be appended
     # Gaps: contexts per level, the context of an event's first key, gaps per context, bytes, and the fields of a gap.
     _CONTEXTS = len(Column) + len(Target)
     _START_CONTEXT = len(Level) * _CONTEXTS
@@ -477,13 +478,17 @@ class Scanner:
         self.tile_columns = 0
         return 0
 
-    @cython.boundscheck(
-        False
-    )  # i < self.end is checked before each read, and targets below _WIDTH are columns of the tile
+    # Every read is behind a check of i < self.end, and targets below _WIDTH are columns of the tile.
+    @cython.boundscheck(False)
     def _read_event(self, start: cython.Py_ssize_t, args_level: cython.int) -> cython.Py_ssize_t:
         """Read the object at *start* into the next row of the tile: numbers, and of texts the bounds in the buffer.
 
         Returns the index behind it, ``_CUT`` or ``_BROKEN``. *args_level* is the level of its arguments' keys.
+
+        A key's target says where its value goes: below ``_FIRST_TEXT`` a column of numbers, below ``_WIDTH`` a column
+        of texts, above no column. The bytes between two values (a gap) are the same in most events of a file: they
+        are remembered with the target that they lead to, under the value before them (the context), so that most keys
+        are found by comparing bytes. That is done for the usual place of arguments only.
         """
         row: cython.Py_ssize_t = self.tile_rows
         i: cython.Py_ssize_t = start + 1
@@ -495,7 +500,7 @@ class Scanner:
         level: cython.int = _EVENT_LEVEL
         target: cython.int
         is_time: cython.bint
-        uses_gaps: cython.bint = args_level == _ARGS_LEVEL
+        uses_known_gaps: cython.bint = args_level == _ARGS_LEVEL
         c: cython.uchar
         self._clear_row(row)
         self.phase = 0
@@ -503,7 +508,7 @@ class Scanner:
         self.has_bad_time = False
         while True:
             # The next key.
-            if uses_gaps:
+            if uses_known_gaps:
                 gap = self._find_gap(context, i)
             if gap >= 0:
                 i += self.gaps[gap, _LENGTH]
@@ -516,7 +521,7 @@ class Scanner:
                     return i
                 target = self.next_target
                 level = self.next_level
-                if uses_gaps and target != _ARGS:  # what follows "args" decides whether its keys are looked up
+                if uses_known_gaps and target != _ARGS:  # what follows "args" decides whether its keys are looked up
                     self._remember_gap(context, begin, i - begin)
             if target == _CLOSED:
                 return i
@@ -538,7 +543,7 @@ class Scanner:
                     return _CUT
                 i = last + 1
                 if target == _PHASE:
-                    self.phase = self.buffer[first] if last == first + 1 else 1
+                    self.phase = self.buffer[first] if last == first + 1 else _UNKNOWN_PHASE
                 elif _FIRST_TEXT <= target < _WIDTH:
                     self._set_text(target, first, last)
                 elif target < _FIRST_TEXT:
@@ -559,6 +564,7 @@ class Scanner:
                 first = i
                 if target < _FIRST_TEXT:
                     i = self._read_number(first, self.end, is_time)
+                    # Nearly all numbers end here; negative, odd and cut ones are looked at below.
                     if self.number >= 0 and i < self.end and self._ends_scalar(self.buffer[i]):
                         self.tile[row, target] = self.number
                         continue
@@ -577,7 +583,7 @@ class Scanner:
                     self.tile[row, target] = self.number
                     if target == _DUR and self.number < 0:
                         self.has_bad_time = True
-                elif _FIRST_TEXT <= target < _WIDTH and c != ord("n"):
+                elif _FIRST_TEXT <= target < _WIDTH and c != ord("n"):  # null is no text
                     self._set_text(target, first, last)
                 i = last
 
@@ -979,8 +985,8 @@ class Scanner:
     ) -> cython.Py_ssize_t:
         """Read the number at *i* into ``number``, never by way of a float; returns the index behind it.
 
-        A fraction is cut off, in thousandths behind three digits. ``number`` is ``NULL`` if there is no number, or if
-        it does not fit into 64 bits.
+        The result is truncated to an integer; with *in_thousandths* it is multiplied by 1,000 first, so that three
+        decimals are kept. ``number`` is ``NULL`` if there is no number, or if it does not fit into 64 bits.
         """
         value: cython.longlong = 0
         exponent: cython.int = 0
@@ -993,8 +999,8 @@ class Scanner:
             i += 1
         first = i
         while i < end and ord("0") <= self.buffer[i] <= ord("9"):
-            if value > _EXTENSIBLE:
-                return i
+            if value > _MAX_BEFORE_DIGIT:
+                return i  # does not fit: number stays NULL
             value = value * 10 + (self.buffer[i] - ord("0"))
             i += 1
         if i == first:
@@ -1002,7 +1008,7 @@ class Scanner:
         if i < end and self.buffer[i] == ord("."):
             i += 1
             while i < end and ord("0") <= self.buffer[i] <= ord("9"):
-                if value <= _EXTENSIBLE and scale > -15:  # further digits are cut off below
+                if value <= _MAX_BEFORE_DIGIT and scale > -15:  # 18 decimals are read, further digits are skipped
                     value = value * 10 + (self.buffer[i] - ord("0"))
                     scale -= 1
                 i += 1
@@ -1013,6 +1019,7 @@ class Scanner:
                 i += 1
             first = i
             while i < end and ord("0") <= self.buffer[i] <= ord("9"):
+                # No number with an exponent of 99 or more fits, so that larger ones need not be told apart.
                 exponent = min(exponent * 10 + (self.buffer[i] - ord("0")), 99)
                 i += 1
             if i == first:
@@ -1022,8 +1029,8 @@ class Scanner:
             value //= 10
             scale += 1
         while scale > 0 and value > 0:
-            if value > _EXTENSIBLE:
-                return i
+            if value > _MAX_BEFORE_DIGIT:
+                return i  # does not fit: number stays NULL
             value *= 10
             scale -= 1
         self.number = -value if is_negative else value
