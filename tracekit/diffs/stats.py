@@ -121,7 +121,7 @@ def within_run_deviation(runs: Sequence[Sequence[float]]) -> float:
 
 
 def weaken(p: float, rho: float) -> float:
-    """Return the p-value *p* corrected for a step-to-step correlation *rho*.
+    """Return the one-sided p-value *p* corrected for a step-to-step correlation *rho*.
 
     Correlated steps carry less information: n of them count as n * (1 - rho) / (1 + rho) independent ones.
 
@@ -131,7 +131,7 @@ def weaken(p: float, rho: float) -> float:
     0.037
     """
     rho = min(max(rho, 0.0), MAX_CORRELATION)
-    if rho == 0 or not 0 < p < 0.5:
+    if rho == 0 or not 0 < p < 0.5:  # from 0.5 on the correction would lower p, and 0 has no normal quantile
         return p
     return _NORMAL.cdf(_NORMAL.inv_cdf(p) * math.sqrt((1 - rho) / (1 + rho)))
 

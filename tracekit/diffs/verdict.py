@@ -169,19 +169,22 @@ def judge(
         _make_case(metric, requirement, (candidate, baseline), rules, (noise or {}).get(metric.name))
         for metric, requirement in requested
     ]
-    checks = {i: check for i, case in enumerate(cases) if (check := _check_without_test(case, rules, obstacle, damage))}
+    check_of_case = {
+        i: check for i, case in enumerate(cases) if (check := _check_without_test(case, rules, obstacle, damage))
+    }
     # The rest is tested. Each group is corrected for its own number of tests, so that the many labels do not make the
-    # test of the whole step less sensitive.
-    tested = [i for i in range(len(cases)) if i not in checks]
+    # test of the whole step less sensitive. Requirements of the user are one group: none is more important.
+    tested = [i for i in range(len(cases)) if i not in check_of_case]
     whole_step = [i for i in tested if not requirements and cases[i].check.metric.name in WHOLE_STEP_METRICS]
     parts = [i for i in tested if i not in whole_step]
     for group in (whole_step, parts):
+        # The level of a single test only decides which kind of test can reach it; p-values are corrected by Holm.
         tests = [_test(cases[i], rules.alpha / len(group)) for i in group]
         worse_ps = stats.holm([test.p_worse for test in tests])
         better_ps = stats.holm([test.p_better for test in tests])
         for i, test, p_worse, p_better in zip(group, tests, worse_ps, better_ps, strict=True):
-            checks[i] = _decide(cases[i], test, p_worse, p_better, rules)
-    return [checks[i] for i in range(len(cases))]
+            check_of_case[i] = _decide(cases[i], test, p_worse, p_better, rules)
+    return [check_of_case[i] for i in range(len(cases))]
 
 
 def default_metrics(candidate: Sequence[Run], baseline: Sequence[Run], rules: Rules) -> list[Metric]:

@@ -150,8 +150,13 @@ def expert_cost(
 def _find_exchanges(work: pl.DataFrame, operations: pl.DataFrame, members: pl.DataFrame) -> pl.DataFrame:
     """Return matched dispatches with their ranks' work and with the wait in the following combine.
 
-    A model may dispatch in several operations (tokens, then weights): all dispatches before one combine form one
-    exchange.
+    A model may dispatch in several operations (tokens, then weights): all dispatches of a rank before one combine form
+    one exchange.
+
+    Returns:
+        A row per rank and exchange: match, step, group and order_ns of the last dispatch; transfer_ns, expert_ns and
+        received over all its dispatches; combine_wait_ns and combine_exposed_ns.
+
     """
     is_exchange = operations["label"].is_in(["ep_dispatch", "ep_combine"]) & (operations["pass"] == "forward")
     rows = np.flatnonzero(is_exchange.fill_null(False).to_numpy())
@@ -160,36 +165,37 @@ def _find_exchanges(work: pl.DataFrame, operations: pl.DataFrame, members: pl.Da
     member_row = members["row"].to_numpy()
     first_member = np.full(len(operations), -1, np.int64)
     first_member[member_row[::-1]] = np.arange(len(member_row))[::-1]
-    member = pl.Series(first_member[rows])
-    member = member.set(member < 0, None)
+    member_index = pl.Series(first_member[rows])
+    member_index = member_index.set(member_index < 0, None)  # unmatched: null, for which gather gives null
     is_combine = pl.col("label") == "ep_combine"
     exchange_number = is_combine.cum_sum().over("rank") - is_combine.cast(pl.UInt32)  # combines before this one
-    own = (
+    exchanges = (
         operations.select(columns)[rows]
-        .with_columns(members[name].gather(member) for name in ("match", "wait_ns", "transfer_ns"))
+        .with_columns(members[name].gather(member_index) for name in ("match", "wait_ns", "transfer_ns"))
         .sort("rank", "order_ns")
         .with_columns(exchange=exchange_number)
         .join(work, on=["rank", "id"], how="left", maintain_order="left")
     )
     exposed_ns = pl.col("end_ns") - pl.col("start_ns") - pl.col("hidden_ns")
     combines = (
-        own.filter(is_combine)
+        exchanges.filter(is_combine)
         .drop_nulls("match")
         .group_by("rank", "exchange")
         .agg(combine_wait_ns=pl.first("wait_ns"), combine_exposed_ns=exposed_ns.first())
     )
     return (
-        own.filter(~is_combine)
+        exchanges.filter(~is_combine)
         .group_by("rank", "exchange", maintain_order=True)
         .agg(
-            pl.col("match", "step", "group", "order_ns").last(),
+            pl.col("match", "step", "group", "order_ns").last(),  # the last dispatch stands for the exchange
             pl.sum("transfer_ns", "expert_ns"),
             pl.when(pl.col("received").is_not_null().all()).then(pl.sum("received")).alias("received"),
+            # The experts' work follows the last dispatch, so that one dispatch alone has it.
             is_complete=pl.col("match").is_not_null().all() & pl.col("expert_ns").is_not_null().any(),
         )
         .filter("is_complete")
         .join(combines, on=["rank", "exchange"])
-        .filter(pl.len().over("match") > 1)
+        .filter(pl.len().over("match") > 1)  # a rank without others has no balance
         .drop("exchange")
     )
 
