@@ -158,9 +158,7 @@ def test_what_a_rank_without_a_named_schedule_hid_by_phase(look, runs, tmp_path)
     unnamed = replace(analysis, schedule=None, critical=None, tables={**analysis.tables, "lanes": lanes})
     path.write_text(render_html(unnamed), encoding="utf-8")
     page = look(path)
-    assert texts(page, "#phases thead tr") == [
-        ["hidden by phase", "steady", "cool-down"]
-    ]  # none of pairs
+    assert texts(page, "#phases thead tr") == [["hidden by phase", "steady", "cool-down"]]  # none of pairs
     assert texts(page, "#phases tbody tr") == [["ep_combine forward", "75.0 %", "0.0 %"]]
 
 
