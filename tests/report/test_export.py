@@ -275,7 +275,7 @@ def test_lines_nest_and_none_is_opened_in_vain(rows):
 
 @pytest.mark.parametrize("name", ["x.txt", "x.pftrace", "x"])
 def test_other_extensions_are_refused_before_any_work(tmp_path, name):
-    with pytest.raises(OptionError, match="use .json or .json.gz"):
+    with pytest.raises(OptionError, match=r"use \.json or \.json\.gz"):
         export(tmp_path / "nowhere", tmp_path / name)
 
 
