@@ -201,7 +201,14 @@ def test_what_could_be_recorded_too_is_no_lack(samples):
     assert (bare.findings, whole.findings, whole.to_dict()["extras"]) == ((), (), [])
     assert "profile_memory=True" in text(bare)
     assert max(len(line.rstrip()) for line in text(bare).splitlines()) <= 80
-    assert "Could be recorded too" not in text(whole)
+    heading = "Not recorded, and needed only for"
+    assert (heading in text(bare), heading in text(whole)) == (True, False)
+
+
+def test_nothing_is_promised_that_the_files_do_not_have(samples):
+    """Memory was not recorded: the sentence names what can be had, and not every answer."""
+    sentence = next(line for line in text(diagnose(samples / "1f1b")).splitlines() if line.startswith("Nothing is"))
+    assert sentence.rstrip() == "Nothing is missing that labels, budget, overlap and waits need."
 
 
 def test_totals_and_peaks_that_nobody_knows(samples):

@@ -48,7 +48,7 @@ def test_a_folder_that_is_not_there(samples, tmp_path, words):
     [
         (["analyze", "-o", "x.docx"], "cannot write .docx"),
         (["analyze", "-o", "x.png", "--plot", "pie"], "there is no plot pie"),
-        (["export", "-o", "x.pftrace"], "end it in .json or .json.gz"),
+        (["export", "-o", "x.pftrace"], "use .json or .json.gz"),
     ],
 )
 def test_what_cannot_be_written_is_said_before_any_work(tmp_path, words, reason):

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import tracekit
 from tests.kept import analysis_of
-from tracekit.errors import OptionError, OutputError
+from tracekit.errors import InputError, OptionError, OutputError
 from tracekit.report.perfetto import write as perfetto
 from tracekit.report.perfetto.export import export
 from tracekit.report.perfetto.tracks import nesting_lines
@@ -212,6 +212,15 @@ def test_other_traces_keep_the_rules_too(samples, tmp_path, sample):
     assert ("cell_ideal" in kinds) == (done.cells > 0)
 
 
+def test_ranks_that_were_given_are_not_asked_for(samples, tmp_path):
+    """Two of four ranks are written; the other two were read, so that nothing is unknown for want of them."""
+    done = export(samples / "1f1b", tmp_path / "a.json", ranks=[0, 1])
+    assert done.ranks == (0, 1)
+    assert not [notice.message for notice in done.notices if "add rank" in notice.message or "give" in notice.message]
+    with pytest.raises(InputError, match="rank 9"):
+        export(samples / "1f1b", tmp_path / "b.json", ranks=[9])
+
+
 def test_a_store_is_exported_as_it_is(samples, tmp_path):
     from tracekit import ingest
 
@@ -266,7 +275,7 @@ def test_lines_nest_and_none_is_opened_in_vain(rows):
 
 @pytest.mark.parametrize("name", ["x.txt", "x.pftrace", "x"])
 def test_other_extensions_are_refused_before_any_work(tmp_path, name):
-    with pytest.raises(OptionError, match="cannot write "):
+    with pytest.raises(OptionError, match=r"use \.json or \.json\.gz"):
         export(tmp_path / "nowhere", tmp_path / name)
 
 

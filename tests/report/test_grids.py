@@ -6,6 +6,7 @@ import io
 import re
 from dataclasses import replace
 
+import polars as pl
 import pytest
 from msgspec import structs
 from rich.console import Console
@@ -122,3 +123,24 @@ def test_no_table_is_broader_than_the_terminal_and_no_label_is_cut(run, width):
             assert len(line) <= width or "tracekit analyze" in line
             assert line.strip() != "■"
             assert "■ …" not in line
+
+
+def test_bandwidths_that_no_link_or_memory_has_are_marked(run):
+    analysis = run("router")
+    rates = analysis.rates
+    assert not any("not plausible" in note for note in view_of(analysis).communication.notes)
+    fast = rates.communication.with_columns(algorithm_gb_s=pl.lit(9000.0))  # an H200's memory moves 4,800 GB/s
+    marked = replace(analysis, rates=structs.replace(rates, communication=fast))
+    assert any("not plausible" in note and "9,000 GB/s" in note for note in view_of(marked).communication.notes)
+
+
+def test_copies_faster_than_their_link_are_marked(run):
+    analysis = run("reload")
+    assert not any("faster than that link" in note for note in view_of(analysis).copies.notes)
+    table = analysis.tables["copies"].with_columns(link_gb_s=pl.lit(0.1))
+    marked = replace(analysis, tables={**analysis.tables, "copies": table})
+    assert any("faster than that link" in note for note in view_of(marked).copies.notes)
+
+
+def test_shares_of_peak_say_which_peak(run):
+    assert "peak of NVIDIA H200 with 32 of its 132 multiprocessors" in view_of(run("router")).products.notes[0]

@@ -68,6 +68,23 @@ def test_files_of_one_rank_are_recordings_one_after_another(tmp_path):
     assert [one.name.partition(" ")[2] for one in landed] == ["#1", "#2"]
 
 
+def test_recordings_of_two_formats_are_all_told(tmp_path):
+    """A recording of another profiler cannot be compared with the first, and does not end the watch."""
+    for number, sample in enumerate(("steps/a", "nsys-1f1b", "steps/b")):
+        folder = tmp_path / f"{number}"
+        folder.mkdir()
+        for file in sorted(STEPS.parent.joinpath(sample).glob("rank*.json.gz")) or [
+            STEPS.parent / sample / "rank0.sqlite"
+        ]:
+            shutil.copy(file, folder)
+            os.utime(folder / file.name, (time.time() - 100 + number,) * 2)
+    recordings = list(watch(tmp_path, idle_s=0))
+    first = run_of(recordings[0])
+    lines = [line(recording, first=first) for recording in recordings]
+    assert [text.partition(":")[0] for text in lines] == ["0", "1", "2"]
+    assert "not compared: mixed formats" in lines[1]
+
+
 def test_what_cannot_be_read_is_a_line(tmp_path):
     broken = tmp_path / "rank0.json"
     broken.write_text("{")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ class Tools:
         for root in self._roots:
             if not root.is_dir():
                 raise OptionError(f"{root}: there is no such folder", hint="name folders that hold traces")
-        self._analyses: OrderedDict[str, Analysis] = OrderedDict()
+        self._analyses: dict[str, Analysis] = {}  # the oldest first
         self._numbers = itertools.count()
 
     def analyze(self, path: str, schedule: str = "auto", steps: str | None = None) -> dict[str, Any]:
@@ -40,7 +39,9 @@ class Tools:
         analysis = self._analysis(path, schedule=_registered(schedule, "auto", "none"), steps=steps)
         view = view_of(analysis)
         handle = f"run{next(self._numbers)}:{Path(path).name}"
-        self._keep(handle, analysis)
+        self._analyses[handle] = analysis
+        while len(self._analyses) > MAX_ANALYSES_KEPT:
+            del self._analyses[next(iter(self._analyses))]
         return {
             "handle": handle,
             "answer": [f"{line.topic}: {line.text}" for line in view.answer],
@@ -121,11 +122,6 @@ class Tools:
         from tracekit.run.analyze import analyze
 
         return analyze(self._inside(path), workers=1, **options)
-
-    def _keep(self, handle: str, analysis: Analysis) -> None:
-        self._analyses[handle] = analysis
-        while len(self._analyses) > MAX_ANALYSES_KEPT:
-            self._analyses.popitem(last=False)
 
     def _inside(self, path: str) -> str:
         """Return the resolved *path* if it and all links in it lead into one of the folders."""

@@ -120,11 +120,11 @@ def make_table(
 ) -> Table | None:
     """Return a table without the columns in which every value is unknown or empty; None if there are no rows.
 
-    An item is a row as a sequence of values, or any object of which each column takes its value (``Column.value``).
+    An item is a row as a tuple of values, or any object of which each column takes its value (``Column.value``).
 
     The first column always stays. All times get as many digits as the longest of them needs for three figures.
 
-    >>> make_table([Column("rank", "rank"), Column("of link", "share")], [[0, None], [1, None]]).columns[1:]
+    >>> make_table([Column("rank", "rank"), Column("of link", "share")], [(0, None), (1, None)]).columns[1:]
     ()
     """
     all_rows = [row if isinstance(row, tuple) else _row_of(columns, row) for row in items]

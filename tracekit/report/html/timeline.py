@@ -372,7 +372,7 @@ def path_moments(analysis: Analysis, clock: PageClock, path: PathView | None) ->
         return []
     segments = analysis.critical.segments.filter(pl.col("step").eq_missing(path.step))
     start_ns = int(segments["start_ns"].to_numpy().min()) - clock.origin_ns
-    return [((start_ns + row.from_ns) / 1e6, (start_ns + row.from_ns + row.ns) / 1e6) for row in path.rows]
+    return [((start_ns + row["from_ns"]) / 1e6, (start_ns + row["from_ns"] + row["ns"]) / 1e6) for row in path.rows]
 
 
 def explaining_rows(kernels: Sequence[Kernel]) -> dict[tuple[str, str], int]:

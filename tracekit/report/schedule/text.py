@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 
 from tracekit._util.text import percent
@@ -24,6 +22,8 @@ from tracekit.report.schedule.layout import (
     schedule_headline,
 )
 from tracekit.report.schedule.plot import RELOAD_LABELS
+from tracekit.report.table import Column, make_table
+from tracekit.report.terminal.table import render_table
 from tracekit.schedules.weight_reload import LANES, WeightReload
 
 if TYPE_CHECKING:
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 MAX_RANKS = 32
 """Ranks of the picture, the table and the orders; a longer table shows its first and last ranks."""
-MIN_COLUMNS_FOR_SIZES_AND_SOURCES = 140
-"""Terminal width from which the list of schedules shows sizes and sources."""
 MAX_OPS_IN_ORDER = 200
 """A schedule with a rank of more ops is printed without its orders."""
 _INK = "#16191C"
@@ -53,22 +51,19 @@ def schedule_text(simulation: Simulation | WeightReload, *, width: int, letters:
     lines: list[RenderableType] = [Text(schedule_headline(simulation.schedule), style="bold"), *_summary(simulation)]
     if picture := gantt(simulation, width=width, letters=letters):
         lines += ["", picture] if letters else ["", picture, _legend()]
-    lines += ["", _rank_table(simulation), *_order_lines(simulation)]
-    return Group(*lines)
+    ranks = _rank_table(simulation, width)
+    return Group(*lines, "", *([ranks] if ranks is not None else []), *_order_lines(simulation))
 
 
-def list_text(entries: list[Entry], *, width: int = 80) -> RenderableType:
+def list_text(entries: list[Entry], *, width: int = 80) -> RenderableType | None:
     """Return a table of all schedules; a wide terminal also shows the sizes each takes and its source."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold", show_lines=False, show_edge=False)
-    wide = width >= MIN_COLUMNS_FOR_SIZES_AND_SOURCES
-    for column in ("name", "what it is", *(("sizes", "source") if wide else ())):
-        table.add_column(column, no_wrap=column == "name")
-    for entry in entries:
-        needs = entry.constraint.removeprefix(f"{entry.name} needs ")
-        table.add_row(entry.name, entry.summary, *((needs or "any", Text(entry.source, style="dim")) if wide else ()))
-    if wide:
-        return table
-    return Group(table, Text("sizes and sources: in a terminal of 140 columns, or with --json", style="dim"))
+    columns = (
+        Column("name", "code"),
+        Column("what it is", value="summary"),
+        Column("sizes", "word", 1, value=lambda entry: entry.constraint.removeprefix(f"{entry.name} needs ") or "any"),
+        Column("source", "word", 1),
+    )
+    return render_table(make_table(columns, entries, notes=("--json has all sizes and sources",)), width)
 
 
 def gantt(simulation: Simulation, *, width: int, letters: bool = True) -> Text | None:
@@ -151,20 +146,13 @@ def _summary(simulation: Simulation) -> list[Text]:
     ]
 
 
-def _rank_table(simulation: Simulation) -> RenderableType:
+def _rank_table(simulation: Simulation, width: int) -> RenderableType | None:
     """Return the table of every rank's figures; of very many ranks, the first and the last."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in RANK_COLUMNS:
-        table.add_column(column, justify="right")
-    rows = rank_rows(simulation)
+    rows = [tuple(f"{figure:g}" for figure in row) for row in rank_rows(simulation)]
     if len(rows) > MAX_RANKS:
         quarter = MAX_RANKS // 4
-        rows = [*rows[:quarter], *rows[-quarter:]]
-    for previous, row in zip([None, *rows], rows, strict=False):
-        if previous is not None and row[0] != previous[0] + 1:
-            table.add_row("…")
-        table.add_row(*(f"{figure:g}" for figure in row))
-    return table
+        rows = [*rows[:quarter], ("…", *[""] * (len(RANK_COLUMNS) - 1)), *rows[-quarter:]]
+    return render_table(make_table([Column(name, "figure") for name in RANK_COLUMNS], rows), width)
 
 
 def _order_lines(simulation: Simulation) -> list[Text]:

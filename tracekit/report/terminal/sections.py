@@ -87,8 +87,8 @@ def critical(view: View, width: int) -> RenderableType | None:
         Column("rank", "rank"),
         Column("kind"),
         Column("label"),
-        Column("came last", "figure", 2, value=lambda row: "" if row.peer is None else f"rank {row.peer}"),
-        Column("what", "name", value=lambda row: row.name()),
+        Column("came last", "figure", 2, value=lambda row: "" if row["peer"] is None else f"rank {row['peer']}"),
+        Column("what", "name", value="name"),
     )
     return render_table(make_table(columns, view.critical.rows, notes=view.critical.notes), width)
 
@@ -121,7 +121,7 @@ def step_times(view: View, width: int) -> RenderableType | None:
     """Show the longest steps and how much they differ; None if there is one step."""
     if view.steps is None:
         return None
-    steps = sorted(view.steps.rows, key=lambda row: -row.median_ns)
+    steps = sorted(view.steps.rows, key=lambda row: -row["median_ns"])
     over_ranks = "" if view.steps.one_rank else "; median, shortest and longest over ranks"
     columns = [
         Column("step", "figure"),
@@ -129,7 +129,7 @@ def step_times(view: View, width: int) -> RenderableType | None:
         *([] if view.steps.one_rank else [Column("shortest", "ms", value="least_ns")]),
         *([] if view.steps.one_rank else [Column("longest", "ms", value="most_ns")]),
         Column("slowest rank", "figure", value="slowest"),
-        Column("", value=lambda row: "partial" if row.partial else ""),
+        Column("", value=lambda row: "partial" if row["partial"] else ""),
     ]
     notes = (f"the longest of {counted(len(steps) + view.steps.more, 'step')}{over_ranks}",)
     return render_table(make_table(columns, steps[:WORST_RANKS_SHOWN], notes=notes), width)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import msgspec
 import polars as pl
@@ -35,37 +36,14 @@ _COLUMNS = (
 )
 
 
-class PathRow(msgspec.Struct, frozen=True):
-    """One segment of the critical path."""
-
-    from_ns: int
-    """Time from the start of the step."""
-    ns: int
-    share: float | None
-    """Share of the step."""
-    rank: int
-    kind: str
-    label: str | None
-    what: str
-    peer: int | None
-    """The rank that came last, where the path goes on."""
-
-    def name(self) -> str:
-        """Return the short name of what ran; for work of the host, of what it came before.
-
-        >>> PathRow(0, 5, 0.5, 1, "host", None, "aten::mm", None).name()
-        'until aten::mm'
-        """
-        until = "until " if self.kind == "host" and self.what else ""
-        return f"{until}{short_kernel(self.what)}"
-
-
 class PathView(msgspec.Struct, frozen=True):
     """The critical path of the slowest step."""
 
     step: int | None
-    rows: tuple[PathRow, ...]
-    """The longest segments, in order of time."""
+    rows: tuple[dict[str, Any], ...]
+    """The longest segments, in order of time: ``from_ns`` after the step's start, ``ns`` and its ``share`` of the step,
+    ``rank``, ``kind``, ``label``, the ``peer`` that came last, and the ``name`` of what ran (for work of the host, of
+    what it came before)."""
     notes: tuple[str, ...]
     """The share that the rows cover, and the whole path by label and by rank."""
 
@@ -82,16 +60,12 @@ def path_view(analysis: Analysis) -> PathView | None:
     start_ns = int(segments["start_ns"].to_numpy().min())
     longest = segments.sort("ns", descending=True).head(MAX_SEGMENTS).sort("start_ns")
     rows = tuple(
-        PathRow(
-            from_ns=row["start_ns"] - start_ns,
-            ns=row["ns"],
-            share=row["ns"] / span_ns if span_ns else None,
-            rank=row["rank"],
-            kind=row["kind"],
-            label=row["label"],
-            what=row["what"] or "",
-            peer=row["peer"],
-        )
+        {
+            **row,
+            "from_ns": row["start_ns"] - start_ns,
+            "share": row["ns"] / span_ns if span_ns else None,
+            "name": ("until " if row["kind"] == "host" and row["what"] else "") + short_kernel(row["what"] or ""),
+        }
         for row in longest.iter_rows(named=True)
     )
     of_step, in_steps = "", ""

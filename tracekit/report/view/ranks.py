@@ -151,26 +151,13 @@ class Straggler(msgspec.Struct, frozen=True):
         return (" or ".join(map(str, self.candidates)) if few else f"one of {len(self.candidates)}") or str(self.rank)
 
 
-class StepRow(msgspec.Struct, frozen=True):
-    """One step over the ranks."""
-
-    step: int | None
-    least_ns: int
-    median_ns: float
-    most_ns: int
-    longest: int
-    """A rank on which it took longest."""
-    slowest: int | None
-    """That rank, if it is slower than every other by more than noise."""
-    partial: bool
-    share: float
-    """Median over the time of the longest step."""
-
-
 class Steps(msgspec.Struct, frozen=True):
     """The times of several steps."""
 
-    rows: tuple[StepRow, ...]
+    rows: tuple[dict[str, Any], ...]
+    """Number (``step``), ``least_ns``, ``median_ns`` and ``most_ns`` over ranks, a rank on which it took longest
+    (``longest``; ``slowest`` if it exceeds every other by more than noise), whether the step is ``partial``, and the
+    ``share`` of its median of the time of the longest step."""
     more: int
     """Steps that are not shown."""
     one_rank: bool
@@ -302,25 +289,16 @@ def steps_view(analysis: Analysis) -> Steps | None:
     if table["step"].n_unique() < 2:
         return None
     spans = table.group_by("step").agg(
-        least=pl.col("span_ns").min(),
-        median=pl.col("span_ns").median(),
-        most=pl.col("span_ns").max(),
+        least_ns=pl.col("span_ns").min(),
+        median_ns=pl.col("span_ns").median(),
+        most_ns=pl.col("span_ns").max(),
         longest=pl.col("rank").sort_by("span_ns").last(),
-        second=pl.col("span_ns").top_k(2).min(),
+        second_ns=pl.col("span_ns").top_k(2).min(),
         partial=pl.col("partial").any(),
     )
-    longest_ns = int(spans["most"].to_numpy().max(initial=1))
-    rows = tuple(
-        StepRow(
-            step=row["step"],
-            least_ns=row["least"],
-            median_ns=row["median"],
-            most_ns=row["most"],
-            longest=row["longest"],
-            slowest=row["longest"] if beyond_noise(row["most"], row["second"]) else None,
-            partial=row["partial"],
-            share=row["median"] / longest_ns,
-        )
-        for row in spans.sort("step").head(MAX_STEPS).iter_rows(named=True)
+    rows = spans.sort("step").head(MAX_STEPS).with_columns(share=pl.col("median_ns") / spans["most_ns"].max())
+    named = tuple(
+        {**row, "slowest": row["longest"] if beyond_noise(row["most_ns"], row["second_ns"]) else None}
+        for row in rows.rows(named=True)
     )
-    return Steps(rows, max(0, len(spans) - MAX_STEPS), table["rank"].n_unique() == 1)
+    return Steps(named, max(0, len(spans) - MAX_STEPS), table["rank"].n_unique() == 1)

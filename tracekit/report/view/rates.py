@@ -88,7 +88,7 @@ def peak_notes(sources: Sequence[Source], dtypes: Sequence[str]) -> list[str]:
 
     >>> source = Source("rank0.json", "kineto", 0, "content", devices=("NVIDIA H200",), multiprocessors=33)
     >>> peak_notes([source], ["bf16"])
-    ['peak of NVIDIA H200 with 33 of its 132 multiprocessors, TFLOP/s: bf16 247.4 (of 989.4)']
+    ['peak of NVIDIA H200 with 33 of its 132 multiprocessors, TFLOP/s: bf16 247.3 (of 989.4)']
     """
     notes = []
     for device, usable in dict.fromkeys((s.devices[0], s.multiprocessors) for s in sources if len(s.devices) == 1):
