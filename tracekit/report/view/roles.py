@@ -8,7 +8,7 @@ import msgspec
 
 from tracekit._util.text import format_ranges, ms
 from tracekit.analysis import Analysis
-from tracekit.analysis.role_results import RoleResults
+from tracekit.analysis.result import RoleResults
 from tracekit.documents.roles import Iteration, WeightUpdate
 from tracekit.metrics.overlap import ratio
 from tracekit.report.role_words import GAP_WORDS, PHASE_WORDS
