@@ -8,7 +8,7 @@ import pytest
 from msgspec import structs
 
 from tests.kept import analysis_of
-from tracekit.analysis.role_results import RoleResults
+from tracekit.analysis.result import RoleResults
 from tracekit.documents.analysis import Evidence, Straggler, WaitCause
 from tracekit.metrics.bubbles import Bubble
 from tracekit.metrics.budget import Budget

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from tracekit._util.notices import merge_notices
 from tracekit._util.workers import MapFunction
 from tracekit.analysis.by import By, combined
-from tracekit.analysis.communication import Communication
+from tracekit.analysis.communication import Communication, with_peers
 from tracekit.analysis.kernels import all_shapes
 from tracekit.analysis.measured import Measured, RankResult
 from tracekit.analysis.memory import run_memory, with_memory
@@ -25,7 +25,6 @@ from tracekit.analysis.notices import (
     without_known_peers,
     without_pipeline_notices,
 )
-from tracekit.analysis.peers import with_peers
 from tracekit.analysis.result import Analysis, Tables
 from tracekit.analysis.run_tables import run_tables
 from tracekit.analysis.scopes import rank_results

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from tracekit.analysis.measured import Measured, RankResult
     from tracekit.analysis.memory import HeldMemory
     from tracekit.analysis.rates import RunRates
-    from tracekit.analysis.result import Analysis
-    from tracekit.analysis.role_results import RoleResults
+    from tracekit.analysis.result import Analysis, RoleResults
     from tracekit.analysis.stragglers import Stragglers
     from tracekit.compare import ScheduleComparison
     from tracekit.critical_path.path import CriticalPath

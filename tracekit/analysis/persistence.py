@@ -33,7 +33,7 @@ from tracekit.analysis.tables import Measures, RankTables
 from tracekit.compare import WhatIf
 from tracekit.documents.analysis import AnalysisDocument, Figures, Peak, RankFigures, Schedule
 from tracekit.documents.coding import decode, encode, read_document, to_plain, to_plain_rows
-from tracekit.documents.saved_analysis import FORMAT, TablesDocument
+from tracekit.documents.store_manifest import TABLES_FORMAT, TablesDocument
 from tracekit.errors import InputError, Notice
 from tracekit.intervals import Intervals
 from tracekit.metrics.bubbles import Bubble
@@ -323,7 +323,7 @@ def write_tables(tables: RankTables, folder: Path) -> Path:
     True
     """
     frames: dict[str, pl.DataFrame] = {}
-    document = TablesDocument(FORMAT, __version__, _encode(tables, "", frames))
+    document = TablesDocument(TABLES_FORMAT, __version__, _encode(tables, "", frames))
     # ZipInfo without a time: equal tables are equal bytes, and a clock before 1980 does no harm.
     with zipfile.ZipFile(folder / FILE, "w") as archive:
         archive.writestr(zipfile.ZipInfo(_JSON_MEMBER), encode(document, indent=None))

@@ -13,16 +13,17 @@ from functools import cached_property, partial
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, overload
 
+import msgspec
 import polars as pl
 
 from tracekit._util.text import counted, ms, percent
 from tracekit.align.clocks import Clocks
 from tracekit.align.steps import step_times
 from tracekit.analysis.measured import Measured, RankResult
-from tracekit.analysis.role_results import RoleResults
 from tracekit.analysis.stragglers import Stragglers
 from tracekit.documents.analysis import AnalysisDocument, Slowdown
 from tracekit.documents.coding import encode, to_plain
+from tracekit.documents.roles import Iteration, PhaseBand, WeightUpdate
 from tracekit.errors import Notice, OptionError
 from tracekit.metrics.overlap import ratio
 from tracekit.metrics.overlap_cost import OverlapCost
@@ -183,6 +184,27 @@ def _notebook_row(name: str, figures: Measured, ranks: int) -> list[str]:
     ]
     bubble = [figures.bubble_words] if figures.pipeline else []
     return [name, f"{span_ns / ranks / 1e6:,.3f}", *map(percent, shares), *bubble]
+
+
+class Role(msgspec.Struct, frozen=True, eq=False):
+    """One kind of process, analysed as a run of its own."""
+
+    name: str
+    kind: str
+    """``trainer``, ``rollout``, ``inference`` (forward only, no growing cache), ``parameter_server``,
+    ``inference_worker`` (takes weights only) or ``unknown``."""
+    ranks: tuple[int, ...]
+    analysis: Analysis
+
+
+class RoleResults(msgspec.Struct, frozen=True, eq=False):
+    """Everything about a run that its roles' own analyses do not hold."""
+
+    main_role: str | None = None
+    roles: tuple[Role, ...] = ()
+    iterations: tuple[Iteration, ...] = ()
+    weight_updates: tuple[WeightUpdate, ...] = ()
+    bands: tuple[PhaseBand, ...] = ()
 
 
 @dataclass(frozen=True, eq=False, repr=False)

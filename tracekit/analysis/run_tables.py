@@ -11,35 +11,22 @@ from functools import cache
 import polars as pl
 
 from tracekit.analysis.communication import Communication
-from tracekit.analysis.kernels import mean_kernels
+from tracekit.analysis.kernels import mean_kernels, run_reasons
 from tracekit.analysis.measured import Measured, RankResult
-from tracekit.analysis.reasons import run_reasons
 from tracekit.analysis.tables import RankTables
 
-_BUDGET = pl.Schema(
-    {"rank": pl.Int32(), "step": pl.Int64(), "part": pl.String(), "ns": pl.Int64(), "share": pl.Float64()}
-)
+_SCOPE = {"rank": pl.Int32(), "step": pl.Int64()}
+_BUDGET = pl.Schema({**_SCOPE, "part": pl.String(), "ns": pl.Int64(), "share": pl.Float64()})
 _BUBBLES = pl.Schema(
     {
-        "rank": pl.Int32(),
-        "step": pl.Int64(),
-        "span_ns": pl.Int64(),
-        "idle_ns": pl.Int64(),
-        "wait_ns": pl.Int64(),
+        **_SCOPE,
+        **dict.fromkeys(("span_ns", "idle_ns", "wait_ns"), pl.Int64()),
         "fraction": pl.Float64(),
         "lower_bound": pl.Boolean(),
     }
 )
 _PHASES = pl.Schema(
-    {
-        "rank": pl.Int32(),
-        "step": pl.Int64(),
-        "phase": pl.String(),
-        "span_ns": pl.Int64(),
-        "compute_ns": pl.Int64(),
-        "idle_ns": pl.Int64(),
-        "wait_ns": pl.Int64(),
-    }
+    {**_SCOPE, "phase": pl.String(), **dict.fromkeys(("span_ns", "compute_ns", "idle_ns", "wait_ns"), pl.Int64())}
 )
 
 
@@ -115,19 +102,12 @@ def _budget_table(results: Sequence[RankResult]) -> pl.DataFrame:
 
 
 def _bubble_table(results: Sequence[RankResult]) -> pl.DataFrame:
-    rows = [
-        {
-            "rank": rank,
-            "step": step,
-            "span_ns": scope.budget.span_ns,
-            "idle_ns": scope.budget.idle_ns if scope.idle_known else None,
-            "wait_ns": scope.bubble.wait_ns,
-            "fraction": scope.bubble_fraction,
-            "lower_bound": scope.lower_bound,
-        }
-        for rank, step, scope in _scopes(results)
-    ]
-    return pl.DataFrame(rows, schema=_BUBBLES)
+    rows = []
+    for rank, step, scope in _scopes(results):
+        idle_ns = scope.budget.idle_ns if scope.idle_known else None
+        bubble = (scope.bubble.wait_ns, scope.bubble_fraction, scope.lower_bound)
+        rows.append((rank, step, scope.budget.span_ns, idle_ns, *bubble))
+    return pl.DataFrame(rows, schema=_BUBBLES, orient="row")
 
 
 def _phase_table(results: Sequence[RankResult]) -> pl.DataFrame:

@@ -38,6 +38,10 @@ def rank_results(ranks: Sequence[RankTables], operations: pl.DataFrame, *, pipel
         pipeline: Whether the run has a pipeline.
 
     """
+    # What needs the text of an operation is looked up for all ranks at once: a call costs as much for one rank.
+    operations = operations.with_columns(
+        unknown=pl.Series(has_unknown_wait(operations)), is_message=pl.Series(may_be_message(operations))
+    )
     numbers = [rank.source.rank for rank in ranks]
     starts = np.searchsorted(operations["rank"].to_numpy(), numbers).tolist()
     ends = [*starts[1:], len(operations)]
@@ -51,7 +55,7 @@ def _rank_result(rank: RankTables, operations: pl.DataFrame, *, pipeline: bool) 
     """Return the result of a rank from its tables and its operations."""
     steps = rank.steps["step"].to_list() or [None]
     partial_steps = rank.steps["partial"].to_list() or [False]
-    messages_known = not has_unseen_messages(rank.messages_issued, int(may_be_message(operations).sum()))
+    messages_known = not has_unseen_messages(rank.messages_issued, int(operations["is_message"].sum()))
     facts = _KnownFacts(idle=rank.idle_known, pipeline=pipeline, messages=messages_known)
     by_step = _Waits.of(operations, rank.by_step)
     window = _Waits.of(operations.with_columns(part=pl.lit(0, pl.Int64)), rank.window)
@@ -103,7 +107,7 @@ class _Waits(msgspec.Struct, frozen=True, eq=False):
         return cls(
             by_label=_waits_by_label(operations, len(measures.budgets)),
             exposed_pp=find_exposed_waits(start, wait, part, measures.covered),
-            unknown=frozenset(operations["part"].filter(pl.Series(has_unknown_wait(operations))).to_list()),
+            unknown=frozenset(operations["part"].filter(operations["unknown"]).to_list()),
             exposure=_rows_by_part(with_peers(measures.exposed, operations), "label", "cause", "ns"),
         )
 

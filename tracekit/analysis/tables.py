@@ -14,9 +14,8 @@ import polars as pl
 from tracekit._util.machine import give_back_memory
 from tracekit.align.steps import assign_parts, number_steps
 from tracekit.analysis.by import RankRows, rank_rows
-from tracekit.analysis.kernels import KERNELS, kernel_table, shape_list
+from tracekit.analysis.kernels import KERNELS, REASONS, kernel_reasons, kernel_table, shape_list
 from tracekit.analysis.rank_timeline import RankTimeline, rank_timeline
-from tracekit.analysis.reasons import REASONS, kernel_reasons
 from tracekit.analysis.recording_checks import content_notices, damage_notices, repetition_notices
 from tracekit.classify import RuleBook, classify, classify_lost_kernels, load_rules
 from tracekit.critical_path.graph import find_rank_events
@@ -108,7 +107,7 @@ class RankTables:
     kernels: pl.DataFrame = field(default_factory=KERNELS.to_frame)
     """Time per step by kernel name, label and module (``analysis.kernels``)."""
     reasons: pl.DataFrame = field(default_factory=REASONS.to_frame)
-    """Reasons for the labels of the longest kernels (``analysis.reasons``)."""
+    """Reasons for the labels of the longest kernels (``analysis.kernels``)."""
     shapes: tuple[str, ...] = ()
     """Input shapes of the model's matrix products, if they were recorded."""
     path: pl.DataFrame = field(default_factory=PATH_PIECES.to_frame)

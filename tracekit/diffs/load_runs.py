@@ -174,16 +174,13 @@ def _analyze_run(paths: list[str], *, keep: bool) -> Run:
 
 def _run_from_analysis(analysis: BaseAnalysis, *, name: str, keep: bool) -> Run:
     """Return the run of an analysis; one read back from JSON has no cells."""
-    run = _run_with_cells(analysis.without_critical_path() if isinstance(analysis, Analysis) else analysis, name=name)
+    cells, timeline = [], []
+    if isinstance(analysis, Analysis) and analysis.schedule is not None:
+        typical_step = analysis.schedule.head.cells
+        cells = _median_cells(analysis.schedule.cells)
+        timeline = _timeline(typical_step) if len(typical_step) <= MAX_TIMELINE_CELLS else []
+    run = from_analysis(analysis.to_document(), name=name, cells=cells, timeline=timeline)
     return structs.replace(run, analysis=analysis) if keep and isinstance(analysis, Analysis) else run
-
-
-def _run_with_cells(analysis: BaseAnalysis, *, name: str) -> Run:
-    if not isinstance(analysis, Analysis) or analysis.schedule is None:
-        return from_analysis(analysis.to_document(), name=name)
-    cells, typical_step = analysis.schedule.cells, analysis.schedule.head.cells
-    timeline = _timeline(typical_step) if len(typical_step) <= MAX_TIMELINE_CELLS else []
-    return from_analysis(analysis.to_document(), name=name, cells=_median_cells(cells), timeline=timeline)
 
 
 def _timeline(cells: pl.DataFrame) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ import gzip
 import json
 import re
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypeVar
@@ -99,30 +99,26 @@ def read_document(path: str | PathLike[str], document_type: type[Document], *, h
     except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"{path}: is not complete: {error}", hint=hint) from error
     document = decode(data, document_type, path, hint=hint)
-    if key_path := _too_large(to_plain(document)):
-        raise InputError(f"{path}: ${key_path}: the number is too large", hint=hint)
+    for key_path, number in _numbers(to_plain(document), "$"):
+        if abs(number) > MAX_MAGNITUDE:
+            raise InputError(f"{path}: {key_path}: the number is too large", hint=hint)
     return document
 
 
-def _too_large(value: Any) -> str:
-    """Return the path of the first number beyond ``MAX_MAGNITUDE`` in plain data; empty if all are within it.
+def _numbers(value: Any, path: str) -> Iterator[tuple[str, float]]:
+    """Yield the path and value of every number in plain data.
 
-    >>> _too_large({"ranks": [{"span_ns": 5}, {"span_ns": 10**40}]}), _too_large([1.5, None, "x"])
-    ('.ranks[1].span_ns', '')
+    >>> list(_numbers({"ranks": [{"span_ns": 5}, {"span_ns": 7}]}, "$"))
+    [('$.ranks[0].span_ns', 5), ('$.ranks[1].span_ns', 7)]
     """
     if isinstance(value, dict):
-        return next(
-            (f".{key}{below}" for key, item in value.items() if (below := _too_large(item)) or _exceeds(item)), ""
-        )
-    if isinstance(value, list | tuple):
-        return next(
-            (f"[{i}]{below}" for i, item in enumerate(value) if (below := _too_large(item)) or _exceeds(item)), ""
-        )
-    return ""
-
-
-def _exceeds(value: Any) -> bool:
-    return isinstance(value, int | float) and abs(value) > MAX_MAGNITUDE
+        for key, item in value.items():
+            yield from _numbers(item, f"{path}.{key}")
+    elif isinstance(value, list):
+        for i, item in enumerate(value):
+            yield from _numbers(item, f"{path}[{i}]")
+    elif isinstance(value, int | float):
+        yield path, value
 
 
 def problem_text(error: Exception) -> str:

@@ -1,9 +1,9 @@
-"""Manifest of a store: ``tracekit-store.json``, and the entry of each rank in ``entry.json``."""
+"""Documents of a store: its manifest ``tracekit-store.json``, a rank's ``entry.json``, and its measured tables."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec import Struct
 
@@ -11,6 +11,7 @@ from tracekit.errors import Notice
 from tracekit.schema import Source
 
 FORMAT: Literal["tracekit.store/2"] = "tracekit.store/2"
+TABLES_FORMAT: Literal["tracekit.tables/2"] = "tracekit.tables/2"
 
 
 class Entry(Struct, frozen=True):
@@ -51,3 +52,14 @@ class StoreManifest(Struct, frozen=True, kw_only=True):
     """Notices from when it was written."""
     ranks: tuple[Entry, ...]
     """The ranks, ascending."""
+
+
+class TablesDocument(Struct, frozen=True):
+    """``tables.json`` in ``tables.zip``: all but the tables themselves; read only by the version that wrote it."""
+
+    format: Literal["tracekit.tables/2"]
+    """Name and number of the format."""
+    tracekit: str
+    """Version that measured them."""
+    tables: Mapping[str, Any]
+    """The fields of ``analysis.tables.RankTables``, as ``analysis.persistence`` writes them."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tracekit._util.text import listing, ms
 from tracekit.analysis import Analysis
-from tracekit.analysis.role_results import Role, RoleResults
+from tracekit.analysis.result import Role, RoleResults
 from tracekit.analysis.tables import RankTables
 from tracekit.errors import InputError, Notice
 from tracekit.metrics.process_phases import TRAIN

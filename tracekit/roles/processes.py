@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import polars as pl
@@ -81,13 +81,11 @@ def _moved(process: Process, offset_ns: int) -> Process:
     def move(table: pl.DataFrame) -> pl.DataFrame:
         return table.with_columns(pl.col("^(start|end)_ns$") - offset_ns)
 
-    return Process(
-        process.role,
-        process.rank,
-        move(process.stretches),
-        move(process.transfers),
-        move(process.decode_steps),
-        process.shapes_recorded,
+    return replace(
+        process,
+        stretches=move(process.stretches),
+        transfers=move(process.transfers),
+        decode_steps=move(process.decode_steps),
     )
 
 

@@ -36,21 +36,8 @@ LAYER_FRAMES = pl.Schema(
 )
 """Stretches of host time in which one layer was launched."""
 LAYER_KERNELS = pl.Schema({"id": pl.Int64(), "layer": pl.Int64(), "stage": pl.Int64()})
-_CHUNK_COLUMNS = (
-    "id",
-    "name",
-    "op",
-    "op_id",
-    "shapes",
-    "host_ns",
-    "launch_tid",
-    "label",
-    "stage",
-    "chunk",
-    "part",
-    "turn",
-    "number",
-)
+_CHUNK_COLUMNS = ("id", "name", "op", "op_id", "shapes", "host_ns", "launch_tid", "label", "stage", "chunk", "part",
+                  "turn", "number")  # fmt: skip
 
 
 class RepeatedLayers(msgspec.Struct, frozen=True, eq=False):

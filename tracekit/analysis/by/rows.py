@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 import polars as pl
 
-from tracekit._util.columns import to_int64
 from tracekit._util.text import did_you_mean
 from tracekit.analysis.by.places import repeated_positions
 from tracekit.errors import OptionError
@@ -17,9 +14,6 @@ from tracekit.metrics.label_intervals import Lanes
 from tracekit.metrics.rates import describe_products, products
 from tracekit.metrics.time_attribution import attribute_time
 from tracekit.schema import PATH_SEPARATOR, RankEvents, conform
-
-Ints = npt.NDArray[np.int64]
-Strings = npt.NDArray[np.str_]
 
 KINDS = ("layer", "module", "annotation", "shape")
 MIN_STACK_TO_RULE_RATIO = 0.5
@@ -40,6 +34,7 @@ ROWS = pl.Schema(
         "ns": pl.Int64(),  # time that is attributed to them: see metrics.charge
     }
 )
+_PLACE = ("name", "layer", "stage", "path", "evidence")
 RATES = pl.Schema(
     {
         "name": pl.String(),
@@ -86,6 +81,8 @@ def rank_rows(rank: RankEvents, gpu_events: pl.DataFrame, kind: str, *, lanes: L
 
     """
     row_of_event, note = _FUNCTIONS[kind](rank.events, gpu_events)
+    missing = [pl.lit(None, ROWS[name]).alias(name) for name in _PLACE if name not in row_of_event.columns]
+    row_of_event = row_of_event.with_columns(pl.col("name").fill_null(NOT_PLACED), *missing)
     attributed_ns = pl.Series(attribute_time(gpu_events, lanes if lanes is not None else Lanes.of(gpu_events)))
     table = row_of_event.with_columns(label=gpu_events["label"].cast(pl.String), ns=attributed_ns)
     keys = [name for name in ROWS if name not in ("count", "ns")]
@@ -115,42 +112,37 @@ def _rates(named: pl.DataFrame, rank: RankEvents) -> pl.DataFrame:
 
 
 RowsOfEvents = tuple[pl.DataFrame, str | None]
-"""The row of each GPU event (``name, layer, stage, path, evidence``), and a note."""
+"""The row of each GPU event, some of ``_PLACE``, and a note; an event without a name is not placed."""
 
 
 def _by_layer(events: pl.DataFrame, gpu_events: pl.DataFrame) -> RowsOfEvents:
-    layer, stage = to_int64(gpu_events["layer"]), None
-    evidence = gpu_events["layer_from"].cast(pl.String).fill_null("").to_numpy()
-    note = None
-    if not (layer >= 0).any():
+    placed, note = gpu_events.select("label", "layer", evidence=pl.col("layer_from").cast(pl.String)), None
+    if placed["layer"].null_count() == len(placed):
         repeated = repeated_positions(events, gpu_events)
         if repeated is None:
             why = "nothing names layers, and no forward repeats the same kernels: record them with with_stack=True"
-            return _rows_of_events(gpu_events), f"{why}, or name them with record_function"
-        layer, stage = repeated.layer, repeated.stage
-        evidence = np.where(layer >= 0, "repetition", "")
+            return gpu_events.select(name=pl.repeat(NOT_PLACED, pl.len())), f"{why}, or name them with record_function"
+        numbers = pl.DataFrame({"layer": repeated.layer, "stage": repeated.stage})
+        placed = gpu_events.select("label").hstack(numbers.select(pl.when(pl.all() >= 0).then(pl.all())))
+        placed = placed.with_columns(evidence=pl.when(pl.col("layer").is_not_null()).then(pl.lit("repetition")))
         if repeated.spare:
             note = f"layers are found by repetition: each may begin up to {repeated.spare} kernels later than shown"
-    in_layer = layer >= 0
-    never_in_layer = gpu_events["label"].cast(pl.String).is_in(LABELS_OUTSIDE_LAYERS).to_numpy()
-    other_name = np.where(never_in_layer | (evidence != ""), OUTSIDE, NOT_PLACED)
-    name = np.where(in_layer, np.char.add("layer ", layer.astype(str)), other_name)
-    evidence = np.where(in_layer, evidence, "")
-    return _rows_of_events(gpu_events, name=name, layer=layer, stage=stage, evidence=evidence), note
+    in_layer = pl.col("layer").is_not_null()
+    is_outside = pl.col("label").cast(pl.String).is_in(LABELS_OUTSIDE_LAYERS) | pl.col("evidence").is_not_null()
+    name = pl.when(in_layer).then(pl.format("layer {}", "layer")).when(is_outside).then(pl.lit(OUTSIDE))
+    return placed.with_columns(name=name, evidence=pl.when(in_layer).then("evidence")).drop("label"), note
 
 
 def _by_module(events: pl.DataFrame, gpu_events: pl.DataFrame) -> RowsOfEvents:
-    path, module, source = (
-        gpu_events[name].cast(pl.String).fill_null("").to_numpy() for name in ("modules", "module", "module_from")
-    )
-    ns = (gpu_events["end_ns"] - gpu_events["start_ns"]).to_numpy()
-    note = None
-    if ns[path != ""].sum() < max(MIN_STACK_TO_RULE_RATIO * ns[module != ""].sum(), 1):
-        path = module
+    columns = {"path": "modules", "module": "module", "evidence": "module_from"}
+    texts = gpu_events.select(**{name: _text_or_null(column) for name, column in columns.items()})
+    ns = gpu_events["end_ns"] - gpu_events["start_ns"]
+    called_ns, known_ns = (int(ns.filter(texts[name].is_not_null()).sum()) for name in ("path", "module"))
+    if called_ns < max(MIN_STACK_TO_RULE_RATIO * known_ns, 1):
         note = "calls of modules were not recorded (with_stack=True): each row is a kind of module"
-    else:
-        source = np.where(path != "", "module stack", "")
-    return _rows_of_events(gpu_events, name=np.where(path != "", path, NOT_PLACED), path=path, evidence=source), note
+        return texts.select("evidence", name="module", path="module"), note
+    evidence = pl.when(pl.col("path").is_not_null()).then(pl.lit("module stack"))
+    return texts.select("path", name="path", evidence=evidence), None
 
 
 def _by_annotation(events: pl.DataFrame, gpu_events: pl.DataFrame) -> RowsOfEvents:
@@ -160,18 +152,17 @@ def _by_annotation(events: pl.DataFrame, gpu_events: pl.DataFrame) -> RowsOfEven
         text: PATH_SEPARATOR.join(word for word in text.split(PATH_SEPARATOR) if not word.startswith("ProfilerStep#"))
         for text in annotations.unique().drop_nulls()
     }
-    path = annotations.replace_strict(path_of_text, default="", return_dtype=pl.String).fill_null("").to_numpy()
-    has_path = path != ""
-    if not has_path.any():
+    paths = annotations.replace_strict(path_of_text, default=None, return_dtype=pl.String).to_frame("path")
+    rows = paths.select(path=_text_or_null("path"))
+    note = None
+    if rows["path"].null_count() == len(rows):
         note = "no GPU work was launched inside a range: name parts of the step with record_function"
-        return _rows_of_events(gpu_events), note
-    name = np.where(has_path, path, NOT_PLACED)
-    return _rows_of_events(gpu_events, name=name, path=path, evidence=np.where(has_path, "annotation", "")), None
+    evidence = pl.when(pl.col("path").is_not_null()).then(pl.lit("annotation"))
+    return rows.with_columns(name="path", evidence=evidence), note
 
 
 def _by_shape(events: pl.DataFrame, gpu_events: pl.DataFrame) -> RowsOfEvents:
-    kinds = describe_products(gpu_events)
-    has_shapes = kinds["op"].is_not_null() & kinds["shapes"].is_not_null()
+    has_shapes = pl.col("op").is_not_null() & pl.col("shapes").is_not_null()
     product = pl.format(
         "{} {} {}",
         pl.col("op").str.strip_prefix("aten::"),
@@ -179,37 +170,18 @@ def _by_shape(events: pl.DataFrame, gpu_events: pl.DataFrame) -> RowsOfEvents:
         pl.col("dtype").fill_null("?"),
     )
     without_shapes = pl.when(pl.col("product")).then(pl.lit(NO_SHAPE)).otherwise(pl.lit(NO_PRODUCT))
-    name = kinds.select(pl.when(pl.lit(has_shapes)).then(product).otherwise(without_shapes)).to_series()
-    note = None if has_shapes.any() else "no product has recorded shapes: record with record_shapes=True"
-    evidence = np.where(has_shapes.to_numpy(), "recorded shapes", "")
-    return _rows_of_events(gpu_events, name=name.to_numpy(), evidence=evidence), note
+    rows = describe_products(gpu_events).select(
+        name=pl.when(has_shapes).then(product).otherwise(without_shapes),
+        evidence=pl.when(has_shapes).then(pl.lit("recorded shapes")),
+    )
+    has_any = rows["evidence"].is_not_null().any()
+    return rows, None if has_any else "no product has recorded shapes: record with record_shapes=True"
 
 
-def _rows_of_events(
-    gpu_events: pl.DataFrame,
-    *,
-    name: npt.NDArray[np.generic] | None = None,
-    layer: Ints | None = None,
-    stage: Ints | None = None,
-    path: npt.NDArray[np.generic] | None = None,
-    evidence: npt.NDArray[np.generic] | None = None,
-) -> pl.DataFrame:
-    """Return the row of each event as a table; numbers below zero and empty texts become null.
-
-    Without a name, all events are in the row ``NOT_PLACED``; other columns that are not given are null.
-    """
-    count = len(gpu_events)
-
-    def numbers(values: Ints | None) -> pl.Expr:
-        series = pl.Series(np.full(count, -1, np.int64) if values is None else values, dtype=pl.Int64)
-        return pl.when(series >= 0).then(series)
-
-    def texts(values: npt.NDArray[np.generic] | None) -> pl.Expr:
-        series = pl.Series([""] * count if values is None else values.tolist(), dtype=pl.String)
-        return pl.when(series != "").then(series)
-
-    names = pl.Series([NOT_PLACED] * count if name is None else name.tolist(), dtype=pl.String)
-    return pl.select(name=names, layer=numbers(layer), stage=numbers(stage), path=texts(path), evidence=texts(evidence))
+def _text_or_null(column: str) -> pl.Expr:
+    """Return a column of text with null in place of empty text."""
+    text = pl.col(column).cast(pl.String)
+    return pl.when(text != "").then(text)
 
 
 _FUNCTIONS: dict[str, Callable[[pl.DataFrame, pl.DataFrame], RowsOfEvents]] = {

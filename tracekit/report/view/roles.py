@@ -9,7 +9,7 @@ import msgspec
 
 from tracekit._util.text import counted, format_ranges, join_with_and, ms, percent
 from tracekit.analysis import Analysis
-from tracekit.analysis.role_results import RoleResults
+from tracekit.analysis.result import RoleResults
 from tracekit.documents.roles import Iteration, RolloutTail, WeightUpdate
 from tracekit.metrics.overlap import ratio
 from tracekit.report.table import Column, Table, make_table
