@@ -76,9 +76,7 @@ def main():
                 print(
                     f"| {size:.0f} | `{name}` | {cpu:.2f} | {ratio:.2f} | {peak:.0f} | {peak / size:.2f} |", flush=True
                 )
-                if name in MAX_CPU_OVER_LOAD and (
-                    ratio > MAX_CPU_OVER_LOAD[name] or peak > MAX_PEAK_OVER_JSON * size
-                ):
+                if name in MAX_CPU_OVER_LOAD and (ratio > MAX_CPU_OVER_LOAD[name] or peak > MAX_PEAK_OVER_JSON * size):
                     missed.append(f"{name} on {size:.0f} MB")
     if missed:
         raise SystemExit(f"bars missed: {', '.join(missed)}")
