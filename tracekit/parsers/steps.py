@@ -8,7 +8,10 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit.schema import GPU_KINDS
+from tracekit.schema import GPU_KINDS, KINDS
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
 _PROFILER_STEP = r"^ProfilerStep#(\d+)$"
 
@@ -28,31 +31,39 @@ def assign_steps(events: pl.DataFrame, marks: pl.DataFrame | None = None) -> pl.
     >>> assign_steps(events, marks)["step"].to_list()
     [7, 7]
     """
+    kind = events["kind"].cast(pl.Enum(KINDS)).to_physical().to_numpy()
     marks = _profiler_steps(events) if marks is None else marks
     marks = marks.drop_nulls().sort("start_ns", "end_ns", "step", descending=[False, True, False])
     if marks.is_empty():
         return events.with_columns(step=pl.lit(None, pl.Int64))
     bounds, innermost = _innermost_marks(marks)
-    times = _deciding_times(events)
-    # The step holds from its bound up to the next. Before the first bound, and without a time, the interval is -1.
-    interval = np.searchsorted(bounds, times.fill_null(0).to_numpy(), side="right") - 1
-    row = np.where((interval >= 0) & times.is_not_null().to_numpy(), innermost[interval], -1)
-    steps = np.append(marks["step"].to_numpy(), -1)[row]  # row -1 picks the appended value, which becomes null
+    # Step number from each bound on; owner -1 picks the appended value, which is masked out below.
+    numbers = np.append(marks["step"].to_numpy(), -1)[innermost]
+    starts = events["start_ns"].to_numpy()
+    steps, inside = _steps_at(starts, bounds, numbers, innermost >= 0)
+    # GPU events take the step at the start of their launch instead of their own start.
+    gpu_rows = np.flatnonzero(_of_kind(kind, *GPU_KINDS, "gpu_annotation"))
+    launch_rows = _find_launches(events["correlation"], _of_kind(kind, "runtime", "driver"), gpu_rows)
+    inside[gpu_rows] = False
+    has_launch = launch_rows >= 0
+    gpu_rows, launch_rows = gpu_rows[has_launch], launch_rows[has_launch]
+    steps[gpu_rows], inside[gpu_rows] = _steps_at(starts[launch_rows], bounds, numbers, innermost >= 0)
     step = pl.Series("step", steps)
-    return events.with_columns(step if (row >= 0).all() else step.set(pl.Series(row < 0), None))
+    return events.with_columns(step if inside.all() else step.set(pl.Series(~inside), None))
 
 
-def _deciding_times(events: pl.DataFrame) -> pl.Series:
-    """Return the time that decides on each event's step: of GPU events the start of their launch, null without one.
+def _steps_at(times: Ints, bounds: Ints, numbers: Ints, inside: Bools) -> tuple[Ints, Bools]:
+    """Return the step at each of *times*, and whether there is one.
 
-    Of several launches with one id the last counts.
+    *numbers* and *inside* hold the step, and whether there is one, from each of *bounds* up to the next.
     """
-    columns = events.select("kind", "correlation", "start_ns")
-    is_gpu = columns["kind"].is_in([*GPU_KINDS, "gpu_annotation"])
-    launches = columns.filter(pl.col("kind").is_in(["runtime", "driver"]), pl.col("correlation") >= 0)
-    launches = launches.select("correlation", launch_ns="start_ns").unique("correlation", keep="last")
-    launched = columns.filter(is_gpu).join(launches, on="correlation", how="left", maintain_order="left")
-    return columns["start_ns"].clone().scatter(is_gpu.arg_true(), launched["launch_ns"])
+    interval = np.searchsorted(bounds, times, side="right") - 1  # -1 before the first bound
+    return numbers[interval], inside[interval] & (interval >= 0)
+
+
+def _of_kind(kind: npt.NDArray[np.uint8], *names: str) -> npt.NDArray[np.bool_]:
+    """Return the mask of events whose kind is one of *names*."""
+    return np.isin(kind, [KINDS.index(name) for name in names])
 
 
 def filter_by_name(frame: pl.DataFrame, pattern: str) -> pl.DataFrame:
@@ -90,3 +101,23 @@ def _innermost_marks(marks: pl.DataFrame) -> tuple[npt.NDArray[np.int64], npt.ND
             heapq.heappop(open_rows)
         innermost[i] = -open_rows[0] if open_rows else -1
     return bounds, innermost
+
+
+def _find_launches(correlation: pl.Series, is_launch: Bools, gpu_rows: Ints) -> Ints:
+    """Return the row of each GPU event's launch, -1 for none; of several launches with one id the last."""
+    wanted = _correlation_ids(correlation, gpu_rows)
+    rows = np.flatnonzero(is_launch)
+    ids = _correlation_ids(correlation, rows)
+    rows, ids = rows[ids >= 0], ids[ids >= 0]
+    if not len(rows):
+        return np.full(len(wanted), -1, np.int64)
+    # Sorted by id, the last launch with the wanted id is the one before the insertion point on the right.
+    order = np.argsort(ids, kind="stable")
+    rows, ids = rows[order], ids[order]
+    last = np.maximum(np.searchsorted(ids, wanted, side="right") - 1, 0)
+    return np.where(ids[last] == wanted, rows[last], -1)
+
+
+def _correlation_ids(correlation: pl.Series, rows: Ints) -> Ints:
+    """Return the correlation ids of *rows*, -1 where there is none."""
+    return correlation.gather(pl.Series(rows)).fill_null(-1).to_numpy()

@@ -59,7 +59,7 @@ def read(
         events = assign_steps(table.events)
         memory = build_memory(scanned.parts, rank=number, base_ns=header.base_ns)
         notices = _notices(stream, scanned, table, events, header.base_ns)
-        described = replace(
+        rank_source = replace(
             header.source,
             path=stream.name,
             rank=number,
@@ -70,7 +70,7 @@ def read(
             skipped=_skipped(scanned, table, memory),
             notices=(*notices, *header.source.notices),
         )
-        return RankEvents(events, described, memory)
+        return RankEvents(events, rank_source, memory)
 
 
 def _process_id(events: pl.DataFrame) -> int | None:
