@@ -328,10 +328,17 @@ class StoredTables(Stored, RankTables):
         tables: StoredTables = StoredTables.of(self.__dict__ | {"pipeline": None, "reopen": reopen})
         return tables
 
-    def with_events(self, events: RankTimeline) -> StoredTables:
-        """Return the tables with the rank's single events."""
-        tables: StoredTables = StoredTables.of(self.__dict__ | {"events": events})
+    def with_events(self, events: RankTimeline, graph_events: pl.DataFrame) -> StoredTables:
+        """Return the tables with the rank's single events, and with what each waited for."""
+        tables: StoredTables = StoredTables.of(self.__dict__ | {"events": events, "graph_events": graph_events})
         return tables
+
+    def __reduce__(self) -> Any:
+        """Pickle the folder of the file, and the events, which are not in it."""
+        reduced = super().__reduce__()
+        if self.__dict__.get("reopen") is None:
+            return reduced
+        return *reduced, {name: self.__dict__.get(name) for name in ("events", "graph_events")}
 
     def whole(self) -> RankTables:
         """Return the tables in memory, independent of the file."""

@@ -146,14 +146,14 @@ SECTIONS: Sections = (
 )
 """Title and function of each section, in the order they are printed."""
 BRIEF_SECTIONS: Sections = (
-    ("What a change would give", sections.changes),
+    ("What a change would give", sections.requested_changes),
     ("What other schedules would take", what_if),
 )
 SHORT_SECTIONS: Sections = (
     (_short_budget_title, sections.short_budget),
     ("Against its ideal schedule", render_short_schedule),
     *(
-        (title, section)
+        (title, sections.requested_changes if section is sections.changes else section)
         for title, section in SECTIONS
         if section in (sections.roles, sections.changes, sections.critical, sections.breakdown, sections.reload)
     ),

@@ -137,6 +137,11 @@ def changes(view: View, width: int) -> RenderableType | None:
     return None if view.changes is None else render_table(view.changes.table, width)
 
 
+def requested_changes(view: View, width: int) -> RenderableType | None:
+    """Return the predicted step times with changes if they were asked for."""
+    return changes(view, width) if view.analysis.graph is not None else None
+
+
 def breakdown(view: View, width: int) -> RenderableType | None:
     """Show the step by layer, module, annotation or shape; None if that was not asked for."""
     if view.by is None:
