@@ -328,7 +328,7 @@ class StoredTables(Stored, RankTables):
         tables: StoredTables = StoredTables.of(self.__dict__ | {"pipeline": None, "reopen": reopen})
         return tables
 
-    def with_events(self, events: RankTimeline, graph_events: pl.DataFrame) -> StoredTables:
+    def with_events(self, events: RankTimeline, graph_events: pl.DataFrame | None) -> StoredTables:
         """Return the tables with the rank's single events, and with what each waited for."""
         tables: StoredTables = StoredTables.of(self.__dict__ | {"events": events, "graph_events": graph_events})
         return tables

@@ -209,12 +209,12 @@ def rank_tables(
     )
 
 
-def rank_graph_events(rank: RankEvents, labelled: pl.DataFrame) -> pl.DataFrame:
-    """Return the GPU events of all steps of a rank with what each waited for (``critical_path.graph.RANK_EVENTS``)."""
+def rank_graph_events(rank: RankEvents, labelled: pl.DataFrame) -> pl.DataFrame | None:
+    """Return the GPU events of all steps of a rank with what each waited for (``RANK_EVENTS``); None if it has none."""
     api = find_api_calls(rank.events)
     labelled, _ = number_steps(add_slow_launch_ends(labelled, api.calls))
     gpu_events, _, _ = assign_parts(labelled, None)
-    return find_rank_events(*_work_and_calls(gpu_events, api))
+    return find_rank_events(*_work_and_calls(gpu_events, api)) if len(gpu_events) else None
 
 
 def _work_and_calls(gpu_events: pl.DataFrame, api: ApiCalls) -> tuple[Rank, pl.DataFrame]:
@@ -299,7 +299,7 @@ def _measure_rank(
         ),
         messages_issued=count_issued_messages(rank.events),
         by=rows,
-        graph_events=find_rank_events(work, calls) if graph else None,
+        graph_events=find_rank_events(work, calls) if graph and len(gpu_events) else None,
     )
 
 
