@@ -14,7 +14,8 @@ from rich.console import Console
 
 import tracekit
 from tests.unpack import unpacked
-from tracekit.analysis.memory import HeldMemory, RunMemory, with_memory
+from tracekit.analysis.memory import HeldMemory, RunMemory, memory_with_microbatches, with_memory
+from tracekit.documents.analysis import ChangedStep
 from tracekit.metrics.chunk_memory import ChunkMemory
 from tracekit.metrics.memory import Peak, RankMemory
 from tracekit.report.html.page import render_html
@@ -25,6 +26,7 @@ from tracekit.report.view import view_of
 from tracekit.run.analyze import analyze
 from tracekit.run.ingest import ingest
 from tracekit.run.load import load
+from tracekit.schedules import generate
 
 pytestmark = pytest.mark.slow
 
@@ -117,6 +119,26 @@ def test_without_a_known_chunk_nothing_is_said_of_other_schedules(run):
         run.schedule, what_if=tuple(structs.replace(r, peak_bytes=None, fits=None) for r in run.schedule.what_if)
     )
     assert all(row.peak_bytes is None for row in with_memory(plain, bare).what_if)
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "needs"),
+    [("1f1b", 16, (140, False)), ("1f1b", 2, (120, True)), ("1f1b", 8, (140, False)), ("gpipe", 16, (260, False))],
+    ids=str,
+)  # 1F1B on 4 ranks holds at most 4 chunks of 10 over 100, GPipe one for every micro-batch
+def test_other_numbers_of_micro_batches_need_what_they_hold(run, name, count, needs):
+    head = run.schedule.head
+    match = structs.replace(head.match, schedule=generate(name, pp=4, microbatches=8))
+    comparison = structs.replace(run.schedule, head=structs.replace(head, match=match))
+    peak, fits = needs
+    assert memory_with_microbatches(comparison, held(139), count) == ((peak, peak), fits)
+    assert memory_with_microbatches(comparison, None, count) == (None, None)
+
+
+def test_a_change_that_does_not_fit_is_named(run):
+    step = ChangedStep("microbatches 64", ("microbatches 64",), 1, peak_bytes=(10**9, 2 * 10**9), fits=False)
+    (note,) = (n for n in view_of(replace(run, changed_steps=(step,))).changes.table.notes if "GB" in n)
+    assert note == "microbatches 64: the fullest rank needs 1.00 – 2.00 GB, which does not fit"
 
 
 def test_the_terminal_names_what_does_not_fit(run):

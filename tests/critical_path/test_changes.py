@@ -187,6 +187,14 @@ def test_other_numbers_of_microbatches_are_another_amount_of_work():
     assert step.predicted_range_ns[0] < 15 * MS + 4 * MS < 15 * MS + 12 * MS < step.predicted_range_ns[1]
 
 
+def test_the_memory_of_another_number_of_microbatches_is_told_even_where_the_time_is_not():
+    graph = graph_of(*step_of_ranks(10, 10), microbatches=lambda _: "no", memory=lambda n: ((n, 2 * n), n < 5))
+    step = graph.predict(["microbatches 8"])
+    assert (step.predicted_ns, step.why_not, step.peak_bytes, step.fits) == (None, "no", (8, 16), False)
+    both = graph.predict(["microbatches 4", "microbatches 8"])
+    assert both.peak_bytes is None
+
+
 @pytest.mark.parametrize(
     ("ranks", "change", "reason"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import polars as pl
 from msgspec.structs import replace
@@ -13,7 +14,7 @@ from tracekit.analysis.by import By, combined
 from tracekit.analysis.communication import Communication, with_peers
 from tracekit.analysis.kernels import all_shapes
 from tracekit.analysis.measured import Measured, RankResult
-from tracekit.analysis.memory import run_memory, with_memory
+from tracekit.analysis.memory import RunMemory, memory_with_microbatches, run_memory, with_memory
 from tracekit.analysis.notices import (
     bound_notices,
     bounded_wait_notices,
@@ -53,6 +54,7 @@ def combine(
     layout: str | None = None,
     what_if: bool = False,
     changes: Sequence[str] = (),
+    best_changes: bool = True,
     critical_path: bool = False,
     pipeline: int | None = None,
     map_function: MapFunction = map,
@@ -65,8 +67,9 @@ def combine(
         notices: Notices from reading the traces.
         schedule: Ideal to compare with: ``auto``, a schedule's name, an order file or ``none``.
         layout: Arrangement of ranks, such as ``pp=4,ep=2,node=8``; by default it is derived from the traces.
-        what_if: Predict the run under other schedules, and with the changes that would save most.
+        what_if: Predict the run under other schedules, and keep its events for questions about changes.
         changes: Changes to predict the run with (``critical_path.changes``).
+        best_changes: If no *changes* are given, predict the run with those that would save most.
         critical_path: Add the critical path.
         pipeline: Pipeline to show, counted from 0; by default the slowest.
         map_function: Maps the comparison over the pipelines of a large run, for example in worker processes.
@@ -105,8 +108,8 @@ def combine(
     results = rank_results(ranks, operations, pipeline=has_pipeline)
     results = tuple(_with_blocking(result, communication.critical) for result in results)
     critical = _shown_path(ranks, communication, comparison) if critical_path else None
-    graph = _what_if_graph(communication, comparison)
-    changed_steps = _changed_steps(graph, changes, best=what_if)
+    graph = _what_if_graph(communication, comparison, memory)
+    changed_steps = _changed_steps(graph, changes, best=what_if or (best_changes and not changes))
 
     if not has_pipeline and not _trains(results):
         comparison_notices = without_pipeline_notices(comparison_notices)
@@ -141,7 +144,7 @@ def combine(
         schedule=comparison,
         by=_by(ranks, comparison, pipeline=has_pipeline),
         critical=critical,
-        graph=graph,
+        graph=graph if what_if or changes else None,
         changed_steps=changed_steps,
         stragglers=stragglers,
         hiding=combine_overlap_costs(
@@ -197,7 +200,9 @@ def _shown_path(
     return critical.because(ranks, communication.operations)
 
 
-def _what_if_graph(communication: Communication, comparison: ScheduleComparison | None) -> WhatIfGraph | None:
+def _what_if_graph(
+    communication: Communication, comparison: ScheduleComparison | None, memory: RunMemory | None
+) -> WhatIfGraph | None:
     """Return the graph for questions about changes; None if it was not asked for."""
     if communication.graph is None:
         return None
@@ -207,6 +212,7 @@ def _what_if_graph(communication: Communication, comparison: ScheduleComparison 
         positions={rank: position["pp"] for rank, position in positions.items() if "pp" in position},
         clock_error_ns=communication.clocks.residual_ns or 0,
         microbatches=None if comparison is None else comparison.predict_microbatches,
+        memory=None if comparison is None else partial(memory_with_microbatches, comparison, memory),
     )
 
 

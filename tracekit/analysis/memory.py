@@ -10,7 +10,8 @@ import polars as pl
 from msgspec.structs import replace
 
 from tracekit.align.clocks import Clocks
-from tracekit.compare.what_if import TWO_STAGES_PER_RANK, WhatIf
+from tracekit.compare.what_if import TWO_STAGES_PER_RANK, WhatIf, microbatches_row
+from tracekit.errors import ScheduleError
 from tracekit.metrics.memory import MEMORY_CURVE, RankMemory
 
 if TYPE_CHECKING:
@@ -79,11 +80,24 @@ def with_memory(comparison: ScheduleComparison | None, memory: RunMemory | None)
     """Return the comparison with the memory that each other schedule would need, if that can be estimated."""
     if comparison is None or memory is None or not comparison.what_if:
         return comparison
-    schedule = comparison.head.match.schedule
-    estimate = _MemoryEstimate.of(memory.ranks, chunks_per_rank=schedule.stages / schedule.pp)
+    estimate = _MemoryEstimate.of(memory.ranks, comparison)
     if estimate is None:
         return comparison
     return replace(comparison, what_if=tuple(map(estimate.with_peak_bytes, comparison.what_if)))
+
+
+def memory_with_microbatches(
+    comparison: ScheduleComparison, memory: RunMemory | None, count: int
+) -> tuple[tuple[int, int | None] | None, bool | None]:
+    """Return the range of the fullest rank's peak with *count* micro-batches, and whether it fits; None: unknown."""
+    estimate = None if memory is None else _MemoryEstimate.of(memory.ranks, comparison)
+    if estimate is None:
+        return None, None
+    try:
+        row = estimate.with_peak_bytes(microbatches_row(comparison.head.match.schedule, count))
+    except ScheduleError:  # the schedule does not exist in this size
+        return None, None
+    return row.peak_bytes, row.fits
 
 
 class _MemoryEstimate(msgspec.Struct, frozen=True):
@@ -105,8 +119,10 @@ class _MemoryEstimate(msgspec.Struct, frozen=True):
     """Memory of the smallest GPU; None if any is unknown."""
 
     @classmethod
-    def of(cls, ranks: Sequence[HeldMemory], *, chunks_per_rank: float) -> _MemoryEstimate | None:
+    def of(cls, ranks: Sequence[HeldMemory], comparison: ScheduleComparison) -> _MemoryEstimate | None:
         """Return the estimate of a run; None if the memory per chunk of any rank is unknown."""
+        schedule = comparison.head.match.schedule
+        chunks_per_rank = schedule.stages / schedule.pp
         beside: list[int] = []
         microbatch: list[float] = []
         optimizer_bytes = 0

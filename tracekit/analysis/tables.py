@@ -205,6 +205,21 @@ def rank_tables(
     )
 
 
+def rank_graph_events(rank: RankEvents, labelled: pl.DataFrame) -> pl.DataFrame | None:
+    """Return the GPU events of all steps of a rank with what each waited for (``RANK_EVENTS``); None if it has none."""
+    api = find_api_calls(rank.events)
+    labelled, _ = number_steps(add_slow_launch_ends(labelled, api.calls))
+    gpu_events, _, _ = assign_parts(labelled, None)
+    return find_rank_events(*_work_and_calls(gpu_events, api)) if len(gpu_events) else None
+
+
+def _work_and_calls(gpu_events: pl.DataFrame, api: ApiCalls) -> tuple[Rank, pl.DataFrame]:
+    """Return the GPU events with what held each back, and the host's waiting calls."""
+    calls = find_waiting_calls(api, gpu_events)
+    nonblocking_starts = calls["start_ns"].to_numpy()[~calls["blocks"].to_numpy()]
+    return Rank.of(gpu_events, find_start_constraints(gpu_events, nonblocking_starts), calls), calls
+
+
 def _measure_rank(
     rank: RankEvents,
     gpu_events: pl.DataFrame,
@@ -222,9 +237,7 @@ def _measure_rank(
     """
     number, device = rank.source.rank, next(iter(rank.source.devices), None)
     host_link = None if device is None else host_link_gb_s(device)
-    calls = find_waiting_calls(api, gpu_events)
-    nonblocking_starts = calls["start_ns"].to_numpy()[~calls["blocks"].to_numpy()]
-    work = Rank.of(gpu_events, find_start_constraints(gpu_events, nonblocking_starts), calls)
+    work, calls = _work_and_calls(gpu_events, api)
 
     # The whole window.
     lanes = Lanes.of(gpu_events)
@@ -282,7 +295,7 @@ def _measure_rank(
         ),
         messages_issued=count_issued_messages(rank.events),
         by=rows,
-        graph_events=find_rank_events(work, calls) if graph else None,
+        graph_events=find_rank_events(work, calls) if graph and len(gpu_events) else None,
     )
 
 

@@ -312,14 +312,15 @@ def _launch_calls(source: ColumnReader, correlations: Ints) -> Ints:
     return first_calls
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class _Surroundings:
-    """For every call: its thread, the op and annotation around it, and the annotation open on the main thread."""
+class _Surroundings(NamedTuple):
+    """For every call: its thread, and the op and annotation around it.
+
+    The autograd engine works on threads of its own while the caller waits inside its annotation.
+    """
 
     thread: Ints
     op: Ints
     annotation: Ints
-    main_annotation: Ints
 
 
 def _nest_ranges(source: ColumnReader, range_rows: Ints, calls: Ints) -> tuple[Ranges, _Surroundings]:
@@ -342,12 +343,11 @@ def _nest_ranges(source: ColumnReader, range_rows: Ints, calls: Ints) -> tuple[R
     point_time = np.concatenate([call_start, call_start[engine_calls]])
     kind = np.where(is_op, np.uint8(OP), np.uint8(ANNOTATION))
     nested = nest(threads, start[index], end[index], kind, names.codes, point_thread, point_time, siblings=True)
-    main_annotation = np.full(len(calls), -1, np.int64)
-    main_annotation[engine_calls] = nested.point_annotation[len(calls) :]
     sequence = source.int64_at("sequence", index)
     ranges = Ranges(source, as_int32(index), names, is_op, as_int32(threads), sequence, *nested[:5], main_thread)
-    point_op, point_annotation = nested.point_op[: len(calls)], nested.point_annotation[: len(calls)]
-    return ranges, _Surroundings(call_threads, point_op, point_annotation, main_annotation)
+    annotation, main_annotation = np.split(nested.point_annotation, [len(calls)])
+    annotation[engine_calls] = np.where(annotation[engine_calls] < 0, main_annotation, annotation[engine_calls])
+    return ranges, _Surroundings(call_threads, nested.point_op[: len(calls)], annotation)
 
 
 def _find_main_thread(threads: Ints, names: CategoryColumn) -> int:
@@ -373,11 +373,8 @@ def _engine_threads(threads: Ints, call_threads: Ints, names: CategoryColumn) ->
 def _connect_launches(gpu: GpuEvents, ranges: Ranges, calls: Ints, surroundings: _Surroundings) -> Launches:
     """Find the call of every GPU event, and from it the thread, the op and the annotation."""
     call = find_sorted(gpu.int64("correlation"), ranges.source.int64_at("correlation", calls))
-    # The autograd engine works on threads of its own while the caller waits inside its annotation.
-    around = np.where(surroundings.annotation < 0, surroundings.main_annotation, surroundings.annotation)
-    annotation = take_or_missing(around, call)
     start, tid = (take_or_missing(ranges.source.int64_at(name, calls), call) for name in ("start_ns", "tid"))
-    op, thread = take_or_missing(surroundings.op, call), take_or_missing(surroundings.thread, call)
+    thread, op, annotation = (take_or_missing(column, call) for column in surroundings)
     row = _ops_by_external_id(gpu, ranges, start < 0)
     use = row >= 0
     if use.any():  # what the op says stands in for the lost call

@@ -58,11 +58,9 @@ class Frames:
         """
         complete = table.select(_COLUMNS).drop_nulls().with_columns(pl.col("name").cast(pl.String))
         ordered = sort_frames(complete)
-        names = ordered["name"].unique(maintain_order=True)
-        positions = pl.DataFrame({"name": names, "index": np.arange(len(names))})
-        name_index = ordered.select("name").join(positions, on="name", how="left", maintain_order="left")["index"]
+        names = CategoryColumn.from_series(ordered["name"])
         tid, start_ns, end_ns = (ordered[name].cast(pl.Int64).to_numpy() for name in ("tid", "start_ns", "end_ns"))
-        return cls(tid, start_ns, end_ns, tuple(names.to_list()), name_index.to_numpy())
+        return cls(tid, start_ns, end_ns, names.values, names.codes.astype(np.int64))
 
     def __len__(self) -> int:
         return len(self.start_ns)

@@ -14,12 +14,10 @@ from tracekit._util.html import html_table
 from tracekit.compare.gap import StepReplays
 from tracekit.compare.identify import Match
 from tracekit.compare.predict.predictor import Predictor
-from tracekit.compare.what_if import WhatIf
+from tracekit.compare.what_if import WhatIf, with_microbatches
 from tracekit.documents.analysis import RankBubble
 from tracekit.errors import Notice, ScheduleError
 from tracekit.reconstruct.pipeline import Pipeline
-from tracekit.schedules import generate
-from tracekit.schedules.registry import describe
 from tracekit.schema import CELLS, conform
 
 _IDEAL_COLUMNS = ("ideal_start_ns", "ideal_end_ns", "shift_ns")
@@ -136,12 +134,11 @@ class ScheduleComparison(msgspec.Struct, frozen=True, eq=False):
             Low, likely and high change of the makespan in nanoseconds; a text with the reason if it is not known.
         """
         own = self.head.match.schedule
-        virtual = own.virtual if describe(own.name).virtual is None else None
         predictor = self.fit() if self.fit is not None else "the pipeline was not kept"
         if isinstance(predictor, str):
             return predictor
         try:
-            schedule = generate(own.name, pp=own.pp, microbatches=count, virtual=virtual)
+            schedule = with_microbatches(own, count)
         except ScheduleError as error:
             return str(error)
         base, changed = predictor.predict(own), predictor.predict(schedule)

@@ -7,6 +7,7 @@ messages.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -334,11 +335,31 @@ def _curve_rows(predictor: Predictor, cells: pl.DataFrame, times: StageTimes) ->
     return rows
 
 
+def with_microbatches(own: Schedule, count: int) -> Schedule:
+    """Return the run's schedule with another number of micro-batches; raise if it does not exist in this size."""
+    virtual = own.virtual if describe(own.name).virtual is None else None
+    return generate(own.name, pp=own.pp, microbatches=count, virtual=virtual)
+
+
+def microbatches_row(own: Schedule, count: int) -> WhatIf:
+    """Return the activations that ranks hold with another number of micro-batches, as a row without times."""
+    schedule = with_microbatches(own, count)
+    simulation, chunks = simulate(schedule), schedule.stages / schedule.pp
+    return WhatIf(
+        "microbatches",
+        schedule.name,
+        peak_activations=max(simulation.peak_activations) / chunks,
+        least_activations=max(simulation.least_activations) / chunks,
+        ran=count == own.microbatches,
+        microbatches=count,
+    )
+
+
 def _over_microbatches(own: Schedule) -> Iterator[Schedule]:
     """Yield the run's schedule with other numbers of micro-batches, its own among them."""
-    virtual = own.virtual if describe(own.name).virtual is None else None
-    for microbatches in sorted({own.pp * n for n in MICROBATCHES_PER_RANK_TO_TRY} | {own.microbatches}):
-        yield from _generate(own.name, own.pp, microbatches, virtual)
+    for count in sorted({own.pp * n for n in MICROBATCHES_PER_RANK_TO_TRY} | {own.microbatches}):
+        with suppress(ScheduleError):
+            yield with_microbatches(own, count)
 
 
 def _over_chunks(own: Schedule, layers: Any) -> Iterator[Schedule]:

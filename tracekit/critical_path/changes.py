@@ -262,6 +262,8 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False):
     """Largest uncertainty of a clock."""
     microbatches: Callable[[int], tuple[int, int, int] | str] | None = None
     """Change of the step by another number of micro-batches: low, likely and high, or why not; None: no pipeline."""
+    memory: Callable[[int], tuple[tuple[int, int | None] | None, bool | None]] | None = None
+    """Bounds of the memory that another number of micro-batches needs, and whether it fits; None: no pipeline."""
 
     @property
     def measured_ns(self) -> int:
@@ -273,6 +275,9 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False):
         step = ChangedStep(", ".join(changes), tuple(changes), self.measured_ns)
         try:
             changed = self._changed(changes)
+            if len(changed.microbatches) == 1 and self.memory is not None:
+                peak_bytes, fits = self.memory(changed.microbatches[0])
+                step = msgspec.structs.replace(step, peak_bytes=peak_bytes, fits=fits)
             added = sum((np.array(self._more_microbatches(n)) for n in changed.microbatches), np.zeros(3))
         except RefusedError as refused:
             return msgspec.structs.replace(step, why_not=str(refused))

@@ -1077,6 +1077,10 @@ class ChangedStep(Struct, frozen=True):
     """Assumptions of the prediction."""
     why_not: str | None = None
     """Reason why there is no prediction."""
+    peak_bytes: tuple[int, int | None] | None = None
+    """Bounds of the largest memory of a rank with another number of micro-batches; null if unknown."""
+    fits: bool | None = None
+    """Whether that memory fits the GPU; null if unknown."""
 
 
 class RoleDocument(Struct, frozen=True):

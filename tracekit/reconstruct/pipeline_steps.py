@@ -38,51 +38,32 @@ _WEIGHTS = 2  # code of W
 class _Part(NamedTuple):
     """Rows of one rank in one instance."""
 
-    instance: int
     position: int
-    first_chunk: int
-    chunk_count: int
-    first_message: int
-    message_count: int
+    chunks: slice
+    messages: slice
 
 
-class StepTables(msgspec.Struct, frozen=True, eq=False):
+class StepTables:
     """Chunks and messages of pipelines. An *instance* is one pipeline in one step."""
 
-    lines: Sequence[Line]
-    instances: list[tuple[int, int]]
-    """Index of the line, and step."""
-    peers_by_order: list[bool]
-    """Of each line: whether the peers of its messages were derived from their order."""
-    chunks: pl.DataFrame
-    """``CHUNKS`` with instance, position and rank, sorted by instance and position."""
-    messages: pl.DataFrame
-    """``MESSAGES`` with instance and position, sorted likewise; their peers are positions, null outside the line."""
-    parts: list[list[_Part]]
-    """By instance, the parts that have chunks, by position."""
-    chunk_codes: Ints
-    """What each chunk is: op, doubt about its pair, pair, row of its partner, stage and micro-batch."""
-    last_ns: Ints
-    """Last launch of each chunk."""
-    send: Bools
-    """Of each message, whether it is sent; ``peer`` and ``launch_ns`` are of messages too."""
-    peer: Ints
-    launch_ns: Ints
-
-    @classmethod
-    def of(cls, ranks: Mapping[int, RankPipeline], lines: Sequence[tuple[Line, Sequence[int]]]) -> StepTables:
-        """Return the tables of *lines*, each with its steps, ascending; ranks of a line may have no trace."""
-        instances = [(index, step) for index, (_, steps) in enumerate(lines) for step in steps]
+    def __init__(self, ranks: Mapping[int, RankPipeline], lines: Sequence[tuple[Line, Sequence[int]]]) -> None:
+        """Collect the tables of *lines*, each with its steps, ascending; ranks of a line may have no trace."""
+        self.lines = [line for line, _ in lines]
+        # Of each line: whether the peers of its messages were derived from their order.
+        self.peers_by_order = [any(ranks[rank].peers_by_order for rank in line if rank in ranks) for line in self.lines]
+        # Index of the line, and step.
+        self.instances = [(index, step) for index, (_, steps) in enumerate(lines) for step in steps]
         instance_index = pl.DataFrame(
-            instances, schema={"line": pl.Int64, "step": pl.Int64}, orient="row"
+            self.instances, schema={"line": pl.Int64, "step": pl.Int64}, orient="row"
         ).with_row_index("instance")
         members = pl.DataFrame(
-            [(index, position, rank) for index, (line, _) in enumerate(lines) for position, rank in enumerate(line)],
+            [(index, position, rank) for index, line in enumerate(self.lines) for position, rank in enumerate(line)],
             schema={"line": pl.Int64, "position": pl.Int32, "rank": pl.Int32},
             orient="row",
         )
 
         def collect(name: str, schema: pl.Schema) -> pl.DataFrame:
+            """Return one table of all ranks with line, instance, position and rank, sorted by instance and position."""
             tables: list[pl.DataFrame] = [
                 getattr(ranks[rank], name).with_columns(
                     line=pl.lit(line, pl.Int64), position=pl.lit(position, pl.Int32), rank=pl.lit(rank, pl.Int32)
@@ -94,39 +75,24 @@ class StepTables(msgspec.Struct, frozen=True, eq=False):
             table = pl.concat([empty, *tables]).join(instance_index, on=["line", "step"], maintain_order="left")
             return table.sort("instance", "position", maintain_order=True)
 
-        chunks = collect("chunks", CHUNKS)
-        messages = collect("messages", MESSAGES)
+        self.chunks = collect("chunks", CHUNKS)
+        # Peers are positions, null outside the line.
         positions = members.select("line", peer="rank", peer_position="position")
-        messages = messages.join(positions, on=["line", "peer"], how="left", maintain_order="left").with_columns(
-            peer="peer_position"
-        )
-        parts: list[list[_Part]] = [[] for _ in instances]
-        key = ["instance", "position"]
-        with_chunks = _row_ranges(chunks, "first_chunk", "chunk_count")
-        with_messages = _row_ranges(messages, "first_message", "message_count")
-        for row in with_chunks.join(with_messages, on=key, how="left", maintain_order="left").fill_null(0).rows():
-            parts[row[0]].append(_Part(*row))
-        return cls(
-            lines=[line for line, _ in lines],
-            instances=instances,
-            peers_by_order=[any(ranks[rank].peers_by_order for rank in line if rank in ranks) for line, _ in lines],
-            chunks=chunks,
-            messages=messages,
-            parts=parts,
-            chunk_codes=_encode_chunks(chunks),
-            last_ns=chunks["last_ns"].to_numpy(),
-            send=messages["send"].to_numpy(),
-            peer=to_int64(messages["peer"], -1),
-            launch_ns=messages["launch_ns"].to_numpy(),
-        )
-
-    def chunks_of(self, part: _Part) -> pl.DataFrame:
-        """Return the chunks of one rank in one instance."""
-        return self.chunks.slice(part.first_chunk, part.chunk_count)
-
-    def messages_of(self, part: _Part) -> pl.DataFrame:
-        """Return the messages of one rank in one instance."""
-        return self.messages.slice(part.first_message, part.message_count)
+        messages = collect("messages", MESSAGES)
+        messages = messages.join(positions, on=["line", "peer"], how="left", maintain_order="left")
+        self.messages = messages.with_columns(peer="peer_position")
+        # By instance, the parts that have chunks, by position.
+        self.parts: list[list[_Part]] = [[] for _ in self.instances]
+        with_messages = _row_ranges(self.messages)
+        for (instance, position), chunks in _row_ranges(self.chunks).items():
+            no_messages = slice(0, 0)
+            part = _Part(position, chunks, with_messages.get((instance, position), no_messages))
+            self.parts[instance].append(part)
+        # What each chunk is: op, doubt about its pair, pair, row of its partner, stage and micro-batch.
+        self.chunk_codes = _encode_chunks(self.chunks)
+        self.last_ns = self.chunks["last_ns"].to_numpy()
+        self.send, self.launch_ns = self.messages["send"].to_numpy(), self.messages["launch_ns"].to_numpy()
+        self.peer = to_int64(self.messages["peer"], -1)
 
     def look(self, instance: int) -> Hashable:
         """Return a key of what a step looks like: equal keys, equal stages, micro-batches and traffic."""
@@ -134,21 +100,18 @@ class StepTables(msgspec.Struct, frozen=True, eq=False):
         return pp, *(self._look_of_part(part, pp) for part in self.parts[instance])
 
     def _look_of_part(self, part: _Part, pp: int) -> Hashable:
-        chunk_rows = slice(part.first_chunk, part.first_chunk + part.chunk_count)
-        message_rows = slice(part.first_message, part.first_message + part.message_count)
-        codes, send, peer = self.chunk_codes[chunk_rows], self.send[message_rows], self.peer[message_rows]
-        last_ns, launch_ns = self.last_ns[chunk_rows][codes[:, 0] != _WEIGHTS], self.launch_ns[message_rows][send]
-        order = np.argsort(
-            np.concatenate([last_ns, launch_ns]), kind="stable"
-        )  # in which chunks and sends were launched
+        codes, send, peer = self.chunk_codes[part.chunks], self.send[part.messages], self.peer[part.messages]
+        last_ns, launch_ns = self.last_ns[part.chunks][codes[:, 0] != _WEIGHTS], self.launch_ns[part.messages][send]
+        launch_order = np.argsort(np.concatenate([last_ns, launch_ns]), kind="stable")
         is_last_a_peer = bool((peer == pp - 1).any())
-        return part.position, codes.tobytes(), order.tobytes(), peer[send].tobytes(), is_last_a_peer
+        return part.position, codes.tobytes(), launch_order.tobytes(), peer[send].tobytes(), is_last_a_peer
 
 
-def _row_ranges(table: pl.DataFrame, first: str, count: str) -> pl.DataFrame:
-    """Return the first row and the number of rows of each instance and position of a table sorted by these."""
+def _row_ranges(table: pl.DataFrame) -> dict[tuple[int, int], slice]:
+    """Return the rows of each instance and position of a table sorted by these."""
     rows = table.with_row_index("row").group_by("instance", "position", maintain_order=True)
-    return rows.agg(pl.col("row").first().alias(first), pl.len().alias(count))
+    ranges = rows.agg(pl.col("row").first(), pl.len())
+    return {(instance, position): slice(first, first + count) for instance, position, first, count in ranges.rows()}
 
 
 def _encode_chunks(chunks: pl.DataFrame) -> Ints:
@@ -183,7 +146,7 @@ def assemble_steps(
         cache: Results of earlier steps; new results are added.
 
     """
-    tables = StepTables.of(ranks, lines)
+    tables = StepTables(ranks, lines)
     results = [_examine_instance(tables, instance, cache) for instance in range(len(tables.instances))]
     detail = _make_cells(tables, results, clocks)
     first_cells = accumulate((len(result.stage) for result in results), initial=0)
@@ -226,8 +189,8 @@ def _examine_instance(tables: StepTables, instance: int, cache: StepCache) -> _S
     if look in cache:
         return cache[look]
     line, _ = tables.instances[instance]
-    chunks = {part.position: tables.chunks_of(part) for part in tables.parts[instance]}
-    messages = {part.position: tables.messages_of(part) for part in tables.parts[instance]}
+    chunks = {part.position: tables.chunks[part.chunks] for part in tables.parts[instance]}
+    messages = {part.position: tables.messages[part.messages] for part in tables.parts[instance]}
     result = _examine_step(chunks, messages, len(tables.lines[line]))
     if result.cells is None:  # times of cells differ from step to step, so they cannot be used again
         cache[look] = result
@@ -362,7 +325,6 @@ def _concat_cells(tables: StepTables, results: Sequence[_StepResult]) -> pl.Data
         return tables.chunks
     cells = []
     for parts, result in zip(tables.parts, results, strict=True):
-        first = parts[0].first_chunk if parts else 0
-        recorded = tables.chunks.slice(first, sum(part.chunk_count for part in parts))
-        cells.append(recorded if result.cells is None else result.cells)
+        recorded = [tables.chunks[part.chunks] for part in parts]
+        cells += recorded if result.cells is None else [result.cells]
     return pl.concat(cells, how="diagonal")

@@ -76,10 +76,11 @@ def analyze(
             or ``none`` for no comparison.
         layout: Arrangement of ranks, such as ``pp=4,ep=2``, instead of the one derived from the traces; ``node=8`` is
             the number of ranks per machine.
-        what_if: Predict this run under other schedules (``result.schedule.what_if``) and with the changes that would
-            save most (``result.changed_steps``); ``result.what_if("rank 2 like others")`` then answers questions.
+        what_if: Predict this run under other schedules (``result.schedule.what_if``), and keep its events, so that
+            ``result.what_if("rank 2 like others")`` answers questions.
         changes: Changes to predict the run with: ``dp_comm x0.5``, ``links x2``, ``rank 2 like others``,
-            ``no host delay``, ``hide dp_comm``, ``balance`` or ``microbatches 16`` (``result.changed_steps``).
+            ``no host delay``, ``hide dp_comm``, ``balance`` or ``microbatches 16`` (``result.changed_steps``); by
+            default those that would save most, for runs of up to 64 ranks.
         critical_path: Add the critical path across ranks (``result.critical``).
         by: Add the step's time by ``layer``, ``module``, ``annotation`` or ``shape`` (``result.by``).
         pipeline: Pipeline to show, counted from 0; by default the slowest.
@@ -164,6 +165,7 @@ def analyze(
             layout=layout if role == main else None,
             what_if=what_if and role == main,
             changes=changes if role == main else (),
+            best_changes=role == main,
             critical_path=critical_path and role == main,
             pipeline=pipeline if role == main else None,
             map_function=pipeline_map(workers, executor),

@@ -10,7 +10,7 @@ import msgspec
 import polars as pl
 
 from tracekit.analysis.rank_timeline import rank_timeline
-from tracekit.analysis.tables import RankTables, rank_tables
+from tracekit.analysis.tables import RankTables, rank_graph_events, rank_tables
 from tracekit.classify.model_position import MODULE_PREFIX
 from tracekit.errors import TracekitError
 from tracekit.metrics.host_calls import find_api_calls, find_waiting_calls
@@ -43,7 +43,7 @@ class Options:
     stacks: bool = False
     """Read Python frames, for the source lines of these events."""
     graph: bool = False
-    """Keep the events of each rank with what they waited for (``critical_path.graph``)."""
+    """Keep what the events of each rank waited for (``critical_path.graph``), also without *keep_events*."""
 
     def measure(
         self, rank: RankEvents, labelled: pl.DataFrame | None = None, frames: pl.DataFrame | None = None
@@ -58,7 +58,7 @@ class Options:
             by=self.by,
             keep_events=self.keep_events,
             frames=frames,
-            graph=self.graph,
+            graph=self.graph or self.keep_events,
         )
 
     def source_tables(self, ref: SourceRef) -> list[RankTables]:
@@ -109,4 +109,4 @@ class Options:
         if labelled is None:
             return stored
         timeline = rank_timeline(events, labelled, find_waiting_calls(find_api_calls(events.events)))
-        return stored.changed(events=timeline)
+        return stored.changed(events=timeline, graph_events=rank_graph_events(events, labelled))

@@ -106,6 +106,7 @@ def _bubble_title(view: View) -> str:
 
 Sections = tuple[tuple[str | Callable[[View], str], sections.Section], ...]
 show_changes = sections.shared(lambda view: view.changes)
+show_requested_changes = sections.shared(lambda view: view.changes if view.analysis.graph is not None else None)
 SECTIONS: Sections = (
     ("Roles, iterations and weight updates", sections.roles),
     (_budget_title, sections.budget),
@@ -148,14 +149,14 @@ SECTIONS: Sections = (
 )
 """Title and function of each section, in the order they are printed."""
 BRIEF_SECTIONS: Sections = (
-    ("What a change would give", show_changes),
+    ("What a change would give", show_requested_changes),
     ("What other schedules would take", what_if),
 )
 SHORT_SECTIONS: Sections = (
     (partial(_budget_title, short=True), sections.short_budget),
     ("Against its ideal schedule", render_short_schedule),
     *(
-        (title, section)
+        (title, show_requested_changes if section is show_changes else section)
         for title, section in SECTIONS
         if section in (sections.roles, show_changes, sections.critical, sections.breakdown, sections.reload)
     ),

@@ -14,6 +14,7 @@ from tracekit.critical_path.changes import Lane
 from tracekit.documents.analysis import ChangedStep
 from tracekit.report.names import short_kernel
 from tracekit.report.table import Column, Table, make_table
+from tracekit.report.view.copies import gb_range
 
 MAX_SEGMENTS = 10
 """Segments that are listed, the longest."""
@@ -92,13 +93,18 @@ def _shares(parts: Mapping[str, int]) -> str:
 
 
 def changes_table(analysis: Analysis) -> Table | None:
-    """Return the predicted step times with changes; None if none was asked for."""
+    """Return the predicted step times with changes that were asked for, or that would save most; None without any."""
     rows = analysis.changed_steps
     notes = [f"{row.change}: not answered, because {row.why_not}" for row in rows if row.why_not]
     if len(notes) < len(rows):
         step = ms(rows[0].measured_ns)
         notes.insert(0, f"time per step, {step} as measured; saves: an upper bound of what the change can give")
-    notes += dict.fromkeys(text for row in rows for text in row.rests_on)
+    for row in rows:
+        if row.peak_bytes is not None:
+            needs = f"{row.change}: the fullest rank needs {gb_range(*row.peak_bytes)} GB"
+            notes.append(f"{needs}, which does not fit" if row.fits is False else needs)
+    if analysis.graph is not None:  # asked for, not only listed
+        notes += dict.fromkeys(text for row in rows for text in row.rests_on)
     return make_table(_COLUMNS, (_cells(row) for row in rows), notes=notes)
 
 
