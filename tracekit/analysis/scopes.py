@@ -112,6 +112,8 @@ class _Waits(msgspec.Struct, frozen=True, eq=False):
     start_ns: Ints
     wait_ns: Ints
     """0 if the wait is unknown; a lower bound if not all members were recorded."""
+    least_wait_ns: Ints
+    """The same, and 0 if the wait is an upper bound."""
     wait_known: npt.NDArray[np.bool_]
     label: Ints
     """Index in ``LABELS``."""
@@ -125,16 +127,19 @@ class _Waits(msgspec.Struct, frozen=True, eq=False):
         labels = CategoryColumn.from_series(operations["label"])
         # Codes of the column become indexes in LABELS; the last entry, -1, is for null.
         label_index = np.array([*(LABELS.index(label) for label in labels.values), -1])
+        is_bound, is_message = operations["wait_is_bound"].fill_null(False).to_numpy(), may_be_message(operations)
+        wait_ns = to_int64(operations["wait_ns"], 0)
         return cls(
             operations=operations,
             rank_index=np.searchsorted(rank_numbers, operations["rank"].to_numpy()),
             part=operations["part"].to_numpy().astype(np.int64, copy=False),
             start_ns=operations["start_ns"].to_numpy(),
-            wait_ns=to_int64(operations["wait_ns"], 0),
+            wait_ns=wait_ns,
+            least_wait_ns=np.where(is_bound, 0, wait_ns),
             wait_known=(operations["wait_ns"].is_not_null() & ~operations["open"]).to_numpy(),
             label=labels.look_up(label_index),
-            unknown=has_unknown_wait(operations),
-            is_message=may_be_message(operations),
+            unknown=has_unknown_wait(operations) | (is_message & is_bound),
+            is_message=is_message,
         )
 
     def by_label(self, scope: Ints, scopes: int) -> list[dict[str, int | None]]:
@@ -182,7 +187,7 @@ class _Scopes(msgspec.Struct, frozen=True, eq=False):
         scope = waits.rank_index * per_rank + (0 if window else waits.part)
         covered = _number_scopes([rank_measures.covered for rank_measures in measures], per_rank)
         is_pp = waits.label == LABELS.index("pp_comm")
-        exposed = find_exposed_waits(waits.start_ns[is_pp], waits.wait_ns[is_pp], scope[is_pp], covered)
+        exposed = find_exposed_waits(waits.start_ns[is_pp], waits.least_wait_ns[is_pp], scope[is_pp], covered)
         count = len(batch) * per_rank
         return cls(
             per_rank=per_rank,
