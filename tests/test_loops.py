@@ -230,12 +230,6 @@ def spread_flags(rng):
     return [parents(rng, 40).astype(np.int32), marks, *np.zeros((2, 40), np.int32)]
 
 
-def number_codes(rng):
-    codes = rng.integers(0, 12, 50).astype(np.uint32)
-    codes[flags(rng, 50) > 0] = 2**32 - 1
-    return [codes, 2**32 - 1, np.full(12, -1, np.int32), np.zeros(12, np.int64), np.zeros(50, np.int32)]
-
-
 def number_pairs(rng):
     span = int(rng.integers(1, 2**62))
     a, b = (np.repeat(rng.choice(int64s(-span, -1, 0, 7, 2 * span - 1), 30), 2) for _ in range(2))
@@ -375,7 +369,7 @@ CASES = {
     ],
     "edit_distance": [count_edits],
     "gap_filling": [fill_gaps],
-    "grouping": [number_codes, number_pairs],
+    "grouping": [number_pairs],
     "interval_sets": [join, merge, measure_covered, measure_overlap],
     "nesting": [nest, find_nearest_marked, find_nearest_named, assign_lines],
     "replay": [measure_makespans],

@@ -17,8 +17,6 @@ from tracekit.align.clock_bounds import (
     MIN_END_SCATTER_NS,
     MIN_OPERATIONS_FOR_SPREAD,
     ClockBounds,
-    _fit_drift,
-    _may_drift,
     find_clock_bounds,
 )
 from tracekit.align.clocks import CLOCKS, Clocks, align
@@ -268,7 +266,7 @@ def test_times_go_to_the_common_clock_and_back():
     table = conform(pl.DataFrame({"rank": [0, 1], "offset_ns": [0, 3_000 * MS], "drift_ppm": [0.0, 40.0]}), CLOCKS)
     clocks = Clocks(table, origin_ns=10**18)
     common = np.array([10**18, 10**18 + 10**12], np.int64)
-    own = clocks.to_recorded(1, common)
+    own = clocks.to_recorded_each(np.array([1, 1]), common)
     assert (own - common).tolist() == [3_000 * MS, 3_000 * MS + 40 * MS]
     assert np.abs(clocks.to_common(1, own) - common).max() <= 1
     frame = pl.DataFrame({"rank": [1, 1], "t": own}, schema={"rank": pl.Int32, "t": pl.Int64})
@@ -283,20 +281,9 @@ def test_times_of_many_ranks_at_once_are_those_of_each(drift):
     clocks = Clocks(conform(table, CLOCKS), origin_ns=10**18)
     ranks = np.array([1, 0, 7, 1, 2])  # 7: a rank nobody knows
     times = np.arange(5) * 10**9 + 10**18 + 7
-    for each, one in ((clocks.to_common_each, clocks.to_common), (clocks.to_recorded_each, clocks.to_recorded)):
-        assert each(ranks, times).tolist() == [int(one(r, times[i : i + 1])[0]) for i, r in enumerate(ranks.tolist())]
-
-
-def test_what_drifts_is_never_passed_over_before_it_is_fitted():
-    random = np.random.default_rng(5)
-    for wobble in (10, 1_000, 30_000):
-        since = np.cumsum(random.integers(1, 10**9, (50, 12)), axis=1).astype(float)
-        values = random.uniform(-1e-4, 1e-4, (50, 1)) * since + random.normal(0, wobble, (50, 12))
-        fitted = np.array([_fit_drift(at, of)[0] != 0 for at, of in zip(since, values, strict=True)])
-        likely = _may_drift(since.ravel(), values.ravel(), list(range(0, 600, 12)))
-        assert fitted.any()
-        assert not (fitted & ~likely).any()
-        assert likely.sum() <= fitted.sum() + 2  # and little else is fitted
+    for each in (clocks.to_common_each, clocks.to_recorded_each):
+        alone = [int(each(ranks[i : i + 1], times[i : i + 1])[0]) for i in range(len(ranks))]
+        assert each(ranks, times).tolist() == alone
 
 
 # ---- spread of ends ----

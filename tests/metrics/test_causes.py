@@ -99,8 +99,11 @@ def test_without_a_wait_in_the_trace_it_was_the_queue(why):
 def test_the_host_had_not_launched_the_compute(why):
     rows = [("forward", COMPUTE, 0, 10, 100), ("dp_comm", COMM, 20, 60, 1060), ("forward", COMPUTE, 900, 910, 1200)]
     assert why(*rows, waits=[15]) == {"dp_comm": {"launched_late": 810}}
-    # A host that stood in a synchronisation meanwhile was waiting for the collective, and so was the compute.
-    assert why(*rows, waits=[15], blocks=[(90, 880)]) == {"dp_comm": {"compute_waited": 810}}
+    # A host that stood in a synchronisation meanwhile was waiting for the collective, and so was the compute; what
+    # passed between the end of the synchronisation and the compute's start was the host's.
+    assert why(*rows, waits=[15], blocks=[(90, 880)]) == {"dp_comm": {"launched_late": 30, "compute_waited": 780}}
+    halves = why(*rows, waits=[15], blocks=[(200, 300), (400, 500)])
+    assert halves == {"dp_comm": {"launched_late": 610, "compute_waited": 200}}
 
 
 def test_a_copy_of_pageable_memory_blocks_the_host_until_its_stream_is_there():

@@ -1,4 +1,4 @@
-"""Distinct values numbered in the order in which they first appear."""
+"""Distinct pairs numbered in the order in which they first appear."""
 
 from __future__ import annotations
 
@@ -6,39 +6,6 @@ import cython
 
 _HASH_FACTOR = 1099511628211  # the 64-bit FNV prime
 _LOW_64_BITS = 2**64 - 1
-
-
-def number_codes(
-    codes: cython.const[cython.uint][::1],
-    null_code: cython.uint,
-    new_code: cython.int[::1],
-    first_row: cython.longlong[::1],
-    out: cython.int[::1],
-) -> int:
-    """Number small codes in the order of their first appearance.
-
-    Args:
-        codes: Codes of all rows.
-        null_code: Code of rows without a value.
-        new_code: Scratch space, indexed by code; -1 at the call.
-        first_row: Result: row at which each number first appears.
-        out: Result: number of each row; -1 without a value.
-
-    Returns:
-        Number of distinct codes, without the null code.
-
-    """
-    count: cython.int = 0
-    for i in range(codes.shape[0]):
-        if codes[i] == null_code:
-            out[i] = -1
-            continue
-        if new_code[codes[i]] < 0:
-            new_code[codes[i]] = count
-            first_row[count] = i
-            count += 1
-        out[i] = new_code[codes[i]]
-    return count
 
 
 def number_pairs(

@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit._loops import grouping
 from tracekit._util.arrays import AnyInts, Bools, Int32s, Ints, take_same_type
 from tracekit._util.patterns import MAX_SEARCHED_CHARS, LinearPattern, search_all
 
@@ -67,10 +66,15 @@ class CategoryColumn:
         if largest == NULL_CODE:
             largest = int(old_codes.max(where=old_codes != NULL_CODE, initial=0))
         # Codes of a categorical column count the values of all columns: number those that occur here from 0.
-        new_code, first_row = np.full(largest + 1, -1, np.int32), np.empty(largest + 1, np.int64)
-        codes = np.empty(len(old_codes), np.int32)
-        count = grouping.number_codes(old_codes, NULL_CODE, new_code, first_row, codes)
-        value_rows = first_row[:count] if rows is None else rows[first_row[:count]]
+        filled = np.flatnonzero(old_codes != NULL_CODE)
+        first_row = np.full(largest + 1, -1, np.int64)
+        first_row[old_codes[filled[::-1]]] = filled[::-1]  # backwards: the first row of each code stays
+        used_codes = np.flatnonzero(first_row >= 0)
+        used_codes = used_codes[np.argsort(first_row[used_codes])]
+        new_code, codes = np.full(largest + 1, -1, np.int32), np.full(len(old_codes), -1, np.int32)
+        new_code[used_codes] = np.arange(len(used_codes))
+        codes[filled] = new_code[old_codes[filled]]
+        value_rows = first_row[used_codes] if rows is None else rows[first_row[used_codes]]
         return cls(tuple(column[value_rows].to_list()), codes)
 
     @classmethod

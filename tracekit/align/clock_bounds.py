@@ -311,36 +311,12 @@ def _drifts(table: pl.DataFrame) -> dict[tuple[int, int], float]:
     values = [many[name].cast(pl.Float64).to_numpy() for name in ("bounds", "ends")]  # nulls as NaN
     first = np.flatnonzero((np.diff(low, prepend=-1) != 0) | (np.diff(high, prepend=-1) != 0)).tolist()
     rates = {}
-    may_drift = np.stack([_may_drift(since, of, first) for of in values]) if first else np.zeros((2, 0), np.bool_)
-    for pair in np.flatnonzero(may_drift.any(axis=0)).tolist():
-        a, b = [*first, len(low)][pair : pair + 2]
+    for a, b in pairwise([*first, len(low)]):
         fits = [_fit_drift(since[a:b][~np.isnan(of[a:b])], of[a:b][~np.isnan(of[a:b])]) for of in values]
         rate, _ = min(fits, key=lambda fit: fit[1])
         if rate:
             rates[int(low[a]), int(high[a])] = rate
     return rates
-
-
-def _may_drift(since: Floats, values: Floats, first: list[int]) -> Bools:
-    """Return which pairs, beginning at *first*, may drift clearly: all at once, so that few lines need to be fitted."""
-    size = np.diff([*first, len(since)])
-    has_value = ~np.isnan(values)
-
-    def each(summed: Floats) -> Floats:
-        return np.repeat(np.add.reduceat(summed, first), size)
-
-    count = np.maximum(each(has_value.astype(np.float64)), 1)
-    x, y = np.where(has_value, since, 0), np.where(has_value, values, 0)
-    x, y = (np.where(has_value, of - each(of) / count, 0) for of in (x, y))
-    rate = each(x * y) / np.maximum(each(x * x), np.finfo(np.float64).tiny)
-    off = np.maximum.reduceat(np.abs(y - rate * x), first)
-    grown = np.abs(rate[first]) * (np.maximum.reduceat(x, first) - np.minimum.reduceat(x, first))
-    clear: Bools = grown > _ROUNDED * np.maximum(MIN_DRIFT_TO_SCATTER_RATIO * off, MIN_DRIFT_NS)
-    return clear
-
-
-_ROUNDED = 0.999
-"""Allowance for rounding where an estimate lies near the threshold that the exact fit is held to."""
 
 
 def _fit_drift(times: Floats, values: Floats) -> tuple[float, float]:

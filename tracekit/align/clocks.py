@@ -135,9 +135,7 @@ class Clocks:
 
     def to_common(self, rank: int, times: Ints) -> Ints:
         """Return *rank*'s recorded times on the common clock."""
-        offset, rate = self._of(rank)
-        common = times - offset
-        return common - np.rint((common - self.origin_ns) * (rate / (1 + rate))).astype(np.int64) if rate else common
+        return self.to_common_each(np.full(len(times), rank), times)
 
     def to_common_each(self, ranks: npt.NDArray[np.integer[Any]], times: Ints) -> Ints:
         """Return times that each of *ranks* recorded on the common clock."""
@@ -158,11 +156,6 @@ class Clocks:
         distinct, which = np.unique(ranks, return_inverse=True)
         moves = [self._of(rank) for rank in distinct.tolist()]
         return np.array([offset for offset, _ in moves])[which], np.array([rate for _, rate in moves])[which]
-
-    def to_recorded(self, rank: int, times: Ints) -> Ints:
-        """Return times on the common clock as *rank*'s own clock shows them."""
-        offset, rate = self._of(rank)
-        return times + offset + (np.rint((times - self.origin_ns) * rate).astype(np.int64) if rate else 0)
 
     def _of(self, rank: int) -> tuple[int, float]:
         return self._moves.get(rank, (0, 0.0))

@@ -14,7 +14,6 @@ one match; a kernel that carries several point-to-point messages is a member of 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -129,7 +128,7 @@ def match(operations: pl.DataFrame, *, by_step: bool = True) -> Matching:
 def _number_matches(sides: _Sides, position: Ints, kept: Ints) -> tuple[Ints, Ints]:
     """Return the sides *kept* that share key and position with one of another rank, match by match, and their match."""
     key = sides.key * (int(position.max(initial=0)) + 1) + position
-    ordered = kept[sides.sorted_by(key[kept], sides.rank[kept])]
+    ordered = kept[np.lexsort((sides.rank[kept], key[kept]))]
     first = np.flatnonzero(np.diff(key[ordered], prepend=-1))
     size = np.diff(first, append=len(ordered))
     several = sides.rank[ordered[first]] != sides.rank[ordered[first + size - 1]]
@@ -196,8 +195,6 @@ class _Sides(msgspec.Struct, frozen=True, eq=False):
     """-1 if unknown."""
     carried: Ints
     """Messages in the kernel; 1 of a collective."""
-    ordered: bool
-    """Whether rows stand rank by rank, each in the order of its launches: most tables do."""
 
     @classmethod
     def of(cls, operations: pl.DataFrame, channel: Ints, *, by_step: bool) -> _Sides:
@@ -219,13 +216,8 @@ class _Sides(msgspec.Struct, frozen=True, eq=False):
         own, other = rank.astype(np.int64) + 1, peer.astype(np.int64) + 1
         pair = np.where(sends > 0, own * most + other, other * most + own)  # who sends, then who receives
         key = _dense(bucket * most * most + np.where(sends < 0, 0, pair))
-        ordered = bool(((np.diff(ranks) > 0) | ((np.diff(ranks) == 0) & (np.diff(order) >= 0))).all())
         size, carried = to_int64(operations["bytes"], -1), np.bincount(row, minlength=len(ranks))
-        return cls(row, rank, key, sends, peer, start, end, order, step, size, carried, ordered)
-
-    def sorted_by(self, key: Ints, *then: npt.NDArray[Any]) -> Ints:
-        """Return the order of *key*, and of equal ones by *then*: ordered rows are in that order already."""
-        return np.argsort(key, kind="stable") if self.ordered else np.lexsort((*reversed(then), key))
+        return cls(row, rank, key, sends, peer, start, end, order, step, size, carried)
 
 
 def _dense(values: Ints) -> Ints:
@@ -289,7 +281,7 @@ class _Sequences(msgspec.Struct, frozen=True, eq=False):
     @classmethod
     def of(cls, sides: _Sides) -> _Sequences:
         group = (sides.key * (int(sides.rank.max(initial=0)) + 1) + sides.rank) * 3 + sides.sends + 1
-        order = sides.sorted_by(group, sides.order[sides.row])
+        order = np.lexsort((sides.order[sides.row], group))
         first = np.flatnonzero(np.diff(group[order], prepend=-1))
         length = np.diff(first, append=len(order))
         key = sides.key[order[first]]

@@ -2,8 +2,9 @@
 
 A member waits from its own start to the start of the last member, on aligned clocks and at most for its own duration.
 That is used where clocks are aligned to better than the waits: where most of a label's waiting lies in operations whose
-wait exceeds the uncertainty of the clocks. Elsewhere a member waited at most for its own duration minus the shortest
-duration among the members, and this bound is used.
+wait exceeds the uncertainty of the clocks, and clocks that had to be set to each other may change little of it.
+Elsewhere a member waited at most for its own duration minus the shortest duration among the members, and this bound is
+used.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from tracekit.schema import conform
 
 MIN_CERTAIN_SHARE = 0.5
 """Share of a label's waiting in operations that waited longer than clocks may be off, for arrival times to be used."""
+MAX_ERROR_SHARE = 0.05
+"""Share of a label's waiting that clocks which were set by matched operations may be off by, to use arrival times."""
 
 STRAGGLERS = pl.Schema(
     {
@@ -55,7 +58,10 @@ def with_waits(members: pl.DataFrame, clocks: Clocks) -> pl.DataFrame:
     last, first = last_of_match(match, start), last_of_match(match, -start)
     uncertainty = clocks.uncertainty_between(rank, rank[last])
     by_arrival = np.minimum(start[last] - start, duration)
-    is_bound = _is_bound(members["label"], by_arrival, uncertainty)
+    # Clocks that were set differently by what was found leave as much of each wait open as they may be off.
+    offset = clocks.to_common_each(rank, np.zeros(len(rank), np.int64))
+    error = np.where(offset == offset[last], 0, np.minimum(uncertainty, duration))
+    is_bound = _is_bound(members["label"], by_arrival, uncertainty, error)
     return members.with_columns(
         last=pl.Series(last.astype(np.int64)),
         late_ns=pl.Series(start - start[first]),
@@ -65,7 +71,7 @@ def with_waits(members: pl.DataFrame, clocks: Clocks) -> pl.DataFrame:
     )
 
 
-def _is_bound(label: pl.Series, by_arrival: Ints, uncertainty: Ints) -> Bools:
+def _is_bound(label: pl.Series, by_arrival: Ints, uncertainty: Ints, error: Ints) -> Bools:
     """Return the members whose wait by arrival times is not certain enough."""
     unbounded = uncertainty >= NO_BOUND_NS
     waits = pl.DataFrame(
@@ -73,10 +79,12 @@ def _is_bound(label: pl.Series, by_arrival: Ints, uncertainty: Ints) -> Bools:
             "label": label,
             "wait": np.where(unbounded, 0, by_arrival),
             "certain": np.where(by_arrival > uncertainty, by_arrival, 0),
+            "error": np.where(unbounded, 0, error),
         }
     )
+    certain, wait, error_sum = (pl.col(name).sum() for name in ("certain", "wait", "error"))
     is_certain = waits.select(
-        (pl.col("certain").sum() >= MIN_CERTAIN_SHARE * pl.col("wait").sum()).over("label")
+        ((certain >= MIN_CERTAIN_SHARE * wait) & (error_sum <= MAX_ERROR_SHARE * wait)).over("label")
     ).to_series()
     is_bound: Bools = ~is_certain.to_numpy() | unbounded
     return is_bound

@@ -39,8 +39,10 @@ def rank_results(ranks: Sequence[RankTables], operations: pl.DataFrame, *, pipel
 
     """
     # What needs the text of an operation is looked up for all ranks at once: a call costs as much for one rank.
+    is_message = pl.Series(may_be_message(operations))
+    is_bound = operations["wait_is_bound"].fill_null(False)
     operations = operations.with_columns(
-        unknown=pl.Series(has_unknown_wait(operations)), is_message=pl.Series(may_be_message(operations))
+        unknown=pl.Series(has_unknown_wait(operations)) | (is_message & is_bound), is_message=is_message
     )
     numbers = [rank.source.rank for rank in ranks]
     starts = np.searchsorted(operations["rank"].to_numpy(), numbers).tolist()
@@ -102,7 +104,9 @@ class _Waits(msgspec.Struct, frozen=True, eq=False):
     @classmethod
     def of(cls, operations: pl.DataFrame, measures: Measures) -> _Waits:
         """Return the waits of a rank's operations, whose ``part`` is that of *measures*."""
-        is_pp = operations.filter(pl.col("label") == "pp_comm").with_columns(pl.col("wait_ns").fill_null(0))
+        # A wait that is unknown, or known as an upper bound only, may be none.
+        least_wait_ns = pl.when(pl.col("wait_is_bound")).then(0).otherwise(pl.col("wait_ns")).fill_null(0)
+        is_pp = operations.filter(pl.col("label") == "pp_comm").with_columns(wait_ns=least_wait_ns)
         start, wait, part = (is_pp[name].to_numpy() for name in ("start_ns", "wait_ns", "part"))
         return cls(
             by_label=_waits_by_label(operations, len(measures.budgets)),

@@ -170,7 +170,11 @@ def exposure_causes(rank: Rank, paid: Mapping[str, Intervals], *, parts: bool) -
         [len(pieces[0]) for pieces in pieces_of_label.values()],
     )
     part, start, end, owner = (np.concatenate(columns) for columns in zip(*pieces_of_label.values(), strict=True))
-    cause = _judge(rank, start, end, owner)
+    if_host_ran, if_host_waited = _judge(rank, start, end, owner)
+    # Where it matters whether the host waited for the GPU, the piece is cut where the host began and ended to wait.
+    piece, start, end, is_waiting = _cut(start, end, rank.blocked, np.flatnonzero(if_host_ran != if_host_waited))
+    label, part, owner = label[piece], part[piece], owner[piece]
+    cause = np.where(is_waiting, if_host_waited[piece], if_host_ran[piece])
     # A late peer can take part of any cause; of copies nobody else knows.
     apart = np.isin(EXPOSABLE_LABELS, COMMUNICATION_LABELS)[label]
     rest = np.flatnonzero(~apart)
@@ -224,10 +228,36 @@ def _pieces(rank: Rank, label: str, lane: Intervals, group: Ints) -> tuple[Ints,
     return lane.group[which][real], (start - shift)[real], (end - shift)[real], rows[carriers[carrier[real]]]
 
 
-def _judge(rank: Rank, start: Ints, end: Ints, owner: Ints) -> npt.NDArray[np.int8]:
-    """Return the cause of each piece [start, end) of the events *owner*, as far as this rank alone can tell."""
+def _cut(start: Ints, end: Ints, intervals: Intervals, rows: Ints) -> tuple[Ints, Ints, Ints, Bools]:
+    """Cut the pieces *rows* at the edges of intervals.
+
+    Returns:
+        Row, start and end of each piece, and whether it lies in an interval; the other pieces stay whole.
+
+    """
+    edges = np.stack([intervals.start_ns, intervals.end_ns], axis=1).ravel()
+    first = np.searchsorted(edges, start, side="right")
+    count = np.ones(len(start), np.int64)
+    count[rows] += np.searchsorted(edges, end[rows], side="left") - first[rows]
+    row = np.repeat(np.arange(len(start)), count)
+    nth = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
+    # Piece nth of a row lies between the edges first + nth - 1 and first + nth, or its own start or end.
+    edge = first[row] + nth
+    cut_start = np.where(nth == 0, start[row], np.append(edges, 0)[edge - 1])
+    cut_end = np.where(nth == count[row] - 1, end[row], np.append(edges, 0)[edge])
+    return row, cut_start, cut_end, edge % 2 == 1  # behind an odd number of edges
+
+
+def _judge(rank: Rank, start: Ints, end: Ints, owner: Ints) -> tuple[Ints, Ints]:
+    """Return the cause of each piece [start, end) of the events *owner*, as far as this rank alone can tell.
+
+    Returns:
+        The cause if the host was not waiting for the GPU then, and the cause if it was.
+
+    """
     if not rank.launched.any():
-        return np.full(len(start), _UNKNOWN, np.int8)
+        unknown = np.full(len(start), _UNKNOWN, np.int64)
+        return unknown, unknown
     constraints, stream = rank.constraints, rank.constraints.stream
     compute = rank.compute
     next_compute = np.searchsorted(rank.start_ns[compute], start)
@@ -237,12 +267,10 @@ def _judge(rank: Rank, start: Ints, end: Ints, owner: Ints) -> npt.NDArray[np.in
     same = np.where(is_followed, stream[ahead] == stream[owner], earlier & (stream[behind] == stream[owner]))
     blocker, by = _walk(rank, np.where(is_followed, ahead, -1), start, end)
     how, sure = constraints.kind[blocker], constraints.is_certain[blocker]
-    waiting_host = rank.blocked.covered_ns(start, end) * 2 >= end - start
     launch_bound = sure & (how == LAUNCH)
     tied = sure & (by == owner)
     unasked = tied & (how == OTHER_STREAM) & rank.computes[blocker] & ~constraints.may_wait[blocker]
     queue = unasked & rank.waits_recorded & (rank.launch_ns[blocker] > rank.launch_ns[owner])
-    waits = (tied & ~unasked) | (launch_bound & waiting_host)
     tail = start >= rank.last_work[rank.part[owner]]
     missed = _beside(rank.runs, rank.start_ns[owner]) >= end - start
     # The operation would have been hidden if it had been launched earlier by its exposed time; was the host free then?
@@ -250,24 +278,29 @@ def _judge(rank: Rank, start: Ints, end: Ints, owner: Ints) -> npt.NDArray[np.in
     host_free = rank.blocked.covered_ns(early, np.maximum(rank.launch_ns[owner], early)) * 2 < end - start
     begun_late = (constraints.kind[owner] == LAUNCH) & constraints.is_certain[owner] & missed & host_free
     between = _launched_between(rank, owner, ahead)
-    # The first that holds decides.
-    return np.select(
-        [
-            same,
-            ~rank.launched[owner] | (is_followed & ~rank.launched[ahead]),
-            ~is_followed,
-            (blocker < 0) | ~sure | (how == NOTHING),
-            launch_bound & ~waiting_host,
-            queue,
-            unasked,
-            waits & tail,
-            waits & begun_late,
-            waits & between,
-            waits,
-        ],
-        [_SAME, _UNKNOWN, _NOTHING, _UNKNOWN, _LATE, _QUEUE, _UNKNOWN, _NOTHING, _LATE, _NOTHING, _WAITED],
-        default=_NOTHING,  # held by other work than this
-    ).astype(np.int8)
+
+    def decide(*, host_waited: bool) -> Ints:
+        waits = (tied & ~unasked) | (launch_bound & host_waited)
+        # The first that holds decides.
+        return np.select(
+            [
+                same,
+                ~rank.launched[owner] | (is_followed & ~rank.launched[ahead]),
+                ~is_followed,
+                (blocker < 0) | ~sure | (how == NOTHING),
+                launch_bound & (not host_waited),
+                queue,
+                unasked,
+                waits & tail,
+                waits & begun_late,
+                waits & between,
+                waits,
+            ],
+            [_SAME, _UNKNOWN, _NOTHING, _UNKNOWN, _LATE, _QUEUE, _UNKNOWN, _NOTHING, _LATE, _NOTHING, _WAITED],
+            default=_NOTHING,  # held by other work than this
+        )
+
+    return decide(host_waited=False), decide(host_waited=True)
 
 
 def _pick(rows: Ints, at: Ints) -> Ints:
