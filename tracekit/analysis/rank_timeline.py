@@ -109,21 +109,24 @@ def _launching_lines(
     return np.append(lines.name_index, -1)[around].astype(np.int64), [*lines.names, None]
 
 
+_RANGE_LANES = {"annotation": "ranges", "cpu_op": "operators"}
+"""Lane of each kind of range of the host."""
+
+
 def _host_ranges(events: pl.DataFrame, waiting_calls: pl.DataFrame) -> tuple[pl.DataFrame, int]:
     """Return the longest named ranges, outermost operators and waiting calls of the host, and how many there were."""
-    kinds = {"annotation": "ranges", "cpu_op": "operators"}
     ranges = (
-        events.lazy()
-        .filter(pl.col("kind").is_in(list(kinds)))
-        .select(pl.col("kind").cast(pl.String).replace_strict(kinds).alias("lane"), "tid", "name", "start_ns", "end_ns")
-        .sort("start_ns", -pl.col("end_ns"))
-        .collect()
+        events.select("kind", "tid", "name", "start_ns", "end_ns")
+        .filter(pl.col("kind").is_in(list(_RANGE_LANES)))
+        .sort("start_ns", "end_ns", descending=[False, True])
     )
     # An operator is outermost if all operators that began before it on its thread have ended.
-    reach_ns = pl.col("end_ns").cum_max().shift(1).over("lane", "tid")
-    outermost = (pl.col("lane") == "ranges") | (pl.col("start_ns") >= reach_ns).fill_null(value=True)
-    calls = waiting_calls.filter("blocks").select(pl.lit("waiting calls").alias("lane"), "name", "start_ns", "end_ns")
-    texts = pl.col("lane", "name").cast(pl.String)
-    host = pl.concat([ranges.filter(outermost).drop("tid").with_columns(texts), calls.with_columns(texts)])
-    longest = host.top_k(MAX_HOST_RANGES, by=pl.col("end_ns") - pl.col("start_ns")).sort("start_ns", -pl.col("end_ns"))
-    return longest.select(pl.col(name).cast(dtype) for name, dtype in HOST_RANGES.items()), len(host)
+    reach_ns = pl.col("end_ns").cum_max().shift(1).over("kind", "tid")
+    ranges = ranges.filter((pl.col("kind") == "annotation") | (pl.col("start_ns") >= reach_ns).fill_null(value=True))
+    calls = waiting_calls.filter("blocks")
+    longest = [table.top_k(MAX_HOST_RANGES, by=pl.col("end_ns") - pl.col("start_ns")) for table in (ranges, calls)]
+    lanes = (pl.col("kind").cast(pl.String).replace_strict(_RANGE_LANES), pl.lit("waiting calls"))
+    columns = (pl.col("name").cast(pl.String), "start_ns", "end_ns")
+    host = pl.concat([table.select(lane.alias("lane"), *columns) for table, lane in zip(longest, lanes, strict=True)])
+    host = host.top_k(MAX_HOST_RANGES, by=pl.col("end_ns") - pl.col("start_ns")).sort("start_ns", -pl.col("end_ns"))
+    return host.select(pl.col(name).cast(dtype) for name, dtype in HOST_RANGES.items()), len(ranges) + len(calls)

@@ -181,8 +181,8 @@ def rank_tables(
     tables = _measure_rank(rank, gpu_events, step_table, api, recording.unrecorded, rules=book, by=by, graph=graph)
     lost = classify_lost_kernels(rank.events, rules=book)
     lost = lost.filter(pl.col("step").is_in(step_table["step"].implode(), nulls_equal=True))
-    events = rank_timeline(rank, gpu_events, find_waiting_calls(api), frames) if keep_events else None
     give_back_memory(worth=len(gpu_events) > MIN_EVENTS_TO_GIVE_BACK_MEMORY)
+    events = rank_timeline(rank, gpu_events, find_waiting_calls(api), frames) if keep_events else None
     own_pipeline = None
     if pipeline:
         own_pipeline = replace(rank_pipeline(gpu_events, rank.source, around=labelled), cut=recording.cut_steps)

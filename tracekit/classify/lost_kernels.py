@@ -29,21 +29,23 @@ def find_lost_kernels(events: pl.DataFrame) -> pl.DataFrame:
     >>> find_lost_kernels(conform(pl.DataFrame(rows), EVENTS)).select("id", "name", "start_ns", "correlation").rows()
     [(-1, 'ncclDevKernel_SendRecv', 5, 7)]
     """
-    is_host_call = pl.col("kind").is_in(["runtime", "driver"])
-    text = pl.col("name").cast(pl.String)
-    launches = events.filter(is_host_call & pl.col("correlation").is_not_null()).filter(
-        text.str.contains(LAUNCH_PATTERN)
-    )
-    on_gpu = events.filter(pl.col("kind").is_in(GPU_KINDS))
-    is_lost = ~pl.col("correlation").is_in(on_gpu["correlation"].drop_nulls().implode())
     columns = ("rank", "pid", "tid", "start_ns", "correlation", "step")
-    launches = launches.select(*columns, lost=is_lost).unique("correlation", keep="first").sort("start_ns")
+    text = pl.col("name").cast(pl.String)
+    host_calls = events.select("kind", "name", *columns).filter(pl.col("kind").is_in(["runtime", "driver"]))
+    names = host_calls["name"].unique().cast(pl.String)
+    is_launch = pl.col("name").is_in(names.filter(names.str.contains(LAUNCH_PATTERN)).implode())
+    on_gpu = events.select("kind", "correlation", "device", "stream").filter(pl.col("kind").is_in(GPU_KINDS))
+    is_lost = ~pl.col("correlation").is_in(on_gpu["correlation"].drop_nulls().implode())
+    launches = host_calls.filter(is_launch & pl.col("correlation").is_not_null()).select(*columns, lost=is_lost)
+    launches = launches.unique("correlation", keep="first").sort("start_ns")
     if launches["lost"].sum() <= on_gpu["correlation"].null_count():  # GPU events without a launch may be theirs
         return EVENTS.to_frame()
     calls = events.filter(pl.col("collective").is_not_null() & pl.col("kind").is_in(["cpu_op", "annotation"]))
     calls = calls.select("tid", *CALL_COLUMNS, call_start_ns="start_ns", call_end_ns="end_ns")
-    captures = events.filter(is_host_call).filter(text.str.contains(CAPTURE_PATTERN))
-    captures = captures.select("tid", "start_ns", capturing=text.str.contains("Begin")).sort("start_ns")
+    is_capture = pl.col("name").is_in(names.filter(names.str.contains(CAPTURE_PATTERN)).implode())
+    captures = (
+        host_calls.filter(is_capture).select("tid", "start_ns", capturing=text.str.contains("Begin")).sort("start_ns")
+    )
     launch_ns, in_call = pl.col("start_ns"), pl.col("start_ns") < pl.col("call_end_ns")
     candidates = (
         launches.with_columns(
