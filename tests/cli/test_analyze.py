@@ -48,7 +48,7 @@ def test_the_report_fits_its_terminal(found, width):
     lines = [line.rstrip() for line in text.splitlines()]
     assert max(len(line) for line in lines if not line.startswith("     tracekit ")) <= width  # commands are whole
     assert "Where the step went" in text
-    assert "118.846" in text
+    assert "118.8" in text
 
 
 def test_figures_are_never_cut(found):
@@ -60,10 +60,9 @@ def test_figures_are_never_cut(found):
     assert "…" not in bubble
 
 
-def test_the_worst_rank_comes_first(found):
+def test_ranks_are_listed_in_their_order(found):
     lines = printed(found, 120).split("Where the step went")[1].splitlines()
-    shares = [float(line.split("%")[0].split()[-1]) for line in lines[2:6]]
-    assert shares == sorted(shares)
+    assert [line.split()[0] for line in lines[2:7]] == ["0", "1", "2", "3", "mean"]
 
 
 def test_bars_are_full_and_told_apart_without_colour(found):
@@ -108,7 +107,8 @@ def test_many_ranks_are_summarised(samples):
     table = text.split("Where the step went")[1].split("\n\n")[0].splitlines()
     assert len(table) < 16
     assert "100 ranks" in text
-    assert "(median)" in text
+    assert "the 5 of 100 ranks with least compute" in text
+    assert "median" in text
 
 
 def test_no_colour_when_asked(samples):

@@ -182,7 +182,9 @@ def _hide(changed: ChangedGraph, label: str) -> None:
 
     compute = ran(graph.has_label(*COMPUTE_SET))
     parts = len(graph.ranks) * len(graph.steps)
-    free_ns = (compute - ran(graph.has_label(*COMMUNICATION_LABELS, *COPY_LABELS))).totals_ns(parts)
+    # Compute beside an operation that waits counts as hiding it, as in the budget.
+    others = graph.has_label(*COMMUNICATION_LABELS, *COPY_LABELS)
+    free_ns = (compute - union(graph.start[others], graph.end[others], part[others])).totals_ns(parts)
     exposed_ns = (ran(events) - compute).totals_ns(parts)
     changed.factor[events] = np.maximum(0.0, 1 - free_ns / np.maximum(exposed_ns, 1))[part[events]]
     changed.hidden.append(LABELS.index(label))
