@@ -17,7 +17,8 @@ from tracekit.analysis.by import RankRows, rank_rows
 from tracekit.analysis.kernels import KERNELS, REASONS, kernel_reasons, kernel_table, shape_list
 from tracekit.analysis.rank_timeline import RankTimeline, rank_timeline
 from tracekit.analysis.recording_checks import content_notices, damage_notices, repetition_notices
-from tracekit.classify import RuleBook, classify, classify_lost_kernels, load_rules
+from tracekit.classify import RuleBook, classify, load_rules
+from tracekit.classify.classify_events import classify_lost_kernels
 from tracekit.critical_path.graph import find_rank_events
 from tracekit.critical_path.pieces import PATH_PIECES, find_path_pieces
 from tracekit.errors import Notice

@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from tracekit.classify.classify_events import classify, classify_lost_kernels
+from tracekit.classify.classify_events import classify
 from tracekit.classify.explain import Explanation, Tried, explain
 from tracekit.classify.rules import Rule, RuleBook, builtin_rules, load_rules
 
