@@ -15,7 +15,8 @@ from tracekit import analyze
 from tracekit.align.clock_bounds import differences
 from tracekit.align.clocks import align
 from tracekit.align.matching import match
-from tracekit.classify import classify, classify_lost_kernels
+from tracekit.classify import classify
+from tracekit.classify.classify_events import classify_lost_kernels
 from tracekit.metrics.label_intervals import Lanes
 from tracekit.metrics.operations import operations
 from tracekit.parsers.source_refs import SourceRef

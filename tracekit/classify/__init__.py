@@ -20,7 +20,6 @@ __all__ = [
     "Tried",
     "builtin_rules",
     "classify",
-    "classify_lost_kernels",
     "explain",
     "load_rules",
 ]
