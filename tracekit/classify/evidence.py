@@ -144,11 +144,11 @@ def gather_evidence(events: pl.DataFrame, group_kinds: Sequence[NamedKind] = ())
     exchanges = read_exchanges(gpu, launches, autograd, comm, passes=comm_passes, marks=marks)
     columns |= {
         "exchange": exchanges.role,
-        "exchange_pass": exchanges.direction,
+        "exchange_pass": exchanges.comm_pass,
         # Role of the exchange that a communication prepares, as the exchange of token counts before a dispatch does.
         "leads_to": _next_exchange_roles(launches, comm, exchanges.role),
         # Pass of the next exchange on the event's stream.
-        "stream_pass": _next_passes_on_stream(gpu, exchanges.direction),
+        "stream_pass": _next_passes_on_stream(gpu, exchanges.comm_pass),
         # Label of communication of the same group, for a second round of rules (``find_shared_labels``).
         "shared_label": CategoryColumn.constant(None, len(gpu)),
     }
@@ -306,13 +306,13 @@ def _next_exchange_roles(launches: Launches, comm: Collectives, role: CategoryCo
     return role.take(np.where(same_ranks, following, -1)).spread(current, len(role))
 
 
-def _next_passes_on_stream(gpu: GpuEvents, direction: CategoryColumn) -> CategoryColumn:
+def _next_passes_on_stream(gpu: GpuEvents, exchange_pass: CategoryColumn) -> CategoryColumn:
     """Return the pass of the next exchange on each event's stream: work before an exchange prepares it."""
-    if not direction.present.any():
-        return direction
+    if not exchange_pass.present.any():
+        return exchange_pass
     code = pl.when(pl.col("code") >= 0).then("code").backward_fill().over("stream").fill_null(-1)
-    exchanges = pl.DataFrame({"code": direction.codes, "stream": gpu.stream_number})
-    return CategoryColumn(direction.values, exchanges.select(code)["code"].to_numpy())
+    exchanges = pl.DataFrame({"code": exchange_pass.codes, "stream": gpu.stream_number})
+    return CategoryColumn(exchange_pass.values, exchanges.select(code)["code"].to_numpy())
 
 
 def _second_visits(launches: Launches, autograd: Autograd, matmuls: Matmuls, communicates: Bools) -> CategoryColumn:
