@@ -65,7 +65,7 @@ def combine_roles(
         roles=roles if has_several_roles else (),
         iterations=tuple(iterations),
         weight_updates=tuple(updates),
-        # One role outside a loop is in the same phase throughout, which its steps show already.
+        # The phases of one role outside an RL loop are compared with nothing.
         bands=tuple(phase_bands) if has_several_roles or iterations else (),
     )
     notices += [*update_notices, *(_role_notices(roles) if has_several_roles else ())]
