@@ -132,7 +132,7 @@ def test_tables_stay_in_the_store_until_they_are_asked_for(samples, tmp_path):
 
 
 def test_tables_of_another_version_or_damaged_ones_are_not_taken(samples, tmp_path, monkeypatch):
-    made = Options(pipeline=False).source_tables(find(samples / "reload")[0][0])[0]
+    made = Options(with_pipeline=False).source_tables(find(samples / "reload")[0][0])[0]
     file = write_tables(made, tmp_path)
     monkeypatch.setattr("tracekit.analysis.persistence.__version__", "0.0.0")
     assert read_tables(tmp_path) is None

@@ -161,6 +161,13 @@ def test_changes_are_shown_and_written(samples, tmp_path):
     assert text.count("<summary>") >= 3
 
 
+@pytest.mark.parametrize("suffix", [".html", ".HTML"])
+def test_a_page_that_is_written_is_not_suggested(samples, tmp_path, suffix):
+    page = tmp_path / f"x{suffix}"
+    assert "writes a page" not in run("analyze", samples / "reload", "-o", page).stdout
+    assert "<html" in page.read_text()[:200]
+
+
 @pytest.mark.parametrize("plot", [None, "budget"])
 def test_a_picture_from_the_command_line(samples, tmp_path, plot):
     out = run("analyze", samples / "reload", "-o", tmp_path / "x.svg", *(["--plot", plot] if plot else []))

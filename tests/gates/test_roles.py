@@ -11,12 +11,12 @@ from tracekit.gates.baseline import write_baseline
 STEADY = (1.0, 1.001, 0.999, 1.002, 0.998, 1.0, 1.001, 0.999)
 
 
-def run(trainer_ms, rollout_ms, name="run", **rollout_facts):
+def run(trainer_ms, rollout_ms, name="run", damage=None, **rollout_facts):
     def role(ms, **facts):
         steps = tuple(ms * factor for factor in STEADY)
         return Run(name, {"step_ms": steps, "compute_ms": steps}, {"reader": "kineto", **facts}, main_role="trainer")
 
-    main = role(trainer_ms)
+    main = role(trainer_ms, **({} if damage is None else {"damage": damage}))
     return Run(
         name, main.samples, main.facts, main_role="trainer", roles={"rollout": role(rollout_ms, **rollout_facts)}
     )
@@ -58,6 +58,14 @@ def test_facts_of_a_role_that_differ_stop_its_comparison(tmp_path):
     assert result.obstacles == ("rollout: GPU differs: H100 before, H200 after",)
     assert verdicts(result)["rollout/step_ms"] == "inconclusive"
     assert verdicts(result)["step_ms"] == "pass"
+
+
+@pytest.mark.parametrize("role", [None, "rollout"])
+def test_damage_that_reading_noticed_leaves_no_role_a_verdict(baseline, role):
+    result = gate(Side((run(100.0, 80.0, damage=["truncated"]),), {}), baseline, role=role)
+    assert result.verdict == "inconclusive"
+    assert {check.verdict for check in result.checks} == {"inconclusive"}
+    assert {check.reason for check in result.checks} == {"run was not read whole: truncated"}
 
 
 def test_noise_is_calibrated_by_role(tmp_path):

@@ -124,6 +124,13 @@ def test_roles_that_the_caller_names():
     assert load(OneRole(str(RL), "rollout")).roles == ("rollout",)
 
 
+def test_roles_that_the_caller_names_may_do_the_same_work_also_with_a_store(tmp_path):
+    replicas = {"first": "sample_traces/1f1b", "second": "sample_traces/1f1b"}
+    for store in (None, tmp_path / "store"):
+        results = analyze(replicas, schedule="none", store=store).role_results
+        assert [(role.name, role.kind) for role in results.roles] == [("first", "trainer"), ("second", "trainer")]
+
+
 def test_a_trace_of_several_roles():
     trace = load(RL)
     assert (trace.roles, trace.ranks) == (("rollout", "trainer"), (0, 1, 2, 3))

@@ -108,6 +108,16 @@ def test_barriers_separate_updates_that_repeat_their_buckets():
     assert len(find_weight_updates([process("server", 0, *once)])[0]) == 1
 
 
+def test_ranks_with_another_number_of_updates_are_left_out():
+    first = [("h2d", 0, 2, 10), ("broadcast", 3, 5, 10)]
+    second = [("h2d", 100, 102, 20), ("broadcast", 103, 105, 20)]
+    cut = process("server", 0, *second)  # its recording began after the first update
+    whole = [process("server", rank, *first, *second, stretches=[("train", 50, 90)]) for rank in (1, 2)]
+    updates, notices = find_weight_updates([cut, *whole])
+    assert [(update.start_ns, update.end_ns, update.bytes) for update in updates] == [(0, 5, 10), (100, 105, 20)]
+    assert [notice.code for notice in notices] == ["role-missing", "weight-updates-differ"]
+
+
 def test_without_workers_reloads_are_unknown_and_said_to_be():
     servers = two_ranks()[:2]
     (update,), notices = find_weight_updates(servers)

@@ -40,11 +40,13 @@ def nest(
         thread, start, end, kind, name: Ranges by thread, then start, the longer first.
         point_thread, point_time: Points by thread, then time.
         stacks: Scratch space: three rows, two longer than the ranges.
-        op_around, annotation_around: Results: a row for every range; -1: none.
+        op_around, annotation_around: Results: row of the range around every range; -1 where there is none.
         path_hash: Result: hash of the names of the ops (of an annotation: of the annotations) from the outermost to the
             range itself.
-        siblings: Result: op before and op after each op in the same op; -1: none. Not computed if it has no columns.
-        op_around_point, annotation_around_point: Results: a row for every point; -1 at the call: none.
+        siblings: Result: op before and op after each op in the same op; -1 where there is none. Not computed if it has
+            no columns.
+        op_around_point, annotation_around_point: Results: row of the range around every point. Must be filled with -1
+            by the caller, and stays so where there is none.
 
     """
     ranges: cython.Py_ssize_t = start.shape[0]
@@ -54,46 +56,53 @@ def nest(
     factor: cython.ulonglong = _HASH_FACTOR
     offset: cython.ulonglong = _HASH_OFFSET
     low_64_bits: cython.ulonglong = _LOW_64_BITS
-    j: cython.Py_ssize_t = 0
-    current: cython.longlong = -1
+    point: cython.Py_ssize_t = 0
+    current_thread: cython.longlong = -1
     parent_hash: cython.ulonglong
-    # stacks[0] holds the open ops, stacks[1] the open annotations. stacks[2, d] is the last op seen at depth d, a
-    # possible sibling of the next op at this depth; -1: none since the op around it was opened.
+    # The open ranges of the current thread, the innermost last. Entries behind these were closed and do not count.
+    op_stack: cython.int[::1] = stacks[0]
     open_ops: cython.Py_ssize_t = 0
+    annotation_stack: cython.int[::1] = stacks[1]
     open_annotations: cython.Py_ssize_t = 0
+    # The last op seen at each depth, a possible sibling of the next op there; -1: none since the op around was opened.
+    last_op_at_depth: cython.int[::1] = stacks[2]
     for i in range(ranges + 1):
         # Points before this range. One at its start lies inside, and waits for the next turn; behind the last range
         # come all points that are left.
-        while j < points and (
-            i == ranges or point_thread[j] < thread[i] or (point_thread[j] == thread[i] and point_time[j] < start[i])
+        while point < points and (
+            i == ranges
+            or point_thread[point] < thread[i]
+            or (point_thread[point] == thread[i] and point_time[point] < start[i])
         ):
-            if point_thread[j] == current:
-                while open_ops > 0 and end[stacks[0, open_ops - 1]] <= point_time[j]:
+            if point_thread[point] == current_thread:
+                while open_ops > 0 and end[op_stack[open_ops - 1]] <= point_time[point]:
                     open_ops -= 1
-                while open_annotations > 0 and end[stacks[1, open_annotations - 1]] <= point_time[j]:
+                while open_annotations > 0 and end[annotation_stack[open_annotations - 1]] <= point_time[point]:
                     open_annotations -= 1
                 if open_ops > 0:
-                    op_around_point[j] = stacks[0, open_ops - 1]
+                    op_around_point[point] = op_stack[open_ops - 1]
                 if open_annotations > 0:
-                    annotation_around_point[j] = stacks[1, open_annotations - 1]
-            j += 1
+                    annotation_around_point[point] = annotation_stack[open_annotations - 1]
+            point += 1
         if i == ranges:
             break
-        if thread[i] != current:
-            current = thread[i]
+        if thread[i] != current_thread:
+            current_thread = thread[i]
             open_ops = 0
             open_annotations = 0
-            stacks[2, 0] = -1
-        while open_ops > 0 and end[stacks[0, open_ops - 1]] <= start[i]:
+            last_op_at_depth[0] = -1
+        while open_ops > 0 and end[op_stack[open_ops - 1]] <= start[i]:
             open_ops -= 1
-        while open_annotations > 0 and end[stacks[1, open_annotations - 1]] <= start[i]:
+        while open_annotations > 0 and end[annotation_stack[open_annotations - 1]] <= start[i]:
             open_annotations -= 1
-        op_around[i] = stacks[0, open_ops - 1] if open_ops > 0 else -1
-        annotation_around[i] = stacks[1, open_annotations - 1] if open_annotations > 0 else -1
+        op_around[i] = op_stack[open_ops - 1] if open_ops > 0 else -1
+        annotation_around[i] = annotation_stack[open_annotations - 1] if open_annotations > 0 else -1
         parent = op_around[i] if kind[i] == op_kind else annotation_around[i]
         parent_hash = 0
         if parent >= 0:
             parent_hash = cython.cast(cython.ulonglong, path_hash[parent])
+        # Names are numbered from 0, and -1 is no name: one more is never negative. The product wraps around at 64 bits:
+        # by itself in C, by the mask where this file is run as Python.
         parent_hash ^= cython.cast(cython.ulonglong, name[i] + 1)
         path_hash[i] = (parent_hash * factor + offset) & low_64_bits
         if want_siblings:
@@ -101,16 +110,16 @@ def nest(
             siblings[1, i] = -1
         if kind[i] == op_kind:
             if want_siblings:
-                sibling = stacks[2, open_ops]
+                sibling = last_op_at_depth[open_ops]
                 if sibling >= 0:
                     siblings[0, i] = sibling
                     siblings[1, sibling] = i
-                stacks[2, open_ops] = i
-                stacks[2, open_ops + 1] = -1
-            stacks[0, open_ops] = i
+                last_op_at_depth[open_ops] = i
+                last_op_at_depth[open_ops + 1] = -1
+            op_stack[open_ops] = i
             open_ops += 1
         else:
-            stacks[1, open_annotations] = i
+            annotation_stack[open_annotations] = i
             open_annotations += 1
 
 
@@ -122,7 +131,7 @@ def find_nearest_marked(
     Args:
         parent: Parent of each row, which comes before it; -1: none.
         marked: Which rows are marked.
-        nearest: Result, -1 at the call: none.
+        nearest: Result. Must be filled with -1 by the caller, and stays so where there is none.
 
     """
     for i in range(parent.shape[0]):

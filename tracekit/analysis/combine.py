@@ -97,7 +97,7 @@ def combine(
             layout=mesh,
             what_if=what_if,
             clocks=clocks,
-            pipeline=pipeline,
+            pipeline_number=pipeline,
             spread=map_function,
         )
     memory = run_memory(ranks, comparison)

@@ -39,9 +39,17 @@ Row = TypeVar("Row", bound=msgspec.Struct)
 
 
 def build_document(analysis: Analysis) -> documents.AnalysisDocument:
-    """Return the document of an analysis."""
+    """Return the document of an analysis.
+
+    A key that depends on an option or on the kind of run is left out (``UNSET``) where it does not apply. All other
+    keys are always there, and null (None) where their result is unknown.
+    """
     critical, by, schedule, tables = analysis.critical, analysis.by, analysis.schedule, analysis.tables
-    largest_kernels = tables["kernels"].head(MAX_KERNELS)
+    # The table is sorted by time, the longest first. Its figures are means over steps and ranks, so that counts are
+    # fractions where a kernel does not run equally often in all of them.
+    longest_kernels = (
+        tables["kernels"].head(MAX_KERNELS).with_columns(pl.col("count").round(3), pl.col("ns").round().cast(pl.Int64))
+    )
     return documents.AnalysisDocument(
         tracekit=__version__,
         format=documents.FORMAT,
@@ -61,9 +69,11 @@ def build_document(analysis: Analysis) -> documents.AnalysisDocument:
         ranks=[rank_document(result) for result in analysis.rank_results],
         total=documents.Figures(**_figures(analysis.total)),
         schedule=None if schedule is None else schedule_document(schedule),
+        # A schedule has the lanes in its own part of the document.
         lanes=UNSET if schedule is not None or "lanes" not in tables else rows(tables["lanes"], documents.Lane),
         critical_path=UNSET if critical is None else rows(critical.segments, documents.PathSegment),
         critical_path_ns=UNSET if critical is None else _path_totals(critical),
+        # The graph is kept if changes were asked for: an empty list then says that none could be predicted.
         what_if=list(analysis.changed_steps) if analysis.graph or analysis.changed_steps else UNSET,
         by=UNSET if by is None else by_document(by),
         **_roles(analysis.role_results),
@@ -77,10 +87,7 @@ def build_document(analysis: Analysis) -> documents.AnalysisDocument:
             worst_ns=analysis.clocks.worst_ns,
             ranks=rows(analysis.clocks.table, documents.RankClock),
         ),
-        kernels=rows(
-            largest_kernels.with_columns(pl.col("count").round(3), pl.col("ns").round().cast(pl.Int64)),
-            documents.Kernel,
-        ),
+        kernels=rows(longest_kernels, documents.Kernel),
         copies=rows(tables["copies"], documents.Copy),
         reload=None if analysis.reload is None else _reload(analysis.reload),
         rates=None if analysis.rates is None else _rates(analysis.rates),

@@ -90,21 +90,32 @@ class Evidence:
 def gather_evidence(events: pl.DataFrame, group_kinds: Sequence[NamedKind] = ()) -> Evidence:
     """Gather the evidence for every GPU event of one rank.
 
+    Compute has a direction, which is forward, backward, wgrad, recompute or optimizer. Communication has a pass, which
+    is forward or backward: that of the work it serves.
+
     Args:
         events: All events of the rank.
         group_kinds: Rules that find the kind of a process group by its description.
+
+    Returns:
+        A column for each name of ``rules.COLUMNS``, with one row per GPU event in order of start.
     """
+    # 1. Host ranges around each launch, and calls of communication libraries.
     gpu, ranges, launches = read_ranges(events)
     comm = read_collectives(gpu, ranges, launches)
     communicates = comm.library.present
-    autograd, graph_products = mark_recomputed(ranges, launches, read_autograd(ranges, launches))
+    # 2. Autograd: its nodes, then the forward work that they run again (with the matrix products of torch.compile's
+    # graphs, which are one node each). Without recorded operators the threads of its engine tell instead.
+    autograd, compiled_products = mark_recomputed(ranges, launches, read_autograd(ranges, launches))
     autograd = read_engine_threads(gpu, launches, autograd, communicates=communicates)
-    matmuls = read_matmuls(gpu, ranges, launches, autograd, graph_products)
+    # 3. Direction of compute, to which the roles of matrix products lead, and pass of communication.
+    matmuls = read_matmuls(gpu, ranges, launches, autograd, compiled_products)
     directions = read_directions(gpu, ranges, launches, autograd, matmuls, communicates=communicates)
-    passes = find_comm_passes(ranges, launches, autograd, comm, directions, is_kernel=gpu.is_kernel)
-    by_engine = directions.value.any_of("backward", "wgrad", "recompute") | passes.value.any_of("backward")
+    comm_passes = find_comm_passes(ranges, launches, autograd, comm, directions, is_kernel=gpu.is_kernel)
+    # 4. Position in the model: work of the backward is looked up through the forward work it belongs to.
     is_forward = directions.value.any_of("forward") & gpu.is_kernel
-    positions = find_positions(events, gpu, launches, autograd, is_forward=is_forward, by_engine=by_engine)
+    in_backward = directions.value.any_of("backward", "wgrad", "recompute") | comm_passes.value.any_of("backward")
+    positions = find_positions(events, gpu, launches, autograd, is_forward=is_forward, by_engine=in_backward)
     columns: dict[str, Column] = {
         "modules": positions.path,
         **_launch_columns(gpu, ranges, launches),
@@ -116,24 +127,30 @@ def gather_evidence(events: pl.DataFrame, group_kinds: Sequence[NamedKind] = ())
         "group_desc": comm.group_desc,
         "group_ranks": comm.group_ranks,
         "group_shape": group_shapes(comm.group_ranks),
-        "comm_pass": passes.value,
+        "comm_pass": comm_passes.value,
         **_copy_columns(gpu, ranges, launches, comm, autograd),
         "peer": comm.peer,
+        # Whether the rank trains: it has a backward or an optimizer. The same for all events.
         "trained": np.full(len(gpu), autograd.active or _has_training(directions)),
     }
-    # Kinds of groups are found by rules on the columns above. The remaining evidence needs them.
+    # 5. Kinds of process groups, found by rules on the columns above. The remaining evidence needs them.
     kinds = match_kinds(columns, group_kinds, np.flatnonzero(communicates), len(gpu))
-    columns |= _group_columns(gpu, launches, autograd, comm, passes, kinds)
+    columns |= _group_columns(gpu, launches, autograd, comm, comm_passes, kinds)
     is_attention = gpu.names.matches(ATTENTION) | launches.chain.matches(ATTENTION)
+    # "attention" for communication between attention kernels: a ring that passes keys and values on.
     columns["next_to"] = _between_attentions(launches, comm, is_attention & ~communicates, matmuls.is_gemm)
+    # 6. Exchanges of tokens with experts, and what is launched around them.
     marks = LayerMarks(is_attention, matmuls.is_gemm, kinds.any_of("ep"))
-    exchanges = read_exchanges(gpu, launches, autograd, comm, passes=passes, marks=marks)
+    exchanges = read_exchanges(gpu, launches, autograd, comm, passes=comm_passes, marks=marks)
     columns |= {
         "exchange": exchanges.role,
-        "exchange_pass": exchanges.direction,
+        "exchange_pass": exchanges.comm_pass,
+        # Role of the exchange that a communication prepares, as the exchange of token counts before a dispatch does.
         "leads_to": _next_exchange_roles(launches, comm, exchanges.role),
-        "stream_pass": _next_passes_on_stream(gpu, exchanges.direction),
-        "shared_label": CategoryColumn.constant(None, len(gpu)),  # known once the rules were applied
+        # Pass of the next exchange on the event's stream.
+        "stream_pass": _next_passes_on_stream(gpu, exchanges.comm_pass),
+        # Label of communication of the same group, for a second round of rules (``find_shared_labels``).
+        "shared_label": CategoryColumn.constant(None, len(gpu)),
     }
     return Evidence(gpu, columns, ranges, launches, autograd, comm, positions)
 
@@ -289,13 +306,13 @@ def _next_exchange_roles(launches: Launches, comm: Collectives, role: CategoryCo
     return role.take(np.where(same_ranks, following, -1)).spread(current, len(role))
 
 
-def _next_passes_on_stream(gpu: GpuEvents, direction: CategoryColumn) -> CategoryColumn:
+def _next_passes_on_stream(gpu: GpuEvents, exchange_pass: CategoryColumn) -> CategoryColumn:
     """Return the pass of the next exchange on each event's stream: work before an exchange prepares it."""
-    if not direction.present.any():
-        return direction
+    if not exchange_pass.present.any():
+        return exchange_pass
     code = pl.when(pl.col("code") >= 0).then("code").backward_fill().over("stream").fill_null(-1)
-    exchanges = pl.DataFrame({"code": direction.codes, "stream": gpu.stream_number})
-    return CategoryColumn(direction.values, exchanges.select(code)["code"].to_numpy())
+    exchanges = pl.DataFrame({"code": exchange_pass.codes, "stream": gpu.stream_number})
+    return CategoryColumn(exchange_pass.values, exchanges.select(code)["code"].to_numpy())
 
 
 def _second_visits(launches: Launches, autograd: Autograd, matmuls: Matmuls, communicates: Bools) -> CategoryColumn:

@@ -39,7 +39,7 @@ class Exchanges(NamedTuple):
     """For every GPU event that exchanges tokens with experts: its role in the model and its pass."""
 
     role: CategoryColumn  # "dispatch" or "combine"
-    direction: CategoryColumn  # "forward" or "backward"
+    comm_pass: CategoryColumn  # "forward" or "backward"
 
 
 class LayerMarks(NamedTuple):
@@ -56,7 +56,7 @@ def read_exchanges(
     """Find the roles of DeepEP-like kernels, and of all-to-alls on groups that are or behave like expert groups."""
     named = _named_exchanges(gpu, launches, autograd, comm)
     plain = _plain_exchanges(gpu, launches, comm, passes, marks)
-    return Exchanges(named.role.fill(plain.role), named.direction.fill(plain.direction))
+    return Exchanges(named.role.fill(plain.role), named.comm_pass.fill(plain.comm_pass))
 
 
 def _named_exchanges(gpu: GpuEvents, launches: Launches, autograd: Autograd, comm: Collectives) -> Exchanges:

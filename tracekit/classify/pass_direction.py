@@ -208,7 +208,7 @@ _OPTIMIZER_ANNOTATION = (
 _FILL_OPS = r"aten::(fill_|zero_|copy_|_to_copy|clone|cat)$"
 """Innermost operators that fill or copy a buffer, which programs without a model do too."""
 _DIRECTIONS = ("forward", "backward", "wgrad", "recompute", "optimizer")
-"""Names of the codes ``FORWARD``, ``BACKWARD`` and so on."""
+"""Names of the codes ``FORWARD``, ``BACKWARD`` and so on, in the order of the codes."""
 
 
 class Directions(NamedTuple):
@@ -276,24 +276,39 @@ def _has_optimizer_annotation(path: str) -> bool:
 
 
 def _assign_lost_launches(directions: FirstEvidence, gpu: GpuEvents, lost: Bools) -> None:
-    """Assign directions to the events whose launch the file *lost*.
+    """Assign directions to the events whose launch the file *lost*, as far as they have none yet.
 
-    An event is like all others of its name, else like both neighbours on its stream.
+    An event has the direction of all others of its name, if these agree. Else it lies in the forward if both neighbours
+    on its stream do, and is backward if both lie in the backward (as gradients or recomputed work).
+
+    Args:
+        directions: Directions so far; only events without one are filled in.
+        gpu: GPU events.
+        lost: Mask of the events to look at.
     """
-    if not lost.any():
-        return
-    names, codes = gpu.names, codes_in(directions.value, _DIRECTIONS)
-    rows = np.flatnonzero((codes >= 0) & names.present)
-    of_name = agreed_values(names.codes[rows], codes[rows], len(names.values) + 1)  # last: no name
-    directions.fill("namesake", CategoryColumn(_DIRECTIONS, names.look_up(of_name)).where(lost))
+    if lost.any():
+        directions.fill("namesake", _directions_of_names(directions.value, gpu).where(lost))
+        _assign_between_neighbours(directions, gpu, lost)
 
+
+def _directions_of_names(direction: CategoryColumn, gpu: GpuEvents) -> CategoryColumn:
+    """Return for every event the direction that all events of its name have; none if they disagree."""
+    names, codes = gpu.names, codes_in(direction, _DIRECTIONS)
+    rows = np.flatnonzero((codes >= 0) & names.present)
+    # The last element, which no event fills, is for events without a name.
+    direction_of_name = agreed_values(names.codes[rows], codes[rows], len(names.values) + 1)
+    return CategoryColumn(_DIRECTIONS, names.look_up(direction_of_name))
+
+
+def _assign_between_neighbours(directions: FirstEvidence, gpu: GpuEvents, lost: Bools) -> None:
+    """Assign the direction of both neighbours on the stream to the events of *lost* that have none."""
     # The nearest event with a direction before and after each event on its stream. Rows are sorted by start.
-    known_value = pl.when(pl.col("value") >= 0).then("value")
-    codes = codes_in(directions.value, _DIRECTIONS)
-    neighbours = pl.DataFrame({"value": codes, "stream": gpu.stream_number}).select(
-        before=known_value.forward_fill().over("stream").fill_null(-1),
-        after=known_value.backward_fill().over("stream").fill_null(-1),
+    code = pl.when(pl.col("code") >= 0).then("code")
+    neighbours = pl.DataFrame({"code": codes_in(directions.value, _DIRECTIONS), "stream": gpu.stream_number}).select(
+        before=code.forward_fill().over("stream").fill_null(-1),
+        after=code.backward_fill().over("stream").fill_null(-1),
     )
     before, after = neighbours["before"].to_numpy(), neighbours["after"].to_numpy()
+    # Where there is no neighbour, -1 selects the last element of IN_BACKWARD, that of an unknown direction: False.
     directions.fill_mask("between", "backward", lost & IN_BACKWARD[before] & IN_BACKWARD[after])
     directions.fill_mask("between", "forward", lost & (before == FORWARD) & (after == FORWARD))

@@ -104,7 +104,7 @@ def run(
     from tracekit.run.analyze import analyze
     from tracekit.run.dask import cluster
 
-    has_page = any(path.suffix.lower() == ".html" for path in output or [])
+    has_page = any(_is_page(path) for path in output or ())
     with note_partial_store(store), cluster(dask) as (executor, cluster_size):
         analysis = analyze(
             role_paths(paths, roles, "analyze"),
@@ -114,7 +114,7 @@ def run(
             rules=rules,
             schedule=schedule,
             layout=layout,
-            what_if=what_if or plot == "curve",
+            what_if=what_if or plot == "curve",  # the curve is one of the predictions
             changes=change or (),
             critical_path=critical_path or has_page,
             stacks=has_page,
@@ -126,23 +126,27 @@ def run(
             executor=executor,
             on_damage="error" if strict else "warn",
         )
-    plain = analysis if critical_path else analysis.without_critical_path()  # the page has it in any case
+    # The page shows the critical path in any case; other outputs only if it was asked for.
+    other_outputs = analysis if critical_path else analysis.without_critical_path()
     if output:
         from tracekit.report.write import write
 
         for path in output:
-            write(analysis if path.suffix.lower() == ".html" else plain, path, plot=plot)
+            write(analysis if _is_page(path) else other_outputs, path, plot=plot)
             print_line(f"wrote {path}", err=True)
     if json:
         from tracekit.report.write import render_json
 
-        sys.stdout.write(render_json(plain))
+        sys.stdout.write(render_json(other_outputs))
     else:
         from tracekit.report.terminal.analysis import render
         from tracekit.report.terminal.screen import Screen
 
-        page_written = any(path.suffix == ".html" for path in output or ())
-        render(plain, Screen(), brief=brief, full=full, page_written=page_written, definitions=definitions)
+        render(other_outputs, Screen(), brief=brief, full=full, page_written=has_page, definitions=definitions)
+
+
+def _is_page(path: Path) -> bool:
+    return path.suffix.lower() == ".html"
 
 
 def _check_outputs(paths: list[Path], plot: str | None) -> None:

@@ -298,7 +298,7 @@ def compare_pipelines(
     layout: str | Mapping[str, int] | None = None,
     what_if: bool = False,
     clocks: Clocks | None = None,
-    pipeline: int | None = None,
+    pipeline_number: int | None = None,
     spread: MapFunction = map,
 ) -> tuple[ScheduleComparison | None, tuple[Notice, ...]]:
     """Compare a run with the ideal of its schedule.
@@ -309,7 +309,7 @@ def compare_pipelines(
         layout: Sizes of the process mesh (``pp=4,ep=2``), which tell the ranks of a pipeline.
         what_if: Whether to predict other schedules and the run without each cause of its gap.
         clocks: Clocks of the ranks; times as recorded if None.
-        pipeline: Number of the pipeline to show, from 0; the slowest one if None.
+        pipeline_number: Pipeline to show, counted from 0; the slowest one if None.
         spread: Function that calls another one on every item, perhaps in several workers.
 
     Returns:
@@ -319,48 +319,50 @@ def compare_pipelines(
         return None, ()
     clocks = clocks or Clocks.recorded(rank.rank for rank in ranks)
     with_work, peer_notices = name_peers([rank for rank in ranks if rank.has_work], layout)
-    if not with_work:
+    if not with_work:  # so there are no messages either, whose peers a notice could be about
         return None, (Notice("no-pipeline", "no forward or backward work was found: nothing to reconstruct"),)
     by_rank = {rank.rank: rank for rank in with_work}
-    roles = find_parallel_groups(with_work, layout)
+    groups = find_parallel_groups(with_work, layout)
     size_notices: list[Notice] = []
-    if roles.unsized:
-        pipelines, size_notices = find_pipeline_size([by_rank[rank] for rank in sorted(roles.unsized)], schedule)
-        roles = add_pipelines(roles, pipelines)
+    if groups.unsized:
+        # Only some ranks of these pipelines have a trace, and nothing says how many ranks there are. The order of the
+        # recorded ones may show it.
+        pipelines, size_notices = find_pipeline_size([by_rank[rank] for rank in sorted(groups.unsized)], schedule)
+        groups = add_pipelines(groups, pipelines)
     rank_notices = merge_notices((rank.rank, rank.notices) for rank in with_work)
-    notices = [*peer_notices, *roles.notices, *size_notices, *rank_notices]
+    notices = [*peer_notices, *groups.notices, *size_notices, *rank_notices]
 
     compared: list[StepComparison] = []
-    pipelines_cutting: Counter[int] = Counter()  # by step: pipelines in which it is cut
+    cut_pipelines_by_step: Counter[int] = Counter()  # number of pipelines in which the step is cut
     for steps, notices_by_step in compare_all_pipelines(
-        roles.pipelines, by_rank, ScheduleFinder(schedule), clocks, spread
+        groups.pipelines, by_rank, ScheduleFinder(schedule), clocks, spread
     ):
         compared += steps
         for step, step_notices in notices_by_step.items():
             notices += step_notices
-            pipelines_cutting[step] += any(notice.code == "step-cut" for notice in step_notices)
+            cut_pipelines_by_step[step] += any(notice.code == "step-cut" for notice in step_notices)
     if schedule == "auto":
-        # A step that is cut in half of the pipelines is cut in all: the short orders of the others match by chance.
-        compared = [c for c in compared if 2 * pipelines_cutting[c.pipeline.step] < len(roles.pipelines)]
+        # A step that is cut in at least half of the pipelines is cut in all: the short orders of the others match some
+        # schedule by chance. A schedule that the caller names is compared with whatever was recorded.
+        compared = [c for c in compared if 2 * cut_pipelines_by_step[c.pipeline.step] < len(groups.pipelines)]
     if not compared:
-        return None, (*_unique(notices), *_no_schedule_notices(notices, roles.pipelines, with_work))
+        return None, (*_unique(notices), *_no_schedule_notices(notices, groups.pipelines, with_work))
 
-    head, head_notices = _choose_head(compared, pipeline)
-    fit = partial(fit_predictor, head.pipeline, by_rank, head.match.schedule, head.replays, exact=head.match.exact)
-    predictor = fit()
-    rows, what_if_notices = _predict_what_if(head, predictor) if what_if else ((), [])
+    head, head_notices = _choose_head(compared, pipeline_number)
+    # A text in place of the predictor is the reason why none could be fitted.
+    predictor = fit_predictor(head.pipeline, by_rank, head.match.schedule, head.replays, exact=head.match.exact)
+    what_if_table, what_if_notices = _predict_what_if(head, predictor) if what_if else ((), [])
     lanes = [rank.lanes for rank in with_work]
     rank_of_lane = np.repeat([rank.rank for rank in with_work], [table.height for table in lanes])
     comparison = ScheduleComparison(
         head=head,
-        chosen=pipeline is not None,
+        chosen=pipeline_number is not None,
         all=tuple(compared),
         lanes=pl.concat(lanes).select(pl.Series("rank", rank_of_lane, pl.Int32), pl.exclude("rank")),
-        positions=roles.positions,
-        what_if=rows,
+        positions=groups.positions,
+        predictor=predictor,
+        what_if=what_if_table,
         factors=head.measure_imbalance(),
-        fit=fit,
-        no_prediction_reason=predictor if isinstance(predictor, str) else None,
     )
     return comparison, _unique([*notices, *head.notices, *head_notices, *what_if_notices])
 
@@ -387,20 +389,22 @@ def _no_schedule_notices(
     return [Notice("no-pipeline", "the ranks of a pipeline have no step in common")]
 
 
-def _choose_head(compared: Sequence[StepComparison], pipeline: int | None) -> tuple[StepComparison, list[Notice]]:
+def _choose_head(
+    compared: Sequence[StepComparison], pipeline_number: int | None
+) -> tuple[StepComparison, list[Notice]]:
     """Return the step that the figures describe: of the chosen pipeline, or of the slowest."""
     steps_of_pipelines: dict[tuple[int, ...], list[StepComparison]] = {}
     for comparison in compared:
         steps_of_pipelines.setdefault(comparison.pipeline.ranks, []).append(comparison)
     pipelines = list(steps_of_pipelines.values())
-    if pipeline is None:
+    if pipeline_number is None:
         return max(map(_choose_step, pipelines), key=lambda head: head[0].measured_ns)
-    if not 0 <= pipeline < len(pipelines):
+    if not 0 <= pipeline_number < len(pipelines):
         hint = "there is only one: leave --pipeline out"
         if len(pipelines) > 1:
             hint = f"pipelines 0 to {len(pipelines) - 1} were found"
-        raise OptionError(f"--pipeline {pipeline}: there is no such pipeline", hint=hint)
-    return _choose_step(pipelines[pipeline])
+        raise OptionError(f"--pipeline {pipeline_number}: there is no such pipeline", hint=hint)
+    return _choose_step(pipelines[pipeline_number])
 
 
 def _choose_step(steps: Sequence[StepComparison]) -> tuple[StepComparison, list[Notice]]:

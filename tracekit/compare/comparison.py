@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -121,11 +121,15 @@ class ScheduleComparison(msgspec.Struct, frozen=True, eq=False):
     all: tuple[StepComparison, ...]
     lanes: pl.DataFrame
     positions: Mapping[int, Mapping[str, int]]  # of each rank in each kind of process group
+    predictor: Predictor | str  # of the head's run; the reason if none could be fitted
     what_if: tuple[WhatIf, ...] = ()
     factors: Mapping[str, Any] = {}  # see StepComparison.measure_imbalance
-    fit: Callable[[], Predictor | str] | None = None  # fits the predictor of the head's run
     chosen: bool = False  # whether the user chose the pipeline
-    no_prediction_reason: str | None = None  # why other schedules cannot be predicted; None if they can
+
+    @property
+    def no_prediction_reason(self) -> str | None:
+        """The reason why other schedules cannot be predicted; None if they can."""
+        return self.predictor if isinstance(self.predictor, str) else None
 
     def predict_microbatches(self, count: int) -> tuple[int, int, int] | str:
         """Predict the run's schedule with another number of micro-batches of the same size.
@@ -133,8 +137,7 @@ class ScheduleComparison(msgspec.Struct, frozen=True, eq=False):
         Returns:
             Low, likely and high change of the makespan in nanoseconds; a text with the reason if it is not known.
         """
-        own = self.head.match.schedule
-        predictor = self.fit() if self.fit is not None else "the pipeline was not kept"
+        own, predictor = self.head.match.schedule, self.predictor
         if isinstance(predictor, str):
             return predictor
         try:

@@ -112,8 +112,8 @@ def gate(
         require: Requirements; they replace those of *config*.
         config: Settings of the project, as ``load_config`` reads them.
         today: Date on which waivers are evaluated.
-        role: The role to judge alone, where ranks have several processes; by default each, the main one by its plain
-            metrics and the others by ``ROLE/METRIC``.
+        role: The role to judge alone, where ranks have several processes; by default each that both sides have, the
+            main one by its plain metrics and the others by ``ROLE/METRIC``.
 
     >>> from tracekit.diffs.run_samples import Run
     >>> base = Side((Run("a", {"step_ms": (10.0, 10.1, 9.9, 10.0, 10.2, 9.8)}),), {})
@@ -122,40 +122,63 @@ def gate(
     """
     for text in require:
         check_syntax(text)
-    after = side_of(candidate, what="candidate")
-    before = Side((), {}) if baseline is None else side_of(baseline, what="baseline")
-    if role is not None:
-        before, after = select_role(before, after, role)
     config, today = config or Config(), today or date.today()
-    check_formats(after.runs, before.runs)
-    metric_names = sorted({name for run in (*after.runs, *before.runs) for name in run.samples})
+    candidate_side = side_of(candidate, what="candidate")
+    baseline_side = Side((), {}) if baseline is None else side_of(baseline, what="baseline")
+    # What reading a run of several roles noticed is kept with its main role. It counts for every role: which of them
+    # the damage is in cannot be seen from it.
+    run_damage = find_damage((*baseline_side.runs, *candidate_side.runs), allow=config.allow)
+    if role is not None:
+        baseline_side, candidate_side = select_role(baseline_side, candidate_side, role)
+    check_formats(candidate_side.runs, baseline_side.runs)
+    metric_names = sorted({name for run in (*candidate_side.runs, *baseline_side.runs) for name in run.samples})
     requirements = [parse_requirement(text, known=metric_names) for text in (require or config.require)]
-    _check_ranks(requirements, after)
+    _check_ranks(requirements, candidate_side)
     only_limits = bool(requirements) and all(requirement.kind == "limit" for requirement in requirements)
-    if not before.runs and not only_limits:
+    if not baseline_side.runs and not only_limits:
         raise InputError("there is no baseline to compare with", hint="give --baseline, or only limits without a sign")
-    obstacles = find_obstacles(after.runs, before.runs, allow=config.allow) if before.runs else []
-    checks = judge(
-        after.runs,
-        before.runs,
-        requirements,
-        rules=config.rules,
-        noise=_noise(before),
-        obstacle="not comparable: " + "; ".join(obstacles) if obstacles else "",
-        damage="; ".join(find_damage((*before.runs, *after.runs), allow=config.allow)),
-    )
-    for other in (name for name in after.other_roles if role is None and name in before.other_roles):
-        # Limits are the main role's; every other role must not get worse than its baseline.
-        new, old = after.of_role(other), before.of_role(other)
-        differences = find_obstacles(new.runs, old.runs, allow=config.allow)
-        obstacles += [f"{other}: {difference}" for difference in differences]
-        obstacle = "not comparable: " + "; ".join(differences) if differences else ""
-        of_role = judge(new.runs, old.runs, [], rules=config.rules, noise=_noise(old), obstacle=obstacle)
+    checks, obstacles = _judge_sides(candidate_side, baseline_side, requirements, run_damage, config)
+    # Limits are the main role's; every other role must not get worse than its baseline. A role that one side lacks was
+    # not recorded there: there is nothing to compare it with.
+    common_roles = [name for name in candidate_side.other_roles if name in baseline_side.other_roles]
+    for name in common_roles if role is None else ():
+        role_checks, role_obstacles = _judge_sides(
+            candidate_side.of_role(name), baseline_side.of_role(name), [], run_damage, config
+        )
+        obstacles += [f"{name}: {obstacle}" for obstacle in role_obstacles]
         checks += [
-            replace(check, metric=replace(check.metric, name=f"{other}/{check.metric.name}")) for check in of_role
+            replace(check, metric=replace(check.metric, name=f"{name}/{check.metric.name}")) for check in role_checks
         ]
     checks = apply_waivers(checks, config.waivers, today)
-    return GateResult(_overall_verdict(checks), tuple(checks), tuple(obstacles), after, before, config, today)
+    return GateResult(
+        _overall_verdict(checks), tuple(checks), tuple(obstacles), candidate_side, baseline_side, config, today
+    )
+
+
+def _judge_sides(
+    candidate: Side, baseline: Side, requirements: Sequence[Requirement], run_damage: Sequence[str], config: Config
+) -> tuple[list[Check], list[str]]:
+    """Return the checks of one role, and why its sides cannot be compared.
+
+    Args:
+        candidate: Runs of the role to judge.
+        baseline: Runs of the role to compare with; none if there are only limits.
+        requirements: Requirements; the default metrics if there are none.
+        run_damage: Damage of the runs as a whole; every check is then inconclusive.
+        config: Settings.
+    """
+    obstacles = find_obstacles(candidate.runs, baseline.runs, allow=config.allow) if baseline.runs else []
+    role_damage = find_damage((*baseline.runs, *candidate.runs), allow=config.allow)
+    checks = judge(
+        candidate.runs,
+        baseline.runs,
+        requirements,
+        rules=config.rules,
+        noise=_noise(baseline),
+        obstacle="not comparable: " + "; ".join(obstacles) if obstacles else "",
+        damage="; ".join(dict.fromkeys([*run_damage, *role_damage])),
+    )
+    return checks, obstacles
 
 
 def _check_ranks(requirements: Sequence[Requirement], candidate: Side) -> None:

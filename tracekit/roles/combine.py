@@ -30,43 +30,50 @@ def combine_roles(
 ) -> Analysis:
     """Return the main role's analysis with the results of all roles.
 
+    A run of one role comes here too: it may update weights or have the iterations of an RL loop.
+
     Args:
         analyses: The analysis of each role.
         tables: The ranks' tables of each role.
         main: The main role (``main_role``).
         named: Whether the caller named the roles; otherwise roles that all do the same work are separate runs.
     """
-    # Clocks are those of a role whose ranks communicate: the trainer's or the parameter servers'.
-    order = sorted(tables, key=lambda role: not _communicates(analyses[role]))
+    has_several_roles = len(tables) > 1
+    # The first role's clock becomes that of all: it must be a role whose ranks' clocks are tied to each other, such as
+    # the trainer or the parameter servers.
+    clock_role_first = sorted(tables, key=lambda role: not _has_aligned_clocks(analyses[role]))
     processes, notices = processes_on_one_clock(
-        {role: tables[role] for role in order}, {role: analysis.clocks for role, analysis in analyses.items()}
+        {role: tables[role] for role in clock_role_first},
+        {role: analysis.clocks for role, analysis in analyses.items()},
     )
     kinds = {role: kind_of_role([process for process in processes if process.role == role]) for role in tables}
-    if len(tables) > 1 and not named and set(kinds.values()) == {"trainer"}:
+    if has_several_roles and not named and set(kinds.values()) == {"trainer"}:
         raise several_runs_error(sorted({str(Path(ranks[0].source.path).parent) for ranks in tables.values()}))
     updates, update_notices = find_weight_updates(processes)
-    iterations, bands = find_iterations(processes, kinds, updates)
-    analyses = {
-        role: replace_fields(analysis, stragglers=explain_by_other_roles(analysis.stragglers, role, bands))
+    # A band is a stretch of one phase (train, rollout, weight synchronisation, …) of one process.
+    iterations, phase_bands = find_iterations(processes, kinds, updates)
+    explained = {
+        role: replace_fields(analysis, stragglers=explain_by_other_roles(analysis.stragglers, role, phase_bands))
         for role, analysis in analyses.items()
     }
     roles = tuple(
-        Role(role, kinds[role], tuple(sorted(rank.source.rank for rank in tables[role])), analyses[role])
+        Role(role, kinds[role], tuple(sorted(rank.source.rank for rank in tables[role])), explained[role])
         for role in sorted(tables, key=lambda role: (role != main, KIND_ORDER.index(kinds[role]), role))
     )
-    several = len(tables) > 1
     results = RoleResults(
-        main_role=main if several else None,
-        roles=roles if several else (),
+        main_role=main if has_several_roles else None,
+        roles=roles if has_several_roles else (),
         iterations=tuple(iterations),
         weight_updates=tuple(updates),
-        bands=tuple(bands) if several or iterations else (),
+        # The phases of one role outside an RL loop are compared with nothing.
+        bands=tuple(phase_bands) if has_several_roles or iterations else (),
     )
-    notices += [*update_notices, *(_role_notices(roles) if several else ())]
-    return replace_fields(analyses[main], role_results=results, notices=(*notices, *analyses[main].notices))
+    notices += [*update_notices, *(_role_notices(roles) if has_several_roles else ())]
+    return replace_fields(explained[main], role_results=results, notices=(*notices, *explained[main].notices))
 
 
-def _communicates(analysis: Analysis) -> bool:
+def _has_aligned_clocks(analysis: Analysis) -> bool:
+    """Return whether operations that ranks took part in together tie the clocks of the role's ranks to each other."""
     return analysis.clocks.residual_ns is not None
 
 

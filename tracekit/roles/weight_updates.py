@@ -36,6 +36,8 @@ class _RankPart:
     rank: int
     start: Ints
     end: Ints
+    bucket_bytes: list[int]
+    """Size of each bucket; 0 where it is not recorded."""
     staged: list[tuple[int, int]]
     """Bucket and end of each staging copy."""
     h2d: list[tuple[int, int, int]]
@@ -63,19 +65,20 @@ def find_weight_updates(processes: Sequence[Process]) -> tuple[list[WeightUpdate
         )
         notices.append(Notice("role-missing", text))
     parts = [(process, _split(process, workers.get(process.rank))) for process in servers]
-    counts = Counter(len(windows) for _, windows in parts)
+    counts = Counter(len(by_update) for _, by_update in parts)
     update_count = counts.most_common(1)[0][0]
     if len(counts) > 1:
         text = f"ranks have different numbers of weight updates ({', '.join(map(str, sorted(counts)))})"
-        notices.append(Notice("weight-updates-differ", f"{text}: those that {update_count} have are shown"))
+        notices.append(Notice("weight-updates-differ", f"{text}: only ranks with {update_count} are counted"))
+    # The k-th update of one rank is the k-th of another only if both have the same number.
+    parts = [(process, by_update) for process, by_update in parts if len(by_update) == update_count]
     updates = []
     for number in range(update_count):
         ranks = []
-        for process, windows in parts:
-            if len(windows) == update_count:
-                until = int(windows[number + 1]["start_ns"][0]) if number + 1 < update_count else np.iinfo(np.int64).max
-                ranks.append(_rank_part(process, workers.get(process.rank), windows[number], until))
-        update = _measure(ranks, [windows[number] for _, windows in parts], server_role, workers)
+        for process, by_update in parts:
+            until = int(by_update[number + 1]["start_ns"][0]) if number + 1 < update_count else np.iinfo(np.int64).max
+            ranks.append(_rank_part(process, workers.get(process.rank), by_update[number], until))
+        update = _measure(ranks, server_role, workers)
         if update is not None:
             updates.append(update)
     short = [update for update in updates if update.reloaded_bytes not in (None, update.bytes)]
@@ -159,6 +162,7 @@ def _rank_part(server: Process, worker: Process | None, transfers: pl.DataFrame,
         rank=server.rank,
         start=start,
         end=end,
+        bucket_bytes=broadcasts["bytes"].fill_null(0).to_list(),
         staged=staged,
         h2d=[(first, last, size) for _, first, last, size in by_round.iter_rows()],
         reload=[reload.get(number) for number in range(len(start))],
@@ -188,12 +192,21 @@ def _buckets_of_copies(copies: pl.DataFrame, broadcast_end: Ints, sizes: Ints) -
     return buckets
 
 
-def _measure(
-    ranks: Sequence[_RankPart], windows: Sequence[pl.DataFrame], server: str | None, workers: dict[int, Process]
-) -> WeightUpdate | None:
-    """Measure one update over its ranks; None if its broadcasts carry no weights (nothing is copied or taken)."""
-    buckets = min(len(part.start) for part in ranks)
-    sizes = windows[0].filter(lane="broadcast")["bytes"].fill_null(0).to_list()[:buckets]
+def _measure(ranks: Sequence[_RankPart], server: str | None, workers: dict[int, Process]) -> WeightUpdate | None:
+    """Measure one update over its ranks.
+
+    Args:
+        ranks: The part of each rank in the update.
+        server: Role that broadcasts the weights.
+        workers: Process that takes the weights, by rank; ranks without a recorded one are missing.
+
+    Returns:
+        The update, with times as means over the ranks; None if its broadcasts carry no weights (nothing is copied or
+        taken).
+    """
+    # A rank's recording may lack the last buckets: only those that all ranks have can be matched.
+    bucket_count = min(len(part.start) for part in ranks)
+    update_bytes = sum(ranks[0].bucket_bytes[:bucket_count])  # every rank takes part in the same broadcasts
     copied = [interval for part in ranks for interval in part.h2d]
     taken = [interval for part in ranks for interval in part.reload if interval is not None]
     if not copied and not taken:
@@ -201,31 +214,32 @@ def _measure(
     start = min([first for first, *_ in copied] or [int(part.start[0]) for part in ranks])
     end = max([last for _, last in taken] or [int(part.end[-1]) for part in ranks])
     window = union([start], [end])
-    sources = _sources(ranks, buckets)
-    late, waits = _late_arrivals(ranks, buckets)
+    sources = _sources(ranks, bucket_count)
+    late_intervals, wait_by_rank = _late_arrivals(ranks, bucket_count)
     reloaded = {part.reloaded_bytes for part in ranks if part.rank in workers}
-    ideal = _ideal(ranks, sources, buckets) if taken else None
-    ideal_ns = max(step[3] for step in ideal) if ideal else None
+    ideal = _ideal(ranks, sources, bucket_count) if taken else None
+    ideal_ns = max(op_end for _op, _bucket, _start, op_end in ideal) if ideal else None
     reload_ns = [_total(part.reload) for part in ranks if part.rank in workers]
     return WeightUpdate(
         start_ns=start,
         end_ns=end,
-        bytes=sum(sizes),
-        buckets=buckets,
+        bytes=update_bytes,
+        buckets=bucket_count,
         h2d_ns=round(mean(union(*_columns(part.h2d)).total_ns for part in ranks)),
         broadcast_ns=round(mean(union(part.start, part.end).total_ns for part in ranks)),
         reload_ns=round(mean(reload_ns)) if taken else None,
+        # While a rank's GPU runs nothing, its host is at work or waits for another process.
         host_ns=round(mean((window - part.busy).total_ns for part in ranks)),
         ideal_ns=ideal_ns,
-        gb_s=round(sum(sizes) / (end - start), 3),
+        gb_s=round(update_bytes / (end - start), 3),  # bytes per ns are GB per s
         server=server or None,  # a run without roles has one role without a name
         worker=next((workers[part.rank].role for part in ranks if part.rank in workers), None) or None,
-        reloaded_bytes=reloaded.pop() if len(reloaded) == 1 else None,
+        reloaded_bytes=reloaded.pop() if len(reloaded) == 1 else None,  # unknown if the ranks disagree
         sources=sources,
-        gap_ns=_gap_by_cause(ranks, buckets, window, late, ideal) if ideal else None,
-        late_rank=max(waits, key=lambda rank: waits[rank]) if any(waits.values()) else None,
+        gap_ns=_gap_by_cause(ranks, bucket_count, window, late_intervals, ideal) if ideal else None,
+        late_rank=max(wait_by_rank, key=lambda rank: wait_by_rank[rank]) if any(wait_by_rank.values()) else None,
         ideal=tuple(ideal or ()),
-        cells=tuple(_cells(ranks, sources, buckets)) if len(ranks) <= MAX_RANKS_WITH_CELLS else (),
+        cells=tuple(_cells(ranks, sources, bucket_count)) if len(ranks) <= MAX_RANKS_WITH_CELLS else (),
     )
 
 
@@ -239,7 +253,7 @@ def _columns(rows: Sequence[tuple[int, ...]]) -> tuple[Ints, Ints]:
     return table[:, 0], table[:, 1]
 
 
-def _sources(ranks: Sequence[_RankPart], buckets: int) -> tuple[int | None, ...]:
+def _sources(ranks: Sequence[_RankPart], bucket_count: int) -> tuple[int | None, ...]:
     """Return the rank that broadcasts each bucket: the one that staged it, else the last to copy one from its host."""
     sources = {bucket: part.rank for part in ranks for bucket, _ in part.staged}
     if not sources:
@@ -247,7 +261,7 @@ def _sources(ranks: Sequence[_RankPart], buckets: int) -> tuple[int | None, ...]
             starts = part.start
             for first, _, _ in part.h2d:
                 sources[int(np.searchsorted(starts, first))] = part.rank
-    return tuple(sources.get(bucket) for bucket in range(buckets))
+    return tuple(sources.get(bucket) for bucket in range(bucket_count))
 
 
 def _rounds(sources: Sequence[int | None]) -> list[int]:
@@ -261,9 +275,9 @@ def _rounds(sources: Sequence[int | None]) -> list[int]:
     return rounds
 
 
-def _late_arrivals(ranks: Sequence[_RankPart], buckets: int) -> tuple[Intervals, Counter[int]]:
+def _late_arrivals(ranks: Sequence[_RankPart], bucket_count: int) -> tuple[Intervals, Counter[int]]:
     """Return when ranks wait in a broadcast for its last member, and for how long each rank is waited for."""
-    starts = np.stack([part.start[:buckets] for part in ranks])
+    starts = np.stack([part.start[:bucket_count] for part in ranks])
     first, last = starts.min(axis=0), starts.max(axis=0)
     waits: Counter[int] = Counter()
     for row, wait in zip(starts.argmax(axis=0).tolist(), (last - first).tolist(), strict=True):
@@ -271,14 +285,16 @@ def _late_arrivals(ranks: Sequence[_RankPart], buckets: int) -> tuple[Intervals,
     return union(first, last), waits
 
 
-def _broadcast_times(ranks: Sequence[_RankPart], buckets: int) -> tuple[Ints, Ints]:
+def _broadcast_times(ranks: Sequence[_RankPart], bucket_count: int) -> tuple[Ints, Ints]:
     """Return when the last member entered each broadcast, and when it ended on the last."""
-    starts = np.stack([part.start[:buckets] for part in ranks]).max(axis=0)
-    ends = np.stack([part.end[:buckets] for part in ranks]).max(axis=0)
+    starts = np.stack([part.start[:bucket_count] for part in ranks]).max(axis=0)
+    ends = np.stack([part.end[:bucket_count] for part in ranks]).max(axis=0)
     return starts, np.maximum(starts, ends)
 
 
-def _ideal(ranks: Sequence[_RankPart], sources: Sequence[int | None], buckets: int) -> list[tuple[str, int, int, int]]:
+def _ideal(
+    ranks: Sequence[_RankPart], sources: Sequence[int | None], bucket_count: int
+) -> list[tuple[str, int, int, int]]:
     """Simulate the two-buffer ideal with the measured times of each round and bucket.
 
     All ranks copy at once, so a round's copy lasts as long as the slowest. A broadcast lasts from the arrival of its
@@ -292,9 +308,9 @@ def _ideal(ranks: Sequence[_RankPart], sources: Sequence[int | None], buckets: i
         )
         for number in range(max(rounds) + 1)
     ]
-    starts, ends = _broadcast_times(ranks, buckets)
+    starts, ends = _broadcast_times(ranks, bucket_count)
     reloads = []
-    for bucket in range(buckets):
+    for bucket in range(bucket_count):
         spans = [span for part in ranks if (span := part.reload[bucket]) is not None]
         reloads.append(round(median(last - first for first, last in spans)) if spans else 0)
     return simulate_buckets(h2d, list(zip(rounds, (ends - starts).tolist(), reloads, strict=True)))
@@ -302,9 +318,9 @@ def _ideal(ranks: Sequence[_RankPart], sources: Sequence[int | None], buckets: i
 
 def _gap_by_cause(
     ranks: Sequence[_RankPart],
-    buckets: int,
+    bucket_count: int,
     window: Intervals,
-    late: Intervals,
+    late_intervals: Intervals,
     ideal: Sequence[tuple[str, int, int, int]],
 ) -> dict[str, int]:
     """Split measured minus ideal time into causes that sum to it.
@@ -313,9 +329,9 @@ def _gap_by_cause(
     a host, else waiting for a late rank, else a reload, else the host. The ideal is divided in the same way.
     """
     kinds = {
-        "broadcast": union(*_broadcast_times(ranks, buckets)),
+        "broadcast": union(*_broadcast_times(ranks, bucket_count)),
         "serial_h2d": union(*_columns([span for part in ranks for span in part.h2d])),
-        "late_rank": late,
+        "late_rank": late_intervals,
         "reload_not_overlapped": union(*_columns([span for part in ranks for span in part.reload if span])),
     }
     rest, measured = window, {}
@@ -335,7 +351,7 @@ def _gap_by_cause(
     }
 
 
-def _cells(ranks: Sequence[_RankPart], sources: Sequence[int | None], buckets: int) -> list[BucketCell]:
+def _cells(ranks: Sequence[_RankPart], sources: Sequence[int | None], bucket_count: int) -> list[BucketCell]:
     """Return the operations of every device, and how long each holds its buffer."""
     cells = []
     for part in ranks:
@@ -344,7 +360,7 @@ def _cells(ranks: Sequence[_RankPart], sources: Sequence[int | None], buckets: i
         for number, (first, last, _) in enumerate(part.h2d):
             bucket = own[number] if number < len(own) else number
             cells.append(BucketCell(part.rank, LANES[0], "H2D", None, bucket, first, last, staged.get(bucket, last)))
-        for bucket in range(buckets):
+        for bucket in range(bucket_count):
             lane, source, taken = LANES[1 + bucket % 2], sources[bucket], part.reload[bucket]
             role = None if source is None else "source" if source == part.rank else "destination"
             start, end = int(part.start[bucket]), int(part.end[bucket])

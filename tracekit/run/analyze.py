@@ -112,16 +112,15 @@ def analyze(
     rules = _checked_rules(rules)
     if resume and store is None:
         raise OptionError("--resume needs a store to go on with", hint="name one with --store")
-    paths: Sequence[str] | None = None
+    roles_named_by_caller = isinstance(traces, Mapping)
+    original_paths: Sequence[str] | None = None
     if store is not None:
         if isinstance(traces, Trace) or not (rules is None or isinstance(rules, Path)):
             raise OptionError("a store is made from files", hint="give paths, and a rules file")
-        from tracekit.run.ingest import ingest
-
-        written, _ = ingest(
+        store_path, original_paths = _ingest_first(
             traces,
             store,
-            on_damage=policy,
+            policy,
             ranks=ranks,
             file_rank=file_rank,
             rules=rules,
@@ -129,15 +128,13 @@ def analyze(
             executor=executor,
             resume=resume,
         )
-        # The store is analysed instead of the traces, whose damage was dealt with; the result names the traces.
-        paths = [ref.path for ref in find_sources(traces, ranks=ranks, rank=file_rank)[0]]
-        traces, file_rank, rules, policy = written.path, None, None, damage_policy("warn")
-    named = isinstance(traces, Mapping)
+        # From here on the store stands for the traces: it has their ranks and labels, and their damage was dealt with.
+        traces, file_rank, rules, policy = store_path, None, None, damage_policy("warn")
     options = Options(
         rules=rules,
-        base=str(Path.cwd()) if executor is not None else None,
+        base=str(Path.cwd()) if executor is not None else None,  # an executor's workers may run in another folder
         steps=None if steps is None else parse_steps(steps),
-        pipeline=schedule != "none",
+        with_pipeline=schedule != "none",
         ranks=None if ranks is None else frozenset(ranks),
         lenient=policy.lenient,
         by=by,
@@ -146,33 +143,80 @@ def analyze(
         graph=what_if or bool(changes),
     )
     if isinstance(traces, Trace):
-        rank_inputs = _measure_trace(traces, options, ranks)
+        measured = _measure_trace(traces, options, ranks)
     else:
-        rank_inputs = _measure_sources(
-            traces, options, policy, ranks=ranks, file_rank=file_rank, workers=workers, executor=executor
+        measured = _measure_sources(
+            traces,
+            options,
+            policy,
+            ranks=ranks,
+            file_rank=file_rank,
+            workers=workers,
+            executor=executor,
+            roles_named=roles_named_by_caller,
         )
-    by_role: dict[str, list[RankTables]] = {}
-    for role, rank_tables in zip(rank_inputs.roles, rank_inputs.tables, strict=True):
-        by_role.setdefault(role or "", []).append(rank_tables)
-    main = main_role(by_role)
-    # A schedule and a layout that the caller names are the main role's.
+    tables_by_role: dict[str, list[RankTables]] = {}
+    for role, rank_tables in zip(measured.roles, measured.tables, strict=True):
+        tables_by_role.setdefault(role or "", []).append(rank_tables)
+    main = main_role(tables_by_role)
+    paths = measured.paths if original_paths is None else original_paths
+    map_function = pipeline_map(workers, executor)
+    # The caller's options describe the main role (schedule, layout, pipeline) or ask about it (changes, what-if,
+    # critical path): its figures are the result's own. Notices from reading are listed once, with them. Every other
+    # role is compared with the schedule that is recognised in it, unless no comparison is wanted at all.
     analyses = {
         role: combine(
             tables,
-            paths=rank_inputs.paths if paths is None else paths,
-            notices=rank_inputs.notices if role == main else (),
-            schedule=schedule if role == main or schedule == "none" else "auto",
-            layout=layout if role == main else None,
-            what_if=what_if and role == main,
-            changes=changes if role == main else (),
-            best_changes=role == main,
-            critical_path=critical_path and role == main,
-            pipeline=pipeline if role == main else None,
-            map_function=pipeline_map(workers, executor),
+            paths=paths,
+            schedule="none" if schedule == "none" else "auto",
+            best_changes=False,
+            map_function=map_function,
         )
-        for role, tables in by_role.items()
+        for role, tables in tables_by_role.items()
+        if role != main
     }
-    return combine_roles(analyses, by_role, main=main, named=named)
+    analyses[main] = combine(
+        tables_by_role[main],
+        paths=paths,
+        notices=measured.notices,
+        schedule=schedule,
+        layout=layout,
+        what_if=what_if,
+        changes=changes,
+        critical_path=critical_path,
+        pipeline=pipeline,
+        map_function=map_function,
+    )
+    return combine_roles(analyses, tables_by_role, main=main, named=roles_named_by_caller)
+
+
+def _ingest_first(
+    traces: Paths | OneRole,
+    store: str | os.PathLike[str],
+    policy: DamagePolicy,
+    *,
+    ranks: Collection[int] | None,
+    file_rank: int | None,
+    rules: Path | None,
+    workers: int | None,
+    executor: Executor | None,
+    resume: bool,
+) -> tuple[Path, Sequence[str]]:
+    """Write the traces into a store; return its path and the paths of the traces, by which the result names them."""
+    from tracekit.run.ingest import ingest
+
+    written, _ = ingest(
+        traces,
+        store,
+        on_damage=policy,
+        ranks=ranks,
+        file_rank=file_rank,
+        rules=rules,
+        workers=workers,
+        executor=executor,
+        resume=resume,
+    )
+    return written.path, [ref.path for ref in find_sources(traces, ranks=ranks, rank=file_rank)[0]]
 
 
 class MeasuredRanks(msgspec.Struct, frozen=True, eq=False):
@@ -207,8 +251,9 @@ def _measure_sources(
     file_rank: int | None,
     workers: int | None,
     executor: Executor | None,
+    roles_named: bool,
 ) -> MeasuredRanks:
-    """Read and measure the ranks of files or of a store."""
+    """Read and measure the ranks of files or of a store; *roles_named* if the caller of ``analyze`` named the roles."""
     refs, notices = find_sources(traces, ranks=ranks, rank=file_rank, strict=policy.strict)
     if len(refs) > MAX_RANKS_WITH_EVENTS:
         options = replace(options, keep_events=False)
@@ -224,8 +269,7 @@ def _measure_sources(
     pairs = [(result.item.role, tables) for result in results if result.error is None for tables in result.unwrap()]
     roles, tables = [role for role, _ in pairs], [rank_tables for _, rank_tables in pairs]
     spans = [_span(rank_tables, role) for role, rank_tables in pairs]
-    named = isinstance(traces, Mapping)
-    run_notices = check_run(spans, ranks=ranks, failed=bool(failures), strict=policy.strict, named=named)
+    run_notices = check_run(spans, ranks=ranks, failed=bool(failures), strict=policy.strict, named=roles_named)
     return MeasuredRanks(
         tables=tables, roles=roles, paths=[ref.path for ref in refs], notices=(*notices, *failures, *run_notices)
     )

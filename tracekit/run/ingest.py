@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
@@ -151,13 +151,15 @@ def ingest(
     refs = tuple(ref if "://" in ref.path else replace(ref, path=str(Path(ref.path).absolute())) for ref in refs)
     if resume and any(Path(ref.path) == target for ref in refs):
         raise OptionError(f"{target}: cannot be resumed from itself", hint="name the traces")
-    named = isinstance(paths, Mapping)
-    written: list[StoreWriter] = []
+    roles_were_named = isinstance(paths, Mapping)
+    writers: list[StoreWriter] = []
+    failures: list[Notice] = []
     spans: list[Span] = []
     run_notices: tuple[Notice, ...] = ()
     with store_folder(target, resume=resume) as folder:
+        # Without any source there is one round nevertheless, in which the checks say what is missing.
         for role in dict.fromkeys(ref.role for ref in refs) or (None,):
-            of_role = [ref for ref in refs if ref.role == role]
+            role_refs = [ref for ref in refs if ref.role == role]
             role_folder = folder if role is None else folder / f"{ROLE_PREFIX}{role}"
             role_folder.mkdir(exist_ok=True)
             work = RankWork(
@@ -168,25 +170,43 @@ def ingest(
                 lenient=policy.lenient,
             )
             writer = StoreWriter(role_folder, labelled_by(rules), list(notices))
-            written.append(writer)
-            pending = writer.resume(of_role, work.key) if resume else of_role
+            writers.append(writer)
+            pending = writer.resume(role_refs, work.key) if resume else role_refs
             with writer:
-                results = map_sources(
-                    work,
-                    pending,
-                    workers=workers,
-                    executor=executor,
-                    progress="ingesting",
-                    bytes_for_processes=MEASURE_BYTES_FOR_PROCESSES,
-                    on_value=writer.add,
-                    stop_at_failure=policy.strict,
-                )
-                failures = failure_notices([*results, *writer.unchanged_results], strict=policy.strict)
-                writer.notices += failures
+                failures += _write_ranks(writer, work, pending, policy, workers=workers, executor=executor)
                 spans += [(entry.source, entry.start_ns, entry.end_ns) for entry in writer.entries.values()]
-                failed = any(other.notices[len(notices) :] for other in written)
-                run_notices = check_run(spans, ranks=ranks, failed=failed, strict=policy.strict, named=named)
+                # All roles so far are checked, so that a mistake is found early and leaves this store incomplete. The
+                # last check covers the whole run: its notices are the ones to return.
+                run_notices = check_run(
+                    spans, ranks=ranks, failed=bool(failures), strict=policy.strict, named=roles_were_named
+                )
                 writer.complete = True
     opened = open_store(target)
-    resumed = tuple(notice for writer in written for notice in writer.resumed_notices)
+    resumed = tuple(notice for writer in writers for notice in writer.resumed_notices)
     return opened, (*resumed, *opened.notices, *run_notices)
+
+
+def _write_ranks(
+    writer: StoreWriter,
+    work: RankWork,
+    refs: Sequence[SourceRef],
+    policy: DamagePolicy,
+    *,
+    workers: int | None,
+    executor: Executor | None,
+) -> tuple[Notice, ...]:
+    """Do the *work* of each source and add its ranks to the store; return notices of sources that failed."""
+    results = map_sources(
+        work,
+        refs,
+        workers=workers,
+        executor=executor,
+        progress="ingesting",
+        bytes_for_processes=MEASURE_BYTES_FOR_PROCESSES,
+        on_value=writer.add,
+        stop_at_failure=policy.strict,
+    )
+    # Ranks that a resumed store has already count as read: only if there are none at all, failures raise.
+    failures = failure_notices([*results, *writer.unchanged_results], strict=policy.strict)
+    writer.notices += failures
+    return failures

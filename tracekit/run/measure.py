@@ -31,7 +31,8 @@ class Options:
 
     rules: str | Path | RuleBook | None = None
     steps: str | None = None
-    pipeline: bool = True
+    with_pipeline: bool = True
+    """Whether to find the pipeline's work, for the comparison with a schedule."""
     ranks: frozenset[int] | None = None
     lenient: bool = True
     base: str | None = None
@@ -54,7 +55,7 @@ class Options:
             labelled=labelled,
             rules=self.rules,
             steps=self.steps,
-            pipeline=self.pipeline,
+            pipeline=self.with_pipeline,
             by=self.by,
             keep_events=self.keep_events,
             frames=frames,
@@ -85,7 +86,7 @@ class Options:
             if self.steps is None and self.by is None and not self.graph and store.intact(ref.rank, FILE):
                 stored = read_tables(rank_folder(Path(ref.path), ref.rank))
                 if stored is not None:
-                    stored = stored if self.pipeline else stored.changed(pipeline=None)
+                    stored = stored if self.with_pipeline else stored.changed(pipeline=None)
                     return [self._with_events(stored, store, ref.rank) if self.keep_events else stored]
             labelled = store.labelled(ref.rank)
             if labelled is not None:

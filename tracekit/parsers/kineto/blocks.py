@@ -17,6 +17,8 @@ MAX_EVENT_BYTES = 32 << 20
 """Longer events are not read; arguments of real ones have been seen at a few MB."""
 _MIN_PATIENCE_BYTES = 1 << 16
 _CONTEXT_BYTES = 64
+_MAX_SPACE_BEFORE_EVENT = 200
+"""Bytes within which the first event must start behind the bracket: a line break and its indent."""
 
 
 class OtherLayoutError(Exception):
@@ -42,14 +44,25 @@ class Scanned:
 
 
 def find_separator(head: bytes, start: int) -> bytes | None:
-    r"""Return the bytes between two events if each starts on a line of its own, as the indent of the first one shows.
+    r"""Return the bytes between two events, if each starts on a line of its own.
+
+    The indent of the first event is assumed to be that of all; where it is not, scanning notices it.
+
+    Args:
+        head: First bytes of the file.
+        start: Position behind the ``[`` that opens the list of events.
+
+    Returns:
+        End of an event and start of the next; None if the first event is not near, or not on a line of its own.
 
     >>> find_separator(b'{"traceEvents": [\n  {\n    "ph": "X"\n  },', 17)
     b'\n  },\n  {'
     """
-    brace = head.find(b"{", start, start + 200)
+    brace = head.find(b"{", start, start + _MAX_SPACE_BEFORE_EVENT)
+    if brace < 0:
+        return None
     space = head[start:brace]
-    if brace < 0 or b"\n" not in space or space.strip():
+    if b"\n" not in space or space.strip():
         return None
     indent = space.rpartition(b"\n")[2]
     return b"\n" + indent + b"},\n" + indent + b"{"

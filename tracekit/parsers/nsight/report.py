@@ -17,16 +17,18 @@ NSYS_VARIABLE = "TRACEKIT_NSYS"
 """Environment variable with the path of nsys; worker processes inherit it."""
 _TIMEOUT_S = 3600
 _PAYLOAD_OPTIONS = ("--include-json", "--include-blobs")
+"""Options that keep payloads of NVTX ranges, such as arguments of NCCL's calls; exporters before 2022 lack them."""
 
 
 @contextlib.contextmanager
 def export_report(path: Path, nsys: str | None) -> Iterator[Path]:
     """Yield an sqlite export of a report, in a temporary folder that is removed afterwards."""
     program = _find_nsys(path, nsys)
+    options_in_help = _help_text(program)
     with tempfile.TemporaryDirectory(prefix="tracekit-") as folder:
-        target = Path(folder) / f"{path.name.removesuffix(path.suffix)}.sqlite"
+        target = Path(folder) / f"{path.stem}.sqlite"
         command = [program, "export", "--type=sqlite", "--force-overwrite=true", f"--output={target}"]
-        command += [f"{option}=true" for option in _PAYLOAD_OPTIONS if option in _help_text(program)]
+        command += [f"{option}=true" for option in _PAYLOAD_OPTIONS if option in options_in_help]
         process = _run([*command, str(path)])
         if process.returncode or not target.exists():
             raise InputError(
@@ -57,7 +59,7 @@ def _export_command(path: Path) -> str:
 
 
 def _help_text(program: str) -> str:
-    """Return the exporter's help, which lists its options; the payload options came in 2022."""
+    """Return the exporter's help, which lists its options."""
     process = _run([program, "export", "--help"])
     return process.stdout + process.stderr
 

@@ -63,7 +63,7 @@ def _budget(view: View) -> str:
         share = {part.name: part.share for part in bar.parts}
         rows.append([bar.name, ms(bar.span_ns), *(percent(share.get(name)) for name in parts)])
         if view.pipelined:
-            rows[-1].append(at_least(percent(bar.bubble), bar.lower_bound))
+            rows[-1].append(at_least(percent(bar.bubble), bar.bubble_is_lower_bound))
     heads += ["bubble"] if view.pipelined else []
     steps, ranks = "steps" if view.steps else "step", "each" if len(view.analysis.rank_results) > 1 else "the"
     table = simple_table(heads, rows, words=1, fold=True)

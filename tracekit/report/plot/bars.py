@@ -59,7 +59,7 @@ def _budget_facts(analysis: Analysis, view: BudgetView) -> str:
     total = analysis.total.budget
     facts = [f"mean: compute {percent(total.compute_ns / total.span_ns)} of the span"]
     if view.mean.bubble is not None:
-        facts.append(f"bubble {at_least(percent(view.mean.bubble), view.mean.lower_bound)}")
+        facts.append(f"bubble {at_least(percent(view.mean.bubble), view.mean.bubble_is_lower_bound)}")
     if view.hidden_ranks:
         facts.append(f"{len(view.bars)} of {len(analysis.rank_results):,} ranks, from the least compute to the most")
     return " · ".join(facts)

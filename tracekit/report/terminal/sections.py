@@ -6,7 +6,7 @@ to say. Sections that draw more are in ``fleet`` and ``schedule``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -204,17 +204,51 @@ def ranks_with_bars(view: View, *, short: bool) -> list[RankResult]:
 
 
 def short_budget(view: View, width: int) -> RenderableType | None:
-    """Draw the bars of a few ranks and their mean."""
+    """Draw the bars of a few ranks, and the mean of all."""
     return budget(view, width, short=True)
 
 
 def budget(view: View, width: int, *, short: bool = False) -> RenderableType | None:
-    """Draw one bar per rank: compute, exposed communication, exposed copies, idle; then their mean."""
+    """Draw the span of each rank as a bar with the shares of its parts, then the mean of all ranks of the run.
+
+    Args:
+        view: The analysis.
+        width: Width of the terminal.
+        short: Draw a few ranks only (``ranks_with_bars``), and leave out the note about those that are not drawn.
+
+    Returns:
+        The table and its legend; None if the run has no ranks.
+    """
     ranks = view.analysis.rank_results
     bars = [bar_of(str(rank.rank), rank.whole) for rank in ranks_with_bars(view, short=short)]
-    bars += [view.budget.mean] if len(ranks) > 1 else []
+    mean_row = len(bars) if len(ranks) > 1 else None
+    if mean_row is not None:
+        bars.append(view.budget.mean)
+    # Parts that took no time, as idle may have, are not drawn.
+    kinds = {part.kind for part in view.budget.mean.parts if part.ns}
+    columns = _budget_columns(width, has_unrecorded="unrecorded" in kinds, pipelined=view.pipelined)
+    totals = () if mean_row is None else (mean_row,)
+    table = render_table(make_table(columns, bars, totals=totals), width, total_style="bold")
+    if table is None:
+        return None
+    if short or len(ranks) <= MAX_RANKS_LISTED:
+        return Group(table, _legend(kinds))
+    least, most = min(ranks, key=_compute_share), max(ranks, key=_compute_share)  # of equal ranks the first
+    named = " to ".join(f"{percent(_compute_share(rank))} (rank {rank.rank})" for rank in (least, most))
+    remark = f"{counted(len(ranks), 'rank')}: compute runs from {named} of the span"
+    return Group(table, _legend(kinds), Note(remark))
+
+
+def _budget_columns(width: int, *, has_unrecorded: bool, pipelined: bool) -> list[Column]:
+    """Return the columns of the budget, whose rows are bars.
+
+    A wide terminal shows exposed communication apart from exposed copies. The time that was not recorded and the bubble
+    have a column where there is such time, and where there is a pipeline.
+    """
     is_wide = width >= MIN_WIDTH_FOR_MORE
-    has_lost = any(part.kind == "unrecorded" for part in view.budget.mean.parts)
+    # The bar takes what the columns beside it leave: 59 or 44 characters, 14 for "not recorded" and 10 for the bubble.
+    beside = (59 if is_wide else 44) + 14 * has_unrecorded + 10 * pipelined
+    bar_length = max(MIN_BAR_LENGTH, width - beside)
 
     def share(*kinds: str) -> Callable[[Bar], float]:
         return lambda bar: sum(bar.share(kind) for kind in kinds)
@@ -228,34 +262,27 @@ def budget(view: View, width: int, *, short: bool = False) -> RenderableType | N
     columns = [
         Column("rank", "figure", value="name"),
         Column("span", "ms", value="span_ns"),
-        Column("", value=lambda bar: _draw(bar, _bar_length(width, is_wide, has_lost, view.pipelined))),
+        Column("", value=lambda bar: _draw(bar, bar_length)),
         Column("compute", "share", value=share("compute")),
         *exposed,
         Column("idle", "figure", value=lambda bar: percent(bar.share("idle")) if bar.idle_known else "unknown"),
     ]
-    columns += [Column(NOT_RECORDED, "share", value=share("unrecorded"))] if has_lost else []
-    if view.pipelined:
-        columns.append(Column("bubble", "figure", value=lambda bar: at_least(percent(bar.bubble), bar.lower_bound)))
-    table = render_table(
-        make_table(columns, bars, totals=[len(bars) - 1] if len(ranks) > 1 else ()), width, total_style="bold"
-    )
+    if has_unrecorded:
+        columns.append(Column(NOT_RECORDED, "share", value=share("unrecorded")))
+    if pipelined:
+        columns.append(
+            Column("bubble", "figure", value=lambda bar: at_least(percent(bar.bubble), bar.bubble_is_lower_bound))
+        )
+    return columns
+
+
+def _legend(kinds: Collection[str]) -> Text:
+    """Return the fill and the name of these kinds of parts."""
     legend = Text("  ")
-    kinds = {part.kind for part in view.budget.mean.parts if part.ns}
     for kind, (name, colour) in LEGEND.items():
         if kind in kinds:
             legend.append(GLYPHS[kind], style=colour).append(f" {name}  ")
-    if short or len(ranks) <= MAX_RANKS_LISTED or table is None:
-        return table and Group(table, legend)
-    ends = [ends_of(ranks, key=_compute_share) for ends_of in (min, max)]  # of equal ranks the first
-    named = " to ".join(f"{percent(_compute_share(rank))} (rank {rank.rank})" for rank in ends)
-    remark = f"{counted(len(ranks), 'rank')}: compute runs from {named} of the span"
-    return Group(table, legend, Note(remark))
-
-
-def _bar_length(width: int, is_wide: bool, has_lost: bool, pipelined: bool) -> int:
-    """Return the length that rank, span and shares beside a bar leave for it."""
-    beside = (59 if is_wide else 44) + 14 * has_lost + 10 * pipelined
-    return max(MIN_BAR_LENGTH, width - beside)
+    return legend
 
 
 def _compute_share(rank: RankResult) -> float:

@@ -51,7 +51,7 @@ class Bar(msgspec.Struct, frozen=True):
     idle_known: bool
     bubble: float | None
     """Share of the span; None where it is not known or there is no pipeline."""
-    lower_bound: bool
+    bubble_is_lower_bound: bool
 
     def share(self, kind: str) -> float:
         """Return the share of the span of one kind of part."""
@@ -181,7 +181,7 @@ def bar_of(name: str, whole: Measured, *, rank: int | None = None, of: int = 1) 
         parts=tuple(Part(part, kind, ns / ranks, ns / span_ns, colour) for part, kind, ns, colour in parts),
         idle_known=whole.idle_known,
         bubble=whole.bubble_fraction,
-        lower_bound=whole.lower_bound,
+        bubble_is_lower_bound=whole.lower_bound,
     )
 
 
