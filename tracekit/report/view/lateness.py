@@ -147,7 +147,7 @@ def imbalance_line(analysis: Analysis) -> str:
         tokens += f"the mean is {worst['tokens_mean']:,.0f}"
     mean_ns = table.group_by("step").agg(pl.col("cost_ns").max())["cost_ns"].mean()
     assert isinstance(mean_ns, float)
-    return f"Ranks have unequal work: {ms(mean_ns)} of a step, {percent(share)}, go with equal work{tokens}."
+    return f"Ranks have unequal work: equal work would save {ms(mean_ns)} of a step ({percent(share)}){tokens}."
 
 
 def imbalance_table(analysis: Analysis) -> Table | None:
