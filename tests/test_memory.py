@@ -137,7 +137,7 @@ def test_other_numbers_of_micro_batches_need_what_they_hold(run, name, count, ne
 
 def test_a_change_that_does_not_fit_is_named(run):
     step = ChangedStep("microbatches 64", ("microbatches 64",), 1, peak_bytes=(10**9, 2 * 10**9), fits=False)
-    (note,) = (n for n in view_of(replace(run, changed_steps=(step,))).changes.table.notes if "GB" in n)
+    (note,) = (n for n in view_of(replace(run, changed_steps=(step,))).changes.notes if "GB" in n)
     assert note == "microbatches 64: the fullest rank needs 1.00 – 2.00 GB, which does not fit"
 
 
