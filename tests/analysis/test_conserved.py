@@ -5,6 +5,7 @@ from __future__ import annotations
 import polars as pl
 import pytest
 
+from tests.kept import analysis_of
 from tests.reference import read
 from tracekit.errors import InputError
 from tracekit.intervals import union
@@ -43,7 +44,7 @@ def test_the_budget_is_conserved_on_every_rank_and_step(run, name):
 def test_public_traces_conserve_too(corpus):
     for path in sorted(p for p in corpus.glob("*/*") if p.suffix in (".gz", ".sqlite")):
         try:
-            analysis = analyze(path)
+            analysis = analysis_of(path)
         except InputError as error:
             if "there are no GPU events" not in error.message:  # a recording of the host alone
                 raise

@@ -254,7 +254,7 @@ def test_on_framework_traces_the_causes_sum_to_exposed_time(corpus):
     for folder in sorted(p for p in (corpus.parent / "frameworks").iterdir() if p.is_dir()):
         if folder.name in several_processes_per_rank:
             continue
-        check_sums(analyze(folder, schedule="none"), folder.name)
+        check_sums(analysis_of(folder), folder.name)
 
 
 def test_a_straggler_makes_its_peer_wait(samples):
