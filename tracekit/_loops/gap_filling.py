@@ -93,8 +93,8 @@ def fill_gaps(
             previous = -1
             op = head[rank]
             looked_at = 0
-            activations_then = activations[rank]  # if the ops looked at so far had run
-            peak = activations_then
+            activations_in_order = activations[rank]  # after the ops looked at so far, run in their order
+            peak = activations_in_order
             while op < rank_end[rank] and looked_at < window:
                 s = stage[op]
                 m = microbatch[op]
@@ -112,13 +112,15 @@ def fill_gaps(
                         best = op
                         best_previous = previous
                         best_cost = cost
-                    if best_cost <= min(looked_at, 1):  # the head at no cost, or any later op at a cost of at most 1
+                    # The head at no cost is run at once. Behind it the search ends at a cost of 1: it goes through the
+                    # ops in their order, and leaving the order further than needed delays what was to come first.
+                    if best_cost <= min(looked_at, 1):
                         break
                 if kind[op] == F:
-                    activations_then += 1
+                    activations_in_order += 1
                 elif kind[op] == W:
-                    activations_then -= 1
-                peak = max(peak, activations_then)
+                    activations_in_order -= 1
+                peak = max(peak, activations_in_order)
                 previous = op
                 op = following[op]
                 looked_at += 1

@@ -986,7 +986,8 @@ class Scanner:
         """Read the number at *i* into ``number``, never by way of a float; returns the index behind it.
 
         The result is truncated to an integer; with *in_thousandths* it is multiplied by 1,000 first, so that three
-        decimals are kept. ``number`` is ``NULL`` if there is no number, or if it does not fit into 64 bits.
+        decimals are kept. ``number`` is ``NULL`` if there is no number, or if it does not fit into 64 bits; then the
+        index may lie inside the number.
         """
         value: cython.longlong = 0
         exponent: cython.int = 0
@@ -1008,7 +1009,7 @@ class Scanner:
         if i < end and self.buffer[i] == ord("."):
             i += 1
             while i < end and ord("0") <= self.buffer[i] <= ord("9"):
-                if value <= _MAX_BEFORE_DIGIT and scale > -15:  # 18 decimals are read, further digits are skipped
+                if value <= _MAX_BEFORE_DIGIT and scale > -15:  # further digits change no thousandth
                     value = value * 10 + (self.buffer[i] - ord("0"))
                     scale -= 1
                 i += 1

@@ -348,7 +348,7 @@ def compare_pipelines(
     if not compared:
         return None, (*_unique(notices), *_no_schedule_notices(notices, groups.pipelines, with_work))
 
-    head, head_notices = _choose_head(compared, pipeline_number)
+    head, head_notices = _choose_head(compared, pipeline_number)  # the step of one pipeline that reports show
     # A text in place of the predictor is the reason why none could be fitted.
     predictor = fit_predictor(head.pipeline, by_rank, head.match.schedule, head.replays, exact=head.match.exact)
     what_if_table, what_if_notices = _predict_what_if(head, predictor) if what_if else ((), [])

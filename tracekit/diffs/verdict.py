@@ -178,7 +178,8 @@ def judge(
     whole_step = [i for i in tested if not requirements and cases[i].check.metric.name in WHOLE_STEP_METRICS]
     parts = [i for i in tested if i not in whole_step]
     for group in (whole_step, parts):
-        # The level of a single test only decides which kind of test can reach it; p-values are corrected by Holm.
+        # With few steps a rank test cannot give a p-value below this level: _test then takes another. The p-values
+        # themselves are corrected by Holm.
         tests = [_test(cases[i], rules.alpha / len(group)) for i in group]
         worse_ps = stats.holm([test.p_worse for test in tests])
         better_ps = stats.holm([test.p_better for test in tests])

@@ -153,6 +153,11 @@ def _find_exchanges(work: pl.DataFrame, operations: pl.DataFrame, members: pl.Da
     A model may dispatch in several operations (tokens, then weights): all dispatches of a rank before one combine form
     one exchange.
 
+    Args:
+        work: Expert work behind each dispatch: rank, id, expert_ns.
+        operations: Operations of all ranks.
+        members: Members of matched operations; ``row`` is the row in *operations*.
+
     Returns:
         A row per rank and exchange: match, step, group and order_ns of the last dispatch; transfer_ns, expert_ns and
         received over all its dispatches; combine_wait_ns and combine_exposed_ns.
@@ -169,7 +174,7 @@ def _find_exchanges(work: pl.DataFrame, operations: pl.DataFrame, members: pl.Da
     member_index = member_index.set(member_index < 0, None)  # unmatched: null, for which gather gives null
     is_combine = pl.col("label") == "ep_combine"
     exchange_number = is_combine.cum_sum().over("rank") - is_combine.cast(pl.UInt32)  # combines before this one
-    exchanges = (
+    exchange_ops = (
         operations.select(columns)[rows]
         .with_columns(members[name].gather(member_index) for name in ("match", "wait_ns", "transfer_ns"))
         .sort("rank", "order_ns")
@@ -178,19 +183,19 @@ def _find_exchanges(work: pl.DataFrame, operations: pl.DataFrame, members: pl.Da
     )
     exposed_ns = pl.col("end_ns") - pl.col("start_ns") - pl.col("hidden_ns")
     combines = (
-        exchanges.filter(is_combine)
+        exchange_ops.filter(is_combine)
         .drop_nulls("match")
         .group_by("rank", "exchange")
         .agg(combine_wait_ns=pl.first("wait_ns"), combine_exposed_ns=exposed_ns.first())
     )
     return (
-        exchanges.filter(~is_combine)
+        exchange_ops.filter(~is_combine)
         .group_by("rank", "exchange", maintain_order=True)
         .agg(
             pl.col("match", "step", "group", "order_ns").last(),  # the last dispatch stands for the exchange
             pl.sum("transfer_ns", "expert_ns"),
             pl.when(pl.col("received").is_not_null().all()).then(pl.sum("received")).alias("received"),
-            # The experts' work follows the last dispatch, so that one dispatch alone has it.
+            # The experts' work follows the last dispatch: one dispatch has it, so that any() is meant.
             is_complete=pl.col("match").is_not_null().all() & pl.col("expert_ns").is_not_null().any(),
         )
         .filter("is_complete")

@@ -34,8 +34,8 @@ class _RankPart:
     """One rank's part in an update: a row per bucket, and its copies to the device by round."""
 
     rank: int
-    start: Ints
-    end: Ints
+    broadcast_start: Ints
+    broadcast_end: Ints
     bucket_bytes: list[int]
     """Size of each bucket; 0 where it is not recorded."""
     staged: list[tuple[int, int]]
@@ -160,8 +160,8 @@ def _rank_part(server: Process, worker: Process | None, transfers: pl.DataFrame,
     reload = {number: (first, last) for number, first, last in spans.iter_rows()}
     return _RankPart(
         rank=server.rank,
-        start=start,
-        end=end,
+        broadcast_start=start,
+        broadcast_end=end,
         bucket_bytes=broadcasts["bytes"].fill_null(0).to_list(),
         staged=staged,
         h2d=[(first, last, size) for _, first, last, size in by_round.iter_rows()],
@@ -205,29 +205,29 @@ def _measure(ranks: Sequence[_RankPart], server: str | None, workers: dict[int, 
         taken).
     """
     # A rank's recording may lack the last buckets: only those that all ranks have can be matched.
-    bucket_count = min(len(part.start) for part in ranks)
+    bucket_count = min(len(part.broadcast_start) for part in ranks)
     update_bytes = sum(ranks[0].bucket_bytes[:bucket_count])  # every rank takes part in the same broadcasts
     copied = [interval for part in ranks for interval in part.h2d]
     taken = [interval for part in ranks for interval in part.reload if interval is not None]
     if not copied and not taken:
         return None
-    start = min([first for first, *_ in copied] or [int(part.start[0]) for part in ranks])
-    end = max([last for _, last in taken] or [int(part.end[-1]) for part in ranks])
+    start = min([first for first, *_ in copied] or [int(part.broadcast_start[0]) for part in ranks])
+    end = max([last for _, last in taken] or [int(part.broadcast_end[-1]) for part in ranks])
     window = union([start], [end])
     sources = _sources(ranks, bucket_count)
     late_intervals, wait_by_rank = _late_arrivals(ranks, bucket_count)
     reloaded = {part.reloaded_bytes for part in ranks if part.rank in workers}
-    ideal = _ideal(ranks, sources, bucket_count) if taken else None
+    ideal = _ideal(ranks, sources, bucket_count) if taken else None  # without reloads there is nothing to simulate
     ideal_ns = max(op_end for _op, _bucket, _start, op_end in ideal) if ideal else None
-    reload_ns = [_total(part.reload) for part in ranks if part.rank in workers]
+    reload_ns_by_rank = [_total(part.reload) for part in ranks if part.rank in workers]
     return WeightUpdate(
         start_ns=start,
         end_ns=end,
         bytes=update_bytes,
         buckets=bucket_count,
         h2d_ns=round(mean(union(*_columns(part.h2d)).total_ns for part in ranks)),
-        broadcast_ns=round(mean(union(part.start, part.end).total_ns for part in ranks)),
-        reload_ns=round(mean(reload_ns)) if taken else None,
+        broadcast_ns=round(mean(union(part.broadcast_start, part.broadcast_end).total_ns for part in ranks)),
+        reload_ns=round(mean(reload_ns_by_rank)) if taken else None,
         # While a rank's GPU runs nothing, its host is at work or waits for another process.
         host_ns=round(mean((window - part.busy).total_ns for part in ranks)),
         ideal_ns=ideal_ns,
@@ -258,7 +258,7 @@ def _sources(ranks: Sequence[_RankPart], bucket_count: int) -> tuple[int | None,
     sources = {bucket: part.rank for part in ranks for bucket, _ in part.staged}
     if not sources:
         for part in ranks:
-            starts = part.start
+            starts = part.broadcast_start
             for first, _, _ in part.h2d:
                 sources[int(np.searchsorted(starts, first))] = part.rank
     return tuple(sources.get(bucket) for bucket in range(bucket_count))
@@ -277,7 +277,7 @@ def _rounds(sources: Sequence[int | None]) -> list[int]:
 
 def _late_arrivals(ranks: Sequence[_RankPart], bucket_count: int) -> tuple[Intervals, Counter[int]]:
     """Return when ranks wait in a broadcast for its last member, and for how long each rank is waited for."""
-    starts = np.stack([part.start[:bucket_count] for part in ranks])
+    starts = np.stack([part.broadcast_start[:bucket_count] for part in ranks])
     first, last = starts.min(axis=0), starts.max(axis=0)
     waits: Counter[int] = Counter()
     for row, wait in zip(starts.argmax(axis=0).tolist(), (last - first).tolist(), strict=True):
@@ -287,8 +287,8 @@ def _late_arrivals(ranks: Sequence[_RankPart], bucket_count: int) -> tuple[Inter
 
 def _broadcast_times(ranks: Sequence[_RankPart], bucket_count: int) -> tuple[Ints, Ints]:
     """Return when the last member entered each broadcast, and when it ended on the last."""
-    starts = np.stack([part.start[:bucket_count] for part in ranks]).max(axis=0)
-    ends = np.stack([part.end[:bucket_count] for part in ranks]).max(axis=0)
+    starts = np.stack([part.broadcast_start[:bucket_count] for part in ranks]).max(axis=0)
+    ends = np.stack([part.broadcast_end[:bucket_count] for part in ranks]).max(axis=0)
     return starts, np.maximum(starts, ends)
 
 
@@ -363,7 +363,7 @@ def _cells(ranks: Sequence[_RankPart], sources: Sequence[int | None], bucket_cou
         for bucket in range(bucket_count):
             lane, source, taken = LANES[1 + bucket % 2], sources[bucket], part.reload[bucket]
             role = None if source is None else "source" if source == part.rank else "destination"
-            start, end = int(part.start[bucket]), int(part.end[bucket])
+            start, end = int(part.broadcast_start[bucket]), int(part.broadcast_end[bucket])
             held_until_ns = None if taken is None else taken[1]
             cells.append(BucketCell(part.rank, lane, "BROADCAST", role, bucket, start, end, held_until_ns))
             if taken is not None:

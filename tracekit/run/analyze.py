@@ -108,7 +108,7 @@ def analyze(
         check_kind(by)
     split_layout(layout)  # raises if it is wrong, before any work is done
     for change in changes:
-        parse_change(change)
+        parse_change(change)  # raises if it is wrong
     rules = _checked_rules(rules)
     if resume and store is None:
         raise OptionError("--resume needs a store to go on with", hint="name one with --store")
@@ -138,7 +138,7 @@ def analyze(
         ranks=None if ranks is None else frozenset(ranks),
         lenient=policy.lenient,
         by=by,
-        keep_events=True,
+        keep_events=True,  # for the timeline of the page and for the changes that would save most
         stacks=stacks,
         graph=what_if or bool(changes),
     )
@@ -202,7 +202,10 @@ def _ingest_first(
     executor: Executor | None,
     resume: bool,
 ) -> tuple[Path, Sequence[str]]:
-    """Write the traces into a store; return its path and the paths of the traces, by which the result names them."""
+    """Write the traces into a store; return its path and the paths of the traces, by which the result names them.
+
+    The store holds no Python frames: ``ingest`` keeps them if it is asked to.
+    """
     from tracekit.run.ingest import ingest
 
     written, _ = ingest(

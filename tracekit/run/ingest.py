@@ -153,7 +153,7 @@ def ingest(
         raise OptionError(f"{target}: cannot be resumed from itself", hint="name the traces")
     roles_were_named = isinstance(paths, Mapping)
     writers: list[StoreWriter] = []
-    failures: list[Notice] = []
+    failures: list[Notice] = []  # ranks that could not be read; each writer has its own among its notices
     spans: list[Span] = []
     run_notices: tuple[Notice, ...] = ()
     with store_folder(target, resume=resume) as folder:
