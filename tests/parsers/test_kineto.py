@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -328,6 +329,8 @@ def test_who_interrupts_does_not_wait_for_the_rest_of_the_file(samples, monkeypa
         read.append(threading.get_ident())
         if len(read) == 5:
             os.kill(os.getpid(), signal.SIGINT)  # to the process, as a terminal sends it, not to this thread
+        if len(read) >= 5:
+            time.sleep(0.005)  # as long as a block of 4 MB takes, so that the main thread can run
         return filled(self, buffer)
 
     path = samples / "1f1b/rank0.pt.trace.json.gz"
