@@ -125,13 +125,15 @@ def _waits_by_label(operations: pl.DataFrame, parts: int) -> list[dict[str, int 
     for label in COMMUNICATION_LABELS:
         if label not in present:
             continue
-        rows = operations.filter(pl.col("label") == label).select("part", "start_ns", "wait_ns", known=is_known)
-        known = rows.filter("known")
+        rows = operations.filter(pl.col("label") == label).select("part", "start_ns", "wait_ns", is_known=is_known)
+        with_wait = rows.filter("is_known")
         waited = union(
-            known["start_ns"].to_numpy(), (known["start_ns"] + known["wait_ns"]).to_numpy(), known["part"].to_numpy()
+            with_wait["start_ns"].to_numpy(),
+            (with_wait["start_ns"] + with_wait["wait_ns"]).to_numpy(),
+            with_wait["part"].to_numpy(),
         )
         waited_ns = waited.totals_ns(parts).tolist()
-        unknown_parts = set(rows.filter(~pl.col("known"))["part"])
+        unknown_parts = set(rows.filter(~pl.col("is_known"))["part"])
         for part in rows["part"].unique():
             waits[part][label] = None if part in unknown_parts else waited_ns[part]
     return waits

@@ -291,10 +291,12 @@ def _forward_ops(ranges: Ranges, names: CategoryColumn, ops: Int32s, node_row: I
     numbered_ops = _with_common_words(ranges.name, ops, ranges.sequence)
     last_ops = numbered_ops.group_by("sequence").agg(last_op=pl.col("row").last())
     fitting_ops = numbered_ops.group_by("sequence", "word").agg(fitting_op=pl.col("row").last())
-    found = _with_common_words(names, nodes, number).join(last_ops, on="sequence", how="left", maintain_order="left")
-    found = found.join(fitting_ops, on=("sequence", "word"), how="left", maintain_order="left")
+    candidates = _with_common_words(names, nodes, number).join(
+        last_ops, on="sequence", how="left", maintain_order="left"
+    )
+    candidates = candidates.join(fitting_ops, on=("sequence", "word"), how="left", maintain_order="left")
     forward_op = np.full(len(ranges) + 1, -1, np.int64)
-    forward_op[nodes] = found.select(pl.coalesce("fitting_op", "last_op", pl.lit(-1)).cast(pl.Int64)).to_series()
+    forward_op[nodes] = candidates.select(pl.coalesce("fitting_op", "last_op", pl.lit(-1)).cast(pl.Int64)).to_series()
     return forward_op[node_row]
 
 

@@ -1,4 +1,4 @@
-"""What-if rows: other schedules, layer splits and sizes.
+"""Rows of a what-if: other schedules, layer splits and sizes.
 
 Predicted makespans are simulated with the run's own ops, messages and machine; ideals with its mean op times and free
 messages.

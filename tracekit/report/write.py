@@ -45,7 +45,7 @@ def check_extension(path: str | PathLike[str], extensions: Sequence[str]) -> str
     tracekit.errors.OptionError: gate.pdf: cannot write .pdf (use .json, .xml or .md)
     """
     target, (*first, last) = Path(path), extensions
-    extension = next((known for known in extensions if target.name.lower().endswith(known)), None)
+    extension = next((suffix for suffix in extensions if target.name.lower().endswith(suffix)), None)
     if extension is None:
         problem = f"cannot write {target.suffix}" if target.suffix else "has no extension"
         raise OptionError(f"{path}: {problem}", hint=f"use {', '.join(first)} or {last}")
