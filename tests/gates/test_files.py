@@ -204,3 +204,14 @@ def test_an_expired_waiver_does_not_waive_and_is_shown(command, save, scaled, tm
     assert "expired" in (tmp_path / "g.md").read_text()
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     assert "::warning title=waiver of * expired::" in command("gate", new, "--baseline", old)[1]
+
+
+@pytest.mark.parametrize(("fact", "value"), [("ranks", 0), ("world_size", -1), ("microbatches", 0), ("tokens", -1.0)])
+def test_a_baseline_with_an_impossible_amount_is_refused(command, save, tmp_path, fact, value):
+    command("gate", save("run.json"), "--update-baseline", "--baseline", "base.json")
+    data = json.loads((tmp_path / "base.json").read_text())
+    data["facts"][fact] = value
+    (tmp_path / "base.json").write_text(json.dumps(data))
+    code, out, err = command("gate", "run.json", "--baseline", "base.json")
+    assert (code, out) == (2, "")
+    assert f"$.facts.{fact}" in err

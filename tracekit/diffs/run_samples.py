@@ -125,7 +125,7 @@ def comparability_facts(document: AnalysisDocument) -> dict[str, Any]:
     facts = {
         "reader": source.reader,
         "world_size": source.world_size,
-        "ranks": len(document.ranks),
+        "ranks": len(document.ranks) or None,
         "gpu": " + ".join(sorted(set(source.devices))) or None,
         "shapes": source.shapes or None,
         "tokens": source.tokens_per_step,

@@ -8,6 +8,8 @@ from typing import Annotated, Literal
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 FORMAT: Literal["tracekit.baseline/1"] = "tracekit.baseline/1"
+Count = Annotated[int, Meta(ge=1)]
+Amount = Annotated[float, Meta(ge=0)]
 
 
 class RunSamples(Struct, frozen=True):
@@ -26,11 +28,11 @@ class Facts(Struct, frozen=True, kw_only=True):
     """Codes of notices about parts of the recording that are lost."""
     gpu: str | UnsetType = UNSET
     """Devices."""
-    microbatches: int | UnsetType = UNSET
+    microbatches: Count | UnsetType = UNSET
     """Number of micro-batches."""
-    pp: int | UnsetType = UNSET
+    pp: Count | UnsetType = UNSET
     """Pipeline size."""
-    ranks: int | UnsetType = UNSET
+    ranks: Count | UnsetType = UNSET
     """Number of ranks in the traces."""
     reader: str | UnsetType = UNSET
     """Profiler that recorded them."""
@@ -38,13 +40,13 @@ class Facts(Struct, frozen=True, kw_only=True):
     """Pipeline schedule."""
     shapes: list[str] | UnsetType = UNSET
     """Shapes of the model's matrix products."""
-    tflop: float | UnsetType = UNSET
+    tflop: Amount | UnsetType = UNSET
     """TFLOP of the model's matrix products per step."""
-    tokens: float | UnsetType = UNSET
+    tokens: Amount | UnsetType = UNSET
     """Tokens per step."""
-    virtual: int | UnsetType = UNSET
+    virtual: Count | UnsetType = UNSET
     """Number of virtual stages."""
-    world_size: int | UnsetType = UNSET
+    world_size: Count | UnsetType = UNSET
     """Number of ranks in the run."""
 
 
