@@ -18,12 +18,16 @@ SPLIT_GPU_FACTORS = ((1.0, 1.0), (1.05, 1.2), (1.1, 1.4))
 """GPU time of I and of W in a run that splits its backwards, over their shares of a whole backward by kernel labels;
 low, likely and high. Work that both halves need (the statistics of a norm, for example) runs twice."""
 
-SPLIT_HOST_FACTORS = ((0.55, 1.0), (0.6, 1.3), (0.75, 2.2))
+SPLIT_HOST_FACTORS = ((0.6, 1.2), (0.65, 1.4), (0.7, 1.75))
 """Host time of I and of W over that of a whole backward; low, likely and high. Used if only whole backwards ran.
 
 PyTorch calls its autograd engine once for every group of parameters, so splitting costs the host more than the GPU. A
 run that does not split cannot show by how much (docs/whatif.md lists the runs these figures are from).
 """
+
+SPLIT_SEARCH_SHARE = 0.16
+"""Host time before an I beyond that before a whole backward, over the host time of that backward: PyTorch looks for the
+groups of parameters in the graph."""
 
 QUANTILES = (0.25, 0.5, 0.75)
 """Quantile of the times of equal ops at each level (``LOW``, ``MIDDLE``, ``HIGH``)."""
@@ -172,6 +176,7 @@ def measure_ops(
         split=((1 - weight_share) * input_factor, weight_share * weight_factor),
         join=lambda input_grad, weight_grad: input_grad / input_factor + weight_grad / weight_factor,
     )
+    has_split_backwards = bool((rows["op"] == "W").any())
     split_host = SPLIT_HOST_FACTORS[level]
     launch_ns = _times_by_kind(
         rows,
@@ -181,10 +186,22 @@ def measure_ops(
         split=split_host,
         join=lambda input_grad, weight_grad: (input_grad + weight_grad) / sum(split_host),
     )
+    whole, split = ((rows["op"] == kind).sum() for kind in ("B", "W"))
+    if whole and split:  # a few whole backwards among split ones tell less of the host than all of them together
+        joined_ns = (launch_ns["I"] + launch_ns["W"]) / sum(split_host)
+        launch_ns["B"] = (whole * launch_ns["B"] + split * joined_ns) / (whole + split)
     # A split backward has two ops, and the host's time before an op twice.
+    search_ns = SPLIT_SEARCH_SHARE * launch_ns["B"]
     before_ns = _times_by_kind(
-        rows, "before_ns", stages, level, split=(1.0, 1.0), join=lambda input_grad, weight_grad: input_grad
+        rows,
+        "before_ns",
+        stages,
+        level,
+        split=(1.0, 1.0),
+        join=lambda input_grad, weight_grad: np.maximum(input_grad - search_ns, 0.0),
     )
+    if not has_split_backwards:
+        before_ns["I"] = before_ns["I"] + search_ns
     after_last_launch = pl.col("end_ns") - pl.col("last_ns")
     host_limited = rows.filter(after_last_launch < pl.col("gpu_ns"))
     last_launch_to_end_ns = host_limited.select(after_last_launch.clip(0).median()).item()  # None without rows
@@ -198,7 +215,7 @@ def measure_ops(
         block_factor=_block_factor(rows, gpu_ns, level),
         cells=_times_of_cells(rows, gpu_ns),
         host_starts=_host_starts(rows, messages),
-        has_split_backwards=bool((rows["op"] == "W").any()),
+        has_split_backwards=has_split_backwards,
     )
 
 

@@ -45,6 +45,10 @@ _GPU_STALLS = ("exposed_ep", "offload", "exposed_comm", "other_work")
 HOST_SPEED_FACTOR = 1.4
 """Factor by which the same host may be faster or slower in another recording of the same program."""
 
+MIN_RANGE = 0.12
+"""Distance of the range's ends from the prediction, at least, as a share of it: two recordings of one program on one
+machine differ by that much."""
+
 
 class Prediction(NamedTuple):
     """Predicted makespan in nanoseconds, its range, and the share of ranks × makespan outside cells."""
@@ -79,6 +83,8 @@ class Predictor:
         makespans = (low.makespan, middle.makespan, high.makespan)
         low_ns = (min(makespans) - host_ns * (1 - 1 / HOST_SPEED_FACTOR)) * (1 - self.replay_error)
         high_ns = (max(makespans) + host_ns * (HOST_SPEED_FACTOR - 1)) * (1 + self.replay_error)
+        low_ns = min(low_ns, middle.makespan * (1 - MIN_RANGE))
+        high_ns = max(high_ns, middle.makespan * (1 + MIN_RANGE))
         return Prediction(round(middle.makespan), round(low_ns), round(high_ns), middle.outside_cells(schedule.pp))
 
     def predict_change(self, base: Outcome, changed: Outcome) -> Prediction:
