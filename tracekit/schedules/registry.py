@@ -213,8 +213,8 @@ CATALOGUE = (
 """In the order ``names()`` lists them."""
 
 
-MAX_FORWARDS = 4_000_000
-"""Forwards of a schedule; more would take too much memory."""
+MAX_FORWARDS = 500_000
+"""Forwards of a schedule; more would take minutes, and gigabytes of memory."""
 
 _ENTRIES: dict[str, Entry] = {entry.name: entry for entry in CATALOGUE}
 

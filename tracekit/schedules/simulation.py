@@ -70,7 +70,7 @@ class Simulation:
             }
         )
 
-    @property
+    @cached_property
     def makespan(self) -> Any:
         """Time from 0 to the end of the last op."""
         return self.end.max().item()
@@ -157,12 +157,10 @@ class Simulation:
         steady = start[backwards[0]] if len(backwards) else start[0]
         cool_down = max(steady, stop[forwards[-1]]) if len(forwards) else steady
         idle = []
-        for low, high in itertools.pairwise((0, steady, cool_down, self.end.max())):
+        for low, high in itertools.pairwise((0, steady, cool_down, self.makespan)):
             work = (np.minimum(stop, high) - np.maximum(start, low)).clip(0)
-            work_time = np.add.reduceat(work, [0])[
-                0
-            ]  # rounds floats as saved analyses do; sum() may differ in the last digit
-            idle.append((high - low - work_time).item())
+            # reduceat rounds floats as saved analyses do; sum() may differ in the last digit.
+            idle.append((high - low - np.add.reduceat(work, [0])[0]).item())
         return idle[0], idle[1], idle[2]
 
     def __repr__(self) -> str:

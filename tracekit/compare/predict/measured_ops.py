@@ -186,7 +186,7 @@ def measure_ops(
         split=split_host,
         join=lambda input_grad, weight_grad: (input_grad + weight_grad) / sum(split_host),
     )
-    whole, split = ((rows["op"] == kind).sum() for kind in ("B", "W"))
+    whole, split = (int((rows["op"] == kind).sum()) for kind in ("B", "W"))
     if whole and split:  # a few whole backwards among split ones tell less of the host than all of them together
         joined_ns = (launch_ns["I"] + launch_ns["W"]) / sum(split_host)
         launch_ns["B"] = (whole * launch_ns["B"] + split * joined_ns) / (whole + split)
