@@ -26,19 +26,19 @@ WRONG_USAGE = 2
 """Exit code if the command line cannot be parsed."""
 
 COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
-    "analyze": (analyze.run, "Where the step went, what was hidden, how far from its ideal."),
+    "analyze": (analyze.run, "Show where a step's time went, and how far it is from its ideal."),
     "ingest": (ingest.run, "Write traces as a store that every command reads without parsing."),
-    "diff": (diff.run, "What changed from run A to run B, the largest change first."),
-    "gate": (gate.run, "Whether runs are slower than their baseline, beyond noise."),
+    "diff": (diff.run, "Show what changed from run A to run B, the largest change first."),
+    "gate": (gate.run, "Judge whether runs are slower than their baseline, beyond noise."),
     "export": (export.run, "Write the trace with labels, cells and ideal for ui.perfetto.dev."),
     "open": (open.run, "Open the trace at ui.perfetto.dev, served from this machine."),
-    "doctor": (doctor.run, "What traces hold, what is missing, and how to record better."),
+    "doctor": (doctor.run, "Show what traces hold, what is missing, and how to record better."),
     "redact": (redact.run, "Copy the trace without environment, paths, names and stacks."),
-    "schedule": (schedule.run, "An ideal schedule by name: order, times, bubbles, picture."),
+    "schedule": (schedule.run, "Make an ideal schedule: order, times, bubbles, picture."),
     "demo": (demo.run, "Make and analyse a sample run; no trace needed."),
-    "watch": (watch.run, "New recordings as they land, one line each."),
-    "query": (query.run, "SQL over a store's tables."),
-    "mcp": (mcp.run, "Tools for agents, over standard input and output."),
+    "watch": (watch.run, "Analyse new recordings as they land, one line each."),
+    "query": (query.run, "Answer SQL over the tables of a store."),
+    "mcp": (mcp.run, "Serve tools for agents over standard input and output."),
 }
 """The function and the short help of every command, in the order of the help."""
 

@@ -71,4 +71,4 @@ Dask = Annotated[
     ),
 ]
 DrawnIdeal = Annotated[str, typer.Option(help="Ideal to draw: auto, a name, an order file or none.", metavar="NAME")]
-DrawnStacks = Annotated[bool, typer.Option("--stacks", help="Python frames too.")]
+DrawnStacks = Annotated[bool, typer.Option("--stacks", help="Include Python frames.")]

@@ -26,7 +26,7 @@ def run(
     rules: Rules = None,
     workers: Workers = None,
     nsys: Nsys = None,
-    stacks: Annotated[bool, typer.Option("--stacks", help="Keep Python frames too.")] = False,
+    stacks: Annotated[bool, typer.Option("--stacks", help="Keep Python frames as well.")] = False,
     lenient: Annotated[bool, typer.Option(help="Use what can be read of a damaged file.")] = True,
     strict: Strict = False,
     resume: Resume = False,

@@ -28,12 +28,14 @@ def run(
         str,
         typer.Option(help="Durations: F=1,I=1,W=1,FB=3,P2P=0; B is I+W and FB is F+B unless given.", metavar="TIMES"),
     ] = "",
-    lanes: Annotated[bool, typer.Option("--lanes", help="Times and pictures from the lanes inside a block.")] = False,
+    lanes: Annotated[
+        bool, typer.Option("--lanes", help="Time and draw the tasks inside each block: compute, communication, copies.")
+    ] = False,
     block_time: Annotated[
         str, typer.Option(help="With --lanes: attention=2,mlp=2,dispatch=1.5,…", metavar="TIMES")
     ] = "",
-    ranks: Annotated[int | None, typer.Option(help="weight-reload: devices.", metavar="N")] = None,
-    rounds: Annotated[int | None, typer.Option(help="weight-reload: rounds.", metavar="R")] = None,
+    ranks: Annotated[int | None, typer.Option(help="Number of devices (weight-reload only).", metavar="N")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Number of rounds (weight-reload only).", metavar="R")] = None,
     output: Annotated[
         list[Path] | None,
         typer.Option(
@@ -43,8 +45,8 @@ def run(
             metavar="FILE",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    list_all: Annotated[bool, typer.Option("--list", help="Name every schedule.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the schedule as JSON.")] = False,
+    list_all: Annotated[bool, typer.Option("--list", help="List the names of all schedules.")] = False,
 ) -> None:
     """Make an ideal schedule by name: its order, times, time outside cells, memory and picture."""
     from tracekit.report.schedule.write import EXTENSIONS, write_schedule
