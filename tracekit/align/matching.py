@@ -110,18 +110,19 @@ def match(operations: pl.DataFrame, *, by_step: bool = True) -> Matching:
     recorded = ~(operations["id"] < 0).fill_null(False).to_numpy()[sides.row]
 
     def members(position: Ints, kept: Ints) -> pl.DataFrame:
-        ordered, number = _number_matches(sides, position, kept[recorded[kept]])
+        ordered, number = _number_matches(sides, position, kept)
         return _describe(sides, ordered, number, operations, (channel, channels))
 
     notices: list[Notice] = []
     if len(uneven):
         # Keys in which all ranks recorded the same sequence say how the clocks stand; then the others are aligned.
         in_uneven_key = np.isin(sides.key, sides.key[sequences.order[sequences.first[uneven]]])
-        clocks = align(members(position, np.flatnonzero(~in_uneven_key)), np.unique(sides.rank).tolist())
+        clocks = align(members(position, np.flatnonzero(~in_uneven_key & recorded)), np.unique(sides.rank).tolist())
         meets = CategoryColumn.from_series(operations["what"]).matches(MEETS)
         position = _align_uneven(sides, sequences, uneven, position=position, clocks=clocks, meets=meets)
         notices += _uneven_notices(sides, sequences, uneven)
-    kept, disagreeing = _drop_disagreeing(sides, position, channel, channels)
+    placed = np.flatnonzero((position >= 0) & recorded)
+    kept, disagreeing = _drop_disagreeing(sides, position, placed, channel, channels)
     return Matching(members(position, kept), (*notices, *disagreeing))
 
 
@@ -541,10 +542,9 @@ def _least_costs(cost: npt.NDArray[np.float64], shifts: Ints) -> npt.NDArray[np.
 
 
 def _drop_disagreeing(
-    sides: _Sides, position: Ints, channel: Ints, channels: pl.DataFrame
+    sides: _Sides, position: Ints, placed: Ints, channel: Ints, channels: pl.DataFrame
 ) -> tuple[Ints, list[Notice]]:
-    """Return the sides that have a position, without collectives of unnamed groups whose ends do not agree."""
-    placed = np.flatnonzero(position >= 0)
+    """Return the sides *placed* without collectives of unnamed groups whose ends do not agree."""
     nameless = (channels["group"].is_null() & channels["group_ranks"].is_null()).to_numpy()
     loose = placed[nameless[channel[sides.row[placed]]] & (sides.sends[placed] < 0)]
     if not len(loose) or len(np.unique(sides.rank[loose])) < 2:
