@@ -220,10 +220,7 @@ def test_if_the_first_rank_is_shifted_all_others_are(members):
     assert abs(offset[ranks[1]] + SHIFT_NS) <= fastest(members, ranks[0])
 
 
-def test_a_drifting_rank_is_found_to_within_the_fastest_transfer(members, request):
-    if "meg-moe-vpp" in request.node.name:
-        reason = "repeated without a change, one rank of this recording gets an offset of 23 µs"
-        request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
+def test_a_drifting_rank_is_found_to_within_the_fastest_transfer(members):
     count = members["match"].max() + 1
     longer = pl.concat(
         [
