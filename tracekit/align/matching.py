@@ -366,7 +366,8 @@ class _Sequences(msgspec.Struct, frozen=True, eq=False):
 
     def _median(self, values: Ints, sequence: Ints) -> Ints:
         """Return the median of each sequence; of two middle values the higher one."""
-        return values[np.lexsort((values, sequence))][self.first + self.length // 2]
+        median: Ints = values[np.lexsort((values, sequence))][self.first + self.length // 2]
+        return median
 
 
 def _align_uneven(
