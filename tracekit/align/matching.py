@@ -122,7 +122,9 @@ def match(operations: pl.DataFrame, *, by_step: bool = True) -> Matching:
         # Keys in which all ranks recorded the same sequence say how the clocks stand; then the others are aligned.
         in_uneven_key = np.isin(sides.key, sides.key[sequences.order[sequences.first[uneven]]])
         clocks = align(members(position, np.flatnonzero(~in_uneven_key & recorded)), np.unique(sides.rank).tolist())
-        position = _align_uneven(sides, sequences, uneven, position=position, clocks=clocks, meets=meets)
+        position = _align_uneven(
+            sides, sequences, uneven, recorded=recorded, position=position, clocks=clocks, meets=meets
+        )
         notices += _uneven_notices(sides, sequences, uneven, position)
     placed = np.flatnonzero((position >= 0) & recorded)
     kept, disagreeing = _drop_disagreeing(sides, position, placed, nameless, channels["what"].gather(channel))
@@ -371,7 +373,7 @@ class _Sequences(msgspec.Struct, frozen=True, eq=False):
 
 
 def _align_uneven(
-    sides: _Sides, sequences: _Sequences, uneven: Ints, *, position: Ints, clocks: Clocks, meets: Bools
+    sides: _Sides, sequences: _Sequences, uneven: Ints, *, recorded: Bools, position: Ints, clocks: Clocks, meets: Bools
 ) -> Ints:
     """Return the positions with those of *uneven* sequences aligned to their reference; -1 for a side without partner.
 
@@ -379,6 +381,7 @@ def _align_uneven(
         sides: All sides.
         sequences: Their sequences.
         uneven: Sequences to align.
+        recorded: Whether each side's kernel was recorded.
         position: Position of each side in its own sequence.
         clocks: Clocks of the ranks, as far as the other sequences tell them.
         meets: Whether each operation ends nowhere before all have begun.
@@ -389,7 +392,9 @@ def _align_uneven(
         own_sides = sequences.rows(sequence)
         rank = int(sides.rank[own_sides[0]])
         own, *references = (
-            Sequence.of(sides, sequences.rows(some), clocks, others=others, meets=meets, against=rank)
+            Sequence.of(
+                sides, sequences.rows(some), clocks, recorded=recorded, others=others, meets=meets, against=rank
+            )
             for some in (sequence, *sequences.references(sequence, uneven))
         )
         same_length = len(own.size) == len(references[0].size)
@@ -439,6 +444,8 @@ class Sequence(msgspec.Struct, frozen=True, eq=False):
     """Number of other operations, matched for certain, that the rank issued before in the step."""
     alone: Bools
     """Whether the operation has its kernel for itself."""
+    recorded: Bools
+    """Whether the kernel was recorded, so that its times are known."""
     sends: int = -1
     """1 of messages that are sent, 0 of messages that are received, -1 of collectives."""
     meets: bool = True
@@ -447,13 +454,25 @@ class Sequence(msgspec.Struct, frozen=True, eq=False):
     """How far the clock may be off from that of the sequence that is aligned with this one."""
 
     @classmethod
-    def of(cls, sides: _Sides, some: Ints, clocks: Clocks, *, others: Ints, meets: Bools, against: int) -> Sequence:
+    def of(
+        cls, sides: _Sides, some: Ints, clocks: Clocks, *, recorded: Bools, others: Ints, meets: Bools, against: int
+    ) -> Sequence:
         """Return the sequence of *some* sides of one rank, to be aligned with one of the rank *against*."""
         row, rank = sides.row[some], sides.rank[some[:1]]
         start, end = (clocks.to_common(int(rank[0]), times[row]) for times in (sides.start, sides.end))
         uncertainty_ns = int(clocks.uncertainty_between(rank, np.array([against]))[0])
         sends, alone = int(sides.sends[some[0]]), sides.carried[row] == 1
-        return cls(start, end, sides.bytes[row], others[some], alone, sends, bool(meets[row[0]]), uncertainty_ns)
+        return cls(
+            start,
+            end,
+            sides.bytes[row],
+            others[some],
+            alone,
+            recorded[some],
+            sends,
+            bool(meets[row[0]]),
+            uncertainty_ns,
+        )
 
     def moved(self, offset_ns: int) -> Sequence:
         """Return the sequence with all times later by *offset_ns*."""
@@ -474,7 +493,7 @@ def align_sequences(own: Sequence, references: list[Sequence]) -> Ints:
 
     >>> ends, same = np.array([10, 30, 40, 70]), np.ones(4, np.int64)
     >>> def sequence(kept):
-    ...     return Sequence(ends[kept] - 5, ends[kept], same[kept], same[kept], same[kept] > 0)
+    ...     return Sequence(ends[kept] - 5, ends[kept], same[kept], same[kept], *[same[kept] > 0] * 2)
     >>> align_sequences(sequence([0, 1, 3]), [sequence([0, 1, 2, 3])]).tolist()
     [0, 1, 3]
     """
@@ -527,15 +546,17 @@ def _misfit(own: Sequence, other: Sequence, partner: Ints) -> tuple[Ints, Bools]
     """
     start, end = own.start[:, None], own.end[:, None]
     other_start, other_end = other.start[partner], other.end[partner]
-    apart = np.abs(end - other_end)
+    are_known = own.recorded[:, None] & other.recorded[partner]
+    apart = np.where(are_known, np.abs(end - other_end), 0)  # what was not recorded may have ended at any time
     if own.sends < 0:
-        return apart, (np.minimum(end, other_end) < np.maximum(start, other_start) - MAX_ACKNOWLEDGE_NS) & own.meets
+        is_before = np.minimum(end, other_end) < np.maximum(start, other_start) - MAX_ACKNOWLEDGE_NS
+        return apart, is_before & are_known & own.meets
     sent = own if own.sends else other
     sent_start, sent_end = (start, end) if own.sends else (other_start, other_end)
     received_end = other_end if own.sends else end
     alone = sent.alone[:, None] if own.sends else sent.alone[partner]
     ends_before = alone & (received_end < sent_end - MAX_ACKNOWLEDGE_NS)
-    return apart, ends_before | (received_end < sent_start)
+    return apart, (ends_before | (received_end < sent_start)) & are_known
 
 
 def _likely_offset(own: Sequence, other: Sequence, partner: Ints, likely: Bools) -> int:
