@@ -78,7 +78,7 @@ def test_ranks_that_arrive_within_what_clocks_may_be_off_are_both_named(tmp_path
     """Rank 0 waits 2 ms in each of 12 collectives; rank 2 comes after rank 1, whose clocks may be off by 0.1 ms."""
     times = [10_000 * n + 1_000 for n in range(12)]
     for rank, late in enumerate((0, 2_000 - apart_us, 2_000)):
-        write_rank(tmp_path, rank, [(t + late, t + 3_000) for t in times])
+        write_rank(tmp_path, rank, [(t + late, t + 3_000 + n) for n, t in enumerate(times)])
     analysis = analyze(tmp_path, schedule="none")
     (straggler, *_) = json.loads(analysis.to_json())["stragglers"]
     assert (straggler["rank"], straggler["candidates"]) == (2, candidates)

@@ -143,3 +143,27 @@ def test_a_message_is_not_matched_with_a_send_that_began_after_it_ended():
     rows = [message(0, "send:1", start, end, id=n) for n, (start, end) in enumerate(messages) if n]
     rows += [message(1, "recv:0", start, end, id=n) for n, (start, end) in enumerate(messages)]
     assert members(*rows).filter(rank=1)["id"].to_list() == [1, 2, 3]
+
+
+@pytest.mark.parametrize(("first", "second"), [(2, 6), (6, 2), (3, 4), (0, 9), (9, 0)])
+@pytest.mark.parametrize("offset_ns", [0, 7_000_000_000])
+def test_two_ranks_that_each_lack_another_collective_keep_their_other_matches(first, second, offset_ns):
+    """Ten collectives at uneven intervals; both ranks recorded nine, and their numbers do not tell."""
+    ends = [1_000_000 * n + 130_000 * (n * n % 7) for n in range(1, 11)]
+    rows = [collective(0, end - 90_000, end, id=n) for n, end in enumerate(ends) if n != first]
+    rows += [collective(1, end - 40_000 + offset_ns, end + 300 * n + offset_ns, id=n)
+             for n, end in enumerate(ends) if n != second]  # fmt: skip
+    matching = match(table(*rows))
+    pairs = matching.members.group_by("match").agg("id")["id"].to_list()
+    assert all(low == high for low, high in pairs)
+    assert len(pairs) >= 6
+    assert [notice.code for notice in matching.notices] == ["uneven-operations"]
+
+
+@pytest.mark.parametrize(("sent", "received"), [(0, 7), (7, 0), (1, 6)])
+def test_sends_and_receives_that_each_lack_another_message_keep_their_other_matches(sent, received):
+    ends = [1_000_000 * n + 130_000 * (n * n % 7) for n in range(1, 11)]
+    rows = [message(0, "send:1", end - 90_000, end, id=n) for n, end in enumerate(ends) if n != sent]
+    rows += [message(1, "recv:0", end - 80_000, end + 900, id=n) for n, end in enumerate(ends) if n != received]
+    pairs = members(*rows).group_by("match").agg("id")["id"].to_list()
+    assert sorted(pairs) == [[n, n] for n in range(10) if n not in (sent, received)]

@@ -141,11 +141,41 @@ def test_messages_that_arrive_before_they_were_sent_are_not_believed():
     assert not along_pipelines(shifted(0.06, -20 * LASTS, microbatches=40)).lines  # five
 
 
-def test_sends_and_receives_that_do_not_come_out_even_say_nothing():
+@pytest.mark.parametrize("name", ["1f1b", "gpipe"])
+def test_without_one_message_the_others_keep_their_peers_or_have_none(name):
+    messages, peers = run([[0, 1, 2]], name, microbatches=6)
+    messages = messages.with_columns(pl.col("launch_ns", "start_ns", "end_ns") * 100_000)  # a message takes 1 ms
+    for row in range(len(messages)):
+        kept = [index for index in range(len(messages)) if index != row]
+        named = along_pipelines(messages[kept])
+        assert named.lines == ((0, 1, 2),)
+        pairs = [*zip(named.peer.to_list(), [peers[index] for index in kept], strict=True)]
+        assert all(peer in (None, true_peer) for peer, true_peer in pairs)
+        assert sum(peer is None for peer, _ in pairs) <= 1  # the other side of the one that is missing
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_message_that_was_only_launched_keeps_its_place_in_the_order(streams):
+    messages, peers = run([[0, 1, 2]], microbatches=6, streams=streams)
+    for row in range(len(messages)):
+        is_lost = pl.int_range(pl.len()) == row
+        lost = messages.with_columns(pl.when(~is_lost).then(pl.col("start_ns", "end_ns", "stream")))
+        assert along_pipelines(lost).peer.to_list() == peers
+
+
+def test_many_messages_without_another_side_say_nothing():
     messages, _ = run([[0, 1, 2, 3]])
-    found = along_pipelines(messages[1:])
-    assert found.lines == ()
-    assert found.peer.null_count() == len(messages) - 1
+    named = along_pipelines(messages.filter(pl.int_range(pl.len()) % 10 != 0))
+    assert named.lines == ()
+    assert named.peer.null_count() == len(named.peer)
+
+
+@pytest.mark.parametrize("order", [(1, 3, 4), (4, 1, 3)])
+def test_a_communicator_that_lacks_one_message_keeps_its_order(order):
+    rows = [row for copy in range(8) for row in chatter(order)]
+    for lost in range(len(rows) // 8):
+        kept = rows[:lost] + rows[lost + 1 :]
+        assert by_communicator(table(kept)).to_list() == [order[row["peer"]] for row in kept]
 
 
 @pytest.mark.parametrize(("count", "found"), [(7, True), (8, False)])

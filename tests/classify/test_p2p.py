@@ -6,6 +6,7 @@ import pytest
 
 from tests.classify.conftest import ENGINE, event_row
 from tracekit.classify import classify
+from tracekit.classify.classify_events import classify_lost_kernels
 
 
 def test_a_batch_of_messages_names_one_peer_or_none(program):
@@ -109,3 +110,23 @@ def test_sendrecv_is_nothing_by_its_name_alone(program):
     program.trained()
     target = program.kernel("ncclDevKernel_SendRecv(args)", 1, stream=20)
     assert event_row(classify(program.events()), target)["label"] == "comm"
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_messages_whose_kernel_and_launch_are_missing_are_not_those_of_the_next_kernel(program, grouped):
+    """Of four batches the second was lost: other work is launched after it, or NCCL's group ends without a launch."""
+    kernels = []
+    for i in range(4):
+        start = 100 * i
+        if grouped:
+            program.note("ncclGroupStart", start, start + 1)
+            program.note("ncclGroupEnd", start + 20, start + 30)
+        program.op("record_param_comms", start + 10, start + 11, collective="send", peer=i, group="1", group_desc="pp")
+        if i != 1:
+            kernels.append(program.kernel("ncclDevKernel_SendRecv(args)", start + 25, stream=20))
+        if not grouped:
+            program.kernel("relu", start + 50)
+    events = program.events()
+    labelled = classify(events)
+    assert [event_row(labelled, kernel)["p2p"] for kernel in kernels] == ["send:0", "send:2", "send:3"]
+    assert classify_lost_kernels(events)["p2p"].to_list() == ["send:1"]

@@ -24,7 +24,7 @@ from tracekit._util.arrays import Bools, Ints
 from tracekit._util.categories import CategoryColumn
 from tracekit._util.columns import present, to_int64
 from tracekit._util.text import counted, ranks_named
-from tracekit.align.clock_bounds import MAX_ACKNOWLEDGE_NS, MEETS
+from tracekit.align.clock_bounds import MAX_ACKNOWLEDGE_NS, MEETS, NO_BOUND_NS
 from tracekit.align.clocks import Clocks, align
 from tracekit.errors import Notice
 
@@ -70,6 +70,8 @@ costs the logarithm of the misfit of its times; as much as a skip if the sizes d
 ranks had issued different numbers of other operations before it."""
 MIN_NOISE_TO_INTERVAL = 1e-3
 """Least misfit that is told from none, in units of the usual time between two operations."""
+MIN_FIT_RATIO = 3.0
+"""How many times better an end must agree with another operation's than with its counterpart's to look for holes."""
 MIN_MARGIN = 1.0
 """Cost beyond the cheapest alignment that every alignment with another partner must have for a pair to be certain: the
 times of the other partner fit nearly three times as badly."""
@@ -105,23 +107,27 @@ def match(operations: pl.DataFrame, *, by_step: bool = True) -> Matching:
     channel, channels = _channels(operations)
     sides = _Sides.of(operations, channel, by_step=by_step)
     sequences = _Sequences.of(sides)
-    position, uneven = sequences.positions(), sequences.uneven()
-
     recorded = ~(operations["id"] < 0).fill_null(False).to_numpy()[sides.row]
+    meets = CategoryColumn.from_series(operations["what"]).matches(MEETS)
+    nameless = (channels["group"].is_null() & channels["group_ranks"].is_null()).to_numpy()[channel[sides.row]]
+    comparable = recorded & (~nameless | (sides.sends >= 0))
+    position, uneven = sequences.positions(), sequences.uneven(sides, comparable, meets)
 
     def members(position: Ints, kept: Ints) -> pl.DataFrame:
-        ordered, number = _number_matches(sides, position, kept[recorded[kept]])
+        ordered, number = _number_matches(sides, position, kept)
         return _describe(sides, ordered, number, operations, (channel, channels))
 
     notices: list[Notice] = []
     if len(uneven):
         # Keys in which all ranks recorded the same sequence say how the clocks stand; then the others are aligned.
         in_uneven_key = np.isin(sides.key, sides.key[sequences.order[sequences.first[uneven]]])
-        clocks = align(members(position, np.flatnonzero(~in_uneven_key)), np.unique(sides.rank).tolist())
-        meets = CategoryColumn.from_series(operations["what"]).matches(MEETS)
-        position = _align_uneven(sides, sequences, uneven, position=position, clocks=clocks, meets=meets)
-        notices += _uneven_notices(sides, sequences, uneven)
-    kept, disagreeing = _drop_disagreeing(sides, position, channel, channels)
+        clocks = align(members(position, np.flatnonzero(~in_uneven_key & recorded)), np.unique(sides.rank).tolist())
+        position = _align_uneven(
+            sides, sequences, uneven, recorded=recorded, position=position, clocks=clocks, meets=meets
+        )
+        notices += _uneven_notices(sides, sequences, uneven, position)
+    placed = np.flatnonzero((position >= 0) & recorded)
+    kept, disagreeing = _drop_disagreeing(sides, position, placed, nameless, channels["what"].gather(channel))
     return Matching(members(position, kept), (*notices, *disagreeing))
 
 
@@ -300,15 +306,22 @@ class _Sequences(msgspec.Struct, frozen=True, eq=False):
         """Return the sides of one sequence."""
         return self.order[self.first[sequence] : self.first[sequence] + self.length[sequence]]
 
-    def references(self, sequence: int) -> list[int]:
+    def references(self, sequence: int, uneven: Ints) -> list[int]:
         """Return other sequences of the same key that are as long as the longest, at most ``MAX_REFERENCES``."""
         is_longest = (self.reference == self.reference[sequence]) & (self.length == self.length[self.reference])
-        is_longest[sequence] = False
+        is_longest[[sequence, *uneven]] = False
         references: list[int] = np.flatnonzero(is_longest)[:MAX_REFERENCES].tolist()
         return references
 
-    def uneven(self) -> Ints:
-        """Return the sequences that have fewer sides than their reference, or some of other sizes."""
+    def uneven(self, sides: _Sides, comparable: Bools, meets: Bools) -> Ints:
+        """Return the sequences that have fewer sides than their reference, some of other sizes, or some out of place.
+
+        Args:
+            sides: All sides.
+            comparable: Whether each side's end is known and its group named.
+            meets: Whether each operation ends nowhere before all have begun.
+
+        """
         shorter = self.length < self.length[self.reference]
         # Counterpart of each side if both sequences are complete; a side of a shorter sequence is its own.
         sequence = np.repeat(np.arange(len(self.first)), self.length)
@@ -318,11 +331,49 @@ class _Sequences(msgspec.Struct, frozen=True, eq=False):
         other_size = (self.size != self.size[counterpart]) & (self.size >= 0) & (self.size[counterpart] >= 0)
         differs = np.bincount(sequence, weights=other_size, minlength=len(self.first))
         # Sizes of an exchange may differ everywhere (every rank sends another amount): that says nothing about order.
-        return np.flatnonzero(shorter | ((differs > 0) & (differs * 2 < self.length)))
+        has_other_sizes = (differs > 0) & (differs * 2 < self.length)
+        row = sides.row[self.order]
+        duration = np.where(meets[row], sides.end[row] - sides.start[row], NO_BOUND_NS)
+        displaced = self._displaced(sides.end[row], duration, comparable[self.order], sequence, counterpart)
+        return np.flatnonzero(shorter | has_other_sizes | displaced)
+
+    def _displaced(self, ends: Ints, duration: Ints, is_comparable: Bools, sequence: Ints, counterpart: Ints) -> Bools:
+        """Return the sequences some of whose ends agree with those before or after their counterparts, or with none.
+
+        Where two ranks lack different operations, those between are each other's neighbours by their order. The
+        ends of an operation with a *duration* lie no further apart than that.
+        """
+        apart, usable = [], []
+        for step in (0, -1, 1):
+            neighbour = np.clip(counterpart + step, 0, len(ends) - 1)
+            apart.append(ends - ends[neighbour])
+            is_inside = sequence[neighbour] == sequence[counterpart]
+            usable.append(is_inside & is_comparable & is_comparable[neighbour])
+        # The clocks differ by 0 or by one of the medians: as recorded, unless another fits clearly better. Each is
+        # judged by how well the ends agree with their counterparts or the neighbours of these.
+        candidates = [np.zeros(len(self.first), np.int64), *(self._median(of, sequence) for of in apart)]
+        misfit = [
+            [np.where(use, np.abs(of - clock[sequence]), NO_BOUND_NS) for of, use in zip(apart, usable, strict=True)]
+            for clock in candidates
+        ]
+        typical = np.array([self._median(np.min(of_clock, axis=0), sequence) for of_clock in misfit])
+        weight = MIN_FIT_RATIO ** np.array([-1, 0, 1, 1])[:, None]
+        best = np.argmin(weight * np.maximum(typical, 1), axis=0)[sequence]
+        own, before, after = (np.choose(best, [of_clock[k] for of_clock in misfit]) for k in range(3))
+        is_misfit = np.minimum(before, after) * MIN_FIT_RATIO < own
+        is_misfit |= own > np.maximum(duration, duration[counterpart]) + MAX_ACKNOWLEDGE_NS
+        is_misfit &= usable[0] & (own > MAX_ACKNOWLEDGE_NS)
+        displaced: Bools = np.bincount(sequence, weights=is_misfit, minlength=len(self.first)) > 0
+        return displaced
+
+    def _median(self, values: Ints, sequence: Ints) -> Ints:
+        """Return the median of each sequence; of two middle values the higher one."""
+        median: Ints = values[np.lexsort((values, sequence))][self.first + self.length // 2]
+        return median
 
 
 def _align_uneven(
-    sides: _Sides, sequences: _Sequences, uneven: Ints, *, position: Ints, clocks: Clocks, meets: Bools
+    sides: _Sides, sequences: _Sequences, uneven: Ints, *, recorded: Bools, position: Ints, clocks: Clocks, meets: Bools
 ) -> Ints:
     """Return the positions with those of *uneven* sequences aligned to their reference; -1 for a side without partner.
 
@@ -330,6 +381,7 @@ def _align_uneven(
         sides: All sides.
         sequences: Their sequences.
         uneven: Sequences to align.
+        recorded: Whether each side's kernel was recorded.
         position: Position of each side in its own sequence.
         clocks: Clocks of the ranks, as far as the other sequences tell them.
         meets: Whether each operation ends nowhere before all have begun.
@@ -340,9 +392,14 @@ def _align_uneven(
         own_sides = sequences.rows(sequence)
         rank = int(sides.rank[own_sides[0]])
         own, *references = (
-            Sequence.of(sides, sequences.rows(some), clocks, others=others, meets=meets, against=rank)
-            for some in (sequence, *sequences.references(sequence))
+            Sequence.of(
+                sides, sequences.rows(some), clocks, recorded=recorded, others=others, meets=meets, against=rank
+            )
+            for some in (sequence, *sequences.references(sequence, uneven))
         )
+        same_length = len(own.size) == len(references[0].size)
+        if same_length and 2 * np.count_nonzero(own.size != references[0].size) >= len(own.size):
+            own = msgspec.structs.replace(own, size=np.full(len(own.size), -1))  # an exchange of uneven amounts
         position[own_sides] = align_sequences(own, references)
     return position
 
@@ -361,13 +418,16 @@ def _count_others(sides: _Sides, sequences: _Sequences, uneven: Ints) -> Ints:
     return others
 
 
-def _uneven_notices(sides: _Sides, sequences: _Sequences, uneven: Ints) -> list[Notice]:
+def _uneven_notices(sides: _Sides, sequences: _Sequences, uneven: Ints, position: Ints) -> list[Notice]:
     missing = sequences.length[sequences.reference[uneven]] - sequences.length[uneven]
-    if not missing.any():
+    unmatched = [int((position[sequences.rows(sequence)] < 0).sum()) for sequence in uneven.tolist()]
+    lacking = (missing > 0) | (np.array(unmatched) > 0)
+    if not lacking.any():
         return []
-    ranks = np.unique(sides.rank[sequences.order[sequences.first[uneven[missing > 0]]]]).tolist()
+    ranks = np.unique(sides.rank[sequences.order[sequences.first[uneven[lacking]]]]).tolist()
+    recorded = f"{counted(int(missing.sum()), 'operation')} fewer than" if missing.any() else "other operations than"
     text = (
-        f"{ranks_named(ranks)} recorded {counted(int(missing.sum()), 'operation')} fewer than the peers: where they "
+        f"{ranks_named(ranks)} recorded {recorded} the peers: where they "
         "are missing was found by sizes and times, and operations whose partner is not certain stay unmatched"
     )
     return [Notice("uneven-operations", text)]
@@ -384,6 +444,8 @@ class Sequence(msgspec.Struct, frozen=True, eq=False):
     """Number of other operations, matched for certain, that the rank issued before in the step."""
     alone: Bools
     """Whether the operation has its kernel for itself."""
+    recorded: Bools
+    """Whether the kernel was recorded, so that its times are known."""
     sends: int = -1
     """1 of messages that are sent, 0 of messages that are received, -1 of collectives."""
     meets: bool = True
@@ -392,13 +454,25 @@ class Sequence(msgspec.Struct, frozen=True, eq=False):
     """How far the clock may be off from that of the sequence that is aligned with this one."""
 
     @classmethod
-    def of(cls, sides: _Sides, some: Ints, clocks: Clocks, *, others: Ints, meets: Bools, against: int) -> Sequence:
+    def of(
+        cls, sides: _Sides, some: Ints, clocks: Clocks, *, recorded: Bools, others: Ints, meets: Bools, against: int
+    ) -> Sequence:
         """Return the sequence of *some* sides of one rank, to be aligned with one of the rank *against*."""
         row, rank = sides.row[some], sides.rank[some[:1]]
         start, end = (clocks.to_common(int(rank[0]), times[row]) for times in (sides.start, sides.end))
         uncertainty_ns = int(clocks.uncertainty_between(rank, np.array([against]))[0])
         sends, alone = int(sides.sends[some[0]]), sides.carried[row] == 1
-        return cls(start, end, sides.bytes[row], others[some], alone, sends, bool(meets[row[0]]), uncertainty_ns)
+        return cls(
+            start,
+            end,
+            sides.bytes[row],
+            others[some],
+            alone,
+            recorded[some],
+            sends,
+            bool(meets[row[0]]),
+            uncertainty_ns,
+        )
 
     def moved(self, offset_ns: int) -> Sequence:
         """Return the sequence with all times later by *offset_ns*."""
@@ -419,7 +493,7 @@ def align_sequences(own: Sequence, references: list[Sequence]) -> Ints:
 
     >>> ends, same = np.array([10, 30, 40, 70]), np.ones(4, np.int64)
     >>> def sequence(kept):
-    ...     return Sequence(ends[kept] - 5, ends[kept], same[kept], same[kept], same[kept] > 0)
+    ...     return Sequence(ends[kept] - 5, ends[kept], same[kept], same[kept], *[same[kept] > 0] * 2)
     >>> align_sequences(sequence([0, 1, 3]), [sequence([0, 1, 2, 3])]).tolist()
     [0, 1, 3]
     """
@@ -430,7 +504,8 @@ def align_sequences(own: Sequence, references: list[Sequence]) -> Ints:
     partner = np.arange(len(own.end))[:, None] + shifts
     inside = (partner >= 0) & (partner < length)
     partner = np.clip(partner, 0, length - 1)
-    likely = inside & (shifts >= min(0, missing)) & (shifts <= max(0, missing))
+    # As many on both sides are here because each may lack another one.
+    likely = inside & (shifts >= min(0, missing)) & (shifts <= max(0, missing)) if missing else inside
     cost = _pair_costs(own, references, partner, likely)
     cost[~inside] = np.inf
     partners = _certain_partners(cost, shifts, length)
@@ -471,15 +546,17 @@ def _misfit(own: Sequence, other: Sequence, partner: Ints) -> tuple[Ints, Bools]
     """
     start, end = own.start[:, None], own.end[:, None]
     other_start, other_end = other.start[partner], other.end[partner]
-    apart = np.abs(end - other_end)
+    are_known = own.recorded[:, None] & other.recorded[partner]
+    apart = np.where(are_known, np.abs(end - other_end), 0)  # what was not recorded may have ended at any time
     if own.sends < 0:
-        return apart, (np.minimum(end, other_end) < np.maximum(start, other_start) - MAX_ACKNOWLEDGE_NS) & own.meets
+        is_before = np.minimum(end, other_end) < np.maximum(start, other_start) - MAX_ACKNOWLEDGE_NS
+        return apart, is_before & are_known & own.meets
     sent = own if own.sends else other
     sent_start, sent_end = (start, end) if own.sends else (other_start, other_end)
     received_end = other_end if own.sends else end
     alone = sent.alone[:, None] if own.sends else sent.alone[partner]
     ends_before = alone & (received_end < sent_end - MAX_ACKNOWLEDGE_NS)
-    return apart, ends_before | (received_end < sent_start)
+    return apart, (ends_before | (received_end < sent_start)) & are_known
 
 
 def _likely_offset(own: Sequence, other: Sequence, partner: Ints, likely: Bools) -> int:
@@ -520,6 +597,9 @@ def _certain_partners(cost: npt.NDArray[np.float64], shifts: Ints, other_length:
     # From behind, operation i of n is operation n - 1 - i, and what is left after a pair is what came before it.
     after = _least_costs(cost[::-1, ::-1], rest[::-1])[::-1, ::-1]
     least = np.where(rest >= 0, before[-1] + SKIP_COST * rest, np.inf).min()
+    in_order = cost[:, shifts == 0].sum() if len(cost) == other_length else np.inf
+    if in_order <= least + MIN_MARGIN:  # as many on both sides, and nothing speaks for a hole on either
+        return np.arange(len(cost))
     with_pair = before[:-1] + cost + after[1:]  # least cost of all alignments that contain the pair
     k = with_pair.argmin(axis=1)
     lowest, second = np.partition(with_pair, 1, axis=1)[:, :2].T
@@ -541,12 +621,10 @@ def _least_costs(cost: npt.NDArray[np.float64], shifts: Ints) -> npt.NDArray[np.
 
 
 def _drop_disagreeing(
-    sides: _Sides, position: Ints, channel: Ints, channels: pl.DataFrame
+    sides: _Sides, position: Ints, placed: Ints, nameless: Bools, what: pl.Series
 ) -> tuple[Ints, list[Notice]]:
-    """Return the sides that have a position, without collectives of unnamed groups whose ends do not agree."""
-    placed = np.flatnonzero(position >= 0)
-    nameless = (channels["group"].is_null() & channels["group_ranks"].is_null()).to_numpy()
-    loose = placed[nameless[channel[sides.row[placed]]] & (sides.sends[placed] < 0)]
+    """Return the sides *placed* without collectives of unnamed groups whose ends do not agree."""
+    loose = placed[nameless[placed] & (sides.sends[placed] < 0)]
     if not len(loose) or len(np.unique(sides.rank[loose])) < 2:
         return placed, []
     row = sides.row[loose]
@@ -563,8 +641,8 @@ def _drop_disagreeing(
     bad = scatter.filter(pl.col("scatter") > pl.max_horizontal(pl.lit(MAX_END_SCATTER_NS), pl.col("usual") / 4))
     if bad.is_empty():
         return placed, []
-    what = ", ".join(sorted(set(channels["what"].gather(channel[bad["row"].to_numpy()]).to_list()))[:4])
-    text = f"{what}: the trace names no group and the ranks' ends do not agree, so waiting inside them is not known"
+    kinds = ", ".join(sorted(set(what.gather(bad["row"]).to_list()))[:4])
+    text = f"{kinds}: the trace names no group and the ranks' ends do not agree, so waiting inside them is not known"
     return placed[~np.isin(sides.key[placed], bad["key"].to_numpy())], [Notice("unmatched-operations", text)]
 
 

@@ -4,6 +4,9 @@ NCCL numbers peers inside a communicator: the ranks that share its ID are its me
 themselves must bear out. Without payloads only the direction is known. Then the work around a message tells what it
 carries (activations go on, gradients go back), the k-th send on an edge meets the k-th receive, and the two must have
 run at the same time: that check decides which ranks form a pipeline.
+
+A few messages may be missing. One that was launched and not recorded keeps its place in the order. Of others the times
+tell where they are missing, and receives that may be another source's then keep their peer unknown.
 """
 
 from __future__ import annotations
@@ -17,8 +20,11 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from tracekit.align.clock_bounds import MAX_ACKNOWLEDGE_NS
+
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
+Floats = npt.NDArray[np.float64]
 
 MESSAGES = pl.Schema(
     {
@@ -30,7 +36,7 @@ MESSAGES = pl.Schema(
         "made": pl.String(),  # of a send: F or B, the work whose result it carries; null where nothing tells
         "stream": pl.Int64(),  # a communicator of two ranks has a stream of its own
         "launch_ns": pl.Int64(),
-        "start_ns": pl.Int64(),
+        "start_ns": pl.Int64(),  # null, as is the end: launched, but the kernel was not recorded
         "end_ns": pl.Int64(),
     }
 )
@@ -44,9 +50,14 @@ MET = 0.5
 A message may lie in a buffer until it is asked for, so its send may end before the receive begins.
 """
 EARLIER, NEVER = 4.0, 1e15
-"""Weight of a receive that ends before its send does, and what one costs that ends before its send began."""
+"""Weight of a receive that ends before its send does, if that has its kernel for itself, and what one costs that ends
+before its send began."""
+NEVER_NS = 2**62
+"""Latest end of a message that was not recorded, where nothing bounds it."""
 EARLY = 0.05
 """Share of messages that may seem to arrive before they were sent, as clocks differ a little."""
+MAX_MISSING_SHARE, MAX_MISSING = 0.05, 8
+"""Share of all messages that may lack their other side, and how many of one rank in one step."""
 
 
 @dataclass(frozen=True)
@@ -65,18 +76,22 @@ def by_communicator(messages: pl.DataFrame) -> pl.Series:
     >>> by_communicator(pl.DataFrame(rows)).to_list()
     [6, 2]
     """
-    table = messages.select("rank", "group", "send", "peer").with_row_index("at")
+    table = messages.select("rank", "group", "send", "peer").with_row_index("row")
     peers = np.full(len(table), -1, np.int64)
     for part in table.drop_nulls("peer").partition_by("group", maintain_order=True):
         members = sorted(part["rank"].unique().to_list())
         order = _member_order(part, members)
         if order is not None:
-            peers[part["at"].to_numpy()] = np.array(order)[part["peer"].to_numpy()]
+            peers[part["row"].to_numpy()] = np.array(order)[part["peer"].to_numpy()]
     return pl.Series("peer", peers, dtype=pl.Int32).replace(-1, None)
 
 
 def _member_order(part: pl.DataFrame, members: list[int]) -> Sequence[int] | None:
-    """Return the members of one communicator in NCCL's order; None where those recorded are not all or fit none."""
+    """Return the members of one communicator in NCCL's order; None where those recorded are not all or fit none.
+
+    Of orders in which everyone receives as much as was sent, the first; else the one in which the fewest messages lack
+    their other side, if these are few and in no other order as few.
+    """
     highest = part["peer"].max()
     if not isinstance(highest, int) or highest >= len(members):
         return None
@@ -87,20 +102,27 @@ def _member_order(part: pl.DataFrame, members: list[int]) -> Sequence[int] | Non
     sent = np.bincount(who[send] * count + peer[send], minlength=count * count).reshape(count, count)
     received = np.bincount(who[~send] * count + peer[~send], minlength=count * count).reshape(count, count)
 
-    def fits(order: tuple[int, ...]) -> bool:
-        """Return whether everyone receives as much as was sent, and nobody writes to themselves."""
+    def missing(order: tuple[int, ...]) -> int:
+        """Return how many messages lack their other side; all of them if someone would write to themselves."""
         number_of_member = np.empty(count, np.int64)  # of each member: its number
         number_of_member[list(order)] = np.arange(count)
         # n is number_of_member: sent[a, n[b]] went from a to b, and received[b, n[a]] is what b says it had from a.
-        return bool(
-            (sent[:, number_of_member] == received[:, number_of_member].T).all()
-            and not sent[np.arange(count), number_of_member].any()
-        )
+        if sent[np.arange(count), number_of_member].any():
+            return len(part)
+        return int(np.abs(sent[:, number_of_member] - received[:, number_of_member].T).sum())
 
     first = tuple(range(count))
     orders = permutations(first) if count <= MOST_MEMBERS else iter([first])
-    chosen = next((order for order in orders if fits(order)), None)
-    return None if chosen is None else [members[i] for i in chosen]
+    chosen, fewest, is_only = first, len(part), False
+    for order in orders:
+        lacking = missing(order)
+        is_only = lacking < fewest or (is_only and lacking > fewest)
+        if lacking < fewest:
+            chosen, fewest = order, lacking
+        if not fewest:
+            break
+    believed = is_only and fewest <= MAX_MISSING_SHARE * len(part)
+    return [members[i] for i in chosen] if believed else None
 
 
 def along_pipelines(messages: pl.DataFrame, lines: Sequence[Sequence[int]] | None = None) -> Named:
@@ -115,7 +137,8 @@ def along_pipelines(messages: pl.DataFrame, lines: Sequence[Sequence[int]] | Non
     for tried in [lines] if lines is not None else _layouts(ranks):
         peers, share = _along(messages, tried)
         if share > best.met:
-            best = Named(pl.Series("peer", peers, dtype=pl.Int32), tuple(tuple(line) for line in tried), share)
+            named = pl.Series("peer", peers, dtype=pl.Int32).replace(-1, None)
+            best = Named(named, tuple(tuple(line) for line in tried), share)
     return best if best.met >= MET else Named(nobody, met=best.met)
 
 
@@ -134,7 +157,7 @@ def _along(messages: pl.DataFrame, lines: Sequence[Sequence[int]]) -> tuple[Ints
     """Return each message's peer if *lines* are the pipelines, and the share of messages that then meet."""
     view = _View.of(messages)
     peer = np.full(len(messages), -1, np.int64)
-    together_all, early = 0, 0
+    together_all, early, missing_all = 0, 0, 0
     for line in lines:
         after = dict(zip(line, [*line[1:], line[0]], strict=True))
         before = {b: a for a, b in after.items()}
@@ -148,16 +171,24 @@ def _along(messages: pl.DataFrame, lines: Sequence[Sequence[int]]) -> tuple[Ints
                 receives = view.received(rank, step)
                 sources = dict.fromkeys((before[rank], after[rank]))
                 queues = [view.sent(source, step)[peer[view.sent(source, step)] == rank] for source in sources]
-                if sum(map(len, queues)) != len(receives):
+                missing = abs(sum(map(len, queues)) - len(receives))
+                missing_all += missing
+                if missing > MAX_MISSING or missing_all > MAX_MISSING_SHARE * len(messages):
                     return peer, 0.0
                 chosen = _by_stream(view, rank, receives, [*sources], peer)
-                if chosen is None or any((chosen == i).sum() != len(queue) for i, queue in enumerate(queues)):
+                if chosen is None or (not missing and _counts(chosen, len(queues)) != [*map(len, queues)]):
                     chosen = _merge(view, receives, queues)
-                peer[receives] = np.array([*sources])[chosen]
+                peer[receives] = np.array([*sources, -1])[chosen]
                 together, late = _meetings(view, receives, queues, chosen)
                 together_all, early = together_all + together, early + late
-    count = len(messages) / 2
+    count = view.recorded.sum() / 2
     return peer, together_all / count if early <= EARLY * count else 0.0
+
+
+def _counts(chosen: Ints, length: int) -> list[int]:
+    """Return how many receives take from each queue."""
+    counts: list[int] = np.bincount(chosen[chosen >= 0], minlength=length).tolist()
+    return counts
 
 
 class _View(msgspec.Struct, frozen=True, eq=False):
@@ -165,7 +196,14 @@ class _View(msgspec.Struct, frozen=True, eq=False):
 
     step: Ints
     start: Ints
+    """Of a message that was not recorded the earliest possible start."""
     end: Ints
+    """Of a message that was not recorded the earliest possible end."""
+    latest_end: Ints
+    """The end; of a message that was not recorded the latest possible one."""
+    alone: Bools
+    """Whether it has its kernel for itself."""
+    recorded: Bools
     stream: Ints
     forward: Bools
     sends: dict[int, Ints]
@@ -179,11 +217,32 @@ class _View(msgspec.Struct, frozen=True, eq=False):
         order = np.argsort(messages["launch_ns"].to_numpy(), kind="stable")
         step = messages["step"].fill_null(-1).to_numpy()
         rows = {r: order[rank[order] == r] for r in np.unique(rank).tolist()}
+        recorded = messages["end_ns"].is_not_null().to_numpy()
+        stream = messages["stream"].fill_null(-1).to_numpy()
+        start, end, latest_end = (
+            messages[name].fill_null(other).to_numpy(writable=True)
+            for name, other in (
+                ("start_ns", messages["launch_ns"]),
+                ("end_ns", messages["launch_ns"]),
+                ("end_ns", NEVER_NS),
+            )
+        )
+        for indices in rows.values():
+            lost = indices[~recorded[indices]]
+            if len(lost) and len(np.unique(stream[indices[recorded[indices]]])) == 1:
+                # On one stream it ran between the one launched before it and the next.
+                start[lost] = end[lost] = np.maximum.accumulate(end[indices])[~recorded[indices]]
+                next_start = np.where(recorded[indices], start[indices], NEVER_NS)
+                latest_end[lost] = np.minimum.accumulate(next_start[::-1])[::-1][~recorded[indices]]
+        alone = messages.select(pl.len().over("rank", "launch_ns") == 1).to_series().to_numpy()
         return cls(
             step,
-            messages["start_ns"].to_numpy(),
-            messages["end_ns"].to_numpy(),
-            messages["stream"].fill_null(-1).to_numpy(),
+            start,
+            end,
+            latest_end,
+            alone,
+            recorded,
+            stream,
             (messages["made"] == "F").fill_null(False).to_numpy(),
             {r: indices[send[indices]] for r, indices in rows.items()},
             {r: indices[~send[indices]] for r, indices in rows.items()},
@@ -206,8 +265,11 @@ class _View(msgspec.Struct, frozen=True, eq=False):
 def _by_stream(view: _View, rank: int, receives: Ints, sources: list[int], peer: Ints) -> Ints | None:
     """Return, for each receive, the place of its source where all messages with one peer share a stream; else None."""
     sends = view.sends.get(rank, view.none)
+    sends = sends[view.recorded[sends]]
     pairs = np.unique(np.stack([view.stream[sends], peer[sends]]), axis=1)
     if len(pairs[0]) < 2 or len(np.unique(pairs[0])) < len(pairs[0]) or (pairs[0] < 0).any():
+        return None
+    if not view.recorded[receives].all():  # nothing tells the stream of a kernel that was not recorded
         return None
     peer_of_stream = dict(zip(pairs[0].tolist(), pairs[1].tolist(), strict=True))
     source_of = [peer_of_stream.get(stream) for stream in view.stream[receives].tolist()]
@@ -215,46 +277,103 @@ def _by_stream(view: _View, rank: int, receives: Ints, sources: list[int], peer:
 
 
 def _merge(view: _View, receives: Ints, queues: list[Ints]) -> Ints:
-    """Return, for each receive in turn, which queue of sends it takes from, so that all fit as well as can be."""
+    """Return, for each receive in turn, which queue of sends it takes from, so that all fit as well as can be.
+
+    -1 where messages are missing and it may take from either, or from none.
+    """
     if len(queues) == 1 or not len(queues[1]):
         return np.zeros(len(receives), np.int64)
     first, second = queues
-    # least[i, j]: the first i + j receives took i of the first queue's and j of the second's.
-    places = np.arange(len(first) + 1)[:, None] + np.arange(len(second) + 1)[None, :]
-    padded = np.append(receives, receives[-1:])
-    of_first = _misfit(view, padded[places[:-1]], first[:, None])  # receive i + j takes first[i]
-    of_second = _misfit(view, padded[places[:, :-1]], second[None, :])
-    least = np.full(places.shape, np.inf)
-    least[0] = np.concatenate([[0], np.cumsum(of_second[0])])
-    for i in range(1, len(first) + 1):
-        down = least[i - 1] + of_first[i - 1]
-        # Going along the row adds up of_second: the best place to have come down is a running minimum.
-        along = np.concatenate([[0], np.cumsum(of_second[i])])
-        least[i] = np.minimum.accumulate(down - along) + along
-    chosen, i, j = np.zeros(len(receives), np.int64), len(first), len(second)
-    while i or j:
-        back = i and (not j or least[i - 1, j] + of_first[i - 1, j] <= least[i, j - 1] + of_second[i, j - 1])
-        i, j = (i - 1, j) if back else (i, j - 1)
-        chosen[i + j] = 0 if back else 1
+    sends_left = len(first) + len(second) - len(receives)
+    before = _least_misfits(view, receives, first, second)
+    if sends_left:
+        return _certain_sources(view, receives, (first, second), before)
+    # Go back from the end along the cheapest way: the receive behind i others takes from the first queue or the second.
+    chosen, j = np.zeros(len(receives), np.int64), len(first)
+    for i in range(len(receives) - 1, -1, -1):
+        k = i - j  # taken of the second queue before this receive, if it takes from the second
+        takes_first = j > 0 and (
+            k < 0
+            or before[i, 0, j - 1] + _misfit(view, receives[i], first[j - 1])
+            <= before[i, 0, j] + _misfit(view, receives[i], second[k])
+        )
+        chosen[i], j = (0, j - 1) if takes_first else (1, j)
     return chosen
 
 
-def _misfit(view: _View, receives: Ints, sent: Ints) -> npt.NDArray[np.float64]:
-    """Return how badly each receive fits each send: it ends soon after both are there, never before its message was."""
-    late = np.maximum(0, view.end[receives] - np.maximum(view.end[sent], view.start[receives]))
-    early = np.maximum(0, view.end[sent] - view.end[receives])
-    misfit: npt.NDArray[np.float64] = (
-        late + EARLIER * early + np.where(view.end[receives] < view.start[sent], NEVER, 0.0)
-    )
+def _least_misfits(view: _View, receives: Ints, first: Ints, second: Ints) -> Floats:
+    """Return in [i, s, j] the least misfit of i receives, j sends of the first queue and i + shift - j of the second.
+
+    The shifts, of index s, are the sends without a receive less the receives without a send, from 0 to what is left
+    over in the end. Only the side that has too many is left out of pairs.
+    """
+    sends_left = len(first) + len(second) - len(receives)
+    shifts = np.arange(min(sends_left, 0), max(sends_left, 0) + 1)
+    j = np.arange(len(first) + 1)
+    least = np.full((len(receives) + 1, len(shifts), len(first) + 1), np.inf)
+    least[0, shifts == 0, 0] = 0.0
+    for i in range(len(receives) + 1):
+        k = i + shifts[:, None] - j
+        least[i][(k < 0) | (k > len(second))] = np.inf
+        for s in range(1, len(shifts)) if sends_left > 0 else ():  # a send of either queue is left out
+            least[i, s] = np.minimum(least[i, s], least[i, s - 1])
+            least[i, s, 1:] = np.minimum(least[i, s, 1:], least[i, s - 1, :-1])
+            least[i, s][(k[s] < 0) | (k[s] > len(second))] = np.inf
+        if i == len(receives):
+            break
+        least[i + 1, :, 1:] = least[i, :, :-1] + _misfit(view, receives[i], first)
+        of_second = _misfit(view, receives[i], second[np.clip(k, 0, len(second) - 1)])
+        least[i + 1] = np.minimum(least[i + 1], least[i] + of_second)
+        if sends_left < 0:  # the receive is left out
+            least[i + 1, :-1] = np.minimum(least[i + 1, :-1], least[i, 1:])
+    return least
+
+
+def _certain_sources(view: _View, receives: Ints, queues: tuple[Ints, Ints], before: Floats) -> Ints:
+    """Return the queue of each receive; -1 if it has none, or if another way for it is little worse."""
+    first, second = queues
+    sends_left = len(first) + len(second) - len(receives)
+    shifts = np.arange(min(sends_left, 0), max(sends_left, 0) + 1)
+    # From behind, what is left after a receive is what came before it.
+    after = _least_misfits(view, receives[::-1], first[::-1], second[::-1])[::-1, ::-1, ::-1]
+    ways = np.full((3, len(receives)), np.inf)
+    for i, receive in enumerate(receives):
+        ways[0, i] = (before[i, :, :-1] + _misfit(view, receive, first) + after[i + 1, :, 1:]).min(initial=np.inf)
+        k = np.clip(i + shifts[:, None] - np.arange(len(first) + 1), 0, len(second) - 1)
+        ways[1, i] = (before[i] + _misfit(view, receive, second[k]) + after[i + 1]).min()
+        if sends_left < 0:
+            ways[2, i] = (before[i, 1:] + after[i + 1, :-1]).min()
+    chosen = ways.argmin(axis=0)
+    lowest, next_lowest = np.partition(ways, 1, axis=0)[:2]
+    return np.where((chosen < 2) & (next_lowest - lowest > MAX_ACKNOWLEDGE_NS), chosen, -1)
+
+
+def _misfit(view: _View, receives: Ints, sent: Ints) -> Floats:
+    """Return how badly each receive fits each send: it ends soon after both are there, never before its message was.
+
+    One that was not recorded ended when it fits best, within its bounds.
+    """
+    late = np.maximum(0, view.end[receives] - np.maximum(view.latest_end[sent], view.start[receives]))
+    early = np.maximum(0, view.end[sent] - view.latest_end[receives])
+    early = np.where(view.alone[sent], EARLIER, 1.0) * early
+    misfit: Floats = late + early + np.where(view.latest_end[receives] < view.start[sent], NEVER, 0.0)
     return misfit
 
 
 def _meetings(view: _View, receives: Ints, queues: list[Ints], chosen: Ints) -> tuple[int, int]:
-    """Return how many receives ran at the same time as their send, and how many ended before it began."""
+    """Return how many receives ran at the same time as their send, and how many ended before it began.
+
+    Where sends or receives of a queue are missing, a receive has that many neighbours of its send to meet as well.
+    """
     together, early = 0, 0
     for position, queue in enumerate(queues):
         taken = receives[chosen == position]
-        after = view.start[queue] < view.end[taken]
-        together += int((after & (view.start[taken] < view.end[queue])).sum())
-        early += int((~after).sum())
+        sends_left = len(queue) - len(taken)
+        shifts = np.arange(min(sends_left, 0), max(sends_left, 0) + 1)
+        if len(queue):
+            partner = queue[np.clip(np.arange(len(taken))[:, None] + shifts, 0, len(queue) - 1)]
+            after = view.start[partner] < view.end[taken][:, None]
+            meets = after & (view.start[taken][:, None] < view.latest_end[partner]) & view.recorded[partner]
+            together += int((meets.any(axis=1) & view.recorded[taken]).sum())
+            early += int((~after.any(axis=1) & view.recorded[taken]).sum())
     return together, early

@@ -176,17 +176,21 @@ def rank_tables(
     repeated = repetition_notices(labelled, rank.source)
     api = find_api_calls(rank.events)
     recording = check_completeness(api, labelled)
-    labelled, unmarked = number_steps(add_slow_launch_ends(labelled, api.calls))
+    labelled = add_slow_launch_ends(labelled, api.calls)
+    lost = classify_lost_kernels(rank.events, rules=book)
+    labelled, unmarked = number_steps(pl.concat([labelled, lost], how="diagonal") if len(lost) else labelled)
+    if len(lost):  # they were numbered with the others, by the order of launches
+        labelled, lost = (labelled.filter(is_lost) for is_lost in (pl.col("id") >= 0, pl.col("id") < 0))
     gpu_events, step_table, step_notices = assign_parts(labelled, steps)
     step_table = step_table.with_columns(rank=pl.lit(rank.source.rank, pl.Int32))
-    tables = _measure_rank(rank, gpu_events, step_table, api, recording.unrecorded, rules=book, by=by, graph=graph)
-    lost = classify_lost_kernels(rank.events, rules=book)
     lost = lost.filter(pl.col("step").is_in(step_table["step"].implode(), nulls_equal=True))
+    tables = _measure_rank(rank, gpu_events, step_table, api, recording.unrecorded, rules=book, by=by, graph=graph)
     give_back_memory(worth=len(gpu_events) > MIN_EVENTS_TO_GIVE_BACK_MEMORY)
     events = rank_timeline(rank, gpu_events, find_waiting_calls(api), frames) if keep_events else None
     own_pipeline = None
     if pipeline:
-        own_pipeline = replace(rank_pipeline(gpu_events, rank.source, around=labelled), cut=recording.cut_steps)
+        own_pipeline = rank_pipeline(gpu_events, rank.source, around=labelled, lost=lost)
+        own_pipeline = replace(own_pipeline, cut=recording.cut_steps)
     return replace(
         tables,
         operations=pl.concat([tables.operations, operations(lost, Lanes.of(lost))]),

@@ -2,7 +2,8 @@
 
 The host's calls remain: which collective or message was issued, by which thread, and the launch of its kernel. For each
 such launch without a GPU event a kernel of no duration takes part in the classification, so that the messages that it
-carried are not taken for those of the next kernel, and it is known which operation the recording lacks.
+carried are not taken for those of the next kernel, and it is known which operation the recording lacks. Where the
+launch is missing as well, the messages are followed by the launch of other work.
 """
 
 from __future__ import annotations
@@ -13,6 +14,11 @@ from tracekit.schema import EVENTS, GPU_KINDS, conform
 
 LAUNCH_PATTERN = r"Launch(Cooperative)?Kernel"
 CAPTURE_PATTERN = r"Stream(Begin|End)Capture"
+MESSAGE_PATTERN = r"^i?(send|recv)$"
+MESSAGE_KERNEL_PATTERN = r"(?i)sendrecv|nccl.*generic"
+MAX_UNLAUNCHED_SHARE = 0.05
+"""Share of the batches of messages that may lack their launch, and one more. If more seem to, kernels are launched by
+another thread, or other work is launched between the calls and the kernel."""
 CALL_COLUMNS = ("collective", "group", "group_desc", "group_ranks", "peer", "bytes", "received", "collective_seq")
 """Columns that a kernel takes from the call that contains its launch."""
 
@@ -30,17 +36,20 @@ def find_lost_kernels(events: pl.DataFrame) -> pl.DataFrame:
     [(-1, 'ncclDevKernel_SendRecv', 5, 7)]
     """
     columns = ("rank", "pid", "tid", "start_ns", "correlation", "step")
+    calls = events.filter(pl.col("collective").is_not_null() & pl.col("kind").is_in(["cpu_op", "annotation"]))
+    if calls.is_empty():
+        return EVENTS.to_frame()
     text = pl.col("name").cast(pl.String)
     host_calls = events.select("kind", "name", *columns).filter(pl.col("kind").is_in(["runtime", "driver"]))
     names = host_calls["name"].unique().cast(pl.String)
     is_launch = pl.col("name").is_in(names.filter(names.str.contains(LAUNCH_PATTERN)).implode())
-    on_gpu = events.select("kind", "correlation", "device", "stream").filter(pl.col("kind").is_in(GPU_KINDS))
+    on_gpu = events.select("kind", "name", "correlation", "device", "stream").filter(pl.col("kind").is_in(GPU_KINDS))
     is_lost = ~pl.col("correlation").is_in(on_gpu["correlation"].drop_nulls().implode())
     launches = host_calls.filter(is_launch & pl.col("correlation").is_not_null()).select(*columns, lost=is_lost)
     launches = launches.unique("correlation", keep="first").sort("start_ns")
+    without_launch = _messages_without_launch(calls, launches, on_gpu, _find_group_ends(events))
     if launches["lost"].sum() <= on_gpu["correlation"].null_count():  # GPU events without a launch may be theirs
-        return EVENTS.to_frame()
-    calls = events.filter(pl.col("collective").is_not_null() & pl.col("kind").is_in(["cpu_op", "annotation"]))
+        return without_launch
     calls = calls.select("tid", *CALL_COLUMNS, call_start_ns="start_ns", call_end_ns="end_ns")
     is_capture = pl.col("name").is_in(names.filter(names.str.contains(CAPTURE_PATTERN)).implode())
     captures = (
@@ -65,7 +74,7 @@ def find_lost_kernels(events: pl.DataFrame) -> pl.DataFrame:
     )
     is_first = (pl.col("previous_ns") < pl.col("call_start_ns")).fill_null(True)
     is_last = (pl.col("next_ns") >= pl.col("call_end_ns")).fill_null(True)
-    is_message = pl.col("collective").cast(pl.String).str.contains("^i?(send|recv)$")
+    is_message = pl.col("collective").cast(pl.String).str.contains(MESSAGE_PATTERN)
     kernel = pl.when(is_message).then(pl.lit("SendRecv")).otherwise(pl.col("collective").cast(pl.String))
     lost = candidates.filter(is_first & ((in_call & is_last) | (~in_call & is_message))).select(
         *columns,
@@ -77,4 +86,71 @@ def find_lost_kernels(events: pl.DataFrame) -> pl.DataFrame:
         device=pl.lit(on_gpu["device"].first(), pl.Int32),
         stream=pl.lit(on_gpu["stream"].first(), pl.Int64),
     )
-    return conform(lost, EVENTS)
+    without_launch = without_launch.with_columns(id=pl.col("id") - len(lost))
+    return pl.concat([conform(lost, EVENTS), without_launch])
+
+
+def _find_group_ends(events: pl.DataFrame) -> pl.DataFrame:
+    """Return when NCCL's outermost groups began and ended on each thread, where that was recorded."""
+    edges = events.select("tid", "name", "start_ns", "end_ns").filter(
+        pl.col("name").is_in(["ncclGroupStart", "ncclGroupEnd"])
+    )
+    opens = pl.col("name").cast(pl.String) == "ncclGroupStart"
+    depth = pl.when(opens).then(1).otherwise(-1).cum_sum().over("tid")
+    edges = edges.sort("start_ns").with_columns(opens=opens, depth=depth)
+    outermost = edges.filter(pl.col("depth") == pl.col("opens").cast(pl.Int32))
+    outermost = outermost.with_columns(group_end_ns=pl.col("end_ns").shift(-1).over("tid"))
+    return outermost.filter("opens").select("tid", "start_ns", "group_end_ns")
+
+
+def _messages_without_launch(
+    calls: pl.DataFrame, launches: pl.DataFrame, on_gpu: pl.DataFrame, groups: pl.DataFrame
+) -> pl.DataFrame:
+    """Return a kernel and a launch for each batch of messages that lacks them (``EVENTS``).
+
+    The launch of other work follows on the same thread, or no launch at all before the end of NCCL's group.
+    """
+    kernels = on_gpu.select(
+        "correlation", for_messages=pl.col("name").cast(pl.String).str.contains(MESSAGE_KERNEL_PATTERN)
+    )
+    launched = launches.join(kernels.drop_nulls().unique("correlation"), on="correlation", how="left")
+    is_message = (pl.col("kind") == "cpu_op") & pl.col("collective").cast(pl.String).str.contains(MESSAGE_PATTERN)
+    messages = (
+        calls.filter(is_message)
+        .sort("start_ns")
+        .join_asof(
+            launched.select("tid", "for_messages", next_launch="correlation", launch_ns="start_ns").sort("launch_ns"),
+            left_on="start_ns",
+            right_on="launch_ns",
+            by="tid",
+            strategy="forward",
+            check_sortedness=False,
+        )
+        .join_asof(groups, on="start_ns", by="tid", check_sortedness=False)
+    )
+    in_group = pl.col("group_end_ns") > pl.col("start_ns")
+    messages = messages.with_columns(pl.when(in_group).then("group_end_ns"))
+    batch = ["tid", "next_launch", "group_end_ns"]
+    batches = messages.drop_nulls("for_messages").n_unique(batch)
+    is_later = (pl.col("launch_ns") > pl.col("group_end_ns")).fill_null(False)
+    unlaunched = messages.filter(~pl.col("for_messages") | is_later)
+    if unlaunched.is_empty() or unlaunched.n_unique(batch) > 1 + MAX_UNLAUNCHED_SHARE * batches or batches < 3:
+        return EVENTS.to_frame()
+    first_number = launches["correlation"].max() + 1  # type: ignore[operator]
+    lost = (
+        unlaunched.group_by(batch, maintain_order=True)
+        .agg(pl.col("rank", "pid", "step").first(), start_ns=pl.col("end_ns").max())
+        .with_columns(
+            number=pl.int_range(pl.len(), dtype=pl.Int64),
+            end_ns="start_ns",
+            device=pl.lit(on_gpu["device"].first(), pl.Int32),
+            stream=pl.lit(on_gpu["stream"].first(), pl.Int64),
+        )
+        .with_columns(correlation=first_number + pl.col("number"))
+    )
+    kinds = (("kernel", "ncclDevKernel_SendRecv", 1), ("runtime", "cudaLaunchKernel", 2))
+    events = [
+        lost.with_columns(kind=pl.lit(kind), name=pl.lit(name), id=-2 * pl.col("number") - offset)
+        for kind, name, offset in kinds
+    ]
+    return pl.concat([conform(table, EVENTS) for table in events])

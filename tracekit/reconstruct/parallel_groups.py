@@ -309,7 +309,8 @@ def name_peers(
     if not local:
         return list(ranks), ()
     table = pl.concat([rank.messages.with_columns(rank=pl.lit(rank.rank, pl.Int32)) for rank in local.values()])
-    table = conform(table, MESSAGES)
+    is_lost = (pl.col("kernel") < 0).fill_null(False)
+    table = conform(table.with_columns(pl.when(~is_lost).then(pl.col("start_ns", "end_ns"))), MESSAGES)
     table = table.with_columns(peer=by_communicator(table))
     notices: tuple[Notice, ...] = ()
     without_peers = [rank.rank for rank in local.values() if rank.messages["peer"].is_null().all()]

@@ -78,13 +78,20 @@ _COLUMNS = ("id", "name", "label", "pass", "step", "start_ns", "end_ns", "launch
 """Columns of labelled events that reconstruction reads."""
 
 
-def rank_pipeline(labelled: pl.DataFrame, source: Source, *, around: pl.DataFrame | None = None) -> RankPipeline:
+def rank_pipeline(
+    labelled: pl.DataFrame,
+    source: Source,
+    *,
+    around: pl.DataFrame | None = None,
+    lost: pl.DataFrame | None = None,
+) -> RankPipeline:
     """Return the chunks of work and the messages of one rank.
 
     Args:
         labelled: The rank's labelled GPU events in the steps to look at.
         source: Header of the rank's trace.
         around: More of the rank's GPU events, such as all of them: work of the step before can stall this one.
+        lost: Communication kernels that were launched and not recorded: they keep their place in the order.
 
     >>> from tracekit.schema import LABELLED, conform
     >>> rows = [
@@ -97,7 +104,8 @@ def rank_pipeline(labelled: pl.DataFrame, source: Source, *, around: pl.DataFram
 
     """
     all_events = labelled if around is None else around
-    sampled, notices = sample_steps(labelled.select(_COLUMNS))
+    with_lost = [table.select(_COLUMNS) for table in (labelled, lost) if table is not None and len(table)]
+    sampled, notices = sample_steps(pl.concat(with_lost) if with_lost else labelled.select(_COLUMNS))
     rows = prepare(sampled)
     if rows["step"].null_count() == rows.height:  # the whole trace is one step
         rows = rows.with_columns(step=pl.lit(0, pl.Int64))
