@@ -18,7 +18,7 @@ from tracekit._util.text import counted, percent
 from tracekit.analysis import Analysis
 from tracekit.analysis.rank_timeline import DESCRIPTION_TEXTS, EVENT_TIMES, HOST_LANES, HOST_RANGES, RankTimeline
 from tracekit.critical_path.path import SEGMENTS
-from tracekit.report.evidence import CAUSE_WORDS
+from tracekit.report.evidence import CAUSE_MEANINGS, CAUSE_WORDS
 from tracekit.report.html.packed_columns import pack_columns, pack_intervals, pack_json
 from tracekit.report.names import short_kernel
 from tracekit.report.palette import LABEL_COLOURS
@@ -83,7 +83,7 @@ def timeline_data(analysis: Analysis, clock: PageClock) -> dict[str, Any] | None
         "labels": [{"name": label, "colour": LABEL_COLOURS[label]} for label in labels],
         "lanes": [{"name": name, "labels": [label for label in LANES[name] if label in labels]} for name in LANES],
         "host": [{"name": name, "colour": HOST_COLOURS[name]} for name in HOST_LANES],
-        "causes": [CAUSE_WORDS[cause] for cause in EXPOSURE_CAUSES],
+        "causes": [(CAUSE_WORDS[cause], CAUSE_MEANINGS[cause]) for cause in EXPOSURE_CAUSES],
         "merged": not analysis.events,
         "left_out": _left_out(analysis, timelines, cut, shown),
         "steps": _steps(clock.steps),
@@ -212,7 +212,6 @@ def _rank_data(
             description=numbers[events["description"].to_numpy()],
             delay=delay,
         ),
-        "causes": _exposure_causes(analysis, rank),
         "phases": _phases(analysis, clock, rank),
         "steps": _steps(clock.steps.filter(rank=rank)),
         **_operations(analysis, timeline),
@@ -233,16 +232,26 @@ def _rank_data(
 
 
 def _operations(analysis: Analysis, timeline: RankTimeline) -> dict[str, Any]:
-    """Return the rank's communication: its event, hidden and waiting time, and the operations matched across ranks."""
+    """Return the rank's exposed time by cause, and its communication: event, hidden, waiting, matches across ranks."""
     rows = timeline.events.select("id").drop_nulls().with_row_index("event")
     if rows.is_empty():
-        return {}
+        return {"label_causes": _exposure_causes(analysis, timeline.rank)}
+    causes = timeline.causes.join(rows, on="id").sort("event")
+    exposed = pack_columns(
+        {
+            "event": causes["event"].to_numpy(),
+            "cause": causes["cause"].to_physical().to_numpy(),
+            "time": causes["ns"].to_numpy() // 100,
+        },
+        differences=["event"],
+    )
     of_rank = pl.col("rank") == timeline.rank
     operations = analysis.tables["operations"].filter(of_rank).join(rows, on="id").sort("event")
     matched = analysis.tables["matched"].filter(of_rank).join(rows, on="id").sort("event", "match")
     if operations.is_empty():
-        return {}
+        return {"causes": exposed}
     return {
+        "causes": exposed,
         "operations": pack_columns(
             {
                 "event": operations["event"].to_numpy(),

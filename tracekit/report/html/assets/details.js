@@ -65,17 +65,12 @@ const detailsPanel = (() => {
     const partners = timeline.partnersOf(selection);
     if (operation) {
       fact("transfer", operation.kib === null ? "" : `${operation.kib.toLocaleString("en")} KiB`);
-      fact("hidden", `${percent(Math.min(1, operation.hidden / length))} by compute; exposed ${ms(Math.max(0, length - operation.hidden))}`);
+      fact("hidden", `${percent(Math.min(1, operation.hidden / length))} by compute, ${ms(operation.hidden)}`);
       fact("waiting", operation.wait === null ? "unknown: no trace of its peer, or clocks not comparable"
         : operation.wait < 1e-4 ? "did not wait for other ranks"
           : `${ms(operation.wait)} for other ranks, ${ms(Math.max(0, length - operation.wait))} transfer`);
     }
-    const causes = rank.causes[label];
-    if (causes && (!operation || length - operation.hidden > 1e-4)) {
-      const total = Object.values(causes).reduce((sum, ns) => sum + ns, 0);
-      const largest = Object.entries(causes).sort((a, b) => b[1] - a[1]).slice(0, 2);
-      fact("exposed because", `${largest.map(([cause, ns]) => `${percent(ns / total)} ${run.data.causes[cause]}`).join(", ")} (all ${label} of this rank)`);
-    }
+    fact("exposed", exposureWords(run, rank, event, label, operation && Math.max(0, length - operation.hidden)));
     const piece = timeline.pieceOf(selection);
     if (piece >= 0) {
       const notes = source.path.texts[source.path.description[piece]].split("\n").slice(1);
@@ -96,6 +91,21 @@ const detailsPanel = (() => {
     panel.append(element("div", [...steps, ...commands(timeline, selection, path, piece)], { class: "actions" }), list);
     const partnersTitle = timeline.sources.length > 1 ? "The same kernel in the other run" : "The same operation on other ranks";
     panel.append(element("div", [...(partners.length ? [partnerList(timeline, partners, partnersTitle)] : []), ...table]));
+  }
+
+  // The exposed time of an event by cause, in words; of a merged interval, that of its label on the rank. Exposed time that
+  // several operations cover is counted once, with one of them: `exposed`, the event's own, may be more than its causes.
+  function exposureWords(run, rank, event, label, exposed) {
+    const ofLabel = Object.entries(rank.label_causes?.[label] ?? {}).map(([cause, ns]) => [cause, ns / 1e6]).sort((a, b) => b[1] - a[1]);
+    const causes = ofLabel.length ? ofLabel : rank.causes.get(event) ?? [], counted = causes.reduce((sum, [, time]) => sum + time, 0);
+    const elsewhere = ofLabel.length ? 0 : (exposed ?? 0) - counted;
+    const parts = causes.map(([cause, time]) => {
+      const [words, meaning] = run.data.causes[cause];
+      return element("span", `${ms(time)} ${words}`, { class: "cause", title: meaning, tabindex: 0 });
+    });
+    if (elsewhere > 1e-3) parts.push(`${ms(elsewhere)} counted with another operation that runs at the same time`);
+    if (!parts.length) return exposed === undefined ? null : "nothing of it";
+    return [...parts.flatMap((part, i) => (i ? ["; ", part] : [part])), ofLabel.length ? ` (all ${label} of this rank)` : ""];
   }
 
   const colourOf = (timeline, run, label) => run.data.labels.find((entry) => entry.name === label)?.colour ?? "#888888";

@@ -14,6 +14,7 @@ const runEvents = (() => {
         memory: packed.memory ? memoryPoints(await columns.unpack(packed.memory)) : null,
         host: packed.host ? await columns.unpackTimes(packed.host) : null,
         operations: packed.operations ? indexed(await columns.unpack(packed.operations)) : new Map(),
+        causes: packed.causes ? causesByEvent(await columns.unpack(packed.causes)) : new Map(),
         matches: packed.matches ? await columns.unpack(packed.matches) : { count: 0 },
       };
     }));
@@ -37,6 +38,17 @@ const runEvents = (() => {
     for (let i = 0; i < count; i++) {
       byEvent.set(event[i], { hidden: hidden[i] / 1e4, wait: wait[i] ? (wait[i] - 1) / 1e4 : null, kib: size[i] ? size[i] - 1 : null });
     }
+    return byEvent;
+  }
+
+  // The causes of exposed time by the number of the event: [[cause, ms], …], the longest first.
+  function causesByEvent({ count, event, cause, time }) {
+    const byEvent = new Map();
+    for (let i = 0; i < count; i++) {
+      if (!byEvent.has(event[i])) byEvent.set(event[i], []);
+      byEvent.get(event[i]).push([cause[i], time[i] / 1e4]);
+    }
+    for (const causes of byEvent.values()) causes.sort((a, b) => b[1] - a[1]);
     return byEvent;
   }
 
