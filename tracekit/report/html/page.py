@@ -15,9 +15,10 @@ from tracekit.report.html.templates import asset, render_template, script_json
 from tracekit.report.html.timeline import (
     PageClock,
     explaining_rows,
+    iteration_moments,
     kernel_moments,
     path_moments,
-    timeline_data,
+    role_timelines,
 )
 from tracekit.report.view import View, view_of
 from tracekit.report.view.path import changed_lanes
@@ -40,15 +41,15 @@ def render_html(analysis: Analysis) -> str:
     """
     view = view_of(analysis)
     clock = PageClock(analysis)
-    schedule, timeline = schedule_data(analysis), timeline_data(analysis, clock)
+    schedule, timelines = schedule_data(analysis), role_timelines(analysis, clock)
     choices = schedule["choices"] if schedule else []
-    ranks = [entry["rank"] for entry in timeline["ranks"]] if timeline else []
+    ranks = sorted({entry["rank"] for role in timelines for entry in role["timeline"]["ranks"]})
     return render_template(
         "page.html.j2",
         nonce=secrets.token_urlsafe(16),
         css=asset("page.css"),
         script=asset(*TIMELINE_SCRIPTS, "page.js"),
-        data=script_json({"schedule": schedule, "timeline": timeline, "path": view.input_path}),
+        data=script_json({"schedule": schedule, "timelines": timelines, "path": view.input_path}),
         v=view,
         sections=_linked_sections(view, ranks),
         heat=heat_map(view.fleet),
@@ -57,7 +58,9 @@ def render_html(analysis: Analysis) -> str:
         figure_titles=FIGURES,
         max_different=MAX_DIFFERENT_RANKS,
         lanes=ranks,
-        left_out=timeline["left_out"] if timeline else (),
+        left_out=[sentence for role in timelines for sentence in role["timeline"]["left_out"]],
+        iterations=iteration_moments(analysis, clock),
+        role_finds=[f'role:"={role.name}"' for role in analysis.role_results.roles],
         path_moments=path_moments(analysis, clock, view.critical),
         kernel_moments=kernel_moments(clock, view.kernels, ranks),
         explaining_rows=explaining_rows(view.kernels),

@@ -15,6 +15,7 @@ import polars as pl
 
 from tracekit._util.arrays import Ints
 from tracekit._util.text import counted, percent
+from tracekit.align.clocks import Clocks
 from tracekit.analysis import Analysis
 from tracekit.analysis.rank_timeline import DESCRIPTION_TEXTS, EVENT_TIMES, HOST_LANES, HOST_RANGES, RankTimeline
 from tracekit.critical_path.path import SEGMENTS
@@ -52,12 +53,17 @@ HOST_COLOURS = {"ranges": "#C3B1D6", "operators": HOST_COLOUR, "waiting calls": 
 
 
 class PageClock:
-    """Times of each rank as nanoseconds since the first step's start on the common clock."""
+    """Times of each rank as nanoseconds since the first step's start on the common clock.
 
-    def __init__(self, analysis: Analysis) -> None:
-        self._clocks = analysis.clocks
-        steps = analysis.clocks.align(analysis.tables["steps"], "start_ns", "end_ns")
-        self.origin_ns = int(steps["start_ns"].to_numpy().min()) if len(steps) else 0
+    A run that shares the time axis of another one has that one's *origin_ns*, and its *clocks* lead to it.
+    """
+
+    def __init__(self, analysis: Analysis, *, clocks: Clocks | None = None, origin_ns: int | None = None) -> None:
+        self._clocks = clocks or analysis.clocks
+        steps = self._clocks.align(analysis.tables["steps"], "start_ns", "end_ns")
+        first_ns = int(steps["start_ns"].to_numpy().min()) if len(steps) else 0
+        self.origin_ns = first_ns if origin_ns is None else origin_ns
+        self.begin_ns = first_ns - self.origin_ns
         self.end_ns = int(steps["end_ns"].to_numpy().max()) - self.origin_ns if len(steps) else 1
         times = pl.col("start_ns", "end_ns") - self.origin_ns
         self.steps = steps.with_columns(times)
@@ -67,18 +73,42 @@ class PageClock:
         return self._clocks.to_common(rank, recorded.to_numpy()) - self.origin_ns
 
 
-def timeline_data(analysis: Analysis, clock: PageClock) -> dict[str, Any] | None:
+def role_timelines(analysis: Analysis, clock: PageClock) -> list[dict[str, Any]]:
+    """Return the name of each role and its data on the time axis of *clock*, the main role first.
+
+    A run without roles is one nameless role; roles without GPU events are left out.
+    """
+    roles = [role for role in analysis.role_results.roles if role.analysis.tables["timeline"].height]
+    if not roles:
+        timeline = timeline_data(analysis, clock)
+        return [{"role": "", "timeline": timeline}] if timeline else []
+    counts = [sum(len(rank.events) for rank in role.analysis.events) for role in roles]
+    main_ranks = tuple(result.rank for result in analysis.rank_results)
+    timelines = []
+    for role, count in zip(roles, counts, strict=True):
+        # Processes of one rank are on one host: its clock in the main role is its clock in all.
+        clocks = analysis.clocks if role.ranks == main_ranks else role.clocks
+        is_main = role.name == analysis.role_results.main_role
+        shown = analysis if is_main else role.analysis
+        own_clock = clock if is_main else PageClock(shown, clocks=clocks, origin_ns=clock.origin_ns)
+        data = timeline_data(shown, own_clock, max_events=MAX_EVENTS * count // max(1, sum(counts)))
+        timelines.append({"role": role.name, "timeline": data})
+    return timelines
+
+
+def timeline_data(analysis: Analysis, clock: PageClock, *, max_events: int = MAX_EVENTS) -> dict[str, Any] | None:
     """Return the data of the timeline; None without GPU events."""
     if analysis.tables["timeline"].is_empty():
         return None
     timelines = _page_timelines(analysis)
-    cut, shown = _without_shortest(timelines)
+    cut, shown = _without_shortest(timelines, max_events)
     names: dict[str, int] = {}
     descriptions, numbers = _shared_descriptions(shown, names)
     labels = [label for label in LABELS if label in set(descriptions["label"].to_list())]
     ranks = [_rank_data(analysis, clock, *of_rank, names) for of_rank in zip(shown, numbers, strict=True)]
     return {
         "origin_ns": str(clock.origin_ns),  # as text: JavaScript's numbers have 53 bits
+        "begin_ns": min(0, clock.begin_ns),
         "end_ns": clock.end_ns,
         "labels": [{"name": label, "colour": LABEL_COLOURS[label]} for label in labels],
         "lanes": [{"name": name, "labels": [label for label in LANES[name] if label in labels]} for name in LANES],
@@ -139,14 +169,14 @@ def _shown_ranks(analysis: Analysis) -> list[int]:
     return sorted([rank for rank in wanted if rank in set(ranks)][:MAX_RANKS])
 
 
-def _without_shortest(timelines: Sequence[RankTimeline]) -> tuple[int, list[RankTimeline]]:
+def _without_shortest(timelines: Sequence[RankTimeline], max_events: int) -> tuple[int, list[RankTimeline]]:
     """Return how many events had to be left out, and the timelines with the longest events of each rank."""
     total = sum(len(timeline.events) for timeline in timelines)
-    if total <= MAX_EVENTS:
+    if total <= max_events:
         return 0, list(timelines)
     by_length = pl.col("end_ns") - pl.col("start_ns")
     shown = [
-        replace(rank, events=rank.events.top_k(len(rank.events) * MAX_EVENTS // total, by=by_length).sort("start_ns"))
+        replace(rank, events=rank.events.top_k(len(rank.events) * max_events // total, by=by_length).sort("start_ns"))
         for rank in timelines
     ]
     return total - sum(len(timeline.events) for timeline in shown), shown
@@ -382,6 +412,14 @@ def path_moments(analysis: Analysis, clock: PageClock, path: PathView | None) ->
     segments = analysis.critical.segments.filter(pl.col("step").eq_missing(path.step))
     start_ns = int(segments["start_ns"].to_numpy().min()) - clock.origin_ns
     return [((start_ns + row["from_ns"]) / 1e6, (start_ns + row["from_ns"] + row["ns"]) / 1e6) for row in path.rows]
+
+
+def iteration_moments(analysis: Analysis, clock: PageClock) -> dict[str, Moment]:
+    """Return when each iteration of an RL loop ran, by its number."""
+    return {
+        str(iteration.index): ((iteration.start_ns - clock.origin_ns) / 1e6, (iteration.end_ns - clock.origin_ns) / 1e6)
+        for iteration in analysis.role_results.iterations
+    }
 
 
 def explaining_rows(kernels: Sequence[Kernel]) -> dict[tuple[str, str], int]:

@@ -89,7 +89,7 @@ const detailsPanel = (() => {
     if (name !== null) panel.append(element("p", name, { class: "whole", dir: "auto" }));
     const [steps, table] = name === null ? [[], []] : sameKernel(timeline, selection, step);
     panel.append(element("div", [...steps, ...commands(timeline, selection, path, piece)], { class: "actions" }), list);
-    const partnersTitle = timeline.sources.length > 1 ? "The same kernel in the other run" : "The same operation on other ranks";
+    const partnersTitle = timeline.isDiff ? "The same kernel in the other run" : "The same operation on other ranks";
     panel.append(element("div", [...(partners.length ? [partnerList(timeline, partners, partnersTitle)] : []), ...table]));
   }
 
@@ -165,7 +165,7 @@ const detailsPanel = (() => {
 
   function commands(timeline, selection, path, piece) {
     const { source, rank, event } = selection, { run } = source, { events } = rank;
-    const traces = source.path_name ?? path, made = [];
+    const traces = source.path_name ?? path, made = [], role = source.role ? ` --role ${shellQuote(source.role)}` : "";
     if (piece >= 0) {
       made.push(button("show on the critical path", () => {
         timeline.state.lanes.add("path");
@@ -176,7 +176,7 @@ const detailsPanel = (() => {
     }
     const name = run.text("name", events.description[event]);
     if (traces && name !== null) {
-      made.push(copyButton("copy --explain command", `tracekit analyze ${shellQuote(traces)} --ranks ${rank.rank} --explain ${shellQuote(name)}`));
+      made.push(copyButton("copy --explain command", `tracekit analyze ${shellQuote(traces)}${role} --ranks ${rank.rank} --explain ${shellQuote(name)}`));
     }
     if (traces) {
       const origin = BigInt(run.data.origin_ns), shift = source.shift || 0;

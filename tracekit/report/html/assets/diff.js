@@ -123,6 +123,7 @@
       input: byId("find"), summary: byId("find-summary"), list: byId("find-list"), previous: byId("find-previous"),
       next: byId("find-next"), clear: byId("find-clear"),
     }, () => timeline);
+    timeline.isDiff = true;
     timeline.find = field.set;
     timeline.link = () => `${location.href.split("#")[0]}#${timeline.viewText()}`;
     timeline.factsOf = ({ source, rank, event }) => {

@@ -73,34 +73,35 @@ const runEvents = (() => {
   }
 
   // A search: words that must all be found, each in a name, label, module, range, operator or source line; "label:x",
-  // "name:x", "module:x", "range:x", "op:x", "rank:x" look in one place only; "…" keeps spaces together; = asks for the whole text.
+  // "name:x", "module:x", "range:x", "op:x", "rank:x", "role:x" look in one place only; "…" keeps spaces together; = asks for the whole text.
   const PLACES = { label: ["label"], name: ["name"], module: ["module"], range: ["annotations"], op: ["chain"], source: ["source"] };
   const ANYWHERE = ["name", "label", "module", "annotations", "chain", "source"];
   function parse(query) {
     const words = query.match(/(?:[^\s"]|"[^"]*")+/g) || [];
     return words.map((word) => {
-      const [, place, rest] = word.match(/^(label|name|module|range|op|source|rank):(.*)$/) || [null, null, word];
+      const [, place, rest] = word.match(/^(label|name|module|range|op|source|rank|role):(.*)$/) || [null, null, word];
       const plain = rest.replaceAll('"', ""), whole = plain.startsWith("=");
       return { place, text: (whole ? plain.slice(1) : plain).toLowerCase(), whole };
     }).filter(({ text }) => text);
   }
 
   // Return the descriptions that match (as a mask), the ranks that are asked for (or null) and the host names that match.
-  function search(run, query) {
+  function search(run, query, role) {
     const words = parse(query), ranks = words.filter(({ place }) => place === "rank").map(({ text }) => Number(text));
-    const others = words.filter(({ place }) => place !== "rank");
+    const others = words.filter(({ place }) => place !== "rank" && place !== "role");
+    const isOfRole = words.every(({ place, text }) => place !== "role" || role.toLowerCase() === text);
     const matchesWord = run.texts.map((text) => others.map(({ text: part, whole }) => {
       const lower = text.toLowerCase();
       return whole ? lower === part : lower.includes(part);
     }));
     const count = run.stream.length, mask = new Uint8Array(count);
     for (let number = 0; number < count; number++) {
-      mask[number] = words.length && others.every(({ place }, word) => (PLACES[place] || ANYWHERE).some((column) => {
+      mask[number] = words.length && isOfRole && others.every(({ place }, word) => (PLACES[place] || ANYWHERE).some((column) => {
         const text = run.described[column][number];
         return text >= 0 && matchesWord[text][word];
       })) ? 1 : 0;
     }
-    const namesHost = others.length > 0 && others.every(({ place }) => place === null || place === "name" || place === "range");
+    const namesHost = isOfRole && others.length > 0 && others.every(({ place }) => place === null || place === "name" || place === "range");
     const hostMask = run.texts.map((_, text) => (namesHost && matchesWord[text].every(Boolean) ? 1 : 0));
     return { mask, hostMask, ranks: ranks.length ? new Set(ranks) : null };
   }

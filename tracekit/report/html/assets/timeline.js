@@ -1,6 +1,7 @@
 // The timeline of all ranks: a group of rows per rank (critical path, cells, lanes of GPU work, memory, host), the selected
 // event with arrows to the operations matched on other ranks, search marks, and the view as text for links.
-// A source is one run on the page: { run, name }; a diff has two, whose times were shifted to a common start.
+// A source is one run on the page: { run, name }; a diff has two, whose times were shifted to a common start, and a run whose
+// ranks have several processes has one for each role.
 const timelines = (() => {
   const HEIGHTS = { path: 7, cells: 17, compute: 24, lane: 13, host: 11, memory: 34 };
   const DIM = { name: "", colour: "dim" }; // events that a search does not name
@@ -50,7 +51,7 @@ const timelines = (() => {
     const ranks = [...new Set(sources.flatMap(({ run }) => run.ranks.map(({ rank }) => rank)))].sort((a, b) => a - b);
     const state = {
       ranks: new Set(ranks), lanes: new Set(["path", "cells", "memory", ...(ranks.length * sources.length <= 4 ? ["host"] : [])]),
-      selected: null, query: "", found: null, pathTurn: 0,
+      shown: new Set(sources), selected: null, query: "", found: null, pathTurn: 0,
     };
     let rowOf = new Map(); // "source.rank.lane" → row
     let chart = null;
@@ -190,6 +191,7 @@ const timelines = (() => {
     function rebuild() {
       rowOf = new Map();
       const groups = ranks.filter((rank) => state.ranks.has(rank)).flatMap((number) => sources.flatMap((source, s) => {
+        if (!state.shown.has(source)) return [];
         const rank = source.run.ranks[source.run.rankIndex.get(number)];
         return rank ? [makeGroup(source, s, rank)] : [];
       }));
@@ -205,6 +207,7 @@ const timelines = (() => {
     function select(selection, { reveal = false } = {}) {
       state.selected = selection;
       if (selection && reveal) {
+        if (!state.shown.has(selection.source)) setSources([...state.shown, selection.source]);
         if (!state.ranks.has(selection.rank.rank)) setRanks([...state.ranks, selection.rank.rank]);
         const { start, end } = selection.rank.events, [from, to] = chart.window(), { event } = selection;
         const length = end[event] - start[event], span = to - from;
@@ -289,7 +292,7 @@ const timelines = (() => {
     // ---- search
     function search(query) {
       state.query = query;
-      state.found = query.trim() ? sources.map(({ run }) => runEvents.search(run, query)) : null;
+      state.found = query.trim() ? sources.map(({ run, name }) => runEvents.search(run, query, name)) : null;
       state.matches = state.found ? matchingEvents() : null;
       colourEvents();
       options.changed?.();
@@ -409,15 +412,24 @@ const timelines = (() => {
       }));
       box.parentElement.hidden = entries.length < 2;
     }
+    // From all: this one alone; else on or off; the last one off: all.
+    function choose(all, shown, key) {
+      if (shown.size === all.length) return [key];
+      if (!shown.has(key)) return [...shown, key];
+      return shown.size > 1 ? [...shown].filter((other) => other !== key) : all;
+    }
+    function setSources(chosen) {
+      state.shown = new Set(chosen);
+      setRanks(state.ranks);
+    }
     function drawButtons() {
+      toggles(options.roleButtons, [[null, "all"], ...sources.map((source) => [source, source.name])],
+        (source) => (source ? state.shown.has(source) : state.shown.size === sources.length),
+        (source) => setSources(source ? choose(sources, state.shown, source) : sources));
+      if (options.roleButtons) options.roleButtons.parentElement.hidden = sources.length < 2;
       toggles(options.rankButtons, [["all", "all"], ...ranks.map((rank) => [rank, String(rank)])],
         (rank) => (rank === "all" ? state.ranks.size === ranks.length : state.ranks.has(rank)),
-        (rank) => {
-          if (rank === "all") setRanks(ranks);
-          else if (state.ranks.size === ranks.length) setRanks([rank]); // from all: this one alone
-          else if (state.ranks.has(rank)) setRanks(state.ranks.size > 1 ? [...state.ranks].filter((other) => other !== rank) : ranks);
-          else setRanks([...state.ranks, rank]);
-        });
+        (rank) => setRanks(rank === "all" ? ranks : choose(ranks, state.ranks, rank)));
       if (options.rankButtons && ranks.length < 2) options.rankButtons.parentElement.hidden = true;
       const has = (test) => sources.some(({ run }) => test(run));
       const offered = [
@@ -440,6 +452,7 @@ const timelines = (() => {
       words.set("from", from.toFixed(6));
       words.set("to", to.toFixed(6));
       if (state.ranks.size < ranks.length) words.set("ranks", [...state.ranks].sort((a, b) => a - b).join());
+      if (state.shown.size < sources.length) words.set("roles", [...state.shown].map((source) => sources.indexOf(source)).join());
       words.set("lanes", [...state.lanes].join());
       if (selected) words.set("event", [sources.indexOf(selected.source), selected.rank.rank, selected.event].join("."));
       if (state.query) words.set("find", state.query);
@@ -450,6 +463,7 @@ const timelines = (() => {
       const words = new URLSearchParams(text.replace(/^#?view:/, "")), numbers = (name) => words.get(name).split(/[,.]/).map(Number);
       if (words.has("lanes")) state.lanes = new Set(words.get("lanes").split(","));
       if (words.has("ranks")) state.ranks = new Set(numbers("ranks").filter((rank) => ranks.includes(rank)));
+      if (words.has("roles")) state.shown = new Set(numbers("roles").map((s) => sources[s]).filter(Boolean));
       if (words.has("hide")) kinds.forEach(({ name }, kind) => { if (name && words.get("hide").split(",").includes(name)) chart.hidden.add(kind); });
       drawButtons();
       rebuild();
@@ -487,7 +501,7 @@ const timelines = (() => {
       options.prepare?.(sources, kinds);
       colourEvents();
       const end = Math.max(...sources.map(({ run, shift }) => run.data.end_ns / 1e6 + (shift || 0)));
-      const begin = Math.min(0, ...sources.map(({ shift }) => shift || 0)), margin = (end - begin) * 0.01;
+      const begin = Math.min(...sources.map(({ run, shift }) => run.data.begin_ns / 1e6 + (shift || 0))), margin = (end - begin) * 0.01;
       chart = charts.create(element, {
         groups: [], kinds, begin: begin - margin, end: end + margin, window: options.window, shade: options.shade, marks, overlay,
         select: (hit) => {
@@ -506,7 +520,7 @@ const timelines = (() => {
       rebuild();
       if (options.legend) charts.drawLegend(options.legend, chart, legendKinds());
       return {
-        chart, state, sources, ranks, kinds, select, search, stepMatch, setRanks, viewText, applyView, partnersOf, selectLongestOnPath,
+        chart, state, sources, ranks, kinds, select, search, stepMatch, setRanks, setSources, viewText, applyView, partnersOf, selectLongestOnPath,
         pieceOf, colourEvents, shiftSource, rebuild,
         showOnly(labels) { // switch all other labels off; none: all on
           chart.hidden.clear();
