@@ -19,6 +19,7 @@ from tracekit.align.clocks import Clocks
 from tracekit.analysis import Analysis
 from tracekit.analysis.rank_timeline import DESCRIPTION_TEXTS, EVENT_TIMES, HOST_LANES, HOST_RANGES, RankTimeline
 from tracekit.critical_path.path import SEGMENTS
+from tracekit.documents.roles import Iteration, WeightUpdate
 from tracekit.report.evidence import CAUSE_MEANINGS, CAUSE_WORDS
 from tracekit.report.html.packed_columns import pack_columns, pack_intervals, pack_json
 from tracekit.report.names import short_kernel
@@ -51,6 +52,9 @@ MAX_PATH_PIECES = 200_000
 """Pieces of the critical path that the page holds, the longest."""
 HOST_COLOURS = {"ranges": "#C3B1D6", "operators": HOST_COLOUR, "waiting calls": "#B5473C"}
 
+Moment = tuple[float, float]
+"""Start and end in ms on the page's time axis."""
+
 
 class PageClock:
     """Times of each rank as nanoseconds since the first step's start on the common clock.
@@ -71,6 +75,10 @@ class PageClock:
     def times(self, rank: int, recorded: pl.Series) -> Ints:
         """Return a rank's recorded times as times of the page."""
         return self._clocks.to_common(rank, recorded.to_numpy()) - self.origin_ns
+
+    def moment(self, stretch: Iteration | WeightUpdate) -> Moment:
+        """Return when a stretch of the common clock is on the page."""
+        return (stretch.start_ns - self.origin_ns) / 1e6, (stretch.end_ns - self.origin_ns) / 1e6
 
 
 def role_timelines(analysis: Analysis, clock: PageClock) -> list[dict[str, Any]]:
@@ -344,8 +352,8 @@ def _path(analysis: Analysis, clock: PageClock) -> dict[str, Any] | None:
 def path_pieces(analysis: Analysis) -> pl.DataFrame:
     """Return the pieces of the path of all steps on the common clock, by start; none if no path was computed.
 
-    Columns ``rank, start_ns, end_ns, kind, label, description``; the description tells what ran, the cause of exposed
-    time, and where the path comes from and goes on.
+    Columns ``rank, start_ns, end_ns, kind, label, description``; the description tells what ran, and where the path
+    comes from and goes on.
     """
     if analysis.critical is None:
         return SEGMENTS.to_frame().select("rank", "start_ns", "end_ns", "kind", "label", description="what")
@@ -354,11 +362,9 @@ def path_pieces(analysis: Analysis) -> pl.DataFrame:
     rank_before, rank_after = (pl.col("rank").shift(by).over("step") for by in (1, -1))
     comes_from = pl.when(pl.col("rank") != rank_before).then(pl.format("\nthe path comes from rank {}", rank_before))
     goes_on = pl.when(pl.col("rank") != rank_after).then(pl.format("\nthe path goes on with rank {}", rank_after))
-    cause = pl.col("cause").replace_strict(CAUSE_WORDS, default=None, return_dtype=pl.String)
-    exposed = pl.when(pl.col("exposed_ns") > 0).then(pl.format("\nexposed because: {}", cause))
     until = pl.when(pl.col("kind") == "host").then(pl.lit("until ")).otherwise(pl.lit(""))
     what = pl.coalesce(pl.format("{}{}", until, "what"), "kind")
-    notes = [note.fill_null("") for note in (exposed, comes_from, goes_on)]
+    notes = [note.fill_null("") for note in (comes_from, goes_on)]
     described = pieces.select("rank", "start_ns", "end_ns", "kind", "label", description=pl.concat_str(what, *notes))
     return described.top_k(MAX_PATH_PIECES, by=pl.col("end_ns") - pl.col("start_ns")).sort("start_ns")
 
@@ -389,10 +395,6 @@ def _memory_line(analysis: Analysis, clock: PageClock, rank: int) -> dict[str, A
     return pack_columns({name: values[first:last] for name, values in columns.items()}, differences=columns)
 
 
-Moment = tuple[float, float]
-"""Start and end in ms on the page's time axis."""
-
-
 def kernel_moments(clock: PageClock, kernels: Sequence[Kernel], ranks: Collection[int]) -> list[list[Moment | None]]:
     """Return when the longest event of each kernel ran on each of its ranks; None if the rank is not on the page."""
 
@@ -416,10 +418,7 @@ def path_moments(analysis: Analysis, clock: PageClock, path: PathView | None) ->
 
 def iteration_moments(analysis: Analysis, clock: PageClock) -> dict[str, Moment]:
     """Return when each iteration of an RL loop ran, by its number."""
-    return {
-        str(iteration.index): ((iteration.start_ns - clock.origin_ns) / 1e6, (iteration.end_ns - clock.origin_ns) / 1e6)
-        for iteration in analysis.role_results.iterations
-    }
+    return {str(iteration.index): clock.moment(iteration) for iteration in analysis.role_results.iterations}
 
 
 def explaining_rows(kernels: Sequence[Kernel]) -> dict[tuple[str, str], int]:

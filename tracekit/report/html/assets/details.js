@@ -50,7 +50,7 @@ const detailsPanel = (() => {
     const onRank = `rank ${rank.rank}${timeline.sources.length > 1 ? ` (${source.name})` : ""}`;
     const stream = run.stream[number];
     fact("where", `${onRank}${step?.step != null ? `, step ${step.step}` : ""}${stream === null ? "" : `, stream ${stream}`}`);
-    fact("when", `${start.toFixed(4)} to ${end.toFixed(4)} ms, ${ms(length)} long`);
+    fact("when", whenText(events, event));
     const rule = text("rule");
     fact("label", [label, text("pass") && `${text("pass")} pass`, text("module") && `module ${text("module")}`].filter(Boolean).join(", ")
       + (rule && rule !== "other" ? `, by rule ${rule}` : name === null ? "" : ", no rule knows it"));
@@ -79,16 +79,12 @@ const detailsPanel = (() => {
     const extra = timeline.factsOf?.(selection);
     if (extra) fact(...extra);
 
-    const list = element("dl", facts.flatMap(([topic, content]) => [element("dt", topic), element("dd", content, { dir: "auto" })]), { class: "facts" });
     const heading = element("h3", [element("i", undefined, { class: "key", style: `background:${colourOf(timeline, run, label)}` }),
       element("span", name === null ? `${label}: merged interval` : runEvents.shortName(name), { dir: "auto" })]);
-    const close = button("×", () => timeline.select(null), "close");
-    close.className = "close";
-    close.setAttribute("aria-label", "close the details");
-    panel.replaceChildren(close, heading);
+    panel.replaceChildren(closeButton(timeline), heading);
     if (name !== null) panel.append(element("p", name, { class: "whole", dir: "auto" }));
     const [steps, table] = name === null ? [[], []] : sameKernel(timeline, selection, step);
-    panel.append(element("div", [...steps, ...commands(timeline, selection, path, piece)], { class: "actions" }), list);
+    panel.append(element("div", [...steps, ...commands(timeline, selection, path, piece)], { class: "actions" }), factList(facts));
     const partnersTitle = timeline.isDiff ? "The same kernel in the other run" : "The same operation on other ranks";
     panel.append(element("div", [...(partners.length ? [partnerList(timeline, partners, partnersTitle)] : []), ...table]));
   }
@@ -110,20 +106,46 @@ const detailsPanel = (() => {
 
   const colourOf = (timeline, run, label) => run.data.labels.find((entry) => entry.name === label)?.colour ?? "#888888";
 
-  // The panel of a piece of the critical path: work of the host, a launch, or what ran.
-  function drawPiece(panel, timeline, source, i) {
-    const { path } = source, [what, ...notes] = path.texts[path.description[i]].split("\n"), kind = path.texts[path.what[i]];
-    const facts = [
-      ["where", `rank ${path.rank[i]}`], ["when", `${path.start[i].toFixed(4)} to ${path.end[i].toFixed(4)} ms, ${ms(path.end[i] - path.start[i])} long`],
-      [kind === "host" ? "the host worked" : kind, what], ...notes.map((note) => ["the path", note.replace("the path ", "")]),
-    ];
+  const closeButton = (timeline) => {
     const close = button("×", () => timeline.select(null), "close");
     close.className = "close";
     close.setAttribute("aria-label", "close the details");
-    panel.replaceChildren(close, element("h3", kind === "host" ? "On the critical path: the host" : `On the critical path: ${kind}`),
-      element("div", button("next longest on the critical path", () => timeline.selectLongestOnPath()), { class: "actions" }),
-      element("dl", facts.flatMap(([topic, content]) => [element("dt", topic), element("dd", content, { dir: "auto" })]), { class: "facts" }));
+    return close;
+  };
+  const factList = (facts) => element("dl", facts.flatMap(([topic, content]) => [element("dt", topic), element("dd", content, { dir: "auto" })]), { class: "facts" });
+  const whenText = (boxes, i) => `${boxes.start[i].toFixed(4)} to ${boxes.end[i].toFixed(4)} ms, ${ms(boxes.end[i] - boxes.start[i])} long`;
+  function drawFacts(panel, timeline, title, actions, facts) {
+    panel.replaceChildren(closeButton(timeline), element("h3", title, { dir: "auto" }), element("div", actions, { class: "actions" }), factList(facts));
     panel.hidden = false;
+  }
+
+  // The panel of a piece of the critical path that is no event: work of the host, or a launch.
+  function drawPiece(panel, timeline, source, i) {
+    const { path } = source, [what, ...notes] = path.texts[path.description[i]].split("\n"), kind = path.texts[path.what[i]];
+    const meanwhile = kind === "host" ? hostMeanwhile(source, i) : [];
+    drawFacts(panel, timeline, kind === "host" ? "On the critical path: the host" : `On the critical path: ${kind}`,
+      [button("next longest on the critical path", () => timeline.selectLongestOnPath())],
+      [["where", `rank ${path.rank[i]}`], ["when", whenText(path, i)], [kind === "host" ? "the host worked" : kind, what],
+        ...(meanwhile.length ? [["it did", element("ul", meanwhile.map((text) => element("li", text)), { class: "plain" })]] : []),
+        ...notes.map((note) => ["the path", note.replace("the path ", "")])]);
+  }
+  // What the host did during a piece of the critical path: its ranges, operators and waiting calls, the longest first.
+  function hostMeanwhile({ run, path }, i) {
+    const { host } = run.ranks[run.rankIndex.get(path.rank[i])] ?? {}, shares = new Map();
+    for (let h = 0; h < (host?.count ?? 0) && host.start[h] < path.end[i]; h++) {
+      const shared = Math.min(host.end[h], path.end[i]) - Math.max(host.start[h], path.start[i]);
+      const within = host.end[h] - host.start[h] <= 4 * (path.end[i] - path.start[i]); // a range around a whole step says nothing
+      const key = `${run.texts[host.name[h]]} (${run.data.host[host.lane[h]].name})`;
+      if (shared > 0 && within) shares.set(key, (shares.get(key) ?? 0) + shared);
+    }
+    const longest = [...shares].sort((a, b) => b[1] - a[1]).filter(([, time]) => time > 0.02 * (path.end[i] - path.start[i]));
+    return longest.slice(0, 5).map(([name, time]) => `${ms(time)} ${name}`);
+  }
+  // The panel of a range of the host.
+  function drawHost(panel, timeline, source, rank, i) {
+    const { run } = source, { host } = rank, name = run.texts[host.name[i]] ?? "";
+    drawFacts(panel, timeline, name, [button("find all", () => timeline.find(`name:"=${name}"`), "search for this name on all ranks")],
+      [["where", `rank ${rank.rank}${timeline.sources.length > 1 ? ` (${source.name})` : ""}, host, ${run.data.host[host.lane[i]].name}`], ["when", whenText(host, i)]]);
   }
 
   function partnerList(timeline, partners, title) {
@@ -191,5 +213,5 @@ const detailsPanel = (() => {
     return made;
   }
 
-  return { draw, drawPiece, copy };
+  return { draw, drawPiece, drawHost, copy };
 })();

@@ -112,6 +112,8 @@
         return other && number >= 0 ? [{ source: otherOf(source), rank: other, event: number }] : [];
       },
       details: (selection) => detailsPanel.draw(byId("details"), timeline, selection, null),
+      host: (source, rank, i) => detailsPanel.drawHost(byId("details"), timeline, source, rank, i),
+      piece: (source, i) => detailsPanel.drawPiece(byId("details"), timeline, source, i),
       changed: () => {
         if (!timeline) return;
         clearTimeout(waiting);

@@ -73,26 +73,27 @@ const runEvents = (() => {
   }
 
   // A search: words that must all be found, each in a name, label, module, range, operator or source line; "label:x",
-  // "name:x", "module:x", "range:x", "op:x", "rank:x", "role:x" look in one place only; "…" keeps spaces together; = asks for the whole text.
-  const PLACES = { label: ["label"], name: ["name"], module: ["module"], range: ["annotations"], op: ["chain"], source: ["source"] };
+  // "name:x", "module:x", "range:x", "op:x", "pass:x", "rank:x", "role:x" look in one place only (label:x,y: either); "…" keeps spaces together; = asks for the whole text.
+  const PLACES = { label: ["label"], pass: ["pass"], name: ["name"], module: ["module"], range: ["annotations"], op: ["chain"], source: ["source"] };
   const ANYWHERE = ["name", "label", "module", "annotations", "chain", "source"];
   function parse(query) {
     const words = query.match(/(?:[^\s"]|"[^"]*")+/g) || [];
     return words.map((word) => {
-      const [, place, rest] = word.match(/^(label|name|module|range|op|source|rank|role):(.*)$/) || [null, null, word];
+      const [, place, rest] = word.match(/^(label|pass|name|module|range|op|source|rank|role):(.*)$/) || [null, null, word];
       const plain = rest.replaceAll('"', ""), whole = plain.startsWith("=");
       return { place, text: (whole ? plain.slice(1) : plain).toLowerCase(), whole };
     }).filter(({ text }) => text);
   }
 
+  const isIn = (text, part, whole) => (whole ? text === part : text.includes(part));
   // Return the descriptions that match (as a mask), the ranks that are asked for (or null) and the host names that match.
   function search(run, query, role) {
     const words = parse(query), ranks = words.filter(({ place }) => place === "rank").map(({ text }) => Number(text));
     const others = words.filter(({ place }) => place !== "rank" && place !== "role");
     const isOfRole = words.every(({ place, text }) => place !== "role" || role.toLowerCase() === text);
-    const matchesWord = run.texts.map((text) => others.map(({ text: part, whole }) => {
+    const matchesWord = run.texts.map((text) => others.map(({ place, text: part, whole }) => {
       const lower = text.toLowerCase();
-      return whole ? lower === part : lower.includes(part);
+      return place === "label" ? part.split(",").some((label) => isIn(lower, label, whole)) : isIn(lower, part, whole);
     }));
     const count = run.stream.length, mask = new Uint8Array(count);
     for (let number = 0; number < count; number++) {

@@ -94,6 +94,7 @@
       rankButtons: byId("timeline-ranks"), laneButtons: byId("timeline-lanes"), sources, window: hasRoles ? everything : around(scheduled),
       shade: steps.length > 1 ? steps.map(({ step, from_ms }) => ({ from: from_ms, name: step === null ? "" : `step ${step}` })) : [],
       details: (selection) => detailsPanel.draw(byId("details"), timeline, selection, data.path),
+      host: (source, rank, i) => detailsPanel.drawHost(byId("details"), timeline, source, rank, i),
       piece: (source, i) => detailsPanel.drawPiece(byId("details"), timeline, source, i),
       changed: () => { if (timeline) remember(); },
       setQuery: (query) => field.set(query), focusSearch: () => byId("find").focus(),
@@ -150,7 +151,11 @@
     if (rank !== undefined && timeline.ranks.includes(rank)) timeline.setRanks([rank]);
     if (label !== undefined || find === undefined) timeline.showOnly(label === undefined ? null : [label]);
     if (step !== undefined) timeline.showStep(step);
-    if (find !== undefined) { timeline.setRanks(timeline.ranks); timeline.find(find); }
+    if (find !== undefined) {
+      timeline.setRanks(timeline.ranks);
+      // The tables are of the main role.
+      timeline.find(data.timelines.length > 1 && !find.includes("role:") ? `${find} role:"=${data.timelines[0].role}"` : find);
+    }
     if (from !== undefined) {
       const margin = (to - from) / 2;
       timeline.chart.setWindow(from - margin, to + margin);
@@ -195,7 +200,7 @@
     const toNumber = (text) => (text === undefined ? undefined : Number(text));
     const [why, kernel, cell, copy, rank, label, row, moment] = ["why", "kernel", "cell", "copy", "rank", "label", "find", "from"].map(closest);
     // A number in a row that stands for a set of events: they are searched for.
-    const find = row && event.target.closest("td") && !event.target.closest("a, button, .word") ? row : null;
+    const find = row && event.target.closest("td, .shows") && !event.target.closest("a, button:not(.shows), .word") ? row : null;
     if (why) explainKernel(why.dataset.why, { toggle: true });
     else if (cell) describeHeatCell(cell);
     else if (copy) { event.preventDefault(); detailsPanel.copy(copy.dataset.copy, copy); }
@@ -207,7 +212,22 @@
     }
   });
 
+  // The first number of each row that stands for a set of events becomes a button, for keys and screen readers.
+  function offerSearches() {
+    for (const row of document.querySelectorAll("tr[data-find]")) {
+      const cell = [...row.cells].find((one) => one.tagName === "TD" && !one.matches(".word") && !one.querySelector("a, button") && /\d/.test(one.textContent));
+      if (!cell) continue;
+      const button = document.createElement("button");
+      button.type = "button";
+      button.className = "shows";
+      button.title = "show these events on the timeline";
+      button.append(...cell.childNodes);
+      cell.append(button);
+    }
+  }
+
   try {
+    if (main) offerSearches();
     sortableTables.enhance();
     if (data.schedule) await drawSchedule(data.schedule);
     if (main) await drawTimeline(data.timelines);

@@ -88,7 +88,7 @@ const timelines = (() => {
       if (!indices.length) return null;
       const made = tracks.makeTracks(host, indices), { name } = first.host[lane];
       return {
-        name, height: HEIGHTS.host * made.length, tracks: made, source, rank,
+        name, height: HEIGHTS.host * made.length, tracks: made, source, rank, host: true,
         describe: (i) => `${source.run.texts[host.name[i]] ?? ""}\nhost, ${name} · ${rankTitle(source, rank)}\n${timesOf(host, i)}`,
         text: (i) => source.run.texts[host.name[i]] ?? "",
       };
@@ -206,6 +206,7 @@ const timelines = (() => {
     // Select an event, or nothing; with reveal the window moves so that it is seen.
     function select(selection, { reveal = false } = {}) {
       state.selected = selection;
+      state.piece = null;
       if (selection && reveal) {
         if (!state.shown.has(selection.source)) setSources([...state.shown, selection.source]);
         if (!state.ranks.has(selection.rank.rank)) setRanks([...state.ranks, selection.rank.rank]);
@@ -227,7 +228,8 @@ const timelines = (() => {
     // Outline the selected event, and lead arrows to the events matched with it on other ranks.
     function overlay(context, { toX, yOf, ink, gutter, width }) {
       drawPathJumps(context, { toX, yOf, ink, gutter, width });
-      const { selected } = state, row = selected && rowOfEvent(selected);
+      const { selected, piece } = state;
+      const row = selected ? rowOfEvent(selected) : piece && pathRow(...piece);
       if (!row) return;
       context.save();
       context.beginPath();
@@ -240,8 +242,8 @@ const timelines = (() => {
         context.strokeRect(left - 1, yOf(ofRow) - 1, right - left + 2, ofRow.height + 2);
         return [(left + right) / 2, yOf(ofRow) + ofRow.height / 2];
       };
-      const [x, y] = outline(selected.rank.events, selected.event, row, ink);
-      for (const partner of partnersOf(selected)) {
+      const [x, y] = piece ? outline(piece[0].path, piece[1], row, "#D55E00") : outline(selected.rank.events, selected.event, row, ink);
+      for (const partner of piece ? [] : partnersOf(selected)) {
         const partnerRow = rowOfEvent(partner);
         if (!partnerRow) continue;
         const [x2, y2] = outline(partner.rank.events, partner.event, partnerRow, "#D55E00");
@@ -294,6 +296,10 @@ const timelines = (() => {
       state.query = query;
       state.found = query.trim() ? sources.map(({ run, name }) => runEvents.search(run, query, name)) : null;
       state.matches = state.found ? matchingEvents() : null;
+      if (state.matches?.hostCount && !state.matches.list.length && !state.lanes.has("host")) { // what was found is on the host
+        state.lanes.add("host");
+        setRanks(state.ranks);
+      }
       colourEvents();
       options.changed?.();
       return state.matches;
@@ -301,9 +307,9 @@ const timelines = (() => {
     // All events that the search names, in order of time, and a summary by name: [{ name, label, count, ms }].
     function matchingEvents() {
       const list = [], byName = new Map();
-      let total = 0;
+      let total = 0, hostCount = 0;
       sources.forEach((source, s) => {
-        const { mask, ranks: asked } = state.found[s];
+        const { mask, hostMask, ranks: asked } = state.found[s];
         source.run.ranks.forEach((rank) => {
           if (asked && !asked.has(rank.rank)) return;
           const { events } = rank;
@@ -319,10 +325,11 @@ const timelines = (() => {
             if (length > entry.longestMs) Object.assign(entry, { longest: list.at(-1), longestMs: length });
             byName.set(name, entry);
           }
+          for (let i = 0; i < (rank.host?.count ?? 0); i++) hostCount += hostMask[rank.host.name[i]] ?? 0;
         });
       });
       list.sort((a, b) => a.start - b.start);
-      return { list, starts: Float64Array.from(list, ({ start }) => start), byName: [...byName.values()].sort((a, b) => b.ms - a.ms), ms: total };
+      return { list, starts: Float64Array.from(list, ({ start }) => start), byName: [...byName.values()].sort((a, b) => b.ms - a.ms), ms: total, hostCount };
     }
     // A mark in the axis wherever something that was searched for begins.
     function marks(context, { toX, from, to, left, width }) {
@@ -353,17 +360,27 @@ const timelines = (() => {
       pieces.sort((a, b) => (path.end[b] - path.start[b]) - (path.end[a] - path.start[a]));
       if (pieces.length) selectPiece(source, pieces[state.pathTurn++ % pieces.length]);
     }
+    const pathRow = (source, i) => chart.rows().find((row) => row.name === "path" && row.source === source && row.rank.rank === source.path.rank[i]);
     // Select the event of a piece, or the piece itself where the path runs through the host.
     function selectPiece(source, i) {
       const { path } = source, selection = eventOfPiece(source, i);
       if (selection) { select(selection, { reveal: true }); return; }
-      if (!state.ranks.has(path.rank[i])) setRanks([...state.ranks, path.rank[i]]);
+      if (!state.lanes.has("host") || !state.ranks.has(path.rank[i])) {
+        state.lanes.add("host"); // shows what the host did
+        setRanks([...state.ranks, path.rank[i]]);
+      }
       const length = path.end[i] - path.start[i];
       chart.setWindow(path.start[i] - 2 * length, path.end[i] + 2 * length);
-      const row = chart.rows().find((one) => one.name === "path" && one.source === source && one.rank.rank === path.rank[i]);
+      const row = pathRow(source, i);
       if (row) chart.revealRow(row);
+      showPiece(source, i);
+    }
+    // Show a piece of the path that is no event.
+    function showPiece(source, i) {
       select(null);
+      state.piece = [source, i];
       options.piece?.(source, i);
+      chart.invalidate();
     }
     // The event that a piece of the path is: of its label and, for communication and copies, of its name. None for the host.
     function eventOfPiece(source, i) {
@@ -506,7 +523,8 @@ const timelines = (() => {
         groups: [], kinds, begin: begin - margin, end: end + margin, window: options.window, shade: options.shade, marks, overlay,
         select: (hit) => {
           select(hit && hit.row.events ? { source: hit.row.source, rank: hit.row.rank, event: hit.box } : null);
-          if (hit?.row.name === "path") options.piece?.(hit.row.source, hit.box);
+          if (hit?.row.name === "path") showPiece(hit.row.source, hit.box);
+          if (hit?.row.host) options.host?.(hit.row.source, hit.row.rank, hit.box);
         },
         move: (hit) => { if (hit.row.events) select({ source: hit.row.source, rank: hit.row.rank, event: hit.box }); },
         open: (hit) => {
