@@ -574,7 +574,7 @@ def test_the_host_on_the_critical_path_says_what_it_did(timeline):
     page = timeline("rl")
     page.locator("#path-longest").click()
     facts = details(page)
-    assert facts["where"] == "rank 3"  # its rollout takes longest, and its trainer starts late because of it
+    assert facts["where"] == "rank 3 (trainer)"  # its rollout takes longest, and its trainer starts late because of it
     assert facts["the host worked"].startswith("until ")
     assert "host" in page.evaluate("[...tracekit.timeline.state.lanes]")
     # A range of the host tells about itself.

@@ -47,7 +47,7 @@ const detailsPanel = (() => {
     const start = events.start[event], end = events.end[event], length = end - start;
     const step = rank.steps.findLast(({ from_ms }) => from_ms + (source.shift || 0) <= start);
     const facts = [], fact = (topic, content) => { if (content !== null && content !== "") facts.push([topic, content]); };
-    const onRank = `rank ${rank.rank}${timeline.sources.length > 1 ? ` (${source.name})` : ""}`;
+    const onRank = whereText(timeline, source, rank.rank);
     const stream = run.stream[number];
     fact("where", `${onRank}${step?.step != null ? `, step ${step.step}` : ""}${stream === null ? "" : `, stream ${stream}`}`);
     fact("when", whenText(events, event));
@@ -113,19 +113,31 @@ const detailsPanel = (() => {
     return close;
   };
   const factList = (facts) => element("dl", facts.flatMap(([topic, content]) => [element("dt", topic), element("dd", content, { dir: "auto" })]), { class: "facts" });
+  const whereText = (timeline, source, rank) => `rank ${rank}${timeline.sources.length > 1 ? ` (${source.name})` : ""}`;
   const whenText = (boxes, i) => `${boxes.start[i].toFixed(4)} to ${boxes.end[i].toFixed(4)} ms, ${ms(boxes.end[i] - boxes.start[i])} long`;
   function drawFacts(panel, timeline, title, actions, facts) {
     panel.replaceChildren(closeButton(timeline), element("h3", title, { dir: "auto" }), element("div", actions, { class: "actions" }), factList(facts));
     panel.hidden = false;
   }
 
-  // The panel of a piece of the critical path that is no event: work of the host, or a launch.
+  // The panel of a cell of the pipeline, or of a piece of the critical path that is no event: work of the host, or a launch.
+  function drawShared(panel, timeline, lane, source, i, partners) {
+    if (lane === "path") drawPiece(panel, timeline, source, i); else drawCell(panel, timeline, source, i, partners);
+  }
+  function drawCell(panel, timeline, source, i, partners) {
+    const { cells } = source, name = `${timeline.kinds[cells.opKind[i]].cell}, stage ${cells.stage[i]}, micro-batch ${cells.microbatch[i]}`;
+    const others = partners.map((other) => button(`the same cell ${other.source.name}`, () => timeline.showShared("cells", other.source, other.box, { reveal: true })));
+    drawFacts(panel, timeline, `Cell: ${name}`,
+      [button("zoom to it", () => timeline.chart.setWindow(cells.start[i] - length(cells, i), cells.end[i] + length(cells, i))), ...others],
+      [["where", whereText(timeline, source, cells.rank[i])], ["when", whenText(cells, i)], ...[timeline.cellFacts?.(source, i)].filter(Boolean)]);
+  }
+  const length = (boxes, i) => boxes.end[i] - boxes.start[i];
   function drawPiece(panel, timeline, source, i) {
     const { path } = source, [what, ...notes] = path.texts[path.description[i]].split("\n"), kind = path.texts[path.what[i]];
     const meanwhile = kind === "host" ? hostMeanwhile(source, i) : [];
     drawFacts(panel, timeline, kind === "host" ? "On the critical path: the host" : `On the critical path: ${kind}`,
       [button("next longest on the critical path", () => timeline.selectLongestOnPath())],
-      [["where", `rank ${path.rank[i]}`], ["when", whenText(path, i)], [kind === "host" ? "the host worked" : kind, what],
+      [["where", whereText(timeline, source, path.rank[i])], ["when", whenText(path, i)], [kind === "host" ? "the host worked" : kind, what],
         ...(meanwhile.length ? [["it did", element("ul", meanwhile.map((text) => element("li", text)), { class: "plain" })]] : []),
         ...notes.map((note) => ["the path", note.replace("the path ", "")])]);
   }
@@ -145,7 +157,7 @@ const detailsPanel = (() => {
   function drawHost(panel, timeline, source, rank, i) {
     const { run } = source, { host } = rank, name = run.texts[host.name[i]] ?? "";
     drawFacts(panel, timeline, name, [button("find all", () => timeline.find(`name:"=${name}"`), "search for this name on all ranks")],
-      [["where", `rank ${rank.rank}${timeline.sources.length > 1 ? ` (${source.name})` : ""}, host, ${run.data.host[host.lane[i]].name}`], ["when", whenText(host, i)]]);
+      [["where", `${whereText(timeline, source, rank.rank)}, host, ${run.data.host[host.lane[i]].name}`], ["when", whenText(host, i)]]);
   }
 
   function partnerList(timeline, partners, title) {
@@ -213,5 +225,5 @@ const detailsPanel = (() => {
     return made;
   }
 
-  return { draw, drawPiece, drawHost, copy };
+  return { draw, drawShared, drawHost, copy };
 })();

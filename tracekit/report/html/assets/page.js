@@ -95,7 +95,7 @@
       shade: steps.length > 1 ? steps.map(({ step, from_ms }) => ({ from: from_ms, name: step === null ? "" : `step ${step}` })) : [],
       details: (selection) => detailsPanel.draw(byId("details"), timeline, selection, data.path),
       host: (source, rank, i) => detailsPanel.drawHost(byId("details"), timeline, source, rank, i),
-      piece: (source, i) => detailsPanel.drawPiece(byId("details"), timeline, source, i),
+      shared: (lane, source, i, partners) => detailsPanel.drawShared(byId("details"), timeline, lane, source, i, partners),
       changed: () => { if (timeline) remember(); },
       setQuery: (query) => field.set(query), focusSearch: () => byId("find").focus(),
     });

@@ -51,7 +51,7 @@ const timelines = (() => {
     const ranks = [...new Set(sources.flatMap(({ run }) => run.ranks.map(({ rank }) => rank)))].sort((a, b) => a - b);
     const state = {
       ranks: new Set(ranks), lanes: new Set(["path", "cells", "memory", ...(ranks.length * sources.length <= 4 ? ["host"] : [])]),
-      shown: new Set(sources), selected: null, query: "", found: null, pathTurn: 0,
+      shown: new Set(sources), marked: [], selected: null, query: "", found: null, pathTurn: 0,
     };
     let rowOf = new Map(); // "source.rank.lane" → row
     let chart = null;
@@ -206,7 +206,7 @@ const timelines = (() => {
     // Select an event, or nothing; with reveal the window moves so that it is seen.
     function select(selection, { reveal = false } = {}) {
       state.selected = selection;
-      state.piece = null;
+      state.marked = [];
       if (selection && reveal) {
         if (!state.shown.has(selection.source)) setSources([...state.shown, selection.source]);
         if (!state.ranks.has(selection.rank.rank)) setRanks([...state.ranks, selection.rank.rank]);
@@ -228,9 +228,10 @@ const timelines = (() => {
     // Outline the selected event, and lead arrows to the events matched with it on other ranks.
     function overlay(context, { toX, yOf, ink, gutter, width }) {
       drawPathJumps(context, { toX, yOf, ink, gutter, width });
-      const { selected, piece } = state;
-      const row = selected ? rowOfEvent(selected) : piece && pathRow(...piece);
-      if (!row) return;
+      const { selected } = state;
+      const marked = selected ? [selected, ...partnersOf(selected)].map((one) => ({ boxes: one.rank.events, box: one.event, row: rowOfEvent(one) }))
+        : state.marked.map(({ lane, source, box }) => ({ boxes: source[lane], box, row: sharedRow(lane, source, box) }));
+      if (!marked[0]?.row) return;
       context.save();
       context.beginPath();
       context.rect(gutter, 0, width, 1e5);
@@ -242,11 +243,10 @@ const timelines = (() => {
         context.strokeRect(left - 1, yOf(ofRow) - 1, right - left + 2, ofRow.height + 2);
         return [(left + right) / 2, yOf(ofRow) + ofRow.height / 2];
       };
-      const [x, y] = piece ? outline(piece[0].path, piece[1], row, "#D55E00") : outline(selected.rank.events, selected.event, row, ink);
-      for (const partner of piece ? [] : partnersOf(selected)) {
-        const partnerRow = rowOfEvent(partner);
-        if (!partnerRow) continue;
-        const [x2, y2] = outline(partner.rank.events, partner.event, partnerRow, "#D55E00");
+      const [x, y] = outline(marked[0].boxes, marked[0].box, marked[0].row, marked[0].row.name === "path" ? "#D55E00" : ink);
+      for (const { boxes, box, row } of marked.slice(1)) {
+        if (!row) continue;
+        const [x2, y2] = outline(boxes, box, row, "#D55E00");
         context.strokeStyle = "#D55E00";
         context.lineWidth = 1.5;
         context.beginPath();
@@ -360,7 +360,7 @@ const timelines = (() => {
       pieces.sort((a, b) => (path.end[b] - path.start[b]) - (path.end[a] - path.start[a]));
       if (pieces.length) selectPiece(source, pieces[state.pathTurn++ % pieces.length]);
     }
-    const pathRow = (source, i) => chart.rows().find((row) => row.name === "path" && row.source === source && row.rank.rank === source.path.rank[i]);
+    const sharedRow = (lane, source, box) => chart.rows().find((row) => row.name === lane && row.source === source && row.rank.rank === source[lane].rank[box]);
     // Select the event of a piece, or the piece itself where the path runs through the host.
     function selectPiece(source, i) {
       const { path } = source, selection = eventOfPiece(source, i);
@@ -371,15 +371,15 @@ const timelines = (() => {
       }
       const length = path.end[i] - path.start[i];
       chart.setWindow(path.start[i] - 2 * length, path.end[i] + 2 * length);
-      const row = pathRow(source, i);
-      if (row) chart.revealRow(row);
-      showPiece(source, i);
+      showShared("path", source, i, { reveal: true });
     }
-    // Show a piece of the path that is no event.
-    function showPiece(source, i) {
+    // Select a cell, or a piece of the path that is no event; a cell is linked with its counterpart in the other run.
+    function showShared(lane, source, box, { reveal = false } = {}) {
       select(null);
-      state.piece = [source, i];
-      options.piece?.(source, i);
+      state.marked = [{ lane, source, box }, ...(lane === "cells" ? options.cellPartners?.(source, box) ?? [] : [])];
+      const row = reveal && sharedRow(lane, source, box);
+      if (row) chart.revealRow(row);
+      options.shared?.(lane, source, box, state.marked.slice(1));
       chart.invalidate();
     }
     // The event that a piece of the path is: of its label and, for communication and copies, of its name. None for the host.
@@ -523,7 +523,7 @@ const timelines = (() => {
         groups: [], kinds, begin: begin - margin, end: end + margin, window: options.window, shade: options.shade, marks, overlay,
         select: (hit) => {
           select(hit && hit.row.events ? { source: hit.row.source, rank: hit.row.rank, event: hit.box } : null);
-          if (hit?.row.name === "path") showPiece(hit.row.source, hit.box);
+          if (["path", "cells"].includes(hit?.row.name)) showShared(hit.row.name, hit.row.source, hit.box);
           if (hit?.row.host) options.host?.(hit.row.source, hit.row.rank, hit.box);
         },
         move: (hit) => { if (hit.row.events) select({ source: hit.row.source, rank: hit.row.rank, event: hit.box }); },
@@ -539,7 +539,7 @@ const timelines = (() => {
       if (options.legend) charts.drawLegend(options.legend, chart, legendKinds());
       return {
         chart, state, sources, ranks, kinds, select, search, stepMatch, setRanks, setSources, viewText, applyView, partnersOf, selectLongestOnPath,
-        pieceOf, colourEvents, shiftSource, rebuild,
+        pieceOf, showShared, colourEvents, shiftSource, rebuild,
         showOnly(labels) { // switch all other labels off; none: all on
           chart.hidden.clear();
           kinds.forEach(({ name }, kind) => { if (labels && name && kind < extraKind && !labels.includes(name)) chart.hidden.add(kind); });
