@@ -576,6 +576,7 @@ def test_the_host_on_the_critical_path_says_what_it_did(timeline):
     facts = details(page)
     assert facts["where"] == "rank 3 (trainer)"  # its rollout takes longest, and its trainer starts late because of it
     assert facts["the host worked"].startswith("until ")
+    assert re.search(r"[\d.]+ ms of GPU work of role rollout on this rank", facts["meanwhile"])
     assert "host" in page.evaluate("[...tracekit.timeline.state.lanes]")
     # A range of the host tells about itself.
     x, y, _ = point_of(page, 3, "ranges")

@@ -134,11 +134,11 @@ const detailsPanel = (() => {
   const length = (boxes, i) => boxes.end[i] - boxes.start[i];
   function drawPiece(panel, timeline, source, i) {
     const { path } = source, [what, ...notes] = path.texts[path.description[i]].split("\n"), kind = path.texts[path.what[i]];
-    const meanwhile = kind === "host" ? hostMeanwhile(source, i) : [];
+    const meanwhile = kind === "host" ? [...hostMeanwhile(source, i), ...otherRoles(timeline, source, i)] : [];
     drawFacts(panel, timeline, kind === "host" ? "On the critical path: the host" : `On the critical path: ${kind}`,
       [button("next longest on the critical path", () => timeline.selectLongestOnPath())],
       [["where", whereText(timeline, source, path.rank[i])], ["when", whenText(path, i)], [kind === "host" ? "the host worked" : kind, what],
-        ...(meanwhile.length ? [["it did", element("ul", meanwhile.map((text) => element("li", text)), { class: "plain" })]] : []),
+        ...(kind === "host" ? [["meanwhile", element("ul", meanwhile.map((text) => element("li", text)), { class: "plain" })]] : []),
         ...notes.map((note) => ["the path", note.replace("the path ", "")])]);
   }
   // What the host did during a piece of the critical path: its ranges, operators and waiting calls, the longest first.
@@ -151,7 +151,21 @@ const detailsPanel = (() => {
       if (shared > 0 && within) shares.set(key, (shares.get(key) ?? 0) + shared);
     }
     const longest = [...shares].sort((a, b) => b[1] - a[1]).filter(([, time]) => time > 0.02 * (path.end[i] - path.start[i]));
+    if (!longest.length) return ["no operator, range or waiting call of this process was recorded"];
     return longest.slice(0, 5).map(([name, time]) => `${ms(time)} ${name}`);
+  }
+  // How long other roles of the same rank had events on the GPU during a piece of the path.
+  function otherRoles(timeline, source, i) {
+    const { path } = source, others = timeline.isDiff ? [] : timeline.sources.filter((other) => other !== source);
+    return others.flatMap(({ name, run }) => {
+      const { events } = run.ranks[run.rankIndex.get(path.rank[i])] ?? { events: { count: 0 } };
+      let busy = 0, reach = path.start[i];
+      for (let e = 0; e < events.count && events.start[e] < path.end[i]; e++) { // in order of start: their union
+        busy += Math.max(0, Math.min(events.end[e], path.end[i]) - Math.max(events.start[e], reach));
+        reach = Math.max(reach, events.end[e]);
+      }
+      return busy > 0 ? [`${ms(busy)} of GPU work of role ${name} on this rank`] : [];
+    });
   }
   // The panel of a range of the host.
   function drawHost(panel, timeline, source, rank, i) {

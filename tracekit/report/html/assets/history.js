@@ -1,7 +1,8 @@
 // The history: one chart per figure, a point per recording, which leads to the recording's report.
 (() => {
   const { points, colours } = JSON.parse(document.getElementById("data").textContent);
-  const WIDTH = 620, HEIGHT = 220, LEFT = 58, RIGHT = 12, TOP = 14, BOTTOM = 26;
+  const WIDTH = Math.max(300, Math.min(620, innerWidth - 28)), HEIGHT = 220, // narrower on a phone, so that texts stay readable
+    LEFT = 58, RIGHT = 12, TOP = 14, BOTTOM = 26;
   const SVG = "http://www.w3.org/2000/svg";
   const make = (name, attributes, ...children) => {
     const node = document.createElementNS(SVG, name);
@@ -48,7 +49,7 @@
       svg.append(make("line", { x1: LEFT, x2: WIDTH - RIGHT, y1: yOf(value), y2: yOf(value), class: "tick" }),
         make("text", { x: LEFT - 6, y: yOf(value) + 4, "text-anchor": "end" }, format(value, digits)));
     }
-    const every = Math.ceil(points.length / 6);
+    const every = Math.ceil(points.length / Math.floor(WIDTH / 100));
     points.forEach((point, i) => {
       if (i % every) return;
       const anchor = i === 0 ? "start" : i === points.length - 1 ? "end" : "middle";
