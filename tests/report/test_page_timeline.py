@@ -470,7 +470,10 @@ def test_what_holds_the_step_up_longest_is_one_click_away(timeline, analysed):
             facts = details(page)
             assert facts["where"].startswith(f"rank {piece['rank']},")
             assert facts["label"].startswith(piece["label"])
-            assert facts["critical path"].startswith(f"runs through it for {piece['ns'] / 1e6:.3f} ms")
+            assert re.match(rf"runs through it.* for {piece['ns'] / 1e6:.3f} ms", facts["critical path"])
+            # Kernels that follow each other are joined on the path: then it says so.
+            length_ms = float(re.search(r"([\d.]+) ms long$", facts["when"])[1])
+            assert ("in a row with it" in facts["critical path"]) == (piece["ns"] / 1e6 > 1.05 * length_ms)
 
 
 def test_too_many_events_leave_the_shortest_out_and_say_so(analysed):
@@ -578,6 +581,9 @@ def test_the_host_on_the_critical_path_says_what_it_did(timeline):
     assert facts["the host worked"].startswith("until ")
     assert re.search(r"[\d.]+ ms of GPU work of role rollout on this rank", facts["meanwhile"])
     assert "host" in page.evaluate("[...tracekit.timeline.state.lanes]")
+    page.locator("#details button", has_text="what it launched then").click()
+    assert details(page)["where"].startswith("rank 3 (trainer), step 0, stream ")
+    assert details(page)["operators"].endswith("aten::copy_")
     # A range of the host tells about itself.
     x, y, _ = point_of(page, 3, "ranges")
     page.mouse.click(x, y)

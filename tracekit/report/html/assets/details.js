@@ -45,7 +45,7 @@ const detailsPanel = (() => {
     const { source, rank, event } = selection, { run } = source, { events } = rank, number = events.description[event];
     const text = (column) => run.text(column, number), name = text("name"), label = text("label");
     const start = events.start[event], end = events.end[event], length = end - start;
-    const step = rank.steps.findLast(({ from_ms }) => from_ms + (source.shift || 0) <= start);
+    const step = rank.steps.findLast(({ from_ms }) => from_ms + (source.shift || 0) <= start + 1e-6);
     const facts = [], fact = (topic, content) => { if (content !== null && content !== "") facts.push([topic, content]); };
     const onRank = whereText(timeline, source, rank.rank);
     const stream = run.stream[number];
@@ -74,7 +74,9 @@ const detailsPanel = (() => {
     const piece = timeline.pieceOf(selection);
     if (piece >= 0) {
       const notes = source.path.texts[source.path.description[piece]].split("\n").slice(1);
-      fact("critical path", [`runs through it for ${ms(source.path.end[piece] - source.path.start[piece])}`, ...notes].join("; "));
+      // The path joins kernels of one label that follow each other.
+      const onPath = source.path.end[piece] - source.path.start[piece], row = onPath > 1.05 * length ? ` and the ${label} kernels in a row with it` : "";
+      fact("critical path", [`runs through it${row} for ${ms(onPath)}`, ...notes].join("; "));
     } else if (source.path) fact("critical path", "does not run through it");
     const extra = timeline.factsOf?.(selection);
     if (extra) fact(...extra);
@@ -136,10 +138,16 @@ const detailsPanel = (() => {
     const { path } = source, [what, ...notes] = path.texts[path.description[i]].split("\n"), kind = path.texts[path.what[i]];
     const meanwhile = kind === "host" ? [...hostMeanwhile(source, i), ...otherRoles(timeline, source, i)] : [];
     drawFacts(panel, timeline, kind === "host" ? "On the critical path: the host" : `On the critical path: ${kind}`,
-      [button("next longest on the critical path", () => timeline.selectLongestOnPath())],
+      [button("next longest on the critical path", () => timeline.selectLongestOnPath()), ...launchedNext(timeline, source, i)],
       [["where", whereText(timeline, source, path.rank[i])], ["when", whenText(path, i)], [kind === "host" ? "the host worked" : kind, what],
         ...(kind === "host" ? [["meanwhile", element("ul", meanwhile.map((text) => element("li", text)), { class: "plain" })]] : []),
         ...notes.map((note) => ["the path", note.replace("the path ", "")])]);
+  }
+  // A button to what the host launched at the end of a piece of the path: the next piece of the rank that is an event.
+  function launchedNext(timeline, source, i) {
+    const { path } = source, isEvent = (j) => !["host", "launch"].includes(path.texts[path.what[j]]);
+    const own = path.byRank.get(path.rank[i]), next = own.slice(own.indexOf(i) + 1).find(isEvent);
+    return isEvent(i) || next === undefined ? [] : [button("what it launched then", () => timeline.selectPiece(source, next))];
   }
   // What the host did during a piece of the critical path: its ranges, operators and waiting calls, the longest first.
   function hostMeanwhile({ run, path }, i) {

@@ -539,7 +539,7 @@ const timelines = (() => {
       if (options.legend) charts.drawLegend(options.legend, chart, legendKinds());
       return {
         chart, state, sources, ranks, kinds, select, search, stepMatch, setRanks, setSources, viewText, applyView, partnersOf, selectLongestOnPath,
-        pieceOf, showShared, colourEvents, shiftSource, rebuild,
+        pieceOf, selectPiece, showShared, colourEvents, shiftSource, rebuild,
         showOnly(labels) { // switch all other labels off; none: all on
           chart.hidden.clear();
           kinds.forEach(({ name }, kind) => { if (labels && name && kind < extraKind && !labels.includes(name)) chart.hidden.add(kind); });
