@@ -585,6 +585,7 @@ def test_the_host_on_the_critical_path_says_what_it_did(timeline):
     assert details(page)["where"].startswith("rank 3 (trainer), step 0, stream ")
     assert details(page)["operators"].endswith("aten::copy_")
     # A range of the host tells about itself.
+    page.evaluate("tracekit.timeline.chart.setWindow(-100, 4300)")
     x, y, _ = point_of(page, 3, "ranges")
     page.mouse.click(x, y)
     assert details(page)["where"] == "rank 3 (trainer), host, ranges"
