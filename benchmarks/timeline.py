@@ -24,8 +24,10 @@ from msgspec import structs
 from playwright.sync_api import sync_playwright
 
 from tracekit.analysis.rank_timeline import EVENT_TIMES, HOST_LANES, HOST_RANGES, RankTimeline
+from tracekit.metrics.causes import EVENT_CAUSES
 from tracekit.report.html.page import render_html
 from tracekit.run.analyze import analyze
+from tracekit.schema import EXPOSURE_CAUSES
 
 SAMPLES = Path(__file__).parent.parent / "sample_traces"
 FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
@@ -68,7 +70,13 @@ def synthetic_timeline(rank: int, count: int, base_ns: int) -> RankTimeline:
         lane=pl.lit(HOST_LANES[1]), name=pl.lit("aten::linear")
     )
     host = host.select(pl.col(name).cast(dtype) for name, dtype in HOST_RANGES.items())
-    return RankTimeline(rank, events, descriptions, host, len(host))
+    exposed = np.flatnonzero(label >= 3)  # all communication, in two causes each
+    causes = {
+        "id": np.repeat(exposed, 2),
+        "cause": np.tile(EXPOSURE_CAUSES[:2], len(exposed)),
+        "ns": np.repeat(duration[exposed] // 2, 2),
+    }
+    return RankTimeline(rank, events, descriptions, host, len(host), pl.DataFrame(causes, schema=EVENT_CAUSES))
 
 
 def synthetic_analysis(ranks: int, count: int):

@@ -11,7 +11,7 @@ from tracekit import analyze
 from tracekit.analysis.tables import rank_tables
 from tracekit.classify import classify
 from tracekit.intervals import union
-from tracekit.metrics.causes import COMPUTE_STREAM_SHARE, Rank, exposure_causes, with_peers
+from tracekit.metrics.causes import COMPUTE_STREAM_SHARE, Rank, causes_by_event, exposure_causes, with_peers
 from tracekit.metrics.host_calls import WAITING_CALLS, ApiCalls, find_waiting_calls
 from tracekit.metrics.label_intervals import COMPUTE_SET, EXPOSABLE_LABELS, Lanes
 from tracekit.metrics.start_constraints import (
@@ -54,6 +54,9 @@ def why(labelled):
             result.setdefault(label, {})[cause] = ns // US
         exposed = {label: lane.total_ns // US for label, lane in lanes.exposed.items() if lane.total_ns}
         assert {label: sum(causes.values()) for label, causes in result.items()} == exposed
+        find.by_event = {}
+        for event, cause, ns in causes_by_event(pieces, peers).iter_rows():
+            find.by_event.setdefault(event, {})[cause] = ns // US
         return result
 
     return find
@@ -213,6 +216,32 @@ def test_a_process_that_only_moves_data_has_nothing_to_hide_it(why, label, us, c
     assert why(*rows) == {"broadcast": {cause: 1000}}
 
 
+def test_each_event_has_the_causes_of_its_own_exposed_time(why):
+    """A copy and a collective on the compute stream, and a collective that the end of the step leaves alone."""
+    rows = [
+        ("dgrad", COMPUTE, 0, 10, 100),
+        ("onload", COMPUTE, 20, 102, 152),
+        ("dp_comm", COMPUTE, 30, 154, 254),
+        ("dgrad", COMPUTE, 40, 256, 400),
+        ("dp_comm", COMM, 50, 402, 502),
+    ]
+    why(*rows, wait_us=30)
+    # Only communication waits for peers; the copy's cause is known without them.
+    assert why.by_event == {
+        1: {"same_stream": 50},
+        2: {"peer_late": 30, "same_stream": 70},
+        4: {"peer_late": 30, "nothing_to_hide": 70},
+    }
+    why(*rows, wait_us=None)
+    assert why.by_event == {1: {"same_stream": 50}, 2: {"unknown": 100}, 4: {"unknown": 100}}
+
+
+def test_exposed_time_of_two_operations_at_once_belongs_to_one(why):
+    rows = [("dgrad", COMPUTE, 0, 10, 100), ("dp_comm", 20, 20, 110, 210), ("dp_comm", 21, 30, 150, 310)]
+    why(*rows)
+    assert {event: sum(causes.values()) for event, causes in why.by_event.items()} == {1: 40, 2: 160}
+
+
 def test_pieces_are_carried_by_the_event_that_runs(labelled):
     """Random operations on random streams: the pieces cover the exposed time and lie in events of their label."""
     rng = np.random.default_rng(3)
@@ -230,10 +259,9 @@ def test_pieces_are_carried_by_the_event_that_runs(labelled):
         for label, lane in paid.items():
             of_label = pieces.filter(pl.col("label") == label)
             assert of_label["ns"].sum() == lane.total_ns
-            apart = of_label.filter(pl.col("id").is_not_null())
-            covered = union(apart["start_ns"].to_numpy(), (apart["start_ns"] + apart["ns"]).to_numpy())
+            covered = union(of_label["start_ns"].to_numpy(), (of_label["start_ns"] + of_label["ns"]).to_numpy())
             assert (covered - lane).total_ns == 0
-            for row in apart.iter_rows(named=True):
+            for row in of_label.iter_rows(named=True):
                 event = rows[row["id"]]
                 assert event["label"] == label
                 assert event["start_ns"] <= row["start_ns"] <= row["start_ns"] + row["ns"] <= event["end_ns"]

@@ -105,6 +105,24 @@ def test_a_click_tells_both_durations_and_leads_to_the_other_run(look, page_path
     assert page.evaluate(selected) == ["after", other]
 
 
+def test_a_cell_of_the_table_is_selected_and_linked_with_the_other_run(look, page_path, changed):
+    page = look(page_path, width=1440, height=1000)
+    row = next(row for row in changed.to_dict()["cells"] if row["op"] == "F")
+    page.locator(f"[data-cell='{row['rank']},F,{row['stage']},{row['microbatch']}']").click()
+    details = page.locator("#details")
+    cell = f"Cell: forward, stage {row['stage']}, micro-batch {row['microbatch']}"
+    assert details.locator("h3").inner_text() == cell
+    assert details.locator("dd").first.inner_text() == f"rank {row['rank']} (after)"
+    details.locator("button", has_text="the same cell before").click()
+    assert details.locator("h3").inner_text() == cell
+    assert details.locator("dd").first.inner_text() == f"rank {row['rank']} (before)"
+    # The cell and its counterpart are outlined.
+    assert page.evaluate("tracekit.timeline.state.marked.map(({ source }) => source.name)") == ["before", "after"]
+    page.locator("section a[data-rank='1']").click()
+    assert page.evaluate("[...tracekit.timeline.state.ranks]") == [1]
+    assert page.said == []
+
+
 def test_colours_can_be_those_of_the_labels(look, page_path):
     page = look(page_path)
     assert "takes over 10 % longer after" in page.locator("#timeline-legend").inner_text()
@@ -116,7 +134,7 @@ def test_colours_can_be_those_of_the_labels(look, page_path):
 def test_a_kernel_of_the_table_is_searched_for(look, page_path, changed):
     page = look(page_path)
     row = pl.DataFrame(changed.to_dict()["kernels"]).row(0, named=True)
-    page.locator(f"a[data-find='name:\"={row['name']}\"']").first.click()
+    page.locator(f"a[data-find='name:\"={row['name']}\" label:={row['label']}']").first.click()
     page.locator("#find-summary", has_text="events of 1 kernel").wait_for()
 
 

@@ -15,6 +15,7 @@ from tracekit.report.html.page import render_html
 from tracekit.report.html.timeline import PageClock, timeline_data
 from tracekit.run.analyze import analyze
 from tracekit.schedules import generate
+from tracekit.schema import EXPOSURE_CAUSES
 from tracekit.synthetic import Recipe, write_run
 
 pytestmark = pytest.mark.slow
@@ -110,7 +111,10 @@ def test_a_click_tells_about_an_event_and_leads_on(timeline, analysed, width):
     assert facts["when"].endswith(f"{length_ms:.3f} ms long")
     assert facts["label"].startswith("pp_comm, by rule ")
     assert facts["waiting"].startswith(f"{operation['wait_ns'] / 1e6:.3f} ms for other ranks")
-    assert "waiting for a late peer" in facts["exposed because"]
+    assert operation["hidden_ns"] == 0  # so that all of its wait is exposed, and its causes sum to its length
+    causes = {words: float(time) for time, words in re.findall(r"([\d.]+) ms (.*?)(?:; |$)", facts["exposed"])}
+    assert causes["waiting for a late peer"] == pytest.approx(operation["wait_ns"] / 1e6, abs=1e-3)
+    assert sum(causes.values()) == pytest.approx(length_ms, abs=2e-3)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     commands = page.locator("#details [data-command]").evaluate_all("(all) => all.map((one) => one.dataset.command)")
     assert any(re.search(r"analyze \S+1f1b --ranks 1 --explain 'nccl", command) for command in commands)
@@ -466,14 +470,16 @@ def test_what_holds_the_step_up_longest_is_one_click_away(timeline, analysed):
             facts = details(page)
             assert facts["where"].startswith(f"rank {piece['rank']},")
             assert facts["label"].startswith(piece["label"])
-            assert facts["critical path"].startswith(f"runs through it for {piece['ns'] / 1e6:.3f} ms")
+            assert re.match(rf"runs through it.* for {piece['ns'] / 1e6:.3f} ms", facts["critical path"])
+            # Kernels that follow each other are joined on the path: then it says so.
+            length_ms = float(re.search(r"([\d.]+) ms long$", facts["when"])[1])
+            assert ("in a row with it" in facts["critical path"]) == (piece["ns"] / 1e6 > 1.05 * length_ms)
 
 
-def test_too_many_events_leave_the_shortest_out_and_say_so(analysed, monkeypatch):
+def test_too_many_events_leave_the_shortest_out_and_say_so(analysed):
     analysis = analysed("1f1b")
     total = sum(len(rank.events) for rank in analysis.events)
-    monkeypatch.setattr("tracekit.report.html.timeline.MAX_EVENTS", total // 2)
-    data = timeline_data(analysis, PageClock(analysis))
+    data = timeline_data(analysis, PageClock(analysis), max_events=total // 2)
     shown = sum(entry["events"]["count"] for entry in data["ranks"])
     assert total // 2 - len(analysis.events) <= shown <= total // 2
     assert data["left_out"][0].startswith(f"{total - shown:,} events, the shortest of each rank, are left out")
@@ -481,3 +487,105 @@ def test_too_many_events_leave_the_shortest_out_and_say_so(analysed, monkeypatch
     for rank, kept in zip(analysis.events, lengths, strict=True):
         every = (rank.events["end_ns"] - rank.events["start_ns"]).sort(descending=True)
         assert sorted(kept, reverse=True) == every.head(len(kept)).to_list()
+
+
+def test_each_exposed_event_has_its_own_causes_and_they_sum_to_those_of_its_label(analysed):
+    """Counted again from the page's packed columns: label by label, what the rank's budget says."""
+    analysis = analysed("1f1b")
+    data = timeline_data(analysis, PageClock(analysis))
+    described = unpacked_json(data["descriptions"])
+    for entry in data["ranks"]:
+        events, causes = unpacked(entry["events"]), unpacked(entry["causes"])
+        labels = np.array(described["columns"]["label"])[events["description"][causes["event"]]]
+        sums: dict[str, dict[str, int]] = {}
+        for label, cause, time in zip(labels, causes["cause"], causes["time"], strict=True):
+            of_label = sums.setdefault(described["texts"][label], {})
+            of_label[EXPOSURE_CAUSES[cause]] = of_label.get(EXPOSURE_CAUSES[cause], 0) + int(time) * 100
+        expected = {label: ns for label, ns in analysis.rank(entry["rank"]).whole.because_ns.items() if ns}
+        assert {label: set(of_label) for label, of_label in sums.items()} == {
+            label: set(of_label) for label, of_label in expected.items()
+        }
+        for label, of_label in expected.items():
+            for cause, ns in of_label.items():
+                assert ns - 100 * len(causes["event"]) <= sums[label][cause] <= ns  # stored in steps of 100 ns
+
+
+def test_roles_share_one_time_axis_and_are_chosen_by_buttons(look, pages, analysed):
+    page = look(pages("rl"), width=1440, height=1000)
+    buttons = page.locator("#timeline-roles button")
+    assert buttons.all_inner_texts() == ["all", "trainer", "rollout"]
+    groups = "tracekit.timeline.chart.rows().map((row) => `${row.rank?.rank} ${row.source?.name}`)"
+    both = [f"{rank} {role}" for rank in range(4) for role in ("trainer", "rollout")]
+    assert list(dict.fromkeys(page.evaluate(groups))) == both
+    buttons.filter(has_text="rollout").click()
+    assert set(page.evaluate(groups)) == {f"{rank} rollout" for rank in range(4)}
+    page.wait_for_function("() => location.hash.includes('roles=1')")
+    # On the common clock each rank's rollout lies outside its training: they share a GPU and take turns.
+    bands = [band for band in analysed("rl").role_results.bands if band.role == "rollout"]
+    origin = PageClock(analysed("rl")).origin_ns
+    for rank in range(4):
+        own = [((b.start_ns - origin) / 1e6, (b.end_ns - origin) / 1e6) for b in bands if b.rank == rank]
+        forwards = page.evaluate(
+            """(number) => {
+                const { run } = tracekit.timeline.sources[1], { events } = run.ranks[number];
+                const isForward = (_, i) => run.text("label", events.description[i]) === "forward";
+                return Array.from(events.start).filter(isForward);
+            }""",
+            rank,
+        )
+        assert forwards
+        assert all(any(start - 0.1 <= time <= end + 0.1 for start, end in own) for time in forwards)
+    # A role's row of the table finds the events of that role alone.
+    page.locator("#roles tr", has_text="rollout").locator(".shows").click()
+    assert page.evaluate("tracekit.timeline.state.matches.list.every(({ source }) => source.name === 'rollout')")
+    assert page.locator("#find-summary").inner_text().split(" ")[0] != "nothing"
+    # The commands of an event name its role; an iteration leads to its moment.
+    page.evaluate("tracekit.timeline.stepMatch(1)")
+    commands = page.locator("#details [data-command]").evaluate_all("(all) => all.map((one) => one.dataset.command)")
+    assert any(" --role rollout --ranks " in command for command in commands)
+    page.locator("#iterations a", has_text=re.compile("^1$")).first.click()
+    iteration = analysed("rl").role_results.iterations[1]
+    start, end = (iteration.start_ns - origin) / 1e6, (iteration.end_ns - origin) / 1e6
+    shown = window(page)
+    assert shown[0] <= start < end <= shown[1] + 1e-6
+    assert page.said == []
+
+
+@pytest.mark.parametrize("name", ["rl", "vpp-overlap"])
+def test_every_search_of_a_table_finds_events(look, pages, name):
+    page = look(pages(name))
+    searched, empty = page.evaluate(
+        """() => {
+            const searches = [...new Set([...document.querySelectorAll("[data-find]")].map((one) => one.dataset.find))];
+            return [searches.length, searches.filter((query) => {
+                const { list, hostCount } = tracekit.timeline.search(query);
+                return !list.length && !hostCount;
+            })];
+        }"""
+    )
+    assert searched > 20
+    assert empty == []
+    # A number of a row is a button: keys reach it, and it marks the events on the timeline.
+    page.evaluate("tracekit.timeline.search('')")
+    page.locator("#overlap .shows").first.focus()
+    page.keyboard.press("Enter")
+    page.locator("#find-summary", has_text="events of").wait_for()
+    assert page.said == []
+
+
+def test_the_host_on_the_critical_path_says_what_it_did(timeline):
+    page = timeline("rl")
+    page.locator("#path-longest").click()
+    facts = details(page)
+    assert facts["where"] == "rank 3 (trainer)"  # its rollout takes longest, and its trainer starts late because of it
+    assert facts["the host worked"].startswith("until ")
+    assert re.search(r"[\d.]+ ms of GPU work of role rollout on this rank", facts["meanwhile"])
+    assert "host" in page.evaluate("[...tracekit.timeline.state.lanes]")
+    page.locator("#details button", has_text="what it launched then").click()
+    assert details(page)["where"].startswith("rank 3 (trainer), step 0, stream ")
+    assert details(page)["operators"].endswith("aten::copy_")
+    # A range of the host tells about itself.
+    page.evaluate("tracekit.timeline.chart.setWindow(-100, 4300)")
+    x, y, _ = point_of(page, 3, "ranges")
+    page.mouse.click(x, y)
+    assert details(page)["where"] == "rank 3 (trainer), host, ranges"

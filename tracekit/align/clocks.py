@@ -8,6 +8,7 @@ from the one used, within the bounds.
 
 from __future__ import annotations
 
+import dataclasses
 import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -119,6 +120,15 @@ class Clocks:
         """Whether no clock is moved: all times are as recorded."""
         moved = self.table.select((pl.col("offset_ns", "drift_ppm").fill_null(0) != 0).any())
         return not any(moved.row(0))
+
+    def ahead_by(self, offset_ns: int) -> Clocks:
+        """Return the clocks for a common clock that this one is *offset_ns* ahead of.
+
+        >>> Clocks.recorded([0]).ahead_by(30).to_common(0, np.array([100])).tolist()
+        [70]
+        """
+        table = self.table.with_columns(pl.col("offset_ns").fill_null(0) + offset_ns)
+        return dataclasses.replace(self, table=table, origin_ns=self.origin_ns - offset_ns)
 
     def moved(self, rank: int, *columns: str) -> list[pl.Expr]:
         """Return the times in *columns* of *rank*'s own table, moved to the common clock.

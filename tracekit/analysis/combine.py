@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace as replace_fields
 from functools import partial
 
 import polars as pl
@@ -26,6 +27,7 @@ from tracekit.analysis.notices import (
     without_known_peers,
     without_pipeline_notices,
 )
+from tracekit.analysis.rank_timeline import RankTimeline
 from tracekit.analysis.result import Analysis, Tables
 from tracekit.analysis.run_tables import run_tables
 from tracekit.analysis.scopes import rank_results
@@ -36,6 +38,7 @@ from tracekit.critical_path.changes import WhatIfGraph
 from tracekit.critical_path.path import CriticalPath, join_cells
 from tracekit.documents.analysis import ChangedStep
 from tracekit.errors import InputError, Notice
+from tracekit.metrics.causes import causes_by_event
 from tracekit.metrics.overlap_cost import combine_overlap_costs
 from tracekit.metrics.reload import reload_report
 from tracekit.metrics.waits import may_be_message
@@ -154,7 +157,7 @@ def combine(
         paths=tuple(paths),
         shapes=tuple(all_shapes(rank.shapes for rank in ranks)),
         tokens_per_step=_tokens_per_step(ranks),
-        events=tuple(rank.events for rank in ranks if rank.events is not None),
+        events=_events_with_causes(ranks, operations),
     )
 
 
@@ -198,6 +201,18 @@ def _shown_path(
     if comparison is not None:
         critical = join_cells(critical, comparison)
     return critical.because(ranks, communication.operations)
+
+
+def _events_with_causes(ranks: Sequence[RankTables], operations: pl.DataFrame) -> tuple[RankTimeline, ...]:
+    """Return the single events of the ranks that kept them, with the causes of each event's exposed time."""
+    return tuple(
+        replace_fields(
+            rank.events,
+            causes=causes_by_event(rank.window.exposed, operations.filter(pl.col("rank") == rank.source.rank)),
+        )
+        for rank in ranks
+        if rank.events is not None
+    )
 
 
 def _what_if_graph(

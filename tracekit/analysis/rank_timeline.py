@@ -5,7 +5,7 @@ An event has its times and the number of its description; events with equal text
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import polars as pl
@@ -13,6 +13,7 @@ import polars as pl
 from tracekit._util.arrays import group_rows
 from tracekit._util.categories import CategoryColumns
 from tracekit._util.columns import to_int64
+from tracekit.metrics.causes import EVENT_CAUSES
 from tracekit.schema import RankEvents
 
 MAX_HOST_RANGES = 20_000
@@ -51,6 +52,8 @@ class RankTimeline:
     """``HOST_RANGES``, sorted by start."""
     host_count: int
     """Host ranges before the shortest were left out."""
+    causes: pl.DataFrame = field(default_factory=EVENT_CAUSES.to_frame)
+    """Exposed time of each event by cause, by id (``metrics.causes.causes_by_event``)."""
 
 
 def rank_timeline(

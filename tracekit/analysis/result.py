@@ -195,6 +195,8 @@ class Role(msgspec.Struct, frozen=True, eq=False):
     ``inference_worker`` (takes weights only) or ``unknown``."""
     ranks: tuple[int, ...]
     analysis: Analysis
+    clocks: Clocks
+    """Clocks of its ranks on the time axis that all roles share."""
 
 
 class RoleResults(msgspec.Struct, frozen=True, eq=False):

@@ -26,13 +26,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit._util.arrays import Ints, group_rows
+from tracekit._util.arrays import Ints
 from tracekit._util.categories import CategoryColumns
 from tracekit._util.columns import present, to_int64
 from tracekit.intervals import Intervals, union
@@ -57,12 +56,14 @@ PIECES = pl.Schema(
         "part": pl.Int64(),
         "label": pl.Enum(EXPOSABLE_LABELS),
         "cause": pl.Enum(EXPOSURE_CAUSES),
-        "id": pl.Int64(),  # of a communication's event, where a late peer may be the cause; else null, and summed
+        "id": pl.Int64(),  # of the event that carries it
         "start_ns": pl.Int64(),
         "ns": pl.Int64(),
     }
 )
 """Exposed time of one rank by cause, before its peers were heard."""
+EVENT_CAUSES = pl.Schema({"id": pl.Int64(), "cause": pl.Enum(EXPOSURE_CAUSES), "ns": pl.Int64()})
+"""Exposed time of each event by cause."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,24 +176,15 @@ def exposure_causes(rank: Rank, paid: Mapping[str, Intervals], *, parts: bool) -
     piece, start, end, is_waiting = _cut(start, end, rank.blocked, np.flatnonzero(if_host_ran != if_host_waited))
     label, part, owner = label[piece], part[piece], owner[piece]
     cause = np.where(is_waiting, if_host_waited[piece], if_host_ran[piece])
-    # A late peer can take part of any cause; of copies nobody else knows.
-    apart = np.isin(EXPOSABLE_LABELS, COMMUNICATION_LABELS)[label]
-    rest = np.flatnonzero(~apart)
-    kind, first = group_rows(label[rest], part[rest], cause[rest])
-    summed = np.bincount(kind, weights=(end - start)[rest], minlength=len(first)).astype(np.int64)
-    rows = np.concatenate([np.flatnonzero(apart), rest[first]])
-    order = np.argsort(label[rows], kind="stable")
-    rows = rows[order]
     ids = rank.labelled["id"].to_numpy() if "id" in rank.labelled.columns else np.arange(len(rank.start_ns))
-    unknown = pl.Series([None], dtype=pl.Int64).new_from_index(0, len(first))
     return pl.DataFrame(
         {
-            "part": part[rows],
-            "label": pl.Series(EXPOSABLE_LABELS, dtype=PIECES["label"])[label[rows]],
-            "cause": pl.Series(EXPOSURE_CAUSES, dtype=PIECES["cause"])[cause[rows]],
-            "id": pl.concat([pl.Series(ids[owner[apart]], dtype=pl.Int64), unknown])[order],
-            "start_ns": pl.concat([pl.Series(start[apart], dtype=pl.Int64), unknown])[order],
-            "ns": np.concatenate([(end - start)[apart], summed])[order],
+            "part": part,
+            "label": pl.Series(EXPOSABLE_LABELS, dtype=PIECES["label"])[label],
+            "cause": pl.Series(EXPOSURE_CAUSES, dtype=PIECES["cause"])[cause],
+            "id": ids[owner],
+            "start_ns": start,
+            "ns": end - start,
         },
         schema=PIECES,
     )
@@ -340,13 +332,11 @@ def _launched_between(rank: Rank, owner: Ints, ahead: Ints) -> Bools:
     return np.searchsorted(rank.launches, rank.launch_ns[ahead], side="left") > first
 
 
-def with_peers(pieces: pl.DataFrame, waited: pl.DataFrame, *, each: tuple[str, ...] = ()) -> pl.DataFrame:
+def with_peers(pieces: pl.DataFrame, waited: pl.DataFrame) -> pl.DataFrame:
     """Return exposed time by part, label and cause, waiting for peers included; *waited* are the rank's operations.
 
-    Several ranks at once: *each* names the columns of both tables that tell them apart.
-
     An operation waits at its beginning; whatever kept compute away then, the peer was late. Where the wait is unknown,
-    or only a lower bound (``open``), the rest may have been waiting too: its cause is unknown.
+    or only a lower bound (``open``), the rest may have been waiting too: its cause is unknown. Copies wait for nobody.
 
     >>> pieces = pl.DataFrame({"part": [0, 0], "label": ["dp_comm", "dp_comm"],
     ...     "cause": ["nothing_to_hide", "same_stream"], "id": [4, 5], "start_ns": [10, 50], "ns": [30, 5]},
@@ -355,64 +345,63 @@ def with_peers(pieces: pl.DataFrame, waited: pl.DataFrame, *, each: tuple[str, .
     >>> with_peers(pieces, waited).rows()
     [(0, 'dp_comm', 'same_stream', 5), (0, 'dp_comm', 'nothing_to_hide', 15), (0, 'dp_comm', 'peer_late', 15)]
     """
-    heard = peers_heard(pieces, waited, by_rank=bool(each))
-    columns = {
-        **({"rank": pl.Series(heard.rank, dtype=pieces.schema["rank"])} if each else {}),
-        "part": heard.part,
-        "label": pl.Series(EXPOSABLE_LABELS, dtype=pl.String).gather(heard.label),
-        "cause": pl.Series(EXPOSURE_CAUSES, dtype=pl.String).gather(heard.cause),
-        "ns": heard.ns,
-    }
-    return pl.DataFrame(columns)
+    part, label = (pieces[name].to_physical().to_numpy().astype(np.int64) for name in ("part", "label"))
+    group = part * len(EXPOSABLE_LABELS) + label
+    group, cause, ns = _sum_causes(pieces, waited, group)
+    return pl.DataFrame(
+        {
+            "part": group // len(EXPOSABLE_LABELS),
+            "label": pl.Series(EXPOSABLE_LABELS, dtype=pl.String).gather(group % len(EXPOSABLE_LABELS)),
+            "cause": pl.Series(EXPOSURE_CAUSES, dtype=pl.String).gather(cause),
+            "ns": ns,
+        }
+    )
 
 
-class Heard(NamedTuple):
-    """Exposed time by rank, part, label (of ``EXPOSABLE``) and cause (of ``EXPOSURE_CAUSES``), in that order."""
+def causes_by_event(pieces: pl.DataFrame, waited: pl.DataFrame) -> pl.DataFrame:
+    """Return the exposed time of each event by cause, waiting for peers included: ``EVENT_CAUSES``.
 
-    rank: Ints
-    part: Ints
-    label: Ints
-    cause: Ints
-    ns: Ints
+    Exposed time that several events cover belongs to one of them, as in the sums over events.
+
+    >>> pieces = pl.DataFrame({"part": [0, 0], "label": ["dp_comm", "dp_comm"],
+    ...     "cause": ["nothing_to_hide", "same_stream"], "id": [4, 5], "start_ns": [10, 50], "ns": [30, 5]},
+    ...     schema=PIECES)
+    >>> waited = pl.DataFrame({"id": [4, 5], "start_ns": [0, 50], "wait_ns": [25, 0], "open": False})
+    >>> causes_by_event(pieces, waited).rows()
+    [(4, 'nothing_to_hide', 15), (4, 'peer_late', 15), (5, 'same_stream', 5)]
+    """
+    ids, row = np.unique(to_int64(pieces["id"], -1), return_inverse=True)
+    event, cause, ns = _sum_causes(pieces, waited, row.reshape(-1))
+    return pl.DataFrame(
+        {"id": ids[event], "cause": pl.Series(EXPOSURE_CAUSES, dtype=EVENT_CAUSES["cause"])[cause], "ns": ns},
+        schema=EVENT_CAUSES,
+    )
 
 
-def peers_heard(pieces: pl.DataFrame, waited: pl.DataFrame, *, by_rank: bool = False) -> Heard:
-    """Return what ``with_peers`` does, as numbers; without *by_rank* all is one rank's, 0."""
-    part, label, cause = (pieces[name].to_physical().to_numpy().astype(np.int64) for name in ("part", "label", "cause"))
-    ns, rank = pieces["ns"].to_numpy(), _ranks(pieces, by_rank=by_rank)
-    own = _own_operations(pieces["id"], rank, waited, _ranks(waited, by_rank=by_rank))
-    of_operation = pieces["id"].is_not_null().to_numpy()
+def _sum_causes(pieces: pl.DataFrame, waited: pl.DataFrame, group: Ints) -> tuple[Ints, Ints, Ints]:
+    """Return group, cause (of ``EXPOSURE_CAUSES``) and time of the pieces, summed and in that order."""
+    label, cause = (pieces[name].to_physical().to_numpy().astype(np.int64) for name in ("label", "cause"))
+    ns = pieces["ns"].to_numpy()
+    own = _own_operations(pieces["id"], waited)
+    of_operation = np.isin(EXPOSABLE_LABELS, COMMUNICATION_LABELS)[label]
     # The last element stands for a piece of no operation (-1).
     has_wait = np.append(waited["wait_ns"].is_not_null().to_numpy(), False)[own]
     is_complete = np.append((waited["wait_ns"].is_not_null() & ~waited["open"]).to_numpy(), False)[own]
     until = np.append(waited["start_ns"].to_numpy() + to_int64(waited["wait_ns"], 0), 0)[own]
     waits = np.where(of_operation & has_wait, np.clip(until - to_int64(pieces["start_ns"], 0), 0, ns), 0)
-    cause = np.where(of_operation & ~is_complete, EXPOSURE_CAUSES.index("unknown"), cause)
-    late = np.flatnonzero(waits > 0)
-    ranks, rank_index = np.unique(rank, return_inverse=True)
-    parts = int(part.max(initial=0)) + 1
-    code = ((rank_index.reshape(-1) * parts + part) * len(EXPOSABLE_LABELS) + label) * len(EXPOSURE_CAUSES)
-    total = np.zeros(len(ranks) * parts * len(EXPOSABLE_LABELS) * len(EXPOSURE_CAUSES), np.int64)
-    np.add.at(total, code + cause, ns - waits)
-    np.add.at(total, code[late] + EXPOSURE_CAUSES.index("peer_late"), waits[late])
+    cause = np.where(of_operation & ~is_complete, _UNKNOWN, cause)
+    total = np.zeros((int(group.max(initial=-1)) + 1) * len(EXPOSURE_CAUSES), np.int64)
+    np.add.at(total, group * len(EXPOSURE_CAUSES) + cause, ns - waits)
+    np.add.at(total, group * len(EXPOSURE_CAUSES) + _PEER, waits)
     nonzero = np.flatnonzero(total)
-    shape = (len(ranks), parts, len(EXPOSABLE_LABELS), len(EXPOSURE_CAUSES))
-    of_rank, of_part, of_label, of_cause = np.unravel_index(nonzero, shape)
-    return Heard(ranks[of_rank], of_part, of_label, of_cause, total[nonzero])
+    return nonzero // len(EXPOSURE_CAUSES), nonzero % len(EXPOSURE_CAUSES), total[nonzero]
 
 
-def _ranks(table: pl.DataFrame, *, by_rank: bool) -> Ints:
-    return table["rank"].to_numpy().astype(np.int64) if by_rank else np.zeros(len(table), np.int64)
-
-
-def _own_operations(ids: pl.Series, rank: Ints, waited: pl.DataFrame, of_rank: Ints) -> Ints:
+def _own_operations(ids: pl.Series, waited: pl.DataFrame) -> Ints:
     """Return the row of the operation that each piece is a part of; -1: none."""
     piece, operation_id = to_int64(ids, -1), to_int64(waited["id"], -1)
     if not len(operation_id):
         return np.full(len(piece), -1, np.int64)
-    most = int(max(piece.max(initial=0), operation_id.max())) + 2
-    key = of_rank * most + operation_id + 1
-    order = np.argsort(key, kind="stable")
-    wanted_key = rank * most + piece + 1
-    row = order[np.minimum(np.searchsorted(key[order], wanted_key), len(order) - 1)]
-    return np.where((piece >= 0) & (key[row] == wanted_key), row, -1)
+    order = np.argsort(operation_id, kind="stable")
+    row = order[np.minimum(np.searchsorted(operation_id[order], piece), len(order) - 1)]
+    return np.where((piece >= 0) & (operation_id[row] == piece), row, -1)

@@ -42,7 +42,7 @@ def combine_roles(
     # The first role's clock becomes that of all: it must be a role whose ranks' clocks are tied to each other, such as
     # the trainer or the parameter servers.
     clock_role_first = sorted(tables, key=lambda role: not _has_aligned_clocks(analyses[role]))
-    processes, notices = processes_on_one_clock(
+    processes, clocks, notices = processes_on_one_clock(
         {role: tables[role] for role in clock_role_first},
         {role: analysis.clocks for role, analysis in analyses.items()},
     )
@@ -57,7 +57,7 @@ def combine_roles(
         for role, analysis in analyses.items()
     }
     roles = tuple(
-        Role(role, kinds[role], tuple(sorted(rank.source.rank for rank in tables[role])), explained[role])
+        Role(role, kinds[role], tuple(sorted(rank.source.rank for rank in tables[role])), explained[role], clocks[role])
         for role in sorted(tables, key=lambda role: (role != main, KIND_ORDER.index(kinds[role]), role))
     )
     results = RoleResults(

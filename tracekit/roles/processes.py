@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
@@ -36,8 +36,8 @@ class Process:
 
 def processes_on_one_clock(
     tables_by_role: Mapping[str, Sequence[RankTables]], clocks_by_role: Mapping[str, Clocks]
-) -> tuple[list[Process], list[Notice]]:
-    """Return the processes of all roles on the clock of the first role.
+) -> tuple[list[Process], dict[str, Clocks], list[Notice]]:
+    """Return the processes of all roles on the clock of the first role, and each role's clocks that bring them there.
 
     Processes of the same rank are on one host, so that a role whose ranks are not tied to each other takes over the
     offsets of a role whose ranks are. A role of other ranks is moved by its broadcasts, matched by order and size with
@@ -47,6 +47,7 @@ def processes_on_one_clock(
     main = clocks_by_role[first]
     main_ranks = {tables.source.rank for tables in tables_by_role[first]}
     processes: list[Process] = []
+    run_clocks: dict[str, Clocks] = {}
     notices: list[Notice] = []
     for role, ranks in tables_by_role.items():
         same_hosts = {tables.source.rank for tables in ranks} == main_ranks
@@ -57,9 +58,11 @@ def processes_on_one_clock(
             if offset is None:
                 text = f"nothing ties the clock of role {role} to that of {first}: their times are compared as recorded"
                 notices.append(Notice("role-clock", text))
-            members = [_moved(process, offset or 0) for process in members]
+            clocks = clocks.ahead_by(offset or 0)
+            members = [_process(role, tables, clocks) for tables in ranks]
         processes += members
-    return processes, notices
+        run_clocks[role] = clocks
+    return processes, run_clocks, notices
 
 
 def _process(role: str, tables: RankTables, clocks: Clocks) -> Process:
@@ -72,20 +75,6 @@ def _process(role: str, tables: RankTables, clocks: Clocks) -> Process:
         transfers=_NO_TRANSFERS if tables.reload is None else tables.reload.with_columns(times),
         decode_steps=tables.decode_steps.with_columns(clocks.moved(rank, "start_ns")),
         shapes_recorded=bool(tables.source.record_shapes),
-    )
-
-
-def _moved(process: Process, offset_ns: int) -> Process:
-    """Return the process with its times moved by *offset_ns*."""
-
-    def move(table: pl.DataFrame) -> pl.DataFrame:
-        return table.with_columns(pl.col("^(start|end)_ns$") - offset_ns)
-
-    return replace(
-        process,
-        stretches=move(process.stretches),
-        transfers=move(process.transfers),
-        decode_steps=move(process.decode_steps),
     )
 
 

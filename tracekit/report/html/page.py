@@ -13,12 +13,15 @@ from tracekit.report.html.roles import phase_drawing, update_drawings
 from tracekit.report.html.schedules import schedule_data
 from tracekit.report.html.templates import asset, render_template, script_json
 from tracekit.report.html.timeline import (
+    LANES,
     PageClock,
     explaining_rows,
+    iteration_moments,
     kernel_moments,
     path_moments,
-    timeline_data,
+    role_timelines,
 )
+from tracekit.report.table import Table
 from tracekit.report.view import View, view_of
 from tracekit.report.view.path import changed_lanes
 
@@ -40,15 +43,15 @@ def render_html(analysis: Analysis) -> str:
     """
     view = view_of(analysis)
     clock = PageClock(analysis)
-    schedule, timeline = schedule_data(analysis), timeline_data(analysis, clock)
+    schedule, timelines = schedule_data(analysis), role_timelines(analysis, clock)
     choices = schedule["choices"] if schedule else []
-    ranks = [entry["rank"] for entry in timeline["ranks"]] if timeline else []
+    ranks = sorted({entry["rank"] for role in timelines for entry in role["timeline"]["ranks"]})
     return render_template(
         "page.html.j2",
         nonce=secrets.token_urlsafe(16),
         css=asset("page.css"),
         script=asset(*TIMELINE_SCRIPTS, "page.js"),
-        data=script_json({"schedule": schedule, "timeline": timeline, "path": view.input_path}),
+        data=script_json({"schedule": schedule, "timelines": timelines, "path": view.input_path}),
         v=view,
         sections=_linked_sections(view, ranks),
         heat=heat_map(view.fleet),
@@ -57,12 +60,16 @@ def render_html(analysis: Analysis) -> str:
         figure_titles=FIGURES,
         max_different=MAX_DIFFERENT_RANKS,
         lanes=ranks,
-        left_out=timeline["left_out"] if timeline else (),
+        left_out=[sentence for role in timelines for sentence in role["timeline"]["left_out"]],
+        iterations=iteration_moments(analysis, clock),
+        compute_labels=",".join(LANES["compute"]),
+        host_finds=_host_finds(view.instead),
+        role_finds=[f'role:"={role.name}"' for role in analysis.role_results.roles],
         path_moments=path_moments(analysis, clock, view.critical),
         kernel_moments=kernel_moments(clock, view.kernels, ranks),
         explaining_rows=explaining_rows(view.kernels),
         phase_drawing=phase_drawing(analysis),
-        update_drawings=update_drawings(analysis) if view.roles is not None else None,
+        update_drawings=update_drawings(analysis, clock) if view.roles is not None else None,
         choices=len(choices),
         choice_name=_choice_name(choices),
     )
@@ -76,6 +83,16 @@ def _choice_name(choices: Sequence[Mapping[str, Any]]) -> str:
     """
     pipelines, steps = ({str(choice[key]) for choice in choices} for key in ("ranks", "step"))
     return "Step" if len(pipelines) < 2 else "Pipeline" if len(steps) < 2 else "Pipeline and step"
+
+
+def _host_finds(table: Table | None) -> list[str]:
+    """Return for each row of the host's activity the search for its operator or range; empty for other activity."""
+    if table is None:
+        return []
+    names = [column.name for column in table.columns]
+    rows = [dict(zip(names, row, strict=True)) for row in table.rows]
+    searched = [row["what"].replace('"', "") if row["doing"] in ("operator", "annotation") else "" for row in rows]
+    return [f'"{name}"' if name else "" for name in searched]
 
 
 def _linked_sections(view: View, lane_ranks: Sequence[int]) -> set[str]:

@@ -14,6 +14,7 @@ from tracekit._util.text import ms
 from tracekit.analysis import Analysis
 from tracekit.documents.roles import BucketCell, WeightUpdate
 from tracekit.report.html.canvas import Canvas
+from tracekit.report.html.timeline import Moment, PageClock
 from tracekit.report.palette import LABEL_COLOURS, mix_colours
 from tracekit.report.view.roles import PHASE_WORDS
 from tracekit.schedules.weight_reload import LANES
@@ -72,17 +73,17 @@ def phase_drawing(analysis: Analysis) -> tuple[Markup, Legend] | None:
     return _svg(canvas, "Phases of every role and rank over time", marks=marks), tuple(legend)
 
 
-def update_drawings(analysis: Analysis) -> tuple[list[tuple[str, Markup]], Legend]:
-    """Return the title and drawing of each weight update, and the legend of all."""
+def update_drawings(analysis: Analysis, clock: PageClock) -> tuple[list[tuple[str, Moment | None, Markup]], Legend]:
+    """Return title, moment on the timeline and drawing of each weight update, and the legend of all."""
     updates = [update for update in analysis.role_results.weight_updates if update.cells]
-    drawings = []
+    drawings: list[tuple[str, Moment | None, Markup]] = []
     for number, update in enumerate(updates[:MAX_UPDATES_DRAWN]):
         end = max(update.measured_ns, update.ideal_ns or 0)
-        drawings.append(
-            (f"Update {number}, measured: {ms(update.measured_ns)}", _draw_cells(update.cells, update.start_ns, end))
-        )
+        title = f"Update {number}, measured: {ms(update.measured_ns)}"
+        drawings.append((title, clock.moment(update), _draw_cells(update.cells, update.start_ns, end)))
         if update.ideal_ns is not None:
-            drawings.append((f"Its two-buffer ideal: {ms(update.ideal_ns)}", _draw_cells(_ideal_cells(update), 0, end)))
+            title = f"Its two-buffer ideal: {ms(update.ideal_ns)}"
+            drawings.append((title, None, _draw_cells(_ideal_cells(update), 0, end)))
     return drawings, (*OP_COLOURS.values(), ("buffer held", HELD_COLOUR))
 
 

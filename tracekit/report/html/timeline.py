@@ -15,10 +15,12 @@ import polars as pl
 
 from tracekit._util.arrays import Ints
 from tracekit._util.text import counted, percent
+from tracekit.align.clocks import Clocks
 from tracekit.analysis import Analysis
 from tracekit.analysis.rank_timeline import DESCRIPTION_TEXTS, EVENT_TIMES, HOST_LANES, HOST_RANGES, RankTimeline
 from tracekit.critical_path.path import SEGMENTS
-from tracekit.report.evidence import CAUSE_WORDS
+from tracekit.documents.roles import Iteration, WeightUpdate
+from tracekit.report.evidence import CAUSE_MEANINGS, CAUSE_WORDS
 from tracekit.report.html.packed_columns import pack_columns, pack_intervals, pack_json
 from tracekit.report.names import short_kernel
 from tracekit.report.palette import LABEL_COLOURS
@@ -50,14 +52,22 @@ MAX_PATH_PIECES = 200_000
 """Pieces of the critical path that the page holds, the longest."""
 HOST_COLOURS = {"ranges": "#C3B1D6", "operators": HOST_COLOUR, "waiting calls": "#B5473C"}
 
+Moment = tuple[float, float]
+"""Start and end in ms on the page's time axis."""
+
 
 class PageClock:
-    """Times of each rank as nanoseconds since the first step's start on the common clock."""
+    """Times of each rank as nanoseconds since the first step's start on the common clock.
 
-    def __init__(self, analysis: Analysis) -> None:
-        self._clocks = analysis.clocks
-        steps = analysis.clocks.align(analysis.tables["steps"], "start_ns", "end_ns")
-        self.origin_ns = int(steps["start_ns"].to_numpy().min()) if len(steps) else 0
+    A run that shares the time axis of another one has that one's *origin_ns*, and its *clocks* lead to it.
+    """
+
+    def __init__(self, analysis: Analysis, *, clocks: Clocks | None = None, origin_ns: int | None = None) -> None:
+        self._clocks = clocks or analysis.clocks
+        steps = self._clocks.align(analysis.tables["steps"], "start_ns", "end_ns")
+        first_ns = int(steps["start_ns"].to_numpy().min()) if len(steps) else 0
+        self.origin_ns = first_ns if origin_ns is None else origin_ns
+        self.begin_ns = first_ns - self.origin_ns
         self.end_ns = int(steps["end_ns"].to_numpy().max()) - self.origin_ns if len(steps) else 1
         times = pl.col("start_ns", "end_ns") - self.origin_ns
         self.steps = steps.with_columns(times)
@@ -66,24 +76,52 @@ class PageClock:
         """Return a rank's recorded times as times of the page."""
         return self._clocks.to_common(rank, recorded.to_numpy()) - self.origin_ns
 
+    def moment(self, stretch: Iteration | WeightUpdate) -> Moment:
+        """Return when a stretch of the common clock is on the page."""
+        return (stretch.start_ns - self.origin_ns) / 1e6, (stretch.end_ns - self.origin_ns) / 1e6
 
-def timeline_data(analysis: Analysis, clock: PageClock) -> dict[str, Any] | None:
+
+def role_timelines(analysis: Analysis, clock: PageClock) -> list[dict[str, Any]]:
+    """Return the name of each role and its data on the time axis of *clock*, the main role first.
+
+    A run without roles is one nameless role; roles without GPU events are left out.
+    """
+    roles = [role for role in analysis.role_results.roles if role.analysis.tables["timeline"].height]
+    if not roles:
+        timeline = timeline_data(analysis, clock)
+        return [{"role": "", "timeline": timeline}] if timeline else []
+    counts = [sum(len(rank.events) for rank in role.analysis.events) for role in roles]
+    main_ranks = tuple(result.rank for result in analysis.rank_results)
+    timelines = []
+    for role, count in zip(roles, counts, strict=True):
+        # Processes of one rank are on one host: its clock in the main role is its clock in all.
+        clocks = analysis.clocks if role.ranks == main_ranks else role.clocks
+        is_main = role.name == analysis.role_results.main_role
+        shown = analysis if is_main else role.analysis
+        own_clock = clock if is_main else PageClock(shown, clocks=clocks, origin_ns=clock.origin_ns)
+        data = timeline_data(shown, own_clock, max_events=MAX_EVENTS * count // max(1, sum(counts)))
+        timelines.append({"role": role.name, "timeline": data})
+    return timelines
+
+
+def timeline_data(analysis: Analysis, clock: PageClock, *, max_events: int = MAX_EVENTS) -> dict[str, Any] | None:
     """Return the data of the timeline; None without GPU events."""
     if analysis.tables["timeline"].is_empty():
         return None
     timelines = _page_timelines(analysis)
-    cut, shown = _without_shortest(timelines)
+    cut, shown = _without_shortest(timelines, max_events)
     names: dict[str, int] = {}
     descriptions, numbers = _shared_descriptions(shown, names)
     labels = [label for label in LABELS if label in set(descriptions["label"].to_list())]
     ranks = [_rank_data(analysis, clock, *of_rank, names) for of_rank in zip(shown, numbers, strict=True)]
     return {
         "origin_ns": str(clock.origin_ns),  # as text: JavaScript's numbers have 53 bits
+        "begin_ns": min(0, clock.begin_ns),
         "end_ns": clock.end_ns,
         "labels": [{"name": label, "colour": LABEL_COLOURS[label]} for label in labels],
         "lanes": [{"name": name, "labels": [label for label in LANES[name] if label in labels]} for name in LANES],
         "host": [{"name": name, "colour": HOST_COLOURS[name]} for name in HOST_LANES],
-        "causes": [CAUSE_WORDS[cause] for cause in EXPOSURE_CAUSES],
+        "causes": [(CAUSE_WORDS[cause], CAUSE_MEANINGS[cause]) for cause in EXPOSURE_CAUSES],
         "merged": not analysis.events,
         "left_out": _left_out(analysis, timelines, cut, shown),
         "steps": _steps(clock.steps),
@@ -139,14 +177,14 @@ def _shown_ranks(analysis: Analysis) -> list[int]:
     return sorted([rank for rank in wanted if rank in set(ranks)][:MAX_RANKS])
 
 
-def _without_shortest(timelines: Sequence[RankTimeline]) -> tuple[int, list[RankTimeline]]:
+def _without_shortest(timelines: Sequence[RankTimeline], max_events: int) -> tuple[int, list[RankTimeline]]:
     """Return how many events had to be left out, and the timelines with the longest events of each rank."""
     total = sum(len(timeline.events) for timeline in timelines)
-    if total <= MAX_EVENTS:
+    if total <= max_events:
         return 0, list(timelines)
     by_length = pl.col("end_ns") - pl.col("start_ns")
     shown = [
-        replace(rank, events=rank.events.top_k(len(rank.events) * MAX_EVENTS // total, by=by_length).sort("start_ns"))
+        replace(rank, events=rank.events.top_k(len(rank.events) * max_events // total, by=by_length).sort("start_ns"))
         for rank in timelines
     ]
     return total - sum(len(timeline.events) for timeline in shown), shown
@@ -212,7 +250,6 @@ def _rank_data(
             description=numbers[events["description"].to_numpy()],
             delay=delay,
         ),
-        "causes": _exposure_causes(analysis, rank),
         "phases": _phases(analysis, clock, rank),
         "steps": _steps(clock.steps.filter(rank=rank)),
         **_operations(analysis, timeline),
@@ -233,16 +270,26 @@ def _rank_data(
 
 
 def _operations(analysis: Analysis, timeline: RankTimeline) -> dict[str, Any]:
-    """Return the rank's communication: its event, hidden and waiting time, and the operations matched across ranks."""
+    """Return the rank's exposed time by cause, and its communication: event, hidden, waiting, matches across ranks."""
     rows = timeline.events.select("id").drop_nulls().with_row_index("event")
     if rows.is_empty():
-        return {}
+        return {"label_causes": _exposure_causes(analysis, timeline.rank)}
+    causes = timeline.causes.join(rows, on="id").sort("event")
+    exposed = pack_columns(
+        {
+            "event": causes["event"].to_numpy(),
+            "cause": causes["cause"].to_physical().to_numpy(),
+            "time": causes["ns"].to_numpy() // 100,
+        },
+        differences=["event"],
+    )
     of_rank = pl.col("rank") == timeline.rank
     operations = analysis.tables["operations"].filter(of_rank).join(rows, on="id").sort("event")
     matched = analysis.tables["matched"].filter(of_rank).join(rows, on="id").sort("event", "match")
     if operations.is_empty():
-        return {}
+        return {"causes": exposed}
     return {
+        "causes": exposed,
         "operations": pack_columns(
             {
                 "event": operations["event"].to_numpy(),
@@ -305,8 +352,8 @@ def _path(analysis: Analysis, clock: PageClock) -> dict[str, Any] | None:
 def path_pieces(analysis: Analysis) -> pl.DataFrame:
     """Return the pieces of the path of all steps on the common clock, by start; none if no path was computed.
 
-    Columns ``rank, start_ns, end_ns, kind, label, description``; the description tells what ran, the cause of exposed
-    time, and where the path comes from and goes on.
+    Columns ``rank, start_ns, end_ns, kind, label, description``; the description tells what ran, and where the path
+    comes from and goes on.
     """
     if analysis.critical is None:
         return SEGMENTS.to_frame().select("rank", "start_ns", "end_ns", "kind", "label", description="what")
@@ -315,11 +362,9 @@ def path_pieces(analysis: Analysis) -> pl.DataFrame:
     rank_before, rank_after = (pl.col("rank").shift(by).over("step") for by in (1, -1))
     comes_from = pl.when(pl.col("rank") != rank_before).then(pl.format("\nthe path comes from rank {}", rank_before))
     goes_on = pl.when(pl.col("rank") != rank_after).then(pl.format("\nthe path goes on with rank {}", rank_after))
-    cause = pl.col("cause").replace_strict(CAUSE_WORDS, default=None, return_dtype=pl.String)
-    exposed = pl.when(pl.col("exposed_ns") > 0).then(pl.format("\nexposed because: {}", cause))
     until = pl.when(pl.col("kind") == "host").then(pl.lit("until ")).otherwise(pl.lit(""))
     what = pl.coalesce(pl.format("{}{}", until, "what"), "kind")
-    notes = [note.fill_null("") for note in (exposed, comes_from, goes_on)]
+    notes = [note.fill_null("") for note in (comes_from, goes_on)]
     described = pieces.select("rank", "start_ns", "end_ns", "kind", "label", description=pl.concat_str(what, *notes))
     return described.top_k(MAX_PATH_PIECES, by=pl.col("end_ns") - pl.col("start_ns")).sort("start_ns")
 
@@ -350,10 +395,6 @@ def _memory_line(analysis: Analysis, clock: PageClock, rank: int) -> dict[str, A
     return pack_columns({name: values[first:last] for name, values in columns.items()}, differences=columns)
 
 
-Moment = tuple[float, float]
-"""Start and end in ms on the page's time axis."""
-
-
 def kernel_moments(clock: PageClock, kernels: Sequence[Kernel], ranks: Collection[int]) -> list[list[Moment | None]]:
     """Return when the longest event of each kernel ran on each of its ranks; None if the rank is not on the page."""
 
@@ -373,6 +414,11 @@ def path_moments(analysis: Analysis, clock: PageClock, path: PathView | None) ->
     segments = analysis.critical.segments.filter(pl.col("step").eq_missing(path.step))
     start_ns = int(segments["start_ns"].to_numpy().min()) - clock.origin_ns
     return [((start_ns + row["from_ns"]) / 1e6, (start_ns + row["from_ns"] + row["ns"]) / 1e6) for row in path.rows]
+
+
+def iteration_moments(analysis: Analysis, clock: PageClock) -> dict[str, Moment]:
+    """Return when each iteration of an RL loop ran, by its number."""
+    return {str(iteration.index): clock.moment(iteration) for iteration in analysis.role_results.iterations}
 
 
 def explaining_rows(kernels: Sequence[Kernel]) -> dict[tuple[str, str], int]:

@@ -229,6 +229,7 @@ const charts = (() => {
       context.fillStyle = ground;
       context.fillRect(0, AXIS_PX, left - 1, height);
       context.textBaseline = "middle";
+      const named = []; // what the groups' names cover: [right, y]
       for (const group of groups) {
         const y = AXIS_PX + group.top - element.scrollTop;
         if (y > height || AXIS_PX + group.bottom - element.scrollTop < AXIS_PX) continue;
@@ -243,14 +244,17 @@ const charts = (() => {
         context.textAlign = "left";
         const first = yOf(group.rows[0]) + Math.max(8, group.rows[0].height / 2);
         // The name stays in sight while any row of its group is.
-        context.fillText(group.name, 2, Math.min(Math.max(first, AXIS_PX + 9), AXIS_PX + group.bottom - element.scrollTop - 8));
+        const middle = Math.min(Math.max(first, AXIS_PX + 9), AXIS_PX + group.bottom - element.scrollTop - 8);
+        context.fillText(group.name, 2, middle);
+        named.push([context.measureText(group.name).width + 6, middle]);
       }
       context.textAlign = "right";
       context.fillStyle = soft;
       for (const row of seen) {
         if (row.height < 7 || row.name === "") continue;
         context.font = `${Math.min(11, Math.max(9, row.height))}px system-ui, sans-serif`;
-        context.fillText(row.name, left - 6, yOf(row) + row.height / 2 + 0.5, left * 0.62);
+        const middle = yOf(row) + row.height / 2 + 0.5, widest = left * 0.62, start = left - 6 - Math.min(widest, context.measureText(row.name).width);
+        if (!named.some(([right, y]) => start < right && Math.abs(y - middle) < 10)) context.fillText(row.name, left - 6, middle, widest);
       }
       context.fillStyle = ground;
       context.fillRect(0, 0, left - 1, AXIS_PX);

@@ -45,12 +45,12 @@ const detailsPanel = (() => {
     const { source, rank, event } = selection, { run } = source, { events } = rank, number = events.description[event];
     const text = (column) => run.text(column, number), name = text("name"), label = text("label");
     const start = events.start[event], end = events.end[event], length = end - start;
-    const step = rank.steps.findLast(({ from_ms }) => from_ms + (source.shift || 0) <= start);
+    const step = rank.steps.findLast(({ from_ms }) => from_ms + (source.shift || 0) <= start + 1e-6);
     const facts = [], fact = (topic, content) => { if (content !== null && content !== "") facts.push([topic, content]); };
-    const onRank = `rank ${rank.rank}${timeline.sources.length > 1 ? ` (${source.name})` : ""}`;
+    const onRank = whereText(timeline, source, rank.rank);
     const stream = run.stream[number];
     fact("where", `${onRank}${step?.step != null ? `, step ${step.step}` : ""}${stream === null ? "" : `, stream ${stream}`}`);
-    fact("when", `${start.toFixed(4)} to ${end.toFixed(4)} ms, ${ms(length)} long`);
+    fact("when", whenText(events, event));
     const rule = text("rule");
     fact("label", [label, text("pass") && `${text("pass")} pass`, text("module") && `module ${text("module")}`].filter(Boolean).join(", ")
       + (rule && rule !== "other" ? `, by rule ${rule}` : name === null ? "" : ", no rule knows it"));
@@ -65,55 +65,121 @@ const detailsPanel = (() => {
     const partners = timeline.partnersOf(selection);
     if (operation) {
       fact("transfer", operation.kib === null ? "" : `${operation.kib.toLocaleString("en")} KiB`);
-      fact("hidden", `${percent(Math.min(1, operation.hidden / length))} by compute; exposed ${ms(Math.max(0, length - operation.hidden))}`);
+      fact("hidden", `${percent(Math.min(1, operation.hidden / length))} by compute, ${ms(operation.hidden)}`);
       fact("waiting", operation.wait === null ? "unknown: no trace of its peer, or clocks not comparable"
         : operation.wait < 1e-4 ? "did not wait for other ranks"
           : `${ms(operation.wait)} for other ranks, ${ms(Math.max(0, length - operation.wait))} transfer`);
     }
-    const causes = rank.causes[label];
-    if (causes && (!operation || length - operation.hidden > 1e-4)) {
-      const total = Object.values(causes).reduce((sum, ns) => sum + ns, 0);
-      const largest = Object.entries(causes).sort((a, b) => b[1] - a[1]).slice(0, 2);
-      fact("exposed because", `${largest.map(([cause, ns]) => `${percent(ns / total)} ${run.data.causes[cause]}`).join(", ")} (all ${label} of this rank)`);
-    }
+    fact("exposed", exposureWords(run, rank, event, label, operation && Math.max(0, length - operation.hidden)));
     const piece = timeline.pieceOf(selection);
     if (piece >= 0) {
       const notes = source.path.texts[source.path.description[piece]].split("\n").slice(1);
-      fact("critical path", [`runs through it for ${ms(source.path.end[piece] - source.path.start[piece])}`, ...notes].join("; "));
+      // The path joins kernels of one label that follow each other.
+      const onPath = source.path.end[piece] - source.path.start[piece], row = onPath > 1.05 * length ? ` and the ${label} kernels in a row with it` : "";
+      fact("critical path", [`runs through it${row} for ${ms(onPath)}`, ...notes].join("; "));
     } else if (source.path) fact("critical path", "does not run through it");
     const extra = timeline.factsOf?.(selection);
     if (extra) fact(...extra);
 
-    const list = element("dl", facts.flatMap(([topic, content]) => [element("dt", topic), element("dd", content, { dir: "auto" })]), { class: "facts" });
     const heading = element("h3", [element("i", undefined, { class: "key", style: `background:${colourOf(timeline, run, label)}` }),
       element("span", name === null ? `${label}: merged interval` : runEvents.shortName(name), { dir: "auto" })]);
-    const close = button("×", () => timeline.select(null), "close");
-    close.className = "close";
-    close.setAttribute("aria-label", "close the details");
-    panel.replaceChildren(close, heading);
+    panel.replaceChildren(closeButton(timeline), heading);
     if (name !== null) panel.append(element("p", name, { class: "whole", dir: "auto" }));
     const [steps, table] = name === null ? [[], []] : sameKernel(timeline, selection, step);
-    panel.append(element("div", [...steps, ...commands(timeline, selection, path, piece)], { class: "actions" }), list);
-    const partnersTitle = timeline.sources.length > 1 ? "The same kernel in the other run" : "The same operation on other ranks";
+    panel.append(element("div", [...steps, ...commands(timeline, selection, path, piece)], { class: "actions" }), factList(facts));
+    const partnersTitle = timeline.isDiff ? "The same kernel in the other run" : "The same operation on other ranks";
     panel.append(element("div", [...(partners.length ? [partnerList(timeline, partners, partnersTitle)] : []), ...table]));
+  }
+
+  // The exposed time of an event by cause, in words; of a merged interval, that of its label on the rank. Exposed time that
+  // several operations cover is counted once, with one of them: `exposed`, the event's own, may be more than its causes.
+  function exposureWords(run, rank, event, label, exposed) {
+    const ofLabel = Object.entries(rank.label_causes?.[label] ?? {}).map(([cause, ns]) => [cause, ns / 1e6]).sort((a, b) => b[1] - a[1]);
+    const causes = ofLabel.length ? ofLabel : rank.causes.get(event) ?? [], counted = causes.reduce((sum, [, time]) => sum + time, 0);
+    const elsewhere = ofLabel.length ? 0 : (exposed ?? 0) - counted;
+    const parts = causes.map(([cause, time]) => {
+      const [words, meaning] = run.data.causes[cause];
+      return element("span", `${ms(time)} ${words}`, { class: "cause", title: meaning, tabindex: 0 });
+    });
+    if (elsewhere > 1e-3) parts.push(`${ms(elsewhere)} counted with another operation that runs at the same time`);
+    if (!parts.length) return exposed === undefined ? null : "nothing of it";
+    return [...parts.flatMap((part, i) => (i ? ["; ", part] : [part])), ofLabel.length ? ` (all ${label} of this rank)` : ""];
   }
 
   const colourOf = (timeline, run, label) => run.data.labels.find((entry) => entry.name === label)?.colour ?? "#888888";
 
-  // The panel of a piece of the critical path: work of the host, a launch, or what ran.
-  function drawPiece(panel, timeline, source, i) {
-    const { path } = source, [what, ...notes] = path.texts[path.description[i]].split("\n"), kind = path.texts[path.what[i]];
-    const facts = [
-      ["where", `rank ${path.rank[i]}`], ["when", `${path.start[i].toFixed(4)} to ${path.end[i].toFixed(4)} ms, ${ms(path.end[i] - path.start[i])} long`],
-      [kind === "host" ? "the host worked" : kind, what], ...notes.map((note) => ["the path", note.replace("the path ", "")]),
-    ];
+  const closeButton = (timeline) => {
     const close = button("×", () => timeline.select(null), "close");
     close.className = "close";
     close.setAttribute("aria-label", "close the details");
-    panel.replaceChildren(close, element("h3", kind === "host" ? "On the critical path: the host" : `On the critical path: ${kind}`),
-      element("div", button("next longest on the critical path", () => timeline.selectLongestOnPath()), { class: "actions" }),
-      element("dl", facts.flatMap(([topic, content]) => [element("dt", topic), element("dd", content, { dir: "auto" })]), { class: "facts" }));
+    return close;
+  };
+  const factList = (facts) => element("dl", facts.flatMap(([topic, content]) => [element("dt", topic), element("dd", content, { dir: "auto" })]), { class: "facts" });
+  const whereText = (timeline, source, rank) => `rank ${rank}${timeline.sources.length > 1 ? ` (${source.name})` : ""}`;
+  const whenText = (boxes, i) => `${boxes.start[i].toFixed(4)} to ${boxes.end[i].toFixed(4)} ms, ${ms(boxes.end[i] - boxes.start[i])} long`;
+  function drawFacts(panel, timeline, title, actions, facts) {
+    panel.replaceChildren(closeButton(timeline), element("h3", title, { dir: "auto" }), element("div", actions, { class: "actions" }), factList(facts));
     panel.hidden = false;
+  }
+
+  // The panel of a cell of the pipeline, or of a piece of the critical path that is no event: work of the host, or a launch.
+  function drawShared(panel, timeline, lane, source, i, partners) {
+    if (lane === "path") drawPiece(panel, timeline, source, i); else drawCell(panel, timeline, source, i, partners);
+  }
+  function drawCell(panel, timeline, source, i, partners) {
+    const { cells } = source, name = `${timeline.kinds[cells.opKind[i]].cell}, stage ${cells.stage[i]}, micro-batch ${cells.microbatch[i]}`;
+    const others = partners.map((other) => button(`the same cell ${other.source.name}`, () => timeline.showShared("cells", other.source, other.box, { reveal: true })));
+    drawFacts(panel, timeline, `Cell: ${name}`,
+      [button("zoom to it", () => timeline.chart.setWindow(cells.start[i] - length(cells, i), cells.end[i] + length(cells, i))), ...others],
+      [["where", whereText(timeline, source, cells.rank[i])], ["when", whenText(cells, i)], ...[timeline.cellFacts?.(source, i)].filter(Boolean)]);
+  }
+  const length = (boxes, i) => boxes.end[i] - boxes.start[i];
+  function drawPiece(panel, timeline, source, i) {
+    const { path } = source, [what, ...notes] = path.texts[path.description[i]].split("\n"), kind = path.texts[path.what[i]];
+    const meanwhile = kind === "host" ? [...hostMeanwhile(source, i), ...otherRoles(timeline, source, i)] : [];
+    drawFacts(panel, timeline, kind === "host" ? "On the critical path: the host" : `On the critical path: ${kind}`,
+      [button("next longest on the critical path", () => timeline.selectLongestOnPath()), ...launchedNext(timeline, source, i)],
+      [["where", whereText(timeline, source, path.rank[i])], ["when", whenText(path, i)], [kind === "host" ? "the host worked" : kind, what],
+        ...(kind === "host" ? [["meanwhile", element("ul", meanwhile.map((text) => element("li", text)), { class: "plain" })]] : []),
+        ...notes.map((note) => ["the path", note.replace("the path ", "")])]);
+  }
+  // A button to what the host launched at the end of a piece of the path: the next piece of the rank that is an event.
+  function launchedNext(timeline, source, i) {
+    const { path } = source, isEvent = (j) => !["host", "launch"].includes(path.texts[path.what[j]]);
+    const own = path.byRank.get(path.rank[i]), next = own.slice(own.indexOf(i) + 1).find(isEvent);
+    return isEvent(i) || next === undefined ? [] : [button("what it launched then", () => timeline.selectPiece(source, next))];
+  }
+  // What the host did during a piece of the critical path: its ranges, operators and waiting calls, the longest first.
+  function hostMeanwhile({ run, path }, i) {
+    const { host } = run.ranks[run.rankIndex.get(path.rank[i])] ?? {}, shares = new Map();
+    for (let h = 0; h < (host?.count ?? 0) && host.start[h] < path.end[i]; h++) {
+      const shared = Math.min(host.end[h], path.end[i]) - Math.max(host.start[h], path.start[i]);
+      const within = host.end[h] - host.start[h] <= 4 * (path.end[i] - path.start[i]); // a range around a whole step says nothing
+      const key = `${run.texts[host.name[h]]} (${run.data.host[host.lane[h]].name})`;
+      if (shared > 0 && within) shares.set(key, (shares.get(key) ?? 0) + shared);
+    }
+    const longest = [...shares].sort((a, b) => b[1] - a[1]).filter(([, time]) => time > 0.02 * (path.end[i] - path.start[i]));
+    if (!longest.length) return ["no operator, range or waiting call of this process was recorded"];
+    return longest.slice(0, 5).map(([name, time]) => `${ms(time)} ${name}`);
+  }
+  // How long other roles of the same rank had events on the GPU during a piece of the path.
+  function otherRoles(timeline, source, i) {
+    const { path } = source, others = timeline.isDiff ? [] : timeline.sources.filter((other) => other !== source);
+    return others.flatMap(({ name, run }) => {
+      const { events } = run.ranks[run.rankIndex.get(path.rank[i])] ?? { events: { count: 0 } };
+      let busy = 0, reach = path.start[i];
+      for (let e = 0; e < events.count && events.start[e] < path.end[i]; e++) { // in order of start: their union
+        busy += Math.max(0, Math.min(events.end[e], path.end[i]) - Math.max(events.start[e], reach));
+        reach = Math.max(reach, events.end[e]);
+      }
+      return busy > 0 ? [`${ms(busy)} of GPU work of role ${name} on this rank`] : [];
+    });
+  }
+  // The panel of a range of the host.
+  function drawHost(panel, timeline, source, rank, i) {
+    const { run } = source, { host } = rank, name = run.texts[host.name[i]] ?? "";
+    drawFacts(panel, timeline, name, [button("find all", () => timeline.find(`name:"=${name}"`), "search for this name on all ranks")],
+      [["where", `${whereText(timeline, source, rank.rank)}, host, ${run.data.host[host.lane[i]].name}`], ["when", whenText(host, i)]]);
   }
 
   function partnerList(timeline, partners, title) {
@@ -155,7 +221,7 @@ const detailsPanel = (() => {
 
   function commands(timeline, selection, path, piece) {
     const { source, rank, event } = selection, { run } = source, { events } = rank;
-    const traces = source.path_name ?? path, made = [];
+    const traces = source.path_name ?? path, made = [], role = source.role ? ` --role ${shellQuote(source.role)}` : "";
     if (piece >= 0) {
       made.push(button("show on the critical path", () => {
         timeline.state.lanes.add("path");
@@ -166,7 +232,7 @@ const detailsPanel = (() => {
     }
     const name = run.text("name", events.description[event]);
     if (traces && name !== null) {
-      made.push(copyButton("copy --explain command", `tracekit analyze ${shellQuote(traces)} --ranks ${rank.rank} --explain ${shellQuote(name)}`));
+      made.push(copyButton("copy --explain command", `tracekit analyze ${shellQuote(traces)}${role} --ranks ${rank.rank} --explain ${shellQuote(name)}`));
     }
     if (traces) {
       const origin = BigInt(run.data.origin_ns), shift = source.shift || 0;
@@ -181,5 +247,5 @@ const detailsPanel = (() => {
     return made;
   }
 
-  return { draw, drawPiece, copy };
+  return { draw, drawShared, drawHost, copy };
 })();

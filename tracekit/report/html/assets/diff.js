@@ -112,6 +112,9 @@
         return other && number >= 0 ? [{ source: otherOf(source), rank: other, event: number }] : [];
       },
       details: (selection) => detailsPanel.draw(byId("details"), timeline, selection, null),
+      cellPartners: (source, i) => (source.cells.counterpart[i] >= 0 ? [{ lane: "cells", source: otherOf(source), box: source.cells.counterpart[i] }] : []),
+      host: (source, rank, i) => detailsPanel.drawHost(byId("details"), timeline, source, rank, i),
+      shared: (lane, source, i, partners) => detailsPanel.drawShared(byId("details"), timeline, lane, source, i, partners),
       changed: () => {
         if (!timeline) return;
         clearTimeout(waiting);
@@ -123,6 +126,7 @@
       input: byId("find"), summary: byId("find-summary"), list: byId("find-list"), previous: byId("find-previous"),
       next: byId("find-next"), clear: byId("find-clear"),
     }, () => timeline);
+    timeline.isDiff = true;
     timeline.find = field.set;
     timeline.link = () => `${location.href.split("#")[0]}#${timeline.viewText()}`;
     timeline.factsOf = ({ source, rank, event }) => {
@@ -130,6 +134,7 @@
       return ["before → after", pair ? changeText(...pair)
         : rank.events.counterpart[event] === -2 ? "outside the compared step" : "not matched: the other run has another number of this kernel in its step"];
     };
+    timeline.cellFacts = (source, i) => ["before → after", noteOf(cellDurations(source, i), source.cells.counterpart[i]).replace(/^\n(before → after: )?/, "")];
     byId("copy-link").onclick = (event) => detailsPanel.copy(timeline.link(), event.currentTarget);
     ["before", "after"].forEach((name, side) => {
       const select = byId(`step-${name}`), { steps } = data.sides[side].timeline;
@@ -157,12 +162,28 @@
     if (location.hash.startsWith("#view:")) timeline.applyView(decodeURI(location.hash));
   }
 
+  // Select a cell of the compared step after the change (before it, if there is none): rank, op, stage, micro-batch.
+  function showCell(rank, op, stage, microbatch) {
+    const opOf = (name) => (name.startsWith("forward") ? "F" : name.startsWith("wgrad") ? "W" : "B");
+    for (const source of [...timeline.sources].reverse()) {
+      const { cells } = source;
+      for (let i = 0; i < (cells?.count ?? 0); i++) {
+        const isIt = cells.counterpart[i] !== -2 && cells.rank[i] === Number(rank) && cells.stage[i] === Number(stage)
+          && cells.microbatch[i] === Number(microbatch) && opOf(timelineKinds[cells.opKind[i]].cell) === (op === "F" || op === "W" ? op : "B");
+        if (isIt) { timeline.showShared("cells", source, i, { reveal: true }); return; }
+      }
+    }
+  }
+
   document.addEventListener("click", (event) => {
-    const link = event.target.closest("[data-find]");
+    const link = event.target.closest("main [data-find], main [data-cell], main [data-rank]");
     if (!link || !timeline) return;
     event.preventDefault();
-    timeline.find(link.dataset.find);
+    const { find, rank, cell } = link.dataset;
+    if (find) timeline.find(find);
+    timeline.setRanks(rank === undefined ? timeline.ranks : [Number(rank)]);
     byId("timeline").scrollIntoView();
+    if (cell) showCell(...cell.split(","));
   });
   sortableTables.enhance();
   if (data.sides.length) await drawTimeline();

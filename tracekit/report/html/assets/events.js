@@ -14,6 +14,7 @@ const runEvents = (() => {
         memory: packed.memory ? memoryPoints(await columns.unpack(packed.memory)) : null,
         host: packed.host ? await columns.unpackTimes(packed.host) : null,
         operations: packed.operations ? indexed(await columns.unpack(packed.operations)) : new Map(),
+        causes: packed.causes ? causesByEvent(await columns.unpack(packed.causes)) : new Map(),
         matches: packed.matches ? await columns.unpack(packed.matches) : { count: 0 },
       };
     }));
@@ -40,6 +41,17 @@ const runEvents = (() => {
     return byEvent;
   }
 
+  // The causes of exposed time by the number of the event: [[cause, ms], …], the longest first.
+  function causesByEvent({ count, event, cause, time }) {
+    const byEvent = new Map();
+    for (let i = 0; i < count; i++) {
+      if (!byEvent.has(event[i])) byEvent.set(event[i], []);
+      byEvent.get(event[i]).push([cause[i], time[i] / 1e4]);
+    }
+    for (const causes of byEvent.values()) causes.sort((a, b) => b[1] - a[1]);
+    return byEvent;
+  }
+
   // The events on other ranks that took part in the same operation: [[rank index, event], …].
   function partners(run, rankIndex, event) {
     if (!run.members) {
@@ -61,34 +73,36 @@ const runEvents = (() => {
   }
 
   // A search: words that must all be found, each in a name, label, module, range, operator or source line; "label:x",
-  // "name:x", "module:x", "range:x", "op:x", "rank:x" look in one place only; "…" keeps spaces together; = asks for the whole text.
-  const PLACES = { label: ["label"], name: ["name"], module: ["module"], range: ["annotations"], op: ["chain"], source: ["source"] };
+  // "name:x", "module:x", "range:x", "op:x", "pass:x", "rank:x", "role:x" look in one place only (label:x,y: either); "…" keeps spaces together; = asks for the whole text.
+  const PLACES = { label: ["label"], pass: ["pass"], name: ["name"], module: ["module"], range: ["annotations"], op: ["chain"], source: ["source"] };
   const ANYWHERE = ["name", "label", "module", "annotations", "chain", "source"];
   function parse(query) {
     const words = query.match(/(?:[^\s"]|"[^"]*")+/g) || [];
     return words.map((word) => {
-      const [, place, rest] = word.match(/^(label|name|module|range|op|source|rank):(.*)$/) || [null, null, word];
+      const [, place, rest] = word.match(/^(label|pass|name|module|range|op|source|rank|role):(.*)$/) || [null, null, word];
       const plain = rest.replaceAll('"', ""), whole = plain.startsWith("=");
       return { place, text: (whole ? plain.slice(1) : plain).toLowerCase(), whole };
     }).filter(({ text }) => text);
   }
 
+  const isIn = (text, part, whole) => (whole ? text === part : text.includes(part));
   // Return the descriptions that match (as a mask), the ranks that are asked for (or null) and the host names that match.
-  function search(run, query) {
+  function search(run, query, role) {
     const words = parse(query), ranks = words.filter(({ place }) => place === "rank").map(({ text }) => Number(text));
-    const others = words.filter(({ place }) => place !== "rank");
-    const matchesWord = run.texts.map((text) => others.map(({ text: part, whole }) => {
+    const others = words.filter(({ place }) => place !== "rank" && place !== "role");
+    const isOfRole = words.every(({ place, text }) => place !== "role" || role.toLowerCase() === text);
+    const matchesWord = run.texts.map((text) => others.map(({ place, text: part, whole }) => {
       const lower = text.toLowerCase();
-      return whole ? lower === part : lower.includes(part);
+      return place === "label" ? part.split(",").some((label) => isIn(lower, label, whole)) : isIn(lower, part, whole);
     }));
     const count = run.stream.length, mask = new Uint8Array(count);
     for (let number = 0; number < count; number++) {
-      mask[number] = words.length && others.every(({ place }, word) => (PLACES[place] || ANYWHERE).some((column) => {
+      mask[number] = words.length && isOfRole && others.every(({ place }, word) => (PLACES[place] || ANYWHERE).some((column) => {
         const text = run.described[column][number];
         return text >= 0 && matchesWord[text][word];
       })) ? 1 : 0;
     }
-    const namesHost = others.length > 0 && others.every(({ place }) => place === null || place === "name" || place === "range");
+    const namesHost = isOfRole && others.length > 0 && others.every(({ place }) => place === null || place === "name" || place === "range");
     const hostMask = run.texts.map((_, text) => (namesHost && matchesWord[text].every(Boolean) ? 1 : 0));
     return { mask, hostMask, ranks: ranks.length ? new Set(ranks) : null };
   }

@@ -1,7 +1,8 @@
 // The history: one chart per figure, a point per recording, which leads to the recording's report.
 (() => {
   const { points, colours } = JSON.parse(document.getElementById("data").textContent);
-  const WIDTH = 620, HEIGHT = 220, LEFT = 58, RIGHT = 12, TOP = 14, BOTTOM = 26;
+  const WIDTH = Math.max(300, Math.min(620, innerWidth - 28)), HEIGHT = 220, // narrower on a phone, so that texts stay readable
+    LEFT = 58, RIGHT = 12, TOP = 14, BOTTOM = 26;
   const SVG = "http://www.w3.org/2000/svg";
   const make = (name, attributes, ...children) => {
     const node = document.createElementNS(SVG, name);
@@ -11,7 +12,9 @@
   };
   const labels = [...new Set(points.flatMap(({ values }) => Object.keys(values)))]
     .filter((name) => name.startsWith("exposed_ms.")).map((name) => name.slice("exposed_ms.".length));
-  const milliseconds = (value) => `${value.toFixed(value < 10 ? 3 : 1)} ms`, share = (value) => `${(100 * value).toFixed(1)} %`;
+  // The digits of a value on an axis follow from the distance of its ticks.
+  const milliseconds = (value, digits = value < 10 ? 3 : 1) => `${value.toFixed(digits)} ms`;
+  const share = (value, digits = 3) => `${(100 * value).toFixed(Math.max(0, digits - 2))} %`;
   const figures = [
     { title: "Step time", format: milliseconds, lines: [{ name: "step", metric: "step_ms", colour: "#0072B2" }] },
     { title: "Exposed time by label", format: milliseconds, fromZero: true,
@@ -25,7 +28,7 @@
     const raw = (high - low) / 4 || 1, power = 10 ** Math.floor(Math.log10(raw));
     const step = power * [1, 2, 5, 10].find((factor) => factor * power >= raw), values = [];
     for (let value = Math.ceil(low / step - 1e-9) * step; value <= high + step * 1e-9; value += step) values.push(value);
-    return values;
+    return [values, Math.max(0, -Math.floor(Math.log10(step) + 1e-9))];
   }
   const xOf = (i) => LEFT + (points.length > 1 ? i / (points.length - 1) : 0.5) * (WIDTH - LEFT - RIGHT);
   const textOf = (point, line, format) => `${point.name}\n${point.time.slice(0, 16).replace("T", " ")} UTC`
@@ -41,11 +44,12 @@
     const yOf = (value) => TOP + (1 - (value - low) / (high - low)) * (HEIGHT - TOP - BOTTOM);
     const about = `${title} of ${points.length} recordings; the table has the figures`;
     const svg = make("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "group", "aria-label": about });
-    for (const value of ticks(low, high)) {
+    const [values, digits] = ticks(low, high);
+    for (const value of values) {
       svg.append(make("line", { x1: LEFT, x2: WIDTH - RIGHT, y1: yOf(value), y2: yOf(value), class: "tick" }),
-        make("text", { x: LEFT - 6, y: yOf(value) + 4, "text-anchor": "end" }, format(value)));
+        make("text", { x: LEFT - 6, y: yOf(value) + 4, "text-anchor": "end" }, format(value, digits)));
     }
-    const every = Math.ceil(points.length / 6);
+    const every = Math.ceil(points.length / Math.floor(WIDTH / 100));
     points.forEach((point, i) => {
       if (i % every) return;
       const anchor = i === 0 ? "start" : i === points.length - 1 ? "end" : "middle";

@@ -3,6 +3,7 @@
   const data = JSON.parse(document.getElementById("data").textContent);
   const byId = (id) => document.getElementById(id);
   const drawn = {}; // charts by name
+  const main = data.timelines[0]?.timeline; // of the main role
   let timeline = null;
 
   const timeText = (boxes, i) => {
@@ -17,7 +18,7 @@
       const { kinds, rows, ranks, step, cells, sections, end_ns, shaded, origin_ns } = choices[choice];
       const allKinds = [...kinds, { name: "", colour: "ink" }];
       // Time 0 of the pipeline on the timeline's axis, in ms.
-      const shift = data.timeline ? Number(BigInt(origin_ns) - BigInt(data.timeline.origin_ns)) / 1e6 : 0;
+      const shift = main ? Number(BigInt(origin_ns) - BigInt(main.origin_ns)) / 1e6 : 0;
       let hasPath = false;
       const groups = await Promise.all(sections.map(async ({ name, boxes: packed }) => {
         const boxes = await columns.unpackTimes(packed), isMeasured = name === "measured";
@@ -33,7 +34,7 @@
             if (boxes.after[i] >= 0) lines.push(`after ${cells[boxes.after[i]]}`);
             if (boxes.cause[i] >= 0) lines.push(`then held up ${(boxes.wait_ns[i] / 1000).toFixed(3)} ms: ${causes[boxes.cause[i]]}`);
             if (boxes.path_ns[i] > 0) lines.push(`on the critical path: ${(boxes.path_ns[i] / 1000).toFixed(3)} ms`);
-            if (data.timeline) lines.push("double-click: its moment on the timeline");
+            if (main) lines.push("double-click: its moment on the timeline");
           }
           return lines.join("\n");
         };
@@ -62,7 +63,7 @@
         }
       };
       const open = ({ row, box, boxes }) => {
-        if (row.isMeasured && data.timeline) showMoment({ rank: row.rankNumber, from: boxes.start[box] + shift, to: boxes.end[box] + shift });
+        if (row.isMeasured && main) showMoment({ rank: row.rankNumber, from: boxes.start[box] + shift, to: boxes.end[box] + shift });
       };
       drawn.schedule = charts.create(byId("schedule-chart"), { groups, kinds: allKinds, begin: 0, end: end_ns / 1e6, hidden, overlay, open });
       charts.drawLegend(byId("schedule-legend"), drawn.schedule, kinds,
@@ -76,8 +77,11 @@
   }
 
   // ---- the timeline
-  async function drawTimeline(packed) {
-    const run = await runEvents.load(packed), steps = packed.steps;
+  async function drawTimeline(roles) {
+    const runs = await Promise.all(roles.map(({ timeline: packed }) => runEvents.load(packed)));
+    const sources = runs.map((run, i) => ({ run, name: roles[i].role, role: roles[i].role, schedule: i ? null : data.schedule }));
+    const [run] = runs, { steps } = main, hasRoles = roles.length > 1;
+    const everything = [Math.min(...roles.map((role) => role.timeline.begin_ns)) / 1e6, Math.max(...roles.map((role) => role.timeline.end_ns)) / 1e6];
     const scheduled = steps.find(({ step }) => step === data.schedule?.choices[0].step) ?? steps[0];
     const around = ({ from_ms, to_ms }) => [from_ms - (to_ms - from_ms) * 0.01, to_ms + (to_ms - from_ms) * 0.01];
     let field = null, waiting = null;
@@ -86,11 +90,12 @@
       waiting = setTimeout(() => history.replaceState(null, "", `#${timeline.viewText()}`), 250);
     };
     timeline = await timelines.create({
-      element: byId("timeline-chart"), legend: byId("timeline-legend"), rankButtons: byId("timeline-ranks"), laneButtons: byId("timeline-lanes"),
-      sources: [{ run, name: "", schedule: data.schedule }], window: around(scheduled),
+      element: byId("timeline-chart"), legend: byId("timeline-legend"), roleButtons: byId("timeline-roles"),
+      rankButtons: byId("timeline-ranks"), laneButtons: byId("timeline-lanes"), sources, window: hasRoles ? everything : around(scheduled),
       shade: steps.length > 1 ? steps.map(({ step, from_ms }) => ({ from: from_ms, name: step === null ? "" : `step ${step}` })) : [],
       details: (selection) => detailsPanel.draw(byId("details"), timeline, selection, data.path),
-      piece: (source, i) => detailsPanel.drawPiece(byId("details"), timeline, source, i),
+      host: (source, rank, i) => detailsPanel.drawHost(byId("details"), timeline, source, rank, i),
+      shared: (lane, source, i, partners) => detailsPanel.drawShared(byId("details"), timeline, lane, source, i, partners),
       changed: () => { if (timeline) remember(); },
       setQuery: (query) => field.set(query), focusSearch: () => byId("find").focus(),
     });
@@ -101,14 +106,14 @@
     timeline.find = field.set;
     timeline.link = () => `${location.href.split("#")[0]}#${timeline.viewText()}`;
     drawn.timeline = timeline.chart;
-    byId("path-longest").hidden = !packed.path;
+    byId("path-longest").hidden = !main.path;
     byId("path-longest").onclick = () => timeline.selectLongestOnPath();
     byId("copy-link").onclick = (event) => detailsPanel.copy(timeline.link(), event.currentTarget);
 
     // Selectors: a step, and a phase of the pipeline within it.
     const stepSelect = byId("timeline-step"), phaseSelect = byId("timeline-phase");
     stepSelect.replaceChildren(new Option("all", ""), ...steps.map(({ step }, i) => new Option(step ?? "the recording", i)));
-    stepSelect.value = steps.length > 1 ? steps.indexOf(scheduled) : "";
+    stepSelect.value = steps.length > 1 && !hasRoles ? steps.indexOf(scheduled) : "";
     stepSelect.parentElement.hidden = steps.length < 2;
     const chosenStep = () => steps[stepSelect.value] ?? steps[0];
     const phasesOf = () => run.ranks.find(({ rank }) => timeline.state.ranks.has(rank))?.phases.filter(([step]) => step === chosenStep().step) ?? [];
@@ -118,7 +123,7 @@
     };
     stepSelect.onchange = () => {
       const step = steps[stepSelect.value];
-      timeline.chart.setWindow(...(step ? around(step) : [0, packed.end_ns / 1e6]));
+      timeline.chart.setWindow(...(step ? around(step) : everything));
       offerPhases();
     };
     phaseSelect.onchange = () => {
@@ -146,7 +151,11 @@
     if (rank !== undefined && timeline.ranks.includes(rank)) timeline.setRanks([rank]);
     if (label !== undefined || find === undefined) timeline.showOnly(label === undefined ? null : [label]);
     if (step !== undefined) timeline.showStep(step);
-    if (find !== undefined) { timeline.setRanks(timeline.ranks); timeline.find(find); }
+    if (find !== undefined) {
+      timeline.setRanks(timeline.ranks);
+      // The tables are of the main role.
+      timeline.find(data.timelines.length > 1 && !find.includes("role:") ? `${find} role:"=${data.timelines[0].role}"` : find);
+    }
     if (from !== undefined) {
       const margin = (to - from) / 2;
       timeline.chart.setWindow(from - margin, to + margin);
@@ -189,24 +198,39 @@
   document.addEventListener("click", (event) => {
     const closest = (name) => event.target.closest(`[data-${name}]`);
     const toNumber = (text) => (text === undefined ? undefined : Number(text));
-    const [why, kernel, cell, copy, rank, label, row] = ["why", "kernel", "cell", "copy", "rank", "label", "find"].map(closest);
+    const [why, kernel, cell, copy, rank, label, row, moment] = ["why", "kernel", "cell", "copy", "rank", "label", "find", "from"].map(closest);
     // A number in a row that stands for a set of events: they are searched for.
-    const find = row && event.target.closest("td") && !event.target.closest("a, button, .word") ? row : null;
+    const find = row && event.target.closest("td, .shows") && !event.target.closest("a, button:not(.shows), .word") ? row : null;
     if (why) explainKernel(why.dataset.why, { toggle: true });
     else if (cell) describeHeatCell(cell);
     else if (copy) { event.preventDefault(); detailsPanel.copy(copy.dataset.copy, copy); }
     else if (kernel) { event.preventDefault(); explainKernel(kernel.dataset.kernel, { toggle: false }); }
-    else if (timeline && (rank || label || find)) {
+    else if (timeline && (rank || label || moment || find)) {
       event.preventDefault();
-      const { rank: number, step, from, to, label: name, find: query } = (rank || label || find).dataset;
+      const { rank: number, step, from, to, label: name, find: query } = (rank || label || moment || find).dataset;
       showMoment({ rank: toNumber(number), step: toNumber(step), from: toNumber(from), to: toNumber(to), label: name, find: query });
     }
   });
 
+  // The first number of each row that stands for a set of events becomes a button, for keys and screen readers.
+  function offerSearches() {
+    for (const row of document.querySelectorAll("tr[data-find]")) {
+      const cell = [...row.cells].find((one) => one.tagName === "TD" && !one.matches(".word") && !one.querySelector("a, button") && /\d/.test(one.textContent));
+      if (!cell) continue;
+      const button = document.createElement("button");
+      button.type = "button";
+      button.className = "shows";
+      button.title = "show these events on the timeline";
+      button.append(...cell.childNodes);
+      cell.append(button);
+    }
+  }
+
   try {
+    if (main) offerSearches();
     sortableTables.enhance();
     if (data.schedule) await drawSchedule(data.schedule);
-    if (data.timeline) await drawTimeline(data.timeline);
+    if (main) await drawTimeline(data.timelines);
   } catch (problem) {
     for (const chart of document.querySelectorAll(".chart")) {
       chart.replaceChildren(

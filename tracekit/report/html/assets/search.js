@@ -18,6 +18,7 @@ const searchField = (() => {
         ? `${events.toLocaleString("en")} event${events > 1 ? "s" : ""} of ${matches.byName.length} kernel${matches.byName.length > 1 ? "s" : ""}, `
           + `${matches.ms.toFixed(3)} ms summed`
         : "nothing on the GPU has this in its name, label, module, range or operator";
+      if (matches.hostCount) summary.textContent += `; ${matches.hostCount.toLocaleString("en")} range${matches.hostCount > 1 ? "s" : ""} of the host`;
       charts.announce(summary.textContent);
       list.replaceChildren(...matches.byName.slice(0, MAX_NAMES).map(({ name, label, count, ms, longest }) => {
         const entry = document.createElement("li"), button = document.createElement("button");

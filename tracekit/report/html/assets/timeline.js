@@ -1,6 +1,7 @@
 // The timeline of all ranks: a group of rows per rank (critical path, cells, lanes of GPU work, memory, host), the selected
 // event with arrows to the operations matched on other ranks, search marks, and the view as text for links.
-// A source is one run on the page: { run, name }; a diff has two, whose times were shifted to a common start.
+// A source is one run on the page: { run, name }; a diff has two, whose times were shifted to a common start, and a run whose
+// ranks have several processes has one for each role.
 const timelines = (() => {
   const HEIGHTS = { path: 7, cells: 17, compute: 24, lane: 13, host: 11, memory: 34 };
   const DIM = { name: "", colour: "dim" }; // events that a search does not name
@@ -50,7 +51,7 @@ const timelines = (() => {
     const ranks = [...new Set(sources.flatMap(({ run }) => run.ranks.map(({ rank }) => rank)))].sort((a, b) => a - b);
     const state = {
       ranks: new Set(ranks), lanes: new Set(["path", "cells", "memory", ...(ranks.length * sources.length <= 4 ? ["host"] : [])]),
-      selected: null, query: "", found: null, pathTurn: 0,
+      shown: new Set(sources), marked: [], selected: null, query: "", found: null, pathTurn: 0,
     };
     let rowOf = new Map(); // "source.rank.lane" → row
     let chart = null;
@@ -87,7 +88,7 @@ const timelines = (() => {
       if (!indices.length) return null;
       const made = tracks.makeTracks(host, indices), { name } = first.host[lane];
       return {
-        name, height: HEIGHTS.host * made.length, tracks: made, source, rank,
+        name, height: HEIGHTS.host * made.length, tracks: made, source, rank, host: true,
         describe: (i) => `${source.run.texts[host.name[i]] ?? ""}\nhost, ${name} · ${rankTitle(source, rank)}\n${timesOf(host, i)}`,
         text: (i) => source.run.texts[host.name[i]] ?? "",
       };
@@ -190,6 +191,7 @@ const timelines = (() => {
     function rebuild() {
       rowOf = new Map();
       const groups = ranks.filter((rank) => state.ranks.has(rank)).flatMap((number) => sources.flatMap((source, s) => {
+        if (!state.shown.has(source)) return [];
         const rank = source.run.ranks[source.run.rankIndex.get(number)];
         return rank ? [makeGroup(source, s, rank)] : [];
       }));
@@ -204,7 +206,9 @@ const timelines = (() => {
     // Select an event, or nothing; with reveal the window moves so that it is seen.
     function select(selection, { reveal = false } = {}) {
       state.selected = selection;
+      state.marked = [];
       if (selection && reveal) {
+        if (!state.shown.has(selection.source)) setSources([...state.shown, selection.source]);
         if (!state.ranks.has(selection.rank.rank)) setRanks([...state.ranks, selection.rank.rank]);
         const { start, end } = selection.rank.events, [from, to] = chart.window(), { event } = selection;
         const length = end[event] - start[event], span = to - from;
@@ -224,8 +228,10 @@ const timelines = (() => {
     // Outline the selected event, and lead arrows to the events matched with it on other ranks.
     function overlay(context, { toX, yOf, ink, gutter, width }) {
       drawPathJumps(context, { toX, yOf, ink, gutter, width });
-      const { selected } = state, row = selected && rowOfEvent(selected);
-      if (!row) return;
+      const { selected } = state;
+      const marked = selected ? [selected, ...partnersOf(selected)].map((one) => ({ boxes: one.rank.events, box: one.event, row: rowOfEvent(one) }))
+        : state.marked.map(({ lane, source, box }) => ({ boxes: source[lane], box, row: sharedRow(lane, source, box) }));
+      if (!marked[0]?.row) return;
       context.save();
       context.beginPath();
       context.rect(gutter, 0, width, 1e5);
@@ -237,11 +243,10 @@ const timelines = (() => {
         context.strokeRect(left - 1, yOf(ofRow) - 1, right - left + 2, ofRow.height + 2);
         return [(left + right) / 2, yOf(ofRow) + ofRow.height / 2];
       };
-      const [x, y] = outline(selected.rank.events, selected.event, row, ink);
-      for (const partner of partnersOf(selected)) {
-        const partnerRow = rowOfEvent(partner);
-        if (!partnerRow) continue;
-        const [x2, y2] = outline(partner.rank.events, partner.event, partnerRow, "#D55E00");
+      const [x, y] = outline(marked[0].boxes, marked[0].box, marked[0].row, marked[0].row.name === "path" ? "#D55E00" : ink);
+      for (const { boxes, box, row } of marked.slice(1)) {
+        if (!row) continue;
+        const [x2, y2] = outline(boxes, box, row, "#D55E00");
         context.strokeStyle = "#D55E00";
         context.lineWidth = 1.5;
         context.beginPath();
@@ -289,8 +294,12 @@ const timelines = (() => {
     // ---- search
     function search(query) {
       state.query = query;
-      state.found = query.trim() ? sources.map(({ run }) => runEvents.search(run, query)) : null;
+      state.found = query.trim() ? sources.map(({ run, name }) => runEvents.search(run, query, name)) : null;
       state.matches = state.found ? matchingEvents() : null;
+      if (state.matches?.hostCount && !state.matches.list.length && !state.lanes.has("host")) { // what was found is on the host
+        state.lanes.add("host");
+        setRanks(state.ranks);
+      }
       colourEvents();
       options.changed?.();
       return state.matches;
@@ -298,9 +307,9 @@ const timelines = (() => {
     // All events that the search names, in order of time, and a summary by name: [{ name, label, count, ms }].
     function matchingEvents() {
       const list = [], byName = new Map();
-      let total = 0;
+      let total = 0, hostCount = 0;
       sources.forEach((source, s) => {
-        const { mask, ranks: asked } = state.found[s];
+        const { mask, hostMask, ranks: asked } = state.found[s];
         source.run.ranks.forEach((rank) => {
           if (asked && !asked.has(rank.rank)) return;
           const { events } = rank;
@@ -316,10 +325,11 @@ const timelines = (() => {
             if (length > entry.longestMs) Object.assign(entry, { longest: list.at(-1), longestMs: length });
             byName.set(name, entry);
           }
+          for (let i = 0; i < (rank.host?.count ?? 0); i++) hostCount += hostMask[rank.host.name[i]] ?? 0;
         });
       });
       list.sort((a, b) => a.start - b.start);
-      return { list, starts: Float64Array.from(list, ({ start }) => start), byName: [...byName.values()].sort((a, b) => b.ms - a.ms), ms: total };
+      return { list, starts: Float64Array.from(list, ({ start }) => start), byName: [...byName.values()].sort((a, b) => b.ms - a.ms), ms: total, hostCount };
     }
     // A mark in the axis wherever something that was searched for begins.
     function marks(context, { toX, from, to, left, width }) {
@@ -350,17 +360,27 @@ const timelines = (() => {
       pieces.sort((a, b) => (path.end[b] - path.start[b]) - (path.end[a] - path.start[a]));
       if (pieces.length) selectPiece(source, pieces[state.pathTurn++ % pieces.length]);
     }
+    const sharedRow = (lane, source, box) => chart.rows().find((row) => row.name === lane && row.source === source && row.rank.rank === source[lane].rank[box]);
     // Select the event of a piece, or the piece itself where the path runs through the host.
     function selectPiece(source, i) {
       const { path } = source, selection = eventOfPiece(source, i);
       if (selection) { select(selection, { reveal: true }); return; }
-      if (!state.ranks.has(path.rank[i])) setRanks([...state.ranks, path.rank[i]]);
+      if (!state.lanes.has("host") || !state.ranks.has(path.rank[i])) {
+        state.lanes.add("host"); // shows what the host did
+        setRanks([...state.ranks, path.rank[i]]);
+      }
       const length = path.end[i] - path.start[i];
       chart.setWindow(path.start[i] - 2 * length, path.end[i] + 2 * length);
-      const row = chart.rows().find((one) => one.name === "path" && one.source === source && one.rank.rank === path.rank[i]);
-      if (row) chart.revealRow(row);
+      showShared("path", source, i, { reveal: true });
+    }
+    // Select a cell, or a piece of the path that is no event; a cell is linked with its counterpart in the other run.
+    function showShared(lane, source, box, { reveal = false } = {}) {
       select(null);
-      options.piece?.(source, i);
+      state.marked = [{ lane, source, box }, ...(lane === "cells" ? options.cellPartners?.(source, box) ?? [] : [])];
+      const row = reveal && sharedRow(lane, source, box);
+      if (row) chart.revealRow(row);
+      options.shared?.(lane, source, box, state.marked.slice(1));
+      chart.invalidate();
     }
     // The event that a piece of the path is: of its label and, for communication and copies, of its name. None for the host.
     function eventOfPiece(source, i) {
@@ -409,15 +429,24 @@ const timelines = (() => {
       }));
       box.parentElement.hidden = entries.length < 2;
     }
+    // From all: this one alone; else on or off; the last one off: all.
+    function choose(all, shown, key) {
+      if (shown.size === all.length) return [key];
+      if (!shown.has(key)) return [...shown, key];
+      return shown.size > 1 ? [...shown].filter((other) => other !== key) : all;
+    }
+    function setSources(chosen) {
+      state.shown = new Set(chosen);
+      setRanks(state.ranks);
+    }
     function drawButtons() {
+      toggles(options.roleButtons, [[null, "all"], ...sources.map((source) => [source, source.name])],
+        (source) => (source ? state.shown.has(source) : state.shown.size === sources.length),
+        (source) => setSources(source ? choose(sources, state.shown, source) : sources));
+      if (options.roleButtons) options.roleButtons.parentElement.hidden = sources.length < 2;
       toggles(options.rankButtons, [["all", "all"], ...ranks.map((rank) => [rank, String(rank)])],
         (rank) => (rank === "all" ? state.ranks.size === ranks.length : state.ranks.has(rank)),
-        (rank) => {
-          if (rank === "all") setRanks(ranks);
-          else if (state.ranks.size === ranks.length) setRanks([rank]); // from all: this one alone
-          else if (state.ranks.has(rank)) setRanks(state.ranks.size > 1 ? [...state.ranks].filter((other) => other !== rank) : ranks);
-          else setRanks([...state.ranks, rank]);
-        });
+        (rank) => setRanks(rank === "all" ? ranks : choose(ranks, state.ranks, rank)));
       if (options.rankButtons && ranks.length < 2) options.rankButtons.parentElement.hidden = true;
       const has = (test) => sources.some(({ run }) => test(run));
       const offered = [
@@ -440,6 +469,7 @@ const timelines = (() => {
       words.set("from", from.toFixed(6));
       words.set("to", to.toFixed(6));
       if (state.ranks.size < ranks.length) words.set("ranks", [...state.ranks].sort((a, b) => a - b).join());
+      if (state.shown.size < sources.length) words.set("roles", [...state.shown].map((source) => sources.indexOf(source)).join());
       words.set("lanes", [...state.lanes].join());
       if (selected) words.set("event", [sources.indexOf(selected.source), selected.rank.rank, selected.event].join("."));
       if (state.query) words.set("find", state.query);
@@ -450,6 +480,7 @@ const timelines = (() => {
       const words = new URLSearchParams(text.replace(/^#?view:/, "")), numbers = (name) => words.get(name).split(/[,.]/).map(Number);
       if (words.has("lanes")) state.lanes = new Set(words.get("lanes").split(","));
       if (words.has("ranks")) state.ranks = new Set(numbers("ranks").filter((rank) => ranks.includes(rank)));
+      if (words.has("roles")) state.shown = new Set(numbers("roles").map((s) => sources[s]).filter(Boolean));
       if (words.has("hide")) kinds.forEach(({ name }, kind) => { if (name && words.get("hide").split(",").includes(name)) chart.hidden.add(kind); });
       drawButtons();
       rebuild();
@@ -487,12 +518,13 @@ const timelines = (() => {
       options.prepare?.(sources, kinds);
       colourEvents();
       const end = Math.max(...sources.map(({ run, shift }) => run.data.end_ns / 1e6 + (shift || 0)));
-      const begin = Math.min(0, ...sources.map(({ shift }) => shift || 0)), margin = (end - begin) * 0.01;
+      const begin = Math.min(...sources.map(({ run, shift }) => run.data.begin_ns / 1e6 + (shift || 0))), margin = (end - begin) * 0.01;
       chart = charts.create(element, {
         groups: [], kinds, begin: begin - margin, end: end + margin, window: options.window, shade: options.shade, marks, overlay,
         select: (hit) => {
           select(hit && hit.row.events ? { source: hit.row.source, rank: hit.row.rank, event: hit.box } : null);
-          if (hit?.row.name === "path") options.piece?.(hit.row.source, hit.box);
+          if (["path", "cells"].includes(hit?.row.name)) showShared(hit.row.name, hit.row.source, hit.box);
+          if (hit?.row.host) options.host?.(hit.row.source, hit.row.rank, hit.box);
         },
         move: (hit) => { if (hit.row.events) select({ source: hit.row.source, rank: hit.row.rank, event: hit.box }); },
         open: (hit) => {
@@ -506,8 +538,8 @@ const timelines = (() => {
       rebuild();
       if (options.legend) charts.drawLegend(options.legend, chart, legendKinds());
       return {
-        chart, state, sources, ranks, kinds, select, search, stepMatch, setRanks, viewText, applyView, partnersOf, selectLongestOnPath,
-        pieceOf, colourEvents, shiftSource, rebuild,
+        chart, state, sources, ranks, kinds, select, search, stepMatch, setRanks, setSources, viewText, applyView, partnersOf, selectLongestOnPath,
+        pieceOf, selectPiece, showShared, colourEvents, shiftSource, rebuild,
         showOnly(labels) { // switch all other labels off; none: all on
           chart.hidden.clear();
           kinds.forEach(({ name }, kind) => { if (labels && name && kind < extraKind && !labels.includes(name)) chart.hidden.add(kind); });
