@@ -100,7 +100,7 @@ def test_a_disk_that_is_full_leaves_no_half_file(samples, tmp_path):
     folder = tmp_path / "out"
     folder.mkdir()
     ran = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(FULL), samples / "reload", folder, *FORMATS],
+        [sys.executable, "-c", textwrap.dedent(FULL), samples / "reload/rank0.pt.trace.json.gz", folder, *FORMATS],
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
