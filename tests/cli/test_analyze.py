@@ -31,7 +31,7 @@ def invoke(*words):
 
 @pytest.fixture(scope="module")
 def found(samples):
-    return analysis_of(samples / "1f1b", schedule="none")
+    return analysis_of(samples / "1f1b")
 
 
 def printed(analysis, width, **options):
@@ -99,7 +99,7 @@ def test_many_ranks_are_summarised(samples):
 
     from msgspec import structs
 
-    one = analysis_of(samples / "reload", schedule="none")
+    one = analysis_of(samples / "reload")
     many = replace(one, rank_results=tuple(structs.replace(one.rank_results[n % 4], rank=n) for n in range(100)))
     text = printed(many, 100)
     table = text.split("Where the step went")[1].split("\n\n")[0].splitlines()
@@ -139,7 +139,7 @@ def test_output_by_extension(samples, tmp_path):
 
 
 def test_figures_of_every_step(samples):
-    spans = figures(analysis_of(samples / "steps/a", schedule="none")).filter(rank=0, figure="span")
+    spans = figures(analysis_of(samples / "steps/a")).filter(rank=0, figure="span")
     assert spans["step"].to_list() == [None, *range(2, 10)]
 
 

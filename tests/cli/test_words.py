@@ -177,15 +177,16 @@ def test_one_rank_is_one_rank(run_command, samples, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def store(samples, tmp_path_factory):
-    return tracekit.ingest(samples / "reload", tmp_path_factory.mktemp("words") / "store", ranks=[0, 1])[0].path
+def sources(samples, tmp_path_factory):
+    store, _ = tracekit.ingest(samples / "reload", tmp_path_factory.mktemp("words") / "store", ranks=[0, 1])
+    return {"store": store.path, "nsight": samples / "nsys-1f1b/rank0.sqlite"}
 
 
 @pytest.mark.parametrize("command", ["analyze", "doctor", "export", "ingest", "explain"])
 @pytest.mark.parametrize("kind", ["store", "nsight"])
-def test_a_rank_that_is_not_there(run_command, samples, store, tmp_path, command, kind):
+def test_a_rank_that_is_not_there(run_command, tmp_path, sources, command, kind):
     """Which ranks a store or a report of Nsight Systems holds is known only once it was opened."""
-    source = store if kind == "store" else samples / "nsys-1f1b/rank0.sqlite"
+    source = sources[kind]
     words = {"explain": ["analyze", source, "--explain", "a"], "export": ["export", source, "-o", tmp_path / "x.json"]}
     words["ingest"] = ["ingest", source, "-o", tmp_path / "other"]
     out = run_command(*words.get(command, [command, source]), "--ranks", "9")

@@ -23,7 +23,7 @@ from tracekit.parsers.kineto import blocks, worker
 from tracekit.schema import EVENTS
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
-REAL = sorted(SAMPLES.glob("*/rank[03].pt.trace.json.gz"))
+REAL = sorted(SAMPLES.glob("*/rank0.pt.trace.json.gz"))
 PUBLIC = [
     "deepseek/train.json.gz",
     "dlrm-8ranks/worker0_step_12.1694128201545.pt.trace.json.gz",

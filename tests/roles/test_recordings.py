@@ -266,6 +266,6 @@ def test_an_unknown_role_is_named():
 
 
 def test_the_synthetic_reload_still_gives_its_answers():
-    reload = analysis_of("sample_traces/reload", schedule="none").reload
+    reload = analysis_of("sample_traces/reload").reload
     assert (reload.rounds, reload.buckets, reload.sources) == (2, 8, (0, 1, 2, 3) * 2)
     assert isinstance(reload.lanes, pl.DataFrame)
