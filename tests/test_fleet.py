@@ -61,15 +61,6 @@ def serial(traces):
     return analyze(traces, workers=1)
 
 
-@pytest.fixture(scope="module")
-def few(tmp_path_factory):
-    """12 ranks, and their answer."""
-    folder = tmp_path_factory.mktemp("few")
-    recipe = Recipe(generate("1f1b", pp=4, microbatches=2), replicas=3, layers=1, jitter=0.05, steps=2)
-    write_run(recipe, folder)
-    return folder, analyze(folder, workers=1)
-
-
 def run(*words):
     return subprocess.run([*COMMAND, *map(str, words)], capture_output=True, text=True, timeout=200, check=False)
 
@@ -180,11 +171,10 @@ def test_processes_give_the_same_json(serial, traces):
     assert analyze(traces, workers=2).to_json() == serial.to_json()
 
 
-def test_a_store_gives_the_same_json(few, tmp_path):
-    traces, alone = few
-    assert analyze(traces, store=tmp_path / "store", workers=2).to_json() == alone.to_json()
+def test_a_store_gives_the_same_json(serial, traces, tmp_path):
+    assert analyze(traces, store=tmp_path / "store", workers=2).to_json() == serial.to_json()
     found = analyze(tmp_path / "store")
-    assert without_paths(found.to_json()) == without_paths(alone.to_json())
+    assert without_paths(found.to_json()) == without_paths(serial.to_json())
 
 
 def test_any_executor_and_relative_paths_give_the_same_json(traces, monkeypatch):
@@ -278,8 +268,8 @@ def test_strict_makes_a_missing_rank_and_a_skipped_file_fatal(traces, tmp_path):
         analyze(tmp_path, on_damage="error")
 
 
-def test_ctrl_c_leaves_a_usable_store_and_resume_finishes_it(few, tmp_path):
-    (traces, alone), store = few, tmp_path / "store"
+def test_ctrl_c_leaves_a_usable_store_and_resume_finishes_it(serial, traces, tmp_path):
+    store = tmp_path / "store"
     with subprocess.Popen(
         [*COMMAND, "ingest", str(traces), "-o", str(store), "--workers", "2"],
         stdout=subprocess.PIPE,
@@ -293,7 +283,7 @@ def test_ctrl_c_leaves_a_usable_store_and_resume_finishes_it(few, tmp_path):
     assert command.returncode == 130
     assert err.splitlines()[-1] == "interrupted"
     left = open_store(store)
-    assert 0 < len(left.ranks) < len(alone.rank_results)
+    assert 0 < len(left.ranks) < len(serial.rank_results)
     assert not left.complete
     assert not list(store.glob(".rank=*"))
     found = analyze(store)
@@ -304,7 +294,7 @@ def test_ctrl_c_leaves_a_usable_store_and_resume_finishes_it(few, tmp_path):
     assert out.returncode == 0, out.stderr
     assert f"note: {len(written)} traces were in the store already" in out.stderr
     assert all((folder / "events.parquet").stat().st_mtime_ns == then for folder, then in written.items())
-    assert without_paths(analyze(store).to_json()) == without_paths(alone.to_json())
+    assert without_paths(analyze(store).to_json()) == without_paths(serial.to_json())
 
 
 # ---- resume

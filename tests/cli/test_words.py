@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 import tracekit
-from tests.kept import analysis_of
 from tracekit.cli._options import parse_ranks
 from tracekit.errors import OptionError
 
@@ -115,18 +114,6 @@ def test_a_folder_that_may_not_be_written_in_is_one_line(run_command, samples, t
         assert out.returncode == 2
         assert out.stderr.count("\n") == 1
         assert out.stderr.endswith("permission denied; check the permissions there, or choose another place\n")
-
-
-@pytest.fixture
-def saved(samples, tmp_path):
-    """Save the analysis of a sample, which a gate reads as it reads traces; return the file."""
-
-    def save(name):
-        path = tmp_path / f"{Path(name).name}.json"
-        path.write_text(analysis_of(samples / name).to_json())
-        return path
-
-    return save
 
 
 def left_early(*words):
