@@ -58,17 +58,27 @@ def test_the_table_names_no_command_that_is_not_there():
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory):
     """A folder with the samples in it, as a clone has them, that examples may write to."""
-    place = tmp_path_factory.mktemp("readme")
-    (place / "sample_traces").symlink_to(ROOT / "sample_traces")
-    return place
+    folder = tmp_path_factory.mktemp("readme")
+    (folder / "sample_traces").symlink_to(ROOT / "sample_traces")
+    return folder
+
+
+@pytest.fixture
+def two_ranks(tmp_path):
+    """A folder with two ranks of each sample in it: commands do the same with them as with all."""
+    for file in (ROOT / "sample_traces").rglob("rank[01].*"):
+        target = tmp_path / file.relative_to(ROOT)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.symlink_to(file)
+    return tmp_path
 
 
 @pytest.mark.slow
-def test_the_readmes_shell_examples_run(run_command, workplace, monkeypatch):
+def test_the_readmes_shell_examples_run(run_command, two_ranks, monkeypatch):
     lines = shell_lines()
     assert lines, "the README shows no command"
     assert shutil.which("tracekit", path=Path(sys.executable).parent), "tracekit is not installed beside this Python"
-    monkeypatch.chdir(workplace)
+    monkeypatch.chdir(two_ranks)
     for line in lines:
         program, *words = shlex.split(line, comments=True)
         assert program == "tracekit"
