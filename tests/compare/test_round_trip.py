@@ -289,5 +289,7 @@ def test_a_skewed_clock_that_a_v_does_not_show_leaves_its_answers_uncertain(tmp_
     offset_ns, uncertainty_ns = analysis.clocks.table.filter(rank=1).select("offset_ns", "uncertainty_ns").row(0)
     assert abs(offset_ns - skew_ns) <= uncertainty_ns
     assert "wait-bound" in {notice.code for notice in analysis.notices}
-    assert analysis.tables["stragglers"]["uncertain"].all()
-    assert {tuple(ranks) for ranks in analysis.tables["stragglers"]["candidates"].to_list()} == {(0, 1)}
+    stragglers = analysis.tables["stragglers"]
+    assert stragglers.height > 0
+    assert stragglers["uncertain"].all()
+    assert all({0, 1} <= set(ranks) for ranks in stragglers["candidates"])
