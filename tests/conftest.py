@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from hypothesis import settings
 
 from tests.cputimes import CpuTimes
 from tests.kept import SHARED
+from tracekit import cli
 from tracekit.schema import LABELLED, conform
 
 # Commands that tests run start twice as fast where compiled modules may be kept; some machines forbid it by default.
@@ -80,3 +83,19 @@ def labelled():
         return conform(pl.DataFrame(full, infer_schema_length=None), LABELLED)
 
     return build
+
+
+@pytest.fixture
+def run_command(monkeypatch, capfd):
+    """Type words at the command line of this process: what a process of its own would print and exit with, sooner."""
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["tracekit", *map(str, words)])
+        monkeypatch.setattr(sys.modules["__main__"], "__package__", None)  # else `python -m pytest` is the program
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ending:
+            cli.main()
+        out, err = capfd.readouterr()
+        return subprocess.CompletedProcess(words, ending.value.code, out, err)
+
+    return run

@@ -1,4 +1,4 @@
-"""Analyses that several tests look at: each is made once in a run, by the worker that needs it first."""
+"""Results that several tests look at: each is computed once in a run, by the worker that needs it first."""
 
 from __future__ import annotations
 
@@ -12,33 +12,34 @@ from tracekit import analyze
 
 SHARED = "TRACEKIT_TEST_RUN"
 """Environment variable: a folder that the workers of one run share (``conftest`` makes it and takes it away)."""
-_kept = {}
+_in_memory = {}
+
+
+def kept(key, compute):
+    """Return ``compute()``: from memory, or as another worker of this run computed it for the same *key*."""
+    if key not in _in_memory:
+        folder = os.environ.get(SHARED)
+        file = Path(folder, hashlib.sha256(key.encode()).hexdigest()[:24]) if folder else None
+        if file is not None and file.exists():
+            _in_memory[key] = pickle.loads(file.read_bytes())
+        else:
+            _in_memory[key] = compute()
+            if file is not None:
+                _share(_in_memory[key], file)
+    return _in_memory[key]
+
+
+def _share(result, file):
+    """Write a result for the other workers, who see the whole file or none."""
+    part = file.with_suffix(f".{os.getpid()}")
+    part.write_bytes(pickle.dumps(result, 5))
+    with contextlib.suppress(OSError):
+        part.replace(file)
 
 
 def analysis_of(path, **options):
-    """Return ``analyze(path, **options)``, from memory or from the worker that made it.
+    """Return ``analyze(path, **options)``, analysed once in a run.
 
     For tests of what is done with an analysis. A test of how it comes about calls ``analyze`` itself.
     """
-    key = f"{Path(path).resolve()} {sorted(options.items())}"
-    if key not in _kept:
-        folder = os.environ.get(SHARED)
-        file = Path(folder, hashlib.sha256(key.encode()).hexdigest()[:24]) if folder else None
-        _kept[key] = _read(file) or _make(file, path, options)
-    return _kept[key]
-
-
-def _read(file):
-    if file is not None and file.exists():
-        return pickle.loads(file.read_bytes())
-    return None
-
-
-def _make(file, path, options):
-    found = analyze(path, **options)
-    if file is not None:
-        part = file.with_suffix(f".{os.getpid()}")
-        part.write_bytes(pickle.dumps(found, 5))
-        with contextlib.suppress(OSError):
-            part.replace(file)
-    return found
+    return kept(f"analysis {Path(path).resolve()} {sorted(options.items())}", lambda: analyze(path, **options))

@@ -265,15 +265,3 @@ def test_an_ideal_saves_and_draws_itself(tmp_path):
     assert isinstance(done.plot(), Figure)
     with pytest.raises(OptionError):
         done.save(tmp_path / "ideal.docx")
-
-
-def test_an_analysis_imports_nothing_it_does_not_need(samples):
-    code = (
-        "import sys, tracekit; tracekit.analyze(sys.argv[1])\n"
-        "imported = {name.partition('.')[0] for name in sys.modules}\n"
-        "print(sorted(imported & {'scipy', 'pandas', 'matplotlib'}))"
-    )
-    command = [sys.executable, "-c", code, str(samples / "1f1b")]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
-    assert done.stderr == ""

@@ -18,7 +18,7 @@ from tracekit.classify import classify
 from tracekit.critical_path.links import Links
 from tracekit.critical_path.path import SEGMENTS, SLACK, CriticalPath, _build_segments
 from tracekit.critical_path.pieces import PATH_PIECES
-from tracekit.critical_path.walk import Arrivals, Pieces, walk_back
+from tracekit.critical_path.walk import Arrivals, walk_back
 from tracekit.run.load import load
 from tracekit.schedules import generate
 from tracekit.schema import GPU_KINDS, RankEvents, conform
@@ -131,7 +131,7 @@ def test_blocking_is_the_exposed_time_on_the_path(plain):
 
 
 def test_without_the_flag_there_is_blocking_and_no_path(plain, samples):
-    analysis = analysis_of(samples / "1f1b", schedule="none")
+    analysis = analysis_of(samples / "1f1b")
     document = json.loads(analysis.to_json())
     assert "critical_path" not in document
     assert "critical_path" not in analysis.tables
@@ -143,12 +143,12 @@ def test_without_the_flag_there_is_blocking_and_no_path(plain, samples):
 
 @pytest.mark.parametrize("name", ["1f1b", "overlapped", "reload", "vpp-overlap", "steps/straggler", "compile"])
 def test_on_real_runs_the_parts_sum_to_the_steps(samples, name):
-    check(analysis_of(samples / name, schedule="none", critical_path=True))
+    check(analysis_of(samples / name, critical_path=True))
 
 
 def test_a_straggler_is_where_the_path_is(samples):
     """Rank 1 computes 155 of 212 ms, rank 0 67: most of the path is rank 1's."""
-    analysis = analysis_of(samples / "steps/straggler", schedule="none", critical_path=True)
+    analysis = analysis_of(samples / "steps/straggler", critical_path=True)
     by_rank = analysis.critical.totals()["by_rank"]
     assert by_rank["1"] > 2 * by_rank["0"]
     assert analysis.critical.segments["step"].n_unique() == 8
@@ -220,25 +220,3 @@ def test_clocks_that_disagree_do_not_send_the_walk_in_a_circle():
     table = _build_segments(*walk_back(links, Arrivals(late, came, own, late >= 0, np.zeros(len(late), bool)), clocks))
     assert (table["start_ns"][0], table["end_ns"][-1]) == (0, 15)
     assert (table["start_ns"][1:] == table["end_ns"][:-1]).all()
-
-
-def test_only_the_ranks_on_the_path_are_read_whole(tmp_path, monkeypatch):
-    """The links of all ranks tell which ranks the path goes through; it is the same with the pieces of all of them."""
-    recipe = Recipe(generate("1f1b", pp=2, microbatches=2), replicas=4, layers=1, jitter=0.3, steps=2, p2p_ns=20_000)
-    write_run(recipe, tmp_path)
-    visited = []
-    build_pieces = Pieces.build
-
-    def some(links, places, clocks):
-        visited.append(places)
-        return build_pieces(links, places, clocks)
-
-    monkeypatch.setattr(Pieces, "build", some)
-    few = analyze(tmp_path, critical_path=True).critical
-    assert 0 < visited[0].sum() < len(visited[0])
-    monkeypatch.setattr(Pieces, "build", lambda links, places, clocks: build_pieces(links, places | True, clocks))
-    monkeypatch.setattr(Links, "visited", lambda links, *_: np.ones(len(links.parts), np.bool_))
-    every = analyze(tmp_path, critical_path=True).critical
-    assert few.segments.equals(every.segments)
-    assert few.slack.equals(every.slack)
-    assert set(few.segments["rank"]) <= {rank for rank, there in enumerate(visited[0].tolist()) if there}

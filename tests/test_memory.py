@@ -13,6 +13,7 @@ from msgspec import structs
 from rich.console import Console
 
 import tracekit
+from tests.kept import analysis_of
 from tests.unpack import unpacked
 from tracekit.analysis.memory import HeldMemory, RunMemory, memory_with_microbatches, with_memory
 from tracekit.documents.analysis import ChangedStep
@@ -33,7 +34,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def run(samples):
-    return analyze(samples / "memory", what_if=True)
+    return analysis_of(samples / "memory", what_if=True)
 
 
 @pytest.fixture(scope="module")
@@ -181,7 +182,7 @@ def test_a_store_brings_memory_back(samples, tmp_path):
 
 
 def test_a_run_without_memory_events_says_nothing(samples):
-    found = analyze(samples / "reload", schedule="none")
+    found = analysis_of(samples / "reload")
     assert found.memory is None
     assert found.to_dict()["memory"] is None
     assert view_of(found).memory is None

@@ -37,6 +37,7 @@ CLOCK = 1e-4
 """A drifting clock stretches what it measures."""
 
 
+@cache
 def ranks_of(name):
     folder = SAMPLES / name
     if not folder.is_dir():

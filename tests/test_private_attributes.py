@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,11 @@ ONLY_IN = {"_exit": "_util/workers.py"}
 """The one module that may use an allowed name; the others are allowed everywhere."""
 
 
+@cache
+def nodes_of(tree: ast.Module) -> list[ast.AST]:
+    return list(ast.walk(tree))
+
+
 def is_private(name: str) -> bool:
     return name.startswith("_") and not name.startswith("__") and name not in ALLOWED
 
@@ -42,7 +48,7 @@ def is_foreign(module: str | None, level: int = 0) -> bool:
 def foreign_names(tree: ast.Module) -> set[str]:
     """Return the names that a module binds by importing from other packages."""
     names = set()
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.Import):
             names |= {a.asname or a.name.split(".")[0] for a in node.names if is_foreign(a.name)}
         elif isinstance(node, ast.ImportFrom) and is_foreign(node.module, node.level):
@@ -66,7 +72,7 @@ def root_name(node: ast.expr) -> str | None:
 
 def attribute_accesses(tree: ast.Module) -> Iterator[tuple[ast.expr, str, int]]:
     """Yield object, attribute name and line of each attribute access, ``getattr(x, "name")`` and the like included."""
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         match node:
             case ast.Attribute():
                 yield node.value, node.attr, node.lineno
@@ -77,7 +83,7 @@ def attribute_accesses(tree: ast.Module) -> Iterator[tuple[ast.expr, str, int]]:
 def defined_names(tree: ast.Module) -> set[str]:
     """Return the names that a module defines: functions, classes, variables, fields, and attributes it assigns."""
     names = set()
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         match node:
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
                 names.add(name)
@@ -87,7 +93,7 @@ def defined_names(tree: ast.Module) -> set[str]:
 
 
 def private_imports(tree: ast.Module) -> Iterator[tuple[str, int]]:
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.Import):
             paths = [a.name for a in node.names]
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
@@ -109,14 +115,19 @@ def private_uses(tree: ast.Module, own_names: set[str], module: str = "") -> lis
 
 
 @pytest.fixture(scope="module")
-def own_names():
-    return {name for file in MODULES for name in defined_names(ast.parse(file.read_text(encoding="utf-8")))}
+def trees():
+    return {file: ast.parse(file.read_text(encoding="utf-8")) for file in MODULES}
+
+
+@pytest.fixture(scope="module")
+def own_names(trees):
+    return {name for tree in trees.values() for name in defined_names(tree)}
 
 
 @pytest.mark.parametrize("file", MODULES, ids=lambda file: file.relative_to(PACKAGE).as_posix())
-def test_a_module_uses_no_private_name_of_another_package(file, own_names):
+def test_a_module_uses_no_private_name_of_another_package(file, trees, own_names):
     module = file.relative_to(PACKAGE).as_posix()
-    uses = private_uses(ast.parse(file.read_text(encoding="utf-8")), own_names, module)
+    uses = private_uses(trees[file], own_names, module)
     assert not uses, "\n".join(f"{module}:{line}: {name}" for name, line in uses)
 
 

@@ -6,14 +6,14 @@ import contextlib
 import gzip
 import json
 import re
+import shutil
 import sqlite3
-import subprocess
-import sys
 
 import polars as pl
 import pytest
 
 import tracekit
+from tests.kept import analysis_of
 from tracekit.errors import InputError, OptionError, OutputError
 from tracekit.redaction import redact
 
@@ -101,10 +101,16 @@ def test_no_secret_is_left(tmp_path, layout, suffix):
     assert data["traceEvents"][6] == compiled  # an unknown argument goes
 
 
-def test_real_traces_read_the_same(samples, tmp_path):
-    run(samples / "1f1b", tmp_path / "out")
-    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [f"rank{i}.pt.trace.json.gz" for i in range(4)]
-    before, after = tracekit.load(samples / "1f1b"), tracekit.load(tmp_path / "out")
+@pytest.fixture(scope="module")
+def redacted_pipeline(samples, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("redacted") / "1f1b"
+    run(samples / "1f1b", folder)
+    return folder
+
+
+def test_real_traces_read_the_same(samples, redacted_pipeline):
+    assert sorted(p.name for p in redacted_pipeline.iterdir()) == [f"rank{i}.pt.trace.json.gz" for i in range(4)]
+    before, after = tracekit.load(samples / "1f1b"), tracekit.load(redacted_pipeline)
     same_events(before, after)
     for one, other in zip(before.sources, after.sources, strict=True):
         assert (one.groups, one.versions, one.devices, one.world_size) == (
@@ -124,18 +130,31 @@ def numbers_of(value):
     return None if isinstance(value, str) else value
 
 
-@pytest.mark.parametrize("name", ["1f1b", "compile", "memory", "nsys-1f1b", "overlapped", "reload-overlap"])
-def test_analyses_give_the_same_figures(samples, tmp_path, name):
-    run(samples / name, tmp_path / "out")
-    before, after = (json.loads(tracekit.analyze(path).to_json()) for path in (samples / name, tmp_path / "out"))
+def check_figures(original, redacted):
+    before, after = (json.loads(analysis.to_json()) for analysis in (original, redacted))
     assert numbers_of(before) == numbers_of(after)
+
+
+def test_an_analysis_of_a_pipeline_gives_the_same_figures(samples, redacted_pipeline):
+    check_figures(analysis_of(samples / "1f1b"), tracekit.analyze(redacted_pipeline))
+
+
+@pytest.mark.parametrize("name", ["compile", "memory", "nsys-1f1b", "overlapped", "reload-overlap"])
+def test_analyses_of_two_ranks_give_the_same_figures(samples, tmp_path, name):
+    folder = tmp_path / name
+    folder.mkdir()
+    for file in [file for rank in (0, 1) for file in (samples / name).glob(f"rank{rank}.*") if file.is_file()]:
+        shutil.copy(file, folder)
+    run(folder, tmp_path / "out")
+    check_figures(tracekit.analyze(folder), tracekit.analyze(tmp_path / "out"))
 
 
 @pytest.mark.parametrize(
     "name", ["frameworks/meg-moe-vpp", "frameworks/titan-fsdp", "frameworks/ds-pipe", "h200/dualpipe"]
 )
 def test_analyses_of_captures_give_the_same_figures(corpus, tmp_path, name):
-    test_analyses_give_the_same_figures(corpus.parent, tmp_path, name)
+    run(corpus.parent / name, tmp_path / "out")
+    check_figures(analysis_of(corpus.parent / name), tracekit.analyze(tmp_path / "out"))
 
 
 @pytest.mark.parametrize(
@@ -210,12 +229,11 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("damage", DAMAGED)
-def test_a_damaged_trace_is_refused_in_one_line(tmp_path, samples, damage):
+def test_a_damaged_trace_is_refused_in_one_line(run_command, tmp_path, samples, damage):
     raw = (samples / "reload/rank0.pt.trace.json.gz").read_bytes()
     source = tmp_path / "rank0.json"
     source.write_bytes(DAMAGED[damage](raw))
-    command = [sys.executable, "-m", "tracekit", "redact", str(source), "-o", str(tmp_path / "out.json")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run_command("redact", source, "-o", tmp_path / "out.json")
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["rank0.json"]

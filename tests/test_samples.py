@@ -23,14 +23,19 @@ SAMPLES = Path(__file__).parent.parent / "sample_traces"
 GEMM = r"nvjet|gemm|cutlass"
 FOLDERS = sorted(path.parent.relative_to(SAMPLES).as_posix() for path in SAMPLES.glob("**/truth.json"))
 PRIVATE = {
-    "a home folder": re.compile(rb"/(?:home|Users)/[A-Za-z]|/root/"),
-    "an environment variable": re.compile(
-        rb"\b(?:LD_LIBRARY_PATH|PATH|HOME|USER|LOGNAME|HOSTNAME|SSH_[A-Z]+|AWS_[A-Z_]+|[A-Z_]*TOKEN|[A-Z_]*SECRET)="
+    "a home folder": (rb"/home/[A-Za-z]", rb"/Users/[A-Za-z]", rb"/root/"),
+    "an environment variable": (
+        rb"PATH=", rb"HOME=", rb"USER=", rb"NAME=", rb"TOKEN=", rb"SECRET=", rb"SSH_[A-Z]+=", rb"AWS_[A-Z_]+="
     ),
-    "a host name": re.compile(rb"\b[a-z0-9-]+\.(?:internal|local|lan|corp|compute\.amazonaws\.com)\b"),
-    "an address": re.compile(rb"\b(?:10|192\.168|172\.(?:1[6-9]|2\d|3[01]))\.\d{1,3}\.\d{1,3}(?:\.\d{1,3})?\b"),
-    "a mail address": re.compile(rb"[\w.+-]+@[\w-]+\.[a-z]{2,}"),
-}
+    "a host name": (rb"\.(?<=[a-z0-9-]\.)(?:internal|local|lan|corp|compute\.amazonaws\.com)\b",),
+    "an address": (
+        rb"10\.(?<!\w10\.)\d{1,3}\.\d{1,3}\b",
+        rb"192\.168\.\d{1,3}\.\d{1,3}\b",
+        rb"172\.(?<!\w172\.)(?:1[6-9]|2\d|3[01])\.\d{1,3}\.\d{1,3}\b",
+    ),
+    "a mail address": (rb"@(?<=[\w.+-]@)[\w-]+\.[a-z]{2,}",),
+}  # fmt: skip
+"""Patterns of what is private. Each begins with fixed characters, because a search for those is quick."""
 
 
 def truth(folder):
@@ -44,7 +49,8 @@ def analysis(folder):
 @cache
 def labelled(folder):
     trace = load(SAMPLES / folder)
-    return pl.concat([classify(trace.rank(rank).events) for rank in trace.ranks])
+    ranks = trace.ranks if "gemms" in truth(folder) else [0]
+    return pl.concat([classify(trace.rank(rank).events) for rank in ranks])
 
 
 def test_the_samples_are_small():
@@ -65,9 +71,10 @@ def test_nothing_private_is_in_a_sample(path):
     for file in files:
         raw = file.read_bytes()
         raw = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
-        for what, pattern in PRIVATE.items():
-            found = pattern.search(raw)
-            assert found is None, f"{file.name}: {what}: {found and found[0]!r}"
+        for what, patterns in PRIVATE.items():
+            for pattern in patterns:
+                match = re.search(pattern, raw)
+                assert match is None, f"{file.name}: {what}: {match and match[0]!r}"
 
 
 @pytest.mark.parametrize("folder", [f for f in FOLDERS if "gemms" in truth(f) or "rank0_counts" in truth(f)])

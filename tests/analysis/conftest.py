@@ -7,15 +7,7 @@ import pytest
 from tests.kept import analysis_of
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def run(samples):
-    """Analyze a sample once."""
-    done = {}
-
-    def get(name, **options):
-        key = (name, tuple(sorted(options.items())))
-        if key not in done:
-            done[key] = analysis_of(samples / name, **{"schedule": "none", **options})
-        return done[key]
-
-    return get
+    """Analyze a sample, once for all tests."""
+    return lambda name, **options: analysis_of(samples / name, **options)

@@ -26,7 +26,7 @@ def test_without_its_peers_the_bubble_is_a_lower_bound(samples):
 
 def test_why_waiting_is_not_known(run):
     """All four ranks of the Nsight run are there, so giving more would not help; of the other, one of four is."""
-    said = {n.code: n.message for n in run("nsys-1f1b").notices}["wait-unknown"]
+    said = {n.code: n.message for n in run("nsys-1f1b", schedule="none").notices}["wait-unknown"]
     assert said.startswith("60 of 60 sends and receives do not name their peer: ")
     assert said.endswith("; record the peers")
     said = {n.code: n.message for n in run("1f1b", ranks=(0,)).notices}["wait-unknown"]
@@ -42,7 +42,7 @@ def test_ranks_of_two_recordings_of_one_program(samples, tmp_path):
     said = [n.message for n in analyze(tmp_path, schedule="none").notices if n.code == "clocks-apart"]
     assert len(said) == 1
     assert said[0].startswith("rank 1 was recorded 8.2 s after rank 0: ")
-    assert not [n for n in analysis_of(samples / "steps/a", schedule="none").notices if n.code == "clocks-apart"]
+    assert not [n for n in analysis_of(samples / "steps/a").notices if n.code == "clocks-apart"]
 
 
 def write(path, events, *, rank=0, world_size=1):

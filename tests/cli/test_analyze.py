@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import subprocess
-import sys
 
 import polars as pl
 import pytest
@@ -18,6 +15,7 @@ from tracekit.cli import make_app
 from tracekit.errors import TracekitError
 from tracekit.report.data_tables import figures
 from tracekit.report.terminal.analysis import render
+from tracekit.report.terminal.screen import Screen
 
 pytestmark = pytest.mark.slow
 
@@ -33,7 +31,7 @@ def invoke(*words):
 
 @pytest.fixture(scope="module")
 def found(samples):
-    return analysis_of(samples / "1f1b", schedule="none")
+    return analysis_of(samples / "1f1b")
 
 
 def printed(analysis, width, **options):
@@ -101,7 +99,7 @@ def test_many_ranks_are_summarised(samples):
 
     from msgspec import structs
 
-    one = analysis_of(samples / "reload", schedule="none")
+    one = analysis_of(samples / "reload")
     many = replace(one, rank_results=tuple(structs.replace(one.rank_results[n % 4], rank=n) for n in range(100)))
     text = printed(many, 100)
     table = text.split("Where the step went")[1].split("\n\n")[0].splitlines()
@@ -111,12 +109,15 @@ def test_many_ranks_are_summarised(samples):
     assert "median" in text
 
 
-def test_no_colour_when_asked(samples):
-    env = {**os.environ, "NO_COLOR": "1", "FORCE_COLOR": "1", "COLUMNS": "80"}
-    command = [sys.executable, "-m", "tracekit", "analyze", str(samples / "reload")]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+def test_the_command_prints_the_report_without_colour_when_asked(run_command, monkeypatch, samples):
+    for name, value in {"NO_COLOR": "1", "FORCE_COLOR": "1", "COLUMNS": "80"}.items():
+        monkeypatch.setenv(name, value)
+    done = run_command("analyze", samples / "reload")
     assert "\x1b[38" not in done.stdout
     assert "Weight reload" in done.stdout
+    report = io.StringIO()
+    render(analysis_of(samples / "reload"), Screen(file=report), full=False)
+    assert done.stdout == report.getvalue()
 
 
 def test_json_goes_to_stdout_alone(samples):
@@ -138,7 +139,7 @@ def test_output_by_extension(samples, tmp_path):
 
 
 def test_figures_of_every_step(samples):
-    spans = figures(analysis_of(samples / "steps/a", schedule="none")).filter(rank=0, figure="span")
+    spans = figures(analysis_of(samples / "steps/a")).filter(rank=0, figure="span")
     assert spans["step"].to_list() == [None, *range(2, 10)]
 
 
@@ -164,9 +165,8 @@ def test_a_failed_write_leaves_nothing(samples, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_exit_code_for_unusable_input_is_2(tmp_path):
-    command = [sys.executable, "-m", "tracekit", "analyze", str(tmp_path / "none.json")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def test_the_exit_code_for_unusable_input_is_2(run_command, tmp_path):
+    done = run_command("analyze", tmp_path / "none.json")
     assert done.returncode == 2
     assert done.stderr.startswith("error: ")
     assert "Traceback" not in done.stderr

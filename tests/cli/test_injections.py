@@ -118,10 +118,10 @@ def test_errors_are_one_line(run, tmp_path):
 
 
 @pytest.mark.parametrize("encoding", ["cp1252", "iso-8859-1", "ascii"])
-def test_a_terminal_without_our_letters_gets_others(samples, encoding):
+def test_a_terminal_without_our_letters_gets_others(samples, saved, encoding):
     for words, codes in (
-        (["analyze", "sample_traces/reload"], [0]),
-        (["gate", "sample_traces/steps/b", "--baseline", "sample_traces/steps/a"], [0, 1, 3]),
+        (["analyze", "sample_traces/reload", "--ranks", "0"], [0]),
+        (["gate", saved("steps/b"), "--baseline", saved("steps/a")], [0, 1, 3]),
     ):
         done = subprocess.run(
             [sys.executable, "-m", "tracekit", *words],

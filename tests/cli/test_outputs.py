@@ -20,11 +20,6 @@ pytestmark = pytest.mark.slow
 FORMATS = [*WRITERS, *PICTURES]
 
 
-def run(*words):
-    command = [sys.executable, "-c", "from tracekit.cli import main; main()", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-
-
 def terminal(out):
     assert out.returncode == 2
     assert out.stdout == ""
@@ -37,8 +32,8 @@ def terminal(out):
 @pytest.mark.parametrize(
     "words", [["analyze", "-o", "{}/no/report.html"], ["export", "-o", "{}/no/t.json.gz"]], ids=lambda w: w[0]
 )
-def test_a_folder_that_is_not_there(samples, tmp_path, words):
-    said = terminal(run(words[0], samples / "reload", words[1], words[2].format(tmp_path)))
+def test_a_folder_that_is_not_there(run_command, samples, tmp_path, words):
+    said = terminal(run_command(words[0], samples / "reload", words[1], words[2].format(tmp_path)))
     assert f"there is no folder {tmp_path}/no; create it first" in said
     assert list(tmp_path.iterdir()) == []
 
@@ -51,10 +46,10 @@ def test_a_folder_that_is_not_there(samples, tmp_path, words):
         (["export", "-o", "x.pftrace"], "use .json or .json.gz"),
     ],
 )
-def test_what_cannot_be_written_is_said_before_any_work(tmp_path, words, reason):
+def test_what_cannot_be_written_is_said_before_any_work(run_command, tmp_path, words, reason):
     """The traces are not even there: the words are looked at first."""
     words = [str(tmp_path / word) if word.startswith("x.") else word for word in words]
-    assert reason in terminal(run(words[0], tmp_path / "nowhere", *words[1:]))
+    assert reason in terminal(run_command(words[0], tmp_path / "nowhere", *words[1:]))
 
 
 def test_a_folder_one_may_not_write_in(tmp_path):
@@ -105,7 +100,7 @@ def test_a_disk_that_is_full_leaves_no_half_file(samples, tmp_path):
     folder = tmp_path / "out"
     folder.mkdir()
     ran = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(FULL), samples / "reload", folder, *FORMATS],
+        [sys.executable, "-c", textwrap.dedent(FULL), samples / "reload/rank0.pt.trace.json.gz", folder, *FORMATS],
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
@@ -133,8 +128,8 @@ def test_what_was_there_before_stays_when_writing_fails(tmp_path):
     assert list(tmp_path.iterdir()) == [target]
 
 
-def test_a_curve_is_predicted_without_being_asked_for(samples, tmp_path):
-    out = run("analyze", samples / "steps/a", "-o", tmp_path / "x.svg", "--plot", "curve", "--brief")
+def test_a_curve_is_predicted_without_being_asked_for(run_command, samples, tmp_path):
+    out = run_command("analyze", samples / "steps/a", "-o", tmp_path / "x.svg", "--plot", "curve", "--brief")
     assert out.returncode == 0
     assert "Nothing was predicted" not in (tmp_path / "x.svg").read_text()
 
@@ -143,16 +138,16 @@ def test_a_curve_is_predicted_without_being_asked_for(samples, tmp_path):
     ("change", "words"),
     [("tp_comm x0.5", "labels "), ("rank 9 like others", "ranks 0–3"), ("faster", "links x2, rank N like others")],
 )
-def test_a_change_that_cannot_be_made_is_one_line(samples, change, words):
-    out = run("analyze", samples / "reload", "--change", change)
+def test_a_change_that_cannot_be_made_is_one_line(run_command, samples, change, words):
+    out = run_command("analyze", samples / "reload", "--change", change)
     assert (out.returncode, out.stdout) == (2, "")
     assert len(out.stderr.strip().splitlines()) == 1
     assert words in out.stderr
 
 
-def test_changes_are_shown_and_written(samples, tmp_path):
+def test_changes_are_shown_and_written(run_command, samples, tmp_path):
     page = tmp_path / "x.html"
-    out = run("analyze", samples / "reload", "--change", "broadcast x0.5", "--change", "links x2", "-o", page)
+    out = run_command("analyze", samples / "reload", "--change", "broadcast x0.5", "--change", "links x2", "-o", page)
     assert "What a change would give" in out.stdout
     rows = [line for line in out.stdout.splitlines() if line.startswith(("broadcast x0.5", "links x2"))]
     assert [row.split("  ")[0] for row in rows] == ["broadcast x0.5", "links x2", "broadcast x0.5, links x2"]
@@ -162,23 +157,24 @@ def test_changes_are_shown_and_written(samples, tmp_path):
 
 
 @pytest.mark.parametrize("suffix", [".html", ".HTML"])
-def test_a_page_that_is_written_is_not_suggested(samples, tmp_path, suffix):
+def test_a_page_that_is_written_is_not_suggested(run_command, samples, tmp_path, suffix):
     page = tmp_path / f"x{suffix}"
-    assert "writes a page" not in run("analyze", samples / "reload", "-o", page).stdout
+    assert "writes a page" not in run_command("analyze", samples / "reload", "--ranks", "0", "-o", page).stdout
     assert "<html" in page.read_text()[:200]
 
 
 @pytest.mark.parametrize("plot", [None, "budget"])
-def test_a_picture_from_the_command_line(samples, tmp_path, plot):
-    out = run("analyze", samples / "reload", "-o", tmp_path / "x.svg", *(["--plot", plot] if plot else []))
+def test_a_picture_from_the_command_line(run_command, samples, tmp_path, plot):
+    words = ["--plot", plot] if plot else []
+    out = run_command("analyze", samples / "reload", "--ranks", "0-1", "-o", tmp_path / "x.svg", *words)
     assert out.returncode == 0
     text = (tmp_path / "x.svg").read_text()
     assert text.startswith("<?xml")
     assert "Where the time of each rank went" in text  # there is no pipeline: the budget is drawn
 
 
-def test_export_says_what_it_wrote(samples, tmp_path):
-    out = run("export", samples / "reload", "--ranks", "0,2", "-o", tmp_path / "x.json")
+def test_export_says_what_it_wrote(run_command, samples, tmp_path):
+    out = run_command("export", samples / "reload", "--ranks", "0,2", "-o", tmp_path / "x.json")
     assert out.returncode == 0
     assert out.stdout.startswith(f"Wrote {tmp_path}/x.json: 2 ranks, ")
     assert (tmp_path / "x.json").read_bytes().endswith(b"]}\n")

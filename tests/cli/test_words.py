@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 import tracekit
-from tracekit.cli import main
 from tracekit.cli._options import parse_ranks
 from tracekit.errors import OptionError
 
@@ -29,21 +28,6 @@ COMMANDS = [
 def run(*words, **options):
     given = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "timeout": 120}
     return subprocess.run([*COMMAND, *map(str, words)], check=False, **{**given, **options})
-
-
-@pytest.fixture
-def say(monkeypatch, capfd):
-    """Type words at the command line of this process: what a process of its own would answer, sooner."""
-
-    def typed(*words):
-        monkeypatch.setattr(sys, "argv", ["tracekit", *map(str, words)])
-        monkeypatch.setattr(sys.modules["__main__"], "__package__", None)  # else `python -m pytest` is the program
-        with pytest.raises(SystemExit) as ending:
-            main()
-        out, err = capfd.readouterr()
-        return subprocess.CompletedProcess(words, ending.value.code, out, err)
-
-    return typed
 
 
 WRONG = {
@@ -70,9 +54,9 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_wrong_words_are_one_line_and_exit_code_2(say, case):
+def test_wrong_words_are_one_line_and_exit_code_2(run_command, case):
     words, said = WRONG[case]
-    out = say(*words)
+    out = run_command(*words)
     assert out.returncode == 2
     assert out.stdout == ""
     assert out.stderr.startswith("error: ")
@@ -80,15 +64,16 @@ def test_wrong_words_are_one_line_and_exit_code_2(say, case):
     assert said.lower() in out.stderr.lower()
 
 
-def test_without_words_the_help_is_shown():
-    out = run()
+def test_without_words_the_help_is_shown(run_command):
+    out = run_command()
     assert out.returncode == 2
     assert out.stderr.startswith("Usage: tracekit [OPTIONS] COMMAND")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_has_help_in_which_options_name_their_value(command):
-    out = run(command, "--help", env={**os.environ, "COLUMNS": "120"})
+def test_every_command_has_help_in_which_options_name_their_value(run_command, monkeypatch, command):
+    monkeypatch.setenv("COLUMNS", "120")
+    out = run_command(command, "--help")
     assert out.returncode == 0
     after = "\n" if command == "demo" else " "  # demo takes options alone
     assert out.stdout.startswith(f"Usage: tracekit {command} [OPTIONS]{after}")
@@ -97,15 +82,16 @@ def test_every_command_has_help_in_which_options_name_their_value(command):
         assert type_name not in options
 
 
-def test_each_command_fits_on_a_line_of_help():
-    lines = run("--help", env={**os.environ, "COLUMNS": "80"}).stdout.partition("Commands:\n")[2].splitlines()
+def test_each_command_fits_on_a_line_of_help(run_command, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = run_command("--help").stdout.partition("Commands:\n")[2].splitlines()
     assert [line.split()[0] for line in lines] == COMMANDS
     assert all(line.endswith(".") and not line.endswith("...") for line in lines)
 
 
-def test_a_full_disk_behind_standard_output_is_one_line(samples):
+def test_a_full_disk_behind_standard_output_is_one_line(saved):
     """In a gate, 1 would mean that the run regressed."""
-    for words in (["--help"], ["schedule", "--list"], ["gate", samples / "reload", "--require", "step_ms < 1000"]):
+    for words in (["--help"], ["schedule", "--list"], ["gate", saved("reload"), "--require", "step_ms < 1000"]):
         with open("/dev/full", "w") as full:  # noqa: PTH123
             out = run(*words, stdout=full)
         assert out.returncode == 2
@@ -113,7 +99,7 @@ def test_a_full_disk_behind_standard_output_is_one_line(samples):
         assert "Traceback" not in out.stderr
 
 
-def test_a_folder_that_may_not_be_written_in_is_one_line(say, samples, tmp_path, monkeypatch):
+def test_a_folder_that_may_not_be_written_in_is_one_line(run_command, samples, tmp_path, monkeypatch):
     """Root may write anywhere, so the answer of the system is made up."""
 
     def refuse(self, *_, **__):
@@ -124,7 +110,7 @@ def test_a_folder_that_may_not_be_written_in_is_one_line(say, samples, tmp_path,
         ["ingest", samples / "reload", "-o", tmp_path / "s"],
         ["redact", samples / "reload", "-o", tmp_path / "r"],
     ):
-        out = say(*words)
+        out = run_command(*words)
         assert out.returncode == 2
         assert out.stderr.count("\n") == 1
         assert out.stderr.endswith("permission denied; check the permissions there, or choose another place\n")
@@ -142,20 +128,22 @@ def left_early(*words):
 
 
 def test_a_reader_that_leaves_has_read_enough(samples):
-    for words in (["analyze", samples / "reload"], ["analyze", samples / "reload", "--json"], ["schedule", "--list"]):
+    analyze = ["analyze", samples / "reload", "--ranks", "0"]
+    for words in (analyze, [*analyze, "--json"], ["schedule", "--list"]):
         code, said = left_early(*words)
         assert code == 0
         assert said == ""
 
 
-def test_a_gate_keeps_its_verdict_when_its_reader_leaves(samples):
-    broken = ["gate", samples / "steps/straggler", "--baseline", samples / "steps/a"]
+def test_a_gate_keeps_its_verdict_when_its_reader_leaves(saved):
+    broken = ["gate", saved("steps/straggler"), "--baseline", saved("steps/a")]
     assert left_early(*broken)[0] == 1
     assert left_early(*broken, "--json")[0] == 1
 
 
-def test_a_narrow_terminal_cuts_no_number_off(samples):
-    out = run("analyze", samples / "1f1b", "--schedule", "none", env={**os.environ, "COLUMNS": "40"})
+def test_a_narrow_terminal_cuts_no_number_off(run_command, monkeypatch, samples):
+    monkeypatch.setenv("COLUMNS", "40")
+    out = run_command("analyze", samples / "1f1b", "--schedule", "none")
     assert "118.8" in out.stdout
     table = out.stdout.partition("Where the step went")[2].partition("Compute (all")[0]
     assert "…" not in table
@@ -168,50 +156,53 @@ def test_ranks_are_counted_only_as_far_as_runs_go():
         parse_ranks("7,10000000")
 
 
-def test_one_rank_is_one_rank(say, samples, tmp_path):
-    out = say("ingest", samples / "compile", "-o", tmp_path / "store")
+def test_one_rank_is_one_rank(run_command, samples, tmp_path):
+    out = run_command("ingest", samples / "compile", "-o", tmp_path / "store")
     assert out.stdout.startswith(f"Wrote {tmp_path}/store: 1 rank, ")
-    out = say("gate", samples / "compile", "--update-baseline", "--baseline", tmp_path / "base.json")
+    out = run_command("gate", samples / "compile", "--update-baseline", "--baseline", tmp_path / "base.json")
     assert out.stdout.startswith(f"wrote {tmp_path}/base.json: 1 run, 2 steps, noise of 0 metrics")
+
+
+@pytest.fixture(scope="module")
+def sources(samples, tmp_path_factory):
+    store, _ = tracekit.ingest(samples / "reload", tmp_path_factory.mktemp("words") / "store", ranks=[0, 1])
+    return {"store": store.path, "nsight": samples / "nsys-1f1b/rank0.sqlite"}
 
 
 @pytest.mark.parametrize("command", ["analyze", "doctor", "export", "ingest", "explain"])
 @pytest.mark.parametrize("kind", ["store", "nsight"])
-def test_a_rank_that_is_not_there(say, samples, tmp_path, command, kind):
+def test_a_rank_that_is_not_there(run_command, tmp_path, sources, command, kind):
     """Which ranks a store or a report of Nsight Systems holds is known only once it was opened."""
-    source = samples / "nsys-1f1b/rank0.sqlite"
-    if kind == "store":
-        source = tmp_path / "store"
-        tracekit.ingest(samples / "reload", source)
+    source = sources[kind]
     words = {"explain": ["analyze", source, "--explain", "a"], "export": ["export", source, "-o", tmp_path / "x.json"]}
     words["ingest"] = ["ingest", source, "-o", tmp_path / "other"]
-    out = say(*words.get(command, [command, source]), "--ranks", "9")
+    out = run_command(*words.get(command, [command, source]), "--ranks", "9")
     assert out.returncode == 2
     assert out.stdout == ""
     assert out.stderr.count("\n") == 1
     assert "there is no rank 9" in out.stderr
 
 
-def test_reasons_are_given_for_the_rank_asked_for(say, samples):
-    out = say("analyze", samples / "nsys-1f1b", "--explain", "nvjet", "--ranks", "2")
+def test_reasons_are_given_for_the_rank_asked_for(run_command, samples):
+    out = run_command("analyze", samples / "nsys-1f1b", "--explain", "nvjet", "--ranks", "2")
     assert "\n  rank 2, event " in out.stdout
 
 
 @pytest.mark.parametrize("name", ["drawn.json.gz", "rank0.json"])
-def test_what_was_drawn_is_not_measured(say, samples, tmp_path, name):
+def test_what_was_drawn_is_not_measured(run_command, samples, tmp_path, name):
     """An exported trace holds every kernel again on its label's track: its numbers would all be wrong."""
-    say("export", samples / "reload", "-o", tmp_path / name)
-    out = say("analyze", tmp_path / name)
+    run_command("export", samples / "reload", "--ranks", "0", "-o", tmp_path / name)
+    out = run_command("analyze", tmp_path / name)
     assert out.returncode == 2
     assert out.stderr.startswith(f"error: {tmp_path}/{name}: was written by tracekit for ui.perfetto.dev; name the")
     shutil.copy(samples / "compile/rank0.pt.trace.json.gz", tmp_path / "real.json.gz")
-    out = say("analyze", tmp_path, "--json", "--schedule", "none")
+    out = run_command("analyze", tmp_path, "--json", "--schedule", "none")
     assert json.loads(out.stdout)["source"]["paths"] == [f"{tmp_path}/real.json.gz"]
 
 
-def test_a_drawn_schedule_is_no_trace(say, tmp_path):
-    say("schedule", "1f1b", "--pp", "2", "--microbatches", "2", "-o", tmp_path / "s.trace.json")
-    out = say("analyze", tmp_path / "s.trace.json")
+def test_a_drawn_schedule_is_no_trace(run_command, tmp_path):
+    run_command("schedule", "1f1b", "--pp", "2", "--microbatches", "2", "-o", tmp_path / "s.trace.json")
+    out = run_command("analyze", tmp_path / "s.trace.json")
     assert out.returncode == 2
     assert "was written by tracekit" in out.stderr
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 
 import polars as pl
 import pytest
 from msgspec.structs import replace
 
+from tests.kept import kept
 from tracekit.align.clocks import align
 from tracekit.align.matching import match
 from tracekit.classify import classify
@@ -34,8 +34,12 @@ def strip(events, source):
     return stripped, replace(source, groups=tuple(replace(g, description=None) for g in source.groups))
 
 
-@cache
 def pipelines(name, bare=False, pattern="*.gz"):
+    """Return the rank tables of a sample."""
+    return kept(f"pipelines {name} {bare} {pattern}", lambda: _pipelines(name, bare, pattern))
+
+
+def _pipelines(name, bare, pattern):
     trace = load(sorted((SAMPLES / name).glob(pattern)))
     tables = []
     for rank in trace.ranks:
@@ -43,6 +47,12 @@ def pipelines(name, bare=False, pattern="*.gz"):
         events, source = strip(rank_trace.events, rank_trace.source) if bare else (rank_trace.events, rank_trace.source)
         tables.append(rank_pipeline(classify(events), source))
     return tuple(tables)
+
+
+def synthetic_ranks(recipe, recorded):
+    """Return the labelled events of the recorded ranks of a synthetic run."""
+    key = f"ranks {recipe} {recipe.schedule.orders()} {recorded}"
+    return kept(key, lambda: {rank: classify(rank_events(recipe, rank)) for rank in recorded})
 
 
 @pytest.fixture(scope="session")
@@ -73,8 +83,7 @@ def compare_recipe():
     """Compare a synthetic run with its ideal: ``compare_recipe(recipe, …)`` returns the comparison and notices."""
 
     def compare_synthetic(recipe, *, only=None, **options):
-        recorded = range(recipe.world_size) if only is None else only
-        labelled = {r: classify(rank_events(recipe, r)) for r in recorded}
+        labelled = synthetic_ranks(recipe, tuple(range(recipe.world_size) if only is None else only))
         ranks = [rank_pipeline(table, Source(f"rank{r}", "kineto", r, "name")) for r, table in labelled.items()]
         return compare_pipelines(ranks, clocks=clocks(labelled), **options)
 

@@ -8,6 +8,7 @@ from contextlib import closing
 
 import pytest
 
+from tests.kept import analysis_of
 from tracekit import analyze
 from tracekit.analysis.document import schedule_document
 from tracekit.documents.coding import to_plain
@@ -83,7 +84,7 @@ def test_passes_are_those_of_the_pytorch_profiler_within_two_points(request, fix
 
 
 def test_the_bubble_of_the_plain_recording_is_about_half(samples):
-    analysis = analyze(samples / "nsys-meg-1f1b")
+    analysis = analysis_of(samples / "nsys-meg-1f1b")
     assert not analysis.total.lower_bound
     assert analysis.total.bubble_fraction == pytest.approx(0.5, abs=0.03)
     assert analysis.schedule.exact

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import hypothesis.strategies as st
+from typing import NamedTuple
+
 import pytest
-from hypothesis import HealthCheck, Phase, assume, given, settings
 
 from tracekit import analyze
 from tracekit.align.clock_bounds import MAX_ACKNOWLEDGE_NS
@@ -236,32 +236,42 @@ def test_replicas_are_pipelines_of_their_own_and_ranks_know_their_place(compare_
     assert comparison.positions[5] == {"pp": 2, "ep": 1}
 
 
-LONGEST_MESSAGE_NS = 300_000
-SHORTEST_SKEW_NS = MAX_ACKNOWLEDGE_NS + LONGEST_MESSAGE_NS
+class Mixed(NamedTuple):
+    """Jitter of all cells, duration of messages, skew and slowness of rank 1, and delay by the host."""
+
+    jitter: float
+    p2p_ns: int
+    skew_ns: int
+    slow: float
+    host_ns: int
 
 
-@settings(
-    max_examples=8,
-    deadline=None,
-    derandomize=True,
-    phases=[Phase.explicit, Phase.generate],
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
-@given(
-    name=st.sampled_from(["1f1b", "gpipe", "zb-h1", "interleaved", "zb-v"]),
-    pp=st.integers(2, 3),
-    jitter=st.floats(0, 0.1),
-    p2p=st.integers(10_000, LONGEST_MESSAGE_NS),
-    # A clock that is off by less than a message and its acknowledgement take breaks no bound, and is not found.
-    skew=st.integers(-5_000_000, 5_000_000).filter(lambda ns: abs(ns) > SHORTEST_SKEW_NS or not ns),
-    slow=st.floats(1, 2),
-    host=st.integers(20_000, 100_000),
-)
-def test_whatever_is_mixed_in_the_parts_sum_to_the_gap(compare_recipe, *, name, pp, jitter, p2p, skew, slow, host):
-    assume(not (name == "zb-v" and pp == 2 and skew))  # see the next test
-    plan = generate(name, pp=pp, microbatches=2 * pp)
-    mixed = {"jitter": jitter, "p2p_ns": p2p, "skew_ns": {1: skew}, "stage_factor": {1: slow}, "host_ns": host}
-    run_recipe = Recipe(plan, TIMES, **mixed)
+MIXED_RUNS = [
+    ("1f1b", 2, Mixed(jitter=0.0, p2p_ns=10_000, skew_ns=0, slow=1.0, host_ns=20_000)),
+    ("1f1b", 3, Mixed(jitter=0.1, p2p_ns=300_000, skew_ns=-5_000_000, slow=2.0, host_ns=100_000)),
+    ("gpipe", 3, Mixed(jitter=0.05, p2p_ns=150_000, skew_ns=4_000_000, slow=1.5, host_ns=50_000)),
+    ("zb-h1", 2, Mixed(jitter=0.02, p2p_ns=80_000, skew_ns=-2_500_000, slow=1.2, host_ns=30_000)),
+    ("zb-h1", 3, Mixed(jitter=0.1, p2p_ns=300_000, skew_ns=3_000_000, slow=1.9, host_ns=70_000)),
+    ("interleaved", 2, Mixed(jitter=0.07, p2p_ns=40_000, skew_ns=2_000_000, slow=1.1, host_ns=90_000)),
+    ("interleaved", 3, Mixed(jitter=0.01, p2p_ns=220_000, skew_ns=-3_500_000, slow=1.7, host_ns=25_000)),
+    ("zb-v", 3, Mixed(jitter=0.1, p2p_ns=250_000, skew_ns=0, slow=1.6, host_ns=60_000)),
+]
+"""Schedule, ranks and what is mixed in. A clock is right, or off by more than a message and its acknowledgement take: a
+smaller skew breaks no bound, and is not found. The skew of a V is in the next test."""
+
+
+@pytest.mark.parametrize(("name", "pp", "mixed"), MIXED_RUNS)
+def test_whatever_is_mixed_in_the_parts_sum_to_the_gap(compare_recipe, name, pp, mixed):
+    assert mixed.skew_ns == 0 or abs(mixed.skew_ns) > MAX_ACKNOWLEDGE_NS + mixed.p2p_ns
+    run_recipe = Recipe(
+        generate(name, pp=pp, microbatches=2 * pp),
+        TIMES,
+        jitter=mixed.jitter,
+        p2p_ns=mixed.p2p_ns,
+        skew_ns={1: mixed.skew_ns},
+        stage_factor={1: mixed.slow},
+        host_ns=mixed.host_ns,
+    )
     comparison, _ = compare_recipe(run_recipe)
     assert (comparison.name, comparison.exact) == (name, True)
     assert comparison.head.measured_ns == run_recipe.simulation().makespan
@@ -269,14 +279,17 @@ def test_whatever_is_mixed_in_the_parts_sum_to_the_gap(compare_recipe, *, name, 
     assert abs(comparison.gap_ns["unexplained"]) <= 0.02 * comparison.head.measured_ns
 
 
-def test_a_skewed_clock_that_a_v_of_two_ranks_does_not_show_leaves_its_answers_uncertain(tmp_path):
+@pytest.mark.parametrize(("pp", "skew_ns", "p2p_ns"), [(2, 1_119_606, 254_331), (3, -1_549_065, 300_000)])
+def test_a_skewed_clock_that_a_v_does_not_show_leaves_its_answers_uncertain(tmp_path, pp, skew_ns, p2p_ns):
     """No message is fast enough to show the skew: the clocks stay, and what rests on them is a bound or uncertain."""
-    plan, skew_ns = generate("zb-v", pp=2, microbatches=4), 1_119_606
-    run_recipe = Recipe(plan, TIMES, p2p_ns=254_331, skew_ns={1: skew_ns}, stage_factor={1: 2.0}, host_ns=43_462)
+    plan = generate("zb-v", pp=pp, microbatches=2 * pp)
+    run_recipe = Recipe(plan, TIMES, p2p_ns=p2p_ns, skew_ns={1: skew_ns}, stage_factor={1: 2.0}, host_ns=43_462)
     write_run(run_recipe, tmp_path)
     analysis = analyze(tmp_path)
     offset_ns, uncertainty_ns = analysis.clocks.table.filter(rank=1).select("offset_ns", "uncertainty_ns").row(0)
     assert abs(offset_ns - skew_ns) <= uncertainty_ns
     assert "wait-bound" in {notice.code for notice in analysis.notices}
-    assert analysis.tables["stragglers"]["uncertain"].all()
-    assert analysis.tables["stragglers"]["candidates"].to_list() == [[0, 1]]
+    stragglers = analysis.tables["stragglers"]
+    assert stragglers.height > 0
+    assert stragglers["uncertain"].all()
+    assert all({0, 1} <= set(ranks) for ranks in stragglers["candidates"])

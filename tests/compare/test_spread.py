@@ -10,14 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tracekit import analyze
-from tracekit._util.workers import ItemResult
-from tracekit.align.clocks import Clocks
 from tracekit.analysis.combine import combine
 from tracekit.compare import compare_run
-from tracekit.compare.find_schedule import ScheduleFinder
-from tracekit.errors import InputError, MachineError
-from tracekit.run import driver
+from tracekit.errors import MachineError
 from tracekit.run.driver import find_sources, pipeline_map
 from tracekit.run.measure import Options
 from tracekit.schedules import generate
@@ -65,35 +60,6 @@ def test_the_answer_does_not_depend_on_the_size_of_a_share(tables, monkeypatch):
     assert answer(tables, pipeline_map(1, None)) == in_large_batches
 
 
-@pytest.mark.parametrize(("count", "handed_out"), [(16, []), (17, [1]), (33, [16, 1])])
-def test_sixteen_pipelines_are_a_share_and_the_first_share_stays_here(count, handed_out):
-    batch_sizes = []
-
-    def spread(work, items):
-        batch_sizes.extend(len(batch) for batch, _ in items)
-        return map(work, items)
-
-    assert (
-        len(compare_run.compare_all_pipelines([()] * count, {}, ScheduleFinder("auto"), Clocks.recorded([]), spread))
-        == count
-    )
-    assert batch_sizes == handed_out
-
-
-@pytest.mark.parametrize(("shares", "processes"), [(3, False), (4, True)])
-def test_four_shares_are_worth_processes(monkeypatch, shares, processes):
-    worker_counts = []
-
-    def map_items(function, items, *, workers, **_):
-        worker_counts.append(workers)
-        return [ItemResult(index, item, value=function(item)) for index, item in enumerate(items)]
-
-    monkeypatch.setattr(driver, "map_items", map_items)
-    monkeypatch.setattr(driver, "cores", lambda: 2)
-    assert list(pipeline_map(None, None)(str, range(shares))) == [str(n) for n in range(shares)]
-    assert worker_counts == ([2] if processes else [])
-
-
 def die(folder: Path, times: int, item: int) -> int:
     """Kill the process at item 1, the first *times* times."""
     deaths = len(list(folder.iterdir()))
@@ -110,15 +76,3 @@ def test_what_a_killed_worker_had_is_given_to_another(tmp_path):
 def test_a_share_that_kills_its_workers_is_one_line(tmp_path):
     with pytest.raises(MachineError, match="died"):
         pipeline_map(2, None)(partial(die, tmp_path, 9), [0, 1, 2])
-
-
-def test_a_store_is_read_without_what_is_not_asked_for(tmp_path, samples):
-    analyze(samples / "1f1b", store=tmp_path / "store", workers=1)
-    ref = find_sources(tmp_path / "store")[0][0]
-    tables_read = Options().source_tables(ref)[0]
-    assert "path" not in vars(tables_read)
-    assert len(tables_read.path) > 0
-    assert "path" not in vars(tables_read)
-    (tmp_path / "store" / f"rank={ref.rank}" / "tables.zip").unlink()
-    with pytest.raises(InputError, match=r"tables\.zip: "):
-        _ = tables_read.path

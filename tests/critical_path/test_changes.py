@@ -6,6 +6,7 @@ import numpy as np
 import polars as pl
 import pytest
 
+from tests.kept import analysis_of
 from tracekit import analyze
 from tracekit.align.clocks import Clocks
 from tracekit.critical_path.changes import MIN_VARIATION, WhatIfGraph, parse_change
@@ -252,7 +253,7 @@ def test_lanes_of_the_changed_step_are_drawn_on_the_measured_scale():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["1f1b", "overlapped", "router", "reload", "steps/a", "nsys-1f1b"])
 def test_an_unchanged_run_replays_to_the_nanosecond_and_nothing_faster_makes_it_slower(samples, name):
-    analysis = analyze(samples / name, what_if=True, schedule="none")
+    analysis = analysis_of(samples / name, what_if=True)
     graph = analysis.graph.graph
     replay = graph.replay()
     assert np.array_equal(replay.start, graph.start)

@@ -9,7 +9,8 @@ import pytest
 
 from docsite.json_keys import DOCUMENTS
 from tests.kept import analysis_of
-from tracekit.diffs import diff, read_side
+from tracekit.diffs import diff
+from tracekit.diffs.load_runs import side_of
 from tracekit.doctor import diagnose
 from tracekit.documents.coding import decode, to_plain
 from tracekit.documents.gate_config import GateSettings, Waiver
@@ -64,7 +65,7 @@ def history():
 @pytest.fixture(scope="session")
 def documents(tmp_path_factory):
     """By name, as in the site's list: some documents."""
-    before, after = (read_side([str(SAMPLES / "steps" / name)], what="run") for name in ("a", "straggler"))
+    before, after = (side_of(analysis_of(SAMPLES / "steps" / name), what="run") for name in ("a", "straggler"))
     store = tmp_path_factory.mktemp("documents") / "store"
     ingest(SAMPLES / "reload", store, ranks=[0, 1])
     texts = {"baseline": baseline.dump(before).encode(), "store": (store / MANIFEST).read_bytes()}

@@ -7,8 +7,11 @@ from importlib.metadata import entry_points
 
 import pytest
 
+from tests.kept import analysis_of
 from tracekit.diffs import diff, read_side
+from tracekit.diffs.load_runs import side_of
 from tracekit.gates import gate
+from tracekit.run.ingest import ingest
 
 pytestmark = pytest.mark.slow
 
@@ -17,7 +20,7 @@ pytest_plugins = ["pytester"]
 
 @pytest.fixture(scope="module")
 def recorded(samples):
-    return {name: read_side([samples / "steps" / name], what=name) for name in ("a", "b", "straggler")}
+    return {name: side_of(analysis_of(samples / "steps" / name), what=name) for name in ("a", "b", "straggler")}
 
 
 def test_the_same_code_passes_both_ways(recorded):
@@ -42,19 +45,16 @@ def test_a_stage_that_works_twice_is_caught_and_named(recorded):
 
 
 def test_traces_stores_and_saved_analyses_are_alike(recorded, samples, tmp_path):
-    from tracekit.run.analyze import analyze
-    from tracekit.run.ingest import ingest
-
     saved = tmp_path / "a.json"
-    saved.write_text(analyze(samples / "steps" / "a").to_json())
-    ingest(samples / "steps" / "a", tmp_path / "store")
+    saved.write_text(analysis_of(samples / "steps/a").to_json())
+    ingest(samples / "steps/a", tmp_path / "store")
     expected = recorded["a"].runs[0].samples
-    for path in (saved, tmp_path / "store"):
+    for path in (samples / "steps/a", saved, tmp_path / "store"):
         assert read_side([path], what="x").runs[0].samples == expected
 
 
 def test_one_step_is_not_enough(samples):
-    one = read_side([samples / "reload"], what="x")
+    one = analysis_of(samples / "reload")
     result = gate(one, one)
     assert (result.verdict, result.exit_code) == ("inconclusive", 3)
     assert "too few steps" in result.checks[0].reason
@@ -66,7 +66,7 @@ def test_a_run_that_was_cut_is_inconclusive_also_against_limits(samples, tmp_pat
         text = gzip.decompress(file.read_bytes())
         cut = text[: int(len(text) * share)] if file.name.startswith("rank1") else text
         (tmp_path / file.name).write_bytes(gzip.compress(cut, 1))
-    result = gate(tmp_path, samples / "1f1b", require=["step_ms < 1000", "step_ms < +50%"])
+    result = gate(tmp_path, analysis_of(samples / "1f1b"), require=["step_ms < 1000", "step_ms < +50%"])
     assert result.exit_code == 3
     assert {check.verdict for check in result.checks} == {"inconclusive"}
     assert all("was not read whole: " in check.reason for check in result.checks)

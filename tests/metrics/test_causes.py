@@ -286,7 +286,7 @@ def test_on_framework_traces_the_causes_sum_to_exposed_time(corpus):
 
 
 def test_a_straggler_makes_its_peer_wait(samples):
-    result = analysis_of(samples / "steps/straggler", schedule="none")
+    result = analysis_of(samples / "steps/straggler")
     check_sums(result)
     causes = result.rank(0).whole.because_ns["pp_comm"]
     assert max(causes, key=causes.get) == "peer_late"

@@ -91,6 +91,6 @@ def test_shortening_keeps_the_sums():
 
 @pytest.mark.parametrize("name", ["1f1b", "compile", "steps/a"])
 def test_on_real_runs_the_parts_sum_to_launch_bound_idle_time(samples, name):
-    for rank_result in analysis_of(samples / name, schedule="none").rank_results:
+    for rank_result in analysis_of(samples / name).rank_results:
         assert sum((rank_result.idle_host_ns or {}).values()) == rank_result.idle_causes["launch_bound"]
         assert 0 <= rank_result.inside_launch_ns <= rank_result.whole.budget.idle_ns

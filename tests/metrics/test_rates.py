@@ -85,7 +85,7 @@ def test_nothing_is_said_without_products():
 
 def test_the_real_runs_flop_are_the_models(samples):
     """Three blocks per stage of width 2048, 8192 inside, 16 heads; 8 micro-batches of 2 sequences of 512 tokens."""
-    result = analysis_of(samples / "1f1b", schedule="none").rates
+    result = analysis_of(samples / "1f1b").rates
     tokens, gemms = 2 * 512, 2048 * (6144 + 2048 + 8192 + 8192)
     pairs = 2 * 16 * 512 * 512
     per_block = 3 * 2 * tokens * gemms + 2 * pairs * (2 + 5) * 128

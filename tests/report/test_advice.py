@@ -157,7 +157,7 @@ def test_advice_is_listed_by_weight():
 @pytest.mark.parametrize("sample", ["reload", "reload-overlap"])
 def test_an_update_that_waits_is_not_told_to_buffer(samples, sample):
     """Of 105 ms and 153 ms, 51 and 53 are waiting in broadcasts, and reload is 0.3 ms in all: buffers cannot help."""
-    found = analysis_of(samples / sample, schedule="none")
+    found = analysis_of(samples / sample)
     evidence = collect_evidence(found)
     assert evidence.reload_alone_ns < 1_000_000
     assert evidence.reload_wait_ns == round(found.total.wait_ns["broadcast"] / 4)
@@ -190,7 +190,7 @@ def test_a_pipeline_is_told_its_largest_cause_and_not_what_follows_from_it(sampl
 
 @pytest.mark.slow
 def test_other_communication_is_called_by_the_label_that_is_exposed_longest(samples):
-    found = analysis_of(samples / "1f1b", schedule="none")
+    found = analysis_of(samples / "1f1b")
     assert gap_words(found, "exposed_comm") == "other exposed communication"  # there is none
     total = found.total
     exposed_ns = {**total.budget.exposed_ns, "dp_comm": 3, "tp_comm": 5}
@@ -202,7 +202,7 @@ def test_other_communication_is_called_by_the_label_that_is_exposed_longest(samp
 
 @pytest.mark.slow
 def test_where_idle_dominates_the_longest_gap_is_named(samples):
-    found = analysis_of(samples / "compile", schedule="none")
+    found = analysis_of(samples / "compile")
     longest = found.tables["gaps"].sort("ns", descending=True).row(0, named=True)
     evidence = collect_evidence(found)
     assert evidence.launch_bound_share == pytest.approx(0.706, abs=0.001)
@@ -213,7 +213,7 @@ def test_where_idle_dominates_the_longest_gap_is_named(samples):
 @pytest.mark.slow
 def test_device_copies_are_not_asked_to_overlap(samples):
     """Its only exposed label is memsets and device copies."""
-    found = analysis_of(samples / "recompute", schedule="none")
+    found = analysis_of(samples / "recompute")
     assert set(found.total.budget.exposed_ns) == {"memory"}
     assert collect_evidence(found).label is None
 
@@ -221,7 +221,7 @@ def test_device_copies_are_not_asked_to_overlap(samples):
 def test_cuda_graphs_are_seen_from_calls_that_launched_several_kernels(samples, corpus):
     graphs = analysis_of(corpus.parent / "frameworks/graph-trees", schedule="none")
     assert collect_evidence(graphs).cuda_graphs
-    assert not collect_evidence(analysis_of(samples / "1f1b", schedule="none")).cuda_graphs
+    assert not collect_evidence(analysis_of(samples / "1f1b")).cuda_graphs
 
 
 def test_a_slow_gpu_is_to_be_checked(samples):

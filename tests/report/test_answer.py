@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def small(samples):
-    return replace(analysis_of(samples / "reload", schedule="none"), reload=None, role_results=RoleResults())
+    return replace(analysis_of(samples / "reload"), reload=None, role_results=RoleResults())
 
 
 def run_of(small, *, ranks=1, steps=1, compute=600, exposed=None, labels=None, wait=None, late=()):

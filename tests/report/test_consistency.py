@@ -173,7 +173,7 @@ def misfits(result):
 
 @pytest.mark.parametrize(("before", "after"), PAIRS)
 def test_the_story_of_a_diff_fits_its_numbers(samples, before, after):
-    result = diff(samples / before, samples / after).to_dict()
+    result = diff(analysis_of(samples / before), analysis_of(samples / after)).to_dict()
     assert list(misfits(result)) == []
 
 

@@ -20,7 +20,7 @@ DATA = Path(__file__).parents[1] / "data"
 
 @pytest.fixture(scope="module")
 def slow_uneven():
-    return analysis_of(DATA / "slow-uneven", schedule="none")
+    return analysis_of(DATA / "slow-uneven")
 
 
 def test_the_map_has_a_row_for_each_rank_and_a_cell_for_each_step(slow_uneven):
@@ -42,7 +42,7 @@ def test_the_page_draws_the_map_and_says_why(slow_uneven):
 
 
 def test_an_equal_run_has_no_map():
-    assert view_of(analysis_of("sample_traces/reload", schedule="none")).lateness is None
+    assert view_of(analysis_of("sample_traces/reload")).lateness is None
 
 
 def test_terminal_and_markdown_name_the_cause(slow_uneven):

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def small(samples):
-    return analysis_of(samples / "reload", schedule="none")
+    return analysis_of(samples / "reload")
 
 
 def run_of(small, compute, *, span=1000):

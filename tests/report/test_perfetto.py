@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import http.server
 import importlib.util
+import itertools
 import json
 import threading
 from collections import Counter
@@ -27,7 +28,9 @@ ASK = """async (sql) => {
     for (const row = found.iter({}); row.valid(); row.next()) rows.push(names.map((name) => plain(row.get(name))));
     return rows;
 }"""
-LOADED = "() => { try { return Boolean(window.app.trace); } catch { return false; } }"
+LOADED = """(name) => {
+    try { return window.app.trace.traceInfo.traceTitle.startsWith(name + " "); } catch { return false; }
+}"""
 
 
 @pytest.fixture(scope="module")
@@ -40,20 +43,23 @@ def interface():
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """Serves the interface, and one trace at /localtrace, on loopback."""
+    """Serves the interface, and one trace under any name that begins with /trace-, on loopback."""
 
     trace = b""
 
 
 class Handler(http.server.SimpleHTTPRequestHandler):
     def do_GET(self):
-        answers = {"/localtrace": self.server.trace, "/file_info": b"{}", "/vizviewer_info": b"{}"}
-        if self.path not in answers:
+        if self.path.startswith("/trace-"):
+            answer = self.server.trace
+        elif self.path in ("/file_info", "/vizviewer_info"):
+            answer = b"{}"
+        else:
             return super().do_GET()
         self.send_response(200)
-        self.send_header("Content-Length", str(len(answers[self.path])))
+        self.send_header("Content-Length", str(len(answer)))
         self.end_headers()
-        return self.wfile.write(answers[self.path])
+        return self.wfile.write(answer)
 
     def log_message(self, *_):
         pass
@@ -65,15 +71,14 @@ def perfetto(interface, browser):
     server = Server(("127.0.0.1", 0), lambda *args: Handler(*args, directory=str(interface)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     own = browser.new_context()
+    page = own.new_page()  # the interface is loaded once: opening another trace changes only what follows the #
+    numbers = itertools.count()
 
     def open_trace(path):
         server.trace = path.read_bytes()
-        for other in own.pages:
-            other.close()
-        page = own.new_page()
-        home = f"http://127.0.0.1:{server.server_port}"
-        page.goto(f"{home}/index.html#!/?url={home}/localtrace")
-        page.wait_for_function(LOADED, timeout=60_000)
+        home, name = f"http://127.0.0.1:{server.server_port}", f"trace-{next(numbers)}"
+        page.goto(f"{home}/index.html#!/?url={home}/{name}")
+        page.wait_for_function(LOADED, arg=name, timeout=60_000)
         return lambda sql: page.evaluate(ASK, sql)
 
     yield open_trace
@@ -99,7 +104,7 @@ TROUBLE = "select name, value from stats where severity != 'info' and value > 0"
 @pytest.mark.parametrize("name", ["1f1b", "reload-overlap"])
 def test_it_reads_every_event_of_an_export_without_complaint(perfetto, samples, tmp_path, name):
     path = tmp_path / "t.json.gz"
-    export(samples / name, path)
+    export(samples / name, path, ranks=[0, 1])
     ask, events = perfetto(path), read(path)
     assert ask(TROUBLE) == []
     whose = named(events, "process_name")

@@ -73,11 +73,9 @@ def test_recordings_of_two_formats_are_all_told(tmp_path):
     for number, sample in enumerate(("steps/a", "nsys-1f1b", "steps/b")):
         folder = tmp_path / f"{number}"
         folder.mkdir()
-        for file in sorted(STEPS.parent.joinpath(sample).glob("rank*.json.gz")) or [
-            STEPS.parent / sample / "rank0.sqlite"
-        ]:
-            shutil.copy(file, folder)
-            os.utime(folder / file.name, (time.time() - 100 + number,) * 2)
+        file = STEPS.parent / sample / ("rank0.sqlite" if sample == "nsys-1f1b" else "rank0.pt.trace.json.gz")
+        shutil.copy(file, folder)
+        aged(folder / file.name, 100 - number)
     recordings = list(watch(tmp_path, idle_s=0))
     first = run_of(recordings[0])
     lines = [line(recording, first=first) for recording in recordings]
