@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -56,5 +57,13 @@ def search_all(pattern: str, texts: Sequence[str]) -> Bools:
     """
     if isinstance(pattern, LinearPattern):
         return pattern.search_all(texts)
-    search = re.compile(pattern).search
-    return np.array([search(text, 0, MAX_SEARCHED_CHARS) is not None for text in texts], np.bool_)
+    return np.array([_is_found(pattern, text) for text in texts], np.bool_)
+
+
+@lru_cache(maxsize=100_000)
+def _is_found(pattern: str, text: str) -> bool:
+    """Return whether a shipped pattern is found in a text; each name comes again on other ranks."""
+    return _compile(pattern).search(text, 0, MAX_SEARCHED_CHARS) is not None
+
+
+_compile = lru_cache(maxsize=None)(re.compile)

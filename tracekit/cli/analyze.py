@@ -117,6 +117,7 @@ def run(
             what_if=what_if or plot == "curve",  # the curve is one of the predictions
             changes=change or (),
             critical_path=critical_path or has_page,
+            timeline=has_page,
             stacks=has_page,
             by=by,
             pipeline=pipeline,

@@ -169,7 +169,7 @@ def _analyze_run(paths: list[str], *, keep: bool) -> Run:
     from tracekit.run.analyze import analyze
 
     name = paths[0] if len(paths) == 1 else str(Path(paths[0]).parent)
-    return _run_from_analysis(analyze(paths, critical_path=keep), name=name, keep=keep)
+    return _run_from_analysis(analyze(paths, critical_path=keep, timeline=keep), name=name, keep=keep)
 
 
 def _run_from_analysis(analysis: BaseAnalysis, *, name: str, keep: bool) -> Run:

@@ -62,7 +62,7 @@ def main(files: Sequence[str]) -> None:
     if hasattr(os, "nice"):
         os.nice(LOWEST_PRIORITY)
     try:
-        answer = answer_of(analyze(list(files), workers=1))
+        answer = answer_of(analyze(list(files), timeline=False, workers=1))
     except TracekitError as error:
         answer = Answer(error=str(error))
     sys.stdout.buffer.write(msgspec.json.encode(answer))

@@ -53,6 +53,7 @@ def analyze(
     critical_path: bool = False,
     by: str | None = None,
     pipeline: int | None = None,
+    timeline: bool = True,
     stacks: bool = False,
     store: str | os.PathLike[str] | None = None,
     resume: bool = False,
@@ -84,6 +85,8 @@ def analyze(
         critical_path: Add the critical path across ranks (``result.critical``).
         by: Add the step's time by ``layer``, ``module``, ``annotation`` or ``shape`` (``result.by``).
         pipeline: Pipeline to show, counted from 0; by default the slowest.
+        timeline: Keep single events for the timeline of the page, in runs of up to 64 ranks; without them a page has no
+            timeline, and less time and memory is needed.
         stacks: Read Python frames, for the source lines on the page; takes as long again where stacks were recorded.
         store: Store to write the traces to, as ``ingest`` does, and to analyse.
         resume: Continue a store that was interrupted.
@@ -138,7 +141,8 @@ def analyze(
         ranks=None if ranks is None else frozenset(ranks),
         lenient=policy.lenient,
         by=by,
-        keep_events=True,  # for the timeline of the page and for the changes that would save most
+        keep_events=timeline,
+        best_changes=True,
         stacks=stacks,
         graph=what_if or bool(changes),
     )
@@ -259,7 +263,7 @@ def _measure_sources(
     """Read and measure the ranks of files or of a store; *roles_named* if the caller of ``analyze`` named the roles."""
     refs, notices = find_sources(traces, ranks=ranks, rank=file_rank, strict=policy.strict)
     if len(refs) > MAX_RANKS_WITH_EVENTS:
-        options = replace(options, keep_events=False)
+        options = replace(options, keep_events=False, best_changes=False)
     results = map_sources(
         options.source_tables,
         refs,

@@ -44,7 +44,9 @@ class Options:
     stacks: bool = False
     """Read Python frames, for the source lines of these events."""
     graph: bool = False
-    """Keep what the events of each rank waited for (``critical_path.graph``), also without *keep_events*."""
+    """Keep what the events of each rank waited for (``critical_path.graph``), for the changes asked about."""
+    best_changes: bool = False
+    """Keep it for the changes that would save most."""
 
     def measure(
         self, rank: RankEvents, labelled: pl.DataFrame | None = None, frames: pl.DataFrame | None = None
@@ -59,7 +61,7 @@ class Options:
             by=self.by,
             keep_events=self.keep_events,
             frames=frames,
-            graph=self.graph or self.keep_events,
+            graph=self.graph or self.best_changes,
         )
 
     def source_tables(self, ref: SourceRef) -> list[RankTables]:
@@ -87,7 +89,8 @@ class Options:
                 stored = read_tables(rank_folder(Path(ref.path), ref.rank))
                 if stored is not None:
                     stored = stored if self.with_pipeline else stored.changed(pipeline=None)
-                    return [self._with_events(stored, store, ref.rank) if self.keep_events else stored]
+                    with_events = self.keep_events or self.best_changes
+                    return [self._with_events(stored, store, ref.rank) if with_events else stored]
             labelled = store.labelled(ref.rank)
             if labelled is not None:
                 return [self.measure(store.rank(ref.rank), labelled)]
@@ -109,5 +112,7 @@ class Options:
         labelled, events = store.labelled(rank), store.rank(rank)
         if labelled is None:
             return stored
-        timeline = rank_timeline(events, labelled, find_waiting_calls(find_api_calls(events.events)))
+        timeline = None
+        if self.keep_events:
+            timeline = rank_timeline(events, labelled, find_waiting_calls(find_api_calls(events.events)))
         return stored.changed(events=timeline, graph_events=rank_graph_events(events, labelled))
