@@ -8,7 +8,7 @@ from functools import partial
 from rich.console import Console
 from rich.text import Text
 
-from tracekit._util.text import counted, terminal, wrap_text
+from tracekit._util.text import counted, ms, terminal, wrap_text
 from tracekit.analysis import Analysis
 from tracekit.report.terminal import sections
 from tracekit.report.terminal.fleet import many_ranks
@@ -63,6 +63,10 @@ def closing_lines(view: View, *, full: bool, page_written: bool) -> Text:
     """Return how to get the rest: all tables and warnings, and a page."""
     warnings = f" and {counted(len(view.warnings), 'warning')}" if view.warnings else ""
     more = [] if full else [f"--full prints all tables{warnings}"]
+    changes = view.analysis.changed_steps
+    if not full and view.analysis.graph is None and changes and (changes[0].saves_ns or 0) > 0:
+        largest = f"`{changes[0].change}`: up to {ms(changes[0].saves_ns)} of a step"
+        more.insert(0, f"--what-if lists what changes would save ({largest})")
     if view.has_gpu and not page_written:
         more.append("-o report.html writes a page to share")
     return Text("; ".join(more), style="dim")
