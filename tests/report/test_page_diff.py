@@ -116,6 +116,11 @@ def test_a_cell_of_the_table_is_selected_and_linked_with_the_other_run(look, pag
     details.locator("button", has_text="the same cell before").click()
     assert details.locator("h3").inner_text() == cell
     assert details.locator("dd").first.inner_text() == f"rank {row['rank']} (before)"
+    # A link to this moment brings the cell back.
+    page.wait_for_function("() => location.hash.includes('box=cells')")
+    page.reload()
+    page.wait_for_selector("html[data-ready=true]")
+    assert details.locator("h3").inner_text() == cell
     # The cell and its counterpart are outlined.
     assert page.evaluate("tracekit.timeline.state.marked.map(({ source }) => source.name)") == ["before", "after"]
     page.locator("section a[data-rank='1']").click()

@@ -306,6 +306,12 @@ def test_steps_can_be_chosen_and_lead_to_their_moment(look, pages, analysed):
     assert window(page) == pytest.approx([start - 0.01 * (end - start), end + 0.01 * (end - start)], abs=0.001)
     page.locator(".heat [data-step='3']").first.click()
     page.locator("#said", has_text="step 3").wait_for(state="attached")
+    # The choice follows the window, also when it is panned to another step.
+    page.focus("#timeline-chart")
+    for _ in range(12):
+        page.keyboard.press("d")
+    page.wait_for_function("() => Number(document.querySelector('#timeline-step option:checked').textContent) > 3")
+    page.locator(".heat [data-step='3']").first.click()
     assert window(page)[1] < start
 
 

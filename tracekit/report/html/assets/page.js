@@ -84,10 +84,20 @@
     const everything = [Math.min(...roles.map((role) => role.timeline.begin_ns)) / 1e6, Math.max(...roles.map((role) => role.timeline.end_ns)) / 1e6];
     const scheduled = steps.find(({ step }) => step === data.schedule?.choices[0].step) ?? steps[0];
     const around = ({ from_ms, to_ms }) => [from_ms - (to_ms - from_ms) * 0.01, to_ms + (to_ms - from_ms) * 0.01];
+    const stepSelect = byId("timeline-step"), phaseSelect = byId("timeline-phase");
+    // The step that the window lies in, or "" if it shows several.
+    const shownStep = () => {
+      const [from, to] = timeline.chart.window(), middle = (from + to) / 2;
+      const i = steps.findIndex(({ from_ms, to_ms }) => from_ms <= middle && middle <= to_ms && to - from < 1.5 * (to_ms - from_ms));
+      return i < 0 ? "" : String(i);
+    };
     let field = null, waiting = null;
     const remember = () => { // write the view into the address, once it stands still
       clearTimeout(waiting);
-      waiting = setTimeout(() => history.replaceState(null, "", `#${timeline.viewText()}`), 250);
+      waiting = setTimeout(() => {
+        history.replaceState(null, "", `#${timeline.viewText()}`);
+        stepSelect.value = shownStep();
+      }, 250);
     };
     timeline = await timelines.create({
       element: byId("timeline-chart"), legend: byId("timeline-legend"), roleButtons: byId("timeline-roles"),
@@ -111,7 +121,6 @@
     byId("copy-link").onclick = (event) => detailsPanel.copy(timeline.link(), event.currentTarget);
 
     // Selectors: a step, and a phase of the pipeline within it.
-    const stepSelect = byId("timeline-step"), phaseSelect = byId("timeline-phase");
     stepSelect.replaceChildren(new Option("all", ""), ...steps.map(({ step }, i) => new Option(step ?? "the recording", i)));
     stepSelect.value = steps.length > 1 && !hasRoles ? steps.indexOf(scheduled) : "";
     stepSelect.parentElement.hidden = steps.length < 2;

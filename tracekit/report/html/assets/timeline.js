@@ -380,6 +380,7 @@ const timelines = (() => {
       const row = reveal && sharedRow(lane, source, box);
       if (row) chart.revealRow(row);
       options.shared?.(lane, source, box, state.marked.slice(1));
+      options.changed?.();
       chart.invalidate();
     }
     // The event that a piece of the path is: of its label and, for communication and copies, of its name. None for the host.
@@ -472,6 +473,8 @@ const timelines = (() => {
       if (state.shown.size < sources.length) words.set("roles", [...state.shown].map((source) => sources.indexOf(source)).join());
       words.set("lanes", [...state.lanes].join());
       if (selected) words.set("event", [sources.indexOf(selected.source), selected.rank.rank, selected.event].join("."));
+      const [marked] = state.marked;
+      if (marked) words.set("box", [marked.lane, sources.indexOf(marked.source), marked.box].join("."));
       if (state.query) words.set("find", state.query);
       if (chart.hidden.size) words.set("hide", [...chart.hidden].map((kind) => kinds[kind].name).join());
       return `view:${words}`;
@@ -488,6 +491,10 @@ const timelines = (() => {
       if (words.has("find")) options.setQuery?.(words.get("find"));
       const from = Number(words.get("from")), to = Number(words.get("to"));
       if (to > from) chart.setWindow(from, to, true);
+      if (words.has("box")) {
+        const [lane, s, box] = words.get("box").split(".");
+        if (sources[s]?.[lane]?.count > Number(box)) showShared(lane, sources[s], Number(box), { reveal: true });
+      }
       if (words.has("event")) {
         const [s, number, event] = numbers("event"), source = sources[s], rank = source?.run.ranks[source.run.rankIndex.get(number)];
         if (rank && event < rank.events.count) {
