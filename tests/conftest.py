@@ -36,7 +36,15 @@ def pytest_configure(config):
         os.environ[SHARED] = tempfile.mkdtemp(prefix="tracekit-tests-")  # xdist's workers inherit it
 
 
-LONGEST_FILES = ("tests/test_fleet.py", "tests/faults", "tests/test_notebooks.py", "tests/test_mutations.py")
+LONGEST_FILES = (
+    "tests/faults",
+    "tests/report/test_page_timeline.py",
+    "tests/roles/test_recordings.py",
+    "tests/test_docs.py",
+    "tests/test_fleet.py",
+    "tests/test_mutations.py",
+    "tests/test_notebooks.py",
+)
 """Started first, so that no worker is left alone with one of them at the end."""
 
 

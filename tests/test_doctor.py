@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import cache
 
 import polars as pl
 import pytest
@@ -18,6 +19,11 @@ from tracekit.report.terminal.doctor import render
 from tracekit.schema import EVENTS, RankEvents
 
 pytestmark = pytest.mark.slow
+
+
+@cache
+def diagnosis_of(path):
+    return diagnose(path)
 
 
 def codes(diagnosis):
@@ -38,7 +44,7 @@ def found(part, **columns):
 
 
 def test_a_full_recording_lacks_nothing(samples):
-    diagnosis = diagnose(samples / "1f1b")
+    diagnosis = diagnosis_of(samples / "1f1b")
     assert codes(diagnosis) == set()
     facts = diagnosis.to_dict()
     assert facts["format"] == "tracekit.doctor/1"
@@ -106,7 +112,7 @@ def test_an_unreadable_rank_is_a_finding_and_only_unreadable_ranks_an_error(samp
 
 
 def test_nsight_reports_are_diagnosed_too(samples):
-    diagnosis = diagnose(samples / "nsys-1f1b")
+    diagnosis = diagnosis_of(samples / "nsys-1f1b")
     assert diagnosis.reader == "nsight"
     assert codes(diagnosis) == {"no-peers", "no-groups"}
     assert "nsys profile" in text(diagnosis)
@@ -139,10 +145,10 @@ def text(diagnosis, width=80):
 
 
 def test_the_page_reads_at_80_columns(samples):
-    page = text(diagnose(samples / "nsys-1f1b"))
+    page = text(diagnosis_of(samples / "nsys-1f1b"))
     assert max(len(line.rstrip()) for line in page.splitlines()) <= 80
     assert "Missing, and what it costs" in page
-    assert "Nothing is missing" in text(diagnose(samples / "1f1b"))
+    assert "Nothing is missing" in text(diagnosis_of(samples / "1f1b"))
 
 
 def test_recipes_are_not_broken_by_an_80_column_terminal():
@@ -151,7 +157,7 @@ def test_recipes_are_not_broken_by_an_80_column_terminal():
 
 
 def test_json_is_json(samples):
-    assert json.loads(diagnose(samples / "reload").to_json())["reader"] == "kineto"
+    assert json.loads(diagnosis_of(samples / "reload").to_json())["reader"] == "kineto"
 
 
 def test_every_lack_says_what_to_do():
@@ -162,7 +168,7 @@ def test_every_lack_says_what_to_do():
 
 
 def test_an_nsight_recording_says_first_what_it_answers_then_what_one_option_more_gives(samples):
-    diagnosis = diagnose(samples / "nsys-meg-1f1b")
+    diagnosis = diagnosis_of(samples / "nsys-meg-1f1b")
     page = text(diagnosis)
     assert page.index("Answered as it is") < page.index("One option more") < page.index("Missing")
     told = diagnosis.to_dict()
@@ -176,7 +182,7 @@ def test_an_nsight_recording_says_first_what_it_answers_then_what_one_option_mor
 
 
 def test_with_operators_the_answers_rest_on_them(samples):
-    told = diagnose(samples / "nsys-1f1b").to_dict()
+    told = diagnosis_of(samples / "nsys-1f1b").to_dict()
     assert any("autograd's numbers" in answer for answer in told["answers"])
     assert "steps, by marks" in told["answers"]
 
@@ -191,12 +197,12 @@ def test_a_recording_with_communicators_needs_no_other_export(corpus):
 
 
 def test_a_pytorch_trace_has_no_export_to_repeat(samples):
-    told = diagnose(samples / "1f1b-noshapes").to_dict()
+    told = diagnosis_of(samples / "1f1b-noshapes").to_dict()
     assert (told["answers"], told["export_again"]) == (None, None)
 
 
 def test_what_could_be_recorded_too_is_no_lack(samples):
-    bare, whole = diagnose(samples / "1f1b"), diagnose(samples / "memory")
+    bare, whole = diagnosis_of(samples / "1f1b"), diagnosis_of(samples / "memory")
     assert [one["code"] for one in bare.to_dict()["extras"]] == ["memory"]
     assert (bare.findings, whole.findings, whole.to_dict()["extras"]) == ((), (), [])
     assert "profile_memory=True" in text(bare)
@@ -207,7 +213,7 @@ def test_what_could_be_recorded_too_is_no_lack(samples):
 
 def test_nothing_is_promised_that_the_files_do_not_have(samples):
     """Memory was not recorded: the sentence names what can be had, and not every answer."""
-    sentence = next(line for line in text(diagnose(samples / "1f1b")).splitlines() if line.startswith("Nothing is"))
+    sentence = next(line for line in text(diagnosis_of(samples / "1f1b")).splitlines() if line.startswith("Nothing is"))
     assert sentence.rstrip() == "Nothing is missing that labels, budget, overlap and waits need."
 
 

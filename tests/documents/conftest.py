@@ -32,7 +32,7 @@ def analyses():
         yield analysis_of(SAMPLES / name).to_document()
     yield analysis_of(SAMPLES / "1f1b", what_if=True, critical_path=True).to_document()
     for by in ("layer", "module", "annotation", "shape"):
-        yield analysis_of(SAMPLES / "1f1b", by=by).to_document()
+        yield analysis_of(SAMPLES / "layers", by=by).to_document()
 
 
 def settings():
