@@ -84,6 +84,10 @@ def test_an_rl_loop_as_its_program_ran():
     check_rl(analysis_of(RL))
 
 
+def test_no_change_is_proposed_for_one_of_several_processes_that_share_the_gpus():
+    assert analysis_of(RL).changed_steps == ()
+
+
 def test_labels_of_a_weight_update():
     analysis = analysis_of(ENGINE)
     labels = {role.name: role.analysis.total.label_count for role in analysis.role_results.roles}

@@ -72,7 +72,7 @@ def combine(
         layout: Arrangement of ranks, such as ``pp=4,ep=2,node=8``; by default it is derived from the traces.
         what_if: Predict the run under other schedules, and keep its events for questions about changes.
         changes: Changes to predict the run with (``critical_path.changes``).
-        best_changes: If no *changes* are given, predict the run with those that would save most.
+        best_changes: If no *changes* are given, or with *what_if*, predict the run with those that would save most.
         critical_path: Add the critical path.
         pipeline: Pipeline to show, counted from 0; by default the slowest.
         map_function: Maps the comparison over the pipelines of a large run, for example in worker processes.
@@ -112,7 +112,7 @@ def combine(
     results = tuple(_with_blocking(result, communication.critical) for result in results)
     critical = _shown_path(ranks, communication, comparison) if critical_path else None
     graph = _what_if_graph(communication, comparison, memory)
-    changed_steps = _changed_steps(graph, changes, best=what_if or (best_changes and not changes))
+    changed_steps = _changed_steps(graph, changes, best=best_changes and (what_if or not changes))
 
     if not has_pipeline and not _trains(results):
         comparison_notices = without_pipeline_notices(comparison_notices)

@@ -187,6 +187,7 @@ def analyze(
         layout=layout,
         what_if=what_if,
         changes=changes,
+        best_changes=len(tables_by_role) == 1,  # a role alone does not show what the others would hold back
         critical_path=critical_path,
         pipeline=pipeline,
         map_function=map_function,
