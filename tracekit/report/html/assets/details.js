@@ -136,7 +136,7 @@ const detailsPanel = (() => {
   const length = (boxes, i) => boxes.end[i] - boxes.start[i];
   function drawPiece(panel, timeline, source, i) {
     const { path } = source, [what, ...notes] = path.texts[path.description[i]].split("\n"), kind = path.texts[path.what[i]];
-    const meanwhile = kind === "host" ? [...hostMeanwhile(source, i), ...otherRoles(timeline, source, i)] : [];
+    const meanwhile = kind === "host" ? [...hostMeanwhile(source, i), ...gpuMeanwhile(timeline, source, i)] : [];
     drawFacts(panel, timeline, kind === "host" ? "On the critical path: the host" : `On the critical path: ${kind}`,
       [button("next longest on the critical path", () => timeline.selectLongestOnPath()), ...launchedNext(timeline, source, i)],
       [["where", whereText(timeline, source, path.rank[i])], ["when", whenText(path, i)], [kind === "host" ? "the host worked" : kind, what],
@@ -151,28 +151,31 @@ const detailsPanel = (() => {
   }
   // What the host did during a piece of the critical path: its ranges, operators and waiting calls, the longest first.
   function hostMeanwhile({ run, path }, i) {
-    const { host } = run.ranks[run.rankIndex.get(path.rank[i])] ?? {}, shares = new Map();
-    for (let h = 0; h < (host?.count ?? 0) && host.start[h] < path.end[i]; h++) {
+    const { host } = run.ranks[run.rankIndex.get(path.rank[i])] ?? {}, shares = new Map(), length = path.end[i] - path.start[i];
+    let without = length, reach = path.start[i];
+    for (let h = 0; h < (host?.count ?? 0) && host.start[h] < path.end[i]; h++) { // in order of start: their union
       const shared = Math.min(host.end[h], path.end[i]) - Math.max(host.start[h], path.start[i]);
-      const within = host.end[h] - host.start[h] <= 4 * (path.end[i] - path.start[i]); // a range around a whole step says nothing
+      if (shared <= 0 || host.end[h] - host.start[h] > 4 * length) continue; // a range around a whole step says nothing
       const key = `${run.texts[host.name[h]]} (${run.data.host[host.lane[h]].name})`;
-      if (shared > 0 && within) shares.set(key, (shares.get(key) ?? 0) + shared);
+      shares.set(key, (shares.get(key) ?? 0) + shared);
+      without -= Math.max(0, Math.min(host.end[h], path.end[i]) - Math.max(host.start[h], reach));
+      reach = Math.max(reach, host.end[h]);
     }
-    const longest = [...shares].sort((a, b) => b[1] - a[1]).filter(([, time]) => time > 0.02 * (path.end[i] - path.start[i]));
-    if (!longest.length) return ["no operator, range or waiting call of this process was recorded"];
-    return longest.slice(0, 5).map(([name, time]) => `${ms(time)} ${name}`);
+    const parts = [...shares].sort((a, b) => b[1] - a[1]).slice(0, 5);
+    return [...parts, ["without an operator, range or waiting call on this page", without]].filter(([, time]) => time > 0.02 * length)
+      .map(([name, time]) => `${ms(time)} ${name}`);
   }
-  // How long other roles of the same rank had events on the GPU during a piece of the path.
-  function otherRoles(timeline, source, i) {
-    const { path } = source, others = timeline.isDiff ? [] : timeline.sources.filter((other) => other !== source);
-    return others.flatMap(({ name, run }) => {
+  // How long the rank had events on the GPU during a piece of the path, in each role.
+  function gpuMeanwhile(timeline, source, i) {
+    const { path } = source;
+    return (timeline.isDiff ? [source] : timeline.sources).flatMap(({ role, run }) => {
       const { events } = run.ranks[run.rankIndex.get(path.rank[i])] ?? { events: { count: 0 } };
       let busy = 0, reach = path.start[i];
       for (let e = 0; e < events.count && events.start[e] < path.end[i]; e++) { // in order of start: their union
         busy += Math.max(0, Math.min(events.end[e], path.end[i]) - Math.max(events.start[e], reach));
         reach = Math.max(reach, events.end[e]);
       }
-      return busy > 0 ? [`${ms(busy)} of GPU work of role ${name} on this rank`] : [];
+      return busy > 0 ? [`${ms(busy)} of GPU work${role ? ` of role ${role}` : ""} on this rank`] : [];
     });
   }
   // The panel of a range of the host.
