@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from unittest import mock
 
 import polars as pl
 import pytest
@@ -101,7 +102,7 @@ def run_command(monkeypatch, capfd):
         monkeypatch.setattr(sys, "argv", ["tracekit", *map(str, words)])
         monkeypatch.setattr(sys.modules["__main__"], "__package__", None)  # else `python -m pytest` is the program
         capfd.readouterr()
-        with pytest.raises(SystemExit) as ending:
+        with mock.patch.dict(os.environ), pytest.raises(SystemExit) as ending:  # a command may set variables
             cli.main()
         out, err = capfd.readouterr()
         return subprocess.CompletedProcess(words, ending.value.code, out, err)
