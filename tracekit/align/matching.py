@@ -581,7 +581,8 @@ def _likely_offset(own: Sequence, other: Sequence, partner: Ints, likely: Bools)
 def _certain_partners(cost: npt.NDArray[np.float64], shifts: Ints, other_length: int) -> Ints:
     """Return the partner of each operation in the cheapest alignment that keeps the order; -1: none.
 
-    An operation that has another partner in an alignment that costs little more has none either.
+    An operation that has another partner in an alignment that costs little more has none either. Two operations that
+    were issued in another order than their partners may each have theirs in an alignment that leaves the other one out.
 
     Args:
         cost: Cost of pairing operation i with operation i + shifts[k] of the other sequence; infinite outside of it.
@@ -604,7 +605,9 @@ def _certain_partners(cost: npt.NDArray[np.float64], shifts: Ints, other_length:
     k = with_pair.argmin(axis=1)
     lowest, second = np.partition(with_pair, 1, axis=1)[:, :2].T
     is_certain = (lowest <= least + ROUNDING) & (second >= least + MIN_MARGIN)
-    return np.where(is_certain, np.arange(len(cost)) + shifts[k], -1)
+    partner = np.arange(len(cost)) + shifts[k]
+    _, number, claims = np.unique(np.where(is_certain, partner, -1), return_inverse=True, return_counts=True)
+    return np.where(is_certain & (claims[number] == 1), partner, -1)
 
 
 def _least_costs(cost: npt.NDArray[np.float64], shifts: Ints) -> npt.NDArray[np.float64]:
