@@ -306,10 +306,10 @@ class _Sequences(msgspec.Struct, frozen=True, eq=False):
         """Return the sides of one sequence."""
         return self.order[self.first[sequence] : self.first[sequence] + self.length[sequence]]
 
-    def references(self, sequence: int, uneven: Ints) -> list[int]:
+    def references(self, sequence: int, with_holes: list[int]) -> list[int]:
         """Return other sequences of the same key that are as long as the longest, at most ``MAX_REFERENCES``."""
         is_longest = (self.reference == self.reference[sequence]) & (self.length == self.length[self.reference])
-        is_longest[[sequence, *uneven]] = False
+        is_longest[[sequence, *with_holes]] = False
         references: list[int] = np.flatnonzero(is_longest)[:MAX_REFERENCES].tolist()
         return references
 
@@ -388,19 +388,24 @@ def _align_uneven(
 
     """
     position, others = position.copy(), _count_others(sides, sequences, uneven)
-    for sequence in uneven.tolist():
+    with_holes: list[int] = []
+    # The longest ones first: those that turn out to have holes are no references for the others.
+    for sequence in uneven[np.argsort(-sequences.length[uneven], kind="stable")].tolist():
         own_sides = sequences.rows(sequence)
         rank = int(sides.rank[own_sides[0]])
         own, *references = (
             Sequence.of(
                 sides, sequences.rows(some), clocks, recorded=recorded, others=others, meets=meets, against=rank
             )
-            for some in (sequence, *sequences.references(sequence, uneven))
+            for some in (sequence, *sequences.references(sequence, with_holes))
         )
         same_length = len(own.size) == len(references[0].size)
         if same_length and 2 * np.count_nonzero(own.size != references[0].size) >= len(own.size):
             own = msgspec.structs.replace(own, size=np.full(len(own.size), -1))  # an exchange of uneven amounts
-        position[own_sides] = align_sequences(own, references)
+        partners = align_sequences(own, references)
+        if not np.array_equal(partners, position[own_sides]):
+            with_holes.append(sequence)
+        position[own_sides] = partners
     return position
 
 
