@@ -306,10 +306,10 @@ class _Sequences(msgspec.Struct, frozen=True, eq=False):
         """Return the sides of one sequence."""
         return self.order[self.first[sequence] : self.first[sequence] + self.length[sequence]]
 
-    def references(self, sequence: int, uneven: Ints) -> list[int]:
+    def references(self, sequence: int, with_holes: list[int]) -> list[int]:
         """Return other sequences of the same key that are as long as the longest, at most ``MAX_REFERENCES``."""
         is_longest = (self.reference == self.reference[sequence]) & (self.length == self.length[self.reference])
-        is_longest[[sequence, *uneven]] = False
+        is_longest[[sequence, *with_holes]] = False
         references: list[int] = np.flatnonzero(is_longest)[:MAX_REFERENCES].tolist()
         return references
 
@@ -388,19 +388,24 @@ def _align_uneven(
 
     """
     position, others = position.copy(), _count_others(sides, sequences, uneven)
-    for sequence in uneven.tolist():
+    with_holes: list[int] = []
+    # The longest ones first: those that turn out to have holes are no references for the others.
+    for sequence in uneven[np.argsort(-sequences.length[uneven], kind="stable")].tolist():
         own_sides = sequences.rows(sequence)
         rank = int(sides.rank[own_sides[0]])
         own, *references = (
             Sequence.of(
                 sides, sequences.rows(some), clocks, recorded=recorded, others=others, meets=meets, against=rank
             )
-            for some in (sequence, *sequences.references(sequence, uneven))
+            for some in (sequence, *sequences.references(sequence, with_holes))
         )
         same_length = len(own.size) == len(references[0].size)
         if same_length and 2 * np.count_nonzero(own.size != references[0].size) >= len(own.size):
             own = msgspec.structs.replace(own, size=np.full(len(own.size), -1))  # an exchange of uneven amounts
-        position[own_sides] = align_sequences(own, references)
+        partners = align_sequences(own, references)
+        if not np.array_equal(partners, position[own_sides]):
+            with_holes.append(sequence)
+        position[own_sides] = partners
     return position
 
 
@@ -581,7 +586,8 @@ def _likely_offset(own: Sequence, other: Sequence, partner: Ints, likely: Bools)
 def _certain_partners(cost: npt.NDArray[np.float64], shifts: Ints, other_length: int) -> Ints:
     """Return the partner of each operation in the cheapest alignment that keeps the order; -1: none.
 
-    An operation that has another partner in an alignment that costs little more has none either.
+    An operation that has another partner in an alignment that costs little more has none either. Two operations that
+    were issued in another order than their partners may each have theirs in an alignment that leaves the other one out.
 
     Args:
         cost: Cost of pairing operation i with operation i + shifts[k] of the other sequence; infinite outside of it.
@@ -604,7 +610,9 @@ def _certain_partners(cost: npt.NDArray[np.float64], shifts: Ints, other_length:
     k = with_pair.argmin(axis=1)
     lowest, second = np.partition(with_pair, 1, axis=1)[:, :2].T
     is_certain = (lowest <= least + ROUNDING) & (second >= least + MIN_MARGIN)
-    return np.where(is_certain, np.arange(len(cost)) + shifts[k], -1)
+    partner = np.arange(len(cost)) + shifts[k]
+    _, number, claims = np.unique(np.where(is_certain, partner, -1), return_inverse=True, return_counts=True)
+    return np.where(is_certain & (claims[number] == 1), partner, -1)
 
 
 def _least_costs(cost: npt.NDArray[np.float64], shifts: Ints) -> npt.NDArray[np.float64]:
