@@ -30,7 +30,7 @@ class Run:
 
     def __init__(self, ranks=3, steps=4, *, shapes=True):
         self.ranks, self.steps, self.shapes = ranks, steps, shapes
-        self.speed, self.calls, self.idle, self.tokens = {}, {}, {}, {}
+        self.speed, self.calls, self.idle, self.tokens, self.multiprocessors = {}, {}, {}, {}, {}
         self.operations = []
 
     def wait(self, last, rank, step, ms, *, label="dp_comm", group="dp", bound=False, what="allreduce", transfer=5):
@@ -60,7 +60,10 @@ class Run:
             conform(pl.DataFrame(steps), STEP_LATENESS),
             conform(pl.DataFrame(tokens), TOKENS),
         )
-        return SimpleNamespace(source=SimpleNamespace(rank=rank), lateness=RankLateness(*frames))
+        return SimpleNamespace(
+            source=SimpleNamespace(rank=rank, multiprocessors=self.multiprocessors.get(rank)),
+            lateness=RankLateness(*frames),
+        )
 
     def explain(self, *, uncertain=False):
         text = dict.fromkeys(("label", "group", "group_ranks", "what"), pl.String)
@@ -91,6 +94,21 @@ def test_a_slow_gpu_is_named_with_the_ratio_of_the_same_kernels():
     assert causes(row) == {"slow_gpu": 160}
     assert row.why[0].evidence.ratio == 1.5
     assert (row.kind, row.steps, row.late_ns) == ("chronic", [0, 1, 2, 3], 20 * MS)
+
+
+@pytest.mark.parametrize(
+    ("multiprocessors", "named"),
+    [({0: 32, 1: 33, 2: 12}, (12, 32)), ({0: 12, 1: 33, 2: 12}, (None, None)), ({0: 32, 2: 12}, (None, None))],
+)
+def test_fewer_multiprocessors_are_evidence_where_every_other_rank_is_known_to_have_more(multiprocessors, named):
+    run = Run()
+    run.multiprocessors = multiprocessors
+    run.speed[2] = 1.5
+    for step in range(4):
+        run.wait(2, 0, step, 20)
+    [row] = run.explain().rows
+    evidence = row.why[0].evidence
+    assert (evidence.multiprocessors, evidence.multiprocessors_of_others) == named
 
 
 def test_more_work_is_told_from_a_slow_gpu_by_calls_and_tokens():

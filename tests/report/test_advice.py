@@ -68,6 +68,10 @@ CASES = {
     "unknown_cause": (exposed(None), exposed("same_stream")),
     "own_bubble": (Evidence(schedule="1f1b", own_bubble_share=0.2), gap("p2p", own_bubble_share=0.2)),
     "late_slow_gpu": (late("slow_gpu"), late("host_late")),
+    "late_fewer_multiprocessors": (
+        replace(late("fewer_multiprocessors"), late_multiprocessors=12, others_multiprocessors=32),
+        late("slow_gpu"),
+    ),
     "late_more_work": (late("more_work"), late("slow_gpu")),
     "late_host": (late("host_late"), late("waited_itself")),  # another rank is the one to look at
     "late_slow_link": (late("slow_link"), late("slow_gpu")),
@@ -224,7 +228,11 @@ def test_cuda_graphs_are_seen_from_calls_that_launched_several_kernels(samples, 
     assert not collect_evidence(analysis_of(samples / "1f1b")).cuda_graphs
 
 
-def test_a_slow_gpu_is_to_be_checked(samples):
+def test_a_gpu_with_fewer_multiprocessors_is_to_get_as_many(samples):
+    """Rank 2 was recorded with fewer of the multiprocessors, so that clocks and temperature are not the reason."""
     evidence = collect_evidence(analysis_of(samples / "slow-ddp"))
-    assert (evidence.late_rank, evidence.late_when, evidence.late_cause) == ("rank 2", "in each of 6 steps", "slow_gpu")
-    assert any("check its clocks" in advice.text for advice in advise(evidence))
+    assert (evidence.late_rank, evidence.late_when) == ("rank 2", "in each of 6 steps")
+    assert (evidence.late_cause, evidence.late_multiprocessors) == ("fewer_multiprocessors", 12)
+    texts = [advice.text for advice in advise(evidence)]
+    assert any("give every rank as many" in text for text in texts)
+    assert not any("check its clocks" in text for text in texts)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import polars as pl
 
 from tracekit.align.clocks import Clocks
@@ -160,11 +161,14 @@ def explain_stragglers(
     steps_of_rank = dict(figures.group_by("rank").agg(pl.len()).iter_rows())
     waited_for = dict(_most_waited_for(operations).iter_rows())
     has_shapes = any(len(rank.lateness.kernels) for rank in ranks)
+    multiprocessors = {rank.source.rank: rank.source.multiprocessors for rank in ranks}
     rows = []
     for row in stragglers.to_dicts():
         summary = by_straggler.get((row["rank"], row["label"]))
         steps = steps_of_rank.get(row["rank"], 0)
-        rows.append(Straggler(**row, **_explanation(row, summary, steps, waited_for, has_shapes=has_shapes)))
+        slow_gpu = _fewer_multiprocessors(row["rank"], multiprocessors)
+        explanation = _explanation(row, summary, steps, waited_for, slow_gpu, has_shapes=has_shapes)
+        rows.append(Straggler(**row, **explanation))
     return Stragglers(tuple(rows), lateness, tokens, _imbalance(figures, operations))
 
 
@@ -397,11 +401,21 @@ def _summary() -> list[pl.Expr]:
     ]
 
 
+def _fewer_multiprocessors(rank: int, multiprocessors: Mapping[int, int | None]) -> Evidence:
+    """Return the multiprocessors of a rank, if every other rank is known to have more."""
+    own = multiprocessors[rank]
+    others = [count or 0 for other, count in multiprocessors.items() if other != rank]
+    if own is None or min(others, default=0) <= own:
+        return Evidence()
+    return Evidence(multiprocessors=own, multiprocessors_of_others=min(others))
+
+
 def _explanation(
     row: Mapping[str, Any],
     summary: Mapping[str, Any] | None,
     steps: int,
     waited_for: Mapping[int, int],
+    slow_gpu: Evidence,
     *,
     has_shapes: bool,
 ) -> dict[str, Any]:
@@ -423,7 +437,7 @@ def _explanation(
         reason = "one step was recorded: a cause cannot be told from chance; record more steps"
         return {**when, "why": [_unknown(caused, reason)]}
     evidence = {
-        "slow_gpu": Evidence(ratio=_rounded(summary["slow_ratio"])),
+        "slow_gpu": msgspec.structs.replace(slow_gpu, ratio=_rounded(summary["slow_ratio"])),
         "more_work": Evidence(
             ratio=_rounded(summary["work_ratio"]),
             tokens=_whole(summary["tokens"]),

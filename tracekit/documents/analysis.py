@@ -526,6 +526,10 @@ class Evidence(Struct, frozen=True, omit_defaults=True):
 
     ratio: float | None = None
     """slow_gpu: time of its kernels over the same kernels elsewhere; more_work: its work over that of the waiting."""
+    multiprocessors: int | None = None
+    """slow_gpu: multiprocessors that the rank may use, where the others may use more."""
+    multiprocessors_of_others: int | None = None
+    """The fewest that another rank may use."""
     tokens: int | None = None
     """Tokens of the rank per step."""
     tokens_of_others: int | None = None

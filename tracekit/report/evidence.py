@@ -107,13 +107,16 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     late_when: str | None = None
     """In which steps: ``in step 7``."""
     late_cause: str | None = None
-    """Largest cause of its lateness (``WaitCause.cause``)."""
+    """Largest cause of its lateness (``WaitCause.cause``), or ``fewer_multiprocessors``."""
     late_ns: int | None = None
     """How late it is, mean of the steps in which it is late."""
     late_share: float | None = None
     """That lateness over all steps, as a share of their time."""
     late_ratio: str | None = None
     """slow_gpu, slow_link: its time over that of the others."""
+    late_multiprocessors: int | None = None
+    """Multiprocessors that it may use, if every other rank may use more."""
+    others_multiprocessors: int | None = None
     launch_bound_share: float | None = None
     idle_share: float | None = None
     """Share of the span, if idle is the largest part of it."""
@@ -325,10 +328,12 @@ def _late_rank(analysis: Analysis) -> _Facts:
     return {
         "late_rank": f"rank {row.rank}",
         "late_when": f"in step {row.steps[0]}" if is_one_step else f"in each of {len(row.steps)} steps",
-        "late_cause": main.cause,
+        "late_cause": "fewer_multiprocessors" if main.evidence.multiprocessors else main.cause,
         "late_ns": row.late_ns,
         "late_share": float(of_rank["share"].sum()) / max(1, lateness["step"].n_unique()),
         "late_ratio": f"{main.evidence.ratio:.2f}" if main.evidence.ratio else None,
+        "late_multiprocessors": main.evidence.multiprocessors,
+        "others_multiprocessors": main.evidence.multiprocessors_of_others,
     }
 
 

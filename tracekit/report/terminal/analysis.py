@@ -50,7 +50,7 @@ def render(
             out.print(Text(title if isinstance(title, str) else title(view), style="bold"))
             out.print(body, crop=False)  # a command to copy may be longer than a line
     if not brief:
-        out.print(closing_lines(view, full=full, page_written=page_written), soft_wrap=True)
+        out.print(closing_lines(view, full=full, page_written=page_written))
     if definitions:
         out.print()
         out.print(Text("How each number is defined", style="bold"))
@@ -65,10 +65,9 @@ def closing_lines(view: View, *, full: bool, page_written: bool) -> Text:
     more = [] if full else [f"--full prints all tables{warnings}"]
     changes = view.analysis.changed_steps
     if not full and view.analysis.graph is None and changes and (changes[0].saves_ns or 0) > 0:
-        largest = f"`{changes[0].change}`: up to {ms(changes[0].saves_ns)} of a step"
-        more.insert(0, f"--what-if lists what changes would save ({largest})")
+        more.insert(0, f"`{changes[0].change}` would save up to {ms(changes[0].saves_ns)} of a step (--what-if)")
     if view.has_gpu and not page_written:
-        more.append("-o report.html writes a page to share")
+        more.append("-o report.html writes a page")
     return Text("; ".join(more), style="dim")
 
 

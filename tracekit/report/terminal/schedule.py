@@ -69,10 +69,10 @@ def _legend(ops: set[str]) -> str:
     """Return the meaning of the letters of *ops*.
 
     >>> _legend({"F", "FB"})
-    'F forward, X forward and backward at once; the number is the micro-batch'
+    'F forward, X both at once; the number is the micro-batch'
     """
     names = {op: f"{op} {name}" for op, name in OP_NAMES.items()}
-    names["FB"] = f"{PAIR_LETTER} forward and backward at once"
+    names["FB"] = f"{PAIR_LETTER} both at once"
     return f"{', '.join(name for op, name in names.items() if op in ops)}; the number is the micro-batch"
 
 

@@ -69,7 +69,7 @@ def exposure(view: View, width: int) -> RenderableType | None:
         Column("hidden", "share"),
         Column("exposed", "ms", note=f"{charged}, so that it can be less than what is not hidden", value="exposed_ns"),
         Column("of span", "share", 2, value="exposed_share"),
-        Column("blocking", "ms", 3, note="exposed time on the critical path", value="blocking_ns"),
+        Column("blocking", "ms", 3, note="exposed time on the critical path, over all ranks", value="blocking_ns"),
         Column("wait", "ms", 1, value="wait_ns"),
         Column("exposed because", value=causes),
     )

@@ -149,21 +149,22 @@ def _schedule_line(analysis: Analysis, schedule: ScheduleView | None) -> Line | 
         return Line("Schedule", f"Not named: {reasons[0]}.", "warnings") if reasons else None
     measured_ns, ideal_ns = schedule.head.measured_ns, schedule.head.ideal_ns
     comparison = schedule.comparison
+    apart = "".join(f" {note.message}." for note in analysis.notices if note.code == "fb-run-apart")
     name = comparison.name if comparison.exact else f"{comparison.name}, nearly"
     makespans = f"{name} ({schedule.sizes}): {ms(measured_ns)} where its ideal takes {ms(ideal_ns)}"
     if comparison.compared_with != comparison.name:
         makespans = f"ran {comparison.name} exactly ({schedule.sizes}) in {ms(measured_ns)}; compared with "
         makespans += f"{comparison.compared_with}, whose ideal takes {ms(ideal_ns)} at the run's own times"
     if schedule.gap_note is not None:
-        return Line("Schedule", f"{makespans} ({schedule.gap_note}).", "schedule")
+        return Line("Schedule", f"{makespans} ({schedule.gap_note}).{apart}", "schedule")
     gap_ns = comparison.gap_ns or {}
     causes = {cause: ns for cause, ns in gap_ns.items() if ns > 0 and cause != "unexplained"}
     if measured_ns <= ideal_ns or not causes:
-        return Line("Schedule", f"{makespans}.", "schedule")
+        return Line("Schedule", f"{makespans}.{apart}", "schedule")
     worst = max(causes, key=lambda cause: causes[cause])
     gap = of_the_gap(causes[worst], measured_ns - ideal_ns, "between them", gap_words(analysis, worst))
     gap += gap_basis(analysis, worst)
-    return Line("Schedule", f"{makespans}; {gap}.", "schedule")
+    return Line("Schedule", f"{makespans}; {gap}.{apart}", "schedule")
 
 
 def _reload_line(analysis: Analysis) -> Line | None:

@@ -92,7 +92,7 @@ class LabelRow(msgspec.Struct, frozen=True):
     because_ns: Mapping[str, float] = {}
     """Exposed time by cause (``schema.EXPOSURE_CAUSES``), where causes are known."""
     blocking_ns: float | None = None
-    """Exposed time whose removal shortens the step, where it is known."""
+    """Exposed time on the critical path, over all ranks, where it is known."""
 
     def causes(self, *, most: int = 2, least: float = 0.05) -> list[tuple[str, float]]:
         """Return the *most* largest causes of exposure with their shares of the exposed time, if at least *least*."""
@@ -211,7 +211,7 @@ def label_rows(analysis: Analysis) -> tuple[LabelRow, ...]:
                 exposed_share=exposed_ns / span_ns,
                 wait_ns=per_rank(total.wait_ns.get(label)),
                 loud=label == "other" and ns > MIN_LOUD_SHARE * span_ns,
-                blocking_ns=per_rank(total.blocking_ns.get(label)),
+                blocking_ns=total.blocking_ns.get(label),
                 because_ns={
                     cause: cause_ns / ranks for cause, cause_ns in total.because_ns.get(label, {}).items() if cause_ns
                 },

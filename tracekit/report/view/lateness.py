@@ -30,6 +30,14 @@ def _tokens(evidence: Evidence) -> str:
     return f"it has more work ({evidence.tokens:,} tokens in a step, the others {evidence.tokens_of_others:,})"
 
 
+def _slow_gpu(evidence: Evidence) -> str:
+    slower = f"its GPU runs the same kernels {evidence.ratio or 1:.2f} times slower"
+    if evidence.multiprocessors is None:
+        return slower
+    own, others = evidence.multiprocessors, evidence.multiprocessors_of_others
+    return f"{slower} (on {own} multiprocessors, the others on {others})"
+
+
 def _chain(evidence: Evidence) -> str:
     if evidence.role is not None:
         return f"its {evidence.role} process ends later than on the other ranks"
@@ -38,7 +46,7 @@ def _chain(evidence: Evidence) -> str:
 
 
 _WORDS: Mapping[str, Callable[[Evidence], str]] = {
-    "slow_gpu": lambda evidence: f"its GPU runs the same kernels {evidence.ratio or 1:.2f} times slower",
+    "slow_gpu": _slow_gpu,
     "more_work": _tokens,
     "host_late": lambda evidence: f"its host launches late (its GPU is empty for {ms(evidence.idle_ns or 0)})",
     "slow_link": lambda evidence: f"its transfers take {evidence.ratio or 1:.2f} times as long as others of their size",

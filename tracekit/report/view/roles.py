@@ -26,6 +26,8 @@ KIND_WORDS = {
     "inference_worker": "takes weights",
     "unknown": "unknown",
 }
+MIN_RATIO_OF_UNEQUAL_ITERATIONS = 1.2
+"""Longest over shortest iteration from which both are named beside the mean."""
 MIN_IDLE_SHARE = 0.05
 """Share of the iterations from which time in which no role runs is named."""
 MIN_SHARE = 0.01
@@ -201,7 +203,10 @@ def iteration_sentence(analysis: Analysis) -> str | None:
     shares = {phase: sum(iteration.phase_ns.get(phase, 0) for iteration in iterations) / total for phase in PHASE_WORDS}
     parts = [f"{percent(share)} {PHASE_WORDS[phase]}" for phase, share in shares.items() if share]
     count = len(iterations)
+    times = sorted(iteration.end_ns - iteration.start_ns for iteration in iterations)
     over = f" (mean of {count})" if count > 1 else ""
+    if times[-1] > MIN_RATIO_OF_UNEQUAL_ITERATIONS * times[0]:
+        over = f" (mean of {count}, {ms(times[0])} to {ms(times[-1])})"
     text = f"An iteration takes {ms(total / count)}{over}: {join_with_and(parts)}"
     waits = _mean_waits(iterations)
     if waits:
