@@ -102,7 +102,7 @@ def store(wanted):
     timed([*COMMAND, "ingest", traces, "-o", first, "--workers", wanted.workers])
     shutil.rmtree(traces)
     one = open_store(first)
-    tables = [read_tables(first / f"rank={rank}").whole() for rank in one.ranks]
+    tables = [read_tables(first / f"rank={rank}").loaded() for rank in one.ranks]
     entries = []
     for replica in range(ranks // PP):
         for entry, own in zip(one.entries, tables, strict=True):

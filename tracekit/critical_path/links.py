@@ -228,8 +228,9 @@ class _RankLinks(msgspec.Struct, frozen=True, eq=False):
         """Yield the pieces that end steps, each with its step."""
         steps = part.steps["step"].to_list()
         begins = dict(zip(steps, clocks.to_common(part.source.rank, part.steps["start_ns"].to_numpy()), strict=True))
-        for piece in np.flatnonzero(part.path["last"].to_numpy()).tolist():
-            number = part.path["part"][piece]
+        path = part.path  # of a stored rank each use reads the file
+        last_pieces = np.flatnonzero(path["last"].to_numpy())
+        for piece, number in zip(last_pieces.tolist(), path["part"].to_numpy()[last_pieces].tolist(), strict=True):
             step = steps[number] if number < len(steps) else None
             yield (
                 step,
@@ -246,7 +247,8 @@ class _RankLinks(msgspec.Struct, frozen=True, eq=False):
 
 def common_times(part: PathTables, clocks: Clocks) -> tuple[Ints, Ints]:
     """Return start and end of a rank's pieces on the common clock; a start before the trace (negative) stays."""
-    start, end = part.path["start_ns"].to_numpy(), part.path["end_ns"].to_numpy()
+    path = part.path
+    start, end = path["start_ns"].to_numpy(), path["end_ns"].to_numpy()
     rank = part.source.rank
     return as_int64(np.where(start < 0, start, clocks.to_common(rank, start))), as_int64(clocks.to_common(rank, end))
 
