@@ -68,7 +68,7 @@ def test_few_steps_are_inconclusive(command, save):
     words = ("gate", save("new.json", [100.0] * 3), "--baseline", save("old.json"))
     code, out, _ = command(*words)
     assert code == 3
-    assert "too few steps: 8 before, 3 after" in out
+    assert "8 steps before, 3 after; at least 5 are needed" in out
     assert command(*words, "--inconclusive", "pass")[0] == 0
     assert command(*words, "--inconclusive", "fail")[0] == 1
 
@@ -178,7 +178,7 @@ def test_one_value_a_run_needs_several_runs(command, save):
         "gate", save("new.json"), "--baseline", save("old.json"), "--require", "label_count.forward < +1"
     )
     assert code == 3
-    assert "too few runs: 1 before, 1 after" in out
+    assert "1 run before, 1 after; at least 3 are needed" in out
 
 
 @pytest.mark.parametrize(

@@ -137,3 +137,19 @@ def test_every_rendering_says_first_what_became_of_the_step(sides):
     assert text.splitlines()[2] == f"**{said}**"
     assert page.index(said) < page.index("<table")
     assert "Content-Security-Policy" in page
+
+
+def test_too_few_steps_are_inconclusive_in_every_rendering(make):
+    before, after = (Side((from_analysis(make((ms,)), name="x"),), {}) for ms in (100.0, 150.0))
+    got = diff(before, after).to_dict()
+    outcome = "Step 100.0 ms → 150.0 ms (+50.0 %): inconclusive (1 step before, 1 after; at least 5 are needed)"
+    from rich.console import Console
+
+    console = Console(width=160, record=True, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123
+    diff_terminal.show_diff(got, console)
+    console.file.close()
+    for text in (console.export_text(), diff_markdown.render_diff(got), diff_html.render(got)):
+        lines = [line for line in text.replace("\N{NO-BREAK SPACE}", " ").splitlines() if line.strip()]
+        first = next(i for i, line in enumerate(lines) if outcome in line)
+        assert "What differs:" in lines[first + 1]
+        assert "grew by" in lines[first + 2]

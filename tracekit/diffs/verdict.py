@@ -269,10 +269,10 @@ def _check_without_test(case: _Case, rules: Rules, obstacle: str, damage: str) -
         return replace(check, verdict="inconclusive", reason=obstacle)
     if check.before is None:
         return replace(check, verdict="inconclusive", reason="the baseline has no such metric")
-    unit, needed = ("runs", MIN_RUNS_OF_RUN_METRIC) if check.metric.once_a_run else ("steps", rules.min_steps)
+    unit, needed = ("run", MIN_RUNS_OF_RUN_METRIC) if check.metric.once_a_run else ("step", rules.min_steps)
     if min(check.steps) < needed:
-        counts = f"{check.steps[0]} before, {check.steps[1]} after"
-        return replace(check, verdict="inconclusive", reason=f"too few {unit}: {counts}; at least {needed} are needed")
+        counts = f"{counted(check.steps[0], unit)} before, {check.steps[1]} after"
+        return replace(check, verdict="inconclusive", reason=f"{counts}; at least {needed} are needed")
     return None
 
 

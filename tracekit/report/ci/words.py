@@ -140,6 +140,16 @@ def story(result: Row) -> list[str]:
     return [f"{line[:1].upper()}{line[1:]}" for line in result.get("story") or ()]
 
 
+def story_lead(result: Row) -> str:
+    """Return the words before the sentences of a diff whose step time proves no change; empty for other diffs.
+
+    >>> story_lead({"story": ["idle time grew"], "metrics": [{"metric": "step_ms", "verdict": "inconclusive"}]})
+    'What differs:'
+    """
+    undecided = any(row["metric"] == "step_ms" and row["verdict"] == "inconclusive" for row in result["metrics"])
+    return "What differs:" if undecided and result.get("story") else ""
+
+
 def compared_runs(result: Row) -> str:
     """Return the names of the runs that a diff compares, with their steps.
 
@@ -163,7 +173,7 @@ def step_sentence(result: Row) -> str:
     step = next((row for row in result["metrics"] if row["metric"] == "step_ms"), None)
     if step is None or step["change"] is None:
         return "Step time cannot be compared"
-    outcomes = {"regressed": "slower", "improved": "faster", "inconclusive": step["reason"]}
+    outcomes = {"regressed": "slower", "improved": "faster", "inconclusive": f"inconclusive ({step['reason']})"}
     outcome = outcomes.get(step["verdict"], "no clear change")
     subject = "Typical step" if has_typical_steps(result) else "Step"
     before, after = levels(step)
@@ -191,8 +201,8 @@ def visible_changes(rows: Sequence[Row]) -> list[Row]:
 def without_repeats(reasons: Sequence[str]) -> list[str]:
     """Return the reasons of a table's rows; a reason equal to the one above becomes "as above".
 
-    >>> without_repeats(["too few steps", "too few steps", "", "breaks step_ms < +3%"])
-    ['too few steps', 'as above', '', 'breaks step_ms < +3%']
+    >>> without_repeats(["may be noise", "may be noise", "", "breaks step_ms < +3%"])
+    ['may be noise', 'as above', '', 'breaks step_ms < +3%']
     """
     pairs = zip(("", *reasons), reasons, strict=False)
     return ["as above" if reason and reason == above else reason for above, reason in pairs]

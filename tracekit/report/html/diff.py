@@ -42,7 +42,11 @@ def render(result: Data, *, analyses: tuple[Analysis, Analysis] | None = None) -
         left_out=[sentence for side in sides for sentence in side["timeline"]["left_out"]],
         result=result,
         names=words.compared_runs(result),
-        sentences=[words.step_sentence(result), *(f"{line}." for line in words.story(result))],
+        sentences=[
+            words.step_sentence(result),
+            *filter(None, [words.story_lead(result)]),
+            *(f"{line}." for line in words.story(result)),
+        ],
         waterfall=changes,
         bars=diff_waterfall(changes) if changes else [],
         metrics=metrics,

@@ -20,7 +20,7 @@ MAX_ROWS = 15
 def render_diff(result: Data) -> str:
     """Return the changes by metric, label, module, rank, kernel and cell, the largest first."""
     parts = [f"# tracekit diff\n\n**{markdown(words.step_sentence(result))}**"]
-    parts += [bullets(words.story(result)), markdown(words.compared_runs(result))]
+    parts += [words.story_lead(result), bullets(words.story(result)), markdown(words.compared_runs(result))]
     if result["obstacles"]:
         parts.append(f"> **Not comparable:** {markdown('; '.join(result['obstacles']))}")
     parts.append(_section("Metrics", words.metric_table(result["metrics"][:MAX_ROWS])))

@@ -30,6 +30,7 @@ def render_diff(result: Data, *, width: int = 100) -> RenderableType:
     """Return a diff to print; numbers are never cut, names and the last columns are on a narrow terminal."""
     parts: list[RenderableType] = [Text(terminal(words.compared_runs(result)), style="dim")]
     parts.append(Text(words.step_sentence(result), style="bold"))
+    parts += [Text(lead)] if (lead := words.story_lead(result)) else []
     parts += [Text(f"  {terminal(line)}") for line in words.story(result)]
     if result["obstacles"]:
         parts.append(Text(terminal(f"not comparable: {'; '.join(result['obstacles'])}"), style="yellow"))
