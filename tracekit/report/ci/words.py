@@ -12,7 +12,6 @@ from tracekit.report.table import Column, Table, make_table
 TYPICAL_STEP_NOTE = (
     "levels are of a typical step: the pseudo-median, which a single odd step cannot move; analyze prints means"
 )
-MEANS_NOTE = "labels, modules and kernels: means over ranks; ranks and cells: their own"
 VERDICT_MARKS = {"pass": "✓", "improved": "▲", "regressed": "✗", "inconclusive": "?"}
 VERDICT_ORDER = ("regressed", "inconclusive", "improved", "pass")
 Row = Mapping[str, Any]
@@ -187,6 +186,16 @@ def has_typical_steps(result: Row) -> bool:
     True
     """
     return any(run["steps"] > 1 for side in ("before", "after") for run in (result.get(side) or {}).get("runs") or ())
+
+
+def means_note(result: Row) -> str:
+    """Return which times of a diff are means over ranks; empty if there is one rank.
+
+    >>> means_note({"ranks": [{}, {}], "cells": []})
+    'labels, modules and kernels: means over ranks; ranks: their own'
+    """
+    own = "ranks and cells" if result["cells"] else "ranks"
+    return f"labels, modules and kernels: means over ranks; {own}: their own" if len(result["ranks"]) > 1 else ""
 
 
 def visible_changes(rows: Sequence[Row]) -> list[Row]:

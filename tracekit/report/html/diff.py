@@ -37,7 +37,7 @@ def render(result: Data, *, analyses: tuple[Analysis, Analysis] | None = None) -
         css=asset("page.css", "diff.css"),
         nonce=secrets.token_urlsafe(16),
         script=asset(*TIMELINE_SCRIPTS, "diff.js"),
-        data=script_json({"sides": sides}),
+        data=script_json({"sides": sides, "comparable_cells": result["comparable_cells"]}),
         lanes=bool(sides),
         left_out=[sentence for side in sides for sentence in side["timeline"]["left_out"]],
         result=result,
@@ -53,7 +53,7 @@ def render(result: Data, *, analyses: tuple[Analysis, Analysis] | None = None) -
         typical=capitalize(words.TYPICAL_STEP_NOTE) if words.has_typical_steps(result) and metrics else "",
         labels=words.visible_changes(result["labels"]),
         tables=tables,
-        notes=[*([words.MEANS_NOTE] if len(result["ranks"]) > 1 else []), *result["notes"]],
+        notes=[*filter(None, [words.means_note(result)]), *result["notes"]],
         words=words,
     )
 

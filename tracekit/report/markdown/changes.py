@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from tracekit._util.text import counted, listing, markdown, markdown_code
+from tracekit._util.text import capitalize, counted, listing, markdown, markdown_code
 from tracekit.report.ci import words
 from tracekit.report.markdown.table import VERDICT_ICONS, bullets, folded, render_table, simple_table
 from tracekit.report.table import Table
@@ -27,7 +27,7 @@ def render_diff(result: Data) -> str:
     parts += [words.TYPICAL_STEP_NOTE] if result["metrics"] and words.has_typical_steps(result) else []
     parts.append(_section("Labels", words.label_table(result)))
     parts += [_section(key.capitalize(), words.moved_table(key, result[key])) for key in words.MOVED]
-    parts += [f"{words.MEANS_NOTE[:1].upper()}{words.MEANS_NOTE[1:]}."] if len(result["ranks"]) > 1 else []
+    parts += [f"{capitalize(note)}."] if (note := words.means_note(result)) else []
     parts.append(bullets(result["notes"]))
     return "\n\n".join(filter(None, parts)) + "\n"
 

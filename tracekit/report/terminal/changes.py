@@ -40,7 +40,7 @@ def render_diff(result: Data, *, width: int = 100) -> RenderableType:
     parts += _table(words.label_table(result), width)
     for key in words.MOVED:
         parts += _table(words.moved_table(key, result[key]), width)
-    parts += [Note(words.MEANS_NOTE)] if len(result["ranks"]) > 1 else []
+    parts += [Note(note)] if (note := words.means_note(result)) else []
     parts += [Text(terminal(note), style="dim") for note in result["notes"]]
     for role, changes in result.get("roles", {}).items():
         parts += [Text(""), Text(f"Role {terminal(role)}", style="bold"), render_diff(changes, width=width)]
