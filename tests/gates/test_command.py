@@ -19,13 +19,14 @@ def verdicts(out):
 def test_equal_runs_pass(command, save, scaled):
     code, out, _ = command("gate", save("new.json", scaled(1.0)), "--baseline", save("old.json"))
     assert code == 0
-    assert out.startswith("pass: ")
+    assert out.startswith("before: ")
+    assert "\npass: " in out
 
 
 def test_a_slowdown_is_regressed(command, save, scaled):
     code, out, _ = command("gate", save("new.json", scaled(1.05)), "--baseline", save("old.json"))
     assert code == 1
-    assert out.startswith("regressed: step_ms")
+    assert "\nregressed: step_ms" in out
     assert "100.0 ms  105.0 ms" in out
     assert "+5.0 %" in out
 
@@ -302,5 +303,5 @@ def test_as_a_process(save, scaled):
         check=False,
     )
     assert run.returncode == 1
-    assert run.stdout.startswith("regressed: step_ms")
+    assert "\nregressed: step_ms" in run.stdout
     assert run.stderr == ""

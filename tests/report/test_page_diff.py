@@ -116,8 +116,8 @@ def test_a_cell_of_the_table_is_selected_and_linked_with_the_other_run(look, pag
     details.locator("button", has_text="the same cell before").click()
     assert details.locator("h3").inner_text() == cell
     assert details.locator("dd").first.inner_text() == f"rank {row['rank']} (before)"
-    # A link to this moment brings the cell back.
-    page.wait_for_function("() => location.hash.includes('box=cells')")
+    # A link to this moment brings the cell back; the page writes it a moment after the selection.
+    page.wait_for_function("() => location.hash.includes('box=cells.0.')")
     page.reload()
     page.wait_for_selector("html[data-ready=true]")
     assert details.locator("h3").inner_text() == cell

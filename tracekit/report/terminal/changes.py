@@ -64,8 +64,9 @@ def show_gate(result: Data, console: Console | None = None) -> None:
 
 
 def render_gate(result: Data, *, width: int = 80) -> RenderableType:
-    """Return a verdict to print: the sentence, the checks, what moved, the waivers."""
-    parts: list[RenderableType] = [Text(terminal(words.headline(result)), style=VERDICT_STYLES[result["verdict"]])]
+    """Return a verdict to print: the runs, the sentence, the checks, what moved, the waivers."""
+    parts: list[RenderableType] = [Text(terminal(words.compared_runs(result)), style="dim")]
+    parts.append(Text(terminal(words.headline(result)), style=VERDICT_STYLES[result["verdict"]]))
     regressed = result["verdict"] == "regressed"
     if regressed:
         parts += [Text(f"  {terminal(line)}") for line in words.story(result)]
