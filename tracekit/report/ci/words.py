@@ -13,6 +13,7 @@ TYPICAL_STEP_NOTE = (
     "levels are of a typical step: the median of the means of all pairs of steps, which one odd step hardly moves; "
     "analyze prints means"
 )
+EXPOSED_NOTE = "not hidden by compute; time of two exposed labels at once counts for one of them"
 VERDICT_MARKS = {"pass": "✓", "improved": "▲", "regressed": "✗", "inconclusive": "?"}
 VERDICT_ORDER = ("regressed", "inconclusive", "improved", "pass")
 Row = Mapping[str, Any]
@@ -311,7 +312,7 @@ def label_table(result: Row) -> Table | None:
     columns = (
         Column("label"),
         *_TIMES,
-        Column("exposed", "figure", 1, value=lambda row: exposed_and_overlap(row)[0]),
+        Column("exposed", "figure", 1, EXPOSED_NOTE, value=lambda row: exposed_and_overlap(row)[0]),
         Column("overlap", "figure", 1, value=lambda row: exposed_and_overlap(row)[1]),
     )
     return make_table(columns, visible_changes(result["labels"]))
