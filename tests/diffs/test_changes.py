@@ -1,4 +1,4 @@
-"""Text of a ``Diff`` in a Python session."""
+"""Text of a ``Diff`` in a Python session, and the pipeline cells that it compares."""
 
 from __future__ import annotations
 
@@ -24,3 +24,40 @@ def side(name, step_ms, **facts):
 )  # fmt: skip
 def test_the_repr_has_the_verdict(before, after, text):
     assert repr(diff(before, after)) == f"<Diff: a → b: {text}>"
+
+
+def run_with_cells(stages_by_rank, ns):
+    cells = [
+        {"rank": rank, "op": "F", "stage": stage, "microbatch": 0, "ns": ns}
+        for rank, stages in stages_by_rank.items()
+        for stage in stages
+    ]
+    return Side((Run("a", {"step_ms": (1.0,)}, {}, {"cells": cells}),), {})
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "compared", "note"),
+    [
+        ({0: [0], 1: [1]}, {0: [0], 1: [1]}, [(0, 0), (1, 1)], None),
+        # The same four parts of the model on other ranks: stages 0 and 1 stayed where they were.
+        ({0: [0, 2], 1: [1, 3]}, {0: [0, 3], 1: [1, 2]}, [(0, 0), (1, 1)], "4 cells are on one side only"),
+        ({0: [0], 1: [1]}, {0: [0, 2], 1: [1, 3]}, [], "hold different parts of the model (2 stages before, 4 after)"),
+        # Two directions: two stages on each rank, but of two in all and not of four.
+        (
+            {0: [0, 1], 1: [1, 0]},
+            {0: [0, 2], 1: [1, 3]},
+            [],
+            "hold different parts of the model (2 stages before, 4 after)",
+        ),
+        ({0: [0], 1: [1]}, {0: [0], 1: [1], 2: [2]}, [], "may hold different parts of the model (2 stages before, 3"),
+        ({0: [0], 1: [1]}, {0: [0, 1], 1: [1, 0]}, [], "of the model (up to 1 stage on a rank before, 2 after)"),
+    ],
+)
+def test_cells_are_compared_only_where_the_model_is_cut_alike(before, after, compared, note):
+    got = diff(run_with_cells(before, 1_000_000), run_with_cells(after, 2_000_000)).to_dict()
+    assert sorted((row["rank"], row["stage"]) for row in got["cells"]) == compared
+    assert {row["change_ms"] for row in got["cells"]} <= {1.0}
+    assert got["comparable_cells"] is bool(compared)
+    notes = [text for text in got["notes"] if "cells" in text]
+    assert len(notes) == (note is not None)
+    assert all(note in text for text in notes)

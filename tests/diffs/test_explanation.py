@@ -1,4 +1,4 @@
-"""The story of a diff names a module only as far as the module's own change goes."""
+"""The story of a diff names a label or a module only as far as its own change goes."""
 
 from __future__ import annotations
 
@@ -11,19 +11,23 @@ from tracekit.documents.analysis import Bubble, Budget, RankFigures
 MS = 1_000_000
 
 
-def _run(name: str, forward_ms: tuple[int, int], mlp_ms: float) -> Run:
-    """Two ranks that compute nothing but forward; the mlp's part of it is a mean over them."""
-    ranks = tuple(
-        RankFigures(
-            rank=rank, steps=[1], span_ns=1000 * MS, label_ns={"forward": ms * MS}, set_ns={}, label_count={},
-            weak_ns=0, weak_share=None, overlap={}, hidden_ns={}, wait_ns={}, blocking_ns={}, exposed_because_ns={},
-            budget_ns=Budget(ms * MS, {}, (1000 - ms) * MS), bubble=Bubble(0, 0, None, lower_bound=False), phases=[],
-            idle_host_ns=None, idle_host=[], inside_launch_ns=0, idle_causes_ns=None, per_step=[],
-        )
-        for rank, ms in enumerate(forward_ms)
+def _rank(rank: int, label_ms: dict[str, int], exposed_ms: int) -> RankFigures:
+    """Return a rank whose step of 1000 ms has these labels one after the other, then exposed pp_comm, then nothing."""
+    label_ns = {label: ms * MS for label, ms in label_ms.items()}
+    compute_ns, exposed_ns = sum(label_ns.values()), exposed_ms * MS
+    return RankFigures(
+        rank=rank, steps=[1], span_ns=1000 * MS, label_ns=label_ns, set_ns={}, label_count={}, weak_ns=0,
+        weak_share=None, overlap={}, hidden_ns={}, wait_ns={}, blocking_ns={}, exposed_because_ns={},
+        budget_ns=Budget(compute_ns, {"pp_comm": exposed_ns}, 1000 * MS - compute_ns - exposed_ns),
+        bubble=Bubble(0, 0, None, lower_bound=False), phases=[], idle_host_ns=None, idle_host=[], inside_launch_ns=0,
+        idle_causes_ns=None, per_step=[],
     )  # fmt: skip
+
+
+def _run(name: str, forward_ms: tuple[int, int], mlp_ms: float) -> Run:
+    """Return two ranks that compute nothing but forward; the mlp's part of it is a mean over them."""
     tables = {"modules": [{"module": "mlp", "label": "forward", "ns": mlp_ms * MS}]}
-    return Run(name, {}, {}, tables, ranks)
+    return Run(name, {}, {}, tables, tuple(_rank(rank, {"forward": ms}, 0) for rank, ms in enumerate(forward_ms)))
 
 
 @pytest.mark.parametrize(
@@ -45,3 +49,32 @@ def test_a_module_has_the_labels_number_only_where_it_is_its_change(mlp_grew_ms:
 def test_where_every_rank_changed_the_number_is_the_most() -> None:
     before, after = _run("a", (200, 200), 100), _run("b", (280, 300), 100)
     assert explain_change([before], [after]) == ["on every rank forward grew by up to 100.0 ms"]
+
+
+@pytest.mark.parametrize(
+    ("grew_ms", "sentence"),
+    [
+        ((40, 30, 30), "rank 1's compute grew by 100.0 ms, 40.0 ms of it dgrad"),
+        ((89, 11, 0), "rank 1's compute grew by 100.0 ms, 89.0 ms of it dgrad"),
+        ((90, 10, 0), "rank 1's dgrad grew by 90.0 ms"),
+        ((-40, -30, -30), "rank 1's compute shrank by 100.0 ms, 40.0 ms of it dgrad"),
+    ],
+)
+def test_labels_that_changed_together_are_summed(grew_ms: tuple[int, int, int], sentence: str) -> None:
+    base = dict.fromkeys(("dgrad", "wgrad", "forward"), 100)
+    changed = {label: ms + more for (label, ms), more in zip(base.items(), grew_ms, strict=True)}
+    before, after = (Run("", {}, {}, {}, (_rank(0, base, 0), _rank(1, labels, 0))) for labels in (base, changed))
+    assert explain_change([before], [after]) == [sentence]
+
+
+@pytest.mark.parametrize(
+    ("waiting", "sentence"),
+    [([0], "rank 0 waits for rank 3 in pp_comm (+50.0 ms)"),
+     ([0, 1, 2], "3 ranks wait for rank 3 in pp_comm (up to +50.0 ms)")],
+)  # fmt: skip
+def test_ranks_wait_for_a_rank_that_is_named(waiting: list[int], sentence: str) -> None:
+    before = [_rank(rank, {"dgrad": 100}, 10) for rank in range(4)]
+    after = [_rank(rank, {"dgrad": 100}, 60 if rank in waiting else 10) for rank in range(3)]
+    after.append(_rank(3, {"dgrad": 150}, 10))
+    runs = [Run("", {}, {}, {}, tuple(ranks)) for ranks in (before, after)]
+    assert explain_change(runs[:1], runs[1:]) == ["rank 3's dgrad grew by 50.0 ms", sentence]

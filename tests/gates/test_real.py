@@ -57,7 +57,7 @@ def test_one_step_is_not_enough(samples):
     one = analysis_of(samples / "reload")
     result = gate(one, one)
     assert (result.verdict, result.exit_code) == ("inconclusive", 3)
-    assert "too few steps" in result.checks[0].reason
+    assert "at least 5 are needed" in result.checks[0].reason
 
 
 @pytest.mark.parametrize("share", [0.86, 0.9, 0.93])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 
 import pytest
@@ -10,6 +11,7 @@ from markdown_it import MarkdownIt
 
 from tracekit.diffs import Side, diff, from_analysis
 from tracekit.gates import gate
+from tracekit.report.ci import words
 from tracekit.report.ci import write as gate_github
 from tracekit.report.html import diff as diff_html
 from tracekit.report.markdown import changes as diff_markdown
@@ -106,15 +108,10 @@ def test_renderings_hold_the_same_facts(sides):
         assert part in text
     assert "gemm<a|b>" not in page
     assert "://" not in page  # the page needs nothing from the network
-    from rich.console import Console
-
     for width in (60, 160):
-        console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123
-        diff_terminal.show_diff(got, console)
-        said = console.export_text()
-        assert "tep 100.0 ms → 110.0 ms (+10.0 %): slower" in said
-        assert max(map(len, said.splitlines())) <= width
-        console.file.close()
+        lines = printed(diff_terminal.show_diff, got, width)
+        assert "tep 100.0 ms → 110.0 ms (+10.0 %): slower" in "\n".join(lines)
+        assert max(map(len, lines)) <= width
 
 
 def test_diff_command(command, save, scaled, tmp_path):
@@ -137,3 +134,64 @@ def test_every_rendering_says_first_what_became_of_the_step(sides):
     assert text.splitlines()[2] == f"**{said}**"
     assert page.index(said) < page.index("<table")
     assert "Content-Security-Policy" in page
+
+
+def printed(show, result, width=160):
+    """Return the lines that a terminal of this width prints."""
+    from rich.console import Console
+
+    with open(os.devnull, "w", encoding="utf-8") as nowhere:  # noqa: PTH123
+        console = Console(width=width, record=True, file=nowhere)
+        show(result, console)
+    return console.export_text().splitlines()
+
+
+def test_too_few_steps_are_inconclusive_in_every_rendering(make):
+    before, after = (Side((from_analysis(make((ms,)), name="x"),), {}) for ms in (100.0, 150.0))
+    got = diff(before, after).to_dict()
+    outcome = "Step 100.0 ms → 150.0 ms (+50.0 %): inconclusive (1 step before, 1 after; at least 5 are needed)"
+    terminal_text = "\n".join(printed(diff_terminal.show_diff, got))
+    for text in (terminal_text, diff_markdown.render_diff(got), diff_html.render(got)):
+        lines = [line for line in text.replace("\N{NO-BREAK SPACE}", " ").splitlines() if line.strip()]
+        first = next(i for i, line in enumerate(lines) if outcome in line)
+        assert "What differs:" in lines[first + 1]
+        assert "grew by" in lines[first + 2]
+
+
+def test_a_gate_names_both_sides_and_every_limit(sides):
+    lines = printed(diff_terminal.show_gate, gate(sides[1], sides[0]).to_dict())
+    assert lines[0].rstrip() == "before: old (8 steps) · after: new (8 steps)"
+    assert lines[1].startswith("regressed: step_ms")
+    rows = {line.split()[1]: line for line in lines if line.startswith(("regressed ", "pass "))}
+    assert re.search(r"\+10\.0 %  +\+2\.9 %  +\+\d+\.\d … \+\d+\.\d %  worse by more than 2\.9 %", rows["step_ms"])
+
+
+@pytest.mark.parametrize(("factor", "reason"), [(1.02, "worse, within the limit"), (1.0, ""), (0.98, "")])
+def test_a_pass_says_that_it_got_worse(make, scaled, factor, reason):
+    """Compute time has a floor of 3.25 % and steps that vary by half a percent: 2 % are certain, and accepted."""
+    sides = [Side((from_analysis(make(scaled(scale)), name="x"),), {}) for scale in (1.0, factor)]
+    result = gate(sides[1], sides[0]).to_dict()
+    compute = next(check for check in result["checks"] if check["metric"] == "compute_ms")
+    assert (compute["verdict"], compute["reason"]) == ("pass", reason)
+
+
+@pytest.mark.parametrize(
+    ("requirement", "limit", "limit_on", "text"),
+    [
+        ("step_ms < +3%", 3.0, "change", "+3.0 %"),
+        ("step_ms < +2ms", 2.0, "change", "+2.0 %"),
+        ("step_ms < 120", 120.0, "level", "120.0 ms"),
+        ("overlap.pp_comm > -0.02", -0.02, "change", "−2.0 points"),
+        ("bubble_fraction < 90%", 0.9, "level", "90.0 %"),
+    ],
+)
+def test_the_limit_is_that_of_the_requirement(make, requirement, limit, limit_on, text):
+    side = Side((from_analysis(make((100.0,) * 8), name="x"),), {})
+    check = gate(side, side, require=[requirement]).to_dict()["checks"][0]
+    assert (check["limit"], check["limit_on"]) == (pytest.approx(limit), limit_on)
+    assert words.limit(check) == text
+
+
+def test_a_gate_without_a_baseline_names_the_candidate_alone(sides):
+    result = gate(sides[1], require=["step_ms < 200"]).to_dict()
+    assert printed(diff_terminal.show_gate, result)[0].rstrip() == "after: new (8 steps)"

@@ -116,8 +116,8 @@ def test_a_cell_of_the_table_is_selected_and_linked_with_the_other_run(look, pag
     details.locator("button", has_text="the same cell before").click()
     assert details.locator("h3").inner_text() == cell
     assert details.locator("dd").first.inner_text() == f"rank {row['rank']} (before)"
-    # A link to this moment brings the cell back.
-    page.wait_for_function("() => location.hash.includes('box=cells')")
+    # A link to this moment brings the cell back; the page writes it a moment after the selection.
+    page.wait_for_function("() => location.hash.includes('box=cells.0.')")
     page.reload()
     page.wait_for_selector("html[data-ready=true]")
     assert details.locator("h3").inner_text() == cell
@@ -151,3 +151,20 @@ def test_saved_analyses_have_no_timeline_and_no_empty_section(look, samples, tmp
     page = look(path)
     assert page.locator("#timeline").count() == 0
     assert page.said == []
+
+
+def test_cells_of_other_parts_of_the_model_are_not_compared(look, tmp_path):
+    """One run has one stage on each rank, the other two: their cells keep the colours of their ops."""
+    for name, virtual in (("1f1b", None), ("interleaved", 2)):
+        write_run(Recipe(generate(name, pp=2, microbatches=2, virtual=virtual), layers=1), tmp_path / name)
+    path = tmp_path / "diff.html"
+    diff(tmp_path / "1f1b", tmp_path / "interleaved").save(path)
+    page = look(path)
+    assert page.said == []
+    assert page.locator("h2", has_text="Cells").count() == 0
+    assert "hold different parts of the model" in page.locator(".note", has_text="Cells are not compared").inner_text()
+    kinds = "[...source.cells.kind].map((kind, i) => kind === source.cells.opKind[i])"
+    assert all(set(side(page, number, kinds)) == {True} for number in (0, 1))
+    assert all(
+        set(side(page, number, "[...source.cells.counterpart].map((i) => i < 0)")) == {True} for number in (0, 1)
+    )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
@@ -193,7 +193,7 @@ def _timelines(before: Sequence[Run], after: Sequence[Run]) -> Timelines | None:
 
 def largest_changes(before: Sequence[Run], after: Sequence[Run], *, max_rows: int = 10) -> LargestChanges:
     """Return the kernels, modules and cells whose time changed most, and notes on what could not be compared."""
-    changes: dict[str, Any] = {}
+    changes: dict[str, Any] = {"comparable_cells": None}
     notes = []
     for table, row_type in _ROW_TYPES.items():
         keys = _key_fields(row_type)
@@ -205,13 +205,47 @@ def largest_changes(before: Sequence[Run], after: Sequence[Run], *, max_rows: in
             changes[table] = []
             continue
         if table == "cells":
+            reason = _cell_obstacle(old, new)
+            changes["comparable_cells"] = not reason
             # The pipeline of the other side was reconstructed with other cells: that is no change of time.
-            common = old.keys() & new.keys()
+            common = set() if reason else old.keys() & new.keys()
             left_out = len(old.keys() | new.keys()) - len(common)
-            notes += [f"{left_out} cells are on one side only and are left out"] if left_out else []
+            notes += [reason or f"{left_out} cells are on one side only and are left out"] if left_out else []
             old, new = ({key: side[key] for key in side if key in common} for side in (old, new))
         changes[table] = _change_rows(old, new, row_type)[:max_rows]
     return LargestChanges(**changes, notes=notes)
+
+
+def _cell_obstacle(old: Iterable[Key], new: Iterable[Key]) -> str:
+    """Return why cells of the two sides are not the same work; empty if they may be.
+
+    The model is cut into stages, and a cell is the work of one stage on one micro-batch. With another number of stages,
+    or of stages on a rank that both sides have, the same name stands for another part of the model.
+
+    Args:
+        old: Keys of the cells before, in the order of the fields of ``CellChange``.
+        new: Keys of the cells after.
+    """
+    before, after = _stages_by_rank(old), _stages_by_rank(new)
+    # Stages are numbered from 0; those of a rank without a trace are missed only if the last is among them.
+    stages = [1 + max(max(numbers, default=0) for numbers in side.values()) for side in (before, after)]
+    chunks = [max(map(len, side.values())) for side in (before, after)]
+    if stages[0] != stages[1]:
+        split = f"{counted(stages[0], 'stage')} before, {stages[1]} after"
+    elif any(len(before[rank]) != len(after[rank]) for rank in before.keys() & after.keys()):
+        split = f"up to {counted(chunks[0], 'stage')} on a rank before, {chunks[1]} after"
+    else:
+        return ""
+    verb = "hold" if before.keys() == after.keys() else "may hold"
+    return f"cells are not compared: they {verb} different parts of the model ({split})"
+
+
+def _stages_by_rank(cells: Iterable[Key]) -> dict[int, set[int]]:
+    """Return the stages that each rank has cells of."""
+    stages: defaultdict[int, set[int]] = defaultdict(set)
+    for rank, _, stage, _, b_stage, _ in cells:
+        stages[rank] |= {number for number in (stage, b_stage) if number is not None}
+    return stages
 
 
 def _key_fields(row_type: type[CountedChange]) -> tuple[str, ...]:

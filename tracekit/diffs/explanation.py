@@ -1,8 +1,8 @@
 """Explanation of a change between two runs: a few sentences and one waterfall.
 
 Where both sides do the same amount of work, the sentences name the rank whose compute changed most, the label and
-module it changed in, and the ranks that wait for it; where compute takes as long as before, they name what became
-exposed or idle. Where the amount of work differs, steps are compared per unit of work.
+module it changed most in, and the ranks that wait for this rank; where compute takes as long as before, they name what
+became exposed or idle. Where the amount of work differs, steps are compared per unit of work.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ MIN_STEP_SHARE_TO_EXPLAIN = 0.03
 """Smallest change that is explained, as a share of the step: runs of the same code differ by this much."""
 MIN_SHARE_TO_CHANGE_TOGETHER = 0.5
 """Smallest change of a rank, as a share of the largest change, to count as changing together with it."""
+MIN_LABEL_SHARE_TO_REPLACE_COMPUTE = 0.9
+"""Share of a rank's change of compute from which the sentence is about one label instead of all compute."""
 MIN_MODULE_SHARE_TO_REPLACE_LABEL = 0.9
 """Share of a label's change from which its module is named in front of it and carries its number."""
 MIN_MODULE_SHARE_TO_MENTION = 0.5
@@ -55,7 +57,7 @@ def explain_change(before: Sequence[Run], after: Sequence[Run]) -> list[str]:
     >>> runs = [from_analysis(analyze(f"sample_traces/steps/{name}").to_document(), name=name)
     ...     for name in ("a", "straggler")]
     >>> explain_change(runs[:1], runs[1:])
-    ["rank 1's mlp forward grew by 11.1 ms", 'rank 0 waits for it in pp_comm (+11.0 ms)']
+    ["rank 1's mlp forward grew by 11.1 ms", 'rank 0 waits for rank 1 in pp_comm (+11.0 ms)']
     """
     old, new = _parts_by_rank(before), _parts_by_rank(after)
     work = compare_work(before, after)
@@ -145,8 +147,13 @@ def _describe_compute(changes: Mapping[int, Parts], rank: int, modules: Mapping[
         subject = f"{module} {label}"
     elif module_share >= MIN_MODULE_SHARE_TO_MENTION:
         detail = f", most of it in {module}"
+    label_share = by_label[label] / compute_ms
+    amount = _format_ms(by_label[label])
+    if label_share < MIN_LABEL_SHARE_TO_REPLACE_COMPUTE:
+        # Several labels changed: the number is that of all compute, which is a part of the waterfall.
+        detail = f", {amount} of it {subject}" if label_share > 0 else ""
+        subject, amount = "compute", _format_ms(compute_ms)
     verb = "grew" if sign > 0 else "shrank"
-    amount = _format_ms(by_label[label] or compute_ms)
     min_together_ms = MIN_SHARE_TO_CHANGE_TOGETHER * abs(compute_ms)
     if len(changes) == 1:
         return f"{subject} {verb} by {amount}{detail}"
@@ -169,11 +176,11 @@ def _describe_waiting(changes: Mapping[int, Parts], cause: int, min_ms: float) -
         return []
     label, _ = max(waits, key=lambda wait: waits[wait])
     wait_ms = {rank: ms for (name, rank), ms in waits.items() if name == label}
-    verb = "for it in" if label in COMMUNICATION_LABELS else "beside it in"
+    where = f"{'for' if label in COMMUNICATION_LABELS else 'beside'} rank {cause} in {label}"
     longest = f"{signed(max(wait_ms.values()))} ms"
     if len(wait_ms) == 1:
-        return [f"rank {min(wait_ms)} waits {verb} {label} ({longest})"]
-    return [f"{len(wait_ms)} ranks wait {verb} {label} (up to {longest})"]
+        return [f"rank {min(wait_ms)} waits {where} ({longest})"]
+    return [f"{len(wait_ms)} ranks wait {where} (up to {longest})"]
 
 
 def _describe_exposed(changes: Mapping[int, Parts], min_ms: float, *, step_ms: float, same_compute: bool) -> list[str]:

@@ -64,6 +64,21 @@ class Check(msgspec.Struct, frozen=True):
     waiver: WaiverStatus | None = None
 
     @property
+    def sign(self) -> int:
+        """Return +1 if an increase is worse, else -1."""
+        if self.requirement:
+            return 1 if self.requirement.worse == "up" else -1
+        return -1 if self.metric.better == "up" else 1
+
+    @property
+    def limit(self) -> float | None:
+        """Largest change that is accepted, in the metric's unit; for a limit on the level, that level."""
+        requirement = self.requirement
+        if requirement is None:
+            return None if self.floor is None else self.sign * self.floor
+        return requirement.limit * (self.before or 0.0) if requirement.kind == "relative" else requirement.limit
+
+    @property
     def change(self) -> float | None:
         """After minus before, in the metric's unit."""
         return None if self.before is None or self.after is None else self.after - self.before
@@ -89,6 +104,8 @@ class Check(msgspec.Struct, frozen=True):
             steps=Counts(*self.steps),
             runs=Counts(*self.runs),
             waiver=self.waiver,
+            limit=self.limit,
+            limit_on="level" if self.requirement and self.requirement.kind == "limit" else "change",
         )
 
 
@@ -105,19 +122,12 @@ class _Case(msgspec.Struct, frozen=True):
     @property
     def sign(self) -> int:
         """Return +1 if an increase is worse, else -1."""
-        requirement = self.check.requirement
-        if requirement:
-            return 1 if requirement.worse == "up" else -1
-        return -1 if self.check.metric.better == "up" else 1
+        return self.check.sign
 
     @property
     def limit(self) -> float:
         """Largest worsening that is accepted; negative if the requirement demands an improvement."""
-        requirement = self.check.requirement
-        if requirement is None:
-            return self.floor
-        relative = requirement.kind == "relative"
-        return self.sign * (requirement.limit * (self.check.before or 0.0) if relative else requirement.limit)
+        return self.sign * (self.check.limit or 0.0)
 
     @property
     def tested_change(self) -> float:
@@ -269,10 +279,10 @@ def _check_without_test(case: _Case, rules: Rules, obstacle: str, damage: str) -
         return replace(check, verdict="inconclusive", reason=obstacle)
     if check.before is None:
         return replace(check, verdict="inconclusive", reason="the baseline has no such metric")
-    unit, needed = ("runs", MIN_RUNS_OF_RUN_METRIC) if check.metric.once_a_run else ("steps", rules.min_steps)
+    unit, needed = ("run", MIN_RUNS_OF_RUN_METRIC) if check.metric.once_a_run else ("step", rules.min_steps)
     if min(check.steps) < needed:
-        counts = f"{check.steps[0]} before, {check.steps[1]} after"
-        return replace(check, verdict="inconclusive", reason=f"too few {unit}: {counts}; at least {needed} are needed")
+        counts = f"{counted(check.steps[0], unit)} before, {check.steps[1]} after"
+        return replace(check, verdict="inconclusive", reason=f"{counts}; at least {needed} are needed")
     return None
 
 
@@ -361,7 +371,8 @@ def _decide(case: _Case, test: _Test, p_worse: float, p_better: float, rules: Ru
         return _decide_exceeded(case, check, test, rules)
     if -case.worsening > case.floor and p_better <= rules.alpha and not case.may_be_chance:
         return replace(check, verdict="improved")
-    return check
+    is_worse = min(case.sign * end for end in test.interval) > 0
+    return replace(check, reason="worse, within the limit") if is_worse else check
 
 
 def _decide_exceeded(case: _Case, check: Check, test: _Test, rules: Rules) -> Check:
@@ -388,8 +399,13 @@ def _required_change(check: Check, requirement: Requirement) -> float:
 
 
 def _regression_reason(case: _Case) -> str:
-    requirement, unit = case.check.requirement, case.check.metric.unit
+    requirement, unit, before = case.check.requirement, case.check.metric.unit, case.check.before
     if requirement:
         return f"breaks {requirement.text}"
-    floor = f"{100 * case.floor:.1f} points" if unit == "ratio" else f"{case.floor:.3g} {unit}"
-    return f"worse by more than {floor}"
+    if unit == "ratio":
+        return f"worse by more than {100 * case.floor:.1f} points"
+    return (
+        f"worse by more than {100 / before * case.floor:.1f} %"
+        if before
+        else f"worse by more than {case.floor:.3g} {unit}"
+    )

@@ -227,7 +227,9 @@ class LargestChanges(Struct, frozen=True, kw_only=True):
     modules: list[ModuleChange]
     """Modules."""
     cells: list[CellChange]
-    """Pipeline cells."""
+    """Pipeline cells; empty if those of the two sides hold different parts of the model."""
+    comparable_cells: bool | None
+    """Whether cells of both sides hold the same parts of the model; null if a side has none."""
     notes: list[str]
     """What could not be compared."""
 

@@ -70,6 +70,10 @@ class CheckResult(Struct, frozen=True):
     """Runs."""
     waiver: WaiverStatus | None
     """The waiver that applies."""
+    limit: float | None
+    """Largest change that is accepted, in the metric's unit; for a limit on the level, that level."""
+    limit_on: Literal["change", "level"]
+    """Whether the limit is one on the change or on the level of the candidate."""
 
 
 class Settings(Struct, frozen=True):

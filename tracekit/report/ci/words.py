@@ -10,9 +10,10 @@ from tracekit.report.names import short_kernel
 from tracekit.report.table import Column, Table, make_table
 
 TYPICAL_STEP_NOTE = (
-    "levels are of a typical step: the pseudo-median, which a single odd step cannot move; analyze prints means"
+    "levels are of a typical step: the median of the means of all pairs of steps, which one odd step hardly moves; "
+    "analyze prints means"
 )
-MEANS_NOTE = "labels, modules and kernels: means over ranks; ranks and cells: their own"
+EXPOSED_NOTE = "not hidden by compute; time of two exposed labels at once counts for one of them"
 VERDICT_MARKS = {"pass": "✓", "improved": "▲", "regressed": "✗", "inconclusive": "?"}
 VERDICT_ORDER = ("regressed", "inconclusive", "improved", "pass")
 Row = Mapping[str, Any]
@@ -34,18 +35,23 @@ def value(number: float | None, unit: str) -> str:
 def change(row: Row) -> str:
     """Return the change of a check: relative to the baseline for times, in points for shares.
 
-    >>> change({"unit": "ms", "change": 0.5, "change_relative": 0.05})
+    >>> change({"unit": "ms", "before": 10.0, "change": 0.5})
     '+5.0 %'
-    >>> change({"unit": "ratio", "change": -0.12, "change_relative": -0.5})
+    >>> change({"unit": "ratio", "before": 0.24, "change": -0.12})
     '−12.0 points'
     """
-    if row["change"] is None:
-        return "–"
+    return "–" if row["change"] is None else _changes(row, row["change"])
+
+
+def _changes(row: Row, *amounts: float) -> str:
+    """Return changes of a check's metric, all in the unit of ``change``."""
     if row["unit"] == "ratio":
-        return f"{signed(100 * row['change'], 1)} points"
-    if row["change_relative"] is None or abs(row["change_relative"]) > 10:
-        return signed(row["change"], _digits(row["change"])) + (" ms" if row["unit"] == "ms" else "")
-    return f"{signed(100 * row['change_relative'], 1)} %"
+        scale, unit, digits = 100.0, " points", 1
+    elif row["before"] and abs(row["change"] or 0.0) <= 10 * abs(row["before"]):
+        scale, unit, digits = 100 / row["before"], " %", 1
+    else:
+        scale, unit, digits = 1.0, " ms" if row["unit"] == "ms" else "", _digits(max(map(abs, amounts)))
+    return " … ".join(signed(scale * amount, digits) for amount in amounts) + unit
 
 
 def milliseconds(row: Row) -> str:
@@ -62,16 +68,27 @@ def milliseconds(row: Row) -> str:
 def likely_range(row: Row) -> str:
     """Return the confidence interval of a check's change, or of its level; empty if it has none.
 
-    >>> likely_range({"interval": [0.5, 1.0], "unit": "ms", "p": 0.001})
-    '+0.500 … +1.000 ms'
+    >>> likely_range({"interval": [0.5, 1.0], "unit": "ms", "before": 10.0, "change": 0.7, "limit_on": "change"})
+    '+5.0 … +10.0 %'
+    >>> likely_range({"interval": [0.125, 0.25], "unit": "ratio", "limit_on": "level"})
+    '12.5 % … 25.0 %'
     """
     if not row["interval"]:
         return ""
-    low, high = row["interval"]
-    if row["unit"] == "ratio":
-        return f"{signed(100 * low, 1)} … {signed(100 * high, 1)} points"
-    digits = _digits(max(abs(low), abs(high)))
-    return f"{signed(low, digits)} … {signed(high, digits)}" + (" ms" if row["unit"] == "ms" else "")
+    if row["limit_on"] == "level":
+        return " … ".join(value(end, row["unit"]) for end in row["interval"])
+    return _changes(row, *row["interval"])
+
+
+def limit(row: Row) -> str:
+    """Return the largest change, or the level, that a check accepts.
+
+    >>> limit({"limit": -0.02, "unit": "ratio", "before": 0.5, "change": 0.1, "limit_on": "change"})
+    '−2.0 points'
+    """
+    if row["limit"] is None:
+        return "–"
+    return value(row["limit"], row["unit"]) if row["limit_on"] == "level" else _changes(row, row["limit"])
 
 
 def levels(row: Row) -> tuple[str, str]:
@@ -140,8 +157,18 @@ def story(result: Row) -> list[str]:
     return [f"{line[:1].upper()}{line[1:]}" for line in result.get("story") or ()]
 
 
+def story_lead(result: Row) -> str:
+    """Return the words before the sentences of a diff whose step time proves no change; empty for other diffs.
+
+    >>> story_lead({"story": ["idle time grew"], "metrics": [{"metric": "step_ms", "verdict": "inconclusive"}]})
+    'What differs:'
+    """
+    undecided = any(row["metric"] == "step_ms" and row["verdict"] == "inconclusive" for row in result["metrics"])
+    return "What differs:" if undecided and result.get("story") else ""
+
+
 def compared_runs(result: Row) -> str:
-    """Return the names of the runs that a diff compares, with their steps.
+    """Return the names of the runs that are compared, with their steps; a gate without a baseline has one side.
 
     >>> compared_runs({"before": {"runs": [{"name": "a", "steps": 8}]}, "after": {"runs": [{"name": "b", "steps": 1}]}})
     'before: a (8 steps) · after: b (1 step)'
@@ -149,6 +176,8 @@ def compared_runs(result: Row) -> str:
     sides = []
     for side in ("before", "after"):
         runs = result[side]["runs"]
+        if not runs:
+            continue
         names = ", ".join(f"{run['name']} ({counted(run['steps'], 'step')})" for run in runs[:3])
         sides.append(f"{side}: {names}{' …' if len(runs) > 3 else ''}")
     return " · ".join(sides)
@@ -163,7 +192,7 @@ def step_sentence(result: Row) -> str:
     step = next((row for row in result["metrics"] if row["metric"] == "step_ms"), None)
     if step is None or step["change"] is None:
         return "Step time cannot be compared"
-    outcomes = {"regressed": "slower", "improved": "faster", "inconclusive": step["reason"]}
+    outcomes = {"regressed": "slower", "improved": "faster", "inconclusive": f"inconclusive ({step['reason']})"}
     outcome = outcomes.get(step["verdict"], "no clear change")
     subject = "Typical step" if has_typical_steps(result) else "Step"
     before, after = levels(step)
@@ -179,6 +208,16 @@ def has_typical_steps(result: Row) -> bool:
     return any(run["steps"] > 1 for side in ("before", "after") for run in (result.get(side) or {}).get("runs") or ())
 
 
+def means_note(result: Row) -> str:
+    """Return which times of a diff are means over ranks; empty if there is one rank.
+
+    >>> means_note({"ranks": [{}, {}], "cells": []})
+    'labels, modules and kernels: means over ranks; ranks: their own'
+    """
+    own = "ranks and cells" if result["cells"] else "ranks"
+    return f"labels, modules and kernels: means over ranks; {own}: their own" if len(result["ranks"]) > 1 else ""
+
+
 def visible_changes(rows: Sequence[Row]) -> list[Row]:
     """Return the rows whose change does not round to zero; all rows if there is none.
 
@@ -191,8 +230,8 @@ def visible_changes(rows: Sequence[Row]) -> list[Row]:
 def without_repeats(reasons: Sequence[str]) -> list[str]:
     """Return the reasons of a table's rows; a reason equal to the one above becomes "as above".
 
-    >>> without_repeats(["too few steps", "too few steps", "", "breaks step_ms < +3%"])
-    ['too few steps', 'as above', '', 'breaks step_ms < +3%']
+    >>> without_repeats(["may be noise", "may be noise", "", "breaks step_ms < +3%"])
+    ['may be noise', 'as above', '', 'breaks step_ms < +3%']
     """
     pairs = zip(("", *reasons), reasons, strict=False)
     return ["as above" if reason and reason == above else reason for above, reason in pairs]
@@ -207,8 +246,8 @@ def reason(check: Row) -> str:
 def explain(row: Row) -> str:
     """Return the levels, the change and the reason of a check in one line.
 
-    >>> explain({"metric": "step_ms", "unit": "ms", "before": 10.0, "after": 11.0, "change": 1.0, "p": 0.001,
-    ...     "change_relative": 0.1, "reason": "breaks step_ms < +3%", "interval": None, "floor": 0.3})
+    >>> explain({"metric": "step_ms", "unit": "ms", "before": 10.0, "after": 11.0, "change": 1.0,
+    ...     "reason": "breaks step_ms < +3%"})
     'step_ms 10.00 ms → 11.00 ms (+10.0 %): breaks step_ms < +3%'
     """
     before, after = levels(row)
@@ -273,7 +312,7 @@ def label_table(result: Row) -> Table | None:
     columns = (
         Column("label"),
         *_TIMES,
-        Column("exposed", "figure", 1, value=lambda row: exposed_and_overlap(row)[0]),
+        Column("exposed", "figure", 1, EXPOSED_NOTE, value=lambda row: exposed_and_overlap(row)[0]),
         Column("overlap", "figure", 1, value=lambda row: exposed_and_overlap(row)[1]),
     )
     return make_table(columns, visible_changes(result["labels"]))
@@ -292,6 +331,7 @@ def check_table(checks: Sequence[Row]) -> Table | None:
         Column("verdict", "verdict"),
         Column("metric", value=lambda check: check["requirement"] or check["metric"]),
         *_LEVELS,
+        Column("limit", "figure", value=limit),
         Column("likely range", "figure", 1, value=likely_range),
         Column("why"),
     )

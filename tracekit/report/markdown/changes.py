@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from tracekit._util.text import counted, listing, markdown, markdown_code
+from tracekit._util.text import capitalize, counted, listing, markdown, markdown_code
 from tracekit.report.ci import words
 from tracekit.report.markdown.table import VERDICT_ICONS, bullets, folded, render_table, simple_table
 from tracekit.report.table import Table
@@ -20,14 +20,14 @@ MAX_ROWS = 15
 def render_diff(result: Data) -> str:
     """Return the changes by metric, label, module, rank, kernel and cell, the largest first."""
     parts = [f"# tracekit diff\n\n**{markdown(words.step_sentence(result))}**"]
-    parts += [bullets(words.story(result)), markdown(words.compared_runs(result))]
+    parts += [words.story_lead(result), bullets(words.story(result)), markdown(words.compared_runs(result))]
     if result["obstacles"]:
         parts.append(f"> **Not comparable:** {markdown('; '.join(result['obstacles']))}")
     parts.append(_section("Metrics", words.metric_table(result["metrics"][:MAX_ROWS])))
     parts += [words.TYPICAL_STEP_NOTE] if result["metrics"] and words.has_typical_steps(result) else []
     parts.append(_section("Labels", words.label_table(result)))
     parts += [_section(key.capitalize(), words.moved_table(key, result[key])) for key in words.MOVED]
-    parts += [f"{words.MEANS_NOTE[:1].upper()}{words.MEANS_NOTE[1:]}."] if len(result["ranks"]) > 1 else []
+    parts += [f"{capitalize(note)}."] if (note := words.means_note(result)) else []
     parts.append(bullets(result["notes"]))
     return "\n\n".join(filter(None, parts)) + "\n"
 

@@ -30,6 +30,7 @@ def render_diff(result: Data, *, width: int = 100) -> RenderableType:
     """Return a diff to print; numbers are never cut, names and the last columns are on a narrow terminal."""
     parts: list[RenderableType] = [Text(terminal(words.compared_runs(result)), style="dim")]
     parts.append(Text(words.step_sentence(result), style="bold"))
+    parts += [Text(lead)] if (lead := words.story_lead(result)) else []
     parts += [Text(f"  {terminal(line)}") for line in words.story(result)]
     if result["obstacles"]:
         parts.append(Text(terminal(f"not comparable: {'; '.join(result['obstacles'])}"), style="yellow"))
@@ -39,7 +40,7 @@ def render_diff(result: Data, *, width: int = 100) -> RenderableType:
     parts += _table(words.label_table(result), width)
     for key in words.MOVED:
         parts += _table(words.moved_table(key, result[key]), width)
-    parts += [Note(words.MEANS_NOTE)] if len(result["ranks"]) > 1 else []
+    parts += [Note(note)] if (note := words.means_note(result)) else []
     parts += [Text(terminal(note), style="dim") for note in result["notes"]]
     for role, changes in result.get("roles", {}).items():
         parts += [Text(""), Text(f"Role {terminal(role)}", style="bold"), render_diff(changes, width=width)]
@@ -63,8 +64,9 @@ def show_gate(result: Data, console: Console | None = None) -> None:
 
 
 def render_gate(result: Data, *, width: int = 80) -> RenderableType:
-    """Return a verdict to print: the sentence, the checks, what moved, the waivers."""
-    parts: list[RenderableType] = [Text(terminal(words.headline(result)), style=VERDICT_STYLES[result["verdict"]])]
+    """Return a verdict to print: the runs, the sentence, the checks, what moved, the waivers."""
+    parts: list[RenderableType] = [Text(terminal(words.compared_runs(result)), style="dim")]
+    parts.append(Text(terminal(words.headline(result)), style=VERDICT_STYLES[result["verdict"]]))
     regressed = result["verdict"] == "regressed"
     if regressed:
         parts += [Text(f"  {terminal(line)}") for line in words.story(result)]

@@ -9,6 +9,7 @@
     { name: "about the same", colour: "#9AA5B1" }, { name: "not matched", colour: "#CC79A7" },
     { name: "", colour: "dim" }, // outside the compared steps
   ];
+  const comparableCells = data.comparable_cells !== false;
   let colouring = true, timeline = null, timelineKinds = [];
 
   const chosen = [0, 0]; // index of the step of each side
@@ -21,7 +22,8 @@
     + `${Math.abs(100 * (after / Math.max(before, 1e-9) - 1)).toFixed(0)} %)`;
 
   // Match events of both runs: on the same rank, the nth event of a kernel name and label within the chosen steps is
-  // the nth of the other run, if both have equally many. Cells are matched by op, stage and micro-batch.
+  // the nth of the other run, if both have equally many. Cells are matched by op, stage and micro-batch, if both runs
+  // cut the model into equal stages; otherwise they keep the colours of their ops.
   function matchRuns(sources) {
     // -2: outside the chosen step, -1: in it, but without a counterpart.
     const inStep = (side, rank, boxes, i) => {
@@ -59,7 +61,7 @@
         return listsOf(events, (i) => keys[events.description[i]]);
       }));
     }
-    if (sources.every(({ cells }) => cells)) {
+    if (comparableCells && sources.every(({ cells }) => cells)) {
       pair(...sources.map(({ cells }) => listsOf(cells, (i) => [
         cells.rank[i], timelineKinds[cells.opKind[i]].cell, cells.stage[i], cells.microbatch[i], cells.part[i],
       ].join())));
@@ -93,6 +95,8 @@
     const kindOf = (pair, counterpart) => (pair ? kindOfChange(...pair) : counterpart === -2 ? OUTSIDE : UNMATCHED);
     const noteOf = (pair, counterpart) => (pair ? `\nbefore → after: ${changeText(...pair)}`
       : counterpart === -2 ? "\noutside the compared step" : "\nnot matched with the other run");
+    const noteOfCell = (source, i) => (comparableCells ? noteOf(cellDurations(source, i), source.cells.counterpart[i])
+      : "\nnot compared: cells of the other run hold other parts of the model");
     let field = null, waiting = null;
     const window = () => { // the longer of both steps, with a margin
       const longest = Math.max(...[0, 1].map((side) => stepOf(side).to_ms - stepOf(side).from_ms));
@@ -104,9 +108,9 @@
       prepare: (all, kinds) => { timelineKinds = kinds; matchRuns(all); },
       colouring: () => colouring,
       colour: (source, rank, i) => (colouring ? kindOf(eventDurations(source, rank, i), rank.events.counterpart[i]) : null),
-      colourCell: (source, i) => (colouring ? kindOf(cellDurations(source, i), source.cells.counterpart[i]) : null),
+      colourCell: (source, i) => (colouring && comparableCells ? kindOf(cellDurations(source, i), source.cells.counterpart[i]) : null),
       describe: (source, rank, i) => noteOf(eventDurations(source, rank, i), rank.events.counterpart[i]),
-      describeCell: (source, i) => noteOf(cellDurations(source, i), source.cells.counterpart[i]),
+      describeCell: noteOfCell,
       partners: ({ source, rank, event }) => {
         const other = otherRank(source, rank), number = rank.events.counterpart[event];
         return other && number >= 0 ? [{ source: otherOf(source), rank: other, event: number }] : [];
@@ -134,7 +138,7 @@
       return ["before → after", pair ? changeText(...pair)
         : rank.events.counterpart[event] === -2 ? "outside the compared step" : "not matched: the other run has another number of this kernel in its step"];
     };
-    timeline.cellFacts = (source, i) => ["before → after", noteOf(cellDurations(source, i), source.cells.counterpart[i]).replace(/^\n(before → after: )?/, "")];
+    timeline.cellFacts = (source, i) => ["before → after", noteOfCell(source, i).replace(/^\n(before → after: )?/, "")];
     byId("copy-link").onclick = (event) => detailsPanel.copy(timeline.link(), event.currentTarget);
     ["before", "after"].forEach((name, side) => {
       const select = byId(`step-${name}`), { steps } = data.sides[side].timeline;
