@@ -15,7 +15,6 @@ from tracekit.report.html.templates import asset, render_template, script_json
 from tracekit.report.html.timeline import (
     LANES,
     PageClock,
-    explaining_rows,
     iteration_moments,
     kernel_moments,
     path_moments,
@@ -67,7 +66,6 @@ def render_html(analysis: Analysis) -> str:
         role_finds=[f'role:"={role.name}"' for role in analysis.role_results.roles],
         path_moments=path_moments(analysis, clock, view.critical),
         kernel_moments=kernel_moments(clock, view.kernels, ranks),
-        explaining_rows=explaining_rows(view.kernels),
         phase_drawing=phase_drawing(analysis),
         update_drawings=update_drawings(analysis, clock) if view.roles is not None else None,
         choices=len(choices),
