@@ -22,6 +22,7 @@ from tracekit.report.html.timeline import (
 )
 from tracekit.report.table import Table
 from tracekit.report.view import View, view_of
+from tracekit.report.view.lateness import UNKNOWN_CAUSE
 from tracekit.report.view.path import changed_lanes
 
 TIMELINE_SCRIPTS = tuple(
@@ -55,6 +56,7 @@ def render_html(analysis: Analysis) -> str:
         sections=_linked_sections(view, ranks),
         heat=heat_map(view.fleet),
         changed_lanes=changed_lanes(analysis),
+        unknown_cause=UNKNOWN_CAUSE,
         step_heat=step_heat_map(analysis),
         figure_titles=FIGURES,
         max_different=MAX_DIFFERENT_RANKS,

@@ -238,8 +238,9 @@ const detailsPanel = (() => {
   function commands(timeline, selection, path, piece) {
     const { source, rank, event } = selection, { run } = source, { events } = rank;
     const traces = source.path_name ?? path, made = [], role = source.role ? ` --role ${shellQuote(source.role)}` : "";
+    if (source.path) made.push(nextOnPath(timeline, piece < 0 ? undefined : piece));
     if (piece >= 0) {
-      made.push(nextOnPath(timeline, piece), button("show on the critical path", () => {
+      made.push(button("show on the critical path", () => {
         timeline.state.lanes.add("path");
         const span = Math.max(4 * (source.path.end[piece] - source.path.start[piece]), 1e-3), middle = source.path.start[piece];
         timeline.setRanks(timeline.ranks);
