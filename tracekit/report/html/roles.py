@@ -132,7 +132,7 @@ def _svg(
     draw: Callable[[Canvas], None], start_ns: int, end_ns: int, title: str, *, marks: Sequence[int] = ()
 ) -> Markup:
     """Return the drawing in both sizes, of which the page shows one, with the times of its start, middle and end."""
-    times = {time: ms(time - start_ns) for time in (start_ns, (start_ns + end_ns) // 2, end_ns)}
+    times: dict[float, str] = {time: ms(time - start_ns) for time in (start_ns, (start_ns + end_ns) // 2, end_ns)}
     drawings = []
     for name, (width, name_width) in SIZES.items():
         canvas = Canvas(start_ns, end_ns, width=width, name_width=name_width, row_height=ROW_HEIGHT)

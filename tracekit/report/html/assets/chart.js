@@ -37,8 +37,9 @@ const charts = (() => {
     const raw = span / Math.max(2, width / 90), power = 10 ** Math.floor(Math.log10(raw));
     return power * ([1, 2, 5, 10].find((factor) => factor * power >= raw));
   }
-  // A number with separators of thousands, as in the tables.
-  const grouped = (value, digits) => value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
+  // A number with separators of thousands, as in the tables; 0 has no sign.
+  const grouped = (value, digits) => value
+    .toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits, signDisplay: "negative" });
   const timeText = (ms, step) => {
     const [value, unit] = step >= 1000 ? [ms / 1000, "s"] : step >= 0.0999 ? [ms, "ms"] : [ms * 1000, "µs"];
     const scaled = step >= 1000 ? step / 1000 : step >= 0.0999 ? step : step * 1000;
