@@ -29,16 +29,30 @@ def test_the_map_has_a_row_for_each_rank_and_a_cell_for_each_step(slow_uneven):
     assert [row[0] for row in lateness.rows] == [0, 1, 2, 3]
     latest = max(lateness.rows, key=lambda row: max(row[1]))
     assert latest[0] == 3
-    assert lateness.largest == max(latest[1])
+    assert lateness.largest_ns == max(latest[1])
 
 
 def test_the_page_draws_the_map_and_says_why(slow_uneven):
     page = render_html(slow_uneven)
-    [drawn] = re.findall(r'<table class="heat" id="lateness">.*?</table>', page, re.DOTALL)
+    [drawn] = re.findall(r'<table class="heat large" id="lateness">.*?</table>', page, re.DOTALL)
     assert drawn.count("<td") == 4 * 3
     assert drawn.count("--heat: 1.000") == 1
     assert "Late in every step: its GPU runs the same kernels" in page
     assert "Unequal work of the ranks" in page
+
+
+def test_the_map_sums_to_the_stragglers_and_counts_every_candidate():
+    """A wait that two ranks may have caused stands in the rows of both."""
+    analysis = analysis_of("sample_traces/megatron-moe")
+    expected: dict[int, int] = {}
+    for row in analysis.stragglers.rows:
+        for rank in row.candidates if row.uncertain else [row.rank]:
+            expected[rank] = expected.get(rank, 0) + row.caused_ns
+    assert any(row.uncertain for row in analysis.stragglers.rows)
+    assert {rank: sum(waits_ns) for rank, waits_ns in view_of(analysis).lateness.rows} == expected
+    page = render_html(analysis)
+    assert "which of several ranks came last, each of them is counted" in page
+    assert page.count("the cause is not known (one step was recorded") == 1
 
 
 def test_an_equal_run_has_no_map():

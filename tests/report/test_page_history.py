@@ -64,7 +64,7 @@ def test_a_point_leads_to_its_report(look, tmp_path, width):
     path = tmp_path / "history.html"
     figures = {"exposed_ms__pp_comm": 0.5, "bubble_fraction": 0.2, "utilisation": 0.4}
     runs = [run_of(f"run {i} <b>", 10 + i, **figures) for i in range(12)]
-    points = [history_point(run, time_s=1e9 + 3600 * i, report=f"r{i}.html") for i, run in enumerate(runs)]
+    points = [history_point(run, time_s=1e9 + 20 * i, report=f"r{i}.html") for i, run in enumerate(runs)]
     add_to_history(path, points)
     (tmp_path / "r3.html").write_text("<p>report 3</p>")
     page = look(path, width=width)
@@ -74,6 +74,9 @@ def test_a_point_leads_to_its_report(look, tmp_path, width):
     ]  # fmt: skip
     assert page.locator("#curves section").first.locator("circle").count() == 12
     assert page.evaluate("document.documentElement.scrollWidth") <= width
+    # 20 s apart: minutes alone would be the same below several points.
+    axis = [text for text in page.locator("#curves svg").first.locator("text").all_text_contents() if ":" in text]
+    assert len(set(axis)) == len(axis) >= 2
     point = page.locator("#curves section").first.locator("a").nth(3)
     point.hover()
     assert page.locator("#tip").inner_text().startswith("run 3 <b>")

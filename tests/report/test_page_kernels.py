@@ -66,14 +66,6 @@ def test_places_and_rules_are_those_of_the_events(samples, analysed):
     assert f"by rule {decided} " in dict(kernel.why.facts)["label"]
 
 
-def test_a_kernel_on_the_critical_path_leads_to_its_explanation(look, pages):
-    page = look(pages("steps/straggler", path=True))
-    link = page.locator("#path [data-kernel]").first
-    at = link.get_attribute("data-kernel")
-    link.click()
-    assert page.locator(f"#why-{at}").is_visible()
-
-
 def test_a_rule_of_ones_own_and_no_rule_at_all_are_said(tmp_path, kernels_named):
     trace = kernels_named(["my_kernel", "mystery"])
     rules = tmp_path / "mine.toml"

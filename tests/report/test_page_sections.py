@@ -173,3 +173,13 @@ def test_on_a_phone_the_names_that_stay_leave_room_for_the_figures(look, pages):
     table.evaluate("(one) => { one.scrollLeft = 120; }")
     first = table.locator("tbody th").first.bounding_box()
     assert first["x"] == pytest.approx(table.bounding_box()["x"], abs=1)  # it stays while the figures pass
+
+
+def test_the_phases_of_roles_fit_a_phone(look, pages):
+    page = look(pages("rl"), width=390)
+    [drawing] = [one for one in page.locator("#iterations svg").all() if one.is_visible()]
+    box = drawing.bounding_box()
+    assert box["x"] >= 0
+    assert box["x"] + box["width"] <= 390
+    heights = drawing.locator("text").evaluate_all("(all) => all.map((one) => one.getBoundingClientRect().height)")
+    assert min(heights) >= 8  # readable

@@ -351,19 +351,44 @@ def test_a_number_leads_to_the_events_it_stands_for(look, pages, analysed):
 def test_a_segment_of_the_path_opens_its_moment(look, pages, analysed):
     page = look(pages("1f1b", path=True))
     rows = page.locator("#path tbody tr")
-    link = rows.nth(4).locator("a").first
-    rank = link.get_attribute("data-rank")
-    link.click()
+    row = rows.nth(4)
+    rank = row.get_attribute("data-rank")
+    row.locator("a").first.click()
     page.locator("#said", has_text=f"timeline of rank {rank}").wait_for(state="attached")
     start, end = window(page)
-    moment = [float(link.get_attribute(name)) for name in ("data-from", "data-to")]
+    moment = [float(row.get_attribute(name)) for name in ("data-from", "data-to")]
     assert end - start == pytest.approx(2 * (moment[1] - moment[0]), rel=0.05)
-    cell = rows.nth(4).locator("td").last.inner_text()
+    cell = row.locator("td").last.inner_text()
     found = analysed("1f1b").schedule.head.cells.filter(
         (pl.col("rank") == int(rank))
         & (pl.format("{}{}{}", "stage", pl.col("op").cast(pl.String), "microbatch") == cell)
     )
     assert moment[1] - moment[0] == pytest.approx((found["end_ns"] - found["start_ns"])[0] / 1e6, rel=0.05)
+    stage, microbatch = re.fullmatch(r"(\d+)\w(\d+)", cell).groups()
+    assert page.locator("#details h3").inner_text().endswith(f"stage {stage}, micro-batch {microbatch}")
+
+
+@pytest.mark.parametrize("name", ["1f1b", "steps/straggler"])
+def test_each_row_of_the_path_opens_its_own_event(look, pages, name):
+    page = look(pages(name, path=True))
+    for row in page.locator("#path tbody tr").all():
+        cells = row.locator("td").all_inner_texts()  # time, of step, rank, kind, label, came last, what
+        start, end = (float(row.get_attribute(name)) for name in ("data-from", "data-to"))
+        row.locator("td").last.click()
+        facts = details(page)
+        from_ms, to_ms = (float(time) for time in re.match(r"([\d.]+) to ([\d.]+) ms", facts["when"]).groups())
+        assert facts["where"].startswith(f"rank {cells[2]}")
+        # A segment of kernels shows one of them.
+        assert min(to_ms, end) - max(from_ms, start) > (0 if cells[3] == "kernel" else 0.8 * (end - start))
+        if cells[3] == "host":
+            assert page.locator("#details h3").inner_text() == "On the critical path: the host"
+            assert "host" in page.evaluate("[...tracekit.timeline.state.lanes]")
+        elif cells[3] != "cell":
+            assert facts["label"].startswith(cells[4])
+        assert page.locator("#details button", has_text="next longest on the critical path").count() == 1
+    # Another link of the page does not leave the panel of what was selected before.
+    page.locator("#steps a, #budget tbody a").first.click()
+    assert not page.locator("#details").is_visible()
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -584,7 +609,7 @@ def test_the_host_on_the_critical_path_says_what_it_did(timeline):
     page.locator("#path-longest").click()
     facts = details(page)
     assert facts["where"] == "rank 3 (trainer)"  # its rollout takes longest, and its trainer starts late because of it
-    assert facts["the host worked"].startswith("until ")
+    assert re.match(r"no host activity was recorded here \([\d.]+ ms\), until ", facts["the host"])
     assert re.search(r"[\d.]+ ms of GPU work of role rollout on this rank", facts["meanwhile"])
     assert "host" in page.evaluate("[...tracekit.timeline.state.lanes]")
     page.locator("#details button", has_text="what it launched then").click()

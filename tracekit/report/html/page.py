@@ -15,7 +15,6 @@ from tracekit.report.html.templates import asset, render_template, script_json
 from tracekit.report.html.timeline import (
     LANES,
     PageClock,
-    explaining_rows,
     iteration_moments,
     kernel_moments,
     path_moments,
@@ -23,6 +22,7 @@ from tracekit.report.html.timeline import (
 )
 from tracekit.report.table import Table
 from tracekit.report.view import View, view_of
+from tracekit.report.view.lateness import UNKNOWN_CAUSE
 from tracekit.report.view.path import changed_lanes
 
 TIMELINE_SCRIPTS = tuple(
@@ -56,6 +56,7 @@ def render_html(analysis: Analysis) -> str:
         sections=_linked_sections(view, ranks),
         heat=heat_map(view.fleet),
         changed_lanes=changed_lanes(analysis),
+        unknown_cause=UNKNOWN_CAUSE,
         step_heat=step_heat_map(analysis),
         figure_titles=FIGURES,
         max_different=MAX_DIFFERENT_RANKS,
@@ -67,7 +68,6 @@ def render_html(analysis: Analysis) -> str:
         role_finds=[f'role:"={role.name}"' for role in analysis.role_results.roles],
         path_moments=path_moments(analysis, clock, view.critical),
         kernel_moments=kernel_moments(clock, view.kernels, ranks),
-        explaining_rows=explaining_rows(view.kernels),
         phase_drawing=phase_drawing(analysis),
         update_drawings=update_drawings(analysis, clock) if view.roles is not None else None,
         choices=len(choices),

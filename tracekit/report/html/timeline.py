@@ -22,7 +22,6 @@ from tracekit.critical_path.path import SEGMENTS
 from tracekit.documents.roles import Iteration, WeightUpdate
 from tracekit.report.evidence import CAUSE_MEANINGS, CAUSE_WORDS
 from tracekit.report.html.packed_columns import pack_columns, pack_intervals, pack_json
-from tracekit.report.names import short_kernel
 from tracekit.report.palette import LABEL_COLOURS
 from tracekit.report.view.kernels import Kernel, Place
 from tracekit.report.view.path import PathView
@@ -419,12 +418,3 @@ def path_moments(analysis: Analysis, clock: PageClock, path: PathView | None) ->
 def iteration_moments(analysis: Analysis, clock: PageClock) -> dict[str, Moment]:
     """Return when each iteration of an RL loop ran, by its number."""
     return {str(iteration.index): clock.moment(iteration) for iteration in analysis.role_results.iterations}
-
-
-def explaining_rows(kernels: Sequence[Kernel]) -> dict[tuple[str, str], int]:
-    """Return the first row, counted from 1, that explains a kernel of a short name and label."""
-    rows: dict[tuple[str, str], int] = {}
-    for row, kernel in enumerate(kernels, 1):
-        if kernel.why is not None:
-            rows.setdefault((short_kernel(kernel.name), kernel.label), row)
-    return rows

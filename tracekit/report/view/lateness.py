@@ -13,6 +13,7 @@ from tracekit.analysis.stragglers import MIN_LATE_SHARE
 from tracekit.documents.analysis import Evidence, Straggler
 from tracekit.report.table import Column, Table, make_table
 
+UNKNOWN_CAUSE = "the cause is not known"
 MAX_MAP_RANKS = 32
 """Ranks of the map, the latest."""
 MAX_MAP_STEPS = 60
@@ -51,7 +52,7 @@ _WORDS: Mapping[str, Callable[[Evidence], str]] = {
     "host_late": lambda evidence: f"its host launches late (its GPU is empty for {ms(evidence.idle_ns or 0)})",
     "slow_link": lambda evidence: f"its transfers take {evidence.ratio or 1:.2f} times as long as others of their size",
     "waited_itself": _chain,
-    "unknown": lambda evidence: f"the cause is not known ({evidence.reason})",
+    "unknown": lambda evidence: f"{UNKNOWN_CAUSE} ({evidence.reason})",
 }
 
 
@@ -109,37 +110,42 @@ def late_rows(analysis: Analysis, label: str | None = None) -> list[Straggler]:
 
 
 class LatenessMap(msgspec.Struct, frozen=True):
-    """Lateness by rank and step, as a share of the step."""
+    """Waiting of the other ranks for each rank, by step, summed over ranks and labels."""
 
     steps: tuple[int | None, ...]
-    rows: tuple[tuple[int, tuple[float, ...], tuple[str, ...]], ...]
-    """Rank, shares, and their words."""
-    note: str
-    largest: float
+    rows: tuple[tuple[int, tuple[int, ...]], ...]
+    """Rank, and the nanoseconds that others waited for it in each step."""
+    notes: tuple[str, ...]
+    largest_ns: int
 
 
 def lateness_map(analysis: Analysis) -> LatenessMap | None:
-    """Return the map of the latest ranks; None if no rank is late in any step."""
+    """Return the map of the ranks that others wait for most; None if no rank is late in any step.
+
+    Where clocks leave open which rank arrived last, each candidate counts, as in the list of stragglers.
+    """
     table = analysis.stragglers.lateness
     if table.is_empty() or not late_rows(analysis) or not (table["share"] >= MIN_LATE_SHARE).any():
         return None
-    latest = table.group_by("rank").agg(pl.col("late_ns").sum()).top_k(MAX_MAP_RANKS, by="late_ns")["rank"]
-    steps = table["step"].unique().sort().head(MAX_MAP_STEPS).to_list()
-    cells = {
-        (rank, step): (share, ns)
-        for rank, step, share, ns in table.select("rank", "step", "share", "late_ns").iter_rows()
-    }
-    rows = []
-    for rank in latest.sort().to_list():
-        row = [cells.get((rank, step), (0.0, 0)) for step in steps]
-        rows.append((rank, tuple(share or 0.0 for share, _ in row), tuple(ms(ns) for _, ns in row)))
-    ranks, all_steps = table["rank"].n_unique(), table["step"].n_unique()
-    note = (
-        ""
-        if len(rows) == ranks and len(steps) == all_steps
-        else (f"{len(rows)} of {ranks} ranks, the latest, and {len(steps)} of {all_steps} steps")
-    )
-    return LatenessMap(tuple(steps), tuple(rows), note, max(max(row[1]) for row in rows))
+    candidates = {(row.rank, row.label): row.candidates for row in analysis.stragglers.rows if row.uncertain}
+    waits = analysis.tables["operations"].filter((pl.col("wait_ns") > 0) & (pl.col("last_rank") != pl.col("rank")))
+    waits = waits.group_by("last_rank", pl.col("label").cast(pl.String), "step").agg(pl.col("wait_ns").sum())
+    cells: dict[tuple[int, int | None], int] = {}
+    for last_rank, label, step, ns in waits.iter_rows():
+        for rank in candidates.get((last_rank, label), [last_rank]):
+            cells[rank, step] = cells.get((rank, step), 0) + ns
+    all_ranks, all_steps = table["rank"].unique().to_list(), table["step"].unique().sort().to_list()
+    steps = all_steps[:MAX_MAP_STEPS]
+    total_ns = {rank: sum(cells.get((rank, step), 0) for step in steps) for rank in all_ranks}
+    ranks = sorted(sorted(all_ranks, key=lambda rank: -total_ns[rank])[:MAX_MAP_RANKS])
+    rows = tuple((rank, tuple(cells.get((rank, step), 0) for step in steps)) for rank in ranks)
+    notes = []
+    if candidates:
+        notes.append("where clocks leave open which of several ranks came last, each of them is counted")
+    if len(ranks) < len(all_ranks) or len(steps) < len(all_steps):
+        shown = f"{len(ranks)} of {len(all_ranks)} ranks, the latest, and {len(steps)} of {len(all_steps)} steps"
+        notes.append(f"shown are {shown}")
+    return LatenessMap(tuple(steps), rows, tuple(notes), max(max(row[1]) for row in rows))
 
 
 def imbalance_line(analysis: Analysis) -> str:

@@ -1,7 +1,7 @@
 // One canvas chart: groups of rows on a common time axis (ms). Mouse, touch and keys move the window; rows scroll.
 // A row is { name, height, tracks, describe(box), text(box) } or, for a line, { name, height, line: { points, top } }.
 const charts = (() => {
-  const AXIS_PX = 30, GROUP_GAP_PX = 10, ROW_GAP_PX = 2;
+  const AXIS_PX = 30, GROUP_GAP_PX = 10, ROW_GAP_PX = 2, NAME_LINE_PX = 14;
   const PAD_ROWS = 96; // rows of pixels above and below the picture, so that rows that stick out need no clipping
   const MIN_WINDOW_MS = 1e-4;
   const CLICK_PX = 5, HIT_PX = 4, TEXT_MIN_PX = 34;
@@ -37,10 +37,13 @@ const charts = (() => {
     const raw = span / Math.max(2, width / 90), power = 10 ** Math.floor(Math.log10(raw));
     return power * ([1, 2, 5, 10].find((factor) => factor * power >= raw));
   }
+  // A number with separators of thousands, as in the tables; 0 has no sign.
+  const grouped = (value, digits) => value
+    .toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits, signDisplay: "negative" });
   const timeText = (ms, step) => {
     const [value, unit] = step >= 1000 ? [ms / 1000, "s"] : step >= 0.0999 ? [ms, "ms"] : [ms * 1000, "µs"];
     const scaled = step >= 1000 ? step / 1000 : step >= 0.0999 ? step : step * 1000;
-    return `${value.toFixed(Math.max(0, -Math.floor(Math.log10(scaled) + 1e-9)))} ${unit}`;
+    return `${grouped(value, Math.max(0, -Math.floor(Math.log10(scaled) + 1e-9)))} ${unit}`;
   };
 
   // options: { groups, kinds: [{ name, colour }], begin, end, window, hidden, open(hit), select(hit), overlay(context, scale),
@@ -59,7 +62,8 @@ const charts = (() => {
     let cursor = null; // { row, box } that the keyboard has reached
     let mouseX = null;
 
-    const gutter = () => (element.clientWidth < 560 ? 76 : 128);
+    const isNarrow = () => element.clientWidth < 560; // then the name of a group has a line of its own, above its rows
+    const gutter = () => (isNarrow() ? 76 : 128);
     const plotWidth = () => Math.max(20, element.clientWidth - gutter() - 6);
     const toX = (time) => gutter() + (time - from) / (to - from) * plotWidth();
     const toTime = (x) => from + (x - gutter()) / plotWidth() * (to - from);
@@ -70,7 +74,7 @@ const charts = (() => {
       let top = 0;
       for (const group of groups) {
         group.top = top + GROUP_GAP_PX / 2;
-        top += GROUP_GAP_PX;
+        top += GROUP_GAP_PX + (group.name && isNarrow() ? NAME_LINE_PX : 0);
         for (const row of group.rows) {
           Object.assign(row, { top, group });
           rows.push(row);
@@ -80,7 +84,6 @@ const charts = (() => {
       }
       totalHeight = top + AXIS_PX + 6;
       spacer.style.height = `${totalHeight}px`;
-      cursor = null;
       resize();
     }
 
@@ -206,7 +209,8 @@ const charts = (() => {
         context.stroke();
         context.globalAlpha = 1;
         context.fillStyle = soft;
-        if (x > left + 18 && x < left + width - 14) context.fillText(timeText(tick, step), x, 12);
+        const text = timeText(tick, step), half = context.measureText(text).width / 2;
+        if (x > left + half && x < left + width - half) context.fillText(text, x, 12);
       }
       for (const { from: start, name } of options.shade || []) { // the first moment of each step
         const x = Math.round(toX(start)) + 0.5;
@@ -242,7 +246,7 @@ const charts = (() => {
         context.font = "600 12px system-ui, sans-serif";
         context.fillStyle = ink;
         context.textAlign = "left";
-        const first = yOf(group.rows[0]) + Math.max(8, group.rows[0].height / 2);
+        const first = isNarrow() ? y + NAME_LINE_PX / 2 + 4 : yOf(group.rows[0]) + Math.max(8, group.rows[0].height / 2);
         // The name stays in sight while any row of its group is.
         const middle = Math.min(Math.max(first, AXIS_PX + 9), AXIS_PX + group.bottom - element.scrollTop - 8);
         context.fillText(group.name, 2, middle);
@@ -425,14 +429,14 @@ const charts = (() => {
     };
     element.onblur = () => showTip(null);
 
-    const setGroups = (newGroups) => { groups = newGroups; layout(); };
+    const setGroups = (newGroups) => { groups = newGroups; cursor = null; layout(); };
     const setShown = (kinds, shown) => {
       for (const kind of kinds) if (shown) hidden.delete(kind); else hidden.add(kind);
       invalidate();
     };
     layout();
     return {
-      element, hidden, resize, render, invalidate, setWindow, setGroups, setShown, toX, revealRow, forgetBins: () => {
+      element, hidden, resize: layout, render, invalidate, setWindow, setGroups, setShown, toX, revealRow, forgetBins: () => {
         for (const row of rows) row.tracks?.forEach(tracks.forget);
       },
       window: () => [from, to], rows: () => rows, frameMs: () => lastFrameMs,
@@ -463,5 +467,5 @@ const charts = (() => {
     if (note) element.append(note);
   }
 
-  return { create, drawLegend, announce, showTip, timeText, dark };
+  return { create, drawLegend, announce, showTip, timeText, grouped, dark };
 })();

@@ -122,34 +122,47 @@ const detailsPanel = (() => {
     panel.hidden = false;
   }
 
+  const nextOnPath = (timeline, piece) => button("next longest on the critical path", () => timeline.selectLongestOnPath(piece));
   // The panel of a cell of the pipeline, or of a piece of the critical path that is no event: work of the host, or a launch.
   function drawShared(panel, timeline, lane, source, i, partners) {
     if (lane === "path") drawPiece(panel, timeline, source, i); else drawCell(panel, timeline, source, i, partners);
   }
   function drawCell(panel, timeline, source, i, partners) {
     const { cells } = source, name = `${timeline.kinds[cells.opKind[i]].cell}, stage ${cells.stage[i]}, micro-batch ${cells.microbatch[i]}`;
+    const next = source.path ? [nextOnPath(timeline)] : [];
     const others = partners.map((other) => button(`the same cell ${other.source.name}`, () => timeline.showShared("cells", other.source, other.box, { reveal: true })));
     drawFacts(panel, timeline, `Cell: ${name}`,
-      [button("zoom to it", () => timeline.chart.setWindow(cells.start[i] - length(cells, i), cells.end[i] + length(cells, i))), ...others],
+      [button("zoom to it", () => timeline.chart.setWindow(cells.start[i] - length(cells, i), cells.end[i] + length(cells, i))), ...next, ...others],
       [["where", whereText(timeline, source, cells.rank[i])], ["when", whenText(cells, i)], ...[timeline.cellFacts?.(source, i)].filter(Boolean)]);
   }
   const length = (boxes, i) => boxes.end[i] - boxes.start[i];
   function drawPiece(panel, timeline, source, i) {
     const { path } = source, [what, ...notes] = path.texts[path.description[i]].split("\n"), kind = path.texts[path.what[i]];
-    const meanwhile = kind === "host" ? [...hostMeanwhile(source, i), ...gpuMeanwhile(timeline, source, i)] : [];
-    drawFacts(panel, timeline, kind === "host" ? "On the critical path: the host" : `On the critical path: ${kind}`,
-      [button("next longest on the critical path", () => timeline.selectLongestOnPath()), ...launchedNext(timeline, source, i)],
-      [["where", whereText(timeline, source, path.rank[i])], ["when", whenText(path, i)], [kind === "host" ? "the host worked" : kind, what],
+    const [unrecorded, hostWork] = kind === "host" ? hostMeanwhile(source, i) : [0, []], isRecorded = unrecorded < length(path, i) / 2;
+    const meanwhile = kind === "host" ? [...hostWork, ...gpuMeanwhile(timeline, source, i)] : [];
+    const title = { host: "the host", unknown: "nothing was recorded" }[kind] ?? kind;
+    const topic = kind === "unknown" ? "not recorded" : kind !== "host" ? kind : isRecorded ? "the host worked" : "the host";
+    drawFacts(panel, timeline, `On the critical path: ${title}`, [nextOnPath(timeline, i), ...longestLaunched(timeline, source, i)],
+      [["where", whereText(timeline, source, path.rank[i])], ["when", whenText(path, i)],
+        [topic, isRecorded ? what : `no host activity was recorded here (${ms(unrecorded)}), ${what}`],
         ...(kind === "host" ? [["meanwhile", element("ul", meanwhile.map((text) => element("li", text)), { class: "plain" })]] : []),
         ...notes.map((note) => ["the path", note.replace("the path ", "")])]);
   }
-  // A button to what the host launched at the end of a piece of the path: the next piece of the rank that is an event.
-  function launchedNext(timeline, source, i) {
-    const { path } = source, isEvent = (j) => !["host", "launch"].includes(path.texts[path.what[j]]);
-    const own = path.byRank.get(path.rank[i]), next = own.slice(own.indexOf(i) + 1).find(isEvent);
-    return isEvent(i) || next === undefined ? [] : [button("what it launched then", () => timeline.selectPiece(source, next))];
+  // A button to the longest event that the host launched during a piece of the path, or at its end.
+  function longestLaunched(timeline, source, i) {
+    const { path, run } = source, rank = run.ranks[run.rankIndex.get(path.rank[i])], slack = 2e-4; // launches are kept in steps of 1e-4 ms
+    if (!rank || !["host", "launch"].includes(path.texts[path.what[i]])) return [];
+    const { start, end, delay, count } = rank.events;
+    let best = -1;
+    for (let e = 0; e < count; e++) {
+      const launch = start[e] - (delay[e] - 1) / 1e4, isLaunched = delay[e] && launch > path.start[i] - slack && launch < path.end[i] + slack;
+      if (isLaunched && (best < 0 || end[e] - start[e] > end[best] - start[best])) best = e;
+    }
+    const show = () => timeline.select({ source, rank, event: best }, { reveal: true });
+    return best < 0 ? [] : [button("what it launched then", show, "the longest GPU event that the host launched in this time")];
   }
-  // What the host did during a piece of the critical path: its ranges, operators and waiting calls, the longest first.
+  // What the host did during a piece of the critical path: the time without any record, and its ranges, operators and waiting
+  // calls, the longest first.
   function hostMeanwhile({ run, path }, i) {
     const { host } = run.ranks[run.rankIndex.get(path.rank[i])] ?? {}, shares = new Map(), length = path.end[i] - path.start[i];
     let without = length, reach = path.start[i];
@@ -162,8 +175,8 @@ const detailsPanel = (() => {
       reach = Math.max(reach, host.end[h]);
     }
     const parts = [...shares].sort((a, b) => b[1] - a[1]).slice(0, 5);
-    return [...parts, ["without an operator, range or waiting call on this page", without]].filter(([, time]) => time > 0.02 * length)
-      .map(([name, time]) => `${ms(time)} ${name}`);
+    return [without, [...parts, ["without an operator, range or waiting call on this page", without]].filter(([, time]) => time > 0.02 * length)
+      .map(([name, time]) => `${ms(time)} ${name}`)];
   }
   // How long the rank had events on the GPU during a piece of the path, in each role.
   function gpuMeanwhile(timeline, source, i) {
@@ -225,6 +238,7 @@ const detailsPanel = (() => {
   function commands(timeline, selection, path, piece) {
     const { source, rank, event } = selection, { run } = source, { events } = rank;
     const traces = source.path_name ?? path, made = [], role = source.role ? ` --role ${shellQuote(source.role)}` : "";
+    if (source.path) made.push(nextOnPath(timeline, piece < 0 ? undefined : piece));
     if (piece >= 0) {
       made.push(button("show on the critical path", () => {
         timeline.state.lanes.add("path");

@@ -13,7 +13,7 @@
   const labels = [...new Set(points.flatMap(({ values }) => Object.keys(values)))]
     .filter((name) => name.startsWith("exposed_ms.")).map((name) => name.slice("exposed_ms.".length));
   // The digits of a value on an axis follow from the distance of its ticks.
-  const milliseconds = (value, digits = value < 10 ? 3 : 1) => `${value.toFixed(digits)} ms`;
+  const milliseconds = (value, digits = value < 10 ? 3 : 1) => `${charts.grouped(value, digits)} ms`;
   const share = (value, digits = 3) => `${(100 * value).toFixed(Math.max(0, digits - 2))} %`;
   const figures = [
     { title: "Step time", format: milliseconds, lines: [{ name: "step", metric: "step_ms", colour: "#0072B2" }] },
@@ -30,8 +30,10 @@
     for (let value = Math.ceil(low / step - 1e-9) * step; value <= high + step * 1e-9; value += step) values.push(value);
     return [values, Math.max(0, -Math.floor(Math.log10(step) + 1e-9))];
   }
+  // Times on the axis have seconds where minutes do not tell the recordings apart.
+  const timeEnd = new Set(points.map(({ time }) => time.slice(0, 16))).size < points.length ? 19 : 16;
   const xOf = (i) => LEFT + (points.length > 1 ? i / (points.length - 1) : 0.5) * (WIDTH - LEFT - RIGHT);
-  const textOf = (point, line, format) => `${point.name}\n${point.time.slice(0, 16).replace("T", " ")} UTC`
+  const textOf = (point, line, format) => `${point.name}\n${point.time.slice(0, timeEnd).replace("T", " ")} UTC`
     + `${point.commit ? `\ncommit ${point.commit.slice(0, 12)}` : ""}\n${line.name} ${format(point.values[line.metric])}`
     + `${point.verdict ? `\ngate: ${point.verdict}` : ""}${point.report ? "\nclick: its report" : ""}`;
 
@@ -49,11 +51,11 @@
       svg.append(make("line", { x1: LEFT, x2: WIDTH - RIGHT, y1: yOf(value), y2: yOf(value), class: "tick" }),
         make("text", { x: LEFT - 6, y: yOf(value) + 4, "text-anchor": "end" }, format(value, digits)));
     }
-    const every = Math.ceil(points.length / Math.floor(WIDTH / 100));
+    const every = Math.ceil(points.length / Math.floor(WIDTH / 110));
     points.forEach((point, i) => {
       if (i % every) return;
       const anchor = i === 0 ? "start" : i === points.length - 1 ? "end" : "middle";
-      svg.append(make("text", { x: xOf(i), y: HEIGHT - 6, "text-anchor": anchor }, point.time.slice(5, 16).replace("T", " ")));
+      svg.append(make("text", { x: xOf(i), y: HEIGHT - 6, "text-anchor": anchor }, point.time.slice(5, timeEnd).replace("T", " ")));
     });
     for (const line of used) {
       const present = points.map((point, i) => [point, i]).filter(([{ values }]) => line.metric in values);

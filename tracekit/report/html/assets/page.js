@@ -156,7 +156,9 @@
   }
 
   // Show a moment of the timeline: a rank, a step, a stretch of time (ms), one label alone, or a search.
-  function showMoment({ rank, step, from, to, label, find }) {
+  // The panel of what was selected before closes, or shows the segment of the critical path that is led to.
+  function showMoment({ rank, step, from, to, label, find, segment }) {
+    timeline.select(null);
     if (rank !== undefined && timeline.ranks.includes(rank)) timeline.setRanks([rank]);
     if (label !== undefined || find === undefined) timeline.showOnly(label === undefined ? null : [label]);
     if (step !== undefined) timeline.showStep(step);
@@ -164,6 +166,10 @@
       timeline.setRanks(timeline.ranks);
       // The tables are of the main role.
       timeline.find(data.timelines.length > 1 && !find.includes("role:") ? `${find} role:"=${data.timelines[0].role}"` : find);
+    }
+    if (segment) {
+      const { from_ms, to_ms } = main.steps.find((entry) => entry.step === (step ?? null)) ?? main.steps[0];
+      timeline.selectSegment({ rank, from, to, isCell: segment === "cell", pathWindow: [from_ms, to_ms] });
     }
     if (from !== undefined) {
       const margin = (to - from) / 2;
@@ -176,12 +182,11 @@
   }
 
   // ---- kernels' explanations, the heat map, and commands
-  function explainKernel(number, { toggle }) {
+  function explainKernel(number) {
     const button = document.querySelector(`[data-why="${number}"]`), row = byId(`why-${number}`);
     if (!button || !row) return;
-    row.hidden = toggle ? !row.hidden : false;
+    row.hidden = !row.hidden;
     button.setAttribute("aria-expanded", String(!row.hidden));
-    if (!toggle) button.closest("tr").scrollIntoView({ block: "center" });
     charts.announce(row.hidden ? "closed" : row.querySelector("dd").textContent);
   }
 
@@ -203,21 +208,20 @@
   }
   const shellQuote = (text) => (/^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", `'"'"'`)}'`);
 
-  // Links of the tables: a rank, a step, a moment, a label or a search is shown on the timeline, a kernel is explained.
+  // Links of the tables: a rank, a step, a moment, a label or a search is shown on the timeline.
   document.addEventListener("click", (event) => {
     const closest = (name) => event.target.closest(`[data-${name}]`);
     const toNumber = (text) => (text === undefined ? undefined : Number(text));
-    const [why, kernel, cell, copy, rank, label, row, moment] = ["why", "kernel", "cell", "copy", "rank", "label", "find", "from"].map(closest);
+    const [why, cell, copy, rank, label, row, moment] = ["why", "cell", "copy", "rank", "label", "find", "from"].map(closest);
     // A number in a row that stands for a set of events: they are searched for.
     const find = row && event.target.closest("td, .shows") && !event.target.closest("a, button:not(.shows), .word") ? row : null;
-    if (why) explainKernel(why.dataset.why, { toggle: true });
+    if (why) explainKernel(why.dataset.why);
     else if (cell) describeHeatCell(cell);
     else if (copy) { event.preventDefault(); detailsPanel.copy(copy.dataset.copy, copy); }
-    else if (kernel) { event.preventDefault(); explainKernel(kernel.dataset.kernel, { toggle: false }); }
     else if (timeline && (rank || label || moment || find)) {
       event.preventDefault();
-      const { rank: number, step, from, to, label: name, find: query } = (rank || label || moment || find).dataset;
-      showMoment({ rank: toNumber(number), step: toNumber(step), from: toNumber(from), to: toNumber(to), label: name, find: query });
+      const { rank: number, step, from, to, label: name, find: query, segment } = (rank || label || moment || find).dataset;
+      showMoment({ rank: toNumber(number), step: toNumber(step), from: toNumber(from), to: toNumber(to), label: name, find: query, segment });
     }
   });
 

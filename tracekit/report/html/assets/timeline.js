@@ -51,7 +51,7 @@ const timelines = (() => {
     const ranks = [...new Set(sources.flatMap(({ run }) => run.ranks.map(({ rank }) => rank)))].sort((a, b) => a - b);
     const state = {
       ranks: new Set(ranks), lanes: new Set(["path", "cells", "memory", ...(ranks.length * sources.length <= 4 ? ["host"] : [])]),
-      shown: new Set(sources), marked: [], selected: null, query: "", found: null, pathTurn: 0,
+      shown: new Set(sources), marked: [], selected: null, query: "", found: null, piece: -1, // the piece of the path shown last
     };
     let rowOf = new Map(); // "source.rank.lane" → row
     let chart = null;
@@ -352,18 +352,29 @@ const timelines = (() => {
       select(list[(next + list.length) % list.length], { reveal: true });
     }
 
-    // Show the longest piece of the critical path in the chosen window; again: the next longest.
-    function selectLongestOnPath() {
+    // Show the longest piece of the critical path in the chosen window; again: the next longest, after the piece shown last.
+    function selectLongestOnPath(after = state.piece) {
       const [from, to] = state.pathWindow ??= chart.window(), source = sources.find(({ path }) => path), { path } = source;
       const pieces = [];
       for (let i = 0; i < path.count; i++) if (path.end[i] > from && path.start[i] < to) pieces.push(i);
       pieces.sort((a, b) => (path.end[b] - path.start[b]) - (path.end[a] - path.start[a]));
-      if (pieces.length) selectPiece(source, pieces[state.pathTurn++ % pieces.length]);
+      if (pieces.length) selectPiece(source, pieces[(pieces.indexOf(after) + 1) % pieces.length]);
+    }
+    // Select what a segment of the path is: its cell, or the piece that shares the most time with it; none: the panel closes.
+    function selectSegment({ rank, from, to, isCell, pathWindow }) {
+      const source = sources.find(({ path }) => path), { path, cells } = source, boxes = isCell && cells ? cells : path;
+      const shared = (i) => Math.min(boxes.end[i], to) - Math.max(boxes.start[i], from);
+      const best = (boxes.byRank.get(rank) ?? []).reduce((most, i) => (shared(i) > (most < 0 ? 0 : shared(most)) ? i : most), -1);
+      state.pathWindow = pathWindow;
+      if (best < 0) select(null);
+      else if (boxes === path) selectPiece(source, best);
+      else showShared("cells", source, best, { reveal: true });
     }
     const sharedRow = (lane, source, box) => chart.rows().find((row) => row.name === lane && row.source === source && row.rank.rank === source[lane].rank[box]);
     // Select the event of a piece, or the piece itself where the path runs through the host.
     function selectPiece(source, i) {
       const { path } = source, selection = eventOfPiece(source, i);
+      state.piece = i;
       if (selection) { select(selection, { reveal: true }); return; }
       if (!state.lanes.has("host") || !state.ranks.has(path.rank[i])) {
         state.lanes.add("host"); // shows what the host did
@@ -546,7 +557,7 @@ const timelines = (() => {
       if (options.legend) charts.drawLegend(options.legend, chart, legendKinds());
       return {
         chart, state, sources, ranks, kinds, select, search, stepMatch, setRanks, setSources, viewText, applyView, partnersOf, selectLongestOnPath,
-        pieceOf, selectPiece, showShared, colourEvents, shiftSource, rebuild,
+        pieceOf, selectSegment, showShared, colourEvents, shiftSource, rebuild,
         showOnly(labels) { // switch all other labels off; none: all on
           chart.hidden.clear();
           kinds.forEach(({ name }, kind) => { if (labels && name && kind < extraKind && !labels.includes(name)) chart.hidden.add(kind); });
