@@ -229,7 +229,8 @@ def test_a_drifting_rank_is_found_to_within_the_fastest_transfer(members):
         ]
     )
     ranks, first = ranks_of(members), members["start_ns"].min()
-    assert set(align(longer, ranks).offset_ns.values()) == {0}
+    straight = align(longer, ranks).table
+    assert (straight["offset_ns"].abs() <= straight["uncertainty_ns"]).all()
     rank = ranks[len(ranks) // 2]
     drifted = changed(longer, rank, lambda time: time + ((time - first) * DRIFT).round().cast(pl.Int64) + SHIFT_NS)
     back = align(drifted, ranks).align(drifted, "end_ns")

@@ -36,8 +36,7 @@ MAX_DRIFT = 5e-4
 MAX_ACKNOWLEDGE_NS = 20_000
 """Time by which a send may end after its receive: the sender waits to hear that all has arrived."""
 MIN_OPERATIONS_FOR_SPREAD = 8
-"""Collectives of two ranks from which the spread of their ends bounds the clocks' difference. Those whose times differ
-to the nanosecond as another one's, as in a recording that is there twice, say nothing about the spread."""
+"""Collectives of two ranks from which the spread of their ends bounds the clocks' difference."""
 SPREAD_QUANTILES = (1 / 6, 5 / 6)
 """The central two thirds of the differences between ends: about one standard deviation to either side."""
 MIN_END_SCATTER_NS = 100_000
@@ -232,7 +231,6 @@ def _extremes(table: pl.DataFrame) -> pl.DataFrame:
         latest_ns=ends.max(),
         two_way=(forth.any() & (~forth).any()).fill_null(False),
         meetings=pl.col("meets").sum(),
-        measurements=pl.struct("ends_ns", "most_ns", "least_ns").filter("meets").n_unique(),
     )
 
 
@@ -248,7 +246,7 @@ def _clock_bounds(row: dict[str, Any], drift: float) -> ClockBounds:
         least, most = row["loose_least_ns"] - lag, row["loose_most_ns"] + lag
     else:
         least, most = _tighten(least, most, *_message_bounds(row))
-    if row["measurements"] >= MIN_OPERATIONS_FOR_SPREAD:
+    if row["meetings"] >= MIN_OPERATIONS_FOR_SPREAD:
         middle = row["middle_ns"]
         spread = min(row["lower_ns"], middle - MIN_END_SCATTER_NS), max(row["upper_ns"], middle + MIN_END_SCATTER_NS)
         if offset is None or spread[1] - spread[0] < most - least:

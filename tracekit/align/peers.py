@@ -56,8 +56,10 @@ NEVER_NS = 2**62
 """Latest end of a message that was not recorded, where nothing bounds it."""
 EARLY = 0.05
 """Share of messages that may seem to arrive before they were sent, as clocks differ a little."""
-MAX_MISSING_SHARE, MAX_MISSING = 0.05, 8
-"""Share of all messages that may lack their other side, and how many of one rank in one step."""
+MAX_MISSING_SHARE = 0.05
+"""Share of all messages that may lack their other side."""
+MAX_MISSING = 8
+"""Messages of one rank in one step that may lack their other side."""
 
 
 @dataclass(frozen=True)
