@@ -1,1 +1,1 @@
-"""Filled in by its own change."""
+"""Results for people and other programs: one typed view, rendered as terminal text, page, Markdown, plot or trace."""
