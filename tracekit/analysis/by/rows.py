@@ -10,9 +10,8 @@ import polars as pl
 from tracekit._util.text import did_you_mean
 from tracekit.analysis.by.layers import repeated_positions
 from tracekit.errors import OptionError
-from tracekit.metrics.label_intervals import COMPUTE_SET, Lanes
+from tracekit.metrics.label_intervals import COMPUTE_SET, Lanes, attribute_time
 from tracekit.metrics.rates import MAX_UNCOUNTED_SHARE, describe_products, products
-from tracekit.metrics.time_attribution import attribute_time
 from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS, LABELS, PATH_SEPARATOR, RankEvents, conform
 
 KINDS = ("layer", "module", "annotation", "shape")
