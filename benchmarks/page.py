@@ -22,7 +22,7 @@ import polars as pl
 from msgspec import structs
 from playwright.sync_api import sync_playwright
 
-from tracekit.metrics.timeline import MAX_TIMELINE_INTERVALS
+from tracekit.metrics.label_intervals import MAX_TIMELINE_INTERVALS
 from tracekit.report.html.page import render_html
 from tracekit.run.analyze import analyze
 from tracekit.schedules import Times, generate, simulate

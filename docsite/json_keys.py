@@ -18,8 +18,7 @@ from tracekit.documents.analysis import AnalysisDocument
 from tracekit.documents.baseline import BaselineDocument
 from tracekit.documents.diff import DiffDocument
 from tracekit.documents.doctor import DoctorDocument
-from tracekit.documents.gate_config import GateSettings
-from tracekit.documents.gate_result import GateDocument
+from tracekit.documents.gate import GateDocument, GateSettings
 from tracekit.documents.history import HistoryDocument
 from tracekit.documents.rules_file import RulesDocument
 from tracekit.documents.schedule import ScheduleDocument

@@ -15,10 +15,9 @@ from tracekit.align.clocks import Clocks
 from tracekit.analysis.combine import combine
 from tracekit.analysis.tables import rank_tables
 from tracekit.classify import classify
-from tracekit.critical_path.links import Links
+from tracekit.critical_path.links import Arrivals, Links, walk_back
 from tracekit.critical_path.path import SEGMENTS, SLACK, CriticalPath, _build_segments
 from tracekit.critical_path.pieces import PATH_PIECES
-from tracekit.critical_path.walk import Arrivals, walk_back
 from tracekit.run.load import load
 from tracekit.schedules import generate
 from tracekit.schema import GPU_KINDS, RankEvents, conform

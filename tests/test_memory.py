@@ -17,8 +17,7 @@ from tests.kept import analysis_of
 from tests.unpack import unpacked
 from tracekit.analysis.memory import HeldMemory, RunMemory, memory_with_microbatches, with_memory
 from tracekit.documents.analysis import ChangedStep
-from tracekit.metrics.chunk_memory import ChunkMemory
-from tracekit.metrics.memory import Peak, RankMemory
+from tracekit.metrics.memory import ChunkMemory, Peak, RankMemory
 from tracekit.report.html.page import render_html
 from tracekit.report.html.timeline import PageClock, timeline_data
 from tracekit.report.scalars import scalars

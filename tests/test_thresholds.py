@@ -20,8 +20,7 @@ from tracekit.compare import compare_run as lines
 from tracekit.diffs import stats, verdict
 from tracekit.diffs.metrics import resolve
 from tracekit.diffs.noise_thresholds import PRIOR_DEGREES_OF_FREEDOM, Noise, prior_deviation
-from tracekit.metrics.bubbles import Bubble
-from tracekit.metrics.budget import Budget
+from tracekit.metrics.budget import Bubble, Budget
 from tracekit.metrics.label_intervals import MIN_STRONG_CONFIDENCE, weak_ns
 from tracekit.metrics.rates import Rates
 from tracekit.reconstruct import chunk_table as beside

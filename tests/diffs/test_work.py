@@ -10,9 +10,9 @@ from msgspec.structs import replace
 
 from tests.kept import analysis_of
 from tracekit.diffs import Side, diff, from_analysis
+from tracekit.diffs.comparability import compare_work, product_slowdown
 from tracekit.diffs.explanation import explain_change
 from tracekit.diffs.run_samples import Run
-from tracekit.diffs.work import compare_work, product_slowdown
 
 
 def run(step_ms, **facts):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tracekit.diffs.metrics import metric_names, resolve
 from tracekit.errors import OptionError
-from tracekit.gates.requirement import parse_requirement
+from tracekit.gates.config import parse_requirement
 
 
 @pytest.mark.parametrize(

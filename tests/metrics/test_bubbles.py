@@ -7,9 +7,8 @@ import polars as pl
 import pytest
 
 from tracekit.intervals import EMPTY, union
-from tracekit.metrics.bubbles import Bubble, find_exposed_waits, phases
-from tracekit.metrics.budget import budgets
-from tracekit.metrics.copies import copies
+from tracekit.metrics.bandwidth import copies
+from tracekit.metrics.budget import Bubble, budgets, find_exposed_waits, phases
 from tracekit.metrics.idle_gaps import MIN_SLOW_LAUNCH_NS, add_slow_launch_ends, gaps, sum_gap_causes
 from tracekit.metrics.label_intervals import Lanes
 from tracekit.metrics.overlap import label_times

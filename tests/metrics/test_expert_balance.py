@@ -6,7 +6,7 @@ import polars as pl
 import pytest
 
 from tracekit.align.matching import match
-from tracekit.metrics.copies import copies
+from tracekit.metrics.bandwidth import copies
 from tracekit.metrics.expert_balance import EXPERT_WORK, ExpertCost, expert_cost, measure_expert_work
 from tracekit.metrics.label_intervals import Lanes
 from tracekit.metrics.operations import OPERATIONS

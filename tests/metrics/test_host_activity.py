@@ -6,8 +6,7 @@ import polars as pl
 import pytest
 
 from tests.kept import analysis_of
-from tracekit.metrics.host_activity import HOST_ACTIVITY, find_host_activity, idle_inside_launches, keep_longest
-from tracekit.metrics.host_calls import ApiCalls
+from tracekit.metrics.host_calls import HOST_ACTIVITY, ApiCalls, find_host_activity, idle_inside_launches, keep_longest
 from tracekit.schema import EVENTS, LABELLED, conform
 
 

@@ -6,7 +6,7 @@ import polars as pl
 import pytest
 
 from tracekit.metrics.label_intervals import Lanes
-from tracekit.metrics.overlap_cost import (
+from tracekit.metrics.overlap import (
     MAX_SPREAD_ALONE,
     MIN_KERNELS_TO_COMPARE,
     MIN_OVERLAPPED_SHARE,

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tracekit.metrics.budget import budgets
-from tracekit.metrics.label_intervals import COMPUTE_SET, Lanes
-from tracekit.metrics.time_attribution import attribute_time
+from tracekit.metrics.label_intervals import COMPUTE_SET, Lanes, attribute_time
 from tracekit.schema import LABELS
 
 SOME = ("forward", "wgrad", "other", "dp_comm", "pp_comm", "offload")

@@ -4,7 +4,7 @@ import polars as pl
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracekit.metrics.timeline import timeline
+from tracekit.metrics.label_intervals import timeline
 from tracekit.schema import LABELS, PASSES
 
 events = st.lists(

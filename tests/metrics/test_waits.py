@@ -10,8 +10,7 @@ from tracekit.align.clocks import align
 from tracekit.align.matching import match
 from tracekit.align.waits import find_stragglers, with_waits
 from tracekit.metrics.label_intervals import Lanes
-from tracekit.metrics.operations import operations
-from tracekit.metrics.waits import add_waits, has_unknown_wait, has_unseen_messages, may_be_message
+from tracekit.metrics.operations import add_waits, has_unknown_wait, has_unseen_messages, may_be_message, operations
 
 MS = 1_000_000
 

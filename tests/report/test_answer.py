@@ -10,8 +10,7 @@ from msgspec import structs
 from tests.kept import analysis_of
 from tracekit.analysis.result import RoleResults
 from tracekit.documents.analysis import Evidence, Straggler, WaitCause
-from tracekit.metrics.bubbles import Bubble
-from tracekit.metrics.budget import Budget
+from tracekit.metrics.budget import Bubble, Budget
 from tracekit.report.view import view_of
 from tracekit.report.view.lateness import late_rank
 from tracekit.report.view.ranks import pace

@@ -13,8 +13,7 @@ from rich.console import Console
 from tests.kept import analysis_of
 from tracekit.analysis.spread import spread
 from tracekit.errors import Notice
-from tracekit.metrics.bubbles import Bubble
-from tracekit.metrics.budget import Budget
+from tracekit.metrics.budget import Bubble, Budget
 from tracekit.report.html.page import render_html
 from tracekit.report.html.timeline import PageClock, timeline_data
 from tracekit.report.terminal.analysis import render

@@ -9,19 +9,19 @@ import polars as pl
 from msgspec import UNSET
 
 from tracekit._version import __version__
-from tracekit.analysis.rates import below_peak_ns
+from tracekit.analysis.communication import below_peak_ns
 from tracekit.documents import analysis as documents
 
 if TYPE_CHECKING:
     from tracekit.analysis.by import By
+    from tracekit.analysis.communication import RunRates
     from tracekit.analysis.measured import Measured, RankResult
     from tracekit.analysis.memory import HeldMemory
-    from tracekit.analysis.rates import RunRates
     from tracekit.analysis.result import Analysis, RoleResults
     from tracekit.analysis.stragglers import Stragglers
     from tracekit.compare import ScheduleComparison
     from tracekit.critical_path.path import CriticalPath
-    from tracekit.metrics.overlap_cost import OverlapCost
+    from tracekit.metrics.overlap import OverlapCost
     from tracekit.metrics.reload import Reload
 
 MAX_KERNELS = 200

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from sys import intern
 from typing import Any
 
 import msgspec
+import numpy as np
+import polars as pl
+from msgspec.structs import replace
 
 from tracekit._util.text import percent
-from tracekit.metrics.bubbles import Bubble
-from tracekit.metrics.budget import Budget
-from tracekit.metrics.label_intervals import EXPOSABLE_LABELS
+from tracekit.analysis.tables import Measures, RankTables
+from tracekit.intervals import Intervals, union
+from tracekit.metrics.budget import Bubble, Budget, find_exposed_waits
+from tracekit.metrics.causes import with_peers
+from tracekit.metrics.idle_gaps import CAUSE_COLUMNS
+from tracekit.metrics.label_intervals import COMPUTE_SET, EXPOSABLE_LABELS, LABEL_SETS
+from tracekit.metrics.operations import has_unknown_wait, has_unseen_messages, may_be_message
 from tracekit.metrics.overlap import ratio
+from tracekit.schema import COMMUNICATION_LABELS, LABELS
 
 
 class Measured(msgspec.Struct, frozen=True, eq=False):
@@ -143,3 +153,216 @@ def _sum_or_none(parts: Iterable[Mapping[str, int | None]]) -> dict[str, int | N
             so_far = total.get(key, 0)
             total[key] = None if value is None or so_far is None else so_far + value
     return total
+
+
+# ---- Figures of every rank by scope: its measures joined with its waits, for its whole window and for each of its
+# steps.
+#
+# The scopes of a rank are its parts: one part is its window, or the parts are its steps, counted from 0.
+
+
+_NEVER_HIDDEN = ("compute", *COMPUTE_SET)
+_LABEL_ORDER = (*LABEL_SETS, *LABELS)
+
+
+def rank_results(ranks: Sequence[RankTables], operations: pl.DataFrame, *, pipeline: bool) -> tuple[RankResult, ...]:
+    """Return the result of every rank.
+
+    Args:
+        ranks: Tables of each rank, in the order of their numbers.
+        operations: Operations of all ranks with their waits, in the order of ranks.
+        pipeline: Whether the run has a pipeline.
+
+    """
+    # What needs the text of an operation is looked up for all ranks at once: a call costs as much for one rank.
+    is_message = pl.Series(may_be_message(operations))
+    is_bound = operations["wait_is_bound"].fill_null(False)
+    operations = operations.with_columns(
+        unknown=pl.Series(has_unknown_wait(operations)) | (is_message & is_bound), is_message=is_message
+    )
+    numbers = [rank.source.rank for rank in ranks]
+    starts = np.searchsorted(operations["rank"].to_numpy(), numbers).tolist()
+    ends = [*starts[1:], len(operations)]
+    return tuple(
+        _rank_result(rank, operations.slice(start, end - start), pipeline=pipeline)
+        for rank, start, end in zip(ranks, starts, ends, strict=True)
+    )
+
+
+def _rank_result(rank: RankTables, operations: pl.DataFrame, *, pipeline: bool) -> RankResult:
+    """Return the result of a rank from its tables and its operations."""
+    steps = rank.steps["step"].to_list() or [None]
+    partial_steps = rank.steps["partial"].to_list() or [False]
+    messages_known = not has_unseen_messages(rank.messages_issued, int(operations["is_message"].sum()))
+    facts = _KnownFacts(idle=rank.idle_known, pipeline=pipeline, messages=messages_known)
+    by_step = _Waits.of(operations, rank.by_step)
+    window = _Waits.of(operations.with_columns(part=pl.lit(0, pl.Int64)), rank.window)
+    step_figures = _figures(rank.by_step, by_step, steps, facts)
+    causes = rank.window.causes
+    idle_causes = causes.row(0, named=True) if len(causes) else {}
+    return RankResult(
+        rank=rank.source.rank,
+        steps=tuple(step for step in steps if step is not None),
+        whole=_figures(rank.window, window, [None], facts)[0],
+        per_step=tuple(
+            replace(figures, partial=partial) for figures, partial in zip(step_figures, partial_steps, strict=True)
+        ),
+        phases=_phases(rank, by_step, steps, waits_known=messages_known and not by_step.unknown),
+        instead=tuple(rank.instead.to_dicts()),
+        inside_launch_ns=rank.inside_launch_ns,
+        idle_causes={name.removesuffix("_ns"): idle_causes.get(name, 0) for name in CAUSE_COLUMNS},
+    )
+
+
+class _KnownFacts(msgspec.Struct, frozen=True):
+    """Facts about a rank that decide which of its figures are known."""
+
+    idle: bool
+    """All its work on the GPU was recorded."""
+    pipeline: bool
+    """The run has a pipeline."""
+    messages: bool
+    """The kernels of the sends and receives that its host issued are known."""
+
+
+class _Waits(msgspec.Struct, frozen=True, eq=False):
+    """Quantities of a rank that need its operations, by part."""
+
+    by_label: Sequence[Mapping[str, int | None]]
+    """Time in which operations of each label wait; None if any wait is unknown."""
+    exposed_pp: Intervals
+    """Waiting of the pipeline's messages that no compute hides; its groups are parts."""
+    unknown: frozenset[int]
+    """Parts whose bubble is a lower bound."""
+    exposure: Mapping[int, list[tuple[Any, ...]]]
+    """Exposed time as (label, cause, ns)."""
+
+    @classmethod
+    def of(cls, operations: pl.DataFrame, measures: Measures) -> _Waits:
+        """Return the waits of a rank's operations, whose ``part`` is that of *measures*."""
+        # A wait that is unknown, or known as an upper bound only, may be none.
+        least_wait_ns = pl.when(pl.col("wait_is_bound")).then(0).otherwise(pl.col("wait_ns")).fill_null(0)
+        is_pp = operations.filter(pl.col("label") == "pp_comm").with_columns(wait_ns=least_wait_ns)
+        start, wait, part = (is_pp[name].to_numpy() for name in ("start_ns", "wait_ns", "part"))
+        return cls(
+            by_label=_waits_by_label(operations, len(measures.budgets)),
+            exposed_pp=find_exposed_waits(start, wait, part, measures.covered),
+            unknown=frozenset(operations["part"].filter(operations["unknown"]).to_list()),
+            exposure=_rows_by_part(with_peers(measures.exposed, operations), "label", "cause", "ns"),
+        )
+
+
+def _waits_by_label(operations: pl.DataFrame, parts: int) -> list[dict[str, int | None]]:
+    """Return for each part the time in which operations of each label wait; None if any wait is unknown."""
+    waits: list[dict[str, int | None]] = [{} for _ in range(parts)]
+    present = set(operations["label"].cast(pl.String).unique())
+    # Where not all members were recorded, the wait is a lower bound.
+    is_known = pl.col("wait_ns").is_not_null() & ~pl.col("open")
+    for label in COMMUNICATION_LABELS:
+        if label not in present:
+            continue
+        rows = operations.filter(pl.col("label") == label).select("part", "start_ns", "wait_ns", is_known=is_known)
+        with_wait = rows.filter("is_known")
+        waited = union(
+            with_wait["start_ns"].to_numpy(),
+            (with_wait["start_ns"] + with_wait["wait_ns"]).to_numpy(),
+            with_wait["part"].to_numpy(),
+        )
+        waited_ns = waited.totals_ns(parts).tolist()
+        unknown_parts = set(rows.filter(~pl.col("is_known"))["part"])
+        for part in rows["part"].unique():
+            waits[part][label] = None if part in unknown_parts else waited_ns[part]
+    return waits
+
+
+def _figures(measures: Measures, waits: _Waits, steps: Sequence[int | None], facts: _KnownFacts) -> list[Measured]:
+    """Return the figures of every part of a rank; *steps* are the numbers of its steps, or [None] for its window."""
+    labels_by_part = _rows_by_part(measures.labels, "label", "ns", "count", "hidden_ns")
+    hidden_by_part = _rows_by_part(measures.hidden, "detail", "label", "by", "ns")
+    exposed_waits_ns = waits.exposed_pp.totals_ns(len(measures.budgets)).tolist()
+    figures = []
+    for part, step in enumerate(steps):
+        budget, labels = measures.budgets[part], labels_by_part[part]
+        # Without a pipeline the wait is unknown too; then there is no bubble at all (Measured.bubble_fraction).
+        wait_known = facts.pipeline and facts.messages and part not in waits.unknown
+        if wait_known:
+            bubble = Bubble(budget.span_ns, budget.idle_ns, exposed_waits_ns[part])
+        else:
+            bubble = Bubble(budget.span_ns, budget.idle_ns, None, exposed_waits_ns[part])
+        label_ns = {label: ns for label, ns, _, _ in labels}
+        hidden_ns = {label: ns for label, _, _, ns in labels if label not in _NEVER_HIDDEN}
+        figures.append(
+            Measured(
+                budget=budget,
+                label_ns={label: label_ns[label] for label in _LABEL_ORDER if label in label_ns},
+                label_count={label: count for label, _, count, _ in labels if count is not None},
+                hidden_ns={"communication": 0, "copy": 0, **hidden_ns},
+                hidden_by_ns=_hidden_by_ns(label_ns, hidden_by_part[part]),
+                wait_ns=waits.by_label[part],
+                weak_ns=measures.weak[part],
+                because_ns=_because_ns(budget.exposed_ns, waits.exposure[part]),
+                bubble=bubble,
+                idle_known=facts.idle,
+                lower_bound=facts.pipeline and (not wait_known or budget.unrecorded_ns > 0),
+                pipeline=facts.pipeline,
+                step=step,
+            )
+        )
+    return figures
+
+
+def _rows_by_part(table: pl.DataFrame, *names: str) -> Mapping[int, list[tuple[Any, ...]]]:
+    """Return the columns *names* of a table as rows, by their part."""
+    rows: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
+    for part, row in zip(table["part"].to_list(), _rows(table, *names), strict=True):
+        rows[part].append(row)
+    return rows
+
+
+def _rows(table: pl.DataFrame, *names: str) -> list[tuple[Any, ...]]:
+    """Return the columns *names* as rows, equal texts as one object: all ranks have the same few words."""
+    columns = []
+    for name in names:
+        values = table[name].to_list()
+        is_text = table[name].dtype in (pl.String, pl.Categorical, pl.Enum)
+        columns.append(list(map(intern, values)) if is_text and None not in values else values)
+    return list(zip(*columns, strict=True))
+
+
+def _hidden_by_ns(label_ns: Mapping[str, int], rows: list[tuple[Any, ...]]) -> dict[str, dict[str, int]]:
+    """Return the hidden time of each label by the label that hides it; rows are (detail, label, by, ns)."""
+    matrix: dict[str, dict[str, int]] = {label: {} for label in EXPOSABLE_LABELS if label in label_ns}
+    for detail, label, by, ns in rows:
+        if not detail:
+            matrix[label][by] = ns
+    return matrix
+
+
+def _because_ns(exposed_ns: Mapping[str, int], exposure: list[tuple[Any, ...]]) -> dict[str, dict[str, int]]:
+    """Return the time of each exposed label by cause, in the order of the budget."""
+    by_label: dict[str, dict[str, int]] = {label: {} for label, ns in exposed_ns.items() if ns}
+    for label, cause, ns in exposure:
+        by_label[label][cause] = ns
+    return by_label
+
+
+def _phases(
+    rank: RankTables, waits: _Waits, steps: Sequence[int | None], *, waits_known: bool
+) -> tuple[dict[str, Any], ...]:
+    """Return the phases of each step with the bubble in them: idle time and exposed waiting of the pipeline."""
+    table = rank.by_step.phases
+    waits_ns = waits.exposed_pp.covered_ns(
+        *(table[name].to_numpy() for name in ("start_ns", "end_ns", "part"))
+    ).tolist()
+    rows = _rows(table, "part", "phase", "span_ns", "compute_ns", "idle_ns")
+    return tuple(
+        {
+            "step": steps[part],
+            "phase": phase,
+            "span_ns": span_ns,
+            "compute_ns": compute_ns,
+            "idle_ns": idle_ns if rank.idle_known else None,
+            "wait_ns": wait_ns if waits_known else None,
+        }
+        for (part, phase, span_ns, compute_ns, idle_ns), wait_ns in zip(rows, waits_ns, strict=True)
+    )

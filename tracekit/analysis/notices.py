@@ -14,7 +14,7 @@ from tracekit.align.clocks import Clocks
 from tracekit.analysis.measured import Measured, RankResult
 from tracekit.analysis.tables import RankTables
 from tracekit.errors import Notice
-from tracekit.metrics.waits import has_unknown_wait, has_unseen_messages, may_be_message
+from tracekit.metrics.operations import has_unknown_wait, has_unseen_messages, may_be_message
 from tracekit.store.sources import EARLIEST_DATE_NS
 
 if TYPE_CHECKING:

@@ -36,11 +36,9 @@ from tracekit.documents.coding import decode, encode, read_document, to_plain, t
 from tracekit.documents.store_manifest import TABLES_FORMAT, TablesDocument
 from tracekit.errors import InputError, Notice
 from tracekit.intervals import Intervals
-from tracekit.metrics.bubbles import Bubble
-from tracekit.metrics.budget import Budget
-from tracekit.metrics.chunk_memory import ChunkMemory
+from tracekit.metrics.budget import Bubble, Budget
 from tracekit.metrics.lateness import RankLateness
-from tracekit.metrics.memory import RankMemory
+from tracekit.metrics.memory import ChunkMemory, RankMemory
 from tracekit.metrics.rates import Rates
 from tracekit.reconstruct import RankPipeline
 from tracekit.schema import ProcessGroup, Source

@@ -25,8 +25,7 @@ from tracekit.documents.analysis import AnalysisDocument, Slowdown
 from tracekit.documents.coding import encode, to_plain
 from tracekit.documents.roles import Iteration, PhaseBand, WeightUpdate
 from tracekit.errors import Notice, OptionError
-from tracekit.metrics.overlap import ratio
-from tracekit.metrics.overlap_cost import OverlapCost
+from tracekit.metrics.overlap import OverlapCost, ratio
 from tracekit.metrics.reload import Reload
 from tracekit.parsers.ranks import unknown_rank_error
 from tracekit.schema import Source
@@ -37,9 +36,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from tracekit.analysis.by import By
+    from tracekit.analysis.communication import RunRates
     from tracekit.analysis.memory import RunMemory
     from tracekit.analysis.rank_timeline import RankTimeline
-    from tracekit.analysis.rates import RunRates
     from tracekit.compare import ScheduleComparison
     from tracekit.critical_path.changes import WhatIfGraph
     from tracekit.critical_path.path import CriticalPath

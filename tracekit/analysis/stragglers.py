@@ -136,7 +136,7 @@ def explain_stragglers(
     Args:
         stragglers: Ranks that others wait for, by label.
         ranks: Tables of all ranks.
-        operations: Operations of all ranks with their waits (``metrics.waits.add_waits``).
+        operations: Operations of all ranks with their waits (``metrics.operations.add_waits``).
         clocks: Clocks of the ranks.
 
     """

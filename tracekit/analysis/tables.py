@@ -23,29 +23,31 @@ from tracekit.critical_path.graph import find_rank_events
 from tracekit.critical_path.pieces import PATH_PIECES, find_path_pieces
 from tracekit.errors import Notice
 from tracekit.intervals import Intervals
-from tracekit.metrics.bubbles import phases
-from tracekit.metrics.budget import Budget, budgets
+from tracekit.metrics.bandwidth import copies
+from tracekit.metrics.budget import Budget, budgets, phases
 from tracekit.metrics.causes import Rank, exposure_causes
 from tracekit.metrics.completeness import check_completeness
-from tracekit.metrics.copies import copies
 from tracekit.metrics.expert_balance import EXPERT_WORK, measure_expert_work
-from tracekit.metrics.host_activity import HOST_ACTIVITY as INSTEAD_ROWS
-from tracekit.metrics.host_activity import find_host_activity, idle_inside_launches, keep_longest
-from tracekit.metrics.host_calls import ApiCalls, find_api_calls, find_waiting_calls
+from tracekit.metrics.host_calls import HOST_ACTIVITY as INSTEAD_ROWS
+from tracekit.metrics.host_calls import (
+    ApiCalls,
+    find_api_calls,
+    find_host_activity,
+    find_waiting_calls,
+    idle_inside_launches,
+    keep_longest,
+)
 from tracekit.metrics.idle_gaps import add_slow_launch_ends, gaps, name_next_events, sum_gap_causes
-from tracekit.metrics.label_intervals import Lanes, weak_ns
+from tracekit.metrics.label_intervals import Lanes, timeline, weak_ns
 from tracekit.metrics.lateness import RankLateness, measure_lateness
 from tracekit.metrics.memory import RankMemory, measure_rank_memory
-from tracekit.metrics.operations import operations
-from tracekit.metrics.overlap import hidden, label_times
-from tracekit.metrics.overlap_cost import OVERLAP_COSTS, measure_overlap_costs
+from tracekit.metrics.operations import count_issued_messages, operations
+from tracekit.metrics.overlap import OVERLAP_COSTS, hidden, label_times, measure_overlap_costs
 from tracekit.metrics.peaks import host_link_gb_s
 from tracekit.metrics.process_phases import DECODE_STEPS, ROLLOUT, STRETCHES, find_decode_steps, find_stretches
 from tracekit.metrics.rates import PRODUCTS, Rates, products
 from tracekit.metrics.reload import reload_events
 from tracekit.metrics.start_constraints import find_start_constraints
-from tracekit.metrics.timeline import timeline
-from tracekit.metrics.waits import count_issued_messages
 from tracekit.reconstruct import RankPipeline, rank_pipeline
 from tracekit.schema import COPY_LABELS, EVENTS, RankEvents, Source
 

@@ -196,7 +196,7 @@ def _error_result(error: TracekitError) -> dict[str, Any]:
     """Return the result of a gate whose input cannot be used."""
     from tracekit._version import __version__
     from tracekit.documents.coding import to_plain
-    from tracekit.documents.gate_result import FORMAT, GateDocument
+    from tracekit.documents.gate import FORMAT, GateDocument
 
     document = GateDocument(
         tracekit=__version__,

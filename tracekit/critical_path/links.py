@@ -8,16 +8,18 @@ to follow it. A run of a thousand ranks has millions of pieces.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
-from tracekit._loops.critical_path import NO_LIMIT, UNKNOWN_LINK, find_visited_ranks, link_communications
+from tracekit._loops.critical_path import NO_LIMIT, UNKNOWN_LINK, find_visited_ranks, link_communications, walk_steps
 from tracekit._util.arrays import Bools, Int32s, Ints, as_int64
 from tracekit._util.columns import to_int64
 from tracekit.align.clocks import Clocks
+from tracekit.align.matching import last_of_match
 from tracekit.critical_path.pieces import PIECE_KINDS
 from tracekit.schema import Source
 
@@ -269,3 +271,205 @@ def _find_rows(event_id: Ints, operation_ids: pl.Series, first_row: int) -> Int3
     nearest = order[np.minimum(np.searchsorted(ids[order], event_id), len(order) - 1)]
     matches = (event_id >= 0) & (ids[nearest] == event_id)
     return np.where(matches, nearest + first_row, -1).astype(np.int32)
+
+
+# ---- Walks back from the end of every step over all ranks, piece by piece (``_loops.critical_path``).
+#
+# The pieces of the ranks that the walks go through (``critical_path.links``) lie one after the other in a few
+# columns, and each communication knows the communication of the peer that arrived last. A walk starts at the end of a
+# step and goes back piece by piece; where a communication waited for another rank, it continues with that rank's
+# piece.
+
+
+SEGMENT_KINDS = (*PIECE_KINDS, "message", "collective")
+"""Kinds of a segment of the path; a communication is a message or a collective."""
+_UNKNOWN, _MESSAGE, _COLLECTIVE = (SEGMENT_KINDS.index(kind) for kind in ("unknown", "message", "collective"))
+
+
+class Pieces(msgspec.Struct, frozen=True, eq=False):
+    """Pieces of the ranks that the walks go through, rank by rank, on the common clock.
+
+    Columns that are needed only for pieces on the path stay in the ranks' tables.
+    """
+
+    links: Links
+    first: Ints
+    """Number of the first piece of each rank index, and the number of all pieces; an unvisited rank has none."""
+    start: Ints
+    end: Ints
+    before: Int32s
+    """Piece that each piece followed; -1: none."""
+    kind: npt.NDArray[np.uint8]
+
+    @classmethod
+    def build(cls, links: Links, visited: Bools, clocks: Clocks) -> Pieces:
+        """Return the pieces of the visited rank indices."""
+        columns: dict[str, list[npt.NDArray[Any]]] = {"start": [], "end": [], "before": [], "kind": []}
+        first = [0]
+        for part, is_visited in zip(links.parts, visited.tolist(), strict=True):
+            if is_visited:
+                start, end = common_times(part, clocks)
+                before = part.path["before"].to_numpy()
+                columns["start"].append(start)
+                columns["end"].append(end)
+                columns["before"].append(np.where(before >= 0, before + first[-1], -1).astype(np.int32))
+                columns["kind"].append(part.path["kind"].to_physical().to_numpy().astype(np.uint8))
+            first.append(first[-1] + (len(part.path) if is_visited else 0))
+        # Each list is released before the next is joined, so that never much is in memory twice.
+        joined = {name: np.concatenate(columns.pop(name)) for name in tuple(columns)}
+        return cls(links, np.array(first, np.int64), **joined)
+
+    def rank_index(self, pieces: Ints) -> Ints:
+        """Return the rank index of each of *pieces*."""
+        return np.searchsorted(self.first, pieces, side="right") - 1
+
+    def describe(self, pieces: Ints) -> pl.DataFrame:
+        """Return the columns label, what, idle_ns and exposed_ns of *pieces*, from the ranks' tables."""
+        columns = ("label", "what", "idle_ns", "exposed_ns")
+        rank_index = self.rank_index(pieces)
+        order = np.argsort(rank_index, kind="stable")
+        tables: list[pl.DataFrame] = []
+        for index in np.unique(rank_index).tolist():
+            rows = pieces[order[rank_index[order] == index]] - self.first[index]
+            tables.append(self.links.parts[index].path.select(columns)[rows])
+        # The tables follow each other in *order*: put the rows back into the order of *pieces*.
+        position = np.empty(len(order), np.int64)
+        position[order] = np.arange(len(order))
+        return pl.concat(tables)[position]
+
+
+class Arrivals(msgspec.Struct, frozen=True, eq=False):
+    """For each communication of the links: the peer that arrived last, and arrival times on the common clock."""
+
+    last_to_arrive: Int32s
+    """Communication of that peer; -1: unknown, or this one."""
+    last_arrival: Ints
+    own_arrival: Ints
+    is_message: Bools
+    is_uncertain: Bools
+    """Whether another member may have arrived last: it was earlier by less than the clocks of the two may be off."""
+
+    @classmethod
+    def find(cls, links: Links, members: pl.DataFrame, clocks: Clocks) -> Arrivals:
+        """Return the arrivals at the matched operations; *members* are their rows, match by match."""
+        comms = len(links.row)
+        last_to_arrive = np.full(comms, -1, np.int32)
+        is_message, is_uncertain = np.zeros((2, comms), np.bool_)
+        last_arrival, own_arrival = np.zeros((2, comms), np.int64)
+        with_row = np.flatnonzero(links.row >= 0)
+        if members.is_empty() or not len(with_row):
+            return cls(last_to_arrive, last_arrival, own_arrival, is_message, is_uncertain)
+        row, rank = members["row"].to_numpy(), members["rank"].to_numpy()
+        arrival = clocks.to_common_each(rank, members["start_ns"].to_numpy())
+        match = members["match"].to_numpy()
+        last = last_of_match(match, arrival)
+        may_be_last = arrival[last] - arrival <= clocks.uncertainty_between(rank, rank[last])
+        others_may = np.bincount(match, weights=may_be_last & (rank != rank[last])) > 0
+        # A kernel of several messages is a member of several matches. It starts to transfer when the last of all its
+        # partners has arrived: of an operation's members take the one whose match was complete last.
+        rows = int(max(row.max(), links.row.max())) + 1
+        complete = np.full(rows, np.iinfo(np.int64).min)
+        np.maximum.at(complete, row, arrival[last])
+        decisive = np.flatnonzero(arrival[last] == complete[row])
+        member_of_row = np.full(rows, -1, np.int64)
+        member_of_row[row[decisive]] = decisive
+        comm_of_row = np.full(rows, -1, np.int32)
+        comm_of_row[links.row[with_row]] = with_row
+
+        matched = with_row[member_of_row[links.row[with_row]] >= 0]
+        member = member_of_row[links.row[matched]]
+        peer = last[member]
+        last_to_arrive[matched] = np.where(rank[peer] != rank[member], comm_of_row[row[peer]], -1)
+        last_arrival[matched], own_arrival[matched] = arrival[peer], arrival[member]
+        is_message[matched] = members["sends"].is_not_null().to_numpy()[member]
+        is_uncertain[matched] = others_may[match[member]]
+        return cls(last_to_arrive, last_arrival, own_arrival, is_message, is_uncertain)
+
+
+class Walks(msgspec.Struct, frozen=True, eq=False):
+    """Segments that the walks of all steps went through, each step's from its end back to its start."""
+
+    segments: pl.DataFrame
+    """Columns step (index), piece, kind (index in ``SEGMENT_KINDS``), peer (rank index of the peer that arrived last;
+    -1: none), start, end and uncertain (the walk may have gone on along another rank)."""
+    least_margin: Ints
+    """[step, rank index]: least time by which the rank arrived before the last at an operation of the path; -1:
+    never."""
+    operations: Ints
+    """[step, rank index]: number of operations of the path at which it did."""
+    stopped: tuple[tuple[int, int] | None, ...]
+    """For each step: rank and remaining nanoseconds where the walk could not continue; None if it reached the start."""
+
+
+def walk_back(links: Links, arrivals: Arrivals, clocks: Clocks) -> tuple[Pieces, Walks]:
+    """Walk back from the end of every step; return the walks, and the pieces of the ranks they go through."""
+    visited = links.visited(arrivals.last_to_arrive, arrivals.last_arrival)
+    pieces = Pieces.build(links, visited, clocks)
+    steps, ranks = len(links.ends), links.ranks
+    has_step = np.zeros((steps, len(ranks)), np.uint8)
+    step_begin, final_piece, final_rank = np.zeros((3, steps), np.int64)
+    for step, (begin, final, ends) in enumerate(links.step_bounds()):
+        has_step[step, [end.rank_index for end in ends]] = 1
+        step_begin[step], final_rank[step] = begin, final.rank_index
+        final_piece[step] = pieces.first[final.rank_index] + final.piece
+    # Only communications of visited ranks count from here on: number them anew. A peer of -1 stays -1, because the last
+    # element of ``new_number`` belongs to no communication.
+    rank_index = links.comm_rank_index()
+    comms = np.flatnonzero(visited[rank_index])
+    new_number = np.full(len(rank_index) + 1, -1, np.int64)
+    new_number[comms] = np.arange(len(comms))
+    comm_rank = rank_index[comms]
+
+    # Walks of different steps may share pieces, so that the number of segments is not known: double until they fit.
+    # The system allocates memory only where it is written.
+    max_segments = len(pieces.start) + 2 * steps + 1024
+    count = -1
+    while count < 0:
+        segments = np.zeros((max_segments, 6), np.int64)
+        least_margin = np.full((steps, len(ranks)), -1, np.int64)
+        operations = np.zeros((steps, len(ranks)), np.int64)
+        stopped_rank, stopped_ns = np.full(steps, -1, np.int64), np.zeros(steps, np.int64)
+        count = walk_steps(
+            start=pieces.start,
+            end=pieces.end,
+            before=pieces.before,
+            kind=pieces.kind,
+            communication_kind=COMMUNICATION,
+            unknown_kind=_UNKNOWN,
+            comm_piece=as_int64(pieces.first[comm_rank] + links.piece[comms]),
+            comm_rank=as_int64(comm_rank),
+            comm_kind=as_int64(np.where(arrivals.is_message[comms], _MESSAGE, _COLLECTIVE)),
+            last_to_arrive=new_number[arrivals.last_to_arrive[comms]],
+            last_arrival=arrivals.last_arrival[comms],
+            own_arrival=arrivals.own_arrival[comms],
+            has_step=has_step,
+            step_begin=step_begin,
+            final_piece=final_piece,
+            final_rank=final_rank,
+            stopped_rank=stopped_rank,
+            stopped_ns=stopped_ns,
+            least_margin=least_margin,
+            operations=operations,
+            seen=np.full(len(comms), -1, np.int64),
+            segments=segments,
+        )
+        max_segments *= 2
+    stopped = tuple(
+        (ranks[rank], ns) if rank >= 0 else None
+        for rank, ns in zip(stopped_rank.tolist(), stopped_ns.tolist(), strict=True)
+    )
+    table = pl.DataFrame(segments[:count], schema=["step", "piece", "kind", "peer", "start", "end"])
+    uncertain_piece = np.zeros(len(pieces.start), np.bool_)
+    uncertain_piece[pieces.first[comm_rank] + links.piece[comms]] = arrivals.is_uncertain[comms]
+    return pieces, Walks(_mark_uncertain(table, uncertain_piece), least_margin, operations, stopped)
+
+
+def _mark_uncertain(segments: pl.DataFrame, uncertain_piece: Bools) -> pl.DataFrame:
+    """Return the segments, each step's from its end back, with those that follow an uncertain communication marked.
+
+    From a communication the walk goes on along the rank that arrived last, up to and with the next communication.
+    """
+    is_communication = pl.col("kind").is_in([_MESSAGE, _COLLECTIVE])
+    flags = pl.Series("uncertain", uncertain_piece[segments["piece"].to_numpy()])
+    marked = segments.with_columns(flags).with_columns(pl.when(is_communication).then("uncertain").alias("uncertain"))
+    return marked.with_columns(pl.col("uncertain").shift(1).forward_fill().over("step").fill_null(False))

@@ -18,8 +18,7 @@ import polars as pl
 
 from tracekit._util.text import ranks_named
 from tracekit.align.clocks import Clocks
-from tracekit.critical_path.links import Links, PathTables
-from tracekit.critical_path.walk import SEGMENT_KINDS, Arrivals, Pieces, Walks, walk_back
+from tracekit.critical_path.links import SEGMENT_KINDS, Arrivals, Links, PathTables, Pieces, Walks, walk_back
 from tracekit.errors import Notice
 from tracekit.metrics.causes import with_peers
 from tracekit.schema import conform

@@ -18,13 +18,18 @@ from tracekit._util.text import counted
 from tracekit._version import __version__
 from tracekit.analysis import Analysis
 from tracekit.diffs import stats
-from tracekit.diffs.comparability import DIFFERENCES_OF_A_DIFF, check_formats, find_obstacles
+from tracekit.diffs.comparability import (
+    DIFFERENCES_OF_A_DIFF,
+    check_formats,
+    compare_work,
+    find_obstacles,
+    is_equal_work,
+)
 from tracekit.diffs.explanation import build_waterfall, explain_change
 from tracekit.diffs.load_runs import Comparable, Side, select_role, side_of
 from tracekit.diffs.metrics import resolve
 from tracekit.diffs.run_samples import Run
 from tracekit.diffs.verdict import judge
-from tracekit.diffs.work import compare_work, is_equal_work
 from tracekit.documents.coding import encode, to_plain
 from tracekit.documents.diff import (
     FORMAT,
@@ -44,7 +49,7 @@ from tracekit.documents.diff import (
     WorkChange,
 )
 from tracekit.documents.diff import Side as SideSummary
-from tracekit.documents.gate_result import CheckResult
+from tracekit.documents.gate import CheckResult
 from tracekit.schema import LABELS
 
 _VERDICT_ORDER = ("regressed", "improved", "inconclusive", "pass")

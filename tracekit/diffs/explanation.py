@@ -11,9 +11,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from tracekit._util.text import join_with_and, ms, percent, plural, signed
-from tracekit.diffs.comparability import find_differences
+from tracekit.diffs.comparability import compare_work, find_differences, is_equal_work, product_slowdown
 from tracekit.diffs.run_samples import Run
-from tracekit.diffs.work import compare_work, is_equal_work, product_slowdown
 from tracekit.documents.analysis import Figures
 from tracekit.documents.diff import PartChange, Waterfall, WorkChange
 from tracekit.schema import COMMUNICATION_LABELS, COMPUTE_LABELS

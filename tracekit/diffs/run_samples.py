@@ -117,7 +117,7 @@ def from_analysis(
 def comparability_facts(document: AnalysisDocument) -> dict[str, Any]:
     """Return the facts that two runs are compared by, as far as they are known.
 
-    Tokens and TFLOP, both per step, are amounts of work (``diffs.work``); the others must agree.
+    Tokens and TFLOP, both per step, are amounts of work (``diffs.comparability``); the others must agree.
     """
     source, schedule, rates = document.source, document.schedule, document.rates
     steps = max((len(rank.steps) for rank in document.ranks), default=0) or 1

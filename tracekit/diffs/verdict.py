@@ -25,7 +25,7 @@ from tracekit.diffs.noise_thresholds import (
     single_run_uncertainty,
 )
 from tracekit.diffs.run_samples import LABEL_SETS, Run
-from tracekit.documents.gate_result import CheckResult, Counts, WaiverStatus
+from tracekit.documents.gate import CheckResult, Counts, WaiverStatus
 
 Outcome = Literal["pass", "improved", "regressed", "inconclusive"]
 WHOLE_STEP_METRICS = ("step_ms", "compute_ms")

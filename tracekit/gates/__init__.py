@@ -6,7 +6,7 @@
 ('regressed', 1)
 """
 
-from tracekit.documents.gate_config import Waiver
+from tracekit.documents.gate import Waiver
 from tracekit.gates.config import Config, load_config
 from tracekit.gates.run_gate import GateResult, gate
 

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import fnmatch
+import math
+import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from msgspec.structs import asdict, replace
 
 from tracekit._util.text import did_you_mean
+from tracekit.diffs.metrics import Metric, Requirement, resolve
 from tracekit.diffs.verdict import Check, Rules
 from tracekit.documents.coding import problem_text
-from tracekit.documents.gate_config import GateSettings, Waiver
+from tracekit.documents.gate import GateSettings, Waiver
 from tracekit.errors import OptionError
 
 _LISTS = ("baseline", "require", "allow")
@@ -99,3 +102,96 @@ def _parse(table: Mapping[str, Any] | None, file: Path) -> Config:
     # Paths are relative to the file, unless they are addresses.
     baseline = tuple(item if "://" in item else str(file.parent / item) for item in settings.baseline)
     return Config(**asdict(settings) | {"baseline": baseline, "path": str(file)})
+
+
+# ---- Parser of ``--require`` expressions: a metric, a comparison, a limit.
+#
+#     bubble_fraction < 0.12          a limit on the candidate alone
+#     step_ms < +3%                   a limit on the change, as a share of the baseline
+#     overlap.ep_dispatch > -0.02     a limit on the change, in the metric's own unit
+#
+# A sign makes it a change. ``%`` without a sign is a share (``bubble_fraction < 12%``) and means nothing for a time.
+
+
+_TOKEN = re.compile(
+    r"\s*(?:(?P<name>[A-Za-z_][A-Za-z0-9_.@]*)|(?P<op><=|>=|<|>)|(?P<number>[+\-−]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)(?P<unit>%|[A-Za-zµ]+)?)"
+)
+_MS_PER_UNIT = {"ms": 1.0, "us": 1e-3, "µs": 1e-3, "ns": 1e-6, "s": 1e3}
+
+
+def parse_requirement(text: str, *, known: Iterable[str] = ()) -> Requirement:
+    """Parse one requirement; an error marks the position with a caret.
+
+    Args:
+        text: The expression.
+        known: Metric names that occur in the runs, beside those that tracekit defines.
+
+    >>> parse_requirement("step_ms << 3")
+    Traceback (most recent call last):
+    tracekit.errors.OptionError: --require: a number must follow the comparison
+      step_ms << 3
+               ^
+    """
+    name = _match_token(text, 0, "name", "start with a metric, such as step_ms or overlap.ep_dispatch")
+    op = _match_token(text, name.end(), "op", "a comparison must follow the metric: <, <=, > or >=")
+    number = _match_token(text, op.end(), "number", "a number must follow the comparison")
+    if text[number.end() :].strip():
+        position = _skip_spaces(text, number.end())
+        raise _error("nothing may follow the limit; give --require again for another", text, position)
+    try:
+        metric = resolve(name["name"], known=known)
+    except OptionError as error:
+        raise _error(error.message, text, name.start("name"), hint=error.hint) from None
+    kind, limit = _parse_limit(number, metric, text)
+    return Requirement(text.strip(), metric, op["op"], kind, limit)  # type: ignore[arg-type]
+
+
+def check_syntax(text: str) -> None:
+    """Raise OptionError if *text* is malformed, before minutes of reading traces.
+
+    An unknown metric is accepted: it may occur in the runs.
+
+    >>> check_syntax("a_label_only_this_run_has < 3")
+    """
+    try:
+        parse_requirement(text)
+    except OptionError as error:
+        if "unknown metric" not in error.message:
+            raise
+
+
+def _match_token(text: str, start: int, group: str, otherwise: str) -> re.Match[str]:
+    """Return the next token if it is of the kind *group*, else raise with the message *otherwise*."""
+    match = _TOKEN.match(text, start)
+    if not match or match[group] is None:
+        raise _error(otherwise, text, _skip_spaces(text, start))
+    return match
+
+
+def _parse_limit(
+    number: re.Match[str], metric: Metric, text: str
+) -> tuple[Literal["limit", "relative", "change"], float]:
+    """Return the kind of limit and its value, in the metric's unit or as a share."""
+    position = number.start("number")
+    digits, unit = number["number"].replace("−", "-"), number["unit"] or ""
+    is_change, value = digits[0] in "+-", float(digits)
+    if not math.isfinite(value):
+        raise _error("a finite number must follow the comparison", text, position)
+    if unit == "%":
+        if is_change:
+            return "relative", value / 100
+        if metric.unit == "ratio":
+            return "limit", value / 100
+        raise _error("a percentage of what? write +3% for a change against the baseline", text, position)
+    if unit and (metric.unit != "ms" or unit not in _MS_PER_UNIT):
+        raise _error(f"{metric.name} has no unit {unit}", text, number.start("unit"), hint=f"its unit is {metric.unit}")
+    return ("change" if is_change else "limit"), value * _MS_PER_UNIT.get(unit, 1.0)
+
+
+def _skip_spaces(text: str, position: int) -> int:
+    return len(text) - len(text[position:].lstrip())
+
+
+def _error(message: str, text: str, position: int, *, hint: str = "") -> OptionError:
+    problem = f"{message}; {hint}" if hint else message
+    return OptionError(f"--require: {problem}\n  {text}\n  {' ' * position}^")

@@ -20,10 +20,9 @@ from tracekit.diffs.metrics import Requirement
 from tracekit.diffs.noise_thresholds import Noise, calibrate
 from tracekit.diffs.verdict import Check, judge
 from tracekit.documents.coding import encode, to_plain
-from tracekit.documents.gate_result import FORMAT, GateDocument, Settings
+from tracekit.documents.gate import FORMAT, GateDocument, Settings
 from tracekit.errors import InputError, OptionError
-from tracekit.gates.config import Config, apply_waivers
-from tracekit.gates.requirement import check_syntax, parse_requirement
+from tracekit.gates.config import Config, apply_waivers, check_syntax, parse_requirement
 
 EXIT_CODES = {"pass": 0, "regressed": 1, "inconclusive": 3}
 MIN_RUNS_TO_CALIBRATE = 5

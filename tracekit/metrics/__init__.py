@@ -10,13 +10,11 @@ True
 
 from __future__ import annotations
 
-from tracekit.metrics.bubbles import Bubble, phases
-from tracekit.metrics.budget import Budget, budgets
-from tracekit.metrics.flops import flop
+from tracekit.metrics.budget import Bubble, Budget, budgets, phases
 from tracekit.metrics.label_intervals import Lanes, weak_ns
 from tracekit.metrics.overlap import hidden, label_times
 from tracekit.metrics.peaks import Gpu, find_gpu, peak_tflop_s
-from tracekit.metrics.rates import Rates, products
+from tracekit.metrics.rates import Rates, flop, products
 from tracekit.metrics.reload import Reload, reload_events, reload_report, two_buffer_ideal
 
 __all__ = [

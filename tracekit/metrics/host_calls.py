@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import msgspec
 import numpy as np
 import polars as pl
 
-from tracekit._util.arrays import Bools
+from tracekit._loops.interval_sets import NEVER
+from tracekit._loops.nesting import OP
+from tracekit._util.arrays import Bools, Int32s, Ints, find_sorted, group_rows, take_or_missing
 from tracekit._util.categories import CategoryColumn
-from tracekit.intervals import Intervals, union
+from tracekit._util.columns import to_int64
+from tracekit.classify.host_ranges import Nested, nest
+from tracekit.intervals import Intervals, overlaps_any, union
+from tracekit.schema import KINDS, conform
 
 LAUNCH_PATTERN = "LaunchKernel|LaunchCooperativeKernel|GraphLaunch|Memcpy"
 """Calls that put work on the GPU."""
@@ -111,3 +119,261 @@ def find_blocked_time(calls: pl.DataFrame) -> Intervals:
     """Return when the host was inside a call that waits for the GPU; *calls* are ``WAITING_CALLS``."""
     blocks = calls["blocks"].to_numpy()
     return union(calls["start_ns"].to_numpy()[blocks], calls["end_ns"].to_numpy()[blocks])
+
+
+# ---- Host activity during launch-bound idle time: what the launching thread did while the GPU waited for a launch.
+#
+# While the GPU is idle because its next work was not launched, the thread that launches it is somewhere: inside a
+# call that waits for the GPU, in an allocation, in the launches of other work, in an operator, in the data loader, in
+# garbage collection, or in Python between operators. Each nanosecond goes to the innermost range open on that thread;
+# where it had none, to the innermost range of another thread that launches GPU work (the autograd engine hands over
+# to the main thread). The parts sum to the launch-bound idle time.
+
+
+ACTIVITIES = ("sync", "allocation", "launch", "garbage_collection", "data_loading", "operator", "annotation", "python")
+"""Activities of the host: waiting for the GPU, managing its memory, launching other work, …, Python between ranges."""
+SYNC, PYTHON = ACTIVITIES.index("sync"), ACTIVITIES.index("python")
+HOST_KINDS = ("cpu_op", "annotation", "runtime", "driver")
+MAX_ROWS_PER_RANK = 50
+"""Rows listed one by one for a rank, the longest; the rest is summed by activity."""
+MAX_NESTING_DEPTH = 64
+"""Levels of nested ranges through which data loading and garbage collection are passed on to what runs inside them."""
+
+_ALLOCATION = r"Malloc|cudaFree|hipFree|MemAlloc|MemFree|MemMap|MemUnmap|MemCreate|MemAddress|HostAlloc|HostRegister"
+_LAUNCH = r"Launch|MemcpyAsync|MemsetAsync|Memcpy.*Async|cuMemset"
+_DATA_LOADING = r"(?i)dataloader|data_loader|dataset.*__next__|load_batch|next_batch"
+_GARBAGE_COLLECTION = r"(?i)\bpython gc\b|garbage.?collect|\bgc[.:_ ]?collect|^gc$"
+_STEP_MARK = r"^ProfilerStep#"
+_SYNCHRONIZING_OPS = ("aten::item", "aten::_local_scalar_dense", "aten::is_nonzero", "aten::nonzero")
+"""Operators that copy a value to the host: a synchronization inside them is shown under their name."""
+
+HOST_ACTIVITY = pl.Schema(
+    {
+        "instead": pl.Enum(ACTIVITIES),  # what the host did instead of launching
+        "what": pl.String(),  # the call, operator or annotation; null for Python between them
+        "line": pl.String(),  # innermost Python frame, where stacks were recorded
+        "ns": pl.Int64(),
+        "count": pl.Int64(),  # stretches of time without a change of range
+    }
+)
+
+
+def find_host_activity(events: pl.DataFrame, labelled: pl.DataFrame, gaps: pl.DataFrame) -> pl.DataFrame:
+    """Return the launch-bound idle time of a rank by what the host did (``HOST_ACTIVITY``), longest first.
+
+    Args:
+        events: All events of the rank.
+        labelled: Its GPU events.
+        gaps: Its idle gaps (``metrics.idle_gaps``), whose ``next`` are rows of *labelled*.
+
+    >>> from tracekit.schema import EVENTS, LABELLED, conform
+    >>> host = [{"kind": "cpu_op", "name": "aten::item", "tid": 1, "start_ns": 10, "end_ns": 70},
+    ...         {"kind": "runtime", "name": "cudaStreamSynchronize", "tid": 1, "start_ns": 20, "end_ns": 60}]
+    >>> gpu = conform(pl.DataFrame({"start_ns": [0, 100], "launch_tid": [1, 1]}), LABELLED)
+    >>> gaps = pl.DataFrame({"start_ns": [5], "launch_bound_ns": [75], "next": [1]})
+    >>> find_host_activity(conform(pl.DataFrame(host), EVENTS), gpu, gaps).select("instead", "what", "ns").rows()
+    [('sync', 'aten::item', 40), ('operator', 'aten::item', 20), ('python', None, 15)]
+
+    """
+    launch_bound = gaps.filter(pl.col("launch_bound_ns") > 0).sort("start_ns", maintain_order=True)
+    if launch_bound.is_empty() or "tid" not in events.columns:
+        return HOST_ACTIVITY.to_frame()
+    start = launch_bound["start_ns"].to_numpy()
+    waiting = _Stretches(
+        start=start,
+        end=start + launch_bound["launch_bound_ns"].to_numpy(),
+        tid=to_int64(labelled["launch_tid"][launch_bound["next"].to_numpy()]),
+    )
+    threads = [int(tid) for tid in labelled["launch_tid"].drop_nulls().unique().to_list()]
+    ranges = _HostRanges.overlapping(waiting, events, threads, HOST_KINDS)
+    if not len(ranges):
+        return HOST_ACTIVITY.to_frame()
+    pieces, innermost = _split_by_innermost_range(waiting, ranges, threads)
+    activity, shown_range = _find_activities(ranges, innermost)
+    frames = _HostRanges.overlapping(waiting, events, threads, ("python",))
+    has_functions = not frames.name.matches(r"^nn\.Module: ").all()  # calls of modules alone are read by default
+    none = np.full(len(pieces.start), -1, np.int64)
+    frame = frames.find_innermost(pieces.tid, pieces.start) if has_functions else none
+    return _sum_by_activity(activity, ranges.name.take(shown_range), frames.name.take(frame), pieces.end - pieces.start)
+
+
+def keep_longest(rows: pl.DataFrame, count: int = MAX_ROWS_PER_RANK) -> pl.DataFrame:
+    """Return the longest *count* rows of ``HOST_ACTIVITY``, and the rest of each activity as one row without a name."""
+    rest = rows[count:].group_by("instead", maintain_order=True).agg(pl.col("ns", "count").sum())
+    return pl.concat([rows[:count], conform(rest, HOST_ACTIVITY)])
+
+
+def idle_inside_launches(api: ApiCalls, labelled: pl.DataFrame, gaps: pl.DataFrame) -> int:
+    """Return how much idle time was spent inside the launch call of the event that ended the gap, in nanoseconds.
+
+    >>> calls = pl.DataFrame({"kind": ["runtime"], "correlation": [7], "end_ns": [90]})
+    >>> gaps = pl.DataFrame({"start_ns": [5], "end_ns": [95], "launch_bound_ns": [75], "next": [0]})
+    >>> idle_inside_launches(ApiCalls(calls), pl.DataFrame({"correlation": [7]}), gaps)
+    10
+    """
+    if gaps.is_empty() or not {"correlation", "end_ns"} <= set(api.calls.columns):
+        return 0
+    correlation = to_int64(labelled["correlation"])[gaps["next"].to_numpy()]
+    returned = _find_call_ends(to_int64(api.calls["correlation"]), api.calls["end_ns"].to_numpy(), correlation)
+    start, end, launch_bound = (gaps[name].to_numpy() for name in ("start_ns", "end_ns", "launch_bound_ns"))
+    return int(np.maximum(np.minimum(returned, end) - start - launch_bound, 0).sum())
+
+
+def _find_call_ends(correlation: Ints, end: Ints, wanted: Ints) -> Ints:
+    """Return the end of the calls with the *wanted* correlations; ``NEVER`` for one without a call.
+
+    A call inside another has the same correlation: the outer one returns last, and counts.
+    """
+    # Sort the calls by correlation and take the last end of each. Calls without one (-1) come first; prepend=-1 makes
+    # the first group begin behind them.
+    order = np.argsort(correlation, kind="stable")
+    correlation = correlation[order]
+    group_starts = np.flatnonzero(np.diff(correlation, prepend=-1))
+    last_end = np.maximum.reduceat(end[order], group_starts)
+    return take_or_missing(last_end, find_sorted(wanted, correlation[group_starts]), NEVER)
+
+
+class _Stretches(msgspec.Struct, frozen=True, eq=False):
+    """Stretches of time, ascending and disjoint, and the thread that should have launched work in each."""
+
+    start: Ints
+    end: Ints
+    tid: Ints
+
+
+class _HostRanges(msgspec.Struct, frozen=True, eq=False):
+    """Ranges of the host's threads by thread and start; of two that start together the longer one comes first."""
+
+    kind: Ints
+    """Index in ``KINDS``."""
+    name: CategoryColumn
+    tid: Ints
+    start: Ints
+    end: Ints
+
+    @classmethod
+    def overlapping(
+        cls, stretches: _Stretches, events: pl.DataFrame, threads: Sequence[int], kinds: Sequence[str]
+    ) -> _HostRanges:
+        """Return the events of some *kinds* on these *threads* that overlap a stretch."""
+        start, end = events["start_ns"].to_numpy(), events["end_ns"].to_numpy()
+        kind = events["kind"].to_physical().to_numpy()
+        rows = np.flatnonzero(np.isin(kind, [KINDS.index(name) for name in kinds]))
+        rows = rows[overlaps_any(start[rows], end[rows], stretches.start, stretches.end)]
+        tid = to_int64(events["tid"][rows], NEVER)
+        on_threads = np.isin(tid, threads)
+        rows, tid = rows[on_threads], tid[on_threads]
+        keys = pl.DataFrame({"tid": tid, "start_ns": start[rows], "end_ns": end[rows]})
+        order = keys.select(pl.arg_sort_by("tid", "start_ns", -pl.col("end_ns"))).to_series().to_numpy()
+        rows = rows[order]
+        return cls(
+            kind=kind[rows].astype(np.int64),
+            name=CategoryColumn.from_series(events["name"][rows]),
+            tid=tid[order],
+            start=start[rows],
+            end=end[rows],
+        )
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def nest(self, tid: Ints, time: Ints) -> Nested:
+        """Return which range is inside which, and the innermost range open on threads at some times."""
+        zeros = np.zeros(len(self), np.int64)
+        return nest(self.tid, self.start, self.end, np.full(len(self), OP, np.int64), zeros, tid, time)
+
+    def find_innermost(self, tid: Ints, time: Ints) -> Ints:
+        """Return the innermost range open on a thread at a time; -1 if there is none."""
+        return self.nest(tid, time).point_op
+
+
+def _split_by_innermost_range(
+    waiting: _Stretches, ranges: _HostRanges, threads: Sequence[int]
+) -> tuple[_Stretches, Ints]:
+    """Cut stretches wherever a range begins or ends; return the pieces and the innermost range open in each."""
+    edges = np.sort(np.concatenate([ranges.start, ranges.end, waiting.start, waiting.end]), kind="stable")
+    edges = edges[np.diff(edges, prepend=edges[0] - 1) > 0]
+    # The stretch that each edge lies in; edges outside every stretch are dropped. A piece reaches from its edge to the
+    # next one, and no further than its stretch.
+    stretch = np.searchsorted(waiting.start, edges, side="right") - 1
+    inside = np.flatnonzero((stretch >= 0) & (edges < waiting.end[np.maximum(stretch, 0)]))
+    stretch, begin = stretch[inside], edges[inside]
+    end = np.minimum(edges[np.minimum(inside + 1, len(edges) - 1)], waiting.end[stretch])
+    pieces = _Stretches(begin, end, waiting.tid[stretch])
+    innermost = ranges.find_innermost(pieces.tid, begin)
+    for tid in threads:  # no range open on the launching thread: another thread may be at work for it
+        unexplained = np.flatnonzero(innermost < 0)
+        if len(unexplained):
+            innermost[unexplained] = ranges.find_innermost(np.full(len(unexplained), tid, np.int64), begin[unexplained])
+    return pieces, innermost
+
+
+def _find_activities(ranges: _HostRanges, innermost: Ints) -> tuple[Ints, Ints]:
+    """Return the activity (index in ``ACTIVITIES``) of each piece, and the range whose name is shown; -1 for none.
+
+    Args:
+        ranges: Ranges of the host.
+        innermost: Innermost range open in each piece; -1 if none is.
+
+    """
+    # Regular expressions run once for each distinct (kind, name).
+    group, first = group_rows(ranges.kind, ranges.name.codes)
+    names = ranges.name.take(first).strings()
+    activities = [
+        _activity(KINDS[kind], name or "") for kind, name in zip(ranges.kind[first].tolist(), names, strict=True)
+    ]
+    activity_of_range = np.array([ACTIVITIES.index(activity) for activity in activities], np.int64)[group]
+    no_queries = np.zeros(0, np.int64)
+    parent = ranges.nest(no_queries, no_queries).op_of
+    counted_range = _inherit_from_loading(activity_of_range, parent)[np.maximum(innermost, 0)]
+    activity = np.where(innermost >= 0, activity_of_range[counted_range], PYTHON)
+    # A synchronization inside aten::item and the like is shown as that operator.
+    outer = parent[counted_range]
+    is_synchronizing_op = ranges.name.any_of(*_SYNCHRONIZING_OPS)[np.maximum(outer, 0)]
+    shown_range = np.where((activity == SYNC) & (outer >= 0) & is_synchronizing_op, outer, counted_range)
+    return activity, np.where(activity != PYTHON, shown_range, -1)
+
+
+def _inherit_from_loading(activity: Ints, parent: Int32s) -> Ints:
+    """Return the range as which each range counts: an enclosing data loading or garbage collection, else itself."""
+    loading = [ACTIVITIES.index(name) for name in ("data_loading", "garbage_collection")]
+    own = np.arange(len(activity))
+    enclosing = np.where(np.isin(activity, loading), own, -1)
+    for _ in range(MAX_NESTING_DEPTH):  # pass it on from each range to those directly inside it, until nothing changes
+        passed_on = np.where((enclosing < 0) & (parent >= 0), enclosing[np.maximum(parent, 0)], enclosing)
+        if (passed_on == enclosing).all():
+            break
+        enclosing = passed_on
+    return np.where(enclosing >= 0, enclosing, own)
+
+
+def _activity(kind: str, name: str) -> str:
+    """Return the activity that a range of this kind and name stands for."""
+    if re.search(_GARBAGE_COLLECTION, name):
+        return "garbage_collection"
+    if re.search(_DATA_LOADING, name):
+        return "data_loading"
+    if kind == "annotation":
+        return "python" if re.search(_STEP_MARK, name) else "annotation"
+    if kind in ("runtime", "driver"):
+        for pattern, activity in ((BLOCKING_PATTERN, "sync"), (_ALLOCATION, "allocation"), (_LAUNCH, "launch")):
+            if re.search(pattern, name):
+                return activity
+    return "operator"
+
+
+def _sum_by_activity(activity: Ints, what: CategoryColumn, line: CategoryColumn, ns: Ints) -> pl.DataFrame:
+    """Return time and count by activity, name and Python frame (``HOST_ACTIVITY``), longest first."""
+    group, first = group_rows(activity, what.codes, line.codes)
+    table = pl.DataFrame(
+        {
+            "activity": activity[first],
+            "instead": pl.Series(ACTIVITIES, dtype=HOST_ACTIVITY["instead"])[activity[first]],
+            "what": pl.Series(what.take(first).strings(), dtype=pl.String),
+            "line": pl.Series(line.take(first).strings(), dtype=pl.String),
+            "ns": np.bincount(group, ns).astype(np.int64),
+            "count": np.bincount(group),
+        }
+    )
+    ordered = table.sort(-pl.col("ns"), "activity", "what", nulls_last=False, maintain_order=True)
+    return conform(ordered, HOST_ACTIVITY)

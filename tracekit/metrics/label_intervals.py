@@ -16,7 +16,7 @@ import polars as pl
 from tracekit._util.arrays import Bools, Ints
 from tracekit._util.columns import to_int64
 from tracekit.intervals import EMPTY, Intervals, union
-from tracekit.schema import COMMUNICATION_LABELS, COMPUTE_LABELS, COPY_LABELS, LABELLED, LABELS
+from tracekit.schema import COMMUNICATION_LABELS, COMPUTE_LABELS, COPY_LABELS, LABELLED, LABELS, PASSES
 
 COMPUTE_SET = (*COMPUTE_LABELS, "other")
 LABEL_SETS: Mapping[str, tuple[str, ...]] = {
@@ -143,3 +143,88 @@ def weak_ns(labelled: pl.DataFrame, *, parts: int = 1, part: str | None = None) 
     event_part = labelled[part].to_numpy()[rows] if part is not None else None
     weak_time = union(labelled["start_ns"].to_numpy()[rows], labelled["end_ns"].to_numpy()[rows], event_part)
     return tuple(weak_time.totals_ns(parts).tolist())
+
+
+# ---- Attribution of every busy nanosecond of a rank to one of its events, so that parts add up to the whole.
+#
+# Compute comes first: where several kernels run at once, the time belongs to the one that started first, until it
+# ends. Exposed time of communication and copies is attributed in the order of labels, as in the budget.
+
+
+def attribute_time(labelled: pl.DataFrame, lanes: Lanes) -> Ints:
+    """Return the nanoseconds attributed to each event; *lanes* are of the same events, in one part.
+
+    The sum is the busy time; by label it is the budget's.
+
+    >>> rows = [("forward", 0, 6), ("forward", 2, 9), ("dp_comm", 8, 12), ("pp_comm", 10, 13)]
+    >>> events = pl.DataFrame(rows, schema=["label", "start_ns", "end_ns"], orient="row")
+    >>> attribute_time(events, Lanes.of(events)).tolist()
+    [6, 3, 1, 3]
+    """
+    attributed_ns = np.zeros(len(labelled), np.int64)
+    label = labelled["label"].cast(pl.String)
+    _attribute(labelled, label.is_in(COMPUTE_SET).to_numpy(), lanes.compute, attributed_ns)
+    for name, exposed in lanes.exposed.items():
+        _attribute(labelled, (label == name).to_numpy(), exposed, attributed_ns)
+    return attributed_ns
+
+
+def _attribute(labelled: pl.DataFrame, selected: Bools, within: Intervals, attributed_ns: Ints) -> None:
+    """Attribute the time of *within* to the *selected* events that cover it; write it to *attributed_ns*."""
+    rows = np.flatnonzero(selected)
+    rows = rows[np.argsort(labelled["start_ns"].to_numpy()[rows], kind="stable")]
+    start, end = (labelled[name].to_numpy()[rows] for name in ("start_ns", "end_ns"))
+    # An event gets only the time after the latest end of all events that started before it.
+    earlier_end = np.concatenate([start[:1], np.maximum.accumulate(end)[:-1]])
+    own_start = np.minimum(np.maximum(start, earlier_end), end)
+    attributed_ns[rows] = within.covered_ns(own_start, end)
+
+
+# ---- Timeline of a rank for drawings: intervals by label and pass, few enough to draw.
+
+
+MAX_TIMELINE_INTERVALS = 3000
+"""Intervals kept for one rank; a screen cannot resolve more."""
+
+TIMELINE = pl.Schema({"label": pl.Enum(LABELS), "pass": pl.Enum(PASSES), "start_ns": pl.Int64(), "end_ns": pl.Int64()})
+
+
+def timeline(labelled: pl.DataFrame, *, max_intervals: int = MAX_TIMELINE_INTERVALS) -> pl.DataFrame:
+    """Return unions by label and pass (``TIMELINE``); if there are more than *max_intervals*, nearest ones are joined.
+
+    Joining covers gaps, so this table is for drawing, never for measuring.
+
+    >>> events = pl.DataFrame(
+    ...     {"label": ["forward"] * 3, "pass": ["forward"] * 3, "start_ns": [0, 5, 100], "end_ns": [4, 9, 109]},
+    ...     schema_overrides={"label": pl.Enum(LABELS), "pass": pl.Enum(PASSES)},
+    ... )
+    >>> timeline(events, max_intervals=2)["start_ns", "end_ns"].rows()
+    [(0, 9), (100, 109)]
+    """
+    # One group for every (label, pass); the last pass stands for none.
+    passes = len(PASSES) + 1
+    label = labelled["label"].to_physical().to_numpy().astype(np.int64)
+    pass_ = labelled["pass"].to_physical().fill_null(len(PASSES)).to_numpy().astype(np.int64)
+    intervals = union(labelled["start_ns"].to_numpy(), labelled["end_ns"].to_numpy(), label * passes + pass_)
+    group, start, end = intervals.group, intervals.start_ns, intervals.end_ns
+    if len(start) > max_intervals:
+        # Keep the max_intervals - 1 widest gaps (gaps between groups are infinite) and draw over the others.
+        gap = np.where(group[1:] == group[:-1], start[1:] - end[:-1], np.iinfo(np.int64).max)
+        widest_closed = np.partition(gap, len(gap) - max_intervals)[len(gap) - max_intervals]
+        first = np.flatnonzero(np.concatenate(([True], gap > widest_closed)))
+        last = np.append(first[1:] - 1, len(end) - 1)
+        group, start, end = group[first], start[first], end[last]
+    return pl.DataFrame(
+        {
+            "label": _decode(group // passes, LABELS),
+            "pass": _decode(group % passes, (*PASSES, None)),
+            "start_ns": start,
+            "end_ns": end,
+        },
+        schema=TIMELINE,
+    ).sort("start_ns")
+
+
+def _decode(code: Ints, names: Sequence[str | None]) -> pl.Series:
+    """Return the names at some indices as an Enum column."""
+    return pl.Series(names, dtype=pl.Enum([name for name in names if name]))[code]

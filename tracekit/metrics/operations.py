@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import polars as pl
 
+from tracekit._util.arrays import Bools, Ints
+from tracekit._util.categories import CategoryColumn
+from tracekit._util.columns import present, with_nulls
 from tracekit.metrics.label_intervals import Lanes, has_label
 from tracekit.schema import COMMUNICATION_LABELS, conform
 
@@ -80,3 +85,140 @@ def operations(labelled: pl.DataFrame, lanes: Lanes, *, part: str | None = None)
         hidden_ns=pl.Series(lanes.compute.covered_ns(start, end, event_part)),
     ).with_columns(what=pl.when(pl.col("p2p").is_not_null() | is_message).then(pl.lit("p2p")).otherwise(what))
     return conform(comm.sort("order_ns", "start_ns"), OPERATIONS)
+
+
+# ---- Waiting inside communication by operation, and operations whose wait is unknown.
+#
+# The waits of matched operations come from ``align.waits``. An operation of which not all members were recorded may
+# have waited for one of the others: its wait is a lower bound, and the rest of its time is not known to be transfer.
+#
+# A bubble contains the exposed wait of pipeline messages. A message may appear in a trace as such, as a kernel that
+# may be one (``SendRecv`` also carries all-to-alls), as communication of unknown kind, or only as a call of the host.
+# All of these count as possible messages, so that a bubble is stated as exact only where no wait is unknown.
+
+
+_COLLECTIVE = (
+    r"(?i)all_?reduce|all_?gather|reduce_?scatter|broadcast|all_?to_?all|barrier|gather|scatter|reduce|dispatch|combine"
+)
+_MESSAGE_CALL = r"^(c10d::(i?send|i?recv)|nccl:(send|recv)|nccl(Send|Recv)\b)"
+_MESSAGE_COLLECTIVE = r"^i?(send|recv)$"
+
+
+def add_waits(operations: pl.DataFrame, members: pl.DataFrame, *, all_recorded: bool = True) -> pl.DataFrame:
+    """Return the operations with match, last_rank, late_ns, wait_ns, transfer_ns, wait_is_bound and open.
+
+    ``last_rank`` arrived last; ``late_ns`` is how long after the first member this rank arrived, on aligned clocks;
+    ``wait_is_bound``: the wait is an upper bound; all are null without a peer's trace. ``open``: some message has no
+    match, or some member of the group was not recorded, so that the operation may have waited longer.
+
+    Args:
+        operations: Operations of all ranks.
+        members: Matched operations with their waits (``align.waits.with_waits``), whose ``row`` is a row of
+            *operations*.
+        all_recorded: Whether all ranks of the run were recorded; decides where a group's members are not named.
+
+    >>> from tracekit.align.clocks import align
+    >>> from tracekit.align.matching import match
+    >>> from tracekit.align.waits import with_waits
+    >>> from tracekit.metrics.operations import OPERATIONS
+    >>> from tracekit.schema import conform
+    >>> ops = conform(pl.DataFrame({"rank": [0, 1], "what": "p2p", "p2p": ["send:1", "recv:0"], "step": 2,
+    ...     "order_ns": [0, 3], "start_ns": [6, 1], "end_ns": [9, 9], "label": "pp_comm"}), OPERATIONS)
+    >>> members = match(ops).members
+    >>> waited = add_waits(ops, with_waits(members, align(members, [0, 1])))
+    >>> waited.select("rank", "wait_ns", "transfer_ns", "last_rank").rows()
+    [(0, 0, 3, 0), (1, 5, 3, 0)]
+
+    """
+    match, row, rank = (members[name].to_numpy() for name in ("match", "row", "rank"))
+    wait = members["wait_ns"].to_numpy()
+    # An operation of several messages is a member of several matches: the one with the longest wait counts, of several
+    # the first. Assigning in reverse lets the first one win.
+    longest = np.full(len(operations), -1)
+    np.maximum.at(longest, row, wait)
+    candidates = np.flatnonzero(wait == longest[row])[::-1]
+    member = np.full(len(operations), -1, np.int64)
+    member[row[candidates]] = candidates
+    figures = members.select("match", "late_ns", "wait_ns", "wait_is_bound").with_columns(
+        last_rank=pl.Series(rank[members["last"].to_numpy()], dtype=pl.Int32)
+    )
+    own = figures.select(pl.all().gather(with_nulls(member, member >= 0)))
+    group_size = _group_sizes(operations["group_ranks"])
+    members_recorded = np.bincount(match)[match[member]] if len(match) else np.zeros(len(operations), np.int64)
+    is_collective = ~CategoryColumn.from_series(operations["what"]).any_of("p2p")
+    lacks_member = np.where(group_size > 0, members_recorded < group_size, not all_recorded)
+    lacks_message = _count_messages(operations["p2p"]) > np.bincount(row, minlength=len(operations))
+    waits_for_nobody = pl.Series(is_collective & (group_size == 1))
+    waited = operations.with_columns(*own, pl.Series("open", np.where(is_collective, lacks_member, lacks_message)))
+    waited = waited.with_columns(
+        wait_ns=pl.when(waits_for_nobody).then(pl.lit(0, pl.Int64)).otherwise("wait_ns"),
+        open=pl.col("open") & ~waits_for_nobody,
+    )
+    transfer = pl.col("end_ns") - pl.col("start_ns") - pl.col("wait_ns")
+    order = [*operations.columns, "match", "last_rank", "late_ns", "wait_ns", "transfer_ns", "wait_is_bound", "open"]
+    return waited.with_columns(transfer_ns=transfer).select(order)
+
+
+def _group_sizes(group_ranks: pl.Series) -> Ints:
+    """Return the number of ranks in each operation's group ("[0,1,2,3]"); 0 if the file does not list them all."""
+    text = CategoryColumn.from_series(group_ranks)
+    is_list = (re.fullmatch(r"\[\d+(,\d+)*\]", value.replace(" ", "")) for value in text.values)
+    sizes = [value.count(",") + 1 if listed else 0 for value, listed in zip(text.values, is_list, strict=True)]
+    return text.look_up(np.array([*sizes, 0]))
+
+
+def _count_messages(p2p: pl.Series) -> Ints:
+    """Return the number of messages of each operation ("send:2,recv:0" has two)."""
+    text = CategoryColumn.from_series(p2p)
+    return text.look_up(np.array([*(value.count(":") for value in text.values), 0]))
+
+
+def may_be_message(operations: pl.DataFrame) -> Bools:
+    """Return which operations are, or may be, a send or a receive: by kind, by name, or because the kind is unknown.
+
+    >>> ops = pl.DataFrame({"label": ["pp_comm", "comm", "comm", "comm", "ep_dispatch"],
+    ...                     "what": ["p2p", "sendrecv", "allreduce", "device_kernel", "all_to_allv"]})
+    >>> ops.filter(may_be_message(ops))["what"].to_list()
+    ['p2p', 'sendrecv', 'device_kernel']
+    """
+    label, what = CategoryColumn.from_series(operations["label"]), CategoryColumn.from_series(operations["what"])
+    is_message = what.any_of("p2p", "sendrecv") | label.any_of("pp_comm")
+    is_unresolved = label.any_of("comm") & ~what.matches(_COLLECTIVE)
+    return is_message | is_unresolved
+
+
+def has_unknown_wait(operations: pl.DataFrame) -> Bools:
+    """Return which operations make the bubble a lower bound: messages whose wait or whose role is unknown.
+
+    >>> ops = pl.DataFrame({"label": ["pp_comm", "pp_comm", "pp_comm", "comm"], "what": ["p2p"] * 4,
+    ...                     "wait_ns": [3, None, 3, 3], "open": [False, True, True, False]})
+    >>> has_unknown_wait(ops).tolist()
+    [False, True, True, True]
+    """
+    unknown = operations.select(pl.col("wait_ns").is_null() | pl.col("open") | (pl.col("label") == "comm")).to_series()
+    has_unknown: Bools = may_be_message(operations) & unknown.fill_null(False).to_numpy()
+    return has_unknown
+
+
+def count_issued_messages(events: pl.DataFrame) -> int:
+    """Return the number of the host's calls that send or receive.
+
+    >>> events = pl.DataFrame({"kind": ["cpu_op", "cpu_op", "kernel"], "name": ["c10d::send", "aten::mm", "k"],
+    ...                        "collective": [None, None, "send"]})
+    >>> count_issued_messages(events)
+    1
+    """
+    by_name = np.flatnonzero(CategoryColumn.from_series(events["name"]).matches(_MESSAGE_CALL))
+    collective = events["collective"]
+    is_message = CategoryColumn.from_series(collective.drop_nulls()).matches(_MESSAGE_COLLECTIVE)
+    by_collective = np.flatnonzero(present(collective))[is_message]
+    return int(events["kind"][np.union1d(by_name, by_collective)].is_in(["cpu_op", "annotation"]).sum())
+
+
+def has_unseen_messages(issued: int, possible: int) -> bool:
+    """Return whether the host issued messages but no operation on the GPU may be one.
+
+    >>> has_unseen_messages(4, 0), has_unseen_messages(4, 1), has_unseen_messages(0, 0)
+    (True, False, False)
+    """
+    return issued > 0 and not possible

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from tracekit.analysis.by.result import By, combined
-from tracekit.analysis.by.rows import KINDS, RankRows, check_kind, rank_rows
+from tracekit.analysis.by.rows import KINDS, By, RankRows, check_kind, combined, rank_rows
 
 __all__ = ["KINDS", "By", "RankRows", "check_kind", "combined", "rank_rows"]
