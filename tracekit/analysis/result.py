@@ -28,7 +28,7 @@ from tracekit.errors import Notice, OptionError
 from tracekit.metrics.overlap import ratio
 from tracekit.metrics.overlap_cost import OverlapCost
 from tracekit.metrics.reload import Reload
-from tracekit.parsers.ranks import unknown_rank_error
+from tracekit.parsers.source_refs import unknown_rank_error
 from tracekit.schema import Source
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from tracekit._util.text import listing
 from tracekit.documents.doctor import Finding
 from tracekit.errors import Notice
 from tracekit.metrics.peaks import PEAKS_VARIABLE, find_gpu
-from tracekit.parsers.ranks import missing_ranks
+from tracekit.parsers.source_refs import missing_ranks
 from tracekit.schema import Source
 
 KINETO_CALL = """\

@@ -21,8 +21,7 @@ from tracekit._util.text import listing
 from tracekit.errors import InputError, Notice, OptionError
 from tracekit.parsers import remote
 from tracekit.parsers.file_type import HEAD_BYTES, NSIGHT_SUFFIXES, TAIL_BYTES, FileType, detect_file_type
-from tracekit.parsers.ranks import unknown_rank_error
-from tracekit.parsers.source_refs import MAX_FOLDER_DEPTH, SourceRef, check_single_run, rank_in_name
+from tracekit.parsers.source_refs import MAX_FOLDER_DEPTH, SourceRef, check_single_run, rank_in_name, unknown_rank_error
 
 STORE_MANIFEST = "tracekit-store.json"
 _TRACE_SUFFIX = re.compile(r"\.(json|json\.gz|sqlite|arrow|nsys-rep|parquetdir|arrowdir)$", re.IGNORECASE)

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from tracekit.parsers.ranks import valid_rank
+from tracekit.parsers.source_refs import valid_rank
 
 HEAD_BYTES = 1 << 18
 TAIL_BYTES = 1 << 16

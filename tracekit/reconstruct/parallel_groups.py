@@ -16,7 +16,7 @@ import polars as pl
 from tracekit._util.text import listing, percent, ranks_named
 from tracekit.align.peers import MESSAGES, Named, along_pipelines, by_communicator
 from tracekit.errors import Notice, OptionError
-from tracekit.parsers.ranks import MAX_RANKS
+from tracekit.parsers.source_refs import MAX_RANKS
 from tracekit.reconstruct.rank_pipeline import RankPipeline
 from tracekit.schema import conform
 

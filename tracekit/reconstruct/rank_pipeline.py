@@ -18,9 +18,8 @@ from tracekit.intervals import Intervals
 from tracekit.reconstruct.chunk_table import ChunkTable, cut_chunks, measure_chunks
 from tracekit.reconstruct.chunks import CONFIDENCE_POSITION
 from tracekit.reconstruct.kernels import prepare
-from tracekit.reconstruct.lanes import LANES, measure_lanes
 from tracekit.reconstruct.messages import CONTENTION, measure_contention, read_messages
-from tracekit.reconstruct.stalls import Timeline, find_stalls
+from tracekit.reconstruct.stalls import LANES, Timeline, find_stalls, measure_lanes
 from tracekit.schema import STALL_CAUSES, ProcessGroup, Source
 
 STALLS = pl.Schema({"cause": pl.Enum(STALL_CAUSES), "start_ns": pl.Int64(), "end_ns": pl.Int64()})
