@@ -63,15 +63,11 @@ _THREAD_KEY_FACTOR = np.int64(1 << 52)
 """Factor of the thread in a key of thread and time: above the nanoseconds of any trace, which are 52 days at most."""
 
 _SPELLINGS = {
-    "allreduce": "all_reduce",
-    "allgather": "all_gather",
-    "reducescatter": "reduce_scatter",
-    "alltoall": "all_to_all",
-    "broadcast": "broadcast",
-    "barrier": "barrier",
-    "gather": "gather",
-    "scatter": "scatter",
-    "reduce": "reduce",
+    spelling.replace("_", ""): spelling
+    for spelling in (
+        *("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "barrier"),
+        *("gather", "scatter", "reduce"),
+    )
 }
 """Spelling of each collective by the word its name contains; the first word that occurs counts."""
 

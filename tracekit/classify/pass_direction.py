@@ -312,8 +312,7 @@ def _assign_between_neighbours(directions: FirstEvidence, gpu: GpuEvents, lost: 
     # The nearest event with a direction before and after each event on its stream. Rows are sorted by start.
     code = pl.when(pl.col("code") >= 0).then("code")
     neighbours = pl.DataFrame({"code": codes_in(directions.value, _DIRECTIONS), "stream": gpu.stream_number}).select(
-        before=code.forward_fill().over("stream").fill_null(-1),
-        after=code.backward_fill().over("stream").fill_null(-1),
+        before=code.forward_fill().over("stream").fill_null(-1), after=code.backward_fill().over("stream").fill_null(-1)
     )
     before, after = neighbours["before"].to_numpy(), neighbours["after"].to_numpy()
     # Where there is no neighbour, -1 selects the last element of IN_BACKWARD, that of an unknown direction: False.

@@ -70,8 +70,7 @@ def run(
         bool, typer.Option("--critical-path", help="Show the chain of work across ranks that the step had to wait for.")
     ] = False,
     by: Annotated[
-        str | None,
-        typer.Option(help="Show the step in rows: by layer, module, annotation or shape.", metavar="ROWS"),
+        str | None, typer.Option(help="Show the step in rows: by layer, module, annotation or shape.", metavar="ROWS")
     ] = None,
     explain: Annotated[
         str | None,

@@ -34,8 +34,7 @@ def run(
         typer.Option(help="Port to serve on; ui.perfetto.dev reads only from 9001.", min=0, max=65535, metavar="PORT"),
     ] = 9001,
     at: Annotated[
-        str | None,
-        typer.Option(help="Show this moment, as the page's details copy it.", metavar="START_NS[:END_NS]"),
+        str | None, typer.Option(help="Show this moment, as the page's details copy it.", metavar="START_NS[:END_NS]")
     ] = None,
 ) -> None:
     """Print a link that opens the trace at ui.perfetto.dev; it is served on loopback only and ends once read."""

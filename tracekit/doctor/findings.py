@@ -109,10 +109,7 @@ FINDING_RULES = (
         lambda f: f.counts.get("graph", 0) > 0,
         "CUDA graphs were recorded whole, without their kernels",
         ("labels, overlap and pipeline inside graphs",),
-        {
-            "kineto": "run the profiled steps without CUDA graphs",
-            "nsight": "nsys profile --cuda-graph-trace=node",
-        },
+        {"kineto": "run the profiled steps without CUDA graphs", "nsight": "nsys profile --cuda-graph-trace=node"},
     ),
     FindingRule(
         "cuda-graphs",
@@ -237,10 +234,7 @@ FINDING_RULES = (
 
 
 def find_problems(
-    facts: Sequence[RankFacts],
-    *,
-    unreadable: Sequence[tuple[str, str]] = (),
-    ranks: Sequence[int] | None = None,
+    facts: Sequence[RankFacts], *, unreadable: Sequence[tuple[str, str]] = (), ranks: Sequence[int] | None = None
 ) -> list[Finding]:
     """Return the findings over all ranks, the most severe first; a problem shared by several ranks is one finding.
 

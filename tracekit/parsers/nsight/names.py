@@ -106,10 +106,7 @@ class Strings:
     def notices(self) -> list[Notice]:
         """Return a notice for each kind of event that had ids without a string."""
         return [
-            Notice(
-                "unnamed",
-                f"{self._file_name}: {unnamed:,} of {total:,} {noun} have no name in StringIds",
-            )
+            Notice("unnamed", f"{self._file_name}: {unnamed:,} of {total:,} {noun} have no name in StringIds")
             for noun, (unnamed, total) in self._unnamed.items()
         ]
 

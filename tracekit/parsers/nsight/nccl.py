@@ -165,29 +165,21 @@ RECORD = "record_param_comms"
 ALL_TO_ALL = "all_to_allv"
 PART_OF_ALL_TO_ALL = "part"
 """Collective of the calls of an all-to-all after the first: they are no operation of their own."""
+_SAME_NAME = (
+    *("send", "recv", "allreduce", "allreduce_coalesced", "_allgather_base", "allgather_into_tensor_coalesced"),
+    *("reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor_coalesced"),
+    *("broadcast", "reduce", "gather", "scatter", "barrier"),
+)
 _COLLECTIVE_BY_OP = {
-    "send": "send",
-    "recv": "recv",
+    **{name: name for name in _SAME_NAME},
     "recv_any_source": "recv",
-    "allreduce": "allreduce",
     "all_reduce": "allreduce",
-    "allreduce_coalesced": "allreduce_coalesced",
     "allgather": "all_gather",
-    "_allgather_base": "_allgather_base",
     "all_gather_into_tensor": "_allgather_base",
-    "allgather_into_tensor_coalesced": "allgather_into_tensor_coalesced",
-    "reduce_scatter": "reduce_scatter",
-    "_reduce_scatter_base": "_reduce_scatter_base",
     "reduce_scatter_tensor": "_reduce_scatter_base",
-    "reduce_scatter_tensor_coalesced": "reduce_scatter_tensor_coalesced",
     "alltoall": "all_to_all",
     "alltoall_base": "all_to_allv",
     "all_to_all_single": "all_to_allv",
-    "broadcast": "broadcast",
-    "reduce": "reduce",
-    "gather": "gather",
-    "scatter": "scatter",
-    "barrier": "barrier",
 }
 _COLLECTIVE_BY_CALL = {
     "ncclSend": "send",

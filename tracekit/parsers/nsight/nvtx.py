@@ -20,18 +20,10 @@ _PUSH_POP = (59, 70)
 _START_END = (60, 71)
 _DOMAIN = 75
 _THREAD_NAME = 39
-_COLUMNS = [
-    "start",
-    "end",
-    "eventType",
-    "text",
-    "textId",
-    "globalTid",
-    "domainId",
-    "jsonText",
-    "jsonTextId",
-    "binaryData",
-]
+_COLUMNS = (
+    *("start", "end", "eventType", "text", "textId", "globalTid", "domainId"),
+    *("jsonText", "jsonTextId", "binaryData"),
+)
 
 _ENGINE = "autograd::engine::evaluate_function: "
 _TORCH_OPS = r"^(aten|c10d|_c10d_functional|c10d_functional|autograd|torch|prim|prims|quantized|profiler)::"

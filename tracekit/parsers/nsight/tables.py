@@ -22,30 +22,17 @@ import polars as pl
 from tracekit.errors import Notice
 
 IDENTIFYING_TABLES = frozenset(
-    {
-        "CUPTI_ACTIVITY_KIND_KERNEL",
-        "CUPTI_ACTIVITY_KIND_MEMCPY",
-        "CUPTI_ACTIVITY_KIND_MEMSET",
-        "CUPTI_ACTIVITY_KIND_RUNTIME",
-        "CUPTI_ACTIVITY_KIND_GRAPH_TRACE",
-        "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION",
-        "NVTX_EVENTS",
-        "StringIds",
-        "TARGET_INFO_SESSION_START_TIME",
-        "ANALYSIS_DETAILS",
-    }
+    (
+        *("CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_MEMCPY", "CUPTI_ACTIVITY_KIND_MEMSET"),
+        *("CUPTI_ACTIVITY_KIND_RUNTIME", "CUPTI_ACTIVITY_KIND_GRAPH_TRACE", "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION"),
+        *("NVTX_EVENTS", "StringIds", "TARGET_INFO_SESSION_START_TIME", "ANALYSIS_DETAILS"),
+    )
 )
 """A file with any of these tables is an Nsight Systems export."""
-READ_TABLES = IDENTIFYING_TABLES | {
-    "CUDA_GRAPH_NODE_EVENTS",
-    "DIAGNOSTIC_EVENT",
-    "EXPORT_META_DATA",
-    "META_DATA_EXPORT",
-    "NVTX_PAYLOAD_SCHEMA_ENTRIES",
-    "PROFILER_OVERHEAD",
-    "TARGET_INFO_CUDA_DEVICE",
-    "TARGET_INFO_GPU",
-}
+READ_TABLES = IDENTIFYING_TABLES.union(
+    ("CUDA_GRAPH_NODE_EVENTS", "NVTX_PAYLOAD_SCHEMA_ENTRIES", "PROFILER_OVERHEAD", "DIAGNOSTIC_EVENT"),
+    ("META_DATA_EXPORT", "EXPORT_META_DATA", "TARGET_INFO_CUDA_DEVICE", "TARGET_INFO_GPU"),
+)
 """All tables that are read."""
 TEXT_COLUMNS = frozenset({"text", "value", "name", "jsonText", "binaryData"})
 """Columns that hold text; all other columns that are read hold integers."""
