@@ -4,8 +4,6 @@ Numbers look the same in every output: a share as ``12.3 %``, a time as ``1.2 ms
 hyphen), an unknown value as ``–``. A value other than zero is never rounded to zero.
 """
 
-from __future__ import annotations
-
 import codecs
 import difflib
 import html as _html

@@ -3,8 +3,6 @@
 Tools are plain functions: answers short enough for a context, with handles to read further rows.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import itertools

@@ -7,8 +7,6 @@
 8
 """
 
-from __future__ import annotations
-
 from tracekit.classify.classify_events import classify
 from tracekit.classify.explain import Explanation, Tried, explain
 from tracekit.classify.rules import Rule, RuleBook, builtin_rules, load_rules

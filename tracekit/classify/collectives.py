@@ -4,8 +4,6 @@ Most groups have no description. A group on which hooks of parameters sum gradie
 everything else that runs on it. A kernel whose launch the file lost belongs to the one group that its stream serves.
 """
 
-from __future__ import annotations
-
 import re
 from typing import NamedTuple
 

@@ -10,8 +10,6 @@ a combine kernel. Plain all-to-alls have no role in their name; in a layer the f
 the backward does the reverse.
 """
 
-from __future__ import annotations
-
 import re
 from typing import NamedTuple
 

@@ -5,8 +5,6 @@ matrix products, direction of the work, copies, process groups and exchanges wit
 rules can test (``rules.COLUMNS``).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -6,8 +6,6 @@ carried are not taken for those of the next kernel, and it is known which operat
 launch is missing as well, the messages are followed by the launch of other work.
 """
 
-from __future__ import annotations
-
 import polars as pl
 
 from tracekit.schema import EVENTS, GPU_KINDS, conform

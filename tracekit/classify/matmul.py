@@ -9,8 +9,6 @@ A layer with a kernel library of its own multiplies without operators. Its backw
 forward did, or as many if the gradients of the weights are left for later.
 """
 
-from __future__ import annotations
-
 import re
 from typing import NamedTuple
 

@@ -8,8 +8,6 @@ Without annotations, one backward call differentiates one micro-batch: the seque
 those of that micro-batch's forward.
 """
 
-from __future__ import annotations
-
 import re
 from typing import NamedTuple
 

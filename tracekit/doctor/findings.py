@@ -3,8 +3,6 @@
 Rules are data: a new finding is an entry in ``FINDING_RULES``, a new optional recording an entry in ``EXTRAS``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec

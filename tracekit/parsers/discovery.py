@@ -4,8 +4,6 @@ The rank of a file comes from its content, else from its name, else from the cal
 rank 0. Two files for one rank, and files of different runs, are errors that list them.
 """
 
-from __future__ import annotations
-
 import glob
 import os
 import re

@@ -1,7 +1,5 @@
 """Detection of a file's type and rank from its first and last bytes, without parsing and whatever its name."""
 
-from __future__ import annotations
-
 import json
 import re
 import zlib

@@ -1,7 +1,5 @@
 """References to sources before they are read, validation of ranks, and the check that sources are ranks of one run."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

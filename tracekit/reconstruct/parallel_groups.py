@@ -4,8 +4,6 @@ They come from the layout if one is given, else from the peers of messages and t
 Peers that the traces do not name as ranks of the run come from communicators, else from the order along the pipeline.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

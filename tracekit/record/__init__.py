@@ -11,8 +11,6 @@ PyTorch is imported only by this package, and only when a recorder is created.
 'rank1.pt.trace.json.gz'
 """
 
-from __future__ import annotations
-
 from tracekit.record.handler import Handler, handler
 from tracekit.record.recorder import Recorder, lightning_callback, profiler, transformers_callback
 

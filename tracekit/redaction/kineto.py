@@ -4,8 +4,6 @@ Chunks of the file are appended to a window, and JSON values are taken from its 
 although they are not JSON (``N/A``, ``inf``, backslashes that escape nothing) are mended.
 """
 
-from __future__ import annotations
-
 import codecs
 import json
 import re

@@ -5,8 +5,6 @@ trigger, comment or freed page. In columns of numbers only numbers stay; each co
 reduces it.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sqlite3

@@ -1,7 +1,5 @@
 """Top-level keys of a trace: those before the list of events and those after it."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

@@ -1,7 +1,5 @@
 """Words of PyTorch's profiler: keys of events, categories, element types."""
 
-from __future__ import annotations
-
 from tracekit._loops.json_scanner import Column, Level, Target
 
 KEYS: dict[Level, dict[str, Column | Target]] = {

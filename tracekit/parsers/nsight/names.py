@@ -1,7 +1,5 @@
 """Names behind ids: the string table, packed process and thread ids, and names as PyTorch traces write them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import polars as pl

@@ -12,8 +12,6 @@ Payloads are exported as JSON text, or as bytes whose layout is in the table NVT
 four 64-bit numbers (domain, schema, payload size, total size), then the fields.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

@@ -7,8 +7,6 @@ launch is taken to be inside one.
 ranges become the CPU ops of a PyTorch trace, with sequence number, shapes and the forward thread of backward nodes.
 """
 
-from __future__ import annotations
-
 import polars as pl
 
 from tracekit.parsers.nsight.names import PID_MASK, Strings, process_id, thread_id

@@ -6,8 +6,6 @@ everything that does not depend on the device is done once per process.
 Training steps are marked with NVTX: ranges around steps, or instants between them.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass

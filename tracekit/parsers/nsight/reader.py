@@ -3,8 +3,6 @@
 The result is one events table per rank of the file.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

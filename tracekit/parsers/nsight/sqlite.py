@@ -11,8 +11,6 @@ value of another type, so a table is read by the first of these that succeeds:
 3. The rows before and after the damage, of a table that SQLite itself cannot read.
 """
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor

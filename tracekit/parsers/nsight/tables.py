@@ -10,8 +10,6 @@ Reports embed the environment, the command line and the program's output. None o
 profiler's diagnostics only the severity and certain phrases are used, never the text.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
