@@ -184,8 +184,7 @@ def shares(wanted):
     from tracekit.analysis.tables import rank_tables
     from tracekit.classify import classify
     from tracekit.store.files import write_rank
-    from tracekit.store.reading import read_ref
-    from tracekit.store.sources import find
+    from tracekit.store.sources import find, read_ref
 
     with tempfile.TemporaryDirectory() as folder:
         traces = wanted.trace or Path(folder) / "traces"

@@ -16,7 +16,7 @@ from msgspec import structs
 
 from tracekit.analysis.persistence import FILE, write_tables
 from tracekit.schedules import generate
-from tracekit.store.checksums import file_checksum
+from tracekit.store.files import file_checksum
 from tracekit.synthetic import Recipe, write_kineto
 
 PP, MICROBATCHES, MOST = 4, 16, 1024

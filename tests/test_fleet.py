@@ -32,10 +32,8 @@ from tracekit.run import ingest as ingesting
 from tracekit.run.analyze import analyze
 from tracekit.run.measure import Options
 from tracekit.schedules import generate
-from tracekit.store.checksums import CHECKSUM_KEY, with_checksum
-from tracekit.store.files import open_store, read_entry, write_rank
-from tracekit.store.reading import read_ref
-from tracekit.store.sources import find
+from tracekit.store.files import CHECKSUM_KEY, open_store, read_entry, with_checksum, write_rank
+from tracekit.store.sources import find, read_ref
 from tracekit.synthetic import Recipe, write_run
 
 pytestmark = pytest.mark.slow

@@ -17,7 +17,7 @@ from tracekit.run.ingest import ingest
 from tracekit.run.load import load
 from tracekit.schedules import generate, register, simulate, unregister
 from tracekit.schema import EVENTS, RankEvents, Source, conform
-from tracekit.store import reading
+from tracekit.store import sources
 from tracekit.synthetic import Recipe, write_run
 
 pytestmark = pytest.mark.slow
@@ -48,7 +48,7 @@ def read_tiny(path, ref, stacks, lenient):
 def tiny(tmp_path, monkeypatch):
     """A run in a format of a reader that was added in the two places."""
     monkeypatch.setitem(probe.SIGNATURES, b"#tiny ", "tiny")
-    monkeypatch.setitem(reading.READERS, "tiny", read_tiny)
+    monkeypatch.setitem(sources.READERS, "tiny", read_tiny)
     folder = tmp_path / "run"
     folder.mkdir()
     for rank in range(2):

@@ -248,7 +248,7 @@ def test_bytes_after_the_trace_are_counted(tmp_path):
 
 
 def test_chunks_may_end_anywhere(tmp_path, samples, monkeypatch):
-    monkeypatch.setattr("tracekit.redaction.json_stream.CHUNK_BYTES", 97)
+    monkeypatch.setattr("tracekit.redaction.kineto.CHUNK_BYTES", 97)
     run(samples / "reload/rank0.pt.trace.json.gz", tmp_path / "out.json")
     same_events(tracekit.load(samples / "reload/rank0.pt.trace.json.gz"), tracekit.load(tmp_path / "out.json"))
 
@@ -282,7 +282,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("case", HOSTILE)
 def test_hostile_files_end_in_an_error_or_a_short_trace(tmp_path, monkeypatch, case):
-    monkeypatch.setattr("tracekit.redaction.json_stream.MAX_VALUE_LENGTH", 1 << 21)
+    monkeypatch.setattr("tracekit.redaction.kineto.MAX_VALUE_LENGTH", 1 << 21)
     (tmp_path / "in.json").write_text(HOSTILE[case])
     with contextlib.suppress(InputError):
         run(tmp_path / "in.json", tmp_path / "out.json")

@@ -20,8 +20,7 @@ from tracekit.classify.classify_events import classify_lost_kernels
 from tracekit.metrics.label_intervals import Lanes
 from tracekit.metrics.operations import operations
 from tracekit.parsers.source_refs import SourceRef
-from tracekit.store.reading import read_ref
-from tracekit.store.sources import find
+from tracekit.store.sources import find, read_ref
 
 pytestmark = pytest.mark.slow
 

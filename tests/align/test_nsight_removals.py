@@ -14,8 +14,7 @@ import pytest
 from tracekit.align.matching import match
 from tracekit.analysis.communication import with_peers
 from tracekit.analysis.tables import rank_tables
-from tracekit.store.reading import read_ref
-from tracekit.store.sources import find
+from tracekit.store.sources import find, read_ref
 
 pytestmark = pytest.mark.slow
 

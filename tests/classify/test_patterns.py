@@ -7,8 +7,7 @@ import time
 import polars as pl
 import pytest
 
-from tracekit._util.categories import CategoryColumn
-from tracekit._util.patterns import LinearPattern
+from tracekit._util.categories import CategoryColumn, LinearPattern
 from tracekit.classify import classify, load_rules
 from tracekit.classify.rules import builtin_rules
 from tracekit.errors import RuleError

@@ -8,7 +8,7 @@ import pytest
 
 from tests.classify.conftest import ENGINE, MAIN, Program
 from tracekit.classify import classify
-from tracekit.classify.engine_threads import name_windows
+from tracekit.classify.pass_direction import name_windows
 
 FORWARD, BACKWARD = "void at::native::softmax_warp_forward<x>(y)", "void at::native::softmax_warp_backward<x>(y)"
 ATTENTION = "void flash::flash_fwd_kernel<x>(flash::Flash_fwd_params)"

@@ -13,8 +13,8 @@ from tracekit.compare.find_schedule import (
     misplaced_share,
 )
 from tracekit.compare.identify import Match
-from tracekit.reconstruct import lanes
-from tracekit.reconstruct.lanes import crossed_share
+from tracekit.reconstruct import stalls
+from tracekit.reconstruct.stalls import crossed_share
 from tracekit.schedules import generate
 
 SCHEDULE = generate("1f1b", pp=2, microbatches=10)
@@ -62,5 +62,5 @@ def test_a_part_of_a_pipeline_is_not_judged_by_the_whole_ideal():
 def test_a_rank_overlaps_micro_batches_where_a_tenth_runs_beside_the_other_pass(crossed_ns, overlaps):
     rows = {"phase": ["steady", "FB"], "lane": "communication", "pass": "forward", "total_ns": [100, 100],
             "beside_other_pass_ns": [crossed_ns, 100]}  # fmt: skip
-    assert lanes.MIN_CROSSED_SHARE == 0.1
-    assert (crossed_share(pl.DataFrame(rows)) > lanes.MIN_CROSSED_SHARE) is overlaps
+    assert stalls.MIN_CROSSED_SHARE == 0.1
+    assert (crossed_share(pl.DataFrame(rows)) > stalls.MIN_CROSSED_SHARE) is overlaps

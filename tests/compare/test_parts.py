@@ -8,11 +8,11 @@ import pytest
 
 from tracekit.compare.replay import CellGraph
 from tracekit.errors import OptionError
-from tracekit.reconstruct.lanes import measure_lanes
 from tracekit.reconstruct.messages import MESSAGES
 from tracekit.reconstruct.parallel_groups import find_parallel_groups, mesh_positions, parse_layout, split_layout
 from tracekit.reconstruct.rank_pipeline import rank_pipeline, sample_steps
 from tracekit.reconstruct.stage_assignment import assign_stages, forward_destinations
+from tracekit.reconstruct.stalls import measure_lanes
 from tracekit.schedules import Times, generate, names, simulate
 from tracekit.schedules.registry import describe
 from tracekit.schema import LABELLED, ProcessGroup, Source, conform

@@ -15,7 +15,7 @@ import pytest
 import tracekit
 from tracekit.errors import OptionError
 from tracekit.record import handler, lightning_callback, profiler, transformers_callback
-from tracekit.record.gather import pack_tables, unpack_tables
+from tracekit.record.answer import pack_tables, unpack_tables
 from tracekit.record.recorder import WARM_UP_STEPS, _running
 
 pytestmark = pytest.mark.slow

@@ -1,7 +1,5 @@
 """Numpy arrays: layouts that compiled loops take, and lookup and grouping of rows."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -3,8 +3,6 @@
 Conversions of small tables must be cheap as well: a pipeline's cells are read thousands of times, a few rows each.
 """
 
-from __future__ import annotations
-
 import mmap
 from collections.abc import Iterable
 from typing import Any

@@ -4,8 +4,6 @@ A failure never leaves half a file. A process that is killed leaves its temporar
 the same target removes it. A lock, which ends with the process that holds it, tells abandoned files from those in use.
 """
 
-from __future__ import annotations
-
 import contextlib
 import glob
 import os

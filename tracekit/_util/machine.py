@@ -1,7 +1,5 @@
 """Cores and memory that this process may use."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

@@ -1,7 +1,5 @@
 """Notices of many ranks as one list: each text once, with the ranks it is about."""
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence

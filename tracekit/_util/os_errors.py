@@ -1,7 +1,5 @@
 """Errors of the operating system in plain words: a full disk, a missing permission, no memory left."""
 
-from __future__ import annotations
-
 import errno
 import re
 

@@ -1,7 +1,5 @@
 """Tensor shapes as traces record them, and the check that a shape is plausible."""
 
-from __future__ import annotations
-
 import json
 from math import prod
 from typing import Any

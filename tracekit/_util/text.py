@@ -1,10 +1,8 @@
-"""Text for people: formatting of numbers and lists, and escaping for each kind of output.
+"""Text for people: formatting of numbers and lists, escaping for each kind of output, and tables for notebooks.
 
 Numbers look the same in every output: a share as ``12.3 %``, a time as ``1.2 ms``, a change with a minus sign (not a
 hyphen), an unknown value as ``–``. A value other than zero is never rounded to zero.
 """
-
-from __future__ import annotations
 
 import codecs
 import difflib
@@ -393,3 +391,30 @@ _ASCII = str.maketrans(
         **{chr(0x2400 + code): "?" for code in range(0x22)},
     }
 )  # fmt: skip
+
+
+MAX_ROWS = 16
+
+
+def html_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[object]], *, notes: Iterable[str] = ()) -> str:
+    """Return a table with its title, the first ``MAX_ROWS`` rows and notes below it; all text is escaped.
+
+    >>> html_table("a < b", ["rank"], [[0]])
+    '<p><b>a &lt; b</b></p><table><thead><tr><th>rank</th></tr></thead><tbody><tr><td>0</td></tr></tbody></table>'
+    >>> '<td style="text-align:left">0F0 0F1 0B0</td>' in html_table("orders", ["order"], [["0F0 0F1 0B0"]])
+    True
+    """
+    head = "".join(f"<th>{html(name)}</th>" for name in heads)
+    body = "".join("<tr>" + "".join(map(_cell, row)) + "</tr>" for row in rows[:MAX_ROWS])
+    if len(rows) > MAX_ROWS:
+        body += f'<tr><td colspan="{len(heads)}">… and {len(rows) - MAX_ROWS} more</td></tr>'
+    items = "".join(f"<li>{html(note)}</li>" for note in notes)
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>" if heads else ""
+    return f"<p><b>{html(title)}</b></p>{table}" + (f"<ul>{items}</ul>" if items else "")
+
+
+def _cell(value: object) -> str:
+    text = str(value)
+    # Notebooks align cells to the right, which suits numbers but not sentences and lists of operations.
+    style = ' style="text-align:left"' if text.count(" ") > 1 else ""
+    return f"<td{style}>{html(text)}</td>"

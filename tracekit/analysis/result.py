@@ -27,7 +27,7 @@ from tracekit.documents.roles import Iteration, PhaseBand, WeightUpdate
 from tracekit.errors import Notice, OptionError
 from tracekit.metrics.overlap import OverlapCost, ratio
 from tracekit.metrics.reload import Reload
-from tracekit.parsers.ranks import unknown_rank_error
+from tracekit.parsers.source_refs import unknown_rank_error
 from tracekit.schema import Source
 
 if TYPE_CHECKING:

@@ -7,19 +7,8 @@
 8
 """
 
-from __future__ import annotations
-
 from tracekit.classify.classify_events import classify
 from tracekit.classify.explain import Explanation, Tried, explain
 from tracekit.classify.rules import Rule, RuleBook, builtin_rules, load_rules
 
-__all__ = [
-    "Explanation",
-    "Rule",
-    "RuleBook",
-    "Tried",
-    "builtin_rules",
-    "classify",
-    "explain",
-    "load_rules",
-]
+__all__ = ["Explanation", "Rule", "RuleBook", "Tried", "builtin_rules", "classify", "explain", "load_rules"]

@@ -4,8 +4,6 @@ The engine wraps the evaluation of each backward node in a range. A node carries
 that made it, which connects the two passes. Forward work inside a node is recomputation.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple

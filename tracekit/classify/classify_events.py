@@ -15,8 +15,7 @@ from tracekit.classify.host_ranges import launching_op_columns
 from tracekit.classify.lost_kernels import find_lost_kernels
 from tracekit.classify.microbatch import PipelinePlaces, find_places
 from tracekit.classify.modules import find_modules
-from tracekit.classify.rule_matching import Decisions, apply_rules
-from tracekit.classify.rules import RuleBook, builtin_rules
+from tracekit.classify.rules import Decisions, RuleBook, apply_rules, builtin_rules
 from tracekit.schema import LABELLED, conform
 
 

@@ -3,8 +3,6 @@
 A copy may move a tensor away from the device or back (offloading), serve a broadcast of weights, or be merely input.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

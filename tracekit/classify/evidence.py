@@ -5,8 +5,6 @@ matrix products, direction of the work, copies, process groups and exchanges wit
 rules can test (``rules.COLUMNS``).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,21 +14,24 @@ import polars as pl
 from tracekit._util.arrays import Bools
 from tracekit._util.categories import CategoryColumn
 from tracekit.classify.autograd import Autograd, read_autograd
-from tracekit.classify.collectives import Collectives, read_collectives
-from tracekit.classify.communication_passes import CommPasses, find_comm_passes
+from tracekit.classify.collectives import (
+    Collectives,
+    group_shapes,
+    groups_with_pipeline_peers,
+    kinds_by_sums,
+    kinds_by_use,
+    read_collectives,
+)
+from tracekit.classify.communication_passes import CommPasses, LayerMarks, find_comm_passes, read_exchanges
 from tracekit.classify.copies import read_copies
-from tracekit.classify.engine_threads import read_engine_threads, read_gradients
-from tracekit.classify.expert_exchanges import LayerMarks, read_exchanges
 from tracekit.classify.host_ranges import GpuEvents, Launches, Ranges, read_ranges
 from tracekit.classify.matmul import Matmuls, alternating_turns, product_halves, read_matmuls
 from tracekit.classify.model_position import Positions, find_positions
-from tracekit.classify.pass_direction import Directions, read_directions
-from tracekit.classify.process_groups import group_shapes, groups_with_pipeline_peers, kinds_by_sums, kinds_by_use
+from tracekit.classify.pass_direction import Directions, read_directions, read_engine_threads, read_gradients
 from tracekit.classify.product_shapes import parameter_feeding
 from tracekit.classify.recomputed_forward import mark_recomputed
 from tracekit.classify.row_order import agreed_values, mask_of_rows, nearest_at_or_after, nearest_at_or_before
-from tracekit.classify.rule_matching import Column, match_kinds
-from tracekit.classify.rules import NamedKind
+from tracekit.classify.rules import Column, NamedKind, match_kinds
 
 _GRADIENT_HOOKS = r"FSDP::post_backward|FullyShardedDataParallel\._post_backward"
 _SHARD_OPS = r"fsdp::(all_gather_copy_in|chunk_cat)"

@@ -14,8 +14,7 @@ from tracekit._util.text import did_you_mean, one_line
 from tracekit.classify.classify_events import decide
 from tracekit.classify.evidence import Evidence
 from tracekit.classify.modules import fused_operators
-from tracekit.classify.rule_matching import meets
-from tracekit.classify.rules import COMPARISON, Rule, RuleBook
+from tracekit.classify.rules import COMPARISON, Rule, RuleBook, meets
 from tracekit.documents.rules_file import Condition
 from tracekit.errors import OptionError
 from tracekit.schema import LABELS

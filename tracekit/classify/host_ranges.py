@@ -1,7 +1,5 @@
 """Host ranges of one rank (ops and annotations), and the place in them at which each GPU event was launched."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple

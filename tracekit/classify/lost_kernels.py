@@ -6,8 +6,6 @@ carried are not taken for those of the next kernel, and it is known which operat
 launch is missing as well, the messages are followed by the launch of other work.
 """
 
-from __future__ import annotations
-
 import polars as pl
 
 from tracekit.schema import EVENTS, GPU_KINDS, conform
@@ -57,17 +55,10 @@ def find_lost_kernels(events: pl.DataFrame) -> pl.DataFrame:
     )
     launch_ns, in_call = pl.col("start_ns"), pl.col("start_ns") < pl.col("call_end_ns")
     candidates = (
-        launches.with_columns(
-            previous_ns=launch_ns.shift(1).over("tid"),
-            next_ns=launch_ns.shift(-1).over("tid"),
-        )
+        launches.with_columns(previous_ns=launch_ns.shift(1).over("tid"), next_ns=launch_ns.shift(-1).over("tid"))
         .filter("lost")
         .join_asof(
-            calls.sort("call_start_ns"),
-            left_on="start_ns",
-            right_on="call_start_ns",
-            by="tid",
-            check_sortedness=False,
+            calls.sort("call_start_ns"), left_on="start_ns", right_on="call_start_ns", by="tid", check_sortedness=False
         )
         .join_asof(captures, on="start_ns", by="tid", check_sortedness=False)
         .filter(~pl.col("capturing").fill_null(False))

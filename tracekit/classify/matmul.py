@@ -9,8 +9,6 @@ A layer with a kernel library of its own multiplies without operators. Its backw
 forward did, or as many if the gradients of the weights are left for later.
 """
 
-from __future__ import annotations
-
 import re
 from typing import NamedTuple
 
@@ -20,9 +18,8 @@ import polars as pl
 from tracekit._util.arrays import Bools, Ints, find_sorted, take_or_missing
 from tracekit._util.categories import CategoryColumn
 from tracekit.classify.autograd import Autograd
-from tracekit.classify.convolution import convolution_roles
 from tracekit.classify.host_ranges import GpuEvents, Launches, Ranges
-from tracekit.classify.product_shapes import BATCHED_NODES, batched_roles, roles_by_shape
+from tracekit.classify.product_shapes import BATCHED_NODES, batched_roles, convolution_roles, roles_by_shape
 from tracekit.classify.recomputed_forward import GraphProducts
 from tracekit.classify.row_order import FirstEvidence, distinct_rows, mask_of_rows, positions_in_groups
 from tracekit.classify.rules import kernel_pattern

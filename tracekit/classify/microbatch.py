@@ -8,8 +8,6 @@ Without annotations, one backward call differentiates one micro-batch: the seque
 those of that micro-batch's forward.
 """
 
-from __future__ import annotations
-
 import re
 from typing import NamedTuple
 
@@ -18,7 +16,7 @@ import numpy as np
 
 from tracekit._util.arrays import Ints, group_rows
 from tracekit.classify.evidence import Evidence
-from tracekit.classify.rule_matching import Decisions
+from tracekit.classify.rules import Decisions
 from tracekit.schema import PATH_SEPARATOR
 
 _SINGLE_RANGE = re.compile(r"PP:(\d+)(SEND_|RECV_)?([FIWB])(\d+)")

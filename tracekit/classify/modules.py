@@ -24,8 +24,7 @@ from tracekit.classify.matmul import MATMUL_KERNELS, MATMUL_OPS
 from tracekit.classify.model_position import BY_MODULE_STACK, BY_NAME
 from tracekit.classify.product_shapes import Dims
 from tracekit.classify.row_order import FirstEvidence, agreed_values, nearest_at_or_after, nearest_at_or_before
-from tracekit.classify.rule_matching import Decisions, match_kinds
-from tracekit.classify.rules import NamedKind, RuleBook, builtin_rules
+from tracekit.classify.rules import Decisions, NamedKind, RuleBook, builtin_rules, match_kinds
 from tracekit.schema import PATH_SEPARATOR
 
 Width = tuple[int, int]

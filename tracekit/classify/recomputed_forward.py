@@ -9,8 +9,6 @@ Where as many tokens as a layer is wide make both gradients of a product alike, 
 all products of the graph whose gradients differ.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from typing import NamedTuple

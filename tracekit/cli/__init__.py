@@ -3,8 +3,6 @@
 Commands import what they need when they run, so that ``tracekit --help`` answers at once. Only ``main`` prints errors.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import traceback

@@ -1,7 +1,5 @@
 """Standard output and error of the command line."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sys

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tracekit.cli import _options as options
 from tracekit.cli._console import note_partial_store, print_line
-from tracekit.cli._options import Dask, Nsys, Paths, Rank, Ranks, Resume, Rules, Strict, Workers, parse_ranks
-from tracekit.cli._roles import Roles, role_paths
 from tracekit.errors import OptionError
-from tracekit.parsers.ranks import unknown_rank_error
+from tracekit.parsers.source_refs import unknown_rank_error
 
 if TYPE_CHECKING:
     from tracekit.store.sources import OneRole
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def run(
-    paths: Paths = None,
+    paths: options.Paths = None,
     *,
     output: Annotated[
         list[Path] | None,
@@ -45,10 +44,10 @@ def run(
     steps: Annotated[
         str | None, typer.Option(help="Only these steps: 3, 2:4 (2 and 3), 1:, :-1 or 2,5.", metavar="STEPS")
     ] = None,
-    ranks: Ranks = None,
-    roles: Roles = None,
-    rank: Rank = None,
-    rules: Rules = None,
+    ranks: options.Ranks = None,
+    roles: options.Roles = None,
+    rank: options.Rank = None,
+    rules: options.Rules = None,
     layout: Annotated[
         str | None,
         typer.Option(help="Override how ranks are arranged: pp=4,ep=2; node=8 for ranks per machine.", metavar="SIZES"),
@@ -71,8 +70,7 @@ def run(
         bool, typer.Option("--critical-path", help="Show the chain of work across ranks that the step had to wait for.")
     ] = False,
     by: Annotated[
-        str | None,
-        typer.Option(help="Show the step in rows: by layer, module, annotation or shape.", metavar="ROWS"),
+        str | None, typer.Option(help="Show the step in rows: by layer, module, annotation or shape.", metavar="ROWS")
     ] = None,
     explain: Annotated[
         str | None,
@@ -85,20 +83,26 @@ def run(
     definitions: Annotated[
         bool, typer.Option("--definitions", help="Print how each number is defined, after the tables.")
     ] = False,
-    workers: Workers = None,
-    nsys: Nsys = None,
-    strict: Strict = False,
+    workers: options.Workers = None,
+    nsys: options.Nsys = None,
+    strict: options.Strict = False,
     store: Annotated[
         Path | None, typer.Option(help="Keep what is read in this store, as ingest does.", metavar="STORE")
     ] = None,
-    resume: Resume = False,
-    dask: Dask = None,
+    resume: options.Resume = False,
+    dask: options.Dask = None,
 ) -> None:
     """Show where the step's time went on every rank, what was hidden, who waited, and how far it is from its ideal."""
     if explain is not None:
         if json or output:
             raise OptionError("--explain prints text", hint=f"leave {'--json' if json else '-o'} out")
-        _explain(role_paths(paths, roles, "analyze"), explain, ranks=parse_ranks(ranks), rank=rank, rules=rules)
+        _explain(
+            options.role_paths(paths, roles, "analyze"),
+            explain,
+            ranks=options.parse_ranks(ranks),
+            rank=rank,
+            rules=rules,
+        )
         return
     _check_outputs(output or [], plot)
     from tracekit.run.analyze import analyze
@@ -107,9 +111,9 @@ def run(
     has_page = any(_is_page(path) for path in output or ())
     with note_partial_store(store), cluster(dask) as (executor, cluster_size):
         analysis = analyze(
-            role_paths(paths, roles, "analyze"),
+            options.role_paths(paths, roles, "analyze"),
             steps=steps,
-            ranks=parse_ranks(ranks),
+            ranks=options.parse_ranks(ranks),
             file_rank=rank,
             rules=rules,
             schedule=schedule,
@@ -168,7 +172,7 @@ def _explain(
     """Print why events got their labels, for the first of *ranks*."""
     from tracekit.report.terminal.explain import explain_text
     from tracekit.run.driver import find_sources
-    from tracekit.store.reading import read_ref
+    from tracekit.store.sources import read_ref
 
     refs, _ = find_sources(paths, ranks=ranks, rank=rank)
     parts = (part for ref in refs for part in read_ref(ref) if ranks is None or part.source.rank in ranks)

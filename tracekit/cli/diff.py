@@ -1,15 +1,12 @@
 """The command ``tracekit diff``."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from tracekit.cli import _options as options
 from tracekit.cli._console import print_line
-from tracekit.cli._options import Nsys
-from tracekit.cli._roles import Role
 
 SIDE_HELP = "A trace, a store, a folder, a saved analysis or a baseline file."
 
@@ -22,8 +19,8 @@ def run(
         list[Path] | None,
         typer.Option("--output", "-o", help="Write the result: .json, .md or .html; may be repeated.", metavar="FILE"),
     ] = None,
-    role: Role = None,
-    nsys: Nsys = None,
+    role: options.Role = None,
+    nsys: options.Nsys = None,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Show what changed from A to B by label, module, rank, kernel and cell, the largest change first."""

@@ -1,39 +1,36 @@
 """The command ``tracekit export``."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from tracekit._util.text import counted, size
+from tracekit.cli import _options as options
 from tracekit.cli._console import print_line, print_notices
-from tracekit.cli._options import DrawnIdeal, DrawnStacks, Nsys, Paths, Rank, Ranks, Rules, Workers, parse_ranks
-from tracekit.cli._roles import Roles, role_paths
 
 
 def run(
-    paths: Paths = None,
+    paths: options.Paths = None,
     *,
     output: Annotated[Path, typer.Option("-o", "--output", help="File to write: .json.gz or .json.", metavar="FILE")],
-    schedule: DrawnIdeal = "auto",
-    ranks: Ranks = None,
-    roles: Roles = None,
-    rank: Rank = None,
-    rules: Rules = None,
-    stacks: DrawnStacks = False,
-    workers: Workers = None,
-    nsys: Nsys = None,
+    schedule: options.DrawnIdeal = "auto",
+    ranks: options.Ranks = None,
+    roles: options.Roles = None,
+    rank: options.Rank = None,
+    rules: options.Rules = None,
+    stacks: options.DrawnStacks = False,
+    workers: options.Workers = None,
+    nsys: options.Nsys = None,
 ) -> None:
     """Write the trace with tracks of labels, pipeline cells and ideal cells; open it at ui.perfetto.dev."""
     from tracekit.report.perfetto.export import export
 
     exported = export(
-        role_paths(paths, roles, "export"),
+        options.role_paths(paths, roles, "export"),
         output,
         schedule=schedule,
-        ranks=parse_ranks(ranks),
+        ranks=options.parse_ranks(ranks),
         file_rank=rank,
         rules=rules,
         stacks=stacks,

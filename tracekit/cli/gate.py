@@ -11,9 +11,8 @@ import typer
 from typer.core import TyperCommand
 
 from tracekit._util.text import counted
+from tracekit.cli import _options as options
 from tracekit.cli._console import discard_stdout, print_line
-from tracekit.cli._options import Nsys
-from tracekit.cli._roles import Role
 from tracekit.errors import OptionError, TracekitError
 
 if TYPE_CHECKING:
@@ -94,8 +93,8 @@ def run(
         Path | None,
         typer.Option(help="Add the candidates to this page (.html) and write their reports beside it.", metavar="FILE"),
     ] = None,
-    role: Role = None,
-    nsys: Nsys = None,
+    role: options.Role = None,
+    nsys: options.Nsys = None,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     inconclusive: Annotated[
         Policy | None, typer.Option(help="Exit with 0 (pass) or 1 (fail) instead of 3 when it cannot be decided.")

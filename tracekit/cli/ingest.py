@@ -1,36 +1,33 @@
 """The command ``tracekit ingest``."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tracekit._util.text import counted, size
+from tracekit.cli import _options as options
 from tracekit.cli._console import note_partial_store, print_line, print_notices
-from tracekit.cli._options import Dask, Nsys, Paths, Rank, Ranks, Resume, Rules, Strict, Workers, parse_ranks
-from tracekit.cli._roles import Roles, role_paths
 
 if TYPE_CHECKING:
-    from tracekit.run.options import OnDamage
+    from tracekit.run.driver import OnDamage
 
 
 def run(
-    paths: Paths = None,
+    paths: options.Paths = None,
     *,
     output: Annotated[Path, typer.Option("-o", "--output", help="The store to write: a folder.", metavar="STORE")],
-    ranks: Ranks = None,
-    roles: Roles = None,
-    rank: Rank = None,
-    rules: Rules = None,
-    workers: Workers = None,
-    nsys: Nsys = None,
+    ranks: options.Ranks = None,
+    roles: options.Roles = None,
+    rank: options.Rank = None,
+    rules: options.Rules = None,
+    workers: options.Workers = None,
+    nsys: options.Nsys = None,
     stacks: Annotated[bool, typer.Option("--stacks", help="Keep Python frames as well.")] = False,
     lenient: Annotated[bool, typer.Option(help="Use what can be read of a damaged file.")] = True,
-    strict: Strict = False,
-    resume: Resume = False,
-    dask: Dask = None,
+    strict: options.Strict = False,
+    resume: options.Resume = False,
+    dask: options.Dask = None,
 ) -> None:
     """Write traces as a Parquet store, labelled, one folder per rank; reading it back needs no parsing."""
     from tracekit.run.dask import cluster
@@ -39,9 +36,9 @@ def run(
     on_damage: OnDamage = "error" if strict else "warn" if lenient else "skip"
     with note_partial_store(output), cluster(dask) as (executor, cluster_size):
         store, notices = ingest(
-            role_paths(paths, roles, "ingest"),
+            options.role_paths(paths, roles, "ingest"),
             output,
-            ranks=parse_ranks(ranks),
+            ranks=options.parse_ranks(ranks),
             file_rank=rank,
             workers=workers or cluster_size,
             executor=executor,

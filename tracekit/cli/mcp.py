@@ -1,7 +1,5 @@
 """The command ``tracekit mcp``."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

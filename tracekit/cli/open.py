@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tracekit._util.text import size
+from tracekit.cli import _options as options
 from tracekit.cli._console import print_line, print_notices
-from tracekit.cli._options import DrawnIdeal, DrawnStacks, Nsys, Paths, Rank, Ranks, Rules, Workers, parse_ranks
-from tracekit.cli._roles import Roles, role_paths
 from tracekit.errors import OptionError
 
 if TYPE_CHECKING:
@@ -20,23 +19,22 @@ if TYPE_CHECKING:
 
 
 def run(
-    paths: Paths = None,
+    paths: options.Paths = None,
     *,
-    schedule: DrawnIdeal = "auto",
-    ranks: Ranks = None,
-    roles: Roles = None,
-    rank: Rank = None,
-    rules: Rules = None,
-    stacks: DrawnStacks = False,
-    workers: Workers = None,
-    nsys: Nsys = None,
+    schedule: options.DrawnIdeal = "auto",
+    ranks: options.Ranks = None,
+    roles: options.Roles = None,
+    rank: options.Rank = None,
+    rules: options.Rules = None,
+    stacks: options.DrawnStacks = False,
+    workers: options.Workers = None,
+    nsys: options.Nsys = None,
     port: Annotated[
         int,
         typer.Option(help="Port to serve on; ui.perfetto.dev reads only from 9001.", min=0, max=65535, metavar="PORT"),
     ] = 9001,
     at: Annotated[
-        str | None,
-        typer.Option(help="Show this moment, as the page's details copy it.", metavar="START_NS[:END_NS]"),
+        str | None, typer.Option(help="Show this moment, as the page's details copy it.", metavar="START_NS[:END_NS]")
     ] = None,
 ) -> None:
     """Print a link that opens the trace at ui.perfetto.dev; it is served on loopback only and ends once read."""
@@ -56,10 +54,10 @@ def run(
             file, port=port
         ) as server:  # first, so that a port in use is reported before the work
             exported = export(
-                role_paths(paths, roles, "open"),
+                options.role_paths(paths, roles, "open"),
                 file,
                 schedule=schedule,
-                ranks=parse_ranks(ranks),
+                ranks=options.parse_ranks(ranks),
                 file_rank=rank,
                 rules=rules,
                 stacks=stacks,

@@ -1,7 +1,5 @@
 """The command ``tracekit query``."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """``tracekit redact``: write a copy of a trace that can be shared."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -25,11 +25,11 @@ from tracekit.compare.predict.predictor import Predictor, fit_predictor
 from tracekit.compare.what_if import WhatIf, too_large_to_search, what_if_rows
 from tracekit.documents.analysis import RankBubble
 from tracekit.errors import Notice, OptionError
-from tracekit.reconstruct.lanes import MIN_CROSSED_SHARE, crossed_share
 from tracekit.reconstruct.parallel_groups import add_pipelines, find_parallel_groups, name_peers
 from tracekit.reconstruct.pipeline import Pipeline, rename_cells
 from tracekit.reconstruct.pipeline_steps import assemble_steps
 from tracekit.reconstruct.rank_pipeline import RankPipeline
+from tracekit.reconstruct.stalls import MIN_CROSSED_SHARE, crossed_share
 from tracekit.schedules import simulate
 from tracekit.schedules.registry import searched_names
 from tracekit.schema import PHASES

@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 
 from tracekit._util.arrays import Ints
-from tracekit._util.html import html_table
+from tracekit._util.text import html_table
 from tracekit.compare.gap import StepReplays
 from tracekit.compare.identify import Match
 from tracekit.compare.predict.predictor import Predictor

@@ -13,8 +13,7 @@ import msgspec
 import polars as pl
 from msgspec import UNSET, UnsetType, structs
 
-from tracekit._util.html import html_table
-from tracekit._util.text import counted
+from tracekit._util.text import counted, html_table
 from tracekit._version import __version__
 from tracekit.analysis import Analysis
 from tracekit.diffs import stats

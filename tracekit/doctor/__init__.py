@@ -1,7 +1,5 @@
 """Diagnosis of recordings: what they contain, what they lack, and how to record better."""
 
-from __future__ import annotations
-
 from tracekit.doctor.diagnose import Diagnosis, diagnose
 
 __all__ = ["Diagnosis", "diagnose"]

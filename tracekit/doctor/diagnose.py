@@ -14,8 +14,7 @@ from typing import Any
 import msgspec
 import polars as pl
 
-from tracekit._util.html import html_table
-from tracekit._util.text import counted
+from tracekit._util.text import counted, html_table
 from tracekit.doctor.findings import MIN_LAUNCHED_SHARE, RankFacts, find_extras, find_problems
 from tracekit.documents.coding import encode, to_plain
 from tracekit.documents.doctor import FORMAT, DoctorDocument, Finding
@@ -23,11 +22,9 @@ from tracekit.errors import Notice
 from tracekit.metrics.completeness import add_launch_times, check_completeness
 from tracekit.metrics.host_calls import find_api_calls
 from tracekit.parsers.source_refs import SourceRef
-from tracekit.run.driver import check_run, find_sources, map_sources
-from tracekit.run.options import file_rank_option
+from tracekit.run.driver import accept_old_options, check_run, find_sources, map_sources
 from tracekit.schema import GPU_KINDS, RankEvents
-from tracekit.store.reading import raise_failures, read_ref
-from tracekit.store.sources import OneRole, Paths
+from tracekit.store.sources import OneRole, Paths, raise_failures, read_ref
 
 _NCCL_KERNEL = r"(?i)nccl|rccl"
 _GRAPH_LAUNCH = r"(?i)^(cuda|cu|hip)GraphLaunch"
@@ -116,22 +113,22 @@ class Diagnosis(msgspec.Struct, frozen=True):
         return html_table(title, heads, rows, notes=[notice.message for notice in self.notices])
 
 
+@accept_old_options
 def diagnose(
     paths: Paths | OneRole,
     *,
     ranks: Collection[int] | None = None,
     file_rank: int | None = None,
     workers: int | None = None,
-    rank: int | None = None,
 ) -> Diagnosis:
     """Examine the traces at *paths*. A file that cannot be read is a finding, unless none can be read.
 
-    *file_rank* is the rank of a single file that does not name it; *rank* is its deprecated name.
+    *file_rank* is the rank of a single file that does not name it.
 
     >>> [finding.code for finding in diagnose("sample_traces/1f1b-noshapes").findings]
     ['no-shapes']
     """
-    refs, notices = find_sources(paths, ranks=ranks, rank=file_rank_option(file_rank, rank))
+    refs, notices = find_sources(paths, ranks=ranks, rank=file_rank)
     results = map_sources(partial(_examine_ref, ranks=ranks), refs, workers=workers, progress="examining")
     failed = [result for result in results if result.error is not None]
     if len(failed) == len(results):

@@ -3,8 +3,6 @@
 Rules are data: a new finding is an entry in ``FINDING_RULES``, a new optional recording an entry in ``EXTRAS``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
@@ -14,7 +12,7 @@ from tracekit._util.text import listing
 from tracekit.documents.doctor import Finding
 from tracekit.errors import Notice
 from tracekit.metrics.peaks import PEAKS_VARIABLE, find_gpu
-from tracekit.parsers.ranks import missing_ranks
+from tracekit.parsers.source_refs import missing_ranks
 from tracekit.schema import Source
 
 KINETO_CALL = """\
@@ -109,10 +107,7 @@ FINDING_RULES = (
         lambda f: f.counts.get("graph", 0) > 0,
         "CUDA graphs were recorded whole, without their kernels",
         ("labels, overlap and pipeline inside graphs",),
-        {
-            "kineto": "run the profiled steps without CUDA graphs",
-            "nsight": "nsys profile --cuda-graph-trace=node",
-        },
+        {"kineto": "run the profiled steps without CUDA graphs", "nsight": "nsys profile --cuda-graph-trace=node"},
     ),
     FindingRule(
         "cuda-graphs",
@@ -237,10 +232,7 @@ FINDING_RULES = (
 
 
 def find_problems(
-    facts: Sequence[RankFacts],
-    *,
-    unreadable: Sequence[tuple[str, str]] = (),
-    ranks: Sequence[int] | None = None,
+    facts: Sequence[RankFacts], *, unreadable: Sequence[tuple[str, str]] = (), ranks: Sequence[int] | None = None
 ) -> list[Finding]:
     """Return the findings over all ranks, the most severe first; a problem shared by several ranks is one finding.
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec.structs import replace
 
-from tracekit._util.html import html_table
+from tracekit._util.text import html_table
 from tracekit._version import __version__
 from tracekit.diffs.changes import largest_changes, side_summary
 from tracekit.diffs.comparability import check_formats, find_damage, find_obstacles

@@ -4,8 +4,6 @@ The rank of a file comes from its content, else from its name, else from the cal
 rank 0. Two files for one rank, and files of different runs, are errors that list them.
 """
 
-from __future__ import annotations
-
 import glob
 import os
 import re
@@ -21,8 +19,7 @@ from tracekit._util.text import listing
 from tracekit.errors import InputError, Notice, OptionError
 from tracekit.parsers import remote
 from tracekit.parsers.file_type import HEAD_BYTES, NSIGHT_SUFFIXES, TAIL_BYTES, FileType, detect_file_type
-from tracekit.parsers.ranks import unknown_rank_error
-from tracekit.parsers.source_refs import MAX_FOLDER_DEPTH, SourceRef, check_single_run, rank_in_name
+from tracekit.parsers.source_refs import MAX_FOLDER_DEPTH, SourceRef, check_single_run, rank_in_name, unknown_rank_error
 
 STORE_MANIFEST = "tracekit-store.json"
 _TRACE_SUFFIX = re.compile(r"\.(json|json\.gz|sqlite|arrow|nsys-rep|parquetdir|arrowdir)$", re.IGNORECASE)

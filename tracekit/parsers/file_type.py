@@ -1,7 +1,5 @@
 """Detection of a file's type and rank from its first and last bytes, without parsing and whatever its name."""
 
-from __future__ import annotations
-
 import json
 import re
 import zlib
@@ -9,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from tracekit.parsers.ranks import valid_rank
+from tracekit.parsers.source_refs import valid_rank
 
 HEAD_BYTES = 1 << 18
 TAIL_BYTES = 1 << 16

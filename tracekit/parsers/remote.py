@@ -1,7 +1,5 @@
 """Traces behind a URL, read through fsspec (the extra ``remote``) and copied by the worker that reads them."""
 
-from __future__ import annotations
-
 import contextlib
 import ipaddress
 import socket

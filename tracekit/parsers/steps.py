@@ -1,7 +1,5 @@
 """Assignment of training steps to events."""
 
-from __future__ import annotations
-
 import heapq
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Pipeline cells, reconstructed from the events of one rank (``rank_pipeline``) and of many (``assemble``)."""
 
-from __future__ import annotations
-
 from tracekit.reconstruct.parallel_groups import find_parallel_groups
 from tracekit.reconstruct.pipeline import Pipeline
 from tracekit.reconstruct.pipeline_steps import assemble

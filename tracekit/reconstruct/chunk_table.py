@@ -3,8 +3,6 @@
 Chunks of different micro-batches that ran at the same time, a forward and a backward, form an overlapped block.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import NamedTuple
 

@@ -4,8 +4,6 @@
 outside the engine (``ChunkAssembly``) and lists all chunks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Evidence per GPU event for reconstruction, in the order in which the host launched the events."""
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 import polars as pl

@@ -1,7 +1,5 @@
 """Point-to-point messages of one rank: the chunk whose output each carries, and their cost to kernels beside them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -4,8 +4,6 @@ They come from the layout if one is given, else from the peers of messages and t
 Peers that the traces do not name as ranks of the run come from communicators, else from the order along the pipeline.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +14,7 @@ import polars as pl
 from tracekit._util.text import listing, percent, ranks_named
 from tracekit.align.peers import MESSAGES, Named, along_pipelines, by_communicator
 from tracekit.errors import Notice, OptionError
-from tracekit.parsers.ranks import MAX_RANKS
+from tracekit.parsers.source_refs import MAX_RANKS
 from tracekit.reconstruct.rank_pipeline import RankPipeline
 from tracekit.schema import conform
 

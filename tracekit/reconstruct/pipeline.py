@@ -1,7 +1,5 @@
 """Cells of one pipeline in one step, and their stages and micro-batches once the schedule is known."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property

@@ -4,8 +4,6 @@ Steps of a run are alike: the same chunks in the same order with the same messag
 describes a step independently of its times, so that a step which looks like an earlier one need not be examined again.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from itertools import accumulate, pairwise

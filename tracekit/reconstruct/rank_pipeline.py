@@ -18,9 +18,8 @@ from tracekit.intervals import Intervals
 from tracekit.reconstruct.chunk_table import ChunkTable, cut_chunks, measure_chunks
 from tracekit.reconstruct.chunks import CONFIDENCE_POSITION
 from tracekit.reconstruct.kernels import prepare
-from tracekit.reconstruct.lanes import LANES, measure_lanes
 from tracekit.reconstruct.messages import CONTENTION, measure_contention, read_messages
-from tracekit.reconstruct.stalls import Timeline, find_stalls
+from tracekit.reconstruct.stalls import LANES, Timeline, find_stalls, measure_lanes
 from tracekit.schema import STALL_CAUSES, ProcessGroup, Source
 
 STALLS = pl.Schema({"cause": pl.Enum(STALL_CAUSES), "start_ns": pl.Int64(), "end_ns": pl.Int64()})
@@ -79,11 +78,7 @@ _COLUMNS = ("id", "name", "label", "pass", "step", "start_ns", "end_ns", "launch
 
 
 def rank_pipeline(
-    labelled: pl.DataFrame,
-    source: Source,
-    *,
-    around: pl.DataFrame | None = None,
-    lost: pl.DataFrame | None = None,
+    labelled: pl.DataFrame, source: Source, *, around: pl.DataFrame | None = None, lost: pl.DataFrame | None = None
 ) -> RankPipeline:
     """Return the chunks of work and the messages of one rank.
 
@@ -165,10 +160,7 @@ def sample_steps(labelled: pl.DataFrame, *, most: int = MAX_STEPS) -> tuple[pl.D
 def _stall_table(stalls: Mapping[str, Intervals]) -> pl.DataFrame:
     """Return the stalls of all causes as one table (``STALLS``)."""
     return pl.concat(
-        pl.DataFrame(
-            {"cause": [cause] * len(stall), "start_ns": stall.start_ns, "end_ns": stall.end_ns},
-            schema=STALLS,
-        )
+        pl.DataFrame({"cause": [cause] * len(stall), "start_ns": stall.start_ns, "end_ns": stall.end_ns}, schema=STALLS)
         for cause, stall in stalls.items()
     )
 

@@ -6,8 +6,6 @@ numbers (``find_walks``), and its forward is made of the forward kernels with th
 outside the engine have no number: they are counted off against the backwards that left them out (``chunks``).
 """
 
-from __future__ import annotations
-
 from collections import Counter, deque
 from itertools import accumulate, pairwise
 

@@ -16,8 +16,6 @@ backwards only those of the first stage send nothing. Every rank runs its backwa
 A *position* is the index of a rank in its pipeline; a *pair* is the index of a forward, shared by its backward.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from itertools import pairwise

@@ -11,10 +11,7 @@ PyTorch is imported only by this package, and only when a recorder is created.
 'rank1.pt.trace.json.gz'
 """
 
-from __future__ import annotations
-
-from tracekit.record.callbacks import lightning_callback, transformers_callback
 from tracekit.record.handler import Handler, handler
-from tracekit.record.recorder import Recorder, profiler
+from tracekit.record.recorder import Recorder, lightning_callback, profiler, transformers_callback
 
 __all__ = ["Handler", "Recorder", "handler", "lightning_callback", "profiler", "transformers_callback"]

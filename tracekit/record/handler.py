@@ -106,7 +106,7 @@ class Handler:
     def _answer_gathered(self, written: bool) -> None:
         """Measure this rank's trace, send its tables to rank 0, and report there; needs no shared folder."""
         from tracekit.analysis.combine import combine
-        from tracekit.record.gather import gather_tables
+        from tracekit.record.answer import gather_tables
 
         try:
             tables = gather_tables(self.process.file if written else None)

@@ -1,7 +1,5 @@
 """Facts about this process and its run: rank, world size, output folder, and descriptions of its process groups."""
 
-from __future__ import annotations
-
 import importlib
 import os
 from collections.abc import Mapping

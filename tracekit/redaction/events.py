@@ -1,7 +1,5 @@
 """Redaction of one event or header entry of a PyTorch trace."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

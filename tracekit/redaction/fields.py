@@ -4,8 +4,6 @@ A key that is not listed is dropped with its value. Numbers stay under listed ke
 that a phone or card number cannot pass for a rank or an id.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

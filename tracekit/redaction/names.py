@@ -5,8 +5,6 @@ addresses) is replaced by ``x1``, ``x2``, …, the same pseudonym wherever the s
 never decides.
 """
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections.abc import Iterable

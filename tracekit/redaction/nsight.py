@@ -5,8 +5,6 @@ trigger, comment or freed page. In columns of numbers only numbers stay; each co
 reduces it.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sqlite3
@@ -17,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tracekit.errors import InputError
-from tracekit.parsers.nsight.payload import FIELDS, Layouts, payload_layouts, payload_numbers
+from tracekit.parsers.nsight.nccl import FIELDS, Layouts, payload_layouts, payload_numbers
 from tracekit.parsers.nsight.reader import open_export
 from tracekit.parsers.nsight.sqlite import refuse_unreadable
 from tracekit.redaction.fields import ANY, SIZE, SMALL, is_version

@@ -14,7 +14,7 @@ from tracekit.analysis import Analysis
 from tracekit.analysis.notices import without_pipeline_notices
 from tracekit.errors import Notice
 from tracekit.metrics.reload import Reload
-from tracekit.parsers.ranks import missing_ranks
+from tracekit.parsers.source_refs import missing_ranks
 from tracekit.report.names import short_kernel
 from tracekit.schema import GAP_CAUSES, IDLE_CAUSES, LABEL_WORDS
 

@@ -22,8 +22,7 @@ from tracekit.metrics.reload import RELOAD_EVENTS, reload_events
 from tracekit.parsers.source_refs import SourceRef, check_single_run, file_listing, roles_by_name
 from tracekit.roles.processes import Process, kind_of_role
 from tracekit.schema import RankEvents
-from tracekit.store.reading import read_ref
-from tracekit.store.sources import OneRole, Paths, find
+from tracekit.store.sources import OneRole, Paths, find, read_ref
 
 Sources = tuple[tuple[SourceRef, ...], tuple[Notice, ...]]
 

@@ -18,27 +18,29 @@ from tracekit.analysis.rank_timeline import MAX_RANKS_WITH_EVENTS
 from tracekit.analysis.tables import RankTables
 from tracekit.critical_path.changes import parse_change
 from tracekit.errors import Notice, OptionError
-from tracekit.parsers.ranks import unknown_rank_error
+from tracekit.parsers.source_refs import unknown_rank_error
 from tracekit.reconstruct.parallel_groups import split_layout
 from tracekit.roles.combine import combine_roles, main_role
 from tracekit.run.driver import (
     MEASURE_BYTES_FOR_PROCESSES,
+    OnDamage,
     Span,
+    accept_old_options,
+    check_on_damage,
     check_run,
     find_sources,
     map_sources,
     pipeline_map,
 )
 from tracekit.run.measure import Options
-from tracekit.run.options import DamagePolicy, OnDamage, damage_policy, file_rank_option
-from tracekit.store.reading import failure_notices
-from tracekit.store.sources import OneRole, Paths
+from tracekit.store.sources import OneRole, Paths, failure_notices
 from tracekit.store.trace import Trace
 
 if TYPE_CHECKING:
     from tracekit.classify import RuleBook
 
 
+@accept_old_options
 def analyze(
     traces: Paths | OneRole | Trace,
     *,
@@ -60,9 +62,6 @@ def analyze(
     workers: int | None = None,
     executor: Executor | None = None,
     on_damage: OnDamage = "warn",
-    rank: int | None = None,
-    lenient: bool | None = None,
-    strict: bool | None = None,
 ) -> Analysis:
     """Read, label, measure and compare traces; return where the time of a step went.
 
@@ -94,17 +93,13 @@ def analyze(
         executor: Any ``concurrent.futures`` executor to measure ranks on; it stays open.
         on_damage: ``warn`` uses what can be read of damaged files and leaves out missing and unreadable ranks, with
             notices; ``skip`` leaves out damaged ranks as well; ``error`` raises.
-        rank: Deprecated name of *file_rank*.
-        lenient: Deprecated; False is ``on_damage="skip"``.
-        strict: Deprecated; True is ``on_damage="error"``.
 
     >>> result = analyze("sample_traces/reload", schedule="none")
     >>> result.reload.rounds, result.reload.buckets, result.reload.sources
     (2, 8, (0, 1, 2, 3, 0, 1, 2, 3))
 
     """
-    file_rank = file_rank_option(file_rank, rank)
-    policy = damage_policy(on_damage, lenient=lenient, strict=strict)
+    check_on_damage(on_damage)
     if by is not None:
         from tracekit.analysis.by import check_kind
 
@@ -120,26 +115,30 @@ def analyze(
     if store is not None:
         if isinstance(traces, Trace) or not (rules is None or isinstance(rules, Path)):
             raise OptionError("a store is made from files", hint="give paths, and a rules file")
-        store_path, original_paths = _ingest_first(
+        from tracekit.run.ingest import ingest
+
+        # The store holds no Python frames: ``ingest`` keeps them if it is asked to.
+        written, _ = ingest(
             traces,
             store,
-            policy,
             ranks=ranks,
             file_rank=file_rank,
             rules=rules,
             workers=workers,
             executor=executor,
             resume=resume,
+            on_damage=on_damage,
         )
+        original_paths = [ref.path for ref in find_sources(traces, ranks=ranks, rank=file_rank)[0]]
         # From here on the store stands for the traces: it has their ranks and labels, and their damage was dealt with.
-        traces, file_rank, rules, policy = store_path, None, None, damage_policy("warn")
+        traces, file_rank, rules, on_damage = written.path, None, None, "warn"
     options = Options(
         rules=rules,
         base=str(Path.cwd()) if executor is not None else None,  # an executor's workers may run in another folder
         steps=None if steps is None else parse_steps(steps),
         with_pipeline=schedule != "none",
         ranks=None if ranks is None else frozenset(ranks),
-        lenient=policy.lenient,
+        lenient=on_damage == "warn",
         by=by,
         keep_events=timeline,
         best_changes=True,
@@ -147,23 +146,23 @@ def analyze(
         graph=what_if or bool(changes),
     )
     if isinstance(traces, Trace):
-        measured = _measure_trace(traces, options, ranks)
+        measured, paths, notices = _measure_trace(traces, options, ranks)
     else:
-        measured = _measure_sources(
+        measured, paths, notices = _measure_sources(
             traces,
             options,
-            policy,
             ranks=ranks,
             file_rank=file_rank,
             workers=workers,
             executor=executor,
+            strict=on_damage == "error",
             roles_named=roles_named_by_caller,
         )
     tables_by_role: dict[str, list[RankTables]] = {}
-    for role, rank_tables in zip(measured.roles, measured.tables, strict=True):
+    for role, rank_tables in measured:
         tables_by_role.setdefault(role or "", []).append(rank_tables)
     main = main_role(tables_by_role)
-    paths = measured.paths if original_paths is None else original_paths
+    paths = original_paths or paths
     map_function = pipeline_map(workers, executor)
     # The caller's options describe the main role (schedule, layout, pipeline) or ask about it (changes, what-if,
     # critical path): its figures are the result's own. Notices from reading are listed once, with them. Every other
@@ -182,7 +181,7 @@ def analyze(
     analyses[main] = combine(
         tables_by_role[main],
         paths=paths,
-        notices=measured.notices,
+        notices=notices,
         schedule=schedule,
         layout=layout,
         what_if=what_if,
@@ -195,46 +194,8 @@ def analyze(
     return combine_roles(analyses, tables_by_role, main=main, named=roles_named_by_caller)
 
 
-def _ingest_first(
-    traces: Paths | OneRole,
-    store: str | os.PathLike[str],
-    policy: DamagePolicy,
-    *,
-    ranks: Collection[int] | None,
-    file_rank: int | None,
-    rules: Path | None,
-    workers: int | None,
-    executor: Executor | None,
-    resume: bool,
-) -> tuple[Path, Sequence[str]]:
-    """Write the traces into a store; return its path and the paths of the traces, by which the result names them.
-
-    The store holds no Python frames: ``ingest`` keeps them if it is asked to.
-    """
-    from tracekit.run.ingest import ingest
-
-    written, _ = ingest(
-        traces,
-        store,
-        on_damage=policy,
-        ranks=ranks,
-        file_rank=file_rank,
-        rules=rules,
-        workers=workers,
-        executor=executor,
-        resume=resume,
-    )
-    return written.path, [ref.path for ref in find_sources(traces, ranks=ranks, rank=file_rank)[0]]
-
-
-class MeasuredRanks(msgspec.Struct, frozen=True, eq=False):
-    """The tables of all ranks, the paths they were read from, and notices from reading them."""
-
-    tables: Sequence[RankTables]
-    roles: Sequence[str | None]
-    """The role of each of the tables."""
-    paths: Sequence[str]
-    notices: Sequence[Notice]
+MeasuredRanks = tuple[list[tuple[str | None, RankTables]], Sequence[str], Sequence[Notice]]
+"""Role and tables of each rank, the paths they were read from, and notices from reading them."""
 
 
 def _measure_trace(trace: Trace, options: Options, ranks: Collection[int] | None) -> MeasuredRanks:
@@ -242,27 +203,23 @@ def _measure_trace(trace: Trace, options: Options, ranks: Collection[int] | None
     parts = [part for part in trace.parts if ranks is None or part.source.rank in ranks]
     if absent := set(ranks or ()) - {part.source.rank for part in parts}:
         raise unknown_rank_error(absent, trace.ranks)
-    return MeasuredRanks(
-        tables=[options.measure(part) for part in parts],
-        roles=[part.source.role for part in parts],
-        paths=[part.source.path for part in parts],
-        notices=trace.notices,
-    )
+    measured = [(part.source.role, options.measure(part)) for part in parts]
+    return measured, [part.source.path for part in parts], trace.notices
 
 
 def _measure_sources(
     traces: Paths | OneRole,
     options: Options,
-    policy: DamagePolicy,
     *,
     ranks: Collection[int] | None,
     file_rank: int | None,
     workers: int | None,
     executor: Executor | None,
+    strict: bool,
     roles_named: bool,
 ) -> MeasuredRanks:
     """Read and measure the ranks of files or of a store; *roles_named* if the caller of ``analyze`` named the roles."""
-    refs, notices = find_sources(traces, ranks=ranks, rank=file_rank, strict=policy.strict)
+    refs, notices = find_sources(traces, ranks=ranks, rank=file_rank, strict=strict)
     if len(refs) > MAX_RANKS_WITH_EVENTS:
         options = replace(options, keep_events=False, best_changes=False)
     results = map_sources(
@@ -273,14 +230,18 @@ def _measure_sources(
         progress="analyzing",
         bytes_for_processes=MEASURE_BYTES_FOR_PROCESSES,
     )
-    failures = failure_notices(results, strict=policy.strict)
+    failures = failure_notices(results, strict=strict)
     pairs = [(result.item.role, tables) for result in results if result.error is None for tables in result.unwrap()]
-    roles, tables = [role for role, _ in pairs], [rank_tables for _, rank_tables in pairs]
-    spans = [_span(rank_tables, role) for role, rank_tables in pairs]
-    run_notices = check_run(spans, ranks=ranks, failed=bool(failures), strict=policy.strict, named=roles_named)
-    return MeasuredRanks(
-        tables=tables, roles=roles, paths=[ref.path for ref in refs], notices=(*notices, *failures, *run_notices)
-    )
+    spans: list[Span] = [
+        (
+            msgspec.structs.replace(tables.source, role=role),
+            tables.steps["start_ns"].min(),
+            tables.steps["end_ns"].max(),
+        )  # type: ignore[misc]
+        for role, tables in pairs
+    ]
+    run_notices = check_run(spans, ranks=ranks, failed=bool(failures), strict=strict, named=roles_named)
+    return pairs, [ref.path for ref in refs], (*notices, *failures, *run_notices)
 
 
 def _checked_rules(rules: str | Path | RuleBook | None) -> Path | RuleBook | None:
@@ -291,8 +252,3 @@ def _checked_rules(rules: str | Path | RuleBook | None) -> Path | RuleBook | Non
 
     load_rules(rules)
     return Path(rules).absolute()
-
-
-def _span(tables: RankTables, role: str | None) -> Span:
-    steps = tables.steps
-    return msgspec.structs.replace(tables.source, role=role), steps["start_ns"].min(), steps["end_ns"].max()  # type: ignore[return-value]

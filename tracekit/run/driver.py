@@ -7,10 +7,12 @@ own work in the middle. The number of worker processes is decided here, once the
 from __future__ import annotations
 
 import contextlib
+import functools
+import warnings
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar, get_args
 
 from msgspec.structs import replace
 
@@ -18,14 +20,14 @@ from tracekit._util.machine import WORKER_BYTES, available_memory, cores
 from tracekit._util.notices import merge_notices
 from tracekit._util.text import terminal
 from tracekit._util.workers import ItemResult, MapFunction, map_items
-from tracekit.errors import Notice
-from tracekit.parsers.ranks import unknown_rank_error
-from tracekit.parsers.source_refs import SourceRef
+from tracekit.errors import Notice, OptionError
+from tracekit.parsers.source_refs import SourceRef, unknown_rank_error
 from tracekit.roles.assign import find_roles
 from tracekit.roles.combine import check_roles
 from tracekit.schema import Source
 from tracekit.store.sources import OneRole, Paths, check_one_run, check_strict, missing_notice
 
+P = ParamSpec("P")
 R = TypeVar("R")
 
 Span = tuple[Source, int | None, int | None]
@@ -194,3 +196,43 @@ def check_run(
     if strict:
         check_strict(missing)
     return (*merge_notices((source.rank, source.notices) for source in sources), *missing)
+
+
+OnDamage = Literal["warn", "skip", "error"]
+"""Treatment of damaged or missing ranks: use what can be read, with a notice (``warn``); leave out ranks whose file is
+damaged, with a notice (``skip``); or raise (``error``)."""
+
+
+def check_on_damage(on_damage: str) -> None:
+    """Raise if there is no such treatment of damage.
+
+    >>> check_on_damage("ignore")
+    Traceback (most recent call last):
+    tracekit.errors.OptionError: on_damage cannot be 'ignore' (use warn, skip or error)
+    """
+    if on_damage not in get_args(OnDamage):
+        raise OptionError(f"on_damage cannot be {on_damage!r}", hint="use warn, skip or error")
+
+
+_OLD_OPTIONS = {"rank": "file_rank", "lenient": 'on_damage="skip" (load: "error")', "strict": 'on_damage="error"'}
+"""Options of 0.1.0 and their replacements: ``lenient=False`` and ``strict=True`` are values of ``on_damage``."""
+
+
+def accept_old_options(function: Callable[P, R]) -> Callable[P, R]:
+    """Return a call that also takes the options of 0.1.0, with a warning that points at the caller."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **options: P.kwargs) -> R:
+        for name in options.keys() & _OLD_OPTIONS:
+            value = options.pop(name)
+            text = f"the option {name} is deprecated: use {_OLD_OPTIONS[name]}"
+            warnings.warn(text, DeprecationWarning, stacklevel=2)
+            if name == "rank" and options.setdefault("file_rank", value) != value:
+                raise OptionError(
+                    f"file_rank={options['file_rank']} and rank={value} differ", hint="give file_rank alone"
+                )
+            if name != "rank" and value is (name == "strict"):
+                options["on_damage"] = "error" if name == "strict" else "skip"
+        return function(*args, **options)
+
+    return call

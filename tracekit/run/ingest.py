@@ -24,11 +24,18 @@ from tracekit.documents.store_manifest import Entry
 from tracekit.errors import InputError, Notice, OptionError
 from tracekit.parsers import remote
 from tracekit.parsers.source_refs import SourceRef
-from tracekit.run.driver import MEASURE_BYTES_FOR_PROCESSES, Span, check_run, find_sources, map_sources
-from tracekit.run.options import DamagePolicy, OnDamage, damage_policy, file_rank_option
+from tracekit.run.driver import (
+    MEASURE_BYTES_FOR_PROCESSES,
+    OnDamage,
+    Span,
+    accept_old_options,
+    check_on_damage,
+    check_run,
+    find_sources,
+    map_sources,
+)
 from tracekit.store.files import ROLE_PREFIX, Store, labelled_by, open_store, rank_folder, write_rank
-from tracekit.store.reading import failure_notices, read_ref
-from tracekit.store.sources import OneRole, Paths
+from tracekit.store.sources import OneRole, Paths, failure_notices, read_ref
 from tracekit.store.writer import StoreWriter, store_folder
 
 
@@ -98,6 +105,7 @@ def content_key(ref: SourceRef, options: object = None) -> str:
     return hashlib.sha256(repr(key).encode()).hexdigest()
 
 
+@accept_old_options
 def ingest(
     paths: Paths | OneRole,
     store: str | os.PathLike[str],
@@ -109,10 +117,7 @@ def ingest(
     stacks: bool = False,
     rules: str | os.PathLike[str] | None = None,
     resume: bool = False,
-    on_damage: OnDamage | DamagePolicy = "warn",
-    rank: int | None = None,
-    lenient: bool | None = None,
-    strict: bool | None = None,
+    on_damage: OnDamage = "warn",
 ) -> tuple[Store, tuple[Notice, ...]]:
     """Write traces as a store (every rank's events, labels and tables); return it and the notices.
 
@@ -132,9 +137,6 @@ def ingest(
         resume: Read only traces that are not in the store or have changed since.
         on_damage: ``warn`` uses what can be read of damaged files and leaves out missing and unreadable ranks, with
             notices; ``skip`` leaves out damaged ranks as well; ``error`` raises.
-        rank: Deprecated name of *file_rank*.
-        lenient: Deprecated; False is ``on_damage="skip"``.
-        strict: Deprecated; True is ``on_damage="error"``.
 
     >>> import tempfile
     >>> store, notices = ingest("sample_traces/reload", tempfile.mkdtemp() + "/store", ranks=[0, 1])
@@ -142,11 +144,11 @@ def ingest(
     (0, 1)
 
     """
-    policy = damage_policy(on_damage, lenient=lenient, strict=strict)
-    file_rank = file_rank_option(file_rank, rank)
+    check_on_damage(on_damage)
+    strict = on_damage == "error"
     if rules is not None:
         load_rules(Path(rules))  # raises here if it is wrong, not once per rank
-    refs, notices = find_sources(paths, ranks=ranks, rank=file_rank, strict=policy.strict)
+    refs, notices = find_sources(paths, ranks=ranks, rank=file_rank, strict=strict)
     target = Path(store).absolute()
     refs = tuple(ref if "://" in ref.path else replace(ref, path=str(Path(ref.path).absolute())) for ref in refs)
     if resume and any(Path(ref.path) == target for ref in refs):
@@ -167,18 +169,18 @@ def ingest(
                 rules=None if rules is None else str(Path(rules).absolute()),
                 ranks=None if ranks is None else frozenset(ranks),
                 stacks=stacks,
-                lenient=policy.lenient,
+                lenient=on_damage == "warn",
             )
             writer = StoreWriter(role_folder, labelled_by(rules), list(notices))
             writers.append(writer)
             pending = writer.resume(role_refs, work.key) if resume else role_refs
             with writer:
-                failures += _write_ranks(writer, work, pending, policy, workers=workers, executor=executor)
+                failures += _write_ranks(writer, work, pending, strict=strict, workers=workers, executor=executor)
                 spans += [(entry.source, entry.start_ns, entry.end_ns) for entry in writer.entries.values()]
                 # All roles so far are checked, so that a mistake is found early and leaves this store incomplete. The
                 # last check covers the whole run: its notices are the ones to return.
                 run_notices = check_run(
-                    spans, ranks=ranks, failed=bool(failures), strict=policy.strict, named=roles_were_named
+                    spans, ranks=ranks, failed=bool(failures), strict=strict, named=roles_were_named
                 )
                 writer.complete = True
     opened = open_store(target)
@@ -190,8 +192,8 @@ def _write_ranks(
     writer: StoreWriter,
     work: RankWork,
     refs: Sequence[SourceRef],
-    policy: DamagePolicy,
     *,
+    strict: bool,
     workers: int | None,
     executor: Executor | None,
 ) -> tuple[Notice, ...]:
@@ -204,9 +206,9 @@ def _write_ranks(
         progress="ingesting",
         bytes_for_processes=MEASURE_BYTES_FOR_PROCESSES,
         on_value=writer.add,
-        stop_at_failure=policy.strict,
+        stop_at_failure=strict,
     )
     # Ranks that a resumed store has already count as read: only if there are none at all, failures raise.
-    failures = failure_notices([*results, *writer.unchanged_results], strict=policy.strict)
+    failures = failure_notices([*results, *writer.unchanged_results], strict=strict)
     writer.notices += failures
     return failures

@@ -6,13 +6,12 @@ from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Literal
 
-from tracekit.run.driver import check_run, find_sources, map_sources
-from tracekit.run.options import damage_policy, file_rank_option
-from tracekit.store.reading import raise_failures, read_ref
-from tracekit.store.sources import OneRole, Paths, span
+from tracekit.run.driver import accept_old_options, check_on_damage, check_run, find_sources, map_sources
+from tracekit.store.sources import OneRole, Paths, raise_failures, read_ref, span
 from tracekit.store.trace import Trace
 
 
+@accept_old_options
 def load(
     paths: Paths | OneRole,
     *,
@@ -21,8 +20,6 @@ def load(
     workers: int | None = None,
     stacks: bool = False,
     on_damage: Literal["warn", "error"] = "warn",
-    rank: int | None = None,
-    lenient: bool | None = None,
 ) -> Trace:
     """Read traces into a ``Trace``: a file, several, a folder, a glob, a URL or a store.
 
@@ -34,18 +31,16 @@ def load(
         workers: Number of worker processes; by default one per rank if the files are large, within cores and memory.
         stacks: Read Python frames too.
         on_damage: ``warn`` uses what can be read of a damaged file, with a notice; ``error`` raises.
-        rank: Deprecated name of *file_rank*.
-        lenient: Deprecated; False is ``on_damage="error"``.
 
     >>> trace = load("sample_traces/reload")
     >>> trace.ranks
     (0, 1, 2, 3)
 
     """
-    file_rank = file_rank_option(file_rank, rank)
-    lenient = damage_policy(on_damage, lenient=lenient).lenient
+    check_on_damage(on_damage)
     refs, notices = find_sources(paths, ranks=ranks, rank=file_rank)
-    results = map_sources(partial(read_ref, stacks=stacks, lenient=lenient), refs, workers=workers, progress="reading")
+    read = partial(read_ref, stacks=stacks, lenient=on_damage == "warn")
+    results = map_sources(read, refs, workers=workers, progress="reading")
     raise_failures(results)
     parts = [part for result in results for part in result.unwrap()]
     parts = [part for part in parts if ranks is None or part.source.rank in ranks]

@@ -17,7 +17,7 @@ from tracekit.metrics.host_calls import find_api_calls, find_waiting_calls
 from tracekit.parsers.source_refs import SourceRef
 from tracekit.schema import RankEvents
 from tracekit.store.files import open_store, rank_folder
-from tracekit.store.reading import read_ref
+from tracekit.store.sources import read_ref
 
 if TYPE_CHECKING:
     from tracekit.analysis.persistence import StoredTables

@@ -7,6 +7,7 @@ once; ``(0F7;7B3)`` is a forward and a backward of different micro-batches run a
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Literal, NamedTuple
 
 from tracekit.errors import ScheduleError
@@ -68,24 +69,14 @@ def parse_orders(line: str) -> tuple[Op, ...]:
     return tuple(Op.parse(word) for word in line.split())
 
 
-def forward(stage: int, microbatch: int) -> Op:
-    """Return F: the forward of a micro-batch through a stage."""
-    return Op("F", stage, microbatch)
-
-
-def backward(stage: int, microbatch: int) -> Op:
-    """Return B: the backward for input and weights at once."""
-    return Op("B", stage, microbatch)
-
-
-def backward_input(stage: int, microbatch: int) -> Op:
-    """Return I: the backward for the input alone."""
-    return Op("I", stage, microbatch)
-
-
-def backward_weight(stage: int, microbatch: int) -> Op:
-    """Return W: the backward for the weights alone."""
-    return Op("W", stage, microbatch)
+forward = partial(Op, "F")
+"""Makes F: the forward of a micro-batch through a stage."""
+backward = partial(Op, "B")
+"""Makes B: the backward for input and weights at once."""
+backward_input = partial(Op, "I")
+"""Makes I: the backward for the input alone."""
+backward_weight = partial(Op, "W")
+"""Makes W: the backward for the weights alone."""
 
 
 def overlapped(f: Op, b: Op) -> Op:

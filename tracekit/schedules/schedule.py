@@ -12,7 +12,7 @@ import numpy as np
 
 from tracekit._loops import simulation
 from tracekit._util.arrays import Ints, as_int64
-from tracekit._util.html import html_table
+from tracekit._util.text import html_table
 from tracekit.errors import DeadlockError, ScheduleError
 from tracekit.schedules.ops import KINDS, Op
 

@@ -18,8 +18,7 @@ import polars as pl
 
 from tracekit._loops import simulation
 from tracekit._util.arrays import Ints, as_int64
-from tracekit._util.html import html_table
-from tracekit._util.text import percent
+from tracekit._util.text import html_table, percent
 from tracekit.documents.coding import to_plain
 from tracekit.documents.schedule import FORMAT, Cell, RankIdle, ScheduleDocument
 from tracekit.errors import OptionError, ScheduleError

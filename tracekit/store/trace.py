@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from tracekit._util.html import html_table
-from tracekit._util.text import listing
+from tracekit._util.text import html_table, listing
 from tracekit.errors import Notice, OptionError
-from tracekit.parsers.ranks import unknown_rank_error
+from tracekit.parsers.source_refs import unknown_rank_error
 from tracekit.schema import EVENTS, GPU_KINDS, MEMORY, RankEvents, Source
 from tracekit.store.sources import span
 

@@ -1,7 +1,5 @@
 """Scan of a whole file, block by block: on threads if it can be cut between events, else in order."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass

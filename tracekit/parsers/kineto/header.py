@@ -1,7 +1,5 @@
 """Top-level keys of a trace: those before the list of events and those after it."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re
@@ -11,7 +9,7 @@ from typing import Any, NamedTuple
 from tracekit._util.text import counted
 from tracekit.errors import InputError, Notice
 from tracekit.parsers.kineto.stream import Stream
-from tracekit.parsers.ranks import valid_rank
+from tracekit.parsers.source_refs import valid_rank
 from tracekit.schema import ProcessGroup, Source
 
 HEAD_LIMIT = 64 << 20

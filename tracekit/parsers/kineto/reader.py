@@ -1,7 +1,5 @@
 """Reader of one PyTorch profiler file."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO

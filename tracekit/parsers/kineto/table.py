@@ -1,7 +1,5 @@
 """Tables of events and of allocations, built from the columns that the scanner filled."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field

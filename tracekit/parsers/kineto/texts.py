@@ -1,7 +1,5 @@
 """Decoding of texts as the file spells them; damaged ones are repaired and marked."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -1,7 +1,5 @@
 """Words of PyTorch's profiler: keys of events, categories, element types."""
 
-from __future__ import annotations
-
 from tracekit._loops.json_scanner import Column, Level, Target
 
 KEYS: dict[Level, dict[str, Column | Target]] = {
@@ -70,57 +68,24 @@ MEMORY_COLUMNS = {
 """Columns of ``schema.MEMORY``, and where the scanner puts their values (see ``Level.MEMORY_ARGS``)."""
 
 CATEGORIES = {
-    "kernel": "kernel",
-    "mtia_ccp_events": "kernel",
-    "gpu_memcpy": "memcpy",
-    "memcpy": "memcpy",
-    "gpu_memset": "memset",
-    "memset": "memset",
-    "cpu_op": "cpu_op",
-    "operator": "cpu_op",
-    "cuda_runtime": "runtime",
-    "runtime": "runtime",
-    "hip_runtime": "runtime",
-    "xpu_runtime": "runtime",
-    "mtia_runtime": "runtime",
-    "glow_runtime": "runtime",
-    "privateuse1_runtime": "runtime",
-    "cuda_driver": "driver",
-    "hip_driver": "driver",
-    "xpu_driver": "driver",
-    "privateuse1_driver": "driver",
-    "user_annotation": "annotation",
-    "gpu_user_annotation": "gpu_annotation",
-    "python_function": "python",
-    "overhead": "overhead",
-    "cuda_sync": "sync",
+    **dict.fromkeys(("kernel", "mtia_ccp_events"), "kernel"),
+    **dict.fromkeys(("gpu_memcpy", "memcpy"), "memcpy"),
+    **dict.fromkeys(("gpu_memset", "memset"), "memset"),
+    **dict.fromkeys(("cpu_op", "operator"), "cpu_op"),
+    **dict.fromkeys(("runtime", "glow_runtime"), "runtime"),
+    **{f"{device}_runtime": "runtime" for device in ("cuda", "hip", "xpu", "mtia", "privateuse1")},
+    **{f"{device}_driver": "driver" for device in ("cuda", "hip", "xpu", "privateuse1")},
+    **{"user_annotation": "annotation", "gpu_user_annotation": "gpu_annotation"},
+    **{"python_function": "python", "overhead": "overhead", "cuda_sync": "sync"},
 }
 """Kind of event by the profiler's category in lower case (files of 2021 capitalise them)."""
 
 ITEM_BYTES = {
-    "Byte": 1,
-    "Char": 1,
-    "Bool": 1,
-    "Short": 2,
-    "Half": 2,
-    "BFloat16": 2,
-    "Int": 4,
-    "Float": 4,
-    "Long": 8,
-    "Double": 8,
-    "ComplexHalf": 4,
-    "ComplexFloat": 8,
+    **dict.fromkeys(("Byte", "Char", "Bool", "QInt8", "QUInt8"), 1),
+    **{f"Float8_{layout}": 1 for layout in ("e5m2", "e4m3fn", "e5m2fnuz", "e4m3fnuz", "e8m0fnu")},
+    **dict.fromkeys(("Short", "Half", "BFloat16", "UInt16"), 2),
+    **dict.fromkeys(("Int", "Float", "ComplexHalf", "QInt32", "UInt32"), 4),
+    **dict.fromkeys(("Long", "Double", "ComplexFloat", "UInt64"), 8),
     "ComplexDouble": 16,
-    "QInt8": 1,
-    "QUInt8": 1,
-    "QInt32": 4,
-    "UInt16": 2,
-    "UInt32": 4,
-    "UInt64": 8,
-    "Float8_e5m2": 1,
-    "Float8_e4m3fn": 1,
-    "Float8_e5m2fnuz": 1,
-    "Float8_e4m3fnuz": 1,
-    "Float8_e8m0fnu": 1,
 }
 """Size of an element by the profiler's name of its type."""

@@ -1,7 +1,5 @@
 """Memory of one scanning thread: the scanner, its buffers, and the columns it has filled."""
 
-from __future__ import annotations
-
 import mmap
 from dataclasses import dataclass, field
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """CUDA activity: kernels, copies, memsets and graphs on the GPUs, and the calls and synchronisations on the CPU."""
 
-from __future__ import annotations
-
 import polars as pl
 
 from tracekit.parsers.nsight.names import (

@@ -1,7 +1,5 @@
 """Names behind ids: the string table, packed process and thread ids, and names as PyTorch traces write them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import polars as pl
@@ -106,10 +104,7 @@ class Strings:
     def notices(self) -> list[Notice]:
         """Return a notice for each kind of event that had ids without a string."""
         return [
-            Notice(
-                "unnamed",
-                f"{self._file_name}: {unnamed:,} of {total:,} {noun} have no name in StringIds",
-            )
+            Notice("unnamed", f"{self._file_name}: {unnamed:,} of {total:,} {noun} have no name in StringIds")
             for noun, (unnamed, total) in self._unnamed.items()
         ]
 

@@ -7,8 +7,6 @@ launch is taken to be inside one.
 ranges become the CPU ops of a PyTorch trace, with sequence number, shapes and the forward thread of backward nodes.
 """
 
-from __future__ import annotations
-
 import polars as pl
 
 from tracekit.parsers.nsight.names import PID_MASK, Strings, process_id, thread_id
@@ -20,18 +18,10 @@ _PUSH_POP = (59, 70)
 _START_END = (60, 71)
 _DOMAIN = 75
 _THREAD_NAME = 39
-_COLUMNS = [
-    "start",
-    "end",
-    "eventType",
-    "text",
-    "textId",
-    "globalTid",
-    "domainId",
-    "jsonText",
-    "jsonTextId",
-    "binaryData",
-]
+_COLUMNS = (
+    *("start", "end", "eventType", "text", "textId", "globalTid", "domainId"),
+    *("jsonText", "jsonTextId", "binaryData"),
+)
 
 _ENGINE = "autograd::engine::evaluate_function: "
 _TORCH_OPS = r"^(aten|c10d|_c10d_functional|c10d_functional|autograd|torch|prim|prims|quantized|profiler)::"

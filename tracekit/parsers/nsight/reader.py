@@ -1,25 +1,27 @@
-"""Reader of Nsight Systems exports: one events table per rank of the file."""
+"""Reader of Nsight Systems exports, and of reports, which only Nsight's own ``nsys export`` can read.
 
-from __future__ import annotations
+The result is one events table per rank of the file.
+"""
 
+import contextlib
 import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 
 import polars as pl
 from msgspec.structs import replace
 
-from tracekit.errors import InputError, Notice
-from tracekit.parsers.nsight import metadata, nccl
-from tracekit.parsers.nsight.columnar import ArrowExport
+from tracekit.errors import InputError, Notice, OptionError
+from tracekit.parsers.nsight import nccl, tables
 from tracekit.parsers.nsight.cuda import api_events, gpu_events
 from tracekit.parsers.nsight.names import PID_MASK, Strings
 from tracekit.parsers.nsight.nvtx import link_autograd, nvtx_events, parse_ops
-from tracekit.parsers.nsight.payload import payload_layouts
 from tracekit.parsers.nsight.rank_events import Rank, keep_rank_events, number_ranks, rank_events, rank_notices
-from tracekit.parsers.nsight.report import SUFFIXES as REPORT_SUFFIXES
-from tracekit.parsers.nsight.report import export_report
-from tracekit.parsers.nsight.sqlite import SqliteExport
+from tracekit.parsers.nsight.sqlite import ArrowExport, SqliteExport
 from tracekit.parsers.nsight.tables import IDENTIFYING_TABLES, Export
 from tracekit.schema import UNTIMED, RankEvents, Source
 
@@ -47,7 +49,7 @@ def read(
     path = Path(path)
     if not path.exists():
         raise InputError(f"{path}: there is no such file", hint="check the path")
-    if path.suffix in REPORT_SUFFIXES:
+    if path.suffix in SUFFIXES:
         with export_report(path, nsys) as export_path:
             return _read_ranks(open_export(export_path), path, rank, lenient)
     return _read_ranks(open_export(path), path, rank, lenient)
@@ -84,13 +86,13 @@ def _open_file(path: Path) -> Export:
 
 def _read_ranks(export: Export, path: Path, first_rank: int | None, lenient: bool) -> list[RankEvents]:
     """Read the ranks of an export; *path* is the file that the user gave."""
-    session_start_ns = metadata.session_start_ns(export)
+    session_start_ns = tables.session_start_ns(export)
     base_ns = session_start_ns or 0
     strings = Strings(export)
     calls = api_events(export, strings, base_ns)
     gpu, untimed = gpu_events(export, strings, base_ns)
-    ranges, threads = nvtx_events(export, strings, base_ns, metadata.session_duration_ns(export))
-    layouts = payload_layouts(export)
+    ranges, threads = nvtx_events(export, strings, base_ns, tables.session_duration_ns(export))
+    layouts = nccl.payload_layouts(export)
     communicators = nccl.created_communicators(ranges, layouts)
     ranges = nccl.add_communication(link_autograd(parse_ops(ranges)), layouts)
 
@@ -104,7 +106,7 @@ def _read_ranks(export: Export, path: Path, first_rank: int | None, lenient: boo
     if export.notices and not lenient:
         raise InputError(export.notices[0].message, hint="export the report again, or allow damaged files")
 
-    notices = [*dict.fromkeys(export.notices), *metadata.profiler_warnings(export), *strings.notices()]
+    notices = [*dict.fromkeys(export.notices), *tables.profiler_warnings(export), *strings.notices()]
     if session_start_ns is None:
         text = "the file does not say when it was recorded: times count from 0, ranks align by events"
         notices.append(Notice("no-clock", text))
@@ -116,25 +118,25 @@ def _read_ranks(export: Export, path: Path, first_rank: int | None, lenient: boo
         rank=0,
         rank_from="",
         world_size=max(communicators["ranks"].to_list(), default=None),
-        versions=metadata.versions(export),
+        versions=tables.versions(export),
         skipped=skipped | ({UNTIMED: untimed} if untimed else {}),
         notices=tuple(notices),
     )
-    gpus = metadata.find_gpus(export)
+    gpus = tables.find_gpus(export)
     result = []
     for process, group in groupby(ranks, key=lambda rank: rank.process):  # pairs are sorted by process
         ranks_of_process = list(group)
         numbers = {rank.device: rank.number for rank in ranks_of_process}
         process_gpu, process_calls, process_ranges = (frame.filter(process=process) for frame in (gpu, calls, ranges))
-        tables = rank_events(process_gpu, process_calls, process_ranges, numbers)
-        for rank, events in zip(ranks_of_process, tables, strict=True):
-            gpu_of_rank = gpus.get((process & PID_MASK, rank.device)) or gpus.get((-1, rank.device)) or metadata.Gpu()
+        events_of_ranks = rank_events(process_gpu, process_calls, process_ranges, numbers)
+        for rank, events in zip(ranks_of_process, events_of_ranks, strict=True):
+            gpu_of_rank = gpus.get((process & PID_MASK, rank.device)) or gpus.get((-1, rank.device)) or tables.Gpu()
             result.append(RankEvents(events, _describe_rank(file_source, rank, events, gpu_of_rank, world)))
     return result
 
 
 def _describe_rank(
-    file_source: Source, rank: Rank, events: pl.DataFrame, gpu: metadata.Gpu, world: tuple[str, ...]
+    file_source: Source, rank: Rank, events: pl.DataFrame, gpu: tables.Gpu, world: tuple[str, ...]
 ) -> Source:
     """Return the source of a rank: that of its file, with what the rank's own events tell."""
     counts = dict(sorted(events["kind"].value_counts().rows()))
@@ -162,3 +164,72 @@ def _busiest_process(frames: list[pl.DataFrame], path: Path, *, damaged: bool) -
         f"{path}: holds no GPU events, no CUDA calls and no NVTX ranges",
         hint="record with: nsys profile --trace=cuda,nvtx",
     )
+
+
+SUFFIXES = (".nsys-rep", ".qdrep")
+NSYS_VARIABLE = "TRACEKIT_NSYS"
+"""Environment variable with the path of nsys; worker processes inherit it."""
+_TIMEOUT_S = 3600
+_PAYLOAD_OPTIONS = ("--include-json", "--include-blobs")
+"""Options that keep payloads of NVTX ranges, such as arguments of NCCL's calls; exporters before 2022 lack them."""
+
+
+@contextlib.contextmanager
+def export_report(path: Path, nsys: str | None) -> Iterator[Path]:
+    """Yield an sqlite export of a report, in a temporary folder that is removed afterwards."""
+    program = _find_nsys(path, nsys)
+    options_in_help = _help_text(program)
+    with tempfile.TemporaryDirectory(prefix="tracekit-") as folder:
+        target = Path(folder) / f"{path.stem}.sqlite"
+        command = [program, "export", "--type=sqlite", "--force-overwrite=true", f"--output={target}"]
+        command += [f"{option}=true" for option in _PAYLOAD_OPTIONS if option in options_in_help]
+        process = _run([*command, str(path)])
+        if process.returncode or not target.exists():
+            raise InputError(
+                f"{path}: `nsys export` could not read it (exit code {process.returncode})",
+                hint=f"the exporter must be at least as new as the recording: {_export_command(path)}",
+            )
+        yield target
+
+
+def _find_nsys(path: Path, nsys: str | None) -> str:
+    nsys = nsys or os.environ.get(NSYS_VARIABLE)
+    if nsys:
+        program = shutil.which(nsys)
+        if program is None:
+            raise OptionError(f"{nsys}: is not a program that can be run", hint="give the path of nsys itself")
+        return program
+    program = shutil.which("nsys")
+    if program is None:
+        raise InputError(
+            f"{path}: a report must be exported first, and nsys is not on the PATH",
+            hint=f"on a machine with Nsight Systems: {_export_command(path)} (or give its path with --nsys PATH)",
+        )
+    return program
+
+
+def _export_command(path: Path) -> str:
+    return f"nsys export --type sqlite {path.name}"
+
+
+def _help_text(program: str) -> str:
+    """Return the exporter's help, which lists its options."""
+    process = _run([program, "export", "--help"])
+    return process.stdout + process.stderr
+
+
+def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            stdin=subprocess.DEVNULL,
+            timeout=_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise InputError(
+            f"{command[0]}: did not run ({type(error).__name__})", hint="check it with: nsys --version"
+        ) from error

@@ -12,18 +12,19 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from tracekit.errors import Notice
-from tracekit.parsers.ranks import unknown_rank_error
+from tracekit.parsers.source_refs import unknown_rank_error
 from tracekit.report.perfetto.write import EXTENSIONS, Exported, write_perfetto
 from tracekit.report.write import check_extension
 from tracekit.run.analyze import analyze
+from tracekit.run.driver import OnDamage, accept_old_options
 from tracekit.run.ingest import ingest
-from tracekit.run.options import OnDamage, damage_policy, file_rank_option
 from tracekit.store.files import Store, is_store, open_store
 from tracekit.store.sources import OneRole, Paths
 
 __all__ = ["Exported", "export"]
 
 
+@accept_old_options
 def export(
     paths: Paths | OneRole,
     output: str | os.PathLike[str],
@@ -35,13 +36,10 @@ def export(
     workers: int | None = None,
     stacks: bool = False,
     on_damage: OnDamage = "warn",
-    rank: int | None = None,
-    lenient: bool | None = None,
 ) -> Exported:
     """Write traces with tracks of labels, cells, ideal cells and the critical path to *output*: .json or .json.gz.
 
-    Options are those of ``analyze``, but *ranks* are those whose events are written; *rank* and *lenient* are
-    deprecated names of *file_rank* and *on_damage*.
+    Options are those of ``analyze``, but *ranks* are those whose events are written.
 
     >>> import tempfile
     >>> done = export("sample_traces/reload", tempfile.mkdtemp() + "/reload.json.gz")
@@ -50,12 +48,7 @@ def export(
     """
     check_extension(output, EXTENSIONS)
     ingest_store = partial(
-        ingest,
-        on_damage=damage_policy(on_damage, lenient=lenient),
-        file_rank=file_rank_option(file_rank, rank),
-        rules=rules,
-        workers=workers,
-        stacks=stacks,
+        ingest, on_damage=on_damage, file_rank=file_rank, rules=rules, workers=workers, stacks=stacks
     )
     with _stored(paths, ingest_store, rules=rules) as (store, notices):
         if missing := set(ranks or ()) - set(store.ranks):

@@ -16,7 +16,7 @@ from tracekit._util.text import capitalize, counted, ranks_named
 from tracekit.analysis import Analysis
 from tracekit.analysis.spread import MANY_RANKS, Spread, spread
 from tracekit.errors import Notice
-from tracekit.parsers.ranks import missing_ranks
+from tracekit.parsers.source_refs import missing_ranks
 from tracekit.report.advice import Advice, advise
 from tracekit.report.evidence import MAX_MISSING_NAMED, collect_evidence, relevant_notices
 from tracekit.report.table import Table
