@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import subprocess
@@ -54,6 +55,12 @@ def pytest_collection_modifyitems(items):
         if isinstance(item, pytest.DoctestItem) and "sample_traces" in item.dtest.docstring:
             item.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: not item.nodeid.startswith(LONGEST_FILES))
+
+
+def pytest_collection_finish():
+    """Keep the garbage collector from walking through modules and tests, which all live until the end."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_unconfigure(config):

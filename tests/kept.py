@@ -8,7 +8,8 @@ import os
 import pickle
 from pathlib import Path
 
-from tracekit import analyze
+from tracekit import analyze, load
+from tracekit.classify import classify
 
 SHARED = "TRACEKIT_TEST_RUN"
 """Environment variable: a folder that the workers of one run share (``conftest`` makes it and takes it away)."""
@@ -43,3 +44,13 @@ def analysis_of(path, **options):
     For tests of what is done with an analysis. A test of how it comes about calls ``analyze`` itself.
     """
     return kept(f"analysis {Path(path).resolve()} {sorted(options.items())}", lambda: analyze(path, **options))
+
+
+def labelled_of(path):
+    """Return the labelled events and the source of each rank of a recording, by rank, labelled once in a run."""
+
+    def label():
+        trace = load(path)
+        return {rank: (classify(trace.rank(rank).events), trace.rank(rank).source) for rank in trace.ranks}
+
+    return kept(f"labelled {Path(path).resolve()}", label)

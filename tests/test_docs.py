@@ -21,8 +21,8 @@ from tracekit.report.terminal.screen import Screen
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 COMMANDS = sorted(typer.main.get_command(make_app()).commands)
-NOT_RUN = re.compile(r"^(pip |git |make |python -m venv|cd |# |$)")
-"""What needs the network or another folder, and comments."""
+NOT_RUN = re.compile(r"^(pip |git |make |python -m venv|cd |tracekit demo |# |$)")
+"""What needs the network or another folder, the demonstration (tests/cli/test_demo.py), and comments."""
 
 
 API = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")

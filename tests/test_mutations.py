@@ -16,10 +16,12 @@ pytestmark = pytest.mark.slow
 SAMPLES = Path(__file__).parent.parent / "sample_traces"
 CORPUS = os.environ.get("TRACEKIT_CORPUS")
 ALL = tuple(MUTATIONS)
+OF_STEPS = ("gpu-only", "bare-kernels", "no-operators", "no-runtime", "lost", "cut-start", "cut-end", "no-marks")
+"""Mutations by which steps are lost or no longer known."""
 HARDEST = ("gpu-only", "bare-kernels", "renamed", "lost", "cut-end", "one-rank")
 CAPTURES = {
     "1f1b": ALL,  # a pipeline
-    "steps/a": ALL,  # one over several steps
+    "steps/a": OF_STEPS,  # one over several steps
     "recompute": ALL,  # one rank
     "reload": ALL,  # weight updates
     "frameworks/hf-ddp-ckpt": HARDEST,  # data parallelism

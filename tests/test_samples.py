@@ -11,7 +11,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from tests.kept import analysis_of
+from tests.kept import analysis_of, labelled_of
 from tracekit.analysis.document import schedule_document
 from tracekit.classify import classify
 from tracekit.documents.coding import to_plain
@@ -48,9 +48,9 @@ def analysis(folder):
 
 @cache
 def labelled(folder):
-    trace = load(SAMPLES / folder)
-    ranks = trace.ranks if "gemms" in truth(folder) else [0]
-    return pl.concat([classify(trace.rank(rank).events) for rank in ranks])
+    if "gemms" not in truth(folder):
+        return classify(load(SAMPLES / folder, ranks=[0]).rank(0).events)
+    return pl.concat([table for table, _ in labelled_of(SAMPLES / folder).values()])
 
 
 def test_the_samples_are_small():

@@ -106,7 +106,8 @@ def table_of(schema, rows):
 
 @pytest.mark.parametrize("rows", [1, 5, 300_000], ids=["one row", "five rows", "two row groups"])
 def test_every_column_type_is_read_back_as_it_was_written(tmp_path, rows):
-    events, labelled, memory = (table_of(schema, rows) for schema in (EVENTS, LABELLED, MEMORY))
+    events = table_of(EVENTS, rows)
+    labelled, memory = (table_of(schema, min(rows, 5)) for schema in (LABELLED, MEMORY))  # their writer is the same
     store = write_store(tmp_path / "store", [RankEvents(events, source(0), memory)], labelled=[labelled])
     for written, read_back in (
         (events, store.rank(0).events),

@@ -11,6 +11,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from tests.kept import labelled_of
 from tracekit import analyze
 from tracekit.align.clock_bounds import differences
 from tracekit.align.clocks import align
@@ -19,7 +20,6 @@ from tracekit.classify import classify
 from tracekit.classify.classify_events import classify_lost_kernels
 from tracekit.metrics.label_intervals import Lanes
 from tracekit.metrics.operations import operations
-from tracekit.parsers.source_refs import SourceRef
 from tracekit.store.sources import find, read_ref
 
 pytestmark = pytest.mark.slow
@@ -51,15 +51,10 @@ def matched(folder):
 
 
 def operations_of(folder):
-    paths = sorted(map(str, folder.glob("rank*.sqlite"))) or [str(folder)]
-    parts = pl.concat([part for ref in find(paths)[0] for part in _operations(ref)])
-    return parts.sort("rank", maintain_order=True)
-
-
-def _operations(ref: SourceRef):
-    for part in read_ref(ref):
-        labelled = classify(part.events)
-        yield operations(labelled, Lanes.of(labelled))
+    reports = sorted(folder.glob("rank*.sqlite"))  # a folder may hold their export to Parquet too
+    ranks = [labelled_of(path) for path in reports or [folder]]
+    tables = [operations(table, Lanes.of(table)) for by_rank in ranks for table, _ in by_rank.values()]
+    return pl.concat(tables).sort("rank", maintain_order=True)
 
 
 def changed(table, rank, change):

@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 from msgspec.structs import replace
 
-from tests.kept import kept
+from tests.kept import kept, labelled_of
 from tracekit.align.clocks import align
 from tracekit.align.matching import match
 from tracekit.classify import classify
@@ -40,6 +40,8 @@ def pipelines(name, bare=False, pattern="*.gz"):
 
 
 def _pipelines(name, bare, pattern):
+    if not bare and pattern == "*.gz":
+        return tuple(rank_pipeline(table, source) for table, source in labelled_of(SAMPLES / name).values())
     trace = load(sorted((SAMPLES / name).glob(pattern)))
     tables = []
     for rank in trace.ranks:

@@ -114,9 +114,9 @@ def test_two_replicas_of_one_pipeline(run, peers):
     assert_schedule(comparison, name, ranks=((0, 1, 2, 3), (4, 5, 6, 7)))
 
 
-@pytest.mark.parametrize("bare", [False, True])
-@pytest.mark.parametrize("part", [0.3, 0.6])
-@pytest.mark.parametrize("end", [False, True])
+@pytest.mark.parametrize(
+    ("part", "end", "bare"), [(0.3, False, True), (0.3, True, False), (0.6, False, False), (0.6, True, True)]
+)
 def test_a_window_that_ends_or_begins_inside_the_step_is_none_with_the_reason(run, part, end, bare):
     _, ranks = run
     times = np.concatenate([e.filter(kind="kernel")["start_ns"].to_numpy() for e, _ in ranks])

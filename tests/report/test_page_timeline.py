@@ -8,6 +8,7 @@ import numpy as np
 import polars as pl
 import pytest
 
+from tests.kept import analysis_of
 from tests.unpack import unpacked, unpacked_json
 from tracekit import load
 from tracekit.classify import classify
@@ -454,7 +455,7 @@ def test_a_store_has_single_events_too(samples, tmp_path):
     from tracekit import ingest
 
     ingest(str(samples / "1f1b"), tmp_path / "store")
-    stored, direct = analyze(tmp_path / "store"), analyze(samples / "1f1b")
+    stored, direct = analyze(tmp_path / "store"), analysis_of(samples / "1f1b")
     assert [len(rank.events) for rank in stored.events] == [len(rank.events) for rank in direct.events]
     assert (
         stored.events[1]
