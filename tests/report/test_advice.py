@@ -33,7 +33,7 @@ def late(cause):
 
 
 UPDATE = Evidence(reload_wait_ns=9, reload_alone_ns=2, reload_times="", reload_limit="wait")
-SHORT_OF_COMPUTE = exposed("nothing_to_hide", free_compute_ns=4, unhideable_ns=6)
+SHORT_OF_COMPUTE = exposed("nothing_to_hide", free_compute_ns=4, unhideable_ns=6, transfer_rate="")
 
 CASES = {
     "truncated": (Evidence(no_gpu_reason="truncated"), Evidence(no_gpu_reason="unsupported")),
@@ -236,3 +236,17 @@ def test_a_gpu_with_fewer_multiprocessors_is_to_get_as_many(samples):
     texts = [advice.text for advice in advise(evidence)]
     assert any("give every rank as many" in text for text in texts)
     assert not any("check its clocks" in text for text in texts)
+
+
+def test_an_advice_ends_with_what_its_change_would_save():
+    evidence = exposed("compute_waited", savings_ns={"hide dp_comm": 17_900_000, "hide pp_comm": 1})
+    assert advise(evidence)[0].text.endswith(" (`hide dp_comm`: up to 17.9 ms less per step)")
+    assert "less per step" not in advise(exposed("compute_waited", savings_ns={"hide pp_comm": 1}))[0].text
+
+
+@pytest.mark.parametrize("entry", [entry for entry in ENTRIES.values() if entry.change], ids=lambda entry: entry.name)
+def test_the_change_of_an_entry_is_one_that_can_be_asked_for(entry):
+    from tracekit.critical_path.changes import parse_change
+
+    fires = CASES[entry.name][0]
+    parse_change(entry.change.format_map({name: str(fact) for name, fact in asdict(fires).items()}))

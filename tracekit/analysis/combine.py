@@ -145,6 +145,7 @@ def combine(
         schedule=comparison,
         by=_by(ranks, comparison, pipeline=has_pipeline),
         critical=critical,
+        walked_path=communication.critical,
         graph=graph if what_if or changes else None,
         changed_steps=changed_steps,
         stragglers=stragglers,
@@ -257,7 +258,7 @@ def _schedule_tables(
     elif any(notice.code == "overlap-seen" for notice in comparison_notices):
         functions["lanes"] = lambda: _lanes_without_schedule(ranks)
     if critical is not None:
-        functions |= {"critical_path": lambda: critical.segments, "slack": lambda: critical.slack}
+        functions |= {"critical_path": lambda: critical.segments.drop("chain"), "slack": lambda: critical.slack}
     return functions
 
 

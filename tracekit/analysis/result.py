@@ -240,6 +240,8 @@ class Analysis(BaseAnalysis):
     """Time that hiding communication saved and cost; None if no compute ran beside communication."""
     critical: CriticalPath | None = None
     """The critical path across ranks, if it was asked for."""
+    walked_path: CriticalPath | None = None
+    """The same path in any case, without pipeline cells and causes: what blocks the step is read from it."""
     graph: WhatIfGraph | None = None
     """The run's events with what each waited for; with ``analyze(..., what_if=True)``."""
     changed_steps: tuple[ChangedStep, ...] = ()

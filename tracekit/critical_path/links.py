@@ -324,8 +324,8 @@ class Pieces(msgspec.Struct, frozen=True, eq=False):
         return np.searchsorted(self.first, pieces, side="right") - 1
 
     def describe(self, pieces: Ints) -> pl.DataFrame:
-        """Return the columns label, what, idle_ns and exposed_ns of *pieces*, from the ranks' tables."""
-        columns = ("label", "what", "idle_ns", "exposed_ns")
+        """Return the columns label, what, chain, idle_ns and exposed_ns of *pieces*, from the ranks' tables."""
+        columns = ("label", "what", "chain", "idle_ns", "exposed_ns")
         rank_index = self.rank_index(pieces)
         order = np.argsort(rank_index, kind="stable")
         tables: list[pl.DataFrame] = []

@@ -32,6 +32,7 @@ SEGMENTS = pl.Schema(
         "rank": pl.Int32(),
         "kind": pl.String(),  # cell, kernel, copy, collective, message, launch, host or unknown
         "what": pl.String(),
+        "chain": pl.String(),  # operators around the launch, outermost first
         "label": pl.String(),
         "cause": pl.String(),  # of exposed communication and copies: cause of the exposure
         "stage": pl.Int32(),
@@ -200,6 +201,7 @@ def _join_by_cell(segments: pl.DataFrame, cells: pl.DataFrame) -> pl.DataFrame:
             pl.col("step", "rank", "cause", "stage", "peer").first(),
             pl.when(has_cell).then(pl.lit("cell")).otherwise("kind").first().alias("kind"),
             pl.coalesce("cell", "what").first().alias("what"),
+            pl.col("chain").first(),
             pl.col("label").sort_by(pl.col("end_ns") - pl.col("start_ns")).last(),
             pl.col("start_ns").first(),
             pl.col("end_ns").last(),
@@ -273,8 +275,8 @@ def _build_segments(pieces: Pieces, walks: Walks) -> pl.DataFrame:
         .agg(
             pl.col("step", "rank_index", "kind", "label", "peer", "start", "uncertain").first(),
             pl.col("end").last(),
-            # Name of the longest; of several as long, the last.
-            pl.col("what").sort_by("ns", maintain_order=True).last(),
+            # Name and operators of the longest; of several as long, the last.
+            pl.col("what", "chain").sort_by("ns", maintain_order=True).last(),
             # A walk may enter a piece in its middle: no more of it than the segment counts.
             *(pl.min_horizontal(name, "ns").sum().alias(name) for name in ("idle_ns", "exposed_ns")),
         )
@@ -285,6 +287,7 @@ def _build_segments(pieces: Pieces, walks: Walks) -> pl.DataFrame:
             rank=ranks.gather(joined["rank_index"]),
             kind=pl.Series(SEGMENT_KINDS).gather(joined["kind"]),
             what="what",
+            chain="chain",
             label="label",
             peer=ranks.gather(joined["peer"].replace(-1, len(ranks) - 1)),
             start_ns="start",

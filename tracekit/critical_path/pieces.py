@@ -26,6 +26,7 @@ from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS, LABELS
 
 PIECE_KINDS = ("kernel", "copy", "communication", "launch", "host", "unknown")
 _KERNEL, _COPY, _COMMUNICATION, _LAUNCH, _HOST, _UNKNOWN = range(len(PIECE_KINDS))
+_STRING = pl.String()
 BEFORE_TRACE_NS = np.iinfo(np.int64).min // 4
 """Start of host work that nothing in the trace precedes."""
 
@@ -34,6 +35,7 @@ PATH_PIECES = pl.Schema(
         "kind": pl.Enum(PIECE_KINDS),
         "label": pl.Enum(LABELS),
         "what": pl.String(),  # name of the longest kernel; of launches and host work: the operator around the launch
+        "chain": pl.Categorical(),  # operators around the launch of that kernel, outermost first
         "part": pl.Int64(),
         "start_ns": pl.Int64(),  # end of the piece before it
         "end_ns": pl.Int64(),
@@ -144,6 +146,7 @@ def _gpu_pieces(rank: Rank, chains: _Chains, exposed: Mapping[str, Intervals]) -
             "kind": pl.Series(PIECE_KINDS, dtype=PATH_PIECES["kind"])[kind],
             "label": pl.Series(LABELS, dtype=PATH_PIECES["label"])[rank.label[first]],
             "what": _text(rank, "name", chains.longest),
+            "chain": _text(rank, "chain", chains.longest, PATH_PIECES["chain"]),
             "part": rank.part[first],
             "start_ns": start,
             "end_ns": end,
@@ -181,6 +184,7 @@ def _pieces_between(rank: Rank, chains: _Chains) -> tuple[pl.DataFrame, Ints]:
             "kind": pl.Series(PIECE_KINDS, dtype=PATH_PIECES["kind"])[kind],
             "label": pl.repeat(None, len(event), dtype=PATH_PIECES["label"], eager=True),
             "what": op.fill_null(annotation),
+            "chain": _text(rank, "chain", event, PATH_PIECES["chain"]),
             "part": rank.part[event],
             "start_ns": np.concatenate([constraints.since_ns[gap_event], host_start]),
             "end_ns": np.concatenate([rank.start_ns[gap_event], constraints.since_ns[host_event]]),
@@ -193,11 +197,11 @@ def _pieces_between(rank: Rank, chains: _Chains) -> tuple[pl.DataFrame, Ints]:
     return table, np.concatenate([before_gpu, before_gap[gaps], followed_piece[hosts]])
 
 
-def _text(rank: Rank, column: str, rows: Ints) -> pl.Series:
+def _text(rank: Rank, column: str, rows: Ints, dtype: pl.DataType = _STRING) -> pl.Series:
     """Return a text column of the labelled table at some rows; null if the table lacks it."""
     if column not in rank.labelled.columns:
-        return pl.repeat(None, len(rows), dtype=pl.String, eager=True)
-    return rank.labelled[column][rows].cast(pl.String)
+        return pl.repeat(None, len(rows), dtype=dtype, eager=True)
+    return rank.labelled[column][rows].cast(dtype)
 
 
 def _ends_part(rank: Rank) -> Bools:

@@ -26,6 +26,8 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     flag: str | None = None
     """The text ends with the framework's option for this (``label``: for the label that the entry is about)."""
     command: str | None = None
+    change: str | None = None
+    """The what-if change that does what the text advises: the text ends with what it would save, if that is known."""
 
     def fires(self, facts: Mapping[str, object]) -> bool:
         """Return whether the facts support this entry."""
@@ -73,6 +75,9 @@ def advise(evidence: Evidence, *, path: str | None = None) -> list[Advice]:
         topic = evidence.label if entry.flag == "label" else entry.flag
         option = table.flags.get(evidence.framework or "", {}).get(topic or "")
         text = entry.text.format_map(shown) + (f" ({evidence.framework}: {option})" if option else "")
+        change = "" if entry.change is None else entry.change.format_map(shown)
+        if change in evidence.savings_ns:
+            text += f" (`{change}`: up to {ms(evidence.savings_ns[change])} less per step)"
         weight = facts[entry.weight] if isinstance(entry.weight, str) else entry.weight
         supported.append((weight, Advice(text, entry.command.format(path=path) if entry.command and path else None)))
     return [advice for _, advice in sorted(supported, key=lambda item: -item[0])]

@@ -35,7 +35,7 @@ CAUSE_WORDS = {
     "same_stream": "queued on the compute stream",
     "one_queue": "in front of compute in one hardware queue",
     "launched_late": "launched late by the host",
-    "nothing_to_hide": "with no independent compute left to run beside it",
+    "nothing_to_hide": "with no compute ready that could run beside it",
     "compute_waited": "because the next compute needs its result",
     "peer_late": "waiting for a late peer",
     "unknown": "of a cause that these traces do not show",
@@ -96,6 +96,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """Share of the exposed time."""
     transfer_ns: int | None = None
     """Exposed time without waiting for late peers."""
+    transfer_rate: str | None = None
+    """Its speed, `` at 0.8 GB/s``, with the share of the link where that is known; empty without sizes."""
     free_compute_ns: int | None = None
     """Compute beside which no communication or copy runs yet."""
     unhideable_ns: int | None = None
@@ -132,6 +134,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     what_if_given: bool | None = None
     """Whether predictions were asked for already; None without a schedule."""
     no_prediction_reason: str | None = None
+    savings_ns: Mapping[str, int] = {}
+    """Upper bound of what each what-if change would save of a step."""
 
 
 def collect_evidence(analysis: Analysis) -> Evidence:
@@ -159,6 +163,7 @@ def collect_evidence(analysis: Analysis) -> Evidence:
         **(_reload(analysis, analysis.reload) if analysis.reload is not None else {}),
         what_if_given=bool(schedule.what_if) if schedule is not None else None,
         no_prediction_reason=schedule.no_prediction_reason if schedule is not None else None,
+        savings_ns={row.change: row.saves_ns for row in analysis.changed_steps if (row.saves_ns or 0) > 0},
     )
 
 
@@ -236,6 +241,7 @@ def _largest_cost(analysis: Analysis) -> _Facts:
     is_explained = because_ns and max(because_ns, key=lambda name: because_ns[name]) != "unknown"
     if is_explained and sum(because_ns.values()):
         facts |= _hiding(analysis, because_ns)
+        facts["transfer_rate"] = _transfer_rate(analysis, labels)
     if not gap_cause:
         share = percent(exposed_ns[label] / span_ns)
         facts["finding"] = f"{LABEL_WORDS[label]} ({label}) is exposed for {share} of the span"
@@ -262,6 +268,23 @@ def _hiding(analysis: Analysis, because_ns: Mapping[str, int]) -> _Facts:
         "free_compute_ns": free_ns // rank_steps,
         "unhideable_ns": (transfer_ns - free_ns) // rank_steps if transfer_ns > free_ns else None,
     }
+
+
+def _transfer_rate(analysis: Analysis, labels: Sequence[str]) -> str:
+    """Return how fast the transfers of some labels are, as a mean over their time; empty without sizes."""
+    if analysis.rates is None:
+        return ""
+    rows = analysis.rates.communication.filter(
+        pl.col("label").is_in(labels), pl.col("algorithm_gb_s").is_not_null(), pl.col("transfer_ns") > 0
+    )
+    if rows.is_empty():
+        return ""
+    weight = pl.col("transfer_ns") / pl.col("transfer_ns").sum()
+    rate, of_link = rows.select(
+        (pl.col("algorithm_gb_s") * weight).sum(), (pl.col("share_of_link") * weight).sum()
+    ).row(0)
+    link = f", {percent(of_link)} of the link" if not rows["share_of_link"].has_nulls() else ""
+    return f" at {rate:,.3g} GB/s{link}"
 
 
 def largest_gap_cause(analysis: Analysis) -> str | None:

@@ -15,6 +15,7 @@ from tracekit.report.html.templates import asset, render_template, script_json
 from tracekit.report.html.timeline import (
     LANES,
     PageClock,
+    blocking_moment,
     iteration_moments,
     kernel_moments,
     path_moments,
@@ -67,6 +68,7 @@ def render_html(analysis: Analysis) -> str:
         host_finds=_host_finds(view.instead),
         role_finds=[f'role:"={role.name}"' for role in analysis.role_results.roles],
         path_moments=path_moments(analysis, clock, view.critical),
+        blocking_moment=None if view.critical is None else blocking_moment(clock, view.blocking),
         kernel_moments=kernel_moments(clock, view.kernels, ranks),
         phase_drawing=phase_drawing(analysis),
         update_drawings=update_drawings(analysis, clock) if view.roles is not None else None,
@@ -107,6 +109,7 @@ def _linked_sections(view: View, lane_ranks: Sequence[int]) -> set[str]:
         "reload": view.reload,
         "iterations": view.roles and view.roles.iterations,
         "weight-updates": view.roles and view.roles.updates,
+        "path": view.critical,
         "warnings": view.warnings,
     }
     return {name for name, content in contents.items() if content}

@@ -17,12 +17,20 @@ from tracekit._util.arrays import Ints
 from tracekit._util.text import counted, percent
 from tracekit.align.clocks import Clocks
 from tracekit.analysis import Analysis
-from tracekit.analysis.rank_timeline import DESCRIPTION_TEXTS, EVENT_TIMES, HOST_LANES, HOST_RANGES, RankTimeline
+from tracekit.analysis.rank_timeline import (
+    DESCRIPTION_TEXTS,
+    EVENT_TIMES,
+    HOST_LANES,
+    HOST_RANGES,
+    MAX_TEXT_LETTERS,
+    RankTimeline,
+)
 from tracekit.critical_path.path import SEGMENTS
 from tracekit.documents.roles import Iteration, WeightUpdate
 from tracekit.report.evidence import CAUSE_MEANINGS, CAUSE_WORDS
 from tracekit.report.html.packed_columns import pack_columns, pack_intervals, pack_json
 from tracekit.report.palette import LABEL_COLOURS
+from tracekit.report.view.blocking import Blocking
 from tracekit.report.view.kernels import Kernel, Place
 from tracekit.report.view.path import PathView
 from tracekit.report.view.ranks import stragglers
@@ -337,12 +345,10 @@ def _path(analysis: Analysis, clock: PageClock) -> dict[str, Any] | None:
     pieces = path_pieces(analysis)
     if pieces.is_empty():
         return None
-    texts = pl.concat([pieces[name] for name in ("kind", "label", "description")]).unique(maintain_order=True).to_list()
+    names = ("kind", "label", "description", "chain")
+    texts = pl.concat([pieces[name] for name in names]).unique(maintain_order=True).to_list()
     number = {text: number for number, text in enumerate(texts) if text is not None}
-    columns = {
-        name: np.array([number.get(text, -1) for text in pieces[name].to_list()], np.int64)
-        for name in ("kind", "label", "description")
-    }
+    columns = {name: np.array([number.get(text, -1) for text in pieces[name].to_list()], np.int64) for name in names}
     start_ns, end_ns = (pieces[name].to_numpy() - clock.origin_ns for name in ("start_ns", "end_ns"))
     packed = pack_intervals(start_ns, end_ns, rank=pieces["rank"].to_numpy(), **columns)
     return {"pieces": packed, "texts": pack_json(texts)}
@@ -351,11 +357,11 @@ def _path(analysis: Analysis, clock: PageClock) -> dict[str, Any] | None:
 def path_pieces(analysis: Analysis) -> pl.DataFrame:
     """Return the pieces of the path of all steps on the common clock, by start; none if no path was computed.
 
-    Columns ``rank, start_ns, end_ns, kind, label, description``; the description tells what ran, and where the path
-    comes from and goes on.
+    Columns ``rank, start_ns, end_ns, kind, label, description, chain``; the description tells what ran, and where the
+    path comes from and goes on, the chain the operators around its launch.
     """
     if analysis.critical is None:
-        return SEGMENTS.to_frame().select("rank", "start_ns", "end_ns", "kind", "label", description="what")
+        return SEGMENTS.to_frame().select("rank", "start_ns", "end_ns", "kind", "label", "chain", description="what")
     # Pieces in order of time over all ranks: a neighbour on another rank is where the path comes from or goes on.
     pieces = analysis.critical.pieces.sort("step", "start_ns")
     rank_before, rank_after = (pl.col("rank").shift(by).over("step") for by in (1, -1))
@@ -364,7 +370,10 @@ def path_pieces(analysis: Analysis) -> pl.DataFrame:
     until = pl.when(pl.col("kind") == "host").then(pl.lit("until ")).otherwise(pl.lit(""))
     what = pl.coalesce(pl.format("{}{}", until, "what"), "kind")
     notes = [note.fill_null("") for note in (comes_from, goes_on)]
-    described = pieces.select("rank", "start_ns", "end_ns", "kind", "label", description=pl.concat_str(what, *notes))
+    chain = pl.col("chain").str.tail(MAX_TEXT_LETTERS)
+    described = pieces.select(
+        "rank", "start_ns", "end_ns", "kind", "label", chain, description=pl.concat_str(what, *notes)
+    )
     return described.top_k(MAX_PATH_PIECES, by=pl.col("end_ns") - pl.col("start_ns")).sort("start_ns")
 
 
@@ -413,6 +422,13 @@ def path_moments(analysis: Analysis, clock: PageClock, path: PathView | None) ->
     segments = analysis.critical.segments.filter(pl.col("step").eq_missing(path.step))
     start_ns = int(segments["start_ns"].to_numpy().min()) - clock.origin_ns
     return [((start_ns + row["from_ns"]) / 1e6, (start_ns + row["from_ns"] + row["ns"]) / 1e6) for row in path.rows]
+
+
+def blocking_moment(clock: PageClock, blocking: Blocking | None) -> Moment | None:
+    """Return when the piece of the path ran that blocks the step longest; None if none is named."""
+    if blocking is None or blocking.piece is None:
+        return None
+    return (blocking.piece["start_ns"] - clock.origin_ns) / 1e6, (blocking.piece["end_ns"] - clock.origin_ns) / 1e6
 
 
 def iteration_moments(analysis: Analysis, clock: PageClock) -> dict[str, Moment]:

@@ -99,8 +99,8 @@ def _budget_title(view: View, *, short: bool = False) -> str:
     if view.analysis.role_results.main_role is not None:
         subject = f"{subject} of role {view.analysis.role_results.main_role}"
     ranks, shown = len(view.analysis.rank_results), len(sections.ranks_with_bars(view, short=short))
-    least = f"; the {shown} of {counted(ranks, 'rank')} with least compute" if shown < ranks else ""
-    return f"Where the {subject} went (shares of the span{least})"
+    chosen = f"; {shown} of {counted(ranks, 'rank')}: named above, or most unlike the mean" if shown < ranks else ""
+    return f"Where the {subject} went (shares of the span{chosen})"
 
 
 def _bubble_title(view: View) -> str:

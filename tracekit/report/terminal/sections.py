@@ -192,15 +192,30 @@ LEGEND = {
 }
 """Name and colour of each kind of part."""
 MIN_BAR_LENGTH = 10
-MAX_BARS_IN_SHORT_BUDGET = 4
+MAX_BARS_IN_SHORT_BUDGET = 8
+"""Up to this number of ranks, the short budget draws all of them."""
 
 
 def ranks_with_bars(view: View, *, short: bool) -> list[RankResult]:
-    """Return the ranks whose budget is drawn, by number: all, or of many those with the least compute."""
+    """Return the ranks whose budget is drawn, by number: all, or of many those that differ most from the mean.
+
+    The ranks that the answer names come first: the one that blocks the step, and the one that is waited for most.
+    """
     ranks = view.analysis.rank_results
-    few = MAX_BARS_IN_SHORT_BUDGET if short else MAX_RANKS_LISTED
-    count = len(ranks) if len(ranks) <= few else min(few, WORST_RANKS_SHOWN)
-    return sorted(sorted(ranks, key=_compute_share)[:count], key=lambda rank: rank.rank)
+    if len(ranks) <= (MAX_BARS_IN_SHORT_BUDGET if short else MAX_RANKS_LISTED):
+        return list(ranks)
+    mean = view.budget.mean
+
+    def difference(rank: RankResult) -> float:
+        bar = bar_of("", rank.whole)
+        shares = [abs(bar.share(kind) - mean.share(kind)) for kind in LEGEND]
+        return max(*shares, abs((bar.bubble or 0.0) - (mean.bubble or 0.0)))
+
+    named = {straggler.rank for straggler in view.stragglers[:1] if not straggler.candidates}
+    if view.blocking is not None and view.blocking.piece is not None:
+        named.add(view.blocking.piece["rank"])
+    chosen = sorted(ranks, key=lambda rank: (rank.rank not in named, -difference(rank)))[:WORST_RANKS_SHOWN]
+    return sorted(chosen, key=lambda rank: rank.rank)
 
 
 def short_budget(view: View, width: int) -> RenderableType | None:

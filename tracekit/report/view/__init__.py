@@ -21,6 +21,7 @@ from tracekit.report.advice import Advice, advise
 from tracekit.report.evidence import MAX_MISSING_NAMED, collect_evidence, relevant_notices
 from tracekit.report.table import Table
 from tracekit.report.view.answer import Line, answer
+from tracekit.report.view.blocking import Blocking, blocking
 from tracekit.report.view.budget import (
     BudgetView,
     LabelRow,
@@ -45,7 +46,7 @@ from tracekit.report.view.ranks import (
     steps_view,
     stragglers,
 )
-from tracekit.report.view.rates import ByView, by_view, rate_tables
+from tracekit.report.view.rates import ByView, by_view, device_names, rate_tables
 from tracekit.report.view.roles import RolesView, role_advice, roles_view
 
 __all__ = ["View", "shorten_notices", "view_of"]
@@ -98,6 +99,8 @@ class View:
     schedule: ScheduleView | None
     phases: Table | None
     """Hidden shares by phase for a run that overlaps micro-batches, if its schedule was not recognised."""
+    blocking: Blocking | None
+    """What blocks the step; None where the critical path does not tell."""
     critical: PathView | None
     """The critical path, if it was asked for."""
     changes: Table | None
@@ -162,22 +165,33 @@ def view_of(analysis: Analysis) -> View:
 
 def _build(analysis: Analysis) -> View:
     path, labels, evidence = input_path(analysis), label_rows(analysis), collect_evidence(analysis)
-    waited_for, schedule = stragglers(analysis), schedule_view(analysis)
+    waited_for, schedule, blocked_by = stragglers(analysis), schedule_view(analysis), blocking(analysis)
     total_copies, copies_by_rank = copy_tables(analysis)
     quoted_path = None if path is None else shlex.quote(path)
     advice = [Advice(text) for text in role_advice(analysis)] or advise(evidence, path=quoted_path)
+    critical = path_view(analysis)
+    # What is uncertain about the critical path stands beside it.
+    beside_path = () if critical is None or analysis.critical is None else analysis.critical.notices
+    notices = [notice for notice in relevant_notices(analysis) if notice not in beside_path]
     next_steps = tuple(Advice(capitalize(line.text), line.command) for line in advice)
     return View(
         title=_title(analysis, path),
         ranks=_ranks(analysis),
         steps_named=_steps_named(analysis),
-        devices=tuple(sorted({device for source in analysis.sources for device in source.devices})),
+        devices=device_names(analysis.sources),
         reader="+".join(sorted({source.reader for source in analysis.sources})),
         paths=tuple(analysis.paths or (source.path for source in analysis.sources)),
         input_path=path,
         has_gpu=bool(analysis.total.budget.span_ns),
         pipelined=analysis.total.pipeline,
-        answer=answer(analysis, labels=labels, schedule=schedule, stragglers=waited_for, advice=next_steps),
+        answer=answer(
+            analysis,
+            labels=labels,
+            schedule=schedule,
+            stragglers=waited_for,
+            advice=next_steps,
+            blocking=blocked_by,
+        ),
         advice=next_steps,
         budget=budget_view(analysis),
         labels=labels,
@@ -186,7 +200,8 @@ def _build(analysis: Analysis) -> View:
         idle=idle_table(analysis),
         schedule=schedule,
         phases=unnamed_phases(analysis),
-        critical=path_view(analysis),
+        blocking=blocked_by,
+        critical=critical,
         changes=changes_table(analysis),
         by=by_view(analysis),
         **rate_tables(analysis),
@@ -204,7 +219,7 @@ def _build(analysis: Analysis) -> View:
         reload=reload_view(analysis),
         roles=roles_view(analysis),
         fleet=spread(analysis) if len(analysis.rank_results) > MANY_RANKS else None,
-        warnings=tuple(shorten_notices(relevant_notices(analysis))),
+        warnings=tuple(shorten_notices(notices)),
         definitions=DEFINITIONS if schedule is None else (*DEFINITIONS, *SCHEDULE_DEFINITIONS),
         analysis=analysis,
     )
@@ -233,11 +248,11 @@ def shorten_notices(notices: Sequence[Notice]) -> list[Notice]:
 
 
 def _title(analysis: Analysis, path: str | None) -> str:
-    ranks = _ranks(analysis)
-    if analysis.schedule is not None:
-        return f"tracekit: {analysis.schedule.name} on {ranks}"
+    schedule = "" if analysis.schedule is None else f"{analysis.schedule.name} on "
     name = (path or "").rstrip("/").rpartition("/")[2].partition("?")[0]
-    return f"tracekit: {name}, {ranks}" if name.strip(".") else f"tracekit: {ranks}"
+    # A folder that is named after its schedule is not named twice.
+    run = f"{name}, " if name.strip(".") and schedule != f"{name} on " else ""
+    return f"tracekit: {run}{schedule}{_ranks(analysis)}"
 
 
 def _ranks(analysis: Analysis) -> str:

@@ -1,4 +1,4 @@
-"""The answer in up to five lines: time, exposed communication, schedule, waiting, and the next thing to do.
+"""The answer in up to six lines: time, what blocks it, exposed communication, schedule, waiting, and what to do next.
 
 Each line collects its facts first and then writes one sentence. A line that would say nothing is left out.
 """
@@ -14,10 +14,11 @@ from tracekit._util.text import at_least, counted, join_with_and, ms, percent, r
 from tracekit.analysis import Analysis
 from tracekit.report.advice import Advice
 from tracekit.report.evidence import CAUSE_WORDS, gap_basis, gap_words, of_the_gap
+from tracekit.report.view.blocking import Blocking
 from tracekit.report.view.budget import LabelRow, kind_of
 from tracekit.report.view.lateness import imbalance_line, late_rank, late_rows, recording_overhead
 from tracekit.report.view.pipeline import ScheduleView
-from tracekit.report.view.ranks import Pace, Straggler, pace
+from tracekit.report.view.ranks import Pace, Straggler, beyond_noise, pace
 from tracekit.report.view.roles import iteration_sentence, update_sentence
 from tracekit.schema import LABEL_WORDS
 
@@ -51,6 +52,7 @@ def answer(
     schedule: ScheduleView | None,
     stragglers: Sequence[Straggler],
     advice: Sequence[Advice],
+    blocking: Blocking | None = None,
 ) -> tuple[Line, ...]:
     """Return the lines, the most important first."""
     next_lines = [Line("Next", first.text, "next") for first in advice[:1]]
@@ -65,6 +67,7 @@ def answer(
     lines = (
         *(Line(topic, text, target) for topic, text, target in sentences if text is not None),
         _time_line(analysis, step_pace),
+        Line("Blocked", blocking.text, "path") if blocking is not None else None,
         _exposed_line(analysis, labels, step_pace.steps),
         _schedule_line(analysis, schedule),
         _reload_line(analysis),
@@ -91,6 +94,9 @@ def _time_line(analysis: Analysis, step_pace: Pace) -> Line:
     if (main := analysis.role_results.main_role) is not None:
         subject = f"Of role {main}, {subject[0].lower()}{subject[1:]}"
     time = f"{ms(step_pace.ns)} ({remark})" if remark else ms(step_pace.ns)
+    mean_ns = span_ns / max(1, step_pace.ranks * step_pace.steps)
+    if step_pace.ranks > 1 and beyond_noise(step_pace.ns, mean_ns):
+        time += f", {ms(mean_ns)} on average over ranks, and of that average"
     included = ", the time between steps included" if report_between else ""
     other_ns = total.label_ns.get("other", 0)
     unlabelled = ""
@@ -151,7 +157,7 @@ def _schedule_line(analysis: Analysis, schedule: ScheduleView | None) -> Line | 
     comparison = schedule.comparison
     apart = "".join(f" {note.message}." for note in analysis.notices if note.code == "fb-run-apart")
     name = comparison.name if comparison.exact else f"{comparison.name}, nearly"
-    makespans = f"{name} ({schedule.sizes}): {ms(measured_ns)} where its ideal takes {ms(ideal_ns)}"
+    makespans = f"{name} ({schedule.sizes}): its cells take {ms(measured_ns)}, those of its ideal {ms(ideal_ns)}"
     if comparison.compared_with != comparison.name:
         makespans = f"ran {comparison.name} exactly ({schedule.sizes}) in {ms(measured_ns)}; compared with "
         makespans += f"{comparison.compared_with}, whose ideal takes {ms(ideal_ns)} at the run's own times"

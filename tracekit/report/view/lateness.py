@@ -195,7 +195,8 @@ def slowdown_table(analysis: Analysis) -> Table | None:
     ]
     note = (
         f"a step takes {slowdown.ratio:.3f} times as long as with the mean duration of each kind of cell; alone: with "
-        "only these cells as measured; explains: share of the slowdown that goes if they take the mean"
+        "only these cells as measured; explains: share of the slowdown that goes if they take the mean. Stages, ops "
+        "and ranks divide the same cells in three ways, so that shares do not add up; who is waited for is listed apart"
     )
     return make_table(columns, rows, notes=(note,))
 

@@ -14,6 +14,7 @@ from tracekit.critical_path.changes import Lane
 from tracekit.documents.analysis import ChangedStep
 from tracekit.report.names import short_kernel
 from tracekit.report.table import Column, Table, make_table
+from tracekit.report.view.blocking import gpu_busy_ns, innermost_operators
 from tracekit.report.view.copies import gb_range
 
 MAX_SEGMENTS = 10
@@ -46,7 +47,7 @@ class PathView(msgspec.Struct, frozen=True):
     ``rank``, ``kind``, ``label``, the ``peer`` that came last, and the ``name`` of what ran (for work of the host, of
     what it came before)."""
     notes: tuple[str, ...]
-    """The share that the rows cover, and the whole path by label and by rank."""
+    """The share that the rows cover, the whole path by label and by rank, and what is uncertain about it."""
 
 
 def path_view(analysis: Analysis) -> PathView | None:
@@ -65,7 +66,7 @@ def path_view(analysis: Analysis) -> PathView | None:
             **row,
             "from_ns": row["start_ns"] - start_ns,
             "share": row["ns"] / span_ns if span_ns else None,
-            "name": ("until " if row["kind"] == "host" and row["what"] else "") + short_kernel(row["what"] or ""),
+            "name": _segment_name(row),
         }
         for row in longest.iter_rows(named=True)
     )
@@ -76,13 +77,30 @@ def path_view(analysis: Analysis) -> PathView | None:
     over_ranks = ", from the first rank's start to the last one's end" if len(analysis.rank_results) > 1 else ""
     totals = path.totals()
     by_rank = {f"rank {key}" if key.isdigit() else key: ns for key, ns in totals["by_rank"].items()}
-    notes = (
+    notes = [
         f"the {len(longest)} longest of {counted(len(segments), 'segment')}{of_step}: "
         f"{percent(int(longest['ns'].sum()), span_ns)} of the step's {ms(span_ns)}{over_ranks}",
         f"in all{in_steps}: {_shares(totals['by_label'])}",
         f"by rank: {_shares(by_rank)}",
-    )
-    return PathView(step, rows, notes)
+    ]
+    hosts = path.pieces.filter(pl.col("kind") == "host").with_columns(ns=length)
+    host_ns = int(hosts["ns"].sum())
+    if host_ns >= MIN_PART_SHARE * sum(totals["by_kind"].values()):
+        busy = percent(int(gpu_busy_ns(analysis, hosts).sum()), host_ns)
+        notes.append(
+            f"host: the work that follows waited for its launch; the GPU had other work in {busy} of that time"
+        )
+    if any(row["kind"] == "cell" for row in rows):
+        notes.append("a cell is named by stage, op and micro-batch: 0F3 is stage 0's forward of micro-batch 3")
+    return PathView(step, rows, (*notes, *(notice.message for notice in path.notices)))
+
+
+def _segment_name(row: Mapping[str, Any]) -> str:
+    """Return what ran in a segment; of work of the host, what it launched at its end."""
+    if row["kind"] not in ("host", "launch"):
+        return short_kernel(row["what"] or "")
+    launched = innermost_operators(row["chain"]) or row["what"]
+    return f"{'before' if row['kind'] == 'host' else 'of'} {launched}" if launched else ""
 
 
 def _shares(parts: Mapping[str, int]) -> str:
@@ -98,7 +116,9 @@ def changes_table(analysis: Analysis) -> Table | None:
     notes = [f"{row.change}: not answered, because {row.why_not}" for row in rows if row.why_not]
     if len(notes) < len(rows):
         step = ms(rows[0].measured_ns)
-        notes.insert(0, f"time per step, {step} as measured; saves: an upper bound of what the change can give")
+        over_ranks = ", from the first rank's start to the last one's end" if len(analysis.rank_results) > 1 else ""
+        saves = "saves: an upper bound of what the change can give"
+        notes.insert(0, f"time per step, {step} as measured{over_ranks}; {saves}")
     for row in rows:
         if row.peak_bytes is not None:
             needs = f"{row.change}: the fullest rank needs {gb_range(*row.peak_bytes)} GB"

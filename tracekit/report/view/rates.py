@@ -74,7 +74,7 @@ def _products(sources: Sequence[Source], rates: RunRates) -> Table | None:
 def _product_notes(sources: Sequence[Source], rates: RunRates) -> list[str]:
     total, notes = rates.total, peak_notes(sources, rates.products["dtype"].drop_nulls().unique().sort().to_list())
     if total.utilisation is not None:
-        notes.append(f"model FLOP utilisation {percent(total.utilisation)} of that peak over the span")
+        notes.append(f"model FLOP utilisation over the span: {percent(total.utilisation)} of each GPU's peak as above")
     if total.uncounted_ns:
         largest = rates.uncounted.row(0, named=True)
         name = largest["kernel"] or largest["op"] or "kernels without a name"
@@ -107,6 +107,26 @@ def peak_notes(sources: Sequence[Source], dtypes: Sequence[str]) -> list[str]:
     return notes
 
 
+def device_names(sources: Sequence[Source]) -> tuple[str, ...]:
+    """Return the GPUs of a run, with the multiprocessors that its ranks may use where these are not all.
+
+    >>> source = Source("rank0.json", "kineto", 0, "content", devices=("NVIDIA H200",), multiprocessors=33)
+    >>> device_names([source]), device_names([source, msgspec.structs.replace(source, multiprocessors=12)])
+    (('NVIDIA H200 (33 of 132 multiprocessors)',), ('NVIDIA H200 (12 or 33 of 132 multiprocessors)',))
+    """
+    usable: dict[str, set[int]] = {}
+    for source in sources:
+        for device in source.devices:
+            usable.setdefault(device, set()).update([] if source.multiprocessors is None else [source.multiprocessors])
+    names = []
+    for device, counts in sorted(usable.items()):
+        gpu = find_gpu(device)
+        is_part = gpu is not None and any(count < gpu.multiprocessors for count in counts)
+        share = f" ({' or '.join(map(str, sorted(counts)))} of {gpu.multiprocessors} multiprocessors)" if gpu else ""
+        names.append(device + (share if is_part else ""))
+    return tuple(names)
+
+
 def _below_peak(analysis: Analysis, rates: RunRates) -> str | None:
     shorter_ns, rank_steps = below_peak_ns(rates.products), sum(len(rank.per_step) for rank in analysis.rank_results)
     if shorter_ns is None or not rank_steps:
@@ -134,7 +154,11 @@ def _communication(sources: Sequence[Source], rates: RunRates) -> Table | None:
     )
     values = ("size", "count", "algorithm_gb_s", "bus_gb_s", "share_of_link", "transfer_ns", "wait_ns")
     rows = [(_operation_name(row), *(row[value] for value in values)) for row in longest.iter_rows(named=True)]
-    return make_table(columns, rows, notes=_implausible_bandwidths(sources, rates.communication))
+    notes = [
+        "× n: on n ranks, the name of their group in brackets",
+        *_implausible_bandwidths(sources, rates.communication),
+    ]
+    return make_table(columns, rows, notes=notes)
 
 
 def _implausible_bandwidths(sources: Sequence[Source], communication: pl.DataFrame) -> list[str]:
@@ -194,8 +218,8 @@ def _expert_notes(analysis: Analysis, rates: RunRates) -> list[str]:
     return [
         f"exchange {worst['exchange']}: rank {worst['rank']}{receives} "
         f"computes {percent(worst['expert_over_mean'])} of it",
-        f"a step, forward alone, at most: others wait {ms(cost.wait_ns / steps)} in combines for longer expert work "
-        f"(all ranks), and the step takes {ms(cost.step_ns / steps)} longer{shorter}",
+        f"in the forward of a step, at most: the other ranks wait {ms(cost.wait_ns / steps)} in combines for longer "
+        f"expert work (summed), and the step takes {ms(cost.step_ns / steps)} longer{shorter}",
     ]
 
 

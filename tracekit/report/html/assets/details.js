@@ -145,6 +145,7 @@ const detailsPanel = (() => {
     drawFacts(panel, timeline, `On the critical path: ${title}`, [nextOnPath(timeline, i), ...longestLaunched(timeline, source, i)],
       [["where", whereText(timeline, source, path.rank[i])], ["when", whenText(path, i)],
         [topic, isRecorded ? what : `no host activity was recorded here (${ms(unrecorded)}), ${what}`],
+        ...(path.chain[i] >= 0 ? [["operators", path.texts[path.chain[i]]]] : []),
         ...(kind === "host" ? [["meanwhile", element("ul", meanwhile.map((text) => element("li", text)), { class: "plain" })]] : []),
         ...notes.map((note) => ["the path", note.replace("the path ", "")])]);
   }
