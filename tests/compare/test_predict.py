@@ -8,15 +8,17 @@ import numpy as np
 import polars as pl
 import pytest
 
-from tracekit.compare.predict.engine import HostTimes, run_program
+from tracekit.compare.predict.engine import HostTimes, Outcome, run_program
 from tracekit.compare.predict.machine import (
     MIN_KERNELS_TO_MEASURE_SLOWDOWN,
     UNKNOWN_SLOWDOWN,
+    FittedMachine,
     Machine,
     fit_machine,
     match_messages,
 )
 from tracekit.compare.predict.measured_ops import recut_stages
+from tracekit.compare.predict.predictor import HOST_SPEED_FACTOR, LEAST_ERROR, Predictor
 from tracekit.compare.predict.rank_programs import (
     MAX_SHARE_OF_EARLY_RECEIVES,
     POST,
@@ -249,3 +251,33 @@ def test_what_comes_once_may_take_a_twentieth_of_a_chunk(once_ns, layers):
     """Three layers of 40 ns, and one kernel beside them: 4 of 124 ns is less than a twentieth, 8 of 128 more."""
     name, took = [*range(4)] * 3 + [4], [10] * 12 + [once_ns]
     assert count_layers(np.zeros(13, np.int64), np.array(name), np.array(took)).tolist() == [layers]
+
+
+class FixedPredictor(Predictor):
+    """A predictor whose replay is exact and whose makespans are these, in units of 1 % of the likely one."""
+
+    replay_error = 0.0
+    low, middle, high, without_host = 95.0, 100.0, 116.0, 100.0
+
+    def simulate(self, program, schedule, level=1, *, host=True, **_):
+        makespan = (self.low, self.middle, self.high)[level] if host else self.without_host
+        return Outcome(np.array([0.0]), np.array([makespan]), 0)
+
+
+def test_the_parts_of_a_range_add_up_as_squares():
+    assert LEAST_ERROR == 0.12
+    plan = generate("1f1b", pp=2, microbatches=2)
+    predictor = FixedPredictor(plan, FittedMachine((FREE, FREE, FREE), ()), (), 100, write_posted(plan))
+    prediction = predictor.predict(plan)
+    assert (prediction.low_ns, prediction.ns, prediction.high_ns) == (87, 100, 120)  # √(5² + 12²), √(16² + 12²)
+
+
+def test_the_part_of_the_host_grows_and_shrinks_with_its_pace():
+    assert HOST_SPEED_FACTOR == 1.4
+    plan = generate("1f1b", pp=2, microbatches=2)
+    predictor = FixedPredictor(plan, FittedMachine((FREE, FREE, FREE), ()), (), 100, write_posted(plan))
+    for name, value in {"low": 100.0, "high": 100.0, "without_host": 60.0}.items():
+        object.__setattr__(predictor, name, value)
+    prediction = predictor.predict(plan)
+    # The host's 40 become 56 or 28.57: √(16² + 12²) = 20 above, √(11.43² + 12²) = 16.57 below.
+    assert (prediction.low_ns, prediction.high_ns) == (83, 120)
