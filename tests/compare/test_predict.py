@@ -8,15 +8,17 @@ import numpy as np
 import polars as pl
 import pytest
 
-from tracekit.compare.predict.engine import HostTimes, run_program
+from tracekit.compare.predict.engine import HostTimes, Outcome, run_program
 from tracekit.compare.predict.machine import (
     MIN_KERNELS_TO_MEASURE_SLOWDOWN,
     UNKNOWN_SLOWDOWN,
+    FittedMachine,
     Machine,
     fit_machine,
     match_messages,
 )
 from tracekit.compare.predict.measured_ops import recut_stages
+from tracekit.compare.predict.predictor import HOST_SPEED_FACTOR, LEAST_ERROR, Predictor
 from tracekit.compare.predict.rank_programs import (
     MAX_SHARE_OF_EARLY_RECEIVES,
     POST,
@@ -249,3 +251,37 @@ def test_what_comes_once_may_take_a_twentieth_of_a_chunk(once_ns, layers):
     """Three layers of 40 ns, and one kernel beside them: 4 of 124 ns is less than a twentieth, 8 of 128 more."""
     name, took = [*range(4)] * 3 + [4], [10] * 12 + [once_ns]
     assert count_layers(np.zeros(13, np.int64), np.array(name), np.array(took)).tolist() == [layers]
+
+
+class FixedPredictor(Predictor):
+    """A predictor whose replay is exact and whose makespans are fixed, in units of 1 % of the likely one."""
+
+    replay_error = 0.0
+    low, middle, high, without_host = 95.0, 100.0, 116.0, 100.0
+
+    def simulate(self, program, schedule, level=1, *, host=True, **_):
+        makespan = (self.low, self.middle, self.high)[level] if host else self.without_host
+        return Outcome(np.array([0.0]), np.array([makespan]), 0)
+
+
+class PredictorWithSlowHost(FixedPredictor):
+    """A predictor that knows all costs, for a run in which launches take 40 % of the time."""
+
+    low = high = 100.0
+    without_host = 60.0
+
+
+@pytest.mark.parametrize(
+    ("kind", "ends"),
+    [
+        (FixedPredictor, (87, 120)),  # √(5² + 12²) = 13 below, √(16² + 12²) = 20 above
+        # The host's 40 become 28.57 or 56: √(11.43² + 12²) = 16.57 below, √(16² + 12²) = 20 above.
+        (PredictorWithSlowHost, (83, 120)),
+    ],
+)
+def test_the_independent_parts_of_a_range_add_up_as_squares(kind, ends):
+    assert (LEAST_ERROR, HOST_SPEED_FACTOR) == (0.12, 1.4)
+    plan = generate("1f1b", pp=2, microbatches=2)
+    prediction = kind(plan, FittedMachine((FREE, FREE, FREE), ()), (), 100, write_posted(plan)).predict(plan)
+    assert prediction.ns == 100
+    assert (prediction.low_ns, prediction.high_ns) == ends

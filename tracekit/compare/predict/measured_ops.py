@@ -30,7 +30,7 @@ SPLIT_SEARCH_SHARE = 0.16
 groups of parameters in the graph."""
 
 QUANTILES = (0.25, 0.5, 0.75)
-"""Quantile of the times of equal ops at each level (``LOW``, ``MIDDLE``, ``HIGH``)."""
+"""Quantile of the GPU times of equal ops at each level (``LOW``, ``MIDDLE``, ``HIGH``)."""
 
 MIN_SHARE_OF_LAUNCHES_AFTER_MESSAGES = 0.9
 """Share of launches after a message kernel that must come after its end for the host to count as waiting for it."""
@@ -300,13 +300,12 @@ def _times_by_kind(
 def _times_per_stage(rows: pl.DataFrame, column: str, stages: int, level: int) -> Floats | None:
     """Return a quartile of the times per stage; the mean of the others for a stage without rows; None for no rows.
 
-    In place of the median of the host's times their mean is taken: hosts vary, and all of their time counts.
+    Of the host's times it is the mean at every level: all of their time counts, and how far the pace of hosts varies is
+    a part of the range by itself (``HOST_SPEED_FACTOR``).
     """
     if rows.is_empty():
         return None
-    estimate = pl.col(column).quantile(QUANTILES[level], "linear")
-    if level == MIDDLE and column != "gpu_ns":
-        estimate = pl.col(column).mean()
+    estimate = pl.col(column).quantile(QUANTILES[level], "linear") if column == "gpu_ns" else pl.col(column).mean()
     quartiles = rows.group_by("stage", maintain_order=True).agg(estimate)
     times = np.full(stages, np.mean(quartiles[column].to_list()))
     for stage, ns in quartiles.rows():

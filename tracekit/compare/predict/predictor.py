@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -45,9 +46,9 @@ _GPU_STALLS = ("exposed_ep", "offload", "exposed_comm", "other_work")
 HOST_SPEED_FACTOR = 1.4
 """Factor by which the same host may be faster or slower in another recording of the same program."""
 
-MIN_RANGE = 0.12
-"""Distance of the range's ends from the prediction, at least, as a share of it: two recordings of one program on one
-machine differ by that much."""
+LEAST_ERROR = 0.12
+"""Distance of the range's ends from the prediction, as a share of it, if nothing else were unknown: two recordings of
+one program on one machine differ by that much."""
 
 
 class Prediction(NamedTuple):
@@ -77,14 +78,15 @@ class Predictor:
         low, middle, high = (self.simulate(program, schedule, level) for level in (LOW, MIDDLE, HIGH))
         if low is None or middle is None or high is None:
             return "its messages would wait for each other in the order this runtime posts them"
-        # The part of the makespan that a host which launches at once would save grows and shrinks with its speed.
+        # The part of the makespan that a host which launches at once would save grows and shrinks with its pace.
         without_host = self.simulate(program, schedule, host=False)
         host_ns = 0.0 if without_host is None else max(0.0, middle.makespan - without_host.makespan)
         makespans = (low.makespan, middle.makespan, high.makespan)
-        low_ns = (min(makespans) - host_ns * (1 - 1 / HOST_SPEED_FACTOR)) * (1 - self.replay_error)
-        high_ns = (max(makespans) + host_ns * (HOST_SPEED_FACTOR - 1)) * (1 + self.replay_error)
-        low_ns = min(low_ns, middle.makespan * (1 - MIN_RANGE))
-        high_ns = max(high_ns, middle.makespan * (1 + MIN_RANGE))
+        # What the parts miss does not depend on each other, so that the squares add up.
+        missed_ns = math.hypot(self.replay_error, LEAST_ERROR) * middle.makespan
+        faster_ns, slower_ns = host_ns * (1 - 1 / HOST_SPEED_FACTOR), host_ns * (HOST_SPEED_FACTOR - 1)
+        low_ns = middle.makespan - math.hypot(middle.makespan - min(makespans), faster_ns, missed_ns)
+        high_ns = middle.makespan + math.hypot(max(makespans) - middle.makespan, slower_ns, missed_ns)
         return Prediction(round(middle.makespan), round(low_ns), round(high_ns), middle.outside_cells(schedule.pp))
 
     def predict_change(self, base: Outcome, changed: Outcome) -> Prediction:
