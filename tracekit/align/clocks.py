@@ -24,18 +24,11 @@ from msgspec.structs import replace
 from tracekit._util.arrays import Ints, as_int64, find_sorted, take_or_missing
 from tracekit._util.columns import to_int64
 from tracekit.align.clock_bounds import NO_BOUND_NS, ClockBounds, find_clock_bounds
+from tracekit.documents.analysis import RankClock
+from tracekit.documents.coding import table_schema
 from tracekit.schema import conform
 
-CLOCKS = pl.Schema(
-    {
-        "rank": pl.Int32(),
-        "offset_ns": pl.Int64(),  # to subtract from its times to read the first rank's clock; null: nothing ties it
-        "drift_ppm": pl.Float64(),  # how much faster it runs than the first rank's clock
-        "uncertainty_ns": pl.Int64(),  # how far the true offset may lie from this one, by what was recorded
-        "matches": pl.Int64(),
-        "residual_ns": pl.Int64(),  # median distance, over its matches, from the first to the last end
-    }
-)
+CLOCKS = table_schema(RankClock)
 
 
 @dataclass(frozen=True)

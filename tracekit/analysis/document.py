@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import polars as pl
@@ -11,6 +11,7 @@ from msgspec import UNSET
 from tracekit._version import __version__
 from tracekit.analysis.communication import below_peak_ns
 from tracekit.documents import analysis as documents
+from tracekit.documents.coding import rows
 
 if TYPE_CHECKING:
     from tracekit.analysis.by import By
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from tracekit.analysis.stragglers import Stragglers
     from tracekit.compare import ScheduleComparison
     from tracekit.critical_path.path import CriticalPath
-    from tracekit.metrics.overlap import OverlapCost
     from tracekit.metrics.reload import Reload
 
 MAX_KERNELS = 200
@@ -34,8 +34,6 @@ MAX_EXPERT_LAYERS = 256
 """Rows of expert layers, the most uneven first."""
 LABEL_SETS = ("compute", "communication", "copy")
 """Sets of labels whose time is in ``Measured.label_ns`` too."""
-
-Row = TypeVar("Row", bound=msgspec.Struct)
 
 
 def build_document(analysis: Analysis) -> documents.AnalysisDocument:
@@ -77,7 +75,7 @@ def build_document(analysis: Analysis) -> documents.AnalysisDocument:
         what_if=list(analysis.changed_steps) if analysis.graph or analysis.changed_steps else UNSET,
         by=UNSET if by is None else by_document(by),
         **_roles(analysis.role_results),
-        hiding=None if analysis.hiding is None else _hiding(analysis.hiding),
+        hiding=analysis.hiding,
         stragglers=list(analysis.stragglers.rows),
         lateness=analysis.stragglers.late_ranks(),
         imbalance=_imbalance(analysis.stragglers),
@@ -114,13 +112,6 @@ def _roles(results: RoleResults) -> dict[str, Any]:
 def _imbalance(stragglers: Stragglers) -> documents.Imbalance | None:
     share = stragglers.imbalance_share
     return None if share is None else documents.Imbalance(share, rows(stragglers.imbalance, documents.ImbalanceStep))
-
-
-def rows(frame: pl.DataFrame, row_type: type[Row]) -> list[Row]:
-    """Return the rows of a table; columns that the type does not have are left out."""
-    field_of_key = dict(zip(row_type.__struct_encode_fields__, row_type.__struct_fields__, strict=True))
-    columns = [pl.col(key).alias(name) for key, name in field_of_key.items() if key in frame.columns]
-    return [row_type(**row) for row in frame.select(columns).iter_rows(named=True)]
 
 
 def schedule_document(comparison: ScheduleComparison) -> documents.Schedule:
@@ -230,11 +221,6 @@ def by_document(by: By) -> documents.ByTable:
     """Return the ``by`` of the document."""
     placed_rows = rows(by.rows, documents.ByRow) if by.placed else None
     return documents.ByTable(by.kind, by.total_ns, by.steps, placed_rows, list(by.notes))
-
-
-def _hiding(hiding: OverlapCost) -> documents.Hiding:
-    by_label = rows(hiding.by_label, documents.LabelSlowdown)
-    return documents.Hiding(hiding.saved_ns, hiding.extra_ns, hiding.net_ns, hiding.compared, by_label)
 
 
 def _reload(reload: Reload) -> documents.Reload:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from sys import intern
 from typing import Any
 
@@ -180,23 +181,24 @@ def rank_results(ranks: Sequence[RankTables], operations: pl.DataFrame, *, pipel
     operations = operations.with_columns(
         unknown=pl.Series(has_unknown_wait(operations)) | (is_message & is_bound), is_message=is_message
     )
+    window_operations = operations.with_columns(part=pl.lit(0, pl.Int64))
+    step_waits, window_waits = _waits_by_label(operations), _waits_by_label(window_operations)
     numbers = [rank.source.rank for rank in ranks]
-    starts = np.searchsorted(operations["rank"].to_numpy(), numbers).tolist()
-    ends = [*starts[1:], len(operations)]
-    return tuple(
-        _rank_result(rank, operations.slice(start, end - start), pipeline=pipeline)
-        for rank, start, end in zip(ranks, starts, ends, strict=True)
-    )
+    edges = [*np.searchsorted(operations["rank"].to_numpy(), numbers).tolist(), len(operations)]
+    results = []
+    for rank, number, (start, end) in zip(ranks, numbers, pairwise(edges), strict=True):
+        by_step = _Waits.of(operations[start:end], rank.by_step, step_waits[number])
+        window = _Waits.of(window_operations[start:end], rank.window, window_waits[number])
+        messages = int(operations["is_message"][start:end].sum())
+        known = _KnownFacts(rank.idle_known, pipeline, not has_unseen_messages(rank.messages_issued, messages))
+        results.append(_rank_result(rank, by_step, window, known))
+    return tuple(results)
 
 
-def _rank_result(rank: RankTables, operations: pl.DataFrame, *, pipeline: bool) -> RankResult:
-    """Return the result of a rank from its tables and its operations."""
+def _rank_result(rank: RankTables, by_step: _Waits, window: _Waits, facts: _KnownFacts) -> RankResult:
+    """Return the result of a rank from its tables and the waits of its operations."""
     steps = rank.steps["step"].to_list() or [None]
     partial_steps = rank.steps["partial"].to_list() or [False]
-    messages_known = not has_unseen_messages(rank.messages_issued, int(operations["is_message"].sum()))
-    facts = _KnownFacts(idle=rank.idle_known, pipeline=pipeline, messages=messages_known)
-    by_step = _Waits.of(operations, rank.by_step)
-    window = _Waits.of(operations.with_columns(part=pl.lit(0, pl.Int64)), rank.window)
     step_figures = _figures(rank.by_step, by_step, steps, facts)
     causes = rank.window.causes
     idle_causes = causes.row(0, named=True) if len(causes) else {}
@@ -207,7 +209,7 @@ def _rank_result(rank: RankTables, operations: pl.DataFrame, *, pipeline: bool) 
         per_step=tuple(
             replace(figures, partial=partial) for figures, partial in zip(step_figures, partial_steps, strict=True)
         ),
-        phases=_phases(rank, by_step, steps, waits_known=messages_known and not by_step.unknown),
+        phases=_phases(rank, by_step, steps, waits_known=facts.messages and not by_step.unknown),
         instead=tuple(rank.instead.to_dicts()),
         inside_launch_ns=rank.inside_launch_ns,
         idle_causes={name.removesuffix("_ns"): idle_causes.get(name, 0) for name in CAUSE_COLUMNS},
@@ -228,7 +230,7 @@ class _KnownFacts(msgspec.Struct, frozen=True):
 class _Waits(msgspec.Struct, frozen=True, eq=False):
     """Quantities of a rank that need its operations, by part."""
 
-    by_label: Sequence[Mapping[str, int | None]]
+    by_label: Mapping[int, Mapping[str, int | None]]
     """Time in which operations of each label wait; None if any wait is unknown."""
     exposed_pp: Intervals
     """Waiting of the pipeline's messages that no compute hides; its groups are parts."""
@@ -238,40 +240,41 @@ class _Waits(msgspec.Struct, frozen=True, eq=False):
     """Exposed time as (label, cause, ns)."""
 
     @classmethod
-    def of(cls, operations: pl.DataFrame, measures: Measures) -> _Waits:
+    def of(cls, operations: pl.DataFrame, measures: Measures, by_label: _LabelWaits) -> _Waits:
         """Return the waits of a rank's operations, whose ``part`` is that of *measures*."""
         # A wait that is unknown, or known as an upper bound only, may be none.
         least_wait_ns = pl.when(pl.col("wait_is_bound")).then(0).otherwise(pl.col("wait_ns")).fill_null(0)
         is_pp = operations.filter(pl.col("label") == "pp_comm").with_columns(wait_ns=least_wait_ns)
         start, wait, part = (is_pp[name].to_numpy() for name in ("start_ns", "wait_ns", "part"))
         return cls(
-            by_label=_waits_by_label(operations, len(measures.budgets)),
+            by_label=by_label,
             exposed_pp=find_exposed_waits(start, wait, part, measures.covered),
             unknown=frozenset(operations["part"].filter(operations["unknown"]).to_list()),
             exposure=_rows_by_part(with_peers(measures.exposed, operations), "label", "cause", "ns"),
         )
 
 
-def _waits_by_label(operations: pl.DataFrame, parts: int) -> list[dict[str, int | None]]:
-    """Return for each part the time in which operations of each label wait; None if any wait is unknown."""
-    waits: list[dict[str, int | None]] = [{} for _ in range(parts)]
-    present = set(operations["label"].cast(pl.String).unique())
+_LabelWaits = Mapping[int, Mapping[str, int | None]]
+"""By part and label: the time in which operations wait; None if any wait is unknown."""
+
+
+def _waits_by_label(operations: pl.DataFrame) -> Mapping[int, _LabelWaits]:
+    """Return by rank the time in which its operations wait."""
+    waits: dict[int, dict[int, dict[str, int | None]]] = defaultdict(lambda: defaultdict(dict))
     # Where not all members were recorded, the wait is a lower bound.
     is_known = pl.col("wait_ns").is_not_null() & ~pl.col("open")
-    for label in COMMUNICATION_LABELS:
-        if label not in present:
-            continue
-        rows = operations.filter(pl.col("label") == label).select("part", "start_ns", "wait_ns", is_known=is_known)
-        with_wait = rows.filter("is_known")
-        waited = union(
-            with_wait["start_ns"].to_numpy(),
-            (with_wait["start_ns"] + with_wait["wait_ns"]).to_numpy(),
-            with_wait["part"].to_numpy(),
-        )
-        waited_ns = waited.totals_ns(parts).tolist()
-        unknown_parts = set(rows.filter(~pl.col("is_known"))["part"])
-        for part in rows["part"].unique():
-            waits[part][label] = None if part in unknown_parts else waited_ns[part]
+    keys = ["label", "rank", "part"]
+    # A scope is a label on one rank in one part; they are numbered in the order of labels.
+    rows = operations.select(
+        pl.col("label").cast(pl.Enum(COMMUNICATION_LABELS)), "rank", "part", "start_ns", "wait_ns", is_known=is_known
+    ).sort(keys, maintain_order=True)
+    rows = rows.with_columns(scope=pl.struct(keys).rle_id().cast(pl.Int64))
+    scopes = rows.group_by("scope", maintain_order=True).agg(pl.col(keys).first(), pl.col("is_known").all())
+    with_wait = rows.filter("is_known")
+    start, wait, scope = (with_wait[name].to_numpy() for name in ("start_ns", "wait_ns", "scope"))
+    waited_ns = union(start, start + wait, scope).totals_ns(len(scopes)).tolist()
+    for (_, label, rank, part, is_known_scope), ns in zip(scopes.iter_rows(), waited_ns, strict=True):
+        waits[rank][part][label] = ns if is_known_scope else None
     return waits
 
 
@@ -298,7 +301,7 @@ def _figures(measures: Measures, waits: _Waits, steps: Sequence[int | None], fac
                 label_count={label: count for label, _, count, _ in labels if count is not None},
                 hidden_ns={"communication": 0, "copy": 0, **hidden_ns},
                 hidden_by_ns=_hidden_by_ns(label_ns, hidden_by_part[part]),
-                wait_ns=waits.by_label[part],
+                wait_ns=waits.by_label.get(part, {}),
                 weak_ns=measures.weak[part],
                 because_ns=_because_ns(budget.exposed_ns, waits.exposure[part]),
                 bubble=bubble,

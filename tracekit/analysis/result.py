@@ -21,11 +21,11 @@ from tracekit.align.clocks import Clocks
 from tracekit.align.steps import step_times
 from tracekit.analysis.measured import Measured, RankResult
 from tracekit.analysis.stragglers import Stragglers
-from tracekit.documents.analysis import AnalysisDocument, Slowdown
+from tracekit.documents.analysis import AnalysisDocument, Hiding, Slowdown
 from tracekit.documents.coding import encode, to_plain
 from tracekit.documents.roles import Iteration, PhaseBand, WeightUpdate
 from tracekit.errors import Notice, OptionError
-from tracekit.metrics.overlap import OverlapCost, ratio
+from tracekit.metrics.overlap import ratio
 from tracekit.metrics.reload import Reload
 from tracekit.parsers.source_refs import unknown_rank_error
 from tracekit.schema import Source
@@ -236,7 +236,7 @@ class Analysis(BaseAnalysis):
     """Comparison of the run with its ideal (``tracekit.compare``); if None, the notices tell why."""
     stragglers: Stragglers = field(default_factory=Stragglers)
     """Ranks that others wait for, in which steps and why."""
-    hiding: OverlapCost | None = None
+    hiding: Hiding | None = None
     """Time that hiding communication saved and cost; None if no compute ran beside communication."""
     critical: CriticalPath | None = None
     """The critical path across ranks, if it was asked for."""

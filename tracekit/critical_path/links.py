@@ -106,26 +106,29 @@ class Links(msgspec.Struct, frozen=True, eq=False):
 
         """
         operation_ranks = operations["rank"].to_numpy()
-        with_pieces = tuple(part for part in parts if len(part.path))
+        with_pieces: list[PathTables] = []
         ranks: list[_RankLinks] = []
         rows: list[Int32s] = []
         ends: list[tuple[int | None, StepEnd]] = []
         first = [0]
-        for rank_index, part in enumerate(with_pieces):
-            rank = part.source.rank
-            links = _RankLinks.build(part, clocks, first_comm=first[-1])
+        for part in parts:
+            rank, path = part.source.rank, part.path  # of a stored rank each use reads the file
+            if path.is_empty():
+                continue
+            links = _RankLinks.build(path, rank, clocks, first_comm=first[-1])
             low, high = np.searchsorted(operation_ranks, [rank, rank + 1]).tolist()
             rows.append(_find_rows(links.event_id, operations["id"].slice(low, high - low), low))
-            ends += links.find_step_ends(part, rank_index, clocks)
+            ends += links.find_step_ends(part, path, len(ranks), clocks)
             first.append(first[-1] + len(links.comm))
             ranks.append(links)
+            with_pieces.append(part)
         if not ranks:
             return None
         by_step: dict[int | None, list[StepEnd]] = {}
         for step, end in sorted(ends, key=lambda step_end: (step_end[0] is None, step_end[0] or 0)):
             by_step.setdefault(step, []).append(end)
         return cls(
-            parts=with_pieces,
+            parts=tuple(with_pieces),
             first=np.array(first, np.int64),
             piece=np.concatenate([links.comm for links in ranks]).astype(np.int32),
             row=np.concatenate(rows),
@@ -203,10 +206,9 @@ class _RankLinks(msgspec.Struct, frozen=True, eq=False):
     """Earliest start of the pieces before that communication."""
 
     @classmethod
-    def build(cls, part: PathTables, clocks: Clocks, *, first_comm: int) -> _RankLinks:
+    def build(cls, path: pl.DataFrame, rank: int, clocks: Clocks, *, first_comm: int) -> _RankLinks:
         """Link the pieces of one rank; *first_comm* is the number of its first communication."""
-        path = part.path
-        start, end = common_times(part, clocks)
+        start, end = common_times(path, rank, clocks)
         before = as_int64(path["before"].to_numpy())
         comm = np.flatnonzero(path["kind"].to_physical().to_numpy() == COMMUNICATION)
         number = np.full(len(path), -1, np.int64)
@@ -226,32 +228,23 @@ class _RankLinks(msgspec.Struct, frozen=True, eq=False):
         before = self.before[pieces]
         return np.where(before >= 0, self.earliest_start[before], NO_LIMIT)
 
-    def find_step_ends(self, part: PathTables, rank_index: int, clocks: Clocks) -> Iterator[tuple[int | None, StepEnd]]:
-        """Yield the pieces that end steps, each with its step."""
+    def find_step_ends(
+        self, part: PathTables, path: pl.DataFrame, rank_index: int, clocks: Clocks
+    ) -> Iterator[tuple[int | None, StepEnd]]:
+        """Yield the pieces that end steps, each with its step; *path* are the pieces of *part*."""
         steps = part.steps["step"].to_list()
         begins = dict(zip(steps, clocks.to_common(part.source.rank, part.steps["start_ns"].to_numpy()), strict=True))
-        path = part.path  # of a stored rank each use reads the file
         last_pieces = np.flatnonzero(path["last"].to_numpy())
         for piece, number in zip(last_pieces.tolist(), path["part"].to_numpy()[last_pieces].tolist(), strict=True):
             step = steps[number] if number < len(steps) else None
-            yield (
-                step,
-                StepEnd(
-                    rank_index=rank_index,
-                    piece=piece,
-                    end=int(self.end[piece]),
-                    begin=int(begins[step]),
-                    next_comm=int(self.next_comm[piece]),
-                    earliest_start=int(self.earliest_start[piece]),
-                ),
-            )
+            next_comm, earliest_start = int(self.next_comm[piece]), int(self.earliest_start[piece])
+            end, begin = int(self.end[piece]), int(begins[step])
+            yield step, StepEnd(rank_index, piece, end, begin, next_comm, earliest_start)
 
 
-def common_times(part: PathTables, clocks: Clocks) -> tuple[Ints, Ints]:
+def common_times(path: pl.DataFrame, rank: int, clocks: Clocks) -> tuple[Ints, Ints]:
     """Return start and end of a rank's pieces on the common clock; a start before the trace (negative) stays."""
-    path = part.path
     start, end = path["start_ns"].to_numpy(), path["end_ns"].to_numpy()
-    rank = part.source.rank
     return as_int64(np.where(start < 0, start, clocks.to_common(rank, start))), as_int64(clocks.to_common(rank, end))
 
 
@@ -307,14 +300,16 @@ class Pieces(msgspec.Struct, frozen=True, eq=False):
         columns: dict[str, list[npt.NDArray[Any]]] = {"start": [], "end": [], "before": [], "kind": []}
         first = [0]
         for part, is_visited in zip(links.parts, visited.tolist(), strict=True):
+            pieces = 0
             if is_visited:
-                start, end = common_times(part, clocks)
-                before = part.path["before"].to_numpy()
+                path = part.path
+                pieces, before = len(path), path["before"].to_numpy()
+                start, end = common_times(path, part.source.rank, clocks)
                 columns["start"].append(start)
                 columns["end"].append(end)
                 columns["before"].append(np.where(before >= 0, before + first[-1], -1).astype(np.int32))
-                columns["kind"].append(part.path["kind"].to_physical().to_numpy().astype(np.uint8))
-            first.append(first[-1] + (len(part.path) if is_visited else 0))
+                columns["kind"].append(path["kind"].to_physical().to_numpy().astype(np.uint8))
+            first.append(first[-1] + pieces)
         # Each list is released before the next is joined, so that never much is in memory twice.
         joined = {name: np.concatenate(columns.pop(name)) for name in tuple(columns)}
         return cls(links, np.array(first, np.int64), **joined)

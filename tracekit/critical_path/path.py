@@ -19,6 +19,8 @@ import polars as pl
 from tracekit._util.text import ranks_named
 from tracekit.align.clocks import Clocks
 from tracekit.critical_path.links import SEGMENT_KINDS, Arrivals, Links, PathTables, Pieces, Walks, walk_back
+from tracekit.documents.analysis import Slack
+from tracekit.documents.coding import table_schema
 from tracekit.errors import Notice
 from tracekit.metrics.causes import with_peers
 from tracekit.schema import conform
@@ -45,15 +47,7 @@ SEGMENTS = pl.Schema(
     }
 )
 """The critical path, in order of time: each segment starts where the one before it ends."""
-SLACK = pl.Schema(
-    {
-        "step": pl.Int64(),
-        "rank": pl.Int32(),
-        "path_ns": pl.Int64(),  # time of the rank on the path
-        "slack_ns": pl.Int64(),  # least time by which it was early at one of these operations; null if there are none
-        "operations": pl.Int64(),  # operations of the path at which it arrived before the last
-    }
-)
+SLACK = table_schema(Slack)
 
 _JOINED_KINDS = ("kernel", "copy", "host")
 """Kinds of which neighbouring segments with the same label are joined."""

@@ -9,14 +9,18 @@ import zlib
 from collections.abc import Iterable, Iterator
 from os import PathLike
 from pathlib import Path
-from typing import Any, TypeVar
+from types import NoneType
+from typing import Any, TypeVar, get_args
 
 import msgspec
+import polars as pl
 
 from tracekit._util.text import json_text
 from tracekit.errors import InputError
 
 Document = TypeVar("Document")
+Row = TypeVar("Row", bound=msgspec.Struct)
+_DTYPES = {int: pl.Int64(), float: pl.Float64(), str: pl.String(), bool: pl.Boolean()}
 MAX_MAGNITUDE = 1e30
 """Largest number that a saved document may hold: its square is finite, and a table of integers can hold it."""
 _NOT_FINITE = re.compile(rb"\b(NaN|Infinity)\b")
@@ -49,6 +53,27 @@ def _with_lists(value: Any) -> Any:
 def to_plain_rows(rows: Iterable[Any]) -> list[dict[str, Any]]:
     """Return the rows of a list in a document as dictionaries."""
     return [to_plain(row) for row in rows]
+
+
+def rows(frame: pl.DataFrame, row_type: type[Row]) -> list[Row]:
+    """Return the rows of a table; columns that the type does not have are left out."""
+    field_of_key = dict(zip(row_type.__struct_encode_fields__, row_type.__struct_fields__, strict=True))
+    columns = [pl.col(key).alias(name) for key, name in field_of_key.items() if key in frame.columns]
+    return [row_type(**row) for row in frame.select(columns).iter_rows(named=True)]
+
+
+def table_schema(row_type: type[msgspec.Struct]) -> pl.Schema:
+    """Return the columns of a table of such rows; a rank has 32 bits as in all tables, other integers have 64.
+
+    >>> from tracekit.documents.analysis import Slack
+    >>> table_schema(Slack).names()
+    ['step', 'rank', 'path_ns', 'slack_ns', 'operations']
+    """
+    dtypes: dict[str, pl.DataType] = {}
+    for field in msgspec.structs.fields(row_type):
+        plain = next(option for option in get_args(field.type) or (field.type,) if option is not NoneType)
+        dtypes[field.encode_name] = pl.Int32() if field.name == "rank" else _DTYPES[plain]
+    return pl.Schema(dtypes)
 
 
 def encode(document: Any, *, indent: int | None = 1) -> str:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 import polars as pl
 
 from tracekit._util.shapes import parse_list
+from tracekit.documents.analysis import Bandwidth, Copy
+from tracekit.documents.coding import table_schema
 from tracekit.metrics.peaks import link_gb_s
 from tracekit.schema import COPY_LABELS, conform
 
@@ -26,23 +28,7 @@ bus bandwidth."""
 
 IN_NODE, ACROSS_NODES = "in node", "across nodes"
 
-BANDWIDTH = pl.Schema(
-    {
-        "label": pl.String(),
-        "what": pl.String(),  # the collective, or "p2p"
-        "group": pl.String(),  # description or name of the process group, where the trace has one
-        "ranks": pl.Int64(),  # members of the group
-        "where": pl.String(),  # "in node" or "across nodes"; null where unknown
-        "size": pl.String(),  # bucket of bytes per operation: "1–4 MB"
-        "count": pl.Int64(),  # operations
-        "bytes": pl.Int64(),  # of all of them
-        "transfer_ns": pl.Int64(),  # sum over operations, of each the shortest member
-        "wait_ns": pl.Int64(),  # sum over members and operations
-        "algorithm_gb_s": pl.Float64(),  # bytes / transfer time
-        "bus_gb_s": pl.Float64(),
-        "share_of_link": pl.Float64(),  # bus bandwidth / peak of the link, where one is given
-    }
-)
+BANDWIDTH = table_schema(Bandwidth)
 
 _UNIT_OF_POWER = ((10, "kB"), (20, "MB"), (30, "GB"), (40, "TB"))
 """Powers of two of the units."""
@@ -157,22 +143,8 @@ def _bus_factor(what: str | None, ranks: int) -> float | None:
 # ---- Copies: bytes, bandwidth, hidden share, and the stalls they cause.
 
 
-COPIES = pl.Schema(
-    {
-        "part": pl.Int64(),
-        "label": pl.String(),
-        "count": pl.Int64(),
-        "bytes": pl.Int64(),
-        "ns": pl.Int64(),
-        "bandwidth_gb_s": pl.Float64(),  # bytes / union of the copies' time; null when the file gives no bytes
-        "link_gb_s": pl.Float64(),  # of the link to the host, one way; null where unknown or not used
-        "of_link": pl.Float64(),  # bandwidth / link; null above 1: the figure of the link is then wrong
-        "hidden_ns": pl.Int64(),
-        "hidden": pl.Float64(),  # hidden_ns / ns
-        "stall_ns": pl.Int64(),  # exposed time as in the budget
-        "stalls": pl.Int64(),  # number of separate stalls
-    }
-)
+COPIES = pl.Schema({"part": pl.Int64(), **{key: dtype for key, dtype in table_schema(Copy).items() if key != "rank"}})
+"""``of_link`` is null above 1: the figure of the link is then wrong."""
 
 HOST_LINK_LABELS = ("offload", "onload")
 """Copies over the link between a GPU and its host."""

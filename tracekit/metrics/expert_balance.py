@@ -11,38 +11,17 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from tracekit.documents.analysis import ExpertCost
+from tracekit.documents.analysis import ExpertCost, ExpertLayer, ExpertLoad
+from tracekit.documents.coding import table_schema
 from tracekit.intervals import union
 from tracekit.schema import conform
 
-EXPERT_BALANCE = pl.Schema(
-    {
-        "rank": pl.Int32(),
-        "group": pl.String(),
-        "exchanges": pl.Int64(),  # matched dispatches of the forward
-        "received": pl.Int64(),  # bytes, over all of them
-        "over_mean": pl.Float64(),  # received / mean of the group
-        "largest": pl.Int64(),  # exchanges in which this rank received most
-        "wait_ns": pl.Int64(),  # its wait for the other ranks in those exchanges
-    }
-)
+EXPERT_BALANCE = table_schema(ExpertLoad)
 
 EXPERT_WORK = pl.Schema({"rank": pl.Int32(), "id": pl.Int64(), "expert_ns": pl.Int64()})
 """Time of forward compute launched between a dispatch (event ``id``) and its combine."""
 
-EXPERT_LAYERS = pl.Schema(
-    {
-        "exchange": pl.Int64(),  # number of the dispatch in the forward of a step, by group
-        "group": pl.String(),
-        "rank": pl.Int32(),
-        "received": pl.Int64(),  # bytes, over all steps; null where sizes were not recorded
-        "received_over_mean": pl.Float64(),  # of its group
-        "expert_ns": pl.Int64(),  # union of compute between dispatch and combine
-        "expert_over_mean": pl.Float64(),
-        "wait_ns": pl.Int64(),  # in the combine, at most what the others' longer work explains
-        "exposed_ns": pl.Int64(),  # of that, at most what no compute hides
-    }
-)
+EXPERT_LAYERS = table_schema(ExpertLayer)
 
 
 def measure_expert_balance(operations: pl.DataFrame, members: pl.DataFrame) -> pl.DataFrame:

@@ -12,6 +12,8 @@ from tracekit._loops.interval_sets import NEVER, measure_overlap
 from tracekit._util.arrays import Bools, Ints, as_int64, group_rows
 from tracekit._util.categories import CategoryColumn, CategoryColumns
 from tracekit._util.columns import present, to_int64, with_nulls
+from tracekit.documents.analysis import Hiding, LabelSlowdown
+from tracekit.documents.coding import rows, table_schema
 from tracekit.intervals import sum_by_group
 from tracekit.metrics.label_intervals import COMPUTE_SET, EXPOSABLE_LABELS, LABEL_SETS, Lanes, has_label
 from tracekit.schema import LABELS
@@ -251,15 +253,8 @@ MAX_SPREAD_ALONE = 1.25
 MIN_COMPARED_SHARE = 0.5
 """Share of the kernel time beside communication that must be comparable before a net gain is given."""
 
-OVERLAP_COSTS = pl.Schema(
-    {
-        "label": pl.String(),
-        "kernels": pl.Int64(),  # compared kernels beside communication
-        "beside_ns": pl.Int64(),  # their time
-        "alone_ns": pl.Int64(),  # their time at the median of their group alone
-        "all_ns": pl.Int64(),  # time of all kernels beside communication
-    }
-)
+OVERLAP_COSTS = pl.Schema(list(table_schema(LabelSlowdown).items())[:5])
+"""The measured columns of ``LabelSlowdown``: those up to ``all_ns``."""
 
 
 def measure_overlap_costs(
@@ -310,46 +305,22 @@ def measure_overlap_costs(
     )
 
 
-class OverlapCost(msgspec.Struct, frozen=True, eq=False):
-    """Time that overlap saved, and time that it cost the compute beside communication, over all ranks."""
+def combine_overlap_costs(costs: Iterable[pl.DataFrame], saved_ns: int) -> Hiding | None:
+    """Sum the costs of all ranks; None if no compute ran beside communication.
 
-    saved_ns: int
-    """Communication that ran under compute."""
-    costs: pl.DataFrame
-    """``OVERLAP_COSTS`` of all ranks together."""
-
-    @property
-    def compared(self) -> float | None:
-        """Share of the kernel time beside communication that was compared; None if there is none."""
-        all_ns = int(self.costs["all_ns"].sum())
-        return int(self.costs["beside_ns"].sum()) / all_ns if all_ns else None
-
-    @property
-    def extra_ns(self) -> int | None:
-        """Time by which compared kernels took longer than alone; None if none was compared."""
-        return int((self.costs["beside_ns"] - self.costs["alone_ns"]).sum()) if self.compared else None
-
-    @property
-    def net_ns(self) -> int | None:
-        """Saved time minus extra time; None if too little was compared.
-
-        Kernels that were not compared are assumed to have slowed down like the others.
-        """
-        if self.extra_ns is None or self.compared is None or self.compared < MIN_COMPARED_SHARE:
-            return None
-        return self.saved_ns - round(self.extra_ns / self.compared)
-
-    @property
-    def by_label(self) -> pl.DataFrame:
-        """Compared labels with ``slowdown`` (time beside communication / alone) and ``extra_ns``, costliest first."""
-        compared = self.costs.filter(pl.col("beside_ns") > 0)
-        return compared.with_columns(
-            slowdown=pl.col("beside_ns") / pl.col("alone_ns"), extra_ns=pl.col("beside_ns") - pl.col("alone_ns")
-        ).sort("extra_ns", descending=True)
-
-
-def combine_overlap_costs(costs: Iterable[pl.DataFrame], saved_ns: int) -> OverlapCost | None:
-    """Sum the costs of all ranks; None if no compute ran beside communication."""
-    table = pl.concat([OVERLAP_COSTS.to_frame(), *costs])
-    total = table.group_by("label", maintain_order=True).agg(pl.exclude("label").sum())
-    return OverlapCost(saved_ns, total.select(OVERLAP_COSTS.names())) if len(total) else None
+    Kernels that were not compared are assumed to have slowed down like the others. If too little was compared, the net
+    gain is unknown.
+    """
+    total = pl.concat([OVERLAP_COSTS.to_frame(), *costs]).group_by("label", maintain_order=True).agg(pl.all().sum())
+    if total.is_empty():
+        return None
+    extra = pl.col("beside_ns") - pl.col("alone_ns")
+    by_label = total.with_columns(slowdown=pl.col("beside_ns") / pl.col("alone_ns"), extra_ns=extra)
+    by_label = by_label.filter(pl.col("beside_ns") > 0).sort("extra_ns", descending=True)
+    all_ns = int(total["all_ns"].sum())
+    compared = int(total["beside_ns"].sum()) / all_ns if all_ns else None
+    extra_ns = int(by_label["extra_ns"].sum()) if compared else None
+    net_ns = None
+    if extra_ns is not None and compared is not None and compared >= MIN_COMPARED_SHARE:
+        net_ns = saved_ns - round(extra_ns / compared)
+    return Hiding(saved_ns, extra_ns, net_ns, compared, rows(by_label, LabelSlowdown))

@@ -4,11 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-import numpy as np
 import polars as pl
 
 from tracekit._util.arrays import Ints
-from tracekit._util.columns import to_int64
 from tracekit.align.clocks import Clocks
 from tracekit.errors import Notice
 from tracekit.reconstruct.chunks import CONFIDENCE_ANNOTATED, CONFIDENCE_COUNTED
@@ -69,7 +67,7 @@ class Pipeline:
     @cached_property
     def numbers(self) -> Ints:
         """The columns ``IDENTITY`` of the cells as one matrix; -1 for null."""
-        return np.stack([to_int64(self.detail[name].to_physical(), -1) for name in IDENTITY], axis=1)
+        return self.detail.select(pl.col(IDENTITY).to_physical().cast(pl.Int64).fill_null(-1)).to_numpy()
 
     def orders(self) -> dict[int, list[Op]]:
         """Return the ops that each rank ran, in order, by position in the pipeline.

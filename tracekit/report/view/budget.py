@@ -9,6 +9,7 @@ import polars as pl
 
 from tracekit._util.text import ms, percent
 from tracekit.analysis import Analysis, Measured, RankResult
+from tracekit.documents.coding import to_plain_rows
 from tracekit.report.palette import COMPUTE_COLOUR, IDLE_COLOUR, LABEL_COLOURS, UNRECORDED_COLOUR
 from tracekit.report.table import Column, Table, make_table
 from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS, LABELS
@@ -293,7 +294,7 @@ def hiding_table(analysis: Analysis) -> Table | None:
         Column("extra per rank", "ms", value=lambda row: row["extra_ns"] / ranks),
     )
     min_extra_ns = MIN_HIDING_ROW_SHARE * hiding.extra_ns
-    labels = [row for row in hiding.by_label.iter_rows(named=True) if abs(row["extra_ns"]) >= min_extra_ns]
+    labels = [row for row in to_plain_rows(hiding.by_label) if abs(row["extra_ns"]) >= min_extra_ns]
     saved, cost = ms(hiding.saved_ns / ranks), ms(hiding.extra_ns / ranks)
     if hiding.net_ns is None:
         balance = f"per rank hiding saved {saved} and cost at least {cost}"
