@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer.core import TyperCommand
@@ -17,13 +16,6 @@ from tracekit.errors import OptionError, TracekitError
 
 if TYPE_CHECKING:
     from tracekit.gates import Config
-
-
-class Policy(StrEnum):
-    """Outcome if nothing regressed but something could not be decided."""
-
-    PASS = "pass"
-    FAIL = "fail"
 
 
 class GateCommand(TyperCommand):
@@ -97,7 +89,8 @@ def run(
     nsys: options.Nsys = None,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     inconclusive: Annotated[
-        Policy | None, typer.Option(help="Exit with 0 (pass) or 1 (fail) instead of 3 when it cannot be decided.")
+        Literal["pass", "fail"] | None,
+        typer.Option(help="Exit with 0 (pass) or 1 (fail) instead of 3 when it cannot be decided."),
     ] = None,
     allow: Annotated[
         list[str] | None,
@@ -132,7 +125,7 @@ def run(
         check_history(history)
     settings = load_config(config)
     if inconclusive is not None:
-        settings = replace(settings, inconclusive=inconclusive.value)
+        settings = replace(settings, inconclusive=inconclusive)
     if allow:
         settings = replace(settings, allow=tuple(allow))
     bases = baseline or list(settings.baseline)

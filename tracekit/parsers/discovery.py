@@ -105,8 +105,12 @@ def _expand(path: str, *, alone: bool) -> Discovery:
     if "://" in path:
         return _expand_remote(path)
     if os.path.lexists(path):
-        is_folder = _is_folder(Path(path)) and not _is_source(path)
-        return _from_folder(Path(path)) if is_folder else _from_file(path, alone=alone)
+        if not _is_folder(Path(path)) or _is_source(path):
+            return _from_file(path, alone=alone)
+        members = list(_walk(Path(path), MAX_FOLDER_DEPTH))
+        if not members:
+            raise InputError(f"{Path(path)}: is an empty folder", hint="name the folder that holds the traces")
+        return _from_many(str(Path(path)), members)
     if glob.has_magic(path):
         names = sorted(glob.glob(path, recursive=True))  # noqa: PTH207  # patterns may be absolute
         if not names:
@@ -134,13 +138,6 @@ def _from_file(path: str, *, alone: bool) -> Discovery:
             hint = "check its permissions"
         raise InputError(f"{path}: {why}", hint=hint)
     return Discovery((ref,))
-
-
-def _from_folder(folder: Path) -> Discovery:
-    members = list(_walk(folder, MAX_FOLDER_DEPTH))
-    if not members:
-        raise InputError(f"{folder}: is an empty folder", hint="name the folder that holds the traces")
-    return _from_many(str(folder), members)
 
 
 def _members(path: Path) -> Iterable[Path]:
@@ -199,31 +196,20 @@ def _looks_like_trace(path: Path) -> bool:
 
 def _drop_duplicate_exports(refs: list[SourceRef]) -> tuple[list[SourceRef], list[Notice]]:
     """Return one source per report where reports were exported in several formats, with a notice about the others."""
-    exports: dict[str, list[SourceRef]] = defaultdict(list)
-    remaining = []
+    exports: dict[str, list[tuple[int, SourceRef]]] = defaultdict(list)  # by report: preference and source
+    remaining = [ref for ref in refs if ref.reader != "nsight"]
     for ref in refs:
         if ref.reader == "nsight":
-            exports[_report_path(ref.path)].append(ref)
-        else:
-            remaining.append(ref)
+            suffix = next((suffix for suffix in NSIGHT_SUFFIXES if ref.path.endswith(suffix)), "")
+            exports[ref.path.removesuffix(suffix)].append(((*NSIGHT_SUFFIXES, "").index(suffix), ref))
     notices = []
     for report_exports in exports.values():
-        best, *others = sorted(report_exports, key=lambda ref: _preference(ref.path))
+        best, *others = (ref for _, ref in sorted(report_exports, key=lambda export: export[0]))
         remaining.append(best)
         if others:
             names = listing(other.name for other in others)
             notices.append(Notice("several-exports", f"read {best.name}; the same report is also there as {names}"))
     return remaining, notices
-
-
-def _report_path(path: str) -> str:
-    """Return the path without the suffix of an export."""
-    suffix = next((s for s in NSIGHT_SUFFIXES if path.endswith(s)), "")
-    return path.removesuffix(suffix)
-
-
-def _preference(path: str) -> int:
-    return next((i for i, suffix in enumerate(NSIGHT_SUFFIXES) if path.endswith(suffix)), len(NSIGHT_SUFFIXES))
 
 
 def _reference(path: Path, shown: str) -> tuple[SourceRef | None, str]:

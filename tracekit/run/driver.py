@@ -224,7 +224,8 @@ def accept_old_options(function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def call(*args: P.args, **options: P.kwargs) -> R:
         for name in options.keys() & _OLD_OPTIONS:
-            value = options.pop(name)
+            if (value := options.pop(name)) is None:
+                continue
             text = f"the option {name} is deprecated: use {_OLD_OPTIONS[name]}"
             warnings.warn(text, DeprecationWarning, stacklevel=2)
             if name == "rank" and options.setdefault("file_rank", value) != value:

@@ -56,11 +56,15 @@ def find(
     refs: list[SourceRef] = []
     notices = list(sources.notices)
     for ref in sources.refs:
-        if ref.reader == "store":
-            notices += _store_notices(ref)
-            refs += _store_refs(ref)
-        else:
+        if ref.reader != "store":
             refs.append(ref)
+            continue
+        store = open_store(ref.path)
+        if not store.complete:
+            text = f"{ref.path}: writing this store was interrupted; go on with: tracekit ingest --resume"
+            notices.append(Notice("store-incomplete", text))
+        notices += store.notices
+        refs += _store_refs(ref, store.sources)
     if check:
         check_single_run(refs)
     if ranks is not None:
@@ -68,8 +72,8 @@ def find(
     return tuple(refs), tuple(notices)
 
 
-def _store_refs(ref: SourceRef) -> list[SourceRef]:
-    sources = open_store(ref.path).sources
+def _store_refs(ref: SourceRef, sources: Sequence[Source]) -> list[SourceRef]:
+    """Return one source per rank of a store."""
     if not sources:
         raise InputError(f"{ref.path}: the store holds no rank yet", hint="go on with: tracekit ingest --resume")
     size = ref.bytes // max(1, len(sources))
@@ -84,14 +88,6 @@ def _store_refs(ref: SourceRef) -> list[SourceRef]:
         )
         for source in sources
     ]
-
-
-def _store_notices(ref: SourceRef) -> list[Notice]:
-    store = open_store(ref.path)
-    if store.complete:
-        return list(store.notices)
-    text = f"{ref.path}: writing this store was interrupted; go on with: tracekit ingest --resume"
-    return [Notice("store-incomplete", text), *store.notices]
 
 
 def check_one_run(spans: Sequence[tuple[Source, int | None, int | None]]) -> None:
@@ -109,11 +105,9 @@ def check_one_run(spans: Sequence[tuple[Source, int | None, int | None]]) -> Non
         raise InputError(
             f"these traces come from {len(paths_by_run)} different runs: {examples}", hint="name the files of one run"
         )
-    _check_gaps([(start, end or start, source.path) for source, start, end in spans if start and _is_date(start)])
-
-
-def _is_date(time_ns: int) -> bool:
-    return time_ns > EARLIEST_DATE_NS
+    _check_gaps(
+        [(start, end or start, source.path) for source, start, end in spans if start and start > EARLIEST_DATE_NS]
+    )
 
 
 def _check_gaps(spans: list[tuple[int, int, str]]) -> None:

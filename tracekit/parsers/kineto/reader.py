@@ -14,7 +14,7 @@ from tracekit.errors import InputError, Notice
 from tracekit.parsers.kineto.blocks import OtherLayoutError, Scanned, find_separator, scan_in_order, scan_parallel
 from tracekit.parsers.kineto.header import Header, find_events, parse_header, tail_events, tail_keys
 from tracekit.parsers.kineto.stream import Stream
-from tracekit.parsers.kineto.table import EventTable, build_events, build_memory
+from tracekit.parsers.kineto.table import EventTable, TableBuilder, build_memory
 from tracekit.parsers.source_refs import rank_in_name
 from tracekit.parsers.steps import assign_steps
 from tracekit.schema import DAMAGED, UNTIMED, RankEvents
@@ -46,7 +46,7 @@ def read(
         if not lenient:
             _refuse(stream, scanned)
         number, rank_from = _rank(header, stream.name, rank)
-        table = build_events(scanned, rank=number, base_ns=header.base_ns)
+        table = TableBuilder(scanned).build(rank=number, base_ns=header.base_ns)
         if table.first_bad_text is not None and not lenient:
             raise InputError(
                 f"{stream.name}: event {table.first_bad_text} holds text that is not valid JSON", hint=_HINT

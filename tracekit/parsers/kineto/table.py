@@ -58,11 +58,6 @@ class EventTable:
     """Of those, events whose times are numbers, but none that a clock shows."""
 
 
-def build_events(scanned: Scanned, *, rank: int, base_ns: int) -> EventTable:
-    """Return the table of events; *base_ns* is added to all times."""
-    return _Builder(scanned).build(rank, base_ns)
-
-
 def build_memory(parts: Iterable[Part], *, rank: int, base_ns: int) -> pl.DataFrame:
     """Return the allocator's events by time (``schema.MEMORY``), without those whose time no clock shows."""
     rows = [rows for part in parts for rows in part.memory]
@@ -82,8 +77,8 @@ def build_memory(parts: Iterable[Part], *, rank: int, base_ns: int) -> pl.DataFr
     return conform(frame, MEMORY).sort("at_ns", maintain_order=True)
 
 
-class _Builder:
-    """Builder of the table, column by column: the scanner's memory of a column is released as soon as it is taken."""
+class TableBuilder:
+    """Builder of the table of events, column by column: a column's memory is released when it is taken."""
 
     def __init__(self, scanned: Scanned) -> None:
         self._parts = scanned.parts
@@ -97,8 +92,11 @@ class _Builder:
         self._bad_texts = 0
         self._bad_rows: list[int] = []  # by column with damaged texts: the first row
 
-    def build(self, rank: int, base_ns: int) -> EventTable:
-        kind = self._look_up(Column.CAT, decode_string, _kind_of_category, pl.Enum(KINDS)).fill_null("other")
+    def build(self, *, rank: int, base_ns: int) -> EventTable:
+        """Return the table of events; *base_ns* is added to all times."""
+        kinds = pl.Enum(KINDS)
+        kind = self._look_up(Column.CAT, decode_string, lambda category: CATEGORIES.get(category.lower()), kinds)
+        kind = kind.fill_null("other")
         is_gpu = kind.is_in(DEVICE_KINDS)
         times = _event_times(self._series(self._take(Column.TS)), self._series(self._take(Column.DUR)), base_ns)
         columns = {
@@ -116,7 +114,9 @@ class _Builder:
         untimed, out_of_range = {}, 0
         if not times["is_usable"].all():
             events = events.filter(times["is_usable"])
-            untimed = _count_untimed(is_gpu.filter(~times["is_usable"]))
+            gpu_count = int(is_gpu.filter(~times["is_usable"]).sum())
+            counts = {UNTIMED: gpu_count, UNTIMED_CPU: int((~times["is_usable"]).sum()) - gpu_count}
+            untimed = {key: count for key, count in counts.items() if count}
             out_of_range = int(times.select(pl.col("is_number") & ~pl.col("is_usable")).to_series().sum())
         return EventTable(conform(events, EVENTS), self._bad_texts, self._first_bad_text(), untimed, out_of_range)
 
@@ -280,10 +280,6 @@ class _Builder:
         return self._sparse(all_rows, values), self._sparse(collective_rows, received_bytes)
 
 
-def _kind_of_category(category: str) -> str:
-    return CATEGORIES.get(category.lower(), "other")
-
-
 def _lookup(wanted: Ints, rows: Ints, values: Ints) -> Ints:
     """Return the values of the rows *wanted*, ``NULL`` where there is none; *rows* are sorted."""
     if not len(rows):
@@ -317,13 +313,6 @@ def _event_times(start: pl.Series, duration: pl.Series, base_ns: int) -> pl.Data
         is_number=pl.col("start").is_not_null(),
         is_usable=is_usable.fill_null(False),
     )
-
-
-def _count_untimed(is_gpu: pl.Series) -> dict[str, int]:
-    """Count the events left out for their time, by where they ran."""
-    gpu_events = int(is_gpu.sum())
-    counts = {UNTIMED: gpu_events, UNTIMED_CPU: len(is_gpu) - gpu_events}
-    return {key: count for key, count in counts.items() if count}
 
 
 def _at(values: Ints | None, rows: Ints) -> Ints | None:
