@@ -64,6 +64,7 @@ def pytest_collection_finish():
 
 
 def pytest_unconfigure(config):
+    gc.unfreeze()  # else libraries report at exit that their objects are still there
     if not hasattr(config, "workerinput"):
         shutil.rmtree(os.environ.pop(SHARED), ignore_errors=True)
 
