@@ -9,8 +9,11 @@ from msgspec import structs
 
 from tests.kept import analysis_of
 from tracekit.analysis.result import RoleResults
-from tracekit.documents.analysis import Evidence, Straggler, WaitCause
+from tracekit.documents.analysis import Evidence as WaitEvidence
+from tracekit.documents.analysis import Straggler, WaitCause
 from tracekit.metrics.budget import Bubble, Budget
+from tracekit.report.advice import advise
+from tracekit.report.evidence import Evidence
 from tracekit.report.view import view_of
 from tracekit.report.view.lateness import late_rank
 from tracekit.report.view.ranks import pace
@@ -20,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def small(samples):
-    return replace(analysis_of(samples / "reload"), reload=None, role_results=RoleResults())
+    return replace(analysis_of(samples / "reload"), reload=None, role_results=RoleResults(), walked_path=None)
 
 
 def run_of(small, *, ranks=1, steps=1, compute=600, exposed=None, labels=None, wait=None, late=()):
@@ -154,8 +157,8 @@ def test_whom_the_others_wait_for(small):
 
 
 def test_why_a_rank_is_late(small):
-    slow = WaitCause("slow_gpu", 800_000, Evidence(ratio=1.96))
-    unknown = WaitCause("unknown", 100_000, Evidence(reason="no cause explains it"))
+    slow = WaitCause("slow_gpu", 800_000, WaitEvidence(ratio=1.96))
+    unknown = WaitCause("unknown", 100_000, WaitEvidence(reason="no cause explains it"))
     row = Straggler(
         3, "comm", 900_000, 4, kind="chronic", steps=[0, 1], late_ns=54_000_000, why=[slow, unknown]
     )  # fmt: skip
@@ -169,12 +172,16 @@ def test_why_a_rank_is_late(small):
 @pytest.mark.parametrize(
     ("cause", "evidence", "words"),
     [
-        ("more_work", Evidence(ratio=2.1, tokens=3072, tokens_of_others=882), "3,072 tokens in a step, the others 882"),
-        ("more_work", Evidence(ratio=2.1), "2.10 times the work of the others"),
-        ("host_late", Evidence(idle_ns=80_000_000), "its GPU is empty for 80.0 ms"),
-        ("slow_link", Evidence(ratio=3.0), "3.00 times as long as others of their size"),
-        ("waited_itself", Evidence(chain=[3, 1, 0]), "it waits for rank 0 itself"),
-        ("unknown", Evidence(reason="no cause explains it"), "the cause is not known (no cause explains it)"),
+        (
+            "more_work",
+            WaitEvidence(ratio=2.1, tokens=3072, tokens_of_others=882),
+            "3,072 tokens in a step, the others 882",
+        ),
+        ("more_work", WaitEvidence(ratio=2.1), "2.10 times the work of the others"),
+        ("host_late", WaitEvidence(idle_ns=80_000_000), "its GPU is empty for 80.0 ms"),
+        ("slow_link", WaitEvidence(ratio=3.0), "3.00 times as long as others of their size"),
+        ("waited_itself", WaitEvidence(chain=[3, 1, 0]), "it waits for rank 0 itself"),
+        ("unknown", WaitEvidence(reason="no cause explains it"), "the cause is not known (no cause explains it)"),
     ],
 )
 def test_every_cause_has_words(cause, evidence, words):
@@ -201,7 +208,8 @@ def test_unknown_work_above_one_per_cent_is_said_first_thing(small):
 
 def test_what_to_do_comes_with_the_whole_command(samples):
     view = view_of(analysis_of(samples / "1f1b"))
-    assert [line.topic for line in view.answer] == ["Time", "Exposed", "Schedule", "Waits", "Next"]
+    assert [line.topic for line in view.answer] == ["Time", "Blocked", "Exposed", "Schedule", "Waits", "Next"]
     assert view.answer[-1].text == view.advice[0].text
     assert (samples / "1f1b").samefile(view.input_path)  # other tests may have named it from another folder
-    assert view.advice[-1].command == f"tracekit analyze {view.input_path} --what-if"
+    unlabelled = advise(Evidence(unlabelled_share=0.02), path=view.input_path)
+    assert unlabelled[0].command == f"tracekit analyze {view.input_path} --explain other"

@@ -113,7 +113,7 @@ def test_what_the_host_hardly_did_has_no_row(run, share, shown):
 
 
 def test_an_operation_is_named_once(run):
-    assert view_of(run("reload")).communication.rows[0][0] == "broadcast × 4 (1)"
+    assert view_of(run("reload")).communication.rows[0][0] == "broadcast × 4 (group 1)"
 
 
 @pytest.mark.parametrize("width", [80, 120, 160])

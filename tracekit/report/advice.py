@@ -77,7 +77,7 @@ def advise(evidence: Evidence, *, path: str | None = None) -> list[Advice]:
         text = entry.text.format_map(shown) + (f" ({evidence.framework}: {option})" if option else "")
         change = "" if entry.change is None else entry.change.format_map(shown)
         if change in evidence.savings_ns:
-            text += f" (`{change}`: up to {ms(evidence.savings_ns[change])} less per step)"
+            text += f" (saves up to {ms(evidence.savings_ns[change])} per step)"
         weight = facts[entry.weight] if isinstance(entry.weight, str) else entry.weight
         supported.append((weight, Advice(text, entry.command.format(path=path) if entry.command and path else None)))
     return [advice for _, advice in sorted(supported, key=lambda item: -item[0])]

@@ -131,9 +131,6 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     reload_times: str | None = None
     reload_limit: str | None = None
     """The larger of the two: ``wait`` or ``reload``."""
-    what_if_given: bool | None = None
-    """Whether predictions were asked for already; None without a schedule."""
-    no_prediction_reason: str | None = None
     savings_ns: Mapping[str, int] = {}
     """Upper bound of what each what-if change would save of a step."""
 
@@ -161,9 +158,7 @@ def collect_evidence(analysis: Analysis) -> Evidence:
         **_idle(analysis),
         unlabelled_share=unlabelled_share if unlabelled_share > MIN_UNLABELLED_SHARE else None,
         **(_reload(analysis, analysis.reload) if analysis.reload is not None else {}),
-        what_if_given=bool(schedule.what_if) if schedule is not None else None,
-        no_prediction_reason=schedule.no_prediction_reason if schedule is not None else None,
-        savings_ns={row.change: row.saves_ns for row in analysis.changed_steps if (row.saves_ns or 0) > 0},
+        savings_ns={row.change: row.saves_ns for row in analysis.changed_steps if row.saves_ns and row.saves_ns > 0},
     )
 
 

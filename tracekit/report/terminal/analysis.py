@@ -62,10 +62,13 @@ def render(
 def closing_lines(view: View, *, full: bool, page_written: bool) -> Text:
     """Return how to get the rest: all tables and warnings, and a page."""
     warnings = f" and {counted(len(view.warnings), 'warning')}" if view.warnings else ""
-    more = [] if full else [f"--full prints all tables{warnings}"]
-    changes = view.analysis.changed_steps
+    more, changes = [], view.analysis.changed_steps
     if not full and view.analysis.graph is None and changes and (changes[0].saves_ns or 0) > 0:
-        more.insert(0, f"`{changes[0].change}` would save up to {ms(changes[0].saves_ns)} of a step (--what-if)")
+        more.append(f"`{changes[0].change}` would save up to {ms(changes[0].saves_ns)} of a step (--what-if)")
+    if view.what_if_hint is not None:
+        more.append(view.what_if_hint)
+    if not full:
+        more.append(f"--full prints all tables{warnings}")
     if view.has_gpu and not page_written:
         more.append("-o report.html writes a page")
     return Text("; ".join(more), style="dim")

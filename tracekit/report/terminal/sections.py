@@ -193,7 +193,9 @@ LEGEND = {
 """Name and colour of each kind of part."""
 MIN_BAR_LENGTH = 10
 MAX_BARS_IN_SHORT_BUDGET = 8
-"""Up to this number of ranks, the short budget draws all of them."""
+"""Up to this number of ranks, the short budget draws all of them …"""
+MAX_BARS_BESIDE_SCHEDULE = 4
+"""… or, where the schedule is drawn below it, up to this number."""
 
 
 def ranks_with_bars(view: View, *, short: bool) -> list[RankResult]:
@@ -202,7 +204,8 @@ def ranks_with_bars(view: View, *, short: bool) -> list[RankResult]:
     The ranks that the answer names come first: the one that blocks the step, and the one that is waited for most.
     """
     ranks = view.analysis.rank_results
-    if len(ranks) <= (MAX_BARS_IN_SHORT_BUDGET if short else MAX_RANKS_LISTED):
+    all_fit = MAX_BARS_BESIDE_SCHEDULE if view.schedule is not None else MAX_BARS_IN_SHORT_BUDGET
+    if len(ranks) <= (all_fit if short else MAX_RANKS_LISTED):
         return list(ranks)
     mean = view.budget.mean
 
@@ -214,7 +217,9 @@ def ranks_with_bars(view: View, *, short: bool) -> list[RankResult]:
     named = {straggler.rank for straggler in view.stragglers[:1] if not straggler.candidates}
     if view.blocking is not None and view.blocking.piece is not None:
         named.add(view.blocking.piece["rank"])
-    chosen = sorted(ranks, key=lambda rank: (rank.rank not in named, -difference(rank)))[:WORST_RANKS_SHOWN]
+    chosen = sorted(ranks, key=lambda rank: (rank.rank not in named, -difference(rank)))[
+        : min(all_fit, WORST_RANKS_SHOWN) if short else WORST_RANKS_SHOWN
+    ]
     return sorted(chosen, key=lambda rank: rank.rank)
 
 

@@ -97,6 +97,8 @@ class View:
     idle: Table | None
     """Idle time of the ranks by cause, and their bubbles."""
     schedule: ScheduleView | None
+    what_if_hint: str | None
+    """That other schedules can be predicted, or why not; None without a schedule, or if they were predicted."""
     phases: Table | None
     """Hidden shares by phase for a run that overlaps micro-batches, if its schedule was not recognised."""
     blocking: Blocking | None
@@ -199,6 +201,7 @@ def _build(analysis: Analysis) -> View:
         beside=beside_table(analysis),
         idle=idle_table(analysis),
         schedule=schedule,
+        what_if_hint=_what_if_hint(analysis),
         phases=unnamed_phases(analysis),
         blocking=blocked_by,
         critical=critical,
@@ -223,6 +226,15 @@ def _build(analysis: Analysis) -> View:
         definitions=DEFINITIONS if schedule is None else (*DEFINITIONS, *SCHEDULE_DEFINITIONS),
         analysis=analysis,
     )
+
+
+def _what_if_hint(analysis: Analysis) -> str | None:
+    schedule = analysis.schedule
+    if schedule is None or schedule.what_if:
+        return None
+    if schedule.no_prediction_reason:
+        return f"other schedules cannot be predicted for this run: {schedule.no_prediction_reason}"
+    return "`--what-if` predicts other schedules"
 
 
 def shorten_notices(notices: Sequence[Notice]) -> list[Notice]:

@@ -18,7 +18,7 @@ from tracekit.report.view.blocking import Blocking
 from tracekit.report.view.budget import LabelRow, kind_of
 from tracekit.report.view.lateness import imbalance_line, late_rank, late_rows, recording_overhead
 from tracekit.report.view.pipeline import ScheduleView
-from tracekit.report.view.ranks import Pace, Straggler, beyond_noise, pace
+from tracekit.report.view.ranks import Pace, Straggler, pace
 from tracekit.report.view.roles import iteration_sentence, update_sentence
 from tracekit.schema import LABEL_WORDS
 
@@ -26,6 +26,8 @@ MIN_SHARE_TO_REPORT = 0.01
 """Share of the span from which exposed, waiting or unlabelled time is reported."""
 MIN_BETWEEN_STEPS_SHARE = 0.05
 """Share of the span from which the time between steps is reported: it belongs to no step."""
+MIN_MEAN_DIFFERENCE = 0.05
+"""Difference between a step on the slowest rank and on the mean rank, whose shares are given, to name both."""
 MAX_EXPOSED_LABELS = 2
 """Exposed labels that are named."""
 NEARLY_AS_LATE_SHARE = 0.1
@@ -95,7 +97,7 @@ def _time_line(analysis: Analysis, step_pace: Pace) -> Line:
         subject = f"Of role {main}, {subject[0].lower()}{subject[1:]}"
     time = f"{ms(step_pace.ns)} ({remark})" if remark else ms(step_pace.ns)
     mean_ns = span_ns / max(1, step_pace.ranks * step_pace.steps)
-    if step_pace.ranks > 1 and beyond_noise(step_pace.ns, mean_ns):
+    if step_pace.ns - mean_ns > MIN_MEAN_DIFFERENCE * step_pace.ns:
         time += f", {ms(mean_ns)} on average over ranks, and of that average"
     included = ", the time between steps included" if report_between else ""
     other_ns = total.label_ns.get("other", 0)
@@ -233,7 +235,7 @@ def _late_rank(analysis: Analysis, row: Straggler) -> str:
 
 
 def _cost(row: Straggler) -> str:
-    return f"{ms(row.caused_ns)} summed over them, in {counted(row.operations, 'operation')}"
+    return f"{ms(row.caused_ns)} summed, in {counted(row.operations, 'operation')}"
 
 
 def _other_pipeline(analysis: Analysis, rank: int | None) -> str:

@@ -18,7 +18,7 @@ MAX_HOLDERS = 2
 """Labels that are named; the second only if it holds the path at least half as long as the first."""
 MIN_SHARE_OF_RANKS = 0.5
 """Share of the named labels' time from which the ranks that hold most of it are named."""
-MIN_BUSY_SHARE = 0.01
+MIN_BUSY_SHARE = 0.05
 """Share of the host's time on the path from which it is said that the GPU had other work meanwhile."""
 MAX_OPERATORS = 2
 """Innermost operators around a launch that are named."""
@@ -65,9 +65,9 @@ def blocking(analysis: Analysis) -> Blocking | None:
     held = pieces.filter(pl.col("holder").is_in(names))
     words = join_with_and(_HOLDER_WORDS.get(name) or f"{LABEL_WORDS[name]} ({name})" for name in names)
     share = percent(int(held["ns"].sum()), int(pieces["ns"].sum()))
-    text = f"The step is blocked longest by {words}: {share} of its critical path{_ranks(analysis, path, held)}"
+    text = f"The step is blocked by {words}: {share} of its critical path{_ranks(analysis, path, held)}"
     piece = _longest_piece(analysis, pieces)
-    text += "." if piece is None else f"; {_describe(pieces, piece)}."
+    text += "." if piece is None else f"; longest piece: {_describe(pieces, piece)}."
     return Blocking(text + _doubts(path, totals), piece)
 
 
@@ -103,7 +103,7 @@ def _ranks(analysis: Analysis, path: CriticalPath, held: pl.DataFrame) -> str:
     )
     members, kind, ns = grouped.row(-1)
     is_open = kind != "collective" and len(path.candidates) > 1
-    if members is None or is_open or ns < MIN_SHARE_OF_RANKS * held["ns"].sum():
+    if members is None or is_open or ns < MIN_SHARE_OF_RANKS * int(held["ns"].sum()):
         return ""
     numbers = sorted(msgspec.json.decode(members, type=list[int]))
     return "" if numbers == ranks or not numbers else f", mostly on {ranks_named(numbers)}"
@@ -134,16 +134,12 @@ def _describe(pieces: pl.DataFrame, piece: dict[str, Any]) -> str:
         names = [short_kernel(name or "").partition("<")[0] for name in launched["what"]]
         target = f" {names[0]}" if names and names[0] else " the next work"
         busy_ns = piece["ns"] - piece["idle_gpu_ns"]
-        meanwhile = (
-            f" (its GPU had other work for {ms(busy_ns)} of that)" if busy_ns > MIN_BUSY_SHARE * piece["ns"] else ""
-        )
-        text = f"the longest single piece is the host of rank {piece['rank']}, {when}{meanwhile}, before it launched"
+        meanwhile = f" (its GPU worked in {ms(busy_ns)} of that)" if busy_ns > MIN_BUSY_SHARE * piece["ns"] else ""
+        text = f"the host of rank {piece['rank']}, {when}{meanwhile}, before it launched"
         return f"{text}{target}{_operators(piece, ' in ')}"
-    if piece["label"] in COMMUNICATION_LABELS or piece["kind"] == "copy":
-        text = f"the longest single piece is {kernel} on rank {piece['rank']}, {when}"
-    else:
-        text = f"the longest single piece is {piece['label']} on rank {piece['rank']}, {when}, mostly {kernel}"
-    return text + _operators(piece, ", launched by ")
+    is_kernel = piece["label"] in COMMUNICATION_LABELS or piece["kind"] == "copy"
+    name, mostly = (kernel, "") if is_kernel else (piece["label"], f", mostly {kernel}")
+    return f"{name} on rank {piece['rank']}, {when}{mostly}{_operators(piece, ', launched by ')}"
 
 
 def _operators(piece: dict[str, Any], before: str) -> str:
@@ -171,5 +167,5 @@ def _doubts(path: CriticalPath, totals: pl.DataFrame) -> str:
         share = percent(sum(ns_of[label] for label in unfollowed), whole_ns)
         doubts += f" Whether {join_with_and(unfollowed)} on it ({share}) waits for another rank is not known."
     if len(path.candidates) > 1:
-        doubts += f" For {percent(path.uncertain_ns, whole_ns)} of it clocks leave open along which rank it runs."
+        doubts += f" For {percent(path.uncertain_ns, whole_ns)} of it clocks leave open which rank it follows."
     return doubts

@@ -154,11 +154,7 @@ def _communication(sources: Sequence[Source], rates: RunRates) -> Table | None:
     )
     values = ("size", "count", "algorithm_gb_s", "bus_gb_s", "share_of_link", "transfer_ns", "wait_ns")
     rows = [(_operation_name(row), *(row[value] for value in values)) for row in longest.iter_rows(named=True)]
-    notes = [
-        "× n: on n ranks, the name of their group in brackets",
-        *_implausible_bandwidths(sources, rates.communication),
-    ]
-    return make_table(columns, rows, notes=notes)
+    return make_table(columns, rows, notes=_implausible_bandwidths(sources, rates.communication))
 
 
 def _implausible_bandwidths(sources: Sequence[Source], communication: pl.DataFrame) -> list[str]:
@@ -177,7 +173,7 @@ def _implausible_bandwidths(sources: Sequence[Source], communication: pl.DataFra
 
 def _operation_name(row: dict[str, Any]) -> str:
     """Return the name of an operation; its group and place tell it from other rows."""
-    group = f" ({terminal(row['group'])})" if row["group"] else ""
+    group = f" (group {terminal(row['group'])})" if row["group"] else ""
     where = f", {row['where']}" if row["where"] else ""
     collective = "" if row["what"] == row["label"] else f" {row['what']}"
     return f"{row['label']}{collective} × {row['ranks']}{group}{where}"

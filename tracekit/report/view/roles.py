@@ -6,12 +6,15 @@ from collections.abc import Sequence
 from statistics import mean
 
 import msgspec
+import polars as pl
 
-from tracekit._util.text import counted, format_ranges, join_with_and, ms, percent
+from tracekit._util.text import at_least, counted, format_ranges, join_with_and, ms, percent
 from tracekit.analysis import Analysis
 from tracekit.analysis.result import RoleResults
 from tracekit.documents.roles import Iteration, RolloutTail, WeightUpdate
+from tracekit.intervals import union
 from tracekit.metrics.overlap import ratio
+from tracekit.metrics.process_phases import ROLLOUT, TRAIN
 from tracekit.report.table import Column, Table, make_table
 
 MAX_UPDATES_SHOWN = 3
@@ -139,7 +142,7 @@ def _waits_table(iterations: Sequence[Iteration]) -> Table | None:
         Column("iteration", "figure", terminal_heading="nr"),
         Column("role"),
         Column("GPU busy", "ms"),
-        Column("idle", "ms", note="time of the iteration outside the role's phases"),
+        Column("outside", "ms", note="time of the iteration outside the role's phases, in which a GPU is busy in part"),
         Column("runs meanwhile"),
         Column("for", "ms"),
     )
@@ -201,7 +204,11 @@ def iteration_sentence(analysis: Analysis) -> str | None:
         return None
     total = sum(iteration.end_ns - iteration.start_ns for iteration in iterations)
     shares = {phase: sum(iteration.phase_ns.get(phase, 0) for iteration in iterations) / total for phase in PHASE_WORDS}
-    parts = [f"{percent(share)} {PHASE_WORDS[phase]}" for phase, share in shares.items() if share]
+    parts = [
+        f"{percent(share)} {PHASE_WORDS[phase]}{_train_waits(analysis) if phase == TRAIN else ''}"
+        for phase, share in shares.items()
+        if share
+    ]
     count = len(iterations)
     times = sorted(iteration.end_ns - iteration.start_ns for iteration in iterations)
     over = f" (mean of {count})" if count > 1 else ""
@@ -212,7 +219,65 @@ def iteration_sentence(analysis: Analysis) -> str | None:
     if waits:
         role, share, other = max(waits, key=lambda wait: wait[1])
         text += f"; role {role} waits for {other} in {percent(share)} of it"
-    return f"{text}.{_tail_sentence(iterations)}"
+    start = late_start(analysis)
+    late = "" if start is None else f" In iteration {start.iteration} {start.words}."
+    return f"{text}.{_tail_sentence(iterations)}{late}"
+
+
+def _train_waits(analysis: Analysis) -> str:
+    """Return how much of the main role's training is waiting for other ranks; empty if it is little or unknown."""
+    results = analysis.role_results
+    training = [band for band in results.bands if band.phase == TRAIN and band.role == results.main_role]
+    trained = union(*([getattr(band, name) for band in training] for name in ("start_ns", "end_ns", "rank")))
+    operations = analysis.clocks.align(analysis.tables["operations"], "start_ns", "end_ns")
+    waits = operations.filter(pl.col("wait_ns") > 0)
+    start_ns, wait_ns, rank = (waits[name].to_numpy() for name in ("start_ns", "wait_ns", "rank"))
+    share = ratio((union(start_ns, start_ns + wait_ns, rank) & trained).total_ns, trained.total_ns)
+    if share is None or share < MIN_SHARE:
+        return ""
+    return f" ({at_least(percent(share), operations['wait_ns'].has_nulls())} of it waiting for other ranks)"
+
+
+class LateStart(msgspec.Struct, frozen=True):
+    """A rollout that starts so late that it ends last, in the iteration where that costs most."""
+
+    iteration: int
+    ns: int
+    """Its start minus that of the first rank."""
+    words: str
+    others_start_together: bool
+    """Whether no other iteration has one."""
+
+
+def late_start(analysis: Analysis) -> LateStart | None:
+    """Return the rollout whose late start costs most; None if every rollout that ends last does so by its length.
+
+    The rank that ends last must have started later, by more than its rollout is longer than the median rank's and by
+    more than clocks may be off.
+    """
+    off_ns = analysis.clocks.table["uncertainty_ns"].drop_nulls().max()
+    late_starts = []
+    for iteration in analysis.role_results.iterations:
+        tail = iteration.rollout_tail
+        starts: dict[int, int] = {}
+        for band in analysis.role_results.bands:
+            if band.phase == ROLLOUT and band.iteration == iteration.index:
+                starts[band.rank] = min(band.start_ns, starts.get(band.rank, band.start_ns))
+        if tail is None or tail.last_rank not in starts:
+            continue
+        first = min(starts, key=lambda rank: starts[rank])
+        late_ns = starts[tail.last_rank] - starts[first]
+        longer_ns = tail.ns if tail.rank == tail.last_rank else 0
+        noise_ns = max(MIN_SHARE * (iteration.end_ns - iteration.start_ns), off_ns if isinstance(off_ns, int) else 0)
+        if late_ns > max(longer_ns, noise_ns):
+            words = (
+                f"the rollout of rank {tail.last_rank} starts {ms(late_ns)} after that of rank {first} and ends last"
+            )
+            late_starts.append((late_ns, iteration.index, words))
+    if not late_starts:
+        return None
+    late_ns, index, words = max(late_starts)
+    return LateStart(index, late_ns, words, len(late_starts) == 1 and len(analysis.role_results.iterations) > 1)
 
 
 def _mean_waits(iterations: Sequence[Iteration]) -> list[tuple[str, float, str]]:
@@ -279,12 +344,18 @@ def role_advice(analysis: Analysis) -> list[str]:
                 "cap the longest sequences or spread them over ranks, or train on the finished ones meanwhile"
             )
             advice.append((tail_ns / total, text))
+        start = late_start(analysis)
+        if start is not None:
+            remedy = "start the rollouts of all ranks together"
+            remedy += ", as in the other iterations" if start.others_start_together else ""
+            advice.append((start.ns / total, f"in iteration {start.iteration} {start.words}: {remedy}"))
         sync = sum(iteration.phase_ns["weight_sync"] for iteration in iterations)
         moved = sum(update.measured_ns for update in results.weight_updates)
         if moved and sync > 2 * moved:
             text = (
                 f"weight sync takes {ms(sync / len(iterations))} per iteration, but moving the weights only "
-                f"{ms(moved / len(results.weight_updates))}: the rest is gathering, registering and releasing them"
+                f"{ms(moved / len(results.weight_updates))}: shorten what is done around it, such as collecting, "
+                "registering and releasing buffers (the timeline shows it)"
             )
             advice.append(((sync - moved) / total, text))
     for update in results.weight_updates[:1] if analysis.reload is None else ():
@@ -299,5 +370,9 @@ def role_advice(analysis: Analysis) -> list[str]:
     lines = [text for share, text in sorted(advice, reverse=True) if share > MIN_SHARE]
     idle = sum(iteration.phase_ns["idle"] for iteration in iterations)
     if iterations and idle > MIN_IDLE_SHARE * total:
-        lines.append(f"no role runs in {percent(idle / total)} of an iteration: see what passes between the roles then")
+        worst = max(iterations, key=lambda iteration: iteration.phase_ns["idle"])
+        lines.append(
+            f"no role runs in {percent(idle / total)} of the iterations (most in iteration {worst.index}: "
+            f"{ms(worst.phase_ns['idle'])}): hand over to the next role earlier, or let roles overlap"
+        )
     return lines
