@@ -77,7 +77,7 @@ def test_the_answer_comes_first_and_alone_when_brief(found):
     render(found, console, brief=True)
     brief = console.file.getvalue().splitlines()
     assert lines[: len(brief)] == brief
-    assert len(brief) < 16  # six lines of the answer, of at most three lines each at this width
+    assert len(brief) < 14  # six lines of the answer, of at most three lines each at this width
     assert not any("Where the step went" in line for line in brief)
 
 

@@ -48,9 +48,9 @@ def test_the_labels_that_hold_the_path_longest_are_named_with_their_share(with_p
         chain="Outer > c10d::recv_ > record_param_comms",
     )
     text = blocking(analysis).text
-    assert text.startswith("The step is blocked by pipeline communication (pp_comm) and the backward for inputs")
-    assert "(dgrad): 80.0 % of its critical path, mostly on rank 1;" in text
-    assert "nccl SendRecv on rank 1, 50.0 ms from 20.0 ms of the step, launched by Outer > c10d::recv_." in text
+    assert text.startswith("By pipeline communication (pp_comm) and the backward for inputs")
+    assert "(dgrad): 80.0 % of the critical path, mostly on rank 1;" in text
+    assert "nccl SendRecv on rank 1, 50.0 ms at 20.0 ms of the step, launched by Outer > c10d::recv_." in text
 
 
 def test_the_host_is_named_with_what_it_launched(with_path):
@@ -60,8 +60,8 @@ def test_the_host_is_named_with_what_it_launched(with_path):
         (3, "copy", "Memcpy HtoD (Pageable -> Device)", "onload", 19),
     )
     text = blocking(analysis).text
-    assert text.startswith("The step is blocked by the host, before it launches work: 80.0 %")
-    assert "the host of rank 3, 80.0 ms from the start of the step, before it launched Memcpy HtoD" in text
+    assert text.startswith("By the host, before it launches work: 80.0 %")
+    assert "the host of rank 3, 80.0 ms at the start of the step, before it launched Memcpy HtoD" in text
     assert "its GPU worked" not in text
 
 
@@ -115,7 +115,7 @@ def test_every_report_says_the_same_and_the_share_is_that_of_the_path(samples, s
     totals = analysis.critical.totals()["by_label"]
     named = re.findall(r"\((\w+)\)", text.partition(":")[0])
     share = sum(totals[label] for label in named) / sum(totals.values())
-    assert f": {share:.1%} of its critical path".replace("%", " %") in text
+    assert f": {share:.1%} of the critical path".replace("%", " %") in text
     assert text in [line.text for line in view_of(analysis.without_critical_path()).answer]
     assert text in html.unescape(render_markdown(analysis).replace("\\", ""))
 

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from tracekit.errors import InputError
+from tracekit.parsers.nsight.exports import refuse_unreadable
 from tracekit.parsers.nsight.nccl import FIELDS, Layouts, payload_layouts, payload_numbers
 from tracekit.parsers.nsight.reader import open_export
-from tracekit.parsers.nsight.sqlite import refuse_unreadable
 from tracekit.redaction.fields import ANY, SIZE, SMALL, is_version
 from tracekit.redaction.names import NameRedactor
 

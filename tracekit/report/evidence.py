@@ -314,7 +314,7 @@ def gap_basis(analysis: Analysis, cause: str) -> str:
     labels = [label for label in GAP_LABELS.get(cause, ()) if exposed_ns.get(label)]
     rank_steps = max(1, sum(len(rank.per_step) for rank in analysis.rank_results))
     per_rank = ms(sum(exposed_ns[label] for label in labels) / rank_steps)
-    named = f"{join_with_and(labels)}: {per_rank} exposed on a rank"
+    named = f"{join_with_and(labels)}: {per_rank} per rank"
     return f" along the chain of stages ({named})" if labels else ""
 
 

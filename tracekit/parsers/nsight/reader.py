@@ -18,10 +18,10 @@ from msgspec.structs import replace
 from tracekit.errors import InputError, Notice, OptionError
 from tracekit.parsers.nsight import nccl, tables
 from tracekit.parsers.nsight.cuda import api_events, gpu_events
+from tracekit.parsers.nsight.exports import ArrowExport, SqliteExport
 from tracekit.parsers.nsight.names import PID_MASK, Strings
 from tracekit.parsers.nsight.nvtx import link_autograd, nvtx_events, parse_ops
 from tracekit.parsers.nsight.rank_events import Rank, keep_rank_events, number_ranks, rank_events, rank_notices
-from tracekit.parsers.nsight.sqlite import ArrowExport, SqliteExport
 from tracekit.parsers.nsight.tables import IDENTIFYING_TABLES, Export
 from tracekit.schema import UNTIMED, RankEvents, Source
 

@@ -102,7 +102,7 @@ def _gap(view: View) -> str:
         makespans = {"ideal": head.ideal_ns, "measured": head.measured_ns}
         rows = [(name, ms(ns), "", outside[name]) for name, ns in makespans.items()]
     table = simple_table(("", "time", "share of the gap", "outside cells"), rows, words=1)
-    hint = f"\n\n{_with_code(view.what_if_hint)}" if view.what_if_hint else ""
+    hint = f"\n\n{_with_code(view.what_if_hint.text)}" if view.what_if_hint else ""
     return f"### From the ideal to the run ({markdown(schedule.comparison.name)})\n\n{table}{hint}"
 
 

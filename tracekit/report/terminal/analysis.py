@@ -64,9 +64,9 @@ def closing_lines(view: View, *, full: bool, page_written: bool) -> Text:
     warnings = f" and {counted(len(view.warnings), 'warning')}" if view.warnings else ""
     more, changes = [], view.analysis.changed_steps
     if not full and view.analysis.graph is None and changes and (changes[0].saves_ns or 0) > 0:
-        more.append(f"`{changes[0].change}` would save up to {ms(changes[0].saves_ns)} of a step (--what-if)")
+        more.append(f"`{changes[0].change}` would save up to {ms(changes[0].saves_ns)} of a step")
     if view.what_if_hint is not None:
-        more.append(view.what_if_hint)
+        more.append(view.what_if_hint.text)
     if not full:
         more.append(f"--full prints all tables{warnings}")
     if view.has_gpu and not page_written:
@@ -102,7 +102,7 @@ def _budget_title(view: View, *, short: bool = False) -> str:
     if view.analysis.role_results.main_role is not None:
         subject = f"{subject} of role {view.analysis.role_results.main_role}"
     ranks, shown = len(view.analysis.rank_results), len(sections.ranks_with_bars(view, short=short))
-    chosen = f"; {shown} of {counted(ranks, 'rank')}: named above, or most unlike the mean" if shown < ranks else ""
+    chosen = f"; {shown} of {counted(ranks, 'rank')}" if shown < ranks else ""
     return f"Where the {subject} went (shares of the span{chosen})"
 
 

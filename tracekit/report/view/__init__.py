@@ -97,7 +97,7 @@ class View:
     idle: Table | None
     """Idle time of the ranks by cause, and their bubbles."""
     schedule: ScheduleView | None
-    what_if_hint: str | None
+    what_if_hint: Advice | None
     """That other schedules can be predicted, or why not; None without a schedule, or if they were predicted."""
     phases: Table | None
     """Hidden shares by phase for a run that overlaps micro-batches, if its schedule was not recognised."""
@@ -201,7 +201,7 @@ def _build(analysis: Analysis) -> View:
         beside=beside_table(analysis),
         idle=idle_table(analysis),
         schedule=schedule,
-        what_if_hint=_what_if_hint(analysis),
+        what_if_hint=_what_if_hint(analysis, quoted_path),
         phases=unnamed_phases(analysis),
         blocking=blocked_by,
         critical=critical,
@@ -228,13 +228,14 @@ def _build(analysis: Analysis) -> View:
     )
 
 
-def _what_if_hint(analysis: Analysis) -> str | None:
+def _what_if_hint(analysis: Analysis, quoted_path: str | None) -> Advice | None:
     schedule = analysis.schedule
     if schedule is None or schedule.what_if:
         return None
     if schedule.no_prediction_reason:
-        return f"other schedules cannot be predicted for this run: {schedule.no_prediction_reason}"
-    return "`--what-if` predicts other schedules"
+        return Advice(f"other schedules cannot be predicted for this run: {schedule.no_prediction_reason}")
+    command = None if quoted_path is None else f"tracekit analyze {quoted_path} --what-if"
+    return Advice("`--what-if` predicts other schedules", command)
 
 
 def shorten_notices(notices: Sequence[Notice]) -> list[Notice]:

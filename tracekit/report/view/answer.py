@@ -235,7 +235,7 @@ def _late_rank(analysis: Analysis, row: Straggler) -> str:
 
 
 def _cost(row: Straggler) -> str:
-    return f"{ms(row.caused_ns)} summed, in {counted(row.operations, 'operation')}"
+    return f"{ms(row.caused_ns)} summed over them, in {counted(row.operations, 'operation')}"
 
 
 def _other_pipeline(analysis: Analysis, rank: int | None) -> str:

@@ -20,6 +20,8 @@ MIN_SHARE_OF_RANKS = 0.5
 """Share of the named labels' time from which the ranks that hold most of it are named."""
 MIN_BUSY_SHARE = 0.05
 """Share of the host's time on the path from which it is said that the GPU had other work meanwhile."""
+MIN_OPEN_SHARE = 0.1
+"""Share of the path from which it is said here that clocks leave its rank open; the path's own notes always say it."""
 MAX_OPERATORS = 2
 """Innermost operators around a launch that are named."""
 _WRAPPERS = ("record_param_comms", "autograd::engine::evaluate_function")
@@ -65,7 +67,7 @@ def blocking(analysis: Analysis) -> Blocking | None:
     held = pieces.filter(pl.col("holder").is_in(names))
     words = join_with_and(_HOLDER_WORDS.get(name) or f"{LABEL_WORDS[name]} ({name})" for name in names)
     share = percent(int(held["ns"].sum()), int(pieces["ns"].sum()))
-    text = f"The step is blocked by {words}: {share} of its critical path{_ranks(analysis, path, held)}"
+    text = f"By {words}: {share} of the critical path{_ranks(analysis, path, held)}"
     piece = _longest_piece(analysis, pieces)
     text += "." if piece is None else f"; longest piece: {_describe(pieces, piece)}."
     return Blocking(text + _doubts(path, totals), piece)
@@ -127,7 +129,7 @@ def _describe(pieces: pl.DataFrame, piece: dict[str, Any]) -> str:
     of_step = pieces.filter(pl.col("step").eq_missing(piece["step"]))
     step = f"step {piece['step']}" if pieces["step"].n_unique() > 1 else "the step"
     start_ns = piece["start_ns"] - int(of_step["start_ns"].to_numpy().min())
-    when = f"{ms(piece['ns'])} from {ms(start_ns) if start_ns else 'the start'} of {step}"
+    when = f"{ms(piece['ns'])} at {ms(start_ns) if start_ns else 'the start'} of {step}"
     kernel = short_kernel(piece["what"] or "").partition("<")[0]
     if piece["kind"] == "host":
         launched = of_step.filter((pl.col("number") > piece["number"]) & pl.col("label").is_not_null()).head(1)
@@ -166,6 +168,6 @@ def _doubts(path: CriticalPath, totals: pl.DataFrame) -> str:
     if unfollowed:
         share = percent(sum(ns_of[label] for label in unfollowed), whole_ns)
         doubts += f" Whether {join_with_and(unfollowed)} on it ({share}) waits for another rank is not known."
-    if len(path.candidates) > 1:
+    if len(path.candidates) > 1 and path.uncertain_ns >= MIN_OPEN_SHARE * whole_ns:
         doubts += f" For {percent(path.uncertain_ns, whole_ns)} of it clocks leave open which rank it follows."
     return doubts
