@@ -7,6 +7,7 @@ from contextlib import closing
 
 import pytest
 
+from tracekit.parsers.nsight import exports
 from tracekit.parsers.nsight.exports import SqliteExport
 from tracekit.parsers.nsight.tables import read_table
 
