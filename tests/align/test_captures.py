@@ -124,7 +124,7 @@ def test_without_one_event_the_others_keep_their_partners_or_have_none(folder, i
             assert len(others - remaining) <= 4
 
 
-LOST = [*(SAMPLES / name for name in ("1f1b", "1f1b-noshapes", "interleaved", "steps/straggler", "reload", "router")),
+LOST = [*(SAMPLES / name for name in ("1f1b", "interleaved", "steps/straggler", "reload", "router")),
         *(CORPUS / "frameworks" / name for name in ("ds-pipe", "titan-ac", "cp-ring", "meg-recompute"))]  # fmt: skip
 
 

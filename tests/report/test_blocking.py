@@ -108,7 +108,7 @@ def test_communication_that_could_not_be_followed_is_named_beside_a_known_blocke
     assert "Whether dp_comm on it (20.0 %) waits for another rank is not known." in blocking(analysis).text
 
 
-@pytest.mark.parametrize("sample", ["1f1b", "megatron-moe", "slow-ddp"])
+@pytest.mark.parametrize("sample", ["1f1b", "slow-ddp"])
 def test_every_report_says_the_same_and_the_share_is_that_of_the_path(samples, sample):
     analysis = analysis_of(samples / sample, critical_path=True)
     text = blocking(analysis).text

@@ -583,7 +583,7 @@ def test_roles_share_one_time_axis_and_are_chosen_by_buttons(look, pages, analys
     assert page.said == []
 
 
-@pytest.mark.parametrize("name", ["rl", "vpp-overlap"])
+@pytest.mark.parametrize("name", ["rl", "router"])
 def test_every_search_of_a_table_finds_events(look, pages, name):
     page = look(pages(name))
     searched, empty = page.evaluate(

@@ -74,7 +74,7 @@ def test_chunks_are_told_apart():
 
 
 def test_large_pictures_drop_the_numbers_and_stay_small(tmp_path):
-    done = simulate(generate("interleaved-overlap", pp=64, microbatches=256))
+    done = simulate(generate("interleaved-overlap", pp=32, microbatches=128))
     figure = draw_schedule(done)
     assert not numbers(figure.axes[0])
     assert all(2 <= inches <= 20 for inches in figure.get_size_inches())
