@@ -97,7 +97,7 @@ def test_work_that_may_lie_on_another_rank_is_not_placed(with_path):
     analysis = with_path((0, "kernel", "gemm", "forward", 60), (1, "kernel", "gemm", "forward", 50), uncertain=True)
     text = blocking(analysis).text
     assert "mostly on" not in text
-    assert "longest piece" not in text
+    assert "longest of these" not in text
     assert "For 100.0 % of it clocks leave open which rank it follows." in text
 
 
@@ -134,6 +134,6 @@ def test_the_link_opens_the_piece_that_is_named(look, pages, analysed, sample):
     assert facts["where"].startswith(f"rank {piece['rank']}")
     from_ms, to_ms = (float(time) for time in re.match(r"([\d.]+) to ([\d.]+) ms", facts["when"]).groups())
     assert to_ms - from_ms == pytest.approx((piece["end_ns"] - piece["start_ns"]) / 1e6, rel=0.01)
-    assert facts["operators"] == piece["chain"]
+    assert facts.get("operators") == piece["chain"]
     if piece["kind"] != "host":
         assert facts["label"].startswith(piece["label"])

@@ -59,7 +59,11 @@ DEFINITIONS = (
     ("compute", "U(forward … optimizer, other); shares are of the span"),
     ("hidden", "|U(X) ∩ U(compute)| / |U(X)|"),
     ("exposed", "|U(X) − U(compute)|; two labels at once: charged to the first. compute + exposed + idle = span"),
-    ("wait", "own duration − shortest duration among the ranks of the same operation"),
+    (
+        "wait",
+        "own start to the start of the last rank in the same operation (of a message: of its other side), at most the "
+        "own duration; printed as a bound, own − shortest duration, where clocks are not aligned well enough",
+    ),
     ("because", "what the next compute waited for while the label was exposed; the causes sum to the exposed time"),
     ("bubble", "(idle + exposed wait of pp_comm) / span; a run without a pipeline has idle and no bubble"),
 )

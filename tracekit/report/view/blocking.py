@@ -68,8 +68,8 @@ def blocking(analysis: Analysis) -> Blocking | None:
     words = join_with_and(_HOLDER_WORDS.get(name) or f"{LABEL_WORDS[name]} ({name})" for name in names)
     share = percent(int(held["ns"].sum()), int(pieces["ns"].sum()))
     text = f"By {words}: {share} of the critical path{_ranks(analysis, path, held)}"
-    piece = _longest_piece(analysis, pieces)
-    text += "." if piece is None else f"; longest piece: {_describe(pieces, piece)}."
+    piece = _longest_piece(analysis, held)
+    text += "." if piece is None else f"; the longest of these: {_describe(pieces, piece)}."
     return Blocking(text + _doubts(path, totals), piece)
 
 

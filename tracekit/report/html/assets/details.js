@@ -142,25 +142,26 @@ const detailsPanel = (() => {
     const meanwhile = kind === "host" ? [...hostWork, ...gpuMeanwhile(timeline, source, i)] : [];
     const title = { host: "the host", unknown: "nothing was recorded" }[kind] ?? kind;
     const topic = kind === "unknown" ? "not recorded" : kind !== "host" ? kind : isRecorded ? "the host worked" : "the host";
-    drawFacts(panel, timeline, `On the critical path: ${title}`, [nextOnPath(timeline, i), ...longestLaunched(timeline, source, i)],
+    drawFacts(panel, timeline, `On the critical path: ${title}`, [nextOnPath(timeline, i), ...launchedAtEnd(timeline, source, i)],
       [["where", whereText(timeline, source, path.rank[i])], ["when", whenText(path, i)],
         [topic, isRecorded ? what : `no host activity was recorded here (${ms(unrecorded)}), ${what}`],
         ...(path.chain[i] >= 0 ? [["operators", path.texts[path.chain[i]]]] : []),
         ...(kind === "host" ? [["meanwhile", element("ul", meanwhile.map((text) => element("li", text)), { class: "plain" })]] : []),
         ...notes.map((note) => ["the path", note.replace("the path ", "")])]);
   }
-  // A button to the longest event that the host launched during a piece of the path, or at its end.
-  function longestLaunched(timeline, source, i) {
+  // A button to the event that the host launched at the end of a piece of the path; of several at once, the longest.
+  function launchedAtEnd(timeline, source, i) {
     const { path, run } = source, rank = run.ranks[run.rankIndex.get(path.rank[i])], slack = 2e-4; // launches are kept in steps of 1e-4 ms
     if (!rank || !["host", "launch"].includes(path.texts[path.what[i]])) return [];
     const { start, end, delay, count } = rank.events;
-    let best = -1;
+    let best = -1, latest = path.start[i] - slack;
     for (let e = 0; e < count; e++) {
-      const launch = start[e] - (delay[e] - 1) / 1e4, isLaunched = delay[e] && launch > path.start[i] - slack && launch < path.end[i] + slack;
-      if (isLaunched && (best < 0 || end[e] - start[e] > end[best] - start[best])) best = e;
+      const launch = start[e] - (delay[e] - 1) / 1e4, isLaunched = delay[e] && launch > latest - slack && launch < path.end[i] + slack;
+      if (!isLaunched || (launch < latest + slack && best >= 0 && end[e] - start[e] <= end[best] - start[best])) continue;
+      [best, latest] = [e, Math.max(latest, launch)];
     }
     const show = () => timeline.select({ source, rank, event: best }, { reveal: true });
-    return best < 0 ? [] : [button("what it launched then", show, "the longest GPU event that the host launched in this time")];
+    return best < 0 ? [] : [button("what it launched then", show, "the GPU event that the host launched at the end of this time")];
   }
   // What the host did during a piece of the critical path: the time without any record, and its ranges, operators and waiting
   // calls, the longest first.
@@ -226,11 +227,11 @@ const detailsPanel = (() => {
     const sameCount = others.every(({ count }) => count === own.count);
     const tableRows = others.map((row) => {
       const there = run.ranks[row.rankIndex].events;
-      const same = sameCount && row.nth >= 0 ? ms(there.end[row.nth] - there.start[row.nth]) : "–";
-      return element("tr", [element("th", String(row.rank), { scope: "row" }), element("td", same), element("td", ms(row.median)),
+      const same = row.nth >= 0 ? ms(there.end[row.nth] - there.start[row.nth]) : "–";
+      return element("tr", [element("th", String(row.rank), { scope: "row" }), ...(sameCount ? [element("td", same)] : []), element("td", ms(row.median)),
         element("td", ms(row.longest)), element("td", String(row.count))], row.rank === rank.rank ? { class: "total" } : {});
     });
-    const heads = ["rank", "this occurrence", "median", "longest", "count"].map((head) => element("th", head, { scope: "col" }));
+    const heads = ["rank", sameCount && "this occurrence", "median", "longest", "count"].filter(Boolean).map((head) => element("th", head, { scope: "col" }));
     const table = element("table", [element("caption", `This kernel in ${step?.step != null ? `step ${step.step}` : "the recording"}, rank by rank`),
       element("thead", element("tr", heads)), element("tbody", tableRows)]);
     return [steps, [element("div", table, { class: "scroll" })]];
