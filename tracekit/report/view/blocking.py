@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import polars as pl
 
-from tracekit._util.text import join_with_and, ms, percent, ranks_named
+from tracekit._util.text import join_with_and, ms, percent, ranks_named, shorten_distinct
 from tracekit.analysis import Analysis
 from tracekit.critical_path.path import CriticalPath
 from tracekit.intervals import union
@@ -22,6 +22,7 @@ MIN_BUSY_SHARE = 0.05
 """Share of the host's time on the path from which it is said that the GPU had other work meanwhile."""
 MIN_OPEN_SHARE = 0.1
 """Share of the path from which it is said here that clocks leave its rank open; the path's own notes always say it."""
+MAX_NAME_CHARACTERS = 48
 MAX_OPERATORS = 2
 """Innermost operators around a launch that are named."""
 _WRAPPERS = ("record_param_comms", "autograd::engine::evaluate_function")
@@ -130,11 +131,10 @@ def _describe(pieces: pl.DataFrame, piece: dict[str, Any]) -> str:
     step = f"step {piece['step']}" if pieces["step"].n_unique() > 1 else "the step"
     start_ns = piece["start_ns"] - int(of_step["start_ns"].to_numpy().min())
     when = f"{ms(piece['ns'])} at {ms(start_ns) if start_ns else 'the start'} of {step}"
-    kernel = short_kernel(piece["what"] or "").partition("<")[0]
+    kernel = _kernel_name(piece["what"])
     if piece["kind"] == "host":
         launched = of_step.filter((pl.col("number") > piece["number"]) & pl.col("label").is_not_null()).head(1)
-        names = [short_kernel(name or "").partition("<")[0] for name in launched["what"]]
-        target = f" {names[0]}" if names and names[0] else " the next work"
+        target = f" {_kernel_name(launched['what'][0]) or 'the next work'}" if len(launched) else " the next work"
         busy_ns = piece["ns"] - piece["idle_gpu_ns"]
         meanwhile = f" (its GPU worked in {ms(busy_ns)} of that)" if busy_ns > MIN_BUSY_SHARE * piece["ns"] else ""
         text = f"the host of rank {piece['rank']}, {when}{meanwhile}, before it launched"
@@ -142,6 +142,12 @@ def _describe(pieces: pl.DataFrame, piece: dict[str, Any]) -> str:
     is_kernel = piece["label"] in COMMUNICATION_LABELS or piece["kind"] == "copy"
     name, mostly = (kernel, "") if is_kernel else (piece["label"], f", mostly {kernel}")
     return f"{name} on rank {piece['rank']}, {when}{mostly}{_operators(piece, ', launched by ')}"
+
+
+def _kernel_name(name: str | None) -> str:
+    """Return a kernel's name without template arguments, short enough for a sentence."""
+    (short,) = shorten_distinct([short_kernel(name or "").partition("<")[0]], most=MAX_NAME_CHARACTERS)
+    return short
 
 
 def _operators(piece: dict[str, Any], before: str) -> str:
