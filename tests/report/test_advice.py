@@ -35,6 +35,8 @@ def late(cause):
 UPDATE = Evidence(reload_wait_ns=9, reload_alone_ns=2, reload_times="", reload_limit="wait")
 SHORT_OF_COMPUTE = exposed("nothing_to_hide", free_compute_ns=4, unhideable_ns=6, transfer_rate="")
 
+MS = 1_000_000
+
 CASES = {
     "truncated": (Evidence(no_gpu_reason="truncated"), Evidence(no_gpu_reason="unsupported")),
     "unsupported": (Evidence(no_gpu_reason="unsupported"), Evidence(no_gpu_reason="not_recorded")),
@@ -147,6 +149,18 @@ def test_the_option_of_the_framework_is_named_where_the_trace_shows_it(framework
 def test_advice_is_listed_by_weight():
     both = Evidence(launch_bound_share=0.1, unlabelled_share=0.2)
     assert [advice.text.split()[0] for advice in advise(both)] == ["20.0", "the"]
+
+
+def test_of_advice_with_a_predicted_saving_the_largest_comes_first():
+    """The gap is mostly messages, but the host's delay costs more; advice without a saving keeps its place."""
+    gap, _ = CASES["gap_p2p"]
+    evidence = replace(gap, launch_bound_share=0.1, unlabelled_share=0.2)
+    host_saves_more = advise(replace(evidence, savings_ns={"hide pp_comm": 40 * MS, "no host delay": 137 * MS}))
+    messages_save_more = advise(replace(evidence, savings_ns={"hide pp_comm": 140 * MS, "no host delay": 137 * MS}))
+    assert ["no label" in advice.text for advice in host_saves_more] == [False, True, False]
+    for order, first, last in ((host_saves_more, "137.0 ms", "40.0 ms"), (messages_save_more, "140.0 ms", "137.0 ms")):
+        assert f"saves up to {first}" in order[0].text
+        assert f"saves up to {last}" in order[-1].text
 
 
 # Facts of real runs.

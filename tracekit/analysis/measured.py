@@ -190,8 +190,8 @@ def rank_results(ranks: Sequence[RankTables], operations: pl.DataFrame, *, pipel
         by_step = _Waits.of(operations[start:end], rank.by_step, step_waits[number])
         window = _Waits.of(window_operations[start:end], rank.window, window_waits[number])
         messages = int(operations["is_message"][start:end].sum())
-        known = _KnownFacts(rank.idle_known, pipeline, not has_unseen_messages(rank.messages_issued, messages))
-        results.append(_rank_result(rank, by_step, window, known))
+        facts = _KnownFacts(rank.idle_known, pipeline, not has_unseen_messages(rank.messages_issued, messages))
+        results.append(_rank_result(rank, by_step, window, facts))
     return tuple(results)
 
 

@@ -85,7 +85,7 @@ class Recorder:
         self._step_began_s = time.perf_counter()  # what the recorder itself took belongs to no step
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Wait until rank 0 has printed the answer, for programs that end with ``os._exit``."""
+        """Wait until rank 0 has printed the answer, for programs that end without exit handlers."""
         self._handler.wait(timeout_s)
 
     def _store_overhead(self) -> None:

@@ -68,7 +68,7 @@ def advise(evidence: Evidence, *, path: str | None = None) -> list[Advice]:
     """
     table, facts = advice_table(), asdict(evidence)
     shown = {name: _format(name, fact) for name, fact in facts.items()}
-    supported: list[tuple[float, Advice]] = []
+    supported: list[tuple[float, int | None, Advice]] = []
     for entry in table.entries:
         if not entry.fires(facts):
             continue
@@ -76,11 +76,16 @@ def advise(evidence: Evidence, *, path: str | None = None) -> list[Advice]:
         option = table.flags.get(evidence.framework or "", {}).get(topic or "")
         text = entry.text.format_map(shown) + (f" ({evidence.framework}: {option})" if option else "")
         change = "" if entry.change is None else entry.change.format_map(shown)
-        if change in evidence.savings_ns:
-            text += f" (saves up to {ms(evidence.savings_ns[change])} per step)"
+        saves_ns = evidence.savings_ns.get(change)
+        if saves_ns is not None:
+            text += f" (saves up to {ms(saves_ns)} per step)"
         weight = facts[entry.weight] if isinstance(entry.weight, str) else entry.weight
-        supported.append((weight, Advice(text, entry.command.format(path=path) if entry.command and path else None)))
-    return [advice for _, advice in sorted(supported, key=lambda item: -item[0])]
+        command = entry.command.format(path=path) if entry.command and path else None
+        supported.append((weight, saves_ns, Advice(text, command)))
+    supported.sort(key=lambda item: -item[0])
+    # Advice with a predicted saving keeps the places that it has by weight, but fills them by saving, largest first.
+    by_saving = iter(sorted((item for item in supported if item[1] is not None), key=lambda item: -(item[1] or 0)))
+    return [(item if item[1] is None else next(by_saving))[2] for item in supported]
 
 
 def _format(name: str, fact: object) -> str:

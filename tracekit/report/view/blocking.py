@@ -1,4 +1,4 @@
-"""What blocks the step: the work that holds its critical path longest, in sum and in one piece, as a sentence."""
+"""The line that names the blocker of the step: the work on the critical path longest, in sum and in one piece."""
 
 from __future__ import annotations
 
@@ -65,11 +65,11 @@ def blocking(analysis: Analysis) -> Blocking | None:
     names = [name for name, ns in totals.head(MAX_HOLDERS).iter_rows() if 2 * ns >= first_ns]
     if first == "unknown" or not path.unknown_labels.isdisjoint(names):
         return None
-    held = pieces.filter(pl.col("holder").is_in(names))
+    blocking_pieces = pieces.filter(pl.col("holder").is_in(names))
     words = join_with_and(_HOLDER_WORDS.get(name) or f"{LABEL_WORDS[name]} ({name})" for name in names)
-    share = percent(int(held["ns"].sum()), int(pieces["ns"].sum()))
-    text = f"By {words}: {share} of the critical path{_ranks(analysis, path, held)}"
-    piece = _longest_piece(analysis, held)
+    share = percent(int(blocking_pieces["ns"].sum()), int(pieces["ns"].sum()))
+    text = f"By {words}: {share} of the critical path{_ranks(analysis, path, blocking_pieces)}"
+    piece = _longest_piece(analysis, blocking_pieces)
     text += "." if piece is None else f"; the longest of these: {_describe(pieces, piece)}."
     return Blocking(text + _doubts(path, totals), piece)
 
@@ -84,7 +84,7 @@ def gpu_busy_ns(analysis: Analysis, hosts: pl.DataFrame) -> pl.Series:
     )
 
 
-def _ranks(analysis: Analysis, path: CriticalPath, held: pl.DataFrame) -> str:
+def _ranks(analysis: Analysis, path: CriticalPath, blocking_pieces: pl.DataFrame) -> str:
     """Return the ranks that take part in most of this work; empty if all do, or if clocks leave it open.
 
     A collective runs on all ranks of its group alike: the group is named, not the rank along which the path runs.
@@ -96,7 +96,7 @@ def _ranks(analysis: Analysis, path: CriticalPath, held: pl.DataFrame) -> str:
     # The operation of a piece is the last of its label that started before the middle of the piece on its rank.
     own_rank = pl.format("[{}]", "rank")
     grouped = (
-        held.with_columns(middle_ns=(pl.col("start_ns") + pl.col("end_ns")) // 2)
+        blocking_pieces.with_columns(middle_ns=(pl.col("start_ns") + pl.col("end_ns")) // 2)
         .sort("middle_ns")
         .join_asof(operations.sort("middle_ns"), on="middle_ns", by=["rank", "label"], check_sortedness=False)
         .with_columns(members=pl.when(pl.col("kind") == "collective").then("group_ranks").otherwise(own_rank))
@@ -106,7 +106,7 @@ def _ranks(analysis: Analysis, path: CriticalPath, held: pl.DataFrame) -> str:
     )
     members, kind, ns = grouped.row(-1)
     is_open = kind != "collective" and len(path.candidates) > 1
-    if members is None or is_open or ns < MIN_SHARE_OF_RANKS * int(held["ns"].sum()):
+    if members is None or is_open or ns < MIN_SHARE_OF_RANKS * int(blocking_pieces["ns"].sum()):
         return ""
     numbers = sorted(msgspec.json.decode(members, type=list[int]))
     return "" if numbers == ranks or not numbers else f", mostly on {ranks_named(numbers)}"
