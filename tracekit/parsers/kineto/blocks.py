@@ -4,13 +4,16 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+import polars as pl
+
 from tracekit._loops.json_scanner import Status
-from tracekit._util.machine import cores
 from tracekit.parsers.kineto.header import TAIL_LIMIT
 from tracekit.parsers.kineto.stream import Stream
 from tracekit.parsers.kineto.worker import Part, Worker
 
 BLOCK_BYTES = 4 << 20
+MAX_THREADS = 8
+"""Most threads that scan one file; fewer where polars may use fewer, as in a worker process beside others."""
 MAX_EVENT_BYTES = 32 << 20
 """Longer events are not read; arguments of real ones have been seen at a few MB."""
 _MIN_PATIENCE_BYTES = 1 << 16
@@ -151,8 +154,7 @@ def scan_parallel(stream: Stream, head: bytes, start: int, separator: bytes, *, 
             reader.stop()
             raise
 
-    # Inflating takes a third of the time of scanning.
-    workers = [Worker(index, stacks=stacks) for index in range(min(3 if stream.gzipped else 2, cores()))]
+    workers = [Worker(index, stacks=stacks) for index in range(min(MAX_THREADS, pl.thread_pool_size()))]
     with ThreadPoolExecutor(max(len(workers) - 1, 1)) as pool:
         others = [pool.submit(work, worker) for worker in workers[1:]]
         work(workers[0])  # in this thread, the only one that Ctrl-C interrupts
