@@ -17,7 +17,7 @@ from tracekit.compare.predict.machine import (
     fit_machine,
     match_messages,
 )
-from tracekit.compare.predict.measured_ops import recut_stages
+from tracekit.compare.predict.measured_ops import measure_ops, recut_stages
 from tracekit.compare.predict.predictor import HOST_SPEED_FACTOR, LEAST_ERROR, Predictor
 from tracekit.compare.predict.rank_programs import (
     MAX_SHARE_OF_EARLY_RECEIVES,
@@ -34,6 +34,7 @@ from tracekit.compare.predict.rank_programs import (
     write_posted,
 )
 from tracekit.compare.what_if import best_split, layers_per_stage
+from tracekit.intervals import EMPTY, union
 from tracekit.reconstruct.chunk_table import count_layers
 from tracekit.reconstruct.messages import CONTENTION, MESSAGES
 from tracekit.schedules import generate, simulate
@@ -53,6 +54,26 @@ def test_with_free_messages_on_queues_of_their_own_it_is_the_simulator(name):
     program = write_posted(plan)
     free = Machine(0, 0, 0, queues="free")
     assert run_program(program, unit_work(program), free).makespan == simulate(plan).makespan
+
+
+def test_waiting_for_room_in_the_queue_is_no_time_of_the_host():
+    """The forward's launches take 100 ns, 50 of them in a full queue; then 50 pass to the backward, 20 of them so."""
+    cells = pl.DataFrame(
+        {"op": ["F", "B"], "stage": [0, 0], "microbatch": [0, 0], "position": [0, 0], "launch_ns": [0, 150]}
+    ).with_columns(
+        last_ns=pl.col("launch_ns") + 100,
+        start_ns=pl.col("launch_ns") + 500,
+        end_ns=pl.col("launch_ns") + 700,
+        b_stage=None,
+        b_microbatch=None,
+        host_ns=0,
+        wgrad_ns=50,
+        busy_ns=100,
+    )
+    no_lead = pl.Series([0, 0])
+    for full, launch_ns, before_ns in ((union([20, 110], [70, 130]), 50.0, 30.0), (EMPTY, 100.0, 50.0)):
+        ops = measure_ops(cells, {}, FREE, stages=1, lead_ns=no_lead, full_queue={0: full})
+        assert (ops.launch_ns["F"][0], ops.launch_ns["B"][0], ops.before_ns["B"][0]) == (launch_ns, 100.0, before_ns)
 
 
 @pytest.mark.parametrize("order", PROGRAM_WRITERS)

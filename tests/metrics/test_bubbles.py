@@ -9,7 +9,8 @@ import pytest
 from tracekit.intervals import EMPTY, union
 from tracekit.metrics.bandwidth import copies
 from tracekit.metrics.budget import Bubble, budgets, find_exposed_waits, phases
-from tracekit.metrics.idle_gaps import MIN_SLOW_LAUNCH_NS, add_slow_launch_ends, gaps, sum_gap_causes
+from tracekit.metrics.host_calls import MIN_SLOW_LAUNCH_NS
+from tracekit.metrics.idle_gaps import add_slow_launch_ends, gaps, sum_gap_causes
 from tracekit.metrics.label_intervals import Lanes
 from tracekit.metrics.overlap import label_times
 from tracekit.metrics.reload import reload_events, reload_report, two_buffer_ideal

@@ -23,7 +23,7 @@ from tracekit.metrics.start_constraints import (
 from tracekit.run.load import load
 from tracekit.schema import EXPOSURE_CAUSES
 
-US = 1_000
+US, MS = 1_000, 1_000_000
 COMPUTE, COMM = 7, 20
 
 
@@ -120,6 +120,22 @@ def test_a_copy_of_pageable_memory_blocks_the_host_until_its_stream_is_there():
                         "start_ns": [900 * US, 950 * US, 921 * US]})  # fmt: skip
     waiting = find_waiting_calls(ApiCalls(api), gpu)
     assert waiting.select("start_ns", "end_ns", "blocks").rows() == [(100 * US, 905 * US, True)]
+
+
+def test_a_slow_launch_blocks_the_host_where_the_queue_is_full():
+    """600 kernels of 1 ms are launched within 6 ms, then a launch takes 3 ms; so does one after they all ran."""
+    quick = [("cudaLaunchKernel", number, 10 * number * US, (10 * number + 5) * US) for number in range(600)]
+    slow = [
+        ("cudaLaunchKernel", number, start_ms * MS, (start_ms + 3) * MS) for number, start_ms in ((600, 6), (601, 700))
+    ]
+    schema = {"name": pl.String, "correlation": pl.Int64, "start_ns": pl.Int64, "end_ns": pl.Int64}
+    api = pl.DataFrame([*quick, *slow], schema=schema, orient="row").with_columns(tid=pl.lit(1, pl.Int64))
+    begins = [number * MS for number in range(601)] + [703 * MS]
+    gpu = pl.DataFrame({"name": ["gemm"] * 602, "correlation": range(602), "start_ns": begins})
+    waiting = find_waiting_calls(ApiCalls(api), gpu)
+    assert waiting.select("start_ns", "end_ns", "blocks").rows() == [(6 * MS, 9 * MS, True)]
+    shallow = gpu.with_columns(pl.col("start_ns") - 100 * MS)  # 100 kernels had begun before the first launch
+    assert find_waiting_calls(ApiCalls(api), shallow).is_empty()
 
 
 def test_an_operation_launched_after_the_host_stood_still_was_not_launched_late(why):

@@ -32,6 +32,7 @@ from tracekit.metrics.host_calls import HOST_ACTIVITY as INSTEAD_ROWS
 from tracekit.metrics.host_calls import (
     ApiCalls,
     find_api_calls,
+    find_full_queue_time,
     find_host_activity,
     find_waiting_calls,
     idle_inside_launches,
@@ -191,7 +192,8 @@ def rank_tables(
     events = rank_timeline(rank, gpu_events, find_waiting_calls(api), frames) if keep_events else None
     own_pipeline = None
     if pipeline:
-        own_pipeline = rank_pipeline(gpu_events, rank.source, around=labelled, lost=lost)
+        full_queue = find_full_queue_time(api, gpu_events)
+        own_pipeline = rank_pipeline(gpu_events, rank.source, around=labelled, lost=lost, full_queue=full_queue)
         own_pipeline = replace(own_pipeline, cut=recording.cut_steps)
     return replace(
         tables,

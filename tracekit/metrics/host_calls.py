@@ -31,6 +31,16 @@ BLOCKING_PATTERN = (
 """Calls in which the host waits until GPU work has ended."""
 ASYNC_COPY_PATTERN = r"Memcpy\w*Async"
 """Calls that return at once, unless the copy's memory on the host is pageable."""
+QUEUED_PATTERN = f"{LAUNCH_PATTERN}|Memset"
+"""Calls that put an entry into a queue of the GPU."""
+MIN_SLOW_LAUNCH_NS = 100_000
+"""A launch call takes microseconds. One that takes longer than this also did something else, such as loading code."""
+FULL_QUEUE_LAUNCHES = 512
+"""Launches whose work has not started, from which on a slow launch call is taken to wait for room in the queue.
+
+CUDA's queue of a stream has 1,024 entries; records of events and waits for them take entries as well, and are not
+counted. With so much work before it, a launch is early by any measure.
+"""
 
 WAITING_CALLS = pl.Schema(
     {
@@ -93,7 +103,7 @@ def find_waiting_calls(api: ApiCalls, gpu_events: pl.DataFrame | None = None) ->
         return WAITING_CALLS.to_frame()
     blocks = api.named(BLOCKING_PATTERN)
     if gpu_events is not None:
-        blocks = blocks | _is_pageable_copy(api, gpu_events)
+        blocks = blocks | _is_pageable_copy(api, gpu_events) | _waits_for_queue(api, gpu_events)
     rows = np.flatnonzero(api.named(WAIT_PATTERN) | blocks)
     rows = rows[np.argsort(api.calls["start_ns"].to_numpy()[rows], kind="stable")]
     return api.calls.select(columns)[rows].with_columns(pl.col("name").cast(pl.String), blocks=pl.Series(blocks[rows]))
@@ -113,6 +123,32 @@ def _is_pageable_copy(api: ApiCalls, gpu_events: pl.DataFrame) -> Bools:
     )
     waited: Bools = (joined["end_ns"] >= joined["copy_start_ns"]).fill_null(False).to_numpy()
     return waited & api.named(ASYNC_COPY_PATTERN)
+
+
+def _waits_for_queue(api: ApiCalls, gpu_events: pl.DataFrame) -> Bools:
+    """Return the launch calls that stood still because the GPU's queue was full."""
+    calls = api.calls
+    if not {"correlation", "name"} <= set(calls.columns):
+        return np.zeros(len(calls), np.bool_)
+    is_queued = api.named(QUEUED_PATTERN)
+    start_ns = calls["start_ns"].to_numpy()
+    is_slow: Bools = is_queued & (calls["end_ns"].to_numpy() - start_ns > MIN_SLOW_LAUNCH_NS)
+    if not is_slow.any():
+        return is_slow
+    begins = gpu_events.select("correlation", begin_ns="start_ns").drop_nulls().group_by("correlation").min()
+    launches = calls.select("correlation", "start_ns").filter(pl.Series(is_queued)).join(begins, on="correlation")
+    # Launches before the call whose work had not begun by then: those launched before less those begun before.
+    launched, begun = (
+        np.searchsorted(launches[column].sort().to_numpy(), start_ns[is_slow]) for column in ("start_ns", "begin_ns")
+    )
+    is_slow[is_slow] = launched - begun >= FULL_QUEUE_LAUNCHES
+    return is_slow
+
+
+def find_full_queue_time(api: ApiCalls, gpu_events: pl.DataFrame) -> Intervals:
+    """Return when the host was inside a launch call that waited for room in the GPU's queue."""
+    calls = api.calls.select("start_ns", "end_ns").filter(pl.Series(_waits_for_queue(api, gpu_events)))
+    return union(calls["start_ns"].to_numpy(), calls["end_ns"].to_numpy())
 
 
 def find_blocked_time(calls: pl.DataFrame) -> Intervals:

@@ -17,7 +17,7 @@ from tracekit._util.arrays import Ints, find_sorted
 from tracekit._util.columns import to_int64, with_nulls
 from tracekit.intervals import EMPTY, Intervals
 from tracekit.metrics.budget import unrecorded_gaps
-from tracekit.metrics.host_calls import LAUNCH_PATTERN
+from tracekit.metrics.host_calls import LAUNCH_PATTERN, MIN_SLOW_LAUNCH_NS
 from tracekit.metrics.label_intervals import Lanes
 from tracekit.schema import IDLE_CAUSES
 
@@ -33,8 +33,6 @@ GAPS = pl.Schema(
         "next": pl.Int64(),  # row of the event that ended the gap
     }
 )
-MIN_SLOW_LAUNCH_NS = 100_000
-"""A launch call takes microseconds. One that takes longer than this also did something else, such as loading code."""
 _NEVER = np.iinfo(np.int64).max
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 
 from tracekit.errors import Notice
-from tracekit.intervals import Intervals
+from tracekit.intervals import EMPTY, Intervals
 from tracekit.reconstruct.chunk_table import ChunkTable, cut_chunks, measure_chunks
 from tracekit.reconstruct.chunks import CONFIDENCE_POSITION
 from tracekit.reconstruct.kernels import prepare
@@ -22,6 +22,7 @@ from tracekit.reconstruct.messages import CONTENTION, measure_contention, read_m
 from tracekit.reconstruct.stalls import LANES, Timeline, find_stalls, measure_lanes
 from tracekit.schema import STALL_CAUSES, ProcessGroup, Source
 
+TIMES = pl.Schema({"start_ns": pl.Int64(), "end_ns": pl.Int64()})
 STALLS = pl.Schema({"cause": pl.Enum(STALL_CAUSES), "start_ns": pl.Int64(), "end_ns": pl.Int64()})
 
 MAX_STEPS = 32
@@ -45,6 +46,7 @@ class RankPipeline:
     cut: tuple[int | None, ...] = ()  # steps recorded only in part; None: the trace has no step marks
     notices: tuple[Notice, ...] = ()
     contention: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=CONTENTION))
+    full_queue: pl.DataFrame = field(default_factory=TIMES.to_frame)  # when the host waited for room in the GPU's queue
 
     @cached_property
     def by_step(self) -> dict[int, tuple[pl.DataFrame, pl.DataFrame]]:
@@ -78,7 +80,12 @@ _COLUMNS = ("id", "name", "label", "pass", "step", "start_ns", "end_ns", "launch
 
 
 def rank_pipeline(
-    labelled: pl.DataFrame, source: Source, *, around: pl.DataFrame | None = None, lost: pl.DataFrame | None = None
+    labelled: pl.DataFrame,
+    source: Source,
+    *,
+    around: pl.DataFrame | None = None,
+    lost: pl.DataFrame | None = None,
+    full_queue: Intervals = EMPTY,
 ) -> RankPipeline:
     """Return the chunks of work and the messages of one rank.
 
@@ -87,6 +94,7 @@ def rank_pipeline(
         source: Header of the rank's trace.
         around: More of the rank's GPU events, such as all of them: work of the step before can stall this one.
         lost: Communication kernels that were launched and not recorded: they keep their place in the order.
+        full_queue: When the host waited for room in the GPU's queue.
 
     >>> from tracekit.schema import LABELLED, conform
     >>> rows = [
@@ -123,6 +131,7 @@ def rank_pipeline(
         peers_local=source.reader == "nsight",
         notices=(*notices, *_pairing_notices(rows, chunks)),
         contention=measure_contention(_kernels_of_chunks(rows, cut), timeline.time(("pp_comm",))),
+        full_queue=pl.DataFrame({"start_ns": full_queue.start_ns, "end_ns": full_queue.end_ns}, schema=TIMES),
     )
 
 

@@ -111,13 +111,13 @@ def write_run(recipe: Recipe, folder: str | os.PathLike[str], *, ranks: Iterable
 
 
 def sample_recipe() -> Recipe:
-    """Return the recipe: 1F1B on four ranks whose third stage is slow, with transfers and a host that launches late.
+    """Return the recipe: 1F1B on four ranks whose third stage is slow, with transfers that take time.
 
     >>> sample_recipe().world_size
     4
     """
     plan = generate("1f1b", pp=4, microbatches=8)
-    return Recipe(plan, p2p_ns=120_000, stage_factor={2: 1.25}, jitter=0.02, host_ns=60_000)
+    return Recipe(plan, p2p_ns=120_000, stage_factor={2: 1.25}, jitter=0.02)
 
 
 def write_sample(folder: str | os.PathLike[str]) -> list[Path]:

@@ -11,7 +11,7 @@ import polars as pl
 from tracekit.compare.predict.engine import Floats, HostTimes
 from tracekit.compare.predict.machine import MIDDLE, Machine
 from tracekit.compare.predict.rank_programs import Piece, Program
-from tracekit.intervals import union
+from tracekit.intervals import Intervals, union
 from tracekit.schedules import Schedule
 
 SPLIT_GPU_FACTORS = ((1.0, 1.0), (1.05, 1.2), (1.1, 1.4))
@@ -142,6 +142,7 @@ def measure_ops(
     *,
     stages: int,
     lead_ns: pl.Series,
+    full_queue: Mapping[int, Intervals],
     level: int = MIDDLE,
 ) -> MeasuredOps:
     """Measure the ops of one step.
@@ -152,6 +153,7 @@ def measure_ops(
         machine: Machine of the run; its slowdown beside messages is taken out of the GPU times.
         stages: Stages of the run.
         lead_ns: GPU time of each cell between its readiness and its start: exchanges with experts, copies, other work.
+        full_queue: When the host of each position waited for room in the GPU's queue, which is not its own time.
         level: Quartile of equal ops to take: ``LOW``, ``MIDDLE`` (the median) or ``HIGH``.
     """
     rows = cells.with_columns(pl.col("op").cast(pl.String), pl.col("stage").fill_null(0).cast(pl.Int64))
@@ -163,9 +165,9 @@ def measure_ops(
     slowdown_ns = share * _time_beside_messages(cells, beside)
     rows = rows.with_columns(
         gpu_ns=(pl.col("end_ns") - pl.col("start_ns") - pl.col("host_ns") - slowdown_ns).clip(0) + lead_ns,
-        launching_ns=(pl.col("last_ns") - pl.col("launch_ns")).clip(0),
+        launching_ns=_host_time(rows, "launch_ns", "last_ns", full_queue),
     )
-    rows, post_ns, host_waits = _measure_host(rows, messages)
+    rows, post_ns, host_waits = _measure_host(rows, messages, full_queue)
     weight_share = _weight_gradient_share(rows)
     input_factor, weight_factor = SPLIT_GPU_FACTORS[level]
     gpu_ns = _times_by_kind(
@@ -321,7 +323,19 @@ def _weight_gradient_share(rows: pl.DataFrame) -> float:
     return min(weight_ns / total_ns, MAX_WEIGHT_GRADIENT_SHARE) if weight_ns and total_ns else 0.5
 
 
-def _measure_host(rows: pl.DataFrame, messages: Mapping[int, pl.DataFrame]) -> tuple[pl.DataFrame, float, bool]:
+def _host_time(rows: pl.DataFrame, start: str, end: str, full_queue: Mapping[int, Intervals]) -> pl.Series:
+    """Return the time between two columns of each row without waiting for room in the GPU's queue, at least 0."""
+    start_ns, end_ns, position = rows[start].to_numpy(), rows[end].to_numpy(), rows["position"].to_numpy()
+    own_ns = np.maximum(end_ns - start_ns, 0)
+    for on_position, waiting in full_queue.items():
+        on_rank = (position == on_position) & (own_ns > 0)
+        own_ns[on_rank] -= waiting.covered_ns(start_ns[on_rank], end_ns[on_rank])
+    return pl.Series(own_ns)
+
+
+def _measure_host(
+    rows: pl.DataFrame, messages: Mapping[int, pl.DataFrame], full_queue: Mapping[int, Intervals]
+) -> tuple[pl.DataFrame, float, bool]:
     """Measure the hosts between launches.
 
     A host that waits for messages launches nothing before the end of the message kernels it posted; only the time after
@@ -352,7 +366,8 @@ def _measure_host(rows: pl.DataFrame, messages: Mapping[int, pl.DataFrame]) -> t
     waited = int((after_kernel["launch_ns"] >= after_kernel["previous_end_ns"]).sum())
     host_waits = waited > MIN_SHARE_OF_LAUNCHES_AFTER_MESSAGES * after_kernel.height
     free_ns = pl.max_horizontal("previous_last_ns", "previous_end_ns") if host_waits else pl.col("previous_last_ns")
-    before_ns = (pl.col("launch_ns") - free_ns).clip(0).cast(pl.Float64)
+    launches = launches.with_columns(free_ns=free_ns.fill_null(pl.col("launch_ns")))
+    before_ns = _host_time(launches, "free_ns", "launch_ns", full_queue).cast(pl.Float64)
     launches = launches.with_columns(before_ns=before_ns)
     post_ns = launches.filter(pl.col("op").is_null()).select(pl.col("before_ns").median()).item()
     by_op = launches.drop_nulls("op").sort("op")["before_ns"].fill_null(0.0)

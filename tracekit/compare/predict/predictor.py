@@ -24,6 +24,7 @@ from tracekit.compare.predict.rank_programs import (
     recorded_program,
     write_program,
 )
+from tracekit.intervals import Intervals, union
 from tracekit.reconstruct.pipeline import Pipeline
 from tracekit.reconstruct.rank_pipeline import RankPipeline
 from tracekit.schedules import Schedule
@@ -190,9 +191,16 @@ def fit_predictor(
     queues = find_queues(messages, pipeline.detail)
     machine = fit_machine(matched, [ranks[rank].contention for rank in pipeline.ranks], queues)
     lead_ns = pl.Series(np.sum([replays.before[cause] for cause in _GPU_STALLS], axis=0))
+    full_queue = _full_queue_by_position(pipeline, ranks)
     low, middle, high = (
         measure_ops(
-            pipeline.detail, messages, machine.machines[MIDDLE], stages=own.stages, lead_ns=lead_ns, level=level
+            pipeline.detail,
+            messages,
+            machine.machines[MIDDLE],
+            stages=own.stages,
+            lead_ns=lead_ns,
+            full_queue=full_queue,
+            level=level,
         )
         for level in (LOW, MIDDLE, HIGH)
     )
@@ -225,6 +233,15 @@ def _messages_by_position(pipeline: Pipeline, ranks: Mapping[int, RankPipeline])
         on_one_clock = pipeline.clocks.moved(rank, "launch_ns", "start_ns", "end_ns")
         messages[position] = table.with_columns(*on_one_clock, peer)
     return messages
+
+
+def _full_queue_by_position(pipeline: Pipeline, ranks: Mapping[int, RankPipeline]) -> dict[int, Intervals]:
+    """Return when the host of each position waited for room in the GPU's queue, on the pipeline's clock."""
+    full_queue = {}
+    for position, rank in enumerate(pipeline.ranks):
+        times = ranks[rank].full_queue.select(*pipeline.clocks.moved(rank, "start_ns", "end_ns"))
+        full_queue[position] = union(times["start_ns"].to_numpy(), times["end_ns"].to_numpy())
+    return full_queue
 
 
 def _sent_after_ops(messages: pl.DataFrame, cells: pl.DataFrame, position: int) -> pl.DataFrame:
