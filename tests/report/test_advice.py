@@ -163,6 +163,26 @@ def test_of_advice_with_a_predicted_saving_the_largest_comes_first():
         assert f"saves up to {last}" in order[-1].text
 
 
+def test_advice_about_time_that_is_not_on_the_critical_path_comes_last_and_says_so():
+    gap, _ = CASES["gap_p2p"]
+    evidence = replace(gap, launch_bound_share=0.1, blocks_step=False, savings_ns={"no host delay": 66 * MS})
+    host, messages = advise(evidence)
+    assert "saves up to 66.0 ms" in host.text
+    assert messages.text.endswith("(hardly any of it is on the critical path)")
+    unknown_path = advise(replace(evidence, blocks_step=None))
+    assert all("critical path" not in advice.text for advice in unknown_path)
+    predicted = replace(
+        evidence, savings_ns={"hide pp_comm": 5 * MS}
+    )  # what is predicted to save time is no such advice
+    assert all("critical path" not in advice.text for advice in advise(predicted))
+
+
+def test_where_nothing_else_is_known_the_change_that_saves_most_is_the_advice():
+    (advice,) = advise(Evidence(savings_ns={"links x2": 296 * MS, "hide pp_comm": 121 * MS}))
+    assert advice.text == "of the changes that were tried `links x2` would save most (up to 296.0 ms per step)"
+    assert advise(Evidence()) == []
+
+
 # Facts of real runs.
 
 

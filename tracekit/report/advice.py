@@ -80,8 +80,15 @@ def advise(evidence: Evidence, *, path: str | None = None) -> list[Advice]:
         if saves_ns is not None:
             text += f" (saves up to {ms(saves_ns)} per step)"
         weight = facts[entry.weight] if isinstance(entry.weight, str) else entry.weight
+        is_about_label = "label" in entry.needs or "gap_cause" in entry.needs
+        if is_about_label and evidence.blocks_step is False and saves_ns is None:
+            text, weight = f"{text} (hardly any of it is on the critical path)", 0.0
         command = entry.command.format(path=path) if entry.command and path else None
         supported.append((weight, saves_ns, Advice(text, command)))
+    if not supported and evidence.savings_ns:
+        change, saves_ns = max(evidence.savings_ns.items(), key=lambda item: item[1])
+        text = f"of the changes that were tried `{change}` would save most (up to {ms(saves_ns)} per step)"
+        supported.append((0.0, saves_ns, Advice(text)))
     supported.sort(key=lambda item: -item[0])
     # Advice with a predicted saving keeps the places that it has by weight, but fills them by saving, largest first.
     by_saving = iter(sorted((item for item in supported if item[1] is not None), key=lambda item: -(item[1] or 0)))

@@ -23,6 +23,8 @@ MIN_SHARE = 0.05
 MIN_LAUNCH_BOUND_SHARE = 0.02
 """Share of the span from which idle time of a host that launches late is a fact."""
 MIN_UNLABELLED_SHARE = 0.01
+MIN_SHARE_OF_PATH = 0.01
+"""Share of the critical path from which exposed time blocks the step: less of it cannot save anything to speak of."""
 MAX_MISSING_NAMED = 64
 """Missing ranks that are looked for to be named."""
 GAP_LABELS = {
@@ -94,6 +96,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """Largest cause of that label's exposure (``schema.EXPOSURE_CAUSES``); None if it is unknown."""
     cause_share: float | None = None
     """Share of the exposed time."""
+    blocks_step: bool | None = None
+    """Whether the exposed time is on the critical path; None if the path is not known."""
     transfer_ns: int | None = None
     """Exposed time without waiting for late peers."""
     transfer_rate: str | None = None
@@ -232,6 +236,10 @@ def _largest_cost(analysis: Analysis) -> _Facts:
     if label is None or (not gap_cause and exposed_ns[label] <= MIN_SHARE * span_ns):
         return facts
     facts["label"] = label
+    blocking_ns = [total.blocking_ns.get(name) for name in labels if exposed_ns[name]]
+    if None not in blocking_ns:
+        path_ns = span_ns / len(analysis.rank_results)  # one path through all ranks
+        facts["blocks_step"] = sum(ns or 0 for ns in blocking_ns) >= MIN_SHARE_OF_PATH * path_ns
     because_ns = _sum_causes([total.because_ns.get(name, {}) for name in labels])
     is_explained = because_ns and max(because_ns, key=lambda name: because_ns[name]) != "unknown"
     if is_explained and sum(because_ns.values()):
