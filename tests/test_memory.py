@@ -17,6 +17,7 @@ from tests.kept import analysis_of
 from tests.unpack import unpacked
 from tracekit.analysis.memory import HeldMemory, RunMemory, memory_with_microbatches, with_memory
 from tracekit.documents.analysis import ChangedStep
+from tracekit.documents.coding import to_plain
 from tracekit.metrics.memory import ChunkMemory, Peak, RankMemory
 from tracekit.report.html.page import render_html
 from tracekit.report.html.timeline import PageClock, timeline_data
@@ -150,7 +151,7 @@ def test_the_terminal_names_what_does_not_fit(run):
 
 
 def test_the_page_holds_a_line_for_every_rank_on_its_lanes_axis(run):
-    found = timeline_data(run, PageClock(run))
+    found = to_plain(timeline_data(run, PageClock(run)))
     assert [entry["rank"] for entry in found["ranks"]] == [memory.rank for memory in run.memory.ranks]
     for entry, memory in zip(found["ranks"], run.memory.ranks, strict=True):
         line = unpacked(entry["memory"])

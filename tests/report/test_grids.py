@@ -94,7 +94,7 @@ def test_a_note_about_a_column_goes_with_it(run):
 
 
 def test_a_run_without_a_pipeline_has_no_phases_to_choose(run):
-    phases = {name: timeline_data(run(name), PageClock(run(name)))["ranks"][0]["phases"] for name in ("router", "1f1b")}
+    phases = {name: timeline_data(run(name), PageClock(run(name))).ranks[0].phases for name in ("router", "1f1b")}
     assert phases["router"] == []
     assert [name for _, name, _, _ in phases["1f1b"]][:3] == ["warm-up", "steady", "cool-down"]
 

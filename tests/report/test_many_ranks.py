@@ -12,6 +12,7 @@ from rich.console import Console
 
 from tests.kept import analysis_of
 from tracekit.analysis.spread import spread
+from tracekit.documents.coding import to_plain
 from tracekit.errors import Notice
 from tracekit.metrics.budget import Bubble, Budget
 from tracekit.report.html.page import render_html
@@ -210,7 +211,7 @@ def test_every_rank_of_the_heat_map_tells_its_figures_and_the_way_to_its_lanes(l
 
 def test_the_ranks_a_page_tells_about_have_their_lanes_in_it(pipelines):
     merged = replace(pipelines, events=())  # as of a run with too many ranks to keep single events
-    held = {entry["rank"] for entry in timeline_data(merged, PageClock(merged))["ranks"]}
+    held = {entry["rank"] for entry in to_plain(timeline_data(merged, PageClock(merged)))["ranks"]}
     assert len(held) == 16
     assert {0, 33, *pipelines.schedule.head.pipeline.ranks} <= held
     assert {row.rank for row in view_of(pipelines).stragglers[:3]} <= held

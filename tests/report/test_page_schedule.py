@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from tracekit.documents.coding import to_plain
 from tracekit.report.html.schedules import schedule_data
 from tracekit.report.schedule.layout import shade_colour
 
@@ -172,7 +173,7 @@ def test_the_legend_names_only_what_ran(look, pages):
 
 def test_cells_have_the_colours_of_the_pictures(analysed):
     """Chunks are told apart by shade, on the page as in a plot; legend entries are ops."""
-    data = schedule_data(analysed("vpp-overlap"))
+    data = to_plain(schedule_data(analysed("vpp-overlap")))
     assert [(kind["name"], kind["colour"]) for kind in data["choices"][0]["kinds"]] == [
         ("forward", shade_colour("F", 0, 2)),
         ("forward", shade_colour("F", 1, 2)),

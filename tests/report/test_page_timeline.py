@@ -12,6 +12,7 @@ from tests.kept import analysis_of
 from tests.unpack import unpacked, unpacked_json
 from tracekit import load
 from tracekit.classify import classify
+from tracekit.documents.coding import to_plain
 from tracekit.report.html.page import render_html
 from tracekit.report.html.timeline import PageClock, timeline_data
 from tracekit.run.analyze import analyze
@@ -66,7 +67,7 @@ def test_the_page_holds_every_gpu_event_with_its_texts(analysed, samples):
     """Read back from the packed columns, and counted again from the labelled events."""
     analysis = analysed("1f1b")
     clock = PageClock(analysis)
-    data = timeline_data(analysis, clock)
+    data = to_plain(timeline_data(analysis, clock))
     described = unpacked_json(data["descriptions"])
     for entry in data["ranks"]:
         labelled = classify(load(samples / "1f1b", ranks=[entry["rank"]]).rank(entry["rank"]).events).sort("start_ns")
@@ -88,7 +89,7 @@ def test_ranks_are_on_one_clock(tmp_path):
     write_run(Recipe(generate("1f1b", pp=2, microbatches=2), layers=1, skew_ns={1: 5_000_000}), tmp_path)
     analysis = analyze(tmp_path, workers=1)
     assert abs(analysis.clocks.offset_ns[1] - analysis.clocks.offset_ns[0]) > 4_000_000
-    data = timeline_data(analysis, PageClock(analysis))
+    data = to_plain(timeline_data(analysis, PageClock(analysis)))
     ends = [unpacked(entry["events"])["start"][-1] for entry in data["ranks"]]
     assert abs(ends[0] - ends[1]) < 2_000_000  # 5 ms apart on the recorded clocks
 
@@ -511,7 +512,7 @@ def test_what_holds_the_step_up_longest_is_one_click_away(timeline, analysed):
 def test_too_many_events_leave_the_shortest_out_and_say_so(analysed):
     analysis = analysed("1f1b")
     total = sum(len(rank.events) for rank in analysis.events)
-    data = timeline_data(analysis, PageClock(analysis), max_events=total // 2)
+    data = to_plain(timeline_data(analysis, PageClock(analysis), max_events=total // 2))
     shown = sum(entry["events"]["count"] for entry in data["ranks"])
     assert total // 2 - len(analysis.events) <= shown <= total // 2
     assert data["left_out"][0].startswith(f"{total - shown:,} events, the shortest of each rank, are left out")
@@ -524,7 +525,7 @@ def test_too_many_events_leave_the_shortest_out_and_say_so(analysed):
 def test_each_exposed_event_has_its_own_causes_and_they_sum_to_those_of_its_label(analysed):
     """Counted again from the page's packed columns: label by label, what the rank's budget says."""
     analysis = analysed("1f1b")
-    data = timeline_data(analysis, PageClock(analysis))
+    data = to_plain(timeline_data(analysis, PageClock(analysis)))
     described = unpacked_json(data["descriptions"])
     for entry in data["ranks"]:
         events, causes = unpacked(entry["events"]), unpacked(entry["causes"])

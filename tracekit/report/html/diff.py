@@ -8,6 +8,7 @@ from typing import Any
 
 from tracekit._util.text import capitalize
 from tracekit.analysis import Analysis
+from tracekit.documents.page import DiffData, DiffSide
 from tracekit.report.ci import words
 from tracekit.report.html.page import TIMELINE_SCRIPTS
 from tracekit.report.html.schedules import schedule_data
@@ -37,9 +38,9 @@ def render(result: Data, *, analyses: tuple[Analysis, Analysis] | None = None) -
         css=asset("page.css", "diff.css"),
         nonce=secrets.token_urlsafe(16),
         script=asset(*TIMELINE_SCRIPTS, "diff.js"),
-        data=script_json({"sides": sides, "comparable_cells": result["comparable_cells"]}),
+        data=script_json(DiffData(sides, result["comparable_cells"])),
         lanes=bool(sides),
-        left_out=[sentence for side in sides for sentence in side["timeline"]["left_out"]],
+        left_out=[sentence for side in sides for sentence in side.timeline.left_out],
         result=result,
         names=words.compared_runs(result),
         sentences=[
@@ -58,11 +59,10 @@ def render(result: Data, *, analyses: tuple[Analysis, Analysis] | None = None) -
     )
 
 
-def _timeline_side(analysis: Analysis) -> list[dict[str, Any]]:
+def _timeline_side(analysis: Analysis) -> list[DiffSide]:
     """Return the timeline of one run and its schedule, at whose step it is aligned; nothing without GPU events."""
     timeline = timeline_data(analysis, PageClock(analysis))
-    schedule = schedule_data(analysis)
-    return [{"timeline": timeline, "schedule": schedule, "path": input_path(analysis)}] if timeline else []
+    return [DiffSide(timeline, schedule_data(analysis), input_path(analysis))] if timeline else []
 
 
 def diff_waterfall(result: Data) -> tuple[Rung, ...]:

@@ -18,7 +18,7 @@ from tracekit._util.files import atomic_write, check_output_path
 from tracekit.analysis import Analysis
 from tracekit.diffs import Run
 from tracekit.diffs.stats import pseudomedian
-from tracekit.documents.coding import decode, to_plain
+from tracekit.documents.coding import decode
 from tracekit.documents.history import FORMAT, HistoryDocument, HistoryPoint
 from tracekit.errors import InputError, OptionError
 from tracekit.report.html.page import render_html
@@ -71,7 +71,7 @@ def add_to_history(path: Path, points: Sequence[HistoryPoint]) -> None:
         nonce=secrets.token_urlsafe(16),
         css=asset("page.css"),
         script=asset("chart.js", "tables.js", "history.js"),
-        data=script_json(to_plain(HistoryDocument(FORMAT, ordered, LABEL_COLOURS))),
+        data=script_json(HistoryDocument(FORMAT, ordered, LABEL_COLOURS)),
         points=ordered,
     )
     with atomic_write(path) as part:

@@ -16,17 +16,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tracekit.documents.page import PackedColumns
+
 Values = npt.NDArray[np.integer[Any]]
 MAX_VALUE = (1 << 31) - 1
 
 
 def pack_columns(
     columns: Mapping[str, Values], *, differences: Collection[str] = (), unit_ns: int = 1
-) -> dict[str, Any]:
+) -> PackedColumns:
     r"""Return columns of equal length as base64 of deflated planes; *differences* are stored as steps from row to row.
 
     >>> packed = pack_columns({"row": np.array([3, 4])}, differences=["row"])
-    >>> packed["count"], packed["columns"], zlib.decompress(base64.b64decode(packed["data"]))
+    >>> packed.count, packed.columns, zlib.decompress(base64.b64decode(packed.data))
     (2, [('row', 1, True)], b'\x06\x02')
     """
     planes, header, count = [], [], 0
@@ -39,10 +41,10 @@ def pack_columns(
         width = max(1, (int(folded.max(initial=0)).bit_length() + 7) // 8)
         planes.append(folded.view(np.uint8).reshape(count, 4).T[:width].tobytes())
         header.append((name, width, name in differences))
-    return {"count": count, "columns": header, "unit_ns": unit_ns, "data": _deflated(b"".join(planes))}
+    return PackedColumns(count, header, unit_ns, _deflated(b"".join(planes)))
 
 
-def pack_intervals(start_ns: Values, end_ns: Values, **columns: Values) -> dict[str, Any]:
+def pack_intervals(start_ns: Values, end_ns: Values, **columns: Values) -> PackedColumns:
     """Return intervals, sorted by start, and further columns; times that do not fit are in units of several ns."""
     longest = max(int(np.diff(start_ns, prepend=0).max(initial=0)), int((end_ns - start_ns).max(initial=0)))
     unit_ns = longest // MAX_VALUE + 1

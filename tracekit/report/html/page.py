@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from tracekit.analysis import Analysis
 from tracekit.analysis.spread import FIGURES
+from tracekit.documents.page import PageData, ScheduleChoice
 from tracekit.report.html.heat_map import heat_map, step_heat_map
 from tracekit.report.html.roles import phase_drawing, update_drawings
 from tracekit.report.html.schedules import schedule_data
@@ -45,14 +45,14 @@ def render_html(analysis: Analysis) -> str:
     view = view_of(analysis)
     clock = PageClock(analysis)
     schedule, timelines = schedule_data(analysis), role_timelines(analysis, clock)
-    choices = schedule["choices"] if schedule else []
-    ranks = sorted({entry["rank"] for role in timelines for entry in role["timeline"]["ranks"]})
+    choices = schedule.choices if schedule else []
+    ranks = sorted({track.rank for role in timelines for track in role.timeline.ranks})
     return render_template(
         "page.html.j2",
         nonce=secrets.token_urlsafe(16),
         css=asset("page.css"),
         script=asset(*TIMELINE_SCRIPTS, "page.js"),
-        data=script_json({"schedule": schedule, "timelines": timelines, "path": view.input_path}),
+        data=script_json(PageData(schedule, timelines, view.input_path)),
         v=view,
         sections=_linked_sections(view, ranks),
         heat=heat_map(view.fleet),
@@ -62,7 +62,7 @@ def render_html(analysis: Analysis) -> str:
         figure_titles=FIGURES,
         max_different=MAX_DIFFERENT_RANKS,
         lanes=ranks,
-        left_out=[sentence for role in timelines for sentence in role["timeline"]["left_out"]],
+        left_out=[sentence for role in timelines for sentence in role.timeline.left_out],
         iterations=iteration_moments(analysis, clock),
         compute_labels=",".join(LANES["compute"]),
         host_finds=_host_finds(view.instead),
@@ -77,13 +77,9 @@ def render_html(analysis: Analysis) -> str:
     )
 
 
-def _choice_name(choices: Sequence[Mapping[str, Any]]) -> str:
-    """Return what the choices of the schedule chart differ in.
-
-    >>> _choice_name([{"ranks": [0, 1], "step": 2}, {"ranks": [0, 1], "step": 3}])
-    'Step'
-    """
-    pipelines, steps = ({str(choice[key]) for choice in choices} for key in ("ranks", "step"))
+def _choice_name(choices: Sequence[ScheduleChoice]) -> str:
+    """Return what the choices of the schedule chart differ in."""
+    pipelines, steps = {tuple(choice.ranks) for choice in choices}, {choice.step for choice in choices}
     return "Step" if len(pipelines) < 2 else "Pipeline" if len(steps) < 2 else "Pipeline and step"
 
 

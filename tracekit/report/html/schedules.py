@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import polars as pl
 
@@ -11,6 +9,7 @@ from tracekit._util.text import format_ranges
 from tracekit.analysis import Analysis
 from tracekit.compare import StepComparison
 from tracekit.critical_path.path import CriticalPath
+from tracekit.documents.page import Coloured, PackedColumns, ScheduleChart, ScheduleChoice, ScheduleSection
 from tracekit.intervals import union
 from tracekit.report.html.packed_columns import pack_intervals
 from tracekit.report.schedule.layout import ScheduleLayout, layout_pipeline
@@ -22,7 +21,7 @@ MAX_CELLS = 60_000
 """Cells of all choices together; the pipeline and step that the numbers describe is always there."""
 
 
-def schedule_data(analysis: Analysis) -> dict[str, Any] | None:
+def schedule_data(analysis: Analysis) -> ScheduleChart | None:
     """Return every pipeline and step that can be chosen, first the one that the numbers describe."""
     comparison = analysis.schedule
     if comparison is None:
@@ -34,13 +33,13 @@ def schedule_data(analysis: Analysis) -> dict[str, Any] | None:
         if cell_count <= MAX_CELLS:
             choices.append(step_comparison)
     name_ranks = len({step_comparison.pipeline.ranks for step_comparison in choices}) > 1
-    return {
-        "causes": [cause.words for cause in GAP_CAUSES.values()],
-        "choices": [_choice(step_comparison, analysis.critical, name_ranks=name_ranks) for step_comparison in choices],
-    }
+    return ScheduleChart(
+        causes=[cause.words for cause in GAP_CAUSES.values()],
+        choices=[_choice(step_comparison, analysis.critical, name_ranks=name_ranks) for step_comparison in choices],
+    )
 
 
-def _choice(held: StepComparison, critical: CriticalPath | None, *, name_ranks: bool) -> dict[str, Any]:
+def _choice(held: StepComparison, critical: CriticalPath | None, *, name_ranks: bool) -> ScheduleChoice:
     layouts = layout_pipeline(held, extra_columns=[*_waits(held), path_time_in_cells(critical, held)])
     measured, ideal = layouts["measured"], layouts["ideal"]
     end_ns = max(int(measured.end), int(ideal.end), 1)
@@ -48,24 +47,24 @@ def _choice(held: StepComparison, critical: CriticalPath | None, *, name_ranks: 
     name = [*([] if step is None else [f"step {step}"])]
     name += [f"ranks {format_ranges(measured.ranks)}"] if name_ranks else []
     cells = measured.cells.select(pl.format("{} on rank {}", "name", "rank"))
-    return {
-        "name": ", ".join(name) or "the pipeline",
-        "kinds": [
-            *({"name": colour.name, "colour": colour.colour} for colour in measured.colours),
-            {"name": "outside cells", "colour": "idle"},
+    return ScheduleChoice(
+        name=", ".join(name) or "the pipeline",
+        kinds=[
+            *(Coloured(colour.name, colour.colour) for colour in measured.colours),
+            Coloured("outside cells", "idle"),
         ],
-        "shaded": measured.shade_count > 1,
-        "rows": [f"rank {rank}" for rank in measured.ranks],
-        "ranks": measured.ranks,
-        "step": step,
-        "end_ns": end_ns,
-        "origin_ns": str(measured.origin_ns),  # as text: JavaScript's numbers have 53 bits
-        "cells": cells.to_series().to_list(),
-        "sections": [
-            {"name": "measured", "boxes": _boxes(measured, end_ns)},
-            {"name": "ideal", "boxes": _boxes(ideal, int(ideal.end))},
+        shaded=measured.shade_count > 1,
+        rows=[f"rank {rank}" for rank in measured.ranks],
+        ranks=measured.ranks,
+        step=step,
+        end_ns=end_ns,
+        origin_ns=str(measured.origin_ns),
+        cells=cells.to_series().to_list(),
+        sections=[
+            ScheduleSection("measured", _boxes(measured, end_ns)),
+            ScheduleSection("ideal", _boxes(ideal, int(ideal.end))),
         ],
-    }
+    )
 
 
 def _waits(held: StepComparison) -> list[pl.Series]:
@@ -88,7 +87,7 @@ def _waits(held: StepComparison) -> list[pl.Series]:
     ]
 
 
-def _boxes(layout: ScheduleLayout, end_ns: int) -> dict[str, Any]:
+def _boxes(layout: ScheduleLayout, end_ns: int) -> PackedColumns:
     """Pack the boxes of a layout and, as one more kind, the time outside cells up to *end_ns*."""
     boxes = layout.boxes.with_columns(kind="colour_key", start_ns="start", end_ns="end")
     cells = layout.cells

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup, escape
 
@@ -30,9 +29,9 @@ def asset(*names: str) -> Markup:
     return Markup("".join((ASSETS / name).read_text(encoding="utf-8") for name in names))
 
 
-def script_json(data: Mapping[str, Any]) -> Markup:
+def script_json(data: msgspec.Struct) -> Markup:
     """Return JSON that cannot end the script element it is written into."""
-    return Markup(json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"))
+    return Markup(msgspec.json.encode(data).decode().replace("<", "\\u003c"))
 
 
 @cache

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+from msgspec import UNSET, UnsetType
 
 from tracekit._util.arrays import Ints
 from tracekit._util.text import counted, percent
@@ -26,6 +27,16 @@ from tracekit.analysis.rank_timeline import (
     RankTimeline,
 )
 from tracekit.critical_path.path import SEGMENTS
+from tracekit.documents.page import (
+    Coloured,
+    Lane,
+    PackedColumns,
+    PathPieces,
+    RankTrack,
+    RoleTimeline,
+    StepTime,
+    Timeline,
+)
 from tracekit.documents.roles import Iteration, WeightUpdate
 from tracekit.report.evidence import CAUSE_MEANINGS, CAUSE_WORDS
 from tracekit.report.html.packed_columns import pack_columns, pack_intervals, pack_json
@@ -88,7 +99,7 @@ class PageClock:
         return (stretch.start_ns - self.origin_ns) / 1e6, (stretch.end_ns - self.origin_ns) / 1e6
 
 
-def role_timelines(analysis: Analysis, clock: PageClock) -> list[dict[str, Any]]:
+def role_timelines(analysis: Analysis, clock: PageClock) -> list[RoleTimeline]:
     """Return the name of each role and its data on the time axis of *clock*, the main role first.
 
     A run without roles is one nameless role; roles without GPU events are left out.
@@ -96,7 +107,7 @@ def role_timelines(analysis: Analysis, clock: PageClock) -> list[dict[str, Any]]
     roles = [role for role in analysis.role_results.roles if role.analysis.tables["timeline"].height]
     if not roles:
         timeline = timeline_data(analysis, clock)
-        return [{"role": "", "timeline": timeline}] if timeline else []
+        return [RoleTimeline("", timeline)] if timeline else []
     counts = [sum(len(rank.events) for rank in role.analysis.events) for role in roles]
     main_ranks = tuple(result.rank for result in analysis.rank_results)
     timelines = []
@@ -107,11 +118,12 @@ def role_timelines(analysis: Analysis, clock: PageClock) -> list[dict[str, Any]]
         shown = analysis if is_main else role.analysis
         own_clock = clock if is_main else PageClock(shown, clocks=clocks, origin_ns=clock.origin_ns)
         data = timeline_data(shown, own_clock, max_events=MAX_EVENTS * count // max(1, sum(counts)))
-        timelines.append({"role": role.name, "timeline": data})
+        if data is not None:
+            timelines.append(RoleTimeline(role.name, data))
     return timelines
 
 
-def timeline_data(analysis: Analysis, clock: PageClock, *, max_events: int = MAX_EVENTS) -> dict[str, Any] | None:
+def timeline_data(analysis: Analysis, clock: PageClock, *, max_events: int = MAX_EVENTS) -> Timeline | None:
     """Return the data of the timeline; None without GPU events."""
     if analysis.tables["timeline"].is_empty():
         return None
@@ -121,18 +133,18 @@ def timeline_data(analysis: Analysis, clock: PageClock, *, max_events: int = MAX
     descriptions, numbers = _shared_descriptions(shown, names)
     labels = [label for label in LABELS if label in set(descriptions["label"].to_list())]
     ranks = [_rank_data(analysis, clock, *of_rank, names) for of_rank in zip(shown, numbers, strict=True)]
-    return {
-        "origin_ns": str(clock.origin_ns),  # as text: JavaScript's numbers have 53 bits
-        "begin_ns": min(0, clock.begin_ns),
-        "end_ns": clock.end_ns,
-        "labels": [{"name": label, "colour": LABEL_COLOURS[label]} for label in labels],
-        "lanes": [{"name": name, "labels": [label for label in LANES[name] if label in labels]} for name in LANES],
-        "host": [{"name": name, "colour": HOST_COLOURS[name]} for name in HOST_LANES],
-        "causes": [(CAUSE_WORDS[cause], CAUSE_MEANINGS[cause]) for cause in EXPOSURE_CAUSES],
-        "merged": not analysis.events,
-        "left_out": _left_out(analysis, timelines, cut, shown),
-        "steps": _steps(clock.steps),
-        "descriptions": pack_json(
+    return Timeline(
+        origin_ns=str(clock.origin_ns),
+        begin_ns=min(0, clock.begin_ns),
+        end_ns=clock.end_ns,
+        labels=[Coloured(label, LABEL_COLOURS[label]) for label in labels],
+        lanes=[Lane(name, [label for label in LANES[name] if label in labels]) for name in LANES],
+        host=[Coloured(name, HOST_COLOURS[name]) for name in HOST_LANES],
+        causes=[(CAUSE_WORDS[cause], CAUSE_MEANINGS[cause]) for cause in EXPOSURE_CAUSES],
+        merged=not analysis.events,
+        left_out=_left_out(analysis, timelines, cut, shown),
+        steps=_steps(clock.steps),
+        descriptions=pack_json(
             {
                 "texts": list(names),
                 "columns": {
@@ -141,10 +153,10 @@ def timeline_data(analysis: Analysis, clock: PageClock, *, max_events: int = MAX
                 "stream": descriptions["stream"].to_list(),
             }
         ),
-        "ranks": ranks,
-        "path": _path(analysis, clock),
-        "memory_top": _memory_top_gb(analysis),
-    }
+        ranks=ranks,
+        path=_path(analysis, clock),
+        memory_top=_memory_top_gb(analysis),
+    )
 
 
 def _page_timelines(analysis: Analysis) -> list[RankTimeline]:
@@ -241,7 +253,7 @@ def _shared_descriptions(timelines: Sequence[RankTimeline], names: dict[str, int
 
 def _rank_data(
     analysis: Analysis, clock: PageClock, timeline: RankTimeline, numbers: Ints, names: dict[str, int]
-) -> dict[str, Any]:
+) -> RankTrack:
     """Return the data of one rank."""
     rank, events = timeline.rank, timeline.events
     start_ns = clock.times(rank, events["start_ns"])
@@ -249,31 +261,32 @@ def _rank_data(
     delay = (
         ((events["start_ns"] - events["launch_ns"]).clip(0) // 100 + 1).fill_null(0).clip(None, (1 << 30)).to_numpy()
     )
-    data: dict[str, Any] = {
-        "rank": rank,
-        "events": pack_intervals(
-            start_ns,
-            clock.times(rank, events["end_ns"]),
-            description=numbers[events["description"].to_numpy()],
-            delay=delay,
-        ),
-        "phases": _phases(analysis, clock, rank),
-        "steps": _steps(clock.steps.filter(rank=rank)),
-        **_operations(analysis, timeline),
-    }
+    packed_events = pack_intervals(
+        start_ns,
+        clock.times(rank, events["end_ns"]),
+        description=numbers[events["description"].to_numpy()],
+        delay=delay,
+    )
     host = timeline.host
+    packed_host: PackedColumns | UnsetType = UNSET
     if len(host):
         for text in host["name"].unique(maintain_order=True).drop_nulls().to_list():
             names.setdefault(text, len(names))
-        data["host"] = pack_intervals(
+        packed_host = pack_intervals(
             clock.times(rank, host["start_ns"]),
             clock.times(rank, host["end_ns"]),
             lane=host["lane"].to_physical().to_numpy(),
             name=np.array([names.get(name, -1) for name in host["name"].to_list()], np.int64),
         )
-    if memory := _memory_line(analysis, clock, rank):
-        data["memory"] = memory
-    return data
+    return RankTrack(
+        rank,
+        packed_events,
+        _phases(analysis, clock, rank),
+        _steps(clock.steps.filter(rank=rank)),
+        **_operations(analysis, timeline),
+        host=packed_host,
+        memory=_memory_line(analysis, clock, rank),
+    )
 
 
 def _operations(analysis: Analysis, timeline: RankTimeline) -> dict[str, Any]:
@@ -323,10 +336,10 @@ def _exposure_causes(analysis: Analysis, rank: int) -> dict[str, dict[int, int]]
     }
 
 
-def _steps(steps: pl.DataFrame) -> list[dict[str, Any]]:
+def _steps(steps: pl.DataFrame) -> list[StepTime]:
     """Return number, start and end of each step: from its first start to its last end on the ranks of the table."""
     by_step = steps.group_by("step").agg(pl.col("start_ns").min(), pl.col("end_ns").max()).sort("start_ns")
-    return by_step.select("step", from_ms=pl.col("start_ns") / 1e6, to_ms=pl.col("end_ns") / 1e6).to_dicts()
+    return [StepTime(step, start_ns / 1e6, end_ns / 1e6) for step, start_ns, end_ns in by_step.rows()]
 
 
 def _phases(analysis: Analysis, clock: PageClock, rank: int) -> list[tuple[int | None, str, float, float]]:
@@ -340,7 +353,7 @@ def _phases(analysis: Analysis, clock: PageClock, rank: int) -> list[tuple[int |
     return placed.select("step", "phase", (end_ns - pl.col("span_ns")) / 1e6, end_ns.alias("until_ns") / 1e6).rows()
 
 
-def _path(analysis: Analysis, clock: PageClock) -> dict[str, Any] | None:
+def _path(analysis: Analysis, clock: PageClock) -> PathPieces | None:
     """Return the pieces of the critical path: times, rank, and numbers of their texts; None if none was computed."""
     pieces = path_pieces(analysis)
     if pieces.is_empty():
@@ -351,7 +364,7 @@ def _path(analysis: Analysis, clock: PageClock) -> dict[str, Any] | None:
     columns = {name: np.array([number.get(text, -1) for text in pieces[name].to_list()], np.int64) for name in names}
     start_ns, end_ns = (pieces[name].to_numpy() - clock.origin_ns for name in ("start_ns", "end_ns"))
     packed = pack_intervals(start_ns, end_ns, rank=pieces["rank"].to_numpy(), **columns)
-    return {"pieces": packed, "texts": pack_json(texts)}
+    return PathPieces(packed, pack_json(texts))
 
 
 def path_pieces(analysis: Analysis) -> pl.DataFrame:
@@ -385,12 +398,12 @@ def _memory_top_gb(analysis: Analysis) -> float | None:
     return max(max(record.reserved_bytes or 0, record.peak_bytes) for record in records) / 1e9
 
 
-def _memory_line(analysis: Analysis, clock: PageClock, rank: int) -> dict[str, Any] | None:
-    """Return a rank's allocated and reserved memory in KiB, each valid until the next; None if not recorded."""
+def _memory_line(analysis: Analysis, clock: PageClock, rank: int) -> PackedColumns | UnsetType:
+    """Return a rank's allocated and reserved memory in KiB, each valid until the next; unset if not recorded."""
     records = () if analysis.memory is None else analysis.memory.ranks
     line = next((memory.measured.line for memory in records if memory.rank == rank), None)
     if line is None:
-        return None
+        return UNSET
     line = line.filter(pl.col("allocated").is_not_null())
     time_ns = clock.times(rank, line["at_ns"])
     first, last = max(0, int(np.searchsorted(time_ns, 0, side="right")) - 1), np.searchsorted(time_ns, clock.end_ns)

@@ -45,7 +45,7 @@ const detailsPanel = (() => {
     const { source, rank, event } = selection, { run } = source, { events } = rank, number = events.description[event];
     const text = (column) => run.text(column, number), name = text("name"), label = text("label");
     const start = events.start[event], end = events.end[event], length = end - start;
-    const step = rank.steps.findLast(({ from_ms }) => from_ms + (source.shift || 0) <= start + 1e-6);
+    const step = rank.steps.findLast(({ from_ms }) => from_ms + (source.shift || 0) <= start + 1e-5); // long runs count starts in steps of a few ns
     const facts = [], fact = (topic, content) => { if (content !== null && content !== "") facts.push([topic, content]); };
     const onRank = whereText(timeline, source, rank.rank);
     const stream = run.stream[number];

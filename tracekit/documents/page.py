@@ -1,0 +1,199 @@
+"""Data of the pages of an analysis and a diff: what their scripts draw timelines and schedules from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from msgspec import UNSET, Struct, UnsetType
+
+
+class PackedColumns(Struct, frozen=True):
+    """Columns of integers, deflated, as base64; ``assets/columns.js`` reads them."""
+
+    count: int
+    """Number of rows."""
+    columns: Sequence[tuple[str, int, bool]]
+    """Name of each column, its bytes per value, and whether it holds steps from row to row."""
+    unit_ns: int
+    """Nanoseconds in a unit of its times."""
+    data: str
+    """The columns."""
+
+
+class Coloured(Struct, frozen=True):
+    """A label, a lane of the host or a kind of cell, with its colour."""
+
+    name: str
+    """Its name."""
+    colour: str
+    """Its colour."""
+
+
+class Lane(Struct, frozen=True):
+    """A lane of a rank."""
+
+    name: str
+    """Its name."""
+    labels: Sequence[str]
+    """Labels of the events in it."""
+
+
+class StepTime(Struct, frozen=True):
+    """Time of a step on the page."""
+
+    step: int | None
+    """Number of the step; null if steps are not marked."""
+    from_ms: float
+    """Its start."""
+    to_ms: float
+    """Its end."""
+
+
+class RankTrack(Struct, frozen=True, omit_defaults=True):
+    """Events of one rank. Columns that the recording does not give are left out."""
+
+    rank: int
+    """The rank."""
+    events: PackedColumns
+    """GPU events: start, length, description, and delay from the launch (0: unknown, else in 100 ns, from 1)."""
+    phases: Sequence[tuple[int | None, str, float, float]]
+    """Phases of the pipeline: step, name, start and end in ms."""
+    steps: Sequence[StepTime]
+    """Its steps."""
+    causes: PackedColumns | UnsetType = UNSET
+    """Exposed time of its events by cause, in 100 ns."""
+    operations: PackedColumns | UnsetType = UNSET
+    """Communication: hidden time, waiting (0: unknown, else in 100 ns, from 1) and size in KiB, from 1."""
+    matches: PackedColumns | UnsetType = UNSET
+    """Numbers of the operations across ranks that its events take part in."""
+    label_causes: Mapping[str, Mapping[int, int]] | UnsetType = UNSET
+    """Exposed time in ns by label and number of the cause, where single events were not kept."""
+    host: PackedColumns | UnsetType = UNSET
+    """Ranges of the host: start, length, lane and number of the name."""
+    memory: PackedColumns | UnsetType = UNSET
+    """Memory in KiB over time in microseconds."""
+
+
+class PathPieces(Struct, frozen=True):
+    """The critical path."""
+
+    pieces: PackedColumns
+    """Start, length, rank, and numbers of the texts of each piece."""
+    texts: str
+    """The texts, as deflated JSON in base64."""
+
+
+class Timeline(Struct, frozen=True):
+    """Timeline of one role. Times are nanoseconds from ``origin_ns``."""
+
+    origin_ns: str
+    """Start of the first step on the common clock, as text: JavaScript's numbers have 53 bits."""
+    begin_ns: int
+    """Start of the time axis."""
+    end_ns: int
+    """End of the time axis."""
+    labels: Sequence[Coloured]
+    """Labels of its events."""
+    lanes: Sequence[Lane]
+    """Lanes of every rank."""
+    host: Sequence[Coloured]
+    """Lanes of every host."""
+    causes: Sequence[tuple[str, str]]
+    """Name and meaning of each cause of exposure, by its number."""
+    merged: bool
+    """Whether events are merged intervals of each label."""
+    left_out: Sequence[str]
+    """Sentences about what is not shown."""
+    steps: Sequence[StepTime]
+    """Steps of the run."""
+    descriptions: str
+    """Texts that describe events, as deflated JSON in base64."""
+    ranks: Sequence[RankTrack]
+    """Events by rank."""
+    path: PathPieces | None
+    """The critical path; null if it was not computed."""
+    memory_top: float | None
+    """The most memory that a rank held, in GB; null if not recorded."""
+
+
+class RoleTimeline(Struct, frozen=True):
+    """Timeline of one role."""
+
+    role: str
+    """Name of the role; empty in a run without roles."""
+    timeline: Timeline
+    """Its timeline."""
+
+
+class ScheduleSection(Struct, frozen=True):
+    """Cells of a pipeline, measured or ideal."""
+
+    name: str
+    """``measured`` or ``ideal``."""
+    boxes: PackedColumns
+    """Cells and the time outside of them: start, length, row, kind, and what the tooltip says."""
+
+
+class ScheduleChoice(Struct, frozen=True):
+    """A pipeline and step that can be chosen."""
+
+    name: str
+    """Its name."""
+    kinds: Sequence[Coloured]
+    """Kinds of cells."""
+    shaded: bool
+    """Whether chunks of a rank differ in shade."""
+    rows: Sequence[str]
+    """Names of the rows."""
+    ranks: Sequence[int]
+    """Ranks of the rows."""
+    step: int | None
+    """The step."""
+    end_ns: int
+    """End of the time axis."""
+    origin_ns: str
+    """Start of the pipeline on the common clock, as text."""
+    cells: Sequence[str]
+    """Names of the measured cells."""
+    sections: Sequence[ScheduleSection]
+    """What is drawn below each other."""
+
+
+class ScheduleChart(Struct, frozen=True):
+    """Schedules of a run."""
+
+    causes: Sequence[str]
+    """Causes of delays, by their number."""
+    choices: Sequence[ScheduleChoice]
+    """What can be chosen; first what the numbers describe."""
+
+
+class PageData(Struct, frozen=True):
+    """Data of the page of an analysis."""
+
+    schedule: ScheduleChart | None
+    """Schedules; null without a pipeline."""
+    timelines: Sequence[RoleTimeline]
+    """Timelines, the main role first."""
+    path: str | None
+    """Input, as commands name it; null if it is not one path."""
+
+
+class DiffSide(Struct, frozen=True):
+    """One run of a diff."""
+
+    timeline: Timeline
+    """Its timeline."""
+    schedule: ScheduleChart | None
+    """Its schedules; null without a pipeline."""
+    path: str | None
+    """Its input, as commands name it; null if it is not one path."""
+
+
+class DiffData(Struct, frozen=True):
+    """Data of the page of a diff."""
+
+    sides: Sequence[DiffSide]
+    """Both runs; empty if their events are not at hand."""
+    comparable_cells: bool
+    """Whether cells of both runs hold the same work."""
