@@ -77,6 +77,25 @@ def test_where_gradients_are_summed_weights_are_gathered(summed):
     assert labels(summed, [own_kernel, other, exchange]) == ["dp_comm", "comm", "comm"]
 
 
+def test_a_gather_between_forward_work_is_of_weights_or_of_activations_as_its_group_reduces(summed):
+    """Weights are gathered on group 3, which sums gradients; group 5 reduces activations in the forward as well."""
+    summed.op("aten::mm", 1, 10, sequence=5)
+    summed.kernel("gemm_kernel", 2)
+    ranks = {"group_ranks": "[0, 1]", "bytes": 1 << 22}
+    weights = summed.nccl("_allgather_base", 12, group="3", **ranks)
+    activations = summed.nccl("_allgather_base", 13, group="5", stream=21, **ranks)
+    reduction = summed.nccl("_reduce_scatter_base", 14, group="5", stream=21, **ranks)
+    unknown = summed.nccl("_allgather_base", 15, group="6", stream=22, **ranks)
+    for start, group in ((16, "3"), (17, "5"), (18, "5"), (19, "6"), (1020, "3")):  # a wait for every call
+        summed.op("record_param_comms", start, start + 1, collective="wait", group=group)
+    summed.op("aten::mm", 20, 29, sequence=6)
+    summed.kernel("gemm_kernel", 21)
+    summed.nccl("barrier", 40, group="0", stream=23, group_ranks="[0, 1, 2, 3]")  # the run has four ranks
+    summed.node("MmBackward0", 500, 510, 6)
+    summed.node("MmBackward0", 520, 530, 5)
+    assert labels(summed, [weights, activations, reduction, unknown]) == ["dp_comm", "tp_comm", "tp_comm", "comm"]
+
+
 def test_a_kernel_without_a_launch_belongs_to_the_group_of_its_stream(summed):
     own_kernel = summed.kernel("ncclDevKernel_Generic(x)", 1, stream=20, launched=False)
     other = summed.kernel("ncclDevKernel_Generic(x)", 1, stream=21, launched=False)
