@@ -122,7 +122,7 @@ class CriticalPath:
             waited: Operations of all ranks with their waits.
 
         """
-        causes = pl.concat([_main_causes(part, waited) for part in parts])
+        causes = _main_causes(parts, waited)
 
         def with_cause(table: pl.DataFrame) -> pl.DataFrame:
             named = table.drop("cause").join(causes, on=["rank", "label"], how="left", maintain_order="left")
@@ -144,15 +144,15 @@ class CriticalPath:
         return totals
 
 
-def _main_causes(part: PathTables, waited: pl.DataFrame) -> pl.DataFrame:
-    """Return the largest cause of each label's exposed time on one rank, as columns rank, label and cause.
+def _main_causes(parts: Sequence[PathTables], waited: pl.DataFrame) -> pl.DataFrame:
+    """Return the largest cause of each label's exposed time on each rank, as columns rank, label and cause.
 
     Waiting for peers is left out: on the path no rank waits for a peer, it continues with the one that arrived last.
     """
-    rank = part.source.rank
-    exposed = with_peers(part.window.exposed, waited.filter(pl.col("rank") == rank))
-    causes = exposed.filter(pl.col("cause") != "peer_late").sort("ns").group_by("label").agg(pl.col("cause").last())
-    return causes.select(pl.lit(rank, pl.Int32).alias("rank"), pl.col("label", "cause").cast(pl.String))
+    exposed = with_peers({part.source.rank: part.window.exposed for part in parts}, waited)
+    by_time = exposed.filter(pl.col("cause") != "peer_late").sort("ns", maintain_order=True)
+    causes = by_time.group_by("rank", "label").agg(pl.col("cause").last())
+    return causes.select(pl.col("rank").cast(pl.Int32), pl.col("label", "cause").cast(pl.String))
 
 
 def join_cells(path: CriticalPath, compared: ScheduleComparison) -> CriticalPath:
