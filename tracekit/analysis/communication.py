@@ -221,11 +221,7 @@ def run_rates(
     layers, cost = expert_cost(pl.concat([EXPERT_WORK.to_frame(), *experts]), operations, members)
     return RunRates(
         total=total,
-        products=rated(
-            _sum_products(
-                pl.concat([PRODUCTS.to_frame(), *(conform(table, PRODUCTS) for table in products)]), _PRODUCT_KEYS
-            )
-        ),
+        products=rated(_sum_products(pl.concat([PRODUCTS.to_frame(), *products]), _PRODUCT_KEYS)),
         communication=bandwidth(members, node=ranks_per_node),
         experts=measure_expert_balance(operations, members),
         expert_layers=layers,

@@ -242,12 +242,13 @@ class _Waits(msgspec.Struct, frozen=True, eq=False):
     def of(cls, operations: pl.DataFrame, measures: Sequence[Measures]) -> _Waits:
         """Return the waits of all *operations*, whose ``rank`` and ``part`` are those of *measures*, from 0."""
         parts = max((len(rank_measures.budgets) for rank_measures in measures), default=0)
-        scope = pl.col("rank") * parts + pl.col("part")
+        scope_number = (pl.col("rank") * parts + pl.col("part")).alias("scope")
         exposure = with_peers({i: rank_measures.exposed for i, rank_measures in enumerate(measures)}, operations)
-        operations = operations.select("label", "start_ns", "wait_ns", "wait_is_bound", "open", "unknown", scope=scope)
+        operations = operations.with_columns(scope_number)
         # A wait that is unknown, or known as an upper bound only, may be none.
         least_wait_ns = pl.when(pl.col("wait_is_bound")).then(0).otherwise(pl.col("wait_ns")).fill_null(0)
         is_pp = operations.filter(pl.col("label") == "pp_comm").with_columns(wait_ns=least_wait_ns)
+        start, wait, scope = (is_pp[name].to_numpy() for name in ("start_ns", "wait_ns", "scope"))
         covered = [rank_measures.covered for rank_measures in measures]
         covered_by_scope = Intervals(
             np.concatenate([intervals.group + i * parts for i, intervals in enumerate(covered)]),
@@ -256,12 +257,10 @@ class _Waits(msgspec.Struct, frozen=True, eq=False):
         )
         return cls(
             parts=parts,
-            by_label=_waits_by_label(operations),
-            exposed_pp=find_exposed_waits(
-                *(is_pp[name].to_numpy() for name in ("start_ns", "wait_ns", "scope")), covered_by_scope
-            ),
+            by_label=_waits_by_label(operations, parts * len(measures)),
+            exposed_pp=find_exposed_waits(start, wait, scope, covered_by_scope),
             unknown=frozenset(operations["scope"].filter(operations["unknown"]).to_list()),
-            exposure=_rows_by(exposure.with_columns(scope=scope), "scope", "label", "cause", "ns"),
+            exposure=_rows_by(exposure.with_columns(scope_number), "scope", "label", "cause", "ns"),
         )
 
     def scopes(self, rank_index: int) -> range:
@@ -269,23 +268,19 @@ class _Waits(msgspec.Struct, frozen=True, eq=False):
         return range(rank_index * self.parts, (rank_index + 1) * self.parts)
 
 
-def _waits_by_label(operations: pl.DataFrame) -> Mapping[int, Mapping[str, int | None]]:
+def _waits_by_label(operations: pl.DataFrame, scopes: int) -> Mapping[int, Mapping[str, int | None]]:
     """Return by scope and label the time in which operations wait; None if any wait is unknown."""
     waits: dict[int, dict[str, int | None]] = defaultdict(dict)
     # Where not all members were recorded, the wait is a lower bound.
     is_known = pl.col("wait_ns").is_not_null() & ~pl.col("open")
-    keys = ["label", "scope"]
-    # The labels of all scopes are numbered in the order of labels.
-    rows = operations.select(
-        pl.col("label").cast(pl.Enum(COMMUNICATION_LABELS)), "scope", "start_ns", "wait_ns", is_known=is_known
-    ).sort(keys, maintain_order=True)
-    rows = rows.with_columns(number=pl.struct(keys).rle_id().cast(pl.Int64))
-    groups = rows.group_by("number", maintain_order=True).agg(pl.col(keys).first(), pl.col("is_known").all())
-    with_wait = rows.filter("is_known")
-    start, wait, number = (with_wait[name].to_numpy() for name in ("start_ns", "wait_ns", "number"))
-    waited_ns = union(start, start + wait, number).totals_ns(len(groups)).tolist()
-    for (_, label, scope, is_known_group), ns in zip(groups.iter_rows(), waited_ns, strict=True):
-        waits[scope][label] = ns if is_known_group else None
+    label_code = pl.col("label").cast(pl.Enum(COMMUNICATION_LABELS)).to_physical().cast(pl.Int64)
+    # Label and scope as one number, in the order of labels.
+    rows = operations.select("start_ns", "wait_ns", number=label_code * scopes + pl.col("scope"), is_known=is_known)
+    start, wait, number = (rows.filter("is_known")[name].to_numpy() for name in ("start_ns", "wait_ns", "number"))
+    waited_ns = union(start, start + wait, number).totals_ns(len(COMMUNICATION_LABELS) * scopes).tolist()
+    for row, is_all_known in rows.group_by("number").agg(pl.col("is_known").all()).sort("number").iter_rows():
+        label, scope = divmod(row, scopes)
+        waits[scope][COMMUNICATION_LABELS[label]] = waited_ns[row] if is_all_known else None
     return waits
 
 

@@ -8,6 +8,7 @@ to follow it. A run of a thousand ranks has millions of pieces.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any, Protocol
 
 import msgspec
@@ -105,18 +106,18 @@ class Links(msgspec.Struct, frozen=True, eq=False):
             clocks: Clock offsets of the ranks.
 
         """
-        operation_ranks = operations["rank"].to_numpy()
+        numbers = [part.source.rank for part in parts]
+        operation_edges = [*np.searchsorted(operations["rank"].to_numpy(), numbers).tolist(), len(operations)]
         with_pieces: list[PathTables] = []
         ranks: list[_RankLinks] = []
         rows: list[Int32s] = []
         ends: list[tuple[int | None, StepEnd]] = []
         first = [0]
-        for part in parts:
-            rank, path = part.source.rank, part.path  # of a stored rank each use reads the file
+        for part, rank, (low, high) in zip(parts, numbers, pairwise(operation_edges), strict=True):
+            path = part.path  # of a stored rank each use reads the file
             if path.is_empty():
                 continue
             links = _RankLinks.build(path, rank, clocks, first_comm=first[-1])
-            low, high = np.searchsorted(operation_ranks, [rank, rank + 1]).tolist()
             rows.append(_find_rows(links.event_id, operations["id"].slice(low, high - low), low))
             ends += links.find_step_ends(part, path, len(ranks), clocks)
             first.append(first[-1] + len(links.comm))

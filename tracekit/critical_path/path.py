@@ -152,7 +152,7 @@ def _main_causes(parts: Sequence[PathTables], waited: pl.DataFrame) -> pl.DataFr
     exposed = with_peers({part.source.rank: part.window.exposed for part in parts}, waited)
     by_time = exposed.filter(pl.col("cause") != "peer_late").sort("ns", maintain_order=True)
     causes = by_time.group_by("rank", "label").agg(pl.col("cause").last())
-    return causes.select(pl.col("rank").cast(pl.Int32), pl.col("label", "cause").cast(pl.String))
+    return causes.with_columns(pl.col("label", "cause").cast(pl.String))
 
 
 def join_cells(path: CriticalPath, compared: ScheduleComparison) -> CriticalPath:

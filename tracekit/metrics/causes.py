@@ -33,7 +33,7 @@ import polars as pl
 
 from tracekit._util.arrays import Ints
 from tracekit._util.categories import CategoryColumns
-from tracekit._util.columns import present, to_int64
+from tracekit._util.columns import concat_ranks, present, to_int64
 from tracekit.intervals import Intervals, union
 from tracekit.metrics.host_calls import find_blocked_time
 from tracekit.metrics.label_intervals import COMPUTE_SET, EXPOSABLE_LABELS, has_label, label_codes
@@ -349,8 +349,7 @@ def with_peers(pieces: Mapping[int, pl.DataFrame], waited: pl.DataFrame) -> pl.D
     >>> with_peers({1: pieces}, waited).drop("rank", "part").rows()
     [('dp_comm', 'same_stream', 5), ('dp_comm', 'nothing_to_hide', 15), ('dp_comm', 'peer_late', 15)]
     """
-    rank = np.repeat(np.array([*pieces], np.int64), [len(table) for table in pieces.values()])
-    all_pieces = pl.concat([PIECES.to_frame(), *pieces.values()]).with_columns(rank=pl.Series(rank))
+    all_pieces = concat_ranks(pieces, PIECES)
     # Each rank counts its events from 0: an id of its own for every event of the run.
     ids = 1 + max(int(to_int64(table["id"]).max(initial=-1)) for table in (all_pieces, waited))
     id_in_run = pl.col("rank").cast(pl.Int64) * ids + pl.col("id")
