@@ -265,12 +265,13 @@ def _build_segments(pieces: Pieces, walks: Walks) -> pl.DataFrame:
     joins = pl.col("kind").is_in(joined_kinds) & is_same & (pl.int_range(pl.len()) > 0)
     joined = (
         table.with_columns(joined=(~joins).cum_sum(), ns=ns)
+        .sort("joined", "ns", maintain_order=True)
         .group_by("joined", maintain_order=True)
         .agg(
-            pl.col("step", "rank_index", "kind", "label", "peer", "start", "uncertain").first(),
-            pl.col("end").last(),
-            # Name and operators of the longest; of several as long, the last.
-            pl.col("what", "chain").sort_by("ns", maintain_order=True).last(),
+            pl.col("step", "rank_index", "kind", "label", "peer", "uncertain").first(),
+            pl.col("start").min(),
+            pl.col("end").max(),
+            pl.col("what", "chain").last(),  # of the longest; of several as long, of the last
             # A walk may enter a piece in its middle: no more of it than the segment counts.
             *(pl.min_horizontal(name, "ns").sum().alias(name) for name in ("idle_ns", "exposed_ns")),
         )
