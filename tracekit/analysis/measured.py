@@ -186,8 +186,8 @@ def rank_results(ranks: Sequence[RankTables], operations: pl.DataFrame, *, pipel
     window = _Waits.of(operations.with_columns(part=pl.lit(0, pl.Int64)), [rank.window for rank in ranks])
     results = []
     for index, rank in enumerate(ranks):
-        has_messages = not has_unseen_messages(rank.messages_issued, messages[index])
-        facts = _KnownFacts(index, rank.idle_known, pipeline, has_messages)
+        messages_known = not has_unseen_messages(rank.messages_issued, messages[index])
+        facts = _KnownFacts(index, rank.idle_known, pipeline, messages_known)
         results.append(_rank_result(rank, by_step, window, facts))
     return tuple(results)
 
@@ -277,10 +277,11 @@ def _waits_by_label(operations: pl.DataFrame, scopes: int) -> Mapping[int, Mappi
     # Label and scope as one number, in the order of labels.
     rows = operations.select("start_ns", "wait_ns", number=label_code * scopes + pl.col("scope"), is_known=is_known)
     start, wait, number = (rows.filter("is_known")[name].to_numpy() for name in ("start_ns", "wait_ns", "number"))
-    waited_ns = union(start, start + wait, number).totals_ns(len(COMMUNICATION_LABELS) * scopes).tolist()
+    waited = union(start, start + wait, number).to_frame()
+    waited_ns = dict(waited.group_by("group").agg((pl.col("end_ns") - pl.col("start_ns")).sum()).iter_rows())
     for row, is_all_known in rows.group_by("number").agg(pl.col("is_known").all()).sort("number").iter_rows():
         label, scope = divmod(row, scopes)
-        waits[scope][COMMUNICATION_LABELS[label]] = waited_ns[row] if is_all_known else None
+        waits[scope][COMMUNICATION_LABELS[label]] = waited_ns.get(row, 0) if is_all_known else None
     return waits
 
 

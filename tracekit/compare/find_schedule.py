@@ -67,7 +67,7 @@ class ScheduleFinder:
         finding = self._find(pipeline)
         if finding.match is not None:
             self._last_schedule = finding.match.schedule
-        # The notice names the ranks of the pipeline that had this order first.
+        # Another pipeline may have had this order first: the notice names the ranks of this one.
         own_notices = [
             _order_unknown(pipeline) if notice.code == "order-unknown" else notice for notice in finding.notices
         ]

@@ -31,7 +31,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit._util.arrays import Ints
+from tracekit._util.arrays import Ints, find_ids
 from tracekit._util.categories import CategoryColumns
 from tracekit._util.columns import concat_ranks, present, to_int64
 from tracekit.intervals import Intervals, union
@@ -378,8 +378,8 @@ def _split_waits(pieces: pl.DataFrame, waited: pl.DataFrame) -> pl.DataFrame:
     """Return the pieces with those parts of them as pieces of their own in which operations waited for a peer."""
     of_operation = pieces["label"].is_in(COMMUNICATION_LABELS).to_numpy()
     ns = pieces["ns"].to_numpy()
-    own = _own_operations(pieces["id"], waited)
-    # The last element stands for a piece of no operation (-1).
+    # The row of the operation that each piece is a part of. The last element stands for no operation (-1).
+    own = find_ids(to_int64(pieces["id"]), to_int64(waited["id"]))
     has_wait = np.append(waited["wait_ns"].is_not_null().to_numpy(), False)[own]
     is_complete = np.append((waited["wait_ns"].is_not_null() & ~waited["open"]).to_numpy(), False)[own]
     until = np.append(waited["start_ns"].to_numpy() + to_int64(waited["wait_ns"], 0), 0)[own]
@@ -389,13 +389,3 @@ def _split_waits(pieces: pl.DataFrame, waited: pl.DataFrame) -> pl.DataFrame:
     rest = pieces.with_columns(cause=cause, ns=pl.Series(ns - wait_ns))
     waits = pieces.with_columns(cause=peer_late, ns=pl.Series(wait_ns))
     return pl.concat([rest, waits]).filter(pl.col("ns") > 0)
-
-
-def _own_operations(ids: pl.Series, waited: pl.DataFrame) -> Ints:
-    """Return the row of the operation that each piece is a part of; -1: none."""
-    piece, operation_id = to_int64(ids, -1), to_int64(waited["id"], -1)
-    if not len(operation_id):
-        return np.full(len(piece), -1, np.int64)
-    order = np.argsort(operation_id, kind="stable")
-    row = order[np.minimum(np.searchsorted(operation_id[order], piece), len(order) - 1)]
-    return np.where((piece >= 0) & (operation_id[row] == piece), row, -1)
