@@ -158,10 +158,12 @@ def _sum_or_none(parts: Iterable[Mapping[str, int | None]]) -> dict[str, int | N
 # ---- Figures of every rank by scope: its measures joined with its waits, for its whole window and for each of its
 # steps.
 #
-# A scope is one part of one rank: its window, or one of its steps. The operations of all ranks are handled at once,
+# A scope is one part of one rank: its window, or one of its steps. The operations of many ranks are handled at once,
 # because a call costs as much for those of one rank.
 
 
+MAX_RANKS_AT_ONCE = 128
+"""Ranks whose exposed time is in memory at the same time."""
 _NEVER_HIDDEN = ("compute", *COMPUTE_SET)
 _LABEL_ORDER = (*LABEL_SETS, *LABELS)
 
@@ -176,12 +178,21 @@ def rank_results(ranks: Sequence[RankTables], operations: pl.DataFrame, *, pipel
 
     """
     is_message = pl.Series(may_be_message(operations))
-    is_bound = operations["wait_is_bound"].fill_null(False)
+    unknown = pl.Series(has_unknown_wait(operations)) | (is_message & operations["wait_is_bound"].fill_null(False))
+    operations = operations.with_columns(unknown=unknown, is_message=is_message)
+    results: list[RankResult] = []
+    for start in range(0, len(ranks), MAX_RANKS_AT_ONCE):
+        batch = ranks[start : start + MAX_RANKS_AT_ONCE]
+        is_own = pl.col("rank").is_between(batch[0].source.rank, batch[-1].source.rank)
+        results += _batch_results(batch, operations.filter(is_own), pipeline=pipeline)
+    return tuple(results)
+
+
+def _batch_results(ranks: Sequence[RankTables], operations: pl.DataFrame, *, pipeline: bool) -> list[RankResult]:
+    """Return the results of some ranks from their *operations*."""
     rank_index = np.searchsorted([rank.source.rank for rank in ranks], operations["rank"].to_numpy())
-    messages = np.bincount(rank_index[is_message.to_numpy()], minlength=len(ranks)).tolist()
-    operations = operations.with_columns(
-        unknown=pl.Series(has_unknown_wait(operations)) | (is_message & is_bound), rank=pl.Series(rank_index)
-    )
+    messages = np.bincount(rank_index[operations["is_message"].to_numpy()], minlength=len(ranks)).tolist()
+    operations = operations.with_columns(rank=pl.Series(rank_index))
     by_step = _Waits.of(operations, [rank.by_step for rank in ranks])
     window = _Waits.of(operations.with_columns(part=pl.lit(0, pl.Int64)), [rank.window for rank in ranks])
     results = []
@@ -189,16 +200,15 @@ def rank_results(ranks: Sequence[RankTables], operations: pl.DataFrame, *, pipel
         messages_known = not has_unseen_messages(rank.messages_issued, messages[index])
         facts = _KnownFacts(index, rank.idle_known, pipeline, messages_known)
         results.append(_rank_result(rank, by_step, window, facts))
-    return tuple(results)
+    return results
 
 
 def _rank_result(rank: RankTables, by_step: _Waits, window: _Waits, facts: _KnownFacts) -> RankResult:
-    """Return the result of a rank from its tables and the waits of all ranks."""
+    """Return the result of a rank from its tables and the waits of many ranks."""
     steps = rank.steps["step"].to_list() or [None]
     partial_steps = rank.steps["partial"].to_list() or [False]
     step_figures = _figures(rank.by_step, by_step, steps, facts)
-    causes = rank.window.causes
-    idle_causes = causes.row(0, named=True) if len(causes) else {}
+    idle_causes = next(rank.window.causes.iter_rows(named=True), {})
     return RankResult(
         rank=rank.source.rank,
         steps=tuple(step for step in steps if step is not None),
