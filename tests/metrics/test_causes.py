@@ -50,7 +50,7 @@ def why(labelled):
         wait_ns = pl.lit(None if wait_us is None else wait_us * US, pl.Int64)
         peers = events.with_columns(wait_ns=wait_ns, open=pl.lit(is_open))
         result: dict[str, dict[str, int]] = {}
-        for _, label, cause, ns in with_peers(pieces, peers).iter_rows():
+        for *_, label, cause, ns in with_peers({0: pieces}, peers).iter_rows():
             result.setdefault(label, {})[cause] = ns // US
         exposed = {label: lane.total_ns // US for label, lane in lanes.exposed.items() if lane.total_ns}
         assert {label: sum(causes.values()) for label, causes in result.items()} == exposed

@@ -72,6 +72,16 @@ def take_or_missing(values: AnyInts, rows: AnyInts, missing: int = -1) -> Ints:
     return take_same_type(values, rows, missing).astype(np.int64, copy=False)
 
 
+def find_ids(wanted: Ints, ids: Ints) -> Ints:
+    """Return the first row of each wanted id among *ids*, which are in any order; -1 if it is negative or not there.
+
+    >>> find_ids(np.array([4, 5, -1]), np.array([9, 4, -1, 4])).tolist()
+    [1, -1, -1]
+    """
+    order = np.argsort(ids, kind="stable")
+    return take_or_missing(order, np.where(wanted >= 0, find_sorted(wanted, ids[order]), -1))
+
+
 def take_same_type(values: npt.NDArray[Any], rows: AnyInts, missing: int) -> npt.NDArray[Any]:
     """Return the values at *rows* as ``take_or_missing`` does, in the type of *values*."""
     if not len(values):

@@ -4,7 +4,7 @@ Conversions of small tables must be cheap as well: a pipeline's cells are read t
 """
 
 import mmap
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -83,6 +83,17 @@ def _zeros_on_demand(size: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     if hasattr(mmap, "MADV_NOHUGEPAGE"):
         pages.madvise(mmap.MADV_NOHUGEPAGE)
     return np.frombuffer(pages, dtype)
+
+
+def concat_ranks(tables: Mapping[int, pl.DataFrame], schema: pl.Schema) -> pl.DataFrame:
+    """Return the tables of several ranks below each other, with the rank as their first column.
+
+    >>> concat_ranks({4: pl.DataFrame({"ns": [7, 8]})}, pl.Schema({"ns": pl.Int64()})).rows()
+    [(4, 7), (4, 8)]
+    """
+    rank = np.repeat(np.array([*tables], np.int32), [table.height for table in tables.values()])
+    joined = pl.concat([schema.to_frame(), *tables.values()])
+    return joined.select(pl.Series("rank", rank, pl.Int32), pl.exclude("rank"))
 
 
 class ColumnReader:

@@ -9,6 +9,7 @@ from functools import cache, partial
 import polars as pl
 from msgspec.structs import replace
 
+from tracekit._util.columns import concat_ranks
 from tracekit._util.notices import merge_notices
 from tracekit._util.workers import MapFunction
 from tracekit.analysis.by import By, combined
@@ -41,6 +42,7 @@ from tracekit.metrics.operations import may_be_message
 from tracekit.metrics.overlap import combine_overlap_costs
 from tracekit.metrics.reload import reload_report
 from tracekit.reconstruct.parallel_groups import split_layout
+from tracekit.reconstruct.stalls import LANES
 
 TRAINING_LABELS = frozenset({"dgrad", "wgrad", "backward", "optimizer"})
 """Labels of work that only training does."""
@@ -264,11 +266,7 @@ def _schedule_tables(
 
 def _lanes_without_schedule(ranks: Sequence[RankTables]) -> pl.DataFrame:
     """Return what each rank hid in each phase, which its own tables tell without a schedule."""
-    return pl.concat(
-        rank.pipeline.lanes.select(pl.lit(rank.source.rank, pl.Int32).alias("rank"), pl.all())
-        for rank in ranks
-        if rank.pipeline is not None
-    )
+    return concat_ranks({rank.source.rank: rank.pipeline.lanes for rank in ranks if rank.pipeline is not None}, LANES)
 
 
 def _by(ranks: Sequence[RankTables], comparison: ScheduleComparison | None, *, pipeline: bool) -> By | None:

@@ -12,6 +12,7 @@ from dataclasses import replace
 import msgspec
 import polars as pl
 
+from tracekit._util.columns import concat_ranks
 from tracekit.align.clocks import Clocks, align
 from tracekit.align.matching import MEMBERS, match
 from tracekit.align.peers import by_communicator
@@ -26,6 +27,7 @@ from tracekit.metrics.expert_balance import EXPERT_WORK, expert_cost, measure_ex
 from tracekit.metrics.operations import add_waits
 from tracekit.metrics.rates import PRODUCTS, Rates
 from tracekit.reconstruct import RankPipeline
+from tracekit.reconstruct.messages import MESSAGES
 from tracekit.reconstruct.parallel_groups import name_peers
 from tracekit.schema import conform
 
@@ -108,13 +110,9 @@ def with_peers(ranks: Sequence[RankTables], layout: str | None) -> tuple[list[Ra
     messages = _split_messages(pl.concat([rank.operations for rank in nsight_ranks]))
     messages = messages.with_columns(by_communicator(messages))
     if notices:  # some peers follow from the order of messages
-        by_order = pl.concat(
-            [
-                _peers_by_order(pipeline.messages).with_columns(rank=pl.lit(pipeline.rank, pl.Int32))
-                for pipeline in pipelines
-                if pipeline.peers_by_order
-            ]
-        )
+        tables = {pipeline.rank: pipeline.messages for pipeline in pipelines if pipeline.peers_by_order}
+        index = pl.int_range(pl.len()).over("rank", "kernel")
+        by_order = concat_ranks(tables, MESSAGES).select("rank", peer_by_order="peer", id="kernel", index=index)
         messages = messages.join(by_order, on=["rank", "id", "index"], how="left", maintain_order="left").with_columns(
             peer=pl.coalesce("peer", "peer_by_order")
         )
@@ -152,10 +150,6 @@ def _split_messages(operations: pl.DataFrame) -> pl.DataFrame:
         )
         .drop("message")
     )
-
-
-def _peers_by_order(messages: pl.DataFrame) -> pl.DataFrame:
-    return messages.select(peer_by_order="peer", id="kernel", index=pl.int_range(pl.len()).over("kernel"))
 
 
 # ---- Speed of a run: rates of matrix products, messages and collectives, and the balance of experts.
@@ -221,11 +215,7 @@ def run_rates(
     layers, cost = expert_cost(pl.concat([EXPERT_WORK.to_frame(), *experts]), operations, members)
     return RunRates(
         total=total,
-        products=rated(
-            _sum_products(
-                pl.concat([PRODUCTS.to_frame(), *(conform(table, PRODUCTS) for table in products)]), _PRODUCT_KEYS
-            )
-        ),
+        products=rated(_sum_products(pl.concat([PRODUCTS.to_frame(), *products]), _PRODUCT_KEYS)),
         communication=bandwidth(members, node=ranks_per_node),
         experts=measure_expert_balance(operations, members),
         expert_layers=layers,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
 from sys import intern
 from typing import Any
 
@@ -159,9 +158,12 @@ def _sum_or_none(parts: Iterable[Mapping[str, int | None]]) -> dict[str, int | N
 # ---- Figures of every rank by scope: its measures joined with its waits, for its whole window and for each of its
 # steps.
 #
-# The scopes of a rank are its parts: one part is its window, or the parts are its steps, counted from 0.
+# A scope is one part of one rank: its window, or one of its steps. The operations of many ranks are handled at once,
+# because a call costs as much for those of one rank.
 
 
+MAX_RANKS_AT_ONCE = 128
+"""Ranks whose exposed time is in memory at the same time."""
 _NEVER_HIDDEN = ("compute", *COMPUTE_SET)
 _LABEL_ORDER = (*LABEL_SETS, *LABELS)
 
@@ -175,33 +177,38 @@ def rank_results(ranks: Sequence[RankTables], operations: pl.DataFrame, *, pipel
         pipeline: Whether the run has a pipeline.
 
     """
-    # What needs the text of an operation is looked up for all ranks at once: a call costs as much for one rank.
     is_message = pl.Series(may_be_message(operations))
-    is_bound = operations["wait_is_bound"].fill_null(False)
-    operations = operations.with_columns(
-        unknown=pl.Series(has_unknown_wait(operations)) | (is_message & is_bound), is_message=is_message
-    )
-    window_operations = operations.with_columns(part=pl.lit(0, pl.Int64))
-    step_waits, window_waits = _waits_by_label(operations), _waits_by_label(window_operations)
-    numbers = [rank.source.rank for rank in ranks]
-    edges = [*np.searchsorted(operations["rank"].to_numpy(), numbers).tolist(), len(operations)]
-    results = []
-    for rank, number, (start, end) in zip(ranks, numbers, pairwise(edges), strict=True):
-        by_step = _Waits.of(operations[start:end], rank.by_step, step_waits[number])
-        window = _Waits.of(window_operations[start:end], rank.window, window_waits[number])
-        messages = int(operations["is_message"][start:end].sum())
-        facts = _KnownFacts(rank.idle_known, pipeline, not has_unseen_messages(rank.messages_issued, messages))
-        results.append(_rank_result(rank, by_step, window, facts))
+    unknown = pl.Series(has_unknown_wait(operations)) | (is_message & operations["wait_is_bound"].fill_null(False))
+    operations = operations.with_columns(unknown=unknown, is_message=is_message)
+    results: list[RankResult] = []
+    for start in range(0, len(ranks), MAX_RANKS_AT_ONCE):
+        batch = ranks[start : start + MAX_RANKS_AT_ONCE]
+        is_own = pl.col("rank").is_between(batch[0].source.rank, batch[-1].source.rank)
+        results += _batch_results(batch, operations.filter(is_own), pipeline=pipeline)
     return tuple(results)
 
 
+def _batch_results(ranks: Sequence[RankTables], operations: pl.DataFrame, *, pipeline: bool) -> list[RankResult]:
+    """Return the results of some ranks from their *operations*."""
+    rank_index = np.searchsorted([rank.source.rank for rank in ranks], operations["rank"].to_numpy())
+    messages = np.bincount(rank_index[operations["is_message"].to_numpy()], minlength=len(ranks)).tolist()
+    operations = operations.with_columns(rank=pl.Series(rank_index))
+    by_step = _Waits.of(operations, [rank.by_step for rank in ranks])
+    window = _Waits.of(operations.with_columns(part=pl.lit(0, pl.Int64)), [rank.window for rank in ranks])
+    results = []
+    for index, rank in enumerate(ranks):
+        messages_known = not has_unseen_messages(rank.messages_issued, messages[index])
+        facts = _KnownFacts(index, rank.idle_known, pipeline, messages_known)
+        results.append(_rank_result(rank, by_step, window, facts))
+    return results
+
+
 def _rank_result(rank: RankTables, by_step: _Waits, window: _Waits, facts: _KnownFacts) -> RankResult:
-    """Return the result of a rank from its tables and the waits of its operations."""
+    """Return the result of a rank from its tables and the waits of many ranks."""
     steps = rank.steps["step"].to_list() or [None]
     partial_steps = rank.steps["partial"].to_list() or [False]
     step_figures = _figures(rank.by_step, by_step, steps, facts)
-    causes = rank.window.causes
-    idle_causes = causes.row(0, named=True) if len(causes) else {}
+    idle_causes = next(rank.window.causes.iter_rows(named=True), {})
     return RankResult(
         rank=rank.source.rank,
         steps=tuple(step for step in steps if step is not None),
@@ -209,7 +216,7 @@ def _rank_result(rank: RankTables, by_step: _Waits, window: _Waits, facts: _Know
         per_step=tuple(
             replace(figures, partial=partial) for figures, partial in zip(step_figures, partial_steps, strict=True)
         ),
-        phases=_phases(rank, by_step, steps, waits_known=facts.messages and not by_step.unknown),
+        phases=_phases(rank, by_step, steps, facts),
         instead=tuple(rank.instead.to_dicts()),
         inside_launch_ns=rank.inside_launch_ns,
         idle_causes={name.removesuffix("_ns"): idle_causes.get(name, 0) for name in CAUSE_COLUMNS},
@@ -217,8 +224,9 @@ def _rank_result(rank: RankTables, by_step: _Waits, window: _Waits, facts: _Know
 
 
 class _KnownFacts(msgspec.Struct, frozen=True):
-    """Facts about a rank that decide which of its figures are known."""
+    """Position of a rank, and facts that decide which of its figures are known."""
 
+    rank_index: int
     idle: bool
     """All its work on the GPU was recorded."""
     pipeline: bool
@@ -228,66 +236,76 @@ class _KnownFacts(msgspec.Struct, frozen=True):
 
 
 class _Waits(msgspec.Struct, frozen=True, eq=False):
-    """Quantities of a rank that need its operations, by part."""
+    """Quantities that need the operations, by scope: part p of the rank with index i is scope i × parts + p."""
 
+    parts: int
     by_label: Mapping[int, Mapping[str, int | None]]
     """Time in which operations of each label wait; None if any wait is unknown."""
     exposed_pp: Intervals
-    """Waiting of the pipeline's messages that no compute hides; its groups are parts."""
+    """Waiting of the pipeline's messages that no compute hides; its groups are scopes."""
     unknown: frozenset[int]
-    """Parts whose bubble is a lower bound."""
+    """Scopes whose bubble is a lower bound."""
     exposure: Mapping[int, list[tuple[Any, ...]]]
     """Exposed time as (label, cause, ns)."""
 
     @classmethod
-    def of(cls, operations: pl.DataFrame, measures: Measures, by_label: _LabelWaits) -> _Waits:
-        """Return the waits of a rank's operations, whose ``part`` is that of *measures*."""
+    def of(cls, operations: pl.DataFrame, measures: Sequence[Measures]) -> _Waits:
+        """Return the waits of all *operations*, whose ``rank`` and ``part`` are those of *measures*, from 0."""
+        parts = max((len(rank_measures.budgets) for rank_measures in measures), default=0)
+        scope_number = (pl.col("rank") * parts + pl.col("part")).alias("scope")
+        exposure = with_peers({i: rank_measures.exposed for i, rank_measures in enumerate(measures)}, operations)
+        operations = operations.with_columns(scope_number)
         # A wait that is unknown, or known as an upper bound only, may be none.
         least_wait_ns = pl.when(pl.col("wait_is_bound")).then(0).otherwise(pl.col("wait_ns")).fill_null(0)
         is_pp = operations.filter(pl.col("label") == "pp_comm").with_columns(wait_ns=least_wait_ns)
-        start, wait, part = (is_pp[name].to_numpy() for name in ("start_ns", "wait_ns", "part"))
+        start, wait, scope = (is_pp[name].to_numpy() for name in ("start_ns", "wait_ns", "scope"))
+        covered = [rank_measures.covered for rank_measures in measures]
+        covered_by_scope = Intervals(
+            np.concatenate([intervals.group + i * parts for i, intervals in enumerate(covered)]),
+            np.concatenate([intervals.start_ns for intervals in covered]),
+            np.concatenate([intervals.end_ns for intervals in covered]),
+        )
         return cls(
-            by_label=by_label,
-            exposed_pp=find_exposed_waits(start, wait, part, measures.covered),
-            unknown=frozenset(operations["part"].filter(operations["unknown"]).to_list()),
-            exposure=_rows_by_part(with_peers(measures.exposed, operations), "label", "cause", "ns"),
+            parts=parts,
+            by_label=_waits_by_label(operations, parts * len(measures)),
+            exposed_pp=find_exposed_waits(start, wait, scope, covered_by_scope),
+            unknown=frozenset(operations["scope"].filter(operations["unknown"]).to_list()),
+            exposure=_rows_by(exposure.with_columns(scope_number), "scope", "label", "cause", "ns"),
         )
 
+    def scopes(self, rank_index: int) -> range:
+        """Return the scopes of a rank."""
+        return range(rank_index * self.parts, (rank_index + 1) * self.parts)
 
-_LabelWaits = Mapping[int, Mapping[str, int | None]]
-"""By part and label: the time in which operations wait; None if any wait is unknown."""
 
-
-def _waits_by_label(operations: pl.DataFrame) -> Mapping[int, _LabelWaits]:
-    """Return by rank the time in which its operations wait."""
-    waits: dict[int, dict[int, dict[str, int | None]]] = defaultdict(lambda: defaultdict(dict))
+def _waits_by_label(operations: pl.DataFrame, scopes: int) -> Mapping[int, Mapping[str, int | None]]:
+    """Return by scope and label the time in which operations wait; None if any wait is unknown."""
+    waits: dict[int, dict[str, int | None]] = defaultdict(dict)
     # Where not all members were recorded, the wait is a lower bound.
     is_known = pl.col("wait_ns").is_not_null() & ~pl.col("open")
-    keys = ["label", "rank", "part"]
-    # A scope is a label on one rank in one part; they are numbered in the order of labels.
-    rows = operations.select(
-        pl.col("label").cast(pl.Enum(COMMUNICATION_LABELS)), "rank", "part", "start_ns", "wait_ns", is_known=is_known
-    ).sort(keys, maintain_order=True)
-    rows = rows.with_columns(scope=pl.struct(keys).rle_id().cast(pl.Int64))
-    scopes = rows.group_by("scope", maintain_order=True).agg(pl.col(keys).first(), pl.col("is_known").all())
-    with_wait = rows.filter("is_known")
-    start, wait, scope = (with_wait[name].to_numpy() for name in ("start_ns", "wait_ns", "scope"))
-    waited_ns = union(start, start + wait, scope).totals_ns(len(scopes)).tolist()
-    for (_, label, rank, part, is_known_scope), ns in zip(scopes.iter_rows(), waited_ns, strict=True):
-        waits[rank][part][label] = ns if is_known_scope else None
+    label_code = pl.col("label").cast(pl.Enum(COMMUNICATION_LABELS)).to_physical().cast(pl.Int64)
+    # Label and scope as one number, in the order of labels.
+    rows = operations.select("start_ns", "wait_ns", number=label_code * scopes + pl.col("scope"), is_known=is_known)
+    start, wait, number = (rows.filter("is_known")[name].to_numpy() for name in ("start_ns", "wait_ns", "number"))
+    waited = union(start, start + wait, number).to_frame()
+    waited_ns = dict(waited.group_by("group").agg((pl.col("end_ns") - pl.col("start_ns")).sum()).iter_rows())
+    for row, is_all_known in rows.group_by("number").agg(pl.col("is_known").all()).sort("number").iter_rows():
+        label, scope = divmod(row, scopes)
+        waits[scope][COMMUNICATION_LABELS[label]] = waited_ns.get(row, 0) if is_all_known else None
     return waits
 
 
 def _figures(measures: Measures, waits: _Waits, steps: Sequence[int | None], facts: _KnownFacts) -> list[Measured]:
     """Return the figures of every part of a rank; *steps* are the numbers of its steps, or [None] for its window."""
-    labels_by_part = _rows_by_part(measures.labels, "label", "ns", "count", "hidden_ns")
-    hidden_by_part = _rows_by_part(measures.hidden, "detail", "label", "by", "ns")
-    exposed_waits_ns = waits.exposed_pp.totals_ns(len(measures.budgets)).tolist()
+    labels_by_part = _rows_by(measures.labels, "part", "label", "ns", "count", "hidden_ns")
+    hidden_by_part = _rows_by(measures.hidden, "part", "detail", "label", "by", "ns")
+    scopes = waits.scopes(facts.rank_index)
+    exposed_waits_ns = waits.exposed_pp.section(scopes.start, scopes.stop).totals_ns(len(scopes)).tolist()
     figures = []
-    for part, step in enumerate(steps):
+    for part, (step, scope) in enumerate(zip(steps, scopes, strict=False)):  # other ranks may have more steps
         budget, labels = measures.budgets[part], labels_by_part[part]
         # Without a pipeline the wait is unknown too; then there is no bubble at all (Measured.bubble_fraction).
-        wait_known = facts.pipeline and facts.messages and part not in waits.unknown
+        wait_known = facts.pipeline and facts.messages and scope not in waits.unknown
         if wait_known:
             bubble = Bubble(budget.span_ns, budget.idle_ns, exposed_waits_ns[part])
         else:
@@ -301,9 +319,9 @@ def _figures(measures: Measures, waits: _Waits, steps: Sequence[int | None], fac
                 label_count={label: count for label, _, count, _ in labels if count is not None},
                 hidden_ns={"communication": 0, "copy": 0, **hidden_ns},
                 hidden_by_ns=_hidden_by_ns(label_ns, hidden_by_part[part]),
-                wait_ns=waits.by_label.get(part, {}),
+                wait_ns=waits.by_label.get(scope, {}),
                 weak_ns=measures.weak[part],
-                because_ns=_because_ns(budget.exposed_ns, waits.exposure[part]),
+                because_ns=_because_ns(budget.exposed_ns, waits.exposure[scope]),
                 bubble=bubble,
                 idle_known=facts.idle,
                 lower_bound=facts.pipeline and (not wait_known or budget.unrecorded_ns > 0),
@@ -314,11 +332,11 @@ def _figures(measures: Measures, waits: _Waits, steps: Sequence[int | None], fac
     return figures
 
 
-def _rows_by_part(table: pl.DataFrame, *names: str) -> Mapping[int, list[tuple[Any, ...]]]:
-    """Return the columns *names* of a table as rows, by their part."""
+def _rows_by(table: pl.DataFrame, key: str, *names: str) -> Mapping[int, list[tuple[Any, ...]]]:
+    """Return the columns *names* of a table as rows, by the column *key*."""
     rows: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
-    for part, row in zip(table["part"].to_list(), _rows(table, *names), strict=True):
-        rows[part].append(row)
+    for number, row in zip(table[key].to_list(), _rows(table, *names), strict=True):
+        rows[number].append(row)
     return rows
 
 
@@ -350,13 +368,14 @@ def _because_ns(exposed_ns: Mapping[str, int], exposure: list[tuple[Any, ...]]) 
 
 
 def _phases(
-    rank: RankTables, waits: _Waits, steps: Sequence[int | None], *, waits_known: bool
+    rank: RankTables, waits: _Waits, steps: Sequence[int | None], facts: _KnownFacts
 ) -> tuple[dict[str, Any], ...]:
     """Return the phases of each step with the bubble in them: idle time and exposed waiting of the pipeline."""
     table = rank.by_step.phases
-    waits_ns = waits.exposed_pp.covered_ns(
-        *(table[name].to_numpy() for name in ("start_ns", "end_ns", "part"))
-    ).tolist()
+    scopes = waits.scopes(facts.rank_index)
+    waits_known = facts.messages and waits.unknown.isdisjoint(scopes)
+    start, end, part = (table[name].to_numpy() for name in ("start_ns", "end_ns", "part"))
+    waits_ns = waits.exposed_pp.covered_ns(start, end, scopes.start + part).tolist()
     rows = _rows(table, "part", "phase", "span_ns", "compute_ns", "idle_ns")
     return tuple(
         {

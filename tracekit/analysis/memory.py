@@ -9,6 +9,7 @@ import msgspec
 import polars as pl
 from msgspec.structs import replace
 
+from tracekit._util.columns import concat_ranks
 from tracekit.align.clocks import Clocks
 from tracekit.compare.what_if import TWO_STAGES_PER_RANK, WhatIf, microbatches_row
 from tracekit.errors import ScheduleError
@@ -17,8 +18,6 @@ from tracekit.metrics.memory import MEMORY_CURVE, RankMemory
 if TYPE_CHECKING:
     from tracekit.analysis.tables import RankTables
     from tracekit.compare import ScheduleComparison
-
-MEMORY_LINE = pl.Schema({"rank": pl.Int32(), **MEMORY_CURVE})
 
 
 class HeldMemory(msgspec.Struct, frozen=True):
@@ -43,9 +42,9 @@ class RunMemory(msgspec.Struct, frozen=True):
         return max(rank.measured.peak_bytes for rank in self.ranks)
 
     def table(self, clocks: Clocks) -> pl.DataFrame:
-        """Return ``MEMORY_LINE``: memory of every rank over time, on the common clock."""
-        lines = [rank.measured.line.with_columns(rank=pl.lit(rank.rank, pl.Int32)) for rank in self.ranks]
-        return clocks.align(pl.concat(lines).select(MEMORY_LINE.names()), "at_ns")
+        """Return the ``MEMORY_CURVE`` of every rank, on the common clock."""
+        lines = concat_ranks({rank.rank: rank.measured.line for rank in self.ranks}, MEMORY_CURVE)
+        return clocks.align(lines, "at_ns")
 
 
 def run_memory(ranks: Iterable[RankTables], comparison: ScheduleComparison | None) -> RunMemory | None:

@@ -97,7 +97,7 @@ def wait_notices(ranks: Sequence[RankTables], operations: pl.DataFrame) -> list[
 def bounded_wait_notices(operations: pl.DataFrame, clocks: Clocks) -> list[Notice]:
     """Return a notice of labels whose waits are upper bounds, because the clocks are not aligned well enough."""
     bounded = operations.filter((pl.col("wait_is_bound") & (pl.col("wait_ns") > 0)).fill_null(False))
-    labels = sorted(bounded["label"].cast(pl.String).unique().to_list())
+    labels = sorted(bounded["label"].unique().to_list())
     if not labels:
         return []
     off_ns = clocks.table["uncertainty_ns"].max()
@@ -113,8 +113,8 @@ def incomplete_group_notices(operations: pl.DataFrame) -> list[Notice]:
     collectives = operations.filter(pl.col("open") & (pl.col("what") != "p2p"))
     if collectives.is_empty():
         return []
-    labels = ", ".join(sorted(collectives["label"].cast(pl.String).unique().to_list()))
-    listed = collectives["group_ranks"].cast(pl.String).drop_nulls().unique().to_list()
+    labels = ", ".join(sorted(collectives["label"].unique().to_list()))
+    listed = collectives["group_ranks"].drop_nulls().unique().to_list()
     members = {int(number) for text in listed for number in re.findall(r"\d+", text)}
     missing = sorted(members - set(operations["rank"].unique().to_list()))
     add = f"add {ranks_named(missing)}" if missing else "give all ranks"

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 import polars as pl
 
+from tracekit._util.columns import concat_ranks
 from tracekit.align.clocks import Clocks
 from tracekit.align.waits import STRAGGLERS
 from tracekit.analysis.tables import RankTables
@@ -174,11 +175,7 @@ def explain_stragglers(
 
 def _by_rank(ranks: Sequence[RankTables], name: str, schema: pl.Schema) -> pl.DataFrame:
     """Return one of the tables of ``RankLateness`` of all ranks, with their rank."""
-    frames: list[pl.DataFrame] = [
-        getattr(rank.lateness, name).select(pl.lit(rank.source.rank, pl.Int32).alias("rank"), pl.all())
-        for rank in ranks
-    ]
-    return pl.concat([pl.Schema({"rank": pl.Int32(), **schema}).to_frame(), *frames])
+    return concat_ranks({rank.source.rank: getattr(rank.lateness, name) for rank in ranks}, schema)
 
 
 def _rank_steps(ranks: Sequence[RankTables], clocks: Clocks, tokens: pl.DataFrame) -> pl.DataFrame:

@@ -17,8 +17,8 @@ from tracekit.analysis.by import RankRows, rank_rows
 from tracekit.analysis.kernels import KERNELS, REASONS, kernel_reasons, kernel_table, shape_list
 from tracekit.analysis.rank_timeline import RankTimeline, rank_timeline
 from tracekit.analysis.recording_checks import content_notices, damage_notices, repetition_notices
-from tracekit.classify import RuleBook, classify, load_rules
-from tracekit.classify.classify_events import classify_lost_kernels
+from tracekit.classify import RuleBook, load_rules
+from tracekit.classify.classify_events import classify_lost_kernels, classify_with_lost
 from tracekit.critical_path.graph import find_rank_events
 from tracekit.critical_path.pieces import PATH_PIECES, find_path_pieces
 from tracekit.errors import Notice
@@ -145,6 +145,7 @@ def rank_tables(
     rank: RankEvents,
     *,
     labelled: pl.DataFrame | None = None,
+    lost: pl.DataFrame | None = None,
     rules: str | Path | RuleBook | None = None,
     steps: str | None = None,
     pipeline: bool = True,
@@ -157,7 +158,8 @@ def rank_tables(
 
     Args:
         rank: Its events and source.
-        labelled: Its labelled events, if a store has them already.
+        labelled: Its labelled events, if they are known already.
+        lost: Its communication kernels that were launched and not recorded, if they are known as well.
         rules: Rules file or book to label with, before the built-in rules.
         steps: Steps to measure, such as ``2:4``; by default all.
         pipeline: Reconstruct its part of the pipeline.
@@ -175,12 +177,13 @@ def rank_tables(
     damaged = damage_notices(rank)
     book = load_rules(rules) if isinstance(rules, str | Path) else rules
     if labelled is None:
-        labelled = classify(rank.events, rules=book)
+        labelled, lost = classify_with_lost(rank.events, rules=book)
+    elif lost is None:
+        lost = classify_lost_kernels(rank.events, rules=book)
     repeated = repetition_notices(labelled, rank.source)
     api = find_api_calls(rank.events)
     recording = check_completeness(api, labelled)
     labelled = add_slow_launch_ends(labelled, api.calls)
-    lost = classify_lost_kernels(rank.events, rules=book)
     labelled, unmarked = number_steps(pl.concat([labelled, lost], how="diagonal") if len(lost) else labelled)
     if len(lost):  # they were numbered with the others, by the order of launches
         labelled, lost = (labelled.filter(is_lost) for is_lost in (pl.col("id") >= 0, pl.col("id") < 0))

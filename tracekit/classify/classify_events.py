@@ -48,22 +48,26 @@ def classify(events: pl.DataFrame, *, rules: RuleBook | None = None) -> pl.DataF
     >>> classify(conform(pl.DataFrame([launch, copy]), EVENTS)).select("id", "label", "rule").rows()
     [(1, 'memory', 'memset')]
     """
+    return classify_with_lost(events, rules=rules)[0]
+
+
+def classify_with_lost(events: pl.DataFrame, *, rules: RuleBook | None = None) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Return what ``classify`` does, and the communication kernels that were launched and not recorded, labelled."""
     lost = find_lost_kernels(events)
-    table = _labelled_table(decide(_append(events, lost), rules))
+    if len(lost):
+        events = pl.concat([events, conform(lost, events.schema)])
+    table = _labelled_table(decide(events, rules))
     give_back_memory()  # classification takes several times the memory of its result
-    return table.filter(pl.col("id") >= 0) if len(lost) else table
+    if lost.is_empty():
+        return table, LABELLED.to_frame()
+    return table.filter(pl.col("id") >= 0), table.filter(pl.col("id") < 0)
 
 
 def classify_lost_kernels(events: pl.DataFrame, *, rules: RuleBook | None = None) -> pl.DataFrame:
     """Return the communication kernels that were launched and not recorded as GPU events (``LABELLED``)."""
-    lost = find_lost_kernels(events)
-    if lost.is_empty():
+    if find_lost_kernels(events).is_empty():
         return LABELLED.to_frame()
-    return _labelled_table(decide(_append(events, lost), rules)).filter(pl.col("id") < 0)
-
-
-def _append(events: pl.DataFrame, lost: pl.DataFrame) -> pl.DataFrame:
-    return pl.concat([events, conform(lost, events.schema)]) if len(lost) else events
+    return classify_with_lost(events, rules=rules)[1]
 
 
 def decide(events: pl.DataFrame, rules: RuleBook | None) -> Classification:

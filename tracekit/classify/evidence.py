@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from tracekit._util.arrays import Bools
+from tracekit._util.arrays import Bools, group_rows
 from tracekit._util.categories import CategoryColumn
 from tracekit.classify.autograd import Autograd, read_autograd
 from tracekit.classify.collectives import (
@@ -285,9 +285,7 @@ def find_shared_labels(evidence: Evidence, label: CategoryColumn) -> CategoryCol
     unresolved, lost = is_comm & label.any_of("comm"), is_comm & (evidence.launches.start_ns < 0)
     shares_group = is_comm & comm.group.present & comm.call.matches(_GROUP_CALLS)
     proves = ~unresolved & ~lost & ((evidence.gpu.int64("bytes") > _MAX_FLAG_BYTES) | ~shares_group)
-    _, stream_and_name = np.unique(
-        np.stack([evidence.gpu.stream_number, evidence.gpu.names.codes]), axis=1, return_inverse=True
-    )
+    stream_and_name, _ = group_rows(evidence.gpu.stream_number, evidence.gpu.names.codes)
     codes = np.full(size, -1, np.int64)
     for key, likes, targets in (
         (stream_and_name, is_comm & proves, lost),

@@ -39,8 +39,7 @@ def find_lost_kernels(events: pl.DataFrame) -> pl.DataFrame:
         return EVENTS.to_frame()
     text = pl.col("name").cast(pl.String)
     host_calls = events.select("kind", "name", *columns).filter(pl.col("kind").is_in(["runtime", "driver"]))
-    names = host_calls["name"].unique().cast(pl.String)
-    is_launch = pl.col("name").is_in(names.filter(names.str.contains(LAUNCH_PATTERN)).implode())
+    is_launch = _has_name(host_calls, LAUNCH_PATTERN)
     on_gpu = events.select("kind", "name", "correlation", "device", "stream").filter(pl.col("kind").is_in(GPU_KINDS))
     is_lost = ~pl.col("correlation").is_in(on_gpu["correlation"].drop_nulls().implode())
     launches = host_calls.filter(is_launch & pl.col("correlation").is_not_null()).select(*columns, lost=is_lost)
@@ -49,9 +48,10 @@ def find_lost_kernels(events: pl.DataFrame) -> pl.DataFrame:
     if launches["lost"].sum() <= on_gpu["correlation"].null_count():  # GPU events without a launch may be theirs
         return without_launch
     calls = calls.select("tid", *CALL_COLUMNS, call_start_ns="start_ns", call_end_ns="end_ns")
-    is_capture = pl.col("name").is_in(names.filter(names.str.contains(CAPTURE_PATTERN)).implode())
     captures = (
-        host_calls.filter(is_capture).select("tid", "start_ns", capturing=text.str.contains("Begin")).sort("start_ns")
+        host_calls.filter(_has_name(host_calls, CAPTURE_PATTERN))
+        .select("tid", "start_ns", capturing=text.str.contains("Begin"))
+        .sort("start_ns")
     )
     launch_ns, in_call = pl.col("start_ns"), pl.col("start_ns") < pl.col("call_end_ns")
     candidates = (
@@ -81,6 +81,12 @@ def find_lost_kernels(events: pl.DataFrame) -> pl.DataFrame:
     return pl.concat([conform(lost, EVENTS), without_launch])
 
 
+def _has_name(events: pl.DataFrame, pattern: str) -> pl.Expr:
+    """Return the condition that the pattern is found in an event's name; it is looked for in each name once."""
+    names = events["name"].unique().cast(pl.String)
+    return pl.col("name").is_in(names.filter(names.str.contains(pattern)).implode())
+
+
 def _find_group_ends(events: pl.DataFrame) -> pl.DataFrame:
     """Return when NCCL's outermost groups began and ended on each thread, where that was recorded."""
     edges = events.select("tid", "name", "start_ns", "end_ns").filter(
@@ -101,9 +107,7 @@ def _messages_without_launch(
 
     The launch of other work follows on the same thread, or no launch at all before the end of NCCL's group.
     """
-    kernels = on_gpu.select(
-        "correlation", for_messages=pl.col("name").cast(pl.String).str.contains(MESSAGE_KERNEL_PATTERN)
-    )
+    kernels = on_gpu.select("correlation", for_messages=_has_name(on_gpu, MESSAGE_KERNEL_PATTERN))
     launched = launches.join(kernels.drop_nulls().unique("correlation"), on="correlation", how="left")
     is_message = (pl.col("kind") == "cpu_op") & pl.col("collective").cast(pl.String).str.contains(MESSAGE_PATTERN)
     messages = (

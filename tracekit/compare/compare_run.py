@@ -12,6 +12,7 @@ import numpy as np
 import polars as pl
 
 from tracekit._util.arrays import Ints
+from tracekit._util.columns import concat_ranks
 from tracekit._util.notices import merge_notices
 from tracekit._util.text import percent
 from tracekit._util.workers import MapFunction
@@ -29,7 +30,7 @@ from tracekit.reconstruct.parallel_groups import add_pipelines, find_parallel_gr
 from tracekit.reconstruct.pipeline import Pipeline, rename_cells
 from tracekit.reconstruct.pipeline_steps import assemble_steps
 from tracekit.reconstruct.rank_pipeline import RankPipeline
-from tracekit.reconstruct.stalls import MIN_CROSSED_SHARE, crossed_share
+from tracekit.reconstruct.stalls import LANES, MIN_CROSSED_SHARE, crossed_share
 from tracekit.schedules import simulate
 from tracekit.schedules.registry import searched_names
 from tracekit.schema import PHASES
@@ -104,13 +105,14 @@ def _compare_batch(finder: ScheduleFinder, clocks: Clocks, batch: _Batch) -> lis
                 text = f"step {pipeline.step} is cut: a part of what it launched was not recorded"
                 notices[index][pipeline.step] = [Notice("step-cut", text)]
                 continue
-            match, match_notices = finder.match(pipeline)
-            notices[index][pipeline.step] = [*pipeline.notices, *match_notices]
-            if match is not None and match.exact:
-                named = rename_cells(pipeline, match.schedule, has_names=finder.has_schedule_names(pipeline))
-                matched.append((index, named, match, match_notices))
-            elif match is not None:
-                matched.append((index, pipeline, match, match_notices))
+            finding = finder.find(pipeline)
+            notices[index][pipeline.step] = [*pipeline.notices, *finding.notices]
+            match, named = finding.match, pipeline
+            if match is None:
+                continue
+            if match.exact:
+                named = rename_cells(pipeline, match.schedule, has_names=finding.has_schedule_names)
+            matched.append((index, named, match, finding.notices))
 
     all_replays = prepare_replays([pipeline for _, pipeline, _, _ in matched], ranks, finder.graphs)
     compared: list[list[StepComparison]] = [[] for _ in pipelines]
@@ -352,13 +354,11 @@ def compare_pipelines(
     # A text in place of the predictor is the reason why none could be fitted.
     predictor = fit_predictor(head.pipeline, by_rank, head.match.schedule, head.replays, exact=head.match.exact)
     what_if_table, what_if_notices = _predict_what_if(head, predictor) if what_if else ((), [])
-    lanes = [rank.lanes for rank in with_work]
-    rank_of_lane = np.repeat([rank.rank for rank in with_work], [table.height for table in lanes])
     comparison = ScheduleComparison(
         head=head,
         chosen=pipeline_number is not None,
         all=tuple(compared),
-        lanes=pl.concat(lanes).select(pl.Series("rank", rank_of_lane, pl.Int32), pl.exclude("rank")),
+        lanes=concat_ranks({rank.rank: rank.lanes for rank in with_work}, LANES),
         positions=groups.positions,
         predictor=predictor,
         what_if=what_if_table,

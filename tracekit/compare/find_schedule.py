@@ -41,11 +41,11 @@ MAX_UNEXPLAINED_SHARE = 0.1
 """Share of the measured makespan that may stay unexplained, or be explained twice, for a comparison to be shown."""
 
 
-class _Finding(msgspec.Struct, frozen=True):
+class Finding(msgspec.Struct, frozen=True):
     """Result of the search for one order."""
 
     match: Match | None
-    notices: tuple[Notice, ...]
+    notices: list[Notice]
     has_schedule_names: bool  # whether the ops are named as in the schedule
 
 
@@ -59,23 +59,21 @@ class ScheduleFinder:
         self.wanted = wanted  # "auto", a schedule's name or a file of orders
         self.graphs: GraphCache = {}
         self.placed: StepCache = {}
-        self._findings: dict[Hashable, _Finding] = {}
+        self._findings: dict[Hashable, Finding] = {}
         self._last_schedule: Schedule | None = None
 
-    def match(self, pipeline: Pipeline) -> tuple[Match | None, list[Notice]]:
+    def find(self, pipeline: Pipeline) -> Finding:
         """Return the match of a pipeline's order, and the notices about it."""
         finding = self._find(pipeline)
         if finding.match is not None:
             self._last_schedule = finding.match.schedule
-        return finding.match, [
+        # Another pipeline may have had this order first: the notice names the ranks of this one.
+        own_notices = [
             _order_unknown(pipeline) if notice.code == "order-unknown" else notice for notice in finding.notices
         ]
+        return replace(finding, notices=own_notices)
 
-    def has_schedule_names(self, pipeline: Pipeline) -> bool:
-        """Return whether the pipeline's ops are named as in the schedule that it matches."""
-        return self._find(pipeline).has_schedule_names
-
-    def _find(self, pipeline: Pipeline) -> _Finding:
+    def _find(self, pipeline: Pipeline) -> Finding:
         placement = pipeline.placement
         key = (
             len(pipeline.ranks),
@@ -90,7 +88,7 @@ class ScheduleFinder:
             else:
                 match, notices = search.find_named(self.wanted)
             named = match is not None and match.exact and has_same_order(pipeline, match.schedule)
-            self._findings[key] = _Finding(match, tuple(notices), named)
+            self._findings[key] = Finding(match, notices, named)
         return self._findings[key]
 
 

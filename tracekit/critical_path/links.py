@@ -8,6 +8,7 @@ to follow it. A run of a thousand ranks has millions of pieces.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any, Protocol
 
 import msgspec
@@ -16,7 +17,7 @@ import numpy.typing as npt
 import polars as pl
 
 from tracekit._loops.critical_path import NO_LIMIT, UNKNOWN_LINK, find_visited_ranks, link_communications, walk_steps
-from tracekit._util.arrays import Bools, Int32s, Ints, as_int64
+from tracekit._util.arrays import Bools, Int32s, Ints, as_int64, find_ids
 from tracekit._util.columns import to_int64
 from tracekit.align.clocks import Clocks
 from tracekit.align.matching import last_of_match
@@ -105,19 +106,21 @@ class Links(msgspec.Struct, frozen=True, eq=False):
             clocks: Clock offsets of the ranks.
 
         """
-        operation_ranks = operations["rank"].to_numpy()
+        numbers = [part.source.rank for part in parts]
+        operation_edges = [*np.searchsorted(operations["rank"].to_numpy(), numbers).tolist(), len(operations)]
+        operation_ids = to_int64(operations["id"])
         with_pieces: list[PathTables] = []
         ranks: list[_RankLinks] = []
         rows: list[Int32s] = []
         ends: list[tuple[int | None, StepEnd]] = []
         first = [0]
-        for part in parts:
-            rank, path = part.source.rank, part.path  # of a stored rank each use reads the file
+        for part, rank, (low, high) in zip(parts, numbers, pairwise(operation_edges), strict=True):
+            path = part.path  # of a stored rank each use reads the file
             if path.is_empty():
                 continue
             links = _RankLinks.build(path, rank, clocks, first_comm=first[-1])
-            low, high = np.searchsorted(operation_ranks, [rank, rank + 1]).tolist()
-            rows.append(_find_rows(links.event_id, operations["id"].slice(low, high - low), low))
+            row = find_ids(links.event_id, operation_ids[low:high])
+            rows.append(np.where(row >= 0, row + low, -1).astype(np.int32))
             ends += links.find_step_ends(part, path, len(ranks), clocks)
             first.append(first[-1] + len(links.comm))
             ranks.append(links)
@@ -246,24 +249,6 @@ def common_times(path: pl.DataFrame, rank: int, clocks: Clocks) -> tuple[Ints, I
     """Return start and end of a rank's pieces on the common clock; a start before the trace (negative) stays."""
     start, end = path["start_ns"].to_numpy(), path["end_ns"].to_numpy()
     return as_int64(np.where(start < 0, start, clocks.to_common(rank, start))), as_int64(clocks.to_common(rank, end))
-
-
-def _find_rows(event_id: Ints, operation_ids: pl.Series, first_row: int) -> Int32s:
-    """Return the row of each communication among all operations; -1: none.
-
-    Args:
-        event_id: Event of each communication of a rank.
-        operation_ids: Events of the rank's operations.
-        first_row: Row of the first of them among all operations.
-
-    """
-    ids = to_int64(operation_ids)
-    if not len(ids):
-        return np.full(len(event_id), -1, np.int32)
-    order = np.argsort(ids, kind="stable")
-    nearest = order[np.minimum(np.searchsorted(ids[order], event_id), len(order) - 1)]
-    matches = (event_id >= 0) & (ids[nearest] == event_id)
-    return np.where(matches, nearest + first_row, -1).astype(np.int32)
 
 
 # ---- Walks back from the end of every step over all ranks, piece by piece (``_loops.critical_path``).

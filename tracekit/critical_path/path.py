@@ -122,7 +122,7 @@ class CriticalPath:
             waited: Operations of all ranks with their waits.
 
         """
-        causes = pl.concat([_main_causes(part, waited) for part in parts])
+        causes = _main_causes(parts, waited)
 
         def with_cause(table: pl.DataFrame) -> pl.DataFrame:
             named = table.drop("cause").join(causes, on=["rank", "label"], how="left", maintain_order="left")
@@ -144,15 +144,15 @@ class CriticalPath:
         return totals
 
 
-def _main_causes(part: PathTables, waited: pl.DataFrame) -> pl.DataFrame:
-    """Return the largest cause of each label's exposed time on one rank, as columns rank, label and cause.
+def _main_causes(parts: Sequence[PathTables], waited: pl.DataFrame) -> pl.DataFrame:
+    """Return the largest cause of each label's exposed time on each rank, as columns rank, label and cause.
 
     Waiting for peers is left out: on the path no rank waits for a peer, it continues with the one that arrived last.
     """
-    rank = part.source.rank
-    exposed = with_peers(part.window.exposed, waited.filter(pl.col("rank") == rank))
-    causes = exposed.filter(pl.col("cause") != "peer_late").sort("ns").group_by("label").agg(pl.col("cause").last())
-    return causes.select(pl.lit(rank, pl.Int32).alias("rank"), pl.col("label", "cause").cast(pl.String))
+    exposed = with_peers({part.source.rank: part.window.exposed for part in parts}, waited)
+    by_time = exposed.filter(pl.col("cause") != "peer_late").sort("ns", maintain_order=True)
+    causes = by_time.group_by("rank", "label").agg(pl.col("cause").last())
+    return causes.with_columns(pl.col("label", "cause").cast(pl.String))
 
 
 def join_cells(path: CriticalPath, compared: ScheduleComparison) -> CriticalPath:
@@ -265,12 +265,13 @@ def _build_segments(pieces: Pieces, walks: Walks) -> pl.DataFrame:
     joins = pl.col("kind").is_in(joined_kinds) & is_same & (pl.int_range(pl.len()) > 0)
     joined = (
         table.with_columns(joined=(~joins).cum_sum(), ns=ns)
+        .sort("joined", "ns", maintain_order=True)
         .group_by("joined", maintain_order=True)
         .agg(
-            pl.col("step", "rank_index", "kind", "label", "peer", "start", "uncertain").first(),
-            pl.col("end").last(),
-            # Name and operators of the longest; of several as long, the last.
-            pl.col("what", "chain").sort_by("ns", maintain_order=True).last(),
+            pl.col("step", "rank_index", "kind", "label", "peer", "uncertain").first(),
+            pl.col("start").min(),
+            pl.col("end").max(),
+            pl.col("what", "chain").last(),  # of the longest; of several as long, of the last
             # A walk may enter a piece in its middle: no more of it than the segment counts.
             *(pl.min_horizontal(name, "ns").sum().alias(name) for name in ("idle_ns", "exposed_ns")),
         )

@@ -31,9 +31,9 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit._util.arrays import Ints
+from tracekit._util.arrays import Ints, find_ids
 from tracekit._util.categories import CategoryColumns
-from tracekit._util.columns import present, to_int64
+from tracekit._util.columns import concat_ranks, present, to_int64
 from tracekit.intervals import Intervals, union
 from tracekit.metrics.host_calls import find_blocked_time
 from tracekit.metrics.label_intervals import COMPUTE_SET, EXPOSABLE_LABELS, has_label, label_codes
@@ -49,7 +49,7 @@ MIN_COMPUTE_SHARE = 0.01
 LONGEST_CHAIN = 32
 """Holders followed back from the next compute; what lies further back is unknown."""
 _STEP_WORK = ("forward", "dgrad", "wgrad", "backward", "recompute")
-_SAME, _QUEUE, _LATE, _NOTHING, _WAITED, _PEER, _UNKNOWN = range(len(EXPOSURE_CAUSES))
+_SAME, _QUEUE, _LATE, _NOTHING, _WAITED, _, _UNKNOWN = range(len(EXPOSURE_CAUSES))
 
 PIECES = pl.Schema(
     {
@@ -332,34 +332,34 @@ def _launched_between(rank: Rank, owner: Ints, ahead: Ints) -> Bools:
     return np.searchsorted(rank.launches, rank.launch_ns[ahead], side="left") > first
 
 
-def with_peers(pieces: pl.DataFrame, waited: pl.DataFrame) -> pl.DataFrame:
-    """Return exposed time by part, label and cause, waiting for peers included; *waited* are the rank's operations.
+def with_peers(pieces: Mapping[int, pl.DataFrame], waited: pl.DataFrame) -> pl.DataFrame:
+    """Return exposed time by rank, part, label and cause, waiting for peers included, in that order.
 
     An operation waits at its beginning; whatever kept compute away then, the peer was late. Where the wait is unknown,
     or only a lower bound (``open``), the rest may have been waiting too: its cause is unknown. Copies wait for nobody.
 
+    Args:
+        pieces: PIECES of each rank.
+        waited: Operations of all ranks with their waits.
+
     >>> pieces = pl.DataFrame({"part": [0, 0], "label": ["dp_comm", "dp_comm"],
     ...     "cause": ["nothing_to_hide", "same_stream"], "id": [4, 5], "start_ns": [10, 50], "ns": [30, 5]},
     ...     schema=PIECES)
-    >>> waited = pl.DataFrame({"id": [4, 5], "start_ns": [0, 50], "wait_ns": [25, 0], "open": False})
-    >>> with_peers(pieces, waited).rows()
-    [(0, 'dp_comm', 'same_stream', 5), (0, 'dp_comm', 'nothing_to_hide', 15), (0, 'dp_comm', 'peer_late', 15)]
+    >>> waited = pl.DataFrame({"rank": 1, "id": [4, 5], "start_ns": [0, 50], "wait_ns": [25, 0], "open": False})
+    >>> with_peers({1: pieces}, waited).drop("rank", "part").rows()
+    [('dp_comm', 'same_stream', 5), ('dp_comm', 'nothing_to_hide', 15), ('dp_comm', 'peer_late', 15)]
     """
-    part, label = (pieces[name].to_physical().to_numpy().astype(np.int64) for name in ("part", "label"))
-    group = part * len(EXPOSABLE_LABELS) + label
-    group, cause, ns = _sum_causes(pieces, waited, group)
-    return pl.DataFrame(
-        {
-            "part": group // len(EXPOSABLE_LABELS),
-            "label": pl.Series(EXPOSABLE_LABELS, dtype=pl.String).gather(group % len(EXPOSABLE_LABELS)),
-            "cause": pl.Series(EXPOSURE_CAUSES, dtype=pl.String).gather(cause),
-            "ns": ns,
-        }
-    )
+    all_pieces = concat_ranks(pieces, PIECES)
+    # Each rank counts its events from 0: an id of its own for every event of the run.
+    ids = 1 + max(int(to_int64(table["id"]).max(initial=-1)) for table in (all_pieces, waited))
+    id_in_run = pl.col("rank").cast(pl.Int64) * ids + pl.col("id")
+    split = _split_waits(all_pieces.with_columns(id=id_in_run), waited.with_columns(id=id_in_run))
+    keys = ["rank", "part", "label", "cause"]
+    return split.group_by(keys).agg(pl.col("ns").sum()).sort(keys)
 
 
 def causes_by_event(pieces: pl.DataFrame, waited: pl.DataFrame) -> pl.DataFrame:
-    """Return the exposed time of each event by cause, waiting for peers included: ``EVENT_CAUSES``.
+    """Return the exposed time of each event of a rank by cause, waiting for peers included: ``EVENT_CAUSES``.
 
     Exposed time that several events cover belongs to one of them, as in the sums over events.
 
@@ -370,38 +370,23 @@ def causes_by_event(pieces: pl.DataFrame, waited: pl.DataFrame) -> pl.DataFrame:
     >>> causes_by_event(pieces, waited).rows()
     [(4, 'nothing_to_hide', 15), (4, 'peer_late', 15), (5, 'same_stream', 5)]
     """
-    ids, row = np.unique(to_int64(pieces["id"], -1), return_inverse=True)
-    event, cause, ns = _sum_causes(pieces, waited, row.reshape(-1))
-    return pl.DataFrame(
-        {"id": ids[event], "cause": pl.Series(EXPOSURE_CAUSES, dtype=EVENT_CAUSES["cause"])[cause], "ns": ns},
-        schema=EVENT_CAUSES,
-    )
+    split = _split_waits(pieces, waited).with_columns(pl.col("id").fill_null(-1))
+    return split.group_by("id", "cause").agg(pl.col("ns").sum()).sort("id", "cause")
 
 
-def _sum_causes(pieces: pl.DataFrame, waited: pl.DataFrame, group: Ints) -> tuple[Ints, Ints, Ints]:
-    """Return group, cause (of ``EXPOSURE_CAUSES``) and time of the pieces, summed and in that order."""
-    label, cause = (pieces[name].to_physical().to_numpy().astype(np.int64) for name in ("label", "cause"))
+def _split_waits(pieces: pl.DataFrame, waited: pl.DataFrame) -> pl.DataFrame:
+    """Return the pieces with those parts of them as pieces of their own in which operations waited for a peer."""
+    of_operation = pieces["label"].is_in(COMMUNICATION_LABELS).to_numpy()
     ns = pieces["ns"].to_numpy()
-    own = _own_operations(pieces["id"], waited)
-    of_operation = np.isin(EXPOSABLE_LABELS, COMMUNICATION_LABELS)[label]
-    # The last element stands for a piece of no operation (-1).
+    # The row of the operation that each piece is a part of. The last element stands for no operation (-1).
+    own = find_ids(to_int64(pieces["id"]), to_int64(waited["id"]))
     has_wait = np.append(waited["wait_ns"].is_not_null().to_numpy(), False)[own]
     is_complete = np.append((waited["wait_ns"].is_not_null() & ~waited["open"]).to_numpy(), False)[own]
     until = np.append(waited["start_ns"].to_numpy() + to_int64(waited["wait_ns"], 0), 0)[own]
-    waits = np.where(of_operation & has_wait, np.clip(until - to_int64(pieces["start_ns"], 0), 0, ns), 0)
-    cause = np.where(of_operation & ~is_complete, _UNKNOWN, cause)
-    total = np.zeros((int(group.max(initial=-1)) + 1) * len(EXPOSURE_CAUSES), np.int64)
-    np.add.at(total, group * len(EXPOSURE_CAUSES) + cause, ns - waits)
-    np.add.at(total, group * len(EXPOSURE_CAUSES) + _PEER, waits)
-    nonzero = np.flatnonzero(total)
-    return nonzero // len(EXPOSURE_CAUSES), nonzero % len(EXPOSURE_CAUSES), total[nonzero]
-
-
-def _own_operations(ids: pl.Series, waited: pl.DataFrame) -> Ints:
-    """Return the row of the operation that each piece is a part of; -1: none."""
-    piece, operation_id = to_int64(ids, -1), to_int64(waited["id"], -1)
-    if not len(operation_id):
-        return np.full(len(piece), -1, np.int64)
-    order = np.argsort(operation_id, kind="stable")
-    row = order[np.minimum(np.searchsorted(operation_id[order], piece), len(order) - 1)]
-    return np.where((piece >= 0) & (operation_id[row] == piece), row, -1)
+    wait_ns = np.where(of_operation & has_wait, np.clip(until - pieces["start_ns"].to_numpy(), 0, ns), 0)
+    unknown, peer_late = (pl.lit(cause, PIECES["cause"]) for cause in ("unknown", "peer_late"))
+    cause = pl.when(pl.Series(of_operation & ~is_complete)).then(unknown).otherwise("cause")
+    pieces = pieces.drop("start_ns")
+    rest = pieces.with_columns(cause=cause, ns=pl.Series(ns - wait_ns)).filter(pl.col("ns") > 0)
+    waits = pieces.with_columns(cause=peer_late, ns=pl.Series(wait_ns)).filter(pl.col("ns") > 0)
+    return pl.concat([rest, waits])

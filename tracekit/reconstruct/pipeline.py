@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+import numpy as np
 import polars as pl
 
 from tracekit._util.arrays import Ints
@@ -34,6 +35,7 @@ DETAILED = pl.Schema(
 ``CHUNKS`` for these columns."""
 IDENTITY = ("position", "op", "stage", "microbatch", "b_stage", "b_microbatch", "pair", "b_pair")
 """Columns that tell what a cell is, independent of its times."""
+_POSITION, _OP, _WEIGHT_GRADIENT = 0, 1, 2  # columns of IDENTITY, and the code of W
 _BY_STAGE, _BY_PAIR = slice(0, 6), [0, 1, 6, 7]  # columns of IDENTITY, where stages are known and where they are not
 
 
@@ -46,9 +48,11 @@ class Pipeline:
     placement: Placement
     clocks: Clocks
     stages_from: str  # "annotations", "messages", "order" (one rank), "pattern" (of a schedule) or "nothing"
-    notices: tuple[Notice, ...] = ()
-    detail: pl.DataFrame = field(default_factory=DETAILED.to_frame, repr=False)
+    detail: pl.DataFrame = field(repr=False)
     """Cells with all columns of ``DETAILED``, sorted by position and start."""
+    numbers: Ints = field(repr=False)
+    """``identity_numbers`` of the cells."""
+    notices: tuple[Notice, ...] = ()
     weights_counted: bool = False  # some weight gradients were paired by counting
     traffic: Mapping[int, Mapping[int, int]] = field(default_factory=dict, repr=False)
     """Number of messages by sending and receiving position; empty if unknown."""
@@ -62,12 +66,7 @@ class Pipeline:
     @cached_property
     def positions(self) -> tuple[int, ...]:
         """Positions in the pipeline that have a trace."""
-        return tuple(self.detail["position"].unique().sort().to_list())
-
-    @cached_property
-    def numbers(self) -> Ints:
-        """The columns ``IDENTITY`` of the cells as one matrix; -1 for null."""
-        return self.detail.select(pl.col(IDENTITY).to_physical().cast(pl.Int64).fill_null(-1)).to_numpy()
+        return tuple(np.unique(self.numbers[:, _POSITION]).tolist())
 
     def orders(self) -> dict[int, list[Op]]:
         """Return the ops that each rank ran, in order, by position in the pipeline.
@@ -100,6 +99,11 @@ class Pipeline:
         return orders
 
 
+def identity_numbers(detail: pl.DataFrame) -> Ints:
+    """Return the columns ``IDENTITY`` of cells as one matrix; -1 for null."""
+    return detail.select(pl.col(IDENTITY).to_physical().cast(pl.Int64).fill_null(-1)).to_numpy()
+
+
 def has_same_order(pipeline: Pipeline, schedule: Schedule) -> bool:
     """Return whether every rank of the pipeline ran the schedule's ops in the schedule's order."""
     return all(order == list(schedule.ranks[position]) for position, order in pipeline.orders().items())
@@ -118,12 +122,15 @@ def rename_cells(pipeline: Pipeline, schedule: Schedule, *, has_names: bool) -> 
     # were recorded with their peers, these confirm it a second time.
     most = CONFIDENCE_COUNTED if by_pattern else CONFIDENCE_ANNOTATED
     least = min(CONFIDENCE_ORDER_AND_PEERS if pipeline.peers_recorded else CONFIDENCE_COUNTED, most)
-    table = conform(table.with_columns(pl.col("confidence").fill_null(least).clip(least, most)), DETAILED)
+    table = table.with_columns(pl.col("confidence").fill_null(least).clip(least, most))
+    has_weight_gradients = (pipeline.numbers[:, _OP] == _WEIGHT_GRADIENT).any()
+    detail = _fuse_backwards(table, schedule) if has_weight_gradients else table
     return replace(
         pipeline,
         stages_from="pattern" if by_pattern else pipeline.stages_from,
         notices=tuple(notice for notice in pipeline.notices if notice.code != "stages-unknown"),
-        detail=_fuse_backwards(table, schedule),
+        detail=detail,
+        numbers=pipeline.numbers if has_names and detail is table else identity_numbers(detail),
     )
 
 
@@ -157,8 +164,6 @@ def _has_same_stages(before: pl.DataFrame, after: pl.DataFrame) -> bool:
 
 def _fuse_backwards(detail: pl.DataFrame, schedule: Schedule) -> pl.DataFrame:
     """Join an I and the W right behind it where the schedule has one B."""
-    if not (detail["op"] == "W").any():
-        return detail
     key = ["position", "stage", "microbatch"]
     whole = [
         (position, op.stage, op.microbatch)

@@ -21,7 +21,7 @@ from tracekit.errors import Notice
 from tracekit.reconstruct.chunk_table import CHUNKS
 from tracekit.reconstruct.chunks import CONFIDENCE_COUNTED, CONFIDENCE_POSITION
 from tracekit.reconstruct.messages import MESSAGES
-from tracekit.reconstruct.pipeline import DETAILED, STALL_COLUMNS, Pipeline
+from tracekit.reconstruct.pipeline import DETAILED, STALL_COLUMNS, Pipeline, identity_numbers
 from tracekit.reconstruct.rank_pipeline import RankPipeline
 from tracekit.reconstruct.stage_assignment import Place, Placement, assign_stages, pair_by_messages
 from tracekit.schema import conform
@@ -60,17 +60,14 @@ class StepTables:
             orient="row",
         )
 
+        recorded = members.filter(pl.col("rank").is_in([*ranks]))
+
         def collect(name: str, schema: pl.Schema) -> pl.DataFrame:
             """Return one table of all ranks with line, instance, position and rank, sorted by instance and position."""
-            tables: list[pl.DataFrame] = [
-                getattr(ranks[rank], name).with_columns(
-                    line=pl.lit(line, pl.Int64), position=pl.lit(position, pl.Int32), rank=pl.lit(rank, pl.Int32)
-                )
-                for line, position, rank in members.rows()
-                if rank in ranks
-            ]
-            empty = schema.to_frame().with_columns(members.schema.to_frame())
-            table = pl.concat([empty, *tables]).join(instance_index, on=["line", "step"], maintain_order="left")
+            tables: list[pl.DataFrame] = [getattr(ranks[rank], name) for rank in recorded["rank"]]
+            owner = np.repeat(np.arange(len(tables)), [table.height for table in tables])
+            table = pl.concat([schema.to_frame(), *tables]).with_columns(recorded[owner])
+            table = table.join(instance_index, on=["line", "step"], maintain_order="left")
             return table.sort("instance", "position", maintain_order=True)
 
         self.chunks = collect("chunks", CHUNKS)
@@ -147,6 +144,7 @@ def assemble_steps(
     tables = StepTables(ranks, lines)
     results = [_examine_instance(tables, instance, cache) for instance in range(len(tables.instances))]
     detail = _make_cells(tables, results, clocks)
+    numbers = identity_numbers(detail)
     first_cells = accumulate((len(result.stage) for result in results), initial=0)
     pipelines = iter(
         Pipeline(
@@ -157,6 +155,7 @@ def assemble_steps(
             stages_from=result.stages_from,
             notices=_stages_unknown_notice(result),
             detail=detail.slice(first, end - first),
+            numbers=numbers[first:end],
             weights_counted=result.weights_counted,
             traffic=result.traffic,
             peers_recorded=result.stages_from == "messages" and not tables.peers_by_order[line],

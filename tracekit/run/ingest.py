@@ -19,7 +19,8 @@ from msgspec.structs import replace
 from tracekit._util.machine import give_back_memory
 from tracekit.analysis.persistence import write_tables
 from tracekit.analysis.tables import rank_tables
-from tracekit.classify import classify, load_rules
+from tracekit.classify import load_rules
+from tracekit.classify.classify_events import classify_with_lost
 from tracekit.documents.store_manifest import Entry
 from tracekit.errors import InputError, Notice, OptionError
 from tracekit.parsers import remote
@@ -60,8 +61,8 @@ class RankWork:
         source_ranks = [part.source.rank for part in parts]
         entries = []
         for part in parts:
-            labelled = classify(part.events, rules=rules)
-            tables = rank_tables(part, labelled=labelled)
+            labelled, lost = classify_with_lost(part.events, rules=rules)
+            tables = rank_tables(part, labelled=labelled, lost=lost)
             give_back_memory()  # for writing, which needs memory too
             entries.append(
                 write_rank(

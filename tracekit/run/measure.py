@@ -16,7 +16,7 @@ from tracekit.errors import TracekitError
 from tracekit.metrics.host_calls import find_api_calls, find_waiting_calls
 from tracekit.parsers.source_refs import SourceRef
 from tracekit.schema import RankEvents
-from tracekit.store.files import open_store, rank_folder
+from tracekit.store.files import open_single_store, rank_folder
 from tracekit.store.sources import read_ref
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class Options:
         if ref.reader == "store" and ref.rank is not None and self.rules is None:
             from tracekit.analysis.persistence import FILE, read_tables
 
-            store = open_store(ref.path)
+            store = open_single_store(ref.path)
             if self.steps is None and self.by is None and not self.graph and store.intact(ref.rank, FILE):
                 stored = read_tables(rank_folder(Path(ref.path), ref.rank))
                 if stored is not None:

@@ -218,7 +218,7 @@ def _role_folders(root: Path) -> list[Path]:
 
 
 def open_store(path: str | Path) -> Store:
-    """Open a store; only its manifest is read.
+    """Open a store; only its manifest is read, or those of its roles.
 
     >>> open_store("sample_traces")
     Traceback (most recent call last):
@@ -230,6 +230,12 @@ def open_store(path: str | Path) -> Store:
         notices = tuple(dict.fromkeys(notice for store in stores for notice in store.notices))
         entries = tuple(entry for store in stores for entry in store.entries)
         return Store(root, entries, None, all(store.complete for store in stores), notices, roles)
+    return open_single_store(root)
+
+
+def open_single_store(path: str | Path) -> Store:
+    """Open a store that has no roles; looking for roles would list the folders of all its ranks."""
+    root = _root(Path(path))
     try:
         status = (root / MANIFEST).stat()
         stamp = (status.st_ino, status.st_mtime_ns, status.st_size)

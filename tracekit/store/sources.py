@@ -18,7 +18,7 @@ from tracekit.parsers import remote
 from tracekit.parsers.discovery import discover
 from tracekit.parsers.source_refs import SourceRef, check_single_run, missing_ranks
 from tracekit.schema import EVENTS, RankEvents, Source
-from tracekit.store.files import open_store
+from tracekit.store.files import open_single_store, open_store
 
 PathList = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 Paths = PathList | Mapping[str, PathList]
@@ -166,7 +166,7 @@ def read_ref(ref: SourceRef, *, stacks: bool = False, lenient: bool = True) -> l
     """
     if ref.reader == "store":
         assert ref.rank is not None, "a store's sources name their rank"
-        part = open_store(ref.path).rank(ref.rank)
+        part = open_single_store(ref.path).rank(ref.rank)
         return [replace(part, source=msgspec.structs.replace(part.source, role=ref.role or part.source.role))]
     with remote.fetch_to_local(ref.path) as local:
         parts = READERS[ref.reader](local, ref, stacks, lenient)
