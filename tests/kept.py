@@ -46,6 +46,11 @@ def analysis_of(path, **options):
     return kept(f"analysis {Path(path).resolve()} {sorted(options.items())}", lambda: analyze(path, **options))
 
 
+def example_analysis_of(path, **options):
+    """Return ``analyze(path, **options)`` for an example in a docstring; it may show the path as it is spelled."""
+    return kept(f"example {path} {sorted(options.items())}", lambda: analyze(path, **options))
+
+
 def labelled_of(path):
     """Return the labelled events and the source of each rank of a recording, by rank, labelled once in a run."""
 
