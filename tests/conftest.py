@@ -29,10 +29,11 @@ settings.load_profile("patient")
 
 
 class SharedExamples:
-    """Lets examples in docstrings share analyses; that of ``analyze`` itself, which imports nothing, does not."""
+    """A hook for all tests; hooks of a conftest see those beside it alone."""
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item):
+        """Let examples in docstrings share analyses; that of ``analyze`` itself, which imports nothing, does not."""
         if not isinstance(item, pytest.DoctestItem):
             return (yield)
         with mock.patch.object(tracekit, "analyze", example_analysis_of):
@@ -46,7 +47,7 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     if file := config.getoption("--cpu-times"):
         config.pluginmanager.register(CpuTimes(file))
-    config.pluginmanager.register(SharedExamples())  # hooks of a conftest apply to the files beside it alone
+    config.pluginmanager.register(SharedExamples())
     if not hasattr(config, "workerinput"):
         os.environ[SHARED] = tempfile.mkdtemp(prefix="tracekit-tests-")  # xdist's workers inherit it
 
