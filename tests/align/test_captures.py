@@ -26,8 +26,8 @@ pytestmark = pytest.mark.slow
 
 SAMPLES = Path(__file__).parent.parent.parent / "sample_traces"
 CORPUS = Path(os.environ.get("TRACEKIT_CORPUS", "nowhere"))
-SHIPPED = ["1f1b", "1f1b-noshapes", "dualpipe", "interleaved", "overlapped", "reload", "reload-overlap", "steps/a",
-           "steps/b", "steps/straggler", "vpp-overlap"]  # fmt: skip
+SHIPPED = ["1f1b", "dualpipe", "interleaved", "overlapped", "reload", "reload-overlap", "steps/a", "steps/straggler",
+           "vpp-overlap"]  # fmt: skip
 CAPTURED = ["frameworks/ds-pipe", "frameworks/hf-ddp-ckpt", "frameworks/meg-moe-vpp", "frameworks/meg-recompute",
             "frameworks/nsys-meg-1f1b", "frameworks/nsys-meg-1f1b-payloads", "frameworks/titan-ac",
             "frameworks/titan-fsdp", "public/dlrm-8ranks"]  # fmt: skip
