@@ -8,7 +8,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= 3
 
-.PHONY: demo test quick lint format clean coverage fuzz fuzz-checked faults mutants docs
+.PHONY: demo test run-tests quick lint style types format clean coverage fuzz fuzz-checked faults mutants docs
 
 # Compiled loops are built again when their sources change.
 $(VENV)/.installed: pyproject.toml setup.py build_backend.py $(wildcard tracekit/_loops/*.py tracekit/_loops/*.pxd)
@@ -26,20 +26,30 @@ demo: $(VENV)/.installed
 	$(BIN)/tracekit analyze sample_traces/1f1b -o demo-report.html
 	@echo "Open demo-report.html for the same as a page."
 
-lint: $(VENV)/.installed-dev
+style: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+types: $(VENV)/.installed-dev
+	$(BIN)/mypy
+
+lint: style types
+
 # A file's tests run in one worker: what they share is made once.
-test: lint
-	$(BIN)/pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder
+
+# Types are checked beside the tests: mypy and they take minutes, what comes first seconds.
+test: style
+	$(MAKE) --jobs=2 types run-tests
+
+run-tests: $(VENV)/.installed-dev
+	$(PYTEST)
 
 # Style and the tests that are not marked slow: about a minute on two cores, for while you write.
 quick: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
-	$(BIN)/pytest -q -n $(JOBS) --dist loadfile -m "not slow"
+	$(PYTEST) -m "not slow"
 
 $(VENV)/.installed-coverage: $(VENV)/.installed-dev pyproject.toml
 	$(BIN)/python -m pip install --quiet --group coverage
@@ -47,7 +57,7 @@ $(VENV)/.installed-coverage: $(VENV)/.installed-dev pyproject.toml
 
 # The whole suite with coverage; the compiled loops are omitted, because coverage cannot trace compiled code.
 coverage: $(VENV)/.installed-coverage
-	$(BIN)/pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder --cov --cov-report=term:skip-covered
+	$(PYTEST) --cov --cov-report=term:skip-covered
 
 # Inputs nobody wrote, for SECONDS; each follows from SEED and its number. What fails is kept in tests/fuzz/found.
 SECONDS ?= 3600

@@ -15,8 +15,9 @@ import polars as pl
 import pytest
 from hypothesis import settings
 
+import tracekit
 from tests.cputimes import CpuTimes
-from tests.kept import SHARED
+from tests.kept import SHARED, example_analysis_of
 from tracekit import cli
 from tracekit.schema import LABELLED, conform
 
@@ -27,6 +28,18 @@ settings.register_profile("patient", deadline=None)  # a busy machine is not a f
 settings.load_profile("patient")
 
 
+class SharedExamples:
+    """A hook for all tests; hooks of a conftest see those beside it alone."""
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item):
+        """Let examples in docstrings share analyses; that of ``analyze`` itself, which imports nothing, does not."""
+        if not isinstance(item, pytest.DoctestItem):
+            return (yield)
+        with mock.patch.object(tracekit, "analyze", example_analysis_of):
+            return (yield)
+
+
 def pytest_addoption(parser):
     parser.addoption("--cpu-times", metavar="FILE", help="write the processor time of each test, the dearest first")
 
@@ -34,6 +47,7 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     if file := config.getoption("--cpu-times"):
         config.pluginmanager.register(CpuTimes(file))
+    config.pluginmanager.register(SharedExamples())
     if not hasattr(config, "workerinput"):
         os.environ[SHARED] = tempfile.mkdtemp(prefix="tracekit-tests-")  # xdist's workers inherit it
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
+import fcntl
 import hashlib
 import os
 import pickle
 from pathlib import Path
 
+from docsite.json_keys import json_schema
 from tracekit import analyze, load
 from tracekit.classify import classify
 
 SHARED = "TRACEKIT_TEST_RUN"
 """Environment variable: a folder that the workers of one run share (``conftest`` makes it and takes it away)."""
+WITH_ROLES = ("checkpoint-engine", "rl")
+"""Samples of several roles, each of which has a critical path of its own."""
 _in_memory = {}
 
 
@@ -20,30 +23,49 @@ def kept(key, compute):
     """Return ``compute()``: from memory, or as another worker of this run computed it for the same *key*."""
     if key not in _in_memory:
         folder = os.environ.get(SHARED)
-        file = Path(folder, hashlib.sha256(key.encode()).hexdigest()[:24]) if folder else None
-        if file is not None and file.exists():
-            _in_memory[key] = pickle.loads(file.read_bytes())
-        else:
+        if folder is None:
             _in_memory[key] = compute()
-            if file is not None:
-                _share(_in_memory[key], file)
+        else:
+            _in_memory[key] = _shared(Path(folder, hashlib.sha256(key.encode()).hexdigest()[:24]), compute)
     return _in_memory[key]
 
 
-def _share(result, file):
-    """Write a result for the other workers, who see the whole file or none."""
-    part = file.with_suffix(f".{os.getpid()}")
-    part.write_bytes(pickle.dumps(result, 5))
-    with contextlib.suppress(OSError):
-        part.replace(file)
+def _shared(file, compute):
+    """Return the result in a file, or compute it and write it there; another worker that needs it waits meanwhile."""
+    with file.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if file.exists():
+            return pickle.loads(file.read_bytes())
+        result = compute()
+        part = file.with_suffix(".part")
+        part.write_bytes(pickle.dumps(result, 5))
+        part.replace(file)  # a worker that is killed leaves no half file
+        return result
 
 
-def analysis_of(path, **options):
-    """Return ``analyze(path, **options)``, analysed once in a run.
+def analysis_of(path, *, critical_path=False, **options):
+    """Return ``analyze(path, **options)``, analysed once in a run, with and without its critical path.
 
     For tests of what is done with an analysis. A test of how it comes about calls ``analyze`` itself.
     """
-    return kept(f"analysis {Path(path).resolve()} {sorted(options.items())}", lambda: analyze(path, **options))
+    key = f"{Path(path).resolve()} {sorted(options.items())}"
+    if critical_path or Path(path).name not in WITH_ROLES:
+        whole = kept(f"analysis {key}", lambda: analyze(path, critical_path=True, **options))
+        if critical_path:
+            return whole
+        if not whole.role_results.roles:
+            return _in_memory.setdefault(f"pathless {key}", whole.without_critical_path())
+    return kept(f"pathless {key}", lambda: analyze(path, **options))
+
+
+def example_analysis_of(path, **options):
+    """Return ``analyze(path, **options)`` for an example in a docstring; it may show the path as it is spelled."""
+    return kept(f"example {path} {sorted(options.items())}", lambda: analyze(path, **options))
+
+
+def schema_of(name):
+    """Return the JSON schema of a kind of document, derived from its types once in a run."""
+    return kept(f"schema {name}", lambda: json_schema(name))
 
 
 def labelled_of(path):

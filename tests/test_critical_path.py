@@ -130,8 +130,9 @@ def test_blocking_is_the_exposed_time_on_the_path(plain):
 
 
 def test_without_the_flag_there_is_blocking_and_no_path(plain, samples):
-    analysis = analysis_of(samples / "1f1b")
+    analysis = analyze(samples / "1f1b")
     document = json.loads(analysis.to_json())
+    assert document == {**analysis_of(samples / "1f1b").to_dict(), "source": document["source"]}
     assert "critical_path" not in document
     assert "critical_path" not in analysis.tables
     assert document["ranks"][0]["blocking_ns"].keys() == document["ranks"][0]["exposed_because_ns"].keys()

@@ -23,7 +23,7 @@ CAPTURES = {
     "1f1b": ALL,  # a pipeline
     "steps/a": OF_STEPS,  # one over several steps
     "recompute": ALL,  # one rank
-    "reload": ALL,  # weight updates
+    "reload": HARDEST,  # weight updates
     "frameworks/hf-ddp-ckpt": HARDEST,  # data parallelism
     "frameworks/titan-ac": HARDEST,  # another framework's pipeline
 }

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import base64
 import importlib.util
+import io
 import itertools
 import json
 import re
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+
+import tracekit
+from tests.kept import analysis_of
 
 pytestmark = pytest.mark.slow
 
@@ -16,6 +23,19 @@ ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 PICTURES = {"01-first-look": 2, "02-pipeline-and-ideal": 6, "03-hunting-a-regression": 1,
             "04-megatron-to-a-better-schedule": 4, "05-weight-updates-and-rl": 1}  # fmt: skip
+
+
+def code_cells(notebook):
+    return [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+
+
+def check_pictures(pictures, path):
+    from PIL import Image
+
+    assert len(pictures) == PICTURES[path.stem]
+    for picture in pictures:
+        colours = Image.open(io.BytesIO(picture)).convert("RGB").getcolors(1 << 24)
+        assert len(colours) > 5, "an empty picture"
 
 
 @pytest.fixture(scope="module")
@@ -28,18 +48,64 @@ def render():
 
 
 @pytest.mark.filterwarnings("default")  # of the libraries that run a kernel, not of ours
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_it_runs_and_shows_its_pictures(render, path):
-    notebook = render.run_notebook(path)
-    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    assert all(cell.execution_count for cell in code)
-    said = [out for cell in code for out in cell.outputs if out.output_type == "stream" and out.name == "stderr"]
-    assert [out.text for out in said] == []
+def test_the_first_runs_in_jupyter_and_shows_its_pictures(render):
+    notebook = render.run_notebook(NOTEBOOKS[0])
+    cells = code_cells(notebook)
+    assert all(cell.execution_count for cell in cells)
+    errors = [out for cell in cells for out in cell.outputs if out.output_type == "stream" and out.name == "stderr"]
+    assert [out.text for out in errors] == []
     pictures = render.notebook_pictures(notebook)
-    assert len(pictures) == PICTURES[path.stem]
-    for picture in pictures:
-        colours = render.shrink_picture(picture).convert("RGB").getcolors(1 << 24)
-        assert len(colours) > 5, "an empty picture"
+    check_pictures(pictures, NOTEBOOKS[0])
+    assert len(render.shrink_picture(pictures[0]).convert("RGB").getcolors(1 << 24)) <= render.MAX_COLOURS
+
+
+@pytest.fixture(scope="module")
+def shell():
+    """IPython in this process: sooner than a kernel of Jupyter, and with the analyses that other tests made."""
+    interactiveshell = pytest.importorskip("IPython.core.interactiveshell")
+    displayhook = pytest.importorskip("IPython.core.displayhook")
+    import matplotlib.pyplot as plt
+    from traitlets.config import Config
+
+    class Hook(displayhook.DisplayHook):
+        def write_format_data(self, format_dict, md_dict=None):
+            """Keep the value of a cell in all its formats, instead of printing its text."""
+            self.shell.shown.append(format_dict)
+
+    class Shell(interactiveshell.InteractiveShell):
+        displayhook_class = Hook
+
+        def enable_gui(self, gui=None):
+            """Accept ``%matplotlib inline``, which opens no windows."""
+
+    backend = plt.get_backend()
+    with pytest.MonkeyPatch.context() as patch, plt.rc_context():
+        patch.setitem(sys.modules, "notebook", ModuleType("notebook"))
+        patch.setattr(tracekit, "analyze", analysis_of)
+        patch.chdir(ROOT / "notebooks")
+        shell = Shell.instance(user_module=sys.modules["notebook"], config=Config(HistoryManager={"enabled": False}))
+        yield shell
+        shell.restore_sys_module_state()
+        Shell.clear_instance()
+    plt.close("all")
+    plt.switch_backend(backend)
+
+
+@pytest.mark.filterwarnings("default")  # as in Jupyter
+@pytest.mark.parametrize("path", NOTEBOOKS[1:], ids=lambda path: path.stem)
+def test_it_runs_and_shows_its_pictures(shell, path):
+    from IPython.utils.capture import capture_output
+
+    shell.reset(new_session=False)
+    shell.shown = []
+    for cell in code_cells(json.loads(path.read_text(encoding="utf-8"))):
+        with capture_output() as captured:
+            result = shell.run_cell("".join(cell["source"]), store_history=True)
+        result.raise_error()
+        assert captured.stderr == ""
+        shell.shown += [output.data for output in captured.outputs]
+    pictures = [data["image/png"] for data in shell.shown if "image/png" in data]
+    check_pictures([base64.b64decode(png) if isinstance(png, str) else png for png in pictures], path)
 
 
 def test_each_leads_to_the_next():
@@ -53,7 +119,7 @@ def test_it_can_be_read_without_running(path):
     """What a cell shows is stored with it, and nothing of the machine that ran it."""
     text = path.read_text(encoding="utf-8")
     notebook = json.loads(text)
-    code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    code = code_cells(notebook)
     assert all(cell["execution_count"] for cell in code)
     assert sum(bool(cell["outputs"]) for cell in code) >= len(code) - 2  # imports and folders show nothing
     assert sum("image/png" in out.get("data", {}) for cell in code for out in cell["outputs"]) == PICTURES[path.stem]

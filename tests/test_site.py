@@ -15,8 +15,9 @@ import tracekit
 from docsite import assemble, pictures, tables
 from docsite.api import names
 from docsite.code import comments
-from docsite.json_keys import DOCUMENTS, json_schema
+from docsite.json_keys import DOCUMENTS
 from docsite.links import EXTERNAL, anchors, targets
+from tests.kept import schema_of
 from tracekit import schema
 from tracekit.classify.rules import builtin_rules
 from tracekit.cli import make_app
@@ -112,8 +113,9 @@ def test_every_table_of_an_analysis_and_no_other_is_explained(text):
 def test_every_rule_and_every_key_is_in_the_reference(text):
     assert all(f"| `{rule.name}` |" in text["reference/label-rules.md"] for rule in builtin_rules().rules)
     for name in DOCUMENTS:
-        keys = json_schema(name)["$defs"][DOCUMENTS[name].__name__]["properties"]
-        part = text["reference/json.md"].partition(f"## {json_schema(name)['title']}\n")[2]
+        schema = schema_of(name)
+        keys = schema["$defs"][DOCUMENTS[name].__name__]["properties"]
+        part = text["reference/json.md"].partition(f"## {schema['title']}\n")[2]
         assert all(f"| `{key}` |" in part for key in keys)
 
 

@@ -15,11 +15,12 @@ from tracekit.errors import InputError, OptionError
 
 pytestmark = pytest.mark.slow
 
-mcp = pytest.importorskip("mcp")
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
 
 
 def ask(*calls):
+    mcp = pytest.importorskip("mcp")  # here, because it takes long to import
+
     async def talk():
         async with mcp.Client(make_server([SAMPLES])) as client:
             names = {tool.name for tool in (await client.list_tools()).tools}

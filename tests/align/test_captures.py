@@ -26,8 +26,8 @@ pytestmark = pytest.mark.slow
 
 SAMPLES = Path(__file__).parent.parent.parent / "sample_traces"
 CORPUS = Path(os.environ.get("TRACEKIT_CORPUS", "nowhere"))
-SHIPPED = ["1f1b", "1f1b-noshapes", "dualpipe", "interleaved", "overlapped", "reload", "reload-overlap", "steps/a",
-           "steps/b", "steps/straggler", "vpp-overlap"]  # fmt: skip
+SHIPPED = ["1f1b", "dualpipe", "interleaved", "overlapped", "reload", "reload-overlap", "steps/a", "steps/straggler",
+           "vpp-overlap"]  # fmt: skip
 CAPTURED = ["frameworks/ds-pipe", "frameworks/hf-ddp-ckpt", "frameworks/meg-moe-vpp", "frameworks/meg-recompute",
             "frameworks/nsys-meg-1f1b", "frameworks/nsys-meg-1f1b-payloads", "frameworks/titan-ac",
             "frameworks/titan-fsdp", "public/dlrm-8ranks"]  # fmt: skip
@@ -137,7 +137,7 @@ def test_a_kernel_that_was_not_recorded_changes_no_other_match(folder):
     operations_of_rank = {rank: operations_with_lost(part.events) for rank, part in parts.items()}
     everything = pl.concat(operations_of_rank.values())
     complete = match_sets(everything)
-    for row in range(3, len(everything), len(everything) // 7):
+    for row in range(3, len(everything), len(everything) // 4):
         rank, event = everything.select("rank", "id").row(row)
         kept = {frozenset(m for m in match if m[:2] != (rank, event)) for match in complete}
         less = operations_with_lost(parts[rank].events.filter(pl.col("id") != event))

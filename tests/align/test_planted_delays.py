@@ -60,14 +60,13 @@ def check_delay(folder, site, delay_ns):
 
 @pytest.mark.parametrize("folder", RUNS, ids=lambda folder: folder.name)
 def test_a_planted_delay_is_waiting_for_the_late_rank_and_lengthens_the_path(folder):
-    """Each rank in turn comes 5, 20 or 40 ms later to a collective than the last one did."""
+    """Each rank in turn comes 20 ms later to a collective than the last one did; see below for 5 and 40 ms."""
     if not folder.is_dir():
         pytest.skip("TRACEKIT_CORPUS is not set: the captures are not in this repository")
     sites = find_sites(recorded(folder))
     assert sites.keys() == {rank.source.rank for rank in recorded(folder)}
-    for rank, site in sites.items():
-        for delay_ms in (5, 20, 40) if rank == 0 else (20,):
-            check_delay(folder, site, delay_ms * MS)
+    for site in sites.values():
+        check_delay(folder, site, 20 * MS)
 
 
 @pytest.fixture(scope="module")

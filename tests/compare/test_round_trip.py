@@ -40,7 +40,7 @@ def test_every_schedule_comes_back(compare_recipe, name):
     assert set(comparison.gap_ns) - {"p2p"} == {k for k, ns in comparison.gap_ns.items() if k != "p2p" and ns == 0}
 
 
-@pytest.mark.parametrize("name", ["zb-h1", "zb-v", "v-min", "dualpipe", "interleaved-zb"])
+@pytest.mark.parametrize("name", ["zb-h1", "zb-v", "dualpipe", "interleaved-zb"])
 def test_weight_gradients_in_a_second_engine_run_are_tied_exactly(compare_recipe, name):
     run_recipe = recipe(name, deferred=False)
     comparison, notices = compare_recipe(run_recipe)
@@ -248,14 +248,10 @@ class Mixed(NamedTuple):
 
 
 MIXED_RUNS = [
-    ("1f1b", 2, Mixed(jitter=0.0, p2p_ns=10_000, skew_ns=0, slow=1.0, host_ns=20_000)),
     ("1f1b", 3, Mixed(jitter=0.1, p2p_ns=300_000, skew_ns=-5_000_000, slow=2.0, host_ns=100_000)),
     ("gpipe", 3, Mixed(jitter=0.05, p2p_ns=150_000, skew_ns=4_000_000, slow=1.5, host_ns=50_000)),
-    ("zb-h1", 2, Mixed(jitter=0.02, p2p_ns=80_000, skew_ns=-2_500_000, slow=1.2, host_ns=30_000)),
     ("zb-h1", 3, Mixed(jitter=0.1, p2p_ns=300_000, skew_ns=3_000_000, slow=1.9, host_ns=70_000)),
     ("interleaved", 2, Mixed(jitter=0.07, p2p_ns=40_000, skew_ns=2_000_000, slow=1.1, host_ns=90_000)),
-    ("interleaved", 3, Mixed(jitter=0.01, p2p_ns=220_000, skew_ns=-3_500_000, slow=1.7, host_ns=25_000)),
-    ("zb-v", 2, Mixed(jitter=0.03, p2p_ns=120_000, skew_ns=2_200_000, slow=1.4, host_ns=40_000)),
     ("zb-v", 3, Mixed(jitter=0.1, p2p_ns=300_000, skew_ns=-1_549_065, slow=1.6, host_ns=60_000)),
 ]
 """Schedule, ranks and what is mixed in. A clock is right, or off by more than a message and its acknowledgement take: a

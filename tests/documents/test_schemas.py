@@ -11,7 +11,8 @@ import msgspec
 import pytest
 from jsonschema import Draft202012Validator
 
-from docsite.json_keys import DOCUMENTS, json_schema
+from docsite.json_keys import DOCUMENTS
+from tests.kept import schema_of
 from tracekit.documents.coding import decode, encode
 from tracekit.errors import InputError
 
@@ -28,7 +29,7 @@ WITH_MOST_KEYS = {"analysis": 10, "doctor": 1}
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_published_file_is_the_codes(name):
-    schema = json_schema(name)
+    schema = schema_of(name)
     Draft202012Validator.check_schema(schema)
     published = ROOT / "docs" / "schemas" / f"{schema['title'].replace('/', '-')}.json"
     assert json.loads(published.read_text()) == json.loads(json.dumps(schema)), "write it again: see CONTRIBUTING"
@@ -36,7 +37,7 @@ def test_the_published_file_is_the_codes(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_documents_of_samples_fit_and_are_read_back(name, documents, plain):
-    validator = Draft202012Validator(json_schema(name))
+    validator = Draft202012Validator(schema_of(name))
     for document, data in zip(documents[name], plain[name], strict=True):
         text = encode(document)
         validator.validate(with_distinct_rows(json.loads(text)))
@@ -147,7 +148,7 @@ def choices(schema, node):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_mutations_are_refused_by_the_type_and_by_the_schema(name, plain):
-    data, schema = shortened(plain[name][WITH_MOST_KEYS.get(name, 0)]), json_schema(name)
+    data, schema = shortened(plain[name][WITH_MOST_KEYS.get(name, 0)]), schema_of(name)
     validator = Draft202012Validator(schema)
     validator.validate(data)
     mutations = [*of_wrong_type(data), *without_a_required_key(data, schema)]

@@ -123,7 +123,7 @@ def test_every_report_says_the_same_and_the_share_is_that_of_the_path(samples, s
 @pytest.mark.slow
 @pytest.mark.parametrize("sample", ["1f1b", "megatron-moe"])
 def test_the_link_opens_the_piece_that_is_named(look, pages, analysed, sample):
-    """The host of rank 0 in one sample, an exchange of experts in the other."""
+    """A message in one sample, an exchange of experts in the other."""
     page = look(pages(sample, path=True))
     analysis = analysed(sample)
     piece = view_of(analysis).blocking.piece

@@ -147,8 +147,16 @@ def without_shapes(folder):
         path.write_bytes(gzip.compress(json.dumps(trace).encode(), 1))
 
 
-@pytest.mark.parametrize("mutate", [without_rank, truncated, without_shapes])
-@pytest.mark.parametrize("sample", ["1f1b", "router", "steps/straggler"])
+@pytest.mark.parametrize(
+    ("sample", "mutate"),
+    [
+        ("1f1b", without_rank),
+        ("1f1b", truncated),
+        ("router", without_shapes),
+        ("router", truncated),
+        ("steps/straggler", without_rank),
+    ],
+)
 def test_nothing_contradicts_its_evidence_in_a_damaged_trace(samples, tmp_path, sample, mutate):
     folder = shutil.copytree(samples / sample, tmp_path / "run")
     mutate(folder)
@@ -187,7 +195,7 @@ def test_what_if_is_advertised_only_where_it_predicts(samples, sample):
     assert advertised == any(row.predicted_ns is not None for row in rows)
 
 
-@pytest.mark.parametrize("sample", ["1f1b", "router", "dualpipe"])
+@pytest.mark.parametrize("sample", ["1f1b", "router", "overlapped"])
 def test_hiding_saves_no_more_than_the_compute_there_is(samples, sample):
     assert contradictions(analysis_of(samples / sample, what_if=True)) == []
 
@@ -218,11 +226,14 @@ def test_the_short_report_says_how_to_get_the_rest(samples):
 
 
 @pytest.mark.parametrize(
-    ("ranks", "first_line"),
-    [((0, 1, 2, 3), "tracekit 4 ranks · step 2"), ((0, 1, 3), "tracekit 3 of 4 ranks (rank 2 missing) · step 2")],
+    ("options", "first_line"),
+    [
+        ({}, "tracekit 4 ranks · step 2"),
+        ({"ranks": (0, 1, 3), "schedule": "none"}, "tracekit 3 of 4 ranks (rank 2 missing) · step 2"),
+    ],
 )
-def test_missing_ranks_are_in_the_first_line_of_the_shortest_output(samples, ranks, first_line):
-    analysis = analysis_of(samples / "1f1b", ranks=ranks, schedule="none")
+def test_missing_ranks_are_in_the_first_line_of_the_shortest_output(samples, options, first_line):
+    analysis = analysis_of(samples / "1f1b", **options)
     assert lines_of(analysis, 120, brief=True)[0].startswith(first_line)
 
 

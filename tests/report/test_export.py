@@ -200,10 +200,16 @@ def test_arrows_lead_from_a_launch_to_what_it_launched(exported):
         )
 
 
-@pytest.mark.parametrize("sample", ["vpp-overlap", "nsys-1f1b", "reload", "compile"])
-def test_other_traces_keep_the_rules_too(samples, tmp_path, sample):
+@pytest.mark.parametrize(
+    "file",
+    [
+        *(f"{sample}/rank0.pt.trace.json.gz" for sample in ("vpp-overlap", "reload", "compile")),
+        "nsys-1f1b/rank0.sqlite",
+    ],
+)
+def test_other_traces_keep_the_rules_too(samples, tmp_path, file):
     out = tmp_path / "t.json"
-    done = export(samples / sample, out, ranks=[0])
+    done = export(samples / file, out)
     events = read(out)["traceEvents"]
     check_rules(events)
     assert sum(e["ph"] in "Xi" and e["cat"] not in OWN for e in events) == done.events

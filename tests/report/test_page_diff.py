@@ -32,7 +32,7 @@ def side(page, number, expression):
     return page.evaluate(f"(() => {{ {sources}; return {expression}; }})()")
 
 
-@pytest.mark.parametrize("width", [1440, 768, 390])
+@pytest.mark.parametrize("width", [1440, 390])
 def test_both_runs_begin_at_their_steps_start(look, page_path, width):
     page = look(page_path, width=width)
     assert page.said == []

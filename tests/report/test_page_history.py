@@ -59,7 +59,7 @@ def test_watch_and_gate_add_to_one_page(samples, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("width", [1440, 768, 390])
+@pytest.mark.parametrize("width", [1440, 390])
 def test_a_point_leads_to_its_report(look, tmp_path, width):
     path = tmp_path / "history.html"
     figures = {"exposed_ms__pp_comm": 0.5, "bubble_fraction": 0.2, "utilisation": 0.4}

@@ -8,10 +8,8 @@ import numpy as np
 import polars as pl
 import pytest
 
-from tests.kept import analysis_of
+from tests.kept import analysis_of, labelled_of
 from tests.unpack import unpacked, unpacked_json
-from tracekit import load
-from tracekit.classify import classify
 from tracekit.documents.coding import to_plain
 from tracekit.report.html.page import render_html
 from tracekit.report.html.timeline import PageClock, timeline_data
@@ -22,7 +20,8 @@ from tracekit.synthetic import Recipe, write_run
 
 pytestmark = pytest.mark.slow
 
-WIDTHS = (1440, 768, 390)
+WIDTHS = (1440, 390)
+"""Above and below the width at which the page's layout changes."""
 
 
 def window(page):
@@ -70,7 +69,7 @@ def test_the_page_holds_every_gpu_event_with_its_texts(analysed, samples):
     data = to_plain(timeline_data(analysis, clock))
     described = unpacked_json(data["descriptions"])
     for entry in data["ranks"]:
-        labelled = classify(load(samples / "1f1b", ranks=[entry["rank"]]).rank(entry["rank"]).events).sort("start_ns")
+        labelled = labelled_of(samples / "1f1b")[entry["rank"]][0].sort("start_ns")
         events = unpacked(entry["events"])
         start = clock.times(entry["rank"], labelled["start_ns"])
         assert events["start"].tolist() == start.tolist()
@@ -118,6 +117,8 @@ def test_a_click_tells_about_an_event_and_leads_on(timeline, analysed, width):
     assert causes["waiting for a late peer"] == pytest.approx(operation["wait_ns"] / 1e6, abs=1e-3)
     assert sum(causes.values()) == pytest.approx(length_ms, abs=2e-3)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.set_viewport_size({"width": 768, "height": 1000})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 768
     commands = page.locator("#details [data-command]").evaluate_all("(all) => all.map((one) => one.dataset.command)")
     assert any(re.search(r"analyze \S+1f1b --ranks 1 --explain 'nccl", command) for command in commands)
     at = next(re.search(r"--at (\d+):(\d+)$", command) for command in commands if "open" in command)
@@ -136,33 +137,25 @@ def test_a_click_tells_about_an_event_and_leads_on(timeline, analysed, width):
     assert page.said == []
 
 
-def test_next_and_longest_of_a_kernel(timeline):
+def test_next_and_longest_of_a_kernel_and_the_same_on_other_ranks(timeline, samples):
     page = timeline("1f1b")
     x, y, number = point_of(page, 0, "compute")
     page.mouse.click(x, y)
     name = page.locator("#details .whole").inner_text()
-    assert page.get_by_role("button", name="longest of this kernel").count() == 0  # it is the longest of all
-    page.locator("#details button", has_text="previous of this kernel").click()
-    assert page.locator("#details .whole").inner_text() == name
-    page.locator("#details button", has_text="longest of this kernel").click()
-    assert page.evaluate("tracekit.timeline.state.selected.event") == number
-
-
-def test_the_same_kernel_on_other_ranks(timeline, samples):
-    page = timeline("1f1b")
-    x, y, _ = point_of(page, 0, "compute")
-    page.mouse.click(x, y)
-    name = page.locator("#details .whole").inner_text()
     rows = [row.split("\t") for row in page.locator("#details tbody tr").all_inner_texts()]
     for rank, _, median, longest, count in rows:
-        events = classify(load(samples / "1f1b", ranks=[int(rank)]).rank(int(rank)).events).filter(
-            pl.col("name") == name
-        )
+        labelled, _ = labelled_of(samples / "1f1b")[int(rank)]
+        events = labelled.filter(pl.col("name") == name)
         lengths = ((events["end_ns"] - events["start_ns"]) / 1e6).sort()
         shown = [float(text.removesuffix(" ms")) for text in (median, longest)]
         assert shown == pytest.approx([lengths[len(lengths) // 2], lengths[-1]], abs=6e-4)
         assert int(count) == len(lengths)
     assert len(rows) > 1
+    assert page.get_by_role("button", name="longest of this kernel").count() == 0  # it is the longest of all
+    page.locator("#details button", has_text="previous of this kernel").click()
+    assert page.locator("#details .whole").inner_text() == name
+    page.locator("#details button", has_text="longest of this kernel").click()
+    assert page.evaluate("tracekit.timeline.state.selected.event") == number
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -202,9 +195,8 @@ def test_a_search_dims_what_it_does_not_name(timeline):
     assert sorted(kinds) == ["dim", "optimizer"]
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-def test_a_link_brings_the_view_back(look, timeline, browser, width):
-    page = timeline("1f1b", width=width)
+def test_a_link_brings_the_view_back(timeline, browser):
+    page = timeline("1f1b")
     page.locator("#timeline-ranks button", has_text=re.compile("^2$")).click()
     x, y, _ = point_of(page, 2, "compute")
     page.mouse.click(x, y)
@@ -215,7 +207,7 @@ def test_a_link_brings_the_view_back(look, timeline, browser, width):
     page.locator("#find-summary", has_text="events of").wait_for()
     page.wait_for_function("() => location.hash.includes('find')")
     assert page.evaluate("tracekit.timeline.link()") == page.url
-    other = browser.new_page(viewport={"width": width, "height": 1000})
+    other = browser.new_page(viewport={"width": 1440, "height": 1000})
     other.goto(page.url)
     other.wait_for_selector("html[data-ready=true]")
     assert window(other) == pytest.approx(window(page), abs=1e-5)
@@ -334,16 +326,12 @@ def test_a_cell_opens_its_moment_and_says_what_it_waited_for(look, pages, analys
     assert window(page) == pytest.approx([start - (end - start) / 2, end + (end - start) / 2], abs=0.01)
 
 
-def test_a_label_is_shown_alone(look, pages):
+def test_a_label_is_shown_alone_and_a_number_leads_to_its_events(look, pages, analysed):
     page = look(pages("1f1b"))
     page.locator("#overlap a[data-label='pp_comm']").click()
     page.locator("#said", has_text="pp_comm alone").wait_for(state="attached")
     pressed = page.locator("#timeline-legend button[aria-pressed=true]").all_inner_texts()
     assert [label for label in pressed if not label.startswith("host")] == ["pp_comm"]
-
-
-def test_a_number_leads_to_the_events_it_stands_for(look, pages, analysed):
-    page = look(pages("1f1b"))
     page.locator("#overlap tr[data-find='label:=wgrad'] td").nth(2).click()
     page.locator("#find-summary", has_text="events of").wait_for()
     count = analysed("1f1b").total.label_count["wgrad"]
@@ -411,10 +399,6 @@ def test_tables_sort_and_filter(look, pages, width):
     shown = [row for row in rows.all() if row.is_visible()]
     assert 0 < len(shown) < len(before)
     assert all("wgrad" in row.inner_text() for row in shown)
-
-
-def test_units_are_sorted_as_numbers(look, pages):
-    page = look(pages("1f1b"))
     texts = ["1,234", "45 %", "–", "2.5 ms", "900 µs", "−3.0 ms", "1.2 GB"]
     assert page.evaluate("(texts) => texts.map(sortableTables.numberOf)", texts) == pytest.approx(
         [1234, 0.45, None, 2.5e-3, 9e-4, -3e-3, 1.2e9]

@@ -66,18 +66,23 @@ def without_annotations(source, target):
     target.write_bytes(gzip.compress(json.dumps({**trace, "traceEvents": kept}).encode(), 1))
 
 
-def renamed(target, names):
-    """Copy traces of two ranks under other names, by a function of the role's number and the rank."""
+def analyze_roles(traces, **options):
+    """Analyse without what tests of roles do not look at."""
+    return analyze(traces, schedule="none", timeline=False, **options)
+
+
+def renamed(target, names, *, ranks=TWO_RANKS):
+    """Copy traces of some ranks under other names, by a function of the role's number and the rank."""
     for role, stem in enumerate(("trainer/rank", "rollout/rank")):
-        for rank in TWO_RANKS:
+        for rank in ranks:
             path = target / f"{names(role, rank)}{SUFFIX}"
             path.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(RL / f"{stem}{rank}{SUFFIX}", path)
     return target
 
 
-def two_ranks_of_rl(folder):
-    return renamed(folder / "rl", lambda role, rank: f"{('trainer', 'rollout')[role]}/rank{rank}")
+def part_of_rl(folder, *, ranks=TWO_RANKS):
+    return renamed(folder / "rl", lambda role, rank: f"{('trainer', 'rollout')[role]}/rank{rank}", ranks=ranks)
 
 
 def test_checkpoint_engine_as_its_program_ran():
@@ -104,33 +109,33 @@ def test_labels_of_a_weight_update():
 def test_an_rl_loop_without_annotations(tmp_path):
     for file in RL.rglob(f"rank[03]{SUFFIX}"):
         without_annotations(file, tmp_path / file.relative_to(RL))
-    check_rl(analyze(tmp_path))
+    check_rl(analyze_roles(tmp_path))
 
 
 def test_files_renamed_after_processes(tmp_path):
-    check_rl(analyze(renamed(tmp_path, lambda role, rank: f"node7_{4000 + 13 * rank + 7 * role}.{99 - rank}")))
+    check_rl(analyze_roles(renamed(tmp_path, lambda role, rank: f"node7_{4000 + 13 * rank + 7 * role}.{99 - rank}")))
 
 
 def test_folders_renamed(tmp_path):
-    check_rl(analyze(renamed(tmp_path, lambda role, rank: f"{'xy'[role]}/{rank}")), roles=("x", "y"))
+    check_rl(analyze_roles(renamed(tmp_path, lambda role, rank: f"{'xy'[role]}/{rank}")), roles=("x", "y"))
 
 
 def test_folders_flattened(tmp_path):
-    check_rl(analyze(renamed(tmp_path, lambda role, rank: f"{'ab'[role]}_rank{rank}")), roles=("a", "b"))
+    check_rl(analyze_roles(renamed(tmp_path, lambda role, rank: f"{'ab'[role]}_rank{rank}")), roles=("a", "b"))
 
 
 def test_workers_without_annotations_and_ranks_are_numbered_by_name_and_that_is_noted(tmp_path):
     for rank in range(4):
         without_annotations(ENGINE / f"rank{rank}{SUFFIX}", tmp_path / f"s{rank * 17 + 3}{SUFFIX}")
         without_annotations(ENGINE / f"worker{rank}{SUFFIX}", tmp_path / f"w{rank * 19 + 5}{SUFFIX}")
-    analysis = analyze(tmp_path)
+    analysis = analyze_roles(tmp_path)
     check_engine(analysis)
     assert "role-order" in {notice.code for notice in analysis.notices}
 
 
 def test_roles_that_the_caller_names():
     named = {"learner": RL / "trainer", "actors": RL / "rollout"}
-    check_rl(analyze(named, ranks=TWO_RANKS), roles=("learner", "actors"))
+    check_rl(analyze_roles(named, ranks=TWO_RANKS), roles=("learner", "actors"))
     assert load(OneRole(str(RL), "rollout")).roles == ("rollout",)
 
 
@@ -147,7 +152,7 @@ def test_a_trace_of_several_roles():
     assert trace.role("trainer").rank(2).source.pid != trace.role("rollout").rank(2).source.pid
     with pytest.raises(OptionError, match="2 processes"):
         trace.rank(0)
-    check_rl(analyze(trace, ranks=TWO_RANKS))
+    check_rl(analyze_roles(trace, ranks=TWO_RANKS))
 
 
 def test_a_store_has_a_folder_per_role_and_rank(tmp_path):
@@ -163,15 +168,15 @@ def test_a_store_has_a_folder_per_role_and_rank(tmp_path):
 
 
 def test_the_export_has_tracks_of_phases_and_buffers(tmp_path):
-    export(two_ranks_of_rl(tmp_path), tmp_path / "out.json")
+    export(part_of_rl(tmp_path, ranks=[3]), tmp_path / "out.json")
     events = json.loads((tmp_path / "out.json").read_text())["traceEvents"]
     names = {e["args"]["name"] for e in events if e["name"] == "process_name"}
-    assert {"phases", "weight updates", "trainer · rank 0 · labels", "rollout · rank 3 · labels"} <= names
+    assert {"phases", "weight updates", "trainer · rank 3 · labels", "rollout · rank 3 · labels"} <= names
 
 
 def test_a_redacted_copy_is_analysed_like_the_original(tmp_path):
-    redact(two_ranks_of_rl(tmp_path), tmp_path / "red")
-    results = analyze(tmp_path / "red").role_results
+    redact(part_of_rl(tmp_path, ranks=[3]), tmp_path / "red")
+    results = analyze_roles(tmp_path / "red").role_results
     assert sorted(role.kind for role in results.roles) == ["rollout", "trainer"]
     assert [update.bytes for update in results.weight_updates] == [truth(RL)["bytes_per_update"]] * 2
 
@@ -199,7 +204,7 @@ def test_the_json_names_roles_iterations_and_updates():
 
 
 def test_servers_alone_say_what_cannot_be_answered():
-    analysis = analyze([ENGINE / f"rank{rank}{SUFFIX}" for rank in range(4)])
+    analysis = analyze_roles([ENGINE / f"rank{rank}{SUFFIX}" for rank in range(4)])
     (update,) = analysis.role_results.weight_updates
     assert (update.bytes, update.reload_ns, update.ideal_ns) == (truth(ENGINE)["bytes"], None, None)
     (notice,) = [notice for notice in analysis.notices if notice.code == "role-missing"]
@@ -236,9 +241,9 @@ def test_copies_of_one_run_are_not_roles(tmp_path):
 
 
 def test_roles_with_different_numbers_of_ranks(tmp_path):
-    run = two_ranks_of_rl(tmp_path)
+    run = part_of_rl(tmp_path)
     (run / f"rollout/rank0{SUFFIX}").unlink()
-    analysis = analyze(run)
+    analysis = analyze_roles(run)
     assert "role-ranks" in {notice.code for notice in analysis.notices}
     assert len(analysis.role_results.iterations) == 2
     for iteration in analysis.role_results.iterations:
@@ -251,7 +256,7 @@ def test_a_worker_without_gpu_events(tmp_path):
     trace = json.loads(gzip.decompress(file.read_bytes()))
     trace["traceEvents"] = [e for e in trace["traceEvents"] if e.get("cat") != "gpu_memcpy"]
     file.write_bytes(gzip.compress(json.dumps(trace).encode(), 1))
-    analysis = analyze(
+    analysis = analyze_roles(
         {
             "server": [tmp_path / f"run/rank{r}{SUFFIX}" for r in range(4)],
             "worker": [tmp_path / f"run/worker{r}{SUFFIX}" for r in range(4)],
