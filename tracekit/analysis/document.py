@@ -258,9 +258,9 @@ def _rates(rates: RunRates) -> documents.Rates:
 
 
 def _memory(memory: RunMemory | None) -> documents.Memory | None:
-    return (
-        None if memory is None else documents.Memory(memory.peak_bytes, [_rank_memory(rank) for rank in memory.ranks])
-    )
+    if memory is None:
+        return None
+    return documents.Memory(memory.peak_bytes, [_rank_memory(rank) for rank in memory.ranks])
 
 
 def _rank_memory(held: HeldMemory) -> documents.RankMemory:

@@ -281,12 +281,9 @@ def _call_roles(
     called_like_forward = np.isin(ranges.path[calls], ranges.path[calls[made_node_that_ran]]) | in_linear
     may_be_owed = ~in_node & ~(called_like_forward | rerun)
     is_single = in_node & (count == 1)
-    roles.fill(
-        "owed",
-        _owed_weight_gradients(
-            roles.value, is_single, may_be_owed, ~np.isin(node, nodes_without_op), ranges.start(calls)
-        ),
-    )
+    lacks_wgrad = ~np.isin(node, nodes_without_op)
+    owed = _owed_weight_gradients(roles.value, is_single, may_be_owed, lacks_wgrad, ranges.start(calls))
+    roles.fill("owed", owed)
     return roles
 
 

@@ -121,10 +121,8 @@ def expert_cost(
     exchanges = exchanges.with_columns(
         explained_ns=pl.min_horizontal("lead_ns", "combine_wait_ns", "expected_lead_ns").clip(0)
     ).with_columns(lost_ns=pl.min_horizontal("explained_ns", "combine_exposed_ns").clip(0))
-    # Nothing is saved where no rank received any byte, as the transfer then depends on none.
-    saved_share = 1 - pl.when(pl.first("most_received") == 0).then(1.0).otherwise(
-        pl.first("mean_received") / pl.first("most_received")
-    )
+    # Where no rank received any byte, an even dispatch would save nothing: 0 / 1.
+    saved_share = pl.first("most_received").sub(pl.first("mean_received")) / pl.first("most_received").clip(1)
     by_match = exchanges.group_by("match").agg(pl.max("lost_ns"), saved_ns=pl.first("transfer_ns") * saved_share)
     cost = ExpertCost(
         exchanges=len(by_match),
@@ -213,6 +211,7 @@ def _sum_by_layer(exchanges: pl.DataFrame) -> pl.DataFrame:
         )
     )
     unevenness = pl.max("expert_over_mean").over("exchange", "group")
-    descending = [True, False, False, False]
-    table = table.sort(unevenness, "exchange", "group", "rank", descending=descending, nulls_last=True)
+    table = table.sort("exchange", "group", "rank").sort(
+        unevenness, descending=True, nulls_last=True, maintain_order=True
+    )
     return conform(table, EXPERT_LAYERS)

@@ -80,15 +80,9 @@ def find_weight_updates(processes: Sequence[Process]) -> tuple[list[WeightUpdate
         ranks = []
         for process, by_update in parts:
             until = int(by_update[number + 1]["start_ns"][0]) if number + 1 < update_count else np.iinfo(np.int64).max
+            worker = workers.get(process.rank)
             ranks.append(
-                _rank_part(
-                    process,
-                    workers.get(process.rank),
-                    by_update[number],
-                    sizes,
-                    bucket_count=bucket_count,
-                    until_ns=until,
-                )
+                _rank_part(process, worker, by_update[number], sizes, bucket_count=bucket_count, until_ns=until)
             )
         update = _measure(ranks, server_role, workers)
         if update is not None:
@@ -314,10 +308,7 @@ def _ideal(ranks: Sequence[_RankPart], sources: Sequence[int | None]) -> list[tu
     """
     rounds = _rounds(sources)
     h2d = [
-        max(
-            (last - first for part in ranks if number < len(part.h2d) for first, last, _ in (part.h2d[number],)),
-            default=0,
-        )
+        max((last - first for part in ranks for first, last, _ in part.h2d[number : number + 1]), default=0)
         for number in range(max(rounds) + 1)
     ]
     starts, ends = _broadcast_times(ranks)

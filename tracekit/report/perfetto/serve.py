@@ -92,11 +92,10 @@ def _make_handler_class(download: SingleDownloadServer) -> type[http.server.Base
                 if download.contents is None or not self._is_allowed():
                     self.send_error(404)
                     return
-                size = download.contents.seek(0, os.SEEK_END)
                 download.contents.seek(0)
                 self.send_response(200)
                 self.send_header("Content-Type", "application/octet-stream")
-                self.send_header("Content-Length", str(size))
+                self.send_header("Content-Length", str(os.fstat(download.contents.fileno()).st_size))
                 self._send_access_headers()
                 self.end_headers()
                 shutil.copyfileobj(download.contents, self.wfile, 1 << 20)
