@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 
 import pytest
 
@@ -12,6 +13,7 @@ from tracekit.errors import InputError, OptionError
 from tracekit.run.analyze import analyze
 from tracekit.run.ingest import ingest
 from tracekit.run.load import load
+from tracekit.run.measure import Options
 
 pytestmark = pytest.mark.slow
 
@@ -53,6 +55,19 @@ def test_a_rank_that_was_not_analyzed(run):
 def test_missing_ranks_are_said(samples):
     with pytest.raises(InputError, match="no rank 9"):
         analyze(load(samples / "reload"), ranks=[9], schedule="none")
+
+
+@pytest.mark.parametrize(("ranks", "with_events"), [(2, 2), (3, 0)])
+def test_large_runs_have_no_single_events(tmp_path, monkeypatch, ranks, with_events):
+    """The limit is 64 ranks; a lower one here saves the time of analysing so many."""
+    assert Options(keep_events=True).for_ranks(64).keep_events
+    assert not Options(keep_events=True).for_ranks(65).keep_events
+    monkeypatch.setattr("tracekit.run.measure.MAX_RANKS_WITH_EVENTS", 2)
+    kernel = {"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": 1, "dur": 5, "args": {"device": 0}}
+    for rank in range(ranks):
+        (tmp_path / f"rank{rank}.json").write_text(json.dumps({"traceEvents": [kernel]}))
+    for traces in (tmp_path, load(tmp_path)):
+        assert len(analyze(traces, schedule="none").events) == with_events
 
 
 def test_rules_made_in_python(samples):

@@ -10,6 +10,7 @@ from tracekit.compare.identify import (
     candidates,
     distance,
     exact_match,
+    find_differences,
     match_with,
     named_candidates,
     nearest_match,
@@ -93,6 +94,13 @@ def test_nearest_lists_what_differs():
     assert match.schedule is plan
     assert not match.exact
     assert {d.rank for d in match.differences} == {1}
+
+
+def test_a_whole_backward_for_its_halves_is_no_difference():
+    """Of both splits the first is granularity alone; the second also moves the W behind the next forward."""
+    measured, planned = ops("0F0 0B0 0F1 0B1 0F2"), ops("0F0 0I0 0W0 0F1 0I1 0F2 0W1")
+    listed = [(d.rank, d.position, d.measured, d.expected) for d in find_differences(3, measured, planned)]
+    assert listed == [(3, 3, ("0B1",), ("0I1",)), (3, 5, (), ("0W1",))]
 
 
 def test_a_schedule_of_another_size_is_refused():

@@ -18,7 +18,7 @@ from tracekit.compare.predict.machine import (
     match_messages,
 )
 from tracekit.compare.predict.measured_ops import measure_ops, recut_stages
-from tracekit.compare.predict.predictor import HOST_SPEED_FACTOR, LEAST_ERROR, Predictor
+from tracekit.compare.predict.predictor import HOST_SPEED_FACTOR, MIN_ERROR_SHARE, Predictor
 from tracekit.compare.predict.rank_programs import (
     MAX_SHARE_OF_EARLY_RECEIVES,
     POST,
@@ -285,6 +285,12 @@ class FixedPredictor(Predictor):
         return Outcome(np.array([0.0]), np.array([makespan]), 0)
 
 
+class PredictorOfShortOps(FixedPredictor):
+    """A predictor of ops of which a quarter take no time."""
+
+    low = 0.0
+
+
 class PredictorWithSlowHost(FixedPredictor):
     """A predictor that knows all costs, for a run in which launches take 40 % of the time."""
 
@@ -298,10 +304,11 @@ class PredictorWithSlowHost(FixedPredictor):
         (FixedPredictor, (87, 120)),  # √(5² + 12²) = 13 below, √(16² + 12²) = 20 above
         # The host's 40 become 28.57 or 56: √(11.43² + 12²) = 16.57 below, √(16² + 12²) = 20 above.
         (PredictorWithSlowHost, (83, 120)),
+        (PredictorOfShortOps, (0, 120)),  # √(100² + 12²) is more than all of it
     ],
 )
 def test_the_independent_parts_of_a_range_add_up_as_squares(kind, ends):
-    assert (LEAST_ERROR, HOST_SPEED_FACTOR) == (0.12, 1.4)
+    assert (MIN_ERROR_SHARE, HOST_SPEED_FACTOR) == (0.12, 1.4)
     plan = generate("1f1b", pp=2, microbatches=2)
     prediction = kind(plan, FittedMachine((FREE, FREE, FREE), ()), (), 100, write_posted(plan)).predict(plan)
     assert prediction.ns == 100

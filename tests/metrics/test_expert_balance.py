@@ -7,7 +7,13 @@ import pytest
 
 from tracekit.align.matching import match
 from tracekit.metrics.bandwidth import copies
-from tracekit.metrics.expert_balance import EXPERT_WORK, ExpertCost, expert_cost, measure_expert_work
+from tracekit.metrics.expert_balance import (
+    EXPERT_WORK,
+    ExpertCost,
+    expert_cost,
+    measure_expert_balance,
+    measure_expert_work,
+)
 from tracekit.metrics.label_intervals import Lanes
 from tracekit.metrics.operations import OPERATIONS
 from tracekit.metrics.overlap import label_times
@@ -15,7 +21,7 @@ from tracekit.metrics.peaks import host_link_gb_s
 from tracekit.schema import conform
 
 
-def exchange(rank, work, *, received, hidden=0, first_order=0, split=False, combine=True):
+def exchange(rank, work, *, received, hidden=0, first_order=0, first_id=0, split=False, combine=True):
     """One exchange on one rank: a dispatch of 100 ns, its experts' *work*, and a combine that ends with the others'."""
     common = {"rank": rank, "step": 0, "pass": "forward", "group": "ep", "group_ranks": "[0,1]", "hidden_ns": 0}
     rows = [{"label": "ep_dispatch", "start_ns": 0, "end_ns": 100, "received": received, "id": 0, "what": "a2a"}]
@@ -24,8 +30,10 @@ def exchange(rank, work, *, received, hidden=0, first_order=0, split=False, comb
     if combine:
         rows.append({"label": "ep_combine", "start_ns": 110 + work, "end_ns": 500, "hidden_ns": hidden, "id": 1,
                      "what": "a2a"})  # fmt: skip
-    operations_of_rank = [{**common, **row, "order_ns": first_order + n} for n, row in enumerate(rows)]
-    first = {"rank": rank, "id": 5 if split else 0, "expert_ns": work}
+    operations_of_rank = [
+        {**common, **row, "order_ns": first_order + n, "id": first_id + row["id"]} for n, row in enumerate(rows)
+    ]
+    first = {"rank": rank, "id": first_id + (5 if split else 0), "expert_ns": work}
     return operations_of_rank, first
 
 
@@ -60,6 +68,26 @@ def test_without_bytes_the_work_tells():
     layers, result = cost(exchange(0, 300, received=None), exchange(1, 100, received=None))
     assert result == ExpertCost(exchanges=1, transfer_ns=None, wait_ns=200, step_ns=200)
     assert layers["received"].to_list() == [None, None]
+
+
+def test_where_nothing_is_received_or_computed_there_is_no_ratio_to_a_mean():
+    """The second exchange carries no bytes and its experts take no time: it is listed last, not as most uneven."""
+    layers, result = cost(
+        exchange(0, 300, received=3000),
+        exchange(1, 100, received=1000),
+        exchange(0, 0, received=0, first_order=10, first_id=10),
+        exchange(1, 0, received=0, first_order=10, first_id=10),
+    )
+    assert result == ExpertCost(exchanges=2, transfer_ns=33, wait_ns=200, step_ns=200)
+    assert layers.select("exchange", "rank", "received_over_mean", "expert_over_mean").rows() == [
+        (0, 0, 1.5, 1.5),
+        (0, 1, 0.5, 0.5),
+        (1, 0, None, None),
+        (1, 1, None, None),
+    ]
+    operations = conform(pl.DataFrame(exchange(0, 1, received=0)[0] + exchange(1, 1, received=0)[0]), OPERATIONS)
+    balance = measure_expert_balance(operations, match(operations).members)
+    assert balance.select("rank", "received", "over_mean").rows() == [(0, 0, None), (1, 0, None)]
 
 
 def test_several_dispatches_before_a_combine_are_one_exchange():

@@ -133,7 +133,7 @@ def test_halves_of_letters_are_replaced(write):
     }
     got = kineto.read(write([*TWO[:3], {**TWO[3], "name": "x\ud800y"}], **head))
     assert got.events["name"][3] == "x\ufffdy"
-    assert notices(got)["bad-text"].startswith("1 names")
+    assert notices(got)["bad-text"].startswith("1 name repaired")
     assert got.source.devices == ("\ufffdGPU é",)
     assert (got.source.groups[0].name, got.source.groups[0].description) == ("\ufffd", "\ufffd")
     assert kineto.read(write([{**TWO[0], "name": "\ue000 whole \U0001f600"}])).events["name"][0].startswith("\ue000")

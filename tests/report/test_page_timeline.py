@@ -466,11 +466,18 @@ def test_source_lines_are_those_around_the_launch(tmp_path):
         ),
     ]  # fmt: skip
     (tmp_path / "one.json").write_text(json.dumps({"traceEvents": events}))
-    (rank,) = analyze(tmp_path / "one.json", stacks=True).events
-    lines = rank.events.join(
-        rank.descriptions.with_row_index("description"), on="description", maintain_order="left"
-    ).select("name", "source")
-    assert lines.rows() == [("kernel1", "model.py(42): forward"), ("kernel2", "train.py(10): main")]
+    path, store = tmp_path / "one.json", tmp_path / "store"
+    for traces, options in (
+        (path, {}),
+        (load(path, stacks=True), {}),
+        (path, {"store": store}),
+        (store, {"what_if": True}),
+    ):
+        (rank,) = analyze(traces, stacks=True, **options).events
+        lines = rank.events.join(
+            rank.descriptions.with_row_index("description"), on="description", maintain_order="left"
+        ).select("name", "source")
+        assert lines.rows() == [("kernel1", "model.py(42): forward"), ("kernel2", "train.py(10): main")]
 
 
 def test_what_holds_the_step_up_longest_is_one_click_away(timeline, analysed):

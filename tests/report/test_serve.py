@@ -10,6 +10,7 @@ import sys
 import threading
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -98,6 +99,33 @@ def test_a_reader_that_leaves_early_can_come_back(tmp_path):
             early.recv(1000)
         assert len(get(offer.url)[2]) == 30_000_000
         waiting.join(10)
+
+
+def test_of_two_readers_at_once_one_gets_the_file(tmp_path):
+    file = tmp_path / "big.json"
+    file.write_bytes(b"x" * 30_000_000)  # more than sockets hold, so that the first reader is not done at once
+    with SingleDownloadServer(file, port=0) as offer:
+        waiting = threading.Thread(target=offer.wait, daemon=True)
+        waiting.start()
+        with socket.create_connection(("127.0.0.1", offer.port)) as first, ThreadPoolExecutor(1) as second:
+            first.sendall(f"GET {offer.path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
+            received = len(first.recv(1000))
+            answer = second.submit(get, offer.url)
+            with pytest.raises(TimeoutError):
+                answer.result(0.5)  # it waits for the first
+            while data := first.recv(1 << 20):
+                received += len(data)
+            assert received > 30_000_000
+            assert answer.result(10)[0] == 404
+        waiting.join(10)
+
+
+def test_a_file_that_is_missing_is_an_error_and_one_that_is_deleted_meanwhile_is_read(offer, tmp_path):
+    with SingleDownloadServer(tmp_path / "nowhere.json", port=0) as other, pytest.raises(FileNotFoundError):
+        other.wait()
+    assert get(offer.url.replace(offer.path, "/"))[0] == 404  # it is being served
+    offer.file.unlink()
+    assert get(offer.url)[2] == b"0123456789" * 1000
 
 
 def test_it_listens_on_loopback_only(offer):

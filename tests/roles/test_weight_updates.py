@@ -1,5 +1,7 @@
 """Weight updates counted by hand: two ranks, two buckets of 1,000 bytes, one from each rank."""
 
+from dataclasses import replace
+
 import polars as pl
 import pytest
 
@@ -70,6 +72,33 @@ def test_the_causes_of_the_gap_sum_to_it():
     # The first reload runs beside nothing (3), the last is exposed in the ideal too (2).
     assert update.gap_ns["reload_not_overlapped"] == 3
     assert update.gap_ns["serial_h2d"] == 0
+
+
+def test_only_buckets_that_all_ranks_have_are_counted():
+    """Rank 1 lacks the second bucket, so rank 0's copy (13 to 29), broadcast and reload for it are left out."""
+    full, cut, *workers = two_ranks()
+    copy = full.transfers.filter(lane="h2d").with_columns(start_ns=pl.lit(13, pl.Int64), end_ns=pl.lit(29, pl.Int64))
+    full = replace(full, transfers=pl.concat([full.transfers, copy]).sort("start_ns"))
+    cut = replace(cut, transfers=cut.transfers.filter(pl.col("start_ns") < 24))
+    (update,), notices = find_weight_updates([full, cut, *workers])
+    assert (update.start_ns, update.end_ns, update.bytes, update.buckets) == (0, 26, 1000, 1)
+    assert (update.h2d_ns, update.broadcast_ns, update.reload_ns, update.reloaded_bytes) == (9, 10, 3, 1000)
+    assert update.host_ns == 3  # 11-12 on rank 0, which copies up to 29; 8-12 and 22-23 on rank 1
+    assert sum(update.gap_ns.values()) == update.measured_ns - update.ideal_ns
+    assert notices == []
+
+
+def test_copies_after_the_last_broadcast_are_no_part_of_the_update():
+    late_copy = process("server", 0, ("broadcast", 0, 5, 10), ("h2d", 7, 9, 10))
+    assert find_weight_updates([late_copy])[0] == []
+    (update,), _ = find_weight_updates([late_copy, process("worker", 0, ("reload", 6, 7, 10))])
+    assert (update.start_ns, update.end_ns, update.h2d_ns, update.gb_s) == (0, 7, 0, round(10 / 7, 3))
+
+
+def test_an_update_ends_with_its_last_broadcast_if_the_reload_of_it_is_missing():
+    server = process("server", 0, ("broadcast", 0, 5, 10), ("h2d", 8, 9, 10), ("broadcast", 10, 15, 10))
+    (update,), _ = find_weight_updates([server, process("worker", 0, ("reload", 6, 7, 10))])
+    assert (update.start_ns, update.end_ns) == (8, 15)
 
 
 def test_copies_are_taken_from_the_bucket_their_bytes_lie_in():

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tracekit.analysis.by import By
     from tracekit.analysis.communication import RunRates
     from tracekit.analysis.measured import Measured, RankResult
-    from tracekit.analysis.memory import HeldMemory
+    from tracekit.analysis.memory import HeldMemory, RunMemory
     from tracekit.analysis.result import Analysis, RoleResults
     from tracekit.analysis.stragglers import Stragglers
     from tracekit.compare import ScheduleComparison
@@ -89,9 +89,7 @@ def build_document(analysis: Analysis) -> documents.AnalysisDocument:
         copies=rows(tables["copies"], documents.Copy),
         reload=None if analysis.reload is None else _reload(analysis.reload),
         rates=None if analysis.rates is None else _rates(analysis.rates),
-        memory=None
-        if analysis.memory is None
-        else documents.Memory(analysis.memory.peak_bytes, [_memory(rank) for rank in analysis.memory.ranks]),
+        memory=_memory(analysis.memory),
         warnings=list(analysis.notices),
     )
 
@@ -259,7 +257,13 @@ def _rates(rates: RunRates) -> documents.Rates:
     )
 
 
-def _memory(held: HeldMemory) -> documents.RankMemory:
+def _memory(memory: RunMemory | None) -> documents.Memory | None:
+    if memory is None:
+        return None
+    return documents.Memory(memory.peak_bytes, [_rank_memory(rank) for rank in memory.ranks])
+
+
+def _rank_memory(held: HeldMemory) -> documents.RankMemory:
     measured, chunks = held.measured, held.measured.chunks
     bounds = None if chunks is None or chunks.low is None or chunks.high is None else [chunks.low, chunks.high]
     return documents.RankMemory(

@@ -1,9 +1,11 @@
 """Role of every matrix product: forward, dgrad (gradient of the input) or wgrad (gradient of the weight).
 
 A linear layer's forward is [M,K]×[K,N]. Its two backward products contract N (dgrad) or M, the tokens (wgrad). Evidence
-is tried in this order: recorded shapes; the order in which autograd's formulas multiply; what uses the result; how
-operands were transposed; for products outside the engine, that nodes left gradients of weights to be computed later;
-the number and order of products in a node; and last the layout letters in kernel names.
+is tried in this order: that a product's op made a node which ran; the operands of batched products; recorded shapes;
+the order in which autograd's formulas multiply; what uses the result; how operands were transposed; that it is in a
+linear op outside the engine; and, outside the engine, that nodes left gradients of weights to be computed later. Then,
+for kernels: the number of products without an operator in a node; the layout letters in names, in the backward; the
+pass; and last layouts, and gradients left for later, of products outside the engine or without an operator.
 
 A layer with a kernel library of its own multiplies without operators. Its backward runs twice as many products as its
 forward did, or as many if the gradients of the weights are left for later.
@@ -252,12 +254,16 @@ def _call_roles(
         outer: Outermost product op around each of the calls.
         graph_products: Products of compiled graphs.
         nodes_without_op: Nodes that launched a product without an op, which may be the gradient of a weight.
+
+    Returns:
+        Role and evidence of each of the calls; null where nothing tells.
     """
     rerun = autograd.rerun[calls] >= 0
     node = np.where(rerun, -1, autograd.node_of[calls])  # forward work that runs again is no part of its node
-    in_node, made_node = node >= 0, (autograd.differentiable[calls] >= 0) & ~rerun
+    in_node = node >= 0
+    made_node_that_ran = (autograd.differentiable[calls] >= 0) & ~rerun
     roles = FirstEvidence.empty(len(calls))
-    roles.fill_mask("pass", "forward", made_node & ~in_node)
+    roles.fill_mask("pass", "forward", made_node_that_ran & ~in_node)
     by_operands, is_batched = batched_roles(ranges, autograd, calls, node)
     roles.fill("operands", by_operands)
     by_shape = roles_by_shape(ranges, autograd, calls, node, rerun=rerun)
@@ -270,19 +276,35 @@ def _call_roles(
     roles.fill("consumer", by_consumer)
     roles.fill("transpose", by_transpose)
     in_linear = ranges.op_around(calls, r"^aten::linear\Z") >= 0
+    # Not ~in_node, which holds for reruns too: they are inside the engine, whatever ``node`` says.
     roles.fill_mask("pass", "forward", in_linear & (autograd.node_of[calls] < 0) & autograd.active)
-
-    # A custom node with one product computed dgrad alone: its wgrad is left to a product outside the engine. A product
-    # called in the way forward products are called is not taken for one, and a node that also multiplied without an
-    # operator has computed its wgrad already.
+    called_like_forward = np.isin(ranges.path[calls], ranges.path[calls[made_node_that_ran]]) | in_linear
+    may_be_owed = ~in_node & ~(called_like_forward | rerun)
     is_single = in_node & (count == 1)
-    unknown_single = is_single & ~roles.value.present
-    owing = (unknown_single | (is_single & roles.value.any_of("dgrad"))) & ~np.isin(node, nodes_without_op)
-    called_like_forward = np.isin(ranges.path[calls], np.unique(ranges.path[calls[made_node]])) | in_linear
-    candidates = ~in_node & ~roles.value.present & ~(called_like_forward | rerun)
-    delivers = match_owed(owing, candidates, ranges.start(calls))
-    roles.fill("owed", CategoryColumn.choose(len(calls), [("wgrad", delivers), ("dgrad", unknown_single)]))
+    lacks_wgrad = ~np.isin(node, nodes_without_op)
+    owed = _owed_weight_gradients(roles.value, is_single, may_be_owed, lacks_wgrad, ranges.start(calls))
+    roles.fill("owed", owed)
     return roles
+
+
+def _owed_weight_gradients(
+    role: CategoryColumn, is_single: Bools, may_be_owed: Bools, lacks_wgrad: Bools, start_ns: Ints
+) -> CategoryColumn:
+    """Return dgrad for products whose node left its wgrad to a product outside the engine, and wgrad for those.
+
+    A custom node with one product computed dgrad alone.
+
+    Args:
+        role: Roles known so far.
+        is_single: Products that are their node's only one.
+        may_be_owed: Products outside the engine, but for those called in the way forward products are called.
+        lacks_wgrad: Products whose node did not also multiply without an operator, which computes its wgrad.
+        start_ns: Start of each product's op.
+    """
+    unknown_single = is_single & ~role.present
+    owing = (unknown_single | (is_single & role.any_of("dgrad"))) & lacks_wgrad
+    is_owed_wgrad = match_owed(owing, may_be_owed & ~role.present, start_ns)
+    return CategoryColumn.choose(len(role), [("wgrad", is_owed_wgrad), ("dgrad", unknown_single)])
 
 
 def _roles_by_order(ranges: Ranges, autograd: Autograd, node: Ints, position: Ints, count: Ints) -> CategoryColumn:

@@ -136,18 +136,18 @@ def distance(measured: Sequence[Op], expected: Sequence[Op]) -> int:
     return edit_distance.count_edits(a, b, limit, np.zeros(2 * limit + 3, np.int64))
 
 
-def differences(rank: int, measured: Sequence[Op], expected: Sequence[Op]) -> list[Difference]:
-    """Return the places at which two orders of a rank differ.
+def find_differences(position: int, measured: Sequence[Op], expected: Sequence[Op]) -> list[Difference]:
+    """Return where two orders of the rank at a *position* of the pipeline differ, apart from granularity.
 
-    >>> differences(0, [Op.parse("0F1"), Op.parse("0B0")], [Op.parse("0B0"), Op.parse("0F1")])[0].expected
+    >>> find_differences(0, [Op.parse("0F1"), Op.parse("0B0")], [Op.parse("0B0"), Op.parse("0F1")])[0].expected
     ('0B0',)
     """
     a, b = [str(op) for op in measured], [str(op) for op in expected]
     opcodes = SequenceMatcher(None, a, b, autojunk=False).get_opcodes()
     return [
-        Difference(rank, a_start, tuple(a[a_start:a_end]), tuple(b[b_start:b_end]))
+        Difference(position, a_start, tuple(a[a_start:a_end]), tuple(b[b_start:b_end]))
         for tag, a_start, a_end, b_start, b_end in opcodes
-        if tag != "equal"
+        if tag != "equal" and not same_work(measured[a_start:a_end], expected[b_start:b_end])
     ]
 
 
@@ -370,5 +370,5 @@ def match_with(orders: Orders, schedule: Schedule) -> Match:
         if not same_work(order, schedule.ranks[position]):
             total += distance(order, schedule.ranks[position])
             if len(places) < MAX_DIFFERENCES:
-                places += differences(position, order, schedule.ranks[position])
+                places += find_differences(position, order, schedule.ranks[position])
     return Match(schedule, total, tuple(places[:MAX_DIFFERENCES]), *_granularity_losses(orders, schedule))

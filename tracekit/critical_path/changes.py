@@ -338,10 +338,10 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False):
             yield "balance"
             # The ranks with the most compute, and with the latest host.
             work_ns = (graph.end - graph.start) * graph.has_label(*COMPUTE_SET)
-            largest = {
+            rank_indices = {
                 int(np.bincount(graph.rank_index, weights).argmax()) for weights in (work_ns, graph.launched_late_ns)
             }
-            yield from (f"rank {graph.ranks[index]} like others" for index in sorted(largest))
+            yield from (f"rank {graph.ranks[index]} like others" for index in sorted(rank_indices))
 
     def lanes(self, changes: Sequence[str], *, max_ranks: int) -> dict[int, Lane]:
         """Return the lanes of ranks in the step nearest to the mean with *changes*, as long as the measured step."""

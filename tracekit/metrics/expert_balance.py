@@ -48,10 +48,16 @@ def measure_expert_balance(operations: pl.DataFrame, members: pl.DataFrame) -> p
         pl.col("received").sum(),
         pl.col("wait_ns").sum(),
         exchanges=pl.len(),
-        over_mean=pl.col("received").sum() / pl.col("mean").sum(),
+        over_mean=_ratio(pl.sum("received"), pl.sum("mean")),
         largest=pl.col("is_largest").sum(),
     )
-    return conform(table.sort("over_mean", "rank", descending=[True, False]), EXPERT_BALANCE)
+    table = table.sort("over_mean", "rank", descending=[True, False], nulls_last=True)
+    return conform(table, EXPERT_BALANCE)
+
+
+def _ratio(value: pl.Expr, mean: pl.Expr) -> pl.Expr:
+    """Return a value over the mean; null where the mean is 0, as no rank is above or below it then."""
+    return pl.when(mean > 0).then(value / mean)
 
 
 def measure_expert_work(labelled: pl.DataFrame) -> pl.DataFrame:
@@ -115,7 +121,8 @@ def expert_cost(
     exchanges = exchanges.with_columns(
         explained_ns=pl.min_horizontal("lead_ns", "combine_wait_ns", "expected_lead_ns").clip(0)
     ).with_columns(lost_ns=pl.min_horizontal("explained_ns", "combine_exposed_ns").clip(0))
-    saved_share = 1 - pl.first("mean_received") / pl.first("most_received")
+    # Where no rank received any byte, an even dispatch would save nothing: 0 / 1.
+    saved_share = pl.first("most_received").sub(pl.first("mean_received")) / pl.first("most_received").clip(1)
     by_match = exchanges.group_by("match").agg(pl.max("lost_ns"), saved_ns=pl.first("transfer_ns") * saved_share)
     cost = ExpertCost(
         exchanges=len(by_match),
@@ -187,21 +194,24 @@ def _find_exchanges(work: pl.DataFrame, operations: pl.DataFrame, members: pl.Da
 def _sum_by_layer(exchanges: pl.DataFrame) -> pl.DataFrame:
     """Return ``EXPERT_LAYERS``, the most uneven work first."""
     matches = exchanges.group_by("match").agg(pl.first("step", "group"), pl.min("order_ns"))
-    number = pl.col("order_ns").rank("ordinal").over("step", "group").cast(pl.Int64) - 1
+    # The k-th exchange of a group in a step is taken as the same layer in every step.
+    exchange_in_step = pl.col("order_ns").rank("ordinal").over("step", "group").cast(pl.Int64) - 1
     table = (
-        exchanges.join(matches.select("match", exchange=number), on="match")
+        exchanges.join(matches.select("match", exchange=exchange_in_step), on="match")
         .group_by("exchange", "group", "rank")
         .agg(
             pl.when(pl.col("received").is_not_null().all()).then(pl.sum("received")).alias("received"),
             pl.col("expert_ns").sum(),
-            wait_ns=pl.col("explained_ns").sum(),
-            exposed_ns=pl.col("lost_ns").sum(),
+            wait_ns=pl.col("explained_ns").sum(),  # of the wait in combines, the part that imbalance explains
+            exposed_ns=pl.col("lost_ns").sum(),  # the part of that which no compute hides
         )
         .with_columns(
-            received_over_mean=pl.col("received") / pl.mean("received").over("exchange", "group"),
-            expert_over_mean=pl.col("expert_ns") / pl.mean("expert_ns").over("exchange", "group"),
+            received_over_mean=_ratio(pl.col("received"), pl.mean("received").over("exchange", "group")),
+            expert_over_mean=_ratio(pl.col("expert_ns"), pl.mean("expert_ns").over("exchange", "group")),
         )
     )
     unevenness = pl.max("expert_over_mean").over("exchange", "group")
-    descending = [True, False, False, False]
-    return conform(table.sort(unevenness, "exchange", "group", "rank", descending=descending), EXPERT_LAYERS)
+    table = table.sort("exchange", "group", "rank").sort(
+        unevenness, descending=True, nulls_last=True, maintain_order=True
+    )
+    return conform(table, EXPERT_LAYERS)

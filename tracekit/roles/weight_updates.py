@@ -74,10 +74,16 @@ def find_weight_updates(processes: Sequence[Process]) -> tuple[list[WeightUpdate
     parts = [(process, by_update) for process, by_update in parts if len(by_update) == update_count]
     updates = []
     for number in range(update_count):
+        # A rank's recording may lack the last buckets: only those that all ranks have can be matched.
+        sizes_by_rank = [by_update[number].filter(lane="broadcast")["bytes"].to_numpy() for _, by_update in parts]
+        sizes, bucket_count = max(sizes_by_rank, key=len), min(map(len, sizes_by_rank))
         ranks = []
         for process, by_update in parts:
             until = int(by_update[number + 1]["start_ns"][0]) if number + 1 < update_count else np.iinfo(np.int64).max
-            ranks.append(_rank_part(process, workers.get(process.rank), by_update[number], until))
+            worker = workers.get(process.rank)
+            ranks.append(
+                _rank_part(process, worker, by_update[number], sizes, bucket_count=bucket_count, until_ns=until)
+            )
         update = _measure(ranks, server_role, workers)
         if update is not None:
             updates.append(update)
@@ -129,45 +135,49 @@ def _split_at(transfers: pl.DataFrame, times: Ints) -> list[pl.DataFrame]:
     return [group for group in groups if (group["lane"] == "broadcast").any()]
 
 
-def _rank_part(server: Process, worker: Process | None, transfers: pl.DataFrame, until_ns: int) -> _RankPart:
-    """Match one rank's copies with the buckets of an update; *until_ns* is the start of the next one."""
+def _rank_part(
+    server: Process, worker: Process | None, transfers: pl.DataFrame, sizes: Ints, *, bucket_count: int, until_ns: int
+) -> _RankPart:
+    """Match one rank's copies with the first *bucket_count* buckets of an update.
+
+    *sizes* are the bytes of all its buckets; *until_ns* is the start of the next update.
+    """
     broadcasts = transfers.filter(lane="broadcast")
-    start, end, sizes = (broadcasts[name].to_numpy() for name in ("start_ns", "end_ns", "bytes"))
+    start, end = broadcasts["start_ns"].to_numpy(), broadcasts["end_ns"].to_numpy()
     stages, h2d = transfers.filter(lane="stage"), transfers.filter(lane="h2d")
     # A staging copy fills the buffer of the next broadcast, if their sizes agree.
     following = np.searchsorted(start, stages["start_ns"].to_numpy())
     staged = [
         (bucket, stage_end)
         for bucket, stage_end, size in zip(following.tolist(), stages["end_ns"], stages["bytes"], strict=True)
-        if bucket < len(sizes) and size in (None, sizes[bucket])
+        if bucket < bucket_count and size in (None, sizes[bucket])
     ]
-    # Copies from the host between two broadcasts belong to one round.
+    # Copies from the host between two broadcasts belong to one round; those after the last broadcast are not sent.
     rounds = h2d.with_columns(round=pl.Series(np.searchsorted(start, h2d["start_ns"].to_numpy())))
-    by_round = rounds.group_by("round", maintain_order=True).agg(
-        pl.col("start_ns").min(), pl.col("end_ns").max(), pl.col("bytes").sum()
+    by_round = (
+        rounds.filter(pl.col("round") < bucket_count)
+        .group_by("round", maintain_order=True)
+        .agg(pl.col("start_ns").min(), pl.col("end_ns").max(), pl.col("bytes").sum())
     )
-    own = transfers.filter(pl.col("start_ns").is_between(by_round["start_ns"].min() or start[0], end[-1]))
-    taken = worker.lane("reload") if worker is not None else transfers.clear()
+    own = transfers.filter(pl.col("start_ns").is_between(min([start[0], *by_round["start_ns"]]), end[bucket_count - 1]))
+    copies = worker.lane("reload") if worker is not None else transfers.clear()
     if worker is not None:
         limit = min(until_ns, _next_phase_start(worker, int(start[-1])))
-        taken = taken.filter(pl.col("start_ns").is_between(int(start[0]), limit))
-    bucket = _buckets_of_copies(taken, end, sizes)
-    spans = (
-        taken.with_columns(bucket=pl.Series(bucket, dtype=pl.Int64))
-        .group_by("bucket")
-        .agg(pl.col("start_ns").min(), pl.col("end_ns").max())
-    )
-    reload = {number: (first, last) for number, first, last in spans.iter_rows()}
+        copies = copies.filter(pl.col("start_ns").is_between(int(start[0]), limit))
+    copies = copies.with_columns(bucket=pl.Series(_buckets_of_copies(copies, end, sizes), dtype=pl.Int64))
+    copies = copies.filter(pl.col("bucket") < bucket_count)
+    spans = copies.group_by("bucket").agg(pl.col("start_ns").min(), pl.col("end_ns").max())
+    reload = {bucket: (first, last) for bucket, first, last in spans.iter_rows()}
     return _RankPart(
         rank=server.rank,
-        broadcast_start=start,
-        broadcast_end=end,
-        bucket_bytes=broadcasts["bytes"].fill_null(0).to_list(),
+        broadcast_start=start[:bucket_count],
+        broadcast_end=end[:bucket_count],
+        bucket_bytes=broadcasts["bytes"].head(bucket_count).fill_null(0).to_list(),
         staged=staged,
         h2d=[(first, last, size) for _, first, last, size in by_round.iter_rows()],
-        reload=[reload.get(number) for number in range(len(start))],
-        reloaded_bytes=int(taken["bytes"].sum()),
-        busy=union_of(own) | union_of(taken),
+        reload=[reload.get(bucket) for bucket in range(bucket_count)],
+        reloaded_bytes=int(copies["bytes"].sum()),
+        busy=union_of(own) | union_of(copies),
     )
 
 
@@ -204,42 +214,40 @@ def _measure(ranks: Sequence[_RankPart], server: str | None, workers: dict[int, 
         The update, with times as means over the ranks; None if its broadcasts carry no weights (nothing is copied or
         taken).
     """
-    # A rank's recording may lack the last buckets: only those that all ranks have can be matched.
-    bucket_count = min(len(part.broadcast_start) for part in ranks)
-    update_bytes = sum(ranks[0].bucket_bytes[:bucket_count])  # every rank takes part in the same broadcasts
-    copied = [interval for part in ranks for interval in part.h2d]
-    taken = [interval for part in ranks for interval in part.reload if interval is not None]
-    if not copied and not taken:
+    update_bytes = sum(ranks[0].bucket_bytes)  # every rank takes part in the same broadcasts
+    h2d_rounds = [copies for part in ranks for copies in part.h2d]
+    reloads = [interval for part in ranks for interval in part.reload if interval is not None]
+    if not h2d_rounds and not reloads:
         return None
-    start = min([first for first, *_ in copied] or [int(part.broadcast_start[0]) for part in ranks])
-    end = max([last for _, last in taken] or [int(part.broadcast_end[-1]) for part in ranks])
+    start = min([first for first, *_ in h2d_rounds] or [int(part.broadcast_start[0]) for part in ranks])
+    end = max([last for _, last in reloads] + [int(part.broadcast_end[-1]) for part in ranks])
     window = union([start], [end])
-    sources = _sources(ranks, bucket_count)
-    late_intervals, wait_by_rank = _late_arrivals(ranks, bucket_count)
+    sources = _sources(ranks)
+    late_intervals, wait_by_rank = _late_arrivals(ranks)
     reloaded = {part.reloaded_bytes for part in ranks if part.rank in workers}
-    ideal = _ideal(ranks, sources, bucket_count) if taken else None  # without reloads there is nothing to simulate
+    ideal = _ideal(ranks, sources) if reloads else None  # without reloads there is nothing to simulate
     ideal_ns = max(op_end for _op, _bucket, _start, op_end in ideal) if ideal else None
     reload_ns_by_rank = [_total(part.reload) for part in ranks if part.rank in workers]
     return WeightUpdate(
         start_ns=start,
         end_ns=end,
         bytes=update_bytes,
-        buckets=bucket_count,
+        buckets=len(sources),
         h2d_ns=round(mean(union(*_columns(part.h2d)).total_ns for part in ranks)),
         broadcast_ns=round(mean(union(part.broadcast_start, part.broadcast_end).total_ns for part in ranks)),
-        reload_ns=round(mean(reload_ns_by_rank)) if taken else None,
+        reload_ns=round(mean(reload_ns_by_rank)) if reloads else None,
         # While a rank's GPU runs nothing, its host is at work or waits for another process.
         host_ns=round(mean((window - part.busy).total_ns for part in ranks)),
         ideal_ns=ideal_ns,
-        gb_s=round(update_bytes / (end - start), 3),  # bytes per ns are GB per s
+        gb_s=round(update_bytes / max(end - start, 1), 3),  # bytes per ns are GB per s
         server=server or None,  # a run without roles has one role without a name
         worker=next((workers[part.rank].role for part in ranks if part.rank in workers), None) or None,
         reloaded_bytes=reloaded.pop() if len(reloaded) == 1 else None,  # unknown if the ranks disagree
         sources=sources,
-        gap_ns=_gap_by_cause(ranks, bucket_count, window, late_intervals, ideal) if ideal else None,
-        late_rank=max(wait_by_rank, key=lambda rank: wait_by_rank[rank]) if any(wait_by_rank.values()) else None,
+        gap_ns=_gap_by_cause(ranks, window, late_intervals, ideal) if ideal else None,
+        late_rank=wait_by_rank.most_common(1)[0][0] if any(wait_by_rank.values()) else None,
         ideal=tuple(ideal or ()),
-        cells=tuple(_cells(ranks, sources, bucket_count)) if len(ranks) <= MAX_RANKS_WITH_CELLS else (),
+        cells=tuple(_cells(ranks, sources)) if len(ranks) <= MAX_RANKS_WITH_CELLS else (),
     )
 
 
@@ -253,7 +261,7 @@ def _columns(rows: Sequence[tuple[int, ...]]) -> tuple[Ints, Ints]:
     return table[:, 0], table[:, 1]
 
 
-def _sources(ranks: Sequence[_RankPart], bucket_count: int) -> tuple[int | None, ...]:
+def _sources(ranks: Sequence[_RankPart]) -> tuple[int | None, ...]:
     """Return the rank that broadcasts each bucket: the one that staged it, else the last to copy one from its host."""
     sources = {bucket: part.rank for part in ranks for bucket, _ in part.staged}
     if not sources:
@@ -261,7 +269,7 @@ def _sources(ranks: Sequence[_RankPart], bucket_count: int) -> tuple[int | None,
             starts = part.broadcast_start
             for first, _, _ in part.h2d:
                 sources[int(np.searchsorted(starts, first))] = part.rank
-    return tuple(sources.get(bucket) for bucket in range(bucket_count))
+    return tuple(sources.get(bucket) for bucket in range(len(ranks[0].broadcast_start)))
 
 
 def _rounds(sources: Sequence[int | None]) -> list[int]:
@@ -275,9 +283,9 @@ def _rounds(sources: Sequence[int | None]) -> list[int]:
     return rounds
 
 
-def _late_arrivals(ranks: Sequence[_RankPart], bucket_count: int) -> tuple[Intervals, Counter[int]]:
+def _late_arrivals(ranks: Sequence[_RankPart]) -> tuple[Intervals, Counter[int]]:
     """Return when ranks wait in a broadcast for its last member, and for how long each rank is waited for."""
-    starts = np.stack([part.broadcast_start[:bucket_count] for part in ranks])
+    starts = np.stack([part.broadcast_start for part in ranks])
     first, last = starts.min(axis=0), starts.max(axis=0)
     waits: Counter[int] = Counter()
     for row, wait in zip(starts.argmax(axis=0).tolist(), (last - first).tolist(), strict=True):
@@ -285,16 +293,14 @@ def _late_arrivals(ranks: Sequence[_RankPart], bucket_count: int) -> tuple[Inter
     return union(first, last), waits
 
 
-def _broadcast_times(ranks: Sequence[_RankPart], bucket_count: int) -> tuple[Ints, Ints]:
+def _broadcast_times(ranks: Sequence[_RankPart]) -> tuple[Ints, Ints]:
     """Return when the last member entered each broadcast, and when it ended on the last."""
-    starts = np.stack([part.broadcast_start[:bucket_count] for part in ranks]).max(axis=0)
-    ends = np.stack([part.broadcast_end[:bucket_count] for part in ranks]).max(axis=0)
+    starts = np.stack([part.broadcast_start for part in ranks]).max(axis=0)
+    ends = np.stack([part.broadcast_end for part in ranks]).max(axis=0)
     return starts, np.maximum(starts, ends)
 
 
-def _ideal(
-    ranks: Sequence[_RankPart], sources: Sequence[int | None], bucket_count: int
-) -> list[tuple[str, int, int, int]]:
+def _ideal(ranks: Sequence[_RankPart], sources: Sequence[int | None]) -> list[tuple[str, int, int, int]]:
     """Simulate the two-buffer ideal with the measured times of each round and bucket.
 
     All ranks copy at once, so a round's copy lasts as long as the slowest. A broadcast lasts from the arrival of its
@@ -302,15 +308,12 @@ def _ideal(
     """
     rounds = _rounds(sources)
     h2d = [
-        max(
-            (last - first for part in ranks if number < len(part.h2d) for first, last, _ in (part.h2d[number],)),
-            default=0,
-        )
+        max((last - first for part in ranks for first, last, _ in part.h2d[number : number + 1]), default=0)
         for number in range(max(rounds) + 1)
     ]
-    starts, ends = _broadcast_times(ranks, bucket_count)
+    starts, ends = _broadcast_times(ranks)
     reloads = []
-    for bucket in range(bucket_count):
+    for bucket in range(len(sources)):
         spans = [span for part in ranks if (span := part.reload[bucket]) is not None]
         reloads.append(round(median(last - first for first, last in spans)) if spans else 0)
     return simulate_buckets(h2d, list(zip(rounds, (ends - starts).tolist(), reloads, strict=True)))
@@ -318,7 +321,6 @@ def _ideal(
 
 def _gap_by_cause(
     ranks: Sequence[_RankPart],
-    bucket_count: int,
     window: Intervals,
     late_intervals: Intervals,
     ideal: Sequence[tuple[str, int, int, int]],
@@ -329,7 +331,7 @@ def _gap_by_cause(
     a host, else waiting for a late rank, else a reload, else the host. The ideal is divided in the same way.
     """
     kinds = {
-        "broadcast": union(*_broadcast_times(ranks, bucket_count)),
+        "broadcast": union(*_broadcast_times(ranks)),
         "serial_h2d": union(*_columns([span for part in ranks for span in part.h2d])),
         "late_rank": late_intervals,
         "reload_not_overlapped": union(*_columns([span for part in ranks for span in part.reload if span])),
@@ -351,7 +353,7 @@ def _gap_by_cause(
     }
 
 
-def _cells(ranks: Sequence[_RankPart], sources: Sequence[int | None], bucket_count: int) -> list[BucketCell]:
+def _cells(ranks: Sequence[_RankPart], sources: Sequence[int | None]) -> list[BucketCell]:
     """Return the operations of every device, and how long each holds its buffer."""
     cells = []
     for part in ranks:
@@ -360,12 +362,12 @@ def _cells(ranks: Sequence[_RankPart], sources: Sequence[int | None], bucket_cou
         for number, (first, last, _) in enumerate(part.h2d):
             bucket = own[number] if number < len(own) else number
             cells.append(BucketCell(part.rank, LANES[0], "H2D", None, bucket, first, last, staged.get(bucket, last)))
-        for bucket in range(bucket_count):
-            lane, source, taken = LANES[1 + bucket % 2], sources[bucket], part.reload[bucket]
+        for bucket, source in enumerate(sources):
+            lane, reload = LANES[1 + bucket % 2], part.reload[bucket]
             role = None if source is None else "source" if source == part.rank else "destination"
             start, end = int(part.broadcast_start[bucket]), int(part.broadcast_end[bucket])
-            held_until_ns = None if taken is None else taken[1]
+            held_until_ns = None if reload is None else reload[1]
             cells.append(BucketCell(part.rank, lane, "BROADCAST", role, bucket, start, end, held_until_ns))
-            if taken is not None:
-                cells.append(BucketCell(part.rank, lane, "RELOAD", None, bucket, *taken, taken[1]))
+            if reload is not None:
+                cells.append(BucketCell(part.rank, lane, "RELOAD", None, bucket, *reload, reload[1]))
     return cells

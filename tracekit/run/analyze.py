@@ -5,16 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from tracekit.align.steps import Steps, parse_steps
 from tracekit.analysis import Analysis
 from tracekit.analysis.combine import combine
-from tracekit.analysis.rank_timeline import MAX_RANKS_WITH_EVENTS
 from tracekit.analysis.tables import RankTables
 from tracekit.critical_path.changes import parse_change
 from tracekit.errors import Notice, OptionError
@@ -99,39 +97,36 @@ def analyze(
     (2, 8, (0, 1, 2, 3, 0, 1, 2, 3))
 
     """
+    # Options are checked before any work is done: each check raises if its option is wrong.
     check_on_damage(on_damage)
     if by is not None:
         from tracekit.analysis.by import check_kind
 
         check_kind(by)
-    split_layout(layout)  # raises if it is wrong, before any work is done
+    split_layout(layout)
     for change in changes:
-        parse_change(change)  # raises if it is wrong
+        parse_change(change)
     rules = _checked_rules(rules)
     if resume and store is None:
-        raise OptionError("--resume needs a store to go on with", hint="name one with --store")
+        raise OptionError("resume needs a store to go on with", hint="name one: store (--store)")
     roles_named_by_caller = isinstance(traces, Mapping)
     original_paths: Sequence[str] | None = None
     if store is not None:
-        if isinstance(traces, Trace) or not (rules is None or isinstance(rules, Path)):
-            raise OptionError("a store is made from files", hint="give paths, and a rules file")
-        from tracekit.run.ingest import ingest
-
-        # The store holds no Python frames: ``ingest`` keeps them if it is asked to.
-        written, _ = ingest(
+        traces, original_paths = _write_store(
             traces,
             store,
+            rules,
             ranks=ranks,
             file_rank=file_rank,
-            rules=rules,
             workers=workers,
             executor=executor,
+            stacks=stacks,
             resume=resume,
             on_damage=on_damage,
         )
-        original_paths = [ref.path for ref in find_sources(traces, ranks=ranks, rank=file_rank)[0]]
         # From here on the store stands for the traces: it has their ranks and labels, and their damage was dealt with.
-        traces, file_rank, rules, on_damage = written.path, None, None, "warn"
+        file_rank = rules = None
+        on_damage = "warn"
     options = Options(
         rules=rules,
         base=str(Path.cwd()) if executor is not None else None,  # an executor's workers may run in another folder
@@ -194,6 +189,24 @@ def analyze(
     return combine_roles(analyses, tables_by_role, main=main, named=roles_named_by_caller)
 
 
+def _write_store(
+    traces: Paths | OneRole | Trace,
+    store: str | os.PathLike[str],
+    rules: Path | RuleBook | None,
+    *,
+    ranks: Collection[int] | None,
+    file_rank: int | None,
+    **options: Any,
+) -> tuple[Path, list[str]]:
+    """Write the traces to a store, with further *options* of ``ingest``; return its path and those of the traces."""
+    if isinstance(traces, Trace) or not (rules is None or isinstance(rules, Path)):
+        raise OptionError("a store is made from files", hint="give paths, and a rules file")
+    from tracekit.run.ingest import ingest
+
+    written, _ = ingest(traces, store, ranks=ranks, file_rank=file_rank, rules=rules, **options)
+    return written.path, [ref.path for ref in find_sources(traces, ranks=ranks, rank=file_rank)[0]]
+
+
 MeasuredRanks = tuple[list[tuple[str | None, RankTables]], Sequence[str], Sequence[Notice]]
 """Role and tables of each rank, the paths they were read from, and notices from reading them."""
 
@@ -203,7 +216,8 @@ def _measure_trace(trace: Trace, options: Options, ranks: Collection[int] | None
     parts = [part for part in trace.parts if ranks is None or part.source.rank in ranks]
     if absent := set(ranks or ()) - {part.source.rank for part in parts}:
         raise unknown_rank_error(absent, trace.ranks)
-    measured = [(part.source.role, options.measure(part)) for part in parts]
+    options = options.for_ranks(len(parts))
+    measured = [(part.source.role, options.measure(part, frames=options.frames_of(part))) for part in parts]
     return measured, [part.source.path for part in parts], trace.notices
 
 
@@ -220,10 +234,8 @@ def _measure_sources(
 ) -> MeasuredRanks:
     """Read and measure the ranks of files or of a store; *roles_named* if the caller of ``analyze`` named the roles."""
     refs, notices = find_sources(traces, ranks=ranks, rank=file_rank, strict=strict)
-    if len(refs) > MAX_RANKS_WITH_EVENTS:
-        options = replace(options, keep_events=False, best_changes=False)
     results = map_sources(
-        options.source_tables,
+        options.for_ranks(len(refs)).source_tables,
         refs,
         workers=workers,
         executor=executor,

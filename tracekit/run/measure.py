@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import polars as pl
 
-from tracekit.analysis.rank_timeline import rank_timeline
+from tracekit.analysis.rank_timeline import MAX_RANKS_WITH_EVENTS, rank_timeline
 from tracekit.analysis.tables import RankTables, rank_graph_events, rank_tables
 from tracekit.classify.model_position import MODULE_PREFIX
 from tracekit.errors import TracekitError
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from tracekit.analysis.persistence import StoredTables
     from tracekit.classify import RuleBook
     from tracekit.store.files import Store
+
+_IS_FRAME = pl.col("kind") == "python"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,10 @@ class Options:
     """Keep what the events of each rank waited for (``critical_path.graph``), for the changes asked about."""
     best_changes: bool = False
     """Keep it for the changes that would save most."""
+
+    def for_ranks(self, count: int) -> Options:
+        """Return the options for a run of *count* ranks: those of large runs keep no single events."""
+        return self if count <= MAX_RANKS_WITH_EVENTS else replace(self, keep_events=False, best_changes=False)
 
     def measure(
         self, rank: RankEvents, labelled: pl.DataFrame | None = None, frames: pl.DataFrame | None = None
@@ -93,7 +99,8 @@ class Options:
                     return [self._with_events(stored, store, ref.rank) if with_events else stored]
             labelled = store.labelled(ref.rank)
             if labelled is not None:
-                return [self.measure(store.rank(ref.rank), labelled)]
+                events = store.rank(ref.rank)
+                return [self.measure(events, labelled, frames=self.frames_of(events))]
         parts = read_ref(ref, stacks=self.stacks, lenient=self.lenient)
         parts = [part for part in parts if self.ranks is None or part.source.rank in self.ranks]
         return [self._measure_without_frames(part) for part in parts]
@@ -102,10 +109,13 @@ class Options:
         """Measure a rank without its Python frames, apart from calls of modules, which labels rest on."""
         if not self.stacks:
             return self.measure(rank)
-        is_frame = pl.col("kind") == "python"
         is_module = pl.col("name").cast(pl.String).str.starts_with(MODULE_PREFIX)
-        plain = replace(rank, events=rank.events.filter(~is_frame | is_module))
-        return self.measure(plain, frames=rank.events.filter(is_frame))
+        plain = replace(rank, events=rank.events.filter(~_IS_FRAME | is_module))
+        return self.measure(plain, frames=self.frames_of(rank))
+
+    def frames_of(self, rank: RankEvents) -> pl.DataFrame | None:
+        """Return the Python frames of a rank, if source lines are wanted."""
+        return rank.events.filter(_IS_FRAME) if self.stacks else None
 
     def _with_events(self, stored: StoredTables, store: Store, rank: int) -> StoredTables:
         """Return tables of a store with the rank's single events, which the store's own tables leave out."""
@@ -114,5 +124,6 @@ class Options:
             return stored
         timeline = None
         if self.keep_events:
-            timeline = rank_timeline(events, labelled, find_waiting_calls(find_api_calls(events.events)))
+            waiting_calls = find_waiting_calls(find_api_calls(events.events))
+            timeline = rank_timeline(events, labelled, waiting_calls, self.frames_of(events))
         return stored.changed(events=timeline, graph_events=rank_graph_events(events, labelled))

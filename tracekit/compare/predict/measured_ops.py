@@ -345,8 +345,8 @@ def _measure_host(
         The ops with ``before_ns``, the host's time before their first launch; the median of that time for message
         kernels in nanoseconds; and whether hosts wait for messages.
     """
-    ops = rows.select("position", "launch_ns", "last_ns", end_ns=pl.lit(None, pl.Int64), op=pl.int_range(pl.len()))
-    kernels = [
+    ops = rows.select("position", "launch_ns", "last_ns", end_ns=pl.lit(None, pl.Int64), op_row=pl.int_range(pl.len()))
+    message_launches = [
         table.group_by("kernel")
         .agg(pl.col("launch_ns").min(), pl.col("end_ns").max())
         .select(
@@ -354,21 +354,23 @@ def _measure_host(
             "launch_ns",
             pl.col("launch_ns").alias("last_ns"),
             "end_ns",
-            pl.lit(None, pl.Int64).alias("op"),
+            pl.lit(None, pl.Int64).alias("op_row"),
         )
         for position, table in messages.items()
     ]
-    launches = pl.concat([ops, *kernels]).sort("position", "launch_ns")
+    launches = pl.concat([ops, *message_launches]).sort("position", "launch_ns")
+    # previous_*: the latest launch, and the latest end of a message kernel, before this row on its position.
     launches = launches.with_columns(
         pl.col("last_ns", "end_ns").cum_max().forward_fill().shift(1).over("position").name.prefix("previous_")
     )
+    # Launches right behind a message kernel.
     after_kernel = launches.filter(pl.col("end_ns").shift(1).over("position").is_not_null())
     waited = int((after_kernel["launch_ns"] >= after_kernel["previous_end_ns"]).sum())
     host_waits = waited > MIN_SHARE_OF_LAUNCHES_AFTER_MESSAGES * after_kernel.height
-    free_ns = pl.max_horizontal("previous_last_ns", "previous_end_ns") if host_waits else pl.col("previous_last_ns")
-    launches = launches.with_columns(free_ns=free_ns.fill_null(pl.col("launch_ns")))
-    before_ns = _host_time(launches, "free_ns", "launch_ns", full_queue).cast(pl.Float64)
+    awaited = ["previous_last_ns", "previous_end_ns"] if host_waits else ["previous_last_ns"]
+    launches = launches.with_columns(host_free_ns=pl.max_horizontal(awaited).fill_null(pl.col("launch_ns")))
+    before_ns = _host_time(launches, "host_free_ns", "launch_ns", full_queue).cast(pl.Float64)
     launches = launches.with_columns(before_ns=before_ns)
-    post_ns = launches.filter(pl.col("op").is_null()).select(pl.col("before_ns").median()).item()
-    by_op = launches.drop_nulls("op").sort("op")["before_ns"].fill_null(0.0)
+    post_ns = launches.filter(pl.col("op_row").is_null()).select(pl.col("before_ns").median()).item()
+    by_op = launches.drop_nulls("op_row").sort("op_row")["before_ns"]
     return rows.with_columns(by_op), float(post_ns or 0.0), host_waits

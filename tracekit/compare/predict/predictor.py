@@ -47,7 +47,7 @@ _GPU_STALLS = ("exposed_ep", "offload", "exposed_comm", "other_work")
 HOST_SPEED_FACTOR = 1.4
 """Factor by which the same host may be faster or slower in another recording of the same program."""
 
-LEAST_ERROR = 0.12
+MIN_ERROR_SHARE = 0.12
 """Distance of the range's ends from the prediction, as a share of it, if nothing else were unknown: two recordings of
 one program on one machine differ by that much."""
 
@@ -79,15 +79,15 @@ class Predictor:
         low, middle, high = (self.simulate(program, schedule, level) for level in (LOW, MIDDLE, HIGH))
         if low is None or middle is None or high is None:
             return "its messages would wait for each other in the order this runtime posts them"
-        # The part of the makespan that a host which launches at once would save grows and shrinks with its pace.
+        # Host share of the makespan: what a host without launch cost would save; it scales with the host's speed.
         without_host = self.simulate(program, schedule, host=False)
         host_ns = 0.0 if without_host is None else max(0.0, middle.makespan - without_host.makespan)
         makespans = (low.makespan, middle.makespan, high.makespan)
-        # What the parts miss does not depend on each other, so that the squares add up.
-        missed_ns = math.hypot(self.replay_error, LEAST_ERROR) * middle.makespan
+        # The errors are independent: add their squares.
+        model_error_ns = math.hypot(self.replay_error, MIN_ERROR_SHARE) * middle.makespan
         faster_ns, slower_ns = host_ns * (1 - 1 / HOST_SPEED_FACTOR), host_ns * (HOST_SPEED_FACTOR - 1)
-        low_ns = middle.makespan - math.hypot(middle.makespan - min(makespans), faster_ns, missed_ns)
-        high_ns = middle.makespan + math.hypot(max(makespans) - middle.makespan, slower_ns, missed_ns)
+        low_ns = max(0.0, middle.makespan - math.hypot(middle.makespan - min(makespans), faster_ns, model_error_ns))
+        high_ns = middle.makespan + math.hypot(max(makespans) - middle.makespan, slower_ns, model_error_ns)
         return Prediction(round(middle.makespan), round(low_ns), round(high_ns), middle.outside_cells(schedule.pp))
 
     def predict_change(self, base: Outcome, changed: Outcome) -> Prediction:

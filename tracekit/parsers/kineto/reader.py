@@ -150,21 +150,21 @@ def _refuse(stream: Stream, scanned: Scanned) -> None:
 
 def _notices(stream: Stream, scanned: Scanned, table: EventTable, events: pl.DataFrame, base_ns: int) -> list[Notice]:
     """Return what was damaged or left out."""
-    has_no_epoch = events.height and not base_ns and events["start_ns"][0] < _EPOCH_NS
     notices = []
     bad = sum(part.bad for part in scanned.parts) + table.out_of_range
     bad_values = sum(part.bad_values for part in scanned.parts)
     unread = tail_events(scanned.tail)
     if stream.cut_short or not scanned.is_closed:
-        where = "the gzip data is damaged" if scanned.is_closed else "the file ends before its list of events does"
+        reason = "the gzip data is damaged" if scanned.is_closed else "the file ends before its list of events does"
         if scanned.is_event_cut:
             bad -= 1
-            where = f"1 event was cut in two: {where}"
-        notices.append(Notice("truncated", where))
+            reason = f"1 event was cut in two: {reason}"
+        notices.append(Notice("truncated", reason))
+        has_no_epoch = events.height and not base_ns and events["start_ns"][0] < _EPOCH_NS
         if has_no_epoch:
             notices.append(Notice("no-base-time", "the start of the clock was lost with the end of the file"))
     if bad:
-        gpu_events = table.untimed.get(UNTIMED, 0)
+        gpu_events = table.untimed.get(UNTIMED, 0)  # GPU events without a time; others have keys of their own
         ran = f", of which {gpu_events} ran on the GPU" if gpu_events else ""
         notices.append(
             Notice("bad-events", f"{counted(bad, 'damaged event')} {'was' if bad == 1 else 'were'} lost{ran}")
@@ -174,9 +174,11 @@ def _notices(stream: Stream, scanned: Scanned, table: EventTable, events: pl.Dat
             Notice("bad-events", f"{counted(unread, 'event')} behind the end of the list of events: not read")
         )
     if bad_values:
-        notices.append(Notice("bad-values", f"{bad_values} values are not JSON (such as inf or N/A) and were left out"))
+        values = counted(bad_values, "value")
+        notices.append(Notice("bad-values", f"{values} left out that no JSON can hold (such as inf or N/A)"))
     if table.bad_texts:
-        notices.append(Notice("bad-text", f"{table.bad_texts} names hold invalid bytes or escapes and were repaired"))
+        names = counted(table.bad_texts, "name")
+        notices.append(Notice("bad-text", f"{names} repaired after invalid bytes or escapes"))
     if scanned.is_tail_cut:
         notices.append(Notice("unread-keys", "the keys after the events were too long to read"))
     if not events.height:

@@ -8,7 +8,9 @@ import os
 import re
 import secrets
 import shutil
+import threading
 from pathlib import Path
+from typing import BinaryIO
 from urllib.parse import quote
 
 from tracekit._util.files import read_start
@@ -34,9 +36,11 @@ class SingleDownloadServer:
         self.file = file
         self.path = f"/{secrets.token_urlsafe(16)}/{quote(os.fsencode(file.name), safe='')}"
         self.read = False
+        self.contents: BinaryIO | None = None  # while it waits for the reader
+        self.lock = threading.Lock()  # of the reader: one gets the file at a time
         try:
             # One thread per connection: browsers open connections in advance and send nothing on them.
-            self._server = http.server.ThreadingHTTPServer((HOST, port), _handler(self))
+            self._server = http.server.ThreadingHTTPServer((HOST, port), _make_handler_class(self))
         except OSError as error:
             raise OutputError(
                 f"port {port} of this machine cannot be used: {error.strerror}",
@@ -61,8 +65,10 @@ class SingleDownloadServer:
     def wait(self) -> None:
         """Answer requests until the file was read."""
         self._server.timeout = 0.2  # seconds after which handle_request returns without a request
-        while not self.read:
-            self._server.handle_request()
+        # Opened once, so that a missing file is an error here, and one that is deleted meanwhile can still be read.
+        with self.file.open("rb") as self.contents:
+            while not self.read:
+                self._server.handle_request()
 
     def __enter__(self) -> SingleDownloadServer:
         return self
@@ -71,7 +77,9 @@ class SingleDownloadServer:
         self._server.server_close()
 
 
-def _handler(download: SingleDownloadServer) -> type[http.server.BaseHTTPRequestHandler]:
+def _make_handler_class(download: SingleDownloadServer) -> type[http.server.BaseHTTPRequestHandler]:
+    """Return the class that answers the requests of one server; the standard library makes an object per request."""
+
     class Handler(http.server.BaseHTTPRequestHandler):
         timeout = CONNECTION_TIMEOUT_S
         server_version = "tracekit"
@@ -79,17 +87,18 @@ def _handler(download: SingleDownloadServer) -> type[http.server.BaseHTTPRequest
 
         def do_GET(self) -> None:
             """Send the file."""
-            if not self._is_allowed():
-                self.send_error(404)
-                return
-            # A reader may disconnect before the end: then the file stays available for the next try.
-            with contextlib.suppress(OSError), download.file.open("rb") as file:
+            # A reader may disconnect before the end: then the next one, who may be waiting here, gets the file.
+            with download.lock, contextlib.suppress(OSError):
+                if download.contents is None or not self._is_allowed():
+                    self.send_error(404)
+                    return
+                download.contents.seek(0)
                 self.send_response(200)
                 self.send_header("Content-Type", "application/octet-stream")
-                self.send_header("Content-Length", str(download.file.stat().st_size))
+                self.send_header("Content-Length", str(os.fstat(download.contents.fileno()).st_size))
                 self._send_access_headers()
                 self.end_headers()
-                shutil.copyfileobj(file, self.wfile, 1 << 20)
+                shutil.copyfileobj(download.contents, self.wfile, 1 << 20)
                 download.read = True
 
         def do_OPTIONS(self) -> None:

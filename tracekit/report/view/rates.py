@@ -206,7 +206,7 @@ def _expert_notes(analysis: Analysis, rates: RunRates) -> list[str]:
     cost, steps = rates.expert_cost, max((len(rank.per_step) for rank in analysis.rank_results), default=0)
     if cost is None or not steps or rates.expert_layers.is_empty():
         return []
-    worst = rates.expert_layers.sort("expert_over_mean", descending=True).row(0, named=True)
+    worst = rates.expert_layers.sort("expert_over_mean", descending=True, nulls_last=True).row(0, named=True)
     received = worst["received_over_mean"]
     receives = "" if received is None else f" receives {percent(received)} of the mean and"
     saved_ns = cost.transfer_ns
