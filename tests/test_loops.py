@@ -426,3 +426,10 @@ def test_edits_are_as_many_as_the_longest_common_subsequence_leaves():
             for j, right in enumerate(b):
                 common[i + 1, j + 1] = common[i, j] + 1 if left == right else max(common[i, j + 1], common[i + 1, j])
         assert count(a, b, limit, reach) == min(len(a) + len(b) - 2 * common[-1, -1], limit + 1)
+
+
+def test_filling_gaps_stops_where_no_op_can_ever_run():
+    """The input gradient that the weight gradient needs is not in the order."""
+    ops = controllable._Ops([0, 2], [controllable._F, controllable._W], [0, 0], [0, 0])
+    with pytest.raises(ValueError, match="none of the 1 ops that are left can run"):
+        controllable._fill_gaps(ops, limit=2)

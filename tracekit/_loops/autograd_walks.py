@@ -61,12 +61,12 @@ def number_walks(
             continue
         earlier = first_walk[n - first_number]
         continues_down = next_number[i] >= 0 and next_number[i] < n and first_walk[next_number[i] - first_number] < 0
-        goes_back = n > last  # true of the first number too; no walk does that
-        # A weight gradient outside autograd separates two runs of a node, if the second is not on its way to new ones.
+        goes_back = n > last  # a walk never goes up; true of the first number too
+        # A weight gradient outside autograd separates two runs of a node, unless the walk continues to new numbers.
         runs_twice = n == last and loose_wgrads_before[i] > last_loose_wgrads and not continues_down
-        # Downwards, but from new numbers, or those of one walk, to those of another.
+        # Down to numbers of an earlier walk, other than the one that is being repeated.
         enters_other = n < last and earlier >= 0 and repeated_walk[current] != earlier
-        # From numbers of another walk to new ones.
+        # Down from the numbers of the repeated walk to new ones.
         leaves_repeat = current >= 0 and earlier < 0 and repeated_walk[current] != current
         if goes_back or runs_twice or enters_other or leaves_repeat:
             current += 1

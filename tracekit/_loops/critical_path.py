@@ -1,7 +1,7 @@
 """Walks along the critical path: from an event back to what held it back, within a rank and across ranks.
 
 Within a rank (``tracekit.critical_path.pieces``) events that follow each other without a choice form a piece. Across
-ranks (``tracekit.critical_path.links``, ``tracekit.critical_path.links``) a walk goes back from piece to piece; where a
+ranks (``tracekit.critical_path.links``) a walk goes back from piece to piece; where a
 communication waited for a peer it continues with the peer's piece.
 """
 
@@ -338,12 +338,9 @@ def replay_events(
         arrivals: Result: last start of a member of each match (smaller than all times at the call); that member.
 
     """
-    events: cython.longlong = times.shape[1]
-    i: cython.Py_ssize_t
-    k: cython.Py_ssize_t
-    event: cython.longlong
+    events = times.shape[1]
     for i in range(order.shape[0]):
-        event = order[i]
+        event = cython.cast(cython.longlong, order[i])
         if event >= events:
             _replay_launch(event - events, begin, times, before, factors, decisive, replayed, arrivals)
             continue
@@ -352,7 +349,7 @@ def replay_events(
             if replayed[_START, event] > arrivals[_LAST_START, matches[k]]:
                 arrivals[_LAST_START, matches[k]] = replayed[_START, event]
                 arrivals[_LAST_MEMBER, matches[k]] = event
-    for i in range(times.shape[1]):
+    for i in range(events):
         replayed[_END, i] = _replayed_end(i, times, factors, decisive, replayed, arrivals)
 
 
@@ -369,13 +366,12 @@ def _replay_launch(
     arrivals: cython.longlong[:, ::1],
 ) -> None:
     """Launch an event after the host's work since the launch before, and since the event that released the host."""
-    previous: cython.longlong = before[_LAUNCH_BEFORE, event]
-    released_by: cython.longlong = before[_RELEASED_BY, event]
-    launch: cython.longlong = times[_LAUNCH, event]
-    host_factor: cython.double = abs(factors[_HOST_FACTOR, event])  # the sign is about the start
+    previous = before[_LAUNCH_BEFORE, event]
+    released_by = before[_RELEASED_BY, event]
+    launch = times[_LAUNCH, event]
+    host_factor: cython.double = abs(factors[_HOST_FACTOR, event])  # its sign says whether the start waits for it
     host_ns: cython.longlong
-    ready: cython.longlong = launch
-    released: cython.longlong
+    ready = launch
     if previous >= 0:
         host_ns = launch - times[_LAUNCH, previous] - times[_BLOCKED, event]
         ready = replayed[_LAUNCH, previous] + cython.cast(cython.longlong, host_ns * host_factor)
@@ -405,14 +401,12 @@ def _replay_start(
     arrivals: cython.longlong[:, ::1],
 ) -> None:
     """Start an event after its launch, unless it does not wait for it, and after the events that it waits for."""
-    start: cython.longlong = times[_START, event]
-    launch: cython.longlong = times[_LAUNCH, event]
+    start = times[_START, event]
+    launch = times[_LAUNCH, event]
     held_by: cython.longlong = -1
     # The first value counts only for an event that waits for nothing; one whose launch is not known stays in its place.
     ready: cython.longlong = start if launch == _NO_LAUNCH else begin
-    previous: cython.longlong
     previous_end: cython.longlong
-    k: cython.Py_ssize_t
     if launch != _NO_LAUNCH and factors[_HOST_FACTOR, event] >= 0:
         ready = replayed[_LAUNCH, event] + min(start - launch, 0)  # clocks may put a start before its launch
         held_by = times.shape[1] + event

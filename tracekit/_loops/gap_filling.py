@@ -99,7 +99,7 @@ def fill_gaps(
         Number of slots.
 
     Raises:
-        ValueError: The ops wait for each other in a circle.
+        ValueError: None of the ops that are left can ever run.
 
     """
     ops_left: cython.Py_ssize_t = kind.shape[0]
@@ -158,6 +158,6 @@ def fill_gaps(
             next_row[rank] += 1
             ops_left -= 1
         if ops_left == ops_left_before:  # no result is outstanding, so that the next slot would be the same
-            raise ValueError("the ops wait for each other in a circle")
+            raise ValueError(f"none of the {ops_left} ops that are left can run")
         now += 1
     return int(now)
