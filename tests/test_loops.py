@@ -126,10 +126,10 @@ def fill_gaps(rng):
         "kind": np.array(ops.kind),
         "stage": np.array(ops.stage),
         "microbatch": np.array(ops.microbatch),
-        "following": np.arange(1, len(ops.kind) + 1),
+        "next_op": np.arange(1, len(ops.kind) + 1),
         "head": first[:-1].copy(),
         "rank_end": first[1:],
-        "placed": first[:-1].copy(),
+        "next_row": first[:-1].copy(),
         "forwards_left": np.full(pp, 2 * microbatches),
         "activations": np.zeros(pp, np.int64),
         "f_done": np.full((2 * pp, microbatches), 2**62),
@@ -185,7 +185,7 @@ def nest(rng):
         "name": rng.integers(-1, 2**31 - 1, size).astype(np.int32),
         "point_thread": point_thread,
         "point_time": point_time,
-        "stacks": np.zeros((3, size + 2), np.int32),
+        "stacks": np.zeros((3, size + 1), np.int32),
         "op_around": np.zeros(size, np.int32),
         "annotation_around": np.zeros(size, np.int32),
         "path_hash": np.zeros(size, np.uint64),
@@ -214,13 +214,13 @@ def find_nodes(rng):
         "parent": parents(rng, size).astype(np.int32),
         "is_op": flags(rng, size),
         "name": rng.integers(-1, 6, size).astype(np.int32),
-        "name_flags": rng.integers(0, 32, 7),
+        "name_flags": rng.integers(0, 64, 7),
         "sequence": rng.integers(-1, 9, size),
         "node_of": np.zeros(size, np.int32),
         "number": np.zeros(size, np.int64),
         "flags": np.zeros(size, np.uint8),
-        "outside": np.zeros(size, np.int32),
-        "inside": np.zeros(size, np.int32),
+        "ops_outside_nodes": np.zeros(size, np.int32),
+        "possible_reruns": np.zeros(size, np.int32),
         "counts": np.zeros(2, np.int64),
     }
 
@@ -426,3 +426,10 @@ def test_edits_are_as_many_as_the_longest_common_subsequence_leaves():
             for j, right in enumerate(b):
                 common[i + 1, j + 1] = common[i, j] + 1 if left == right else max(common[i, j + 1], common[i + 1, j])
         assert count(a, b, limit, reach) == min(len(a) + len(b) - 2 * common[-1, -1], limit + 1)
+
+
+def test_filling_gaps_stops_where_no_op_can_ever_run():
+    """The input gradient that the weight gradient needs is not in the order."""
+    ops = controllable._Ops([0, 2], [controllable._F, controllable._W], [0, 0], [0, 0])
+    with pytest.raises(ValueError, match="none of the 1 ops that are left can run"):
+        controllable._fill_gaps(ops, limit=2)

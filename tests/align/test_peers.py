@@ -7,7 +7,7 @@ import itertools
 import polars as pl
 import pytest
 
-from tracekit.align.peers import EARLY, MESSAGES, MET, along_pipelines, by_communicator
+from tracekit.align.peers import MAX_EARLY_SHARE, MESSAGES, MIN_MET_SHARE, along_pipelines, by_communicator
 from tracekit.schedules import Times, generate, simulate
 from tracekit.schema import conform
 
@@ -104,8 +104,8 @@ def run(lines, name="1f1b", *, microbatches=8, streams=False, **sizes):
 def test_order_and_time_tell_who_spoke_to_whom(lines, name, sizes, streams):
     messages, peers = run(lines, name, streams=streams, **sizes)
     found = along_pipelines(messages)
-    assert found.lines == tuple(map(tuple, lines))
-    assert found.met == 1.0
+    assert found.pipelines == tuple(map(tuple, lines))
+    assert found.met_share == 1.0
     if streams or name != "interleaved":
         assert found.peer.to_list() == peers
     else:  # two that end together may be taken for each other
@@ -116,7 +116,7 @@ def test_a_layout_that_is_given_is_taken():
     messages, peers = run([[0, 1, 2, 3]])
     found = along_pipelines(messages, [[0, 1, 2, 3]])
     assert found.peer.to_list() == peers
-    assert along_pipelines(messages, [[3, 2, 1, 0]]).lines == ()
+    assert along_pipelines(messages, [[3, 2, 1, 0]]).pipelines == ()
 
 
 def shifted(share, by, *, microbatches=20):
@@ -130,15 +130,15 @@ def shifted(share, by, *, microbatches=20):
 
 def test_sides_that_did_not_meet_are_not_believed():
     late = 3 * LASTS
-    assert along_pipelines(shifted(1 - MET - 0.05, late)).lines
-    assert not along_pipelines(shifted(1 - MET + 0.05, late)).lines
+    assert along_pipelines(shifted(1 - MIN_MET_SHARE - 0.05, late)).pipelines
+    assert not along_pipelines(shifted(1 - MIN_MET_SHARE + 0.05, late)).pipelines
 
 
 def test_messages_that_arrive_before_they_were_sent_are_not_believed():
-    assert along_pipelines(shifted(EARLY - 0.02, -20 * LASTS)).lines
-    assert not along_pipelines(shifted(EARLY + 0.06, -20 * LASTS)).lines
-    assert along_pipelines(shifted(0.05, -20 * LASTS, microbatches=40)).lines  # four of 80
-    assert not along_pipelines(shifted(0.06, -20 * LASTS, microbatches=40)).lines  # five
+    assert along_pipelines(shifted(MAX_EARLY_SHARE - 0.02, -20 * LASTS)).pipelines
+    assert not along_pipelines(shifted(MAX_EARLY_SHARE + 0.06, -20 * LASTS)).pipelines
+    assert along_pipelines(shifted(0.05, -20 * LASTS, microbatches=40)).pipelines  # four of 80
+    assert not along_pipelines(shifted(0.06, -20 * LASTS, microbatches=40)).pipelines  # five
 
 
 @pytest.mark.parametrize("name", ["1f1b", "gpipe"])
@@ -148,10 +148,28 @@ def test_without_one_message_the_others_keep_their_peers_or_have_none(name):
     for row in range(len(messages)):
         kept = [index for index in range(len(messages)) if index != row]
         named = along_pipelines(messages[kept])
-        assert named.lines == ((0, 1, 2),)
+        assert named.pipelines == ((0, 1, 2),)
         pairs = [*zip(named.peer.to_list(), [peers[index] for index in kept], strict=True)]
         assert all(peer in (None, true_peer) for peer, true_peer in pairs)
         assert sum(peer is None for peer, _ in pairs) <= 1  # the other side of the one that is missing
+
+
+@pytest.mark.parametrize("name", ["1f1b", "gpipe"])
+def test_a_send_has_no_peer_where_nothing_tells_what_it_carries(name):
+    messages, peers = run([[0, 1, 2]], name, microbatches=6)
+    messages = messages.with_columns(pl.col("launch_ns", "start_ns", "end_ns") * 100_000)  # a message takes 1 ms
+    for row in messages["send"].arg_true():
+        named = along_pipelines(messages.with_columns(pl.when(pl.int_range(pl.len()) != row).then("made")))
+        assert named.pipelines == ((0, 1, 2),)
+        assert named.peer[row] is None
+        pairs = [*zip(named.peer.to_list(), peers, strict=True)]
+        assert all(peer in (None, true_peer) for peer, true_peer in pairs)
+        assert sum(peer is None for peer, _ in pairs) <= 2  # the receive of that send may have none either
+
+
+def test_of_two_ranks_each_sends_to_the_other_whatever_it_carries():
+    messages, peers = run([[0, 1]])
+    assert along_pipelines(messages.with_columns(made=pl.lit(None, pl.String))).peer.to_list() == peers
 
 
 @pytest.mark.parametrize("streams", [False, True])
@@ -166,7 +184,7 @@ def test_a_message_that_was_only_launched_keeps_its_place_in_the_order(streams):
 def test_many_messages_without_another_side_say_nothing():
     messages, _ = run([[0, 1, 2, 3]])
     named = along_pipelines(messages.filter(pl.int_range(pl.len()) % 10 != 0))
-    assert named.lines == ()
+    assert named.pipelines == ()
     assert named.peer.null_count() == len(named.peer)
 
 
@@ -180,7 +198,7 @@ def test_a_communicator_that_lacks_one_message_keeps_its_order(order):
 
 @pytest.mark.parametrize(("count", "found"), [(7, True), (8, False)])
 def test_up_to_seven_members_every_order_is_tried(count, found):
-    """MOST_MEMBERS: of eight in another order than their ranks nothing is said."""
+    """MAX_MEMBERS_TO_PERMUTE: of eight in another order than their ranks nothing is said."""
     order = (1, 0, *range(2, count))
     rows = chatter(order)
     expected = [order[row["peer"]] for row in rows] if found else [None] * len(rows)

@@ -43,6 +43,18 @@ def test_a_node_knows_its_forward(program):
     assert (row["node"], row["fwd_op"], row["autograd_sequence"]) == ("MmBackward0", "aten::mm", 7)
 
 
+def test_a_node_has_the_number_of_its_own_range_and_not_of_hooks_around_it(program):
+    program.op("aten::mm", 0, 10, sequence=7)
+    program.op("aten::relu", 11, 12, sequence=8)
+    program.op(NODE + "MmBackward0", 20, 60, tid=ENGINE)  # without a number
+    program.op("_ToFloat8ConstrFunc", 21, 25, tid=ENGINE, sequence=64)
+    program.op("MmBackward0", 30, 40, tid=ENGINE, sequence=7)
+    backward = program.kernel("k", 31, tid=ENGINE)
+    program.op("_ToFloat8ConstrFunc", 41, 45, tid=ENGINE, sequence=99)
+    row = event_row(classify(program.events()), backward)
+    assert (row["node"], row["fwd_op"], row["autograd_sequence"]) == ("MmBackward0", "aten::mm", 7)
+
+
 @pytest.mark.parametrize(
     ("node", "order"), [("MmBackward0", ["wgrad", "dgrad"]), ("AddmmBackward0", ["dgrad", "wgrad"])]
 )

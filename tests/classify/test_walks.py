@@ -18,6 +18,7 @@ from tracekit._loops.autograd_nodes import (
     MADE_NODE_THAT_RAN,
     NEVER_RERUN_NAME,
     NODE,
+    NODE_NAME,
     RERUN,
 )
 from tracekit._util.arrays import find_sorted, rank_pairs
@@ -34,13 +35,14 @@ NAME_FLAGS = np.array(
         COMM_RECORD_NAME,
         FORWARD_ONLY_NAME,
         NEVER_RERUN_NAME,
+        NEVER_RERUN_NAME | NODE_NAME,
         0,
     ],
     np.int64,
 )
-"""Six names, and none."""
+"""Seven names, and none."""
 OPS = st.lists(
-    st.tuples(st.integers(-1, 30), st.booleans(), st.integers(-1, 5), st.integers(-1, 3)), min_size=1, max_size=25
+    st.tuples(st.integers(-1, 30), st.booleans(), st.integers(-1, 6), st.integers(-1, 3)), min_size=1, max_size=25
 )
 
 
@@ -81,12 +83,17 @@ def test_nodes_agree_with_a_search_of_the_parents(rows):
         assert walk.node_of[i] == around
         assert bool(walk.flags[i] & NODE) == nodes[i]
         assert bool(walk.flags[i] & FORWARD) == bool(own_flags[i] & FORWARD_ONLY_NAME and around < 0)
-        inner = [sequence[j] for j in range(len(rows)) if parent[j] == i and sequence[j] >= 0]
-        own = inner[-1] if sequence[i] < 0 and inner else sequence[i]
+        evaluates = own_flags[i] & EVALUATION_NAME
+        own_ranges = [j for j in range(len(rows)) if evaluates and parent[j] == i and own_flags[j] & NODE_NAME]
+        own = next((n for n in (sequence[i], *sequence[own_ranges]) if n >= 0), -1)
         assert walk.number[i] == (own if nodes[i] else -1)
     numbered = [i for i in range(len(rows)) if is_op[i] and sequence[i] >= 0 and not nodes[i]]
-    assert walk.outside.tolist() == [i for i in numbered if walk.node_of[i] < 0 and not own_flags[i] & COMM_RECORD_NAME]
-    assert walk.inside.tolist() == [i for i in numbered if walk.node_of[i] >= 0 and not own_flags[i] & NEVER_RERUN_NAME]
+    assert walk.ops_outside_nodes.tolist() == [
+        i for i in numbered if walk.node_of[i] < 0 and not own_flags[i] & COMM_RECORD_NAME
+    ]
+    assert walk.possible_reruns.tolist() == [
+        i for i in numbered if walk.node_of[i] >= 0 and not own_flags[i] & NEVER_RERUN_NAME
+    ]
 
 
 @settings(deadline=None, max_examples=100)
@@ -112,7 +119,7 @@ def test_marks_are_handed_down_to_what_lies_inside(rows, marks):
 
 
 @settings(deadline=None, max_examples=100)
-@given(OPS, st.lists(st.integers(-1, 24), max_size=12), st.lists(st.booleans(), min_size=6, max_size=6))
+@given(OPS, st.lists(st.integers(-1, 24), max_size=12), st.lists(st.booleans(), min_size=7, max_size=7))
 def test_climbing_finds_the_nearest_that_is_wanted(rows, queried, wanted):
     parent, is_op, name, _ = tree(rows)
     queried = [a for a in queried if a < len(rows)]

@@ -92,7 +92,7 @@ def test_the_bubble_of_the_plain_recording_is_about_half(samples):
 
 def test_a_bound_far_below_the_pipelines_own_table_says_so(samples, monkeypatch):
     """Where no layout of the ranks makes the two sides of messages meet, waiting stays unknown."""
-    monkeypatch.setattr("tracekit.align.peers.MET", 2.0)
+    monkeypatch.setattr("tracekit.align.peers.MIN_MET_SHARE", 2.0)
     analysis = analyze(samples / "nsys-1f1b", workers=1)
     assert analysis.schedule.exact
     assert analysis.total.lower_bound

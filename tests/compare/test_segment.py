@@ -73,6 +73,12 @@ def test_a_node_with_a_weight_gradient_outside_autograd_in_its_middle_is_run_onc
     assert cut(("F", 1), ("F", 2), ("D", 2), ("L", 0), ("D", 2), ("D", 1)) == "F0 B0"
 
 
+def test_a_kernel_without_a_number_between_equal_numbers_cuts_no_walk():
+    for unnumbered in ([], [("D", None)]):
+        middle = [("D", 5), ("D", 5), *unnumbered, ("L", 0), *unnumbered, ("D", 5), *unnumbered, ("D", 5)]
+        assert cut(("F", 4), ("F", 5), ("F", 6), ("D", 6), *middle, ("D", 4)) == "F0 B0"
+
+
 def test_loose_weight_gradients_are_counted_off_in_order():
     rows = [("F", 1), (">", 1), ("F", 2), (">", 1), ("F", 3)]
     back = [("D", 1), (">", 0), ("D", 2), (">", 0), ("L", 0), ("L", 0), ("D", 3), (">", 0), ("L", 0)]

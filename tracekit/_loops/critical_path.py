@@ -1,7 +1,7 @@
 """Walks along the critical path: from an event back to what held it back, within a rank and across ranks.
 
 Within a rank (``tracekit.critical_path.pieces``) events that follow each other without a choice form a piece. Across
-ranks (``tracekit.critical_path.links``, ``tracekit.critical_path.links``) a walk goes back from piece to piece; where a
+ranks (``tracekit.critical_path.links``) a walk goes back from piece to piece; where a
 communication waited for a peer it continues with the peer's piece.
 """
 
@@ -13,6 +13,26 @@ NO_LIMIT = 2**63 - 1
 """Later than every time of a trace."""
 UNKNOWN_LINK, OPEN_LINK = -2, -3
 """Values of ``next_comm`` while it is computed: not looked at; on the chain that is being followed."""
+
+# Rows of the arrays of ``replay_events``, as C variables: of ``times`` and (the first three) ``replayed``,
+_START = cython.declare(cython.int, 0)
+_END = cython.declare(cython.int, 1)
+_LAUNCH = cython.declare(cython.int, 2)
+_DELAY = cython.declare(cython.int, 3)
+_BLOCKED = cython.declare(cython.int, 4)
+_TRANSFER = cython.declare(cython.int, 5)
+# of ``replayed``,
+_START_HELD_BY = cython.declare(cython.int, 3)
+_LAUNCH_HELD_BY = cython.declare(cython.int, 4)
+# of ``before`` (the first two are events of streams),
+_LAUNCH_BEFORE = cython.declare(cython.int, 2)
+_RELEASED_BY = cython.declare(cython.int, 3)
+# of ``factors``, and of ``arrivals``.
+_DURATION_FACTOR = cython.declare(cython.int, 0)
+_HOST_FACTOR = cython.declare(cython.int, 1)
+_LAST_START = cython.declare(cython.int, 0)
+_LAST_MEMBER = cython.declare(cython.int, 1)
+_NO_LAUNCH = cython.declare(cython.longlong, NO_LIMIT)
 
 
 def mark_walks(
@@ -318,58 +338,89 @@ def replay_events(
         arrivals: Result: last start of a member of each match (smaller than all times at the call); that member.
 
     """
-    events: cython.longlong = times.shape[1]
-    unknown: cython.longlong = NO_LIMIT
-    i: cython.Py_ssize_t
-    k: cython.Py_ssize_t
-    event: cython.longlong
-    other: cython.longlong
-    ready: cython.longlong
-    candidate: cython.longlong
+    events = times.shape[1]
     for i in range(order.shape[0]):
-        event = order[i]
-        if event >= events:  # a launch
-            event -= events
-            other = before[2, event]
-            ready = times[2, event]
-            if other >= 0:
-                candidate = times[2, event] - times[2, other] - times[4, event]
-                ready = replayed[2, other] + cython.cast(cython.longlong, candidate * abs(factors[1, event]))
-            elif ready > begin:  # what the host did before its first launch is not known
-                ready = begin + cython.cast(cython.longlong, (ready - begin) * abs(factors[1, event]))
-            other = before[3, event]
-            replayed[4, event] = -1
-            if other >= 0:
-                candidate = cython.cast(
-                    cython.longlong, max(times[2, event] - times[1, other], 0) * abs(factors[1, event])
-                )
-                candidate += _replayed_end(other, times, factors, decisive, replayed, arrivals)
-                if candidate > ready:
-                    ready = candidate
-                    replayed[4, event] = other
-            replayed[2, event] = ready
+        event = cython.cast(cython.longlong, order[i])
+        if event >= events:
+            _replay_launch(event - events, begin, times, before, factors, decisive, replayed, arrivals)
             continue
-        ready = begin if times[2, event] != unknown else times[0, event]
-        replayed[3, event] = -1
-        if times[2, event] != unknown and factors[1, event] >= 0:
-            ready = replayed[2, event] + min(times[0, event] - times[2, event], 0)
-            replayed[3, event] = events + event
-        for k in range(2):
-            other = before[k, event]
-            if other >= 0:
-                # An event that started before the end of another waited for a part of it only.
-                candidate = _replayed_end(other, times, factors, decisive, replayed, arrivals)
-                candidate += min(times[0, event] - times[1, other], 0)
-                if candidate > ready or replayed[3, event] < 0:
-                    ready = candidate
-                    replayed[3, event] = other
-        replayed[0, event] = ready + (times[3, event] if replayed[3, event] >= 0 else 0)
+        _replay_start(event, begin, times, before, factors, decisive, replayed, arrivals)
         for k in range(first_match[event], first_match[event + 1]):
-            if replayed[0, event] > arrivals[0, matches[k]]:
-                arrivals[0, matches[k]] = replayed[0, event]
-                arrivals[1, matches[k]] = event
-    for i in range(times.shape[1]):
-        replayed[1, i] = _replayed_end(i, times, factors, decisive, replayed, arrivals)
+            if replayed[_START, event] > arrivals[_LAST_START, matches[k]]:
+                arrivals[_LAST_START, matches[k]] = replayed[_START, event]
+                arrivals[_LAST_MEMBER, matches[k]] = event
+    for i in range(events):
+        replayed[_END, i] = _replayed_end(i, times, factors, decisive, replayed, arrivals)
+
+
+@cython.cfunc
+@cython.inline
+def _replay_launch(
+    event: cython.longlong,
+    begin: cython.longlong,
+    times: cython.const[cython.longlong][:, ::1],
+    before: cython.const[cython.int][:, ::1],
+    factors: cython.const[cython.double][:, ::1],
+    decisive: cython.const[cython.int][::1],
+    replayed: cython.longlong[:, ::1],
+    arrivals: cython.longlong[:, ::1],
+) -> None:
+    """Launch an event after the host's work since the launch before, and since the event that released the host."""
+    previous = before[_LAUNCH_BEFORE, event]
+    released_by = before[_RELEASED_BY, event]
+    launch = times[_LAUNCH, event]
+    host_factor: cython.double = abs(factors[_HOST_FACTOR, event])  # its sign says whether the start waits for it
+    host_ns: cython.longlong
+    ready = launch
+    if previous >= 0:
+        host_ns = launch - times[_LAUNCH, previous] - times[_BLOCKED, event]
+        ready = replayed[_LAUNCH, previous] + cython.cast(cython.longlong, host_ns * host_factor)
+    elif launch > begin:  # what the host did before its first launch is not known
+        ready = begin + cython.cast(cython.longlong, (launch - begin) * host_factor)
+    replayed[_LAUNCH_HELD_BY, event] = -1
+    if released_by >= 0:
+        host_ns = max(launch - times[_END, released_by], 0)
+        released = _replayed_end(released_by, times, factors, decisive, replayed, arrivals)
+        released += cython.cast(cython.longlong, host_ns * host_factor)
+        if released > ready:
+            ready = released
+            replayed[_LAUNCH_HELD_BY, event] = released_by
+    replayed[_LAUNCH, event] = ready
+
+
+@cython.cfunc
+@cython.inline
+def _replay_start(
+    event: cython.longlong,
+    begin: cython.longlong,
+    times: cython.const[cython.longlong][:, ::1],
+    before: cython.const[cython.int][:, ::1],
+    factors: cython.const[cython.double][:, ::1],
+    decisive: cython.const[cython.int][::1],
+    replayed: cython.longlong[:, ::1],
+    arrivals: cython.longlong[:, ::1],
+) -> None:
+    """Start an event after its launch, unless it does not wait for it, and after the events that it waits for."""
+    start = times[_START, event]
+    launch = times[_LAUNCH, event]
+    held_by: cython.longlong = -1
+    # The first value counts only for an event that waits for nothing; one whose launch is not known stays in its place.
+    ready: cython.longlong = start if launch == _NO_LAUNCH else begin
+    previous_end: cython.longlong
+    if launch != _NO_LAUNCH and factors[_HOST_FACTOR, event] >= 0:
+        ready = replayed[_LAUNCH, event] + min(start - launch, 0)  # clocks may put a start before its launch
+        held_by = times.shape[1] + event
+    for k in range(_LAUNCH_BEFORE):  # the events of the same stream and of another stream
+        previous = before[k, event]
+        if previous >= 0:
+            # An event that started before the end of another waited for a part of it only.
+            previous_end = _replayed_end(previous, times, factors, decisive, replayed, arrivals)
+            previous_end += min(start - times[_END, previous], 0)
+            if previous_end > ready or held_by < 0:
+                ready = previous_end
+                held_by = previous
+    replayed[_START_HELD_BY, event] = held_by
+    replayed[_START, event] = ready + (times[_DELAY, event] if held_by >= 0 else 0)
 
 
 @cython.cfunc
@@ -384,11 +435,11 @@ def _replayed_end(
 ) -> cython.longlong:
     """Return the end of an event that has started: of a matched one, its transfer after the last member's arrival."""
     if decisive[event] < 0:
-        return replayed[0, event] + cython.cast(
-            cython.longlong, (times[1, event] - times[0, event]) * factors[0, event]
+        return replayed[_START, event] + cython.cast(
+            cython.longlong, (times[_END, event] - times[_START, event]) * factors[_DURATION_FACTOR, event]
         )
-    return max(replayed[0, event], arrivals[0, decisive[event]]) + cython.cast(
-        cython.longlong, times[5, event] * factors[0, event]
+    return max(replayed[_START, event], arrivals[_LAST_START, decisive[event]]) + cython.cast(
+        cython.longlong, times[_TRANSFER, event] * factors[_DURATION_FACTOR, event]
     )
 
 
@@ -414,7 +465,7 @@ def walk_replayed_step(
 
     """
     events: cython.longlong = replayed.shape[1]
-    now: cython.longlong = replayed[1, event]
+    now: cython.longlong = replayed[_END, event]
     until: cython.longlong
     following: cython.longlong
     is_host: cython.bint
@@ -424,19 +475,19 @@ def walk_replayed_step(
         is_host = event >= events
         if is_host:  # the time from the launch before, or from the end of what released the host
             event -= events
-            until = replayed[2, event]
-            following = replayed[4, event]
+            until = replayed[_LAUNCH, event]
+            following = replayed[_LAUNCH_HELD_BY, event]
             if following >= 0:
-                until = min(until, replayed[1, following])
+                until = min(until, replayed[_END, following])
             elif launch_before[event] >= 0:
                 following = events + launch_before[event]
-                until = min(until, replayed[2, launch_before[event]])
+                until = min(until, replayed[_LAUNCH, launch_before[event]])
         else:
-            until = replayed[0, event]
-            following = replayed[3, event]
-            if decisive[event] >= 0 and arrivals[0, decisive[event]] > until:
-                until = arrivals[0, decisive[event]]  # before that it waited for the last member
-                following = replayed[3, arrivals[1, decisive[event]]]
+            until = replayed[_START, event]
+            following = replayed[_START_HELD_BY, event]
+            if decisive[event] >= 0 and arrivals[_LAST_START, decisive[event]] > until:
+                until = arrivals[_LAST_START, decisive[event]]  # before that it waited for the last member
+                following = replayed[_START_HELD_BY, arrivals[_LAST_MEMBER, decisive[event]]]
         part_ns[1 if is_host else 0, part[event]] += max(now - max(until, begin), 0)
         now = min(now, until)
         if following < 0:  # before the first launch that was recorded the host had not come so far

@@ -27,26 +27,45 @@ def _cost(
     |--------------------------------|----------------------------|-------------|-------------|-------------|
     | eager                          | head if F or I; I before W | F           | I           | W           |
     | not eager, forwards left       | head                       | I           | F           | W           |
-    | not eager, no forwards left    | I                          | F           | W           |             |
+    | not eager, no forwards left    | I                          |             | W           |             |
     """
     if eager:
         if (is_head and kind != W) or (kind == I and head_kind == W):
             return 0
         return 1 + kind
-    if has_forwards_left and is_head:
+    if not has_forwards_left:
+        return 0 if kind == I else 2
+    if is_head:
         return 0
-    rank_of_kind: cython.longlong = 1 if kind == F else 0 if kind == I else 2
-    return rank_of_kind + 1 if has_forwards_left else rank_of_kind
+    return 1 if kind == I else 2 if kind == F else 3
+
+
+@cython.cfunc
+@cython.inline
+def _is_ready(
+    kind: cython.longlong,
+    s: cython.longlong,
+    m: cython.longlong,
+    f_done: cython.longlong[:, ::1],
+    i_done: cython.longlong[:, ::1],
+    now: cython.longlong,
+) -> cython.bint:
+    """Return whether the results that an op of stage *s* and micro-batch *m* needs can be used."""
+    if kind == F:
+        return s == 0 or f_done[s - 1, m] <= now
+    if kind == I:
+        return f_done[s, m] <= now and (s == f_done.shape[0] - 1 or i_done[s + 1, m] <= now)
+    return i_done[s, m] <= now
 
 
 def fill_gaps(
     kind: cython.const[cython.longlong][::1],
     stage: cython.const[cython.longlong][::1],
     microbatch: cython.const[cython.longlong][::1],
-    following: cython.longlong[::1],
+    next_op: cython.longlong[::1],
     head: cython.longlong[::1],
     rank_end: cython.const[cython.longlong][::1],
-    placed: cython.longlong[::1],
+    next_row: cython.longlong[::1],
     forwards_left: cython.longlong[::1],
     activations: cython.longlong[::1],
     f_done: cython.longlong[:, ::1],
@@ -63,10 +82,10 @@ def fill_gaps(
 
     Args:
         kind, stage, microbatch: The ops, rank after rank in their given order.
-        following: Op behind each op on its rank's list of ops to run.
+        next_op: Op behind each op on its rank's list of ops to run.
         head: First op of each rank's list.
         rank_end: Op behind the last of each rank; also the end of its list.
-        placed: Row of ``order`` for each rank's next op.
+        next_row: Row of ``order`` for each rank's next op.
         forwards_left: Forwards each rank has to run.
         activations: Activations that each rank holds; 0 at the call.
         f_done, i_done: [stage, microbatch]: slot from which the result of F and I can be used; ``UNSTARTED`` at the
@@ -79,57 +98,52 @@ def fill_gaps(
     Returns:
         Number of slots.
 
+    Raises:
+        ValueError: None of the ops that are left can ever run.
+
     """
-    ranks: cython.Py_ssize_t = head.shape[0]
     ops_left: cython.Py_ssize_t = kind.shape[0]
-    last_stage: cython.Py_ssize_t = 2 * ranks - 1  # a V has two stages on each rank
+    ops_left_before: cython.Py_ssize_t
     now: cython.longlong = 0
-    ready: cython.bint
+    may_run: cython.bint
     while ops_left:
-        for rank in range(ranks):
+        ops_left_before = ops_left
+        for rank in range(head.shape[0]):
             best = -1
-            best_previous = -1
+            before_best = -1
             best_cost = _NO_OP_COST
-            previous = -1
+            before_op = -1
             op = head[rank]
             looked_at = 0
             activations_in_order = activations[rank]  # after the ops looked at so far, run in their order
-            peak = activations_in_order
+            peak_in_order = activations_in_order
             while op < rank_end[rank] and looked_at < window:
-                s = stage[op]
-                m = microbatch[op]
-                if kind[op] == F:
-                    # Run early, it adds an activation to all that the skipped ops will hold.
-                    ready = looked_at == 0 or peak < max_activations
-                    ready = ready and (s == 0 or f_done[s - 1, m] <= now)
-                elif kind[op] == I:
-                    ready = f_done[s, m] <= now and (s == last_stage or i_done[s + 1, m] <= now)
-                else:
-                    ready = i_done[s, m] <= now
-                if ready:
+                # A forward that is run early adds an activation to all that the skipped ops will hold.
+                may_run = kind[op] != F or looked_at == 0 or peak_in_order < max_activations
+                if may_run and _is_ready(kind[op], stage[op], microbatch[op], f_done, i_done, now):
                     cost = _cost(kind[op], kind[head[rank]], looked_at == 0, forwards_left[rank] > 0, eager)
                     if cost < best_cost:
                         best = op
-                        best_previous = previous
+                        before_best = before_op
                         best_cost = cost
                     # The head at no cost is run at once. Behind it the search ends at a cost of 1: it goes through the
                     # ops in their order, and leaving the order further than needed delays what was to come first.
-                    if best_cost <= min(looked_at, 1):
+                    if best_cost == 0 or (looked_at > 0 and best_cost == 1):
                         break
                 if kind[op] == F:
                     activations_in_order += 1
                 elif kind[op] == W:
                     activations_in_order -= 1
-                peak = max(peak, activations_in_order)
-                previous = op
-                op = following[op]
+                peak_in_order = max(peak_in_order, activations_in_order)
+                before_op = op
+                op = next_op[op]
                 looked_at += 1
             if best < 0:
                 continue
-            if best_previous < 0:
-                head[rank] = following[best]
+            if before_best < 0:
+                head[rank] = next_op[best]
             else:
-                following[best_previous] = following[best]
+                next_op[before_best] = next_op[best]
             s = stage[best]
             m = microbatch[best]
             if kind[best] == F:
@@ -140,8 +154,10 @@ def fill_gaps(
                 i_done[s, m] = now + 1
             else:
                 activations[rank] -= 1
-            order[placed[rank]] = best
-            placed[rank] += 1
+            order[next_row[rank]] = best
+            next_row[rank] += 1
             ops_left -= 1
+        if ops_left == ops_left_before:  # no result is outstanding, so that the next slot would be the same
+            raise ValueError(f"none of the {ops_left} ops that are left can run")
         now += 1
     return int(now)

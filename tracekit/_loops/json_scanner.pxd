@@ -42,6 +42,7 @@ cdef extern from *:
 cdef enum:
     _WIDTH = 30
     _FIRST_TEXT = 21
+    _TEXT_COLUMNS = 9
     _ID = 0
     _TS = 1
     _DUR = 2
@@ -124,7 +125,7 @@ cdef class Scanner:
     # The event read last; -3 stands for an exception wherever an index or a status is returned.
     cdef int next_target, next_level
     cdef int phase
-    cdef long long odd_values
+    cdef long long bad_values_in_event
     cdef bint has_bad_time
     cdef long long number
 
@@ -136,10 +137,14 @@ cdef class Scanner:
     cdef Py_ssize_t _end_behind_values(self, Py_ssize_t i) except -3 nogil
     cdef Py_ssize_t _list_end(self, Py_ssize_t i) except -3 nogil
     cdef int _keep_event(self, Py_ssize_t i) except -3 nogil
+    cdef int _append_row(self, bint has_time) except -3 nogil
     cdef int _keep_memory(self, Py_ssize_t i) except -3 nogil
     cdef int _flush_tile(self) except -3 nogil
     cdef Py_ssize_t _read_event(self, Py_ssize_t start, int args_level) except -3 nogil
+    cdef Py_ssize_t _read_value(self, Py_ssize_t i, int target) except -3 nogil
+    cdef bint _is_text(self, int target) noexcept nogil
     cdef int _set_text(self, int column, Py_ssize_t first, Py_ssize_t last) except -3 nogil
+    cdef Py_ssize_t _text_end(self, int column) except -3 nogil
     cdef bint _has_text(self, int column, Py_ssize_t code) except -3 nogil
     cdef bint _is_module_call(self) except -3 nogil
     cdef int _target(self, Py_ssize_t first, Py_ssize_t last, int level) except -3 nogil
@@ -166,4 +171,4 @@ cdef class Scanner:
     cdef Py_ssize_t _first_byte(self, unsigned long long hits) noexcept nogil
     cdef int _clear_row(self, Py_ssize_t row) except -3 nogil
     cdef bint _ends_scalar(self, unsigned char c) noexcept nogil
-    cdef Py_ssize_t _next_value(self, Py_ssize_t i, Py_ssize_t context, int level, int args_level) except -3 nogil
+    cdef Py_ssize_t _next_value(self, Py_ssize_t i, bint is_first_key, int level, int args_level) except -3 nogil

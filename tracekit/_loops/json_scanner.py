@@ -98,6 +98,7 @@ if not cython.compiled:
     # The constants of json_scanner.pxd, which code without the interpreter lock can read; a test compares the values.
     _NULL = NULL
     _WIDTH, _FIRST_TEXT = len(Column), Column.NAME.value
+    _TEXT_COLUMNS = _WIDTH - _FIRST_TEXT
     _ID, _TS, _DUR, _TID, _BYTES = 0, 1, 2, 4, 11
     _EVENT, _NAME, _CAT = 20, 21, 22
     _PHASE, _ARGS, _IGNORED, _NO_TARGET, _CLOSED = range(
@@ -378,50 +379,56 @@ class Scanner:
 
     def _keep_event(self, i: cython.Py_ssize_t) -> cython.int:
         """Make a row of the event at *i*, which was read last, or count it; returns ``_MORE`` or what is full."""
-        row: cython.Py_ssize_t = self.tile_rows
-        k: cython.Py_ssize_t
-        text_bytes: cython.longlong = 0
-        has_time: cython.bint = self.tile[row, _TS] != _NULL and not self.has_bad_time
-        if self.phase != ord("X") and (self.phase != 0 or self.tile[row, _TS] == _NULL):
-            if self.phase == ord("i") and self._has_text(_NAME, _MEMORY):
-                if self.memory_count >= self.memory_rows.shape[0]:
-                    return _ROWS_FULL
-                if not self._keep_memory(i):
-                    self.phases[self.phase] += 1
-            else:
+        has_time: cython.bint = self.tile[self.tile_rows, _TS] != _NULL
+        # An event without a phase is complete if it has a time: one that lacks both is of no known kind.
+        is_complete: cython.bint = self.phase == ord("X") or (self.phase == 0 and has_time)
+        is_memory: cython.bint = self.phase == ord("i") and self._has_text(_NAME, _MEMORY)
+        has_time = has_time and not self.has_bad_time
+        if not is_complete:
+            if is_memory and self.memory_count >= self.memory_rows.shape[0]:
+                return _ROWS_FULL
+            if not (is_memory and self._keep_memory(i)):
                 self.phases[self.phase] += 1
         elif (
             not self.keep_stacks and has_time and self._has_text(_CAT, _PYTHON_FUNCTION) and not self._is_module_call()
         ):
             self.python_frames += 1
             self.complete += 1
-        else:
-            for k in range(_FIRST_TEXT, _WIDTH):
-                if self.tile[row, k] != _NULL:
-                    text_bytes += self.tile[row, k + _WIDTH - _FIRST_TEXT] - self.tile[row, k]
-            if (
-                self.text_count + _WIDTH - _FIRST_TEXT >= self.starts.shape[0]
-                or self.starts[self.text_count] + text_bytes > self.heap.shape[0]
-            ):
-                return _TEXT_FULL
-            for k in range(_FIRST_TEXT, _WIDTH):
-                if self.tile[row, k] != _NULL:
-                    self.tile[row, k] = self._intern(self.tile[row, k], self.tile[row, k + _WIDTH - _FIRST_TEXT])
-            self.tile[row, _ID] = self.complete
-            self.tile[row, _EVENT] = self.events
-            if has_time:
-                self.complete += 1
-            else:  # a row all the same: its category tells what was lost
-                self.tile[row, _TS] = _NULL
-                self._count_bad()
-            self.tile_rows += 1
-            if self.tile_rows == self.tile.shape[0]:
-                self._flush_tile()
-        if self.odd_values > 0:
+        elif self._append_row(has_time) == _TEXT_FULL:
+            return _TEXT_FULL
+        if self.bad_values_in_event > 0:
             if self.bad_values == 0:
                 self.first_bad_value = self.events
-            self.bad_values += self.odd_values
+            self.bad_values += self.bad_values_in_event
         self.events += 1
+        return _MORE
+
+    def _append_row(self, has_time: cython.bint) -> cython.int:
+        """Add the row of the event that was read last to the tile; returns ``_MORE`` or ``_TEXT_FULL``."""
+        row: cython.Py_ssize_t = self.tile_rows
+        column: cython.int
+        text_bytes: cython.longlong = 0
+        for column in range(_FIRST_TEXT, _WIDTH):
+            if self.tile[row, column] != _NULL:
+                text_bytes += self._text_end(column) - self.tile[row, column]
+        if (
+            self.text_count + _TEXT_COLUMNS >= self.starts.shape[0]
+            or self.starts[self.text_count] + text_bytes > self.heap.shape[0]
+        ):
+            return _TEXT_FULL
+        for column in range(_FIRST_TEXT, _WIDTH):
+            if self.tile[row, column] != _NULL:
+                self.tile[row, column] = self._intern(self.tile[row, column], self._text_end(column))
+        self.tile[row, _ID] = self.complete
+        self.tile[row, _EVENT] = self.events
+        if has_time:
+            self.complete += 1
+        else:  # a row all the same: its category tells what was lost
+            self.tile[row, _TS] = _NULL
+            self._count_bad()
+        self.tile_rows += 1
+        if self.tile_rows == self.tile.shape[0]:
+            self._flush_tile()
         return _MORE
 
     def _keep_memory(self, i: cython.Py_ssize_t) -> cython.int:
@@ -487,27 +494,22 @@ class Scanner:
 
         A key's target says where its value goes: below ``_FIRST_TEXT`` a column of numbers, below ``_WIDTH`` a column
         of texts, above no column. The bytes between two values (a gap) are the same in most events of a file: they
-        are remembered with the target that they lead to, under the value before them (the context), so that most keys
-        are found by comparing bytes. That is done for the usual place of arguments only.
+        are remembered with the target that they lead to, under the key before them (the context), so that most keys are
+        found by comparing bytes (``_find_gap``).
         """
-        row: cython.Py_ssize_t = self.tile_rows
         i: cython.Py_ssize_t = start + 1
         begin: cython.Py_ssize_t
-        first: cython.Py_ssize_t
-        last: cython.Py_ssize_t
         gap: cython.Py_ssize_t = -1
         context: cython.Py_ssize_t = _START_CONTEXT
         level: cython.int = _EVENT_LEVEL
         target: cython.int
-        is_time: cython.bint
+        # Not used when an allocator's event is read again: remembered gaps hold targets of _ARGS_LEVEL.
         uses_known_gaps: cython.bint = args_level == _ARGS_LEVEL
-        c: cython.uchar
-        self._clear_row(row)
+        self._clear_row(self.tile_rows)
         self.phase = 0
-        self.odd_values = 0
+        self.bad_values_in_event = 0
         self.has_bad_time = False
         while True:
-            # The next key.
             if uses_known_gaps:
                 gap = self._find_gap(context, i)
             if gap >= 0:
@@ -516,7 +518,7 @@ class Scanner:
                 level = self.gaps[gap, _LEVEL]
             else:
                 begin = i
-                i = self._next_value(i, context, level, args_level)
+                i = self._next_value(i, context == _START_CONTEXT, level, args_level)
                 if i < 0:
                     return i
                 target = self.next_target
@@ -530,72 +532,82 @@ class Scanner:
                 i = self._skip_space(i)
                 if i >= self.end:
                     return _CUT
-            c = self.buffer[i]
+            i = self._read_value(i, target)
+            if i < 0:
+                return i
 
-            # Its value.
-            if target < _WIDTH:
-                self.tile_columns |= cython.cast(cython.ulonglong, 1) << target
-            is_time = target == _TS or target == _DUR
-            if c == ord('"'):
-                first = i + 1
-                last = self._string_end(first)
-                if last < 0:
-                    return _CUT
-                i = last + 1
-                if target == _PHASE:
-                    self.phase = self.buffer[first] if last == first + 1 else _UNKNOWN_PHASE
-                elif _FIRST_TEXT <= target < _WIDTH:
-                    self._set_text(target, first, last)
-                elif target < _FIRST_TEXT:
-                    self._read_quoted_number(first, last, target)
-                    self.tile[row, target] = self.number
-                    if (target == _TS and self.number == _NULL) or (target == _DUR and self.number < 0):
-                        self.has_bad_time = True
-            elif c == ord("{") or c == ord("["):
-                first = i
-                i = self._skip_nested(i)
-                if i < 0:
-                    return i
-                if _FIRST_TEXT <= target < _WIDTH:
-                    self._set_text(target, first, i)
-                elif is_time:
+    # As in _read_event; the caller has checked that i < self.end.
+    @cython.boundscheck(False)
+    def _read_value(self, i: cython.Py_ssize_t, target: cython.int) -> cython.Py_ssize_t:
+        """Read the value at *i* into the row, as its key's target says; returns the index behind it or a failure."""
+        row: cython.Py_ssize_t = self.tile_rows
+        first: cython.Py_ssize_t = i
+        last: cython.Py_ssize_t
+        is_time: cython.bint = target == _TS or target == _DUR
+        c: cython.uchar = self.buffer[i]
+        if target < _WIDTH:
+            self.tile_columns |= cython.cast(cython.ulonglong, 1) << target
+        if c == ord('"'):
+            first = i + 1
+            last = self._string_end(first)
+            if last < 0:
+                return _CUT
+            if target == _PHASE:
+                self.phase = self.buffer[first] if last == first + 1 else _UNKNOWN_PHASE
+            elif self._is_text(target):
+                self._set_text(target, first, last)
+            elif target < _FIRST_TEXT:
+                self._read_quoted_number(first, last, target)
+                self.tile[row, target] = self.number
+                if (target == _TS and self.number == _NULL) or (target == _DUR and self.number < 0):  # _NULL is < 0
                     self.has_bad_time = True
-            else:
-                first = i
-                if target < _FIRST_TEXT:
-                    i = self._read_number(first, self.end, is_time)
-                    # Nearly all numbers end here; negative, odd and cut ones are looked at below.
-                    if self.number >= 0 and i < self.end and self._ends_scalar(self.buffer[i]):
-                        self.tile[row, target] = self.number
-                        continue
-                last = self._scalar_end(i)
-                if last < 0:
-                    return _CUT
-                if last == first:
-                    return self._broken(first)
-                if not self._is_json_scalar(first):
-                    self.odd_values += 1
-                    if is_time:
-                        self.has_bad_time = True
-                elif target < _FIRST_TEXT:
-                    if last != i:  # something behind the number: it is none
-                        self.number = _NULL
-                    self.tile[row, target] = self.number
-                    if target == _DUR and self.number < 0:
-                        self.has_bad_time = True
-                elif _FIRST_TEXT <= target < _WIDTH and c != ord("n"):  # null is no text
-                    self._set_text(target, first, last)
-                i = last
+            return last + 1
+        if c == ord("{") or c == ord("["):
+            last = self._skip_nested(i)
+            if last < 0:
+                return last
+            if self._is_text(target):
+                self._set_text(target, first, last)
+            elif is_time:
+                self.has_bad_time = True
+            return last
+        if target < _FIRST_TEXT:
+            i = self._read_number(first, self.end, is_time)
+            # Nearly all numbers end here; negative and cut ones and what is no number (_NULL < 0) are looked at below.
+            if self.number >= 0 and i < self.end and self._ends_scalar(self.buffer[i]):
+                self.tile[row, target] = self.number
+                return i
+        last = self._scalar_end(i)
+        if last < 0:
+            return _CUT
+        if last == first:
+            return self._broken(first)
+        if not self._is_json_scalar(first):
+            self.bad_values_in_event += 1
+            if is_time:
+                self.has_bad_time = True
+        elif target < _FIRST_TEXT:
+            if last != i:  # something behind the number: it is none
+                self.number = _NULL
+            self.tile[row, target] = self.number
+            if target == _DUR and self.number < 0:  # _NULL is < 0
+                self.has_bad_time = True
+        elif self._is_text(target) and c != ord("n"):  # null is no text
+            self._set_text(target, first, last)
+        return last
+
+    def _is_text(self, target: cython.int) -> cython.bint:
+        """Return whether a target is a column of texts."""
+        return _FIRST_TEXT <= target < _WIDTH
 
     def _next_value(
-        self, i: cython.Py_ssize_t, context: cython.Py_ssize_t, level: cython.int, args_level: cython.int
+        self, i: cython.Py_ssize_t, is_first_key: cython.bint, level: cython.int, args_level: cython.int
     ) -> cython.Py_ssize_t:
         """Find the next value from *i*, which is behind a value or behind the brace that opens the event.
 
-        Returns its index, or the index behind the event, ``_CUT`` or ``_BROKEN``; ``next_target`` and ``next_level``
-        say what the value is used for.
+        Returns its index, ``_CUT`` or ``_BROKEN``; ``next_target`` and ``next_level`` say what the value is used for.
+        If the event ended, ``next_target`` is ``_CLOSED``, and the index is that behind the event.
         """
-        is_first_key: cython.bint = context == _START_CONTEXT
         first: cython.Py_ssize_t
         last: cython.Py_ssize_t
         target: cython.int
@@ -701,19 +713,22 @@ class Scanner:
     def _set_text(self, column: cython.int, first: cython.Py_ssize_t, last: cython.Py_ssize_t) -> cython.int:
         """Note that the text of a column of this row is ``buffer[first:last]``."""
         self.tile[self.tile_rows, column] = first
-        self.tile[self.tile_rows, column + _WIDTH - _FIRST_TEXT] = last
+        self.tile[self.tile_rows, column + _TEXT_COLUMNS] = last
         return 0
+
+    def _text_end(self, column: cython.int) -> cython.Py_ssize_t:
+        """Return the index behind the text of a column of this row, see ``_set_text``."""
+        return self.tile[self.tile_rows, column + _TEXT_COLUMNS]
 
     def _has_text(self, column: cython.int, code: cython.Py_ssize_t) -> cython.bint:
         """Return whether a column of the event read last holds the text of *code*."""
         first: cython.longlong = self.tile[self.tile_rows, column]
-        return first != _NULL and self._equals(first, self.tile[self.tile_rows, column + _WIDTH - _FIRST_TEXT], code)
+        return first != _NULL and self._equals(first, self._text_end(column), code)
 
     def _is_module_call(self) -> cython.bint:
         """Return whether the event read last is the Python frame of a call of an ``nn.Module``."""
         first: cython.longlong = self.tile[self.tile_rows, _NAME]
-        last: cython.longlong = self.tile[self.tile_rows, _NAME + _WIDTH - _FIRST_TEXT]
-        return first != _NULL and last - first > 11 and self._equals(first, first + 11, _MODULE_CALL)
+        return first != _NULL and self._text_end(_NAME) - first > 11 and self._equals(first, first + 11, _MODULE_CALL)
 
     def _target(self, first: cython.Py_ssize_t, last: cython.Py_ssize_t, level: cython.int) -> cython.int:
         """Return what the value of the key ``buffer[first:last]`` is used for."""
@@ -991,25 +1006,26 @@ class Scanner:
         """
         value: cython.longlong = 0
         exponent: cython.int = 0
-        scale: cython.int = 3 if in_thousandths else 0  # power of ten by which value is multiplied in the end
-        first: cython.Py_ssize_t
+        # Power of ten by which value is multiplied in the end; as wide as an index, as each decimal lowers it by one.
+        scale: cython.Py_ssize_t = 3 if in_thousandths else 0
+        first_digit: cython.Py_ssize_t
         is_negative: cython.bint = i < end and self.buffer[i] == ord("-")
         is_negative_exponent: cython.bint
         self.number = _NULL
         if is_negative:
             i += 1
-        first = i
+        first_digit = i
         while i < end and ord("0") <= self.buffer[i] <= ord("9"):
             if value > _MAX_BEFORE_DIGIT:
                 return i  # does not fit: number stays NULL
             value = value * 10 + (self.buffer[i] - ord("0"))
             i += 1
-        if i == first:
+        if i == first_digit:
             return i
         if i < end and self.buffer[i] == ord("."):
             i += 1
             while i < end and ord("0") <= self.buffer[i] <= ord("9"):
-                if value <= _MAX_BEFORE_DIGIT and scale > -15:  # further digits change no thousandth
+                if value <= _MAX_BEFORE_DIGIT:  # further digits change no thousandth of a number that fits
                     value = value * 10 + (self.buffer[i] - ord("0"))
                     scale -= 1
                 i += 1
@@ -1018,12 +1034,12 @@ class Scanner:
             is_negative_exponent = i < end and self.buffer[i] == ord("-")
             if is_negative_exponent or (i < end and self.buffer[i] == ord("+")):
                 i += 1
-            first = i
+            first_digit = i
             while i < end and ord("0") <= self.buffer[i] <= ord("9"):
                 # No number with an exponent of 99 or more fits, so that larger ones need not be told apart.
                 exponent = min(exponent * 10 + (self.buffer[i] - ord("0")), 99)
                 i += 1
-            if i == first:
+            if i == first_digit:
                 return i
             scale += -exponent if is_negative_exponent else exponent
         while scale < 0 and value > 0:

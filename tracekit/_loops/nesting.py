@@ -12,8 +12,22 @@ OP, ANNOTATION = range(2)
 """Kinds of ranges."""
 
 _HASH_FACTOR = 1099511628211  # the 64-bit FNV prime
-_HASH_OFFSET = 0x9E3779B9
+_HASH_OFFSET = 0x9E3779B9  # added at every level: without it a range without a name, in no other, would have hash 0
 _LOW_64_BITS = 2**64 - 1
+
+
+@cython.cfunc
+@cython.inline
+def _count_open(
+    stack: cython.const[cython.int][::1],
+    count: cython.Py_ssize_t,
+    end: cython.const[cython.longlong][::1],
+    now: cython.longlong,
+) -> cython.Py_ssize_t:
+    """Return how many of the *count* ranges on a stack are open at *now*; it is the innermost ones that were closed."""
+    while count > 0 and end[stack[count - 1]] <= now:
+        count -= 1
+    return count
 
 
 def nest(
@@ -39,7 +53,7 @@ def nest(
     Args:
         thread, start, end, kind, name: Ranges by thread, then start, the longer first.
         point_thread, point_time: Points by thread, then time.
-        stacks: Scratch space: three rows, two longer than the ranges.
+        stacks: Scratch space: three rows, one longer than the ranges: the depth inside the innermost is written too.
         op_around, annotation_around: Results: row of the range around every range; -1 where there is none.
         path_hash: Result: hash of the names of the ops (of an annotation: of the annotations) from the outermost to the
             range itself.
@@ -49,8 +63,8 @@ def nest(
             by the caller, and stays so where there is none.
 
     """
-    ranges: cython.Py_ssize_t = start.shape[0]
-    points: cython.Py_ssize_t = point_time.shape[0]
+    range_count: cython.Py_ssize_t = start.shape[0]
+    point_count: cython.Py_ssize_t = point_time.shape[0]
     want_siblings: cython.bint = siblings.shape[1] > 0
     op_kind: cython.uchar = OP
     factor: cython.ulonglong = _HASH_FACTOR
@@ -66,35 +80,31 @@ def nest(
     open_annotations: cython.Py_ssize_t = 0
     # The last op seen at each depth, a possible sibling of the next op there; -1: none since the op around was opened.
     last_op_at_depth: cython.int[::1] = stacks[2]
-    for i in range(ranges + 1):
-        # Points before this range. One at its start lies inside, and waits for the next turn; behind the last range
-        # come all points that are left.
-        while point < points and (
-            i == ranges
+    for i in range(range_count + 1):
+        # Points before this range. One at its start lies inside, and is assigned after that range was opened; behind
+        # the last range come all points that are left.
+        while point < point_count and (
+            i == range_count
             or point_thread[point] < thread[i]
             or (point_thread[point] == thread[i] and point_time[point] < start[i])
         ):
             if point_thread[point] == current_thread:
-                while open_ops > 0 and end[op_stack[open_ops - 1]] <= point_time[point]:
-                    open_ops -= 1
-                while open_annotations > 0 and end[annotation_stack[open_annotations - 1]] <= point_time[point]:
-                    open_annotations -= 1
+                open_ops = _count_open(op_stack, open_ops, end, point_time[point])
+                open_annotations = _count_open(annotation_stack, open_annotations, end, point_time[point])
                 if open_ops > 0:
                     op_around_point[point] = op_stack[open_ops - 1]
                 if open_annotations > 0:
                     annotation_around_point[point] = annotation_stack[open_annotations - 1]
             point += 1
-        if i == ranges:
+        if i == range_count:
             break
         if thread[i] != current_thread:
             current_thread = thread[i]
             open_ops = 0
             open_annotations = 0
             last_op_at_depth[0] = -1
-        while open_ops > 0 and end[op_stack[open_ops - 1]] <= start[i]:
-            open_ops -= 1
-        while open_annotations > 0 and end[annotation_stack[open_annotations - 1]] <= start[i]:
-            open_annotations -= 1
+        open_ops = _count_open(op_stack, open_ops, end, start[i])
+        open_annotations = _count_open(annotation_stack, open_annotations, end, start[i])
         op_around[i] = op_stack[open_ops - 1] if open_ops > 0 else -1
         annotation_around[i] = annotation_stack[open_annotations - 1] if open_annotations > 0 else -1
         parent = op_around[i] if kind[i] == op_kind else annotation_around[i]
@@ -110,10 +120,10 @@ def nest(
             siblings[1, i] = -1
         if kind[i] == op_kind:
             if want_siblings:
-                sibling = last_op_at_depth[open_ops]
-                if sibling >= 0:
-                    siblings[0, i] = sibling
-                    siblings[1, sibling] = i
+                previous_op = last_op_at_depth[open_ops]
+                if previous_op >= 0:
+                    siblings[0, i] = previous_op
+                    siblings[1, previous_op] = i
                 last_op_at_depth[open_ops] = i
                 last_op_at_depth[open_ops + 1] = -1
             op_stack[open_ops] = i

@@ -37,7 +37,7 @@ def measure_makespans(
         for i in range(order.shape[0]):
             cell = order[i]
             ready = 0
-            for k in range(4):
+            for k in range(dependencies.shape[1]):
                 dependency = dependencies[cell, k]
                 if dependency >= 0:
                     lead = 0

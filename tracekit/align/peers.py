@@ -13,13 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise, permutations
+from itertools import permutations, product
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from tracekit._util.arrays import as_int64
 from tracekit.align.clock_bounds import MAX_ACKNOWLEDGE_NS
 
 Ints = npt.NDArray[np.int64]
@@ -40,21 +41,22 @@ MESSAGES = pl.Schema(
         "end_ns": pl.Int64(),
     }
 )
-"""What is asked of every message, in the order it was issued on its rank."""
+"""Columns of messages, which come in the order they were issued on their rank."""
 
-MOST_MEMBERS = 7
-"""Communicators of more members are taken to be in order of rank where that fits, and not tried in any other."""
-MET = 0.5
+MAX_MEMBERS_TO_PERMUTE = 7
+"""Members up to which every order of a communicator is tried; larger ones are in order of rank, or not known."""
+MIN_MET_SHARE = 0.5
 """Share of messages whose two sides must have run at the same time for an order of ranks to be believed.
 
-A message may lie in a buffer until it is asked for, so its send may end before the receive begins.
+A message may lie in a buffer until it is received, so its send may end before the receive begins.
 """
-EARLIER, NEVER = 4.0, 1e15
-"""Weight of a receive that ends before its send does, if that has its kernel for itself, and what one costs that ends
-before its send began."""
-NEVER_NS = 2**62
+EARLY_WEIGHT = 4.0
+"""Weight of the time by which a receive ends before its send does, if that has its kernel for itself."""
+IMPOSSIBLE_COST = 1e15
+"""Cost of a receive that ends before its send began."""
+NO_END_NS = 2**62
 """Latest end of a message that was not recorded, where nothing bounds it."""
-EARLY = 0.05
+MAX_EARLY_SHARE = 0.05
 """Share of messages that may seem to arrive before they were sent, as clocks differ a little."""
 MAX_MISSING_SHARE = 0.05
 """Share of all messages that may lack their other side."""
@@ -63,12 +65,12 @@ MAX_MISSING = 8
 
 
 @dataclass(frozen=True)
-class Named:
+class PipelinePeers:
     """``peer`` of every message in ranks of the run, null where not known; and the pipelines it came from."""
 
     peer: pl.Series
-    lines: tuple[tuple[int, ...], ...] = ()
-    met: float = 0.0  # share of the messages whose two sides ran at the same time
+    pipelines: tuple[tuple[int, ...], ...] = ()
+    met_share: float = 0.0  # of the messages: their two sides ran at the same time
 
 
 def by_communicator(messages: pl.DataFrame) -> pl.Series:
@@ -98,11 +100,11 @@ def _member_order(part: pl.DataFrame, members: list[int]) -> Sequence[int] | Non
     if not isinstance(highest, int) or highest >= len(members):
         return None
     position_of_rank = {rank: i for i, rank in enumerate(members)}
-    who = part["rank"].replace_strict(position_of_rank, return_dtype=pl.Int64).to_numpy()
+    own_position = part["rank"].replace_strict(position_of_rank, return_dtype=pl.Int64).to_numpy()
     peer, send = part["peer"].to_numpy().astype(np.int64), part["send"].to_numpy()
     count = len(members)
-    sent = np.bincount(who[send] * count + peer[send], minlength=count * count).reshape(count, count)
-    received = np.bincount(who[~send] * count + peer[~send], minlength=count * count).reshape(count, count)
+    sent = np.bincount(own_position[send] * count + peer[send], minlength=count * count).reshape(count, count)
+    received = np.bincount(own_position[~send] * count + peer[~send], minlength=count * count).reshape(count, count)
 
     def missing(order: tuple[int, ...]) -> int:
         """Return how many messages lack their other side; all of them if someone would write to themselves."""
@@ -114,7 +116,7 @@ def _member_order(part: pl.DataFrame, members: list[int]) -> Sequence[int] | Non
         return int(np.abs(sent[:, number_of_member] - received[:, number_of_member].T).sum())
 
     first = tuple(range(count))
-    orders = permutations(first) if count <= MOST_MEMBERS else iter([first])
+    orders = permutations(first) if count <= MAX_MEMBERS_TO_PERMUTE else iter([first])
     chosen, fewest, is_only = first, len(part), False
     for order in orders:
         lacking = missing(order)
@@ -127,73 +129,37 @@ def _member_order(part: pl.DataFrame, members: list[int]) -> Sequence[int] | Non
     return [members[i] for i in chosen] if believed else None
 
 
-def along_pipelines(messages: pl.DataFrame, lines: Sequence[Sequence[int]] | None = None) -> Named:
+def along_pipelines(messages: pl.DataFrame, pipelines: Sequence[Sequence[int]] | None = None) -> PipelinePeers:
     """Return the peers of messages that only show their direction, by their order along a pipeline.
 
-    *lines* are the pipelines, ranks in stage order; without them the ways to lay out all ranks are tried, and the one
+    *pipelines* holds the ranks of each in stage order; without it the ways to lay out all ranks are tried, and the one
     whose messages meet best is taken.
     """
-    nobody = pl.repeat(None, len(messages), dtype=pl.Int32, eager=True).alias("peer")
+    no_peers = pl.repeat(None, len(messages), dtype=pl.Int32, eager=True).alias("peer")
     ranks = sorted(messages["rank"].unique().to_list())
-    best = Named(nobody)
-    for tried in [lines] if lines is not None else _layouts(ranks):
-        peers, share = _along(messages, tried)
-        if share > best.met:
-            named = pl.Series("peer", peers, dtype=pl.Int32).replace(-1, None)
-            best = Named(named, tuple(tuple(line) for line in tried), share)
-    return best if best.met >= MET else Named(nobody, met=best.met)
+    arrays = _MessageArrays.of(messages)
+    best = PipelinePeers(no_peers)
+    for layout in [pipelines] if pipelines is not None else _layouts(ranks):
+        peer = np.full(len(messages), -1, np.int64)
+        met_share = _assign_peers_along(arrays, layout, peer)
+        if met_share is not None and met_share > best.met_share:
+            peers = pl.Series("peer", peer, dtype=pl.Int32).replace(-1, None)
+            best = PipelinePeers(peers, tuple(tuple(pipeline) for pipeline in layout), met_share)
+    return best if best.met_share >= MIN_MET_SHARE else PipelinePeers(no_peers, met_share=best.met_share)
 
 
 def _layouts(ranks: list[int]) -> Iterator[list[list[int]]]:
-    """Yield the ways to cut the ranks into pipelines of equal length, the longest first: every so many, or in a row."""
+    """Yield the ways to cut the ranks into pipelines of equal length, the longest first: strided, then consecutive."""
     for length in range(len(ranks), 1, -1):
         if len(ranks) % length:
             continue
-        apart = len(ranks) // length
-        yield [ranks[i::apart] for i in range(apart)]
-        if apart > 1:
+        count = len(ranks) // length
+        yield [ranks[i::count] for i in range(count)]
+        if count > 1:
             yield [ranks[i : i + length] for i in range(0, len(ranks), length)]
 
 
-def _along(messages: pl.DataFrame, lines: Sequence[Sequence[int]]) -> tuple[Ints, float]:
-    """Return each message's peer if *lines* are the pipelines, and the share of messages that then meet."""
-    view = _View.of(messages)
-    peer = np.full(len(messages), -1, np.int64)
-    together_all, early, missing_all = 0, 0, 0
-    for line in lines:
-        after = dict(zip(line, [*line[1:], line[0]], strict=True))
-        before = {b: a for a, b in after.items()}
-        for rank in line:
-            sends = view.sends.get(rank, view.none)
-            peer[sends] = np.where(view.forward[sends], after[rank], before[rank])
-        if not all((peer[view.sends.get(a, view.none)] == b).any() for a, b in pairwise(line)):
-            return peer, 0.0  # ranks that never speak to each other are two pipelines
-        for rank in line:
-            for step in view.steps:
-                receives = view.received(rank, step)
-                sources = dict.fromkeys((before[rank], after[rank]))
-                queues = [view.sent(source, step)[peer[view.sent(source, step)] == rank] for source in sources]
-                missing = abs(sum(map(len, queues)) - len(receives))
-                missing_all += missing
-                if missing > MAX_MISSING or missing_all > MAX_MISSING_SHARE * len(messages):
-                    return peer, 0.0
-                chosen = _by_stream(view, rank, receives, [*sources], peer)
-                if chosen is None or (not missing and _counts(chosen, len(queues)) != [*map(len, queues)]):
-                    chosen = _merge(view, receives, queues)
-                peer[receives] = np.array([*sources, -1])[chosen]
-                together, late = _meetings(view, receives, queues, chosen)
-                together_all, early = together_all + together, early + late
-    count = view.recorded.sum() / 2
-    return peer, together_all / count if early <= EARLY * count else 0.0
-
-
-def _counts(chosen: Ints, length: int) -> list[int]:
-    """Return how many receives take from each queue."""
-    counts: list[int] = np.bincount(chosen[chosen >= 0], minlength=length).tolist()
-    return counts
-
-
-class _View(msgspec.Struct, frozen=True, eq=False):
+class _MessageArrays(msgspec.Struct, frozen=True, eq=False):
     """Messages as arrays, and the rows of each rank's sends and receives in the order they were issued."""
 
     step: Ints
@@ -203,21 +169,19 @@ class _View(msgspec.Struct, frozen=True, eq=False):
     """Of a message that was not recorded the earliest possible end."""
     latest_end: Ints
     """The end; of a message that was not recorded the latest possible one."""
-    alone: Bools
-    """Whether it has its kernel for itself."""
+    has_own_kernel: Bools
     recorded: Bools
     stream: Ints
-    forward: Bools
+    carries_activation: Bools
+    carries_gradient: Bools
+    """Of a send of which nothing tells what it carries neither is true."""
     sends: dict[int, Ints]
     receives: dict[int, Ints]
-    steps: list[int]
-    none: Ints
 
     @classmethod
-    def of(cls, messages: pl.DataFrame) -> _View:
+    def of(cls, messages: pl.DataFrame) -> _MessageArrays:
         rank, send = messages["rank"].to_numpy(), messages["send"].to_numpy()
         order = np.argsort(messages["launch_ns"].to_numpy(), kind="stable")
-        step = messages["step"].fill_null(-1).to_numpy()
         rows = {r: order[rank[order] == r] for r in np.unique(rank).tolist()}
         recorded = messages["end_ns"].is_not_null().to_numpy()
         stream = messages["stream"].fill_null(-1).to_numpy()
@@ -226,7 +190,7 @@ class _View(msgspec.Struct, frozen=True, eq=False):
             for name, other in (
                 ("start_ns", messages["launch_ns"]),
                 ("end_ns", messages["launch_ns"]),
-                ("end_ns", NEVER_NS),
+                ("end_ns", NO_END_NS),
             )
         )
         for indices in rows.values():
@@ -234,51 +198,108 @@ class _View(msgspec.Struct, frozen=True, eq=False):
             if len(lost) and len(np.unique(stream[indices[recorded[indices]]])) == 1:
                 # On one stream it ran between the one launched before it and the next.
                 start[lost] = end[lost] = np.maximum.accumulate(end[indices])[~recorded[indices]]
-                next_start = np.where(recorded[indices], start[indices], NEVER_NS)
+                next_start = np.where(recorded[indices], start[indices], NO_END_NS)
                 latest_end[lost] = np.minimum.accumulate(next_start[::-1])[::-1][~recorded[indices]]
-        alone = messages.select(pl.len().over("rank", "launch_ns") == 1).to_series().to_numpy()
         return cls(
-            step,
-            start,
-            end,
-            latest_end,
-            alone,
-            recorded,
-            stream,
-            (messages["made"] == "F").fill_null(False).to_numpy(),
-            {r: indices[send[indices]] for r, indices in rows.items()},
-            {r: indices[~send[indices]] for r, indices in rows.items()},
-            np.unique(step).tolist(),
-            np.zeros(0, np.int64),
+            step=messages["step"].fill_null(-1).to_numpy(),
+            start=start,
+            end=end,
+            latest_end=latest_end,
+            has_own_kernel=messages.select(pl.len().over("rank", "launch_ns") == 1).to_series().to_numpy(),
+            recorded=recorded,
+            stream=stream,
+            carries_activation=messages["made"].eq_missing("F").to_numpy(),
+            carries_gradient=messages["made"].eq_missing("B").to_numpy(),
+            sends={r: indices[send[indices]] for r, indices in rows.items()},
+            receives={r: indices[~send[indices]] for r, indices in rows.items()},
         )
 
-    def sent(self, rank: int, step: int) -> Ints:
-        return self._of(self.sends, rank, step)
+    def sent(self, rank: int) -> Ints:
+        return self.sends.get(rank, np.zeros(0, np.int64))
 
-    def received(self, rank: int, step: int) -> Ints:
-        return self._of(self.receives, rank, step)
+    def received(self, rank: int) -> Ints:
+        return self.receives.get(rank, np.zeros(0, np.int64))
 
-    def _of(self, rows_by_rank: dict[int, Ints], rank: int, step: int) -> Ints:
-        rows = rows_by_rank.get(rank, self.none)
-        in_step: Ints = rows[self.step[rows] == step]
-        return in_step
+    def in_step(self, rows: Ints, step: int) -> Ints:
+        return as_int64(rows[self.step[rows] == step])
 
 
-def _by_stream(view: _View, rank: int, receives: Ints, sources: list[int], peer: Ints) -> Ints | None:
-    """Return, for each receive, the place of its source where all messages with one peer share a stream; else None."""
-    sends = view.sends.get(rank, view.none)
-    sends = sends[view.recorded[sends]]
-    pairs = np.unique(np.stack([view.stream[sends], peer[sends]]), axis=1)
+def _assign_peers_along(messages: _MessageArrays, pipelines: Sequence[Sequence[int]], peer: Ints) -> float | None:
+    """Write each message's *peer* if these are the pipelines, and return the share of messages that then meet.
+
+    Returns None if they cannot be the pipelines: neighbours never speak to each other, too many messages lack their
+    other side, or too many arrive before they were sent.
+    """
+    met_count, early_count, missing_count = 0, 0, 0
+    for pipeline in pipelines:
+        # Closed to a ring: with interleaved stages the last rank sends to the first.
+        next_rank = dict(zip(pipeline, [*pipeline[1:], pipeline[0]], strict=True))
+        previous_rank = {after: rank for rank, after in next_rank.items()}
+        for rank in pipeline:
+            _assign_send_peers(messages, messages.sent(rank), next_rank[rank], previous_rank[rank], peer)
+        if not all((peer[messages.sent(rank)] == next_rank[rank]).any() for rank in pipeline[:-1]):
+            return None  # ranks that never speak to each other are two pipelines
+        for rank, step in product(pipeline, np.unique(messages.step).tolist()):
+            sources = [*dict.fromkeys((previous_rank[rank], next_rank[rank]))]  # of two ranks both are the same
+            missing, met, early = _assign_receive_peers(messages, rank, step, sources, peer)
+            missing_count, met_count, early_count = missing_count + missing, met_count + met, early_count + early
+            if missing > MAX_MISSING or missing_count > MAX_MISSING_SHARE * len(peer):
+                return None
+    message_count = max(int(messages.recorded.sum()), 1) / 2  # every message has two sides
+    return met_count / message_count if early_count <= MAX_EARLY_SHARE * message_count else None
+
+
+def _assign_send_peers(messages: _MessageArrays, sends: Ints, next_rank: int, previous_rank: int, peer: Ints) -> None:
+    """Write the *peer* of a rank's sends: activations go on, gradients go back; of others only a sole neighbour's."""
+    carried = [messages.carries_activation[sends], messages.carries_gradient[sends]]
+    peer[sends] = np.select(carried, [next_rank, previous_rank], next_rank if next_rank == previous_rank else -1)
+
+
+def _assign_receive_peers(
+    messages: _MessageArrays, rank: int, step: int, sources: list[int], peer: Ints
+) -> tuple[int, int, int]:
+    """Write the *peer* of a rank's receives in one step, unless too many messages are missing.
+
+    Returns:
+        How many messages lack their other side, how many receives met their send, and how many ended before it began.
+
+    """
+    receives = messages.in_step(messages.received(rank), step)
+    queues = [messages.in_step(messages.sent(source), step) for source in sources]
+    queues = [queue[peer[queue] == rank] for queue in queues]
+    missing = abs(sum(map(len, queues)) - len(receives))
+    if missing > MAX_MISSING:
+        return missing, 0, 0
+    chosen = _match_by_stream(messages, rank, receives, sources, peer)
+    if chosen is None or (not missing and _counts(chosen, len(queues)) != [*map(len, queues)]):
+        chosen = _merge(messages, receives, queues)
+    peer[receives] = np.array([*sources, -1])[chosen]  # -1, where the queue is not certain, takes the -1 at the end
+    return missing, *_meetings(messages, receives, queues, chosen)
+
+
+def _counts(chosen: Ints, length: int) -> list[int]:
+    """Return how many receives take from each queue."""
+    counts: list[int] = np.bincount(chosen[chosen >= 0], minlength=length).tolist()
+    return counts
+
+
+def _match_by_stream(
+    messages: _MessageArrays, rank: int, receives: Ints, sources: list[int], peer: Ints
+) -> Ints | None:
+    """Return the index of each receive's source, if all messages with one peer share a stream of their own."""
+    sends = messages.sent(rank)
+    sends = sends[messages.recorded[sends] & (peer[sends] >= 0)]
+    pairs = np.unique(np.stack([messages.stream[sends], peer[sends]]), axis=1)
     if len(pairs[0]) < 2 or len(np.unique(pairs[0])) < len(pairs[0]) or (pairs[0] < 0).any():
         return None
-    if not view.recorded[receives].all():  # nothing tells the stream of a kernel that was not recorded
+    if not messages.recorded[receives].all():  # nothing tells the stream of a kernel that was not recorded
         return None
     peer_of_stream = dict(zip(pairs[0].tolist(), pairs[1].tolist(), strict=True))
-    source_of = [peer_of_stream.get(stream) for stream in view.stream[receives].tolist()]
+    source_of = [peer_of_stream.get(stream) for stream in messages.stream[receives].tolist()]
     return None if None in source_of else np.array([sources.index(source) for source in source_of], np.int64)  # type: ignore[arg-type]
 
 
-def _merge(view: _View, receives: Ints, queues: list[Ints]) -> Ints:
+def _merge(messages: _MessageArrays, receives: Ints, queues: list[Ints]) -> Ints:
     """Return, for each receive in turn, which queue of sends it takes from, so that all fit as well as can be.
 
     -1 where messages are missing and it may take from either, or from none.
@@ -287,23 +308,23 @@ def _merge(view: _View, receives: Ints, queues: list[Ints]) -> Ints:
         return np.zeros(len(receives), np.int64)
     first, second = queues
     sends_left = len(first) + len(second) - len(receives)
-    before = _least_misfits(view, receives, first, second)
+    before = _least_misfits(messages, receives, first, second)
     if sends_left:
-        return _certain_sources(view, receives, (first, second), before)
+        return _certain_sources(messages, receives, (first, second), before)
     # Go back from the end along the cheapest way: the receive behind i others takes from the first queue or the second.
     chosen, j = np.zeros(len(receives), np.int64), len(first)
     for i in range(len(receives) - 1, -1, -1):
         k = i - j  # taken of the second queue before this receive, if it takes from the second
         takes_first = j > 0 and (
             k < 0
-            or before[i, 0, j - 1] + _misfit(view, receives[i], first[j - 1])
-            <= before[i, 0, j] + _misfit(view, receives[i], second[k])
+            or before[i, 0, j - 1] + _misfit(messages, receives[i], first[j - 1])
+            <= before[i, 0, j] + _misfit(messages, receives[i], second[k])
         )
         chosen[i], j = (0, j - 1) if takes_first else (1, j)
     return chosen
 
 
-def _least_misfits(view: _View, receives: Ints, first: Ints, second: Ints) -> Floats:
+def _least_misfits(messages: _MessageArrays, receives: Ints, first: Ints, second: Ints) -> Floats:
     """Return in [i, s, j] the least misfit of i receives, j sends of the first queue and i + shift - j of the second.
 
     The shifts, of index s, are the sends without a receive less the receives without a send, from 0 to what is left
@@ -323,26 +344,26 @@ def _least_misfits(view: _View, receives: Ints, first: Ints, second: Ints) -> Fl
             least[i, s][(k[s] < 0) | (k[s] > len(second))] = np.inf
         if i == len(receives):
             break
-        least[i + 1, :, 1:] = least[i, :, :-1] + _misfit(view, receives[i], first)
-        of_second = _misfit(view, receives[i], second[np.clip(k, 0, len(second) - 1)])
+        least[i + 1, :, 1:] = least[i, :, :-1] + _misfit(messages, receives[i], first)
+        of_second = _misfit(messages, receives[i], second[np.clip(k, 0, len(second) - 1)])
         least[i + 1] = np.minimum(least[i + 1], least[i] + of_second)
         if sends_left < 0:  # the receive is left out
             least[i + 1, :-1] = np.minimum(least[i + 1, :-1], least[i, 1:])
     return least
 
 
-def _certain_sources(view: _View, receives: Ints, queues: tuple[Ints, Ints], before: Floats) -> Ints:
+def _certain_sources(messages: _MessageArrays, receives: Ints, queues: tuple[Ints, Ints], before: Floats) -> Ints:
     """Return the queue of each receive; -1 if it has none, or if another way for it is little worse."""
     first, second = queues
     sends_left = len(first) + len(second) - len(receives)
     shifts = np.arange(min(sends_left, 0), max(sends_left, 0) + 1)
     # From behind, what is left after a receive is what came before it.
-    after = _least_misfits(view, receives[::-1], first[::-1], second[::-1])[::-1, ::-1, ::-1]
+    after = _least_misfits(messages, receives[::-1], first[::-1], second[::-1])[::-1, ::-1, ::-1]
     ways = np.full((3, len(receives)), np.inf)
     for i, receive in enumerate(receives):
-        ways[0, i] = (before[i, :, :-1] + _misfit(view, receive, first) + after[i + 1, :, 1:]).min(initial=np.inf)
+        ways[0, i] = (before[i, :, :-1] + _misfit(messages, receive, first) + after[i + 1, :, 1:]).min(initial=np.inf)
         k = np.clip(i + shifts[:, None] - np.arange(len(first) + 1), 0, len(second) - 1)
-        ways[1, i] = (before[i] + _misfit(view, receive, second[k]) + after[i + 1]).min()
+        ways[1, i] = (before[i] + _misfit(messages, receive, second[k]) + after[i + 1]).min()
         if sends_left < 0:
             ways[2, i] = (before[i, 1:] + after[i + 1, :-1]).min()
     chosen = ways.argmin(axis=0)
@@ -350,32 +371,32 @@ def _certain_sources(view: _View, receives: Ints, queues: tuple[Ints, Ints], bef
     return np.where((chosen < 2) & (next_lowest - lowest > MAX_ACKNOWLEDGE_NS), chosen, -1)
 
 
-def _misfit(view: _View, receives: Ints, sent: Ints) -> Floats:
+def _misfit(messages: _MessageArrays, receives: Ints, sent: Ints) -> Floats:
     """Return how badly each receive fits each send: it ends soon after both are there, never before its message was.
 
     One that was not recorded ended when it fits best, within its bounds.
     """
-    late = np.maximum(0, view.end[receives] - np.maximum(view.latest_end[sent], view.start[receives]))
-    early = np.maximum(0, view.end[sent] - view.latest_end[receives])
-    early = np.where(view.alone[sent], EARLIER, 1.0) * early
-    misfit: Floats = late + early + np.where(view.latest_end[receives] < view.start[sent], NEVER, 0.0)
+    late = np.maximum(0, messages.end[receives] - np.maximum(messages.latest_end[sent], messages.start[receives]))
+    early = np.maximum(0, messages.end[sent] - messages.latest_end[receives])
+    early = np.where(messages.has_own_kernel[sent], EARLY_WEIGHT, 1.0) * early
+    misfit: Floats = late + early + np.where(messages.latest_end[receives] < messages.start[sent], IMPOSSIBLE_COST, 0.0)
     return misfit
 
 
-def _meetings(view: _View, receives: Ints, queues: list[Ints], chosen: Ints) -> tuple[int, int]:
+def _meetings(messages: _MessageArrays, receives: Ints, queues: list[Ints], chosen: Ints) -> tuple[int, int]:
     """Return how many receives ran at the same time as their send, and how many ended before it began.
 
     Where sends or receives of a queue are missing, a receive has that many neighbours of its send to meet as well.
     """
-    together, early = 0, 0
+    met, early = 0, 0
     for position, queue in enumerate(queues):
         taken = receives[chosen == position]
         sends_left = len(queue) - len(taken)
         shifts = np.arange(min(sends_left, 0), max(sends_left, 0) + 1)
         if len(queue):
             partner = queue[np.clip(np.arange(len(taken))[:, None] + shifts, 0, len(queue) - 1)]
-            after = view.start[partner] < view.end[taken][:, None]
-            meets = after & (view.start[taken][:, None] < view.latest_end[partner]) & view.recorded[partner]
-            together += int((meets.any(axis=1) & view.recorded[taken]).sum())
-            early += int((~after.any(axis=1) & view.recorded[taken]).sum())
-    return together, early
+            after = messages.start[partner] < messages.end[taken][:, None]
+            meets = after & (messages.start[taken][:, None] < messages.latest_end[partner]) & messages.recorded[partner]
+            met += int((meets.any(axis=1) & messages.recorded[taken]).sum())
+            early += int((~after.any(axis=1) & messages.recorded[taken]).sum())
+    return met, early

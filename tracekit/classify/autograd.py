@@ -50,8 +50,8 @@ class NodeWalk(NamedTuple):
     node_of: Int32s  # of every range: row of the node that runs it, its own row for a node, -1 outside the engine
     number: Ints  # of every range that is a node: its sequence number; -1 for other ranges
     flags: _Flags  # of every range: ``NODE``, ``FORWARD``
-    outside: Int32s  # numbered ops outside of nodes
-    inside: Int32s  # numbered ops inside of nodes that may run forward work again
+    ops_outside_nodes: Int32s  # numbered ops outside of nodes
+    possible_reruns: Int32s  # numbered ops inside of nodes that may run forward work again
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -102,13 +102,13 @@ def read_autograd(ranges: Ranges, launches: Launches) -> Autograd:
     walk = find_nodes(ranges.op_of, ranges.is_op, ranges.name.codes, _name_flags(ranges.name), ranges.sequence)
     node_of, number, flags = walk.node_of, walk.number, walk.flags
     nodes = np.flatnonzero(flags & autograd_nodes.NODE)
-    made_node, is_taken = _node_makers(ranges, walk.outside)
-    is_forward_op = ~ranges.name_matches(walk.outside, r"^c10d::")
+    made_node, is_taken = _node_makers(ranges, walk.ops_outside_nodes)
+    is_forward_op = ~ranges.name_matches(walk.ops_outside_nodes, r"^c10d::")
     made_node = made_node & is_forward_op
-    makers = walk.outside[made_node]
+    makers = walk.ops_outside_nodes[made_node]
     ran = is_in_sorted(ranges.sequence[makers], np.sort(number[nodes], kind="stable"))
     flags[makers[ran]] |= autograd_nodes.MADE_NODE_THAT_RAN
-    flags[walk.outside[made_node & is_taken]] |= autograd_nodes.MADE_NODE
+    flags[walk.ops_outside_nodes[made_node & is_taken]] |= autograd_nodes.MADE_NODE
     flags[_rerun_ops(ranges, names, nodes, walk)] |= autograd_nodes.RERUN
     differentiable, rerun = spread_flags(ranges.op_of, flags)
 
@@ -132,7 +132,7 @@ def read_autograd(ranges: Ranges, launches: Launches) -> Autograd:
         ],
     )
     runs_again, ran_before = _repeated_nodes(ranges, names, nodes, number)
-    forward_op = _forward_ops(ranges, names, walk.outside[is_forward_op], node_row, number)
+    forward_op = _forward_ops(ranges, names, walk.ops_outside_nodes[is_forward_op], node_row, number)
     return Autograd(
         ranges=ranges, names=names, rows=nodes, node_of=node_of, differentiable=differentiable, rerun=rerun,
         node_sequence=number, runs_again=runs_again, ran_before=ran_before, node_row=node_row,
@@ -152,7 +152,7 @@ def find_nodes(parent: Int32s, is_op: Bools, name: Int32s, name_flags: Ints, seq
         sequence: Sequence number of each range; -1: none.
     """
     size = len(parent)
-    node_of, outside, inside = (np.empty(size, np.int32) for _ in range(3))
+    node_of, ops_outside_nodes, possible_reruns = (np.empty(size, np.int32) for _ in range(3))
     number, flags, counts = np.empty(size, np.int64), np.empty(size, np.uint8), np.zeros(2, np.int64)
     autograd_nodes.find_nodes(
         parent=as_int32(parent),
@@ -163,11 +163,11 @@ def find_nodes(parent: Int32s, is_op: Bools, name: Int32s, name_flags: Ints, seq
         node_of=node_of,
         number=number,
         flags=flags,
-        outside=outside,
-        inside=inside,
+        ops_outside_nodes=ops_outside_nodes,
+        possible_reruns=possible_reruns,
         counts=counts,
     )
-    return NodeWalk(node_of, number, flags, outside[: counts[0]].copy(), inside[: counts[1]].copy())
+    return NodeWalk(node_of, number, flags, ops_outside_nodes[: counts[0]].copy(), possible_reruns[: counts[1]].copy())
 
 
 def spread_flags(parent: Int32s, flags: _Flags) -> tuple[Int32s, Int32s]:
@@ -186,14 +186,15 @@ def _name_flags(names: CategoryColumn) -> Ints:
     evaluated = {name.removeprefix(EVALUATE_NODE) for name in names.values if name.startswith(EVALUATE_NODE)}
     evaluation = names.answers(f"^{EVALUATE_NODE}")
     backward = names.answers(_BACKWARD)
-    inner_range = np.array([*(name in evaluated for name in names.values), False])
-    never_rerun = evaluation | backward | inner_range | names.answers(_BOOKKEEPING)
+    is_node = np.array([*(name in evaluated for name in names.values), False])
+    never_rerun = evaluation | backward | is_node | names.answers(_BOOKKEEPING)
     flags: Ints = (
         evaluation * autograd_nodes.EVALUATION_NAME
         + (backward & ~evaluation & ~names.answers(r"^(aten|c10d)::")) * autograd_nodes.BACKWARD_NAME
         + names.answers(r"^record_param_comms") * autograd_nodes.COMM_RECORD_NAME
         + names.answers(FORWARD_ONLY) * autograd_nodes.FORWARD_ONLY_NAME
         + never_rerun * autograd_nodes.NEVER_RERUN_NAME
+        + is_node * autograd_nodes.NODE_NAME
     )
     return flags
 
@@ -250,7 +251,7 @@ def _rerun_ops(ranges: Ranges, names: CategoryColumn, nodes: Ints, walk: NodeWal
     forward with gradients on. A function written in Python always gets a number, so it counts only inside a checkpoint,
     or where its own node runs later.
     """
-    rows = walk.inside
+    rows = walk.possible_reruns
     is_python = ~ranges.name_matches(rows, "::")
     is_rerun = np.ones(len(rows), np.bool_)
     is_rerun[is_python] = _own_node_runs_later(ranges, names, nodes, rows[is_python])

@@ -78,7 +78,7 @@ def nest(  # noqa: PLR0917 - one argument per column
         name=as_int32(name),
         point_thread=as_int64(point_thread[order]),
         point_time=as_int64(point_time[order]),
-        stacks=np.empty((3, ranges + 2), np.int32),
+        stacks=np.empty((3, ranges + 1), np.int32),
         op_around=op_of,
         annotation_around=ann_of,
         path_hash=path,

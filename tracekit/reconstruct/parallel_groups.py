@@ -12,7 +12,7 @@ from math import prod
 import polars as pl
 
 from tracekit._util.text import listing, percent, ranks_named
-from tracekit.align.peers import MESSAGES, Named, along_pipelines, by_communicator
+from tracekit.align.peers import MESSAGES, PipelinePeers, along_pipelines, by_communicator
 from tracekit.errors import Notice, OptionError
 from tracekit.parsers.source_refs import MAX_RANKS
 from tracekit.reconstruct.rank_pipeline import RankPipeline
@@ -316,7 +316,7 @@ def name_peers(
         is_unnamed = pl.col("rank").is_in(without_peers)
         unnamed = table.filter(is_unnamed)
         named = along_pipelines(unnamed, None if layout is None else mesh_lines(without_peers, layout))
-        if named.lines:
+        if named.pipelines:
             notices = (_order_notice(named, len(unnamed)),)
             table = pl.concat([table.filter(~is_unnamed), unnamed.with_columns(named.peer)])
     named_messages = table.partition_by("rank", as_dict=True, maintain_order=True)
@@ -327,11 +327,12 @@ def name_peers(
     return [local.get(rank.rank, rank) for rank in ranks], notices
 
 
-def _order_notice(named: Named, count: int) -> Notice:
-    lines = "; ".join(listing(map(str, line), most=8) for line in named.lines[:4])
-    more = f" and {len(named.lines) - 4} more" if len(named.lines) > 4 else ""
+def _order_notice(named: PipelinePeers, count: int) -> Notice:
+    lines = "; ".join(listing(map(str, line), most=8) for line in named.pipelines[:4])
+    more = f" and {len(named.pipelines) - 4} more" if len(named.pipelines) > 4 else ""
     text = (
         f"messages do not name their peers: along the pipeline of ranks {lines}{more} the k-th send meets the "
-        f"k-th receive, and {percent(named.met, digits=0)} of the {count:,} ran at the same time as their other side"
+        f"k-th receive, and {percent(named.met_share, digits=0)} of the {count:,} ran at the same time as their other "
+        "side"
     )
     return Notice("peers-by-order", f"{text}; waiting rests on that match (override with --layout)")

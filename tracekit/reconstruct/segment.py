@@ -40,8 +40,8 @@ def find_walks(kernels: Kernels) -> tuple[Ints, Ints]:
     category = kernels.category
     autograd = kernels.rows_of(AUTOGRAD)
     number = kernels.number[autograd]
-    loose_before = np.cumsum(category == LOOSE_WGRAD)[autograd]
-    walk, owner = _number_walks(number, loose_before)
+    loose_wgrads_before = np.cumsum(category == LOOSE_WGRAD)[autograd]
+    walk, owner = _number_walks(number, loose_wgrads_before)
     is_first_visit = (number >= 0) & (owner[walk] == walk)
     cut_walk = _split_by_messages(walk, autograd, kernels)
     cut_walk = _split_repetitions(cut_walk, autograd, kernels, is_first_visit)
@@ -50,22 +50,22 @@ def find_walks(kernels: Kernels) -> tuple[Ints, Ints]:
     return _join_next_walk(final_walk, number >= 0, barriers_before), owner
 
 
-def _number_walks(number: Ints, loose_before: Ints) -> tuple[Ints, Ints]:
+def _number_walks(number: Ints, loose_wgrads_before: Ints) -> tuple[Ints, Ints]:
     """Return walk and owner as ``find_walks`` does, from sequence numbers alone.
 
-    *loose_before* counts the weight gradients outside autograd that were launched before each kernel.
+    *loose_wgrads_before* counts the weight gradients outside autograd that were launched before each kernel.
     """
     numbered = number[number >= 0]
     if not len(numbered):
         return np.zeros(len(number), np.int64), np.zeros(min(1, len(number)), np.int64)
     first_number = numbered.min()
-    visitor = np.full(int(numbered.max() - first_number) + 1, -1, np.int64)
+    first_walk = np.full(int(numbered.max() - first_number) + 1, -1, np.int64)
     next_number, walk = np.full((2, len(number)), -1, np.int64)
-    owner = np.full(len(number) + 1, -1, np.int64)
+    repeated_walk = np.full(len(number) + 1, -1, np.int64)
     count = autograd_walks.number_walks(
-        as_int64(number), as_int64(loose_before), first_number, visitor, next_number, walk, owner
+        as_int64(number), as_int64(loose_wgrads_before), first_number, first_walk, next_number, walk, repeated_walk
     )
-    return np.maximum(walk, 0), owner[:count]  # kernels before the first number join the first walk
+    return np.maximum(walk, 0), repeated_walk[:count]  # kernels before the first number join the first walk
 
 
 def _split_by_messages(walk: Ints, autograd: Ints, kernels: Kernels) -> Ints:
@@ -171,11 +171,11 @@ def _renumber_walks(number: Ints, first_visitor: Ints, uncut_walk: Ints) -> tupl
     if not len(number):
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     walk = np.zeros(len(number), np.int64)
-    owner, first_at_home = np.full((2, len(number) + 1), -1, np.int64)
+    repeated_walk, first_walk = np.full((2, len(number) + 1), -1, np.int64)
     count = autograd_walks.renumber_walks(
-        as_int64(number), as_int64(first_visitor), as_int64(uncut_walk), walk, owner, first_at_home
+        as_int64(number), as_int64(first_visitor), as_int64(uncut_walk), walk, repeated_walk, first_walk
     )
-    return walk, np.maximum(owner, 0)[:count]
+    return walk, np.maximum(repeated_walk, 0)[:count]
 
 
 def _join_next_walk(walk: Ints, is_numbered: Bools, barriers_before: Ints) -> Ints:
