@@ -10,6 +10,7 @@ import pytest
 
 from tests.kept import analysis_of, labelled_of
 from tests.unpack import unpacked, unpacked_json
+from tracekit import load
 from tracekit.documents.coding import to_plain
 from tracekit.report.html.page import render_html
 from tracekit.report.html.timeline import PageClock, timeline_data
