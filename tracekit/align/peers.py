@@ -271,16 +271,10 @@ def _assign_receive_peers(
     if missing > MAX_MISSING:
         return missing, 0, 0
     chosen = _match_by_stream(messages, rank, receives, sources, peer)
-    if chosen is None or (not missing and _counts(chosen, len(queues)) != [*map(len, queues)]):
+    if chosen is None or (not missing and np.bincount(chosen, minlength=len(queues)).tolist() != [*map(len, queues)]):
         chosen = _merge(messages, receives, queues)
     peer[receives] = np.array([*sources, -1])[chosen]  # -1, where the queue is not certain, takes the -1 at the end
     return missing, *_meetings(messages, receives, queues, chosen)
-
-
-def _counts(chosen: Ints, length: int) -> list[int]:
-    """Return how many receives take from each queue."""
-    counts: list[int] = np.bincount(chosen[chosen >= 0], minlength=length).tolist()
-    return counts
 
 
 def _match_by_stream(
