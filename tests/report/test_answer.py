@@ -53,7 +53,8 @@ def run_of(small, *, ranks=1, steps=1, compute=600, exposed=None, labels=None, w
         for rank in range(ranks)
     )
     rows = tuple(sorted(late, key=lambda row: -row.caused_ns))
-    return replace(small, rank_results=made, stragglers=replace(small.stragglers, rows=rows))
+    stragglers = replace(small.stragglers, rows=rows)
+    return replace(small, rank_results=made, stragglers=stragglers, changed_steps=())
 
 
 def said(run):

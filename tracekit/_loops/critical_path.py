@@ -338,6 +338,7 @@ def replay_events(
         arrivals: Result: last start of a member of each match (smaller than all times at the call); that member.
 
     """
+    # In order of measured times: what an event waited for, and all members of that match, started before it.
     events = times.shape[1]
     for i in range(order.shape[0]):
         event = cython.cast(cython.longlong, order[i])

@@ -383,18 +383,21 @@ class Scanner:
         # An event without a phase is complete if it has a time: one that lacks both is of no known kind.
         is_complete: cython.bint = self.phase == ord("X") or (self.phase == 0 and has_time)
         is_memory: cython.bint = self.phase == ord("i") and self._has_text(_NAME, _MEMORY)
-        has_time = has_time and not self.has_bad_time
+        is_timed: cython.bint = has_time and not self.has_bad_time
         if not is_complete:
             if is_memory and self.memory_count >= self.memory_rows.shape[0]:
                 return _ROWS_FULL
             if not (is_memory and self._keep_memory(i)):
                 self.phases[self.phase] += 1
         elif (
-            not self.keep_stacks and has_time and self._has_text(_CAT, _PYTHON_FUNCTION) and not self._is_module_call()
+            not self.keep_stacks
+            and is_timed
+            and self._has_text(_CAT, _PYTHON_FUNCTION)
+            and not self._is_module_call()
         ):
             self.python_frames += 1
             self.complete += 1
-        elif self._append_row(has_time) == _TEXT_FULL:
+        elif self._append_row(is_timed) == _TEXT_FULL:
             return _TEXT_FULL
         if self.bad_values_in_event > 0:
             if self.bad_values == 0:

@@ -271,6 +271,7 @@ def _assign_receive_peers(
     if missing > MAX_MISSING:
         return missing, 0, 0
     chosen = _match_by_stream(messages, rank, receives, sources, peer)
+    # Streams that give a neighbour more or fewer receives than it sent tell nothing: then times decide.
     if chosen is None or (not missing and np.bincount(chosen, minlength=len(queues)).tolist() != [*map(len, queues)]):
         chosen = _merge(messages, receives, queues)
     peer[receives] = np.array([*sources, -1])[chosen]  # -1, where the queue is not certain, takes the -1 at the end

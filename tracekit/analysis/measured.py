@@ -191,13 +191,14 @@ def rank_results(ranks: Sequence[RankTables], operations: pl.DataFrame, *, pipel
 def _batch_results(ranks: Sequence[RankTables], operations: pl.DataFrame, *, pipeline: bool) -> list[RankResult]:
     """Return the results of some ranks from their *operations*."""
     rank_index = np.searchsorted([rank.source.rank for rank in ranks], operations["rank"].to_numpy())
-    messages = np.bincount(rank_index[operations["is_message"].to_numpy()], minlength=len(ranks)).tolist()
+    message_counts = np.bincount(rank_index[operations["is_message"].to_numpy()], minlength=len(ranks)).tolist()
+    # From here on ``rank`` is the index in *ranks*, and ``part`` that of the step, or 0 for the window.
     operations = operations.with_columns(rank=pl.Series(rank_index))
     by_step = _Waits.of(operations, [rank.by_step for rank in ranks])
     window = _Waits.of(operations.with_columns(part=pl.lit(0, pl.Int64)), [rank.window for rank in ranks])
     results = []
     for index, rank in enumerate(ranks):
-        messages_known = not has_unseen_messages(rank.messages_issued, messages[index])
+        messages_known = not has_unseen_messages(rank.messages_issued, message_counts[index])
         facts = _KnownFacts(index, rank.idle_known, pipeline, messages_known)
         results.append(_rank_result(rank, by_step, window, facts))
     return results
@@ -257,8 +258,8 @@ class _Waits(msgspec.Struct, frozen=True, eq=False):
         operations = operations.with_columns(scope_number)
         # A wait that is unknown, or known as an upper bound only, may be none.
         least_wait_ns = pl.when(pl.col("wait_is_bound")).then(0).otherwise(pl.col("wait_ns")).fill_null(0)
-        is_pp = operations.filter(pl.col("label") == "pp_comm").with_columns(wait_ns=least_wait_ns)
-        start, wait, scope = (is_pp[name].to_numpy() for name in ("start_ns", "wait_ns", "scope"))
+        pp_operations = operations.filter(pl.col("label") == "pp_comm").with_columns(wait_ns=least_wait_ns)
+        start, wait, scope = (pp_operations[name].to_numpy() for name in ("start_ns", "wait_ns", "scope"))
         covered = [rank_measures.covered for rank_measures in measures]
         covered_by_scope = Intervals(
             np.concatenate([intervals.group + i * parts for i, intervals in enumerate(covered)]),

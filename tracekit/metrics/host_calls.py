@@ -137,12 +137,13 @@ def _waits_for_queue(api: ApiCalls, gpu_events: pl.DataFrame) -> Bools:
         return is_slow
     begins = gpu_events.select("correlation", begin_ns="start_ns").drop_nulls().group_by("correlation").min()
     launches = calls.select("correlation", "start_ns").filter(pl.Series(is_queued)).join(begins, on="correlation")
-    # Launches before the call whose work had not begun by then: those launched before less those begun before.
+    # Launches of all streams before the call whose work had not begun: those launched less those begun before it.
     launched, begun = (
         np.searchsorted(launches[column].sort().to_numpy(), start_ns[is_slow]) for column in ("start_ns", "begin_ns")
     )
-    is_slow[is_slow] = launched - begun >= FULL_QUEUE_LAUNCHES
-    return is_slow
+    waits = is_slow.copy()
+    waits[is_slow] = launched - begun >= FULL_QUEUE_LAUNCHES
+    return waits
 
 
 def find_full_queue_time(api: ApiCalls, gpu_events: pl.DataFrame) -> Intervals:

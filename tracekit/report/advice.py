@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import asdict
@@ -54,6 +55,14 @@ class Advice(msgspec.Struct, frozen=True):
     """The whole command to copy, if there is one."""
 
 
+class _Supported(NamedTuple):
+    """Advice that the evidence supports."""
+
+    weight: float
+    saves_ns: int | None
+    advice: Advice
+
+
 @cache
 def advice_table() -> AdviceTable:
     """Return the table of advice."""
@@ -68,7 +77,7 @@ def advise(evidence: Evidence, *, path: str | None = None) -> list[Advice]:
     """
     table, facts = advice_table(), asdict(evidence)
     shown = {name: _format(name, fact) for name, fact in facts.items()}
-    supported: list[tuple[float, int | None, Advice]] = []
+    supported: list[_Supported] = []
     for entry in table.entries:
         if not entry.fires(facts):
             continue
@@ -80,19 +89,21 @@ def advise(evidence: Evidence, *, path: str | None = None) -> list[Advice]:
         if saves_ns is not None:
             text += f" (saves up to {ms(saves_ns)} per step)"
         weight = facts[entry.weight] if isinstance(entry.weight, str) else entry.weight
+        # A part of the gap is about the label that causes it. What is not on the critical path saves nothing: last.
         is_about_label = "label" in entry.needs or "gap_cause" in entry.needs
         if is_about_label and evidence.blocks_step is False and saves_ns is None:
             text, weight = f"{text} (hardly any of it is on the critical path)", 0.0
         command = entry.command.format(path=path) if entry.command and path else None
-        supported.append((weight, saves_ns, Advice(text, command)))
+        supported.append(_Supported(weight, saves_ns, Advice(text, command)))
     if not supported and evidence.savings_ns:
         change, saves_ns = max(evidence.savings_ns.items(), key=lambda item: item[1])
         text = f"of the changes that were tried `{change}` would save most (up to {ms(saves_ns)} per step)"
-        supported.append((0.0, saves_ns, Advice(text)))
-    supported.sort(key=lambda item: -item[0])
+        supported.append(_Supported(0.0, saves_ns, Advice(text)))
+    supported.sort(key=lambda item: -item.weight)
     # Advice with a predicted saving keeps the places that it has by weight, but fills them by saving, largest first.
-    by_saving = iter(sorted((item for item in supported if item[1] is not None), key=lambda item: -(item[1] or 0)))
-    return [(item if item[1] is None else next(by_saving))[2] for item in supported]
+    saving = [item for item in supported if item.saves_ns is not None]
+    by_saving = iter(sorted(saving, key=lambda item: -(item.saves_ns or 0)))
+    return [(item if item.saves_ns is None else next(by_saving)).advice for item in supported]
 
 
 def _format(name: str, fact: object) -> str:
