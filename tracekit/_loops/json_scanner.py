@@ -390,10 +390,7 @@ class Scanner:
             if not (is_memory and self._keep_memory(i)):
                 self.phases[self.phase] += 1
         elif (
-            not self.keep_stacks
-            and is_timed
-            and self._has_text(_CAT, _PYTHON_FUNCTION)
-            and not self._is_module_call()
+            not self.keep_stacks and is_timed and self._has_text(_CAT, _PYTHON_FUNCTION) and not self._is_module_call()
         ):
             self.python_frames += 1
             self.complete += 1
