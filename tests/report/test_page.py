@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
+import shutil
 
 import pytest
 
@@ -14,6 +16,13 @@ from tracekit.run.analyze import analyze
 pytestmark = pytest.mark.slow
 
 HOSTILE = "<script>window.ran=1</script><img src=x onerror='window.ran=1'>"
+
+
+def test_the_name_of_a_file_may_hold_bytes_that_are_no_text(samples, tmp_path):
+    folder = tmp_path / os.fsdecode(b"run\xff")
+    shutil.copytree(samples / "reload", folder)
+    page = render_html(analyze(folder))
+    assert re.search(r'"path":"[^"]*run\\udcff', page)
 
 
 @pytest.mark.parametrize("name", ["1f1b", "vpp-overlap", "reload-overlap"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from functools import cache
 from pathlib import Path
@@ -30,8 +31,11 @@ def asset(*names: str) -> Markup:
 
 
 def script_json(data: msgspec.Struct) -> Markup:
-    """Return JSON that cannot end the script element it is written into."""
-    return Markup(msgspec.json.encode(data).decode().replace("<", "\\u003c"))
+    """Return JSON that cannot end the script element it is written into.
+
+    It is ASCII, because the name of a file may hold bytes that are not UTF-8, which ``msgspec.json`` does not encode.
+    """
+    return Markup(json.dumps(msgspec.to_builtins(data, str_keys=True), separators=(",", ":")).replace("<", "\\u003c"))
 
 
 @cache
