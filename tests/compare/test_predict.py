@@ -76,6 +76,30 @@ def test_waiting_for_room_in_the_queue_is_no_time_of_the_host():
         assert (ops.launch_ns["F"][0], ops.launch_ns["B"][0], ops.before_ns["B"][0]) == (launch_ns, 100.0, before_ns)
 
 
+def test_a_host_that_ran_ahead_begins_as_far_before_its_gpu_in_every_schedule():
+    """Two forwards of two ranks: launched at 0 and 140, on GPUs that are free at 100 and 150."""
+    cells = pl.DataFrame(
+        {"op": "F", "stage": [0, 1], "microbatch": 0, "position": pl.Series([0, 1], dtype=pl.Int32)}
+    ).with_columns(
+        launch_ns=pl.Series([0, 140]),
+        last_ns=pl.Series([20, 145]),
+        start_ns=pl.Series([100, 150]),
+        end_ns=pl.Series([130, 180]),
+        b_stage=None,
+        b_microbatch=None,
+        host_ns=0,
+        wgrad_ns=0,
+        busy_ns=30,
+    )
+    ops = measure_ops(cells, {}, FREE, stages=2, lead_ns=pl.Series([0, 0]), full_queue={})
+    schedule = generate("gpipe", pp=2, microbatches=1)
+    program = PROGRAM_WRITERS["just-in-time"](schedule)
+    own = ops.host_times(program, schedule, own=True)
+    assert (own.starts, own.gpu_starts) == ([-100, 40], (0, 50))
+    later = ops.host_times(program, schedule, gpu_starts=[0, 70])
+    assert (later.starts, later.gpu_starts) == ([-100, 60], [0, 70])
+
+
 @pytest.mark.parametrize("order", PROGRAM_WRITERS)
 def test_every_message_is_sent_once_and_received_once_and_nothing_gets_stuck(order):
     plan = generate("1f1b", pp=4, microbatches=8)
@@ -138,6 +162,14 @@ def test_a_host_that_is_late_holds_up_the_start_and_the_end():
     host = HostTimes([0, 25, 0, 0], [5, 55, 0, 0], post_ns=0, last_launch_to_end_ns=5)
     outcome = run_program(program, [10, 10, 1, 1], FREE, host)
     assert (outcome.start[1], outcome.end[1]) == (30, 90)
+
+
+def test_a_gpu_that_is_busy_with_the_step_before_starts_when_it_is_free():
+    """Both hosts launch long before; the first rank is free at 40, the second, which waits for no message, at 0."""
+    program = two_ranks([(RUN, 0), (RUN, 1)], [(RUN, 2), (RUN, 3)], ())
+    times = dict(post_ns=0, last_launch_to_end_ns=0, starts=[-900, -900], gpu_starts=[40, 0])
+    outcome = run_program(program, [10, 10, 1, 1], FREE, HostTimes([0] * 4, [100] * 4, **times))
+    assert outcome.start.tolist() == [40, 50, 0, 1]
 
 
 @pytest.mark.parametrize(("waits", "start"), [(False, 20), (True, 36)])

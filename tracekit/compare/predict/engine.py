@@ -21,7 +21,7 @@ from tracekit.compare.predict.rank_programs import POST, RUN, WAIT, Program
 
 Floats = npt.NDArray[np.float64]
 
-_PIECE_ENDS, _KERNEL_ENDS, _HOST_LAUNCHES = range(3)
+_PIECE_ENDS, _KERNEL_ENDS, _RANK_MAY_ADVANCE = range(3)
 """Kinds of events."""
 
 
@@ -33,7 +33,8 @@ class HostTimes(msgspec.Struct, frozen=True, eq=False):
     post_ns: float  # before the launch of a message kernel
     last_launch_to_end_ns: float  # from the last launch of a piece to its end, where the host is the limit
     waits_for_messages: bool = False  # whether the host stands still until a message that compute waits for is there
-    starts: Sequence[float] | None = None  # of each rank: begin of its step; 0 if None
+    starts: Sequence[float] | None = None  # of each rank: when its host begins the step; 0 if None
+    gpu_starts: Sequence[float] | None = None  # of each rank: when its GPU is free for the step; 0 if None
 
 
 class Outcome(msgspec.Struct, frozen=True, eq=False):
@@ -122,14 +123,15 @@ class _Simulation:
         """Process all events."""
         if self.machine.queues == "free":
             self._start_all_receives()
+        gpu_starts = None if self.host is None else self.host.gpu_starts
         for rank in range(len(self.program.steps)):
             self._run_host(rank)
-            self._advance(rank, 0.0)
+            self._add_event(gpu_starts[rank] if gpu_starts else 0.0, _RANK_MAY_ADVANCE, rank)
         while self.events:
             now, _, kind, number, plan = heappop(self.events)
             if kind == _KERNEL_ENDS:
                 self._end_kernel(number, now)
-            elif kind == _HOST_LAUNCHES:
+            elif kind == _RANK_MAY_ADVANCE:
                 self._advance(number, now)
             elif plan == self.plan[number]:  # else the end was planned again meanwhile
                 self._end_piece(number, now)
@@ -182,7 +184,7 @@ class _Simulation:
             action, number = steps[self.next_step[rank]]
             if self.host is not None and action != WAIT and self.launches[action][number] > now:
                 if self.launches[action][number] < math.inf:
-                    self._add_event(self.launches[action][number], _HOST_LAUNCHES, rank)
+                    self._add_event(self.launches[action][number], _RANK_MAY_ADVANCE, rank)
                 return
             if action == WAIT and not self.kernel_ended[number]:
                 self.awaited_kernel[rank] = number

@@ -58,7 +58,8 @@ class MeasuredOps(msgspec.Struct, frozen=True, eq=False):
     host_waits: bool  # whether the host stands still until a message is there
     block_factor: float  # GPU time of an FB / that of its halves run alone; 1 if none ran
     cells: Mapping[Piece, OpTimes]  # ops that ran
-    host_starts: tuple[float, ...]  # first launch of each position in the step, from the earliest of them
+    host_starts: tuple[float, ...]  # first launch of each position in the step, from the first GPU event of all
+    gpu_starts: tuple[float, ...]  # first GPU event of each position in the step, from the first of all
     has_split_backwards: bool
 
     def typical_work(self, program: Program, schedule: Schedule) -> list[float]:
@@ -77,16 +78,19 @@ class MeasuredOps(msgspec.Struct, frozen=True, eq=False):
         ]
 
     def host_times(
-        self, program: Program, schedule: Schedule, *, starts: Sequence[float] | None = None, own: bool = False
+        self, program: Program, schedule: Schedule, *, gpu_starts: Sequence[float] | None = None, own: bool = False
     ) -> HostTimes:
-        """Return the times of the hosts.
+        """Return the times of the hosts, each of which begins a step as long before its GPU is free as in the run.
 
         Args:
             program: Program of *schedule*.
             schedule: Schedule that is predicted.
-            starts: Time at which each rank's host begins the step; 0 if None.
-            own: Whether hosts begin and take what they did in the run, not what is typical.
+            gpu_starts: Time at which each rank's GPU is free for the step; 0 if None.
+            own: Whether ranks begin and hosts take what they did in the run, not what is typical.
         """
+        if own or gpu_starts is None:
+            gpu_starts = self.gpu_starts if own else [0.0] * len(program.steps)
+        ahead_ns = [gpu - host for gpu, host in zip(self.gpu_starts, self.host_starts, strict=True)]
         launch_ns, before_ns = (_for_stages(times, schedule.stages) for times in (self.launch_ns, self.before_ns))
         typical = [
             OpTimes(0.0, float(before_ns[piece.kind][piece.stage]), float(launch_ns[piece.kind][piece.stage]))
@@ -99,7 +103,8 @@ class MeasuredOps(msgspec.Struct, frozen=True, eq=False):
             post_ns=self.post_ns,
             last_launch_to_end_ns=self.last_launch_to_end_ns,
             waits_for_messages=self.host_waits,
-            starts=self.host_starts if own else starts,
+            starts=[gpu - ahead for gpu, ahead in zip(gpu_starts, ahead_ns, strict=True)],
+            gpu_starts=gpu_starts,
         )
 
 
@@ -216,17 +221,20 @@ def measure_ops(
         host_waits,
         block_factor=_block_factor(rows, gpu_ns, level),
         cells=_times_of_cells(rows, gpu_ns),
-        host_starts=_host_starts(rows, messages),
+        host_starts=_first_of_positions(rows, messages, "launch_ns"),
+        gpu_starts=_first_of_positions(rows, messages, "start_ns"),
         has_split_backwards=has_split_backwards,
     )
 
 
-def _host_starts(rows: pl.DataFrame, messages: Mapping[int, pl.DataFrame]) -> tuple[float, ...]:
-    """Return the first launch of an op or a message on each position, from the earliest of all."""
-    launches = [rows.select("position", "launch_ns")]
-    launches += [table.select(pl.lit(p, pl.Int32).alias("position"), "launch_ns") for p, table in messages.items()]
-    first = pl.concat(launches).group_by("position").agg(pl.col("launch_ns").min()).sort("position")["launch_ns"]
-    return tuple((first - first.min()).cast(pl.Float64).to_list())
+def _first_of_positions(rows: pl.DataFrame, messages: Mapping[int, pl.DataFrame], column: str) -> tuple[float, ...]:
+    """Return the first launch or start of an op or a message on each position, from the first start of all."""
+    columns = {"start_ns": "start_ns", "time_ns": column}
+    events = [rows.select("position", **columns)]
+    events += [table.select(pl.lit(p, pl.Int32).alias("position"), **columns) for p, table in messages.items()]
+    times = pl.concat(events)
+    first = times.group_by("position").agg(pl.col("time_ns").min()).sort("position")["time_ns"]
+    return tuple((first - times["start_ns"].min()).cast(pl.Float64).to_list())
 
 
 def _block_factor(rows: pl.DataFrame, gpu_ns: Mapping[str, Floats], level: int) -> float:

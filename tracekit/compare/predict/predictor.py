@@ -36,7 +36,7 @@ MAX_REPLAY_ERROR = 0.08
 """Error of the simulated makespan of the run itself, as a share of the measured one, up to which others are given."""
 
 MAX_SIMULATED_STEPS = 3
-"""Steps simulated one after the other at most: a host begins a step when its rank has ended the one before."""
+"""Steps simulated one after the other at most: a rank begins a step when it has ended the one before."""
 
 MAX_CHANGE_OF_STEADY_STEP = 0.002
 """Change of the makespan from one step to the next, as a share, up to which steps count as equal."""
@@ -141,16 +141,16 @@ class Predictor:
         ops = self.ops[level]
         machine = machine or self.machine.machines[level]
         durations = ops.typical_work(program, schedule) if work is None else work
-        starts: Sequence[float] | None = None
+        gpu_starts: Sequence[float] | None = None
         outcome = Outcome(np.zeros(0), np.zeros(0), 0)
         for _ in range(MAX_SIMULATED_STEPS if host and not own else 1):
             previous_ns = outcome.makespan
-            times = ops.host_times(program, schedule, starts=starts, own=own) if host else None
+            times = ops.host_times(program, schedule, gpu_starts=gpu_starts, own=own) if host else None
             outcome = run_program(program, durations, machine, times)
             if outcome.stuck or abs(outcome.makespan - previous_ns) <= MAX_CHANGE_OF_STEADY_STEP * previous_ns:
                 break
             rank_ends = _rank_ends(program, outcome)
-            starts = [end - min(rank_ends) for end in rank_ends]
+            gpu_starts = [end - min(rank_ends) for end in rank_ends]
         return None if outcome.stuck else outcome
 
 
