@@ -167,7 +167,7 @@ def test_a_host_that_is_late_holds_up_the_start_and_the_end():
 def test_a_gpu_that_is_busy_with_the_step_before_starts_when_it_is_free():
     """Both hosts launch long before; the first rank is free at 40, the second, which waits for no message, at 0."""
     program = two_ranks([(RUN, 0), (RUN, 1)], [(RUN, 2), (RUN, 3)], ())
-    times = dict(post_ns=0, last_launch_to_end_ns=0, starts=[-900, -900], gpu_starts=[40, 0])
+    times = {"post_ns": 0, "last_launch_to_end_ns": 0, "starts": [-900, -900], "gpu_starts": [40, 0]}
     outcome = run_program(program, [10, 10, 1, 1], FREE, HostTimes([0] * 4, [100] * 4, **times))
     assert outcome.start.tolist() == [40, 50, 0, 1]
 
