@@ -27,8 +27,11 @@ def test_the_backward_of_combine_runs_a_dispatch_kernel(program):
     ]
 
 
-def train_moe(program, parts):
-    """Two layers forward and backward; *parts* says how many all-to-alls a dispatch takes. Returns roles by id."""
+def train_moe(program, parts, *, counts=False):
+    """Two layers forward and backward; *parts* says how many all-to-alls a dispatch takes. Returns roles by id.
+
+    With *counts* the ranks tell each other beforehand, in the forward alone, how many tokens they will send.
+    """
     clock, number, expected, backward = 0, 100, {}, []
 
     def run(name, kernel, role=None):
@@ -42,7 +45,12 @@ def train_moe(program, parts):
         clock, number = clock + 10, number + 1
 
     for _ in range(2):
+        run("aten::mm", "gemm")
         run("aten::_flash_attention_forward", "flash_fwd")
+        run("aten::mm", "gemm")
+        if counts:
+            expected[program.nccl("all_to_all", clock, group="5", bytes=32)] = ("ep_dispatch", "forward")
+            clock += 10
         for _ in range(parts):
             run("AllToAll", "", "dispatch")
         run("aten::mm", "gemm")
@@ -61,9 +69,10 @@ def train_moe(program, parts):
     return expected
 
 
+@pytest.mark.parametrize("counts", [True, False])
 @pytest.mark.parametrize("described", [True, False])
-def test_all_to_alls_take_turns(program, described):
-    expected = train_moe(program, parts=1)
+def test_all_to_alls_take_turns(program, described, counts):
+    expected = train_moe(program, parts=1, counts=counts)
     if described:
         for row in program.rows:
             row["group_desc"] = "mesh_ep" if row.get("group") else None
@@ -78,3 +87,38 @@ def test_a_dispatch_in_two_parts(program):
         row["group_desc"] = "EXPERT_MODEL_PARALLEL_GROUP" if row.get("group") else None
     labelled = classify(program.events())
     assert {i: (event_row(labelled, i)["label"], event_row(labelled, i)["pass"]) for i in expected} == expected
+
+
+@pytest.mark.parametrize("inputs", [1, 3])
+def test_all_to_alls_around_attention_exchange_heads_and_not_tokens(program, inputs):
+    """Two layers: queries, keys and values (or all in one) are exchanged before attention, its output after it."""
+    clock, number, exchanges, backward = 0, 100, [], []
+
+    def run(name, kernel):
+        nonlocal clock, number
+        program.op(name, clock, clock + 8, sequence=number)
+        if kernel is None:
+            exchanges.append(program.nccl("all_to_all", clock + 2, group="5"))
+        else:
+            program.kernel(kernel, clock + 2)
+        backward.append((name, kernel, number))
+        clock, number = clock + 10, number + 1
+
+    for _ in range(2):
+        run("aten::mm", "gemm")
+        for _ in range(inputs):
+            run("AllToAll", None)
+        run("aten::_flash_attention_forward", "flash_fwd")
+        run("AllToAll", None)
+        run("aten::mm", "gemm")
+    program.op("aten::sum", clock, clock + 1, sequence=number)
+    for name, kernel, made in reversed(backward):
+        clock += 20
+        node = {"aten::mm": "MmBackward0", "AllToAll": "AllToAllBackward"}.get(name, "FlashAttentionBackward0")
+        program.node(node, clock, clock + 10, made)
+        if kernel is None:
+            exchanges.append(program.nccl("all_to_all", clock + 2, tid=ENGINE, group="5"))
+        else:
+            program.kernel(kernel, clock + 2, tid=ENGINE)
+    labelled = classify(program.events())
+    assert {event_row(labelled, i)["label"] for i in exchanges} == {"cp_comm"}

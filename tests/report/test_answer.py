@@ -170,6 +170,37 @@ def test_why_a_rank_is_late(small):
     )
 
 
+def test_ranks_of_which_clocks_do_not_tell_the_latest_are_all_named_if_the_cause_of_each_is_known(small):
+    def late(rank, step, **more):
+        why = [WaitCause("host_late", 900_000, WaitEvidence(idle_ns=50_000_000))]
+        return Straggler(
+            rank, "comm", 900_000, 4, kind="one_off", steps=[step], late_ns=53_000_000, why=why, **more
+        )  # fmt: skip
+
+    rows = [late(1, 0, uncertain=True, candidates=[1, 3]), late(3, 1)]
+    waits = said(run_of(small, steps=2, exposed={"comm": 200}, wait={"comm": 150}, late=rows))["Waits"]
+    assert "rank 1 is late in step 0 (53.0 ms)" in waits
+    assert "rank 3 is late in step 1 (53.0 ms)" in waits
+    waits = said(run_of(small, steps=2, exposed={"comm": 200}, wait={"comm": 150}, late=rows[:1]))["Waits"]
+    assert "rank 1 or rank 3" in waits
+
+
+@pytest.mark.parametrize(
+    ("why", "words"),
+    [
+        (WaitCause("slow_gpu", 400_000, WaitEvidence(ratio=2.0)), "in 4 operations): its GPU runs the same kernels"),
+        (WaitCause("slow_gpu", 100_000, WaitEvidence(ratio=2.0)), "in 4 operations)."),
+        (WaitCause("waited_itself", 400_000, WaitEvidence(chain=[3, 0])), "), which waits for rank 0 itself (it has"),
+    ],
+)
+def test_the_rank_that_a_pipeline_waits_for_has_its_cause_where_that_is_not_the_schedule(small, why, words):
+    rows = [Straggler(3, "pp_comm", 900_000, 4, kind="chronic", steps=[0, 1], late_ns=9, why=[why])]
+    root = [WaitCause("more_work", 300_000, WaitEvidence(ratio=2.0))]
+    rows.append(Straggler(0, "pp_comm", 600_000, 4, kind="chronic", steps=[0, 1], late_ns=9, why=root))
+    run = run_of(small, steps=2, exposed={"pp_comm": 200}, wait={"pp_comm": 150}, late=rows)
+    assert words in said(run)["Waits"]
+
+
 @pytest.mark.parametrize(
     ("cause", "evidence", "words"),
     [

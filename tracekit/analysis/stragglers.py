@@ -35,8 +35,12 @@ MIN_SLOW_RATIO = 1.03
 """A GPU is slow if kernels with most of the compared time take this many times as long as elsewhere."""
 MIN_COMPARED_SHARE = 0.1
 """Share of a rank's compute in kernels that another rank runs too, for its speed to be known."""
+MIN_SLOW_LINK_RATIO = 1.1
+"""Transfers of a slow link take this many times as long as others of their size; equal ranks differ by less."""
 NOISE_SCALES = 3
 """Standard deviations that a difference must exceed."""
+MIN_PIPELINE_CAUSE_SHARE = 0.25
+"""Share of the waiting for a rank of a pipeline that a cause explains, to be its cause: stages also wait by design."""
 MAX_ONE_OFF_SHARE = 0.1
 """Share of steps up to which lateness in them is ``one_off``."""
 
@@ -73,6 +77,8 @@ _TABLE = pl.Schema(
         "kind": pl.String(),
         "steps": pl.List(pl.Int64()),
         "late_ns": pl.Int64(),
+        "worst_step": pl.Int64(),
+        "worst_ns": pl.Int64(),
         **{f"{cause}_ns": pl.Int64() for cause in (*CAUSES, "unknown")},
     }
 )
@@ -110,6 +116,14 @@ class Stragglers:
         return Lateness(
             steps, [RankLateness(rank, [rows[rank].get(step, 0) for step in steps]) for rank in sorted(rows)]
         )
+
+    def pipeline_cause(self, rank: int) -> WaitCause | None:
+        """Return the main cause why the ranks of a pipeline wait for *rank*; None if their schedule alone may be it."""
+        for row in self.rows:
+            if (row.rank, row.label) == (rank, "pp_comm"):
+                main = max((part for part in row.why if part.cause != "unknown"), key=lambda p: p.ns, default=None)
+                return main if main is not None and main.ns >= MIN_PIPELINE_CAUSE_SHARE * row.caused_ns else None
+        return None
 
     def tables(self) -> dict[str, Callable[[], pl.DataFrame]]:
         """Return the functions of its tables, by table name."""
@@ -159,6 +173,7 @@ def explain_stragglers(
         (row["last_rank"], row["label"]): row
         for row in explained.group_by("last_rank", "label").agg(_summary()).to_dicts()
     }
+    worst_steps = {(row["last_rank"], row["label"]): row for row in _worst_steps(explained).to_dicts()}
     steps_of_rank = dict(figures.group_by("rank").agg(pl.len()).iter_rows())
     waited_for = dict(_most_waited_for(operations).iter_rows())
     has_shapes = any(len(rank.lateness.kernels) for rank in ranks)
@@ -166,9 +181,15 @@ def explain_stragglers(
     rows = []
     for row in stragglers.to_dicts():
         summary = by_straggler.get((row["rank"], row["label"]))
-        steps = steps_of_rank.get(row["rank"], 0)
-        slow_gpu = _fewer_multiprocessors(row["rank"], multiprocessors)
-        explanation = _explanation(row, summary, steps, waited_for, slow_gpu, has_shapes=has_shapes)
+        explanation = _explanation(
+            row,
+            summary,
+            worst_steps.get((row["rank"], row["label"])),
+            steps=steps_of_rank.get(row["rank"], 0),
+            waited_for=waited_for,
+            slow_gpu=_fewer_multiprocessors(row["rank"], multiprocessors),
+            has_shapes=has_shapes,
+        )
         rows.append(Straggler(**row, **explanation))
     return Stragglers(tuple(rows), lateness, tokens, _imbalance(figures, operations))
 
@@ -326,7 +347,7 @@ def _explain_pairs(pairs: pl.DataFrame, figures: pl.DataFrame, operations: pl.Da
         "slow_gpu": pl.when("last_is_slow").then(pl.col("last_slow_ns") - pl.col("slow_ns")),
         "more_work": pl.col("last_work_ns") - pl.col("work_ns"),
         "host_late": _beyond_noise(figures, "host_late_ns"),
-        "slow_link": _beyond_noise(figures, "link_ns"),
+        "slow_link": pl.when(pl.col("last_link_ratio") >= MIN_SLOW_LINK_RATIO).then(_beyond_noise(figures, "link_ns")),
         "waited_itself": _waited_elsewhere("last_") - _waited_elsewhere(""),
     }
     parts = [difference.fill_null(0).clip(0).alias(cause) for cause, difference in differences.items()]
@@ -398,6 +419,18 @@ def _summary() -> list[pl.Expr]:
     ]
 
 
+def _worst_steps(explained: pl.DataFrame) -> pl.DataFrame:
+    """Return by last rank and label the step in which the rank is later than in all others together, if there is one.
+
+    With two late steps one of them always is: three are needed.
+    """
+    key = ["last_rank", "label"]
+    late_ns = pl.col("wait_ns").sum() / pl.col("rank").n_unique()
+    by_step = explained.group_by(*key, "step").agg(worst_ns=late_ns.round().cast(pl.Int64))
+    is_worst = (2 * pl.col("worst_ns") > pl.col("worst_ns").sum().over(key)) & (pl.len().over(key) > 2)
+    return by_step.filter(is_worst).select(*key, "worst_ns", worst_step="step")
+
+
 def _fewer_multiprocessors(rank: int, multiprocessors: Mapping[int, int | None]) -> Evidence:
     """Return the multiprocessors of a rank, if every other rank is known to have more."""
     own = multiprocessors[rank]
@@ -410,24 +443,27 @@ def _fewer_multiprocessors(rank: int, multiprocessors: Mapping[int, int | None])
 def _explanation(
     row: Mapping[str, Any],
     summary: Mapping[str, Any] | None,
+    worst: Mapping[str, Any] | None,
+    *,
     steps: int,
     waited_for: Mapping[int, int],
     slow_gpu: Evidence,
-    *,
     has_shapes: bool,
 ) -> dict[str, Any]:
-    """Return kind, steps, late_ns and why of one straggler."""
+    """Return kind, steps, late_ns, worst step and why of one straggler."""
     caused = row["caused_ns"]
     if summary is None:
         reason = f"never later than others by {MIN_LATE_SHARE:.0%} of a step"
         return {"kind": None, "steps": [], "late_ns": 0, "why": [_unknown(caused, reason)]}
     late_steps = summary["steps"]
     when = {"kind": _kind(len(late_steps), steps), "steps": late_steps, "late_ns": round(summary["late_ns"])}
+    if worst is not None:
+        when |= {"worst_step": worst["worst_step"], "worst_ns": worst["worst_ns"]}
     named = {cause: round(summary[cause]) for cause in CAUSES if summary[cause] >= MIN_CAUSE_SHARE * summary["wait_ns"]}
     # Times of kernels and of an empty GPU do not depend on clocks: where they explain most of the waiting, the rank was
     # late even if clocks alone leave open which one came last.
     explained = sum(named.get(cause, 0) for cause in ("slow_gpu", "more_work", "host_late"))
-    if summary["bound"] or (row["uncertain"] and 2 * explained < summary["wait_ns"]):
+    if (summary["bound"] or row["uncertain"]) and 2 * explained < summary["wait_ns"]:
         reason = "clocks are not aligned well enough to tell which rank came last"
         return {**when, "why": [_unknown(caused, reason)]}
     if steps < 2:

@@ -28,6 +28,8 @@ _MAX_OPEN_CALLS = 8
 """Calls that may be open on a group at once for its k-th wait to be taken as the wait for its k-th call."""
 _MIN_MESSAGES_PER_EXCEPTION = 4
 """A peer is sent one kind of result if at most one message in so many is of the other kind."""
+MAX_FLAG_BYTES = 4096
+"""Bytes up to which a collective may be a flag, a norm or a count, which does not prove what its group is for."""
 _PASS_OF_DIRECTION = {"wgrad": "backward", "recompute": "backward", "optimizer": None}
 
 
@@ -245,6 +247,7 @@ class LayerMarks(NamedTuple):
     attention: Bools
     product: Bools
     on_expert_group: Bools  # communication on a group that is known to be an expert group
+    serves_attention: Bools  # communication of attention itself, which is no exchange with experts
 
 
 def read_exchanges(
@@ -340,17 +343,19 @@ def _plain_exchanges(
 ) -> Exchanges:
     """Find the roles of all-to-alls by turns: the forward dispatches, then combines; the backward does the reverse.
 
-    A group without a description counts as an expert group if its exchanges come in pairs, as many in the backward as
-    in the forward, or none in the backward.
+    A group without a description counts as an expert group if its exchanges of more than a few bytes (as counts of
+    tokens are) come in pairs, as many in the backward as in the forward, or none in the backward.
     """
-    rows = launches.ordered(comm.call.any_of("all_to_all"))
+    rows = launches.ordered(comm.call.any_of("all_to_all") & ~marks.serves_attention)
     if not len(rows):
         none = CategoryColumn.constant(None, len(gpu))
         return Exchanges(none, none)
     lane = rank_pairs(comm.group.codes[rows], gpu.int64("step")[rows])  # one group in one step
     role, direction = _assign_turns(launches, passes, marks, rows, lane)
-    forward_count = np.bincount(lane, weights=direction == _FORWARD)[lane]
-    count = np.bincount(lane, weights=direction != _RECOMPUTE)[lane]
+    num_bytes = gpu.int64("bytes")[rows]
+    may_move_tokens = (num_bytes < 0) | (num_bytes > MAX_FLAG_BYTES)
+    forward_count = np.bincount(lane, weights=may_move_tokens & (direction == _FORWARD))[lane]
+    count = np.bincount(lane, weights=may_move_tokens & (direction != _RECOMPUTE))[lane]
     is_balanced = (count == 2 * forward_count) | (count == forward_count)
     is_paired = (forward_count % 2 == 0) & is_balanced & (count >= 2)
     use = marks.on_expert_group[rows] | is_paired

@@ -22,7 +22,13 @@ from tracekit.classify.collectives import (
     kinds_by_use,
     read_collectives,
 )
-from tracekit.classify.communication_passes import CommPasses, LayerMarks, find_comm_passes, read_exchanges
+from tracekit.classify.communication_passes import (
+    MAX_FLAG_BYTES,
+    CommPasses,
+    LayerMarks,
+    find_comm_passes,
+    read_exchanges,
+)
 from tracekit.classify.copies import read_copies
 from tracekit.classify.host_ranges import GpuEvents, Launches, Ranges, read_ranges
 from tracekit.classify.matmul import Matmuls, alternating_turns, product_halves, read_matmuls
@@ -41,8 +47,6 @@ _COPY_KERNELS = r"^__amd_rocclr_(copy|fill)"
 ATTENTION = r"(?i)flash(?!infer)|fmha|sdpa|attention|attn|(Batch|Single)(Prefill|Decode)With"
 _GROUP_CALLS = r"all_reduce|all_gather|reduce_scatter|broadcast|^reduce$"
 """Calls that serve the purpose of their group; messages and exchanges may serve another."""
-_MAX_FLAG_BYTES = 4096
-"""Bytes up to which a collective may be a flag, a norm or a count, which does not prove what its group is for."""
 _WGRAD_ANNOTATIONS = r"\(W\)$|(?i: wgrad$|^_\w+_wgrad$|\.wgrad_gemm|weight[-_ ]?grad)|^PP:\d+W\d+"
 
 
@@ -139,9 +143,9 @@ def gather_evidence(events: pl.DataFrame, group_kinds: Sequence[NamedKind] = ())
     columns |= _group_columns(gpu, launches, autograd, comm, comm_passes, kinds)
     is_attention = gpu.names.matches(ATTENTION) | launches.chain.matches(ATTENTION)
     # "attention" for communication between attention kernels: a ring that passes keys and values on.
-    columns["next_to"] = _between_attentions(launches, comm, is_attention & ~communicates, matmuls.is_gemm)
+    next_to = columns["next_to"] = _between_attentions(launches, comm, is_attention & ~communicates, matmuls.is_gemm)
     # 6. Exchanges of tokens with experts, and what is launched around them.
-    marks = LayerMarks(is_attention, matmuls.is_gemm, kinds.any_of("ep"))
+    marks = LayerMarks(is_attention, matmuls.is_gemm, kinds.any_of("ep"), next_to.present)
     exchanges = read_exchanges(gpu, launches, autograd, comm, passes=comm_passes, marks=marks)
     columns |= {
         "exchange": exchanges.role,
@@ -256,9 +260,11 @@ def _follows_on_thread(launches: Launches, mask: Bools) -> Bools:
 
 
 def _between_attentions(launches: Launches, comm: Collectives, is_attention: Bools, is_gemm: Bools) -> CategoryColumn:
-    """Return ``attention`` for communication launched between two attention kernels with no product between.
+    """Return ``attention`` for communication that is next to attention with no product between, on certain groups.
 
-    So keys and values go round a ring. Other calls of such a group count if they are next to attention on one side.
+    Those are groups on which keys and values go round a ring, between two attention kernels, and groups whose
+    all-to-alls come both right before and right after attention, as where heads are exchanged for positions. Exchanges
+    with experts have products on both sides: projections, the router, the experts themselves.
     """
     communicates = comm.library.present
     order = launches.by_thread(launches.ordered(communicates | is_attention | is_gemm))
@@ -269,8 +275,14 @@ def _between_attentions(launches: Launches, comm: Collectives, is_attention: Boo
         for nearest in (nearest_at_or_before(heavy), nearest_at_or_after(heavy))
     )
     group = comm.group.codes[order]
-    is_ring = np.append(np.bincount(group[before & after & (group >= 0)], minlength=len(comm.group.values)) > 0, False)
-    beside = (before & after) | ((before | after) & is_ring[group])
+    is_all_to_all = comm.call.any_of("all_to_all")[order]
+
+    def has_any(mask: Bools) -> Bools:
+        """Return for each group, and last for no group, whether *mask* holds for any of its communication."""
+        return np.append(np.bincount(group[mask & (group >= 0)], minlength=len(comm.group.values)) > 0, False)
+
+    surrounds = has_any(before & ~after & is_all_to_all) & has_any(after & ~before & is_all_to_all)
+    beside = (before & after) | ((before | after) & (has_any(before & after) | surrounds)[group])
     return CategoryColumn.choose(len(order), [("attention", beside)]).spread(order, len(communicates))
 
 
@@ -284,7 +296,7 @@ def find_shared_labels(evidence: Evidence, label: CategoryColumn) -> CategoryCol
     is_comm = comm.library.present
     unresolved, lost = is_comm & label.any_of("comm"), is_comm & (evidence.launches.start_ns < 0)
     shares_group = is_comm & comm.group.present & comm.call.matches(_GROUP_CALLS)
-    proves = ~unresolved & ~lost & ((evidence.gpu.int64("bytes") > _MAX_FLAG_BYTES) | ~shares_group)
+    proves = ~unresolved & ~lost & ((evidence.gpu.int64("bytes") > MAX_FLAG_BYTES) | ~shares_group)
     stream_and_name, _ = group_rows(evidence.gpu.stream_number, evidence.gpu.names.codes)
     codes = np.full(size, -1, np.int64)
     for key, likes, targets in (

@@ -576,6 +576,10 @@ class Straggler(Struct, frozen=True):
     """Steps in which it is late by 2 % of the step or more."""
     late_ns: int = 0
     """Time by which it is late in one of these steps, as the mean of the ranks that wait."""
+    worst_step: int | None = None
+    """Of several steps, the one in which it is later than in all others together; null if there is none."""
+    worst_ns: int | None = None
+    """Time by which it is late in that step."""
     why: list[WaitCause] = field(default_factory=list)
     """Causes, largest first; they sum to caused_ns."""
 

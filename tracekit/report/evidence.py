@@ -12,6 +12,7 @@ import polars as pl
 from tracekit._util.text import join_with_and, ms, percent, ranks_named, signed_ms
 from tracekit.analysis import Analysis
 from tracekit.analysis.notices import without_pipeline_notices
+from tracekit.documents.analysis import Straggler, WaitCause
 from tracekit.errors import Notice
 from tracekit.metrics.reload import Reload
 from tracekit.parsers.source_refs import missing_ranks
@@ -340,23 +341,34 @@ def of_the_gap(ns: float, total: float, where: str, words: str) -> str:
 
 
 def _late_rank(analysis: Analysis) -> _Facts:
-    """Return the rank whose lateness costs most, if it is certain and its main cause is found."""
-    late = [row for row in analysis.stragglers.rows if row.steps and not row.uncertain]
+    """Return the rank whose lateness costs most, if it is certain and its main cause is found.
+
+    Stages of a pipeline wait for each other, and unequal stages are a part of the gap: there only a slow GPU or a late
+    host counts, with the part of the waiting that it explains.
+    """
+    late: list[tuple[float, Straggler, WaitCause]] = []
+    for row in analysis.stragglers.rows:
+        if not row.steps or row.uncertain:
+            continue
+        main: WaitCause | None = max(row.why, key=lambda part: part.ns)
+        late_ns = float(row.late_ns)
+        if row.label == "pp_comm":
+            main = analysis.stragglers.pipeline_cause(row.rank)
+            main = main if main is not None and main.cause in ("slow_gpu", "host_late") else None
+            late_ns *= main.ns / row.caused_ns if main is not None else 0.0
+        if main is not None and main.cause not in ("unknown", "waited_itself"):
+            late.append((late_ns, row, main))
     if not late:
         return {}
-    row = max(late, key=lambda row: row.late_ns * len(row.steps))
-    main = max(row.why, key=lambda part: part.ns)
-    if main.cause == "unknown":
-        return {}
-    lateness = analysis.stragglers.lateness
-    of_rank = lateness.filter(pl.col("step").is_in(row.steps), rank=row.rank)
+    late_ns, row, main = max(late, key=lambda item: item[0] * len(item[1].steps))
+    path_ns = analysis.total.budget.span_ns / max(1, len(analysis.rank_results))
     is_one_step = len(row.steps) == 1
     return {
         "late_rank": f"rank {row.rank}",
         "late_when": f"in step {row.steps[0]}" if is_one_step else f"in each of {len(row.steps)} steps",
         "late_cause": "fewer_multiprocessors" if main.evidence.multiprocessors else main.cause,
-        "late_ns": row.late_ns,
-        "late_share": float(of_rank["share"].sum()) / max(1, lateness["step"].n_unique()),
+        "late_ns": round(late_ns),
+        "late_share": late_ns * len(row.steps) / path_ns,
         "late_ratio": f"{main.evidence.ratio:.2f}" if main.evidence.ratio else None,
         "late_multiprocessors": main.evidence.multiprocessors,
         "others_multiprocessors": main.evidence.multiprocessors_of_others,

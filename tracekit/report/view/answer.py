@@ -16,7 +16,13 @@ from tracekit.report.advice import Advice
 from tracekit.report.evidence import CAUSE_WORDS, gap_basis, gap_words, of_the_gap
 from tracekit.report.view.blocking import Blocking
 from tracekit.report.view.budget import LabelRow, kind_of
-from tracekit.report.view.lateness import imbalance_line, late_rank, late_rows, recording_overhead
+from tracekit.report.view.lateness import (
+    imbalance_line,
+    late_rank,
+    late_rows,
+    recording_overhead,
+    why_pipeline_waits,
+)
 from tracekit.report.view.pipeline import ScheduleView
 from tracekit.report.view.ranks import Pace, Straggler, pace
 from tracekit.report.view.roles import iteration_sentence, update_sentence
@@ -196,13 +202,16 @@ def _waits_line(analysis: Analysis, stragglers: Sequence[Straggler]) -> Line | N
     if label is None or waits_ns[label] < MIN_SHARE_TO_REPORT * total.budget.span_ns:
         return None
     waiting = f"{percent(waits_ns[label], total.label_ns[label])} of the time in {label} is waiting for another rank"
-    if any(notice.code == "wait-bound" and label in notice.message.split(":")[0] for notice in analysis.notices):
-        waiting = f"at most {waiting}"
+    is_bound = any(n.code == "wait-bound" and label in n.message.split(":")[0] for n in analysis.notices)
+    waiting = f"at most {waiting}" if is_bound else waiting
     late = [row for row in stragglers if row.label == label]
-    explained = late_rows(analysis, label)[:MAX_LATE_RANKS]
-    if explained and not (late and late[0].candidates):
+    explained = late_rows(analysis, label)
+    # Where clocks leave open which of several ranks is waited for longest, all of them may be late for a known reason.
+    open_ranks = {rank for row in late[:1] for rank in row.candidates}
+    if explained and open_ranks <= {row.rank for row in explained}:
         steps = len(analysis.step_times)
-        return Line("Waits", f"{waiting}; {'; '.join(late_rank(row, steps) for row in explained)}.", "stragglers")
+        words = [late_rank(row, steps, at_most=is_bound) for row in explained[:MAX_LATE_RANKS]]
+        return Line("Waits", f"{waiting}; {'; '.join(words)}.", "stragglers")
     latest = [row for row in late if row.caused_ns >= (1 - NEARLY_AS_LATE_SHARE) * late[0].caused_ns]
     if not latest:
         return Line("Waits", f"{waiting}.", "stragglers")
@@ -212,6 +221,8 @@ def _waits_line(analysis: Analysis, stragglers: Sequence[Straggler]) -> Line | N
         )
     if len(latest) <= MAX_LATE_RANKS:
         names = join_with_and(_late_rank(analysis, row) for row in latest)
+        if len(latest) == 1 and latest[0].rank is not None:
+            names += why_pipeline_waits(analysis.stragglers, latest[0].rank)
         return Line("Waits", f"{waiting}; the others wait longest for {names}.", "stragglers")
     shortest, longest = ms(latest[-1].caused_ns), ms(latest[0].caused_ns)
     alike = f"{len(latest)} ranks are waited for alike ({shortest} to {longest} each, summed over the others)"

@@ -9,7 +9,7 @@ import polars as pl
 
 from tracekit._util.text import counted, listing, ms, percent
 from tracekit.analysis import Analysis
-from tracekit.analysis.stragglers import MIN_LATE_SHARE
+from tracekit.analysis.stragglers import MIN_LATE_SHARE, Stragglers
 from tracekit.documents.analysis import Evidence, Straggler
 from tracekit.report.table import Column, Table, make_table
 
@@ -85,8 +85,29 @@ def when_late(row: Straggler, steps: int) -> str:
     return f"in {len(row.steps)} of {counted(steps, 'step')}"
 
 
-def late_rank(row: Straggler, steps: int) -> str:
-    """Return the answer about one rank.
+def why_pipeline_waits(stragglers: Stragglers, rank: int) -> str:
+    """Return why the ranks of a pipeline wait for *rank*, to be added to its name; empty if that is not known.
+
+    >>> from tracekit.documents.analysis import WaitCause
+    >>> cause = WaitCause("waited_itself", 6, Evidence(chain=[1, 3]))
+    >>> root = Straggler(3, "pp_comm", 9, 1, why=[WaitCause("more_work", 6, Evidence(ratio=2.03))])
+    >>> why_pipeline_waits(Stragglers((Straggler(1, "pp_comm", 9, 1, why=[cause]), root)), 1)
+    ', which waits for rank 3 itself (it has 2.03 times the work of the others)'
+    """
+    cause = stragglers.pipeline_cause(rank)
+    if cause is None:
+        return ""
+    if cause.cause != "waited_itself":
+        return f": {_WORDS[cause.cause](cause.evidence)}"
+    root = (cause.evidence.chain or [rank])[-1]
+    root_cause = stragglers.pipeline_cause(root) if root != rank else None
+    if root_cause is None or root_cause.cause == "waited_itself":
+        return ""
+    return f", which waits for rank {root} itself ({_WORDS[root_cause.cause](root_cause.evidence)})"
+
+
+def late_rank(row: Straggler, steps: int, *, at_most: bool = False) -> str:
+    """Return the answer about one rank; *at_most* if waits are upper bounds.
 
     >>> from tracekit.documents.analysis import WaitCause
     >>> cause = WaitCause("slow_gpu", 9, Evidence(ratio=1.96))
@@ -96,6 +117,9 @@ def late_rank(row: Straggler, steps: int) -> str:
     """
     when = when_late(row, steps)
     cost = f"{ms(row.late_ns)} per step" if len(row.steps) > 1 else ms(row.late_ns)
+    if row.worst_ns is not None:
+        cost += f", {ms(row.worst_ns)} in step {row.worst_step}"
+    cost = f"at most {cost}" if at_most else cost
     return f"rank {row.rank} is late {when + ' ' if when else ''}({cost}): {why_late(row)}"
 
 
