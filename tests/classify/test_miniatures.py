@@ -66,9 +66,14 @@ DP = {"group": "3", "group_desc": "DATA_PARALLEL_GROUP_WITH_CP"}
 FP8 = "nvjet_qqtst_128x128_128x6_2x1_v_bz_TNT"
 
 
+ATTENTION = ((FP8, "forward"), ("flash_fwd_kernel", "forward"), (FP8, "forward"))
+"""Attention between its projections."""
+ATTENTION_BACKWARD = ((FP8, "dgrad"), ("flash_bwd_dq_dk_dv_kernel", "dgrad"), (FP8, "dgrad"))
+
+
 def moe_forward(step, first, *, group=EP):
     """Attention, dispatch, experts, combine, numbered from *first*."""
-    step.ahead("FlashAttnFunc", first, ("flash_fwd_kernel", "forward"))
+    step.ahead("SelfAttention", first, *ATTENTION)
     step.ahead("_AllToAll", first + 1, ("all_to_all", ("ep_dispatch", "forward"), group))
     step.ahead("_GroupedLinear", first + 2, *[(FP8, "forward")] * 2)
     step.ahead("_AllToAll", first + 3, ("all_to_all", ("ep_combine", "forward"), group))
@@ -79,7 +84,7 @@ def moe_backward(step, first, *, group=EP, delayed=True):
     products = [(FP8, "dgrad")] * 2 + ([] if delayed else [(FP8, "wgrad")] * 2)
     step.back("_GroupedLinearBackward", first + 2, *products)
     step.back("_AllToAllBackward", first + 1, ("all_to_all", ("ep_dispatch", "backward"), group))
-    step.back("FlashAttnFuncBackward", first, ("flash_bwd_dq_dk_dv_kernel", "dgrad"))
+    step.back("SelfAttentionBackward", first, *ATTENTION_BACKWARD)
 
 
 @pytest.mark.parametrize("group", [EP, {"group": "7"}], ids=["described", "undescribed"])
@@ -92,7 +97,7 @@ def test_megatron_overlaps_experts_of_two_micro_batches(group):
     for there, here in ((300, 200), (400, 100)):
         # The forward of one interleaves with the backward of another, part by part.
         step.back("_AllToAllBackward", here + 3, ("all_to_all", ("ep_combine", "backward"), group))
-        step.ahead("FlashAttnFunc", there, ("flash_fwd_kernel", "forward"))
+        step.ahead("SelfAttention", there, *ATTENTION)
         step.ahead("_AllToAll", there + 1, ("all_to_all", ("ep_dispatch", "forward"), group))
         step.back("_GroupedLinearBackward", here + 2, *[(FP8, "dgrad")] * 2)
         step.ahead("_GroupedLinear", there + 2, *[(FP8, "forward")] * 2)
@@ -100,7 +105,7 @@ def test_megatron_overlaps_experts_of_two_micro_batches(group):
         step.run(FP8, "wgrad")
         step.run(FP8, "wgrad")
         step.ahead("_AllToAll", there + 3, ("all_to_all", ("ep_combine", "forward"), group))
-        step.back("FlashAttnFuncBackward", here, ("flash_bwd_dq_dk_dv_kernel", "dgrad"))
+        step.back("SelfAttentionBackward", here, *ATTENTION_BACKWARD)
         step.ahead("aten::sum", there + 9)
     for here in (300, 400):
         moe_backward(step, here, group=group)

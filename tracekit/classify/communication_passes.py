@@ -346,7 +346,8 @@ def _plain_exchanges(
     A group without a description counts as an expert group if its exchanges of more than a few bytes (as counts of
     tokens are) come in pairs, as many in the backward as in the forward, or none in the backward.
     """
-    rows = launches.ordered(comm.call.any_of("all_to_all") & ~marks.serves_attention)
+    exchanges_tokens = marks.on_expert_group | ~marks.serves_attention
+    rows = launches.ordered(comm.call.any_of("all_to_all") & exchanges_tokens)
     if not len(rows):
         none = CategoryColumn.constant(None, len(gpu))
         return Exchanges(none, none)

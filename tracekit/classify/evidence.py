@@ -143,7 +143,9 @@ def gather_evidence(events: pl.DataFrame, group_kinds: Sequence[NamedKind] = ())
     columns |= _group_columns(gpu, launches, autograd, comm, comm_passes, kinds)
     is_attention = gpu.names.matches(ATTENTION) | launches.chain.matches(ATTENTION)
     # "attention" for communication between attention kernels: a ring that passes keys and values on.
-    next_to = columns["next_to"] = _between_attentions(launches, comm, is_attention & ~communicates, matmuls.is_gemm)
+    next_to = columns["next_to"] = _between_attentions(
+        launches, comm, is_attention & ~communicates & ~matmuls.is_gemm, matmuls.is_gemm
+    )
     # 6. Exchanges of tokens with experts, and what is launched around them.
     marks = LayerMarks(is_attention, matmuls.is_gemm, kinds.any_of("ep"), next_to.present)
     exchanges = read_exchanges(gpu, launches, autograd, comm, passes=comm_passes, marks=marks)
