@@ -109,6 +109,20 @@ def test_sizes_tell_where_an_operation_is_missing_if_ends_do_not():
     assert members(*rows).filter(rank=0)["id"].to_list() == [0, 1, 2, 4, 5]
 
 
+def test_a_late_end_is_not_taken_for_that_of_a_neighbour_of_another_size():
+    """A large operation ends 0.8 ms later on rank 1, right before the small ones after it, some 0.1 ms apart."""
+    ends = {0: [15.33, 16.32, 16.41, 27.07, 30.0], 1: [16.19, 16.31, 16.42, 27.1, 30.1]}
+    sizes, durations = [1 << 25, 4096, 4096, 1 << 24, 1 << 25], [15, 0.1, 0.1, 10, 2]
+    rows = [
+        collective(rank, int((end - duration) * 1e6), int(end * 1e6), bytes=size)
+        for rank in ends
+        for end, size, duration in zip(ends[rank], sizes, durations, strict=True)
+    ]
+    matching = match(table(*rows))
+    assert matching.members["row"].to_list() == [0, 5, 1, 6, 2, 7, 3, 8, 4, 9]
+    assert not matching.notices
+
+
 def test_where_it_is_open_which_operation_is_missing_its_neighbours_stay_unmatched():
     """Rank 1 lacks one of two operations of equal size and recorded an end between theirs: the others are certain."""
     ends = [100, 250, 400, 440, 600, 750, 900]

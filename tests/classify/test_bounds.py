@@ -18,7 +18,7 @@ from tracekit.classify import classify
         ("pipeline-scalar", 4_096, 4_097),
         ("scalar", 64, 65),
         ("broadcast", 4_097, 4_096),
-        ("forward-all-reduce", 1_048_576, 1_048_575),
+        ("forward-reduction", 1_048_576, 1_048_575),
     ],
 )
 def test_a_rule_decides_up_to_its_bound(rule, last, first_beyond):

@@ -190,7 +190,7 @@ def test_ranks_of_which_clocks_do_not_tell_the_latest_are_all_named_if_the_cause
     [
         (WaitCause("slow_gpu", 400_000, WaitEvidence(ratio=2.0)), "in 4 operations): its GPU runs the same kernels"),
         (WaitCause("slow_gpu", 100_000, WaitEvidence(ratio=2.0)), "in 4 operations)."),
-        (WaitCause("waited_itself", 400_000, WaitEvidence(chain=[3, 0])), "), which waits for rank 0 itself (it has"),
+        (WaitCause("waited_itself", 400_000, WaitEvidence(chain=[3, 0])), "), which waits for rank 0 itself: it has"),
     ],
 )
 def test_the_rank_that_a_pipeline_waits_for_has_its_cause_where_that_is_not_the_schedule(small, why, words):

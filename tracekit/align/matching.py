@@ -341,14 +341,17 @@ class _Sequences(msgspec.Struct, frozen=True, eq=False):
         """Return the sequences some of whose ends agree with those before or after their counterparts, or with none.
 
         Where two ranks lack different operations, those between are each other's neighbours by their order. The
-        ends of an operation with a *duration* lie no further apart than that.
+        ends of an operation with a *duration* lie no further apart than that. A neighbour of another size is no partner
+        of an operation whose counterpart has its size.
         """
+        sized_alike = self.size == self.size[counterpart]
         apart, usable = [], []
         for step in (0, -1, 1):
             neighbour = np.clip(counterpart + step, 0, len(ends) - 1)
             apart.append(ends - ends[neighbour])
             is_inside = sequence[neighbour] == sequence[counterpart]
-            usable.append(is_inside & is_comparable & is_comparable[neighbour])
+            may_be_partner = ~sized_alike | (self.size == self.size[neighbour])
+            usable.append(is_inside & may_be_partner & is_comparable & is_comparable[neighbour])
         # The clocks differ by 0 or by one of the medians: as recorded, unless another fits clearly better. Each is
         # judged by how well the ends agree with their counterparts or the neighbours of these.
         candidates = [np.zeros(len(self.first), np.int64), *(self._median(of, sequence) for of in apart)]

@@ -39,6 +39,8 @@ MIN_SLOW_LINK_RATIO = 1.1
 """Transfers of a slow link take this many times as long as others of their size; equal ranks differ by less."""
 NOISE_SCALES = 3
 """Standard deviations that a difference must exceed."""
+MIN_SHARE_WITHOUT_CLOCKS = 0.5
+"""Share of the waiting that causes which need no clock explain, to be named where clocks do not tell who came last."""
 MIN_PIPELINE_CAUSE_SHARE = 0.25
 """Share of the waiting for a rank of a pipeline that a cause explains, to be its cause: stages also wait by design."""
 MAX_ONE_OFF_SHARE = 0.1
@@ -463,7 +465,8 @@ def _explanation(
     # Times of kernels and of an empty GPU do not depend on clocks: where they explain most of the waiting, the rank was
     # late even if clocks alone leave open which one came last.
     explained = sum(named.get(cause, 0) for cause in ("slow_gpu", "more_work", "host_late"))
-    if (summary["bound"] or row["uncertain"]) and 2 * explained < summary["wait_ns"]:
+    min_share = MIN_PIPELINE_CAUSE_SHARE if row["label"] == "pp_comm" else MIN_SHARE_WITHOUT_CLOCKS
+    if (summary["bound"] or row["uncertain"]) and explained < min_share * summary["wait_ns"]:
         reason = "clocks are not aligned well enough to tell which rank came last"
         return {**when, "why": [_unknown(caused, reason)]}
     if steps < 2:

@@ -348,11 +348,12 @@ def _late_rank(analysis: Analysis) -> _Facts:
     """
     late: list[tuple[float, Straggler, WaitCause]] = []
     for row in analysis.stragglers.rows:
-        if not row.steps or row.uncertain:
+        in_pipeline = row.label == "pp_comm"  # the times that prove its causes need no clock
+        if not row.steps or (row.uncertain and not in_pipeline):
             continue
         main: WaitCause | None = max(row.why, key=lambda part: part.ns)
         late_ns = float(row.late_ns)
-        if row.label == "pp_comm":
+        if in_pipeline:
             main = analysis.stragglers.pipeline_cause(row.rank)
             main = main if main is not None and main.cause in ("slow_gpu", "host_late") else None
             late_ns *= main.ns / row.caused_ns if main is not None else 0.0
@@ -362,13 +363,16 @@ def _late_rank(analysis: Analysis) -> _Facts:
         return {}
     late_ns, row, main = max(late, key=lambda item: item[0] * len(item[1].steps))
     path_ns = analysis.total.budget.span_ns / max(1, len(analysis.rank_results))
-    is_one_step = len(row.steps) == 1
+    steps = len(row.steps)
+    late_when = f"in step {row.steps[0]}" if steps == 1 else f"in each of {steps} steps"
+    if row.label == "pp_comm" and steps > 1:  # by the schedule it is waited for in every step
+        late_when = f"per step (mean of {steps})"
     return {
         "late_rank": f"rank {row.rank}",
-        "late_when": f"in step {row.steps[0]}" if is_one_step else f"in each of {len(row.steps)} steps",
+        "late_when": late_when,
         "late_cause": "fewer_multiprocessors" if main.evidence.multiprocessors else main.cause,
         "late_ns": round(late_ns),
-        "late_share": late_ns * len(row.steps) / path_ns,
+        "late_share": late_ns * steps / path_ns,
         "late_ratio": f"{main.evidence.ratio:.2f}" if main.evidence.ratio else None,
         "late_multiprocessors": main.evidence.multiprocessors,
         "others_multiprocessors": main.evidence.multiprocessors_of_others,

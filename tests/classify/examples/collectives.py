@@ -111,7 +111,7 @@ def _(p):
     return p.nccl("allreduce", 20, group_ranks="[0, 1]")
 
 
-@example("forward-all-reduce")
+@example("forward-reduction")
 def _(p):
     p.trained().op("aten::mm", 0, 10, sequence=5)
     p.op("aten::relu", 11, 12, sequence=6)

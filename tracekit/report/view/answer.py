@@ -237,7 +237,8 @@ def _doubtful_ranks(analysis: Analysis, row: Straggler) -> str:
         ranks = " or ".join(f"rank {rank}" for rank in row.candidates)
     off_ns = analysis.clocks.table.filter(pl.col("rank").is_in(row.candidates))["uncertainty_ns"].max()
     reason = f"their clocks differ by up to {ms(off_ns)}" if isinstance(off_ns, int) else "nothing ties their clocks"
-    return f"{ranks} ({_cost(row)}; {reason})"
+    slow = [f"rank {rank}{why}" for rank in row.candidates if (why := why_pipeline_waits(analysis.stragglers, rank))]
+    return f"{ranks} ({_cost(row)}; {reason}){''.join(f'; {words}' for words in slow[:1])}"
 
 
 def _late_rank(analysis: Analysis, row: Straggler) -> str:

@@ -92,7 +92,7 @@ def why_pipeline_waits(stragglers: Stragglers, rank: int) -> str:
     >>> cause = WaitCause("waited_itself", 6, Evidence(chain=[1, 3]))
     >>> root = Straggler(3, "pp_comm", 9, 1, why=[WaitCause("more_work", 6, Evidence(ratio=2.03))])
     >>> why_pipeline_waits(Stragglers((Straggler(1, "pp_comm", 9, 1, why=[cause]), root)), 1)
-    ', which waits for rank 3 itself (it has 2.03 times the work of the others)'
+    ', which waits for rank 3 itself: it has 2.03 times the work of the others'
     """
     cause = stragglers.pipeline_cause(rank)
     if cause is None:
@@ -103,7 +103,7 @@ def why_pipeline_waits(stragglers: Stragglers, rank: int) -> str:
     root_cause = stragglers.pipeline_cause(root) if root != rank else None
     if root_cause is None or root_cause.cause == "waited_itself":
         return ""
-    return f", which waits for rank {root} itself ({_WORDS[root_cause.cause](root_cause.evidence)})"
+    return f", which waits for rank {root} itself: {_WORDS[root_cause.cause](root_cause.evidence)}"
 
 
 def late_rank(row: Straggler, steps: int, *, at_most: bool = False) -> str:
