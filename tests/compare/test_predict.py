@@ -76,7 +76,7 @@ def test_waiting_for_room_in_the_queue_is_no_time_of_the_host():
         assert (ops.launch_ns["F"][0], ops.launch_ns["B"][0], ops.before_ns["B"][0]) == (launch_ns, 100.0, before_ns)
 
 
-def test_a_host_that_ran_ahead_begins_as_far_before_its_gpu_in_every_schedule():
+def test_a_host_that_runs_ahead_goes_on_when_it_has_launched_all_but_no_further_ahead_than_it_did():
     """Two forwards of two ranks: launched at 0 and 140, on GPUs that are free at 100 and 150."""
     cells = pl.DataFrame(
         {"op": "F", "stage": [0, 1], "microbatch": 0, "position": pl.Series([0, 1], dtype=pl.Int32)}
@@ -95,9 +95,10 @@ def test_a_host_that_ran_ahead_begins_as_far_before_its_gpu_in_every_schedule():
     schedule = generate("gpipe", pp=2, microbatches=1)
     program = PROGRAM_WRITERS["just-in-time"](schedule)
     own = ops.host_times(program, schedule, own=True)
-    assert (own.starts, own.gpu_starts) == ([-100, 40], (0, 50))
-    later = ops.host_times(program, schedule, gpu_starts=[0, 70])
-    assert (later.starts, later.gpu_starts) == ([-100, 60], [0, 70])
+    assert (own.starts, own.gpu_starts) == ((-100, 40), (0, 50))
+    # The first host was 100 ahead, the second 10: it has launched all 30 before the end, which is not allowed again.
+    assert ops.next_starts([500, 570], [450, 540]) == ([-50, 60], [0, 70])
+    assert ops.next_starts([500, 570], [300, 590]) == ([-100, 90], [0, 70])
 
 
 @pytest.mark.parametrize("order", PROGRAM_WRITERS)

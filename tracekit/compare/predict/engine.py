@@ -43,6 +43,7 @@ class Outcome(msgspec.Struct, frozen=True, eq=False):
     start: Floats
     end: Floats
     stuck: int
+    host_ends: tuple[float, ...] = ()  # of each rank: when its host has launched everything
 
     @property
     def makespan(self) -> float:
@@ -136,7 +137,7 @@ class _Simulation:
             elif plan == self.plan[number]:  # else the end was planned again meanwhile
                 self._end_piece(number, now)
         end = np.array(self.piece_end)
-        return Outcome(np.array(self.piece_start), end, int(np.isnan(end).sum()))
+        return Outcome(np.array(self.piece_start), end, int(np.isnan(end).sum()), tuple(self.host_time))
 
     def _start_all_receives(self) -> None:
         """Start every kernel that only receives at time 0, on no queue and without an effect on compute."""

@@ -77,20 +77,36 @@ class MeasuredOps(msgspec.Struct, frozen=True, eq=False):
             for piece in program.pieces
         ]
 
+    def next_starts(self, rank_ends: Sequence[float], host_ends: Sequence[float]) -> tuple[list[float], list[float]]:
+        """Return when hosts and GPUs begin the step after one, in which ranks and their hosts ended at these times.
+
+        A host goes on when it has launched everything, but begins no longer before its GPU is free than in the run: in
+        a loop that waits for the GPU in every step it begins with it.
+        """
+        gpu_starts = [end - min(rank_ends) for end in rank_ends]
+        ahead_ns = [gpu - host for gpu, host in zip(self.gpu_starts, self.host_starts, strict=True)]
+        launched = [end - min(rank_ends) for end in host_ends]
+        host_starts = [max(end, gpu - ahead) for end, gpu, ahead in zip(launched, gpu_starts, ahead_ns, strict=True)]
+        return host_starts, gpu_starts
+
     def host_times(
-        self, program: Program, schedule: Schedule, *, gpu_starts: Sequence[float] | None = None, own: bool = False
+        self,
+        program: Program,
+        schedule: Schedule,
+        *,
+        host_starts: Sequence[float] | None = None,
+        gpu_starts: Sequence[float] | None = None,
+        own: bool = False,
     ) -> HostTimes:
-        """Return the times of the hosts, each of which begins a step as long before its GPU is free as in the run.
+        """Return the times of the hosts.
 
         Args:
             program: Program of *schedule*.
             schedule: Schedule that is predicted.
+            host_starts: Time at which each rank's host begins the step; 0 if None.
             gpu_starts: Time at which each rank's GPU is free for the step; 0 if None.
-            own: Whether ranks begin and hosts take what they did in the run, not what is typical.
+            own: Whether hosts and GPUs begin and take what they did in the run, not what is typical.
         """
-        if own or gpu_starts is None:
-            gpu_starts = self.gpu_starts if own else [0.0] * len(program.steps)
-        ahead_ns = [gpu - host for gpu, host in zip(self.gpu_starts, self.host_starts, strict=True)]
         launch_ns, before_ns = (_for_stages(times, schedule.stages) for times in (self.launch_ns, self.before_ns))
         typical = [
             OpTimes(0.0, float(before_ns[piece.kind][piece.stage]), float(launch_ns[piece.kind][piece.stage]))
@@ -103,8 +119,8 @@ class MeasuredOps(msgspec.Struct, frozen=True, eq=False):
             post_ns=self.post_ns,
             last_launch_to_end_ns=self.last_launch_to_end_ns,
             waits_for_messages=self.host_waits,
-            starts=[gpu - ahead for gpu, ahead in zip(gpu_starts, ahead_ns, strict=True)],
-            gpu_starts=gpu_starts,
+            starts=self.host_starts if own else host_starts,
+            gpu_starts=self.gpu_starts if own else gpu_starts,
         )
 
 

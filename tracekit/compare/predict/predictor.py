@@ -36,7 +36,8 @@ MAX_REPLAY_ERROR = 0.08
 """Error of the simulated makespan of the run itself, as a share of the measured one, up to which others are given."""
 
 MAX_SIMULATED_STEPS = 3
-"""Steps simulated one after the other at most: a rank begins a step when it has ended the one before."""
+"""Steps simulated one after the other at most: a rank begins a step when it has ended the one before, and its host may
+run ahead."""
 
 MAX_CHANGE_OF_STEADY_STEP = 0.002
 """Change of the makespan from one step to the next, as a share, up to which steps count as equal."""
@@ -141,16 +142,18 @@ class Predictor:
         ops = self.ops[level]
         machine = machine or self.machine.machines[level]
         durations = ops.typical_work(program, schedule) if work is None else work
+        host_starts: Sequence[float] | None = None
         gpu_starts: Sequence[float] | None = None
         outcome = Outcome(np.zeros(0), np.zeros(0), 0)
         for _ in range(MAX_SIMULATED_STEPS if host and not own else 1):
             previous_ns = outcome.makespan
-            times = ops.host_times(program, schedule, gpu_starts=gpu_starts, own=own) if host else None
+            times = None
+            if host:
+                times = ops.host_times(program, schedule, host_starts=host_starts, gpu_starts=gpu_starts, own=own)
             outcome = run_program(program, durations, machine, times)
             if outcome.stuck or abs(outcome.makespan - previous_ns) <= MAX_CHANGE_OF_STEADY_STEP * previous_ns:
                 break
-            rank_ends = _rank_ends(program, outcome)
-            gpu_starts = [end - min(rank_ends) for end in rank_ends]
+            host_starts, gpu_starts = ops.next_starts(_rank_ends(program, outcome), outcome.host_ends)
         return None if outcome.stuck else outcome
 
 
