@@ -168,8 +168,7 @@ def explain_stragglers(
         summary = by_straggler.get((row["rank"], row["label"]))
         steps = steps_of_rank.get(row["rank"], 0)
         slow_gpu = _fewer_multiprocessors(row["rank"], multiprocessors)
-        explanation = _explanation(row, summary, steps, waited_for, slow_gpu, has_shapes=has_shapes)
-        rows.append(Straggler(**row, **explanation))
+        rows.append(Straggler(**row | _explanation(row, summary, steps, waited_for, slow_gpu, has_shapes=has_shapes)))
     return Stragglers(tuple(rows), lateness, tokens, _imbalance(figures, operations))
 
 
@@ -366,10 +365,14 @@ def _most_waited_for(operations: pl.DataFrame) -> pl.DataFrame:
 
 
 def _excess_transfer(operations: pl.DataFrame) -> pl.DataFrame:
-    """Return by rank and step how much longer exposed transfers took than the median of equal ones."""
+    """Return by rank and step how much longer exposed transfers took than the median of equal ones.
+
+    An exchange takes as long as its largest part: where members move unequal sizes, their own ones tell nothing.
+    """
     usual = pl.col("transfer_ns").median().over("what", "bytes")
     excess = (pl.col("transfer_ns") - usual).clip(0).alias("excess_ns")
-    sized = operations.filter(pl.col("bytes").is_not_null() & pl.col("transfer_ns").is_not_null())
+    is_equal = pl.col("bytes").n_unique().over("match") == 1
+    sized = operations.filter(is_equal & pl.col("bytes").is_not_null() & pl.col("transfer_ns").is_not_null())
     return (
         sized.with_columns(excess, usual_ns=usual)
         .group_by("rank", "step")
@@ -393,7 +396,7 @@ def _summary() -> list[pl.Expr]:
         weighted(pl.col("last_work_ns") / pl.col("work_ns"), "more_work").alias("work_ratio"),
         weighted(pl.col("last_tokens"), "more_work").alias("tokens"),
         weighted(pl.col("tokens").cast(pl.Float64), "more_work").alias("tokens_of_others"),
-        weighted(pl.col("last_link_ratio"), "slow_link").alias("link_ratio"),
+        weighted(pl.col("last_link_ratio") / pl.col("link_ratio"), "slow_link").alias("link_ratio"),
         weighted((pl.col("last_host_late_ns") - pl.col("host_late_ns")).cast(pl.Float64), "host_late").alias("idle_ns"),
     ]
 
@@ -416,7 +419,7 @@ def _explanation(
     *,
     has_shapes: bool,
 ) -> dict[str, Any]:
-    """Return kind, steps, late_ns and why of one straggler."""
+    """Return kind, steps, late_ns and why of one straggler, and that it is certain where the cause tells so."""
     caused = row["caused_ns"]
     if summary is None:
         reason = f"never later than others by {MIN_LATE_SHARE:.0%} of a step"
@@ -454,6 +457,8 @@ def _explanation(
         elif not has_shapes:
             reason = "input shapes were not recorded: a slow GPU and more work cannot be told apart"
         why.append(_unknown(rest, reason))
+    if 2 * explained >= caused and row["label"] != "pp_comm":
+        when |= {"uncertain": False, "candidates": [row["rank"]]}
     return {**when, "why": why}
 
 
