@@ -44,6 +44,13 @@ def test_a_memset_longer_than_its_product_does_not_name_it():
     assert table.select("label", "calls", "ns").rows() == [("forward", 1, 10_000)]
 
 
+def test_a_memset_in_another_row_does_not_count_its_product_again():
+    memset = {**MM, "op_id": 7, "kind": "memset", "name": "Memset", "label": "memory", "start_ns": 0, "end_ns": 1_000}
+    events = labelled(memset, {**MM, "op_id": 7, "start_ns": 1_000, "end_ns": 10_000})
+    table, _ = products(events.with_columns(place=pl.Series([1, 2])), key="place")
+    assert table.select("place", "calls", "flop", "ns").rows() == [(2, 1, 2_000_000_000, 10_000)]
+
+
 @pytest.mark.parametrize("label", ["recompute", "optimizer"])
 def test_utilisation_is_the_models_work_at_peak_over_the_span(label):
     again = {**MM, "label": label, "dtypes": BF16, "start_ns": 10_000, "end_ns": 20_000}

@@ -174,6 +174,8 @@ class _ProductKernels(msgspec.Struct, frozen=True, eq=False):
 
     rows: Ints
     """Rows of the labelled table."""
+    main_rows: Ints
+    """Rows of the longest kernel of each one's call, which stands for all of them."""
     label: CategoryColumn
     module: CategoryColumn
     op: CategoryColumn
@@ -205,7 +207,7 @@ class _ProductKernels(msgspec.Struct, frozen=True, eq=False):
         main = _longest_kernel_of_call(op, op_id, np.where(is_kernel[rows], end - start, -1))
         dtype = _input_dtypes(dtypes, name).take(main)
         kernel = name.replace([family_of(text) for text in name.values]).take(main).where(~has_formula[rows])
-        return cls(rows, label.take(main), module.take(main), op, kernel, shapes, dtype, op_id, start, end)
+        return cls(rows, rows[main], label.take(main), module.take(main), op, kernel, shapes, dtype, op_id, start, end)
 
 
 def _longest_kernel_of_call(op: CategoryColumn, op_id: Ints, ns: Ints) -> Ints:
@@ -226,7 +228,7 @@ def _longest_kernel_of_call(op: CategoryColumn, op_id: Ints, ns: Ints) -> Ints:
 def _group_products(kernels: _ProductKernels, key: pl.Series | None) -> pl.DataFrame:
     """Return calls and busy time by label, module, operator, kernel, shapes and type, and by *key* if there is one."""
     texts = {name: getattr(kernels, name) for name in ("label", "module", "op", "kernel", "shapes", "dtype")}
-    keys = [] if key is None else [key[kernels.rows]]
+    keys = [] if key is None else [key[kernels.main_rows]]
     group, first = group_rows(*(text.codes for text in texts.values()), *(to_int64(column) for column in keys))
     first_of_call = group_rows(group, kernels.op_id)[1]  # one row for each operator call of each group
     return pl.DataFrame(
