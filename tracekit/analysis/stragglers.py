@@ -90,11 +90,11 @@ class Stragglers:
     tokens: pl.DataFrame = field(default_factory=RANK_TOKENS.to_frame)
     """Tokens by rank, step and micro-batch."""
     imbalance: pl.DataFrame = field(default_factory=IMBALANCE.to_frame)
-    """``IMBALANCE``: cost of unequal work in each step and group; empty if shapes were not recorded."""
+    """``IMBALANCE``: unequal work in each step and group; empty if shapes were not recorded."""
 
     @property
     def imbalance_share(self) -> float | None:
-        """Time lost to unequal work as a share of all steps; None if shapes were not recorded."""
+        """Work of the rank with the most above the mean, as a share of all steps; None if shapes were not recorded."""
         worst = self.imbalance.group_by("step").agg(pl.col("cost_ns").max(), pl.col("step_ns").max())
         total_ns = int(worst["step_ns"].sum())
         return int(worst["cost_ns"].sum()) / total_ns if total_ns else None

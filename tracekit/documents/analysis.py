@@ -618,12 +618,12 @@ class ImbalanceStep(Struct, frozen=True):
 
 
 class Imbalance(Struct, frozen=True):
-    """Cost of unequal work."""
+    """Unequal work of ranks, part of which communication may hide."""
 
     share: float
-    """Time lost to unequal work / time of all steps."""
+    """Work of the rank with the most minus the mean / time of all steps."""
     steps: list[ImbalanceStep]
-    """Cost of each step."""
+    """The same of each step."""
 
 
 class GroupSlowdown(Struct, frozen=True):
