@@ -249,6 +249,21 @@ def test_forwards_must_agree(labelled_layers):
     assert count_layers(*labelled_layers([3], others=int(12 / MIN_FORWARD_SHARE) - 11)) is None
 
 
+@pytest.mark.parametrize(
+    ("launches", "layers"),
+    [((5, 6, 7), [-1, -1, -1]), ((5, 45, 85), [0, 1, 2]), ((5, 6, 45), [0, 0, 1])],
+    ids=["all in layer 0", "one in each", "in two of three"],
+)
+def test_communication_belongs_to_layers_that_each_launch_their_own(labelled_layers, launches, layers):
+    gathers = [
+        {"id": 100 + n, "kind": "kernel", "name": "nccl", "label": "dp_comm", "launch_ns": ns, "launch_tid": 1,
+         "start_ns": ns, "end_ns": ns + 1} for n, ns in enumerate(launches)
+    ]  # fmt: skip
+    kernels = labelled_layers([3])[0].with_columns(launch_tid=pl.lit(1, pl.Int64))  # a layer is launched in 40 ns
+    events = pl.concat([kernels, conform(pl.DataFrame(gathers), LABELLED)])
+    assert repeated_positions(EVENTS.to_frame(), events).layer[-3:].tolist() == layers
+
+
 @pytest.fixture
 def labelled_layers():
     """Forwards of so many layers of four kernels each, a backward after each, and forwards of *others* kernels."""

@@ -122,6 +122,14 @@ def test_a_copy_faster_than_its_link_has_no_share_of_it(labelled, link, share):
     assert table.select("bandwidth_gb_s", "of_link").row(0) == (50.0, share)
 
 
+def test_a_kernel_that_copies_leaves_the_bytes_and_the_bandwidth_unknown(labelled):
+    copy = {"label": "memory", "start_ns": 0, "end_ns": 100, "bytes": 5000}
+    kernel = {"label": "memory", "start_ns": 100, "end_ns": 10_000}  # FSDP's split into parameters: no size recorded
+    events = labelled(copy, kernel)
+    table = copies(label_times(events, Lanes.of(events)), {})
+    assert table.select("count", "bytes", "bandwidth_gb_s", "ns").row(0) == (2, None, None, 10_000)
+
+
 def test_only_copies_over_the_link_are_held_against_it(labelled):
     events = labelled({"label": "memory", "start_ns": 0, "end_ns": 100, "bytes": 5000})
     assert copies(label_times(events, Lanes.of(events)), {}, link_gb_s=63)["link_gb_s"].to_list() == [None]

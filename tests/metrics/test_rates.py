@@ -38,11 +38,26 @@ def test_products_at_once_share_their_time():
     assert (rates.product_ns, rates.flop) == (10_000, 4_000_000_000)
 
 
-def test_utilisation_is_work_at_peak_over_the_span_without_recomputation():
-    again = {**MM, "label": "recompute", "dtypes": BF16, "start_ns": 10_000, "end_ns": 20_000}
+def test_a_memset_longer_than_its_product_does_not_name_it():
+    memset = {**MM, "op_id": 7, "kind": "memset", "name": "Memset", "label": "memory", "start_ns": 0, "end_ns": 7_000}
+    table, _ = products(labelled(memset, {**MM, "op_id": 7, "start_ns": 7_000, "end_ns": 10_000}))
+    assert table.select("label", "calls", "ns").rows() == [("forward", 1, 10_000)]
+
+
+def test_a_memset_in_another_row_does_not_count_its_product_again():
+    memset = {**MM, "op_id": 7, "kind": "memset", "name": "Memset", "label": "memory", "start_ns": 0, "end_ns": 1_000}
+    events = labelled(memset, {**MM, "op_id": 7, "start_ns": 1_000, "end_ns": 10_000})
+    table, _ = products(events.with_columns(place=pl.Series([1, 2])), key="place")
+    assert table.select("place", "calls", "flop", "ns").rows() == [(2, 1, 2_000_000_000, 10_000)]
+
+
+@pytest.mark.parametrize("label", ["recompute", "optimizer"])
+def test_utilisation_is_the_models_work_at_peak_over_the_span(label):
+    again = {**MM, "label": label, "dtypes": BF16, "start_ns": 10_000, "end_ns": 20_000}
     rest = {"kind": "kernel", "name": "relu", "label": "forward", "start_ns": 20_000, "end_ns": 40_000}
     _, rates = products(labelled({**MM, "dtypes": BF16, "start_ns": 0, "end_ns": 10_000}, again, rest), device="H100")
     assert rates.utilisation == pytest.approx(2e9 / 989.4e3 / 40_000)
+    assert (rates.model_flop, rates.flop) == (2_000_000_000, 4_000_000_000)
 
 
 @pytest.mark.parametrize(

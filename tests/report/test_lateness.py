@@ -6,6 +6,7 @@ import io
 import re
 from pathlib import Path
 
+import polars as pl
 import pytest
 from rich.console import Console
 
@@ -67,3 +68,12 @@ def test_terminal_and_markdown_name_the_cause(slow_uneven):
         assert "rank 3 is late in every step" in flat
         assert "tokens in a step, the others" in flat
         assert "Unequal work of the ranks" in flat
+
+
+def test_unequal_work_and_what_equal_work_saves_are_told_apart(slow_uneven):
+    """The replay hides a part of the work under communication: what it saves is what the table of changes says."""
+    balance = next(row for row in slow_uneven.changed_steps if row.change == "balance")
+    work_ns = slow_uneven.stragglers.imbalance.group_by("step").agg(pl.col("cost_ns").max())["cost_ns"].mean()
+    line = next(line.text for line in view_of(slow_uneven).answer if line.topic == "Balance")
+    assert f"{work_ns / 1e6:.1f} ms more than the mean" in line
+    assert f"equal work saves up to {balance.saves_ns / 1e6:.1f} ms of a step" in line

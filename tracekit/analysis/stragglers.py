@@ -98,11 +98,11 @@ class Stragglers:
     tokens: pl.DataFrame = field(default_factory=RANK_TOKENS.to_frame)
     """Tokens by rank, step and micro-batch."""
     imbalance: pl.DataFrame = field(default_factory=IMBALANCE.to_frame)
-    """``IMBALANCE``: cost of unequal work in each step and group; empty if shapes were not recorded."""
+    """``IMBALANCE``: unequal work in each step and group; empty if shapes were not recorded."""
 
     @property
     def imbalance_share(self) -> float | None:
-        """Time lost to unequal work as a share of all steps; None if shapes were not recorded."""
+        """Work of the rank with the most above the mean, as a share of all steps; None if shapes were not recorded."""
         worst = self.imbalance.group_by("step").agg(pl.col("cost_ns").max(), pl.col("step_ns").max())
         total_ns = int(worst["step_ns"].sum())
         return int(worst["cost_ns"].sum()) / total_ns if total_ns else None
@@ -192,7 +192,7 @@ def explain_stragglers(
             slow_gpu=_fewer_multiprocessors(row["rank"], multiprocessors),
             has_shapes=has_shapes,
         )
-        rows.append(Straggler(**row, **explanation))
+        rows.append(Straggler(**row | explanation))
     return Stragglers(tuple(rows), lateness, tokens, _imbalance(figures, operations))
 
 
@@ -349,7 +349,9 @@ def _explain_pairs(pairs: pl.DataFrame, figures: pl.DataFrame, operations: pl.Da
         "slow_gpu": pl.when("last_is_slow").then(pl.col("last_slow_ns") - pl.col("slow_ns")),
         "more_work": pl.col("last_work_ns") - pl.col("work_ns"),
         "host_late": _beyond_noise(figures, "host_late_ns"),
-        "slow_link": pl.when(pl.col("last_link_ratio") >= MIN_SLOW_LINK_RATIO).then(_beyond_noise(figures, "link_ns")),
+        "slow_link": pl.when(pl.col("last_link_ratio") >= MIN_SLOW_LINK_RATIO * pl.col("link_ratio")).then(
+            _beyond_noise(figures, "link_ns")
+        ),
         "waited_itself": _waited_elsewhere("last_") - _waited_elsewhere(""),
     }
     parts = [difference.fill_null(0).clip(0).alias(cause) for cause, difference in differences.items()]
@@ -389,10 +391,14 @@ def _most_waited_for(operations: pl.DataFrame) -> pl.DataFrame:
 
 
 def _excess_transfer(operations: pl.DataFrame) -> pl.DataFrame:
-    """Return by rank and step how much longer exposed transfers took than the median of equal ones."""
+    """Return by rank and step how much longer exposed transfers took than the median of equal ones.
+
+    An exchange takes as long as its largest part: where members move unequal sizes, their own ones tell nothing.
+    """
     usual = pl.col("transfer_ns").median().over("what", "bytes")
     excess = (pl.col("transfer_ns") - usual).clip(0).alias("excess_ns")
-    sized = operations.filter(pl.col("bytes").is_not_null() & pl.col("transfer_ns").is_not_null())
+    is_equal = pl.col("bytes").n_unique().over("match") == 1
+    sized = operations.filter(is_equal & pl.col("bytes").is_not_null() & pl.col("transfer_ns").is_not_null())
     return (
         sized.with_columns(excess, usual_ns=usual)
         .group_by("rank", "step")
@@ -416,7 +422,7 @@ def _summary() -> list[pl.Expr]:
         weighted(pl.col("last_work_ns") / pl.col("work_ns"), "more_work").alias("work_ratio"),
         weighted(pl.col("last_tokens"), "more_work").alias("tokens"),
         weighted(pl.col("tokens").cast(pl.Float64), "more_work").alias("tokens_of_others"),
-        weighted(pl.col("last_link_ratio"), "slow_link").alias("link_ratio"),
+        weighted(pl.col("last_link_ratio") / pl.col("link_ratio"), "slow_link").alias("link_ratio"),
         weighted((pl.col("last_host_late_ns") - pl.col("host_late_ns")).cast(pl.Float64), "host_late").alias("idle_ns"),
     ]
 
@@ -452,7 +458,7 @@ def _explanation(
     slow_gpu: Evidence,
     has_shapes: bool,
 ) -> dict[str, Any]:
-    """Return kind, steps, late_ns, worst step and why of one straggler."""
+    """Return kind, steps, late_ns, worst step and why of one straggler, and that it is certain if its cause says so."""
     caused = row["caused_ns"]
     if summary is None:
         reason = f"never later than others by {MIN_LATE_SHARE:.0%} of a step"
@@ -493,6 +499,8 @@ def _explanation(
         elif not has_shapes:
             reason = "input shapes were not recorded: a slow GPU and more work cannot be told apart"
         why.append(_unknown(rest, reason))
+    if 2 * explained >= caused and row["label"] != "pp_comm":
+        when |= {"uncertain": False, "candidates": [row["rank"]]}
     return {**when, "why": why}
 
 

@@ -622,12 +622,12 @@ class ImbalanceStep(Struct, frozen=True):
 
 
 class Imbalance(Struct, frozen=True):
-    """Cost of unequal work."""
+    """Unequal work of ranks, part of which communication may hide."""
 
     share: float
-    """Time lost to unequal work / time of all steps."""
+    """Work of the rank with the most minus the mean / time of all steps."""
     steps: list[ImbalanceStep]
-    """Cost of each step."""
+    """The same of each step."""
 
 
 class GroupSlowdown(Struct, frozen=True):
@@ -707,7 +707,7 @@ class Copy(Struct, frozen=True):
     count: int
     """Number of copies."""
     bytes: int | None
-    """Bytes; null if not recorded."""
+    """Bytes; null if not recorded for all of them, such as kernels that copy."""
     ns: int
     """Time in which any of them runs."""
     bandwidth_gb_s: float | None
@@ -935,9 +935,9 @@ class Rates(Struct, frozen=True):
     """Rates of matrix products and communication. Sums over ranks."""
 
     flop: int | None
-    """FLOP of all products, recomputation included; null if unknown."""
+    """FLOP of all products, those of recomputation and optimizer included; null if unknown."""
     model_flop: int | None
-    """FLOP without recomputation."""
+    """FLOP without recomputation and optimizer."""
     product_ns: int
     """Time of products."""
     uncounted_ns: int

@@ -26,7 +26,7 @@ LABEL_TIMES = pl.Schema(
         "count": pl.Int64(),  # events; null for label sets
         "hidden_ns": pl.Int64(),  # part of ns under compute
         "exposed_ns": pl.Int64(),  # the rest
-        "bytes": pl.Int64(),  # null where no event gives its bytes
+        "bytes": pl.Int64(),  # null where not every event gives its bytes
     }
 )
 HIDDEN = pl.Schema(
@@ -91,7 +91,7 @@ def label_times(labelled: pl.DataFrame, lanes: Lanes, *, part: str | None = None
     if "bytes" in labelled.columns:
         sized = np.flatnonzero(present(labelled["bytes"]))
         np.add.at(total_bytes, cell[sized], to_int64(labelled["bytes"])[sized])
-        has_bytes[cell[sized]] = True
+        has_bytes = (np.bincount(cell[sized], minlength=total_ns.size) == count) & (count > 0)
     rows = np.flatnonzero((total_ns.ravel() > 0) | (count > 0))
     return pl.DataFrame(
         {

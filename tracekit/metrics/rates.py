@@ -63,6 +63,8 @@ DTYPES_NARROW_TO_WIDE = ("fp4", "fp8", "int8", "bf16", "fp16", "fp32", "fp64")
 
 MAX_UNCOUNTED_SHARE = 0.01
 """Share of product time without known FLOP above which utilisation is withheld: it would be too low."""
+NOT_MODEL_LABELS = ("recompute", "optimizer")
+"""Labels of products that are not of the model's forward and backward: repeated ones, and those of an optimizer."""
 MAX_FLOP = 1 << 62
 """More work than any call or run does: shapes that imply it are damaged."""
 
@@ -75,9 +77,9 @@ class Rates(msgspec.Struct, frozen=True):
     """
 
     flop: int
-    """FLOP of all products with known shapes, recomputation included."""
+    """FLOP of all products with known shapes."""
     model_flop: int
-    """FLOP without recomputation."""
+    """FLOP without ``NOT_MODEL_LABELS``."""
     product_ns: int
     """Union of all product kernels' time."""
     uncounted_ns: int
@@ -138,7 +140,7 @@ def products(
     groups = _group_products(kernels, None if key is None else labelled[key])
     table = _add_flop_and_peak(groups, device, multiprocessors)
     is_counted = table["flop"].is_not_null()
-    is_model = is_counted & (table["label"] != "recompute")
+    is_model = is_counted & ~table["label"].is_in(NOT_MODEL_LABELS)
     at_peak_ns = table["at_peak_ns"].filter(is_model)
     rates = Rates(
         flop=int(table["flop"].sum()),
@@ -172,6 +174,8 @@ class _ProductKernels(msgspec.Struct, frozen=True, eq=False):
 
     rows: Ints
     """Rows of the labelled table."""
+    main_rows: Ints
+    """Rows of the longest kernel of each one's call, which stands for all of them."""
     label: CategoryColumn
     module: CategoryColumn
     op: CategoryColumn
@@ -199,10 +203,11 @@ class _ProductKernels(msgspec.Struct, frozen=True, eq=False):
         name, op, label, module, shapes, dtypes = (texts[column].take(rows) for column in columns)
         start, end = labelled["start_ns"].to_numpy()[rows], labelled["end_ns"].to_numpy()[rows]
         op_id = to_int64(labelled["op_id"][rows])
-        main = _longest_kernel_of_call(op, op_id, end - start)
+        # A memset may take longer than a short kernel: it is never the longest kernel.
+        main = _longest_kernel_of_call(op, op_id, np.where(is_kernel[rows], end - start, -1))
         dtype = _input_dtypes(dtypes, name).take(main)
         kernel = name.replace([family_of(text) for text in name.values]).take(main).where(~has_formula[rows])
-        return cls(rows, label.take(main), module.take(main), op, kernel, shapes, dtype, op_id, start, end)
+        return cls(rows, rows[main], label.take(main), module.take(main), op, kernel, shapes, dtype, op_id, start, end)
 
 
 def _longest_kernel_of_call(op: CategoryColumn, op_id: Ints, ns: Ints) -> Ints:
@@ -223,7 +228,7 @@ def _longest_kernel_of_call(op: CategoryColumn, op_id: Ints, ns: Ints) -> Ints:
 def _group_products(kernels: _ProductKernels, key: pl.Series | None) -> pl.DataFrame:
     """Return calls and busy time by label, module, operator, kernel, shapes and type, and by *key* if there is one."""
     texts = {name: getattr(kernels, name) for name in ("label", "module", "op", "kernel", "shapes", "dtype")}
-    keys = [] if key is None else [key[kernels.rows]]
+    keys = [] if key is None else [key[kernels.main_rows]]
     group, first = group_rows(*(text.codes for text in texts.values()), *(to_int64(column) for column in keys))
     first_of_call = group_rows(group, kernels.op_id)[1]  # one row for each operator call of each group
     return pl.DataFrame(

@@ -31,7 +31,7 @@ from tracekit.classify.product_shapes import product_dims
 from tracekit.metrics.repetition import Layers, find_layers
 from tracekit.reconstruct.kernels import prepare
 from tracekit.reconstruct.segment import segment_steps
-from tracekit.schema import COMPUTE_LABELS
+from tracekit.schema import COMMUNICATION_LABELS, COMPUTE_LABELS
 
 FORWARD_LABELS = ("forward",)
 BACKWARD_LABELS = ("dgrad", "wgrad", "backward", "recompute")
@@ -39,6 +39,8 @@ MESSAGE_LABELS = ("pp_comm", "comm")
 """Labels of work that may carry a micro-batch's output to the next stage."""
 MIN_FORWARD_SHARE = 0.5
 """Share of the forwards' kernels that must lie in forwards whose layers were found."""
+MIN_LAUNCHING_SHARE = 0.5
+"""Share of the layers that must launch communication of a label and pass: layers that repeat are alike."""
 MAX_KERNELS_PER_OPERATOR = 4
 """Kernels of one operator up to which they are identified by the operator; compiled graphs launch all in one."""
 _NORM = r"(?i)norm"
@@ -320,7 +322,7 @@ def repeated_positions(events: pl.DataFrame, gpu_events: pl.DataFrame) -> Repeat
         # Backward frames come after the forward frames in the table of both.
         frame = np.where(backward_frame >= 0, backward_frame + len(forward_frames), frame)
     both = pl.concat([sort_frames(part.select(LAYER_FRAMES.names())) for part in (repeated.forward, repeated.backward)])
-    positions = _by_kernel(gpu_events, frame, both, repeated)
+    positions = _without_shared_communication(gpu_events, _by_kernel(gpu_events, frame, both, repeated))
     forward_ns = np.where(label == "forward", gpu_events["end_ns"] - gpu_events["start_ns"], 0)
     return positions if forward_ns[positions.layer >= 0].sum() >= MIN_COMPUTE_SHARE * forward_ns.sum() else None
 
@@ -346,3 +348,16 @@ def _by_kernel(
         for name in ("layer", "stage")
     )
     return RepeatedPositions(position["layer"].to_numpy(), position["stage"].to_numpy(), repeated.spare)
+
+
+def _without_shared_communication(gpu_events: pl.DataFrame, positions: RepeatedPositions) -> RepeatedPositions:
+    """Take communication that few layers launch out of them: it serves others too, as parameters gathered ahead."""
+    table = gpu_events.select(pl.col("label").cast(pl.String), "pass").with_columns(
+        layer=pl.Series(positions.layer), stage=pl.Series(positions.stage)
+    )
+    place, is_placed = pl.struct("layer", "stage"), pl.col("layer") >= 0
+    layers = table.filter(is_placed).select(place.n_unique()).item()
+    launching = place.filter(is_placed).n_unique().over("label", "pass")
+    is_shared = pl.col("label").is_in(COMMUNICATION_LABELS) & (launching < MIN_LAUNCHING_SHARE * layers)
+    layer = table.select(pl.when(is_shared).then(-1).otherwise("layer")).to_series()
+    return msgspec.structs.replace(positions, layer=layer.to_numpy())

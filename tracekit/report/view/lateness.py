@@ -173,7 +173,7 @@ def lateness_map(analysis: Analysis) -> LatenessMap | None:
 
 
 def imbalance_line(analysis: Analysis) -> str:
-    """Return what unequal work costs, in words; empty if it costs less than 2 % of the steps, or is not known."""
+    """Return how unequal the work is, and what equal work saves if that is known; empty below 2 % of the steps."""
     share = analysis.stragglers.imbalance_share
     if share is None or share < MIN_LATE_SHARE:
         return ""
@@ -185,11 +185,14 @@ def imbalance_line(analysis: Analysis) -> str:
         tokens += f"the mean is {worst['tokens_mean']:,.0f}"
     mean_ns = table.group_by("step").agg(pl.col("cost_ns").max())["cost_ns"].mean()
     assert isinstance(mean_ns, float)
-    return f"Ranks have unequal work: equal work would save {ms(mean_ns)} of a step ({percent(share)}){tokens}."
+    saves_ns = next((row.saves_ns for row in analysis.changed_steps if row.change == "balance"), None)
+    saves = f"; equal work saves up to {ms(saves_ns)} of a step" if saves_ns else ""
+    more = f"the rank with the most has {ms(mean_ns)} more than the mean in a step ({percent(share)} of it)"
+    return f"Ranks have unequal work: {more}{saves}{tokens}."
 
 
 def imbalance_table(analysis: Analysis) -> Table | None:
-    """Return the steps in which unequal work costs most; None where the answer does not mention it."""
+    """Return the steps in which work is most unequal; None where the answer does not mention it."""
     if not imbalance_line(analysis):
         return None
     rows = analysis.stragglers.imbalance.sort("cost_ns", descending=True).head(MAX_IMBALANCE_ROWS)
@@ -198,7 +201,7 @@ def imbalance_table(analysis: Analysis) -> Table | None:
         Column("most work", "rank"),
         Column("its tokens", "count"),
         Column("mean tokens", "count"),
-        Column("costs", "ms"),
+        Column("above mean", "ms"),
         Column("of the step", "share"),
     )
     cells = rows.select("step", "most_work_rank", "tokens_max", "tokens_mean", "cost_ns", "share").iter_rows()

@@ -300,7 +300,7 @@ def _place_name(row: dict[str, Any], kind: str) -> str:
     if kind == "shape":
         op, shapes, dtype = str(row["name"]).rsplit(" ", 2)  # neither shapes nor types contain a space
         return terminal(f"{op} {shape_words(shapes)} {dtype}")
-    if kind == "layer" and row["stage"] is not None:
-        return f"stage {row['stage']}, {row['name']}"
+    if row["stage"] is not None:
+        return f"stage {row['stage']}, {terminal(row['name'])}"
     ranks = f"ranks {listing(map(str, row['ranks']))}: " if row["apart"] and row["stage"] is None else ""
     return f"{ranks}{terminal(row['name'])}"
