@@ -151,20 +151,25 @@ def examine(part: RankEvents) -> RankFacts:
     events = part.events
     kind = pl.col("kind").cast(pl.String)
     gpu, launches = events.filter(kind.is_in(GPU_KINDS)), events.filter(kind.is_in(["runtime", "driver"]))
-    total = events.select(
-        start=pl.col("start_ns").min(),
-        end=pl.col("end_ns").max(),
+    is_annotated_op = kind.is_in(["cpu_op", "annotation"])
+    is_message = (kind == "cpu_op") & pl.col("collective").cast(pl.String).is_in(["send", "recv"])
+    # Named after the fields of ``RankFacts``.
+    facts = events.select(
+        pl.col("start_ns").min(),
+        pl.col("end_ns").max(),
         cpu_ops=(kind == "cpu_op").sum(),
-        with_shapes=(kind.is_in(["cpu_op", "annotation"]) & pl.col("shapes").is_not_null()).sum(),
+        with_shapes=(is_annotated_op & pl.col("shapes").is_not_null()).sum(),
         with_sequence=pl.col("sequence").is_not_null().sum(),
-    ).row(0, named=True)
+        nccl_calls=(pl.col("domain").cast(pl.String) == "NCCL").sum(),
+        messages=is_message.sum(),
+        peers=(is_message & pl.col("peer").is_not_null()).sum(),
+    )
+    on_gpu = part.memory.filter(pl.col("device_type") != 0)
     recording = check_completeness(find_api_calls(events), add_launch_times(events))
     return RankFacts(
         source=part.source,
         lost=recording.notices,
         counts={str(name): count for name, count in sorted(events["kind"].value_counts().iter_rows())},
-        start_ns=total["start"],
-        end_ns=total["end"],
         steps=tuple(events["step"].drop_nulls().unique().sort().to_list()),
         devices=tuple(gpu["device"].drop_nulls().unique().sort().to_list()),
         streams=gpu.select("device", "stream").n_unique(),
@@ -172,13 +177,11 @@ def examine(part: RankEvents) -> RankFacts:
         launched=gpu.join(launches.drop_nulls("correlation"), on="correlation", how="semi").height,
         in_graphs=gpu.filter(pl.col("graph") > 0).height,
         graph_launches=_count_named(launches, _GRAPH_LAUNCH),
-        cpu_ops=total["cpu_ops"],
-        with_shapes=total["with_shapes"],
-        with_sequence=total["with_sequence"],
         collectives=_count_named(gpu, _NCCL_KERNEL),
         groups=_group_descriptions(events),
-        **_count_allocations(part.memory),
-        **_count_nccl_calls(events),
+        allocations=len(on_gpu),
+        with_totals=on_gpu["allocated"].count(),
+        **facts.row(0, named=True),
     )
 
 
@@ -190,23 +193,6 @@ def _count_named(rows: pl.DataFrame, pattern: str) -> int:
     """Return how many rows have a name that matches; the pattern is tried once per distinct name."""
     names = rows.group_by("name").len().with_columns(pl.col("name").cast(pl.String))
     return int(names.filter(pl.col("name").str.contains(pattern))["len"].sum())
-
-
-def _count_allocations(memory: pl.DataFrame) -> dict[str, int]:
-    on_gpu = memory.filter(pl.col("device_type") != 0)
-    return {"allocations": len(on_gpu), "with_totals": on_gpu["allocated"].count()}
-
-
-def _count_nccl_calls(events: pl.DataFrame) -> dict[str, int]:
-    """Return the number of NCCL calls, of sends and receives among them, and of those with a recorded peer."""
-    domain, collective = (pl.col(name).cast(pl.String) for name in ("domain", "collective"))
-    message = collective.is_in(["send", "recv"]) & (pl.col("kind").cast(pl.String) == "cpu_op")
-    counts = events.select(
-        nccl_calls=(domain == "NCCL").sum(),
-        messages=message.sum(),
-        peers=(message & pl.col("peer").is_not_null()).sum(),
-    )
-    return counts.row(0, named=True)
 
 
 def _group_descriptions(events: pl.DataFrame) -> dict[str, str | None]:
