@@ -2,7 +2,7 @@
 
 A new database is written, with the tables and columns that an analysis reads and nothing else: no other table, view,
 trigger, comment or freed page. In columns of numbers only numbers stay; each column of text has a function that
-reduces it.
+reduces it. Tables and columns are listed in ``kept.toml``.
 """
 
 import json
@@ -18,50 +18,15 @@ from tracekit.errors import InputError
 from tracekit.parsers.nsight.exports import refuse_unreadable
 from tracekit.parsers.nsight.nccl import FIELDS, Layouts, payload_layouts, payload_numbers
 from tracekit.parsers.nsight.reader import open_export
-from tracekit.redaction.fields import ANY, SIZE, SMALL, is_version
+from tracekit.redaction.fields import ANY, KEPT, SIZE, SMALL, is_version
 from tracekit.redaction.names import NameRedactor
 
-_TIMES = ("start", "end")
-_GPU = (*_TIMES, "deviceId", "contextId", "streamId", "correlationId", "globalPid", "graphNodeId", "greenContextId")
-_GRID = ("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ", "staticSharedMemory", "dynamicSharedMemory")
 METADATA_TABLES = ("META_DATA_EXPORT", "EXPORT_META_DATA")
-NUMBER_COLUMNS: dict[str, tuple[str, ...]] = {
-    "CUPTI_ACTIVITY_KIND_KERNEL": (*_GPU, *_GRID, "registersPerThread", "demangledName", "shortName", "mangledName"),
-    "CUPTI_ACTIVITY_KIND_MEMCPY": (*_GPU, "bytes", "copyKind", "srcKind", "dstKind", "srcDeviceId", "dstDeviceId"),
-    "CUPTI_ACTIVITY_KIND_MEMSET": (*_GPU, "bytes", "memKind"),
-    "CUPTI_ACTIVITY_KIND_GRAPH_TRACE": (*_GPU, "graphId", "graphExecId"),
-    "CUPTI_ACTIVITY_KIND_RUNTIME": (*_TIMES, "eventClass", "globalTid", "correlationId", "nameId", "returnValue"),
-    "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION": (*_GPU, "syncType"),
-    "CUDA_GRAPH_NODE_EVENTS": (*_TIMES, "nameId", "globalTid", "graphNodeId", "originalGraphNodeId"),
-    "NVTX_EVENTS": (*_TIMES, "eventType", "textId", "globalTid", "endGlobalTid", "domainId", "rangeId", "jsonTextId"),
-    "NVTX_PAYLOAD_SCHEMA_ENTRIES": ("schemaId", "type", "offset"),
-    "PROFILER_OVERHEAD": (*_TIMES, "globalTid", "nameId"),
-    "TARGET_INFO_GPU": ("id", "cuDevice", "smCount", "totalMemory"),
-    "TARGET_INFO_CUDA_DEVICE": ("gpuId", "cudaId", "pid"),
-    "TARGET_INFO_SESSION_START_TIME": ("utcEpochNs",),
-    "ANALYSIS_DETAILS": ("duration", "startTime", "stopTime"),
-    "DIAGNOSTIC_EVENT": ("timestamp", "severity"),
-    **dict.fromkeys(METADATA_TABLES, ()),
-    "StringIds": (),
-}
+NUMBER_COLUMNS: dict[str, list[str]] = KEPT["nsight"]["numbers"]
 """Tables that stay, and their columns of numbers."""
-TEXT_COLUMNS = {
-    ("NVTX_EVENTS", "text"): "range_text",
-    ("NVTX_EVENTS", "jsonText"): "payload",
-    ("NVTX_EVENTS", "binaryData"): "payload_bytes",
-    ("NVTX_PAYLOAD_SCHEMA_ENTRIES", "name"): "payload_field",
-    ("TARGET_INFO_GPU", "name"): "words",
-    ("DIAGNOSTIC_EVENT", "text"): "diagnosis",
-    **{(table, "name"): "metadata_name" for table in METADATA_TABLES},
-    **{(table, "value"): "version" for table in METADATA_TABLES},
-}
-"""Columns of text that stay, and the SQL function that reduces each."""
-STRING_COLUMNS = {
-    "code": ("demangledName", "shortName", "mangledName"),
-    "words": ("nameId",),
-    "range_text": ("textId",),
-    "payload": ("jsonTextId",),
-}
+TEXT_COLUMNS: dict[str, dict[str, str]] = KEPT["nsight"]["texts"]
+"""Columns of text that stay, by table, and the SQL function that reduces each."""
+STRING_COLUMNS: dict[str, list[str]] = KEPT["nsight"]["strings"]
 """SQL function by the columns that refer to StringIds; a string that no kept row refers to is dropped."""
 METADATA_NAMES = frozenset(("EXPORT_PRODUCT_VERSION", "EXPORT_SCHEMA_VERSION"))
 PAYLOAD_LIMITS = {"communicator": ANY, "bytes": SIZE, "peer": SMALL, "ranks": SMALL, "own_rank": SMALL}
@@ -123,8 +88,8 @@ def _copy_table(copy: sqlite3.Connection, table: str) -> None:
     }
     values |= {
         f'"{column}"': f'{function}("{column}")'
-        for (text_table, column), function in TEXT_COLUMNS.items()
-        if text_table == table and column in present
+        for column, function in TEXT_COLUMNS.get(table, {}).items()
+        if column in present
     }
     if values:
         copy.execute(f"CREATE TABLE main.{table} ({', '.join(values)})")
