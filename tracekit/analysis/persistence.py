@@ -17,7 +17,7 @@ import zipfile
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any, Self, get_args, get_type_hints
@@ -294,7 +294,7 @@ _STORED: dict[type[Any], type[Stored]] = {
 """Classes with many tables, and those that leave the tables in the file."""
 _READ_AT_ONCE = "steps"
 """Table that is small and used often: it is read with the object."""
-_field_types = cache(get_type_hints)
+_FIELD_TYPES = {cls: get_type_hints(cls) for cls in _STORED}
 
 
 def write_tables(tables: RankTables, folder: Path) -> Path:
@@ -326,7 +326,7 @@ def write_tables(tables: RankTables, folder: Path) -> Path:
 def _encode(value: Any, path: str, frames: dict[str, pl.DataFrame]) -> Any:
     """Return a value as plain data; its tables are put into *frames*, and their names stand in their place."""
     if type(value) in _STORED:
-        names = _field_types(type(value))
+        names = _FIELD_TYPES[type(value)]
         return {name: _encode(getattr(value, name), f"{path}.{name}".lstrip("."), frames) for name in names}
 
     def put_table(table: pl.DataFrame) -> str:
@@ -353,16 +353,14 @@ def read_tables(folder: Path) -> StoredTables | None:
     except (*_UNREADABLE, InputError):
         return None
     assert isinstance(tables, StoredTables)
-    if tables.by_step is None:
-        return tables.changed(by_step=tables.window)
-    return tables
+    return tables.changed(by_step=tables.window) if document.tables["by_step"] is None else tables
 
 
 def _decode(cls: type[Any], data: Mapping[str, Any], file: TableFile) -> Stored:
     """Return the object of a class in ``_STORED`` that ``_encode`` turned into *data*; its tables stay in the file."""
     values: dict[str, Any] = {}
     readers: dict[str, Callable[[], Any]] = {}
-    for name, field_type in _field_types(cls).items():
+    for name, field_type in _FIELD_TYPES[cls].items():
         item, types = data[name], {field_type, *get_args(field_type)}
         nested = types & _STORED.keys()
         if Intervals in types:

@@ -27,7 +27,7 @@ from tracekit.diffs.comparability import (
 from tracekit.diffs.explanation import build_waterfall, explain_change
 from tracekit.diffs.load_runs import Comparable, Side, select_role, side_of
 from tracekit.diffs.metrics import resolve
-from tracekit.diffs.run_samples import Run
+from tracekit.diffs.run_samples import Run, centre_of_runs
 from tracekit.diffs.verdict import judge
 from tracekit.documents.coding import encode, to_plain
 from tracekit.documents.diff import (
@@ -317,18 +317,13 @@ def _metric_rows(before: Side, after: Side, work: WorkChange | None) -> list[Met
 
 def _label_rows(before: Sequence[Run], after: Sequence[Run]) -> list[LabelChange]:
     """Return time, exposed time and overlap of every label that ran on either side."""
-
-    def level(runs: Sequence[Run], name: str) -> float | None:
-        values = [run.samples[name] for run in runs if run.samples.get(name)]
-        return stats.centre(values) if values else None
-
     rows = []
     for label in LABELS:
-        old_ms, new_ms = (level(side, f"label_ms.{label}") for side in (before, after))
+        old_ms, new_ms = (centre_of_runs(side, f"label_ms.{label}") for side in (before, after))
         if not old_ms and not new_ms:
             continue
         levels = {
-            f"{family}_{when}": level(side, f"{family}.{label}")
+            f"{family}_{when}": centre_of_runs(side, f"{family}.{label}")
             for family in ("exposed_ms", "overlap")
             for when, side in (("before", before), ("after", after))
         }

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import fnmatch
 import math
+import statistics
 from collections.abc import Mapping, Sequence
-from statistics import NormalDist
 
 import msgspec
 
 from tracekit.diffs import stats
 from tracekit.diffs.metrics import Floor, Metric, resolve
-from tracekit.diffs.run_samples import LABEL_SETS, Run
+from tracekit.diffs.run_samples import LABEL_SETS, Run, centre_of_runs
 from tracekit.errors import OptionError
 from tracekit.schema import COMMUNICATION_LABELS
 
@@ -82,7 +82,7 @@ def noise_floor(
     floor: Floor = metric.family.floor
     if metric.unit == "ms" and metric.key in ("communication", *COMMUNICATION_LABELS):
         floor = COMMUNICATION_FLOOR
-    step_part = floor.of_step * _centre(baseline, "step_ms")
+    step_part = floor.of_step * (centre_of_runs(baseline, "step_ms") or 0.0)
     if metric.unit == "ratio" and floor.of_step and metric.key:
         # For an overlap, convert milliseconds of exposed time to a share of the label's time.
         label_ms = label_ms_per_step(metric.key, baseline)
@@ -92,7 +92,7 @@ def noise_floor(
 
 def label_ms_per_step(key: str, runs: Sequence[Run]) -> float:
     """Return the milliseconds per step that a label, or the labels of a set (communication, copy), ran."""
-    return sum(_centre(runs, f"label_ms.{label}") for label in LABEL_SETS.get(key, (key,)))
+    return sum(centre_of_runs(runs, f"label_ms.{label}") or 0.0 for label in LABEL_SETS.get(key, (key,)))
 
 
 def single_run_uncertainty(metric: Metric, sides: Sequence[Sequence[Run]]) -> float:
@@ -149,7 +149,7 @@ def prior_deviation(floor: float, uncertainty: float = 0.0) -> float:
     25.2
     """
     from_floor = floor / stats.student_quantile(CALIBRATED_QUANTILE, PRIOR_DEGREES_OF_FREEDOM)
-    from_uncertainty = uncertainty / NormalDist().inv_cdf(CALIBRATED_QUANTILE)
+    from_uncertainty = uncertainty / statistics.NormalDist().inv_cdf(CALIBRATED_QUANTILE)
     return max(from_floor, from_uncertainty) / math.sqrt(2)  # of one run; both are about a difference of two
 
 
@@ -164,15 +164,8 @@ def calibrate(runs: Sequence[Run]) -> dict[str, Noise]:
     for name in runs[0].samples:
         centres = [stats.pseudomedian(run.samples[name]) for run in runs if run.samples.get(name)]
         if len(centres) == len(runs):
-            mean = sum(centres) / len(centres)
-            variance = sum((centre - mean) ** 2 for centre in centres) / (len(centres) - 1)
-            noise[name] = Noise(math.sqrt(variance), len(centres) - 1)
+            noise[name] = Noise(statistics.stdev(centres), len(centres) - 1)
     return noise
-
-
-def _centre(runs: Sequence[Run], name: str) -> float:
-    values = [run.samples[name] for run in runs if run.samples.get(name)]
-    return stats.centre(values) if values else 0.0
 
 
 def _parse_floor(pattern: str, value: str | float, before: float) -> float:
