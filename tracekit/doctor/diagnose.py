@@ -16,7 +16,7 @@ import polars as pl
 
 from tracekit._util.text import counted, html_table
 from tracekit.doctor.findings import MIN_LAUNCHED_SHARE, RankFacts, find_extras, find_problems
-from tracekit.documents.coding import encode, to_plain
+from tracekit.documents.coding import HasDocument
 from tracekit.documents.doctor import FORMAT, DoctorDocument, Finding
 from tracekit.errors import Notice
 from tracekit.metrics.completeness import add_launch_times, check_completeness
@@ -30,7 +30,7 @@ _NCCL_KERNEL = r"(?i)nccl|rccl"
 _GRAPH_LAUNCH = r"(?i)^(cuda|cu|hip)GraphLaunch"
 
 
-class Diagnosis(msgspec.Struct, frozen=True):
+class Diagnosis(HasDocument, msgspec.Struct, frozen=True):
     """Facts and findings over all ranks.
 
     >>> diagnosis = diagnose("sample_traces/1f1b-noshapes")
@@ -98,13 +98,9 @@ class Diagnosis(msgspec.Struct, frozen=True):
         }
         return msgspec.convert(fields, DoctorDocument, from_attributes=True)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the document as plain data."""
-        return to_plain(self.to_document())
-
     def to_json(self, *, indent: int | None = 2) -> str:
-        """Return the document as JSON text."""
-        return encode(self.to_document(), indent=indent)
+        """Return the document as JSON text; on one line if *indent* is None."""
+        return super().to_json(indent=indent)
 
     def _repr_html_(self) -> str:
         rows = [(finding.severity, finding.problem, finding.fix) for finding in self.findings]

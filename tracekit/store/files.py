@@ -357,10 +357,9 @@ def labelled_by(rules: str | os.PathLike[str] | None = None) -> str:
     if rules is None:
         return f"tracekit {__version__}, built-in rules"
     try:
-        file_checksum = hashlib.sha256(Path(rules).read_bytes()).hexdigest()[:16]
+        return f"tracekit {__version__}, rules {file_checksum(Path(rules))[:16]}"
     except OSError as error:
         raise InputError(f"{os.fspath(rules)}: cannot be read: {error.strerror}", hint="check --rules") from error
-    return f"tracekit {__version__}, rules {file_checksum}"
 
 
 def write_manifest(
