@@ -55,9 +55,9 @@ def run(
         raise OptionError("no schedule named", hint="tracekit schedule NAME; --list names them all")
     for path in output or ():
         check_extension(path, EXTENSIONS)
-    from tracekit.schedules import describe
+    from tracekit.schedules import BlockTimes, describe
 
-    blocks = _block_times(block_time) if lanes else None
+    blocks = BlockTimes.parse(block_time) if lanes else None
     if block_time and not lanes:
         raise OptionError("--block-time needs --lanes")
     if not _is_file(name) and not describe(name).pipeline:
@@ -109,16 +109,6 @@ def _weight_reload(ranks: int | None, rounds: int | None, time: str) -> WeightRe
             hint="as in: tracekit schedule weight-reload --ranks 4 --rounds 2",
         )
     return weight_reload(ranks, rounds, ReloadTimes.parse(time))
-
-
-def _block_times(text: str) -> BlockTimes:
-    from dataclasses import fields
-
-    from tracekit.schedules import BlockTimes
-    from tracekit.schedules.times import parse_times
-
-    names = tuple(field.name.upper() for field in fields(BlockTimes))
-    return BlockTimes(**{key.lower(): value for key, value in parse_times(text, names).items()})
 
 
 def _is_file(name: str) -> bool:
