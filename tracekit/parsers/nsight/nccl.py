@@ -20,7 +20,7 @@ import numpy as np
 import polars as pl
 
 from tracekit._util.categories import CategoryColumn
-from tracekit.parsers.nsight.tables import Export, read_table
+from tracekit.parsers.nsight.tables import VOCABULARY, Export, read_table
 
 FIELDS = {
     "NCCL communicator ID": "communicator",
@@ -163,36 +163,10 @@ RECORD = "record_param_comms"
 ALL_TO_ALL = "all_to_allv"
 PART_OF_ALL_TO_ALL = "part"
 """Collective of the calls of an all-to-all after the first: they are no operation of their own."""
-_SAME_NAME = (
-    *("send", "recv", "allreduce", "allreduce_coalesced", "_allgather_base", "allgather_into_tensor_coalesced"),
-    *("reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor_coalesced"),
-    *("broadcast", "reduce", "gather", "scatter", "barrier"),
+_COLLECTIVE_BY_OP, _COLLECTIVE_BY_CALL = (
+    {word: collective for collective, words in VOCABULARY[key].items() for word in words}
+    for key in ("collectives_of_ops", "collectives_of_calls")
 )
-_COLLECTIVE_BY_OP = {
-    **{name: name for name in _SAME_NAME},
-    "recv_any_source": "recv",
-    "all_reduce": "allreduce",
-    "allgather": "all_gather",
-    "all_gather_into_tensor": "_allgather_base",
-    "reduce_scatter_tensor": "_reduce_scatter_base",
-    "alltoall": "all_to_all",
-    "alltoall_base": "all_to_allv",
-    "all_to_all_single": "all_to_allv",
-}
-_COLLECTIVE_BY_CALL = {
-    "ncclSend": "send",
-    "ncclRecv": "recv",
-    "ncclAllReduce": "allreduce",
-    "ncclAllGather": "_allgather_base",
-    "ncclReduceScatter": "_reduce_scatter_base",
-    "ncclBroadcast": "broadcast",
-    "ncclBcast": "broadcast",
-    "ncclReduce": "reduce",
-    "ncclAlltoAll": "all_to_all",
-    "ncclAllToAll": "all_to_all",
-    "ncclGather": "gather",
-    "ncclScatter": "scatter",
-}
 _P2P = ("send", "recv")
 _THREAD = ["process", "tid"]
 
