@@ -165,7 +165,7 @@ def _explain(
     from tracekit.store.sources import read_ref
 
     refs, _ = find_sources(paths, ranks=ranks, rank=rank)
-    parts = (part for ref in refs for part in read_ref(ref) if ranks is None or part.source.rank in ranks)
+    parts = (part for ref in refs for part in read_ref(ref, ranks=ranks))
     part = next(parts, None)
     if part is None:
         raise unknown_rank_error(ranks or (), ())

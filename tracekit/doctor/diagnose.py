@@ -182,7 +182,7 @@ def examine(part: RankEvents) -> RankFacts:
 
 
 def _examine_ref(ref: SourceRef, *, ranks: Collection[int] | None) -> list[RankFacts]:
-    return [examine(part) for part in read_ref(ref) if ranks is None or part.source.rank in ranks]
+    return [examine(part) for part in read_ref(ref, ranks=ranks)]
 
 
 def _count_named(rows: pl.DataFrame, pattern: str) -> int:

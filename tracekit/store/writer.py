@@ -164,14 +164,10 @@ class StoreWriter:
                 pending.append(ref)
         pending_paths, pending_ranks = {ref.path for ref in pending}, {ref.rank for ref in pending}
         for folder, entry in entries_on_disk:
-            if entry is None:
-                outdated = True
-            else:
-                from_pending = entry.source.path in pending_paths or entry.rank in pending_ranks
-                outdated = entry.rank not in self.entries and from_pending
-            if outdated:
+            from_pending = entry is not None and (entry.source.path in pending_paths or entry.rank in pending_ranks)
+            if entry is None or (from_pending and entry.rank not in self.entries):
                 shutil.rmtree(folder, ignore_errors=True)
-            elif entry is not None:
+            else:
                 self.entries.setdefault(entry.rank, entry)
         return pending
 
