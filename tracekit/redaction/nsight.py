@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from tracekit.errors import InputError
+from tracekit.parsers.nsight import nccl
 from tracekit.parsers.nsight.exports import refuse_unreadable
-from tracekit.parsers.nsight.nccl import FIELDS, Layouts, payload_layouts, payload_numbers
 from tracekit.parsers.nsight.reader import open_export
 from tracekit.redaction.fields import ANY, KEPT, SIZE, SMALL, is_version
 from tracekit.redaction.names import NameRedactor
@@ -30,9 +30,6 @@ STRING_COLUMNS: dict[str, list[str]] = KEPT["nsight"]["strings"]
 """SQL function by the columns that refer to StringIds; a string that no kept row refers to is dropped."""
 METADATA_NAMES = frozenset(("EXPORT_PRODUCT_VERSION", "EXPORT_SCHEMA_VERSION"))
 PAYLOAD_LIMITS = {"communicator": ANY, "bytes": SIZE, "peer": SMALL, "ranks": SMALL, "own_rank": SMALL}
-SCHEMA_ID = slice(8, 12)
-"""Bytes of a binary payload's header that name its schema."""
-HEADER_BYTES = 32
 _PRODUCT_VERSION = re.compile(r"20\d\d\.\d{1,2}\.\d{1,2}(?:\.\d{1,4})?")
 _LOST_EVENTS = re.compile(r"drop|lost|might have been|not all|incomplete|buffer|clock|timestamp|synchroni")
 _EMITTED_NUMBERS = re.compile(
@@ -53,7 +50,7 @@ def redact_nsight(source: Path, target: Path, names: NameRedactor, *, keep: Coll
     try:
         copy = sqlite3.connect(target.resolve().as_uri(), isolation_level=None, uri=True)
         try:
-            for name, function in _sql_functions(names, payload_layouts(open_export(source)), keep).items():
+            for name, function in _sql_functions(names, nccl.payload_layouts(open_export(source)), keep).items():
                 copy.create_function(name, 1, function, deterministic=True)
             dropped = _copy_tables(copy, source)
         finally:
@@ -116,7 +113,7 @@ def _copy_strings(copy: sqlite3.Connection, tables: Iterable[str]) -> int:
     return int(counts[0] - counts[1])
 
 
-def _sql_functions(names: NameRedactor, layout: Layouts, keep: Collection[str]) -> dict[str, Callable[[Any], Any]]:
+def _sql_functions(names: NameRedactor, layout: nccl.Layouts, keep: Collection[str]) -> dict[str, Callable[[Any], Any]]:
     """Return the functions that the copying statements call; each returns what stays of a value."""
 
     def of_text(function: Callable[[str], str | None]) -> Callable[[Any], Any]:
@@ -137,7 +134,7 @@ def _sql_functions(names: NameRedactor, layout: Layouts, keep: Collection[str]) 
         "range_text": of_text(range_text),
         "payload": of_text(payload_fields),
         "payload_bytes": lambda value: payload_bytes(value, layout) if isinstance(value, bytes) else None,
-        "payload_field": of_text(lambda text: text if text in FIELDS else None),
+        "payload_field": of_text(lambda text: text if text in nccl.FIELDS else None),
         "diagnosis": of_text(lambda text: " ".join(sorted(set(_LOST_EVENTS.findall(text.lower())))) or "redacted"),
         "metadata_name": of_text(lambda text: text if text in METADATA_NAMES else None),
         "version": of_text(lambda text: text if is_version(text) or _PRODUCT_VERSION.fullmatch(text) else None),
@@ -152,21 +149,21 @@ def payload_fields(text: str) -> str | None:
     >>> payload_fields('{"Rank": 4155551234}')
     """
     numbers: dict[str, int] = {}
-    for name, number in payload_numbers(text):
-        if abs(number) < PAYLOAD_LIMITS[FIELDS[name]]:
+    for name, number in nccl.payload_numbers(text):
+        if abs(number) < PAYLOAD_LIMITS[nccl.FIELDS[name]]:
             numbers.setdefault(name, number)
     return json.dumps(numbers) if numbers else None
 
 
-def payload_bytes(blob: bytes, layout: Layouts) -> bytes | None:
+def payload_bytes(blob: bytes, layout: nccl.Layouts) -> bytes | None:
     """Return a binary payload with zeros for all bytes but the schema's id and the fields that an analysis reads."""
-    fields = layout.get(int.from_bytes(blob[SCHEMA_ID], "little"))
+    fields = layout.get(int.from_bytes(blob[nccl.SCHEMA_ID], "little"))
     if not fields:
         return None
     kept = bytearray(len(blob))
-    kept[SCHEMA_ID] = blob[SCHEMA_ID]
+    kept[nccl.SCHEMA_ID] = blob[nccl.SCHEMA_ID]
     for _, dtype, offset in fields:
-        field_bytes = slice(HEADER_BYTES + offset, HEADER_BYTES + offset + np.dtype(dtype).itemsize)
+        field_bytes = slice(nccl.HEADER_BYTES + offset, nccl.HEADER_BYTES + offset + np.dtype(dtype).itemsize)
         if offset >= 0 and field_bytes.stop <= len(blob):
             kept[field_bytes] = blob[field_bytes]
     return bytes(kept)

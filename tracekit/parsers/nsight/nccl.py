@@ -32,7 +32,9 @@ FIELDS = {
 """Names of payload fields that are read, and the columns they fill."""
 _NUMPY_TYPES = {3: "<i2", 4: "<u2", 5: "<i4", 6: "<u4", 7: "<i8", 8: "<u8", 17: "<i8", 18: "<u8", 22: "<u8"}
 """Field type → numpy type: short, int, long long, int64, uint64, size_t, signed and unsigned."""
-_HEADER_BYTES = 32
+HEADER_BYTES = 32
+SCHEMA_ID = slice(8, 12)
+"""Bytes of a payload's header that name its schema."""
 _SCHEMA = pl.Schema(
     {
         "_row": pl.UInt32(),
@@ -124,18 +126,18 @@ def _as_number(value: Any) -> int | None:
 
 def _decode_bytes(rows: pl.DataFrame, layouts: Layouts) -> pl.DataFrame:
     """Decode payloads, all of one length and schema at a time."""
-    rows = rows.select("_row", blob=_as_bytes(rows["binaryData"])).filter(pl.col("blob").bin.size() > _HEADER_BYTES)
+    rows = rows.select("_row", blob=_as_bytes(rows["binaryData"])).filter(pl.col("blob").bin.size() > HEADER_BYTES)
     parts = [_SCHEMA.to_frame()]
     for _, group in rows.group_by(pl.col("blob").bin.size()):
         blob_bytes = len(group["blob"][0])
-        # One row per payload; the schema id is the second number of the header.
+        # One row per payload.
         matrix = np.frombuffer(b"".join(group["blob"]), dtype=np.uint8).reshape(-1, blob_bytes)
-        schema_ids = matrix[:, 8:12].copy().view("<u4").ravel()
+        schema_ids = matrix[:, SCHEMA_ID].copy().view("<u4").ravel()
         for schema_id in np.unique(schema_ids):
             has_schema = schema_ids == schema_id
             fields = {}
             for column, numpy_type, offset in layouts.get(int(schema_id), []):
-                start = _HEADER_BYTES + offset
+                start = HEADER_BYTES + offset
                 end = start + np.dtype(numpy_type).itemsize
                 if end <= blob_bytes:
                     fields[column] = matrix[has_schema, start:end].copy().view(numpy_type).ravel()
