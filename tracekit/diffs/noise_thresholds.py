@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import fnmatch
 import math
-import statistics
 from collections.abc import Mapping, Sequence
+from statistics import NormalDist
 
 import msgspec
+import numpy as np
 
 from tracekit.diffs import stats
 from tracekit.diffs.metrics import Floor, Metric, resolve
@@ -149,7 +150,7 @@ def prior_deviation(floor: float, uncertainty: float = 0.0) -> float:
     25.2
     """
     from_floor = floor / stats.student_quantile(CALIBRATED_QUANTILE, PRIOR_DEGREES_OF_FREEDOM)
-    from_uncertainty = uncertainty / statistics.NormalDist().inv_cdf(CALIBRATED_QUANTILE)
+    from_uncertainty = uncertainty / NormalDist().inv_cdf(CALIBRATED_QUANTILE)
     return max(from_floor, from_uncertainty) / math.sqrt(2)  # of one run; both are about a difference of two
 
 
@@ -164,7 +165,7 @@ def calibrate(runs: Sequence[Run]) -> dict[str, Noise]:
     for name in runs[0].samples:
         centres = [stats.pseudomedian(run.samples[name]) for run in runs if run.samples.get(name)]
         if len(centres) == len(runs):
-            noise[name] = Noise(statistics.stdev(centres), len(centres) - 1)
+            noise[name] = Noise(float(np.std(centres, ddof=1)), len(centres) - 1)
     return noise
 
 
