@@ -21,7 +21,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -116,10 +116,10 @@ class Store:
     """Notices from when it was written, such as traces that could not be read."""
     roles: Mapping[str, Store] = field(default_factory=dict)
     """The stores of a run's roles, by name; then the ranks' tables are in these. Empty if ranks have one process."""
-    _by_rank: dict[int, Entry] = field(init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_by_rank", {entry.rank: entry for entry in self.entries})
+    @cached_property
+    def _by_rank(self) -> dict[int, Entry]:
+        return {entry.rank: entry for entry in self.entries}
 
     @property
     def ranks(self) -> tuple[int, ...]:
