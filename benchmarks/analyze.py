@@ -27,8 +27,8 @@ from tracekit.analysis.tables import rank_tables
 from tracekit.classify import classify
 from tracekit.run.load import load
 from tracekit.schema import LABELLED, RankEvents, conform
-from tracekit.store.files import write_manifest, write_rank
-from tracekit.store.writer import replace_store
+from tracekit.store.files import write_rank
+from tracekit.store.writer import StoreWriter, replace_store
 
 RANKS, EVENTS_A_RANK = 8, 2_000_000
 SAMPLE = Path(__file__).parent.parent / "sample_traces" / "1f1b"
@@ -57,7 +57,7 @@ def build(store):
     """Write the store; classification is not what is timed here."""
     parts = load(SAMPLE).parts
     with replace_store(store) as folder:
-        entries = []
+        entries = {}
         for rank in range(RANKS):
             part = parts[rank % len(parts)]
             span = int(part.events["end_ns"].max() - part.events["start_ns"].min())
@@ -70,9 +70,9 @@ def build(store):
             labelled = renumber(labelled, rank, LABELLED)
             tables = rank_tables(whole, labelled=labelled)
             beside = lambda place, tables=tables: write_tables(tables, place)  # noqa: E731
-            entries.append(write_rank(folder, whole, labelled, beside=beside))
+            entries[rank] = write_rank(folder, whole, labelled, beside=beside)
             print(f"rank {rank}: {len(events):,} events, {len(labelled):,} of them on the GPU")
-        write_manifest(folder, entries)
+        StoreWriter(folder, entries=entries, complete=True).write()
 
 
 def timed(words):

@@ -93,7 +93,8 @@ def ingested(made, texts, store, ranks, wanted):
 def store(wanted):
     """Ingest the first pipeline of a run; write the tables of the others, which differ in numbers alone."""
     from tracekit.analysis.persistence import read_tables
-    from tracekit.store.files import open_store, write_manifest
+    from tracekit.store.files import open_store
+    from tracekit.store.writer import StoreWriter
 
     place, ranks = Path(wanted.store), wanted.ranks[-1]
     first, traces = place.with_name(f"{place.name}.first"), place.with_name(f"{place.name}.traces")
@@ -107,7 +108,7 @@ def store(wanted):
     for replica in range(ranks // PP):
         for entry, own in zip(one.entries, tables, strict=True):
             entries.append(copied(entry, own, replica, place))
-    write_manifest(place, entries, labelled_by=one.labelled_by)
+    StoreWriter(place, one.labelled_by, entries={entry.rank: entry for entry in entries}, complete=True).write()
     shutil.rmtree(first)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tracekit.store.files import open_store, write_manifest, write_rank
-from tracekit.store.writer import replace_store
+from tracekit.store.files import open_store, write_rank
+from tracekit.store.writer import StoreWriter, replace_store
 
 
 def write_store(path, ranks, *, labelled=None, labelled_by=None):
@@ -11,5 +11,5 @@ def write_store(path, ranks, *, labelled=None, labelled_by=None):
     frames = labelled if labelled is not None else [None] * len(ranks)
     with replace_store(path) as folder:
         entries = [write_rank(folder, rank, frame) for rank, frame in zip(ranks, frames, strict=True)]
-        write_manifest(folder, entries, labelled_by=labelled_by)
+        StoreWriter(folder, labelled_by, entries={entry.rank: entry for entry in entries}, complete=True).write()
     return open_store(path)

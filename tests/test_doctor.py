@@ -13,7 +13,7 @@ from rich.console import Console
 
 import tracekit
 from tracekit.doctor.diagnose import diagnose, examine
-from tracekit.doctor.findings import FINDING_RULES, RECIPES, find_extras, find_problems
+from tracekit.doctor.findings import EXTRA_RULES, FINDING_RULES, RECIPES, TEXTS, find_extras, find_problems
 from tracekit.errors import InputError, Notice
 from tracekit.report.terminal.doctor import render
 from tracekit.schema import EVENTS, RankEvents
@@ -161,10 +161,13 @@ def test_json_is_json(samples):
 
 
 def test_every_lack_says_what_to_do():
-    for lack in FINDING_RULES:
+    assert [*TEXTS.rules] == [*FINDING_RULES]
+    assert [extra.code for extra in TEXTS.extras] == [*EXTRA_RULES]
+    for lack in (*TEXTS.rules.values(), *TEXTS.notices.values()):
         assert lack.severity in ("blocks", "limits", "note")
-        assert lack.fixes
+        assert lack.fix
         assert lack.rules_out or lack.severity == "note"
+    assert all(lack.problem for lack in TEXTS.rules.values())
 
 
 def test_an_nsight_recording_says_first_what_it_answers_then_what_one_option_more_gives(samples):

@@ -248,7 +248,7 @@ def test_bytes_after_the_trace_are_counted(tmp_path):
 
 
 def test_chunks_may_end_anywhere(tmp_path, samples, monkeypatch):
-    monkeypatch.setattr("tracekit.redaction.kineto.CHUNK_BYTES", 97)
+    monkeypatch.setattr("tracekit.redaction.kineto.CHUNK_CHARACTERS", 97)
     run(samples / "reload/rank0.pt.trace.json.gz", tmp_path / "out.json")
     same_events(tracekit.load(samples / "reload/rank0.pt.trace.json.gz"), tracekit.load(tmp_path / "out.json"))
 

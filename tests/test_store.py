@@ -19,8 +19,8 @@ from tests.reference import read
 from tests.stores import write_store
 from tracekit.errors import InputError, Notice, OutputError
 from tracekit.schema import EVENTS, GPU_KINDS, LABELLED, MEMORY, ProcessGroup, RankEvents, Source, conform
-from tracekit.store.files import MANIFEST, is_store, open_store, read_entry, write_manifest, write_rank
-from tracekit.store.writer import replace_store
+from tracekit.store.files import MANIFEST, is_store, open_store, read_entry, write_rank
+from tracekit.store.writer import StoreWriter, replace_store
 
 
 def source(rank):
@@ -172,7 +172,7 @@ def test_a_damaged_file_is_one_line_and_exit_code_2(run_command, tmp_path, ranks
 
 def interrupted_build(path, ranks):
     with replace_store(path) as folder:
-        write_manifest(folder, [write_rank(folder, ranks[0])])
+        StoreWriter(folder, entries={0: write_rank(folder, ranks[0])}, complete=True).write()
         raise KeyboardInterrupt
 
 

@@ -4,7 +4,7 @@ A saved analysis (``read_analysis``) holds every figure and none of the events b
 
 A rank's tables (``write_tables``, ``read_tables``) are all that ``combine`` needs of a rank. Their file is a zip with
 one Arrow stream per table (as small as Parquet for small tables, and read in a fifth of the time) and ``tables.json``
-for everything else. Reading runs no code from the file: only the classes listed here are built, from their own fields.
+for everything else. Reading runs no code from the file: each field is built as the type that it is declared with.
 Tables stay in the file and are read each time they are used, because the tables of a thousand ranks do not fit in
 memory.
 """
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, get_args, get_type_hints
 
 import msgspec
 import polars as pl
@@ -31,17 +31,13 @@ from tracekit.analysis.measured import Measured, RankResult
 from tracekit.analysis.result import BaseAnalysis, Tables
 from tracekit.analysis.tables import Measures, RankTables
 from tracekit.compare import WhatIf
-from tracekit.documents.analysis import AnalysisDocument, Figures, Peak, RankFigures, Schedule
+from tracekit.documents.analysis import AnalysisDocument, Figures, RankFigures, Schedule
 from tracekit.documents.coding import decode, encode, read_document, to_plain, to_plain_rows
 from tracekit.documents.store_manifest import TABLES_FORMAT, TablesDocument
 from tracekit.errors import InputError, Notice
 from tracekit.intervals import Intervals
 from tracekit.metrics.budget import Bubble, Budget
-from tracekit.metrics.lateness import RankLateness
-from tracekit.metrics.memory import ChunkMemory, RankMemory
-from tracekit.metrics.rates import Rates
 from tracekit.reconstruct import RankPipeline
-from tracekit.schema import ProcessGroup, Source
 
 # ---- a whole analysis, as JSON
 
@@ -290,22 +286,15 @@ class StoredTables(Stored, RankTables):
     """A rank's tables that stay in the file."""
 
 
-_KIND = "$"
-"""Key that marks a JSON object as something other than a mapping; no field of ours begins with it."""
-_TABLE, _INTERVALS, _TUPLE = "table", "Intervals", "tuple"
-"""Values of ``_KIND`` beside the names of classes."""
-_CLASSES: dict[str, type[Any]] = {
-    "RankTables": StoredTables,
-    "Measures": StoredMeasures,
-    "RankPipeline": StoredPipeline,
-    **{
-        cls.__name__: cls
-        for cls in (Budget, Rates, RankLateness, RankMemory, Peak, ChunkMemory, Source, ProcessGroup, Notice)
-    },
+_STORED: dict[type[Any], type[Stored]] = {
+    RankTables: StoredTables,
+    Measures: StoredMeasures,
+    RankPipeline: StoredPipeline,
 }
-"""All classes that a file of tables may hold; those with many tables leave them in the file."""
+"""Classes with many tables, and those that leave the tables in the file."""
 _READ_AT_ONCE = "steps"
 """Table that is small and used often: it is read with the object."""
+_FIELD_TYPES = {cls: get_type_hints(cls) for cls in _STORED}
 
 
 def write_tables(tables: RankTables, folder: Path) -> Path:
@@ -321,6 +310,8 @@ def write_tables(tables: RankTables, folder: Path) -> Path:
     True
     """
     frames: dict[str, pl.DataFrame] = {}
+    if tables.by_step is tables.window:  # a run of one step has one object for both, which is written once
+        tables = dataclasses.replace(tables, by_step=None)  # type: ignore[arg-type]
     document = TablesDocument(TABLES_FORMAT, __version__, _encode(tables, "", frames))
     # ZipInfo without a time: equal tables are equal bytes, and a clock before 1980 does no harm.
     with zipfile.ZipFile(folder / FILE, "w") as archive:
@@ -333,29 +324,18 @@ def write_tables(tables: RankTables, folder: Path) -> Path:
 
 
 def _encode(value: Any, path: str, frames: dict[str, pl.DataFrame]) -> Any:
-    """Return a value as JSON data; its tables are put into *frames*, under the path of fields that leads to them."""
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, pl.DataFrame | Intervals):
-        frames[path] = value if isinstance(value, pl.DataFrame) else value.to_frame()
-        return {_KIND: _TABLE if isinstance(value, pl.DataFrame) else _INTERVALS, "at": path}
-    if isinstance(value, tuple):
-        return {_KIND: _TUPLE, "of": [_encode(item, f"{path}.{i}", frames) for i, item in enumerate(value)]}
-    if isinstance(value, Mapping):
-        return {str(key): _encode(item, f"{path}.{key}", frames) for key, item in value.items()}
-    cls = type(value)
-    assert cls.__name__ in _CLASSES, f"{path}: {cls.__name__} cannot be written"
-    names = _field_names(cls)
-    if cls is RankTables and value.by_step is value.window:
-        names = tuple(name for name in names if name != "by_step")
-    fields = {name: _encode(getattr(value, name), f"{path}.{name}".lstrip("."), frames) for name in names}
-    return {_KIND: cls.__name__, "of": fields}
+    """Return a value as plain data; its tables are put into *frames*, and their names stand in their place."""
+    if type(value) in _STORED:
+        names = _FIELD_TYPES[type(value)]
+        return {name: _encode(getattr(value, name), f"{path}.{name}".lstrip("."), frames) for name in names}
 
+    def put_table(table: pl.DataFrame) -> str:
+        name = f"{path}.{len(frames)}"
+        frames[name] = table
+        return name
 
-def _field_names(cls: type[Any]) -> tuple[str, ...]:
-    if issubclass(cls, msgspec.Struct):
-        return cls.__struct_fields__
-    return tuple(field.name for field in dataclasses.fields(cls))
+    plain = value.to_frame() if isinstance(value, Intervals) else value
+    return msgspec.to_builtins(plain, str_keys=True, enc_hook=put_table)
 
 
 def read_tables(folder: Path) -> StoredTables | None:
@@ -367,40 +347,28 @@ def read_tables(folder: Path) -> StoredTables | None:
     try:
         with zipfile.ZipFile(file) as archive:
             document = decode(archive.read(_JSON_MEMBER), TablesDocument, file, hint="analyze the store again")
-            if document.tracekit != __version__ or document.tables[_KIND] != RankTables.__name__:
+            if document.tracekit != __version__:
                 return None
-            tables: StoredTables = _decode(document.tables, TableFile(file, archive))
+            tables = _decode(RankTables, document.tables, TableFile(file, archive))
     except (*_UNREADABLE, InputError):
         return None
-    return tables
+    assert isinstance(tables, StoredTables)
+    return tables.changed(by_step=tables.window) if document.tables["by_step"] is None else tables
 
 
-def _decode(data: Any, file: TableFile) -> Any:
-    """Return the value that ``_encode`` turned into *data*."""
-    if not isinstance(data, dict):
-        return data
-    kind = data.get(_KIND)
-    if kind is None:
-        return {key: _decode(item, file) for key, item in data.items()}
-    if kind == _TUPLE:
-        return tuple(_decode(item, file) for item in data["of"])
-    if kind in (_TABLE, _INTERVALS):
-        return _reader(data, file)()
-    cls, fields = _CLASSES[kind], data["of"]
-    if not issubclass(cls, Stored):
-        return cls(**{name: _decode(item, file) for name, item in fields.items()})
-    in_file = {
-        name
-        for name, item in fields.items()
-        if isinstance(item, dict) and item.get(_KIND) in (_TABLE, _INTERVALS) and name != _READ_AT_ONCE
-    }
-    others = {name: _decode(item, file) for name, item in fields.items() if name not in in_file}
-    if cls is StoredTables:
-        others.setdefault("by_step", others["window"])  # a run of one step has one object for both
-    if {*others, *in_file} != set(_field_names(cls)):
-        raise ValueError("its tables have other fields")
-    return cls.of(others, {name: _reader(fields[name], file) for name in in_file})
-
-
-def _reader(data: Mapping[str, str], file: TableFile) -> Callable[[], Any]:
-    return partial(file.table if data[_KIND] == _TABLE else file.intervals, data["at"])
+def _decode(cls: type[Any], data: Mapping[str, Any], file: TableFile) -> Stored:
+    """Return the object of a class in ``_STORED`` that ``_encode`` turned into *data*; its tables stay in the file."""
+    values: dict[str, Any] = {}
+    readers: dict[str, Callable[[], Any]] = {}
+    for name, field_type in _FIELD_TYPES[cls].items():
+        item, types = data[name], {field_type, *get_args(field_type)}
+        nested = types & _STORED.keys()
+        if Intervals in types:
+            readers[name] = partial(file.intervals, item)
+        elif pl.DataFrame in types and item is not None and name != _READ_AT_ONCE:
+            readers[name] = partial(file.table, item)
+        elif nested:
+            values[name] = None if item is None else _decode(nested.pop(), item, file)
+        else:
+            values[name] = msgspec.convert(item, field_type, str_keys=True, dec_hook=lambda _, table: file.table(table))
+    return _STORED[cls].of(values, readers)

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -22,7 +21,7 @@ from tracekit.align.steps import step_times
 from tracekit.analysis.measured import Measured, RankResult
 from tracekit.analysis.stragglers import Stragglers
 from tracekit.documents.analysis import AnalysisDocument, Hiding, Slowdown
-from tracekit.documents.coding import encode, to_plain
+from tracekit.documents.coding import HasDocument
 from tracekit.documents.roles import Iteration, PhaseBand, WeightUpdate
 from tracekit.errors import Notice, OptionError
 from tracekit.metrics.overlap import ratio
@@ -97,19 +96,11 @@ class Tables(Mapping[str, pl.DataFrame]):
         return Tables.of, (dict(self),)  # the functions cannot be pickled
 
 
-class BaseAnalysis(ABC):
+class BaseAnalysis(HasDocument):
     """The figures of every rank. ``tables`` holds them as polars tables; ``to_dict`` is the JSON."""
 
     rank_results: tuple[RankResult, ...]
     tables: Mapping[str, pl.DataFrame]
-
-    @abstractmethod
-    def to_document(self) -> AnalysisDocument:
-        """Return the JSON document (``format: tracekit.analysis/1``)."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the document as plain data."""
-        return to_plain(self.to_document())
 
     @property
     def ranks(self) -> tuple[RankResult, ...]:
@@ -138,10 +129,6 @@ class BaseAnalysis(ABC):
             if result.rank == rank:
                 return result
         raise unknown_rank_error([rank], (result.rank for result in self.rank_results))
-
-    def to_json(self, *, indent: int | None = 1) -> str:
-        """Return the document as JSON text."""
-        return encode(self.to_document(), indent=indent)
 
     @overload
     def to_pandas(self) -> dict[str, pd.DataFrame]: ...

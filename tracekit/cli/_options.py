@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -43,6 +43,11 @@ def set_nsys(program: str | None) -> str | None:
     if program:
         os.environ[NSYS_VARIABLE] = program
     return program
+
+
+def output(text: str, *, metavar: str = "FILE") -> Any:
+    """Return the option ``--output``, ``-o``; *text* is its help."""
+    return typer.Option("--output", "-o", help=text, metavar=metavar)
 
 
 Paths = Annotated[

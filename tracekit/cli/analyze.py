@@ -23,12 +23,7 @@ def run(
     *,
     output: Annotated[
         list[Path] | None,
-        typer.Option(
-            "--output",
-            "-o",
-            help="Write the result: .html .json .md .parquet .csv .xlsx .png .svg .pdf; may be repeated.",
-            metavar="FILE",
-        ),
+        options.output("Write the result: .html .json .md .parquet .csv .xlsx .png .svg .pdf; may be repeated."),
     ] = None,
     plot: Annotated[
         str | None,
@@ -96,13 +91,8 @@ def run(
     if explain is not None:
         if json or output:
             raise OptionError("--explain prints text", hint=f"leave {'--json' if json else '-o'} out")
-        _explain(
-            options.role_paths(paths, roles, "analyze"),
-            explain,
-            ranks=options.parse_ranks(ranks),
-            rank=rank,
-            rules=rules,
-        )
+        run_paths = options.role_paths(paths, roles, "analyze")
+        _explain(run_paths, explain, ranks=options.parse_ranks(ranks), rank=rank, rules=rules)
         return
     _check_outputs(output or [], plot)
     from tracekit.run.analyze import analyze
@@ -175,7 +165,7 @@ def _explain(
     from tracekit.store.sources import read_ref
 
     refs, _ = find_sources(paths, ranks=ranks, rank=rank)
-    parts = (part for ref in refs for part in read_ref(ref) if ranks is None or part.source.rank in ranks)
+    parts = (part for ref in refs for part in read_ref(ref, ranks=ranks))
     part = next(parts, None)
     if part is None:
         raise unknown_rank_error(ranks or (), ())

@@ -16,8 +16,7 @@ def run(
     after: Annotated[str, typer.Argument(help=SIDE_HELP, metavar="B")],
     *,
     output: Annotated[
-        list[Path] | None,
-        typer.Option("--output", "-o", help="Write the result: .json, .md or .html; may be repeated.", metavar="FILE"),
+        list[Path] | None, options.output("Write the result: .json, .md or .html; may be repeated.")
     ] = None,
     role: options.Role = None,
     nsys: options.Nsys = None,

@@ -3,8 +3,6 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from tracekit._util.text import counted, size
 from tracekit.cli import _options as options
 from tracekit.cli._console import print_line, print_notices
@@ -13,7 +11,7 @@ from tracekit.cli._console import print_line, print_notices
 def run(
     paths: options.Paths = None,
     *,
-    output: Annotated[Path, typer.Option("-o", "--output", help="File to write: .json.gz or .json.", metavar="FILE")],
+    output: Annotated[Path, options.output("File to write: .json.gz or .json.")],
     schedule: options.DrawnIdeal = "auto",
     ranks: options.Ranks = None,
     roles: options.Roles = None,

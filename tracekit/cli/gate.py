@@ -77,10 +77,7 @@ def run(
             metavar="EXPR",
         ),
     ] = None,
-    output: Annotated[
-        list[Path] | None,
-        typer.Option("--output", "-o", help="Write .json, .xml (JUnit) or .md; may be repeated.", metavar="FILE"),
-    ] = None,
+    output: Annotated[list[Path] | None, options.output("Write .json, .xml (JUnit) or .md; may be repeated.")] = None,
     history: Annotated[
         Path | None,
         typer.Option(help="Add the candidates to this page (.html) and write their reports beside it.", metavar="FILE"),

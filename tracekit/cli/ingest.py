@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def run(
     paths: options.Paths = None,
     *,
-    output: Annotated[Path, typer.Option("-o", "--output", help="The store to write: a folder.", metavar="STORE")],
+    output: Annotated[Path, options.output("The store to write: a folder.", metavar="STORE")],
     ranks: options.Ranks = None,
     roles: options.Roles = None,
     rank: options.Rank = None,

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from tracekit.cli import _options as options
+
 MAX_PRINTED_ROWS = 200
 """Rows printed at most; --output writes all."""
 
@@ -13,9 +15,7 @@ def run(
     store: Annotated[Path, typer.Argument(help="A store that ingest wrote.", metavar="STORE")],
     sql: Annotated[str, typer.Argument(help="A SELECT over events, labelled and ranks.", metavar="SQL")],
     *,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Write the rows: .csv, .json or .parquet.", metavar="FILE")
-    ] = None,
+    output: Annotated[Path | None, options.output("Write the rows: .csv, .json or .parquet.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON.")] = False,
 ) -> None:
     """Answer SQL over the tables of a store; nothing is written, and nothing outside the store is read."""

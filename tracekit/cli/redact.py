@@ -6,14 +6,13 @@ from typing import Annotated
 import typer
 
 from tracekit._util.text import size
+from tracekit.cli import _options as options
 from tracekit.cli._console import print_line
 
 
 def run(
     path: Annotated[str, typer.Argument(help="A trace, or a folder of traces.", metavar="PATH")],
-    output: Annotated[
-        Path, typer.Option("-o", "--output", help="File to write; for a folder of traces, a folder.", metavar="OUT")
-    ],
+    output: Annotated[Path, options.output("File to write; for a folder of traces, a folder.", metavar="OUT")],
     words: Annotated[
         list[str] | None,
         typer.Option("--word", help="Also replace this word although it is known; may be repeated.", metavar="WORD"),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tracekit.cli import _options as options
 from tracekit.cli._console import print_line
 from tracekit.errors import OptionError
 
@@ -38,12 +39,7 @@ def run(
     rounds: Annotated[int | None, typer.Option(help="Number of rounds (weight-reload only).", metavar="R")] = None,
     output: Annotated[
         list[Path] | None,
-        typer.Option(
-            "-o",
-            "--output",
-            help="Write .svg .png .html .json .txt, or .trace.json for Perfetto; may be repeated.",
-            metavar="FILE",
-        ),
+        options.output("Write .svg .png .html .json .txt, or .trace.json for Perfetto; may be repeated."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the schedule as JSON.")] = False,
     list_all: Annotated[bool, typer.Option("--list", help="List the names of all schedules.")] = False,
@@ -59,9 +55,9 @@ def run(
         raise OptionError("no schedule named", hint="tracekit schedule NAME; --list names them all")
     for path in output or ():
         check_extension(path, EXTENSIONS)
-    from tracekit.schedules import describe
+    from tracekit.schedules import BlockTimes, describe
 
-    blocks = _block_times(block_time) if lanes else None
+    blocks = BlockTimes.parse(block_time) if lanes else None
     if block_time and not lanes:
         raise OptionError("--block-time needs --lanes")
     if not _is_file(name) and not describe(name).pipeline:
@@ -115,23 +111,13 @@ def _weight_reload(ranks: int | None, rounds: int | None, time: str) -> WeightRe
     return weight_reload(ranks, rounds, ReloadTimes.parse(time))
 
 
-def _block_times(text: str) -> BlockTimes:
-    from dataclasses import fields
-
-    from tracekit.schedules import BlockTimes
-    from tracekit.schedules.times import parse_times
-
-    names = tuple(field.name.upper() for field in fields(BlockTimes))
-    return BlockTimes(**{key.lower(): value for key, value in parse_times(text, names).items()})
-
-
 def _is_file(name: str) -> bool:
     return "/" in name or "." in name or Path(name).is_file()
 
 
-def _refuse_options(subject: str, **options: int | None) -> None:
+def _refuse_options(subject: str, **given_options: int | None) -> None:
     """Raise if any of the options that *subject* does not take is given."""
-    refused = [f"--{key}" for key, value in options.items() if value is not None]
+    refused = [f"--{key}" for key, value in given_options.items() if value is not None]
     if refused:
         raise OptionError(f"{subject} takes no {' and no '.join(refused)}", hint="leave it out")
 

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from tracekit.cli import _options as options
+
 
 def run(
     folder: Annotated[Path, typer.Argument(help="The folder that traces land in.", metavar="FOLDER")],
@@ -18,13 +20,7 @@ def run(
         typer.Option(help="Write the last recording's figures to this file, for Prometheus.", metavar="FILE"),
     ] = None,
     output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            help="Add each recording to this page (.html) and write its report beside it.",
-            metavar="FILE",
-        ),
+        Path | None, options.output("Add each recording to this page (.html) and write its report beside it.")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print each recording's figures as a line of JSON.")] = False,
 ) -> None:

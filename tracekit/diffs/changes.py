@@ -27,9 +27,9 @@ from tracekit.diffs.comparability import (
 from tracekit.diffs.explanation import build_waterfall, explain_change
 from tracekit.diffs.load_runs import Comparable, Side, select_role, side_of
 from tracekit.diffs.metrics import resolve
-from tracekit.diffs.run_samples import Run
+from tracekit.diffs.run_samples import Run, centre_of_runs
 from tracekit.diffs.verdict import judge
-from tracekit.documents.coding import encode, to_plain
+from tracekit.documents.coding import HasDocument
 from tracekit.documents.diff import (
     FORMAT,
     CellChange,
@@ -52,7 +52,6 @@ from tracekit.documents.gate import CheckResult
 from tracekit.schema import LABELS
 
 _VERDICT_ORDER = ("regressed", "improved", "inconclusive", "pass")
-Row = dict[str, Any]
 Key = tuple[Any, ...]
 Change = TypeVar("Change", bound=TimeChange)
 _ROW_TYPES: dict[str, type[CountedChange]] = {"kernels": KernelChange, "modules": ModuleChange, "cells": CellChange}
@@ -60,7 +59,7 @@ _ROW_TYPES: dict[str, type[CountedChange]] = {"kernels": KernelChange, "modules"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Diff:
+class Diff(HasDocument):
     """Changes from one side to the other, the result of ``tracekit.diff``.
 
     >>> a = Side((Run("a", {"step_ms": (10.0,), "label_ms.forward": (4.0,)}),), {})
@@ -97,13 +96,9 @@ class Diff:
         before, after = (side.runs[0].analysis if side.runs else None for side in (self.before, self.after))
         return None if before is None or after is None else (before, after)
 
-    def to_dict(self) -> Row:
-        """Return the JSON object (``format: tracekit.diff/1``) as plain data."""
-        return to_plain(self.document)
-
-    def to_json(self, *, indent: int | None = 1) -> str:
-        """Return the changes as JSON text."""
-        return encode(self.document, indent=indent)
+    def to_document(self) -> DiffDocument:
+        """Return the JSON document (``format: tracekit.diff/1``)."""
+        return self.document
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the changes to *path* in the format of its extension: .json, .md or .html."""
@@ -317,18 +312,13 @@ def _metric_rows(before: Side, after: Side, work: WorkChange | None) -> list[Met
 
 def _label_rows(before: Sequence[Run], after: Sequence[Run]) -> list[LabelChange]:
     """Return time, exposed time and overlap of every label that ran on either side."""
-
-    def level(runs: Sequence[Run], name: str) -> float | None:
-        values = [run.samples[name] for run in runs if run.samples.get(name)]
-        return stats.centre(values) if values else None
-
     rows = []
     for label in LABELS:
-        old_ms, new_ms = (level(side, f"label_ms.{label}") for side in (before, after))
+        old_ms, new_ms = (centre_of_runs(side, f"label_ms.{label}") for side in (before, after))
         if not old_ms and not new_ms:
             continue
         levels = {
-            f"{family}_{when}": level(side, f"{family}.{label}")
+            f"{family}_{when}": centre_of_runs(side, f"{family}.{label}")
             for family in ("exposed_ms", "overlap")
             for when, side in (("before", before), ("after", after))
         }

@@ -8,7 +8,7 @@ became exposed or idle. Where the amount of work differs, steps are compared per
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from tracekit._util.text import join_with_and, ms, percent, plural, signed
 from tracekit.diffs.comparability import compare_work, find_differences, is_equal_work, product_slowdown
@@ -62,7 +62,7 @@ def explain_change(before: Sequence[Run], after: Sequence[Run]) -> list[str]:
     work = compare_work(before, after)
     sentences = find_differences(after, before)
     if work is not None and not is_equal_work(work):
-        per_unit = _describe_per_unit(work, _mean_parts(old), _mean_parts(new))
+        per_unit = _describe_per_unit(work, _mean_parts(old.values()), _mean_parts(new.values()))
         return [*sentences, *per_unit, *_describe_products(before, after, change=work.change_relative)]
     changes = {rank: _changes(old[rank], new[rank]) for rank in sorted(set(old) & set(new))}
     if not changes:
@@ -119,10 +119,10 @@ def _describe_products(before: Sequence[Run], after: Sequence[Run], *, change: f
     return [f"matrix products of equal shape take {slowdown:.2f} times as long as before"]
 
 
-def _mean_parts(parts_by_rank: Mapping[int, Parts]) -> dict[str, float]:
-    """Return the parts of the step, the means over ranks."""
-    names = {name: None for parts in parts_by_rank.values() for name in parts}
-    return {name: sum(parts.get(name, 0.0) for parts in parts_by_rank.values()) / len(parts_by_rank) for name in names}
+def _mean_parts(records: Collection[Parts]) -> dict[str, float]:
+    """Return the mean of each part over some steps or ranks; a part that one does not have took no time there."""
+    names = {name: None for parts in records for name in parts}
+    return {name: sum(parts.get(name, 0.0) for parts in records) / len(records) for name in names}
 
 
 def _describe_compute(changes: Mapping[int, Parts], rank: int, modules: Mapping[str, tuple[str, float]]) -> str:
@@ -227,11 +227,7 @@ def _parts_by_rank(runs: Sequence[Run]) -> dict[int, dict[str, float]]:
             records[rank.rank] += [_step_parts(step, 1e6) for step in rank.per_step] or [
                 _step_parts(rank, 1e6 * max(1, len(rank.steps)))
             ]
-    means: dict[int, dict[str, float]] = {}
-    for number, rows in records.items():
-        parts = {part: None for row in rows for part in row}
-        means[number] = {part: sum(row.get(part, 0.0) for row in rows) / len(rows) for part in parts}
-    return means
+    return {number: _mean_parts(rows) for number, rows in records.items()}
 
 
 def _step_parts(figures: Figures, scale: float) -> dict[str, float]:

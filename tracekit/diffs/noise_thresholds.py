@@ -12,10 +12,11 @@ from collections.abc import Mapping, Sequence
 from statistics import NormalDist
 
 import msgspec
+import numpy as np
 
 from tracekit.diffs import stats
 from tracekit.diffs.metrics import Floor, Metric, resolve
-from tracekit.diffs.run_samples import LABEL_SETS, Run
+from tracekit.diffs.run_samples import LABEL_SETS, Run, centre_of_runs
 from tracekit.errors import OptionError
 from tracekit.schema import COMMUNICATION_LABELS
 
@@ -82,7 +83,7 @@ def noise_floor(
     floor: Floor = metric.family.floor
     if metric.unit == "ms" and metric.key in ("communication", *COMMUNICATION_LABELS):
         floor = COMMUNICATION_FLOOR
-    step_part = floor.of_step * _centre(baseline, "step_ms")
+    step_part = floor.of_step * (centre_of_runs(baseline, "step_ms") or 0.0)
     if metric.unit == "ratio" and floor.of_step and metric.key:
         # For an overlap, convert milliseconds of exposed time to a share of the label's time.
         label_ms = label_ms_per_step(metric.key, baseline)
@@ -92,7 +93,7 @@ def noise_floor(
 
 def label_ms_per_step(key: str, runs: Sequence[Run]) -> float:
     """Return the milliseconds per step that a label, or the labels of a set (communication, copy), ran."""
-    return sum(_centre(runs, f"label_ms.{label}") for label in LABEL_SETS.get(key, (key,)))
+    return sum(centre_of_runs(runs, f"label_ms.{label}") or 0.0 for label in LABEL_SETS.get(key, (key,)))
 
 
 def single_run_uncertainty(metric: Metric, sides: Sequence[Sequence[Run]]) -> float:
@@ -164,15 +165,8 @@ def calibrate(runs: Sequence[Run]) -> dict[str, Noise]:
     for name in runs[0].samples:
         centres = [stats.pseudomedian(run.samples[name]) for run in runs if run.samples.get(name)]
         if len(centres) == len(runs):
-            mean = sum(centres) / len(centres)
-            variance = sum((centre - mean) ** 2 for centre in centres) / (len(centres) - 1)
-            noise[name] = Noise(math.sqrt(variance), len(centres) - 1)
+            noise[name] = Noise(float(np.std(centres, ddof=1)), len(centres) - 1)
     return noise
-
-
-def _centre(runs: Sequence[Run], name: str) -> float:
-    values = [run.samples[name] for run in runs if run.samples.get(name)]
-    return stats.centre(values) if values else 0.0
 
 
 def _parse_floor(pattern: str, value: str | float, before: float) -> float:

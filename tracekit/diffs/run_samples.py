@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from tracekit.align.steps import step_times
+from tracekit.diffs import stats
 from tracekit.diffs.metrics import Metric
 from tracekit.documents.analysis import (
     AnalysisDocument,
@@ -71,6 +72,16 @@ class Run(msgspec.Struct, frozen=True):
             return tuple(0.0 for _ in self.samples.get("late_ms.rank", ()))
         ranks = [rank for rank in self.ranks if rank.rank == metric.rank]
         return _per_step_samples(ranks).get(metric.name.split("@", maxsplit=1)[0], ())
+
+
+def centre_of_runs(runs: Sequence[Run], name: str) -> float | None:
+    """Return the centre of a metric over the runs that have it (``stats.centre``); None if none has.
+
+    >>> centre_of_runs([Run("a", {"step_ms": (10.0, 12.0)}), Run("b", {})], "step_ms")
+    11.0
+    """
+    values = [run.samples[name] for run in runs if run.samples.get(name)]
+    return stats.centre(values) if values else None
 
 
 def from_analysis(

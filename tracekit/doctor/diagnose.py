@@ -16,7 +16,7 @@ import polars as pl
 
 from tracekit._util.text import counted, html_table
 from tracekit.doctor.findings import MIN_LAUNCHED_SHARE, RankFacts, find_extras, find_problems
-from tracekit.documents.coding import encode, to_plain
+from tracekit.documents.coding import HasDocument
 from tracekit.documents.doctor import FORMAT, DoctorDocument, Finding
 from tracekit.errors import Notice
 from tracekit.metrics.completeness import add_launch_times, check_completeness
@@ -30,7 +30,7 @@ _NCCL_KERNEL = r"(?i)nccl|rccl"
 _GRAPH_LAUNCH = r"(?i)^(cuda|cu|hip)GraphLaunch"
 
 
-class Diagnosis(msgspec.Struct, frozen=True):
+class Diagnosis(HasDocument, msgspec.Struct, frozen=True):
     """Facts and findings over all ranks.
 
     >>> diagnosis = diagnose("sample_traces/1f1b-noshapes")
@@ -98,13 +98,9 @@ class Diagnosis(msgspec.Struct, frozen=True):
         }
         return msgspec.convert(fields, DoctorDocument, from_attributes=True)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the document as plain data."""
-        return to_plain(self.to_document())
-
     def to_json(self, *, indent: int | None = 2) -> str:
-        """Return the document as JSON text."""
-        return encode(self.to_document(), indent=indent)
+        """Return the document as JSON text; on one line if *indent* is None."""
+        return super().to_json(indent=indent)
 
     def _repr_html_(self) -> str:
         rows = [(finding.severity, finding.problem, finding.fix) for finding in self.findings]
@@ -151,20 +147,25 @@ def examine(part: RankEvents) -> RankFacts:
     events = part.events
     kind = pl.col("kind").cast(pl.String)
     gpu, launches = events.filter(kind.is_in(GPU_KINDS)), events.filter(kind.is_in(["runtime", "driver"]))
-    total = events.select(
-        start=pl.col("start_ns").min(),
-        end=pl.col("end_ns").max(),
+    is_annotated_op = kind.is_in(["cpu_op", "annotation"])
+    is_message = (kind == "cpu_op") & pl.col("collective").cast(pl.String).is_in(["send", "recv"])
+    # Named after the fields of ``RankFacts``.
+    facts = events.select(
+        pl.col("start_ns").min(),
+        pl.col("end_ns").max(),
         cpu_ops=(kind == "cpu_op").sum(),
-        with_shapes=(kind.is_in(["cpu_op", "annotation"]) & pl.col("shapes").is_not_null()).sum(),
+        with_shapes=(is_annotated_op & pl.col("shapes").is_not_null()).sum(),
         with_sequence=pl.col("sequence").is_not_null().sum(),
-    ).row(0, named=True)
+        nccl_calls=(pl.col("domain").cast(pl.String) == "NCCL").sum(),
+        messages=is_message.sum(),
+        peers=(is_message & pl.col("peer").is_not_null()).sum(),
+    )
+    on_gpu = part.memory.filter(pl.col("device_type") != 0)
     recording = check_completeness(find_api_calls(events), add_launch_times(events))
     return RankFacts(
         source=part.source,
         lost=recording.notices,
         counts={str(name): count for name, count in sorted(events["kind"].value_counts().iter_rows())},
-        start_ns=total["start"],
-        end_ns=total["end"],
         steps=tuple(events["step"].drop_nulls().unique().sort().to_list()),
         devices=tuple(gpu["device"].drop_nulls().unique().sort().to_list()),
         streams=gpu.select("device", "stream").n_unique(),
@@ -172,41 +173,22 @@ def examine(part: RankEvents) -> RankFacts:
         launched=gpu.join(launches.drop_nulls("correlation"), on="correlation", how="semi").height,
         in_graphs=gpu.filter(pl.col("graph") > 0).height,
         graph_launches=_count_named(launches, _GRAPH_LAUNCH),
-        cpu_ops=total["cpu_ops"],
-        with_shapes=total["with_shapes"],
-        with_sequence=total["with_sequence"],
         collectives=_count_named(gpu, _NCCL_KERNEL),
         groups=_group_descriptions(events),
-        **_count_allocations(part.memory),
-        **_count_nccl_calls(events),
+        allocations=len(on_gpu),
+        with_totals=on_gpu["allocated"].count(),
+        **facts.row(0, named=True),
     )
 
 
 def _examine_ref(ref: SourceRef, *, ranks: Collection[int] | None) -> list[RankFacts]:
-    return [examine(part) for part in read_ref(ref) if ranks is None or part.source.rank in ranks]
+    return [examine(part) for part in read_ref(ref, ranks=ranks)]
 
 
 def _count_named(rows: pl.DataFrame, pattern: str) -> int:
     """Return how many rows have a name that matches; the pattern is tried once per distinct name."""
     names = rows.group_by("name").len().with_columns(pl.col("name").cast(pl.String))
     return int(names.filter(pl.col("name").str.contains(pattern))["len"].sum())
-
-
-def _count_allocations(memory: pl.DataFrame) -> dict[str, int]:
-    on_gpu = memory.filter(pl.col("device_type") != 0)
-    return {"allocations": len(on_gpu), "with_totals": on_gpu["allocated"].count()}
-
-
-def _count_nccl_calls(events: pl.DataFrame) -> dict[str, int]:
-    """Return the number of NCCL calls, of sends and receives among them, and of those with a recorded peer."""
-    domain, collective = (pl.col(name).cast(pl.String) for name in ("domain", "collective"))
-    message = collective.is_in(["send", "recv"]) & (pl.col("kind").cast(pl.String) == "cpu_op")
-    counts = events.select(
-        nccl_calls=(domain == "NCCL").sum(),
-        messages=message.sum(),
-        peers=(message & pl.col("peer").is_not_null()).sum(),
-    )
-    return counts.row(0, named=True)
 
 
 def _group_descriptions(events: pl.DataFrame) -> dict[str, str | None]:

@@ -90,6 +90,24 @@ def encode(document: Any, *, indent: int | None = 1) -> str:
     return json_text(text)
 
 
+class HasDocument:
+    """Base of results that have a JSON document."""
+
+    __slots__ = ()
+
+    def to_document(self) -> Any:
+        """Return the JSON document, a type of ``tracekit.documents``."""
+        raise NotImplementedError
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the document as plain data."""
+        return to_plain(self.to_document())
+
+    def to_json(self, *, indent: int | None = 1) -> str:
+        """Return the document as JSON text; on one line if *indent* is None."""
+        return encode(self.to_document(), indent=indent)
+
+
 def decode(data: bytes, document_type: type[Document], path: str | PathLike[str], *, hint: str) -> Document:
     """Return the document in *data*, checked; *path* and *hint* are for the error.
 

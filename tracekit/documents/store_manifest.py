@@ -11,7 +11,7 @@ from tracekit.errors import Notice
 from tracekit.schema import Source
 
 FORMAT: Literal["tracekit.store/2"] = "tracekit.store/2"
-TABLES_FORMAT: Literal["tracekit.tables/4"] = "tracekit.tables/4"
+TABLES_FORMAT: Literal["tracekit.tables/5"] = "tracekit.tables/5"
 
 
 class Entry(Struct, frozen=True):
@@ -57,7 +57,7 @@ class StoreManifest(Struct, frozen=True, kw_only=True):
 class TablesDocument(Struct, frozen=True):
     """``tables.json`` in ``tables.zip``: all but the tables themselves; read only by the version that wrote it."""
 
-    format: Literal["tracekit.tables/4"]
+    format: Literal["tracekit.tables/5"]
     """Name and number of the format."""
     tracekit: str
     """Version that measured them."""

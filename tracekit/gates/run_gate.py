@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import date
 from os import PathLike
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 from msgspec.structs import replace
@@ -19,7 +19,7 @@ from tracekit.diffs.load_runs import Comparable, Side, select_role, side_of
 from tracekit.diffs.metrics import Requirement
 from tracekit.diffs.noise_thresholds import Noise, calibrate
 from tracekit.diffs.verdict import Check, judge
-from tracekit.documents.coding import encode, to_plain
+from tracekit.documents.coding import HasDocument
 from tracekit.documents.gate import FORMAT, GateDocument, Settings
 from tracekit.errors import InputError, OptionError
 from tracekit.gates.config import Config, apply_waivers, check_syntax, parse_requirement
@@ -30,7 +30,7 @@ MIN_RUNS_TO_CALIBRATE = 5
 Verdict = Literal["pass", "regressed", "inconclusive"]
 
 
-class GateResult(msgspec.Struct, frozen=True):
+class GateResult(HasDocument, msgspec.Struct, frozen=True):
     """Verdict of one gate, with everything it rests on.
 
     >>> from tracekit.diffs import Run
@@ -72,14 +72,6 @@ class GateResult(msgspec.Struct, frozen=True):
             moved=largest_changes(self.baseline.runs, self.candidate.runs),
             settings=Settings(config.alpha, config.min_steps, config.inconclusive, list(config.allow), config.path),
         )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the document as plain data."""
-        return to_plain(self.to_document())
-
-    def to_json(self, *, indent: int | None = 1) -> str:
-        """Return the document as JSON text."""
-        return encode(self.to_document(), indent=indent)
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the result to *path* in the format of its extension: .json, .xml (JUnit) or .md."""

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from tracekit._util.text import counted, listing, size
@@ -25,6 +26,7 @@ MAX_WAIT_S = 120.0
 POLL_INTERVAL_S = 0.5
 
 
+@dataclass(eq=False)
 class Handler:
     """Writes the trace of a rank; on rank 0 analyses the run once all ranks have written. Use it as ``on_trace_ready``.
 
@@ -32,31 +34,25 @@ class Handler:
     'rank0.pt.trace.json.gz'
     """
 
-    def __init__(
-        self,
-        process: ProcessInfo,
-        *,
-        answer: bool = True,
-        log: Log | None = None,
-        most_bytes: int | None = None,
-        wait_s: float = MAX_WAIT_S,
-        background: bool = True,
-        gather: bool = False,
-    ) -> None:
-        self.process, self._gather = process, gather
-        self._answer, self._log = answer, log
-        self._most_bytes, self._wait_s, self._background = most_bytes, wait_s, background
-        self._thread: threading.Thread | None = None
+    process: ProcessInfo
+    _: KW_ONLY
+    answer: bool = True
+    log: Log | None = None
+    most_bytes: int | None = None
+    wait_s: float = MAX_WAIT_S
+    background: bool = True
+    gather: bool = False
+    _thread: threading.Thread | None = field(default=None, init=False)
 
     def __call__(self, profiled: Any) -> None:
         """Handle a finished recording of PyTorch's profiler."""
         written = self._write(profiled)
-        if self._gather:
+        if self.gather:
             self._answer_gathered(written)
             return
-        if not written or self.process.rank != 0 or not (self._answer or self._log):
+        if not written or self.process.rank != 0 or not (self.answer or self.log):
             return
-        if not self._background:
+        if not self.background:
             self._answer_all()
             return
         # Not a daemon thread: a training that ends right after the recorded steps still prints its answer.
@@ -76,8 +72,8 @@ class Handler:
             process.folder.mkdir(parents=True, exist_ok=True)
             profiled.export_chrome_trace(str(part))
             written = part.stat().st_size
-            if self._most_bytes is not None and written > self._most_bytes:
-                too_large = f"the trace of {size(written)} is larger than {size(self._most_bytes)} and was thrown away"
+            if self.most_bytes is not None and written > self.most_bytes:
+                too_large = f"the trace of {size(written)} is larger than {size(self.most_bytes)} and was thrown away"
                 log_line(process, f"{too_large}; record fewer steps, or raise most_mb")
                 return False
             part.replace(process.file)
@@ -110,7 +106,7 @@ class Handler:
 
         try:
             tables = gather_tables(self.process.file if written else None)
-            if tables and (self._answer or self._log):
+            if tables and (self.answer or self.log):
                 self._report(answer_of(combine(tables, paths=[str(self.process.folder)], schedule="auto")))
         except Exception as error:
             self._log_failure(error)
@@ -121,18 +117,18 @@ class Handler:
 
     def _wait_for_ranks(self) -> list[int]:
         """Wait until all ranks have written; return those that have not after the longest wait."""
-        deadline = time.monotonic() + self._wait_s
+        deadline = time.monotonic() + self.wait_s
         while (missing := self.process.missing_ranks()) and time.monotonic() < deadline:
             time.sleep(POLL_INTERVAL_S)
         return missing
 
     def _report(self, answer: Answer) -> None:
-        if self._answer:
+        if self.answer:
             for line in answer.lines:
                 log_line(self.process, line)
             log_line(self.process, f"more: tracekit analyze {self.process.folder} -o report.html")
-        if self._log is not None:
-            self._log(answer.figures)
+        if self.log is not None:
+            self.log(answer.figures)
 
 
 def handler(

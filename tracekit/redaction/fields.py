@@ -1,11 +1,13 @@
 """Keys of a PyTorch trace that stay in a redacted copy, and the values that may stand under them.
 
-A key that is not listed is dropped with its value. Numbers stay under listed keys if they are in range for that key, so
-that a phone or card number cannot pass for a rank or an id.
+The keys are listed in ``kept.toml``; one that is not is dropped with its value. Numbers stay under listed keys if they
+are in range for that key, so that a phone or card number cannot pass for a rank or an id.
 """
 
 import json
 import re
+import tomllib
+from pathlib import Path
 from typing import Any
 
 from tracekit.parsers.kineto.vocabulary import CATEGORIES as READ_CATEGORIES
@@ -14,64 +16,43 @@ KEEP_OPTIONS = ("annotations", "arguments", "frames", "header", "metadata")
 """What ``--keep`` accepts: texts of ranges, all arguments, Python frames and stacks, header entries, and events without
 a duration such as names of processes and threads."""
 
-CATEGORIES = frozenset(READ_CATEGORIES) | {"ac2g", "fwdbwd", "async_cpu_to_gpu", "async_gpu", "trace"}
-GPU_CATEGORIES = frozenset(("kernel", "gpu_memcpy", "memcpy", "gpu_memset", "memset", "mtia_ccp_events"))
-"""Categories whose names are written by compilers and runtimes."""
+KEPT = tomllib.loads(Path(__file__).with_name("kept.toml").read_text(encoding="utf-8"))
+"""Keys, tables and columns that stay."""
+_KEYS = KEPT["kineto"]
+CATEGORIES = frozenset((*READ_CATEGORIES, *_KEYS["categories"]))
+GPU_CATEGORIES = frozenset(_KEYS["gpu_categories"])
 PHASES = frozenset("XsftBE")
 """Complete events, flows, and pairs of begin and end. Other phases hold names of processes, threads and hosts."""
 ALLOCATOR_EVENT = "[memory]"
 """Name of the allocator's events, the only instants that stay."""
-STACK_KEYS = frozenset(
-    ("call stack", "call_stack", "python stack", "stack", "python parent id", "python id", "python module id")
-)
+STACK_KEYS = frozenset(_KEYS["stacks"])
+EVENT_NUMBERS = frozenset(("pid", "tid", "ts", "dur", "id"))
+ARGUMENT_TEXTS = frozenset(_KEYS["argument_texts"])
+GROUP_TEXTS = frozenset(_KEYS["group_texts"])
+HEADER_VERSIONS = frozenset(_KEYS["header_versions"])
 
 SMALL, ID, SIZE, ANY = 10**6, 1 << 32, 10**12, 1 << 64
 """Upper bounds of ranks, devices and launch settings; of ids; of bytes and elements; of what 64 bits hold."""
+LIMITS = {"small": SMALL, "id": ID, "size": SIZE, "hip_version": 100_000_000}
+"""Upper bounds by their names in ``kept.toml``."""
 MAX_NUMBER_AS_TEXT = 10**9
 """Bound of numbers written as text: one with ten digits is more likely a phone number."""
-EVENT_NUMBERS = frozenset(("pid", "tid", "ts", "dur", "id"))
-ARGUMENT_NUMBERS = {
-    **dict.fromkeys(("External id", "external id", "correlation", "Sequence number", "Fwd thread id", "stream"), ID),
-    **dict.fromkeys(
-        ("graph id", "graph node id", "Ev Idx", "Record function id", "Seq", "Op count", "wait_on_stream"), ID
-    ),
-    **dict.fromkeys(
-        ("wait_on_cuda_event_record_corr_id", "wait_on_cuda_event_id", "grid", "Input Dims", "Input dims"), ID
-    ),
-    **dict.fromkeys(("bytes", "In msg nelems", "Out msg nelems", "In split size", "Out split size", "Bytes"), SIZE),
-    **dict.fromkeys(("Total Allocated", "Total Reserved", "memory bandwidth (GB/s)"), SIZE),
-    **dict.fromkeys(("Src Rank", "Dst Rank", "device", "Process Group ID", "Process Group Ranks", "Group size"), SMALL),
-    **dict.fromkeys(("Rank", "Global rank start", "Global rank stride", "Device Type", "Device Id", "context"), SMALL),
-    **dict.fromkeys(("block", "registers per thread", "shared memory", "blocks per SM", "warps per SM"), SMALL),
-    **dict.fromkeys(("est. achieved occupancy %", "priority", "num_warps", "num_stages", "cbid", "queued"), SMALL),
-}
-"""Arguments that are numbers or lists of numbers, also written as text."""
-ARGUMENT_TEXTS = frozenset(
-    ("Collective name", "Process Group Name", "Process Group Description", "dtype", "Input type")
-)
 
-HEADER_NUMBERS = {
-    **dict.fromkeys(
-        ("schemaVersion", "with_flops", "with_modules", "with_stack", "record_shapes", "profile_memory"), SMALL
-    ),
-    **dict.fromkeys(("cuda_driver_version", "cuda_runtime_version", "cupti_version"), SMALL),
-    **dict.fromkeys(("hip_driver_version", "hip_runtime_version"), 100_000_000),
-}
-HEADER_VERSIONS = frozenset(
-    (
-        *("nccl_version", "rccl_version", "torch_version", "pytorch_version", "kineto_version"),
-        *("roctracer_version", "rocprofiler_version"),
-    )
-)
-DEVICE_NUMBERS = {
-    **dict.fromkeys(("id", "computeMajor", "computeMinor", "numSms", "warpSize", "maxThreadsPerBlock"), SMALL),
-    **dict.fromkeys(("maxThreadsPerMultiprocessor", "regsPerBlock", "regsPerMultiprocessor"), SMALL),
-    **dict.fromkeys(("sharedMemPerBlock", "sharedMemPerBlockOptin", "sharedMemPerMultiprocessor"), SMALL),
-    "totalGlobalMem": SIZE,
-}
-DISTRIBUTED_NUMBERS = dict.fromkeys(("rank", "world_size", "pg_count"), SMALL)
-GROUP_NUMBERS = dict.fromkeys(("pg_size", "ranks"), SMALL)
-GROUP_TEXTS = frozenset(("pg_name", "pg_desc", "backend_config"))
+
+def number_limits(place: str) -> dict[str, int]:
+    """Return the upper bound of each key of numbers in one place of a trace.
+
+    >>> number_limits("groups")
+    {'pg_size': 1000000, 'ranks': 1000000}
+    """
+    return {key: LIMITS[limit] for limit, keys in _KEYS["numbers"][place].items() for key in keys}
+
+
+ARGUMENT_NUMBERS = number_limits("arguments")
+HEADER_NUMBERS = number_limits("header")
+DEVICE_NUMBERS = number_limits("devices")
+DISTRIBUTED_NUMBERS = number_limits("distributed")
+GROUP_NUMBERS = number_limits("groups")
 
 MAX_VERSION_DIGITS = 6
 _VERSION = re.compile(r"\d{1,3}(?:\.\d{1,3}){1,2}(?:a0|rc\d)?(?:\+(?:cu\d{2,3}|rocm\d\.\d|cpu))?|\d{4,5}", re.ASCII)

@@ -4,7 +4,7 @@ Chunks of the file are appended to a window, and JSON values are taken from its 
 although they are not JSON (``N/A``, ``inf``, backslashes that escape nothing) are mended.
 """
 
-import codecs
+import io
 import json
 import re
 import zlib
@@ -19,7 +19,7 @@ from tracekit.redaction.events import EventRedactor, to_json
 from tracekit.redaction.fields import NumberText
 from tracekit.redaction.names import NameRedactor
 
-CHUNK_BYTES = 1 << 20
+CHUNK_CHARACTERS = 1 << 20
 MAX_VALUE_LENGTH = 1 << 25
 """Characters of an event or header entry; a longer one is damage."""
 
@@ -147,16 +147,12 @@ def _escaped(text: str) -> str:
 
 
 def _decoded_chunks(path: Path) -> Iterator[str]:
-    decoder = codecs.getincrementaldecoder("utf-8-sig")("replace")
-    with path.open("rb") as probe:
-        is_compressed = probe.read(2) == b"\x1f\x8b"
-    with gzip_ng.open(path, "rb") if is_compressed else path.open("rb") as file:  # type: ignore[no-untyped-call]
-        while chunk := file.read(CHUNK_BYTES):
-            # An empty text would look like the end: a chunk can hold nothing but the start of a character.
-            if text := decoder.decode(chunk):
-                yield text
-    if text := decoder.decode(b"", final=True):
-        yield text
+    with path.open("rb") as file:
+        is_compressed = file.peek(2)[:2] == b"\x1f\x8b"
+        source: Any = gzip_ng.GzipNGFile(fileobj=file) if is_compressed else file  # type: ignore[no-untyped-call]
+        text = io.TextIOWrapper(source, encoding="utf-8-sig", errors="replace", newline="")
+        while chunk := text.read(CHUNK_CHARACTERS):
+            yield chunk
 
 
 def redact_kineto(
@@ -224,14 +220,5 @@ def _write(target: Path, pieces: Iterator[str], *, compress: bool) -> None:
     """Write ASCII text in large chunks; a compressed file has neither name nor time in its header."""
     with target.open("wb") as file:
         output: Any = gzip_ng.GzipNGFile("", "wb", 6, file, mtime=0) if compress else file  # type: ignore[no-untyped-call]
-        buffer: list[str] = []
-        size = 0
-        for piece in pieces:
-            buffer.append(piece)
-            size += len(piece)
-            if size > CHUNK_BYTES:
-                output.write("".join(buffer).encode("ascii"))
-                buffer, size = [], 0
-        output.write("".join(buffer).encode("ascii"))
-        if compress:
-            output.close()
+        with io.TextIOWrapper(io.BufferedWriter(output, CHUNK_CHARACTERS), encoding="ascii", newline="") as text:
+            text.writelines(pieces)

@@ -2,7 +2,7 @@
 
 A new database is written, with the tables and columns that an analysis reads and nothing else: no other table, view,
 trigger, comment or freed page. In columns of numbers only numbers stay; each column of text has a function that
-reduces it.
+reduces it. Tables and columns are listed in ``kept.toml``.
 """
 
 import json
@@ -15,59 +15,21 @@ from typing import Any
 import numpy as np
 
 from tracekit.errors import InputError
+from tracekit.parsers.nsight import nccl
 from tracekit.parsers.nsight.exports import refuse_unreadable
-from tracekit.parsers.nsight.nccl import FIELDS, Layouts, payload_layouts, payload_numbers
 from tracekit.parsers.nsight.reader import open_export
-from tracekit.redaction.fields import ANY, SIZE, SMALL, is_version
+from tracekit.redaction.fields import ANY, KEPT, SIZE, SMALL, is_version
 from tracekit.redaction.names import NameRedactor
 
-_TIMES = ("start", "end")
-_GPU = (*_TIMES, "deviceId", "contextId", "streamId", "correlationId", "globalPid", "graphNodeId", "greenContextId")
-_GRID = ("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ", "staticSharedMemory", "dynamicSharedMemory")
 METADATA_TABLES = ("META_DATA_EXPORT", "EXPORT_META_DATA")
-NUMBER_COLUMNS: dict[str, tuple[str, ...]] = {
-    "CUPTI_ACTIVITY_KIND_KERNEL": (*_GPU, *_GRID, "registersPerThread", "demangledName", "shortName", "mangledName"),
-    "CUPTI_ACTIVITY_KIND_MEMCPY": (*_GPU, "bytes", "copyKind", "srcKind", "dstKind", "srcDeviceId", "dstDeviceId"),
-    "CUPTI_ACTIVITY_KIND_MEMSET": (*_GPU, "bytes", "memKind"),
-    "CUPTI_ACTIVITY_KIND_GRAPH_TRACE": (*_GPU, "graphId", "graphExecId"),
-    "CUPTI_ACTIVITY_KIND_RUNTIME": (*_TIMES, "eventClass", "globalTid", "correlationId", "nameId", "returnValue"),
-    "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION": (*_GPU, "syncType"),
-    "CUDA_GRAPH_NODE_EVENTS": (*_TIMES, "nameId", "globalTid", "graphNodeId", "originalGraphNodeId"),
-    "NVTX_EVENTS": (*_TIMES, "eventType", "textId", "globalTid", "endGlobalTid", "domainId", "rangeId", "jsonTextId"),
-    "NVTX_PAYLOAD_SCHEMA_ENTRIES": ("schemaId", "type", "offset"),
-    "PROFILER_OVERHEAD": (*_TIMES, "globalTid", "nameId"),
-    "TARGET_INFO_GPU": ("id", "cuDevice", "smCount", "totalMemory"),
-    "TARGET_INFO_CUDA_DEVICE": ("gpuId", "cudaId", "pid"),
-    "TARGET_INFO_SESSION_START_TIME": ("utcEpochNs",),
-    "ANALYSIS_DETAILS": ("duration", "startTime", "stopTime"),
-    "DIAGNOSTIC_EVENT": ("timestamp", "severity"),
-    **dict.fromkeys(METADATA_TABLES, ()),
-    "StringIds": (),
-}
+NUMBER_COLUMNS: dict[str, list[str]] = KEPT["nsight"]["numbers"]
 """Tables that stay, and their columns of numbers."""
-TEXT_COLUMNS = {
-    ("NVTX_EVENTS", "text"): "range_text",
-    ("NVTX_EVENTS", "jsonText"): "payload",
-    ("NVTX_EVENTS", "binaryData"): "payload_bytes",
-    ("NVTX_PAYLOAD_SCHEMA_ENTRIES", "name"): "payload_field",
-    ("TARGET_INFO_GPU", "name"): "words",
-    ("DIAGNOSTIC_EVENT", "text"): "diagnosis",
-    **{(table, "name"): "metadata_name" for table in METADATA_TABLES},
-    **{(table, "value"): "version" for table in METADATA_TABLES},
-}
-"""Columns of text that stay, and the SQL function that reduces each."""
-STRING_COLUMNS = {
-    "code": ("demangledName", "shortName", "mangledName"),
-    "words": ("nameId",),
-    "range_text": ("textId",),
-    "payload": ("jsonTextId",),
-}
+TEXT_COLUMNS: dict[str, dict[str, str]] = KEPT["nsight"]["texts"]
+"""Columns of text that stay, by table, and the SQL function that reduces each."""
+STRING_COLUMNS: dict[str, list[str]] = KEPT["nsight"]["strings"]
 """SQL function by the columns that refer to StringIds; a string that no kept row refers to is dropped."""
 METADATA_NAMES = frozenset(("EXPORT_PRODUCT_VERSION", "EXPORT_SCHEMA_VERSION"))
 PAYLOAD_LIMITS = {"communicator": ANY, "bytes": SIZE, "peer": SMALL, "ranks": SMALL, "own_rank": SMALL}
-SCHEMA_ID = slice(8, 12)
-"""Bytes of a binary payload's header that name its schema."""
-HEADER_BYTES = 32
 _PRODUCT_VERSION = re.compile(r"20\d\d\.\d{1,2}\.\d{1,2}(?:\.\d{1,4})?")
 _LOST_EVENTS = re.compile(r"drop|lost|might have been|not all|incomplete|buffer|clock|timestamp|synchroni")
 _EMITTED_NUMBERS = re.compile(
@@ -88,7 +50,7 @@ def redact_nsight(source: Path, target: Path, names: NameRedactor, *, keep: Coll
     try:
         copy = sqlite3.connect(target.resolve().as_uri(), isolation_level=None, uri=True)
         try:
-            for name, function in _sql_functions(names, payload_layouts(open_export(source)), keep).items():
+            for name, function in _sql_functions(names, nccl.payload_layouts(open_export(source)), keep).items():
                 copy.create_function(name, 1, function, deterministic=True)
             dropped = _copy_tables(copy, source)
         finally:
@@ -123,8 +85,8 @@ def _copy_table(copy: sqlite3.Connection, table: str) -> None:
     }
     values |= {
         f'"{column}"': f'{function}("{column}")'
-        for (text_table, column), function in TEXT_COLUMNS.items()
-        if text_table == table and column in present
+        for column, function in TEXT_COLUMNS.get(table, {}).items()
+        if column in present
     }
     if values:
         copy.execute(f"CREATE TABLE main.{table} ({', '.join(values)})")
@@ -151,7 +113,7 @@ def _copy_strings(copy: sqlite3.Connection, tables: Iterable[str]) -> int:
     return int(counts[0] - counts[1])
 
 
-def _sql_functions(names: NameRedactor, layout: Layouts, keep: Collection[str]) -> dict[str, Callable[[Any], Any]]:
+def _sql_functions(names: NameRedactor, layout: nccl.Layouts, keep: Collection[str]) -> dict[str, Callable[[Any], Any]]:
     """Return the functions that the copying statements call; each returns what stays of a value."""
 
     def of_text(function: Callable[[str], str | None]) -> Callable[[Any], Any]:
@@ -172,7 +134,7 @@ def _sql_functions(names: NameRedactor, layout: Layouts, keep: Collection[str]) 
         "range_text": of_text(range_text),
         "payload": of_text(payload_fields),
         "payload_bytes": lambda value: payload_bytes(value, layout) if isinstance(value, bytes) else None,
-        "payload_field": of_text(lambda text: text if text in FIELDS else None),
+        "payload_field": of_text(lambda text: text if text in nccl.FIELDS else None),
         "diagnosis": of_text(lambda text: " ".join(sorted(set(_LOST_EVENTS.findall(text.lower())))) or "redacted"),
         "metadata_name": of_text(lambda text: text if text in METADATA_NAMES else None),
         "version": of_text(lambda text: text if is_version(text) or _PRODUCT_VERSION.fullmatch(text) else None),
@@ -187,21 +149,21 @@ def payload_fields(text: str) -> str | None:
     >>> payload_fields('{"Rank": 4155551234}')
     """
     numbers: dict[str, int] = {}
-    for name, number in payload_numbers(text):
-        if abs(number) < PAYLOAD_LIMITS[FIELDS[name]]:
+    for name, number in nccl.payload_numbers(text):
+        if abs(number) < PAYLOAD_LIMITS[nccl.FIELDS[name]]:
             numbers.setdefault(name, number)
     return json.dumps(numbers) if numbers else None
 
 
-def payload_bytes(blob: bytes, layout: Layouts) -> bytes | None:
+def payload_bytes(blob: bytes, layout: nccl.Layouts) -> bytes | None:
     """Return a binary payload with zeros for all bytes but the schema's id and the fields that an analysis reads."""
-    fields = layout.get(int.from_bytes(blob[SCHEMA_ID], "little"))
+    fields = layout.get(int.from_bytes(blob[nccl.SCHEMA_ID], "little"))
     if not fields:
         return None
     kept = bytearray(len(blob))
-    kept[SCHEMA_ID] = blob[SCHEMA_ID]
+    kept[nccl.SCHEMA_ID] = blob[nccl.SCHEMA_ID]
     for _, dtype, offset in fields:
-        field_bytes = slice(HEADER_BYTES + offset, HEADER_BYTES + offset + np.dtype(dtype).itemsize)
+        field_bytes = slice(nccl.HEADER_BYTES + offset, nccl.HEADER_BYTES + offset + np.dtype(dtype).itemsize)
         if offset >= 0 and field_bytes.stop <= len(blob):
             kept[field_bytes] = blob[field_bytes]
     return bytes(kept)

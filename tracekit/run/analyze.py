@@ -141,12 +141,11 @@ def analyze(
         graph=what_if or bool(changes),
     )
     if isinstance(traces, Trace):
-        measured, paths, notices = _measure_trace(traces, options, ranks)
+        measured, paths, notices = _measure_trace(traces, options)
     else:
         measured, paths, notices = _measure_sources(
             traces,
             options,
-            ranks=ranks,
             file_rank=file_rank,
             workers=workers,
             executor=executor,
@@ -211,10 +210,10 @@ MeasuredRanks = tuple[list[tuple[str | None, RankTables]], Sequence[str], Sequen
 """Role and tables of each rank, the paths they were read from, and notices from reading them."""
 
 
-def _measure_trace(trace: Trace, options: Options, ranks: Collection[int] | None) -> MeasuredRanks:
+def _measure_trace(trace: Trace, options: Options) -> MeasuredRanks:
     """Measure the ranks of a trace in memory."""
-    parts = [part for part in trace.parts if ranks is None or part.source.rank in ranks]
-    if absent := set(ranks or ()) - {part.source.rank for part in parts}:
+    parts = [part for part in trace.parts if options.ranks is None or part.source.rank in options.ranks]
+    if absent := (options.ranks or frozenset()) - {part.source.rank for part in parts}:
         raise unknown_rank_error(absent, trace.ranks)
     options = options.for_ranks(len(parts))
     measured = [(part.source.role, options.measure(part, frames=options.frames_of(part))) for part in parts]
@@ -225,7 +224,6 @@ def _measure_sources(
     traces: Paths | OneRole,
     options: Options,
     *,
-    ranks: Collection[int] | None,
     file_rank: int | None,
     workers: int | None,
     executor: Executor | None,
@@ -233,7 +231,7 @@ def _measure_sources(
     roles_named: bool,
 ) -> MeasuredRanks:
     """Read and measure the ranks of files or of a store; *roles_named* if the caller of ``analyze`` named the roles."""
-    refs, notices = find_sources(traces, ranks=ranks, rank=file_rank, strict=strict)
+    refs, notices = find_sources(traces, ranks=options.ranks, rank=file_rank, strict=strict)
     results = map_sources(
         options.for_ranks(len(refs)).source_tables,
         refs,
@@ -252,7 +250,7 @@ def _measure_sources(
         )  # type: ignore[misc]
         for role, tables in pairs
     ]
-    run_notices = check_run(spans, ranks=ranks, failed=bool(failures), strict=strict, named=roles_named)
+    run_notices = check_run(spans, ranks=options.ranks, failed=bool(failures), strict=strict, named=roles_named)
     return pairs, [ref.path for ref in refs], (*notices, *failures, *run_notices)
 
 

@@ -56,8 +56,7 @@ class RankWork:
         """Read, label and measure a source; write its rank (the ranks of an Nsight report) into the store."""
         key = self.key(ref)
         rules = None if self.rules is None else load_rules(Path(self.rules))
-        parts = read_ref(ref, stacks=self.stacks, lenient=self.lenient)
-        parts = [part for part in parts if self.ranks is None or part.source.rank in self.ranks]
+        parts = read_ref(ref, ranks=self.ranks, stacks=self.stacks, lenient=self.lenient)
         source_ranks = [part.source.rank for part in parts]
         entries = []
         for part in parts:

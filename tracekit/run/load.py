@@ -39,11 +39,10 @@ def load(
     """
     check_on_damage(on_damage)
     refs, notices = find_sources(paths, ranks=ranks, rank=file_rank)
-    read = partial(read_ref, stacks=stacks, lenient=on_damage == "warn")
+    read = partial(read_ref, ranks=ranks, stacks=stacks, lenient=on_damage == "warn")
     results = map_sources(read, refs, workers=workers, progress="reading")
     raise_failures(results)
     parts = [part for result in results for part in result.unwrap()]
-    parts = [part for part in parts if ranks is None or part.source.rank in ranks]
     parts.sort(key=lambda part: (part.source.role or "", part.source.rank))
     run_notices = check_run([span(part) for part in parts], ranks=ranks, named=isinstance(paths, Mapping))
     return Trace(tuple(parts), (*notices, *run_notices))

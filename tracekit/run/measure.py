@@ -101,8 +101,7 @@ class Options:
             if labelled is not None:
                 events = store.rank(ref.rank)
                 return [self.measure(events, labelled, frames=self.frames_of(events))]
-        parts = read_ref(ref, stacks=self.stacks, lenient=self.lenient)
-        parts = [part for part in parts if self.ranks is None or part.source.rank in self.ranks]
+        parts = read_ref(ref, ranks=self.ranks, stacks=self.stacks, lenient=self.lenient)
         return [self._measure_without_frames(part) for part in parts]
 
     def _measure_without_frames(self, rank: RankEvents) -> RankTables:

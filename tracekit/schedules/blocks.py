@@ -12,15 +12,15 @@ the other's backward, and the backward that of the forward:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from typing import Literal
 
 import msgspec
 import polars as pl
 
-from tracekit.errors import DeadlockError, OptionError, ScheduleError
-from tracekit.schedules.times import Times
+from tracekit.errors import DeadlockError, ScheduleError
+from tracekit.schedules.times import Times, check_positive, parse_times
 
 LANES = ("Computation", "Communication", "Offload")
 PHASES = {"warm-up": "F", "steady": "FB", "cool-down": "B"}
@@ -44,10 +44,17 @@ class BlockTimes:
     onload: float = 3
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if not 0 < value < float("inf"):
-                raise OptionError(f"time {field.name} must be more than 0", hint=f"got {value!r}")
+        check_positive(asdict(self))
+
+    @classmethod
+    def parse(cls, text: str) -> BlockTimes:
+        """Return the times in the command line's ``attention=2,mlp=2``; what is not named keeps its default.
+
+        >>> BlockTimes.parse("mlp=3").mlp
+        3
+        """
+        names = tuple(field.name.upper() for field in fields(cls))
+        return cls(**{key.lower(): value for key, value in parse_times(text, names).items()})
 
 
 class Task(msgspec.Struct, frozen=True):

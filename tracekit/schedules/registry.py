@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import tomllib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -76,139 +77,56 @@ def _has_valid_group(n: Sizes) -> bool:
     return n.pp <= n.group <= n.microbatches and (rest == 0 or rest >= n.pp)
 
 
-def _grouped_entry(name: str, build: Callable[[Sizes], Orders], *, summary: str, source: str) -> Entry:
+_TEXTS = tomllib.loads(Path(__file__).with_name("catalogue.toml").read_text(encoding="utf-8"))
+
+
+def _entry(name: str, build: Callable[[Sizes], Orders], **options: Any) -> Entry:
+    """Return the entry of a schedule whose texts are in ``catalogue.toml``; *options* are further fields."""
+    return Entry(name, build, **_TEXTS[name], **options)
+
+
+def _grouped_entry(name: str, build: Callable[[Sizes], Orders]) -> Entry:
     """Return the entry of an interleaved schedule, whose micro-batches run in groups."""
-    return Entry(
-        name,
-        build,
-        summary,
-        source,
-        constraint=f"{name} {_GROUP_CONSTRAINT}",
-        holds=_has_valid_group,
-        virtual=None,
-        default_group=interleaved.default_group,
-    )
+    constraint, default_group = f"{name} {_GROUP_CONSTRAINT}", interleaved.default_group
+    return _entry(name, build, constraint=constraint, holds=_has_valid_group, virtual=None, default_group=default_group)
 
 
 CATALOGUE = (
-    Entry(
-        "gpipe",
-        lambda n: classic.gpipe(n.pp, n.microbatches),
-        summary="all forwards, then all backwards",
-        source="Huang et al. 2019, arXiv:1811.06965",
-    ),
-    Entry(
-        "1f1b",
-        lambda n: classic.one_f_one_b(n.pp, n.microbatches),
-        summary="one forward, one backward: warm up, alternate, drain",
-        source="Narayanan et al. 2021, arXiv:2006.09503",
-    ),
+    _entry("gpipe", lambda n: classic.gpipe(n.pp, n.microbatches)),
+    _entry("1f1b", lambda n: classic.one_f_one_b(n.pp, n.microbatches)),
+    _grouped_entry("interleaved", lambda n: interleaved.interleaved(n.pp, n.microbatches, n.virtual, n.group)),
     _grouped_entry(
-        "interleaved",
-        lambda n: interleaved.interleaved(n.pp, n.microbatches, n.virtual, n.group),
-        summary="1F1B over several chunks per rank (Megatron's virtual pipeline)",
-        source="Narayanan et al. 2021, arXiv:2104.04473",
+        "interleaved-overlap", lambda n: interleaved.interleaved_overlap(n.pp, n.microbatches, n.virtual, n.group)
     ),
+    _entry("looped-bfs", lambda n: interleaved.looped_bfs(n.pp, n.microbatches, n.virtual), virtual=None),
+    _entry("zb-h1", lambda n: zero_bubble.zb_h(n.pp, n.microbatches, h=1)),
+    _entry("zb-h2", lambda n: zero_bubble.zb_h(n.pp, n.microbatches, h=2)),
+    _entry("zb-1p", lambda n: greedy.search(n.pp, n.microbatches, n.times, limit=n.pp), searched=True),
+    _entry("zb-2p", lambda n: greedy.search(n.pp, n.microbatches, n.times, limit=2 * n.pp), searched=True),
     _grouped_entry(
-        "interleaved-overlap",
-        lambda n: interleaved.interleaved_overlap(n.pp, n.microbatches, n.virtual, n.group),
-        summary="interleaved with one warm-up more, every steady pair overlapped (Kimi K2)",
-        source="Kimi K2 2025, arXiv:2507.20534; Megatron's MoE overlap",
+        "interleaved-zb", lambda n: interleaved.interleaved_zero_bubble(n.pp, n.microbatches, n.virtual, n.group)
     ),
-    Entry(
-        "looped-bfs",
-        lambda n: interleaved.looped_bfs(n.pp, n.microbatches, n.virtual),
-        summary="chunk after chunk all forwards, then back all backwards",
-        source="Lamy-Poirier 2023, arXiv:2211.05953",
-        virtual=None,
-    ),
-    Entry(
-        "zb-h1",
-        lambda n: zero_bubble.zb_h(n.pp, n.microbatches, h=1),
-        summary="backward split in two, W fills what was empty; 1F1B's memory",
-        source="Qi et al. 2023, arXiv:2401.10241",
-    ),
-    Entry(
-        "zb-h2",
-        lambda n: zero_bubble.zb_h(n.pp, n.microbatches, h=2),
-        summary="as zb-h1 with twice the memory and no inner gaps at F = I = W",
-        source="Qi et al. 2023, arXiv:2401.10241",
-    ),
-    Entry(
-        "zb-1p",
-        lambda n: greedy.search(n.pp, n.microbatches, n.times, limit=n.pp),
-        summary="searched order for the given times, activations of pp micro-batches",
-        source="Qi et al. 2023, arXiv:2401.10241",
-        searched=True,
-    ),
-    Entry(
-        "zb-2p",
-        lambda n: greedy.search(n.pp, n.microbatches, n.times, limit=2 * n.pp),
-        summary="searched order for the given times, activations of 2·pp micro-batches",
-        source="Qi et al. 2023, arXiv:2401.10241",
-        searched=True,
-    ),
-    _grouped_entry(
-        "interleaved-zb",
-        lambda n: interleaved.interleaved_zero_bubble(n.pp, n.microbatches, n.virtual, n.group),
-        summary="interleaved with the backward split in two (PyTorch)",
-        source="PyTorch, torch.distributed.pipelining",
-    ),
-    Entry(
-        "zb-v",
-        lambda n: zero_bubble.zb_v(n.pp, n.microbatches),
-        summary="two chunks per rank in a V, no inner gaps at F = I = W, 1F1B's memory",
-        source="Qi et al. 2024, arXiv:2405.15362",
-        virtual=2,
-    ),
-    Entry(
-        "v-half",
-        lambda n: controllable.v_half(n.pp, n.microbatches),
-        summary="V-shape with about half of 1F1B's memory",
-        source="Qi et al. 2024, arXiv:2405.15362",
-        virtual=2,
-    ),
-    Entry(
-        "v-min",
-        lambda n: controllable.v_min(n.pp, n.microbatches),
-        summary="V-shape with about a third of 1F1B's memory",
-        source="Qi et al. 2024, arXiv:2405.15362",
-        virtual=2,
-    ),
-    Entry(
+    _entry("zb-v", lambda n: zero_bubble.zb_v(n.pp, n.microbatches), virtual=2),
+    _entry("v-half", lambda n: controllable.v_half(n.pp, n.microbatches), virtual=2),
+    _entry("v-min", lambda n: controllable.v_min(n.pp, n.microbatches), virtual=2),
+    _entry(
         "chimera",
         lambda n: classic.chimera(n.pp, n.microbatches),
-        summary="two pipelines through the same ranks, one down and one up",
-        source="Li and Hoefler 2021, arXiv:2107.06925",
-        constraint="chimera needs an even number of ranks and micro-batches in multiples of pp",
         holds=lambda n: n.pp % 2 == 0 and n.microbatches % n.pp == 0,
     ),
-    Entry(
+    _entry(
         "dualpipe",
         lambda n: dualpipe.dualpipe(n.pp, n.microbatches),
-        summary="micro-batches enter at both ends; forwards and backwards overlapped in pairs (DeepSeek-V3)",
-        source="DeepSeek-AI 2024, arXiv:2412.19437",
-        constraint="dualpipe needs an even number of ranks and at least 2×pp micro-batches",
         holds=lambda n: n.pp % 2 == 0 and n.microbatches >= 2 * n.pp,
         virtual=2,
     ),
-    Entry(
+    _entry(
         "dualpipev",
         lambda n: dualpipe.dualpipev(n.pp, n.microbatches),
-        summary="DualPipe cut in half: two chunks per rank in a V, no second copy of the weights",
-        source="DeepSeek-AI 2025, github.com/deepseek-ai/DualPipe",
-        constraint="dualpipev needs at least 2×pp micro-batches",
         holds=lambda n: n.microbatches >= 2 * n.pp,
         virtual=2,
     ),
-    Entry(
-        "weight-reload",
-        lambda _: (),
-        summary="checkpoint-engine's update of inference weights: copy, broadcast and reload in a pipeline",
-        source="Moonshot AI 2025, github.com/MoonshotAI/checkpoint-engine",
-        constraint="weight-reload needs ranks and rounds of 1 or more",
-        pipeline=False,
-    ),
+    _entry("weight-reload", lambda _: (), pipeline=False),
 )
 """In the order ``names()`` lists them."""
 

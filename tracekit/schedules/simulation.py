@@ -19,7 +19,7 @@ import polars as pl
 from tracekit._loops import simulation
 from tracekit._util.arrays import Ints, as_int64
 from tracekit._util.text import html_table, percent
-from tracekit.documents.coding import to_plain
+from tracekit.documents.coding import HasDocument
 from tracekit.documents.schedule import FORMAT, Cell, RankIdle, ScheduleDocument
 from tracekit.errors import OptionError, ScheduleError
 from tracekit.schedules import schedule as s
@@ -35,7 +35,7 @@ Numbers = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, eq=False)
-class Simulation:
+class Simulation(HasDocument):
     """A schedule with its clock; ``start`` and ``end`` are aligned to ``schedule.table``.
 
     >>> from tracekit.schedules import generate, simulate
@@ -214,10 +214,6 @@ class Simulation:
             peak_activations=self.peak_activations,
             idle_by_phase=[RankIdle(*row) for row in self.idle_by_phase.iter_rows()],
         )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the document as plain data."""
-        return to_plain(self.to_document())
 
     def _rank_rows(self) -> list[tuple[int, int]]:
         """Return first row and end of each rank's ops."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -131,6 +132,13 @@ def parse_times(text: str, keys: tuple[str, ...]) -> dict[str, float]:
         times[key] = int(value) if value.is_integer() else value
         _freeze(key, times[key])
     return times
+
+
+def check_positive(times: Mapping[str, float]) -> None:
+    """Raise if a time is not a positive number."""
+    for key, value in times.items():
+        if not 0 < value < math.inf:
+            raise OptionError(f"time {key} must be more than 0", hint=f"got {value!r}")
 
 
 def _freeze(key: str, value: Any) -> Any:

@@ -19,10 +19,10 @@ from typing import Any, TypeVar
 
 import polars as pl
 
-from tracekit.documents.coding import to_plain
+from tracekit.documents.coding import HasDocument
 from tracekit.documents.schedule import FORMAT, Cell, ScheduleDocument
-from tracekit.errors import OptionError, ScheduleError
-from tracekit.schedules.times import parse_times
+from tracekit.errors import ScheduleError
+from tracekit.schedules.times import check_positive, parse_times
 
 Time = TypeVar("Time", int, float)
 LANES = ("H2D buffer", "IPC buffer 0", "IPC buffer 1")
@@ -41,9 +41,7 @@ class ReloadTimes:
     RELOAD: float = 1
 
     def __post_init__(self) -> None:
-        for key, value in asdict(self).items():
-            if not 0 < value < float("inf"):
-                raise OptionError(f"time {key} must be more than 0", hint=f"got {value!r}")
+        check_positive(asdict(self))
 
     @classmethod
     def parse(cls, text: str) -> ReloadTimes:
@@ -52,7 +50,7 @@ class ReloadTimes:
 
 
 @dataclass(frozen=True)
-class WeightReload:
+class WeightReload(HasDocument):
     """A simulated update: *rounds* rounds over *ranks* devices.
 
     >>> weight_reload(4, 2).makespan
@@ -114,10 +112,6 @@ class WeightReload:
             cells=[Cell(**cell) for cell in self.cells.iter_rows(named=True)],
             makespan=self.makespan,
         )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the document as plain data."""
-        return to_plain(self.to_document())
 
 
 def weight_reload(ranks: int, rounds: int, times: ReloadTimes | None = None) -> WeightReload:

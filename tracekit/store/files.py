@@ -19,20 +19,19 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 from msgspec.structs import replace
 
-from tracekit._util.files import atomic_write
 from tracekit._util.os_errors import read_error, write_error
 from tracekit._version import __version__
 from tracekit.documents.coding import Document, decode, encode, to_plain
-from tracekit.documents.store_manifest import FORMAT, Entry, StoreManifest
+from tracekit.documents.store_manifest import Entry, StoreManifest
 from tracekit.errors import InputError, Notice, OptionError
 from tracekit.parsers.discovery import STORE_MANIFEST
 from tracekit.parsers.source_refs import unknown_rank_error
@@ -117,10 +116,10 @@ class Store:
     """Notices from when it was written, such as traces that could not be read."""
     roles: Mapping[str, Store] = field(default_factory=dict)
     """The stores of a run's roles, by name; then the ranks' tables are in these. Empty if ranks have one process."""
-    _by_rank: dict[int, Entry] = field(init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_by_rank", {entry.rank: entry for entry in self.entries})
+    @cached_property
+    def _by_rank(self) -> dict[int, Entry]:
+        return {entry.rank: entry for entry in self.entries}
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -357,32 +356,9 @@ def labelled_by(rules: str | os.PathLike[str] | None = None) -> str:
     if rules is None:
         return f"tracekit {__version__}, built-in rules"
     try:
-        file_checksum = hashlib.sha256(Path(rules).read_bytes()).hexdigest()[:16]
+        return f"tracekit {__version__}, rules {file_checksum(Path(rules))[:16]}"
     except OSError as error:
         raise InputError(f"{os.fspath(rules)}: cannot be read: {error.strerror}", hint="check --rules") from error
-    return f"tracekit {__version__}, rules {file_checksum}"
-
-
-def write_manifest(
-    folder: Path,
-    entries: Iterable[Entry],
-    *,
-    labelled_by: str | None = None,
-    complete: bool = True,
-    notices: Sequence[Notice] = (),
-) -> None:
-    """Write the manifest, which makes *folder* a store."""
-    ranks = tuple(sorted(entries, key=lambda entry: entry.rank))
-    manifest = StoreManifest(
-        format=FORMAT,
-        tracekit=__version__,
-        labelled_by=labelled_by,
-        complete=complete,
-        notices=tuple(notices),
-        ranks=ranks,
-    )
-    with atomic_write(folder / MANIFEST) as temporary:
-        temporary.write_text(encode(with_checksum(manifest)), encoding="utf-8")
 
 
 def _root(path: Path) -> Path:

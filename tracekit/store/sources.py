@@ -155,11 +155,14 @@ MAX_FAILURES_LISTED = 20
 """Failed sources that have a notice of their own; further ones share one notice."""
 
 
-def read_ref(ref: SourceRef, *, stacks: bool = False, lenient: bool = True) -> list[RankEvents]:
+def read_ref(
+    ref: SourceRef, *, ranks: Collection[int] | None = None, stacks: bool = False, lenient: bool = True
+) -> list[RankEvents]:
     """Read one source: one rank, or all ranks of an Nsight Systems report.
 
     Args:
         ref: The source.
+        ranks: Ranks to return; by default all.
         stacks: Read Python frames too.
         lenient: Use what can be read of a damaged file; otherwise it is an error.
 
@@ -167,10 +170,12 @@ def read_ref(ref: SourceRef, *, stacks: bool = False, lenient: bool = True) -> l
     if ref.reader == "store":
         assert ref.rank is not None, "a store's sources name their rank"
         part = open_single_store(ref.path).rank(ref.rank)
-        return [replace(part, source=msgspec.structs.replace(part.source, role=ref.role or part.source.role))]
-    with remote.fetch_to_local(ref.path) as local:
-        parts = READERS[ref.reader](local, ref, stacks, lenient)
-    return [_with_discovered_rank(part, ref, only_rank=len(parts) == 1) for part in parts]
+        parts = [replace(part, source=msgspec.structs.replace(part.source, role=ref.role or part.source.role))]
+    else:
+        with remote.fetch_to_local(ref.path) as local:
+            parts = READERS[ref.reader](local, ref, stacks, lenient)
+        parts = [_with_discovered_rank(part, ref, only_rank=len(parts) == 1) for part in parts]
+    return [part for part in parts if ranks is None or part.source.rank in ranks]
 
 
 def _read_kineto(path: str, ref: SourceRef, stacks: bool, lenient: bool) -> list[RankEvents]:

@@ -14,13 +14,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tracekit._util.files import lock_temporary, remove_abandoned, temporary_prefix
+from tracekit._util.files import atomic_write, lock_temporary, remove_abandoned, temporary_prefix
 from tracekit._util.os_errors import write_error
 from tracekit._util.workers import ItemResult
-from tracekit.documents.store_manifest import Entry
+from tracekit._version import __version__
+from tracekit.documents.coding import encode
+from tracekit.documents.store_manifest import FORMAT, Entry, StoreManifest
 from tracekit.errors import Notice, OutputError
 from tracekit.parsers.source_refs import SourceRef
-from tracekit.store.files import is_store, open_store, read_entry, write_manifest
+from tracekit.store.files import MANIFEST, is_store, open_store, read_entry, with_checksum
 
 MANIFEST_INTERVAL_S = 5.0
 """Seconds between two updates of the manifest while ranks are added: at most this much work is lost to a kill."""
@@ -107,8 +109,8 @@ class StoreWriter:
     """
 
     folder: Path
-    labelled_by: str
-    notices: list[Notice]
+    labelled_by: str | None = None
+    notices: list[Notice] = field(default_factory=list)
     entries: dict[int, Entry] = field(default_factory=dict)
     unchanged: list[SourceRef] = field(default_factory=list)
     """Sources that were in the store already and have not changed since."""
@@ -164,14 +166,10 @@ class StoreWriter:
                 pending.append(ref)
         pending_paths, pending_ranks = {ref.path for ref in pending}, {ref.rank for ref in pending}
         for folder, entry in entries_on_disk:
-            if entry is None:
-                outdated = True
-            else:
-                from_pending = entry.source.path in pending_paths or entry.rank in pending_ranks
-                outdated = entry.rank not in self.entries and from_pending
-            if outdated:
+            from_pending = entry is not None and (entry.source.path in pending_paths or entry.rank in pending_ranks)
+            if entry is None or (from_pending and entry.rank not in self.entries):
                 shutil.rmtree(folder, ignore_errors=True)
-            elif entry is not None:
+            else:
                 self.entries.setdefault(entry.rank, entry)
         return pending
 
@@ -182,12 +180,15 @@ class StoreWriter:
             self.write()
 
     def write(self) -> None:
-        """Write the manifest."""
-        write_manifest(
-            self.folder,
-            self.entries.values(),
+        """Write the manifest, which makes the folder a store."""
+        manifest = StoreManifest(
+            format=FORMAT,
+            tracekit=__version__,
             labelled_by=self.labelled_by,
             complete=self.complete,
-            notices=self.notices,
+            notices=tuple(self.notices),
+            ranks=tuple(self.entries[rank] for rank in sorted(self.entries)),
         )
+        with atomic_write(self.folder / MANIFEST) as temporary:
+            temporary.write_text(encode(with_checksum(manifest)), encoding="utf-8")
         self.written_s = time.monotonic()

@@ -94,9 +94,7 @@ class _Writer:
         close = origin + int(done.makespan)
         self.annotated("Optimizer.step#AdamW.step", close, close + 60_000)
         self.kernel("multi_tensor_apply_kernel", close + 10_000, close + 50_000, op="aten::_fused_adamw_")
-        self.rows.append(
-            self._cpu("annotation", f"ProfilerStep#{number}", origin - LEAD_NS - 20_000, close + GAP_NS // 2, MAIN)
-        )
+        self.annotated(f"ProfilerStep#{number}", origin - LEAD_NS - 20_000, close + GAP_NS // 2)
         for row in self.rows:
             row.setdefault("step", number)
 
@@ -203,30 +201,17 @@ class _Writer:
         thread = AUTOGRAD if node else MAIN
         text = json.dumps(shapes, separators=(",", ":")) if shapes and self.recipe.shapes else None
         forward = sequence if node is None else None
-        self.rows.append(self._cpu("cpu_op", op, launched - 3, launched + 700, thread, shapes=text, sequence=forward))
+        self._add("cpu_op", op, launched - 3, launched + 700, thread, shapes=text, sequence=forward)
         if forward is not None:
             self.rows[-1]["fwd_thread"] = 0
         if node:
             for around, by in ((f"autograd::engine::evaluate_function: {node}", 9), (node, 6)):
                 back = {"sequence": sequence, "fwd_thread": 1}
-                self.rows.append(self._cpu("cpu_op", around, launched - by, launched + 700 + by, thread, **back))
+                self._add("cpu_op", around, launched - by, launched + 700 + by, thread, **back)
         call = "cudaLaunchKernel" if kind == "kernel" else "cudaMemcpyAsync"
-        self.rows.append(self._cpu("runtime", call, launched, launched + 600, thread, correlation=self.correlation))
-        self.rows.append(
-            {
-                "kind": kind,
-                "name": name,
-                "start_ns": start,
-                "end_ns": max(end, start + 1),
-                "device": 0,
-                "stream": stream,
-                "pid": 0,
-                "tid": stream,
-                "correlation": self.correlation,
-                "step": self.number,
-                **more,
-            }
-        )
+        self._add("runtime", call, launched, launched + 600, thread, correlation=self.correlation)
+        gpu_columns = {"pid": 0, "device": 0, "stream": stream, "correlation": self.correlation}
+        self._add(kind, name, start, max(end, start + 1), stream, **gpu_columns, **more)
 
     def copy(self, way: str, start: int, end: int) -> None:
         """Write a copy of activations to the host or back."""
@@ -259,23 +244,16 @@ class _Writer:
             "group": f"pp{self.replica}",
             "group_ranks": json.dumps(ranks, separators=(",", ":")),
         }
-        self.rows.append(self._cpu("cpu_op", "record_param_comms", call, call + 500, MAIN, **args))
+        self._add("cpu_op", "record_param_comms", call, call + 500, MAIN, **args)
         self.host = call + 600
         self.annotated("nccl:coalesced", call + 600, call + 1_800)
         self.kernel("ncclDevKernel_SendRecv", start, max(end, start + 1), op="c10d::batch", stream=COMMUNICATION)
 
     def annotated(self, name: str, start: int, end: int) -> None:
         """Write a user annotation on the main thread."""
-        self.rows.append(self._cpu("annotation", name, start, end, MAIN))
+        self._add("annotation", name, start, end, MAIN)
 
-    def _cpu(self, kind: str, name: str, start: int, end: int, thread: int, **more: Any) -> Row:
-        return {
-            "kind": kind,
-            "name": name,
-            "start_ns": start,
-            "end_ns": end,
-            "pid": 1000 + self.rank,
-            "tid": thread,
-            "step": self.number,
-            **more,
-        }
+    def _add(self, kind: str, name: str, start: int, end: int, thread: int, **more: Any) -> None:
+        """Add an event of the rank's process; *more* are further columns, or other values of these."""
+        times = {"start_ns": start, "end_ns": end, "step": self.number}
+        self.rows.append({"kind": kind, "name": name, **times, "pid": 1000 + self.rank, "tid": thread, **more})

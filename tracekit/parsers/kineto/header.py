@@ -40,18 +40,14 @@ class Header(NamedTuple):
     """What the keys tell of the source, without its path and rank; one notice per impossible value."""
 
 
-def sniff(start: bytes) -> bool:
-    r"""Return whether the first bytes of a file may be those of a PyTorch profiler trace, gzipped or not.
+def may_start_trace(text: bytes) -> bool:
+    r"""Return whether a PyTorch profiler trace may start with *text*: an object with keys, or a list of objects.
 
-    >>> sniff(b'{"schemaVersion": 1, "traceEvents": ['), sniff(b"\x89PNG"), sniff(b"")
+    >>> may_start_trace(b'{"schemaVersion": 1, "traceEvents": ['), may_start_trace(b"\x89PNG"), may_start_trace(b"")
     (True, False, False)
     """
-    if start[:2] == b"\x1f\x8b":
-        return True
-    text = start.removeprefix(b"\xef\xbb\xbf").lstrip()
-    if text[:1] == b"{":
-        return text[1:].lstrip()[:1] in (b'"', b"", b"}")
-    return text[:1] == b"[" and text[1:].lstrip()[:1] in (b"{", b"", b"]")
+    first, second = text[:1], text[1:].lstrip()[:1]
+    return (first == b"{" and second in (b'"', b"", b"}")) or (first == b"[" and second in (b"{", b"", b"]"))
 
 
 def find_events(stream: Stream) -> tuple[bytes, int, dict[str, Any]]:
@@ -81,7 +77,7 @@ def _search(data: bytes, name: str, *, is_last: bool) -> tuple[int, dict[str, An
         if is_last or lead > 1 << 20:
             raise InputError(f"{name}: the file is empty", hint="re-record this rank")
         return None
-    if not sniff(data[:2] and data[lead : lead + 4096]):
+    if not may_start_trace(data[lead : lead + 4096]):
         raise _not_a_trace(name, "it does not start as JSON")
     if data[lead : lead + 1] == b"[":
         return lead + 1, {}

@@ -5,28 +5,14 @@ from collections.abc import Sequence
 import polars as pl
 
 from tracekit.errors import Notice
-from tracekit.parsers.nsight.tables import Export, read_table
+from tracekit.parsers.nsight.tables import VOCABULARY, Export, read_table
 
 NO_STREAM = 0xFFFFFFFF
 PID_MASK = 0xFFFFFF
 """Bits of the pid in a process id without thread, and of the thread in a packed id."""
-COPY_KINDS = {
-    1: ("HtoD", "Unknown", "Device"),
-    2: ("DtoH", "Device", "Unknown"),
-    3: ("HtoA", "Unknown", "Array"),
-    4: ("AtoH", "Array", "Unknown"),
-    5: ("AtoA", "Array", "Array"),
-    6: ("AtoD", "Array", "Device"),
-    7: ("DtoA", "Device", "Array"),
-    8: ("DtoD", "Device", "Device"),
-    9: ("HtoH", "Unknown", "Unknown"),
-    10: ("PtoP", "Device", "Device"),
-    11: ("HtoD", "Managed", "Device"),  # 11 to 13: pages moved by unified memory
-    12: ("DtoH", "Device", "Managed"),
-    13: ("DtoD", "Device", "Device"),
-}
+COPY_KINDS: dict[int, list[str]] = {int(kind): words for kind, words in VOCABULARY["copy_kinds"].items()}
 """copyKind → direction, and the memory at both ends where srcKind and dstKind are missing."""
-MEMORY_KINDS = ("Pageable", "Pinned", "Device", "Array", "Managed", "Device Static", "Managed Static", "Unknown")
+MEMORY_KINDS: list[str] = VOCABULARY["memory_kinds"]
 
 Rewrite = Sequence[tuple[str, str]]
 """Patterns and their replacements."""

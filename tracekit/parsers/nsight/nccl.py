@@ -20,7 +20,7 @@ import numpy as np
 import polars as pl
 
 from tracekit._util.categories import CategoryColumn
-from tracekit.parsers.nsight.tables import Export, read_table
+from tracekit.parsers.nsight.tables import VOCABULARY, Export, read_table
 
 FIELDS = {
     "NCCL communicator ID": "communicator",
@@ -32,7 +32,9 @@ FIELDS = {
 """Names of payload fields that are read, and the columns they fill."""
 _NUMPY_TYPES = {3: "<i2", 4: "<u2", 5: "<i4", 6: "<u4", 7: "<i8", 8: "<u8", 17: "<i8", 18: "<u8", 22: "<u8"}
 """Field type → numpy type: short, int, long long, int64, uint64, size_t, signed and unsigned."""
-_HEADER_BYTES = 32
+HEADER_BYTES = 32
+SCHEMA_ID = slice(8, 12)
+"""Bytes of a payload's header that name its schema."""
 _SCHEMA = pl.Schema(
     {
         "_row": pl.UInt32(),
@@ -124,18 +126,18 @@ def _as_number(value: Any) -> int | None:
 
 def _decode_bytes(rows: pl.DataFrame, layouts: Layouts) -> pl.DataFrame:
     """Decode payloads, all of one length and schema at a time."""
-    rows = rows.select("_row", blob=_as_bytes(rows["binaryData"])).filter(pl.col("blob").bin.size() > _HEADER_BYTES)
+    rows = rows.select("_row", blob=_as_bytes(rows["binaryData"])).filter(pl.col("blob").bin.size() > HEADER_BYTES)
     parts = [_SCHEMA.to_frame()]
     for _, group in rows.group_by(pl.col("blob").bin.size()):
         blob_bytes = len(group["blob"][0])
-        # One row per payload; the schema id is the second number of the header.
+        # One row per payload.
         matrix = np.frombuffer(b"".join(group["blob"]), dtype=np.uint8).reshape(-1, blob_bytes)
-        schema_ids = matrix[:, 8:12].copy().view("<u4").ravel()
+        schema_ids = matrix[:, SCHEMA_ID].copy().view("<u4").ravel()
         for schema_id in np.unique(schema_ids):
             has_schema = schema_ids == schema_id
             fields = {}
             for column, numpy_type, offset in layouts.get(int(schema_id), []):
-                start = _HEADER_BYTES + offset
+                start = HEADER_BYTES + offset
                 end = start + np.dtype(numpy_type).itemsize
                 if end <= blob_bytes:
                     fields[column] = matrix[has_schema, start:end].copy().view(numpy_type).ravel()
@@ -163,36 +165,10 @@ RECORD = "record_param_comms"
 ALL_TO_ALL = "all_to_allv"
 PART_OF_ALL_TO_ALL = "part"
 """Collective of the calls of an all-to-all after the first: they are no operation of their own."""
-_SAME_NAME = (
-    *("send", "recv", "allreduce", "allreduce_coalesced", "_allgather_base", "allgather_into_tensor_coalesced"),
-    *("reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor_coalesced"),
-    *("broadcast", "reduce", "gather", "scatter", "barrier"),
+_COLLECTIVE_BY_OP, _COLLECTIVE_BY_CALL = (
+    {word: collective for collective, words in VOCABULARY[key].items() for word in words}
+    for key in ("collectives_of_ops", "collectives_of_calls")
 )
-_COLLECTIVE_BY_OP = {
-    **{name: name for name in _SAME_NAME},
-    "recv_any_source": "recv",
-    "all_reduce": "allreduce",
-    "allgather": "all_gather",
-    "all_gather_into_tensor": "_allgather_base",
-    "reduce_scatter_tensor": "_reduce_scatter_base",
-    "alltoall": "all_to_all",
-    "alltoall_base": "all_to_allv",
-    "all_to_all_single": "all_to_allv",
-}
-_COLLECTIVE_BY_CALL = {
-    "ncclSend": "send",
-    "ncclRecv": "recv",
-    "ncclAllReduce": "allreduce",
-    "ncclAllGather": "_allgather_base",
-    "ncclReduceScatter": "_reduce_scatter_base",
-    "ncclBroadcast": "broadcast",
-    "ncclBcast": "broadcast",
-    "ncclReduce": "reduce",
-    "ncclAlltoAll": "all_to_all",
-    "ncclAllToAll": "all_to_all",
-    "ncclGather": "gather",
-    "ncclScatter": "scatter",
-}
 _P2P = ("send", "recv")
 _THREAD = ["process", "tid"]
 

@@ -10,6 +10,7 @@ Reports embed the environment, the command line and the program's output. None o
 profiler's diagnostics only the severity and certain phrases are used, never the text.
 """
 
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,18 +20,11 @@ import polars as pl
 
 from tracekit.errors import Notice
 
-IDENTIFYING_TABLES = frozenset(
-    (
-        *("CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_MEMCPY", "CUPTI_ACTIVITY_KIND_MEMSET"),
-        *("CUPTI_ACTIVITY_KIND_RUNTIME", "CUPTI_ACTIVITY_KIND_GRAPH_TRACE", "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION"),
-        *("NVTX_EVENTS", "StringIds", "TARGET_INFO_SESSION_START_TIME", "ANALYSIS_DETAILS"),
-    )
-)
+VOCABULARY = tomllib.loads(Path(__file__).with_name("vocabulary.toml").read_text(encoding="utf-8"))
+"""Words and codes of exports."""
+IDENTIFYING_TABLES = frozenset(VOCABULARY["identifying_tables"])
 """A file with any of these tables is an Nsight Systems export."""
-READ_TABLES = IDENTIFYING_TABLES.union(
-    ("CUDA_GRAPH_NODE_EVENTS", "NVTX_PAYLOAD_SCHEMA_ENTRIES", "PROFILER_OVERHEAD", "DIAGNOSTIC_EVENT"),
-    ("META_DATA_EXPORT", "EXPORT_META_DATA", "TARGET_INFO_CUDA_DEVICE", "TARGET_INFO_GPU"),
-)
+READ_TABLES = IDENTIFYING_TABLES.union(VOCABULARY["other_tables"])
 """All tables that are read."""
 TEXT_COLUMNS = frozenset({"text", "value", "name", "jsonText", "binaryData"})
 """Columns that hold text; all other columns that are read hold integers."""
