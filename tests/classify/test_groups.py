@@ -108,6 +108,13 @@ def test_a_stream_of_two_groups_says_nothing(summed):
     assert labels(summed, [lost]) == ["comm"]
 
 
+def test_a_stream_that_computes_is_no_groups_own(summed):
+    """One stream for everything: messages of another group may run on it, too."""
+    summed.kernel("gemm_kernel", 2, stream=20)
+    lost = summed.kernel("ncclDevKernel_SendRecv(x)", 1, stream=20, launched=False)
+    assert labels(summed, [lost]) == ["comm"]
+
+
 def test_the_description_of_a_streams_group_serves_its_lost_kernels():
     program = Program().trained()
     wanted = {"PIPELINE_MODEL_PARALLEL_GROUP": "pp_comm", "mesh_tp": "tp_comm", "mesh_cp": "cp_comm"}
