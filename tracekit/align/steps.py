@@ -1,9 +1,10 @@
 """Steps of GPU events, and the time of each step on its rank.
 
 A step on a rank runs from the start of the first to the end of the last GPU event launched in it. The parsers stamp
-each event with the step whose mark contains its launch. Without marks, a forward launched after a backward and an optimizer
-begins the next step; where there is no optimizer either, the whole trace is one step, whose number is null. Time between two steps
-belongs to the window, to no step. Whatever counts by step (budget, pipeline, gate) takes this one answer.
+each event with the step whose mark contains its launch. Without marks, a forward launched after a backward and an
+optimizer begins the next step; where there is no optimizer either, the whole trace is one step, whose number is null.
+Time between two steps belongs to the window, to no step. Whatever counts by step (budget, pipeline, gate) takes this
+one answer.
 """
 
 from __future__ import annotations
