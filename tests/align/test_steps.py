@@ -124,8 +124,41 @@ def test_it_is_the_order_of_launches_that_counts(labelled):
         {"label": "forward", "start_ns": 0, "end_ns": 5, "launch_ns": 0},
         {"label": "forward", "start_ns": 10, "end_ns": 15, "launch_ns": 9},
         {"label": "optimizer", "start_ns": 20, "end_ns": 25, "launch_ns": 4},
+        {"label": "dgrad", "start_ns": 6, "end_ns": 8, "launch_ns": 2},
     ]
-    assert number_steps(labelled(*rows))[0]["step"].to_list() == [0, 1, 0]
+    assert number_steps(labelled(*rows))[0]["step"].to_list() == [0, 1, 0, 0]
+
+
+def test_without_marks_kernels_launched_before_the_recording_began_are_outside_its_steps(labelled):
+    """The GPU still runs the backward and the optimizer before while the host launches the forwards of step 0."""
+    rows = [
+        {"label": "backward", "start_ns": 0, "end_ns": 5, "launch_ns": None},
+        {"label": "optimizer", "start_ns": 20, "end_ns": 25, "launch_ns": None},
+        {"label": "forward", "start_ns": 40, "end_ns": 45, "launch_ns": 10},
+        {"label": "forward", "start_ns": 50, "end_ns": 55, "launch_ns": 25},
+        {"label": "memory", "start_ns": 56, "end_ns": 57, "launch_ns": None},  # of a CUDA graph, say
+        {"label": "dgrad", "start_ns": 60, "end_ns": 65, "launch_ns": 30},
+        {"label": "optimizer", "start_ns": 70, "end_ns": 75, "launch_ns": 35},
+        {"label": "forward", "start_ns": 80, "end_ns": 85, "launch_ns": 40},
+    ]
+    numbered = number_steps(labelled(*rows))[0]
+    assert numbered["step"].to_list() == [None, None, 0, 0, None, 0, 0, 1]
+    kept, table, (notice,) = assign_parts(numbered)
+    assert kept["start_ns"].to_list() == [40, 50, 56, 60, 70, 80]
+    assert table["step"].to_list() == [0, 1]
+    assert notice.code == "outside-steps"
+
+
+def test_kernels_like_those_of_an_optimizer_between_forwards_begin_no_step(labelled):
+    """Sharded weights are gathered with the same kernels that update them."""
+    step = ("optimizer", "forward", "optimizer", "forward", "dgrad", "optimizer", "dgrad", "optimizer")
+    numbered = number_steps(unmarked(labelled, "forward", "dgrad", "optimizer", *step, "forward"))[0]
+    assert numbered["step"].to_list() == [0] * 4 + [1] * 7 + [2]
+
+
+def test_a_recording_that_begins_in_the_optimizer_begins_with_the_end_of_a_step(labelled):
+    numbered = number_steps(unmarked(labelled, "optimizer", "forward", "dgrad", "optimizer", "forward"))[0]
+    assert numbered["step"].to_list() == [0, 1, 1, 1, 2]
 
 
 def test_marks_are_never_overruled(labelled):

@@ -28,8 +28,9 @@ needs_corpus = pytest.mark.skipif(not os.environ.get("TRACEKIT_CORPUS"), reason=
 class Run:
     """A run built step by step: compute of 40 ms per rank and step in ten equal calls, and one all-reduce."""
 
-    def __init__(self, ranks=3, steps=4, *, shapes=True):
-        self.ranks, self.steps, self.shapes = ranks, steps, shapes
+    def __init__(self, ranks=3, steps=4, *, shapes=True, marked=True):
+        self.ranks, self.steps, self.shapes, self.marked = ranks, steps, shapes, marked
+        self.first_step = {}
         self.speed, self.calls, self.idle, self.tokens, self.multiprocessors = {}, {}, {}, {}, {}
         self.operations = []
 
@@ -50,9 +51,10 @@ class Run:
             ns = round(calls * 4 * MS * self.speed.get((rank, step), self.speed.get(rank, 1.0)))
             kernels.append({"key": 1, "kernel": 1, "step": step, "calls": calls, "count": calls, "ns": ns})
             idle = round(self.idle.get((rank, step), 0) * MS)
+            start_ns = (step + self.first_step.get(rank, 0)) * STEP_MS * MS
             steps.append(
-                {"step": step, "span_ns": STEP_MS * MS, "start_ns": 0, "launch_ns": 0, "follows": step > 0,
-                 "compute_ns": ns, "host_late_ns": idle}
+                {"step": step, "span_ns": STEP_MS * MS, "start_ns": start_ns, "launch_ns": start_ns,
+                 "follows": step > 0, "compute_ns": ns, "host_late_ns": idle}
             )  # fmt: skip
             tokens.append({"step": step, "microbatch": 0, "tokens": self.tokens.get((rank, step), 512)})
         frames = (
@@ -63,6 +65,7 @@ class Run:
         return SimpleNamespace(
             source=SimpleNamespace(rank=rank, multiprocessors=self.multiprocessors.get(rank)),
             lateness=RankLateness(*frames),
+            steps_marked=self.marked,
         )
 
     def explain(self, *, uncertain=False):
@@ -188,6 +191,22 @@ def test_a_link_is_slow_from_a_tenth_more_time(transfer, named):
             run.wait(rank, rank, step, 0, label="tp_comm", group=f"tp{rank}", transfer=transfer if rank == 2 else 200)
         run.wait(2, 0, step, 10, transfer=200)
     assert causes({row.rank: row for row in run.explain().rows}[2]).keys() == named
+
+
+@pytest.mark.parametrize(("first_step", "named"), [(0, {"slow_gpu": 160}), (1, {"unknown": 160})])
+def test_steps_that_ranks_without_marks_number_differently_are_not_compared(first_step, named):
+    """The recording of rank 1 begins one step later: its step 0 is step 1 of the others."""
+    run = Run(marked=False)
+    run.first_step[1] = first_step
+    run.speed[2] = 1.5
+    for step in range(4):
+        for rank in (0, 1):
+            run.wait(2, rank, step, 20)
+    explained = run.explain()
+    [row] = explained.rows
+    assert causes(row) == named
+    assert row.kind == (None if first_step else "chronic")
+    assert explained.imbalance.is_empty() == bool(first_step)
 
 
 def test_equal_ranks_have_no_cause():

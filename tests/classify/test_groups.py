@@ -99,12 +99,20 @@ def test_a_gather_between_forward_work_is_of_weights_or_of_activations_as_its_gr
 def test_a_kernel_without_a_launch_belongs_to_the_group_of_its_stream(summed):
     own_kernel = summed.kernel("ncclDevKernel_Generic(x)", 1, stream=20, launched=False)
     other = summed.kernel("ncclDevKernel_Generic(x)", 1, stream=21, launched=False)
-    assert labels(summed, [own_kernel, other]) == ["dp_comm", "comm"]
+    messages = summed.kernel("ncclDevKernel_SendRecv(x)", 3, stream=20, launched=False)  # or an all-to-all
+    assert labels(summed, [own_kernel, other, messages]) == ["dp_comm", "comm", "comm"]
 
 
 def test_a_stream_of_two_groups_says_nothing(summed):
     summed.nccl("_allgather_base", 30, group="4", stream=20)
     lost = summed.kernel("ncclDevKernel_Generic(x)", 1, stream=20, launched=False)
+    assert labels(summed, [lost]) == ["comm"]
+
+
+def test_a_stream_that_computes_is_no_groups_own(summed):
+    """One stream for everything: messages of another group may run on it, too."""
+    summed.kernel("gemm_kernel", 2, stream=20)
+    lost = summed.kernel("ncclDevKernel_SendRecv(x)", 1, stream=20, launched=False)
     assert labels(summed, [lost]) == ["comm"]
 
 

@@ -12,6 +12,7 @@ from tracekit.classify.pass_direction import name_windows
 
 FORWARD, BACKWARD = "void at::native::softmax_warp_forward<x>(y)", "void at::native::softmax_warp_backward<x>(y)"
 ATTENTION = "void flash::flash_fwd_kernel<x>(flash::Flash_fwd_params)"
+ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 PASSES = {"dgrad": "backward", "wgrad": "backward", "backward": "backward"}
 
 
@@ -166,3 +167,15 @@ def test_sums_tell_weights_where_half_of_their_products_are_summed(summed, alone
 def test_four_kernels_in_a_row_make_a_repetition():
     """REPEATED."""
     assert [len(name_windows(np.arange(count))) for count in (3, 4, 5)] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(("forward_sums", "backward_label"), [(0, "dp_comm"), (1, "dp_comm"), (2, "comm")])
+def test_without_groups_a_stream_that_sums_in_the_forward_too_need_not_sum_gradients(forward_sums, backward_label):
+    """Tensor parallelism sums activations in both passes; a loss is summed once."""
+    program = Program()
+    story = [(FORWARD, MAIN, 7), *[(ALL_REDUCE, MAIN, 20), (FORWARD, MAIN, 7)] * forward_sums]
+    story += [(BACKWARD, ENGINE, 7), *[(ALL_REDUCE, ENGINE, 20), (BACKWARD, ENGINE, 7)] * 2]
+    for k, (name, thread, stream) in enumerate(story):
+        program.kernel(name, 10 * k, tid=thread, stream=stream)
+    labelled = classify(program.events()).sort("launch_ns").filter(pl.col("stream") == 20)
+    assert labelled["label"].cast(pl.String).to_list() == ["comm"] * forward_sums + [backward_label] * 2

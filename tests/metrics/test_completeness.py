@@ -68,6 +68,25 @@ def test_a_stream_that_ended_early_does_not_make_a_loss_a_cut():
     assert codes(recorded(calls(200), gpu)) == ["gpu-events-lost"]
 
 
+def before_the_recording(n, *, starts_at):
+    """Kernels without a launch on the stream of compute, one every microsecond."""
+    return ran(range(n)).with_columns(
+        correlation=pl.int_range(1000, 1000 + n, dtype=pl.Int64),
+        launch_ns=pl.lit(None, pl.Int64),
+        start_ns=starts_at + pl.int_range(n) * US,
+        end_ns=starts_at + pl.int_range(n) * US + 500,
+    )
+
+
+@pytest.mark.parametrize(("starts_at", "noticed"), [(-100 * US, ["gpu-events-lost"]), (3000 * US, [])])
+def test_kernels_launched_before_the_recording_are_not_those_of_its_launches(starts_at, noticed):
+    """A whole stream is lost, every tenth launch. 40 kernels without a launch come before or after all others."""
+    gpu = pl.concat([ran([i for i in range(200) if i % 10 != 5]), before_the_recording(40, starts_at=starts_at)])
+    result = recorded(calls(200), gpu)
+    assert codes(result) == noticed
+    assert result.idle_known == (not noticed)
+
+
 @pytest.mark.parametrize(("last_on_other", "code"), [(189, "recording-cut"), (170, "gpu-events-lost")])
 def test_a_stream_must_have_work_near_the_end_to_be_cut_there(last_on_other, code):
     """EDGE_SHARE: a tenth of 200 launches. The other stream's next kernel, launched before the end, is missing."""

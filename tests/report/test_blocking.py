@@ -93,6 +93,11 @@ def test_a_path_of_unknown_cause_names_nothing(with_path):
     assert blocking(with_path((0, "unknown", None, None, 60), (0, "kernel", "gemm", "forward", 20))) is None
 
 
+def test_time_of_unknown_cause_is_not_named_beside_a_known_blocker(with_path):
+    text = blocking(with_path((0, "kernel", "gemm", "forward", 60), (0, "unknown", None, None, 40))).text
+    assert text.startswith("By the forward pass (forward): 60.0 % of the critical path")
+
+
 def test_work_that_may_lie_on_another_rank_is_not_placed(with_path):
     analysis = with_path((0, "kernel", "gemm", "forward", 60), (1, "kernel", "gemm", "forward", 50), uncertain=True)
     text = blocking(analysis).text

@@ -1,9 +1,10 @@
 """Steps of GPU events, and the time of each step on its rank.
 
 A step on a rank runs from the start of the first to the end of the last GPU event launched in it. The parsers stamp
-each event with the step whose mark contains its launch. Without marks, a forward launched after an optimizer begins the
-next step; where there is no optimizer either, the whole trace is one step, whose number is null. Time between two steps
-belongs to the window, to no step. Whatever counts by step (budget, pipeline, gate) takes this one answer.
+each event with the step whose mark contains its launch. Without marks, a forward launched after a backward and an
+optimizer begins the next step; where there is no optimizer either, the whole trace is one step, whose number is null.
+Time between two steps belongs to the window, to no step. Whatever counts by step (budget, pipeline, gate) takes this
+one answer.
 """
 
 from __future__ import annotations
@@ -122,21 +123,30 @@ def number_steps(labelled: pl.DataFrame) -> tuple[pl.DataFrame, list[Notice]]:
     """
     if labelled.is_empty() or labelled["step"].null_count() < len(labelled):
         return labelled, []
-    order = labelled.select(pl.coalesce("launch_ns", "start_ns").arg_sort()).to_series().to_numpy()
+    # A GPU can run seconds behind its host, so a start is no launch. Where launches are recorded, an event without one
+    # was launched before the recording began, or is placed in the step around it (``assign_parts``).
+    launched = labelled["launch_ns"].is_not_null().to_numpy()
+    column = "launch_ns" if launched.any() else "start_ns"
+    order = labelled.select(pl.arg_sort_by(column, nulls_last=True)).to_series().to_numpy()
+    order = order[: launched.sum() or len(order)]
     label = labelled["label"].cast(pl.String)
     forward, update = ((label == name).to_numpy()[order] for name in ("forward", "optimizer"))
-    work = forward | label.is_in(_BACKWARD).to_numpy()[order]
-    marked = np.flatnonzero(work | update)
-    begins = np.zeros(len(order), np.int64)
-    begins[marked[:-1][update[marked[:-1]] & forward[marked[1:]]] + 1] = 1
-    number = np.cumsum(begins)
-    last = int(number[work].max(initial=0))
+    backward = label.is_in(_BACKWARD).to_numpy()[order]
+    marked = np.flatnonzero(forward | backward | update)
+    begins = marked[:-1][update[marked[:-1]] & forward[marked[1:]]] + 1
+    # The optimizer runs after a backward, unless the recording begins with it: kernels of its kind between two forwards
+    # copy what is gathered.
+    follows_backward = np.diff(np.cumsum(backward)[begins], prepend=0) > 0
+    recording_begins = np.cumsum(forward)[begins - 1] == 0
+    number = np.zeros(len(order), np.int64)
+    number[begins[follows_backward | recording_begins]] = 1
+    number = np.cumsum(number)
+    last = int(number[forward | backward].max(initial=0))
     if last == 0:
         return labelled, []
-    steps = np.empty(len(order), np.int64)
-    steps[order] = number
+    steps = pl.Series([None] * len(labelled), dtype=pl.Int64).scatter(order, number)
     text = f"there are no step marks: {last + 1} steps are told apart by their optimizer"
-    return labelled.with_columns(step=pl.Series(steps, dtype=pl.Int64)), [Notice("steps-by-optimizer", text)]
+    return labelled.with_columns(step=steps), [Notice("steps-by-optimizer", text)]
 
 
 def step_times(spans: Mapping[int, Mapping[int | None, int]]) -> dict[int | None, tuple[int, int]]:

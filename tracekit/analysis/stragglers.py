@@ -159,6 +159,13 @@ def explain_stragglers(
     """
     tokens = _by_rank(ranks, "tokens", TOKENS)
     figures = _rank_steps(ranks, clocks, tokens)
+    if not _numbered_alike(ranks, figures):
+        reason = "without marks, the ranks' recordings begin in different steps, which cannot be compared"
+        rows = [
+            Straggler(**row, kind=None, steps=[], late_ns=0, why=[_unknown(row["caused_ns"], reason)])
+            for row in stragglers.to_dicts()
+        ]
+        return Stragglers(tuple(rows))
     pairs = _pair_waits(operations)
     is_message = pl.col("label") == "pp_comm"  # ranks of a pipeline wait for each other by design: apart from the rest
     lateness = _lateness(pairs.filter(~is_message), figures)
@@ -218,6 +225,18 @@ def _rank_steps(ranks: Sequence[RankTables], clocks: Clocks, tokens: pl.DataFram
     scale = pl.col("compute_ns").sum() / pl.col("sum_ns").sum()
     usual = pl.col("usual_ns") + (pl.col("sum_ns") - pl.col("compared_ns")) / pl.col("ratio")
     return joined.with_columns(work_ns=usual * scale, slow_ns=(pl.col("sum_ns") - usual) * scale)
+
+
+def _numbered_alike(ranks: Sequence[RankTables], figures: pl.DataFrame) -> bool:
+    """Return whether steps of one number ran at the same time: each for half of the shortest, in most of the steps.
+
+    Steps without marks are counted from where a rank's recording begins.
+    """
+    if all(rank.steps_marked for rank in ranks):
+        return True
+    start, span = pl.col("start_ns"), pl.col("span_ns")
+    common = ((start + span).min() - start.max() > span.min() / 2).alias("common")
+    return bool(2 * figures.group_by("step").agg(common)["common"].mean() > 1)
 
 
 def _kernel_speed(ranks: Sequence[RankTables]) -> pl.DataFrame:

@@ -299,6 +299,8 @@ _KINDS_WITHOUT_PIPELINE = ("tp", "cp", "ep", "dp")
 """Kinds of groups on which messages between two ranks are not a pipeline's."""
 _MIN_ACTIVATION_BYTES = 1 << 20
 """Bytes from which a sum can be one of activations; losses and norms have a few bytes."""
+_MIN_FORWARD_SUMS = 2
+"""Sums in the forward from which a group or stream is used for activations: a loss is summed once."""
 _MAX_SUMS_PER_FORWARD_SUM = 4
 """A group shares tensors if at least one sum in so many is of activations in the forward."""
 
@@ -336,12 +338,29 @@ def kinds_by_sums(comm: Collectives, passes: CategoryColumn, site: CategoryColum
     def count_per_group(mask: Bools) -> Ints:
         return np.bincount(comm.group.codes[mask], minlength=len(comm.group.values))
 
-    forward_sums = count_per_group(is_sum & passes.any_of("forward") & is_large)
+    in_forward = is_sum & passes.any_of("forward")
+    forward_sums = count_per_group(in_forward & is_large)
+    unsized_forward_sums = count_per_group(in_forward & (size < 0))
     backward_sums = count_per_group(is_sum & passes.any_of("backward") & ~site.present)
-    shares_tensors = (forward_sums >= 2) & (_MAX_SUMS_PER_FORWARD_SUM * forward_sums >= count_per_group(is_sum))
-    is_replicas = ~shares_tensors & (backward_sums > 0) & (forward_sums == 0)
+    shares_tensors = (forward_sums >= _MIN_FORWARD_SUMS) & (
+        _MAX_SUMS_PER_FORWARD_SUM * forward_sums >= count_per_group(is_sum)
+    )
+    is_replicas = ~shares_tensors & (backward_sums > 0) & (forward_sums + unsized_forward_sums == 0)
     kind = np.where(shares_tensors, _KINDS.index("tp"), np.where(is_replicas, _KINDS.index("dp"), -1))
     return np.append(kind, -1).astype(np.int64)
+
+
+def on_streams_with_forward_sums(gpu: GpuEvents, comm: Collectives, passes: CategoryColumn) -> Bools:
+    """Return the mask of communication without a group whose stream sums in the forward, too, and not a few bytes.
+
+    Ranks that share tensors may sum there in the backward, so those sums need not be of gradients.
+    """
+    size = gpu.int64("bytes")
+    no_group = comm.library.present & ~comm.group.present
+    is_sum = comm.call.any_of("all_reduce", "reduce_scatter") & ((size < 0) | (size >= _MIN_ACTIVATION_BYTES))
+    forward_sums = gpu.stream_number[no_group & is_sum & passes.any_of("forward")]
+    counts = np.bincount(forward_sums, minlength=int(gpu.stream_number.max(initial=-1)) + 1)
+    return no_group & (counts[gpu.stream_number] >= _MIN_FORWARD_SUMS)
 
 
 def kinds_by_use(
@@ -409,6 +428,11 @@ def groups_with_pipeline_peers(comm: Collectives, described: CategoryColumn, by_
 
 
 def _groups_of_streams(gpu: GpuEvents, comm: Collectives) -> Ints:
-    """Return for every event the code of the one group that its stream's collectives use; -1 if not exactly one."""
+    """Return for every event the code of the one group that its stream's collectives use; -1 if not exactly one.
+
+    A stream that computes, too, is not a group's own: other groups may use it.
+    """
     rows, streams = np.flatnonzero(comm.group.present), int(gpu.stream_number.max(initial=-1)) + 1
-    return agreed_values(gpu.stream_number[rows], comm.group.codes[rows], streams)[gpu.stream_number]
+    group = agreed_values(gpu.stream_number[rows], comm.group.codes[rows], streams)
+    group[gpu.stream_number[gpu.is_kernel & ~comm.library.present]] = -1
+    return group[gpu.stream_number]

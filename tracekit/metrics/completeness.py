@@ -87,8 +87,8 @@ def check_completeness(api: ApiCalls, labelled: pl.DataFrame) -> Completeness:
     gpu = labelled.select(_GPU_COLUMNS)
     launches = api.calls[launch_rows].with_columns(missing=pl.Series(is_missing)).sort("start_ns")
     lost = launches.filter("missing")
-    if len(lost) <= gpu["launch_ns"].null_count():  # GPU events without a known launch may well be theirs
-        lost = lost.clear()
+    if len(lost) and len(lost) <= _count_unlaunched_since(gpu, int(lost["start_ns"].to_numpy()[0])):
+        lost = lost.clear()  # these GPU events may well be theirs
 
     # 1. Launches during the capture of a graph run nothing.
     captured = _is_captured(api.calls.filter(pl.Series(api.named(_CAPTURE_PATTERN))), lost)
@@ -113,6 +113,15 @@ def check_completeness(api: ApiCalls, labelled: pl.DataFrame) -> Completeness:
     unrecorded = unrecorded | _find_possible_times(inside, launches, gpu)
     notices += (_lost_notice(len(inside), len(launches), known=idle_known),)
     return Completeness(idle_known, unrecorded, cut_steps, notices)
+
+
+def _count_unlaunched_since(gpu: pl.DataFrame, time_ns: int) -> int:
+    """Return how many GPU events without a known launch may have been launched at *time_ns* or later.
+
+    A stream runs in order: an event was launched before the next one on its stream.
+    """
+    next_launch_ns = pl.col("launch_ns").backward_fill().over("device", "stream", order_by="start_ns")
+    return len(gpu.filter(pl.col("launch_ns").is_null() & (next_launch_ns.is_null() | (next_launch_ns > time_ns))))
 
 
 def _is_captured(captures: pl.DataFrame, lost: pl.DataFrame) -> Bools:

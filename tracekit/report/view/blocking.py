@@ -62,7 +62,7 @@ def blocking(analysis: Analysis) -> Blocking | None:
     )
     totals = pieces.group_by("holder").agg(pl.col("ns").sum()).sort("ns", "holder", descending=[True, False])
     first, first_ns = totals.row(0)
-    names = [name for name, ns in totals.head(MAX_HOLDERS).iter_rows() if 2 * ns >= first_ns]
+    names = [name for name, ns in totals.head(MAX_HOLDERS).iter_rows() if 2 * ns >= first_ns and name != "unknown"]
     if first == "unknown" or not path.unknown_labels.isdisjoint(names):
         return None
     blocking_pieces = pieces.filter(pl.col("holder").is_in(names))
