@@ -101,7 +101,7 @@ FAMILIES = (
            floor=_TIME_FLOOR),
     Family("late_ms", "ms", "down", "waiting for the latest rank in a step, mean of the ranks that wait; of rank 3: @3",
            ("rank",), _TIME_FLOOR),
-    Family("imbalance", "ratio", "down", "work of the rank with the most minus the mean / step time", floor=_SHARE_FLOOR,
+    Family("imbalance", "ratio", "down", "work of the rank with most minus the mean / step time", floor=_SHARE_FLOOR,
            nature="work"),
     Family("peak_gb", "GB", "down", "most that tensors held on the fullest rank", floor=_MEMORY_FLOOR, nature="work"),
     Family("phase_gb", "GB", "down", "the same while the host was in a phase",

@@ -322,7 +322,7 @@ def update_sentence(analysis: Analysis) -> str | None:
         return f"{text}; reloads are not recorded, so that its ideal is unknown."
     cause = max(longest.gap_ns, key=lambda name: (longest.gap_ns or {})[name])
     text += f"; with two buffers and the same times for each bucket it would take {ms(longest.ideal_ns)}"
-    return f"{text}. The largest part of the difference, {ms(longest.gap_ns[cause])}, is {_cause_words(longest, cause)}."
+    return f"{text}. Largest part of the difference: {ms(longest.gap_ns[cause])}, {_cause_words(longest, cause)}."
 
 
 def _cause_words(update: WeightUpdate, cause: str) -> str:
