@@ -64,7 +64,7 @@ DTYPES_NARROW_TO_WIDE = ("fp4", "fp8", "int8", "bf16", "fp16", "fp32", "fp64")
 MAX_UNCOUNTED_SHARE = 0.01
 """Share of product time without known FLOP above which utilisation is withheld: it would be too low."""
 NOT_MODEL_LABELS = ("recompute", "optimizer")
-"""Labels of products that are not of the model's forward and backward: repeated ones, and those of an optimizer."""
+"""Labels of products outside the model's forward and backward: repeated ones, and those of an optimizer."""
 MAX_FLOP = 1 << 62
 """More work than any call or run does: shapes that imply it are damaged."""
 
