@@ -87,6 +87,17 @@ def test_a_file_that_lost_its_kernels_gives_null_not_idle(tmp_path):
     assert kept.budget.idle_ns < 0.2 * kept.budget.span_ns
 
 
+@pytest.mark.parametrize(("every", "cause"), [(1, "nothing_to_hide"), (2, "unknown")])
+def test_where_kernels_were_lost_it_is_not_known_that_no_compute_could_run_beside_a_copy(tmp_path, every, cause):
+    """A copy to the host after all compute; then every second kernel of the compute is missing from the file."""
+    calls = [launch(10 * n, n) for n in range(100)]
+    kernels = [kernel(10 * n + 5, 9, n) for n in range(every - 1, 100, every)]
+    copy = kernel(1010, 500, 200, stream=20) | {"cat": "gpu_memcpy", "name": "Memcpy DtoH (Device -> Pinned)"}
+    events = [*calls, *kernels, launch(1001, 200, "cudaMemcpyAsync"), copy]
+    data = analyze(write(tmp_path / "rank0.json.gz", events), schedule="none").to_dict()["ranks"][0]
+    assert data["exposed_because_ns"]["offload"] == {cause: 500_000}
+
+
 def test_graph_kernels_fill_the_graph(tmp_path):
     path = write(tmp_path / "rank0.json.gz", [
         launch(0, 1), kernel(5, 10, 1), launch(100, 2, "cudaGraphLaunch"), kernel(110, 200, 2), kernel(310, 200, 2),

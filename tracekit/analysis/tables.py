@@ -191,6 +191,9 @@ def rank_tables(
     step_table = step_table.with_columns(rank=pl.lit(rank.source.rank, pl.Int32))
     lost = lost.filter(pl.col("step").is_in(step_table["step"].implode(), nulls_equal=True))
     tables = _measure_rank(rank, gpu_events, step_table, api, recording.unrecorded, rules=book, by=by, graph=graph)
+    if not recording.idle_known:
+        window, by_step = (_with_lost_compute(measures) for measures in (tables.window, tables.by_step))
+        tables = replace(tables, window=window, by_step=by_step)
     give_back_memory(worth=len(gpu_events) > MIN_EVENTS_TO_GIVE_BACK_MEMORY)
     events = rank_timeline(rank, gpu_events, find_waiting_calls(api), frames) if keep_events else None
     own_pipeline = None
@@ -334,6 +337,12 @@ def _measure_parts(
         exposed=exposure_causes(work, lanes.exposed, parts=part is not None),
         weak=weak_ns(labelled, parts=lanes.parts, part=part),
     )
+
+
+def _with_lost_compute(measures: Measures) -> Measures:
+    """Return the measures of a recording that lost work: compute that it lacks may have been ready to run beside."""
+    cause = pl.col("cause").replace("nothing_to_hide", "unknown")
+    return replace(measures, exposed=measures.exposed.with_columns(cause))
 
 
 def _copy_stalls(lanes: Lanes) -> dict[tuple[int, str], tuple[int, int]]:
