@@ -47,7 +47,7 @@ def set_nsys(program: str | None) -> str | None:
 
 def output(text: str, *, metavar: str = "FILE") -> Any:
     """Return the option ``--output``, ``-o``; *text* is its help."""
-    return typer.Option("--output", "-o", help=text, metavar=metavar)
+    return typer.Option("-o", "--output", help=text, metavar=metavar)
 
 
 Paths = Annotated[
