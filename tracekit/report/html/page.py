@@ -12,15 +12,7 @@ from tracekit.report.html.heat_map import heat_map, step_heat_map
 from tracekit.report.html.roles import phase_drawing, update_drawings
 from tracekit.report.html.schedules import schedule_data
 from tracekit.report.html.templates import asset, render_template, script_json
-from tracekit.report.html.timeline import (
-    LANES,
-    PageClock,
-    blocking_moment,
-    iteration_moments,
-    kernel_moments,
-    path_moments,
-    role_timelines,
-)
+from tracekit.report.html.timeline import LANES, PageClock, role_timelines
 from tracekit.report.table import Table
 from tracekit.report.view import View, view_of
 from tracekit.report.view.lateness import UNKNOWN_CAUSE
@@ -63,13 +55,14 @@ def render_html(analysis: Analysis) -> str:
         max_different=MAX_DIFFERENT_RANKS,
         lanes=ranks,
         left_out=[sentence for role in timelines for sentence in role.timeline.left_out],
-        iterations=iteration_moments(analysis, clock),
+        clock=clock,
+        iterations={
+            str(iteration.index): clock.moment(iteration.start_ns, iteration.end_ns)
+            for iteration in analysis.role_results.iterations
+        },
         compute_labels=",".join(LANES["compute"]),
         host_finds=_host_finds(view.instead),
         role_finds=[f'role:"={role.name}"' for role in analysis.role_results.roles],
-        path_moments=path_moments(analysis, clock, view.critical),
-        blocking_moment=None if view.critical is None else blocking_moment(clock, view.blocking),
-        kernel_moments=kernel_moments(clock, view.kernels, ranks),
         phase_drawing=phase_drawing(analysis),
         update_drawings=update_drawings(analysis, clock) if view.roles is not None else None,
         choices=len(choices),

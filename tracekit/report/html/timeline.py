@@ -6,7 +6,7 @@ Times are nanoseconds from the start of the first step on the common clock. Runs
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -37,13 +37,9 @@ from tracekit.documents.page import (
     StepTime,
     Timeline,
 )
-from tracekit.documents.roles import Iteration, WeightUpdate
 from tracekit.report.evidence import CAUSE_MEANINGS, CAUSE_WORDS
 from tracekit.report.html.packed_columns import pack_columns, pack_intervals, pack_json
 from tracekit.report.palette import LABEL_COLOURS
-from tracekit.report.view.blocking import Blocking
-from tracekit.report.view.kernels import Kernel, Place
-from tracekit.report.view.path import PathView
 from tracekit.report.view.ranks import stragglers
 from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS, EXPOSURE_CAUSES, LABELS
 
@@ -94,9 +90,14 @@ class PageClock:
         """Return a rank's recorded times as times of the page."""
         return self._clocks.to_common(rank, recorded.to_numpy()) - self.origin_ns
 
-    def moment(self, stretch: Iteration | WeightUpdate) -> Moment:
+    def moment(self, start_ns: int, end_ns: int) -> Moment:
         """Return when a stretch of the common clock is on the page."""
-        return (stretch.start_ns - self.origin_ns) / 1e6, (stretch.end_ns - self.origin_ns) / 1e6
+        return (start_ns - self.origin_ns) / 1e6, (end_ns - self.origin_ns) / 1e6
+
+    def moment_on(self, rank: int, start_ns: int, end_ns: int) -> Moment:
+        """Return when a stretch of a rank's own clock is on the page."""
+        start, end = self.times(rank, pl.Series([start_ns, end_ns])) / 1e6
+        return float(start), float(end)
 
 
 def role_timelines(analysis: Analysis, clock: PageClock) -> list[RoleTimeline]:
@@ -414,36 +415,3 @@ def _memory_line(analysis: Analysis, clock: PageClock, rank: int) -> PackedColum
         "reserved": reserved.to_numpy(),
     }
     return pack_columns({name: values[first:last] for name, values in columns.items()}, differences=columns)
-
-
-def kernel_moments(clock: PageClock, kernels: Sequence[Kernel], ranks: Collection[int]) -> list[list[Moment | None]]:
-    """Return when the longest event of each kernel ran on each of its ranks; None if the rank is not on the page."""
-
-    def moment(event: Place) -> Moment | None:
-        if event.rank not in ranks:
-            return None
-        start, end = clock.times(event.rank, pl.Series([event.start_ns, event.end_ns])) / 1e6
-        return float(start), float(end)
-
-    return [[moment(event) for event in kernel.why.places] if kernel.why else [] for kernel in kernels]
-
-
-def path_moments(analysis: Analysis, clock: PageClock, path: PathView | None) -> list[Moment]:
-    """Return when each listed segment of the critical path ran."""
-    if path is None or analysis.critical is None:
-        return []
-    segments = analysis.critical.segments.filter(pl.col("step").eq_missing(path.step))
-    start_ns = int(segments["start_ns"].to_numpy().min()) - clock.origin_ns
-    return [((start_ns + row["from_ns"]) / 1e6, (start_ns + row["from_ns"] + row["ns"]) / 1e6) for row in path.rows]
-
-
-def blocking_moment(clock: PageClock, blocking: Blocking | None) -> Moment | None:
-    """Return when the piece of the path ran that blocks the step longest; None if none is named."""
-    if blocking is None or blocking.piece is None:
-        return None
-    return (blocking.piece["start_ns"] - clock.origin_ns) / 1e6, (blocking.piece["end_ns"] - clock.origin_ns) / 1e6
-
-
-def iteration_moments(analysis: Analysis, clock: PageClock) -> dict[str, Moment]:
-    """Return when each iteration of an RL loop ran, by its number."""
-    return {str(iteration.index): clock.moment(iteration) for iteration in analysis.role_results.iterations}
