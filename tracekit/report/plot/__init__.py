@@ -9,9 +9,7 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tracekit.analysis import Analysis
@@ -23,7 +21,7 @@ from tracekit.report.plot.time import lanes, timeline
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["PLOTS", "budget", "curve", "draw", "gap", "lanes", "overlap", "save", "schedule", "timeline"]
+__all__ = ["PLOTS", "budget", "curve", "draw", "gap", "lanes", "overlap", "schedule", "timeline"]
 
 PLOTS: dict[str, Callable[..., Figure]] = {
     "schedule": schedule,
@@ -59,15 +57,3 @@ def check_plot(name: str) -> Callable[..., Figure]:
     if name not in PLOTS:
         raise OptionError(f"there is no plot {name}", hint=f"use {', '.join(PLOTS)}")
     return PLOTS[name]
-
-
-def save(figure: Figure, path: Path) -> None:
-    """Write a figure in the format of its path's extension (.png, .svg, .pdf); equal figures give equal bytes."""
-    from matplotlib import rc_context
-
-    file_format = path.suffix.lower()[1:]
-    metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(file_format)
-    buffer = io.BytesIO()  # written to disk in one piece: matplotlib does not handle a full disk
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "tracekit", "pdf.fonttype": 42}):
-        figure.savefig(buffer, format=file_format, dpi=150, facecolor="white", metadata=metadata)
-    path.write_bytes(buffer.getvalue())

@@ -11,6 +11,7 @@ from tracekit._util.files import atomic_write
 from tracekit._version import __version__
 from tracekit.documents.coding import encode
 from tracekit.errors import OptionError
+from tracekit.report.figures import render_figure
 from tracekit.report.schedule.layout import layout_simulation
 from tracekit.report.write import check_extension
 from tracekit.schedules.registry import write_orders
@@ -49,21 +50,17 @@ def write_schedule(
     """
     path = Path(path)
     extension = check_extension(path, EXTENSIONS)
-    if extension in (".svg", ".png"):
-        from matplotlib import rc_context
-
-        figure = _draw(simulation, lanes, block_times)
-        # A fixed salt and no date: the same schedule always gives the same bytes.
-        with atomic_write(path) as part, rc_context({"svg.fonttype": "none", "svg.hashsalt": "tracekit"}):
-            metadata = {"Date": None} if extension == ".svg" else None
-            figure.savefig(part, format=extension[1:], dpi=150, facecolor="white", metadata=metadata)
-    elif extension == ".txt":
+    if extension == ".txt":
         if isinstance(simulation, WeightReload):
             raise OptionError(f"{path}: weight-reload has no order file", hint="use .json")
         write_orders(simulation.schedule, path)
+        return
+    if extension in (".svg", ".png"):
+        content = render_figure(_draw(simulation, lanes, block_times), extension)
     else:
-        with atomic_write(path) as part:
-            part.write_text(_text(simulation, extension), encoding="utf-8")
+        content = _text(simulation, extension).encode()
+    with atomic_write(path) as part:
+        part.write_bytes(content)
 
 
 def _draw(simulation: Simulation | WeightReload, lanes: bool, block_times: BlockTimes | None) -> Figure:
