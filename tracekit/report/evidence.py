@@ -73,8 +73,6 @@ _GRAPH_NOTICES = ("graphs-whole", "graphs-unseen", "graph-nodes-missing")
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """Facts about a run; None is unknown, or too little to matter. Times are per rank and step."""
 
-    no_gpu_reason: str | None = None
-    """``truncated``, ``unsupported`` or ``not_recorded`` if there are no GPU events."""
     ranks_given: str | None = None
     """``1 of 8 ranks`` if traces are missing."""
     missing_ranks: str | None = None
@@ -149,7 +147,7 @@ def collect_evidence(analysis: Analysis) -> Evidence:
     """
     total, span_ns = analysis.total, analysis.total.budget.span_ns
     if not span_ns:
-        return Evidence(no_gpu_reason=_no_gpu_reason(analysis))
+        return Evidence()
     unlabelled_share = total.label_ns.get("other", 0) / span_ns
     schedule = analysis.schedule
     return Evidence(
@@ -173,13 +171,6 @@ def relevant_notices(analysis: Analysis) -> tuple[Notice, ...]:
 
 _Facts = dict[str, Any]
 """Some of the fields of ``Evidence``."""
-
-
-def _no_gpu_reason(analysis: Analysis) -> str:
-    if any(notice.code == "truncated" for notice in analysis.notices):
-        return "truncated"
-    unsupported = any(n.code == "no-gpu-events" and "are read here" in n.message for n in analysis.notices)
-    return "unsupported" if unsupported else "not_recorded"
 
 
 def _completeness(analysis: Analysis) -> _Facts:

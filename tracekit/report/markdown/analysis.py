@@ -52,8 +52,6 @@ def _next(view: View) -> str:
 
 
 def _budget(view: View) -> str:
-    if not view.has_gpu:
-        return ""
     bars = [view.budget.mean, *view.budget.bars]
     parts = list(dict.fromkeys(part.name for bar in bars for part in bar.parts))
     parts.sort(key=lambda name: (name in _NOT_EXPOSED[1:], name != "compute"))

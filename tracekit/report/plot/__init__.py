@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tracekit.analysis import Analysis
 from tracekit.errors import OptionError
+from tracekit.report import figures
 from tracekit.report.plot.bars import budget, gap, overlap
 from tracekit.report.plot.schedule import curve, schedule
 from tracekit.report.plot.time import lanes, timeline
@@ -49,7 +50,10 @@ def draw(analysis: Analysis, name: str | None = None, **options: Any) -> Figure:
     """
     if name is None:
         name = "schedule" if analysis.schedule is not None else "budget"
-    return check_plot(name)(analysis, **options)
+    function = check_plot(name)
+    if not analysis.total.budget.span_ns:
+        return figures.message_figure(options.get("ax"), "The GPU events of these traces take no time.")
+    return function(analysis, **options)
 
 
 def check_plot(name: str) -> Callable[..., Figure]:

@@ -69,7 +69,7 @@ def closing_lines(view: View, *, full: bool, page_written: bool) -> Text:
         more.append(view.what_if_hint.text)
     if not full:
         more.append(f"--full prints all tables{warnings}")
-    if view.has_gpu and not page_written:
+    if not page_written:
         more.append("-o report.html writes a page")
     return Text("; ".join(more), style="dim")
 

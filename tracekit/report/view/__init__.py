@@ -81,7 +81,6 @@ class View:
         self.reader = "+".join(sorted({source.reader for source in analysis.sources}))
         self.input_path = input_path(analysis)
         self.quoted_path = None if self.input_path is None else shlex.quote(self.input_path)
-        self.has_gpu = bool(analysis.total.budget.span_ns)
         self.pipelined = analysis.total.pipeline
         """Whether the run has a pipeline; without one it has idle time and no bubble."""
 

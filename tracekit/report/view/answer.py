@@ -58,8 +58,6 @@ def answer(
 ) -> tuple[Line, ...]:
     """Return the lines, the most important first."""
     next_lines = [Line("Next", first.text, "next") for first in advice[:1]]
-    if not analysis.total.budget.span_ns:
-        return (Line("Time", "There are no GPU events in these traces.", "warnings"), *next_lines)
     step_pace = pace(analysis)
     sentences = (
         ("Iteration", iteration_sentence(analysis), "iterations"),
