@@ -96,31 +96,33 @@ MAX_ALTERNATIVES = 6
 """Schedules shown; the JSON has all."""
 
 
-def render_schedule(view: View, width: int) -> RenderableType | None:
-    """Draw the whole section; None if no schedule was recognised."""
-    schedule, comparison = view.schedule, view.analysis.schedule
-    if schedule is None or comparison is None:
-        return None
-    parts = [
-        _headline(schedule),
-        _makespans(schedule, width),
-        _waterfall(schedule, width),
-        Note(view.below_peak) if view.below_peak else None,
-        gantt(comparison.head, width),
-        render_table(schedule.phases, width),
-        render_what_if(schedule.alternatives, width),
-    ]
-    return Group(*(part for part in parts if part is not None))
+def render_schedule(view: View, width: int, *, short: bool = False) -> RenderableType | None:
+    """Draw the section; None if no schedule was recognised.
 
-
-def render_short_schedule(view: View, width: int) -> RenderableType | None:
-    """Draw the gap, a few ranks, and predictions if there are any; None if no schedule was recognised."""
-    schedule, comparison = view.schedule, view.analysis.schedule
-    if schedule is None or comparison is None:
+    Args:
+        view: The analysis.
+        width: Width of the terminal.
+        short: Draw only the larger causes of the gap, a few ranks, and predictions if there are any.
+    """
+    schedule = view.schedule
+    if schedule is None:
         return None
-    chart = gantt(comparison.head, width, max_ranks=MAX_RANKS_IN_SHORT_CHART)
-    gap = _waterfall(schedule, width, min_share=MIN_SHARE_IN_SHORT_GAP)
-    parts = [_headline(schedule), gap, chart, render_what_if(schedule.alternatives, width)]
+    if short:
+        parts = [
+            _headline(schedule),
+            _waterfall(schedule, width, min_share=MIN_SHARE_IN_SHORT_GAP),
+            gantt(schedule.head, width, max_ranks=MAX_RANKS_IN_SHORT_CHART),
+        ]
+    else:
+        parts = [
+            _headline(schedule),
+            _makespans(schedule, width),
+            _waterfall(schedule, width),
+            Note(view.below_peak) if view.below_peak else None,
+            gantt(schedule.head, width),
+            render_table(schedule.phases, width),
+        ]
+    parts.append(render_what_if(schedule.alternatives, width))
     return Group(*(part for part in parts if part is not None))
 
 

@@ -176,11 +176,6 @@ def next_steps(view: View, width: int, *, first: int = 1) -> RenderableType | No
     return Group(*lines) if lines else None
 
 
-def further_steps(view: View, width: int) -> RenderableType | None:
-    """List what to do beside the first thing, which the answer names."""
-    return next_steps(view, width, first=2)
-
-
 GLYPHS = {"compute": "█", "communication": "▓", "copy": "▒", "idle": "░", "unrecorded": "?"}
 """Fill of each kind of part; they can be told apart without colour."""
 LEGEND = {
@@ -221,11 +216,6 @@ def ranks_with_bars(view: View, *, short: bool) -> list[RankResult]:
         : min(all_fit, WORST_RANKS_SHOWN) if short else WORST_RANKS_SHOWN
     ]
     return sorted(chosen, key=lambda rank: rank.rank)
-
-
-def short_budget(view: View, width: int) -> RenderableType | None:
-    """Draw the bars of a few ranks, and the mean of all."""
-    return budget(view, width, short=True)
 
 
 def budget(view: View, width: int, *, short: bool = False) -> RenderableType | None:
