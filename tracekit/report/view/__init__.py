@@ -7,6 +7,7 @@ docstring says, None is unknown. Figures *per rank* are means over ranks.
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cached_property, lru_cache, partial
 from typing import TypeVar
@@ -203,17 +204,14 @@ def shorten_notices(notices: Sequence[Notice]) -> list[Notice]:
     >>> [note.message for note in shorten_notices([Notice("cut", f"rank {n} ends early") for n in range(7)])][-2:]
     ['rank 4 ends early', '2 more like this']
     """
+    totals = Counter(notice.code for notice in notices)
+    count_so_far: Counter[str] = Counter()
     shown: list[Notice] = []
-    count_of: dict[str, int] = {}
     for notice in notices:
-        count_of[notice.code] = count_of.get(notice.code, 0) + 1
-        if count_of[notice.code] <= MAX_NOTICES_OF_A_KIND or notice.code == "rank-failed":
+        count_so_far[notice.code] += 1
+        count, more = count_so_far[notice.code], totals[notice.code] - MAX_NOTICES_OF_A_KIND
+        if count <= MAX_NOTICES_OF_A_KIND or notice.code == "rank-failed":
             shown.append(notice)
-    shortened = []
-    last_of_kind = {notice.code: i for i, notice in enumerate(shown)}
-    for i, notice in enumerate(shown):
-        shortened.append(notice)
-        more = count_of[notice.code] - MAX_NOTICES_OF_A_KIND
-        if more > 0 and i == last_of_kind[notice.code] and notice.code != "rank-failed":
-            shortened.append(Notice(notice.code, f"{more} more like this"))
-    return shortened
+        if count == MAX_NOTICES_OF_A_KIND and more > 0 and notice.code != "rank-failed":
+            shown.append(Notice(notice.code, f"{more} more like this"))
+    return shown
