@@ -40,20 +40,17 @@ def products_table(analysis: Analysis) -> Table | None:
     if rates is None or not rates.total.flop:
         return None
     columns = (
-        Column("products"),
-        Column("shape"),
-        Column("TFLOP/s", "rate"),
-        Column("of peak", "share"),
-        Column("time", "ms"),
+        Column("products", value=lambda row: f"{row['label']} {row.get('module') or ''}".rstrip()),
+        Column("shape", value=lambda row: shape_words(row.get("shapes", "[]"))),
+        Column("TFLOP/s", "rate", value="tflop_s"),
+        Column("of peak", "share", value="share_of_peak"),
+        Column("time", "ms", value="ns"),
     )
     by_label = rates.by("label").rows(named=True)
     longest_kinds = rates.products.filter(pl.col("flop").is_not_null()).head(MAX_ROWS).rows(named=True)
-    named = [(row["label"], "", row) for row in by_label]
-    named += [
-        (f"{row['label']} {row['module'] or ''}".rstrip(), shape_words(row["shapes"]), row) for row in longest_kinds
-    ]
-    rows = [(name, shape, row["tflop_s"], row["share_of_peak"], row["ns"]) for name, shape, row in named]
-    return make_table(columns, rows, notes=_product_notes(analysis.sources, rates), totals=range(len(by_label)))
+    return make_table(
+        columns, [*by_label, *longest_kinds], notes=_product_notes(analysis.sources, rates), totals=range(len(by_label))
+    )
 
 
 def _product_notes(sources: Sequence[Source], rates: RunRates) -> list[str]:
@@ -135,18 +132,18 @@ def communication_table(analysis: Analysis) -> Table | None:
     # The bus bandwidth is what a link's peak is compared with: without any known peak it is less important.
     link_known = longest["share_of_link"].is_not_null().any()
     columns = (
-        Column("operation", "name"),
+        Column("operation", "name", value=_operation_name),
         Column("size"),
         Column("count", "count", 1),
-        Column("GB/s", "rate"),
-        Column("bus GB/s", "rate", 0 if link_known else 2),
-        Column("of link", "share"),
-        Column("transfer", "ms"),
-        Column("waited", "ms"),
+        Column("GB/s", "rate", value="algorithm_gb_s"),
+        Column("bus GB/s", "rate", 0 if link_known else 2, value="bus_gb_s"),
+        Column("of link", "share", value="share_of_link"),
+        Column("transfer", "ms", value="transfer_ns"),
+        Column("waited", "ms", value="wait_ns"),
     )
-    values = ("size", "count", "algorithm_gb_s", "bus_gb_s", "share_of_link", "transfer_ns", "wait_ns")
-    rows = [(_operation_name(row), *(row[value] for value in values)) for row in longest.iter_rows(named=True)]
-    return make_table(columns, rows, notes=_implausible_bandwidths(analysis.sources, rates.communication))
+    return make_table(
+        columns, longest.iter_rows(named=True), notes=_implausible_bandwidths(analysis.sources, rates.communication)
+    )
 
 
 def _implausible_bandwidths(sources: Sequence[Source], communication: pl.DataFrame) -> list[str]:
@@ -179,19 +176,18 @@ def experts_table(analysis: Analysis) -> Table | None:
     columns = (
         Column("rank", "rank"),
         Column("received", "MB"),
-        Column("of mean received", "share", note="of its group's ranks"),
-        Column("most in", "word", 2, "exchanges in which it received most"),
-        Column("waited", "ms", 1),
-        Column("experts", "ms", note="their own compute"),
-        Column("of mean time", "share", note="of its group's ranks"),
+        Column("of mean received", "share", note="of its group's ranks", value="over_mean"),
+        Column("most in", "word", 2, "exchanges in which it received most", value="most_in"),
+        Column("waited", "ms", 1, value="wait_ns"),
+        Column("experts", "ms", note="their own compute", value="expert_ns"),
+        Column("of mean time", "share", note="of its group's ranks", value="work_over_mean"),
     )
     work = rates.expert_layers.group_by("rank", "group").agg(pl.sum("expert_ns"))
     work = work.with_columns(work_over_mean=pl.col("expert_ns") / pl.mean("expert_ns").over("group"))
     largest = rates.experts.head(MAX_ROWS).sort("rank")
     table = largest.join(work, on=["rank", "group"], how="left", maintain_order="left")
-    most_in = pl.format("{} of {}", "largest", "exchanges")
-    rows = table.select("rank", "received", "over_mean", most_in, "wait_ns", "expert_ns", "work_over_mean").rows()
-    return make_table(columns, rows, notes=_expert_notes(analysis, rates))
+    table = table.with_columns(most_in=pl.format("{} of {}", "largest", "exchanges"))
+    return make_table(columns, table.rows(named=True), notes=_expert_notes(analysis, rates))
 
 
 def _expert_notes(analysis: Analysis, rates: RunRates) -> list[str]:
