@@ -83,7 +83,7 @@ def draw_grid(
     ranks = next(iter(layouts.values())).ranks
     rows_per_section = len(ranks) + 1  # one empty row between the sections
     step = max(1, -(-len(ranks) // 16))  # about 16 ranks of each section are named
-    ticks = {}
+    ticks: dict[float, str] = {}
     for section, (name, layout) in enumerate(layouts.items()):
         first_row = section * rows_per_section
         draw_cells(axes, layout, inches_per_unit=inches_per_unit, first_row=first_row)
