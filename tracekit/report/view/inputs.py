@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from tracekit._util.text import counted, ranks_named
 from tracekit.analysis import Analysis
-from tracekit.parsers.source_refs import missing_ranks
-from tracekit.report.evidence import MAX_MISSING_NAMED
+from tracekit.report.evidence import missing_ranks_named
 
 
 def run_title(analysis: Analysis) -> str:
@@ -22,10 +21,9 @@ def describe_ranks(analysis: Analysis) -> str:
     results, world = analysis.rank_results, analysis.world_size
     whole = [result.rank for result in results if result.whole.budget.span_ns]
     empty = [result.rank for result in results if not result.whole.budget.span_ns]
-    missing_count, missing = missing_ranks([*whole, *empty], world or 0, most=MAX_MISSING_NAMED)
-    more = f" and {missing_count - len(missing)} more" if missing_count > len(missing) else ""
+    missing = missing_ranks_named([*whole, *empty], world)
     remarks = [
-        f"{ranks_named(missing)}{more} missing" if missing else "",
+        f"{missing} missing" if missing else "",
         f"{ranks_named(empty)} without GPU events" if empty and whole else "",
         *(_cut_files(notice.message) for notice in analysis.notices if notice.code == "truncated"),
     ]
