@@ -45,7 +45,7 @@ def test_where_a_kernel_ran_leads_to_its_longest_event_in_the_lanes(look, pages,
     page.locator("#why-2 [data-from]").nth(1).click()
     place = kernel.places[1]
     assert page.evaluate("[...tracekit.timeline.state.ranks]") == [place["rank"]]
-    times = PageClock(found).times(place["rank"], pl.Series([place["start_ns"], place["end_ns"]])) / 1e6
+    times = PageClock(found).moment_on(place["rank"], place["start_ns"], place["end_ns"])
     margin = (times[1] - times[0]) / 2
     assert page.evaluate("tracekit.timeline.chart.window()") == pytest.approx(
         [times[0] - margin, times[1] + margin], abs=0.001

@@ -90,18 +90,14 @@ class PageClock:
         """Return columns of a rank's recorded times as times of the page."""
         return [time - self.origin_ns for time in self._clocks.moved(rank, *columns)]
 
-    def times(self, rank: int, recorded: pl.Series) -> Ints:
-        """Return a rank's recorded times as times of the page."""
-        return self._clocks.to_common(rank, recorded.to_numpy()) - self.origin_ns
-
     def moment(self, start_ns: int, end_ns: int) -> Moment:
         """Return when a stretch of the common clock is on the page."""
         return (start_ns - self.origin_ns) / 1e6, (end_ns - self.origin_ns) / 1e6
 
     def moment_on(self, rank: int, start_ns: int, end_ns: int) -> Moment:
         """Return when a stretch of a rank's own clock is on the page."""
-        start, end = self.times(rank, pl.Series([start_ns, end_ns])) / 1e6
-        return float(start), float(end)
+        start_ns, end_ns = self._clocks.to_common(rank, np.array([start_ns, end_ns])).tolist()
+        return self.moment(start_ns, end_ns)
 
 
 def role_timelines(analysis: Analysis, clock: PageClock) -> list[RoleTimeline]:
