@@ -14,7 +14,7 @@ from tracekit.compare import WhatIf
 from tracekit.errors import OptionError
 from tracekit.report import figures
 from tracekit.report.palette import LABEL_COLOURS
-from tracekit.report.schedule.layout import ScheduleLayout, chunks_suffix, layout_pipeline
+from tracekit.report.schedule.layout import ScheduleLayout, layout_pipeline, schedule_headline
 from tracekit.report.schedule.plot import MAX_LABELLED_BOXES, cell_handles, draw_grid
 
 if TYPE_CHECKING:
@@ -52,7 +52,8 @@ def schedule(analysis: Analysis, *, show: Show = "both", ax: Axes | None = None)
     labelled = sum(len(layout.cells) for layout in layouts.values()) <= MAX_LABELLED_BOXES and end
     inches_per_unit = inches / end if labelled else 0
     draw_grid(axes, layouts, inches_per_unit=inches_per_unit, x_label="time (ms) from the step's first cell")
-    figures.draw_title(axes, _headline(analysis), _facts(compared, show))
+    name = analysis.schedule.name if analysis.schedule.exact else f"{analysis.schedule.name}, nearly"
+    figures.draw_title(axes, schedule_headline(compared.match.schedule, name=name), _facts(compared, show))
     figures.draw_legend(axes, cell_handles(last), below_axes=ax is not None)
     return figure
 
@@ -64,14 +65,6 @@ def _figure_width(layouts: list[ScheduleLayout], end: float) -> float:
         return 16
     short = float(durations.quantile(0.1) or end)
     return float(np.clip(end / max(short, 1e-9) * 0.16 + MARGIN_INCHES, 8, 18))
-
-
-def _headline(analysis: Analysis) -> str:
-    comparison = analysis.schedule
-    assert comparison is not None, "drawn only where there is a schedule"
-    nearly = "" if comparison.exact else ", nearly"
-    sizes = f"{counted(comparison.pp, 'rank')} × {comparison.microbatches} micro-batches"
-    return f"{comparison.name}{nearly} · {sizes}{chunks_suffix(comparison.head.match.schedule)}"
 
 
 def _facts(compared: StepComparison, show: Show) -> str:

@@ -47,8 +47,6 @@ def draw_schedule(simulation: Simulation, *, title: str | None = None) -> Figure
     >>> draw_schedule(simulate(generate("1f1b", pp=2, microbatches=2))).axes[0].get_xlabel()
     'time (units of the given times)'
     """
-    from matplotlib.figure import Figure
-
     layout = layout_simulation(simulation)
     durations = (layout.boxes["end"] - layout.boxes["start"]).to_numpy()
     labelled = len(durations) <= MAX_LABELLED_BOXES
@@ -57,8 +55,7 @@ def draw_schedule(simulation: Simulation, *, title: str | None = None) -> Figure
     inches_per_unit = (width - 1.2) / simulation.makespan
     labelled = labelled and float(durations.max()) * inches_per_unit >= DIGIT_INCHES + LABEL_MARGIN_INCHES
     height = float(np.clip(0.36 * len(layout.ranks) + 1.5, 2.4, 10))
-    figure = Figure(figsize=(width, height), layout="constrained")
-    axes = figure.add_subplot()
+    figure, axes = figures.figure_and_axes(None, width=width, height=height)
     draw_grid(axes, {"": layout}, inches_per_unit=inches_per_unit if labelled else 0)
     figures.draw_title(axes, title or schedule_headline(simulation.schedule), simulation_facts(simulation))
     figures.draw_legend(axes, cell_handles(layout))
@@ -221,13 +218,11 @@ def draw_reload(reload: WeightReload) -> Figure:
     >>> draw_reload(weight_reload(4, 2)).axes[0].get_title(loc="left")
     'weight-reload · 4 devices × 2 rounds'
     """
-    from matplotlib.figure import Figure
-
     labelled = reload.ranks <= 16 and len(reload.cells) <= 1200
     shortest = min(reload.times.BROADCAST, reload.times.RELOAD)
     width = float(np.clip(reload.makespan / shortest * 0.5 + 2.2, 7, 18))
-    figure = Figure(figsize=(width, float(np.clip(0.72 * reload.ranks + 1.3, 2.5, 12))), layout="constrained")
-    axes = figure.add_subplot()
+    height = float(np.clip(0.72 * reload.ranks + 1.3, 2.5, 12))
+    figure, axes = figures.figure_and_axes(None, width=width, height=height)
     buffer_row = {name: row for row, name in enumerate(BUFFERS)}
     cells = reload.cells.with_columns(row=pl.col("rank") * _ROWS_PER_DEVICE + pl.col("lane").replace_strict(buffer_row))
     rows = np.add.outer(np.arange(reload.ranks) * _ROWS_PER_DEVICE, np.arange(len(BUFFERS))).ravel()
@@ -244,7 +239,7 @@ def draw_reload(reload: WeightReload) -> Figure:
         for i, bucket in enumerate(same["bucket"] if labelled else ()):
             axes.text((start[i] + end[i]) / 2, row[i], f"{bucket}", color=figures.text_colour_on(colour), **text_style)
     _finish_reload_axes(axes, reload, rows.tolist(), labelled=labelled)
-    _draw_reload_legend(figure)
+    _draw_reload_legend(axes)
     return figure
 
 
@@ -267,15 +262,14 @@ def _finish_reload_axes(axes: Axes, reload: WeightReload, rows: list[float], *, 
     figures.draw_title(axes, reload_headline(reload), subtitle)
 
 
-def _draw_reload_legend(figure: Figure) -> None:
+def _draw_reload_legend(axes: Axes) -> None:
     from matplotlib.patches import Patch
 
     handles = []
     for _, role, name, colour in _RELOAD_KINDS:
         hatched: dict[str, Any] = {"hatch": "////", "edgecolor": "white"} if role == "destination" else {}
         handles.append(Patch(facecolor=colour, label=name, **hatched))
-    handles.append(Patch(facecolor=IDLE_COLOUR, label="buffer idle"))
-    figure.legend(handles=handles, loc="outside lower center", ncols=5, fontsize=8, frameon=False, handlelength=1.4)
+    figures.draw_legend(axes, [*handles, Patch(facecolor=IDLE_COLOUR, label="buffer idle")])
 
 
 def _strip_lanes(axes: Axes) -> None:

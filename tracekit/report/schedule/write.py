@@ -16,7 +16,7 @@ from tracekit.errors import OptionError
 from tracekit.report.figures import render_figure
 from tracekit.report.perfetto.events import event_lines
 from tracekit.report.perfetto.tracks import TrackNumbers
-from tracekit.report.schedule.layout import layout_simulation
+from tracekit.report.schedule.layout import layout_simulation, schedule_headline
 from tracekit.report.write import check_extension
 from tracekit.schedules.registry import write_orders
 from tracekit.schedules.weight_reload import LANES, WeightReload
@@ -108,7 +108,7 @@ def schedule_trace(simulation: Simulation | WeightReload) -> str:
     else:
         schedule = simulation.schedule
         name, details = schedule.name, ["stage", "microbatch", "b_stage", "b_microbatch"]
-        pid = numbers.add_process(f"{schedule.name} · {schedule.pp} ranks × {schedule.microbatches} micro-batches")
+        pid = numbers.add_process(schedule_headline(schedule))
         tracks = [(pid, f"rank {rank}") for rank in range(schedule.pp)]
         cells = layout_simulation(simulation).cells.with_columns(track="rank")
     start_ns, end_ns = ((pl.col(time) * UNIT_NS).cast(pl.Float64).round().cast(pl.Int64) for time in ("start", "end"))
