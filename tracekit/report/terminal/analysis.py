@@ -14,6 +14,7 @@ from tracekit.report.terminal.fleet import many_ranks
 from tracekit.report.terminal.schedule import render_schedule, what_if
 from tracekit.report.terminal.screen import Screen
 from tracekit.report.terminal.sections import shared
+from tracekit.report.terminal.table import WORST_RANKS_SHOWN
 from tracekit.report.view import View, view_of
 
 TOPIC_WIDTH = 10
@@ -134,7 +135,7 @@ SECTIONS: Sections = (
     ("How fast communication ran (bytes over transfer, waiting apart)", shared(lambda view: view.communication)),
     ("Experts: what each rank receives in the forward's dispatches", shared(lambda view: view.experts)),
     ("Memory: the most each rank held (GB)", shared(lambda view: view.memory)),
-    ("Whom the others wait for", sections.stragglers),
+    ("Whom the others wait for", shared(lambda view: view.waited_for, max_rows=WORST_RANKS_SHOWN)),
     ("Unequal work of the ranks", shared(lambda view: view.imbalance)),
     ("What slows the pipeline down", shared(lambda view: view.slowdown)),
     ("Steps", sections.step_times),

@@ -32,9 +32,9 @@ MIN_WIDTH_FOR_MORE = 110
 """Columns of the terminal from which the budget shows communication apart from copies."""
 
 
-def shared(table: Callable[[View], Table | None], *, total_style: str = "") -> Section:
-    """Return the section that shows one of the tables that all reports share."""
-    return lambda view, width: render_table(table(view), width, total_style=total_style)
+def shared(table: Callable[[View], Table | None], *, total_style: str = "", max_rows: int | None = None) -> Section:
+    """Return the section that shows one of the tables that all reports share, with *max_rows* of its rows."""
+    return lambda view, width: render_table(table(view), width, total_style=total_style, max_rows=max_rows)
 
 
 def compute(view: View, width: int) -> RenderableType | None:
@@ -100,21 +100,6 @@ def breakdown(view: View, width: int) -> RenderableType | None:
     if view.by.table is None:
         return Group(*(Note(line) for line in view.by.notes))
     return render_table(view.by.table, width, total_style="dim")
-
-
-def stragglers(view: View, width: int) -> RenderableType | None:
-    """Name the ranks that start operations last, and the waiting they cause."""
-    columns = (
-        Column("rank", "figure", value="ranks"),
-        Column("label", "label"),
-        Column("others waited", "ms", value="caused_ns"),
-        Column("operations", "count"),
-        Column("late", "word", 1, value="when"),
-        Column("why", "name", 2),
-    )
-    note = "the rank that starts a matched operation last; others' wait in it, summed over ranks"
-    note = f"{note}. {view.clock_note}" if view.clock_note else note
-    return render_table(make_table(columns, view.stragglers[:WORST_RANKS_SHOWN], notes=(note,)), width)
 
 
 def step_times(view: View, width: int) -> RenderableType | None:

@@ -27,7 +27,7 @@ from tracekit.report.view.kernels import Kernel, kernels
 from tracekit.report.view.lateness import imbalance_table, lateness_map, slowdown_table
 from tracekit.report.view.path import changes_table, path_view
 from tracekit.report.view.pipeline import schedule_view, unnamed_phases
-from tracekit.report.view.ranks import clock_note, host_activity_table, idle_table, steps_view, stragglers
+from tracekit.report.view.ranks import host_activity_table, idle_table, steps_view, straggler_table, stragglers
 from tracekit.report.view.rates import (
     below_peak,
     by_view,
@@ -117,10 +117,11 @@ class View:
     """Slowdown of compute that runs beside communication."""
     memory = computed(memory_table)
     stragglers = computed(stragglers)
+    waited_for = computed(straggler_table)
+    """The stragglers as a table."""
     lateness = computed(lateness_map)
     imbalance = computed(imbalance_table)
     slowdown = computed(slowdown_table)
-    clock_note = computed(clock_note)
     steps = computed(steps_view)
     copies = computed(copy_table)
     """Copies by label, summed over ranks."""
