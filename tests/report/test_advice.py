@@ -38,9 +38,6 @@ SHORT_OF_COMPUTE = exposed("nothing_to_hide", free_compute_ns=4, unhideable_ns=6
 MS = 1_000_000
 
 CASES = {
-    "truncated": (Evidence(no_gpu_reason="truncated"), Evidence(no_gpu_reason="unsupported")),
-    "unsupported": (Evidence(no_gpu_reason="unsupported"), Evidence(no_gpu_reason="not_recorded")),
-    "not_recorded": (Evidence(no_gpu_reason="not_recorded"), Evidence(no_gpu_reason="truncated")),
     "add_ranks": (
         Evidence(missing_ranks="ranks 1–7", ranks_given="1 of 8 ranks", one_sided="pp_comm"),
         Evidence(missing_ranks="ranks 1–7", ranks_given="1 of 8 ranks"),  # the groups of the ranks here are complete

@@ -28,7 +28,7 @@ def test_a_kernel_opens_and_closes_its_explanation(look, pages, analysed):
     assert button.get_attribute("aria-expanded") == "true"
     said, kernel = row.inner_text().replace("\N{NO-BREAK SPACE}", " "), view.kernels[1]
     assert kernel.name in said
-    facts = dict(kernel.why.facts)
+    facts = dict(kernel.facts)
     assert facts["label"].startswith(f"{kernel.label}, module {kernel.module}: by rule ")
     assert re.search(r"by rule \S+ \(\w+ evidence, [\w-]+ rules\), confidence 0\.\d\d", said)
     assert "aten::mm" in facts["launched by"]
@@ -43,9 +43,9 @@ def test_where_a_kernel_ran_leads_to_its_longest_event_in_the_lanes(look, pages,
     page = look(pages("1f1b"))
     page.locator("[data-why='2']").click()
     page.locator("#why-2 [data-from]").nth(1).click()
-    place = kernel.why.places[1]
-    assert page.evaluate("[...tracekit.timeline.state.ranks]") == [place.rank]
-    times = PageClock(found).times(place.rank, pl.Series([place.start_ns, place.end_ns])) / 1e6
+    place = kernel.places[1]
+    assert page.evaluate("[...tracekit.timeline.state.ranks]") == [place["rank"]]
+    times = PageClock(found).moment_on(place["rank"], place["start_ns"], place["end_ns"])
     margin = (times[1] - times[0]) / 2
     assert page.evaluate("tracekit.timeline.chart.window()") == pytest.approx(
         [times[0] - margin, times[1] + margin], abs=0.001
@@ -59,18 +59,19 @@ def test_places_and_rules_are_those_of_the_events(samples, analysed):
     own = events.filter(
         (pl.col("name") == kernel.name) & (pl.col("label") == kernel.label) & (pl.col("module") == kernel.module)
     )
-    place = next(one for one in kernel.why.places if one.rank == 1)
+    place = next(row for row in kernel.places if row["rank"] == 1)
     took = own["end_ns"] - own["start_ns"]
-    assert (place.count, place.ns, place.longest_ns) == (len(own), took.sum(), took.max())
+    longest_ns = place["end_ns"] - place["start_ns"]
+    assert (place["count"], place["ns"], longest_ns) == (len(own), took.sum(), took.max())
     decided = own.group_by("rule").agg(ns=(pl.col("end_ns") - pl.col("start_ns")).sum()).sort("ns")["rule"][-1]
-    assert f"by rule {decided} " in dict(kernel.why.facts)["label"]
+    assert f"by rule {decided} " in dict(kernel.facts)["label"]
 
 
 def test_a_rule_of_ones_own_and_no_rule_at_all_are_said(tmp_path, kernels_named):
     trace = kernels_named(["my_kernel", "mystery"])
     rules = tmp_path / "mine.toml"
     rules.write_text('[[rule]]\nname = "mine"\nlabel = "forward"\nwhen = { name = "^my_kernel" }\n')
-    found = {row.name: dict(row.why.facts) for row in view_of(analyze(trace, rules=rules)).kernels}
+    found = {row.name: dict(row.facts) for row in view_of(analyze(trace, rules=rules)).kernels}
     assert found["my_kernel"]["label"] == "forward: by rule mine (name evidence, mine rules), confidence 0.90"
     assert found["my_kernel"]["the rule asks"] == "name matches ^my_kernel"
     assert found["mystery"]["label"] == "other: no rule knows it"

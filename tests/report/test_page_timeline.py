@@ -72,7 +72,7 @@ def test_the_page_holds_every_gpu_event_with_its_texts(analysed, samples):
     for entry in data["ranks"]:
         labelled = labelled_of(samples / "1f1b")[entry["rank"]][0].sort("start_ns")
         events = unpacked(entry["events"])
-        start = clock.times(entry["rank"], labelled["start_ns"])
+        start = labelled.select(clock.on_page(entry["rank"], "start_ns")).to_series().to_numpy()
         assert events["start"].tolist() == start.tolist()
         assert events["length"].tolist() == (labelled["end_ns"] - labelled["start_ns"]).to_list()
         for column in ("name", "label", "module", "chain", "rule"):

@@ -144,18 +144,21 @@ def test_page_of_a_name_with_marks():
 
 
 def test_perfetto_trace(dualpipe):
-    events = schedule_trace(dualpipe)["traceEvents"]
+    events = json.loads(schedule_trace(dualpipe))["traceEvents"]
     spans = [e for e in events if e["ph"] == "X"]
     assert len(spans) == len(dualpipe.start)
     assert {e["args"]["name"] for e in events if e["name"] == "thread_name"} == {f"rank {r}" for r in range(8)}
     assert max(e["ts"] + e["dur"] for e in spans) == 66_000
     pair = next(e for e in spans if e["name"] == "(0F7;7B13)")
     assert pair["args"] == {"stage": 0, "microbatch": 7, "b_stage": 7, "b_microbatch": 13}
-    for tid in range(8):
+    tids = {e["tid"] for e in spans}
+    assert len(tids) == 8
+    for tid in tids:
         track = sorted((e["ts"], e["ts"] + e["dur"]) for e in spans if e["tid"] == tid)
         assert all(a[1] <= b[0] for a, b in itertools.pairwise(track))
-    reload = schedule_trace(weight_reload(4, 2))["traceEvents"]
+    reload = json.loads(schedule_trace(weight_reload(4, 2)))["traceEvents"]
     assert sum(e["ph"] == "X" for e in reload) == 4 * (2 + 8 + 8)
+    assert len({e["tid"] for e in reload if e["ph"] == "X"}) == 4 * 3  # a viewer looks a thread up by its number alone
 
 
 def test_terminal_picture():

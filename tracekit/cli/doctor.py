@@ -19,7 +19,7 @@ def run(
 ) -> None:
     """Show what these traces hold, what is missing, which answers that rules out, and how to record better."""
     from tracekit.doctor.diagnose import diagnose
-    from tracekit.report.terminal.doctor import show
+    from tracekit.report.terminal.doctor import render
     from tracekit.report.terminal.screen import Screen
 
     diagnosis = diagnose(
@@ -28,4 +28,4 @@ def run(
     if json:
         typer.echo(diagnosis.to_json())
     else:
-        show(diagnosis, Screen())
+        Screen().print(render(diagnosis))

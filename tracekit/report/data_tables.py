@@ -109,8 +109,8 @@ def sheets(analysis: Analysis) -> dict[str, pl.DataFrame]:
     return {name[:MAX_SHEET_NAME_LENGTH]: table for name, table in tables.items() if table.width}
 
 
-def write_spreadsheet(analysis: Analysis, path: Path) -> None:
-    """Write every table of *analysis* to *path*, a sheet for each."""
+def render_spreadsheet(analysis: Analysis) -> bytes:
+    """Return a spreadsheet with every table of *analysis*, a sheet for each."""
     workbook: Any = importlib.import_module("xlsxwriter").Workbook
     options = {"strings_to_formulas": False, "strings_to_urls": False, "strings_to_numbers": False, "in_memory": True}
     # Written through memory: XlsxWriter reports a full disk by an error of its own, Python by OSError.
@@ -118,7 +118,7 @@ def write_spreadsheet(analysis: Analysis, path: Path) -> None:
     with workbook(buffer, options) as book:
         for name, table in sheets(analysis).items():
             as_cells(table).write_excel(book, worksheet=name, freeze_panes=(1, 0), table_style="Table Style Light 1")
-    path.write_bytes(buffer.getvalue())
+    return buffer.getvalue()
 
 
 def as_cells(table: pl.DataFrame) -> pl.DataFrame:
@@ -168,14 +168,20 @@ def rows_text(rows: pl.DataFrame, *, most: int) -> str:
     return "\n".join(lines)
 
 
-def write_rows(rows: pl.DataFrame, path: Path) -> None:
-    """Write rows to a .csv, .json or .parquet file, completely or not at all."""
+def render_rows(rows: pl.DataFrame, extension: str) -> bytes:
+    """Return rows as the content of a file: .csv, .json or .parquet."""
+    # Written through memory: polars reports a full disk by an error of its own, Python by OSError.
+    buffer = io.BytesIO()
     writers: dict[str, Callable[[io.BytesIO], object]] = {
         ".csv": rows.write_csv,
         ".json": rows.write_json,
         ".parquet": rows.write_parquet,
     }
-    buffer = io.BytesIO()
-    writers[path.suffix.lower()](buffer)
+    writers[extension](buffer)
+    return buffer.getvalue()
+
+
+def write_rows(rows: pl.DataFrame, path: Path) -> None:
+    """Write rows to a .csv, .json or .parquet file, completely or not at all."""
     with atomic_write(path) as part:
-        part.write_bytes(buffer.getvalue())
+        part.write_bytes(render_rows(rows, path.suffix.lower()))

@@ -74,8 +74,6 @@ _GRAPH_NOTICES = ("graphs-whole", "graphs-unseen", "graph-nodes-missing")
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """Facts about a run; None is unknown, or too little to matter. Times are per rank and step."""
 
-    no_gpu_reason: str | None = None
-    """``truncated``, ``unsupported`` or ``not_recorded`` if there are no GPU events."""
     ranks_given: str | None = None
     """``1 of 8 ranks`` if traces are missing."""
     missing_ranks: str | None = None
@@ -150,7 +148,7 @@ def collect_evidence(analysis: Analysis) -> Evidence:
     """
     total, span_ns = analysis.total, analysis.total.budget.span_ns
     if not span_ns:
-        return Evidence(no_gpu_reason=_no_gpu_reason(analysis))
+        return Evidence()
     unlabelled_share = total.label_ns.get("other", 0) / span_ns
     schedule = analysis.schedule
     return Evidence(
@@ -176,26 +174,29 @@ _Facts = dict[str, Any]
 """Some of the fields of ``Evidence``."""
 
 
-def _no_gpu_reason(analysis: Analysis) -> str:
-    if any(notice.code == "truncated" for notice in analysis.notices):
-        return "truncated"
-    unsupported = any(n.code == "no-gpu-events" and "are read here" in n.message for n in analysis.notices)
-    return "unsupported" if unsupported else "not_recorded"
-
-
 def _completeness(analysis: Analysis) -> _Facts:
     """Return which ranks are missing, and the labels whose waiting is therefore unknown."""
     total, ranks = analysis.total, [r.rank for r in analysis.rank_results if r.whole.budget.span_ns]
-    count, first = missing_ranks(ranks, analysis.world_size or 0, most=MAX_MISSING_NAMED)
-    more = f" and {count - len(first)} more" if count > len(first) else ""
+    missing = missing_ranks_named(ranks, analysis.world_size)
     unknown = [label for label, ns in total.wait_ns.items() if ns is None and total.budget.exposed_ns.get(label)]
     unnamed = any(n.code == "wait-unknown" and "their peer" in n.message for n in analysis.notices)
     return {
-        "ranks_given": f"{len(ranks):,} of {analysis.world_size:,} ranks" if count else None,
-        "missing_ranks": f"{ranks_named(first)}{more}" if count else None,
+        "ranks_given": f"{len(ranks):,} of {analysis.world_size:,} ranks" if missing else None,
+        "missing_ranks": missing or None,
         "one_sided": join_with_and(unknown) if unknown else "pp_comm" if total.lower_bound and total.pipeline else None,
         "peers_unnamed": True if unnamed else None,
     }
+
+
+def missing_ranks_named(ranks: Sequence[int], world_size: int | None) -> str:
+    """Return the ranks of a run that are not among *ranks*; empty if none is missing.
+
+    >>> missing_ranks_named([0, 1, 4], 5), missing_ranks_named([0], None)
+    ('ranks 2, 3', '')
+    """
+    count, first = missing_ranks(ranks, world_size or 0, most=MAX_MISSING_NAMED)
+    more = f" and {count - len(first)} more" if count > len(first) else ""
+    return f"{ranks_named(first)}{more}" if count else ""
 
 
 def _framework(analysis: Analysis) -> str | None:
@@ -241,7 +242,8 @@ def _largest_cost(analysis: Analysis) -> _Facts:
     if None not in blocking_ns:
         path_ns = span_ns / len(analysis.rank_results)  # one path through all ranks
         facts["blocks_step"] = sum(ns or 0 for ns in blocking_ns) >= MIN_SHARE_OF_PATH * path_ns
-    because_ns = _sum_causes([total.because_ns.get(name, {}) for name in labels])
+    causes = [total.because_ns.get(name, {}) for name in labels]
+    because_ns = {cause: sum(part.get(cause, 0) for part in causes) for cause in CAUSE_WORDS}
     is_explained = because_ns and max(because_ns, key=lambda name: because_ns[name]) != "unknown"
     if is_explained and sum(because_ns.values()):
         facts |= _hiding(analysis, because_ns)
@@ -250,10 +252,6 @@ def _largest_cost(analysis: Analysis) -> _Facts:
         share = percent(exposed_ns[label] / span_ns)
         facts["finding"] = f"{LABEL_WORDS[label]} ({label}) is exposed for {share} of the span"
     return facts
-
-
-def _sum_causes(parts: Sequence[Mapping[str, int]]) -> dict[str, int]:
-    return {cause: sum(part.get(cause, 0) for part in parts) for cause in CAUSE_WORDS}
 
 
 def _hiding(analysis: Analysis, because_ns: Mapping[str, int]) -> _Facts:
@@ -305,9 +303,7 @@ def gap_words(analysis: Analysis, cause: str) -> str:
     """Return a cause of the gap in words; other communication by the label that is exposed longest."""
     exposed_ns = analysis.total.budget.exposed_ns
     labels = [label for label in GAP_LABELS.get(cause, ()) if exposed_ns.get(label)]
-    if not labels:
-        return GAP_CAUSES[cause].words
-    if cause != "exposed_comm":
+    if not labels or cause != "exposed_comm":
         return GAP_CAUSES[cause].words
     label = max(labels, key=lambda name: exposed_ns[name])
     return f"exposed communication, mostly {label}" if len(labels) > 1 else f"exposed {LABEL_WORDS[label]} ({label})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -125,3 +126,15 @@ def text_colour_on(colour: str) -> str:
     """
     red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     return "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 118 else INK
+
+
+def render_figure(figure: Figure, extension: str) -> bytes:
+    """Return the content of a file with this extension (.png, .svg, .pdf); equal figures give equal bytes."""
+    from matplotlib import rc_context
+
+    file_format = extension[1:]
+    metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(file_format)
+    buffer = io.BytesIO()  # written to disk in one piece: matplotlib does not handle a full disk
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "tracekit", "pdf.fonttype": 42}):
+        figure.savefig(buffer, format=file_format, dpi=150, facecolor="white", metadata=metadata)
+    return buffer.getvalue()

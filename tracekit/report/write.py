@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Sequence
 from os import PathLike
 from pathlib import Path
@@ -10,9 +9,10 @@ from pathlib import Path
 from tracekit._util.files import atomic_write, check_output_path
 from tracekit.analysis import Analysis
 from tracekit.errors import OptionError
-from tracekit.report.data_tables import check_spreadsheet, figures, write_spreadsheet
+from tracekit.report.data_tables import check_spreadsheet, figures, render_rows, render_spreadsheet
 
-Writer = Callable[[Analysis, Path], None]
+Renderer = Callable[[Analysis], str | bytes]
+"""Function that returns the content of a file."""
 
 
 def write(analysis: Analysis, path: str | PathLike[str], *, plot: str | None = None) -> None:
@@ -22,17 +22,18 @@ def write(analysis: Analysis, path: str | PathLike[str], *, plot: str | None = N
     Traceback (most recent call last):
     tracekit.errors.OptionError: report.docx: cannot write .docx (use .html, .json, ...)
     """
-    writer = check_output(path, plot=plot)
+    render = check_output(path, plot=plot)
     with atomic_write(path) as part:
-        writer(analysis, part)
+        content = render(analysis)
+        part.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
-def check_output(path: str | PathLike[str], *, plot: str | None = None) -> Writer:
-    """Return the writer for a path; raise an error if its extension, the plot or the folder cannot be used."""
+def check_output(path: str | PathLike[str], *, plot: str | None = None) -> Renderer:
+    """Return the renderer for a path; raise an error if its extension, the plot or the folder cannot be used."""
     suffix = check_extension(path, (*WRITERS, *PICTURES))
     if suffix == ".xlsx":
         check_spreadsheet(path)
-    return WRITERS[suffix] if suffix in WRITERS else _picture_writer(plot)
+    return WRITERS[suffix] if suffix in WRITERS else _picture_renderer(suffix, plot)
 
 
 def check_extension(path: str | PathLike[str], extensions: Sequence[str]) -> str:
@@ -58,52 +59,33 @@ def render_json(analysis: Analysis) -> str:
     return analysis.to_json() + "\n"
 
 
-def _write_json(analysis: Analysis, path: Path) -> None:
-    path.write_text(render_json(analysis), encoding="utf-8")
-
-
-def _write_html(analysis: Analysis, path: Path) -> None:
+def _render_html(analysis: Analysis) -> str:
     from tracekit.report.html.page import render_html
 
-    path.write_text(render_html(analysis), encoding="utf-8")
+    return render_html(analysis)
 
 
-def _write_markdown(analysis: Analysis, path: Path) -> None:
+def _render_markdown(analysis: Analysis) -> str:
     from tracekit.report.markdown.analysis import render_markdown
 
-    path.write_text(render_markdown(analysis), encoding="utf-8")
+    return render_markdown(analysis)
 
 
-def _picture_writer(plot: str | None) -> Writer:
+def _picture_renderer(extension: str, plot: str | None) -> Renderer:
+    from tracekit.report.figures import render_figure
+    from tracekit.report.plot import check_plot, draw
+
     if plot is not None:
-        from tracekit.report.plot import check_plot
-
         check_plot(plot)
-
-    def write_picture(analysis: Analysis, path: Path) -> None:
-        from tracekit.report.plot import draw, save
-
-        save(draw(analysis, plot), path)
-
-    return write_picture
+    return lambda analysis: render_figure(draw(analysis, plot), extension)
 
 
-def _write_parquet(analysis: Analysis, path: Path) -> None:
-    buffer = io.BytesIO()  # polars reports a full disk by an error of its own, Python by OSError
-    figures(analysis).write_parquet(buffer)
-    path.write_bytes(buffer.getvalue())
-
-
-def _write_csv(analysis: Analysis, path: Path) -> None:
-    path.write_text(figures(analysis).write_csv(), encoding="utf-8")
-
-
-WRITERS: dict[str, Writer] = {
-    ".html": _write_html,
-    ".json": _write_json,
-    ".md": _write_markdown,
-    ".parquet": _write_parquet,
-    ".csv": _write_csv,
-    ".xlsx": write_spreadsheet,
+WRITERS: dict[str, Renderer] = {
+    ".html": _render_html,
+    ".json": render_json,
+    ".md": _render_markdown,
+    ".parquet": lambda analysis: render_rows(figures(analysis), ".parquet"),
+    ".csv": lambda analysis: render_rows(figures(analysis), ".csv"),
+    ".xlsx": render_spreadsheet,
 }
 PICTURES = (".png", ".svg", ".pdf")

@@ -10,48 +10,47 @@ from __future__ import annotations
 import base64
 import json
 import zlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
+import polars as pl
 
 from tracekit.documents.page import PackedColumns
 
-Values = npt.NDArray[np.integer[Any]]
 MAX_VALUE = (1 << 31) - 1
 
 
-def pack_columns(
-    columns: Mapping[str, Values], *, differences: Collection[str] = (), unit_ns: int = 1
-) -> PackedColumns:
-    r"""Return columns of equal length as base64 of deflated planes; *differences* are stored as steps from row to row.
+def pack_columns(table: pl.DataFrame, *, differences: Collection[str] = (), unit_ns: int = 1) -> PackedColumns:
+    r"""Return columns of integers as base64 of deflated planes; *differences* are stored as steps from row to row.
 
-    >>> packed = pack_columns({"row": np.array([3, 4])}, differences=["row"])
+    >>> packed = pack_columns(pl.DataFrame({"row": [3, 4]}), differences=["row"])
     >>> packed.count, packed.columns, zlib.decompress(base64.b64decode(packed.data))
     (2, [('row', 1, True)], b'\x06\x02')
     """
-    planes, header, count = [], [], 0
-    for name, values in columns.items():
-        count = len(values)
-        numbers = values.astype(np.int64)
-        steps = np.diff(numbers, prepend=0) if name in differences else numbers
+    planes, header = [], []
+    for column in table:
+        numbers = column.to_numpy().astype(np.int64)
+        steps = np.diff(numbers, prepend=0) if column.name in differences else numbers
         # 0, -1, 1, -2 … become 0, 1, 2, 3 …
         folded = ((steps << 1) ^ (steps >> 63)).astype("<u4")
         width = max(1, (int(folded.max(initial=0)).bit_length() + 7) // 8)
-        planes.append(folded.view(np.uint8).reshape(count, 4).T[:width].tobytes())
-        header.append((name, width, name in differences))
-    return PackedColumns(count, header, unit_ns, _deflated(b"".join(planes)))
+        planes.append(folded.view(np.uint8).reshape(table.height, 4).T[:width].tobytes())
+        header.append((column.name, width, column.name in differences))
+    return PackedColumns(table.height, header, unit_ns, _deflated(b"".join(planes)))
 
 
-def pack_intervals(start_ns: Values, end_ns: Values, **columns: Values) -> PackedColumns:
-    """Return intervals, sorted by start, and further columns; times that do not fit are in units of several ns."""
+def pack_intervals(table: pl.DataFrame) -> PackedColumns:
+    """Return intervals (``start_ns``, ``end_ns``), sorted by start, and further columns.
+
+    Times that do not fit are in units of several nanoseconds.
+    """
+    start_ns, end_ns = table["start_ns"].to_numpy(), table["end_ns"].to_numpy()
     longest = max(int(np.diff(start_ns, prepend=0).max(initial=0)), int((end_ns - start_ns).max(initial=0)))
     unit_ns = longest // MAX_VALUE + 1
-    start = start_ns // unit_ns
-    return pack_columns(
-        {"start": start, "length": end_ns // unit_ns - start, **columns}, differences=["start"], unit_ns=unit_ns
-    )
+    start, end = (pl.col(name) // unit_ns for name in ("start_ns", "end_ns"))
+    columns = table.select(start.alias("start"), (end - start).alias("length"), pl.exclude("start_ns", "end_ns"))
+    return pack_columns(columns, differences=["start"], unit_ns=unit_ns)
 
 
 def pack_json(value: Any) -> str:

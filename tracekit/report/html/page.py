@@ -12,17 +12,9 @@ from tracekit.report.html.heat_map import heat_map, step_heat_map
 from tracekit.report.html.roles import phase_drawing, update_drawings
 from tracekit.report.html.schedules import schedule_data
 from tracekit.report.html.templates import asset, render_template, script_json
-from tracekit.report.html.timeline import (
-    LANES,
-    PageClock,
-    blocking_moment,
-    iteration_moments,
-    kernel_moments,
-    path_moments,
-    role_timelines,
-)
+from tracekit.report.html.timeline import LANES, PageClock, role_timelines
 from tracekit.report.table import Table
-from tracekit.report.view import View, view_of
+from tracekit.report.view import view_of
 from tracekit.report.view.lateness import UNKNOWN_CAUSE
 from tracekit.report.view.path import changed_lanes
 
@@ -54,7 +46,6 @@ def render_html(analysis: Analysis) -> str:
         script=asset(*TIMELINE_SCRIPTS, "page.js"),
         data=script_json(PageData(schedule, timelines, view.input_path)),
         v=view,
-        sections=_linked_sections(view, ranks),
         heat=heat_map(view.fleet),
         changed_lanes=changed_lanes(analysis),
         unknown_cause=UNKNOWN_CAUSE,
@@ -63,13 +54,14 @@ def render_html(analysis: Analysis) -> str:
         max_different=MAX_DIFFERENT_RANKS,
         lanes=ranks,
         left_out=[sentence for role in timelines for sentence in role.timeline.left_out],
-        iterations=iteration_moments(analysis, clock),
+        clock=clock,
+        iterations={
+            str(iteration.index): clock.moment(iteration.start_ns, iteration.end_ns)
+            for iteration in analysis.role_results.iterations
+        },
         compute_labels=",".join(LANES["compute"]),
         host_finds=_host_finds(view.instead),
         role_finds=[f'role:"={role.name}"' for role in analysis.role_results.roles],
-        path_moments=path_moments(analysis, clock, view.critical),
-        blocking_moment=None if view.critical is None else blocking_moment(clock, view.blocking),
-        kernel_moments=kernel_moments(clock, view.kernels, ranks),
         phase_drawing=phase_drawing(analysis),
         update_drawings=update_drawings(analysis, clock) if view.roles is not None else None,
         choices=len(choices),
@@ -91,21 +83,3 @@ def _host_finds(table: Table | None) -> list[str]:
     rows = [dict(zip(names, row, strict=True)) for row in table.rows]
     searched = [row["what"].replace('"', "") if row["doing"] in ("operator", "annotation") else "" for row in rows]
     return [f'"{name}"' if name else "" for name in searched]
-
-
-def _linked_sections(view: View, lane_ranks: Sequence[int]) -> set[str]:
-    """Return the ids of the sections that the answer may link to: those this page has."""
-    contents = {
-        "budget": view.labels,
-        "overlap": view.labels,
-        "schedule": view.schedule,
-        "timeline": lane_ranks,
-        "lanes": lane_ranks,
-        "stragglers": view.stragglers,
-        "reload": view.reload,
-        "iterations": view.roles and view.roles.iterations,
-        "weight-updates": view.roles and view.roles.updates,
-        "path": view.critical,
-        "warnings": view.warnings,
-    }
-    return {name for name, content in contents.items() if content}

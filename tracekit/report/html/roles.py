@@ -84,7 +84,8 @@ def update_drawings(analysis: Analysis, clock: PageClock) -> tuple[list[tuple[st
     for number, update in enumerate(updates[:MAX_UPDATES_DRAWN]):
         end = max(update.measured_ns, update.ideal_ns or 0)
         title = f"Update {number}, measured: {ms(update.measured_ns)}"
-        drawings.append((title, clock.moment(update), _draw_cells(update.cells, update.start_ns, end)))
+        moment = clock.moment(update.start_ns, update.end_ns)
+        drawings.append((title, moment, _draw_cells(update.cells, update.start_ns, end)))
         if update.ideal_ns is not None:
             title = f"Its two-buffer ideal: {ms(update.ideal_ns)}"
             drawings.append((title, None, _draw_cells(_ideal_cells(update), 0, end)))

@@ -97,12 +97,9 @@ def _boxes(layout: ScheduleLayout, end_ns: int) -> PackedColumns:
     outside = outside.rename({"group": "row"}).with_columns(kind=pl.lit(len(layout.colours)), part=pl.lit(0))
     boxes = pl.concat([boxes, outside], how="diagonal_relaxed").sort("start_ns", "part")
     nulls = {"part": 0, "stage": -1, "microbatch": -1, "cause": -1, "wait_ns": 0, "after": -1, "path_ns": 0}
-    columns = {name: boxes[name].fill_null(null).to_numpy() for name, null in nulls.items() if name in boxes.columns}
-    for name in ("wait_ns", "path_ns"):
-        if name in columns:
-            columns[name] = columns[name] // 1000  # microseconds, which fit into 32 bits
-    columns |= {name: boxes[name].to_numpy() for name in ("row", "kind")}
-    return pack_intervals(boxes["start_ns"].to_numpy(), boxes["end_ns"].to_numpy(), **columns)
+    filled = (pl.col(name).fill_null(null) for name, null in nulls.items() if name in boxes.columns)
+    columns = boxes.select("start_ns", "end_ns", *filled, "row", "kind")
+    return pack_intervals(columns.with_columns(pl.col("^(wait|path)_ns$") // 1000))  # µs, which fit into 32 bits
 
 
 def path_time_in_cells(critical: CriticalPath | None, held: StepComparison) -> pl.Series:

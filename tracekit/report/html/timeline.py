@@ -6,7 +6,7 @@ Times are nanoseconds from the start of the first step on the common clock. Runs
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -37,13 +37,9 @@ from tracekit.documents.page import (
     StepTime,
     Timeline,
 )
-from tracekit.documents.roles import Iteration, WeightUpdate
 from tracekit.report.evidence import CAUSE_MEANINGS, CAUSE_WORDS
 from tracekit.report.html.packed_columns import pack_columns, pack_intervals, pack_json
 from tracekit.report.palette import LABEL_COLOURS
-from tracekit.report.view.blocking import Blocking
-from tracekit.report.view.kernels import Kernel, Place
-from tracekit.report.view.path import PathView
 from tracekit.report.view.ranks import stragglers
 from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS, EXPOSURE_CAUSES, LABELS
 
@@ -90,13 +86,18 @@ class PageClock:
         times = pl.col("start_ns", "end_ns") - self.origin_ns
         self.steps = steps.with_columns(times)
 
-    def times(self, rank: int, recorded: pl.Series) -> Ints:
-        """Return a rank's recorded times as times of the page."""
-        return self._clocks.to_common(rank, recorded.to_numpy()) - self.origin_ns
+    def on_page(self, rank: int, *columns: str) -> list[pl.Expr]:
+        """Return columns of a rank's recorded times as times of the page."""
+        return [time - self.origin_ns for time in self._clocks.moved(rank, *columns)]
 
-    def moment(self, stretch: Iteration | WeightUpdate) -> Moment:
+    def moment(self, start_ns: int, end_ns: int) -> Moment:
         """Return when a stretch of the common clock is on the page."""
-        return (stretch.start_ns - self.origin_ns) / 1e6, (stretch.end_ns - self.origin_ns) / 1e6
+        return (start_ns - self.origin_ns) / 1e6, (end_ns - self.origin_ns) / 1e6
+
+    def moment_on(self, rank: int, start_ns: int, end_ns: int) -> Moment:
+        """Return when a stretch of a rank's own clock is on the page."""
+        start_ns, end_ns = self._clocks.to_common(rank, np.array([start_ns, end_ns])).tolist()
+        return self.moment(start_ns, end_ns)
 
 
 def role_timelines(analysis: Analysis, clock: PageClock) -> list[RoleTimeline]:
@@ -255,32 +256,21 @@ def _rank_data(
     analysis: Analysis, clock: PageClock, timeline: RankTimeline, numbers: Ints, names: dict[str, int]
 ) -> RankTrack:
     """Return the data of one rank."""
-    rank, events = timeline.rank, timeline.events
-    start_ns = clock.times(rank, events["start_ns"])
+    rank, host = timeline.rank, timeline.host
+    times = clock.on_page(rank, "start_ns", "end_ns")
     # The delay from launch to start, in steps of 100 ns and counted from 1; 0 if the launch is unknown.
-    delay = (
-        ((events["start_ns"] - events["launch_ns"]).clip(0) // 100 + 1).fill_null(0).clip(None, (1 << 30)).to_numpy()
-    )
-    packed_events = pack_intervals(
-        start_ns,
-        clock.times(rank, events["end_ns"]),
-        description=numbers[events["description"].to_numpy()],
-        delay=delay,
-    )
-    host = timeline.host
+    delay = ((pl.col("start_ns") - pl.col("launch_ns")).clip(0) // 100 + 1).fill_null(0).clip(None, 1 << 30)
+    description = pl.lit(pl.Series(numbers)).gather("description")
     packed_host: PackedColumns | UnsetType = UNSET
     if len(host):
         for text in host["name"].unique(maintain_order=True).drop_nulls().to_list():
             names.setdefault(text, len(names))
         packed_host = pack_intervals(
-            clock.times(rank, host["start_ns"]),
-            clock.times(rank, host["end_ns"]),
-            lane=host["lane"].to_physical().to_numpy(),
-            name=np.array([names.get(name, -1) for name in host["name"].to_list()], np.int64),
+            host.select(*times, lane=pl.col("lane").to_physical(), name=_text_number("name", names))
         )
     return RankTrack(
         rank,
-        packed_events,
+        pack_intervals(timeline.events.select(*times, description=description, delay=delay)),
         _phases(analysis, clock, rank),
         _steps(clock.steps.filter(rank=rank)),
         **_operations(analysis, timeline),
@@ -295,33 +285,23 @@ def _operations(analysis: Analysis, timeline: RankTimeline) -> dict[str, Any]:
     if rows.is_empty():
         return {"label_causes": _exposure_causes(analysis, timeline.rank)}
     causes = timeline.causes.join(rows, on="id").sort("event")
-    exposed = pack_columns(
-        {
-            "event": causes["event"].to_numpy(),
-            "cause": causes["cause"].to_physical().to_numpy(),
-            "time": causes["ns"].to_numpy() // 100,
-        },
-        differences=["event"],
-    )
+    causes = causes.select("event", cause=pl.col("cause").to_physical(), time=pl.col("ns") // 100)
+    exposed = pack_columns(causes, differences=["event"])
     of_rank = pl.col("rank") == timeline.rank
     operations = analysis.tables["operations"].filter(of_rank).join(rows, on="id").sort("event")
     matched = analysis.tables["matched"].filter(of_rank).join(rows, on="id").sort("event", "match")
     if operations.is_empty():
         return {"causes": exposed}
+    operations = operations.select(
+        "event",
+        hidden=pl.col("hidden_ns") // 100,
+        wait=(pl.col("wait_ns") // 100 + 1).fill_null(0),  # 0: unknown
+        size=(pl.col("bytes") // 1024 + 1).fill_null(0).clip(None, 1 << 30),  # in KiB
+    )
     return {
         "causes": exposed,
-        "operations": pack_columns(
-            {
-                "event": operations["event"].to_numpy(),
-                "hidden": operations["hidden_ns"].to_numpy() // 100,
-                "wait": (operations["wait_ns"] // 100 + 1).fill_null(0).to_numpy(),  # 0: unknown
-                "size": (operations["bytes"] // 1024 + 1).fill_null(0).clip(None, 1 << 30).to_numpy(),  # in KiB
-            },
-            differences=["event"],
-        ),
-        "matches": pack_columns(
-            {"event": matched["event"].to_numpy(), "match": matched["match"].to_numpy()}, differences=["event", "match"]
-        ),
+        "operations": pack_columns(operations, differences=["event"]),
+        "matches": pack_columns(matched.select("event", "match"), differences=["event", "match"]),
     }
 
 
@@ -360,11 +340,15 @@ def _path(analysis: Analysis, clock: PageClock) -> PathPieces | None:
         return None
     names = ("kind", "label", "description", "chain")
     texts = pl.concat([pieces[name] for name in names]).unique(maintain_order=True).to_list()
-    number = {text: number for number, text in enumerate(texts) if text is not None}
-    columns = {name: np.array([number.get(text, -1) for text in pieces[name].to_list()], np.int64) for name in names}
-    start_ns, end_ns = (pieces[name].to_numpy() - clock.origin_ns for name in ("start_ns", "end_ns"))
-    packed = pack_intervals(start_ns, end_ns, rank=pieces["rank"].to_numpy(), **columns)
+    number_of = {text: number for number, text in enumerate(texts) if text is not None}
+    times = pl.col("start_ns", "end_ns") - clock.origin_ns
+    packed = pack_intervals(pieces.select(times, "rank", *(_text_number(name, number_of) for name in names)))
     return PathPieces(packed, pack_json(texts))
+
+
+def _text_number(column: str, number_of: Mapping[str, int]) -> pl.Expr:
+    """Return the number of each text of a column; -1 if it has none."""
+    return pl.col(column).cast(pl.String).replace_strict(number_of, default=-1, return_dtype=pl.Int64)
 
 
 def path_pieces(analysis: Analysis) -> pl.DataFrame:
@@ -404,46 +388,14 @@ def _memory_line(analysis: Analysis, clock: PageClock, rank: int) -> PackedColum
     line = next((memory.measured.line for memory in records if memory.rank == rank), None)
     if line is None:
         return UNSET
-    line = line.filter(pl.col("allocated").is_not_null())
-    time_ns = clock.times(rank, line["at_ns"])
-    first, last = max(0, int(np.searchsorted(time_ns, 0, side="right")) - 1), np.searchsorted(time_ns, clock.end_ns)
-    reserved = (line["reserved"] // 1024 + 1).fill_null(0)  # 0: unknown
-    columns = {
-        "time": time_ns // 1000,
-        "allocated": line["allocated"].to_numpy() // 1024,
-        "reserved": reserved.to_numpy(),
-    }
-    return pack_columns({name: values[first:last] for name, values in columns.items()}, differences=columns)
-
-
-def kernel_moments(clock: PageClock, kernels: Sequence[Kernel], ranks: Collection[int]) -> list[list[Moment | None]]:
-    """Return when the longest event of each kernel ran on each of its ranks; None if the rank is not on the page."""
-
-    def moment(event: Place) -> Moment | None:
-        if event.rank not in ranks:
-            return None
-        start, end = clock.times(event.rank, pl.Series([event.start_ns, event.end_ns])) / 1e6
-        return float(start), float(end)
-
-    return [[moment(event) for event in kernel.why.places] if kernel.why else [] for kernel in kernels]
-
-
-def path_moments(analysis: Analysis, clock: PageClock, path: PathView | None) -> list[Moment]:
-    """Return when each listed segment of the critical path ran."""
-    if path is None or analysis.critical is None:
-        return []
-    segments = analysis.critical.segments.filter(pl.col("step").eq_missing(path.step))
-    start_ns = int(segments["start_ns"].to_numpy().min()) - clock.origin_ns
-    return [((start_ns + row["from_ns"]) / 1e6, (start_ns + row["from_ns"] + row["ns"]) / 1e6) for row in path.rows]
-
-
-def blocking_moment(clock: PageClock, blocking: Blocking | None) -> Moment | None:
-    """Return when the piece of the path ran that blocks the step longest; None if none is named."""
-    if blocking is None or blocking.piece is None:
-        return None
-    return (blocking.piece["start_ns"] - clock.origin_ns) / 1e6, (blocking.piece["end_ns"] - clock.origin_ns) / 1e6
-
-
-def iteration_moments(analysis: Analysis, clock: PageClock) -> dict[str, Moment]:
-    """Return when each iteration of an RL loop ran, by its number."""
-    return {str(iteration.index): clock.moment(iteration) for iteration in analysis.role_results.iterations}
+    (time_ns,) = clock.on_page(rank, "at_ns")
+    line = line.filter(pl.col("allocated").is_not_null()).select(
+        time_ns.alias("time_ns"),
+        time=time_ns // 1000,
+        allocated=pl.col("allocated") // 1024,
+        reserved=(pl.col("reserved") // 1024 + 1).fill_null(0),  # 0: unknown
+    )
+    # The value before the page's first moment is still valid there.
+    first, last = max(0, int((line["time_ns"] <= 0).sum()) - 1), int((line["time_ns"] < clock.end_ns).sum())
+    columns = line.drop("time_ns")[first:last]
+    return pack_columns(columns, differences=columns.columns)

@@ -52,8 +52,6 @@ def _next(view: View) -> str:
 
 
 def _budget(view: View) -> str:
-    if not view.has_gpu:
-        return ""
     bars = [view.budget.mean, *view.budget.bars]
     parts = list(dict.fromkeys(part.name for bar in bars for part in bar.parts))
     parts.sort(key=lambda name: (name in _NOT_EXPOSED[1:], name != "compute"))
@@ -136,24 +134,6 @@ def _section(title: str, table: Table | None) -> str:
     return "" if table is None else f"### {markdown(title)}\n\n{render_table(table)}"
 
 
-def _stragglers(view: View) -> str:
-    columns = (
-        Column("", value=lambda row: f"rank {row.ranks}"),
-        Column("in", value="label"),
-        Column("others waited", "ms", value="caused_ns"),
-        Column("operations", "figure"),
-        Column("late", value="when"),
-        Column("why"),
-    )
-    meaning = "the rank that starts an operation last, and the others' waiting in it, summed over ranks"
-    parts = [
-        _section("Whom the others wait for", make_table(columns, view.stragglers, notes=(meaning,))),
-        _section("Unequal work of the ranks", view.imbalance),
-        _section("What slows the pipeline down", view.slowdown),
-    ]
-    return "\n\n".join(filter(None, parts))
-
-
 def _kernels(view: View) -> str:
     columns = (
         Column("kernel", "code", value=lambda row: _shorten(short_kernel(row.name))),
@@ -198,7 +178,9 @@ SECTIONS: tuple[Callable[[View], str], ...] = (
     lambda view: _section("Memory (GB)", view.memory),
     lambda view: _section("Copies", view.copies),
     _reload,
-    _stragglers,
+    lambda view: _section("Whom the others wait for", view.waited_for),
+    lambda view: _section("Unequal work of the ranks", view.imbalance),
+    lambda view: _section("What slows the pipeline down", view.slowdown),
     _kernels,
     _warnings,
     _source,

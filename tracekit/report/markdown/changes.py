@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from tracekit._util.text import capitalize, counted, listing, markdown, markdown_code
+from tracekit._util.text import capitalize, counted, markdown
 from tracekit.report.ci import words
 from tracekit.report.markdown.table import VERDICT_ICONS, bullets, folded, render_table, simple_table
 from tracekit.report.table import Table
@@ -64,17 +64,6 @@ def render_gate(result: Data) -> str:
         heads = ("metric", "status", "until", "reason")
         rows = [[waiver[head] for head in heads] for waiver in result["waivers"]]
         parts.append("### Waivers\n\n" + simple_table(heads, rows, words=len(heads)))
-    parts.append(_compared(result))
+    if runs := words.compared_runs(result):
+        parts.append(f"<sub>{markdown(runs)}</sub>")
     return "\n\n".join(filter(None, parts)) + "\n"
-
-
-def _compared(result: Data) -> str:
-    """Return the runs that were compared and their steps."""
-    sides = []
-    for side in ("before", "after"):
-        runs = (result.get(side) or {}).get("runs") or []
-        if runs:
-            names = listing(markdown_code(run["name"]) for run in runs)
-            steps = counted(sum(run["steps"] for run in runs), "step")
-            sides.append(f"{side}: {counted(len(runs), 'run')}, {steps} ({names})")
-    return f"<sub>{' · '.join(sides)}</sub>" if sides else ""

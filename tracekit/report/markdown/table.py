@@ -31,21 +31,16 @@ def render_table(table: Table, *, fold: bool = True) -> str:
     return "\n\n".join(parts)
 
 
-def simple_table(
-    heads: Sequence[str], rows: Iterable[Sequence[Value]], *, words: int, last_words: int = 0, fold: bool = False
-) -> str:
+def simple_table(heads: Sequence[str], rows: Iterable[Sequence[Value]], *, words: int, fold: bool = False) -> str:
     """Return a table of text that is formatted already.
 
     Args:
         heads: Headings.
         rows: Cells.
         words: Columns at the beginning that are words; the others are numbers, aligned to the right.
-        last_words: Columns at the end that are words.
         fold: Whether rows after the first are folded.
     """
-    first_last_word = len(heads) - last_words
-    kinds = ["word" if i < words or i >= first_last_word else "figure" for i in range(len(heads))]
-    columns = tuple(Column(head, kind) for head, kind in zip(heads, kinds, strict=True))
+    columns = tuple(Column(head, "word" if i < words else "figure") for i, head in enumerate(heads))
     return render_table(Table(columns, tuple(map(tuple, rows))), fold=fold)
 
 

@@ -9,13 +9,12 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tracekit.analysis import Analysis
 from tracekit.errors import OptionError
+from tracekit.report import figures
 from tracekit.report.plot.bars import budget, gap, overlap
 from tracekit.report.plot.schedule import curve, schedule
 from tracekit.report.plot.time import lanes, timeline
@@ -23,7 +22,7 @@ from tracekit.report.plot.time import lanes, timeline
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["PLOTS", "budget", "curve", "draw", "gap", "lanes", "overlap", "save", "schedule", "timeline"]
+__all__ = ["PLOTS", "budget", "curve", "draw", "gap", "lanes", "overlap", "schedule", "timeline"]
 
 PLOTS: dict[str, Callable[..., Figure]] = {
     "schedule": schedule,
@@ -51,7 +50,10 @@ def draw(analysis: Analysis, name: str | None = None, **options: Any) -> Figure:
     """
     if name is None:
         name = "schedule" if analysis.schedule is not None else "budget"
-    return check_plot(name)(analysis, **options)
+    function = check_plot(name)
+    if not analysis.total.budget.span_ns:
+        return figures.message_figure(options.get("ax"), "The GPU events of these traces take no time.")
+    return function(analysis, **options)
 
 
 def check_plot(name: str) -> Callable[..., Figure]:
@@ -59,15 +61,3 @@ def check_plot(name: str) -> Callable[..., Figure]:
     if name not in PLOTS:
         raise OptionError(f"there is no plot {name}", hint=f"use {', '.join(PLOTS)}")
     return PLOTS[name]
-
-
-def save(figure: Figure, path: Path) -> None:
-    """Write a figure in the format of its path's extension (.png, .svg, .pdf); equal figures give equal bytes."""
-    from matplotlib import rc_context
-
-    file_format = path.suffix.lower()[1:]
-    metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(file_format)
-    buffer = io.BytesIO()  # written to disk in one piece: matplotlib does not handle a full disk
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "tracekit", "pdf.fonttype": 42}):
-        figure.savefig(buffer, format=file_format, dpi=150, facecolor="white", metadata=metadata)
-    path.write_bytes(buffer.getvalue())

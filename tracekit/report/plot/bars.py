@@ -30,9 +30,7 @@ def budget(analysis: Analysis, *, ax: Axes | None = None) -> Figure:
 
     view = view_of(analysis).budget
     bars = view.bars
-    longest_ms = max((bar.span_ns for bar in bars), default=0) / 1e6
-    if not longest_ms:
-        return figures.message_figure(ax, "There are no GPU events in these traces.")
+    longest_ms = max(bar.span_ns for bar in bars) / 1e6
     figure, axes = figures.figure_and_axes(ax, width=9, height=float(np.clip(0.34 * len(bars) + 1.5, 2.2, 14)))
     text_style: dict[str, Any] = {"ha": "center", "va": "center_baseline", "fontsize": 8}
     for row, bar in enumerate(bars):

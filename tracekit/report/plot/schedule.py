@@ -14,8 +14,8 @@ from tracekit.compare import WhatIf
 from tracekit.errors import OptionError
 from tracekit.report import figures
 from tracekit.report.palette import LABEL_COLOURS
-from tracekit.report.schedule.layout import ScheduleLayout, chunks_suffix, layout_pipeline
-from tracekit.report.schedule.plot import MAX_LABELLED_BOXES, cell_handles, draw_cells
+from tracekit.report.schedule.layout import ScheduleLayout, layout_pipeline, schedule_headline
+from tracekit.report.schedule.plot import MAX_LABELLED_BOXES, cell_handles, draw_grid
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,21 +43,18 @@ def schedule(analysis: Analysis, *, show: Show = "both", ax: Axes | None = None)
         return figures.message_figure(ax, "No pipeline schedule was found in these traces.")
     compared = analysis.schedule.head
     layouts = {name: layout.in_ms() for name, layout in layout_pipeline(compared).items() if show in ("both", name)}
+    *_, last = layouts.values()
     end = max(layout.end for layout in layouts.values())
-    ranks = next(iter(layouts.values())).ranks
-    rows = len(layouts) * (len(ranks) + 1) - 1  # one empty row between the sections
+    rows = len(layouts) * (len(last.ranks) + 1) - 1  # one empty row between the sections
     width = _figure_width(list(layouts.values()), end)
     figure, axes = figures.figure_and_axes(ax, width=width, height=float(np.clip(0.34 * rows + 1.6, 2.6, 14)))
     inches = width - MARGIN_INCHES if ax is None else axes.get_window_extent().width / figure.dpi
     labelled = sum(len(layout.cells) for layout in layouts.values()) <= MAX_LABELLED_BOXES and end
-    for section, (name, layout) in enumerate(layouts.items()):
-        first_row = section * (len(ranks) + 1)
-        draw_cells(axes, layout, inches_per_unit=inches / end if labelled else 0, first_row=first_row)
-        if len(layouts) > 1:
-            axes.text(0, first_row - 0.12, name, ha="left", va="bottom", fontsize=8.5, color=figures.QUIET_INK)
-    _finish_axes(axes, end, ranks, sections=len(layouts))
-    figures.draw_title(axes, _headline(analysis), _facts(compared, show))
-    figures.draw_legend(axes, cell_handles(layout), below_axes=ax is not None)
+    inches_per_unit = inches / end if labelled else 0
+    draw_grid(axes, layouts, inches_per_unit=inches_per_unit, x_label="time (ms) from the step's first cell")
+    name = analysis.schedule.name if analysis.schedule.exact else f"{analysis.schedule.name}, nearly"
+    figures.draw_title(axes, schedule_headline(compared.match.schedule, name=name), _facts(compared, show))
+    figures.draw_legend(axes, cell_handles(last), below_axes=ax is not None)
     return figure
 
 
@@ -68,28 +65,6 @@ def _figure_width(layouts: list[ScheduleLayout], end: float) -> float:
         return 16
     short = float(durations.quantile(0.1) or end)
     return float(np.clip(end / max(short, 1e-9) * 0.16 + MARGIN_INCHES, 8, 18))
-
-
-def _finish_axes(axes: Axes, end: float, ranks: Sequence[int], *, sections: int) -> None:
-    """Set the limits, name about 16 ranks of each section, and name the time axis."""
-    rows_per_section = len(ranks) + 1
-    axes.set_xlim(0, end)
-    axes.set_ylim(sections * rows_per_section - 1, -0.55 if sections > 1 else 0)
-    step = max(1, -(-len(ranks) // 16))
-    named_rows = [(section, row) for section in range(sections) for row in range(0, len(ranks), step)]
-    axes.set_yticks(
-        [section * rows_per_section + row + 0.5 for section, row in named_rows],
-        [f"rank {ranks[row]}" for _, row in named_rows],
-    )
-    figures.strip_axes(axes, x_label="time (ms) from the step's first cell")
-
-
-def _headline(analysis: Analysis) -> str:
-    comparison = analysis.schedule
-    assert comparison is not None, "drawn only where there is a schedule"
-    nearly = "" if comparison.exact else ", nearly"
-    sizes = f"{counted(comparison.pp, 'rank')} × {comparison.microbatches} micro-batches"
-    return f"{comparison.name}{nearly} · {sizes}{chunks_suffix(comparison.head.match.schedule)}"
 
 
 def _facts(compared: StepComparison, show: Show) -> str:

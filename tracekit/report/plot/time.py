@@ -53,8 +53,6 @@ def lanes(analysis: Analysis, *, rank: int | None = None, step: int | None = Non
     """
     timeline_table = analysis.tables["timeline"]
     lanes = lanes_for(labels_of(timeline_table))
-    if timeline_table.is_empty():
-        return figures.message_figure(ax, "There are no GPU events in these traces.")
     figure, axes = figures.figure_and_axes(ax, width=12, height=1.4 + 0.6 * len(lanes))
     rank = _known_rank(analysis, rank)
     step, begin_ns, end_ns = _step_window(analysis, rank, step)
@@ -85,10 +83,10 @@ def timeline(
     if ranks is None:
         ranks = [measured.rank for measured in analysis.rank_results][:MAX_RANKS]
     ranks = [_known_rank(analysis, rank) for rank in ranks]
+    if not ranks:
+        raise OptionError("there are no ranks to draw", hint="name at least one, or leave ranks out")
     lanes = lanes_for(labels_of(timeline_table))
     height = float(np.clip(0.24 * len(lanes) * len(ranks) + 1.5, 2.6, 14))
-    if timeline_table.is_empty() or not ranks:
-        return figures.message_figure(ax, "There are no GPU events in these traces.")
     figure, axes = figures.figure_and_axes(ax, width=12, height=height)
     windows = [_step_window(analysis, rank, None) for rank in ranks]
     origin_ns = min(begin_ns for _, begin_ns, _ in windows)

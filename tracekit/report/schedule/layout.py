@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit._util.text import percent
+from tracekit._util.text import counted, percent
 from tracekit.report.palette import CELL_COLOURS, mix_colours
 from tracekit.schema import PHASES
 
@@ -232,19 +232,16 @@ def shade_colour(op: str, shade: int, shade_count: int) -> str:
     return mix_colours(CELL_COLOURS[op], "#ffffff", MAX_WHITE_IN_CHUNK_COLOUR * shade / max(shade_count - 1, 1))
 
 
-def schedule_headline(schedule: Schedule) -> str:
-    """Return a schedule's name and sizes.
+def schedule_headline(schedule: Schedule, *, name: str | None = None) -> str:
+    """Return a schedule's name, or another *name* for it, and its sizes.
 
     >>> from tracekit.schedules import generate
     >>> schedule_headline(generate("interleaved", pp=2, microbatches=4))
     'interleaved · 2 ranks × 4 micro-batches × 2 chunks'
     """
-    return f"{schedule.name} · {schedule.pp} ranks × {schedule.microbatches} micro-batches{chunks_suffix(schedule)}"
-
-
-def chunks_suffix(schedule: Schedule) -> str:
-    """Return `` × N chunks`` for a schedule whose ranks hold several chunks, else nothing."""
-    return f" × {schedule.virtual} chunks" if schedule.virtual > 1 and stage_chunks(schedule).any() else ""
+    chunks = f" × {schedule.virtual} chunks" if schedule.virtual > 1 and stage_chunks(schedule).any() else ""
+    sizes = f"{counted(schedule.pp, 'rank')} × {counted(schedule.microbatches, 'micro-batch')}{chunks}"
+    return f"{name or schedule.name} · {sizes}"
 
 
 def reload_headline(reload: WeightReload) -> str:

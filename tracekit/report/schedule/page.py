@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 from typing import TYPE_CHECKING
 
@@ -10,6 +9,7 @@ import numpy as np
 import polars as pl
 from markupsafe import Markup
 
+from tracekit.report.figures import render_figure
 from tracekit.report.html.canvas import Canvas
 from tracekit.report.html.templates import asset, render_template
 from tracekit.report.palette import CELL_COLOURS, IDLE_COLOUR
@@ -77,12 +77,7 @@ def schedule_page(simulation: Simulation | WeightReload) -> str:
 
 def _figure_as_svg(figure: Figure) -> Markup:
     """Return a matplotlib figure as an SVG element, without the XML header."""
-    from matplotlib import rc_context
-
-    file = io.StringIO()
-    with rc_context({"svg.fonttype": "none"}):
-        figure.savefig(file, format="svg")
-    text = file.getvalue()
+    text = render_figure(figure, ".svg").decode()
     return Markup(text[text.index("<svg") :])
 
 

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
 
-from tracekit.report.figures import (
-    FAINT_INK,
-    INK,
-    QUIET_INK,
-    draw_boxes,
-    draw_legend,
-    draw_title,
-    strip_axes,
-    text_colour_on,
-)
+from tracekit.report import figures
 from tracekit.report.palette import CELL_COLOURS, IDLE_COLOUR, LABEL_COLOURS, mix_colours
 from tracekit.report.schedule.layout import (
     OP_NAMES,
@@ -55,8 +47,6 @@ def draw_schedule(simulation: Simulation, *, title: str | None = None) -> Figure
     >>> draw_schedule(simulate(generate("1f1b", pp=2, microbatches=2))).axes[0].get_xlabel()
     'time (units of the given times)'
     """
-    from matplotlib.figure import Figure
-
     layout = layout_simulation(simulation)
     durations = (layout.boxes["end"] - layout.boxes["start"]).to_numpy()
     labelled = len(durations) <= MAX_LABELLED_BOXES
@@ -65,23 +55,42 @@ def draw_schedule(simulation: Simulation, *, title: str | None = None) -> Figure
     inches_per_unit = (width - 1.2) / simulation.makespan
     labelled = labelled and float(durations.max()) * inches_per_unit >= DIGIT_INCHES + LABEL_MARGIN_INCHES
     height = float(np.clip(0.36 * len(layout.ranks) + 1.5, 2.4, 10))
-    figure = Figure(figsize=(width, height), layout="constrained")
-    axes = figure.add_subplot()
-    draw_grid(axes, layout, inches_per_unit=inches_per_unit if labelled else 0)
-    draw_title(axes, title or schedule_headline(simulation.schedule), simulation_facts(simulation))
-    draw_legend(axes, cell_handles(layout))
+    figure, axes = figures.figure_and_axes(None, width=width, height=height)
+    draw_grid(axes, {"": layout}, inches_per_unit=inches_per_unit if labelled else 0)
+    figures.draw_title(axes, title or schedule_headline(simulation.schedule), simulation_facts(simulation))
+    figures.draw_legend(axes, cell_handles(layout))
     return figure
 
 
-def draw_grid(axes: Axes, layout: ScheduleLayout, *, inches_per_unit: float) -> None:
-    """Draw a simulated schedule onto *axes* and name its rows; see ``draw_cells`` for *inches_per_unit*."""
-    draw_cells(axes, layout, inches_per_unit=inches_per_unit)
-    rows = len(layout.ranks)
-    axes.set_xlim(0, layout.end)
-    axes.set_ylim(rows, 0)
-    step = max(1, -(-rows // 16))
-    axes.set_yticks(np.arange(0, rows, step) + 0.5, [f"rank {rank}" for rank in layout.ranks[::step]])
-    strip_axes(axes, x_label="time (units of the given times)")
+def draw_grid(
+    axes: Axes,
+    layouts: Mapping[str, ScheduleLayout],
+    *,
+    inches_per_unit: float,
+    x_label: str = "time (units of the given times)",
+) -> None:
+    """Draw schedules of the same ranks one below the other on one time axis, and name their rows.
+
+    Args:
+        axes: Axes to draw on.
+        layouts: The schedules by name; the name is written above each if there are several.
+        inches_per_unit: Inches that a unit of time takes; see ``draw_cells``.
+        x_label: Name of the time axis.
+    """
+    ranks = next(iter(layouts.values())).ranks
+    rows_per_section = len(ranks) + 1  # one empty row between the sections
+    step = max(1, -(-len(ranks) // 16))  # about 16 ranks of each section are named
+    ticks: dict[float, str] = {}
+    for section, (name, layout) in enumerate(layouts.items()):
+        first_row = section * rows_per_section
+        draw_cells(axes, layout, inches_per_unit=inches_per_unit, first_row=first_row)
+        if len(layouts) > 1:
+            axes.text(0, first_row - 0.12, name, ha="left", va="bottom", fontsize=8.5, color=figures.QUIET_INK)
+        ticks |= {first_row + row + 0.5: f"rank {ranks[row]}" for row in range(0, len(ranks), step)}
+    axes.set_xlim(0, max(layout.end for layout in layouts.values()))
+    axes.set_ylim(len(layouts) * rows_per_section - 1, -0.55 if len(layouts) > 1 else 0)
+    axes.set_yticks(list(ticks), list(ticks.values()))
+    figures.strip_axes(axes, x_label=x_label)
 
 
 def draw_cells(axes: Axes, layout: ScheduleLayout, *, inches_per_unit: float, first_row: int = 0) -> None:
@@ -96,7 +105,7 @@ def draw_cells(axes: Axes, layout: ScheduleLayout, *, inches_per_unit: float, fi
     boxes = layout.boxes
     row = boxes["row"].to_numpy() + first_row
     rows = np.arange(len(layout.ranks)) + first_row
-    draw_boxes(
+    figures.draw_boxes(
         axes,
         start=0, end=layout.end, top=rows + ROW_MARGIN, bottom=rows + 1 - ROW_MARGIN,
         facecolors=IDLE_COLOUR, zorder=0,
@@ -107,15 +116,15 @@ def draw_cells(axes: Axes, layout: ScheduleLayout, *, inches_per_unit: float, fi
     labelled = inches_per_unit > 0
     edges: dict[str, Any] = {"edgecolors": "white", "linewidths": 0.7} if labelled else {}
     style = {"facecolors": layout.box_colours, "zorder": 1, "rasterized": not labelled, **edges}
-    draw_boxes(axes, start=start, end=end, top=top, bottom=bottom, **style)
+    figures.draw_boxes(axes, start=start, end=end, top=top, bottom=bottom, **style)
     if not labelled:
         return
     # A dark frame holds the two halves of an overlapped pair together.
     pairs = boxes["part"].to_numpy() == UPPER
-    frame = {"facecolors": "none", "edgecolors": INK, "linewidths": 0.8, "zorder": 2}
+    frame = {"facecolors": "none", "edgecolors": figures.INK, "linewidths": 0.8, "zorder": 2}
     pair_top = row[pairs] + ROW_MARGIN
-    draw_boxes(axes, start=start[pairs], end=end[pairs], top=pair_top, bottom=pair_top + height, **frame)
-    text_style: dict[str, Any] = {"ha": "center", "va": "center_baseline", "color": INK, "zorder": 3}
+    figures.draw_boxes(axes, start=start[pairs], end=end[pairs], top=pair_top, bottom=pair_top + height, **frame)
+    text_style: dict[str, Any] = {"ha": "center", "va": "center_baseline", "color": figures.INK, "zorder": 3}
     for i, (label, part) in enumerate(boxes.select("label", "part").iter_rows()):
         if label and (end[i] - start[i]) * inches_per_unit >= len(label) * DIGIT_INCHES + LABEL_MARGIN_INCHES:
             middle = (start[i] + end[i]) / 2, (top[i] + bottom[i]) / 2
@@ -128,9 +137,9 @@ def cell_handles(layout: ScheduleLayout) -> list[Patch]:
 
     handles = [Patch(facecolor=CELL_COLOURS[op], label=f"{OP_NAMES[op]} ({op})") for op in layout.ops]
     if layout.has_pairs:
-        handles.append(Patch(facecolor="none", edgecolor=INK, label="overlapped pair (FB), F above B"))
+        handles.append(Patch(facecolor="none", edgecolor=figures.INK, label="overlapped pair (FB), F above B"))
     if layout.shade_count > 1:
-        handles.append(Patch(facecolor="white", edgecolor=FAINT_INK, label="lighter: later chunk"))
+        handles.append(Patch(facecolor="white", edgecolor=figures.FAINT_INK, label="lighter: later chunk"))
     return [*handles, Patch(facecolor=IDLE_COLOUR, label="outside cells")]
 
 
@@ -171,16 +180,16 @@ def draw_phases(schedule: Schedule, times: BlockTimes | None = None, *, layers: 
     for column, phase in enumerate(PHASES):
         axes = figure.add_subplot(columns[column])
         _draw_block(axes, blocks[phase], name_lanes=column == 0)
-        axes.set_title(_PHASE_TITLES[phase], loc="left", fontsize=9, color=INK)
+        axes.set_title(_PHASE_TITLES[phase], loc="left", fontsize=9, color=figures.INK)
     grid = figure.add_subplot(rows[1])
     layout = layout_simulation(simulation)
     labelled = len(layout.cells) <= MAX_LABELLED_BOXES
-    draw_grid(grid, layout, inches_per_unit=(_PHASES_FIGURE_INCHES - 1.2) / layout.end if labelled else 0)
-    grid.set_title(simulation_facts(simulation), loc="left", fontsize=8.5, color=QUIET_INK)
-    grid.set_xlabel("time (units of the times inside a block)", fontsize=8.5, color=INK)
-    draw_legend(grid, cell_handles(layout))
+    inches_per_unit = (_PHASES_FIGURE_INCHES - 1.2) / layout.end if labelled else 0
+    draw_grid(grid, {"": layout}, inches_per_unit=inches_per_unit, x_label="time (units of the times inside a block)")
+    grid.set_title(simulation_facts(simulation), loc="left", fontsize=8.5, color=figures.QUIET_INK)
+    figures.draw_legend(grid, cell_handles(layout))
     headline = f"{schedule_headline(schedule)} · what overlaps in each phase"
-    figure.suptitle(headline, x=0.01, ha="left", fontsize=11, color=INK)
+    figure.suptitle(headline, x=0.01, ha="left", fontsize=11, color=figures.INK)
     return figure
 
 
@@ -193,7 +202,9 @@ def _draw_block(axes: Axes, tasks: Block, *, name_lanes: bool) -> None:
         colour = LABEL_COLOURS[label]
         axes.barh(row, end - start, left=start, height=0.86, color=colour, edgecolor="white", lw=0.8)
         text = task.replace("(", "\n(") if end - start < 1.8 else task
-        axes.text((start + end) / 2, row, text, ha="center", va="center", fontsize=6.8, color=text_colour_on(colour))
+        axes.text(
+            (start + end) / 2, row, text, ha="center", va="center", fontsize=6.8, color=figures.text_colour_on(colour)
+        )
     axes.set_xlim(0, tasks.duration)
     axes.set_ylim(len(LANES) - 0.5, -0.5)
     axes.set_yticks(range(len(LANES)), LANES if name_lanes else [""] * len(LANES))
@@ -207,18 +218,16 @@ def draw_reload(reload: WeightReload) -> Figure:
     >>> draw_reload(weight_reload(4, 2)).axes[0].get_title(loc="left")
     'weight-reload · 4 devices × 2 rounds'
     """
-    from matplotlib.figure import Figure
-
     labelled = reload.ranks <= 16 and len(reload.cells) <= 1200
     shortest = min(reload.times.BROADCAST, reload.times.RELOAD)
     width = float(np.clip(reload.makespan / shortest * 0.5 + 2.2, 7, 18))
-    figure = Figure(figsize=(width, float(np.clip(0.72 * reload.ranks + 1.3, 2.5, 12))), layout="constrained")
-    axes = figure.add_subplot()
+    height = float(np.clip(0.72 * reload.ranks + 1.3, 2.5, 12))
+    figure, axes = figures.figure_and_axes(None, width=width, height=height)
     buffer_row = {name: row for row, name in enumerate(BUFFERS)}
     cells = reload.cells.with_columns(row=pl.col("rank") * _ROWS_PER_DEVICE + pl.col("lane").replace_strict(buffer_row))
     rows = np.add.outer(np.arange(reload.ranks) * _ROWS_PER_DEVICE, np.arange(len(BUFFERS))).ravel()
     edges = {"top": rows - 0.45, "bottom": rows + 0.45}
-    draw_boxes(axes, start=0, end=reload.makespan, **edges, facecolors=IDLE_COLOUR, zorder=0)
+    figures.draw_boxes(axes, start=0, end=reload.makespan, **edges, facecolors=IDLE_COLOUR, zorder=0)
     box_edges = {"edgecolors": "white", "linewidths": 0.8 if labelled else 0, "zorder": 1}
     text_style: dict[str, Any] = {"ha": "center", "va": "center_baseline", "fontsize": 7.5, "zorder": 2}
     for op, role, _, colour in _RELOAD_KINDS:
@@ -226,11 +235,11 @@ def draw_reload(reload: WeightReload) -> Figure:
         start, end, row = (same[column].to_numpy() for column in ("start", "end", "row"))
         hatch = "////" if labelled and role == "destination" else None
         style = {"facecolors": colour, "hatch": hatch, **box_edges}
-        draw_boxes(axes, start=start, end=end, top=row - 0.45, bottom=row + 0.45, **style)
+        figures.draw_boxes(axes, start=start, end=end, top=row - 0.45, bottom=row + 0.45, **style)
         for i, bucket in enumerate(same["bucket"] if labelled else ()):
-            axes.text((start[i] + end[i]) / 2, row[i], f"{bucket}", color=text_colour_on(colour), **text_style)
+            axes.text((start[i] + end[i]) / 2, row[i], f"{bucket}", color=figures.text_colour_on(colour), **text_style)
     _finish_reload_axes(axes, reload, rows.tolist(), labelled=labelled)
-    _draw_reload_legend(figure)
+    _draw_reload_legend(axes)
     return figure
 
 
@@ -247,24 +256,23 @@ def _finish_reload_axes(axes: Axes, reload: WeightReload, rows: list[float], *, 
         named = range(0, reload.ranks, devices_per_name)
         axes.set_yticks(rows[1 :: 3 * devices_per_name], [f"device {device}" for device in named])
     _strip_lanes(axes)
-    axes.set_xlabel("time (units of the given times)", fontsize=8.5, color=INK)
+    axes.set_xlabel("time (units of the given times)", fontsize=8.5, color=figures.INK)
     numbers = "numbers are buckets; " if labelled else ""
     subtitle = f"makespan {reload.makespan:g} · {numbers}device g mod {reload.ranks} is the source of bucket g"
-    draw_title(axes, reload_headline(reload), subtitle)
+    figures.draw_title(axes, reload_headline(reload), subtitle)
 
 
-def _draw_reload_legend(figure: Figure) -> None:
+def _draw_reload_legend(axes: Axes) -> None:
     from matplotlib.patches import Patch
 
     handles = []
     for _, role, name, colour in _RELOAD_KINDS:
         hatched: dict[str, Any] = {"hatch": "////", "edgecolor": "white"} if role == "destination" else {}
         handles.append(Patch(facecolor=colour, label=name, **hatched))
-    handles.append(Patch(facecolor=IDLE_COLOUR, label="buffer idle"))
-    figure.legend(handles=handles, loc="outside lower center", ncols=5, fontsize=8, frameon=False, handlelength=1.4)
+    figures.draw_legend(axes, [*handles, Patch(facecolor=IDLE_COLOUR, label="buffer idle")])
 
 
 def _strip_lanes(axes: Axes) -> None:
     """Strip the axes of a plot with lanes: smaller names than a plot of ranks, no ticks."""
-    strip_axes(axes)
+    figures.strip_axes(axes)
     axes.tick_params(length=0, labelsize=8)

@@ -5,13 +5,18 @@ from __future__ import annotations
 import json
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+import polars as pl
 
 from tracekit._util.files import atomic_write
 from tracekit._version import __version__
 from tracekit.documents.coding import encode
 from tracekit.errors import OptionError
-from tracekit.report.schedule.layout import layout_simulation
+from tracekit.report.figures import render_figure
+from tracekit.report.perfetto.events import event_lines
+from tracekit.report.perfetto.tracks import TrackNumbers
+from tracekit.report.schedule.layout import layout_simulation, schedule_headline
 from tracekit.report.write import check_extension
 from tracekit.schedules.registry import write_orders
 from tracekit.schedules.weight_reload import LANES, WeightReload
@@ -49,21 +54,17 @@ def write_schedule(
     """
     path = Path(path)
     extension = check_extension(path, EXTENSIONS)
-    if extension in (".svg", ".png"):
-        from matplotlib import rc_context
-
-        figure = _draw(simulation, lanes, block_times)
-        # A fixed salt and no date: the same schedule always gives the same bytes.
-        with atomic_write(path) as part, rc_context({"svg.fonttype": "none", "svg.hashsalt": "tracekit"}):
-            metadata = {"Date": None} if extension == ".svg" else None
-            figure.savefig(part, format=extension[1:], dpi=150, facecolor="white", metadata=metadata)
-    elif extension == ".txt":
+    if extension == ".txt":
         if isinstance(simulation, WeightReload):
             raise OptionError(f"{path}: weight-reload has no order file", hint="use .json")
         write_orders(simulation.schedule, path)
+        return
+    if extension in (".svg", ".png"):
+        content = render_figure(_draw(simulation, lanes, block_times), extension)
     else:
-        with atomic_write(path) as part:
-            part.write_text(_text(simulation, extension), encoding="utf-8")
+        content = _text(simulation, extension).encode()
+    with atomic_write(path) as part:
+        part.write_bytes(content)
 
 
 def _draw(simulation: Simulation | WeightReload, lanes: bool, block_times: BlockTimes | None) -> Figure:
@@ -80,73 +81,39 @@ def _text(simulation: Simulation | WeightReload, extension: str) -> str:
 
         return schedule_page(simulation)
     if extension == ".trace.json":
-        return json.dumps(schedule_trace(simulation), ensure_ascii=False)  # Perfetto does not decode escapes
+        return schedule_trace(simulation)
     return encode(simulation.to_document(), indent=None)
 
 
-UNIT_US = 1000.0
-"""Microseconds that one unit of the given times is shown as."""
+UNIT_NS = 1_000_000
+"""Nanoseconds that one unit of the given times is shown as."""
 
 
-def schedule_trace(simulation: Simulation | WeightReload) -> dict[str, Any]:
-    """Return the trace: one track per rank, or per buffer of a weight reload.
+def schedule_trace(simulation: Simulation | WeightReload) -> str:
+    """Return the trace as JSON text: one track per rank, or per buffer of a weight reload.
 
     >>> from tracekit.schedules import generate, simulate
-    >>> trace = schedule_trace(simulate(generate("1f1b", pp=1, microbatches=1)))
+    >>> trace = json.loads(schedule_trace(simulate(generate("1f1b", pp=1, microbatches=1))))
     >>> [(e["name"], e["ts"], e["dur"]) for e in trace["traceEvents"] if e["ph"] == "X"]
     [('0F0', 0.0, 1000.0), ('0B0', 1000.0, 2000.0)]
     """
+    numbers = TrackNumbers()
     if isinstance(simulation, WeightReload):
-        name, events = simulation.name, _reload_events(simulation)
+        name, details = simulation.name, ["bucket", "round", "role"]
+        processes = [numbers.add_process(f"device {rank}") for rank in range(simulation.ranks)]
+        tracks = [(pid, lane) for pid in processes for lane in LANES]
+        lane_number = pl.col("lane").replace_strict({lane: i for i, lane in enumerate(LANES)}, return_dtype=pl.Int64)
+        track, name_of_cell = pl.col("rank") * len(LANES) + lane_number, pl.format("{} {}", "op", "bucket")
+        cells = simulation.cells.with_columns(track=track, name=name_of_cell)
     else:
-        name, events = simulation.schedule.name, _cell_events(simulation)
-    about = {"tracekit": __version__, "schedule": name, "unit_us": UNIT_US}
-    return {"displayTimeUnit": "ms", "otherData": about, "traceEvents": events}
-
-
-def _cell_events(simulation: Simulation) -> list[dict[str, Any]]:
-    schedule = simulation.schedule
-    title = f"{schedule.name} · {schedule.pp} ranks × {schedule.microbatches} micro-batches"
-    events = _track_names(0, None, title, 0)
-    for rank in range(schedule.pp):
-        events += _track_names(0, rank, f"rank {rank}", rank)
-    columns = ("stage", "microbatch", "b_stage", "b_microbatch")
-    for cell in layout_simulation(simulation).cells.iter_rows(named=True):
-        events.append(_slice(cell, cell["name"], pid=0, tid=cell["rank"], columns=columns))
-    return events
-
-
-def _reload_events(reload: WeightReload) -> list[dict[str, Any]]:
-    events = []
-    for rank in range(reload.ranks):
-        events += _track_names(rank, None, f"device {rank}", rank)
-        for lane, name in enumerate(LANES):
-            events += _track_names(rank, lane, name, lane)
-    columns = ("bucket", "round", "role")
-    for cell in reload.cells.iter_rows(named=True):
-        name, lane = f"{cell['op']} {cell['bucket']}", LANES.index(cell["lane"])
-        events.append(_slice(cell, name, pid=cell["rank"], tid=lane, columns=columns))
-    return events
-
-
-def _track_names(pid: int, tid: int | None, name: str, sort_index: int) -> list[dict[str, Any]]:
-    """Return the metadata events that name and order a process (*tid* None) or a thread."""
-    kind, track = ("process", {"pid": pid}) if tid is None else ("thread", {"pid": pid, "tid": tid})
-    return [
-        {"ph": "M", "name": f"{kind}_name", **track, "args": {"name": name}},
-        {"ph": "M", "name": f"{kind}_sort_index", **track, "args": {"sort_index": sort_index}},
-    ]
-
-
-def _slice(cell: dict[str, Any], name: str, *, pid: int, tid: int, columns: tuple[str, ...]) -> dict[str, Any]:
-    """Return the event of one cell; its details are those of *columns* that are not null."""
-    return {
-        "ph": "X",
-        "name": name,
-        "cat": cell["op"],
-        "pid": pid,
-        "tid": tid,
-        "ts": cell["start"] * UNIT_US,
-        "dur": (cell["end"] - cell["start"]) * UNIT_US,
-        "args": {column: cell[column] for column in columns if cell[column] is not None},
-    }
+        schedule = simulation.schedule
+        name, details = schedule.name, ["stage", "microbatch", "b_stage", "b_microbatch"]
+        pid = numbers.add_process(schedule_headline(schedule))
+        tracks = [(pid, f"rank {rank}") for rank in range(schedule.pp)]
+        cells = layout_simulation(simulation).cells.with_columns(track="rank")
+    start_ns, end_ns = ((pl.col(time) * UNIT_NS).cast(pl.Float64).round().cast(pl.Int64) for time in ("start", "end"))
+    placed = numbers.place_events(cells.with_columns(kind="op", start_ns=start_ns, end_ns=end_ns), tracks)
+    lines = [*numbers.take_lines(), *event_lines(placed, 0, details={column: column for column in details})]
+    about = {"tracekit": __version__, "schedule": name, "unit_us": UNIT_NS / 1000}
+    header = json.dumps({"displayTimeUnit": "ms", "otherData": about}, ensure_ascii=False)
+    return f'{header[:-1]}, "traceEvents": [\n' + ",\n".join(lines) + "\n]}\n"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 from rich.console import Console
@@ -12,8 +11,10 @@ from tracekit._util.text import counted, ms, terminal, wrap_text
 from tracekit.analysis import Analysis
 from tracekit.report.terminal import sections
 from tracekit.report.terminal.fleet import many_ranks
-from tracekit.report.terminal.schedule import render_schedule, render_short_schedule, what_if
+from tracekit.report.terminal.schedule import render_schedule, what_if
 from tracekit.report.terminal.screen import Screen
+from tracekit.report.terminal.sections import shared
+from tracekit.report.terminal.table import WORST_RANKS_SHOWN
 from tracekit.report.view import View, view_of
 
 TOPIC_WIDTH = 10
@@ -43,11 +44,12 @@ def render(
     out.print(header(view))
     out.print(answer(view, out.width))
     chosen = BRIEF_SECTIONS if brief else SECTIONS if full else SHORT_SECTIONS
+    words = _title_words(view, short=not full)
     for title, section in chosen:
         body = section(view, out.width)
         if body is not None:
             out.print()
-            out.print(Text(title if isinstance(title, str) else title(view), style="bold"))
+            out.print(Text(title.format_map(words), style="bold"))
             out.print(body, crop=False)  # a command to copy may be longer than a line
     if not brief:
         out.print(closing_lines(view, full=full, page_written=page_written))
@@ -69,7 +71,7 @@ def closing_lines(view: View, *, full: bool, page_written: bool) -> Text:
         more.append(view.what_if_hint.text)
     if not full:
         more.append(f"--full prints all tables{warnings}")
-    if view.has_gpu and not page_written:
+    if not page_written:
         more.append("-o report.html writes a page")
     return Text("; ".join(more), style="dim")
 
@@ -89,83 +91,69 @@ def answer(view: View, width: int) -> Text:
     return text
 
 
-def _over(view: View) -> str:
-    """Return what the figures of a table are summed or averaged over: ranks and steps."""
+def _title_words(view: View, *, short: bool) -> dict[str, str]:
+    """Return the words that stand in braces in the titles of sections.
+
+    ``over`` is what the figures of a table are summed or averaged over: ranks and steps.
+    """
     steps = len(view.steps.rows) + view.steps.more if view.steps else 1
-    ranks = "all ranks" if len(view.analysis.rank_results) > 1 else "1 rank"
-    return f"{ranks}, {counted(steps, 'step')}" if steps > 1 else ranks
+    ranks, drawn = len(view.analysis.rank_results), len(sections.ranks_with_bars(view, short=short))
+    over = "all ranks" if ranks > 1 else "1 rank"
+    main_role = view.analysis.role_results.main_role
+    return {
+        "over": f"{over}, {counted(steps, 'step')}" if steps > 1 else over,
+        "steps": f"{steps} steps" if steps > 1 else "step",
+        "of_role": "" if main_role is None else f" of role {main_role}",
+        "of_ranks": f"; {drawn} of {counted(ranks, 'rank')}" if drawn < ranks else "",
+        "idle": "Bubble: idle and exposed pipeline waiting" if view.pipelined else "Idle: why the GPU ran nothing",
+        "by": "" if view.by is None else view.by.title,
+    }
 
 
-def _budget_title(view: View, *, short: bool = False) -> str:
-    steps = len(view.steps.rows) + view.steps.more if view.steps else 1
-    subject = f"{steps} steps" if steps > 1 else "step"
-    if view.analysis.role_results.main_role is not None:
-        subject = f"{subject} of role {view.analysis.role_results.main_role}"
-    ranks, shown = len(view.analysis.rank_results), len(sections.ranks_with_bars(view, short=short))
-    chosen = f"; {shown} of {counted(ranks, 'rank')}" if shown < ranks else ""
-    return f"Where the {subject} went (shares of the span{chosen})"
-
-
-def _bubble_title(view: View) -> str:
-    return "Bubble: idle and exposed pipeline waiting" if view.pipelined else "Idle: why the GPU ran nothing"
-
-
-Sections = tuple[tuple[str | Callable[[View], str], sections.Section], ...]
-show_changes = sections.shared(lambda view: view.changes)
-show_requested_changes = sections.shared(lambda view: view.changes if view.analysis.graph is not None else None)
+Sections = tuple[tuple[str, sections.Section], ...]
+BUDGET_TITLE = "Where the {steps}{of_role} went (shares of the span{of_ranks})"
+REQUESTED_CHANGES = (
+    "What a change would give",
+    shared(lambda view: view.changes if view.analysis.graph is not None else None),
+)
 SECTIONS: Sections = (
     ("Roles, iterations and weight updates", sections.roles),
-    (_budget_title, sections.budget),
+    (BUDGET_TITLE, sections.budget),
     ("Over the ranks (shares of each rank's span)", many_ranks),
-    (lambda view: f"Compute ({_over(view)})", sections.compute),
-    (lambda view: f"Communication and copies: what compute hides ({_over(view)})", sections.exposure),
-    (lambda view: f"What hides what ({_over(view)})", sections.shared(lambda view: view.beside)),
-    (
-        lambda view: f"What hiding communication costs the compute beside it ({_over(view)})",
-        sections.shared(lambda view: view.hiding),
-    ),
-    (_bubble_title, sections.shared(lambda view: view.idle)),
-    (
-        lambda view: f"What the host did instead of launching (launch-bound idle, {_over(view)})",
-        sections.shared(lambda view: view.instead),
-    ),
+    ("Compute ({over})", sections.compute),
+    ("Communication and copies: what compute hides ({over})", sections.exposure),
+    ("What hides what ({over})", shared(lambda view: view.beside)),
+    ("What hiding communication costs the compute beside it ({over})", shared(lambda view: view.hiding)),
+    ("{idle}", shared(lambda view: view.idle)),
+    ("What the host did instead of launching (launch-bound idle, {over})", shared(lambda view: view.instead)),
     ("Against its ideal schedule", render_schedule),
-    ("Micro-batches overlap: what compute hides, by phase", sections.shared(lambda view: view.phases)),
+    ("Micro-batches overlap: what compute hides, by phase", shared(lambda view: view.phases)),
     ("Critical path: what the step had to wait for, in order of time", sections.critical),
-    ("What a change would give", show_changes),
-    (lambda view: view.by.title if view.by is not None else "", sections.breakdown),
-    (
-        lambda view: f"How fast products ran ({_over(view)}; over their own time)",
-        sections.shared(lambda view: view.products, total_style="bold"),
-    ),
-    (
-        "How fast communication ran (bytes over transfer, waiting apart)",
-        sections.shared(lambda view: view.communication),
-    ),
-    ("Experts: what each rank receives in the forward's dispatches", sections.shared(lambda view: view.experts)),
-    ("Memory: the most each rank held (GB)", sections.shared(lambda view: view.memory)),
-    ("Whom the others wait for", sections.stragglers),
-    ("Unequal work of the ranks", sections.shared(lambda view: view.imbalance)),
-    ("What slows the pipeline down", sections.shared(lambda view: view.slowdown)),
+    ("What a change would give", shared(lambda view: view.changes)),
+    ("{by}", sections.breakdown),
+    ("How fast products ran ({over}; over their own time)", shared(lambda view: view.products, total_style="bold")),
+    ("How fast communication ran (bytes over transfer, waiting apart)", shared(lambda view: view.communication)),
+    ("Experts: what each rank receives in the forward's dispatches", shared(lambda view: view.experts)),
+    ("Memory: the most each rank held (GB)", shared(lambda view: view.memory)),
+    ("Whom the others wait for", shared(lambda view: view.waited_for, max_rows=WORST_RANKS_SHOWN)),
+    ("Unequal work of the ranks", shared(lambda view: view.imbalance)),
+    ("What slows the pipeline down", shared(lambda view: view.slowdown)),
     ("Steps", sections.step_times),
-    ("Copies", sections.shared(lambda view: view.copies)),
+    ("Copies", shared(lambda view: view.copies)),
     ("Weight reload", sections.reload),
     ("Warnings", sections.warnings),
     ("What to do next", sections.next_steps),
 )
 """Title and function of each section, in the order they are printed."""
-BRIEF_SECTIONS: Sections = (
-    ("What a change would give", show_requested_changes),
-    ("What other schedules would take", what_if),
-)
+BRIEF_SECTIONS: Sections = (REQUESTED_CHANGES, ("What other schedules would take", what_if))
 SHORT_SECTIONS: Sections = (
-    (partial(_budget_title, short=True), sections.short_budget),
-    ("Against its ideal schedule", render_short_schedule),
-    *(
-        (title, show_requested_changes if section is show_changes else section)
-        for title, section in SECTIONS
-        if section in (sections.roles, show_changes, sections.critical, sections.breakdown, sections.reload)
-    ),
-    ("What else to do", sections.further_steps),
+    (BUDGET_TITLE, partial(sections.budget, short=True)),
+    ("Against its ideal schedule", partial(render_schedule, short=True)),
+    ("Roles, iterations and weight updates", sections.roles),
+    ("Critical path: what the step had to wait for, in order of time", sections.critical),
+    REQUESTED_CHANGES,
+    ("{by}", sections.breakdown),
+    ("Weight reload", sections.reload),
+    ("What else to do", partial(sections.next_steps, first=2)),
 )
 """Sections printed by default: the answer's own, and those that were asked for."""

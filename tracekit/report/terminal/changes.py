@@ -11,7 +11,6 @@ from rich.text import Text
 from tracekit._util.text import counted, terminal
 from tracekit.report.ci import words
 from tracekit.report.table import Table
-from tracekit.report.terminal.screen import Screen
 from tracekit.report.terminal.table import VERDICT_STYLES, Note, render_table
 
 Data = Mapping[str, Any]
@@ -20,9 +19,8 @@ MAX_PASSING_CHECKS = 8
 MAX_MOVED_ROWS = 5
 
 
-def show_diff(result: Data, console: Console | None = None) -> None:
+def show_diff(result: Data, console: Console) -> None:
     """Print a diff, the largest change first."""
-    console = console or Screen()
     console.print(render_diff(result, width=console.width))
 
 
@@ -57,9 +55,8 @@ def _table(table: Table | None, width: int, *, most: int = MAX_DIFF_ROWS) -> lis
     return [] if rendered is None else [Text(""), rendered]
 
 
-def show_gate(result: Data, console: Console | None = None) -> None:
+def show_gate(result: Data, console: Console) -> None:
     """Print a verdict."""
-    console = console or Screen()
     console.print(render_gate(result, width=console.width))
 
 

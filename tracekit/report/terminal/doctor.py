@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -14,17 +14,11 @@ from tracekit._util.text import format_ranges, listing, terminal
 from tracekit.doctor.diagnose import Diagnosis
 from tracekit.doctor.findings import RECIPES
 from tracekit.documents.doctor import Finding
-from tracekit.report.terminal.screen import Screen
 
 TOOLS = {"kineto": "PyTorch profiler", "nsight": "Nsight Systems"}
 SKIPPED_KINDS = {"M": "metadata", "s": "flow starts", "f": "flow ends", "i": "instants", "python": "Python frames"}
 MAX_GROUPS = 8
 _MARKS = {"blocks": ("✗", "bold red"), "limits": ("!", "bold yellow"), "note": ("·", "dim")}
-
-
-def show(diagnosis: Diagnosis, console: Console | None = None) -> None:
-    """Print the diagnosis."""
-    (console or Screen()).print(render(diagnosis))
 
 
 def render(diagnosis: Diagnosis) -> RenderableType:

@@ -7,6 +7,7 @@ from rich.text import Text
 
 from tracekit._util.text import counted, percent
 from tracekit.analysis.spread import Figure, Spread, by_rank
+from tracekit.report.palette import mix_colours
 from tracekit.report.table import Column, make_table
 from tracekit.report.terminal.table import Note, render_table
 from tracekit.report.view import View
@@ -18,7 +19,7 @@ NAMES = {"compute": "compute", "communication": "exposed comm", "bubble": "bubbl
 BARS = " ▁▂▃▄▅▆▇█"
 SHADES = "·░▒▓█"
 """Characters of the heat map from the least to the most, readable without colour."""
-LEAST_COLOUR, MOST_COLOUR = (0x56, 0xB4, 0xE9), (0xD5, 0x5E, 0x00)
+LEAST_COLOUR, MOST_COLOUR = "#56b4e9", "#d55e00"
 """Blue and vermilion, which colour-blind readers can tell apart."""
 
 
@@ -113,6 +114,4 @@ def _shade(share: float | None, figure: Figure) -> tuple[str, str]:
     if share is None:
         return "?", "dim"
     heat = figure.shade(share)
-    mixed = (round(low + (high - low) * heat) for low, high in zip(LEAST_COLOUR, MOST_COLOUR, strict=True))
-    colour = "".join(f"{component:02x}" for component in mixed)
-    return SHADES[round(heat * (len(SHADES) - 1))], f"#{colour}"
+    return SHADES[round(heat * (len(SHADES) - 1))], mix_colours(LEAST_COLOUR, MOST_COLOUR, heat)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from statistics import mean
 
 import polars as pl
@@ -10,20 +10,15 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from tracekit._util.text import bare_ms, counted, signed
+from tracekit._util.text import counted, signed
 from tracekit.compare import StepComparison
 from tracekit.report.palette import CELL_COLOURS, LABEL_COLOURS
 from tracekit.report.schedule.layout import OP_NAMES, layout_pipeline
 from tracekit.report.table import Column, make_table
-from tracekit.report.terminal.table import (
-    MAX_RANKS_LISTED,
-    WORST_RANKS_SHOWN,
-    Note,
-    render_table,
-    shown_headings,
-)
+from tracekit.report.terminal.table import MAX_RANKS_LISTED, WORST_RANKS_SHOWN, Note, render_table
 from tracekit.report.view import View
 from tracekit.report.view.copies import gb_range
+from tracekit.report.view.path import describe_range
 from tracekit.report.view.pipeline import Rung, ScheduleView, WhatIfRow
 from tracekit.schema import PHASES
 
@@ -96,31 +91,33 @@ MAX_ALTERNATIVES = 6
 """Schedules shown; the JSON has all."""
 
 
-def render_schedule(view: View, width: int) -> RenderableType | None:
-    """Draw the whole section; None if no schedule was recognised."""
-    schedule, comparison = view.schedule, view.analysis.schedule
-    if schedule is None or comparison is None:
-        return None
-    parts = [
-        _headline(schedule),
-        _makespans(schedule, width),
-        _waterfall(schedule, width),
-        Note(view.below_peak) if view.below_peak else None,
-        gantt(comparison.head, width),
-        render_table(schedule.phases, width),
-        render_what_if(schedule.alternatives, width),
-    ]
-    return Group(*(part for part in parts if part is not None))
+def render_schedule(view: View, width: int, *, short: bool = False) -> RenderableType | None:
+    """Draw the section; None if no schedule was recognised.
 
-
-def render_short_schedule(view: View, width: int) -> RenderableType | None:
-    """Draw the gap, a few ranks, and predictions if there are any; None if no schedule was recognised."""
-    schedule, comparison = view.schedule, view.analysis.schedule
-    if schedule is None or comparison is None:
+    Args:
+        view: The analysis.
+        width: Width of the terminal.
+        short: Draw only the larger causes of the gap, a few ranks, and predictions if there are any.
+    """
+    schedule = view.schedule
+    if schedule is None:
         return None
-    chart = gantt(comparison.head, width, max_ranks=MAX_RANKS_IN_SHORT_CHART)
-    gap = _waterfall(schedule, width, min_share=MIN_SHARE_IN_SHORT_GAP)
-    parts = [_headline(schedule), gap, chart, render_what_if(schedule.alternatives, width)]
+    if short:
+        parts = [
+            _headline(schedule),
+            _waterfall(schedule, width, min_share=MIN_SHARE_IN_SHORT_GAP),
+            gantt(schedule.head, width, max_ranks=MAX_RANKS_IN_SHORT_CHART),
+        ]
+    else:
+        parts = [
+            _headline(schedule),
+            _makespans(schedule, width),
+            _waterfall(schedule, width),
+            Note(view.below_peak) if view.below_peak else None,
+            gantt(schedule.head, width),
+            render_table(schedule.phases, width),
+        ]
+    parts.append(render_what_if(schedule.alternatives, width))
     return Group(*(part for part in parts if part is not None))
 
 
@@ -218,25 +215,18 @@ def render_what_if(rows: Sequence[WhatIfRow], width: int) -> RenderableType | No
         return None
     schedules = [row for row in rows if row.change == "schedule"]
     shown = schedules[:MAX_ALTERNATIVES] + [row for row in schedules[MAX_ALTERNATIVES:] if row.ran]
+    saves = "against this run as measured (− would be slower)"
     columns = (
         Column("what if", "name", value="title"),
         Column("predicted", "ms", value="predicted_ns"),
-        Column("between ms", "figure", value=_predicted_range),
-        Column("ideal", "ms", 1, value="ideal_ns"),
-        Column("saves ms", "figure", value=_savings),
+        Column("between ms", "figure", value=lambda row: "" if row.ran else describe_range(row.predicted_range_ns)),
+        Column("ideal", "ms", 1, "free messages, balanced stages", value="ideal_ns"),
+        Column("saves", "figure", note=saves, terminal_heading="saves ms", value=_savings),
         Column("outside cells", "share", 3, value="outside_cells"),
-        Column("peak", "figure", 2, value=_peak_activations),
+        Column("peak", "figure", 2, "micro-batches held", value=_peak_activations),
     )
     others = [row for row in rows if row.change != "schedule"]
-    table = make_table(columns, [*shown, *others])
-    assert table is not None, "there are rows"
-    return render_table(table, width, notes=_what_if_notes(shown, shown_headings(table, width)))
-
-
-def _predicted_range(row: WhatIfRow) -> str:
-    return (
-        "" if row.ran or row.predicted_range_ns is None else " – ".join(bare_ms(ns, 1) for ns in row.predicted_range_ns)
-    )
+    return render_table(make_table(columns, [*shown, *others], notes=_what_if_notes(shown)), width)
 
 
 def _peak_activations(row: WhatIfRow) -> str:
@@ -248,14 +238,9 @@ def _savings(row: WhatIfRow) -> Text:
     return Text(saves, style="dim" if row.slower else "")
 
 
-def _what_if_notes(rows: Sequence[WhatIfRow], headings: Collection[str]) -> list[str]:
-    """Return the meaning of the columns that are shown, then the assumptions and unknowns of the rows, each once."""
-    meanings = ["saves: against this run as measured (− would be slower)", "× n: chunks per rank"]
-    if "peak" in headings:
-        meanings.append("peak: micro-batches held")
-    if "ideal ms" in headings:
-        meanings.append("ideal: free messages, balanced stages")
-    notes = ["; ".join(meanings)]
+def _what_if_notes(rows: Sequence[WhatIfRow]) -> list[str]:
+    """Return the memory that the rows need, then their assumptions and unknowns, each once."""
+    notes = ["× n: chunks per rank"] if any((row.virtual or 1) > 1 for row in rows) else []
     needs = [
         f"{row.title} {gb_range(*row.peak_bytes)}{' does not fit' if row.fits is False else ''}"
         for row in rows

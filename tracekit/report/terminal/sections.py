@@ -32,9 +32,9 @@ MIN_WIDTH_FOR_MORE = 110
 """Columns of the terminal from which the budget shows communication apart from copies."""
 
 
-def shared(table: Callable[[View], Table | None], *, total_style: str = "") -> Section:
-    """Return the section that shows one of the tables that all reports share."""
-    return lambda view, width: render_table(table(view), width, total_style=total_style)
+def shared(table: Callable[[View], Table | None], *, total_style: str = "", max_rows: int | None = None) -> Section:
+    """Return the section that shows one of the tables that all reports share, with *max_rows* of its rows."""
+    return lambda view, width: render_table(table(view), width, total_style=total_style, max_rows=max_rows)
 
 
 def compute(view: View, width: int) -> RenderableType | None:
@@ -102,21 +102,6 @@ def breakdown(view: View, width: int) -> RenderableType | None:
     return render_table(view.by.table, width, total_style="dim")
 
 
-def stragglers(view: View, width: int) -> RenderableType | None:
-    """Name the ranks that start operations last, and the waiting they cause."""
-    columns = (
-        Column("rank", "figure", value="ranks"),
-        Column("label", "label"),
-        Column("others waited", "ms", value="caused_ns"),
-        Column("operations", "count"),
-        Column("late", "word", 1, value="when"),
-        Column("why", "name", 2),
-    )
-    note = "the rank that starts a matched operation last; others' wait in it, summed over ranks"
-    note = f"{note}. {view.clock_note}" if view.clock_note else note
-    return render_table(make_table(columns, view.stragglers[:WORST_RANKS_SHOWN], notes=(note,)), width)
-
-
 def step_times(view: View, width: int) -> RenderableType | None:
     """Show the longest steps and how much they differ; None if there is one step."""
     if view.steps is None:
@@ -176,11 +161,6 @@ def next_steps(view: View, width: int, *, first: int = 1) -> RenderableType | No
     return Group(*lines) if lines else None
 
 
-def further_steps(view: View, width: int) -> RenderableType | None:
-    """List what to do beside the first thing, which the answer names."""
-    return next_steps(view, width, first=2)
-
-
 GLYPHS = {"compute": "█", "communication": "▓", "copy": "▒", "idle": "░", "unrecorded": "?"}
 """Fill of each kind of part; they can be told apart without colour."""
 LEGEND = {
@@ -221,11 +201,6 @@ def ranks_with_bars(view: View, *, short: bool) -> list[RankResult]:
         : min(all_fit, WORST_RANKS_SHOWN) if short else WORST_RANKS_SHOWN
     ]
     return sorted(chosen, key=lambda rank: rank.rank)
-
-
-def short_budget(view: View, width: int) -> RenderableType | None:
-    """Draw the bars of a few ranks, and the mean of all."""
-    return budget(view, width, short=True)
 
 
 def budget(view: View, width: int, *, short: bool = False) -> RenderableType | None:

@@ -109,11 +109,6 @@ def fitting_columns(columns: Sequence[Column], cells: Sequence[Sequence[Text]], 
     return shown
 
 
-def shown_headings(table: Table, width: int) -> list[str]:
-    """Return the headings of the columns that ``render_table`` shows."""
-    return [table.columns[i].heading for i in fitting_columns(table.columns, _cells(table), width)]
-
-
 def _column_widths(columns: Sequence[Column], cells: Sequence[Sequence[Text]]) -> list[int]:
     return [max([len(column.heading), *(len(row[i]) for row in cells)]) for i, column in enumerate(columns)]
 

@@ -12,8 +12,8 @@ from tracekit.run.watch import Recording
 
 
 def run_of(recording: Recording) -> Run | None:
-    """Return the recording as a run for the gate; None if it could not be analysed or has no GPU events."""
-    if recording.analysis is None or not recording.analysis.total.budget.span_ns:
+    """Return the recording as a run for the gate; None if it could not be analysed."""
+    if recording.analysis is None:
         return None
     return from_analysis(recording.analysis.to_document(), name=recording.name)
 
@@ -25,8 +25,6 @@ def line(recording: Recording, *, first: Run | None = None) -> str:
         return f"{name}: {recording.error}"
     total = recording.analysis.total
     budget = total.budget
-    if not budget.span_ns:
-        return f"{name}: no GPU events"
     step_pace = pace(recording.analysis)
     parts = [
         f"step {ms(step_pace.ns)} ({counted(step_pace.steps, 'step')})",

@@ -63,30 +63,24 @@ def answer(
     blocking: Blocking | None = None,
 ) -> tuple[Line, ...]:
     """Return the lines, the most important first."""
-    next_lines = [Line("Next", first.text, "next") for first in advice[:1]]
-    if not analysis.total.budget.span_ns:
-        return (Line("Time", "There are no GPU events in these traces.", "warnings"), *next_lines)
     step_pace = pace(analysis)
-    sentences = (
+    lines = (
         ("Iteration", iteration_sentence(analysis), "iterations"),
         ("Weights", update_sentence(analysis), "weight-updates"),
+        ("Time", _time(analysis, step_pace), "budget"),
+        ("Blocked", blocking and blocking.text, "path"),
+        ("Exposed", _exposed(analysis, labels, step_pace.steps), "overlap"),
+        ("Schedule", _schedule(analysis, schedule), "warnings" if schedule is None else "schedule"),
+        ("Reload", _reload(analysis), "reload"),
+        ("Waits", _waits(analysis, stragglers), "stragglers"),
+        ("Balance", imbalance_line(analysis), "stragglers"),
+        *(("Next", first.text, "next") for first in advice[:1]),
     )
-    balance = imbalance_line(analysis)
-    lines = (
-        *(Line(topic, text, target) for topic, text, target in sentences if text is not None),
-        _time_line(analysis, step_pace),
-        Line("Blocked", blocking.text, "path") if blocking is not None else None,
-        _exposed_line(analysis, labels, step_pace.steps),
-        _schedule_line(analysis, schedule),
-        _reload_line(analysis),
-        _waits_line(analysis, stragglers),
-        Line("Balance", balance, "stragglers") if balance else None,
-    )
-    return (*(line for line in lines if line is not None), *next_lines)
+    return tuple(Line(topic, text, target) for topic, text, target in lines if text)
 
 
-def _time_line(analysis: Analysis, step_pace: Pace) -> Line:
-    """Return the line about the time of a step and its parts."""
+def _time(analysis: Analysis, step_pace: Pace) -> str:
+    """Return the time of a step and its parts."""
     total, span_ns = analysis.total, analysis.total.budget.span_ns
     all_between_ns = step_pace.between_ns * (step_pace.steps - 1)
     report_between = all_between_ns > MIN_BETWEEN_STEPS_SHARE * span_ns / max(1, step_pace.ranks)
@@ -112,7 +106,7 @@ def _time_line(analysis: Analysis, step_pace: Pace) -> Line:
         unlabelled = (
             f"; {percent(other_ns, span_ns)} of the span is work that no rule knows (other), counted as compute"
         )
-    return Line("Time", f"{subject} {time}: {join_with_and(_budget_parts(analysis))}{included}{unlabelled}.", "budget")
+    return f"{subject} {time}: {join_with_and(_budget_parts(analysis))}{included}{unlabelled}."
 
 
 def _budget_parts(analysis: Analysis) -> list[str]:
@@ -129,8 +123,8 @@ def _budget_parts(analysis: Analysis) -> list[str]:
     return texts
 
 
-def _exposed_line(analysis: Analysis, labels: Sequence[LabelRow], steps: int) -> Line | None:
-    """Return the line about the labels that are exposed longest, and the bubble of a pipeline."""
+def _exposed(analysis: Analysis, labels: Sequence[LabelRow], steps: int) -> str:
+    """Return the labels that are exposed longest, and the bubble of a pipeline."""
     total = analysis.total
     exposed = [row for row in labels if row.exposed_share > MIN_SHARE_TO_REPORT]
     longest = sorted(exposed, key=lambda row: -row.exposed_ns)[:MAX_EXPOSED_LABELS]
@@ -141,7 +135,7 @@ def _exposed_line(analysis: Analysis, labels: Sequence[LabelRow], steps: int) ->
     if total.pipeline and total.bubble_fraction is not None:
         bubble = at_least(percent(total.bubble_fraction), total.lower_bound)
         sentences.append(f"Bubble (idle and exposed pipeline waiting): {bubble} of the span.")
-    return Line("Exposed", " ".join(sentences), "overlap") if sentences else None
+    return " ".join(sentences)
 
 
 def _exposed_label(row: LabelRow, steps: int) -> str:
@@ -156,11 +150,11 @@ def _exposed_label(row: LabelRow, steps: int) -> str:
     return f"{cost}, {percent(share, digits=0)} of that {CAUSE_WORDS[cause]}"
 
 
-def _schedule_line(analysis: Analysis, schedule: ScheduleView | None) -> Line | None:
-    """Return the line about the schedule and its ideal, or about why it is not named."""
+def _schedule(analysis: Analysis, schedule: ScheduleView | None) -> str:
+    """Return the schedule compared with its ideal, or why it is not named."""
     if schedule is None:
         reasons = [note.message for note in analysis.notices if note.code in _NO_SCHEDULE_CODES]
-        return Line("Schedule", f"Not named: {reasons[0]}.", "warnings") if reasons else None
+        return f"Not named: {reasons[0]}." if reasons else ""
     measured_ns, ideal_ns = schedule.head.measured_ns, schedule.head.ideal_ns
     comparison = schedule.comparison
     apart = "".join(f" {note.message}." for note in analysis.notices if note.code == "fb-run-apart")
@@ -170,63 +164,62 @@ def _schedule_line(analysis: Analysis, schedule: ScheduleView | None) -> Line | 
         makespans = f"ran {comparison.name} exactly ({schedule.sizes}) in {ms(measured_ns)}; compared with "
         makespans += f"{comparison.compared_with}, whose ideal takes {ms(ideal_ns)} at the run's own times"
     if schedule.gap_note is not None:
-        return Line("Schedule", f"{makespans} ({schedule.gap_note}).{apart}", "schedule")
+        return f"{makespans} ({schedule.gap_note}).{apart}"
     gap_ns = comparison.gap_ns or {}
     causes = {cause: ns for cause, ns in gap_ns.items() if ns > 0 and cause != "unexplained"}
     if measured_ns <= ideal_ns or not causes:
-        return Line("Schedule", f"{makespans}.{apart}", "schedule")
+        return f"{makespans}.{apart}"
     worst = max(causes, key=lambda cause: causes[cause])
     gap = of_the_gap(causes[worst], measured_ns - ideal_ns, "between them", gap_words(analysis, worst))
-    gap += gap_basis(analysis, worst)
-    return Line("Schedule", f"{makespans}; {gap}.{apart}", "schedule")
+    return f"{makespans}; {gap}{gap_basis(analysis, worst)}.{apart}"
 
 
-def _reload_line(analysis: Analysis) -> Line | None:
-    """Return the line about a weight update."""
+def _reload(analysis: Analysis) -> str:
+    """Return the time of a weight update and that of its ideal; empty if there is none."""
     reload = analysis.reload
     if reload is None:
-        return None
+        return ""
     buckets, rounds = counted(reload.buckets, "bucket"), counted(reload.rounds, "round")
-    measured = f"The weight update takes {ms(reload.measured_ns)} for {buckets} in {rounds}"
-    if reload.ideal_ns is None:
-        return Line("Reload", f"{measured}.", "reload")
-    ideal = f"with two buffers, no waiting and the same times it would take {ms(reload.ideal_ns)}"
-    return Line("Reload", f"{measured}; {ideal}.", "reload")
+    ideal = f"; with two buffers, no waiting and the same times it would take {ms(reload.ideal_ns)}"
+    ideal = "" if reload.ideal_ns is None else ideal
+    return f"The weight update takes {ms(reload.measured_ns)} for {buckets} in {rounds}{ideal}."
 
 
-def _waits_line(analysis: Analysis, stragglers: Sequence[Straggler]) -> Line | None:
-    """Return the line about the label with the longest waits, and the ranks that are waited for."""
+def _waits(analysis: Analysis, stragglers: Sequence[Straggler]) -> str:
+    """Return the label with the longest waits, and the ranks that are waited for; empty if waits are short."""
     total = analysis.total
     waits_ns = {label: ns for label, ns in total.wait_ns.items() if ns and total.label_ns.get(label)}
     label = max(waits_ns, key=lambda name: waits_ns[name], default=None)
     if label is None or waits_ns[label] < MIN_SHARE_TO_REPORT * total.budget.span_ns:
-        return None
+        return ""
     waiting = f"{percent(waits_ns[label], total.label_ns[label])} of the time in {label} is waiting for another rank"
     is_bound = any(n.code == "wait-bound" and label in n.message.split(":")[0] for n in analysis.notices)
     waiting = f"at most {waiting}" if is_bound else waiting
     late = [row for row in stragglers if row.label == label]
+    ranks = _waited_for(analysis, label, late, is_bound=is_bound)
+    return f"{waiting}; {ranks}." if ranks else f"{waiting}."
+
+
+def _waited_for(analysis: Analysis, label: str, late: Sequence[Straggler], *, is_bound: bool) -> str:
+    """Return the ranks that are late in a label and why, or those that are waited for longest; empty if none is."""
     explained = late_rows(analysis, label)
     # Where clocks leave open which of several ranks is waited for longest, all of them may be late for a known reason.
     open_ranks = {rank for row in late[:1] for rank in row.candidates}
     if explained and open_ranks <= {row.rank for row in explained}:
         steps = len(analysis.step_times)
-        words = [late_rank(row, steps, at_most=is_bound) for row in explained[:MAX_LATE_RANKS]]
-        return Line("Waits", f"{waiting}; {'; '.join(words)}.", "stragglers")
+        return "; ".join(late_rank(row, steps, at_most=is_bound) for row in explained[:MAX_LATE_RANKS])
     latest = [row for row in late if row.caused_ns >= (1 - NEARLY_AS_LATE_SHARE) * late[0].caused_ns]
     if not latest:
-        return Line("Waits", f"{waiting}.", "stragglers")
+        return ""
     if latest[0].candidates:
-        return Line(
-            "Waits", f"{waiting}; the others wait longest for {_doubtful_ranks(analysis, latest[0])}.", "stragglers"
-        )
+        return f"the others wait longest for {_doubtful_ranks(analysis, latest[0])}"
     if len(latest) <= MAX_LATE_RANKS:
         names = join_with_and(_late_rank(analysis, row) for row in latest)
         if len(latest) == 1 and latest[0].rank is not None:
             names += why_pipeline_waits(analysis.stragglers, latest[0].rank)
-        return Line("Waits", f"{waiting}; the others wait longest for {names}.", "stragglers")
+        return f"the others wait longest for {names}"
     shortest, longest = ms(latest[-1].caused_ns), ms(latest[0].caused_ns)
-    alike = f"{len(latest)} ranks are waited for alike ({shortest} to {longest} each, summed over the others)"
-    return Line("Waits", f"{waiting}; {alike}.", "stragglers")
+    return f"{len(latest)} ranks are waited for alike ({shortest} to {longest} each, summed over the others)"
 
 
 def _doubtful_ranks(analysis: Analysis, row: Straggler) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import polars as pl
@@ -31,13 +32,13 @@ HOST_TIME = (
 _COLUMNS = (
     Column("rank", "rank"),
     Column("label", "label"),
-    Column("copies", "count"),
-    Column("moved", "MB"),
-    Column("GB/s", "rate", note="bytes over the union of the copies' time"),
-    Column("of link", "share"),
-    Column("time", "ms", 3),
+    Column("copies", "count", value="count"),
+    Column("moved", "MB", value="bytes"),
+    Column("GB/s", "rate", note="bytes over the union of the copies' time", value="gb_s"),
+    Column("of link", "share", value="of_link"),
+    Column("time", "ms", 3, value="ns"),
     Column("hidden", "share"),
-    Column("stalled", "ms", note="exposed time charged to the copy"),
+    Column("stalled", "ms", note="exposed time charged to the copy", value="stall_ns"),
     Column("stalls", "count", 2),
 )
 
@@ -49,13 +50,17 @@ class ReloadView(msgspec.Struct, frozen=True):
     lanes: Table | None
 
 
-def copy_tables(analysis: Analysis) -> tuple[Table | None, Table | None]:
-    """Return the copies to and from the host and into weights: sums over ranks, and of each rank above the sums.
+def copy_table(analysis: Analysis, *, by_rank: bool = False) -> Table | None:
+    """Return the copies to and from the host and into weights: sums over ranks, with those of each rank above.
 
     Memsets and copies on the device are in the budget.
+
+    Args:
+        analysis: The result.
+        by_rank: Whether each rank of several has rows, above the sums.
     """
     table = analysis.tables["copies"].sort("stall_ns", descending=True)
-    by_rank = table.filter(pl.col("label") != "memory")
+    of_ranks = table.filter(pl.col("label") != "memory")
     totals = (
         table.filter(pl.col("bytes").is_not_null())
         .group_by("label", maintain_order=True)
@@ -68,7 +73,6 @@ def copy_tables(analysis: Analysis) -> tuple[Table | None, Table | None]:
         .sort("stall_ns", descending=True)
         .with_columns(rank=pl.lit("all"), hidden=pl.col("hidden_ns") / pl.col("ns"))
     )
-    shown = by_rank.head(MAX_ROWS).sort("rank", "label", maintain_order=True)
     # Bytes per nanosecond are GB/s.
     too_fast = table.filter(pl.col("bytes") / pl.col("ns") > pl.col("link_gb_s")).select("rank", "label").rows()
     links = sorted({gb_s for gb_s in totals["link_gb_s"].to_list() if gb_s})
@@ -76,32 +80,21 @@ def copy_tables(analysis: Analysis) -> tuple[Table | None, Table | None]:
     if too_fast:
         names = listing(f"{label} of rank {rank}" for rank, label in too_fast)
         notes.append(f"faster than that link, so that it is not the one they used, or sizes are wrong: {names}")
-    rank_rows, total_rows = _rows(shown), _rows(totals)
-    total = make_table(_COLUMNS[1:], [row[1:] for row in total_rows], notes=notes)
-    rows = [*rank_rows, *total_rows]
-    if len(by_rank) > MAX_ROWS:
-        notes = [*notes, f"{counted(len(by_rank) - MAX_ROWS, 'row')} with shorter stalls in the JSON"]
-    both = make_table(_COLUMNS, rows, notes=notes, totals=range(len(rank_rows), len(rows)))
-    return total, both if rank_rows and len(analysis.rank_results) > 1 else total
+    if not by_rank or of_ranks.is_empty() or len(analysis.rank_results) == 1:
+        return make_table(_COLUMNS[1:], _with_rates(totals), notes=notes)
+    if len(of_ranks) > MAX_ROWS:
+        notes.append(f"{counted(len(of_ranks) - MAX_ROWS, 'row')} with shorter stalls in the JSON")
+    shown = _with_rates(of_ranks.head(MAX_ROWS).sort("rank", "label", maintain_order=True))
+    rows = [*shown, *_with_rates(totals)]
+    return make_table(_COLUMNS, rows, notes=notes, totals=range(len(shown), len(rows)))
 
 
-def _rows(table: pl.DataFrame) -> list[tuple[object, ...]]:
-    """Return the cells of ``_COLUMNS``."""
+def _with_rates(table: pl.DataFrame) -> list[dict[str, Any]]:
+    """Return the rows with their rate in GB/s (``gb_s``) and its share of the link (``of_link``)."""
     # Bytes per nanosecond are GB/s. A share of the link above 1 means that the link is not the one assumed.
     gb_s = pl.when(pl.col("ns") > 0).then(pl.col("bytes") / pl.col("ns"))
     share = pl.when(pl.col("link_gb_s") > 0).then(gb_s / pl.col("link_gb_s"))
-    return table.select(
-        "rank",
-        "label",
-        "count",
-        "bytes",
-        gb_s.alias("gb_s"),
-        pl.when(share <= 1).then(share).alias("of_link"),
-        "ns",
-        "hidden",
-        "stall_ns",
-        "stalls",
-    ).rows()
+    return table.with_columns(gb_s=gb_s, of_link=pl.when(share <= 1).then(share)).rows(named=True)
 
 
 def reload_view(analysis: Analysis) -> ReloadView | None:

@@ -23,30 +23,6 @@ MIN_SOLE_RULE_SHARE = 0.999
 """Share of a kernel's time above which one rule counts as the only one that decided its label."""
 
 
-class Place(msgspec.Struct, frozen=True):
-    """One rank on which a kernel ran: count and time in all steps, and its longest event there."""
-
-    rank: int
-    count: int
-    ns: int
-    step: int | None
-    start_ns: int
-    end_ns: int
-
-    @property
-    def longest_ns(self) -> int:
-        """Duration of its longest event."""
-        return self.end_ns - self.start_ns
-
-
-class Why(msgspec.Struct, frozen=True):
-    """The explanation of one kernel."""
-
-    facts: tuple[tuple[str, str], ...]
-    """Topic and text."""
-    places: tuple[Place, ...]
-
-
 class Kernel(msgspec.Struct, frozen=True):
     """A kernel in a step, mean over ranks."""
 
@@ -60,51 +36,43 @@ class Kernel(msgspec.Struct, frozen=True):
     """Share of the span."""
     command: str | None
     """Command that explains its label, rule by rule."""
-    why: Why | None = None
-    """Evidence for its label, and where it ran; None if the analysis does not have it."""
+    facts: tuple[tuple[str, str], ...]
+    """Topic and text of the evidence for its label; empty if the analysis does not have it."""
+    places: tuple[dict[str, Any], ...]
+    """Rows of the table ``reasons``: the ranks on which it takes longest, and its longest event there."""
 
 
-def kernels(analysis: Analysis, path: str | None) -> tuple[Kernel, ...]:
+def kernels(analysis: Analysis, quoted_path: str | None) -> tuple[Kernel, ...]:
     """Return the kernels that took longest in a step, as a mean over ranks.
 
     Args:
         analysis: The result.
-        path: The input as one path, for the command that explains a label.
+        quoted_path: The input as one path, for the command that explains a label.
     """
     rank_steps = max(1, sum(len(rank.per_step) for rank in analysis.rank_results))
     span_ns = max(1.0, analysis.total.budget.span_ns / rank_steps)
     table = analysis.tables["kernels"].sort("ns", descending=True).head(MAX_KERNELS)
-    explanations = _explanations(analysis)
-    return tuple(
-        Kernel(
-            name=row["name"],
-            label=row["label"],
-            module=row["module"],
-            colour=LABEL_COLOURS[row["label"]],
-            count=row["count"],
-            ns=row["ns"],
-            share=row["ns"] / span_ns,
-            command=path and f"tracekit analyze {shlex.quote(path)} --explain {shlex.quote(row['name'])}",
-            why=explanations.get((row["name"], row["label"], row["module"])),
+    # The rows of each kernel, one per rank, the rank on which it takes longest first.
+    reasons = analysis.tables["reasons"].rows_by_key(["name", "label", "module"], named=True, include_key=True)
+    rows = []
+    for row in table.iter_rows(named=True):
+        on_ranks = reasons.get((row["name"], row["label"], row["module"]), [])
+        facts = _facts(on_ranks[0]) if on_ranks else []
+        rows.append(
+            Kernel(
+                name=row["name"],
+                label=row["label"],
+                module=row["module"],
+                colour=LABEL_COLOURS[row["label"]],
+                count=row["count"],
+                ns=row["ns"],
+                share=row["ns"] / span_ns,
+                command=quoted_path and f"tracekit analyze {quoted_path} --explain {shlex.quote(row['name'])}",
+                facts=tuple((topic, text) for topic, text in facts if text),
+                places=tuple(on_ranks[:MAX_PLACES]),
+            )
         )
-        for row in table.to_dicts()
-    )
-
-
-def _explanations(analysis: Analysis) -> dict[tuple[str, str, str | None], Why]:
-    """Return the explanations by kernel name, label and module; empty if the analysis has none."""
-    table = analysis.tables.get("reasons")
-    rows_of: dict[tuple[str, str, str | None], list[dict[str, Any]]] = {}
-    for row in table.iter_rows(named=True) if table is not None else ():
-        rows_of.setdefault((row["name"], row["label"], row["module"]), []).append(row)
-    return {key: _explain(rows) for key, rows in rows_of.items()}
-
-
-def _explain(rows: list[dict[str, Any]]) -> Why:
-    """Return the explanation of a kernel from its rows, one per rank, the rank on which it takes longest first."""
-    fields = Place.__struct_fields__
-    places = tuple(Place(**{field: row[field] for field in fields}) for row in rows[:MAX_PLACES])
-    return Why(tuple((topic, text) for topic, text in _facts(rows[0]) if text), places)
+    return tuple(rows)
 
 
 def _facts(row: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -198,15 +198,14 @@ def imbalance_table(analysis: Analysis) -> Table | None:
     rows = analysis.stragglers.imbalance.sort("cost_ns", descending=True).head(MAX_IMBALANCE_ROWS)
     columns = (
         Column("step", "figure"),
-        Column("most work", "rank"),
-        Column("its tokens", "count"),
-        Column("mean tokens", "count"),
-        Column("above mean", "ms"),
-        Column("of the step", "share"),
+        Column("most work", "rank", value="most_work_rank"),
+        Column("its tokens", "count", value="tokens_max"),
+        Column("mean tokens", "count", value="tokens_mean"),
+        Column("above mean", "ms", value="cost_ns"),
+        Column("of the step", "share", value="share"),
     )
-    cells = rows.select("step", "most_work_rank", "tokens_max", "tokens_mean", "cost_ns", "share").iter_rows()
     note = "work of the rank with the most minus the mean, at the usual speed of the same kernels; longest first"
-    return make_table(columns, ((str(row[0]), *row[1:]) for row in cells), notes=(note,))
+    return make_table(columns, rows.iter_rows(named=True), notes=(note,))
 
 
 def slowdown_table(analysis: Analysis) -> Table | None:
@@ -216,16 +215,17 @@ def slowdown_table(analysis: Analysis) -> Table | None:
         return None
     slowing = [part for part in slowdown.groups if part.alone > 1 and part.explains > 0]
     shown = [part for by in ("stage", "op", "rank") for part in slowing if part.by == by]
-    columns = (Column("of", "word"), Column("alone", "figure"), Column("explains", "share"))
-    rows = [
-        (f"{part.by} {part.name}", f"× {part.alone:.3f}", min(part.explains, 1.0)) for part in shown[:MAX_SLOWDOWN_ROWS]
-    ]
+    columns = (
+        Column("of", value=lambda part: f"{part.by} {part.name}"),
+        Column("alone", "figure", value=lambda part: f"× {part.alone:.3f}"),
+        Column("explains", "share", value=lambda part: min(part.explains, 1.0)),
+    )
     note = (
         f"a step takes {slowdown.ratio:.3f} times as long as with the mean duration of each kind of cell; alone: with "
         "only these cells as measured; explains: share of the slowdown that goes if they take the mean. Stages, ops "
         "and ranks divide the same cells in three ways, so that shares do not add up; who is waited for is listed apart"
     )
-    return make_table(columns, rows, notes=(note,))
+    return make_table(columns, shown[:MAX_SLOWDOWN_ROWS], notes=(note,))
 
 
 def recording_overhead(analysis: Analysis) -> str:

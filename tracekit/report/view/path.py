@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -28,14 +28,6 @@ MAX_RANKS_DRAWN = 8
 """Ranks whose lanes are drawn."""
 MAX_PARTS_NAMED = 3
 """Parts of the new critical path that are named."""
-_COLUMNS = (
-    Column("change", "name"),
-    Column("predicted", "ms", terminal_heading="predicted ms"),
-    Column("between ms", "figure", 1),
-    Column("saves ms", "figure"),
-    Column("of the step", "share", 2),
-    Column("then the longest", "word", 3),
-)
 
 
 class PathView(msgspec.Struct, frozen=True):
@@ -125,7 +117,7 @@ def changes_table(analysis: Analysis) -> Table | None:
             notes.append(f"{needs}, which does not fit" if row.fits is False else needs)
     if analysis.graph is not None:  # asked for, not only listed
         notes += dict.fromkeys(text for row in rows for text in row.rests_on)
-    return make_table(_COLUMNS, (_cells(row) for row in rows), notes=notes)
+    return make_table(_COLUMNS, rows, notes=notes)
 
 
 def changed_lanes(analysis: Analysis) -> Iterator[tuple[str, dict[int, Lane], dict[int, Lane]]]:
@@ -136,13 +128,29 @@ def changed_lanes(analysis: Analysis) -> Iterator[tuple[str, dict[int, Lane], di
             yield row.change, measured, predicted
 
 
-def _cells(row: ChangedStep) -> tuple[str | int | float | None, ...]:
-    """Return the cells of one change."""
-    between = "" if row.predicted_range_ns is None else " – ".join(bare_ms(ns, 1) for ns in row.predicted_range_ns)
-    saves = "" if row.saves_ns is None else signed(row.saves_ns / 1e6)
-    share = None if row.saves_ns is None else row.saves_ns / max(row.measured_ns, 1)
-    parts = [
+def describe_range(range_ns: Sequence[int] | None) -> str:
+    """Return the shortest and the longest predicted time in ms; empty if there is no range.
+
+    >>> describe_range((1_200_000, 3_400_000))
+    '1.2 – 3.4'
+    """
+    return " – ".join(bare_ms(ns, 1) for ns in range_ns or ())
+
+
+def _longest_parts(row: ChangedStep) -> str:
+    """Return the longest parts of the critical path after a change."""
+    parts = (
         f"{part.label or 'host'} on rank {part.rank} {percent(part.ns, row.predicted_ns, digits=0)}"
         for part in row.critical_path[:MAX_PARTS_NAMED]
-    ]
-    return row.change, row.predicted_ns, between, saves, share, ", ".join(parts)
+    )
+    return ", ".join(parts)
+
+
+_COLUMNS = (
+    Column("change", "name"),
+    Column("predicted", "ms", terminal_heading="predicted ms", value="predicted_ns"),
+    Column("between ms", "figure", 1, value=lambda row: describe_range(row.predicted_range_ns)),
+    Column("saves ms", "figure", value=lambda row: "" if row.saves_ns is None else signed(row.saves_ns / 1e6)),
+    Column("of the step", "share", 2, value=lambda row: row.saves_ns and row.saves_ns / max(row.measured_ns, 1)),
+    Column("then the longest", "word", 3, value=_longest_parts),
+)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import msgspec
 import polars as pl
@@ -10,9 +10,10 @@ from msgspec.structs import asdict
 
 from tracekit._util.text import counted
 from tracekit.analysis import Analysis
-from tracekit.compare import ScheduleComparison, StepComparison, WhatIf
+from tracekit.compare import ScheduleComparison, WhatIf
 from tracekit.report.table import Column, Table, make_table
 from tracekit.report.view.ranks import beyond_noise
+from tracekit.schedules import Schedule
 from tracekit.schema import GAP_CAUSES, PHASES
 
 LANE_PHASES = (*PHASES, "FB")
@@ -54,28 +55,32 @@ class WhatIfRow(WhatIf, frozen=True):
         return (*self.rests_on, *(f"not known: {text}" for text in self.unknown))
 
 
-class ScheduleView(msgspec.Struct, frozen=True):
+class ScheduleView:
     """The pipeline compared with its ideal."""
 
-    comparison: ScheduleComparison
-    """The comparison itself: the schedule that ran (the nearest one if not exact) and what it is compared with."""
-    sizes: str
-    which: str
-    """The step and pipeline shown, if there are several; else empty."""
-    gap: tuple[Rung, ...] | None
-    """Bars from the ideal to the measured makespan; None if the gap cannot be split by cause."""
-    gap_note: str | None
-    """Why the gap is not split."""
-    differences: tuple[str, ...]
-    orders: tuple[tuple[int, Sequence[str]], ...]
-    phases: Table | None
-    """Hidden shares of labels by phase."""
-    what_if: tuple[WhatIfRow, ...]
-
-    @property
-    def head(self) -> StepComparison:
+    def __init__(self, comparison: ScheduleComparison) -> None:
+        self.comparison = comparison
+        """The comparison itself: the schedule that ran (the nearest one if not exact) and what it is compared with."""
+        self.head = comparison.head
         """The pipeline and step that the figures describe."""
-        return self.comparison.head
+        match, ranks = comparison.head.match, comparison.head.pipeline.ranks
+        self.sizes = describe_size(comparison)
+        self.which = describe_choice(comparison)
+        """The step and pipeline shown, if there are several; else empty."""
+        self.gap = _gap(comparison)
+        """Bars from the ideal to the measured makespan; None if the gap cannot be split by cause."""
+        self.gap_note = _gap_note(comparison)
+        """Why the gap is not split."""
+        self.differences = tuple(
+            f"rank {ranks[difference.rank]}, cell {difference.position}: "
+            f"ran {' '.join(difference.measured) or 'nothing'}, "
+            f"the schedule has {' '.join(difference.expected) or 'nothing'}"
+            for difference in (() if match.ran is not None else match.differences)
+        )
+        self.orders = tuple(zip(ranks, comparison.head.orders(), strict=True))
+        self.phases = _phases_table(comparison.lanes)
+        """Hidden shares of labels by phase."""
+        self.what_if = tuple(_what_if(line, match.schedule) for line in comparison.what_if)
 
     @property
     def alternatives(self) -> tuple[WhatIfRow, ...]:
@@ -90,27 +95,7 @@ class ScheduleView(msgspec.Struct, frozen=True):
 
 def schedule_view(analysis: Analysis) -> ScheduleView | None:
     """Return the comparison of the run with its ideal; None if no schedule was recognised."""
-    comparison = analysis.schedule
-    if comparison is None:
-        return None
-    head = comparison.head
-    plan, ranks = head.match.schedule, head.pipeline.ranks
-    return ScheduleView(
-        comparison=comparison,
-        sizes=describe_size(comparison),
-        which=describe_choice(comparison),
-        gap=_gap(comparison),
-        gap_note=_gap_note(comparison),
-        differences=tuple(
-            f"rank {ranks[difference.rank]}, cell {difference.position}: "
-            f"ran {' '.join(difference.measured) or 'nothing'}, "
-            f"the schedule has {' '.join(difference.expected) or 'nothing'}"
-            for difference in (() if head.match.ran is not None else head.match.differences)
-        ),
-        orders=tuple(zip(ranks, head.orders(), strict=True)),
-        phases=_phases_table(comparison.lanes),
-        what_if=tuple(_what_if(line, pp=plan.pp, microbatches=plan.microbatches) for line in comparison.what_if),
-    )
+    return None if analysis.schedule is None else ScheduleView(analysis.schedule)
 
 
 def _gap_note(comparison: ScheduleComparison) -> str | None:
@@ -212,11 +197,13 @@ def _shares_by_phase(part: pl.DataFrame, column: str) -> tuple[float | None, ...
     return tuple(hidden_ns / total_ns if total_ns else None for hidden_ns, total_ns in sums)
 
 
-def _what_if(line: WhatIf, *, pp: int, microbatches: int) -> WhatIfRow:
-    """Return the row of a prediction, with the command that draws the schedule."""
+def _what_if(line: WhatIf, plan: Schedule) -> WhatIfRow:
+    """Return the row of a prediction, with the command that draws the schedule at the sizes of *plan*."""
     command = None
     if line.change == "schedule":
         has_option = line.virtual and line.virtual > 1 and line.name not in _FIXED_CHUNKS
-        chunks = f" --virtual {line.virtual}" if has_option else ""
-        command = f"tracekit schedule {line.name} --pp {pp} --microbatches {microbatches}{chunks} -o {line.name}.svg"
+        sizes = f"--pp {plan.pp} --microbatches {plan.microbatches}" + (
+            f" --virtual {line.virtual}" if has_option else ""
+        )
+        command = f"tracekit schedule {line.name} {sizes} -o {line.name}.svg"
     return WhatIfRow(**asdict(line), command=command)

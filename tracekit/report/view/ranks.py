@@ -265,6 +265,21 @@ def stragglers(analysis: Analysis) -> tuple[Straggler, ...]:
     )
 
 
+def straggler_table(analysis: Analysis) -> Table | None:
+    """Return the ranks that start operations last, and the waiting they cause; None if nobody waits."""
+    columns = (
+        Column("rank", "figure", value="ranks"),
+        Column("label", "label"),
+        Column("others waited", "ms", value="caused_ns"),
+        Column("operations", "count"),
+        Column("late", "word", 1, value="when"),
+        Column("why", "name", 2),
+    )
+    note = "the rank that starts a matched operation last; others' wait in it, summed over ranks"
+    clocks = clock_note(analysis)
+    return make_table(columns, stragglers(analysis), notes=(f"{note}. {clocks}" if clocks else note,))
+
+
 def clock_note(analysis: Analysis) -> str:
     """Return a sentence about how well the clocks of the ranks agree; empty if nothing was matched."""
     clocks = analysis.clocks

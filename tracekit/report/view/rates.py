@@ -34,41 +34,23 @@ TITLES = {
 }
 
 
-def rate_tables(analysis: Analysis) -> dict[str, Any]:
-    """Return the tables ``products``, ``communication`` and ``experts`` and the sentence ``below_peak``.
-
-    Each is None without data; experts also if all ranks receive about the same. ``below_peak`` says what faster kernels
-    could save at most, which is part of the ideal too.
-    """
-    rates = analysis.rates
-    if rates is None:
-        return dict.fromkeys(("products", "communication", "experts", "below_peak"))
-    has_flop = bool(rates.total.flop)
-    return {
-        "products": _products(analysis.sources, rates) if has_flop else None,
-        "communication": _communication(analysis.sources, rates),
-        "experts": _experts(analysis, rates),
-        "below_peak": _below_peak(analysis, rates) if has_flop else None,
-    }
-
-
-def _products(sources: Sequence[Source], rates: RunRates) -> Table | None:
+def products_table(analysis: Analysis) -> Table | None:
     """Return the rate of all products of a label, then of the kinds (label, module, shape) that take longest."""
+    rates = analysis.rates
+    if rates is None or not rates.total.flop:
+        return None
     columns = (
-        Column("products"),
-        Column("shape"),
-        Column("TFLOP/s", "rate"),
-        Column("of peak", "share"),
-        Column("time", "ms"),
+        Column("products", value=lambda row: f"{row['label']} {row.get('module') or ''}".rstrip()),
+        Column("shape", value=lambda row: shape_words(row.get("shapes", "[]"))),
+        Column("TFLOP/s", "rate", value="tflop_s"),
+        Column("of peak", "share", value="share_of_peak"),
+        Column("time", "ms", value="ns"),
     )
     by_label = rates.by("label").rows(named=True)
     longest_kinds = rates.products.filter(pl.col("flop").is_not_null()).head(MAX_ROWS).rows(named=True)
-    named = [(row["label"], "", row) for row in by_label]
-    named += [
-        (f"{row['label']} {row['module'] or ''}".rstrip(), shape_words(row["shapes"]), row) for row in longest_kinds
-    ]
-    rows = [(name, shape, row["tflop_s"], row["share_of_peak"], row["ns"]) for name, shape, row in named]
-    return make_table(columns, rows, notes=_product_notes(sources, rates), totals=range(len(by_label)))
+    return make_table(
+        columns, [*by_label, *longest_kinds], notes=_product_notes(analysis.sources, rates), totals=range(len(by_label))
+    )
 
 
 def _product_notes(sources: Sequence[Source], rates: RunRates) -> list[str]:
@@ -127,7 +109,11 @@ def device_names(sources: Sequence[Source]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _below_peak(analysis: Analysis, rates: RunRates) -> str | None:
+def below_peak(analysis: Analysis) -> str | None:
+    """Return what faster kernels could save at most, which is part of the ideal too; None if it is not known."""
+    rates = analysis.rates
+    if rates is None or not rates.total.flop:
+        return None
     shorter_ns, rank_steps = below_peak_ns(rates.products), sum(len(rank.per_step) for rank in analysis.rank_results)
     if shorter_ns is None or not rank_steps:
         return None
@@ -137,24 +123,27 @@ def _below_peak(analysis: Analysis, rates: RunRates) -> str | None:
     )
 
 
-def _communication(sources: Sequence[Source], rates: RunRates) -> Table | None:
+def communication_table(analysis: Analysis) -> Table | None:
     """Return the bandwidth of the operations whose transfers take longest; waiting is not part of it."""
+    rates = analysis.rates
+    if rates is None:
+        return None
     longest = rates.communication.sort("transfer_ns", descending=True).head(MAX_ROWS)
     # The bus bandwidth is what a link's peak is compared with: without any known peak it is less important.
     link_known = longest["share_of_link"].is_not_null().any()
     columns = (
-        Column("operation", "name"),
+        Column("operation", "name", value=_operation_name),
         Column("size"),
         Column("count", "count", 1),
-        Column("GB/s", "rate"),
-        Column("bus GB/s", "rate", 0 if link_known else 2),
-        Column("of link", "share"),
-        Column("transfer", "ms"),
-        Column("waited", "ms"),
+        Column("GB/s", "rate", value="algorithm_gb_s"),
+        Column("bus GB/s", "rate", 0 if link_known else 2, value="bus_gb_s"),
+        Column("of link", "share", value="share_of_link"),
+        Column("transfer", "ms", value="transfer_ns"),
+        Column("waited", "ms", value="wait_ns"),
     )
-    values = ("size", "count", "algorithm_gb_s", "bus_gb_s", "share_of_link", "transfer_ns", "wait_ns")
-    rows = [(_operation_name(row), *(row[value] for value in values)) for row in longest.iter_rows(named=True)]
-    return make_table(columns, rows, notes=_implausible_bandwidths(sources, rates.communication))
+    return make_table(
+        columns, longest.iter_rows(named=True), notes=_implausible_bandwidths(analysis.sources, rates.communication)
+    )
 
 
 def _implausible_bandwidths(sources: Sequence[Source], communication: pl.DataFrame) -> list[str]:
@@ -179,26 +168,26 @@ def _operation_name(row: dict[str, Any]) -> str:
     return f"{row['label']}{collective} × {row['ranks']}{group}{where}"
 
 
-def _experts(analysis: Analysis, rates: RunRates) -> Table | None:
-    """Return what each rank received in forward dispatches, and the compute time of its experts."""
-    if rates.experts.filter(pl.col("over_mean") >= MIN_UNEVEN_OVER_MEAN).is_empty():
+def experts_table(analysis: Analysis) -> Table | None:
+    """Return what each rank received in forward dispatches, and its experts' compute; None if all receive the same."""
+    rates = analysis.rates
+    if rates is None or rates.experts.filter(pl.col("over_mean") >= MIN_UNEVEN_OVER_MEAN).is_empty():
         return None
     columns = (
         Column("rank", "rank"),
         Column("received", "MB"),
-        Column("of mean received", "share", note="of its group's ranks"),
-        Column("most in", "word", 2, "exchanges in which it received most"),
-        Column("waited", "ms", 1),
-        Column("experts", "ms", note="their own compute"),
-        Column("of mean time", "share", note="of its group's ranks"),
+        Column("of mean received", "share", note="of its group's ranks", value="over_mean"),
+        Column("most in", "word", 2, "exchanges in which it received most", value="most_in"),
+        Column("waited", "ms", 1, value="wait_ns"),
+        Column("experts", "ms", note="their own compute", value="expert_ns"),
+        Column("of mean time", "share", note="of its group's ranks", value="work_over_mean"),
     )
     work = rates.expert_layers.group_by("rank", "group").agg(pl.sum("expert_ns"))
     work = work.with_columns(work_over_mean=pl.col("expert_ns") / pl.mean("expert_ns").over("group"))
     largest = rates.experts.head(MAX_ROWS).sort("rank")
     table = largest.join(work, on=["rank", "group"], how="left", maintain_order="left")
-    most_in = pl.format("{} of {}", "largest", "exchanges")
-    rows = table.select("rank", "received", "over_mean", most_in, "wait_ns", "expert_ns", "work_over_mean").rows()
-    return make_table(columns, rows, notes=_expert_notes(analysis, rates))
+    table = table.with_columns(most_in=pl.format("{} of {}", "largest", "exchanges"))
+    return make_table(columns, table.rows(named=True), notes=_expert_notes(analysis, rates))
 
 
 def _expert_notes(analysis: Analysis, rates: RunRates) -> list[str]:

@@ -10,7 +10,7 @@ import polars as pl
 
 from tracekit._util.text import at_least, counted, format_ranges, join_with_and, ms, percent
 from tracekit.analysis import Analysis
-from tracekit.analysis.result import RoleResults
+from tracekit.analysis.result import Role, RoleResults
 from tracekit.documents.roles import Iteration, RolloutTail, WeightUpdate
 from tracekit.intervals import union
 from tracekit.metrics.overlap import ratio
@@ -89,76 +89,65 @@ def roles_view(analysis: Analysis) -> RolesView | None:
 
 
 def _roles_table(results: RoleResults) -> Table | None:
+    def share(role: Role, ns: int) -> float | None:
+        return ratio(ns, role.analysis.total.budget.span_ns)
+
+    def longest_span_ns(role: Role) -> int:
+        return max(rank.whole.budget.span_ns for rank in role.analysis.rank_results)
+
     columns = (
-        Column("role"),
-        Column("does"),
-        Column("ranks", "figure"),
-        Column("longest span", "ms"),
-        Column("compute", "share"),
-        Column("exposed", "share"),
-        Column("idle", "share"),
+        Column("role", value=lambda role: role.name + (" (main)" if role.name == results.main_role else "")),
+        Column("does", value=lambda role: KIND_WORDS[role.kind]),
+        Column("ranks", "figure", value=lambda role: format_ranges(role.ranks)),
+        Column(
+            "longest span", "ms", value=lambda role: max(r.whole.budget.span_ns for r in role.analysis.rank_results)
+        ),
+        Column("compute", "share", value=lambda role: share(role, role.analysis.total.budget.compute_ns)),
+        Column("exposed", "share", value=lambda role: share(role, sum(role.analysis.total.budget.exposed_ns.values()))),
+        Column("idle", "share", value=lambda role: share(role, role.analysis.total.budget.idle_ns)),
     )
-    rows = []
-    for role in results.roles:
-        total = role.analysis.total.budget
-        rows.append(
-            (
-                role.name + (" (main)" if role.name == results.main_role else ""),
-                KIND_WORDS[role.kind],
-                format_ranges(role.ranks),
-                max((rank.whole.budget.span_ns for rank in role.analysis.rank_results), default=0),
-                ratio(total.compute_ns, total.span_ns),
-                ratio(sum(total.exposed_ns.values()), total.span_ns),
-                ratio(total.idle_ns, total.span_ns),
-            )
-        )
-    return make_table(columns, rows) if rows else None
+    return make_table(columns, results.roles)
 
 
 def _iterations_table(iterations: Sequence[Iteration]) -> Table | None:
     phases = [phase for phase in PHASE_WORDS if any(phase in iteration.phase_ns for iteration in iterations)]
-    columns = [Column("iteration", "figure", terminal_heading="nr"), Column("time", "ms")]
-    columns += [Column(PHASE_WORDS[phase], "ms") for phase in phases]
-    columns += [
+    columns = (
+        Column("iteration", "figure", terminal_heading="nr"),
+        Column("time", "ms"),
+        *(Column(PHASE_WORDS[phase], "ms") for phase in phases),
         Column("tail rank", "figure"),
         Column("tail", "ms", 2, "longest rollout minus the median rank's"),
         Column("decode steps", "figure", 1),
-    ]
+    )
     rows = []
     for iteration in iterations:
         tail = iteration.rollout_tail
-        cells = [str(iteration.index), iteration.end_ns - iteration.start_ns]
-        cells += [iteration.phase_ns.get(phase, 0) for phase in phases]
-        if tail is None:
-            cells += ["", None, ""]
-        else:
-            cells += [str(tail.rank), tail.ns, "" if tail.decode_steps is None else str(tail.decode_steps)]
-        rows.append(tuple(cells))
-    return make_table(columns, rows) if rows else None
+        in_phases = [iteration.phase_ns.get(phase, 0) for phase in phases]
+        decode_steps = "" if tail is None or tail.decode_steps is None else tail.decode_steps
+        tail_cells = ("", None, "") if tail is None else (tail.rank, tail.ns, decode_steps)
+        rows.append((str(iteration.index), iteration.end_ns - iteration.start_ns, *in_phases, *tail_cells))
+    return make_table(columns, rows)
 
 
 def _waits_table(iterations: Sequence[Iteration]) -> Table | None:
+    if all(len(iteration.roles) < 2 for iteration in iterations):
+        return None
+    outside = "time of the iteration outside the role's phases, in which a GPU is busy in part"
     columns = (
         Column("iteration", "figure", terminal_heading="nr"),
         Column("role"),
         Column("GPU busy", "ms"),
-        Column("outside", "ms", note="time of the iteration outside the role's phases, in which a GPU is busy in part"),
+        Column("outside", "ms", note=outside),
         Column("runs meanwhile"),
         Column("for", "ms"),
     )
     rows = [
-        (
-            str(iteration.index),
-            wait.role,
-            wait.busy_ns,
-            wait.idle_ns,
-            wait.waits_for or "no role",
-            wait.waited_ns[wait.waits_for] if wait.waits_for else None,
-        )
+        (str(iteration.index), wait.role, wait.busy_ns, wait.idle_ns, other or "no role", wait.waited_ns.get(other))
         for iteration in iterations
         for wait in iteration.roles
+        for other in [wait.waits_for or ""]
     ]
-    return make_table(columns, rows) if any(len(iteration.roles) > 1 for iteration in iterations) else None
+    return make_table(columns, rows)
 
 
 def _updates_table(updates: Sequence[WeightUpdate]) -> Table | None:
