@@ -358,7 +358,8 @@ def may_sum_activations(comm: Collectives, passes: CategoryColumn, size: Ints) -
     """
     no_group = comm.library.present & ~comm.group.present
     is_sum = comm.call.any_of("all_reduce", "reduce_scatter") & ((size < 0) | (size >= _MIN_ACTIVATION_BYTES))
-    return no_group & ((no_group & is_sum & passes.any_of("forward")).sum() >= _MIN_FORWARD_SUMS)
+    forward_sums = np.count_nonzero(no_group & is_sum & passes.any_of("forward"))
+    return no_group if forward_sums >= _MIN_FORWARD_SUMS else np.zeros_like(no_group)
 
 
 def kinds_by_use(
