@@ -300,7 +300,7 @@ _KINDS_WITHOUT_PIPELINE = ("tp", "cp", "ep", "dp")
 _MIN_ACTIVATION_BYTES = 1 << 20
 """Bytes from which a sum can be one of activations; losses and norms have a few bytes."""
 _MIN_FORWARD_SUMS = 2
-"""Sums in the forward from which a group or stream is used for activations: a loss is summed once."""
+"""Sums in the forward from which they are of activations: a loss is summed once."""
 _MAX_SUMS_PER_FORWARD_SUM = 4
 """A group shares tensors if at least one sum in so many is of activations in the forward."""
 
@@ -350,17 +350,16 @@ def kinds_by_sums(comm: Collectives, passes: CategoryColumn, site: CategoryColum
     return np.append(kind, -1).astype(np.int64)
 
 
-def on_streams_with_forward_sums(gpu: GpuEvents, comm: Collectives, passes: CategoryColumn) -> Bools:
-    """Return the mask of communication without a group whose stream sums in the forward, too, and not a few bytes.
+def may_sum_activations(comm: Collectives, passes: CategoryColumn, size: Ints) -> Bools:
+    """Return the mask of communication without a group in a run that sums without a group in the forward, too.
 
-    Ranks that share tensors may sum there in the backward, so those sums need not be of gradients.
+    Ranks that share tensors sum in the backward as well, on the same stream or another: those sums need not be of
+    gradients. A sum of a few bytes does not count.
     """
-    size = gpu.int64("bytes")
     no_group = comm.library.present & ~comm.group.present
     is_sum = comm.call.any_of("all_reduce", "reduce_scatter") & ((size < 0) | (size >= _MIN_ACTIVATION_BYTES))
-    forward_sums = gpu.stream_number[no_group & is_sum & passes.any_of("forward")]
-    counts = np.bincount(forward_sums, minlength=int(gpu.stream_number.max(initial=-1)) + 1)
-    return no_group & (counts[gpu.stream_number] >= _MIN_FORWARD_SUMS)
+    forward_sums = np.count_nonzero(no_group & is_sum & passes.any_of("forward"))
+    return no_group if forward_sums >= _MIN_FORWARD_SUMS else np.zeros_like(no_group)
 
 
 def kinds_by_use(

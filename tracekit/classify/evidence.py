@@ -20,7 +20,7 @@ from tracekit.classify.collectives import (
     groups_with_pipeline_peers,
     kinds_by_sums,
     kinds_by_use,
-    on_streams_with_forward_sums,
+    may_sum_activations,
     read_collectives,
 )
 from tracekit.classify.communication_passes import (
@@ -248,9 +248,8 @@ def _group_columns(  # noqa: PLR0917 - evidence that is gathered step by step
     by_use = kinds_by_use(
         gpu, comm, kinds, sums_gradients=sums_gradients, lost=launches.start_ns < 0, kind_by_sums=kind_by_sums
     )
-    by_use = by_use.fill(
-        CategoryColumn.choose(len(gpu), [("activations", on_streams_with_forward_sums(gpu, comm, passes.value))])
-    )
+    is_ambiguous = may_sum_activations(comm, passes.value, gpu.int64("bytes"))
+    by_use = by_use.fill(CategoryColumn.choose(len(gpu), [("activations", is_ambiguous)]))
     return {"group_kind": kinds, "group_use": by_use, "group_holds": groups_with_pipeline_peers(comm, kinds, by_use)}
 
 
