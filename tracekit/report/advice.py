@@ -95,10 +95,10 @@ def advise(evidence: Evidence, *, path: str | None = None) -> list[Advice]:
             text, weight = f"{text} (hardly any of it is on the critical path)", 0.0
         command = entry.command.format(path=path) if entry.command and path else None
         supported.append(_Supported(weight, saves_ns, Advice(text, command)))
-    if not supported and evidence.savings_ns:
+    if evidence.savings_ns and not any(item.weight for item in supported):
         change, saves_ns = max(evidence.savings_ns.items(), key=lambda item: item[1])
         text = f"of the changes that were tried `{change}` would save most (up to {ms(saves_ns)} per step)"
-        supported.append(_Supported(0.0, saves_ns, Advice(text)))
+        supported.insert(0, _Supported(0.0, saves_ns, Advice(text)))
     supported.sort(key=lambda item: -item.weight)
     # Advice with a predicted saving keeps the places that it has by weight, but fills them by saving, largest first.
     saving = [item for item in supported if item.saves_ns is not None]

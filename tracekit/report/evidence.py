@@ -24,8 +24,10 @@ MIN_SHARE = 0.05
 MIN_LAUNCH_BOUND_SHARE = 0.02
 """Share of the span from which idle time of a host that launches late is a fact."""
 MIN_UNLABELLED_SHARE = 0.01
-MIN_SHARE_OF_PATH = 0.01
-"""Share of the critical path from which exposed time blocks the step: less of it cannot save anything to speak of."""
+MIN_SHARE_OF_PATH = 0.02
+"""Share of the critical path from which exposed time blocks the step: halving less would not save 1 % of the step."""
+MIN_LATE_SHARE = 0.01
+"""Share of all steps that a rank's lateness costs, from which it is a fact."""
 MAX_MISSING_NAMED = 64
 """Missing ranks that are looked for to be named."""
 GAP_LABELS = {
@@ -355,10 +357,11 @@ def _late_rank(analysis: Analysis) -> _Facts:
             late_ns *= main.ns / row.caused_ns if main is not None else 0.0
         if main is not None and main.cause not in ("unknown", "waited_itself"):
             late.append((late_ns, row, main))
+    path_ns = analysis.total.budget.span_ns / max(1, len(analysis.rank_results))
+    late = [item for item in late if item[0] * len(item[1].steps) >= MIN_LATE_SHARE * path_ns]
     if not late:
         return {}
     late_ns, row, main = max(late, key=lambda item: item[0] * len(item[1].steps))
-    path_ns = analysis.total.budget.span_ns / max(1, len(analysis.rank_results))
     steps = len(row.steps)
     late_when = f"in step {row.steps[0]}" if steps == 1 else f"in each of {steps} steps"
     if row.label == "pp_comm" and steps > 1:  # by the schedule it is waited for in every step

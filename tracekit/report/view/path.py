@@ -108,9 +108,12 @@ def changes_table(analysis: Analysis) -> Table | None:
     notes = [f"{row.change}: not answered, because {row.why_not}" for row in rows if row.why_not]
     if len(notes) < len(rows):
         step = ms(rows[0].measured_ns)
-        over_ranks = ", from the first rank's start to the last one's end" if len(analysis.rank_results) > 1 else ""
         saves = "saves: an upper bound of what the change can give"
-        notes.insert(0, f"time per step, {step} as measured{over_ranks}; {saves}")
+        several = len(analysis.step_times) > 1
+        per_step = (
+            "time per step (all steps and the time between them / their number)" if several else "time of the step"
+        )
+        notes.insert(0, f"{per_step}, {step} as measured; {saves}")
     for row in rows:
         if row.peak_bytes is not None:
             needs = f"{row.change}: the fullest rank needs {gb_range(*row.peak_bytes)} GB"
