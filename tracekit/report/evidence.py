@@ -131,6 +131,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     unlabelled_share: float | None = None
     reload_wait_ns: int | None = None
     """Waiting in broadcasts of a weight update."""
+    reload_wait_at_most: str = ""
+    """Words before that time where it is an upper bound."""
     reload_alone_ns: int | None = None
     """Reload that runs beside no broadcast."""
     reload_times: str | None = None
@@ -396,6 +398,11 @@ def _idle(analysis: Analysis) -> _Facts:
     return {**facts, "idle_share": budget.idle_ns / budget.span_ns, "longest_gap": text}
 
 
+def is_wait_bound(analysis: Analysis, label: str) -> bool:
+    """Return whether the waits of a label are upper bounds."""
+    return any(n.code == "wait-bound" and label in n.message.split(":")[0].split(", ") for n in analysis.notices)
+
+
 def _reload(analysis: Analysis, reload: Reload) -> _Facts:
     """Return the two costs that stand between a weight update and its ideal: waiting in broadcasts, reload alone."""
     lane = reload.lanes.filter(lane="reload").join(reload.hidden, on="rank")
@@ -406,6 +413,7 @@ def _reload(analysis: Analysis, reload: Reload) -> _Facts:
     return {
         "reload_limit": "wait" if wait_ns > alone_ns else "reload",
         "reload_wait_ns": round(wait_ns),
+        "reload_wait_at_most": "at most " if is_wait_bound(analysis, "broadcast") else "",
         "reload_alone_ns": round(alone_ns),
         "reload_times": ideal,
     }

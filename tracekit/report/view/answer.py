@@ -13,7 +13,7 @@ import polars as pl
 from tracekit._util.text import at_least, counted, join_with_and, ms, percent, ranks_named
 from tracekit.analysis import Analysis
 from tracekit.report.advice import Advice
-from tracekit.report.evidence import CAUSE_WORDS, gap_basis, gap_words, of_the_gap
+from tracekit.report.evidence import CAUSE_WORDS, gap_basis, gap_words, is_wait_bound, of_the_gap
 from tracekit.report.view.blocking import Blocking
 from tracekit.report.view.budget import LabelRow, kind_of
 from tracekit.report.view.lateness import (
@@ -193,7 +193,7 @@ def _waits(analysis: Analysis, stragglers: Sequence[Straggler]) -> str:
     if label is None or waits_ns[label] < MIN_SHARE_TO_REPORT * total.budget.span_ns:
         return ""
     waiting = f"{percent(waits_ns[label], total.label_ns[label])} of the time in {label} is waiting for another rank"
-    is_bound = any(n.code == "wait-bound" and label in n.message.split(":")[0] for n in analysis.notices)
+    is_bound = is_wait_bound(analysis, label)
     waiting = f"at most {waiting}" if is_bound else waiting
     late = [row for row in stragglers if row.label == label]
     ranks = _waited_for(analysis, label, late, is_bound=is_bound)
