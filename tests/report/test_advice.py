@@ -52,7 +52,7 @@ CASES = {
     "gap_variation": (gap("variation"), gap("imbalance")),
     "gap_p2p": (gap("p2p"), gap("p2p", one_sided="pp_comm")),  # its wait is not known
     "gap_offload": (gap("offload"), gap("host")),
-    "gap_host": (gap("host"), gap("host", cuda_graphs=True)),
+    "gap_host": (gap("host"), gap("host", host_doing="in data loading")),  # graphs load no data
     "gap_host_under_graphs": (gap("host", cuda_graphs=True), gap("host")),
     "gap_other_work": (gap("other_work"), gap("order")),
     "same_stream": (exposed("same_stream"), exposed("same_stream", one_sided="dp_comm")),
@@ -75,6 +75,10 @@ CASES = {
     "late_host": (late("host_late"), late("waited_itself")),  # another rank is the one to look at
     "late_slow_link": (late("slow_link"), late("slow_gpu")),
     "launch_bound": (Evidence(launch_bound_share=0.3), Evidence(launch_bound_share=0.3, cuda_graphs=True)),
+    "host_busy": (
+        Evidence(launch_bound_share=0.3, host_doing="in data loading", host_doing_share=0.9),
+        Evidence(launch_bound_share=0.3),
+    ),
     "launch_bound_under_graphs": (
         Evidence(launch_bound_share=0.3, cuda_graphs=True),
         Evidence(launch_bound_share=0.3),
@@ -278,3 +282,26 @@ def test_the_change_of_an_entry_is_one_that_can_be_asked_for(entry):
 
     fires = CASES[entry.name][0]
     parse_change(entry.change.format_map({name: str(fact) for name, fact in asdict(fires).items()}))
+
+
+@pytest.mark.parametrize(
+    ("activity", "what", "count", "doing"),
+    [
+        ("data_loading", "enumerate(DataLoader)", 2, "in data loading"),
+        ("operator", "aten::copy_", 2, "inside aten::copy_ on the host"),
+        ("operator", "aten::mm", 2000, None),  # 4 µs each: the cost of launching
+        ("python", None, 2, None),
+    ],
+)
+def test_what_the_host_does_in_most_of_the_time_decides_the_advice(samples, activity, what, count, doing):
+    found = analysis_of(samples / "1f1b")
+    launch_bound_ns = found.total.budget.span_ns // 10
+    share = launch_bound_ns // len(found.rank_results)
+    rows = [{"instead": activity, "what": what, "line": None, "ns": share * 3 // 5, "count": count}]
+    ranks = [
+        replace(rank, idle_causes={**rank.idle_causes, "launch_bound": share}, instead=rows)
+        for rank in found.rank_results
+    ]
+    evidence = collect_evidence(dataclasses.replace(found, rank_results=tuple(ranks)))
+    assert evidence.host_doing == doing
+    assert ("host_busy" in fired(evidence)) == bool(doing)

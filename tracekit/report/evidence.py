@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -26,6 +27,8 @@ MIN_LAUNCH_BOUND_SHARE = 0.02
 MIN_UNLABELLED_SHARE = 0.01
 MIN_SHARE_OF_PATH = 0.02
 """Share of the critical path from which exposed time blocks the step: halving less would not save 1 % of the step."""
+MIN_HOST_WORK_NS = 1_000_000
+"""Mean time in an operator from which it works on the host: to launch a kernel takes a hundredth of that."""
 MIN_LATE_SHARE = 0.01
 """Share of all steps that a rank's lateness costs, from which it is a fact."""
 MAX_MISSING_NAMED = 64
@@ -125,6 +128,9 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """Multiprocessors that it may use, if every other rank may use more."""
     others_multiprocessors: int | None = None
     launch_bound_share: float | None = None
+    host_doing: str | None = None
+    """What the host did in more than half of that time, if it was neither launching nor Python between operators."""
+    host_doing_share: float | None = None
     idle_share: float | None = None
     """Share of the span, if idle is the largest part of it."""
     longest_gap: str | None = None
@@ -174,6 +180,14 @@ def relevant_notices(analysis: Analysis) -> tuple[Notice, ...]:
     return analysis.notices if analysis.total.pipeline else without_pipeline_notices(analysis.notices)
 
 
+_HOST_ACTIVITY_WORDS = {
+    "sync": "in {}, which waits for the GPU",
+    "allocation": "in {}, which manages memory",
+    "garbage_collection": "in garbage collection",
+    "data_loading": "in data loading",
+    "operator": "inside {} on the host",
+}
+"""Activities of the host (``metrics.host_calls.ACTIVITIES``) that faster launches would not shorten, in words."""
 _Facts = dict[str, Any]
 """Some of the fields of ``Evidence``."""
 
@@ -387,7 +401,9 @@ def _idle(analysis: Analysis) -> _Facts:
         return {}
     launch_bound_ns = sum(rank.idle_causes.get("launch_bound", 0) for rank in analysis.rank_results)
     is_late = launch_bound_ns > MIN_LAUNCH_BOUND_SHARE * budget.span_ns
-    facts: _Facts = {"launch_bound_share": launch_bound_ns / budget.span_ns if is_late else None}
+    facts: _Facts = {}
+    if is_late:
+        facts = {"launch_bound_share": launch_bound_ns / budget.span_ns, **_host_activity(analysis, launch_bound_ns)}
     gaps = analysis.tables["gaps"]
     if gaps.is_empty() or budget.idle_ns <= max(budget.compute_ns, *budget.exposed_ns.values(), 0):
         return facts
@@ -396,6 +412,18 @@ def _idle(analysis: Analysis) -> _Facts:
     ended = f"{short_kernel(longest['next_name']).partition('<')[0][:60]} ({longest['next_label']})"
     text = f"the longest gap, {ms(longest['ns'])} on rank {longest['rank']}, {IDLE_WORDS[cause]} and ended with {ended}"
     return {**facts, "idle_share": budget.idle_ns / budget.span_ns, "longest_gap": text}
+
+
+def _host_activity(analysis: Analysis, launch_bound_ns: int) -> _Facts:
+    """Return what the host did in most of the launch-bound idle time, if faster launches would not help against it."""
+    ns_of: Counter[str] = Counter()
+    for row in (row for rank in analysis.rank_results for row in rank.instead):
+        words = _HOST_ACTIVITY_WORDS.get(row["instead"])
+        is_long = row["instead"] != "operator" or row["ns"] >= MIN_HOST_WORK_NS * row["count"]
+        if words is not None and is_long and (row["what"] or "{}" not in words):
+            ns_of[words.format(row["what"])] += row["ns"]
+    (doing, ns), *_ = ns_of.most_common(1) or [("", 0)]
+    return {"host_doing": doing, "host_doing_share": ns / launch_bound_ns} if 2 * ns > launch_bound_ns else {}
 
 
 def is_wait_bound(analysis: Analysis, label: str) -> bool:
