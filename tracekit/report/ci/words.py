@@ -175,8 +175,8 @@ def compared_runs(result: Row) -> str:
     """
     sides = []
     for side in ("before", "after"):
-        runs = result[side]["runs"]
-        if not runs:
+        runs = (result.get(side) or {}).get("runs")
+        if not runs:  # no baseline, or input that cannot be read
             continue
         names = ", ".join(f"{run['name']} ({counted(run['steps'], 'step')})" for run in runs[:3])
         sides.append(f"{side}: {names}{' …' if len(runs) > 3 else ''}")
