@@ -523,7 +523,7 @@ def _explanation(
         elif not has_shapes:
             reason = "input shapes were not recorded: a slow GPU and more work cannot be told apart"
         why.append(_unknown(rest, reason))
-    if 2 * explained >= caused and row["label"] != "pp_comm":
+    if row["label"] != "pp_comm" and explained >= MIN_SHARE_WITHOUT_CLOCKS * caused:
         when |= {"uncertain": False, "candidates": [row["rank"]]}
     return {**when, "why": why}
 

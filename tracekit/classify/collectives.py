@@ -57,6 +57,8 @@ _NCCL_RANGES = r"^nccl(AllReduce|AllGather|ReduceScatter|Broadcast|Bcast|Reduce|
 _P2P_CALLS = ("send", "recv", "isend", "irecv")
 _P2P_KERNELS = r"(?i)sendrecv|nccl.*generic"
 
+MAX_FLAG_BYTES = 4096
+"""Bytes up to which communication or a copy may carry a flag, a norm, a count or a name, which proves no purpose."""
 _THREAD_KEY_FACTOR = np.int64(1 << 52)
 """Factor of the thread in a key of thread and time: above the nanoseconds of any trace, which are 52 days at most."""
 

@@ -18,7 +18,7 @@ import numpy as np
 from tracekit._util.arrays import Bools, Ints, rank_pairs
 from tracekit._util.categories import CategoryColumn, group_by_values
 from tracekit.classify.autograd import Autograd
-from tracekit.classify.collectives import Collectives, function_name
+from tracekit.classify.collectives import MAX_FLAG_BYTES, Collectives, function_name
 from tracekit.classify.host_ranges import GpuEvents, Launches, Ranges
 from tracekit.classify.pass_direction import Directions
 from tracekit.classify.row_order import codes_in, nearest_at_or_after, nearest_at_or_before
@@ -28,8 +28,6 @@ _MAX_OPEN_CALLS = 8
 """Calls that may be open on a group at once for its k-th wait to be taken as the wait for its k-th call."""
 _MIN_MESSAGES_PER_EXCEPTION = 4
 """A peer is sent one kind of result if at most one message in so many is of the other kind."""
-MAX_FLAG_BYTES = 4096
-"""Bytes up to which a collective may be a flag, a norm or a count, which does not prove what its group is for."""
 _PASS_OF_DIRECTION = {"wgrad": "backward", "recompute": "backward", "optimizer": None}
 
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from tracekit._util.arrays import Bools, Ints, is_in_sorted
 from tracekit._util.categories import CategoryColumn
-from tracekit.classify.collectives import Collectives
+from tracekit.classify.collectives import MAX_FLAG_BYTES, Collectives
 from tracekit.classify.host_ranges import GpuEvents, Launches, Ranges
 from tracekit.classify.row_order import mask_of_rows
 
@@ -22,8 +22,6 @@ _DIRECTIONS = (
 )
 MIN_TENSOR_BYTES = 1 << 18
 """Bytes below which a copy is a scalar, an index or a flag rather than a tensor."""
-MAX_FLAG_BYTES = 4096
-"""Bytes up to which a copy or a broadcast carries a flag, a count or a name rather than weights."""
 _MIN_STREAM_SHARE = 0.75
 """Share of a stream's busy time above which the stream is named for what fills it."""
 _MIN_HOME_SHARE = 0.5

@@ -15,6 +15,7 @@ from tracekit._util.arrays import Bools, group_rows
 from tracekit._util.categories import CategoryColumn
 from tracekit.classify.autograd import Autograd, read_autograd
 from tracekit.classify.collectives import (
+    MAX_FLAG_BYTES,
     Collectives,
     group_shapes,
     groups_with_pipeline_peers,
@@ -23,13 +24,7 @@ from tracekit.classify.collectives import (
     may_sum_activations,
     read_collectives,
 )
-from tracekit.classify.communication_passes import (
-    MAX_FLAG_BYTES,
-    CommPasses,
-    LayerMarks,
-    find_comm_passes,
-    read_exchanges,
-)
+from tracekit.classify.communication_passes import CommPasses, LayerMarks, find_comm_passes, read_exchanges
 from tracekit.classify.copies import read_copies
 from tracekit.classify.host_ranges import GpuEvents, Launches, Ranges, read_ranges
 from tracekit.classify.matmul import Matmuls, alternating_turns, product_halves, read_matmuls
@@ -143,8 +138,8 @@ def gather_evidence(events: pl.DataFrame, group_kinds: Sequence[NamedKind] = ())
     kinds = match_kinds(columns, group_kinds, np.flatnonzero(communicates), len(gpu))
     columns |= _group_columns(gpu, launches, autograd, comm, comm_passes, kinds)
     is_attention = gpu.names.matches(ATTENTION) | launches.chain.matches(ATTENTION)
-    # "attention" for communication between attention kernels: a ring that passes keys and values on.
-    next_to = columns["next_to"] = _between_attentions(
+    # "attention" for communication of attention itself: a ring of keys and values, or heads exchanged for positions.
+    next_to = columns["next_to"] = _next_to_attention(
         launches, comm, is_attention & ~communicates & ~matmuls.is_gemm, matmuls.is_gemm
     )
     # 6. Exchanges of tokens with experts, and what is launched around them.
@@ -264,7 +259,7 @@ def _follows_on_thread(launches: Launches, mask: Bools) -> Bools:
     return mask_of_rows(len(mask), current, follows)
 
 
-def _between_attentions(launches: Launches, comm: Collectives, is_attention: Bools, is_gemm: Bools) -> CategoryColumn:
+def _next_to_attention(launches: Launches, comm: Collectives, is_attention: Bools, is_gemm: Bools) -> CategoryColumn:
     """Return ``attention`` for communication that is next to attention with no product between, on certain groups.
 
     Those are groups on which keys and values go round a ring, between two attention kernels, and groups whose

@@ -31,18 +31,19 @@ def assign_steps(events: pl.DataFrame, marks: pl.DataFrame | None = None) -> pl.
     marks = marks.drop_nulls().sort("start_ns", "end_ns", "step", descending=[False, True, False])
     if marks.is_empty():
         return events.with_columns(step=pl.lit(None, pl.Int64))
-    calls = events.filter(pl.col("kind").is_in(["runtime", "driver"]), pl.col("correlation") >= 0)
-    launches = calls.select("correlation", launch_ns="start_ns").unique("correlation", keep="last")
-    launched = events.select("kind", "correlation", "start_ns").join(
-        launches, on="correlation", how="left", maintain_order="left"
+    calls = events.select("kind", "correlation", launch_ns="start_ns").filter(
+        pl.col("kind").is_in(["runtime", "driver"]), pl.col("correlation") >= 0
     )
-    # GPU events take the step at the start of their launch instead of their own start.
-    is_gpu = pl.col("kind").is_in([*GPU_KINDS, "gpu_annotation"])
-    times = launched.select(pl.when(is_gpu).then("launch_ns").otherwise("start_ns")).to_series()
+    launches = calls.select("correlation", "launch_ns").unique("correlation", keep="last")
     bounds, innermost = _innermost_marks(marks)
     # Number of bounds up to each time: the step is that of the last of them, and null before the first.
-    index = np.searchsorted(bounds, times.fill_null(0).to_numpy(), side="right")
-    index[times.is_null().to_numpy()] = 0
+    index = np.searchsorted(bounds, events["start_ns"].to_numpy(), side="right")
+    # GPU events take the step at the start of their launch instead of their own start.
+    gpu_rows = events.select(pl.col("kind").is_in([*GPU_KINDS, "gpu_annotation"]).arg_true()).to_series()
+    correlation = events.select(pl.col("correlation").gather(gpu_rows))
+    launch_ns = correlation.join(launches, on="correlation", how="left", maintain_order="left")["launch_ns"]
+    launch_index = np.searchsorted(bounds, launch_ns.fill_null(0).to_numpy(), side="right")
+    index[gpu_rows.to_numpy()] = np.where(launch_ns.is_null().to_numpy(), 0, launch_index)
     steps = marks["step"].gather(pl.Series([None, *innermost], dtype=pl.UInt32))
     return events.with_columns(step=steps.gather(pl.Series(index)))
 

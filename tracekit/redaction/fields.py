@@ -39,13 +39,13 @@ MAX_NUMBER_AS_TEXT = 10**9
 """Bound of numbers written as text: one with ten digits is more likely a phone number."""
 
 
-def number_limits(place: str) -> dict[str, int]:
-    """Return the upper bound of each key of numbers in one place of a trace.
+def number_limits(section: str) -> dict[str, int]:
+    """Return the upper bound of each key of numbers in one section of a trace.
 
     >>> number_limits("groups")
     {'pg_size': 1000000, 'ranks': 1000000}
     """
-    return {key: LIMITS[limit] for limit, keys in _KEYS["numbers"][place].items() for key in keys}
+    return {key: LIMITS[limit] for limit, keys in _KEYS["numbers"][section].items() for key in keys}
 
 
 ARGUMENT_NUMBERS = number_limits("arguments")

@@ -29,7 +29,7 @@ MIN_SHARE_OF_PATH = 0.02
 """Share of the critical path from which exposed time blocks the step: halving less would not save 1 % of the step."""
 MIN_HOST_WORK_NS = 1_000_000
 """Mean time in an operator from which it works on the host: to launch a kernel takes a hundredth of that."""
-MIN_LATE_SHARE = 0.01
+MIN_LATENESS_COST_SHARE = 0.01
 """Share of all steps that a rank's lateness costs, from which it is a fact."""
 MAX_MISSING_NAMED = 64
 """Missing ranks that are looked for to be named."""
@@ -374,7 +374,7 @@ def _late_rank(analysis: Analysis) -> _Facts:
         if main is not None and main.cause not in ("unknown", "waited_itself"):
             late.append((late_ns, row, main))
     path_ns = analysis.total.budget.span_ns / max(1, len(analysis.rank_results))
-    late = [item for item in late if item[0] * len(item[1].steps) >= MIN_LATE_SHARE * path_ns]
+    late = [item for item in late if item[0] * len(item[1].steps) >= MIN_LATENESS_COST_SHARE * path_ns]
     if not late:
         return {}
     late_ns, row, main = max(late, key=lambda item: item[0] * len(item[1].steps))

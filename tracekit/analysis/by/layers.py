@@ -355,9 +355,9 @@ def _without_shared_communication(gpu_events: pl.DataFrame, positions: RepeatedP
     table = gpu_events.select(pl.col("label").cast(pl.String), "pass").with_columns(
         layer=pl.Series(positions.layer), stage=pl.Series(positions.stage)
     )
-    place, is_placed = pl.struct("layer", "stage"), pl.col("layer") >= 0
-    layers = table.filter(is_placed).select(place.n_unique()).item()
-    launching = place.filter(is_placed).n_unique().over("label", "pass")
-    is_shared = pl.col("label").is_in(COMMUNICATION_LABELS) & (launching < MIN_LAUNCHING_SHARE * layers)
+    layer_and_stage, has_layer = pl.struct("layer", "stage"), pl.col("layer") >= 0
+    layer_count = table.filter(has_layer).select(layer_and_stage.n_unique()).item()
+    launching_layers = layer_and_stage.filter(has_layer).n_unique().over("label", "pass")
+    is_shared = pl.col("label").is_in(COMMUNICATION_LABELS) & (launching_layers < MIN_LAUNCHING_SHARE * layer_count)
     layer = table.select(pl.when(is_shared).then(-1).otherwise("layer")).to_series()
     return msgspec.structs.replace(positions, layer=layer.to_numpy())

@@ -215,7 +215,7 @@ def _waited_for(analysis: Analysis, label: str, late: Sequence[Straggler], *, is
         return f"the others wait longest for {_doubtful_ranks(analysis, latest[0])}"
     if len(latest) <= MAX_LATE_RANKS:
         names = join_with_and(_late_rank(analysis, row) for row in latest)
-        if len(latest) == 1 and latest[0].rank is not None:
+        if len(latest) == 1 and label == "pp_comm" and latest[0].rank is not None:
             names += why_pipeline_waits(analysis.stragglers, latest[0].rank)
         return f"the others wait longest for {names}"
     shortest, longest = ms(latest[-1].caused_ns), ms(latest[0].caused_ns)
@@ -230,8 +230,9 @@ def _doubtful_ranks(analysis: Analysis, row: Straggler) -> str:
         ranks = " or ".join(f"rank {rank}" for rank in row.candidates)
     off_ns = analysis.clocks.table.filter(pl.col("rank").is_in(row.candidates))["uncertainty_ns"].max()
     reason = f"their clocks differ by up to {ms(off_ns)}" if isinstance(off_ns, int) else "nothing ties their clocks"
-    slow = [f"rank {rank}{why}" for rank in row.candidates if (why := why_pipeline_waits(analysis.stragglers, rank))]
-    return f"{ranks} ({_cost(row)}; {reason}){''.join(f'; {words}' for words in slow[:1])}"
+    causes = [(rank, why_pipeline_waits(analysis.stragglers, rank)) for rank in row.candidates]
+    explained = [f"; rank {rank}{words}" for rank, words in causes if words and row.label == "pp_comm"]
+    return f"{ranks} ({_cost(row)}; {reason}){''.join(explained[:1])}"
 
 
 def _late_rank(analysis: Analysis, row: Straggler) -> str:

@@ -99,9 +99,7 @@ def _roles_table(results: RoleResults) -> Table | None:
         Column("role", value=lambda role: role.name + (" (main)" if role.name == results.main_role else "")),
         Column("does", value=lambda role: KIND_WORDS[role.kind]),
         Column("ranks", "figure", value=lambda role: format_ranges(role.ranks)),
-        Column(
-            "longest span", "ms", value=lambda role: max(r.whole.budget.span_ns for r in role.analysis.rank_results)
-        ),
+        Column("longest span", "ms", value=longest_span_ns),
         Column("compute", "share", value=lambda role: share(role, role.analysis.total.budget.compute_ns)),
         Column("exposed", "share", value=lambda role: share(role, sum(role.analysis.total.budget.exposed_ns.values()))),
         Column("idle", "share", value=lambda role: share(role, role.analysis.total.budget.idle_ns)),
