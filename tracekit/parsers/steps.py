@@ -1,13 +1,15 @@
 """Assignment of training steps to events."""
 
 import heapq
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit.schema import GPU_KINDS
+from tracekit.schema import GPU_KINDS, KINDS
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
 _PROFILER_STEP = r"^ProfilerStep#(\d+)$"
 
@@ -27,25 +29,39 @@ def assign_steps(events: pl.DataFrame, marks: pl.DataFrame | None = None) -> pl.
     >>> assign_steps(events, marks)["step"].to_list()
     [7, 7]
     """
+    kind = events["kind"].cast(pl.Enum(KINDS)).to_physical().to_numpy()
     marks = _profiler_steps(events) if marks is None else marks
     marks = marks.drop_nulls().sort("start_ns", "end_ns", "step", descending=[False, True, False])
     if marks.is_empty():
         return events.with_columns(step=pl.lit(None, pl.Int64))
-    calls = events.select("kind", "correlation", launch_ns="start_ns").filter(
-        pl.col("kind").is_in(["runtime", "driver"]), pl.col("correlation") >= 0
-    )
-    launches = calls.select("correlation", "launch_ns").unique("correlation", keep="last")
     bounds, innermost = _innermost_marks(marks)
-    # Number of bounds up to each time: the step is that of the last of them, and null before the first.
-    index = np.searchsorted(bounds, events["start_ns"].to_numpy(), side="right")
+    # Step number from each bound on; owner -1 picks the appended value, which is masked out below.
+    numbers = np.append(marks["step"].to_numpy(), -1)[innermost]
+    starts = events["start_ns"].to_numpy()
+    steps, inside = _steps_at(starts, bounds, numbers, innermost >= 0)
     # GPU events take the step at the start of their launch instead of their own start.
-    gpu_rows = events.select(pl.col("kind").is_in([*GPU_KINDS, "gpu_annotation"]).arg_true()).to_series()
-    correlation = events.select(pl.col("correlation").gather(gpu_rows))
-    launch_ns = correlation.join(launches, on="correlation", how="left", maintain_order="left")["launch_ns"]
-    launch_index = np.searchsorted(bounds, launch_ns.fill_null(0).to_numpy(), side="right")
-    index[gpu_rows.to_numpy()] = np.where(launch_ns.is_null().to_numpy(), 0, launch_index)
-    steps = marks["step"].gather(pl.Series([None, *innermost], dtype=pl.UInt32))
-    return events.with_columns(step=steps.gather(pl.Series(index)))
+    gpu_rows = np.flatnonzero(_of_kind(kind, *GPU_KINDS, "gpu_annotation"))
+    launch_rows = _find_launches(events["correlation"], _of_kind(kind, "runtime", "driver"), gpu_rows)
+    inside[gpu_rows] = False
+    has_launch = launch_rows >= 0
+    gpu_rows, launch_rows = gpu_rows[has_launch], launch_rows[has_launch]
+    steps[gpu_rows], inside[gpu_rows] = _steps_at(starts[launch_rows], bounds, numbers, innermost >= 0)
+    step = pl.Series("step", steps)
+    return events.with_columns(step if inside.all() else step.set(pl.Series(~inside), None))
+
+
+def _steps_at(times: Ints, bounds: Ints, numbers: Ints, inside: Bools) -> tuple[Ints, Bools]:
+    """Return the step at each of *times*, and whether there is one.
+
+    *numbers* and *inside* hold the step, and whether there is one, from each of *bounds* up to the next.
+    """
+    interval = np.searchsorted(bounds, times, side="right") - 1  # -1 before the first bound
+    return numbers[interval], inside[interval] & (interval >= 0)
+
+
+def _of_kind(kind: npt.NDArray[np.uint8], *names: str) -> npt.NDArray[np.bool_]:
+    """Return the mask of events whose kind is one of *names*."""
+    return np.isin(kind, [KINDS.index(name) for name in names])
 
 
 def filter_by_name(frame: pl.DataFrame, pattern: str) -> pl.DataFrame:
@@ -65,21 +81,41 @@ def _profiler_steps(events: pl.DataFrame) -> pl.DataFrame:
     return filter_by_name(named, _PROFILER_STEP).select("start_ns", "end_ns", step=step)
 
 
-def _innermost_marks(marks: pl.DataFrame) -> tuple[npt.NDArray[np.int64], list[int | None]]:
-    """Return the times at which the step may change, and for each the row of the innermost mark, None for none.
+def _innermost_marks(marks: pl.DataFrame) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return the times at which the step may change, and for each the row of the innermost mark, -1 for none.
 
     Marks may be nested: a trainer that marks steps too, or the copy of a mark among the operators. A sweep over the
     times keeps the open marks in a heap, whose top is the mark that began last.
     """
     starts, ends = marks["start_ns"].to_numpy(), marks["end_ns"].to_numpy()
     bounds = np.unique(np.concatenate([starts, ends]))
-    innermost: list[int | None] = []
+    innermost = np.full(len(bounds), -1, np.int64)
     open_rows: list[int] = []  # negated, because heapq keeps the smallest on top
-    started = np.searchsorted(starts, bounds, side="right").tolist()  # number of marks started up to each bound
-    for bound, (first, last) in zip(bounds, pairwise([0, *started]), strict=True):
-        for row in range(first, last):
+    started = np.searchsorted(starts, bounds, side="right")  # number of marks started up to each bound
+    for i, bound in enumerate(bounds):
+        for row in range(started[i - 1] if i else 0, started[i]):
             heapq.heappush(open_rows, -row)
         while open_rows and ends[-open_rows[0]] <= bound:
             heapq.heappop(open_rows)
-        innermost.append(-open_rows[0] if open_rows else None)
+        innermost[i] = -open_rows[0] if open_rows else -1
     return bounds, innermost
+
+
+def _find_launches(correlation: pl.Series, is_launch: Bools, gpu_rows: Ints) -> Ints:
+    """Return the row of each GPU event's launch, -1 for none; of several launches with one id the last."""
+    wanted = _correlation_ids(correlation, gpu_rows)
+    rows = np.flatnonzero(is_launch)
+    ids = _correlation_ids(correlation, rows)
+    rows, ids = rows[ids >= 0], ids[ids >= 0]
+    if not len(rows):
+        return np.full(len(wanted), -1, np.int64)
+    # Sorted by id, the last launch with the wanted id is the one before the insertion point on the right.
+    order = np.argsort(ids, kind="stable")
+    rows, ids = rows[order], ids[order]
+    last = np.maximum(np.searchsorted(ids, wanted, side="right") - 1, 0)
+    return np.where(ids[last] == wanted, rows[last], -1)
+
+
+def _correlation_ids(correlation: pl.Series, rows: Ints) -> Ints:
+    """Return the correlation ids of *rows*, -1 where there is none."""
+    return correlation.gather(pl.Series(rows)).fill_null(-1).to_numpy()

@@ -251,40 +251,47 @@ class TableBuilder:
         fits = (values != NULL) & (values >= limits.min) & (values <= limits.max)
         return sparse(self._rows, rows[fits], values[fits].astype(dtype))
 
-    def _table(self, column: Column, name: str) -> pl.DataFrame:
-        """Return the rows that have a value in a column as a table of ``row`` and *name*."""
-        rows, values = self._take_present(column)
-        return pl.DataFrame({"row": rows, name: values})
-
     def _peer(self) -> pl.Series:
         """Return the rank a message goes to, or else the one it comes from."""
-        destinations, origins = self._table(Column.DST, "destination"), self._table(Column.SRC, "origin")
-        peers = destinations.join(origins, on="row", how="full", coalesce=True)
-        return self._from_table(peers, pl.coalesce("destination", "origin"), np.int32)
+        (to_rows, destination), (from_rows, origin) = self._take_present(Column.DST), self._take_present(Column.SRC)
+        rows = np.union1d(to_rows, from_rows)
+        peers = np.full(len(rows), NULL, np.int64)
+        peers[np.searchsorted(rows, from_rows)] = origin
+        peers[np.searchsorted(rows, to_rows)] = destination
+        return self._sparse(rows, peers, np.int32)
 
     def _bytes(self) -> tuple[pl.Series, pl.Series]:
         """Return the bytes that events move, of collectives the larger of both directions; and the bytes received."""
-        moved = self._table(Column.BYTES, "moved")
-        sent, received = self._table(Column.IN_NELEMS, "sent"), self._table(Column.OUT_NELEMS, "received")
+        rows, moved = self._take_present(Column.BYTES)
+        collective_rows, sent = self._take_present(Column.IN_NELEMS)
+        out_rows, out_elements = self._take_present(Column.OUT_NELEMS)
         item_bytes = self._look_up(Column.DTYPE, decode_string, ITEM_BYTES.get, pl.Int64())
-        collectives = sent.join(received, on="row", how="left")
-        collectives = collectives.with_columns(item_bytes=item_bytes.gather(collectives["row"]))
-        collectives = collectives.drop_nulls("item_bytes")
-        larger = _size_of(pl.max_horizontal("sent", "received")).alias("larger")
-        moved = moved.join(collectives.select("row", larger), on="row", how="full", coalesce=True)
-        received_bytes = self._from_table(collectives, _size_of(pl.col("received")))
-        return self._from_table(moved, pl.coalesce("larger", "moved")), received_bytes
+        sizes = item_bytes.gather(collective_rows).fill_null(0).to_numpy()
+        if not sizes.any():
+            return self._sparse(rows, moved), self._series(None)
+        has_size = sizes > 0
+        collective_rows, sent, sizes = collective_rows[has_size], sent[has_size], sizes[has_size]
+        received = _lookup(collective_rows, out_rows, out_elements)
+        all_rows = np.union1d(rows, collective_rows)
+        values = np.empty(len(all_rows), np.int64)
+        values[np.searchsorted(all_rows, rows)] = moved
+        values[np.searchsorted(all_rows, collective_rows)] = _multiply(np.maximum(sent, received), sizes)
+        received_bytes = np.where(received != NULL, _multiply(received, sizes), NULL)
+        return self._sparse(all_rows, values), self._sparse(collective_rows, received_bytes)
 
-    def _from_table(self, table: pl.DataFrame, values: pl.Expr, dtype: type[np.integer[Any]] = np.int64) -> pl.Series:
-        """Return a column of *values* of a table whose column ``row`` says where they belong."""
-        present = table.select("row", value=values.fill_null(NULL))
-        return self._sparse(present["row"].to_numpy(), present["value"].to_numpy(), dtype)
+
+def _lookup(wanted: Ints, rows: Ints, values: Ints) -> Ints:
+    """Return the values of the rows *wanted*, ``NULL`` where there is none; *rows* are sorted."""
+    if not len(rows):
+        return np.full(len(wanted), NULL, np.int64)
+    index = np.minimum(np.searchsorted(rows, wanted), len(rows) - 1)
+    return np.where(rows[index] == wanted, values[index], NULL)
 
 
-def _size_of(elements: pl.Expr) -> pl.Expr:
-    """Return the bytes of so many elements of ``item_bytes`` each, null where 64 bits do not hold them."""
-    fits = elements.is_between(0, (2**63 - 1) // pl.col("item_bytes"))
-    return pl.when(fits).then(elements * pl.col("item_bytes"))
+def _multiply(counts: Ints, sizes: Ints) -> Ints:
+    """Return counts times sizes, ``NULL`` where 64 bits do not hold it."""
+    fits = (counts >= 0) & (counts <= (2**63 - 1) // np.maximum(sizes, 1))
+    return np.where(fits, np.where(fits, counts, 0) * sizes, NULL)
 
 
 def _clock_range(base_ns: int) -> tuple[int, int]:
