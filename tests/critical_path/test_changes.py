@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import polars as pl
 import pytest
@@ -9,7 +11,13 @@ import pytest
 from tests.kept import analysis_of
 from tracekit import analyze
 from tracekit.align.clocks import Clocks
-from tracekit.critical_path.changes import MIN_VARIATION, WhatIfGraph, parse_change
+from tracekit.critical_path.changes import (
+    HOST_VARIATION,
+    LINK_VARIATION,
+    MIN_VARIATION,
+    WhatIfGraph,
+    parse_change,
+)
 from tracekit.critical_path.graph import EventGraph, find_rank_events
 from tracekit.errors import OptionError
 from tracekit.metrics.causes import Rank
@@ -80,6 +88,27 @@ def test_a_kernel_that_takes_half_its_time_ends_the_step_earlier():
     assert (low, high) == (round(20 * MS * (1 - MIN_VARIATION)), round(20 * MS * (1 + MIN_VARIATION)))
     assert [(part.label, part.ns) for part in step.critical_path] == [("forward", 10 * MS), ("wgrad", 10 * MS)]
     assert predicted_ms(graph, "wgrad x2") == 50
+
+
+def test_transfers_on_the_critical_path_widen_the_range():
+    """Of two steps of 100, one computes; the other transfers for 80, which may take 15 % more or less the next time."""
+    step_ms, transfer_ms = 100, 80
+    computes = graph_of(*[[kernel("forward", 0, step_ms)]] * 2)
+    transfers = graph_of(*step_of_ranks(20, 20, transfer=transfer_ms))
+    for graph, margin_ms in (
+        (computes, step_ms * MIN_VARIATION),
+        (transfers, math.hypot(step_ms * MIN_VARIATION, transfer_ms * LINK_VARIATION)),
+    ):
+        low, high = graph.predict(["forward x1"]).predicted_range_ns
+        assert (low, high) == (round((step_ms - margin_ms) * MS), round((step_ms + margin_ms) * MS))
+
+
+def test_late_launches_on_the_critical_path_widen_the_range():
+    """The host launches the forward at 30: a host 40 % slower would do so at 42."""
+    graph = graph_of([kernel("optimizer", 0, 10), kernel("forward", 30, 50, launch=30)])
+    low, high = graph.predict(["forward x1"]).predicted_range_ns
+    margin_ms = math.hypot(50 * MIN_VARIATION, 30 * HOST_VARIATION)
+    assert (low, high) == (round((50 - margin_ms) * MS), round((50 + margin_ms) * MS))
 
 
 @pytest.mark.parametrize("name", ["dgrad", "mlp", "aten::mm", "sm90_gemm", "gemm"])

@@ -6,6 +6,7 @@ A change is text: ``dp_comm x0.5`` (a label, module, operator or kernel takes ha
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
@@ -30,8 +31,12 @@ MIN_SAVED_SHARE = 0.01
 """Share of the step that a change must save to be listed."""
 MAX_PATH_PARTS = 6
 """Parts of the new critical path that are kept, the largest."""
-MIN_VARIATION = 0.07
-"""Smallest half width of a range, as a share of the prediction: the links of two recordings differ by that much."""
+MIN_VARIATION = 0.05
+"""Smallest half width of a range, as a share of the prediction."""
+LINK_VARIATION = 0.15
+"""Share by which the transfers of a run differ from one recording to the next."""
+HOST_VARIATION = 0.4
+"""Share by which the times of a host differ from one recording to the next."""
 LANE_BINS = 240
 """Parts of a step that its lanes are drawn in."""
 FORMS = (
@@ -287,14 +292,15 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False):
             changed.rests_on.append("micro-batches of this run's size")
         replay = self.graph.replay(changed.factor, changed.host_factor)
         replayed_ns = max(self.graph.step_ns(replay.start, replay.end), changed.hidden_ns())
-        margin_ns = replayed_ns * self._variation() + self.clock_error_ns
+        path_parts = self.graph.path_parts(replay)
+        margin_ns = self._margin_ns(replayed_ns, path_parts)
         predicted_ns = round(replayed_ns + added[1])
         return msgspec.structs.replace(
             step,
             predicted_ns=predicted_ns,
             predicted_range_ns=(round(replayed_ns - margin_ns + added[0]), round(replayed_ns + margin_ns + added[2])),
             saves_ns=None if changed.microbatches else step.measured_ns - predicted_ns,
-            critical_path=tuple(PathPart(*row) for row in self.graph.path_parts(replay).head(MAX_PATH_PARTS).rows()),
+            critical_path=tuple(PathPart(*row) for row in path_parts.head(MAX_PATH_PARTS).rows()),
             rests_on=tuple(changed.rests_on),
         )
 
@@ -314,11 +320,19 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False):
             raise RefusedError(difference)
         return difference
 
-    def _variation(self) -> float:
-        """Return the half width of a range, as a share: half the distance of the quartiles of the measured steps."""
+    def _margin_ns(self, replayed_ns: int, path_parts: pl.DataFrame) -> float:
+        """Return the half width of a range, from the spread of the steps and what the critical path consists of.
+
+        Steps, links and hosts vary independently of each other, so that their squares add up.
+        """
         begins, ends = self.graph.step_times(self.graph.start, self.graph.end)
         low, middle, high = np.quantile(ends - begins, [0.25, 0.5, 0.75])
-        return max(MIN_VARIATION, float((high - low) / 2 / max(middle, 1.0)))
+        step_share = max(MIN_VARIATION, float((high - low) / 2 / max(middle, 1.0)))
+        is_transfer = path_parts["label"].is_in(COMMUNICATION_LABELS).fill_null(False)
+        transfer_ns = path_parts["ns"].filter(is_transfer).sum()
+        host_ns = path_parts["ns"].filter(path_parts["label"].is_null()).sum()
+        margins_ns = (replayed_ns * step_share, transfer_ns * LINK_VARIATION, host_ns * HOST_VARIATION)
+        return math.hypot(*margins_ns) + self.clock_error_ns
 
     def best_changes(self, *, without: Collection[str] = ()) -> list[ChangedStep]:
         """Return the changes that would save most, other than *without* and faster kernels."""
