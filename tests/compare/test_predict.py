@@ -127,6 +127,19 @@ def test_a_message_arrives_latency_after_its_send_or_receive_after_its_receiver(
     assert [early.start[2], late.start[2]] == [16, 54]
 
 
+@pytest.mark.parametrize("eager", [True, False])
+def test_messages_both_ways_at_once_take_longer_whoever_came_last(eager):
+    """Each rank posts one kernel that sends to the other and receives from it: rank 0 at 10, rank 1 at 50."""
+    kernels = (Kernel(0, sends=(0,), receives=(1,)), Kernel(1, sends=(1,), receives=(0,)))
+    first, second = [(RUN, 0), (POST, 0), (WAIT, 0), (RUN, 1)], [(RUN, 2), (POST, 1), (WAIT, 1), (RUN, 3)]
+    pieces = tuple(Piece("F", 0, n) for n in range(4))
+    program = Program((tuple(first), tuple(second)), pieces, kernels, (Message(0, 1), Message(1, 0)))
+    machine = Machine(send_ns=5, receive_ns=4, latency_ns=6, eager=eager, duplex=2.0)
+    outcome = run_program(program, [10, 1, 50, 1], machine)
+    assert outcome.start[1] == 50 + 2 * 6  # rank 0 waited for the message of rank 1
+    assert outcome.start[3] == 50 + 2 * 5  # rank 1 takes what has come, and sends meanwhile
+
+
 def test_a_queue_is_in_order_so_a_receive_blocks_the_send_behind_it():
     # rank 1 posts a receive, then a send of its own that rank 0 waits for.
     messages = ((0, 1), (1, 0))

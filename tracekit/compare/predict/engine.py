@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracekit.compare.predict.machine import Machine
-from tracekit.compare.predict.rank_programs import POST, RUN, WAIT, Program
+from tracekit.compare.predict.rank_programs import POST, RUN, WAIT, Kernel, Program
 
 Floats = npt.NDArray[np.float64]
 
@@ -277,16 +277,22 @@ class _Simulation:
                 if received is None:
                     return
                 begin = max(begin, received)
-            end = max(end, begin + machine.send_ns)
+            end = max(end, begin + machine.send_ns * self._duplex(carrier, self.receiver[send]))
         for receive in carrier.receives:
             sent, received = self.send_start[receive], self.receive_start[receive]
             if sent is None or received is None:
                 return
-            grouped = carrier.carries_several or self.program.kernels[self.sender[receive]].carries_several
-            latency_ns = machine.latency_ns * (machine.duplex if grouped else 1.0)
-            end = max(end, self.departure[receive] + latency_ns, received + machine.receive_ns)
+            duplex = self._duplex(carrier, self.sender[receive])
+            end = max(
+                end, self.departure[receive] + machine.latency_ns * duplex, received + machine.receive_ns * duplex
+            )
         self.kernel_end_planned[kernel] = True
         self._add_event(end, _KERNEL_ENDS, kernel)
+
+    def _duplex(self, carrier: Kernel, peer_kernel: int) -> float:
+        """Return how much longer a message takes if a kernel at either end carries others with it."""
+        peer_carries_several = peer_kernel >= 0 and self.program.kernels[peer_kernel].carries_several
+        return self.machine.duplex if carrier.carries_several or peer_carries_several else 1.0
 
     def _end_kernel(self, kernel: int, now: float) -> None:
         rank = self.program.kernels[kernel].rank
