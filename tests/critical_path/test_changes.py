@@ -104,7 +104,7 @@ def test_transfers_on_the_critical_path_widen_the_range():
 
 
 def test_late_launches_on_the_critical_path_widen_the_range():
-    """The host launches the forward at 30: a host 40 % slower would do so at 42."""
+    """The host launches the forward at 30: a host 20 % slower would do so at 36."""
     graph = graph_of([kernel("optimizer", 0, 10), kernel("forward", 30, 50, launch=30)])
     low, high = graph.predict(["forward x1"]).predicted_range_ns
     margin_ms = math.hypot(50 * MIN_VARIATION, 30 * HOST_VARIATION)

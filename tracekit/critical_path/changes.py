@@ -35,7 +35,7 @@ MIN_VARIATION = 0.05
 """Smallest half width of a range, as a share of the prediction."""
 LINK_VARIATION = 0.15
 """Share by which the transfers of a run differ from one recording to the next."""
-HOST_VARIATION = 0.4
+HOST_VARIATION = 0.2
 """Share by which the times of a host differ from one recording to the next."""
 LANE_BINS = 240
 """Parts of a step that its lanes are drawn in."""
