@@ -76,6 +76,30 @@ def test_waiting_for_room_in_the_queue_is_no_time_of_the_host():
         assert (ops.launch_ns["F"][0], ops.launch_ns["B"][0], ops.before_ns["B"][0]) == (launch_ns, 100.0, before_ns)
 
 
+def test_a_forward_after_a_backward_takes_its_host_longer():
+    """Rank 0 runs F F B F B: its forwards take 100, 100 and, after the backward, 110; in GPipe none comes after one."""
+    cells = pl.DataFrame(
+        {"op": ["F", "F", "B", "F", "B"], "stage": 0, "microbatch": [0, 1, 0, 2, 1], "position": 0}
+    ).with_columns(
+        launch_ns=pl.Series([0, 1000, 2000, 3000, 4000]),
+        last_ns=pl.Series([100, 1100, 2200, 3110, 4200]),
+        start_ns=pl.Series([0, 1000, 2000, 3000, 4000]),
+        end_ns=pl.Series([500, 1500, 2500, 3500, 4500]),
+        b_stage=None,
+        b_microbatch=None,
+        host_ns=0,
+        wgrad_ns=0,
+        busy_ns=30,
+    )
+    ops = measure_ops(cells, {}, FREE, stages=1, lead_ns=pl.Series([0] * 5), full_queue={})
+    for name, forwards in (("gpipe", [100, 100, 100]), ("1f1b", [100, 110, 110])):
+        schedule = generate(name, pp=1, microbatches=3)
+        program = PROGRAM_WRITERS["just-in-time"](schedule)
+        times = ops.host_times(program, schedule)
+        launch_ns = [ns for piece, ns in zip(program.pieces, times.launch_ns, strict=True) if piece.kind == "F"]
+        assert launch_ns == pytest.approx(forwards)
+
+
 def test_a_host_that_runs_ahead_goes_on_when_it_has_launched_all_but_no_further_ahead_than_it_did():
     """Two forwards of two ranks: launched at 0 and 140, on GPUs that are free at 100 and 150."""
     cells = pl.DataFrame(

@@ -329,8 +329,8 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False):
         low, middle, high = np.quantile(ends - begins, [0.25, 0.5, 0.75])
         step_share = max(MIN_VARIATION, float((high - low) / 2 / max(middle, 1.0)))
         is_transfer = path_parts["label"].is_in(COMMUNICATION_LABELS).fill_null(False)
-        transfer_ns = path_parts["ns"].filter(is_transfer).sum()
-        host_ns = path_parts["ns"].filter(path_parts["label"].is_null()).sum()
+        transfer_ns = int(path_parts["ns"].filter(is_transfer).sum())
+        host_ns = int(path_parts["ns"].filter(path_parts["label"].is_null()).sum())
         margins_ns = (replayed_ns * step_share, transfer_ns * LINK_VARIATION, host_ns * HOST_VARIATION)
         return math.hypot(*margins_ns) + self.clock_error_ns
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 
 import msgspec
 import numpy as np
@@ -10,7 +11,7 @@ import polars as pl
 
 from tracekit.compare.predict.engine import Floats, HostTimes
 from tracekit.compare.predict.machine import MIDDLE, Machine
-from tracekit.compare.predict.rank_programs import Piece, Program
+from tracekit.compare.predict.rank_programs import RUN, Piece, Program
 from tracekit.intervals import Intervals, union
 from tracekit.schedules import Schedule
 
@@ -28,6 +29,10 @@ run that does not split cannot show by how much (docs/whatif.md lists the runs t
 SPLIT_SEARCH_SHARE = 0.16
 """Host time before an I beyond that before a whole backward, over the host time of that backward: PyTorch looks for the
 groups of parameters in the graph."""
+
+SWITCH_HOST_FACTOR = 1.1
+"""Host time of a forward after another op over that of one after a forward: PyTorch runs backwards on a thread of
+their own, and the caches of the forward's thread have to be filled again (docs/whatif.md lists the runs)."""
 
 QUANTILES = (0.25, 0.5, 0.75)
 """Quantile of the GPU times of equal ops at each level (``LOW``, ``MIDDLE``, ``HIGH``)."""
@@ -51,7 +56,7 @@ class MeasuredOps(msgspec.Struct, frozen=True, eq=False):
     """Times of the run's ops in nanoseconds. Arrays have one value per stage of the run."""
 
     gpu_ns: Mapping[str, Floats]  # by kind (F, I, W, B): GPU time with no message beside it and no wait for the host
-    launch_ns: Mapping[str, Floats]  # by kind: host time from an op's first to its last launch
+    launch_ns: Mapping[str, Floats]  # by kind: host time from an op's first to its last launch, no switch before it
     before_ns: Mapping[str, Floats]  # by kind: host time before an op's first launch, without posts and waiting
     post_ns: float  # host time to post a message kernel
     last_launch_to_end_ns: float  # from the launch of an op's last kernel to its end, where the host was the limit
@@ -108,9 +113,14 @@ class MeasuredOps(msgspec.Struct, frozen=True, eq=False):
             own: Whether hosts and GPUs begin and take what they did in the run, not what is typical.
         """
         launch_ns, before_ns = (_for_stages(times, schedule.stages) for times in (self.launch_ns, self.before_ns))
+        switched = _forwards_after_other_ops(program)
         typical = [
-            OpTimes(0.0, float(before_ns[piece.kind][piece.stage]), float(launch_ns[piece.kind][piece.stage]))
-            for piece in program.pieces
+            OpTimes(
+                0.0,
+                float(before_ns[piece.kind][piece.stage]),
+                float(launch_ns[piece.kind][piece.stage]) * (SWITCH_HOST_FACTOR if number in switched else 1.0),
+            )
+            for number, piece in enumerate(program.pieces)
         ]
         times = [self.cells.get(p, t) if own else t for p, t in zip(program.pieces, typical, strict=True)]
         return HostTimes(
@@ -122,6 +132,17 @@ class MeasuredOps(msgspec.Struct, frozen=True, eq=False):
             starts=self.host_starts if own else host_starts,
             gpu_starts=self.gpu_starts if own else gpu_starts,
         )
+
+
+def _forwards_after_other_ops(program: Program) -> set[int]:
+    """Return the numbers of the forwards that follow another kind of op on their rank."""
+    switched = set()
+    for steps in program.steps:
+        numbers = [number for action, number in steps if action == RUN]
+        for before, number in pairwise(numbers):
+            if program.pieces[number].kind == "F" != program.pieces[before].kind:
+                switched.add(number)
+    return switched
 
 
 def _for_stages(times: Mapping[str, Floats], stages: int) -> dict[str, Floats]:
@@ -201,8 +222,10 @@ def measure_ops(
     )
     has_split_backwards = bool((rows["op"] == "W").any())
     split_host = SPLIT_HOST_FACTORS[level]
+    previous_op = pl.col("op").shift(1).over("position", order_by="launch_ns")
+    switch_factor = pl.when(pl.col("op") == "F", previous_op != "F").then(SWITCH_HOST_FACTOR).otherwise(1.0)
     launch_ns = _times_by_kind(
-        rows,
+        rows.with_columns(launching_ns=pl.col("launching_ns") / switch_factor),
         "launching_ns",
         stages,
         level,
