@@ -15,6 +15,7 @@ from tracekit.compare.predict.machine import (
     FittedMachine,
     Machine,
     fit_machine,
+    gpu_slowdowns,
     match_messages,
 )
 from tracekit.compare.predict.measured_ops import measure_ops, recut_stages
@@ -98,6 +99,35 @@ def test_a_forward_after_a_backward_takes_its_host_longer():
         times = ops.host_times(program, schedule)
         launch_ns = [ns for piece, ns in zip(program.pieces, times.launch_ns, strict=True) if piece.kind == "F"]
         assert launch_ns == pytest.approx(forwards)
+
+
+def test_a_slow_gpu_stays_slow_whatever_stage_it_runs():
+    """The same forward takes 10 on three ranks and 20 on the last, which in Chimera runs the first stage as well."""
+    rows = {"op": ["F"], "size": [1], "place": [0], "alone": [2], "beside": [0], "took_ns": [0], "beside_ns": [0]}
+    tables = [pl.DataFrame({**rows, "alone_ns": [ns]}, schema=CONTENTION) for ns in (10.0, 10.0, 10.4, 20.0)]
+    assert gpu_slowdowns(tables) == {3: pytest.approx(20 / 10.2)}
+    cells = pl.DataFrame(
+        {"op": "F", "stage": range(4), "microbatch": 0, "position": pl.Series(range(4), dtype=pl.Int32)}
+    ).with_columns(
+        launch_ns=pl.lit(-9),
+        last_ns=pl.lit(-5),
+        start_ns=pl.lit(0),
+        end_ns=pl.Series([10, 10, 10, 20]),
+        b_stage=None,
+        b_microbatch=None,
+        host_ns=0,
+        wgrad_ns=0,
+        busy_ns=10,
+    )
+    lead_ns = pl.Series([0] * 4)
+    ops = measure_ops(cells, {}, FREE, stages=4, lead_ns=lead_ns, full_queue={}, gpu_slowdowns={3: 2.0})
+    for name in ("gpipe", "chimera"):
+        schedule = generate(name, pp=4, microbatches=4)
+        program = PROGRAM_WRITERS["just-in-time"](schedule)
+        work = ops.typical_work(program, schedule)
+        numbers = {rank: [n for action, n in steps if action == RUN] for rank, steps in enumerate(program.steps)}
+        by_rank = {rank: {work[n] for n in ns if program.pieces[n].kind == "F"} for rank, ns in numbers.items()}
+        assert by_rank == {0: {10}, 1: {10}, 2: {10}, 3: {20}}
 
 
 def test_a_host_that_runs_ahead_goes_on_when_it_has_launched_all_but_no_further_ahead_than_it_did():

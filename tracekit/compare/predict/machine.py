@@ -14,6 +14,10 @@ from tracekit.reconstruct.messages import contention_losses
 MIN_KERNELS_TO_MEASURE_SLOWDOWN = 30
 """Kernels that must have run beside messages before a slowdown is computed from them."""
 
+MIN_GPU_SLOWDOWN = 1.1
+"""Time of kernels on a rank over that of the same kernels on the others from which its GPU counts as slower; below its
+inverse, as faster."""
+
 Estimate = tuple[float, float, float]
 """Low, likely and high value of a quantity."""
 LOW, MIDDLE, HIGH = range(3)
@@ -194,3 +198,19 @@ def _slowdown(kernels: int, beside_ns: int, lost_ns: int) -> Estimate | None:
         return None
     middle = max(1.0, beside_ns / max(beside_ns - lost_ns, beside_ns / 4))  # at most 4: more is an outlier
     return 1 + 0.9 * (middle - 1), middle, 1 + 1.1 * (middle - 1)
+
+
+def gpu_slowdowns(contention: Sequence[pl.DataFrame]) -> dict[int, float]:
+    """Return by index the ranks whose GPU is slower or faster than the median of all, and how much longer kernels take.
+
+    Kernels with the same index in chunks of as many kernels are the same; their times alone are compared.
+
+    Args:
+        contention: Contention tables of the ranks.
+    """
+    kernel = ["op", "size", "place"]
+    table = pl.concat(t.drop_nulls("alone_ns").with_columns(rank=pl.lit(rank)) for rank, t in enumerate(contention))
+    usual_ns, ranks = (pl.col("alone_ns").median().over(kernel), pl.len().over(kernel))
+    shared = table.with_columns(usual_ns=usual_ns).filter(ranks > 1)
+    slowdowns = shared.group_by("rank").agg(pl.col("alone_ns").sum() / pl.col("usual_ns").sum()).rows()
+    return {rank: slowdown for rank, slowdown in slowdowns if not 1 / MIN_GPU_SLOWDOWN < slowdown < MIN_GPU_SLOWDOWN}

@@ -56,6 +56,7 @@ class MeasuredOps(msgspec.Struct, frozen=True, eq=False):
     """Times of the run's ops in nanoseconds. Arrays have one value per stage of the run."""
 
     gpu_ns: Mapping[str, Floats]  # by kind (F, I, W, B): GPU time with no message beside it and no wait for the host
+    gpu_slowdowns: Mapping[int, float]  # of positions with another GPU: time of kernels there / time in ``gpu_ns``
     launch_ns: Mapping[str, Floats]  # by kind: host time from an op's first to its last launch, no switch before it
     before_ns: Mapping[str, Floats]  # by kind: host time before an op's first launch, without posts and waiting
     post_ns: float  # host time to post a message kernel
@@ -70,9 +71,15 @@ class MeasuredOps(msgspec.Struct, frozen=True, eq=False):
     def typical_work(self, program: Program, schedule: Schedule) -> list[float]:
         """Return the typical duration of each piece of a program."""
         gpu_ns = _for_stages(self.gpu_ns, schedule.stages)
+        slowdown = {
+            number: self.gpu_slowdowns.get(position, 1.0)
+            for position, steps in enumerate(program.steps)
+            for action, number in steps
+            if action == RUN
+        }
         return [
-            float(gpu_ns[piece.kind][piece.stage]) * (self.block_factor if piece.in_block else 1.0)
-            for piece in program.pieces
+            float(gpu_ns[piece.kind][piece.stage]) * slowdown[number] * (self.block_factor if piece.in_block else 1.0)
+            for number, piece in enumerate(program.pieces)
         ]
 
     def own_work(self, program: Program) -> list[float]:
@@ -185,6 +192,7 @@ def measure_ops(
     stages: int,
     lead_ns: pl.Series,
     full_queue: Mapping[int, Intervals],
+    gpu_slowdowns: Mapping[int, float] | None = None,
     level: int = MIDDLE,
 ) -> MeasuredOps:
     """Measure the ops of one step.
@@ -196,6 +204,7 @@ def measure_ops(
         stages: Stages of the run.
         lead_ns: GPU time of each cell between its readiness and its start: exchanges with experts, copies, other work.
         full_queue: When the host of each position waited for room in the GPU's queue, which is not its own time.
+        gpu_slowdowns: Slowdown of the GPUs of some positions, which is theirs and not their stages'.
         level: Quartile of equal ops to take: ``LOW``, ``MIDDLE`` (the median) or ``HIGH``.
     """
     rows = cells.with_columns(pl.col("op").cast(pl.String), pl.col("stage").fill_null(0).cast(pl.Int64))
@@ -212,8 +221,10 @@ def measure_ops(
     rows, post_ns, host_waits = _measure_host(rows, messages, full_queue)
     weight_share = _weight_gradient_share(rows)
     input_factor, weight_factor = SPLIT_GPU_FACTORS[level]
+    gpu_slowdown = pl.col("position").replace_strict(gpu_slowdowns or {}, default=1.0, return_dtype=pl.Float64)
+    on_usual_gpu = rows.with_columns(pl.col("gpu_ns") / gpu_slowdown)
     gpu_ns = _times_by_kind(
-        rows,
+        on_usual_gpu,
         "gpu_ns",
         stages,
         level,
@@ -253,12 +264,13 @@ def measure_ops(
     last_launch_to_end_ns = host_limited.select(after_last_launch.clip(0).median()).item()  # None without rows
     return MeasuredOps(
         gpu_ns,
+        gpu_slowdowns or {},
         launch_ns,
         before_ns,
         post_ns,
         float(last_launch_to_end_ns or 0),
         host_waits,
-        block_factor=_block_factor(rows, gpu_ns, level),
+        block_factor=_block_factor(on_usual_gpu, gpu_ns, level),
         cells=_times_of_cells(rows, gpu_ns),
         host_starts=_first_of_positions(rows, messages, "launch_ns"),
         gpu_starts=_first_of_positions(rows, messages, "start_ns"),

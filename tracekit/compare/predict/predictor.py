@@ -14,7 +14,16 @@ import polars as pl
 from tracekit._util.text import percent
 from tracekit.compare.gap import StepReplays
 from tracekit.compare.predict.engine import Outcome, run_program
-from tracekit.compare.predict.machine import HIGH, LOW, MIDDLE, FittedMachine, Machine, fit_machine, match_messages
+from tracekit.compare.predict.machine import (
+    HIGH,
+    LOW,
+    MIDDLE,
+    FittedMachine,
+    Machine,
+    fit_machine,
+    gpu_slowdowns,
+    match_messages,
+)
 from tracekit.compare.predict.measured_ops import MeasuredOps, measure_ops
 from tracekit.compare.predict.rank_programs import (
     QUEUES_IN_WORDS,
@@ -192,7 +201,9 @@ def fit_predictor(
     if matched is None:
         return "not every message could be matched with its other side"
     queues = find_queues(messages, pipeline.detail)
-    machine = fit_machine(matched, [ranks[rank].contention for rank in pipeline.ranks], queues)
+    contention = [ranks[rank].contention for rank in pipeline.ranks]
+    machine = fit_machine(matched, contention, queues)
+    slowdowns = gpu_slowdowns(contention)
     lead_ns = pl.Series(np.sum([replays.before[cause] for cause in _GPU_STALLS], axis=0))
     full_queue = _full_queue_by_position(pipeline, ranks)
     low, middle, high = (
@@ -203,6 +214,7 @@ def fit_predictor(
             stages=own.stages,
             lead_ns=lead_ns,
             full_queue=full_queue,
+            gpu_slowdowns=slowdowns,
             level=level,
         )
         for level in (LOW, MIDDLE, HIGH)
