@@ -84,7 +84,8 @@ def propose_split(predictor: Predictor, cells: pl.DataFrame) -> LayerSplit | Non
     layers = layers_per_stage(cells, own.stages)
     if layers is None or own.stages < 2:
         return None
-    stage_ns = ops.gpu_ns["F"] + ops.gpu_ns["B"]
+    slowdowns = np.array([ops.gpu_slowdowns.get(int(rank), 1.0) for rank in own.stage_ranks[:, 0]])
+    stage_ns = (ops.gpu_ns["F"] + ops.gpu_ns["B"]) * slowdowns
     layer_ns, additional_ns = _time_per_layer(stage_ns, layers)
     counts = best_split(layer_ns, additional_ns, int(layers.sum()))
     if counts == layers.tolist():
