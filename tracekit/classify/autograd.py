@@ -26,20 +26,8 @@ from tracekit._util.arrays import (
 )
 from tracekit._util.categories import CategoryColumn
 from tracekit.classify.host_ranges import EVALUATE_NODE, Launches, Ranges
+from tracekit.classify.names import NODES, OPERATORS
 from tracekit.classify.row_order import mask_of_rows
-
-_BACKWARD = r"(Backward\d*|Backwards|BackwardHook|AccumulateGrad|CopySlices)$"
-_BOOKKEEPING = r"^(record_param_comms|c10d::|nccl:|aten::(detach|empty|zeros_like|record_stream))|^detach"
-_CHECKPOINT = r"(?i)checkpoint|recompute"
-"""Nodes of user-written functions that run a forward again."""
-
-FORWARD_ONLY = (
-    r"^aten::(conv(olution|\dd|_transpose\dd)?|_convolution|(cudnn|miopen|mkldnn)_convolution|(cudnn_|miopen_|native_|_)?"
-    r"(batch|layer|group|instance)_norm\w*(?<!backward)|(_fused_)?rms_norm|_?(log_)?softmax|\w+_loss(\d?d?_forward)?|gelu|silu_?"
-    r"|relu_?|threshold_?|leaky_relu_?|\w*(max|avg)_pool\dd(_with_indices)?|embedding(_bag)?|dropout|native_dropout|linear"
-    r"|_?scaled_dot_product_(?!\w*backward)\w*|_(flash|efficient|cudnn)_attention_forward|upsample_\w+(?<!backward))$"
-)
-"""Operators that outside of nodes only a forward calls."""
 
 _Flags = npt.NDArray[np.uint8]
 
@@ -185,14 +173,14 @@ def _name_flags(names: CategoryColumn) -> Ints:
     """Return the flags of each distinct name, and last those of no name."""
     evaluated = {name.removeprefix(EVALUATE_NODE) for name in names.values if name.startswith(EVALUATE_NODE)}
     evaluation = names.answers(f"^{EVALUATE_NODE}")
-    backward = names.answers(_BACKWARD)
+    backward = names.answers(NODES["backward"])
     is_node = np.array([*(name in evaluated for name in names.values), False])
-    never_rerun = evaluation | backward | is_node | names.answers(_BOOKKEEPING)
+    never_rerun = evaluation | backward | is_node | names.answers(OPERATORS["bookkeeping"])
     flags: Ints = (
         evaluation * autograd_nodes.EVALUATION_NAME
         + (backward & ~evaluation & ~names.answers(r"^(aten|c10d)::")) * autograd_nodes.BACKWARD_NAME
         + names.answers(r"^record_param_comms") * autograd_nodes.COMM_RECORD_NAME
-        + names.answers(FORWARD_ONLY) * autograd_nodes.FORWARD_ONLY_NAME
+        + names.answers(OPERATORS["forward_only"]) * autograd_nodes.FORWARD_ONLY_NAME
         + never_rerun * autograd_nodes.NEVER_RERUN_NAME
         + is_node * autograd_nodes.NODE_NAME
     )
@@ -255,7 +243,7 @@ def _rerun_ops(ranges: Ranges, names: CategoryColumn, nodes: Ints, walk: NodeWal
     is_python = ~ranges.name_matches(rows, "::")
     is_rerun = np.ones(len(rows), np.bool_)
     is_rerun[is_python] = _own_node_runs_later(ranges, names, nodes, rows[is_python])
-    return rows[is_rerun | names.take(walk.node_of[rows]).matches(_CHECKPOINT)]
+    return rows[is_rerun | names.take(walk.node_of[rows]).matches(NODES["checkpoint"])]
 
 
 def _own_node_runs_later(ranges: Ranges, names: CategoryColumn, nodes: Ints, rows: Int32s) -> Bools:

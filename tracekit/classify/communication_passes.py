@@ -20,6 +20,7 @@ from tracekit._util.categories import CategoryColumn, group_by_values
 from tracekit.classify.autograd import Autograd
 from tracekit.classify.collectives import MAX_FLAG_BYTES, Collectives, function_name
 from tracekit.classify.host_ranges import GpuEvents, Launches, Ranges
+from tracekit.classify.names import KERNELS
 from tracekit.classify.pass_direction import Directions
 from tracekit.classify.row_order import codes_in, nearest_at_or_after, nearest_at_or_before
 
@@ -218,16 +219,6 @@ def _passes_by_peer(peer: Ints, code: Ints) -> Ints:
 
 
 ROLES = ("dispatch", "combine")
-_HELPER_KERNELS = (
-    r"(?i)notify|layout|cached|barrier|clean_low_latency|encode|prologue|planning|prepare|preprocess|sanitize|\bscan"
-)
-"""Kernels that prepare the exchange after them."""
-_EPILOGUE_KERNELS = r"(?i)epilogue"
-"""Kernels that finish the exchange before them."""
-_NEW_LAYOUT = r"(?i)(?<!cached_)notify_dispatch|dispatch_layout"
-_CACHED_LAYOUT = r"(?i)cached_notify"
-_REUSES_LAYOUT = r"(?<!_)dispatch_impl<[^,]*,[^,]*,[^,]*, (true|\(bool\)1)|hybrid_dispatch_impl<[^,]*, (true|\(bool\)1)"
-"""DeepEP's second version has a template argument for whether a dispatch re-uses a layout."""
 _FORWARD, _BACKWARD, _RECOMPUTE = range(3)
 """Passes of exchanges. Recompute is the forward that runs again inside the backward, in the order of the forward."""
 
@@ -265,8 +256,8 @@ def _named_exchanges(gpu: GpuEvents, launches: Launches, autograd: Autograd, com
         return Exchanges(none, none)
     kernel_role = names.replace([_role_in_name(name) for name in names.values]).where(is_exchange)
     function = names.replace([function_name(name) for name in names.values])
-    is_helper = is_exchange & function.matches(_HELPER_KERNELS)
-    is_epilogue = is_exchange & function.matches(_EPILOGUE_KERNELS)
+    is_helper = is_exchange & function.matches(KERNELS["exchange_helper"])
+    is_epilogue = is_exchange & function.matches(KERNELS["exchange_epilogue"])
     is_main = kernel_role.present & ~is_helper & ~is_epilogue
 
     # From here on: rows are exchange kernels in launch order, or by start where the launch is lost.
@@ -313,9 +304,9 @@ def _dispatches_with_old_layout(names: CategoryColumn, is_main: Bools) -> Bools:
     Helpers between two main kernels serve the second one.
     """
     main_number: Ints = np.cumsum(is_main) - is_main  # number of the main kernel that each row serves
-    reuses = names.matches(_CACHED_LAYOUT) | names.matches(_REUSES_LAYOUT)
     has_new, has_old = (
-        np.bincount(main_number, weights=mask)[main_number] > 0 for mask in (names.matches(_NEW_LAYOUT), reuses)
+        np.bincount(main_number, weights=names.matches(KERNELS[layout]))[main_number] > 0
+        for layout in ("new_exchange_layout", "old_exchange_layout")
     )
     return has_old & ~has_new
 

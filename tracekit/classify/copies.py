@@ -12,14 +12,9 @@ from tracekit._util.arrays import Bools, Ints, is_in_sorted
 from tracekit._util.categories import CategoryColumn
 from tracekit.classify.collectives import MAX_FLAG_BYTES, Collectives
 from tracekit.classify.host_ranges import GpuEvents, Launches, Ranges
+from tracekit.classify.names import COPY_DIRECTIONS
 from tracekit.classify.row_order import mask_of_rows
 
-_DIRECTIONS = (
-    ("d2h", r"(?i)DtoH|D2[HM]\b|DeviceToHost|Device -> (Pinned|Pageable|Host|Memory)|Device-to-Host"),
-    ("h2d", r"(?i)HtoD|\b[HM]2D|HostToDevice|(Pinned|Pageable|Host|Memory) -> Device|Host-to-Device"),
-    ("p2p", r"(?i)PtoP|Peer"),
-    ("d2d", r"(?i)DtoD|\bD2D|DeviceToDevice|Device -> Device|Device-to-Device|CopyDevice"),
-)
 MIN_TENSOR_BYTES = 1 << 18
 """Bytes below which a copy is a scalar, an index or a flag rather than a tensor."""
 _MIN_STREAM_SHARE = 0.75
@@ -41,7 +36,7 @@ def read_copies(gpu: GpuEvents, ranges: Ranges, launches: Launches, comm: Collec
     """Find the purpose of every copy; *in_backward* are the events that autograd nodes launched."""
     names, is_copy = gpu.names, gpu.text("kind").any_of("memcpy")
     direction = CategoryColumn.choose(
-        len(gpu), [(value, is_copy & names.matches(pattern)) for value, pattern in _DIRECTIONS]
+        len(gpu), [(value, is_copy & names.matches(pattern)) for value, pattern in COPY_DIRECTIONS.items()]
     )
     host = CategoryColumn.choose(
         len(gpu), [(kind, is_copy & names.matches(f"(?i){kind}")) for kind in ("pinned", "pageable")]

@@ -29,21 +29,12 @@ from tracekit.classify.copies import read_copies
 from tracekit.classify.host_ranges import GpuEvents, Launches, Ranges, read_ranges
 from tracekit.classify.matmul import Matmuls, alternating_turns, product_halves, read_matmuls
 from tracekit.classify.model_position import Positions, find_positions
+from tracekit.classify.names import CALLS, KERNELS, OPERATORS, RANGES
 from tracekit.classify.pass_direction import Directions, read_directions, read_engine_threads, read_gradients
 from tracekit.classify.product_shapes import parameter_feeding
 from tracekit.classify.recomputed_forward import mark_recomputed
 from tracekit.classify.row_order import agreed_values, mask_of_rows, nearest_at_or_after, nearest_at_or_before
 from tracekit.classify.rules import Column, NamedKind, match_kinds
-
-_GRADIENT_HOOKS = r"FSDP::post_backward|FullyShardedDataParallel\._post_backward"
-_SHARD_OPS = r"fsdp::(all_gather_copy_in|chunk_cat)"
-"""Operators that fill the buffer of a collective on sharded weights or gradients."""
-_COPY_KERNELS = r"^__amd_rocclr_(copy|fill)"
-"""Kernels with which ROCm's runtime fills and copies buffers."""
-ATTENTION = r"(?i)flash(?!infer)|fmha|sdpa|attention|attn|(Batch|Single)(Prefill|Decode)With"
-_GROUP_CALLS = r"all_reduce|all_gather|reduce_scatter|broadcast|^reduce$"
-"""Calls that serve the purpose of their group; messages and exchanges may serve another."""
-_WGRAD_ANNOTATIONS = r"\(W\)$|(?i: wgrad$|^_\w+_wgrad$|\.wgrad_gemm|weight[-_ ]?grad)|^PP:\d+W\d+"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -137,7 +128,7 @@ def gather_evidence(events: pl.DataFrame, group_kinds: Sequence[NamedKind] = ())
     # 5. Kinds of process groups, found by rules on the columns above. The remaining evidence needs them.
     kinds = match_kinds(columns, group_kinds, np.flatnonzero(communicates), len(gpu))
     columns |= _group_columns(gpu, launches, autograd, comm, comm_passes, kinds)
-    is_attention = gpu.names.matches(ATTENTION) | launches.chain.matches(ATTENTION)
+    is_attention = gpu.names.matches(KERNELS["attention"]) | launches.chain.matches(KERNELS["attention"])
     # "attention" for communication of attention itself: a ring of keys and values, or heads exchanged for positions.
     next_to = columns["next_to"] = _next_to_attention(
         launches, comm, is_attention & ~communicates & ~matmuls.is_gemm, matmuls.is_gemm
@@ -160,7 +151,7 @@ def gather_evidence(events: pl.DataFrame, group_kinds: Sequence[NamedKind] = ())
 
 def _launch_columns(gpu: GpuEvents, ranges: Ranges, launches: Launches) -> dict[str, Column]:
     """Return the evidence that is read from the event and from its launch."""
-    is_wgrad_name = ranges.name.answers(_WGRAD_ANNOTATIONS)
+    is_wgrad_name = ranges.name.answers(RANGES["weight_gradient"])
     has_wgrad_annotations = bool((ranges.name.look_up(is_wgrad_name) & ~ranges.is_op).any())
     return {
         "kind": gpu.text("kind"),
@@ -180,7 +171,7 @@ def _launch_columns(gpu: GpuEvents, ranges: Ranges, launches: Launches) -> dict[
 
 def _event_classes(gpu: GpuEvents, communicates: Bools) -> CategoryColumn:
     """Return whether each event is communication, a copy or compute."""
-    is_copy = gpu.text("kind").any_of("memcpy", "memset") | gpu.names.matches(_COPY_KERNELS)
+    is_copy = gpu.text("kind").any_of("memcpy", "memset") | gpu.names.matches(KERNELS["copy"])
     return CategoryColumn.choose(
         len(gpu), [("communication", communicates), ("copy", is_copy), ("compute", np.ones(len(gpu), np.bool_))]
     )
@@ -233,8 +224,8 @@ def _group_columns(  # noqa: PLR0917 - evidence that is gathered step by step
     gpu: GpuEvents, launches: Launches, autograd: Autograd, comm: Collectives, passes: CommPasses, kinds: CategoryColumn
 ) -> dict[str, Column]:
     """Return the evidence about process groups, whose *kinds* are known by description."""
-    in_hook = autograd.node.any_of("AccumulateGrad") | launches.annotations.matches(_GRADIENT_HOOKS)
-    after_shard_op = _follows_on_thread(launches, launches.chain.matches(_SHARD_OPS))
+    in_hook = autograd.node.any_of("AccumulateGrad") | launches.annotations.matches(RANGES["gradient_hook"])
+    after_shard_op = _follows_on_thread(launches, launches.chain.matches(OPERATORS["fill_shard"]))
     sums_gradients = in_hook & comm.call.any_of("all_reduce", "reduce_scatter", "reduce")
     sums_gradients |= after_shard_op & comm.call.any_of("all_gather", "reduce_scatter")
     kind_by_sums = None
@@ -295,7 +286,7 @@ def find_shared_labels(evidence: Evidence, label: CategoryColumn) -> CategoryCol
     comm, size = evidence.collectives, len(evidence)
     is_comm = comm.library.present
     unresolved, lost = is_comm & label.any_of("comm"), is_comm & (evidence.launches.start_ns < 0)
-    shares_group = is_comm & comm.group.present & comm.call.matches(_GROUP_CALLS)
+    shares_group = is_comm & comm.group.present & comm.call.matches(CALLS["for_group"])
     proves = ~unresolved & ~lost & ((evidence.gpu.int64("bytes") > MAX_FLAG_BYTES) | ~shares_group)
     stream_and_name, _ = group_rows(evidence.gpu.stream_number, evidence.gpu.names.codes)
     codes = np.full(size, -1, np.int64)

@@ -26,6 +26,7 @@ from tracekit._util.arrays import (
 )
 from tracekit._util.categories import CategoryColumn
 from tracekit._util.columns import NULL_INT64, ColumnReader, to_int64
+from tracekit.classify.names import RANGES
 from tracekit.classify.row_order import mask_of_rows
 from tracekit.schema import GPU_KINDS, KINDS, PATH_SEPARATOR
 
@@ -120,8 +121,6 @@ def nearest_named_op(parent: Int32s, is_op: Bools, name: Int32s, rows: AnyInts, 
 
 EVALUATE_NODE = "autograd::engine::evaluate_function: "
 """Prefix of the range in which the autograd engine evaluates one node."""
-_PROFILER_MARKS = r"^(ProfilerStep#|Optimizer\.(step|zero_grad)#|enumerate\(DataLoader\))"
-"""The profiler's own annotations, which older files list among the ops."""
 _EVENT_COLUMNS = ("id", "kind", "name", "start_ns", "end_ns")
 """Columns read for all events. Other columns are looked up for the few rows that need them."""
 _GPU_COLUMNS = (
@@ -331,8 +330,8 @@ def _nest_ranges(source: ColumnReader, range_rows: Ints, calls: Ints) -> tuple[R
     threads, call_threads = thread_of_event[index], thread_of_event[calls]
     names = source.text_at("name", index)
     is_op = _is_kind(source, "cpu_op")[index]
-    if names.answers(_PROFILER_MARKS).any():
-        is_op &= ~names.matches(_PROFILER_MARKS)
+    if names.answers(RANGES["profiler_mark"]).any():
+        is_op &= ~names.matches(RANGES["profiler_mark"])
     main_thread = _find_main_thread(threads, names)
     call_start = start[calls]
     # Every call is looked up on its own thread. Calls of the autograd engine are looked up on the main thread, too.

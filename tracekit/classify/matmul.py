@@ -21,7 +21,8 @@ from tracekit._util.arrays import Bools, Ints, find_sorted, take_or_missing
 from tracekit._util.categories import CategoryColumn
 from tracekit.classify.autograd import Autograd
 from tracekit.classify.host_ranges import GpuEvents, Launches, Ranges
-from tracekit.classify.product_shapes import BATCHED_NODES, batched_roles, convolution_roles, roles_by_shape
+from tracekit.classify.names import KERNELS, NODES, OPERATORS, ROLES_OF_LAYOUTS
+from tracekit.classify.product_shapes import batched_roles, convolution_roles, roles_by_shape
 from tracekit.classify.recomputed_forward import GraphProducts
 from tracekit.classify.row_order import FirstEvidence, distinct_rows, mask_of_rows, positions_in_groups
 from tracekit.classify.rules import kernel_pattern
@@ -91,23 +92,7 @@ def match_owed(owing: Bools, candidates: Bools, time: Ints) -> Bools:
     return mask_of_rows(len(time), order, candidates[order] & (balance >= 0))
 
 
-MATMUL_OPS = (
-    r"^aten::(mm|addmm|bmm|baddbmm|addbmm|mv|addmv|_scaled_mm|_grouped_mm|_scaled_grouped_mm|_int_mm"
-    r"|_addmm_activation|matmul|linear|einsum)$"
-)
 MATMUL_KERNELS = kernel_pattern("product")
-_ATTENTION_KERNELS = r"(?i)flash(?!infer)|fmha|sdpa|attention"  # their templates spell out the products inside
-# cuBLAS is column-major: row-major x·Wᵀ is "TN" there, g·W is "NN" and gᵀ·x is "NT".
-_LAYOUT = r"(?:_|^)(?:(tn|nn|nt)(?:_n|t_n)?(?:_|$)|(TN|NN|NT)[NT](?:_|$))|^Cijk_(Alik_Bljk|Ailk_Bljk|Ailk_Bjlk)_"
-_ROLE_OF_LAYOUT = {
-    "tn": "forward",
-    "nn": "dgrad",
-    "nt": "wgrad",
-    "Alik_Bljk": "forward",
-    "Ailk_Bljk": "dgrad",
-    "Ailk_Bjlk": "wgrad",
-}
-_TRANSPOSES = r"^aten::(t|transpose|numpy_T|permute|mT|adjoint)$"
 _MAX_OP_DEPTH = 4
 """Depth to which product ops nest, with one to spare: einsum > bmm, linear > matmul > mm."""
 _MAX_PRODUCTS_OF_LAYER = 4
@@ -139,8 +124,8 @@ def read_matmuls(
         graph_products: Products of compiled graphs.
     """
     names, node = gpu.names, autograd.node_row
-    call = ranges.op_around(launches.op, MATMUL_OPS)
-    by_name = names.matches(MATMUL_KERNELS) & gpu.is_kernel & ~names.matches(_ATTENTION_KERNELS)
+    call = ranges.op_around(launches.op, OPERATORS["product"])
+    by_name = names.matches(MATMUL_KERNELS) & gpu.is_kernel & ~names.matches(KERNELS["fused_attention"])
     is_gemm = gpu.is_kernel & ((call >= 0) | by_name)
     whole = is_gemm & ~names.matches(r"(?i)split_?k")
     without_op = whole & (call < 0)
@@ -159,7 +144,7 @@ def read_matmuls(
     roles.fill_mask("order", "wgrad", _fused_weight_gradients(roles.value, without_op, node))
 
     # In these nodes layouts do not tell the gradients apart.
-    layouts_tell = ~autograd.node.matches(rf"(?i)conv|{BATCHED_NODES}")
+    layouts_tell = ~autograd.node.matches(rf"(?i)conv|{NODES['batched_product']}")
     layout = roles_by_layout(names).where(is_gemm & layouts_tell)
     roles.fill("layout", layout.where(backward & ~layout.any_of("forward")))
     roles.fill_mask("pass", "forward", forward & is_gemm)
@@ -202,7 +187,7 @@ def _layouts_without_ops(layout: CategoryColumn) -> CategoryColumn:
     """
     counts = np.bincount(layout.codes[layout.present], minlength=len(layout.values))
     counts = counts[counts > 0]
-    all_three = len(counts) == len(set(_ROLE_OF_LAYOUT.values()))
+    all_three = len(counts) == len(set(ROLES_OF_LAYOUTS.values()))
     is_trusted = all_three and 2 * counts.min() >= counts.max()
     return layout if is_trusted else CategoryColumn.constant(None, len(layout))
 
@@ -224,14 +209,14 @@ def roles_by_layout(names: CategoryColumn) -> CategoryColumn:
     >>> roles_by_layout(CategoryColumn.from_series(names)).strings()
     ['forward', 'wgrad', None]
     """
-    search = re.compile(_LAYOUT).search
+    search = re.compile(KERNELS["product_layout"]).search
 
     def role(name: str) -> str | None:
         match = search(name)
         if not match:
             return None
         letters = next(group for group in match.groups() if group)
-        return _ROLE_OF_LAYOUT.get(letters if letters in _ROLE_OF_LAYOUT else letters.lower())
+        return ROLES_OF_LAYOUTS.get(letters if letters in ROLES_OF_LAYOUTS else letters.lower())
 
     return names.replace([role(name) for name in names.values])
 
@@ -387,7 +372,9 @@ def _roles_by_use(ranges: Ranges, outer: Ints, node: Ints, count: Ints) -> tuple
     previous, following = take_or_missing(ranges.previous_op, outer), take_or_missing(ranges.next_op, outer)
     is_added = ranges.name_matches(following, r"^aten::(add_|copy_|_foreach_add_)$")
     before_previous = take_or_missing(ranges.previous_op, previous)
-    is_transposed = ranges.name_matches(previous, _TRANSPOSES) | ranges.name_matches(before_previous, _TRANSPOSES)
+    is_transposed = np.logical_or(
+        *(ranges.name_matches(op, OPERATORS["transpose"]) for op in (previous, before_previous))
+    )
     return _split_node(node, is_layer, is_added), _split_node(node, is_layer, is_transposed)
 
 
@@ -404,5 +391,5 @@ def _outermost_ops(ranges: Ranges, calls: Ints) -> Ints:
     outer = calls
     for _ in range(_MAX_OP_DEPTH):
         parent = ranges.op_of[outer]
-        outer = np.where(ranges.name_matches(parent, MATMUL_OPS), parent, outer)
+        outer = np.where(ranges.name_matches(parent, OPERATORS["product"]), parent, outer)
     return outer

@@ -19,9 +19,10 @@ import numpy as np
 
 from tracekit._util.arrays import Bools, Ints, find_sorted, group_rows
 from tracekit._util.categories import CategoryColumn
-from tracekit.classify.evidence import ATTENTION, Evidence
-from tracekit.classify.matmul import MATMUL_KERNELS, MATMUL_OPS
+from tracekit.classify.evidence import Evidence
+from tracekit.classify.matmul import MATMUL_KERNELS
 from tracekit.classify.model_position import BY_MODULE_STACK, BY_NAME
+from tracekit.classify.names import FUSED_KERNEL_KINDS, KERNELS, OPERATORS
 from tracekit.classify.product_shapes import Dims
 from tracekit.classify.row_order import FirstEvidence, agreed_values, nearest_at_or_after, nearest_at_or_before
 from tracekit.classify.rules import Decisions, NamedKind, RuleBook, builtin_rules, match_kinds
@@ -29,9 +30,6 @@ from tracekit.schema import PATH_SEPARATOR
 
 Width = tuple[int, int]
 """Inner size and columns of a product: width of its input and of its output; zeros where unknown."""
-
-_BATCHED = r"(^| > )aten::(bmm|baddbmm)$"
-_SOFTMAX = r"(^| > )aten::_(safe_)?softmax$"
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +94,7 @@ class Products:
     def find(cls, evidence: Evidence, is_gemm: Bools) -> Products:
         """Return the products among the events of *is_gemm*."""
         rows = evidence.launches.by_thread(evidence.launches.ordered(is_gemm))
-        call = evidence.ranges.op_around(evidence.launches.op[rows], MATMUL_OPS)
+        call = evidence.ranges.op_around(evidence.launches.op[rows], OPERATORS["product"])
         return cls(rows, call, Dims.of(evidence.ranges, call))
 
     def modules_of_equal_shapes(self, module: CategoryColumn, is_forward: Bools) -> CategoryColumn:
@@ -152,14 +150,15 @@ _MODULES = ("attention", "mlp", "head")
 
 def _is_attention(evidence: Evidence, products: Ints, is_forward: Bools) -> Bools:
     """Return the mask of attention itself: kernels and operators of that name, or two products around a softmax."""
-    chain = evidence.text("chain")
-    is_attention: Bools = (evidence.text("name").matches(ATTENTION) | chain.matches(ATTENTION)) & is_forward
-    is_softmax = chain.matches(_SOFTMAX) & is_forward
+    op, attention = evidence.text("op"), KERNELS["attention"]
+    is_attention: Bools = evidence.text("name").matches(attention) | evidence.text("chain").matches(attention)
+    is_attention &= is_forward
+    is_softmax = op.matches(OPERATORS["softmax"]) & is_forward
     if is_softmax.any():
         is_product = np.zeros(len(is_forward), np.bool_)
         is_product[products] = True
         rows = evidence.launches.by_thread(evidence.launches.ordered(is_forward & (is_product | is_softmax)))
-        batched = np.append((chain.matches(_BATCHED) & is_product)[rows], False)
+        batched = np.append((op.matches(OPERATORS["batched_product"]) & is_product)[rows], False)
         middle = np.flatnonzero(is_softmax[rows])
         middle = middle[batched[middle - 1] & batched[middle + 1]]
         is_attention[rows[np.concatenate([middle - 1, middle, middle + 1])]] = True
@@ -167,15 +166,6 @@ def _is_attention(evidence: Evidence, products: Ints, is_forward: Bools) -> Bool
 
 
 _FUSED_KERNEL = re.compile(r"^triton_(poi|red|per|tem|for|mix|spl)_fused_(.+?)(?:_(\d+))?$")
-_KERNEL_KINDS = {
-    "poi": "pointwise",
-    "red": "reduction",
-    "per": "reduction in one block",
-    "tem": "template",
-    "for": "foreach",
-    "mix": "mixed-order reduction",
-    "spl": "split scan",
-}
 _MAX_WORDS_OF_OPERATOR = 7
 
 
@@ -215,7 +205,7 @@ def fused_operators(kernel: str, more_operators: Iterable[str] = ()) -> tuple[st
         start += length
     if unknown_words:
         operators.append("_".join(unknown_words))
-    return _KERNEL_KINDS[match[1]], tuple(operators)
+    return FUSED_KERNEL_KINDS[match[1]], tuple(operators)
 
 
 @cache
@@ -244,7 +234,7 @@ def find_modules(evidence: Evidence, decisions: Decisions, book: RuleBook) -> tu
     has_module = evidence.text("class").any_of("compute") & ~decisions.label.any_of("optimizer")
     rows = np.flatnonzero(has_module)
     # Kernels that copy operands inside a product's operator are no products.
-    multiplies = evidence.text("op").matches(MATMUL_OPS) | evidence.text("name").matches(MATMUL_KERNELS)
+    multiplies = evidence.text("op").matches(OPERATORS["product"]) | evidence.text("name").matches(MATMUL_KERNELS)
     is_gemm = np.asarray(evidence.columns["gemm"]).astype(np.bool_) & has_module & multiplies
     is_forward = decisions.label.any_of("forward") & has_module
 

@@ -25,14 +25,9 @@ from tracekit._util.categories import CategoryColumn
 from tracekit._util.shapes import MAX_ELEMENTS, is_shape, parse_list
 from tracekit.classify.autograd import Autograd
 from tracekit.classify.host_ranges import GpuEvents, Launches, Ranges
+from tracekit.classify.names import KERNELS, NODES, OPERATORS
 from tracekit.classify.row_order import mask_of_rows, nearest_at_or_after, number_values, positions_in_groups
 
-_BATCHED_OPS = r"^aten::(bmm|baddbmm)$"
-BATCHED_NODES = r"^(Bmm|Baddbmm)Backward"
-_RESHAPING_NODES = (
-    r"^(T|Transpose|Permute|View|UnsafeView|Expand|Reshape|ReshapeAlias|Squeeze|Unsqueeze|ToCopy|Alias|Clone)Backward"
-)
-"""Nodes that hand a gradient on in another shape or type."""
 _NO_PARAMETER, _UNKNOWN_SIZE = 0, -1
 
 
@@ -161,7 +156,8 @@ def batched_roles(ranges: Ranges, autograd: Autograd, calls: Ints, node: Ints) -
     parameter, the product whose result is as large as the parameter is wgrad. Where sizes do not tell, it is the
     gradient of the second operand.
     """
-    is_batched = ranges.name_matches(calls, _BATCHED_OPS) & autograd.names.take(node).matches(BATCHED_NODES)
+    in_batched_node = autograd.names.take(node).matches(NODES["batched_product"])
+    is_batched = ranges.name_matches(calls, OPERATORS["batched_product"]) & in_batched_node
     rows = np.flatnonzero(is_batched)
     if not len(rows):
         return CategoryColumn.constant(None, len(calls)), is_batched
@@ -220,7 +216,7 @@ def _parameter_sizes(ranges: Ranges, autograd: Autograd) -> Ints:
     """
     rows, names = autograd.rows, autograd.row_names
     # The next node that does not reshape, strictly after each node; -1 (the appended element) where none.
-    following = np.append(nearest_at_or_after(~names.matches(_RESHAPING_NODES))[1:], -1)[: len(rows)]
+    following = np.append(nearest_at_or_after(~names.matches(NODES["reshape"]))[1:], -1)[: len(rows)]
     accumulates = np.append(names.any_of("AccumulateGrad"), False)
     thread = np.append(ranges.thread[rows], -1)
     feeds = accumulates[following] & (thread[following] == ranges.thread[rows])
@@ -246,34 +242,19 @@ def _accumulated_sizes(ranges: Ranges, nodes: Ints) -> Ints:
     return sizes[nodes]
 
 
-_BACKWARD_OPS = (
-    r"^aten::(convolution_backward|\w*convolution\w*_backward\w*|_slow_conv2d_backward|slow_conv\w*_backward)$"
-)
-_WGRAD_KERNELS = r"(?i)wgrad|wrw|bwd_?weight|backward_(weight|filter)"
-_DGRAD_KERNELS = r"(?i)dgrad|igemm_bwd|bwd_?data|backward_(input|data)|(?<![a-z])bwd(?!_?w)"
-_HELPER_KERNELS = (
-    r"(?i)nchw|nhwc|transpose|scalePacked|kern_precompute|precomputed|fill|SubTensor|cast|computeOffsets|reduce"
-    r"|im2col|col2im|elementwise|copy|convertTensor|set_tensor|gridDim|flip|Memset|Memcpy|zero|pad"
-)
-
-
 def convolution_roles(gpu: GpuEvents, ranges: Ranges, launches: Launches) -> CategoryColumn:
     """Return ``dgrad`` or ``wgrad`` for the kernels of every convolution's backward; null elsewhere."""
-    call = ranges.op_around(launches.op, _BACKWARD_OPS)
+    call = ranges.op_around(launches.op, OPERATORS["convolution_backward"])
     rows = np.flatnonzero((call >= 0) & gpu.is_kernel)
     if not len(rows):
         return CategoryColumn.constant(None, len(gpu))
     rows = rows[np.lexsort((launches.start_ns[rows], call[rows]))]
     op_name = ranges.name.take(call[rows])  # older versions have one operator for each gradient
     kernel_name = gpu.names.take(rows)
-    named_role = CategoryColumn.choose(
-        len(rows),
-        [
-            ("wgrad", op_name.matches(r"backward_weight") | kernel_name.matches(_WGRAD_KERNELS)),
-            ("dgrad", op_name.matches(r"backward_input") | kernel_name.matches(_DGRAD_KERNELS)),
-        ],
-    )
-    is_main = named_role.present | ~kernel_name.matches(_HELPER_KERNELS)
+    is_wgrad = op_name.matches(r"backward_weight") | kernel_name.matches(KERNELS["convolution_weight_gradient"])
+    is_dgrad = op_name.matches(r"backward_input") | kernel_name.matches(KERNELS["convolution_input_gradient"])
+    named_role = CategoryColumn.choose(len(rows), [("wgrad", is_wgrad), ("dgrad", is_dgrad)])
+    is_main = named_role.present | ~kernel_name.matches(KERNELS["convolution_helper"])
     role = named_role.fill(_roles_by_order(call[rows], is_main, named_role))
     return _share_with_helpers(call[rows], role, is_main).spread(rows, len(gpu))
 
