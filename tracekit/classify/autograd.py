@@ -53,8 +53,8 @@ class Autograd:
     differentiable: Int32s  # of every range: nearest op at or above it that made a node which ran backward, -1 if none
     rerun: Int32s  # of every range: nearest op at or above it that re-runs forward work inside a node, -1 if none
     node_sequence: Ints  # of every range that is a node: its sequence number
-    runs_again: Bools  # of every range that is a node: the same node runs again later
-    ran_before: Bools  # of every range that is a node: the same node ran before
+    runs_again: Bools  # of every range that is a node, and last for none: the same node runs again later
+    ran_before: Bools  # of every range that is a node, and last for none: the same node ran before
     # The remaining columns have one row per GPU event.
     node_row: Ints  # row of the node that launched it, -1 if none
     node: CategoryColumn  # name of that node
@@ -74,11 +74,16 @@ class Autograd:
         return self.names.take(self.rows)
 
     @cached_property
-    def numbered_nodes(self) -> tuple[Ints, Ints]:
-        """Sequence numbers and start times of the nodes that have a number, in the order they ran."""
+    def numbered_rows(self) -> Ints:
+        """Rows of the nodes that have a sequence number, in the order they ran."""
         rows = self.rows[self.node_sequence[self.rows] >= 0]
-        rows = rows[np.argsort(self.ranges.start(rows), kind="stable")]
-        return self.node_sequence[rows], self.ranges.start(rows)
+        return rows[np.argsort(self.ranges.start(rows), kind="stable")]
+
+    def followed_by(self, names: str) -> Bools:
+        """Return the mask of nodes after which their thread runs a node of these *names*; one row more than ranges."""
+        thread = self.ranges.thread[self.rows]
+        follows = self.row_names.matches(names)[1:] & (thread[1:] == thread[:-1])
+        return mask_of_rows(len(self.ranges) + 1, self.rows[:-1], follows)
 
 
 def read_autograd(ranges: Ranges, launches: Launches) -> Autograd:
@@ -195,7 +200,7 @@ def _outermost_nodes(ranges: Ranges, node_of: Int32s, node: Ints) -> Ints:
 
 
 def _repeated_nodes(ranges: Ranges, names: CategoryColumn, nodes: Ints, number: Ints) -> tuple[Bools, Bools]:
-    """Return masks of the ranges whose node runs again later, and whose node ran before.
+    """Return masks of the ranges, and last for none, whose node runs again later, and whose node ran before.
 
     A zero-bubble schedule differentiates by the inputs first and by the weights later, through the same nodes. Two runs
     are of the same node if name, sequence number and forward thread are equal.
@@ -211,7 +216,7 @@ def _repeated_nodes(ranges: Ranges, names: CategoryColumn, nodes: Ints, number: 
     )
     start, same_node = pl.col("start"), ("name", "sequence", "thread")
     repeated = runs.select(again=start < start.max().over(same_node), before=start > start.min().over(same_node))
-    runs_again, ran_before = (mask_of_rows(len(number), rows, column.to_numpy()) for column in repeated)
+    runs_again, ran_before = (mask_of_rows(len(number) + 1, rows, column.to_numpy()) for column in repeated)
     return runs_again, ran_before
 
 

@@ -24,14 +24,11 @@ MAX_FLAG_BYTES = 4096
 _THREAD_KEY_FACTOR = np.int64(1 << 52)
 """Factor of the thread in a key of thread and time: above the nanoseconds of any trace, which are 52 days at most."""
 
-_SPELLINGS = {
-    spelling.replace("_", ""): spelling
-    for spelling in (
-        *("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "barrier"),
-        *("gather", "scatter", "reduce"),
-    )
-}
-"""Spelling of each collective by the word its name contains; the first word that occurs counts."""
+_SPELLINGS = (
+    *("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "barrier"),
+    *("gather", "scatter", "reduce"),
+)
+"""Collectives in one spelling; the first that a name contains without its underscores counts."""
 
 
 class Collectives(NamedTuple):
@@ -55,10 +52,8 @@ def normalize_call(name: str) -> str:
     plain = name.lower().removeprefix("nccl:").removeprefix("c10d::").removeprefix("nccl")
     if plain != "coalesced":
         plain = plain.replace("_", "").replace("coalesced", "").replace("base", "")
-    for word, spelling in _SPELLINGS.items():
-        if word in plain:
-            return spelling
-    return plain.removeprefix("i") if plain in ("isend", "irecv") else plain
+    other = plain.removeprefix("i") if plain in ("isend", "irecv") else plain
+    return next((spelling for spelling in _SPELLINGS if spelling.replace("_", "") in plain), other)
 
 
 def _normalize_calls(names: CategoryColumn) -> CategoryColumn:

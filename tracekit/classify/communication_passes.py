@@ -21,8 +21,7 @@ from tracekit.classify.autograd import Autograd
 from tracekit.classify.collectives import MAX_FLAG_BYTES, Collectives, function_name
 from tracekit.classify.host_ranges import GpuEvents, Launches, Ranges
 from tracekit.classify.names import KERNELS
-from tracekit.classify.pass_direction import Directions
-from tracekit.classify.row_order import codes_in, nearest_at_or_after, nearest_at_or_before
+from tracekit.classify.row_order import FirstEvidence, codes_in, nearest_at_or_after, nearest_at_or_before
 
 PASSES = ("forward", "backward")
 _MAX_OPEN_CALLS = 8
@@ -48,7 +47,7 @@ def find_comm_passes(
     launches: Launches,
     autograd: Autograd,
     comm: Collectives,
-    directions: Directions,
+    directions: FirstEvidence,
     *,
     is_kernel: Bools,
 ) -> CommPasses:
@@ -62,7 +61,7 @@ def find_comm_passes(
             ("forward", communicates & site.any_of("forward")),
         ],
     )
-    reliable = direction.where(directions.source.any_of("autograd", "matmul", "name") & is_kernel)
+    reliable = direction.where(directions.evidence.any_of("autograd", "matmul", "name") & is_kernel)
     compute = reliable.replace([_PASS_OF_DIRECTION.get(value, value) for value in reliable.values])
 
     rows, compute_rows = np.flatnonzero(communicates), launches.ordered(compute.present)
@@ -161,46 +160,33 @@ def sent_passes(
     if not len(sends):
         return CategoryColumn.constant(None, len(time))
     code = codes_in(computed, PASSES)[order]
-    runs = _find_send_runs(time[sends], [time[order[code == index]] for index in range(len(PASSES))])
-    is_pure, is_mixed = runs.is_new[0] != runs.is_new[1], runs.is_new[0] & runs.is_new[1]
+    compute_times = [time[order[code == index]] for index in range(len(PASSES))]
+    # For each pass (row) and send (column): how much was computed before the send. A run of sends begins where that
+    # rises.
+    computed_before = np.stack([np.searchsorted(times, time[sends]) for times in compute_times])
+    begins_run = (np.diff(computed_before, axis=1, prepend=-1) > 0).any(axis=0)
+    run, first = np.cumsum(begins_run) - 1, np.flatnonzero(begins_run)
+    computed_before = computed_before[:, first]
+    is_new = np.diff(computed_before, axis=1, prepend=0) > 0  # the pass computed something since the run before
+    # Time of the last compute of each pass before each run; -1 where none.
+    last_computed = np.stack(
+        [np.append(times, -1)[count - 1] for times, count in zip(compute_times, computed_before, strict=True)]
+    )
+    later_pass = np.argmax(np.where(is_new, last_computed, -1), axis=0)
+    is_pure, is_mixed = is_new[0] != is_new[1], is_new[0] & is_new[1]
 
     # A run after one pass alone carries that pass. A run after both carries both results in the order they were
     # computed if it has the messages of two results, and the later result if it has those of one.
-    run, run_length = runs.run, np.bincount(runs.run)
+    run_length = np.bincount(run)
     pure_lengths = run_length[is_pure]
     result_length = int(np.bincount(pure_lengths).argmax()) if len(pure_lengths) else 1  # messages per result
-    position, length, later = np.arange(len(sends)) - runs.first[run], run_length[run], runs.later_pass[run]
+    position, length, later = np.arange(len(sends)) - first[run], run_length[run], later_pass[run]
     both = np.where(position < result_length, 1 - later, later)
     by_order = np.where(length == 2 * result_length, both, np.where(length == result_length, later, -1))
     by_run = np.where(is_pure[run], later, -1)
     by_peer = _passes_by_peer(peer[sends], by_run)
     sent = np.where(by_peer >= 0, by_peer, np.where(is_mixed[run], by_order, by_run))
     return CategoryColumn(PASSES, sent).spread(sends, len(time))
-
-
-class _SendRuns(NamedTuple):
-    """Runs of sends with nothing computed between them."""
-
-    run: Ints  # run of each send
-    first: Ints  # first send of each run
-    is_new: Bools  # for each pass (row) and run (column): the pass computed something since the run before
-    later_pass: Ints  # of each run: the pass that computed last
-
-
-def _find_send_runs(send_times: Ints, compute_times: list[Ints]) -> _SendRuns:
-    """Group sends, which are in order of time, into runs; *compute_times* are those of each pass, in order."""
-    # For each pass (row) and send (column): how much was computed before the send. It rises where a run starts.
-    computed_before = np.stack([np.searchsorted(times, send_times) for times in compute_times])
-    starts_run = (np.diff(computed_before, axis=1, prepend=-1) > 0).any(axis=0)
-    first = np.flatnonzero(starts_run)
-    computed_before = computed_before[:, first]
-    is_new = np.diff(computed_before, axis=1, prepend=0) > 0
-    # Time of the last compute of each pass before each run; -1 where none.
-    last_computed = np.stack(
-        [np.append(times, -1)[count - 1] for times, count in zip(compute_times, computed_before, strict=True)]
-    )
-    later_pass = np.argmax(np.where(is_new, last_computed, -1), axis=0)
-    return _SendRuns(np.cumsum(starts_run) - 1, first, is_new, later_pass)
 
 
 def _passes_by_peer(peer: Ints, code: Ints) -> Ints:

@@ -30,10 +30,15 @@ from tracekit.classify.host_ranges import GpuEvents, Launches, Ranges, read_rang
 from tracekit.classify.matmul import Matmuls, alternating_turns, product_halves, read_matmuls
 from tracekit.classify.model_position import Positions, find_positions
 from tracekit.classify.names import CALLS, KERNELS, OPERATORS, RANGES
-from tracekit.classify.pass_direction import Directions, read_directions, read_engine_threads, read_gradients
-from tracekit.classify.product_shapes import parameter_feeding
+from tracekit.classify.pass_direction import read_directions, read_engine_threads, read_gradients
 from tracekit.classify.recomputed_forward import mark_recomputed
-from tracekit.classify.row_order import agreed_values, mask_of_rows, nearest_at_or_after, nearest_at_or_before
+from tracekit.classify.row_order import (
+    FirstEvidence,
+    agreed_values,
+    mask_of_rows,
+    nearest_at_or_after,
+    nearest_at_or_before,
+)
 from tracekit.classify.rules import Column, NamedKind, match_kinds
 
 
@@ -104,10 +109,13 @@ def gather_evidence(events: pl.DataFrame, group_kinds: Sequence[NamedKind] = ())
     matmuls = read_matmuls(gpu, ranges, launches, autograd, compiled_products)
     directions = read_directions(gpu, ranges, launches, autograd, matmuls, communicates=communicates)
     comm_passes = find_comm_passes(ranges, launches, autograd, comm, directions, is_kernel=gpu.is_kernel)
+    in_backward = directions.value.any_of("backward", "wgrad", "recompute")
+    in_training = in_backward | directions.value.any_of("optimizer")
     # 4. Position in the model: work of the backward is looked up through the forward work it belongs to.
     is_forward = directions.value.any_of("forward") & gpu.is_kernel
-    in_backward = directions.value.any_of("backward", "wgrad", "recompute") | comm_passes.value.any_of("backward")
-    positions = find_positions(events, gpu, launches, autograd, is_forward=is_forward, by_engine=in_backward)
+    by_engine = in_backward | comm_passes.value.any_of("backward")
+    positions = find_positions(events, gpu, launches, autograd, is_forward=is_forward, by_engine=by_engine)
+    copies = read_copies(gpu, ranges, launches, comm, in_backward=autograd.node_row >= 0)
     columns: dict[str, Column] = {
         "modules": positions.path,
         **_launch_columns(gpu, ranges, launches),
@@ -120,10 +128,13 @@ def gather_evidence(events: pl.DataFrame, group_kinds: Sequence[NamedKind] = ())
         "group_ranks": comm.group_ranks,
         "group_shape": group_shapes(comm.group_ranks),
         "comm_pass": comm_passes.value,
-        **_copy_columns(gpu, ranges, launches, comm, autograd),
+        "copy": copies.direction,
+        "host": copies.host,
+        "copy_use": copies.use,
+        "stream_use": copies.stream,
         "peer": comm.peer,
         # Whether the rank trains: it has a backward or an optimizer. The same for all events.
-        "trained": np.full(len(gpu), autograd.active or _has_training(directions)),
+        "trained": np.full(len(gpu), autograd.active or in_training.any()),
     }
     # 5. Kinds of process groups, found by rules on the columns above. The remaining evidence needs them.
     kinds = match_kinds(columns, group_kinds, np.flatnonzero(communicates), len(gpu))
@@ -183,7 +194,7 @@ def _compute_columns(  # noqa: PLR0917 - evidence that is gathered step by step
     launches: Launches,
     autograd: Autograd,
     matmuls: Matmuls,
-    directions: Directions,
+    directions: FirstEvidence,
     communicates: Bools,
 ) -> dict[str, Column]:
     """Return the evidence from autograd, matrix products and the direction of the work."""
@@ -196,7 +207,8 @@ def _compute_columns(  # noqa: PLR0917 - evidence that is gathered step by step
         "node": autograd.node,
         "fwd_op": autograd.fwd_op,
         "site": autograd.site,
-        "feeds": parameter_feeding(ranges, autograd),
+        # A parameter's gradient is accumulated right after; a reshaping node between may be of another branch.
+        "feeds": CategoryColumn.choose(len(gpu), [("parameter", autograd.followed_by(r"^AccumulateGrad$")[node])]),
         "gemm": matmuls.is_gemm,
         "role": matmuls.role,
         "role_from": matmuls.evidence,
@@ -208,16 +220,8 @@ def _compute_columns(  # noqa: PLR0917 - evidence that is gathered step by step
         "deferred": np.full(len(gpu), is_deferred),
         "gradient": read_gradients(gpu, launches, autograd, matmuls),
         "direction": directions.value,
-        "direction_from": directions.source,
+        "direction_from": directions.evidence,
     }
-
-
-def _copy_columns(
-    gpu: GpuEvents, ranges: Ranges, launches: Launches, comm: Collectives, autograd: Autograd
-) -> dict[str, Column]:
-    """Return the evidence about copies."""
-    copies = read_copies(gpu, ranges, launches, comm, in_backward=autograd.node_row >= 0)
-    return {"copy": copies.direction, "host": copies.host, "copy_use": copies.use, "stream_use": copies.stream}
 
 
 def _group_columns(  # noqa: PLR0917 - evidence that is gathered step by step
@@ -325,7 +329,7 @@ def _second_visits(launches: Launches, autograd: Autograd, matmuls: Matmuls, com
     """
     size, node = len(launches.start_ns), autograd.node_row
     in_node = node >= 0
-    is_second = in_node & np.append(autograd.ran_before, False)[node]
+    is_second = autograd.ran_before[node]
     has_one_product = np.bincount(node[matmuls.is_gemm & in_node], minlength=len(autograd.node_of)) == 1
     computes_wgrad = is_second & matmuls.role.any_of("wgrad") & np.append(has_one_product, False)[node]
     if not computes_wgrad.any():
@@ -338,8 +342,3 @@ def _second_visits(launches: Launches, autograd: Autograd, matmuls: Matmuls, com
     is_end = second[nearest_at_or_before(ends_stretch)] | second[nearest_at_or_after(ends_stretch)]
     beside = mask_of_rows(size, order, ~ends_stretch & is_end)
     return CategoryColumn.choose(size, [("second", is_second), ("beside", beside)])
-
-
-def _has_training(directions: Directions) -> bool:
-    """Return whether some event belongs to a backward or an optimizer."""
-    return bool(directions.value.any_of("backward", "wgrad", "recompute", "optimizer").any())

@@ -24,7 +24,7 @@ from tracekit.classify.host_ranges import GpuEvents, Launches, Ranges
 from tracekit.classify.names import KERNELS, NODES, OPERATORS, ROLES_OF_LAYOUTS
 from tracekit.classify.product_shapes import batched_roles, convolution_roles, roles_by_shape
 from tracekit.classify.recomputed_forward import GraphProducts
-from tracekit.classify.row_order import FirstEvidence, distinct_rows, mask_of_rows, positions_in_groups
+from tracekit.classify.row_order import FirstEvidence, mask_of_rows, positions_in_groups
 from tracekit.classify.rules import kernel_pattern
 
 _TURNS = ("first", "second")
@@ -133,7 +133,7 @@ def read_matmuls(
     ratio = backward_forward_ratio(whole, node, autograd.sequence, forward)
 
     # Roles of the ops that launched products, in thread and time order; then of their kernels.
-    calls = distinct_rows(call[is_gemm & (call >= 0)], len(ranges))
+    calls = np.unique(call[is_gemm & (call >= 0)])
     outer = _outermost_ops(ranges, calls)
     call_roles = _call_roles(
         ranges, autograd, calls, outer, graph_products=graph_products, nodes_without_op=node[without_op]
@@ -305,10 +305,10 @@ def _roles_by_order(ranges: Ranges, autograd: Autograd, node: Ints, position: In
     is_pair, is_single = (is_mm | is_addmm) & (count == 2), (is_mm | is_addmm) & (count == 1)
     is_only_product = in_node & (count == 1)
     unnumbered = in_node & (take_or_missing(autograd.node_sequence, node) < 0)
-    runs_again, ran_before = _flags_of(autograd.runs_again, node), _flags_of(autograd.ran_before, node)
+    runs_again, ran_before = autograd.runs_again[node], autograd.ran_before[node]
     weight_nodes = _nodes_followed_by_transpose(ranges, autograd) if is_single.any() else node[:0]
-    transpose_follows = _flags_of(_nodes_followed_by(ranges, autograd, r"^TBackward"), node)
-    accumulation_follows = _flags_of(_nodes_followed_by(ranges, autograd, r"^AccumulateGrad$"), node)
+    transpose_follows = autograd.followed_by(r"^TBackward")[node]
+    accumulation_follows = autograd.followed_by(r"^AccumulateGrad$")[node]
     return CategoryColumn.choose(
         len(node),
         [
@@ -327,8 +327,7 @@ def _roles_by_order(ranges: Ranges, autograd: Autograd, node: Ints, position: In
 
 def _nodes_followed_by_transpose(ranges: Ranges, autograd: Autograd) -> Ints:
     """Return the product nodes after which their weight's transpose ran, which has a number one or two lower."""
-    rows = autograd.rows[autograd.node_sequence[autograd.rows] >= 0]
-    rows = rows[np.argsort(ranges.start(rows), kind="stable")]
+    rows = autograd.numbered_rows
     name = autograd.names.take(rows)
     nodes = pl.DataFrame(
         {
@@ -348,18 +347,6 @@ def _nodes_followed_by_transpose(ranges: Ranges, autograd: Autograd) -> Ints:
         for step in (1, 2)
     ]
     return pl.concat(runs)["row"].drop_nulls().to_numpy().astype(np.int64)
-
-
-def _nodes_followed_by(ranges: Ranges, autograd: Autograd, names: str) -> Bools:
-    """Return the mask of ranges that are nodes after which their thread runs a node of these *names*."""
-    rows = autograd.rows
-    same_thread = ranges.thread[rows[1:]] == ranges.thread[rows[:-1]]
-    return mask_of_rows(len(ranges), rows[:-1], autograd.row_names.matches(names)[1:] & same_thread)
-
-
-def _flags_of(mask: Bools, rows: Ints) -> Bools:
-    """Return *mask* at *rows*; False for a negative row."""
-    return np.append(mask, False)[rows]
 
 
 def _roles_by_use(ranges: Ranges, outer: Ints, node: Ints, count: Ints) -> tuple[CategoryColumn, CategoryColumn]:

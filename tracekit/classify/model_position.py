@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
 import polars as pl
 
@@ -190,22 +189,6 @@ a layer do not."""
 _INSTANCE_NUMBER = re.compile(r"_\d+$")
 
 
-class _ModuleClass(msgspec.Struct, frozen=True):
-    """A class of modules."""
-
-    name: str
-    depth: int
-    """Smallest number of modules around a call."""
-    siblings: int
-    """Most modules of the class that one module calls."""
-    is_leaf: bool
-    """Whether most of its calls call no module."""
-    ns: int
-    """Host time in its calls."""
-    gpu_ns: int
-    """GPU time launched in its calls."""
-
-
 def module_layers(frames: Frames, own_ns: Ints) -> Ints:
     """Return the number of the layer that each module call is in; -1 outside of layers.
 
@@ -239,8 +222,13 @@ def _class_of(name: str) -> str:
     return _INSTANCE_NUMBER.sub("", name)
 
 
-def _module_classes(frames: Frames, own_ns: Ints) -> list[_ModuleClass]:
-    """Return the classes of the modules that were called, by depth, then most time first."""
+def _module_classes(frames: Frames, own_ns: Ints) -> pl.DataFrame:
+    """Return the classes of the modules that were called, by depth, then most time first.
+
+    Columns: ``name``; ``depth``, the smallest number of modules around a call; ``siblings``, the most modules of the
+    class that one module calls; ``leaf``, whether most of its calls call no module; ``ns``, the host time in its calls;
+    ``gpu_ns``, the GPU time launched in them.
+    """
     parent, depth, inclusive_ns = frames.parent, _depths(frames.parent), own_ns.copy()
     for level in range(int(depth.max(initial=0)), 0, -1):  # add the time of all calls of a level to their callers
         rows = np.flatnonzero(depth == level)
@@ -268,9 +256,7 @@ def _module_classes(frames: Frames, own_ns: Ints) -> list[_ModuleClass]:
     modules_per_parent = calls.group_by("name", "parent").agg(siblings=pl.col("module").n_unique())
     siblings = modules_per_parent.group_by("name").agg(pl.col("siblings").max())
     classes = calls.group_by("name").agg(pl.col("depth").min(), pl.col("leaf").mean(), pl.col("ns", "gpu_ns").sum())
-    table = classes.join(siblings, on="name").sort("depth", -pl.col("ns"), "name").with_columns(pl.col("leaf") > 0.5)
-    columns = ("name", "depth", "siblings", "leaf", "ns", "gpu_ns")
-    return [_ModuleClass(*row) for row in table.select(columns).iter_rows()]
+    return classes.join(siblings, on="name").sort("depth", -pl.col("ns"), "name").with_columns(pl.col("leaf") > 0.5)
 
 
 def _depths(parent: Int32s) -> Ints:
@@ -283,20 +269,16 @@ def _depths(parent: Int32s) -> Ints:
     return depth
 
 
-def _layer_class(classes: list[_ModuleClass], total_ns: int) -> str | None:
+def _layer_class(classes: pl.DataFrame, total_ns: int) -> str | None:
     """Return the class of the layers; None if no class of several modules side by side holds most of the time."""
-    min_ns = MIN_COMPUTE_SHARE * total_ns
-    repeated = [module_class for module_class in classes if module_class.siblings > 1 and module_class.gpu_ns >= min_ns]
-    candidates = [module_class for module_class in repeated if not module_class.is_leaf] or repeated
-    if not candidates:
+    repeated = classes.filter((pl.col("siblings") > 1) & (pl.col("gpu_ns") >= MIN_COMPUTE_SHARE * total_ns))
+    candidates = repeated.filter(~pl.col("leaf") | pl.col("leaf").all())  # leaves only if there is nothing else
+    if candidates.is_empty():
         return None
-    outermost = candidates[0]
-    inner = [
-        module_class
-        for module_class in candidates
-        if module_class.depth >= outermost.depth and module_class.ns >= MIN_INNER_TIME_SHARE * outermost.ns
-    ]
-    return max(inner, key=lambda module_class: module_class.depth).name
+    is_inside = pl.col("depth") >= pl.col("depth").first()  # the first is the outermost
+    takes_its_time = pl.col("ns") >= MIN_INNER_TIME_SHARE * pl.col("ns").first()
+    inner = candidates.filter(is_inside & takes_its_time)
+    return str(inner.sort("depth", descending=True, maintain_order=True)["name"][0])
 
 
 BY_MODULE_STACK, BY_NAME = "module stack", "annotation"

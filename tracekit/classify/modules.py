@@ -166,7 +166,6 @@ def _is_attention(evidence: Evidence, products: Ints, is_forward: Bools) -> Bool
 
 
 _FUSED_KERNEL = re.compile(r"^triton_(poi|red|per|tem|for|mix|spl)_fused_(.+?)(?:_(\d+))?$")
-_MAX_WORDS_OF_OPERATOR = 7
 
 
 def fused_operators(kernel: str, more_operators: Iterable[str] = ()) -> tuple[str, tuple[str, ...]] | None:
@@ -187,40 +186,20 @@ def fused_operators(kernel: str, more_operators: Iterable[str] = ()) -> tuple[st
     match = _FUSED_KERNEL.match(kernel)
     if match is None:
         return None
-    names = _listed_operators() | frozenset(more_operators)
-    words = re.findall(r"(?:^|(?<=_))_*[^_]+", match[2])  # an underscore that begins a name stays with its first word
-    operators: list[str] = []
-    unknown_words: list[str] = []
-    start = 0
-    while start < len(words):
-        length = _longest_operator(words[start:], names)
-        if not length:
-            unknown_words.append(words[start])
-            start += 1
-            continue
-        if unknown_words:
-            operators.append("_".join(unknown_words))
-            unknown_words = []
-        operators.append("_".join(words[start : start + length]))
-        start += length
-    if unknown_words:
-        operators.append("_".join(unknown_words))
-    return FUSED_KERNEL_KINDS[match[1]], tuple(operators)
+    # The names of operators, and the stretches between them, each with the underscore before it.
+    parts = _operator_names(frozenset(more_operators)).split(f"_{match[2]}")
+    return FUSED_KERNEL_KINDS[match[1]], tuple(part[1:] for part in parts if part)
 
 
 @cache
-def _listed_operators() -> frozenset[str]:
-    """Read the operators that occur in fused kernels; each may also occur with ``_backward`` behind it."""
-    return frozenset(Path(__file__).with_name("operators.txt").read_text(encoding="utf-8").split())
+def _operator_names(more_operators: frozenset[str]) -> re.Pattern[str]:
+    """Return the expression for the name of an operator and the underscore before it; the longest name counts.
 
-
-def _longest_operator(words: list[str], names: frozenset[str]) -> int:
-    """Return how many of the first *words* form the longest name of an operator; 0 if none does."""
-    for count in range(min(_MAX_WORDS_OF_OPERATOR, len(words)), 0, -1):
-        name = "_".join(words[:count])
-        if name in names or (count > 1 and name.endswith("_backward") and name.removesuffix("_backward") in names):
-            return count
-    return 0
+    Each operator in ``operators.txt`` may also occur with ``_backward`` behind it.
+    """
+    listed = Path(__file__).with_name("operators.txt").read_text(encoding="utf-8").split()
+    names = sorted({*listed, *more_operators}, key=len, reverse=True)
+    return re.compile(rf"((?<!_)_(?:{'|'.join(map(re.escape, names))})(?:_backward)?(?=_|$))")
 
 
 _INSTANCE_NUMBER = re.compile(r"_\d+$")

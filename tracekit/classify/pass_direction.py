@@ -17,19 +17,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
 
 from tracekit._util.arrays import AnyInts, Bools, Int32s, Ints
 from tracekit._util.categories import CategoryColumn
-from tracekit._util.shapes import is_shape, parse_list
 from tracekit.classify.autograd import Autograd
 from tracekit.classify.host_ranges import GpuEvents, Launches, Ranges
 from tracekit.classify.matmul import MATMUL_KERNELS, Matmuls, roles_by_layout
 from tracekit.classify.names import KERNELS, OPERATORS, RANGES
+from tracekit.classify.product_shapes import leading_size
 from tracekit.classify.row_order import (
     FirstEvidence,
     agreed_values,
@@ -159,46 +158,29 @@ def _parameter_work(ranges: Ranges, launches: Launches, autograd: Autograd) -> t
     An optimizer with weights of its own keeps gradients and weights in another type: after every backward it adds the
     gradients to its own, and after its step it copies the weights back. The tensors may be views of one flat buffer.
     """
-    shapes = ranges.text("shapes", ranges.accumulating).values
-    parameter_sizes = {_leading_size(text) for text in shapes} - {0}
+    parameter_sizes = set(map(leading_size, ranges.text("shapes", ranges.accumulating).values)) - {0}
 
     def work_of(ops: str) -> Bools:
         is_outside = (launches.op >= 0) & (autograd.node_row < 0)
         rows = np.flatnonzero(is_outside & launches.op_name.matches(ops)) if parameter_sizes else np.zeros(0, np.int64)
-        has_size = ranges.text("shapes", launches.op[rows]).map(lambda text: _leading_size(text) in parameter_sizes)
+        has_size = ranges.text("shapes", launches.op[rows]).map(lambda text: leading_size(text) in parameter_sizes)
         return mask_of_rows(len(launches.op), rows, has_size)
 
     return work_of(OPERATORS["add_in_place"]), work_of(OPERATORS["copy"])
-
-
-def _leading_size(text: str) -> int:
-    """Return the number of elements of the first input, of a list of tensors of its first one; 0 if it is no tensor.
-
-    >>> _leading_size("[[8,2],[8,2],[]]"), _leading_size("[[[4],[8,2]],[]]"), _leading_size("[]")
-    (16, 4, 0)
-    """
-    shape: Any = parse_list(text)
-    while isinstance(shape, list) and shape and isinstance(shape[0], list):
-        shape = shape[0]
-    return prod(shape) if shape and is_shape(shape) else 0
 
 
 _DIRECTIONS = ("forward", "backward", "wgrad", "recompute", "optimizer")
 """Names of the codes ``FORWARD``, ``BACKWARD`` and so on, in the order of the codes."""
 
 
-class Directions(NamedTuple):
-    """For every GPU event the direction of its work, and the evidence for it."""
-
-    value: CategoryColumn  # "forward", "backward", "wgrad", "recompute", "optimizer"
-    source: CategoryColumn
-    """One of "autograd", "seed", "matmul", "name", "parameters", "between", "namesake", "no backward in trace"."""
-
-
 def read_directions(
     gpu: GpuEvents, ranges: Ranges, launches: Launches, autograd: Autograd, matmuls: Matmuls, *, communicates: Bools
-) -> Directions:
-    """Find the direction of every GPU event that does not communicate, as far as there is evidence."""
+) -> FirstEvidence:
+    """Find the direction of every GPU event that does not communicate, as far as there is evidence.
+
+    The evidence is one of "autograd", "seed", "matmul", "name", "parameters", "between", "namesake" and
+    "no backward in trace".
+    """
     names, chain, site = gpu.names, launches.chain, autograd.site
     compute = gpu.is_kernel & ~communicates
     without_op = compute & (launches.op < 0)
@@ -239,7 +221,7 @@ def read_directions(
         computes = bool((compute & ~chain.matches(OPERATORS["fill_or_copy"])).any())
         if computes and (bool((launches.op >= 0).any()) or bool((names.matches(KERNELS["framework"]) & compute).any())):
             assign("no backward in trace", np.ones(len(gpu), np.bool_), FORWARD)
-    return Directions(directions.value, directions.evidence)
+    return directions
 
 
 def _right_before_engine(launches: Launches, autograd: Autograd) -> Bools:
@@ -263,22 +245,13 @@ def _assign_lost_launches(directions: FirstEvidence, gpu: GpuEvents, lost: Bools
         gpu: GPU events.
         lost: Mask of the events to look at.
     """
-    if lost.any():
-        directions.fill("namesake", _directions_of_names(directions.value, gpu).where(lost))
-        _assign_between_neighbours(directions, gpu, lost)
-
-
-def _directions_of_names(direction: CategoryColumn, gpu: GpuEvents) -> CategoryColumn:
-    """Return for every event the direction that all events of its name have; none if they disagree."""
-    names, codes = gpu.names, codes_in(direction, _DIRECTIONS)
+    if not lost.any():
+        return
+    names, codes = gpu.names, codes_in(directions.value, _DIRECTIONS)
     rows = np.flatnonzero((codes >= 0) & names.present)
     # The last element, which no event fills, is for events without a name.
     direction_of_name = agreed_values(names.codes[rows], codes[rows], len(names.values) + 1)
-    return CategoryColumn(_DIRECTIONS, names.look_up(direction_of_name))
-
-
-def _assign_between_neighbours(directions: FirstEvidence, gpu: GpuEvents, lost: Bools) -> None:
-    """Assign the direction of both neighbours on the stream to the events of *lost* that have none."""
+    directions.fill("namesake", CategoryColumn(_DIRECTIONS, names.look_up(direction_of_name)).where(lost))
     # The nearest event with a direction before and after each event on its stream. Rows are sorted by start.
     code = pl.when(pl.col("code") >= 0).then("code")
     neighbours = pl.DataFrame({"code": codes_in(directions.value, _DIRECTIONS), "stream": gpu.stream_number}).select(

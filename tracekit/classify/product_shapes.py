@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -26,7 +26,7 @@ from tracekit._util.shapes import MAX_ELEMENTS, is_shape, parse_list
 from tracekit.classify.autograd import Autograd
 from tracekit.classify.host_ranges import GpuEvents, Launches, Ranges
 from tracekit.classify.names import KERNELS, NODES, OPERATORS
-from tracekit.classify.row_order import mask_of_rows, nearest_at_or_after, number_values, positions_in_groups
+from tracekit.classify.row_order import nearest_at_or_after, number_values, positions_in_groups
 
 _NO_PARAMETER, _UNKNOWN_SIZE = 0, -1
 
@@ -143,10 +143,22 @@ def _weight_shapes(ranges: Ranges, size: Dims, is_forward: Bools) -> Ints:
     return np.unique(np.concatenate([operands, _unordered_pair(sides[:, 0], sides[:, 1])]))
 
 
+def leading_size(text: str) -> int:
+    """Return the number of elements of the first input, of a list of tensors of its first one; 0 if it is no tensor.
+
+    >>> leading_size("[[8,2],[8,2],[]]"), leading_size("[[[4],[8,2]],[]]"), leading_size("[]")
+    (16, 4, 0)
+    """
+    shape = _leading_shape(text)
+    return prod(shape) if shape else 0
+
+
 def _leading_shape(text: str) -> list[int]:
-    """Return the shape of the first input; empty if it is no tensor."""
-    first_input = next(iter(parse_list(text)), None)
-    return list(first_input) if first_input is not None and is_shape(first_input) else []
+    """Return the shape of the first input, of a list of tensors that of its first one; empty if it is no tensor."""
+    shape: Any = parse_list(text)
+    while isinstance(shape, list) and shape and isinstance(shape[0], list):
+        shape = shape[0]
+    return shape if is_shape(shape) else []
 
 
 def batched_roles(ranges: Ranges, autograd: Autograd, calls: Ints, node: Ints) -> tuple[CategoryColumn, Bools]:
@@ -193,20 +205,6 @@ def _batched_result_size(text: str) -> int:
     return min(operands[0][0] * operands[0][1] * operands[1][2], MAX_ELEMENTS)
 
 
-def parameter_feeding(ranges: Ranges, autograd: Autograd) -> CategoryColumn:
-    """Return ``parameter`` for GPU events of nodes right after which a parameter's gradient is accumulated.
-
-    Here no reshaping node may stand between, because it may be of another branch.
-    """
-    rows = autograd.rows
-    accumulates = autograd.row_names.any_of("AccumulateGrad")
-    feeds = accumulates[1:] & (ranges.thread[rows[1:]] == ranges.thread[rows[:-1]])
-    feeding_nodes = mask_of_rows(len(ranges) + 1, rows[:-1], feeds)
-    return CategoryColumn.choose(
-        len(autograd.node_row), [("parameter", feeding_nodes[autograd.node_row] & (autograd.node_row >= 0))]
-    )
-
-
 def _parameter_sizes(ranges: Ranges, autograd: Autograd) -> Ints:
     """Return for every range that is a node the size of the parameter it feeds, in elements.
 
@@ -228,12 +226,8 @@ def _parameter_sizes(ranges: Ranges, autograd: Autograd) -> Ints:
 
 def _accumulated_sizes(ranges: Ranges, nodes: Ints) -> Ints:
     """Return the size of the gradient that each ``AccumulateGrad`` node adds up; ``_UNKNOWN_SIZE`` for other nodes."""
-
-    def first_size(text: str) -> int:
-        return next((prod(shape) for shape in _shapes(text)), _UNKNOWN_SIZE)
-
     inner = ranges.accumulating
-    inner_size = number_values(ranges.text("shapes", inner), first_size, missing=_UNKNOWN_SIZE)
+    inner_size = number_values(ranges.text("shapes", inner), lambda text: leading_size(text) or _UNKNOWN_SIZE)
     sizes = np.full(len(ranges), _UNKNOWN_SIZE, np.int64)
     sizes[inner] = inner_size
     # Shapes are on the node's own range, nodes are rows of the evaluation around it.

@@ -72,15 +72,6 @@ def agreed_values(group: AnyInts, value: AnyInts, groups: int) -> Ints:
     return np.where(lowest == highest, highest, -1)
 
 
-def distinct_rows(rows: AnyInts, size: int) -> Ints:
-    """Return the distinct *rows*, all below *size*, in ascending order.
-
-    >>> distinct_rows(np.array([3, 1, 3]), 5).tolist()
-    [1, 3]
-    """
-    return np.flatnonzero(mask_of_rows(size, rows))
-
-
 def number_values(column: CategoryColumn, number: Callable[[str], int], missing: int = -1) -> Ints:
     """Return for every row the *number* of its value, computed once per distinct value; *missing* for null.
 
