@@ -27,7 +27,7 @@ from tracekit.classify.collectives import (
 from tracekit.classify.communication_passes import CommPasses, LayerMarks, find_comm_passes, read_exchanges
 from tracekit.classify.copies import read_copies
 from tracekit.classify.host_ranges import GpuEvents, Launches, Ranges, read_ranges
-from tracekit.classify.matmul import Matmuls, alternating_turns, product_halves, read_matmuls
+from tracekit.classify.matmul import Matmuls, read_matmuls, turns_and_halves
 from tracekit.classify.model_position import Positions, find_positions
 from tracekit.classify.names import CALLS, KERNELS, OPERATORS, RANGES
 from tracekit.classify.pass_direction import read_directions, read_engine_threads, read_gradients
@@ -203,6 +203,7 @@ def _compute_columns(  # noqa: PLR0917 - evidence that is gathered step by step
     # lost may have run anywhere.
     is_wgrad = matmuls.role.any_of("wgrad") | directions.value.any_of("wgrad")
     is_deferred = bool((is_wgrad & ~autograd.site.present & (launch >= 0)).any())
+    turn, half = turns_and_halves(matmuls.whole, node, launch)
     return {
         "node": autograd.node,
         "fwd_op": autograd.fwd_op,
@@ -214,8 +215,8 @@ def _compute_columns(  # noqa: PLR0917 - evidence that is gathered step by step
         "role_from": matmuls.evidence,
         "after_role": matmuls.after,
         "visit": _second_visits(launches, autograd, matmuls, communicates),
-        "gemm_turn": alternating_turns(matmuls.whole, node, launch),
-        "gemm_half": product_halves(matmuls.whole, node, launch),
+        "gemm_turn": turn,
+        "gemm_half": half,
         "gemm_share": matmuls.ratio,
         "deferred": np.full(len(gpu), is_deferred),
         "gradient": read_gradients(gpu, launches, autograd, matmuls),

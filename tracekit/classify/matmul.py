@@ -31,30 +31,21 @@ _TURNS = ("first", "second")
 _RATIOS = ("once", "twice", "odd")
 
 
-def alternating_turns(products: Bools, node: Ints, launch_ns: Ints) -> CategoryColumn:
-    """Return the turn of each product in its node: first, second, first, second, and so on."""
-    rows = _node_products(products, node, launch_ns)
-    position, _ = positions_in_groups(node[rows])
-    return CategoryColumn(_TURNS, position % 2).spread(rows, len(products))
+def turns_and_halves(products: Bools, node: Ints, launch_ns: Ints) -> tuple[CategoryColumn, CategoryColumn]:
+    """Return the turn of each product in its node, and the half of its node's products that it is in.
 
-
-def product_halves(products: Bools, node: Ints, launch_ns: Ints) -> CategoryColumn:
-    """Return the half of its node's products that each product is in; null where their number is odd.
+    Turns alternate: first, second, first, second, and so on. The half is null where the number of products is odd.
 
     >>> same_node = np.zeros(4, np.int64)
-    >>> product_halves(np.ones(4, np.bool_), same_node, np.arange(4)).strings()
-    ['first', 'first', 'second', 'second']
+    >>> [column.strings() for column in turns_and_halves(np.ones(4, np.bool_), same_node, np.arange(4))]
+    [['first', 'second', 'first', 'second'], ['first', 'first', 'second', 'second']]
     """
-    rows = _node_products(products, node, launch_ns)
+    rows = np.flatnonzero(products & (node >= 0))
+    rows = rows[np.argsort(launch_ns[rows], kind="stable")]
     position, count = positions_in_groups(node[rows])
     half = np.where(count % 2 == 0, 2 * position // np.maximum(count, 1), -1)
-    return CategoryColumn(_TURNS, half).spread(rows, len(products))
-
-
-def _node_products(products: Bools, node: Ints, launch_ns: Ints) -> Ints:
-    """Return the rows of the products that nodes launch, in launch order."""
-    rows = np.flatnonzero(products & (node >= 0))
-    return rows[np.argsort(launch_ns[rows], kind="stable")]
+    turns, halves = (CategoryColumn(_TURNS, codes).spread(rows, len(products)) for codes in (position % 2, half))
+    return turns, halves
 
 
 def backward_forward_ratio(products: Bools, node: Ints, sequence: Ints, forward: Bools) -> CategoryColumn:

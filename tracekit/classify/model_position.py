@@ -17,11 +17,10 @@ import numpy as np
 import polars as pl
 
 from tracekit._loops.nesting import ANNOTATION
-from tracekit._util.arrays import Bools, Int32s, Ints, group_rows, take_or_missing
+from tracekit._util.arrays import Bools, Int32s, Ints, take_or_missing
 from tracekit._util.categories import CategoryColumn
 from tracekit.classify.autograd import Autograd
-from tracekit.classify.host_ranges import GpuEvents, Launches, Nested, nearest_marked_ancestor, nest
-from tracekit.schema import PATH_SEPARATOR
+from tracekit.classify.host_ranges import GpuEvents, Launches, Nested, compose_paths, nearest_marked_ancestor, nest
 
 MODULE_PREFIX = "nn.Module: "
 """Prefix of a module call in the profiler's trace: ``nn.Module: Linear_3`` is the fourth module of that class."""
@@ -52,7 +51,7 @@ class Frames:
 
         >>> rows = {"tid": [1, 1], "start_ns": [2, 0], "end_ns": [5, 9], "name": ["Linear_0", "Mlp_0"]}
         >>> frames = Frames.of(pl.DataFrame(rows))
-        >>> [frames.path(frame) for frame in (0, 1)]
+        >>> frames.paths(np.array([0, 1])).strings()
         ['Mlp_0', 'Mlp_0 > Linear_0']
         """
         complete = table.select(_COLUMNS).drop_nulls().with_columns(pl.col("name").cast(pl.String))
@@ -74,24 +73,15 @@ class Frames:
         """The innermost frame around each frame; -1 if there is none."""
         return self._nested.ann_of
 
-    @property
-    def path_hash(self) -> Ints:
-        """A number per frame, equal for frames with equal names from the outermost frame down."""
-        return self._nested.path
-
     def around(self, tid: Ints, time_ns: Ints) -> Ints:
         """Return the innermost frame around each point in time on a thread; -1 if there is none."""
         if not len(self):
             return np.full(len(time_ns), -1, np.int64)
         return self._nest(tid, time_ns).point_annotation
 
-    def path(self, frame: int) -> str:
-        """Return the names from the outermost frame down to *frame*."""
-        names: list[str] = []
-        while frame >= 0:
-            names.append(self.names[self.name_index[frame]])
-            frame = int(self.parent[frame])
-        return PATH_SEPARATOR.join(reversed(names))
+    def paths(self, frames: Ints) -> CategoryColumn:
+        """Return the names from the outermost frame down to each of *frames*; null for a negative one."""
+        return compose_paths(CategoryColumn(self.names, self.name_index), self.parent, self._nested.path, frames)
 
     def _nest(self, tid: Ints, time_ns: Ints) -> Nested:
         """Nest the frames, and find the frames around points; threads are numbered from 0, unknown ones are -1."""
@@ -333,17 +323,9 @@ def find_positions(
     source, frame, _ = candidates[best]
     if not placed_ns[best] or placed_ns[best] < MIN_COMPUTE_SHARE * forward_ns.sum() or layers[best].max() < 1:
         nothing = np.full(len(call), -1, np.int64)
-        return Positions(_paths(calls, call), nothing, CategoryColumn.constant(None, len(call)))
+        return Positions(calls.paths(call), nothing, CategoryColumn.constant(None, len(call)))
     layer_from = CategoryColumn.choose(len(call), [(source, frame != UNKNOWN_FRAME)])
-    return Positions(_paths(calls, call), layers[best], layer_from)
-
-
-def _paths(frames: Frames, frame: Ints) -> CategoryColumn:
-    """Return the names around every event; each distinct path is composed once."""
-    inside = np.flatnonzero(frame >= 0)
-    code, first = group_rows(frames.path_hash[frame[inside]])
-    texts = tuple(frames.path(int(row)) for row in frame[inside[first]])
-    return CategoryColumn(texts, code).spread(inside, len(frame))
+    return Positions(calls.paths(call), layers[best], layer_from)
 
 
 class Placement(NamedTuple):
