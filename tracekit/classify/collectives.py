@@ -10,9 +10,9 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from tracekit._util.arrays import AnyInts, Bools, Ints, group_rows, take_or_missing
+from tracekit._util.arrays import AnyInts, Bools, Ints, take_or_missing
 from tracekit._util.categories import CategoryColumn
-from tracekit._util.columns import NULL_INT64, to_int64
+from tracekit._util.columns import to_int64
 from tracekit.classify.host_ranges import GpuEvents, Launches, Ranges
 from tracekit.classify.names import CALLS, CALLS_OF_KERNELS, KERNELS, LIBRARIES, RANGES
 from tracekit.classify.row_order import agreed_values, codes_in
@@ -228,32 +228,19 @@ def point_to_point_messages(gpu: GpuEvents, ranges: Ranges, launches: Launches) 
     is_p2p = gpu.is_kernel & may_be_p2p & gpu.names.matches(KERNELS["message"])
     ops = ranges.collective_rows(*_P2P_CALLS)
     ops = ops[np.lexsort((ranges.rows[ops], ranges.start(ops)))]
-    kernel = _next_kernels(ranges, launches, ops, np.flatnonzero(is_p2p & launches.has_call))
-    ops, kernel = ops[kernel >= 0], kernel[kernel >= 0]
-    if not len(ops):
+    kernels = launches.ordered(is_p2p & launches.has_call & (launches.tid >= 0))
+    if not len(ops) or not len(kernels):
         return CategoryColumn.constant(None, len(gpu))
-    call, peer = ranges.collective(ops), to_int64(ranges.column("peer", ops), NULL_INT64)
-    # Spell each distinct message once, then join those of each kernel.
-    code, first = group_rows(call.codes, peer)
-    texts = [
-        f"{str(call.value(row)).removeprefix('i')}:{'?' if peer[row] == NULL_INT64 else peer[row]}" for row in first
-    ]
-    messages = pl.DataFrame({"kernel": kernel, "message": pl.Series(texts)[code]})
-    joined = messages.group_by("kernel", maintain_order=True).agg(pl.col("message").str.join(","))
-    return CategoryColumn.from_series(joined["message"]).spread(joined["kernel"].to_numpy(), len(gpu))
-
-
-def _next_kernels(ranges: Ranges, launches: Launches, ops: Ints, kernels: Ints) -> Ints:
-    """Return for each of *ops* the first of *kernels* that its thread launched after the op began; -1 where none."""
-    next_kernel = np.full(len(ops), -1, np.int64)
-    op_tid = ranges.source.int64_at("tid", ranges.rows[ops])
-    kernels = kernels[np.argsort(launches.start_ns[kernels], kind="stable")]
-    kernel_tid = launches.tid[kernels]
-    for tid in np.unique(kernel_tid[kernel_tid >= 0]):
-        own_kernels, own_ops = kernels[kernel_tid == tid], np.flatnonzero(op_tid == tid)
-        index = np.searchsorted(launches.start_ns[own_kernels], ranges.start(ops[own_ops]))
-        next_kernel[own_ops] = np.append(own_kernels, -1)[index]
-    return next_kernel
+    # The first of the kernels that the thread of each message launched after the message was issued.
+    launched = pl.DataFrame({"kernel": kernels, "tid": launches.tid[kernels], "launch_ns": launches.start_ns[kernels]})
+    issued = ranges.source.frame.select("collective", "peer", "tid", "start_ns")[ranges.rows[ops]]
+    issued = issued.with_columns(pl.col("tid").cast(pl.Int64)).join_asof(
+        launched, left_on="start_ns", right_on="launch_ns", by="tid", strategy="forward", check_sortedness=False
+    )
+    call, peer = pl.col("collective").cast(pl.String), pl.col("peer").cast(pl.String)
+    message = pl.format("{}:{}", call.str.strip_prefix("i"), peer.fill_null("?"))
+    joined = issued.drop_nulls("kernel").group_by("kernel", maintain_order=True).agg(message.str.join(",").alias("p2p"))
+    return CategoryColumn.from_series(joined["p2p"]).spread(joined["kernel"].to_numpy(), len(gpu))
 
 
 _KINDS = ("dp", "pp", "tp", "cp", "ep")

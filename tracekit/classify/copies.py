@@ -26,10 +26,10 @@ _MIN_HOME_SHARE = 0.5
 class Copies(NamedTuple):
     """For every GPU event that copies: its direction and purpose. Null for other events."""
 
-    direction: CategoryColumn  # "d2h", "h2d", "d2d", "p2p"
+    copy: CategoryColumn  # direction: "d2h", "h2d", "d2d", "p2p"
     host: CategoryColumn  # "pinned" or "pageable"
-    use: CategoryColumn  # "leaves", "returns", "staged", "loaded", "shared", "broadcast", "small"
-    stream: CategoryColumn  # of every event: what its stream mostly does, "compute", "communication" or "copy"
+    copy_use: CategoryColumn  # "leaves", "returns", "staged", "loaded", "shared", "broadcast", "small"
+    stream_use: CategoryColumn  # of every event: what its stream mostly does, "compute", "communication" or "copy"
 
 
 def read_copies(gpu: GpuEvents, ranges: Ranges, launches: Launches, comm: Collectives, *, in_backward: Bools) -> Copies:

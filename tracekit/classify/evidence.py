@@ -115,7 +115,6 @@ def gather_evidence(events: pl.DataFrame, group_kinds: Sequence[NamedKind] = ())
     is_forward = directions.value.any_of("forward") & gpu.is_kernel
     by_engine = in_backward | comm_passes.value.any_of("backward")
     positions = find_positions(events, gpu, launches, autograd, is_forward=is_forward, by_engine=by_engine)
-    copies = read_copies(gpu, ranges, launches, comm, in_backward=autograd.node_row >= 0)
     columns: dict[str, Column] = {
         "modules": positions.path,
         **_launch_columns(gpu, ranges, launches),
@@ -128,10 +127,7 @@ def gather_evidence(events: pl.DataFrame, group_kinds: Sequence[NamedKind] = ())
         "group_ranks": comm.group_ranks,
         "group_shape": group_shapes(comm.group_ranks),
         "comm_pass": comm_passes.value,
-        "copy": copies.direction,
-        "host": copies.host,
-        "copy_use": copies.use,
-        "stream_use": copies.stream,
+        **read_copies(gpu, ranges, launches, comm, in_backward=autograd.node_row >= 0)._asdict(),
         "peer": comm.peer,
         # Whether the rank trains: it has a backward or an optimizer. The same for all events.
         "trained": np.full(len(gpu), autograd.active or in_training.any()),

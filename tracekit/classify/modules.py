@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -248,24 +248,27 @@ def find_modules(evidence: Evidence, decisions: Decisions, book: RuleBook) -> tu
 def _modules_of_calls(path: CategoryColumn, kinds: Sequence[NamedKind]) -> CategoryColumn:
     """Return the module of the innermost call on each path whose class tells."""
     calls = [[_INSTANCE_NUMBER.sub("", name) for name in text.split(PATH_SEPARATOR)] for text in path.values]
-    classes = tuple({name: None for names in calls for name in names})
-    column = CategoryColumn(classes, np.arange(len(classes)))
-    kind = match_kinds({"modules": column}, kinds, np.arange(len(classes)), len(classes)).strings()
-    module_of_class = dict(zip(classes, kind, strict=True))
-    modules = ((module_of_class[name] for name in reversed(names)) for names in calls)
+    module_of_class = _match_texts(chain.from_iterable(calls), "modules", kinds)
+    modules = (map(module_of_class.get, reversed(names)) for names in calls)
     return path.replace([next(filter(None, of_path), None) for of_path in modules])
 
 
 def _modules_of_fused_operators(kernel: CategoryColumn, kinds: Sequence[NamedKind]) -> CategoryColumn:
     """Return the module of kernels that inductor fused, if all their operators that tell agree."""
     fused = [fused_operators(name) for name in kernel.values]
-    operators = tuple({name: None for fusion in fused if fusion for name in fusion[1]})
-    rows = np.arange(len(operators))
-    columns = {"chain": CategoryColumn(tuple(f"aten::{name}" for name in operators), rows)}
+    operators = [[f"aten::{name}" for name in fusion[1]] if fusion else [] for fusion in fused]
     chain_kinds = [kind for kind in kinds if set(kind.when) == {"chain"}]
-    module_of = dict(zip(operators, match_kinds(columns, chain_kinds, rows, len(rows)).strings(), strict=True))
-    modules = [{module_of[name] for name in fusion[1]} - {None} if fusion else set() for fusion in fused]
+    module_of = _match_texts(chain.from_iterable(operators), "chain", chain_kinds)
+    modules = [{module_of[name] for name in names} - {None} for names in operators]
     return kernel.replace([next(iter(of_kernel)) if len(of_kernel) == 1 else None for of_kernel in modules])
+
+
+def _match_texts(texts: Iterable[str], column: str, kinds: Sequence[NamedKind]) -> dict[str, str | None]:
+    """Return the kind of each distinct text, taken as a value of *column*."""
+    distinct = tuple(dict.fromkeys(texts))
+    rows = np.arange(len(distinct))
+    matched = match_kinds({column: CategoryColumn(distinct, rows)}, kinds, rows, len(rows))
+    return dict(zip(distinct, matched.strings(), strict=True))
 
 
 def _next_to(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import polars as pl
 
 from tracekit._util.arrays import AnyInts, Bools, Ints
 from tracekit._util.categories import CategoryColumn
@@ -48,14 +49,9 @@ def positions_in_groups(group: Ints) -> tuple[Ints, Ints]:
     >>> position.tolist(), count.tolist()
     ([0, 0, 1], [2, 1, 2])
     """
-    order = np.argsort(group, kind="stable")
-    ordered = group[order]
-    is_first = np.ones(len(group), np.bool_)
-    is_first[1:] = ordered[1:] != ordered[:-1]
-    run = np.cumsum(is_first) - 1  # number of the group, in sorted order
-    position, count = np.empty((2, len(group)), np.int64)
-    position[order] = np.arange(len(group)) - np.flatnonzero(is_first)[run]
-    count[order] = np.bincount(run, minlength=1)[run]
+    rows = pl.DataFrame({"group": group})
+    positions = rows.select(pl.int_range(pl.len()).over("group"), count=pl.len().cast(pl.Int64).over("group"))
+    position, count = (column.to_numpy() for column in positions)
     return position, count
 
 
