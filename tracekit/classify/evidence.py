@@ -33,7 +33,6 @@ from tracekit.classify.names import CALLS, KERNELS, OPERATORS, RANGES
 from tracekit.classify.pass_direction import read_directions, read_engine_threads, read_gradients
 from tracekit.classify.recomputed_forward import mark_recomputed
 from tracekit.classify.row_order import (
-    FirstEvidence,
     agreed_values,
     mask_of_rows,
     nearest_at_or_after,
@@ -111,6 +110,13 @@ def gather_evidence(events: pl.DataFrame, group_kinds: Sequence[NamedKind] = ())
     comm_passes = find_comm_passes(ranges, launches, autograd, comm, directions, is_kernel=gpu.is_kernel)
     in_backward = directions.value.any_of("backward", "wgrad", "recompute")
     in_training = in_backward | directions.value.any_of("optimizer")
+    # If gradients of weights run outside the engine, what the engine runs is for the inputs. An event whose launch is
+    # lost may have run anywhere.
+    is_wgrad = matmuls.role.any_of("wgrad") | directions.value.any_of("wgrad")
+    is_deferred = bool((is_wgrad & ~autograd.site.present & (launches.start_ns >= 0)).any())
+    turn, half = turns_and_halves(matmuls.whole, autograd.node_row, launches.start_ns)
+    # A parameter's gradient is accumulated right after; a reshaping node between may be of another branch.
+    feeds_parameter = autograd.followed_by(r"^AccumulateGrad$")[autograd.node_row]
     # 4. Position in the model: work of the backward is looked up through the forward work it belongs to.
     is_forward = directions.value.any_of("forward") & gpu.is_kernel
     by_engine = in_backward | comm_passes.value.any_of("backward")
@@ -119,7 +125,22 @@ def gather_evidence(events: pl.DataFrame, group_kinds: Sequence[NamedKind] = ())
         "modules": positions.path,
         **_launch_columns(gpu, ranges, launches),
         "class": _event_classes(gpu, communicates),
-        **_compute_columns(gpu, ranges, launches, autograd, matmuls, directions, communicates),
+        "node": autograd.node,
+        "fwd_op": autograd.fwd_op,
+        "site": autograd.site,
+        "feeds": CategoryColumn.choose(len(gpu), [("parameter", feeds_parameter)]),
+        "gemm": matmuls.is_gemm,
+        "role": matmuls.role,
+        "role_from": matmuls.evidence,
+        "after_role": matmuls.after,
+        "visit": _second_visits(launches, autograd, matmuls, communicates),
+        "gemm_turn": turn,
+        "gemm_half": half,
+        "gemm_share": matmuls.ratio,
+        "deferred": np.full(len(gpu), is_deferred),
+        "gradient": read_gradients(gpu, launches, autograd, matmuls),
+        "direction": directions.value,
+        "direction_from": directions.evidence,
         "library": comm.library,
         "call": comm.call,
         "group": comm.group,
@@ -182,43 +203,6 @@ def _event_classes(gpu: GpuEvents, communicates: Bools) -> CategoryColumn:
     return CategoryColumn.choose(
         len(gpu), [("communication", communicates), ("copy", is_copy), ("compute", np.ones(len(gpu), np.bool_))]
     )
-
-
-def _compute_columns(  # noqa: PLR0917 - evidence that is gathered step by step
-    gpu: GpuEvents,
-    ranges: Ranges,
-    launches: Launches,
-    autograd: Autograd,
-    matmuls: Matmuls,
-    directions: FirstEvidence,
-    communicates: Bools,
-) -> dict[str, Column]:
-    """Return the evidence from autograd, matrix products and the direction of the work."""
-    node, launch = autograd.node_row, launches.start_ns
-    # If gradients of weights run outside the engine, what the engine runs is for the inputs. An event whose launch is
-    # lost may have run anywhere.
-    is_wgrad = matmuls.role.any_of("wgrad") | directions.value.any_of("wgrad")
-    is_deferred = bool((is_wgrad & ~autograd.site.present & (launch >= 0)).any())
-    turn, half = turns_and_halves(matmuls.whole, node, launch)
-    return {
-        "node": autograd.node,
-        "fwd_op": autograd.fwd_op,
-        "site": autograd.site,
-        # A parameter's gradient is accumulated right after; a reshaping node between may be of another branch.
-        "feeds": CategoryColumn.choose(len(gpu), [("parameter", autograd.followed_by(r"^AccumulateGrad$")[node])]),
-        "gemm": matmuls.is_gemm,
-        "role": matmuls.role,
-        "role_from": matmuls.evidence,
-        "after_role": matmuls.after,
-        "visit": _second_visits(launches, autograd, matmuls, communicates),
-        "gemm_turn": turn,
-        "gemm_half": half,
-        "gemm_share": matmuls.ratio,
-        "deferred": np.full(len(gpu), is_deferred),
-        "gradient": read_gradients(gpu, launches, autograd, matmuls),
-        "direction": directions.value,
-        "direction_from": directions.evidence,
-    }
 
 
 def _group_columns(  # noqa: PLR0917 - evidence that is gathered step by step

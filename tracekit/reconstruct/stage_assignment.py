@@ -84,16 +84,16 @@ def forward_destinations(chunks: pl.DataFrame, messages: pl.DataFrame) -> list[i
         pairwise([0, *counts.tolist()]), pairwise([*first_send.tolist(), len(peers)]), strict=True
     ):
         # The chunks launched since the last batch, at most one per message.
-        carried, to = launched[previous:count][start - end :], peers[start:end]
-        if len(carried) == 1 or len(set(to)) == 1:
-            destination |= {pair: peer for (op, pair), peer in zip(carried, to, strict=False) if op == "F"}
+        carried, receivers = launched[previous:count][start - end :], peers[start:end]
+        if len(carried) == 1 or len(set(receivers)) == 1:
+            destination |= {pair: peer for (op, pair), peer in zip(carried, receivers, strict=False) if op == "F"}
         else:
-            ambiguous.append(([pair for op, pair in carried if op == "F"], to))
+            ambiguous.append(([pair for op, pair in carried if op == "F"], receivers))
     usual = set(destination.values())
-    for forwards, to in ambiguous:
-        remaining = [peer for peer in to if peer in usual] or list(to)
+    for forwards, receivers in ambiguous:
+        remaining = [peer for peer in receivers if peer in usual] or list(receivers)
         for pair in forwards:
-            destination[pair] = remaining.pop(0) if remaining else to[0]
+            destination[pair] = remaining.pop(0) if remaining else receivers[0]
     return [destination.get(pair) for pair in chunks.filter(pl.col("op") == "F")["pair"].to_list()]
 
 
