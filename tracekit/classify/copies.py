@@ -3,10 +3,9 @@
 A copy may move a tensor away from the device or back (offloading), serve a broadcast of weights, or be merely input.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from tracekit._util.arrays import Bools, Ints, is_in_sorted
 from tracekit._util.categories import CategoryColumn
@@ -126,22 +125,10 @@ def _stream_uses(gpu: GpuEvents, is_copy: Bools, communicates: Bools) -> Categor
 
     The stream with most of the compute is for compute, even if slow communication fills it.
     """
-    duration, stream = gpu.int64("end_ns") - gpu.int64("start_ns"), gpu.stream_number
-    if not len(stream):
-        return CategoryColumn.constant(None, 0)
-
-    def busy_per_stream(mask: Bools) -> npt.NDArray[Any]:
-        return np.bincount(stream, weights=np.where(mask, duration, 0))
-
-    everything = np.ones(len(gpu), np.bool_)
-    total, compute = busy_per_stream(everything), busy_per_stream(~(is_copy | communicates))
-    is_home = compute > _MIN_HOME_SHARE * compute.sum()
-
-    def fills_stream(mask: Bools) -> Bools:
-        fills: Bools = ~is_home & (busy_per_stream(mask) > _MIN_STREAM_SHARE * total)
-        return fills[stream] & mask.any()
-
-    return CategoryColumn.choose(
-        len(gpu),
-        [("communication", fills_stream(communicates)), ("copy", fills_stream(is_copy)), ("compute", everything)],
-    )
+    stream, uses = gpu.stream_number, ("compute", "communication", "copy")
+    busy_ns = np.zeros((len(uses), int(stream.max(initial=0)) + 1), np.int64)  # by use and stream
+    use = np.select([communicates, is_copy], [1, 2])
+    np.add.at(busy_ns, (use, stream), gpu.int64("end_ns") - gpu.int64("start_ns"))
+    is_home = busy_ns[0] > _MIN_HOME_SHARE * busy_ns[0].sum()
+    fills = ~is_home & (busy_ns > _MIN_STREAM_SHARE * busy_ns.sum(axis=0))
+    return CategoryColumn(uses, np.select([fills[1], fills[2]], [1, 2])[stream])

@@ -256,31 +256,15 @@ def _call_roles(
     roles.fill_mask("pass", "forward", in_linear & (autograd.node_of[calls] < 0) & autograd.active)
     called_like_forward = np.isin(ranges.path[calls], ranges.path[calls[made_node_that_ran]]) | in_linear
     may_be_owed = ~in_node & ~(called_like_forward | rerun)
-    is_single = in_node & (count == 1)
-    lacks_wgrad = ~np.isin(node, nodes_without_op)
-    owed = _owed_weight_gradients(roles.value, is_single, may_be_owed, lacks_wgrad, ranges.start(calls))
-    roles.fill("owed", owed)
-    return roles
-
-
-def _owed_weight_gradients(
-    role: CategoryColumn, is_single: Bools, may_be_owed: Bools, lacks_wgrad: Bools, start_ns: Ints
-) -> CategoryColumn:
-    """Return dgrad for products whose node left its wgrad to a product outside the engine, and wgrad for those.
-
-    A custom node with one product computed dgrad alone.
-
-    Args:
-        role: Roles known so far.
-        is_single: Products that are their node's only one.
-        may_be_owed: Products outside the engine, but for those called in the way forward products are called.
-        lacks_wgrad: Products whose node did not also multiply without an operator, which computes its wgrad.
-        start_ns: Start of each product's op.
-    """
+    # A custom node with one product computed dgrad alone, and left its wgrad to a product outside the engine, unless it
+    # also multiplied without an operator, which computes its wgrad.
+    role, is_single = roles.value, in_node & (count == 1)
     unknown_single = is_single & ~role.present
-    owing = (unknown_single | (is_single & role.any_of("dgrad"))) & lacks_wgrad
-    is_owed_wgrad = match_owed(owing, may_be_owed & ~role.present, start_ns)
-    return CategoryColumn.choose(len(role), [("wgrad", is_owed_wgrad), ("dgrad", unknown_single)])
+    owing = (unknown_single | (is_single & role.any_of("dgrad"))) & ~np.isin(node, nodes_without_op)
+    is_owed = match_owed(owing, may_be_owed & ~role.present, ranges.start(calls))
+    roles.fill_mask("owed", "wgrad", is_owed)
+    roles.fill_mask("owed", "dgrad", unknown_single)
+    return roles
 
 
 def _roles_by_order(ranges: Ranges, autograd: Autograd, node: Ints, position: Ints, count: Ints) -> CategoryColumn:

@@ -260,20 +260,13 @@ def _roles_by_order(call: Ints, is_main: Bools, named_role: CategoryColumn) -> C
     name, of exactly two main kernels the first is dgrad and the second wgrad.
     """
     rows = np.flatnonzero(is_main)
-    kernels = (
-        pl.DataFrame({"call": call[rows], "is_wgrad": named_role.take(rows).any_of("wgrad")})
-        .with_columns(position=pl.int_range(pl.len()).over("call"), count=pl.len().over("call"))
-        .with_columns(first_wgrad=pl.when("is_wgrad").then("position").min().over("call"))
-    )
-    position, first_wgrad, is_pair = pl.col("position"), pl.col("first_wgrad"), pl.col("count") == 2
-    cases = kernels.select(
-        before_wgrad=position < first_wgrad,
-        after_wgrad=position > first_wgrad,
-        first_of_pair=is_pair & (position == 0),
-        second_of_pair=is_pair & (position == 1),
-    ).fill_null(False)
-    roles = zip(("dgrad", "wgrad", "dgrad", "wgrad"), (case.to_numpy() for case in cases), strict=True)
-    return CategoryColumn.choose(len(rows), list(roles)).spread(rows, len(call))
+    position, count = positions_in_groups(call[rows])
+    is_wgrad = named_role.take(rows).any_of("wgrad")
+    kernels = pl.DataFrame({"call": call[rows], "position": position, "is_wgrad": is_wgrad, "is_pair": count == 2})
+    own_position, first_wgrad = pl.col("position"), pl.when("is_wgrad").then("position").min().over("call")
+    is_before, is_after = own_position < first_wgrad, own_position > first_wgrad
+    code = pl.when(is_before).then(0).when(is_after).then(1).when("is_pair").then("position").otherwise(-1)
+    return CategoryColumn(("dgrad", "wgrad"), kernels.select(code).to_series().to_numpy()).spread(rows, len(call))
 
 
 def _share_with_helpers(call: Ints, role: CategoryColumn, is_main: Bools) -> CategoryColumn:
