@@ -70,7 +70,7 @@ def find_comm_passes(
     producer = compute.take(_last_before(launch, compute_rows, launch[rows])).spread(rows, size)
 
     sendable = compute.where(~direction.any_of("wgrad"))  # gradients of weights are not sent on
-    sent = sent_passes(launch, sendable, comm.call.any_of("send"), comm.peer, launches.order)
+    sent = sent_passes(launch, sendable, comm.call.any_of("send"), comm.peer)
     sent = sent.fill(producer.where(comm.call.any_of("all_reduce", "reduce_scatter", "reduce")))
     received = _received_passes(comm, sent).fill(consumer.where(comm.call.any_of("recv", "all_gather")))
     forward_only = CategoryColumn.choose(size, [("forward", communicates & direction.any_of("forward"))])
@@ -136,9 +136,7 @@ def _last_before(time: Ints, rows: Ints, moments: Ints) -> Ints:
     return np.where(moments >= 0, np.append(-1, rows)[np.searchsorted(time[rows], moments, side="left")], -1)
 
 
-def sent_passes(
-    time: Ints, computed: CategoryColumn, is_send: Bools, peer: Ints, order: Ints | None = None
-) -> CategoryColumn:
+def sent_passes(time: Ints, computed: CategoryColumn, is_send: Bools, peer: Ints) -> CategoryColumn:
     """Return the pass of what every send carries; null for other rows.
 
     Args:
@@ -146,16 +144,14 @@ def sent_passes(
         computed: Pass of the compute whose result may be sent, so none of gradients of weights.
         is_send: Mask of sends.
         peer: Rank that each send goes to; -1 where unknown.
-        order: Rows with a time in order of time, if that is known already.
 
     >>> time, computed = np.array([1, 2, 3, 4]), CategoryColumn(PASSES, np.array([0, 1, -1, -1]))
     >>> is_send, peer = np.array([False, False, True, True]), np.array([-1, -1, 2, 2])
     >>> sent_passes(time, computed, is_send, peer).strings()
     [None, None, 'forward', 'backward']
     """
-    if order is None:
-        order = np.argsort(time, kind="stable")
-        order = order[time[order] >= 0]
+    order = np.argsort(time, kind="stable")
+    order = order[time[order] >= 0]
     sends = order[is_send[order]]
     if not len(sends):
         return CategoryColumn.constant(None, len(time))
@@ -238,8 +234,6 @@ def _named_exchanges(gpu: GpuEvents, launches: Launches, autograd: Autograd, com
     """Find the exchanges whose kernels are named dispatch or combine, with their helper kernels."""
     names, none = gpu.names, CategoryColumn.constant(None, len(gpu))
     is_exchange = comm.library.any_of("deepep", "nvshmem", "custom")
-    if not is_exchange.any():
-        return Exchanges(none, none)
     kernel_role = names.replace([_role_in_name(name) for name in names.values]).where(is_exchange)
     function = names.replace([function_name(name) for name in names.values])
     is_helper = is_exchange & function.matches(KERNELS["exchange_helper"])
