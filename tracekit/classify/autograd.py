@@ -26,20 +26,8 @@ from tracekit._util.arrays import (
 )
 from tracekit._util.categories import CategoryColumn
 from tracekit.classify.host_ranges import EVALUATE_NODE, Launches, Ranges
+from tracekit.classify.names import NODES, OPERATORS
 from tracekit.classify.row_order import mask_of_rows
-
-_BACKWARD = r"(Backward\d*|Backwards|BackwardHook|AccumulateGrad|CopySlices)$"
-_BOOKKEEPING = r"^(record_param_comms|c10d::|nccl:|aten::(detach|empty|zeros_like|record_stream))|^detach"
-_CHECKPOINT = r"(?i)checkpoint|recompute"
-"""Nodes of user-written functions that run a forward again."""
-
-FORWARD_ONLY = (
-    r"^aten::(conv(olution|\dd|_transpose\dd)?|_convolution|(cudnn|miopen|mkldnn)_convolution|(cudnn_|miopen_|native_|_)?"
-    r"(batch|layer|group|instance)_norm\w*(?<!backward)|(_fused_)?rms_norm|_?(log_)?softmax|\w+_loss(\d?d?_forward)?|gelu|silu_?"
-    r"|relu_?|threshold_?|leaky_relu_?|\w*(max|avg)_pool\dd(_with_indices)?|embedding(_bag)?|dropout|native_dropout|linear"
-    r"|_?scaled_dot_product_(?!\w*backward)\w*|_(flash|efficient|cudnn)_attention_forward|upsample_\w+(?<!backward))$"
-)
-"""Operators that outside of nodes only a forward calls."""
 
 _Flags = npt.NDArray[np.uint8]
 
@@ -65,8 +53,8 @@ class Autograd:
     differentiable: Int32s  # of every range: nearest op at or above it that made a node which ran backward, -1 if none
     rerun: Int32s  # of every range: nearest op at or above it that re-runs forward work inside a node, -1 if none
     node_sequence: Ints  # of every range that is a node: its sequence number
-    runs_again: Bools  # of every range that is a node: the same node runs again later
-    ran_before: Bools  # of every range that is a node: the same node ran before
+    runs_again: Bools  # of every range that is a node, and last for none: the same node runs again later
+    ran_before: Bools  # of every range that is a node, and last for none: the same node ran before
     # The remaining columns have one row per GPU event.
     node_row: Ints  # row of the node that launched it, -1 if none
     node: CategoryColumn  # name of that node
@@ -86,11 +74,16 @@ class Autograd:
         return self.names.take(self.rows)
 
     @cached_property
-    def numbered_nodes(self) -> tuple[Ints, Ints]:
-        """Sequence numbers and start times of the nodes that have a number, in the order they ran."""
+    def numbered_rows(self) -> Ints:
+        """Rows of the nodes that have a sequence number, in the order they ran."""
         rows = self.rows[self.node_sequence[self.rows] >= 0]
-        rows = rows[np.argsort(self.ranges.start(rows), kind="stable")]
-        return self.node_sequence[rows], self.ranges.start(rows)
+        return rows[np.argsort(self.ranges.start(rows), kind="stable")]
+
+    def followed_by(self, names: str) -> Bools:
+        """Return the mask of nodes after which their thread runs a node of these *names*; one row more than ranges."""
+        thread = self.ranges.thread[self.rows]
+        follows = self.row_names.matches(names)[1:] & (thread[1:] == thread[:-1])
+        return mask_of_rows(len(self.ranges) + 1, self.rows[:-1], follows)
 
 
 def read_autograd(ranges: Ranges, launches: Launches) -> Autograd:
@@ -185,14 +178,14 @@ def _name_flags(names: CategoryColumn) -> Ints:
     """Return the flags of each distinct name, and last those of no name."""
     evaluated = {name.removeprefix(EVALUATE_NODE) for name in names.values if name.startswith(EVALUATE_NODE)}
     evaluation = names.answers(f"^{EVALUATE_NODE}")
-    backward = names.answers(_BACKWARD)
+    backward = names.answers(NODES["backward"])
     is_node = np.array([*(name in evaluated for name in names.values), False])
-    never_rerun = evaluation | backward | is_node | names.answers(_BOOKKEEPING)
+    never_rerun = evaluation | backward | is_node | names.answers(OPERATORS["bookkeeping"])
     flags: Ints = (
         evaluation * autograd_nodes.EVALUATION_NAME
         + (backward & ~evaluation & ~names.answers(r"^(aten|c10d)::")) * autograd_nodes.BACKWARD_NAME
         + names.answers(r"^record_param_comms") * autograd_nodes.COMM_RECORD_NAME
-        + names.answers(FORWARD_ONLY) * autograd_nodes.FORWARD_ONLY_NAME
+        + names.answers(OPERATORS["forward_only"]) * autograd_nodes.FORWARD_ONLY_NAME
         + never_rerun * autograd_nodes.NEVER_RERUN_NAME
         + is_node * autograd_nodes.NODE_NAME
     )
@@ -207,7 +200,7 @@ def _outermost_nodes(ranges: Ranges, node_of: Int32s, node: Ints) -> Ints:
 
 
 def _repeated_nodes(ranges: Ranges, names: CategoryColumn, nodes: Ints, number: Ints) -> tuple[Bools, Bools]:
-    """Return masks of the ranges whose node runs again later, and whose node ran before.
+    """Return masks of the ranges, and last for none, whose node runs again later, and whose node ran before.
 
     A zero-bubble schedule differentiates by the inputs first and by the weights later, through the same nodes. Two runs
     are of the same node if name, sequence number and forward thread are equal.
@@ -223,7 +216,7 @@ def _repeated_nodes(ranges: Ranges, names: CategoryColumn, nodes: Ints, number: 
     )
     start, same_node = pl.col("start"), ("name", "sequence", "thread")
     repeated = runs.select(again=start < start.max().over(same_node), before=start > start.min().over(same_node))
-    runs_again, ran_before = (mask_of_rows(len(number), rows, column.to_numpy()) for column in repeated)
+    runs_again, ran_before = (mask_of_rows(len(number) + 1, rows, column.to_numpy()) for column in repeated)
     return runs_again, ran_before
 
 
@@ -255,7 +248,7 @@ def _rerun_ops(ranges: Ranges, names: CategoryColumn, nodes: Ints, walk: NodeWal
     is_python = ~ranges.name_matches(rows, "::")
     is_rerun = np.ones(len(rows), np.bool_)
     is_rerun[is_python] = _own_node_runs_later(ranges, names, nodes, rows[is_python])
-    return rows[is_rerun | names.take(walk.node_of[rows]).matches(_CHECKPOINT)]
+    return rows[is_rerun | names.take(walk.node_of[rows]).matches(NODES["checkpoint"])]
 
 
 def _own_node_runs_later(ranges: Ranges, names: CategoryColumn, nodes: Ints, rows: Int32s) -> Bools:

@@ -10,66 +10,25 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from tracekit._util.arrays import AnyInts, Bools, Ints, group_rows, take_or_missing
+from tracekit._util.arrays import AnyInts, Bools, Ints, take_or_missing
 from tracekit._util.categories import CategoryColumn
-from tracekit._util.columns import NULL_INT64, to_int64
+from tracekit._util.columns import to_int64
 from tracekit.classify.host_ranges import GpuEvents, Launches, Ranges
+from tracekit.classify.names import CALLS, CALLS_OF_KERNELS, KERNELS, LIBRARIES, RANGES
 from tracekit.classify.row_order import agreed_values, codes_in
 
-LIBRARIES = (
-    (
-        "deepep",
-        r"(deep_?|hybrid_|nixl_|nccl_)ep(::|\d)|(dpsk|uccl)::(ep|layout|intranode|internode)|^kernel_cutlass_kernel_moonep"
-        r"|::(intranode|internode|internode_ll)::\w*(dispatch|combine|notify)",
-    ),
-    ("nccl", r"(?i)^(void )?(nccl|rccl|msccl|mccl|hccl)\w*Kernel|ncclKernel_|^hcom_|oneccl"),
-    ("nvshmem", r"(?i)(nv|roc)shmem|_on_stream_kernel"),
-    ("mscclpp", r"(?i)mscclpp"),
-    (
-        "custom",
-        r"(?i)cross_device_reduce|one_shot_push|multimem_\w*(reduce|gather)|symmetric_memory::(barrier|\w+_signal)"
-        r"|userbuffers_|\bquickreduce|low_latency_(dispatch|combine)|a2a_?(prepare|sanitize)?_?(dispatch|combine|expert)"
-        r"|Ep(Dispatch|Combine)\w*Kernel",
-    ),
-)
-"""Communication libraries and patterns of their kernels' names, tried in turn."""
-
-_NAMED_FOR_COLLECTIVE = r"(?i)all_?reduce|all_?gather|reduce_?scatter|all_?to_?all"
-_NO_COLLECTIVE = r"(?i)^triton_|gemm|matmul|(block|warp)_?all_?reduce"
-"""Functions named for a collective that are none: a compiler's kernel, whose name lists everything that was fused, a
-product that reduces as it goes, and a reduction inside one block."""
-
-_CALL_IN_KERNEL_NAME = (
-    ("all_reduce", r"(?i)all_?reduce|cross_device_reduce|quickreduce|one_shot_push"),
-    ("reduce_scatter", r"(?i)reduce_?scatter"),
-    ("all_gather", r"(?i)all_?gather"),
-    ("all_to_all", r"(?i)all_?to_?all"),
-    ("broadcast", r"(?i)broadcast"),
-    ("reduce", r"(?i)_reduce_|DevKernel_Reduce|ncclReduce(Ring|Tree)"),
-    ("sendrecv", r"(?i)send_?recv"),
-    ("send", r"pp_send_impl"),
-    ("recv", r"pp_recv_impl"),
-)
-"""Calls that a kernel's name stands for, where nothing better tells."""
-_NO_DATA = r"^(wait|barrier_wait|startcoalesced|endcoalesced|init|bootstrap|part)$"
-"""Records of calls that move no data."""
-_NCCL_RANGES = r"^nccl(AllReduce|AllGather|ReduceScatter|Broadcast|Bcast|Reduce|Send|Recv|AlltoAll|Gather|Scatter)"
 _P2P_CALLS = ("send", "recv", "isend", "irecv")
-_P2P_KERNELS = r"(?i)sendrecv|nccl.*generic"
 
 MAX_FLAG_BYTES = 4096
 """Bytes up to which communication or a copy may carry a flag, a norm, a count or a name, which proves no purpose."""
 _THREAD_KEY_FACTOR = np.int64(1 << 52)
 """Factor of the thread in a key of thread and time: above the nanoseconds of any trace, which are 52 days at most."""
 
-_SPELLINGS = {
-    spelling.replace("_", ""): spelling
-    for spelling in (
-        *("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "barrier"),
-        *("gather", "scatter", "reduce"),
-    )
-}
-"""Spelling of each collective by the word its name contains; the first word that occurs counts."""
+_SPELLINGS = (
+    *("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "barrier"),
+    *("gather", "scatter", "reduce"),
+)
+"""Collectives in one spelling; the first that a name contains without its underscores counts."""
 
 
 class Collectives(NamedTuple):
@@ -93,10 +52,8 @@ def normalize_call(name: str) -> str:
     plain = name.lower().removeprefix("nccl:").removeprefix("c10d::").removeprefix("nccl")
     if plain != "coalesced":
         plain = plain.replace("_", "").replace("coalesced", "").replace("base", "")
-    for word, spelling in _SPELLINGS.items():
-        if word in plain:
-            return spelling
-    return plain.removeprefix("i") if plain in ("isend", "irecv") else plain
+    other = plain.removeprefix("i") if plain in ("isend", "irecv") else plain
+    return next((spelling for spelling in _SPELLINGS if spelling.replace("_", "") in plain), other)
 
 
 def _normalize_calls(names: CategoryColumn) -> CategoryColumn:
@@ -139,6 +96,8 @@ def _find_libraries(gpu: GpuEvents, launches: Launches) -> CategoryColumn:
     """Return the library of every event that communicates; null for other events."""
     names, is_kernel = gpu.names, gpu.is_kernel
     function = names.replace([function_name(name) for name in names.values])
+    named_for_collective = function.matches(KERNELS["named_for_collective"])
+    no_collective = function.matches(KERNELS["no_collective"])
     has_record = gpu.text("collective").present
     # What a call itself launches moves its data, whatever its name. Copies between devices run on a copy engine.
     in_call = launches.op_name.matches(r"^(record_param_comms|c10d::)")
@@ -146,9 +105,9 @@ def _find_libraries(gpu: GpuEvents, launches: Launches) -> CategoryColumn:
     return CategoryColumn.choose(
         len(gpu),
         [
-            *((library, names.matches(pattern) & is_kernel) for library, pattern in LIBRARIES),
+            *((library, names.matches(pattern) & is_kernel) for library, pattern in LIBRARIES.items()),
             ("nccl", (is_kernel & (has_record | in_call)) | (is_peer_copy & in_call)),
-            ("custom", function.matches(_NAMED_FOR_COLLECTIVE) & ~function.matches(_NO_COLLECTIVE) & is_kernel),
+            ("custom", named_for_collective & ~no_collective & is_kernel),
         ],
     )
 
@@ -156,11 +115,12 @@ def _find_libraries(gpu: GpuEvents, launches: Launches) -> CategoryColumn:
 def _communication_calls(ranges: Ranges) -> Ints:
     """Return the ranges that call for communication, in thread and time order."""
     rows, in_domain = ranges.collective_rows(), ranges.rows_with("domain")
-    calls = rows[~ranges.collective(rows).matches(_NO_DATA)]
+    calls = rows[~ranges.collective(rows).matches(CALLS["without_data"])]
     if not len(in_domain):
         return calls
-    is_nccl = ranges.text("domain", in_domain).matches(r"(?i)^nccl$") & ranges.name_matches(in_domain, _NCCL_RANGES)
-    return np.union1d(calls, np.setdiff1d(in_domain[is_nccl], rows))
+    is_nccl = ranges.text("domain", in_domain).matches(r"(?i)^nccl$")
+    is_call = ranges.name_matches(in_domain, RANGES["nccl_call"])
+    return np.union1d(calls, np.setdiff1d(in_domain[is_nccl & is_call], rows))
 
 
 def _calls_of_kernels(ranges: Ranges, launches: Launches, calls: Ints, library: CategoryColumn) -> tuple[Ints, Ints]:
@@ -207,7 +167,7 @@ def _call_names(
     rows = np.flatnonzero(communicates & ~call.present)
     names = gpu.names.take(rows)
     by_name = CategoryColumn.choose(
-        len(rows), [(word, names.matches(pattern)) for word, pattern in _CALL_IN_KERNEL_NAME]
+        len(rows), [(word, names.matches(pattern)) for word, pattern in CALLS_OF_KERNELS.items()]
     )
     by_range = _calls_in_range_names(ranges, launches, rows)
     return call.where(communicates).fill(by_range.fill(by_name).spread(rows, len(gpu)))
@@ -264,35 +224,23 @@ def point_to_point_messages(gpu: GpuEvents, ranges: Ranges, launches: Launches) 
     ['send:2,recv:0']
     """
     own = gpu.text("collective")
-    is_p2p = gpu.is_kernel & (~own.present | own.any_of(*_P2P_CALLS, "coalesced")) & gpu.names.matches(_P2P_KERNELS)
+    may_be_p2p = ~own.present | own.any_of(*_P2P_CALLS, "coalesced")
+    is_p2p = gpu.is_kernel & may_be_p2p & gpu.names.matches(KERNELS["message"])
     ops = ranges.collective_rows(*_P2P_CALLS)
     ops = ops[np.lexsort((ranges.rows[ops], ranges.start(ops)))]
-    kernel = _next_kernels(ranges, launches, ops, np.flatnonzero(is_p2p & launches.has_call))
-    ops, kernel = ops[kernel >= 0], kernel[kernel >= 0]
-    if not len(ops):
+    kernels = launches.ordered(is_p2p & launches.has_call & (launches.tid >= 0))
+    if not len(ops) or not len(kernels):
         return CategoryColumn.constant(None, len(gpu))
-    call, peer = ranges.collective(ops), to_int64(ranges.column("peer", ops), NULL_INT64)
-    # Spell each distinct message once, then join those of each kernel.
-    code, first = group_rows(call.codes, peer)
-    texts = [
-        f"{str(call.value(row)).removeprefix('i')}:{'?' if peer[row] == NULL_INT64 else peer[row]}" for row in first
-    ]
-    messages = pl.DataFrame({"kernel": kernel, "message": pl.Series(texts)[code]})
-    joined = messages.group_by("kernel", maintain_order=True).agg(pl.col("message").str.join(","))
-    return CategoryColumn.from_series(joined["message"]).spread(joined["kernel"].to_numpy(), len(gpu))
-
-
-def _next_kernels(ranges: Ranges, launches: Launches, ops: Ints, kernels: Ints) -> Ints:
-    """Return for each of *ops* the first of *kernels* that its thread launched after the op began; -1 where none."""
-    next_kernel = np.full(len(ops), -1, np.int64)
-    op_tid = ranges.source.int64_at("tid", ranges.rows[ops])
-    kernels = kernels[np.argsort(launches.start_ns[kernels], kind="stable")]
-    kernel_tid = launches.tid[kernels]
-    for tid in np.unique(kernel_tid[kernel_tid >= 0]):
-        own_kernels, own_ops = kernels[kernel_tid == tid], np.flatnonzero(op_tid == tid)
-        index = np.searchsorted(launches.start_ns[own_kernels], ranges.start(ops[own_ops]))
-        next_kernel[own_ops] = np.append(own_kernels, -1)[index]
-    return next_kernel
+    # The first of the kernels that the thread of each message launched after the message was issued.
+    launched = pl.DataFrame({"kernel": kernels, "tid": launches.tid[kernels], "launch_ns": launches.start_ns[kernels]})
+    issued = ranges.source.frame.select("collective", "peer", "tid", "start_ns")[ranges.rows[ops]]
+    issued = issued.with_columns(pl.col("tid").cast(pl.Int64)).join_asof(
+        launched, left_on="start_ns", right_on="launch_ns", by="tid", strategy="forward", check_sortedness=False
+    )
+    call, peer = pl.col("collective").cast(pl.String), pl.col("peer").cast(pl.String)
+    message = pl.format("{}:{}", call.str.strip_prefix("i"), peer.fill_null("?"))
+    joined = issued.drop_nulls("kernel").group_by("kernel", maintain_order=True).agg(message.str.join(",").alias("p2p"))
+    return CategoryColumn.from_series(joined["p2p"]).spread(joined["kernel"].to_numpy(), len(gpu))
 
 
 _KINDS = ("dp", "pp", "tp", "cp", "ep")

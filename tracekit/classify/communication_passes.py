@@ -20,8 +20,8 @@ from tracekit._util.categories import CategoryColumn, group_by_values
 from tracekit.classify.autograd import Autograd
 from tracekit.classify.collectives import MAX_FLAG_BYTES, Collectives, function_name
 from tracekit.classify.host_ranges import GpuEvents, Launches, Ranges
-from tracekit.classify.pass_direction import Directions
-from tracekit.classify.row_order import codes_in, nearest_at_or_after, nearest_at_or_before
+from tracekit.classify.names import KERNELS
+from tracekit.classify.row_order import FirstEvidence, codes_in, nearest_at_or_after, nearest_at_or_before
 
 PASSES = ("forward", "backward")
 _MAX_OPEN_CALLS = 8
@@ -47,7 +47,7 @@ def find_comm_passes(
     launches: Launches,
     autograd: Autograd,
     comm: Collectives,
-    directions: Directions,
+    directions: FirstEvidence,
     *,
     is_kernel: Bools,
 ) -> CommPasses:
@@ -61,7 +61,7 @@ def find_comm_passes(
             ("forward", communicates & site.any_of("forward")),
         ],
     )
-    reliable = direction.where(directions.source.any_of("autograd", "matmul", "name") & is_kernel)
+    reliable = direction.where(directions.evidence.any_of("autograd", "matmul", "name") & is_kernel)
     compute = reliable.replace([_PASS_OF_DIRECTION.get(value, value) for value in reliable.values])
 
     rows, compute_rows = np.flatnonzero(communicates), launches.ordered(compute.present)
@@ -70,7 +70,7 @@ def find_comm_passes(
     producer = compute.take(_last_before(launch, compute_rows, launch[rows])).spread(rows, size)
 
     sendable = compute.where(~direction.any_of("wgrad"))  # gradients of weights are not sent on
-    sent = sent_passes(launch, sendable, comm.call.any_of("send"), comm.peer, launches.order)
+    sent = sent_passes(launch, sendable, comm.call.any_of("send"), comm.peer)
     sent = sent.fill(producer.where(comm.call.any_of("all_reduce", "reduce_scatter", "reduce")))
     received = _received_passes(comm, sent).fill(consumer.where(comm.call.any_of("recv", "all_gather")))
     forward_only = CategoryColumn.choose(size, [("forward", communicates & direction.any_of("forward"))])
@@ -136,9 +136,7 @@ def _last_before(time: Ints, rows: Ints, moments: Ints) -> Ints:
     return np.where(moments >= 0, np.append(-1, rows)[np.searchsorted(time[rows], moments, side="left")], -1)
 
 
-def sent_passes(
-    time: Ints, computed: CategoryColumn, is_send: Bools, peer: Ints, order: Ints | None = None
-) -> CategoryColumn:
+def sent_passes(time: Ints, computed: CategoryColumn, is_send: Bools, peer: Ints) -> CategoryColumn:
     """Return the pass of what every send carries; null for other rows.
 
     Args:
@@ -146,60 +144,45 @@ def sent_passes(
         computed: Pass of the compute whose result may be sent, so none of gradients of weights.
         is_send: Mask of sends.
         peer: Rank that each send goes to; -1 where unknown.
-        order: Rows with a time in order of time, if that is known already.
 
     >>> time, computed = np.array([1, 2, 3, 4]), CategoryColumn(PASSES, np.array([0, 1, -1, -1]))
     >>> is_send, peer = np.array([False, False, True, True]), np.array([-1, -1, 2, 2])
     >>> sent_passes(time, computed, is_send, peer).strings()
     [None, None, 'forward', 'backward']
     """
-    if order is None:
-        order = np.argsort(time, kind="stable")
-        order = order[time[order] >= 0]
+    order = np.argsort(time, kind="stable")
+    order = order[time[order] >= 0]
     sends = order[is_send[order]]
     if not len(sends):
         return CategoryColumn.constant(None, len(time))
     code = codes_in(computed, PASSES)[order]
-    runs = _find_send_runs(time[sends], [time[order[code == index]] for index in range(len(PASSES))])
-    is_pure, is_mixed = runs.is_new[0] != runs.is_new[1], runs.is_new[0] & runs.is_new[1]
+    compute_times = [time[order[code == index]] for index in range(len(PASSES))]
+    # For each pass (row) and send (column): how much was computed before the send. A run of sends begins where that
+    # rises.
+    computed_before = np.stack([np.searchsorted(times, time[sends]) for times in compute_times])
+    begins_run = (np.diff(computed_before, axis=1, prepend=-1) > 0).any(axis=0)
+    run, first = np.cumsum(begins_run) - 1, np.flatnonzero(begins_run)
+    computed_before = computed_before[:, first]
+    is_new = np.diff(computed_before, axis=1, prepend=0) > 0  # the pass computed something since the run before
+    # Time of the last compute of each pass before each run; -1 where none.
+    last_computed = np.stack(
+        [np.append(times, -1)[count - 1] for times, count in zip(compute_times, computed_before, strict=True)]
+    )
+    later_pass = np.argmax(np.where(is_new, last_computed, -1), axis=0)
+    is_pure, is_mixed = is_new[0] != is_new[1], is_new[0] & is_new[1]
 
     # A run after one pass alone carries that pass. A run after both carries both results in the order they were
     # computed if it has the messages of two results, and the later result if it has those of one.
-    run, run_length = runs.run, np.bincount(runs.run)
+    run_length = np.bincount(run)
     pure_lengths = run_length[is_pure]
     result_length = int(np.bincount(pure_lengths).argmax()) if len(pure_lengths) else 1  # messages per result
-    position, length, later = np.arange(len(sends)) - runs.first[run], run_length[run], runs.later_pass[run]
+    position, length, later = np.arange(len(sends)) - first[run], run_length[run], later_pass[run]
     both = np.where(position < result_length, 1 - later, later)
     by_order = np.where(length == 2 * result_length, both, np.where(length == result_length, later, -1))
     by_run = np.where(is_pure[run], later, -1)
     by_peer = _passes_by_peer(peer[sends], by_run)
     sent = np.where(by_peer >= 0, by_peer, np.where(is_mixed[run], by_order, by_run))
     return CategoryColumn(PASSES, sent).spread(sends, len(time))
-
-
-class _SendRuns(NamedTuple):
-    """Runs of sends with nothing computed between them."""
-
-    run: Ints  # run of each send
-    first: Ints  # first send of each run
-    is_new: Bools  # for each pass (row) and run (column): the pass computed something since the run before
-    later_pass: Ints  # of each run: the pass that computed last
-
-
-def _find_send_runs(send_times: Ints, compute_times: list[Ints]) -> _SendRuns:
-    """Group sends, which are in order of time, into runs; *compute_times* are those of each pass, in order."""
-    # For each pass (row) and send (column): how much was computed before the send. It rises where a run starts.
-    computed_before = np.stack([np.searchsorted(times, send_times) for times in compute_times])
-    starts_run = (np.diff(computed_before, axis=1, prepend=-1) > 0).any(axis=0)
-    first = np.flatnonzero(starts_run)
-    computed_before = computed_before[:, first]
-    is_new = np.diff(computed_before, axis=1, prepend=0) > 0
-    # Time of the last compute of each pass before each run; -1 where none.
-    last_computed = np.stack(
-        [np.append(times, -1)[count - 1] for times, count in zip(compute_times, computed_before, strict=True)]
-    )
-    later_pass = np.argmax(np.where(is_new, last_computed, -1), axis=0)
-    return _SendRuns(np.cumsum(starts_run) - 1, first, is_new, later_pass)
 
 
 def _passes_by_peer(peer: Ints, code: Ints) -> Ints:
@@ -218,16 +201,6 @@ def _passes_by_peer(peer: Ints, code: Ints) -> Ints:
 
 
 ROLES = ("dispatch", "combine")
-_HELPER_KERNELS = (
-    r"(?i)notify|layout|cached|barrier|clean_low_latency|encode|prologue|planning|prepare|preprocess|sanitize|\bscan"
-)
-"""Kernels that prepare the exchange after them."""
-_EPILOGUE_KERNELS = r"(?i)epilogue"
-"""Kernels that finish the exchange before them."""
-_NEW_LAYOUT = r"(?i)(?<!cached_)notify_dispatch|dispatch_layout"
-_CACHED_LAYOUT = r"(?i)cached_notify"
-_REUSES_LAYOUT = r"(?<!_)dispatch_impl<[^,]*,[^,]*,[^,]*, (true|\(bool\)1)|hybrid_dispatch_impl<[^,]*, (true|\(bool\)1)"
-"""DeepEP's second version has a template argument for whether a dispatch re-uses a layout."""
 _FORWARD, _BACKWARD, _RECOMPUTE = range(3)
 """Passes of exchanges. Recompute is the forward that runs again inside the backward, in the order of the forward."""
 
@@ -261,12 +234,10 @@ def _named_exchanges(gpu: GpuEvents, launches: Launches, autograd: Autograd, com
     """Find the exchanges whose kernels are named dispatch or combine, with their helper kernels."""
     names, none = gpu.names, CategoryColumn.constant(None, len(gpu))
     is_exchange = comm.library.any_of("deepep", "nvshmem", "custom")
-    if not is_exchange.any():
-        return Exchanges(none, none)
     kernel_role = names.replace([_role_in_name(name) for name in names.values]).where(is_exchange)
     function = names.replace([function_name(name) for name in names.values])
-    is_helper = is_exchange & function.matches(_HELPER_KERNELS)
-    is_epilogue = is_exchange & function.matches(_EPILOGUE_KERNELS)
+    is_helper = is_exchange & function.matches(KERNELS["exchange_helper"])
+    is_epilogue = is_exchange & function.matches(KERNELS["exchange_epilogue"])
     is_main = kernel_role.present & ~is_helper & ~is_epilogue
 
     # From here on: rows are exchange kernels in launch order, or by start where the launch is lost.
@@ -313,9 +284,9 @@ def _dispatches_with_old_layout(names: CategoryColumn, is_main: Bools) -> Bools:
     Helpers between two main kernels serve the second one.
     """
     main_number: Ints = np.cumsum(is_main) - is_main  # number of the main kernel that each row serves
-    reuses = names.matches(_CACHED_LAYOUT) | names.matches(_REUSES_LAYOUT)
     has_new, has_old = (
-        np.bincount(main_number, weights=mask)[main_number] > 0 for mask in (names.matches(_NEW_LAYOUT), reuses)
+        np.bincount(main_number, weights=names.matches(KERNELS[layout]))[main_number] > 0
+        for layout in ("new_exchange_layout", "old_exchange_layout")
     )
     return has_old & ~has_new
 

@@ -3,23 +3,17 @@
 A copy may move a tensor away from the device or back (offloading), serve a broadcast of weights, or be merely input.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from tracekit._util.arrays import Bools, Ints, is_in_sorted
 from tracekit._util.categories import CategoryColumn
 from tracekit.classify.collectives import MAX_FLAG_BYTES, Collectives
 from tracekit.classify.host_ranges import GpuEvents, Launches, Ranges
+from tracekit.classify.names import COPY_DIRECTIONS
 from tracekit.classify.row_order import mask_of_rows
 
-_DIRECTIONS = (
-    ("d2h", r"(?i)DtoH|D2[HM]\b|DeviceToHost|Device -> (Pinned|Pageable|Host|Memory)|Device-to-Host"),
-    ("h2d", r"(?i)HtoD|\b[HM]2D|HostToDevice|(Pinned|Pageable|Host|Memory) -> Device|Host-to-Device"),
-    ("p2p", r"(?i)PtoP|Peer"),
-    ("d2d", r"(?i)DtoD|\bD2D|DeviceToDevice|Device -> Device|Device-to-Device|CopyDevice"),
-)
 MIN_TENSOR_BYTES = 1 << 18
 """Bytes below which a copy is a scalar, an index or a flag rather than a tensor."""
 _MIN_STREAM_SHARE = 0.75
@@ -31,17 +25,17 @@ _MIN_HOME_SHARE = 0.5
 class Copies(NamedTuple):
     """For every GPU event that copies: its direction and purpose. Null for other events."""
 
-    direction: CategoryColumn  # "d2h", "h2d", "d2d", "p2p"
+    copy: CategoryColumn  # direction: "d2h", "h2d", "d2d", "p2p"
     host: CategoryColumn  # "pinned" or "pageable"
-    use: CategoryColumn  # "leaves", "returns", "staged", "loaded", "shared", "broadcast", "small"
-    stream: CategoryColumn  # of every event: what its stream mostly does, "compute", "communication" or "copy"
+    copy_use: CategoryColumn  # "leaves", "returns", "staged", "loaded", "shared", "broadcast", "small"
+    stream_use: CategoryColumn  # of every event: what its stream mostly does, "compute", "communication" or "copy"
 
 
 def read_copies(gpu: GpuEvents, ranges: Ranges, launches: Launches, comm: Collectives, *, in_backward: Bools) -> Copies:
     """Find the purpose of every copy; *in_backward* are the events that autograd nodes launched."""
     names, is_copy = gpu.names, gpu.text("kind").any_of("memcpy")
     direction = CategoryColumn.choose(
-        len(gpu), [(value, is_copy & names.matches(pattern)) for value, pattern in _DIRECTIONS]
+        len(gpu), [(value, is_copy & names.matches(pattern)) for value, pattern in COPY_DIRECTIONS.items()]
     )
     host = CategoryColumn.choose(
         len(gpu), [(kind, is_copy & names.matches(f"(?i){kind}")) for kind in ("pinned", "pageable")]
@@ -131,22 +125,10 @@ def _stream_uses(gpu: GpuEvents, is_copy: Bools, communicates: Bools) -> Categor
 
     The stream with most of the compute is for compute, even if slow communication fills it.
     """
-    duration, stream = gpu.int64("end_ns") - gpu.int64("start_ns"), gpu.stream_number
-    if not len(stream):
-        return CategoryColumn.constant(None, 0)
-
-    def busy_per_stream(mask: Bools) -> npt.NDArray[Any]:
-        return np.bincount(stream, weights=np.where(mask, duration, 0))
-
-    everything = np.ones(len(gpu), np.bool_)
-    total, compute = busy_per_stream(everything), busy_per_stream(~(is_copy | communicates))
-    is_home = compute > _MIN_HOME_SHARE * compute.sum()
-
-    def fills_stream(mask: Bools) -> Bools:
-        fills: Bools = ~is_home & (busy_per_stream(mask) > _MIN_STREAM_SHARE * total)
-        return fills[stream] & mask.any()
-
-    return CategoryColumn.choose(
-        len(gpu),
-        [("communication", fills_stream(communicates)), ("copy", fills_stream(is_copy)), ("compute", everything)],
-    )
+    stream, uses = gpu.stream_number, ("compute", "communication", "copy")
+    busy_ns = np.zeros((len(uses), int(stream.max(initial=0)) + 1), np.int64)  # by use and stream
+    use = np.select([communicates, is_copy], [1, 2])
+    np.add.at(busy_ns, (use, stream), gpu.int64("end_ns") - gpu.int64("start_ns"))
+    is_home = busy_ns[0] > _MIN_HOME_SHARE * busy_ns[0].sum()
+    fills = ~is_home & (busy_ns > _MIN_STREAM_SHARE * busy_ns.sum(axis=0))
+    return CategoryColumn(uses, np.select([fills[1], fills[2]], [1, 2])[stream])

@@ -27,23 +27,18 @@ from tracekit.classify.collectives import (
 from tracekit.classify.communication_passes import CommPasses, LayerMarks, find_comm_passes, read_exchanges
 from tracekit.classify.copies import read_copies
 from tracekit.classify.host_ranges import GpuEvents, Launches, Ranges, read_ranges
-from tracekit.classify.matmul import Matmuls, alternating_turns, product_halves, read_matmuls
+from tracekit.classify.matmul import Matmuls, read_matmuls, turns_and_halves
 from tracekit.classify.model_position import Positions, find_positions
-from tracekit.classify.pass_direction import Directions, read_directions, read_engine_threads, read_gradients
-from tracekit.classify.product_shapes import parameter_feeding
+from tracekit.classify.names import CALLS, KERNELS, OPERATORS, RANGES
+from tracekit.classify.pass_direction import read_directions, read_engine_threads, read_gradients
 from tracekit.classify.recomputed_forward import mark_recomputed
-from tracekit.classify.row_order import agreed_values, mask_of_rows, nearest_at_or_after, nearest_at_or_before
+from tracekit.classify.row_order import (
+    agreed_values,
+    mask_of_rows,
+    nearest_at_or_after,
+    nearest_at_or_before,
+)
 from tracekit.classify.rules import Column, NamedKind, match_kinds
-
-_GRADIENT_HOOKS = r"FSDP::post_backward|FullyShardedDataParallel\._post_backward"
-_SHARD_OPS = r"fsdp::(all_gather_copy_in|chunk_cat)"
-"""Operators that fill the buffer of a collective on sharded weights or gradients."""
-_COPY_KERNELS = r"^__amd_rocclr_(copy|fill)"
-"""Kernels with which ROCm's runtime fills and copies buffers."""
-ATTENTION = r"(?i)flash(?!infer)|fmha|sdpa|attention|attn|(Batch|Single)(Prefill|Decode)With"
-_GROUP_CALLS = r"all_reduce|all_gather|reduce_scatter|broadcast|^reduce$"
-"""Calls that serve the purpose of their group; messages and exchanges may serve another."""
-_WGRAD_ANNOTATIONS = r"\(W\)$|(?i: wgrad$|^_\w+_wgrad$|\.wgrad_gemm|weight[-_ ]?grad)|^PP:\d+W\d+"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -113,15 +108,39 @@ def gather_evidence(events: pl.DataFrame, group_kinds: Sequence[NamedKind] = ())
     matmuls = read_matmuls(gpu, ranges, launches, autograd, compiled_products)
     directions = read_directions(gpu, ranges, launches, autograd, matmuls, communicates=communicates)
     comm_passes = find_comm_passes(ranges, launches, autograd, comm, directions, is_kernel=gpu.is_kernel)
+    in_backward = directions.value.any_of("backward", "wgrad", "recompute")
+    in_training = in_backward | directions.value.any_of("optimizer")
+    # If gradients of weights run outside the engine, what the engine runs is for the inputs. An event whose launch is
+    # lost may have run anywhere.
+    is_wgrad = matmuls.role.any_of("wgrad") | directions.value.any_of("wgrad")
+    is_deferred = bool((is_wgrad & ~autograd.site.present & (launches.start_ns >= 0)).any())
+    turn, half = turns_and_halves(matmuls.whole, autograd.node_row, launches.start_ns)
+    # A parameter's gradient is accumulated right after; a reshaping node between may be of another branch.
+    feeds_parameter = autograd.followed_by(r"^AccumulateGrad$")[autograd.node_row]
     # 4. Position in the model: work of the backward is looked up through the forward work it belongs to.
     is_forward = directions.value.any_of("forward") & gpu.is_kernel
-    in_backward = directions.value.any_of("backward", "wgrad", "recompute") | comm_passes.value.any_of("backward")
-    positions = find_positions(events, gpu, launches, autograd, is_forward=is_forward, by_engine=in_backward)
+    by_engine = in_backward | comm_passes.value.any_of("backward")
+    positions = find_positions(events, gpu, launches, autograd, is_forward=is_forward, by_engine=by_engine)
     columns: dict[str, Column] = {
         "modules": positions.path,
         **_launch_columns(gpu, ranges, launches),
         "class": _event_classes(gpu, communicates),
-        **_compute_columns(gpu, ranges, launches, autograd, matmuls, directions, communicates),
+        "node": autograd.node,
+        "fwd_op": autograd.fwd_op,
+        "site": autograd.site,
+        "feeds": CategoryColumn.choose(len(gpu), [("parameter", feeds_parameter)]),
+        "gemm": matmuls.is_gemm,
+        "role": matmuls.role,
+        "role_from": matmuls.evidence,
+        "after_role": matmuls.after,
+        "visit": _second_visits(launches, autograd, matmuls, communicates),
+        "gemm_turn": turn,
+        "gemm_half": half,
+        "gemm_share": matmuls.ratio,
+        "deferred": np.full(len(gpu), is_deferred),
+        "gradient": read_gradients(gpu, launches, autograd, matmuls),
+        "direction": directions.value,
+        "direction_from": directions.evidence,
         "library": comm.library,
         "call": comm.call,
         "group": comm.group,
@@ -129,15 +148,15 @@ def gather_evidence(events: pl.DataFrame, group_kinds: Sequence[NamedKind] = ())
         "group_ranks": comm.group_ranks,
         "group_shape": group_shapes(comm.group_ranks),
         "comm_pass": comm_passes.value,
-        **_copy_columns(gpu, ranges, launches, comm, autograd),
+        **read_copies(gpu, ranges, launches, comm, in_backward=autograd.node_row >= 0)._asdict(),
         "peer": comm.peer,
         # Whether the rank trains: it has a backward or an optimizer. The same for all events.
-        "trained": np.full(len(gpu), autograd.active or _has_training(directions)),
+        "trained": np.full(len(gpu), autograd.active or in_training.any()),
     }
     # 5. Kinds of process groups, found by rules on the columns above. The remaining evidence needs them.
     kinds = match_kinds(columns, group_kinds, np.flatnonzero(communicates), len(gpu))
     columns |= _group_columns(gpu, launches, autograd, comm, comm_passes, kinds)
-    is_attention = gpu.names.matches(ATTENTION) | launches.chain.matches(ATTENTION)
+    is_attention = gpu.names.matches(KERNELS["attention"]) | launches.chain.matches(KERNELS["attention"])
     # "attention" for communication of attention itself: a ring of keys and values, or heads exchanged for positions.
     next_to = columns["next_to"] = _next_to_attention(
         launches, comm, is_attention & ~communicates & ~matmuls.is_gemm, matmuls.is_gemm
@@ -160,7 +179,7 @@ def gather_evidence(events: pl.DataFrame, group_kinds: Sequence[NamedKind] = ())
 
 def _launch_columns(gpu: GpuEvents, ranges: Ranges, launches: Launches) -> dict[str, Column]:
     """Return the evidence that is read from the event and from its launch."""
-    is_wgrad_name = ranges.name.answers(_WGRAD_ANNOTATIONS)
+    is_wgrad_name = ranges.name.answers(RANGES["weight_gradient"])
     has_wgrad_annotations = bool((ranges.name.look_up(is_wgrad_name) & ~ranges.is_op).any())
     return {
         "kind": gpu.text("kind"),
@@ -180,61 +199,18 @@ def _launch_columns(gpu: GpuEvents, ranges: Ranges, launches: Launches) -> dict[
 
 def _event_classes(gpu: GpuEvents, communicates: Bools) -> CategoryColumn:
     """Return whether each event is communication, a copy or compute."""
-    is_copy = gpu.text("kind").any_of("memcpy", "memset") | gpu.names.matches(_COPY_KERNELS)
+    is_copy = gpu.text("kind").any_of("memcpy", "memset") | gpu.names.matches(KERNELS["copy"])
     return CategoryColumn.choose(
         len(gpu), [("communication", communicates), ("copy", is_copy), ("compute", np.ones(len(gpu), np.bool_))]
     )
-
-
-def _compute_columns(  # noqa: PLR0917 - evidence that is gathered step by step
-    gpu: GpuEvents,
-    ranges: Ranges,
-    launches: Launches,
-    autograd: Autograd,
-    matmuls: Matmuls,
-    directions: Directions,
-    communicates: Bools,
-) -> dict[str, Column]:
-    """Return the evidence from autograd, matrix products and the direction of the work."""
-    node, launch = autograd.node_row, launches.start_ns
-    # If gradients of weights run outside the engine, what the engine runs is for the inputs. An event whose launch is
-    # lost may have run anywhere.
-    is_wgrad = matmuls.role.any_of("wgrad") | directions.value.any_of("wgrad")
-    is_deferred = bool((is_wgrad & ~autograd.site.present & (launch >= 0)).any())
-    return {
-        "node": autograd.node,
-        "fwd_op": autograd.fwd_op,
-        "site": autograd.site,
-        "feeds": parameter_feeding(ranges, autograd),
-        "gemm": matmuls.is_gemm,
-        "role": matmuls.role,
-        "role_from": matmuls.evidence,
-        "after_role": matmuls.after,
-        "visit": _second_visits(launches, autograd, matmuls, communicates),
-        "gemm_turn": alternating_turns(matmuls.whole, node, launch),
-        "gemm_half": product_halves(matmuls.whole, node, launch),
-        "gemm_share": matmuls.ratio,
-        "deferred": np.full(len(gpu), is_deferred),
-        "gradient": read_gradients(gpu, launches, autograd, matmuls),
-        "direction": directions.value,
-        "direction_from": directions.source,
-    }
-
-
-def _copy_columns(
-    gpu: GpuEvents, ranges: Ranges, launches: Launches, comm: Collectives, autograd: Autograd
-) -> dict[str, Column]:
-    """Return the evidence about copies."""
-    copies = read_copies(gpu, ranges, launches, comm, in_backward=autograd.node_row >= 0)
-    return {"copy": copies.direction, "host": copies.host, "copy_use": copies.use, "stream_use": copies.stream}
 
 
 def _group_columns(  # noqa: PLR0917 - evidence that is gathered step by step
     gpu: GpuEvents, launches: Launches, autograd: Autograd, comm: Collectives, passes: CommPasses, kinds: CategoryColumn
 ) -> dict[str, Column]:
     """Return the evidence about process groups, whose *kinds* are known by description."""
-    in_hook = autograd.node.any_of("AccumulateGrad") | launches.annotations.matches(_GRADIENT_HOOKS)
-    after_shard_op = _follows_on_thread(launches, launches.chain.matches(_SHARD_OPS))
+    in_hook = autograd.node.any_of("AccumulateGrad") | launches.annotations.matches(RANGES["gradient_hook"])
+    after_shard_op = _follows_on_thread(launches, launches.chain.matches(OPERATORS["fill_shard"]))
     sums_gradients = in_hook & comm.call.any_of("all_reduce", "reduce_scatter", "reduce")
     sums_gradients |= after_shard_op & comm.call.any_of("all_gather", "reduce_scatter")
     kind_by_sums = None
@@ -295,7 +271,7 @@ def find_shared_labels(evidence: Evidence, label: CategoryColumn) -> CategoryCol
     comm, size = evidence.collectives, len(evidence)
     is_comm = comm.library.present
     unresolved, lost = is_comm & label.any_of("comm"), is_comm & (evidence.launches.start_ns < 0)
-    shares_group = is_comm & comm.group.present & comm.call.matches(_GROUP_CALLS)
+    shares_group = is_comm & comm.group.present & comm.call.matches(CALLS["for_group"])
     proves = ~unresolved & ~lost & ((evidence.gpu.int64("bytes") > MAX_FLAG_BYTES) | ~shares_group)
     stream_and_name, _ = group_rows(evidence.gpu.stream_number, evidence.gpu.names.codes)
     codes = np.full(size, -1, np.int64)
@@ -334,7 +310,7 @@ def _second_visits(launches: Launches, autograd: Autograd, matmuls: Matmuls, com
     """
     size, node = len(launches.start_ns), autograd.node_row
     in_node = node >= 0
-    is_second = in_node & np.append(autograd.ran_before, False)[node]
+    is_second = autograd.ran_before[node]
     has_one_product = np.bincount(node[matmuls.is_gemm & in_node], minlength=len(autograd.node_of)) == 1
     computes_wgrad = is_second & matmuls.role.any_of("wgrad") & np.append(has_one_product, False)[node]
     if not computes_wgrad.any():
@@ -347,8 +323,3 @@ def _second_visits(launches: Launches, autograd: Autograd, matmuls: Matmuls, com
     is_end = second[nearest_at_or_before(ends_stretch)] | second[nearest_at_or_after(ends_stretch)]
     beside = mask_of_rows(size, order, ~ends_stretch & is_end)
     return CategoryColumn.choose(size, [("second", is_second), ("beside", beside)])
-
-
-def _has_training(directions: Directions) -> bool:
-    """Return whether some event belongs to a backward or an optimizer."""
-    return bool(directions.value.any_of("backward", "wgrad", "recompute", "optimizer").any())

@@ -26,6 +26,7 @@ from tracekit._util.arrays import (
 )
 from tracekit._util.categories import CategoryColumn
 from tracekit._util.columns import NULL_INT64, ColumnReader, to_int64
+from tracekit.classify.names import RANGES
 from tracekit.classify.row_order import mask_of_rows
 from tracekit.schema import GPU_KINDS, KINDS, PATH_SEPARATOR
 
@@ -118,10 +119,28 @@ def nearest_named_op(parent: Int32s, is_op: Bools, name: Int32s, rows: AnyInts, 
     return nearest
 
 
+def compose_paths(names: CategoryColumn, parents: AnyInts, path_hash: Ints, rows: AnyInts) -> CategoryColumn:
+    """Join the names from the outermost range down to each of *rows*; null for a negative row.
+
+    Each distinct path, known by its *path_hash*, is built once.
+    """
+
+    def path(row: int) -> str:
+        names_inwards: list[str] = []
+        while row >= 0:
+            name = names.value(row)
+            names_inwards.insert(0, "?" if name is None else name)
+            row = int(parents[row])
+        return PATH_SEPARATOR.join(names_inwards)
+
+    inside = np.flatnonzero(rows >= 0)
+    code, first = group_rows(path_hash[rows[inside]])
+    texts = tuple(path(int(row)) for row in rows[inside[first]])
+    return CategoryColumn(texts, code).spread(inside, len(rows))
+
+
 EVALUATE_NODE = "autograd::engine::evaluate_function: "
 """Prefix of the range in which the autograd engine evaluates one node."""
-_PROFILER_MARKS = r"^(ProfilerStep#|Optimizer\.(step|zero_grad)#|enumerate\(DataLoader\))"
-"""The profiler's own annotations, which older files list among the ops."""
 _EVENT_COLUMNS = ("id", "kind", "name", "start_ns", "end_ns")
 """Columns read for all events. Other columns are looked up for the few rows that need them."""
 _GPU_COLUMNS = (
@@ -227,21 +246,9 @@ class Ranges:
         wanted = self.name.answers(r"AccumulateGrad\Z") & ~self.name.answers(f"^{EVALUATE_NODE}")
         return np.flatnonzero(self.name.look_up(wanted))
 
-    def _path_text(self, row: int, parents: AnyInts) -> str:
-        """Join the names from the outermost range down to *row*."""
-        names: list[str] = []
-        while row >= 0:
-            name = self.name.value(row)
-            names.append("?" if name is None else name)
-            row = int(parents[row])
-        return PATH_SEPARATOR.join(reversed(names))
-
     def paths(self, rows: AnyInts, parents: AnyInts) -> CategoryColumn:
-        """Return the path of names of each of *rows*; null for a negative row. Each distinct path is built once."""
-        inside = rows[rows >= 0]
-        code, first = group_rows(self.path[inside])
-        texts = tuple(self._path_text(int(row), parents) for row in inside[first])
-        return CategoryColumn(texts, code).spread(np.flatnonzero(rows >= 0), len(rows))
+        """Return the path of names of each of *rows*; null for a negative row."""
+        return compose_paths(self.name, parents, self.path, rows)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -331,8 +338,8 @@ def _nest_ranges(source: ColumnReader, range_rows: Ints, calls: Ints) -> tuple[R
     threads, call_threads = thread_of_event[index], thread_of_event[calls]
     names = source.text_at("name", index)
     is_op = _is_kind(source, "cpu_op")[index]
-    if names.answers(_PROFILER_MARKS).any():
-        is_op &= ~names.matches(_PROFILER_MARKS)
+    if names.answers(RANGES["profiler_mark"]).any():
+        is_op &= ~names.matches(RANGES["profiler_mark"])
     main_thread = _find_main_thread(threads, names)
     call_start = start[calls]
     # Every call is looked up on its own thread. Calls of the autograd engine are looked up on the main thread, too.
@@ -354,12 +361,7 @@ def _find_main_thread(threads: Ints, names: CategoryColumn) -> int:
         return -1
     weight = np.where(names.answers("Backward|AccumulateGrad"), 0, 1)
     weight[:-1][[name.startswith("ProfilerStep#") for name in names.values]] = len(threads)
-    # Count the ranges of each thread and name in one pass. Column 0 is for nameless ranges (code -1), whose weight is
-    # the last one: hence the roll.
-    size = len(weight)
-    counts = np.bincount(threads * size + (names.codes + 1))
-    counts.resize((int(threads.max()) + 1) * size)
-    return int((counts.reshape(-1, size) @ np.roll(weight, 1)).argmax())
+    return int(np.bincount(threads, weights=names.look_up(weight)).argmax())
 
 
 def _engine_threads(threads: Ints, call_threads: Ints, names: CategoryColumn) -> Bools:

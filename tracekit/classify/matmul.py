@@ -21,39 +21,31 @@ from tracekit._util.arrays import Bools, Ints, find_sorted, take_or_missing
 from tracekit._util.categories import CategoryColumn
 from tracekit.classify.autograd import Autograd
 from tracekit.classify.host_ranges import GpuEvents, Launches, Ranges
-from tracekit.classify.product_shapes import BATCHED_NODES, batched_roles, convolution_roles, roles_by_shape
+from tracekit.classify.names import KERNELS, NODES, OPERATORS, ROLES_OF_LAYOUTS
+from tracekit.classify.product_shapes import batched_roles, convolution_roles, roles_by_shape
 from tracekit.classify.recomputed_forward import GraphProducts
-from tracekit.classify.row_order import FirstEvidence, distinct_rows, mask_of_rows, positions_in_groups
+from tracekit.classify.row_order import FirstEvidence, mask_of_rows, positions_in_groups
 from tracekit.classify.rules import kernel_pattern
 
 _TURNS = ("first", "second")
 _RATIOS = ("once", "twice", "odd")
 
 
-def alternating_turns(products: Bools, node: Ints, launch_ns: Ints) -> CategoryColumn:
-    """Return the turn of each product in its node: first, second, first, second, and so on."""
-    rows = _node_products(products, node, launch_ns)
-    position, _ = positions_in_groups(node[rows])
-    return CategoryColumn(_TURNS, position % 2).spread(rows, len(products))
+def turns_and_halves(products: Bools, node: Ints, launch_ns: Ints) -> tuple[CategoryColumn, CategoryColumn]:
+    """Return the turn of each product in its node, and the half of its node's products that it is in.
 
-
-def product_halves(products: Bools, node: Ints, launch_ns: Ints) -> CategoryColumn:
-    """Return the half of its node's products that each product is in; null where their number is odd.
+    Turns alternate: first, second, first, second, and so on. The half is null where the number of products is odd.
 
     >>> same_node = np.zeros(4, np.int64)
-    >>> product_halves(np.ones(4, np.bool_), same_node, np.arange(4)).strings()
-    ['first', 'first', 'second', 'second']
+    >>> [column.strings() for column in turns_and_halves(np.ones(4, np.bool_), same_node, np.arange(4))]
+    [['first', 'second', 'first', 'second'], ['first', 'first', 'second', 'second']]
     """
-    rows = _node_products(products, node, launch_ns)
+    rows = np.flatnonzero(products & (node >= 0))
+    rows = rows[np.argsort(launch_ns[rows], kind="stable")]
     position, count = positions_in_groups(node[rows])
     half = np.where(count % 2 == 0, 2 * position // np.maximum(count, 1), -1)
-    return CategoryColumn(_TURNS, half).spread(rows, len(products))
-
-
-def _node_products(products: Bools, node: Ints, launch_ns: Ints) -> Ints:
-    """Return the rows of the products that nodes launch, in launch order."""
-    rows = np.flatnonzero(products & (node >= 0))
-    return rows[np.argsort(launch_ns[rows], kind="stable")]
+    turns, halves = (CategoryColumn(_TURNS, codes).spread(rows, len(products)) for codes in (position % 2, half))
+    return turns, halves
 
 
 def backward_forward_ratio(products: Bools, node: Ints, sequence: Ints, forward: Bools) -> CategoryColumn:
@@ -91,23 +83,7 @@ def match_owed(owing: Bools, candidates: Bools, time: Ints) -> Bools:
     return mask_of_rows(len(time), order, candidates[order] & (balance >= 0))
 
 
-MATMUL_OPS = (
-    r"^aten::(mm|addmm|bmm|baddbmm|addbmm|mv|addmv|_scaled_mm|_grouped_mm|_scaled_grouped_mm|_int_mm"
-    r"|_addmm_activation|matmul|linear|einsum)$"
-)
 MATMUL_KERNELS = kernel_pattern("product")
-_ATTENTION_KERNELS = r"(?i)flash(?!infer)|fmha|sdpa|attention"  # their templates spell out the products inside
-# cuBLAS is column-major: row-major x·Wᵀ is "TN" there, g·W is "NN" and gᵀ·x is "NT".
-_LAYOUT = r"(?:_|^)(?:(tn|nn|nt)(?:_n|t_n)?(?:_|$)|(TN|NN|NT)[NT](?:_|$))|^Cijk_(Alik_Bljk|Ailk_Bljk|Ailk_Bjlk)_"
-_ROLE_OF_LAYOUT = {
-    "tn": "forward",
-    "nn": "dgrad",
-    "nt": "wgrad",
-    "Alik_Bljk": "forward",
-    "Ailk_Bljk": "dgrad",
-    "Ailk_Bjlk": "wgrad",
-}
-_TRANSPOSES = r"^aten::(t|transpose|numpy_T|permute|mT|adjoint)$"
 _MAX_OP_DEPTH = 4
 """Depth to which product ops nest, with one to spare: einsum > bmm, linear > matmul > mm."""
 _MAX_PRODUCTS_OF_LAYER = 4
@@ -139,8 +115,8 @@ def read_matmuls(
         graph_products: Products of compiled graphs.
     """
     names, node = gpu.names, autograd.node_row
-    call = ranges.op_around(launches.op, MATMUL_OPS)
-    by_name = names.matches(MATMUL_KERNELS) & gpu.is_kernel & ~names.matches(_ATTENTION_KERNELS)
+    call = ranges.op_around(launches.op, OPERATORS["product"])
+    by_name = names.matches(MATMUL_KERNELS) & gpu.is_kernel & ~names.matches(KERNELS["fused_attention"])
     is_gemm = gpu.is_kernel & ((call >= 0) | by_name)
     whole = is_gemm & ~names.matches(r"(?i)split_?k")
     without_op = whole & (call < 0)
@@ -148,7 +124,7 @@ def read_matmuls(
     ratio = backward_forward_ratio(whole, node, autograd.sequence, forward)
 
     # Roles of the ops that launched products, in thread and time order; then of their kernels.
-    calls = distinct_rows(call[is_gemm & (call >= 0)], len(ranges))
+    calls = np.unique(call[is_gemm & (call >= 0)])
     outer = _outermost_ops(ranges, calls)
     call_roles = _call_roles(
         ranges, autograd, calls, outer, graph_products=graph_products, nodes_without_op=node[without_op]
@@ -159,7 +135,7 @@ def read_matmuls(
     roles.fill_mask("order", "wgrad", _fused_weight_gradients(roles.value, without_op, node))
 
     # In these nodes layouts do not tell the gradients apart.
-    layouts_tell = ~autograd.node.matches(rf"(?i)conv|{BATCHED_NODES}")
+    layouts_tell = ~autograd.node.matches(rf"(?i)conv|{NODES['batched_product']}")
     layout = roles_by_layout(names).where(is_gemm & layouts_tell)
     roles.fill("layout", layout.where(backward & ~layout.any_of("forward")))
     roles.fill_mask("pass", "forward", forward & is_gemm)
@@ -202,7 +178,7 @@ def _layouts_without_ops(layout: CategoryColumn) -> CategoryColumn:
     """
     counts = np.bincount(layout.codes[layout.present], minlength=len(layout.values))
     counts = counts[counts > 0]
-    all_three = len(counts) == len(set(_ROLE_OF_LAYOUT.values()))
+    all_three = len(counts) == len(set(ROLES_OF_LAYOUTS.values()))
     is_trusted = all_three and 2 * counts.min() >= counts.max()
     return layout if is_trusted else CategoryColumn.constant(None, len(layout))
 
@@ -224,14 +200,14 @@ def roles_by_layout(names: CategoryColumn) -> CategoryColumn:
     >>> roles_by_layout(CategoryColumn.from_series(names)).strings()
     ['forward', 'wgrad', None]
     """
-    search = re.compile(_LAYOUT).search
+    search = re.compile(KERNELS["product_layout"]).search
 
     def role(name: str) -> str | None:
         match = search(name)
         if not match:
             return None
         letters = next(group for group in match.groups() if group)
-        return _ROLE_OF_LAYOUT.get(letters if letters in _ROLE_OF_LAYOUT else letters.lower())
+        return ROLES_OF_LAYOUTS.get(letters if letters in ROLES_OF_LAYOUTS else letters.lower())
 
     return names.replace([role(name) for name in names.values])
 
@@ -280,31 +256,15 @@ def _call_roles(
     roles.fill_mask("pass", "forward", in_linear & (autograd.node_of[calls] < 0) & autograd.active)
     called_like_forward = np.isin(ranges.path[calls], ranges.path[calls[made_node_that_ran]]) | in_linear
     may_be_owed = ~in_node & ~(called_like_forward | rerun)
-    is_single = in_node & (count == 1)
-    lacks_wgrad = ~np.isin(node, nodes_without_op)
-    owed = _owed_weight_gradients(roles.value, is_single, may_be_owed, lacks_wgrad, ranges.start(calls))
-    roles.fill("owed", owed)
-    return roles
-
-
-def _owed_weight_gradients(
-    role: CategoryColumn, is_single: Bools, may_be_owed: Bools, lacks_wgrad: Bools, start_ns: Ints
-) -> CategoryColumn:
-    """Return dgrad for products whose node left its wgrad to a product outside the engine, and wgrad for those.
-
-    A custom node with one product computed dgrad alone.
-
-    Args:
-        role: Roles known so far.
-        is_single: Products that are their node's only one.
-        may_be_owed: Products outside the engine, but for those called in the way forward products are called.
-        lacks_wgrad: Products whose node did not also multiply without an operator, which computes its wgrad.
-        start_ns: Start of each product's op.
-    """
+    # A custom node with one product computed dgrad alone, and left its wgrad to a product outside the engine, unless it
+    # also multiplied without an operator, which computes its wgrad.
+    role, is_single = roles.value, in_node & (count == 1)
     unknown_single = is_single & ~role.present
-    owing = (unknown_single | (is_single & role.any_of("dgrad"))) & lacks_wgrad
-    is_owed_wgrad = match_owed(owing, may_be_owed & ~role.present, start_ns)
-    return CategoryColumn.choose(len(role), [("wgrad", is_owed_wgrad), ("dgrad", unknown_single)])
+    owing = (unknown_single | (is_single & role.any_of("dgrad"))) & ~np.isin(node, nodes_without_op)
+    is_owed = match_owed(owing, may_be_owed & ~role.present, ranges.start(calls))
+    roles.fill_mask("owed", "wgrad", is_owed)
+    roles.fill_mask("owed", "dgrad", unknown_single)
+    return roles
 
 
 def _roles_by_order(ranges: Ranges, autograd: Autograd, node: Ints, position: Ints, count: Ints) -> CategoryColumn:
@@ -320,10 +280,10 @@ def _roles_by_order(ranges: Ranges, autograd: Autograd, node: Ints, position: In
     is_pair, is_single = (is_mm | is_addmm) & (count == 2), (is_mm | is_addmm) & (count == 1)
     is_only_product = in_node & (count == 1)
     unnumbered = in_node & (take_or_missing(autograd.node_sequence, node) < 0)
-    runs_again, ran_before = _flags_of(autograd.runs_again, node), _flags_of(autograd.ran_before, node)
+    runs_again, ran_before = autograd.runs_again[node], autograd.ran_before[node]
     weight_nodes = _nodes_followed_by_transpose(ranges, autograd) if is_single.any() else node[:0]
-    transpose_follows = _flags_of(_nodes_followed_by(ranges, autograd, r"^TBackward"), node)
-    accumulation_follows = _flags_of(_nodes_followed_by(ranges, autograd, r"^AccumulateGrad$"), node)
+    transpose_follows = autograd.followed_by(r"^TBackward")[node]
+    accumulation_follows = autograd.followed_by(r"^AccumulateGrad$")[node]
     return CategoryColumn.choose(
         len(node),
         [
@@ -342,8 +302,7 @@ def _roles_by_order(ranges: Ranges, autograd: Autograd, node: Ints, position: In
 
 def _nodes_followed_by_transpose(ranges: Ranges, autograd: Autograd) -> Ints:
     """Return the product nodes after which their weight's transpose ran, which has a number one or two lower."""
-    rows = autograd.rows[autograd.node_sequence[autograd.rows] >= 0]
-    rows = rows[np.argsort(ranges.start(rows), kind="stable")]
+    rows = autograd.numbered_rows
     name = autograd.names.take(rows)
     nodes = pl.DataFrame(
         {
@@ -365,18 +324,6 @@ def _nodes_followed_by_transpose(ranges: Ranges, autograd: Autograd) -> Ints:
     return pl.concat(runs)["row"].drop_nulls().to_numpy().astype(np.int64)
 
 
-def _nodes_followed_by(ranges: Ranges, autograd: Autograd, names: str) -> Bools:
-    """Return the mask of ranges that are nodes after which their thread runs a node of these *names*."""
-    rows = autograd.rows
-    same_thread = ranges.thread[rows[1:]] == ranges.thread[rows[:-1]]
-    return mask_of_rows(len(ranges), rows[:-1], autograd.row_names.matches(names)[1:] & same_thread)
-
-
-def _flags_of(mask: Bools, rows: Ints) -> Bools:
-    """Return *mask* at *rows*; False for a negative row."""
-    return np.append(mask, False)[rows]
-
-
 def _roles_by_use(ranges: Ranges, outer: Ints, node: Ints, count: Ints) -> tuple[CategoryColumn, CategoryColumn]:
     """Return the roles of a custom node's products by what uses the result, and by transposed operands.
 
@@ -387,7 +334,9 @@ def _roles_by_use(ranges: Ranges, outer: Ints, node: Ints, count: Ints) -> tuple
     previous, following = take_or_missing(ranges.previous_op, outer), take_or_missing(ranges.next_op, outer)
     is_added = ranges.name_matches(following, r"^aten::(add_|copy_|_foreach_add_)$")
     before_previous = take_or_missing(ranges.previous_op, previous)
-    is_transposed = ranges.name_matches(previous, _TRANSPOSES) | ranges.name_matches(before_previous, _TRANSPOSES)
+    is_transposed = np.logical_or(
+        *(ranges.name_matches(op, OPERATORS["transpose"]) for op in (previous, before_previous))
+    )
     return _split_node(node, is_layer, is_added), _split_node(node, is_layer, is_transposed)
 
 
@@ -404,5 +353,5 @@ def _outermost_ops(ranges: Ranges, calls: Ints) -> Ints:
     outer = calls
     for _ in range(_MAX_OP_DEPTH):
         parent = ranges.op_of[outer]
-        outer = np.where(ranges.name_matches(parent, MATMUL_OPS), parent, outer)
+        outer = np.where(ranges.name_matches(parent, OPERATORS["product"]), parent, outer)
     return outer

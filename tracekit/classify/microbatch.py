@@ -115,7 +115,8 @@ def _microbatches_by_backward_calls(evidence: Evidence) -> Ints:
     in another order, or gets work from both ends of the pipeline; there all are -1.
     """
     none = np.full(len(evidence), -1, np.int64)
-    numbers, starts = evidence.autograd.numbered_nodes
+    autograd = evidence.autograd
+    numbers = autograd.node_sequence[autograd.numbered_rows]
     if len(numbers) < 2 or evidence.is_fed_from_both_ends:
         return none
     # Inside one call numbers fall; a number well above the one before it starts the next call.
@@ -125,11 +126,12 @@ def _microbatches_by_backward_calls(evidence: Evidence) -> Ints:
         return none
     # An event belongs to the call in whose numbers its own lies; unnumbered work of the engine to the call then
     # running.
-    sequence, launch = evidence.autograd.sequence, evidence.launches.start_ns
+    sequence, launch = autograd.sequence, evidence.launches.start_ns
     nearest = np.searchsorted(lowest, sequence, side="right") - 1
     call = np.where((nearest >= 0) & (sequence >= 0) & (sequence <= highest[nearest]), nearest, -1)
-    unnumbered = np.flatnonzero((evidence.autograd.node_row >= 0) & (sequence < 0))
-    call[unnumbered] = np.searchsorted(starts[begins], launch[unnumbered], side="right") - 1
+    unnumbered = np.flatnonzero((autograd.node_row >= 0) & (sequence < 0))
+    call_starts = autograd.ranges.start(autograd.numbered_rows[begins])
+    call[unnumbered] = np.searchsorted(call_starts, launch[unnumbered], side="right") - 1
     # Count from 0 in each step.
     step, first_row = group_rows(evidence.gpu.int64("step"))
     first_call = np.full(len(first_row), np.iinfo(np.int64).max)

@@ -13,16 +13,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
 import polars as pl
 
 from tracekit._loops.nesting import ANNOTATION
-from tracekit._util.arrays import Bools, Int32s, Ints, group_rows, take_or_missing
+from tracekit._util.arrays import Bools, Int32s, Ints, take_or_missing
 from tracekit._util.categories import CategoryColumn
 from tracekit.classify.autograd import Autograd
-from tracekit.classify.host_ranges import GpuEvents, Launches, Nested, nearest_marked_ancestor, nest
-from tracekit.schema import PATH_SEPARATOR
+from tracekit.classify.host_ranges import GpuEvents, Launches, Nested, compose_paths, nearest_marked_ancestor, nest
 
 MODULE_PREFIX = "nn.Module: "
 """Prefix of a module call in the profiler's trace: ``nn.Module: Linear_3`` is the fourth module of that class."""
@@ -53,7 +51,7 @@ class Frames:
 
         >>> rows = {"tid": [1, 1], "start_ns": [2, 0], "end_ns": [5, 9], "name": ["Linear_0", "Mlp_0"]}
         >>> frames = Frames.of(pl.DataFrame(rows))
-        >>> [frames.path(frame) for frame in (0, 1)]
+        >>> frames.paths(np.array([0, 1])).strings()
         ['Mlp_0', 'Mlp_0 > Linear_0']
         """
         complete = table.select(_COLUMNS).drop_nulls().with_columns(pl.col("name").cast(pl.String))
@@ -75,24 +73,15 @@ class Frames:
         """The innermost frame around each frame; -1 if there is none."""
         return self._nested.ann_of
 
-    @property
-    def path_hash(self) -> Ints:
-        """A number per frame, equal for frames with equal names from the outermost frame down."""
-        return self._nested.path
-
     def around(self, tid: Ints, time_ns: Ints) -> Ints:
         """Return the innermost frame around each point in time on a thread; -1 if there is none."""
         if not len(self):
             return np.full(len(time_ns), -1, np.int64)
         return self._nest(tid, time_ns).point_annotation
 
-    def path(self, frame: int) -> str:
-        """Return the names from the outermost frame down to *frame*."""
-        names: list[str] = []
-        while frame >= 0:
-            names.append(self.names[self.name_index[frame]])
-            frame = int(self.parent[frame])
-        return PATH_SEPARATOR.join(reversed(names))
+    def paths(self, frames: Ints) -> CategoryColumn:
+        """Return the names from the outermost frame down to each of *frames*; null for a negative one."""
+        return compose_paths(CategoryColumn(self.names, self.name_index), self.parent, self._nested.path, frames)
 
     def _nest(self, tid: Ints, time_ns: Ints) -> Nested:
         """Nest the frames, and find the frames around points; threads are numbered from 0, unknown ones are -1."""
@@ -190,22 +179,6 @@ a layer do not."""
 _INSTANCE_NUMBER = re.compile(r"_\d+$")
 
 
-class _ModuleClass(msgspec.Struct, frozen=True):
-    """A class of modules."""
-
-    name: str
-    depth: int
-    """Smallest number of modules around a call."""
-    siblings: int
-    """Most modules of the class that one module calls."""
-    is_leaf: bool
-    """Whether most of its calls call no module."""
-    ns: int
-    """Host time in its calls."""
-    gpu_ns: int
-    """GPU time launched in its calls."""
-
-
 def module_layers(frames: Frames, own_ns: Ints) -> Ints:
     """Return the number of the layer that each module call is in; -1 outside of layers.
 
@@ -239,8 +212,13 @@ def _class_of(name: str) -> str:
     return _INSTANCE_NUMBER.sub("", name)
 
 
-def _module_classes(frames: Frames, own_ns: Ints) -> list[_ModuleClass]:
-    """Return the classes of the modules that were called, by depth, then most time first."""
+def _module_classes(frames: Frames, own_ns: Ints) -> pl.DataFrame:
+    """Return the classes of the modules that were called, by depth, then most time first.
+
+    Columns: ``name``; ``depth``, the smallest number of modules around a call; ``siblings``, the most modules of the
+    class that one module calls; ``leaf``, whether most of its calls call no module; ``ns``, the host time in its calls;
+    ``gpu_ns``, the GPU time launched in them.
+    """
     parent, depth, inclusive_ns = frames.parent, _depths(frames.parent), own_ns.copy()
     for level in range(int(depth.max(initial=0)), 0, -1):  # add the time of all calls of a level to their callers
         rows = np.flatnonzero(depth == level)
@@ -268,9 +246,7 @@ def _module_classes(frames: Frames, own_ns: Ints) -> list[_ModuleClass]:
     modules_per_parent = calls.group_by("name", "parent").agg(siblings=pl.col("module").n_unique())
     siblings = modules_per_parent.group_by("name").agg(pl.col("siblings").max())
     classes = calls.group_by("name").agg(pl.col("depth").min(), pl.col("leaf").mean(), pl.col("ns", "gpu_ns").sum())
-    table = classes.join(siblings, on="name").sort("depth", -pl.col("ns"), "name").with_columns(pl.col("leaf") > 0.5)
-    columns = ("name", "depth", "siblings", "leaf", "ns", "gpu_ns")
-    return [_ModuleClass(*row) for row in table.select(columns).iter_rows()]
+    return classes.join(siblings, on="name").sort("depth", -pl.col("ns"), "name").with_columns(pl.col("leaf") > 0.5)
 
 
 def _depths(parent: Int32s) -> Ints:
@@ -283,20 +259,16 @@ def _depths(parent: Int32s) -> Ints:
     return depth
 
 
-def _layer_class(classes: list[_ModuleClass], total_ns: int) -> str | None:
+def _layer_class(classes: pl.DataFrame, total_ns: int) -> str | None:
     """Return the class of the layers; None if no class of several modules side by side holds most of the time."""
-    min_ns = MIN_COMPUTE_SHARE * total_ns
-    repeated = [module_class for module_class in classes if module_class.siblings > 1 and module_class.gpu_ns >= min_ns]
-    candidates = [module_class for module_class in repeated if not module_class.is_leaf] or repeated
-    if not candidates:
+    repeated = classes.filter((pl.col("siblings") > 1) & (pl.col("gpu_ns") >= MIN_COMPUTE_SHARE * total_ns))
+    candidates = repeated.filter(~pl.col("leaf") | pl.col("leaf").all())  # leaves only if there is nothing else
+    if candidates.is_empty():
         return None
-    outermost = candidates[0]
-    inner = [
-        module_class
-        for module_class in candidates
-        if module_class.depth >= outermost.depth and module_class.ns >= MIN_INNER_TIME_SHARE * outermost.ns
-    ]
-    return max(inner, key=lambda module_class: module_class.depth).name
+    is_inside = pl.col("depth") >= pl.col("depth").first()  # the first is the outermost
+    takes_its_time = pl.col("ns") >= MIN_INNER_TIME_SHARE * pl.col("ns").first()
+    inner = candidates.filter(is_inside & takes_its_time)
+    return str(inner.sort("depth", descending=True, maintain_order=True)["name"][0])
 
 
 BY_MODULE_STACK, BY_NAME = "module stack", "annotation"
@@ -351,17 +323,9 @@ def find_positions(
     source, frame, _ = candidates[best]
     if not placed_ns[best] or placed_ns[best] < MIN_COMPUTE_SHARE * forward_ns.sum() or layers[best].max() < 1:
         nothing = np.full(len(call), -1, np.int64)
-        return Positions(_paths(calls, call), nothing, CategoryColumn.constant(None, len(call)))
+        return Positions(calls.paths(call), nothing, CategoryColumn.constant(None, len(call)))
     layer_from = CategoryColumn.choose(len(call), [(source, frame != UNKNOWN_FRAME)])
-    return Positions(_paths(calls, call), layers[best], layer_from)
-
-
-def _paths(frames: Frames, frame: Ints) -> CategoryColumn:
-    """Return the names around every event; each distinct path is composed once."""
-    inside = np.flatnonzero(frame >= 0)
-    code, first = group_rows(frames.path_hash[frame[inside]])
-    texts = tuple(frames.path(int(row)) for row in frame[inside[first]])
-    return CategoryColumn(texts, code).spread(inside, len(frame))
+    return Positions(calls.paths(call), layers[best], layer_from)
 
 
 class Placement(NamedTuple):

@@ -12,16 +12,17 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 
 import numpy as np
 
 from tracekit._util.arrays import Bools, Ints, find_sorted, group_rows
 from tracekit._util.categories import CategoryColumn
-from tracekit.classify.evidence import ATTENTION, Evidence
-from tracekit.classify.matmul import MATMUL_KERNELS, MATMUL_OPS
+from tracekit.classify.evidence import Evidence
+from tracekit.classify.matmul import MATMUL_KERNELS
 from tracekit.classify.model_position import BY_MODULE_STACK, BY_NAME
+from tracekit.classify.names import FUSED_KERNEL_KINDS, KERNELS, OPERATORS
 from tracekit.classify.product_shapes import Dims
 from tracekit.classify.row_order import FirstEvidence, agreed_values, nearest_at_or_after, nearest_at_or_before
 from tracekit.classify.rules import Decisions, NamedKind, RuleBook, builtin_rules, match_kinds
@@ -29,9 +30,6 @@ from tracekit.schema import PATH_SEPARATOR
 
 Width = tuple[int, int]
 """Inner size and columns of a product: width of its input and of its output; zeros where unknown."""
-
-_BATCHED = r"(^| > )aten::(bmm|baddbmm)$"
-_SOFTMAX = r"(^| > )aten::_(safe_)?softmax$"
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +94,7 @@ class Products:
     def find(cls, evidence: Evidence, is_gemm: Bools) -> Products:
         """Return the products among the events of *is_gemm*."""
         rows = evidence.launches.by_thread(evidence.launches.ordered(is_gemm))
-        call = evidence.ranges.op_around(evidence.launches.op[rows], MATMUL_OPS)
+        call = evidence.ranges.op_around(evidence.launches.op[rows], OPERATORS["product"])
         return cls(rows, call, Dims.of(evidence.ranges, call))
 
     def modules_of_equal_shapes(self, module: CategoryColumn, is_forward: Bools) -> CategoryColumn:
@@ -152,14 +150,15 @@ _MODULES = ("attention", "mlp", "head")
 
 def _is_attention(evidence: Evidence, products: Ints, is_forward: Bools) -> Bools:
     """Return the mask of attention itself: kernels and operators of that name, or two products around a softmax."""
-    chain = evidence.text("chain")
-    is_attention: Bools = (evidence.text("name").matches(ATTENTION) | chain.matches(ATTENTION)) & is_forward
-    is_softmax = chain.matches(_SOFTMAX) & is_forward
+    op, attention = evidence.text("op"), KERNELS["attention"]
+    is_attention: Bools = evidence.text("name").matches(attention) | evidence.text("chain").matches(attention)
+    is_attention &= is_forward
+    is_softmax = op.matches(OPERATORS["softmax"]) & is_forward
     if is_softmax.any():
         is_product = np.zeros(len(is_forward), np.bool_)
         is_product[products] = True
         rows = evidence.launches.by_thread(evidence.launches.ordered(is_forward & (is_product | is_softmax)))
-        batched = np.append((chain.matches(_BATCHED) & is_product)[rows], False)
+        batched = np.append((op.matches(OPERATORS["batched_product"]) & is_product)[rows], False)
         middle = np.flatnonzero(is_softmax[rows])
         middle = middle[batched[middle - 1] & batched[middle + 1]]
         is_attention[rows[np.concatenate([middle - 1, middle, middle + 1])]] = True
@@ -167,16 +166,6 @@ def _is_attention(evidence: Evidence, products: Ints, is_forward: Bools) -> Bool
 
 
 _FUSED_KERNEL = re.compile(r"^triton_(poi|red|per|tem|for|mix|spl)_fused_(.+?)(?:_(\d+))?$")
-_KERNEL_KINDS = {
-    "poi": "pointwise",
-    "red": "reduction",
-    "per": "reduction in one block",
-    "tem": "template",
-    "for": "foreach",
-    "mix": "mixed-order reduction",
-    "spl": "split scan",
-}
-_MAX_WORDS_OF_OPERATOR = 7
 
 
 def fused_operators(kernel: str, more_operators: Iterable[str] = ()) -> tuple[str, tuple[str, ...]] | None:
@@ -197,40 +186,20 @@ def fused_operators(kernel: str, more_operators: Iterable[str] = ()) -> tuple[st
     match = _FUSED_KERNEL.match(kernel)
     if match is None:
         return None
-    names = _listed_operators() | frozenset(more_operators)
-    words = re.findall(r"(?:^|(?<=_))_*[^_]+", match[2])  # an underscore that begins a name stays with its first word
-    operators: list[str] = []
-    unknown_words: list[str] = []
-    start = 0
-    while start < len(words):
-        length = _longest_operator(words[start:], names)
-        if not length:
-            unknown_words.append(words[start])
-            start += 1
-            continue
-        if unknown_words:
-            operators.append("_".join(unknown_words))
-            unknown_words = []
-        operators.append("_".join(words[start : start + length]))
-        start += length
-    if unknown_words:
-        operators.append("_".join(unknown_words))
-    return _KERNEL_KINDS[match[1]], tuple(operators)
+    # The names of operators, and the stretches between them, each with the underscore before it.
+    parts = _operator_names(frozenset(more_operators)).split(f"_{match[2]}")
+    return FUSED_KERNEL_KINDS[match[1]], tuple(part[1:] for part in parts if part)
 
 
 @cache
-def _listed_operators() -> frozenset[str]:
-    """Read the operators that occur in fused kernels; each may also occur with ``_backward`` behind it."""
-    return frozenset(Path(__file__).with_name("operators.txt").read_text(encoding="utf-8").split())
+def _operator_names(more_operators: frozenset[str]) -> re.Pattern[str]:
+    """Return the expression for the name of an operator and the underscore before it; the longest name counts.
 
-
-def _longest_operator(words: list[str], names: frozenset[str]) -> int:
-    """Return how many of the first *words* form the longest name of an operator; 0 if none does."""
-    for count in range(min(_MAX_WORDS_OF_OPERATOR, len(words)), 0, -1):
-        name = "_".join(words[:count])
-        if name in names or (count > 1 and name.endswith("_backward") and name.removesuffix("_backward") in names):
-            return count
-    return 0
+    Each operator in ``operators.txt`` may also occur with ``_backward`` behind it.
+    """
+    listed = Path(__file__).with_name("operators.txt").read_text(encoding="utf-8").split()
+    names = sorted({*listed, *more_operators}, key=len, reverse=True)
+    return re.compile(rf"((?<!_)_(?:{'|'.join(map(re.escape, names))})(?:_backward)?(?=_|$))")
 
 
 _INSTANCE_NUMBER = re.compile(r"_\d+$")
@@ -244,7 +213,7 @@ def find_modules(evidence: Evidence, decisions: Decisions, book: RuleBook) -> tu
     has_module = evidence.text("class").any_of("compute") & ~decisions.label.any_of("optimizer")
     rows = np.flatnonzero(has_module)
     # Kernels that copy operands inside a product's operator are no products.
-    multiplies = evidence.text("op").matches(MATMUL_OPS) | evidence.text("name").matches(MATMUL_KERNELS)
+    multiplies = evidence.text("op").matches(OPERATORS["product"]) | evidence.text("name").matches(MATMUL_KERNELS)
     is_gemm = np.asarray(evidence.columns["gemm"]).astype(np.bool_) & has_module & multiplies
     is_forward = decisions.label.any_of("forward") & has_module
 
@@ -279,24 +248,27 @@ def find_modules(evidence: Evidence, decisions: Decisions, book: RuleBook) -> tu
 def _modules_of_calls(path: CategoryColumn, kinds: Sequence[NamedKind]) -> CategoryColumn:
     """Return the module of the innermost call on each path whose class tells."""
     calls = [[_INSTANCE_NUMBER.sub("", name) for name in text.split(PATH_SEPARATOR)] for text in path.values]
-    classes = tuple({name: None for names in calls for name in names})
-    column = CategoryColumn(classes, np.arange(len(classes)))
-    kind = match_kinds({"modules": column}, kinds, np.arange(len(classes)), len(classes)).strings()
-    module_of_class = dict(zip(classes, kind, strict=True))
-    modules = ((module_of_class[name] for name in reversed(names)) for names in calls)
+    module_of_class = _match_texts(chain.from_iterable(calls), "modules", kinds)
+    modules = (map(module_of_class.get, reversed(names)) for names in calls)
     return path.replace([next(filter(None, of_path), None) for of_path in modules])
 
 
 def _modules_of_fused_operators(kernel: CategoryColumn, kinds: Sequence[NamedKind]) -> CategoryColumn:
     """Return the module of kernels that inductor fused, if all their operators that tell agree."""
     fused = [fused_operators(name) for name in kernel.values]
-    operators = tuple({name: None for fusion in fused if fusion for name in fusion[1]})
-    rows = np.arange(len(operators))
-    columns = {"chain": CategoryColumn(tuple(f"aten::{name}" for name in operators), rows)}
+    operators = [[f"aten::{name}" for name in fusion[1]] if fusion else [] for fusion in fused]
     chain_kinds = [kind for kind in kinds if set(kind.when) == {"chain"}]
-    module_of = dict(zip(operators, match_kinds(columns, chain_kinds, rows, len(rows)).strings(), strict=True))
-    modules = [{module_of[name] for name in fusion[1]} - {None} if fusion else set() for fusion in fused]
+    module_of = _match_texts(chain.from_iterable(operators), "chain", chain_kinds)
+    modules = [{module_of[name] for name in names} - {None} for names in operators]
     return kernel.replace([next(iter(of_kernel)) if len(of_kernel) == 1 else None for of_kernel in modules])
+
+
+def _match_texts(texts: Iterable[str], column: str, kinds: Sequence[NamedKind]) -> dict[str, str | None]:
+    """Return the kind of each distinct text, taken as a value of *column*."""
+    distinct = tuple(dict.fromkeys(texts))
+    rows = np.arange(len(distinct))
+    matched = match_kinds({column: CategoryColumn(distinct, rows)}, kinds, rows, len(rows))
+    return dict(zip(distinct, matched.strings(), strict=True))
 
 
 def _next_to(

@@ -17,18 +17,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
 
 from tracekit._util.arrays import AnyInts, Bools, Int32s, Ints
 from tracekit._util.categories import CategoryColumn
-from tracekit._util.shapes import is_shape, parse_list
 from tracekit.classify.autograd import Autograd
 from tracekit.classify.host_ranges import GpuEvents, Launches, Ranges
 from tracekit.classify.matmul import MATMUL_KERNELS, Matmuls, roles_by_layout
+from tracekit.classify.names import KERNELS, OPERATORS, RANGES
+from tracekit.classify.product_shapes import leading_size
 from tracekit.classify.row_order import (
     FirstEvidence,
     agreed_values,
@@ -43,15 +43,6 @@ FORWARD, BACKWARD, WGRAD, RECOMPUTE, OPTIMIZER = range(5)
 """Codes of directions."""
 IN_BACKWARD = np.array([False, True, True, True, False, False])
 """For each direction, and last for an unknown one: whether it belongs to the backward."""
-_STEP_RANGES = r"(?i)^(ProfilerStep#|iteration|step|train(ing)?[_ ]?(step|batch|loop|iter)|epoch)"
-"""Annotations around a whole step or more."""
-_COMM_RANGES = (
-    r"(?i)^(nccl|rccl|c10d)[:_]|^PP:\d+(SEND|RECV|UNSHARD|RESHARD)"
-    r"|(?<![a-z])(send|recv|all_?gather|all_?reduce|all_?to_?all)"
-)
-"""Annotations named for communication."""
-_ADDING_OPS = r"^aten::(add_|_foreach_add_)$"
-_COPYING_OPS = r"^aten::copy_$"
 
 Case = tuple[str, int, Bools]
 """Evidence, direction, and the mask of launches that have it."""
@@ -108,7 +99,8 @@ def directions_by_neighbours(
     neighbours = alike.where(has_alike, Neighbours.find(direction, is_known, stretch))
     # A launch in an unknown annotation does something else. One in an annotation for communication is no compute.
     annotation = launches.annotation_name.take(order)
-    is_plain, in_comm = ~annotation.present | annotation.matches(_STEP_RANGES), annotation.matches(_COMM_RANGES)
+    is_plain = ~annotation.present | annotation.matches(RANGES["step"])
+    in_comm = annotation.matches(RANGES["communication"])
     adds, copies = (mask[order] for mask in _parameter_work(ranges, launches, autograd))
     is_bare = without_op & ~in_comm & gpu.frame["graph"].is_null().to_numpy()[order]
     known_streams = mask_of_rows(int(gpu.stream_number.max(initial=-1)) + 1, gpu.stream_number[value >= 0])
@@ -166,70 +158,29 @@ def _parameter_work(ranges: Ranges, launches: Launches, autograd: Autograd) -> t
     An optimizer with weights of its own keeps gradients and weights in another type: after every backward it adds the
     gradients to its own, and after its step it copies the weights back. The tensors may be views of one flat buffer.
     """
-    shapes = ranges.text("shapes", ranges.accumulating).values
-    parameter_sizes = {_leading_size(text) for text in shapes} - {0}
+    parameter_sizes = set(map(leading_size, ranges.text("shapes", ranges.accumulating).values)) - {0}
 
     def work_of(ops: str) -> Bools:
         is_outside = (launches.op >= 0) & (autograd.node_row < 0)
         rows = np.flatnonzero(is_outside & launches.op_name.matches(ops)) if parameter_sizes else np.zeros(0, np.int64)
-        has_size = ranges.text("shapes", launches.op[rows]).map(lambda text: _leading_size(text) in parameter_sizes)
+        has_size = ranges.text("shapes", launches.op[rows]).map(lambda text: leading_size(text) in parameter_sizes)
         return mask_of_rows(len(launches.op), rows, has_size)
 
-    return work_of(_ADDING_OPS), work_of(_COPYING_OPS)
+    return work_of(OPERATORS["add_in_place"]), work_of(OPERATORS["copy"])
 
 
-def _leading_size(text: str) -> int:
-    """Return the number of elements of the first input, of a list of tensors of its first one; 0 if it is no tensor.
-
-    >>> _leading_size("[[8,2],[8,2],[]]"), _leading_size("[[[4],[8,2]],[]]"), _leading_size("[]")
-    (16, 4, 0)
-    """
-    shape: Any = parse_list(text)
-    while isinstance(shape, list) and shape and isinstance(shape[0], list):
-        shape = shape[0]
-    return prod(shape) if shape and is_shape(shape) else 0
-
-
-WGRAD_KERNELS = (
-    r"(?i)wgrad|weight_?grad|grad_weight|_acc::GemmKernel|GammaBeta|dgamma|dbeta|gradbias|bias_grad|embedding_backward"
-    r"|wrw|bwd_?weight|backward_(weight|filter)|(norm|(?<![a-z])ln)\w*_bwd_finalize"
-)
-BACKWARD_KERNELS = (
-    r"(?i)backward|(?<![a-z])bwd|(?-i:Bwd)|bprop|dgrad|_grad(?![a-z])|grad_?input|fmha_cutlass(?-i:B)"
-    r"|dot_do_o|convert_dq|OGradDotO"
-)
-FORWARD_KERNELS = r"(?i)forward|(?<![a-z])fwd|(?-i:Fwd)|fprop|fmha_cutlass(?-i:F)"
-OPTIMIZER_KERNELS = (
-    r"(?i)multi_tensor_apply|(?<![a-z])(fused)?_?(adamw?|lamb|muon)(?![a-z])|L2NormFunctor|adafactor|sgd_?kernel"
-    r"|k(Precondition)?Optimizer(?-i:[A-Z0-9])|Adam(?-i:[A-Z])"
-)
-_FRAMEWORK_KERNELS = (
-    r"(?i)at::native::|flash_?(attn|fwd|infer)|fmha|(?<![a-z])sdpa|rms_?norm|layer_?norm|vllm::|sglang|moe::dev|deep_gemm"
-    r"|^triton_(poi|red|per)_|paged_?(kv|attention)|rotary"
-)
-"""Kernels that only programs which run a model launch."""
-_OPTIMIZER_OPS = r"(?i)aten::(_foreach_(?!copy_)|_fused_(adam|sgd|adagrad)|_amp_)|optimizer|clip_grad"
-_OPTIMIZER_ANNOTATION = (
-    r"(?i)^Optimizer\.(step|zero_grad)|optimizer[-_. ]?step|^optimizer$|opt_step|clip_grad|unscale_grads|zero_grad"
-)
-_FILL_OPS = r"aten::(fill_|zero_|copy_|_to_copy|clone|cat)$"
-"""Innermost operators that fill or copy a buffer, which programs without a model do too."""
 _DIRECTIONS = ("forward", "backward", "wgrad", "recompute", "optimizer")
 """Names of the codes ``FORWARD``, ``BACKWARD`` and so on, in the order of the codes."""
 
 
-class Directions(NamedTuple):
-    """For every GPU event the direction of its work, and the evidence for it."""
-
-    value: CategoryColumn  # "forward", "backward", "wgrad", "recompute", "optimizer"
-    source: CategoryColumn
-    """One of "autograd", "seed", "matmul", "name", "parameters", "between", "namesake", "no backward in trace"."""
-
-
 def read_directions(
     gpu: GpuEvents, ranges: Ranges, launches: Launches, autograd: Autograd, matmuls: Matmuls, *, communicates: Bools
-) -> Directions:
-    """Find the direction of every GPU event that does not communicate, as far as there is evidence."""
+) -> FirstEvidence:
+    """Find the direction of every GPU event that does not communicate, as far as there is evidence.
+
+    The evidence is one of "autograd", "seed", "matmul", "name", "parameters", "between", "namesake" and
+    "no backward in trace".
+    """
     names, chain, site = gpu.names, launches.chain, autograd.site
     compute = gpu.is_kernel & ~communicates
     without_op = compute & (launches.op < 0)
@@ -247,11 +198,12 @@ def read_directions(
     assign("autograd", autograd.made_node & ~matmuls.role.present, FORWARD)
     assign("matmul", matmuls.role.any_of("forward"), FORWARD)
     assign("matmul", matmuls.role.any_of("dgrad"), BACKWARD)
-    is_optimizer = in_optimizer | chain.matches(_OPTIMIZER_OPS) | (names.matches(OPTIMIZER_KERNELS) & without_op)
+    named_optimizer = names.matches(KERNELS["optimizer"])
+    is_optimizer = in_optimizer | chain.matches(OPERATORS["optimizer"]) | (named_optimizer & without_op)
     assign("name", is_optimizer, OPTIMIZER)
-    assign("name", without_op & names.matches(WGRAD_KERNELS), WGRAD)
-    assign("name", without_op & names.matches(BACKWARD_KERNELS), BACKWARD)
-    assign("name", without_op & names.matches(FORWARD_KERNELS), FORWARD)
+    assign("name", without_op & names.matches(KERNELS["weight_gradient"]), WGRAD)
+    assign("name", without_op & names.matches(KERNELS["backward"]), BACKWARD)
+    assign("name", without_op & names.matches(KERNELS["forward"]), FORWARD)
 
     has_gradients = bool((directions.value.any_of("backward", "wgrad") & compute).any())
     if autograd.active or bool(in_optimizer.any()) or has_gradients:
@@ -266,10 +218,10 @@ def read_directions(
         directions = FirstEvidence(directions.value.where(is_kept), directions.evidence.where(is_kept))
         # Without an operator or a framework's kernel nothing shows that this program runs a model. A program whose
         # kernels only fill and copy buffers, such as a parameter server, runs none.
-        computes = bool((compute & ~chain.matches(_FILL_OPS)).any())
-        if computes and (bool((launches.op >= 0).any()) or bool((names.matches(_FRAMEWORK_KERNELS) & compute).any())):
+        computes = bool((compute & ~chain.matches(OPERATORS["fill_or_copy"])).any())
+        if computes and (bool((launches.op >= 0).any()) or bool((names.matches(KERNELS["framework"]) & compute).any())):
             assign("no backward in trace", np.ones(len(gpu), np.bool_), FORWARD)
-    return Directions(directions.value, directions.evidence)
+    return directions
 
 
 def _right_before_engine(launches: Launches, autograd: Autograd) -> Bools:
@@ -279,7 +231,7 @@ def _right_before_engine(launches: Launches, autograd: Autograd) -> Bools:
 
 
 def _has_optimizer_annotation(path: str) -> bool:
-    return any(re.search(_OPTIMIZER_ANNOTATION, name) for name in path.split(PATH_SEPARATOR))
+    return any(re.search(RANGES["optimizer"], name) for name in path.split(PATH_SEPARATOR))
 
 
 def _assign_lost_launches(directions: FirstEvidence, gpu: GpuEvents, lost: Bools) -> None:
@@ -293,22 +245,13 @@ def _assign_lost_launches(directions: FirstEvidence, gpu: GpuEvents, lost: Bools
         gpu: GPU events.
         lost: Mask of the events to look at.
     """
-    if lost.any():
-        directions.fill("namesake", _directions_of_names(directions.value, gpu).where(lost))
-        _assign_between_neighbours(directions, gpu, lost)
-
-
-def _directions_of_names(direction: CategoryColumn, gpu: GpuEvents) -> CategoryColumn:
-    """Return for every event the direction that all events of its name have; none if they disagree."""
-    names, codes = gpu.names, codes_in(direction, _DIRECTIONS)
+    if not lost.any():
+        return
+    names, codes = gpu.names, codes_in(directions.value, _DIRECTIONS)
     rows = np.flatnonzero((codes >= 0) & names.present)
     # The last element, which no event fills, is for events without a name.
     direction_of_name = agreed_values(names.codes[rows], codes[rows], len(names.values) + 1)
-    return CategoryColumn(_DIRECTIONS, names.look_up(direction_of_name))
-
-
-def _assign_between_neighbours(directions: FirstEvidence, gpu: GpuEvents, lost: Bools) -> None:
-    """Assign the direction of both neighbours on the stream to the events of *lost* that have none."""
+    directions.fill("namesake", CategoryColumn(_DIRECTIONS, names.look_up(direction_of_name)).where(lost))
     # The nearest event with a direction before and after each event on its stream. Rows are sorted by start.
     code = pl.when(pl.col("code") >= 0).then("code")
     neighbours = pl.DataFrame({"code": codes_in(directions.value, _DIRECTIONS), "stream": gpu.stream_number}).select(
@@ -324,9 +267,6 @@ _MAX_ENGINE_KERNELS_PER_OTHER = 10
 """The thread that runs the forward launches at least one kernel for so many of the backward's threads."""
 RECOMPUTE_RUN_LENGTH = 4
 """Kernels in a row that are the same on both threads where the forward runs again."""
-_FORWARD_ONLY_KERNELS = r"(?i)flash|fmha|sdpa|attn|attention|norm|softmax"
-"""Kernels whose forward runs in a backward only to run again; that of a convolution may compute a gradient."""
-_ADDING_KERNELS = r"(?i)(^|[^a-z])add(functor)?([^a-z]|$)"
 MIN_ADDED_SHARE = 0.5
 """Share of products in weight layout that must be added to a gradient for that to identify gradients of weights."""
 _MAX_KERNELS_TO_SUM = 2
@@ -339,11 +279,11 @@ def read_engine_threads(gpu: GpuEvents, launches: Launches, autograd: Autograd, 
     if autograd.active or bool((launches.op >= 0)[kernel].any()) or not kernel.any():
         return autograd
     names = gpu.names
-    named_backward = kernel & (names.matches(BACKWARD_KERNELS) | names.matches(WGRAD_KERNELS))
-    named_forward = kernel & names.matches(FORWARD_KERNELS) & ~named_backward
-    named_optimizer = kernel & names.matches(OPTIMIZER_KERNELS) & ~named_backward
+    named_backward = kernel & (names.matches(KERNELS["backward"]) | names.matches(KERNELS["weight_gradient"]))
+    named_forward = kernel & names.matches(KERNELS["forward"]) & ~named_backward
+    named_optimizer = kernel & names.matches(KERNELS["optimizer"]) & ~named_backward
     engine = kernel & _on_engine_threads(launches, kernel, named_backward, named_forward, named_optimizer)
-    recompute = engine & named_forward & names.matches(_FORWARD_ONLY_KERNELS)
+    recompute = engine & named_forward & names.matches(KERNELS["forward_only"])
     backward = engine
     if recompute.any():
         telling = recompute | names.matches(MATMUL_KERNELS)
@@ -417,7 +357,7 @@ def read_gradients(gpu: GpuEvents, launches: Launches, autograd: Autograd, matmu
     rows = np.flatnonzero(backward & gpu.is_kernel & ~(matmuls.is_gemm & ~matmuls.whole))
     rows = launches.by_thread(rows)
     is_product = matmuls.is_gemm[rows]
-    is_sum = gpu.names.matches(_ADDING_KERNELS)[rows] & ~is_product
+    is_sum = gpu.names.matches(KERNELS["add"])[rows] & ~is_product
     sum_of = _sums_of_products(is_product, is_sum, launches.thread[rows])
     is_added, is_weight = sum_of >= 0, role.any_of("wgrad")[rows]
     if is_added[is_weight].mean() < MIN_ADDED_SHARE:  # sums do not identify gradients of weights

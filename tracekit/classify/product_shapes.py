@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -25,14 +25,9 @@ from tracekit._util.categories import CategoryColumn
 from tracekit._util.shapes import MAX_ELEMENTS, is_shape, parse_list
 from tracekit.classify.autograd import Autograd
 from tracekit.classify.host_ranges import GpuEvents, Launches, Ranges
-from tracekit.classify.row_order import mask_of_rows, nearest_at_or_after, number_values, positions_in_groups
+from tracekit.classify.names import KERNELS, NODES, OPERATORS
+from tracekit.classify.row_order import nearest_at_or_after, number_values, positions_in_groups
 
-_BATCHED_OPS = r"^aten::(bmm|baddbmm)$"
-BATCHED_NODES = r"^(Bmm|Baddbmm)Backward"
-_RESHAPING_NODES = (
-    r"^(T|Transpose|Permute|View|UnsafeView|Expand|Reshape|ReshapeAlias|Squeeze|Unsqueeze|ToCopy|Alias|Clone)Backward"
-)
-"""Nodes that hand a gradient on in another shape or type."""
 _NO_PARAMETER, _UNKNOWN_SIZE = 0, -1
 
 
@@ -148,10 +143,22 @@ def _weight_shapes(ranges: Ranges, size: Dims, is_forward: Bools) -> Ints:
     return np.unique(np.concatenate([operands, _unordered_pair(sides[:, 0], sides[:, 1])]))
 
 
+def leading_size(text: str) -> int:
+    """Return the number of elements of the first input, of a list of tensors of its first one; 0 if it is no tensor.
+
+    >>> leading_size("[[8,2],[8,2],[]]"), leading_size("[[[4],[8,2]],[]]"), leading_size("[]")
+    (16, 4, 0)
+    """
+    shape = _leading_shape(text)
+    return prod(shape) if shape else 0
+
+
 def _leading_shape(text: str) -> list[int]:
-    """Return the shape of the first input; empty if it is no tensor."""
-    first_input = next(iter(parse_list(text)), None)
-    return list(first_input) if first_input is not None and is_shape(first_input) else []
+    """Return the shape of the first input, of a list of tensors that of its first one; empty if it is no tensor."""
+    shape: Any = parse_list(text)
+    while isinstance(shape, list) and shape and isinstance(shape[0], list):
+        shape = shape[0]
+    return shape if is_shape(shape) else []
 
 
 def batched_roles(ranges: Ranges, autograd: Autograd, calls: Ints, node: Ints) -> tuple[CategoryColumn, Bools]:
@@ -161,7 +168,8 @@ def batched_roles(ranges: Ranges, autograd: Autograd, calls: Ints, node: Ints) -
     parameter, the product whose result is as large as the parameter is wgrad. Where sizes do not tell, it is the
     gradient of the second operand.
     """
-    is_batched = ranges.name_matches(calls, _BATCHED_OPS) & autograd.names.take(node).matches(BATCHED_NODES)
+    in_batched_node = autograd.names.take(node).matches(NODES["batched_product"])
+    is_batched = ranges.name_matches(calls, OPERATORS["batched_product"]) & in_batched_node
     rows = np.flatnonzero(is_batched)
     if not len(rows):
         return CategoryColumn.constant(None, len(calls)), is_batched
@@ -197,20 +205,6 @@ def _batched_result_size(text: str) -> int:
     return min(operands[0][0] * operands[0][1] * operands[1][2], MAX_ELEMENTS)
 
 
-def parameter_feeding(ranges: Ranges, autograd: Autograd) -> CategoryColumn:
-    """Return ``parameter`` for GPU events of nodes right after which a parameter's gradient is accumulated.
-
-    Here no reshaping node may stand between, because it may be of another branch.
-    """
-    rows = autograd.rows
-    accumulates = autograd.row_names.any_of("AccumulateGrad")
-    feeds = accumulates[1:] & (ranges.thread[rows[1:]] == ranges.thread[rows[:-1]])
-    feeding_nodes = mask_of_rows(len(ranges) + 1, rows[:-1], feeds)
-    return CategoryColumn.choose(
-        len(autograd.node_row), [("parameter", feeding_nodes[autograd.node_row] & (autograd.node_row >= 0))]
-    )
-
-
 def _parameter_sizes(ranges: Ranges, autograd: Autograd) -> Ints:
     """Return for every range that is a node the size of the parameter it feeds, in elements.
 
@@ -220,7 +214,7 @@ def _parameter_sizes(ranges: Ranges, autograd: Autograd) -> Ints:
     """
     rows, names = autograd.rows, autograd.row_names
     # The next node that does not reshape, strictly after each node; -1 (the appended element) where none.
-    following = np.append(nearest_at_or_after(~names.matches(_RESHAPING_NODES))[1:], -1)[: len(rows)]
+    following = np.append(nearest_at_or_after(~names.matches(NODES["reshape"]))[1:], -1)[: len(rows)]
     accumulates = np.append(names.any_of("AccumulateGrad"), False)
     thread = np.append(ranges.thread[rows], -1)
     feeds = accumulates[following] & (thread[following] == ranges.thread[rows])
@@ -232,12 +226,8 @@ def _parameter_sizes(ranges: Ranges, autograd: Autograd) -> Ints:
 
 def _accumulated_sizes(ranges: Ranges, nodes: Ints) -> Ints:
     """Return the size of the gradient that each ``AccumulateGrad`` node adds up; ``_UNKNOWN_SIZE`` for other nodes."""
-
-    def first_size(text: str) -> int:
-        return next((prod(shape) for shape in _shapes(text)), _UNKNOWN_SIZE)
-
     inner = ranges.accumulating
-    inner_size = number_values(ranges.text("shapes", inner), first_size, missing=_UNKNOWN_SIZE)
+    inner_size = number_values(ranges.text("shapes", inner), lambda text: leading_size(text) or _UNKNOWN_SIZE)
     sizes = np.full(len(ranges), _UNKNOWN_SIZE, np.int64)
     sizes[inner] = inner_size
     # Shapes are on the node's own range, nodes are rows of the evaluation around it.
@@ -246,34 +236,19 @@ def _accumulated_sizes(ranges: Ranges, nodes: Ints) -> Ints:
     return sizes[nodes]
 
 
-_BACKWARD_OPS = (
-    r"^aten::(convolution_backward|\w*convolution\w*_backward\w*|_slow_conv2d_backward|slow_conv\w*_backward)$"
-)
-_WGRAD_KERNELS = r"(?i)wgrad|wrw|bwd_?weight|backward_(weight|filter)"
-_DGRAD_KERNELS = r"(?i)dgrad|igemm_bwd|bwd_?data|backward_(input|data)|(?<![a-z])bwd(?!_?w)"
-_HELPER_KERNELS = (
-    r"(?i)nchw|nhwc|transpose|scalePacked|kern_precompute|precomputed|fill|SubTensor|cast|computeOffsets|reduce"
-    r"|im2col|col2im|elementwise|copy|convertTensor|set_tensor|gridDim|flip|Memset|Memcpy|zero|pad"
-)
-
-
 def convolution_roles(gpu: GpuEvents, ranges: Ranges, launches: Launches) -> CategoryColumn:
     """Return ``dgrad`` or ``wgrad`` for the kernels of every convolution's backward; null elsewhere."""
-    call = ranges.op_around(launches.op, _BACKWARD_OPS)
+    call = ranges.op_around(launches.op, OPERATORS["convolution_backward"])
     rows = np.flatnonzero((call >= 0) & gpu.is_kernel)
     if not len(rows):
         return CategoryColumn.constant(None, len(gpu))
     rows = rows[np.lexsort((launches.start_ns[rows], call[rows]))]
     op_name = ranges.name.take(call[rows])  # older versions have one operator for each gradient
     kernel_name = gpu.names.take(rows)
-    named_role = CategoryColumn.choose(
-        len(rows),
-        [
-            ("wgrad", op_name.matches(r"backward_weight") | kernel_name.matches(_WGRAD_KERNELS)),
-            ("dgrad", op_name.matches(r"backward_input") | kernel_name.matches(_DGRAD_KERNELS)),
-        ],
-    )
-    is_main = named_role.present | ~kernel_name.matches(_HELPER_KERNELS)
+    is_wgrad = op_name.matches(r"backward_weight") | kernel_name.matches(KERNELS["convolution_weight_gradient"])
+    is_dgrad = op_name.matches(r"backward_input") | kernel_name.matches(KERNELS["convolution_input_gradient"])
+    named_role = CategoryColumn.choose(len(rows), [("wgrad", is_wgrad), ("dgrad", is_dgrad)])
+    is_main = named_role.present | ~kernel_name.matches(KERNELS["convolution_helper"])
     role = named_role.fill(_roles_by_order(call[rows], is_main, named_role))
     return _share_with_helpers(call[rows], role, is_main).spread(rows, len(gpu))
 
@@ -285,20 +260,13 @@ def _roles_by_order(call: Ints, is_main: Bools, named_role: CategoryColumn) -> C
     name, of exactly two main kernels the first is dgrad and the second wgrad.
     """
     rows = np.flatnonzero(is_main)
-    kernels = (
-        pl.DataFrame({"call": call[rows], "is_wgrad": named_role.take(rows).any_of("wgrad")})
-        .with_columns(position=pl.int_range(pl.len()).over("call"), count=pl.len().over("call"))
-        .with_columns(first_wgrad=pl.when("is_wgrad").then("position").min().over("call"))
-    )
-    position, first_wgrad, is_pair = pl.col("position"), pl.col("first_wgrad"), pl.col("count") == 2
-    cases = kernels.select(
-        before_wgrad=position < first_wgrad,
-        after_wgrad=position > first_wgrad,
-        first_of_pair=is_pair & (position == 0),
-        second_of_pair=is_pair & (position == 1),
-    ).fill_null(False)
-    roles = zip(("dgrad", "wgrad", "dgrad", "wgrad"), (case.to_numpy() for case in cases), strict=True)
-    return CategoryColumn.choose(len(rows), list(roles)).spread(rows, len(call))
+    position, count = positions_in_groups(call[rows])
+    is_wgrad = named_role.take(rows).any_of("wgrad")
+    kernels = pl.DataFrame({"call": call[rows], "position": position, "is_wgrad": is_wgrad, "is_pair": count == 2})
+    own_position, first_wgrad = pl.col("position"), pl.when("is_wgrad").then("position").min().over("call")
+    is_before, is_after = own_position < first_wgrad, own_position > first_wgrad
+    code = pl.when(is_before).then(0).when(is_after).then(1).when("is_pair").then("position").otherwise(-1)
+    return CategoryColumn(("dgrad", "wgrad"), kernels.select(code).to_series().to_numpy()).spread(rows, len(call))
 
 
 def _share_with_helpers(call: Ints, role: CategoryColumn, is_main: Bools) -> CategoryColumn:

@@ -19,16 +19,9 @@ from tracekit._util.arrays import Bools
 from tracekit._util.categories import CategoryColumn
 from tracekit.classify.autograd import Autograd
 from tracekit.classify.host_ranges import EVALUATE_NODE, Launches, Ranges, nearest_marked_ancestor
+from tracekit.classify.names import NODES, OPERATORS
 from tracekit.classify.product_shapes import Dims
 from tracekit.classify.row_order import mask_of_rows
-
-_COMPILED_NODES = r"^CompiledFunction\w*Backward|CompiledAutograd"
-_PRODUCT_OPS = r"^aten::(mm|addmm|bmm|baddbmm|_scaled_mm|_grouped_mm)$"
-_FORWARD_OPS = (
-    r"^aten::(_?scaled_dot_product_(?!\w*backward)\w*|_(flash|efficient|cudnn)_attention_forward"
-    r"|native_(layer|group)_norm|_fused_rms_norm)$"
-)
-"""Operators that no backward formula calls."""
 
 Shape = tuple[int, int, int]
 """Rows, inner size and columns of a product."""
@@ -50,8 +43,8 @@ def mark_recomputed(ranges: Ranges, launches: Launches, autograd: Autograd) -> t
         The autograd evidence with that work as ``recompute``, and the products of compiled graphs.
     """
     graph_products = GraphProducts(*np.zeros((4, len(ranges)), np.bool_))
-    graphs = autograd.rows[autograd.row_names.matches(_COMPILED_NODES)]
-    forward_ops = np.flatnonzero(ranges.name.matches(_FORWARD_OPS) & ranges.is_op)
+    graphs = autograd.rows[autograd.row_names.matches(NODES["compiled"])]
+    forward_ops = np.flatnonzero(ranges.name.matches(OPERATORS["never_in_backward"]) & ranges.is_op)
     forward_ops = forward_ops[autograd.node_of[forward_ops] >= 0]
     if not len(graphs) and not (autograd.rerun[forward_ops] < 0).any():
         return autograd, graph_products
@@ -79,7 +72,7 @@ def mark_recomputed(ranges: Ranges, launches: Launches, autograd: Autograd) -> t
 def _products_of_graphs(ranges: Ranges, autograd: Autograd, in_graph: Bools) -> GraphProducts:
     """Return the products of compiled graphs."""
     masks = np.zeros((4, len(ranges)), np.bool_)
-    calls = np.flatnonzero(ranges.is_op & ranges.name.matches(_PRODUCT_OPS))
+    calls = np.flatnonzero(ranges.is_op & ranges.name.matches(OPERATORS["graph_product"]))
     size = Dims.of(ranges, calls)
     shapes: list[Shape] = list(zip(*(column.tolist() for column in size), strict=True))
 
@@ -191,14 +184,14 @@ def _work_before_recomputed(ranges: Ranges, autograd: Autograd, in_graph: Bools,
     A recomputed op counts only if no product of a gradient ran before it.
     """
     node_of = autograd.node_of
-    gradients = np.flatnonzero(in_graph & ranges.is_op & ranges.name.matches(_PRODUCT_OPS) & ~recomputed)
+    gradients = np.flatnonzero(in_graph & ranges.is_op & ranges.name.matches(OPERATORS["graph_product"]) & ~recomputed)
     first_gradient = np.full(len(ranges) + 1, np.iinfo(np.int64).max)  # start of each graph's first gradient product
     np.minimum.at(first_gradient, node_of[gradients], ranges.start(gradients))
     repeats = np.flatnonzero(in_graph & recomputed)
     repeats = repeats[ranges.start(repeats) < first_gradient[node_of[repeats]]]
     last_repeat = np.full(len(ranges) + 1, -1, np.int64)
     np.maximum.at(last_repeat, node_of[repeats], ranges.start(repeats))
-    is_compiled = ranges.name.matches(_COMPILED_NODES)
+    is_compiled = ranges.name.matches(NODES["compiled"])
     is_graph_range = ranges.is_op & is_compiled & ~ranges.name.matches(f"^{EVALUATE_NODE}")
     in_graph_range = nearest_marked_ancestor(ranges.op_of, is_graph_range) >= 0
     return in_graph & in_graph_range & ranges.is_op & ~is_compiled & (ranges.start() < last_repeat[node_of])

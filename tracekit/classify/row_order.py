@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import polars as pl
 
 from tracekit._util.arrays import AnyInts, Bools, Ints
 from tracekit._util.categories import CategoryColumn
@@ -48,14 +49,9 @@ def positions_in_groups(group: Ints) -> tuple[Ints, Ints]:
     >>> position.tolist(), count.tolist()
     ([0, 0, 1], [2, 1, 2])
     """
-    order = np.argsort(group, kind="stable")
-    ordered = group[order]
-    is_first = np.ones(len(group), np.bool_)
-    is_first[1:] = ordered[1:] != ordered[:-1]
-    run = np.cumsum(is_first) - 1  # number of the group, in sorted order
-    position, count = np.empty((2, len(group)), np.int64)
-    position[order] = np.arange(len(group)) - np.flatnonzero(is_first)[run]
-    count[order] = np.bincount(run, minlength=1)[run]
+    rows = pl.DataFrame({"group": group})
+    positions = rows.select(pl.int_range(pl.len()).over("group"), count=pl.len().cast(pl.Int64).over("group"))
+    position, count = (column.to_numpy() for column in positions)
     return position, count
 
 
@@ -70,15 +66,6 @@ def agreed_values(group: AnyInts, value: AnyInts, groups: int) -> Ints:
     lowest = highest.copy()
     np.minimum.at(lowest, group, value)
     return np.where(lowest == highest, highest, -1)
-
-
-def distinct_rows(rows: AnyInts, size: int) -> Ints:
-    """Return the distinct *rows*, all below *size*, in ascending order.
-
-    >>> distinct_rows(np.array([3, 1, 3]), 5).tolist()
-    [1, 3]
-    """
-    return np.flatnonzero(mask_of_rows(size, rows))
 
 
 def number_values(column: CategoryColumn, number: Callable[[str], int], missing: int = -1) -> Ints:

@@ -344,10 +344,7 @@ UNKNOWN = "other"
 """Label, and name of the rule, of events that no rule matches."""
 _PASS_OF_LABEL = {
     "forward": "forward",
-    "dgrad": "backward",
-    "wgrad": "backward",
-    "backward": "backward",
-    "recompute": "backward",
+    **dict.fromkeys(("dgrad", "wgrad", "backward", "recompute"), "backward"),
 }
 
 

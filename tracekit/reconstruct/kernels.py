@@ -17,9 +17,7 @@ outside the engine, point-to-point message."""
 
 _CATEGORIES = {
     "forward": FORWARD,
-    "dgrad": AUTOGRAD,
-    "backward": AUTOGRAD,
-    "recompute": AUTOGRAD,
+    **dict.fromkeys(("dgrad", "backward", "recompute"), AUTOGRAD),
     "wgrad": LOOSE_WGRAD,  # AUTOGRAD if it belongs to an autograd node
 }
 _MAX_SEQUENCE_NUMBER = 2**62

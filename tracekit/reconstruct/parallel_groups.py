@@ -206,25 +206,12 @@ def _from_messages(
 
 def _connect(peers: Mapping[int, Sequence[int | None]]) -> list[list[int]]:
     """Return the sets of ranks that messages connect, each ascending, in the order of their lowest rank."""
-    neighbours: dict[int, set[int]] = {rank: set() for rank in peers}
+    members_of: dict[int, set[int]] = {}  # of each rank: the ranks that it is connected with so far
     for rank, others in peers.items():
-        for peer in others:
-            if peer is not None:
-                neighbours[rank].add(peer)
-                neighbours.setdefault(peer, set()).add(rank)
-    connected: list[list[int]] = []
-    visited: set[int] = set()
-    for rank in sorted(neighbours):
-        if rank in visited:
-            continue
-        members, pending = {rank}, [rank]
-        while pending:
-            new = neighbours[pending.pop()] - members
-            members |= new
-            pending += new
-        visited |= members
-        connected.append(sorted(members))
-    return connected
+        linked = {rank, *(peer for peer in others if peer is not None)}
+        members = linked.union(*(members_of.get(member, ()) for member in linked))
+        members_of |= dict.fromkeys(members, members)
+    return sorted({min(members): sorted(members) for members in members_of.values()}.values())
 
 
 def _group_without_peers(ranks: Sequence[RankPipeline]) -> dict[tuple[int, ...], list[int]]:

@@ -7,14 +7,13 @@ outside the engine have no number: they are counted off against the backwards th
 """
 
 from collections import Counter, deque
-from itertools import accumulate, pairwise
+from itertools import accumulate
 
 import numpy as np
 import polars as pl
 
 from tracekit._loops import autograd_walks
-from tracekit._util.arrays import Bools, Ints, as_int64
-from tracekit._util.columns import present
+from tracekit._util.arrays import Bools, Ints, as_int64, find_sorted, take_or_missing
 from tracekit.reconstruct.chunks import (
     CONFIDENCE_ANNOTATED,
     ChunkAssembly,
@@ -150,17 +149,9 @@ def _begin_walks(walk: Ints, starts: Ints) -> Ints:
 
 def _first_visitors(walk: Ints, number: Ints, is_first_visit: Bools) -> Ints:
     """Return for each kernel the walk that visited its number first; -1 if the kernel has no number."""
-    first_visitor = np.full(len(walk), -1, np.int64)
-    numbered = np.flatnonzero(number >= 0)
-    if not len(numbered):
-        return first_visitor
-    # A table by sequence number, counted from the smallest.
-    offset = number[numbered] - number[numbered].min()
-    visits = is_first_visit[numbered]
-    visitor_of_number = np.full(int(offset.max()) + 1, -1, np.int64)
-    visitor_of_number[offset[visits]] = walk[numbered[visits]]
-    first_visitor[numbered] = visitor_of_number[offset]
-    return first_visitor
+    visits = np.flatnonzero(is_first_visit)[::-1]
+    visits = visits[np.argsort(number[visits], kind="stable")]  # of equal numbers the last visit comes first
+    return take_or_missing(walk[visits], find_sorted(number, number[visits]))
 
 
 def _renumber_walks(number: Ints, first_visitor: Ints, uncut_walk: Ints) -> tuple[Ints, Ints]:
@@ -215,16 +206,9 @@ def segment_steps(rows: pl.DataFrame) -> list[tuple[int, Ints, StepChunks]]:
         For each step, ascending: its number, the indices of its rows, and its chunks.
 
     """
-    in_step = np.flatnonzero(present(rows["step"]))
-    steps = rows["step"].to_numpy()[in_step].astype(np.int64)
-    order = np.argsort(steps, kind="stable")
-    indices, steps = in_step[order], steps[order]
-    edges = [0, *(np.flatnonzero(np.diff(steps)) + 1).tolist(), len(steps)]
-    return [
-        (int(steps[start]), indices[start:end], segment_step(Kernels(rows[indices[start:end]])))
-        for start, end in pairwise(edges)
-        if end > start
-    ]
+    numbered = rows.with_row_index("row").drop_nulls("step").sort("step", maintain_order=True)
+    steps = numbered.partition_by("step", maintain_order=True)
+    return [(step["step"][0], as_int64(step["row"].to_numpy()), segment_step(Kernels(step))) for step in steps]
 
 
 def segment_step(kernels: Kernels) -> StepChunks:

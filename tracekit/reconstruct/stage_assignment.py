@@ -66,58 +66,35 @@ def assign_stages(chunks: Mapping[int, pl.DataFrame], messages: Mapping[int, pl.
     return _assign_line(destinations, chunks)
 
 
-class _Batch(msgspec.Struct, frozen=True):
-    """Messages launched one after another, with no chunk between, and the chunks whose output they can carry."""
-
-    chunks: list[tuple[str, int]]  # op and pair of the chunks launched since the last batch; at most one per message
-    peers: list[int]
-
-    @property
-    def is_unambiguous(self) -> bool:
-        return len(self.chunks) == 1 or len(set(self.peers)) == 1
-
-    @property
-    def forwards(self) -> list[int]:
-        """Pairs of the forwards among the chunks."""
-        return [pair for op, pair in self.chunks if op == "F"]
-
-
 def forward_destinations(chunks: pl.DataFrame, messages: pl.DataFrame) -> list[int | None]:
     """Return for each forward, in launch order, the position its output is sent to; None: it is not sent.
 
     A message carries the output of the chunk launched last before it. Where a batch of messages follows a forward and a
     backward and goes to different ranks, the direction of unambiguous forwards tells which message is the forward's.
     """
-    batches = _group_by_preceding_chunks(chunks, messages)
-    destination: dict[int, int] = {}  # by pair
-    for batch in batches:
-        if batch.is_unambiguous:
-            carried = zip(batch.chunks, batch.peers, strict=False)
-            destination |= {pair: peer for (op, pair), peer in carried if op == "F"}
-    usual = set(destination.values())
-    for batch in batches:
-        if not batch.is_unambiguous:
-            remaining = [peer for peer in batch.peers if peer in usual] or list(batch.peers)
-            for pair in batch.forwards:
-                destination[pair] = remaining.pop(0) if remaining else batch.peers[0]
-    return [destination.get(pair) for pair in chunks.filter(pl.col("op") == "F")["pair"].to_list()]
-
-
-def _group_by_preceding_chunks(chunks: pl.DataFrame, messages: pl.DataFrame) -> list[_Batch]:
-    """Group the sends by the chunks launched before them; weight gradients have no output to send."""
-    work = chunks.filter(pl.col("op") != "W").sort("last_ns", maintain_order=True)
+    work = chunks.filter(pl.col("op") != "W").sort("last_ns", maintain_order=True)  # what has an output to send
     sends = messages.filter("send").sort("launch_ns", maintain_order=True)
     launched, peers = work.select("op", "pair").rows(), sends["peer"].to_list()
     # Sends with the same number of chunks launched before them are one batch; the number never falls.
     chunks_before = np.searchsorted(work["last_ns"].to_numpy(), sends["launch_ns"].to_numpy(), side="right")
     counts, first_send = np.unique(chunks_before, return_index=True)
-    batches = []
+    destination: dict[int, int] = {}  # by pair
+    ambiguous: list[tuple[list[int], list[int]]] = []  # pairs of the forwards, and the peers, of each such batch
     for (previous, count), (start, end) in zip(
         pairwise([0, *counts.tolist()]), pairwise([*first_send.tolist(), len(peers)]), strict=True
     ):
-        since_last_batch = launched[previous:count]
-        batches.append(_Batch(since_last_batch[start - end :], peers[start:end]))
-    return batches
+        # The chunks launched since the last batch, at most one per message.
+        carried, receivers = launched[previous:count][start - end :], peers[start:end]
+        if len(carried) == 1 or len(set(receivers)) == 1:
+            destination |= {pair: peer for (op, pair), peer in zip(carried, receivers, strict=False) if op == "F"}
+        else:
+            ambiguous.append(([pair for op, pair in carried if op == "F"], receivers))
+    usual = set(destination.values())
+    for forwards, receivers in ambiguous:
+        remaining = [peer for peer in receivers if peer in usual] or list(receivers)
+        for pair in forwards:
+            destination[pair] = remaining.pop(0) if remaining else receivers[0]
+    return [destination.get(pair) for pair in chunks.filter(pl.col("op") == "F")["pair"].to_list()]
 
 
 def _goes_both_ways(destinations: _Destinations, pp: int) -> bool:
