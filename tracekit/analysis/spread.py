@@ -159,22 +159,12 @@ def _figure(table: pl.DataFrame, name: str) -> Figure | None:
     if with_value.is_empty():
         return None
     values = with_value[name].to_numpy()
-    least, low, median, high, most = np.quantile(values, [0, 0.05, 0.5, 0.95, 1], method="nearest").tolist()
+    quantiles = np.quantile(values, [0, 0.05, 0.5, 0.95, 1], method="nearest").tolist()
+    least, most = quantiles[0], quantiles[-1]
     value_range = (least, most) if most > least else (least - 0.5, least + 0.5)
     counts, _ = np.histogram(values, bins=HISTOGRAM_BINS, range=value_range)
-    ranks = with_value["rank"].to_list()
-    return Figure(
-        name=name,
-        title=FIGURES[name],
-        least=least,
-        low=low,
-        median=median,
-        high=high,
-        most=most,
-        least_rank=ranks[int(values.argmin())],
-        most_rank=ranks[int(values.argmax())],
-        counts=tuple(counts.tolist()),
-    )
+    extreme_ranks = (with_value["rank"][int(row)] for row in (values.argmin(), values.argmax()))
+    return Figure(name, FIGURES[name], *quantiles, *extreme_ranks, tuple(counts.tolist()))
 
 
 def _outliers(table: pl.DataFrame, *, by_stage: bool) -> tuple[Different, ...]:
