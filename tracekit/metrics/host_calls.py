@@ -13,7 +13,7 @@ import polars as pl
 
 from tracekit._loops.interval_sets import NEVER
 from tracekit._loops.nesting import OP
-from tracekit._util.arrays import Bools, Int32s, Ints, find_sorted, group_rows, take_or_missing
+from tracekit._util.arrays import Bools, Int32s, Ints, group_rows
 from tracekit._util.categories import CategoryColumn
 from tracekit._util.columns import to_int64
 from tracekit.classify.host_ranges import Nested, nest
@@ -250,24 +250,13 @@ def idle_inside_launches(api: ApiCalls, labelled: pl.DataFrame, gaps: pl.DataFra
     """
     if gaps.is_empty() or not {"correlation", "end_ns"} <= set(api.calls.columns):
         return 0
-    correlation = to_int64(labelled["correlation"])[gaps["next"].to_numpy()]
-    returned = _find_call_ends(to_int64(api.calls["correlation"]), api.calls["end_ns"].to_numpy(), correlation)
-    start, end, launch_bound = (gaps[name].to_numpy() for name in ("start_ns", "end_ns", "launch_bound_ns"))
-    return int(np.maximum(np.minimum(returned, end) - start - launch_bound, 0).sum())
-
-
-def _find_call_ends(correlation: Ints, end: Ints, wanted: Ints) -> Ints:
-    """Return the end of the calls with the *wanted* correlations; ``NEVER`` for one without a call.
-
-    A call inside another has the same correlation: the outer one returns last, and counts.
-    """
-    # Sort the calls by correlation and take the last end of each. Calls without one (-1) come first; prepend=-1 makes
-    # the first group begin behind them.
-    order = np.argsort(correlation, kind="stable")
-    correlation = correlation[order]
-    group_starts = np.flatnonzero(np.diff(correlation, prepend=-1))
-    last_end = np.maximum.reduceat(end[order], group_starts)
-    return take_or_missing(last_end, find_sorted(wanted, correlation[group_starts]), NEVER)
+    calls = api.calls.filter(pl.col("correlation") >= 0).select("correlation", returned="end_ns")
+    # A call inside another has the same correlation: the outer one returns last, and counts.
+    returns = calls.group_by("correlation").max()
+    ended_by = labelled["correlation"][gaps["next"].to_numpy()].to_frame()
+    returned = ended_by.join(returns, on="correlation", how="left", maintain_order="left")["returned"]
+    inside_ns = pl.min_horizontal("returned", "end_ns") - pl.col("start_ns") - pl.col("launch_bound_ns")
+    return int(gaps.with_columns(returned).drop_nulls("returned").select(inside_ns.clip(0)).to_series().sum())
 
 
 class _Stretches(msgspec.Struct, frozen=True, eq=False):
