@@ -35,7 +35,8 @@ from tracekit.analysis.tables import RankTables
 from tracekit.compare import ScheduleComparison, compare_pipelines
 from tracekit.critical_path.changes import WhatIfGraph
 from tracekit.critical_path.path import CriticalPath, join_cells
-from tracekit.documents.analysis import ChangedStep
+from tracekit.documents.analysis import Bubble, ChangedStep, Phase
+from tracekit.documents.coding import table_schema
 from tracekit.errors import InputError, Notice
 from tracekit.metrics.causes import causes_by_event
 from tracekit.metrics.operations import may_be_message
@@ -291,17 +292,8 @@ def _by(ranks: Sequence[RankTables], comparison: ScheduleComparison | None, *, p
 
 _SCOPE = {"rank": pl.Int32(), "step": pl.Int64()}
 _BUDGET = pl.Schema({**_SCOPE, "part": pl.String(), "ns": pl.Int64(), "share": pl.Float64()})
-_BUBBLES = pl.Schema(
-    {
-        **_SCOPE,
-        **dict.fromkeys(("span_ns", "idle_ns", "wait_ns"), pl.Int64()),
-        "fraction": pl.Float64(),
-        "lower_bound": pl.Boolean(),
-    }
-)
-_PHASES = pl.Schema(
-    {**_SCOPE, "phase": pl.String(), **dict.fromkeys(("span_ns", "compute_ns", "idle_ns", "wait_ns"), pl.Int64())}
-)
+_BUBBLES = pl.Schema({**_SCOPE, "span_ns": pl.Int64(), **table_schema(Bubble)})
+_PHASES = pl.Schema({"rank": pl.Int32(), **table_schema(Phase)})
 
 
 def run_tables(

@@ -87,11 +87,11 @@ class Measured(msgspec.Struct, frozen=True, eq=False):
             label_ns=_sum(rank.label_ns for rank in ranks),
             label_count=_sum(rank.label_count for rank in ranks),
             hidden_ns={"communication": 0, "copy": 0, **_sum(rank.hidden_ns for rank in ranks)},
-            hidden_by_ns=_sum_nested(rank.hidden_by_ns for rank in ranks),
-            wait_ns=_sum_or_none(rank.wait_ns for rank in ranks),
+            hidden_by_ns=_in_order(_sum(rank.hidden_by_ns for rank in ranks)),
+            wait_ns=_sum(rank.wait_ns for rank in ranks),
             bubble=sum((rank.bubble for rank in ranks), Bubble(0, 0, 0)),
-            because_ns=_sum_nested(rank.because_ns for rank in ranks),
-            blocking_ns=_sum_or_none(rank.blocking_ns for rank in ranks),
+            because_ns=_in_order(_sum(rank.because_ns for rank in ranks)),
+            blocking_ns=_sum(rank.blocking_ns for rank in ranks),
             weak_ns=sum(rank.weak_ns for rank in ranks),
             idle_known=all(rank.idle_known for rank in ranks),
             lower_bound=any(rank.lower_bound for rank in ranks),
@@ -127,32 +127,23 @@ class RankResult(msgspec.Struct, frozen=True, eq=False):
         return total if total or not self.idle_causes.get("launch_bound") else None
 
 
-def _sum(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """Return the sums by key."""
-    total: dict[str, int] = {}
+def _sum(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the sums by key: of numbers, None if any of them is None; of mappings, their own sums by key."""
+    values: dict[str, list[Any]] = {}
     for part in parts:
         for key, value in part.items():
-            total[key] = total.get(key, 0) + value
-    return total
+            values.setdefault(key, []).append(value)
+    return {key: _sum(own) if isinstance(own[0], Mapping) else _sum_or_none(own) for key, own in values.items()}
 
 
-def _sum_nested(parts: Iterable[Mapping[str, Mapping[str, int]]]) -> dict[str, dict[str, int]]:
-    """Return the sums by label and inner key, labels in the order of ``EXPOSABLE``."""
-    by_label: dict[str, list[Mapping[str, int]]] = {}
-    for part in parts:
-        for label, row in part.items():
-            by_label.setdefault(label, []).append(row)
-    return {label: _sum(by_label[label]) for label in EXPOSABLE_LABELS if label in by_label}
+def _sum_or_none(numbers: Sequence[int | None]) -> int | None:
+    known = [number for number in numbers if number is not None]
+    return sum(known) if len(known) == len(numbers) else None
 
 
-def _sum_or_none(parts: Iterable[Mapping[str, int | None]]) -> dict[str, int | None]:
-    """Return the sums by key; None if any summand is."""
-    total: dict[str, int | None] = {}
-    for part in parts:
-        for key, value in part.items():
-            so_far = total.get(key, 0)
-            total[key] = None if value is None or so_far is None else so_far + value
-    return total
+def _in_order(by_label: Mapping[str, Any]) -> dict[str, Any]:
+    """Return figures of communication and copy labels in the order of ``EXPOSABLE_LABELS``."""
+    return {label: by_label[label] for label in EXPOSABLE_LABELS if label in by_label}
 
 
 # ---- Figures of every rank by scope: its measures joined with its waits, for its whole window and for each of its

@@ -17,6 +17,8 @@ from tracekit._util.arrays import Bools, Int32s, Ints, group_rows
 from tracekit._util.categories import CategoryColumn
 from tracekit._util.columns import to_int64
 from tracekit.classify.host_ranges import Nested, nest
+from tracekit.documents.analysis import HostActivity
+from tracekit.documents.coding import table_schema
 from tracekit.intervals import Intervals, overlaps_any, union
 from tracekit.schema import KINDS, conform
 
@@ -184,15 +186,7 @@ _STEP_MARK = r"^ProfilerStep#"
 _SYNCHRONIZING_OPS = ("aten::item", "aten::_local_scalar_dense", "aten::is_nonzero", "aten::nonzero")
 """Operators that copy a value to the host: a synchronization inside them is shown under their name."""
 
-HOST_ACTIVITY = pl.Schema(
-    {
-        "instead": pl.Enum(ACTIVITIES),  # what the host did instead of launching
-        "what": pl.String(),  # the call, operator or annotation; null for Python between them
-        "line": pl.String(),  # innermost Python frame, where stacks were recorded
-        "ns": pl.Int64(),
-        "count": pl.Int64(),  # stretches of time without a change of range
-    }
-)
+HOST_ACTIVITY = table_schema(HostActivity)
 
 
 def find_host_activity(events: pl.DataFrame, labelled: pl.DataFrame, gaps: pl.DataFrame) -> pl.DataFrame:
