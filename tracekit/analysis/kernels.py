@@ -71,8 +71,6 @@ def shape_list(events: pl.DataFrame) -> tuple[str, ...]:
     >>> shape_list(pl.DataFrame({"kind": ["cpu_op"], "name": ["aten::mm"], "shapes": ["[[8,4],[4,2]]"]}))
     ('mm [[8,4],[4,2]]',)
     """
-    if "shapes" not in events.columns:
-        return ()
     of_model = (pl.col("kind") == "cpu_op") & pl.col("name").is_in([f"aten::{name}" for name in MODEL_OPERATORS])
     rows = (
         events.select("kind", "name", "shapes")

@@ -80,12 +80,12 @@ class ApiCalls:
 def find_api_calls(events: pl.DataFrame) -> ApiCalls:
     """Return the host's calls of CUDA (or HIP) among all events.
 
+    >>> from tracekit.schema import EVENTS
     >>> events = pl.DataFrame({"kind": ["runtime", "cpu_op"], "name": ["cudaFree", "aten::mm"]})
-    >>> find_api_calls(events).calls.rows()
+    >>> find_api_calls(conform(events, EVENTS)).calls.select("kind", "name").rows()
     [('runtime', 'cudaFree')]
     """
-    columns = [column for column in API_COLUMNS if column in events.columns]
-    return ApiCalls(events.select(columns).filter(events["kind"].is_in(["runtime", "driver"])))
+    return ApiCalls(events.select(API_COLUMNS).filter(pl.col("kind").is_in(["runtime", "driver"])))
 
 
 def find_waiting_calls(api: ApiCalls, gpu_events: pl.DataFrame | None = None) -> pl.DataFrame:
@@ -101,8 +101,6 @@ def find_waiting_calls(api: ApiCalls, gpu_events: pl.DataFrame | None = None) ->
     [('cudaStreamWaitEvent', False), ('cudaStreamSynchronize', True)]
     """
     columns = ("name", "tid", "start_ns", "end_ns")
-    if not set(columns) <= set(api.calls.columns):
-        return WAITING_CALLS.to_frame()
     blocks = api.named(BLOCKING_PATTERN)
     if gpu_events is not None:
         blocks = blocks | _is_pageable_copy(api, gpu_events) | _waits_for_queue(api, gpu_events)
@@ -117,7 +115,7 @@ def _is_pageable_copy(api: ApiCalls, gpu_events: pl.DataFrame) -> Bools:
     Such a copy needs the host. The call stands still until the stream has reached it: it waits for the work before.
     """
     copies = CategoryColumn.from_series(gpu_events["name"]).matches("(?i)pageable")
-    if not copies.any() or not {"correlation", "name"} <= set(api.calls.columns):
+    if not copies.any():
         return np.zeros(len(api.calls), np.bool_)
     begun = gpu_events.select("correlation", copy_start_ns="start_ns").filter(pl.Series(copies)).drop_nulls()
     joined = api.calls.select("correlation", "end_ns").join(
@@ -130,8 +128,6 @@ def _is_pageable_copy(api: ApiCalls, gpu_events: pl.DataFrame) -> Bools:
 def _waits_for_queue(api: ApiCalls, gpu_events: pl.DataFrame) -> Bools:
     """Return the launch calls that stood still because the GPU's queue was full."""
     calls = api.calls
-    if not {"correlation", "name"} <= set(calls.columns):
-        return np.zeros(len(calls), np.bool_)
     is_queued = api.named(QUEUED_PATTERN)
     start_ns = calls["start_ns"].to_numpy()
     is_slow: Bools = is_queued & (calls["end_ns"].to_numpy() - start_ns > MIN_SLOW_LAUNCH_NS)
@@ -207,7 +203,7 @@ def find_host_activity(events: pl.DataFrame, labelled: pl.DataFrame, gaps: pl.Da
 
     """
     launch_bound = gaps.filter(pl.col("launch_bound_ns") > 0).sort("start_ns", maintain_order=True)
-    if launch_bound.is_empty() or "tid" not in events.columns:
+    if launch_bound.is_empty():
         return HOST_ACTIVITY.to_frame()
     start = launch_bound["start_ns"].to_numpy()
     waiting = _Stretches(
@@ -242,7 +238,7 @@ def idle_inside_launches(api: ApiCalls, labelled: pl.DataFrame, gaps: pl.DataFra
     >>> idle_inside_launches(ApiCalls(calls), pl.DataFrame({"correlation": [7]}), gaps)
     10
     """
-    if gaps.is_empty() or not {"correlation", "end_ns"} <= set(api.calls.columns):
+    if gaps.is_empty():
         return 0
     calls = api.calls.filter(pl.col("correlation") >= 0).select("correlation", returned="end_ns")
     # A call inside another has the same correlation: the outer one returns last, and counts.

@@ -143,8 +143,8 @@ def add_phases(events: pl.DataFrame, labelled: pl.DataFrame, ops: pl.DataFrame) 
     """
     launches = _find_launches(labelled)
     rows = events.with_row_index("event").sort("at_ns", maintain_order=True)
-    rows = _add_neighbours(rows, launches, "previous", "following")
-    rows = _add_neighbours(rows, launches, "own_previous", "own_following", by="tid")
+    rows = _add_neighbours(rows, launches, "")
+    rows = _add_neighbours(rows, launches, "own_", by="tid")
     rows = rows.sort("at_ns").join_asof(
         _find_outermost(ops), left_on="at_ns", right_on="op_ns", by="tid", check_sortedness=False
     )
@@ -175,33 +175,22 @@ def _find_launches(labelled: pl.DataFrame) -> pl.DataFrame:
     return launches.drop_nulls(["launch_ns", "phase"]).sort("launch_ns")
 
 
-def _add_neighbours(
-    rows: pl.DataFrame, launches: pl.DataFrame, previous: str, following: str, *, by: str | None = None
-) -> pl.DataFrame:
-    """Add phase and time (suffix ``_ns``) of the last launch before and the first launch after each event.
+def _add_neighbours(rows: pl.DataFrame, launches: pl.DataFrame, prefix: str, by: str | None = None) -> pl.DataFrame:
+    """Add phase (*prefix* and ``previous``, ``following``) and time (``…_ns``) of the launches around each event.
 
     Args:
         rows: Allocator events, in order of time.
         launches: Launches (``_find_launches``).
-        previous: Name of the new column for the launch before.
-        following: Name of the new column for the launch after.
+        prefix: Beginning of the new columns' names.
         by: A column that must be the same in both.
 
     """
-    strategies: tuple[tuple[str, Literal["backward", "forward"]], ...] = (
-        (previous, "backward"),
-        (following, "forward"),
-    )
-    for name, strategy in strategies:
-        renamed = launches.rename({"launch_ns": f"{name}_ns", "phase": name})
+    neighbours: dict[str, Literal["backward", "forward"]] = {"previous": "backward", "following": "forward"}
+    for neighbour, strategy in neighbours.items():
+        time, phase = f"{prefix}{neighbour}_ns", f"{prefix}{neighbour}"
+        renamed = launches.select(*([by] if by else []), pl.col("launch_ns").alias(time), pl.col("phase").alias(phase))
         rows = rows.join_asof(
-            renamed if by else renamed.drop("tid"),
-            left_on="at_ns",
-            right_on=f"{name}_ns",
-            by=by,
-            strategy=strategy,
-            check_sortedness=False,
-            coalesce=False,
+            renamed, left_on="at_ns", right_on=time, by=by, strategy=strategy, check_sortedness=False, coalesce=False
         )
     return rows
 
