@@ -12,6 +12,7 @@ from tracekit._version import __version__
 from tracekit.analysis.communication import below_peak_ns
 from tracekit.documents import analysis as documents
 from tracekit.documents.coding import rows
+from tracekit.metrics.label_intervals import LABEL_SETS
 
 if TYPE_CHECKING:
     from tracekit.analysis.by import By
@@ -32,8 +33,6 @@ MAX_PRODUCTS = 40
 """Kinds of matrix products, those with the most time."""
 MAX_EXPERT_LAYERS = 256
 """Rows of expert layers, the most uneven first."""
-LABEL_SETS = ("compute", "communication", "copy")
-"""Sets of labels whose time is in ``Measured.label_ns`` too."""
 
 
 def build_document(analysis: Analysis) -> documents.AnalysisDocument:

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from tracekit._util.text import percent
 from tracekit.analysis.tables import Measures, RankTables
+from tracekit.critical_path.path import CriticalPath
 from tracekit.intervals import Intervals, union
 from tracekit.metrics.budget import Bubble, Budget, find_exposed_waits
 from tracekit.metrics.causes import with_peers
@@ -159,12 +160,15 @@ _NEVER_HIDDEN = ("compute", *COMPUTE_SET)
 _LABEL_ORDER = (*LABEL_SETS, *LABELS)
 
 
-def rank_results(ranks: Sequence[RankTables], operations: pl.DataFrame, *, pipeline: bool) -> tuple[RankResult, ...]:
+def rank_results(
+    ranks: Sequence[RankTables], operations: pl.DataFrame, critical: CriticalPath, *, pipeline: bool
+) -> tuple[RankResult, ...]:
     """Return the result of every rank.
 
     Args:
         ranks: Tables of each rank, in the order of their numbers.
         operations: Operations of all ranks with their waits, in the order of ranks.
+        critical: The critical path, from which it is read how much exposed time blocks the step.
         pipeline: Whether the run has a pipeline.
 
     """
@@ -175,11 +179,13 @@ def rank_results(ranks: Sequence[RankTables], operations: pl.DataFrame, *, pipel
     for start in range(0, len(ranks), MAX_RANKS_AT_ONCE):
         batch = ranks[start : start + MAX_RANKS_AT_ONCE]
         is_own = pl.col("rank").is_between(batch[0].source.rank, batch[-1].source.rank)
-        results += _batch_results(batch, operations.filter(is_own), pipeline=pipeline)
+        results += _batch_results(batch, operations.filter(is_own), critical, pipeline=pipeline)
     return tuple(results)
 
 
-def _batch_results(ranks: Sequence[RankTables], operations: pl.DataFrame, *, pipeline: bool) -> list[RankResult]:
+def _batch_results(
+    ranks: Sequence[RankTables], operations: pl.DataFrame, critical: CriticalPath, *, pipeline: bool
+) -> list[RankResult]:
     """Return the results of some ranks from their *operations*."""
     rank_index = np.searchsorted([rank.source.rank for rank in ranks], operations["rank"].to_numpy())
     message_counts = np.bincount(rank_index[operations["is_message"].to_numpy()], minlength=len(ranks)).tolist()
@@ -190,7 +196,7 @@ def _batch_results(ranks: Sequence[RankTables], operations: pl.DataFrame, *, pip
     results = []
     for index, rank in enumerate(ranks):
         messages_known = not has_unseen_messages(rank.messages_issued, message_counts[index])
-        facts = _KnownFacts(index, rank.idle_known, pipeline, messages_known)
+        facts = _KnownFacts(index, rank.source.rank, rank.idle_known, pipeline, messages_known, critical)
         results.append(_rank_result(rank, by_step, window, facts))
     return results
 
@@ -219,12 +225,14 @@ class _KnownFacts(msgspec.Struct, frozen=True):
     """Position of a rank, and facts that decide which of its figures are known."""
 
     rank_index: int
+    rank: int
     idle: bool
     """All its work on the GPU was recorded."""
     pipeline: bool
     """The run has a pipeline."""
     messages: bool
     """The kernels of the sends and receives that its host issued are known."""
+    critical: CriticalPath
 
 
 class _Waits(msgspec.Struct, frozen=True, eq=False):
@@ -302,6 +310,7 @@ def _figures(measures: Measures, waits: _Waits, steps: Sequence[int | None], fac
             bubble = Bubble(budget.span_ns, budget.idle_ns, exposed_waits_ns[part])
         else:
             bubble = Bubble(budget.span_ns, budget.idle_ns, None, exposed_waits_ns[part])
+        exposed_labels = [label for label, ns in budget.exposed_ns.items() if ns]
         label_ns = {label: ns for label, ns, _, _ in labels}
         hidden_ns = {label: ns for label, _, _, ns in labels if label not in _NEVER_HIDDEN}
         figures.append(
@@ -314,6 +323,7 @@ def _figures(measures: Measures, waits: _Waits, steps: Sequence[int | None], fac
                 wait_ns=waits.by_label.get(scope, {}),
                 weak_ns=measures.weak[part],
                 because_ns=_because_ns(budget.exposed_ns, waits.exposure[scope]),
+                blocking_ns=facts.critical.blocking_ns(facts.rank, exposed_labels, step),
                 bubble=bubble,
                 idle_known=facts.idle,
                 lower_bound=facts.pipeline and (not wait_known or budget.unrecorded_ns > 0),

@@ -159,12 +159,11 @@ def _figure(table: pl.DataFrame, name: str) -> Figure | None:
     if with_value.is_empty():
         return None
     values = with_value[name].to_numpy()
-    quantiles = np.quantile(values, [0, 0.05, 0.5, 0.95, 1], method="nearest").tolist()
-    least, most = quantiles[0], quantiles[-1]
+    least, low, median, high, most = np.quantile(values, [0, 0.05, 0.5, 0.95, 1], method="nearest").tolist()
     value_range = (least, most) if most > least else (least - 0.5, least + 0.5)
     counts, _ = np.histogram(values, bins=HISTOGRAM_BINS, range=value_range)
-    extreme_ranks = (with_value["rank"][int(row)] for row in (values.argmin(), values.argmax()))
-    return Figure(name, FIGURES[name], *quantiles, *extreme_ranks, tuple(counts.tolist()))
+    least_rank, most_rank = (with_value["rank"][int(row)] for row in (values.argmin(), values.argmax()))
+    return Figure(name, FIGURES[name], least, low, median, high, most, least_rank, most_rank, tuple(counts.tolist()))
 
 
 def _outliers(table: pl.DataFrame, *, by_stage: bool) -> tuple[Different, ...]:

@@ -303,18 +303,13 @@ def flop(op: str, shapes: str, *, outputs: dict[str, int] | None = None) -> int 
     if dims is None:
         return None
     if op in CONVOLUTIONS:
-        output = (outputs or {}).get(convolution_key(dims[0], dims[1])) if len(dims) > 1 else None
+        output = (outputs or {}).get(f"{dims[0]}{dims[1]}") if len(dims) > 1 else None
         return None if output is None else 2 * output * prod(dims[1][1:])
     return formula(dims) if formula is not None else None
 
 
-def convolution_key(inputs: list[int], weight: list[int]) -> str:
-    """Return the key of a convolution's sizes, the same in forward and backward."""
-    return f"{inputs}{weight}"
-
-
 def convolution_outputs(shapes: list[str]) -> dict[str, int]:
-    """Return the output elements of convolutions by ``convolution_key``, from the shapes of their backwards.
+    """Return the output elements of convolutions by the sizes of input and weight, from the shapes of their backwards.
 
     Sizes that are ambiguous are left out.
 
@@ -325,7 +320,7 @@ def convolution_outputs(shapes: list[str]) -> dict[str, int]:
     for text in shapes:
         dims = _parse_shapes(text)
         if dims is not None and len(dims) > 2 and dims[0]:
-            sizes.setdefault(convolution_key(dims[1], dims[2]), set()).add(prod(dims[0]))
+            sizes.setdefault(f"{dims[1]}{dims[2]}", set()).add(prod(dims[0]))
     return {key: next(iter(elements)) for key, elements in sizes.items() if len(elements) == 1}
 
 
