@@ -298,7 +298,7 @@ def _waits_by_label(operations: pl.DataFrame, scopes: int) -> Mapping[int, Mappi
 def _figures(measures: Measures, waits: _Waits, steps: Sequence[int | None], facts: _KnownFacts) -> list[Measured]:
     """Return the figures of every part of a rank; *steps* are the numbers of its steps, or [None] for its window."""
     labels_by_part = _rows_by(measures.labels, "part", "label", "ns", "count", "hidden_ns")
-    hidden_by_part = _rows_by(measures.hidden, "part", "detail", "label", "by", "ns")
+    hidden_by_part = _rows_by(measures.hidden.filter(~pl.col("detail")), "part", "label", "by", "ns")
     scopes = waits.scopes(facts.rank_index)
     exposed_waits_ns = waits.exposed_pp.section(scopes.start, scopes.stop).totals_ns(len(scopes)).tolist()
     figures = []
@@ -319,10 +319,10 @@ def _figures(measures: Measures, waits: _Waits, steps: Sequence[int | None], fac
                 label_ns={label: label_ns[label] for label in _LABEL_ORDER if label in label_ns},
                 label_count={label: count for label, _, count, _ in labels if count is not None},
                 hidden_ns={"communication": 0, "copy": 0, **hidden_ns},
-                hidden_by_ns=_hidden_by_ns(label_ns, hidden_by_part[part]),
+                hidden_by_ns=_nested((label for label in EXPOSABLE_LABELS if label in label_ns), hidden_by_part[part]),
                 wait_ns=waits.by_label.get(scope, {}),
                 weak_ns=measures.weak[part],
-                because_ns=_because_ns(budget.exposed_ns, waits.exposure[scope]),
+                because_ns=_nested(exposed_labels, waits.exposure[scope]),
                 blocking_ns=facts.critical.blocking_ns(facts.rank, exposed_labels, step),
                 bubble=bubble,
                 idle_known=facts.idle,
@@ -335,37 +335,23 @@ def _figures(measures: Measures, waits: _Waits, steps: Sequence[int | None], fac
 
 
 def _rows_by(table: pl.DataFrame, key: str, *names: str) -> Mapping[int, list[tuple[Any, ...]]]:
-    """Return the columns *names* of a table as rows, by the column *key*."""
-    rows: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
-    for number, row in zip(table[key].to_list(), _rows(table, *names), strict=True):
-        rows[number].append(row)
-    return rows
-
-
-def _rows(table: pl.DataFrame, *names: str) -> list[tuple[Any, ...]]:
-    """Return the columns *names* as rows, equal texts as one object: all ranks have the same few words."""
+    """Return the columns *names* as rows, by the column *key*; equal texts are one object: all ranks have the same."""
     columns = []
     for name in names:
         values = table[name].to_list()
         is_text = table[name].dtype in (pl.String, pl.Categorical, pl.Enum)
         columns.append(list(map(intern, values)) if is_text and None not in values else values)
-    return list(zip(*columns, strict=True))
+    rows: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
+    for number, *row in zip(table[key].to_list(), *columns, strict=True):
+        rows[number].append(tuple(row))
+    return rows
 
 
-def _hidden_by_ns(label_ns: Mapping[str, int], rows: list[tuple[Any, ...]]) -> dict[str, dict[str, int]]:
-    """Return the hidden time of each label by the label that hides it; rows are (detail, label, by, ns)."""
-    matrix: dict[str, dict[str, int]] = {label: {} for label in EXPOSABLE_LABELS if label in label_ns}
-    for detail, label, by, ns in rows:
-        if not detail:
-            matrix[label][by] = ns
-    return matrix
-
-
-def _because_ns(exposed_ns: Mapping[str, int], exposure: list[tuple[Any, ...]]) -> dict[str, dict[str, int]]:
-    """Return the time of each exposed label by cause, in the order of the budget."""
-    by_label: dict[str, dict[str, int]] = {label: {} for label, ns in exposed_ns.items() if ns}
-    for label, cause, ns in exposure:
-        by_label[label][cause] = ns
+def _nested(labels: Iterable[str], rows: list[tuple[Any, ...]]) -> dict[str, dict[str, int]]:
+    """Return the time of each of *labels* by a second name; rows are (label, second name, ns)."""
+    by_label: dict[str, dict[str, int]] = {label: {} for label in labels}
+    for label, name, ns in rows:
+        by_label[label][name] = ns
     return by_label
 
 
@@ -377,16 +363,14 @@ def _phases(
     scopes = waits.scopes(facts.rank_index)
     waits_known = facts.messages and waits.unknown.isdisjoint(scopes)
     start, end, part = (table[name].to_numpy() for name in ("start_ns", "end_ns", "part"))
-    waits_ns = waits.exposed_pp.covered_ns(start, end, scopes.start + part).tolist()
-    rows = _rows(table, "part", "phase", "span_ns", "compute_ns", "idle_ns")
-    return tuple(
-        {
-            "step": steps[part],
-            "phase": phase,
-            "span_ns": span_ns,
-            "compute_ns": compute_ns,
-            "idle_ns": idle_ns if rank.idle_known else None,
-            "wait_ns": wait_ns if waits_known else None,
-        }
-        for (part, phase, span_ns, compute_ns, idle_ns), wait_ns in zip(rows, waits_ns, strict=True)
+    waits_ns = pl.Series(waits.exposed_pp.covered_ns(start, end, scopes.start + part))
+    unknown = pl.lit(None, pl.Int64)
+    rows = table.select(
+        pl.Series("step", steps, pl.Int64).gather(part),
+        "phase",
+        "span_ns",
+        "compute_ns",
+        idle_ns=pl.col("idle_ns") if rank.idle_known else unknown,
+        wait_ns=waits_ns if waits_known else unknown,
     )
+    return tuple(rows.to_dicts())
