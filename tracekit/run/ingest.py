@@ -214,7 +214,7 @@ def _write_ranks(
         stop_at_failure=strict,
     )
     # Ranks that a resumed store has already count as read: only if there are none at all, failures raise.
-    unchanged = [ItemResult[SourceRef, list[Entry]](0, ref, value=[]) for ref in writer.unchanged]
+    unchanged: list[ItemResult[SourceRef, list[Entry]]] = [ItemResult(0, ref, value=[]) for ref in writer.unchanged]
     failures = failure_notices([*results, *unchanged], strict=strict)
     writer.notices += failures
     return failures
