@@ -78,12 +78,6 @@ def measure_covered(rng):
     return [group, start, end, running, query_group, query_start, query_end, np.zeros(15, np.int64)]
 
 
-def measure_overlap(rng):
-    group, start, end = intervals(rng, 30)
-    busy = np.full((3, 5), -(2**62), np.int64)
-    return [group, rng.integers(0, 5, 30), start, end, busy, np.zeros_like(busy), np.zeros((3, 2, 3), np.int64)]
-
-
 def schedule(rng):
     name = ["1f1b", "zb-h1", "dualpipe", "gpipe"][rng.integers(4)]
     return generate(name, pp=4, microbatches=8)
@@ -370,7 +364,7 @@ CASES = {
     "edit_distance": [count_edits],
     "gap_filling": [fill_gaps],
     "grouping": [number_pairs],
-    "interval_sets": [join, merge, measure_covered, measure_overlap],
+    "interval_sets": [join, merge, measure_covered],
     "nesting": [nest, find_nearest_marked, find_nearest_named, assign_lines],
     "replay": [measure_makespans],
     "simulation": [find_running_order, run_ops],

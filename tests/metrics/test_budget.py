@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tracekit.metrics.budget import Budget, budgets
 from tracekit.metrics.label_intervals import COMPUTE_SET, EXPOSABLE_LABELS, LABEL_SETS, Lanes
-from tracekit.metrics.overlap import MAX_PARTS_AT_ONCE, hidden, label_times, ratio
+from tracekit.metrics.overlap import hidden, label_times, ratio
 from tracekit.schema import LABELS
 
 WIDTH = 50
@@ -104,7 +104,7 @@ def test_the_detailed_matrix_splits_by_pass_and_module(raw):
 
 
 def test_the_matrix_of_thousands_of_parts():
-    parts = [0, MAX_PARTS_AT_ONCE, 3 * MAX_PARTS_AT_ONCE + 1]
+    parts = [0, 512, 1537]
     columns = {"label": ["dgrad", "pp_comm"], "start_ns": [0, 4], "end_ns": [6, 8], "pass": None, "module": None}
     events = pl.concat([pl.DataFrame({**columns, "part": [part] * 2}) for part in parts])
     result = hidden(events, part="part").filter(~pl.col("detail"))

@@ -6,7 +6,13 @@ import polars as pl
 import pytest
 
 from tests.kept import analysis_of
-from tracekit.metrics.host_calls import HOST_ACTIVITY, ApiCalls, find_host_activity, idle_inside_launches, keep_longest
+from tracekit.metrics.host_calls import (
+    HOST_ACTIVITY,
+    find_api_calls,
+    find_host_activity,
+    idle_inside_launches,
+    keep_longest,
+)
 from tracekit.schema import EVENTS, LABELLED, conform
 
 
@@ -71,10 +77,10 @@ def test_frames_say_the_line():
 
 def test_without_a_host_nothing_is_said():
     gpu = conform(pl.DataFrame({"start_ns": [100], "launch_tid": [1]}), LABELLED)
-    holes = pl.DataFrame({"start_ns": [0], "launch_bound_ns": [100], "next": [0]})
-    assert find_host_activity(conform(pl.DataFrame(), EVENTS), gpu, holes).is_empty()
-    assert find_host_activity(pl.DataFrame({"kind": [], "name": []}), gpu, holes).is_empty()
-    assert idle_inside_launches(ApiCalls(pl.DataFrame({"kind": []})), gpu, holes) == 0
+    holes = pl.DataFrame({"start_ns": [0], "end_ns": [100], "launch_bound_ns": [100], "next": [0]})
+    nothing = EVENTS.to_frame()
+    assert find_host_activity(nothing, gpu, holes).is_empty()
+    assert idle_inside_launches(find_api_calls(nothing), gpu, holes) == 0
 
 
 def test_shortening_keeps_the_sums():

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace as replace_fields
+from dataclasses import replace
 from functools import cache, partial
 
 import polars as pl
-from msgspec.structs import replace
 
 from tracekit._util.columns import concat_ranks
 from tracekit._util.notices import merge_notices
@@ -35,7 +34,8 @@ from tracekit.analysis.tables import RankTables
 from tracekit.compare import ScheduleComparison, compare_pipelines
 from tracekit.critical_path.changes import WhatIfGraph
 from tracekit.critical_path.path import CriticalPath, join_cells
-from tracekit.documents.analysis import ChangedStep
+from tracekit.documents.analysis import Bubble, ChangedStep, Phase
+from tracekit.documents.coding import table_schema
 from tracekit.errors import InputError, Notice
 from tracekit.metrics.causes import causes_by_event
 from tracekit.metrics.operations import may_be_message
@@ -108,8 +108,7 @@ def combine(
 
     # The figures of every rank.
     has_pipeline = comparison is not None or _has_messages(ranks, operations)
-    results = rank_results(ranks, operations, pipeline=has_pipeline)
-    results = tuple(_with_blocking(result, communication.critical) for result in results)
+    results = rank_results(ranks, operations, communication.critical, pipeline=has_pipeline)
     critical = _shown_path(ranks, communication, comparison) if critical_path else None
     graph = _what_if_graph(communication, comparison, memory)
     changed_steps = _changed_steps(graph, changes, best=best_changes and (what_if or not changes))
@@ -180,20 +179,6 @@ def _trains(results: Sequence[RankResult]) -> bool:
     return any(TRAINING_LABELS & result.whole.label_ns.keys() or not result.whole.budget.span_ns for result in results)
 
 
-def _with_blocking(result: RankResult, critical: CriticalPath) -> RankResult:
-    """Return a rank's result with the part of its exposed time that lies on the critical path."""
-
-    def with_blocking(scope: Measured, step: int | None) -> Measured:
-        exposed_labels = [label for label, ns in scope.budget.exposed_ns.items() if ns]
-        return replace(scope, blocking_ns=critical.blocking_ns(result.rank, exposed_labels, step))
-
-    return replace(
-        result,
-        whole=with_blocking(result.whole, None),
-        per_step=tuple(with_blocking(scope, scope.step) for scope in result.per_step),
-    )
-
-
 def _shown_path(
     ranks: Sequence[RankTables], communication: Communication, comparison: ScheduleComparison | None
 ) -> CriticalPath:
@@ -207,7 +192,7 @@ def _shown_path(
 def _events_with_causes(ranks: Sequence[RankTables], operations: pl.DataFrame) -> tuple[RankTimeline, ...]:
     """Return the single events of the ranks that kept them, with the causes of each event's exposed time."""
     return tuple(
-        replace_fields(
+        replace(
             rank.events,
             causes=causes_by_event(rank.window.exposed, operations.filter(pl.col("rank") == rank.source.rank)),
         )
@@ -291,17 +276,8 @@ def _by(ranks: Sequence[RankTables], comparison: ScheduleComparison | None, *, p
 
 _SCOPE = {"rank": pl.Int32(), "step": pl.Int64()}
 _BUDGET = pl.Schema({**_SCOPE, "part": pl.String(), "ns": pl.Int64(), "share": pl.Float64()})
-_BUBBLES = pl.Schema(
-    {
-        **_SCOPE,
-        **dict.fromkeys(("span_ns", "idle_ns", "wait_ns"), pl.Int64()),
-        "fraction": pl.Float64(),
-        "lower_bound": pl.Boolean(),
-    }
-)
-_PHASES = pl.Schema(
-    {**_SCOPE, "phase": pl.String(), **dict.fromkeys(("span_ns", "compute_ns", "idle_ns", "wait_ns"), pl.Int64())}
-)
+_BUBBLES = pl.Schema({**_SCOPE, "span_ns": pl.Int64(), **table_schema(Bubble)})
+_PHASES = pl.Schema({"rank": pl.Int32(), **table_schema(Phase)})
 
 
 def run_tables(

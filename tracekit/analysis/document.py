@@ -12,12 +12,13 @@ from tracekit._version import __version__
 from tracekit.analysis.communication import below_peak_ns
 from tracekit.documents import analysis as documents
 from tracekit.documents.coding import rows
+from tracekit.metrics.label_intervals import LABEL_SETS
 
 if TYPE_CHECKING:
     from tracekit.analysis.by import By
     from tracekit.analysis.communication import RunRates
     from tracekit.analysis.measured import Measured, RankResult
-    from tracekit.analysis.memory import HeldMemory, RunMemory
+    from tracekit.analysis.memory import HeldMemory
     from tracekit.analysis.result import Analysis, RoleResults
     from tracekit.analysis.stragglers import Stragglers
     from tracekit.compare import ScheduleComparison
@@ -32,8 +33,6 @@ MAX_PRODUCTS = 40
 """Kinds of matrix products, those with the most time."""
 MAX_EXPERT_LAYERS = 256
 """Rows of expert layers, the most uneven first."""
-LABEL_SETS = ("compute", "communication", "copy")
-"""Sets of labels whose time is in ``Measured.label_ns`` too."""
 
 
 def build_document(analysis: Analysis) -> documents.AnalysisDocument:
@@ -43,6 +42,7 @@ def build_document(analysis: Analysis) -> documents.AnalysisDocument:
     keys are always there, and null (None) where their result is unknown.
     """
     critical, by, schedule, tables = analysis.critical, analysis.by, analysis.schedule, analysis.tables
+    memory = analysis.memory
     # The table is sorted by time, the longest first. Its figures are means over steps and ranks, so that counts are
     # fractions where a kernel does not run equally often in all of them.
     longest_kernels = (
@@ -89,7 +89,7 @@ def build_document(analysis: Analysis) -> documents.AnalysisDocument:
         copies=rows(tables["copies"], documents.Copy),
         reload=None if analysis.reload is None else _reload(analysis.reload),
         rates=None if analysis.rates is None else _rates(analysis.rates),
-        memory=_memory(analysis.memory),
+        memory=None if memory is None else documents.Memory(memory.peak_bytes, list(map(_rank_memory, memory.ranks))),
         warnings=list(analysis.notices),
     )
 
@@ -255,12 +255,6 @@ def _rates(rates: RunRates) -> documents.Rates:
         lower_bound=total.uncounted_ns > 0,
         uncounted=rows(rates.uncounted.head(MAX_PRODUCTS), documents.Uncounted),
     )
-
-
-def _memory(memory: RunMemory | None) -> documents.Memory | None:
-    if memory is None:
-        return None
-    return documents.Memory(memory.peak_bytes, [_rank_memory(rank) for rank in memory.ranks])
 
 
 def _rank_memory(held: HeldMemory) -> documents.RankMemory:

@@ -8,6 +8,7 @@ import polars as pl
 
 from tracekit.classify import RuleBook, builtin_rules
 from tracekit.classify.explain import describe_conditions
+from tracekit.schema import LABELLED
 
 MODEL_OPERATORS = ("mm", "addmm", "bmm", "baddbmm", "linear", "convolution", "embedding", "_grouped_mm", "_scaled_mm")
 """Operators whose input shapes are those of the model."""
@@ -32,18 +33,8 @@ REASONS = pl.Schema(
         "rule": pl.String(),
         "rule_ns": pl.Int64(),
         "confidence": pl.Float32(),
-        "tier": pl.String(),
-        "pack": pl.String(),
-        "asks": pl.String(),
-        "step": pl.Int64(),
-        "start_ns": pl.Int64(),
-        "end_ns": pl.Int64(),
-        "stream": pl.Int64(),
-        **dict.fromkeys(("op", *_CONTEXT, "node", "fwd_op", "collective", "group_desc", "group_ranks"), pl.String()),
-        "peer": pl.Int32(),
-        "bytes": pl.Int64(),
-        "shapes": pl.String(),
-        "dtypes": pl.String(),
+        **dict.fromkeys(("tier", "pack", "asks"), pl.String()),
+        **{name: LABELLED[name] if LABELLED[name].is_integer() else pl.String() for name in _EVIDENCE},
         "in_graph": pl.Boolean(),
     }
 )
@@ -80,8 +71,6 @@ def shape_list(events: pl.DataFrame) -> tuple[str, ...]:
     >>> shape_list(pl.DataFrame({"kind": ["cpu_op"], "name": ["aten::mm"], "shapes": ["[[8,4],[4,2]]"]}))
     ('mm [[8,4],[4,2]]',)
     """
-    if "shapes" not in events.columns:
-        return ()
     of_model = (pl.col("kind") == "cpu_op") & pl.col("name").is_in([f"aten::{name}" for name in MODEL_OPERATORS])
     rows = (
         events.select("kind", "name", "shapes")

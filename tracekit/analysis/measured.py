@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from tracekit._util.text import percent
 from tracekit.analysis.tables import Measures, RankTables
+from tracekit.critical_path.path import CriticalPath
 from tracekit.intervals import Intervals, union
 from tracekit.metrics.budget import Bubble, Budget, find_exposed_waits
 from tracekit.metrics.causes import with_peers
@@ -87,11 +88,11 @@ class Measured(msgspec.Struct, frozen=True, eq=False):
             label_ns=_sum(rank.label_ns for rank in ranks),
             label_count=_sum(rank.label_count for rank in ranks),
             hidden_ns={"communication": 0, "copy": 0, **_sum(rank.hidden_ns for rank in ranks)},
-            hidden_by_ns=_sum_nested(rank.hidden_by_ns for rank in ranks),
-            wait_ns=_sum_or_none(rank.wait_ns for rank in ranks),
+            hidden_by_ns=_in_order(_sum(rank.hidden_by_ns for rank in ranks)),
+            wait_ns=_sum(rank.wait_ns for rank in ranks),
             bubble=sum((rank.bubble for rank in ranks), Bubble(0, 0, 0)),
-            because_ns=_sum_nested(rank.because_ns for rank in ranks),
-            blocking_ns=_sum_or_none(rank.blocking_ns for rank in ranks),
+            because_ns=_in_order(_sum(rank.because_ns for rank in ranks)),
+            blocking_ns=_sum(rank.blocking_ns for rank in ranks),
             weak_ns=sum(rank.weak_ns for rank in ranks),
             idle_known=all(rank.idle_known for rank in ranks),
             lower_bound=any(rank.lower_bound for rank in ranks),
@@ -127,32 +128,23 @@ class RankResult(msgspec.Struct, frozen=True, eq=False):
         return total if total or not self.idle_causes.get("launch_bound") else None
 
 
-def _sum(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """Return the sums by key."""
-    total: dict[str, int] = {}
+def _sum(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the sums by key: of numbers, None if any of them is None; of mappings, their own sums by key."""
+    values: dict[str, list[Any]] = {}
     for part in parts:
         for key, value in part.items():
-            total[key] = total.get(key, 0) + value
-    return total
+            values.setdefault(key, []).append(value)
+    return {key: _sum(own) if isinstance(own[0], Mapping) else _sum_or_none(own) for key, own in values.items()}
 
 
-def _sum_nested(parts: Iterable[Mapping[str, Mapping[str, int]]]) -> dict[str, dict[str, int]]:
-    """Return the sums by label and inner key, labels in the order of ``EXPOSABLE``."""
-    by_label: dict[str, list[Mapping[str, int]]] = {}
-    for part in parts:
-        for label, row in part.items():
-            by_label.setdefault(label, []).append(row)
-    return {label: _sum(by_label[label]) for label in EXPOSABLE_LABELS if label in by_label}
+def _sum_or_none(numbers: Sequence[int | None]) -> int | None:
+    known = [number for number in numbers if number is not None]
+    return sum(known) if len(known) == len(numbers) else None
 
 
-def _sum_or_none(parts: Iterable[Mapping[str, int | None]]) -> dict[str, int | None]:
-    """Return the sums by key; None if any summand is."""
-    total: dict[str, int | None] = {}
-    for part in parts:
-        for key, value in part.items():
-            so_far = total.get(key, 0)
-            total[key] = None if value is None or so_far is None else so_far + value
-    return total
+def _in_order(by_label: Mapping[str, Any]) -> dict[str, Any]:
+    """Return figures of communication and copy labels in the order of ``EXPOSABLE_LABELS``."""
+    return {label: by_label[label] for label in EXPOSABLE_LABELS if label in by_label}
 
 
 # ---- Figures of every rank by scope: its measures joined with its waits, for its whole window and for each of its
@@ -168,12 +160,15 @@ _NEVER_HIDDEN = ("compute", *COMPUTE_SET)
 _LABEL_ORDER = (*LABEL_SETS, *LABELS)
 
 
-def rank_results(ranks: Sequence[RankTables], operations: pl.DataFrame, *, pipeline: bool) -> tuple[RankResult, ...]:
+def rank_results(
+    ranks: Sequence[RankTables], operations: pl.DataFrame, critical: CriticalPath, *, pipeline: bool
+) -> tuple[RankResult, ...]:
     """Return the result of every rank.
 
     Args:
         ranks: Tables of each rank, in the order of their numbers.
         operations: Operations of all ranks with their waits, in the order of ranks.
+        critical: The critical path, from which it is read how much exposed time blocks the step.
         pipeline: Whether the run has a pipeline.
 
     """
@@ -184,11 +179,13 @@ def rank_results(ranks: Sequence[RankTables], operations: pl.DataFrame, *, pipel
     for start in range(0, len(ranks), MAX_RANKS_AT_ONCE):
         batch = ranks[start : start + MAX_RANKS_AT_ONCE]
         is_own = pl.col("rank").is_between(batch[0].source.rank, batch[-1].source.rank)
-        results += _batch_results(batch, operations.filter(is_own), pipeline=pipeline)
+        results += _batch_results(batch, operations.filter(is_own), critical, pipeline=pipeline)
     return tuple(results)
 
 
-def _batch_results(ranks: Sequence[RankTables], operations: pl.DataFrame, *, pipeline: bool) -> list[RankResult]:
+def _batch_results(
+    ranks: Sequence[RankTables], operations: pl.DataFrame, critical: CriticalPath, *, pipeline: bool
+) -> list[RankResult]:
     """Return the results of some ranks from their *operations*."""
     rank_index = np.searchsorted([rank.source.rank for rank in ranks], operations["rank"].to_numpy())
     message_counts = np.bincount(rank_index[operations["is_message"].to_numpy()], minlength=len(ranks)).tolist()
@@ -199,7 +196,7 @@ def _batch_results(ranks: Sequence[RankTables], operations: pl.DataFrame, *, pip
     results = []
     for index, rank in enumerate(ranks):
         messages_known = not has_unseen_messages(rank.messages_issued, message_counts[index])
-        facts = _KnownFacts(index, rank.idle_known, pipeline, messages_known)
+        facts = _KnownFacts(index, rank.source.rank, rank.idle_known, pipeline, messages_known, critical)
         results.append(_rank_result(rank, by_step, window, facts))
     return results
 
@@ -228,12 +225,14 @@ class _KnownFacts(msgspec.Struct, frozen=True):
     """Position of a rank, and facts that decide which of its figures are known."""
 
     rank_index: int
+    rank: int
     idle: bool
     """All its work on the GPU was recorded."""
     pipeline: bool
     """The run has a pipeline."""
     messages: bool
     """The kernels of the sends and receives that its host issued are known."""
+    critical: CriticalPath
 
 
 class _Waits(msgspec.Struct, frozen=True, eq=False):
@@ -299,7 +298,7 @@ def _waits_by_label(operations: pl.DataFrame, scopes: int) -> Mapping[int, Mappi
 def _figures(measures: Measures, waits: _Waits, steps: Sequence[int | None], facts: _KnownFacts) -> list[Measured]:
     """Return the figures of every part of a rank; *steps* are the numbers of its steps, or [None] for its window."""
     labels_by_part = _rows_by(measures.labels, "part", "label", "ns", "count", "hidden_ns")
-    hidden_by_part = _rows_by(measures.hidden, "part", "detail", "label", "by", "ns")
+    hidden_by_part = _rows_by(measures.hidden.filter(~pl.col("detail")), "part", "label", "by", "ns")
     scopes = waits.scopes(facts.rank_index)
     exposed_waits_ns = waits.exposed_pp.section(scopes.start, scopes.stop).totals_ns(len(scopes)).tolist()
     figures = []
@@ -311,6 +310,7 @@ def _figures(measures: Measures, waits: _Waits, steps: Sequence[int | None], fac
             bubble = Bubble(budget.span_ns, budget.idle_ns, exposed_waits_ns[part])
         else:
             bubble = Bubble(budget.span_ns, budget.idle_ns, None, exposed_waits_ns[part])
+        exposed_labels = [label for label, ns in budget.exposed_ns.items() if ns]
         label_ns = {label: ns for label, ns, _, _ in labels}
         hidden_ns = {label: ns for label, _, _, ns in labels if label not in _NEVER_HIDDEN}
         figures.append(
@@ -319,10 +319,11 @@ def _figures(measures: Measures, waits: _Waits, steps: Sequence[int | None], fac
                 label_ns={label: label_ns[label] for label in _LABEL_ORDER if label in label_ns},
                 label_count={label: count for label, _, count, _ in labels if count is not None},
                 hidden_ns={"communication": 0, "copy": 0, **hidden_ns},
-                hidden_by_ns=_hidden_by_ns(label_ns, hidden_by_part[part]),
+                hidden_by_ns=_nested((label for label in EXPOSABLE_LABELS if label in label_ns), hidden_by_part[part]),
                 wait_ns=waits.by_label.get(scope, {}),
                 weak_ns=measures.weak[part],
-                because_ns=_because_ns(budget.exposed_ns, waits.exposure[scope]),
+                because_ns=_nested(exposed_labels, waits.exposure[scope]),
+                blocking_ns=facts.critical.blocking_ns(facts.rank, exposed_labels, step),
                 bubble=bubble,
                 idle_known=facts.idle,
                 lower_bound=facts.pipeline and (not wait_known or budget.unrecorded_ns > 0),
@@ -334,37 +335,23 @@ def _figures(measures: Measures, waits: _Waits, steps: Sequence[int | None], fac
 
 
 def _rows_by(table: pl.DataFrame, key: str, *names: str) -> Mapping[int, list[tuple[Any, ...]]]:
-    """Return the columns *names* of a table as rows, by the column *key*."""
-    rows: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
-    for number, row in zip(table[key].to_list(), _rows(table, *names), strict=True):
-        rows[number].append(row)
-    return rows
-
-
-def _rows(table: pl.DataFrame, *names: str) -> list[tuple[Any, ...]]:
-    """Return the columns *names* as rows, equal texts as one object: all ranks have the same few words."""
+    """Return the columns *names* as rows, by the column *key*; equal texts are one object: all ranks have the same."""
     columns = []
     for name in names:
         values = table[name].to_list()
         is_text = table[name].dtype in (pl.String, pl.Categorical, pl.Enum)
         columns.append(list(map(intern, values)) if is_text and None not in values else values)
-    return list(zip(*columns, strict=True))
+    rows: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
+    for number, *row in zip(table[key].to_list(), *columns, strict=True):
+        rows[number].append(tuple(row))
+    return rows
 
 
-def _hidden_by_ns(label_ns: Mapping[str, int], rows: list[tuple[Any, ...]]) -> dict[str, dict[str, int]]:
-    """Return the hidden time of each label by the label that hides it; rows are (detail, label, by, ns)."""
-    matrix: dict[str, dict[str, int]] = {label: {} for label in EXPOSABLE_LABELS if label in label_ns}
-    for detail, label, by, ns in rows:
-        if not detail:
-            matrix[label][by] = ns
-    return matrix
-
-
-def _because_ns(exposed_ns: Mapping[str, int], exposure: list[tuple[Any, ...]]) -> dict[str, dict[str, int]]:
-    """Return the time of each exposed label by cause, in the order of the budget."""
-    by_label: dict[str, dict[str, int]] = {label: {} for label, ns in exposed_ns.items() if ns}
-    for label, cause, ns in exposure:
-        by_label[label][cause] = ns
+def _nested(labels: Iterable[str], rows: list[tuple[Any, ...]]) -> dict[str, dict[str, int]]:
+    """Return the time of each of *labels* by a second name; rows are (label, second name, ns)."""
+    by_label: dict[str, dict[str, int]] = {label: {} for label in labels}
+    for label, name, ns in rows:
+        by_label[label][name] = ns
     return by_label
 
 
@@ -376,16 +363,14 @@ def _phases(
     scopes = waits.scopes(facts.rank_index)
     waits_known = facts.messages and waits.unknown.isdisjoint(scopes)
     start, end, part = (table[name].to_numpy() for name in ("start_ns", "end_ns", "part"))
-    waits_ns = waits.exposed_pp.covered_ns(start, end, scopes.start + part).tolist()
-    rows = _rows(table, "part", "phase", "span_ns", "compute_ns", "idle_ns")
-    return tuple(
-        {
-            "step": steps[part],
-            "phase": phase,
-            "span_ns": span_ns,
-            "compute_ns": compute_ns,
-            "idle_ns": idle_ns if rank.idle_known else None,
-            "wait_ns": wait_ns if waits_known else None,
-        }
-        for (part, phase, span_ns, compute_ns, idle_ns), wait_ns in zip(rows, waits_ns, strict=True)
+    waits_ns = pl.Series(waits.exposed_pp.covered_ns(start, end, scopes.start + part))
+    unknown = pl.lit(None, pl.Int64)
+    rows = table.select(
+        pl.Series("step", steps, pl.Int64).gather(part),
+        "phase",
+        "span_ns",
+        "compute_ns",
+        idle_ns=pl.col("idle_ns") if rank.idle_known else unknown,
+        wait_ns=waits_ns if waits_known else unknown,
     )
+    return tuple(rows.to_dicts())

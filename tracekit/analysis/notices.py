@@ -39,11 +39,8 @@ def without_known_peers(notices: Sequence[Notice], operations: pl.DataFrame) -> 
     >>> len(without_known_peers(read, pl.DataFrame({"p2p": "?"})))
     1
     """
-    if not any(notice.code == "peers-in-communicator" for notice in notices):
-        return list(notices)
-    if operations["p2p"].cast(pl.String).str.contains("?", literal=True).any():
-        return list(notices)
-    return [notice for notice in notices if notice.code != "peers-in-communicator"]
+    has_unknown = bool(operations["p2p"].cast(pl.String).str.contains("?", literal=True).any())
+    return [notice for notice in notices if has_unknown or notice.code != "peers-in-communicator"]
 
 
 def without_pipeline_notices(notices: Iterable[Notice]) -> tuple[Notice, ...]:

@@ -63,13 +63,9 @@ nsys export --type=sqlite --force-overwrite=true REPORT.nsys-rep)
 def _refuse_nameless(rank: RankEvents) -> None:
     """Raise if kernels without a name take too large a share of all kernels' time."""
     kernels = rank.events.select("kind", "name", "start_ns", "end_ns").filter(pl.col("kind") == "kernel")
-    if kernels["name"].dtype != pl.Categorical or NAMELESS not in kernels["name"].unique().to_list():
-        return
-    kernels = kernels.with_columns(
-        nameless=pl.col("name").cast(pl.String) == NAMELESS, ns=pl.col("end_ns") - pl.col("start_ns")
-    )
+    is_nameless, ns = pl.col("name") == NAMELESS, pl.col("end_ns") - pl.col("start_ns")
     count, nameless_ns, total_ns = kernels.select(
-        pl.col("nameless").sum(), pl.col("ns").filter("nameless").sum(), total=pl.col("ns").sum()
+        is_nameless.sum(), nameless=ns.filter(is_nameless).sum(), total=ns.sum()
     ).row(0)
     if nameless_ns > MAX_DAMAGED_SHARE * total_ns:
         text = (

@@ -8,7 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -63,22 +63,17 @@ class Tables(Mapping[str, pl.DataFrame]):
     """
 
     def __init__(self, functions: Mapping[str, Callable[[], pl.DataFrame]]) -> None:
-        self._functions = dict(functions)
-        self._computed: dict[str, pl.DataFrame] = {}
+        self._functions = {name: cache(function) for name, function in functions.items()}
 
     @classmethod
     def of(cls, computed: Mapping[str, pl.DataFrame]) -> Tables:
         """Return tables that are computed already."""
-        tables = cls(dict.fromkeys(computed, pl.DataFrame))
-        tables._computed.update(computed)
-        return tables
+        return cls({name: table.clone for name, table in computed.items()})
 
     def __getitem__(self, name: str) -> pl.DataFrame:
-        if name not in self._computed:
-            if name not in self._functions:
-                raise UnknownTableError(f"there is no table {name!r}", hint=f"there are: {', '.join(self)}")
-            self._computed[name] = self._functions[name]()
-        return self._computed[name]
+        if name not in self._functions:
+            raise UnknownTableError(f"there is no table {name!r}", hint=f"there are: {', '.join(self)}")
+        return self._functions[name]()
 
     def __contains__(self, name: object) -> bool:
         return name in self._functions

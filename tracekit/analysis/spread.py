@@ -162,19 +162,8 @@ def _figure(table: pl.DataFrame, name: str) -> Figure | None:
     least, low, median, high, most = np.quantile(values, [0, 0.05, 0.5, 0.95, 1], method="nearest").tolist()
     value_range = (least, most) if most > least else (least - 0.5, least + 0.5)
     counts, _ = np.histogram(values, bins=HISTOGRAM_BINS, range=value_range)
-    ranks = with_value["rank"].to_list()
-    return Figure(
-        name=name,
-        title=FIGURES[name],
-        least=least,
-        low=low,
-        median=median,
-        high=high,
-        most=most,
-        least_rank=ranks[int(values.argmin())],
-        most_rank=ranks[int(values.argmax())],
-        counts=tuple(counts.tolist()),
-    )
+    least_rank, most_rank = (with_value["rank"][int(row)] for row in (values.argmin(), values.argmax()))
+    return Figure(name, FIGURES[name], least, low, median, high, most, least_rank, most_rank, tuple(counts.tolist()))
 
 
 def _outliers(table: pl.DataFrame, *, by_stage: bool) -> tuple[Different, ...]:

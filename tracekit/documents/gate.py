@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from tracekit.documents.diff import LargestChanges, Side, Verdict
+from tracekit.documents.diff import LargestChanges, MetricChange, Side
 
 FORMAT: Literal["tracekit.gate/1"] = "tracekit.gate/1"
 
@@ -35,33 +35,13 @@ class WaiverStatus(Struct, frozen=True):
     """Whether it still holds."""
 
 
-class CheckResult(Struct, frozen=True):
-    """Verdict on one metric, with the numbers it rests on."""
+class CheckResult(MetricChange, frozen=True):
+    """Verdict on one metric, with the numbers it rests on. The interval of a limit is one of the level."""
 
-    metric: str
-    """Name of the metric."""
-    unit: str
-    """Its unit."""
-    better: Literal["down", "up", "none"]
-    """Direction that is better."""
-    verdict: Verdict
-    """Verdict."""
-    reason: str
-    """Why."""
     requirement: str | None
     """The requirement that was checked; null for a default metric."""
-    before: float | None
-    """Level of the baseline."""
-    after: float | None
-    """Level of the candidate."""
-    change: float | None
-    """After minus before."""
-    change_relative: float | None
-    """Change / before."""
     floor: float | None
     """Smallest change that counts."""
-    interval: list[float] | None
-    """Confidence interval of the change; for a limit, of the level."""
     p: float | None
     """p-value of a change for the worse, adjusted for the number of metrics."""
     method: str | None

@@ -116,14 +116,9 @@ def _locate(members: pl.DataFrame, node: int | None) -> pl.Series:
     members_across = pl.col("own_node").n_unique().over("match") > 1
     group_across = ~is_message & (pl.col("group_nodes") > 1).fill_null(value=False)
     message_across = is_message & (pl.col("own_node") != pl.col("peer_node"))
-    return table.select(
-        pl.when(members_across | group_across)
-        .then(pl.lit(ACROSS_NODES))
-        .when(message_across)
-        .then(pl.lit(ACROSS_NODES))
-        .when(is_message | (pl.col("group_nodes") == 1))
-        .then(pl.lit(IN_NODE))
-    ).to_series()
+    is_across = members_across | group_across | message_across.fill_null(value=False)
+    stays = is_message | (pl.col("group_nodes") == 1)
+    return table.select(pl.when(is_across).then(pl.lit(ACROSS_NODES)).when(stays).then(pl.lit(IN_NODE))).to_series()
 
 
 def _count_nodes(group_ranks: str, node: int) -> int | None:

@@ -150,19 +150,15 @@ def _find_exchanges(work: pl.DataFrame, operations: pl.DataFrame, members: pl.Da
 
     """
     is_exchange = operations["label"].is_in(["ep_dispatch", "ep_combine"]) & (operations["pass"] == "forward")
-    rows = np.flatnonzero(is_exchange.fill_null(False).to_numpy())
     columns = ("rank", "id", "label", "step", "group", "order_ns", "start_ns", "end_ns", "hidden_ns", "received")
-    # An operation may be a member of several matches: the first counts. Assigning in reverse lets the first one win.
-    member_row = members["row"].to_numpy()
-    first_member = np.full(len(operations), -1, np.int64)
-    first_member[member_row[::-1]] = np.arange(len(member_row))[::-1]
-    member_index = pl.Series(first_member[rows])
-    member_index = member_index.set(member_index < 0, None)  # unmatched: null, for which gather gives null
+    # An operation may be a member of several matches: the first counts.
+    first_match = members.unique("row", keep="first", maintain_order=True)
     is_combine = pl.col("label") == "ep_combine"
     exchange_number = is_combine.cum_sum().over("rank") - is_combine.cast(pl.UInt32)  # combines before this one
     exchange_ops = (
-        operations.select(columns)[rows]
-        .with_columns(members[name].gather(member_index) for name in ("match", "wait_ns", "transfer_ns"))
+        operations.select(*columns, row=pl.int_range(pl.len()))
+        .filter(is_exchange.fill_null(False))
+        .join(first_match.select("row", "match", "wait_ns", "transfer_ns"), on="row", how="left", maintain_order="left")
         .sort("rank", "order_ns")
         .with_columns(exchange=exchange_number)
         .join(work, on=["rank", "id"], how="left", maintain_order="left")

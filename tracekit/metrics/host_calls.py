@@ -13,10 +13,12 @@ import polars as pl
 
 from tracekit._loops.interval_sets import NEVER
 from tracekit._loops.nesting import OP
-from tracekit._util.arrays import Bools, Int32s, Ints, find_sorted, group_rows, take_or_missing
+from tracekit._util.arrays import Bools, Int32s, Ints, group_rows
 from tracekit._util.categories import CategoryColumn
 from tracekit._util.columns import to_int64
 from tracekit.classify.host_ranges import Nested, nest
+from tracekit.documents.analysis import HostActivity
+from tracekit.documents.coding import table_schema
 from tracekit.intervals import Intervals, overlaps_any, union
 from tracekit.schema import KINDS, conform
 
@@ -78,12 +80,12 @@ class ApiCalls:
 def find_api_calls(events: pl.DataFrame) -> ApiCalls:
     """Return the host's calls of CUDA (or HIP) among all events.
 
+    >>> from tracekit.schema import EVENTS
     >>> events = pl.DataFrame({"kind": ["runtime", "cpu_op"], "name": ["cudaFree", "aten::mm"]})
-    >>> find_api_calls(events).calls.rows()
+    >>> find_api_calls(conform(events, EVENTS)).calls.select("kind", "name").rows()
     [('runtime', 'cudaFree')]
     """
-    columns = [column for column in API_COLUMNS if column in events.columns]
-    return ApiCalls(events.select(columns).filter(events["kind"].is_in(["runtime", "driver"])))
+    return ApiCalls(events.select(API_COLUMNS).filter(pl.col("kind").is_in(["runtime", "driver"])))
 
 
 def find_waiting_calls(api: ApiCalls, gpu_events: pl.DataFrame | None = None) -> pl.DataFrame:
@@ -99,8 +101,6 @@ def find_waiting_calls(api: ApiCalls, gpu_events: pl.DataFrame | None = None) ->
     [('cudaStreamWaitEvent', False), ('cudaStreamSynchronize', True)]
     """
     columns = ("name", "tid", "start_ns", "end_ns")
-    if not set(columns) <= set(api.calls.columns):
-        return WAITING_CALLS.to_frame()
     blocks = api.named(BLOCKING_PATTERN)
     if gpu_events is not None:
         blocks = blocks | _is_pageable_copy(api, gpu_events) | _waits_for_queue(api, gpu_events)
@@ -115,7 +115,7 @@ def _is_pageable_copy(api: ApiCalls, gpu_events: pl.DataFrame) -> Bools:
     Such a copy needs the host. The call stands still until the stream has reached it: it waits for the work before.
     """
     copies = CategoryColumn.from_series(gpu_events["name"]).matches("(?i)pageable")
-    if not copies.any() or not {"correlation", "name"} <= set(api.calls.columns):
+    if not copies.any():
         return np.zeros(len(api.calls), np.bool_)
     begun = gpu_events.select("correlation", copy_start_ns="start_ns").filter(pl.Series(copies)).drop_nulls()
     joined = api.calls.select("correlation", "end_ns").join(
@@ -128,8 +128,6 @@ def _is_pageable_copy(api: ApiCalls, gpu_events: pl.DataFrame) -> Bools:
 def _waits_for_queue(api: ApiCalls, gpu_events: pl.DataFrame) -> Bools:
     """Return the launch calls that stood still because the GPU's queue was full."""
     calls = api.calls
-    if not {"correlation", "name"} <= set(calls.columns):
-        return np.zeros(len(calls), np.bool_)
     is_queued = api.named(QUEUED_PATTERN)
     start_ns = calls["start_ns"].to_numpy()
     is_slow: Bools = is_queued & (calls["end_ns"].to_numpy() - start_ns > MIN_SLOW_LAUNCH_NS)
@@ -184,15 +182,7 @@ _STEP_MARK = r"^ProfilerStep#"
 _SYNCHRONIZING_OPS = ("aten::item", "aten::_local_scalar_dense", "aten::is_nonzero", "aten::nonzero")
 """Operators that copy a value to the host: a synchronization inside them is shown under their name."""
 
-HOST_ACTIVITY = pl.Schema(
-    {
-        "instead": pl.Enum(ACTIVITIES),  # what the host did instead of launching
-        "what": pl.String(),  # the call, operator or annotation; null for Python between them
-        "line": pl.String(),  # innermost Python frame, where stacks were recorded
-        "ns": pl.Int64(),
-        "count": pl.Int64(),  # stretches of time without a change of range
-    }
-)
+HOST_ACTIVITY = table_schema(HostActivity)
 
 
 def find_host_activity(events: pl.DataFrame, labelled: pl.DataFrame, gaps: pl.DataFrame) -> pl.DataFrame:
@@ -213,7 +203,7 @@ def find_host_activity(events: pl.DataFrame, labelled: pl.DataFrame, gaps: pl.Da
 
     """
     launch_bound = gaps.filter(pl.col("launch_bound_ns") > 0).sort("start_ns", maintain_order=True)
-    if launch_bound.is_empty() or "tid" not in events.columns:
+    if launch_bound.is_empty():
         return HOST_ACTIVITY.to_frame()
     start = launch_bound["start_ns"].to_numpy()
     waiting = _Stretches(
@@ -248,26 +238,15 @@ def idle_inside_launches(api: ApiCalls, labelled: pl.DataFrame, gaps: pl.DataFra
     >>> idle_inside_launches(ApiCalls(calls), pl.DataFrame({"correlation": [7]}), gaps)
     10
     """
-    if gaps.is_empty() or not {"correlation", "end_ns"} <= set(api.calls.columns):
+    if gaps.is_empty():
         return 0
-    correlation = to_int64(labelled["correlation"])[gaps["next"].to_numpy()]
-    returned = _find_call_ends(to_int64(api.calls["correlation"]), api.calls["end_ns"].to_numpy(), correlation)
-    start, end, launch_bound = (gaps[name].to_numpy() for name in ("start_ns", "end_ns", "launch_bound_ns"))
-    return int(np.maximum(np.minimum(returned, end) - start - launch_bound, 0).sum())
-
-
-def _find_call_ends(correlation: Ints, end: Ints, wanted: Ints) -> Ints:
-    """Return the end of the calls with the *wanted* correlations; ``NEVER`` for one without a call.
-
-    A call inside another has the same correlation: the outer one returns last, and counts.
-    """
-    # Sort the calls by correlation and take the last end of each. Calls without one (-1) come first; prepend=-1 makes
-    # the first group begin behind them.
-    order = np.argsort(correlation, kind="stable")
-    correlation = correlation[order]
-    group_starts = np.flatnonzero(np.diff(correlation, prepend=-1))
-    last_end = np.maximum.reduceat(end[order], group_starts)
-    return take_or_missing(last_end, find_sorted(wanted, correlation[group_starts]), NEVER)
+    calls = api.calls.filter(pl.col("correlation") >= 0).select("correlation", returned="end_ns")
+    # A call inside another has the same correlation: the outer one returns last, and counts.
+    returns = calls.group_by("correlation").max()
+    ended_by = labelled["correlation"][gaps["next"].to_numpy()].to_frame()
+    returned = ended_by.join(returns, on="correlation", how="left", maintain_order="left")["returned"]
+    inside_ns = pl.min_horizontal("returned", "end_ns") - pl.col("start_ns") - pl.col("launch_bound_ns")
+    return int(gaps.with_columns(returned).drop_nulls("returned").select(inside_ns.clip(0)).to_series().sum())
 
 
 class _Stretches(msgspec.Struct, frozen=True, eq=False):

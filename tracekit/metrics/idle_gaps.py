@@ -8,13 +8,11 @@ four sum to the idle time.
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 import polars as pl
 
-from tracekit._util.arrays import Ints, find_sorted
-from tracekit._util.columns import to_int64, with_nulls
+from tracekit._util.arrays import Ints
+from tracekit._util.columns import to_int64
 from tracekit.intervals import EMPTY, Intervals
 from tracekit.metrics.budget import unrecorded_gaps
 from tracekit.metrics.host_calls import LAUNCH_PATTERN, MIN_SLOW_LAUNCH_NS
@@ -46,18 +44,15 @@ def add_slow_launch_ends(labelled: pl.DataFrame, calls: pl.DataFrame) -> pl.Data
     >>> add_slow_launch_ends(pl.DataFrame({"correlation": [1, 2, 3, None]}), calls)["launch_end_ns"].to_list()
     [None, 900000, None, None]
     """
-    slow = np.flatnonzero(calls["end_ns"].to_numpy() - calls["start_ns"].to_numpy() > MIN_SLOW_LAUNCH_NS)
-    slow_calls = calls.select("correlation", "name", "end_ns")[slow]
-    end_of_launch: dict[int, int | None] = {}  # by correlation; if several calls have the same, the last one counts
-    for correlation, name, end_ns in slow_calls.drop_nulls("correlation").iter_rows():
-        if correlation >= 0 and re.search(LAUNCH_PATTERN, name):
-            end_of_launch[correlation] = end_ns if "Launch" in name else None
-    launches = sorted((correlation, end_ns) for correlation, end_ns in end_of_launch.items() if end_ns is not None)
-    if not launches:
-        return labelled.with_columns(launch_end_ns=pl.lit(None, pl.Int64))
-    correlations, ends = np.array(launches, np.int64).T
-    index = find_sorted(to_int64(labelled["correlation"]), np.ascontiguousarray(correlations))
-    return labelled.with_columns(with_nulls(ends[index], index >= 0).alias("launch_end_ns"))
+    took_long = calls.filter(pl.col("end_ns") - pl.col("start_ns") > MIN_SLOW_LAUNCH_NS)
+    name = pl.col("name").cast(pl.String)
+    slow_calls = took_long.filter(name.str.contains(LAUNCH_PATTERN) & (pl.col("correlation") >= 0))
+    # If several calls have the same correlation, the last one counts.
+    ends = slow_calls.select("correlation", launch_end_ns=pl.when(name.str.contains("Launch")).then("end_ns"))
+    ends = ends.unique("correlation", keep="last", maintain_order=True)
+    return labelled.with_columns(
+        labelled.select("correlation").join(ends, on="correlation", how="left", maintain_order="left")["launch_end_ns"]
+    )
 
 
 def gaps(
@@ -108,22 +103,16 @@ def gaps(
 
 def _find_next_events(labelled: pl.DataFrame, idle: Intervals, part: str | None) -> Ints:
     """Return the row of the event that ends each gap; of several that start together, the one launched first."""
-    start, launch = labelled["start_ns"].to_numpy(), to_int64(labelled["launch_ns"], _NEVER)
-    rows = np.flatnonzero(labelled["end_ns"].to_numpy() > start)
-    event_part = to_int64(labelled[part])[rows] if part is not None else np.zeros(len(rows), np.int64)
-    # By part, start and launch; the first of each (part, start) is the candidate. Nearly sorted, so this is cheap.
-    order = np.lexsort((launch[rows], start[rows], event_part))
-    rows, event_part = rows[order], event_part[order]
-    is_first = np.ones(len(rows), np.bool_)
-    is_first[1:] = (np.diff(start[rows]) != 0) | (np.diff(event_part) != 0)
-    rows, event_part = rows[is_first], event_part[is_first]
-    # A gap ends exactly where some event of its part starts: look it up among the part's starts, which ascend.
-    next_event = np.empty(len(idle), np.int64)
-    for number in np.unique(idle.group).tolist():
-        in_part = slice(*np.searchsorted(idle.group, [number, number + 1]))
-        candidates = rows[slice(*np.searchsorted(event_part, [number, number + 1]))]
-        next_event[in_part] = candidates[np.searchsorted(start[candidates], idle.end_ns[in_part])]
-    return next_event
+    part_number = pl.col(part).cast(pl.Int64) if part is not None else pl.lit(0, pl.Int64)
+    events = labelled.select("start_ns", "end_ns", "launch_ns", group=part_number, next=pl.int_range(pl.len()))
+    events = events.filter(pl.col("end_ns") > pl.col("start_ns"))
+    in_order = events.sort("start_ns", "launch_ns", nulls_last=True, maintain_order=True)
+    first = in_order.unique(["group", "start_ns"], keep="first", maintain_order=True).drop("end_ns", "launch_ns")
+    gap_ends = idle.to_frame().select("group", "end_ns")
+    joined = gap_ends.join_asof(
+        first, left_on="end_ns", right_on="start_ns", by="group", strategy="forward", check_sortedness=False
+    )
+    return joined["next"].to_numpy()
 
 
 def name_next_events(table: pl.DataFrame, labelled: pl.DataFrame) -> pl.DataFrame:

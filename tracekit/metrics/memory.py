@@ -143,8 +143,8 @@ def add_phases(events: pl.DataFrame, labelled: pl.DataFrame, ops: pl.DataFrame) 
     """
     launches = _find_launches(labelled)
     rows = events.with_row_index("event").sort("at_ns", maintain_order=True)
-    rows = _add_neighbours(rows, launches, "previous", "following")
-    rows = _add_neighbours(rows, launches, "own_previous", "own_following", by="tid")
+    rows = _add_neighbours(rows, launches, "")
+    rows = _add_neighbours(rows, launches, "own_", by="tid")
     rows = rows.sort("at_ns").join_asof(
         _find_outermost(ops), left_on="at_ns", right_on="op_ns", by="tid", check_sortedness=False
     )
@@ -175,33 +175,22 @@ def _find_launches(labelled: pl.DataFrame) -> pl.DataFrame:
     return launches.drop_nulls(["launch_ns", "phase"]).sort("launch_ns")
 
 
-def _add_neighbours(
-    rows: pl.DataFrame, launches: pl.DataFrame, previous: str, following: str, *, by: str | None = None
-) -> pl.DataFrame:
-    """Add phase and time (suffix ``_ns``) of the last launch before and the first launch after each event.
+def _add_neighbours(rows: pl.DataFrame, launches: pl.DataFrame, prefix: str, by: str | None = None) -> pl.DataFrame:
+    """Add phase (*prefix* and ``previous``, ``following``) and time (``…_ns``) of the launches around each event.
 
     Args:
         rows: Allocator events, in order of time.
         launches: Launches (``_find_launches``).
-        previous: Name of the new column for the launch before.
-        following: Name of the new column for the launch after.
+        prefix: Beginning of the new columns' names.
         by: A column that must be the same in both.
 
     """
-    strategies: tuple[tuple[str, Literal["backward", "forward"]], ...] = (
-        (previous, "backward"),
-        (following, "forward"),
-    )
-    for name, strategy in strategies:
-        renamed = launches.rename({"launch_ns": f"{name}_ns", "phase": name})
+    neighbours: dict[str, Literal["backward", "forward"]] = {"previous": "backward", "following": "forward"}
+    for neighbour, strategy in neighbours.items():
+        time, phase = f"{prefix}{neighbour}_ns", f"{prefix}{neighbour}"
+        renamed = launches.select(*([by] if by else []), pl.col("launch_ns").alias(time), pl.col("phase").alias(phase))
         rows = rows.join_asof(
-            renamed if by else renamed.drop("tid"),
-            left_on="at_ns",
-            right_on=f"{name}_ns",
-            by=by,
-            strategy=strategy,
-            check_sortedness=False,
-            coalesce=False,
+            renamed, left_on="at_ns", right_on=time, by=by, strategy=strategy, check_sortedness=False, coalesce=False
         )
     return rows
 
@@ -288,7 +277,7 @@ def measure_chunk_memory(memory: pl.DataFrame, chunks: pl.DataFrame) -> ChunkMem
         step = cells.sort("launch_ns")
         first_launch = int(step["launch_ns"][0])
         changes.append(_measure_changes(step, level))
-        base = level.minimum(np.array([min(previous_end, first_launch)]), np.array([first_launch]))
+        base = level.extremes(np.min, np.array([min(previous_end, first_launch)]), np.array([first_launch]))
         base_bytes.append(int(base[0]))
         previous_end = max(first_launch, int(step["last_ns"].to_numpy().max()))
         kept_bytes.append(level.at(previous_end) - base_bytes[-1])
@@ -324,15 +313,8 @@ class _MemoryLevel(msgspec.Struct, frozen=True, eq=False):
         """Return the level at a time."""
         return int(self.allocated[np.searchsorted(self.time_ns, time_ns, side="right") - 1])
 
-    def minimum(self, start: Ints, end: Ints) -> Ints:
-        """Return the lowest level in each period from *start* to *end*, both included."""
-        return self._reduce(np.min, start, end)
-
-    def maximum(self, start: Ints, end: Ints) -> Ints:
-        """Return the highest level in each period from *start* to *end*, both included."""
-        return self._reduce(np.max, start, end)
-
-    def _reduce(self, function: Callable[[Ints], np.int64], start: Ints, end: Ints) -> Ints:
+    def extremes(self, function: Callable[[Ints], np.int64], start: Ints, end: Ints) -> Ints:
+        """Return the lowest (``np.min``) or highest level in each period from *start* to *end*, both included."""
         first = np.maximum(np.searchsorted(self.time_ns, start, side="right") - 1, 0)
         stop = np.maximum(np.searchsorted(self.time_ns, end, side="right"), first + 1)
         levels = (self.allocated[low:high] for low, high in zip(first.tolist(), stop.tolist(), strict=True))
@@ -345,10 +327,10 @@ def _measure_changes(step: pl.DataFrame, level: _MemoryLevel) -> pl.DataFrame:
     # Level between neighbouring cells; unknown where they overlap, and before the first and after the last cell.
     is_apart = last[:-1] <= launch[1:]
     between = np.full(len(launch) + 1, _UNKNOWN)
-    between[1:-1][is_apart] = level.minimum(last[:-1][is_apart], launch[1:][is_apart])
+    between[1:-1][is_apart] = level.extremes(np.min, last[:-1][is_apart], launch[1:][is_apart])
     is_measured = (between[:-1] != _UNKNOWN) & (between[1:] != _UNKNOWN)
     before, after = between[:-1][is_measured], between[1:][is_measured]
-    peak = level.maximum(launch[is_measured], last[is_measured])
+    peak = level.extremes(np.max, launch[is_measured], last[is_measured])
     cells = step.select(pl.col("op").cast(pl.String), pl.col("step", "pair").cast(pl.Int64))
     return cells.filter(pl.Series(is_measured)).with_columns(
         change=pl.Series(after - before), passing=pl.Series(np.maximum(0, peak - np.maximum(before, after)))

@@ -8,13 +8,12 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from tracekit._loops.interval_sets import NEVER, measure_overlap
-from tracekit._util.arrays import Bools, Ints, as_int64, group_rows
+from tracekit._util.arrays import Ints, group_rows
 from tracekit._util.categories import CategoryColumn, CategoryColumns
 from tracekit._util.columns import present, to_int64, with_nulls
 from tracekit.documents.analysis import Hiding, LabelSlowdown
 from tracekit.documents.coding import rows, table_schema
-from tracekit.intervals import sum_by_group
+from tracekit.intervals import Intervals, sum_by_group, union
 from tracekit.metrics.label_intervals import COMPUTE_SET, EXPOSABLE_LABELS, LABEL_SETS, Lanes, has_label
 from tracekit.schema import LABELS
 
@@ -42,9 +41,6 @@ HIDDEN = pl.Schema(
         "of_ns": pl.Int64(),  # time of the label (and pass) in this part: the share's denominator
     }
 )
-
-MAX_PARTS_AT_ONCE = 512
-"""Parts whose matrices are in memory at the same time."""
 
 
 def ratio(part: int, whole: int) -> float | None:
@@ -128,110 +124,67 @@ def hidden(labelled: pl.DataFrame, *, part: str | None = None, texts: CategoryCo
     """
     texts = texts or CategoryColumns(labelled)
     label, pass_, module = (texts[name] for name in ("label", "pass", "module"))
-    exposable, compute = label.any_of(*EXPOSABLE_LABELS), label.any_of(*COMPUTE_SET)
-    if not exposable.any() or not compute.any():
+    exposable, compute = (np.flatnonzero(label.any_of(*names)) for names in (EXPOSABLE_LABELS, COMPUTE_SET))
+    if not len(exposable) or not len(compute):
         return HIDDEN.to_frame()
-    # Only communication, copies and compute, in order of start as the loop needs them.
-    start = labelled["start_ns"].to_numpy()
-    rows = np.flatnonzero(exposable | compute)
-    if (np.diff(start[rows]) < 0).any():
-        rows = rows[np.argsort(start[rows], kind="stable")]
-    events = _Events(
-        start=start[rows],
-        end=labelled["end_ns"].to_numpy()[rows],
-        part=labelled[part].to_numpy()[rows] if part is not None else np.zeros(len(rows), np.int64),
-        is_exposable=exposable[rows],
-    )
-    label, pass_, module = (column.take(rows) for column in (label, pass_, module))
-    plain = _Kinds.find(events.is_exposable, [label], [label])
-    detailed = _Kinds.find(events.is_exposable, [label, pass_], [label, pass_, module])
-    matrices = [
-        _overlap_matrix(events, kinds, first_part, detail=kinds is detailed)
-        for first_part in range(0, int(events.part.max()) + 1, MAX_PARTS_AT_ONCE)
-        for kinds in (plain, detailed)
-    ]
+    event_part = to_int64(labelled[part]) if part is not None else np.zeros(len(labelled), np.int64)
+    tables = []
+    for detail, keys, by_keys in ((False, [label], [label]), (True, [label, pass_], [label, pass_, module])):
+        kinds = _Kinds.of(labelled, exposable, keys, ("label", "pass"), event_part)
+        by_kinds = _Kinds.of(labelled, compute, by_keys, ("by", "by_pass", "by_module"), event_part)
+        tables.append(_overlap_matrix(kinds, by_kinds, detail=detail))
     label_order = pl.col("label").cast(pl.Enum(LABELS))
-    keys = ("part", "detail", label_order, "pass", -pl.col("ns"), "by", "by_pass", "by_module")
-    return pl.concat(matrices).sort(*keys, maintain_order=True)
-
-
-class _Events(msgspec.Struct, frozen=True, eq=False):
-    """Events in order of start."""
-
-    start: Ints
-    end: Ints
-    part: Ints
-    is_exposable: Bools
-    """Communication or a copy; else compute."""
+    order = ("part", "detail", label_order, "pass", -pl.col("ns"), "by", "by_pass", "by_module")
+    return pl.concat(tables).sort(*order, maintain_order=True)
 
 
 class _Kinds(msgspec.Struct, frozen=True, eq=False):
-    """Kinds of exposable events, numbered from 0, and behind them kinds of compute."""
+    """Events by kind: by their values in some columns."""
 
-    code: Ints
-    """Kind of each event."""
-    exposable: pl.DataFrame
-    """Columns label and pass of each exposable kind."""
-    compute: pl.DataFrame
-    """Columns by, by_pass and by_module of each compute kind."""
+    names: pl.DataFrame
+    """The values of each kind; null in columns that do not tell kinds apart."""
+    parts: int
+    lanes: Intervals
+    """When events of each kind run; the group of part p of kind k is k × parts + p."""
 
     @classmethod
-    def find(
-        cls, is_exposable: Bools, exposable_keys: list[CategoryColumn], compute_keys: list[CategoryColumn]
+    def of(
+        cls, labelled: pl.DataFrame, rows: Ints, keys: list[CategoryColumn], names: tuple[str, ...], part: Ints
     ) -> _Kinds:
-        """Number the events by the values of some columns, exposable events and compute each by their own."""
-        exposable_rows, compute_rows = np.flatnonzero(is_exposable), np.flatnonzero(~is_exposable)
-        exposable_code, exposable = _distinct(exposable_rows, exposable_keys, ("label", "pass"))
-        compute_code, compute = _distinct(compute_rows, compute_keys, ("by", "by_pass", "by_module"))
-        code = np.empty(len(is_exposable), np.int64)
-        code[exposable_rows], code[compute_rows] = exposable_code, compute_code + len(exposable)
-        return cls(code, exposable, compute)
+        """Return the kinds of *rows* by their values in *keys*, which get these *names*."""
+        kind, first = group_rows(*(key.codes[rows] for key in keys))
+        columns = [key.take(rows[first]).series(name, pl.String()) for key, name in zip(keys, names, strict=False)]
+        nulls = [pl.lit(None, pl.String).alias(name) for name in names[len(keys) :]]
+        start, end = (labelled[name].to_numpy()[rows] for name in ("start_ns", "end_ns"))
+        parts = int(part.max()) + 1
+        return cls(pl.DataFrame(columns).with_columns(nulls), parts, union(start, end, kind * parts + part[rows]))
 
 
-def _distinct(rows: Ints, keys: list[CategoryColumn], names: tuple[str, ...]) -> tuple[Ints, pl.DataFrame]:
-    """Number *rows* by their values in *keys*.
-
-    Returns:
-        The number of each row, and for each number the values as columns *names*; names without a key are null.
-
-    """
-    code, first = group_rows(*(key.codes[rows] for key in keys))
-    columns = [key.take(rows[first]).series(name, pl.String()) for key, name in zip(keys, names, strict=False)]
-    return code, pl.DataFrame(columns).with_columns(pl.lit(None, pl.String).alias(name) for name in names[len(keys) :])
-
-
-def _overlap_matrix(events: _Events, kinds: _Kinds, first_part: int, *, detail: bool) -> pl.DataFrame:
-    """Return ``HIDDEN`` for ``MAX_PARTS_AT_ONCE`` parts; with *detail* also the kinds that nothing hides."""
-    parts = min(MAX_PARTS_AT_ONCE, int(events.part.max()) + 1 - first_part)
-    exposables, computes = len(kinds.exposable), len(kinds.compute)
-    total_ns = np.zeros((parts, exposables + computes), np.int64)
-    overlap_ns = np.zeros((parts, exposables, computes), np.int64)
-    rows = np.flatnonzero((events.part >= first_part) & (events.part < first_part + parts))
-    measure_overlap(
-        group=as_int64(events.part[rows] - first_part),
-        kind=as_int64(kinds.code[rows]),
-        start=as_int64(events.start[rows]),
-        end=as_int64(events.end[rows]),
-        busy_until=np.full_like(total_ns, NEVER),
-        total=total_ns,
-        overlap=overlap_ns,
-    )
-    # A row for every (part, exposable kind, compute kind) that overlap.
-    part, exposable, compute = np.nonzero(overlap_ns)
-    ns = overlap_ns[part, exposable, compute]
-    if detail:  # and one for every (part, exposable kind) without any; compute kind -1 stands for none
-        lone_part, lone_kind = np.nonzero((total_ns[:, :exposables] > 0) & ~overlap_ns.any(axis=2))
-        part, exposable = np.concatenate([part, lone_part]), np.concatenate([exposable, lone_kind])
-        compute = np.concatenate([compute, np.full(len(lone_part), -1)])
-        ns = np.concatenate([ns, np.zeros(len(lone_part), np.int64)])
+def _overlap_matrix(kinds: _Kinds, by_kinds: _Kinds, *, detail: bool) -> pl.DataFrame:
+    """Return ``HIDDEN``: the time of *kinds* beside each of *by_kinds*; with *detail* also the kinds beside none."""
+    lanes, parts = kinds.lanes, kinds.parts
+    of_ns = lanes.totals_ns(len(kinds.names) * parts)
+    alone = of_ns > 0
+    rows = []  # group of the kind and part, number of the other kind, and time of both
+    for number in range(len(by_kinds.names)):
+        beside = by_kinds.lanes.section(number * parts, (number + 1) * parts)
+        covered_ns = beside.covered_ns(lanes.start_ns, lanes.end_ns, lanes.group % parts)
+        ns = sum_by_group(covered_ns, lanes.group, len(of_ns))
+        groups = np.flatnonzero(ns)
+        alone[groups] = False
+        rows.append((groups, np.full(len(groups), number), ns[groups]))
+    if detail:
+        groups = np.flatnonzero(alone)
+        rows.append((groups, np.full(len(groups), -1), np.zeros(len(groups), np.int64)))
+    group, other, ns = (np.concatenate(column) for column in zip(*rows, strict=True))
     return pl.DataFrame(
         [
-            pl.Series("part", part + first_part),
-            pl.Series("detail", np.full(len(part), detail)),
-            *kinds.exposable[exposable],
-            *kinds.compute.select(pl.all().gather(with_nulls(compute, compute >= 0))),
+            pl.Series("part", group % parts),
+            pl.Series("detail", np.full(len(group), detail)),
+            *kinds.names[group // parts],
+            *by_kinds.names.select(pl.all().gather(with_nulls(other, other >= 0))),
             pl.Series("ns", ns),
-            pl.Series("of_ns", total_ns[part, exposable]),
+            pl.Series("of_ns", of_ns[group]),
         ],
         schema=HIDDEN,
     )

@@ -13,7 +13,7 @@ import tomllib
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import msgspec
 
@@ -21,6 +21,7 @@ from tracekit.errors import InputError
 
 PEAKS_VARIABLE = "TRACEKIT_PEAKS"
 """Environment variable with the path of a file of peaks."""
+BUILT_IN_PEAKS = Path(__file__).with_name("peaks.toml")
 
 
 class Gpu(msgspec.Struct, frozen=True):
@@ -38,6 +39,23 @@ class Gpu(msgspec.Struct, frozen=True):
     """Bandwidth of the link to the host in one direction; None if unknown."""
     memory_gb_s: float | None = None
     """Bandwidth of its memory; None if unknown."""
+
+    def __post_init__(self) -> None:
+        re.compile(self.pattern)  # raises re.error for a bad pattern
+
+
+class _Link(msgspec.Struct, frozen=True):
+    """One kind of link: where it leads (``in node``, ``across nodes``), and its peak."""
+
+    where: str
+    gb_s: Annotated[float, msgspec.Meta(gt=0)]
+
+
+class _PeaksFile(msgspec.Struct, frozen=True):
+    """A file of peaks."""
+
+    gpu: tuple[Gpu, ...] = ()
+    link: tuple[_Link, ...] = ()
 
 
 def peak_tflop_s(device: str, dtype: str, *, multiprocessors: int | None = None) -> float | None:
@@ -63,7 +81,8 @@ def peak_tflop_s(device: str, dtype: str, *, multiprocessors: int | None = None)
 
 def link_gb_s(where: str) -> float | None:
     """Return the peak of a link (``in node``, ``across nodes``) in GB/s, from the user's file; None if not given."""
-    return _user_links(os.environ.get(PEAKS_VARIABLE, "")).get(where)
+    links = _read_peaks(os.environ.get(PEAKS_VARIABLE, "")).link
+    return next((link.gb_s for link in links if link.where == where), None)
 
 
 def host_link_gb_s(device: str) -> float | None:
@@ -82,57 +101,21 @@ def find_gpu(device: str) -> Gpu | None:
     >>> find_gpu("NVIDIA A100-SXM4-80GB").multiprocessors
     108
     """
-    gpus = (*_user_gpus(os.environ.get(PEAKS_VARIABLE, "")), *_built_in_gpus())
+    gpus = (*_read_peaks(os.environ.get(PEAKS_VARIABLE, "")).gpu, *_read_peaks(BUILT_IN_PEAKS).gpu)
     return next((gpu for gpu in gpus if re.search(gpu.pattern, device)), None)
 
 
 @lru_cache
-def _built_in_gpus() -> tuple[Gpu, ...]:
-    file = Path(__file__).with_name("peaks.toml")
-    return _parse_gpus(tomllib.loads(file.read_text(encoding="utf-8")))
-
-
-@lru_cache
-def _user_links(path: str) -> dict[str, float]:
-    data = _read_toml(path) if path else {}
-    try:
-        return {str(entry["where"]): float(entry["gb_s"]) for entry in data.get("link", ()) if float(entry["gb_s"]) > 0}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _unusable_file(path, error) from error
-
-
-@lru_cache
-def _user_gpus(path: str) -> tuple[Gpu, ...]:
-    """Return the GPUs of the user's file; none if there is no file."""
+def _read_peaks(path: str | Path) -> _PeaksFile:
+    """Return the peaks of a file; none without a path."""
     if not path:
-        return ()
-    data = _read_toml(path)
+        return _PeaksFile()
     try:
-        return _parse_gpus(data) if "gpu" in data or "link" not in data else ()
-    except (ValueError, KeyError, TypeError, re.error) as error:
-        raise _unusable_file(path, error) from error
-
-
-def _read_toml(path: str) -> dict[str, Any]:
-    try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise _unusable_file(path, error) from error
-
-
-def _unusable_file(path: str, error: Exception) -> InputError:
-    hint = 'write [[gpu]] with pattern, multiprocessors and tflop_s = { bf16 = 989.4 }, [[link]] with where = "in node"'
-    return InputError(f"{PEAKS_VARIABLE}={path}: cannot be used: {error}", hint=f"{hint} and gb_s = 450")
-
-
-def _parse_gpus(data: Mapping[str, Any]) -> tuple[Gpu, ...]:
-    gpus = []
-    for entry in data["gpu"]:
-        re.compile(entry["pattern"])  # raises re.error for a bad pattern
-        rates = {str(dtype): float(rate) for dtype, rate in entry["tflop_s"].items()}
-        link, memory = (
-            None if entry.get(key) is None else float(entry[key]) for key in ("host_link_gb_s", "memory_gb_s")
-        )
-        source = str(entry.get("source", ""))
-        gpus.append(Gpu(entry["pattern"], int(entry["multiprocessors"]), rates, source, link, memory))
-    return tuple(gpus)
+        peaks = msgspec.convert(tomllib.loads(Path(path).read_text(encoding="utf-8")), _PeaksFile, strict=False)
+        if not peaks.gpu and not peaks.link:
+            raise ValueError("it has neither GPUs nor links")
+    except (OSError, ValueError, re.error) as error:
+        hint = "write [[gpu]] with pattern, multiprocessors and tflop_s = { bf16 = 989.4 }, "
+        hint += '[[link]] with where = "in node" and gb_s = 450'
+        raise InputError(f"{PEAKS_VARIABLE}={path}: cannot be used: {error}", hint=hint) from error
+    return peaks

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Callable
 from math import prod
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -34,31 +37,8 @@ PRODUCTS = pl.Schema(
 )
 """One rank's matrix products, attentions and convolutions, by label, module, operator, kernel, shapes and type."""
 
-DTYPE_NAMES = {
-    "c10::BFloat16": "bf16",
-    "c10::Half": "fp16",
-    "float": "fp32",
-    "double": "fp64",
-    "signed char": "int8",
-    "c10::Float8_e4m3fn": "fp8",
-    "c10::Float8_e5m2": "fp8",
-    "c10::Float8_e4m3fnuz": "fp8",
-    "c10::Float8_e5m2fnuz": "fp8",
-    "c10::Float4_e2m1fn_x2": "fp4",
-}
-"""Short names of input types as the profiler writes them."""
-
-KERNEL_NAME_DTYPES = (
-    ("tf32", r"(?i)tf32|s1688gemm(?!_b?f16)"),
-    ("fp4", r"(?i)e2m1|fp4"),
-    ("fp8", r"(?i)e4m3|e5m2|_f8|fp8|^nvjet_(sm\d+_)?q"),
-    ("bf16", r"(?i)bf16|bfloat16|^nvjet_(sm\d+_)?t"),
-    ("fp16", r"(?i)(?<!b)f16|half|hgemm|^nvjet_(sm\d+_)?h|^h\d{4,5}"),
-    ("fp64", r"(?i)dgemm|f64|double|^nvjet_(sm\d+_)?d"),
-    ("fp32", r"(?i)sgemm|f32|^nvjet_(sm\d+_)?s"),
-)
-"""Input type by what a kernel's name contains; the first pattern that matches counts."""
-
+_TABLES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("products.toml").read_text(encoding="utf-8"))
+"""Types of inputs, and operators by the formula of their FLOP."""
 DTYPES_NARROW_TO_WIDE = ("fp4", "fp8", "int8", "bf16", "fp16", "fp32", "fp64")
 
 MAX_UNCOUNTED_SHARE = 0.01
@@ -285,12 +265,13 @@ def _input_dtypes(recorded: CategoryColumn, name: CategoryColumn) -> CategoryCol
 
 def _recorded_dtype(text: str) -> str | None:
     """Return the narrowest of the recorded types: a bias or scale may be wider than the operands of the product."""
-    dtypes = [DTYPE_NAMES[dtype] for dtype in parse_list(text) if isinstance(dtype, str) and dtype in DTYPE_NAMES]
+    names: dict[str, str] = _TABLES["dtypes"]
+    dtypes = [names[dtype] for dtype in parse_list(text) if isinstance(dtype, str) and dtype in names]
     return min(dtypes, key=DTYPES_NARROW_TO_WIDE.index, default=None)
 
 
 def _dtype_in_name(name: str) -> str | None:
-    return next((dtype for dtype, pattern in KERNEL_NAME_DTYPES if re.search(pattern, name)), None)
+    return next((dtype for dtype, pattern in _TABLES["kernel_names"].items() if re.search(pattern, name)), None)
 
 
 # ---- Floating-point operations of an operator call, from its recorded input shapes.
@@ -322,18 +303,13 @@ def flop(op: str, shapes: str, *, outputs: dict[str, int] | None = None) -> int 
     if dims is None:
         return None
     if op in CONVOLUTIONS:
-        output = (outputs or {}).get(convolution_key(dims[0], dims[1])) if len(dims) > 1 else None
+        output = (outputs or {}).get(f"{dims[0]}{dims[1]}") if len(dims) > 1 else None
         return None if output is None else 2 * output * prod(dims[1][1:])
     return formula(dims) if formula is not None else None
 
 
-def convolution_key(inputs: list[int], weight: list[int]) -> str:
-    """Return the key of a convolution's sizes, the same in forward and backward."""
-    return f"{inputs}{weight}"
-
-
 def convolution_outputs(shapes: list[str]) -> dict[str, int]:
-    """Return the output elements of convolutions by ``convolution_key``, from the shapes of their backwards.
+    """Return the output elements of convolutions by the sizes of input and weight, from the shapes of their backwards.
 
     Sizes that are ambiguous are left out.
 
@@ -344,7 +320,7 @@ def convolution_outputs(shapes: list[str]) -> dict[str, int]:
     for text in shapes:
         dims = _parse_shapes(text)
         if dims is not None and len(dims) > 2 and dims[0]:
-            sizes.setdefault(convolution_key(dims[1], dims[2]), set()).add(prod(dims[0]))
+            sizes.setdefault(f"{dims[1]}{dims[2]}", set()).add(prod(dims[0]))
     return {key: next(iter(elements)) for key, elements in sizes.items() if len(elements) == 1}
 
 
@@ -401,52 +377,18 @@ def _convolution_backward(dims: Dims) -> int | None:
     return 2 * prod(dims[0]) * prod(dims[2][1:])
 
 
-CONVOLUTIONS = (
-    "aten::convolution",
-    "aten::_convolution",
-    "aten::cudnn_convolution",
-    "aten::miopen_convolution",
-    "aten::_conv_depthwise2d",
-    "aten::conv_depthwise3d",
-    "aten::slow_conv3d_forward",
-    "aten::_slow_conv2d_forward",
-)
+CONVOLUTIONS: list[str] = _TABLES["convolutions"]
 CONVOLUTION_BACKWARD = "aten::convolution_backward"
 
-_ATTENTIONS = (
-    ("aten::_flash_attention_*", "forward", "backward", 2),
-    ("aten::_efficient_attention_*", "forward", "backward", 2),
-    ("aten::_cudnn_attention_*", "forward", "backward", 1),
-    ("aten::_scaled_dot_product_flash_attention*", "", "_backward", 1),
-    ("aten::_scaled_dot_product_efficient_attention*", "", "_backward", 1),
-    ("aten::_scaled_dot_product_cudnn_attention*", "", "_backward", 1),
-    ("flash_attn::_flash_attn_*", "forward", "backward", 2),
-    ("flash_attn_3::*", "fwd", "bwd", 2),
-    ("aiter::mha_*", "fwd", "bwd", 2),
-)
-"""Operators of attention: the name, what stands for the star in forward and backward, and the dimension of heads. The
-backward has the gradient of the output before query, key and value."""
-
 FORMULAS: dict[str, Formula | None] = {
-    "aten::mm": _product(0, 1),
-    "aten::addmm": _product(1, 2),
-    "aten::_addmm_activation": _product(1, 2),
-    "aten::mv": _product(0, 1),
-    "aten::addmv": _product(1, 2),
-    "aten::bmm": _product(0, 1),
-    "aten::baddbmm": _product(1, 2),
-    "aten::addbmm": _product(1, 2),
-    "aten::linear": _product(0, 1, transposed=True),
-    "aten::_scaled_mm": _product(0, 1),
-    "aten::_scaled_mm_v2": _product(0, 1),
-    "aten::_int_mm": _product(0, 1),
-    "aten::_grouped_mm": _grouped,
-    "aten::_scaled_grouped_mm": _grouped,
-    "aten::_scaled_grouped_mm_v2": _grouped,
+    **{op: _product(*inputs) for op, inputs in _TABLES["products"].items()},
+    **{op: _product(*inputs, transposed=True) for op, inputs in _TABLES["transposed_products"].items()},
+    **dict.fromkeys(_TABLES["grouped"], _grouped),
     **{
-        name.replace("*", way): _attention(int(way == backward), heads=heads, backward=way == backward)
-        for name, forward, backward, heads in _ATTENTIONS
-        for way in (forward, backward)
+        op: _attention(int(backward), heads=int(heads), backward=backward)
+        for heads, pairs in _TABLES["attention"].items()
+        for pair in pairs
+        for op, backward in zip(pair, (False, True), strict=True)
     },
     **dict.fromkeys(CONVOLUTIONS),
     CONVOLUTION_BACKWARD: _convolution_backward,

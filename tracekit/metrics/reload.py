@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from tracekit.documents.analysis import ReloadLane
+from tracekit.documents.coding import table_schema
 from tracekit.intervals import overlaps_any, union_of
 from tracekit.metrics.overlap import ratio
 from tracekit.metrics.process_phases import MODEL_LABELS
@@ -179,9 +181,8 @@ def _measure_lanes(table: pl.DataFrame) -> pl.DataFrame:
     for (rank, lane), events in table.group_by("rank", "lane", maintain_order=True):
         ns, size = union_of(events).total_ns, None if events["bytes"].null_count() else events["bytes"].sum()
         rows.append((rank, lane, len(events), size, ns, size / ns if size is not None and ns else None))
-    columns = ["rank", "lane", "count", "bytes", "ns", "bandwidth_gb_s"]
     lane_order = pl.col("lane").cast(pl.Enum(LANES))
-    return pl.DataFrame(rows, schema=columns, orient="row", infer_schema_length=None).sort("rank", lane_order)
+    return pl.DataFrame(rows, schema=table_schema(ReloadLane), orient="row").sort("rank", lane_order)
 
 
 def _measure_hidden(of_rank: pl.DataFrame) -> dict[str, Any]:

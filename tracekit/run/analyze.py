@@ -6,7 +6,7 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -112,10 +112,15 @@ def analyze(
     roles_named_by_caller = isinstance(traces, Mapping)
     original_paths: Sequence[str] | None = None
     if store is not None:
-        traces, original_paths = _write_store(
+        if isinstance(traces, Trace) or not (rules is None or isinstance(rules, Path)):
+            raise OptionError("a store is made from files", hint="give paths, and a rules file")
+        from tracekit.run.ingest import ingest
+
+        original_paths = [ref.path for ref in find_sources(traces, ranks=ranks, rank=file_rank)[0]]
+        written, _ = ingest(
             traces,
             store,
-            rules,
+            rules=rules,
             ranks=ranks,
             file_rank=file_rank,
             workers=workers,
@@ -125,6 +130,7 @@ def analyze(
             on_damage=on_damage,
         )
         # From here on the store stands for the traces: it has their ranks and labels, and their damage was dealt with.
+        traces = written.path
         file_rank = rules = None
         on_damage = "warn"
     options = Options(
@@ -186,24 +192,6 @@ def analyze(
         map_function=map_function,
     )
     return combine_roles(analyses, tables_by_role, main=main, named=roles_named_by_caller)
-
-
-def _write_store(
-    traces: Paths | OneRole | Trace,
-    store: str | os.PathLike[str],
-    rules: Path | RuleBook | None,
-    *,
-    ranks: Collection[int] | None,
-    file_rank: int | None,
-    **options: Any,
-) -> tuple[Path, list[str]]:
-    """Write the traces to a store, with further *options* of ``ingest``; return its path and those of the traces."""
-    if isinstance(traces, Trace) or not (rules is None or isinstance(rules, Path)):
-        raise OptionError("a store is made from files", hint="give paths, and a rules file")
-    from tracekit.run.ingest import ingest
-
-    written, _ = ingest(traces, store, ranks=ranks, file_rank=file_rank, rules=rules, **options)
-    return written.path, [ref.path for ref in find_sources(traces, ranks=ranks, rank=file_rank)[0]]
 
 
 MeasuredRanks = tuple[list[tuple[str | None, RankTables]], Sequence[str], Sequence[Notice]]

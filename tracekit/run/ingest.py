@@ -17,6 +17,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from tracekit._util.machine import give_back_memory
+from tracekit._util.workers import ItemResult
 from tracekit.analysis.persistence import write_tables
 from tracekit.analysis.tables import rank_tables
 from tracekit.classify import load_rules
@@ -184,7 +185,11 @@ def ingest(
                 )
                 writer.complete = True
     opened = open_store(target)
-    resumed = tuple(notice for writer in writers for notice in writer.resumed_notices)
+    resumed = [
+        Notice("resumed", f"{len(writer.unchanged)} traces were in the store already and have not changed")
+        for writer in writers
+        if writer.unchanged
+    ]
     return opened, (*resumed, *opened.notices, *run_notices)
 
 
@@ -209,6 +214,7 @@ def _write_ranks(
         stop_at_failure=strict,
     )
     # Ranks that a resumed store has already count as read: only if there are none at all, failures raise.
-    failures = failure_notices([*results, *writer.unchanged_results], strict=strict)
+    unchanged: list[ItemResult[SourceRef, list[Entry]]] = [ItemResult(0, ref, value=[]) for ref in writer.unchanged]
+    failures = failure_notices([*results, *unchanged], strict=strict)
     writer.notices += failures
     return failures

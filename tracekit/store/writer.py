@@ -16,7 +16,6 @@ from pathlib import Path
 
 from tracekit._util.files import atomic_write, lock_temporary, remove_abandoned, temporary_prefix
 from tracekit._util.os_errors import write_error
-from tracekit._util.workers import ItemResult
 from tracekit._version import __version__
 from tracekit.documents.coding import encode
 from tracekit.documents.store_manifest import FORMAT, Entry, StoreManifest
@@ -126,19 +125,6 @@ class StoreWriter:
         self.write()
         for abandoned in self.folder.glob(".rank=*"):  # of workers that were killed
             shutil.rmtree(abandoned, ignore_errors=True)
-
-    @property
-    def unchanged_results(self) -> list[ItemResult[SourceRef, list[Entry]]]:
-        """The unchanged sources as results without a value, to be counted among the successful ones."""
-        return [ItemResult(0, ref, value=[]) for ref in self.unchanged]
-
-    @property
-    def resumed_notices(self) -> tuple[Notice, ...]:
-        """Notices for the caller alone, which are not written into the store."""
-        if not self.unchanged:
-            return ()
-        text = f"{len(self.unchanged)} traces were in the store already and have not changed"
-        return (Notice("resumed", text),)
 
     def resume(self, refs: Sequence[SourceRef], key: Callable[[SourceRef], str]) -> list[SourceRef]:
         """Take over the ranks of sources that have not changed; return the sources that must be read.

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from tracekit._util.arrays import Ints
+from tracekit._util.arrays import Ints, find_ids
 from tracekit._util.categories import CategoryColumn
 from tracekit._util.columns import to_int64
 from tracekit.classify.autograd import read_autograd
@@ -258,7 +258,7 @@ class Host(msgspec.Struct, frozen=True, eq=False):
             after_ns: Operators that started at or before this time do not count.
 
         """
-        row = self._rows_of(op_id)
+        row = find_ids(op_id, self.ranges.column("id", np.arange(len(self.ranges))).to_numpy())
         # The entries appended at the end belong to row -1: no operator.
         start_ns = np.append(self.ranges.start(), np.iinfo(np.int64).max)
         operator_around = np.append(self.ranges.op_of, -1)
@@ -268,15 +268,6 @@ class Host(msgspec.Struct, frozen=True, eq=False):
             outermost_ns = np.where(row >= 0, np.minimum(outermost_ns, start_ns[row]), outermost_ns)
             row = operator_around[row]
         return outermost_ns
-
-    def _rows_of(self, op_id: Ints) -> Ints:
-        """Return the row of each operator among the ranges; -1 if it is not there."""
-        ids = self.ranges.column("id", np.arange(len(self.ranges))).to_numpy()
-        order = np.argsort(ids, kind="stable")
-        position = np.searchsorted(ids[order], op_id)
-        row = np.append(order, -1)[np.minimum(position, len(order))]
-        is_match = (row >= 0) & (op_id >= 0) & (np.append(ids, -1)[row] == op_id)
-        return np.where(is_match, row, -1)
 
 
 # ---- layers of GPU events
