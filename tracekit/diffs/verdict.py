@@ -262,7 +262,7 @@ def _samples(
         return [[0.0] * runs[0].steps] if runs and runs[0].steps else []
 
     before, after = ([list(values) for run in side if (values := run.values(metric))] for side in (baseline, candidate))
-    if metric.unit == "ms" and not metric.once_a_run:  # a label that one side never ran took no time there
+    if metric.unit == "ms" and not metric.family.once_a_run:  # a label that one side never ran took no time there
         before = before or (zeros(baseline) if after else [])
         after = after or (zeros(candidate) if before else [])
     return before, after
@@ -279,7 +279,7 @@ def _check_without_test(case: _Case, rules: Rules, obstacle: str, damage: str) -
         return replace(check, verdict="inconclusive", reason=obstacle)
     if check.before is None:
         return replace(check, verdict="inconclusive", reason="the baseline has no such metric")
-    unit, needed = ("run", MIN_RUNS_OF_RUN_METRIC) if check.metric.once_a_run else ("step", rules.min_steps)
+    unit, needed = ("run", MIN_RUNS_OF_RUN_METRIC) if check.metric.family.once_a_run else ("step", rules.min_steps)
     if min(check.steps) < needed:
         counts = f"{counted(check.steps[0], unit)} before, {check.steps[1]} after"
         return replace(check, verdict="inconclusive", reason=f"{counts}; at least {needed} are needed")

@@ -37,10 +37,10 @@ from tracekit.documents.page import (
     StepTime,
     Timeline,
 )
-from tracekit.report.evidence import CAUSE_MEANINGS, CAUSE_WORDS
 from tracekit.report.html.packed_columns import pack_columns, pack_intervals, pack_json
 from tracekit.report.palette import LABEL_COLOURS
 from tracekit.report.view.ranks import stragglers
+from tracekit.report.words import WORDS
 from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS, EXPOSURE_CAUSES, LABELS
 
 MAX_RANKS = 16
@@ -141,7 +141,7 @@ def timeline_data(analysis: Analysis, clock: PageClock, *, max_events: int = MAX
         labels=[Coloured(label, LABEL_COLOURS[label]) for label in labels],
         lanes=[Lane(name, [label for label in LANES[name] if label in labels]) for name in LANES],
         host=[Coloured(name, HOST_COLOURS[name]) for name in HOST_LANES],
-        causes=[(CAUSE_WORDS[cause], CAUSE_MEANINGS[cause]) for cause in EXPOSURE_CAUSES],
+        causes=[(WORDS.exposure_causes[cause], WORDS.exposure_meanings[cause]) for cause in EXPOSURE_CAUSES],
         merged=not analysis.events,
         left_out=_left_out(analysis, timelines, cut, shown),
         steps=_steps(clock.steps),

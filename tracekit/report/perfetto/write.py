@@ -22,10 +22,11 @@ from tracekit._version import __version__
 from tracekit.analysis import Analysis
 from tracekit.errors import Notice
 from tracekit.intervals import union
-from tracekit.report.evidence import CAUSE_WORDS, relevant_notices
+from tracekit.report.evidence import relevant_notices
 from tracekit.report.perfetto.events import EVENT_DETAILS, arrow_lines, event_lines
 from tracekit.report.perfetto.tracks import TrackNumbers
 from tracekit.report.schedule.layout import layout_pipeline
+from tracekit.report.words import WORDS
 from tracekit.report.write import check_extension
 from tracekit.schema import GPU_KINDS, LABELS
 from tracekit.store.files import Store
@@ -166,7 +167,7 @@ class _Export:
         segments = path.segments.with_columns(
             name=pl.when(pl.col("kind") == "host").then("host: " + what).otherwise(what),
             path_kind="kind",
-            cause=pl.col("cause").replace(CAUSE_WORDS),
+            cause=pl.col("cause").replace(WORDS.exposure_causes),
             kind=pl.lit("critical_path"),
             to_pid=pl.lit(pid),
             to_tid=pl.col("rank").replace_strict(tid_of_rank, return_dtype=pl.Int64),

@@ -37,31 +37,12 @@ from tracekit.report.view.rates import (
     products_table,
 )
 from tracekit.report.view.roles import role_advice, roles_view
+from tracekit.report.words import WORDS
 
 __all__ = ["View", "shorten_notices", "view_of"]
 
 MAX_NOTICES_OF_A_KIND = 5
 """Warnings of one kind that are shown one by one."""
-DEFINITIONS = (
-    ("U(X)", "the union of X's intervals on one rank's GPU: never a sum of durations"),
-    ("span", "start of the first to end of the last GPU event launched in the steps analyzed"),
-    ("compute", "U(forward … optimizer, other); shares are of the span"),
-    ("hidden", "|U(X) ∩ U(compute)| / |U(X)|"),
-    ("exposed", "|U(X) − U(compute)|; two labels at once: charged to the first. compute + exposed + idle = span"),
-    (
-        "wait",
-        "own start to the start of the last rank in the same operation (of a message: of its other side), at most the "
-        "own duration; printed as a bound, own − shortest duration, where clocks are not aligned well enough",
-    ),
-    ("because", "what the next compute waited for while the label was exposed; the causes sum to the exposed time"),
-    ("bubble", "(idle + exposed wait of pp_comm) / span; a run without a pipeline has idle and no bubble"),
-)
-SCHEDULE_DEFINITIONS = (
-    ("cell", "one op of one stage on one micro-batch: its first kernel's start to its last kernel's end on the rank"),
-    ("outside cells", "share of ranks × makespan in no cell, so that a cell's own stalls are not in it"),
-    ("ideal", "the same order simulated with the median time of every op, messages free"),
-    ("saves", "measured makespan − makespan of the what-if"),
-)
 
 
 Result = TypeVar("Result")
@@ -173,7 +154,8 @@ class View:
     @property
     def definitions(self) -> tuple[tuple[str, str], ...]:
         """Name and meaning of each number."""
-        return DEFINITIONS if self.schedule is None else (*DEFINITIONS, *SCHEDULE_DEFINITIONS)
+        of_schedule = {} if self.schedule is None else WORDS.schedule_definitions
+        return tuple({**WORDS.definitions, **of_schedule}.items())
 
     @cached_property
     def kernels(self) -> tuple[Kernel, ...]:

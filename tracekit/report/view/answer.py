@@ -13,7 +13,7 @@ import polars as pl
 from tracekit._util.text import at_least, counted, join_with_and, ms, percent, ranks_named
 from tracekit.analysis import Analysis
 from tracekit.report.advice import Advice
-from tracekit.report.evidence import CAUSE_WORDS, gap_basis, gap_words, is_wait_bound, of_the_gap
+from tracekit.report.evidence import gap_basis, gap_words, is_wait_bound, of_the_gap
 from tracekit.report.view.blocking import Blocking
 from tracekit.report.view.budget import LabelRow, kind_of
 from tracekit.report.view.lateness import (
@@ -26,6 +26,7 @@ from tracekit.report.view.lateness import (
 from tracekit.report.view.pipeline import ScheduleView
 from tracekit.report.view.ranks import Pace, Straggler, pace
 from tracekit.report.view.roles import iteration_sentence, update_sentence
+from tracekit.report.words import WORDS
 from tracekit.schema import LABEL_WORDS
 
 MIN_SHARE_TO_REPORT = 0.01
@@ -147,7 +148,7 @@ def _exposed_label(row: LabelRow, steps: int) -> str:
     if not main_cause:
         return cost
     cause, share = main_cause[0]
-    return f"{cost}, {percent(share, digits=0)} of that {CAUSE_WORDS[cause]}"
+    return f"{cost}, {percent(share, digits=0)} of that {WORDS.exposure_causes[cause]}"
 
 
 def _schedule(analysis: Analysis, schedule: ScheduleView | None) -> str:

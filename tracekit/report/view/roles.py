@@ -16,44 +16,18 @@ from tracekit.intervals import union
 from tracekit.metrics.overlap import ratio
 from tracekit.metrics.process_phases import ROLLOUT, TRAIN
 from tracekit.report.table import Column, Table, make_table
+from tracekit.report.words import WORDS
 
 MAX_UPDATES_SHOWN = 3
 """Weight updates that a table shows one by one."""
 MAX_ROWS = 32
 """Iterations that a table lists."""
-KIND_WORDS = {
-    "trainer": "trains",
-    "rollout": "generates",
-    "inference": "runs forward only",
-    "parameter_server": "sends weights",
-    "inference_worker": "takes weights",
-    "unknown": "unknown",
-}
 MIN_RATIO_OF_UNEQUAL_ITERATIONS = 1.2
 """Longest over shortest iteration from which both are named beside the mean."""
 MIN_IDLE_SHARE = 0.05
 """Share of the iterations from which time in which no role runs is named."""
 MIN_SHARE = 0.01
 """Share of an iteration, or of a weight update, from which something is advised."""
-PHASE_WORDS = {
-    "rollout": "rollout",
-    "train": "train",
-    "weight_sync": "weight sync",
-    "other": "other forward",
-    "idle": "idle",
-}
-GAP_WORDS = {
-    "serial_h2d": "copies from the host that do not run at once",
-    "host_and_rpc": "the host and messages between buckets",
-    "late_rank": "waiting for a late rank",
-    "reload_not_overlapped": "reloads beside no broadcast",
-}
-GAP_REMEDIES = {
-    "serial_h2d": "ranks copy one after the other or share a link: spread the owners of buckets over links",
-    "host_and_rpc": "use larger buckets, so that there are fewer round trips between server and worker",
-    "late_rank": "see what that rank does before it enters a broadcast",
-    "reload_not_overlapped": "with two shared buffers the next broadcast runs beside a reload",
-}
 
 
 class RolesView(msgspec.Struct, frozen=True):
@@ -97,7 +71,7 @@ def _roles_table(results: RoleResults) -> Table | None:
 
     columns = (
         Column("role", value=lambda role: role.name + (" (main)" if role.name == results.main_role else "")),
-        Column("does", value=lambda role: KIND_WORDS[role.kind]),
+        Column("does", value=lambda role: WORDS.role_kinds[role.kind]),
         Column("ranks", "figure", value=lambda role: format_ranges(role.ranks)),
         Column("longest span", "ms", value=longest_span_ns),
         Column("compute", "share", value=lambda role: share(role, role.analysis.total.budget.compute_ns)),
@@ -108,11 +82,11 @@ def _roles_table(results: RoleResults) -> Table | None:
 
 
 def _iterations_table(iterations: Sequence[Iteration]) -> Table | None:
-    phases = [phase for phase in PHASE_WORDS if any(phase in iteration.phase_ns for iteration in iterations)]
+    phases = [phase for phase in WORDS.phases if any(phase in iteration.phase_ns for iteration in iterations)]
     columns = (
         Column("iteration", "figure", terminal_heading="nr"),
         Column("time", "ms"),
-        *(Column(PHASE_WORDS[phase], "ms") for phase in phases),
+        *(Column(WORDS.phases[phase], "ms") for phase in phases),
         Column("tail rank", "figure"),
         Column("tail", "ms", 2, "longest rollout minus the median rank's"),
         Column("decode steps", "figure", 1),
@@ -171,7 +145,7 @@ def _updates_table(updates: Sequence[WeightUpdate]) -> Table | None:
     if all(update.gap_ns is not None for _, update in shown):
         lines += [
             (f"+ {words}", [ms((update.gap_ns or {})[cause]) for _, update in shown])
-            for cause, words in GAP_WORDS.items()
+            for cause, words in WORDS.update_causes.items()
         ]
     columns = [Column(""), *(Column(name, "figure") for name, _ in shown)]
     return make_table(columns, [(name, *values) for name, values in lines])
@@ -190,9 +164,11 @@ def iteration_sentence(analysis: Analysis) -> str | None:
     if not iterations:
         return None
     total = sum(iteration.end_ns - iteration.start_ns for iteration in iterations)
-    shares = {phase: sum(iteration.phase_ns.get(phase, 0) for iteration in iterations) / total for phase in PHASE_WORDS}
+    shares = {
+        phase: sum(iteration.phase_ns.get(phase, 0) for iteration in iterations) / total for phase in WORDS.phases
+    }
     parts = [
-        f"{percent(share)} {PHASE_WORDS[phase]}{_train_waits(analysis) if phase == TRAIN else ''}"
+        f"{percent(share)} {WORDS.phases[phase]}{_train_waits(analysis) if phase == TRAIN else ''}"
         for phase, share in shares.items()
         if share
     ]
@@ -316,7 +292,7 @@ def update_sentence(analysis: Analysis) -> str | None:
 
 def _cause_words(update: WeightUpdate, cause: str) -> str:
     late = f" (rank {update.late_rank})" if cause == "late_rank" and update.late_rank is not None else ""
-    return f"{GAP_WORDS[cause]}{late}"
+    return f"{WORDS.update_causes[cause]}{late}"
 
 
 def role_advice(analysis: Analysis) -> list[str]:
@@ -352,7 +328,7 @@ def role_advice(analysis: Analysis) -> list[str]:
             cause = max(update.gap_ns, key=lambda name: (update.gap_ns or {})[name])
             text = (
                 f"{ms(update.gap_ns[cause])} of the {ms(update.measured_ns - update.ideal_ns)} between the weight "
-                f"update and its ideal is {_cause_words(update, cause)}: {GAP_REMEDIES[cause]}"
+                f"update and its ideal is {_cause_words(update, cause)}: {WORDS.update_remedies[cause]}"
             )
             span = total if iterations else update.measured_ns
             advice.append((update.gap_ns[cause] / span, text))
