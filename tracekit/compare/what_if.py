@@ -368,7 +368,5 @@ def _over_chunks(own: Schedule, layers: Any) -> Iterator[Schedule]:
     for chunks in CHUNKS_TO_TRY:
         if chunks > 2 if layers_per_rank is None else layers_per_rank % chunks:
             continue
-        if chunks == 1:
-            yield from _generate("1f1b", own.pp, own.microbatches, None)
-        else:
-            yield from _generate("interleaved", own.pp, own.microbatches, chunks)
+        name, virtual = ("interleaved", chunks) if chunks > 1 else ("1f1b", None)
+        yield from _generate(name, own.pp, own.microbatches, virtual)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import msgspec
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from tracekit._util.text import counted
 from tracekit.diffs import stats
@@ -86,27 +86,20 @@ class Check(msgspec.Struct, frozen=True):
     def to_document(self) -> CheckResult:
         """Return it as a part of the gate's document."""
         change = self.change
-        return CheckResult(
-            metric=self.metric.name,
-            unit=self.metric.unit,
-            better=self.metric.better,
-            verdict=self.verdict,
-            reason=self.reason,
-            requirement=self.requirement.text if self.requirement else None,
-            before=self.before,
-            after=self.after,
-            change=change,
-            change_relative=change / self.before if change is not None and self.before else None,
-            floor=self.floor,
-            interval=list(self.interval) if self.interval else None,
-            p=self.p,
-            method=self.method,
-            steps=Counts(*self.steps),
-            runs=Counts(*self.runs),
-            waiver=self.waiver,
-            limit=self.limit,
-            limit_on="level" if self.requirement and self.requirement.kind == "limit" else "change",
-        )
+        figures = {
+            "metric": self.metric.name,
+            "unit": self.metric.unit,
+            "better": self.metric.better,
+            "requirement": self.requirement.text if self.requirement else None,
+            "change": change,
+            "change_relative": change / self.before if change is not None and self.before else None,
+            "interval": list(self.interval) if self.interval else None,
+            "steps": Counts(*self.steps),
+            "runs": Counts(*self.runs),
+            "limit": self.limit,
+            "limit_on": "level" if self.requirement and self.requirement.kind == "limit" else "change",
+        }
+        return CheckResult(**asdict(self) | figures)
 
 
 class _Case(msgspec.Struct, frozen=True):

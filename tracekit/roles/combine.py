@@ -46,7 +46,7 @@ def combine_roles(
     has_several_roles = len(tables) > 1
     # The first role's clock becomes that of all: it must be a role whose ranks' clocks are tied to each other, such as
     # the trainer or the parameter servers.
-    clock_role_first = sorted(tables, key=lambda role: not _has_aligned_clocks(analyses[role]))
+    clock_role_first = sorted(tables, key=lambda role: analyses[role].clocks.residual_ns is None)
     processes, clocks, notices = processes_on_one_clock(
         {role: tables[role] for role in clock_role_first},
         {role: analysis.clocks for role, analysis in analyses.items()},
@@ -75,11 +75,6 @@ def combine_roles(
     )
     notices += [*update_notices, *(_role_notices(roles) if has_several_roles else ())]
     return replace_fields(explained[main], role_results=results, notices=(*notices, *explained[main].notices))
-
-
-def _has_aligned_clocks(analysis: Analysis) -> bool:
-    """Return whether operations that ranks took part in together tie the clocks of the role's ranks to each other."""
-    return analysis.clocks.residual_ns is not None
 
 
 def main_role(tables: Mapping[str, Sequence[RankTables]]) -> str:

@@ -60,7 +60,7 @@ def _bands(process: Process, kind: str, updates: Sequence[WeightUpdate]) -> list
     for phase, annotated, start, end, busy in process.stretches.select(
         "phase", "annotated", "start_ns", "end_ns", "busy_ns"
     ).iter_rows():
-        is_update = annotated or any(start < update.end_ns and end > update.start_ns for update in updates)
+        is_update = annotated or _update_inside(start, end, updates) is not None
         name = phase
         if phase == WEIGHT_SYNC and not is_update and bands:
             name = bands[-1].phase
@@ -80,7 +80,8 @@ def _number(bands: Sequence[PhaseBand], updates: Sequence[WeightUpdate]) -> list
     """
     sync = [i for i, band in enumerate(bands) if band.phase == WEIGHT_SYNC]
     if sync:
-        update_numbers = [_update_of(bands[i], updates, otherwise=order) for order, i in enumerate(sync)]
+        inside = [_update_inside(bands[i].start_ns, bands[i].end_ns, updates) for i in sync]
+        update_numbers = [order if number is None else number for order, number in enumerate(inside)]
         following = np.searchsorted(sync, np.arange(len(bands)))  # position in sync of the next synchronisation
         return [
             replace(band, iteration=update_numbers[k] if k < len(sync) else update_numbers[-1] + 1)
@@ -97,12 +98,10 @@ def _number(bands: Sequence[PhaseBand], updates: Sequence[WeightUpdate]) -> list
     return numbered
 
 
-def _update_of(band: PhaseBand, updates: Sequence[WeightUpdate], *, otherwise: int) -> int:
-    """Return the number of the weight update in a band of synchronisation."""
-    for number, update in enumerate(updates):
-        if band.start_ns < update.end_ns and band.end_ns > update.start_ns:
-            return number
-    return otherwise
+def _update_inside(start_ns: int, end_ns: int, updates: Sequence[WeightUpdate]) -> int | None:
+    """Return the number of the first weight update that overlaps a stretch of time; None if none does."""
+    numbers = (i for i, update in enumerate(updates) if start_ns < update.end_ns and end_ns > update.start_ns)
+    return next(numbers, None)
 
 
 def _colocated(processes: Sequence[Process]) -> bool:

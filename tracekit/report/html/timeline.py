@@ -27,16 +27,7 @@ from tracekit.analysis.rank_timeline import (
     RankTimeline,
 )
 from tracekit.critical_path.path import SEGMENTS
-from tracekit.documents.page import (
-    Coloured,
-    Lane,
-    PackedColumns,
-    PathPieces,
-    RankTrack,
-    RoleTimeline,
-    StepTime,
-    Timeline,
-)
+from tracekit.documents import page as documents
 from tracekit.report.html.packed_columns import pack_columns, pack_intervals, pack_json
 from tracekit.report.palette import LABEL_COLOURS
 from tracekit.report.view.ranks import stragglers
@@ -100,7 +91,7 @@ class PageClock:
         return self.moment(start_ns, end_ns)
 
 
-def role_timelines(analysis: Analysis, clock: PageClock) -> list[RoleTimeline]:
+def role_timelines(analysis: Analysis, clock: PageClock) -> list[documents.RoleTimeline]:
     """Return the name of each role and its data on the time axis of *clock*, the main role first.
 
     A run without roles is one nameless role; roles without GPU events are left out.
@@ -108,7 +99,7 @@ def role_timelines(analysis: Analysis, clock: PageClock) -> list[RoleTimeline]:
     roles = [role for role in analysis.role_results.roles if role.analysis.tables["timeline"].height]
     if not roles:
         timeline = timeline_data(analysis, clock)
-        return [RoleTimeline("", timeline)] if timeline else []
+        return [documents.RoleTimeline("", timeline)] if timeline else []
     counts = [sum(len(rank.events) for rank in role.analysis.events) for role in roles]
     main_ranks = tuple(result.rank for result in analysis.rank_results)
     timelines = []
@@ -120,11 +111,11 @@ def role_timelines(analysis: Analysis, clock: PageClock) -> list[RoleTimeline]:
         own_clock = clock if is_main else PageClock(shown, clocks=clocks, origin_ns=clock.origin_ns)
         data = timeline_data(shown, own_clock, max_events=MAX_EVENTS * count // max(1, sum(counts)))
         if data is not None:
-            timelines.append(RoleTimeline(role.name, data))
+            timelines.append(documents.RoleTimeline(role.name, data))
     return timelines
 
 
-def timeline_data(analysis: Analysis, clock: PageClock, *, max_events: int = MAX_EVENTS) -> Timeline | None:
+def timeline_data(analysis: Analysis, clock: PageClock, *, max_events: int = MAX_EVENTS) -> documents.Timeline | None:
     """Return the data of the timeline; None without GPU events."""
     if analysis.tables["timeline"].is_empty():
         return None
@@ -134,13 +125,13 @@ def timeline_data(analysis: Analysis, clock: PageClock, *, max_events: int = MAX
     descriptions, numbers = _shared_descriptions(shown, names)
     labels = [label for label in LABELS if label in set(descriptions["label"].to_list())]
     ranks = [_rank_data(analysis, clock, *of_rank, names) for of_rank in zip(shown, numbers, strict=True)]
-    return Timeline(
+    return documents.Timeline(
         origin_ns=str(clock.origin_ns),
         begin_ns=min(0, clock.begin_ns),
         end_ns=clock.end_ns,
-        labels=[Coloured(label, LABEL_COLOURS[label]) for label in labels],
-        lanes=[Lane(name, [label for label in LANES[name] if label in labels]) for name in LANES],
-        host=[Coloured(name, HOST_COLOURS[name]) for name in HOST_LANES],
+        labels=[documents.Coloured(label, LABEL_COLOURS[label]) for label in labels],
+        lanes=[documents.Lane(name, [label for label in LANES[name] if label in labels]) for name in LANES],
+        host=[documents.Coloured(name, HOST_COLOURS[name]) for name in HOST_LANES],
         causes=[(WORDS.exposure_causes[cause], WORDS.exposure_meanings[cause]) for cause in EXPOSURE_CAUSES],
         merged=not analysis.events,
         left_out=_left_out(analysis, timelines, cut, shown),
@@ -254,21 +245,21 @@ def _shared_descriptions(timelines: Sequence[RankTimeline], names: dict[str, int
 
 def _rank_data(
     analysis: Analysis, clock: PageClock, timeline: RankTimeline, numbers: Ints, names: dict[str, int]
-) -> RankTrack:
+) -> documents.RankTrack:
     """Return the data of one rank."""
     rank, host = timeline.rank, timeline.host
     times = clock.on_page(rank, "start_ns", "end_ns")
     # The delay from launch to start, in steps of 100 ns and counted from 1; 0 if the launch is unknown.
     delay = ((pl.col("start_ns") - pl.col("launch_ns")).clip(0) // 100 + 1).fill_null(0).clip(None, 1 << 30)
     description = pl.lit(pl.Series(numbers)).gather("description")
-    packed_host: PackedColumns | UnsetType = UNSET
+    packed_host: documents.PackedColumns | UnsetType = UNSET
     if len(host):
         for text in host["name"].unique(maintain_order=True).drop_nulls().to_list():
             names.setdefault(text, len(names))
         packed_host = pack_intervals(
             host.select(*times, lane=pl.col("lane").to_physical(), name=_text_number("name", names))
         )
-    return RankTrack(
+    return documents.RankTrack(
         rank,
         pack_intervals(timeline.events.select(*times, description=description, delay=delay)),
         _phases(analysis, clock, rank),
@@ -316,10 +307,10 @@ def _exposure_causes(analysis: Analysis, rank: int) -> dict[str, dict[int, int]]
     }
 
 
-def _steps(steps: pl.DataFrame) -> list[StepTime]:
+def _steps(steps: pl.DataFrame) -> list[documents.StepTime]:
     """Return number, start and end of each step: from its first start to its last end on the ranks of the table."""
     by_step = steps.group_by("step").agg(pl.col("start_ns").min(), pl.col("end_ns").max()).sort("start_ns")
-    return [StepTime(step, start_ns / 1e6, end_ns / 1e6) for step, start_ns, end_ns in by_step.rows()]
+    return [documents.StepTime(step, start_ns / 1e6, end_ns / 1e6) for step, start_ns, end_ns in by_step.rows()]
 
 
 def _phases(analysis: Analysis, clock: PageClock, rank: int) -> list[tuple[int | None, str, float, float]]:
@@ -333,7 +324,7 @@ def _phases(analysis: Analysis, clock: PageClock, rank: int) -> list[tuple[int |
     return placed.select("step", "phase", (end_ns - pl.col("span_ns")) / 1e6, end_ns.alias("until_ns") / 1e6).rows()
 
 
-def _path(analysis: Analysis, clock: PageClock) -> PathPieces | None:
+def _path(analysis: Analysis, clock: PageClock) -> documents.PathPieces | None:
     """Return the pieces of the critical path: times, rank, and numbers of their texts; None if none was computed."""
     pieces = path_pieces(analysis)
     if pieces.is_empty():
@@ -343,7 +334,7 @@ def _path(analysis: Analysis, clock: PageClock) -> PathPieces | None:
     number_of = {text: number for number, text in enumerate(texts) if text is not None}
     times = pl.col("start_ns", "end_ns") - clock.origin_ns
     packed = pack_intervals(pieces.select(times, "rank", *(_text_number(name, number_of) for name in names)))
-    return PathPieces(packed, pack_json(texts))
+    return documents.PathPieces(packed, pack_json(texts))
 
 
 def _text_number(column: str, number_of: Mapping[str, int]) -> pl.Expr:
@@ -382,7 +373,7 @@ def _memory_top_gb(analysis: Analysis) -> float | None:
     return max(max(record.reserved_bytes or 0, record.peak_bytes) for record in records) / 1e9
 
 
-def _memory_line(analysis: Analysis, clock: PageClock, rank: int) -> PackedColumns | UnsetType:
+def _memory_line(analysis: Analysis, clock: PageClock, rank: int) -> documents.PackedColumns | UnsetType:
     """Return a rank's allocated and reserved memory in KiB, each valid until the next; unset if not recorded."""
     records = () if analysis.memory is None else analysis.memory.ranks
     line = next((memory.measured.line for memory in records if memory.rank == rank), None)

@@ -155,17 +155,11 @@ def _makespans(schedule: ScheduleView, width: int) -> RenderableType | None:
         Column("peak", "figure", note="most chunks held at once"),
     )
     head = schedule.head
-    measured, ideal = ([getattr(bubble, name) for bubble in head.bubbles] for name in ("measured_ns", "ideal_ns"))
-    rows: list[tuple[object, ...]] = [
-        (
-            "measured",
-            head.measured_ns,
-            head.measured_bubble,
-            *(mean(ns[phase] for ns in measured) for phase in PHASES),
-            "",
-        ),
-        ("ideal", head.ideal_ns, head.ideal_bubble, *(mean(ns[phase] for ns in ideal) for phase in PHASES), ""),
-    ]
+    rows: list[tuple[object, ...]] = []
+    for name in ("measured", "ideal"):
+        by_phase = [getattr(bubble, f"{name}_ns") for bubble in head.bubbles]
+        means = [mean(ns[phase] for ns in by_phase) for phase in PHASES]
+        rows.append((name, getattr(head, f"{name}_ns"), getattr(head, f"{name}_bubble"), *means, ""))
     bubbles = sorted(head.bubbles, key=lambda bubble: -sum(bubble.measured_ns.values()))
     shown = bubbles if len(bubbles) <= MAX_RANKS_LISTED else bubbles[:WORST_RANKS_SHOWN]
     for bubble in sorted(shown, key=lambda bubble: bubble.rank):

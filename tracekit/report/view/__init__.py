@@ -116,14 +116,7 @@ class View:
     @cached_property
     def answer(self) -> tuple[Line, ...]:
         """The answer in a few lines."""
-        return answer(
-            self.analysis,
-            labels=self.labels,
-            schedule=self.schedule,
-            stragglers=self.stragglers,
-            advice=self.advice,
-            blocking=self.blocking,
-        )
+        return answer(self)
 
     @cached_property
     def advice(self) -> tuple[Advice, ...]:

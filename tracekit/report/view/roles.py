@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from statistics import mean
 
@@ -178,10 +179,12 @@ def iteration_sentence(analysis: Analysis) -> str | None:
     if times[-1] > MIN_RATIO_OF_UNEQUAL_ITERATIONS * times[0]:
         over = f" (mean of {count}, {ms(times[0])} to {ms(times[-1])})"
     text = f"An iteration takes {ms(total / count)}{over}: {join_with_and(parts)}"
-    waits = _mean_waits(iterations)
-    if waits:
-        role, share, other = max(waits, key=lambda wait: wait[1])
-        text += f"; role {role} waits for {other} in {percent(share)} of it"
+    waits = Counter[tuple[str, str]]()
+    for wait in (wait for iteration in iterations for wait in iteration.roles):
+        waits.update({(wait.role, other): ns for other, ns in wait.waited_ns.items()})
+    (role, other), waited_ns = max(waits.items(), key=lambda item: item[1], default=(("", ""), 0))
+    if waited_ns:
+        text += f"; role {role} waits for {other} in {percent(waited_ns / total)} of it"
     start = late_start(analysis)
     late = "" if start is None else f" In iteration {start.iteration} {start.words}."
     return f"{text}.{_tail_sentence(iterations)}{late}"
@@ -241,22 +244,6 @@ def late_start(analysis: Analysis) -> LateStart | None:
         return None
     late_ns, index, words = max(late_starts)
     return LateStart(index, late_ns, words, len(late_starts) == 1 and len(analysis.role_results.iterations) > 1)
-
-
-def _mean_waits(iterations: Sequence[Iteration]) -> list[tuple[str, float, str]]:
-    """Return by role the share of the iterations in which it waits for the role it waits for most."""
-    total = sum(iteration.end_ns - iteration.start_ns for iteration in iterations)
-    waits = []
-    for role in dict.fromkeys(wait.role for iteration in iterations for wait in iteration.roles):
-        own = [wait for iteration in iterations for wait in iteration.roles if wait.role == role]
-        by_other: dict[str, int] = {}
-        for wait in own:
-            for other, ns in wait.waited_ns.items():
-                by_other[other] = by_other.get(other, 0) + ns
-        longest = max(by_other, key=lambda name: by_other[name], default="")
-        if by_other.get(longest):
-            waits.append((role, by_other[longest] / total, longest))
-    return waits
 
 
 def _tail_sentence(iterations: Sequence[Iteration]) -> str:
