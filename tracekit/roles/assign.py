@@ -143,7 +143,7 @@ def _find_ranks(refs: Sequence[SourceRef]) -> tuple[list[SourceRef], list[Notice
         if not members:
             continue
         others = [ref for ref in refs if ref.role != role and ref.rank is not None]
-        ranks = _numbers_in_names(members) or _match_content(members, others)
+        ranks, rank_from = _numbers_in_names(members) or _match_content(members, others), "matched"
         if ranks is None:
             if len({ref.rank for ref in others}) != len(members):
                 raise InputError(
@@ -160,8 +160,6 @@ def _find_ranks(refs: Sequence[SourceRef]) -> tuple[list[SourceRef], list[Notice
             )
             notices.append(Notice("role-order", text))
             rank_from = "order"
-        else:
-            rank_from = "matched"
         numbered = [
             replace(ref, rank=ranks[ref.path], rank_from=rank_from) if ref.path in ranks else ref for ref in numbered
         ]

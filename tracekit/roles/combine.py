@@ -21,7 +21,7 @@ from tracekit.documents.roles import PhaseBand
 from tracekit.errors import InputError, Notice
 from tracekit.metrics.process_phases import TRAIN
 from tracekit.parsers.source_refs import several_runs_error
-from tracekit.roles.iterations import find_iterations
+from tracekit.roles.iterations import band_spans, find_iterations
 from tracekit.roles.processes import kind_of_role, processes_on_one_clock
 from tracekit.roles.weight_updates import find_weight_updates
 from tracekit.schema import Source
@@ -193,14 +193,11 @@ def _handover_share(rank: int, role: str, bands: Sequence[PhaseBand]) -> tuple[f
     >>> _handover_share(1, "trainer", bands)  # 30 of the 32 that rank 1 starts later
     (0.9375, 'rollout')
     """
-    starts: dict[int, dict[int, int]] = {}  # by iteration and rank: first start of the role
-    for band in bands:
-        if band.role == role and band.iteration is not None:
-            by_rank = starts.setdefault(band.iteration, {})
-            by_rank[band.rank] = min(band.start_ns, by_rank.get(band.rank, band.start_ns))
     late_ns = 0
     explained_ns: dict[str, int] = {}
-    for iteration, by_rank in starts.items():
+    for iteration in dict.fromkeys(band.iteration for band in bands if band.iteration is not None):
+        own_bands = [band for band in bands if (band.role, band.iteration) == (role, iteration)]
+        by_rank = {rank: start for rank, (start, _) in band_spans(own_bands, lambda band: band.rank).items()}
         own_start = by_rank.pop(rank, None)
         if own_start is None or not by_rank or own_start <= median(by_rank.values()):
             continue

@@ -7,8 +7,9 @@ iteration that the next weight update of its process ends. Iterations follow eac
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
+from typing import TypeVar
 
 import numpy as np
 import polars as pl
@@ -19,6 +20,7 @@ from tracekit.intervals import Intervals, union
 from tracekit.metrics.process_phases import ROLLOUT, TRAIN, WEIGHT_SYNC
 from tracekit.roles.processes import Process
 
+Key = TypeVar("Key")
 OTHER = "other"
 """Phase of forward work without a growing cache: a reward or a reference model."""
 PHASE_ORDER = (WEIGHT_SYNC, TRAIN, ROLLOUT, OTHER)
@@ -39,10 +41,8 @@ def find_iterations(
     phases = {band.phase for band in bands}
     if not {ROLLOUT, TRAIN} <= phases:
         return [], bands
-    starts: dict[int, int] = {}
-    for band in bands:
-        if band.iteration is not None:
-            starts[band.iteration] = min(band.start_ns, starts.get(band.iteration, band.start_ns))
+    spans = band_spans(bands, lambda band: band.iteration)
+    starts = {number: start for number, (start, _) in spans.items() if number is not None}
     numbers = sorted(starts)
     ends = [*(starts[number] for number in numbers[1:]), max(band.end_ns for band in bands)]
     colocated = _colocated(processes)
@@ -52,6 +52,15 @@ def find_iterations(
         if end > starts[number]
     ]
     return iterations, bands
+
+
+def band_spans(bands: Iterable[PhaseBand], key: Callable[[PhaseBand], Key]) -> dict[Key, tuple[int, int]]:
+    """Return the first start and the last end of the bands with each key."""
+    spans: dict[Key, tuple[int, int]] = {}
+    for band in bands:
+        start, end = spans.get(key(band), (band.start_ns, band.end_ns))
+        spans[key(band)] = min(start, band.start_ns), max(end, band.end_ns)
+    return spans
 
 
 def _bands(process: Process, kind: str, updates: Sequence[WeightUpdate]) -> list[PhaseBand]:
@@ -204,12 +213,7 @@ def _role_wait(
 
 def _tail(bands: Sequence[PhaseBand], processes: Sequence[Process]) -> RolloutTail | None:
     """Return the rank whose rollout takes longest; None for fewer than two ranks."""
-    spans: dict[tuple[str, int], tuple[int, int]] = {}
-    for band in bands:
-        if band.phase == ROLLOUT:
-            key = (band.role, band.rank)
-            start, end = spans.get(key, (band.start_ns, band.end_ns))
-            spans[key] = (min(start, band.start_ns), max(end, band.end_ns))
+    spans = band_spans([band for band in bands if band.phase == ROLLOUT], lambda band: (band.role, band.rank))
     if len(spans) < 2:
         return None
     durations = {key: end - start for key, (start, end) in spans.items()}

@@ -102,22 +102,15 @@ def render_schedule(view: View, width: int, *, short: bool = False) -> Renderabl
     schedule = view.schedule
     if schedule is None:
         return None
-    if short:
-        parts = [
-            _headline(schedule),
-            _waterfall(schedule, width, min_share=MIN_SHARE_IN_SHORT_GAP),
-            gantt(schedule.head, width, max_ranks=MAX_RANKS_IN_SHORT_CHART),
-        ]
-    else:
-        parts = [
-            _headline(schedule),
-            _makespans(schedule, width),
-            _waterfall(schedule, width),
-            Note(view.below_peak) if view.below_peak else None,
-            gantt(schedule.head, width),
-            render_table(schedule.phases, width),
-        ]
-    parts.append(render_what_if(schedule.alternatives, width))
+    parts = [
+        _headline(schedule),
+        None if short else _makespans(schedule, width),
+        _waterfall(schedule, width, min_share=MIN_SHARE_IN_SHORT_GAP if short else 0.0),
+        Note(view.below_peak) if view.below_peak and not short else None,
+        gantt(schedule.head, width, max_ranks=MAX_RANKS_IN_SHORT_CHART if short else MAX_RANKS),
+        None if short else render_table(schedule.phases, width),
+        render_what_if(schedule.alternatives, width),
+    ]
     return Group(*(part for part in parts if part is not None))
 
 

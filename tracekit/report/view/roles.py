@@ -18,6 +18,7 @@ from tracekit.metrics.overlap import ratio
 from tracekit.metrics.process_phases import ROLLOUT, TRAIN
 from tracekit.report.table import Column, Table, make_table
 from tracekit.report.words import WORDS
+from tracekit.roles.iterations import band_spans
 
 MAX_UPDATES_SHOWN = 3
 """Weight updates that a table shows one by one."""
@@ -225,10 +226,8 @@ def late_start(analysis: Analysis) -> LateStart | None:
     late_starts = []
     for iteration in analysis.role_results.iterations:
         tail = iteration.rollout_tail
-        starts: dict[int, int] = {}
-        for band in analysis.role_results.bands:
-            if band.phase == ROLLOUT and band.iteration == iteration.index:
-                starts[band.rank] = min(band.start_ns, starts.get(band.rank, band.start_ns))
+        rollouts = [b for b in analysis.role_results.bands if (b.phase, b.iteration) == (ROLLOUT, iteration.index)]
+        starts = {rank: start for rank, (start, _) in band_spans(rollouts, lambda band: band.rank).items()}
         if tail is None or tail.last_rank not in starts:
             continue
         first = min(starts, key=lambda rank: starts[rank])
