@@ -17,15 +17,8 @@ from msgspec import UNSET, UnsetType
 from tracekit._util.arrays import Ints
 from tracekit._util.text import counted, percent
 from tracekit.align.clocks import Clocks
-from tracekit.analysis import Analysis
-from tracekit.analysis.rank_timeline import (
-    DESCRIPTION_TEXTS,
-    EVENT_TIMES,
-    HOST_LANES,
-    HOST_RANGES,
-    MAX_TEXT_LETTERS,
-    RankTimeline,
-)
+from tracekit.analysis import Analysis, rank_timeline
+from tracekit.analysis.rank_timeline import RankTimeline
 from tracekit.critical_path.path import SEGMENTS
 from tracekit.documents import page as documents
 from tracekit.report.html.packed_columns import pack_columns, pack_intervals, pack_json
@@ -131,7 +124,7 @@ def timeline_data(analysis: Analysis, clock: PageClock, *, max_events: int = MAX
         end_ns=clock.end_ns,
         labels=[documents.Coloured(label, LABEL_COLOURS[label]) for label in labels],
         lanes=[documents.Lane(name, [label for label in LANES[name] if label in labels]) for name in LANES],
-        host=[documents.Coloured(name, HOST_COLOURS[name]) for name in HOST_LANES],
+        host=[documents.Coloured(name, HOST_COLOURS[name]) for name in rank_timeline.HOST_LANES],
         causes=[(WORDS.exposure_causes[cause], WORDS.exposure_meanings[cause]) for cause in EXPOSURE_CAUSES],
         merged=not analysis.events,
         left_out=_left_out(analysis, timelines, cut, shown),
@@ -140,7 +133,8 @@ def timeline_data(analysis: Analysis, clock: PageClock, *, max_events: int = MAX
             {
                 "texts": list(names),
                 "columns": {
-                    name: [names.get(text, -1) for text in descriptions[name].to_list()] for name in DESCRIPTION_TEXTS
+                    name: [names.get(text, -1) for text in descriptions[name].to_list()]
+                    for name in rank_timeline.DESCRIPTION_TEXTS
                 },
                 "stream": descriptions["stream"].to_list(),
             }
@@ -162,13 +156,15 @@ def _page_timelines(analysis: Analysis) -> list[RankTimeline]:
         described = of_rank.select("label", "pass").unique(maintain_order=True).with_row_index("description")
         events = of_rank.join(described, on=["label", "pass"], nulls_equal=True, maintain_order="left")
         events = events.with_columns(id=pl.lit(None), launch_ns=pl.lit(None))
-        texts = {name: pl.lit(None, pl.String) for name in DESCRIPTION_TEXTS if name not in ("label", "pass")}
+        texts = {
+            name: pl.lit(None, pl.String) for name in rank_timeline.DESCRIPTION_TEXTS if name not in ("label", "pass")
+        }
         timelines.append(
             RankTimeline(
                 rank=rank,
-                events=events.select(pl.col(name).cast(dtype) for name, dtype in EVENT_TIMES.items()),
+                events=events.select(pl.col(name).cast(dtype) for name, dtype in rank_timeline.EVENT_TIMES.items()),
                 descriptions=described.with_columns(**texts, stream=pl.lit(None, pl.Int64)),
-                host=HOST_RANGES.to_frame(),
+                host=rank_timeline.HOST_RANGES.to_frame(),
                 host_count=0,
             )
         )
@@ -230,14 +226,14 @@ def _left_out(
 
 def _shared_descriptions(timelines: Sequence[RankTimeline], names: dict[str, int]) -> tuple[pl.DataFrame, list[Ints]]:
     """Return the descriptions of all ranks once each, and for each rank the numbers of its own; fill the text list."""
-    columns = [*DESCRIPTION_TEXTS, "stream"]
+    columns = [*rank_timeline.DESCRIPTION_TEXTS, "stream"]
     everyone = pl.concat([t.descriptions.select(columns) for t in timelines])
     shared = everyone.unique(maintain_order=True).with_row_index("number")
     numbers = everyone.join(shared, on=columns, how="left", nulls_equal=True, maintain_order="left")[
         "number"
     ].to_numpy()
     ends = np.cumsum([len(timeline.descriptions) for timeline in timelines])
-    for name in DESCRIPTION_TEXTS:
+    for name in rank_timeline.DESCRIPTION_TEXTS:
         for text in shared[name].unique(maintain_order=True).drop_nulls().to_list():
             names.setdefault(text, len(names))
     return shared, np.split(numbers.astype(np.int64), ends[:-1])
@@ -358,7 +354,7 @@ def path_pieces(analysis: Analysis) -> pl.DataFrame:
     until = pl.when(pl.col("kind") == "host").then(pl.lit("until ")).otherwise(pl.lit(""))
     what = pl.coalesce(pl.format("{}{}", until, "what"), "kind")
     notes = [note.fill_null("") for note in (comes_from, goes_on)]
-    chain = pl.col("chain").str.tail(MAX_TEXT_LETTERS)
+    chain = pl.col("chain").str.tail(rank_timeline.MAX_TEXT_LETTERS)
     described = pieces.select(
         "rank", "start_ns", "end_ns", "kind", "label", chain, description=pl.concat_str(what, *notes)
     )

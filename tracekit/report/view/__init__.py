@@ -18,6 +18,7 @@ from tracekit.analysis.spread import MANY_RANKS, spread
 from tracekit.errors import Notice
 from tracekit.report.advice import Advice, advise
 from tracekit.report.evidence import collect_evidence, relevant_notices
+from tracekit.report.view import rates
 from tracekit.report.view.answer import Line, answer
 from tracekit.report.view.blocking import blocking
 from tracekit.report.view.budget import LabelRow, beside_table, budget_view, hiding_table, label_rows, matrix_of
@@ -28,14 +29,6 @@ from tracekit.report.view.lateness import imbalance_table, lateness_map, slowdow
 from tracekit.report.view.path import changes_table, path_view
 from tracekit.report.view.pipeline import schedule_view, unnamed_phases
 from tracekit.report.view.ranks import host_activity_table, idle_table, steps_view, straggler_table, stragglers
-from tracekit.report.view.rates import (
-    below_peak,
-    by_view,
-    communication_table,
-    device_names,
-    experts_table,
-    products_table,
-)
 from tracekit.report.view.roles import role_advice, roles_view
 from tracekit.report.words import WORDS
 
@@ -59,7 +52,7 @@ class View:
     def __init__(self, analysis: Analysis) -> None:
         self.analysis = analysis
         self.paths = tuple(analysis.paths or (source.path for source in analysis.sources))
-        self.devices = device_names(analysis.sources)
+        self.devices = rates.device_names(analysis.sources)
         self.reader = "+".join(sorted({source.reader for source in analysis.sources}))
         self.input_path = input_path(analysis)
         self.quoted_path = None if self.input_path is None else shlex.quote(self.input_path)
@@ -86,12 +79,12 @@ class View:
     """The critical path, if it was asked for."""
     changes = computed(changes_table)
     """Predicted step times with changes, if they were asked for."""
-    by = computed(by_view)
+    by = computed(rates.by_view)
     """The step by layer, module, annotation or shape, if it was asked for."""
-    products = computed(products_table)
-    communication = computed(communication_table)
-    experts = computed(experts_table)
-    below_peak = computed(below_peak)
+    products = computed(rates.products_table)
+    communication = computed(rates.communication_table)
+    experts = computed(rates.experts_table)
+    below_peak = computed(rates.below_peak)
     instead = computed(host_activity_table)
     """Activities of the host while the GPU waited for its next launch."""
     hiding = computed(hiding_table)
