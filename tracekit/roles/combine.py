@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace as replace_fields
 from itertools import pairwise
@@ -22,7 +21,7 @@ from tracekit.errors import InputError, Notice
 from tracekit.metrics.process_phases import TRAIN
 from tracekit.parsers.source_refs import several_runs_error
 from tracekit.roles.iterations import band_spans, find_iterations
-from tracekit.roles.processes import kind_of_role, processes_on_one_clock
+from tracekit.roles.processes import kind_of_role, processes_on_one_clock, share_a_process
 from tracekit.roles.weight_updates import find_weight_updates
 from tracekit.schema import Source
 
@@ -124,8 +123,7 @@ def check_roles(spans: Sequence[tuple[Source, int | None, int | None]], *, named
     >>> check_roles([(source, 0, 10), (replace(source, role="b", pid=8), 5, 20)], named=False)
     """
     folders = {source.role: str(Path(source.path).parent) for source, _, _ in spans if source.role is not None}
-    processes = Counter((source.rank, source.pid) for source, _, _ in spans if source.role is not None)
-    if not named and any(count > 1 for (_, pid), count in processes.items() if pid is not None):
+    if not named and share_a_process(source for source, _, _ in spans if source.role is not None):
         raise several_runs_error(sorted(set(folders.values())))
     times: dict[str, tuple[int, int]] = {}
     for source, start, end in spans:
