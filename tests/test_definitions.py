@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tracekit.metrics.label_intervals import COMPUTE_SET, EXPOSABLE_LABELS, LABEL_SETS
-from tracekit.report.view import DEFINITIONS
+from tracekit.report.words import WORDS
 from tracekit.schema import STEP_PHASES
 
 TEXT = (Path(__file__).parent.parent / "docs" / "definitions.md").read_text(encoding="utf-8")
@@ -27,5 +27,5 @@ def test_the_order_of_payment_is_the_code_s():
 def test_every_phase_and_printed_definition_is_explained():
     for phase in STEP_PHASES:
         assert f"*{phase}*" in TEXT
-    for name, _ in DEFINITIONS:
+    for name in WORDS.definitions:
         assert f"**{name.split('(')[0]}" in TEXT

@@ -3,33 +3,29 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
+import polars as pl
 
 from tests import kept
-from tracekit.compare.slowdowns import OperationGraph, measure_slowdown, pipeline_slowdown, usual_durations
-from tracekit.errors import ScheduleError
+from tracekit.compare.replay import CellGraph
+from tracekit.compare.slowdowns import measure_slowdown, pipeline_slowdown, replay_cells
 
 
-def test_a_transfer_starts_when_its_last_member_does_on_all_lanes_of_the_step() -> None:
-    # Two lanes of one step: compute of 3 and 7, then a joint transfer of 2.
-    graph = OperationGraph([[], [0]], transfers=[[1]], joint=frozenset({0}))
-    durations = np.array([[3.0, 7.0], [2.0, 2.0]])
-    assert graph.run(durations, np.array([0, 0])).tolist() == [9.0]
-    assert graph.run(durations, np.array([0, 1])).tolist() == [5.0, 9.0]
-
-
-def test_a_ring_is_an_error() -> None:
-    with pytest.raises(ScheduleError, match="ring"):
-        OperationGraph([[1], [0]]).run(np.ones((2, 1)), np.array([0]))
+def test_a_step_ends_with_its_last_cell_on_any_lane() -> None:
+    # Two stages and one micro-batch: F on stage 0, F and B on stage 1, B on stage 0, one after the other.
+    columns = {"position": [0, 0, 1, 1], "op": ["F", "B", "F", "B"], "stage": [0, 0, 1, 1], "microbatch": [0] * 4}
+    none = pl.lit(None, pl.Int32)
+    graph = CellGraph.of(pl.DataFrame(columns).with_columns(b_stage=none, b_microbatch=none))
+    durations = np.array([[1.0, 1.0], [2.0, 5.0], [1.0, 1.0], [2.0, 2.0]])
+    assert replay_cells(graph, np.array([0, 0]), durations).tolist() == [9.0]
+    assert replay_cells(graph, np.array([1, 0]), durations).tolist() == [9.0, 6.0]
 
 
 def test_a_slow_rank_explains_the_whole_slowdown() -> None:
     # Three ranks compute and then join; rank 2 takes 4 instead of 1 in one of two steps.
-    graph = OperationGraph([[], [], [], [0], [1], [2]], transfers=[[3, 4, 5]])
     durations = np.array([[1.0, 1.0], [1.0, 1.0], [1.0, 4.0], [1.0, 1.0], [1.0, 1.0], [1.0, 1.0]])
     usual = np.ones_like(durations)
     rank = np.repeat(np.array([0, 1, 2, 0, 1, 2])[:, None], 2, axis=1)
-    slowdown = measure_slowdown(graph, durations, usual, np.array([0, 1]), {"rank": rank})
+    slowdown = measure_slowdown(lambda ns: ns[:3].max(axis=0) + ns[3:].max(axis=0), durations, usual, {"rank": rank})
     assert slowdown.step_ratios == [1.0, 2.5]
     assert slowdown.ratio == 1.75  # (2 + 5) / (2 + 2)
     assert [(part.name, part.alone, part.explains) for part in slowdown.groups] == [
@@ -40,17 +36,10 @@ def test_a_slow_rank_explains_the_whole_slowdown() -> None:
 
 
 def test_equal_durations_are_not_split() -> None:
-    graph = OperationGraph([[], [0]])
-    slowdown = measure_slowdown(
-        graph, np.ones((2, 1)), np.ones((2, 1)), np.array([0]), {"op": np.array([["F"], ["B"]])}
-    )
+    equal, ops = np.ones((2, 1)), np.array([["F"], ["B"]])
+    slowdown = measure_slowdown(lambda durations: durations.sum(axis=0), equal, equal, {"op": ops})
     assert slowdown.ratio == 1.0
     assert not slowdown.groups
-
-
-def test_usual_is_the_mean_of_compute_and_the_median_of_transfers() -> None:
-    usual = usual_durations(np.array([[1.0, 2.0, 6.0]] * 2), ["F", "send"], np.array([False, True]))
-    assert usual.tolist() == [[3.0] * 3, [2.0] * 3]
 
 
 def test_a_pipeline_of_a_trace_is_split_by_stage_op_and_rank() -> None:

@@ -81,5 +81,5 @@ def test_every_name_is_a_metric_known_once_a_run():
     names = ("tflop_s.total", "tflop_s.wgrad", "utilisation", "bus_gb_s.dp_comm", "copy_gb_s.onload", "peak_gb",
              "phase_gb.optimizer", "expert_over_mean", "expert_cost_ms")  # fmt: skip
     for name in names:
-        assert resolve(name).once_a_run
+        assert resolve(name).family.once_a_run
         assert not FAMILY_BY_NAME[name.split(".", maxsplit=1)[0]].default

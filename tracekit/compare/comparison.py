@@ -80,15 +80,8 @@ class StepComparison(msgspec.Struct, frozen=True, eq=False):
             for stage in np.unique(graph.stage)
         }
         factor = replays.work / np.maximum(replays.typical, 1)
-        cells = pl.DataFrame(
-            {
-                "rank": self.pipeline.detail["rank"],
-                "op": graph.op,
-                "stage": graph.stage,
-                "microbatch": graph.microbatch,
-                "factor": factor,
-            }
-        )
+        columns = {name: getattr(graph, name) for name in ("op", "stage", "microbatch")}
+        cells = pl.DataFrame({"rank": self.pipeline.detail["rank"], **columns, "factor": factor})
         slow_cells = cells.filter(pl.col("factor") > MIN_SLOW_CELL_FACTOR)
         return {
             "stage": stages,

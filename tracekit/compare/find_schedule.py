@@ -13,19 +13,8 @@ import polars as pl
 from msgspec.structs import replace
 
 from tracekit._util.text import counted, ms, percent
-from tracekit.compare.identify import (
-    MAX_CACHED_FORWARDS,
-    Match,
-    Orders,
-    candidates,
-    count_ops,
-    exact_match,
-    likely_candidates,
-    match_with,
-    named_candidates,
-    nearest_match,
-    units,
-)
+from tracekit.compare import identify
+from tracekit.compare.identify import Match, Orders
 from tracekit.compare.replay import GraphCache
 from tracekit.errors import Notice
 from tracekit.reconstruct.pipeline import Pipeline, has_same_order
@@ -82,7 +71,7 @@ class ScheduleFinder:
             (pipeline.stages_from, pipeline.weights_counted, placement.shape, placement.virtual),
         )
         if key not in self._findings:
-            search = _Search(pipeline)
+            search = OrderSearch(pipeline)
             if self.wanted == "auto":
                 match, notices = search.find_any(self._last_schedule)
             else:
@@ -92,42 +81,42 @@ class ScheduleFinder:
         return self._findings[key]
 
 
-class _Search:
+class OrderSearch:
     """The order of one pipeline, to be compared with schedules."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self.pipeline = pipeline
         self.orders: Orders = pipeline.orders()
         self.pp = len(pipeline.ranks)
-        self.forwards = max(count_ops(order, "F", "FB") for order in self.orders.values())
+        self.forwards = max(identify.count_ops(order, "F", "FB") for order in self.orders.values())
         self.stages_known = pipeline.stages_from != "nothing"
 
     def find_named(self, wanted: str) -> tuple[Match | None, list[Notice]]:
         """Return the match with the schedule that the user named."""
-        named = named_candidates(wanted, self.pp, self.forwards)
+        named = identify.named_candidates(wanted, self.pp, self.forwards)
         schedules = [schedule for schedule in named if schedule.pp == self.pp]
         if not schedules:
             text = f"{wanted} cannot run {self.forwards} forwards on each of {self.pp} ranks"
             if named:
                 text = f"{wanted} is an order of {counted(named[0].pp, 'rank')}, and the pipeline has {self.pp}"
             return None, [Notice("schedule-other", text)]
-        match = self._exact_match(schedules)
+        match = self.exact_match(schedules)
         if match is None and self.stages_known:
-            match = min((match_with(self.orders, s) for s in schedules), key=lambda match: match.distance)
-            ran = self._exact_match(self._likely())
+            match = min((identify.match_with(self.orders, s) for s in schedules), key=lambda match: match.distance)
+            ran = self.exact_match(self._likely())
             match = replace(match, ran=ran.schedule if ran is not None else None)
         return match, [] if match else [_order_unknown(self.pipeline)]
 
     def find_any(self, last: Schedule | None) -> tuple[Match | None, list[Notice]]:
         """Return the match with the schedule that has this order, or with the nearest; *last* is tried first."""
-        if last is not None and last.pp == self.pp and (match := self._exact_match([last])):
+        if last is not None and last.pp == self.pp and (match := self.exact_match([last])):
             return match, []
-        if match := self._exact_match(self._likely()) or self._exact_match(candidates(self.pp, self.forwards)):
+        if match := self.exact_match(self._likely()) or self.exact_match(identify.candidates(self.pp, self.forwards)):
             return self._with_ambiguous_names(match), []
         if notice := _find_cut(self.pipeline):
             return None, [notice]
         # The order of a single rank is near to that of any schedule: only an equal one is evidence.
-        nearest = nearest_match(self.orders, self._likely()) if self.stages_known and self.pp > 1 else None
+        nearest = identify.nearest_match(self.orders, self._likely()) if self.stages_known and self.pp > 1 else None
         if nearest is None:
             return None, [_order_unknown(self.pipeline)]
         if misplaced_share(self.orders, nearest) <= MAX_MISPLACED_SHARE:
@@ -139,11 +128,11 @@ class _Search:
 
     def _likely(self) -> Iterable[Schedule]:
         placement = self.pipeline.placement
-        return likely_candidates(self.pp, self.forwards, placement.shape, placement.virtual)
+        return identify.likely_candidates(self.pp, self.forwards, placement.shape, placement.virtual)
 
-    def _exact_match(self, schedules: Iterable[Schedule]) -> Match | None:
+    def exact_match(self, schedules: Iterable[Schedule]) -> Match | None:
         """Return the match with the schedule that has exactly this order."""
-        return exact_match(
+        return identify.exact_match(
             self.orders,
             schedules,
             traffic=self.pipeline.traffic,
@@ -157,20 +146,20 @@ class _Search:
         Schedules whose order is searched for have no order of their own and are left out; so are large schedules,
         because generating all of them takes too long.
         """
-        if self.pp * self.forwards > MAX_CACHED_FORWARDS:
+        if self.pp * self.forwards > identify.MAX_CACHED_FORWARDS:
             return match
-        ran_blocks = any(count_ops(order, "FB") for order in self.orders.values())
+        ran_blocks = any(identify.count_ops(order, "FB") for order in self.orders.values())
         may_have_blocks = len(self.orders) < self.pp or match.blocks_run_apart > 0
         others: list[str] = []
-        for schedule in candidates(self.pp, self.forwards, searched=False):
+        for schedule in identify.candidates(self.pp, self.forwards, searched=False):
             if schedule.name in (match.schedule.name, *others):
                 continue
             if schedule.virtual == 1 and describe(schedule.name).virtual is None:
                 continue  # an interleaved schedule with one chunk is the plain one
-            other = self._exact_match([schedule])
+            other = self.exact_match([schedule])
             if other is None or (other.blocks_run_apart and not may_have_blocks):
                 continue
-            if not ran_blocks or any(count_ops(order, "FB") for order in schedule.ranks):
+            if not ran_blocks or any(identify.count_ops(order, "FB") for order in schedule.ranks):
                 others.append(schedule.name)
         return replace(match, ambiguous_with=tuple(others)) if others else match
 
@@ -207,7 +196,7 @@ def misplaced_share(orders: Orders, match: Match) -> float:
 
 def _count_units(orders: Orders, schedule: Schedule) -> int:
     """Return the schedule's units of work on the ranks with a trace: a B has two, an FB three."""
-    return sum(len(units(op)) for position in orders for op in schedule.ranks[position])
+    return sum(len(identify.units(op)) for position in orders for op in schedule.ranks[position])
 
 
 def _misplaced_units(match: Match, pipeline: Pipeline) -> str:

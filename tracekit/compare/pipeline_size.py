@@ -15,7 +15,8 @@ import polars as pl
 
 from tracekit._util.text import plural
 from tracekit.align.clocks import Clocks
-from tracekit.compare.identify import Match, candidates, count_ops, exact_match, forward_stages, named_candidates
+from tracekit.compare.find_schedule import OrderSearch
+from tracekit.compare.identify import Match, candidates, forward_stages, named_candidates
 from tracekit.errors import Notice
 from tracekit.reconstruct.pipeline import Pipeline
 from tracekit.reconstruct.pipeline_steps import assemble
@@ -131,22 +132,15 @@ def _match_fullest_step(
     if not steps:
         return None
     step = max(sorted(steps), key=lambda step: ranks[0].by_step[step][0].height)
-    pipeline = assemble(by_rank, pipeline_ranks, step, Clocks.recorded([]))
-    pp = len(pipeline_ranks)
-    forwards = max(count_ops(order, "F", "FB") for order in pipeline.orders().values())
-    if pp * forwards > MAX_FORWARDS_TO_TRY:
+    search = OrderSearch(assemble(by_rank, pipeline_ranks, step, Clocks.recorded([])))
+    if search.pp * search.forwards > MAX_FORWARDS_TO_TRY:
         return None
-    schedules = candidates(pp, forwards, searched=False)
+    schedules = candidates(search.pp, search.forwards, searched=False)
     if wanted != "auto":
-        schedules = (schedule for schedule in named_candidates(wanted, pp, forwards) if schedule.pp == pp)
-    match = exact_match(
-        pipeline.orders(),
-        schedules,
-        traffic=pipeline.traffic,
-        stages_known=pipeline.stages_from != "nothing",
-        any_weight_gradient=pipeline.weights_counted,
-    )
-    return (match, _find_doubts(match, pipeline)) if match else None
+        named = named_candidates(wanted, search.pp, search.forwards)
+        schedules = (schedule for schedule in named if schedule.pp == search.pp)
+    match = search.exact_match(schedules)
+    return (match, _find_doubts(match, search.pipeline)) if match else None
 
 
 def _find_doubts(match: Match, pipeline: Pipeline) -> Doubts:

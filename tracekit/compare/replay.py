@@ -123,8 +123,7 @@ class CellGraph:
     @cached_property
     def is_forward(self) -> Bools:
         """Cells that contain a forward."""
-        has_forward: Bools = (self.op == "F") | (self.op == "FB")
-        return has_forward
+        return np.isin(self.op, ("F", "FB"))
 
     @cached_property
     def is_backward(self) -> Bools:

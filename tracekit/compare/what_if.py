@@ -6,7 +6,7 @@ messages.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -28,22 +28,6 @@ from tracekit.schedules.registry import describe
 
 MIN_SAVED_SHARE_TO_PROPOSE = 0.01
 """Share of the makespan that another split must save to be proposed."""
-
-
-class LayerSplit(msgspec.Struct, frozen=True):
-    """Number of layers of every stage, and the prediction for the run with them."""
-
-    layers: tuple[int, ...]
-    prediction: Prediction
-
-    def megatron_layout(self) -> str:
-        """Return the value of Megatron-Core's ``--pipeline-model-parallel-layout``.
-
-        >>> LayerSplit((3, 4, 4, 1), Prediction(0, 0, 0, 0.0)).megatron_layout()
-        'Et*3|t*4|t*4|tL'
-        """
-        stages = ["t" if layers == 1 else f"t*{layers}" for layers in self.layers]
-        return f"E{'|'.join(stages)}L"
 
 
 def layers_per_stage(cells: pl.DataFrame, stages: int) -> Ints | None:
@@ -76,28 +60,6 @@ def best_split(layer_ns: Floats, additional_ns: Floats, layers: int) -> list[int
         # The next layer goes to the stage that is fastest with it.
         counts[int(np.argmin((counts + 1) * layer_ns + additional_ns))] += 1
     return [int(count) for count in counts]
-
-
-def propose_split(predictor: Predictor, cells: pl.DataFrame) -> LayerSplit | None:
-    """Return the best split of the run's layers; None if the present one is about as good, or not known."""
-    own, ops = predictor.own, predictor.ops[MIDDLE]
-    layers = layers_per_stage(cells, own.stages)
-    if layers is None or own.stages < 2:
-        return None
-    slowdowns = np.array([ops.gpu_slowdowns.get(int(rank), 1.0) for rank in own.stage_ranks[:, 0]])
-    stage_ns = (ops.gpu_ns["F"] + ops.gpu_ns["B"]) * slowdowns
-    layer_ns, additional_ns = _time_per_layer(stage_ns, layers)
-    counts = best_split(layer_ns, additional_ns, int(layers.sum()))
-    if counts == layers.tolist():
-        return None
-    program = predictor.own_program
-    stage_factor = (np.array(counts) * layer_ns + additional_ns) / np.maximum(stage_ns, 1.0)
-    typical = ops.typical_work(program, own)
-    work = [ns * float(stage_factor[piece.stage]) for piece, ns in zip(program.pieces, typical, strict=True)]
-    base, changed = predictor.simulate(program, own), predictor.simulate(program, own, work=work)
-    if base is None or changed is None or changed.makespan > (1 - MIN_SAVED_SHARE_TO_PROPOSE) * base.makespan:
-        return None
-    return LayerSplit(tuple(counts), predictor.predict_change(base, changed))
 
 
 def _time_per_layer(stage_ns: Floats, layers: Ints) -> tuple[Floats, Floats]:
@@ -195,7 +157,8 @@ def what_if_rows(
         )
     )
     if not isinstance(predictor, str):
-        rows += [*_layer_split_rows(predictor, cells), *_curve_rows(predictor, cells, times)]
+        split = _layer_split_row(predictor, cells)
+        rows += [*([] if split is None else [split]), *_curve_rows(predictor, cells, times)]
     return rows
 
 
@@ -299,21 +262,42 @@ def _assumptions(schedule: Schedule, own: Schedule, times: StageTimes, predictor
     return tuple(assumptions)
 
 
-def _layer_split_rows(predictor: Predictor, cells: pl.DataFrame) -> list[WhatIf]:
-    """Return a row with a faster split of the layers over stages, if there is one."""
-    split = propose_split(predictor, cells)
-    if split is None:
-        return []
-    return [
-        WhatIf(
-            "layout",
-            "layers per stage " + ",".join(map(str, split.layers)),
-            predictor.own.virtual,
-            **_predicted_figures(split.prediction, predictor.measured_ns),
-            layout=split.megatron_layout(),
-            rests_on=("layers of a stage take equal time; the other work of the first and last stage stays there",),
-        )
-    ]
+def _layer_split_row(predictor: Predictor, cells: pl.DataFrame) -> WhatIf | None:
+    """Return the row with the best split of layers over stages; None if the run's is about as good, or not known."""
+    own, ops = predictor.own, predictor.ops[MIDDLE]
+    layers = layers_per_stage(cells, own.stages)
+    if layers is None or own.stages < 2:
+        return None
+    slowdowns = np.array([ops.gpu_slowdowns.get(int(rank), 1.0) for rank in own.stage_ranks[:, 0]])
+    stage_ns = (ops.gpu_ns["F"] + ops.gpu_ns["B"]) * slowdowns
+    layer_ns, additional_ns = _time_per_layer(stage_ns, layers)
+    counts = best_split(layer_ns, additional_ns, int(layers.sum()))
+    if counts == layers.tolist():
+        return None
+    program = predictor.own_program
+    stage_factor = (np.array(counts) * layer_ns + additional_ns) / np.maximum(stage_ns, 1.0)
+    typical = ops.typical_work(program, own)
+    work = [ns * float(stage_factor[piece.stage]) for piece, ns in zip(program.pieces, typical, strict=True)]
+    base, changed = predictor.simulate(program, own), predictor.simulate(program, own, work=work)
+    if base is None or changed is None or changed.makespan > (1 - MIN_SAVED_SHARE_TO_PROPOSE) * base.makespan:
+        return None
+    return WhatIf(
+        "layout",
+        "layers per stage " + ",".join(map(str, counts)),
+        own.virtual,
+        **_predicted_figures(predictor.predict_change(base, changed), predictor.measured_ns),
+        layout=megatron_layout(counts),
+        rests_on=("layers of a stage take equal time; the other work of the first and last stage stays there",),
+    )
+
+
+def megatron_layout(layers: Sequence[int]) -> str:
+    """Return the value of Megatron-Core's ``--pipeline-model-parallel-layout`` for layers of every stage.
+
+    >>> megatron_layout((3, 4, 4, 1))
+    'Et*3|t*4|t*4|tL'
+    """
+    return f"E{'|'.join('t' if count == 1 else f't*{count}' for count in layers)}L"
 
 
 def _curve_rows(predictor: Predictor, cells: pl.DataFrame, times: StageTimes) -> list[WhatIf]:
@@ -369,7 +353,5 @@ def _over_chunks(own: Schedule, layers: Any) -> Iterator[Schedule]:
     for chunks in CHUNKS_TO_TRY:
         if chunks > 2 if layers_per_rank is None else layers_per_rank % chunks:
             continue
-        if chunks == 1:
-            yield from _generate("1f1b", own.pp, own.microbatches, None)
-        else:
-            yield from _generate("interleaved", own.pp, own.microbatches, chunks)
+        name, virtual = ("interleaved", chunks) if chunks > 1 else ("1f1b", None)
+        yield from _generate(name, own.pp, own.microbatches, virtual)

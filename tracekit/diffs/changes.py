@@ -16,45 +16,24 @@ from msgspec import UNSET, UnsetType, structs
 from tracekit._util.text import counted, html_table
 from tracekit._version import __version__
 from tracekit.analysis import Analysis
-from tracekit.diffs import stats
-from tracekit.diffs.comparability import (
-    DIFFERENCES_OF_A_DIFF,
-    check_formats,
-    compare_work,
-    find_obstacles,
-    is_equal_work,
-)
+from tracekit.diffs import comparability, stats
 from tracekit.diffs.explanation import build_waterfall, explain_change
 from tracekit.diffs.load_runs import Comparable, Side, select_role, side_of
 from tracekit.diffs.metrics import resolve
-from tracekit.diffs.run_samples import Run, centre_of_runs
+from tracekit.diffs.run_samples import Key, Run, centre_of_runs, mean_times
 from tracekit.diffs.verdict import judge
+from tracekit.documents import diff as documents
 from tracekit.documents.coding import HasDocument
-from tracekit.documents.diff import (
-    FORMAT,
-    CellChange,
-    ComparedRun,
-    CountedChange,
-    DiffDocument,
-    KernelChange,
-    LabelChange,
-    LargestChanges,
-    MetricChange,
-    ModuleChange,
-    RankChange,
-    TimeChange,
-    TimelineCell,
-    Timelines,
-    WorkChange,
-)
-from tracekit.documents.diff import Side as SideSummary
 from tracekit.documents.gate import CheckResult
 from tracekit.schema import LABELS
 
 _VERDICT_ORDER = ("regressed", "improved", "inconclusive", "pass")
-Key = tuple[Any, ...]
-Change = TypeVar("Change", bound=TimeChange)
-_ROW_TYPES: dict[str, type[CountedChange]] = {"kernels": KernelChange, "modules": ModuleChange, "cells": CellChange}
+Change = TypeVar("Change", bound=documents.TimeChange)
+_ROW_TYPES: dict[str, type[documents.CountedChange]] = {
+    "kernels": documents.KernelChange,
+    "modules": documents.ModuleChange,
+    "cells": documents.CellChange,
+}
 """Rows of the tables whose times are compared."""
 
 
@@ -70,7 +49,7 @@ class Diff(HasDocument):
 
     before: Side
     after: Side
-    document: DiffDocument
+    document: documents.DiffDocument
     """All changes; ``to_dict`` returns them as plain data."""
 
     @property
@@ -96,7 +75,7 @@ class Diff(HasDocument):
         before, after = (side.runs[0].analysis if side.runs else None for side in (self.before, self.after))
         return None if before is None or after is None else (before, after)
 
-    def to_document(self) -> DiffDocument:
+    def to_document(self) -> documents.DiffDocument:
         """Return the JSON document (``format: tracekit.diff/1``)."""
         return self.document
 
@@ -159,14 +138,14 @@ def diff(before: Comparable, after: Comparable, *, role: str | None = None) -> D
     if role is not None:
         old, new = select_role(old, new, role)
     others = [name for name in old.other_roles if name in new.other_roles] if role is None else []
-    check_formats(new.runs, old.runs)
-    work = compare_work(old.runs, new.runs)
-    document = DiffDocument(
+    comparability.check_formats(new.runs, old.runs)
+    work = comparability.compare_work(old.runs, new.runs)
+    document = documents.DiffDocument(
         tracekit=__version__,
-        format=FORMAT,
+        format=documents.FORMAT,
         before=side_summary(old),
         after=side_summary(new),
-        obstacles=find_obstacles(new.runs, old.runs, allow=DIFFERENCES_OF_A_DIFF),
+        obstacles=comparability.find_obstacles(new.runs, old.runs, allow=comparability.DIFFERENCES_OF_A_DIFF),
         story=explain_change(old.runs, new.runs),
         work=work,
         waterfall=build_waterfall(old.runs, new.runs),
@@ -180,23 +159,25 @@ def diff(before: Comparable, after: Comparable, *, role: str | None = None) -> D
     return Diff(old, new, document)
 
 
-def _timelines(before: Sequence[Run], after: Sequence[Run]) -> Timelines | None:
+def _timelines(before: Sequence[Run], after: Sequence[Run]) -> documents.Timelines | None:
     """Return the pipeline cells of one step of both sides, to be drawn on one axis; None if a side has none."""
     old, new = (
         next((run.tables["timeline"] for run in side if "timeline" in run.tables), ()) for side in (before, after)
     )
     if not old or not new:
         return None
-    return Timelines([TimelineCell(**cell) for cell in old], [TimelineCell(**cell) for cell in new])
+    return documents.Timelines(
+        [documents.TimelineCell(**cell) for cell in old], [documents.TimelineCell(**cell) for cell in new]
+    )
 
 
-def largest_changes(before: Sequence[Run], after: Sequence[Run], *, max_rows: int = 10) -> LargestChanges:
+def largest_changes(before: Sequence[Run], after: Sequence[Run], *, max_rows: int = 10) -> documents.LargestChanges:
     """Return the kernels, modules and cells whose time changed most, and notes on what could not be compared."""
     changes: dict[str, Any] = {"comparable_cells": None}
     notes = []
     for table, row_type in _ROW_TYPES.items():
         keys = _key_fields(row_type)
-        old, new = _mean_times(before, table, keys), _mean_times(after, table, keys)
+        old, new = mean_times(before, table, keys), mean_times(after, table, keys)
         if not old or not new:
             missing = "on both sides" if not old and not new else "before" if not old else "after"
             need = "traces whose pipeline can be found" if table == "cells" else "traces or stores"
@@ -212,7 +193,7 @@ def largest_changes(before: Sequence[Run], after: Sequence[Run], *, max_rows: in
             notes += [reason or f"{left_out} cells are on one side only and are left out"] if left_out else []
             old, new = ({key: side[key] for key in side if key in common} for side in (old, new))
         changes[table] = _change_rows(old, new, row_type)[:max_rows]
-    return LargestChanges(**changes, notes=notes)
+    return documents.LargestChanges(**changes, notes=notes)
 
 
 def _cell_obstacle(old: Iterable[Key], new: Iterable[Key]) -> str:
@@ -247,26 +228,16 @@ def _stages_by_rank(cells: Iterable[Key]) -> dict[int, set[int]]:
     return stages
 
 
-def _key_fields(row_type: type[CountedChange]) -> tuple[str, ...]:
+def _key_fields(row_type: type[documents.CountedChange]) -> tuple[str, ...]:
     """Return the fields by which rows of this type are told apart: all but the times and counts."""
-    return tuple(name for name in row_type.__struct_fields__ if name not in CountedChange.__struct_fields__)
-
-
-def _mean_times(runs: Sequence[Run], table: str, keys: tuple[str, ...]) -> dict[Key, tuple[float, float]]:
-    """Return (milliseconds, count) by key, the mean over the runs that have the table."""
-    tables = [run.tables[table] for run in runs if run.tables.get(table)]
-    means: dict[Key, tuple[float, float]] = {}
-    for rows in tables:
-        for row in rows:
-            key = tuple(row.get(name) for name in keys)
-            ms, count = means.get(key, (0.0, 0.0))
-            means[key] = (ms + row["ns"] / 1e6 / len(tables), count + (row.get("count") or 1) / len(tables))
-    return means
+    return tuple(name for name in row_type.__struct_fields__ if name not in documents.CountedChange.__struct_fields__)
 
 
 def _change_rows(
-    old: Mapping[Key, tuple[float, float]], new: Mapping[Key, tuple[float, float]], row_type: type[CountedChange]
-) -> list[CountedChange]:
+    old: Mapping[Key, tuple[float, float]],
+    new: Mapping[Key, tuple[float, float]],
+    row_type: type[documents.CountedChange],
+) -> list[documents.CountedChange]:
     """Return one row per key whose time changed, the largest change first."""
     rows = []
     for key in {**old, **new}:
@@ -291,7 +262,7 @@ def _sort_by_change(rows: list[Change]) -> list[Change]:
     return sorted(rows, key=lambda row: -abs(row.change_ms))
 
 
-def _metric_rows(before: Side, after: Side, work: WorkChange | None) -> list[MetricChange]:
+def _metric_rows(before: Side, after: Side, work: documents.WorkChange | None) -> list[documents.MetricChange]:
     """Return every default metric with the gate's verdict; regressions first, then by change over noise floor.
 
     Where the amount of work differs, times have no verdict; shares have.
@@ -302,15 +273,15 @@ def _metric_rows(before: Side, after: Side, work: WorkChange | None) -> list[Met
         return _VERDICT_ORDER.index(check.verdict), -floors
 
     checks = [check.to_document() for check in judge(after.runs, before.runs, noise=before.noise)]
-    if work is not None and not is_equal_work(work):
+    if work is not None and not comparability.is_equal_work(work):
         reason = f"the step does {work.ratio:.3g} times the work"
         undecided = {"verdict": "inconclusive", "reason": reason}
         checks = [structs.replace(check, **undecided) if check.unit == "ms" else check for check in checks]
     checks.sort(key=order)
-    return msgspec.convert(checks, list[MetricChange], from_attributes=True)
+    return msgspec.convert(checks, list[documents.MetricChange], from_attributes=True)
 
 
-def _label_rows(before: Sequence[Run], after: Sequence[Run]) -> list[LabelChange]:
+def _label_rows(before: Sequence[Run], after: Sequence[Run]) -> list[documents.LabelChange]:
     """Return time, exposed time and overlap of every label that ran on either side."""
     rows = []
     for label in LABELS:
@@ -323,11 +294,11 @@ def _label_rows(before: Sequence[Run], after: Sequence[Run]) -> list[LabelChange
             for when, side in (("before", before), ("after", after))
         }
         rounded: dict[str, Any] = {name: None if value is None else round(value, 6) for name, value in levels.items()}
-        rows.append(LabelChange(label, **_change(old_ms or 0.0, new_ms or 0.0), **rounded))
+        rows.append(documents.LabelChange(label, **_change(old_ms or 0.0, new_ms or 0.0), **rounded))
     return _sort_by_change(rows)
 
 
-def _rank_rows(before: Sequence[Run], after: Sequence[Run]) -> list[RankChange]:
+def _rank_rows(before: Sequence[Run], after: Sequence[Run]) -> list[documents.RankChange]:
     """Return the step time of each rank, and the part of its budget that changed most."""
     old_ranks, new_ranks = _budget_by_rank(before), _budget_by_rank(after)
     rows = []
@@ -336,7 +307,9 @@ def _rank_rows(before: Sequence[Run], after: Sequence[Run]) -> list[RankChange]:
         parts = {part: new.get(part, 0.0) - old.get(part, 0.0) for part in {**old, **new} if part != "step_ms"}
         largest = max(parts, key=lambda part: abs(parts[part]), default=None)
         largest_ms = round(parts[largest], 6) if largest else None
-        rows.append(RankChange(rank, **_change(old["step_ms"], new["step_ms"]), most=largest, most_ms=largest_ms))
+        rows.append(
+            documents.RankChange(rank, **_change(old["step_ms"], new["step_ms"]), most=largest, most_ms=largest_ms)
+        )
     return _sort_by_change(rows)
 
 
@@ -355,7 +328,7 @@ def _budget_by_rank(runs: Sequence[Run]) -> dict[int, dict[str, float]]:
     }
 
 
-def side_summary(side: Side, *, calibrated: bool | UnsetType = UNSET) -> SideSummary:
+def side_summary(side: Side, *, calibrated: bool | UnsetType = UNSET) -> documents.Side:
     """Return the runs and facts of a side."""
-    runs = [ComparedRun(run.name, run.steps) for run in side.runs]
-    return SideSummary(runs=runs, facts=side.runs[0].facts if side.runs else {}, calibrated=calibrated)
+    runs = [documents.ComparedRun(run.name, run.steps) for run in side.runs]
+    return documents.Side(runs=runs, facts=side.runs[0].facts if side.runs else {}, calibrated=calibrated)

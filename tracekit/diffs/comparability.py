@@ -14,24 +14,18 @@ from tracekit.documents.diff import WorkChange, WorkUnit
 from tracekit.errors import InputError, OptionError
 
 ASPECTS = {
-    "world_size": ("world_size", "ranks"),
-    "schedule": ("schedule", "pp", "microbatches", "virtual"),
-    "shapes": ("shapes",),
-    "gpu": ("gpu",),
-    "damage": (),
+    "world_size": {"world_size": "world size", "ranks": "number of ranks"},
+    "schedule": {
+        "schedule": "schedule",
+        "pp": "pipeline size",
+        "microbatches": "number of micro-batches",
+        "virtual": "number of virtual stages",
+    },
+    "shapes": {"shapes": "model shapes"},
+    "gpu": {"gpu": "GPU"},
+    "damage": {},
 }
-"""Facts compared, grouped by the names that the option ``allow`` accepts."""
-
-_FACT_NAMES = {
-    "world_size": "world size",
-    "ranks": "number of ranks",
-    "schedule": "schedule",
-    "pp": "pipeline size",
-    "microbatches": "number of micro-batches",
-    "virtual": "number of virtual stages",
-    "shapes": "model shapes",
-    "gpu": "GPU",
-}
+"""Facts compared and their names, grouped by the names that the option ``allow`` accepts."""
 
 
 def find_obstacles(candidate: Sequence[Run], baseline: Sequence[Run], *, allow: Sequence[str] = ()) -> list[str]:
@@ -48,17 +42,19 @@ def find_obstacles(candidate: Sequence[Run], baseline: Sequence[Run], *, allow: 
     before, after = _merge_facts(baseline), _merge_facts(candidate)
     before["shapes"], after["shapes"] = _listed_shapes(before.get("shapes"), after.get("shapes"))
     reasons = []
-    for aspect, keys in ASPECTS.items():
+    for aspect, fact_names in ASPECTS.items():
         if aspect in allow:
             continue
-        differing = [key for key in keys if None not in (before.get(key), after.get(key)) and before[key] != after[key]]
+        differing = [
+            key for key in fact_names if None not in (before.get(key), after.get(key)) and before[key] != after[key]
+        ]
         if not differing:
             continue
         key = differing[0]  # one sentence per aspect: the other differences follow from the first
         if key == "shapes":
             reasons.append(f"model shapes differ: {_differing_shapes(before[key], after[key])}")
         else:
-            reasons.append(f"{_FACT_NAMES[key]} differs: {before[key]} before, {after[key]} after")
+            reasons.append(f"{fact_names[key]} differs: {before[key]} before, {after[key]} after")
     return [*reasons, *find_damage((*baseline, *candidate), allow=allow)]
 
 
@@ -112,7 +108,7 @@ def check_formats(candidate: Sequence[Run], baseline: Sequence[Run]) -> None:
 def _merge_facts(runs: Sequence[Run]) -> dict[str, Any]:
     """Return the facts of a side; where its own runs disagree, all values joined."""
     merged: dict[str, Any] = {}
-    for key in _FACT_NAMES:
+    for key in (key for fact_names in ASPECTS.values() for key in fact_names):
         values = [run.facts[key] for run in runs if key in run.facts]
         if key == "shapes" and values:
             merged[key] = list(dict.fromkeys(shape for shapes in values for shape in shapes))

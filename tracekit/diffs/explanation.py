@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from tracekit._util.text import join_with_and, ms, percent, plural, signed
 from tracekit.diffs.comparability import compare_work, find_differences, is_equal_work, product_slowdown
-from tracekit.diffs.run_samples import Run
+from tracekit.diffs.run_samples import Run, mean_times
 from tracekit.documents.analysis import Figures
 from tracekit.documents.diff import PartChange, Waterfall, WorkChange
 from tracekit.schema import COMMUNICATION_LABELS, COMPUTE_LABELS
@@ -246,19 +246,11 @@ def _step_parts(figures: Figures, scale: float) -> dict[str, float]:
 
 def _most_changed_modules(before: Sequence[Run], after: Sequence[Run]) -> dict[str, tuple[str, float]]:
     """Return, by label, the module whose time changed most, and its change in milliseconds per step."""
-    old, new = _module_ms(before), _module_ms(after)
+    old, new = (mean_times(side, "modules", ("module", "label")) for side in (before, after))
     largest: dict[str, tuple[str, float]] = {}
     for module, label in {**old, **new}:
-        change_ms = new.get((module, label), 0.0) - old.get((module, label), 0.0)
+        (old_ms, _), (new_ms, _) = (times.get((module, label), (0.0, 0.0)) for times in (old, new))
+        change_ms = new_ms - old_ms
         if abs(change_ms) > abs(largest.get(label, ("", 0.0))[1]):
             largest[label] = (module, change_ms)
     return largest
-
-
-def _module_ms(runs: Sequence[Run]) -> dict[tuple[str, str], float]:
-    """Return milliseconds per step by (module, label), the mean over runs."""
-    total: defaultdict[tuple[str, str], float] = defaultdict(float)
-    for run in runs:
-        for row in run.tables.get("modules") or ():
-            total[str(row["module"]), str(row["label"])] += row["ns"] / 1e6 / len(runs)
-    return total

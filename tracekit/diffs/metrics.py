@@ -10,7 +10,10 @@ from __future__ import annotations
 import difflib
 import operator
 import re
+import tomllib
 from collections.abc import Callable, Iterable
+from itertools import product
+from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -26,19 +29,29 @@ Nature = Literal["work", "pace", "waiting", "copying"]
 ``work``: the GPU repeats the same work, so they hardly differ. ``pace``: the step contains waiting. ``waiting`` and
 ``copying``: the metric itself measures time spent waiting or copying.
 """
-EXPOSED_KEYS = ("communication", "copy", *COMMUNICATION_LABELS, *COPY_LABELS)
+_SETS = {
+    "LABELS": LABELS,
+    "COMMUNICATION": COMMUNICATION_LABELS,
+    "COPIES": COPY_LABELS,
+    "COMPUTE": COMPUTE_LABELS,
+    "HIDING": (*COMPUTE_LABELS, "other"),
+    "EXPOSURE_CAUSES": EXPOSURE_CAUSES,
+    "GAP_CAUSES": GAP_CAUSES,
+    "MEMORY_PHASES": dict.fromkeys(MEMORY_PHASES.values()),
+}
+"""Sets that keys in ``metrics.toml`` name."""
 
 
 class Floor(msgspec.Struct, frozen=True):
     """Noise floor of a metric: a change below the largest of its three parts does not count."""
 
-    relative: float = 0.0  # share of the baseline's value
-    absolute: float = 0.0  # in the metric's unit
-    of_step: float = 0.0  # share of the baseline's step time; for an overlap, of the time that became exposed
+    relative: float = 0.0
+    absolute: float = 0.0
+    of_step: float = 0.0
 
 
-class Family(msgspec.Struct, frozen=True):
-    """A kind of metric, with the keys it can be measured for."""
+class Family(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A kind of metric, with the keys it can be measured for; see the head of ``metrics.toml``."""
 
     name: str
     unit: Literal["ms", "ratio", "count", "TFLOP/s", "GB/s", "GB"]
@@ -46,73 +59,26 @@ class Family(msgspec.Struct, frozen=True):
     about: str
     keys: tuple[str, ...] = ()
     floor: Floor = Floor()
-    default: bool = False  # checked when the user names no metric
+    default: bool = False
     nature: Nature = "waiting"
-    details: tuple[str, ...] = ()  # further keys, checked only where the user names them
+    details: tuple[str, ...] = ()
+    once_a_run: bool = False
 
 
-_TIME_FLOOR = Floor(relative=0.05, of_step=0.01)
-_COMPUTE_FLOOR = Floor(relative=0.0325, of_step=0.005)
-_SHARE_FLOOR = Floor(absolute=0.02)
-_RATE_FLOOR = Floor(relative=0.05)
-_MEMORY_FLOOR = Floor(relative=0.01)
+def _read_families() -> tuple[Family, ...]:
+    """Return the families of ``metrics.toml``, with their floors and all members of the sets that keys name."""
+    tables = tomllib.loads(Path(__file__).with_name("metrics.toml").read_text(encoding="utf-8"))
+    for family in tables["families"]:
+        if "floor" in family:
+            family["floor"] = tables["floors"][family["floor"]]
+        for name in ("keys", "details"):
+            parts = [[_SETS.get(part, (part,)) for part in key.split(".")] for key in family.get(name, ())]
+            family[name] = [".".join(members) for sets in parts for members in product(*sets)]
+    return msgspec.convert(tables["families"], tuple[Family, ...])
 
-FAMILIES = (
-    Family("step_ms", "ms", "down", "span of a step on the slowest rank", floor=Floor(relative=0.0285), default=True,
-           nature="pace"),
-    Family("bubble_fraction", "ratio", "down", "(idle + exposed pp_comm wait) / span", floor=_SHARE_FLOOR,
-           default=True),
-    Family("exposed_ms", "ms", "down",
-           "time of a label that no compute hides; with a cause: exposed_ms.dp_comm.same_stream",
-           EXPOSED_KEYS, _TIME_FLOOR, default=True,
-           details=tuple(f"{label}.{cause}" for label in EXPOSED_KEYS[2:] for cause in EXPOSURE_CAUSES)),
-    Family("overlap", "ratio", "up", "share of a label's time that compute hides", EXPOSED_KEYS,
-           Floor(absolute=0.02, of_step=0.01), default=True),
-    Family("label_ms", "ms", "down", "time a label runs (union)", LABELS, _TIME_FLOOR, default=True, nature="work"),
-    Family("compute_ms", "ms", "down", "time any compute runs (union)", floor=_COMPUTE_FLOOR, default=True,
-           nature="work"),
-    Family("idle_ms", "ms", "down", "time the GPU runs nothing", floor=_TIME_FLOOR),
-    Family("wait_ms", "ms", "down", "exposed pp_comm time spent waiting for a peer", floor=_TIME_FLOOR),
-    Family("bubble_ms", "ms", "down", "idle + exposed pp_comm wait", floor=_TIME_FLOOR),
-    Family("idle_fraction", "ratio", "down", "idle / span", floor=_SHARE_FLOOR),
-    Family("compute_fraction", "ratio", "up", "compute / span", floor=_SHARE_FLOOR),
-    Family("other_fraction", "ratio", "down", "time labelled other / span", floor=_SHARE_FLOOR, nature="work"),
-    Family("hidden_ms", "ms", "up", "time of a label that a compute label hides: hidden_ms.ep_dispatch.dgrad",
-           tuple(f"{label}.{compute}" for label in EXPOSED_KEYS[2:] for compute in (*COMPUTE_LABELS, "other")),
-           _TIME_FLOOR),
-    Family("label_count", "count", "none", "GPU events of a label in the window", LABELS, nature="work"),
-    Family("makespan_ms", "ms", "down", "pipeline makespan as measured", floor=_TIME_FLOOR, nature="pace"),
-    Family("ideal_makespan_ms", "ms", "down", "the schedule's makespan from measured cell times", floor=_TIME_FLOOR,
-           nature="work"),
-    Family("outside_cells", "ratio", "down", "share of ranks × makespan in no pipeline cell", floor=_SHARE_FLOOR),
-    Family("gap_ms", "ms", "down", "measured minus ideal makespan: total, or one cause",
-           ("total", *GAP_CAUSES), _TIME_FLOOR),
-    Family("tflop_s", "TFLOP/s", "up", "FLOP of matrix products over their own time: total, or of one label",
-           ("total", *COMPUTE_LABELS), _RATE_FLOOR, nature="work"),
-    Family("utilisation", "ratio", "up", "model FLOP utilisation: time of the model's FLOP at the GPU's peak / span",
-           floor=_SHARE_FLOOR),
-    Family("bus_gb_s", "GB/s", "up", "bus bandwidth of a label's matched operations, waiting apart",
-           COMMUNICATION_LABELS, _RATE_FLOOR),
-    Family("copy_gb_s", "GB/s", "up", "bytes over the union of the copies' time", ("offload", "onload"), _RATE_FLOOR,
-           nature="copying"),
-    Family("expert_over_mean", "ratio", "down", "most that a rank's experts receive, over the mean of its group",
-           floor=_SHARE_FLOOR, nature="work"),
-    Family("expert_cost_ms", "ms", "down", "what a step feels of uneven experts in the forward, at most",
-           floor=_TIME_FLOOR),
-    Family("late_ms", "ms", "down", "waiting for the latest rank in a step, mean of the ranks that wait; of rank 3: @3",
-           ("rank",), _TIME_FLOOR),
-    Family("imbalance", "ratio", "down", "work of the rank with most minus the mean / step time", floor=_SHARE_FLOOR,
-           nature="work"),
-    Family("peak_gb", "GB", "down", "most that tensors held on the fullest rank", floor=_MEMORY_FLOOR, nature="work"),
-    Family("phase_gb", "GB", "down", "the same while the host was in a phase",
-           tuple(dict.fromkeys(MEMORY_PHASES.values())), _MEMORY_FLOOR, nature="work"),
-)  # fmt: skip
+
+FAMILIES = _read_families()
 FAMILY_BY_NAME = {f.name: f for f in FAMILIES}
-_RUN_LEVEL_FAMILIES = (
-    *("outside_cells", "label_count", "hidden_ms", "tflop_s", "utilisation", "bus_gb_s", "copy_gb_s"),
-    *("expert_over_mean", "expert_cost_ms", "peak_gb", "phase_gb"),
-)
-"""Families with one value per run, not one per step, in a saved analysis."""
 
 
 class Metric(msgspec.Struct, frozen=True):
@@ -152,11 +118,6 @@ class Metric(msgspec.Struct, frozen=True):
         if self.unit == "ms" and label in ("copy", *COPY_LABELS):
             return "copying"
         return self.family.nature
-
-    @property
-    def once_a_run(self) -> bool:
-        """Whether a run has one value, however many steps it has."""
-        return self.family.name in _RUN_LEVEL_FAMILIES
 
 
 _COMPARISONS: dict[str, Callable[[float, float], bool]] = {

@@ -7,7 +7,7 @@ analysis, or a range, gives none.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -16,17 +16,7 @@ import msgspec
 from tracekit.align.steps import step_times
 from tracekit.diffs import stats
 from tracekit.diffs.metrics import Metric
-from tracekit.documents.analysis import (
-    AnalysisDocument,
-    Bandwidth,
-    Copy,
-    Figures,
-    PipelineStep,
-    RankFigures,
-    RankMemory,
-    Rates,
-    Schedule,
-)
+from tracekit.documents import analysis as documents
 from tracekit.documents.coding import decode, to_plain_rows
 from tracekit.errors import InputError
 from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS
@@ -34,6 +24,8 @@ from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS
 LABEL_SETS = {"communication": COMMUNICATION_LABELS, "copy": COPY_LABELS}
 Samples = dict[str, tuple[float, ...]]
 Rows = Sequence[Mapping[str, Any]]
+Key = tuple[Any, ...]
+"""Fields by which the rows of a table are told apart."""
 
 DAMAGE_NOTICES = frozenset({
     "bad-events", "bad-text", "bad-values", "damaged-rows", "damaged-table", "gpu-events-lost", "no-base-time",
@@ -54,7 +46,7 @@ class Run(msgspec.Struct, frozen=True):
     samples: Mapping[str, tuple[float, ...]]
     facts: Mapping[str, Any] = {}  # compared by ``comparability``
     tables: Mapping[str, Any] = {}  # kernels, modules, products, cells and timeline, as far as the input has them
-    ranks: tuple[RankFigures, ...] = ()  # the figures of each rank; empty for a run read from a baseline file
+    ranks: tuple[documents.RankFigures, ...] = ()  # the figures of each rank; empty for a run read from a baseline file
     analysis: Any = None  # the Analysis itself, where it is kept for the page of a diff
     main_role: str | None = None  # where ranks have several processes: the role that these figures are of
     roles: Mapping[str, Run] = {}  # … and the other roles
@@ -84,8 +76,20 @@ def centre_of_runs(runs: Sequence[Run], name: str) -> float | None:
     return stats.centre(values) if values else None
 
 
+def mean_times(runs: Sequence[Run], table: str, keys: Sequence[str]) -> dict[Key, tuple[float, float]]:
+    """Return (milliseconds, count) by key, the mean over the runs that have the table."""
+    tables = [run.tables[table] for run in runs if run.tables.get(table)]
+    means: dict[Key, tuple[float, float]] = {}
+    for rows in tables:
+        for row in rows:
+            key = tuple(row.get(name) for name in keys)
+            ms, count = means.get(key, (0.0, 0.0))
+            means[key] = (ms + row["ns"] / 1e6 / len(tables), count + (row.get("count") or 1) / len(tables))
+    return means
+
+
 def from_analysis(
-    document: AnalysisDocument | Mapping[str, Any], *, name: str, cells: Rows = (), timeline: Rows = ()
+    document: documents.AnalysisDocument | Mapping[str, Any], *, name: str, cells: Rows = (), timeline: Rows = ()
 ) -> Run:
     """Return the samples of one analysis, given as its document or as plain data.
 
@@ -100,8 +104,10 @@ def from_analysis(
     >>> run.steps, run.facts["ranks"], run.samples["overlap.broadcast"]
     (1, 4, (0.0,))
     """
-    if not isinstance(document, AnalysisDocument):
-        document = decode(msgspec.json.encode(document), AnalysisDocument, name, hint="analyze the traces again")
+    if not isinstance(document, documents.AnalysisDocument):
+        document = decode(
+            msgspec.json.encode(document), documents.AnalysisDocument, name, hint="analyze the traces again"
+        )
     if not document.ranks:
         raise InputError(f"{name}: the analysis has no ranks", hint="analyze the traces again")
     samples = _per_step_samples(document.ranks) | _label_samples(document.ranks) | rate_samples(document)
@@ -125,7 +131,7 @@ def from_analysis(
     )
 
 
-def comparability_facts(document: AnalysisDocument) -> dict[str, Any]:
+def comparability_facts(document: documents.AnalysisDocument) -> dict[str, Any]:
     """Return the facts that two runs are compared by, as far as they are known.
 
     Tokens and TFLOP, both per step, are amounts of work (``diffs.comparability``); the others must agree.
@@ -150,7 +156,7 @@ def comparability_facts(document: AnalysisDocument) -> dict[str, Any]:
     return {key: value for key, value in facts.items() if value is not None}
 
 
-def _tables(document: AnalysisDocument, cells: Rows, timeline: Rows) -> dict[str, Any]:
+def _tables(document: documents.AnalysisDocument, cells: Rows, timeline: Rows) -> dict[str, Any]:
     """Return the non-empty tables that ``changes`` and ``explanation`` compare."""
     kernels = to_plain_rows(document.kernels)
     modules = [{k: row[k] for k in ("module", "label", "ns")} for row in kernels if row["module"]]
@@ -165,7 +171,7 @@ def _tables(document: AnalysisDocument, cells: Rows, timeline: Rows) -> dict[str
     return {name: rows for name, rows in tables.items() if rows}
 
 
-def _per_step_samples(ranks: Sequence[RankFigures]) -> Samples:
+def _per_step_samples(ranks: Sequence[documents.RankFigures]) -> Samples:
     """Return one value per step that every rank has; an analysis without per-step figures is one sample."""
     if not ranks:
         return {}
@@ -186,7 +192,7 @@ def _per_step_samples(ranks: Sequence[RankFigures]) -> Samples:
     return samples
 
 
-def _step_values(records: Sequence[Figures], *, steps: int = 1) -> dict[str, float]:
+def _step_values(records: Sequence[documents.Figures], *, steps: int = 1) -> dict[str, float]:
     """Return every per-step metric of one step (module ``metrics`` says which is a mean, a maximum or a ratio).
 
     Args:
@@ -228,7 +234,7 @@ def _step_values(records: Sequence[Figures], *, steps: int = 1) -> dict[str, flo
     return values | _overlaps(records)
 
 
-def _exposed_by_cause(records: Sequence[Figures], ms: float) -> dict[str, float]:
+def _exposed_by_cause(records: Sequence[documents.Figures], ms: float) -> dict[str, float]:
     """Return exposed time by label and cause."""
     values: defaultdict[str, float] = defaultdict(float)
     for record in records:
@@ -240,18 +246,16 @@ def _exposed_by_cause(records: Sequence[Figures], ms: float) -> dict[str, float]
 
 def _sum_by_label(tables: Iterable[Mapping[str, int]]) -> dict[str, int]:
     """Sum numbers by label over *tables*, and add the sums of the label sets (communication, copy)."""
-    total: defaultdict[str, int] = defaultdict(int)
+    total: Counter[str] = Counter()
     for table in tables:
-        for label, value in table.items():
-            total[label] += value
+        total.update(table)
     for set_name, labels in LABEL_SETS.items():
-        present = [total[label] for label in labels if label in total]
-        if present:
-            total[set_name] = sum(present)
+        if not total.keys().isdisjoint(labels):
+            total[set_name] = sum(total[label] for label in labels)
     return total
 
 
-def _overlaps(records: Sequence[Figures]) -> dict[str, float]:
+def _overlaps(records: Sequence[documents.Figures]) -> dict[str, float]:
     """Return hidden time / label time, both summed over ranks."""
     hidden: defaultdict[str, float] = defaultdict(float)
     total: defaultdict[str, float] = defaultdict(float)
@@ -264,7 +268,7 @@ def _overlaps(records: Sequence[Figures]) -> dict[str, float]:
     return {f"overlap.{key}": hidden[key] / total[key] for key in total}
 
 
-def _label_samples(ranks: Sequence[RankFigures]) -> Samples:
+def _label_samples(ranks: Sequence[documents.RankFigures]) -> Samples:
     """Return the number of events per label, and the time each compute label hides, both per step."""
     steps = max(len(ranks[0].steps), 1)
     values: defaultdict[str, float] = defaultdict(float)
@@ -277,7 +281,7 @@ def _label_samples(ranks: Sequence[RankFigures]) -> Samples:
     return {name: (value,) for name, value in values.items()}
 
 
-def _lateness_samples(document: AnalysisDocument) -> Samples:
+def _lateness_samples(document: documents.AnalysisDocument) -> Samples:
     """Return the lateness of the latest rank and of each late rank by step, and the cost of unequal work by step."""
     samples: Samples = {}
     if document.lateness is not None:
@@ -293,9 +297,9 @@ def _lateness_samples(document: AnalysisDocument) -> Samples:
     return samples
 
 
-def _schedule_samples(schedule: Schedule) -> Samples:
+def _schedule_samples(schedule: documents.Schedule) -> Samples:
     """Return makespan and gap of every step; of several pipelines in a step, those of the slowest."""
-    slowest: dict[int | None, PipelineStep] = {}
+    slowest: dict[int | None, documents.PipelineStep] = {}
     for pipeline in schedule.pipelines:
         current = slowest.setdefault(pipeline.step, pipeline)
         if pipeline.measured_ns > current.measured_ns:
@@ -313,7 +317,7 @@ def _schedule_samples(schedule: Schedule) -> Samples:
     return {name: tuple(values) for name, values in samples.items()}
 
 
-def rate_samples(document: AnalysisDocument) -> Samples:
+def rate_samples(document: documents.AnalysisDocument) -> Samples:
     """Return one sample per run of rates, copies and memory.
 
     >>> from tracekit import analyze
@@ -329,7 +333,7 @@ def rate_samples(document: AnalysisDocument) -> Samples:
     return {name: (float(value),) for name, value in values.items() if value is not None}
 
 
-def _rate_values(rates: Rates, steps: int) -> dict[str, float | None]:
+def _rate_values(rates: documents.Rates, steps: int) -> dict[str, float | None]:
     """Return the rates of products and communication, and the balance of experts."""
     loads = [row.over_mean for row in rates.experts if row.over_mean is not None]
     return {
@@ -342,7 +346,7 @@ def _rate_values(rates: Rates, steps: int) -> dict[str, float | None]:
     }
 
 
-def _bus_bandwidths(rows: Sequence[Bandwidth]) -> dict[str, float]:
+def _bus_bandwidths(rows: Sequence[documents.Bandwidth]) -> dict[str, float]:
     """Return the mean bus bandwidth by label, weighted by transfer time; none if an operation's is unknown."""
     values = {}
     for label in dict.fromkeys(row.label for row in rows):
@@ -354,7 +358,7 @@ def _bus_bandwidths(rows: Sequence[Bandwidth]) -> dict[str, float]:
     return values
 
 
-def _copy_bandwidths(rows: Sequence[Copy]) -> dict[str, float]:
+def _copy_bandwidths(rows: Sequence[documents.Copy]) -> dict[str, float]:
     """Return GB/s of offload and onload over all ranks; none if a rank's bytes are unknown."""
     values = {}
     for label in ("offload", "onload"):
@@ -365,7 +369,7 @@ def _copy_bandwidths(rows: Sequence[Copy]) -> dict[str, float]:
     return values
 
 
-def _phase_peaks(ranks: Iterable[RankMemory]) -> dict[str, float]:
+def _phase_peaks(ranks: Iterable[documents.RankMemory]) -> dict[str, float]:
     """Return the largest peak of any rank in each phase, in GB, where it is known exactly."""
     at_least: defaultdict[str, int] = defaultdict(int)
     at_most: defaultdict[str, int] = defaultdict(int)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import msgspec
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from tracekit._util.text import counted
 from tracekit.diffs import stats
@@ -86,27 +86,20 @@ class Check(msgspec.Struct, frozen=True):
     def to_document(self) -> CheckResult:
         """Return it as a part of the gate's document."""
         change = self.change
-        return CheckResult(
-            metric=self.metric.name,
-            unit=self.metric.unit,
-            better=self.metric.better,
-            verdict=self.verdict,
-            reason=self.reason,
-            requirement=self.requirement.text if self.requirement else None,
-            before=self.before,
-            after=self.after,
-            change=change,
-            change_relative=change / self.before if change is not None and self.before else None,
-            floor=self.floor,
-            interval=list(self.interval) if self.interval else None,
-            p=self.p,
-            method=self.method,
-            steps=Counts(*self.steps),
-            runs=Counts(*self.runs),
-            waiver=self.waiver,
-            limit=self.limit,
-            limit_on="level" if self.requirement and self.requirement.kind == "limit" else "change",
-        )
+        figures = {
+            "metric": self.metric.name,
+            "unit": self.metric.unit,
+            "better": self.metric.better,
+            "requirement": self.requirement.text if self.requirement else None,
+            "change": change,
+            "change_relative": change / self.before if change is not None and self.before else None,
+            "interval": list(self.interval) if self.interval else None,
+            "steps": Counts(*self.steps),
+            "runs": Counts(*self.runs),
+            "limit": self.limit,
+            "limit_on": "level" if self.requirement and self.requirement.kind == "limit" else "change",
+        }
+        return CheckResult(**asdict(self) | figures)
 
 
 class _Case(msgspec.Struct, frozen=True):
@@ -262,7 +255,7 @@ def _samples(
         return [[0.0] * runs[0].steps] if runs and runs[0].steps else []
 
     before, after = ([list(values) for run in side if (values := run.values(metric))] for side in (baseline, candidate))
-    if metric.unit == "ms" and not metric.once_a_run:  # a label that one side never ran took no time there
+    if metric.unit == "ms" and not metric.family.once_a_run:  # a label that one side never ran took no time there
         before = before or (zeros(baseline) if after else [])
         after = after or (zeros(candidate) if before else [])
     return before, after
@@ -279,7 +272,7 @@ def _check_without_test(case: _Case, rules: Rules, obstacle: str, damage: str) -
         return replace(check, verdict="inconclusive", reason=obstacle)
     if check.before is None:
         return replace(check, verdict="inconclusive", reason="the baseline has no such metric")
-    unit, needed = ("run", MIN_RUNS_OF_RUN_METRIC) if check.metric.once_a_run else ("step", rules.min_steps)
+    unit, needed = ("run", MIN_RUNS_OF_RUN_METRIC) if check.metric.family.once_a_run else ("step", rules.min_steps)
     if min(check.steps) < needed:
         counts = f"{counted(check.steps[0], unit)} before, {check.steps[1]} after"
         return replace(check, verdict="inconclusive", reason=f"{counts}; at least {needed} are needed")

@@ -144,15 +144,11 @@ def _on_lines(brackets: str, parts: Sequence[str] | Mapping[str, str], *, indent
 
 
 def _format_run(run: Run, indent: int) -> str:
-    lines = {name: _on_one_line(_thinned(values)) for name, values in run.samples.items()}
+    # Of a very long run every n-th step is kept.
+    kept = {name: values[:: max(1, -(-len(values) // MAX_STEPS_KEPT))] for name, values in run.samples.items()}
+    lines = {name: _on_one_line(_round(values)) for name, values in kept.items()}
     samples = _on_lines("{}", lines, indent=indent + 1)
     return f'{{"name": {_on_one_line(run.name)},\n{" " * (indent + 1)}"samples": {samples}}}'
-
-
-def _thinned(values: Sequence[float]) -> list[float]:
-    """Return every n-th step of a very long run, rounded."""
-    rounded: list[float] = _round(values[:: max(1, -(-len(values) // MAX_STEPS_KEPT))])
-    return rounded
 
 
 def _round(value: Any) -> Any:

@@ -66,14 +66,13 @@ def load_config(path: str | Path | None = None, *, start: Path | None = None) ->
 def apply_waivers(checks: Sequence[Check], waivers: Iterable[Waiver], today: date) -> list[Check]:
     """Return the checks with their active waivers; a waived check keeps its verdict, but does not decide the gate."""
     active = [waiver for waiver in waivers if waiver.status(today).status == "active"]
-    result = []
-    for check in checks:
+
+    def waived(check: Check) -> Check:
         matching = [waiver for waiver in active if fnmatch.fnmatchcase(check.metric.name, waiver.metric)]
-        if matching and check.verdict in ("regressed", "inconclusive"):
-            result.append(replace(check, waiver=matching[0].status(today)))
-        else:
-            result.append(check)
-    return result
+        is_bad = check.verdict in ("regressed", "inconclusive")
+        return replace(check, waiver=matching[0].status(today)) if matching and is_bad else check
+
+    return [waived(check) for check in checks]
 
 
 def _read(file: Path) -> dict[str, Any] | None:

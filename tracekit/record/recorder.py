@@ -187,20 +187,20 @@ def profiler(
 
 
 class _TrainingRecorder:
-    """Recorder that starts with the training and stops with it."""
+    """Recorder that starts and stops with the training; its methods ignore what a trainer passes to a callback."""
 
     def __init__(self, folder: str | os.PathLike[str], options: dict[str, Any]) -> None:
         self._folder, self._options = folder, options
         self._recorder: Recorder | None = None
 
-    def begin(self) -> None:
+    def begin(self, *_: Any, **__: Any) -> None:
         self._recorder = profiler(self._folder, **self._options).__enter__()
 
-    def step(self) -> None:
+    def step(self, *_: Any, **__: Any) -> None:
         if self._recorder is not None:
             self._recorder.step()
 
-    def end(self) -> None:
+    def end(self, *_: Any, **__: Any) -> None:
         recorder, self._recorder = self._recorder, None
         if recorder is not None:
             recorder.__exit__(None, None, None)
@@ -218,14 +218,9 @@ def transformers_callback(folder: str | os.PathLike[str], **options: Any) -> Any
     recorder = _TrainingRecorder(folder, options)
 
     class TracekitCallback(base):  # type: ignore[misc,valid-type]
-        def on_train_begin(self, *_: Any, **__: Any) -> None:
-            recorder.begin()
-
-        def on_step_end(self, *_: Any, **__: Any) -> None:
-            recorder.step()
-
-        def on_train_end(self, *_: Any, **__: Any) -> None:
-            recorder.end()
+        on_train_begin = recorder.begin
+        on_step_end = recorder.step
+        on_train_end = recorder.end
 
     return TracekitCallback()
 
@@ -242,17 +237,9 @@ def lightning_callback(folder: str | os.PathLike[str], **options: Any) -> Any:
     recorder = _TrainingRecorder(folder, options)
 
     class TracekitCallback(base):  # type: ignore[misc,valid-type]
-        def on_train_start(self, *_: Any) -> None:
-            recorder.begin()
-
-        def on_train_batch_end(self, *_: Any) -> None:
-            recorder.step()
-
-        def on_train_end(self, *_: Any) -> None:
-            recorder.end()
-
-        def on_exception(self, *_: Any) -> None:
-            recorder.end()
+        on_train_start = recorder.begin
+        on_train_batch_end = recorder.step
+        on_train_end = on_exception = recorder.end
 
     return TracekitCallback()
 

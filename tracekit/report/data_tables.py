@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -172,12 +172,7 @@ def render_rows(rows: pl.DataFrame, extension: str) -> bytes:
     """Return rows as the content of a file: .csv, .json or .parquet."""
     # Written through memory: polars reports a full disk by an error of its own, Python by OSError.
     buffer = io.BytesIO()
-    writers: dict[str, Callable[[io.BytesIO], object]] = {
-        ".csv": rows.write_csv,
-        ".json": rows.write_json,
-        ".parquet": rows.write_parquet,
-    }
-    writers[extension](buffer)
+    getattr(rows, f"write_{extension[1:]}")(buffer)  # write_csv, write_json or write_parquet
     return buffer.getvalue()
 
 

@@ -18,6 +18,7 @@ from tracekit.errors import Notice
 from tracekit.metrics.reload import Reload
 from tracekit.parsers.source_refs import missing_ranks
 from tracekit.report.names import short_kernel
+from tracekit.report.words import WORDS
 from tracekit.schema import GAP_CAUSES, IDLE_CAUSES, LABEL_WORDS
 
 MIN_SHARE = 0.05
@@ -39,33 +40,6 @@ GAP_LABELS = {
     "p2p": ("pp_comm",),
 }
 """Causes of a gap that are communication, and the labels they are made of."""
-CAUSE_WORDS = {
-    "same_stream": "queued on the compute stream",
-    "one_queue": "in front of compute in one hardware queue",
-    "launched_late": "launched late by the host",
-    "nothing_to_hide": "with no compute ready that could run beside it",
-    "compute_waited": "because the next compute needs its result",
-    "peer_late": "waiting for a late peer",
-    "unknown": "of a cause that these traces do not show",
-}
-"""Each cause of exposure in words, to follow "87 % of that"."""
-CAUSE_MEANINGS = {
-    "peer_late": "another member started later: this time is waiting, not transfer",
-    "same_stream": "it ran on the stream of the compute, which could not run beside it",
-    "launched_late": "the host launched it after the compute that could have hidden it",
-    "one_queue": "compute launched behind it on another stream waited in the same hardware queue",
-    "compute_waited": "the compute that followed needed its result at once",
-    "nothing_to_hide": "no compute that does not depend on it was left to run beside it",
-    "unknown": "launches, or members of its group, are not in the trace",
-}
-"""Each cause of exposure, explained."""
-IDLE_WORDS = {
-    "launch_bound": "was launch-bound",
-    "dependency": "waited for other work",
-    "warm_up": "was a slow launch call",
-    "unknown": "has no known cause",
-}
-"""Each cause of idle time in words, to follow "the longest gap"."""
 FRAMEWORK_PATTERNS = {
     "Megatron-LM": r"_PARALLEL_GROUP|LinearWithGradAccumulation|\bmegatron\b",
     "FSDP2": r"FSDP::|\bfsdp\b",
@@ -180,14 +154,6 @@ def relevant_notices(analysis: Analysis) -> tuple[Notice, ...]:
     return analysis.notices if analysis.total.pipeline else without_pipeline_notices(analysis.notices)
 
 
-_HOST_ACTIVITY_WORDS = {
-    "sync": "in {}, which waits for the GPU",
-    "allocation": "in {}, which manages memory",
-    "garbage_collection": "in garbage collection",
-    "data_loading": "in data loading",
-    "operator": "inside {} on the host",
-}
-"""Activities of the host (``metrics.host_calls.ACTIVITIES``) that faster launches would not shorten, in words."""
 _Facts = dict[str, Any]
 """Some of the fields of ``Evidence``."""
 
@@ -261,7 +227,7 @@ def _largest_cost(analysis: Analysis) -> _Facts:
         path_ns = span_ns / len(analysis.rank_results)  # one path through all ranks
         facts["blocks_step"] = sum(ns or 0 for ns in blocking_ns) >= MIN_SHARE_OF_PATH * path_ns
     causes = [total.because_ns.get(name, {}) for name in labels]
-    because_ns = {cause: sum(part.get(cause, 0) for part in causes) for cause in CAUSE_WORDS}
+    because_ns = {cause: sum(part.get(cause, 0) for part in causes) for cause in WORDS.exposure_causes}
     is_explained = because_ns and max(because_ns, key=lambda name: because_ns[name]) != "unknown"
     if is_explained and sum(because_ns.values()):
         facts |= _hiding(analysis, because_ns)
@@ -408,9 +374,9 @@ def _idle(analysis: Analysis) -> _Facts:
     if gaps.is_empty() or budget.idle_ns <= max(budget.compute_ns, *budget.exposed_ns.values(), 0):
         return facts
     longest = gaps.sort("ns", descending=True).row(0, named=True)
-    cause = max(IDLE_CAUSES, key=lambda name: longest[f"{name}_ns"])
+    cause = WORDS.idle_causes[max(IDLE_CAUSES, key=lambda name: longest[f"{name}_ns"])]
     ended = f"{short_kernel(longest['next_name']).partition('<')[0][:60]} ({longest['next_label']})"
-    text = f"the longest gap, {ms(longest['ns'])} on rank {longest['rank']}, {IDLE_WORDS[cause]} and ended with {ended}"
+    text = f"the longest gap, {ms(longest['ns'])} on rank {longest['rank']}, {cause} and ended with {ended}"
     return {**facts, "idle_share": budget.idle_ns / budget.span_ns, "longest_gap": text}
 
 
@@ -418,7 +384,7 @@ def _host_activity(analysis: Analysis, launch_bound_ns: int) -> _Facts:
     """Return what the host did in most of the launch-bound idle time, if faster launches would not help against it."""
     ns_of: Counter[str] = Counter()
     for row in (row for rank in analysis.rank_results for row in rank.instead):
-        words = _HOST_ACTIVITY_WORDS.get(row["instead"])
+        words = WORDS.host_activities.get(row["instead"])
         is_long = row["instead"] != "operator" or row["ns"] >= MIN_HOST_WORK_NS * row["count"]
         if words is not None and is_long and (row["what"] or "{}" not in words):
             ns_of[words.format(row["what"])] += row["ns"]

@@ -7,27 +7,11 @@ backward, light green backward for input, blue backward for weights.
 
 from __future__ import annotations
 
-LABEL_COLOURS = {
-    "forward": "#E69F00",
-    "dgrad": "#8FD3B6",
-    "wgrad": "#5B8DEF",
-    "backward": "#009E73",
-    "recompute": "#B8860B",
-    "optimizer": "#7F6D5F",
-    "ep_dispatch": "#CC79A7",
-    "ep_combine": "#8E4A7B",
-    "pp_comm": "#D55E00",
-    "tp_comm": "#F0A37A",
-    "dp_comm": "#A14A12",
-    "cp_comm": "#E7C1A5",
-    "comm": "#B07AA1",
-    "offload": "#5B5EA6",
-    "onload": "#9FA4D8",
-    "broadcast": "#D98BB9",
-    "reload": "#2F6C8F",
-    "memory": "#9AA5B1",
-    "other": "#5C6670",
-}
+import tomllib
+from pathlib import Path
+
+LABEL_COLOURS: dict[str, str] = tomllib.loads(Path(__file__).with_name("palette.toml").read_text("utf-8"))["labels"]
+
 
 CELL_COLOURS = {
     "F": LABEL_COLOURS["forward"],

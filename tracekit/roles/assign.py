@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from tracekit.errors import InputError, Notice, OptionError
 from tracekit.metrics.process_phases import find_decode_steps, find_stretches
 from tracekit.metrics.reload import RELOAD_EVENTS, reload_events
 from tracekit.parsers.source_refs import SourceRef, check_single_run, file_listing, roles_by_name
-from tracekit.roles.processes import Process, kind_of_role
+from tracekit.roles.processes import Process, kind_of_role, share_a_process
 from tracekit.schema import RankEvents
 from tracekit.store.sources import OneRole, Paths, find, read_ref
 
@@ -80,18 +80,12 @@ def _roles_by_content(refs: Sequence[SourceRef]) -> list[SourceRef] | None:
         return None
     contents = {ref.path: _Content.of(ref) for ref in refs}
     kinds = {path: content.kind for path, content in contents.items()}
-    if len(set(kinds.values())) < 2 or _is_one_process(contents.values()):
+    if len(set(kinds.values())) < 2 or share_a_process(content.part.source for content in contents.values()):
         return None
     folders = {ref.path: Path(ref.path).parent.name for ref in refs}
     pairs = {(folders[path], kind) for path, kind in kinds.items()}
     names = folders if len(pairs) == len(set(folders.values())) == len(set(kinds.values())) else kinds
     return [replace(ref, role=names[ref.path]) for ref in refs]
-
-
-def _is_one_process(contents: Iterable[_Content]) -> bool:
-    """Return whether files of one rank come from one process: windows of one recording, or copies."""
-    ids = [(content.part.source.rank, content.part.source.pid) for content in contents]
-    return any(count > 1 for (_, pid), count in Counter(ids).items() if pid is not None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,7 +137,7 @@ def _find_ranks(refs: Sequence[SourceRef]) -> tuple[list[SourceRef], list[Notice
         if not members:
             continue
         others = [ref for ref in refs if ref.role != role and ref.rank is not None]
-        ranks = _numbers_in_names(members) or _match_content(members, others)
+        ranks, rank_from = _numbers_in_names(members) or _match_content(members, others), "matched"
         if ranks is None:
             if len({ref.rank for ref in others}) != len(members):
                 raise InputError(
@@ -160,8 +154,6 @@ def _find_ranks(refs: Sequence[SourceRef]) -> tuple[list[SourceRef], list[Notice
             )
             notices.append(Notice("role-order", text))
             rank_from = "order"
-        else:
-            rank_from = "matched"
         numbered = [
             replace(ref, rank=ranks[ref.path], rank_from=rank_from) if ref.path in ranks else ref for ref in numbered
         ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace as replace_fields
 from itertools import pairwise
@@ -21,8 +20,8 @@ from tracekit.documents.roles import PhaseBand
 from tracekit.errors import InputError, Notice
 from tracekit.metrics.process_phases import TRAIN
 from tracekit.parsers.source_refs import several_runs_error
-from tracekit.roles.iterations import find_iterations
-from tracekit.roles.processes import kind_of_role, processes_on_one_clock
+from tracekit.roles.iterations import band_spans, find_iterations
+from tracekit.roles.processes import kind_of_role, processes_on_one_clock, share_a_process
 from tracekit.roles.weight_updates import find_weight_updates
 from tracekit.schema import Source
 
@@ -46,7 +45,7 @@ def combine_roles(
     has_several_roles = len(tables) > 1
     # The first role's clock becomes that of all: it must be a role whose ranks' clocks are tied to each other, such as
     # the trainer or the parameter servers.
-    clock_role_first = sorted(tables, key=lambda role: not _has_aligned_clocks(analyses[role]))
+    clock_role_first = sorted(tables, key=lambda role: analyses[role].clocks.residual_ns is None)
     processes, clocks, notices = processes_on_one_clock(
         {role: tables[role] for role in clock_role_first},
         {role: analysis.clocks for role, analysis in analyses.items()},
@@ -75,11 +74,6 @@ def combine_roles(
     )
     notices += [*update_notices, *(_role_notices(roles) if has_several_roles else ())]
     return replace_fields(explained[main], role_results=results, notices=(*notices, *explained[main].notices))
-
-
-def _has_aligned_clocks(analysis: Analysis) -> bool:
-    """Return whether operations that ranks took part in together tie the clocks of the role's ranks to each other."""
-    return analysis.clocks.residual_ns is not None
 
 
 def main_role(tables: Mapping[str, Sequence[RankTables]]) -> str:
@@ -129,8 +123,7 @@ def check_roles(spans: Sequence[tuple[Source, int | None, int | None]], *, named
     >>> check_roles([(source, 0, 10), (replace(source, role="b", pid=8), 5, 20)], named=False)
     """
     folders = {source.role: str(Path(source.path).parent) for source, _, _ in spans if source.role is not None}
-    processes = Counter((source.rank, source.pid) for source, _, _ in spans if source.role is not None)
-    if not named and any(count > 1 for (_, pid), count in processes.items() if pid is not None):
+    if not named and share_a_process(source for source, _, _ in spans if source.role is not None):
         raise several_runs_error(sorted(set(folders.values())))
     times: dict[str, tuple[int, int]] = {}
     for source, start, end in spans:
@@ -198,14 +191,11 @@ def _handover_share(rank: int, role: str, bands: Sequence[PhaseBand]) -> tuple[f
     >>> _handover_share(1, "trainer", bands)  # 30 of the 32 that rank 1 starts later
     (0.9375, 'rollout')
     """
-    starts: dict[int, dict[int, int]] = {}  # by iteration and rank: first start of the role
-    for band in bands:
-        if band.role == role and band.iteration is not None:
-            by_rank = starts.setdefault(band.iteration, {})
-            by_rank[band.rank] = min(band.start_ns, by_rank.get(band.rank, band.start_ns))
     late_ns = 0
     explained_ns: dict[str, int] = {}
-    for iteration, by_rank in starts.items():
+    for iteration in dict.fromkeys(band.iteration for band in bands if band.iteration is not None):
+        own_bands = [band for band in bands if (band.role, band.iteration) == (role, iteration)]
+        by_rank = {rank: start for rank, (start, _) in band_spans(own_bands, lambda band: band.rank).items()}
         own_start = by_rank.pop(rank, None)
         if own_start is None or not by_rank or own_start <= median(by_rank.values()):
             continue

@@ -7,8 +7,9 @@ iteration that the next weight update of its process ends. Iterations follow eac
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
+from typing import TypeVar
 
 import numpy as np
 import polars as pl
@@ -19,6 +20,7 @@ from tracekit.intervals import Intervals, union
 from tracekit.metrics.process_phases import ROLLOUT, TRAIN, WEIGHT_SYNC
 from tracekit.roles.processes import Process
 
+Key = TypeVar("Key")
 OTHER = "other"
 """Phase of forward work without a growing cache: a reward or a reference model."""
 PHASE_ORDER = (WEIGHT_SYNC, TRAIN, ROLLOUT, OTHER)
@@ -39,10 +41,8 @@ def find_iterations(
     phases = {band.phase for band in bands}
     if not {ROLLOUT, TRAIN} <= phases:
         return [], bands
-    starts: dict[int, int] = {}
-    for band in bands:
-        if band.iteration is not None:
-            starts[band.iteration] = min(band.start_ns, starts.get(band.iteration, band.start_ns))
+    spans = band_spans(bands, lambda band: band.iteration)
+    starts = {number: start for number, (start, _) in spans.items() if number is not None}
     numbers = sorted(starts)
     ends = [*(starts[number] for number in numbers[1:]), max(band.end_ns for band in bands)]
     colocated = _colocated(processes)
@@ -54,13 +54,22 @@ def find_iterations(
     return iterations, bands
 
 
+def band_spans(bands: Iterable[PhaseBand], key: Callable[[PhaseBand], Key]) -> dict[Key, tuple[int, int]]:
+    """Return the first start and the last end of the bands with each key."""
+    spans: dict[Key, tuple[int, int]] = {}
+    for band in bands:
+        start, end = spans.get(key(band), (band.start_ns, band.end_ns))
+        spans[key(band)] = min(start, band.start_ns), max(end, band.end_ns)
+    return spans
+
+
 def _bands(process: Process, kind: str, updates: Sequence[WeightUpdate]) -> list[PhaseBand]:
     """Return the phases of one process; synchronisation outside of weight updates belongs to the phase around it."""
     bands: list[PhaseBand] = []
     for phase, annotated, start, end, busy in process.stretches.select(
         "phase", "annotated", "start_ns", "end_ns", "busy_ns"
     ).iter_rows():
-        is_update = annotated or any(start < update.end_ns and end > update.start_ns for update in updates)
+        is_update = annotated or _update_inside(start, end, updates) is not None
         name = phase
         if phase == WEIGHT_SYNC and not is_update and bands:
             name = bands[-1].phase
@@ -80,7 +89,8 @@ def _number(bands: Sequence[PhaseBand], updates: Sequence[WeightUpdate]) -> list
     """
     sync = [i for i, band in enumerate(bands) if band.phase == WEIGHT_SYNC]
     if sync:
-        update_numbers = [_update_of(bands[i], updates, otherwise=order) for order, i in enumerate(sync)]
+        inside = [_update_inside(bands[i].start_ns, bands[i].end_ns, updates) for i in sync]
+        update_numbers = [order if number is None else number for order, number in enumerate(inside)]
         following = np.searchsorted(sync, np.arange(len(bands)))  # position in sync of the next synchronisation
         return [
             replace(band, iteration=update_numbers[k] if k < len(sync) else update_numbers[-1] + 1)
@@ -97,12 +107,10 @@ def _number(bands: Sequence[PhaseBand], updates: Sequence[WeightUpdate]) -> list
     return numbered
 
 
-def _update_of(band: PhaseBand, updates: Sequence[WeightUpdate], *, otherwise: int) -> int:
-    """Return the number of the weight update in a band of synchronisation."""
-    for number, update in enumerate(updates):
-        if band.start_ns < update.end_ns and band.end_ns > update.start_ns:
-            return number
-    return otherwise
+def _update_inside(start_ns: int, end_ns: int, updates: Sequence[WeightUpdate]) -> int | None:
+    """Return the number of the first weight update that overlaps a stretch of time; None if none does."""
+    numbers = (i for i, update in enumerate(updates) if start_ns < update.end_ns and end_ns > update.start_ns)
+    return next(numbers, None)
 
 
 def _colocated(processes: Sequence[Process]) -> bool:
@@ -205,12 +213,7 @@ def _role_wait(
 
 def _tail(bands: Sequence[PhaseBand], processes: Sequence[Process]) -> RolloutTail | None:
     """Return the rank whose rollout takes longest; None for fewer than two ranks."""
-    spans: dict[tuple[str, int], tuple[int, int]] = {}
-    for band in bands:
-        if band.phase == ROLLOUT:
-            key = (band.role, band.rank)
-            start, end = spans.get(key, (band.start_ns, band.end_ns))
-            spans[key] = (min(start, band.start_ns), max(end, band.end_ns))
+    spans = band_spans([band for band in bands if band.phase == ROLLOUT], lambda band: (band.role, band.rank))
     if len(spans) < 2:
         return None
     durations = {key: end - start for key, (start, end) in spans.items()}

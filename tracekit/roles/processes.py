@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +14,7 @@ from tracekit.analysis.tables import RankTables
 from tracekit.errors import Notice
 from tracekit.metrics.process_phases import ROLLOUT, TRAIN
 from tracekit.metrics.reload import RELOAD_EVENTS
+from tracekit.schema import Source
 
 _NO_TRANSFERS = RELOAD_EVENTS.to_frame()
 
@@ -88,6 +90,12 @@ def _offset_by_broadcasts(first: Sequence[Process], others: Sequence[Process]) -
             if len(ours) and ours["bytes"].equals(theirs["bytes"]):
                 differences.append((theirs["end_ns"] - ours["end_ns"]).to_numpy())
     return round(float(np.median(np.concatenate(differences)))) if differences else None
+
+
+def share_a_process(sources: Iterable[Source]) -> bool:
+    """Return whether several sources of one rank come from one process: windows of one recording, or copies."""
+    counts = Counter((source.rank, source.pid) for source in sources if source.pid is not None)
+    return max(counts.values(), default=0) > 1
 
 
 def kind_of_role(processes: Sequence[Process]) -> str:

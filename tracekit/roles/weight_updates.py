@@ -227,7 +227,8 @@ def _measure(ranks: Sequence[_RankPart], server: str | None, workers: dict[int, 
     reloaded = {part.reloaded_bytes for part in ranks if part.rank in workers}
     ideal = _ideal(ranks, sources) if reloads else None  # without reloads there is nothing to simulate
     ideal_ns = max(op_end for _op, _bucket, _start, op_end in ideal) if ideal else None
-    reload_ns_by_rank = [_total(part.reload) for part in ranks if part.rank in workers]
+    own_reloads = [[span for span in part.reload if span is not None] for part in ranks if part.rank in workers]
+    reload_ns_by_rank = [union(*_columns(spans)).total_ns for spans in own_reloads]
     return WeightUpdate(
         start_ns=start,
         end_ns=end,
@@ -249,10 +250,6 @@ def _measure(ranks: Sequence[_RankPart], server: str | None, workers: dict[int, 
         ideal=tuple(ideal or ()),
         cells=tuple(_cells(ranks, sources)) if len(ranks) <= MAX_RANKS_WITH_CELLS else (),
     )
-
-
-def _total(spans: Sequence[tuple[int, int] | None]) -> int:
-    return union(*_columns([span for span in spans if span is not None])).total_ns
 
 
 def _columns(rows: Sequence[tuple[int, ...]]) -> tuple[Ints, Ints]:

@@ -82,7 +82,7 @@ class Recipe:
     @cached_property
     def stalls_ns(self) -> Ints:
         """Injected stalls inside each cell (aligned to ``schedule.table``)."""
-        kind = self._kinds
+        kind = np.array([op.kind for rank in self.schedule.ranks for op in rank])
         halves = np.where(kind == "FB", 2, np.where(kind == "W", 0, 1))
         onload = np.isin(kind, ["B", "I", "FB"]).astype(np.int64)
         return np.asarray(halves * 2 * self.ep_exposed_ns + onload * self.offload_exposed_ns + self.host_ns, np.int64)
@@ -101,10 +101,6 @@ class Recipe:
         for i, (position, op) in enumerate(cells if self.slow_cells else ()):
             work[i] *= self.slow_cells.get((position, op.kind, op.stage, op.microbatch), 1.0)
         return np.maximum(np.rint(work), 1).astype(np.int64)
-
-    @cached_property
-    def _kinds(self) -> npt.NDArray[np.str_]:
-        return np.array([op.kind for rank in self.schedule.ranks for op in rank])
 
     def simulation(self) -> Simulation:
         """Return start and end of every cell of a step, stalls and transfers included."""

@@ -91,35 +91,14 @@ def limit(row: Row) -> str:
     return value(row["limit"], row["unit"]) if row["limit_on"] == "level" else _changes(row, row["limit"])
 
 
-def levels(row: Row) -> tuple[str, str]:
-    """Return the levels of a check before and after.
-
-    >>> levels({"before": None, "after": 12.345, "unit": "ms"})
-    ('–', '12.35 ms')
-    """
-    return value(row["before"], row["unit"]), value(row["after"], row["unit"])
-
-
-def times(row: Row) -> tuple[str, str]:
-    """Return the times of a row before and after.
-
-    >>> times({"before_ms": 0.25, "after_ms": 1.5})
-    ('0.250 ms', '1.500 ms')
-    """
-    return value(row["before_ms"], "ms"), value(row["after_ms"], "ms")
-
-
-def exposed_and_overlap(row: Row) -> tuple[str, str]:
-    """Return how the exposed time and the overlap of a label changed."""
-    return (
-        arrow(row["exposed_ms_before"], row["exposed_ms_after"], "ms"),
-        arrow(row["overlap_before"], row["overlap_after"], "ratio"),
-    )
-
-
 def arrow(before: float | None, after: float | None, unit: str) -> str:
     """Return two levels with an arrow between them; empty if both are unknown."""
     return "" if before is None and after is None else f"{value(before, unit)} → {value(after, unit)}"
+
+
+def label_levels(row: Row, metric: str) -> str:
+    """Return the exposed time (``exposed_ms``) or the overlap of a label before and after."""
+    return arrow(row[f"{metric}_before"], row[f"{metric}_after"], "ms" if metric == "exposed_ms" else "ratio")
 
 
 def headline(result: Row) -> str:
@@ -195,8 +174,8 @@ def step_sentence(result: Row) -> str:
     outcomes = {"regressed": "slower", "improved": "faster", "inconclusive": f"inconclusive ({step['reason']})"}
     outcome = outcomes.get(step["verdict"], "no clear change")
     subject = "Typical step" if has_typical_steps(result) else "Step"
-    before, after = levels(step)
-    return f"{subject} {before} → {after} ({change(step)}): {outcome}"
+    levels = arrow(step["before"], step["after"], step["unit"])
+    return f"{subject} {levels} ({change(step)}): {outcome}"
 
 
 def has_typical_steps(result: Row) -> bool:
@@ -250,10 +229,11 @@ def explain(row: Row) -> str:
     ...     "reason": "breaks step_ms < +3%"})
     'step_ms 10.00 ms → 11.00 ms (+10.0 %): breaks step_ms < +3%'
     """
-    before, after = levels(row)
-    levels_text = after if row["before"] is None else f"{before} → {after} ({change(row)})"
+    levels = value(row["after"], row["unit"])
+    if row["before"] is not None:
+        levels = f"{arrow(row['before'], row['after'], row['unit'])} ({change(row)})"
     reason_text = f": {row['reason']}" if row["reason"] else ""
-    return f"{row['metric']} {levels_text}{reason_text}"
+    return f"{row['metric']} {levels}{reason_text}"
 
 
 def row_name(row: Row) -> str:
@@ -291,13 +271,13 @@ MOVED: dict[str, Callable[[Row], str]] = {
 }
 """The tables of a diff after that of labels, and the function that names their rows."""
 _TIMES = (
-    Column("before", "figure", value=lambda row: times(row)[0]),
-    Column("after", "figure", value=lambda row: times(row)[1]),
+    Column("before", "figure", value=lambda row: value(row["before_ms"], "ms")),
+    Column("after", "figure", value=lambda row: value(row["after_ms"], "ms")),
     Column("change per step", "change", value=milliseconds),
 )
 _LEVELS = (
-    Column("before", "figure", value=lambda row: levels(row)[0]),
-    Column("after", "figure", value=lambda row: levels(row)[1]),
+    Column("before", "figure", value=lambda row: value(row["before"], row["unit"])),
+    Column("after", "figure", value=lambda row: value(row["after"], row["unit"])),
     Column("change", "figure", value=change),
 )
 
@@ -312,8 +292,8 @@ def label_table(result: Row) -> Table | None:
     columns = (
         Column("label"),
         *_TIMES,
-        Column("exposed", "figure", 1, EXPOSED_NOTE, value=lambda row: exposed_and_overlap(row)[0]),
-        Column("overlap", "figure", 1, value=lambda row: exposed_and_overlap(row)[1]),
+        Column("exposed", "figure", 1, EXPOSED_NOTE, value=lambda row: label_levels(row, "exposed_ms")),
+        Column("overlap", "figure", 1, value=lambda row: label_levels(row, "overlap")),
     )
     return make_table(columns, visible_changes(result["labels"]))
 

@@ -6,7 +6,6 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
-from tracekit._util.text import capitalize
 from tracekit.analysis import Analysis
 from tracekit.documents.page import DiffData, DiffSide
 from tracekit.report.ci import words
@@ -26,12 +25,6 @@ def render(result: Data, *, analyses: tuple[Analysis, Analysis] | None = None) -
     """Return the page of a diff's plain data, with a timeline of both runs where their analyses are at hand."""
     sides = [side for analysis in analyses or () for side in _timeline_side(analysis)]
     sides = sides if len(sides) == 2 else []
-    metrics = list(
-        zip(result["metrics"], words.without_repeats([row["reason"] for row in result["metrics"]]), strict=True)
-    )
-    tables = [
-        (key, [(name(row), row) for row in words.visible_changes(result[key])]) for key, name in words.MOVED.items()
-    ]
     changes = result.get("waterfall")
     return render_template(
         "diff.html.j2",
@@ -42,19 +35,8 @@ def render(result: Data, *, analyses: tuple[Analysis, Analysis] | None = None) -
         lanes=bool(sides),
         left_out=[sentence for side in sides for sentence in side.timeline.left_out],
         result=result,
-        names=words.compared_runs(result),
-        sentences=[
-            words.step_sentence(result),
-            *filter(None, [words.story_lead(result)]),
-            *(f"{line}." for line in words.story(result)),
-        ],
         waterfall=changes,
         bars=diff_waterfall(changes) if changes else [],
-        metrics=metrics,
-        typical=capitalize(words.TYPICAL_STEP_NOTE) if words.has_typical_steps(result) and metrics else "",
-        labels=words.visible_changes(result["labels"]),
-        tables=tables,
-        notes=[*filter(None, [words.means_note(result)]), *result["notes"]],
         words=words,
     )
 

@@ -17,7 +17,7 @@ from tracekit.documents.roles import BucketCell, WeightUpdate
 from tracekit.report.html.canvas import Canvas
 from tracekit.report.html.timeline import Moment, PageClock
 from tracekit.report.palette import LABEL_COLOURS, mix_colours
-from tracekit.report.view.roles import PHASE_WORDS
+from tracekit.report.words import WORDS
 from tracekit.schedules.weight_reload import LANES
 
 SIZES = {"rows": (1000, 150), "rows narrow": (364, 110)}
@@ -65,11 +65,11 @@ def phase_drawing(analysis: Analysis) -> tuple[Markup, Legend] | None:
             last_role = role
             for band in results.bands:
                 if (band.role, band.rank) == (role, rank):
-                    tip = f"{PHASE_WORDS[band.phase]}, {ms(band.end_ns - band.start_ns)}, GPU busy {ms(band.busy_ns)}"
+                    tip = f"{WORDS.phases[band.phase]}, {ms(band.end_ns - band.start_ns)}, GPU busy {ms(band.busy_ns)}"
                     canvas.box(band.start_ns, band.end_ns, PHASE_COLOURS[band.phase], tip)
 
     legend = [
-        (PHASE_WORDS[phase], colour)
+        (WORDS.phases[phase], colour)
         for phase, colour in PHASE_COLOURS.items()
         if any(band.phase == phase for band in results.bands)
     ]

@@ -13,9 +13,9 @@ from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup, escape
 
 from tracekit._util import text
-from tracekit.report.evidence import CAUSE_MEANINGS, CAUSE_WORDS
 from tracekit.report.names import short_kernel
 from tracekit.report.palette import LABEL_COLOURS
+from tracekit.report.words import WORDS
 
 ASSETS = Path(__file__).parent / "assets"
 
@@ -53,7 +53,11 @@ def _environment() -> Environment:
         "at_least": text.at_least, "sentence": text.capitalize, "whole": text.keep_units_together,
         "number": format_mean_count, "code": markup_code, "short": short_kernel,
     }  # fmt: skip
-    environment.globals |= {"colours": LABEL_COLOURS, "because": CAUSE_WORDS, "meanings": CAUSE_MEANINGS}
+    environment.globals |= {
+        "colours": LABEL_COLOURS,
+        "because": WORDS.exposure_causes,
+        "meanings": WORDS.exposure_meanings,
+    }
     return environment
 
 

@@ -17,30 +17,14 @@ from msgspec import UNSET, UnsetType
 from tracekit._util.arrays import Ints
 from tracekit._util.text import counted, percent
 from tracekit.align.clocks import Clocks
-from tracekit.analysis import Analysis
-from tracekit.analysis.rank_timeline import (
-    DESCRIPTION_TEXTS,
-    EVENT_TIMES,
-    HOST_LANES,
-    HOST_RANGES,
-    MAX_TEXT_LETTERS,
-    RankTimeline,
-)
+from tracekit.analysis import Analysis, rank_timeline
+from tracekit.analysis.rank_timeline import RankTimeline
 from tracekit.critical_path.path import SEGMENTS
-from tracekit.documents.page import (
-    Coloured,
-    Lane,
-    PackedColumns,
-    PathPieces,
-    RankTrack,
-    RoleTimeline,
-    StepTime,
-    Timeline,
-)
-from tracekit.report.evidence import CAUSE_MEANINGS, CAUSE_WORDS
+from tracekit.documents import page as documents
 from tracekit.report.html.packed_columns import pack_columns, pack_intervals, pack_json
 from tracekit.report.palette import LABEL_COLOURS
 from tracekit.report.view.ranks import stragglers
+from tracekit.report.words import WORDS
 from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS, EXPOSURE_CAUSES, LABELS
 
 MAX_RANKS = 16
@@ -100,7 +84,7 @@ class PageClock:
         return self.moment(start_ns, end_ns)
 
 
-def role_timelines(analysis: Analysis, clock: PageClock) -> list[RoleTimeline]:
+def role_timelines(analysis: Analysis, clock: PageClock) -> list[documents.RoleTimeline]:
     """Return the name of each role and its data on the time axis of *clock*, the main role first.
 
     A run without roles is one nameless role; roles without GPU events are left out.
@@ -108,7 +92,7 @@ def role_timelines(analysis: Analysis, clock: PageClock) -> list[RoleTimeline]:
     roles = [role for role in analysis.role_results.roles if role.analysis.tables["timeline"].height]
     if not roles:
         timeline = timeline_data(analysis, clock)
-        return [RoleTimeline("", timeline)] if timeline else []
+        return [documents.RoleTimeline("", timeline)] if timeline else []
     counts = [sum(len(rank.events) for rank in role.analysis.events) for role in roles]
     main_ranks = tuple(result.rank for result in analysis.rank_results)
     timelines = []
@@ -120,11 +104,11 @@ def role_timelines(analysis: Analysis, clock: PageClock) -> list[RoleTimeline]:
         own_clock = clock if is_main else PageClock(shown, clocks=clocks, origin_ns=clock.origin_ns)
         data = timeline_data(shown, own_clock, max_events=MAX_EVENTS * count // max(1, sum(counts)))
         if data is not None:
-            timelines.append(RoleTimeline(role.name, data))
+            timelines.append(documents.RoleTimeline(role.name, data))
     return timelines
 
 
-def timeline_data(analysis: Analysis, clock: PageClock, *, max_events: int = MAX_EVENTS) -> Timeline | None:
+def timeline_data(analysis: Analysis, clock: PageClock, *, max_events: int = MAX_EVENTS) -> documents.Timeline | None:
     """Return the data of the timeline; None without GPU events."""
     if analysis.tables["timeline"].is_empty():
         return None
@@ -134,14 +118,14 @@ def timeline_data(analysis: Analysis, clock: PageClock, *, max_events: int = MAX
     descriptions, numbers = _shared_descriptions(shown, names)
     labels = [label for label in LABELS if label in set(descriptions["label"].to_list())]
     ranks = [_rank_data(analysis, clock, *of_rank, names) for of_rank in zip(shown, numbers, strict=True)]
-    return Timeline(
+    return documents.Timeline(
         origin_ns=str(clock.origin_ns),
         begin_ns=min(0, clock.begin_ns),
         end_ns=clock.end_ns,
-        labels=[Coloured(label, LABEL_COLOURS[label]) for label in labels],
-        lanes=[Lane(name, [label for label in LANES[name] if label in labels]) for name in LANES],
-        host=[Coloured(name, HOST_COLOURS[name]) for name in HOST_LANES],
-        causes=[(CAUSE_WORDS[cause], CAUSE_MEANINGS[cause]) for cause in EXPOSURE_CAUSES],
+        labels=[documents.Coloured(label, LABEL_COLOURS[label]) for label in labels],
+        lanes=[documents.Lane(name, [label for label in LANES[name] if label in labels]) for name in LANES],
+        host=[documents.Coloured(name, HOST_COLOURS[name]) for name in rank_timeline.HOST_LANES],
+        causes=[(WORDS.exposure_causes[cause], WORDS.exposure_meanings[cause]) for cause in EXPOSURE_CAUSES],
         merged=not analysis.events,
         left_out=_left_out(analysis, timelines, cut, shown),
         steps=_steps(clock.steps),
@@ -149,7 +133,8 @@ def timeline_data(analysis: Analysis, clock: PageClock, *, max_events: int = MAX
             {
                 "texts": list(names),
                 "columns": {
-                    name: [names.get(text, -1) for text in descriptions[name].to_list()] for name in DESCRIPTION_TEXTS
+                    name: [names.get(text, -1) for text in descriptions[name].to_list()]
+                    for name in rank_timeline.DESCRIPTION_TEXTS
                 },
                 "stream": descriptions["stream"].to_list(),
             }
@@ -171,13 +156,15 @@ def _page_timelines(analysis: Analysis) -> list[RankTimeline]:
         described = of_rank.select("label", "pass").unique(maintain_order=True).with_row_index("description")
         events = of_rank.join(described, on=["label", "pass"], nulls_equal=True, maintain_order="left")
         events = events.with_columns(id=pl.lit(None), launch_ns=pl.lit(None))
-        texts = {name: pl.lit(None, pl.String) for name in DESCRIPTION_TEXTS if name not in ("label", "pass")}
+        texts = {
+            name: pl.lit(None, pl.String) for name in rank_timeline.DESCRIPTION_TEXTS if name not in ("label", "pass")
+        }
         timelines.append(
             RankTimeline(
                 rank=rank,
-                events=events.select(pl.col(name).cast(dtype) for name, dtype in EVENT_TIMES.items()),
+                events=events.select(pl.col(name).cast(dtype) for name, dtype in rank_timeline.EVENT_TIMES.items()),
                 descriptions=described.with_columns(**texts, stream=pl.lit(None, pl.Int64)),
-                host=HOST_RANGES.to_frame(),
+                host=rank_timeline.HOST_RANGES.to_frame(),
                 host_count=0,
             )
         )
@@ -239,14 +226,14 @@ def _left_out(
 
 def _shared_descriptions(timelines: Sequence[RankTimeline], names: dict[str, int]) -> tuple[pl.DataFrame, list[Ints]]:
     """Return the descriptions of all ranks once each, and for each rank the numbers of its own; fill the text list."""
-    columns = [*DESCRIPTION_TEXTS, "stream"]
+    columns = [*rank_timeline.DESCRIPTION_TEXTS, "stream"]
     everyone = pl.concat([t.descriptions.select(columns) for t in timelines])
     shared = everyone.unique(maintain_order=True).with_row_index("number")
     numbers = everyone.join(shared, on=columns, how="left", nulls_equal=True, maintain_order="left")[
         "number"
     ].to_numpy()
     ends = np.cumsum([len(timeline.descriptions) for timeline in timelines])
-    for name in DESCRIPTION_TEXTS:
+    for name in rank_timeline.DESCRIPTION_TEXTS:
         for text in shared[name].unique(maintain_order=True).drop_nulls().to_list():
             names.setdefault(text, len(names))
     return shared, np.split(numbers.astype(np.int64), ends[:-1])
@@ -254,21 +241,21 @@ def _shared_descriptions(timelines: Sequence[RankTimeline], names: dict[str, int
 
 def _rank_data(
     analysis: Analysis, clock: PageClock, timeline: RankTimeline, numbers: Ints, names: dict[str, int]
-) -> RankTrack:
+) -> documents.RankTrack:
     """Return the data of one rank."""
     rank, host = timeline.rank, timeline.host
     times = clock.on_page(rank, "start_ns", "end_ns")
     # The delay from launch to start, in steps of 100 ns and counted from 1; 0 if the launch is unknown.
     delay = ((pl.col("start_ns") - pl.col("launch_ns")).clip(0) // 100 + 1).fill_null(0).clip(None, 1 << 30)
     description = pl.lit(pl.Series(numbers)).gather("description")
-    packed_host: PackedColumns | UnsetType = UNSET
+    packed_host: documents.PackedColumns | UnsetType = UNSET
     if len(host):
         for text in host["name"].unique(maintain_order=True).drop_nulls().to_list():
             names.setdefault(text, len(names))
         packed_host = pack_intervals(
             host.select(*times, lane=pl.col("lane").to_physical(), name=_text_number("name", names))
         )
-    return RankTrack(
+    return documents.RankTrack(
         rank,
         pack_intervals(timeline.events.select(*times, description=description, delay=delay)),
         _phases(analysis, clock, rank),
@@ -316,10 +303,10 @@ def _exposure_causes(analysis: Analysis, rank: int) -> dict[str, dict[int, int]]
     }
 
 
-def _steps(steps: pl.DataFrame) -> list[StepTime]:
+def _steps(steps: pl.DataFrame) -> list[documents.StepTime]:
     """Return number, start and end of each step: from its first start to its last end on the ranks of the table."""
     by_step = steps.group_by("step").agg(pl.col("start_ns").min(), pl.col("end_ns").max()).sort("start_ns")
-    return [StepTime(step, start_ns / 1e6, end_ns / 1e6) for step, start_ns, end_ns in by_step.rows()]
+    return [documents.StepTime(step, start_ns / 1e6, end_ns / 1e6) for step, start_ns, end_ns in by_step.rows()]
 
 
 def _phases(analysis: Analysis, clock: PageClock, rank: int) -> list[tuple[int | None, str, float, float]]:
@@ -333,7 +320,7 @@ def _phases(analysis: Analysis, clock: PageClock, rank: int) -> list[tuple[int |
     return placed.select("step", "phase", (end_ns - pl.col("span_ns")) / 1e6, end_ns.alias("until_ns") / 1e6).rows()
 
 
-def _path(analysis: Analysis, clock: PageClock) -> PathPieces | None:
+def _path(analysis: Analysis, clock: PageClock) -> documents.PathPieces | None:
     """Return the pieces of the critical path: times, rank, and numbers of their texts; None if none was computed."""
     pieces = path_pieces(analysis)
     if pieces.is_empty():
@@ -343,7 +330,7 @@ def _path(analysis: Analysis, clock: PageClock) -> PathPieces | None:
     number_of = {text: number for number, text in enumerate(texts) if text is not None}
     times = pl.col("start_ns", "end_ns") - clock.origin_ns
     packed = pack_intervals(pieces.select(times, "rank", *(_text_number(name, number_of) for name in names)))
-    return PathPieces(packed, pack_json(texts))
+    return documents.PathPieces(packed, pack_json(texts))
 
 
 def _text_number(column: str, number_of: Mapping[str, int]) -> pl.Expr:
@@ -367,7 +354,7 @@ def path_pieces(analysis: Analysis) -> pl.DataFrame:
     until = pl.when(pl.col("kind") == "host").then(pl.lit("until ")).otherwise(pl.lit(""))
     what = pl.coalesce(pl.format("{}{}", until, "what"), "kind")
     notes = [note.fill_null("") for note in (comes_from, goes_on)]
-    chain = pl.col("chain").str.tail(MAX_TEXT_LETTERS)
+    chain = pl.col("chain").str.tail(rank_timeline.MAX_TEXT_LETTERS)
     described = pieces.select(
         "rank", "start_ns", "end_ns", "kind", "label", chain, description=pl.concat_str(what, *notes)
     )
@@ -382,7 +369,7 @@ def _memory_top_gb(analysis: Analysis) -> float | None:
     return max(max(record.reserved_bytes or 0, record.peak_bytes) for record in records) / 1e9
 
 
-def _memory_line(analysis: Analysis, clock: PageClock, rank: int) -> PackedColumns | UnsetType:
+def _memory_line(analysis: Analysis, clock: PageClock, rank: int) -> documents.PackedColumns | UnsetType:
     """Return a rank's allocated and reserved memory in KiB, each valid until the next; unset if not recorded."""
     records = () if analysis.memory is None else analysis.memory.ranks
     line = next((memory.measured.line for memory in records if memory.rank == rank), None)

@@ -6,47 +6,14 @@ Times are microseconds with three digits, so that no nanosecond is lost.
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Mapping
+from pathlib import Path
 
 import polars as pl
 
-CATEGORIES = {
-    "kernel": "kernel",
-    "memcpy": "gpu_memcpy",
-    "memset": "gpu_memset",
-    "graph": "gpu_graph",
-    "gpu_annotation": "gpu_user_annotation",
-    "runtime": "cuda_runtime",
-    "driver": "cuda_driver",
-    "annotation": "user_annotation",
-    "python": "python_function",
-}
-"""Categories as the PyTorch profiler names them; other kinds keep their own name."""
-
-EVENT_DETAILS: Mapping[str, str] = {
-    "label": "label",
-    "pass": "pass",
-    "module": "module",
-    "microbatch": "microbatch",
-    "stage": "stage",
-    "rule": "rule",
-    "confidence": "confidence",
-    "step": "step",
-    "correlation": "correlation",
-    "external_id": "External id",
-    "sequence": "Sequence number",
-    "shapes": "Input Dims",
-    "collective": "Collective name",
-    "group": "Process Group Name",
-    "group_desc": "Process Group Description",
-    "group_ranks": "Process Group Ranks",
-    "peer": "Peer",
-    "bytes": "bytes",
-    "graph": "graph node id",
-    "domain": "domain",
-    "device": "device",
-    "stream": "stream",
-}
+_NAMES: dict[str, dict[str, str]] = tomllib.loads(Path(__file__).with_name("names.toml").read_text(encoding="utf-8"))
+EVENT_DETAILS = _NAMES["details"]
 """Columns of an event that its details show, and their names: those of PyTorch's traces where they have one."""
 
 
@@ -72,7 +39,7 @@ def event_lines(events: pl.DataFrame, base_ns: int, *, details: Mapping[str, str
     )
     line = pl.concat_str(
         pl.when(is_instant).then(pl.lit('{"ph":"i","cat":"')).otherwise(pl.lit('{"ph":"X","cat":"')),
-        kind.replace(CATEGORIES),
+        kind.replace(_NAMES["categories"]),
         pl.lit('","name":'),
         pl.lit(_as_json(events["name"])),
         *_track_and_time("to_pid", "to_tid", pl.col("start_ns") - base_ns),

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -48,12 +47,8 @@ class TrackNumbers:
         return self.threads
 
     def _add_name(self, kind: str, name: str, number: int, track: dict[str, int]) -> None:
-        metadata: dict[str, dict[str, Any]] = {
-            f"{kind}_name": {"name": name},
-            f"{kind}_sort_index": {"sort_index": number},
-        }
-        for event_name, args in metadata.items():
-            event = {"ph": "M", "name": event_name, **track, "ts": 0, "args": args}
+        for argument, value in (("name", name), ("sort_index", number)):
+            event = {"ph": "M", "name": f"{kind}_{argument}", **track, "ts": 0, "args": {argument: value}}
             self.lines.append(json.dumps(event, separators=(",", ":"), ensure_ascii=False))
 
     def take_lines(self) -> list[str]:

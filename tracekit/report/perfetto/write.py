@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,10 +22,11 @@ from tracekit._version import __version__
 from tracekit.analysis import Analysis
 from tracekit.errors import Notice
 from tracekit.intervals import union
-from tracekit.report.evidence import CAUSE_WORDS, relevant_notices
+from tracekit.report.evidence import relevant_notices
 from tracekit.report.perfetto.events import EVENT_DETAILS, arrow_lines, event_lines
 from tracekit.report.perfetto.tracks import TrackNumbers
 from tracekit.report.schedule.layout import layout_pipeline
+from tracekit.report.words import WORDS
 from tracekit.report.write import check_extension
 from tracekit.schema import GPU_KINDS, LABELS
 from tracekit.store.files import Store
@@ -131,6 +132,16 @@ class _Export:
         for part in events.iter_slices(EVENTS_PER_WRITE):
             self._write_lines(event_lines(part, self.base_ns, details=details))
 
+    def _write_process(
+        self, name: str, events: pl.DataFrame, threads: Sequence[str], details: Mapping[str, str] = EVENT_DETAILS
+    ) -> None:
+        """Write events as a process of their own, on *threads* by the names in their column ``thread``."""
+        pid = self.numbers.add_process(name)
+        track = pl.col("thread").replace_strict(threads, range(len(threads)), return_dtype=pl.Int64)
+        tracks = [(pid, thread) for thread in threads]
+        placed = self.numbers.place_events(events.select(pl.exclude("thread"), track=track), tracks)
+        self._write_table(placed, details)
+
     def _write_pipelines(self) -> None:
         """Write the cells of all pipelines and steps, one thread per rank, and below them their ideal."""
         layouts = [layout_pipeline(compared) for compared in self.pipelines]
@@ -148,10 +159,8 @@ class _Export:
                 )
                 for layout in layouts
             )
-            pid = self.numbers.add_process(f"pipeline · {name}")
-            track = pl.col("rank").replace_strict(ranks, range(len(ranks)), return_dtype=pl.Int64)
-            tracks = [(pid, f"rank {rank}") for rank in ranks]
-            self._write_table(self.numbers.place_events(cells.with_columns(track=track), tracks), details)
+            cells = cells.with_columns(thread=pl.format("rank {}", "rank"))
+            self._write_process(f"pipeline · {name}", cells, [f"rank {rank}" for rank in ranks], details)
             self.cell_count += cells.height
 
     def _write_critical_path(self) -> None:
@@ -166,7 +175,7 @@ class _Export:
         segments = path.segments.with_columns(
             name=pl.when(pl.col("kind") == "host").then("host: " + what).otherwise(what),
             path_kind="kind",
-            cause=pl.col("cause").replace(CAUSE_WORDS),
+            cause=pl.col("cause").replace(WORDS.exposure_causes),
             kind=pl.lit("critical_path"),
             to_pid=pl.lit(pid),
             to_tid=pl.col("rank").replace_strict(tid_of_rank, return_dtype=pl.Int64),
@@ -196,12 +205,9 @@ class _Export:
         for process, rows in tracks.items():
             if not rows:
                 continue
-            threads = {thread: number for number, thread in enumerate(dict.fromkeys(row[0] for row in rows))}
-            table = pl.DataFrame(rows, schema=["thread", "name", "start_ns", "end_ns"], orient="row").with_columns(
-                track=pl.col("thread").replace_strict(threads, return_dtype=pl.Int64), kind=pl.lit("phase")
-            )
-            pid = self.numbers.add_process(process)
-            self._write_table(self.numbers.place_events(table.drop("thread"), [(pid, thread) for thread in threads]))
+            table = pl.DataFrame(rows, schema=["thread", "name", "start_ns", "end_ns"], orient="row")
+            threads = list(dict.fromkeys(row[0] for row in rows))
+            self._write_process(process, table.with_columns(kind=pl.lit("phase")), threads)
 
     def _write_arrows(self, arrows: pl.DataFrame, **look: str) -> None:
         for part in arrows.iter_slices(EVENTS_PER_WRITE):
@@ -213,18 +219,11 @@ class _Export:
         events = self._labelled(rank).select("label", "start_ns", "end_ns").collect()
         code = events["label"].to_physical().to_numpy().astype(np.int64)
         busy = union(events["start_ns"].to_numpy(), events["end_ns"].to_numpy(), code).to_frame()
-        codes = busy["group"].unique().sort().to_list()
-        pid = self.numbers.add_process(f"{self.names}rank {rank} · labels")
-        placed = self.numbers.place_events(
-            busy.with_columns(
-                self.clocks.moved(rank, "start_ns", "end_ns"),
-                name=pl.lit(pl.Series(LABELS)).gather("group"),
-                kind=pl.lit("label"),
-                track=pl.col("group").replace_strict(codes, range(len(codes)), return_dtype=pl.Int64),
-            ).drop("group"),
-            [(pid, LABELS[code]) for code in codes],
-        )
-        self._write_table(placed)
+        label = pl.lit(pl.Series(LABELS)).gather("group")
+        times = self.clocks.moved(rank, "start_ns", "end_ns")
+        table = busy.with_columns(times, name=label, thread=label, kind=pl.lit("label")).drop("group")
+        labels = [LABELS[code] for code in busy["group"].unique().sort()]
+        self._write_process(f"{self.names}rank {rank} · labels", table, labels)
 
     def _labelled(self, rank: int) -> pl.LazyFrame:
         labelled = self.store.scan_labelled(rank)

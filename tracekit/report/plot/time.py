@@ -54,7 +54,7 @@ def lanes(analysis: Analysis, *, rank: int | None = None, step: int | None = Non
     timeline_table = analysis.tables["timeline"]
     lanes = lanes_for(labels_of(timeline_table))
     figure, axes = figures.figure_and_axes(ax, width=12, height=1.4 + 0.6 * len(lanes))
-    rank = _known_rank(analysis, rank)
+    rank = (analysis.rank_results[0] if rank is None else analysis.rank(rank)).rank
     step, begin_ns, end_ns = _step_window(analysis, rank, step)
     events = _events_between(timeline_table.filter(rank=rank), begin_ns, end_ns, origin_ns=begin_ns)
     axes.set_xlim(0, (end_ns - begin_ns) / 1e6)
@@ -82,7 +82,7 @@ def timeline(
     timeline_table = analysis.tables["timeline"]
     if ranks is None:
         ranks = [measured.rank for measured in analysis.rank_results][:MAX_RANKS]
-    ranks = [_known_rank(analysis, rank) for rank in ranks]
+    ranks = [analysis.rank(rank).rank for rank in ranks]  # which raises for a rank that was not analysed
     if not ranks:
         raise OptionError("there are no ranks to draw", hint="name at least one, or leave ranks out")
     lanes = lanes_for(labels_of(timeline_table))
@@ -104,11 +104,6 @@ def timeline(
     _finish_axes(axes, pl.concat(events_by_rank), below_axes=ax is not None)
     figures.draw_title(axes, "What ran when, rank by rank", f"from above: {', '.join(lanes)}")
     return figure
-
-
-def _known_rank(analysis: Analysis, rank: int | None) -> int:
-    """Return *rank*, or the first for None; raise for a rank that was not analysed."""
-    return analysis.rank_results[0].rank if rank is None else analysis.rank(rank).rank
 
 
 def _step_window(analysis: Analysis, rank: int, step: int | None) -> tuple[int | None, int, int]:

@@ -42,7 +42,6 @@ MAX_WHITE_IN_CHUNK_COLOUR = 0.45
 class CellColour(msgspec.Struct, frozen=True):
     """Colour of one op on one of a rank's chunks."""
 
-    op: str
     name: str
     colour: str
 
@@ -158,7 +157,7 @@ def layout_cells(
     marks = ["" if by_shade else "′" * number for number in chunk.tolist()]
     ops = [op for op in CELL_COLOURS if op in set(boxes["op"].unique())]
     colours = [
-        CellColour(op, OP_NAMES[op], shade_colour(op, shade, shade_count)) for op in ops for shade in range(shade_count)
+        CellColour(OP_NAMES[op], shade_colour(op, shade, shade_count)) for op in ops for shade in range(shade_count)
     ]
     boxes = boxes.with_columns(
         top=pl.col("part").replace_strict({part: edges[0] for part, edges in PART_EDGES.items()}),

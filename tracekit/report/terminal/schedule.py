@@ -102,22 +102,15 @@ def render_schedule(view: View, width: int, *, short: bool = False) -> Renderabl
     schedule = view.schedule
     if schedule is None:
         return None
-    if short:
-        parts = [
-            _headline(schedule),
-            _waterfall(schedule, width, min_share=MIN_SHARE_IN_SHORT_GAP),
-            gantt(schedule.head, width, max_ranks=MAX_RANKS_IN_SHORT_CHART),
-        ]
-    else:
-        parts = [
-            _headline(schedule),
-            _makespans(schedule, width),
-            _waterfall(schedule, width),
-            Note(view.below_peak) if view.below_peak else None,
-            gantt(schedule.head, width),
-            render_table(schedule.phases, width),
-        ]
-    parts.append(render_what_if(schedule.alternatives, width))
+    parts = [
+        _headline(schedule),
+        None if short else _makespans(schedule, width),
+        _waterfall(schedule, width, min_share=MIN_SHARE_IN_SHORT_GAP if short else 0.0),
+        Note(view.below_peak) if view.below_peak and not short else None,
+        gantt(schedule.head, width, max_ranks=MAX_RANKS_IN_SHORT_CHART if short else MAX_RANKS),
+        None if short else render_table(schedule.phases, width),
+        render_what_if(schedule.alternatives, width),
+    ]
     return Group(*(part for part in parts if part is not None))
 
 
@@ -155,17 +148,11 @@ def _makespans(schedule: ScheduleView, width: int) -> RenderableType | None:
         Column("peak", "figure", note="most chunks held at once"),
     )
     head = schedule.head
-    measured, ideal = ([getattr(bubble, name) for bubble in head.bubbles] for name in ("measured_ns", "ideal_ns"))
-    rows: list[tuple[object, ...]] = [
-        (
-            "measured",
-            head.measured_ns,
-            head.measured_bubble,
-            *(mean(ns[phase] for ns in measured) for phase in PHASES),
-            "",
-        ),
-        ("ideal", head.ideal_ns, head.ideal_bubble, *(mean(ns[phase] for ns in ideal) for phase in PHASES), ""),
-    ]
+    rows: list[tuple[object, ...]] = []
+    for name in ("measured", "ideal"):
+        by_phase = [getattr(bubble, f"{name}_ns") for bubble in head.bubbles]
+        means = [mean(ns[phase] for ns in by_phase) for phase in PHASES]
+        rows.append((name, getattr(head, f"{name}_ns"), getattr(head, f"{name}_bubble"), *means, ""))
     bubbles = sorted(head.bubbles, key=lambda bubble: -sum(bubble.measured_ns.values()))
     shown = bubbles if len(bubbles) <= MAX_RANKS_LISTED else bubbles[:WORST_RANKS_SHOWN]
     for bubble in sorted(shown, key=lambda bubble: bubble.rank):

@@ -13,7 +13,6 @@ from rich.text import Text
 
 from tracekit._util.text import at_least, counted, percent, wrap_text
 from tracekit.analysis import RankResult
-from tracekit.report.evidence import CAUSE_WORDS
 from tracekit.report.palette import COMPUTE_COLOUR, IDLE_COLOUR, LABEL_COLOURS, UNRECORDED_COLOUR
 from tracekit.report.table import Column, Table, make_table
 from tracekit.report.terminal.table import (
@@ -26,6 +25,7 @@ from tracekit.report.terminal.table import (
 )
 from tracekit.report.view import View
 from tracekit.report.view.budget import NOT_RECORDED, Bar, LabelRow, bar_of
+from tracekit.report.words import WORDS
 
 Section = Callable[[View, int], RenderableType | None]
 MIN_WIDTH_FOR_MORE = 110
@@ -60,7 +60,9 @@ def exposure(view: View, width: int) -> RenderableType | None:
 
     def causes(row: LabelRow) -> Text:
         """Return a line for each cause, so that no line break separates a number from its unit."""
-        return Text("\n".join(f"{percent(share, digits=0)} {CAUSE_WORDS[cause]}" for cause, share in row.causes()))
+        return Text(
+            "\n".join(f"{percent(share, digits=0)} {WORDS.exposure_causes[cause]}" for cause, share in row.causes())
+        )
 
     charged = "charged to the first label where two run at once"
     columns = (

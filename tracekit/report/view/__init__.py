@@ -18,6 +18,7 @@ from tracekit.analysis.spread import MANY_RANKS, spread
 from tracekit.errors import Notice
 from tracekit.report.advice import Advice, advise
 from tracekit.report.evidence import collect_evidence, relevant_notices
+from tracekit.report.view import rates
 from tracekit.report.view.answer import Line, answer
 from tracekit.report.view.blocking import blocking
 from tracekit.report.view.budget import LabelRow, beside_table, budget_view, hiding_table, label_rows, matrix_of
@@ -28,40 +29,13 @@ from tracekit.report.view.lateness import imbalance_table, lateness_map, slowdow
 from tracekit.report.view.path import changes_table, path_view
 from tracekit.report.view.pipeline import schedule_view, unnamed_phases
 from tracekit.report.view.ranks import host_activity_table, idle_table, steps_view, straggler_table, stragglers
-from tracekit.report.view.rates import (
-    below_peak,
-    by_view,
-    communication_table,
-    device_names,
-    experts_table,
-    products_table,
-)
 from tracekit.report.view.roles import role_advice, roles_view
+from tracekit.report.words import WORDS
 
 __all__ = ["View", "shorten_notices", "view_of"]
 
 MAX_NOTICES_OF_A_KIND = 5
 """Warnings of one kind that are shown one by one."""
-DEFINITIONS = (
-    ("U(X)", "the union of X's intervals on one rank's GPU: never a sum of durations"),
-    ("span", "start of the first to end of the last GPU event launched in the steps analyzed"),
-    ("compute", "U(forward … optimizer, other); shares are of the span"),
-    ("hidden", "|U(X) ∩ U(compute)| / |U(X)|"),
-    ("exposed", "|U(X) − U(compute)|; two labels at once: charged to the first. compute + exposed + idle = span"),
-    (
-        "wait",
-        "own start to the start of the last rank in the same operation (of a message: of its other side), at most the "
-        "own duration; printed as a bound, own − shortest duration, where clocks are not aligned well enough",
-    ),
-    ("because", "what the next compute waited for while the label was exposed; the causes sum to the exposed time"),
-    ("bubble", "(idle + exposed wait of pp_comm) / span; a run without a pipeline has idle and no bubble"),
-)
-SCHEDULE_DEFINITIONS = (
-    ("cell", "one op of one stage on one micro-batch: its first kernel's start to its last kernel's end on the rank"),
-    ("outside cells", "share of ranks × makespan in no cell, so that a cell's own stalls are not in it"),
-    ("ideal", "the same order simulated with the median time of every op, messages free"),
-    ("saves", "measured makespan − makespan of the what-if"),
-)
 
 
 Result = TypeVar("Result")
@@ -78,7 +52,7 @@ class View:
     def __init__(self, analysis: Analysis) -> None:
         self.analysis = analysis
         self.paths = tuple(analysis.paths or (source.path for source in analysis.sources))
-        self.devices = device_names(analysis.sources)
+        self.devices = rates.device_names(analysis.sources)
         self.reader = "+".join(sorted({source.reader for source in analysis.sources}))
         self.input_path = input_path(analysis)
         self.quoted_path = None if self.input_path is None else shlex.quote(self.input_path)
@@ -105,12 +79,12 @@ class View:
     """The critical path, if it was asked for."""
     changes = computed(changes_table)
     """Predicted step times with changes, if they were asked for."""
-    by = computed(by_view)
+    by = computed(rates.by_view)
     """The step by layer, module, annotation or shape, if it was asked for."""
-    products = computed(products_table)
-    communication = computed(communication_table)
-    experts = computed(experts_table)
-    below_peak = computed(below_peak)
+    products = computed(rates.products_table)
+    communication = computed(rates.communication_table)
+    experts = computed(rates.experts_table)
+    below_peak = computed(rates.below_peak)
     instead = computed(host_activity_table)
     """Activities of the host while the GPU waited for its next launch."""
     hiding = computed(hiding_table)
@@ -135,14 +109,7 @@ class View:
     @cached_property
     def answer(self) -> tuple[Line, ...]:
         """The answer in a few lines."""
-        return answer(
-            self.analysis,
-            labels=self.labels,
-            schedule=self.schedule,
-            stragglers=self.stragglers,
-            advice=self.advice,
-            blocking=self.blocking,
-        )
+        return answer(self)
 
     @cached_property
     def advice(self) -> tuple[Advice, ...]:
@@ -173,7 +140,8 @@ class View:
     @property
     def definitions(self) -> tuple[tuple[str, str], ...]:
         """Name and meaning of each number."""
-        return DEFINITIONS if self.schedule is None else (*DEFINITIONS, *SCHEDULE_DEFINITIONS)
+        of_schedule = {} if self.schedule is None else WORDS.schedule_definitions
+        return tuple({**WORDS.definitions, **of_schedule}.items())
 
     @cached_property
     def kernels(self) -> tuple[Kernel, ...]:

@@ -6,27 +6,24 @@ Each line collects its facts first and then writes one sentence. A line that wou
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 import polars as pl
 
 from tracekit._util.text import at_least, counted, join_with_and, ms, percent, ranks_named
 from tracekit.analysis import Analysis
-from tracekit.report.advice import Advice
-from tracekit.report.evidence import CAUSE_WORDS, gap_basis, gap_words, is_wait_bound, of_the_gap
-from tracekit.report.view.blocking import Blocking
+from tracekit.report.evidence import gap_basis, gap_words, is_wait_bound, of_the_gap
+from tracekit.report.view import lateness
 from tracekit.report.view.budget import LabelRow, kind_of
-from tracekit.report.view.lateness import (
-    imbalance_line,
-    late_rank,
-    late_rows,
-    recording_overhead,
-    why_pipeline_waits,
-)
 from tracekit.report.view.pipeline import ScheduleView
 from tracekit.report.view.ranks import Pace, Straggler, pace
 from tracekit.report.view.roles import iteration_sentence, update_sentence
+from tracekit.report.words import WORDS
 from tracekit.schema import LABEL_WORDS
+
+if TYPE_CHECKING:
+    from tracekit.report.view import View
 
 MIN_SHARE_TO_REPORT = 0.01
 """Share of the span from which exposed, waiting or unlabelled time is reported."""
@@ -53,28 +50,21 @@ class Line(msgspec.Struct, frozen=True):
     """Section of the page with the details."""
 
 
-def answer(
-    analysis: Analysis,
-    *,
-    labels: Sequence[LabelRow],
-    schedule: ScheduleView | None,
-    stragglers: Sequence[Straggler],
-    advice: Sequence[Advice],
-    blocking: Blocking | None = None,
-) -> tuple[Line, ...]:
+def answer(view: View) -> tuple[Line, ...]:
     """Return the lines, the most important first."""
+    analysis, schedule = view.analysis, view.schedule
     step_pace = pace(analysis)
     lines = (
         ("Iteration", iteration_sentence(analysis), "iterations"),
         ("Weights", update_sentence(analysis), "weight-updates"),
         ("Time", _time(analysis, step_pace), "budget"),
-        ("Blocked", blocking and blocking.text, "path"),
-        ("Exposed", _exposed(analysis, labels, step_pace.steps), "overlap"),
+        ("Blocked", view.blocking and view.blocking.text, "path"),
+        ("Exposed", _exposed(analysis, view.labels, step_pace.steps), "overlap"),
         ("Schedule", _schedule(analysis, schedule), "warnings" if schedule is None else "schedule"),
         ("Reload", _reload(analysis), "reload"),
-        ("Waits", _waits(analysis, stragglers), "stragglers"),
-        ("Balance", imbalance_line(analysis), "stragglers"),
-        *(("Next", first.text, "next") for first in advice[:1]),
+        ("Waits", _waits(analysis, view.stragglers), "stragglers"),
+        ("Balance", lateness.imbalance_line(analysis), "stragglers"),
+        *(("Next", first.text, "next") for first in view.advice[:1]),
     )
     return tuple(Line(topic, text, target) for topic, text, target in lines if text)
 
@@ -89,7 +79,7 @@ def _time(analysis: Analysis, step_pace: Pace) -> str:
         remarks.append(f"mean of {counted(step_pace.steps, 'step')}")
     if report_between:
         remarks.append(f"{ms(step_pace.between_ns)} pass between two")
-    remarks.append(recording_overhead(analysis))
+    remarks.append(lateness.recording_overhead(analysis))
     remark = "; ".join(filter(None, remarks))
 
     subject = "A step takes" if any(rank.steps for rank in analysis.rank_results) else "The trace spans"
@@ -147,7 +137,7 @@ def _exposed_label(row: LabelRow, steps: int) -> str:
     if not main_cause:
         return cost
     cause, share = main_cause[0]
-    return f"{cost}, {percent(share, digits=0)} of that {CAUSE_WORDS[cause]}"
+    return f"{cost}, {percent(share, digits=0)} of that {WORDS.exposure_causes[cause]}"
 
 
 def _schedule(analysis: Analysis, schedule: ScheduleView | None) -> str:
@@ -202,12 +192,12 @@ def _waits(analysis: Analysis, stragglers: Sequence[Straggler]) -> str:
 
 def _waited_for(analysis: Analysis, label: str, late: Sequence[Straggler], *, is_bound: bool) -> str:
     """Return the ranks that are late in a label and why, or those that are waited for longest; empty if none is."""
-    explained = late_rows(analysis, label)
+    explained = lateness.late_rows(analysis, label)
     # Where clocks leave open which of several ranks is waited for longest, all of them may be late for a known reason.
     open_ranks = {rank for row in late[:1] for rank in row.candidates}
     if explained and open_ranks <= {row.rank for row in explained}:
         steps = len(analysis.step_times)
-        return "; ".join(late_rank(row, steps, at_most=is_bound) for row in explained[:MAX_LATE_RANKS])
+        return "; ".join(lateness.late_rank(row, steps, at_most=is_bound) for row in explained[:MAX_LATE_RANKS])
     latest = [row for row in late if row.caused_ns >= (1 - NEARLY_AS_LATE_SHARE) * late[0].caused_ns]
     if not latest:
         return ""
@@ -216,7 +206,7 @@ def _waited_for(analysis: Analysis, label: str, late: Sequence[Straggler], *, is
     if len(latest) <= MAX_LATE_RANKS:
         names = join_with_and(_late_rank(analysis, row) for row in latest)
         if len(latest) == 1 and label == "pp_comm" and latest[0].rank is not None:
-            names += why_pipeline_waits(analysis.stragglers, latest[0].rank)
+            names += lateness.why_pipeline_waits(analysis.stragglers, latest[0].rank)
         return f"the others wait longest for {names}"
     shortest, longest = ms(latest[-1].caused_ns), ms(latest[0].caused_ns)
     return f"{len(latest)} ranks are waited for alike ({shortest} to {longest} each, summed over the others)"
@@ -230,7 +220,7 @@ def _doubtful_ranks(analysis: Analysis, row: Straggler) -> str:
         ranks = " or ".join(f"rank {rank}" for rank in row.candidates)
     off_ns = analysis.clocks.table.filter(pl.col("rank").is_in(row.candidates))["uncertainty_ns"].max()
     reason = f"their clocks differ by up to {ms(off_ns)}" if isinstance(off_ns, int) else "nothing ties their clocks"
-    causes = [(rank, why_pipeline_waits(analysis.stragglers, rank)) for rank in row.candidates]
+    causes = [(rank, lateness.why_pipeline_waits(analysis.stragglers, rank)) for rank in row.candidates]
     explained = [f"; rank {rank}{words}" for rank, words in causes if words and row.label == "pp_comm"]
     return f"{ranks} ({_cost(row)}; {reason}){''.join(explained[:1])}"
 

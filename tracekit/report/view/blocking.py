@@ -12,6 +12,7 @@ from tracekit.analysis import Analysis
 from tracekit.critical_path.path import CriticalPath
 from tracekit.intervals import union
 from tracekit.report.names import short_kernel
+from tracekit.report.words import WORDS
 from tracekit.schema import COMMUNICATION_LABELS, LABEL_WORDS
 
 MAX_HOLDERS = 2
@@ -28,16 +29,6 @@ MAX_OPERATORS = 2
 _WRAPPERS = ("record_param_comms", "autograd::engine::evaluate_function")
 """Operators that say nothing about what they wrap."""
 _TRANSFERS = ("collective", "message")
-_HOLDER_WORDS = {
-    "host": "the host, before it launches work",
-    "launch": "the time from a launch to its start",
-    "forward": "the forward pass (forward)",
-    "dgrad": "the backward for inputs (dgrad)",
-    "wgrad": "the backward for weights (wgrad)",
-    "backward": "the backward pass (backward)",
-    "recompute": "recomputation (recompute)",
-    "optimizer": "the optimizer (optimizer)",
-}
 
 
 class Blocking(msgspec.Struct, frozen=True):
@@ -66,7 +57,7 @@ def blocking(analysis: Analysis) -> Blocking | None:
     if first == "unknown" or not path.unknown_labels.isdisjoint(names):
         return None
     blocking_pieces = pieces.filter(pl.col("holder").is_in(names))
-    words = join_with_and(_HOLDER_WORDS.get(name) or f"{LABEL_WORDS[name]} ({name})" for name in names)
+    words = join_with_and(WORDS.path_holders.get(name) or f"{LABEL_WORDS[name]} ({name})" for name in names)
     share = percent(int(blocking_pieces["ns"].sum()), int(pieces["ns"].sum()))
     text = f"By {words}: {share} of the critical path{_ranks(analysis, path, blocking_pieces)}"
     piece = _longest_piece(analysis, blocking_pieces)

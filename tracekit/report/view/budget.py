@@ -190,13 +190,10 @@ def label_rows(analysis: Analysis) -> tuple[LabelRow, ...]:
     """Return the labels that ran, in the order of the label list."""
     total, ranks = analysis.total, recorded_ranks(analysis)
     span_ns = max(1, total.budget.span_ns)
-
-    def per_rank(ns: int | None) -> float | None:
-        return None if ns is None else ns / ranks
-
     rows = []
     for label in LABELS:
         ns, exposed_ns = total.label_ns.get(label, 0), total.budget.exposed_ns.get(label, 0)
+        wait_ns = total.wait_ns.get(label)
         if not ns:
             continue
         rows.append(
@@ -210,7 +207,7 @@ def label_rows(analysis: Analysis) -> tuple[LabelRow, ...]:
                 hidden=None if kind_of(label) == "compute" else total.overlap.get(label),
                 exposed_ns=exposed_ns / ranks,
                 exposed_share=exposed_ns / span_ns,
-                wait_ns=per_rank(total.wait_ns.get(label)),
+                wait_ns=None if wait_ns is None else wait_ns / ranks,
                 loud=label == "other" and ns > MIN_LOUD_SHARE * span_ns,
                 blocking_ns=total.blocking_ns.get(label),
                 because_ns={

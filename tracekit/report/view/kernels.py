@@ -60,12 +60,8 @@ def kernels(analysis: Analysis, quoted_path: str | None) -> tuple[Kernel, ...]:
         facts = _facts(on_ranks[0]) if on_ranks else []
         rows.append(
             Kernel(
-                name=row["name"],
-                label=row["label"],
-                module=row["module"],
+                **{name: row[name] for name in ("name", "label", "module", "count", "ns")},
                 colour=LABEL_COLOURS[row["label"]],
-                count=row["count"],
-                ns=row["ns"],
                 share=row["ns"] / span_ns,
                 command=quoted_path and f"tracekit analyze {quoted_path} --explain {shlex.quote(row['name'])}",
                 facts=tuple((topic, text) for topic, text in facts if text),

@@ -97,23 +97,17 @@ def pace(analysis: Analysis) -> Pace:
         spans = {rank.rank: {None: rank.whole.budget.span_ns} for rank in with_events}
         step_times, steps = [max((span_of[None] for span_of in spans.values()), default=0)], [None]
     means = {rank: sum(span_of[step] for step in steps) / len(steps) for rank, span_of in spans.items()}
-    longest_mean = max(means.values(), default=0.0)
+    longest_mean, slowest = max(means.values(), default=0.0), slowest_rank(means)
+    # One odd step does not make a rank slow: it must be the slowest of more than half the steps.
+    by_step = [slowest_rank({rank: span_of[step] for rank, span_of in spans.items()}) for step in steps]
     return Pace(
         ns=sum(step_times) / len(step_times),
         steps=len(steps),
         ranks=len(spans),
-        slowest=_if_slowest_in_most_steps(slowest_rank(means), spans, steps),
+        slowest=slowest if 2 * by_step.count(slowest) > len(steps) else None,
         spread=1 - min(means.values()) / longest_mean if longest_mean else 0.0,
         between_ns=_time_between_steps(analysis),
     )
-
-
-def _if_slowest_in_most_steps(
-    rank: int | None, spans: Mapping[int, Mapping[int | None, int]], steps: Sequence[int | None]
-) -> int | None:
-    """Return the rank if it is the slowest of more than half the steps: one odd step does not make a rank slow."""
-    slowest = [slowest_rank({rank: span_of[step] for rank, span_of in spans.items()}) for step in steps]
-    return rank if rank is not None and 2 * slowest.count(rank) > len(steps) else None
 
 
 def _time_between_steps(analysis: Analysis) -> float:

@@ -15,6 +15,7 @@ from tracekit.analysis import Analysis
 from tracekit.analysis.communication import RunRates, below_peak_ns
 from tracekit.metrics.peaks import find_gpu, peak_tflop_s
 from tracekit.report.table import Column, Table, make_table
+from tracekit.report.words import WORDS
 from tracekit.schema import COMPUTE_LABELS, Source
 
 if TYPE_CHECKING:
@@ -26,12 +27,6 @@ MAX_ROWS = 8
 """Kinds of products, kinds of operations and ranks shown, those that take longest."""
 MAX_PLACES = 40
 """Rows of places in the model that are shown; the JSON has all."""
-TITLES = {
-    "layer": "By layer (time in a step; every busy nanosecond in one row)",
-    "module": "By module (time in a step: in the module itself, and with what it calls)",
-    "annotation": "By annotation (time in a step: innermost range, and with what is inside it)",
-    "shape": "By shape of products (time in a step; most lost to the GPU's peak first)",
-}
 
 
 def products_table(analysis: Analysis) -> Table | None:
@@ -244,7 +239,7 @@ def by_view(analysis: Analysis) -> ByView | None:
     if by.placed:
         notes.append("the rows add up to all time in which GPUs were busy")
     table = _table(by, places[:MAX_PLACES], remainders, notes) if by.placed else None
-    return ByView(by.kind, TITLES[by.kind], tuple(notes), table)
+    return ByView(by.kind, WORDS.by_titles[by.kind], tuple(notes), table)
 
 
 def _table(by: By, places: list[dict[str, Any]], remainders: list[dict[str, Any]], notes: list[str]) -> Table | None:

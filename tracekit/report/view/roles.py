@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from statistics import mean
 
@@ -16,44 +17,19 @@ from tracekit.intervals import union
 from tracekit.metrics.overlap import ratio
 from tracekit.metrics.process_phases import ROLLOUT, TRAIN
 from tracekit.report.table import Column, Table, make_table
+from tracekit.report.words import WORDS
+from tracekit.roles.iterations import band_spans
 
 MAX_UPDATES_SHOWN = 3
 """Weight updates that a table shows one by one."""
 MAX_ROWS = 32
 """Iterations that a table lists."""
-KIND_WORDS = {
-    "trainer": "trains",
-    "rollout": "generates",
-    "inference": "runs forward only",
-    "parameter_server": "sends weights",
-    "inference_worker": "takes weights",
-    "unknown": "unknown",
-}
 MIN_RATIO_OF_UNEQUAL_ITERATIONS = 1.2
 """Longest over shortest iteration from which both are named beside the mean."""
 MIN_IDLE_SHARE = 0.05
 """Share of the iterations from which time in which no role runs is named."""
 MIN_SHARE = 0.01
 """Share of an iteration, or of a weight update, from which something is advised."""
-PHASE_WORDS = {
-    "rollout": "rollout",
-    "train": "train",
-    "weight_sync": "weight sync",
-    "other": "other forward",
-    "idle": "idle",
-}
-GAP_WORDS = {
-    "serial_h2d": "copies from the host that do not run at once",
-    "host_and_rpc": "the host and messages between buckets",
-    "late_rank": "waiting for a late rank",
-    "reload_not_overlapped": "reloads beside no broadcast",
-}
-GAP_REMEDIES = {
-    "serial_h2d": "ranks copy one after the other or share a link: spread the owners of buckets over links",
-    "host_and_rpc": "use larger buckets, so that there are fewer round trips between server and worker",
-    "late_rank": "see what that rank does before it enters a broadcast",
-    "reload_not_overlapped": "with two shared buffers the next broadcast runs beside a reload",
-}
 
 
 class RolesView(msgspec.Struct, frozen=True):
@@ -97,7 +73,7 @@ def _roles_table(results: RoleResults) -> Table | None:
 
     columns = (
         Column("role", value=lambda role: role.name + (" (main)" if role.name == results.main_role else "")),
-        Column("does", value=lambda role: KIND_WORDS[role.kind]),
+        Column("does", value=lambda role: WORDS.role_kinds[role.kind]),
         Column("ranks", "figure", value=lambda role: format_ranges(role.ranks)),
         Column("longest span", "ms", value=longest_span_ns),
         Column("compute", "share", value=lambda role: share(role, role.analysis.total.budget.compute_ns)),
@@ -108,11 +84,11 @@ def _roles_table(results: RoleResults) -> Table | None:
 
 
 def _iterations_table(iterations: Sequence[Iteration]) -> Table | None:
-    phases = [phase for phase in PHASE_WORDS if any(phase in iteration.phase_ns for iteration in iterations)]
+    phases = [phase for phase in WORDS.phases if any(phase in iteration.phase_ns for iteration in iterations)]
     columns = (
         Column("iteration", "figure", terminal_heading="nr"),
         Column("time", "ms"),
-        *(Column(PHASE_WORDS[phase], "ms") for phase in phases),
+        *(Column(WORDS.phases[phase], "ms") for phase in phases),
         Column("tail rank", "figure"),
         Column("tail", "ms", 2, "longest rollout minus the median rank's"),
         Column("decode steps", "figure", 1),
@@ -171,7 +147,7 @@ def _updates_table(updates: Sequence[WeightUpdate]) -> Table | None:
     if all(update.gap_ns is not None for _, update in shown):
         lines += [
             (f"+ {words}", [ms((update.gap_ns or {})[cause]) for _, update in shown])
-            for cause, words in GAP_WORDS.items()
+            for cause, words in WORDS.update_causes.items()
         ]
     columns = [Column(""), *(Column(name, "figure") for name, _ in shown)]
     return make_table(columns, [(name, *values) for name, values in lines])
@@ -190,9 +166,11 @@ def iteration_sentence(analysis: Analysis) -> str | None:
     if not iterations:
         return None
     total = sum(iteration.end_ns - iteration.start_ns for iteration in iterations)
-    shares = {phase: sum(iteration.phase_ns.get(phase, 0) for iteration in iterations) / total for phase in PHASE_WORDS}
+    shares = {
+        phase: sum(iteration.phase_ns.get(phase, 0) for iteration in iterations) / total for phase in WORDS.phases
+    }
     parts = [
-        f"{percent(share)} {PHASE_WORDS[phase]}{_train_waits(analysis) if phase == TRAIN else ''}"
+        f"{percent(share)} {WORDS.phases[phase]}{_train_waits(analysis) if phase == TRAIN else ''}"
         for phase, share in shares.items()
         if share
     ]
@@ -202,10 +180,12 @@ def iteration_sentence(analysis: Analysis) -> str | None:
     if times[-1] > MIN_RATIO_OF_UNEQUAL_ITERATIONS * times[0]:
         over = f" (mean of {count}, {ms(times[0])} to {ms(times[-1])})"
     text = f"An iteration takes {ms(total / count)}{over}: {join_with_and(parts)}"
-    waits = _mean_waits(iterations)
-    if waits:
-        role, share, other = max(waits, key=lambda wait: wait[1])
-        text += f"; role {role} waits for {other} in {percent(share)} of it"
+    waits = Counter[tuple[str, str]]()
+    for wait in (wait for iteration in iterations for wait in iteration.roles):
+        waits.update({(wait.role, other): ns for other, ns in wait.waited_ns.items()})
+    (role, other), waited_ns = max(waits.items(), key=lambda item: item[1], default=(("", ""), 0))
+    if waited_ns:
+        text += f"; role {role} waits for {other} in {percent(waited_ns / total)} of it"
     start = late_start(analysis)
     late = "" if start is None else f" In iteration {start.iteration} {start.words}."
     return f"{text}.{_tail_sentence(iterations)}{late}"
@@ -246,10 +226,8 @@ def late_start(analysis: Analysis) -> LateStart | None:
     late_starts = []
     for iteration in analysis.role_results.iterations:
         tail = iteration.rollout_tail
-        starts: dict[int, int] = {}
-        for band in analysis.role_results.bands:
-            if band.phase == ROLLOUT and band.iteration == iteration.index:
-                starts[band.rank] = min(band.start_ns, starts.get(band.rank, band.start_ns))
+        rollouts = [b for b in analysis.role_results.bands if (b.phase, b.iteration) == (ROLLOUT, iteration.index)]
+        starts = {rank: start for rank, (start, _) in band_spans(rollouts, lambda band: band.rank).items()}
         if tail is None or tail.last_rank not in starts:
             continue
         first = min(starts, key=lambda rank: starts[rank])
@@ -265,22 +243,6 @@ def late_start(analysis: Analysis) -> LateStart | None:
         return None
     late_ns, index, words = max(late_starts)
     return LateStart(index, late_ns, words, len(late_starts) == 1 and len(analysis.role_results.iterations) > 1)
-
-
-def _mean_waits(iterations: Sequence[Iteration]) -> list[tuple[str, float, str]]:
-    """Return by role the share of the iterations in which it waits for the role it waits for most."""
-    total = sum(iteration.end_ns - iteration.start_ns for iteration in iterations)
-    waits = []
-    for role in dict.fromkeys(wait.role for iteration in iterations for wait in iteration.roles):
-        own = [wait for iteration in iterations for wait in iteration.roles if wait.role == role]
-        by_other: dict[str, int] = {}
-        for wait in own:
-            for other, ns in wait.waited_ns.items():
-                by_other[other] = by_other.get(other, 0) + ns
-        longest = max(by_other, key=lambda name: by_other[name], default="")
-        if by_other.get(longest):
-            waits.append((role, by_other[longest] / total, longest))
-    return waits
 
 
 def _tail_sentence(iterations: Sequence[Iteration]) -> str:
@@ -316,7 +278,7 @@ def update_sentence(analysis: Analysis) -> str | None:
 
 def _cause_words(update: WeightUpdate, cause: str) -> str:
     late = f" (rank {update.late_rank})" if cause == "late_rank" and update.late_rank is not None else ""
-    return f"{GAP_WORDS[cause]}{late}"
+    return f"{WORDS.update_causes[cause]}{late}"
 
 
 def role_advice(analysis: Analysis) -> list[str]:
@@ -352,7 +314,7 @@ def role_advice(analysis: Analysis) -> list[str]:
             cause = max(update.gap_ns, key=lambda name: (update.gap_ns or {})[name])
             text = (
                 f"{ms(update.gap_ns[cause])} of the {ms(update.measured_ns - update.ideal_ns)} between the weight "
-                f"update and its ideal is {_cause_words(update, cause)}: {GAP_REMEDIES[cause]}"
+                f"update and its ideal is {_cause_words(update, cause)}: {WORDS.update_remedies[cause]}"
             )
             span = total if iterations else update.measured_ns
             advice.append((update.gap_ns[cause] / span, text))
