@@ -39,9 +39,9 @@ MAX_ACKNOWLEDGE_NS = 20_000
 """Time by which a send may end after its receive: the sender waits to hear that all has arrived."""
 MIN_OPERATIONS_FOR_SPREAD = 8
 """Collectives of two ranks from which the spread of their ends bounds the clocks' difference."""
-SPREAD_TO_SHORTEST_HALF = 2 / 1.349
+SPREAD_TO_SHORTEST_HALF = 1.645 / 1.349
 """Distance from the median of the differences between ends at which the clocks' difference may lie, in units of the
-shortest interval that holds half of them: two standard deviations of a normal distribution."""
+shortest interval that holds half of them: the interval with nine tenths of a normal distribution."""
 MIN_END_SCATTER_NS = 100_000
 """Time by which the ends of one collective may lie apart even if it always does so in the same way."""
 MEETS = r"(?i)all_?reduce|all_?gather|all_?to_?all|reduce_?scatter|barrier"
