@@ -339,7 +339,7 @@ def test_a_rank_that_mostly_ends_first_is_no_clock_that_is_behind(shift_ms):
 
 @pytest.mark.parametrize("messages_too", [True, False])
 def test_collectives_of_unnamed_groups_move_no_clock_if_others_are_named(messages_too):
-    """Ranks 0 and 1 reduce in different groups, 6 ms apart: without names they look like one. Messages bound more loosely."""
+    """Ranks 0 and 1 reduce in different groups, 6 ms apart: without names they look like one. Messages allow 0 too."""
     unnamed = [
         (100 + n, rank, None, 100 * MS * n + rank * 6 * MS, (100 * n + 20) * MS + rank * 6 * MS)
         for n in range(20)
