@@ -62,7 +62,8 @@ def with_waits(members: pl.DataFrame, clocks: Clocks) -> pl.DataFrame:
     start = clocks.to_common_each(rank, members["start_ns"].to_numpy())
     last, first = last_awaited(members, start), last_of_match(match, -start)
     uncertainty = clocks.uncertainty_between(rank, rank[last])
-    by_arrival = np.minimum(start[last] - start - _still_transferring(members, start, last), duration)
+    transferring = _still_transferring(members, start, last)
+    by_arrival = np.minimum(start[last] - start - transferring, duration)
     # Clocks that were set differently by what was found leave as much of each wait open as they may be off.
     offset = clocks.to_common_each(rank, np.zeros(len(rank), np.int64))
     error = np.where(offset == offset[last], 0, np.minimum(uncertainty, duration))
@@ -72,10 +73,13 @@ def with_waits(members: pl.DataFrame, clocks: Clocks) -> pl.DataFrame:
     is_open = (latest != last) & (start[latest] - start - duration < to_latest)
     possible, possible_error = np.where(is_open, (duration, np.maximum(duration, to_latest)), (by_arrival, uncertainty))
     is_bound = _is_bound(members["label"], possible, possible_error, error)
+    at_most = duration - members["transfer_ns"].to_numpy()
+    # Durations of a broadcast differ by transfer as well: arrival times bound the wait better.
+    at_most = np.where(transferring > 0, np.minimum(at_most, possible + possible_error), at_most)
     return members.with_columns(
         last=pl.Series(last.astype(np.int64)),
         late_ns=pl.Series(start - start[first]),
-        wait_ns=pl.Series(np.where(is_bound, duration - members["transfer_ns"].to_numpy(), by_arrival)),
+        wait_ns=pl.Series(np.where(is_bound, at_most, by_arrival)),
         wait_is_bound=pl.Series(is_bound),
         uncertainty_ns=pl.when(pl.Series(uncertainty < NO_BOUND_NS)).then(pl.Series(uncertainty)),
     )
