@@ -322,3 +322,32 @@ def test_the_spread_of_ends_needs_enough_operations(count, moved):
 def test_ends_that_lie_apart_by_little_move_no_clock(apart_ns, moved):
     rows = [(n, rank, 100 * MS * n, 100 * MS * n + 16 * MS + n + apart_ns * rank) for n in range(20) for rank in (0, 1)]
     assert (align(collectives(rows), [0, 1]).offset_ns[1] != 0) is moved
+
+
+@pytest.mark.parametrize("shift_ms", [0, 5, -5])
+def test_a_rank_that_mostly_ends_first_is_no_clock_that_is_behind(shift_ms):
+    """Rank 1's part of 24 operations is done 0 to 0.55 ms before rank 0's, 0.05 ms more with each of twelve."""
+    shift, rows = shift_ms * MS, []
+    for n in range(24):
+        end = 100 * MS * n + 5 * MS
+        rows += [(n, 0, end - 4 * MS, end), (n, 1, end - 4 * MS + shift, end - (n % 12) * MS // 20 + shift)]
+    clocks = align(collectives(rows), [0, 1])
+    offset, uncertainty = clocks.offset_ns[1], clocks.table["uncertainty_ns"][1]
+    assert abs(offset - shift) <= uncertainty < MS
+    assert (offset == 0) is (shift == 0)
+
+
+@pytest.mark.parametrize("messages_too", [True, False])
+def test_collectives_of_unnamed_groups_move_no_clock_if_others_are_named(messages_too):
+    """Ranks 0 and 1 reduce in different groups, 6 ms apart: without names they look like one. Messages allow 0 too."""
+    unnamed = [
+        (100 + n, rank, None, 100 * MS * n + rank * 6 * MS, (100 * n + 20) * MS + rank * 6 * MS)
+        for n in range(20)
+        for rank in (0, 1)
+    ]
+    sent = [(0, True, 0, 1), (1, False, 5, 10)], [(0, False, 15, 20), (1, True, 11, 12)]
+    named = [(n, rank, sends, a * MS, b * MS) for n, sides in enumerate(sent) for rank, sends, a, b in sides]
+    rows = members([*(named if messages_too else []), *unnamed])
+    what = pl.when(pl.col("sends").is_null()).then(pl.lit("all_reduce")).otherwise(pl.lit("p2p"))
+    clocks = align(rows.with_columns(what=what, messages=pl.when(pl.col("sends").is_not_null()).then(1)), [0, 1])
+    assert clocks.offset_ns[1] == (0 if messages_too else 6 * MS)

@@ -360,14 +360,24 @@ def test_a_gpu_is_slow_from_three_percent(ratio, named):
 
 @pytest.mark.parametrize(("ms", "named"), [(8.8, set()), (9.0, {"host_late"})])
 def test_a_difference_must_exceed_three_deviations_of_chance(ms, named):
-    """Idle times of 0, 2, 4, 6 … ms on every rank deviate from their median by 2 ms: three times 1.4826 × 2 is 8.9."""
+    """Idle times of 2, 4, 6 … ms beyond those of the other rank deviate by 2 ms: three times 1.4826 × 2 is 8.9."""
+    run = Run(ranks=2, steps=5)
+    for step in range(5):
+        run.idle[1, step] = 2 * step
+    run.idle[1, 0] = ms
+    run.wait(1, 0, 0, ms)
+    assert causes(run.explain().rows[0]).keys() - {"unknown"} == named
+
+
+def test_what_changes_on_all_ranks_from_step_to_step_hides_no_cause():
+    """All hosts are 0, 100, 200 … ms late in their steps, and that of rank 2 is 30 ms later in the first one."""
     run = Run(steps=5)
     for rank in range(3):
         for step in range(5):
-            run.idle[rank, step] = 2 * step
-    run.idle[2, 0] = ms
-    run.wait(2, 0, 0, ms)
-    assert causes(run.explain().rows[0]).keys() - {"unknown"} == named
+            run.idle[rank, step] = 100 * step
+    run.idle[2, 0] = 30
+    run.wait(2, 0, 0, 30)
+    assert causes(run.explain().rows[0]) == {"host_late": 30}
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -6,7 +6,7 @@ import polars as pl
 import pytest
 
 from tests.operations import collective, message, table
-from tracekit.align.clocks import align
+from tracekit.align.clocks import Clocks, align
 from tracekit.align.matching import match
 from tracekit.align.waits import find_stragglers, with_waits
 from tracekit.metrics.label_intervals import Lanes
@@ -40,6 +40,48 @@ def test_uneven_ends_are_no_waiting():
     assert result["wait_ns"].to_list() == [70 * MS, *[0] * 19]
     assert result["transfer_ns"].to_list() == [30 * MS, 60 * MS, *[MS] * 18]
     assert not result["wait_is_bound"].any()
+
+
+def broadcasts(*times):
+    """Broadcasts in a row among three ranks: of each the start and end on every rank, in ms."""
+    return [
+        collective(rank, start * MS, end * MS, what="broadcast", group_ranks="[0,1,2]")
+        for operation in times
+        for rank, (start, end) in enumerate(operation)
+    ]
+
+
+def waited_for(*rows):
+    """Waits in ms and the rank waited for, on clocks that are exact."""
+    members = match(table(*rows)).members
+    result = add_waits(table(*rows), with_waits(members, Clocks.recorded(range(3))))
+    return [(row["wait_ns"] // MS, row["last_rank"]) for row in result.iter_rows(named=True)]
+
+
+def test_a_member_of_a_broadcast_waits_for_no_one_who_begins_after_its_own_end():
+    """Rank 0 leaves at 5 ms, rank 1 at 30 ms, and rank 2 begins at 40 ms; rank 1 waited for rank 0 from 0 to 3 ms."""
+    assert waited_for(*broadcasts([(3, 5), (0, 30), (40, 41)])) == [(0, 0), (3, 0), (0, 2)]
+
+
+def test_a_broadcast_of_which_everyone_waits_for_the_root():
+    assert waited_for(*broadcasts([(20, 25), (0, 26), (10, 27)])) == [(0, 0), (20, 0), (10, 0)]
+
+
+def test_a_rank_that_still_receives_the_broadcast_before_is_not_late():
+    """Rank 0 sends the first until 5 ms and is at the second from then on, where rank 2 arrives at 20 and at 26 ms.
+
+    It receives the first until 20 ms. What it then does until 26 ms, the others wait for.
+    """
+    first = [(0, 5), (0, 15), (0, 20)]
+    assert waited_for(*broadcasts(first, [(5, 30), (15, 30), (20, 30)]))[3:] == [(0, 2), (0, 2), (0, 2)]
+    assert waited_for(*broadcasts(first, [(5, 30), (15, 30), (26, 30)]))[3:] == [(6, 2), (6, 2), (0, 2)]
+
+
+def test_a_send_that_ends_before_its_receive_waits_for_the_receive_before():
+    """The buffer takes one message: the second leaves when the receiver begins to take the first one, at 15 ms."""
+    rows = [message(0, "send:1", 0, MS), message(0, "send:1", 2 * MS, 16 * MS)]
+    rows += [message(1, "recv:0", 15 * MS, 16 * MS), message(1, "recv:0", 20 * MS, 21 * MS)]
+    assert waited_for(*rows) == [(0, 0), (13, 1), (0, 1), (0, 1)]
 
 
 def test_waits_below_the_uncertainty_of_clocks_are_bounds():

@@ -2,8 +2,10 @@
 
 A message ends on the receiver after it began on the sender: an upper bound of the difference, and a message of the
 other direction a lower bound. Where it has its kernels for itself, the receive does not end before the send either. A
-collective in which everyone hears from everyone gives both bounds, and its members end together but for a scatter: the
-central two thirds of the differences between ends, over many operations, bound the difference of the clocks as well.
+collective in which everyone hears from everyone gives both bounds, and its members end together but for a scatter,
+which may be alike in most operations (one rank's part of a ring is done first). Over many operations the median of the
+differences between ends gives the difference of the clocks, and the shortest interval with half of them how far it may
+be off: a few operations that end far apart change neither.
 Collectives with a root (a broadcast may be over on the root before another rank begins) only show that no rank lags
 behind by more than the longest time between two of them.
 """
@@ -37,8 +39,9 @@ MAX_ACKNOWLEDGE_NS = 20_000
 """Time by which a send may end after its receive: the sender waits to hear that all has arrived."""
 MIN_OPERATIONS_FOR_SPREAD = 8
 """Collectives of two ranks from which the spread of their ends bounds the clocks' difference."""
-SPREAD_QUANTILES = (1 / 6, 5 / 6)
-"""The central two thirds of the differences between ends: about one standard deviation to either side."""
+SPREAD_TO_SHORTEST_HALF = 1.645 / 1.349
+"""Distance from the median of the differences between ends at which the clocks' difference may lie, in units of the
+shortest interval that holds half of them: the interval with nine tenths of a normal distribution."""
 MIN_END_SCATTER_NS = 100_000
 """Time by which the ends of one collective may lie apart even if it always does so in the same way."""
 MEETS = r"(?i)all_?reduce|all_?gather|all_?to_?all|reduce_?scatter|barrier"
@@ -106,6 +109,7 @@ class _Compared(msgspec.Struct, frozen=True, eq=False):
 
     @classmethod
     def of(cls, members: pl.DataFrame) -> _Compared:
+        members = _without_unnamed(members)
         match, rank = members["match"].to_numpy(), members["rank"].to_numpy()
         step = np.diff(match)
         if not ((step > 0) | ((step == 0) & (np.diff(rank) >= 0))).all():
@@ -174,6 +178,16 @@ class _Compared(msgspec.Struct, frozen=True, eq=False):
         )
 
 
+def _without_unnamed(members: pl.DataFrame) -> pl.DataFrame:
+    """Return the *members* without collectives of unnamed groups, unless they are all that a rank has.
+
+    Operations of several groups look like one if their groups have no names.
+    """
+    is_named = pl.any_horizontal(pl.col("sends", "group", "group_ranks").is_not_null())
+    has_named = pl.col("rank").is_in(members.filter(is_named)["rank"].unique().implode())
+    return members.filter(is_named | ~has_named.all().over("match"))
+
+
 def find_clock_bounds(members: pl.DataFrame) -> list[ClockBounds]:
     """Return the bounds for every two ranks that a match brings together (*members*: ``MEMBERS``).
 
@@ -211,10 +225,10 @@ def _reduce(table: pl.DataFrame) -> list[ClockBounds]:
 def _extremes(table: pl.DataFrame) -> pl.DataFrame:
     """Return one row for each two ranks: the tightest bounds, the fastest messages, the range of ends."""
     ends, forth = pl.col("ends_ns"), pl.col("low_sends")
-    # A quantile is a float, and an epoch in nanoseconds does not fit one exactly: count from one of the ends.
-    surest = ends.filter("surest")
-    from_first = surest - surest.first()
-    lower, upper = (surest.first() + from_first.quantile(q).round().cast(pl.Int64) for q in SPREAD_QUANTILES)
+    ordered = ends.filter("surest").sort()
+    half = ordered.len() // 2
+    # A median is a float, and an epoch in nanoseconds does not fit one exactly: count from one of the ends.
+    middle = ordered.first() + (ordered - ordered.first()).median().round().cast(pl.Int64)
     return table.group_by("low", "high", maintain_order=True).agg(
         pl.col("at_ns").min(),
         most_ns=pl.col("most_ns").filter("is_most").min(),
@@ -224,9 +238,8 @@ def _extremes(table: pl.DataFrame) -> pl.DataFrame:
         loose_least_ns=pl.col("least_ns").min(),
         fastest_forward_ns=ends.filter(pl.col("alone") & forth).min(),
         fastest_backward_ns=(-ends).filter(pl.col("alone") & ~forth).min(),
-        middle_ns=surest.first() + from_first.median().round().cast(pl.Int64),
-        lower_ns=lower,
-        upper_ns=upper,
+        middle_ns=middle,
+        shortest_half_ns=(ordered.slice(half) - ordered.head(ordered.len() - half)).min(),
         earliest_ns=ends.min(),
         latest_ns=ends.max(),
         two_way=(forth.any() & (~forth).any()).fill_null(False),
@@ -248,10 +261,10 @@ def _clock_bounds(row: dict[str, Any], drift: float) -> ClockBounds:
         least, most = _tighten(least, most, *_message_bounds(row))
     if row["meetings"] >= MIN_OPERATIONS_FOR_SPREAD:
         middle = row["middle_ns"]
-        spread = min(row["lower_ns"], middle - MIN_END_SCATTER_NS), max(row["upper_ns"], middle + MIN_END_SCATTER_NS)
-        if offset is None or spread[1] - spread[0] < most - least:
-            offset = row["middle_ns"]
-        least, most = _tighten(least, most, *spread)
+        spread = max(round(SPREAD_TO_SHORTEST_HALF * row["shortest_half_ns"]), MIN_END_SCATTER_NS)
+        if offset is None or 2 * spread < most - least:
+            offset = middle
+        least, most = _tighten(least, most, middle - spread, middle + spread)
     if offset is None:
         offset = _one_way_offset(row)
     return ClockBounds(row["low"], row["high"], row["at_ns"], min(max(offset, least), most), least, most, drift)

@@ -1,10 +1,11 @@
 """Waiting inside matched operations: how long each member waited for the last one, and who that was.
 
-A member waits from its own start to the start of the last member, on aligned clocks and at most for its own duration.
-That is used where clocks are aligned to better than the waits: where most of a label's waiting lies in operations whose
-wait exceeds the uncertainty of the clocks, and clocks that had to be set to each other may change little of it.
-Elsewhere a member waited at most for its own duration minus the shortest duration among the members, and this bound is
-used.
+A member waits from its own start to the start of the last member, on aligned clocks and at most for its own duration. A
+collective with a root, or a send, may be over for one member before another begins: it waited for the last one that
+began before its own end, and not while that one still moved the data of operations before. Arrival times are used where
+clocks are aligned to better than the waits: where most of a label's waiting lies in operations whose wait exceeds the
+uncertainty of the clocks, and clocks that had to be set to each other may change little of it. Elsewhere a member
+waited at most for its own duration minus the shortest duration among the members, and this bound is used.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from tracekit._util.arrays import Bools, Ints
-from tracekit.align.clock_bounds import NO_BOUND_NS
+from tracekit._util.arrays import Bools, Int32s, Ints
+from tracekit._util.categories import CategoryColumn
+from tracekit.align.clock_bounds import MEETS, NO_BOUND_NS
 from tracekit.align.clocks import Clocks
 from tracekit.align.matching import last_of_match
 from tracekit.schema import conform
@@ -22,6 +24,8 @@ MIN_CERTAIN_SHARE = 0.5
 """Share of a label's waiting in operations that waited longer than clocks may be off, for arrival times to be used."""
 MAX_ERROR_SHARE = 0.05
 """Share of a label's waiting that clocks which were set by matched operations may be off by, to use arrival times."""
+MAX_OPERATIONS_AHEAD = 8
+"""Operations by which a member may be ahead of another: NCCL's buffers have as many slots."""
 
 STRAGGLERS = pl.Schema(
     {
@@ -38,8 +42,9 @@ STRAGGLERS = pl.Schema(
 def with_waits(members: pl.DataFrame, clocks: Clocks) -> pl.DataFrame:
     """Return the members of matched operations with their waits on aligned clocks.
 
-    Adds ``last`` (row of the member that arrived last), ``late_ns`` (time after the arrival of the first member) and
-    ``uncertainty_ns`` (how far the clocks of this rank and the last one may be off; null: nothing bounds it).
+    Adds ``last`` (row of the member it waited for, see ``last_awaited``), ``late_ns`` (time after the arrival of the
+    first member) and ``uncertainty_ns`` (how far the clocks of this rank and the last one may be off; null:
+    nothing bounds it).
 
     >>> from tracekit.align.matching import MEMBERS
     >>> from tracekit.schema import conform
@@ -55,20 +60,124 @@ def with_waits(members: pl.DataFrame, clocks: Clocks) -> pl.DataFrame:
     match, rank = members["match"].to_numpy(), members["rank"].to_numpy()
     duration = members["end_ns"].to_numpy() - members["start_ns"].to_numpy()
     start = clocks.to_common_each(rank, members["start_ns"].to_numpy())
-    last, first = last_of_match(match, start), last_of_match(match, -start)
+    last, first = last_awaited(members, start), last_of_match(match, -start)
     uncertainty = clocks.uncertainty_between(rank, rank[last])
-    by_arrival = np.minimum(start[last] - start, duration)
+    transferring = _still_transferring(members, start, last)
+    by_arrival = np.minimum(start[last] - start - transferring, duration)
     # Clocks that were set differently by what was found leave as much of each wait open as they may be off.
     offset = clocks.to_common_each(rank, np.zeros(len(rank), np.int64))
     error = np.where(offset == offset[last], 0, np.minimum(uncertainty, duration))
-    is_bound = _is_bound(members["label"], by_arrival, uncertainty, error)
+    # Whoever began after the own end may have begun before it, if clocks are off by as much.
+    latest = last_of_match(match, start)
+    to_latest = clocks.uncertainty_between(rank, rank[latest])
+    is_open = (latest != last) & (start[latest] - start - duration < to_latest)
+    possible, possible_error = np.where(is_open, (duration, np.maximum(duration, to_latest)), (by_arrival, uncertainty))
+    is_bound = _is_bound(members["label"], possible, possible_error, error)
+    at_most = duration - members["transfer_ns"].to_numpy()
+    # Durations of a broadcast differ by transfer as well: arrival times bound the wait better.
+    at_most = np.where(transferring > 0, np.minimum(at_most, possible + possible_error), at_most)
     return members.with_columns(
         last=pl.Series(last.astype(np.int64)),
         late_ns=pl.Series(start - start[first]),
-        wait_ns=pl.Series(np.where(is_bound, duration - members["transfer_ns"].to_numpy(), by_arrival)),
+        wait_ns=pl.Series(np.where(is_bound, at_most, by_arrival)),
         wait_is_bound=pl.Series(is_bound),
         uncertainty_ns=pl.when(pl.Series(uncertainty < NO_BOUND_NS)).then(pl.Series(uncertainty)),
     )
+
+
+def last_awaited(members: pl.DataFrame, start: Ints) -> Int32s:
+    """Return for each member the last one that it had to wait for: the latest to arrive before its own end.
+
+    A root or a sender that is done before the others arrive may still have waited: for them to arrive at the operations
+    before, whose data fill their buffers.
+
+    Args:
+        members: Matched operations, match by match.
+        start: Their starts on the common clock.
+
+    >>> from tracekit.align.matching import MEMBERS
+    >>> from tracekit.schema import conform
+    >>> members = conform(pl.DataFrame({"match": 0, "rank": [0, 1, 2], "what": "broadcast",
+    ...     "start_ns": [0, 20, 90], "end_ns": [50, 99, 99]}), MEMBERS)
+    >>> last_awaited(members, members["start_ns"].to_numpy()).tolist()
+    [1, 2, 2]
+    """
+    match = members["match"].to_numpy()
+    last = last_of_match(match, start)
+    end = start + (members["end_ns"] - members["start_ns"]).to_numpy()
+    # Everyone in a collective without a root, and a receiver, hears from all others before the end.
+    meets = CategoryColumn.from_series(members["what"]).matches(MEETS)
+    hears_all = np.where(members["sends"].is_null().to_numpy(), meets, ~members["sends"].fill_null(False).to_numpy())
+    early = np.flatnonzero(~hears_all & (end <= start[last]))
+    if not len(early):
+        return last
+    complete = np.empty(int(match.max()) + 1, np.int64)
+    complete[match] = start[last]
+    arrived = pl.DataFrame({"match": match, "start": start, "row": np.arange(len(match))}).filter(pl.Series(~meets))
+    arrived = arrived.sort("start", "row")
+    before = _match_before(_channels(members).with_columns(start=start).filter(pl.Series(~meets)), len(complete))
+    last[early] = early
+    pending = pl.DataFrame({"own": early, "match": match[early], "end": end[early]}).sort("end")
+    for _ in range(MAX_OPERATIONS_AHEAD):
+        latest = pending.join_asof(
+            arrived, left_on="end", right_on="start", by="match", allow_exact_matches=False, check_sortedness=False
+        ).filter(pl.col("row").is_not_null())
+        own, row = latest["own"].to_numpy(), latest["row"].to_numpy()
+        is_later = start[row] > start[last[own]]
+        last[own[is_later]] = row[is_later]
+        # Go on to the operation before where someone had not arrived at this one yet.
+        is_incomplete = pl.Series(complete[pending["match"].to_numpy()]) >= pending["end"]
+        pending = pending.filter(is_incomplete)
+        pending = pending.with_columns(match=before[pending["match"].to_numpy()]).filter(pl.col("match") >= 0)
+        if pending.is_empty():
+            break
+    return last
+
+
+def _channels(members: pl.DataFrame) -> pl.DataFrame:
+    """Return match, rank and ``channel`` of each member: a group, or the two ranks of a message in their order."""
+    sender = pl.when("sends").then("rank").otherwise("peer")  # null of a collective
+    receiver = pl.when("sends").then("peer").when(pl.col("sends").not_()).then("rank")
+    return members.select("match", "rank", channel=pl.struct("group", "group_ranks", sender, receiver=receiver))
+
+
+def _match_before(channels: pl.DataFrame, matches: int) -> Ints:
+    """Return for each match the one before it in its channel; -1 if there is none."""
+    by_match = channels.group_by("match").agg(pl.col("channel").first(), pl.col("start").min()).sort("start")
+    ordered = by_match.with_columns(before=pl.col("match").shift(1).over("channel")).drop_nulls("before")
+    before = np.full(matches, -1)
+    before[ordered["match"].to_numpy()] = ordered["before"].to_numpy()
+    return before
+
+
+def _still_transferring(members: pl.DataFrame, start: Ints, last: Int32s) -> Ints:
+    """Return how long the last member was in operations before, between each member's own start and that of the last.
+
+    Counted in collectives with a root, which ranks leave at different times: a rank that still moves the data of one
+    that has left is not late.
+    """
+    busy_ns = np.zeros(len(start), np.int64)
+    meets = CategoryColumn.from_series(members["what"]).matches(MEETS)
+    rooted = pl.Series(~meets) & members["sends"].is_null() & pl.Series(start[last] > start)
+    if not rooted.any():
+        return busy_ns
+    table = _channels(members).with_columns(
+        start=start, ns=members["end_ns"] - members["start_ns"], row=np.arange(len(start))
+    )
+    ordered = table.filter(members["sends"].is_null()).sort("start")
+    ordered = ordered.with_columns(before_ns=pl.col("ns").cum_sum().over("rank", "channel") - pl.col("ns"))
+    in_operations = pl.col("before_ns") + pl.min_horizontal("ns", pl.col("time") - pl.col("start"))
+
+    def until(time: Ints) -> Ints:
+        """Return how long the last member of each row was in the channel's operations until *time*."""
+        sought = table.select("channel", "row", rank=members["rank"].gather(last), time=time).filter(rooted)
+        joined = sought.sort("time").join_asof(
+            ordered.drop("row"), left_on="time", right_on="start", by=["rank", "channel"], check_sortedness=False
+        )
+        return joined.sort("row").select(in_operations.fill_null(0)).to_series().to_numpy()
+
+    busy_ns[rooted.to_numpy()] = until(start[last]) - until(start)
+    return busy_ns
 
 
 def _is_bound(label: pl.Series, by_arrival: Ints, uncertainty: Ints, error: Ints) -> Bools:
@@ -106,38 +215,39 @@ def find_stragglers(members: pl.DataFrame, clocks: Clocks) -> pl.DataFrame:
         return STRAGGLERS.to_frame()
     rank, last = members["rank"].to_numpy(), members["last"].to_numpy()
     start = clocks.to_common_each(rank, members["start_ns"].to_numpy())
-    uncertainty = clocks.uncertainty_between(rank, rank[last])
-    wait = np.where(rank == rank[last], 0, members["wait_ns"].to_numpy())
-    table = pl.DataFrame(
-        {
-            "match": members["match"],
-            "label": members["label"].cast(pl.String),
-            "rank": rank[last],
-            "candidate": rank,
-            "may_be_last": start[last] - start <= uncertainty,
-            "wait_ns": wait,
-            "off_ns": np.minimum(uncertainty, members["end_ns"].to_numpy() - members["start_ns"].to_numpy()),
-        }
-    )
-    # Waiting in each operation, repeated on its members.
-    table = table.with_columns(in_match_ns=pl.col("wait_ns").sum().over("match")).filter(pl.col("in_match_ns") > 0)
     key = ["rank", "label"]
-    by_rank = table.group_by(key).agg(
-        pl.col("off_ns").sum(), caused_ns=pl.col("wait_ns").sum(), operations=pl.col("match").n_unique().cast(pl.Int64)
+    in_match = (
+        members.select("match", pl.col("label").cast(pl.String))
+        .with_columns(
+            rank=rank[last],
+            arrival_ns=start[last],
+            wait_ns=np.where(rank == rank[last], 0, members["wait_ns"].to_numpy()),
+            off_ns=np.minimum(clocks.uncertainty_between(rank, rank[last]), members["end_ns"] - members["start_ns"]),
+        )
+        .group_by("match", *key)
+        .agg(pl.col("arrival_ns").max(), pl.col("wait_ns", "off_ns").sum())
+        .filter(pl.col("wait_ns") > 0)
+    )
+    by_rank = in_match.group_by(key).agg(
+        pl.col("off_ns").sum(), caused_ns=pl.col("wait_ns").sum(), operations=pl.len().cast(pl.Int64)
     )
     by_rank = by_rank.sort("caused_ns", *key, descending=[True, False, False])
+    arrivals = members.select("match", candidate="rank").with_columns(start_ns=start)
+    compared = in_match.join(arrivals, on="match")
+    uncertainty = clocks.uncertainty_between(compared["rank"].to_numpy(), compared["candidate"].to_numpy())
     instead = (
-        table.filter("may_be_last")
+        compared.filter((compared["arrival_ns"] - compared["start_ns"]).abs() <= pl.Series(uncertainty))
         .group_by(*key, "candidate")
-        .agg(possible_ns=pl.col("in_match_ns").sum())
+        .agg(possible_ns=pl.col("wait_ns").sum())
         .join(by_rank, on=key)
-        .filter((pl.col("candidate") == pl.col("rank")) | (2 * pl.col("possible_ns") > pl.col("caused_ns")))
+        .filter(2 * pl.col("possible_ns") > pl.col("caused_ns"))
     )
     first = by_rank.unique("label", keep="first", maintain_order=True)
     as_much = first.join(by_rank, on="label", suffix="_other").filter(
         pl.col("caused_ns_other") + pl.col("off_ns_other") >= pl.col("caused_ns") - pl.col("off_ns")
     )
-    candidates = pl.concat([instead.select(*key, "candidate"), as_much.select(*key, candidate="rank_other")])
+    itself = by_rank.select(*key, candidate="rank")
+    candidates = pl.concat([itself, instead.select(*key, "candidate"), as_much.select(*key, candidate="rank_other")])
     candidates = candidates.group_by(key).agg(candidates=pl.col("candidate").unique().sort())
     joined = by_rank.join(candidates, on=key, how="left", maintain_order="left")
     return conform(joined.with_columns(uncertain=pl.col("candidates").list.len() > 1), STRAGGLERS)

@@ -20,7 +20,6 @@ from tracekit._loops.critical_path import NO_LIMIT, UNKNOWN_LINK, find_visited_r
 from tracekit._util.arrays import Bools, Int32s, Ints, as_int64, find_ids
 from tracekit._util.columns import to_int64
 from tracekit.align.clocks import Clocks
-from tracekit.align.matching import last_of_match
 from tracekit.critical_path.pieces import PIECE_KINDS
 from tracekit.schema import Source
 
@@ -331,7 +330,7 @@ class Arrivals(msgspec.Struct, frozen=True, eq=False):
 
     @classmethod
     def find(cls, links: Links, members: pl.DataFrame, clocks: Clocks) -> Arrivals:
-        """Return the arrivals at the matched operations; *members* are their rows, match by match."""
+        """Return the arrivals at the matched operations (*members*: ``align.waits.with_waits``)."""
         comms = len(links.row)
         last_to_arrive = np.full(comms, -1, np.int32)
         is_message, is_uncertain = np.zeros((2, comms), np.bool_)
@@ -342,7 +341,7 @@ class Arrivals(msgspec.Struct, frozen=True, eq=False):
         row, rank = members["row"].to_numpy(), members["rank"].to_numpy()
         arrival = clocks.to_common_each(rank, members["start_ns"].to_numpy())
         match = members["match"].to_numpy()
-        last = last_of_match(match, arrival)
+        last = members["last"].to_numpy()
         may_be_last = arrival[last] - arrival <= clocks.uncertainty_between(rank, rank[last])
         others_may = np.bincount(match, weights=may_be_last & (rank != rank[last])) > 0
         # A kernel of several messages is a member of several matches. It starts to transfer when the last of all its
