@@ -110,6 +110,15 @@ def test_a_member_that_was_not_recorded_leaves_the_wait_open():
     assert alone.select("wait_ns", "open").row(0) == (0, False)
 
 
+def test_an_operation_without_a_match_is_open_whatever_others_match():
+    """Rank 0 alone recorded a collective of ranks 0 and 2; the last match is one of two ranks, all recorded."""
+    result, *_ = waited(
+        collective(0, 0, 80, group="2", group_ranks="[0,2]"), collective(0, 100, 200), collective(1, 150, 200)
+    )  # fmt: skip
+    assert result["wait_ns"].to_list() == [None, 50, 0]
+    assert result["open"].to_list() == [True, False, False]
+
+
 def test_wait_and_transfer_sum_to_the_kernels_time():
     result, *_ = waited(collective(0, 0, 100), collective(1, 70, 100))
     duration = result["end_ns"] - result["start_ns"]

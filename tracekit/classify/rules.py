@@ -95,6 +95,11 @@ class RuleBook(msgspec.Struct, frozen=True):
         rest = tuple(rule for rule in other.rules if rule.name not in names)
         return RuleBook(self.rules + rest, self.groups + other.groups, self.modules + other.modules)
 
+    def group_kind(self, description: str) -> str | None:
+        """Return the kind of a process group by its description alone."""
+        patterns = ((group.value, group.when.get("group_desc")) for group in self.groups if len(group.when) == 1)
+        return next((kind for kind, text in patterns if isinstance(text, str) and re.search(text, description)), None)
+
 
 def load_rules(path: str | Path) -> RuleBook:
     r"""Read a rules file; an error names the file and the line.

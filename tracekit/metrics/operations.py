@@ -144,7 +144,8 @@ def add_waits(operations: pl.DataFrame, members: pl.DataFrame, *, all_recorded: 
     )
     own = figures.select(pl.all().gather(with_nulls(member, member >= 0)))
     group_size = _group_sizes(operations["group_ranks"])
-    members_recorded = np.bincount(match)[match[member]] if len(match) else np.zeros(len(operations), np.int64)
+    members_recorded = np.ones(len(operations), np.int64)  # of an operation without a match, itself
+    members_recorded[member >= 0] = np.bincount(match)[match[member[member >= 0]]]
     is_collective = ~CategoryColumn.from_series(operations["what"]).any_of("p2p")
     lacks_member = np.where(group_size > 0, members_recorded < group_size, not all_recorded)
     lacks_message = _count_messages(operations["p2p"]) > np.bincount(row, minlength=len(operations))

@@ -7,24 +7,21 @@ Peers that the traces do not name as ranks of the run come from communicators, e
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import prod
 
 import polars as pl
 
 from tracekit._util.text import listing, percent, ranks_named
 from tracekit.align.peers import MESSAGES, PipelinePeers, along_pipelines, by_communicator
+from tracekit.classify.rules import builtin_rules
 from tracekit.errors import Notice, OptionError
 from tracekit.parsers.source_refs import MAX_RANKS
 from tracekit.reconstruct.rank_pipeline import RankPipeline
 from tracekit.schema import conform
 
-_PATTERN_OF_KIND = {
-    "pp": r"pipe|\bpp\b|_pp|pp_",
-    "ep": r"expert|\bep\b|_ep|ep_",
-    "tp": r"tensor|\btp\b|_tp|tp_",
-    "cp": r"context|\bcp\b|_cp|cp_",
-    "dp": r"data|\bdp\b|_dp|dp_|fsdp|replicate|shard",
-}
+GROUP_KINDS = ("pp", "ep", "tp", "cp", "dp")
+"""Kinds of parallelism for which the position of a rank is found."""
 
 
 @dataclass(frozen=True)
@@ -262,10 +259,18 @@ def _are_neighbours(
     return distances <= {1, len(order) - 1}
 
 
+@lru_cache(maxsize=1_000)
 def _kind_of_group(description: str | None) -> str | None:
-    """Return the kind of parallelism that the description of a process group names."""
-    text = (description or "").lower()
-    return next((kind for kind, pattern in _PATTERN_OF_KIND.items() if re.search(pattern, text)), None)
+    """Return the kind of parallelism that the description of a process group names; None for one of several kinds.
+
+    >>> _kind_of_group("EXPERT_DATA_PARALLEL_GROUP"), _kind_of_group("DATA_PARALLEL_GROUP_WITH_CP")
+    ('dp', 'dp')
+    >>> _kind_of_group("EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP") is None
+    True
+    """
+    kind = builtin_rules().group_kind(description or "")
+    is_embedding = "embedding" in (description or "").lower()  # the first and the last stage alone
+    return kind if kind in GROUP_KINDS and not is_embedding else None
 
 
 def _group_positions(rank: RankPipeline) -> dict[str, int]:
