@@ -190,14 +190,15 @@ def test_where_nothing_else_is_known_the_change_that_saves_most_is_the_advice():
 @pytest.mark.slow
 @pytest.mark.parametrize("sample", ["reload", "reload-overlap"])
 def test_an_update_that_waits_is_not_told_to_buffer(samples, sample):
-    """Of 105 ms and 153 ms, 51 and 53 are waiting in broadcasts, and reload is 0.3 ms in all: buffers cannot help."""
+    """Up to 51 of 105 ms and 41 of 153 are waiting in broadcasts, and reload is 0.3 ms in all: buffers cannot help."""
     found = analysis_of(samples / sample)
     evidence = collect_evidence(found)
     assert evidence.reload_alone_ns < 1_000_000
     assert evidence.reload_wait_ns == round(found.total.wait_ns["broadcast"] / 4)
     assert evidence.reload_limit == "wait"
-    bounds = [n.message for n in found.notices if n.code == "wait-bound" and n.message.startswith("broadcast:")]
-    assert evidence.reload_wait_at_most == ("at most " if bounds else "")
+    (bound,) = (notice.message for notice in found.notices if notice.code == "wait-bound")
+    assert bound.startswith("broadcast")  # alone or with others: clocks agree to 48 and 9 ms
+    assert evidence.reload_wait_at_most == "at most "
 
 
 @pytest.mark.slow
