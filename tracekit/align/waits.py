@@ -1,8 +1,8 @@
 """Waiting inside matched operations: how long each member waited for the last one, and who that was.
 
 A member waits from its own start to the start of the last member, on aligned clocks and at most for its own duration. A
-collective with a root, or a send, may be over for one member before another begins: it waited for the last one that
-began before its own end, and not while that one still moved the data of operations before. Arrival times are used where
+collective with a root may be over for one member before another begins: it waited for the last one that began before
+its own end, and not while that one still moved the data of operations before. Arrival times are used where
 clocks are aligned to better than the waits: where most of a label's waiting lies in operations whose wait exceeds the
 uncertainty of the clocks, and clocks that had to be set to each other may change little of it. Elsewhere a member
 waited at most for its own duration minus the shortest duration among the members, and this bound is used.
@@ -88,8 +88,8 @@ def with_waits(members: pl.DataFrame, clocks: Clocks) -> pl.DataFrame:
 def last_awaited(members: pl.DataFrame, start: Ints) -> Int32s:
     """Return for each member the last one that it had to wait for: the latest to arrive before its own end.
 
-    A root or a sender that is done before the others arrive may still have waited: for them to arrive at the operations
-    before, whose data fill their buffers.
+    A root that is done before the others arrive may still have waited: for them to arrive at the operations before,
+    whose data fill its buffers.
 
     Args:
         members: Matched operations, match by match.
@@ -105,17 +105,15 @@ def last_awaited(members: pl.DataFrame, start: Ints) -> Int32s:
     match = members["match"].to_numpy()
     last = last_of_match(match, start)
     end = start + (members["end_ns"] - members["start_ns"]).to_numpy()
-    # Everyone in a collective without a root, and a receiver, hears from all others before the end.
-    meets = CategoryColumn.from_series(members["what"]).matches(MEETS)
-    hears_all = np.where(members["sends"].is_null().to_numpy(), meets, ~members["sends"].fill_null(False).to_numpy())
-    early = np.flatnonzero(~hears_all & (end <= start[last]))
+    rooted = _is_rooted(members)
+    early = np.flatnonzero(rooted & (end <= start[last]))
     if not len(early):
         return last
     complete = np.empty(int(match.max()) + 1, np.int64)
     complete[match] = start[last]
-    arrived = pl.DataFrame({"match": match, "start": start, "row": np.arange(len(match))}).filter(pl.Series(~meets))
+    arrived = pl.DataFrame({"match": match, "start": start, "row": np.arange(len(match))}).filter(rooted)
     arrived = arrived.sort("start", "row")
-    before = _match_before(_channels(members).with_columns(start=start).filter(pl.Series(~meets)), len(complete))
+    before = _match_before(members.with_columns(start=start).filter(rooted), len(complete))
     last[early] = early
     pending = pl.DataFrame({"own": early, "match": match[early], "end": end[early]}).sort("end")
     for _ in range(MAX_OPERATIONS_AHEAD):
@@ -134,17 +132,20 @@ def last_awaited(members: pl.DataFrame, start: Ints) -> Int32s:
     return last
 
 
-def _channels(members: pl.DataFrame) -> pl.DataFrame:
-    """Return match, rank and ``channel`` of each member: a group, or the two ranks of a message in their order."""
-    sender = pl.when("sends").then("rank").otherwise("peer")  # null of a collective
-    receiver = pl.when("sends").then("peer").when(pl.col("sends").not_()).then("rank")
-    return members.select("match", "rank", channel=pl.struct("group", "group_ranks", sender, receiver=receiver))
+_GROUP = ["group", "group_ranks"]
 
 
-def _match_before(channels: pl.DataFrame, matches: int) -> Ints:
-    """Return for each match the one before it in its channel; -1 if there is none."""
-    by_match = channels.group_by("match").agg(pl.col("channel").first(), pl.col("start").min()).sort("start")
-    ordered = by_match.with_columns(before=pl.col("match").shift(1).over("channel")).drop_nulls("before")
+def _is_rooted(members: pl.DataFrame) -> Bools:
+    """Return which members are of a collective with a root: not everyone hears from everyone before the end."""
+    meets = CategoryColumn.from_series(members["what"]).matches(MEETS)
+    is_rooted: Bools = ~meets & members["sends"].is_null().to_numpy()
+    return is_rooted
+
+
+def _match_before(members: pl.DataFrame, matches: int) -> Ints:
+    """Return for each match the one before it in its group; -1 if there is none."""
+    by_match = members.group_by("match").agg(pl.col(_GROUP).first(), pl.col("start").min()).sort("start")
+    ordered = by_match.with_columns(before=pl.col("match").shift(1).over(_GROUP)).drop_nulls("before")
     before = np.full(matches, -1)
     before[ordered["match"].to_numpy()] = ordered["before"].to_numpy()
     return before
@@ -157,26 +158,25 @@ def _still_transferring(members: pl.DataFrame, start: Ints, last: Int32s) -> Int
     that has left is not late.
     """
     busy_ns = np.zeros(len(start), np.int64)
-    meets = CategoryColumn.from_series(members["what"]).matches(MEETS)
-    rooted = pl.Series(~meets) & members["sends"].is_null() & pl.Series(start[last] > start)
-    if not rooted.any():
+    awaits = _is_rooted(members) & (start[last] > start)
+    if not awaits.any():
         return busy_ns
-    table = _channels(members).with_columns(
-        start=start, ns=members["end_ns"] - members["start_ns"], row=np.arange(len(start))
-    )
+    group = pl.col(_GROUP).cast(pl.String).fill_null("")  # a join takes no null for equal
+    table = members.select("rank", group, ns=pl.col("end_ns") - pl.col("start_ns")).with_columns(start=start)
     ordered = table.filter(members["sends"].is_null()).sort("start")
-    ordered = ordered.with_columns(before_ns=pl.col("ns").cum_sum().over("rank", "channel") - pl.col("ns"))
+    ordered = ordered.with_columns(before_ns=pl.col("ns").cum_sum().over("rank", *_GROUP) - pl.col("ns"))
     in_operations = pl.col("before_ns") + pl.min_horizontal("ns", pl.col("time") - pl.col("start"))
+    sought = members.select(group).with_columns(rank=members["rank"].gather(last), row=np.arange(len(start)))
 
     def until(time: Ints) -> Ints:
-        """Return how long the last member of each row was in the channel's operations until *time*."""
-        sought = table.select("channel", "row", rank=members["rank"].gather(last), time=time).filter(rooted)
-        joined = sought.sort("time").join_asof(
-            ordered.drop("row"), left_on="time", right_on="start", by=["rank", "channel"], check_sortedness=False
+        """Return how long the last member of each row was in the group's operations until *time*."""
+        times = sought.with_columns(time=time).filter(awaits).sort("time")
+        joined = times.join_asof(
+            ordered, left_on="time", right_on="start", by=["rank", *_GROUP], check_sortedness=False
         )
         return joined.sort("row").select(in_operations.fill_null(0)).to_series().to_numpy()
 
-    busy_ns[rooted.to_numpy()] = until(start[last]) - until(start)
+    busy_ns[awaits] = until(start[last]) - until(start)
     return busy_ns
 
 
