@@ -183,9 +183,13 @@ def _without_unnamed(members: pl.DataFrame) -> pl.DataFrame:
 
     Operations of several groups look like one if their groups have no names.
     """
-    is_named = pl.any_horizontal(pl.col("sends", "group", "group_ranks").is_not_null())
-    has_named = pl.col("rank").is_in(members.filter(is_named)["rank"].unique().implode())
-    return members.filter(is_named | ~has_named.all().over("match"))
+    is_unnamed = (members["sends"].is_null() & members["group"].is_null() & members["group_ranks"].is_null()).to_numpy()
+    if not is_unnamed.any():
+        return members
+    match, rank = members["match"].to_numpy(), members["rank"].to_numpy()
+    lacks_named = ~np.isin(rank, np.unique(rank[~is_unnamed]))
+    is_needed = np.bincount(match, weights=lacks_named)[match] > 0
+    return members.filter(~is_unnamed | is_needed)
 
 
 def find_clock_bounds(members: pl.DataFrame) -> list[ClockBounds]:
