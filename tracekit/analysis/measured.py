@@ -138,8 +138,12 @@ def _sum(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _sum_or_none(numbers: Sequence[int | None]) -> int | None:
-    known = [number for number in numbers if number is not None]
-    return sum(known) if len(known) == len(numbers) else None
+    total = 0
+    for number in numbers:
+        if number is None:
+            return None
+        total += number
+    return total
 
 
 def _in_order(by_label: Mapping[str, Any]) -> dict[str, Any]:

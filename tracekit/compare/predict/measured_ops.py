@@ -146,8 +146,8 @@ def _forwards_after_other_ops(program: Program) -> set[int]:
     switched = set()
     for steps in program.steps:
         numbers = [number for action, number in steps if action == RUN]
-        for before, number in pairwise(numbers):
-            if program.pieces[number].kind == "F" != program.pieces[before].kind:
+        for previous, number in pairwise(numbers):
+            if program.pieces[number].kind == "F" and program.pieces[previous].kind != "F":
                 switched.add(number)
     return switched
 
