@@ -218,6 +218,7 @@ def test_a_wait_is_open_where_it_is_unknown_partly_matched_or_of_no_known_role()
     assert has_unknown_wait(operation("pp_comm", "p2p")).sum()
     assert has_unknown_wait(operation("pp_comm", "p2p", wait=3, open_=True)).sum()
     assert has_unknown_wait(operation("comm", "p2p", wait=3)).sum()
+    assert not has_unknown_wait(operation("cp_comm", "p2p")).sum()
 
 
 def test_sends_of_the_host_without_a_kernel_are_unseen():

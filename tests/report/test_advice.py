@@ -10,6 +10,10 @@ import pytest
 from msgspec.structs import asdict, replace
 
 from tests.kept import analysis_of
+from tracekit.analysis.stragglers import Stragglers
+from tracekit.documents.analysis import Evidence as WaitEvidence
+from tracekit.documents.analysis import Straggler, WaitCause
+from tracekit.errors import Notice
 from tracekit.report.advice import advice_table, advise
 from tracekit.report.evidence import Evidence, collect_evidence, gap_words
 from tracekit.schema import EXPOSURE_CAUSES, GAP_CAUSES
@@ -306,3 +310,48 @@ def test_what_the_host_does_in_most_of_the_time_decides_the_advice(samples, acti
     evidence = collect_evidence(dataclasses.replace(found, rank_results=tuple(ranks)))
     assert evidence.host_doing == doing
     assert ("host_busy" in fired(evidence)) == bool(doing)
+
+
+def with_late_host(found, *, launch_bound_ns, known_share=1.0):
+    """Return *found* with rank 2 late in every step because of its host, and idle time that is launch-bound."""
+    spans = [rank.whole.budget.span_ns for rank in found.rank_results]
+    late_ns = min(spans) // len(found.step_times) // 10
+    parts = [WaitCause("host_late", round(99 * known_share), WaitEvidence(idle_ns=late_ns))]
+    parts.append(WaitCause("unknown", 99 - parts[0].ns, WaitEvidence(reason="no cause explains it")))
+    steps = [step for step in found.step_times if step is not None]
+    row = Straggler(2, "dp_comm", 99, 9, candidates=[2], kind="chronic", steps=steps, late_ns=late_ns, why=parts)
+    ranks = [
+        replace(rank, idle_causes={"launch_bound": launch_bound_ns[rank.rank]}, instead=())
+        for rank in found.rank_results
+    ]
+    return dataclasses.replace(found, stragglers=Stragglers((row,)), rank_results=tuple(ranks)), late_ns
+
+
+@pytest.mark.slow
+def test_a_late_host_of_one_rank_is_no_reason_for_faster_launches_on_all(samples):
+    found = analysis_of(samples / "slow-ddp")
+    span_ns = {rank.rank: rank.whole.budget.span_ns for rank in found.rank_results}
+    one, late_ns = with_late_host(found, launch_bound_ns={rank: span_ns[rank] if rank == 2 else 0 for rank in span_ns})
+    evidence = collect_evidence(one)
+    assert (evidence.late_rank, evidence.late_cause, evidence.late_ns) == ("rank 2", "host_late", late_ns)
+    assert evidence.launch_bound_share is None
+    assert "no host delay" not in evidence.savings_ns
+    every, _ = with_late_host(found, launch_bound_ns={rank: span_ns[rank] // 4 for rank in span_ns})
+    assert collect_evidence(every).launch_bound_share == pytest.approx(0.25, abs=1e-6)
+
+
+@pytest.mark.slow
+def test_lateness_that_is_mostly_unknown_counts_with_the_part_that_its_cause_explains(samples):
+    found = analysis_of(samples / "slow-ddp")
+    nowhere = dict.fromkeys((rank.rank for rank in found.rank_results), 0)
+    partly, late_ns = with_late_host(found, launch_bound_ns=nowhere, known_share=1 / 3)
+    assert collect_evidence(partly).late_ns == round(late_ns / 3)
+
+
+@pytest.mark.slow
+def test_advice_says_where_a_wait_is_an_upper_bound(samples):
+    found = analysis_of(samples / "slow-ddp")
+    assert "waiting for at most" not in " ".join(advice.text for advice in advise(collect_evidence(found)))
+    notices = (*found.notices, Notice("wait-bound", "dp_comm: waits are upper bounds"))
+    bounded = dataclasses.replace(found, notices=notices)
+    assert "rank 2 keeps the others waiting for at most" in " ".join(a.text for a in advise(collect_evidence(bounded)))

@@ -38,7 +38,7 @@ from tracekit.documents.analysis import Bubble, ChangedStep, Phase
 from tracekit.documents.coding import table_schema
 from tracekit.errors import InputError, Notice
 from tracekit.metrics.causes import causes_by_event
-from tracekit.metrics.operations import may_be_message
+from tracekit.metrics.operations import may_be_message, may_be_of_pipeline
 from tracekit.metrics.overlap import combine_overlap_costs
 from tracekit.metrics.reload import reload_report
 from tracekit.reconstruct.parallel_groups import split_layout
@@ -107,7 +107,7 @@ def combine(
     comparison = with_memory(comparison, memory)
 
     # The figures of every rank.
-    has_pipeline = comparison is not None or _has_messages(ranks, operations)
+    has_pipeline = comparison is not None or _may_have_pipeline(ranks, operations)
     results = rank_results(ranks, operations, communication.critical, pipeline=has_pipeline)
     critical = _shown_path(ranks, communication, comparison) if critical_path else None
     graph = _what_if_graph(communication, comparison, memory)
@@ -169,9 +169,11 @@ def _check_gpu_events(ranks: Sequence[RankTables]) -> None:
         raise InputError(f"{path}: {reasons[0]}", hint=f"what it holds: tracekit doctor {path}")
 
 
-def _has_messages(ranks: Sequence[RankTables], operations: pl.DataFrame) -> bool:
-    """Return whether anything sends or receives: without messages there is no pipeline."""
-    return any(rank.messages_issued for rank in ranks) or bool(may_be_message(operations).any())
+def _may_have_pipeline(ranks: Sequence[RankTables], operations: pl.DataFrame) -> bool:
+    """Return whether any message may be a pipeline's: by label, or because the host issues some and none is seen."""
+    if may_be_message(operations).any():
+        return bool(may_be_of_pipeline(operations).any())
+    return any(rank.messages_issued for rank in ranks)
 
 
 def _trains(results: Sequence[RankResult]) -> bool:

@@ -14,7 +14,7 @@ from tracekit.align.clocks import Clocks
 from tracekit.analysis.measured import Measured, RankResult
 from tracekit.analysis.tables import RankTables
 from tracekit.errors import Notice
-from tracekit.metrics.operations import has_unknown_wait, has_unseen_messages, may_be_message
+from tracekit.metrics.operations import has_unknown_wait, has_unseen_messages, may_be_message, may_be_of_pipeline
 from tracekit.store.sources import EARLIEST_DATE_NS
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def wait_notices(ranks: Sequence[RankTables], operations: pl.DataFrame) -> list[
         notices.append(Notice("wait-unknown", f"{text}: {effect}; name the kernels in a rules file (--rules)"))
     peers = operations["p2p"].filter(pl.Series(has_unknown_wait(operations))).cast(pl.String)
     if len(peers):
-        count = f"{len(peers)} of {messages.total()} sends and receives"
+        count = f"{len(peers)} of {may_be_of_pipeline(operations).sum()} sends and receives"
         reason, remedy = _why_wait_unknown(peers, {rank.source.rank for rank in ranks})
         notices.append(Notice("wait-unknown", f"{count} {reason}: {effect}; {remedy}"))
     return notices

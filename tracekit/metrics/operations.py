@@ -189,16 +189,26 @@ def may_be_message(operations: pl.DataFrame) -> Bools:
 
 
 def has_unknown_wait(operations: pl.DataFrame) -> Bools:
-    """Return which operations make the bubble a lower bound: messages whose wait or whose role is unknown.
+    """Return which operations make the bubble a lower bound: a pipeline's messages whose wait or whose role is unknown.
 
-    >>> ops = pl.DataFrame({"label": ["pp_comm", "pp_comm", "pp_comm", "comm"], "what": ["p2p"] * 4,
-    ...                     "wait_ns": [3, None, 3, 3], "open": [False, True, True, False]})
+    >>> ops = pl.DataFrame({"label": ["pp_comm", "pp_comm", "pp_comm", "comm", "cp_comm"], "what": ["p2p"] * 5,
+    ...                     "wait_ns": [3, None, 3, 3, None], "open": [False, True, True, False, True]})
     >>> has_unknown_wait(ops).tolist()
-    [False, True, True, True]
+    [False, True, True, True, False]
     """
     unknown = operations.select(pl.col("wait_ns").is_null() | pl.col("open") | (pl.col("label") == "comm")).to_series()
-    has_unknown: Bools = may_be_message(operations) & unknown.fill_null(False).to_numpy()
+    has_unknown: Bools = may_be_of_pipeline(operations) & unknown.fill_null(False).to_numpy()
     return has_unknown
+
+
+def may_be_of_pipeline(operations: pl.DataFrame) -> Bools:
+    """Return which operations may be messages of a pipeline; a ring of context parallelism has messages too.
+
+    >>> ops = pl.DataFrame({"label": ["pp_comm", "comm", "cp_comm"], "what": ["p2p"] * 3})
+    >>> may_be_of_pipeline(ops).tolist()
+    [True, True, False]
+    """
+    return may_be_message(operations) & CategoryColumn.from_series(operations["label"]).any_of("pp_comm", "comm")
 
 
 def count_issued_messages(events: pl.DataFrame) -> int:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence, Set
+from typing import Any, NamedTuple
 
 import msgspec
 import polars as pl
 
 from tracekit._util.text import join_with_and, ms, percent, ranks_named, signed_ms
 from tracekit.analysis import Analysis
+from tracekit.analysis.measured import RankResult
 from tracekit.analysis.notices import without_pipeline_notices
 from tracekit.documents.analysis import Straggler, WaitCause
 from tracekit.errors import Notice
+from tracekit.metrics.overlap import ratio
 from tracekit.metrics.reload import Reload
 from tracekit.parsers.source_refs import missing_ranks
 from tracekit.report.names import short_kernel
@@ -94,6 +96,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """Largest cause of its lateness (``WaitCause.cause``), or ``fewer_multiprocessors``."""
     late_ns: int | None = None
     """How late it is, mean of the steps in which it is late."""
+    late_at_most: str = ""
+    """Words before that time where it is an upper bound."""
     late_share: float | None = None
     """That lateness over all steps, as a share of their time."""
     late_ratio: str | None = None
@@ -135,17 +139,24 @@ def collect_evidence(analysis: Analysis) -> Evidence:
         return Evidence()
     unlabelled_share = total.label_ns.get("other", 0) / span_ns
     schedule = analysis.schedule
+    late = _late_ranks(analysis)
+    late_hosts = {item.row.rank for item in late if item.cause.cause == "host_late"}
+    savings_ns = {row.change: row.saves_ns for row in analysis.changed_steps if row.saves_ns and row.saves_ns > 0}
+    late_host_ns = sum(item.all_steps_ns for item in late if item.row.rank in late_hosts)
+    # Where most of it is the delay of these ranks, faster launches do not save it.
+    if 2 * late_host_ns > len(analysis.step_times) * savings_ns.get("no host delay", 0):
+        savings_ns.pop("no host delay", None)
     return Evidence(
         **_completeness(analysis),
         framework=_framework(analysis),
         cuda_graphs=_uses_cuda_graphs(analysis),
         schedule=schedule.compared_with if schedule is not None else None,
         **_largest_cost(analysis),
-        **_late_rank(analysis),
-        **_idle(analysis),
+        **_late_rank(analysis, late),
+        **_idle(analysis, late_hosts),
         unlabelled_share=unlabelled_share if unlabelled_share > MIN_UNLABELLED_SHARE else None,
         **(_reload(analysis, analysis.reload) if analysis.reload is not None else {}),
-        savings_ns={row.change: row.saves_ns for row in analysis.changed_steps if row.saves_ns and row.saves_ns > 0},
+        savings_ns=savings_ns,
     )
 
 
@@ -320,56 +331,85 @@ def of_the_gap(ns: float, total: float, where: str, words: str) -> str:
     return f"the {ms(total)} {where} is {words} ({ms(ns)}; other causes {signed_ms(total - ns)})"
 
 
-def _late_rank(analysis: Analysis) -> _Facts:
-    """Return the rank whose lateness costs most, if it is certain and its main cause is found.
+class _LateRank(NamedTuple):
+    """A rank that is certainly late, and its main cause."""
+
+    late_ns: float
+    """Mean of the steps in which it is late; in a pipeline, or where most is unknown, the part that is explained."""
+    row: Straggler
+    cause: WaitCause
+
+    @property
+    def all_steps_ns(self) -> float:
+        """Lateness summed over steps."""
+        return self.late_ns * len(self.row.steps)
+
+
+def _late_ranks(analysis: Analysis) -> list[_LateRank]:
+    """Return the ranks whose lateness costs enough, is certain and whose main cause is found; a rank once.
 
     Stages of a pipeline wait for each other, and unequal stages are a part of the gap: there only a slow GPU or a late
     host counts, with the part of the waiting that it explains.
     """
-    late: list[tuple[float, Straggler, WaitCause]] = []
-    for row in analysis.stragglers.rows:
+    late: dict[int, _LateRank] = {}
+    for row in analysis.stragglers.rows:  # those that cause most waiting first
         in_pipeline = row.label == "pp_comm"  # the times that prove its causes need no clock
-        if not row.steps or (row.uncertain and not in_pipeline):
+        if row.rank in late or not row.steps or (row.uncertain and not in_pipeline):
             continue
-        main: WaitCause | None = max(row.why, key=lambda part: part.ns)
-        late_ns = float(row.late_ns)
+        largest = max(row.why, key=lambda part: part.ns)
+        main = max((part for part in row.why if part.cause != "unknown"), key=lambda part: part.ns, default=None)
         if in_pipeline:
             main = analysis.stragglers.pipeline_cause(row.rank)
             main = main if main is not None and main.cause in ("slow_gpu", "host_late") else None
-            late_ns *= main.ns / row.caused_ns if main is not None else 0.0
-        if main is not None and main.cause not in ("unknown", "waited_itself"):
-            late.append((late_ns, row, main))
-    path_ns = analysis.total.budget.span_ns / max(1, len(analysis.rank_results))
-    late = [item for item in late if item[0] * len(item[1].steps) >= MIN_LATENESS_COST_SHARE * path_ns]
+        if main is None or main.cause == "waited_itself":
+            continue
+        is_all = largest is main and not in_pipeline
+        late[row.rank] = _LateRank(row.late_ns * (1.0 if is_all else main.ns / row.caused_ns), row, main)
+    least_ns = MIN_LATENESS_COST_SHARE * _path_ns(analysis)
+    return [item for item in late.values() if item.all_steps_ns >= least_ns]
+
+
+def _path_ns(analysis: Analysis) -> float:
+    """Return the time of all steps, mean of the ranks."""
+    return analysis.total.budget.span_ns / max(1, len(analysis.rank_results))
+
+
+def _late_rank(analysis: Analysis, late: Sequence[_LateRank]) -> _Facts:
+    """Return the rank whose lateness costs most."""
     if not late:
         return {}
-    late_ns, row, main = max(late, key=lambda item: item[0] * len(item[1].steps))
-    steps = len(row.steps)
+    worst = max(late, key=lambda item: item.all_steps_ns)
+    row, evidence, steps = worst.row, worst.cause.evidence, len(worst.row.steps)
     late_when = f"in step {row.steps[0]}" if steps == 1 else f"in each of {steps} steps"
     if row.label == "pp_comm" and steps > 1:  # by the schedule it is waited for in every step
         late_when = f"per step (mean of {steps})"
     return {
         "late_rank": f"rank {row.rank}",
         "late_when": late_when,
-        "late_cause": "fewer_multiprocessors" if main.evidence.multiprocessors else main.cause,
-        "late_ns": round(late_ns),
-        "late_share": late_ns * steps / path_ns,
-        "late_ratio": f"{main.evidence.ratio:.2f}" if main.evidence.ratio else None,
-        "late_multiprocessors": main.evidence.multiprocessors,
-        "others_multiprocessors": main.evidence.multiprocessors_of_others,
+        "late_cause": "fewer_multiprocessors" if evidence.multiprocessors else worst.cause.cause,
+        "late_ns": round(worst.late_ns),
+        "late_at_most": "at most " if is_wait_bound(analysis, row.label) else "",
+        "late_share": worst.all_steps_ns / _path_ns(analysis),
+        "late_ratio": f"{evidence.ratio:.2f}" if evidence.ratio else None,
+        "late_multiprocessors": evidence.multiprocessors,
+        "others_multiprocessors": evidence.multiprocessors_of_others,
     }
 
 
-def _idle(analysis: Analysis) -> _Facts:
-    """Return the share of launch-bound idle time, and the longest gap where idle is the largest part of the span."""
+def _idle(analysis: Analysis, late_hosts: Set[int]) -> _Facts:
+    """Return the share of launch-bound idle time, and the longest gap where idle is the largest part of the span.
+
+    Launch-bound is what every rank is: a rank whose host alone is late (*late_hosts*) is another finding.
+    """
     total, budget = analysis.total, analysis.total.budget
     if not total.idle_known:
         return {}
-    launch_bound_ns = sum(rank.idle_causes.get("launch_bound", 0) for rank in analysis.rank_results)
-    is_late = launch_bound_ns > MIN_LAUNCH_BOUND_SHARE * budget.span_ns
+    ranks = [rank for rank in analysis.rank_results if rank.rank not in late_hosts]
+    launch_bound_ns = sum(rank.idle_causes.get("launch_bound", 0) for rank in ranks)
+    launch_bound_share = ratio(launch_bound_ns, sum(rank.whole.budget.span_ns for rank in ranks))
     facts: _Facts = {}
-    if is_late:
-        facts = {"launch_bound_share": launch_bound_ns / budget.span_ns, **_host_activity(analysis, launch_bound_ns)}
+    if launch_bound_share is not None and launch_bound_share > MIN_LAUNCH_BOUND_SHARE:
+        facts = {"launch_bound_share": launch_bound_share, **_host_activity(ranks, launch_bound_ns)}
     gaps = analysis.tables["gaps"]
     if gaps.is_empty() or budget.idle_ns <= max(budget.compute_ns, *budget.exposed_ns.values(), 0):
         return facts
@@ -380,10 +420,10 @@ def _idle(analysis: Analysis) -> _Facts:
     return {**facts, "idle_share": budget.idle_ns / budget.span_ns, "longest_gap": text}
 
 
-def _host_activity(analysis: Analysis, launch_bound_ns: int) -> _Facts:
+def _host_activity(ranks: Sequence[RankResult], launch_bound_ns: int) -> _Facts:
     """Return what the host did in most of the launch-bound idle time, if faster launches would not help against it."""
     ns_of: Counter[str] = Counter()
-    for row in (row for rank in analysis.rank_results for row in rank.instead):
+    for row in (row for rank in ranks for row in rank.instead):
         words = WORDS.host_activities.get(row["instead"])
         is_long = row["instead"] != "operator" or row["ns"] >= MIN_HOST_WORK_NS * row["count"]
         if words is not None and is_long and (row["what"] or "{}" not in words):

@@ -180,7 +180,7 @@ def imbalance_line(analysis: Analysis) -> str:
     table = analysis.stragglers.imbalance
     worst = table.sort("share").tail(1).to_dicts()[0]
     tokens = ""
-    if worst["tokens_max"] and worst["tokens_mean"]:
+    if worst["tokens_mean"] and worst["tokens_max"] > worst["tokens_mean"]:
         tokens = f"; in step {worst['step']} rank {worst['most_work_rank']} has {worst['tokens_max']:,} tokens, "
         tokens += f"the mean is {worst['tokens_mean']:,.0f}"
     mean_ns = table.group_by("step").agg(pl.col("cost_ns").max())["cost_ns"].mean()
