@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-import textwrap
 from collections.abc import Iterator
+from functools import cache
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 
@@ -100,12 +101,18 @@ def docstring_under(module: Any, variable: str) -> str:
     return ""
 
 
+@cache
+def _classes_of(path: str) -> tuple[list[str], dict[str, ast.ClassDef]]:
+    """Return a module's lines and its classes by name; ``inspect.getsource`` reads the whole module for each class."""
+    source = Path(path).read_text(encoding="utf-8")
+    classes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef)]
+    return source.splitlines(), {node.name: node for node in classes}
+
+
 def fields(cls: type) -> list[tuple[str, str, str]]:
     """Return the fields a class declares: name, type as written, and the string under or the comment beside it."""
-    source = textwrap.dedent(inspect.getsource(cls))
-    lines = source.splitlines()
-    body = ast.parse(source).body[0]
-    assert isinstance(body, ast.ClassDef)
+    lines, classes = _classes_of(inspect.getfile(cls))
+    body = classes[cls.__name__]
     out = []
     for node, after in zip(body.body, [*body.body[1:], None], strict=True):
         if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name) or node.target.id[0] == "_":

@@ -89,8 +89,9 @@ def test_a_dispatch_in_two_parts(program):
     assert {i: (event_row(labelled, i)["label"], event_row(labelled, i)["pass"]) for i in expected} == expected
 
 
+@pytest.mark.parametrize("group", ["5", None])
 @pytest.mark.parametrize("inputs", [1, 3])
-def test_all_to_alls_around_attention_exchange_heads_and_not_tokens(program, inputs):
+def test_all_to_alls_around_attention_exchange_heads_and_not_tokens(program, inputs, group):
     """Two layers: queries, keys and values (or all in one) are exchanged before attention, its output after it."""
     clock, number, exchanges, backward = 0, 100, [], []
 
@@ -98,7 +99,7 @@ def test_all_to_alls_around_attention_exchange_heads_and_not_tokens(program, inp
         nonlocal clock, number
         program.op(name, clock, clock + 8, sequence=number)
         if kernel is None:
-            exchanges.append(program.nccl("all_to_all", clock + 2, group="5"))
+            exchanges.append(program.nccl("all_to_all", clock + 2, group=group))
         else:
             program.kernel(kernel, clock + 2)
         backward.append((name, kernel, number))
@@ -117,8 +118,25 @@ def test_all_to_alls_around_attention_exchange_heads_and_not_tokens(program, inp
         node = {"aten::mm": "MmBackward0", "AllToAll": "AllToAllBackward"}.get(name, "FlashAttentionBackward0")
         program.node(node, clock, clock + 10, made)
         if kernel is None:
-            exchanges.append(program.nccl("all_to_all", clock + 2, tid=ENGINE, group="5"))
+            exchanges.append(program.nccl("all_to_all", clock + 2, tid=ENGINE, group=group))
         else:
             program.kernel(kernel, clock + 2, tid=ENGINE)
     labelled = classify(program.events())
     assert {event_row(labelled, i)["label"] for i in exchanges} == {"cp_comm"}
+
+
+@pytest.mark.parametrize("group", ["5", None])
+def test_keys_that_go_round_between_attentions_are_no_pipeline_not_even_the_first(program, group):
+    """A layer's first message follows its projections; the messages of a pipeline are between products."""
+    program.trained()
+    kernels = ["gemm", "ring", "flash_fwd", "ring", "flash_fwd", "ring", "flash_fwd", "gemm", "stage", "gemm"]
+    messages = {"ring": [], "stage": []}
+    for k, kernel in enumerate(kernels):
+        if kernel in messages:
+            stream = 20 if kernel == "ring" else 21
+            messages[kernel].append(program.nccl("send", 10 * k, stream=stream, group=group and f"{group}{stream}"))
+        else:
+            program.kernel(kernel, 10 * k)
+    labelled = classify(program.events())
+    assert [event_row(labelled, i)["label"] for i in messages["ring"]] == ["cp_comm"] * 3
+    assert [event_row(labelled, i)["label"] for i in messages["stage"]] == ["pp_comm"]

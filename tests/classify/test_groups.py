@@ -103,6 +103,21 @@ def test_a_kernel_without_a_launch_belongs_to_the_group_of_its_stream(summed):
     assert labels(summed, [own_kernel, other, messages]) == ["dp_comm", "comm", "comm"]
 
 
+def test_in_a_file_without_groups_a_stream_of_communication_stands_for_one():
+    """The hook of a parameter sums on stream 20, so that weights are gathered and broadcast there, too."""
+    program = Program()
+    program.node("torch::autograd::AccumulateGrad", 1000, 1010)
+    program.nccl("allreduce", 1001, tid=ENGINE, stream=20, bytes=1 << 22)
+    own = [
+        program.nccl(call, start, stream=20, bytes=1 << 22)
+        for start, call in ((1, "_allgather_base"), (9, "broadcast"))
+    ]
+    other = program.nccl("_allgather_base", 30, stream=21, bytes=1 << 22)
+    program.kernel("gemm_kernel", 40, stream=22)  # a stream that computes, too, may serve any group
+    mixed = program.nccl("_allgather_base", 50, stream=22, bytes=1 << 22)
+    assert labels(program, [*own, other, mixed]) == ["dp_comm", "dp_comm", "comm", "comm"]
+
+
 def test_a_stream_of_two_groups_says_nothing(summed):
     summed.nccl("_allgather_base", 30, group="4", stream=20)
     lost = summed.kernel("ncclDevKernel_Generic(x)", 1, stream=20, launched=False)

@@ -74,3 +74,22 @@ def test_a_graph_of_several_blocks_is_left_in_doubt():
 def test_products_do_not_have_to_be_known():
     assert [part.tolist() for part in recomputed_products((), ((8, 2, 2),))] == [[False], [False]]
     assert np.array(again([UP], []), bool).size == 0
+
+
+@pytest.mark.parametrize(
+    ("forward", "later", "is_optimizer"),
+    [
+        ("[[16,8],[8,4]]", "[[4,8],[8,4]]", True),  # a weight's gradient times itself
+        ("[[16,8],[8,4]]", "[[4,4],[4,8]]", True),
+        ("[[16,8],[8,4]]", "[[8,16],[16,4]]", False),  # contracts the tokens: the gradient itself, computed later
+        ("[[16,8],[8,4]]", "[[2,8],[8,4]]", False),  # a forward of 2 other tokens
+        ("[[8,8],[8,4]]", "[[4,8],[8,4]]", False),  # 8 may be the tokens
+    ],
+)
+def test_products_of_weights_alone_outside_the_engine_are_the_optimizers(program, forward, later, is_optimizer):
+    program.op("aten::mm", 0, 10, sequence=5, shapes=forward)
+    program.kernel("gemm_kernel", 1)
+    program.node("MmBackward0", 20, 30, 5)
+    program.op("aten::mm", 40, 50, shapes=later)
+    [label] = labels(program, [program.kernel("gemm_kernel", 41)])
+    assert (label == "optimizer") == is_optimizer

@@ -50,6 +50,7 @@ CASES = {
         Evidence(peers_unnamed=True, one_sided="pp_comm"),
         Evidence(peers_unnamed=True, one_sided="pp_comm", missing_ranks="rank 1", ranks_given="1 of 2 ranks"),
     ),
+    "record_groups": (Evidence(groups_unnamed=True, one_sided="dp_comm"), Evidence(one_sided="dp_comm")),
     "record_all_sides": (Evidence(one_sided="comm"), Evidence(one_sided="comm", peers_unnamed=True)),
     "gap_order": (gap("order"), gap("imbalance")),
     "gap_imbalance": (gap("imbalance"), gap("imbalance", late_cause="slow_gpu")),  # other layers do not mend a GPU

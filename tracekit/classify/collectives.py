@@ -333,9 +333,11 @@ def kinds_by_use(
         lost: Mask of events whose launch is not in the file.
         kind_by_sums: Result of ``kinds_by_sums``.
     """
-    group = comm.group.codes
+    group = communicators(gpu, comm)
     # Kind of each group, last of no group. A description overrides hooks, which override sums.
-    kind_of_group = np.full(len(comm.group.values) + 1, -1, np.int64) if kind_by_sums is None else kind_by_sums.copy()
+    kind_of_group = np.full(max(len(comm.group.values), int(group.max(initial=-1)) + 1) + 1, -1, np.int64)
+    if kind_by_sums is not None:
+        kind_of_group[: len(kind_by_sums) - 1] = kind_by_sums[:-1]
     kind_of_group[group[sums_gradients & (group >= 0)]] = _KINDS.index("dp")
     described_kind = codes_in(described, _KINDS)
     is_described = (described_kind >= 0) & (group >= 0)
@@ -347,6 +349,18 @@ def kinds_by_use(
         group = np.where(unknown_group, _groups_of_streams(gpu, comm), group)
     own = np.where(comm.library.present & ~described.present, kind_of_group[group], -1)
     return CategoryColumn(_KINDS, np.where(same_ranks >= 0, same_ranks, own))
+
+
+def communicators(gpu: GpuEvents, comm: Collectives) -> Ints:
+    """Return the code of each communication's group; in a file that records no group, the number of its stream.
+
+    A process group has a stream of its own. Communication on a stream that computes, too, may be of any group: -1.
+    """
+    if comm.group.present.any():
+        return comm.group.codes.astype(np.int64)
+    computes = np.zeros(int(gpu.stream_number.max(initial=-1)) + 1, np.bool_)
+    computes[gpu.stream_number[gpu.is_kernel & ~comm.library.present]] = True
+    return np.where(comm.library.present & ~computes[gpu.stream_number], gpu.stream_number, -1)
 
 
 def _kinds_of_same_ranks(comm: Collectives, kind_of_group: Ints) -> Ints:

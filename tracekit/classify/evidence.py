@@ -17,6 +17,7 @@ from tracekit.classify.autograd import Autograd, read_autograd
 from tracekit.classify.collectives import (
     MAX_FLAG_BYTES,
     Collectives,
+    communicators,
     group_shapes,
     groups_with_pipeline_peers,
     kinds_by_sums,
@@ -159,7 +160,7 @@ def gather_evidence(events: pl.DataFrame, group_kinds: Sequence[NamedKind] = ())
     is_attention = gpu.names.matches(KERNELS["attention"]) | launches.chain.matches(KERNELS["attention"])
     # "attention" for communication of attention itself: a ring of keys and values, or heads exchanged for positions.
     next_to = columns["next_to"] = _next_to_attention(
-        launches, comm, is_attention & ~communicates & ~matmuls.is_gemm, matmuls.is_gemm
+        gpu, launches, comm, is_attention & ~communicates & ~matmuls.is_gemm, matmuls.is_gemm
     )
     # 6. Exchanges of tokens with experts, and what is launched around them.
     marks = LayerMarks(is_attention, matmuls.is_gemm, kinds.any_of("ep"), next_to.present)
@@ -235,12 +236,15 @@ def _follows_on_thread(launches: Launches, mask: Bools) -> Bools:
     return mask_of_rows(len(mask), current, follows)
 
 
-def _next_to_attention(launches: Launches, comm: Collectives, is_attention: Bools, is_gemm: Bools) -> CategoryColumn:
+def _next_to_attention(
+    gpu: GpuEvents, launches: Launches, comm: Collectives, is_attention: Bools, is_gemm: Bools
+) -> CategoryColumn:
     """Return ``attention`` for communication that is next to attention with no product between, on certain groups.
 
     Those are groups on which keys and values go round a ring, between two attention kernels, and groups whose
     all-to-alls come both right before and right after attention, as where heads are exchanged for positions. Exchanges
-    with experts have products on both sides: projections, the router, the experts themselves.
+    with experts have products on both sides: projections, the router, the experts themselves. Communication whose group
+    is not recorded counts as a group of its stream.
     """
     communicates = comm.library.present
     order = launches.by_thread(launches.ordered(communicates | is_attention | is_gemm))
@@ -250,15 +254,15 @@ def _next_to_attention(launches: Launches, comm: Collectives, is_attention: Bool
         attention[nearest] & (thread[nearest] == thread[:-1]) & communicates[order]
         for nearest in (nearest_at_or_before(heavy), nearest_at_or_after(heavy))
     )
-    group = comm.group.codes[order]
+    group = np.where(comm.group.present, comm.group.codes, len(comm.group.values) + gpu.stream_number)[order]
     is_all_to_all = comm.call.any_of("all_to_all")[order]
 
     def has_any(mask: Bools) -> Bools:
-        """Return for each group, and last for no group, whether *mask* holds for any of its communication."""
-        return np.append(np.bincount(group[mask & (group >= 0)], minlength=len(comm.group.values)) > 0, False)
+        """Return whether *mask* holds for any communication of the same group."""
+        return (np.bincount(group[mask], minlength=int(group.max(initial=-1)) + 1) > 0)[group]
 
     surrounds = has_any(before & ~after & is_all_to_all) & has_any(after & ~before & is_all_to_all)
-    beside = (before & after) | ((before | after) & (has_any(before & after) | surrounds)[group])
+    beside = (before & after) | ((before | after) & (has_any(before & after) | surrounds))
     return CategoryColumn.choose(len(order), [("attention", beside)]).spread(order, len(communicates))
 
 
@@ -271,13 +275,14 @@ def find_shared_labels(evidence: Evidence, label: CategoryColumn) -> CategoryCol
     comm, size = evidence.collectives, len(evidence)
     is_comm = comm.library.present
     unresolved, lost = is_comm & label.any_of("comm"), is_comm & (evidence.launches.start_ns < 0)
-    shares_group = is_comm & comm.group.present & comm.call.matches(CALLS["for_group"])
+    group = communicators(evidence.gpu, comm)
+    shares_group = is_comm & (group >= 0) & comm.call.matches(CALLS["for_group"])
     proves = ~unresolved & ~lost & ((evidence.gpu.int64("bytes") > MAX_FLAG_BYTES) | ~shares_group)
     stream_and_name, _ = group_rows(evidence.gpu.stream_number, evidence.gpu.names.codes)
     codes = np.full(size, -1, np.int64)
     for key, likes, targets in (
         (stream_and_name, is_comm & proves, lost),
-        (comm.group.codes, shares_group & proves, shares_group & unresolved & ~lost),
+        (group, shares_group & proves, shares_group & unresolved & ~lost),
     ):
         rows, open_rows = np.flatnonzero(likes), np.flatnonzero(targets)
         codes[open_rows] = agreed_values(key[rows], label.codes[rows], int(key.max(initial=0)) + 1)[key[open_rows]]

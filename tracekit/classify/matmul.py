@@ -1,4 +1,4 @@
-"""Role of every matrix product: forward, dgrad (gradient of the input) or wgrad (gradient of the weight).
+"""Role of every matrix product: forward, dgrad (gradient of the input), wgrad (gradient of the weight) or optimizer.
 
 A linear layer's forward is [M,K]×[K,N]. Its two backward products contract N (dgrad) or M, the tokens (wgrad). Evidence
 is tried in this order: that a product's op made a node which ran; the operands of batched products; recorded shapes;
@@ -96,7 +96,7 @@ class Matmuls(NamedTuple):
     is_gemm: Bools
     whole: Bools  # products without the kernels that only add up the parts of a product
     ratio: CategoryColumn  # number of a node's products compared with its forward's: "once", "twice", "odd"
-    role: CategoryColumn  # "forward", "dgrad", "wgrad"
+    role: CategoryColumn  # "forward", "dgrad", "wgrad", "optimizer"
     after: CategoryColumn  # of any event: role of the product that the op before its own op computed
     evidence: CategoryColumn
     """One of "operands", "shapes", "order", "consumer", "transpose", "owed", "layout", "pass", "convolution"."""

@@ -195,6 +195,7 @@ def read_directions(
     assign("autograd", site.any_of("forward"), FORWARD)
     assign("seed", compute & chain.matches(r"^aten::ones_like > ") & _right_before_engine(launches, autograd), BACKWARD)
     assign("matmul", matmuls.role.any_of("wgrad"), WGRAD)
+    assign("matmul", matmuls.role.any_of("optimizer"), OPTIMIZER)
     assign("autograd", autograd.made_node & ~matmuls.role.present, FORWARD)
     assign("matmul", matmuls.role.any_of("forward"), FORWARD)
     assign("matmul", matmuls.role.any_of("dgrad"), BACKWARD)

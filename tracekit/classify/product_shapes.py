@@ -29,6 +29,8 @@ from tracekit.classify.names import KERNELS, NODES, OPERATORS
 from tracekit.classify.row_order import nearest_at_or_after, number_values, positions_in_groups
 
 _NO_PARAMETER, _UNKNOWN_SIZE = 0, -1
+_PAIR_FACTOR = np.int64(1 << 31)
+"""Factor of the smaller size in the number of a pair."""
 
 
 class Dims(NamedTuple):
@@ -76,10 +78,11 @@ def product_dims(text: str) -> tuple[int, int, int, int]:
 
 
 def roles_by_shape(ranges: Ranges, autograd: Autograd, calls: Ints, node: Ints, *, rerun: Bools) -> CategoryColumn:
-    """Return ``wgrad`` or ``dgrad`` for calls of products whose shapes tell.
+    """Return ``wgrad``, ``dgrad`` or ``optimizer`` for calls of products whose shapes tell.
 
     Contracting the forward's rows is wgrad, contracting its columns is dgrad. Where the forward product is not in the
-    trace, the shapes of the weights and the numbers of tokens tell.
+    trace, the shapes of the weights and the numbers of tokens tell. Outside the engine, a product whose sizes are all
+    sizes of weights and none a number of tokens is the optimizer's: Muon multiplies each gradient with itself.
 
     Args:
         ranges: Host ranges.
@@ -102,6 +105,8 @@ def roles_by_shape(ranges: Ranges, autograd: Autograd, calls: Ints, node: Ints, 
     first_run = (autograd.differentiable[calls] >= 0) & ~in_node & ~rerun & size.known
     token_counts = np.unique(size.rows[first_run])
     contracts_tokens, keeps_tokens = np.isin(size.inner, token_counts), np.isin(size.rows, token_counts)
+    weight_sides = np.setdiff1d(np.concatenate(np.divmod(weights, _PAIR_FACTOR)), token_counts)
+    is_of_weights = size.known & np.logical_and.reduce([np.isin(sides, weight_sides) for sides in size])
     return CategoryColumn.choose(
         len(calls),
         [
@@ -111,6 +116,7 @@ def roles_by_shape(ranges: Ranges, autograd: Autograd, calls: Ints, node: Ints, 
             ("dgrad", no_forward & operand_is_weight & ~result_is_weight & keeps_tokens & in_node),
             ("wgrad", no_forward & result_is_weight & contracts_tokens & ~keeps_tokens & (in_node | outside)),
             ("dgrad", no_forward & operand_is_weight & keeps_tokens & ~contracts_tokens & in_node),
+            ("optimizer", is_of_weights & outside & ~rerun & bool(len(token_counts))),
         ],
     )
 
@@ -131,7 +137,7 @@ def _forward_dims(  # noqa: PLR0917 - columns of one table
 
 def _unordered_pair(a: Ints, b: Ints) -> Ints:
     """Return one number for two sizes below 2**31, the same in either order."""
-    return np.minimum(a, b) * np.int64(1 << 31) + np.maximum(a, b)
+    return np.minimum(a, b) * _PAIR_FACTOR + np.maximum(a, b)
 
 
 def _weight_shapes(ranges: Ranges, size: Dims, is_forward: Bools) -> Ints:

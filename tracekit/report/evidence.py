@@ -63,6 +63,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """Labels of operations of which not all sides were recorded, so that waiting inside them is unknown."""
     peers_unnamed: bool | None = None
     """True if messages do not name their peer."""
+    groups_unnamed: bool | None = None
+    """True if no operation names its process group."""
     framework: str | None = None
     cuda_graphs: bool = False
     schedule: str | None = None
@@ -180,6 +182,7 @@ def _completeness(analysis: Analysis) -> _Facts:
         "missing_ranks": missing or None,
         "one_sided": join_with_and(unknown) if unknown else "pp_comm" if total.lower_bound and total.pipeline else None,
         "peers_unnamed": True if unnamed else None,
+        "groups_unnamed": True if analysis.tables["operations"]["group"].is_null().all() else None,
     }
 
 

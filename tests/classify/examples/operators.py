@@ -49,6 +49,16 @@ def _(p):
     return p.kernel("multi_tensor_apply_kernel", 1)
 
 
+@example("matmul-optimizer")
+def _(p):
+    """A gradient of a weight of 8 × 4 times itself, after a step on 16 tokens."""
+    p.op("aten::mm", 0, 10, sequence=5, shapes="[[16,8],[8,4]]")
+    p.kernel("gemm_kernel", 1)
+    p.node("MmBackward0", 20, 30, 5)
+    p.op("aten::mm", 40, 50, shapes="[[4,8],[8,4]]")
+    return p.kernel("nvjet_h_NTN", 41)
+
+
 @example("torch-seed")
 def _(p):
     p.op("aten::ones_like", 0, 5)
