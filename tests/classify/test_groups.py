@@ -176,3 +176,44 @@ def test_copies_between_devices_that_a_collective_asked_for():
     assert labels(program, [peer_copy, plain]) == ["dp_comm", "comm"]
     rows = {row["id"]: row["rule"] for row in classify(program.events()).iter_rows(named=True)}
     assert (rows[peer_copy], rows[plain]) == ("group-data", "peer-copy")
+
+
+def test_a_broadcast_updates_weights_if_the_program_does_not_train_or_copied_them_to_the_device():
+    """A trainer that broadcasts what its optimizer updated copies only the next batch, after that."""
+    large = {"bytes": 1 << 22}
+    served, trained, updated = Program(), Program().trained(), Program().trained()
+    own = served.nccl("broadcast", 1, **large)
+    trained.kernel("gemm_kernel", 1)
+    optimizer = trained.nccl("broadcast", 5, **large)
+    trained.copy("HtoD (Pinned -> Device)", 9, **large)
+    updated.kernel("gemm_kernel", 1)
+    updated.copy("HtoD (Pinned -> Device)", 3, **large)
+    uploaded = updated.nccl("broadcast", 5, **large)
+    assert [labels(served, [own]), labels(trained, [optimizer]), labels(updated, [uploaded])] == [
+        ["broadcast"], ["comm"], ["broadcast"],
+    ]  # fmt: skip
+
+
+def test_what_a_differentiable_operator_gathers_is_no_weight(summed):
+    """On the group that sums gradients: an operator with a backward gathers activations, a hook gathers weights."""
+    weights = summed.nccl("_allgather_base", 1, group="3", bytes=1 << 22)
+    summed.op("GatherSequence", 10, 20, sequence=5)
+    activations = summed.nccl("_allgather_base", 11, group="3", bytes=1 << 22)
+    summed.node("GatherSequenceBackward", 500, 510, 5)
+    scattered = summed.nccl("_reduce_scatter_base", 501, tid=ENGINE, group="3", bytes=1 << 22)
+    summed.op("HookedLayer", 30, 31, sequence=6)
+    summed.node("HookedLayerBackward", 600, 610, 6)
+    hooked = summed.nccl("_reduce_scatter_base", 601, tid=ENGINE, group="3", bytes=1 << 22)
+    assert labels(summed, [weights, activations, scattered, hooked]) == ["dp_comm", "tp_comm", "tp_comm", "dp_comm"]
+
+
+def test_keys_and_values_gathered_right_before_attention_are_context_parallel(program):
+    program.op("GatherKeys", 10, 20, sequence=5)
+    program.kernel("gemm", 1)
+    keys = program.nccl("_allgather_base", 11, group="3", bytes=1 << 22)
+    program.kernel("flash_fwd", 30)
+    program.node("GatherKeysBackward", 500, 510, 5)
+    program.kernel("flash_bwd", 490, tid=ENGINE)
+    scattered = program.nccl("_reduce_scatter_base", 501, tid=ENGINE, group="3", bytes=1 << 22)
+    program.kernel("gemm", 520, tid=ENGINE)
+    assert labels(program, [keys, scattered]) == ["cp_comm", "cp_comm"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tracekit.diffs.metrics import metric_names, resolve
@@ -70,6 +70,7 @@ def test_every_listed_name_resolves_to_itself():
     assert len(set(metric_names())) == len(metric_names())
 
 
+@settings(max_examples=40)
 @given(st.text(max_size=30).filter(lambda text: "<" not in text and ">" not in text))
 def test_any_other_text_is_refused_with_a_caret(text):
     with pytest.raises(OptionError, match=r"\^$"):

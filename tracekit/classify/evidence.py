@@ -41,6 +41,9 @@ from tracekit.classify.row_order import (
 )
 from tracekit.classify.rules import Column, NamedKind, match_kinds
 
+_MIN_UPLOAD_BYTES = 1 << 20
+"""Bytes from which a copy to the device may hold weights; a batch of tokens has fewer."""
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Evidence:
@@ -122,6 +125,7 @@ def gather_evidence(events: pl.DataFrame, group_kinds: Sequence[NamedKind] = ())
     is_forward = directions.value.any_of("forward") & gpu.is_kernel
     by_engine = in_backward | comm_passes.value.any_of("backward")
     positions = find_positions(events, gpu, launches, autograd, is_forward=is_forward, by_engine=by_engine)
+    copies = read_copies(gpu, ranges, launches, comm, in_backward=autograd.node_row >= 0)
     columns: dict[str, Column] = {
         "modules": positions.path,
         **_launch_columns(gpu, ranges, launches),
@@ -149,7 +153,7 @@ def gather_evidence(events: pl.DataFrame, group_kinds: Sequence[NamedKind] = ())
         "group_ranks": comm.group_ranks,
         "group_shape": group_shapes(comm.group_ranks),
         "comm_pass": comm_passes.value,
-        **read_copies(gpu, ranges, launches, comm, in_backward=autograd.node_row >= 0)._asdict(),
+        **copies._asdict(),
         "peer": comm.peer,
         # Whether the rank trains: it has a backward or an optimizer. The same for all events.
         "trained": np.full(len(gpu), autograd.active or in_training.any()),
@@ -158,9 +162,21 @@ def gather_evidence(events: pl.DataFrame, group_kinds: Sequence[NamedKind] = ())
     kinds = match_kinds(columns, group_kinds, np.flatnonzero(communicates), len(gpu))
     columns |= _group_columns(gpu, launches, autograd, comm, comm_passes, kinds)
     is_attention = gpu.names.matches(KERNELS["attention"]) | launches.chain.matches(KERNELS["attention"])
-    # "attention" for communication of attention itself: a ring of keys and values, or heads exchanged for positions.
+    # "activations" for communication of a differentiable operator, or of its node; "uploads" for a broadcast of weights
+    # that were copied to the device for it.
+    moves_activations = _in_differentiable_op(autograd, communicates)
+    is_upload = copies.copy.any_of("h2d") & (gpu.int64("bytes") >= _MIN_UPLOAD_BYTES)
+    sends_uploads = _follows_upload(launches, comm.call.any_of("broadcast"), is_upload, matmuls.is_gemm)
+    columns["moves"] = CategoryColumn.choose(len(gpu), [("activations", moves_activations), ("uploads", sends_uploads)])
+    # "attention" for communication of attention itself: a ring of keys and values, gathered ones, or heads exchanged
+    # for positions.
     next_to = columns["next_to"] = _next_to_attention(
-        gpu, launches, comm, is_attention & ~communicates & ~matmuls.is_gemm, matmuls.is_gemm
+        gpu,
+        launches,
+        comm,
+        is_attention=is_attention & ~communicates & ~matmuls.is_gemm,
+        is_gemm=matmuls.is_gemm,
+        moves_activations=moves_activations,
     )
     # 6. Exchanges of tokens with experts, and what is launched around them.
     marks = LayerMarks(is_attention, matmuls.is_gemm, kinds.any_of("ep"), next_to.present)
@@ -236,15 +252,46 @@ def _follows_on_thread(launches: Launches, mask: Bools) -> Bools:
     return mask_of_rows(len(mask), current, follows)
 
 
+def _in_differentiable_op(autograd: Autograd, communicates: Bools) -> Bools:
+    """Return the communication inside an operator that made a node, and inside that node: what it moves is no weight.
+
+    A node that only holds a hook's communication has a forward without any.
+    """
+    in_forward = communicates & autograd.site.any_of("forward") & (autograd.sequence >= 0)
+    has_partner = np.isin(autograd.sequence, np.unique(autograd.sequence[in_forward])) & (autograd.node_row >= 0)
+    return in_forward | (communicates & has_partner)
+
+
+def _follows_upload(launches: Launches, is_broadcast: Bools, is_upload: Bools, is_product: Bools) -> Bools:
+    """Return the broadcasts before which large data was copied to the device, since the last matrix product.
+
+    A weight update copies weights and broadcasts them. An optimizer that broadcasts what it updated copies nothing; the
+    next batch is copied after that.
+    """
+    order = launches.ordered(is_broadcast | is_upload | is_product)
+    stretch = np.cumsum(is_product[order])
+    uploads = np.cumsum(is_upload[order])
+    first = np.searchsorted(stretch, stretch)  # the launch with which each one's stretch begins
+    has_upload = uploads > uploads[first] - is_upload[order][first]
+    return mask_of_rows(len(is_broadcast), order, is_broadcast[order] & has_upload)
+
+
 def _next_to_attention(
-    gpu: GpuEvents, launches: Launches, comm: Collectives, is_attention: Bools, is_gemm: Bools
+    gpu: GpuEvents,
+    launches: Launches,
+    comm: Collectives,
+    *,
+    is_attention: Bools,
+    is_gemm: Bools,
+    moves_activations: Bools,
 ) -> CategoryColumn:
     """Return ``attention`` for communication that is next to attention with no product between, on certain groups.
 
     Those are groups on which keys and values go round a ring, between two attention kernels, and groups whose
     all-to-alls come both right before and right after attention, as where heads are exchanged for positions. Exchanges
     with experts have products on both sides: projections, the router, the experts themselves. Communication whose group
-    is not recorded counts as a group of its stream.
+    is not recorded counts as a group of its stream. On any group, activations that are gathered right before attention
+    (and scattered again in the backward) are keys and values: tensor parallelism gathers before the projections.
     """
     communicates = comm.library.present
     order = launches.by_thread(launches.ordered(communicates | is_attention | is_gemm))
@@ -262,7 +309,8 @@ def _next_to_attention(
         return (np.bincount(group[mask], minlength=int(group.max(initial=-1)) + 1) > 0)[group]
 
     surrounds = has_any(before & ~after & is_all_to_all) & has_any(after & ~before & is_all_to_all)
-    beside = (before & after) | ((before | after) & (has_any(before & after) | surrounds))
+    is_gathered = moves_activations[order] & comm.call.any_of("all_gather", "reduce_scatter")[order]
+    beside = (before & after) | ((before | after) & (has_any(before & after) | surrounds | is_gathered))
     return CategoryColumn.choose(len(order), [("attention", beside)]).spread(order, len(communicates))
 
 

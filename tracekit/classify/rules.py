@@ -39,7 +39,7 @@ TEXT_COLUMNS = (
     "class", "kind", "name", "op", "chain", "annotation", "annotations", "modules", "node", "fwd_op", "site", "feeds",
     "role", "role_from", "after_role", "visit", "gemm_turn", "gemm_half", "gemm_share", "gradient", "direction",
     "direction_from", "library", "call", "group", "group_desc", "group_ranks", "group_kind", "group_use",
-    "group_holds", "group_shape", "next_to", "shared_label",
+    "group_holds", "group_shape", "moves", "next_to", "shared_label",
     "comm_pass", "exchange", "exchange_pass", "leads_to", "stream_pass", "copy", "host",
     "copy_use", "stream_use", "domain",
 )  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.classify.conftest import ENGINE
-from tests.classify.examples.writing import COMBINE, DEEPEP, EXAMPLES, LARGE, called, example, named
+from tests.classify.examples.writing import COMBINE, DEEPEP, EXAMPLES, H2D, LARGE, called, example, named
 
 EXPERT = "EXPERT_MODEL_PARALLEL_GROUP"
 
@@ -175,3 +175,18 @@ like("shared-data", "DATA_PARALLEL_GROUP", "all_reduce")
 like("shared-tensor", "TENSOR_MODEL_PARALLEL_GROUP", "all_reduce")
 like("shared-context", "CONTEXT_PARALLEL_GROUP", "all_to_all")
 like("shared-pipeline", "PIPELINE_MODEL_PARALLEL_GROUP", "send")
+
+
+@example("gathered-activations")
+def _(p):
+    p.op("GatherSequence", 0, 10, sequence=5)
+    gather = p.nccl("_allgather_base", 1, bytes=LARGE)
+    p.node("GatherSequenceBackward", 20, 30, 5)
+    p.nccl("_reduce_scatter_base", 21, tid=ENGINE, bytes=LARGE)
+    return gather
+
+
+@example("uploaded-broadcast")
+def _(p):
+    p.trained().copy(H2D, 1, bytes=LARGE)
+    return p.nccl("broadcast", 5, bytes=LARGE)
