@@ -186,7 +186,7 @@ def _shown_path(
     critical = communication.critical
     if comparison is not None:
         critical = join_cells(critical, comparison)
-    return critical.because(ranks, communication.operations)
+    return critical.because({rank.source.rank: rank.window.exposed for rank in ranks}, communication.operations)
 
 
 def _events_with_causes(ranks: Sequence[RankTables], operations: pl.DataFrame) -> tuple[RankTimeline, ...]:

@@ -20,7 +20,7 @@ from tracekit.analysis.recording_checks import content_notices, damage_notices, 
 from tracekit.classify import RuleBook, load_rules
 from tracekit.classify.classify_events import classify_lost_kernels, classify_with_lost
 from tracekit.critical_path.graph import find_rank_events
-from tracekit.critical_path.pieces import PATH_PIECES, find_path_pieces
+from tracekit.critical_path.pieces import PathTables, find_path_pieces
 from tracekit.errors import Notice
 from tracekit.intervals import Intervals
 from tracekit.metrics.bandwidth import copies
@@ -50,7 +50,7 @@ from tracekit.metrics.rates import PRODUCTS, Rates, products
 from tracekit.metrics.reload import reload_events
 from tracekit.metrics.start_constraints import find_start_constraints
 from tracekit.reconstruct import RankPipeline, rank_pipeline
-from tracekit.schema import COPY_LABELS, EVENTS, RankEvents, Source
+from tracekit.schema import COPY_LABELS, EVENTS, RankEvents
 
 MAX_GAPS_PER_RANK = 100
 """Idle gaps that are listed, the longest; sums are over all gaps."""
@@ -80,12 +80,10 @@ class Measures:
     """By part, the time in ns whose label rests on weak evidence."""
 
 
-@dataclass(frozen=True, eq=False)
-class RankTables:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RankTables(PathTables):
     """The measured tables of one rank, small and picklable."""
 
-    source: Source
-    steps: pl.DataFrame
     window: Measures
     by_step: Measures
     """The same object as ``window`` if there is one step."""
@@ -114,8 +112,6 @@ class RankTables:
     """Reasons for the labels of the longest kernels (``analysis.kernels``)."""
     shapes: tuple[str, ...] = ()
     """Input shapes of the model's matrix products, if they were recorded."""
-    path: pl.DataFrame = field(default_factory=PATH_PIECES.to_frame)
-    """Pieces that the critical path may run through (``metrics.path``)."""
     instead: pl.DataFrame = field(default_factory=INSTEAD_ROWS.to_frame)
     """Activity of the host while the GPU waited for its next launch (``metrics.instead``)."""
     inside_launch_ns: int = 0
@@ -124,8 +120,6 @@ class RankTables:
     """Durations of kernels beside communication, and of the same kernels alone (``metrics.hiding``)."""
     lateness: RankLateness = field(default_factory=RankLateness)
     """Figures that explain why others wait for it (``metrics.lateness``)."""
-    launches_known: bool = True
-    """False if no GPU event has its launch in the file."""
     steps_marked: bool = True
     """False if steps are not marked, so that ranks may number them differently."""
     idle_known: bool = True
@@ -136,8 +130,6 @@ class RankTables:
     """Its time by layer, module, annotation or shape (``analysis.by``); None if not asked for."""
     events: RankTimeline | None = None
     """Its single events, for the page; None if they were not kept."""
-    graph_events: pl.DataFrame | None = None
-    """Its GPU events with what each waited for (``critical_path.graph.RANK_EVENTS``); None if not asked for."""
     notices: tuple[Notice, ...] = ()
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -22,7 +21,7 @@ from tracekit._util.arrays import Bools, Int32s, Ints, as_int64
 from tracekit._util.columns import to_int64
 from tracekit.align.clocks import Clocks
 from tracekit.align.matching import last_of_match
-from tracekit.critical_path.pieces import find_release
+from tracekit.critical_path.pieces import PathTables, find_release
 from tracekit.metrics.causes import Rank
 from tracekit.metrics.label_intervals import COMPUTE_SET
 from tracekit.metrics.start_constraints import (
@@ -31,7 +30,7 @@ from tracekit.metrics.start_constraints import (
     last_of_other_stream,
     previous_on_stream,
 )
-from tracekit.schema import COMMUNICATION_LABELS, LABELS, Source
+from tracekit.schema import COMMUNICATION_LABELS, LABELS
 
 Floats = npt.NDArray[np.float64]
 
@@ -55,22 +54,6 @@ RANK_EVENTS = pl.Schema(
     }
 )
 """GPU events of one rank with what each waited for."""
-
-
-class GraphTables(Protocol):
-    """Tables of one rank that the graph is built from; ``analysis.tables.RankTables`` has them."""
-
-    @property
-    def source(self) -> Source:
-        """Origin of the rank's events."""
-
-    @property
-    def steps(self) -> pl.DataFrame:
-        """Column step; the row is the part."""
-
-    @property
-    def graph_events(self) -> pl.DataFrame | None:
-        """``RANK_EVENTS``."""
 
 
 def find_rank_events(rank: Rank, calls: pl.DataFrame) -> pl.DataFrame:
@@ -158,7 +141,7 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
 
     @classmethod
     def build(
-        cls, parts: Sequence[GraphTables], operations: pl.DataFrame, members: pl.DataFrame, clocks: Clocks
+        cls, parts: Sequence[PathTables], operations: pl.DataFrame, members: pl.DataFrame, clocks: Clocks
     ) -> EventGraph | None:
         """Join the events of all ranks; None if no rank kept its events.
 

@@ -10,6 +10,7 @@ from there with the GPU event whose end released the host.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import msgspec
@@ -22,7 +23,7 @@ from tracekit._util.columns import present, to_int64, with_nulls
 from tracekit.intervals import Intervals
 from tracekit.metrics.causes import Rank
 from tracekit.metrics.start_constraints import END_TOLERANCE_NS, LAUNCH, NOTHING, STREAM
-from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS, LABELS
+from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS, LABELS, Source
 
 PIECE_KINDS = ("kernel", "copy", "communication", "launch", "host", "unknown")
 _KERNEL, _COPY, _COMMUNICATION, _LAUNCH, _HOST, _UNKNOWN = range(len(PIECE_KINDS))
@@ -63,6 +64,21 @@ def find_path_pieces(rank: Rank, calls: pl.DataFrame, exposed: Mapping[str, Inte
     gpu = _gpu_pieces(rank, chains, exposed)
     between, before = _pieces_between(rank, chains)
     return pl.concat([gpu, between]).with_columns(before=pl.Series(before)).select(PATH_PIECES.names())
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PathTables:
+    """Tables of one rank that the critical path and the graph of events are built from."""
+
+    source: Source
+    steps: pl.DataFrame
+    """``align.steps.STEPS``; the row is the part."""
+    path: pl.DataFrame = field(default_factory=PATH_PIECES.to_frame)
+    """Pieces that the critical path may run through."""
+    launches_known: bool = True
+    """False if no GPU event has its launch in the file."""
+    graph_events: pl.DataFrame | None = None
+    """Its GPU events with what each waited for (``critical_path.graph.RANK_EVENTS``); None if not asked for."""
 
 
 class Release(NamedTuple):
