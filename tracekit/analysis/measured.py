@@ -134,16 +134,10 @@ def _sum(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     for part in parts:
         for key, value in part.items():
             values.setdefault(key, []).append(value)
-    return {key: _sum(own) if isinstance(own[0], Mapping) else _sum_or_none(own) for key, own in values.items()}
-
-
-def _sum_or_none(numbers: Sequence[int | None]) -> int | None:
-    total = 0
-    for number in numbers:
-        if number is None:
-            return None
-        total += number
-    return total
+    return {
+        key: _sum(own) if isinstance(own[0], Mapping) else None if None in own else sum(own)
+        for key, own in values.items()
+    }
 
 
 def _in_order(by_label: Mapping[str, Any]) -> dict[str, Any]:
