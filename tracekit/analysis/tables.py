@@ -50,7 +50,7 @@ from tracekit.metrics.rates import PRODUCTS, Rates, products
 from tracekit.metrics.reload import reload_events
 from tracekit.metrics.start_constraints import find_start_constraints
 from tracekit.reconstruct import RankPipeline, rank_pipeline
-from tracekit.schema import COPY_LABELS, EVENTS, RankEvents
+from tracekit.schema import EVENTS, RankEvents
 
 MAX_GAPS_PER_RANK = 100
 """Idle gaps that are listed, the longest; sums are over all gaps."""
@@ -324,7 +324,7 @@ def _measure_parts(
         hidden=hidden(labelled, part=part, texts=work.texts),
         phases=phases(lanes),
         causes=sum_gap_causes(idle_gaps),
-        copies=copies(times, _copy_stalls(lanes), link_gb_s=host_link_gb_s),
+        copies=copies(times, lanes.exposed, link_gb_s=host_link_gb_s),
         covered=lanes.compute & lanes.communication,
         exposed=exposure_causes(work, lanes.exposed, parts=part is not None),
         weak=weak_ns(labelled, parts=lanes.parts, part=part),
@@ -335,18 +335,6 @@ def _with_lost_compute(measures: Measures) -> Measures:
     """Return the measures of a recording that lost work: compute that it lacks may have been ready to run beside."""
     cause = pl.col("cause").replace("nothing_to_hide", "unknown")
     return replace(measures, exposed=measures.exposed.with_columns(cause))
-
-
-def _copy_stalls(lanes: Lanes) -> dict[tuple[int, str], tuple[int, int]]:
-    """Return the exposed time of copies in ns and its number of intervals, by part and label."""
-    stalls = {}
-    for label in COPY_LABELS:
-        if label in lanes.exposed:
-            exposed = lanes.exposed[label]
-            counts = np.bincount(exposed.group, minlength=lanes.parts)
-            for part, (ns, count) in enumerate(zip(exposed.totals_ns(lanes.parts), counts, strict=True)):
-                stalls[part, label] = int(ns), int(count)
-    return stalls
 
 
 def _memory(
