@@ -86,7 +86,7 @@ def test_offload_bandwidth_hidden_share_and_stall(labelled):
         {"label": "offload", "start_ns": 150, "end_ns": 250, "bytes": 6000, "kind": "memcpy"},
     )
     lanes = Lanes.of(events)
-    row = copies(label_times(events, lanes), {(0, "offload"): (150, 1)}).row(0, named=True)
+    row = copies(label_times(events, lanes), lanes.exposed).row(0, named=True)
     assert (row["count"], row["bytes"], row["ns"]) == (2, 10_000, 200)
     assert (row["bandwidth_gb_s"], row["hidden"], row["stall_ns"]) == (50.0, 0.25, 150)
 

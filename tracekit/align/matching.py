@@ -237,8 +237,6 @@ def _split_by_sequence(bucket: Ints, channel: Ints, operations: pl.DataFrame, p2
     The number counts a group's collectives from its creation on, alike on all ranks, so that it replaces the step.
     Messages are counted by each side on its own and are left alone.
     """
-    if "collective_seq" not in operations.columns:  # tables of a store of version 0.1.0
-        return bucket
     number = operations["collective_seq"]
     if number.null_count() == len(number):
         return bucket

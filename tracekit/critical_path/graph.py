@@ -82,23 +82,20 @@ def find_rank_events(rank: Rank, calls: pl.DataFrame) -> pl.DataFrame:
     blocked_ns = np.zeros(len(start), np.int64)
     released = released[launch_before[released] >= 0]
     blocked_ns[released] = rank.blocked.covered_ns(launch[launch_before[released]], launch[released])
-    no_text = pl.repeat(None, len(start), dtype=pl.Categorical, eager=True)
-    columns = dict(zip(rank.labelled.columns, rank.labelled.get_columns(), strict=True))
-    ids = columns.get("id", pl.Series(np.arange(len(start))))
     return pl.DataFrame(
         {
             "start_ns": start,
             "end_ns": end,
-            "launch_ns": columns["launch_ns"],
+            "launch_ns": rank.labelled["launch_ns"],
             "part": rank.part,
             "label": pl.Series(LABELS, dtype=RANK_EVENTS["label"])[rank.label],
-            **{name: columns.get(name, no_text).cast(pl.Categorical) for name in ("name", "module", "op")},
+            **{name: rank.labelled[name].cast(pl.Categorical) for name in ("name", "module", "op")},
             "stream_before": stream_before,
             "other_before": np.where(is_held, constraints.blocker, other),
             "launch_before": launch_before,
             "released_by": released_by,
             "blocked_ns": blocked_ns,
-            "id": ids.set(~pl.Series(rank.labels(*COMMUNICATION_LABELS)), None),
+            "id": rank.labelled["id"].set(~pl.Series(rank.labels(*COMMUNICATION_LABELS)), None),
         },
         schema_overrides=RANK_EVENTS,
     )

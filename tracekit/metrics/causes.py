@@ -176,13 +176,12 @@ def exposure_causes(rank: Rank, paid: Mapping[str, Intervals], *, parts: bool) -
     piece, start, end, is_waiting = _cut(start, end, rank.blocked, np.flatnonzero(if_host_ran != if_host_waited))
     label, part, owner = label[piece], part[piece], owner[piece]
     cause = np.where(is_waiting, if_host_waited[piece], if_host_ran[piece])
-    ids = rank.labelled["id"].to_numpy() if "id" in rank.labelled.columns else np.arange(len(rank.start_ns))
     return pl.DataFrame(
         {
             "part": part,
             "label": pl.Series(EXPOSABLE_LABELS, dtype=PIECES["label"])[label],
             "cause": pl.Series(EXPOSURE_CAUSES, dtype=PIECES["cause"])[cause],
-            "id": ids[owner],
+            "id": rank.labelled["id"].gather(owner),
             "start_ns": start,
             "ns": end - start,
         },
