@@ -232,20 +232,10 @@ def _place_unlaunched(labelled: pl.DataFrame) -> pl.DataFrame:
 
 def _table(kept: pl.DataFrame, present: list[int]) -> pl.DataFrame:
     """Return the STEPS table; a first or last recorded step with under half the usual events is partial."""
-    part, start, end = (kept[name].to_numpy() for name in ("part", "start_ns", "end_ns"))
-    order = np.argsort(part, kind="stable")
-    first = np.flatnonzero(np.diff(part[order], prepend=-1))
-    begin, until = np.minimum.reduceat(start[order], first), np.maximum.reduceat(end[order], first)
-    table = pl.DataFrame(
-        {
-            "part": part[order[first]],
-            "step": kept["step"][order[first]],
-            "start_ns": begin,
-            "end_ns": until,
-            "events": np.diff(first, append=len(order)),
-            "span_ns": until - begin,
-        }
+    table = kept.group_by("part").agg(
+        pl.col("step").first(), pl.col("start_ns").min(), pl.col("end_ns").max(), events=pl.len().cast(pl.Int64)
     )
+    table = table.sort("part").with_columns(span_ns=pl.col("end_ns") - pl.col("start_ns"))
     at_edge = pl.col("step").is_in(present[:1] + present[-1:]) if present else pl.lit(False)
     few = pl.col("events") * 2 < pl.col("events").median() if len(table) > 2 else pl.lit(False)
     return conform(table.with_columns(partial=at_edge & few), STEPS)
