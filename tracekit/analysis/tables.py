@@ -5,6 +5,7 @@ They are small and picklable, so that ranks can be measured in any process and c
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -38,7 +39,7 @@ from tracekit.metrics.host_calls import (
     idle_inside_launches,
     keep_longest,
 )
-from tracekit.metrics.idle_gaps import add_slow_launch_ends, gaps, name_next_events, sum_gap_causes
+from tracekit.metrics.idle_gaps import add_slow_launch_ends, gaps, name_next_events
 from tracekit.metrics.label_intervals import Lanes, timeline, weak_ns
 from tracekit.metrics.lateness import RankLateness, measure_lateness
 from tracekit.metrics.memory import RankMemory, measure_rank_memory
@@ -50,7 +51,7 @@ from tracekit.metrics.rates import PRODUCTS, Rates, products
 from tracekit.metrics.reload import reload_events
 from tracekit.metrics.start_constraints import find_start_constraints
 from tracekit.reconstruct import RankPipeline, rank_pipeline
-from tracekit.schema import EVENTS, RankEvents
+from tracekit.schema import EVENTS, IDLE_CAUSES, RankEvents
 
 MAX_GAPS_PER_RANK = 100
 """Idle gaps that are listed, the longest; sums are over all gaps."""
@@ -69,9 +70,6 @@ class Measures:
     """One per part."""
     labels: pl.DataFrame
     hidden: pl.DataFrame
-    phases: pl.DataFrame
-    causes: pl.DataFrame
-    copies: pl.DataFrame
     covered: Intervals
     """Times at which compute and communication run together."""
     exposed: pl.DataFrame
@@ -87,6 +85,12 @@ class RankTables(PathTables):
     window: Measures
     by_step: Measures
     """The same object as ``window`` if there is one step."""
+    phases: pl.DataFrame
+    """Phases of each step (``metrics.budget``)."""
+    idle_causes: Mapping[str, int]
+    """Idle time in ns by cause."""
+    copies: pl.DataFrame
+    """Copies by label (``metrics.bandwidth``)."""
     operations: pl.DataFrame
     gaps: pl.DataFrame
     timeline: pl.DataFrame
@@ -243,13 +247,13 @@ def _measure_rank(
     The pipeline, the memory and the notices are added by ``rank_tables``.
     """
     number, device = rank.source.rank, next(iter(rank.source.devices), None)
-    host_link = None if device is None else host_link_gb_s(device)
     work, calls = _work_and_calls(gpu_events, api)
 
     # The whole window.
     lanes = Lanes.of(gpu_events)
     idle_gaps = gaps(gpu_events, lanes, unrecorded=unrecorded)
-    window = by_step = _measure_parts(work, lanes, idle_gaps, None, unrecorded, host_link_gb_s=host_link)
+    window = by_step = _measure_parts(work, lanes, None, unrecorded)
+    copy_table = copies(window.labels, lanes.exposed, link_gb_s=None if device is None else host_link_gb_s(device))
     path = find_path_pieces(work, calls, lanes.exposed)
     hiding = measure_overlap_costs(gpu_events, lanes, texts=work.texts)
     host_activity = keep_longest(find_host_activity(rank.events, gpu_events, idle_gaps))
@@ -258,12 +262,13 @@ def _measure_rank(
     rows = None if by is None else rank_rows(rank, gpu_events, by, lanes=lanes)
     window_gaps = idle_gaps.select("next", "launch_bound_ns", "warm_up_ns")
 
+    idle_causes = {cause: int(idle_gaps[f"{cause}_ns"].sum()) for cause in IDLE_CAUSES}
+
     # Each step, if there are several. The window's lanes and gaps go first: those of the steps take as much memory.
     if len(steps) > 1:
         del lanes, idle_gaps
         lanes = Lanes.of(gpu_events, parts=len(steps), part="part")
-        idle_gaps = gaps(gpu_events, lanes, part="part", unrecorded=unrecorded)
-        by_step = _measure_parts(work, lanes, idle_gaps, "part", unrecorded, host_link_gb_s=host_link)
+        by_step = _measure_parts(work, lanes, "part", unrecorded)
 
     product_table, rates = products(
         gpu_events, device=device, multiprocessors=rank.source.multiprocessors, texts=work.texts
@@ -274,6 +279,9 @@ def _measure_rank(
         steps=steps,
         window=window,
         by_step=by_step,
+        phases=phases(lanes),
+        idle_causes=idle_causes,
+        copies=copy_table,
         operations=operations(gpu_events, lanes, part="part"),
         gaps=longest_gaps.with_columns(rank=pl.lit(number, pl.Int32)),
         timeline=timeline(gpu_events).with_columns(rank=pl.lit(number, pl.Int32)),
@@ -306,25 +314,13 @@ def _measure_rank(
     )
 
 
-def _measure_parts(
-    work: Rank,
-    lanes: Lanes,
-    idle_gaps: pl.DataFrame,
-    part: str | None,
-    unrecorded: Intervals,
-    *,
-    host_link_gb_s: float | None,
-) -> Measures:
+def _measure_parts(work: Rank, lanes: Lanes, part: str | None, unrecorded: Intervals) -> Measures:
     """Measure each part of a rank; *part* is the column that numbers the parts, None for the whole window."""
     labelled = work.labelled
-    times = label_times(labelled, lanes, part=part)
     return Measures(
         budgets=tuple(budgets(lanes, unrecorded=unrecorded)),
-        labels=times,
+        labels=label_times(labelled, lanes, part=part),
         hidden=hidden(labelled, part=part, texts=work.texts),
-        phases=phases(lanes),
-        causes=sum_gap_causes(idle_gaps),
-        copies=copies(times, lanes.exposed, link_gb_s=host_link_gb_s),
         covered=lanes.compute & lanes.communication,
         exposed=exposure_causes(work, lanes.exposed, parts=part is not None),
         weak=weak_ns(labelled, parts=lanes.parts, part=part),

@@ -139,7 +139,7 @@ def _bus_factor(what: str | None, ranks: int) -> float | None:
 # ---- Copies: bytes, bandwidth, hidden share, and the stalls they cause.
 
 
-COPIES = pl.Schema({"part": pl.Int64(), **{key: dtype for key, dtype in table_schema(Copy).items() if key != "rank"}})
+COPIES = pl.Schema({key: dtype for key, dtype in table_schema(Copy).items() if key != "rank"})
 """``of_link`` is null above 1: the figure of the link is then wrong."""
 
 HOST_LINK_LABELS = ("offload", "onload")
@@ -147,10 +147,10 @@ HOST_LINK_LABELS = ("offload", "onload")
 
 
 def copies(times: pl.DataFrame, exposed: Mapping[str, Intervals], *, link_gb_s: float | None = None) -> pl.DataFrame:
-    """Return one row per part and copy label (``COPIES``).
+    """Return one row per copy label (``COPIES``).
 
     Args:
-        times: Table of ``metrics.overlap.label_times``.
+        times: Table of ``metrics.overlap.label_times``, of one part.
         exposed: Exposed time by label (``Lanes.exposed``); its intervals are the stalls.
         link_gb_s: Bandwidth of the link to the host in one direction; None if unknown.
 
@@ -165,7 +165,7 @@ def copies(times: pl.DataFrame, exposed: Mapping[str, Intervals], *, link_gb_s: 
 
     """
     table = times.filter(pl.col("label").is_in(COPY_LABELS))
-    stalls = [exposed.get(label, EMPTY).of(part) for part, label in table.select("part", "label").iter_rows()]
+    stalls = [exposed.get(label, EMPTY) for label in table["label"]]
     busy_ns = pl.when(pl.col("ns") > 0).then("ns")
     rate = pl.col("bytes") / busy_ns  # bytes per nanosecond are GB per second
     link = pl.when(pl.col("label").is_in(HOST_LINK_LABELS)).then(pl.lit(link_gb_s, pl.Float64))

@@ -82,7 +82,7 @@ def rank_rows(rank: RankEvents, gpu_events: pl.DataFrame, kind: str, *, lanes: L
 
 
 def _rates(named: pl.DataFrame, rank: RankEvents) -> pl.DataFrame:
-    """Return the products of each row; *named* are events with ``row`` and ``row_stage``, name and stage of their row."""
+    """Return the products of each row; *named* are events with ``row`` and ``row_stage`` (of their row)."""
     rows = named.with_columns(key=pl.struct("row", "row_stage").rank("dense").cast(pl.Int64))
     device = next(iter(rank.source.devices), None)
     table, _ = products(rows, device=device, multiprocessors=rank.source.multiprocessors, key="key")
