@@ -11,7 +11,7 @@ from tracekit._util.text import did_you_mean
 from tracekit.analysis.by.layers import repeated_positions
 from tracekit.errors import OptionError
 from tracekit.metrics.label_intervals import COMPUTE_SET, Lanes, attribute_time
-from tracekit.metrics.rates import MAX_UNCOUNTED_SHARE, PRODUCTS, describe_products, products
+from tracekit.metrics.rates import MAX_UNCOUNTED_SHARE, describe_products, products
 from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS, LABELS, PATH_SEPARATOR, RankEvents, conform
 
 KINDS = ("layer", "module", "annotation", "shape")
@@ -34,12 +34,21 @@ ROWS = pl.Schema(
     }
 )
 _PLACE = ("name", "layer", "stage", "path", "evidence")
-_PRODUCT_SUMS = ("calls", "flop", "ns", "at_peak_ns")
-_RATES = pl.Schema({"name": pl.String(), "stage": pl.Int64(), **{name: PRODUCTS[name] for name in _PRODUCT_SUMS}})
+RATES = pl.Schema(
+    {
+        "name": pl.String(),
+        "stage": pl.Int64(),
+        "calls": pl.Int64(),
+        "flop": pl.Int64(),
+        "product_ns": pl.Int64(),  # union of the products' time
+        "at_peak_ns": pl.Float64(),
+        "uncounted_ns": pl.Int64(),  # time of products whose FLOP are not known
+    }
+)
 
 
 class RankRows(msgspec.Struct, frozen=True, eq=False):
-    """The rows of one rank: time by row and label (``ROWS``), and the matrix products of each row."""
+    """The rows of one rank: time by row and label (``ROWS``), products by row (``RATES``)."""
 
     kind: str
     rows: pl.DataFrame
@@ -82,14 +91,23 @@ def rank_rows(rank: RankEvents, gpu_events: pl.DataFrame, kind: str, *, lanes: L
 
 
 def _rates(named: pl.DataFrame, rank: RankEvents) -> pl.DataFrame:
-    """Return the products of each row; *named* are events with ``row`` and ``row_stage`` (of their row)."""
+    """Return ``RATES``; *named* are GPU events with the name (``row``) and stage (``row_stage``) of their row."""
     rows = named.with_columns(key=pl.struct("row", "row_stage").rank("dense").cast(pl.Int64))
     device = next(iter(rank.source.devices), None)
     table, _ = products(rows, device=device, multiprocessors=rank.source.multiprocessors, key="key")
     if table.is_empty():
-        return _RATES.to_frame()
+        return RATES.to_frame()
+    is_counted = pl.col("flop").is_not_null()
+    at_peak_ns = pl.col("at_peak_ns").filter(is_counted)
+    summed = table.group_by("key").agg(
+        pl.col("calls").sum(),
+        pl.col("flop").sum(),
+        product_ns=pl.col("ns").filter(is_counted).sum(),
+        at_peak_ns=pl.when(at_peak_ns.is_not_null().all()).then(at_peak_ns.sum()),
+        uncounted_ns=pl.col("ns").filter(~is_counted).sum(),
+    )
     names = rows.select("key", name="row", stage="row_stage").unique("key")
-    return conform(table.join(names, on="key", maintain_order="left"), _RATES)
+    return conform(summed.join(names, on="key").sort("key"), RATES)
 
 
 RowsOfEvents = tuple[pl.DataFrame, str | None]
@@ -284,13 +302,9 @@ def _sum_rows(rows: pl.DataFrame) -> pl.DataFrame:
 
 def _with_rates(table: pl.DataFrame, rates: pl.DataFrame) -> pl.DataFrame:
     """Return the rows with the rates of their products, over the products' own time; null if FLOP are unknown."""
-    is_counted = pl.col("flop").is_not_null()
-    at_peak_ns = pl.col("at_peak_ns").filter(is_counted)
+    at_peak_ns = pl.when(pl.col("at_peak_ns").is_not_null().all()).then(pl.col("at_peak_ns").sum())
     summed = rates.group_by("group", "name", "stage").agg(
-        pl.col("calls", "flop").sum(),
-        product_ns=pl.col("ns").filter(is_counted).sum(),
-        uncounted_ns=pl.col("ns").filter(~is_counted).sum(),
-        at_peak_ns=pl.when(at_peak_ns.is_not_null().all()).then(at_peak_ns.sum()),
+        pl.col("calls", "flop", "product_ns", "uncounted_ns").sum(), at_peak_ns=at_peak_ns
     )
     is_known = (pl.col("product_ns") > 0) & (pl.col("uncounted_ns") <= MAX_UNCOUNTED_SHARE * pl.col("product_ns"))
     joined = table.join(summed, on=("group", "name", "stage"), how="left", nulls_equal=True, maintain_order="left")
