@@ -104,18 +104,11 @@ def find_rank_events(rank: Rank, calls: pl.DataFrame) -> pl.DataFrame:
 class Replay(msgspec.Struct, frozen=True, eq=False):
     """Times of a replayed run, and what held each event back (``_loops.critical_path.replay_events``)."""
 
+    start: Ints
+    end: Ints
     replayed: Ints
+    """Start, end and more of each event."""
     arrivals: Ints
-
-    @property
-    def start(self) -> Ints:
-        """Start of each event."""
-        return as_int64(self.replayed[0])
-
-    @property
-    def end(self) -> Ints:
-        """End of each event."""
-        return as_int64(self.replayed[1])
 
 
 class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
@@ -123,6 +116,11 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
 
     events: pl.DataFrame
     """``RANK_EVENTS`` and ``rank``; rows of events are numbers of events."""
+    start: Ints
+    """Measured start of each event."""
+    end: Ints
+    launch: Ints
+    """``NO_LIMIT`` if not recorded."""
     ranks: tuple[int, ...]
     rank_index: Int32s
     """Of each event: its rank's index in ``ranks``."""
@@ -170,6 +168,7 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         step_number = pl.col("step").rank("dense").cast(pl.Int32).fill_null(len(steps)) - 1
         return cls(
             events,
+            *(to_int64(events[name], NO_LIMIT) for name in ("start_ns", "end_ns", "launch_ns")),
             tuple(ranks),
             np.searchsorted(ranks.to_numpy(), events["rank"].to_numpy()).astype(np.int32),
             tuple(steps),
@@ -177,29 +176,10 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
             *_match_events(events, operations, members, clocks),
         )
 
-    def column(self, name: str) -> Ints:
-        """Return a column of integers; ``NO_LIMIT`` for null."""
-        return to_int64(self.events[name], NO_LIMIT)
-
     @cached_property
     def before(self) -> Int32s:
         """What each event waits for, one row for each of ``BEFORE``."""
         return np.stack([self.events[name].to_numpy() for name in BEFORE]).astype(np.int32)
-
-    @cached_property
-    def start(self) -> Ints:
-        """Measured start of each event."""
-        return self.column("start_ns")
-
-    @cached_property
-    def end(self) -> Ints:
-        """Measured end of each event."""
-        return self.column("end_ns")
-
-    @cached_property
-    def launch(self) -> Ints:
-        """Launch of each event; ``NO_LIMIT`` if not recorded."""
-        return self.column("launch_ns")
 
     @cached_property
     def label(self) -> Ints:
@@ -231,7 +211,9 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         last = np.where((self.before[:2] >= 0).any(axis=0), self.gpu_ready, -NO_LIMIT)
         last = np.maximum(last, np.where(self.launch == NO_LIMIT, -NO_LIMIT, np.minimum(self.launch, self.start)))
         delay = np.where(last == -NO_LIMIT, 0, self.start - last)
-        return np.stack([self.start, self.end, self.launch, delay, self.column("blocked_ns"), self.transfer_ns])
+        return np.stack(
+            [self.start, self.end, self.launch, delay, self.events["blocked_ns"].to_numpy(), self.transfer_ns]
+        )
 
     @cached_property
     def _order(self) -> npt.NDArray[np.uint32]:
@@ -269,7 +251,7 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         """
         count, matches = len(self.start), int(self.matches.max(initial=-1)) + 1
         factors = np.stack([np.ones(count) if factors is None else factors for factors in (factor, host_factor)])
-        replay = Replay(np.zeros((5, count), np.int64), np.full((2, matches), -NO_LIMIT))
+        replayed, arrivals = np.zeros((5, count), np.int64), np.full((2, matches), -NO_LIMIT)
         replay_events(
             self._order,
             self._times,
@@ -279,10 +261,10 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
             self.first_match,
             self.matches,
             self.decisive,
-            replay.replayed,
-            replay.arrivals,
+            replayed,
+            arrivals,
         )
-        return replay
+        return Replay(replayed[0], replayed[1], replayed, arrivals)
 
     def path_parts(self, replay: Replay) -> pl.DataFrame:
         """Return the parts of the replayed steps' critical paths, per step, the longest first.
