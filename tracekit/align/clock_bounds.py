@@ -18,10 +18,9 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
-from tracekit._util.arrays import Bools, Int32s, Ints, is_in_sorted
+from tracekit._util.arrays import Bools, Floats, Int32s, Ints, is_in_sorted
 from tracekit._util.categories import CategoryColumn
 from tracekit._util.columns import to_int64
 
@@ -52,8 +51,6 @@ MAX_MEMBERS_FOR_ALL_PAIRS = 8
 """Members of a match up to which all of them are compared with each other."""
 ROWS_AT_ONCE = 1 << 17
 """Comparisons of two ranks' operations that are reduced together, to limit the memory for them."""
-
-Floats = npt.NDArray[np.float64]
 
 
 class ClockBounds(msgspec.Struct, frozen=True):

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import polars as pl
 
 from tracekit._loops.critical_path import NO_LIMIT, replay_events, walk_replayed_step
-from tracekit._util.arrays import Bools, Int32s, Ints, as_int64
+from tracekit._util.arrays import Bools, Floats, Int32s, Ints, as_int64
 from tracekit._util.columns import to_int64
 from tracekit.align.clocks import Clocks
 from tracekit.align.matching import last_of_match
@@ -31,8 +31,6 @@ from tracekit.metrics.start_constraints import (
     previous_on_stream,
 )
 from tracekit.schema import COMMUNICATION_LABELS, LABELS
-
-Floats = npt.NDArray[np.float64]
 
 BEFORE = ("stream_before", "other_before", "launch_before", "released_by")
 RANK_EVENTS = pl.Schema(

@@ -28,10 +28,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
-from tracekit._util.arrays import Ints, find_ids
+from tracekit._util.arrays import Bools, Ints, find_ids
 from tracekit._util.categories import CategoryColumns
 from tracekit._util.columns import concat_ranks, present, to_int64
 from tracekit.intervals import Intervals, union
@@ -39,8 +38,6 @@ from tracekit.metrics.host_calls import find_blocked_time
 from tracekit.metrics.label_intervals import COMPUTE_SET, EXPOSABLE_LABELS, has_label, label_codes
 from tracekit.metrics.start_constraints import LAUNCH, NOTHING, OTHER_STREAM, StartConstraints, sort_by_start
 from tracekit.schema import COMMUNICATION_LABELS, COMPUTE_LABELS, EXPOSURE_CAUSES
-
-Bools = npt.NDArray[np.bool_]
 
 COMPUTE_STREAM_SHARE = 0.1
 """Share of a rank's compute time from which a stream counts as one of its compute streams."""
