@@ -27,7 +27,7 @@ from tracekit.intervals import Intervals
 from tracekit.metrics.bandwidth import copies
 from tracekit.metrics.budget import Budget, budgets, phases
 from tracekit.metrics.causes import Rank, exposure_causes
-from tracekit.metrics.completeness import check_completeness
+from tracekit.metrics.completeness import Completeness, check_completeness
 from tracekit.metrics.expert_balance import EXPERT_WORK, measure_expert_work
 from tracekit.metrics.host_calls import HOST_ACTIVITY as INSTEAD_ROWS
 from tracekit.metrics.host_calls import (
@@ -186,10 +186,7 @@ def rank_tables(
     gpu_events, step_table, step_notices = assign_parts(labelled, steps)
     step_table = step_table.with_columns(rank=pl.lit(rank.source.rank, pl.Int32))
     lost = lost.filter(pl.col("step").is_in(step_table["step"].implode(), nulls_equal=True))
-    tables = _measure_rank(rank, gpu_events, step_table, api, recording.unrecorded, rules=book, by=by, graph=graph)
-    if not recording.idle_known:
-        window, by_step = (_with_lost_compute(measures) for measures in (tables.window, tables.by_step))
-        tables = replace(tables, window=window, by_step=by_step)
+    tables = _measure_rank(rank, gpu_events, step_table, api, recording, rules=book, by=by, graph=graph)
     give_back_memory(worth=len(gpu_events) > MIN_EVENTS_TO_GIVE_BACK_MEMORY)
     events = rank_timeline(rank, gpu_events, find_waiting_calls(api), frames) if keep_events else None
     own_pipeline = None
@@ -236,7 +233,7 @@ def _measure_rank(
     gpu_events: pl.DataFrame,
     steps: pl.DataFrame,
     api: ApiCalls,
-    unrecorded: Intervals,
+    recording: Completeness,
     *,
     rules: RuleBook | None,
     by: str | None,
@@ -251,8 +248,8 @@ def _measure_rank(
 
     # The whole window.
     lanes = Lanes.of(gpu_events)
-    idle_gaps = gaps(gpu_events, lanes, unrecorded=unrecorded)
-    window = by_step = _measure_parts(work, lanes, None, unrecorded)
+    idle_gaps = gaps(gpu_events, lanes, unrecorded=recording.unrecorded)
+    window = by_step = _measure_parts(work, lanes, None, recording)
     copy_table = copies(window.labels, lanes.exposed, link_gb_s=None if device is None else host_link_gb_s(device))
     path = find_path_pieces(work, calls, lanes.exposed)
     hiding = measure_overlap_costs(gpu_events, lanes, texts=work.texts)
@@ -268,7 +265,7 @@ def _measure_rank(
     if len(steps) > 1:
         del lanes, idle_gaps
         lanes = Lanes.of(gpu_events, parts=len(steps), part="part")
-        by_step = _measure_parts(work, lanes, "part", unrecorded)
+        by_step = _measure_parts(work, lanes, "part", recording)
 
     product_table, rates = products(
         gpu_events, device=device, multiprocessors=rank.source.multiprocessors, texts=work.texts
@@ -314,23 +311,20 @@ def _measure_rank(
     )
 
 
-def _measure_parts(work: Rank, lanes: Lanes, part: str | None, unrecorded: Intervals) -> Measures:
+def _measure_parts(work: Rank, lanes: Lanes, part: str | None, recording: Completeness) -> Measures:
     """Measure each part of a rank; *part* is the column that numbers the parts, None for the whole window."""
     labelled = work.labelled
+    exposed = exposure_causes(work, lanes.exposed, parts=part is not None)
+    if not recording.idle_known:  # compute that was lost may have been ready to run beside
+        exposed = exposed.with_columns(pl.col("cause").replace("nothing_to_hide", "unknown"))
     return Measures(
-        budgets=tuple(budgets(lanes, unrecorded=unrecorded)),
+        budgets=tuple(budgets(lanes, unrecorded=recording.unrecorded)),
         labels=label_times(labelled, lanes, part=part),
         hidden=hidden(labelled, part=part, texts=work.texts),
         covered=lanes.compute & lanes.communication,
-        exposed=exposure_causes(work, lanes.exposed, parts=part is not None),
+        exposed=exposed,
         weak=weak_ns(labelled, parts=lanes.parts, part=part),
     )
-
-
-def _with_lost_compute(measures: Measures) -> Measures:
-    """Return the measures of a recording that lost work: compute that it lacks may have been ready to run beside."""
-    cause = pl.col("cause").replace("nothing_to_hide", "unknown")
-    return replace(measures, exposed=measures.exposed.with_columns(cause))
 
 
 def _memory(
