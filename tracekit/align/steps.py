@@ -9,6 +9,7 @@ one answer.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 
 import numpy as np
@@ -53,9 +54,7 @@ def parse_steps(asked: Steps) -> str:
     """
     parts = [part.strip() for part in _as_text(asked).split(",")]
     for part in parts:
-        ends = part.split(":")
-        whole = len(ends) <= 2 and any(ends)
-        if not whole or not all(_integer(end) for end in ends if end or len(ends) == 1):
+        if not re.fullmatch(r"-?\d+(:(-?\d+)?)?|:-?\d+", part):
             raise OptionError(f"steps: cannot read {part!r}", hint="write 3, 2:4, 1:, :-1 or 2,5")
     return ",".join(parts)
 
@@ -95,10 +94,6 @@ def select_steps(present: list[int], text: str | None) -> list[int]:
         hint = f"the trace has steps {present_steps}" if present else "the trace has no step marks: leave --steps out"
         raise OptionError(f"steps: {text} selects none", hint=hint)
     return sorted(chosen)
-
-
-def _integer(text: str) -> bool:
-    return text.removeprefix("-").isdigit()
 
 
 def _number(text: str, present: list[int]) -> int | None:
