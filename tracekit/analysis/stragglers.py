@@ -169,14 +169,11 @@ def explain_stragglers(
     pairs = _pair_waits(operations)
     is_message = pl.col("label") == "pp_comm"  # ranks of a pipeline wait for each other by design: apart from the rest
     lateness = _lateness(pairs.filter(~is_message), figures)
-    messages = _lateness(pairs.filter(is_message), figures).with_columns(late_in=pl.lit("pp_comm"))
-    late = (
-        pl.concat([lateness.with_columns(late_in=pl.lit("collectives")), messages])
-        .filter(pl.col("share") >= MIN_LATE_SHARE)
-        .select("step", "late_in", last_rank="rank")
-    )
-    pairs = pairs.with_columns(late_in=pl.when(is_message).then(pl.lit("pp_comm")).otherwise(pl.lit("collectives")))
-    late_pairs = pairs.join(late, on=["last_rank", "step", "late_in"], nulls_equal=True)
+    # Waiting for a rank in a step, in messages or in collectives, as the mean of the ranks that waited.
+    late_ns = (pl.col("wait_ns").sum() / pl.col("rank").n_unique()).over("last_rank", "step", is_message)
+    step_ns = figures.group_by("step").agg(step_ns=pl.col("span_ns").max())
+    is_late = late_ns / pl.col("step_ns") >= MIN_LATE_SHARE
+    late_pairs = pairs.join(step_ns, on="step", nulls_equal=True).filter(is_late)
     explained = _explain_pairs(late_pairs, figures, operations)
     with_figures = stragglers
     for table, key in (
