@@ -166,7 +166,9 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         step_number = pl.col("step").rank("dense").cast(pl.Int32).fill_null(len(steps)) - 1
         return cls(
             events,
-            *(to_int64(events[name], NO_LIMIT) for name in ("start_ns", "end_ns", "launch_ns")),
+            events["start_ns"].to_numpy(),
+            events["end_ns"].to_numpy(),
+            to_int64(events["launch_ns"], NO_LIMIT),
             tuple(ranks),
             np.searchsorted(ranks.to_numpy(), events["rank"].to_numpy()).astype(np.int32),
             tuple(steps),

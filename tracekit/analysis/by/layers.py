@@ -306,7 +306,7 @@ def repeated_positions(events: pl.DataFrame, gpu_events: pl.DataFrame) -> tuple[
     positions = _without_shared_communication(gpu_events, _by_kernel(gpu_events, frame, both, repeated))
     forward_ns = (gpu_events["end_ns"] - gpu_events["start_ns"]).filter(label == "forward")
     placed_ns = forward_ns.filter(positions["layer"].is_not_null().filter(label == "forward"))
-    return (positions, repeated.spare) if placed_ns.sum() >= MIN_COMPUTE_SHARE * forward_ns.sum() else None
+    return (positions, repeated.spare) if placed_ns.sum() >= MIN_COMPUTE_SHARE * int(forward_ns.sum()) else None
 
 
 def _by_kernel(gpu_events: pl.DataFrame, frame: Ints, frames: pl.DataFrame, repeated: RepeatedLayers) -> pl.DataFrame:
