@@ -80,6 +80,9 @@ class Trace:
         """Return the events as a pandas table; repeated text stays categorical."""
         return self.events.to_pandas()
 
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        return self.events.__arrow_c_stream__(requested_schema)
+
     def __repr__(self) -> str:
         rows = sum(part.events.height for part in self.parts)
         return f"<Trace: {len(self.parts)} ranks, {rows:,} events>"
