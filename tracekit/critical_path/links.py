@@ -52,8 +52,8 @@ class Pieces(msgspec.Struct, frozen=True, eq=False):
     and of ends in a step the last one first."""
 
     @classmethod
-    def build(cls, parts: Sequence[PathTables], operations: pl.DataFrame, clocks: Clocks) -> Pieces | None:
-        """Return the pieces of all ranks; None if there are none.
+    def build(cls, parts: Sequence[PathTables], operations: pl.DataFrame, clocks: Clocks) -> Pieces:
+        """Return the pieces of all ranks, of which one at least has some.
 
         Args:
             parts: Tables of all ranks.
@@ -94,8 +94,6 @@ class Pieces(msgspec.Struct, frozen=True, eq=False):
             ends.append(own_ends)
             first.append(first[-1] + len(path))
             with_pieces.append(part)
-        if not with_pieces:
-            return None
         # Each list is released before the next is joined, so that never much is in memory twice.
         joined = {name: np.concatenate(columns.pop(name)) for name in tuple(columns)}
         step_ends = pl.concat(ends).sort("end", descending=True, maintain_order=True)

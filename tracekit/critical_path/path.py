@@ -153,8 +153,6 @@ def join_cells(path: CriticalPath, compared: ScheduleComparison) -> CriticalPath
     stages = {rank: stage for comparison in compared.all for stage, rank in enumerate(comparison.pipeline.ranks)}
     stage = pl.col("rank").replace_strict(stages, default=None, return_dtype=pl.Int32)
     pieces = path.pieces.with_columns(stage=stage)
-    if compared.cells.is_empty() or pieces.is_empty():
-        return replace(path, segments=pieces, pieces=pieces)
     return replace(path, segments=_join_by_cell(pieces, compared.cells), pieces=pieces)
 
 
@@ -211,13 +209,11 @@ def critical_path(
         clocks: Clock offsets of the ranks.
 
     """
-    segments, slack, longest_stop = SEGMENTS.to_frame(), SLACK.to_frame(), None
     pieces = Pieces.build(parts, operations, clocks)
-    if pieces is not None:
-        walks = walk_back(pieces, Arrivals.find(pieces.row, members, clocks))
-        segments, slack = _build_segments(pieces, walks), _measure_slack(pieces, walks)
-        stops = [(step, *stop) for step, stop in zip(pieces.steps, walks.stopped, strict=True) if stop is not None]
-        longest_stop = max(stops, key=lambda stop: stop[2], default=None)
+    walks = walk_back(pieces, Arrivals.find(pieces.row, members, clocks))
+    segments, slack = _build_segments(pieces, walks), _measure_slack(pieces, walks)
+    stops = [(step, *stop) for step, stop in zip(pieces.steps, walks.stopped, strict=True) if stop is not None]
+    longest_stop = max(stops, key=lambda stop: stop[2], default=None)
     unmatched = operations.filter(~pl.int_range(pl.len()).is_in(members["row"].unique().implode()))
     unknown_labels = frozenset(unmatched["label"].unique().to_list())
     without_launches = [part.source.rank for part in parts if not part.launches_known]

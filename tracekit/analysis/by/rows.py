@@ -226,19 +226,17 @@ class By(msgspec.Struct, frozen=True, eq=False):
 
 def combined(
     rows_by_rank: Mapping[int, RankRows], *, stages: Mapping[int, tuple[int, ...]], pipeline: bool, steps: int
-) -> By | None:
-    """Return the rows of all ranks as one table; None without any.
+) -> By:
+    """Return the rows of all ranks as one table.
 
     Args:
-        rows_by_rank: The rows of each rank.
+        rows_by_rank: The rows of each rank, of one at least.
         stages: Pipeline stages that each rank ran, if a schedule is known.
         pipeline: Whether the run has a pipeline, in which ranks of different stages hold different layers, so that
             their rows must not be added.
         steps: Number of steps.
 
     """
-    if not rows_by_rank:
-        return None
     kind = next(iter(rows_by_rank.values())).kind
     if not pipeline or kind not in ("layer", "module"):
         stages, groups = {}, dict.fromkeys(rows_by_rank, 0)
