@@ -188,7 +188,7 @@ def run_rates(
         ranks_per_node: Number of consecutive ranks on one machine; None if not known.
 
     """
-    rates = [rank.rates for rank in ranks if rank.rates is not None]
+    rates = [rank.rates for rank in ranks]
     at_peak_ns = [rank_rates.at_peak_ns for rank_rates in rates]
     total = Rates(
         flop=sum(rank_rates.flop for rank_rates in rates),

@@ -6,7 +6,7 @@ They are small and picklable, so that ranks can be measured in any process and c
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,7 @@ import polars as pl
 from tracekit._util.machine import give_back_memory
 from tracekit.align.steps import assign_parts, number_steps
 from tracekit.analysis.by import RankRows, rank_rows
-from tracekit.analysis.kernels import KERNELS, REASONS, kernel_reasons, kernel_table, shape_list
+from tracekit.analysis.kernels import kernel_reasons, kernel_table, shape_list
 from tracekit.analysis.rank_timeline import RankTimeline, rank_timeline
 from tracekit.analysis.recording_checks import content_notices, damage_notices, repetition_notices
 from tracekit.classify import RuleBook, load_rules
@@ -28,8 +28,7 @@ from tracekit.metrics.bandwidth import copies
 from tracekit.metrics.budget import Budget, budgets, phases
 from tracekit.metrics.causes import Rank, exposure_causes
 from tracekit.metrics.completeness import Completeness, check_completeness
-from tracekit.metrics.expert_balance import EXPERT_WORK, measure_expert_work
-from tracekit.metrics.host_calls import HOST_ACTIVITY as INSTEAD_ROWS
+from tracekit.metrics.expert_balance import measure_expert_work
 from tracekit.metrics.host_calls import (
     ApiCalls,
     find_api_calls,
@@ -44,10 +43,10 @@ from tracekit.metrics.label_intervals import Lanes, timeline, weak_ns
 from tracekit.metrics.lateness import RankLateness, measure_lateness
 from tracekit.metrics.memory import RankMemory, measure_rank_memory
 from tracekit.metrics.operations import count_issued_messages, operations
-from tracekit.metrics.overlap import OVERLAP_COSTS, hidden, label_times, measure_overlap_costs
+from tracekit.metrics.overlap import hidden, label_times, measure_overlap_costs
 from tracekit.metrics.peaks import host_link_gb_s
-from tracekit.metrics.process_phases import DECODE_STEPS, ROLLOUT, STRETCHES, find_decode_steps, find_stretches
-from tracekit.metrics.rates import PRODUCTS, Rates, products
+from tracekit.metrics.process_phases import ROLLOUT, find_decode_steps, find_stretches
+from tracekit.metrics.rates import Rates, products
 from tracekit.metrics.reload import reload_events
 from tracekit.metrics.start_constraints import find_start_constraints
 from tracekit.reconstruct import RankPipeline, rank_pipeline
@@ -97,40 +96,40 @@ class RankTables(PathTables):
     """Intervals by label, merged until they are few enough to draw."""
     reload: pl.DataFrame | None
     """Its part in weight updates (``metrics.reload``); None if it has none."""
-    pipeline: RankPipeline | None
+    pipeline: RankPipeline | None = None
     """Its part of the pipeline (``tracekit.reconstruct``); None if no schedule was asked for."""
-    stretches: pl.DataFrame = field(default_factory=STRETCHES.to_frame)
+    stretches: pl.DataFrame
     """Stretches of training, generation and weight synchronisation (``metrics.process_phases``)."""
-    decode_steps: pl.DataFrame = field(default_factory=DECODE_STEPS.to_frame)
+    decode_steps: pl.DataFrame
     """Attention that reads a cache of keys and values (``metrics.process_phases``)."""
-    products: pl.DataFrame = field(default_factory=PRODUCTS.to_frame)
+    products: pl.DataFrame
     """Matrix products by label, module, operator, shapes and dtype (``metrics.rates``)."""
-    rates: Rates | None = None
-    experts: pl.DataFrame = field(default_factory=EXPERT_WORK.to_frame)
+    rates: Rates
+    experts: pl.DataFrame
     """Work of its experts for each dispatch (``metrics.experts``)."""
     memory: RankMemory | None = None
     """Memory that the allocator held; None if it was not recorded."""
-    kernels: pl.DataFrame = field(default_factory=KERNELS.to_frame)
+    kernels: pl.DataFrame
     """Time per step by kernel name, label and module (``analysis.kernels``)."""
-    reasons: pl.DataFrame = field(default_factory=REASONS.to_frame)
+    reasons: pl.DataFrame
     """Reasons for the labels of the longest kernels (``analysis.kernels``)."""
-    shapes: tuple[str, ...] = ()
+    shapes: tuple[str, ...]
     """Input shapes of the model's matrix products, if they were recorded."""
-    instead: pl.DataFrame = field(default_factory=INSTEAD_ROWS.to_frame)
+    instead: pl.DataFrame
     """Activity of the host while the GPU waited for its next launch (``metrics.instead``)."""
-    inside_launch_ns: int = 0
+    inside_launch_ns: int
     """Idle time that lies inside the launch call of the work that ended it."""
-    hiding: pl.DataFrame = field(default_factory=OVERLAP_COSTS.to_frame)
+    hiding: pl.DataFrame
     """Durations of kernels beside communication, and of the same kernels alone (``metrics.hiding``)."""
-    lateness: RankLateness = field(default_factory=RankLateness)
+    lateness: RankLateness
     """Figures that explain why others wait for it (``metrics.lateness``)."""
     steps_marked: bool = True
     """False if steps are not marked, so that ranks may number them differently."""
     idle_known: bool = True
     """False if work ran on the GPU that the trace does not show."""
-    messages_issued: int = 0
+    messages_issued: int
     """Number of host calls that send or receive."""
-    by: RankRows | None = None
+    by: RankRows | None
     """Its time by layer, module, annotation or shape (``analysis.by``); None if not asked for."""
     events: RankTimeline | None = None
     """Its single events, for the page; None if they were not kept."""
@@ -257,13 +256,11 @@ def _measure_rank(
     inside_launch_ns = idle_inside_launches(api, gpu_events, idle_gaps)
     longest_gaps = name_next_events(idle_gaps.top_k(MAX_GAPS_PER_RANK, by="ns"), gpu_events)
     rows = None if by is None else rank_rows(rank, gpu_events, by, lanes=lanes)
-    window_gaps = idle_gaps.select("next", "launch_bound_ns", "warm_up_ns")
-
     idle_causes = {cause: int(idle_gaps[f"{cause}_ns"].sum()) for cause in IDLE_CAUSES}
 
-    # Each step, if there are several. The window's lanes and gaps go first: those of the steps take as much memory.
+    # Each step, if there are several. The window's lanes go first: those of the steps take as much memory.
     if len(steps) > 1:
-        del lanes, idle_gaps
+        del lanes
         lanes = Lanes.of(gpu_events, parts=len(steps), part="part")
         by_step = _measure_parts(work, lanes, "part", recording)
 
@@ -285,7 +282,6 @@ def _measure_rank(
         reload=reload_events(gpu_events, stretches),
         stretches=stretches,
         decode_steps=find_decode_steps(rank.events if ROLLOUT in stretches["phase"] else EVENTS.to_frame()),
-        pipeline=None,
         products=product_table,
         rates=rates,
         experts=measure_expert_work(gpu_events),
@@ -301,7 +297,7 @@ def _measure_rank(
             rank.events,
             gpu_events,
             steps,
-            window_gaps,
+            idle_gaps,
             np.array([budget.compute_ns for budget in by_step.budgets], np.int64),
             texts=work.texts,
         ),

@@ -10,7 +10,7 @@ from there with the GPU event whose end released the host.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import msgspec
@@ -73,11 +73,11 @@ class PathTables:
     source: Source
     steps: pl.DataFrame
     """``align.steps.STEPS``; the row is the part."""
-    path: pl.DataFrame = field(default_factory=PATH_PIECES.to_frame)
+    path: pl.DataFrame
     """Pieces that the critical path may run through."""
-    launches_known: bool = True
+    launches_known: bool
     """False if no GPU event has its launch in the file."""
-    graph_events: pl.DataFrame | None = None
+    graph_events: pl.DataFrame | None
     """Its GPU events with what each waited for (``critical_path.graph.RANK_EVENTS``); None if not asked for."""
 
 
