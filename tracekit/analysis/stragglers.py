@@ -161,10 +161,7 @@ def explain_stragglers(
     figures = _rank_steps(ranks, clocks, tokens)
     if not _numbered_alike(ranks, figures):
         reason = "without marks, the ranks' recordings begin in different steps, which cannot be compared"
-        rows = [
-            Straggler(**row, kind=None, steps=[], late_ns=0, why=[_unknown(row["caused_ns"], reason)])
-            for row in stragglers.to_dicts()
-        ]
+        rows = [Straggler(**row, why=[_unknown(row["caused_ns"], reason)]) for row in stragglers.to_dicts()]
         return Stragglers(tuple(rows))
     pairs = _pair_waits(operations)
     is_message = pl.col("label") == "pp_comm"  # ranks of a pipeline wait for each other by design: apart from the rest
@@ -475,7 +472,7 @@ def _explanation(
     caused, waited_ns, steps = row["caused_ns"], row["wait_ns"], row["recorded_steps"] or 0
     if waited_ns is None:
         reason = f"never later than others by {MIN_LATE_SHARE:.0%} of a step"
-        return {"kind": None, "steps": [], "late_ns": 0, "why": [_unknown(caused, reason)]}
+        return {"why": [_unknown(caused, reason)]}
     late_steps = row["steps"]
     when = {"kind": _kind(len(late_steps), steps), "steps": late_steps, "late_ns": round(row["late_ns"])}
     when |= {"worst_step": row["worst_step"], "worst_ns": row["worst_ns"]}
