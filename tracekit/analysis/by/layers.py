@@ -215,16 +215,15 @@ def _layer_frames(chunks: Sequence[_Chunk], host: Host, *, reverse: bool) -> pl.
         start_ns, end_ns = edge_ns[:-1], edge_ns[1:]
         if (start_ns >= end_ns).any():  # one launch of all layers, as of a graph: no time separates them
             continue
-        layer = np.arange(layers.count)
-        frames = pl.DataFrame(
-            {
-                "tid": edge_kernels["launch_tid"].fill_null(-1).to_numpy()[:-1],
-                "start_ns": start_ns,
-                "end_ns": end_ns,
-                "layer": layer[::-1] if reverse else layer,
-            }
+        layer = pl.Series(np.arange(layers.count))
+        frames = edge_kernels[:-1].select(
+            tid=pl.col("launch_tid").fill_null(-1),
+            start_ns=start_ns,
+            end_ns=end_ns,
+            layer=layer.reverse() if reverse else layer,
+            stage=pl.lit(chunk.stage, pl.Int64),
         )
-        parts.append(frames.with_columns(stage=pl.lit(chunk.stage, pl.Int64)).cast(LAYER_FRAMES))
+        parts.append(frames.cast(LAYER_FRAMES))
     return pl.concat(parts)
 
 
