@@ -124,9 +124,7 @@ class Pieces(msgspec.Struct, frozen=True, eq=False):
             rows = pieces[order[rank_index[order] == index]] - self.first[index]
             tables.append(self.parts[index].path.select(columns)[rows])
         # The tables follow each other in *order*: put the rows back into the order of *pieces*.
-        position = np.empty(len(order), np.int64)
-        position[order] = np.arange(len(order))
-        return pl.concat(tables)[position]
+        return pl.concat(tables)[np.argsort(order)]
 
 
 class Arrivals(msgspec.Struct, frozen=True, eq=False):

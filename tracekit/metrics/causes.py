@@ -286,10 +286,7 @@ def _judge(rank: Rank, start: Ints, end: Ints, owner: Ints) -> tuple[Ints, Ints]
 
 def _pick(rows: Ints, at: Ints) -> Ints:
     """Return rows[at], -1 where *at* is outside."""
-    if not len(rows):
-        return np.full(len(at), -1, np.int64)
-    inside = (at >= 0) & (at < len(rows))
-    return np.where(inside, rows[np.clip(at, 0, len(rows) - 1)], -1)
+    return np.append(rows, -1)[np.where((at >= 0) & (at < len(rows)), at, -1)]
 
 
 def _walk(rank: Rank, row: Ints, start: Ints, end: Ints) -> tuple[Ints, Ints]:
