@@ -13,7 +13,7 @@ import pytest
 
 from tests.kept import labelled_of
 from tracekit import analyze
-from tracekit.align.clock_bounds import differences
+from tracekit.align.clock_bounds import Compared
 from tracekit.align.clocks import align
 from tracekit.align.matching import match
 from tracekit.classify import classify
@@ -70,7 +70,8 @@ def ranks_of(table):
 
 def fastest(table, rank):
     """The fastest transfer between *rank* and another, start of send to end of receive; no less than 0.1 ms."""
-    each = differences(table).filter((pl.col("low") == rank) | (pl.col("high") == rank))
+    compared = Compared.of(table)
+    each = compared.table(*compared.pairs()).filter((pl.col("low") == rank) | (pl.col("high") == rank))
     least = [*each.filter("is_most")["most_ns"], *(-each.filter("is_least")["least_ns"])]
     durations = table.filter(pl.col("rank") == rank)["transfer_ns"]
     return max(min(least), 100_000) if least else durations.min()

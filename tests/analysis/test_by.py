@@ -51,13 +51,18 @@ def labelled():
     return classify(rank().events.filter(pl.col("kind") != "python"))
 
 
+def layers_by_repetition(events, gpu_events):
+    positions, _ = repeated_positions(events, gpu_events)
+    return positions["layer"].fill_null(-1).to_numpy()
+
+
 def layers_of(events):
     """The layer of every GPU event, -1 where it has none, and what says so."""
     gpu_events = classify(events)
     source = gpu_events["layer_from"].drop_nulls()
     if len(source):
         return gpu_events["layer"].fill_null(-1).to_numpy(), source[0]
-    return repeated_positions(events, gpu_events).layer, "repetition"
+    return layers_by_repetition(events, gpu_events), "repetition"
 
 
 def without_frames():
@@ -89,7 +94,7 @@ def test_without_sequence_numbers_the_backward_repeats_in_reverse():
     stack, _ = layers_of(rank().events)
     events = without_frames().with_columns(sequence=pl.lit(None, pl.Int64))
     mute = labelled().with_columns(autograd_sequence=pl.lit(None, pl.Int64))
-    mine = repeated_positions(events, mute).layer
+    mine = layers_by_repetition(events, mute)
     placed = mine >= 0
     assert (mine[placed] == stack[placed]).mean() > 0.9  # where a backward's layers begin is known to a few kernels
     heavy = placed & labelled()["name"].cast(pl.String).str.contains("nvjet").to_numpy()
@@ -261,7 +266,7 @@ def test_communication_belongs_to_layers_that_each_launch_their_own(labelled_lay
     ]  # fmt: skip
     kernels = labelled_layers([3])[0].with_columns(launch_tid=pl.lit(1, pl.Int64))  # a layer is launched in 40 ns
     events = pl.concat([kernels, conform(pl.DataFrame(gathers), LABELLED)])
-    assert repeated_positions(EVENTS.to_frame(), events).layer[-3:].tolist() == layers
+    assert layers_by_repetition(EVENTS.to_frame(), events)[-3:].tolist() == layers
 
 
 @pytest.fixture

@@ -150,8 +150,8 @@ def alternate(grow, fall, *, kinds="FFFFBBBB", passing=0):
 
 
 def test_a_chunk_grows_by_its_forward_and_falls_by_its_backward():
-    assert measure_chunk_memory(*alternate(20, 20)) == ChunkMemory(20, 20, 100, 0, 0, 4, 6)
-    assert measure_chunk_memory(*alternate(20, 20, passing=500)) == ChunkMemory(20, 20, 100, 500, 500, 4, 6)
+    assert measure_chunk_memory(*alternate(20, 20)) == ChunkMemory(20, 20, 100, 0, 0, 4)
+    assert measure_chunk_memory(*alternate(20, 20, passing=500)) == ChunkMemory(20, 20, 100, 500, 500, 4)
 
 
 def test_a_backward_in_two_counts_as_one():
@@ -162,7 +162,7 @@ def test_a_backward_in_two_counts_as_one():
 def test_cells_beside_each_other_are_not_measured():
     own, rows = alternate(20, 20)
     beside = rows.with_columns(last_ns=pl.col("launch_ns") + 15)
-    assert measure_chunk_memory(own, beside) == ChunkMemory(None, None, 100, 0, 0, 4, 0)
+    assert measure_chunk_memory(own, beside) == ChunkMemory(None, None, 100, 0, 0, 4)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
 """Row numbers or codes. There are many of them, and no trace has as many rows as 32 bits can count."""
+Floats = npt.NDArray[np.float64]
 AnyInts = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 
 

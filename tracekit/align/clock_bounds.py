@@ -18,10 +18,9 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
-from tracekit._util.arrays import Bools, Int32s, Ints, is_in_sorted
+from tracekit._util.arrays import Bools, Floats, Int32s, Ints, is_in_sorted
 from tracekit._util.categories import CategoryColumn
 from tracekit._util.columns import to_int64
 
@@ -52,8 +51,6 @@ MAX_MEMBERS_FOR_ALL_PAIRS = 8
 """Members of a match up to which all of them are compared with each other."""
 ROWS_AT_ONCE = 1 << 17
 """Comparisons of two ranks' operations that are reduced together, to limit the memory for them."""
-
-Floats = npt.NDArray[np.float64]
 
 
 class ClockBounds(msgspec.Struct, frozen=True):
@@ -87,19 +84,8 @@ class ClockBounds(msgspec.Struct, frozen=True):
         return abs(self.offset_ns) / max(self.width_ns, 1)
 
 
-def differences(members: pl.DataFrame) -> pl.DataFrame:
-    """Return the members of each match against each other (in a large match: the lowest rank and the next lower one).
-
-    ``low``, ``high``: the two ranks; ``ends_ns``, ``most_ns``, ``least_ns``: how far high's end lies behind low's end,
-    high's end behind low's start, and high's start behind low's end; the last two are bounds of the clocks' difference
-    where ``is_most`` and ``is_least`` say so. ``alone``: a message that has its kernels for itself on both sides.
-    """
-    compared = _Compared.of(members)
-    return compared.table(*compared.pairs())
-
-
-class _Compared(msgspec.Struct, frozen=True, eq=False):
-    """Members match by match, ranks ascending, and which of them bound clocks."""
+class Compared(msgspec.Struct, frozen=True, eq=False):
+    """Members match by match, ranks ascending, and which of them bound clocks; to be compared with each other."""
 
     members: pl.DataFrame
     match: Ints
@@ -108,7 +94,8 @@ class _Compared(msgspec.Struct, frozen=True, eq=False):
     meets: Bools
 
     @classmethod
-    def of(cls, members: pl.DataFrame) -> _Compared:
+    def of(cls, members: pl.DataFrame) -> Compared:
+        """Sort the members and look for those that bound clocks."""
         members = _without_unnamed(members)
         match, rank = members["match"].to_numpy(), members["rank"].to_numpy()
         step = np.diff(match)
@@ -156,7 +143,13 @@ class _Compared(msgspec.Struct, frozen=True, eq=False):
             yield low[order[begin:]], high[order[begin:]]
 
     def table(self, low: Int32s, high: Int32s) -> pl.DataFrame:
-        """Return what the members *low* and *high* tell (see ``differences``)."""
+        """Return the differences between pairs of members.
+
+        ``low``, ``high``: the two ranks; ``ends_ns``, ``most_ns``, ``least_ns``: how far high's end lies behind low's
+        end, high's end behind low's start, and high's start behind low's end; the last two are bounds of the clocks'
+        difference where ``is_most`` and ``is_least`` say so. ``alone``: a message that has its kernels for itself on
+        both sides.
+        """
         start, end, rank, sends = (self.members[c] for c in ("start_ns", "end_ns", "rank", "sends"))
         low_sends, meets = sends.gather(low), self.meets[high]
         sent, heard = low_sends.fill_null(False).to_numpy(), sends.gather(high).fill_null(False).to_numpy()
@@ -203,7 +196,7 @@ def find_clock_bounds(members: pl.DataFrame) -> list[ClockBounds]:
     >>> bounds.offset_ns, bounds.least_ns, bounds.most_ns
     (95, 70, 120)
     """
-    compared = _Compared.of(members)
+    compared = Compared.of(members)
     return [bounds for low, high in compared.by_pair() for bounds in _reduce(compared.table(low, high))]
 
 

@@ -66,17 +66,8 @@ class Clocks:
         """Return *frame*, which has a column ``rank``, with the times in *columns* on the common clock."""
         if self.still:
             return frame
-        joined = frame.join(
-            self.table.select("rank", _offset="offset_ns", _ppm="drift_ppm"),
-            on="rank",
-            how="left",
-            maintain_order="left",
-        )
-        moved = [(pl.col(c) - pl.col("_offset").fill_null(0)).alias(c) for c in columns]
-        drifted = [
-            (pl.col(c) - ((pl.col(c) - self.origin_ns) * _RATE).round().cast(pl.Int64)).alias(c) for c in columns
-        ]
-        return joined.with_columns(moved).with_columns(drifted).drop("_offset", "_ppm")
+        offset, rate = self._each(frame["rank"].to_numpy())
+        return frame.with_columns(self._moved(columns, pl.Series(offset), pl.Series(rate)))
 
     def uncertainty_between(self, ranks: npt.NDArray[np.integer[Any]], others: npt.NDArray[np.integer[Any]]) -> Ints:
         """Return how far a time difference between each of *ranks* and the other one may be off.
@@ -130,10 +121,10 @@ class Clocks:
         >>> pl.DataFrame({"start_ns": [60, 70]}).with_columns(clocks.moved(1, "start_ns"))["start_ns"].to_list()
         [10, 20]
         """
-        offset, rate = self._of(rank)
+        return self._moved(columns, *self._of(rank))
+
+    def _moved(self, columns: Iterable[str], offset: int | pl.Series, rate: float | pl.Series) -> list[pl.Expr]:
         common = [pl.col(column) - offset for column in columns]
-        if not rate:
-            return common
         return [time - ((time - self.origin_ns) * (rate / (1 + rate))).round().cast(pl.Int64) for time in common]
 
     def to_common(self, rank: int, times: Ints) -> Ints:
@@ -167,9 +158,6 @@ class Clocks:
     def _moves(self) -> dict[int, tuple[int, float]]:
         rows = self.table.select("rank", "offset_ns", "drift_ppm").iter_rows()
         return {rank: (offset, (ppm or 0.0) / 1e6) for rank, offset, ppm in rows if offset is not None}
-
-
-_RATE = pl.col("_ppm").fill_null(0.0) / (1e6 + pl.col("_ppm").fill_null(0.0))
 
 
 def align(members: pl.DataFrame, ranks: Iterable[int]) -> Clocks:

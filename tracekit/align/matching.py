@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit._util.arrays import Bools, Ints
+from tracekit._util.arrays import Bools, Floats, Ints
 from tracekit._util.categories import CategoryColumn
 from tracekit._util.columns import present, to_int64
 from tracekit._util.text import counted, ranks_named
@@ -107,11 +107,9 @@ def match(operations: pl.DataFrame, *, by_step: bool = True) -> Matching:
     channel, channels = _channels(operations)
     sides = _Sides.of(operations, channel, by_step=by_step)
     sequences = _Sequences.of(sides)
-    recorded = ~(operations["id"] < 0).fill_null(False).to_numpy()[sides.row]
-    meets = CategoryColumn.from_series(operations["what"]).matches(MEETS)
     nameless = (channels["group"].is_null() & channels["group_ranks"].is_null()).to_numpy()[channel[sides.row]]
-    comparable = recorded & (~nameless | (sides.sends >= 0))
-    position, uneven = sequences.positions(), sequences.uneven(sides, comparable, meets)
+    comparable = sides.recorded & (~nameless | (sides.sends >= 0))
+    position, uneven = sequences.positions(), sequences.uneven(sides, comparable)
 
     def members(position: Ints, kept: Ints) -> pl.DataFrame:
         ordered, number = _number_matches(sides, position, kept)
@@ -121,12 +119,12 @@ def match(operations: pl.DataFrame, *, by_step: bool = True) -> Matching:
     if len(uneven):
         # Keys in which all ranks recorded the same sequence say how the clocks stand; then the others are aligned.
         in_uneven_key = np.isin(sides.key, sides.key[sequences.order[sequences.first[uneven]]])
-        clocks = align(members(position, np.flatnonzero(~in_uneven_key & recorded)), np.unique(sides.rank).tolist())
-        position = _align_uneven(
-            sides, sequences, uneven, recorded=recorded, position=position, clocks=clocks, meets=meets
+        clocks = align(
+            members(position, np.flatnonzero(~in_uneven_key & sides.recorded)), np.unique(sides.rank).tolist()
         )
+        position = _align_uneven(sides, sequences, uneven, position, clocks)
         notices += _uneven_notices(sides, sequences, uneven, position)
-    placed = np.flatnonzero((position >= 0) & recorded)
+    placed = np.flatnonzero((position >= 0) & sides.recorded)
     kept, disagreeing = _drop_disagreeing(sides, position, placed, nameless, channels["what"].gather(channel))
     return Matching(members(position, kept), (*notices, *disagreeing))
 
@@ -192,8 +190,10 @@ class _Sides(msgspec.Struct, frozen=True, eq=False):
     sends: npt.NDArray[np.int8]
     """1 of a message that is sent, 0 of one that is received, -1 of a collective."""
     peer: npt.NDArray[np.int32]
+    recorded: Bools
+    """Whether the kernel was recorded, and not only launched."""
     start: Ints
-    """Of each operation, not of each side; as are the next five."""
+    """Of each operation, not of each side; as are the next six."""
     end: Ints
     order: Ints
     step: Ints
@@ -201,6 +201,8 @@ class _Sides(msgspec.Struct, frozen=True, eq=False):
     """-1 if unknown."""
     carried: Ints
     """Messages in the kernel; 1 of a collective."""
+    meets: Bools
+    """Whether the operation ends nowhere before all have begun."""
 
     @classmethod
     def of(cls, operations: pl.DataFrame, channel: Ints, *, by_step: bool) -> _Sides:
@@ -223,7 +225,9 @@ class _Sides(msgspec.Struct, frozen=True, eq=False):
         pair = np.where(sends > 0, own * most + other, other * most + own)  # who sends, then who receives
         key = _dense(bucket * most * most + np.where(sends < 0, 0, pair))
         size, carried = to_int64(operations["bytes"], -1), np.bincount(row, minlength=len(ranks))
-        return cls(row, rank, key, sends, peer, start, end, order, step, size, carried)
+        recorded = ~(operations["id"] < 0).fill_null(False).to_numpy()[row]
+        meets = what.matches(MEETS)
+        return cls(row, rank, key, sends, peer, recorded, start, end, order, step, size, carried, meets)
 
 
 def _dense(values: Ints) -> Ints:
@@ -237,8 +241,6 @@ def _split_by_sequence(bucket: Ints, channel: Ints, operations: pl.DataFrame, p2
     The number counts a group's collectives from its creation on, alike on all ranks, so that it replaces the step.
     Messages are counted by each side on its own and are left alone.
     """
-    if "collective_seq" not in operations.columns:  # tables of a store of version 0.1.0
-        return bucket
     number = operations["collective_seq"]
     if number.null_count() == len(number):
         return bucket
@@ -313,14 +315,10 @@ class _Sequences(msgspec.Struct, frozen=True, eq=False):
         references: list[int] = np.flatnonzero(is_longest)[:MAX_REFERENCES].tolist()
         return references
 
-    def uneven(self, sides: _Sides, comparable: Bools, meets: Bools) -> Ints:
+    def uneven(self, sides: _Sides, comparable: Bools) -> Ints:
         """Return the sequences that have fewer sides than their reference, some of other sizes, or some out of place.
 
-        Args:
-            sides: All sides.
-            comparable: Whether each side's end is known and its group named.
-            meets: Whether each operation ends nowhere before all have begun.
-
+        *comparable* tells whether each side's end is known and its group named.
         """
         shorter = self.length < self.length[self.reference]
         # Counterpart of each side if both sequences are complete; a side of a shorter sequence is its own.
@@ -333,7 +331,7 @@ class _Sequences(msgspec.Struct, frozen=True, eq=False):
         # Sizes of an exchange may differ everywhere (every rank sends another amount): that says nothing about order.
         has_other_sizes = (differs > 0) & (differs * 2 < self.length)
         row = sides.row[self.order]
-        duration = np.where(meets[row], sides.end[row] - sides.start[row], NO_BOUND_NS)
+        duration = np.where(sides.meets[row], sides.end[row] - sides.start[row], NO_BOUND_NS)
         displaced = self._displaced(sides.end[row], duration, comparable[self.order], sequence, counterpart)
         return np.flatnonzero(shorter | has_other_sizes | displaced)
 
@@ -375,19 +373,15 @@ class _Sequences(msgspec.Struct, frozen=True, eq=False):
         return median
 
 
-def _align_uneven(
-    sides: _Sides, sequences: _Sequences, uneven: Ints, *, recorded: Bools, position: Ints, clocks: Clocks, meets: Bools
-) -> Ints:
+def _align_uneven(sides: _Sides, sequences: _Sequences, uneven: Ints, position: Ints, clocks: Clocks) -> Ints:
     """Return the positions with those of *uneven* sequences aligned to their reference; -1 for a side without partner.
 
     Args:
         sides: All sides.
         sequences: Their sequences.
         uneven: Sequences to align.
-        recorded: Whether each side's kernel was recorded.
         position: Position of each side in its own sequence.
         clocks: Clocks of the ranks, as far as the other sequences tell them.
-        meets: Whether each operation ends nowhere before all have begun.
 
     """
     position, others = position.copy(), _count_others(sides, sequences, uneven)
@@ -397,9 +391,7 @@ def _align_uneven(
         own_sides = sequences.rows(sequence)
         rank = int(sides.rank[own_sides[0]])
         own, *references = (
-            Sequence.of(
-                sides, sequences.rows(some), clocks, recorded=recorded, others=others, meets=meets, against=rank
-            )
+            Sequence.of(sides, sequences.rows(some), others, clocks, against=rank)
             for some in (sequence, *sequences.references(sequence, with_holes))
         )
         same_length = len(own.size) == len(references[0].size)
@@ -462,9 +454,7 @@ class Sequence(msgspec.Struct, frozen=True, eq=False):
     """How far the clock may be off from that of the sequence that is aligned with this one."""
 
     @classmethod
-    def of(
-        cls, sides: _Sides, some: Ints, clocks: Clocks, *, recorded: Bools, others: Ints, meets: Bools, against: int
-    ) -> Sequence:
+    def of(cls, sides: _Sides, some: Ints, others: Ints, clocks: Clocks, *, against: int) -> Sequence:
         """Return the sequence of *some* sides of one rank, to be aligned with one of the rank *against*."""
         row, rank = sides.row[some], sides.rank[some[:1]]
         start, end = (clocks.to_common(int(rank[0]), times[row]) for times in (sides.start, sides.end))
@@ -476,9 +466,9 @@ class Sequence(msgspec.Struct, frozen=True, eq=False):
             sides.bytes[row],
             others[some],
             alone,
-            recorded[some],
+            sides.recorded[some],
             sends,
-            bool(meets[row[0]]),
+            bool(sides.meets[row[0]]),
             uncertainty_ns,
         )
 
@@ -527,7 +517,7 @@ def align_sequences(own: Sequence, references: list[Sequence]) -> Ints:
     return _certain_partners(cost_if_moved, shifts, length) if 2 * lowest_if_moved < lowest else partners
 
 
-def _pair_costs(own: Sequence, references: list[Sequence], partner: Ints, likely: Bools) -> npt.NDArray[np.float64]:
+def _pair_costs(own: Sequence, references: list[Sequence], partner: Ints, likely: Bools) -> Floats:
     """Return the cost of pairing each operation with each *partner*: the lowest over the references.
 
     The cost of times that do not fit grows with the logarithm of the misfit, in units of what is usual: a pair whose
@@ -537,7 +527,7 @@ def _pair_costs(own: Sequence, references: list[Sequence], partner: Ints, likely
     misfit_ns = np.min(misfits, axis=0)
     best_ns = np.where(likely, misfit_ns, np.iinfo(np.int64).max).min(axis=1)
     noise_ns = max(float(np.median(best_ns)), references[0].usual_interval_ns * MIN_NOISE_TO_INTERVAL)
-    cost: npt.NDArray[np.float64] = np.log1p(misfit_ns / noise_ns)
+    cost: Floats = np.log1p(misfit_ns / noise_ns)
     size = own.size[:, None]
     sizes_differ = [(size != r.size[partner]) & (size >= 0) & (r.size[partner] >= 0) for r in references]
     cost += SKIP_COST * np.all(sizes_differ, axis=0) + IMPOSSIBLE_COST * np.any(impossible, axis=0)
@@ -586,7 +576,7 @@ def _likely_offset(own: Sequence, other: Sequence, partner: Ints, likely: Bools)
     return int(middle[many[np.argmin(np.abs(middle[many]))]])
 
 
-def _certain_partners(cost: npt.NDArray[np.float64], shifts: Ints, other_length: int) -> Ints:
+def _certain_partners(cost: Floats, shifts: Ints, other_length: int) -> Ints:
     """Return the partner of each operation in the cheapest alignment that keeps the order; -1: none.
 
     An operation that has another partner in an alignment that costs little more has none either. Two operations that
@@ -618,7 +608,7 @@ def _certain_partners(cost: npt.NDArray[np.float64], shifts: Ints, other_length:
     return np.where(is_certain & (claims[number] == 1), partner, -1)
 
 
-def _least_costs(cost: npt.NDArray[np.float64], shifts: Ints) -> npt.NDArray[np.float64]:
+def _least_costs(cost: Floats, shifts: Ints) -> Floats:
     """Return in [i, k] the lowest cost of aligning what comes before i and before i + shifts[k] of the other."""
     index = np.arange(len(shifts))
     # Before the first operation, a shift of k means that k operations of the other sequence were skipped.

@@ -17,15 +17,10 @@ from itertools import permutations, product
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
-from tracekit._util.arrays import as_int64
+from tracekit._util.arrays import Bools, Floats, Ints, as_int64
 from tracekit.align.clock_bounds import MAX_ACKNOWLEDGE_NS
-
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
-Floats = npt.NDArray[np.float64]
 
 MESSAGES = pl.Schema(
     {

@@ -9,6 +9,7 @@ one answer.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 
 import numpy as np
@@ -53,9 +54,7 @@ def parse_steps(asked: Steps) -> str:
     """
     parts = [part.strip() for part in _as_text(asked).split(",")]
     for part in parts:
-        ends = part.split(":")
-        whole = len(ends) <= 2 and any(ends)
-        if not whole or not all(_integer(end) for end in ends if end or len(ends) == 1):
+        if not re.fullmatch(r"-?\d+(:(-?\d+)?)?|:-?\d+", part):
             raise OptionError(f"steps: cannot read {part!r}", hint="write 3, 2:4, 1:, :-1 or 2,5")
     return ",".join(parts)
 
@@ -95,10 +94,6 @@ def select_steps(present: list[int], text: str | None) -> list[int]:
         hint = f"the trace has steps {present_steps}" if present else "the trace has no step marks: leave --steps out"
         raise OptionError(f"steps: {text} selects none", hint=hint)
     return sorted(chosen)
-
-
-def _integer(text: str) -> bool:
-    return text.removeprefix("-").isdigit()
 
 
 def _number(text: str, present: list[int]) -> int | None:
@@ -232,20 +227,10 @@ def _place_unlaunched(labelled: pl.DataFrame) -> pl.DataFrame:
 
 def _table(kept: pl.DataFrame, present: list[int]) -> pl.DataFrame:
     """Return the STEPS table; a first or last recorded step with under half the usual events is partial."""
-    part, start, end = (kept[name].to_numpy() for name in ("part", "start_ns", "end_ns"))
-    order = np.argsort(part, kind="stable")
-    first = np.flatnonzero(np.diff(part[order], prepend=-1))
-    begin, until = np.minimum.reduceat(start[order], first), np.maximum.reduceat(end[order], first)
-    table = pl.DataFrame(
-        {
-            "part": part[order[first]],
-            "step": kept["step"][order[first]],
-            "start_ns": begin,
-            "end_ns": until,
-            "events": np.diff(first, append=len(order)),
-            "span_ns": until - begin,
-        }
+    table = kept.group_by("part").agg(
+        pl.col("step").first(), pl.col("start_ns").min(), pl.col("end_ns").max(), events=pl.len().cast(pl.Int64)
     )
+    table = table.sort("part").with_columns(span_ns=pl.col("end_ns") - pl.col("start_ns"))
     at_edge = pl.col("step").is_in(present[:1] + present[-1:]) if present else pl.lit(False)
     few = pl.col("events") * 2 < pl.col("events").median() if len(table) > 2 else pl.lit(False)
     return conform(table.with_columns(partial=at_edge & few), STEPS)

@@ -42,9 +42,8 @@ STRAGGLERS = pl.Schema(
 def with_waits(members: pl.DataFrame, clocks: Clocks) -> pl.DataFrame:
     """Return the members of matched operations with their waits on aligned clocks.
 
-    Adds ``last`` (row of the member it waited for, see ``last_awaited``), ``late_ns`` (time after the arrival of the
-    first member) and ``uncertainty_ns`` (how far the clocks of this rank and the last one may be off; null:
-    nothing bounds it).
+    Adds ``last`` (row of the member it waited for, see ``last_awaited``) and ``late_ns`` (time after the arrival of the
+    first member).
 
     >>> from tracekit.align.matching import MEMBERS
     >>> from tracekit.schema import conform
@@ -55,8 +54,7 @@ def with_waits(members: pl.DataFrame, clocks: Clocks) -> pl.DataFrame:
     [(1, 70, False), (1, 0, False), (2, 0, False), (2, 50, False)]
     """
     if members.is_empty():
-        integers = dict.fromkeys(("last", "late_ns", "uncertainty_ns"), pl.lit(None, pl.Int64))
-        return members.with_columns(**integers)
+        return members.with_columns(last=pl.lit(None, pl.Int64), late_ns=pl.lit(None, pl.Int64))
     match, rank = members["match"].to_numpy(), members["rank"].to_numpy()
     duration = members["end_ns"].to_numpy() - members["start_ns"].to_numpy()
     start = clocks.to_common_each(rank, members["start_ns"].to_numpy())
@@ -81,7 +79,6 @@ def with_waits(members: pl.DataFrame, clocks: Clocks) -> pl.DataFrame:
         late_ns=pl.Series(start - start[first]),
         wait_ns=pl.Series(np.where(is_bound, at_most, by_arrival)),
         wait_is_bound=pl.Series(is_bound),
-        uncertainty_ns=pl.when(pl.Series(uncertainty < NO_BOUND_NS)).then(pl.Series(uncertainty)),
     )
 
 

@@ -5,7 +5,7 @@ Both steps are pure functions. The same analysis can therefore run in one proces
 """
 
 from tracekit.analysis.measured import Measured, RankResult
-from tracekit.analysis.persistence import SavedAnalysis, SavedSchedule, read_analysis
+from tracekit.analysis.persistence import SavedAnalysis, read_analysis
 from tracekit.analysis.result import Analysis, Plots
 
-__all__ = ["Analysis", "Measured", "Plots", "RankResult", "SavedAnalysis", "SavedSchedule", "read_analysis"]
+__all__ = ["Analysis", "Measured", "Plots", "RankResult", "SavedAnalysis", "read_analysis"]

@@ -37,6 +37,7 @@ from tracekit.critical_path.path import CriticalPath, join_cells
 from tracekit.documents.analysis import Bubble, ChangedStep, Phase
 from tracekit.documents.coding import table_schema
 from tracekit.errors import InputError, Notice
+from tracekit.metrics.bandwidth import COPIES
 from tracekit.metrics.causes import causes_by_event
 from tracekit.metrics.operations import may_be_message, may_be_of_pipeline
 from tracekit.metrics.overlap import combine_overlap_costs
@@ -188,7 +189,7 @@ def _shown_path(
     critical = communication.critical
     if comparison is not None:
         critical = join_cells(critical, comparison)
-    return critical.because(ranks, communication.operations)
+    return critical.because({rank.source.rank: rank.window.exposed for rank in ranks}, communication.operations)
 
 
 def _events_with_causes(ranks: Sequence[RankTables], operations: pl.DataFrame) -> tuple[RankTimeline, ...]:
@@ -293,7 +294,7 @@ def run_tables(
         "budget": lambda: _budget_table(results),
         "labels": lambda: _window_and_steps(ranks, "labels"),
         "hidden": lambda: _window_and_steps(ranks, "hidden"),
-        "copies": lambda: _window_and_steps(ranks, "copies", with_steps=False),
+        "copies": lambda: _copy_table(ranks),
         "bubbles": lambda: _bubble_table(results),
         "phases": lambda: _phase_table(results),
         "operations": lambda: operations.drop("part", "order_ns").cast({pl.Categorical: pl.String}),
@@ -311,18 +312,22 @@ def _rank_first(table: pl.DataFrame) -> pl.DataFrame:
 
 
 def _gap_table(ranks: Sequence[RankTables]) -> pl.DataFrame:
-    gaps = pl.concat([rank.gaps for rank in ranks]).drop("part")
-    return _rank_first(gaps).sort("ns", descending=True)
+    return _rank_first(pl.concat([rank.gaps for rank in ranks])).sort("ns", descending=True)
 
 
-def _window_and_steps(ranks: Sequence[RankTables], name: str, *, with_steps: bool = True) -> pl.DataFrame:
+def _copy_table(ranks: Sequence[RankTables]) -> pl.DataFrame:
+    copies = concat_ranks({rank.source.rank: rank.copies for rank in ranks}, COPIES)
+    return copies.select("rank", pl.lit(None, pl.Int64).alias("step"), pl.exclude("rank"))
+
+
+def _window_and_steps(ranks: Sequence[RankTables], name: str) -> pl.DataFrame:
     """Return a table of ``Measures`` for all ranks: the rows of the window, then those of each step if several."""
     frames = []
     for rank in ranks:
         number = pl.lit(rank.source.rank, pl.Int32).alias("rank")
         window: pl.DataFrame = getattr(rank.window, name)
         frames.append(window.select(number, pl.lit(None, pl.Int64).alias("step"), pl.exclude("part")))
-        if with_steps and rank.by_step is not rank.window:
+        if rank.by_step is not rank.window:
             # ``part`` counts the steps of a rank from 0; the table of steps gives each its number in the run.
             steps = rank.steps.select("step").with_row_index("part").with_columns(pl.col("part").cast(pl.Int64))
             by_step: pl.DataFrame = getattr(rank.by_step, name)

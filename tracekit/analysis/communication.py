@@ -62,14 +62,7 @@ class Communication(msgspec.Struct, frozen=True, eq=False):
         members = with_waits(matching.members, clocks)
         critical = critical_path(ranks, operations, members, clocks)
         graph = EventGraph.build(ranks, operations, members, clocks)
-        rates = run_rates(
-            [rank.products for rank in ranks],
-            [rank.rates for rank in ranks if rank.rates is not None],
-            [rank.experts for rank in ranks],
-            operations,
-            members,
-            ranks_per_node=ranks_per_node,
-        )
+        rates = run_rates(ranks, operations, members, ranks_per_node=ranks_per_node)
         stragglers = find_stragglers(members, clocks)
         members = members.select("match", "row", "rank", "last", "late_ns", "wait_ns", "wait_is_bound")
         waited = add_waits(operations, members, all_recorded=_all_recorded(ranks))
@@ -184,25 +177,18 @@ class RunRates(msgspec.Struct, frozen=True, eq=False):
 
 
 def run_rates(
-    products: Sequence[pl.DataFrame],
-    rates: Sequence[Rates],
-    experts: Sequence[pl.DataFrame],
-    operations: pl.DataFrame,
-    members: pl.DataFrame,
-    *,
-    ranks_per_node: int | None = None,
+    ranks: Sequence[RankTables], operations: pl.DataFrame, members: pl.DataFrame, *, ranks_per_node: int | None
 ) -> RunRates:
     """Return the rates of all ranks together.
 
     Args:
-        products: Each rank's matrix products (``metrics.rates.PRODUCTS``).
-        rates: Each rank's sums over its products.
-        experts: Each rank's work of experts (``metrics.experts.WORK``).
+        ranks: Tables of each rank.
         operations: Communication of all ranks.
         members: Its operations matched across ranks.
         ranks_per_node: Number of consecutive ranks on one machine; None if not known.
 
     """
+    rates = [rank.rates for rank in ranks]
     at_peak_ns = [rank_rates.at_peak_ns for rank_rates in rates]
     total = Rates(
         flop=sum(rank_rates.flop for rank_rates in rates),
@@ -212,10 +198,13 @@ def run_rates(
         at_peak_ns=sum(ns or 0.0 for ns in at_peak_ns) if at_peak_ns and None not in at_peak_ns else None,
         span_ns=sum(rank_rates.span_ns for rank_rates in rates),
     )
-    layers, cost = expert_cost(pl.concat([EXPERT_WORK.to_frame(), *experts]), operations, members)
+    layers, cost = expert_cost(
+        pl.concat([EXPERT_WORK.to_frame(), *(rank.experts for rank in ranks)]), operations, members
+    )
+    products = pl.concat([PRODUCTS.to_frame(), *(rank.products for rank in ranks)])
     return RunRates(
         total=total,
-        products=rated(_sum_products(pl.concat([PRODUCTS.to_frame(), *products]), _PRODUCT_KEYS)),
+        products=rated(_sum_products(products, _PRODUCT_KEYS)),
         communication=bandwidth(members, node=ranks_per_node),
         experts=measure_expert_balance(operations, members),
         expert_layers=layers,

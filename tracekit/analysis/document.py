@@ -135,10 +135,10 @@ def schedule_document(comparison: ScheduleComparison) -> documents.Schedule:
         stages_from=head.pipeline.stages_from,
         confidence=None if confidence is None else round(float(confidence), 3),
         by_rank=head.bubbles,
-        factors=_convert(comparison.factors, documents.Factors),
+        factors=msgspec.convert(comparison.factors, documents.Factors),
         lanes=rows(comparison.lanes, documents.Lane),
         positions=comparison.positions,
-        what_if=_convert(comparison.what_if, list[documents.WhatIf]),
+        what_if=list(comparison.what_if),
         pipelines=[
             documents.PipelineStep(
                 ranks=list(step.pipeline.ranks),
@@ -152,11 +152,6 @@ def schedule_document(comparison: ScheduleComparison) -> documents.Schedule:
             for step in comparison.all
         ],
     )
-
-
-def _convert(value: Any, document_type: type[Any]) -> Any:
-    """Return a result as the document whose fields are attributes of the same names."""
-    return msgspec.convert(value, document_type, from_attributes=True)
 
 
 def _figures(measured: Measured) -> dict[str, Any]:

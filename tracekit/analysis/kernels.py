@@ -58,8 +58,6 @@ def kernel_table(labelled: pl.DataFrame) -> pl.DataFrame:
 
 def mean_kernels(tables: Sequence[pl.DataFrame]) -> pl.DataFrame:
     """Return the mean of the ranks' ``KERNELS``, most time first."""
-    if not tables:
-        return KERNELS.to_frame()
     # In a fixed order, so that the sums of fractions do not depend on which worker finished first.
     grouped = pl.concat(tables).group_by(_KEYS, maintain_order=True)
     return grouped.agg(pl.sum("count", "ns") / len(tables)).sort("ns", *_KEYS, descending=[True, False, False, False])
@@ -144,7 +142,7 @@ def _longest_kernels(labelled: pl.DataFrame) -> pl.DataFrame:
 def run_reasons(reasons_by_rank: Sequence[pl.DataFrame], kernels: pl.DataFrame) -> pl.DataFrame:
     """Return the ranks' ``REASONS`` of the kernels with the most time in the run, most time first."""
     longest = kernels.top_k(MAX_KEYSS_EXPLAINED, by="ns").select(_KEYS)
-    reasons = pl.concat(reasons_by_rank) if reasons_by_rank else REASONS.to_frame()
+    reasons = pl.concat(reasons_by_rank)
     return reasons.join(longest, on=_KEYS, how="semi", nulls_equal=True).sort("ns", "rank", descending=[True, False])
 
 

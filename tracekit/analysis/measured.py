@@ -18,7 +18,6 @@ from tracekit.critical_path.path import CriticalPath
 from tracekit.intervals import Intervals, union
 from tracekit.metrics.budget import Bubble, Budget, find_exposed_waits
 from tracekit.metrics.causes import with_peers
-from tracekit.metrics.idle_gaps import CAUSE_COLUMNS
 from tracekit.metrics.label_intervals import COMPUTE_SET, EXPOSABLE_LABELS, LABEL_SETS
 from tracekit.metrics.operations import has_unknown_wait, has_unseen_messages, may_be_message
 from tracekit.metrics.overlap import ratio
@@ -134,16 +133,10 @@ def _sum(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     for part in parts:
         for key, value in part.items():
             values.setdefault(key, []).append(value)
-    return {key: _sum(own) if isinstance(own[0], Mapping) else _sum_or_none(own) for key, own in values.items()}
-
-
-def _sum_or_none(numbers: Sequence[int | None]) -> int | None:
-    total = 0
-    for number in numbers:
-        if number is None:
-            return None
-        total += number
-    return total
+    return {
+        key: _sum(own) if isinstance(own[0], Mapping) else None if None in own else sum(own)
+        for key, own in values.items()
+    }
 
 
 def _in_order(by_label: Mapping[str, Any]) -> dict[str, Any]:
@@ -210,7 +203,6 @@ def _rank_result(rank: RankTables, by_step: _Waits, window: _Waits, facts: _Know
     steps = rank.steps["step"].to_list() or [None]
     partial_steps = rank.steps["partial"].to_list() or [False]
     step_figures = _figures(rank.by_step, by_step, steps, facts)
-    idle_causes = next(rank.window.causes.iter_rows(named=True), {})
     return RankResult(
         rank=rank.source.rank,
         steps=tuple(step for step in steps if step is not None),
@@ -221,7 +213,7 @@ def _rank_result(rank: RankTables, by_step: _Waits, window: _Waits, facts: _Know
         phases=_phases(rank, by_step, steps, facts),
         instead=tuple(rank.instead.to_dicts()),
         inside_launch_ns=rank.inside_launch_ns,
-        idle_causes={name.removesuffix("_ns"): idle_causes.get(name, 0) for name in CAUSE_COLUMNS},
+        idle_causes=rank.idle_causes,
     )
 
 
@@ -363,7 +355,7 @@ def _phases(
     rank: RankTables, waits: _Waits, steps: Sequence[int | None], facts: _KnownFacts
 ) -> tuple[dict[str, Any], ...]:
     """Return the phases of each step with the bubble in them: idle time and exposed waiting of the pipeline."""
-    table = rank.by_step.phases
+    table = rank.phases
     scopes = waits.scopes(facts.rank_index)
     waits_known = facts.messages and waits.unknown.isdisjoint(scopes)
     start, end, part = (table[name].to_numpy() for name in ("start_ns", "end_ns", "part"))

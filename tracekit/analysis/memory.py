@@ -11,7 +11,8 @@ from msgspec.structs import replace
 
 from tracekit._util.columns import concat_ranks
 from tracekit.align.clocks import Clocks
-from tracekit.compare.what_if import TWO_STAGES_PER_RANK, WhatIf, microbatches_row
+from tracekit.compare.what_if import TWO_STAGES_PER_RANK, microbatches_row
+from tracekit.documents.analysis import WhatIf
 from tracekit.errors import ScheduleError
 from tracekit.metrics.memory import MEMORY_CURVE, RankMemory
 

@@ -30,7 +30,6 @@ from tracekit._version import __version__
 from tracekit.analysis.measured import Measured, RankResult
 from tracekit.analysis.result import BaseAnalysis, Tables
 from tracekit.analysis.tables import Measures, RankTables
-from tracekit.compare import WhatIf
 from tracekit.documents.analysis import AnalysisDocument, Figures, RankFigures, Schedule
 from tracekit.documents.coding import decode, encode, read_document, to_plain, to_plain_rows
 from tracekit.documents.store_manifest import TABLES_FORMAT, TablesDocument
@@ -44,29 +43,6 @@ from tracekit.reconstruct import RankPipeline
 _JSON_TABLES = ("stragglers", "kernels", "copies", "lanes", "critical_path")
 """Keys of the JSON object whose values are rows of a table."""
 ANALYZE_AGAIN = "write it again with analyze -o FILE.json"
-
-
-class SavedSchedule(msgspec.Struct, frozen=True, eq=False):
-    """The comparison of a run with its ideal, as read from JSON. Drawing it needs the traces.
-
-    >>> gap, orders = {"imbalance": 2, "unexplained": 1}, (("0F0", "0B0"),)
-    >>> saved = SavedSchedule("1f1b", 1, 1, 1, True, orders, measured_ns=33, ideal_ns=30, gap_ns=gap, what_if=())
-    >>> saved.measured_ns - saved.ideal_ns == sum(saved.gap_ns.values())
-    True
-    """
-
-    name: str
-    pp: int
-    microbatches: int
-    virtual: int
-    exact: bool
-    orders: tuple[tuple[str, ...], ...]
-    """Operations of each rank of the pipeline in the order they ran, such as ``0F3``."""
-    measured_ns: int
-    ideal_ns: int
-    gap_ns: Mapping[str, int] | None
-    """Parts of measured − ideal; None if the causes are not known."""
-    what_if: tuple[WhatIf, ...]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -87,7 +63,8 @@ class SavedAnalysis(BaseAnalysis):
     document: AnalysisDocument
     rank_results: tuple[RankResult, ...]
     tables: Mapping[str, pl.DataFrame]
-    schedule: SavedSchedule | None
+    schedule: Schedule | None
+    """The comparison of the run with its ideal, as the document has it. Drawing it needs the traces."""
     notices: tuple[Notice, ...]
     paths: tuple[str, ...]
 
@@ -100,7 +77,7 @@ class SavedAnalysis(BaseAnalysis):
             document=document,
             rank_results=tuple(_rank_result(rank) for rank in document.ranks),
             tables=Tables.of({name: pl.DataFrame(table, infer_schema_length=None) for name, table in rows.items()}),
-            schedule=None if document.schedule is None else _saved_schedule(document.schedule),
+            schedule=document.schedule,
             notices=tuple(document.warnings),
             paths=tuple(document.source.paths),
         )
@@ -132,21 +109,6 @@ def read_analysis(path: str | PathLike[str]) -> SavedAnalysis:
         return SavedAnalysis.of(document)
     except UnicodeEncodeError as error:  # paths may hold lone surrogates, names in tables may not
         raise InputError(f"{path}: a name in its tables is not Unicode text", hint=ANALYZE_AGAIN) from error
-
-
-def _saved_schedule(schedule: Schedule) -> SavedSchedule:
-    return SavedSchedule(
-        name=schedule.name,
-        pp=schedule.pp,
-        microbatches=schedule.microbatches,
-        virtual=schedule.virtual,
-        exact=schedule.exact,
-        orders=tuple(map(tuple, schedule.ranks)),
-        measured_ns=schedule.measured.makespan_ns,
-        ideal_ns=schedule.ideal.makespan_ns,
-        gap_ns=schedule.gap_ns,
-        what_if=msgspec.convert(schedule.what_if, tuple[WhatIf, ...], from_attributes=True),
-    )
 
 
 def _rank_result(rank: RankFigures) -> RankResult:

@@ -161,45 +161,31 @@ def explain_stragglers(
     figures = _rank_steps(ranks, clocks, tokens)
     if not _numbered_alike(ranks, figures):
         reason = "without marks, the ranks' recordings begin in different steps, which cannot be compared"
-        rows = [
-            Straggler(**row, kind=None, steps=[], late_ns=0, why=[_unknown(row["caused_ns"], reason)])
-            for row in stragglers.to_dicts()
-        ]
+        rows = [Straggler(**row, why=[_unknown(row["caused_ns"], reason)]) for row in stragglers.to_dicts()]
         return Stragglers(tuple(rows))
     pairs = _pair_waits(operations)
     is_message = pl.col("label") == "pp_comm"  # ranks of a pipeline wait for each other by design: apart from the rest
     lateness = _lateness(pairs.filter(~is_message), figures)
-    messages = _lateness(pairs.filter(is_message), figures).with_columns(late_in=pl.lit("pp_comm"))
-    late = (
-        pl.concat([lateness.with_columns(late_in=pl.lit("collectives")), messages])
-        .filter(pl.col("share") >= MIN_LATE_SHARE)
-        .select("step", "late_in", last_rank="rank")
-    )
-    pairs = pairs.with_columns(late_in=pl.when(is_message).then(pl.lit("pp_comm")).otherwise(pl.lit("collectives")))
-    late_pairs = pairs.join(late, on=["last_rank", "step", "late_in"], nulls_equal=True)
+    # Waiting for a rank in a step, in messages or in collectives, as the mean of the ranks that waited.
+    late_ns = (pl.col("wait_ns").sum() / pl.col("rank").n_unique()).over("last_rank", "step", is_message)
+    step_ns = figures.group_by("step").agg(step_ns=pl.col("span_ns").max())
+    is_late = late_ns / pl.col("step_ns") >= MIN_LATE_SHARE
+    late_pairs = pairs.join(step_ns, on="step", nulls_equal=True).filter(is_late)
     explained = _explain_pairs(late_pairs, figures, operations)
-    by_straggler = {
-        (row["last_rank"], row["label"]): row
-        for row in explained.group_by("last_rank", "label").agg(_summary()).to_dicts()
-    }
-    worst_steps = {(row["last_rank"], row["label"]): row for row in _worst_steps(explained).to_dicts()}
-    steps_of_rank = dict(figures.group_by("rank").agg(pl.len()).iter_rows())
+    with_figures = stragglers
+    for table, key in (
+        (explained.group_by(rank="last_rank", label="label").agg(_summary()), ["rank", "label"]),
+        (_worst_steps(explained), ["rank", "label"]),
+        (figures.group_by("rank").agg(recorded_steps=pl.len()), ["rank"]),
+    ):
+        with_figures = with_figures.join(table, on=key, how="left", maintain_order="left")
     waited_for = dict(_most_waited_for(operations).iter_rows())
     has_shapes = any(len(rank.lateness.kernels) for rank in ranks)
     multiprocessors = {rank.source.rank: rank.source.multiprocessors for rank in ranks}
     rows = []
-    for row in stragglers.to_dicts():
-        summary = by_straggler.get((row["rank"], row["label"]))
-        explanation = _explanation(
-            row,
-            summary,
-            worst_steps.get((row["rank"], row["label"])),
-            steps=steps_of_rank.get(row["rank"], 0),
-            waited_for=waited_for,
-            slow_gpu=_fewer_multiprocessors(row["rank"], multiprocessors),
-            has_shapes=has_shapes,
-        )
-        rows.append(Straggler(**row | explanation))
+    for row, figures_of_row in zip(stragglers.to_dicts(), with_figures.to_dicts(), strict=True):
+        slow_gpu = _fewer_multiprocessors(row["rank"], multiprocessors)
+        rows.append(Straggler(**row | _explanation(figures_of_row, waited_for, slow_gpu, has_shapes=has_shapes)))
     return Stragglers(tuple(rows), lateness, tokens, _imbalance(figures, operations))
 
 
@@ -456,13 +442,13 @@ def _summary() -> list[pl.Expr]:
 
 
 def _worst_steps(explained: pl.DataFrame) -> pl.DataFrame:
-    """Return by last rank and label the step in which the rank is later than in all others together, if there is one.
+    """Return by rank and label the step in which the rank is later than in all others together, if there is one.
 
     With two late steps one of them always is: three are needed.
     """
-    key = ["last_rank", "label"]
+    key = ["rank", "label"]
     late_ns = pl.col("wait_ns").sum() / pl.col("rank").n_unique()
-    by_step = explained.group_by(*key, "step").agg(worst_ns=late_ns.round().cast(pl.Int64))
+    by_step = explained.group_by("step", rank="last_rank", label="label").agg(worst_ns=late_ns.round().cast(pl.Int64))
     is_worst = (2 * pl.col("worst_ns") > pl.col("worst_ns").sum().over(key)) & (pl.len().over(key) > 2)
     return by_step.filter(is_worst).select(*key, "worst_ns", worst_step="step")
 
@@ -477,44 +463,39 @@ def _fewer_multiprocessors(rank: int, multiprocessors: Mapping[int, int | None])
 
 
 def _explanation(
-    row: Mapping[str, Any],
-    summary: Mapping[str, Any] | None,
-    worst: Mapping[str, Any] | None,
-    *,
-    steps: int,
-    waited_for: Mapping[int, int],
-    slow_gpu: Evidence,
-    has_shapes: bool,
+    row: Mapping[str, Any], waited_for: Mapping[int, int], slow_gpu: Evidence, *, has_shapes: bool
 ) -> dict[str, Any]:
-    """Return kind, steps, late_ns, worst step and why of one straggler, and that it is certain if its cause says so."""
-    caused = row["caused_ns"]
-    if summary is None:
+    """Return kind, steps, late_ns, worst step and why of one straggler, and that it is certain if its cause says so.
+
+    *row* has the straggler's figures: ``STRAGGLERS``, ``_summary``, ``_worst_steps`` and recorded_steps.
+    """
+    caused, waited_ns, steps = row["caused_ns"], row["wait_ns"], row["recorded_steps"] or 0
+    if waited_ns is None:
         reason = f"never later than others by {MIN_LATE_SHARE:.0%} of a step"
-        return {"kind": None, "steps": [], "late_ns": 0, "why": [_unknown(caused, reason)]}
-    late_steps = summary["steps"]
-    when = {"kind": _kind(len(late_steps), steps), "steps": late_steps, "late_ns": round(summary["late_ns"])}
-    if worst is not None:
-        when |= {"worst_step": worst["worst_step"], "worst_ns": worst["worst_ns"]}
-    named = {cause: round(summary[cause]) for cause in CAUSES if summary[cause] >= MIN_CAUSE_SHARE * summary["wait_ns"]}
+        return {"why": [_unknown(caused, reason)]}
+    late_steps = row["steps"]
+    when = {"kind": _kind(len(late_steps), steps), "steps": late_steps, "late_ns": round(row["late_ns"])}
+    when |= {"worst_step": row["worst_step"], "worst_ns": row["worst_ns"]}
+    named = {cause: round(row[cause]) for cause in CAUSES if row[cause] >= MIN_CAUSE_SHARE * waited_ns}
     # Times of kernels and of an empty GPU do not depend on clocks: where they explain most of the waiting, the rank was
     # late even if clocks alone leave open which one came last.
     explained = sum(named.get(cause, 0) for cause in ("slow_gpu", "more_work", "host_late"))
     min_share = MIN_PIPELINE_CAUSE_SHARE if row["label"] == "pp_comm" else MIN_SHARE_WITHOUT_CLOCKS
-    if (summary["bound"] or row["uncertain"]) and explained < min_share * summary["wait_ns"]:
+    if (row["bound"] or row["uncertain"]) and explained < min_share * waited_ns:
         reason = "clocks are not aligned well enough to tell which rank came last"
         return {**when, "why": [_unknown(caused, reason)]}
     if steps < 2:
         reason = "one step was recorded: a cause cannot be told from chance; record more steps"
         return {**when, "why": [_unknown(caused, reason)]}
     evidence = {
-        "slow_gpu": msgspec.structs.replace(slow_gpu, ratio=_rounded(summary["slow_ratio"])),
+        "slow_gpu": msgspec.structs.replace(slow_gpu, ratio=_rounded(row["slow_ratio"])),
         "more_work": Evidence(
-            ratio=_rounded(summary["work_ratio"]),
-            tokens=_whole(summary["tokens"]),
-            tokens_of_others=_whole(summary["tokens_of_others"]),
+            ratio=_rounded(row["work_ratio"]),
+            tokens=_whole(row["tokens"]),
+            tokens_of_others=_whole(row["tokens_of_others"]),
         ),
-        "host_late": Evidence(idle_ns=_whole(summary["idle_ns"])),
-        "slow_link": Evidence(ratio=_rounded(summary["link_ratio"])),
+        "host_late": Evidence(idle_ns=_whole(row["idle_ns"])),
+        "slow_link": Evidence(ratio=_rounded(row["link_ratio"])),
         "waited_itself": Evidence(chain=_chain(row["rank"], waited_for)),
     }
     why = [WaitCause(cause, ns, evidence[cause]) for cause, ns in named.items()]  # type: ignore[arg-type]

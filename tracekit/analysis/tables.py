@@ -5,7 +5,8 @@ They are small and picklable, so that ranks can be measured in any process and c
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,21 +15,20 @@ import polars as pl
 from tracekit._util.machine import give_back_memory
 from tracekit.align.steps import assign_parts, number_steps
 from tracekit.analysis.by import RankRows, rank_rows
-from tracekit.analysis.kernels import KERNELS, REASONS, kernel_reasons, kernel_table, shape_list
+from tracekit.analysis.kernels import kernel_reasons, kernel_table, shape_list
 from tracekit.analysis.rank_timeline import RankTimeline, rank_timeline
 from tracekit.analysis.recording_checks import content_notices, damage_notices, repetition_notices
 from tracekit.classify import RuleBook, load_rules
 from tracekit.classify.classify_events import classify_lost_kernels, classify_with_lost
 from tracekit.critical_path.graph import find_rank_events
-from tracekit.critical_path.pieces import PATH_PIECES, find_path_pieces
+from tracekit.critical_path.pieces import PathTables, find_path_pieces
 from tracekit.errors import Notice
 from tracekit.intervals import Intervals
 from tracekit.metrics.bandwidth import copies
 from tracekit.metrics.budget import Budget, budgets, phases
 from tracekit.metrics.causes import Rank, exposure_causes
-from tracekit.metrics.completeness import check_completeness
-from tracekit.metrics.expert_balance import EXPERT_WORK, measure_expert_work
-from tracekit.metrics.host_calls import HOST_ACTIVITY as INSTEAD_ROWS
+from tracekit.metrics.completeness import Completeness, check_completeness
+from tracekit.metrics.expert_balance import measure_expert_work
 from tracekit.metrics.host_calls import (
     ApiCalls,
     find_api_calls,
@@ -38,19 +38,19 @@ from tracekit.metrics.host_calls import (
     idle_inside_launches,
     keep_longest,
 )
-from tracekit.metrics.idle_gaps import add_slow_launch_ends, gaps, name_next_events, sum_gap_causes
+from tracekit.metrics.idle_gaps import add_slow_launch_ends, gaps, name_next_events
 from tracekit.metrics.label_intervals import Lanes, timeline, weak_ns
 from tracekit.metrics.lateness import RankLateness, measure_lateness
 from tracekit.metrics.memory import RankMemory, measure_rank_memory
 from tracekit.metrics.operations import count_issued_messages, operations
-from tracekit.metrics.overlap import OVERLAP_COSTS, hidden, label_times, measure_overlap_costs
+from tracekit.metrics.overlap import hidden, label_times, measure_overlap_costs
 from tracekit.metrics.peaks import host_link_gb_s
-from tracekit.metrics.process_phases import DECODE_STEPS, ROLLOUT, STRETCHES, find_decode_steps, find_stretches
-from tracekit.metrics.rates import PRODUCTS, Rates, products
+from tracekit.metrics.process_phases import ROLLOUT, find_decode_steps, find_stretches
+from tracekit.metrics.rates import Rates, products
 from tracekit.metrics.reload import reload_events
 from tracekit.metrics.start_constraints import find_start_constraints
 from tracekit.reconstruct import RankPipeline, rank_pipeline
-from tracekit.schema import COPY_LABELS, EVENTS, RankEvents, Source
+from tracekit.schema import EVENTS, IDLE_CAUSES, RankEvents
 
 MAX_GAPS_PER_RANK = 100
 """Idle gaps that are listed, the longest; sums are over all gaps."""
@@ -69,9 +69,6 @@ class Measures:
     """One per part."""
     labels: pl.DataFrame
     hidden: pl.DataFrame
-    phases: pl.DataFrame
-    causes: pl.DataFrame
-    copies: pl.DataFrame
     covered: Intervals
     """Times at which compute and communication run together."""
     exposed: pl.DataFrame
@@ -80,64 +77,62 @@ class Measures:
     """By part, the time in ns whose label rests on weak evidence."""
 
 
-@dataclass(frozen=True, eq=False)
-class RankTables:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RankTables(PathTables):
     """The measured tables of one rank, small and picklable."""
 
-    source: Source
-    steps: pl.DataFrame
     window: Measures
     by_step: Measures
     """The same object as ``window`` if there is one step."""
+    phases: pl.DataFrame
+    """Phases of each step (``metrics.budget``)."""
+    idle_causes: Mapping[str, int]
+    """Idle time in ns by cause."""
+    copies: pl.DataFrame
+    """Copies by label (``metrics.bandwidth``)."""
     operations: pl.DataFrame
     gaps: pl.DataFrame
     timeline: pl.DataFrame
     """Intervals by label, merged until they are few enough to draw."""
     reload: pl.DataFrame | None
     """Its part in weight updates (``metrics.reload``); None if it has none."""
-    pipeline: RankPipeline | None
+    pipeline: RankPipeline | None = None
     """Its part of the pipeline (``tracekit.reconstruct``); None if no schedule was asked for."""
-    stretches: pl.DataFrame = field(default_factory=STRETCHES.to_frame)
+    stretches: pl.DataFrame
     """Stretches of training, generation and weight synchronisation (``metrics.process_phases``)."""
-    decode_steps: pl.DataFrame = field(default_factory=DECODE_STEPS.to_frame)
+    decode_steps: pl.DataFrame
     """Attention that reads a cache of keys and values (``metrics.process_phases``)."""
-    products: pl.DataFrame = field(default_factory=PRODUCTS.to_frame)
+    products: pl.DataFrame
     """Matrix products by label, module, operator, shapes and dtype (``metrics.rates``)."""
-    rates: Rates | None = None
-    experts: pl.DataFrame = field(default_factory=EXPERT_WORK.to_frame)
+    rates: Rates
+    experts: pl.DataFrame
     """Work of its experts for each dispatch (``metrics.experts``)."""
     memory: RankMemory | None = None
     """Memory that the allocator held; None if it was not recorded."""
-    kernels: pl.DataFrame = field(default_factory=KERNELS.to_frame)
+    kernels: pl.DataFrame
     """Time per step by kernel name, label and module (``analysis.kernels``)."""
-    reasons: pl.DataFrame = field(default_factory=REASONS.to_frame)
+    reasons: pl.DataFrame
     """Reasons for the labels of the longest kernels (``analysis.kernels``)."""
-    shapes: tuple[str, ...] = ()
+    shapes: tuple[str, ...]
     """Input shapes of the model's matrix products, if they were recorded."""
-    path: pl.DataFrame = field(default_factory=PATH_PIECES.to_frame)
-    """Pieces that the critical path may run through (``metrics.path``)."""
-    instead: pl.DataFrame = field(default_factory=INSTEAD_ROWS.to_frame)
+    instead: pl.DataFrame
     """Activity of the host while the GPU waited for its next launch (``metrics.instead``)."""
-    inside_launch_ns: int = 0
+    inside_launch_ns: int
     """Idle time that lies inside the launch call of the work that ended it."""
-    hiding: pl.DataFrame = field(default_factory=OVERLAP_COSTS.to_frame)
+    hiding: pl.DataFrame
     """Durations of kernels beside communication, and of the same kernels alone (``metrics.hiding``)."""
-    lateness: RankLateness = field(default_factory=RankLateness)
+    lateness: RankLateness
     """Figures that explain why others wait for it (``metrics.lateness``)."""
-    launches_known: bool = True
-    """False if no GPU event has its launch in the file."""
     steps_marked: bool = True
     """False if steps are not marked, so that ranks may number them differently."""
     idle_known: bool = True
     """False if work ran on the GPU that the trace does not show."""
-    messages_issued: int = 0
+    messages_issued: int
     """Number of host calls that send or receive."""
-    by: RankRows | None = None
+    by: RankRows | None
     """Its time by layer, module, annotation or shape (``analysis.by``); None if not asked for."""
     events: RankTimeline | None = None
     """Its single events, for the page; None if they were not kept."""
-    graph_events: pl.DataFrame | None = None
-    """Its GPU events with what each waited for (``critical_path.graph.RANK_EVENTS``); None if not asked for."""
     notices: tuple[Notice, ...] = ()
 
 
@@ -190,10 +185,7 @@ def rank_tables(
     gpu_events, step_table, step_notices = assign_parts(labelled, steps)
     step_table = step_table.with_columns(rank=pl.lit(rank.source.rank, pl.Int32))
     lost = lost.filter(pl.col("step").is_in(step_table["step"].implode(), nulls_equal=True))
-    tables = _measure_rank(rank, gpu_events, step_table, api, recording.unrecorded, rules=book, by=by, graph=graph)
-    if not recording.idle_known:
-        window, by_step = (_with_lost_compute(measures) for measures in (tables.window, tables.by_step))
-        tables = replace(tables, window=window, by_step=by_step)
+    tables = _measure_rank(rank, gpu_events, step_table, api, recording, rules=book, by=by, graph=graph)
     give_back_memory(worth=len(gpu_events) > MIN_EVENTS_TO_GIVE_BACK_MEMORY)
     events = rank_timeline(rank, gpu_events, find_waiting_calls(api), frames) if keep_events else None
     own_pipeline = None
@@ -240,7 +232,7 @@ def _measure_rank(
     gpu_events: pl.DataFrame,
     steps: pl.DataFrame,
     api: ApiCalls,
-    unrecorded: Intervals,
+    recording: Completeness,
     *,
     rules: RuleBook | None,
     by: str | None,
@@ -251,27 +243,26 @@ def _measure_rank(
     The pipeline, the memory and the notices are added by ``rank_tables``.
     """
     number, device = rank.source.rank, next(iter(rank.source.devices), None)
-    host_link = None if device is None else host_link_gb_s(device)
     work, calls = _work_and_calls(gpu_events, api)
 
     # The whole window.
     lanes = Lanes.of(gpu_events)
-    idle_gaps = gaps(gpu_events, lanes, unrecorded=unrecorded)
-    window = by_step = _measure_parts(work, lanes, idle_gaps, None, unrecorded, host_link_gb_s=host_link)
+    idle_gaps = gaps(gpu_events, lanes, unrecorded=recording.unrecorded)
+    window = by_step = _measure_parts(work, lanes, None, recording)
+    copy_table = copies(window.labels, lanes.exposed, link_gb_s=None if device is None else host_link_gb_s(device))
     path = find_path_pieces(work, calls, lanes.exposed)
     hiding = measure_overlap_costs(gpu_events, lanes, texts=work.texts)
     host_activity = keep_longest(find_host_activity(rank.events, gpu_events, idle_gaps))
     inside_launch_ns = idle_inside_launches(api, gpu_events, idle_gaps)
     longest_gaps = name_next_events(idle_gaps.top_k(MAX_GAPS_PER_RANK, by="ns"), gpu_events)
     rows = None if by is None else rank_rows(rank, gpu_events, by, lanes=lanes)
-    window_gaps = idle_gaps.select("next", "launch_bound_ns", "warm_up_ns")
+    idle_causes = {cause: int(idle_gaps[f"{cause}_ns"].sum()) for cause in IDLE_CAUSES}
 
-    # Each step, if there are several. The window's lanes and gaps go first: those of the steps take as much memory.
+    # Each step, if there are several. The window's lanes go first: those of the steps take as much memory.
     if len(steps) > 1:
-        del lanes, idle_gaps
+        del lanes
         lanes = Lanes.of(gpu_events, parts=len(steps), part="part")
-        idle_gaps = gaps(gpu_events, lanes, part="part", unrecorded=unrecorded)
-        by_step = _measure_parts(work, lanes, idle_gaps, "part", unrecorded, host_link_gb_s=host_link)
+        by_step = _measure_parts(work, lanes, "part", recording)
 
     product_table, rates = products(
         gpu_events, device=device, multiprocessors=rank.source.multiprocessors, texts=work.texts
@@ -282,13 +273,15 @@ def _measure_rank(
         steps=steps,
         window=window,
         by_step=by_step,
+        phases=phases(lanes),
+        idle_causes=idle_causes,
+        copies=copy_table,
         operations=operations(gpu_events, lanes, part="part"),
         gaps=longest_gaps.with_columns(rank=pl.lit(number, pl.Int32)),
         timeline=timeline(gpu_events).with_columns(rank=pl.lit(number, pl.Int32)),
         reload=reload_events(gpu_events, stretches),
         stretches=stretches,
         decode_steps=find_decode_steps(rank.events if ROLLOUT in stretches["phase"] else EVENTS.to_frame()),
-        pipeline=None,
         products=product_table,
         rates=rates,
         experts=measure_expert_work(gpu_events),
@@ -304,7 +297,7 @@ def _measure_rank(
             rank.events,
             gpu_events,
             steps,
-            window_gaps,
+            idle_gaps,
             np.array([budget.compute_ns for budget in by_step.budgets], np.int64),
             texts=work.texts,
         ),
@@ -314,47 +307,20 @@ def _measure_rank(
     )
 
 
-def _measure_parts(
-    work: Rank,
-    lanes: Lanes,
-    idle_gaps: pl.DataFrame,
-    part: str | None,
-    unrecorded: Intervals,
-    *,
-    host_link_gb_s: float | None,
-) -> Measures:
+def _measure_parts(work: Rank, lanes: Lanes, part: str | None, recording: Completeness) -> Measures:
     """Measure each part of a rank; *part* is the column that numbers the parts, None for the whole window."""
     labelled = work.labelled
-    times = label_times(labelled, lanes, part=part)
+    exposed = exposure_causes(work, lanes.exposed, parts=part is not None)
+    if not recording.idle_known:  # compute that was lost may have been ready to run beside
+        exposed = exposed.with_columns(pl.col("cause").replace("nothing_to_hide", "unknown"))
     return Measures(
-        budgets=tuple(budgets(lanes, unrecorded=unrecorded)),
-        labels=times,
+        budgets=tuple(budgets(lanes, unrecorded=recording.unrecorded)),
+        labels=label_times(labelled, lanes, part=part),
         hidden=hidden(labelled, part=part, texts=work.texts),
-        phases=phases(lanes),
-        causes=sum_gap_causes(idle_gaps),
-        copies=copies(times, _copy_stalls(lanes), link_gb_s=host_link_gb_s),
         covered=lanes.compute & lanes.communication,
-        exposed=exposure_causes(work, lanes.exposed, parts=part is not None),
+        exposed=exposed,
         weak=weak_ns(labelled, parts=lanes.parts, part=part),
     )
-
-
-def _with_lost_compute(measures: Measures) -> Measures:
-    """Return the measures of a recording that lost work: compute that it lacks may have been ready to run beside."""
-    cause = pl.col("cause").replace("nothing_to_hide", "unknown")
-    return replace(measures, exposed=measures.exposed.with_columns(cause))
-
-
-def _copy_stalls(lanes: Lanes) -> dict[tuple[int, str], tuple[int, int]]:
-    """Return the exposed time of copies in ns and its number of intervals, by part and label."""
-    stalls = {}
-    for label in COPY_LABELS:
-        if label in lanes.exposed:
-            exposed = lanes.exposed[label]
-            counts = np.bincount(exposed.group, minlength=lanes.parts)
-            for part, (ns, count) in enumerate(zip(exposed.totals_ns(lanes.parts), counts, strict=True)):
-                stalls[part, label] = int(ns), int(count)
-    return stalls
 
 
 def _memory(

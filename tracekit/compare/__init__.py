@@ -10,6 +10,6 @@ from tracekit.compare.compare_run import compare_pipelines
 from tracekit.compare.comparison import ScheduleComparison, StepComparison
 from tracekit.compare.gap import PARTS
 from tracekit.compare.identify import Match
-from tracekit.compare.what_if import WhatIf
+from tracekit.documents.analysis import WhatIf
 
 __all__ = ["PARTS", "Match", "ScheduleComparison", "StepComparison", "WhatIf", "compare_pipelines"]

@@ -23,8 +23,8 @@ from tracekit.compare.gap import StepReplays, measure_stage_times, prepare_repla
 from tracekit.compare.identify import Match
 from tracekit.compare.pipeline_size import find_pipeline_size
 from tracekit.compare.predict.predictor import Predictor, fit_predictor
-from tracekit.compare.what_if import WhatIf, too_large_to_search, what_if_rows
-from tracekit.documents.analysis import RankBubble
+from tracekit.compare.what_if import too_large_to_search, what_if_rows
+from tracekit.documents.analysis import RankBubble, WhatIf
 from tracekit.errors import Notice, OptionError
 from tracekit.reconstruct.parallel_groups import add_pipelines, find_parallel_groups, name_peers
 from tracekit.reconstruct.pipeline import Pipeline, rename_cells

@@ -14,8 +14,8 @@ from tracekit._util.text import html_table
 from tracekit.compare.gap import StepReplays
 from tracekit.compare.identify import Match
 from tracekit.compare.predict.predictor import Predictor
-from tracekit.compare.what_if import WhatIf, with_microbatches
-from tracekit.documents.analysis import RankBubble
+from tracekit.compare.what_if import with_microbatches
+from tracekit.documents.analysis import RankBubble, WhatIf
 from tracekit.errors import Notice, ScheduleError
 from tracekit.reconstruct.pipeline import Pipeline
 from tracekit.schema import CELLS, conform

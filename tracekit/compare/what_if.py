@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
-import msgspec
 import numpy as np
 import polars as pl
 from msgspec.structs import replace
@@ -22,6 +21,7 @@ from tracekit.compare.identify import count_ops
 from tracekit.compare.predict.engine import Floats
 from tracekit.compare.predict.machine import MIDDLE
 from tracekit.compare.predict.predictor import Prediction, Predictor
+from tracekit.documents.analysis import WhatIf
 from tracekit.errors import ScheduleError
 from tracekit.schedules import Schedule, Times, generate, names, simulate
 from tracekit.schedules.registry import describe
@@ -87,37 +87,6 @@ MAX_OPS_OF_CURVE_POINT = 600
 
 TWO_STAGES_PER_RANK = "every rank holds two stages' weights"
 """Assumption of rows whose schedule flows both ways; the additional memory is not known."""
-
-
-class WhatIf(msgspec.Struct, frozen=True):
-    """One row: a change, its makespan, and the assumptions behind it.
-
-    ``predicted_ns`` is simulated with this run's messages and machine, ``ideal_ns`` with free messages and balanced
-    stages. ``saves_ns`` is the measured makespan minus the predicted one; it is negative if the change is slower.
-    """
-
-    change: str  # "schedule", "layout", "microbatches" or "chunks"
-    name: str
-    virtual: int | None = None
-    ideal_ns: int | None = None
-    predicted_ns: int | None = None
-    predicted_range_ns: tuple[int, int] | None = None
-    saves_ns: int | None = None
-    outside_cells: float | None = None  # share of ranks × predicted makespan in no cell
-    peak_activations: float | None = None  # largest number a rank holds, in micro-batches of all its layers
-    least_activations: float | None = None  # the same if an input gradient already frees the activation
-    peak_bytes: tuple[int, int | None] | None = None  # bounds of the largest memory of a rank; None if not known
-    fits: bool | None = None  # into the GPU's memory; None if not known
-    ran: bool = False  # the run's own schedule: measured, not predicted
-    microbatches: int | None = None
-    layout: str | None = None  # for Megatron-Core's --pipeline-model-parallel-layout
-    rests_on: tuple[str, ...] = ()
-    unknown: tuple[str, ...] = ()
-
-    @property
-    def slower(self) -> bool:
-        """Whether it would take longer than the run did."""
-        return self.saves_ns is not None and self.saves_ns < 0
 
 
 def too_large_to_search(pp: int, microbatches: int) -> bool:
@@ -205,6 +174,7 @@ def _predicted_figures(prediction: Prediction, measured_ns: int) -> dict[str, An
         "predicted_ns": prediction.ns,
         "predicted_range_ns": (prediction.low_ns, prediction.high_ns),
         "saves_ns": measured_ns - prediction.ns,
+        "slower": prediction.ns > measured_ns,
         "outside_cells": prediction.outside_cells,
     }
 
@@ -314,7 +284,7 @@ def _curve_rows(predictor: Predictor, cells: pl.DataFrame, times: StageTimes) ->
             continue
         figures = _ideal_figures(schedule, times) | _predicted_figures(prediction, predictor.measured_ns)
         if change == "microbatches":
-            figures["saves_ns"] = None  # another amount of work cannot be compared with the run
+            figures |= {"saves_ns": None, "slower": False}  # another amount of work cannot be compared with the run
         assumptions = ("micro-batches of this run's size", predictor.messages_in_words())
         rows.append(WhatIf(change, **figures, rests_on=assumptions))
     return rows

@@ -16,9 +16,9 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from tracekit._util.arrays import Bools, Ints
+from tracekit._util.arrays import Bools, Floats, Ints
 from tracekit._util.text import ranks_named
-from tracekit.critical_path.graph import EventGraph, Floats
+from tracekit.critical_path.graph import EventGraph
 from tracekit.documents.analysis import ChangedStep, PathPart
 from tracekit.errors import OptionError
 from tracekit.intervals import Intervals, union

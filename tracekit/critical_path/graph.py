@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -18,11 +17,11 @@ import numpy.typing as npt
 import polars as pl
 
 from tracekit._loops.critical_path import NO_LIMIT, replay_events, walk_replayed_step
-from tracekit._util.arrays import Bools, Int32s, Ints, as_int64
+from tracekit._util.arrays import Bools, Floats, Int32s, Ints, as_int64
 from tracekit._util.columns import to_int64
 from tracekit.align.clocks import Clocks
 from tracekit.align.matching import last_of_match
-from tracekit.critical_path.pieces import find_release
+from tracekit.critical_path.pieces import PathTables, find_release
 from tracekit.metrics.causes import Rank
 from tracekit.metrics.label_intervals import COMPUTE_SET
 from tracekit.metrics.start_constraints import (
@@ -31,9 +30,7 @@ from tracekit.metrics.start_constraints import (
     last_of_other_stream,
     previous_on_stream,
 )
-from tracekit.schema import COMMUNICATION_LABELS, LABELS, Source
-
-Floats = npt.NDArray[np.float64]
+from tracekit.schema import COMMUNICATION_LABELS, LABELS
 
 BEFORE = ("stream_before", "other_before", "launch_before", "released_by")
 RANK_EVENTS = pl.Schema(
@@ -55,22 +52,6 @@ RANK_EVENTS = pl.Schema(
     }
 )
 """GPU events of one rank with what each waited for."""
-
-
-class GraphTables(Protocol):
-    """Tables of one rank that the graph is built from; ``analysis.tables.RankTables`` has them."""
-
-    @property
-    def source(self) -> Source:
-        """Origin of the rank's events."""
-
-    @property
-    def steps(self) -> pl.DataFrame:
-        """Column step; the row is the part."""
-
-    @property
-    def graph_events(self) -> pl.DataFrame | None:
-        """``RANK_EVENTS``."""
 
 
 def find_rank_events(rank: Rank, calls: pl.DataFrame) -> pl.DataFrame:
@@ -99,23 +80,20 @@ def find_rank_events(rank: Rank, calls: pl.DataFrame) -> pl.DataFrame:
     blocked_ns = np.zeros(len(start), np.int64)
     released = released[launch_before[released] >= 0]
     blocked_ns[released] = rank.blocked.covered_ns(launch[launch_before[released]], launch[released])
-    no_text = pl.repeat(None, len(start), dtype=pl.Categorical, eager=True)
-    columns = dict(zip(rank.labelled.columns, rank.labelled.get_columns(), strict=True))
-    ids = columns.get("id", pl.Series(np.arange(len(start))))
     return pl.DataFrame(
         {
             "start_ns": start,
             "end_ns": end,
-            "launch_ns": columns["launch_ns"],
+            "launch_ns": rank.labelled["launch_ns"],
             "part": rank.part,
             "label": pl.Series(LABELS, dtype=RANK_EVENTS["label"])[rank.label],
-            **{name: columns.get(name, no_text).cast(pl.Categorical) for name in ("name", "module", "op")},
+            **{name: rank.labelled[name].cast(pl.Categorical) for name in ("name", "module", "op")},
             "stream_before": stream_before,
             "other_before": np.where(is_held, constraints.blocker, other),
             "launch_before": launch_before,
             "released_by": released_by,
             "blocked_ns": blocked_ns,
-            "id": ids.set(~pl.Series(rank.labels(*COMMUNICATION_LABELS)), None),
+            "id": rank.labelled["id"].set(~pl.Series(rank.labels(*COMMUNICATION_LABELS)), None),
         },
         schema_overrides=RANK_EVENTS,
     )
@@ -124,18 +102,11 @@ def find_rank_events(rank: Rank, calls: pl.DataFrame) -> pl.DataFrame:
 class Replay(msgspec.Struct, frozen=True, eq=False):
     """Times of a replayed run, and what held each event back (``_loops.critical_path.replay_events``)."""
 
+    start: Ints
+    end: Ints
     replayed: Ints
+    """Start, end and more of each event."""
     arrivals: Ints
-
-    @property
-    def start(self) -> Ints:
-        """Start of each event."""
-        return as_int64(self.replayed[0])
-
-    @property
-    def end(self) -> Ints:
-        """End of each event."""
-        return as_int64(self.replayed[1])
 
 
 class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
@@ -143,6 +114,11 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
 
     events: pl.DataFrame
     """``RANK_EVENTS`` and ``rank``; rows of events are numbers of events."""
+    start: Ints
+    """Measured start of each event."""
+    end: Ints
+    launch: Ints
+    """``NO_LIMIT`` if not recorded."""
     ranks: tuple[int, ...]
     rank_index: Int32s
     """Of each event: its rank's index in ``ranks``."""
@@ -158,7 +134,7 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
 
     @classmethod
     def build(
-        cls, parts: Sequence[GraphTables], operations: pl.DataFrame, members: pl.DataFrame, clocks: Clocks
+        cls, parts: Sequence[PathTables], operations: pl.DataFrame, members: pl.DataFrame, clocks: Clocks
     ) -> EventGraph | None:
         """Join the events of all ranks; None if no rank kept its events.
 
@@ -190,6 +166,9 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         step_number = pl.col("step").rank("dense").cast(pl.Int32).fill_null(len(steps)) - 1
         return cls(
             events,
+            events["start_ns"].to_numpy(),
+            events["end_ns"].to_numpy(),
+            to_int64(events["launch_ns"], NO_LIMIT),
             tuple(ranks),
             np.searchsorted(ranks.to_numpy(), events["rank"].to_numpy()).astype(np.int32),
             tuple(steps),
@@ -197,29 +176,10 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
             *_match_events(events, operations, members, clocks),
         )
 
-    def column(self, name: str) -> Ints:
-        """Return a column of integers; ``NO_LIMIT`` for null."""
-        return to_int64(self.events[name], NO_LIMIT)
-
     @cached_property
     def before(self) -> Int32s:
         """What each event waits for, one row for each of ``BEFORE``."""
         return np.stack([self.events[name].to_numpy() for name in BEFORE]).astype(np.int32)
-
-    @cached_property
-    def start(self) -> Ints:
-        """Measured start of each event."""
-        return self.column("start_ns")
-
-    @cached_property
-    def end(self) -> Ints:
-        """Measured end of each event."""
-        return self.column("end_ns")
-
-    @cached_property
-    def launch(self) -> Ints:
-        """Launch of each event; ``NO_LIMIT`` if not recorded."""
-        return self.column("launch_ns")
 
     @cached_property
     def label(self) -> Ints:
@@ -251,7 +211,9 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         last = np.where((self.before[:2] >= 0).any(axis=0), self.gpu_ready, -NO_LIMIT)
         last = np.maximum(last, np.where(self.launch == NO_LIMIT, -NO_LIMIT, np.minimum(self.launch, self.start)))
         delay = np.where(last == -NO_LIMIT, 0, self.start - last)
-        return np.stack([self.start, self.end, self.launch, delay, self.column("blocked_ns"), self.transfer_ns])
+        return np.stack(
+            [self.start, self.end, self.launch, delay, self.events["blocked_ns"].to_numpy(), self.transfer_ns]
+        )
 
     @cached_property
     def _order(self) -> npt.NDArray[np.uint32]:
@@ -289,7 +251,7 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         """
         count, matches = len(self.start), int(self.matches.max(initial=-1)) + 1
         factors = np.stack([np.ones(count) if factors is None else factors for factors in (factor, host_factor)])
-        replay = Replay(np.zeros((5, count), np.int64), np.full((2, matches), -NO_LIMIT))
+        replayed, arrivals = np.zeros((5, count), np.int64), np.full((2, matches), -NO_LIMIT)
         replay_events(
             self._order,
             self._times,
@@ -299,10 +261,10 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
             self.first_match,
             self.matches,
             self.decisive,
-            replay.replayed,
-            replay.arrivals,
+            replayed,
+            arrivals,
         )
-        return replay
+        return Replay(replayed[0], replayed[1], replayed, arrivals)
 
     def path_parts(self, replay: Replay) -> pl.DataFrame:
         """Return the parts of the replayed steps' critical paths, per step, the longest first.

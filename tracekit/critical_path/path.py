@@ -8,7 +8,7 @@ the step to the nanosecond.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -18,7 +18,8 @@ import polars as pl
 
 from tracekit._util.text import ranks_named
 from tracekit.align.clocks import Clocks
-from tracekit.critical_path.links import SEGMENT_KINDS, Arrivals, Links, PathTables, Pieces, Walks, walk_back
+from tracekit.critical_path.links import SEGMENT_KINDS, Arrivals, Pieces, Walks, walk_back
+from tracekit.critical_path.pieces import PathTables
 from tracekit.documents.analysis import Slack
 from tracekit.documents.coding import table_schema
 from tracekit.errors import Notice
@@ -114,18 +115,21 @@ class CriticalPath:
                 by_label[label] = by_label.get(label, 0) + ns
         return exposed
 
-    def because(self, parts: Sequence[PathTables], waited: pl.DataFrame) -> CriticalPath:
+    def because(self, exposed: Mapping[int, pl.DataFrame], waited: pl.DataFrame) -> CriticalPath:
         """Return the path with the cause of exposure of each communication and copy, where it was exposed.
 
         Args:
-            parts: Tables of all ranks.
+            exposed: Exposed time by cause of each rank (``metrics.causes.PIECES``).
             waited: Operations of all ranks with their waits.
 
         """
-        causes = _main_causes(parts, waited)
+        # Waiting for peers is left out: on the path no rank waits for a peer, it continues with the one that arrived
+        # last.
+        by_time = with_peers(exposed, waited).filter(pl.col("cause") != "peer_late").sort("ns", maintain_order=True)
+        main_causes = by_time.group_by("rank", "label").agg(pl.col("cause").last()).cast({pl.Enum: pl.String})
 
         def with_cause(table: pl.DataFrame) -> pl.DataFrame:
-            named = table.drop("cause").join(causes, on=["rank", "label"], how="left", maintain_order="left")
+            named = table.drop("cause").join(main_causes, on=["rank", "label"], how="left", maintain_order="left")
             is_exposed = pl.col("exposed_ns") > 0
             return named.with_columns(cause=pl.when(is_exposed).then("cause")).select(table.columns)
 
@@ -144,24 +148,11 @@ class CriticalPath:
         return totals
 
 
-def _main_causes(parts: Sequence[PathTables], waited: pl.DataFrame) -> pl.DataFrame:
-    """Return the largest cause of each label's exposed time on each rank, as columns rank, label and cause.
-
-    Waiting for peers is left out: on the path no rank waits for a peer, it continues with the one that arrived last.
-    """
-    exposed = with_peers({part.source.rank: part.window.exposed for part in parts}, waited)
-    by_time = exposed.filter(pl.col("cause") != "peer_late").sort("ns", maintain_order=True)
-    causes = by_time.group_by("rank", "label").agg(pl.col("cause").last())
-    return causes.with_columns(pl.col("label", "cause").cast(pl.String))
-
-
 def join_cells(path: CriticalPath, compared: ScheduleComparison) -> CriticalPath:
     """Return the path with each rank's stage, and with pipeline cells in place of the kernels inside them."""
     stages = {rank: stage for comparison in compared.all for stage, rank in enumerate(comparison.pipeline.ranks)}
     stage = pl.col("rank").replace_strict(stages, default=None, return_dtype=pl.Int32)
     pieces = path.pieces.with_columns(stage=stage)
-    if compared.cells.is_empty() or pieces.is_empty():
-        return replace(path, segments=pieces, pieces=pieces)
     return replace(path, segments=_join_by_cell(pieces, compared.cells), pieces=pieces)
 
 
@@ -218,13 +209,11 @@ def critical_path(
         clocks: Clock offsets of the ranks.
 
     """
-    segments, slack, longest_stop = SEGMENTS.to_frame(), SLACK.to_frame(), None
-    links = Links.build(parts, operations, clocks)
-    if links is not None:
-        pieces, walks = walk_back(links, Arrivals.find(links, members, clocks), clocks)
-        segments, slack = _build_segments(pieces, walks), _measure_slack(pieces, walks)
-        stops = [(step, *stop) for step, stop in zip(links.steps, walks.stopped, strict=True) if stop is not None]
-        longest_stop = max(stops, key=lambda stop: stop[2], default=None)
+    pieces = Pieces.build(parts, operations, clocks)
+    walks = walk_back(pieces, Arrivals.find(pieces.row, members, clocks))
+    segments, slack = _build_segments(pieces, walks), _measure_slack(pieces, walks)
+    stops = [(step, *stop) for step, stop in zip(pieces.steps, walks.stopped, strict=True) if stop is not None]
+    longest_stop = max(stops, key=lambda stop: stop[2], default=None)
     unmatched = operations.filter(~pl.int_range(pl.len()).is_in(members["row"].unique().implode()))
     unknown_labels = frozenset(unmatched["label"].unique().to_list())
     without_launches = [part.source.rank for part in parts if not part.launches_known]
@@ -248,8 +237,7 @@ def _build_segments(pieces: Pieces, walks: Walks) -> pl.DataFrame:
     """Return ``SEGMENTS`` in order of time; neighbouring kernels, copies or host work of one label are joined."""
     if walks.segments.is_empty():
         return SEGMENTS.to_frame()
-    ranks = pl.Series([*pieces.links.ranks, None], dtype=pl.Int32)  # the last element is for no peer (-1)
-    steps = pl.Series(pieces.links.steps, dtype=pl.Int64)
+    ranks = pl.Series([*pieces.ranks, None], dtype=pl.Int32)  # the last element is for no peer (-1)
     ns = pl.col("end") - pl.col("start")
     # Each walk went back in time: reverse it within its step.
     ordered = walks.segments.reverse().sort("step", maintain_order=True)
@@ -278,7 +266,7 @@ def _build_segments(pieces: Pieces, walks: Walks) -> pl.DataFrame:
     )
     return conform(
         joined.select(
-            step=steps.gather(joined["step"]),
+            step=pieces.steps.gather(joined["step"]),
             rank=ranks.gather(joined["rank_index"]),
             kind=pl.Series(SEGMENT_KINDS).gather(joined["kind"]),
             what="what",
@@ -304,8 +292,8 @@ def _measure_slack(pieces: Pieces, walks: Walks) -> pl.DataFrame:
     operations = walks.operations.ravel()
     table = pl.DataFrame(
         {
-            "step": pl.Series(pieces.links.steps, dtype=pl.Int64).gather(np.repeat(np.arange(steps), ranks)),
-            "rank": pl.Series(pieces.links.ranks * steps, dtype=pl.Int32),
+            "step": pieces.steps.gather(np.repeat(np.arange(steps), ranks)),
+            "rank": pl.Series(pieces.ranks * steps, dtype=pl.Int32),
             "path_ns": path_ns.ravel(),
             "slack_ns": walks.least_margin.ravel(),
             "operations": operations,

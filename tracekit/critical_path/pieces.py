@@ -10,6 +10,7 @@ from there with the GPU event whose end released the host.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import msgspec
@@ -22,7 +23,7 @@ from tracekit._util.columns import present, to_int64, with_nulls
 from tracekit.intervals import Intervals
 from tracekit.metrics.causes import Rank
 from tracekit.metrics.start_constraints import END_TOLERANCE_NS, LAUNCH, NOTHING, STREAM
-from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS, LABELS
+from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS, LABELS, Source
 
 PIECE_KINDS = ("kernel", "copy", "communication", "launch", "host", "unknown")
 _KERNEL, _COPY, _COMMUNICATION, _LAUNCH, _HOST, _UNKNOWN = range(len(PIECE_KINDS))
@@ -63,6 +64,21 @@ def find_path_pieces(rank: Rank, calls: pl.DataFrame, exposed: Mapping[str, Inte
     gpu = _gpu_pieces(rank, chains, exposed)
     between, before = _pieces_between(rank, chains)
     return pl.concat([gpu, between]).with_columns(before=pl.Series(before)).select(PATH_PIECES.names())
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PathTables:
+    """Tables of one rank that the critical path and the graph of events are built from."""
+
+    source: Source
+    steps: pl.DataFrame
+    """``align.steps.STEPS``; the row is the part."""
+    path: pl.DataFrame
+    """Pieces that the critical path may run through."""
+    launches_known: bool
+    """False if no GPU event has its launch in the file."""
+    graph_events: pl.DataFrame | None
+    """Its GPU events with what each waited for (``critical_path.graph.RANK_EVENTS``); None if not asked for."""
 
 
 class Release(NamedTuple):
@@ -140,7 +156,6 @@ def _gpu_pieces(rank: Rank, chains: _Chains, exposed: Mapping[str, Intervals]) -
     busy = np.bincount(piece, weights=(rank.end_ns - rank.start_ns)[rows], minlength=pieces).astype(np.int64)
     is_communication = chains.is_communication[first]
     kind = np.where(is_communication, _COMMUNICATION, np.where(rank.labels(*COPY_LABELS)[first], _COPY, _KERNEL))
-    ids = rank.labelled["id"].to_numpy() if "id" in rank.labelled.columns else np.arange(len(rank.start_ns))
     return pl.DataFrame(
         {
             "kind": pl.Series(PIECE_KINDS, dtype=PATH_PIECES["kind"])[kind],
@@ -152,7 +167,7 @@ def _gpu_pieces(rank: Rank, chains: _Chains, exposed: Mapping[str, Intervals]) -
             "end_ns": end,
             "idle_ns": np.maximum(end - start - busy, 0),
             "exposed_ns": _exposed_ns(rank, rows, piece, pieces, exposed),
-            "id": with_nulls(ids[first], is_communication),
+            "id": with_nulls(rank.labelled["id"].to_numpy()[first], is_communication),
             "last": chains.is_last[last],
         }
     )
@@ -198,9 +213,7 @@ def _pieces_between(rank: Rank, chains: _Chains) -> tuple[pl.DataFrame, Ints]:
 
 
 def _text(rank: Rank, column: str, rows: Ints, dtype: pl.DataType = _STRING) -> pl.Series:
-    """Return a text column of the labelled table at some rows; null if the table lacks it."""
-    if column not in rank.labelled.columns:
-        return pl.repeat(None, len(rows), dtype=dtype, eager=True)
+    """Return a text column of the labelled table at some rows."""
     return rank.labelled[column][rows].cast(dtype)
 
 
@@ -230,7 +243,7 @@ def find_release(rank: Rank, calls: pl.DataFrame) -> Release:
     """
     nothing = np.full(len(rank.start_ns), -1, np.int64)
     blocks = calls["blocks"].to_numpy()
-    threads = _launching_threads(rank)
+    threads = rank.labelled["launch_tid"].unique().drop_nulls().to_numpy()  # those that launch GPU work, if recorded
     if len(threads):
         blocks = blocks & (np.isin(to_int64(calls["tid"]), threads) | ~present(calls["tid"]))
     call_start, call_end = calls["start_ns"].to_numpy()[blocks], calls["end_ns"].to_numpy()[blocks]
@@ -248,10 +261,3 @@ def find_release(rank: Rank, calls: pl.DataFrame) -> Release:
     is_released = rank.launched & (call >= 0)
     event = np.where(is_released, releasing_event[order][np.maximum(call, 0)], -1)
     return Release(event, np.where(is_released, np.minimum(rank.end_ns[event], rank.launch_ns), -1))
-
-
-def _launching_threads(rank: Rank) -> Ints:
-    """Return the threads that launch GPU work; empty where the trace does not record them."""
-    if "launch_tid" not in rank.labelled.columns:
-        return np.zeros(0, np.int64)
-    return rank.labelled["launch_tid"].unique().drop_nulls().to_numpy()

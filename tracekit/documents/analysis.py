@@ -234,43 +234,43 @@ class Lane(Struct, frozen=True):
 
 
 class WhatIf(Struct, frozen=True):
-    """A change of the run with its predicted makespan."""
+    """A change of the run, its predicted makespan, and the assumptions behind it."""
 
     change: str
     """schedule, without, layout, microbatches or chunks."""
     name: str
     """Name of the schedule, or of what is left out."""
-    virtual: int | None
+    virtual: int | None = None
     """Chunks per rank."""
-    ideal_ns: int | None
+    ideal_ns: int | None = None
     """Makespan with free messages and balanced stages."""
-    predicted_ns: int | None
+    predicted_ns: int | None = None
     """Makespan simulated with this run's messages and machine; null if it cannot be predicted."""
-    predicted_range_ns: list[int] | None
+    predicted_range_ns: tuple[int, int] | None = None
     """Bounds of the prediction."""
-    saves_ns: int | None
-    """Measured minus predicted makespan."""
-    outside_cells: float | None
+    saves_ns: int | None = None
+    """Measured minus predicted makespan; negative if the change is slower, null for another amount of work."""
+    outside_cells: float | None = None
     """Share of ranks × predicted makespan in no cell."""
-    peak_activations: float | None
+    peak_activations: float | None = None
     """Most activations that a rank holds, in micro-batches of all its layers."""
-    least_activations: float | None
+    least_activations: float | None = None
     """The same if an input gradient already frees the activation."""
-    peak_bytes: list[int | None] | None
+    peak_bytes: tuple[int, int | None] | None = None
     """Bounds of the largest memory of a rank."""
-    fits: bool | None
+    fits: bool | None = None
     """Whether that fits into the GPU's memory; null if unknown."""
-    ran: bool
+    ran: bool = False
     """Whether this is the run's own schedule: measured, not predicted."""
-    microbatches: int | None
+    microbatches: int | None = None
     """Number of micro-batches."""
-    layout: str | None
+    layout: str | None = None
     """Value for Megatron-Core's --pipeline-model-parallel-layout."""
-    rests_on: list[str]
+    rests_on: tuple[str, ...] = ()
     """Assumptions of the prediction."""
-    unknown: list[str]
+    unknown: tuple[str, ...] = ()
     """What could not be taken into account."""
-    slower: bool
+    slower: bool = False
     """Whether it would take longer than the run did."""
 
 

@@ -13,6 +13,7 @@ import polars as pl
 from tracekit._util.shapes import parse_list
 from tracekit.documents.analysis import Bandwidth, Copy
 from tracekit.documents.coding import table_schema
+from tracekit.intervals import EMPTY, Intervals
 from tracekit.metrics.peaks import link_gb_s
 from tracekit.schema import COPY_LABELS, conform
 
@@ -138,35 +139,33 @@ def _bus_factor(what: str | None, ranks: int) -> float | None:
 # ---- Copies: bytes, bandwidth, hidden share, and the stalls they cause.
 
 
-COPIES = pl.Schema({"part": pl.Int64(), **{key: dtype for key, dtype in table_schema(Copy).items() if key != "rank"}})
+COPIES = pl.Schema({key: dtype for key, dtype in table_schema(Copy).items() if key != "rank"})
 """``of_link`` is null above 1: the figure of the link is then wrong."""
 
 HOST_LINK_LABELS = ("offload", "onload")
 """Copies over the link between a GPU and its host."""
 
 
-def copies(
-    times: pl.DataFrame, stalls: Mapping[tuple[int, str], tuple[int, int]], *, link_gb_s: float | None = None
-) -> pl.DataFrame:
-    """Return one row per part and copy label (``COPIES``).
+def copies(times: pl.DataFrame, exposed: Mapping[str, Intervals], *, link_gb_s: float | None = None) -> pl.DataFrame:
+    """Return one row per copy label (``COPIES``).
 
     Args:
-        times: Table of ``metrics.overlap.label_times``.
-        stalls: Stall time and number of stalls by part and label.
+        times: Table of ``metrics.overlap.label_times``, of one part.
+        exposed: Exposed time by label (``Lanes.exposed``); its intervals are the stalls.
         link_gb_s: Bandwidth of the link to the host in one direction; None if unknown.
 
     >>> from tracekit.metrics.label_intervals import Lanes
     >>> from tracekit.metrics.overlap import label_times
     >>> events = pl.DataFrame({"label": ["forward", "offload"], "start_ns": [0, 50], "end_ns": [100, 150],
     ...                        "bytes": [None, 5000]})
-    >>> times = label_times(events, Lanes.of(events))
-    >>> table = copies(times, {(0, "offload"): (50, 1)}, link_gb_s=63)
+    >>> lanes = Lanes.of(events)
+    >>> table = copies(label_times(events, lanes), lanes.exposed, link_gb_s=63)
     >>> table.select("bandwidth_gb_s", pl.col("of_link").round(2), "hidden", "stall_ns").rows()
     [(50.0, 0.79, 0.5, 50)]
 
     """
     table = times.filter(pl.col("label").is_in(COPY_LABELS))
-    stall_of_row = [stalls.get(key, (0, 0)) for key in table.select("part", "label").iter_rows()]
+    stalls = [exposed.get(label, EMPTY) for label in table["label"]]
     busy_ns = pl.when(pl.col("ns") > 0).then("ns")
     rate = pl.col("bytes") / busy_ns  # bytes per nanosecond are GB per second
     link = pl.when(pl.col("label").is_in(HOST_LINK_LABELS)).then(pl.lit(link_gb_s, pl.Float64))
@@ -176,8 +175,8 @@ def copies(
             link_gb_s=link,
             of_link=pl.when(rate <= link).then(rate / link),
             hidden=pl.col("hidden_ns") / busy_ns,
-            stall_ns=pl.Series([ns for ns, _ in stall_of_row], dtype=pl.Int64),
-            stalls=pl.Series([count for _, count in stall_of_row], dtype=pl.Int64),
+            stall_ns=pl.Series([of_row.total_ns for of_row in stalls], dtype=pl.Int64),
+            stalls=pl.Series(map(len, stalls), dtype=pl.Int64),
         ),
         COPIES,
     )

@@ -28,10 +28,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
-from tracekit._util.arrays import Ints, find_ids
+from tracekit._util.arrays import Bools, Ints, find_ids
 from tracekit._util.categories import CategoryColumns
 from tracekit._util.columns import concat_ranks, present, to_int64
 from tracekit.intervals import Intervals, union
@@ -39,8 +38,6 @@ from tracekit.metrics.host_calls import find_blocked_time
 from tracekit.metrics.label_intervals import COMPUTE_SET, EXPOSABLE_LABELS, has_label, label_codes
 from tracekit.metrics.start_constraints import LAUNCH, NOTHING, OTHER_STREAM, StartConstraints, sort_by_start
 from tracekit.schema import COMMUNICATION_LABELS, COMPUTE_LABELS, EXPOSURE_CAUSES
-
-Bools = npt.NDArray[np.bool_]
 
 COMPUTE_STREAM_SHARE = 0.1
 """Share of a rank's compute time from which a stream counts as one of its compute streams."""
@@ -173,16 +170,17 @@ def exposure_causes(rank: Rank, paid: Mapping[str, Intervals], *, parts: bool) -
     part, start, end, owner = (np.concatenate(columns) for columns in zip(*pieces_of_label.values(), strict=True))
     if_host_ran, if_host_waited = _judge(rank, start, end, owner)
     # Where it matters whether the host waited for the GPU, the piece is cut where the host began and ended to wait.
-    piece, start, end, is_waiting = _cut(start, end, rank.blocked, np.flatnonzero(if_host_ran != if_host_waited))
+    edges = np.stack([rank.blocked.start_ns, rank.blocked.end_ns], axis=1).ravel()
+    piece, start, end, edge = _cut(start, end, edges, if_host_ran != if_host_waited)
     label, part, owner = label[piece], part[piece], owner[piece]
+    is_waiting = edge % 2 == 1  # behind an odd number of edges
     cause = np.where(is_waiting, if_host_waited[piece], if_host_ran[piece])
-    ids = rank.labelled["id"].to_numpy() if "id" in rank.labelled.columns else np.arange(len(rank.start_ns))
     return pl.DataFrame(
         {
             "part": part,
             "label": pl.Series(EXPOSABLE_LABELS, dtype=PIECES["label"])[label],
             "cause": pl.Series(EXPOSURE_CAUSES, dtype=PIECES["cause"])[cause],
-            "id": ids[owner],
+            "id": rank.labelled["id"].gather(owner),
             "start_ns": start,
             "ns": end - start,
         },
@@ -207,37 +205,28 @@ def _pieces(rank: Rank, label: str, lane: Intervals, group: Ints) -> tuple[Ints,
     carriers = np.flatnonzero(turn)
     cuts = begin[carriers]
     first, last = lane.group * stride + (lane.start_ns - low), lane.group * stride + (lane.end_ns - low)
-    inside_from, inside_to = np.searchsorted(cuts, first, side="right"), np.searchsorted(cuts, last, side="left")
-    count = inside_to - inside_from + 1
-    which = np.repeat(np.arange(len(lane)), count)
-    nth = np.arange(len(which)) - np.repeat(np.cumsum(count) - count, count)
-    carrier = inside_from[which] - 1 + nth
-    start = np.maximum(first[which], cuts[carrier])
-    nexts = np.append(cuts, np.iinfo(np.int64).max)[carrier + 1]
-    end = np.minimum(last[which], nexts)
+    which, start, end, edge = _cut(first, last, cuts, np.ones(len(lane), np.bool_))
     shift = lane.group[which] * stride - low
     real = end > start
-    return lane.group[which][real], (start - shift)[real], (end - shift)[real], rows[carriers[carrier[real]]]
+    return lane.group[which][real], (start - shift)[real], (end - shift)[real], rows[carriers[edge[real] - 1]]
 
 
-def _cut(start: Ints, end: Ints, intervals: Intervals, rows: Ints) -> tuple[Ints, Ints, Ints, Bools]:
-    """Cut the pieces *rows* at the edges of intervals.
+def _cut(start: Ints, end: Ints, edges: Ints, is_cut: Bools) -> tuple[Ints, Ints, Ints, Ints]:
+    """Cut those intervals that *is_cut* marks at *edges*, which ascend; the others stay whole.
 
     Returns:
-        Row, start and end of each piece, and whether it lies in an interval; the other pieces stay whole.
+        Interval, start and end of each piece, and the number of edges up to its start.
 
     """
-    edges = np.stack([intervals.start_ns, intervals.end_ns], axis=1).ravel()
     first = np.searchsorted(edges, start, side="right")
-    count = np.ones(len(start), np.int64)
-    count[rows] += np.searchsorted(edges, end[rows], side="left") - first[rows]
+    count = np.where(is_cut, np.searchsorted(edges, end, side="left") - first, 0) + 1
     row = np.repeat(np.arange(len(start)), count)
     nth = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
     # Piece nth of a row lies between the edges first + nth - 1 and first + nth, or its own start or end.
     edge = first[row] + nth
     cut_start = np.where(nth == 0, start[row], np.append(edges, 0)[edge - 1])
     cut_end = np.where(nth == count[row] - 1, end[row], np.append(edges, 0)[edge])
-    return row, cut_start, cut_end, edge % 2 == 1  # behind an odd number of edges
+    return row, cut_start, cut_end, edge
 
 
 def _judge(rank: Rank, start: Ints, end: Ints, owner: Ints) -> tuple[Ints, Ints]:
@@ -297,10 +286,7 @@ def _judge(rank: Rank, start: Ints, end: Ints, owner: Ints) -> tuple[Ints, Ints]
 
 def _pick(rows: Ints, at: Ints) -> Ints:
     """Return rows[at], -1 where *at* is outside."""
-    if not len(rows):
-        return np.full(len(at), -1, np.int64)
-    inside = (at >= 0) & (at < len(rows))
-    return np.where(inside, rows[np.clip(at, 0, len(rows) - 1)], -1)
+    return np.append(rows, -1)[np.where((at >= 0) & (at < len(rows)), at, -1)]
 
 
 def _walk(rank: Rank, row: Ints, start: Ints, end: Ints) -> tuple[Ints, Ints]:

@@ -19,15 +19,12 @@ from tracekit.metrics.host_calls import LAUNCH_PATTERN, MIN_SLOW_LAUNCH_NS
 from tracekit.metrics.label_intervals import Lanes
 from tracekit.schema import IDLE_CAUSES
 
-CAUSE_COLUMNS = tuple(f"{cause}_ns" for cause in IDLE_CAUSES)
-"""Columns that sum to a gap."""
 GAPS = pl.Schema(
     {
-        "part": pl.Int64(),
         "start_ns": pl.Int64(),
         "end_ns": pl.Int64(),
         "ns": pl.Int64(),
-        **dict.fromkeys(CAUSE_COLUMNS, pl.Int64()),
+        **{f"{cause}_ns": pl.Int64() for cause in IDLE_CAUSES},  # these sum to the gap
         "next": pl.Int64(),  # row of the event that ended the gap
     }
 )
@@ -55,15 +52,12 @@ def add_slow_launch_ends(labelled: pl.DataFrame, calls: pl.DataFrame) -> pl.Data
     )
 
 
-def gaps(
-    labelled: pl.DataFrame, lanes: Lanes, *, part: str | None = None, unrecorded: Intervals = EMPTY
-) -> pl.DataFrame:
-    """Return the idle gaps of each part with their causes (``GAPS``), in order of time.
+def gaps(labelled: pl.DataFrame, lanes: Lanes, *, unrecorded: Intervals = EMPTY) -> pl.DataFrame:
+    """Return the idle gaps with their causes (``GAPS``), in order of time.
 
     Args:
         labelled: GPU events of one rank.
-        lanes: Interval sets of the same events.
-        part: Column with each event's part; None if all events form one part.
+        lanes: Interval sets of the same events, in one part.
         unrecorded: Time in which work that is missing from the file may have run; it is left out.
 
     >>> events = pl.DataFrame({"label": ["forward", "forward"], "start_ns": [0, 10], "end_ns": [4, 12],
@@ -75,7 +69,7 @@ def gaps(
     idle = lanes.idle - unrecorded_gaps(lanes, unrecorded)
     if not len(idle):
         return GAPS.to_frame()
-    next_event = _find_next_events(labelled, idle, part)
+    next_event = _find_next_events(labelled, idle)
     launch = to_int64(labelled["launch_ns"][next_event], _NEVER)
     length = idle.end_ns - idle.start_ns
     has_launch = launch != _NEVER
@@ -87,7 +81,6 @@ def gaps(
         warm_up = np.clip(returned - begun, 0, idle.end_ns - begun)
     return pl.DataFrame(
         {
-            "part": idle.group,
             "start_ns": idle.start_ns,
             "end_ns": idle.end_ns,
             "ns": length,
@@ -101,18 +94,13 @@ def gaps(
     )
 
 
-def _find_next_events(labelled: pl.DataFrame, idle: Intervals, part: str | None) -> Ints:
+def _find_next_events(labelled: pl.DataFrame, idle: Intervals) -> Ints:
     """Return the row of the event that ends each gap; of several that start together, the one launched first."""
-    part_number = pl.col(part).cast(pl.Int64) if part is not None else pl.lit(0, pl.Int64)
-    events = labelled.select("start_ns", "end_ns", "launch_ns", group=part_number, next=pl.int_range(pl.len()))
+    events = labelled.select("start_ns", "end_ns", "launch_ns", next=pl.int_range(pl.len()))
     events = events.filter(pl.col("end_ns") > pl.col("start_ns"))
     in_order = events.sort("start_ns", "launch_ns", nulls_last=True, maintain_order=True)
-    first = in_order.unique(["group", "start_ns"], keep="first", maintain_order=True).drop("end_ns", "launch_ns")
-    gap_ends = idle.to_frame().select("group", "end_ns")
-    joined = gap_ends.join_asof(
-        first, left_on="end_ns", right_on="start_ns", by="group", strategy="forward", check_sortedness=False
-    )
-    return joined["next"].to_numpy()
+    first = in_order.unique("start_ns", keep="first", maintain_order=True)
+    return first["next"].to_numpy()[np.searchsorted(first["start_ns"].to_numpy(), idle.end_ns)]
 
 
 def name_next_events(table: pl.DataFrame, labelled: pl.DataFrame) -> pl.DataFrame:
@@ -126,13 +114,3 @@ def name_next_events(table: pl.DataFrame, labelled: pl.DataFrame) -> pl.DataFram
     rows = table["next"].to_numpy()
     names = (labelled[column][rows].cast(pl.String).alias(f"next_{column}") for column in ("name", "label"))
     return table.drop("next").with_columns(*names)
-
-
-def sum_gap_causes(table: pl.DataFrame) -> pl.DataFrame:
-    """Return the idle time of each part by cause, and the number of its gaps.
-
-    >>> sum_gap_causes(pl.DataFrame({"part": [0, 0], "launch_bound_ns": [3, 1], "dependency_ns": [3, 0],
-    ...                              "warm_up_ns": [0, 0], "unknown_ns": [0, 2], "ns": [6, 3]})).rows()
-    [(0, 4, 3, 0, 2, 2)]
-    """
-    return table.group_by("part").agg(pl.col(CAUSE_COLUMNS).sum(), gaps=pl.len().cast(pl.Int64)).sort("part")

@@ -249,8 +249,6 @@ class ChunkMemory(msgspec.Struct, frozen=True):
     """Largest amount that a cell needs only while it runs."""
     peak_chunks: int
     """Largest number of chunks in memory at once, each from its forward to its B or W."""
-    cells: int
-    """Number of measured cells."""
 
 
 def measure_chunk_memory(memory: pl.DataFrame, chunks: pl.DataFrame) -> ChunkMemory | None:
@@ -265,7 +263,7 @@ def measure_chunk_memory(memory: pl.DataFrame, chunks: pl.DataFrame) -> ChunkMem
     >>> cells = pl.DataFrame({"step": [0] * 6, "op": list("FFFBBB"), "pair": [0, 1, 2, 2, 1, 0],
     ...                       "launch_ns": [0, 10, 20, 30, 40, 50], "last_ns": [5, 15, 25, 35, 45, 55]})
     >>> measure_chunk_memory(memory, cells)
-    ChunkMemory(low=2, high=2, base_bytes=5, kept_bytes=0, passing_bytes=0, peak_chunks=3, cells=4)
+    ChunkMemory(low=2, high=2, base_bytes=5, kept_bytes=0, passing_bytes=0, peak_chunks=3)
 
     """
     if memory.is_empty() or chunks.is_empty():
@@ -293,7 +291,6 @@ def measure_chunk_memory(memory: pl.DataFrame, chunks: pl.DataFrame) -> ChunkMem
         kept_bytes=max(0, *kept_bytes),
         passing_bytes=int(table["passing"].max() or 0),  # type: ignore[arg-type]
         peak_chunks=max(peak_chunks),
-        cells=len(growth) + len(fall),
     )
 
 

@@ -65,9 +65,10 @@ def find_start_constraints(labelled: pl.DataFrame, wait_calls_ns: Ints | None = 
         labelled: GPU events of one rank.
         wait_calls_ns: When the host told a stream to wait for another, ascending; None or empty if not recorded.
 
-    >>> events = pl.DataFrame({"stream": [7, 9, 7], "start_ns": [0, 0, 100_000], "end_ns": [20_000, 98_000, 110_000],
-    ...                        "launch_ns": [-9_000, -9_000, 5_000]})
-    >>> constraints = find_start_constraints(events)
+    >>> from tracekit.schema import LABELLED, conform
+    >>> events = {"label": "forward", "stream": [7, 9, 7], "start_ns": [0, 0, 100_000],
+    ...           "end_ns": [20_000, 98_000, 110_000], "launch_ns": [-9_000, -9_000, 5_000]}
+    >>> constraints = find_start_constraints(conform(pl.DataFrame(events), LABELLED))
     >>> [CONSTRAINT_KINDS[kind] for kind in constraints.kind], constraints.blocker.tolist()
     (['launch', 'launch', 'other'], [-1, -1, 1])
 
@@ -75,9 +76,7 @@ def find_start_constraints(labelled: pl.DataFrame, wait_calls_ns: Ints | None = 
     start, end = labelled["start_ns"].to_numpy(), labelled["end_ns"].to_numpy()
     launch, has_launch = to_int64(labelled["launch_ns"], 0), present(labelled["launch_ns"])
     stream = number_streams(labelled)
-    is_compute = np.ones(len(start), np.bool_)
-    if "label" in labelled.columns:
-        is_compute = has_label(label_codes(labelled), COMPUTE_SET)
+    is_compute = has_label(label_codes(labelled), COMPUTE_SET)
     previous = previous_on_stream(stream, start, end)
     other = last_of_other_stream(stream, start, end)
     may_wait = _may_wait(previous, launch, has_launch, wait_calls_ns)
@@ -118,7 +117,7 @@ def find_start_constraints(labelled: pl.DataFrame, wait_calls_ns: Ints | None = 
 def number_streams(labelled: pl.DataFrame) -> Ints:
     """Return the number of each event's stream, from 0; streams of different devices differ."""
     stream = to_int64(labelled["stream"])
-    if "device" in labelled.columns and labelled["device"].n_unique() > 1:
+    if labelled["device"].n_unique() > 1:
         stream = stream + (to_int64(labelled["device"]) + 1) * (1 << 40)
     # Many events in a row are of the same stream: sort only the first of each such run.
     run_starts = np.flatnonzero(np.diff(stream, prepend=stream[:1] - 1))

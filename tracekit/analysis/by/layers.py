@@ -15,7 +15,7 @@ import polars as pl
 
 from tracekit._util.arrays import Ints, find_ids
 from tracekit._util.categories import CategoryColumn
-from tracekit._util.columns import to_int64
+from tracekit._util.columns import to_int64, with_nulls
 from tracekit.classify.autograd import read_autograd
 from tracekit.classify.host_ranges import Ranges, read_ranges
 from tracekit.classify.matmul import MATMUL_KERNELS
@@ -215,16 +215,15 @@ def _layer_frames(chunks: Sequence[_Chunk], host: Host, *, reverse: bool) -> pl.
         start_ns, end_ns = edge_ns[:-1], edge_ns[1:]
         if (start_ns >= end_ns).any():  # one launch of all layers, as of a graph: no time separates them
             continue
-        layer = np.arange(layers.count)
-        frames = pl.DataFrame(
-            {
-                "tid": edge_kernels["launch_tid"].fill_null(-1).to_numpy()[:-1],
-                "start_ns": start_ns,
-                "end_ns": end_ns,
-                "layer": layer[::-1] if reverse else layer,
-            }
+        layer = pl.Series(np.arange(layers.count))
+        frames = edge_kernels[:-1].select(
+            tid=pl.col("launch_tid").fill_null(-1),
+            start_ns=start_ns,
+            end_ns=end_ns,
+            layer=layer.reverse() if reverse else layer,
+            stage=pl.lit(chunk.stage, pl.Int64),
         )
-        parts.append(frames.with_columns(stage=pl.lit(chunk.stage, pl.Int64)).cast(LAYER_FRAMES))
+        parts.append(frames.cast(LAYER_FRAMES))
     return pl.concat(parts)
 
 
@@ -273,21 +272,11 @@ class Host(msgspec.Struct, frozen=True, eq=False):
 # ---- layers of GPU events
 
 
-class RepeatedPositions(msgspec.Struct, frozen=True, eq=False):
-    """Layer and stage of every GPU event."""
+def repeated_positions(events: pl.DataFrame, gpu_events: pl.DataFrame) -> tuple[pl.DataFrame, int] | None:
+    """Return ``layer`` and ``stage`` of every GPU event by repetition, and by how many kernels layers may be off.
 
-    layer: Ints
-    """-1 where not known."""
-    stage: Ints
-    """-1 where not known."""
-    spare: int
-    """Kernels by which the starts of layers may be off."""
-
-
-def repeated_positions(events: pl.DataFrame, gpu_events: pl.DataFrame) -> RepeatedPositions | None:
-    """Return the layers of GPU events by repetition; None if there are none, or they hold too little of the forward.
-
-    Forward work is placed by its launch or its node, backward work by its launch.
+    None if there are no layers, or they hold too little of the forward. Forward work is placed by its launch or its
+    node, backward work by its launch.
     """
     host = Host.of(events)
     repeated = repeated_layers(gpu_events, host)
@@ -314,41 +303,35 @@ def repeated_positions(events: pl.DataFrame, gpu_events: pl.DataFrame) -> Repeat
         frame = np.where(backward_frame >= 0, backward_frame + len(forward_frames), frame)
     both = pl.concat([sort_frames(part.select(LAYER_FRAMES.names())) for part in (repeated.forward, repeated.backward)])
     positions = _without_shared_communication(gpu_events, _by_kernel(gpu_events, frame, both, repeated))
-    forward_ns = np.where(label == "forward", gpu_events["end_ns"] - gpu_events["start_ns"], 0)
-    return positions if forward_ns[positions.layer >= 0].sum() >= MIN_COMPUTE_SHARE * forward_ns.sum() else None
+    forward_ns = (gpu_events["end_ns"] - gpu_events["start_ns"]).filter(label == "forward")
+    placed_ns = forward_ns.filter(positions["layer"].is_not_null().filter(label == "forward"))
+    return (positions, repeated.spare) if placed_ns.sum() >= MIN_COMPUTE_SHARE * int(forward_ns.sum()) else None
 
 
-def _by_kernel(
-    gpu_events: pl.DataFrame, frame: Ints, frames: pl.DataFrame, repeated: RepeatedLayers
-) -> RepeatedPositions:
+def _by_kernel(gpu_events: pl.DataFrame, frame: Ints, frames: pl.DataFrame, repeated: RepeatedLayers) -> pl.DataFrame:
     """Place kernels that repeat by their position in the repetition, and all other events by their frame.
 
     For the backward, the frame is preferred: it rests on sequence numbers. Without these it is unknown, and a kernel's
     position in the repetition is all there is.
     """
-    # Layer and stage of the frame of each event; the entry appended at the end is for events without a frame.
-    layer, stage = (np.append(frames[name].fill_null(-1).to_numpy(), -1) for name in ("layer", "stage"))
-    row = np.maximum(frame, -1)
-    by_frame = pl.DataFrame({"id": gpu_events["id"], "frame": frame, "layer": layer[row], "stage": stage[row]})
-    by_repetition = repeated.kernels.unique("id").rename({"layer": "repeated_layer", "stage": "repeated_stage"})
-    both = by_frame.join(by_repetition, on="id", how="left", maintain_order="left")
+    by_frame = frames.select(pl.col("layer", "stage").gather(with_nulls(frame, frame >= 0)))
+    by_frame = by_frame.with_columns(gpu_events["id"], frame=frame)
+    both = by_frame.join(
+        repeated.kernels.unique("id"), on="id", how="left", maintain_order="left", suffix="_in_repetition"
+    )
     is_forward = pl.lit(gpu_events["label"].cast(pl.String) == "forward")
-    use_repetition = pl.col("repeated_layer").is_not_null() & (is_forward | (pl.col("frame") == UNKNOWN_FRAME))
-    position = both.select(
-        pl.when(use_repetition).then(f"repeated_{name}").otherwise(name).fill_null(-1).alias(name)
-        for name in ("layer", "stage")
+    use_repetition = pl.col("layer_in_repetition").is_not_null() & (is_forward | (pl.col("frame") == UNKNOWN_FRAME))
+    names = ("layer", "stage")
+    return both.select(
+        pl.when(use_repetition).then(f"{name}_in_repetition").otherwise(name).alias(name) for name in names
     )
-    return RepeatedPositions(position["layer"].to_numpy(), position["stage"].to_numpy(), repeated.spare)
 
 
-def _without_shared_communication(gpu_events: pl.DataFrame, positions: RepeatedPositions) -> RepeatedPositions:
+def _without_shared_communication(gpu_events: pl.DataFrame, positions: pl.DataFrame) -> pl.DataFrame:
     """Take communication that few layers launch out of them: it serves others too, as parameters gathered ahead."""
-    table = gpu_events.select(pl.col("label").cast(pl.String), "pass").with_columns(
-        layer=pl.Series(positions.layer), stage=pl.Series(positions.stage)
-    )
-    layer_and_stage, has_layer = pl.struct("layer", "stage"), pl.col("layer") >= 0
+    table = positions.with_columns(gpu_events["label"].cast(pl.String), gpu_events["pass"])
+    layer_and_stage, has_layer = pl.struct("layer", "stage"), pl.col("layer").is_not_null()
     layer_count = table.filter(has_layer).select(layer_and_stage.n_unique()).item()
     launching_layers = layer_and_stage.filter(has_layer).n_unique().over("label", "pass")
     is_shared = pl.col("label").is_in(COMMUNICATION_LABELS) & (launching_layers < MIN_LAUNCHING_SHARE * layer_count)
-    layer = table.select(pl.when(is_shared).then(-1).otherwise("layer")).to_series()
-    return msgspec.structs.replace(positions, layer=layer.to_numpy())
+    return table.select(pl.when(~is_shared).then("layer").alias("layer"), "stage")

@@ -121,11 +121,11 @@ def _by_layer(events: pl.DataFrame, gpu_events: pl.DataFrame) -> RowsOfEvents:
         if repeated is None:
             why = "nothing names layers, and no forward repeats the same kernels: record them with with_stack=True"
             return gpu_events.select(name=pl.repeat(NOT_PLACED, pl.len())), f"{why}, or name them with record_function"
-        numbers = pl.DataFrame({"layer": repeated.layer, "stage": repeated.stage})
-        placed = gpu_events.select("label").hstack(numbers.select(pl.when(pl.all() >= 0).then(pl.all())))
-        placed = placed.with_columns(evidence=pl.when(pl.col("layer").is_not_null()).then(pl.lit("repetition")))
-        if repeated.spare:
-            note = f"layers are found by repetition: each may begin up to {repeated.spare} kernels later than shown"
+        positions, spare = repeated
+        evidence = pl.when(pl.col("layer").is_not_null()).then(pl.lit("repetition"))
+        placed = positions.with_columns(gpu_events["label"], evidence=evidence)
+        if spare:
+            note = f"layers are found by repetition: each may begin up to {spare} kernels later than shown"
     in_layer = pl.col("layer").is_not_null()
     is_outside = pl.col("label").cast(pl.String).is_in(LABELS_OUTSIDE_LAYERS) | pl.col("evidence").is_not_null()
     name = pl.when(in_layer).then(pl.format("layer {}", "layer")).when(is_outside).then(pl.lit(OUTSIDE))
@@ -226,19 +226,17 @@ class By(msgspec.Struct, frozen=True, eq=False):
 
 def combined(
     rows_by_rank: Mapping[int, RankRows], *, stages: Mapping[int, tuple[int, ...]], pipeline: bool, steps: int
-) -> By | None:
-    """Return the rows of all ranks as one table; None without any.
+) -> By:
+    """Return the rows of all ranks as one table.
 
     Args:
-        rows_by_rank: The rows of each rank.
+        rows_by_rank: The rows of each rank, of one at least.
         stages: Pipeline stages that each rank ran, if a schedule is known.
         pipeline: Whether the run has a pipeline, in which ranks of different stages hold different layers, so that
             their rows must not be added.
         steps: Number of steps.
 
     """
-    if not rows_by_rank:
-        return None
     kind = next(iter(rows_by_rank.values())).kind
     if not pipeline or kind not in ("layer", "module"):
         stages, groups = {}, dict.fromkeys(rows_by_rank, 0)
