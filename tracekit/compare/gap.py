@@ -185,8 +185,8 @@ def measure_stage_times(replays: StepReplays, cells: pl.DataFrame, pp: int) -> S
         cells: Cells of the step (``DETAILED``).
         pp: Ranks of the pipeline.
     """
-    graph = replays.graph
-    last_stage = int(max(graph.stage.max(initial=0), graph.b_stage.max(initial=0)))
+    graph, table = replays.graph, replays.graph.table
+    last_stage = int(max(table.stage.max(initial=0), table.b_stage.max(initial=0)))
     chunks = (last_stage + 1) / pp
     # All cells of one kind have the same balanced time.
     mean_ns = {

@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from tracekit._loops import simulation
 from tracekit._util.arrays import Ints, as_int64
 from tracekit._util.text import html_table
 from tracekit.errors import DeadlockError, ScheduleError
 from tracekit.schedules.ops import KINDS, Op
+
+Numbers = npt.NDArray[Any]
 
 F, I, W, B, FB = range(len(KINDS))  # codes of the kinds in OpTable  # noqa: E741
 
@@ -61,6 +65,36 @@ class OpTable(msgspec.Struct, frozen=True, eq=False):
             backward=np.where(has_input_grad, input_grads[self.b_stage + 1, self.b_microbatch], -1),
             own=np.where(has_input_grad, own_forward, np.where(is_weight, own_input_grad, -1)),
         )
+
+    def count_peak_activations(self, *freeing: int) -> list[int]:
+        """Return how many chunks' activations each rank holds at most, if ops of the kinds *freeing* free one each."""
+        taken, freed = (np.isin(self.kind, kinds).astype(np.int64) for kinds in ((F, FB), freeing))
+        peaks = []
+        for first, end in pairwise(self.offsets.tolist()):
+            chunks_held = np.cumsum(taken[first:end] - freed[first:end])
+            # An FB takes its activations before it frees others.
+            peaks.append(int((chunks_held + freed[first:end]).max(initial=0)))
+        return peaks
+
+    def idle_by_phase(self, start: Numbers, end: Numbers) -> list[tuple[Any, Any, Any]]:
+        """Return the idle time of each rank in warm-up, steady phase and cool-down if ops run at these times, from 0.
+
+        Warm-up ends with the start of a rank's first backward, the steady phase with the end of its last forward.
+        """
+        makespan, rank = end.max(initial=0), self.rank
+        is_backward, is_forward = self.kind != F, np.isin(self.kind, (F, FB))
+        # Arrays with one value per rank.
+        begin = np.zeros(len(self.offsets) - 1, end.dtype)
+        steady, cool_down = np.full_like(begin, makespan), begin.copy()
+        np.minimum.at(steady, rank[is_backward], start[is_backward])
+        np.maximum.at(cool_down, rank[is_forward], end[is_forward])
+        idle = []
+        for low, high in pairwise((begin, steady, np.maximum(steady, cool_down), np.full_like(begin, makespan))):
+            # Length of each phase, less the parts of ops inside it.
+            work = np.zeros_like(begin)
+            np.add.at(work, rank, (np.minimum(end, high[rank]) - np.maximum(start, low[rank])).clip(0))
+            idle.append((high - low - work).clip(0).tolist())
+        return list(zip(*idle, strict=True))
 
 
 @dataclass(frozen=True, repr=False)
