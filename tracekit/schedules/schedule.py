@@ -88,11 +88,12 @@ class OpTable(msgspec.Struct, frozen=True, eq=False):
         steady, cool_down = np.full_like(begin, makespan), begin.copy()
         np.minimum.at(steady, rank[is_backward], start[is_backward])
         np.maximum.at(cool_down, rank[is_forward], end[is_forward])
-        idle = []
+        has_ops, idle = np.diff(self.offsets) > 0, []
         for low, high in pairwise((begin, steady, np.maximum(steady, cool_down), np.full_like(begin, makespan))):
             # Length of each phase, less the parts of ops inside it.
+            inside = (np.minimum(end, high[rank]) - np.maximum(start, low[rank])).clip(0)
             work = np.zeros_like(begin)
-            np.add.at(work, rank, (np.minimum(end, high[rank]) - np.maximum(start, low[rank])).clip(0))
+            work[has_ops] = np.add.reduceat(inside, self.offsets[:-1][has_ops])
             idle.append((high - low - work).clip(0).tolist())
         return list(zip(*idle, strict=True))
 
