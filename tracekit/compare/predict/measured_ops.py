@@ -9,9 +9,10 @@ import msgspec
 import numpy as np
 import polars as pl
 
+from tracekit.compare.gap import weight_gradient_share
 from tracekit.compare.predict.engine import Floats, HostTimes
 from tracekit.compare.predict.machine import MIDDLE, Machine
-from tracekit.compare.predict.rank_programs import RUN, Piece, Program
+from tracekit.compare.predict.rank_programs import Piece, Program
 from tracekit.intervals import Intervals, union
 from tracekit.schedules import Schedule
 
@@ -39,9 +40,6 @@ QUANTILES = (0.25, 0.5, 0.75)
 
 MIN_SHARE_OF_LAUNCHES_AFTER_MESSAGES = 0.9
 """Share of launches after a message kernel that must come after its end for the host to count as waiting for it."""
-
-MAX_WEIGHT_GRADIENT_SHARE = 0.9
-"""Largest share of a backward's time that is taken as weight gradients."""
 
 
 class OpTimes(msgspec.Struct, frozen=True):
@@ -73,9 +71,8 @@ class MeasuredOps(msgspec.Struct, frozen=True, eq=False):
         gpu_ns = _for_stages(self.gpu_ns, schedule.stages)
         slowdown = {
             number: self.gpu_slowdowns.get(position, 1.0)
-            for position, steps in enumerate(program.steps)
-            for action, number in steps
-            if action == RUN
+            for position, numbers in enumerate(program.rank_pieces)
+            for number in numbers
         }
         return [
             float(gpu_ns[piece.kind][piece.stage]) * slowdown[number] * (self.block_factor if piece.in_block else 1.0)
@@ -144,8 +141,7 @@ class MeasuredOps(msgspec.Struct, frozen=True, eq=False):
 def _forwards_after_other_ops(program: Program) -> set[int]:
     """Return the numbers of the forwards that follow another kind of op on their rank."""
     switched = set()
-    for steps in program.steps:
-        numbers = [number for action, number in steps if action == RUN]
+    for numbers in program.rank_pieces:
         for previous, number in pairwise(numbers):
             if program.pieces[number].kind == "F" and program.pieces[previous].kind != "F":
                 switched.add(number)
@@ -378,8 +374,7 @@ def _times_per_stage(rows: pl.DataFrame, column: str, stages: int, level: int) -
 def _weight_gradient_share(rows: pl.DataFrame) -> float:
     """Return the share of weight gradients in the compute of whole backwards, by labels; a half if none is labelled."""
     backwards = rows.filter(pl.col("op") == "B")
-    weight_ns, total_ns = int(backwards["wgrad_ns"].sum()), int(backwards["busy_ns"].sum())
-    return min(weight_ns / total_ns, MAX_WEIGHT_GRADIENT_SHARE) if weight_ns and total_ns else 0.5
+    return weight_gradient_share(backwards["wgrad_ns"].sum(), backwards["busy_ns"].sum()) or 0.5
 
 
 def _host_time(rows: pl.DataFrame, start: str, end: str, full_queue: Mapping[int, Intervals]) -> pl.Series:
