@@ -202,7 +202,7 @@ def measure_stage_times(replays: StepReplays, cells: pl.DataFrame, pp: int) -> S
     if not forward:
         forward = block - backward if block and block > backward else round(backward / 2)
     is_backward = graph.op == "B"
-    weight_share = weight_gradient_share(cells["wgrad_ns"].filter(is_backward).sum(), replays.work[is_backward].sum())
+    weight_share = weight_gradient_share(cells["wgrad_ns"].to_numpy()[is_backward], replays.work[is_backward])
     weight_grad = mean_ns.get("W", round(backward * (0.5 if weight_share is None else weight_share)))
     input_grad = mean_ns.get("I", backward - weight_grad)
     return StageTimes(
@@ -215,6 +215,7 @@ def measure_stage_times(replays: StepReplays, cells: pl.DataFrame, pp: int) -> S
     )
 
 
-def weight_gradient_share(weight_ns: int, total_ns: int) -> float | None:
+def weight_gradient_share(weight_ns: Ints, total_ns: Ints) -> float | None:
     """Return the share of weight gradients in the time of whole backwards, by labels; None if none is labelled."""
-    return min(weight_ns / total_ns, MAX_WEIGHT_GRADIENT_SHARE) if weight_ns and total_ns else None
+    weight, total = int(weight_ns.sum()), int(total_ns.sum())
+    return min(weight / total, MAX_WEIGHT_GRADIENT_SHARE) if weight and total else None

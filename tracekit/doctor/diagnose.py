@@ -94,10 +94,6 @@ class Diagnosis(HasDocument, msgspec.Struct, frozen=True):
         }
         return msgspec.convert(fields, DoctorDocument, from_attributes=True)
 
-    def to_json(self, *, indent: int | None = 2) -> str:
-        """Return the document as JSON text; on one line if *indent* is None."""
-        return super().to_json(indent=indent)
-
     def _repr_html_(self) -> str:
         rows = [(finding.severity, finding.problem, finding.fix) for finding in self.findings]
         title = f"{counted(len(self.facts), 'rank')}, {counted(len(rows), 'finding')}"

@@ -96,7 +96,8 @@ CATALOGUE = (
     _entry("1f1b", lambda n: classic.one_f_one_b(n.pp, n.microbatches)),
     _grouped_entry("interleaved", lambda n: interleaved.interleaved(n.pp, n.microbatches, n.virtual, n.group)),
     _grouped_entry(
-        "interleaved-overlap", lambda n: interleaved.interleaved_overlap(n.pp, n.microbatches, n.virtual, n.group)
+        "interleaved-overlap",
+        lambda n: interleaved.interleaved(n.pp, n.microbatches, n.virtual, n.group, overlap=True),
     ),
     _entry("looped-bfs", lambda n: interleaved.looped_bfs(n.pp, n.microbatches, n.virtual), virtual=None),
     _entry("zb-h1", lambda n: zero_bubble.zb_h(n.pp, n.microbatches, h=1)),

@@ -374,7 +374,7 @@ def _times_per_stage(rows: pl.DataFrame, column: str, stages: int, level: int) -
 def _weight_gradient_share(rows: pl.DataFrame) -> float:
     """Return the share of weight gradients in the compute of whole backwards, by labels; a half if none is labelled."""
     backwards = rows.filter(pl.col("op") == "B")
-    return weight_gradient_share(backwards["wgrad_ns"].sum(), backwards["busy_ns"].sum()) or 0.5
+    return weight_gradient_share(backwards["wgrad_ns"].to_numpy(), backwards["busy_ns"].to_numpy()) or 0.5
 
 
 def _host_time(rows: pl.DataFrame, start: str, end: str, full_queue: Mapping[int, Intervals]) -> pl.Series:
