@@ -91,7 +91,7 @@ class Pipeline:
             "position",
             "op",
             pl.col("stage", "microbatch").fill_null(-1),
-            pl.when(is_block).then(pl.col("b_stage", "b_microbatch").fill_null(-1)),
+            pl.when(is_block).then(pl.col("b_stage", "b_microbatch")).fill_null(-1),
         )
         orders: dict[int, list[Op]] = {}
         for position, *op in ops.rows():

@@ -150,11 +150,9 @@ class Schedule:
         ops = [op for rank in self.ranks for op in rank]
         if not ops:
             raise ScheduleError(f"{self.name}: has no ops", hint="write at least one forward and its backward")
-        columns = list(zip(*ops, strict=True))
-        codes = {kind: code for code, kind in enumerate(KINDS)}
-        kind = np.array([codes[name] for name in columns[0]], np.int64)
-        stage, microbatch = (np.array(column, np.int64) for column in columns[1:3])
-        b_stage, b_microbatch = (_as_ints(column) for column in columns[3:])
+        kinds, *numbers = zip(*ops, strict=True)
+        kind = np.array([KINDS.index(name) for name in kinds], np.int64)
+        stage, microbatch, b_stage, b_microbatch = (np.array(column, np.int64) for column in numbers)
         backward = (kind == B) | (kind == I) | (kind == W)
         lengths = [len(rank) for rank in self.ranks]
         return OpTable(
@@ -220,11 +218,6 @@ class Schedule:
             producers.append(ops[first].reshape(stages, microbatches))
         _check_ranks(self, *producers)
         return producers[0], producers[1], producers[2]
-
-
-def _as_ints(values: tuple[int | None, ...]) -> Ints:
-    """Return the numbers, -1 for None."""
-    return np.array([-1 if value is None else value for value in values], np.int64)
 
 
 def _missing(schedule: Schedule, letter: str, stage: int, microbatch: int) -> ScheduleError:

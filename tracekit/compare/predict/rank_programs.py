@@ -153,7 +153,7 @@ def _pieces_of(ops: Iterable[Op]) -> list[Piece]:
     """Return the pieces of ops in order. The halves of an FB run one after the other, each when its input is there."""
     pieces = []
     for op in ops:
-        if op.kind == "FB" and op.b_stage is not None and op.b_microbatch is not None:
+        if op.kind == "FB":
             pieces += [Piece("F", op.stage, op.microbatch, True), Piece("B", op.b_stage, op.b_microbatch, True)]
         else:
             pieces.append(Piece(op.kind, op.stage, op.microbatch))
@@ -276,7 +276,7 @@ def _with_reduction_turns(order: Sequence[Op], microbatches: int) -> list[Op | N
     for op in order:
         turns.append(op)
         stage = op.b_stage if op.kind == "FB" else op.stage
-        if op.kind in ("B", "W", "FB") and stage is not None:
+        if op.kind in ("B", "W", "FB"):
             backwards[stage] = backwards.get(stage, 0) + 1
             if backwards[stage] == microbatches:
                 turns.append(None)
@@ -327,7 +327,7 @@ def recorded_program(cells: pl.DataFrame, messages: Mapping[int, pl.DataFrame], 
     for position in sorted(messages):
         open_receives: list[tuple[int, int]] = []  # end and number of kernels that no op has waited for
         for launched in _in_launch_order(position, cells, messages[position]):
-            if "op" not in launched:
+            if "carried" in launched:
                 carried = [(send, message_number(send, position, peer)) for send, peer in launched["carried"]]
                 sends, receives = ([n for send, n in carried if send is side] for side in (True, False))
                 kernel = writer.post(position, sends, receives)
@@ -340,17 +340,16 @@ def recorded_program(cells: pl.DataFrame, messages: Mapping[int, pl.DataFrame], 
             open_receives = [(end, kernel) for end, kernel in open_receives if kernel not in ended]
             for kernel in ended:
                 writer.wait(position, kernel)
-            microbatch = -1 if launched["microbatch"] is None else launched["microbatch"]
-            op = Op(launched["op"], launched["stage"] or 0, microbatch, launched["b_stage"], launched["b_microbatch"])
-            for piece in _pieces_of([op]):
+            for piece in _pieces_of([Op(*(launched[name] for name in Op._fields))]):
                 writer.run(position, piece)
     return writer.program()
 
 
 def _in_launch_order(position: int, cells: pl.DataFrame, messages: pl.DataFrame) -> list[dict[str, Any]]:
     """Return a rank's cells and message kernels (with what they carry) by launch."""
-    names = ("op", "stage", "microbatch", "b_stage", "b_microbatch", "launch_ns", "start_ns")
-    ops = cells.filter(pl.col("position") == position).select(pl.col("op").cast(pl.String), *names[1:]).to_dicts()
+    kind, stage = pl.col("op").cast(pl.String).alias("kind"), pl.col("stage").fill_null(0)
+    numbers = pl.col("microbatch", "b_stage", "b_microbatch").fill_null(-1)
+    ops = cells.filter(pl.col("position") == position).select(kind, stage, numbers, "launch_ns", "start_ns").to_dicts()
     kernels = messages.group_by("kernel", maintain_order=True).agg(
         pl.col("launch_ns").min(), pl.col("end_ns").max(), carried=pl.concat_list(pl.col("send").cast(pl.Int32), "peer")
     )

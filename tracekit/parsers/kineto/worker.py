@@ -136,7 +136,7 @@ class Worker:
         if scanner.memory_count:
             part.memory.append(self._memory_rows[: scanner.memory_count, list(MEMORY_COLUMNS.values())])
         if scanner.row_count:
-            columns = {}
+            columns: dict[Column, ColumnPart] = {}
             for column, (least, greatest, count) in zip(Column, self._bounds.T.tolist(), strict=True):
                 if count and column != Column.EVENT:  # the number of an event in its part, which nobody needs
                     fits = least > NULL32 and greatest < 2**31
