@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 
 import msgspec
@@ -219,11 +220,10 @@ def measure_ops(
     input_factor, weight_factor = SPLIT_GPU_FACTORS[level]
     gpu_slowdown = pl.col("position").replace_strict(gpu_slowdowns or {}, default=1.0, return_dtype=pl.Float64)
     on_usual_gpu = rows.with_columns(pl.col("gpu_ns") / gpu_slowdown)
-    gpu_ns = _times_by_kind(
+    times_by_kind = partial(_times_by_kind, stages=stages, level=level)
+    gpu_ns = times_by_kind(
         on_usual_gpu,
         "gpu_ns",
-        stages,
-        level,
         split=((1 - weight_share) * input_factor, weight_share * weight_factor),
         join=lambda input_grad, weight_grad: input_grad / input_factor + weight_grad / weight_factor,
     )
@@ -231,11 +231,9 @@ def measure_ops(
     split_host = SPLIT_HOST_FACTORS[level]
     previous_op = pl.col("op").shift(1).over("position", order_by="launch_ns")
     switch_factor = pl.when(pl.col("op") == "F", previous_op != "F").then(SWITCH_HOST_FACTOR).otherwise(1.0)
-    launch_ns = _times_by_kind(
+    launch_ns = times_by_kind(
         rows.with_columns(launching_ns=pl.col("launching_ns") / switch_factor),
         "launching_ns",
-        stages,
-        level,
         split=split_host,
         join=lambda input_grad, weight_grad: (input_grad + weight_grad) / sum(split_host),
     )
@@ -245,11 +243,9 @@ def measure_ops(
         launch_ns["B"] = (whole * launch_ns["B"] + split * joined_ns) / (whole + split)
     # A split backward has two ops, and the host's time before an op twice.
     search_ns = SPLIT_SEARCH_SHARE * launch_ns["B"]
-    before_ns = _times_by_kind(
+    before_ns = times_by_kind(
         rows,
         "before_ns",
-        stages,
-        level,
         split=(1.0, 1.0),
         join=lambda input_grad, weight_grad: np.maximum(input_grad - search_ns, 0.0),
     )
@@ -322,9 +318,9 @@ def _time_beside_messages(cells: pl.DataFrame, messages: Mapping[int, pl.DataFra
 def _times_by_kind(
     rows: pl.DataFrame,
     column: str,
+    *,
     stages: int,
     level: int,
-    *,
     split: tuple[float, float],
     join: Callable[[Floats, Floats], Floats],
 ) -> dict[str, Floats]:
