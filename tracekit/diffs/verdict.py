@@ -42,17 +42,13 @@ class _Case(msgspec.Struct, frozen=True):
 
     metric: Metric
     requirement: Requirement | None
+    sign: int  # +1 if an increase is worse, else -1
     check: CheckResult  # the figures that are known before the test, without a verdict
     before: list[list[float]]
     after: list[list[float]]
     floor: float
     noise: Noise | None
     uncertainty: float = 0.0  # result of ``single_run_uncertainty``, 0 where noise was calibrated
-
-    @property
-    def sign(self) -> int:
-        """Return +1 if an increase is worse, else -1."""
-        return _worse_sign(self.metric, self.requirement)
 
     @property
     def limit(self) -> float:
@@ -77,13 +73,6 @@ class _Case(msgspec.Struct, frozen=True):
     def may_be_chance(self) -> bool:
         """Whether one run per side cannot tell the change from the difference of equal runs."""
         return self.check.runs == Counts(1, 1) and abs(self.worsening) <= self.uncertainty
-
-
-def _worse_sign(metric: Metric, requirement: Requirement | None) -> int:
-    """Return +1 if an increase of the metric is worse, else -1."""
-    if requirement:
-        return 1 if requirement.worse == "up" else -1
-    return -1 if metric.better == "up" else 1
 
 
 def judge(
@@ -188,7 +177,9 @@ def _make_case(
         noise = noise.with_prior(prior_deviation(floor))
     if noise and all(runs):
         floor = max(floor, noise.floor(runs))
-    limit = _worse_sign(metric, requirement) * floor
+    falls_when_worse = requirement.worse == "down" if requirement else metric.better == "up"
+    sign = -1 if falls_when_worse else 1
+    limit = sign * floor
     if requirement:
         limit = requirement.limit * (old or 0.0) if requirement.kind == "relative" else requirement.limit
     change = None if old is None or new is None else new - old
@@ -214,7 +205,7 @@ def _make_case(
         limit_on="level" if is_limit else "change",
     )
     uncertainty = 0.0 if noise or is_limit else single_run_uncertainty(metric, (baseline, candidate))
-    return _Case(metric, requirement, check, before, after, floor, noise, uncertainty)
+    return _Case(metric, requirement, sign, check, before, after, floor, noise, uncertainty)
 
 
 def _samples(
