@@ -62,7 +62,7 @@ class StepComparison(msgspec.Struct, frozen=True, eq=False):
 
     def orders(self) -> list[list[str]]:
         """Return the ops of each rank of the pipeline in the notation; none for a rank without a trace."""
-        orders = self.pipeline.orders()
+        orders = self.pipeline.orders
         return [[str(op) for op in orders.get(position, [])] for position in range(len(self.pipeline.ranks))]
 
     def measure_imbalance(self) -> dict[str, Any]:

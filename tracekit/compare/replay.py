@@ -13,7 +13,7 @@ from tracekit._loops import replay
 from tracekit._util.arrays import Ints, as_int64
 from tracekit._util.columns import to_int64
 from tracekit.reconstruct.pipeline import Pipeline
-from tracekit.schedules.ops import KINDS
+from tracekit.schedules.ops import KINDS, Op
 from tracekit.schedules.schedule import FB, B, Edges, OpTable, W, find_running_order
 
 Shares = npt.NDArray[np.float64]
@@ -47,18 +47,8 @@ class CellGraph:
         [1, 6, 2, 4]
         """
         position, kind = to_int64(cells["position"]), to_int64(cells["op"].cast(pl.Enum(KINDS)).to_physical())
-        stage, microbatch, b_stage, b_microbatch = (
-            to_int64(cells[name], 0) for name in ("stage", "microbatch", "b_stage", "b_microbatch")
-        )
-        table = OpTable(
-            rank=position,
-            kind=kind,
-            stage=stage,
-            microbatch=microbatch,
-            b_stage=np.where(kind == FB, b_stage, stage),
-            b_microbatch=np.where(kind == FB, b_microbatch, microbatch),
-            offsets=np.searchsorted(position, np.arange(int(position.max(initial=-1)) + 2)),
-        )
+        numbers = (to_int64(cells[name], 0) for name in Op._fields[1:])
+        table = OpTable.of(position, kind, numbers, ranks=int(position.max(initial=-1)) + 1)
         waits = np.stack(table.find_edges(), axis=1)
         # An FB whose halves are of one micro-batch is its own forward.
         waits[waits == np.arange(len(kind))[:, None]] = -1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -45,6 +45,21 @@ class OpTable(msgspec.Struct, frozen=True, eq=False):
     b_stage: Ints  # of B, I and W the same as stage; of FB its backward half; of F -1
     b_microbatch: Ints
     offsets: Ints
+
+    @classmethod
+    def of(cls, rank: Ints, kind: Ints, numbers: Iterable[Ints], *, ranks: int) -> OpTable:
+        """Return the table of the ops of some *ranks*; *numbers* are the fields of ``Op`` behind its kind."""
+        stage, microbatch, b_stage, b_microbatch = numbers
+        is_backward = np.isin(kind, (B, I, W))
+        return cls(
+            rank,
+            kind,
+            stage,
+            microbatch,
+            b_stage=np.where(is_backward, stage, b_stage),
+            b_microbatch=np.where(is_backward, microbatch, b_microbatch),
+            offsets=np.searchsorted(rank, np.arange(ranks + 1)),
+        )
 
     def find_edges(self) -> Edges:
         """Return the ops that every op waits for, as far as the table has them."""
@@ -152,18 +167,8 @@ class Schedule:
             raise ScheduleError(f"{self.name}: has no ops", hint="write at least one forward and its backward")
         kinds, *numbers = zip(*ops, strict=True)
         kind = np.array([KINDS.index(name) for name in kinds], np.int64)
-        stage, microbatch, b_stage, b_microbatch = (np.array(column, np.int64) for column in numbers)
-        backward = (kind == B) | (kind == I) | (kind == W)
-        lengths = [len(rank) for rank in self.ranks]
-        return OpTable(
-            rank=np.repeat(np.arange(len(lengths)), lengths),
-            kind=kind,
-            stage=stage,
-            microbatch=microbatch,
-            b_stage=np.where(backward, stage, b_stage),
-            b_microbatch=np.where(backward, microbatch, b_microbatch),
-            offsets=np.concatenate([[0], np.cumsum(lengths)]),
-        )
+        rank = np.repeat(np.arange(len(self.ranks)), [len(order) for order in self.ranks])
+        return OpTable.of(rank, kind, (np.array(column, np.int64) for column in numbers), ranks=len(self.ranks))
 
     @cached_property
     def stage_ranks(self) -> Ints:

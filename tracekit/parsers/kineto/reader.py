@@ -60,7 +60,7 @@ def read(
             rank=number,
             rank_from=rank_from,
             record_shapes=_record_shapes(header.source.record_shapes, events),
-            counts=_counts(events),
+            counts={str(kind): count for kind, count in events["kind"].value_counts(sort=True).iter_rows()},
             pid=_process_id(events),
             skipped=_skipped(scanned, table, memory),
             notices=(*notices, *header.source.notices),
@@ -169,11 +169,6 @@ def _record_shapes(header_value: bool | None, events: pl.DataFrame) -> bool | No
     if events["shapes"].null_count() < events.height:
         return True
     return False if (events["kind"] == "cpu_op").any() else None
-
-
-def _counts(events: pl.DataFrame) -> Mapping[str, int]:
-    """Count the events by kind."""
-    return {str(kind): count for kind, count in events["kind"].value_counts(sort=True).iter_rows()}
 
 
 def _skipped(scanned: Scanned, table: EventTable, memory: pl.DataFrame) -> Mapping[str, int]:
