@@ -135,16 +135,15 @@ def _read_replaced(path: str | os.PathLike[str]) -> Side:
 
 def _format(value: Any, indent: int = 0) -> str:
     """Return JSON with sorted keys, in which a list or object that holds no other one is on one line."""
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    if not any(isinstance(item, dict | list) for item in items):
+        return encode(dict(sorted(value.items())) if isinstance(value, dict) else value, indent=None)
+    brackets = "[]"
     if isinstance(value, dict):
         parts = [f"{encode(key, indent=None)}: {_format(value[key], indent + 1)}" for key in sorted(value)]
-        is_flat, brackets = not any(isinstance(item, dict | list) for item in value.values()), "{}"
-    elif isinstance(value, list):
-        parts = [_format(item, indent + 1) for item in value]
-        is_flat, brackets = not any(isinstance(item, dict | list) for item in value), "[]"
+        brackets = "{}"
     else:
-        return encode(value, indent=None)
-    if is_flat:
-        return brackets[0] + ", ".join(parts) + brackets[1]
+        parts = [_format(item, indent + 1) for item in value]
     space = "\n" + " " * indent
     return f"{brackets[0]}{space} " + f",{space} ".join(parts) + space + brackets[1]
 
