@@ -20,6 +20,8 @@ from tracekit.compare import compare_run as lines
 from tracekit.diffs import stats, verdict
 from tracekit.diffs.metrics import resolve
 from tracekit.diffs.noise_thresholds import PRIOR_DEGREES_OF_FREEDOM, Noise, prior_deviation
+from tracekit.diffs.run_samples import Run
+from tracekit.documents.gate import GateSettings
 from tracekit.metrics.budget import Bubble, Budget
 from tracekit.metrics.label_intervals import MIN_STRONG_CONFIDENCE, weak_ns
 from tracekit.metrics.rates import Rates
@@ -95,7 +97,9 @@ def test_names_are_believed_where_more_than_a_tenth_met(blocks, believed):
 @pytest.mark.parametrize(("late_ns", "said"), [(10, False), (11, True)])
 def test_a_rank_that_begins_late_by_more_than_a_hundredth_is_named(late_ns, said):
     replays = SimpleNamespace(
-        graph=SimpleNamespace(position=np.array([0, 0])), before={"host": np.array([late_ns, 0])}, makespan=1_000
+        graph=SimpleNamespace(table=SimpleNamespace(rank=np.array([0, 0]))),
+        before={"host": np.array([late_ns, 0])},
+        makespan=1_000,
     )
     pipeline = SimpleNamespace(step=0, ranks=[4])
     assert bool(lines._late_start_notices(pipeline, replays)) is said
@@ -112,7 +116,12 @@ def runs(*centres):
 def test_runs_must_agree_seven_and_a_half_times_better_than_steps(after, sure):
     """BETWEEN_RUNS_P_FACTOR: a p-value from the spread between runs counts 7.5-fold against alpha."""
     before = runs(99.0, 101.0, 103.0)
-    case = verdict._Case(verdict.Check(resolve("step_ms")), before, runs(*after), floor=1.0, noise=None)
+    baseline, candidate = (
+        [Run(str(i), {"step_ms": tuple(run)}) for i, run in enumerate(s)] for s in (before, runs(*after))
+    )
+    case = verdict._make_case(
+        resolve("step_ms"), None, (candidate, baseline), GateSettings(floors={"step_ms": 1.0}), None
+    )
     deviation = prior_deviation(case.floor, case.uncertainty)
     spread = stats.between_runs(runs(*after), before, prior=deviation, prior_df=PRIOR_DEGREES_OF_FREEDOM)
     chance = spread.p_not_above(case.tested_change)

@@ -33,9 +33,9 @@ def test_a_replay_is_the_simulators(name):
     start, end = replayed.run(simulation.end - simulation.start)
     assert start.tolist() == simulation.start.tolist()
     assert end.max() == simulation.makespan
-    assert list(replayed.peak_activations.values()) == simulation.peak_activations
-    idle = replayed.idle_by_phase(start, end)
-    assert [sum(parts) for parts in idle.values()] == simulation.bubble
+    assert replayed.peak_activations == simulation.peak_activations
+    idle = replayed.table.idle_by_phase(start, end)
+    assert [sum(parts) for parts in idle] == simulation.bubble
     assert replayed.broken == 0
 
 

@@ -23,7 +23,6 @@ from tracekit.compare.predict.predictor import HOST_SPEED_FACTOR, MIN_ERROR_SHAR
 from tracekit.compare.predict.rank_programs import (
     MAX_SHARE_OF_EARLY_RECEIVES,
     POST,
-    PROGRAM_WRITERS,
     RUN,
     WAIT,
     Kernel,
@@ -32,6 +31,8 @@ from tracekit.compare.predict.rank_programs import (
     Program,
     find_queues,
     recorded_program,
+    write_grouped,
+    write_just_in_time,
     write_posted,
 )
 from tracekit.compare.what_if import best_split, layers_per_stage
@@ -95,7 +96,7 @@ def test_a_forward_after_a_backward_takes_its_host_longer():
     ops = measure_ops(cells, {}, FREE, stages=1, lead_ns=pl.Series([0] * 5), full_queue={})
     for name, forwards in (("gpipe", [100, 100, 100]), ("1f1b", [100, 110, 110])):
         schedule = generate(name, pp=1, microbatches=3)
-        program = PROGRAM_WRITERS["just-in-time"](schedule)
+        program = write_just_in_time(schedule)
         times = ops.host_times(program, schedule)
         launch_ns = [ns for piece, ns in zip(program.pieces, times.launch_ns, strict=True) if piece.kind == "F"]
         assert launch_ns == pytest.approx(forwards)
@@ -123,7 +124,7 @@ def test_a_slow_gpu_stays_slow_whatever_stage_it_runs():
     ops = measure_ops(cells, {}, FREE, stages=4, lead_ns=lead_ns, full_queue={}, gpu_slowdowns={3: 2.0})
     for name in ("gpipe", "chimera"):
         schedule = generate(name, pp=4, microbatches=4)
-        program = PROGRAM_WRITERS["just-in-time"](schedule)
+        program = write_just_in_time(schedule)
         work = ops.typical_work(program, schedule)
         numbers = {rank: [n for action, n in steps if action == RUN] for rank, steps in enumerate(program.steps)}
         by_rank = {rank: {work[n] for n in ns if program.pieces[n].kind == "F"} for rank, ns in numbers.items()}
@@ -147,7 +148,7 @@ def test_a_host_that_runs_ahead_goes_on_when_it_has_launched_all_but_no_further_
     )
     ops = measure_ops(cells, {}, FREE, stages=2, lead_ns=pl.Series([0, 0]), full_queue={})
     schedule = generate("gpipe", pp=2, microbatches=1)
-    program = PROGRAM_WRITERS["just-in-time"](schedule)
+    program = write_just_in_time(schedule)
     own = ops.host_times(program, schedule, own=True)
     assert (own.starts, own.gpu_starts) == ((-100, 40), (0, 50))
     # The first host was 100 ahead, the second 10: it has launched all 30 before the end, which is not allowed again.
@@ -155,10 +156,10 @@ def test_a_host_that_runs_ahead_goes_on_when_it_has_launched_all_but_no_further_
     assert ops.next_starts([500, 570], [300, 590]) == ([-100, 90], [0, 70])
 
 
-@pytest.mark.parametrize("order", PROGRAM_WRITERS)
-def test_every_message_is_sent_once_and_received_once_and_nothing_gets_stuck(order):
+@pytest.mark.parametrize("write", [write_just_in_time, write_grouped, write_posted])
+def test_every_message_is_sent_once_and_received_once_and_nothing_gets_stuck(write):
     plan = generate("1f1b", pp=4, microbatches=8)
-    program = PROGRAM_WRITERS[order](plan)
+    program = write(plan)
     sends = sorted(send for kernel in program.kernels for send in kernel.sends)
     receives = sorted(receive for kernel in program.kernels for receive in kernel.receives)
     assert sends == receives == list(range(2 * 3 * 8))
@@ -339,7 +340,7 @@ def test_the_recorded_program_launches_and_waits_as_the_run_did():
         0: table([(7, True, 1, 1, 20, 25)]),
         1: table([(3, False, 0, 2, 6, 30), (4, False, 0, 3, 30, 90)]),
     }
-    program = recorded_program(cells, messages)
+    program = recorded_program(cells, messages, host_waits=False)
     assert program.steps == (((RUN, 0), (POST, 0)), ((POST, 1), (POST, 2), (WAIT, 1), (RUN, 1), (RUN, 2)))
     assert program.pieces == (Piece("F", 0, 3), Piece("F", 1, 3, True), Piece("B", 1, 2, True))
     assert [(kernel.sends, kernel.receives) for kernel in program.kernels] == [((0,), ()), ((), (0,)), ((), (1,))]

@@ -8,7 +8,8 @@ import pytest
 
 from tracekit.diffs.metrics import resolve
 from tracekit.diffs.run_samples import from_analysis
-from tracekit.diffs.verdict import Rules, default_metrics
+from tracekit.diffs.verdict import default_metrics
+from tracekit.documents.gate import GateSettings
 from tracekit.errors import InputError
 
 
@@ -44,7 +45,9 @@ def test_exposed_time_by_cause_is_there_when_asked_for(make):
     named = resolve("exposed_ms.pp_comm.peer_late")
     assert run.values(named) == (0.75,)
     assert named.nature == "waiting"
-    assert named not in default_metrics([run], [run], Rules())  # causes trade places: only the label is checked unasked
+    assert named not in default_metrics(
+        [run], [run], GateSettings()
+    )  # causes trade places: only the label is checked unasked
     assert from_analysis(make([10.0]), name="old").values(named) == ()
 
 

@@ -31,7 +31,7 @@ def run(compute=60.0, waits=40.0, shape=RESTLESS):
 
 
 def verdicts(candidate, baseline):
-    return {c.metric.name: c for c in judge(candidate, baseline)}
+    return {c.metric: c for c in judge(candidate, baseline)}
 
 
 def test_longer_waiting_in_one_restless_run_is_inconclusive_and_says_what_to_do():
@@ -80,7 +80,7 @@ def test_three_calibrated_runs_do_not_blunt_the_gpus_own_work():
 
     old = [run(compute=c) for c in (60.0, 60.3, 59.7)]  # alone, these would allow 14 deviations: 10 %
     checks = judge([run(compute=63.0)], old, noise=calibrate(old))
-    assert {c.metric.name: c.verdict for c in checks}["compute_ms"] == "regressed"
+    assert {c.metric: c.verdict for c in checks}["compute_ms"] == "regressed"
 
 
 @pytest.mark.parametrize(

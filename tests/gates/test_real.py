@@ -31,7 +31,7 @@ def test_the_same_code_passes_both_ways(recorded):
 def test_a_stage_that_works_twice_is_caught_and_named(recorded):
     result = gate(recorded["straggler"], recorded["a"])
     assert result.exit_code == 1
-    worst = [c.metric.name for c in result.checks if c.verdict == "regressed"]
+    worst = [c.metric for c in result.checks if c.verdict == "regressed"]
     assert "label_ms.forward" in worst
     data = result.to_dict()
     assert data["moved"]["kernels"][0]["label"] == "forward"

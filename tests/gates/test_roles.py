@@ -30,7 +30,7 @@ def baseline(tmp_path):
 
 
 def verdicts(result):
-    return {check.metric.name: check.verdict for check in result.checks}
+    return {check.metric: check.verdict for check in result.checks}
 
 
 def test_a_role_that_got_slower_is_named(baseline):

@@ -103,7 +103,7 @@ def test_a_list_that_ends_in_something_else_is_not_truncated(values):
     got = kineto.read(io.BytesIO(text))
     assert [notice.code for notice in got.source.notices] == ["bad-events"]
     assert got.events["start_ns"].to_list() == [1007]
-    with pytest.raises(InputError, match="event 1 is not valid JSON"):
+    with pytest.raises(InputError, match=r"\d+ damaged events? w"):
         kineto.read(io.BytesIO(text), lenient=False)
 
 

@@ -95,7 +95,7 @@ def test_damage_that_costs_no_event(real_bytes, whole, target, defect):
     assert got.events.drop("name").equals(whole.drop("name"))
     changed = (got.events["name"].cast(pl.String) != whole["name"].cast(pl.String)).arg_true().to_list()
     assert changed == ([target[2]] if code == "bad-text" else [])
-    with pytest.raises(InputError, match=f"trace: event {target[1]} .*not valid JSON"):
+    with pytest.raises(InputError, match=r"trace: \d+ (damaged event|value|name)s? "):
         read(raw, lenient=False)
 
 
@@ -110,8 +110,8 @@ def test_damage_that_costs_no_event(real_bytes, whole, target, defect):
         {"args": {"dtype": "\\q"}},
     ],
 )
-def test_the_first_bad_text_is_named_by_its_event(monkeypatch, first, indent, block):
-    """Whatever the column it is in, and however many events of other kinds and blocks come before it."""
+def test_bad_texts_are_counted(monkeypatch, first, indent, block):
+    """Whatever the column they are in, and however many events of other kinds and blocks come before them."""
     monkeypatch.setattr(blocks, "BLOCK_BYTES", block)
     monkeypatch.setattr(header, "FIRST_READ", min(block, header.FIRST_READ))
     plain = {"ph": "X", "cat": "kernel", "name": "k", "ts": 10, "dur": 1, "pid": 0, "tid": 7}
@@ -120,7 +120,7 @@ def test_the_first_bad_text_is_named_by_its_event(monkeypatch, first, indent, bl
     events[700] = {**plain, "name": "later\\q"}
     raw = json.dumps({"traceEvents": events}, indent=indent).replace("\\\\q", "\\q").encode()
     assert count(read(raw), "bad-text") == 2
-    with pytest.raises(InputError, match="trace: event 500 holds text that is not valid JSON"):
+    with pytest.raises(InputError, match="trace: 2 names repaired after invalid bytes or escapes"):
         read(raw, lenient=False)
 
 
@@ -137,7 +137,7 @@ def test_damage_that_costs_one_event(real_bytes, whole, target, monkeypatch, def
     unmoved = ["id", "step"]
     assert got.events.drop(unmoved).equals(kept.drop(unmoved))
     assert got.events.height + sum(got.source.skipped.values()) == raw.count(b'\n  {\n    "')
-    with pytest.raises(InputError, match=rf"trace: event {target[1]} is not valid JSON"):
+    with pytest.raises(InputError, match="trace: 1 damaged event was lost"):
         read(raw, lenient=False)
 
 
@@ -179,7 +179,7 @@ def test_truncated(real_bytes, whole, share, packed):
     assert 0 < n < ROWS
     assert got.events.drop("step").equals(whole[:n].drop("step"))  # all that was whole, and nothing else
     assert n + sum(got.source.skipped.values()) + count(got, "truncated") == begun
-    with pytest.raises(InputError, match=r"ends (inside|after) event \d+"):
+    with pytest.raises(InputError, match="ends before its list of events does"):
         read(raw, lenient=False)
 
 

@@ -185,7 +185,7 @@ def test_diff_and_gate_compare_role_by_role():
     analysis = analysis_of(RL)
     assert set(diff(analysis, analysis).to_dict()["roles"]) == {"rollout"}
     assert "roles" not in diff(analysis, analysis, role="rollout").to_dict()
-    checks = {check.metric.name for check in gate(analysis, analysis).checks}
+    checks = {check.metric for check in gate(analysis, analysis).checks}
     assert {"step_ms", "rollout/step_ms"} <= checks
     with pytest.raises(OptionError, match="no such role"):
         gate(analysis, analysis, role="critic")

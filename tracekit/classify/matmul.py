@@ -65,11 +65,9 @@ def backward_forward_ratio(products: Bools, node: Ints, sequence: Ints, forward:
     if not len(rows) or not len(numbers):
         return CategoryColumn.constant(None, len(products))
     own_count = np.bincount(node[rows])[node[rows]]
-    index = np.minimum(np.searchsorted(numbers, sequence[rows]), len(numbers) - 1)
-    forward_count = forward_counts[index]
-    ratio = np.where(own_count == forward_count, 0, np.where(own_count == 2 * forward_count, 1, 2))
-    has_forward = numbers[index] == sequence[rows]
-    return CategoryColumn(_RATIOS, np.where(has_forward, ratio, -1)).spread(rows, len(products))
+    forward_count = take_or_missing(forward_counts, find_sorted(sequence[rows], numbers))
+    ratio = np.select([forward_count < 0, own_count == forward_count, own_count == 2 * forward_count], [-1, 0, 1], 2)
+    return CategoryColumn(_RATIOS, ratio).spread(rows, len(products))
 
 
 def match_owed(owing: Bools, candidates: Bools, time: Ints) -> Bools:

@@ -17,7 +17,7 @@ import numpy as np
 import polars as pl
 
 from tracekit._loops.nesting import ANNOTATION
-from tracekit._util.arrays import Bools, Int32s, Ints, take_or_missing
+from tracekit._util.arrays import Bools, Int32s, Ints, find_sorted, take_or_missing
 from tracekit._util.categories import CategoryColumn
 from tracekit.classify.autograd import Autograd
 from tracekit.classify.host_ranges import GpuEvents, Launches, Nested, compose_paths, nearest_marked_ancestor, nest
@@ -85,12 +85,9 @@ class Frames:
 
     def _nest(self, tid: Ints, time_ns: Ints) -> Nested:
         """Nest the frames, and find the frames around points; threads are numbered from 0, unknown ones are -1."""
-        threads = np.unique(self.tid)
-        position = np.searchsorted(threads, tid)
-        is_known = np.append(threads, -1)[position] == tid
-        point_thread = np.where(is_known & (position < len(threads)), position, -1)
-        frame_thread = np.searchsorted(threads, self.tid)
+        threads, frame_thread = np.unique(self.tid, return_inverse=True)
         kind = np.full(len(self), ANNOTATION, np.int64)
+        point_thread = find_sorted(tid, threads)
         return nest(frame_thread, self.start_ns, self.end_ns, kind, self.name_index, point_thread, time_ns)
 
 

@@ -211,8 +211,9 @@ def _match_notices(match: Match, pipeline: Pipeline) -> list[Notice]:
 
 def _late_start_notices(pipeline: Pipeline, replays: StepReplays) -> list[Notice]:
     """Return notices of ranks whose host began the step late; in a first step the profiler's start may be the cause."""
-    first_cells = np.flatnonzero(np.diff(replays.graph.position, prepend=-1))
-    positions = replays.graph.position[first_cells].tolist()
+    position_of_cell = replays.graph.table.rank
+    first_cells = np.flatnonzero(np.diff(position_of_cell, prepend=-1))
+    positions = position_of_cell[first_cells].tolist()
     late_ns = replays.before["host"][first_cells].tolist()
     return [
         Notice(
@@ -232,7 +233,7 @@ class _Ideal(msgspec.Struct, frozen=True, eq=False):
     bubble: float  # share of ranks × makespan outside cells
     start: Ints  # of every cell of the run
     end: Ints
-    idle: Mapping[int, Sequence[int]]  # by position: idle time in each phase
+    idle: Sequence[tuple[int, int, int]]  # by position: idle time in each phase
     cells: pl.DataFrame | None = None  # of the schedule, if the run has another order
 
 
@@ -245,15 +246,15 @@ def _simulate_ideal(pipeline: Pipeline, replays: StepReplays, match: Match, *, c
     if match.exact and complete:
         makespan = int(end.max(initial=0))
         bubble = 1 - int(replays.balanced.sum()) / (makespan * len(pipeline.positions)) if makespan else 0.0
-        return _Ideal(makespan, bubble, start, end, replays.graph.idle_by_phase(start, end))
+        return _Ideal(makespan, bubble, start, end, replays.graph.table.idle_by_phase(start, end))
     times = measure_stage_times(replays, pipeline.detail, len(pipeline.ranks)).for_chunks()
     simulation = simulate(match.schedule, times)
     for position in pipeline.positions if match.exact else ():
-        cells = np.flatnonzero(replays.graph.position == position)
+        cells = np.flatnonzero(replays.graph.table.rank == position)
         ops = np.flatnonzero(match.schedule.table.rank == position)
         if len(cells) == len(ops):
             start[cells], end[cells] = simulation.start[ops], simulation.end[ops]
-    idle = {position: [int(ns) for ns in phases] for position, phases in enumerate(simulation.idle_phases)}
+    idle = match.schedule.table.idle_by_phase(simulation.start, simulation.end)
     rank_of_position = dict(enumerate(pipeline.ranks))
     ideal_cells = simulation.cells.with_columns(pl.col("rank").replace_strict(rank_of_position))
     return _Ideal(
@@ -268,7 +269,7 @@ def _simulate_ideal(pipeline: Pipeline, replays: StepReplays, match: Match, *, c
 
 def _rank_bubbles(pipeline: Pipeline, replays: StepReplays, ideal: _Ideal) -> tuple[RankBubble, ...]:
     """Return the measured and ideal idle time of each rank by phase."""
-    measured_idle = replays.graph.idle_by_phase(replays.start, replays.end)
+    measured_idle = replays.graph.table.idle_by_phase(replays.start, replays.end)
     return tuple(
         RankBubble(
             rank=pipeline.ranks[position],

@@ -62,7 +62,7 @@ class StepComparison(msgspec.Struct, frozen=True, eq=False):
 
     def orders(self) -> list[list[str]]:
         """Return the ops of each rank of the pipeline in the notation; none for a rank without a trace."""
-        orders = self.pipeline.orders()
+        orders = self.pipeline.orders
         return [[str(op) for op in orders.get(position, [])] for position in range(len(self.pipeline.ranks))]
 
     def measure_imbalance(self) -> dict[str, Any]:
@@ -72,15 +72,11 @@ class StepComparison(msgspec.Struct, frozen=True, eq=False):
         cell's work from the median of its op and stage, as a share of it. ``slow_cells``: the slowest cells, with
         their work over that median.
         """
-        replays, graph = self.replays, self.replays.graph
-        stages = {
-            int(stage): float(
-                replays.typical[graph.stage == stage].sum() / max(1, replays.balanced[graph.stage == stage].sum())
-            )
-            for stage in np.unique(graph.stage)
-        }
+        replays, table = self.replays, self.replays.graph.table
+        typical, balanced = (np.bincount(table.stage, work) for work in (replays.typical, replays.balanced))
+        stages = {int(stage): float(typical[stage] / max(1, balanced[stage])) for stage in np.unique(table.stage)}
         factor = replays.work / np.maximum(replays.typical, 1)
-        columns = {name: getattr(graph, name) for name in ("op", "stage", "microbatch")}
+        columns = {"op": replays.graph.op, "stage": table.stage, "microbatch": table.microbatch}
         cells = pl.DataFrame({"rank": self.pipeline.detail["rank"], **columns, "factor": factor})
         slow_cells = cells.filter(pl.col("factor") > MIN_SLOW_CELL_FACTOR)
         return {

@@ -86,7 +86,7 @@ class OrderSearch:
 
     def __init__(self, pipeline: Pipeline) -> None:
         self.pipeline = pipeline
-        self.orders: Orders = pipeline.orders()
+        self.orders: Orders = pipeline.orders
         self.pp = len(pipeline.ranks)
         self.forwards = max(identify.count_ops(order, "F", "FB") for order in self.orders.values())
         self.stages_known = pipeline.stages_from != "nothing"
@@ -200,7 +200,7 @@ def _count_units(orders: Orders, schedule: Schedule) -> int:
 
 
 def _misplaced_units(match: Match, pipeline: Pipeline) -> str:
-    return f"{match.distance} of its {_count_units(pipeline.orders(), match.schedule)} units of work are elsewhere"
+    return f"{match.distance} of its {_count_units(pipeline.orders, match.schedule)} units of work are elsewhere"
 
 
 def order_differs_notice(match: Match, pipeline: Pipeline) -> Notice:

@@ -185,8 +185,8 @@ def measure_stage_times(replays: StepReplays, cells: pl.DataFrame, pp: int) -> S
         cells: Cells of the step (``DETAILED``).
         pp: Ranks of the pipeline.
     """
-    graph = replays.graph
-    last_stage = int(max(graph.stage.max(initial=0), graph.b_stage.max(initial=0)))
+    graph, table = replays.graph, replays.graph.table
+    last_stage = int(max(table.stage.max(initial=0), table.b_stage.max(initial=0)))
     chunks = (last_stage + 1) / pp
     # All cells of one kind have the same balanced time.
     mean_ns = {
@@ -201,7 +201,8 @@ def measure_stage_times(replays: StepReplays, cells: pl.DataFrame, pp: int) -> S
     forward = mean_ns.get("F")
     if not forward:
         forward = block - backward if block and block > backward else round(backward / 2)
-    weight_share = _weight_gradient_share(replays, cells)
+    is_backward = graph.op == "B"
+    weight_share = weight_gradient_share(cells["wgrad_ns"].to_numpy()[is_backward], replays.work[is_backward])
     weight_grad = mean_ns.get("W", round(backward * (0.5 if weight_share is None else weight_share)))
     input_grad = mean_ns.get("I", backward - weight_grad)
     return StageTimes(
@@ -214,9 +215,7 @@ def measure_stage_times(replays: StepReplays, cells: pl.DataFrame, pp: int) -> S
     )
 
 
-def _weight_gradient_share(replays: StepReplays, cells: pl.DataFrame) -> float | None:
+def weight_gradient_share(weight_ns: Ints, total_ns: Ints) -> float | None:
     """Return the share of weight gradients in the time of whole backwards, by labels; None if none is labelled."""
-    is_backward = replays.graph.op == "B"
-    weight_ns = int(cells["wgrad_ns"].to_numpy()[is_backward].sum())
-    total_ns = int(replays.work[is_backward].sum())
-    return min(weight_ns / total_ns, MAX_WEIGHT_GRADIENT_SHARE) if weight_ns and total_ns else None
+    weight, total = int(weight_ns.sum()), int(total_ns.sum())
+    return min(weight / total, MAX_WEIGHT_GRADIENT_SHARE) if weight and total else None

@@ -44,9 +44,8 @@ def units(op: Op) -> list[Unit]:
     [('F', 0, 7), ('I', 3, 2), ('W', 3, 2)]
     """
     if op.kind == "FB":
-        b_stage = -1 if op.b_stage is None else op.b_stage
-        b_microbatch = -1 if op.b_microbatch is None else op.b_microbatch
-        return [("F", op.stage, op.microbatch), ("I", b_stage, b_microbatch), ("W", b_stage, b_microbatch)]
+        backward = (op.b_stage, op.b_microbatch)
+        return [("F", op.stage, op.microbatch), ("I", *backward), ("W", *backward)]
     kinds = ("I", "W") if op.kind == "B" else (op.kind,)
     return [(kind, op.stage, op.microbatch) for kind in kinds]
 
@@ -59,8 +58,8 @@ def pattern(order: Sequence[Op]) -> list[Op]:
     """
     numbers: dict[tuple[int, int], int] = {}
 
-    def number(stage: int | None, microbatch: int | None) -> int:
-        return numbers.setdefault((stage or 0, microbatch or 0), len(numbers))
+    def number(stage: int, microbatch: int) -> int:
+        return numbers.setdefault((stage, microbatch), len(numbers))
 
     for op in order:
         if op.kind in ("F", "FB"):

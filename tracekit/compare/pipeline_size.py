@@ -148,7 +148,7 @@ def _find_doubts(match: Match, pipeline: Pipeline) -> Doubts:
     kinds = set(pipeline.detail["op"].cast(pl.String))
     other_stages = pipeline.stages_from == "annotations" and any(
         forward_stages(order) != forward_stages(match.schedule.ranks[position])
-        for position, order in pipeline.orders().items()
+        for position, order in pipeline.orders.items()
     )
     blocks_apart = match.blocks_run_apart > 0 and "FB" not in kinds
     backwards_whole = match.backwards_run_whole > 0 and "W" not in kinds

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
 from tracekit._loops import replay
-from tracekit._util.arrays import Bools, Ints, as_int64
+from tracekit._util.arrays import Ints, as_int64
 from tracekit._util.columns import to_int64
 from tracekit.reconstruct.pipeline import Pipeline
-from tracekit.schedules.ops import KINDS
-from tracekit.schedules.schedule import Edges, OpTable, find_running_order
+from tracekit.schedules.ops import KINDS, Op
+from tracekit.schedules.schedule import FB, B, Edges, OpTable, W, find_running_order
 
 Shares = npt.NDArray[np.float64]
 
@@ -29,11 +28,7 @@ class CellGraph:
     the I of a W.
     """
 
-    position: Ints  # of its rank in the pipeline
-    op: npt.NDArray[np.str_]
-    stage: Ints
-    microbatch: Ints
-    b_stage: Ints  # stage of the backward of an FB; -1 for other ops
+    table: OpTable  # ranks are positions in the pipeline
     waits: Ints  # cells × 4
     order: Ints  # all cells, each after those it waits for
     broken: int  # dependencies that formed a ring and were dropped
@@ -51,21 +46,12 @@ class CellGraph:
         >>> end.tolist()
         [1, 6, 2, 4]
         """
-        position = cells["position"].to_numpy().astype(np.int64)
-        op = cells["op"].cast(pl.String).to_numpy().astype(str)
-        stage, microbatch = to_int64(cells["stage"], 0), to_int64(cells["microbatch"], 0)
-        recorded_b_stage, is_block = to_int64(cells["b_stage"], -1), op == "FB"
-        table = OpTable(
-            rank=position,
-            kind=to_int64(cells["op"].cast(pl.Enum(KINDS)).to_physical()),
-            stage=stage,
-            microbatch=microbatch,
-            b_stage=np.where(is_block, np.maximum(recorded_b_stage, 0), stage),
-            b_microbatch=np.where(is_block, to_int64(cells["b_microbatch"], 0), microbatch),
-            offsets=np.searchsorted(position, np.arange(int(position.max(initial=-1)) + 2)),
-        )
+        position, kind = to_int64(cells["position"]), to_int64(cells["op"].cast(pl.Enum(KINDS)).to_physical())
+        numbers = (to_int64(cells[name], 0) for name in Op._fields[1:])
+        table = OpTable.of(position, kind, numbers, ranks=int(position.max(initial=-1)) + 1)
         waits = np.stack(table.find_edges(), axis=1)
-        waits[waits == np.arange(len(op))[:, None]] = -1  # an FB whose halves are of one micro-batch is its own forward
+        # An FB whose halves are of one micro-batch is its own forward.
+        waits[waits == np.arange(len(kind))[:, None]] = -1
         broken = 0
         order, stuck = find_running_order(Edges(*waits.T), table.offsets)
         while stuck:  # all ranks wait for each other: let the cell of the first of them run
@@ -74,7 +60,7 @@ class CellGraph:
             waits[cell, is_awaited] = -1
             broken += int(is_awaited.sum())
             order, stuck = find_running_order(Edges(*waits.T), table.offsets)
-        return cls(position, op, stage, microbatch, recorded_b_stage, waits, order, broken)
+        return cls(table, waits, order, broken)
 
     def run(self, duration: Ints, delay: Ints | None = None, early: Shares | None = None) -> tuple[Ints, Ints]:
         """Return start and end of every cell if it starts as soon as its dependencies allow, plus its delay.
@@ -121,51 +107,14 @@ class CellGraph:
         return ready, lead / np.maximum(dependency_duration, 1)
 
     @cached_property
-    def is_forward(self) -> Bools:
-        """Cells that contain a forward."""
-        return np.isin(self.op, ("F", "FB"))
+    def op(self) -> npt.NDArray[np.str_]:
+        """Kind of each cell."""
+        return np.array(KINDS)[self.table.kind]
 
     @cached_property
-    def is_backward(self) -> Bools:
-        """Cells that contain a backward or a part of one."""
-        has_backward: Bools = self.op != "F"
-        return has_backward
-
-    @cached_property
-    def positions(self) -> tuple[int, ...]:
-        """Positions that have cells."""
-        return tuple(np.unique(self.position).tolist())
-
-    def idle_by_phase(self, start: Ints, end: Ints) -> dict[int, tuple[int, ...]]:
-        """Return the idle time of each position in each of the three phases (``PHASES``).
-
-        The phases of a rank end with the start of its first backward, the end of its last forward, and the end of the
-        pipeline.
-        """
-        if not self.positions:
-            return {}
-        pipeline_start, pipeline_end = min(int(start.min()), 0), max(int(end.max()), 0)
-        # Arrays with one value per position.
-        never = np.iinfo(np.int64).max
-        first_backward = np.full(self.positions[-1] + 1, never)
-        np.minimum.at(first_backward, self.position[self.is_backward], start[self.is_backward])
-        first_backward[first_backward == never] = pipeline_end
-        last_forward = np.full_like(first_backward, pipeline_start)
-        np.maximum.at(last_forward, self.position[self.is_forward], end[self.is_forward])
-        edges = (
-            np.full_like(first_backward, pipeline_start),
-            first_backward,
-            np.maximum(first_backward, last_forward),
-            np.full_like(first_backward, pipeline_end),
-        )
-        idle = []
-        for phase_start, phase_end in pairwise(edges):
-            # Length of each phase, less the parts of cells inside it.
-            busy = np.minimum(end, phase_end[self.position]) - np.maximum(start, phase_start[self.position])
-            phase_idle = phase_end - phase_start
-            np.subtract.at(phase_idle, self.position, np.maximum(busy, 0))
-            idle.append(np.maximum(phase_idle, 0).tolist())
-        return {position: tuple(phase[position] for phase in idle) for position in self.positions}
+    def peak_activations(self) -> list[int]:
+        """Largest number of forwards that each position holds at once, each until its B or W."""
+        return self.table.count_peak_activations(B, W, FB)
 
     def average(self, work: Ints) -> tuple[Ints, Ints]:
         """Return for each cell the median work of its op on its stage, and the mean of these medians over stages."""
@@ -185,23 +134,9 @@ class CellGraph:
         The group of each cell; and of each group its first cell if cells are sorted by group, its size, and the code of
         its op.
         """
-        _, kind = np.unique(self.op, return_inverse=True)
-        keys = np.stack([kind.reshape(-1), self.stage, self.b_stage], axis=1)
+        keys = np.stack([self.table.kind, self.table.stage, self.table.b_stage], axis=1)
         distinct, group, size = np.unique(keys, axis=0, return_inverse=True, return_counts=True)
         return group.reshape(-1), np.cumsum(size) - size, size, distinct[:, 0]
-
-    @cached_property
-    def peak_activations(self) -> dict[int, int]:
-        """Largest number of forwards that a position holds at once, each until its B or W."""
-        frees = (self.op == "B") | (self.op == "W") | (self.op == "FB")
-        peaks = {}
-        for position in self.positions:
-            on_rank = self.position == position
-            taken, freed = self.is_forward[on_rank].astype(int), frees[on_rank].astype(int)
-            # An op takes its own activation before it frees another.
-            held_before = np.cumsum(taken - freed) - (taken - freed)
-            peaks[position] = int((held_before + taken).max(initial=0))
-        return peaks
 
 
 GraphCache = dict[bytes, CellGraph]

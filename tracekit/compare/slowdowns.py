@@ -98,9 +98,9 @@ def pipeline_slowdown(comparison: ScheduleComparison) -> Slowdown | None:
         usual[first.op == op] = durations[first.op == op].mean()
     numbers = [step.pipeline.step for step in lanes]
     lane_step = np.array([sorted(set(numbers), key=str).index(number) for number in numbers])
-    ranks = np.array([[step.pipeline.ranks[position] for step in lanes] for position in first.position])
+    ranks = np.array([[step.pipeline.ranks[position] for step in lanes] for position in first.table.rank])
     spread = np.ones((1, len(lanes)), np.int64)
-    groups = {"stage": first.stage[:, None] * spread, "op": np.repeat(first.op[:, None], len(lanes), axis=1)}
+    groups = {"stage": first.table.stage[:, None] * spread, "op": np.repeat(first.op[:, None], len(lanes), axis=1)}
     step_times = partial(replay_cells, first, lane_step)
     return measure_slowdown(step_times, durations, usual, {**groups, "rank": ranks}, max_groups=MAX_PIPELINE_GROUPS)
 
@@ -116,6 +116,5 @@ def replay_cells(graph: CellGraph, lane_step: Ints, durations: Times) -> Times:
 
 
 def _same_cells(graph: CellGraph, other: CellGraph) -> bool:
-    return all(
-        np.array_equal(getattr(graph, name), getattr(other, name)) for name in ("position", "op", "stage", "microbatch")
-    )
+    names = ("rank", "kind", "stage", "microbatch")
+    return all(np.array_equal(getattr(graph.table, name), getattr(other.table, name)) for name in names)

@@ -272,7 +272,7 @@ def _metric_rows(before: Side, after: Side, work: documents.WorkChange | None) -
         floors = abs(check.change or 0.0) / check.floor if check.floor else 0.0
         return _VERDICT_ORDER.index(check.verdict), -floors
 
-    checks = [check.to_document() for check in judge(after.runs, before.runs, noise=before.noise)]
+    checks = judge(after.runs, before.runs, noise=before.noise)
     if work is not None and not comparability.is_equal_work(work):
         reason = f"the step does {work.ratio:.3g} times the work"
         undecided = {"verdict": "inconclusive", "reason": reason}

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Literal
 
 import msgspec
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
 from tracekit._util.text import counted
 from tracekit.diffs import stats
@@ -25,9 +24,9 @@ from tracekit.diffs.noise_thresholds import (
     single_run_uncertainty,
 )
 from tracekit.diffs.run_samples import LABEL_SETS, Run
-from tracekit.documents.gate import CheckResult, Counts, WaiverStatus
+from tracekit.documents.diff import Verdict
+from tracekit.documents.gate import CheckResult, Counts, GateSettings
 
-Outcome = Literal["pass", "improved", "regressed", "inconclusive"]
 WHOLE_STEP_METRICS = ("step_ms", "compute_ms")
 """Metrics of the whole step and of all GPU work in it; corrected for multiple tests apart from the many labels."""
 _SINGLE_RUN_REASON = "one run per side may wait this much longer by chance: add runs, or --calibrate"
@@ -38,74 +37,13 @@ MIN_RUNS_OF_RUN_METRIC = 3
 """Fewest runs on each side to compare a metric that has one value per run."""
 
 
-class Rules(msgspec.Struct, frozen=True):
-    """Significance level, fewest steps and noise floors of a verdict."""
-
-    alpha: float = 0.075  # false-alarm probability before floors: of the whole step, and of all its parts together
-    min_steps: int = 5  # with fewer steps than this on either side nothing is decided
-    floors: Mapping[str, str | float] | None = None  # by metric or pattern: "3%" or a number in its unit
-
-
-class Check(msgspec.Struct, frozen=True):
-    """Verdict on one metric, with the numbers it rests on. Pairs are (baseline, candidate)."""
-
-    metric: Metric
-    verdict: Outcome = "pass"
-    reason: str = ""
-    requirement: Requirement | None = None
-    before: float | None = None
-    after: float | None = None
-    floor: float | None = None
-    interval: tuple[float, float] | None = None  # confidence interval of the change; for a limit, of the level
-    p: float | None = None  # p-value of "it got worse", adjusted for the number of metrics
-    method: str | None = None
-    steps: tuple[int, int] = (0, 0)
-    runs: tuple[int, int] = (0, 0)
-    waiver: WaiverStatus | None = None
-
-    @property
-    def sign(self) -> int:
-        """Return +1 if an increase is worse, else -1."""
-        if self.requirement:
-            return 1 if self.requirement.worse == "up" else -1
-        return -1 if self.metric.better == "up" else 1
-
-    @property
-    def limit(self) -> float | None:
-        """Largest change that is accepted, in the metric's unit; for a limit on the level, that level."""
-        requirement = self.requirement
-        if requirement is None:
-            return None if self.floor is None else self.sign * self.floor
-        return requirement.limit * (self.before or 0.0) if requirement.kind == "relative" else requirement.limit
-
-    @property
-    def change(self) -> float | None:
-        """After minus before, in the metric's unit."""
-        return None if self.before is None or self.after is None else self.after - self.before
-
-    def to_document(self) -> CheckResult:
-        """Return it as a part of the gate's document."""
-        change = self.change
-        figures = {
-            "metric": self.metric.name,
-            "unit": self.metric.unit,
-            "better": self.metric.better,
-            "requirement": self.requirement.text if self.requirement else None,
-            "change": change,
-            "change_relative": change / self.before if change is not None and self.before else None,
-            "interval": list(self.interval) if self.interval else None,
-            "steps": Counts(*self.steps),
-            "runs": Counts(*self.runs),
-            "limit": self.limit,
-            "limit_on": "level" if self.requirement and self.requirement.kind == "limit" else "change",
-        }
-        return CheckResult(**asdict(self) | figures)
-
-
 class _Case(msgspec.Struct, frozen=True):
     """Samples of one metric on both sides, run by run, with what is needed to judge them."""
 
-    check: Check
+    metric: Metric
+    requirement: Requirement | None
+    sign: int  # +1 if an increase is worse, else -1
+    check: CheckResult  # the figures that are known before the test, without a verdict
     before: list[list[float]]
     after: list[list[float]]
     floor: float
@@ -113,14 +51,13 @@ class _Case(msgspec.Struct, frozen=True):
     uncertainty: float = 0.0  # result of ``single_run_uncertainty``, 0 where noise was calibrated
 
     @property
-    def sign(self) -> int:
-        """Return +1 if an increase is worse, else -1."""
-        return self.check.sign
-
-    @property
     def limit(self) -> float:
         """Largest worsening that is accepted; negative if the requirement demands an improvement."""
         return self.sign * (self.check.limit or 0.0)
+
+    def undecided(self, reason: str) -> CheckResult:
+        """Return the check as inconclusive."""
+        return replace(self.check, verdict="inconclusive", reason=reason)
 
     @property
     def tested_change(self) -> float:
@@ -135,7 +72,7 @@ class _Case(msgspec.Struct, frozen=True):
     @property
     def may_be_chance(self) -> bool:
         """Whether one run per side cannot tell the change from the difference of equal runs."""
-        return sum(self.check.runs) == 2 and abs(self.worsening) <= self.uncertainty
+        return self.check.runs == Counts(1, 1) and abs(self.worsening) <= self.uncertainty
 
 
 def judge(
@@ -143,27 +80,27 @@ def judge(
     baseline: Sequence[Run],
     requirements: Sequence[Requirement] = (),
     *,
-    rules: Rules = Rules(),  # noqa: B008 - frozen
+    rules: GateSettings = GateSettings(),  # noqa: B008 - frozen
     noise: Mapping[str, Noise] | None = None,
     obstacle: str = "",
     damage: str = "",
-) -> list[Check]:
+) -> list[CheckResult]:
     """Return one check per metric.
 
     Args:
         candidate: Runs after the change.
         baseline: Runs before the change.
         requirements: What to check; without any, the default metrics against their noise floors.
-        rules: Significance level, fewest steps and floors.
+        rules: Settings, of which the significance level, the fewest steps and the floors are used.
         noise: Calibrated noise by metric name.
         obstacle: Reason why the sides cannot be compared at all; every comparison is then inconclusive.
         damage: Reason why the figures themselves cannot be trusted; limits are then inconclusive too.
 
     >>> base = Run("base", {"step_ms": (100.0, 101.0, 99.0, 100.5, 99.5, 100.2, 99.8, 100.1)})
     >>> slow = Run("slow", {"step_ms": tuple(1.06 * v for v in base.samples["step_ms"])})
-    >>> [(c.metric.name, c.verdict) for c in judge([slow], [base])]
+    >>> [(c.metric, c.verdict) for c in judge([slow], [base])]
     [('step_ms', 'regressed')]
-    >>> [(c.metric.name, c.verdict) for c in judge([base], [base])]
+    >>> [(c.metric, c.verdict) for c in judge([base], [base])]
     [('step_ms', 'pass')]
     """
     requested: list[tuple[Metric, Requirement | None]] = [(item.metric, item) for item in requirements]
@@ -178,7 +115,7 @@ def judge(
     # The rest is tested. Each group is corrected for its own number of tests, so that the many labels do not make the
     # test of the whole step less sensitive. Requirements of the user are one group: none is more important.
     tested = [i for i in range(len(cases)) if i not in check_of_case]
-    whole_step = [i for i in tested if not requirements and cases[i].check.metric.name in WHOLE_STEP_METRICS]
+    whole_step = [i for i in tested if not requirements and cases[i].metric.name in WHOLE_STEP_METRICS]
     parts = [i for i in tested if i not in whole_step]
     for group in (whole_step, parts):
         # With few steps a rank test cannot give a p-value below this level: _test then takes another. The p-values
@@ -191,7 +128,7 @@ def judge(
     return [check_of_case[i] for i in range(len(cases))]
 
 
-def default_metrics(candidate: Sequence[Run], baseline: Sequence[Run], rules: Rules) -> list[Metric]:
+def default_metrics(candidate: Sequence[Run], baseline: Sequence[Run], rules: GateSettings) -> list[Metric]:
     """Return the metrics checked without requirements: the default families, where a change can exceed its floor."""
 
     def all_values(metric: Metric) -> tuple[str, tuple[tuple[float, ...], ...]]:
@@ -211,7 +148,7 @@ def default_metrics(candidate: Sequence[Run], baseline: Sequence[Run], rules: Ru
     return sorted([*labels, *sets], key=lambda metric: metric.name != "step_ms")
 
 
-def _can_exceed_floor(metric: Metric, candidate: Sequence[Run], baseline: Sequence[Run], rules: Rules) -> bool:
+def _can_exceed_floor(metric: Metric, candidate: Sequence[Run], baseline: Sequence[Run], rules: GateSettings) -> bool:
     before, after = ([values for run in side if (values := run.values(metric))] for side in (baseline, candidate))
     if metric.unit == "ratio":
         # A share must be known on both sides, and its label must run long enough to cost the floor's part of the step.
@@ -225,7 +162,7 @@ def _make_case(
     metric: Metric,
     requirement: Requirement | None,
     sides: tuple[Sequence[Run], Sequence[Run]],
-    rules: Rules,
+    rules: GateSettings,
     noise: Noise | None,
 ) -> _Case:
     """Collect the samples, the floor and the noise of one metric; *sides* are (candidate, baseline)."""
@@ -240,10 +177,35 @@ def _make_case(
         noise = noise.with_prior(prior_deviation(floor))
     if noise and all(runs):
         floor = max(floor, noise.floor(runs))
-    steps = (sum(map(len, before)), sum(map(len, after)))
-    check = Check(metric, requirement=requirement, before=old, after=new, floor=floor, steps=steps, runs=runs)
+    falls_when_worse = requirement.worse == "down" if requirement else metric.better == "up"
+    sign = -1 if falls_when_worse else 1
+    limit = sign * floor
+    if requirement:
+        limit = requirement.limit * (old or 0.0) if requirement.kind == "relative" else requirement.limit
+    change = None if old is None or new is None else new - old
+    check = CheckResult(
+        metric=metric.name,
+        unit=metric.unit,
+        better=metric.better,
+        verdict="pass",
+        reason="",
+        before=old,
+        after=new,
+        change=change,
+        change_relative=change / old if change is not None and old else None,
+        interval=None,
+        requirement=requirement.text if requirement else None,
+        floor=floor,
+        p=None,
+        method=None,
+        steps=Counts(sum(map(len, before)), sum(map(len, after))),
+        runs=Counts(*runs),
+        waiver=None,
+        limit=limit,
+        limit_on="level" if is_limit else "change",
+    )
     uncertainty = 0.0 if noise or is_limit else single_run_uncertainty(metric, (baseline, candidate))
-    return _Case(check, before, after, floor, noise, uncertainty)
+    return _Case(metric, requirement, sign, check, before, after, floor, noise, uncertainty)
 
 
 def _samples(
@@ -261,40 +223,41 @@ def _samples(
     return before, after
 
 
-def _check_without_test(case: _Case, rules: Rules, obstacle: str, damage: str) -> Check | None:
+def _check_without_test(case: _Case, rules: GateSettings, obstacle: str, damage: str) -> CheckResult | None:
     """Return the check if it needs no comparison of samples: a limit on the candidate alone, or nothing to compare."""
-    check, requirement = case.check, case.check.requirement
-    if damage or check.after is None:
-        return replace(check, verdict="inconclusive", reason=damage or "the candidate has no such metric")
-    if requirement and requirement.kind == "limit":
-        return _check_limit(case, requirement, rules)
+    if damage or case.check.after is None:
+        return case.undecided(damage or "the candidate has no such metric")
+    if case.requirement and case.requirement.kind == "limit":
+        return _check_limit(case, case.requirement, case.check.after, rules)
     if obstacle:
-        return replace(check, verdict="inconclusive", reason=obstacle)
-    if check.before is None:
-        return replace(check, verdict="inconclusive", reason="the baseline has no such metric")
-    unit, needed = ("run", MIN_RUNS_OF_RUN_METRIC) if check.metric.family.once_a_run else ("step", rules.min_steps)
-    if min(check.steps) < needed:
-        counts = f"{counted(check.steps[0], unit)} before, {check.steps[1]} after"
-        return replace(check, verdict="inconclusive", reason=f"{counts}; at least {needed} are needed")
+        return case.undecided(obstacle)
+    if case.check.before is None:
+        return case.undecided("the baseline has no such metric")
+    unit, needed = ("run", MIN_RUNS_OF_RUN_METRIC) if case.metric.family.once_a_run else ("step", rules.min_steps)
+    steps = case.check.steps
+    if min(steps.before, steps.after) < needed:
+        return case.undecided(
+            f"{counted(steps.before, unit)} before, {steps.after} after; at least {needed} are needed"
+        )
     return None
 
 
-def _check_limit(case: _Case, requirement: Requirement, rules: Rules) -> Check:
-    """Return the verdict on the candidate's own steps against a limit."""
-    check, value = case.check, case.check.after or 0.0
-    holds = requirement.holds(value)
-    if check.steps[1] < rules.min_steps:
+def _check_limit(case: _Case, requirement: Requirement, value: float, rules: GateSettings) -> CheckResult:
+    """Return the verdict on the candidate's own steps, with the level *value*, against a limit."""
+    holds, steps = requirement.holds(value), case.check.steps.after
+    if steps < rules.min_steps:
         # Too few steps to know their noise: only a distance larger than the floor decides.
-        few = f"only {counted(check.steps[1], 'step')}"
+        few = f"only {counted(steps, 'step')}"
         if abs(value - requirement.limit) <= case.floor:
-            return replace(check, verdict="inconclusive", reason=f"{few}, and the limit is within the noise floor")
-        verdict: Outcome = "pass" if holds else "regressed"
-        return replace(check, verdict=verdict, reason=f"{few}, but beyond the noise floor", method="floor")
+            return case.undecided(f"{few}, and the limit is within the noise floor")
+        verdict: Verdict = "pass" if holds else "regressed"
+        return replace(case.check, verdict=verdict, reason=f"{few}, but beyond the noise floor", method="floor")
     estimate = stats.bootstrap(_signed(case.after, case.sign))
     p = estimate.p_not_above(case.sign * requirement.limit)
-    check = replace(check, interval=_signed_interval(estimate, 1 - rules.alpha, case.sign), method="bootstrap", p=p)
+    interval = _signed_interval(estimate, 1 - rules.alpha, case.sign)
+    check = replace(case.check, interval=interval, method="bootstrap", p=p)
     if holds:
-        return replace(check, verdict="pass")
+        return check
     if p <= rules.alpha:
         return replace(check, verdict="regressed", reason=f"the limit is {requirement.op} {requirement.limit:g}")
     return replace(check, verdict="inconclusive", reason="past the limit, but the limit is within its noise")
@@ -305,10 +268,9 @@ def _signed(runs: Sequence[Sequence[float]], sign: int) -> list[list[float]]:
     return [[sign * value for value in run] for run in runs]
 
 
-def _signed_interval(estimate: stats.Estimate, level: float, sign: int) -> tuple[float, float]:
+def _signed_interval(estimate: stats.Estimate, level: float, sign: int) -> list[float]:
     """Return the confidence interval turned back to the metric's own direction."""
-    low, high = sorted(sign * end for end in estimate.interval(level))
-    return low, high
+    return sorted(sign * end for end in estimate.interval(level))
 
 
 class _Test(msgspec.Struct, frozen=True):
@@ -316,7 +278,7 @@ class _Test(msgspec.Struct, frozen=True):
 
     p_worse: float
     p_better: float
-    interval: tuple[float, float]  # confidence interval of the change
+    interval: list[float]  # confidence interval of the change
     method: str
 
 
@@ -352,36 +314,34 @@ def _test(case: _Case, alpha: float) -> _Test:
     return _Test(p_worse, p_better, _signed_interval(estimate, 1 - 2 * alpha, case.sign), method)
 
 
-def _decide(case: _Case, test: _Test, p_worse: float, p_better: float, rules: Rules) -> Check:
+def _decide(case: _Case, test: _Test, p_worse: float, p_better: float, rules: GateSettings) -> CheckResult:
     """Return the verdict from the test and its corrected p-values."""
     check = replace(case.check, interval=test.interval, p=p_worse, method=test.method)
-    requirement = check.requirement
-    if requirement is None:
+    if case.requirement is None:
         exceeded = case.worsening > case.limit
     else:
-        exceeded = not requirement.holds(_required_change(check, requirement))
+        exceeded = not case.requirement.holds(_required_change(check, case.requirement))
     if exceeded:
-        return _decide_exceeded(case, check, test, rules)
+        verdict, reason = _decide_exceeded(case, test, p_worse, rules)
+        return replace(check, verdict=verdict, reason=reason)
     if -case.worsening > case.floor and p_better <= rules.alpha and not case.may_be_chance:
         return replace(check, verdict="improved")
     is_worse = min(case.sign * end for end in test.interval) > 0
     return replace(check, reason="worse, within the limit") if is_worse else check
 
 
-def _decide_exceeded(case: _Case, check: Check, test: _Test, rules: Rules) -> Check:
-    """Return the verdict on a change beyond its limit: regressed, unless it may be noise."""
-    if check.requirement and case.noise and abs(case.worsening) <= case.noise.floor(check.runs):
-        return replace(check, verdict="inconclusive", reason="past the limit, but within the calibrated noise")
-    if check.p is not None and check.p <= rules.alpha:
-        if case.may_be_chance:
-            return replace(check, verdict="inconclusive", reason=_SINGLE_RUN_REASON)
-        return replace(check, verdict="regressed", reason=_regression_reason(case))
+def _decide_exceeded(case: _Case, test: _Test, p_worse: float, rules: GateSettings) -> tuple[Verdict, str]:
+    """Return the verdict on a change beyond its limit, and the reason: regressed, unless it may be noise."""
+    if case.requirement and case.noise and abs(case.worsening) <= case.noise.floor((len(case.before), len(case.after))):
+        return "inconclusive", "past the limit, but within the calibrated noise"
+    if p_worse <= rules.alpha:
+        return ("inconclusive", _SINGLE_RUN_REASON) if case.may_be_chance else ("regressed", _regression_reason(case))
     if test.p_worse <= 2 * rules.alpha and case.worsening > 2 * case.floor:
-        return replace(check, verdict="inconclusive", reason="looks worse, but may be noise: record more")
-    return replace(check, reason="past the floor, but it may be noise")
+        return "inconclusive", "looks worse, but may be noise: record more"
+    return "pass", "past the floor, but it may be noise"
 
 
-def _required_change(check: Check, requirement: Requirement) -> float:
+def _required_change(check: CheckResult, requirement: Requirement) -> float:
     """Return the change in the unit of the requirement: the metric's, or a share of the baseline."""
     change = check.change or 0.0
     if requirement.kind != "relative":
@@ -392,7 +352,7 @@ def _required_change(check: Check, requirement: Requirement) -> float:
 
 
 def _regression_reason(case: _Case) -> str:
-    requirement, unit, before = case.check.requirement, case.check.metric.unit, case.check.before
+    requirement, unit, before = case.requirement, case.metric.unit, case.check.before
     if requirement:
         return f"breaks {requirement.text}"
     if unit == "ratio":

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import PurePath
-from typing import Any
 
 import msgspec
 import polars as pl
@@ -23,7 +22,7 @@ from tracekit.metrics.completeness import add_launch_times, check_completeness
 from tracekit.metrics.host_calls import find_api_calls
 from tracekit.parsers.source_refs import SourceRef
 from tracekit.run.driver import accept_old_options, check_run, find_sources, map_sources
-from tracekit.schema import GPU_KINDS, RankEvents
+from tracekit.schema import GPU_KINDS, ProcessGroup, RankEvents
 from tracekit.store.sources import OneRole, Paths, raise_failures, read_ref
 
 _NCCL_KERNEL = r"(?i)nccl|rccl"
@@ -57,7 +56,7 @@ class Diagnosis(HasDocument, msgspec.Struct, frozen=True):
         """Return the number of events by kind, over all ranks."""
         return dict(_sum_counts(fact.counts for fact in self.facts).most_common())
 
-    def groups(self) -> list[dict[str, Any]]:
+    def groups(self) -> list[ProcessGroup]:
         """Return the process groups, each once: from the files' headers, else from the events."""
         descriptions: dict[tuple[str, tuple[int, ...]], str | None] = {}
         for fact in self.facts:
@@ -67,10 +66,7 @@ class Diagnosis(HasDocument, msgspec.Struct, frozen=True):
             for name, description in fact.groups.items():
                 if name not in in_headers:
                     descriptions[name, ()] = description
-        return [
-            {"name": name, "description": description, "ranks": list(ranks)}
-            for (name, ranks), description in sorted(descriptions.items())
-        ]
+        return [ProcessGroup(name, text, ranks) for (name, ranks), text in sorted(descriptions.items())]
 
     def to_document(self) -> DoctorDocument:
         """Return the JSON document (``format: tracekit.doctor/1``)."""
@@ -81,7 +77,7 @@ class Diagnosis(HasDocument, msgspec.Struct, frozen=True):
             "paths": self.paths,
             "reader": self.reader,
             "versions": _merge_versions(fact.source.versions for fact in self.facts),
-            "ranks": [fact.source.rank for fact in self.facts],
+            "ranks": [fact.rank for fact in self.facts],
             "world_size": self.world_size,
             "devices": sorted({name for fact in self.facts for name in fact.source.devices}),
             "steps": sorted({step for fact in self.facts for step in fact.steps}),
@@ -89,7 +85,7 @@ class Diagnosis(HasDocument, msgspec.Struct, frozen=True):
             "groups": self.groups(),
             "counts": self.counts(),
             "skipped": dict(_sum_counts(fact.source.skipped for fact in self.facts)),
-            "by_rank": [_rank_dict(fact) for fact in self.facts],
+            "by_rank": self.facts,
             "answers": available_answers(self.facts) if self.reader == "nsight" else None,
             "export_again": suggest_reexport(self.facts),
             "extras": find_extras(self.facts),
@@ -97,10 +93,6 @@ class Diagnosis(HasDocument, msgspec.Struct, frozen=True):
             "warnings": self.notices,
         }
         return msgspec.convert(fields, DoctorDocument, from_attributes=True)
-
-    def to_json(self, *, indent: int | None = 2) -> str:
-        """Return the document as JSON text; on one line if *indent* is None."""
-        return super().to_json(indent=indent)
 
     def _repr_html_(self) -> str:
         rows = [(finding.severity, finding.problem, finding.fix) for finding in self.findings]
@@ -130,7 +122,7 @@ def diagnose(
     if len(failed) == len(results):
         raise_failures(results)
     facts = [fact for result in results if result.error is None for fact in result.unwrap()]
-    facts.sort(key=lambda fact: (fact.source.role or "", fact.source.rank))
+    facts.sort(key=lambda fact: (fact.source.role or "", fact.rank))
     spans = [(fact.source, fact.start_ns, fact.end_ns) for fact in facts]
     check_run(spans, ranks=ranks, failed=bool(failed), named=isinstance(paths, Mapping))
     unreadable = [(result.item.path, result.error.message) for result in failed if result.error is not None]
@@ -163,11 +155,15 @@ def examine(part: RankEvents) -> RankFacts:
     on_gpu = part.memory.filter(pl.col("device_type") != 0)
     recording = check_completeness(find_api_calls(events), add_launch_times(events))
     return RankFacts(
+        rank=part.source.rank,
+        rank_from=part.source.rank_from,
+        path=part.source.path,
+        events=events.height,
         source=part.source,
         lost=recording.notices,
         counts={str(name): count for name, count in sorted(events["kind"].value_counts().iter_rows())},
-        steps=tuple(events["step"].drop_nulls().unique().sort().to_list()),
-        devices=tuple(gpu["device"].drop_nulls().unique().sort().to_list()),
+        steps=events["step"].drop_nulls().unique().sort().to_list(),
+        devices=gpu["device"].drop_nulls().unique().sort().to_list(),
         streams=gpu.select("device", "stream").n_unique(),
         gpu_events=gpu.height,
         launched=gpu.join(launches.drop_nulls("correlation"), on="correlation", how="semi").height,
@@ -195,21 +191,6 @@ def _group_descriptions(events: pl.DataFrame) -> dict[str, str | None]:
     rows = events.filter(pl.col("group").is_not_null()).select("group", "group_desc").unique()
     text = rows.with_columns(pl.all().cast(pl.String)).sort("group", "group_desc", nulls_last=False)
     return dict(text.iter_rows())
-
-
-def _rank_dict(fact: RankFacts) -> dict[str, Any]:
-    return {
-        "rank": fact.source.rank,
-        "rank_from": fact.source.rank_from,
-        "path": fact.source.path,
-        "events": sum(fact.counts.values()),
-        "gpu_events": fact.gpu_events,
-        "launched": fact.launched,
-        "streams": fact.streams,
-        "devices": list(fact.devices),
-        "steps": list(fact.steps),
-        "counts": dict(fact.counts),
-    }
 
 
 def _merge_versions(mappings: Iterable[Mapping[str, str]]) -> dict[str, str]:

@@ -12,7 +12,7 @@ import msgspec
 
 from tracekit._util.notices import strip_rank
 from tracekit._util.text import listing
-from tracekit.documents.doctor import Extra, Finding
+from tracekit.documents.doctor import Extra, Finding, RankContents
 from tracekit.errors import Notice
 from tracekit.metrics.peaks import find_gpu
 from tracekit.parsers.source_refs import missing_ranks
@@ -22,18 +22,12 @@ MIN_LAUNCHED_SHARE = 0.8
 """Share of GPU events whose launch must be recorded for answers that need launches."""
 
 
-class RankFacts(msgspec.Struct, frozen=True):
+class RankFacts(RankContents, frozen=True, kw_only=True):
     """Facts about how one rank was recorded, from its events."""
 
     source: Source
-    counts: Mapping[str, int]  # events by kind
     start_ns: int | None
     end_ns: int | None
-    steps: tuple[int, ...]
-    devices: tuple[int, ...]
-    streams: int
-    gpu_events: int
-    launched: int  # GPU events whose launch is in the trace
     in_graphs: int  # GPU events launched by a CUDA graph
     graph_launches: int
     cpu_ops: int
@@ -153,7 +147,7 @@ MAX_MISSING_RANKS_LISTED = 1000
 
 def _missing_ranks(facts: Sequence[RankFacts]) -> Iterable[Finding]:
     size = max((fact.source.world_size or 0 for fact in facts), default=0)
-    present = {fact.source.rank for fact in facts}
+    present = {fact.rank for fact in facts}
     count, first = missing_ranks(present, size, most=MAX_MISSING_RANKS_LISTED)
     if count:
         problem = f"{count} of {size} ranks {'is' if count == 1 else 'are'} not here: {listing(map(str, first))}"
@@ -170,7 +164,7 @@ def _reader_notices(facts: Sequence[RankFacts]) -> Iterable[Finding]:
         for notice in fact.source.notices:
             if notice.code not in _COVERED_BY_RULES:
                 key = (notice.code, strip_rank(notice.message))
-                ranks_by_notice.setdefault(key, []).append(fact.source.rank)
+                ranks_by_notice.setdefault(key, []).append(fact.rank)
     for (code, message), ranks in ranks_by_notice.items():
         yield TEXTS.notices.get(code, TEXTS.notices["damaged"]).finding(code, message, ranks)
 
@@ -180,7 +174,7 @@ def _lost_launches(facts: Sequence[RankFacts]) -> Iterable[Finding]:
     notices: dict[str, list[tuple[int, str]]] = {}  # by code: (rank, message)
     for fact in facts:
         for notice in fact.lost:
-            notices.setdefault(notice.code, []).append((fact.source.rank, notice.message))
+            notices.setdefault(notice.code, []).append((fact.rank, notice.message))
     for code, messages in notices.items():
         yield TEXTS.notices[code].finding(code, messages[0][1], [rank for rank, _ in messages])
 

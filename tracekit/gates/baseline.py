@@ -22,7 +22,7 @@ from tracekit.diffs.comparability import check_formats, find_obstacles
 from tracekit.diffs.load_runs import Side, read_baseline
 from tracekit.diffs.noise_thresholds import Noise, calibrate
 from tracekit.diffs.run_samples import Run
-from tracekit.documents.baseline import FORMAT, Facts, NoiseEntry, Tables
+from tracekit.documents.baseline import FORMAT, Facts, Tables
 from tracekit.documents.coding import encode, to_plain
 from tracekit.errors import InputError, OptionError
 
@@ -40,45 +40,45 @@ def dump(side: Side) -> str:
      "format": "tracekit.baseline/1",
      "noise": {},
      "runs": [
-      {"name": "a",
+      {
+       "name": "a",
        "samples": {
         "step_ms": [10.123, 9.9]
-       }}
+       }
+      }
      ],
      "tables": {},
      "tracekit": "..."
     }
     """
-    members = _role_members(side, indent=1) | {"format": _on_one_line(FORMAT), "tracekit": _on_one_line(__version__)}
+    document: dict[str, Any] = {**_role_data(side), "format": FORMAT, "tracekit": __version__}
     main_role = side.runs[0].main_role
     if side.other_roles and main_role is not None:
-        roles = {
-            name: _on_lines("{}", _role_members(side.of_role(name), indent=3), indent=2) for name in side.other_roles
-        }
-        members |= {"main_role": _on_one_line(main_role), "roles": _on_lines("{}", roles, indent=1)}
-    return _on_lines("{}", members, indent=0)
+        roles = {name: _role_data(side.of_role(name)) for name in side.other_roles}
+        document |= {"main_role": main_role, "roles": roles}
+    return _format(document)
 
 
-def _role_members(side: Side, *, indent: int) -> dict[str, str]:
-    """Return the JSON text of each key of ``RoleBaseline``: numbers are rounded, long runs and tables are cut.
-
-    Args:
-        side: The runs of one role.
-        indent: Spaces before the keys.
-    """
-    runs = side.runs
-    kept = {name: rows[:MAX_ROWS_KEPT] for name, rows in runs[0].tables.items() if name in Tables.__struct_fields__}
-    tables = to_plain(msgspec.convert(_round(kept), Tables))
-    noise = {metric: NoiseEntry(_round(entry.deviation), entry.df + 1) for metric, entry in side.noise.items()}
-    row_texts = {name: [_on_one_line(row) for row in rows] for name, rows in tables.items()}
+def _role_data(side: Side) -> dict[str, Any]:
+    """Return the runs of one role as plain data (``RoleBaseline``): numbers are rounded, long runs and tables cut."""
+    first = side.runs[0]
+    kept = {name: rows[:MAX_ROWS_KEPT] for name, rows in first.tables.items() if name in Tables.__struct_fields__}
+    noise = {metric: {"deviation": entry.deviation, "runs": entry.df + 1} for metric, entry in side.noise.items()}
+    runs = [
+        {"name": run.name, "samples": {name: _some_steps(values) for name, values in run.samples.items()}}
+        for run in side.runs
+    ]
     return {
-        "facts": _on_one_line(to_plain(msgspec.convert(_round(runs[0].facts), Facts))),
-        "noise": _on_lines("{}", {name: _on_one_line(entry) for name, entry in noise.items()}, indent=indent),
-        "runs": _on_lines("[]", [_format_run(run, indent + 1) for run in runs], indent=indent),
-        "tables": _on_lines(
-            "{}", {name: _on_lines("[]", rows, indent=indent + 1) for name, rows in row_texts.items()}, indent=indent
-        ),
+        "facts": to_plain(msgspec.convert(_round(first.facts), Facts)),
+        "noise": _round(noise),
+        "runs": _round(runs),
+        "tables": to_plain(msgspec.convert(_round(kept), Tables)),
     }
+
+
+def _some_steps(values: Sequence[float]) -> Sequence[float]:
+    """Return every n-th value of a very long run."""
+    return values[:: max(1, -(-len(values) // MAX_STEPS_KEPT))]
 
 
 def write_baseline(
@@ -133,22 +133,19 @@ def _read_replaced(path: str | os.PathLike[str]) -> Side:
         raise InputError(f"{path}: exists and is not a baseline file", hint="name another, or remove it") from error
 
 
-def _on_lines(brackets: str, parts: Sequence[str] | Mapping[str, str], *, indent: int) -> str:
-    """Return a JSON list, or an object with sorted keys, with one part per line; the parts are JSON already."""
-    if isinstance(parts, Mapping):
-        parts = [f"{_on_one_line(key)}: {text}" for key, text in sorted(parts.items())]
-    if not parts:
-        return brackets
-    space = " " * indent
-    return f"{brackets[0]}\n" + ",\n".join(f"{space} {part}" for part in parts) + f"\n{space}{brackets[1]}"
-
-
-def _format_run(run: Run, indent: int) -> str:
-    # Of a very long run every n-th step is kept.
-    kept = {name: values[:: max(1, -(-len(values) // MAX_STEPS_KEPT))] for name, values in run.samples.items()}
-    lines = {name: _on_one_line(_round(values)) for name, values in kept.items()}
-    samples = _on_lines("{}", lines, indent=indent + 1)
-    return f'{{"name": {_on_one_line(run.name)},\n{" " * (indent + 1)}"samples": {samples}}}'
+def _format(value: Any, indent: int = 0) -> str:
+    """Return JSON with sorted keys, in which a list or object that holds no other one is on one line."""
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    if not any(isinstance(item, dict | list) for item in items):
+        return encode(dict(sorted(value.items())) if isinstance(value, dict) else value, indent=None)
+    brackets = "[]"
+    if isinstance(value, dict):
+        parts = [f"{encode(key, indent=None)}: {_format(value[key], indent + 1)}" for key in sorted(value)]
+        brackets = "{}"
+    else:
+        parts = [_format(item, indent + 1) for item in value]
+    space = "\n" + " " * indent
+    return f"{brackets[0]}{space} " + f",{space} ".join(parts) + space + brackets[1]
 
 
 def _round(value: Any) -> Any:
@@ -161,7 +158,3 @@ def _round(value: Any) -> Any:
         return value
     short = float(f"{value:.5g}") if math.isfinite(value) else 0.0
     return int(short) if short.is_integer() and abs(short) < 1e15 else short
-
-
-def _on_one_line(value: Any) -> str:
-    return encode(dict(sorted(value.items())) if isinstance(value, Mapping) else value, indent=None)

@@ -16,9 +16,8 @@ from msgspec.structs import asdict, replace
 
 from tracekit._util.text import did_you_mean
 from tracekit.diffs.metrics import Metric, Requirement, resolve
-from tracekit.diffs.verdict import Check, Rules
 from tracekit.documents.coding import problem_text
-from tracekit.documents.gate import GateSettings, Waiver
+from tracekit.documents.gate import CheckResult, GateSettings, Waiver
 from tracekit.errors import OptionError
 
 _LISTS = ("baseline", "require", "allow")
@@ -34,11 +33,6 @@ class Config(GateSettings, frozen=True):
 
     path: str | None = None
     """The file this came from."""
-
-    @property
-    def rules(self) -> Rules:
-        """Rules of the verdicts."""
-        return Rules(self.alpha, self.min_steps, self.floors)
 
 
 def load_config(path: str | Path | None = None, *, start: Path | None = None) -> Config:
@@ -63,12 +57,12 @@ def load_config(path: str | Path | None = None, *, start: Path | None = None) ->
     return Config()
 
 
-def apply_waivers(checks: Sequence[Check], waivers: Iterable[Waiver], today: date) -> list[Check]:
+def apply_waivers(checks: Sequence[CheckResult], waivers: Iterable[Waiver], today: date) -> list[CheckResult]:
     """Return the checks with their active waivers; a waived check keeps its verdict, but does not decide the gate."""
     active = [waiver for waiver in waivers if waiver.status(today).status == "active"]
 
-    def waived(check: Check) -> Check:
-        matching = [waiver for waiver in active if fnmatch.fnmatchcase(check.metric.name, waiver.metric)]
+    def waived(check: CheckResult) -> CheckResult:
+        matching = [waiver for waiver in active if fnmatch.fnmatchcase(check.metric, waiver.metric)]
         is_bad = check.verdict in ("regressed", "inconclusive")
         return replace(check, waiver=matching[0].status(today)) if matching and is_bad else check
 

@@ -18,9 +18,9 @@ from tracekit.diffs.explanation import explain_change
 from tracekit.diffs.load_runs import Comparable, Side, select_role, side_of
 from tracekit.diffs.metrics import Requirement
 from tracekit.diffs.noise_thresholds import Noise, calibrate
-from tracekit.diffs.verdict import Check, judge
+from tracekit.diffs.verdict import judge
 from tracekit.documents.coding import HasDocument
-from tracekit.documents.gate import FORMAT, GateDocument, Settings
+from tracekit.documents.gate import FORMAT, CheckResult, GateDocument, Settings
 from tracekit.errors import InputError, OptionError
 from tracekit.gates.config import Config, apply_waivers, check_syntax, parse_requirement
 
@@ -41,7 +41,7 @@ class GateResult(HasDocument, msgspec.Struct, frozen=True):
     """
 
     verdict: Verdict
-    checks: tuple[Check, ...]
+    checks: tuple[CheckResult, ...]
     obstacles: tuple[str, ...]
     candidate: Side
     baseline: Side
@@ -64,7 +64,7 @@ class GateResult(HasDocument, msgspec.Struct, frozen=True):
             verdict=self.verdict,
             exit_code=self.exit_code,
             obstacles=list(self.obstacles),
-            checks=[check.to_document() for check in self.checks],
+            checks=list(self.checks),
             waivers=[waiver.status(self.today) for waiver in config.waivers],
             before=side_summary(self.baseline, calibrated=bool(self.baseline.noise)),
             after=side_summary(self.candidate, calibrated=bool(self.candidate.noise)),
@@ -80,7 +80,7 @@ class GateResult(HasDocument, msgspec.Struct, frozen=True):
         write_gate(self.to_dict(), path)
 
     def _repr_html_(self) -> str:
-        rows = [(check.metric.name, check.verdict, check.reason) for check in self.checks]
+        rows = [(check.metric, check.verdict, check.reason) for check in self.checks]
         title = f"{self.verdict}: {len(self.checks)} checked"
         return html_table(title, ("metric", "verdict", "why"), rows, notes=self.obstacles)
 
@@ -137,9 +137,7 @@ def gate(
             candidate_side.of_role(name), baseline_side.of_role(name), [], run_damage, config
         )
         obstacles += [f"{name}: {obstacle}" for obstacle in role_obstacles]
-        checks += [
-            replace(check, metric=replace(check.metric, name=f"{name}/{check.metric.name}")) for check in role_checks
-        ]
+        checks += [replace(check, metric=f"{name}/{check.metric}") for check in role_checks]
     checks = apply_waivers(checks, config.waivers, today)
     return GateResult(
         _overall_verdict(checks), tuple(checks), tuple(obstacles), candidate_side, baseline_side, config, today
@@ -148,7 +146,7 @@ def gate(
 
 def _judge_sides(
     candidate: Side, baseline: Side, requirements: Sequence[Requirement], run_damage: Sequence[str], config: Config
-) -> tuple[list[Check], list[str]]:
+) -> tuple[list[CheckResult], list[str]]:
     """Return the checks of one role, and why its sides cannot be compared.
 
     Args:
@@ -164,7 +162,7 @@ def _judge_sides(
         candidate.runs,
         baseline.runs,
         requirements,
-        rules=config.rules,
+        rules=config,
         noise=_noise(baseline),
         obstacle="not comparable: " + "; ".join(obstacles) if obstacles else "",
         damage="; ".join(dict.fromkeys([*run_damage, *role_damage])),
@@ -184,7 +182,7 @@ def _check_ranks(requirements: Sequence[Requirement], candidate: Side) -> None:
             )
 
 
-def _overall_verdict(checks: Sequence[Check]) -> Verdict:
+def _overall_verdict(checks: Sequence[CheckResult]) -> Verdict:
     """Return the worst verdict of the checks without a waiver; without any check it is inconclusive."""
     verdicts = {check.verdict for check in checks if check.waiver is None}
     if "regressed" in verdicts:

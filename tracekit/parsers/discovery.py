@@ -231,12 +231,11 @@ def _reference(path: Path, shown: str) -> tuple[SourceRef | None, str]:
     return _make_reference(str(path), shown, file_type, size), file_type.why
 
 
-def _folder_reference(path: Path, shown: str) -> SourceRef:
+def _folder_reference(path: Path, shown: str) -> SourceRef | None:
     size = sum(member.stat().st_size for member in path.iterdir() if member.is_file())
     if (path / STORE_MANIFEST).is_file():
         return SourceRef(str(path), "store", bytes=size)
-    number = rank_in_name(shown)
-    return SourceRef(str(path), "nsight", number, "name" if number is not None else "content", bytes=size)
+    return _make_reference(str(path), shown, FileType("nsight"), size)
 
 
 def _detect_type(path: Path, size: int) -> FileType:
@@ -265,10 +264,10 @@ def _expand_remote(url: str) -> Discovery:
     """Return the sources behind a URL."""
     refs, skipped = [], 0
     files = remote.list_files(url, depth=MAX_FOLDER_DEPTH)
-    for file in files:
-        is_nsight = file.url.endswith((".nsys-rep", ".parquetdir", ".arrowdir"))
-        file_type = FileType("nsight") if is_nsight else detect_file_type(remote.read_head(file.url, HEAD_BYTES))
-        ref = _make_reference(file.url, file.url, file_type, file.bytes)
+    for file_url, size in files.items():
+        is_nsight = file_url.endswith((".nsys-rep", ".parquetdir", ".arrowdir"))
+        file_type = FileType("nsight") if is_nsight else detect_file_type(remote.read_head(file_url, HEAD_BYTES))
+        ref = _make_reference(file_url, file_url, file_type, size)
         if ref is not None:
             refs.append(ref)
         elif len(files) == 1:

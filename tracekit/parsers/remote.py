@@ -9,22 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from tracekit.errors import InputError
 
 _FOLDER_SUFFIXES = (".parquetdir", ".arrowdir")
 
 
-class RemoteFile(msgspec.Struct, frozen=True):
-    """A file (or exported folder) behind a URL."""
-
-    url: str
-    bytes: int
-
-
-def list_files(url: str, *, depth: int) -> list[RemoteFile]:
-    """Return the files at *url*: the file itself, the matches of a pattern, or the contents of a folder."""
+def list_files(url: str, *, depth: int) -> dict[str, int]:
+    """Return the bytes of each file, or exported folder, at *url*, a file, pattern or folder, by its own URL."""
     with _one_line_errors(url):
         system, path = _file_system(url)
         if any(sign in path for sign in "*?["):
@@ -33,14 +24,14 @@ def list_files(url: str, *, depth: int) -> list[RemoteFile]:
             listed = system.find(path, maxdepth=depth, detail=True)
         else:
             info = system.info(path)
-            return [RemoteFile(url, int(info.get("size") or 0))]
+            return {url: int(info.get("size") or 0)}
         sizes: dict[str, int] = {}
         for name, info in sorted(listed.items()):
             source = _exported_folder(name) or name  # the files of an exported folder are one source
             sizes[source] = sizes.get(source, 0) + int(info.get("size") or 0)
         if not sizes:
             raise InputError(f"{url}: holds nothing", hint="check the URL")
-        return [RemoteFile(system.unstrip_protocol(name), size) for name, size in sizes.items()]
+        return {system.unstrip_protocol(name): size for name, size in sizes.items()}
 
 
 def change_stamp(url: str) -> str:

@@ -6,10 +6,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from tracekit._util.arrays import Bools, Ints, find_ids, take_or_missing
 from tracekit.schema import GPU_KINDS, KINDS
-
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 _PROFILER_STEP = r"^ProfilerStep#(\d+)$"
 
@@ -59,7 +57,7 @@ def _steps_at(times: Ints, bounds: Ints, numbers: Ints, inside: Bools) -> tuple[
     return numbers[interval], inside[interval] & (interval >= 0)
 
 
-def _of_kind(kind: npt.NDArray[np.uint8], *names: str) -> npt.NDArray[np.bool_]:
+def _of_kind(kind: npt.NDArray[np.uint8], *names: str) -> Bools:
     """Return the mask of events whose kind is one of *names*."""
     return np.isin(kind, [KINDS.index(name) for name in names])
 
@@ -81,7 +79,7 @@ def _profiler_steps(events: pl.DataFrame) -> pl.DataFrame:
     return filter_by_name(named, _PROFILER_STEP).select("start_ns", "end_ns", step=step)
 
 
-def _innermost_marks(marks: pl.DataFrame) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def _innermost_marks(marks: pl.DataFrame) -> tuple[Ints, Ints]:
     """Return the times at which the step may change, and for each the row of the innermost mark, -1 for none.
 
     Marks may be nested: a trainer that marks steps too, or the copy of a mark among the operators. A sweep over the
@@ -103,19 +101,6 @@ def _innermost_marks(marks: pl.DataFrame) -> tuple[npt.NDArray[np.int64], npt.ND
 
 def _find_launches(correlation: pl.Series, is_launch: Bools, gpu_rows: Ints) -> Ints:
     """Return the row of each GPU event's launch, -1 for none; of several launches with one id the last."""
-    wanted = _correlation_ids(correlation, gpu_rows)
-    rows = np.flatnonzero(is_launch)
-    ids = _correlation_ids(correlation, rows)
-    rows, ids = rows[ids >= 0], ids[ids >= 0]
-    if not len(rows):
-        return np.full(len(wanted), -1, np.int64)
-    # Sorted by id, the last launch with the wanted id is the one before the insertion point on the right.
-    order = np.argsort(ids, kind="stable")
-    rows, ids = rows[order], ids[order]
-    last = np.maximum(np.searchsorted(ids, wanted, side="right") - 1, 0)
-    return np.where(ids[last] == wanted, rows[last], -1)
-
-
-def _correlation_ids(correlation: pl.Series, rows: Ints) -> Ints:
-    """Return the correlation ids of *rows*, -1 where there is none."""
-    return correlation.gather(pl.Series(rows)).fill_null(-1).to_numpy()
+    rows = np.flatnonzero(is_launch)[::-1]
+    wanted, ids = (correlation.gather(pl.Series(each)).fill_null(-1).to_numpy() for each in (gpu_rows, rows))
+    return take_or_missing(rows, find_ids(wanted, ids))

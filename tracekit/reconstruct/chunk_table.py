@@ -4,6 +4,7 @@ Chunks of different micro-batches that ran at the same time, a forward and a bac
 """
 
 from collections.abc import Mapping
+from itertools import groupby
 from typing import NamedTuple
 
 import msgspec
@@ -55,15 +56,22 @@ def find_partners(chunks: pl.DataFrame, *, from_ranges: bool) -> pl.Series:
     rows = [
         _Chunk(block, op, pair, (launch, last), (start, end)) for block, op, pair, launch, last, start, end in columns
     ]
-    forwards = [row for row, chunk in enumerate(rows) if chunk.op == "F"]
-    believe_names = _are_blocks_real(rows, forwards)
+    pairs = [
+        (forward, backward)
+        for forward, own in enumerate(rows)
+        for backward in range(max(0, forward - MAX_CHUNKS_BETWEEN_HALVES), forward + MAX_CHUNKS_BETWEEN_HALVES + 1)
+        if own.op == "F" and backward < len(rows) and rows[backward].op in ("B", "I")
+    ]
+    named = {pair for pair in pairs if rows[pair[0]].block is not None and rows[pair[0]].block == rows[pair[1]].block}
+    # One runtime runs all blocks the same way, so a block whose halves happened not to meet is one if others are.
+    real = sum(_is_real_block(rows[forward], rows[backward]) for forward, backward in named)
+    if real <= MIN_SHARE_OF_REAL_BLOCKS * len(named):
+        named = set()
     partner = [-1] * len(rows)
-    for forward in forwards:
-        own = rows[forward]
-        best, best_share = -1, MIN_SHARED_TIME
-        for backward in _nearby_backwards(rows, forward):
-            other = rows[backward]
-            is_named = believe_names and own.block is not None and own.block == other.block
+    for forward, candidates in groupby(pairs, key=lambda pair: pair[0]):
+        own, best, best_share = rows[forward], -1, MIN_SHARED_TIME
+        for _, backward in candidates:
+            other, is_named = rows[backward], (forward, backward) in named
             if (from_ranges and not is_named) or other.pair == own.pair or partner[backward] >= 0:
                 continue
             share = 2.0 if is_named else max(_shared(own.host, other.host), _shared(own.gpu, other.gpu))
@@ -74,26 +82,9 @@ def find_partners(chunks: pl.DataFrame, *, from_ranges: bool) -> pl.Series:
     return pl.Series("beside", partner, dtype=pl.Int64)
 
 
-def _nearby_backwards(rows: list[_Chunk], forward: int) -> list[int]:
-    """Return the rows of the backwards launched near a forward."""
-    nearby = range(max(0, forward - MAX_CHUNKS_BETWEEN_HALVES), forward + MAX_CHUNKS_BETWEEN_HALVES + 1)
-    return [row for row in nearby if row < len(rows) and rows[row].op in ("B", "I")]
-
-
-def _are_blocks_real(rows: list[_Chunk], forwards: list[int]) -> bool:
-    """Return whether enough of the named blocks had both halves launched interleaved, or on the GPU at the same time.
-
-    One runtime runs all blocks the same way, so a block whose halves happened not to meet is one if others are.
-    """
-    named, real = 0, 0
-    for forward in forwards:
-        own = rows[forward]
-        for backward in _nearby_backwards(rows, forward):
-            other = rows[backward]
-            if own.block is not None and own.block == other.block:
-                named += 1
-                real += _shared(own.host, other.host) > 0 or _shared(own.gpu, other.gpu) > MIN_SHARED_GPU_TIME
-    return real > MIN_SHARE_OF_REAL_BLOCKS * named
+def _is_real_block(forward: _Chunk, backward: _Chunk) -> bool:
+    """Return whether the halves of a named block were launched interleaved, or on the GPU at the same time."""
+    return _shared(forward.host, backward.host) > 0 or _shared(forward.gpu, backward.gpu) > MIN_SHARED_GPU_TIME
 
 
 def _shared(a: _Span, b: _Span) -> float:

@@ -40,25 +40,18 @@ class StepChunks(msgspec.Struct, frozen=True, eq=False):
     from_ranges: bool = False  # cut by the ``PP:`` ranges of the run
 
 
-@dataclass(eq=False)
-class ChunkList:
-    """Chunks as they are found. A chunk is one backward with its forward, or a weight gradient that ran apart."""
-
-    pair: list[int] = field(default_factory=list)  # of each chunk: the chunk of the backward it belongs to
-    is_weight: list[bool] = field(default_factory=list)
-
-    def add(self, backward: int | None = None) -> int:
-        """Add a chunk: a weight gradient of the chunk *backward*, or a new backward. Return its index."""
-        index = len(self.pair)
-        self.pair.append(index if backward is None else backward)
-        self.is_weight.append(backward is not None)
-        return index
-
-    def __len__(self) -> int:
-        return len(self.pair)
+ChunkOwners = list[int]
+"""Chunks as they are found. A chunk is one backward with its forward, which owns itself, or a weight gradient that ran
+apart, which the chunk of its backward owns."""
 
 
-def chunks_of_walks(walk: Ints, owner: Ints, kernels: Kernels) -> tuple[ChunkList, Ints]:
+def add_backward(owners: ChunkOwners) -> int:
+    """Add a chunk for a backward with its forward; return its index."""
+    owners.append(len(owners))
+    return len(owners) - 1
+
+
+def chunks_of_walks(walk: Ints, owner: Ints, kernels: Kernels) -> tuple[ChunkOwners, Ints]:
     """Turn the walks of the autograd engine into chunks.
 
     Every first walk over some numbers is a backward. Later walks over the same numbers are one weight gradient if
@@ -85,19 +78,20 @@ def chunks_of_walks(walk: Ints, owner: Ints, kernels: Kernels) -> tuple[ChunkLis
     is_split = (later_wgrad_ns > _MIN_WGRAD_SHARE_OF_LATER_WALKS * later_ns) | (
         wgrad_ns < _MAX_WGRAD_SHARE_OF_SPLIT_BACKWARD * total_ns
     )
-    chunks = ChunkList()
+    owners: ChunkOwners = []
     chunk_of_walk = np.zeros(count, np.int64)
     weight_chunk: dict[int, int] = {}  # by the walk of the backward
     for index, first in enumerate(owner.tolist()):
         if first == index:
-            chunk_of_walk[index] = chunks.add()
+            chunk_of_walk[index] = add_backward(owners)
         elif is_split[first]:
             if first not in weight_chunk:
-                weight_chunk[first] = chunks.add(backward=int(chunk_of_walk[first]))
+                weight_chunk[first] = len(owners)
+                owners.append(int(chunk_of_walk[first]))
             chunk_of_walk[index] = weight_chunk[first]
         else:
             chunk_of_walk[index] = chunk_of_walk[first]
-    return chunks, chunk_of_walk
+    return owners, chunk_of_walk
 
 
 def split_at_barriers(rows: Ints, host_ns: Ints, barrier_ns: Ints) -> list[Ints]:
@@ -108,7 +102,7 @@ def split_at_barriers(rows: Ints, host_ns: Ints, barrier_ns: Ints) -> list[Ints]
 
 class _Chunk(msgspec.Struct, frozen=True, eq=False):
     op: str
-    pair: int  # chunk of the backward in ``ChunkList``
+    pair: int  # chunk of the backward in ``ChunkOwners``
     rows: Ints
     confidence: float
 
@@ -124,7 +118,7 @@ class ChunkAssembly:
 
     kernels: Kernels
     chunk_of_row: Ints
-    chunks: ChunkList
+    owners: ChunkOwners
     paired_by_position: set[int]  # chunks whose forward and backward only their position ties
     absorbed: set[int] = field(default_factory=set)  # chunks that loose weight gradients joined
     forward_rows: dict[int, Ints] = field(init=False)  # by chunk
@@ -134,6 +128,9 @@ class ChunkAssembly:
         """Group the rows by chunk."""
         self.forward_rows = self._rows_by_chunk(FORWARD)
         self.autograd_rows = self._rows_by_chunk(AUTOGRAD)
+
+    def _is_weight(self, chunk: int) -> bool:
+        return self.owners[chunk] != chunk
 
     def _rows_by_chunk(self, category: int) -> dict[int, Ints]:
         rows = np.flatnonzero((self.kernels.category == category) & (self.chunk_of_row >= 0))
@@ -147,14 +144,14 @@ class ChunkAssembly:
         """Return all chunks in launch order, with pairs numbered by their forwards."""
         loose = self._loose_weights()
         split = {chunk.pair for chunk in loose}
-        split |= {self.chunks.pair[chunk] for chunk in self.autograd_rows if self.chunks.is_weight[chunk]}
+        split |= {self.owners[chunk] for chunk in self.autograd_rows if self._is_weight(chunk)}
         listed: list[_Chunk] = []
         for chunk, rows in self.forward_rows.items():
             is_sure = chunk in self.autograd_rows and chunk not in self.paired_by_position
             listed.append(_Chunk("F", chunk, rows, CONFIDENCE_AUTOGRAD if is_sure else CONFIDENCE_POSITION))
         for chunk, rows in self.autograd_rows.items():
-            pair = self.chunks.pair[chunk]
-            op = "W" if self.chunks.is_weight[chunk] else "I" if pair in split else "B"
+            pair = self.owners[chunk]
+            op = "W" if self._is_weight(chunk) else "I" if pair in split else "B"
             confidence = CONFIDENCE_POSITION if pair in self.paired_by_position else CONFIDENCE_AUTOGRAD
             listed.append(_Chunk(op, pair, rows, confidence))
         listed = sorted([*listed, *loose], key=lambda chunk: int(self.kernels.host_ns[chunk.rows[0]]))
@@ -231,7 +228,7 @@ class ChunkAssembly:
             if not 0 <= index < len(placed) or self.kernels.category[placed[index]] != AUTOGRAD:
                 continue
             chunk = int(self.chunk_of_row[placed[index]])
-            if self.chunks.is_weight[chunk] or (chunk in self.absorbed and not is_before):
+            if self._is_weight(chunk) or (chunk in self.absorbed and not is_before):
                 return chunk
         return None
 
@@ -246,7 +243,7 @@ class ChunkAssembly:
         evidence: gradients of norms and biases stay inside autograd.
         """
         duration, is_wgrad = self.kernels.duration_ns, self.kernels.is_wgrad
-        backwards = [c for c in self.autograd_rows if not self.chunks.is_weight[c] and c not in self.absorbed]
+        backwards = [c for c in self.autograd_rows if not self._is_weight(c) and c not in self.absorbed]
         inside_ns = {chunk: float(duration[rows][is_wgrad[rows]].sum()) for chunk, rows in self.autograd_rows.items()}
         outside_ns = float(sum(duration[rows].sum() for rows in runs))
         candidates = backwards

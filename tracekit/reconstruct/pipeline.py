@@ -58,22 +58,10 @@ class Pipeline:
     """Number of messages by sending and receiving position; empty if unknown."""
     peers_recorded: bool = False  # stages come from messages whose peers were recorded
 
-    @property
-    def cells(self) -> pl.DataFrame:
-        """Cells with the columns of ``tracekit.schema.CELLS``, times on one clock, sorted by position and start."""
-        return conform(self.detail, CELLS)
-
     @cached_property
     def positions(self) -> tuple[int, ...]:
         """Positions in the pipeline that have a trace."""
         return tuple(np.unique(self.numbers[:, _POSITION]).tolist())
-
-    def orders(self) -> dict[int, list[Op]]:
-        """Return the ops that each rank ran, in order, by position in the pipeline.
-
-        Where stages are not known, all are 0 and pairs stand for micro-batches.
-        """
-        return self._orders
 
     @property
     def order_key(self) -> bytes:
@@ -81,7 +69,11 @@ class Pipeline:
         return self.numbers[:, _BY_STAGE if self.stages_from != "nothing" else _BY_PAIR].tobytes()
 
     @cached_property
-    def _orders(self) -> dict[int, list[Op]]:
+    def orders(self) -> dict[int, list[Op]]:
+        """Ops that each rank ran, in order, by position in the pipeline.
+
+        Where stages are not known, all are 0 and pairs stand for micro-batches.
+        """
         detail = self.detail
         if self.stages_from == "nothing":
             zero = pl.lit(0, pl.Int32)
@@ -91,7 +83,7 @@ class Pipeline:
             "position",
             "op",
             pl.col("stage", "microbatch").fill_null(-1),
-            pl.when(is_block).then(pl.col("b_stage", "b_microbatch").fill_null(-1)),
+            pl.when(is_block).then(pl.col("b_stage", "b_microbatch")).fill_null(-1),
         )
         orders: dict[int, list[Op]] = {}
         for position, *op in ops.rows():
@@ -106,7 +98,7 @@ def identity_numbers(detail: pl.DataFrame) -> Ints:
 
 def has_same_order(pipeline: Pipeline, schedule: Schedule) -> bool:
     """Return whether every rank of the pipeline ran the schedule's ops in the schedule's order."""
-    return all(order == list(schedule.ranks[position]) for position, order in pipeline.orders().items())
+    return all(order == list(schedule.ranks[position]) for position, order in pipeline.orders.items())
 
 
 def rename_cells(pipeline: Pipeline, schedule: Schedule, *, has_names: bool) -> Pipeline:

@@ -17,8 +17,9 @@ from tracekit._util.arrays import Bools, Ints, as_int64, find_sorted, take_or_mi
 from tracekit.reconstruct.chunks import (
     CONFIDENCE_ANNOTATED,
     ChunkAssembly,
-    ChunkList,
+    ChunkOwners,
     StepChunks,
+    add_backward,
     chunks_of_walks,
     split_at_barriers,
 )
@@ -219,24 +220,29 @@ def segment_step(kernels: Kernels) -> StepChunks:
 def cut_by_evidence(kernels: Kernels) -> StepChunks:
     """Cut the kernels of one step into chunks without using ranges."""
     walk, owner = find_walks(kernels)
-    chunks, chunk_of_walk = chunks_of_walks(walk, owner, kernels)
+    owners, chunk_of_walk = chunks_of_walks(walk, owner, kernels)
     chunk_of_row = np.full(len(kernels.category), -1, np.int64)
     chunk_of_row[kernels.rows_of(AUTOGRAD)] = chunk_of_walk[walk]
-    _match_forwards(chunk_of_row, kernels, chunks)
-    _place_unmatched_forwards(chunk_of_row, kernels, chunks)
-    paired_by_position = _pair_orphan_backwards(chunk_of_row, kernels, chunks)
-    return ChunkAssembly(kernels, chunk_of_row, chunks, paired_by_position).finish()
+    _match_forwards(chunk_of_row, kernels, owners)
+    _place_unmatched_forwards(chunk_of_row, kernels, owners)
+    paired_by_position = _pair_orphan_backwards(chunk_of_row, kernels, owners)
+    return ChunkAssembly(kernels, chunk_of_row, owners, paired_by_position).finish()
 
 
-def _match_forwards(chunk_of_row: Ints, kernels: Kernels, chunks: ChunkList) -> None:
+def _is_weight(owners: ChunkOwners) -> Bools:
+    """Return which chunks are weight gradients that ran apart."""
+    is_weight: Bools = np.array(owners, np.int64) != np.arange(len(owners))
+    return is_weight
+
+
+def _match_forwards(chunk_of_row: Ints, kernels: Kernels, owners: ChunkOwners) -> None:
     """Assign each forward kernel to the backward whose range of sequence numbers includes the kernel's number."""
     forward, autograd = kernels.rows_of(FORWARD), kernels.rows_of(AUTOGRAD)
-    is_weight = np.array(chunks.is_weight, bool)
     numbered = autograd[kernels.number[autograd] >= 0]
-    numbered = numbered[~is_weight[chunk_of_row[numbered]]]
+    numbered = numbered[~_is_weight(owners)[chunk_of_row[numbered]]]
     if not len(numbered):
         return
-    lowest, highest = np.full(len(chunks), _NO_NUMBER), np.full(len(chunks), -1, np.int64)
+    lowest, highest = np.full(len(owners), _NO_NUMBER), np.full(len(owners), -1, np.int64)
     np.minimum.at(lowest, chunk_of_row[numbered], kernels.number[numbered])
     np.maximum.at(highest, chunk_of_row[numbered], kernels.number[numbered])
     # The candidate for a number is the backward with the highest lowest number that is not above it.
@@ -248,7 +254,7 @@ def _match_forwards(chunk_of_row: Ints, kernels: Kernels, chunks: ChunkList) -> 
     chunk_of_row[forward[is_inside]] = candidate[is_inside]
 
 
-def _place_unmatched_forwards(chunk_of_row: Ints, kernels: Kernels, chunks: ChunkList) -> None:
+def _place_unmatched_forwards(chunk_of_row: Ints, kernels: Kernels, owners: ChunkOwners) -> None:
     """Assign the forward kernels that belong to no backward.
 
     A run of them joins the forward next to it if no message was launched between. A short run joins the forward
@@ -268,7 +274,7 @@ def _place_unmatched_forwards(chunk_of_row: Ints, kernels: Kernels, chunks: Chun
         chunk_of_matched = chunk_of_row[matched]
         forward_ns = np.bincount(chunk_of_matched, duration[matched])[np.unique(chunk_of_matched)]
         max_stray_ns = _MAX_SHARE_OF_STRAY_FORWARD * np.median(forward_ns)
-    backward_began_ns = np.full(len(chunks), np.iinfo(np.int64).max)
+    backward_began_ns = np.full(len(owners), np.iinfo(np.int64).max)
     autograd = placed[~is_matched[placed]]
     np.minimum.at(backward_began_ns, chunk_of_row[autograd], host_ns[autograd])
     messages_before = np.searchsorted(kernels.message_ns, host_ns)
@@ -285,10 +291,10 @@ def _place_unmatched_forwards(chunk_of_row: Ints, kernels: Kernels, chunks: Chun
             if host_ns[first] < backward_began_ns[nearest]:
                 chunk_of_row[rows] = nearest
         else:
-            chunk_of_row[rows] = chunks.add()
+            chunk_of_row[rows] = add_backward(owners)
 
 
-def _pair_orphan_backwards(chunk_of_row: Ints, kernels: Kernels, chunks: ChunkList) -> set[int]:
+def _pair_orphan_backwards(chunk_of_row: Ints, kernels: Kernels, owners: ChunkOwners) -> set[int]:
     """Pair backwards whose numbers no forward has with forwards that have no backward, first in, first out.
 
     Recomputed layers are an example: the backward walks over new numbers. An orphan backward is then a run of its
@@ -303,10 +309,8 @@ def _pair_orphan_backwards(chunk_of_row: Ints, kernels: Kernels, chunks: ChunkLi
     autograd = np.flatnonzero((kernels.category == AUTOGRAD) & (chunk_of_row >= 0))
     forward_chunks, first = np.unique(chunk_of_row[forward], return_index=True)
     launch_of_forward = dict(zip(forward_chunks.tolist(), host_ns[forward[first]].tolist(), strict=True))
-    is_orphan = ~(
-        np.isin(chunk_of_row[autograd], forward_chunks) | np.array(chunks.is_weight, bool)[chunk_of_row[autograd]]
-    )
-    orphan = autograd[is_orphan]
+    has_forward = np.isin(chunk_of_row[autograd], forward_chunks)
+    orphan = autograd[~(has_forward | _is_weight(owners)[chunk_of_row[autograd]])]
     unpaired = launch_of_forward.keys() - set(chunk_of_row[autograd].tolist())
     if not len(orphan) or not unpaired:
         return set()

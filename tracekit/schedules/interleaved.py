@@ -38,38 +38,26 @@ def chunk_order(microbatches: int, virtual: int, group: int) -> list[tuple[int, 
     ]
 
 
-def interleaved(pp: int, microbatches: int, virtual: int, group: int) -> list[list[Op]]:
+def interleaved(pp: int, microbatches: int, virtual: int, group: int, *, overlap: bool = False) -> list[list[Op]]:
     """Run a warm-up of forwards, then forwards and backwards in turn, then the backwards left.
+
+    With *overlap* the warm-up has one forward more, so that forward and backward of a steady pair are independent and
+    run as one FB.
 
     >>> interleaved(2, 2, 2, 2)[1]
     [Op(1F0), Op(1F1), Op(3F0), Op(3B0), Op(3F1), Op(3B1), Op(1B0), Op(1B1)]
-    """
-    orders = []
-    for rank in range(pp):
-        forwards, backwards = _passes(pp, rank, microbatches, virtual, group)
-        warmup = min(2 * (pp - 1 - rank) + (virtual - 1) * group, len(forwards))
-        steady = len(forwards) - warmup
-        order = forwards[:warmup]
-        for k in range(steady):
-            order += [forwards[warmup + k], backwards[k]]
-        order += backwards[steady:]
-        orders.append(order)
-    return orders
-
-
-def interleaved_overlap(pp: int, microbatches: int, virtual: int, group: int, *, extra: int = 1) -> list[list[Op]]:
-    """Run one more forward in the warm-up, so that forward and backward of a steady pair are independent: one FB.
-
-    >>> interleaved_overlap(2, 2, 1, 2)
+    >>> interleaved(2, 2, 1, 2, overlap=True)
     [[Op(0F0), Op(0F1), Op(0B0), Op(0B1)], [Op(1F0), Op((1F1;1B0)), Op(1B1)]]
     """
     orders = []
     for rank in range(pp):
         forwards, backwards = _passes(pp, rank, microbatches, virtual, group)
-        warmup = min(2 * (pp - 1 - rank) + (virtual - 1) * group + extra, len(forwards))
+        warmup = min(2 * (pp - 1 - rank) + (virtual - 1) * group + overlap, len(forwards))
         steady = len(forwards) - warmup
-        pairs = [overlapped(forwards[warmup + k], backwards[k]) for k in range(steady)]
-        orders.append(forwards[:warmup] + pairs + backwards[steady:])
+        order = forwards[:warmup]
+        for f, b in zip(forwards[warmup:], backwards[:steady], strict=True):
+            order += [overlapped(f, b)] if overlap else [f, b]
+        orders.append(order + backwards[steady:])
     return orders
 
 

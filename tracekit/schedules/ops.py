@@ -20,7 +20,9 @@ _PAIR = re.compile(r"\((\d{1,9})F(\d{1,9});(\d{1,9})B(\d{1,9})\)(?:OVERLAP_F_B)?
 
 
 class Op(NamedTuple):
-    """Work of a rank for one micro-batch on one stage; ``b_stage`` and ``b_microbatch`` are of the backward in an FB.
+    """Work of a rank for one micro-batch on one stage.
+
+    ``b_stage`` and ``b_microbatch`` are of the backward in an FB, -1 in other ops.
 
     >>> Op("F", 0, 3)
     Op(0F3)
@@ -31,8 +33,8 @@ class Op(NamedTuple):
     kind: Kind
     stage: int
     microbatch: int
-    b_stage: int | None = None
-    b_microbatch: int | None = None
+    b_stage: int = -1
+    b_microbatch: int = -1
 
     def __str__(self) -> str:
         if self.kind == "FB":

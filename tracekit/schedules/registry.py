@@ -96,7 +96,8 @@ CATALOGUE = (
     _entry("1f1b", lambda n: classic.one_f_one_b(n.pp, n.microbatches)),
     _grouped_entry("interleaved", lambda n: interleaved.interleaved(n.pp, n.microbatches, n.virtual, n.group)),
     _grouped_entry(
-        "interleaved-overlap", lambda n: interleaved.interleaved_overlap(n.pp, n.microbatches, n.virtual, n.group)
+        "interleaved-overlap",
+        lambda n: interleaved.interleaved(n.pp, n.microbatches, n.virtual, n.group, overlap=True),
     ),
     _entry("looped-bfs", lambda n: interleaved.looped_bfs(n.pp, n.microbatches, n.virtual), virtual=None),
     _entry("zb-h1", lambda n: zero_bubble.zb_h(n.pp, n.microbatches, h=1)),
@@ -301,7 +302,7 @@ def read_orders(path: str | os.PathLike[str]) -> Schedule:
     ops = [op for rank in ranks for op in rank]
     if not ops:
         raise ScheduleError(f"{file}: has no ops", hint="write one line per rank, as in 0F0 0F1 0B0 0B1")
-    microbatches = 1 + max(max(op.microbatch, op.b_microbatch or 0) for op in ops)
+    microbatches = 1 + max(max(op.microbatch, op.b_microbatch) for op in ops)
     virtual = max(len({op.stage for op in rank}) for rank in ranks)
     schedule = Schedule(file.stem, len(ranks), microbatches, virtual, ranks)
     _ = schedule.edges  # raises if an op is missing or doubled

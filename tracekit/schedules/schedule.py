@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from tracekit._loops import simulation
 from tracekit._util.arrays import Ints, as_int64
 from tracekit._util.text import html_table
 from tracekit.errors import DeadlockError, ScheduleError
 from tracekit.schedules.ops import KINDS, Op
+
+Numbers = npt.NDArray[Any]
 
 F, I, W, B, FB = range(len(KINDS))  # codes of the kinds in OpTable  # noqa: E741
 
@@ -42,6 +46,21 @@ class OpTable(msgspec.Struct, frozen=True, eq=False):
     b_microbatch: Ints
     offsets: Ints
 
+    @classmethod
+    def of(cls, rank: Ints, kind: Ints, numbers: Iterable[Ints], *, ranks: int) -> OpTable:
+        """Return the table of the ops of some *ranks*; *numbers* are the fields of ``Op`` behind its kind."""
+        stage, microbatch, b_stage, b_microbatch = numbers
+        is_backward = np.isin(kind, (B, I, W))
+        return cls(
+            rank,
+            kind,
+            stage,
+            microbatch,
+            b_stage=np.where(is_backward, stage, b_stage),
+            b_microbatch=np.where(is_backward, microbatch, b_microbatch),
+            offsets=np.searchsorted(rank, np.arange(ranks + 1)),
+        )
+
     def find_edges(self) -> Edges:
         """Return the ops that every op waits for, as far as the table has them."""
         op = np.arange(len(self.kind))
@@ -61,6 +80,37 @@ class OpTable(msgspec.Struct, frozen=True, eq=False):
             backward=np.where(has_input_grad, input_grads[self.b_stage + 1, self.b_microbatch], -1),
             own=np.where(has_input_grad, own_forward, np.where(is_weight, own_input_grad, -1)),
         )
+
+    def count_peak_activations(self, *freeing: int) -> list[int]:
+        """Return how many chunks' activations each rank holds at most, if ops of the kinds *freeing* free one each."""
+        taken, freed = (np.isin(self.kind, kinds).astype(np.int64) for kinds in ((F, FB), freeing))
+        peaks = []
+        for first, end in pairwise(self.offsets.tolist()):
+            chunks_held = np.cumsum(taken[first:end] - freed[first:end])
+            # An FB takes its activations before it frees others.
+            peaks.append(int((chunks_held + freed[first:end]).max(initial=0)))
+        return peaks
+
+    def idle_by_phase(self, start: Numbers, end: Numbers) -> list[tuple[Any, Any, Any]]:
+        """Return the idle time of each rank in warm-up, steady phase and cool-down if ops run at these times, from 0.
+
+        Warm-up ends with the start of a rank's first backward, the steady phase with the end of its last forward.
+        """
+        makespan, rank = end.max(initial=0), self.rank
+        is_backward, is_forward = self.kind != F, np.isin(self.kind, (F, FB))
+        # Arrays with one value per rank.
+        begin = np.zeros(len(self.offsets) - 1, end.dtype)
+        steady, cool_down = np.full_like(begin, makespan), begin.copy()
+        np.minimum.at(steady, rank[is_backward], start[is_backward])
+        np.maximum.at(cool_down, rank[is_forward], end[is_forward])
+        has_ops, idle = np.diff(self.offsets) > 0, []
+        for low, high in pairwise((begin, steady, np.maximum(steady, cool_down), np.full_like(begin, makespan))):
+            # Length of each phase, less the parts of ops inside it.
+            inside = (np.minimum(end, high[rank]) - np.maximum(start, low[rank])).clip(0)
+            work = np.zeros_like(begin)
+            work[has_ops] = np.add.reduceat(inside, self.offsets[:-1][has_ops])
+            idle.append((high - low - work).clip(0).tolist())
+        return list(zip(*idle, strict=True))
 
 
 @dataclass(frozen=True, repr=False)
@@ -115,22 +165,10 @@ class Schedule:
         ops = [op for rank in self.ranks for op in rank]
         if not ops:
             raise ScheduleError(f"{self.name}: has no ops", hint="write at least one forward and its backward")
-        columns = list(zip(*ops, strict=True))
-        codes = {kind: code for code, kind in enumerate(KINDS)}
-        kind = np.array([codes[name] for name in columns[0]], np.int64)
-        stage, microbatch = (np.array(column, np.int64) for column in columns[1:3])
-        b_stage, b_microbatch = (_as_ints(column) for column in columns[3:])
-        backward = (kind == B) | (kind == I) | (kind == W)
-        lengths = [len(rank) for rank in self.ranks]
-        return OpTable(
-            rank=np.repeat(np.arange(len(lengths)), lengths),
-            kind=kind,
-            stage=stage,
-            microbatch=microbatch,
-            b_stage=np.where(backward, stage, b_stage),
-            b_microbatch=np.where(backward, microbatch, b_microbatch),
-            offsets=np.concatenate([[0], np.cumsum(lengths)]),
-        )
+        kinds, *numbers = zip(*ops, strict=True)
+        kind = np.array([KINDS.index(name) for name in kinds], np.int64)
+        rank = np.repeat(np.arange(len(self.ranks)), [len(order) for order in self.ranks])
+        return OpTable.of(rank, kind, (np.array(column, np.int64) for column in numbers), ranks=len(self.ranks))
 
     @cached_property
     def stage_ranks(self) -> Ints:
@@ -185,11 +223,6 @@ class Schedule:
             producers.append(ops[first].reshape(stages, microbatches))
         _check_ranks(self, *producers)
         return producers[0], producers[1], producers[2]
-
-
-def _as_ints(values: tuple[int | None, ...]) -> Ints:
-    """Return the numbers, -1 for None."""
-    return np.array([-1 if value is None else value for value in values], np.int64)
 
 
 def _missing(schedule: Schedule, letter: str, stage: int, microbatch: int) -> ScheduleError:

@@ -17,21 +17,18 @@ import numpy.typing as npt
 import polars as pl
 
 from tracekit._loops import simulation
-from tracekit._util.arrays import Ints, as_int64
+from tracekit._util.arrays import as_int64
 from tracekit._util.text import html_table, percent
 from tracekit.documents.coding import HasDocument
 from tracekit.documents.schedule import FORMAT, Cell, RankIdle, ScheduleDocument
 from tracekit.errors import OptionError, ScheduleError
 from tracekit.schedules import schedule as s
 from tracekit.schedules.ops import KINDS
-from tracekit.schedules.schedule import Schedule
+from tracekit.schedules.schedule import Numbers, Schedule
 from tracekit.schedules.times import Times
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-
-Numbers = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,9 +81,8 @@ class Simulation(HasDocument):
     @property
     def span(self) -> list[Any]:
         """Time from the start of each rank's first op to the end of its last."""
-        return [
-            (self.end[end - 1] - self.start[first]).item() if end > first else 0 for first, end in self._rank_rows()
-        ]
+        rows = itertools.pairwise(self.schedule.table.offsets.tolist())
+        return [(self.end[end - 1] - self.start[first]).item() if end > first else 0 for first, end in rows]
 
     @property
     def bubble(self) -> list[Any]:
@@ -111,24 +107,12 @@ class Simulation(HasDocument):
     @cached_property
     def peak_activations(self) -> list[int]:
         """Largest number of chunks whose activations each rank holds at once: from F's start to the end of B or W."""
-        return self._count_peak_activations(s.B, s.W, s.FB)
+        return self.schedule.table.count_peak_activations(s.B, s.W, s.FB)
 
     @cached_property
     def least_activations(self) -> list[int]:
         """The same if I freed all activations of a chunk: a lower bound, because W needs some of them."""
-        return self._count_peak_activations(s.B, s.I, s.FB)
-
-    def _count_peak_activations(self, *freeing: int) -> list[int]:
-        """Return the peak for each rank if ops of the kinds *freeing* free activations at their end."""
-        kind = self.schedule.table.kind
-        taken = np.isin(kind, (s.F, s.FB)).astype(np.int64)
-        freed = np.isin(kind, freeing).astype(np.int64)
-        peaks = []
-        for first, end in self._rank_rows():
-            chunks_held = np.cumsum(taken[first:end] - freed[first:end])
-            # An FB takes its activations before it frees others.
-            peaks.append(int((chunks_held + freed[first:end]).max(initial=0)))
-        return peaks
+        return self.schedule.table.count_peak_activations(s.B, s.I, s.FB)
 
     @cached_property
     def idle_by_phase(self) -> pl.DataFrame:
@@ -138,29 +122,9 @@ class Simulation(HasDocument):
         >>> simulate(generate("1f1b", pp=2, microbatches=4)).idle_by_phase.rows()
         [(0, 2, 0, 1), (1, 1, 0, 2)]
         """
-        rows = [(rank, *phases) for rank, phases in enumerate(self.idle_phases)]
+        phases = self.schedule.table.idle_by_phase(self.start, self.end)
+        rows = [(rank, *idle) for rank, idle in enumerate(phases)]
         return pl.DataFrame(rows, schema=["rank", "warm_up", "steady", "cool_down"], orient="row")
-
-    @cached_property
-    def idle_phases(self) -> list[tuple[Any, Any, Any]]:
-        """Idle time of each rank in warm-up, steady phase and cool-down: ``idle_by_phase`` as tuples."""
-        return [self._idle_of_rank(first, end) for first, end in self._rank_rows()]
-
-    def _idle_of_rank(self, first: int, end: int) -> tuple[Any, Any, Any]:
-        """Return the idle time by phase of the rank whose ops are the rows from *first* to *end*."""
-        if first == end:  # a rank without ops warms up all the time
-            return self.makespan, 0 * self.makespan, 0 * self.makespan
-        kind, start, stop = (column[first:end] for column in (self.schedule.table.kind, self.start, self.end))
-        backwards, forwards = np.flatnonzero(kind != s.F), np.flatnonzero(np.isin(kind, (s.F, s.FB)))
-        # Warm-up ends at the first backward, cool-down begins at the end of the last forward.
-        steady = start[backwards[0]] if len(backwards) else start[0]
-        cool_down = max(steady, stop[forwards[-1]]) if len(forwards) else steady
-        idle = []
-        for low, high in itertools.pairwise((0, steady, cool_down, self.makespan)):
-            work = (np.minimum(stop, high) - np.maximum(start, low)).clip(0)
-            # reduceat rounds floats as saved analyses do; sum() may differ in the last digit.
-            idle.append((high - low - np.add.reduceat(work, [0])[0]).item())
-        return idle[0], idle[1], idle[2]
 
     def __repr__(self) -> str:
         plan = self.schedule
@@ -215,10 +179,6 @@ class Simulation(HasDocument):
             idle_by_phase=[RankIdle(*row) for row in self.idle_by_phase.iter_rows()],
         )
 
-    def _rank_rows(self) -> list[tuple[int, int]]:
-        """Return first row and end of each rank's ops."""
-        return list(itertools.pairwise(self.schedule.table.offsets.tolist()))
-
 
 def _ratio(part: Any, whole: Any) -> float:
     """Return the ratio; a schedule that takes no time has no idle time either."""
@@ -231,12 +191,7 @@ def _null_outside(mask: npt.NDArray[np.bool_], values: npt.NDArray[np.int64]) ->
 
 
 def simulate(
-    schedule: Schedule,
-    times: Times | None = None,
-    *,
-    durations: Sequence[Sequence[Any]] | None = None,
-    forward_latency: Sequence[Sequence[Any]] | None = None,
-    backward_latency: Sequence[Sequence[Any]] | None = None,
+    schedule: Schedule, times: Times | None = None, *, durations: Sequence[Sequence[Any]] | None = None
 ) -> Simulation:
     """Return start and end of every op of *schedule*. Integer times stay integers, so nanoseconds are exact.
 
@@ -244,8 +199,6 @@ def simulate(
         schedule: The order of ops on every rank.
         times: Durations by kind of op; 1 each by default.
         durations: Durations op by op instead: one sequence per rank, aligned to ``schedule.ranks``.
-        forward_latency: Likewise, the time from the end of the stage before to the arrival of its activation.
-        backward_latency: Likewise, the time from the end of the stage after to the arrival of its gradient.
 
     >>> from tracekit.schedules import generate
     >>> simulate(generate("dualpipe", pp=8, microbatches=20)).makespan
@@ -255,29 +208,13 @@ def simulate(
 
     """
     times = times or Times()
-    edges = schedule.edges
-    duration = times.durations(schedule) if durations is None else _flatten("durations", schedule, durations)
-
-    def latency_of(name: str, producers: Ints, latency: Sequence[Sequence[Any]] | None) -> npt.NDArray[Any]:
-        if latency is None:
-            return times.latencies(schedule.table, producers)
-        return np.where(producers >= 0, _flatten(name, schedule, latency), 0)
-
-    dependencies = as_int64(np.stack([edges.previous, edges.forward, edges.backward, edges.own]))
-    no_latency = np.zeros(len(duration), np.int64)
-    latency = np.stack(
-        [
-            no_latency,
-            latency_of("forward_latency", edges.forward, forward_latency),
-            latency_of("backward_latency", edges.backward, backward_latency),
-            no_latency,
-        ]
-    )
+    duration = times.durations(schedule.table) if durations is None else _flatten(schedule, durations)
+    latency = np.stack([times.latencies(schedule.table, producers) for producers in schedule.edges])
     dtype = np.float64 if np.result_type(duration, latency).kind == "f" else np.int64
     start = np.zeros(len(duration), dtype)
     simulation.run_ops(
         schedule.running_order,
-        dependencies,
+        as_int64(np.stack(schedule.edges)),
         np.ascontiguousarray(duration, dtype),
         np.ascontiguousarray(latency, dtype),
         start,
@@ -285,8 +222,8 @@ def simulate(
     return Simulation(schedule, times, start, start + duration)
 
 
-def _flatten(name: str, schedule: Schedule, by_rank: Sequence[Sequence[Any]]) -> npt.NDArray[Any]:
-    """Return values given per rank in the order of ``schedule.table``, after checking them."""
+def _flatten(schedule: Schedule, by_rank: Sequence[Sequence[Any]]) -> Numbers:
+    """Return durations given per rank in the order of ``schedule.table``, after checking them."""
     lengths, wanted = [len(rank) for rank in by_rank], [len(rank) for rank in schedule.ranks]
     if lengths != wanted:
         raise ScheduleError(
@@ -295,5 +232,5 @@ def _flatten(name: str, schedule: Schedule, by_rank: Sequence[Sequence[Any]]) ->
         )
     values = np.asarray([value for rank in by_rank for value in rank])
     if values.dtype.kind not in "iuf" or not np.isfinite(values).all() or (values < 0).any():
-        raise OptionError(f"{name} must be numbers of 0 or more", hint="one for each op of schedule.ranks")
+        raise OptionError("durations must be numbers of 0 or more", hint="one for each op of schedule.ranks")
     return values

@@ -133,7 +133,7 @@ class _Writer:
     def _pieces(self, op: Op) -> list[tuple[str, int, int, int]]:
         """Return (F, I or W, stage, micro-batch, layer) of the kernels in the order they run."""
         layers = range(self.recipe.layers)
-        back = (op.stage, op.microbatch) if op.kind != "FB" else (op.b_stage or 0, op.b_microbatch or 0)
+        back = (op.stage, op.microbatch) if op.kind != "FB" else (op.b_stage, op.b_microbatch)
         forward = [("F", op.stage, op.microbatch, n) for n in layers]
         inputs = [("I", *back, n) for n in reversed(layers)]
         weights = [("W", *back, n) for n in reversed(layers)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -91,7 +91,7 @@ class Recipe:
     def work_ns(self) -> Ints:
         """Compute time of each cell of one step: what the times say, with imbalance, stragglers and jitter."""
         table = self.schedule.table
-        work: npt.NDArray[np.float64] = np.asarray(self.times.durations(self.schedule), np.float64)
+        work: npt.NDArray[np.float64] = np.asarray(self.times.durations(self.schedule.table), np.float64)
         work = work * np.array([self.stage_factor.get(int(s), 1.0) for s in table.stage])
         work = work * np.array([self.rank_factor.get(int(r), 1.0) for r in table.rank])
         if self.jitter:
@@ -108,18 +108,8 @@ class Recipe:
 
     @cached_property
     def _simulation(self) -> Simulation:
-        edges = self.schedule.edges
-        return simulate(
-            self.schedule,
-            self.times,
-            durations=self.by_rank(self.work_ns + self.stalls_ns),
-            forward_latency=self.by_rank(self._crosses_ranks(edges.forward) * self.p2p_ns),
-            backward_latency=self.by_rank(self._crosses_ranks(edges.backward) * self.p2p_ns),
-        )
-
-    def by_rank(self, values: Ints) -> list[list[int]]:
-        """Return values aligned to ``schedule.table`` as one list per rank."""
-        return [part.tolist() for part in np.split(values, self.schedule.table.offsets[1:-1])]
+        durations = np.split(self.work_ns + self.stalls_ns, self.schedule.table.offsets[1:-1])
+        return simulate(self.schedule, replace(self.times, P2P=self.p2p_ns), durations=durations)
 
     def _crosses_ranks(self, producers: Ints) -> npt.NDArray[np.bool_]:
         """Return for each cell whether it receives from another rank; *producers* are -1 where there is none."""

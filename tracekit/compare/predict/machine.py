@@ -7,7 +7,6 @@ from typing import Literal
 
 import msgspec
 import polars as pl
-from msgspec.structs import replace
 
 from tracekit.reconstruct.messages import contention_losses
 
@@ -49,10 +48,6 @@ class Machine(msgspec.Struct, frozen=True):
     duplex: float = 1.0  # latency beside a message in the other direction / latency alone
     queues: Queues = "one"
     slowdown: Mapping[str, float] = {}  # by op kind: time beside messages / time alone
-
-    def with_free_messages(self) -> Machine:
-        """Return the machine on which messages cost nothing."""
-        return replace(self, send_ns=0.0, receive_ns=0.0, latency_ns=0.0, slowdown={}, queues="direction")
 
 
 class FittedMachine(msgspec.Struct, frozen=True, eq=False):

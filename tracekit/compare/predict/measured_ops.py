@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 
 import msgspec
 import numpy as np
 import polars as pl
 
+from tracekit.compare.gap import weight_gradient_share
 from tracekit.compare.predict.engine import Floats, HostTimes
 from tracekit.compare.predict.machine import MIDDLE, Machine
-from tracekit.compare.predict.rank_programs import RUN, Piece, Program
+from tracekit.compare.predict.rank_programs import Piece, Program
 from tracekit.intervals import Intervals, union
 from tracekit.schedules import Schedule
 
@@ -39,9 +41,6 @@ QUANTILES = (0.25, 0.5, 0.75)
 
 MIN_SHARE_OF_LAUNCHES_AFTER_MESSAGES = 0.9
 """Share of launches after a message kernel that must come after its end for the host to count as waiting for it."""
-
-MAX_WEIGHT_GRADIENT_SHARE = 0.9
-"""Largest share of a backward's time that is taken as weight gradients."""
 
 
 class OpTimes(msgspec.Struct, frozen=True):
@@ -73,9 +72,8 @@ class MeasuredOps(msgspec.Struct, frozen=True, eq=False):
         gpu_ns = _for_stages(self.gpu_ns, schedule.stages)
         slowdown = {
             number: self.gpu_slowdowns.get(position, 1.0)
-            for position, steps in enumerate(program.steps)
-            for action, number in steps
-            if action == RUN
+            for position, numbers in enumerate(program.rank_pieces)
+            for number in numbers
         }
         return [
             float(gpu_ns[piece.kind][piece.stage]) * slowdown[number] * (self.block_factor if piece.in_block else 1.0)
@@ -144,8 +142,7 @@ class MeasuredOps(msgspec.Struct, frozen=True, eq=False):
 def _forwards_after_other_ops(program: Program) -> set[int]:
     """Return the numbers of the forwards that follow another kind of op on their rank."""
     switched = set()
-    for steps in program.steps:
-        numbers = [number for action, number in steps if action == RUN]
+    for numbers in program.rank_pieces:
         for previous, number in pairwise(numbers):
             if program.pieces[number].kind == "F" and program.pieces[previous].kind != "F":
                 switched.add(number)
@@ -223,11 +220,10 @@ def measure_ops(
     input_factor, weight_factor = SPLIT_GPU_FACTORS[level]
     gpu_slowdown = pl.col("position").replace_strict(gpu_slowdowns or {}, default=1.0, return_dtype=pl.Float64)
     on_usual_gpu = rows.with_columns(pl.col("gpu_ns") / gpu_slowdown)
-    gpu_ns = _times_by_kind(
+    times_by_kind = partial(_times_by_kind, stages=stages, level=level)
+    gpu_ns = times_by_kind(
         on_usual_gpu,
         "gpu_ns",
-        stages,
-        level,
         split=((1 - weight_share) * input_factor, weight_share * weight_factor),
         join=lambda input_grad, weight_grad: input_grad / input_factor + weight_grad / weight_factor,
     )
@@ -235,11 +231,9 @@ def measure_ops(
     split_host = SPLIT_HOST_FACTORS[level]
     previous_op = pl.col("op").shift(1).over("position", order_by="launch_ns")
     switch_factor = pl.when(pl.col("op") == "F", previous_op != "F").then(SWITCH_HOST_FACTOR).otherwise(1.0)
-    launch_ns = _times_by_kind(
+    launch_ns = times_by_kind(
         rows.with_columns(launching_ns=pl.col("launching_ns") / switch_factor),
         "launching_ns",
-        stages,
-        level,
         split=split_host,
         join=lambda input_grad, weight_grad: (input_grad + weight_grad) / sum(split_host),
     )
@@ -249,11 +243,9 @@ def measure_ops(
         launch_ns["B"] = (whole * launch_ns["B"] + split * joined_ns) / (whole + split)
     # A split backward has two ops, and the host's time before an op twice.
     search_ns = SPLIT_SEARCH_SHARE * launch_ns["B"]
-    before_ns = _times_by_kind(
+    before_ns = times_by_kind(
         rows,
         "before_ns",
-        stages,
-        level,
         split=(1.0, 1.0),
         join=lambda input_grad, weight_grad: np.maximum(input_grad - search_ns, 0.0),
     )
@@ -326,9 +318,9 @@ def _time_beside_messages(cells: pl.DataFrame, messages: Mapping[int, pl.DataFra
 def _times_by_kind(
     rows: pl.DataFrame,
     column: str,
+    *,
     stages: int,
     level: int,
-    *,
     split: tuple[float, float],
     join: Callable[[Floats, Floats], Floats],
 ) -> dict[str, Floats]:
@@ -378,8 +370,7 @@ def _times_per_stage(rows: pl.DataFrame, column: str, stages: int, level: int) -
 def _weight_gradient_share(rows: pl.DataFrame) -> float:
     """Return the share of weight gradients in the compute of whole backwards, by labels; a half if none is labelled."""
     backwards = rows.filter(pl.col("op") == "B")
-    weight_ns, total_ns = int(backwards["wgrad_ns"].sum()), int(backwards["busy_ns"].sum())
-    return min(weight_ns / total_ns, MAX_WEIGHT_GRADIENT_SHARE) if weight_ns and total_ns else 0.5
+    return weight_gradient_share(backwards["wgrad_ns"].to_numpy(), backwards["busy_ns"].to_numpy()) or 0.5
 
 
 def _host_time(rows: pl.DataFrame, start: str, end: str, full_queue: Mapping[int, Intervals]) -> pl.Series:

@@ -19,7 +19,6 @@ from tracekit.compare.predict.machine import (
     LOW,
     MIDDLE,
     FittedMachine,
-    Machine,
     fit_machine,
     gpu_slowdowns,
     match_messages,
@@ -27,7 +26,6 @@ from tracekit.compare.predict.machine import (
 from tracekit.compare.predict.measured_ops import MeasuredOps, measure_ops
 from tracekit.compare.predict.rank_programs import (
     QUEUES_IN_WORDS,
-    RUN,
     Program,
     find_queues,
     recorded_program,
@@ -129,7 +127,6 @@ class Predictor:
         schedule: Schedule,
         level: int = MIDDLE,
         *,
-        machine: Machine | None = None,
         work: Sequence[float] | None = None,
         host: bool = True,
         own: bool = False,
@@ -140,7 +137,6 @@ class Predictor:
             program: Program of *schedule*.
             schedule: Schedule.
             level: Costs to take: ``LOW``, ``MIDDLE`` or ``HIGH``.
-            machine: Machine; that of the run at *level* if None.
             work: Duration of each piece; the typical one of such pieces in the run if None.
             host: Whether launches take time.
             own: Whether ops take the host what they took it in the run, not what is typical.
@@ -149,7 +145,6 @@ class Predictor:
             The last step; None if pieces wait for each other.
         """
         ops = self.ops[level]
-        machine = machine or self.machine.machines[level]
         durations = ops.typical_work(program, schedule) if work is None else work
         host_starts: Sequence[float] | None = None
         gpu_starts: Sequence[float] | None = None
@@ -159,10 +154,11 @@ class Predictor:
             times = None
             if host:
                 times = ops.host_times(program, schedule, host_starts=host_starts, gpu_starts=gpu_starts, own=own)
-            outcome = run_program(program, durations, machine, times)
+            outcome = run_program(program, durations, self.machine.machines[level], times)
             if outcome.stuck or abs(outcome.makespan - previous_ns) <= MAX_CHANGE_OF_STEADY_STEP * previous_ns:
                 break
-            host_starts, gpu_starts = ops.next_starts(_rank_ends(program, outcome), outcome.host_ends)
+            rank_ends = [float(outcome.end[numbers].max(initial=0)) for numbers in program.rank_pieces]
+            host_starts, gpu_starts = ops.next_starts(rank_ends, outcome.host_ends)
         return None if outcome.stuck else outcome
 
 
@@ -171,12 +167,6 @@ def _too_large(schedule: Schedule) -> str | None:
     if sum(len(order) for order in schedule.ranks) <= MAX_OPS_TO_SIMULATE:
         return None
     return f"more than {MAX_OPS_TO_SIMULATE:,} ops are too many to run message by message"
-
-
-def _rank_ends(program: Program, outcome: Outcome) -> list[float]:
-    """Return the end of each rank's last piece."""
-    ends = [[float(outcome.end[number]) for action, number in steps if action == RUN] for steps in program.steps]
-    return [max(rank_ends, default=0.0) for rank_ends in ends]
 
 
 def fit_predictor(

@@ -12,7 +12,8 @@ posted early blocks every send behind it. Three orders are known:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -78,34 +79,55 @@ class Program(msgspec.Struct, frozen=True, eq=False):
     kernels: tuple[Kernel, ...]
     messages: tuple[Message, ...]
 
+    @property
+    def rank_pieces(self) -> list[list[int]]:
+        """Numbers of the pieces that each rank runs, in order."""
+        return [[number for action, number in steps if action == RUN] for steps in self.steps]
+
 
 class _ProgramWriter:
     """A program under construction."""
 
-    def __init__(self, schedule: Schedule) -> None:
-        self.stage_ranks = schedule.stage_ranks
-        self.stages = schedule.stages
-        self.steps: list[list[tuple[int, int]]] = [[] for _ in schedule.ranks]
+    def __init__(self, ranks: int) -> None:
+        self.steps: list[list[tuple[int, int]]] = [[] for _ in range(ranks)]
         self.pieces: list[Piece] = []
         self.kernels: list[Kernel] = []
-        self.messages: list[Message] = []
-        self.message_numbers: dict[Output, int] = {}
+        self.messages: dict[Hashable, Message] = {}
+        self.numbers: dict[Hashable, int] = {}  # of the messages
 
     def run(self, rank: int, piece: Piece) -> None:
         """Let a rank run a piece."""
         self.steps[rank].append((RUN, len(self.pieces)))
         self.pieces.append(piece)
 
-    def post(self, rank: int, *, send: int | None = None, receive: int | None = None) -> int:
-        """Let a rank post a message kernel, and return the kernel's number."""
+    def post(self, rank: int, sends: Iterable[int | None] = (), receives: Iterable[int | None] = ()) -> int:
+        """Let a rank post a kernel with these messages, without those that are None; return the kernel's number."""
         self.steps[rank].append((POST, len(self.kernels)))
-        sends, receives = (() if message is None else (message,) for message in (send, receive))
-        self.kernels.append(Kernel(rank, sends, receives))
+        carried = (tuple(message for message in messages if message is not None) for messages in (sends, receives))
+        self.kernels.append(Kernel(rank, *carried))
         return len(self.kernels) - 1
 
     def wait(self, rank: int, kernel: int) -> None:
         """Let the compute of a rank wait for a message kernel."""
         self.steps[rank].append((WAIT, kernel))
+
+    def message(self, key: Hashable, source: int, target: int) -> int:
+        """Return the number of a message, which *key* tells from all others."""
+        self.messages.setdefault(key, Message(source, target))
+        return self.numbers.setdefault(key, len(self.numbers))
+
+    def program(self) -> Program:
+        """Return the finished program."""
+        messages = tuple(self.messages.values())
+        return Program(tuple(map(tuple, self.steps)), tuple(self.pieces), tuple(self.kernels), messages)
+
+
+class _ScheduleWriter(_ProgramWriter):
+    """The program of a schedule under construction."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        super().__init__(len(schedule.ranks))
+        self.stage_ranks, self.stages = schedule.stage_ranks, schedule.stages
 
     def input_of(self, piece: Piece) -> Output | None:
         """Return the output of another stage that a piece needs; None if it needs none."""
@@ -124,23 +146,14 @@ class _ProgramWriter:
         if not 0 <= consumer < self.stages:
             return None
         source, target = (int(self.stage_ranks[s, microbatch]) for s in (stage, consumer))
-        if source == target:
-            return None
-        if output not in self.message_numbers:
-            self.message_numbers[output] = len(self.messages)
-            self.messages.append(Message(source, target))
-        return self.message_numbers[output]
-
-    def program(self) -> Program:
-        """Return the finished program."""
-        return Program(tuple(map(tuple, self.steps)), tuple(self.pieces), tuple(self.kernels), tuple(self.messages))
+        return None if source == target else self.message(output, source, target)
 
 
 def _pieces_of(ops: Iterable[Op]) -> list[Piece]:
     """Return the pieces of ops in order. The halves of an FB run one after the other, each when its input is there."""
     pieces = []
     for op in ops:
-        if op.kind == "FB" and op.b_stage is not None and op.b_microbatch is not None:
+        if op.kind == "FB":
             pieces += [Piece("F", op.stage, op.microbatch, True), Piece("B", op.b_stage, op.b_microbatch, True)]
         else:
             pieces.append(Piece(op.kind, op.stage, op.microbatch))
@@ -157,7 +170,7 @@ def write_just_in_time(schedule: Schedule) -> Program:
     >>> [(kernel.sends, kernel.receives) for kernel in program.kernels if kernel.rank == 0]
     [((0,), ()), ((), (1,))]
     """
-    writer = _ProgramWriter(schedule)
+    writer = _ScheduleWriter(schedule)
     for rank, order in enumerate(schedule.ranks):
         pending_sends: list[int] = []
         backward_begun = False
@@ -168,11 +181,11 @@ def write_just_in_time(schedule: Schedule) -> Program:
                 pending_sends, backward_begun = [], True
             received = writer.message_of(writer.input_of(piece))
             if received is not None:
-                writer.wait(rank, writer.post(rank, receive=received))
+                writer.wait(rank, writer.post(rank, receives=[received]))
             writer.run(rank, piece)
             sent = writer.message_of(piece.output)
             if sent is not None:
-                pending_sends.append(writer.post(rank, send=sent))
+                pending_sends.append(writer.post(rank, [sent]))
     return writer.program()
 
 
@@ -184,7 +197,7 @@ def write_grouped(schedule: Schedule) -> Program:
     >>> [(len(kernel.sends), len(kernel.receives)) for kernel in program.kernels if kernel.rank == 1]
     [(0, 1), (1, 1), (1, 0)]
     """
-    writer = _ProgramWriter(schedule)
+    writer = _ScheduleWriter(schedule)
     for rank, order in enumerate(schedule.ranks):
         pieces = _pieces_of(order)
         delayed_send: int | None = None  # message that goes with the next receive
@@ -192,7 +205,7 @@ def write_grouped(schedule: Schedule) -> Program:
         for i, piece in enumerate(pieces):
             received = writer.message_of(writer.input_of(piece))
             if delayed_send is not None or received is not None:
-                writer.wait(rank, writer.post(rank, send=delayed_send, receive=received))
+                writer.wait(rank, writer.post(rank, [delayed_send], [received]))
             delayed_send = None
             writer.run(rank, piece)
             sent = writer.message_of(piece.output)
@@ -205,7 +218,7 @@ def write_grouped(schedule: Schedule) -> Program:
             if next_direction not in (None, piece.direction):
                 delayed_send = sent
             else:
-                pending_send = writer.post(rank, send=sent)
+                pending_send = writer.post(rank, [sent])
         if pending_send is not None:
             writer.wait(rank, pending_send)
     return writer.program()
@@ -221,7 +234,7 @@ def write_posted(schedule: Schedule) -> Program:
     >>> [(len(kernel.sends), len(kernel.receives)) for kernel in program.kernels if kernel.rank == 0][:3]
     [(1, 0), (0, 1), (1, 0)]
     """
-    writer = _ProgramWriter(schedule)
+    writer = _ScheduleWriter(schedule)
     turns = [_with_reduction_turns(order, schedule.microbatches) for order in schedule.ranks]
     next_turn = [0] * len(turns)
     available: set[Output] = set()  # outputs on the rank that needs them, or whose receive is posted there
@@ -249,8 +262,8 @@ def write_posted(schedule: Schedule) -> Program:
                 available.add(output)
                 message = writer.message_of(output)
                 if message is not None:
-                    writer.post(rank, send=message)
-                    receive_kernels[output] = writer.post(writer.messages[message].target, receive=message)
+                    writer.post(rank, [message])
+                    receive_kernels[output] = writer.post(writer.messages[output].target, receives=[message])
             next_turn[rank] += 1
             progress = True
     return writer.program()
@@ -263,23 +276,15 @@ def _with_reduction_turns(order: Sequence[Op], microbatches: int) -> list[Op | N
     for op in order:
         turns.append(op)
         stage = op.b_stage if op.kind == "FB" else op.stage
-        if op.kind in ("B", "W", "FB") and stage is not None:
+        if op.kind in ("B", "W", "FB"):
             backwards[stage] = backwards.get(stage, 0) + 1
             if backwards[stage] == microbatches:
                 turns.append(None)
     return turns
 
 
-PROGRAM_WRITERS: Mapping[str, Callable[[Schedule], Program]] = {
-    "just-in-time": write_just_in_time,
-    "grouped": write_grouped,
-    "posted": write_posted,
-}
-"""Known message orders."""
-
-
-PYTORCH_MESSAGE_ORDERS = {"gpipe": "just-in-time", "1f1b": "grouped"}
-"""Message orders of PyTorch's schedules; all schedules not listed use ``posted``."""
+PYTORCH_WRITERS: Mapping[str, Callable[[Schedule], Program]] = {"gpipe": write_just_in_time, "1f1b": write_grouped}
+"""Message orders of PyTorch's schedules; all schedules not listed have those of ``write_posted``."""
 
 QUEUES_IN_WORDS: Mapping[Queues, str] = {
     "one": "one queue of messages per rank",
@@ -296,11 +301,11 @@ MAX_SHARE_OF_EARLY_RECEIVES = 0.1
 def write_program(schedule: Schedule, queues: Queues) -> Program:
     """Return the program of a schedule with messages in the order in which PyTorch posts them."""
     # Receives that wait for nothing hold nothing up, so that grouping would change nothing.
-    order = "posted" if queues == "free" else PYTORCH_MESSAGE_ORDERS.get(schedule.name, "posted")
-    return PROGRAM_WRITERS[order](schedule)
+    write = write_posted if queues == "free" else PYTORCH_WRITERS.get(schedule.name, write_posted)
+    return write(schedule)
 
 
-def recorded_program(cells: pl.DataFrame, messages: Mapping[int, pl.DataFrame], *, host_waits: bool = False) -> Program:
+def recorded_program(cells: pl.DataFrame, messages: Mapping[int, pl.DataFrame], *, host_waits: bool) -> Program:
     """Return the program that the run followed: every rank's ops and message kernels in the order of their launches.
 
     An op waits for the receives launched before it that had ended when it started, as far as no earlier op did.
@@ -310,46 +315,41 @@ def recorded_program(cells: pl.DataFrame, messages: Mapping[int, pl.DataFrame], 
         messages: Messages (``MESSAGES``) of the step by position, peers as positions; every one has its other side.
         host_waits: Whether the host waits for every message kernel before its next launch.
     """
-    steps: list[tuple[tuple[int, int], ...]] = []
-    pieces: list[Piece] = []
-    kernels: list[Kernel] = []
-    numbers: dict[tuple[int, int, int], int] = {}  # message by source, target and index among those between them
-    sent: dict[tuple[bool, int, int], int] = {}  # messages so far by direction, source and target
+    writer = _ProgramWriter(max(messages, default=-1) + 1)
+    sent: Counter[tuple[bool, int, int]] = Counter()  # messages so far by direction, source and target
 
-    def message_number(send: bool, source: int, target: int) -> int:
-        index = sent.get((send, source, target), 0)
-        sent[send, source, target] = index + 1
-        return numbers.setdefault((source, target, index), len(numbers))
+    def message_number(send: bool, position: int, peer: int) -> int:
+        source, target = (position, peer) if send else (peer, position)
+        index = sent[send, source, target]  # among the messages from one to the other
+        sent[send, source, target] += 1
+        return writer.message((source, target, index), source, target)
 
     for position in sorted(messages):
-        rank_steps: list[tuple[int, int]] = []
         open_receives: list[tuple[int, int]] = []  # end and number of kernels that no op has waited for
         for launched in _in_launch_order(position, cells, messages[position]):
-            if "op" not in launched:
-                ends = [(s, position, p) if s else (s, p, position) for s, p in launched["carried"]]
-                carried = [(end[0], message_number(*end)) for end in ends]
-                sends, receives = (tuple(n for send, n in carried if send is side) for side in (True, False))
-                rank_steps.append((POST, len(kernels)))
+            if "carried" in launched:
+                carried = [(send, message_number(send, position, peer)) for send, peer in launched["carried"]]
+                sends, receives = ([n for send, n in carried if send is side] for side in (True, False))
+                kernel = writer.post(position, sends, receives)
                 if host_waits:
-                    rank_steps.append((WAIT, len(kernels)))
+                    writer.wait(position, kernel)
                 elif receives:
-                    open_receives.append((launched["end_ns"], len(kernels)))
-                kernels.append(Kernel(position, sends, receives))
+                    open_receives.append((launched["end_ns"], kernel))
                 continue
             ended = [kernel for end, kernel in open_receives if end <= launched["start_ns"]]
             open_receives = [(end, kernel) for end, kernel in open_receives if kernel not in ended]
-            rank_steps += [(WAIT, kernel) for kernel in ended]
-            for piece in _pieces_of_cell(launched):
-                rank_steps.append((RUN, len(pieces)))
-                pieces.append(piece)
-        steps.append(tuple(rank_steps))
-    return Program(tuple(steps), tuple(pieces), tuple(kernels), tuple(Message(s, t) for s, t, _ in numbers))
+            for kernel in ended:
+                writer.wait(position, kernel)
+            for piece in _pieces_of([Op(*(launched[name] for name in Op._fields))]):
+                writer.run(position, piece)
+    return writer.program()
 
 
 def _in_launch_order(position: int, cells: pl.DataFrame, messages: pl.DataFrame) -> list[dict[str, Any]]:
     """Return a rank's cells and message kernels (with what they carry) by launch."""
-    names = ("op", "stage", "microbatch", "b_stage", "b_microbatch", "launch_ns", "start_ns")
-    ops = cells.filter(pl.col("position") == position).select(pl.col("op").cast(pl.String), *names[1:]).to_dicts()
+    kind, stage = pl.col("op").cast(pl.String).alias("kind"), pl.col("stage").fill_null(0)
+    numbers = pl.col("microbatch", "b_stage", "b_microbatch").fill_null(-1)
+    ops = cells.filter(pl.col("position") == position).select(kind, stage, numbers, "launch_ns", "start_ns").to_dicts()
     kernels = messages.group_by("kernel", maintain_order=True).agg(
         pl.col("launch_ns").min(), pl.col("end_ns").max(), carried=pl.concat_list(pl.col("send").cast(pl.Int32), "peer")
     )
@@ -358,14 +358,6 @@ def _in_launch_order(position: int, cells: pl.DataFrame, messages: pl.DataFrame)
         for launch_ns, end_ns, carried in kernels.select("launch_ns", "end_ns", "carried").rows()
     ]
     return sorted([*ops, *posts], key=lambda launched: launched["launch_ns"])
-
-
-def _pieces_of_cell(cell: Mapping[str, Any]) -> list[Piece]:
-    """Return the pieces of a cell."""
-    if cell["op"] != "FB":
-        return [Piece(cell["op"], cell["stage"] or 0, -1 if cell["microbatch"] is None else cell["microbatch"])]
-    forward = Piece("F", cell["stage"], cell["microbatch"], True)
-    return [forward, Piece("B", cell["b_stage"], cell["b_microbatch"], True)]
 
 
 def find_queues(messages: Mapping[int, pl.DataFrame], cells: pl.DataFrame) -> Queues:

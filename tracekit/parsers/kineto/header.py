@@ -162,6 +162,7 @@ def parse_header(keys: Mapping[str, Any]) -> Header:
         for code, key, value, number, why in odd_values
         if value is not None and number is None
     ]
+    groups, group_notices = _groups(info.get("pg_config"))
     source = Source(
         path="",
         reader="kineto",
@@ -172,10 +173,10 @@ def parse_header(keys: Mapping[str, Any]) -> Header:
         multiprocessors=_common_value(devices, "numSms"),
         memory_bytes=_common_value(devices, "totalGlobalMem"),
         versions=_versions({**keys, "nccl_version": info.get("nccl_version")}),
-        groups=_groups(info.get("pg_config")),
+        groups=groups,
         record_shapes=bool(shapes) if isinstance(shapes, int) else None,
         recording_overhead=float(overhead) if isinstance(overhead, int | float) else None,
-        notices=(*_notice_odd_groups(info.get("pg_config")), *notices),
+        notices=(*group_notices, *notices),
     )
     return Header(rank, base_ns or 0, source)
 
@@ -231,27 +232,21 @@ def _versions(keys: Mapping[str, Any]) -> dict[str, str]:
     return versions
 
 
-def _groups(config: Any) -> tuple[ProcessGroup, ...]:
-    groups = []
-    for entry in config if isinstance(config, list) else ():
-        if not isinstance(entry, dict):
-            continue
-        ranks = _ranks(entry.get("ranks")) or []
-        description = entry.get("pg_desc")
+def _groups(config: Any) -> tuple[tuple[ProcessGroup, ...], list[Notice]]:
+    """Return the process groups, and one notice for all of those whose members cannot be ranks."""
+    entries = [entry for entry in config if isinstance(entry, dict)] if isinstance(config, list) else []
+    groups, odd = [], 0
+    for entry in entries:
+        ranks, description = _ranks(entry.get("ranks")), entry.get("pg_desc")
+        odd += "ranks" in entry and ranks is None
         if not isinstance(description, str) or description in ("", "undefined"):
             description = None
-        groups.append(ProcessGroup(_text(entry.get("pg_name", "")), description and _text(description), tuple(ranks)))
-    return tuple(groups)
+        name = _text(entry.get("pg_name", ""))
+        groups.append(ProcessGroup(name, description and _text(description), tuple(ranks or ())))
+    text = f"{odd} of {counted(len(entries), 'process group')} name members that are not ranks: they were left out"
+    return tuple(groups), [Notice("odd-group", text)] if odd else []
 
 
 def _ranks(members: Any) -> list[int] | None:
     are_ranks = isinstance(members, list) and all(type(r) is int and valid_rank(r) is not None for r in members)
     return members if are_ranks else None
-
-
-def _notice_odd_groups(config: Any) -> list[Notice]:
-    """Return one notice for all process groups whose members cannot be ranks."""
-    entries = [entry for entry in config if isinstance(entry, dict)] if isinstance(config, list) else []
-    odd = sum("ranks" in entry and _ranks(entry["ranks"]) is None for entry in entries)
-    text = f"{odd} of {counted(len(entries), 'process group')} name members that are not ranks: they were left out"
-    return [Notice("odd-group", text)] if odd else []

@@ -20,7 +20,7 @@ from tracekit.parsers.steps import assign_steps
 from tracekit.schema import DAMAGED, UNTIMED, RankEvents
 
 _EPOCH_NS = 10**18  # September 2001: no PyTorch trace is older, so a smaller time counts from some other start
-_HINT = "re-record this rank, or read leniently to use what is there"
+_DAMAGE_CODES = ("truncated", "bad-events", "bad-values", "bad-text")
 
 
 def read(
@@ -43,27 +43,24 @@ def read(
         scanned, keys = _scan(stream, stacks=stacks)
         keys = {**keys, **tail_keys(scanned.tail)}
         header = parse_header(keys)
-        if not lenient:
-            _refuse(stream, scanned)
         number, rank_from = _rank(header, stream.name, rank)
         table = TableBuilder(scanned).build(rank=number, base_ns=header.base_ns)
-        if table.first_bad_text is not None and not lenient:
-            raise InputError(
-                f"{stream.name}: event {table.first_bad_text} holds text that is not valid JSON", hint=_HINT
-            )
-        if table.out_of_range and not lenient:
-            raise InputError(f"{stream.name}: {table.out_of_range} events have impossible times", hint=_HINT)
         _refuse_several_processes(stream.name, table.events)
         events = assign_steps(table.events)
         memory = build_memory(scanned.parts, rank=number, base_ns=header.base_ns)
         notices = _notices(stream, scanned, table, events, header.base_ns)
+        damage = [notice.message for notice in notices if notice.code in _DAMAGE_CODES]
+        if damage and not lenient:
+            raise InputError(
+                f"{stream.name}: {damage[0]}", hint="re-record this rank, or read leniently to use what is there"
+            )
         rank_source = replace(
             header.source,
             path=stream.name,
             rank=number,
             rank_from=rank_from,
             record_shapes=_record_shapes(header.source.record_shapes, events),
-            counts=_counts(events),
+            counts={str(kind): count for kind, count in events["kind"].value_counts(sort=True).iter_rows()},
             pid=_process_id(events),
             skipped=_skipped(scanned, table, memory),
             notices=(*notices, *header.source.notices),
@@ -127,27 +124,6 @@ def _rank(header: Header, name: str, option: int | None) -> tuple[int, str]:
     return (0, "only file") if option is None else (option, "option")
 
 
-def _refuse(stream: Stream, scanned: Scanned) -> None:
-    """Raise an error that names the first damaged event, if there is one."""
-    events_before = 0
-    for part in scanned.parts:
-        is_only_cut = scanned.is_event_cut and part is scanned.parts[-1] and part.bad == 1 and not part.bad_values
-        if is_only_cut:
-            raise InputError(f"{stream.name}: ends inside event {events_before + part.events - 1}", hint=_HINT)
-        if part.bad or part.bad_values:
-            first_bad = part.first_bad if part.bad else part.events
-            first_bad_value = part.first_bad_value if part.bad_values else part.events
-            number = events_before + min(first_bad, first_bad_value)
-            raise InputError(f"{stream.name}: event {number} is not valid JSON", hint=_HINT)
-        events_before += part.events
-    if unread := tail_events(scanned.tail):
-        raise InputError(f"{stream.name}: {counted(unread, 'event')} behind the end of the list of events", hint=_HINT)
-    if stream.cut_short or not scanned.is_closed:
-        raise InputError(
-            f"{stream.name}: ends after event {events_before - 1}, before the list of events does", hint=_HINT
-        )
-
-
 def _notices(stream: Stream, scanned: Scanned, table: EventTable, events: pl.DataFrame, base_ns: int) -> list[Notice]:
     """Return what was damaged or left out."""
     notices = []
@@ -193,11 +169,6 @@ def _record_shapes(header_value: bool | None, events: pl.DataFrame) -> bool | No
     if events["shapes"].null_count() < events.height:
         return True
     return False if (events["kind"] == "cpu_op").any() else None
-
-
-def _counts(events: pl.DataFrame) -> Mapping[str, int]:
-    """Count the events by kind."""
-    return {str(kind): count for kind, count in events["kind"].value_counts(sort=True).iter_rows()}
 
 
 def _skipped(scanned: Scanned, table: EventTable, memory: pl.DataFrame) -> Mapping[str, int]:

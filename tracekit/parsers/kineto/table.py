@@ -6,18 +6,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from tracekit._loops.json_scanner import NULL, Column
+from tracekit._util.arrays import Ints, find_sorted, take_or_missing
 from tracekit._util.columns import sparse, with_nulls
 from tracekit.parsers.kineto.blocks import Scanned
 from tracekit.parsers.kineto.texts import DAMAGE, compact_json, decode_string, remove_blanks
 from tracekit.parsers.kineto.vocabulary import CATEGORIES, ITEM_BYTES, MEMORY_COLUMNS
 from tracekit.parsers.kineto.worker import Part
 from tracekit.schema import EVENTS, KINDS, MEMORY, UNTIMED, conform
-
-Ints = npt.NDArray[np.int64]
 
 LATEST_NS = 1 << 62
 """No clock shows a time beyond this, or before its negative (the years 1823 and 2116): such a time is damage."""
@@ -50,8 +48,6 @@ class EventTable:
     """One row per complete event (``schema.EVENTS``)."""
     bad_texts: int = 0
     """Number of damaged texts."""
-    first_bad_text: int | None = None
-    """Number of the first event with a damaged text."""
     untimed: Mapping[str, int] = field(default_factory=dict)
     """Events left out because they have no usable time, by what they are (see ``Source.skipped``)."""
     out_of_range: int = 0
@@ -90,7 +86,6 @@ class TableBuilder:
             self._first_code.append(len(self._texts))
             self._texts += worker.finish()
         self._bad_texts = 0
-        self._bad_rows: list[int] = []  # by column with damaged texts: the first row
 
     def build(self, *, rank: int, base_ns: int) -> EventTable:
         """Return the table of events; *base_ns* is added to all times."""
@@ -118,14 +113,12 @@ class TableBuilder:
             counts = {UNTIMED: gpu_count, UNTIMED_CPU: int((~times["is_usable"]).sum()) - gpu_count}
             untimed = {key: count for key, count in counts.items() if count}
             out_of_range = int(times.select(pl.col("is_number") & ~pl.col("is_usable")).to_series().sum())
-        return EventTable(conform(events, EVENTS), self._bad_texts, self._first_bad_text(), untimed, out_of_range)
+        return EventTable(conform(events, EVENTS), self._bad_texts, untimed, out_of_range)
 
     def _text_columns(self) -> dict[str, pl.Series]:
         """Return the columns of texts, and those that few rows have."""
         columns = {name: self._look_up(column, decode) for name, (column, decode) in TEXTS.items()}
         columns["bytes"], columns["received"] = self._bytes()
-        if not self._bad_rows:
-            self._release(Column.EVENT)  # only names the first event with a damaged text
         columns["group"] = _fill_groups(columns["group"], self._series(self._take(Column.GROUP_ID)))
         columns["peer"] = self._peer()
         columns["collective_seq"] = self._sparse(*self._take_present(Column.COLLECTIVE_SEQ))
@@ -140,18 +133,13 @@ class TableBuilder:
         device = _coalesce(_at(self._take(Column.DEVICE), gpu_rows), _at(pid, gpu_rows))
         stream = _coalesce(_at(self._take(Column.STREAM), gpu_rows), _at(tid, gpu_rows))
         return {
-            "id": pl.Series(self._file_numbers(Column.ID, [part.complete for part in self._parts])),
+            "id": pl.Series(self._ids()),
             "device": self._sparse(gpu_rows, device, np.int32),
             "stream": self._sparse(gpu_rows, stream),
             "pid": self._series(pid),
             "tid": self._series(tid),
             **{name: self._series(self._take(column)) for name, column in NUMBERS.items()},
         }
-
-    def _release(self, column: Column) -> None:
-        """Drop a column that nobody needs."""
-        for chunk in self._chunks:
-            chunk.columns.pop(column, None)
 
     def _take(self, column: Column, *, is_text: bool = False) -> Ints | None:
         """Return one column of all rows, ``NULL`` where there is no value; None if no row has one.
@@ -191,26 +179,17 @@ class TableBuilder:
             first_row += chunk.rows
         return np.concatenate(rows), np.concatenate(values)
 
-    def _file_numbers(self, column: Column, counts: list[int]) -> Ints:
-        """Return a column of numbers that count from the start of each part as numbers that count from the file's.
-
-        *counts* holds how many numbers each part uses.
-        """
-        numbers = self._take(column)
+    def _ids(self) -> Ints:
+        """Return the numbers of the events, which count from the start of each part, as numbers of the file."""
+        numbers = self._take(Column.ID)
         if numbers is None:
             return np.empty(0, np.int64)
         first_row = first_number = 0
-        for part, count in zip(self._parts, counts, strict=True):
+        for part in self._parts:
             last_row = first_row + sum(chunk.rows for chunk in part.chunks)
             numbers[first_row:last_row] += first_number
-            first_row, first_number = last_row, first_number + count
+            first_row, first_number = last_row, first_number + part.complete
         return numbers
-
-    def _first_bad_text(self) -> int | None:
-        """Return the number of the first event with a damaged text, once all texts have been taken."""
-        if not self._bad_rows:
-            return None
-        return int(self._file_numbers(Column.EVENT, [part.events for part in self._parts])[min(self._bad_rows)])
 
     def _look_up(
         self,
@@ -234,9 +213,7 @@ class TableBuilder:
             is_damaged[code] = DAMAGE in text
             values[code] = convert(text.replace(DAMAGE, ""))
         if is_damaged.any():
-            bad_rows = np.flatnonzero(is_damaged[codes])
-            self._bad_texts += len(bad_rows)
-            self._bad_rows.append(int(bad_rows[0]))
+            self._bad_texts += int(is_damaged[codes].sum())
         return pl.Series(values, dtype=dtype).gather(codes.astype(np.uint32))
 
     def _series(self, values: Ints | None) -> pl.Series:
@@ -271,21 +248,13 @@ class TableBuilder:
             return self._sparse(rows, moved), self._series(None)
         has_size = sizes > 0
         collective_rows, sent, sizes = collective_rows[has_size], sent[has_size], sizes[has_size]
-        received = _lookup(collective_rows, out_rows, out_elements)
+        received = take_or_missing(out_elements, find_sorted(collective_rows, out_rows), NULL)
         all_rows = np.union1d(rows, collective_rows)
         values = np.empty(len(all_rows), np.int64)
         values[np.searchsorted(all_rows, rows)] = moved
         values[np.searchsorted(all_rows, collective_rows)] = _multiply(np.maximum(sent, received), sizes)
         received_bytes = np.where(received != NULL, _multiply(received, sizes), NULL)
         return self._sparse(all_rows, values), self._sparse(collective_rows, received_bytes)
-
-
-def _lookup(wanted: Ints, rows: Ints, values: Ints) -> Ints:
-    """Return the values of the rows *wanted*, ``NULL`` where there is none; *rows* are sorted."""
-    if not len(rows):
-        return np.full(len(wanted), NULL, np.int64)
-    index = np.minimum(np.searchsorted(rows, wanted), len(rows) - 1)
-    return np.where(rows[index] == wanted, values[index], NULL)
 
 
 def _multiply(counts: Ints, sizes: Ints) -> Ints:

@@ -20,6 +20,7 @@ from tracekit._loops.json_scanner import (
     Status,
     Target,
 )
+from tracekit._util.arrays import Ints
 from tracekit.parsers.kineto.vocabulary import KEYS, MEMORY_COLUMNS
 
 ROWS_PER_CHUNK = 1 << 14
@@ -29,8 +30,6 @@ FIRST_PAGES, MAX_PAGES = 1 << 16, 2 << 20  # bytes mapped at once for a column: 
 FIRST_TEXTS = 1 << 10
 FIRST_TEXT_BYTES = 1 << 20
 MAX_SPARSE_SHARE = 1 / 8  # of rows with a value, up to which a column is stored as row numbers and values
-
-Ints = npt.NDArray[np.int64]
 
 
 class ColumnPart(NamedTuple):
@@ -67,10 +66,7 @@ class Part:
     events: int = 0
     complete: int = 0
     bad: int = 0
-    first_bad: int = 0
-    """Number of the first damaged event within the part; means nothing if ``bad`` is 0."""
     bad_values: int = 0
-    first_bad_value: int = 0
     python_frames: int = 0
     """Python frames that were left out."""
     memory: list[Ints] = field(default_factory=list)
@@ -122,8 +118,7 @@ class Worker:
             elif part.status != Status.ROWS_FULL:
                 break
         part.events, part.complete, part.python_frames = scanner.events, scanner.complete, scanner.python_frames
-        part.bad, part.first_bad = scanner.bad, scanner.first_bad
-        part.bad_values, part.first_bad_value = scanner.bad_values, scanner.first_bad_value
+        part.bad, part.bad_values = scanner.bad, scanner.bad_values
         part.phases = self._phases.copy()
         return part
 
@@ -141,9 +136,9 @@ class Worker:
         if scanner.memory_count:
             part.memory.append(self._memory_rows[: scanner.memory_count, list(MEMORY_COLUMNS.values())])
         if scanner.row_count:
-            columns = {}
+            columns: dict[Column, ColumnPart] = {}
             for column, (least, greatest, count) in zip(Column, self._bounds.T.tolist(), strict=True):
-                if count:
+                if count and column != Column.EVENT:  # the number of an event in its part, which nobody needs
                     fits = least > NULL32 and greatest < 2**31
                     columns[column] = self._store(column, scanner.row_count, count, np.int32 if fits else np.int64)
             part.chunks.append(Chunk(self.index, scanner.row_count, columns))

@@ -178,7 +178,8 @@ _PAYLOAD_OPTIONS = ("--include-json", "--include-blobs")
 def export_report(path: Path, nsys: str | None) -> Iterator[Path]:
     """Yield an sqlite export of a report, in a temporary folder that is removed afterwards."""
     program = _find_nsys(path, nsys)
-    options_in_help = _help_text(program)
+    help_process = _run([program, "export", "--help"])
+    options_in_help = help_process.stdout + help_process.stderr
     with tempfile.TemporaryDirectory(prefix="tracekit-") as folder:
         target = Path(folder) / f"{path.stem}.sqlite"
         command = [program, "export", "--type=sqlite", "--force-overwrite=true", f"--output={target}"]
@@ -210,12 +211,6 @@ def _find_nsys(path: Path, nsys: str | None) -> str:
 
 def _export_command(path: Path) -> str:
     return f"nsys export --type sqlite {path.name}"
-
-
-def _help_text(program: str) -> str:
-    """Return the exporter's help, which lists its options."""
-    process = _run([program, "export", "--help"])
-    return process.stdout + process.stderr
 
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
