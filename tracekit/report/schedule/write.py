@@ -23,8 +23,7 @@ from tracekit.report.figures import render_figure
 from tracekit.report.html.canvas import Canvas
 from tracekit.report.html.templates import asset, render_template
 from tracekit.report.palette import CELL_COLOURS, IDLE_COLOUR
-from tracekit.report.perfetto.events import event_lines
-from tracekit.report.perfetto.tracks import TrackNumbers
+from tracekit.report.perfetto.events import TrackNumbers, event_lines
 from tracekit.report.schedule.layout import (
     OP_NAMES,
     RANK_COLUMNS,
