@@ -88,7 +88,7 @@ def _serve(server: SingleDownloadServer, moment: tuple[int, int] | None) -> None
     from tracekit.report.perfetto.serve import moment_parameters
 
     print_line(server.link + (moment_parameters(server.file, *moment) if moment else ""))
-    if command := ssh_forward_command(server.port):
+    if command := ssh_forward_command(server.server_port):
         print_line(f"over SSH: first run this on your own machine, then open the link there: {command}", err=True)
     print_line(f"serving {size(server.file.stat().st_size)} to one reader; Ctrl-C ends it", err=True)
     server.wait()
