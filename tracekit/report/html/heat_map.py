@@ -22,8 +22,8 @@ HeatCell = tuple[int | None, float | None, str, str]
 def step_heat_map(analysis: Analysis) -> dict[str, Any] | None:
     """Return the busy time of ranks by step; None for one rank, one step or unnumbered steps.
 
-    Keys: ``steps``, ``rows`` (rank and its cells, one per step), ``least`` and ``most`` busy time, and ``more``, a
-    sentence about what is left out.
+    Keys: ``steps``, ``rows`` (rank and its busy time in ns by step, None if unknown), ``least_ns`` and ``most_ns``, and
+    ``more``, a sentence about what is left out.
     """
     ranks = analysis.rank_results[:MAX_HEAT_ROWS]
     all_steps = sorted({scope.step for rank in ranks for scope in rank.per_step if scope.step is not None})
@@ -35,23 +35,13 @@ def step_heat_map(analysis: Analysis) -> dict[str, Any] | None:
         for rank in ranks
         for scope in rank.per_step
     }
-    least, most = min(busy_ns.values()), max(busy_ns.values())
-
-    def cell(rank: int, step: int) -> HeatCell:
-        ns = busy_ns.get((rank, step))
-        if ns is None:
-            return rank, None, "", f"rank {rank}, step {step}: not recorded"
-        heat = (ns - least) / (most - least) if most > least else 0.0
-        text = f"{ns / 1e6:.0f}" if ns >= 1e7 else f"{ns / 1e6:.1f}"
-        return rank, heat, text, f"rank {rank}, step {step}: busy {ms(ns)}"
-
     left_out = {"rank": len(analysis.rank_results) - len(ranks), "step": len(all_steps) - len(steps)}
     hidden = " and ".join(counted(count, f"more {noun}") for noun, count in left_out.items() if count)
     return {
         "steps": steps,
-        "rows": [(rank.rank, [cell(rank.rank, step) for step in steps]) for rank in ranks],
-        "least": ms(least),
-        "most": ms(most),
+        "rows": [(rank.rank, [busy_ns.get((rank.rank, step)) for step in steps]) for rank in ranks],
+        "least_ns": min(busy_ns.values()),
+        "most_ns": max(busy_ns.values()),
         "more": f"Not shown: {hidden}." if hidden else "",
     }
 

@@ -196,7 +196,7 @@ def ranks_with_bars(view: View, *, short: bool) -> list[RankResult]:
         shares = [abs(bar.share(kind) - mean.share(kind)) for kind in LEGEND]
         return max(*shares, abs((bar.bubble or 0.0) - (mean.bubble or 0.0)))
 
-    named = {straggler.rank for straggler in view.stragglers[:1] if not straggler.candidates}
+    named = {straggler.rank for straggler in view.stragglers[:1] if not straggler.uncertain}
     if view.blocking is not None and view.blocking.piece is not None:
         named.add(view.blocking.piece["rank"])
     chosen = sorted(ranks, key=lambda rank: (rank.rank not in named, -difference(rank)))[
