@@ -14,7 +14,7 @@ from tracekit.compare import WhatIf
 from tracekit.errors import OptionError
 from tracekit.report import figures
 from tracekit.report.palette import LABEL_COLOURS
-from tracekit.report.schedule.layout import ScheduleLayout, layout_pipeline, schedule_headline
+from tracekit.report.schedule.layout import ScheduleLayout, headline, layout_pipeline
 from tracekit.report.schedule.plot import MAX_LABELLED_BOXES, cell_handles, draw_grid
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def schedule(analysis: Analysis, *, show: Show = "both", ax: Axes | None = None)
     layouts = {name: layout.in_ms() for name, layout in layout_pipeline(compared).items() if show in ("both", name)}
     *_, last = layouts.values()
     end = max(layout.end for layout in layouts.values())
-    rows = len(layouts) * (len(last.ranks) + 1) - 1  # one empty row between the sections
+    rows = len(layouts) * (len(last.rows) + 1) - 1  # one empty row between the sections
     width = _figure_width(list(layouts.values()), end)
     figure, axes = figures.figure_and_axes(ax, width=width, height=float(np.clip(0.34 * rows + 1.6, 2.6, 14)))
     inches = width - MARGIN_INCHES if ax is None else axes.get_window_extent().width / figure.dpi
@@ -53,7 +53,7 @@ def schedule(analysis: Analysis, *, show: Show = "both", ax: Axes | None = None)
     inches_per_unit = inches / end if labelled else 0
     draw_grid(axes, layouts, inches_per_unit=inches_per_unit, x_label="time (ms) from the step's first cell")
     name = analysis.schedule.name if analysis.schedule.exact else f"{analysis.schedule.name}, nearly"
-    figures.draw_title(axes, schedule_headline(compared.match.schedule, name=name), _facts(compared, show))
+    figures.draw_title(axes, headline(compared.match.schedule, name=name), _facts(compared, show))
     figures.draw_legend(axes, cell_handles(last), below_axes=ax is not None)
     return figure
 
