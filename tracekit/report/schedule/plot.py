@@ -3,30 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
 from tracekit.report import figures
 from tracekit.report.palette import IDLE_COLOUR, LABEL_COLOURS
-from tracekit.report.schedule.layout import (
-    UPPER,
-    WHOLE,
-    ScheduleLayout,
-    headline,
-    layout_simulation,
-    simulation_facts,
-)
+from tracekit.report.schedule.layout import UPPER, WHOLE, ScheduleLayout, headline, layout_simulation, simulation_facts
+from tracekit.schedules import Schedule, Simulation, WeightReload, simulate
 from tracekit.schedules.blocks import LANES, PHASES, Block, BlockTimes, block, block_times
-from tracekit.schedules.simulation import simulate
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-    from matplotlib.patches import Patch
-
-    from tracekit.schedules import Schedule, Simulation, WeightReload
-
 
 MAX_LABELLED_BOXES = 2_500
 """A layout of more boxes is drawn without labels, edges and vector outlines."""
@@ -129,8 +117,6 @@ def draw_cells(axes: Axes, layout: ScheduleLayout, *, inches_per_unit: float, fi
 
 def cell_handles(layout: ScheduleLayout) -> list[Patch]:
     """Return the legend entries of a layout."""
-    from matplotlib.patches import Patch
-
     handles = [Patch(facecolor=op.colour, label=f"{op.name} ({letter})") for letter, op in layout.legend.items()]
     if layout.has_pairs:
         handles.append(Patch(facecolor="none", edgecolor=figures.INK, label="overlapped pair (FB), F above B"))
@@ -155,8 +141,6 @@ def draw_phases(schedule: Schedule, times: BlockTimes | None = None) -> Figure:
     >>> [axes.get_title(loc="left") for axes in figure.axes][1]
     'steady: F and B overlapped, W beside PP'
     """
-    from matplotlib.figure import Figure
-
     blocks = {phase: block(kind, times) for phase, kind in PHASES.items()}  # type: ignore[arg-type]
     simulation = simulate(schedule, block_times(times))
     figure = Figure(figsize=(_PHASES_FIGURE_INCHES, 3.9 + 0.36 * schedule.pp), layout="constrained")
