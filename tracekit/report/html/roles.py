@@ -17,6 +17,7 @@ from tracekit.documents.roles import BucketCell, WeightUpdate
 from tracekit.report.html.canvas import Canvas
 from tracekit.report.html.timeline import Moment, PageClock
 from tracekit.report.palette import LABEL_COLOURS, mix_colours
+from tracekit.report.schedule.layout import RELOAD_COLOURS
 from tracekit.report.words import WORDS
 from tracekit.schedules.weight_reload import LANES
 
@@ -30,15 +31,6 @@ PHASE_COLOURS = {
     "train": LABEL_COLOURS["wgrad"],
     "weight_sync": LABEL_COLOURS["broadcast"],
     "other": LABEL_COLOURS["other"],
-}
-OP_COLOURS = {
-    ("H2D", None): ("copy from the host (H2D)", LABEL_COLOURS["onload"]),
-    ("BROADCAST", "source"): ("broadcast, as source", LABEL_COLOURS["broadcast"]),
-    ("BROADCAST", "destination"): (
-        "broadcast, as destination",
-        mix_colours(LABEL_COLOURS["broadcast"], "#ffffff", 0.45),
-    ),
-    ("RELOAD", None): ("reload", LABEL_COLOURS["reload"]),
 }
 HELD_COLOUR = mix_colours(LABEL_COLOURS["broadcast"], "#ffffff", 0.8)
 
@@ -89,7 +81,8 @@ def update_drawings(analysis: Analysis, clock: PageClock) -> tuple[list[tuple[st
         if update.ideal_ns is not None:
             title = f"Its two-buffer ideal: {ms(update.ideal_ns)}"
             drawings.append((title, None, _draw_cells(_ideal_cells(update), 0, end)))
-    return drawings, (*OP_COLOURS.values(), ("buffer held", HELD_COLOUR))
+    legend = [(op.name, op.colour) for op in RELOAD_COLOURS.values()]
+    return drawings, (*legend, ("buffer held", HELD_COLOUR))
 
 
 def _ideal_cells(update: WeightUpdate) -> list[BucketCell]:
@@ -122,9 +115,10 @@ def _draw_cells(cells: Iterable[BucketCell], origin_ns: int, duration_ns: int) -
                 if cell.held_until_ns is not None and cell.held_until_ns > cell.end_ns:
                     canvas.box(cell.end_ns, cell.held_until_ns, HELD_COLOUR, f"bucket {cell.bucket} held")
             for cell in own:
-                name, colour = OP_COLOURS.get((cell.op, cell.role), (cell.op.lower(), LABEL_COLOURS["broadcast"]))
-                tip = f"bucket {cell.bucket}: {name}, {ms(cell.end_ns - cell.start_ns)}"
-                canvas.box(cell.start_ns, cell.end_ns, colour, tip, text=str(cell.bucket))
+                # A broadcast whose source is unknown is drawn like the source's.
+                op = RELOAD_COLOURS.get((cell.role or cell.op)[0].upper(), RELOAD_COLOURS["S"])
+                tip = f"bucket {cell.bucket}: {op.name}, {ms(cell.end_ns - cell.start_ns)}"
+                canvas.box(cell.start_ns, cell.end_ns, op.colour, tip, text=str(cell.bucket))
 
     return _svg(draw, origin_ns, origin_ns + duration_ns, "Buffers of every device over time")
 

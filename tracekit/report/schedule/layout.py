@@ -48,10 +48,10 @@ class CellColour(msgspec.Struct, frozen=True):
 
 
 RELOAD_COLOURS = {
-    "H": CellColour("copy from host", LABEL_COLOURS["onload"]),
+    "H": CellColour("copy from the host", LABEL_COLOURS["onload"]),
     "S": CellColour("broadcast, as source", LABEL_COLOURS["broadcast"]),
     "D": CellColour("broadcast, as destination", mix_colours(LABEL_COLOURS["broadcast"], "#ffffff", 0.5)),
-    "R": CellColour("reload into the engine", mix_colours(LABEL_COLOURS["reload"], "#ffffff", 0.3)),
+    "R": CellColour("reload", mix_colours(LABEL_COLOURS["reload"], "#ffffff", 0.3)),
 }
 """Ops of a weight reload by their letter; lighter than their labels where the number in a box could not be read."""
 
