@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from tracekit._util.text import size
 from tracekit.cli import _options as options
 from tracekit.cli._console import print_line, print_notices
@@ -30,11 +28,10 @@ def run(
     workers: options.Workers = None,
     nsys: options.Nsys = None,
     port: Annotated[
-        int,
-        typer.Option(help="Port to serve on; ui.perfetto.dev reads only from 9001.", min=0, max=65535, metavar="PORT"),
+        int, options.value("Port to serve on; ui.perfetto.dev reads only from 9001.", "PORT", min=0, max=65535)
     ] = 9001,
     at: Annotated[
-        str | None, typer.Option(help="Show this moment, as the page's details copy it.", metavar="START_NS[:END_NS]")
+        str | None, options.value("Show this moment, as the page's details copy it.", "START_NS[:END_NS]")
     ] = None,
 ) -> None:
     """Print a link that opens the trace at ui.perfetto.dev; it is served on loopback only and ends once read."""
