@@ -111,12 +111,8 @@ def _reload(view: View) -> str:
 
 
 def _roles(view: View) -> str:
-    if view.roles is None:
-        return ""
     return "\n\n".join(
-        _section(title, replace(table, notes=(meaning, *table.notes)))
-        for title, meaning, table in view.roles.tables
-        if table is not None
+        _section(title, replace(table, notes=(meaning, *table.notes))) for title, (meaning, table) in view.roles.items()
     )
 
 

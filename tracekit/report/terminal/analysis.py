@@ -231,13 +231,11 @@ def reload(view: View, width: int) -> RenderableType | None:
 
 def roles(view: View, width: int) -> RenderableType | None:
     """Show the roles of a run, its RL iterations, which role waits for which, and its weight updates."""
-    if view.roles is None:
-        return None
     parts: list[RenderableType] = []
-    for title, meaning, table in view.roles.tables:
-        if table is not None and (rendered := render_table(table, width)) is not None:
-            parts += [Text(f"{title} ({meaning})", style="italic"), rendered]
-    return Group(*parts)
+    for title, (meaning, table) in view.roles.items():
+        parts.append(Text(f"{title} ({meaning})", style="italic"))
+        parts += filter(None, [render_table(table, width)])
+    return Group(*parts) if parts else None
 
 
 def warnings(view: View, width: int) -> RenderableType | None:
