@@ -23,11 +23,12 @@ def run(
     json: Annotated[bool, flag("--json", "Print each recording's figures as a line of JSON.")] = False,
 ) -> None:
     """Analyse each recording as it lands and print one line; one that is slower than the first is marked."""
-    from tracekit._util.files import atomic_write, check_output_path
+    from tracekit._util.files import check_output_path
     from tracekit.report.html.history import add_to_history, check_history, history_point, write_report
     from tracekit.report.scalars import json_line, scalars
     from tracekit.report.scalars import prometheus as prometheus_text
     from tracekit.report.terminal.watch import line, run_of
+    from tracekit.report.write import write_file
     from tracekit.run.watch import watch
 
     if prometheus is not None:
@@ -38,8 +39,7 @@ def run(
     for recording in watch(folder, every_s=every, idle_s=idle, critical_path=output is not None):
         figures = scalars(recording.analysis) if recording.analysis is not None else {}
         if prometheus is not None and figures:
-            with atomic_write(prometheus) as part:
-                part.write_text(prometheus_text(figures) + "\n", encoding="utf-8")
+            write_file(prometheus, prometheus_text(figures) + "\n")
         run = run_of(recording)
         if output is not None and recording.analysis is not None and run is not None:
             time_s = max(file.stat().st_mtime for file in recording.files)

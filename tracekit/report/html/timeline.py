@@ -25,7 +25,7 @@ from tracekit.report.html.packed_columns import pack_columns, pack_intervals, pa
 from tracekit.report.palette import LABEL_COLOURS
 from tracekit.report.view.ranks import stragglers
 from tracekit.report.words import WORDS
-from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS, EXPOSURE_CAUSES, LABELS
+from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS, EXPOSURE_CAUSES, LABELS, conform
 
 MAX_RANKS = 16
 """Ranks on the page of a run whose single events were not kept."""
@@ -149,24 +149,15 @@ def _page_timelines(analysis: Analysis) -> list[RankTimeline]:
     if analysis.events:
         return list(analysis.events)
     merged = analysis.tables["timeline"].with_columns(pl.col("label", "pass").cast(pl.String))
+    texts = pl.Schema({**dict.fromkeys(rank_timeline.DESCRIPTION_TEXTS, pl.String()), "stream": pl.Int64()})
     timelines = []
     for rank in _shown_ranks(analysis):
         of_rank = merged.filter(rank=rank).sort("start_ns")
         described = of_rank.select("label", "pass").unique(maintain_order=True).with_row_index("description")
         events = of_rank.join(described, on=["label", "pass"], nulls_equal=True, maintain_order="left")
-        events = events.with_columns(id=pl.lit(None), launch_ns=pl.lit(None))
-        texts = {
-            name: pl.lit(None, pl.String) for name in rank_timeline.DESCRIPTION_TEXTS if name not in ("label", "pass")
-        }
-        timelines.append(
-            RankTimeline(
-                rank=rank,
-                events=events.select(pl.col(name).cast(dtype) for name, dtype in rank_timeline.EVENT_TIMES.items()),
-                descriptions=described.with_columns(**texts, stream=pl.lit(None, pl.Int64)),
-                host=rank_timeline.HOST_RANGES.to_frame(),
-                host_count=0,
-            )
-        )
+        events = conform(events, rank_timeline.EVENT_TIMES)
+        descriptions, no_host = conform(described, texts), rank_timeline.HOST_RANGES.to_frame()
+        timelines.append(RankTimeline(rank, events, descriptions, host=no_host, host_count=0))
     return timelines
 
 

@@ -15,7 +15,6 @@ import numpy as np
 import polars as pl
 from markupsafe import Markup
 
-from tracekit._util.files import atomic_write
 from tracekit._version import __version__
 from tracekit.documents.coding import encode
 from tracekit.errors import OptionError
@@ -32,13 +31,11 @@ from tracekit.report.schedule.layout import (
     rank_rows,
     simulation_facts,
 )
-from tracekit.report.write import check_extension
+from tracekit.report.write import check_extension, write_file
 from tracekit.schedules.registry import write_orders
 from tracekit.schedules.weight_reload import WeightReload
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from tracekit.schedules import BlockTimes, Simulation
 
 
@@ -75,23 +72,17 @@ def write_schedule(
         write_orders(simulation.schedule, path)
         return
     if extension in (".svg", ".png"):
-        content = render_figure(_draw(simulation, lanes=lanes, block_times=block_times), extension)
+        from tracekit.report.schedule.plot import draw_phases, draw_schedule
+
+        if lanes and not isinstance(simulation, WeightReload):
+            figure = draw_phases(simulation.schedule, block_times)
+        else:
+            figure = draw_schedule(simulation)
+        write_file(path, render_figure(figure, extension))
     elif extension == ".json":
-        content = encode(simulation.to_document(), indent=None).encode()
+        write_file(path, encode(simulation.to_document(), indent=None))
     else:
-        content = (schedule_page(simulation) if extension == ".html" else schedule_trace(simulation)).encode()
-    with atomic_write(path) as part:
-        part.write_bytes(content)
-
-
-def _draw(
-    simulation: Simulation | WeightReload, *, lanes: bool = False, block_times: BlockTimes | None = None
-) -> Figure:
-    from tracekit.report.schedule.plot import draw_phases, draw_schedule
-
-    if lanes and not isinstance(simulation, WeightReload):
-        return draw_phases(simulation.schedule, block_times)
-    return draw_schedule(simulation)
+        write_file(path, schedule_page(simulation) if extension == ".html" else schedule_trace(simulation))
 
 
 TRACE_DETAILS = ("stage", "microbatch", "b_stage", "b_microbatch", "bucket", "round", "role")
@@ -145,7 +136,7 @@ def schedule_page(simulation: Simulation | WeightReload) -> str:
         css=asset("schedule.css"),
         title=title,
         subtitle=simulation_facts(simulation),
-        picture=_figure_as_svg(_draw(simulation)) if is_large else _grid(layout, title),
+        picture=_drawn_by_matplotlib(simulation) if is_large else _grid(layout, title),
         simulation=None if isinstance(simulation, WeightReload) else simulation,
         layout=layout,
         idle_colour=IDLE_COLOUR,
@@ -156,9 +147,11 @@ def schedule_page(simulation: Simulation | WeightReload) -> str:
     )
 
 
-def _figure_as_svg(figure: Figure) -> Markup:
-    """Return a matplotlib figure as an SVG element, without the XML header."""
-    text = render_figure(figure, ".svg").decode()
+def _drawn_by_matplotlib(simulation: Simulation | WeightReload) -> Markup:
+    """Return a picture as an SVG element, without the XML header."""
+    from tracekit.report.schedule.plot import draw_schedule
+
+    text = render_figure(draw_schedule(simulation), ".svg").decode()
     return Markup(text[text.index("<svg") :])
 
 

@@ -76,7 +76,6 @@ class LabelRow(msgspec.Struct, frozen=True):
     label: str
     kind: str
     """``compute``, ``communication`` or ``copy``."""
-    colour: str
     ns: float
     share: float
     """Share of the span."""
@@ -200,7 +199,6 @@ def label_rows(analysis: Analysis) -> tuple[LabelRow, ...]:
             LabelRow(
                 label=label,
                 kind=kind_of(label),
-                colour=LABEL_COLOURS[label],
                 ns=ns / ranks,
                 share=ns / span_ns,
                 count=total.label_count.get(label, 0),
