@@ -18,7 +18,6 @@ from markupsafe import Markup
 from tracekit._version import __version__
 from tracekit.documents.coding import encode
 from tracekit.errors import OptionError
-from tracekit.report.figures import render_figure
 from tracekit.report.html.canvas import Canvas
 from tracekit.report.html.templates import asset, render_template
 from tracekit.report.palette import IDLE_COLOUR
@@ -72,6 +71,7 @@ def write_schedule(
         write_orders(simulation.schedule, path)
         return
     if extension in (".svg", ".png"):
+        from tracekit.report.figures import render_figure
         from tracekit.report.schedule.plot import draw_phases, draw_schedule
 
         if lanes and not isinstance(simulation, WeightReload):
@@ -149,6 +149,7 @@ def schedule_page(simulation: Simulation | WeightReload) -> str:
 
 def _drawn_by_matplotlib(simulation: Simulation | WeightReload) -> Markup:
     """Return a picture as an SVG element, without the XML header."""
+    from tracekit.report.figures import render_figure
     from tracekit.report.schedule.plot import draw_schedule
 
     text = render_figure(draw_schedule(simulation), ".svg").decode()
