@@ -161,19 +161,14 @@ def layout_pipeline(compared: StepComparison, *, extra_columns: Sequence[pl.Seri
 
 
 def layout_cells(
-    cells: pl.DataFrame,
-    schedule: Schedule | None,
-    *,
-    ranks: Sequence[int],
-    end: Any,
-    origin_ns: int = 0,
+    cells: pl.DataFrame, schedule: Schedule, *, ranks: Sequence[int], end: Any, origin_ns: int = 0
 ) -> ScheduleLayout:
     """Place cells on rows and split them into boxes.
 
     Args:
         cells: Columns ``rank``, ``op``, ``stage``, ``microbatch``, ``b_stage``, ``b_microbatch`` (the backward of an
             FB), ``start`` and ``end``. An unknown stage counts as the rank's first chunk.
-        schedule: Tells which chunk of its rank a stage is; None: chunks are not told apart.
+        schedule: Tells which chunk of its rank a stage is.
         ranks: Rank of each row.
         end: End of the time axis.
         origin_ns: Time of 0 on the common clock.
@@ -184,9 +179,9 @@ def layout_cells(
     ).with_columns(name=cell_name())
     boxes = _split_pairs(cells)
     stage = boxes["stage"].fill_null(0).to_numpy()
-    chunk_of_stage = stage_chunks(schedule) if schedule is not None else np.zeros(stage.max(initial=0) + 1, np.int64)
+    chunk_of_stage = stage_chunks(schedule)
     chunk = chunk_of_stage[stage]
-    by_shade = schedule is None or chunks_have_shades(schedule)
+    by_shade = chunks_have_shades(schedule)
     shade_count = int(chunk_of_stage.max()) + 1 if by_shade else 1
     marks = ["" if by_shade else "′" * number for number in chunk.tolist()]
     ops = [op for op in OP_NAMES if op in set(boxes["op"].unique())]
