@@ -112,12 +112,11 @@ def overlap(analysis: Analysis, *, ax: Axes | None = None) -> Figure:
     matrix = view_of(analysis).matrix
     if matrix is None:
         return figures.message_figure(ax, "There is no communication or copy to hide.")
-    columns, rows = [*matrix.columns, "exposed"], matrix.rows
-    figure, axes = figures.figure_and_axes(
-        ax, width=max(1.1 * len(columns) + 3.2, 6.4), height=float(np.clip(0.42 * len(rows) + 1.4, 2, 12))
-    )
-    for y, row in enumerate(rows):
-        for x, (column, share) in enumerate(zip(columns, [*row.cells, row.exposed], strict=True)):
+    columns = [*(column.name.removeprefix("by ") for column in matrix.columns[3:]), "exposed"]
+    width, height = max(1.1 * len(columns) + 3.2, 6.4), float(np.clip(0.42 * len(matrix.rows) + 1.4, 2, 12))
+    figure, axes = figures.figure_and_axes(ax, width=width, height=height)
+    for y, (_, _, hidden, *cells) in enumerate(matrix.rows):
+        for x, (column, share) in enumerate(zip(columns, [*cells, 1 - hidden], strict=True)):
             base = MORE_COLOUR if column == "exposed" else LABEL_COLOURS[column]
             # The exponent lifts small shares: 10 % must be seen beside 100 %.
             fill = mix_colours(IDLE_COLOUR, base, min(max(share, 0.0), 1.0) ** 0.7)
@@ -125,8 +124,8 @@ def overlap(analysis: Analysis, *, ax: Axes | None = None) -> Figure:
             text, colour = (percent(share), figures.text_colour_on(fill)) if share else ("–", figures.FAINT_INK)
             axes.text(x, y, text, ha="center", va="center", fontsize=8.5, color=colour)
     axes.set_xlim(-0.5, len(columns) - 0.5)
-    axes.set_ylim(len(rows) - 0.5, -0.5)
-    axes.set_yticks(range(len(rows)), [f"{row.label}  ({ms(row.ns)} per rank)" for row in rows])
+    axes.set_ylim(len(matrix.rows) - 0.5, -0.5)
+    axes.set_yticks(range(len(matrix.rows)), [f"{label}  ({ms(ns)} per rank)" for label, ns, *_ in matrix.rows])
     axes.set_xticks(range(len(columns)), columns)
     figures.strip_axes(axes)
     axes.xaxis.tick_top()

@@ -21,7 +21,7 @@ from tracekit.report.evidence import collect_evidence, relevant_notices
 from tracekit.report.view import rates
 from tracekit.report.view.answer import Line, answer
 from tracekit.report.view.blocking import blocking
-from tracekit.report.view.budget import LabelRow, beside_table, budget_view, hiding_table, label_rows, matrix_of
+from tracekit.report.view.budget import LabelRow, beside_table, budget_view, hiding_table, label_rows, matrix_table
 from tracekit.report.view.copies import copy_table, memory_table, reload_view
 from tracekit.report.view.inputs import describe_ranks, describe_steps, input_path, run_title
 from tracekit.report.view.kernels import Kernel, kernels
@@ -65,7 +65,8 @@ class View:
     steps_named = computed(describe_steps)
     budget = computed(budget_view)
     labels = computed(label_rows)
-    matrix = computed(matrix_of)
+    matrix = computed(matrix_table)
+    """Compute labels that hide each label."""
     beside = computed(beside_table)
     """Compute that ran beside each label."""
     idle = computed(idle_table)
