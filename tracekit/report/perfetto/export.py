@@ -11,9 +11,10 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -121,9 +122,12 @@ def write_perfetto(
     store: Store, analysis: Analysis, output: str | os.PathLike[str], *, ranks: Collection[int] | None = None
 ) -> Exported:
     """Write the ranks of a labelled *store* and the results of *analysis* to *output* (.json or .json.gz)."""
-    compress = Path(output).suffix.lower() == ".gz"
-    with atomic_write(output) as part, _open_for_write(part, compress=compress) as write:
-        return _Export(store, analysis, ranks, write).run(Path(output))
+    with atomic_write(output) as part, part.open("wb") as file:
+        target: Any = nullcontext(file)
+        if Path(output).suffix.lower() == ".gz":
+            target = gzip_ng.GzipNGFile("", "wb", 5, file, mtime=0)  # type: ignore[no-untyped-call]
+        with target as opened:
+            return _Export(store, analysis, ranks, opened.write).run(Path(output))
 
 
 class _Export:
@@ -309,13 +313,3 @@ def _launch_arrows(events: pl.DataFrame) -> pl.DataFrame:
     starts = calls.select("correlation", from_ns="start_ns", from_pid="to_pid", from_tid="to_tid")
     arrows = works.select("correlation", "start_ns", "to_pid", "to_tid").join(starts, on="correlation")
     return arrows.sort("start_ns", "correlation")
-
-
-@contextmanager
-def _open_for_write(path: Path, *, compress: bool) -> Iterator[Write]:
-    with path.open("wb") as file:
-        if not compress:
-            yield file.write
-            return
-        with gzip_ng.GzipNGFile("", "wb", 5, file, mtime=0) as archive:  # type: ignore[no-untyped-call]
-            yield archive.write

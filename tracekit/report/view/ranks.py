@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -182,17 +183,15 @@ def _bubble_in_phase(phases: Sequence[Mapping[str, Any]], name: str) -> int | No
 def host_activity_table(analysis: Analysis) -> Table | None:
     """Return what the host did in launch-bound idle time, over all ranks; None if there is little of it."""
     span_ns, ranks = analysis.total.budget.span_ns, max(1, len(analysis.rank_results))
-    ns_of: dict[tuple[str, str | None, str | None], int] = {}
-    for rank in analysis.rank_results:
-        for row in rank.instead:
-            key = (row["instead"], row["what"], row["line"])
-            ns_of[key] = ns_of.get(key, 0) + row["ns"]
+    ns_of: Counter[tuple[str, str | None, str | None]] = Counter()
+    for row in (row for rank in analysis.rank_results for row in rank.instead):
+        ns_of[row["instead"], row["what"], row["line"]] += row["ns"]
     launch_bound_ns = sum(ns_of.values())
     if not analysis.total.idle_known or launch_bound_ns < MIN_LAUNCH_BOUND_SHARE * span_ns or not launch_bound_ns:
         return None
     # Activities without a name say nothing, except that Python itself ran.
     named = {key: ns for key, ns in ns_of.items() if key[1] or key[0] == "python"}
-    longest = sorted(named.items(), key=lambda item: -item[1])[:MAX_HOST_ROWS]
+    longest = Counter(named).most_common(MAX_HOST_ROWS)
     rows = [
         (ns / ranks, ns / launch_bound_ns, kind.replace("_", " "), (what or "")[:MAX_ACTIVITY_LENGTH], line or "")
         for (kind, what, line), ns in longest
