@@ -71,13 +71,10 @@ def parse_moment(text: str) -> tuple[int, int]:
     ((1500, 1700), (1500, 1500))
     """
     start, _, end = text.partition(":")
-    try:
-        moment = int(start), int(end or start)
-    except ValueError:
-        moment = (1, 0)
-    if not 0 <= moment[0] <= moment[1]:
+    is_moment = start.isdecimal() and (end or start).isdecimal() and int(start) <= int(end or start)
+    if not is_moment:
         raise OptionError(f"{text} is not a moment", hint="give --at START_NS:END_NS, as the page's details copy it")
-    return moment
+    return int(start), int(end or start)
 
 
 def _serve(server: SingleDownloadServer, moment: tuple[int, int] | None) -> None:
