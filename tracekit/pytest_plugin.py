@@ -34,9 +34,8 @@ class MeasuredRun(msgspec.Struct, frozen=True):
 
     def __getitem__(self, metric: str) -> float:
         from tracekit.diffs import stats
-        from tracekit.diffs.metrics import resolve
 
-        values = self.run.values(resolve(metric, known=self.run.samples))
+        values = self.steps(metric)
         if not values:
             raise KeyError(f"{metric}: this run does not have it; it has {', '.join(sorted(self.run.samples))}")
         return stats.pseudomedian(values)

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tracekit.agents.server import TOOLS, make_server
-from tracekit.agents.tools import MAX_ROWS, Tools
+from tracekit.agents.server import MAX_ROWS, TOOLS, Tools, make_server
 from tracekit.errors import InputError, OptionError
 
 pytestmark = pytest.mark.slow

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 import tracekit
 from tests.kept import analysis_of
 from tracekit.errors import InputError, OptionError, OutputError
-from tracekit.report.perfetto import write as perfetto
+from tracekit.report.perfetto import export as perfetto
+from tracekit.report.perfetto.events import nesting_lines
 from tracekit.report.perfetto.export import export
-from tracekit.report.perfetto.tracks import nesting_lines
 from tracekit.schema import GPU_KINDS
 
 pytestmark = pytest.mark.slow

@@ -14,7 +14,7 @@ from matplotlib.collections import PolyCollection
 from tests.kept import analysis_of
 from tracekit.report.palette import CELL_COLOURS
 from tracekit.report.schedule.layout import LOWER, UPPER, layout_pipeline, layout_simulation, stage_chunks
-from tracekit.report.schedule.plot import draw_phases, draw_reload, draw_schedule
+from tracekit.report.schedule.plot import draw_phases, draw_schedule
 from tracekit.report.schedule.text import gantt, schedule_text
 from tracekit.report.schedule.write import EXTENSIONS, schedule_page, schedule_trace, write_schedule
 from tracekit.schedules import Times, generate, names, simulate, weight_reload
@@ -95,13 +95,14 @@ def test_phases_of_kimi_k2():
 
 
 def test_reload_picture():
-    axes = draw_reload(weight_reload(4, 2)).axes[0]
+    axes = draw_schedule(weight_reload(4, 2)).axes[0]
     rows = [t.get_text() for t in axes.get_yticklabels()]
     assert len(rows) == 12
-    assert rows[:3] == ["device 0   H2D buffer", "IPC buffer 0", "IPC buffer 1"]
-    hatched = [each for each in axes.collections if each.get_hatch()]
-    assert [len(each.get_paths()) for each in hatched] == [8 * 3]  # every bucket is received by three devices
-    assert draw_reload(weight_reload(32, 3)).axes[0].get_xlim()[1] == weight_reload(32, 3).makespan
+    assert rows[:3] == ["device 0 · H2D buffer", "device 0 · IPC buffer 0", "device 0 · IPC buffer 1"]
+    assert len(numbers(axes)) == 4 * (2 + 8 + 8)
+    boxes = layout_simulation(weight_reload(4, 2)).boxes
+    assert len(boxes.filter(op="D")) == 8 * 3  # every bucket is received by three devices
+    assert draw_schedule(weight_reload(32, 3)).axes[0].get_xlim()[1] == weight_reload(32, 3).makespan
 
 
 @pytest.mark.parametrize("name", [name for name in names() if name != "weight-reload"])
@@ -161,14 +162,17 @@ def test_perfetto_trace(dualpipe):
 
 
 def test_terminal_picture():
-    done = simulate(generate("1f1b", pp=2, microbatches=2))
+    done = layout_simulation(simulate(generate("1f1b", pp=2, microbatches=2)))
     assert gantt(done, width=40).plain.splitlines() == [
         " 0 F0 F1 ......B0--- ...B1--- ",
         " 1 ...F0 B0--- F1 B1--- ......",
     ]
     assert gantt(done, width=40, letters=False).plain.splitlines()[0] == " 0 0 1 .... 0  .. 1  "
     assert gantt(done, width=8) is None
-    assert gantt(simulate(generate("1f1b", pp=2, microbatches=2), Times(F=0.001, B=50)), width=200) is None
+    assert (
+        gantt(layout_simulation(simulate(generate("1f1b", pp=2, microbatches=2), Times(F=0.001, B=50))), width=200)
+        is None
+    )
 
 
 @pytest.mark.parametrize("width", [1, 20, 80, 300])

@@ -55,10 +55,10 @@ def test_the_one_reader_gets_the_file_and_the_viewer_may_read_it(offer):
 def test_a_second_reader_finds_nobody(offer):
     assert get(offer.url)[0] == 200
     offer.waiting.join(10)
-    again = threading.Thread(target=offer._server.serve_forever, args=(0.1,), daemon=True)  # were it still answering
+    again = threading.Thread(target=offer.serve_forever, args=(0.1,), daemon=True)  # were it still answering
     again.start()
     assert get(offer.url)[0] == 404
-    offer._server.shutdown()
+    offer.shutdown()
     again.join(10)
 
 
@@ -77,7 +77,7 @@ def test_another_name_for_this_machine_is_refused(offer):
 
 
 def test_the_browsers_question_before_reading_is_answered(offer):
-    connection = http.client.HTTPConnection("127.0.0.1", offer._server.server_port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", offer.server_port, timeout=10)
     asked = {"Origin": VIEWER, "Access-Control-Request-Private-Network": "true"}
     connection.request("OPTIONS", offer.path, headers=asked)
     answer = connection.getresponse()
@@ -94,7 +94,7 @@ def test_a_reader_that_leaves_early_can_come_back(tmp_path):
     with SingleDownloadServer(file, port=0) as offer:
         waiting = threading.Thread(target=offer.wait, daemon=True)
         waiting.start()
-        with socket.create_connection(("127.0.0.1", offer._server.server_port)) as early:
+        with socket.create_connection(("127.0.0.1", offer.server_port)) as early:
             early.sendall(f"GET {offer.path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
             early.recv(1000)
         assert len(get(offer.url)[2]) == 30_000_000
@@ -107,7 +107,7 @@ def test_of_two_readers_at_once_one_gets_the_file(tmp_path):
     with SingleDownloadServer(file, port=0) as offer:
         waiting = threading.Thread(target=offer.wait, daemon=True)
         waiting.start()
-        with socket.create_connection(("127.0.0.1", offer.port)) as first, ThreadPoolExecutor(1) as second:
+        with socket.create_connection(("127.0.0.1", offer.server_port)) as first, ThreadPoolExecutor(1) as second:
             first.sendall(f"GET {offer.path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
             received = len(first.recv(1000))
             answer = second.submit(get, offer.url)
@@ -129,16 +129,16 @@ def test_a_file_that_is_missing_is_an_error_and_one_that_is_deleted_meanwhile_is
 
 
 def test_it_listens_on_loopback_only(offer):
-    assert offer._server.socket.getsockname()[0] == "127.0.0.1"
+    assert offer.socket.getsockname()[0] == "127.0.0.1"
     others = {info[4][0] for info in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)} - {"127.0.0.1"}
     for address in [*others, "127.0.0.2"]:
         with pytest.raises(OSError, match="refused"):
-            socket.create_connection((address, offer._server.server_port), timeout=5).close()
+            socket.create_connection((address, offer.server_port), timeout=5).close()
 
 
 def test_a_port_in_use_is_one_clear_error(offer, tmp_path):
     with pytest.raises(OutputError, match="cannot be used: Address already in use"):
-        SingleDownloadServer(tmp_path / "x", port=offer._server.server_port)
+        SingleDownloadServer(tmp_path / "x", port=offer.server_port)
 
 
 def test_the_command_prints_the_link_and_ends_once_read(samples):
@@ -176,7 +176,7 @@ def test_whatever_a_file_is_called_its_address_is_one_word_that_works(tmp_path, 
         waiting = threading.Thread(target=offer.wait, daemon=True)
         waiting.start()
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+/[\w.%~/-]+", offer.url)
-        assert get(f"http://127.0.0.1:{offer.port}/%C3%A9/x")[0] == 404
+        assert get(f"http://127.0.0.1:{offer.server_port}/%C3%A9/x")[0] == 404
         status, headers, body = get(offer.url)
         waiting.join(10)
     assert (status, body) == (200, b"<script>window.PWNED=1</script>")

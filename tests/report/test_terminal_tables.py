@@ -14,8 +14,8 @@ from rich.text import Text
 from tests.kept import analysis_of
 from tracekit.report.names import short_kernel
 from tracekit.report.table import Column, Table
+from tracekit.report.terminal.analysis import breakdown
 from tracekit.report.terminal.schedule import gantt, render_what_if
-from tracekit.report.terminal.sections import breakdown
 from tracekit.report.terminal.table import (
     MIN_NAME_LENGTH,
     MIN_NAME_LENGTH_WITH_ALL_COLUMNS,

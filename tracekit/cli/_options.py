@@ -50,51 +50,36 @@ def output(text: str, *, metavar: str = "FILE") -> Any:
     return typer.Option("-o", "--output", help=text, metavar=metavar)
 
 
+def value(text: str, metavar: str, **settings: Any) -> Any:
+    """Return an option that takes a value and is named like its parameter; *text* is its help."""
+    return typer.Option(help=text, metavar=metavar, **settings)
+
+
+def flag(name: str, text: str) -> Any:
+    """Return the option *name*, which takes no value; *text* is its help."""
+    return typer.Option(name, help=text)
+
+
 Paths = Annotated[
     list[str] | None, typer.Argument(help="Traces: files, a folder, a quoted glob, a URL or a store.", metavar="PATH")
 ]
-Ranks = Annotated[str | None, typer.Option(help="Read only these ranks: 0,2 or 0-7.", metavar="RANKS")]
-Rank = Annotated[int | None, typer.Option(help="The rank of a single file that does not name it.", metavar="N", min=0)]
-Rules = Annotated[Path | None, typer.Option(help="Rules file to label with, before the built-in ones.", metavar="FILE")]
-Workers = Annotated[
-    int | None, typer.Option(help="Number of worker processes; by default as many as help.", metavar="N", min=1)
-]
-Nsys = Annotated[
-    str | None,
-    typer.Option(
-        help="Path of nsys, which reads .nsys-rep reports, if it is not on the PATH.",
-        metavar="PROGRAM",
-        envvar=NSYS_VARIABLE,
-        callback=set_nsys,
-    ),
-]
-Strict = Annotated[
-    bool, typer.Option("--strict", help="A damaged, unreadable or missing rank is an error, not a warning.")
-]
-Resume = Annotated[
-    bool, typer.Option("--resume", help="Go on with the store: read only traces that are not in it or have changed.")
-]
+Ranks = Annotated[str | None, value("Read only these ranks: 0,2 or 0-7.", "RANKS")]
+Rank = Annotated[int | None, value("The rank of a single file that does not name it.", "N", min=0)]
+Rules = Annotated[Path | None, value("Rules file to label with, before the built-in ones.", "FILE")]
+Workers = Annotated[int | None, value("Number of worker processes; by default as many as help.", "N", min=1)]
+_NSYS_HELP = "Path of nsys, which reads .nsys-rep reports, if it is not on the PATH."
+Nsys = Annotated[str | None, value(_NSYS_HELP, "PROGRAM", envvar=NSYS_VARIABLE, callback=set_nsys)]
+Strict = Annotated[bool, flag("--strict", "A damaged, unreadable or missing rank is an error, not a warning.")]
+Resume = Annotated[bool, flag("--resume", "Go on with the store: read only traces that are not in it or have changed.")]
 Dask = Annotated[
-    str | None,
-    typer.Option(
-        help="Work on the Dask cluster whose scheduler is at this address: tcp://host:8786.", metavar="ADDRESS"
-    ),
+    str | None, value("Work on the Dask cluster whose scheduler is at this address: tcp://host:8786.", "ADDRESS")
 ]
-DrawnIdeal = Annotated[str, typer.Option(help="Ideal to draw: auto, a name, an order file or none.", metavar="NAME")]
-DrawnStacks = Annotated[bool, typer.Option("--stacks", help="Include Python frames.")]
-
-
-Roles = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--role",
-        help="A role's traces, as NAME=PATH, repeated for each role; or the NAME of the role to read alone.",
-        metavar="ROLE",
-    ),
-]
-Role = Annotated[
-    str | None, typer.Option(help="Compare this role alone, where ranks have several processes.", metavar="NAME")
-]
+DrawnIdeal = Annotated[str, value("Ideal to draw: auto, a name, an order file or none.", "NAME")]
+DrawnStacks = Annotated[bool, flag("--stacks", "Include Python frames.")]
+Json = Annotated[bool, flag("--json", "Print the result as JSON.")]
+_ROLES_HELP = "A role's traces, as NAME=PATH, repeated for each role; or the NAME of the role to read alone."
+Roles = Annotated[list[str] | None, typer.Option("--role", help=_ROLES_HELP, metavar="ROLE")]
+Role = Annotated[str | None, value("Compare this role alone, where ranks have several processes.", "NAME")]
 
 
 def role_paths(paths: list[str] | None, roles: list[str] | None, command: str) -> RunPaths | OneRole:

@@ -10,6 +10,7 @@ import typer
 
 from tracekit.cli import _options as options
 from tracekit.cli._console import note_partial_store, print_line
+from tracekit.cli._options import flag, value
 from tracekit.errors import OptionError
 from tracekit.parsers.source_refs import unknown_rank_error
 
@@ -27,63 +28,44 @@ def run(
     ] = None,
     plot: Annotated[
         str | None,
-        typer.Option(
-            help="What a picture shows: schedule, measured, ideal, budget, overlap, gap, lanes, timeline or curve.",
-            metavar="NAME",
+        value(
+            "What a picture shows: schedule, measured, ideal, budget, overlap, gap, lanes, timeline or curve.", "NAME"
         ),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
-    schedule: Annotated[
-        str, typer.Option(help="Ideal to compare with: auto, a name, an order file or none.", metavar="NAME")
-    ] = "auto",
-    steps: Annotated[
-        str | None, typer.Option(help="Only these steps: 3, 2:4 (2 and 3), 1:, :-1 or 2,5.", metavar="STEPS")
-    ] = None,
+    json: options.Json = False,
+    schedule: Annotated[str, value("Ideal to compare with: auto, a name, an order file or none.", "NAME")] = "auto",
+    steps: Annotated[str | None, value("Only these steps: 3, 2:4 (2 and 3), 1:, :-1 or 2,5.", "STEPS")] = None,
     ranks: options.Ranks = None,
     roles: options.Roles = None,
     rank: options.Rank = None,
     rules: options.Rules = None,
     layout: Annotated[
-        str | None,
-        typer.Option(help="Override how ranks are arranged: pp=4,ep=2; node=8 for ranks per machine.", metavar="SIZES"),
+        str | None, value("Override how ranks are arranged: pp=4,ep=2; node=8 for ranks per machine.", "SIZES")
     ] = None,
-    what_if: Annotated[
-        bool, typer.Option("--what-if", help="Show the changes that would save most, and other schedules.")
-    ] = False,
+    what_if: Annotated[bool, flag("--what-if", "Show the changes that would save most, and other schedules.")] = False,
     change: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Predict the step with a change: 'dp_comm x0.5', 'links x2', 'rank 2 like others', 'no host delay', "
+        value(
+            "Predict the step with a change: 'dp_comm x0.5', 'links x2', 'rank 2 like others', 'no host delay', "
             "'hide dp_comm', 'balance', 'microbatches 16'; may be repeated.",
-            metavar="TEXT",
+            "TEXT",
         ),
     ] = None,
-    pipeline: Annotated[
-        int | None, typer.Option(help="Show this pipeline, counted from 0; by default the slowest.", metavar="N")
-    ] = None,
+    pipeline: Annotated[int | None, value("Show this pipeline, counted from 0; by default the slowest.", "N")] = None,
     critical_path: Annotated[
-        bool, typer.Option("--critical-path", help="Show the chain of work across ranks that the step had to wait for.")
+        bool, flag("--critical-path", "Show the chain of work across ranks that the step had to wait for.")
     ] = False,
-    by: Annotated[
-        str | None, typer.Option(help="Show the step in rows: by layer, module, annotation or shape.", metavar="ROWS")
-    ] = None,
+    by: Annotated[str | None, value("Show the step in rows: by layer, module, annotation or shape.", "ROWS")] = None,
     explain: Annotated[
-        str | None,
-        typer.Option(
-            help="Explain why an event got its label: a name (or part of one), a label or an id.", metavar="EVENT"
-        ),
+        str | None, value("Explain why an event got its label: a name (or part of one), a label or an id.", "EVENT")
     ] = None,
-    brief: Annotated[bool, typer.Option("--brief", help="Print only the answer: five lines.")] = False,
-    full: Annotated[bool, typer.Option("--full", help="Print every table and all warnings.")] = False,
-    definitions: Annotated[
-        bool, typer.Option("--definitions", help="Print how each number is defined, after the tables.")
-    ] = False,
+    brief: Annotated[bool, flag("--brief", "Print only the answer: five lines.")] = False,
+    full: Annotated[bool, flag("--full", "Print every table and all warnings.")] = False,
+    definitions: Annotated[bool, flag("--definitions", "Print how each number is defined, after the tables.")] = False,
     workers: options.Workers = None,
     nsys: options.Nsys = None,
     strict: options.Strict = False,
-    store: Annotated[
-        Path | None, typer.Option(help="Keep what is read in this store, as ingest does.", metavar="STORE")
-    ] = None,
+    store: Annotated[Path | None, value("Keep what is read in this store, as ingest does.", "STORE")] = None,
     resume: options.Resume = False,
     dask: options.Dask = None,
 ) -> None:

@@ -20,7 +20,7 @@ def run(
     ] = None,
     role: options.Role = None,
     nsys: options.Nsys = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    json: options.Json = False,
 ) -> None:
     """Show what changed from A to B by label, module, rank, kernel and cell, the largest change first."""
     from tracekit.diffs import diff

@@ -12,6 +12,7 @@ from typer.core import TyperCommand
 from tracekit._util.text import counted
 from tracekit.cli import _options as options
 from tracekit.cli._console import discard_stdout, print_line
+from tracekit.cli._options import flag, value
 from tracekit.errors import OptionError, TracekitError
 
 if TYPE_CHECKING:
@@ -67,43 +68,36 @@ def run(
     ] = None,
     *,
     baseline: Annotated[
-        list[str] | None,
-        typer.Option(help="Runs to compare with, or a baseline file; several may follow.", metavar="BASE"),
+        list[str] | None, value("Runs to compare with, or a baseline file; several may follow.", "BASE")
     ] = None,
     require: Annotated[
         list[str] | None,
-        typer.Option(
-            help="'bubble_fraction < 0.12', 'step_ms < +3%', 'overlap.ep_dispatch > -0.02'; may be repeated.",
-            metavar="EXPR",
-        ),
+        value("'bubble_fraction < 0.12', 'step_ms < +3%', 'overlap.ep_dispatch > -0.02'; may be repeated.", "EXPR"),
     ] = None,
     output: Annotated[list[Path] | None, options.output("Write .json, .xml (JUnit) or .md; may be repeated.")] = None,
     history: Annotated[
-        Path | None,
-        typer.Option(help="Add the candidates to this page (.html) and write their reports beside it.", metavar="FILE"),
+        Path | None, value("Add the candidates to this page (.html) and write their reports beside it.", "FILE")
     ] = None,
     role: options.Role = None,
     nsys: options.Nsys = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    json: options.Json = False,
     inconclusive: Annotated[
         Literal["pass", "fail"] | None,
         typer.Option(help="Exit with 0 (pass) or 1 (fail) instead of 3 when it cannot be decided."),
     ] = None,
     allow: Annotated[
-        list[str] | None,
-        typer.Option(help="Compare even if this differs: world_size, schedule, shapes, gpu or damage.", metavar="WHAT"),
+        list[str] | None, value("Compare even if this differs: world_size, schedule, shapes, gpu or damage.", "WHAT")
     ] = None,
     config: Annotated[
-        Path | None,
-        typer.Option(help="Settings file; by default tracekit.toml or pyproject.toml above here.", metavar="FILE"),
+        Path | None, value("Settings file; by default tracekit.toml or pyproject.toml above here.", "FILE")
     ] = None,
     update_baseline: Annotated[
-        bool, typer.Option("--update-baseline", help="Write the candidates into the baseline file instead.")
+        bool, flag("--update-baseline", "Write the candidates into the baseline file instead.")
     ] = False,
     calibrate: Annotated[
-        bool, typer.Option("--calibrate", help="Measure the noise between these runs and write it with them.")
+        bool, flag("--calibrate", "Measure the noise between these runs and write it with them.")
     ] = False,
-    metrics: Annotated[bool, typer.Option("--metrics", help="List every metric that can be required.")] = False,
+    metrics: Annotated[bool, flag("--metrics", "List every metric that can be required.")] = False,
 ) -> None:
     """Judge runs against a baseline; exit code 0 pass, 1 regressed, 2 unusable input, 3 inconclusive."""
     if metrics:

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from tracekit._util.text import size
 from tracekit.cli import _options as options
 from tracekit.cli._console import print_line, print_notices
@@ -30,11 +28,10 @@ def run(
     workers: options.Workers = None,
     nsys: options.Nsys = None,
     port: Annotated[
-        int,
-        typer.Option(help="Port to serve on; ui.perfetto.dev reads only from 9001.", min=0, max=65535, metavar="PORT"),
+        int, options.value("Port to serve on; ui.perfetto.dev reads only from 9001.", "PORT", min=0, max=65535)
     ] = 9001,
     at: Annotated[
-        str | None, typer.Option(help="Show this moment, as the page's details copy it.", metavar="START_NS[:END_NS]")
+        str | None, options.value("Show this moment, as the page's details copy it.", "START_NS[:END_NS]")
     ] = None,
 ) -> None:
     """Print a link that opens the trace at ui.perfetto.dev; it is served on loopback only and ends once read."""
@@ -74,13 +71,10 @@ def parse_moment(text: str) -> tuple[int, int]:
     ((1500, 1700), (1500, 1500))
     """
     start, _, end = text.partition(":")
-    try:
-        moment = int(start), int(end or start)
-    except ValueError:
-        moment = (1, 0)
-    if not 0 <= moment[0] <= moment[1]:
+    is_moment = start.isdecimal() and (end or start).isdecimal() and int(start) <= int(end or start)
+    if not is_moment:
         raise OptionError(f"{text} is not a moment", hint="give --at START_NS:END_NS, as the page's details copy it")
-    return moment
+    return int(start), int(end or start)
 
 
 def _serve(server: SingleDownloadServer, moment: tuple[int, int] | None) -> None:
@@ -88,7 +82,7 @@ def _serve(server: SingleDownloadServer, moment: tuple[int, int] | None) -> None
     from tracekit.report.perfetto.serve import moment_parameters
 
     print_line(server.link + (moment_parameters(server.file, *moment) if moment else ""))
-    if command := ssh_forward_command(server.port):
+    if command := ssh_forward_command(server.server_port):
         print_line(f"over SSH: first run this on your own machine, then open the link there: {command}", err=True)
     print_line(f"serving {size(server.file.stat().st_size)} to one reader; Ctrl-C ends it", err=True)
     server.wait()

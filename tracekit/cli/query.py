@@ -19,15 +19,14 @@ def run(
     json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON.")] = False,
 ) -> None:
     """Answer SQL over the tables of a store; nothing is written, and nothing outside the store is read."""
-    from tracekit.report.data_tables import ROW_FORMATS, rows_text, write_rows
-    from tracekit.report.write import check_extension
+    from tracekit.report.data_tables import ROW_FORMATS, render_rows, rows_text
+    from tracekit.report.write import check_extension, write_file
     from tracekit.run.query import query
 
-    if output is not None:
-        check_extension(output, ROW_FORMATS)
+    extension = "" if output is None else check_extension(output, ROW_FORMATS)
     rows = query(store, sql)
     if output is not None:
-        write_rows(rows, output)
+        write_file(output, render_rows(rows, extension))
         typer.echo(f"wrote {output}", err=True)
     elif json:
         typer.echo(rows.write_json())

@@ -19,11 +19,7 @@ def run(
     ] = None,
     keep: Annotated[
         list[str] | None,
-        typer.Option(
-            "--keep",
-            help="Also keep this: annotations, arguments, frames, header or metadata; may be repeated.",
-            metavar="WHAT",
-        ),
+        options.value("Also keep this: annotations, arguments, frames, header or metadata; may be repeated.", "WHAT"),
     ] = None,
 ) -> None:
     """Write the same trace with known names and numbers only; all other text is dropped or replaced."""

@@ -9,6 +9,7 @@ import typer
 
 from tracekit.cli import _options as options
 from tracekit.cli._console import print_line
+from tracekit.cli._options import flag, value
 from tracekit.errors import OptionError
 
 if TYPE_CHECKING:
@@ -21,28 +22,25 @@ def run(
         typer.Argument(help="A schedule's name (--list), or a file of orders, one line per rank.", metavar="NAME"),
     ] = None,
     *,
-    pp: Annotated[int | None, typer.Option(help="Pipeline ranks.", metavar="P")] = None,
-    microbatches: Annotated[int | None, typer.Option(help="Micro-batches per step.", metavar="M")] = None,
-    virtual: Annotated[int | None, typer.Option(help="Model chunks per rank.", metavar="V")] = None,
-    group: Annotated[int | None, typer.Option(help="Micro-batches per group (interleaved).", metavar="G")] = None,
+    pp: Annotated[int | None, value("Pipeline ranks.", "P")] = None,
+    microbatches: Annotated[int | None, value("Micro-batches per step.", "M")] = None,
+    virtual: Annotated[int | None, value("Model chunks per rank.", "V")] = None,
+    group: Annotated[int | None, value("Micro-batches per group (interleaved).", "G")] = None,
     time: Annotated[
-        str,
-        typer.Option(help="Durations: F=1,I=1,W=1,FB=3,P2P=0; B is I+W and FB is F+B unless given.", metavar="TIMES"),
+        str, value("Durations: F=1,I=1,W=1,FB=3,P2P=0; B is I+W and FB is F+B unless given.", "TIMES")
     ] = "",
     lanes: Annotated[
-        bool, typer.Option("--lanes", help="Time and draw the tasks inside each block: compute, communication, copies.")
+        bool, flag("--lanes", "Time and draw the tasks inside each block: compute, communication, copies.")
     ] = False,
-    block_time: Annotated[
-        str, typer.Option(help="With --lanes: attention=2,mlp=2,dispatch=1.5,…", metavar="TIMES")
-    ] = "",
-    ranks: Annotated[int | None, typer.Option(help="Number of devices (weight-reload only).", metavar="N")] = None,
-    rounds: Annotated[int | None, typer.Option(help="Number of rounds (weight-reload only).", metavar="R")] = None,
+    block_time: Annotated[str, value("With --lanes: attention=2,mlp=2,dispatch=1.5,…", "TIMES")] = "",
+    ranks: Annotated[int | None, value("Number of devices (weight-reload only).", "N")] = None,
+    rounds: Annotated[int | None, value("Number of rounds (weight-reload only).", "R")] = None,
     output: Annotated[
         list[Path] | None,
         options.output("Write .svg .png .html .json .txt, or .trace.json for Perfetto; may be repeated."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the schedule as JSON.")] = False,
-    list_all: Annotated[bool, typer.Option("--list", help="List the names of all schedules.")] = False,
+    as_json: Annotated[bool, flag("--json", "Print the schedule as JSON.")] = False,
+    list_all: Annotated[bool, flag("--list", "List the names of all schedules.")] = False,
 ) -> None:
     """Make an ideal schedule by name: its order, times, time outside cells, memory and picture."""
     from tracekit.report.schedule.write import EXTENSIONS, write_schedule

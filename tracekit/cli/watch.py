@@ -6,30 +6,29 @@ from typing import Annotated
 import typer
 
 from tracekit.cli import _options as options
+from tracekit.cli._options import flag, value
 
 
 def run(
     folder: Annotated[Path, typer.Argument(help="The folder that traces land in.", metavar="FOLDER")],
     *,
-    every: Annotated[float, typer.Option(help="Seconds between looks.", metavar="SECONDS", min=0.1)] = 2.0,
-    idle: Annotated[
-        float | None, typer.Option(help="Stop after so long without a new recording.", metavar="SECONDS", min=0)
-    ] = None,
+    every: Annotated[float, value("Seconds between looks.", "SECONDS", min=0.1)] = 2.0,
+    idle: Annotated[float | None, value("Stop after so long without a new recording.", "SECONDS", min=0)] = None,
     prometheus: Annotated[
-        Path | None,
-        typer.Option(help="Write the last recording's figures to this file, for Prometheus.", metavar="FILE"),
+        Path | None, value("Write the last recording's figures to this file, for Prometheus.", "FILE")
     ] = None,
     output: Annotated[
         Path | None, options.output("Add each recording to this page (.html) and write its report beside it.")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print each recording's figures as a line of JSON.")] = False,
+    json: Annotated[bool, flag("--json", "Print each recording's figures as a line of JSON.")] = False,
 ) -> None:
     """Analyse each recording as it lands and print one line; one that is slower than the first is marked."""
-    from tracekit._util.files import atomic_write, check_output_path
+    from tracekit._util.files import check_output_path
     from tracekit.report.html.history import add_to_history, check_history, history_point, write_report
     from tracekit.report.scalars import json_line, scalars
     from tracekit.report.scalars import prometheus as prometheus_text
     from tracekit.report.terminal.watch import line, run_of
+    from tracekit.report.write import write_file
     from tracekit.run.watch import watch
 
     if prometheus is not None:
@@ -40,8 +39,7 @@ def run(
     for recording in watch(folder, every_s=every, idle_s=idle, critical_path=output is not None):
         figures = scalars(recording.analysis) if recording.analysis is not None else {}
         if prometheus is not None and figures:
-            with atomic_write(prometheus) as part:
-                part.write_text(prometheus_text(figures) + "\n", encoding="utf-8")
+            write_file(prometheus, prometheus_text(figures) + "\n")
         run = run_of(recording)
         if output is not None and recording.analysis is not None and run is not None:
             time_s = max(file.stat().st_mtime for file in recording.files)

@@ -11,20 +11,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
-from tracekit.errors import TracekitError
-
-if TYPE_CHECKING:
-    from tracekit.analysis import Analysis
-import tempfile
-
+from tracekit.analysis import Analysis
 from tracekit.analysis.persistence import FILE, read_tables, write_tables
 from tracekit.analysis.tables import RankTables
+from tracekit.errors import TracekitError
 from tracekit.record.process_info import import_torch
 from tracekit.run.measure import Options
 from tracekit.store.sources import find
@@ -77,10 +73,6 @@ def main(files: Sequence[str]) -> None:
     sys.stdout.buffer.write(msgspec.json.encode(answer))
 
 
-if __name__ == "__main__":
-    main(sys.argv[1:])
-
-
 def gather_tables(trace: Path | None) -> list[RankTables]:
     """Return the tables of all ranks on rank 0, an empty list elsewhere; a rank without a *trace* sends none."""
     distributed = import_torch().distributed
@@ -108,3 +100,7 @@ def unpack_tables(data: bytes) -> RankTables:
         assert tables is not None, "every rank of a run has the same version"
         loaded: RankTables = tables.loaded()
         return loaded
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -14,8 +14,9 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from tracekit._util.text import counted, listing, size
+from tracekit.analysis.combine import combine
 from tracekit.errors import TracekitError
-from tracekit.record.answer import Answer, analyse_apart, answer_of
+from tracekit.record.answer import Answer, analyse_apart, answer_of, gather_tables
 from tracekit.record.process_info import TRACE_SUFFIX, ProcessInfo, find_process_info
 
 Log = Callable[[Mapping[str, float]], object]
@@ -101,9 +102,6 @@ class Handler:
 
     def _answer_gathered(self, written: bool) -> None:
         """Measure this rank's trace, send its tables to rank 0, and report there; needs no shared folder."""
-        from tracekit.analysis.combine import combine
-        from tracekit.record.answer import gather_tables
-
         try:
             tables = gather_tables(self.process.file if written else None)
             if tables and (self.answer or self.log):

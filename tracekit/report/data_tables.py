@@ -11,12 +11,10 @@ import importlib.util
 import io
 from collections.abc import Iterator
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 import polars as pl
 
-from tracekit._util.files import atomic_write
 from tracekit._util.text import UNKNOWN, counted, terminal
 from tracekit.analysis import Analysis, Measured
 from tracekit.errors import OptionError
@@ -174,9 +172,3 @@ def render_rows(rows: pl.DataFrame, extension: str) -> bytes:
     buffer = io.BytesIO()
     getattr(rows, f"write_{extension[1:]}")(buffer)  # write_csv, write_json or write_parquet
     return buffer.getvalue()
-
-
-def write_rows(rows: pl.DataFrame, path: Path) -> None:
-    """Write rows to a .csv, .json or .parquet file, completely or not at all."""
-    with atomic_write(path) as part:
-        part.write_bytes(render_rows(rows, path.suffix.lower()))

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
-
-if TYPE_CHECKING:
-    from matplotlib.artist import Artist
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from matplotlib import rc_context
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.collections import PolyCollection
+from matplotlib.figure import Figure
+from matplotlib.transforms import ScaledTranslation
 
 INK = "#22272B"
 """Colour of text."""
@@ -38,8 +39,6 @@ def figure_and_axes(ax: Axes | None, *, width: float, height: float) -> tuple[Fi
     """Return *ax* with its figure, or a new figure of this size in inches if *ax* is None."""
     if ax is not None:
         return cast("Figure", ax.get_figure(root=True)), ax
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=(width, height), layout="constrained")
     return figure, figure.add_subplot()
 
@@ -77,8 +76,6 @@ def draw_legend(ax: Axes, handles: Sequence[Artist], *, below_axes: bool = False
             loc="outside lower center", **legend_rows(handles, float(figure.get_size_inches()[0])), **_LEGEND_STYLE
         )
         return
-    from matplotlib.transforms import ScaledTranslation
-
     # The distance is in points, not a share of the axes: however low the axes are, the legend starts below the name of
     # the time axis.
     anchor = ax.transAxes + ScaledTranslation(0, -AXIS_TEXT_POINTS / 72, figure.dpi_scale_trans)
@@ -109,8 +106,6 @@ def draw_boxes(
     ax: Axes, *, start: npt.ArrayLike, end: npt.ArrayLike, top: npt.ArrayLike, bottom: npt.ArrayLike, **style: Any
 ) -> None:
     """Draw many rectangles as one collection; any edge may be one number for all. *top* is the smaller y."""
-    from matplotlib.collections import PolyCollection
-
     start, end, top, bottom = np.broadcast_arrays(start, end, top, bottom)
     if start.size:
         # Shape (corner, x or y, box), turned into one (corner, x or y) array per box.
@@ -130,8 +125,6 @@ def text_colour_on(colour: str) -> str:
 
 def render_figure(figure: Figure, extension: str) -> bytes:
     """Return the content of a file with this extension (.png, .svg, .pdf); equal figures give equal bytes."""
-    from matplotlib import rc_context
-
     file_format = extension[1:]
     metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(file_format)
     buffer = io.BytesIO()  # written to disk in one piece: matplotlib does not handle a full disk

@@ -112,11 +112,7 @@ def _row_of(columns: Sequence[Column], item: Any) -> tuple[Value, ...]:
 
 
 def make_table(
-    columns: Sequence[Column],
-    items: Iterable[Any],
-    *,
-    notes: Iterable[str] = (),
-    totals: Iterable[int] = (),
+    columns: Sequence[Column], items: Iterable[Any], *, notes: Iterable[str] = (), totals: Iterable[int] = ()
 ) -> Table | None:
     """Return a table without the columns in which every value is unknown or empty; None if there are no rows.
 

@@ -23,8 +23,12 @@ def write(analysis: Analysis, path: str | PathLike[str], *, plot: str | None = N
     tracekit.errors.OptionError: report.docx: cannot write .docx (use .html, .json, ...)
     """
     render = check_output(path, plot=plot)
+    write_file(path, render(analysis))
+
+
+def write_file(path: str | PathLike[str], content: str | bytes) -> None:
+    """Write a file completely or not at all; text as UTF-8."""
     with atomic_write(path) as part:
-        content = render(analysis)
         part.write_bytes(content.encode() if isinstance(content, str) else content)
 
 

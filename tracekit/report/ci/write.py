@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from tracekit._util.files import atomic_write
 from tracekit._util.text import escape_workflow, terminal_lines
 from tracekit.diffs import Diff
 from tracekit.documents.coding import encode
 from tracekit.report.ci import words
 from tracekit.report.html import diff as diff_html
 from tracekit.report.markdown.changes import render_diff, render_gate
-from tracekit.report.write import check_extension
+from tracekit.report.write import check_extension, write_file
 
 Data = Mapping[str, Any]
 Writers = Mapping[str, Callable[[Data], str]]
@@ -37,9 +36,7 @@ def check_outputs(paths: Sequence[Path], writers: Writers) -> None:
 def write_all(result: Data, paths: Sequence[Path], writers: Writers) -> None:
     """Write every output file completely or not at all."""
     for path in paths:
-        text = writers[path.suffix.lower()](result)
-        with atomic_write(path) as part:
-            part.write_text(text, encoding="utf-8")
+        write_file(path, writers[path.suffix.lower()](result))
 
 
 def write_diff(diff: Diff, *paths: str | os.PathLike[str]) -> None:

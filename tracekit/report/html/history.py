@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import quote
 
-from tracekit._util.files import atomic_write, check_output_path
+from tracekit._util.files import check_output_path
 from tracekit.analysis import Analysis
 from tracekit.diffs import Run
 from tracekit.diffs.stats import pseudomedian
@@ -24,6 +24,7 @@ from tracekit.errors import InputError, OptionError
 from tracekit.report.html.page import render_html
 from tracekit.report.html.templates import asset, render_template, script_json
 from tracekit.report.palette import LABEL_COLOURS
+from tracekit.report.write import write_file
 from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS
 
 METRICS = ("step_ms", "bubble_fraction", "utilisation")
@@ -57,8 +58,7 @@ def write_report(analysis: Analysis, history: Path, name: str) -> str:
     folder = history.with_name(f"{history.stem}-reports")
     folder.mkdir(exist_ok=True)
     file = folder / f"{re.sub(r'[^A-Za-z0-9._-]+', '-', name).strip('-.') or 'run'}.html"
-    with atomic_write(file) as part:
-        part.write_text(render_html(analysis), encoding="utf-8")
+    write_file(file, render_html(analysis))
     return quote(f"{folder.name}/{file.name}")
 
 
@@ -74,8 +74,7 @@ def add_to_history(path: Path, points: Sequence[HistoryPoint]) -> None:
         data=script_json(HistoryDocument(FORMAT, ordered, LABEL_COLOURS)),
         points=ordered,
     )
-    with atomic_write(path) as part:
-        part.write_text(text, encoding="utf-8")
+    write_file(path, text)
 
 
 def add_runs_to_history(path: Path, runs: Sequence[Run], *, verdict: str) -> None:

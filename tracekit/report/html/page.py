@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from typing import Any
 
+from tracekit._util.text import counted
 from tracekit.analysis import Analysis
-from tracekit.analysis.spread import FIGURES
+from tracekit.analysis.spread import FIGURES, Spread, by_rank
 from tracekit.documents.page import PageData, ScheduleChoice
-from tracekit.report.html.heat_map import heat_map, step_heat_map
 from tracekit.report.html.roles import phase_drawing, update_drawings
 from tracekit.report.html.schedules import schedule_data
 from tracekit.report.html.templates import asset, render_template, script_json
@@ -22,6 +23,10 @@ TIMELINE_SCRIPTS = tuple(
     f"{name}.js" for name in ("columns", "tracks", "chart", "events", "timeline", "details", "search", "tables")
 )
 """Scripts of every page with a timeline."""
+MAX_HEAT_ROWS = 64
+"""Ranks in the heat map of ranks and steps."""
+HEAT_MAP_COLUMNS = 64
+"""Columns of the heat map side by side; a broader mesh continues below."""
 MAX_DIFFERENT_RANKS = 20
 """Ranks that differ from those they should be like which are listed."""
 
@@ -63,7 +68,7 @@ def render_html(analysis: Analysis) -> str:
         host_finds=_host_finds(view.instead),
         role_finds=[f'role:"={role.name}"' for role in analysis.role_results.roles],
         phase_drawing=phase_drawing(analysis),
-        update_drawings=update_drawings(analysis, clock) if view.roles is not None else None,
+        update_drawings=update_drawings(analysis, clock) if view.roles else None,
         choices=len(choices),
         choice_name=_choice_name(choices),
     )
@@ -83,3 +88,45 @@ def _host_finds(table: Table | None) -> list[str]:
     rows = [dict(zip(names, row, strict=True)) for row in table.rows]
     searched = [row["what"].replace('"', "") if row["doing"] in ("operator", "annotation") else "" for row in rows]
     return [f'"{name}"' if name else "" for name in searched]
+
+
+def step_heat_map(analysis: Analysis) -> dict[str, Any] | None:
+    """Return the busy time of ranks by step; None for one rank, one step or unnumbered steps.
+
+    Keys: ``steps``, ``rows`` (rank and its busy time in ns by step, None if unknown), ``least_ns`` and ``most_ns``, and
+    ``more``, a sentence about what is left out.
+    """
+    ranks = analysis.rank_results[:MAX_HEAT_ROWS]
+    all_steps = sorted({scope.step for rank in ranks for scope in rank.per_step if scope.step is not None})
+    steps = all_steps[:HEAT_MAP_COLUMNS]
+    if len(ranks) < 2 or len(steps) < 2:
+        return None
+    busy_ns = {
+        (rank.rank, scope.step): scope.budget.span_ns - scope.budget.idle_ns - sum(filter(None, scope.wait_ns.values()))
+        for rank in ranks
+        for scope in rank.per_step
+    }
+    left_out = {"rank": len(analysis.rank_results) - len(ranks), "step": len(all_steps) - len(steps)}
+    hidden = " and ".join(counted(count, f"more {noun}") for noun, count in left_out.items() if count)
+    return {
+        "steps": steps,
+        "rows": [(rank.rank, [busy_ns.get((rank.rank, step)) for step in steps]) for rank in ranks],
+        "least_ns": min(busy_ns.values()),
+        "most_ns": max(busy_ns.values()),
+        "more": f"Not shown: {hidden}." if hidden else "",
+    }
+
+
+def heat_map(spread: Spread | None) -> dict[str, Any] | None:
+    """Return the heat map of the mesh; None for runs of few ranks, which have a bar each, and without such a figure.
+
+    Keys: ``bands`` (columns that stand side by side, and the name and ranks of each row), ``figure`` (bubble or idle),
+    ``figures`` (all figures of each rank), and ``column`` (what a column is: replica or rank).
+    """
+    if spread is None or spread.heat is None:
+        return None
+    mesh, bands = spread.mesh, []
+    for start in range(0, mesh.width, HEAT_MAP_COLUMNS):
+        cells = [ranks[start : start + HEAT_MAP_COLUMNS] for ranks in mesh.cells]
+        bands.append((range(start, start + max(map(len, cells))), list(zip(mesh.rows, cells, strict=True))))
+    return {"bands": bands, "figure": spread.heat, "figures": by_rank(spread), "column": mesh.column}

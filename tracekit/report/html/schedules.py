@@ -54,7 +54,7 @@ def _choice(held: StepComparison, critical: CriticalPath | None, *, name_ranks: 
             Coloured("outside cells", "idle"),
         ],
         shaded=measured.shade_count > 1,
-        rows=[f"rank {rank}" for rank in measured.ranks],
+        rows=measured.rows,
         ranks=measured.ranks,
         step=step,
         end_ns=end_ns,

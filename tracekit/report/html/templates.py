@@ -15,6 +15,8 @@ from markupsafe import Markup, escape
 from tracekit._util import text
 from tracekit.report.names import short_kernel
 from tracekit.report.palette import LABEL_COLOURS
+from tracekit.report.view.lateness import when_late, why_late
+from tracekit.report.view.ranks import name_straggler
 from tracekit.report.words import WORDS
 
 ASSETS = Path(__file__).parent / "assets"
@@ -52,6 +54,7 @@ def _environment() -> Environment:
         "ms": text.ms, "percent": text.percent, "signed": text.signed_ms, "count": text.counted,
         "at_least": text.at_least, "sentence": text.capitalize, "whole": text.keep_units_together,
         "number": format_mean_count, "code": markup_code, "short": short_kernel,
+        "name_straggler": name_straggler, "when_late": when_late, "why_late": why_late,
     }  # fmt: skip
     environment.globals |= {
         "colours": LABEL_COLOURS,

@@ -25,7 +25,7 @@ from tracekit.report.html.packed_columns import pack_columns, pack_intervals, pa
 from tracekit.report.palette import LABEL_COLOURS
 from tracekit.report.view.ranks import stragglers
 from tracekit.report.words import WORDS
-from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS, EXPOSURE_CAUSES, LABELS
+from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS, EXPOSURE_CAUSES, LABELS, conform
 
 MAX_RANKS = 16
 """Ranks on the page of a run whose single events were not kept."""
@@ -114,8 +114,10 @@ def timeline_data(analysis: Analysis, clock: PageClock, *, max_events: int = MAX
         return None
     timelines = _page_timelines(analysis)
     cut, shown = _without_shortest(timelines, max_events)
-    names: dict[str, int] = {}
-    descriptions, numbers = _shared_descriptions(shown, names)
+    descriptions, numbers = _shared_descriptions(shown)
+    described = [descriptions[name] for name in rank_timeline.DESCRIPTION_TEXTS]
+    texts = pl.concat([*described, *(timeline.host["name"].cast(pl.String) for timeline in shown)])
+    names = {text: number for number, text in enumerate(texts.drop_nulls().unique(maintain_order=True))}
     labels = [label for label in LABELS if label in set(descriptions["label"].to_list())]
     ranks = [_rank_data(analysis, clock, *of_rank, names) for of_rank in zip(shown, numbers, strict=True)]
     return documents.Timeline(
@@ -132,10 +134,7 @@ def timeline_data(analysis: Analysis, clock: PageClock, *, max_events: int = MAX
         descriptions=pack_json(
             {
                 "texts": list(names),
-                "columns": {
-                    name: [names.get(text, -1) for text in descriptions[name].to_list()]
-                    for name in rank_timeline.DESCRIPTION_TEXTS
-                },
+                "columns": {column.name: [names.get(text, -1) for text in column] for column in described},
                 "stream": descriptions["stream"].to_list(),
             }
         ),
@@ -150,24 +149,15 @@ def _page_timelines(analysis: Analysis) -> list[RankTimeline]:
     if analysis.events:
         return list(analysis.events)
     merged = analysis.tables["timeline"].with_columns(pl.col("label", "pass").cast(pl.String))
+    texts = pl.Schema({**dict.fromkeys(rank_timeline.DESCRIPTION_TEXTS, pl.String()), "stream": pl.Int64()})
     timelines = []
     for rank in _shown_ranks(analysis):
         of_rank = merged.filter(rank=rank).sort("start_ns")
         described = of_rank.select("label", "pass").unique(maintain_order=True).with_row_index("description")
         events = of_rank.join(described, on=["label", "pass"], nulls_equal=True, maintain_order="left")
-        events = events.with_columns(id=pl.lit(None), launch_ns=pl.lit(None))
-        texts = {
-            name: pl.lit(None, pl.String) for name in rank_timeline.DESCRIPTION_TEXTS if name not in ("label", "pass")
-        }
-        timelines.append(
-            RankTimeline(
-                rank=rank,
-                events=events.select(pl.col(name).cast(dtype) for name, dtype in rank_timeline.EVENT_TIMES.items()),
-                descriptions=described.with_columns(**texts, stream=pl.lit(None, pl.Int64)),
-                host=rank_timeline.HOST_RANGES.to_frame(),
-                host_count=0,
-            )
-        )
+        events = conform(events, rank_timeline.EVENT_TIMES)
+        descriptions, no_host = conform(described, texts), rank_timeline.HOST_RANGES.to_frame()
+        timelines.append(RankTimeline(rank, events, descriptions, host=no_host, host_count=0))
     return timelines
 
 
@@ -224,8 +214,8 @@ def _left_out(
     return sentences
 
 
-def _shared_descriptions(timelines: Sequence[RankTimeline], names: dict[str, int]) -> tuple[pl.DataFrame, list[Ints]]:
-    """Return the descriptions of all ranks once each, and for each rank the numbers of its own; fill the text list."""
+def _shared_descriptions(timelines: Sequence[RankTimeline]) -> tuple[pl.DataFrame, list[Ints]]:
+    """Return the descriptions of all ranks once each, and for each rank the numbers of its own."""
     columns = [*rank_timeline.DESCRIPTION_TEXTS, "stream"]
     everyone = pl.concat([t.descriptions.select(columns) for t in timelines])
     shared = everyone.unique(maintain_order=True).with_row_index("number")
@@ -233,9 +223,6 @@ def _shared_descriptions(timelines: Sequence[RankTimeline], names: dict[str, int
         "number"
     ].to_numpy()
     ends = np.cumsum([len(timeline.descriptions) for timeline in timelines])
-    for name in rank_timeline.DESCRIPTION_TEXTS:
-        for text in shared[name].unique(maintain_order=True).drop_nulls().to_list():
-            names.setdefault(text, len(names))
     return shared, np.split(numbers.astype(np.int64), ends[:-1])
 
 
@@ -248,20 +235,14 @@ def _rank_data(
     # The delay from launch to start, in steps of 100 ns and counted from 1; 0 if the launch is unknown.
     delay = ((pl.col("start_ns") - pl.col("launch_ns")).clip(0) // 100 + 1).fill_null(0).clip(None, 1 << 30)
     description = pl.lit(pl.Series(numbers)).gather("description")
-    packed_host: documents.PackedColumns | UnsetType = UNSET
-    if len(host):
-        for text in host["name"].unique(maintain_order=True).drop_nulls().to_list():
-            names.setdefault(text, len(names))
-        packed_host = pack_intervals(
-            host.select(*times, lane=pl.col("lane").to_physical(), name=_text_number("name", names))
-        )
+    lanes = host.select(*times, lane=pl.col("lane").to_physical(), name=_text_number("name", names))
     return documents.RankTrack(
         rank,
         pack_intervals(timeline.events.select(*times, description=description, delay=delay)),
         _phases(analysis, clock, rank),
         _steps(clock.steps.filter(rank=rank)),
         **_operations(analysis, timeline),
-        host=packed_host,
+        host=pack_intervals(lanes) if len(lanes) else UNSET,
         memory=_memory_line(analysis, clock, rank),
     )
 

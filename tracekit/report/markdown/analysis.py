@@ -68,21 +68,6 @@ def _budget(view: View) -> str:
     return f"### Where the {steps} went\n\nShares of {ranks} rank's span.\n\n{table}"
 
 
-def _overlap(view: View) -> str:
-    if view.matrix is None:
-        return ""
-    columns = (
-        Column(""),
-        Column("time per rank", "ms"),
-        Column("hidden", "share"),
-        *(Column(f"by {label}", "share") for label in view.matrix.columns),
-    )
-    rows = [(row.label, row.ns, 1 - row.exposed, *row.cells) for row in view.matrix.rows]
-    over = ", over all ranks," if len(view.analysis.rank_results) > 1 else ""
-    meaning = f"share of each row's own time{over} that compute covers; kernels that run at once count each"
-    return _section("What hides what", make_table(columns, rows, notes=(meaning,)))
-
-
 def _gap(view: View) -> str:
     schedule = view.schedule
     if schedule is None:
@@ -111,12 +96,8 @@ def _reload(view: View) -> str:
 
 
 def _roles(view: View) -> str:
-    if view.roles is None:
-        return ""
     return "\n\n".join(
-        _section(title, replace(table, notes=(meaning, *table.notes)))
-        for title, meaning, table in view.roles.tables
-        if table is not None
+        _section(title, replace(table, notes=(meaning, *table.notes))) for title, (meaning, table) in view.roles.items()
     )
 
 
@@ -170,7 +151,7 @@ SECTIONS: tuple[Callable[[View], str], ...] = (
     _next,
     _roles,
     _budget,
-    _overlap,
+    lambda view: _section("What hides what", view.matrix),
     _gap,
     _by,
     lambda view: _section("What a change would give", view.changes),

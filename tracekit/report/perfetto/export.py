@@ -1,27 +1,70 @@
-"""``export``: from traces to a file for ui.perfetto.dev, by way of a store that lives as long as it is needed."""
+"""``export``: traces with tracekit's results as Chrome's JSON, for ui.perfetto.dev.
+
+Above every rank's own events stand the pipeline as it ran, its ideal, the critical path, and the labels. Ranks are read
+from a store, which lives as long as it is needed, and written one after the other, so that memory does not grow with
+their number.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import msgspec
+import numpy as np
+import polars as pl
 from msgspec.structs import replace
+from zlib_ng import gzip_ng
 
+from tracekit._util.files import atomic_write
+from tracekit._version import __version__
+from tracekit.analysis import Analysis
 from tracekit.errors import Notice
+from tracekit.intervals import union
 from tracekit.parsers.source_refs import unknown_rank_error
-from tracekit.report.perfetto.write import EXTENSIONS, Exported, write_perfetto
+from tracekit.report.evidence import relevant_notices
+from tracekit.report.perfetto.events import EVENT_DETAILS, TrackNumbers, arrow_lines, event_lines
+from tracekit.report.schedule.layout import layout_pipeline
+from tracekit.report.words import WORDS
 from tracekit.report.write import check_extension
 from tracekit.run.analyze import analyze
 from tracekit.run.driver import OnDamage, accept_old_options
 from tracekit.run.ingest import ingest
+from tracekit.schema import GPU_KINDS, LABELS
 from tracekit.store.files import Store, is_store, open_store
 from tracekit.store.sources import OneRole, Paths
 
 __all__ = ["Exported", "export"]
+
+Write = Callable[[bytes], object]
+EXTENSIONS = (".json", ".json.gz")
+EVENTS_PER_WRITE = 20_000
+LABEL_COLUMNS = ("label", "pass", "module", "microbatch", "stage", "rule", "confidence")
+"""Columns that classification adds to an event."""
+CELL_DETAILS = (
+    "step", "op", "stage", "microbatch", "b_stage", "b_microbatch", "busy_ns", "confidence", "shift_ns",
+)  # fmt: skip
+MEASURED_ONLY = ("busy_ns", "confidence", "shift_ns")
+"""Details that an ideal cell does not have."""
+PATH_DETAILS = {
+    "step": "step", "path_kind": "kind", "label": "label", "cause": "cause", "stage": "stage", "peer": "peer",
+}  # fmt: skip
+
+
+class Exported(msgspec.Struct, frozen=True):
+    """Result of an export."""
+
+    path: Path
+    ranks: tuple[int, ...]
+    events: int
+    cells: int
+    notices: tuple[Notice, ...] = ()
 
 
 @accept_old_options
@@ -73,3 +116,200 @@ def _stored(
                 return
     with tempfile.TemporaryDirectory(prefix="tracekit-") as folder:
         yield ingest_store(paths, Path(folder) / "store")
+
+
+def write_perfetto(
+    store: Store, analysis: Analysis, output: str | os.PathLike[str], *, ranks: Collection[int] | None = None
+) -> Exported:
+    """Write the ranks of a labelled *store* and the results of *analysis* to *output* (.json or .json.gz)."""
+    with atomic_write(output) as part, part.open("wb") as file:
+        target: Any = nullcontext(file)
+        if Path(output).suffix.lower() == ".gz":
+            target = gzip_ng.GzipNGFile("", "wb", 5, file, mtime=0)  # type: ignore[no-untyped-call]
+        with target as opened:
+            return _Export(store, analysis, ranks, opened.write).run(Path(output))
+
+
+class _Export:
+    """One export in progress: the numbers given and the events counted so far."""
+
+    def __init__(self, store: Store, analysis: Analysis, ranks: Collection[int] | None, write: Write) -> None:
+        self.write = write
+        self.separator = "\n"  # written before the next event; with a comma after the first
+        self.store = store
+        self.analysis = analysis
+        self.ranks = tuple(rank for rank in store.ranks if ranks is None or rank in ranks)
+        self.roles: dict[str | None, Store] = dict(store.roles.items()) or {None: store}
+        self.names = ""  # before the names of tracks: the role that is written
+        self.pipelines = analysis.schedule.all if analysis.schedule is not None else ()
+        self.clocks = analysis.clocks
+        self.base_ns = self._first_time()
+        self.numbers = TrackNumbers()
+        self.event_count = self.cell_count = self.arrow_count = 0
+
+    def run(self, target: Path) -> Exported:
+        """Write everything, the tracks in the order in which they are shown."""
+        self.write(self._header())
+        self._write_pipelines()
+        self._write_critical_path()
+        self._write_phases()
+        for role, store in self.roles.items():
+            self.store, self.names = store, "" if role is None else f"{role} · "
+            for rank in (rank for rank in self.ranks if rank in store.ranks):
+                labelled = store.scan_labelled(rank)
+                assert labelled is not None, "the store is labelled"
+                labels = labelled.select("id", "start_ns", "end_ns", *LABEL_COLUMNS).collect()
+                self._write_labels(rank, labels)
+                self._write_events(rank, labels.drop("start_ns", "end_ns"))
+        self.write(b"\n]}\n")
+        return Exported(target, self.ranks, self.event_count, self.cell_count, relevant_notices(self.analysis))
+
+    def _first_time(self) -> int:
+        """Return the time that is 0 in the file: small numbers keep their nanoseconds in any reader."""
+        starts = [
+            int(self.clocks.to_common(entry.rank, np.array([entry.start_ns]))[0])
+            for entry in self.store.entries
+            if entry.start_ns is not None and entry.rank in self.ranks
+        ]
+        tables = [compared.cells for compared in self.pipelines]
+        tables += [self.analysis.critical.segments] if self.analysis.critical is not None else []
+        starts += [int(table["start_ns"].to_numpy().min()) for table in tables if not table.is_empty()]
+        return min(starts, default=0) // 1000 * 1000
+
+    def _header(self) -> bytes:
+        comparison = self.analysis.schedule
+        about = {
+            "tracekit": __version__,
+            "ranks": list(self.ranks),
+            "schedule": comparison.name if comparison is not None else None,
+            "clock_offset_ns": {str(rank): ns for rank, ns in self.clocks.offset_ns.items()},
+        }
+        header = {"displayTimeUnit": "ms", "baseTimeNanoseconds": self.base_ns, "otherData": about}
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False)
+        return f'{text[:-1]},"traceEvents":['.encode()
+
+    def _write_lines(self, lines: Iterable[str]) -> None:
+        """Write events, each on a line of its own."""
+        if text := ",\n".join(lines):
+            self.write(f"{self.separator}{text}".encode())
+            self.separator = ",\n"
+
+    def _write_table(self, events: pl.DataFrame, details: Mapping[str, str] = EVENT_DETAILS) -> None:
+        """Write the names of new tracks, then events that have their ``to_pid`` and ``to_tid``."""
+        self._write_lines(self.numbers.take_lines())
+        for part in events.iter_slices(EVENTS_PER_WRITE):
+            self._write_lines(event_lines(part, self.base_ns, details=details))
+
+    def _write_process(
+        self, name: str, events: pl.DataFrame, threads: Sequence[str], details: Mapping[str, str] = EVENT_DETAILS
+    ) -> None:
+        """Write events as a process of their own, on *threads* by the names in their column ``thread``."""
+        pid = self.numbers.add_process(name)
+        track = pl.col("thread").replace_strict(threads, range(len(threads)), return_dtype=pl.Int64)
+        tracks = [(pid, thread) for thread in threads]
+        placed = self.numbers.place_events(events.select(pl.exclude("thread"), track=track), tracks)
+        self._write_table(placed, details)
+
+    def _write_pipelines(self) -> None:
+        """Write the cells of all pipelines and steps, one thread per rank, and below them their ideal."""
+        layouts = [layout_pipeline(compared) for compared in self.pipelines]
+        ranks = list(dict.fromkeys(rank for compared in self.pipelines for rank in compared.pipeline.ranks))
+        for name in ("measured", "ideal") if layouts else ():
+            details = {column: column for column in CELL_DETAILS if name == "measured" or column not in MEASURED_ONLY}
+            cells = pl.concat(
+                layout[name].cells.select(
+                    "name",
+                    "rank",
+                    *details,
+                    start_ns=layout[name].origin_ns + pl.col("start"),
+                    end_ns=layout[name].origin_ns + pl.col("end"),
+                    kind=pl.lit(f"cell_{name}"),
+                )
+                for layout in layouts
+            )
+            cells = cells.with_columns(thread=pl.format("rank {}", "rank"))
+            self._write_process(f"pipeline · {name}", cells, [f"rank {rank}" for rank in ranks], details)
+            self.cell_count += cells.height
+
+    def _write_critical_path(self) -> None:
+        """Write the critical path, one thread per rank, with arrows where it continues on another rank."""
+        path = self.analysis.critical
+        if path is None or path.segments.is_empty():
+            return
+        pid = self.numbers.add_process("critical path")
+        ranks = sorted(path.segments["rank"].unique().to_list())
+        tid_of_rank = {rank: self.numbers.add_thread(pid, f"rank {rank}") for rank in ranks}
+        what = pl.coalesce(pl.when(pl.col("what") != "").then("what"), "kind")
+        segments = path.segments.with_columns(
+            name=pl.when(pl.col("kind") == "host").then("host: " + what).otherwise(what),
+            path_kind="kind",
+            cause=pl.col("cause").replace(WORDS.exposure_causes),
+            kind=pl.lit("critical_path"),
+            to_pid=pl.lit(pid),
+            to_tid=pl.col("rank").replace_strict(tid_of_rank, return_dtype=pl.Int64),
+        )
+        self._write_table(segments, PATH_DETAILS)
+        # An arrow must begin inside the segment that it leaves: at its last nanosecond.
+        changes_rank = pl.col("rank") != pl.col("rank").shift(1)
+        same_step = pl.col("step").eq_missing(pl.col("step").shift(1))
+        arrows = segments.with_columns(
+            from_ns=(pl.col("start_ns") - 1).clip(self.base_ns), from_pid="to_pid", from_tid=pl.col("to_tid").shift(1)
+        ).filter(changes_rank & same_step)
+        self._write_arrows(arrows, category="critical_path", name="goes on")
+
+    def _write_phases(self) -> None:
+        """Write the phases of every process of an RL loop, and the buffers of every device in weight updates."""
+        results = self.analysis.role_results
+        tracks = {
+            "phases": [
+                (f"{band.role} · rank {band.rank}", band.phase, band.start_ns, band.end_ns) for band in results.bands
+            ],
+            "weight updates": [
+                (f"rank {cell.rank} · {cell.lane}", f"{cell.op} {cell.bucket}", cell.start_ns, cell.end_ns)
+                for update in results.weight_updates
+                for cell in update.cells
+            ],
+        }
+        for process, rows in tracks.items():
+            if not rows:
+                continue
+            table = pl.DataFrame(rows, schema=["thread", "name", "start_ns", "end_ns"], orient="row")
+            threads = list(dict.fromkeys(row[0] for row in rows))
+            self._write_process(process, table.with_columns(kind=pl.lit("phase")), threads)
+
+    def _write_arrows(self, arrows: pl.DataFrame, **look: str) -> None:
+        for part in arrows.iter_slices(EVENTS_PER_WRITE):
+            self._write_lines(arrow_lines(part, self.base_ns, first_id=self.arrow_count + 1, **look))
+            self.arrow_count += part.height
+
+    def _write_labels(self, rank: int, events: pl.DataFrame) -> None:
+        """Write, one thread per label, when events of that label ran."""
+        code = events["label"].to_physical().to_numpy().astype(np.int64)
+        busy = union(events["start_ns"].to_numpy(), events["end_ns"].to_numpy(), code).to_frame()
+        label = pl.lit(pl.Series(LABELS)).gather("group")
+        times = self.clocks.moved(rank, "start_ns", "end_ns")
+        table = busy.with_columns(times, name=label, thread=label, kind=pl.lit("label")).drop("group")
+        labels = [LABELS[code] for code in busy["group"].unique().sort()]
+        self._write_process(f"{self.names}rank {rank} · labels", table, labels)
+
+    def _write_events(self, rank: int, labels: pl.DataFrame) -> None:
+        """Write one rank's own events with their labels, then arrows from launches to kernels."""
+        events = self.store.scan(rank).collect().sort("id").join(labels, on="id", how="left", maintain_order="left")
+        placed = self.numbers.place_rank(events, f"{self.names}rank {rank}").with_columns(
+            self.clocks.moved(rank, "start_ns", "end_ns")
+        )
+        self._write_table(placed)
+        self.event_count += placed.height
+        self._write_arrows(_launch_arrows(placed))
+
+
+def _launch_arrows(events: pl.DataFrame) -> pl.DataFrame:
+    """Return an arrow from each launching call to what it launched, of a graph to its first event."""
+    correlated = events.filter(pl.col("correlation") > 0).sort("id")
+    calls, works = (
+        correlated.filter(pl.col("kind").is_in(kinds)).unique("correlation", keep="first", maintain_order=True)
+        for kinds in (["runtime", "driver"], GPU_KINDS)
+    )
+    starts = calls.select("correlation", from_ns="start_ns", from_pid="to_pid", from_tid="to_tid")
+    arrows = works.select("correlation", "start_ns", "to_pid", "to_tid").join(starts, on="correlation")
+    return arrows.sort("start_ns", "correlation")

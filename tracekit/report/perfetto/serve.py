@@ -24,13 +24,17 @@ CONNECTION_TIMEOUT_S = 30
 """Time after which a connection without a request is closed."""
 
 
-class SingleDownloadServer:
+class SingleDownloadServer(http.server.ThreadingHTTPServer):
     """Server of *file* at a secret local address, until the file was read once.
+
+    It has one thread per connection: browsers open connections in advance and send nothing on them.
 
     >>> with SingleDownloadServer(Path("README.md"), port=0) as server:
     ...     server.link.startswith("https://ui.perfetto.dev/#!/?url=http://127.0.0.1:")
     True
     """
+
+    timeout = 0.2  # seconds after which handle_request returns without a request
 
     def __init__(self, file: Path, *, port: int = PORT) -> None:
         self.file = file
@@ -39,8 +43,7 @@ class SingleDownloadServer:
         self.contents: BinaryIO | None = None  # while it waits for the reader
         self.lock = threading.Lock()  # of the reader: one gets the file at a time
         try:
-            # One thread per connection: browsers open connections in advance and send nothing on them.
-            self._server = http.server.ThreadingHTTPServer((HOST, port), _make_handler_class(self))
+            super().__init__((HOST, port), _Handler)
         except OSError as error:
             raise OutputError(
                 f"port {port} of this machine cannot be used: {error.strerror}",
@@ -48,14 +51,9 @@ class SingleDownloadServer:
             ) from error
 
     @property
-    def port(self) -> int:
-        """Port that it serves on."""
-        return int(self._server.server_port)
-
-    @property
     def url(self) -> str:
         """Address of the file."""
-        return f"http://{HOST}:{self._server.server_port}{self.path}"
+        return f"http://{HOST}:{self.server_port}{self.path}"
 
     @property
     def link(self) -> str:
@@ -64,73 +62,65 @@ class SingleDownloadServer:
 
     def wait(self) -> None:
         """Answer requests until the file was read."""
-        self._server.timeout = 0.2  # seconds after which handle_request returns without a request
         # Opened once, so that a missing file is an error here, and one that is deleted meanwhile can still be read.
         with self.file.open("rb") as self.contents:
             while not self.read:
-                self._server.handle_request()
-
-    def __enter__(self) -> SingleDownloadServer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.server_close()
+                self.handle_request()
 
 
-def _make_handler_class(download: SingleDownloadServer) -> type[http.server.BaseHTTPRequestHandler]:
-    """Return the class that answers the requests of one server; the standard library makes an object per request."""
+class _Handler(http.server.BaseHTTPRequestHandler):
+    """Answer to one request of a ``SingleDownloadServer``."""
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        timeout = CONNECTION_TIMEOUT_S
-        server_version = "tracekit"
-        sys_version = ""
+    server: SingleDownloadServer
+    timeout = CONNECTION_TIMEOUT_S
+    server_version = "tracekit"
+    sys_version = ""
 
-        def do_GET(self) -> None:
-            """Send the file."""
-            # A reader may disconnect before the end: then the next one, who may be waiting here, gets the file.
-            with download.lock, contextlib.suppress(OSError):
-                if download.contents is None or not self._is_allowed():
-                    self.send_error(404)
-                    return
-                download.contents.seek(0)
-                self.send_response(200)
-                self.send_header("Content-Type", "application/octet-stream")
-                self.send_header("Content-Length", str(os.fstat(download.contents.fileno()).st_size))
-                self._send_access_headers()
-                self.end_headers()
-                shutil.copyfileobj(download.contents, self.wfile, 1 << 20)
-                download.read = True
-
-        def do_OPTIONS(self) -> None:
-            """Answer the browser's check whether the viewer's page may read from this machine."""
-            if not self._is_allowed():
+    def do_GET(self) -> None:
+        """Send the file."""
+        download = self.server
+        # A reader may disconnect before the end: then the next one, who may be waiting here, gets the file.
+        with download.lock, contextlib.suppress(OSError):
+            if download.contents is None or not self._is_allowed():
                 self.send_error(404)
                 return
-            self.send_response(204)
-            self.send_header("Access-Control-Allow-Methods", "GET")
-            self.send_header("Access-Control-Allow-Private-Network", "true")
+            download.contents.seek(0)
+            self.send_response(200)
+            self.send_header("Content-Type", "application/octet-stream")
+            self.send_header("Content-Length", str(os.fstat(download.contents.fileno()).st_size))
             self._send_access_headers()
             self.end_headers()
+            shutil.copyfileobj(download.contents, self.wfile, 1 << 20)
+            download.read = True
 
-        def _is_allowed(self) -> bool:
-            """Return whether the request knows the secret path and addresses this machine by its local name.
+    def do_OPTIONS(self) -> None:
+        """Answer the browser's check whether the viewer's page may read from this machine."""
+        if not self._is_allowed():
+            self.send_error(404)
+            return
+        self.send_response(204)
+        self.send_header("Access-Control-Allow-Methods", "GET")
+        self.send_header("Access-Control-Allow-Private-Network", "true")
+        self._send_access_headers()
+        self.end_headers()
 
-            The name keeps out pages whose own domain points to 127.0.0.1 (DNS rebinding).
-            """
-            host = self.headers.get("Host", "").rsplit(":", 1)[0]
-            # Compared as bytes: compare_digest accepts only ASCII text.
-            knows_path = secrets.compare_digest(self.path.encode(), download.path.encode())
-            return knows_path and not download.read and host in (HOST, "localhost")
+    def _is_allowed(self) -> bool:
+        """Return whether the request knows the secret path and addresses this machine by its local name.
 
-        def _send_access_headers(self) -> None:
-            self.send_header("Access-Control-Allow-Origin", VIEWER)
-            self.send_header("Cache-Control", "no-store")
-            self.send_header("X-Content-Type-Options", "nosniff")  # treat as a file, whatever its contents
+        The name keeps out pages whose own domain points to 127.0.0.1 (DNS rebinding).
+        """
+        host = self.headers.get("Host", "").rsplit(":", 1)[0]
+        # Compared as bytes: compare_digest accepts only ASCII text.
+        knows_path = secrets.compare_digest(self.path.encode(), self.server.path.encode())
+        return knows_path and not self.server.read and host in (HOST, "localhost")
 
-        def log_message(self, format: str, *args: object) -> None:
-            """Log nothing: the only reader is the user."""
+    def _send_access_headers(self) -> None:
+        self.send_header("Access-Control-Allow-Origin", VIEWER)
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("X-Content-Type-Options", "nosniff")  # treat as a file, whatever its contents
 
-    return Handler
+    def log_message(self, format: str, *args: object) -> None:
+        """Log nothing: the only reader is the user."""
 
 
 MIN_MARGIN_NS = 5_000

@@ -1,17 +1,17 @@
-"""Layout of a pipeline schedule: rows, boxes on a time axis, labels and colours, and its figures as text.
+"""Layout of a pipeline schedule or a weight reload: rows, boxes on a time axis, labels, colours, and figures as text.
 
 Every drawing of a schedule (terminal, SVG page, HTML page, matplotlib figure, Perfetto trace) reads one
-``ScheduleLayout`` and only draws it. A layout comes from a simulated schedule, from the measured or the ideal cells of
-a compared pipeline, or from the cells stored in a diff. Time starts at 0 and keeps the unit of its source: units of the
-given times, or nanoseconds.
+``ScheduleLayout`` and only draws it. A layout comes from a simulated schedule or weight reload, or from the measured
+or the ideal cells of a compared pipeline. Time starts at 0 and keeps the unit of its source: units of the given times,
+or nanoseconds.
 
-A cell is one op on one rank. An overlapped pair (op FB) is one cell but two boxes: its forward in the upper half of the
-row, its backward in the lower half.
+A cell is one op on one rank, or on one buffer of a device. An overlapped pair (op FB) is one cell but two boxes: its
+forward in the upper half of the row, its backward in the lower half.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,12 +21,13 @@ import numpy.typing as npt
 import polars as pl
 
 from tracekit._util.text import counted, percent
-from tracekit.report.palette import CELL_COLOURS, mix_colours
+from tracekit.report.palette import CELL_COLOURS, LABEL_COLOURS, mix_colours
+from tracekit.schedules import Schedule, Simulation, WeightReload
+from tracekit.schedules.weight_reload import LANES
 from tracekit.schema import PHASES
 
 if TYPE_CHECKING:
     from tracekit.compare import StepComparison
-    from tracekit.schedules import Schedule, Simulation, WeightReload
 
 OP_NAMES = {"F": "forward", "B": "backward", "I": "backward for input", "W": "backward for weights"}
 RANK_COLUMNS = ("rank", "work", "outside cells", *PHASES, "peak chunks")
@@ -40,18 +41,27 @@ MAX_WHITE_IN_CHUNK_COLOUR = 0.45
 
 
 class CellColour(msgspec.Struct, frozen=True):
-    """Colour of one op on one of a rank's chunks."""
+    """Colour of one op, on one of a rank's chunks."""
 
     name: str
     colour: str
 
 
+RELOAD_COLOURS = {
+    "H": CellColour("copy from the host", LABEL_COLOURS["onload"]),
+    "S": CellColour("broadcast, as source", LABEL_COLOURS["broadcast"]),
+    "D": CellColour("broadcast, as destination", mix_colours(LABEL_COLOURS["broadcast"], "#ffffff", 0.5)),
+    "R": CellColour("reload", mix_colours(LABEL_COLOURS["reload"], "#ffffff", 0.3)),
+}
+"""Ops of a weight reload by their letter; lighter than their labels where the number in a box could not be read."""
+
+
 @dataclass(frozen=True, eq=False)
 class ScheduleLayout:
-    """Cells of a schedule placed on one row per rank."""
+    """Cells of a schedule placed on one row per rank, or per buffer of a device."""
 
-    ranks: Sequence[int]
-    """Rank of each row, from top to bottom."""
+    rows: Sequence[str]
+    """Name of each row, from top to bottom."""
     end: Any
     """End of the time axis."""
     cells: pl.DataFrame
@@ -59,11 +69,15 @@ class ScheduleLayout:
     boxes: pl.DataFrame
     """One row per box, the lower halves last: the columns of its cell with ``cell`` (index into ``cells``), ``op`` (one
     letter), ``part`` (``WHOLE``, ``UPPER`` or ``LOWER``), ``top`` and ``bottom`` (its edges within the row, 0 to 1),
-    ``label`` (text to write into it) and ``colour_key`` (index into ``colours``)."""
+    ``number`` (its micro-batch or bucket), ``label`` (the text in it) and ``colour_key`` (index into ``colours``)."""
     colours: Sequence[CellColour]
-    """Ops that occur, in legend order, each once per shade."""
-    shade_count: int
+    """Ops that occur, in the order of the legend, each once per shade."""
+    legend: Mapping[str, CellColour]
+    """Ops that occur by their letter, each once, in legend order."""
+    shade_count: int = 1
     """Shades per op; above 1, later chunks of a rank are lighter."""
+    ranks: Sequence[int] = ()
+    """Rank of each row; empty for a weight reload."""
     origin_ns: int = 0
     """Time of the layout's 0 on the common clock, for cells of a run."""
 
@@ -79,18 +93,13 @@ class ScheduleLayout:
         return [self.colours[key].colour for key in self.boxes["colour_key"].to_list()]
 
     @property
-    def ops(self) -> list[str]:
-        """Ops of the boxes, in legend order."""
-        return [op for op in OP_NAMES if op in set(self.boxes["op"].unique())]
-
-    @property
     def has_pairs(self) -> bool:
         """Whether some cells are overlapped pairs of a forward and a backward."""
         return bool((self.cells["op"] == "FB").any())
 
 
-def layout_simulation(simulation: Simulation) -> ScheduleLayout:
-    """Lay out a simulated schedule; times are in units of the given times.
+def layout_simulation(simulation: Simulation | WeightReload) -> ScheduleLayout:
+    """Lay out a simulated schedule or weight reload; times are in units of the given times.
 
     >>> from tracekit.schedules import generate, simulate
     >>> layout = layout_simulation(simulate(generate("interleaved-overlap", pp=1, microbatches=2, virtual=1)))
@@ -99,8 +108,33 @@ def layout_simulation(simulation: Simulation) -> ScheduleLayout:
     >>> layout.boxes.select("op", "label", "part", "start").rows()
     [('F', '0', 0, 0), ('F', '1', 1, 1), ('B', '1', 0, 4), ('B', '0', 2, 1)]
     """
+    if isinstance(simulation, WeightReload):
+        return _layout_reload(simulation)
     schedule = simulation.schedule
     return layout_cells(simulation.cells, schedule, ranks=range(schedule.pp), end=simulation.makespan)
+
+
+def _layout_reload(reload: WeightReload) -> ScheduleLayout:
+    """Lay out a weight reload: one row per buffer of every device."""
+    lane_number = {lane: i for i, lane in enumerate(LANES)}
+    letter_number = {letter: i for i, letter in enumerate(RELOAD_COLOURS)}
+    cells = reload.cells.with_columns(
+        row=pl.col("rank") * len(LANES) + pl.col("lane").replace_strict(lane_number, return_dtype=pl.Int64),
+        name=pl.format("{} {}", "op", "bucket"),
+    )
+    letter = pl.coalesce("role", "op").str.slice(0, 1).str.to_uppercase()
+    boxes = cells.with_row_index("cell").with_columns(
+        op=letter,
+        part=pl.lit(WHOLE, pl.UInt8),
+        top=pl.lit(0.0),
+        bottom=pl.lit(1.0),
+        number="bucket",
+        label=pl.col("bucket").cast(pl.String),
+        colour_key=letter.replace_strict(letter_number, return_dtype=pl.Int64),
+    )
+    rows = [f"device {rank} · {lane}" for rank in range(reload.ranks) for lane in LANES]
+    colours = list(RELOAD_COLOURS.values())
+    return ScheduleLayout(rows, reload.makespan, cells, boxes, colours, RELOAD_COLOURS)
 
 
 def layout_pipeline(compared: StepComparison, *, extra_columns: Sequence[pl.Series] = ()) -> dict[str, ScheduleLayout]:
@@ -127,19 +161,14 @@ def layout_pipeline(compared: StepComparison, *, extra_columns: Sequence[pl.Seri
 
 
 def layout_cells(
-    cells: pl.DataFrame,
-    schedule: Schedule | None,
-    *,
-    ranks: Sequence[int],
-    end: Any,
-    origin_ns: int = 0,
+    cells: pl.DataFrame, schedule: Schedule, *, ranks: Sequence[int], end: Any, origin_ns: int = 0
 ) -> ScheduleLayout:
     """Place cells on rows and split them into boxes.
 
     Args:
         cells: Columns ``rank``, ``op``, ``stage``, ``microbatch``, ``b_stage``, ``b_microbatch`` (the backward of an
             FB), ``start`` and ``end``. An unknown stage counts as the rank's first chunk.
-        schedule: Tells which chunk of its rank a stage is; None: chunks are not told apart.
+        schedule: Tells which chunk of its rank a stage is.
         ranks: Rank of each row.
         end: End of the time axis.
         origin_ns: Time of 0 on the common clock.
@@ -150,25 +179,28 @@ def layout_cells(
     ).with_columns(name=cell_name())
     boxes = _split_pairs(cells)
     stage = boxes["stage"].fill_null(0).to_numpy()
-    chunk_of_stage = stage_chunks(schedule) if schedule is not None else np.zeros(stage.max(initial=0) + 1, np.int64)
+    chunk_of_stage = stage_chunks(schedule)
     chunk = chunk_of_stage[stage]
-    by_shade = schedule is None or chunks_have_shades(schedule)
+    by_shade = chunks_have_shades(schedule)
     shade_count = int(chunk_of_stage.max()) + 1 if by_shade else 1
     marks = ["" if by_shade else "′" * number for number in chunk.tolist()]
-    ops = [op for op in CELL_COLOURS if op in set(boxes["op"].unique())]
+    ops = [op for op in OP_NAMES if op in set(boxes["op"].unique())]
     colours = [
         CellColour(OP_NAMES[op], shade_colour(op, shade, shade_count)) for op in ops for shade in range(shade_count)
     ]
     boxes = boxes.with_columns(
         top=pl.col("part").replace_strict({part: edges[0] for part, edges in PART_EDGES.items()}),
         bottom=pl.col("part").replace_strict({part: edges[1] for part, edges in PART_EDGES.items()}),
+        number="microbatch",
         # The micro-batch, empty if unknown, with its chunk where no shade shows it.
         label=(boxes["microbatch"].cast(pl.String) + pl.Series(marks, dtype=pl.String)).fill_null(""),
         # ``colours`` holds all shades of the first op, then all shades of the second.
         colour_key=pl.col("op").replace_strict({op: i for i, op in enumerate(ops)}, return_dtype=pl.Int64) * shade_count
         + pl.Series(chunk if by_shade else np.zeros_like(chunk)),
     )
-    return ScheduleLayout(ranks, end, cells, boxes, colours, shade_count, origin_ns)
+    legend = {op: CellColour(OP_NAMES[op], CELL_COLOURS[op]) for op in ops}
+    rows = [f"rank {rank}" for rank in ranks]
+    return ScheduleLayout(rows, end, cells, boxes, colours, legend, shade_count, ranks, origin_ns)
 
 
 def _split_pairs(cells: pl.DataFrame) -> pl.DataFrame:
@@ -231,25 +263,26 @@ def shade_colour(op: str, shade: int, shade_count: int) -> str:
     return mix_colours(CELL_COLOURS[op], "#ffffff", MAX_WHITE_IN_CHUNK_COLOUR * shade / max(shade_count - 1, 1))
 
 
-def schedule_headline(schedule: Schedule, *, name: str | None = None) -> str:
-    """Return a schedule's name, or another *name* for it, and its sizes.
+def headline(simulation: Simulation | Schedule | WeightReload, *, name: str | None = None) -> str:
+    """Return the name of a schedule or weight reload, or another *name* for it, and its sizes.
 
-    >>> from tracekit.schedules import generate
-    >>> schedule_headline(generate("interleaved", pp=2, microbatches=4))
-    'interleaved · 2 ranks × 4 micro-batches × 2 chunks'
+    >>> from tracekit.schedules import generate, weight_reload
+    >>> headline(generate("interleaved", pp=2, microbatches=4)), headline(weight_reload(4, 2))
+    ('interleaved · 2 ranks × 4 micro-batches × 2 chunks', 'weight-reload · 4 devices × 2 rounds')
     """
+    if isinstance(simulation, WeightReload):
+        return f"{simulation.name} · {simulation.ranks} devices × {simulation.rounds} rounds"
+    schedule = simulation.schedule if isinstance(simulation, Simulation) else simulation
     chunks = f" × {schedule.virtual} chunks" if schedule.virtual > 1 and stage_chunks(schedule).any() else ""
     sizes = f"{counted(schedule.pp, 'rank')} × {counted(schedule.microbatches, 'micro-batch')}{chunks}"
     return f"{name or schedule.name} · {sizes}"
 
 
-def reload_headline(reload: WeightReload) -> str:
-    """Return the name and sizes of a weight reload."""
-    return f"weight-reload · {reload.ranks} devices × {reload.rounds} rounds"
-
-
-def simulation_facts(simulation: Simulation) -> str:
-    """Return makespan, share outside cells and peak activations as one line."""
+def simulation_facts(simulation: Simulation | WeightReload) -> str:
+    """Return makespan, share outside cells and peak activations as one line; of a weight reload, who sends a bucket."""
+    if isinstance(simulation, WeightReload):
+        source = f"device g mod {simulation.ranks} is the source of bucket g"
+        return f"makespan {simulation.makespan:g} · numbers are buckets; {source}"
     peaks = simulation.peak_activations
     peak = f"{peaks[0]}" if len(set(peaks)) == 1 else f"{min(peaks)}–{max(peaks)}"
     outside = f"{percent(simulation.bubble_fraction)} of ranks × makespan outside cells"

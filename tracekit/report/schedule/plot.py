@@ -1,36 +1,20 @@
-"""Schedules drawn with matplotlib: pipelines, the phases inside Kimi K2's blocks, and weight reloads."""
+"""Schedules and weight reloads drawn with matplotlib, and the phases inside Kimi K2's blocks."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-import polars as pl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
 from tracekit.report import figures
-from tracekit.report.palette import CELL_COLOURS, IDLE_COLOUR, LABEL_COLOURS, mix_colours
-from tracekit.report.schedule.layout import (
-    OP_NAMES,
-    UPPER,
-    WHOLE,
-    ScheduleLayout,
-    layout_simulation,
-    reload_headline,
-    schedule_headline,
-    simulation_facts,
-)
+from tracekit.report.palette import IDLE_COLOUR, LABEL_COLOURS
+from tracekit.report.schedule.layout import UPPER, WHOLE, ScheduleLayout, headline, layout_simulation, simulation_facts
+from tracekit.schedules import Schedule, Simulation, WeightReload, simulate
 from tracekit.schedules.blocks import LANES, PHASES, Block, BlockTimes, block, block_times
-from tracekit.schedules.simulation import simulate
-from tracekit.schedules.weight_reload import LANES as BUFFERS
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-    from matplotlib.patches import Patch
-
-    from tracekit.schedules import Schedule, Simulation, WeightReload
-
 
 MAX_LABELLED_BOXES = 2_500
 """A layout of more boxes is drawn without labels, edges and vector outlines."""
@@ -40,8 +24,8 @@ ROW_MARGIN = 0.04
 """Space above and below the boxes of a row, as a share of the row's height."""
 
 
-def draw_schedule(simulation: Simulation, *, title: str | None = None) -> Figure:
-    """Draw a simulated schedule on a figure of its own.
+def draw_schedule(simulation: Simulation | WeightReload) -> Figure:
+    """Draw a simulated schedule or weight reload on a figure of its own.
 
     >>> from tracekit.schedules import generate, simulate
     >>> draw_schedule(simulate(generate("1f1b", pp=2, microbatches=2))).axes[0].get_xlabel()
@@ -54,10 +38,10 @@ def draw_schedule(simulation: Simulation, *, title: str | None = None) -> Figure
     width = float(np.clip(units * 0.19 + 1.2, 7, 18 if labelled else 16))
     inches_per_unit = (width - 1.2) / simulation.makespan
     labelled = labelled and float(durations.max()) * inches_per_unit >= DIGIT_INCHES + LABEL_MARGIN_INCHES
-    height = float(np.clip(0.36 * len(layout.ranks) + 1.5, 2.4, 10))
+    height = float(np.clip(0.36 * len(layout.rows) + 1.5, 2.4, 10))
     figure, axes = figures.figure_and_axes(None, width=width, height=height)
     draw_grid(axes, {"": layout}, inches_per_unit=inches_per_unit if labelled else 0)
-    figures.draw_title(axes, title or schedule_headline(simulation.schedule), simulation_facts(simulation))
+    figures.draw_title(axes, headline(simulation), simulation_facts(simulation))
     figures.draw_legend(axes, cell_handles(layout))
     return figure
 
@@ -77,16 +61,16 @@ def draw_grid(
         inches_per_unit: Inches that a unit of time takes; see ``draw_cells``.
         x_label: Name of the time axis.
     """
-    ranks = next(iter(layouts.values())).ranks
-    rows_per_section = len(ranks) + 1  # one empty row between the sections
-    step = max(1, -(-len(ranks) // 16))  # about 16 ranks of each section are named
+    rows = next(iter(layouts.values())).rows
+    rows_per_section = len(rows) + 1  # one empty row between the sections
+    step = max(1, -(-len(rows) // 16))  # about 16 rows of each section are named
     ticks: dict[float, str] = {}
     for section, (name, layout) in enumerate(layouts.items()):
         first_row = section * rows_per_section
         draw_cells(axes, layout, inches_per_unit=inches_per_unit, first_row=first_row)
         if len(layouts) > 1:
             axes.text(0, first_row - 0.12, name, ha="left", va="bottom", fontsize=8.5, color=figures.QUIET_INK)
-        ticks |= {first_row + row + 0.5: f"rank {ranks[row]}" for row in range(0, len(ranks), step)}
+        ticks |= {first_row + row + 0.5: rows[row] for row in range(0, len(rows), step)}
     axes.set_xlim(0, max(layout.end for layout in layouts.values()))
     axes.set_ylim(len(layouts) * rows_per_section - 1, -0.55 if len(layouts) > 1 else 0)
     axes.set_yticks(list(ticks), list(ticks.values()))
@@ -104,7 +88,7 @@ def draw_cells(axes: Axes, layout: ScheduleLayout, *, inches_per_unit: float, fi
     """
     boxes = layout.boxes
     row = boxes["row"].to_numpy() + first_row
-    rows = np.arange(len(layout.ranks)) + first_row
+    rows = np.arange(len(layout.rows)) + first_row
     figures.draw_boxes(
         axes,
         start=0, end=layout.end, top=rows + ROW_MARGIN, bottom=rows + 1 - ROW_MARGIN,
@@ -133,9 +117,7 @@ def draw_cells(axes: Axes, layout: ScheduleLayout, *, inches_per_unit: float, fi
 
 def cell_handles(layout: ScheduleLayout) -> list[Patch]:
     """Return the legend entries of a layout."""
-    from matplotlib.patches import Patch
-
-    handles = [Patch(facecolor=CELL_COLOURS[op], label=f"{OP_NAMES[op]} ({op})") for op in layout.ops]
+    handles = [Patch(facecolor=op.colour, label=f"{op.name} ({letter})") for letter, op in layout.legend.items()]
     if layout.has_pairs:
         handles.append(Patch(facecolor="none", edgecolor=figures.INK, label="overlapped pair (FB), F above B"))
     if layout.shade_count > 1:
@@ -148,21 +130,10 @@ _PHASE_TITLES = {
     "steady": "steady: F and B overlapped, W beside PP",
     "cool-down": "cool-down: B, with onload",
 }
-RELOAD_LABELS = {"H2D": "onload", "BROADCAST": "broadcast", "RELOAD": "reload"}
-"""Label whose colour each op of a weight reload has."""
-_RELOAD_KINDS = (
-    ("H2D", None, "copy from host (H2D)", LABEL_COLOURS["onload"]),
-    ("BROADCAST", "source", "broadcast: source", LABEL_COLOURS["broadcast"]),
-    ("BROADCAST", "destination", "broadcast: destination", mix_colours(LABEL_COLOURS["broadcast"], "#ffffff", 0.5)),
-    ("RELOAD", None, "reload into the engine", LABEL_COLOURS["reload"]),
-)
-"""Op, role, name and colour of each kind of box; destinations of a broadcast are hatched too."""
-_ROWS_PER_DEVICE = len(BUFFERS) + 0.5
-"""Rows of one device's buffers and the gap below them."""
 _PHASES_FIGURE_INCHES = 14
 
 
-def draw_phases(schedule: Schedule, times: BlockTimes | None = None, *, layers: int = 1) -> Figure:
+def draw_phases(schedule: Schedule, times: BlockTimes | None = None) -> Figure:
     """Draw the three phases of a block lane by lane, and below them the grid of the whole schedule.
 
     >>> from tracekit.schedules import generate
@@ -170,10 +141,8 @@ def draw_phases(schedule: Schedule, times: BlockTimes | None = None, *, layers: 
     >>> [axes.get_title(loc="left") for axes in figure.axes][1]
     'steady: F and B overlapped, W beside PP'
     """
-    from matplotlib.figure import Figure
-
-    blocks = {phase: block(kind, times, layers=layers) for phase, kind in PHASES.items()}  # type: ignore[arg-type]
-    simulation = simulate(schedule, block_times(times, layers=layers))
+    blocks = {phase: block(kind, times) for phase, kind in PHASES.items()}  # type: ignore[arg-type]
+    simulation = simulate(schedule, block_times(times))
     figure = Figure(figsize=(_PHASES_FIGURE_INCHES, 3.9 + 0.36 * schedule.pp), layout="constrained")
     rows = figure.add_gridspec(2, 1, height_ratios=[1.5, 0.36 * schedule.pp + 0.9], hspace=0.12)
     columns = rows[0].subgridspec(1, 3, width_ratios=[blocks[phase].duration for phase in PHASES], wspace=0.03)
@@ -188,8 +157,9 @@ def draw_phases(schedule: Schedule, times: BlockTimes | None = None, *, layers: 
     draw_grid(grid, {"": layout}, inches_per_unit=inches_per_unit, x_label="time (units of the times inside a block)")
     grid.set_title(simulation_facts(simulation), loc="left", fontsize=8.5, color=figures.QUIET_INK)
     figures.draw_legend(grid, cell_handles(layout))
-    headline = f"{schedule_headline(schedule)} · what overlaps in each phase"
-    figure.suptitle(headline, x=0.01, ha="left", fontsize=11, color=figures.INK)
+    figure.suptitle(
+        f"{headline(schedule)} · what overlaps in each phase", x=0.01, ha="left", fontsize=11, color=figures.INK
+    )
     return figure
 
 
@@ -208,71 +178,5 @@ def _draw_block(axes: Axes, tasks: Block, *, name_lanes: bool) -> None:
     axes.set_xlim(0, tasks.duration)
     axes.set_ylim(len(LANES) - 0.5, -0.5)
     axes.set_yticks(range(len(LANES)), LANES if name_lanes else [""] * len(LANES))
-    _strip_lanes(axes)
-
-
-def draw_reload(reload: WeightReload) -> Figure:
-    """Draw a weight reload: for every device its H2D buffer and two IPC buffers; destinations are hatched.
-
-    >>> from tracekit.schedules import weight_reload
-    >>> draw_reload(weight_reload(4, 2)).axes[0].get_title(loc="left")
-    'weight-reload · 4 devices × 2 rounds'
-    """
-    labelled = reload.ranks <= 16 and len(reload.cells) <= 1200
-    shortest = min(reload.times.BROADCAST, reload.times.RELOAD)
-    width = float(np.clip(reload.makespan / shortest * 0.5 + 2.2, 7, 18))
-    height = float(np.clip(0.72 * reload.ranks + 1.3, 2.5, 12))
-    figure, axes = figures.figure_and_axes(None, width=width, height=height)
-    buffer_row = {name: row for row, name in enumerate(BUFFERS)}
-    cells = reload.cells.with_columns(row=pl.col("rank") * _ROWS_PER_DEVICE + pl.col("lane").replace_strict(buffer_row))
-    rows = np.add.outer(np.arange(reload.ranks) * _ROWS_PER_DEVICE, np.arange(len(BUFFERS))).ravel()
-    edges = {"top": rows - 0.45, "bottom": rows + 0.45}
-    figures.draw_boxes(axes, start=0, end=reload.makespan, **edges, facecolors=IDLE_COLOUR, zorder=0)
-    box_edges = {"edgecolors": "white", "linewidths": 0.8 if labelled else 0, "zorder": 1}
-    text_style: dict[str, Any] = {"ha": "center", "va": "center_baseline", "fontsize": 7.5, "zorder": 2}
-    for op, role, _, colour in _RELOAD_KINDS:
-        same = cells.filter((pl.col("op") == op) & pl.col("role").eq_missing(pl.lit(role)))
-        start, end, row = (same[column].to_numpy() for column in ("start", "end", "row"))
-        hatch = "////" if labelled and role == "destination" else None
-        style = {"facecolors": colour, "hatch": hatch, **box_edges}
-        figures.draw_boxes(axes, start=start, end=end, top=row - 0.45, bottom=row + 0.45, **style)
-        for i, bucket in enumerate(same["bucket"] if labelled else ()):
-            axes.text((start[i] + end[i]) / 2, row[i], f"{bucket}", color=figures.text_colour_on(colour), **text_style)
-    _finish_reload_axes(axes, reload, rows.tolist(), labelled=labelled)
-    _draw_reload_legend(axes)
-    return figure
-
-
-def _finish_reload_axes(axes: Axes, reload: WeightReload, rows: list[float], *, labelled: bool) -> None:
-    axes.set_xlim(0, reload.makespan)
-    axes.set_ylim(max(rows) + 0.6, -0.6)
-    if labelled:
-        first, *others = BUFFERS
-        names = [name for device in range(reload.ranks) for name in (f"device {device}   {first}", *others)]
-        axes.set_yticks(rows, names)
-    else:
-        # Only every so many devices have a name, beside the middle one of their three rows.
-        devices_per_name = max(1, reload.ranks // 16)
-        named = range(0, reload.ranks, devices_per_name)
-        axes.set_yticks(rows[1 :: 3 * devices_per_name], [f"device {device}" for device in named])
-    _strip_lanes(axes)
-    axes.set_xlabel("time (units of the given times)", fontsize=8.5, color=figures.INK)
-    numbers = "numbers are buckets; " if labelled else ""
-    subtitle = f"makespan {reload.makespan:g} · {numbers}device g mod {reload.ranks} is the source of bucket g"
-    figures.draw_title(axes, reload_headline(reload), subtitle)
-
-
-def _draw_reload_legend(axes: Axes) -> None:
-    from matplotlib.patches import Patch
-
-    handles = []
-    for _, role, name, colour in _RELOAD_KINDS:
-        hatched: dict[str, Any] = {"hatch": "////", "edgecolor": "white"} if role == "destination" else {}
-        handles.append(Patch(facecolor=colour, label=name, **hatched))
-    figures.draw_legend(axes, [*handles, Patch(facecolor=IDLE_COLOUR, label="buffer idle")])
-
-
-def _strip_lanes(axes: Axes) -> None:
-    """Strip the axes of a plot with lanes: smaller names than a plot of ranks, no ticks."""
     figures.strip_axes(axes)
-    axes.tick_params(length=0, labelsize=8)
+    axes.tick_params(length=0, labelsize=8)  # smaller names than a plot of ranks, no ticks

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from rich.console import Group
 from rich.text import Text
 
 from tracekit._util.text import percent
-from tracekit.report.palette import CELL_COLOURS, LABEL_COLOURS
 from tracekit.report.schedule.layout import (
     LOWER,
-    OP_NAMES,
     RANK_COLUMNS,
     UPPER,
     WHOLE,
+    ScheduleLayout,
+    headline,
     layout_simulation,
     rank_rows,
-    reload_headline,
-    schedule_headline,
 )
-from tracekit.report.schedule.plot import RELOAD_LABELS
 from tracekit.report.table import Column, make_table
 from tracekit.report.terminal.table import render_table
-from tracekit.schedules.weight_reload import LANES, WeightReload
+from tracekit.schedules.weight_reload import WeightReload
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -46,11 +43,12 @@ def schedule_text(simulation: Simulation | WeightReload, *, width: int, letters:
         width: Columns of the terminal.
         letters: Name the ops in the picture by letters, for terminals without colours.
     """
+    layout = layout_simulation(simulation)
+    lines: list[RenderableType] = [Text(headline(simulation), style="bold"), *_summary(simulation)]
+    if picture := gantt(layout, width=width, letters=letters):
+        lines += ["", picture] if letters and layout.ranks else ["", picture, _legend(layout, letters=letters)]
     if isinstance(simulation, WeightReload):
-        return Group(*_reload_lines(simulation, width))
-    lines: list[RenderableType] = [Text(schedule_headline(simulation.schedule), style="bold"), *_summary(simulation)]
-    if picture := gantt(simulation, width=width, letters=letters):
-        lines += ["", picture] if letters else ["", picture, _legend()]
+        return Group(*lines)
     ranks = _rank_table(simulation, width)
     return Group(*lines, "", *([ranks] if ranks is not None else []), *_order_lines(simulation))
 
@@ -66,84 +64,70 @@ def list_text(entries: list[Entry], *, width: int = 80) -> RenderableType | None
     return render_table(make_table(columns, entries, notes=("--json has all sizes and sources",)), width)
 
 
-def gantt(simulation: Simulation, *, width: int, letters: bool = True) -> Text | None:
-    """Draw one line per rank on *width* columns, the shortest op at least one column wide; None if it does not fit.
+def gantt(layout: ScheduleLayout, *, width: int, letters: bool = True) -> Text | None:
+    """Draw one line per row on *width* columns, the shortest op at least one column wide; None if it does not fit.
 
     >>> from tracekit.schedules import generate, simulate
-    >>> print(gantt(simulate(generate("1f1b", pp=2, microbatches=2)), width=40).plain)
+    >>> print(gantt(layout_simulation(simulate(generate("1f1b", pp=2, microbatches=2))), width=40).plain)
      0 F0 F1 ......B0--- ...B1---
      1 ...F0 B0--- F1 B1--- ......
     """
-    layout = layout_simulation(simulation)
     shortest = float((layout.cells["end"] - layout.cells["start"]).to_numpy().min())
-    margin = len(str(len(layout.ranks) - 1)) + 2
+    names = [name.removeprefix("rank ") for name in layout.rows]
+    margin = max(map(len, names)) + 2
     columns = int((width - margin) * shortest / layout.end) if shortest > 0 else 0
-    # The shortest op is no wider than its label with a space after it.
-    columns = min(columns, len(str(simulation.schedule.microbatches - 1)) + 1 + letters)
-    if columns < 1 or len(layout.ranks) > MAX_RANKS:
+    # The shortest op is no wider than the largest number with a letter before and a space after it.
+    columns = min(columns, len(str(layout.boxes["number"].max())) + 1 + letters)
+    if columns < 1 or len(layout.rows) > MAX_RANKS:
         return None
     scale = columns / shortest
     picture = Text(no_wrap=True)
-    for row, rank in enumerate(layout.ranks):
-        picture.append(f"{rank:>{margin - 1}} ", style="bold")
-        spans = []
-        for op, microbatch, part, start, end in (
-            layout.boxes.filter(row=row)
-            .sort("cell", "part")
-            .select("op", "microbatch", "part", "start", "end")
-            .iter_rows()
-        ):
+    for row, name in enumerate(names):
+        picture.append(f"{name:>{margin - 1}} ", style="bold")
+        column = 0
+        boxes = layout.boxes.filter(row=row).sort("cell", "part").select("op", "number", "part", "start", "end")
+        for op, number, part, start, end in boxes.iter_rows():
             left, right = round(start * scale), round(end * scale)
             # A line of text has no halves: a pair's forward takes the left half of its time, its backward the right.
             middle = (left + right) // 2
             left, right = {WHOLE: (left, right), UPPER: (left, middle), LOWER: (middle, right)}[part]
-            text = _fit_label(op * letters, microbatch, right - left)
-            spans.append((left, right, text, CELL_COLOURS[op]))
-        _append_line(picture, spans, round(layout.end * scale))
-        picture.append("" if row == len(layout.ranks) - 1 else "\n")
+            picture.append("." * (left - column), style="dim")
+            text = _fit_label(op * letters, str(number), right - left)
+            picture.append(text, style=f"{_INK} on {layout.legend[op].colour}")
+            column = right
+        picture.append("." * (round(layout.end * scale) - column), style="dim")
+        picture.append("" if row == len(names) - 1 else "\n")
     return picture
 
 
-def _append_line(line: Text, spans: Iterable[tuple[int, int, str, str]], end: int) -> None:
-    """Append spans (left, right, text, colour) in order of time, with dots where nothing runs, up to column *end*."""
-    column = 0
-    for left, right, text, colour in spans:
-        line.append("." * (left - column), style="dim")
-        line.append(text, style=f"{_INK} on {colour}")
-        column = right
-    line.append("." * (end - column), style="dim")
-
-
-def _legend() -> Text:
-    """Return the names of the colours; an overlapped pair shows its forward, then its backward."""
+def _legend(layout: ScheduleLayout, *, letters: bool) -> Text:
+    """Return the names of the colours or letters; an overlapped pair shows its forward, then its backward."""
     text = Text("   ")
-    for op, name in OP_NAMES.items():
-        text.append("  ", style=f"on {CELL_COLOURS[op]}").append(f" {name}   ", style="dim")
+    for letter, op in layout.legend.items():
+        text.append(letter if letters else "  ", style=f"{_INK} on {op.colour}").append(f" {op.name}   ", style="dim")
     return text
 
 
-def _fit_label(letter: str, number: int, columns: int) -> str:
+def _fit_label(letter: str, number: str, columns: int) -> str:
     """Return letter and number, or less if they do not fit, filled up to *columns*; without a letter the number."""
     if not letter:
-        return f"{number}".center(columns) if len(str(number)) <= columns else " " * columns
+        return number.center(columns) if len(number) <= columns else " " * columns
     for text in (f"{letter}{number}", letter):
         if len(text) < columns or (len(text) == columns and text == letter):
             return text + "-" * (columns - len(text) - 1) + " " * (columns > len(text))
     return letter[:columns]
 
 
-def _summary(simulation: Simulation) -> list[Text]:
-    scalars = simulation.times.scalars().items()
-    times = ", ".join(f"{name}={value:g}" for name, value in scalars if isinstance(value, (int, float)))
+def _summary(simulation: Simulation | WeightReload) -> list[Text]:
+    scalars = asdict(simulation.times) if isinstance(simulation, WeightReload) else simulation.times.scalars()
+    times = ", ".join(f"{name}={value:g}" for name, value in scalars.items() if isinstance(value, (int, float)))
+    lines = [Text(f"times     {times}"), Text(f"makespan  {simulation.makespan:g}")]
+    if isinstance(simulation, WeightReload):
+        return lines
     of_time, of_work = (percent(share, digits=2) for share in (simulation.bubble_fraction, simulation.bubble_over_work))
-    return [
-        Text(f"times     {times}"),
-        Text(f"makespan  {simulation.makespan:g}"),
-        Text(
-            f"outside   {of_time} of ranks × makespan in no cell · {of_work} of the work · "
-            f"zero-bubble rate {simulation.bubble_rate_zb:.4f} (of the longest rank's span)"
-        ),
-    ]
+    outside = f"outside   {of_time} of ranks × makespan in no cell · {of_work} of the work · "
+    rate = f"zero-bubble rate {simulation.bubble_rate_zb:.4f} (of the longest rank's span)"
+    return [*lines, Text(outside + rate)]
 
 
 def _rank_table(simulation: Simulation, width: int) -> RenderableType | None:
@@ -161,29 +145,3 @@ def _order_lines(simulation: Simulation) -> list[Text]:
         return [Text(f"\norders: {len(simulation.start)} ops in all; --json or -o FILE.txt has them", style="dim")]
     orders = [Text(f"{rank}: {' '.join(ops)}") for rank, ops in enumerate(schedule.orders())]
     return [Text("\norder", style="bold"), *orders]
-
-
-def _reload_lines(reload: WeightReload, width: int) -> list[RenderableType]:
-    times = reload.times
-    lines: list[RenderableType] = [
-        Text(reload_headline(reload), style="bold"),
-        Text(f"times     H2D={times.H2D:g}, BROADCAST={times.BROADCAST:g}, RELOAD={times.RELOAD:g}"),
-        Text(f"makespan  {reload.makespan:g}"),
-    ]
-    shortest = min(times.H2D, times.BROADCAST, times.RELOAD)
-    scale = int((width - 24) / reload.makespan * shortest) / shortest
-    if scale <= 0 or reload.ranks > 8:
-        return lines
-    lines.append(Text("\nbuckets: H copy from host, S broadcast (source), D (destination), R reload", style="dim"))
-    for rank in range(reload.ranks):
-        for lane in LANES:
-            line = Text(f"{f'device {rank}' if lane == LANES[0] else '':<9} {lane:<13}", no_wrap=True)
-            spans = []
-            for cell in reload.cells.filter(rank=rank, lane=lane).iter_rows(named=True):
-                left, right = round(cell["start"] * scale), round(cell["end"] * scale)
-                letter = cell["role"][0].upper() if cell["role"] else cell["op"][0]
-                text = _fit_label(letter, cell["bucket"], right - left)
-                spans.append((left, right, text, LABEL_COLOURS[RELOAD_LABELS[cell["op"]]]))
-            _append_line(line, spans, round(reload.makespan * scale))
-            lines.append(line)
-    return lines

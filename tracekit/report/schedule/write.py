@@ -15,33 +15,26 @@ import numpy as np
 import polars as pl
 from markupsafe import Markup
 
-from tracekit._util.files import atomic_write
 from tracekit._version import __version__
 from tracekit.documents.coding import encode
 from tracekit.errors import OptionError
-from tracekit.report.figures import render_figure
 from tracekit.report.html.canvas import Canvas
 from tracekit.report.html.templates import asset, render_template
-from tracekit.report.palette import CELL_COLOURS, IDLE_COLOUR
-from tracekit.report.perfetto.events import event_lines
-from tracekit.report.perfetto.tracks import TrackNumbers
+from tracekit.report.palette import IDLE_COLOUR
+from tracekit.report.perfetto.events import TrackNumbers, event_lines
 from tracekit.report.schedule.layout import (
-    OP_NAMES,
     RANK_COLUMNS,
     ScheduleLayout,
+    headline,
     layout_simulation,
     rank_rows,
-    reload_headline,
-    schedule_headline,
     simulation_facts,
 )
-from tracekit.report.write import check_extension
+from tracekit.report.write import check_extension, write_file
 from tracekit.schedules.registry import write_orders
-from tracekit.schedules.weight_reload import LANES, WeightReload
+from tracekit.schedules.weight_reload import WeightReload
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from tracekit.schedules import BlockTimes, Simulation
 
 
@@ -78,31 +71,21 @@ def write_schedule(
         write_orders(simulation.schedule, path)
         return
     if extension in (".svg", ".png"):
-        content = render_figure(_draw(simulation, lanes=lanes, block_times=block_times), extension)
+        from tracekit.report.figures import render_figure
+        from tracekit.report.schedule.plot import draw_phases, draw_schedule
+
+        if lanes and not isinstance(simulation, WeightReload):
+            figure = draw_phases(simulation.schedule, block_times)
+        else:
+            figure = draw_schedule(simulation)
+        write_file(path, render_figure(figure, extension))
+    elif extension == ".json":
+        write_file(path, encode(simulation.to_document(), indent=None))
     else:
-        content = _text(simulation, extension).encode()
-    with atomic_write(path) as part:
-        part.write_bytes(content)
+        write_file(path, schedule_page(simulation) if extension == ".html" else schedule_trace(simulation))
 
 
-def _draw(
-    simulation: Simulation | WeightReload, *, lanes: bool = False, block_times: BlockTimes | None = None
-) -> Figure:
-    from tracekit.report.schedule.plot import draw_phases, draw_reload, draw_schedule
-
-    if isinstance(simulation, WeightReload):
-        return draw_reload(simulation)
-    return draw_phases(simulation.schedule, block_times) if lanes else draw_schedule(simulation)
-
-
-def _text(simulation: Simulation | WeightReload, extension: str) -> str:
-    if extension == ".html":
-        return schedule_page(simulation)
-    if extension == ".trace.json":
-        return schedule_trace(simulation)
-    return encode(simulation.to_document(), indent=None)
-
-
+TRACE_DETAILS = ("stage", "microbatch", "b_stage", "b_microbatch", "bucket", "round", "role")
 UNIT_NS = 1_000_000
 """Nanoseconds that one unit of the given times is shown as."""
 
@@ -115,23 +98,14 @@ def schedule_trace(simulation: Simulation | WeightReload) -> str:
     >>> [(e["name"], e["ts"], e["dur"]) for e in trace["traceEvents"] if e["ph"] == "X"]
     [('0F0', 0.0, 1000.0), ('0B0', 1000.0, 2000.0)]
     """
-    numbers = TrackNumbers()
-    if isinstance(simulation, WeightReload):
-        name, details = simulation.name, ["bucket", "round", "role"]
-        processes = [numbers.add_process(f"device {rank}") for rank in range(simulation.ranks)]
-        tracks = [(pid, lane) for pid in processes for lane in LANES]
-        lane_number = pl.col("lane").replace_strict({lane: i for i, lane in enumerate(LANES)}, return_dtype=pl.Int64)
-        track, name_of_cell = pl.col("rank") * len(LANES) + lane_number, pl.format("{} {}", "op", "bucket")
-        cells = simulation.cells.with_columns(track=track, name=name_of_cell)
-    else:
-        schedule = simulation.schedule
-        name, details = schedule.name, ["stage", "microbatch", "b_stage", "b_microbatch"]
-        pid = numbers.add_process(schedule_headline(schedule))
-        tracks = [(pid, f"rank {rank}") for rank in range(schedule.pp)]
-        cells = layout_simulation(simulation).cells.with_columns(track="rank")
+    name = simulation.name if isinstance(simulation, WeightReload) else simulation.schedule.name
+    numbers, layout = TrackNumbers(), layout_simulation(simulation)
+    pid = numbers.add_process(headline(simulation))
+    tracks = [(pid, row) for row in layout.rows]
+    cells = layout.cells.with_columns(track="row")
     start_ns, end_ns = ((pl.col(time) * UNIT_NS).cast(pl.Float64).round().cast(pl.Int64) for time in ("start", "end"))
     placed = numbers.place_events(cells.with_columns(kind="op", start_ns=start_ns, end_ns=end_ns), tracks)
-    lines = [*numbers.take_lines(), *event_lines(placed, 0, details={column: column for column in details})]
+    lines = [*numbers.take_lines(), *event_lines(placed, 0, details={column: column for column in TRACE_DETAILS})]
     about = {"tracekit": __version__, "schedule": name, "unit_us": UNIT_NS / 1000}
     header = json.dumps({"displayTimeUnit": "ms", "otherData": about}, ensure_ascii=False)
     return f'{header[:-1]}, "traceEvents": [\n' + ",\n".join(lines) + "\n]}\n"
@@ -139,8 +113,8 @@ def schedule_trace(simulation: Simulation | WeightReload) -> str:
 
 MAX_TOOLTIPS = 8_000
 """A layout of more boxes is drawn by matplotlib, without tooltips."""
-NAME_PX = 64
-"""Width of the column with the names of the ranks."""
+MIN_NAME_PX, LETTER_PX = 64, 7
+"""Width of the column with the names of the rows, and of a letter in it."""
 MAX_OPS_IN_ORDERS = 20_000
 """Orders of more ops in all are left out of the page."""
 _TIME_AXIS = "time (units of the given times)"
@@ -154,50 +128,47 @@ def schedule_page(simulation: Simulation | WeightReload) -> str:
     >>> "<title>1F1 · rank 1 · 4 to 5</title>" in page, page.count("<rect")
     (True, 10)
     """
-    css = asset("schedule.css")
-    if isinstance(simulation, WeightReload):
-        title, subtitle = reload_headline(simulation), f"makespan {simulation.makespan:g}"
-        picture = _figure_as_svg(_draw(simulation))
-        return render_template("schedule.html.j2", css=css, title=title, subtitle=subtitle, picture=picture)
     layout = layout_simulation(simulation)
     is_large = len(layout.boxes) > MAX_TOOLTIPS
-    title = schedule_headline(simulation.schedule)
+    title = headline(simulation)
     return render_template(
         "schedule.html.j2",
-        css=css,
+        css=asset("schedule.css"),
         title=title,
         subtitle=simulation_facts(simulation),
-        picture=_figure_as_svg(_draw(simulation)) if is_large else _grid(layout, title),
-        simulation=simulation,
+        picture=_drawn_by_matplotlib(simulation) if is_large else _grid(layout, title),
+        simulation=None if isinstance(simulation, WeightReload) else simulation,
         layout=layout,
-        cell_colours=CELL_COLOURS,
         idle_colour=IDLE_COLOUR,
-        op_names=OP_NAMES,
         time_axis=_TIME_AXIS,
         rank_columns=RANK_COLUMNS,
-        rank_rows=rank_rows(simulation),
+        rank_rows=() if isinstance(simulation, WeightReload) else rank_rows(simulation),
         max_ops=MAX_OPS_IN_ORDERS,
     )
 
 
-def _figure_as_svg(figure: Figure) -> Markup:
-    """Return a matplotlib figure as an SVG element, without the XML header."""
-    text = render_figure(figure, ".svg").decode()
+def _drawn_by_matplotlib(simulation: Simulation | WeightReload) -> Markup:
+    """Return a picture as an SVG element, without the XML header."""
+    from tracekit.report.figures import render_figure
+    from tracekit.report.schedule.plot import draw_schedule
+
+    text = render_figure(draw_schedule(simulation), ".svg").decode()
     return Markup(text[text.index("<svg") :])
 
 
 def _grid(layout: ScheduleLayout, title: str) -> Markup:
-    """Return the grid: rank names, idle time, cells, and a time axis below."""
+    """Return the grid: names of the rows, idle time, cells, and a time axis below."""
+    name_px = max(MIN_NAME_PX, LETTER_PX * max(map(len, layout.rows)))
     shortest = float((layout.boxes["end"] - layout.boxes["start"]).to_numpy().min())
-    width = float(np.clip(layout.end / max(shortest, 1e-12) * 18, 900, 6000)) + NAME_PX
-    canvas = Canvas(0, layout.end, width=width, name_width=NAME_PX, row_height=24 if len(layout.ranks) <= 24 else 12)
+    width = float(np.clip(layout.end / max(shortest, 1e-12) * 18, 900, 6000)) + name_px
+    canvas = Canvas(0, layout.end, width=width, name_width=name_px, row_height=24 if len(layout.rows) <= 24 else 12)
     boxes = layout.boxes.with_columns(colour=pl.Series(layout.box_colours, dtype=pl.String))
-    for row, rank in enumerate(layout.ranks):
-        canvas.row(f"rank {rank}")
+    for row, name in enumerate(layout.rows):
+        canvas.row(name)
         for box in boxes.filter(row=row).iter_rows(named=True):
-            tip = f"{box['name']} · rank {rank} · {box['start']:g} to {box['end']:g}"
+            tip = f"{box['name']} · {name} · {box['start']:g} to {box['end']:g}"
             edges = box["top"], box["bottom"]
-            canvas.box(box["start"], box["end"], box["colour"], tip, text=str(box["microbatch"]), edges=edges)
+            canvas.box(box["start"], box["end"], box["colour"], tip, text=str(box["number"]), edges=edges)
     ticks = {tick: f"{tick:g}" for tick in round_ticks(layout.end)}
     return canvas.svg(title, ticks, attributes=f'width="{width:.0f}"')
 

@@ -1,24 +1,41 @@
-"""The report in the terminal: the answer, then the tables it rests on."""
+"""The report in the terminal: the answer, then sections, most of which are one table with its notes.
+
+A section is a function of the view and the width of the terminal. It returns what to print, or None if there is nothing
+to say. Sections that draw more are in ``fleet`` and ``schedule``.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from functools import partial
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from tracekit._util.text import counted, ms, terminal, wrap_text
-from tracekit.analysis import Analysis
-from tracekit.report.terminal import sections
+from tracekit._util.text import at_least, counted, ms, percent, terminal, wrap_text
+from tracekit.analysis import Analysis, RankResult
+from tracekit.report.palette import COMPUTE_COLOUR, IDLE_COLOUR, LABEL_COLOURS, UNRECORDED_COLOUR
+from tracekit.report.table import Column, Table, make_table
 from tracekit.report.terminal.fleet import many_ranks
 from tracekit.report.terminal.schedule import render_schedule, what_if
 from tracekit.report.terminal.screen import Screen
-from tracekit.report.terminal.sections import shared
-from tracekit.report.terminal.table import WORST_RANKS_SHOWN
+from tracekit.report.terminal.table import (
+    MAX_RANKS_LISTED,
+    WORST_RANKS_SHOWN,
+    Note,
+    command_line,
+    new_table,
+    render_table,
+)
 from tracekit.report.view import View, view_of
+from tracekit.report.view.budget import NOT_RECORDED, Bar, LabelRow, bar_of
+from tracekit.report.words import WORDS
 
 TOPIC_WIDTH = 10
 """Columns that the topic of a line of the answer takes."""
+Section = Callable[[View, int], RenderableType | None]
+MIN_WIDTH_FOR_MORE = 110
+"""Columns of the terminal from which the budget shows communication apart from copies."""
 
 
 def render(
@@ -97,7 +114,7 @@ def _title_words(view: View, *, short: bool) -> dict[str, str]:
     ``over`` is what the figures of a table are summed or averaged over: ranks and steps.
     """
     steps = len(view.steps.rows) + view.steps.more if view.steps else 1
-    ranks, drawn = len(view.analysis.rank_results), len(sections.ranks_with_bars(view, short=short))
+    ranks, drawn = len(view.analysis.rank_results), len(ranks_with_bars(view, short=short))
     over = "all ranks" if ranks > 1 else "1 rank"
     main_role = view.analysis.role_results.main_role
     return {
@@ -110,27 +127,297 @@ def _title_words(view: View, *, short: bool) -> dict[str, str]:
     }
 
 
-Sections = tuple[tuple[str, sections.Section], ...]
+def shared(table: Callable[[View], Table | None], *, total_style: str = "", max_rows: int | None = None) -> Section:
+    """Return the section that shows one of the tables that all reports share, with *max_rows* of its rows."""
+    return lambda view, width: render_table(table(view), width, total_style=total_style, max_rows=max_rows)
+
+
+def compute(view: View, width: int) -> RenderableType | None:
+    """List the compute labels, and unlabelled work in the last line."""
+    rows = [row for row in view.labels if row.kind == "compute" and row.ns >= MIN_NS_SHOWN]
+    rows.sort(key=lambda row: (row.label == "other", -row.ns))
+    columns = (
+        Column("label", "label"),
+        Column("time", "ms", terminal_heading="ms per rank", value="ns"),
+        Column("of span", "share", value="share"),
+        Column("kernels", "count", value="count"),
+    )
+    styles = {i: "bold red" if row.loud else "dim" for i, row in enumerate(rows) if row.loud or row.label == "other"}
+    return render_table(make_table(columns, rows), width, row_styles=styles)
+
+
+MIN_NS_SHOWN = 500
+"""Time per rank from which a compute label is listed."""
+
+
+def exposure(view: View, width: int) -> RenderableType | None:
+    """List communication and copies, the most exposed first."""
+
+    def causes(row: LabelRow) -> Text:
+        """Return a line for each cause, so that no line break separates a number from its unit."""
+        return Text(
+            "\n".join(f"{percent(share, digits=0)} {WORDS.exposure_causes[cause]}" for cause, share in row.causes())
+        )
+
+    charged = "charged to the first label where two run at once"
+    columns = (
+        Column("label", "label"),
+        Column("time", "ms", terminal_heading="ms per rank", value="ns"),
+        Column("hidden", "share"),
+        Column("exposed", "ms", note=f"{charged}, so that it can be less than what is not hidden", value="exposed_ns"),
+        Column("of span", "share", 2, value="exposed_share"),
+        Column("blocking", "ms", 3, note="exposed time on the critical path, over all ranks", value="blocking_ns"),
+        Column("wait", "ms", 1, value="wait_ns"),
+        Column("exposed because", value=causes),
+    )
+    return render_table(make_table(columns, view.exposure), width)
+
+
+def critical(view: View, width: int) -> RenderableType | None:
+    """List the longest segments of the slowest step's critical path, and sum up the whole."""
+    if view.critical is None:
+        return None
+    columns = (
+        Column("from", "ms", value="from_ns"),
+        Column("", "ms", value="ns"),
+        Column("of step", "share", 1, value="share"),
+        Column("rank", "rank"),
+        Column("kind"),
+        Column("label"),
+        Column("came last", "figure", 2, value=lambda row: "" if row["peer"] is None else f"rank {row['peer']}"),
+        Column("what", "name", value="name"),
+    )
+    return render_table(make_table(columns, view.critical.rows, notes=view.critical.notes), width)
+
+
+def breakdown(view: View, width: int) -> RenderableType | None:
+    """Show the step by layer, module, annotation or shape; None if that was not asked for."""
+    if view.by is None:
+        return None
+    if view.by.table is None:
+        return Group(*(Note(line) for line in view.by.notes))
+    return render_table(view.by.table, width, total_style="dim")
+
+
+def step_times(view: View, width: int) -> RenderableType | None:
+    """Show the longest steps and how much they differ; None if there is one step."""
+    if view.steps is None:
+        return None
+    steps = sorted(view.steps.rows, key=lambda row: -row["median_ns"])
+    over_ranks = "" if view.steps.one_rank else "; median, shortest and longest over ranks"
+    columns = [
+        Column("step", "figure"),
+        Column("median", "ms", value="median_ns"),
+        *([] if view.steps.one_rank else [Column("shortest", "ms", value="least_ns")]),
+        *([] if view.steps.one_rank else [Column("longest", "ms", value="most_ns")]),
+        Column("slowest rank", "figure", value="slowest"),
+        Column("", value=lambda row: "partial" if row["partial"] else ""),
+    ]
+    notes = (f"the longest of {counted(len(steps) + view.steps.more, 'step')}{over_ranks}",)
+    return render_table(make_table(columns, steps[:WORST_RANKS_SHOWN], notes=notes), width)
+
+
+def reload(view: View, width: int) -> RenderableType | None:
+    """Show a weight update and its two-buffer ideal, and its lanes."""
+    if view.reload is None:
+        return None
+    facts = new_table(("", ""), left=(True, True))
+    facts.show_header = False
+    for name, value in view.reload.facts:
+        facts.add_row(name, value)
+    lanes = render_table(view.reload.lanes, width)
+    return facts if lanes is None else Group(facts, lanes)
+
+
+def roles(view: View, width: int) -> RenderableType | None:
+    """Show the roles of a run, its RL iterations, which role waits for which, and its weight updates."""
+    parts: list[RenderableType] = []
+    for title, (meaning, table) in view.roles.items():
+        parts.append(Text(f"{title} ({meaning})", style="italic"))
+        parts += filter(None, [render_table(table, width)])
+    return Group(*parts) if parts else None
+
+
+def warnings(view: View, width: int) -> RenderableType | None:
+    """List the warnings: what was lost, missing or chosen on the way."""
+    if not view.warnings:
+        return None
+    messages = (wrap_text(notice.message, max(40, width), first="  ! ", rest="    ") for notice in view.warnings)
+    return Group(*(Text(message, style="yellow") for message in messages))
+
+
+def next_steps(view: View, width: int, *, first: int = 1) -> RenderableType | None:
+    """List what to do next from the *first* thing on, with commands to copy."""
+    lines: list[RenderableType] = []
+    for number, advice in enumerate(view.advice[first - 1 :], first):
+        lines.append(Text(wrap_text(advice.text, max(40, width), first=f"  {number}. ", rest="     ")))
+        if advice.command:
+            lines.append(command_line(advice.command))
+    return Group(*lines) if lines else None
+
+
+GLYPHS = {"compute": "█", "communication": "▓", "copy": "▒", "idle": "░", "unrecorded": "?"}
+"""Fill of each kind of part; they can be told apart without colour."""
+LEGEND = {
+    "compute": ("compute", COMPUTE_COLOUR),
+    "communication": ("exposed communication", LABEL_COLOURS["pp_comm"]),
+    "copy": ("exposed copy", LABEL_COLOURS["offload"]),
+    "idle": ("idle", IDLE_COLOUR),
+    "unrecorded": (NOT_RECORDED, UNRECORDED_COLOUR),
+}
+"""Name and colour of each kind of part."""
+MIN_BAR_LENGTH = 10
+MAX_BARS_IN_SHORT_BUDGET = 8
+"""Up to this number of ranks, the short budget draws all of them …"""
+MAX_BARS_BESIDE_SCHEDULE = 4
+"""… or, where the schedule is drawn below it, up to this number."""
+
+
+def ranks_with_bars(view: View, *, short: bool) -> list[RankResult]:
+    """Return the ranks whose budget is drawn, by number: all, or of many those that differ most from the mean.
+
+    The ranks that the answer names come first: the one that blocks the step, and the one that is waited for most.
+    """
+    ranks = view.analysis.rank_results
+    all_fit = MAX_BARS_BESIDE_SCHEDULE if view.schedule is not None else MAX_BARS_IN_SHORT_BUDGET
+    if len(ranks) <= (all_fit if short else MAX_RANKS_LISTED):
+        return list(ranks)
+    mean = view.budget.mean
+
+    def difference(rank: RankResult) -> float:
+        bar = bar_of("", rank.whole)
+        shares = [abs(bar.share(kind) - mean.share(kind)) for kind in LEGEND]
+        return max(*shares, abs((bar.bubble or 0.0) - (mean.bubble or 0.0)))
+
+    named = {straggler.rank for straggler in view.stragglers[:1] if not straggler.uncertain}
+    if view.blocking is not None and view.blocking.piece is not None:
+        named.add(view.blocking.piece["rank"])
+    chosen = sorted(ranks, key=lambda rank: (rank.rank not in named, -difference(rank)))[
+        : min(all_fit, WORST_RANKS_SHOWN) if short else WORST_RANKS_SHOWN
+    ]
+    return sorted(chosen, key=lambda rank: rank.rank)
+
+
+def budget(view: View, width: int, *, short: bool = False) -> RenderableType | None:
+    """Draw the span of each rank as a bar with the shares of its parts, then the mean of all ranks of the run.
+
+    Args:
+        view: The analysis.
+        width: Width of the terminal.
+        short: Draw a few ranks only (``ranks_with_bars``), and leave out the note about those that are not drawn.
+
+    Returns:
+        The table and its legend; None if the run has no ranks.
+    """
+    ranks = view.analysis.rank_results
+    bars = [bar_of(str(rank.rank), rank.whole) for rank in ranks_with_bars(view, short=short)]
+    mean_row = len(bars) if len(ranks) > 1 else None
+    if mean_row is not None:
+        bars.append(view.budget.mean)
+    # Parts that took no time, as idle may have, are not drawn.
+    kinds = {part.kind for part in view.budget.mean.parts if part.ns}
+    columns = _budget_columns(width, has_unrecorded="unrecorded" in kinds, pipelined=view.pipelined)
+    totals = () if mean_row is None else (mean_row,)
+    table = render_table(make_table(columns, bars, totals=totals), width, total_style="bold")
+    if table is None:
+        return None
+    if short or len(ranks) <= MAX_RANKS_LISTED:
+        return Group(table, _legend(kinds))
+    least, most = min(ranks, key=_compute_share), max(ranks, key=_compute_share)  # of equal ranks the first
+    named = " to ".join(f"{percent(_compute_share(rank))} (rank {rank.rank})" for rank in (least, most))
+    remark = f"{counted(len(ranks), 'rank')}: compute runs from {named} of the span"
+    return Group(table, _legend(kinds), Note(remark))
+
+
+def _budget_columns(width: int, *, has_unrecorded: bool, pipelined: bool) -> list[Column]:
+    """Return the columns of the budget, whose rows are bars.
+
+    A wide terminal shows exposed communication apart from exposed copies. The time that was not recorded and the bubble
+    have a column where there is such time, and where there is a pipeline.
+    """
+    is_wide = width >= MIN_WIDTH_FOR_MORE
+    # The bar takes what the columns beside it leave: 59 or 44 characters, 14 for "not recorded" and 10 for the bubble.
+    beside = (59 if is_wide else 44) + 14 * has_unrecorded + 10 * pipelined
+    bar_length = max(MIN_BAR_LENGTH, width - beside)
+
+    def share(*kinds: str) -> Callable[[Bar], float]:
+        return lambda bar: sum(bar.share(kind) for kind in kinds)
+
+    exposed = [Column("exposed", "share", value=share("communication", "copy"))]
+    if is_wide:
+        exposed = [
+            Column("communication", "share", value=share("communication")),
+            Column("copies", "share", value=share("copy")),
+        ]
+    columns = [
+        Column("rank", "figure", value="name"),
+        Column("span", "ms", value="span_ns"),
+        Column("", value=lambda bar: _draw(bar, bar_length)),
+        Column("compute", "share", value=share("compute")),
+        *exposed,
+        Column("idle", "figure", value=lambda bar: percent(bar.share("idle")) if bar.idle_known else "unknown"),
+    ]
+    if has_unrecorded:
+        columns.append(Column(NOT_RECORDED, "share", value=share("unrecorded")))
+    if pipelined:
+        columns.append(
+            Column("bubble", "figure", value=lambda bar: at_least(percent(bar.bubble), bar.bubble_is_lower_bound))
+        )
+    return columns
+
+
+def _legend(kinds: Collection[str]) -> Text:
+    """Return the fill and the name of these kinds of parts."""
+    legend = Text("  ")
+    for kind, (name, colour) in LEGEND.items():
+        if kind in kinds:
+            legend.append(GLYPHS[kind], style=colour).append(f" {name}  ")
+    return legend
+
+
+def _compute_share(rank: RankResult) -> float:
+    budget = rank.whole.budget
+    return budget.compute_ns / budget.span_ns if budget.span_ns else 0.0
+
+
+def _draw(bar: Bar, length: int) -> Text:
+    """Draw the parts of a bar with as many characters as their shares of *length* say.
+
+    Shares are rounded by largest remainder: each part first gets its whole characters, and those left over go to the
+    parts whose fraction is largest. So the bar is full.
+    """
+    exact = [part.share * length for part in bar.parts]
+    counts = [int(characters) for characters in exact]
+    left_over = round(sum(exact)) - sum(counts)
+    for i in sorted(range(len(counts)), key=lambda i: counts[i] - exact[i])[:left_over]:
+        counts[i] += 1
+    text = Text(no_wrap=True)
+    for part, count in zip(bar.parts, counts, strict=True):
+        text.append(GLYPHS[part.kind] * count, style=part.colour)
+    return text
+
+
+Sections = tuple[tuple[str, Section], ...]
 BUDGET_TITLE = "Where the {steps}{of_role} went (shares of the span{of_ranks})"
 REQUESTED_CHANGES = (
     "What a change would give",
     shared(lambda view: view.changes if view.analysis.graph is not None else None),
 )
 SECTIONS: Sections = (
-    ("Roles, iterations and weight updates", sections.roles),
-    (BUDGET_TITLE, sections.budget),
+    ("Roles, iterations and weight updates", roles),
+    (BUDGET_TITLE, budget),
     ("Over the ranks (shares of each rank's span)", many_ranks),
-    ("Compute ({over})", sections.compute),
-    ("Communication and copies: what compute hides ({over})", sections.exposure),
+    ("Compute ({over})", compute),
+    ("Communication and copies: what compute hides ({over})", exposure),
     ("What hides what ({over})", shared(lambda view: view.beside)),
     ("What hiding communication costs the compute beside it ({over})", shared(lambda view: view.hiding)),
     ("{idle}", shared(lambda view: view.idle)),
     ("What the host did instead of launching (launch-bound idle, {over})", shared(lambda view: view.instead)),
     ("Against its ideal schedule", render_schedule),
     ("Micro-batches overlap: what compute hides, by phase", shared(lambda view: view.phases)),
-    ("Critical path: what the step had to wait for, in order of time", sections.critical),
+    ("Critical path: what the step had to wait for, in order of time", critical),
     ("What a change would give", shared(lambda view: view.changes)),
-    ("{by}", sections.breakdown),
+    ("{by}", breakdown),
     ("How fast products ran ({over}; over their own time)", shared(lambda view: view.products, total_style="bold")),
     ("How fast communication ran (bytes over transfer, waiting apart)", shared(lambda view: view.communication)),
     ("Experts: what each rank receives in the forward's dispatches", shared(lambda view: view.experts)),
@@ -138,22 +425,22 @@ SECTIONS: Sections = (
     ("Whom the others wait for", shared(lambda view: view.waited_for, max_rows=WORST_RANKS_SHOWN)),
     ("Unequal work of the ranks", shared(lambda view: view.imbalance)),
     ("What slows the pipeline down", shared(lambda view: view.slowdown)),
-    ("Steps", sections.step_times),
+    ("Steps", step_times),
     ("Copies", shared(lambda view: view.copies)),
-    ("Weight reload", sections.reload),
-    ("Warnings", sections.warnings),
-    ("What to do next", sections.next_steps),
+    ("Weight reload", reload),
+    ("Warnings", warnings),
+    ("What to do next", next_steps),
 )
 """Title and function of each section, in the order they are printed."""
 BRIEF_SECTIONS: Sections = (REQUESTED_CHANGES, ("What other schedules would take", what_if))
 SHORT_SECTIONS: Sections = (
-    (BUDGET_TITLE, partial(sections.budget, short=True)),
+    (BUDGET_TITLE, partial(budget, short=True)),
     ("Against its ideal schedule", partial(render_schedule, short=True)),
-    ("Roles, iterations and weight updates", sections.roles),
-    ("Critical path: what the step had to wait for, in order of time", sections.critical),
+    ("Roles, iterations and weight updates", roles),
+    ("Critical path: what the step had to wait for, in order of time", critical),
     REQUESTED_CHANGES,
-    ("{by}", sections.breakdown),
-    ("Weight reload", sections.reload),
-    ("What else to do", partial(sections.next_steps, first=2)),
+    ("{by}", breakdown),
+    ("Weight reload", reload),
+    ("What else to do", partial(next_steps, first=2)),
 )
 """Sections printed by default: the answer's own, and those that were asked for."""

@@ -41,10 +41,18 @@ def _extras(diagnosis: Diagnosis) -> list[RenderableType]:
     extras = diagnosis.to_dict()["extras"]
     if not extras:
         return []
-    lines = Table.grid(padding=(0, 1))
-    for extra in extras:
-        lines.add_row(Text("+", style="dim"), Text(f"{extra['adds']}\n{extra['how']}", style="dim"))
+    lines = _grid((("+", Text(f"{extra['adds']}\n{extra['how']}", style="dim")) for extra in extras), style="dim")
     return [Text(""), Text("Not recorded, and needed only for", style="bold"), Padding(lines, (0, 0, 0, 2))]
+
+
+def _grid(rows: Iterable[tuple[str, Text]], *, style: str, gap: int = 1) -> Table:
+    """Return rows of a mark or name, in this style, and a text that wraps beside it."""
+    grid = Table.grid(padding=(0, gap))
+    grid.add_column(style=style, no_wrap=True)
+    grid.add_column(overflow="fold")
+    for row in rows:
+        grid.add_row(*row)
+    return grid
 
 
 def _answers(diagnosis: Diagnosis) -> list[RenderableType]:
@@ -62,13 +70,8 @@ def _answers(diagnosis: Diagnosis) -> list[RenderableType]:
 
 
 def _contents(diagnosis: Diagnosis) -> Table:
-    lines = Table.grid(padding=(0, 2))
-    lines.add_column(style="dim", no_wrap=True)
-    lines.add_column(overflow="fold")
-    for name, value in _facts(diagnosis, diagnosis.to_dict()):
-        if value:
-            lines.add_row(name, Text(terminal(value)))
-    return lines
+    facts = _facts(diagnosis, diagnosis.to_dict())
+    return _grid(((name, Text(terminal(value))) for name, value in facts if value), style="dim", gap=2)
 
 
 def _facts(diagnosis: Diagnosis, facts: dict[str, Any]) -> Iterable[tuple[str, str]]:
@@ -112,8 +115,4 @@ def _finding(finding: Finding, total: int) -> Table:
     if finding.fix:
         lines.append("\nbetter: ", style="dim")
         lines.append(finding.fix, style="cyan")
-    table = Table.grid(padding=(0, 1))
-    table.add_column(style=style, no_wrap=True)
-    table.add_column(overflow="fold")
-    table.add_row(mark, lines)
-    return table
+    return _grid([(mark, lines)], style=style)

@@ -32,17 +32,8 @@ def many_ranks(view: View, width: int) -> RenderableType | None:
 
 
 def _distributions(fleet: Spread, width: int) -> RenderableType | None:
-    columns = (
-        Column(""),
-        Column("least", "figure"),
-        Column("rank", "figure"),
-        Column("5 % below", "figure"),
-        Column("median", "figure"),
-        Column("95 % below", "figure"),
-        Column("most", "figure"),
-        Column("rank", "figure"),
-        Column("ranks by bin"),
-    )
+    numbers = ("least", "rank", "5 % below", "median", "95 % below", "most", "rank")
+    columns = (Column(""), *(Column(name, "figure") for name in numbers), Column("ranks by bin"))
     rows = []
     for figure in fleet.figures:
         values = (figure.least, figure.low, figure.median, figure.high, figure.most)

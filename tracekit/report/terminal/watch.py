@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tracekit._util.text import counted, ms, percent, terminal
+from tracekit.analysis import Analysis
 from tracekit.diffs import Run, Side, from_analysis
 from tracekit.errors import InputError
 from tracekit.gates import gate
@@ -20,12 +21,10 @@ def run_of(recording: Recording) -> Run | None:
 
 def line(recording: Recording, *, first: Run | None = None) -> str:
     """Return the step time and budget of a recording, and whether it is slower than the *first* one."""
-    name = terminal(recording.name)
-    if recording.analysis is None:
+    name, analysis, run = terminal(recording.name), recording.analysis, run_of(recording)
+    if analysis is None or run is None:
         return f"{name}: {recording.error}"
-    total = recording.analysis.total
-    budget = total.budget
-    step_pace = pace(recording.analysis)
+    total, budget, step_pace = analysis.total, analysis.total.budget, pace(analysis)
     parts = [
         f"step {ms(step_pace.ns)} ({counted(step_pace.steps, 'step')})",
         f"compute {percent(budget.compute_ns, budget.span_ns)}",
@@ -33,22 +32,20 @@ def line(recording: Recording, *, first: Run | None = None) -> str:
     ]
     if total.idle_known:
         parts.append(f"idle {percent(budget.idle_ns, budget.span_ns)}")
-    return f"{name}: {', '.join(parts)}{_regression_mark(recording, first)}{_newly_late(recording, first)}"
+    text = f"{name}: {', '.join(parts)}"
+    if first is None or first.name == run.name:
+        return text
+    return f"{text}{_regression_mark(run, first)}{_newly_late(analysis, first)}"
 
 
-def _newly_late(recording: Recording, first: Run | None) -> str:
+def _newly_late(analysis: Analysis, first: Run) -> str:
     """Return the rank that is late in this recording and was not in *first*, with the cause; else nothing."""
-    if recording.analysis is None or first is None or first.name == recording.name:
-        return ""
-    rows = [row for row in late_rows(recording.analysis) if f"late_ms.rank@{row.rank}" not in first.samples]
-    return f"  << {late_rank(rows[0], len(recording.analysis.step_times))}" if rows else ""
+    rows = [row for row in late_rows(analysis) if f"late_ms.rank@{row.rank}" not in first.samples]
+    return f"  << {late_rank(rows[0], len(analysis.step_times))}" if rows else ""
 
 
-def _regression_mark(recording: Recording, first: Run | None) -> str:
+def _regression_mark(run: Run, first: Run) -> str:
     """Return a mark with the worst metric if the gate finds the recording slower than *first*; else nothing."""
-    run = run_of(recording)
-    if first is None or run is None or run.name == first.name:
-        return ""
     try:
         result = gate(Side((run,), {}), Side((first,), {}))
     except InputError as error:  # recorded by another profiler than the first

@@ -21,7 +21,7 @@ from tracekit.report.evidence import collect_evidence, relevant_notices
 from tracekit.report.view import rates
 from tracekit.report.view.answer import Line, answer
 from tracekit.report.view.blocking import blocking
-from tracekit.report.view.budget import LabelRow, beside_table, budget_view, hiding_table, label_rows, matrix_of
+from tracekit.report.view.budget import LabelRow, beside_table, budget_view, hiding_table, label_rows, matrix_table
 from tracekit.report.view.copies import copy_table, memory_table, reload_view
 from tracekit.report.view.inputs import describe_ranks, describe_steps, input_path, run_title
 from tracekit.report.view.kernels import Kernel, kernels
@@ -29,7 +29,7 @@ from tracekit.report.view.lateness import imbalance_table, lateness_map, slowdow
 from tracekit.report.view.path import changes_table, path_view
 from tracekit.report.view.pipeline import schedule_view, unnamed_phases
 from tracekit.report.view.ranks import host_activity_table, idle_table, steps_view, straggler_table, stragglers
-from tracekit.report.view.roles import role_advice, roles_view
+from tracekit.report.view.roles import role_advice, role_tables
 from tracekit.report.words import WORDS
 
 __all__ = ["View", "shorten_notices", "view_of"]
@@ -65,7 +65,8 @@ class View:
     steps_named = computed(describe_steps)
     budget = computed(budget_view)
     labels = computed(label_rows)
-    matrix = computed(matrix_of)
+    matrix = computed(matrix_table)
+    """Compute labels that hide each label."""
     beside = computed(beside_table)
     """Compute that ran beside each label."""
     idle = computed(idle_table)
@@ -101,8 +102,8 @@ class View:
     """Copies by label, summed over ranks."""
     copies_by_rank = computed(partial(copy_table, by_rank=True))
     reload = computed(reload_view)
-    roles = computed(roles_view)
-    """Roles, iterations and weight updates of a run whose ranks have several processes."""
+    roles = computed(role_tables)
+    """Tables of roles, iterations and weight updates of a run whose ranks have several processes."""
     fleet = computed(lambda analysis: spread(analysis) if len(analysis.rank_results) > MANY_RANKS else None)
     """Distribution of figures over ranks, for a run of many ranks."""
 

@@ -13,11 +13,12 @@ import polars as pl
 
 from tracekit._util.text import at_least, counted, join_with_and, ms, percent, ranks_named
 from tracekit.analysis import Analysis
+from tracekit.documents.analysis import Straggler
 from tracekit.report.evidence import gap_basis, gap_words, is_wait_bound, of_the_gap
 from tracekit.report.view import lateness
 from tracekit.report.view.budget import LabelRow, kind_of
 from tracekit.report.view.pipeline import ScheduleView
-from tracekit.report.view.ranks import Pace, Straggler, pace
+from tracekit.report.view.ranks import Pace, pace
 from tracekit.report.view.roles import iteration_sentence, update_sentence
 from tracekit.report.words import WORDS
 from tracekit.schema import LABEL_WORDS
@@ -194,18 +195,18 @@ def _waited_for(analysis: Analysis, label: str, late: Sequence[Straggler], *, is
     """Return the ranks that are late in a label and why, or those that are waited for longest; empty if none is."""
     explained = lateness.late_rows(analysis, label)
     # Where clocks leave open which of several ranks is waited for longest, all of them may be late for a known reason.
-    open_ranks = {rank for row in late[:1] for rank in row.candidates}
+    open_ranks = {rank for row in late[:1] if row.uncertain for rank in row.candidates}
     if explained and open_ranks <= {row.rank for row in explained}:
         steps = len(analysis.step_times)
         return "; ".join(lateness.late_rank(row, steps, at_most=is_bound) for row in explained[:MAX_LATE_RANKS])
     latest = [row for row in late if row.caused_ns >= (1 - NEARLY_AS_LATE_SHARE) * late[0].caused_ns]
     if not latest:
         return ""
-    if latest[0].candidates:
+    if latest[0].uncertain:
         return f"the others wait longest for {_doubtful_ranks(analysis, latest[0])}"
     if len(latest) <= MAX_LATE_RANKS:
         names = join_with_and(_late_rank(analysis, row) for row in latest)
-        if len(latest) == 1 and label == "pp_comm" and latest[0].rank is not None:
+        if len(latest) == 1 and label == "pp_comm":
             names += lateness.why_pipeline_waits(analysis.stragglers, latest[0].rank)
         return f"the others wait longest for {names}"
     shortest, longest = ms(latest[-1].caused_ns), ms(latest[0].caused_ns)

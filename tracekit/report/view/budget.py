@@ -76,7 +76,6 @@ class LabelRow(msgspec.Struct, frozen=True):
     label: str
     kind: str
     """``compute``, ``communication`` or ``copy``."""
-    colour: str
     ns: float
     share: float
     """Share of the span."""
@@ -100,24 +99,6 @@ class LabelRow(msgspec.Struct, frozen=True):
         exposed_ns = sum(self.because_ns.values())
         largest = sorted(self.because_ns.items(), key=lambda item: -item[1])[:most]
         return [(cause, ns / exposed_ns) for cause, ns in largest if ns >= least * exposed_ns]
-
-
-class MatrixRow(msgspec.Struct, frozen=True):
-    """The compute that hides one label, as shares of the label's own time."""
-
-    label: str
-    ns: float
-    """Per rank."""
-    cells: tuple[float, ...]
-    """In the order of the matrix's columns."""
-    exposed: float
-
-
-class Matrix(msgspec.Struct, frozen=True):
-    """Communication and copy labels by the compute labels that hide them."""
-
-    columns: tuple[str, ...]
-    rows: tuple[MatrixRow, ...]
 
 
 def kind_of(label: str) -> str:
@@ -200,7 +181,6 @@ def label_rows(analysis: Analysis) -> tuple[LabelRow, ...]:
             LabelRow(
                 label=label,
                 kind=kind_of(label),
-                colour=LABEL_COLOURS[label],
                 ns=ns / ranks,
                 share=ns / span_ns,
                 count=total.label_count.get(label, 0),
@@ -218,27 +198,24 @@ def label_rows(analysis: Analysis) -> tuple[LabelRow, ...]:
     return tuple(rows)
 
 
-def matrix_of(analysis: Analysis) -> Matrix | None:
-    """Return which compute hides which label, over all ranks; None if there is nothing to hide."""
-    total = analysis.total
+def matrix_table(analysis: Analysis) -> Table | None:
+    """Return which compute hides how much of each label's time, over all ranks; None if there is nothing to hide."""
+    total, ranks = analysis.total, recorded_ranks(analysis)
     hidden_by_label = {label: by for label, by in total.hidden_by_ns.items() if total.label_ns.get(label)}
-    if not hidden_by_label:
-        return None
-    columns = tuple(
-        column
-        for column in LABELS
-        if any(by.get(column, 0) >= MIN_COLUMN_SHARE * total.label_ns[label] for label, by in hidden_by_label.items())
-    )
-    rows = tuple(
-        MatrixRow(
-            label=label,
-            ns=total.label_ns[label] / recorded_ranks(analysis),
-            cells=tuple(by.get(column, 0) / total.label_ns[label] for column in columns),
-            exposed=1 - (total.overlap.get(label) or 0.0),
-        )
-        for label, by in hidden_by_label.items()
-    )
-    return Matrix(columns, rows)
+    hiding = [
+        name
+        for name in LABELS
+        if any(by.get(name, 0) >= MIN_COLUMN_SHARE * total.label_ns[label] for label, by in hidden_by_label.items())
+    ]
+    columns = [Column(""), Column("time per rank", "ms"), Column("hidden", "share")]
+    columns += [Column(f"by {name}", "share") for name in hiding]
+    rows = []
+    for label, by in hidden_by_label.items():
+        ns, hidden = total.label_ns[label], total.overlap.get(label) or 0.0
+        rows.append((label, ns / ranks, hidden, *(by.get(name, 0) / ns for name in hiding)))
+    over = ", over all ranks," if len(analysis.rank_results) > 1 else ""
+    meaning = f"share of each row's own time{over} that compute covers; kernels that run at once count each"
+    return make_table(columns, rows, notes=(meaning,))
 
 
 def beside_table(analysis: Analysis) -> Table | None:

@@ -11,7 +11,6 @@ import msgspec
 from tracekit._util.shapes import parse_list
 from tracekit._util.text import counted, ms, percent, size
 from tracekit.analysis import Analysis
-from tracekit.report.palette import LABEL_COLOURS
 from tracekit.report.view.rates import shape_words
 
 MAX_KERNELS = 20
@@ -29,7 +28,6 @@ class Kernel(msgspec.Struct, frozen=True):
     name: str
     label: str
     module: str | None
-    colour: str
     count: float
     ns: float
     share: float
@@ -61,7 +59,6 @@ def kernels(analysis: Analysis, quoted_path: str | None) -> tuple[Kernel, ...]:
         rows.append(
             Kernel(
                 **{name: row[name] for name in ("name", "label", "module", "count", "ns")},
-                colour=LABEL_COLOURS[row["label"]],
                 share=row["ns"] / span_ns,
                 command=quoted_path and f"tracekit analyze {quoted_path} --explain {shlex.quote(row['name'])}",
                 facts=tuple((topic, text) for topic, text in facts if text),

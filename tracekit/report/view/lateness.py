@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 import msgspec
@@ -154,15 +155,15 @@ def lateness_map(analysis: Analysis) -> LatenessMap | None:
     candidates = {(row.rank, row.label): row.candidates for row in analysis.stragglers.rows if row.uncertain}
     waits = analysis.tables["operations"].filter((pl.col("wait_ns") > 0) & (pl.col("last_rank") != pl.col("rank")))
     waits = waits.group_by("last_rank", pl.col("label").cast(pl.String), "step").agg(pl.col("wait_ns").sum())
-    cells: dict[tuple[int, int | None], int] = {}
+    cells: Counter[tuple[int, int | None]] = Counter()
     for last_rank, label, step, ns in waits.iter_rows():
         for rank in candidates.get((last_rank, label), [last_rank]):
-            cells[rank, step] = cells.get((rank, step), 0) + ns
+            cells[rank, step] += ns
     all_ranks, all_steps = table["rank"].unique().to_list(), table["step"].unique().sort().to_list()
     steps = all_steps[:MAX_MAP_STEPS]
-    total_ns = {rank: sum(cells.get((rank, step), 0) for step in steps) for rank in all_ranks}
+    total_ns = {rank: sum(cells[rank, step] for step in steps) for rank in all_ranks}
     ranks = sorted(sorted(all_ranks, key=lambda rank: -total_ns[rank])[:MAX_MAP_RANKS])
-    rows = tuple((rank, tuple(cells.get((rank, step), 0) for step in steps)) for rank in ranks)
+    rows = tuple((rank, tuple(cells[rank, step] for step in steps)) for rank in ranks)
     notes = []
     if candidates:
         notes.append("where clocks leave open which of several ranks came last, each of them is counted")

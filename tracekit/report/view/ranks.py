@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import polars as pl
 
 from tracekit._util.text import at_least, counted, ms, percent
 from tracekit.analysis import Analysis, RankResult
+from tracekit.documents.analysis import Straggler
 from tracekit.report.table import Column, Table, make_table
 from tracekit.report.view.lateness import when_late, why_late
 from tracekit.schema import IDLE_CAUSES, PHASES
@@ -117,34 +119,6 @@ def _time_between_steps(analysis: Analysis) -> float:
     return max(0.0, outside_ns / sum(len(rank.per_step) - 1 for rank in ranks)) if ranks else 0.0
 
 
-class Straggler(msgspec.Struct, frozen=True):
-    """A rank that starts operations last, and what that costs the others."""
-
-    rank: int
-    label: str
-    caused_ns: int
-    """Waiting of the other ranks, summed."""
-    operations: int
-    share: float
-    """Share of the largest ``caused_ns``."""
-    candidates: tuple[int, ...] = ()
-    """Ranks that it may have been instead, itself included, where clocks leave that open; empty if it is certain."""
-    when: str = ""
-    """Steps in which it is late."""
-    why: str = ""
-    """Causes, in words; empty if it is never late by much."""
-
-    @property
-    def ranks(self) -> str:
-        """The rank, or the ranks of which clocks leave open which it was.
-
-        >>> Straggler(2, "dp_comm", 9, 1, 1.0).ranks, Straggler(2, "dp_comm", 9, 1, 1.0, (1, 2)).ranks
-        ('2', '1 or 2')
-        """
-        few = len(self.candidates) <= MAX_CANDIDATES_NAMED
-        return (" or ".join(map(str, self.candidates)) if few else f"one of {len(self.candidates)}") or str(self.rank)
-
-
 class Steps(msgspec.Struct, frozen=True):
     """The times of several steps."""
 
@@ -209,17 +183,15 @@ def _bubble_in_phase(phases: Sequence[Mapping[str, Any]], name: str) -> int | No
 def host_activity_table(analysis: Analysis) -> Table | None:
     """Return what the host did in launch-bound idle time, over all ranks; None if there is little of it."""
     span_ns, ranks = analysis.total.budget.span_ns, max(1, len(analysis.rank_results))
-    ns_of: dict[tuple[str, str | None, str | None], int] = {}
-    for rank in analysis.rank_results:
-        for row in rank.instead:
-            key = (row["instead"], row["what"], row["line"])
-            ns_of[key] = ns_of.get(key, 0) + row["ns"]
+    ns_of: Counter[tuple[str, str | None, str | None]] = Counter()
+    for row in (row for rank in analysis.rank_results for row in rank.instead):
+        ns_of[row["instead"], row["what"], row["line"]] += row["ns"]
     launch_bound_ns = sum(ns_of.values())
     if not analysis.total.idle_known or launch_bound_ns < MIN_LAUNCH_BOUND_SHARE * span_ns or not launch_bound_ns:
         return None
     # Activities without a name say nothing, except that Python itself ran.
     named = {key: ns for key, ns in ns_of.items() if key[1] or key[0] == "python"}
-    longest = sorted(named.items(), key=lambda item: -item[1])[:MAX_HOST_ROWS]
+    longest = Counter(named).most_common(MAX_HOST_ROWS)
     rows = [
         (ns / ranks, ns / launch_bound_ns, kind.replace("_", " "), (what or "")[:MAX_ACTIVITY_LENGTH], line or "")
         for (kind, what, line), ns in longest
@@ -242,32 +214,33 @@ def host_activity_table(analysis: Analysis) -> Table | None:
 
 def stragglers(analysis: Analysis) -> tuple[Straggler, ...]:
     """Return the ranks that start operations last, those that cause the most waiting first."""
-    rows = [row for row in analysis.stragglers.rows if row.caused_ns][:MAX_STRAGGLERS]
-    steps = len(analysis.step_times)
-    return tuple(
-        Straggler(
-            row.rank,
-            row.label,
-            row.caused_ns,
-            row.operations,
-            row.caused_ns / rows[0].caused_ns,
-            tuple(row.candidates) if row.uncertain else (),
-            when_late(row, steps),
-            why_late(row),
-        )
-        for row in rows
-    )
+    return tuple(row for row in analysis.stragglers.rows if row.caused_ns)[:MAX_STRAGGLERS]
+
+
+def name_straggler(row: Straggler) -> str:
+    """Return the number of a rank, or of the ranks of which clocks leave open which it was.
+
+    >>> name_straggler(Straggler(2, "dp_comm", 9, 1, candidates=[2]))
+    '2'
+    >>> name_straggler(Straggler(2, "dp_comm", 9, 1, uncertain=True, candidates=[1, 2]))
+    '1 or 2'
+    """
+    if not row.uncertain:
+        return str(row.rank)
+    few = len(row.candidates) <= MAX_CANDIDATES_NAMED
+    return " or ".join(map(str, row.candidates)) if few else f"one of {len(row.candidates)}"
 
 
 def straggler_table(analysis: Analysis) -> Table | None:
     """Return the ranks that start operations last, and the waiting they cause; None if nobody waits."""
+    steps = len(analysis.step_times)
     columns = (
-        Column("rank", "figure", value="ranks"),
+        Column("rank", "figure", value=name_straggler),
         Column("label", "label"),
         Column("others waited", "ms", value="caused_ns"),
         Column("operations", "count"),
-        Column("late", "word", 1, value="when"),
-        Column("why", "name", 2),
+        Column("late", "word", 1, value=lambda row: when_late(row, steps)),
+        Column("why", "name", 2, value=why_late),
     )
     note = "the rank that starts a matched operation last; others' wait in it, summed over ranks"
     clocks = clock_note(analysis)

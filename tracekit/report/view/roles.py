@@ -32,36 +32,28 @@ MIN_SHARE = 0.01
 """Share of an iteration, or of a weight update, from which something is advised."""
 
 
-class RolesView(msgspec.Struct, frozen=True):
-    """Tables of roles, iterations and weight updates; None where there are none."""
+def role_tables(analysis: Analysis) -> dict[str, tuple[str, Table]]:
+    """Return the tables of roles, iterations and weight updates by their titles, each with its explanation.
 
-    roles: Table | None
-    iterations: Table | None
-    waits: Table | None
-    updates: Table | None
-
-    @property
-    def tables(self) -> tuple[tuple[str, str, Table | None], ...]:
-        """Title, explanation and content of each table."""
-        return (
-            ("Roles", "each analysed as a run of its own; shares of its ranks' spans", self.roles),
-            ("Iterations", "mean over GPUs, a shared one counted once; phases sum to the time", self.iterations),
-            ("Which role waits for which", "per rank of the role", self.waits),
-            ("Weight updates", "from the first copy to a device to the last reload", self.updates),
-        )
-
-
-def roles_view(analysis: Analysis) -> RolesView | None:
-    """Return the tables; None for a run with one process per rank and without a weight update between processes."""
+    There is none in a run with one process per rank and without a weight update between processes.
+    """
     results = analysis.role_results
     if not results.roles and not results.iterations and (not results.weight_updates or analysis.reload is not None):
-        return None
-    return RolesView(
-        roles=_roles_table(results),
-        iterations=_iterations_table(results.iterations[:MAX_ROWS]),
-        waits=_waits_table(results.iterations[:MAX_ROWS]),
-        updates=_updates_table(results.weight_updates),
-    )
+        return {}
+    iterations = results.iterations[:MAX_ROWS]
+    tables = {
+        "Roles": ("each analysed as a run of its own; shares of its ranks' spans", _roles_table(results)),
+        "Iterations": (
+            "mean over GPUs, a shared one counted once; phases sum to the time",
+            _iterations_table(iterations),
+        ),
+        "Which role waits for which": ("per rank of the role", _waits_table(iterations)),
+        "Weight updates": (
+            "from the first copy to a device to the last reload",
+            _updates_table(results.weight_updates),
+        ),
+    }
+    return {title: (meaning, table) for title, (meaning, table) in tables.items() if table is not None}
 
 
 def _roles_table(results: RoleResults) -> Table | None:

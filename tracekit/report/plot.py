@@ -1,0 +1,463 @@
+"""Plots of an analysis with matplotlib: each function returns a Figure and draws on *ax* where one is given.
+
+>>> from tracekit import analyze
+>>> from tracekit.report import plot
+>>> figure = plot.budget(analyze("sample_traces/reload", schedule="none"))
+>>> figure.axes[0].get_title(loc="left")
+'Where the time of each rank went'
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import polars as pl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch, Rectangle
+from matplotlib.patheffects import withStroke
+
+from tracekit._util.text import at_least, counted, ms, percent, signed, signed_ms
+from tracekit.analysis import Analysis
+from tracekit.compare import WhatIf
+from tracekit.compare.comparison import StepComparison
+from tracekit.errors import OptionError
+from tracekit.report import figures
+from tracekit.report.palette import IDLE_COLOUR, LABEL_COLOURS, mix_colours
+from tracekit.report.schedule.layout import PART_EDGES, WHOLE, ScheduleLayout, headline, layout_pipeline
+from tracekit.report.schedule.plot import MAX_LABELLED_BOXES, ROW_MARGIN, cell_handles, draw_grid
+from tracekit.report.view import view_of
+from tracekit.report.view.budget import BudgetView
+from tracekit.report.view.pipeline import Rung
+from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS, LABELS
+
+__all__ = ["PLOTS", "budget", "curve", "draw", "gap", "lanes", "overlap", "schedule", "timeline"]
+
+MORE_COLOUR, LESS_COLOUR, TOTAL_COLOUR = LABEL_COLOURS["pp_comm"], LABEL_COLOURS["wgrad"], LABEL_COLOURS["memory"]
+MIN_BAR_SHARE_FOR_TEXT = 0.055
+"""Width, as a share of the axes, from which a part of a bar shows its percentage."""
+Show = Literal["both", "measured", "ideal"]
+MARGIN_INCHES = 1.6
+"""Width of the figure beside the time axis."""
+Lanes = Mapping[str, Mapping[str, int]]
+"""Labels of each lane and the part of it they are drawn in."""
+MAX_RANKS = 16
+"""Ranks of an excerpt where none are named."""
+EXCERPT_SHARE = 0.15
+"""Share of the step that an excerpt shows where no window is given."""
+RANK_GAP_ROWS = 0.6
+"""Space between the lanes of two ranks, in rows."""
+MAX_VECTOR_BOXES = 2_000
+"""More boxes of one label are drawn as pixels, so that the file stays small."""
+LANES: Lanes = {
+    "Computation": {label: 0 for label in LABELS if label not in (*COMMUNICATION_LABELS, *COPY_LABELS)},
+    "Communication": {label: 1 if label.startswith("ep_") else 2 for label in COMMUNICATION_LABELS},
+    "Offload": {label: 2 if label == "onload" else 1 for label in COPY_LABELS},
+}
+"""Labels of each lane and the part of it they are drawn in (0: the whole, 1 and 2: a half), so that labels that run at
+once do not cover each other."""
+
+RELOAD_LANES: Lanes = {
+    "H2D": {"onload": 0, "offload": 0, "memory": 0},
+    "Broadcast": dict.fromkeys(COMMUNICATION_LABELS, 0),
+    "Reload": {"reload": 0},
+    "Computation": LANES["Computation"],
+}
+
+
+def budget(analysis: Analysis, *, ax: Axes | None = None) -> Figure:
+    """Draw each rank's span as a bar: compute, exposed time by label, idle; shares are of the rank's own span."""
+    view = view_of(analysis).budget
+    bars = view.bars
+    longest_ms = max(bar.span_ns for bar in bars) / 1e6
+    figure, axes = figures.figure_and_axes(ax, width=9, height=float(np.clip(0.34 * len(bars) + 1.5, 2.2, 14)))
+    text_style: dict[str, Any] = {"ha": "center", "va": "center_baseline", "fontsize": 8}
+    for row, bar in enumerate(bars):
+        left = 0.0
+        for part in bar.parts:
+            width = part.ns / 1e6
+            axes.barh(row, width, left=left, height=0.78, color=part.colour, edgecolor="white", linewidth=0.5)
+            if width / longest_ms > MIN_BAR_SHARE_FOR_TEXT:
+                text = percent(part.share, digits=0)
+                axes.text(left + width / 2, row, text, color=figures.text_colour_on(part.colour), **text_style)
+            left += width
+    axes.set_xlim(0, longest_ms)
+    axes.set_ylim(len(bars) - 0.5, -0.5)
+    step = max(1, -(-len(bars) // 32))
+    axes.set_yticks(range(0, len(bars), step), [bar.name for bar in bars[::step]])
+    figures.strip_axes(axes, x_label="time (ms) of the rank's span")
+    figures.draw_title(axes, "Where the time of each rank went", _budget_facts(analysis, view))
+    handles = [Patch(facecolor=colour, label=name) for name, colour in view.legend]
+    figures.draw_legend(axes, handles, below_axes=ax is not None)
+    return figure
+
+
+def _budget_facts(analysis: Analysis, view: BudgetView) -> str:
+    total = analysis.total.budget
+    facts = [f"mean: compute {percent(total.compute_ns / total.span_ns)} of the span"]
+    if view.mean.bubble is not None:
+        facts.append(f"bubble {at_least(percent(view.mean.bubble), view.mean.bubble_is_lower_bound)}")
+    if view.hidden_ranks:
+        facts.append(f"{len(view.bars)} of {len(analysis.rank_results):,} ranks, from the least compute to the most")
+    return " · ".join(facts)
+
+
+def overlap(analysis: Analysis, *, ax: Axes | None = None) -> Figure:
+    """Draw the overlap matrix: of each communication and copy label, the share that each compute label covers.
+
+    Compute labels may run at once, so a row can add up to more than 100 %.
+    """
+    matrix = view_of(analysis).matrix
+    if matrix is None:
+        return figures.message_figure(ax, "There is no communication or copy to hide.")
+    columns = [*(column.name.removeprefix("by ") for column in matrix.columns[3:]), "exposed"]
+    width, height = max(1.1 * len(columns) + 3.2, 6.4), float(np.clip(0.42 * len(matrix.rows) + 1.4, 2, 12))
+    figure, axes = figures.figure_and_axes(ax, width=width, height=height)
+    for y, (_, _, hidden, *cells) in enumerate(matrix.rows):
+        for x, (column, share) in enumerate(zip(columns, [*cells, 1 - hidden], strict=True)):
+            base = MORE_COLOUR if column == "exposed" else LABEL_COLOURS[column]
+            # The exponent lifts small shares: 10 % must be seen beside 100 %.
+            fill = mix_colours(IDLE_COLOUR, base, min(max(share, 0.0), 1.0) ** 0.7)
+            axes.add_patch(Rectangle((x - 0.48, y - 0.46), 0.96, 0.92, facecolor=fill, edgecolor="none"))
+            text, colour = (percent(share), figures.text_colour_on(fill)) if share else ("–", figures.FAINT_INK)
+            axes.text(x, y, text, ha="center", va="center", fontsize=8.5, color=colour)
+    axes.set_xlim(-0.5, len(columns) - 0.5)
+    axes.set_ylim(len(matrix.rows) - 0.5, -0.5)
+    axes.set_yticks(range(len(matrix.rows)), [f"{label}  ({ms(ns)} per rank)" for label, ns, *_ in matrix.rows])
+    axes.set_xticks(range(len(columns)), columns)
+    figures.strip_axes(axes)
+    axes.xaxis.tick_top()
+    axes.tick_params(axis="x", length=0)
+    axes.spines["bottom"].set_visible(False)
+    axes.set_title("What hides what: share of the row's time", loc="left", fontsize=11, color=figures.INK, pad=12)
+    return figure
+
+
+def gap(analysis: Analysis, *, ax: Axes | None = None) -> Figure:
+    """Draw a waterfall from the ideal to the measured makespan, one bar per cause; the parts sum to the gap."""
+    view = view_of(analysis).schedule
+    if view is None or not view.gap:
+        reason = "No pipeline schedule was found in these traces." if view is None else "Ranks are missing."
+        return figures.message_figure(ax, f"There is no gap to split. {reason}")
+    figure, axes = figures.figure_and_axes(ax, width=9, height=0.36 * len(view.gap) + 1.4)
+    _draw_waterfall(axes, view.gap)
+    ideal_ns, measured_ns = view.head.ideal_ns, view.head.measured_ns
+    more = f", {signed(100 * (measured_ns / ideal_ns - 1), 0)} %" if ideal_ns else ""
+    facts = f"{view.comparison.name}: {ms(ideal_ns)} ideal, {ms(measured_ns)} measured{more}"
+    figures.draw_title(axes, "From the ideal to the run", facts)
+    return figure
+
+
+def _draw_waterfall(axes: Axes, bars: Sequence[Rung]) -> None:
+    """Draw bars that lead from one total to another, each labelled with what it adds."""
+    colours = {"total": TOTAL_COLOUR, "more": MORE_COLOUR, "less": LESS_COLOUR}
+    widest_ms = max(bar.high_ns for bar in bars) / 1e6
+    for row, bar in enumerate(bars):
+        low, high = bar.low_ns / 1e6, bar.high_ns / 1e6
+        axes.barh(row, high - low, left=low, height=0.66, color=colours[bar.kind])
+        text = ms(bar.ns) if bar.kind == "total" else signed_ms(bar.ns)
+        axes.text(high + widest_ms * 0.008, row, text, va="center", fontsize=8.5, color=figures.INK)
+    level = bars[0].high_ns / 1e6  # a thin line joins each bar to the next at the level they share
+    for row, bar in enumerate(bars[1:]):
+        axes.plot([level, level], [row + 0.33, row + 1 - 0.33], color=figures.FAINT_INK, linewidth=0.8)
+        level += bar.ns / 1e6 if bar.kind != "total" else 0
+    axes.set_xlim(0, widest_ms * 1.14)
+    axes.set_ylim(len(bars) - 0.5, -0.5)
+    axes.set_yticks(range(len(bars)), [bar.name for bar in bars])
+    figures.strip_axes(axes, x_label="time (ms)")
+
+
+def schedule(analysis: Analysis, *, show: Show = "both", ax: Axes | None = None) -> Figure:
+    """Draw the measured pipeline above its ideal, or one of them, with the micro-batch in every cell it fits.
+
+    >>> from tracekit import analyze
+    >>> figure = schedule(analyze("sample_traces/1f1b"), show="ideal")
+    >>> [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    ['rank 0', 'rank 1', 'rank 2', 'rank 3']
+    """
+    if show not in ("both", "measured", "ideal"):
+        raise OptionError(f"there is no {show} schedule", hint="use both, measured or ideal")
+    if analysis.schedule is None:
+        return figures.message_figure(ax, "No pipeline schedule was found in these traces.")
+    compared = analysis.schedule.head
+    layouts = {name: layout.in_ms() for name, layout in layout_pipeline(compared).items() if show in ("both", name)}
+    *_, last = layouts.values()
+    end = max(layout.end for layout in layouts.values())
+    rows = len(layouts) * (len(last.rows) + 1) - 1  # one empty row between the sections
+    width = _figure_width(list(layouts.values()), end)
+    figure, axes = figures.figure_and_axes(ax, width=width, height=float(np.clip(0.34 * rows + 1.6, 2.6, 14)))
+    inches = width - MARGIN_INCHES if ax is None else axes.get_window_extent().width / figure.dpi
+    labelled = sum(len(layout.cells) for layout in layouts.values()) <= MAX_LABELLED_BOXES and end
+    inches_per_unit = inches / end if labelled else 0
+    draw_grid(axes, layouts, inches_per_unit=inches_per_unit, x_label="time (ms) from the step's first cell")
+    name = analysis.schedule.name if analysis.schedule.exact else f"{analysis.schedule.name}, nearly"
+    figures.draw_title(axes, headline(compared.match.schedule, name=name), _facts(compared, show))
+    figures.draw_legend(axes, cell_handles(last), below_axes=ax is not None)
+    return figure
+
+
+def _figure_width(layouts: list[ScheduleLayout], end: float) -> float:
+    """Return the width in inches at which the shorter cells show their micro-batch, within limits."""
+    durations = pl.concat([layout.cells["end"] - layout.cells["start"] for layout in layouts])
+    if len(durations) > MAX_LABELLED_BOXES or not end:
+        return 16
+    short = float(durations.quantile(0.1) or end)
+    return float(np.clip(end / max(short, 1e-9) * 0.16 + MARGIN_INCHES, 8, 18))
+
+
+def _facts(compared: StepComparison, show: Show) -> str:
+    measured = f"measured {ms(compared.measured_ns)}, {percent(compared.measured_bubble)} outside cells"
+    ideal = f"ideal {ms(compared.ideal_ns)}, {percent(compared.ideal_bubble)} outside cells"
+    return {"both": f"{measured} · {ideal}", "measured": measured, "ideal": ideal}[show]
+
+
+def curve(analysis: Analysis, *, ax: Axes | None = None) -> Figure:
+    """Draw the time per micro-batch of the run's own schedule over the number of micro-batches.
+
+    Predictions for other numbers of chunks are marked at this run's number of micro-batches.
+    """
+    comparison = analysis.schedule
+    predictions = () if comparison is None else comparison.what_if
+    by_microbatches = [prediction for prediction in predictions if prediction.change == "microbatches"]
+    by_chunks = [prediction for prediction in predictions if prediction.change == "chunks"]
+    if comparison is None or not by_microbatches:
+        text = "Nothing was predicted: analyze with what_if, and see the notices for what is missing."
+        return figures.message_figure(ax, text)
+    figure, axes = figures.figure_and_axes(ax, width=7, height=3.6)
+    _draw_curves(axes, by_microbatches)
+    for prediction in by_chunks if len(by_chunks) > 1 else ():
+        _mark_chunks(axes, prediction)
+    axes.set_ylim(bottom=0, top=1.08 * axes.get_ylim()[1])  # space for the name of the topmost mark
+    axes.set_ylabel("ms per micro-batch", fontsize=8.5, color=figures.INK)
+    figures.strip_axes(axes, x_label="micro-batches of a step")
+    axes.legend(fontsize=8, frameon=False)
+    facts = f"{comparison.name} on {comparison.pp} ranks; measured at {comparison.microbatches}"
+    figures.draw_title(axes, "More micro-batches, other chunks", facts)
+    return figure
+
+
+def _draw_curves(axes: Axes, predictions: Sequence[WhatIf]) -> None:
+    """Draw the predicted time with its range as a band, and the ideal time dashed, both in ms per micro-batch."""
+    counts = [prediction.microbatches or 1 for prediction in predictions]
+    predicted = [_ms_per_microbatch(prediction, prediction.predicted_ns) for prediction in predictions]
+    ideal = [_ms_per_microbatch(prediction, prediction.ideal_ns) for prediction in predictions]
+    low, high = (
+        [_ms_per_microbatch(prediction, (prediction.predicted_range_ns or (0, 0))[i]) for prediction in predictions]
+        for i in (0, 1)
+    )
+    axes.fill_between(counts, low, high, color=MORE_COLOUR, alpha=0.18, linewidth=0)
+    axes.plot(counts, predicted, color=MORE_COLOUR, marker="o", markersize=4, label="predicted")
+    axes.plot(counts, ideal, color=LESS_COLOUR, linestyle="--", label="ideal")
+
+
+def _mark_chunks(axes: Axes, prediction: WhatIf) -> None:
+    """Mark the time predicted for another number of chunks."""
+    point = (prediction.microbatches or 1, _ms_per_microbatch(prediction, prediction.predicted_ns))
+    axes.plot(*point, color=figures.INK, marker="_", markersize=12, linestyle="none")
+    style: dict[str, Any] = {"textcoords": "offset points", "fontsize": 7.5, "color": figures.INK, "va": "bottom"}
+    text = axes.annotate(counted(prediction.virtual or 1, "chunk"), point, (8, 2), **style)
+    text.set_path_effects([withStroke(linewidth=3, foreground="white")])  # readable over a curve behind it
+
+
+def _ms_per_microbatch(prediction: WhatIf, ns: int | None) -> float:
+    return (ns or 0) / (prediction.microbatches or 1) / 1e6
+
+
+def lanes(analysis: Analysis, *, rank: int | None = None, step: int | None = None, ax: Axes | None = None) -> Figure:
+    """Draw one rank's computation, communication and copies in one step, with the pipeline's phases above.
+
+    The rank is the first where none is given; the step that of the schedule, else the first.
+    """
+    timeline_table = analysis.tables["timeline"]
+    lanes = lanes_for(labels_of(timeline_table))
+    figure, axes = figures.figure_and_axes(ax, width=12, height=1.4 + 0.6 * len(lanes))
+    rank = (analysis.rank_results[0] if rank is None else analysis.rank(rank)).rank
+    step, begin_ns, end_ns = _step_window(analysis, rank, step)
+    events = _events_between(timeline_table.filter(rank=rank), begin_ns, end_ns, origin_ns=begin_ns)
+    axes.set_xlim(0, (end_ns - begin_ns) / 1e6)
+    axes.set_ylim(len(lanes), -0.35)
+    _draw_lanes(axes, events, lanes, first_row=0)
+    axes.set_yticks(np.arange(len(lanes)) + 0.5, list(lanes))
+    _draw_phases(axes, analysis, rank, step)
+    _finish_axes(axes, events, below_axes=ax is not None)
+    figures.draw_title(axes, f"Rank {rank}{'' if step is None else f', step {step}'}: what ran when")
+    return figure
+
+
+def timeline(
+    analysis: Analysis,
+    *,
+    ranks: Iterable[int] | None = None,
+    start_ms: float | None = None,
+    end_ms: float | None = None,
+    ax: Axes | None = None,
+) -> Figure:
+    """Draw an excerpt of several ranks, each with its lanes, between two times after the step's first event.
+
+    Without a window it shows the middle of the step. Ranks are drawn on the clocks of their files.
+    """
+    timeline_table = analysis.tables["timeline"]
+    if ranks is None:
+        ranks = [measured.rank for measured in analysis.rank_results][:MAX_RANKS]
+    ranks = [analysis.rank(rank).rank for rank in ranks]  # which raises for a rank that was not analysed
+    if not ranks:
+        raise OptionError("there are no ranks to draw", hint="name at least one, or leave ranks out")
+    lanes = lanes_for(labels_of(timeline_table))
+    height = float(np.clip(0.24 * len(lanes) * len(ranks) + 1.5, 2.6, 14))
+    figure, axes = figures.figure_and_axes(ax, width=12, height=height)
+    windows = [_step_window(analysis, rank, None) for rank in ranks]
+    origin_ns = min(begin_ns for _, begin_ns, _ in windows)
+    begin_ns, end_ns = _excerpt(origin_ns, max(end_ns for _, _, end_ns in windows), start_ms, end_ms)
+    axes.set_xlim((begin_ns - origin_ns) / 1e6, (end_ns - origin_ns) / 1e6)
+    rows_per_rank = len(lanes) + RANK_GAP_ROWS
+    axes.set_ylim(len(ranks) * rows_per_rank - RANK_GAP_ROWS, 0)
+    events_by_rank = [
+        _events_between(timeline_table.filter(rank=rank), begin_ns, end_ns, origin_ns=origin_ns) for rank in ranks
+    ]
+    first_rows = [i * rows_per_rank for i in range(len(ranks))]
+    for first_row, events in zip(first_rows, events_by_rank, strict=True):
+        _draw_lanes(axes, events, lanes, first_row=first_row)
+    axes.set_yticks([first_row + len(lanes) / 2 for first_row in first_rows], [f"rank {rank}" for rank in ranks])
+    _finish_axes(axes, pl.concat(events_by_rank), below_axes=ax is not None)
+    figures.draw_title(axes, "What ran when, rank by rank", f"from above: {', '.join(lanes)}")
+    return figure
+
+
+def _step_window(analysis: Analysis, rank: int, step: int | None) -> tuple[int | None, int, int]:
+    """Return number, start and end of a step on a rank; for None, of the schedule's step, else of the first."""
+    steps = analysis.tables["steps"].filter(rank=rank)
+    wanted = step
+    if wanted is None and analysis.schedule is not None:
+        wanted = analysis.schedule.head.pipeline.step
+    window = steps.filter(step=wanted) if wanted is not None else steps
+    if window.is_empty():
+        if step is not None:
+            raise OptionError(f"rank {rank} has no step {step}", hint="see the table steps")
+        window = steps
+    number, start_ns, end_ns = window.select("step", "start_ns", "end_ns").row(0)
+    return number, start_ns, end_ns
+
+
+def _excerpt(origin_ns: int, last_ns: int, start_ms: float | None, end_ms: float | None) -> tuple[int, int]:
+    """Return start and end of the excerpt; by default ``EXCERPT_SHARE`` of the step, from its middle."""
+    length = int((last_ns - origin_ns) * EXCERPT_SHARE)
+    begin = origin_ns + (last_ns - origin_ns - length) // 2 if start_ms is None else origin_ns + int(start_ms * 1e6)
+    end = begin + length if end_ms is None else origin_ns + int(end_ms * 1e6)
+    if end <= begin:
+        raise OptionError("the excerpt ends before it begins", hint="give start_ms < end_ms")
+    return begin, end
+
+
+def _events_between(events: pl.DataFrame, begin_ns: int, end_ns: int, *, origin_ns: int) -> pl.DataFrame:
+    """Return the events between two times, clipped to them, with ``start`` and ``end`` in ms after the origin."""
+    return events.filter((pl.col("end_ns") > begin_ns) & (pl.col("start_ns") < end_ns)).with_columns(
+        start=(pl.col("start_ns").clip(begin_ns) - origin_ns) / 1e6,
+        end=(pl.col("end_ns").clip(None, end_ns) - origin_ns) / 1e6,
+    )
+
+
+def _draw_lanes(axes: Axes, events: pl.DataFrame, lanes: Lanes, *, first_row: float) -> None:
+    """Draw each label on its lane, over idle time as wide as the axes; *events* are in ms.
+
+    A half of a lane whose other half is empty fills the whole lane.
+    """
+    left, right = axes.get_xlim()
+    height = 1 - 2 * ROW_MARGIN
+    present = set(labels_of(events))
+    for lane, part_of_label in enumerate(lanes.values()):
+        top = first_row + lane + ROW_MARGIN
+        figures.draw_boxes(
+            axes, start=[left], end=right, top=top, bottom=top + height, facecolors=IDLE_COLOUR, zorder=0
+        )
+        parts_used = {part for label, part in part_of_label.items() if label in present}
+        for label, part in part_of_label.items():
+            same = events.filter(label=label)
+            upper, lower = PART_EDGES[part if len(parts_used) > 1 else WHOLE]
+            figures.draw_boxes(
+                axes,
+                start=same["start"].to_numpy(), end=same["end"].to_numpy(),
+                top=top + height * upper, bottom=top + height * lower,
+                facecolors=LABEL_COLOURS[label], zorder=1, rasterized=len(same) > MAX_VECTOR_BOXES,
+            )  # fmt: skip
+
+
+def _draw_phases(axes: Axes, analysis: Analysis, rank: int, step: int | None) -> None:
+    """Draw dashed lines between the pipeline's phases, and the names of those that are wide enough."""
+    if not analysis.total.pipeline:
+        return
+    phases = analysis.tables["phases"].filter((pl.col("rank") == rank) & pl.col("step").eq_missing(step))
+    total_ns = int(phases["span_ns"].sum())
+    start = 0.0
+    for name, span_ns in phases.select("phase", "span_ns").iter_rows():
+        end = start + span_ns / 1e6
+        if start:
+            axes.axvline(start, color=figures.FAINT_INK, linewidth=0.8, linestyle=(0, (4, 3)), zorder=3)
+        if span_ns > 0.05 * total_ns:
+            axes.text((start + end) / 2, -0.06, name, ha="center", va="bottom", fontsize=8.5, color=figures.QUIET_INK)
+        start = end
+
+
+def _finish_axes(axes: Axes, events: pl.DataFrame, *, below_axes: bool) -> None:
+    """Name the time axis and draw the legend of the labels that occur."""
+    figures.strip_axes(axes, x_label="time (ms) from the step's first event")
+    handles: list[Any] = [Patch(facecolor=LABEL_COLOURS[label], label=label) for label in labels_of(events)]
+    figures.draw_legend(axes, [*handles, Patch(facecolor=IDLE_COLOUR, label="nothing")], below_axes=below_axes)
+
+
+def labels_of(table: pl.DataFrame) -> list[str]:
+    """Return the labels that occur in a table, in the order of the label list."""
+    present = set(table["label"].unique().to_list())
+    return [label for label in LABELS if label in present]
+
+
+def lanes_for(present: Sequence[str]) -> Lanes:
+    """Return the lanes on which something runs; a copy lane without copies to or from the host is called "Copies".
+
+    >>> list(lanes_for(["forward", "pp_comm", "offload"])), list(lanes_for(["forward", "memory"]))
+    (['Computation', 'Communication', 'Offload'], ['Computation', 'Copies'])
+    """
+    lanes = RELOAD_LANES if "reload" in present else LANES
+    used = {name: halves for name, halves in lanes.items() if any(label in halves for label in present)}
+    copies_to_host = "offload" in present or "onload" in present
+    return {"Copies" if name == "Offload" and not copies_to_host else name: halves for name, halves in used.items()}
+
+
+PLOTS: dict[str, Callable[..., Figure]] = {
+    "schedule": schedule,
+    "measured": lambda analysis, **options: schedule(analysis, show="measured", **options),
+    "ideal": lambda analysis, **options: schedule(analysis, show="ideal", **options),
+    "budget": budget,
+    "overlap": overlap,
+    "gap": gap,
+    "lanes": lanes,
+    "timeline": timeline,
+    "curve": curve,
+}
+"""Plots by the name that ``--plot`` takes."""
+
+
+def draw(analysis: Analysis, name: str | None = None, **options: Any) -> Figure:
+    """Draw the plot called *name*; by default the schedule where there is one, else the budget.
+
+    *options* are those of the plot's own function.
+
+    >>> from tracekit import analyze
+    >>> draw(analyze("sample_traces/reload"), "pie")
+    Traceback (most recent call last):
+    tracekit.errors.OptionError: there is no plot pie (use schedule, measured, ...)
+    """
+    if name is None:
+        name = "schedule" if analysis.schedule is not None else "budget"
+    function = check_plot(name)
+    if not analysis.total.budget.span_ns:
+        return figures.message_figure(options.get("ax"), "The GPU events of these traces take no time.")
+    return function(analysis, **options)
+
+
+def check_plot(name: str) -> Callable[..., Figure]:
+    """Return the function that draws *name*; raise OptionError for an unknown name."""
+    if name not in PLOTS:
+        raise OptionError(f"there is no plot {name}", hint=f"use {', '.join(PLOTS)}")
+    return PLOTS[name]
