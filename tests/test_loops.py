@@ -249,33 +249,6 @@ def number_pieces(rng):
     ]
 
 
-def link_communications(rng):
-    comm = np.full(40, -1)
-    rows = np.flatnonzero(rng.integers(0, 4, 40) == 0)
-    comm[rows] = np.arange(len(rows))
-    before = rng.integers(-1, 40, 40) if rng.integers(4) == 0 else parents(rng, 40)  # rings, or none
-    return [before, rng.integers(0, 99, 40), comm, np.zeros(40, np.int64), np.full(40, -2), np.full(40, 2**63 - 1)]
-
-
-def find_visited_ranks(rng):
-    size, steps, ranks = 40, 3, 4
-    return {
-        "start": rng.integers(0, 99, size),
-        "next_comm": parents(rng, size).astype(np.int32),
-        "earliest_start": rng.integers(0, 99, size),
-        "rank_index": np.sort(rng.integers(0, ranks, size)).astype(np.int32),
-        "last_to_arrive": rng.integers(-1, size, size).astype(np.int32),
-        "last_arrival": rng.integers(0, 99, size),
-        "has_step": flags(rng, steps, ranks),
-        "step_begin": rng.integers(0, 9, steps),
-        "first_time": rng.integers(50, 99, steps),
-        "first_comm": rng.integers(-1, size, steps),
-        "first_rank": rng.integers(0, ranks, steps),
-        "seen": np.full(size, -1),
-        "visited": np.zeros(ranks, np.uint8),
-    }
-
-
 def walk_steps(rng):
     size, comms, steps, ranks = 60, 15, 3, 4
     start = rng.integers(0, 300, size)
@@ -355,8 +328,6 @@ CASES = {
     "critical_path": [
         mark_walks,
         number_pieces,
-        link_communications,
-        find_visited_ranks,
         walk_steps,
         replay_events,
         walk_replayed_step,

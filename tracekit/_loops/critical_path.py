@@ -1,8 +1,8 @@
 """Walks along the critical path: from an event back to what held it back, within a rank and across ranks.
 
 Within a rank (``tracekit.critical_path.pieces``) events that follow each other without a choice form a piece. Across
-ranks (``tracekit.critical_path.links``) a walk goes back from piece to piece; where a
-communication waited for a peer it continues with the peer's piece.
+ranks (``tracekit.critical_path.links``) a walk goes back from piece to piece; where a communication waited for a peer
+it continues with the peer's piece.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ import cython
 
 NO_LIMIT = 2**63 - 1
 """Later than every time of a trace."""
-UNKNOWN_LINK, OPEN_LINK = -2, -3
-"""Values of ``next_comm`` while it is computed: not looked at; on the chain that is being followed."""
 
 # Rows of the arrays of ``replay_events``, as C variables: of ``times`` and (the first three) ``replayed``,
 _START = cython.declare(cython.int, 0)
@@ -97,103 +95,6 @@ def number_pieces(
                 longest_event[count] = event
                 count += 1
     return count
-
-
-def link_communications(
-    before: cython.const[cython.longlong][::1],
-    start: cython.const[cython.longlong][::1],
-    comm: cython.const[cython.longlong][::1],
-    chain: cython.longlong[::1],
-    next_comm: cython.longlong[::1],
-    earliest_start: cython.longlong[::1],
-) -> None:
-    """Find for every piece of a rank the first communication on the walk back from it.
-
-    Args:
-        before: Piece that each piece followed; -1: none.
-        start: Start of each piece.
-        comm: Number of the communication that a piece is; -1: it is none.
-        chain: Scratch space, one number for each piece.
-        next_comm: Result: the communication, the piece itself if it is one; -1: none. ``UNKNOWN_LINK`` at the call.
-        earliest_start: Result: earliest start of the pieces before that communication; ``NO_LIMIT`` at the call.
-
-    """
-    unknown: cython.longlong = UNKNOWN_LINK
-    open_link: cython.longlong = OPEN_LINK
-    no_limit: cython.longlong = NO_LIMIT
-    for i in range(before.shape[0]):
-        # Follow pieces back to one whose answer is known, then write the answer to all on the way.
-        row = i
-        depth = 0
-        while row >= 0 and next_comm[row] == unknown and comm[row] < 0:
-            next_comm[row] = open_link  # a ring, which no recording has, ends the walk
-            chain[depth] = row
-            depth += 1
-            row = before[row]
-        link = -1
-        earliest = no_limit
-        if row >= 0 and comm[row] >= 0:
-            link = comm[row]
-            next_comm[row] = link
-        elif row >= 0 and next_comm[row] != open_link:
-            link = next_comm[row]
-            earliest = earliest_start[row]
-        while depth > 0:
-            depth -= 1
-            earliest = min(earliest, start[chain[depth]])
-            next_comm[chain[depth]] = link
-            earliest_start[chain[depth]] = earliest
-
-
-def find_visited_ranks(
-    start: cython.const[cython.longlong][::1],
-    next_comm: cython.const[cython.int][::1],
-    earliest_start: cython.const[cython.longlong][::1],
-    rank_index: cython.const[cython.int][::1],
-    last_to_arrive: cython.const[cython.int][::1],
-    last_arrival: cython.const[cython.longlong][::1],
-    has_step: cython.const[cython.uchar][:, ::1],
-    step_begin: cython.const[cython.longlong][::1],
-    first_time: cython.const[cython.longlong][::1],
-    first_comm: cython.const[cython.longlong][::1],
-    first_rank: cython.const[cython.longlong][::1],
-    seen: cython.longlong[::1],
-    visited: cython.uchar[::1],
-) -> None:
-    """Find the ranks that the walks of all steps go through, from communication to communication.
-
-    Args:
-        start: Start of each communication.
-        next_comm: Next communication on the walk back from what came before it; -1: none.
-        earliest_start: Earliest start of what lies between the two.
-        rank_index: Index of each communication's rank.
-        last_to_arrive: The communication of the peer that arrived last; -1: none other.
-        last_arrival: When it arrived.
-        has_step: [step, rank index]: whether the rank recorded the step.
-        step_begin: When each step begins.
-        first_time: Time up to which the walk of each step has come when it reaches its first communication.
-        first_comm: First communication of the walk; -1: none.
-        first_rank: Index of the rank at which the walk begins.
-        seen: Scratch space, one number for each communication; -1 at the call.
-        visited: Result: [rank index].
-
-    """
-    for step in range(step_begin.shape[0]):
-        now = first_time[step]
-        comm = first_comm[step]
-        visited[first_rank[step]] = 1
-        while now > step_begin[step] and comm >= 0:
-            until = start[comm]
-            further = comm
-            seen[comm] = step  # clocks that disagree could send the walk in a circle: go to each only once
-            peer = last_to_arrive[comm]
-            if peer >= 0 and has_step[step, rank_index[peer]] and seen[peer] != step:
-                seen[peer] = step
-                visited[rank_index[peer]] = 1
-                until = last_arrival[comm]
-                further = peer
-            now = min(now, until, earliest_start[further])
-            comm = next_comm[further]
 
 
 def walk_steps(
