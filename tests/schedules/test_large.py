@@ -42,7 +42,7 @@ def test_every_op_starts_as_soon_as_its_inputs_are_there(name, times):
     done = simulate(schedule, times)
     edges = schedule.edges
     latencies = [times.latencies(schedule.table, edge).tolist() for edge in (edges.forward, edges.backward)]
-    assert done.start.tolist() == starts_by_repetition(schedule, times.durations(schedule.table).tolist(), *latencies)
+    assert done.start.tolist() == starts_by_repetition(schedule, times.durations(schedule).tolist(), *latencies)
 
 
 def test_times_that_are_not_whole_keep_their_clock():

@@ -191,8 +191,16 @@ def test_times_out_of_range(times):
         Times(**times)
 
 
+@pytest.mark.parametrize(
+    "times", [{"F": (1, 2, 3)}, {"F": [[1, 2, 3], [1, 2, 3]]}, {"P2P": [[0]]}, {"rank_factor": (1,)}]
+)
+def test_times_of_the_wrong_shape(times):
+    with pytest.raises(ScheduleError, match="shape"):
+        simulate(generate("1f1b", pp=2, microbatches=2), Times(**times))
+
+
 def test_times_stay_hashable():
-    assert hash(Times(F=2, B=2)) == hash(Times(F=2, B=2, FB=4))
+    assert hash(Times(F=[[1, 2], [3, 4]])) == hash(Times(F=((1, 2), (3, 4))))
     assert Times(I=2, W=3).B == 5
     assert Times.parse(" f=2 , P2P=0.5 ").scalars() == {"F": 2, "I": 1, "W": 1, "B": 2, "FB": 4, "P2P": 0.5}
 

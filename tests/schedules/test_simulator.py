@@ -110,9 +110,25 @@ def test_p2p_counts_only_between_ranks():
     assert one.makespan == 6
 
 
+def test_p2p_by_link_and_by_bytes():
+    orders = plan("0F0 0B0", "1F0 1B0")
+    assert simulate(orders, Times(F=1, B=1, P2P=[[0, 3], [5, 0]])).makespan == 4 + 3 + 5
+    assert simulate(orders, Times(F=1, B=1, P2P=1, p2p_bytes=100, p2p_bandwidth=50)).makespan == 4 + 2 * (1 + 2)
+
+
+def test_times_by_stage_micro_batch_and_rank():
+    orders = plan("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1", microbatches=2)
+    by_stage = simulate(orders, Times(F=(1, 10), B=(2, 20)))
+    assert by_stage.busy == [6, 60]
+    table = simulate(orders, Times(F=[[1, 2], [3, 4]], B=1))
+    assert (table.end - table.start).tolist() == [1, 2, 1, 1, 3, 1, 4, 1]
+    slow = simulate(orders, Times(F=1, B=2, rank_factor=(1, 3)))
+    assert slow.busy == [6, 18]
+
+
 def test_fb_by_default_is_the_sum_of_its_halves():
     orders = plan("0F0 (0F1;0B0) 0B1", microbatches=2)
-    assert simulate(orders, Times(F=1, B=10)).busy == [1 + (1 + 10) + 10]
+    assert simulate(orders, Times(F=[[1, 2]], B=[[10, 20]])).busy == [1 + (2 + 10) + 20]
     assert simulate(orders, Times(F=1, B=2, FB=2.5)).busy == [1 + 2.5 + 2]
 
 
@@ -157,6 +173,14 @@ def test_wrong_durations(durations):
 def test_a_schedule_that_takes_no_time():
     done = simulate(plan("0F0 0B0"), durations=[[0, 0]])
     assert (done.makespan, done.bubble_fraction, done.bubble_rate_zb, done.bubble_over_work) == (0, 0, 0, 0)
+
+
+def test_searched_schedules_take_times_by_stage():
+    times = Times(F=[2] * 4, I=[2] * 4, W=[1] * 4, P2P=[[0] * 4] * 4)
+    by_kind = Times(F=2, I=2, W=1)
+    assert generate("zb-1p", pp=4, microbatches=8, times=times) == generate(
+        "zb-1p", pp=4, microbatches=8, times=by_kind
+    )
 
 
 def test_cells_table():

@@ -19,8 +19,8 @@ from typing import Literal
 import msgspec
 import polars as pl
 
-from tracekit.errors import ScheduleError
-from tracekit.schedules.times import Times, check_times, parse_times
+from tracekit.errors import DeadlockError, ScheduleError
+from tracekit.schedules.times import Times, check_positive, parse_times
 
 LANES = ("Computation", "Communication", "Offload")
 PHASES = {"warm-up": "F", "steady": "FB", "cool-down": "B"}
@@ -44,7 +44,7 @@ class BlockTimes:
     onload: float = 3
 
     def __post_init__(self) -> None:
-        check_times(asdict(self))
+        check_positive(asdict(self))
 
     @classmethod
     def parse(cls, text: str) -> BlockTimes:
@@ -191,7 +191,9 @@ def _run(tasks: Sequence[Task]) -> dict[str, float]:
     free = dict.fromkeys(lanes, 0.0)
     while any(lanes.values()):
         ready = [lane for lane, waiting in lanes.items() if waiting and all(name in ends for name in waiting[0].after)]
-        assert ready, "tasks that wait for each other"
+        if not ready:
+            stuck = ", ".join(waiting[0].name for waiting in lanes.values() if waiting)
+            raise DeadlockError(f"block: {stuck} wait for each other", hint="change the order on a lane")
         for lane in ready:
             task = lanes[lane].pop(0)
             start = max([free[lane], *(ends[name] for name in task.after)])

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
+
 from tracekit.schedules.ops import Op, backward_input, backward_weight, forward
 from tracekit.schedules.times import Times
 
@@ -39,7 +41,8 @@ class _Plan:
 
     def __init__(self, pp: int, microbatches: int, times: Times, limit: int, freed_by_i: int) -> None:
         self.pp, self.microbatches, self.limit = pp, microbatches, limit
-        self.f_time, self.i_time, self.w_time, self.p2p = map(float, (times.F, times.I, times.W, times.P2P))
+        self.f_time, self.i_time, self.w_time = (float(np.mean(t)) for t in (times.F, times.I, times.W))
+        self.p2p = float(np.mean(times.P2P)) + times.p2p_bytes / (times.p2p_bandwidth or 1)
         self.freed_by_i, self.freed_by_w = freed_by_i, 2 - freed_by_i
         self.orders: list[list[Op]] = [[] for _ in range(pp)]
         self.first_start = [0.0] * pp

@@ -208,7 +208,7 @@ def simulate(
 
     """
     times = times or Times()
-    duration = times.durations(schedule.table) if durations is None else _flatten(schedule, durations)
+    duration = times.durations(schedule) if durations is None else _flatten(schedule, durations)
     latency = np.stack([times.latencies(schedule.table, producers) for producers in schedule.edges])
     dtype = np.float64 if np.result_type(duration, latency).kind == "f" else np.int64
     start = np.zeros(len(duration), dtype)

@@ -22,7 +22,7 @@ import polars as pl
 from tracekit.documents.coding import HasDocument
 from tracekit.documents.schedule import FORMAT, Cell, ScheduleDocument
 from tracekit.errors import ScheduleError
-from tracekit.schedules.times import check_times, parse_times
+from tracekit.schedules.times import check_positive, parse_times
 
 Time = TypeVar("Time", int, float)
 LANES = ("H2D buffer", "IPC buffer 0", "IPC buffer 1")
@@ -41,7 +41,7 @@ class ReloadTimes:
     RELOAD: float = 1
 
     def __post_init__(self) -> None:
-        check_times(asdict(self))
+        check_positive(asdict(self))
 
     @classmethod
     def parse(cls, text: str) -> ReloadTimes:

@@ -91,7 +91,7 @@ class Recipe:
     def work_ns(self) -> Ints:
         """Compute time of each cell of one step: what the times say, with imbalance, stragglers and jitter."""
         table = self.schedule.table
-        work: npt.NDArray[np.float64] = np.asarray(self.times.durations(self.schedule.table), np.float64)
+        work: npt.NDArray[np.float64] = np.asarray(self.times.durations(self.schedule), np.float64)
         work = work * np.array([self.stage_factor.get(int(s), 1.0) for s in table.stage])
         work = work * np.array([self.rank_factor.get(int(r), 1.0) for r in table.rank])
         if self.jitter:
