@@ -94,7 +94,7 @@ def test_another_schedule_needs_what_it_was_seen_to_need(run):
 def held(capacity, *, base=100, chunk=10, chunks=4, optimizer=None):
     phases = {} if optimizer is None else {"optimizer": Peak(optimizer, optimizer)}
     peak = base + chunk * chunks
-    found = RankMemory(0, peak, peak + 5, base, phases, ChunkMemory(chunk, chunk, base, 0, 0, chunks, 8))
+    found = RankMemory(0, peak, peak + 5, base, phases, ChunkMemory(chunk, chunk, base, 0, 0, chunks))
     return RunMemory((HeldMemory(0, found, capacity),))
 
 
