@@ -42,7 +42,7 @@ def table(rows):
 
 
 @settings(
-    max_examples=40, deadline=None, derandomize=True, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
+    max_examples=25, deadline=None, derandomize=True, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
 )
 @given(ranks=st.lists(st.lists(row, min_size=1, max_size=25), min_size=1, max_size=3), what_if=st.booleans())
 def test_there_is_an_answer_or_a_reason(ranks, what_if):

@@ -36,7 +36,7 @@ def plan(*lines, microbatches=1):
 
 
 @given(schedules())
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_every_op_is_there_once(schedule):
     made = {"F": [], "I": [], "W": []}
     for op in (op for rank in schedule.ranks for op in rank):
@@ -52,7 +52,7 @@ def test_every_op_is_there_once(schedule):
 
 
 @given(schedules(), st.data())
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_against_the_slow_simulator(slow_simulate, schedule, data):
     numbers = data.draw(st.randoms(use_true_random=False))
     durations = [[numbers.randint(1, 50) for _ in rank] for rank in schedule.ranks]
@@ -66,7 +66,7 @@ def test_against_the_slow_simulator(slow_simulate, schedule, data):
 
 
 @given(schedules(), st.data())
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_bounds_nothing_can_beat(schedule, data):
     t = Times(**{key: data.draw(st.integers(1, 20)) for key in ("F", "I", "W")}, P2P=data.draw(st.integers(0, 5)))
     done = simulate(schedule, t)

@@ -6,7 +6,7 @@ that server and worker share, each with what fills it and, lighter, how long it 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import product
 
 from markupsafe import Markup
@@ -21,8 +21,8 @@ from tracekit.report.schedule.layout import RELOAD_COLOURS
 from tracekit.report.words import WORDS
 from tracekit.schedules.weight_reload import LANES
 
-WIDTH, NAME_WIDTH = 1000, 150
-"""Width of a drawing, and of the names at its left."""
+SIZES = {"rows": (1000, 150), "rows narrow": (364, 110)}
+"""Width of a drawing, and of the names at its left, by class: on a desk, and on a phone."""
 ROW_HEIGHT, GROUP_GAP = 12, 10
 MAX_RANKS_DRAWN = 16
 MAX_UPDATES_DRAWN = 4
@@ -50,21 +50,23 @@ def phase_drawing(analysis: Analysis) -> tuple[Markup, Legend] | None:
     )
     lanes = [lane for lane in lanes if lane[1] < MAX_RANKS_DRAWN]
 
-    canvas, last_role = _new_canvas(start, end), None
-    for role, rank in lanes:
-        canvas.row(f"{role} · rank {rank}", gap=2 if role == last_role else GROUP_GAP)
-        last_role = role
-        for band in results.bands:
-            if (band.role, band.rank) == (role, rank):
-                tip = f"{WORDS.phases[band.phase]}, {ms(band.end_ns - band.start_ns)}, GPU busy {ms(band.busy_ns)}"
-                canvas.box(band.start_ns, band.end_ns, PHASE_COLOURS[band.phase], tip)
+    def draw(canvas: Canvas) -> None:
+        last_role = None
+        for role, rank in lanes:
+            canvas.row(f"{role} · rank {rank}", gap=2 if role == last_role else GROUP_GAP)
+            last_role = role
+            for band in results.bands:
+                if (band.role, band.rank) == (role, rank):
+                    tip = f"{WORDS.phases[band.phase]}, {ms(band.end_ns - band.start_ns)}, GPU busy {ms(band.busy_ns)}"
+                    canvas.box(band.start_ns, band.end_ns, PHASE_COLOURS[band.phase], tip)
+
     legend = [
         (WORDS.phases[phase], colour)
         for phase, colour in PHASE_COLOURS.items()
         if any(band.phase == phase for band in results.bands)
     ]
     marks = [iteration.start_ns for iteration in results.iterations]
-    return _svg(canvas, "Phases of every role and rank over time", marks=marks), tuple(legend)
+    return _svg(draw, start, end, "Phases of every role and rank over time", marks=marks), tuple(legend)
 
 
 def update_drawings(analysis: Analysis, clock: PageClock) -> tuple[list[tuple[str, Moment | None, Markup]], Legend]:
@@ -105,26 +107,30 @@ def _draw_cells(cells: Iterable[BucketCell], origin_ns: int, duration_ns: int) -
         by_lane.setdefault((cell.rank, cell.lane), []).append(cell)
     ranks = sorted({rank for rank, _ in by_lane})[:MAX_RANKS_DRAWN]
 
-    canvas = _new_canvas(origin_ns, origin_ns + duration_ns)
-    for rank, lane in product(ranks, LANES):
-        canvas.row(f"rank {rank} · {lane}", gap=GROUP_GAP if lane == LANES[0] else 2)
-        own = by_lane.get((rank, lane), [])
-        for cell in own:
-            if cell.held_until_ns is not None and cell.held_until_ns > cell.end_ns:
-                canvas.box(cell.end_ns, cell.held_until_ns, HELD_COLOUR, f"bucket {cell.bucket} held")
-        for cell in own:
-            # A broadcast whose source is unknown is drawn like the source's.
-            op = RELOAD_COLOURS.get((cell.role or cell.op)[0].upper(), RELOAD_COLOURS["S"])
-            tip = f"bucket {cell.bucket}: {op.name}, {ms(cell.end_ns - cell.start_ns)}"
-            canvas.box(cell.start_ns, cell.end_ns, op.colour, tip, text=str(cell.bucket))
-    return _svg(canvas, "Buffers of every device over time")
+    def draw(canvas: Canvas) -> None:
+        for rank, lane in product(ranks, LANES):
+            canvas.row(f"rank {rank} · {lane}", gap=GROUP_GAP if lane == LANES[0] else 2)
+            own = by_lane.get((rank, lane), [])
+            for cell in own:
+                if cell.held_until_ns is not None and cell.held_until_ns > cell.end_ns:
+                    canvas.box(cell.end_ns, cell.held_until_ns, HELD_COLOUR, f"bucket {cell.bucket} held")
+            for cell in own:
+                # A broadcast whose source is unknown is drawn like the source's.
+                op = RELOAD_COLOURS.get((cell.role or cell.op)[0].upper(), RELOAD_COLOURS["S"])
+                tip = f"bucket {cell.bucket}: {op.name}, {ms(cell.end_ns - cell.start_ns)}"
+                canvas.box(cell.start_ns, cell.end_ns, op.colour, tip, text=str(cell.bucket))
+
+    return _svg(draw, origin_ns, origin_ns + duration_ns, "Buffers of every device over time")
 
 
-def _new_canvas(start_ns: int, end_ns: int) -> Canvas:
-    return Canvas(start_ns, end_ns, width=WIDTH, name_width=NAME_WIDTH, row_height=ROW_HEIGHT)
-
-
-def _svg(canvas: Canvas, title: str, *, marks: Sequence[int] = ()) -> Markup:
-    """Return the drawing with the times of its start, middle and end."""
-    times = {time: ms(time - canvas.start) for time in (canvas.start, (canvas.start + canvas.end) // 2, canvas.end)}
-    return canvas.svg(title, times, marks=marks, attributes='class="rows"')
+def _svg(
+    draw: Callable[[Canvas], None], start_ns: int, end_ns: int, title: str, *, marks: Sequence[int] = ()
+) -> Markup:
+    """Return the drawing in both sizes, of which the page shows one, with the times of its start, middle and end."""
+    times: dict[float, str] = {time: ms(time - start_ns) for time in (start_ns, (start_ns + end_ns) // 2, end_ns)}
+    drawings = []
+    for name, (width, name_width) in SIZES.items():
+        canvas = Canvas(start_ns, end_ns, width=width, name_width=name_width, row_height=ROW_HEIGHT)
+        draw(canvas)
+        drawings.append(canvas.svg(title, times, marks=marks, attributes=f'class="{name}"'))
+    return Markup().join(drawings)
