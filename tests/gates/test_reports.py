@@ -166,6 +166,16 @@ def test_a_gate_names_both_sides_and_every_limit(sides):
     assert re.search(r"\+10\.0 %  +\+2\.9 %  +\+\d+\.\d … \+\d+\.\d %  worse by more than 2\.9 %", rows["step_ms"])
 
 
+def test_on_80_columns_names_of_metrics_are_whole_and_reasons_stand_below(sides):
+    result = gate(sides[1], sides[0]).to_dict()
+    lines = printed(diff_terminal.show_gate, result, width=80)
+    rows = {line.split()[1] for line in lines if line.startswith(("regressed ", "pass "))}
+    assert {check["metric"] for check in result["checks"] if check["verdict"] == "regressed"} <= rows
+    text = " ".join(" ".join(lines).split())
+    assert re.search(r"step_ms[\w., ]*: worse by more than 2\.9 %", text)
+    assert all(len(line.rstrip()) <= 80 for line in lines)
+
+
 @pytest.mark.parametrize(("factor", "reason"), [(1.02, "worse, within the limit"), (1.0, ""), (0.98, "")])
 def test_a_pass_says_that_it_got_worse(make, scaled, factor, reason):
     """Compute time has a floor of 3.25 % and steps that vary by half a percent: 2 % are certain, and accepted."""

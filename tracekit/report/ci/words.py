@@ -206,6 +206,9 @@ def visible_changes(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if round(row["change_ms"], 3)] or list(rows)
 
 
+AS_ABOVE = "as above"
+
+
 def without_repeats(reasons: Sequence[str]) -> list[str]:
     """Return the reasons of a table's rows; a reason equal to the one above becomes "as above".
 
@@ -213,7 +216,7 @@ def without_repeats(reasons: Sequence[str]) -> list[str]:
     ['may be noise', 'as above', '', 'breaks step_ms < +3%']
     """
     pairs = zip(("", *reasons), reasons, strict=False)
-    return ["as above" if reason and reason == above else reason for above, reason in pairs]
+    return [AS_ABOVE if reason and reason == above else reason for above, reason in pairs]
 
 
 def reason(check: Row) -> str:
@@ -316,6 +319,26 @@ def check_table(checks: Sequence[Row]) -> Table | None:
         Column("why"),
     )
     return make_table(columns, ({**check, "why": text} for check, text in zip(ordered, reasons, strict=True)))
+
+
+def reasons_below(table: Table) -> Table:
+    """Return the table of checks for a narrow terminal: its last column, the reasons, as notes.
+
+    >>> columns = (Column("verdict"), Column("metric"), Column("why"))
+    >>> reasons_below(Table(columns, (("?", "a", "noise"), ("?", "b", "as above"), ("pass", "c", "")))).notes
+    ('a, b: noise',)
+    """
+    metrics_of: dict[str, list[str]] = {}
+    why = ""
+    for row in table.rows:
+        why = why if row[-1] == AS_ABOVE else row[-1]
+        metrics_of.setdefault(why, []).append(str(row[1]))
+    notes = tuple(
+        f"{'all' if len(metrics) == len(table.rows) else ', '.join(metrics)}: {why}"
+        for why, metrics in metrics_of.items()
+        if why
+    )
+    return Table(table.columns[:-1], tuple(row[:-1] for row in table.rows), (*table.notes, *notes), table.totals)
 
 
 def _digits(number: float) -> int:

@@ -17,6 +17,8 @@ Data = Mapping[str, Any]
 MAX_DIFF_ROWS = 8
 MAX_PASSING_CHECKS = 8
 MAX_MOVED_ROWS = 5
+MIN_WIDTH_WITH_REASONS = 110
+"""Columns of a terminal in which a check's reason fits beside its figures."""
 
 
 def show_diff(result: Data, console: Console) -> None:
@@ -70,8 +72,10 @@ def render_gate(result: Data, *, width: int = 80) -> RenderableType:
     passing = [check for check in result["checks"] if check["verdict"] == "pass" and not check["requirement"]]
     hidden = passing[MAX_PASSING_CHECKS:]
     shown = [check for check in result["checks"] if check not in hidden]
-    checks = render_table(words.check_table(shown), width)
-    if checks is not None:
+    table = words.check_table(shown)
+    if table is not None:
+        checks = render_table(table if width >= MIN_WIDTH_WITH_REASONS else words.reasons_below(table), width)
+        assert checks is not None
         parts.append(checks)
         parts += [Note(f"and {counted(len(hidden), 'more metric')} that pass")] if hidden else []
         parts += [Note(words.TYPICAL_STEP_NOTE)] if words.has_typical_steps(result) else []
