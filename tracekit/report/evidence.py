@@ -108,6 +108,9 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """Multiprocessors that it may use, if every other rank may use more."""
     others_multiprocessors: int | None = None
     launch_bound_share: float | None = None
+    """Share of the span in which the host launches late, without the ranks whose host alone is late."""
+    launch_bound_where: str = ""
+    """Words after that share where there are such ranks."""
     host_doing: str | None = None
     """What the host did in more than half of that time, if it was neither launching nor Python between operators."""
     host_doing_share: float | None = None
@@ -413,6 +416,7 @@ def _idle(analysis: Analysis, late_hosts: Set[int]) -> _Facts:
     facts: _Facts = {}
     if launch_bound_share is not None and launch_bound_share > MIN_LAUNCH_BOUND_SHARE:
         facts = {"launch_bound_share": launch_bound_share, **_host_activity(ranks, launch_bound_ns)}
+        facts |= {"launch_bound_where": " on the other ranks"} if late_hosts else {}
     gaps = analysis.tables["gaps"]
     if gaps.is_empty() or budget.idle_ns <= max(budget.compute_ns, *budget.exposed_ns.values(), 0):
         return facts
