@@ -1,7 +1,5 @@
 """``python -m tracekit``: the command line, where its folder is not on the PATH."""
 
-from __future__ import annotations
-
 from tracekit.cli import main
 
 if __name__ == "__main__":

@@ -4,8 +4,6 @@ Every parser ends in ``conform(frame, EVENTS)``; nothing behind it checks again.
 since the Unix epoch. Text that repeats is Categorical (dictionary-encoded). Unknown is null, never 0 or "".
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """The MCP server: tools over stdio, on the official SDK; answers are short, with handles to read further rows."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import itertools

@@ -7,8 +7,6 @@ Time between two steps belongs to the window, to no step. Whatever counts by ste
 one answer.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 

@@ -8,8 +8,6 @@ uncertainty of the clocks, and clocks that had to be set to each other may chang
 waited at most for its own duration minus the shortest duration among the members, and this bound is used.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import polars as pl
 

@@ -1,7 +1,5 @@
 """Combination of all ranks' tables into one analysis."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial

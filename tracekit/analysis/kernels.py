@@ -1,7 +1,5 @@
 """Kernels by name, label and module, the reasons for their labels, and shapes of the model's operators."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 import polars as pl

@@ -3,8 +3,6 @@
 An event has its times and the number of its description; events with equal texts share a description.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import numpy as np

@@ -4,8 +4,6 @@ Kernels without a name may compute or communicate, and kernels without times ran
 either, no figure of the rank can be trusted, and its file is refused; below it, idle time and the bubble are unknown.
 """
 
-from __future__ import annotations
-
 import polars as pl
 
 from tracekit.errors import InputError, Notice

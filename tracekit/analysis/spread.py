@@ -1,7 +1,5 @@
 """Distribution of figures over many ranks: quantiles, outliers, and the ranks' places in the mesh."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import msgspec

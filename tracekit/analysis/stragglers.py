@@ -7,8 +7,6 @@ transfers over transfers of the same size (slow link), and its own waiting for r
 difference r − i explains as much of i's waiting; together at most all of it. The rest is unknown.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

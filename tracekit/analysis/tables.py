@@ -3,8 +3,6 @@
 They are small and picklable, so that ranks can be measured in any process and combined in one (``analysis.combine``).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Classification of one rank's GPU events: evidence, rules, and the table of labelled events."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import polars as pl

@@ -1,7 +1,5 @@
 """Explanation of one event's label: its evidence, every rule that was tried, and the rule that won."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

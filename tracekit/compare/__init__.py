@@ -4,8 +4,6 @@
 simulates its ideal from the run's own times, and splits the gap between both by cause.
 """
 
-from __future__ import annotations
-
 from tracekit.compare.compare_run import compare_pipelines
 from tracekit.compare.comparison import ScheduleComparison, StepComparison
 from tracekit.compare.gap import PARTS

@@ -1,7 +1,5 @@
 """Comparison of a run with the ideal of the schedule it followed, from the tables of its ranks."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from copy import deepcopy

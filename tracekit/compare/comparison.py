@@ -1,7 +1,5 @@
 """Results of the comparison of a run with its ideal."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ A schedule is named only if at most a tenth of its units of work are elsewhere i
 measurement, and little of the time between them stays unexplained.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Iterable, Mapping
 
 import msgspec

@@ -18,8 +18,6 @@ unexplained    what is left
 =============  ==============================================================================================
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 

@@ -5,8 +5,6 @@ ran the halves of an FB one after the other, still equals its schedule. Such dif
 apart.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
 from functools import lru_cache

@@ -5,8 +5,6 @@ every size is tried, with ranks numbered as in a mesh (neighbours at equal dista
 inside the pipeline and the order is a known schedule's at that size.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from math import gcd
 

@@ -4,8 +4,6 @@ Predicted makespans are simulated with the run's own ops, messages and machine; 
 messages.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any

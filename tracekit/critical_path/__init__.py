@@ -4,8 +4,6 @@
 ranks by their communications and follows the chain back from the end of each step, and ``path`` presents the result.
 """
 
-from __future__ import annotations
-
 from tracekit.critical_path.path import CriticalPath, critical_path, join_cells
 from tracekit.critical_path.pieces import PATH_PIECES, find_path_pieces
 

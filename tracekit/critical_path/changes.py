@@ -4,8 +4,6 @@ A change is text: ``dp_comm x0.5`` (a label, module, operator or kernel takes ha
 ``no host delay``, ``links x2`` (twice the bandwidth), ``hide dp_comm``, ``balance`` and ``microbatches 16``.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence

@@ -7,8 +7,6 @@ launch continues with the host: from the launch call back to the last call in wh
 from there with the GPU event whose end released the host.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple

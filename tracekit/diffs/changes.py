@@ -1,7 +1,5 @@
 """Changes between two runs by metric, label, module, rank, kernel and cell, the largest change first."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

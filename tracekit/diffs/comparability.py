@@ -1,7 +1,5 @@
 """Comparability of two sides. Where a fact differs, the verdict is inconclusive and names the fact."""
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ module it changed most in, and the ranks that wait for this rank; where compute 
 became exposed or idle. Where the amount of work differs, steps are compared per unit of work.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 

@@ -5,8 +5,6 @@ A metric has a name, a unit, a direction and a noise floor. It consists of a fam
 times (the maximum for ``step_ms``, because the slowest rank sets the pace), the ratio of sums over ranks for shares.
 """
 
-from __future__ import annotations
-
 import difflib
 import operator
 import re

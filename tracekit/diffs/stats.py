@@ -5,8 +5,6 @@ p-value of the rank test is weakened by their correlation. Runs differ by more t
 several runs, the spread between runs is used as well.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from functools import lru_cache

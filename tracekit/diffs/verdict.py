@@ -4,8 +4,6 @@ A metric regressed if its change is larger than the noise floor and, at the same
 cannot be decided is inconclusive, with a reason.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 

@@ -3,8 +3,6 @@
 ``tracekit.report.terminal.doctor`` prints it.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial

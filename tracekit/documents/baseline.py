@@ -1,7 +1,5 @@
 """Baseline file of the gate: the samples of one or more runs, small enough to be kept in git."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Literal
 

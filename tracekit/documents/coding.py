@@ -1,7 +1,5 @@
 """Encoding and decoding of documents."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

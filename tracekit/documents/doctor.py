@@ -1,7 +1,5 @@
 """Contents and gaps of recordings: ``tracekit doctor --json``."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Verdict of the gate: ``tracekit gate --json``."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from datetime import date
 from typing import Annotated, Literal

@@ -1,7 +1,5 @@
 """History of a run: the data of the page that ``watch -o`` and ``gate --history`` write, from which it is read back."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Literal
 

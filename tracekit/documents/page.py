@@ -1,7 +1,5 @@
 """Data of the pages of an analysis and a diff: what their scripts draw timelines and schedules from."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from msgspec import UNSET, Struct, UnsetType

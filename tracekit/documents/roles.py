@@ -1,7 +1,5 @@
 """Roles of a run: weight updates, iterations of an RL loop, and the phases of each process."""
 
-from __future__ import annotations
-
 import msgspec
 
 

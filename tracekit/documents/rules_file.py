@@ -1,7 +1,5 @@
 """Rules file, after TOML: ``--rules FILE`` and the files in ``classify/packs``."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from msgspec import Struct, field

@@ -1,7 +1,5 @@
 """An ideal schedule: ``tracekit schedule --json``. Times are in the units of the given times."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Documents of a store: its manifest ``tracekit-store.json``, a rank's ``entry.json``, and its measured tables."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Literal
 

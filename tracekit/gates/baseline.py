@@ -4,8 +4,6 @@ Keys are sorted, numbers are rounded to five digits, and each metric has its own
 difference between two baselines.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Settings of the gate: ``[tool.tracekit.gate]`` in pyproject.toml, or ``[gate]`` in tracekit.toml."""
 
-from __future__ import annotations
-
 import fnmatch
 import math
 import re

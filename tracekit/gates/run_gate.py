@@ -1,7 +1,5 @@
 """The gate: a candidate is compared with a baseline and with limits, and gets one verdict."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from datetime import date
 from os import PathLike

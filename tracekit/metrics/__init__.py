@@ -8,8 +8,6 @@
 True
 """
 
-from __future__ import annotations
-
 from tracekit.metrics.budget import Bubble, Budget, budgets, phases
 from tracekit.metrics.label_intervals import Lanes, weak_ns
 from tracekit.metrics.overlap import hidden, label_times

@@ -4,8 +4,6 @@ Algorithm bandwidth is an operation's bytes / its transfer time. Bus bandwidth s
 each rank's link must carry, so that it can be compared with the link whatever the number of ranks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import polars as pl

@@ -6,8 +6,6 @@ traced. Idle time in which lost work may have run is *unrecorded*, a term of its
 lies between the budget's idle, and idle and unrecorded together.
 """
 
-from __future__ import annotations
-
 import msgspec
 import numpy as np
 import polars as pl

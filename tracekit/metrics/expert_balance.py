@@ -6,8 +6,6 @@ they account for); the step loses at most the part of it that no compute hides. 
 bounds hold for it.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import polars as pl
 

@@ -6,8 +6,6 @@ launch call of unusual length was under way it is warm-up (code loaded, a graph 
 four sum to the idle time.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import polars as pl
 

@@ -4,8 +4,6 @@ They are compared across ranks in ``analysis.stragglers``. All are by step and s
 row per step, a row per micro-batch.
 """
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass, field
 from math import prod

@@ -1,7 +1,5 @@
 """Communication operations of one rank: kind, peers, times, and how much of each compute hides."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

@@ -5,8 +5,6 @@ first. A part of a GPU (MIG, or processes that share one) shows fewer multiproce
 share.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import tomllib

@@ -6,8 +6,6 @@ to the device are weight synchronisation. Other events (communication, small cop
 them.
 """
 
-from __future__ import annotations
-
 import tomllib
 from functools import cache
 from importlib.resources import files

@@ -6,8 +6,6 @@ b (broadcast) and l (reload) the ideal total is R(h + N·b) + l where l ≤ b, a
 b < l ≤ h + b.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

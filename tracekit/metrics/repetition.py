@@ -1,7 +1,5 @@
 """Layers found by repetition: a forward launches the same kernels once per layer, so its sequence has a period."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import msgspec

@@ -17,8 +17,6 @@ constraint is then not certain. Every event is held back by at most one other, s
 an event is a walk without choices.
 """
 
-from __future__ import annotations
-
 import msgspec
 import numpy as np
 import numpy.typing as npt

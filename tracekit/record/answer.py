@@ -6,8 +6,6 @@ JSON; ``python -m tracekit.record.answer FILE…`` is what ``analyse_apart`` sta
 For ranks without a shared folder, each rank measures its own trace and rank 0 gathers the tables.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

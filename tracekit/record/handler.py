@@ -3,8 +3,6 @@
 Training must not be disturbed: a full disk, a missing rank or a failed analysis is one line in the log.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

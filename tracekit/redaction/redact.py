@@ -1,7 +1,5 @@
 """Redaction of a trace or a folder of traces."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Collection, Iterator, Sequence

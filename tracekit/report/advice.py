@@ -1,7 +1,5 @@
 """Advice: what to do next, from a table of entries (``advice.toml``) that each name the evidence they rest on."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path

@@ -4,8 +4,6 @@ Spreadsheets are written by polars and XlsxWriter (extra ``xlsx``). Every text i
 begins with an equals sign is no formula, and an address is no link.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import io

@@ -1,7 +1,5 @@
 """Facts about a run that advice may rest on, collected from its analysis in one place."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set

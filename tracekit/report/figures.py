@@ -1,7 +1,5 @@
 """Shared style of matplotlib figures: text colours, axes, titles, legends and rectangles."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Sequence
 from typing import Any, cast

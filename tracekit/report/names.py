@@ -1,7 +1,5 @@
 """Short names of kernels."""
 
-from __future__ import annotations
-
 import re
 
 _NAMESPACES = re.compile(r"\b(?:at::native|at|c10|cutlass|std|cuda|thrust)::|\(anonymous namespace\)::")

@@ -5,8 +5,6 @@ family share a hue and differ in lightness. Four colours follow DualPipe's publi
 backward, light green backward for input, blue backward for weights.
 """
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 

@@ -7,8 +7,6 @@
 'Where the time of each rank went'
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 

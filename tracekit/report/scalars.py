@@ -1,7 +1,5 @@
 """A run as named numbers for dashboards: experiment trackers, JSON lines, Prometheus."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

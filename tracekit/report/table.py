@@ -5,8 +5,6 @@ Terminal, page and Markdown each render it with one function. The terminal write
 expendable columns if it is narrow; the page and Markdown write units into the cells.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Words of the reports for code words such as causes, phases and kinds, read from ``words.toml``."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

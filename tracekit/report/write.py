@@ -1,7 +1,5 @@
 """Files of an analysis; the extension of the path says which format."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from os import PathLike
 from pathlib import Path

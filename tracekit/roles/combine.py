@@ -1,7 +1,5 @@
 """The analyses of all roles combined into one result, and the check that they are roles of one run."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace as replace_fields
 from itertools import pairwise

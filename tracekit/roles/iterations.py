@@ -4,8 +4,6 @@ A process's stretches (``metrics.process_phases``) become bands. Weight updates 
 iteration that the next weight update of its process ends. Iterations follow each other without a gap.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median

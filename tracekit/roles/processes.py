@@ -1,7 +1,5 @@
 """The processes of a run with their times on one clock, as weight updates and iterations read them."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ on the same GPU copies each bucket out of shared memory (reload). Buckets are ma
 is compared with the two-buffer ideal (``schedules.weight_reload``), simulated with the measured time of each bucket.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A Dask cluster as an executor."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 from collections.abc import Iterator

@@ -4,8 +4,6 @@
 own work in the middle. The number of worker processes is decided here, once the sources are known.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import warnings

@@ -5,8 +5,6 @@ rank's entry in the manifest. Analysis across ranks (clocks, waits, the pipeline
 tables in the store. Traces that fail are listed by path; the ranks done so far are kept.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Collection, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The ``load`` call: traces read into one ``Trace``, with every rank's events in memory."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Literal

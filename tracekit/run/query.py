@@ -1,7 +1,5 @@
 """SQL over the tables of a store, with DuckDB; read-only."""
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
 from typing import Any

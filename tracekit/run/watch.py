@@ -1,7 +1,5 @@
 """The ``watch`` call: recordings in a folder, each analysed once its files are complete."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass

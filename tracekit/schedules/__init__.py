@@ -6,8 +6,6 @@
 (66, {6})
 """
 
-from __future__ import annotations
-
 from tracekit.schedules.blocks import BlockTimes, block, block_times
 from tracekit.schedules.ops import Op
 from tracekit.schedules.registry import (

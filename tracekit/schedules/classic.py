@@ -3,8 +3,6 @@
 GPipe: Huang et al. 2019. 1F1B: PipeDream-Flush, Narayanan et al. 2021. Chimera: Li and Hoefler 2021.
 """
 
-from __future__ import annotations
-
 from tracekit.schedules.ops import Op, backward, forward
 
 

@@ -4,8 +4,6 @@ A block of F, F, I, I on both legs of the V repeats every six time slots; W take
 block determines how long an activation lives, and so the memory. Then gaps at both ends are filled without more memory.
 """
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import msgspec

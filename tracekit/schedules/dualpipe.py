@@ -4,8 +4,6 @@ Two streams of micro-batches pass a rank, 0 and 1. In DualPipe they enter at the
 holds two stages' weights; in DualPipeV they are the two legs of a V, on stages r and 2·pp-1-r.
 """
 
-from __future__ import annotations
-
 from collections import deque
 
 from tracekit.errors import ScheduleError

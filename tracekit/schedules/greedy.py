@@ -5,8 +5,6 @@ a gap if it fits, if memory is full, or if the gap would make the rank the one w
 all combinations of the heuristic's options and returns the shortest order.
 """
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -4,8 +4,6 @@ Interleaved 1F1B: Narayanan et al. 2021 (Megatron's virtual pipeline). With over
 Looped BFS: Lamy-Poirier 2023. Interleaved zero bubble: PyTorch's combination with Qi et al. 2023.
 """
 
-from __future__ import annotations
-
 from collections import deque
 
 from tracekit.schedules.ops import Op, backward, backward_input, backward_weight, forward, overlapped

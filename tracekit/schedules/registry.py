@@ -1,7 +1,5 @@
 """Registry of schedules by name, to which users can add their own, and text files of orders, one line per rank."""
 
-from __future__ import annotations
-
 import os
 import tomllib
 from collections.abc import Callable, Iterable, Sequence

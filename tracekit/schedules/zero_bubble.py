@@ -1,7 +1,5 @@
 """Zero-bubble schedules with a fixed order: ZB-H1, ZB-H2 (Qi et al. 2023) and ZB-V (Qi et al. 2024)."""
 
-from __future__ import annotations
-
 from tracekit.schedules.ops import Op, backward_input, backward_weight, forward
 
 

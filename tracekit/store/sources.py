@@ -1,7 +1,5 @@
 """Sources of a run: discovery before reading, reading, reports of failures, and checks that they belong to one run."""
 
-from __future__ import annotations
-
 import os
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence

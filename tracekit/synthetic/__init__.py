@@ -7,8 +7,6 @@
 4
 """
 
-from __future__ import annotations
-
 from tracekit.synthetic.emit import rank_events
 from tracekit.synthetic.files import write_kineto, write_run
 from tracekit.synthetic.recipe import EPOCH_NS, Recipe

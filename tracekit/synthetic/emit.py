@@ -1,7 +1,5 @@
 """Events of one rank of a synthetic run: operators, launches, kernels, messages."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, field
 from typing import Any

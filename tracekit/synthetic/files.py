@@ -1,7 +1,5 @@
 """Files of synthetic runs as the PyTorch profiler writes them, and the sample run of ``tracekit demo``."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

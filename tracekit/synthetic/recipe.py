@@ -1,7 +1,5 @@
 """Recipe of a synthetic run: a schedule, its times and the problems to inject, simulated on a clock."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Rows of one rank by layer, module, annotation or shape: every busy nanosecond is in exactly one row."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec

@@ -5,8 +5,6 @@ carries one message at a time. A piece runs slower while a message kernel runs o
 it starts: its remaining work shrinks at the current speed, and its end is planned again whenever the speed changes.
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Sequence

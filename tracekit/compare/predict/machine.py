@@ -1,7 +1,5 @@
 """Model of the machine a run was recorded on: cost of messages, queues, and slowdown of compute beside messages."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Literal
 

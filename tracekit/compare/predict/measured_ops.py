@@ -1,7 +1,5 @@
 """GPU and host times of a run's ops by kind and stage, and their conversion to a model cut into other stages."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Prediction of the makespan of other schedules on the machine of a run."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

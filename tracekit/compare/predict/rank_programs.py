@@ -10,8 +10,6 @@ posted early blocks every send behind it. Three orders are known:
   schedules of several chunks).
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple

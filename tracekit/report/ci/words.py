@@ -1,7 +1,5 @@
 """The wording of ``gate`` and ``diff``: numbers, names and sentences, the same in every output."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

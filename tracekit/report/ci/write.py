@@ -1,7 +1,5 @@
 """Output of ``gate`` and ``diff``: files by extension, JUnit XML, annotations and step summary of GitHub Actions."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """Drawings of rows of boxes on one time axis, as SVG elements for pages without scripts."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from markupsafe import Markup, escape

@@ -1,7 +1,5 @@
 """HTML page of a diff, in the style of the analysis' page; it needs nothing from the network."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Mapping
 from typing import Any

@@ -3,8 +3,6 @@
 The page holds its own data: a new point is added to those that the file has, and the file is written again.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import secrets

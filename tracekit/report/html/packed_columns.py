@@ -5,8 +5,6 @@ every value): the upper planes are mostly zeros, which deflate well. Signs go in
 numbers near 0 stay small.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import zlib

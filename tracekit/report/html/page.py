@@ -1,7 +1,5 @@
 """HTML page of an analysis: one file that opens offline, with tables from a template and charts from packed data."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Sequence
 from typing import Any

@@ -4,8 +4,6 @@ A weight update is drawn per device, measured above its ideal: the buffer of cop
 that server and worker share, each with what fills it and, lighter, how long it is held.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from itertools import product
 

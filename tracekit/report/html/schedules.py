@@ -1,7 +1,5 @@
 """Data of the page's schedule chart: each pipeline and step, measured above its ideal."""
 
-from __future__ import annotations
-
 import numpy as np
 import polars as pl
 

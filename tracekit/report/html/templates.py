@@ -1,7 +1,5 @@
 """Jinja templates of the pages: everything is escaped, except markup, styles and scripts of tracekit itself."""
 
-from __future__ import annotations
-
 import json
 import re
 from functools import cache

@@ -4,8 +4,6 @@ Times are nanoseconds from the start of the first step on the common clock. Runs
 ``MAX_RANKS_WITH_EVENTS`` have no single events; their timeline shows each label's merged intervals.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The analysis as Markdown: the answer, and the tables a reviewer asks for next."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 

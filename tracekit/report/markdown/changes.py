@@ -1,7 +1,5 @@
 """The results of ``diff`` and ``gate`` as Markdown, for a pull request."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

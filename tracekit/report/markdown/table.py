@@ -1,7 +1,5 @@
 """Tables, lists and folds in Markdown; all text is escaped."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from tracekit._util.text import capitalize, counted, markdown, markdown_code

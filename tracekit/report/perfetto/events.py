@@ -5,8 +5,6 @@ counted from 1 over the whole file. Events of one thread must nest: an event tha
 on a second line beside it. Times are microseconds with three digits, so that no nanosecond is lost.
 """
 
-from __future__ import annotations
-
 import json
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping

@@ -5,8 +5,6 @@ from a store, which lives as long as it is needed, and written one after the oth
 their number.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import tempfile

@@ -1,7 +1,5 @@
 """Server on loopback that hands out one file, once, at a secret address."""
 
-from __future__ import annotations
-
 import contextlib
 import http.server
 import os

@@ -1,7 +1,5 @@
 """Schedules and weight reloads drawn with matplotlib, and the phases inside Kimi K2's blocks."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -4,8 +4,6 @@ A section is a function of the view and the width of the terminal. It returns wh
 to say. Sections that draw more are in ``fleet`` and ``schedule``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 from functools import partial
 

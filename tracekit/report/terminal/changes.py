@@ -1,7 +1,5 @@
 """The results of ``diff`` and ``gate`` in a terminal."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

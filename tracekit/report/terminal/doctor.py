@@ -1,7 +1,5 @@
 """The diagnosis of ``doctor`` in the terminal."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

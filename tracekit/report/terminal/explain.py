@@ -1,7 +1,5 @@
 """The explanation of an event's label, and the largest kernels of a label."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import polars as pl

@@ -1,7 +1,5 @@
 """Many ranks in the terminal: distributions, the ranks that differ, and a heat map of the mesh."""
 
-from __future__ import annotations
-
 from rich.console import Group, RenderableType
 from rich.text import Text
 

@@ -1,7 +1,5 @@
 """The run compared with its ideal schedule, in the terminal: makespans, the gap by cause, a Gantt chart, what-ifs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from statistics import mean
 

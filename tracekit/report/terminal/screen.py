@@ -1,7 +1,5 @@
 """The console that reports are printed on: a terminal, a pipe or a file."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Tables in the terminal: no box, numbers to the right, notes below."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import msgspec

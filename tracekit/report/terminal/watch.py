@@ -1,7 +1,5 @@
 """The line that ``watch`` prints for each recording."""
 
-from __future__ import annotations
-
 from tracekit._util.text import counted, ms, percent, terminal
 from tracekit.analysis import Analysis
 from tracekit.diffs import Run, Side, from_analysis

@@ -4,8 +4,6 @@ It holds numbers, words and tables without their looks. Times are nanoseconds, s
 docstring says, None is unknown. Figures *per rank* are means over ranks.
 """
 
-from __future__ import annotations
-
 import shlex
 from collections import Counter
 from collections.abc import Callable, Sequence

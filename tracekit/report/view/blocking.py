@@ -1,7 +1,5 @@
 """The line that names the blocker of the step: the work on the critical path longest, in sum and in one piece."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

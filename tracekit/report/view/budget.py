@@ -1,7 +1,5 @@
 """The time budget: bars per rank, labels, the compute that hides communication, and the cost of hiding."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import msgspec

@@ -1,7 +1,5 @@
 """Memory of the allocators, copies between host and device, and weight updates."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

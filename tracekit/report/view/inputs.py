@@ -1,7 +1,5 @@
 """The input of an analysis in words: title, ranks, steps and path."""
 
-from __future__ import annotations
-
 from tracekit._util.text import counted, ranks_named
 from tracekit.analysis import Analysis
 from tracekit.report.evidence import missing_ranks_named

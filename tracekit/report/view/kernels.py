@@ -1,7 +1,5 @@
 """The longest kernels, with the evidence for their labels and the ranks they ran on."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Mapping
 from typing import Any

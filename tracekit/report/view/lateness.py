@@ -1,7 +1,5 @@
 """Lateness of ranks in words and as a map: who is late, in which steps, and why."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping
 

@@ -1,7 +1,5 @@
 """The critical path of the slowest step, and the step times that changes would lead to."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 

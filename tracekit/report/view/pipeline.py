@@ -1,7 +1,5 @@
 """The pipeline compared with its ideal: both makespans, the gap by cause, and predictions for other schedules."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import msgspec

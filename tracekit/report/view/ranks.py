@@ -1,7 +1,5 @@
 """Differences between ranks and steps: the time of a step, idle time and its causes, stragglers, step times."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Roles of a run, its RL iterations and its weight updates: tables, sentences, and what to do about them."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from statistics import mean
