@@ -9,11 +9,14 @@ import polars as pl
 from tracekit.reconstruct.messages import contention_losses
 
 MIN_KERNELS_TO_MEASURE_SLOWDOWN = 30
-"""Kernels that must have run beside messages before a slowdown is computed from them."""
+"""Kernels that must have run beside messages, or on several ranks, before a slowdown is computed from them."""
 
 MIN_GPU_SLOWDOWN = 1.1
 """Time of kernels on a rank over that of the same kernels on the others from which its GPU counts as slower; below its
 inverse, as faster."""
+
+MIN_TIMES_ALONE = 3
+"""Times a kernel must have run alone on a rank before its median there is compared with other ranks."""
 
 Estimate = tuple[float, float, float]
 """Low, likely and high value of a quantity."""
@@ -136,8 +139,10 @@ def fit_machine(messages: pl.DataFrame, contention: Sequence[pl.DataFrame], queu
     else:
         unknown.append("whether a send waits for its receiver: no receiver was late")
 
-    prompt = ungrouped.filter(send_end <= both_started + latency[MIDDLE])
-    send = _quartiles(prompt, send_end - (send_start if eager else both_started)) if prompt.height else latency
+    # A send that waits for its receiver takes time from there on; one that was over before shows nothing of that time.
+    begin = send_start if eager else both_started
+    prompt = ungrouped.filter(send_end > begin, send_end <= both_started + latency[MIDDLE])
+    send = _quartiles(prompt, send_end - begin) if prompt.height else latency
 
     duplex = _duplex_factor(messages.filter("grouped"), latency[MIDDLE])
     if duplex is None:
@@ -196,14 +201,27 @@ def _slowdown(kernels: int, beside_ns: int, lost_ns: int) -> Estimate | None:
 def gpu_slowdowns(contention: Sequence[pl.DataFrame]) -> dict[int, float]:
     """Return by index the ranks whose GPU is slower or faster than the median of all, and how much longer kernels take.
 
-    Kernels with the same index in chunks of as many kernels are the same; their times alone are compared.
+    Kernels with the same index in chunks of as many kernels are the same; their times alone are compared. A rank's
+    slowdown is the median over its kernels, each counted with the time it takes: a few that ran alone only when all
+    GPUs were busy say little.
 
     Args:
         contention: Contention tables of the ranks.
+
+    >>> row = {"op": "F", "size": 30, "alone": 4, "beside": 0, "took_ns": 0, "beside_ns": 0}
+    >>> usual, slower = ([{**row, "place": k, "alone_ns": ns * (k + 1)} for k in range(30)] for ns in (10.0, 15.0))
+    >>> gpu_slowdowns([pl.DataFrame(kernels) for kernels in (usual, usual, slower)])
+    {2: 1.5}
     """
     kernel = ["op", "size", "place"]
-    table = pl.concat(t.drop_nulls("alone_ns").with_columns(rank=pl.lit(rank)) for rank, t in enumerate(contention))
-    usual_ns, ranks = (pl.col("alone_ns").median().over(kernel), pl.len().over(kernel))
+    table = pl.concat(t.with_columns(rank=pl.lit(rank)) for rank, t in enumerate(contention))
+    table = table.filter(pl.col("alone") >= MIN_TIMES_ALONE)
+    # Of two ranks the faster one counts as usual.
+    usual_ns, ranks = (pl.col("alone_ns").quantile(0.5, "lower").over(kernel), pl.len().over(kernel))
     shared = table.with_columns(usual_ns=usual_ns).filter(ranks > 1)
-    slowdowns = shared.group_by("rank").agg(pl.col("alone_ns").sum() / pl.col("usual_ns").sum()).rows()
+    ratios = shared.with_columns(slowdown=pl.col("alone_ns") / pl.col("usual_ns")).sort("slowdown", *kernel)
+    in_slower_half = pl.col("usual_ns").cum_sum() * 2 >= pl.col("usual_ns").sum()
+    by_rank = ratios.group_by("rank", maintain_order=True)
+    medians = by_rank.agg(pl.col("slowdown").filter(in_slower_half).first(), kernels=pl.len()).sort("rank")
+    slowdowns = medians.filter(pl.col("kernels") >= MIN_KERNELS_TO_MEASURE_SLOWDOWN).drop("kernels").rows()
     return {rank: slowdown for rank, slowdown in slowdowns if not 1 / MIN_GPU_SLOWDOWN < slowdown < MIN_GPU_SLOWDOWN}

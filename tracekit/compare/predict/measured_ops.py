@@ -235,10 +235,6 @@ def measure_ops(
         split=split_host,
         join=lambda input_grad, weight_grad: (input_grad + weight_grad) / sum(split_host),
     )
-    whole, split = (int((rows["op"] == kind).sum()) for kind in ("B", "W"))
-    if whole and split:  # a few whole backwards among split ones tell less of the host than all of them together
-        joined_ns = (launch_ns["I"] + launch_ns["W"]) / sum(split_host)
-        launch_ns["B"] = (whole * launch_ns["B"] + split * joined_ns) / (whole + split)
     # A split backward has two ops, and the host's time before an op twice.
     search_ns = SPLIT_SEARCH_SHARE * launch_ns["B"]
     before_ns = times_by_kind(
@@ -335,8 +331,12 @@ def _times_by_kind(
     forward, input_grad, weight_grad, backward = (
         _times_per_stage(rows.filter(pl.col("op") == kind), column, stages, level) for kind in ("F", "I", "W", "B")
     )
-    if backward is None and input_grad is not None and weight_grad is not None:
-        backward = join(input_grad, weight_grad)
+    if input_grad is not None and weight_grad is not None:
+        joined = join(input_grad, weight_grad)
+        # A few whole backwards among split ones, at the end of a step, tell less than all of them together.
+        whole_count, split_count = (int((rows["op"] == kind).sum()) for kind in ("B", "W"))
+        whole_ns = 0.0 if backward is None else backward
+        backward = (whole_count * whole_ns + split_count * joined) / (whole_count + split_count)
     if backward is None:
         # Only blocks FB ran: two thirds of a block are its backward.
         block = rows.filter(pl.col("op") == "FB").select(pl.col(column).median()).item()

@@ -53,7 +53,7 @@ _GPU_STALLS = ("exposed_ep", "offload", "exposed_comm", "other_work")
 HOST_SPEED_FACTOR = 1.4
 """Factor by which the same host may be faster or slower in another recording of the same program."""
 
-MIN_ERROR_SHARE = 0.12
+MIN_ERROR_SHARE = 0.11
 """Distance of the range's ends from the prediction, as a share of it, if nothing else were unknown: two recordings of
 one program on one machine differ by that much."""
 
