@@ -11,11 +11,11 @@ from markdown_it import MarkdownIt
 
 from tracekit.diffs import Side, diff, from_analysis
 from tracekit.gates import gate
+from tracekit.report import markdown as diff_markdown
+from tracekit.report import markdown as gate_markdown
 from tracekit.report.ci import words
 from tracekit.report.ci import write as gate_github
 from tracekit.report.html import diff as diff_html
-from tracekit.report.markdown import changes as diff_markdown
-from tracekit.report.markdown import changes as gate_markdown
 from tracekit.report.terminal import changes as diff_terminal
 
 
@@ -174,6 +174,12 @@ def test_on_80_columns_names_of_metrics_are_whole_and_reasons_stand_below(sides)
     text = " ".join(" ".join(lines).split())
     assert re.search(r"step_ms[\w., ]*: worse by more than 2\.9 %", text)
     assert all(len(line.rstrip()) <= 80 for line in lines)
+
+
+def test_on_80_columns_a_pass_without_reasons_keeps_its_likely_ranges(sides):
+    lines = printed(diff_terminal.show_gate, gate(sides[0], sides[0]).to_dict(), width=80)
+    assert re.search(r"limit +likely range$", lines[2].rstrip())
+    assert not any(line.startswith("  step_ms: ") for line in lines)
 
 
 @pytest.mark.parametrize(("factor", "reason"), [(1.02, "worse, within the limit"), (1.0, ""), (0.98, "")])

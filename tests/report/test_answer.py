@@ -15,8 +15,7 @@ from tracekit.metrics.budget import Bubble, Budget
 from tracekit.report.advice import advise
 from tracekit.report.evidence import Evidence
 from tracekit.report.view import view_of
-from tracekit.report.view.lateness import late_rank
-from tracekit.report.view.ranks import pace
+from tracekit.report.view.ranks import late_rank, pace
 
 pytestmark = pytest.mark.slow
 

@@ -123,7 +123,7 @@ def test_the_marked_cells_are_those_of_the_path(runs):
 
 def test_the_pages_path_sums_to_each_ranks_part_of_it(runs):
     analysis, _ = runs("1f1b")
-    pieces = path_pieces(analysis)
+    pieces = path_pieces(analysis.critical)
     for rank, ns in analysis.critical.totals()["by_rank"].items():
         own = pieces.filter(rank=int(rank))
         assert (own["end_ns"] - own["start_ns"]).sum() == ns

@@ -17,8 +17,7 @@ from tracekit.errors import Notice
 from tracekit.metrics.overlap import ratio
 from tracekit.metrics.reload import Reload
 from tracekit.parsers.source_refs import missing_ranks
-from tracekit.report.names import short_kernel
-from tracekit.report.words import WORDS
+from tracekit.report.words import WORDS, short_kernel
 from tracekit.schema import GAP_CAUSES, IDLE_CAUSES, LABEL_WORDS
 
 MIN_SHARE = 0.05

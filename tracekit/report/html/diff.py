@@ -11,7 +11,7 @@ from tracekit.report.html.page import TIMELINE_SCRIPTS
 from tracekit.report.html.schedules import schedule_data
 from tracekit.report.html.templates import asset, render_template, script_json
 from tracekit.report.html.timeline import PageClock, timeline_data
-from tracekit.report.view.inputs import input_path
+from tracekit.report.view import input_path
 from tracekit.report.view.pipeline import Rung, waterfall
 
 Data = Mapping[str, Any]

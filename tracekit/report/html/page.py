@@ -8,14 +8,14 @@ from tracekit._util.text import counted
 from tracekit.analysis import Analysis
 from tracekit.analysis.spread import FIGURES, Spread, by_rank
 from tracekit.documents.page import PageData, ScheduleChoice
-from tracekit.report.html.roles import phase_drawing, update_drawings
+from tracekit.report.html.drawings import phase_drawing, update_drawings
 from tracekit.report.html.schedules import schedule_data
 from tracekit.report.html.templates import asset, render_template, script_json
 from tracekit.report.html.timeline import LANES, PageClock, role_timelines
 from tracekit.report.table import Table
 from tracekit.report.view import view_of
-from tracekit.report.view.lateness import UNKNOWN_CAUSE
 from tracekit.report.view.path import changed_lanes
+from tracekit.report.view.ranks import UNKNOWN_CAUSE
 
 TIMELINE_SCRIPTS = tuple(
     f"{name}.js" for name in ("columns", "tracks", "chart", "events", "timeline", "details", "search", "tables")

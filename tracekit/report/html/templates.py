@@ -11,11 +11,9 @@ from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup, escape
 
 from tracekit._util import text
-from tracekit.report.names import short_kernel
 from tracekit.report.palette import LABEL_COLOURS
-from tracekit.report.view.lateness import when_late, why_late
-from tracekit.report.view.ranks import name_straggler
-from tracekit.report.words import WORDS
+from tracekit.report.view.ranks import name_straggler, when_late, why_late
+from tracekit.report.words import WORDS, short_kernel
 
 ASSETS = Path(__file__).parent / "assets"
 

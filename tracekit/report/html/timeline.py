@@ -17,7 +17,7 @@ from tracekit._util.text import counted, percent
 from tracekit.align.clocks import Clocks
 from tracekit.analysis import Analysis, rank_timeline
 from tracekit.analysis.rank_timeline import RankTimeline
-from tracekit.critical_path.path import SEGMENTS
+from tracekit.critical_path.path import CriticalPath
 from tracekit.documents import page as documents
 from tracekit.report.html.packed_columns import pack_columns, pack_intervals, pack_json
 from tracekit.report.palette import LABEL_COLOURS
@@ -301,9 +301,9 @@ def _phases(analysis: Analysis, clock: PageClock, rank: int) -> list[tuple[int |
 
 def _path(analysis: Analysis, clock: PageClock) -> documents.PathPieces | None:
     """Return the pieces of the critical path: times, rank, and numbers of their texts; None if none was computed."""
-    pieces = path_pieces(analysis)
-    if pieces.is_empty():
+    if analysis.critical is None or analysis.critical.pieces.is_empty():
         return None
+    pieces = path_pieces(analysis.critical)
     names = ("kind", "label", "description", "chain")
     texts = pl.concat([pieces[name] for name in names]).unique(maintain_order=True).to_list()
     number_of = {text: number for number, text in enumerate(texts) if text is not None}
@@ -317,16 +317,14 @@ def _text_number(column: str, number_of: Mapping[str, int]) -> pl.Expr:
     return pl.col(column).cast(pl.String).replace_strict(number_of, default=-1, return_dtype=pl.Int64)
 
 
-def path_pieces(analysis: Analysis) -> pl.DataFrame:
-    """Return the pieces of the path of all steps on the common clock, by start; none if no path was computed.
+def path_pieces(path: CriticalPath) -> pl.DataFrame:
+    """Return the pieces of the path of all steps on the common clock, by start.
 
     Columns ``rank, start_ns, end_ns, kind, label, description, chain``; the description tells what ran, and where the
     path comes from and goes on, the chain the operators around its launch.
     """
-    if analysis.critical is None:
-        return SEGMENTS.to_frame().select("rank", "start_ns", "end_ns", "kind", "label", "chain", description="what")
     # Pieces in order of time over all ranks: a neighbour on another rank is where the path comes from or goes on.
-    pieces = analysis.critical.pieces.sort("step", "start_ns")
+    pieces = path.pieces.sort("step", "start_ns")
     rank_before, rank_after = (pl.col("rank").shift(by).over("step") for by in (1, -1))
     comes_from = pl.when(pl.col("rank") != rank_before).then(pl.format("\nthe path comes from rank {}", rank_before))
     goes_on = pl.when(pl.col("rank") != rank_after).then(pl.format("\nthe path goes on with rank {}", rank_after))

@@ -238,12 +238,8 @@ def stage_chunks(schedule: Schedule) -> npt.NDArray[np.int64]:
     placement = schedule.stage_ranks  # (stage, micro-batch) → rank
     if (placement != placement[:, :1]).any():
         return np.zeros(len(placement), np.int64)
-    chunks_seen: dict[int, int] = {}
-    chunks = []
-    for rank in placement[:, 0].tolist():
-        chunks.append(chunks_seen.get(rank, 0))
-        chunks_seen[rank] = chunks[-1] + 1
-    return np.array(chunks, np.int64)
+    stages = pl.DataFrame({"rank": placement[:, 0]})
+    return stages.select(chunk=pl.int_range(pl.len()).over("rank"))["chunk"].to_numpy()
 
 
 def chunks_have_shades(schedule: Schedule) -> bool:

@@ -1,13 +1,13 @@
 """Many ranks in the terminal: distributions, the ranks that differ, and a heat map of the mesh."""
 
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.text import Text
 
 from tracekit._util.text import counted, percent
 from tracekit.analysis.spread import Figure, Spread, by_rank
 from tracekit.report.palette import mix_colours
 from tracekit.report.table import Column, make_table
-from tracekit.report.terminal.table import Note, render_table
+from tracekit.report.terminal.table import Note, render_table, stack
 from tracekit.report.view import View
 
 MAX_DIFFERENT_RANKS = 8
@@ -25,8 +25,7 @@ def many_ranks(view: View, width: int) -> RenderableType | None:
     """Draw the section; None for a run of few ranks."""
     if view.fleet is None:
         return None
-    parts = [_distributions(view.fleet, width), _different_ranks(view.fleet, width), _heat_map(view.fleet, width)]
-    return Group(*(part for part in parts if part is not None))
+    return stack(_distributions(view.fleet, width), _different_ranks(view.fleet, width), _heat_map(view.fleet, width))
 
 
 def _distributions(fleet: Spread, width: int) -> RenderableType | None:

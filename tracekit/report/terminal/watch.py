@@ -5,8 +5,7 @@ from tracekit.analysis import Analysis
 from tracekit.diffs import Run, Side, from_analysis
 from tracekit.errors import InputError
 from tracekit.gates import gate
-from tracekit.report.view.lateness import late_rank, late_rows
-from tracekit.report.view.ranks import pace
+from tracekit.report.view.ranks import late_rank, late_rows, pace
 from tracekit.run.watch import Recording
 
 

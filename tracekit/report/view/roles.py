@@ -38,18 +38,13 @@ def role_tables(analysis: Analysis) -> dict[str, tuple[str, Table]]:
     results = analysis.role_results
     if not results.roles and not results.iterations and (not results.weight_updates or analysis.reload is not None):
         return {}
-    iterations = results.iterations[:MAX_ROWS]
+    iterations, updates = results.iterations[:MAX_ROWS], _updates_table(results.weight_updates)
+    phases = "mean over GPUs, a shared one counted once; phases sum to the time"
     tables = {
         "Roles": ("each analysed as a run of its own; shares of its ranks' spans", _roles_table(results)),
-        "Iterations": (
-            "mean over GPUs, a shared one counted once; phases sum to the time",
-            _iterations_table(iterations),
-        ),
+        "Iterations": (phases, _iterations_table(iterations)),
         "Which role waits for which": ("per rank of the role", _waits_table(iterations)),
-        "Weight updates": (
-            "from the first copy to a device to the last reload",
-            _updates_table(results.weight_updates),
-        ),
+        "Weight updates": ("from the first copy to a device to the last reload", updates),
     }
     return {title: (meaning, table) for title, (meaning, table) in tables.items() if table is not None}
 
