@@ -1,6 +1,5 @@
 """HTML page of a diff, in the style of the analysis' page; it needs nothing from the network."""
 
-import secrets
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,7 +8,7 @@ from tracekit.documents.page import DiffData, DiffSide
 from tracekit.report.ci import words
 from tracekit.report.html.page import TIMELINE_SCRIPTS
 from tracekit.report.html.schedules import schedule_data
-from tracekit.report.html.templates import asset, render_template, script_json
+from tracekit.report.html.templates import render_page
 from tracekit.report.html.timeline import PageClock, timeline_data
 from tracekit.report.view import input_path
 from tracekit.report.view.pipeline import Rung, waterfall
@@ -24,12 +23,11 @@ def render(result: Data, *, analyses: tuple[Analysis, Analysis] | None = None) -
     sides = [side for analysis in analyses or () for side in _timeline_side(analysis)]
     sides = sides if len(sides) == 2 else []
     changes = result.get("waterfall")
-    return render_template(
+    return render_page(
         "diff.html.j2",
-        css=asset("page.css", "diff.css"),
-        nonce=secrets.token_urlsafe(16),
-        script=asset(*TIMELINE_SCRIPTS, "diff.js"),
-        data=script_json(DiffData(sides, result["comparable_cells"])),
+        css=["page.css", "diff.css"],
+        scripts=[*TIMELINE_SCRIPTS, "diff.js"],
+        data=DiffData(sides, result["comparable_cells"]),
         lanes=bool(sides),
         left_out=[sentence for side in sides for sentence in side.timeline.left_out],
         result=result,

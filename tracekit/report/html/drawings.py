@@ -56,7 +56,7 @@ class Row(msgspec.Struct, frozen=True):
     """A row of boxes; time that no box covers is drawn as idle."""
 
     name: str
-    boxes: Sequence[Box]
+    boxes: list[Box]
     gap: int = 2
     """Distance from the row above."""
 
@@ -85,16 +85,10 @@ def phase_drawing(analysis: Analysis) -> tuple[Markup, Legend] | None:
 
     rows = []
     for i, (role, rank) in enumerate(lanes):
-        boxes = [
-            Box(
-                band.start_ns,
-                band.end_ns,
-                PHASE_COLOURS[band.phase],
-                f"{WORDS.phases[band.phase]}, {ms(band.end_ns - band.start_ns)}, GPU busy {ms(band.busy_ns)}",
-            )
-            for band in results.bands
-            if (band.role, band.rank) == (role, rank)
-        ]
+        boxes = []
+        for band in (band for band in results.bands if (band.role, band.rank) == (role, rank)):
+            tip = f"{WORDS.phases[band.phase]}, {ms(band.end_ns - band.start_ns)}, GPU busy {ms(band.busy_ns)}"
+            boxes.append(Box(band.start_ns, band.end_ns, PHASE_COLOURS[band.phase], tip))
         rows.append(Row(f"{role} · rank {rank}", boxes, gap=2 if i and role == lanes[i - 1][0] else GROUP_GAP))
     legend = [
         (WORDS.phases[phase], colour)

@@ -1,6 +1,5 @@
 """HTML page of an analysis: one file that opens offline, with tables from a template and charts from packed data."""
 
-import secrets
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +9,7 @@ from tracekit.analysis.spread import FIGURES, Spread, by_rank
 from tracekit.documents.page import PageData, ScheduleChoice
 from tracekit.report.html.drawings import phase_drawing, update_drawings
 from tracekit.report.html.schedules import schedule_data
-from tracekit.report.html.templates import asset, render_template, script_json
+from tracekit.report.html.templates import render_page
 from tracekit.report.html.timeline import LANES, PageClock, role_timelines
 from tracekit.report.table import Table
 from tracekit.report.view import view_of
@@ -42,12 +41,11 @@ def render_html(analysis: Analysis) -> str:
     schedule, timelines = schedule_data(analysis), role_timelines(analysis, clock)
     choices = schedule.choices if schedule else []
     ranks = sorted({track.rank for role in timelines for track in role.timeline.ranks})
-    return render_template(
+    return render_page(
         "page.html.j2",
-        nonce=secrets.token_urlsafe(16),
-        css=asset("page.css"),
-        script=asset(*TIMELINE_SCRIPTS, "page.js"),
-        data=script_json(PageData(schedule, timelines, view.input_path)),
+        css=["page.css"],
+        scripts=[*TIMELINE_SCRIPTS, "page.js"],
+        data=PageData(schedule, timelines, view.input_path),
         v=view,
         heat=heat_map(view.fleet),
         changed_lanes=changed_lanes(analysis),

@@ -2,6 +2,8 @@
 
 import json
 import re
+import secrets
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,12 @@ ASSETS = Path(__file__).parent / "assets"
 def render_template(name: str, **values: Any) -> str:
     """Return the template *name* of the assets filled with *values*."""
     return _environment().get_template(name).render(**values)
+
+
+def render_page(name: str, *, css: Sequence[str], scripts: Sequence[str], data: msgspec.Struct, **values: Any) -> str:
+    """Return a page with scripts, which run by a random number of their own (nonce), and the *data* that they read."""
+    code = {"nonce": secrets.token_urlsafe(16), "css": asset(*css), "script": asset(*scripts)}
+    return render_template(name, **code, data=script_json(data), **values)
 
 
 def asset(*names: str) -> Markup:

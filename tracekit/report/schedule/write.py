@@ -273,30 +273,15 @@ def _grid(layout: ScheduleLayout, title: str) -> Markup:
     name_px = max(MIN_NAME_PX, LETTER_PX * max(map(len, layout.rows)))
     shortest = float((layout.boxes["end"] - layout.boxes["start"]).to_numpy().min())
     width = float(np.clip(layout.end / max(shortest, 1e-12) * 18, 900, 6000)) + name_px
-    boxes = layout.boxes.with_columns(colour=pl.Series(layout.box_colours, dtype=pl.String))
-    rows = []
-    for row, name in enumerate(layout.rows):
-        of_row = boxes.filter(row=row).select("start", "end", "colour", "name", "number", "top", "bottom").iter_rows()
-        rows.append(
-            Row(
-                name,
-                [
-                    Box(start, end, colour, f"{op} · {name} · {start:g} to {end:g}", str(number), top, bottom)
-                    for start, end, colour, op, number, top, bottom in of_row
-                ],
-            )
-        )
-    return draw_rows(
-        rows,
-        title,
-        start=0,
-        end=layout.end,
-        ticks={tick: f"{tick:g}" for tick in round_ticks(layout.end)},
-        width=width,
-        name_width=name_px,
-        row_height=24 if len(layout.rows) <= 24 else 12,
-        attributes=Markup(f'width="{width:.0f}"'),
-    )
+    rows = [Row(name, []) for name in layout.rows]
+    for box, colour in zip(layout.boxes.iter_rows(named=True), layout.box_colours, strict=True):
+        start, end, edges = box["start"], box["end"], (box["top"], box["bottom"])
+        tip = f"{box['name']} · {layout.rows[box['row']]} · {start:g} to {end:g}"
+        rows[box["row"]].boxes.append(Box(start, end, colour, tip, str(box["number"]), *edges))
+    ticks = {tick: f"{tick:g}" for tick in round_ticks(layout.end)}
+    row_height, size = 24 if len(rows) <= 24 else 12, Markup(f'width="{width:.0f}"')
+    axis = {"start": 0, "end": layout.end, "ticks": ticks}
+    return draw_rows(rows, title, **axis, width=width, name_width=name_px, row_height=row_height, attributes=size)
 
 
 def round_ticks(end: float) -> list[float]:
