@@ -12,8 +12,8 @@ from msgspec import structs
 from rich.console import Console
 
 from tests.kept import analysis_of
+from tracekit.report.html.charts import PageClock, timeline_data
 from tracekit.report.html.page import render_html
-from tracekit.report.html.timeline import PageClock, timeline_data
 from tracekit.report.markdown import render_markdown
 from tracekit.report.terminal.analysis import render
 from tracekit.report.view import view_of

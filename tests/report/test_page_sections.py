@@ -9,9 +9,8 @@ import polars as pl
 import pytest
 from rich.console import Console
 
+from tracekit.report.html.charts import path_pieces, path_time_in_cells
 from tracekit.report.html.page import render_html
-from tracekit.report.html.schedules import path_time_in_cells
-from tracekit.report.html.timeline import path_pieces
 from tracekit.report.terminal.analysis import render
 from tracekit.report.view import view_of
 

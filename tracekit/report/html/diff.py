@@ -6,10 +6,9 @@ from typing import Any
 from tracekit.analysis import Analysis
 from tracekit.documents.page import DiffData, DiffSide
 from tracekit.report.ci import words
+from tracekit.report.html.charts import PageClock, schedule_data, timeline_data
 from tracekit.report.html.page import TIMELINE_SCRIPTS
-from tracekit.report.html.schedules import schedule_data
 from tracekit.report.html.templates import render_page
-from tracekit.report.html.timeline import PageClock, timeline_data
 from tracekit.report.view import input_path
 from tracekit.report.view.pipeline import Rung, waterfall
 

@@ -15,8 +15,8 @@ from markupsafe import Markup
 from tracekit._util.text import ms
 from tracekit.analysis import Analysis
 from tracekit.documents.roles import BucketCell, WeightUpdate
+from tracekit.report.html.charts import Moment, PageClock
 from tracekit.report.html.templates import render_template
-from tracekit.report.html.timeline import Moment, PageClock
 from tracekit.report.palette import IDLE_COLOUR, LABEL_COLOURS, mix_colours
 from tracekit.report.schedule.layout import RELOAD_COLOURS
 from tracekit.report.words import WORDS

@@ -7,10 +7,9 @@ from tracekit._util.text import counted
 from tracekit.analysis import Analysis
 from tracekit.analysis.spread import FIGURES, Spread, by_rank
 from tracekit.documents.page import PageData, ScheduleChoice
+from tracekit.report.html.charts import LANES, PageClock, role_timelines, schedule_data
 from tracekit.report.html.drawings import phase_drawing, update_drawings
-from tracekit.report.html.schedules import schedule_data
 from tracekit.report.html.templates import render_page
-from tracekit.report.html.timeline import LANES, PageClock, role_timelines
 from tracekit.report.table import Table
 from tracekit.report.view import view_of
 from tracekit.report.view.path import changed_lanes

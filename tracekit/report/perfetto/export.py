@@ -200,13 +200,14 @@ class _Export:
 
     def _write_process(
         self, name: str, events: pl.DataFrame, threads: Sequence[str], details: Mapping[str, str] = EVENT_DETAILS
-    ) -> None:
-        """Write events as a process of their own, on *threads* by the names in their column ``thread``."""
+    ) -> pl.DataFrame:
+        """Write events as a process of their own, on *threads* by the names in their column ``thread``; return them."""
         pid = self.numbers.add_process(name)
         track = pl.col("thread").replace_strict(threads, range(len(threads)), return_dtype=pl.Int64)
         tracks = [(pid, thread) for thread in threads]
         placed = self.numbers.place_events(events.select(pl.exclude("thread"), track=track), tracks)
         self._write_table(placed, details)
+        return placed
 
     def _write_pipelines(self) -> None:
         """Write the cells of all pipelines and steps, one thread per rank, and below them their ideal."""
@@ -234,25 +235,28 @@ class _Export:
         path = self.analysis.critical
         if path is None or path.segments.is_empty():
             return
-        pid = self.numbers.add_process("critical path")
         ranks = sorted(path.segments["rank"].unique().to_list())
-        tid_of_rank = {rank: self.numbers.add_thread(pid, f"rank {rank}") for rank in ranks}
         what = pl.coalesce(pl.when(pl.col("what") != "").then("what"), "kind")
         segments = path.segments.with_columns(
             name=pl.when(pl.col("kind") == "host").then("host: " + what).otherwise(what),
             path_kind="kind",
             cause=pl.col("cause").replace(WORDS.exposure_causes),
             kind=pl.lit("critical_path"),
-            to_pid=pl.lit(pid),
-            to_tid=pl.col("rank").replace_strict(tid_of_rank, return_dtype=pl.Int64),
+            thread=pl.format("rank {}", "rank"),
         )
-        self._write_table(segments, PATH_DETAILS)
+        placed = self._write_process("critical path", segments, [f"rank {rank}" for rank in ranks], PATH_DETAILS)
         # An arrow must begin inside the segment that it leaves: at its last nanosecond.
         changes_rank = pl.col("rank") != pl.col("rank").shift(1)
         same_step = pl.col("step").eq_missing(pl.col("step").shift(1))
-        arrows = segments.with_columns(
-            from_ns=(pl.col("start_ns") - 1).clip(self.base_ns), from_pid="to_pid", from_tid=pl.col("to_tid").shift(1)
-        ).filter(changes_rank & same_step)
+        arrows = (
+            placed.sort("step", "start_ns", maintain_order=True)
+            .with_columns(
+                from_ns=(pl.col("start_ns") - 1).clip(self.base_ns),
+                from_pid="to_pid",
+                from_tid=pl.col("to_tid").shift(1),
+            )
+            .filter(changes_rank & same_step)
+        )
         self._write_arrows(arrows, category="critical_path", name="goes on")
 
     def _write_phases(self) -> None:

@@ -61,7 +61,10 @@ def render_table(
     """
     if table is None:
         return None
-    cells = _cells(table, total_style)[:max_rows]
+    cells = [
+        [_cell(*item, total_style if i in table.totals else "") for item in zip(table.columns, row, strict=True)]
+        for i, row in enumerate(table.rows[:max_rows])
+    ]
     shown = fitting_columns(table.columns, cells, width)
     columns = [table.columns[i] for i in shown]
     shown_cells = [[row[i] for i in shown] for row in cells]
@@ -113,16 +116,6 @@ def _column_widths(columns: Sequence[Column], cells: Sequence[Sequence[Text]]) -
 
 def _total_width(widths: Sequence[int]) -> int:
     return sum(widths) + GAP * (len(widths) - 1)
-
-
-def _cells(table: Table, total_style: str = "") -> list[list[Text]]:
-    return [
-        [
-            _cell(column, value, total_style if i in table.totals else "")
-            for column, value in zip(table.columns, row, strict=True)
-        ]
-        for i, row in enumerate(table.rows)
-    ]
 
 
 def _cell(column: Column, value: Value, style: str) -> Text:
