@@ -50,19 +50,6 @@ def render_table(table: Table, *, fold: bool = True) -> str:
     return "\n\n".join(parts)
 
 
-def simple_table(heads: Sequence[str], rows: Iterable[Sequence[Value]], *, words: int, fold: bool = False) -> str:
-    """Return a table of text that is formatted already.
-
-    Args:
-        heads: Headings.
-        rows: Cells.
-        words: Columns at the beginning that are words; the others are numbers, aligned to the right.
-        fold: Whether rows after the first are folded.
-    """
-    columns = tuple(Column(head, "word" if i < words else "figure") for i, head in enumerate(heads))
-    return render_table(Table(columns, tuple(map(tuple, rows))), fold=fold)
-
-
 def _lines(table: Table, rows: Iterable[Sequence[Value]]) -> str:
     heads = [column.name for column in table.columns]
     rule = ["---" if column.words else "---:" for column in table.columns]
@@ -120,16 +107,16 @@ def _budget(view: View) -> str:
     bars = [view.budget.mean, *view.budget.bars]
     parts = list(dict.fromkeys(part.name for bar in bars for part in bar.parts))
     parts.sort(key=lambda name: (name in _NOT_EXPOSED[1:], name != "compute"))
-    heads = ["", "span", *(name if name in _NOT_EXPOSED else f"exposed {name}" for name in parts)]
+    columns = [Column(""), Column("span", "ms")]
+    columns += [Column(name if name in _NOT_EXPOSED else f"exposed {name}", "share") for name in parts]
+    columns += [Column("bubble", "figure")] if view.pipelined else []
     rows = []
     for bar in bars if len(view.budget.bars) > 1 else view.budget.bars:
         share = {part.name: part.share for part in bar.parts}
-        rows.append([bar.name, ms(bar.span_ns), *(percent(share.get(name)) for name in parts)])
-        if view.pipelined:
-            rows[-1].append(bar.bubble)
-    heads += ["bubble"] if view.pipelined else []
+        row = (bar.name, bar.span_ns, *(share.get(name) for name in parts), bar.bubble)
+        rows.append(row[: len(columns)])
     steps, ranks = "steps" if view.steps else "step", "each" if len(view.analysis.rank_results) > 1 else "the"
-    table = simple_table(heads, rows, words=1, fold=True)
+    table = render_table(Table(tuple(columns), tuple(rows)))
     return f"### Where the {steps} went\n\nShares of {ranks} rank's span.\n\n{table}"
 
 
@@ -146,7 +133,8 @@ def _gap(view: View) -> str:
         else (rung.name, signed_ms(rung.ns), percent(rung.share), "")
         for rung in rungs
     ]
-    table = simple_table(("", "time", "share of the gap", "outside cells"), rows, words=1)
+    columns = (Column(""), *(Column(name, "figure") for name in ("time", "share of the gap", "outside cells")))
+    table = render_table(Table(columns, tuple(rows)), fold=False)
     hint = f"\n\n{_with_code(view.what_if_hint.text)}" if view.what_if_hint else ""
     return f"### From the ideal to the run ({markdown(schedule.comparison.name)})\n\n{table}{hint}"
 
@@ -154,7 +142,7 @@ def _gap(view: View) -> str:
 def _reload(view: View) -> str:
     if view.reload is None:
         return ""
-    return f"### Weight reload\n\n{simple_table(('', ''), view.reload.facts, words=2)}"
+    return _section("Weight reload", Table((Column(""), Column("")), view.reload.facts))
 
 
 def _roles(view: View) -> str:
@@ -272,9 +260,8 @@ def render_gate(result: Data) -> str:
             parts.append(folded(f"{key.capitalize()} that moved most", render_table(table, fold=False)))
     parts.append(bullets(moved.get("notes") or ()))
     if result["waivers"]:
-        heads = ("metric", "status", "until", "reason")
-        rows = [[waiver[head] for head in heads] for waiver in result["waivers"]]
-        parts.append("### Waivers\n\n" + simple_table(heads, rows, words=len(heads)))
+        columns = [Column(name) for name in ("metric", "status", "until", "reason")]
+        parts.append(_section("Waivers", make_table(columns, result["waivers"])))
     if runs := words.compared_runs(result):
         parts.append(f"<sub>{markdown(runs)}</sub>")
     return "\n\n".join(filter(None, parts)) + "\n"

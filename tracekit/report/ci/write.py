@@ -11,7 +11,7 @@ from tracekit._util.text import escape_workflow, terminal_lines
 from tracekit.diffs import Diff
 from tracekit.documents.coding import encode
 from tracekit.report.ci import words
-from tracekit.report.html import diff as diff_html
+from tracekit.report.html import page
 from tracekit.report.markdown import render_diff, render_gate
 from tracekit.report.write import write_by_extension
 
@@ -27,7 +27,7 @@ def to_json(result: Data) -> str:
 
 def write_diff(diff: Diff, path: str | os.PathLike[str]) -> None:
     """Write a diff to *path*: .json, .md or .html, whose timeline needs the analyses of both runs."""
-    render_page = partial(diff_html.render, analyses=diff.analyses)
+    render_page = partial(page.render_diff, analyses=diff.analyses)
     write_by_extension(diff.to_dict(), path, {**DIFF, ".html": render_page})
 
 
@@ -75,9 +75,8 @@ def render_junit(result: Data) -> str:
     if result["verdict"] == "error":
         case = _test_case(suite, "input")
         ElementTree.SubElement(case, "error", message=result["error"], type="unusable input")
-    for attribute, path in (("tests", "."), ("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
-        cases = suite.findall("testcase") if path == "." else suite.findall(f"testcase/{path}")
-        suite.set(attribute, str(len(cases)))
+    for attribute, path in (("tests", ""), ("failures", "/failure"), ("errors", "/error"), ("skipped", "/skipped")):
+        suite.set(attribute, str(len(suite.findall(f"testcase{path}"))))
     root = ElementTree.Element("testsuites")
     root.append(suite)
     ElementTree.indent(root)
@@ -139,4 +138,4 @@ def _annotation(level: str, title: str, text: str) -> str:
 
 
 GATE: Writers = {".json": to_json, ".xml": render_junit, ".md": render_gate}
-DIFF: Writers = {".json": to_json, ".md": render_diff, ".html": diff_html.render}
+DIFF: Writers = {".json": to_json, ".md": render_diff, ".html": page.render_diff}

@@ -22,7 +22,7 @@ from tracekit.report.view import rates
 from tracekit.report.view.budget import BudgetView, LabelRow, beside_table, hiding_table, label_rows, matrix_table
 from tracekit.report.view.copies import copy_table, memory_table, reload_view
 from tracekit.report.view.path import blocking, changes_table, path_view
-from tracekit.report.view.pipeline import schedule_view, unnamed_phases
+from tracekit.report.view.pipeline import ScheduleView, unnamed_phases
 from tracekit.report.view.roles import iteration_sentence, role_advice, role_tables, update_sentence
 from tracekit.report.words import WORDS
 
@@ -121,7 +121,8 @@ class View:
     """Compute that ran beside each label."""
     idle = computed(rank_tables.idle_table)
     """Idle time of the ranks by cause, and their bubbles."""
-    schedule = computed(schedule_view)
+    schedule = computed(lambda analysis: None if analysis.schedule is None else ScheduleView(analysis.schedule))
+    """The comparison of the run with its ideal; None if no schedule was recognised."""
     phases = computed(unnamed_phases)
     """Hidden shares by phase for a run that overlaps micro-batches, if its schedule was not recognised."""
     blocking = computed(blocking)
@@ -160,7 +161,7 @@ class View:
     @cached_property
     def answer(self) -> tuple[sentences.Line, ...]:
         """The answer in a few lines, the most important first."""
-        analysis, schedule, pace = self.analysis, self.schedule, rank_tables.pace(self.analysis)
+        analysis, schedule, pace = self.analysis, self.schedule, rank_tables.Pace(self.analysis)
         lines = (
             ("Iteration", iteration_sentence(analysis), "iterations"),
             ("Weights", update_sentence(analysis), "weight-updates"),

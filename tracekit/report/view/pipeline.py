@@ -91,11 +91,6 @@ class ScheduleView:
         return tuple(dict.fromkeys(text for row in self.alternatives if not row.ran for text in row.basis))
 
 
-def schedule_view(analysis: Analysis) -> ScheduleView | None:
-    """Return the comparison of the run with its ideal; None if no schedule was recognised."""
-    return None if analysis.schedule is None else ScheduleView(analysis.schedule)
-
-
 def _gap_note(comparison: ScheduleComparison) -> str | None:
     """Return why the gap is not split by cause; None if it is."""
     if comparison.gap_ns is not None:

@@ -42,26 +42,39 @@ MIN_OVERHEAD_TO_REPORT = 0.01
 """Share of a step by which recording must have lengthened it to be reported."""
 
 
-class Pace(msgspec.Struct, frozen=True):
-    """The time of a step on the rank that takes longest, as a mean over steps, and a comparison of the ranks."""
+class Pace:
+    """The time of a step on the rank that takes longest, as a mean over steps, and a comparison of the ranks.
 
-    ns: float
-    steps: int
-    ranks: int
-    slowest: int | None
-    """The rank that is slower than every other by more than noise, in most steps; None if there is none."""
-    spread: float
-    """Difference between the slowest and the fastest rank, as a share of the slowest rank's time."""
-    between_ns: float = 0.0
-    """Time from the end of a step to the start of the next, as a mean over ranks and steps."""
+    The steps are those that every rank has; a trace without step marks counts as one step.
+    """
+
+    def __init__(self, analysis: Analysis) -> None:
+        results = analysis.rank_results
+        spans = {rank.rank: {step.step: step.budget.span_ns for step in rank.per_step} for rank in results}
+        step_times = [ns for ns, _ in analysis.step_times.values()]
+        steps: list[int | None] = list(analysis.step_times)
+        if not steps:
+            spans = {rank.rank: {None: rank.whole.budget.span_ns} for rank in results if rank.whole.budget.span_ns}
+            step_times, steps = [max((span_of[None] for span_of in spans.values()), default=0)], [None]
+        means = {rank: sum(span_of[step] for step in steps) / len(steps) for rank, span_of in spans.items()}
+        longest_mean, slowest = max(means.values(), default=0.0), slowest_rank(means)
+        # One odd step does not make a rank slow: it must be the slowest of more than half the steps.
+        by_step = [slowest_rank({rank: span_of[step] for rank, span_of in spans.items()}) for step in steps]
+        self.ns = sum(step_times) / len(step_times)
+        self.steps, self.ranks = len(steps), len(spans)
+        self.slowest = slowest if 2 * by_step.count(slowest) > len(steps) else None
+        """The rank that is slower than every other by more than noise, in most steps; None if there is none."""
+        self.spread = 1 - min(means.values()) / longest_mean if longest_mean else 0.0
+        """Difference between the slowest and the fastest rank, as a share of the slowest rank's time."""
+        self.between_ns = _time_between_steps(analysis)
+        """Time from the end of a step to the start of the next, as a mean over ranks and steps."""
 
     def compared(self) -> str:
         """Return a comparison of the ranks in a few words; empty if there is one rank.
 
-        >>> Pace(5.0, 1, 4, 2, 0.08).compared(), Pace(5.0, 1, 4, None, 0.004).compared()
-        ('rank 2, the slowest of 4', '4 ranks alike, within 0.4 %')
-        >>> Pace(5.0, 1, 4, None, 0.08).compared(), Pace(5.0, 1, 1, None, 0.0).compared()
-        ('the longest of 4 ranks, the shortest 8.0 % less', '')
+        >>> from tracekit import analyze
+        >>> Pace(analyze("sample_traces/1f1b")).compared()
+        'the longest of 4 ranks, the shortest 2.6 % less'
         """
         if self.ranks < 2:
             return ""
@@ -92,29 +105,6 @@ def slowest_rank(times: Mapping[int, float]) -> int | None:
     longest = max(times, key=lambda rank: times[rank])
     second_ns = max(ns for rank, ns in times.items() if rank != longest)
     return longest if beyond_noise(times[longest], second_ns) else None
-
-
-def pace(analysis: Analysis) -> Pace:
-    """Return the pace of the steps that every rank has; a trace without step marks counts as one step."""
-    spans = {rank.rank: {step.step: step.budget.span_ns for step in rank.per_step} for rank in analysis.rank_results}
-    step_times = [ns for ns, _ in analysis.step_times.values()]
-    steps: list[int | None] = list(analysis.step_times)
-    if not steps:
-        with_events = [rank for rank in analysis.rank_results if rank.whole.budget.span_ns]
-        spans = {rank.rank: {None: rank.whole.budget.span_ns} for rank in with_events}
-        step_times, steps = [max((span_of[None] for span_of in spans.values()), default=0)], [None]
-    means = {rank: sum(span_of[step] for step in steps) / len(steps) for rank, span_of in spans.items()}
-    longest_mean, slowest = max(means.values(), default=0.0), slowest_rank(means)
-    # One odd step does not make a rank slow: it must be the slowest of more than half the steps.
-    by_step = [slowest_rank({rank: span_of[step] for rank, span_of in spans.items()}) for step in steps]
-    return Pace(
-        ns=sum(step_times) / len(step_times),
-        steps=len(steps),
-        ranks=len(spans),
-        slowest=slowest if 2 * by_step.count(slowest) > len(steps) else None,
-        spread=1 - min(means.values()) / longest_mean if longest_mean else 0.0,
-        between_ns=_time_between_steps(analysis),
-    )
 
 
 def _time_between_steps(analysis: Analysis) -> float:
