@@ -65,7 +65,7 @@ def run(
         _refuse_options(name, ranks=ranks, rounds=rounds)
         simulated = _pipeline(name, (pp, microbatches, virtual, group), time, blocks)
     for path in output or ():
-        write_schedule(simulated, path, lanes=lanes, block_times=blocks)
+        write_schedule(simulated, path, block_times=blocks)
         print_line(f"Wrote {path}", err=True)
     if as_json:
         from tracekit.documents.coding import encode

@@ -1,6 +1,6 @@
 """The wording of ``gate`` and ``diff``: numbers, names and sentences, the same in every output."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tracekit._util.text import counted, signed, terminal
@@ -235,39 +235,27 @@ def explain(row: Row) -> str:
 
 
 def row_name(row: Row) -> str:
-    """Return the name of a row of kernels, modules or cells.
+    """Return the name of a row of modules, ranks (with the part of the budget that moved most), kernels or cells.
 
     >>> row_name({"rank": 1, "op": "F", "stage": 0, "microbatch": 3}), row_name({"module": "mlp", "label": "wgrad"})
     ('rank 1, 0F3', 'mlp, wgrad')
+    >>> row_name({"rank": 1, "most": "idle_ms", "most_ms": 1.5})
+    'rank 1 (idle)'
     """
     if "op" in row:
         cell = f"{row.get('stage')}{row['op']}{row.get('microbatch')}"
         if row["op"] == "FB":
             cell = f"({row.get('stage')}F{row.get('microbatch')};{row.get('b_stage')}B{row.get('b_microbatch')})"
         return f"rank {row['rank']}, {cell}"
+    if "most" in row:
+        part = (row["most"] or "").replace("exposed_ms.", "exposed ").replace("_ms", "")
+        return f"rank {row['rank']} ({part})" if part else f"rank {row['rank']}"
     name = short_kernel(row["name"]) if row.get("name") else row.get("module")
     return ", ".join(terminal(part) for part in (name, row.get("label")) if part)
 
 
-def rank_name(row: Row) -> str:
-    """Return the name of a rank, with the part of its budget that moved most.
-
-    >>> rank_name({"rank": 1, "most": "idle_ms", "most_ms": 1.5})
-    'rank 1 (idle)'
-    """
-    if not row["most"]:
-        return f"rank {row['rank']}"
-    part = row["most"].replace("exposed_ms.", "exposed ").replace("_ms", "")
-    return f"rank {row['rank']} ({part})"
-
-
-MOVED: dict[str, Callable[[Row], str]] = {
-    "modules": row_name,
-    "ranks": rank_name,
-    "kernels": row_name,
-    "cells": row_name,
-}
-"""The tables of a diff after that of labels, and the function that names their rows."""
+MOVED = ("modules", "ranks", "kernels", "cells")
+"""The tables of a diff after that of labels."""
 _TIMES = (
     Column("before", "figure", value=lambda row: value(row["before_ms"], "ms")),
     Column("after", "figure", value=lambda row: value(row["after_ms"], "ms")),
@@ -298,7 +286,7 @@ def label_table(result: Row) -> Table | None:
 
 def moved_table(key: str, rows: Sequence[Row]) -> Table | None:
     """Return the modules, ranks, kernels or cells that moved, the largest change first."""
-    return make_table((Column(key.removesuffix("s"), "name", value=MOVED[key]), *_TIMES), visible_changes(rows))
+    return make_table((Column(key.removesuffix("s"), "name", value=row_name), *_TIMES), visible_changes(rows))
 
 
 def check_table(checks: Sequence[Row], *, reasons_below: bool = False) -> Table | None:

@@ -402,10 +402,7 @@ def _choice(held: StepComparison, critical: CriticalPath | None, *, name_ranks: 
     cells = measured.cells.select(pl.format("{} on rank {}", "name", "rank"))
     return documents.ScheduleChoice(
         name=", ".join(name) or "the pipeline",
-        kinds=[
-            *(documents.Coloured(colour.name, colour.colour) for colour in measured.colours),
-            documents.Coloured("outside cells", "idle"),
-        ],
+        kinds=[*measured.colours, documents.Coloured("outside cells", "idle")],
         shaded=measured.shade_count > 1,
         rows=measured.rows,
         ranks=measured.ranks,

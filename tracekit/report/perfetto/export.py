@@ -215,18 +215,12 @@ class _Export:
         ranks = list(dict.fromkeys(rank for compared in self.pipelines for rank in compared.pipeline.ranks))
         for name in ("measured", "ideal") if layouts else ():
             details = {column: column for column in CELL_DETAILS if name == "measured" or column not in MEASURED_ONLY}
+            times = pl.col("start", "end")
             cells = pl.concat(
-                layout[name].cells.select(
-                    "name",
-                    "rank",
-                    *details,
-                    start_ns=layout[name].origin_ns + pl.col("start"),
-                    end_ns=layout[name].origin_ns + pl.col("end"),
-                    kind=pl.lit(f"cell_{name}"),
-                )
+                layout[name].cells.select("name", "rank", *details, (times + layout[name].origin_ns).name.suffix("_ns"))
                 for layout in layouts
             )
-            cells = cells.with_columns(thread=pl.format("rank {}", "rank"))
+            cells = cells.with_columns(kind=pl.lit(f"cell_{name}"), thread=pl.format("rank {}", "rank"))
             self._write_process(f"pipeline · {name}", cells, [f"rank {rank}" for rank in ranks], details)
             self.cell_count += cells.height
 
@@ -235,7 +229,7 @@ class _Export:
         path = self.analysis.critical
         if path is None or path.segments.is_empty():
             return
-        ranks = sorted(path.segments["rank"].unique().to_list())
+        threads = [f"rank {rank}" for rank in path.segments["rank"].unique().sort()]
         what = pl.coalesce(pl.when(pl.col("what") != "").then("what"), "kind")
         segments = path.segments.with_columns(
             name=pl.when(pl.col("kind") == "host").then("host: " + what).otherwise(what),
@@ -244,19 +238,13 @@ class _Export:
             kind=pl.lit("critical_path"),
             thread=pl.format("rank {}", "rank"),
         )
-        placed = self._write_process("critical path", segments, [f"rank {rank}" for rank in ranks], PATH_DETAILS)
+        placed = self._write_process("critical path", segments, threads, PATH_DETAILS).sort("step", "start_ns")
         # An arrow must begin inside the segment that it leaves: at its last nanosecond.
         changes_rank = pl.col("rank") != pl.col("rank").shift(1)
         same_step = pl.col("step").eq_missing(pl.col("step").shift(1))
-        arrows = (
-            placed.sort("step", "start_ns", maintain_order=True)
-            .with_columns(
-                from_ns=(pl.col("start_ns") - 1).clip(self.base_ns),
-                from_pid="to_pid",
-                from_tid=pl.col("to_tid").shift(1),
-            )
-            .filter(changes_rank & same_step)
-        )
+        arrows = placed.with_columns(
+            from_ns=(pl.col("start_ns") - 1).clip(self.base_ns), from_pid="to_pid", from_tid=pl.col("to_tid").shift(1)
+        ).filter(changes_rank & same_step)
         self._write_arrows(arrows, category="critical_path", name="goes on")
 
     def _write_phases(self) -> None:

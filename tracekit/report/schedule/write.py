@@ -154,19 +154,14 @@ def _order_lines(simulation: Simulation) -> list[Text]:
 
 
 def write_schedule(
-    simulation: Simulation | WeightReload,
-    path: str | PathLike[str],
-    *,
-    lanes: bool = False,
-    block_times: BlockTimes | None = None,
+    simulation: Simulation | WeightReload, path: str | PathLike[str], *, block_times: BlockTimes | None = None
 ) -> None:
     """Write a simulated schedule or weight reload in the format of *path*'s extension (``EXTENSIONS``).
 
     Args:
         simulation: The schedule.
         path: File to write.
-        lanes: Draw the phases inside the blocks too; pictures only.
-        block_times: Times inside a block, for *lanes*.
+        block_times: Times inside a block, to draw the phases inside the blocks too; pictures only.
 
     >>> import tempfile, pathlib
     >>> from tracekit.schedules import generate, simulate
@@ -186,7 +181,7 @@ def write_schedule(
         from tracekit.report.figures import render_figure
         from tracekit.report.schedule.plot import draw_phases, draw_schedule
 
-        if lanes and not isinstance(simulation, WeightReload):
+        if block_times is not None and not isinstance(simulation, WeightReload):
             figure = draw_phases(simulation.schedule, block_times)
         else:
             figure = draw_schedule(simulation)

@@ -108,9 +108,8 @@ def describe_size(comparison: ScheduleComparison) -> str:
 
 def describe_choice(comparison: ScheduleComparison) -> str:
     """Return the step and pipeline that are shown, in words; empty if there is one of each."""
-    runs = {(pipeline_step.pipeline.ranks, pipeline_step.pipeline.step) for pipeline_step in comparison.all}
-    pipelines = len({ranks for ranks, _ in runs})
-    steps = len(runs) // max(1, pipelines)
+    pipelines = len(comparison.pipelines)
+    steps = len({(step.pipeline.ranks, step.pipeline.step) for step in comparison.all}) // max(1, pipelines)
     parts = []
     if steps > 1:
         parts.append(f"step {comparison.head.pipeline.step}, the median of {steps}")

@@ -117,7 +117,7 @@ def _time_between_steps(analysis: Analysis) -> float:
 class Steps(msgspec.Struct, frozen=True):
     """The times of several steps."""
 
-    rows: tuple[dict[str, Any], ...]
+    rows: Sequence[dict[str, Any]]
     """Number (``step``), ``least_ns``, ``median_ns`` and ``most_ns`` over ranks, a rank on which it took longest
     (``longest``; ``slowest`` if it exceeds every other by more than noise), whether the step is ``partial``, and the
     ``share`` of its median of the time of the longest step."""
@@ -220,12 +220,11 @@ def steps_view(analysis: Analysis) -> Steps | None:
         second_ns=pl.col("span_ns").top_k(2).min(),
         partial=pl.col("partial").any(),
     )
-    rows = spans.sort("step").head(MAX_STEPS).with_columns(share=pl.col("median_ns") / spans["most_ns"].max())
-    named = tuple(
-        {**row, "slowest": row["longest"] if beyond_noise(row["most_ns"], row["second_ns"]) else None}
-        for row in rows.rows(named=True)
+    exceeds_noise = pl.col("most_ns") - pl.col("second_ns") > NOISE_SHARE * pl.col("most_ns")
+    rows = spans.sort("step").with_columns(
+        slowest=pl.when(exceeds_noise).then("longest"), share=pl.col("median_ns") / pl.col("most_ns").max()
     )
-    return Steps(named, max(0, len(spans) - MAX_STEPS), table["rank"].n_unique() == 1)
+    return Steps(rows.head(MAX_STEPS).rows(named=True), max(0, len(rows) - MAX_STEPS), table["rank"].n_unique() == 1)
 
 
 def _tokens(evidence: Evidence) -> str:
