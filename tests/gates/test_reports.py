@@ -176,8 +176,8 @@ def test_on_80_columns_names_of_metrics_are_whole_and_reasons_stand_below(sides)
     assert all(len(line.rstrip()) <= 80 for line in lines)
 
 
-def test_on_80_columns_a_pass_without_reasons_keeps_its_likely_ranges(sides):
-    lines = printed(diff_terminal.show_gate, gate(sides[0], sides[0]).to_dict(), width=80)
+def test_below_110_columns_a_pass_without_reasons_keeps_its_likely_ranges(sides):
+    lines = printed(diff_terminal.show_gate, gate(sides[0], sides[0]).to_dict(), width=105)
     assert re.search(r"limit +likely range$", lines[2].rstrip())
     assert not any(line.startswith("  step_ms: ") for line in lines)
 
