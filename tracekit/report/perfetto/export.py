@@ -8,9 +8,8 @@ their number.
 import json
 import os
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from functools import partial
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -88,10 +87,13 @@ def export(
     (0, 1, 2, 3)
     """
     check_extension(output, EXTENSIONS)
-    ingest_store = partial(
-        ingest, on_damage=on_damage, file_rank=file_rank, rules=rules, workers=workers, stacks=stacks
-    )
-    with _stored(paths, ingest_store, rules=rules) as (store, notices):
+    with tempfile.TemporaryDirectory(prefix="tracekit-") as folder:
+        store, notices = _labelled_store(paths) if rules is None else None, tuple[Notice, ...]()
+        if store is None:
+            made = Path(folder) / "store"
+            store, notices = ingest(
+                paths, made, file_rank=file_rank, rules=rules, workers=workers, stacks=stacks, on_damage=on_damage
+            )
         if missing := set(ranks or ()) - set(store.ranks):
             raise unknown_rank_error(missing, store.ranks)
         # All ranks that were given are analysed: those that are not written still tell who waited for whom.
@@ -100,20 +102,13 @@ def export(
         return replace(done, notices=tuple(dict.fromkeys((*notices, *done.notices))))
 
 
-@contextmanager
-def _stored(
-    paths: Paths | OneRole, ingest_store: Callable[..., tuple[Store, tuple[Notice, ...]]], *, rules: str | Path | None
-) -> Iterator[tuple[Store, tuple[Notice, ...]]]:
-    """Open the store the paths name, or make one that is gone afterwards."""
-    if not isinstance(paths, Mapping | OneRole):
-        paths = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
-        if len(paths) == 1 and rules is None and is_store(Path(paths[0])):
-            store = open_store(Path(paths[0]))
-            if all(entry.labelled_rows is not None for entry in store.entries):
-                yield store, ()
-                return
-    with tempfile.TemporaryDirectory(prefix="tracekit-") as folder:
-        yield ingest_store(paths, Path(folder) / "store")
+def _labelled_store(paths: Paths | OneRole) -> Store | None:
+    """Return the store that the paths name, if its events are labelled; None for other paths."""
+    path = paths[0] if isinstance(paths, list | tuple) and len(paths) == 1 else paths
+    if not isinstance(path, str | os.PathLike) or not is_store(Path(path)):
+        return None
+    store = open_store(Path(path))
+    return store if all(entry.labelled_rows is not None for entry in store.entries) else None
 
 
 def write_perfetto(
