@@ -142,7 +142,7 @@ def _gap(view: View) -> str:
 def _reload(view: View) -> str:
     if view.reload is None:
         return ""
-    return _section("Weight reload", Table((Column(""), Column("")), view.reload.facts))
+    return _section("Weight reload", view.reload.facts)
 
 
 def _roles(view: View) -> str:

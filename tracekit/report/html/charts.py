@@ -48,10 +48,9 @@ LANES: Mapping[str, Sequence[str]] = {
     "copies": COPY_LABELS,
 }
 """Labels of each lane of a rank."""
-HOST_COLOUR = "#8A97A3"
 MAX_PATH_PIECES = 200_000
 """Pieces of the critical path that the page holds, the longest."""
-HOST_COLOURS = {"ranges": "#C3B1D6", "operators": HOST_COLOUR, "waiting calls": "#B5473C"}
+HOST_COLOURS = {"ranges": "#C3B1D6", "operators": "#8A97A3", "waiting calls": "#B5473C"}
 MAX_CHOICES = 16
 """Pipelines and steps that a page holds."""
 MAX_CELLS = 60_000
@@ -120,7 +119,7 @@ def timeline_data(analysis: Analysis, clock: PageClock, *, max_events: int = MAX
     if analysis.tables["timeline"].is_empty():
         return None
     timelines = _page_timelines(analysis)
-    cut, shown = _without_shortest(timelines, max_events)
+    shown = _without_shortest(timelines, max_events)
     descriptions, numbers = _shared_descriptions(shown)
     described = [descriptions[name] for name in rank_timeline.DESCRIPTION_TEXTS]
     texts = pl.concat([*described, *(timeline.host["name"].cast(pl.String) for timeline in shown)])
@@ -136,7 +135,7 @@ def timeline_data(analysis: Analysis, clock: PageClock, *, max_events: int = MAX
         host=[documents.Coloured(name, HOST_COLOURS[name]) for name in rank_timeline.HOST_LANES],
         causes=[(WORDS.exposure_causes[cause], WORDS.exposure_meanings[cause]) for cause in EXPOSURE_CAUSES],
         merged=not analysis.events,
-        left_out=_left_out(analysis, timelines, cut, shown),
+        left_out=_left_out(analysis, timelines, shown),
         steps=_steps(clock.steps),
         descriptions=pack_json(
             {
@@ -181,22 +180,19 @@ def _shown_ranks(analysis: Analysis) -> list[int]:
     return sorted([rank for rank in wanted if rank in set(ranks)][:MAX_RANKS])
 
 
-def _without_shortest(timelines: Sequence[RankTimeline], max_events: int) -> tuple[int, list[RankTimeline]]:
-    """Return how many events had to be left out, and the timelines with the longest events of each rank."""
+def _without_shortest(timelines: Sequence[RankTimeline], max_events: int) -> Sequence[RankTimeline]:
+    """Return the timelines with the longest events of each rank, *max_events* in all."""
     total = sum(len(timeline.events) for timeline in timelines)
     if total <= max_events:
-        return 0, list(timelines)
+        return timelines
     by_length = pl.col("end_ns") - pl.col("start_ns")
-    shown = [
+    return [
         replace(rank, events=rank.events.top_k(len(rank.events) * max_events // total, by=by_length).sort("start_ns"))
         for rank in timelines
     ]
-    return total - sum(len(timeline.events) for timeline in shown), shown
 
 
-def _left_out(
-    analysis: Analysis, timelines: Sequence[RankTimeline], cut: int, shown: Sequence[RankTimeline]
-) -> list[str]:
+def _left_out(analysis: Analysis, timelines: Sequence[RankTimeline], shown: Sequence[RankTimeline]) -> list[str]:
     """Return sentences about what the timeline does not show."""
     sentences = []
     ranks = len(analysis.rank_results)
@@ -206,6 +202,7 @@ def _left_out(
             f"This file holds merged intervals by label{of_ranks}, no single kernels;"
             " `tracekit analyze … --ranks 0-7 -o page.html` writes those of some ranks."
         )
+    cut = sum(len(rank.events) for rank in timelines) - sum(len(rank.events) for rank in shown)
     if cut:
         all_ns, kept_ns = (
             sum(int((rank.events["end_ns"] - rank.events["start_ns"]).sum()) for rank in ranks)

@@ -203,8 +203,7 @@ def reload(view: View, width: int) -> RenderableType | None:
     """Show a weight update and its two-buffer ideal, and its lanes."""
     if view.reload is None:
         return None
-    facts = make_table((Column(""), Column("")), view.reload.facts)
-    return stack(render_table(facts, width), render_table(view.reload.lanes, width))
+    return stack(render_table(view.reload.facts, width), render_table(view.reload.lanes, width))
 
 
 def roles(view: View, width: int) -> RenderableType | None:
