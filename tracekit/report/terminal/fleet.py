@@ -12,7 +12,6 @@ from tracekit.report.view import View
 
 MAX_DIFFERENT_RANKS = 8
 """Ranks that differ and have a line of their own."""
-MIN_WIDTH_FOR_PERCENTILES = 100
 NAMES = {"compute": "compute", "communication": "exposed comm", "bubble": "bubble", "idle": "idle", "span_ns": "span"}
 BARS = " ▁▂▃▄▅▆▇█"
 SHADES = "·░▒▓█"
@@ -30,17 +29,14 @@ def many_ranks(view: View, width: int) -> RenderableType | None:
 
 def _distributions(fleet: Spread, width: int) -> RenderableType | None:
     numbers = ("least", "rank", "5 % below", "median", "95 % below", "most", "rank")
-    columns = (Column(""), *(Column(name, "figure") for name in numbers), Column("ranks by bin"))
+    figures = [Column(name, "figure", expendable=1 if "%" in name else 0) for name in numbers]
     rows = []
     for figure in fleet.figures:
         values = (figure.least, figure.low, figure.median, figure.high, figure.most)
         least, low, median, high, most = (value(figure.name, number) for number in values)
         ends = ("–", "–") if least == most else (str(figure.least_rank), str(figure.most_rank))
-        if width < MIN_WIDTH_FOR_PERCENTILES:
-            low = high = ""  # a column that is empty in every row is left out
-        bars = Text(histogram(figure))
-        rows.append((NAMES[figure.name], least, ends[0], low, median, high, most, ends[1], bars))
-    return render_table(make_table(columns, rows), width)
+        rows.append((NAMES[figure.name], least, ends[0], low, median, high, most, ends[1], Text(histogram(figure))))
+    return render_table(make_table((Column(""), *figures, Column("ranks by bin")), rows), width)
 
 
 def value(name: str, number: float) -> str:
