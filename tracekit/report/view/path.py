@@ -254,10 +254,9 @@ def changes_table(analysis: Analysis) -> Table | None:
     if len(notes) < len(rows):
         step = ms(rows[0].measured_ns)
         saves = "saves: an upper bound of what the change can give"
-        several = len(analysis.step_times) > 1
-        per_step = (
-            "time per step (all steps and the time between them / their number)" if several else "time of the step"
-        )
+        per_step = "time of the step"
+        if len(analysis.step_times) > 1:
+            per_step = "time per step (all steps and the time between them / their number)"
         notes.insert(0, f"{per_step}, {step} as measured; {saves}")
     for row in rows:
         if row.peak_bytes is not None:

@@ -73,15 +73,12 @@ def peak_notes(sources: Sequence[Source], dtypes: Sequence[str]) -> list[str]:
     for device, usable in dict.fromkeys((s.devices[0], s.multiprocessors) for s in sources if len(s.devices) == 1):
         gpu = find_gpu(device)
         peaks = {dtype: peak_tflop_s(device, dtype, multiprocessors=usable) for dtype in dtypes}
-        peak_by_dtype = {dtype: peak for dtype, peak in peaks.items() if peak is not None}
-        if gpu is None or not peak_by_dtype:
+        known = {dtype: peak for dtype, peak in peaks.items() if peak is not None}
+        if gpu is None or not known:
             continue
         is_part = usable is not None and usable < gpu.multiprocessors
         part = f" with {usable} of its {gpu.multiprocessors} multiprocessors" if is_part else ""
-        listed = (
-            f"{t} {peak:,.1f}" + (f" (of {gpu.tflop_s[t]:,.1f})" if is_part else "")
-            for t, peak in peak_by_dtype.items()
-        )
+        listed = (f"{t} {peak:,.1f}" + (f" (of {gpu.tflop_s[t]:,.1f})" if is_part else "") for t, peak in known.items())
         notes.append(f"peak of {device}{part}, TFLOP/s: {', '.join(listed)}")
     return notes
 

@@ -220,14 +220,12 @@ def late_start(analysis: Analysis) -> LateStart | None:
         longer_ns = tail.ns if tail.rank == tail.last_rank else 0
         noise_ns = max(MIN_SHARE * (iteration.end_ns - iteration.start_ns), off_ns if isinstance(off_ns, int) else 0)
         if late_ns > max(longer_ns, noise_ns):
-            words = (
-                f"the rollout of rank {tail.last_rank} starts {ms(late_ns)} after that of rank {first} and ends last"
-            )
-            late_starts.append((late_ns, iteration.index, words))
+            text = f"the rollout of rank {tail.last_rank} starts {ms(late_ns)} after that of rank {first} and ends last"
+            late_starts.append((late_ns, iteration.index, text))
     if not late_starts:
         return None
-    late_ns, index, words = max(late_starts)
-    return LateStart(index, late_ns, words, len(late_starts) == 1 and len(analysis.role_results.iterations) > 1)
+    late_ns, index, text = max(late_starts)
+    return LateStart(index, late_ns, text, len(late_starts) == 1 and len(analysis.role_results.iterations) > 1)
 
 
 def _tail_sentence(iterations: Sequence[Iteration]) -> str:
