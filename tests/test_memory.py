@@ -19,8 +19,8 @@ from tracekit.analysis.memory import HeldMemory, RunMemory, memory_with_microbat
 from tracekit.documents.analysis import ChangedStep
 from tracekit.documents.coding import to_plain
 from tracekit.metrics.memory import ChunkMemory, Peak, RankMemory
+from tracekit.report.html.charts import PageClock, timeline_data
 from tracekit.report.html.page import render_html
-from tracekit.report.html.timeline import PageClock, timeline_data
 from tracekit.report.scalars import scalars
 from tracekit.report.terminal.schedule import render_what_if
 from tracekit.report.view import view_of

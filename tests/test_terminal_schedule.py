@@ -11,7 +11,7 @@ from rich.console import Console
 from tests.compare.conftest import pipelines
 from tracekit.compare import compare_pipelines
 from tracekit.report.terminal.schedule import render_schedule
-from tracekit.report.view.pipeline import schedule_view
+from tracekit.report.view.pipeline import ScheduleView
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +21,7 @@ def found():
 
 def view_with(found):
     run = SimpleNamespace(schedule=found)
-    return SimpleNamespace(schedule=schedule_view(run), analysis=run, below_peak=None)
+    return SimpleNamespace(schedule=ScheduleView(run.schedule), analysis=run, below_peak=None)
 
 
 def drawn(found, width):

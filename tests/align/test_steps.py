@@ -10,7 +10,7 @@ from tracekit.analysis.combine import combine
 from tracekit.analysis.tables import rank_tables
 from tracekit.diffs.run_samples import from_analysis
 from tracekit.errors import OptionError
-from tracekit.report.view.ranks import pace
+from tracekit.report.view.ranks import Pace
 from tracekit.run.load import load
 from tracekit.schema import RankEvents
 
@@ -211,7 +211,7 @@ def test_without_marks_budget_and_pipeline_count_the_same_steps(cut_marks):
 
 def test_report_and_gate_agree_on_how_long_a_step_takes(cut_marks):
     for found in cut_marks:
-        took = pace(found)
+        took = Pace(found)
         samples = from_analysis(found.to_dict(), name="run").samples["step_ms"]
         assert len(samples) == took.steps == 8
         assert took.ns / 1e6 == pytest.approx(sum(samples) / len(samples))

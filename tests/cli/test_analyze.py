@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 from tests.kept import analysis_of
 from tracekit.cli import make_app
 from tracekit.errors import TracekitError
-from tracekit.report.data_tables import figures
 from tracekit.report.terminal.analysis import render
 from tracekit.report.terminal.screen import Screen
+from tracekit.report.write import figures
 
 pytestmark = pytest.mark.slow
 

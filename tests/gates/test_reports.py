@@ -11,11 +11,11 @@ from markdown_it import MarkdownIt
 
 from tracekit.diffs import Side, diff, from_analysis
 from tracekit.gates import gate
+from tracekit.report import markdown as diff_markdown
+from tracekit.report import markdown as gate_markdown
 from tracekit.report.ci import words
 from tracekit.report.ci import write as gate_github
-from tracekit.report.html import diff as diff_html
-from tracekit.report.markdown import changes as diff_markdown
-from tracekit.report.markdown import changes as gate_markdown
+from tracekit.report.html import page as diff_html
 from tracekit.report.terminal import changes as diff_terminal
 
 
@@ -102,7 +102,7 @@ def test_a_saved_analysis_says_what_it_cannot_show(sides):
 
 def test_renderings_hold_the_same_facts(sides):
     got = diff(sides[0], sides[1]).to_dict()
-    page, text = diff_html.render(got), diff_markdown.render_diff(got)
+    page, text = diff_html.render_diff(got), diff_markdown.render_diff(got)
     for part in ("step_ms", "100.0 ms", "110.0 ms", "pp_comm", "rank 1"):
         assert part in page
         assert part in text
@@ -130,7 +130,7 @@ def test_diff_command(command, save, scaled, tmp_path):
 def test_every_rendering_says_first_what_became_of_the_step(sides):
     got = diff(sides[0], sides[1]).to_dict()
     said = "Typical step 100.0 ms → 110.0 ms (+10.0 %): slower"
-    page, text = diff_html.render(got).replace("\N{NO-BREAK SPACE}", " "), diff_markdown.render_diff(got)
+    page, text = diff_html.render_diff(got).replace("\N{NO-BREAK SPACE}", " "), diff_markdown.render_diff(got)
     assert text.splitlines()[2] == f"**{said}**"
     assert page.index(said) < page.index("<table")
     assert "Content-Security-Policy" in page
@@ -151,7 +151,7 @@ def test_too_few_steps_are_inconclusive_in_every_rendering(make):
     got = diff(before, after).to_dict()
     outcome = "Step 100.0 ms → 150.0 ms (+50.0 %): inconclusive (1 step before, 1 after; at least 5 are needed)"
     terminal_text = "\n".join(printed(diff_terminal.show_diff, got))
-    for text in (terminal_text, diff_markdown.render_diff(got), diff_html.render(got)):
+    for text in (terminal_text, diff_markdown.render_diff(got), diff_html.render_diff(got)):
         lines = [line for line in text.replace("\N{NO-BREAK SPACE}", " ").splitlines() if line.strip()]
         first = next(i for i, line in enumerate(lines) if outcome in line)
         assert "What differs:" in lines[first + 1]
@@ -174,6 +174,12 @@ def test_on_80_columns_names_of_metrics_are_whole_and_reasons_stand_below(sides)
     text = " ".join(" ".join(lines).split())
     assert re.search(r"step_ms[\w., ]*: worse by more than 2\.9 %", text)
     assert all(len(line.rstrip()) <= 80 for line in lines)
+
+
+def test_below_110_columns_a_pass_without_reasons_keeps_its_likely_ranges(sides):
+    lines = printed(diff_terminal.show_gate, gate(sides[0], sides[0]).to_dict(), width=105)
+    assert re.search(r"limit +likely range$", lines[2].rstrip())
+    assert not any(line.startswith("  step_ms: ") for line in lines)
 
 
 @pytest.mark.parametrize(("factor", "reason"), [(1.02, "worse, within the limit"), (1.0, ""), (0.98, "")])

@@ -15,8 +15,7 @@ from tracekit.metrics.budget import Bubble, Budget
 from tracekit.report.advice import advise
 from tracekit.report.evidence import Evidence
 from tracekit.report.view import view_of
-from tracekit.report.view.lateness import late_rank
-from tracekit.report.view.ranks import pace
+from tracekit.report.view.ranks import Pace, late_rank
 
 pytestmark = pytest.mark.slow
 
@@ -98,10 +97,10 @@ def test_ranks_that_tie_are_alike_and_steps_are_a_mean(small):
 
 def test_a_rank_is_called_the_slowest_only_beyond_noise(small):
     run = run_of(small, ranks=3, steps=3)
-    assert pace(slower(run, by=0.009)).slowest is None
-    assert pace(slower(run, by=0.012)).slowest == 1
+    assert Pace(slower(run, by=0.009)).slowest is None
+    assert Pace(slower(run, by=0.012)).slowest == 1
     assert "(rank 1, the slowest of 3; mean of 3 steps)" in said(slower(run, by=0.012))["Time"]
-    assert pace(slower(run, by=0.5, steps=[0])).slowest is None  # one odd step makes no rank slow
+    assert Pace(slower(run, by=0.5, steps=[0])).slowest is None  # one odd step makes no rank slow
     assert "the longest of 3 ranks, the shortest 14.3 % less" in said(slower(run, by=0.5, steps=[0]))["Time"]
 
 
@@ -110,7 +109,7 @@ def test_two_ranks_that_tie_for_the_slowest_are_not_one(small):
     both = replace(
         run, rank_results=(run.rank_results[0], run.rank_results[1], structs.replace(run.rank_results[1], rank=2))
     )
-    assert pace(both).slowest is None
+    assert Pace(both).slowest is None
     assert "(the longest of 3 ranks, the shortest 9.1 % less)" in said(both)["Time"]
 
 

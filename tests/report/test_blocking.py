@@ -12,9 +12,9 @@ import pytest
 from tests.kept import analysis_of
 from tracekit.critical_path.path import SEGMENTS, SLACK, CriticalPath
 from tracekit.errors import Notice
-from tracekit.report.markdown.analysis import render_markdown
+from tracekit.report.markdown import render_markdown
 from tracekit.report.view import view_of
-from tracekit.report.view.blocking import blocking
+from tracekit.report.view.path import blocking
 
 MS = 1_000_000
 

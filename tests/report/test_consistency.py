@@ -18,7 +18,7 @@ from tests.kept import analysis_of
 from tracekit import diff
 from tracekit.report.ci import words
 from tracekit.report.evidence import collect_evidence
-from tracekit.report.markdown.analysis import render_markdown
+from tracekit.report.markdown import render_markdown
 from tracekit.report.terminal.analysis import render
 from tracekit.report.terminal.screen import Screen
 from tracekit.report.view import view_of
@@ -43,7 +43,7 @@ def contradictions(analysis):
     view, evidence = view_of(analysis), collect_evidence(analysis)
     bad = []
     for bar in (*view.budget.bars, view.budget.mean):
-        if bar.span_ns and bar.idle_known and abs(sum(part.share for part in bar.parts) - 1) > 1e-6:
+        if bar.span_ns and bar.whole.idle_known and abs(sum(part.share for part in bar.parts) - 1) > 1e-6:
             bad.append(f"{bar.name}: shares of the budget add up to {sum(part.share for part in bar.parts)}")
     for row in view.labels:
         if row.because_ns and abs(sum(row.because_ns.values()) - row.exposed_ns) > 1000:

@@ -12,9 +12,9 @@ from msgspec import structs
 from rich.console import Console
 
 from tests.kept import analysis_of
+from tracekit.report.html.charts import PageClock, timeline_data
 from tracekit.report.html.page import render_html
-from tracekit.report.html.timeline import PageClock, timeline_data
-from tracekit.report.markdown.analysis import render_markdown
+from tracekit.report.markdown import render_markdown
 from tracekit.report.terminal.analysis import render
 from tracekit.report.view import view_of
 from tracekit.report.view.ranks import host_activity_table
@@ -82,7 +82,7 @@ def test_experts_say_what_they_compute_everywhere(run):
 def test_rows_that_were_asked_for_are_in_the_markdown(run):
     by = run("layers", by="layer")
     table = render_markdown(by).split("### By layer")[1].split("\n###")[0]
-    rows = view_of(by).by.table.rows
+    rows = view_of(by).by.rows
     assert all(f"| {row[0]} |" in table for row in rows[:10])
     assert "every busy nanosecond in one row" in table
 

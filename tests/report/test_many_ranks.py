@@ -15,8 +15,8 @@ from tracekit.analysis.spread import spread
 from tracekit.documents.coding import to_plain
 from tracekit.errors import Notice
 from tracekit.metrics.budget import Bubble, Budget
+from tracekit.report.html.charts import PageClock, timeline_data
 from tracekit.report.html.page import render_html
-from tracekit.report.html.timeline import PageClock, timeline_data
 from tracekit.report.terminal.analysis import render
 from tracekit.report.terminal.fleet import histogram
 from tracekit.report.view import shorten_notices, view_of

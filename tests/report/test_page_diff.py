@@ -7,7 +7,7 @@ import pytest
 
 from tests.kept import analysis_of
 from tracekit.diffs import diff
-from tracekit.report.html.diff import render
+from tracekit.report.html.page import render_diff
 from tracekit.schedules import generate
 from tracekit.synthetic import Recipe, write_run
 
@@ -70,7 +70,7 @@ def test_differences_are_coloured(look, tmp_path):
         write_run(Recipe(generate("1f1b", pp=2, microbatches=2), layers=1, rank_factor={1: factor}), tmp_path / name)
     changed = diff(tmp_path / "a", tmp_path / "b")
     path = tmp_path / "diff.html"
-    path.write_text(render(changed.to_dict(), analyses=changed.analyses), encoding="utf-8")
+    path.write_text(render_diff(changed.to_dict(), analyses=changed.analyses), encoding="utf-8")
     page = look(path)
     compute = "run.text('label', run.ranks[{0}].events.description[i]) === 'forward'"
     kinds = [

@@ -12,7 +12,7 @@ import pytest
 
 from tests.injections import MARK, trace
 from tracekit.diffs import diff, read_side
-from tracekit.report.html import diff as diff_page
+from tracekit.report.html import page as diff_page
 from tracekit.report.html.page import render_html
 from tracekit.report.perfetto.export import export
 from tracekit.report.perfetto.serve import SingleDownloadServer
@@ -32,7 +32,7 @@ def pages(tmp_path_factory):
             (run / f"<svg onload=window.PWNED=7> rank{rank}.json").write_text(text, encoding="utf-8")
     runs = sorted(path for path in folder.iterdir() if path.is_dir())
     changed = diff(*(read_side([str(run)], what="run") for run in runs)).to_dict()
-    texts = {"report": render_html(analyze(runs[0])), "diff": diff_page.render(changed)}
+    texts = {"report": render_html(analyze(runs[0])), "diff": diff_page.render_diff(changed)}
     for name, text in texts.items():
         (folder / f"{name}.html").write_text(text, encoding="utf-8")
     return folder

@@ -9,8 +9,8 @@ import pytest
 
 from tracekit import load
 from tracekit.classify import classify
+from tracekit.report.html.charts import PageClock
 from tracekit.report.html.page import render_html
-from tracekit.report.html.timeline import PageClock
 from tracekit.report.view import view_of
 from tracekit.run.analyze import analyze
 

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from tracekit.documents.coding import to_plain
-from tracekit.report.html.schedules import schedule_data
+from tracekit.report.html.charts import schedule_data
 from tracekit.report.schedule.layout import shade_colour
 
 pytestmark = pytest.mark.slow

@@ -9,9 +9,8 @@ import polars as pl
 import pytest
 from rich.console import Console
 
+from tracekit.report.html.charts import path_pieces, path_time_in_cells
 from tracekit.report.html.page import render_html
-from tracekit.report.html.schedules import path_time_in_cells
-from tracekit.report.html.timeline import path_pieces
 from tracekit.report.terminal.analysis import render
 from tracekit.report.view import view_of
 
@@ -123,7 +122,7 @@ def test_the_marked_cells_are_those_of_the_path(runs):
 
 def test_the_pages_path_sums_to_each_ranks_part_of_it(runs):
     analysis, _ = runs("1f1b")
-    pieces = path_pieces(analysis)
+    pieces = path_pieces(analysis.critical)
     for rank, ns in analysis.critical.totals()["by_rank"].items():
         own = pieces.filter(rank=int(rank))
         assert (own["end_ns"] - own["start_ns"]).sum() == ns

@@ -15,8 +15,14 @@ from tests.kept import analysis_of
 from tracekit.report.palette import CELL_COLOURS
 from tracekit.report.schedule.layout import LOWER, UPPER, layout_pipeline, layout_simulation, stage_chunks
 from tracekit.report.schedule.plot import draw_phases, draw_schedule
-from tracekit.report.schedule.text import gantt, schedule_text
-from tracekit.report.schedule.write import EXTENSIONS, schedule_page, schedule_trace, write_schedule
+from tracekit.report.schedule.write import (
+    EXTENSIONS,
+    gantt,
+    schedule_page,
+    schedule_text,
+    schedule_trace,
+    write_schedule,
+)
 from tracekit.schedules import Times, generate, names, simulate, weight_reload
 
 pytestmark = pytest.mark.slow

@@ -10,8 +10,7 @@ import polars as pl
 import pytest
 
 from tracekit.errors import OptionError
-from tracekit.report.data_tables import MAX_CELL_LENGTH, MAX_EXACT_INTEGER, as_cells, sheets
-from tracekit.report.write import check_output, write
+from tracekit.report.write import MAX_CELL_LENGTH, MAX_EXACT_INTEGER, as_cells, check_output, sheets, write
 from tracekit.run.analyze import analyze
 
 pytestmark = pytest.mark.slow

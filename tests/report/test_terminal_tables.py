@@ -8,23 +8,23 @@ import types
 
 import polars as pl
 import pytest
-from rich.console import Console, Group
+from rich.console import Console
 from rich.text import Text
 
 from tests.kept import analysis_of
-from tracekit.report.names import short_kernel
+from tracekit.report.advice import Advice
 from tracekit.report.table import Column, Table
-from tracekit.report.terminal.analysis import breakdown
+from tracekit.report.terminal.analysis import next_steps
 from tracekit.report.terminal.schedule import gantt, render_what_if
 from tracekit.report.terminal.table import (
     MIN_NAME_LENGTH,
     MIN_NAME_LENGTH_WITH_ALL_COLUMNS,
     Note,
-    command_line,
     render_table,
 )
 from tracekit.report.view.pipeline import WhatIfRow
-from tracekit.report.view.rates import by_view
+from tracekit.report.view.rates import by_table
+from tracekit.report.words import short_kernel
 
 pytestmark = pytest.mark.slow
 
@@ -45,7 +45,8 @@ def test_a_remark_keeps_numbers_with_their_units():
 
 def test_a_command_to_copy_is_whole_on_one_line():
     words = "tracekit analyze " + "x" * 100
-    assert printed(Group(command_line(words)), 80) == [f"     {words}"]
+    view = types.SimpleNamespace(advice=[Advice("do it", words)])
+    assert printed(next_steps(view, 80), 80) == ["  1. do it", f"     {words}"]
 
 
 def table_of(*cells, **expendable):
@@ -158,8 +159,8 @@ def test_layers_keep_their_names_and_are_split_by_label_whole_or_not_at_all(widt
     by = types.SimpleNamespace(
         kind="layer", rows=pl.DataFrame(rows), placed=True, notes=(), steps=1, is_place=lambda name: True
     )
-    view = types.SimpleNamespace(by=by_view(types.SimpleNamespace(by=by, rank_results=[None])))
-    text = "\n".join(printed(breakdown(view, width), width))
+    table = by_table(types.SimpleNamespace(by=by, rank_results=[None]))
+    text = "\n".join(printed(render_table(table, width), width))
     assert "layer 0" in text
     assert "layer 1" in text
     assert text.count("annotation") == 1  # under the table, not in every row

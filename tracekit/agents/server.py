@@ -3,8 +3,7 @@
 import functools
 import importlib
 import itertools
-import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -168,18 +167,11 @@ class Tools:
             except (OSError, ValueError):  # not there, a name too long, a NUL byte
                 continue
             if resolved.is_relative_to(root):
-                if any(not link.resolve().is_relative_to(root) for link in _links_under(resolved)):
+                links = (entry for entry in resolved.rglob("*") if entry.is_symlink())
+                if any(not link.resolve().is_relative_to(root) for link in links):
                     raise outside
                 return str(resolved)
         raise outside
-
-
-def _links_under(path: Path) -> Iterator[Path]:
-    """Yield the symbolic links in the folder *path*, at any depth."""
-    for folder, folders, files in os.walk(path):
-        for name in (*folders, *files):
-            if (entry := Path(folder, name)).is_symlink():
-                yield entry
 
 
 def _registered(schedule: str, *others: str) -> str:

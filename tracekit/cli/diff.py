@@ -24,18 +24,18 @@ def run(
 ) -> None:
     """Show what changed from A to B by label, module, rank, kernel and cell, the largest change first."""
     from tracekit.diffs import diff
-    from tracekit.report.ci.write import DIFF, check_outputs, to_json, write_diff
+    from tracekit.report.ci.write import DIFF, to_json, write_diff
     from tracekit.report.terminal.changes import show_diff
     from tracekit.report.terminal.screen import Screen
+    from tracekit.report.write import check_extension
 
-    paths = output or []
-    check_outputs(paths, DIFF)
+    for path in output or ():
+        check_extension(path, DIFF)
     changes = diff(before, after, role=role)
-    result = changes.to_dict()
-    write_diff(changes, *paths)
-    for path in paths:
+    for path in output or ():
+        write_diff(changes, path)
         print_line(f"wrote {path}", err=True)
     if json:
-        typer.echo(to_json(result), nl=False)
+        typer.echo(to_json(changes.to_dict()), nl=False)
     else:
-        show_diff(result, Screen(highlight=True))
+        show_diff(changes.to_dict(), Screen(highlight=True))

@@ -1,10 +1,8 @@
 """The command ``tracekit gate``."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from typer.core import TyperCommand
@@ -14,9 +12,6 @@ from tracekit.cli import _options as options
 from tracekit.cli._console import discard_stdout, print_line
 from tracekit.cli._options import flag, value
 from tracekit.errors import OptionError, TracekitError
-
-if TYPE_CHECKING:
-    from tracekit.gates import Config
 
 
 class GateCommand(TyperCommand):
@@ -105,14 +100,16 @@ def run(
         return
     from msgspec.structs import replace
 
-    from tracekit.gates import load_config
-    from tracekit.report.ci.write import GATE, check_outputs
+    from tracekit.diffs import Comparable, read_side
+    from tracekit.gates import gate, load_config
+    from tracekit.report.ci.write import GATE
+    from tracekit.report.html.history import add_runs_to_history, check_history
+    from tracekit.report.write import check_extension
 
     paths = output or []
-    check_outputs(paths, GATE)
+    for path in paths:
+        check_extension(path, GATE)
     if history is not None:
-        from tracekit.report.html.history import check_history
-
         check_history(history)
     settings = load_config(config)
     if inconclusive is not None:
@@ -124,7 +121,14 @@ def run(
         _write_baseline(candidates or [], bases, calibrate=calibrate)
         return
     try:
-        result = _judge(candidates or [], bases, require or [], settings, history=history, role=role)
+        # The pages of a history need the analyses of the candidates.
+        judged: Comparable = candidates or []
+        if history is not None:
+            judged = side = read_side(candidates or [], what="candidate", keep=True)
+        verdict = gate(judged, bases or None, require=require or [], config=settings, role=role)
+        if history is not None:
+            add_runs_to_history(history, side.runs, verdict=verdict.verdict)
+        result = verdict.to_dict()
     except TracekitError as error:
         _write_result(_error_result(error), paths, json=json, quiet=True)
         raise
@@ -135,37 +139,14 @@ def run(
     raise typer.Exit(result["exit_code"])
 
 
-def _judge(
-    candidates: Sequence[str],
-    bases: Sequence[str],
-    require: Sequence[str],
-    settings: Config,
-    *,
-    history: Path | None,
-    role: str | None,
-) -> dict[str, Any]:
-    """Return the gate's result as plain data, after adding the candidates to the history."""
-    from tracekit.diffs import read_side
-    from tracekit.gates import gate
-
-    if history is None:
-        return gate(candidates, bases or None, require=require, config=settings, role=role).to_dict()
-    from tracekit.report.html.history import add_runs_to_history
-
-    side = read_side(candidates, what="candidate", keep=True)
-    judged = gate(side, bases or None, require=require, config=settings, role=role)
-    add_runs_to_history(history, side.runs, verdict=judged.verdict)
-    return judged.to_dict()
-
-
 def _write_result(result: Mapping[str, Any], paths: Sequence[Path], *, json: bool, quiet: bool = False) -> None:
     """Write the result to the files and print it; *quiet* prints no text."""
-    from tracekit.report.ci.write import GATE, github, to_json, write_all
+    from tracekit.report.ci.write import github, to_json, write_gate
     from tracekit.report.terminal.changes import show_gate
     from tracekit.report.terminal.screen import Screen
 
-    write_all(result, paths, GATE)
     for path in paths:
+        write_gate(result, path)
         print_line(f"wrote {path}", err=True)
     if json:
         typer.echo(to_json(result), nl=False)
@@ -203,9 +184,7 @@ def _write_baseline(candidates: Sequence[str], bases: Sequence[str], *, calibrat
     side = read_side(candidates, what="candidate")
     noise = write_baseline(bases[0], side.runs, calibrated=calibrate)
     steps = sum(run.steps for run in side.runs)
-    contents = ", ".join(
-        (counted(len(side.runs), "run"), counted(steps, "step"), f"noise of {counted(len(noise), 'metric')}")
-    )
+    contents = f"{counted(len(side.runs), 'run')}, {counted(steps, 'step')}, noise of {counted(len(noise), 'metric')}"
     print_line(f"wrote {bases[0]}: {contents}")
     if calibrate:
         for metric in sorted(noise.keys() & {"step_ms", "bubble_fraction"}):

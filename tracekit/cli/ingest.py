@@ -1,16 +1,13 @@
 """The command ``tracekit ingest``."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from tracekit._util.text import counted, size
 from tracekit.cli import _options as options
 from tracekit.cli._console import note_partial_store, print_line, print_notices
-
-if TYPE_CHECKING:
-    from tracekit.run.driver import OnDamage
 
 
 def run(
@@ -33,7 +30,6 @@ def run(
     from tracekit.run.dask import cluster
     from tracekit.run.ingest import ingest
 
-    on_damage: OnDamage = "error" if strict else "warn" if lenient else "skip"
     with note_partial_store(output), cluster(dask) as (executor, cluster_size):
         store, notices = ingest(
             options.role_paths(paths, roles, "ingest"),
@@ -43,7 +39,7 @@ def run(
             workers=workers or cluster_size,
             executor=executor,
             stacks=stacks,
-            on_damage=on_damage,
+            on_damage="error" if strict else "warn" if lenient else "skip",
             rules=rules,
             resume=resume,
         )

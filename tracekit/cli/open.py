@@ -1,19 +1,14 @@
 """The command ``tracekit open``: an exported trace served from this machine to one reader."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from tracekit._util.text import size
 from tracekit.cli import _options as options
 from tracekit.cli._console import print_line, print_notices
 from tracekit.errors import OptionError
-
-if TYPE_CHECKING:
-    from tracekit.report.perfetto.serve import SingleDownloadServer
 
 
 def run(
@@ -38,21 +33,19 @@ def run(
     import tempfile
 
     from tracekit.report.perfetto.export import export
-    from tracekit.report.perfetto.serve import SingleDownloadServer, is_export
+    from tracekit.report.perfetto.serve import SingleDownloadServer, is_export, moment_parameters
 
     moment = None if at is None else parse_moment(at)
-    if paths is not None and len(paths) == 1 and is_export(paths[0]):
-        with SingleDownloadServer(Path(paths[0]), port=port) as server:
-            _serve(server, moment)
-        return
-    with tempfile.TemporaryDirectory(prefix="tracekit-") as folder:
-        file = Path(folder) / "trace.json.gz"
-        with SingleDownloadServer(
-            file, port=port
-        ) as server:  # first, so that a port in use is reported before the work
-            exported = export(
+    exported = Path(paths[0]) if paths is not None and len(paths) == 1 and is_export(paths[0]) else None
+    # The server is made first, so that a port in use is reported before the work.
+    with (
+        tempfile.TemporaryDirectory(prefix="tracekit-") as folder,
+        SingleDownloadServer(exported or Path(folder) / "trace.json.gz", port=port) as server,
+    ):
+        if exported is None:
+            done = export(
                 options.role_paths(paths, roles, "open"),
-                file,
+                server.file,
                 schedule=schedule,
                 ranks=options.parse_ranks(ranks),
                 file_rank=rank,
@@ -60,8 +53,13 @@ def run(
                 stacks=stacks,
                 workers=workers,
             )
-            print_notices(exported.notices)
-            _serve(server, moment)
+            print_notices(done.notices)
+        print_line(server.link + (moment_parameters(server.file, *moment) if moment else ""))
+        if command := ssh_forward_command(server.server_port):
+            print_line(f"over SSH: first run this on your own machine, then open the link there: {command}", err=True)
+        print_line(f"serving {size(server.file.stat().st_size)} to one reader; Ctrl-C ends it", err=True)
+        server.wait()
+        print_line("read; done", err=True)
 
 
 def parse_moment(text: str) -> tuple[int, int]:
@@ -75,18 +73,6 @@ def parse_moment(text: str) -> tuple[int, int]:
     if not is_moment:
         raise OptionError(f"{text} is not a moment", hint="give --at START_NS:END_NS, as the page's details copy it")
     return int(start), int(end or start)
-
-
-def _serve(server: SingleDownloadServer, moment: tuple[int, int] | None) -> None:
-    """Print the link (to a moment), how to reach it over SSH, and wait until the trace was read."""
-    from tracekit.report.perfetto.serve import moment_parameters
-
-    print_line(server.link + (moment_parameters(server.file, *moment) if moment else ""))
-    if command := ssh_forward_command(server.server_port):
-        print_line(f"over SSH: first run this on your own machine, then open the link there: {command}", err=True)
-    print_line(f"serving {size(server.file.stat().st_size)} to one reader; Ctrl-C ends it", err=True)
-    server.wait()
-    print_line("read; done", err=True)
 
 
 def ssh_forward_command(port: int, environment: Mapping[str, str] = os.environ) -> str | None:

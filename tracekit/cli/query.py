@@ -19,8 +19,7 @@ def run(
     json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON.")] = False,
 ) -> None:
     """Answer SQL over the tables of a store; nothing is written, and nothing outside the store is read."""
-    from tracekit.report.data_tables import ROW_FORMATS, render_rows, rows_text
-    from tracekit.report.write import check_extension, write_file
+    from tracekit.report.write import ROW_FORMATS, check_extension, render_rows, rows_text, write_file
     from tracekit.run.query import query
 
     extension = "" if output is None else check_extension(output, ROW_FORMATS)

@@ -65,7 +65,7 @@ def run(
         _refuse_options(name, ranks=ranks, rounds=rounds)
         simulated = _pipeline(name, (pp, microbatches, virtual, group), time, blocks)
     for path in output or ():
-        write_schedule(simulated, path, lanes=lanes, block_times=blocks)
+        write_schedule(simulated, path, block_times=blocks)
         print_line(f"Wrote {path}", err=True)
     if as_json:
         from tracekit.documents.coding import encode
@@ -132,7 +132,7 @@ def _print_list(as_json: bool) -> None:
 
         typer.echo(encode(msgspec.convert(entries, list[ScheduleEntry], from_attributes=True), indent=None))
         return
-    from tracekit.report.schedule.text import list_text
+    from tracekit.report.schedule.write import list_text
     from tracekit.report.terminal.screen import Screen
 
     console = Screen(highlight=False)
@@ -140,7 +140,7 @@ def _print_list(as_json: bool) -> None:
 
 
 def _print_schedule(simulated: Simulation | WeightReload) -> None:
-    from tracekit.report.schedule.text import schedule_text
+    from tracekit.report.schedule.write import schedule_text
     from tracekit.report.terminal.screen import Screen
 
     console = Screen()

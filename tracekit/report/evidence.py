@@ -17,8 +17,7 @@ from tracekit.errors import Notice
 from tracekit.metrics.overlap import ratio
 from tracekit.metrics.reload import Reload
 from tracekit.parsers.source_refs import missing_ranks
-from tracekit.report.names import short_kernel
-from tracekit.report.words import WORDS
+from tracekit.report.words import WORDS, short_kernel
 from tracekit.schema import GAP_CAUSES, IDLE_CAUSES, LABEL_WORDS
 
 MIN_SHARE = 0.05
@@ -226,9 +225,8 @@ def _largest_cost(analysis: Analysis) -> _Facts:
         labels = GAP_LABELS.get(gap_cause, ())
     else:
         # Copies on the device are not asked to overlap; a weight update has advice of its own.
-        labels = [name for name, ns in total.budget.exposed_ns.items() if ns and name != "memory"]
-        labels = [] if analysis.reload is not None else labels
-        labels = [max(labels, key=lambda name: total.budget.exposed_ns[name])] if labels else []
+        exposed = {label: ns for label, ns in total.budget.exposed_ns.items() if ns and label != "memory"}
+        labels = [max(exposed, key=lambda name: exposed[name])] if exposed and analysis.reload is None else []
         head = analysis.schedule.head if analysis.schedule is not None else None
         if head is not None and head.match.exact and head.gap_ns is not None and head.ideal_bubble > MIN_SHARE:
             facts["own_bubble_share"] = head.ideal_bubble
@@ -243,8 +241,7 @@ def _largest_cost(analysis: Analysis) -> _Facts:
         facts["blocks_step"] = sum(ns or 0 for ns in blocking_ns) >= MIN_SHARE_OF_PATH * path_ns
     causes = [total.because_ns.get(name, {}) for name in labels]
     because_ns = {cause: sum(part.get(cause, 0) for part in causes) for cause in WORDS.exposure_causes}
-    is_explained = because_ns and max(because_ns, key=lambda name: because_ns[name]) != "unknown"
-    if is_explained and sum(because_ns.values()):
+    if any(because_ns.values()) and max(because_ns, key=lambda name: because_ns[name]) != "unknown":
         facts |= _hiding(analysis, because_ns)
         facts["transfer_rate"] = _transfer_rate(analysis, labels)
     if not gap_cause:

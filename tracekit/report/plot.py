@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.patheffects import withStroke
 
-from tracekit._util.text import at_least, counted, ms, percent, signed, signed_ms
+from tracekit._util.text import counted, ms, percent, signed, signed_ms
 from tracekit.analysis import Analysis
 from tracekit.compare import WhatIf
 from tracekit.compare.comparison import StepComparison
@@ -95,8 +95,8 @@ def budget(analysis: Analysis, *, ax: Axes | None = None) -> Figure:
 def _budget_facts(analysis: Analysis, view: BudgetView) -> str:
     total = analysis.total.budget
     facts = [f"mean: compute {percent(total.compute_ns / total.span_ns)} of the span"]
-    if view.mean.bubble is not None:
-        facts.append(f"bubble {at_least(percent(view.mean.bubble), view.mean.bubble_is_lower_bound)}")
+    if view.mean.whole.bubble_fraction is not None:
+        facts.append(f"bubble {view.mean.bubble}")
     if view.hidden_ranks:
         facts.append(f"{len(view.bars)} of {len(analysis.rank_results):,} ranks, from the least compute to the most")
     return " · ".join(facts)
@@ -268,18 +268,15 @@ def lanes(analysis: Analysis, *, rank: int | None = None, step: int | None = Non
 
     The rank is the first where none is given; the step that of the schedule, else the first.
     """
-    timeline_table = analysis.tables["timeline"]
-    lanes = lanes_for(labels_of(timeline_table))
+    table = analysis.tables["timeline"]
+    lanes = lanes_for(labels_of(table))
     figure, axes = figures.figure_and_axes(ax, width=12, height=1.4 + 0.6 * len(lanes))
     rank = (analysis.rank_results[0] if rank is None else analysis.rank(rank)).rank
     step, begin_ns, end_ns = _step_window(analysis, rank, step)
-    events = _events_between(timeline_table.filter(rank=rank), begin_ns, end_ns, origin_ns=begin_ns)
-    axes.set_xlim(0, (end_ns - begin_ns) / 1e6)
+    _draw_ranks(axes, table, [rank], lanes, (begin_ns, begin_ns, end_ns), below_axes=ax is not None)
     axes.set_ylim(len(lanes), -0.35)
-    _draw_lanes(axes, events, lanes, first_row=0)
     axes.set_yticks(np.arange(len(lanes)) + 0.5, list(lanes))
     _draw_phases(axes, analysis, rank, step)
-    _finish_axes(axes, events, below_axes=ax is not None)
     figures.draw_title(axes, f"Rank {rank}{'' if step is None else f', step {step}'}: what ran when")
     return figure
 
@@ -296,29 +293,21 @@ def timeline(
 
     Without a window it shows the middle of the step. Ranks are drawn on the clocks of their files.
     """
-    timeline_table = analysis.tables["timeline"]
     if ranks is None:
         ranks = [measured.rank for measured in analysis.rank_results][:MAX_RANKS]
     ranks = [analysis.rank(rank).rank for rank in ranks]  # which raises for a rank that was not analysed
     if not ranks:
         raise OptionError("there are no ranks to draw", hint="name at least one, or leave ranks out")
-    lanes = lanes_for(labels_of(timeline_table))
+    table = analysis.tables["timeline"]
+    lanes = lanes_for(labels_of(table))
     height = float(np.clip(0.24 * len(lanes) * len(ranks) + 1.5, 2.6, 14))
     figure, axes = figures.figure_and_axes(ax, width=12, height=height)
     windows = [_step_window(analysis, rank, None) for rank in ranks]
     origin_ns = min(begin_ns for _, begin_ns, _ in windows)
     begin_ns, end_ns = _excerpt(origin_ns, max(end_ns for _, _, end_ns in windows), start_ms, end_ms)
-    axes.set_xlim((begin_ns - origin_ns) / 1e6, (end_ns - origin_ns) / 1e6)
-    rows_per_rank = len(lanes) + RANK_GAP_ROWS
-    axes.set_ylim(len(ranks) * rows_per_rank - RANK_GAP_ROWS, 0)
-    events_by_rank = [
-        _events_between(timeline_table.filter(rank=rank), begin_ns, end_ns, origin_ns=origin_ns) for rank in ranks
-    ]
-    first_rows = [i * rows_per_rank for i in range(len(ranks))]
-    for first_row, events in zip(first_rows, events_by_rank, strict=True):
-        _draw_lanes(axes, events, lanes, first_row=first_row)
-    axes.set_yticks([first_row + len(lanes) / 2 for first_row in first_rows], [f"rank {rank}" for rank in ranks])
-    _finish_axes(axes, pl.concat(events_by_rank), below_axes=ax is not None)
+    tops = _draw_ranks(axes, table, ranks, lanes, (origin_ns, begin_ns, end_ns), below_axes=ax is not None)
+    axes.set_ylim(tops[-1] + len(lanes), 0)
+    axes.set_yticks([top + len(lanes) / 2 for top in tops], [f"rank {rank}" for rank in ranks])
     figures.draw_title(axes, "What ran when, rank by rank", f"from above: {', '.join(lanes)}")
     return figure
 
@@ -326,15 +315,11 @@ def timeline(
 def _step_window(analysis: Analysis, rank: int, step: int | None) -> tuple[int | None, int, int]:
     """Return number, start and end of a step on a rank; for None, of the schedule's step, else of the first."""
     steps = analysis.tables["steps"].filter(rank=rank)
-    wanted = step
-    if wanted is None and analysis.schedule is not None:
-        wanted = analysis.schedule.head.pipeline.step
-    window = steps.filter(step=wanted) if wanted is not None else steps
-    if window.is_empty():
-        if step is not None:
-            raise OptionError(f"rank {rank} has no step {step}", hint="see the table steps")
-        window = steps
-    number, start_ns, end_ns = window.select("step", "start_ns", "end_ns").row(0)
+    of_schedule = None if analysis.schedule is None else analysis.schedule.head.pipeline.step
+    window = steps.filter(pl.col("step").eq_missing(of_schedule if step is None else step))
+    if window.is_empty() and step is not None:
+        raise OptionError(f"rank {rank} has no step {step}", hint="see the table steps")
+    number, start_ns, end_ns = (steps if window.is_empty() else window).select("step", "start_ns", "end_ns").row(0)
     return number, start_ns, end_ns
 
 
@@ -348,12 +333,26 @@ def _excerpt(origin_ns: int, last_ns: int, start_ms: float | None, end_ms: float
     return begin, end
 
 
-def _events_between(events: pl.DataFrame, begin_ns: int, end_ns: int, *, origin_ns: int) -> pl.DataFrame:
-    """Return the events between two times, clipped to them, with ``start`` and ``end`` in ms after the origin."""
-    return events.filter((pl.col("end_ns") > begin_ns) & (pl.col("start_ns") < end_ns)).with_columns(
-        start=(pl.col("start_ns").clip(begin_ns) - origin_ns) / 1e6,
-        end=(pl.col("end_ns").clip(None, end_ns) - origin_ns) / 1e6,
-    )
+def _draw_ranks(
+    axes: Axes, table: pl.DataFrame, ranks: Sequence[int], lanes: Lanes, times: Sequence[int], *, below_axes: bool
+) -> list[float]:
+    """Draw ranks one below the other, and the legend; return the top of each rank.
+
+    *times* are the origin of the time axis, in ms, and the begin and end of what is drawn.
+    """
+    origin_ns, begin_ns, end_ns = times
+    axes.set_xlim((begin_ns - origin_ns) / 1e6, (end_ns - origin_ns) / 1e6)
+    inside = pl.col("rank").is_in(ranks) & (pl.col("end_ns") > begin_ns) & (pl.col("start_ns") < end_ns)
+    start, end = pl.col("start_ns").clip(begin_ns), pl.col("end_ns").clip(None, end_ns)
+    events = table.filter(inside).with_columns(start=(start - origin_ns) / 1e6, end=(end - origin_ns) / 1e6)
+    tops = [i * (len(lanes) + RANK_GAP_ROWS) for i in range(len(ranks))]
+    for rank, top in zip(ranks, tops, strict=True):
+        _draw_lanes(axes, events.filter(rank=rank), lanes, first_row=top)
+    figures.strip_axes(axes, x_label="time (ms) from the step's first event")
+    handles: list[Any] = [Patch(facecolor=LABEL_COLOURS[label], label=label) for label in labels_of(events)]
+    handles.append(Patch(facecolor=IDLE_COLOUR, label="nothing"))
+    figures.draw_legend(axes, handles, below_axes=below_axes)
+    return tops
 
 
 def _draw_lanes(axes: Axes, events: pl.DataFrame, lanes: Lanes, *, first_row: float) -> None:
@@ -395,13 +394,6 @@ def _draw_phases(axes: Axes, analysis: Analysis, rank: int, step: int | None) ->
         if span_ns > 0.05 * total_ns:
             axes.text((start + end) / 2, -0.06, name, ha="center", va="bottom", fontsize=8.5, color=figures.QUIET_INK)
         start = end
-
-
-def _finish_axes(axes: Axes, events: pl.DataFrame, *, below_axes: bool) -> None:
-    """Name the time axis and draw the legend of the labels that occur."""
-    figures.strip_axes(axes, x_label="time (ms) from the step's first event")
-    handles: list[Any] = [Patch(facecolor=LABEL_COLOURS[label], label=label) for label in labels_of(events)]
-    figures.draw_legend(axes, [*handles, Patch(facecolor=IDLE_COLOUR, label="nothing")], below_axes=below_axes)
 
 
 def labels_of(table: pl.DataFrame) -> list[str]:

@@ -8,10 +8,8 @@ from tracekit.analysis import Analysis
 from tracekit.diffs import from_analysis
 from tracekit.diffs.stats import pseudomedian
 
-PREFIX = "tracekit"
 
-
-def scalars(analysis: Analysis, *, prefix: str = PREFIX) -> dict[str, float]:
+def scalars(analysis: Analysis) -> dict[str, float]:
     """Return the metrics of the gate for a run: the pseudo-median over its steps; unknown metrics are left out.
 
     >>> from tracekit import analyze
@@ -20,7 +18,7 @@ def scalars(analysis: Analysis, *, prefix: str = PREFIX) -> dict[str, float]:
     ['tracekit/overlap.broadcast', 'tracekit/overlap.communication']
     """
     run = from_analysis(analysis.to_document(), name="run")
-    return {f"{prefix}/{name}": pseudomedian(values) for name, values in sorted(run.samples.items()) if values}
+    return {f"tracekit/{name}": pseudomedian(values) for name, values in sorted(run.samples.items()) if values}
 
 
 def json_line(values: Mapping[str, float]) -> str:

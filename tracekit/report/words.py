@@ -1,5 +1,6 @@
-"""Words of the reports for code words such as causes, phases and kinds, read from ``words.toml``."""
+"""Words of the reports: those for causes, phases and kinds, read from ``words.toml``, and short names of kernels."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -24,3 +25,36 @@ class Words(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 WORDS = msgspec.toml.decode(Path(__file__).with_name("words.toml").read_bytes(), type=Words)
+_NAMESPACES = re.compile(r"\b(?:at::native|at|c10|cutlass|std|cuda|thrust)::|\(anonymous namespace\)::")
+"""Name spaces, which say nothing about what a kernel does."""
+_NCCL = re.compile("^ncclDevKernel_")
+_LAMBDAS = re.compile(r"::\{lambda\([^{}]*\)#\d+\}(?:::operator\(\)\([^()]*\) const)?")
+"""Lambda functions, which the compiler numbers."""
+
+
+def short_kernel(name: str) -> str:
+    """Return the name of a kernel without return type, name spaces and parameters.
+
+    >>> short_kernel("void at::native::elementwise_kernel<4, at::native::CUDAFunctor_add<c10::BFloat16>>(int)")
+    'elementwise_kernel<4, CUDAFunctor_add<BFloat16>>'
+    >>> short_kernel("Memcpy DtoH (Device -> Pinned)")
+    'Memcpy DtoH (Device -> Pinned)'
+    >>> short_kernel("ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"), short_kernel("0F3")
+    ('nccl SendRecv', '0F3')
+    """
+    bare = _LAMBDAS.sub("", _NAMESPACES.sub("", _NCCL.sub("nccl ", name.removeprefix("void "))))
+    return _without_parameters(bare) or name
+
+
+def _without_parameters(name: str) -> str:
+    """Return the name without the pair of brackets at its end, unless they hold a remark."""
+    if not name.endswith(")"):
+        return name
+    depth = 0
+    for i in range(len(name) - 1, -1, -1):
+        depth += (name[i] == ")") - (name[i] == "(")
+        if depth == 0:
+            # Parameters follow the name directly; a remark follows a space.
+            is_call = i > 0 and (name[i - 1].isalnum() or name[i - 1] in "_>")
+            return name[:i] if is_call else name
+    return name

@@ -1,16 +1,48 @@
-"""Files of an analysis; the extension of the path says which format."""
+"""Files of an analysis, whose format the extension of their path says, and its tables of data.
 
-from collections.abc import Callable, Sequence
+The tables are all figures in one long table, a spreadsheet, and the rows of a query. Spreadsheets are written by polars
+and XlsxWriter (extra ``xlsx``). Every text in them stays text: a kernel whose name begins with an equals sign is no
+formula, and an address is no link.
+"""
+
+import importlib
+import importlib.util
+import io
+from collections.abc import Callable, Collection, Iterator, Mapping
 from os import PathLike
 from pathlib import Path
+from typing import Any, TypeVar
+
+import polars as pl
 
 from tracekit._util.files import atomic_write, check_output_path
-from tracekit.analysis import Analysis
+from tracekit._util.text import UNKNOWN, counted, terminal
+from tracekit.analysis import Analysis, Measured
 from tracekit.errors import OptionError
-from tracekit.report.data_tables import check_spreadsheet, figures, render_rows, render_spreadsheet
 
+Subject = TypeVar("Subject")
 Renderer = Callable[[Analysis], str | bytes]
 """Function that returns the content of a file."""
+FIGURES = pl.Schema(
+    {
+        "rank": pl.Int32(),  # null: all ranks
+        "step": pl.Int64(),  # null: the whole window
+        "figure": pl.String(),
+        "label": pl.String(),
+        "by": pl.String(),  # for figure "hidden": the compute label that hides
+        "value": pl.Float64(),
+        "unit": pl.String(),  # ns, count or share
+    }
+)
+ROW_FORMATS = (".csv", ".json", ".parquet")
+"""Files that the rows of a query can be written to."""
+MAX_SHEET_ROWS = (1 << 20) - 1
+"""Rows of a sheet below its heading, a limit of the format."""
+MAX_SHEET_NAME_LENGTH = 31
+MAX_CELL_LENGTH = (1 << 15) - 1
+"""Characters of a cell, a limit of the format."""
+MAX_EXACT_INTEGER = 1 << 53
+"""A cell's number is a 64-bit float: larger integers would lose their last digits, so they are written as text."""
 
 
 def write(analysis: Analysis, path: str | PathLike[str], *, plot: str | None = None) -> None:
@@ -20,8 +52,14 @@ def write(analysis: Analysis, path: str | PathLike[str], *, plot: str | None = N
     Traceback (most recent call last):
     tracekit.errors.OptionError: report.docx: cannot write .docx (use .html, .json, ...)
     """
-    render = check_output(path, plot=plot)
-    write_file(path, render(analysis))
+    write_file(path, check_output(path, plot=plot)(analysis))
+
+
+def write_by_extension(
+    subject: Subject, path: str | PathLike[str], renderers: Mapping[str, Callable[[Subject], str | bytes]]
+) -> None:
+    """Write *subject* to *path* with the one of the *renderers* that its extension names."""
+    write_file(path, renderers[check_extension(path, renderers)](subject))
 
 
 def write_file(path: str | PathLike[str], content: str | bytes) -> None:
@@ -38,7 +76,7 @@ def check_output(path: str | PathLike[str], *, plot: str | None = None) -> Rende
     return WRITERS[suffix] if suffix in WRITERS else _picture_renderer(suffix, plot)
 
 
-def check_extension(path: str | PathLike[str], extensions: Sequence[str]) -> str:
+def check_extension(path: str | PathLike[str], extensions: Collection[str]) -> str:
     """Return the one of *extensions* that *path* ends in; raise if it is none of them, or if the folder cannot be used.
 
     >>> check_extension("a.trace.json", (".svg", ".trace.json", ".json"))
@@ -68,7 +106,7 @@ def _render_html(analysis: Analysis) -> str:
 
 
 def _render_markdown(analysis: Analysis) -> str:
-    from tracekit.report.markdown.analysis import render_markdown
+    from tracekit.report.markdown import render_markdown
 
     return render_markdown(analysis)
 
@@ -80,6 +118,139 @@ def _picture_renderer(extension: str, plot: str | None) -> Renderer:
     if plot is not None:
         check_plot(plot)
     return lambda analysis: render_figure(draw(analysis, plot), extension)
+
+
+def figures(analysis: Analysis) -> pl.DataFrame:
+    """Return every figure of the analysis, one per row (``FIGURES``).
+
+    >>> from tracekit.run.analyze import analyze
+    >>> table = figures(analyze("sample_traces/reload", schedule="none"))
+    >>> table.filter(rank=0, figure="span")["value"].to_list()
+    [104587652.0]
+    """
+    rows: list[tuple[object, ...]] = [(None, None, *row) for row in _figures_of(analysis.total)]
+    for rank in analysis.rank_results:
+        rows += [(rank.rank, None, *row) for row in _figures_of(rank.whole)]
+        if len(rank.per_step) > 1:
+            rows += [(rank.rank, step.step, *row) for step in rank.per_step for row in _figures_of(step)]
+    return pl.DataFrame(rows, schema=FIGURES, orient="row")
+
+
+def _figures_of(measured: Measured) -> Iterator[tuple[str, str | None, str | None, float | None, str]]:
+    """Yield figure, label, hiding label, value and unit."""
+    budget = measured.budget
+    yield "span", None, None, budget.span_ns, "ns"
+    yield "budget", "compute", None, budget.compute_ns, "ns"
+    for label, ns in budget.exposed_ns.items():
+        yield "budget", label, None, ns, "ns"
+    yield "budget", "idle", None, budget.idle_ns if measured.idle_known else None, "ns"
+    if budget.unrecorded_ns:
+        yield "budget", "not recorded", None, budget.unrecorded_ns, "ns"
+    for label, ns in measured.label_ns.items():
+        yield "time", label, None, ns, "ns"
+    for label, count in measured.label_count.items():
+        yield "count", label, None, count, "count"
+    for label, share in measured.overlap.items():
+        yield "overlap", label, None, share, "share"
+    for label, hidden_ns in measured.hidden_by_ns.items():
+        for by, ns in hidden_ns.items():
+            yield "hidden", label, by, ns, "ns"
+    for label, wait_ns in measured.wait_ns.items():
+        yield "wait", label, None, wait_ns, "ns"
+    yield "bubble", None, None, measured.bubble_fraction, "share"
+    yield "exposed wait", "pp_comm", None, measured.bubble.wait_ns, "ns"
+
+
+def check_spreadsheet(path: str | PathLike[str]) -> None:
+    """Raise an error if the package that writes spreadsheets is not installed."""
+    if importlib.util.find_spec("xlsxwriter") is None:
+        raise OptionError(f"{path}: spreadsheets need XlsxWriter", hint="pip install 'tracekit-ml[xlsx]'")
+
+
+def sheets(analysis: Analysis) -> dict[str, pl.DataFrame]:
+    """Return the tables of a spreadsheet by the name of their sheet, the most important first.
+
+    >>> from tracekit.run.analyze import analyze
+    >>> list(sheets(analyze("sample_traces/reload", schedule="none")))[:3]
+    ['figures', 'steps', 'budget']
+    """
+    rates, by = analysis.rates, analysis.by
+    tables = {"figures": figures(analysis)}
+    if by is not None:
+        tables[f"by {by.kind}"] = by.rows
+    tables |= analysis.tables
+    if rates is not None:
+        tables |= {"products": rates.products, "communication": rates.communication, "experts": rates.experts}
+    warnings = [(notice.code, notice.message) for notice in analysis.notices]
+    tables["warnings"] = pl.DataFrame(warnings, schema={"code": pl.String, "message": pl.String}, orient="row")
+    return {name[:MAX_SHEET_NAME_LENGTH]: table for name, table in tables.items() if table.width}
+
+
+def render_spreadsheet(analysis: Analysis) -> bytes:
+    """Return a spreadsheet with every table of *analysis*, a sheet for each."""
+    workbook: Any = importlib.import_module("xlsxwriter").Workbook
+    options = {"strings_to_formulas": False, "strings_to_urls": False, "strings_to_numbers": False, "in_memory": True}
+    # Written through memory: XlsxWriter reports a full disk by an error of its own, Python by OSError.
+    buffer = io.BytesIO()
+    with workbook(buffer, options) as book:
+        for name, table in sheets(analysis).items():
+            as_cells(table).write_excel(book, worksheet=name, freeze_panes=(1, 0), table_style="Table Style Light 1")
+    return buffer.getvalue()
+
+
+def as_cells(table: pl.DataFrame) -> pl.DataFrame:
+    """Return a table as a sheet can hold it: text cut to the length of a cell; lists and large integers as text.
+
+    >>> as_cells(pl.DataFrame({"ranks": [[0, 1]], "at": [1 << 60]})).rows()
+    [('0, 1', '1152921504606846976')]
+    """
+    return table.head(MAX_SHEET_ROWS).select(_cells(table, name, dtype) for name, dtype in table.schema.items())
+
+
+def _cells(table: pl.DataFrame, name: str, dtype: pl.DataType) -> pl.Expr:
+    column = pl.col(name)
+    if isinstance(dtype, pl.List):
+        return column.cast(pl.List(pl.String)).list.join(", ").str.slice(0, MAX_CELL_LENGTH)
+    if dtype.is_integer():
+        largest = table[name].abs().max()
+        return column.cast(pl.String) if isinstance(largest, int) and largest > MAX_EXACT_INTEGER else column
+    if dtype.is_float():
+        return pl.when(column.is_finite()).then(column).alias(name)
+    if dtype == pl.Boolean:
+        return column
+    return column.cast(pl.String).str.slice(0, MAX_CELL_LENGTH)
+
+
+def rows_text(rows: pl.DataFrame, *, most: int) -> str:
+    """Return the first *most* rows of a frame as text in columns.
+
+    >>> print(rows_text(pl.DataFrame({"rank": [0, 1], "label": ["forward", None]}), most=1))
+    rank  label
+       0  forward
+    1 row more
+    """
+    values = rows.head(most).iter_rows()
+    cells = [rows.columns, *([UNKNOWN if value is None else terminal(value) for value in row] for row in values)]
+    widths = [max(len(line[i]) for line in cells) for i in range(rows.width)]
+    is_number = [dtype.is_numeric() for dtype in rows.dtypes]
+    lines = []
+    for line in cells:
+        padded = [
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(line, widths, is_number, strict=True)
+        ]
+        lines.append("  ".join(padded).rstrip())
+    if len(rows) > most:
+        lines.append(f"{counted(len(rows) - most, 'row')} more")
+    return "\n".join(lines)
+
+
+def render_rows(rows: pl.DataFrame, extension: str) -> bytes:
+    """Return rows as the content of a file: .csv, .json or .parquet."""
+    # Written through memory: polars reports a full disk by an error of its own, Python by OSError.
+    buffer = io.BytesIO()
+    getattr(rows, f"write_{extension[1:]}")(buffer)  # write_csv, write_json or write_parquet
+    return buffer.getvalue()
 
 
 WRITERS: dict[str, Renderer] = {

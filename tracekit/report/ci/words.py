@@ -1,11 +1,11 @@
 """The wording of ``gate`` and ``diff``: numbers, names and sentences, the same in every output."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tracekit._util.text import counted, signed, terminal
-from tracekit.report.names import short_kernel
 from tracekit.report.table import Column, Table, make_table
+from tracekit.report.words import short_kernel
 
 TYPICAL_STEP_NOTE = (
     "levels are of a typical step: the median of the means of all pairs of steps, which one odd step hardly moves; "
@@ -204,9 +204,6 @@ def visible_changes(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if round(row["change_ms"], 3)] or list(rows)
 
 
-AS_ABOVE = "as above"
-
-
 def without_repeats(reasons: Sequence[str]) -> list[str]:
     """Return the reasons of a table's rows; a reason equal to the one above becomes "as above".
 
@@ -214,7 +211,7 @@ def without_repeats(reasons: Sequence[str]) -> list[str]:
     ['may be noise', 'as above', '', 'breaks step_ms < +3%']
     """
     pairs = zip(("", *reasons), reasons, strict=False)
-    return [AS_ABOVE if reason and reason == above else reason for above, reason in pairs]
+    return ["as above" if reason and reason == above else reason for above, reason in pairs]
 
 
 def reason(check: Row) -> str:
@@ -238,39 +235,27 @@ def explain(row: Row) -> str:
 
 
 def row_name(row: Row) -> str:
-    """Return the name of a row of kernels, modules or cells.
+    """Return the name of a row of modules, ranks (with the part of the budget that moved most), kernels or cells.
 
     >>> row_name({"rank": 1, "op": "F", "stage": 0, "microbatch": 3}), row_name({"module": "mlp", "label": "wgrad"})
     ('rank 1, 0F3', 'mlp, wgrad')
+    >>> row_name({"rank": 1, "most": "idle_ms", "most_ms": 1.5})
+    'rank 1 (idle)'
     """
     if "op" in row:
         cell = f"{row.get('stage')}{row['op']}{row.get('microbatch')}"
         if row["op"] == "FB":
             cell = f"({row.get('stage')}F{row.get('microbatch')};{row.get('b_stage')}B{row.get('b_microbatch')})"
         return f"rank {row['rank']}, {cell}"
+    if "most" in row:
+        part = (row["most"] or "").replace("exposed_ms.", "exposed ").replace("_ms", "")
+        return f"rank {row['rank']} ({part})" if part else f"rank {row['rank']}"
     name = short_kernel(row["name"]) if row.get("name") else row.get("module")
     return ", ".join(terminal(part) for part in (name, row.get("label")) if part)
 
 
-def rank_name(row: Row) -> str:
-    """Return the name of a rank, with the part of its budget that moved most.
-
-    >>> rank_name({"rank": 1, "most": "idle_ms", "most_ms": 1.5})
-    'rank 1 (idle)'
-    """
-    if not row["most"]:
-        return f"rank {row['rank']}"
-    part = row["most"].replace("exposed_ms.", "exposed ").replace("_ms", "")
-    return f"rank {row['rank']} ({part})"
-
-
-MOVED: dict[str, Callable[[Row], str]] = {
-    "modules": row_name,
-    "ranks": rank_name,
-    "kernels": row_name,
-    "cells": row_name,
-}
-"""The tables of a diff after that of labels, and the function that names their rows."""
+MOVED = ("modules", "ranks", "kernels", "cells")
+"""The tables of a diff after that of labels."""
 _TIMES = (
     Column("before", "figure", value=lambda row: value(row["before_ms"], "ms")),
     Column("after", "figure", value=lambda row: value(row["after_ms"], "ms")),
@@ -301,42 +286,39 @@ def label_table(result: Row) -> Table | None:
 
 def moved_table(key: str, rows: Sequence[Row]) -> Table | None:
     """Return the modules, ranks, kernels or cells that moved, the largest change first."""
-    return make_table((Column(key.removesuffix("s"), "name", value=MOVED[key]), *_TIMES), visible_changes(rows))
+    return make_table((Column(key.removesuffix("s"), "name", value=row_name), *_TIMES), visible_changes(rows))
 
 
-def check_table(checks: Sequence[Row]) -> Table | None:
-    """Return the checks of a gate, the worst verdict first."""
+def check_table(checks: Sequence[Row], *, reasons_below: bool = False) -> Table | None:
+    """Return the checks of a gate, the worst verdict first; for a narrow terminal with the reasons below it, as notes.
+
+    >>> check = {"verdict": "pass", "requirement": None, "unit": "ms", "before": 1.0, "after": 1.0, "change": 0.0,
+    ...     "limit": None, "interval": None, "waiver": None}
+    >>> checks = [{**check, "metric": "a", "reason": "noise"}, {**check, "metric": "b", "reason": ""}]
+    >>> check_table(checks, reasons_below=True).notes, [row[-1] for row in check_table(checks).rows]
+    (('a: noise',), ['noise', ''])
+    """
     ordered = sorted(checks, key=lambda check: VERDICT_ORDER.index(check["verdict"]))
-    reasons = without_repeats([reason(check) for check in ordered])
-    columns = (
+    reasons = [reason(check) for check in ordered]
+    columns = [
         Column("verdict", "verdict"),
-        Column("metric", value=lambda check: check["requirement"] or check["metric"]),
+        Column("metric", value=_requirement),
         *_LEVELS,
         Column("limit", "figure", value=limit),
         Column("likely range", "figure", 1, value=likely_range),
-        Column("why"),
-    )
-    return make_table(columns, ({**check, "why": text} for check, text in zip(ordered, reasons, strict=True)))
+    ]
+    if not reasons_below:
+        rows = ({**check, "why": text} for check, text in zip(ordered, without_repeats(reasons), strict=True))
+        return make_table([*columns, Column("why")], rows)
+    notes = []
+    for why in dict.fromkeys(filter(None, reasons)):
+        metrics = [_requirement(check) for check in ordered if reason(check) == why]
+        notes.append(f"{'all' if len(metrics) == len(ordered) else ', '.join(metrics)}: {why}")
+    return make_table(columns, ordered, notes=notes)
 
 
-def reasons_below(table: Table) -> Table:
-    """Return the table of checks for a narrow terminal: its last column, the reasons, as notes.
-
-    >>> columns = (Column("verdict"), Column("metric"), Column("why"))
-    >>> reasons_below(Table(columns, (("?", "a", "noise"), ("?", "b", "as above"), ("pass", "c", "")))).notes
-    ('a, b: noise',)
-    """
-    metrics_of: dict[str, list[str]] = {}
-    why = ""
-    for row in table.rows:
-        why = why if row[-1] == AS_ABOVE else row[-1]
-        metrics_of.setdefault(why, []).append(str(row[1]))
-    notes = tuple(
-        f"{'all' if len(metrics) == len(table.rows) else ', '.join(metrics)}: {why}"
-        for why, metrics in metrics_of.items()
-        if why
-    )
-    return Table(table.columns[:-1], tuple(row[:-1] for row in table.rows), (*table.notes, *notes), table.totals)
+def _requirement(check: Row) -> str:
+    return str(check["requirement"] or check["metric"])
 
 
 def _digits(number: float) -> int:

@@ -1,7 +1,7 @@
 """Output of ``gate`` and ``diff``: files by extension, JUnit XML, annotations and step summary of GitHub Actions."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,9 +11,9 @@ from tracekit._util.text import escape_workflow, terminal_lines
 from tracekit.diffs import Diff
 from tracekit.documents.coding import encode
 from tracekit.report.ci import words
-from tracekit.report.html import diff as diff_html
-from tracekit.report.markdown.changes import render_diff, render_gate
-from tracekit.report.write import check_extension, write_file
+from tracekit.report.html import page
+from tracekit.report.markdown import render_diff, render_gate
+from tracekit.report.write import write_by_extension
 
 Data = Mapping[str, Any]
 Writers = Mapping[str, Callable[[Data], str]]
@@ -25,30 +25,15 @@ def to_json(result: Data) -> str:
     return encode(result) + "\n"
 
 
-def check_outputs(paths: Sequence[Path], writers: Writers) -> None:
-    """Raise an error for a path whose extension has no writer."""
-    for path in paths:
-        check_extension(path, tuple(writers))
-
-
-def write_all(result: Data, paths: Sequence[Path], writers: Writers) -> None:
-    """Write every output file completely or not at all."""
-    for path in paths:
-        write_file(path, writers[path.suffix.lower()](result))
-
-
-def write_diff(diff: Diff, *paths: str | os.PathLike[str]) -> None:
-    """Write a diff to each path: .json, .md or .html, whose timeline needs the analyses of both runs."""
-    targets = [Path(path) for path in paths]
-    check_outputs(targets, DIFF)
-    render_page = partial(diff_html.render, analyses=diff.analyses)
-    write_all(diff.to_dict(), targets, {**DIFF, ".html": render_page})
+def write_diff(diff: Diff, path: str | os.PathLike[str]) -> None:
+    """Write a diff to *path*: .json, .md or .html, whose timeline needs the analyses of both runs."""
+    render_page = partial(page.render_diff, analyses=diff.analyses)
+    write_by_extension(diff.to_dict(), path, {**DIFF, ".html": render_page})
 
 
 def write_gate(result: Data, path: str | os.PathLike[str]) -> None:
     """Write a verdict to *path*: .json, .xml or .md."""
-    check_outputs([Path(path)], GATE)
-    write_all(result, [Path(path)], GATE)
+    write_by_extension(result, path, GATE)
 
 
 def github(result: Data, environment: Mapping[str, str] | None = None) -> list[str]:
@@ -90,9 +75,8 @@ def render_junit(result: Data) -> str:
     if result["verdict"] == "error":
         case = _test_case(suite, "input")
         ElementTree.SubElement(case, "error", message=result["error"], type="unusable input")
-    for attribute, path in (("tests", "."), ("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
-        cases = suite.findall("testcase") if path == "." else suite.findall(f"testcase/{path}")
-        suite.set(attribute, str(len(cases)))
+    for attribute, path in (("tests", ""), ("failures", "/failure"), ("errors", "/error"), ("skipped", "/skipped")):
+        suite.set(attribute, str(len(suite.findall(f"testcase{path}"))))
     root = ElementTree.Element("testsuites")
     root.append(suite)
     ElementTree.indent(root)
@@ -154,4 +138,4 @@ def _annotation(level: str, title: str, text: str) -> str:
 
 
 GATE: Writers = {".json": to_json, ".xml": render_junit, ".md": render_gate}
-DIFF: Writers = {".json": to_json, ".md": render_diff, ".html": diff_html.render}
+DIFF: Writers = {".json": to_json, ".md": render_diff, ".html": page.render_diff}

@@ -5,7 +5,6 @@ The page holds its own data: a new point is added to those that the file has, an
 
 import os
 import re
-import secrets
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -20,7 +19,7 @@ from tracekit.documents.coding import decode
 from tracekit.documents.history import FORMAT, HistoryDocument, HistoryPoint
 from tracekit.errors import InputError, OptionError
 from tracekit.report.html.page import render_html
-from tracekit.report.html.templates import asset, render_template, script_json
+from tracekit.report.html.templates import render_page
 from tracekit.report.palette import LABEL_COLOURS
 from tracekit.report.write import write_file
 from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS
@@ -64,15 +63,8 @@ def add_to_history(path: Path, points: Sequence[HistoryPoint]) -> None:
     """Add points to a history, which is made if it is not there; a point of the same name and time is replaced."""
     by_key = {(point.name, point.time): point for point in (*read_history(path), *points)}
     ordered = sorted(by_key.values(), key=lambda point: point.time)
-    text = render_template(
-        "history.html.j2",
-        nonce=secrets.token_urlsafe(16),
-        css=asset("page.css"),
-        script=asset("chart.js", "tables.js", "history.js"),
-        data=script_json(HistoryDocument(FORMAT, ordered, LABEL_COLOURS)),
-        points=ordered,
-    )
-    write_file(path, text)
+    data, scripts = HistoryDocument(FORMAT, ordered, LABEL_COLOURS), ["chart.js", "tables.js", "history.js"]
+    write_file(path, render_page("history.html.j2", css=["page.css"], scripts=scripts, data=data, points=ordered))
 
 
 def add_runs_to_history(path: Path, runs: Sequence[Run], *, verdict: str) -> None:

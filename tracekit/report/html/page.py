@@ -1,21 +1,21 @@
-"""HTML page of an analysis: one file that opens offline, with tables from a template and charts from packed data."""
+"""HTML pages of an analysis and of a diff: each is one file that opens offline, with charts from packed data."""
 
-import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tracekit._util.text import counted
 from tracekit.analysis import Analysis
 from tracekit.analysis.spread import FIGURES, Spread, by_rank
-from tracekit.documents.page import PageData, ScheduleChoice
-from tracekit.report.html.roles import phase_drawing, update_drawings
-from tracekit.report.html.schedules import schedule_data
-from tracekit.report.html.templates import asset, render_template, script_json
-from tracekit.report.html.timeline import LANES, PageClock, role_timelines
+from tracekit.documents.page import DiffData, DiffSide, PageData, ScheduleChoice
+from tracekit.report.ci import words
+from tracekit.report.html.charts import LANES, PageClock, role_timelines, schedule_data, timeline_data
+from tracekit.report.html.drawings import phase_drawing, update_drawings
+from tracekit.report.html.templates import render_page
 from tracekit.report.table import Table
-from tracekit.report.view import view_of
-from tracekit.report.view.lateness import UNKNOWN_CAUSE
+from tracekit.report.view import input_path, view_of
 from tracekit.report.view.path import changed_lanes
+from tracekit.report.view.pipeline import Rung, waterfall
+from tracekit.report.view.ranks import UNKNOWN_CAUSE
 
 TIMELINE_SCRIPTS = tuple(
     f"{name}.js" for name in ("columns", "tracks", "chart", "events", "timeline", "details", "search", "tables")
@@ -27,6 +27,8 @@ HEAT_MAP_COLUMNS = 64
 """Columns of the heat map side by side; a broader mesh continues below."""
 MAX_DIFFERENT_RANKS = 20
 """Ranks that differ from those they should be like which are listed."""
+MIN_CHANGE_SHARE = 0.02
+"""Changes below this share of the whole difference are summed as smaller changes."""
 
 
 def render_html(analysis: Analysis) -> str:
@@ -42,12 +44,11 @@ def render_html(analysis: Analysis) -> str:
     schedule, timelines = schedule_data(analysis), role_timelines(analysis, clock)
     choices = schedule.choices if schedule else []
     ranks = sorted({track.rank for role in timelines for track in role.timeline.ranks})
-    return render_template(
+    return render_page(
         "page.html.j2",
-        nonce=secrets.token_urlsafe(16),
-        css=asset("page.css"),
-        script=asset(*TIMELINE_SCRIPTS, "page.js"),
-        data=script_json(PageData(schedule, timelines, view.input_path)),
+        css=["page.css"],
+        scripts=[*TIMELINE_SCRIPTS, "page.js"],
+        data=PageData(schedule, timelines, view.input_path),
         v=view,
         heat=heat_map(view.fleet),
         changed_lanes=changed_lanes(analysis),
@@ -128,3 +129,46 @@ def heat_map(spread: Spread | None) -> dict[str, Any] | None:
         cells = [ranks[start : start + HEAT_MAP_COLUMNS] for ranks in mesh.cells]
         bands.append((range(start, start + max(map(len, cells))), list(zip(mesh.rows, cells, strict=True))))
     return {"bands": bands, "figure": spread.heat, "figures": by_rank(spread), "column": mesh.column}
+
+
+def render_diff(result: Mapping[str, Any], *, analyses: tuple[Analysis, Analysis] | None = None) -> str:
+    """Return the page of a diff's plain data, with a timeline of both runs where their analyses are at hand."""
+    sides = [side for analysis in analyses or () for side in _timeline_side(analysis)]
+    sides = sides if len(sides) == 2 else []
+    changes = result.get("waterfall")
+    return render_page(
+        "diff.html.j2",
+        css=["page.css", "diff.css"],
+        scripts=[*TIMELINE_SCRIPTS, "diff.js"],
+        data=DiffData(sides, result["comparable_cells"]),
+        lanes=bool(sides),
+        left_out=[sentence for side in sides for sentence in side.timeline.left_out],
+        result=result,
+        waterfall=changes,
+        bars=diff_waterfall(changes) if changes else [],
+        words=words,
+    )
+
+
+def _timeline_side(analysis: Analysis) -> list[DiffSide]:
+    """Return the timeline of one run and its schedule, at whose step it is aligned; nothing without GPU events."""
+    timeline = timeline_data(analysis, PageClock(analysis))
+    return [DiffSide(timeline, schedule_data(analysis), input_path(analysis))] if timeline else []
+
+
+def diff_waterfall(result: Mapping[str, Any]) -> tuple[Rung, ...]:
+    """Return the bars of a waterfall from before to after; all changes sum to the difference.
+
+    >>> changes = [{"part": "x", "change_ms": 4}, {"part": "y", "change_ms": -1}, {"part": "z", "change_ms": 0}]
+    >>> bars = diff_waterfall({"before_ms": 10, "after_ms": 13, "changes": changes})
+    >>> [(bar.name, bar.ns) for bar in bars]
+    [('before', 10000000), ('x', 4000000), ('y', -1000000), ('after', 13000000)]
+    """
+    before_ns, after_ns = round(1e6 * result["before_ms"]), round(1e6 * result["after_ms"])
+    difference = abs(after_ns - before_ns) or 1
+    changes = [(row["part"], round(1e6 * row["change_ms"])) for row in result["changes"]]
+    changes = [(part, ns) for part, ns in changes if abs(ns) >= MIN_CHANGE_SHARE * difference]
+    rest_ns = after_ns - before_ns - sum(ns for _, ns in changes)
+    if abs(rest_ns) > len(changes):  # more than what rounding leaves
+        changes.append(("smaller changes", rest_ns))
+    return waterfall(("before", before_ns), ("after", after_ns), changes)

@@ -2,6 +2,8 @@
 
 import json
 import re
+import secrets
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,11 +13,9 @@ from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup, escape
 
 from tracekit._util import text
-from tracekit.report.names import short_kernel
 from tracekit.report.palette import LABEL_COLOURS
-from tracekit.report.view.lateness import when_late, why_late
-from tracekit.report.view.ranks import name_straggler
-from tracekit.report.words import WORDS
+from tracekit.report.view.ranks import name_straggler, when_late, why_late
+from tracekit.report.words import WORDS, short_kernel
 
 ASSETS = Path(__file__).parent / "assets"
 
@@ -23,6 +23,12 @@ ASSETS = Path(__file__).parent / "assets"
 def render_template(name: str, **values: Any) -> str:
     """Return the template *name* of the assets filled with *values*."""
     return _environment().get_template(name).render(**values)
+
+
+def render_page(name: str, *, css: Sequence[str], scripts: Sequence[str], data: msgspec.Struct, **values: Any) -> str:
+    """Return a page with scripts, which run by a random number of their own (nonce), and the *data* that they read."""
+    code = {"nonce": secrets.token_urlsafe(16), "css": asset(*css), "script": asset(*scripts)}
+    return render_template(name, **code, data=script_json(data), **values)
 
 
 def asset(*names: str) -> Markup:

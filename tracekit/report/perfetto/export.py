@@ -8,9 +8,8 @@ their number.
 import json
 import os
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from functools import partial
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -88,10 +87,13 @@ def export(
     (0, 1, 2, 3)
     """
     check_extension(output, EXTENSIONS)
-    ingest_store = partial(
-        ingest, on_damage=on_damage, file_rank=file_rank, rules=rules, workers=workers, stacks=stacks
-    )
-    with _stored(paths, ingest_store, rules=rules) as (store, notices):
+    with tempfile.TemporaryDirectory(prefix="tracekit-") as folder:
+        store, notices = _labelled_store(paths) if rules is None else None, tuple[Notice, ...]()
+        if store is None:
+            made = Path(folder) / "store"
+            store, notices = ingest(
+                paths, made, file_rank=file_rank, rules=rules, workers=workers, stacks=stacks, on_damage=on_damage
+            )
         if missing := set(ranks or ()) - set(store.ranks):
             raise unknown_rank_error(missing, store.ranks)
         # All ranks that were given are analysed: those that are not written still tell who waited for whom.
@@ -100,20 +102,13 @@ def export(
         return replace(done, notices=tuple(dict.fromkeys((*notices, *done.notices))))
 
 
-@contextmanager
-def _stored(
-    paths: Paths | OneRole, ingest_store: Callable[..., tuple[Store, tuple[Notice, ...]]], *, rules: str | Path | None
-) -> Iterator[tuple[Store, tuple[Notice, ...]]]:
-    """Open the store the paths name, or make one that is gone afterwards."""
-    if not isinstance(paths, Mapping | OneRole):
-        paths = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
-        if len(paths) == 1 and rules is None and is_store(Path(paths[0])):
-            store = open_store(Path(paths[0]))
-            if all(entry.labelled_rows is not None for entry in store.entries):
-                yield store, ()
-                return
-    with tempfile.TemporaryDirectory(prefix="tracekit-") as folder:
-        yield ingest_store(paths, Path(folder) / "store")
+def _labelled_store(paths: Paths | OneRole) -> Store | None:
+    """Return the store that the paths name, if its events are labelled; None for other paths."""
+    path = paths[0] if isinstance(paths, list | tuple) and len(paths) == 1 else paths
+    if not isinstance(path, str | os.PathLike) or not is_store(Path(path)):
+        return None
+    store = open_store(Path(path))
+    return store if all(entry.labelled_rows is not None for entry in store.entries) else None
 
 
 def write_perfetto(
@@ -200,13 +195,14 @@ class _Export:
 
     def _write_process(
         self, name: str, events: pl.DataFrame, threads: Sequence[str], details: Mapping[str, str] = EVENT_DETAILS
-    ) -> None:
-        """Write events as a process of their own, on *threads* by the names in their column ``thread``."""
+    ) -> pl.DataFrame:
+        """Write events as a process of their own, on *threads* by the names in their column ``thread``; return them."""
         pid = self.numbers.add_process(name)
         track = pl.col("thread").replace_strict(threads, range(len(threads)), return_dtype=pl.Int64)
         tracks = [(pid, thread) for thread in threads]
         placed = self.numbers.place_events(events.select(pl.exclude("thread"), track=track), tracks)
         self._write_table(placed, details)
+        return placed
 
     def _write_pipelines(self) -> None:
         """Write the cells of all pipelines and steps, one thread per rank, and below them their ideal."""
@@ -214,18 +210,12 @@ class _Export:
         ranks = list(dict.fromkeys(rank for compared in self.pipelines for rank in compared.pipeline.ranks))
         for name in ("measured", "ideal") if layouts else ():
             details = {column: column for column in CELL_DETAILS if name == "measured" or column not in MEASURED_ONLY}
+            times = pl.col("start", "end")
             cells = pl.concat(
-                layout[name].cells.select(
-                    "name",
-                    "rank",
-                    *details,
-                    start_ns=layout[name].origin_ns + pl.col("start"),
-                    end_ns=layout[name].origin_ns + pl.col("end"),
-                    kind=pl.lit(f"cell_{name}"),
-                )
+                layout[name].cells.select("name", "rank", *details, (times + layout[name].origin_ns).name.suffix("_ns"))
                 for layout in layouts
             )
-            cells = cells.with_columns(thread=pl.format("rank {}", "rank"))
+            cells = cells.with_columns(kind=pl.lit(f"cell_{name}"), thread=pl.format("rank {}", "rank"))
             self._write_process(f"pipeline · {name}", cells, [f"rank {rank}" for rank in ranks], details)
             self.cell_count += cells.height
 
@@ -234,23 +224,20 @@ class _Export:
         path = self.analysis.critical
         if path is None or path.segments.is_empty():
             return
-        pid = self.numbers.add_process("critical path")
-        ranks = sorted(path.segments["rank"].unique().to_list())
-        tid_of_rank = {rank: self.numbers.add_thread(pid, f"rank {rank}") for rank in ranks}
+        threads = [f"rank {rank}" for rank in path.segments["rank"].unique().sort()]
         what = pl.coalesce(pl.when(pl.col("what") != "").then("what"), "kind")
         segments = path.segments.with_columns(
             name=pl.when(pl.col("kind") == "host").then("host: " + what).otherwise(what),
             path_kind="kind",
             cause=pl.col("cause").replace(WORDS.exposure_causes),
             kind=pl.lit("critical_path"),
-            to_pid=pl.lit(pid),
-            to_tid=pl.col("rank").replace_strict(tid_of_rank, return_dtype=pl.Int64),
+            thread=pl.format("rank {}", "rank"),
         )
-        self._write_table(segments, PATH_DETAILS)
+        placed = self._write_process("critical path", segments, threads, PATH_DETAILS).sort("step", "start_ns")
         # An arrow must begin inside the segment that it leaves: at its last nanosecond.
         changes_rank = pl.col("rank") != pl.col("rank").shift(1)
         same_step = pl.col("step").eq_missing(pl.col("step").shift(1))
-        arrows = segments.with_columns(
+        arrows = placed.with_columns(
             from_ns=(pl.col("start_ns") - 1).clip(self.base_ns), from_pid="to_pid", from_tid=pl.col("to_tid").shift(1)
         ).filter(changes_rank & same_step)
         self._write_arrows(arrows, category="critical_path", name="goes on")

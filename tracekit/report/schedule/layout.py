@@ -15,12 +15,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
 from tracekit._util.text import counted, percent
+from tracekit.documents.page import Coloured
 from tracekit.report.palette import CELL_COLOURS, LABEL_COLOURS, mix_colours
 from tracekit.schedules import Schedule, Simulation, WeightReload
 from tracekit.schedules.weight_reload import LANES
@@ -39,19 +39,11 @@ PART_EDGES = {WHOLE: (0.0, 1.0), UPPER: (0.0, 0.5), LOWER: (0.5, 1.0)}
 MAX_WHITE_IN_CHUNK_COLOUR = 0.45
 """Share of white in the colour of a rank's last chunk."""
 
-
-class CellColour(msgspec.Struct, frozen=True):
-    """Colour of one op, on one of a rank's chunks."""
-
-    name: str
-    colour: str
-
-
 RELOAD_COLOURS = {
-    "H": CellColour("copy from the host", LABEL_COLOURS["onload"]),
-    "S": CellColour("broadcast, as source", LABEL_COLOURS["broadcast"]),
-    "D": CellColour("broadcast, as destination", mix_colours(LABEL_COLOURS["broadcast"], "#ffffff", 0.5)),
-    "R": CellColour("reload", mix_colours(LABEL_COLOURS["reload"], "#ffffff", 0.3)),
+    "H": Coloured("copy from the host", LABEL_COLOURS["onload"]),
+    "S": Coloured("broadcast, as source", LABEL_COLOURS["broadcast"]),
+    "D": Coloured("broadcast, as destination", mix_colours(LABEL_COLOURS["broadcast"], "#ffffff", 0.5)),
+    "R": Coloured("reload", mix_colours(LABEL_COLOURS["reload"], "#ffffff", 0.3)),
 }
 """Ops of a weight reload by their letter; lighter than their labels where the number in a box could not be read."""
 
@@ -70,9 +62,9 @@ class ScheduleLayout:
     """One row per box, the lower halves last: the columns of its cell with ``cell`` (index into ``cells``), ``op`` (one
     letter), ``part`` (``WHOLE``, ``UPPER`` or ``LOWER``), ``top`` and ``bottom`` (its edges within the row, 0 to 1),
     ``number`` (its micro-batch or bucket), ``label`` (the text in it) and ``colour_key`` (index into ``colours``)."""
-    colours: Sequence[CellColour]
+    colours: Sequence[Coloured]
     """Ops that occur, in the order of the legend, each once per shade."""
-    legend: Mapping[str, CellColour]
+    legend: Mapping[str, Coloured]
     """Ops that occur by their letter, each once, in legend order."""
     shade_count: int = 1
     """Shades per op; above 1, later chunks of a rank are lighter."""
@@ -91,11 +83,6 @@ class ScheduleLayout:
     def box_colours(self) -> list[str]:
         """Colour of each box."""
         return [self.colours[key].colour for key in self.boxes["colour_key"].to_list()]
-
-    @property
-    def has_pairs(self) -> bool:
-        """Whether some cells are overlapped pairs of a forward and a backward."""
-        return bool((self.cells["op"] == "FB").any())
 
 
 def layout_simulation(simulation: Simulation | WeightReload) -> ScheduleLayout:
@@ -186,7 +173,7 @@ def layout_cells(
     marks = ["" if by_shade else "′" * number for number in chunk.tolist()]
     ops = [op for op in OP_NAMES if op in set(boxes["op"].unique())]
     colours = [
-        CellColour(OP_NAMES[op], shade_colour(op, shade, shade_count)) for op in ops for shade in range(shade_count)
+        Coloured(OP_NAMES[op], shade_colour(op, shade, shade_count)) for op in ops for shade in range(shade_count)
     ]
     boxes = boxes.with_columns(
         top=pl.col("part").replace_strict({part: edges[0] for part, edges in PART_EDGES.items()}),
@@ -198,7 +185,7 @@ def layout_cells(
         colour_key=pl.col("op").replace_strict({op: i for i, op in enumerate(ops)}, return_dtype=pl.Int64) * shade_count
         + pl.Series(chunk if by_shade else np.zeros_like(chunk)),
     )
-    legend = {op: CellColour(OP_NAMES[op], CELL_COLOURS[op]) for op in ops}
+    legend = {op: Coloured(OP_NAMES[op], CELL_COLOURS[op]) for op in ops}
     rows = [f"rank {rank}" for rank in ranks]
     return ScheduleLayout(rows, end, cells, boxes, colours, legend, shade_count, ranks, origin_ns)
 
@@ -238,12 +225,8 @@ def stage_chunks(schedule: Schedule) -> npt.NDArray[np.int64]:
     placement = schedule.stage_ranks  # (stage, micro-batch) → rank
     if (placement != placement[:, :1]).any():
         return np.zeros(len(placement), np.int64)
-    chunks_seen: dict[int, int] = {}
-    chunks = []
-    for rank in placement[:, 0].tolist():
-        chunks.append(chunks_seen.get(rank, 0))
-        chunks_seen[rank] = chunks[-1] + 1
-    return np.array(chunks, np.int64)
+    stages = pl.DataFrame({"rank": placement[:, 0]})
+    return stages.select(chunk=pl.int_range(pl.len()).over("rank"))["chunk"].to_numpy()
 
 
 def chunks_have_shades(schedule: Schedule) -> bool:

@@ -116,7 +116,7 @@ def draw_cells(axes: Axes, layout: ScheduleLayout, *, inches_per_unit: float, fi
 def cell_handles(layout: ScheduleLayout) -> list[Patch]:
     """Return the legend entries of a layout."""
     handles = [Patch(facecolor=op.colour, label=f"{op.name} ({letter})") for letter, op in layout.legend.items()]
-    if layout.has_pairs:
+    if "FB" in layout.cells["op"]:
         handles.append(Patch(facecolor="none", edgecolor=figures.INK, label="overlapped pair (FB), F above B"))
     if layout.shade_count > 1:
         handles.append(Patch(facecolor="white", edgecolor=figures.FAINT_INK, label="lighter: later chunk"))

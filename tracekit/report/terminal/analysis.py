@@ -10,23 +10,16 @@ from functools import partial
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from tracekit._util.text import at_least, counted, ms, percent, terminal, wrap_text
+from tracekit._util.text import counted, ms, percent, terminal, wrap_text
 from tracekit.analysis import Analysis, RankResult
 from tracekit.report.palette import COMPUTE_COLOUR, IDLE_COLOUR, LABEL_COLOURS, UNRECORDED_COLOUR
 from tracekit.report.table import Column, Table, make_table
 from tracekit.report.terminal.fleet import many_ranks
 from tracekit.report.terminal.schedule import render_schedule, what_if
 from tracekit.report.terminal.screen import Screen
-from tracekit.report.terminal.table import (
-    MAX_RANKS_LISTED,
-    WORST_RANKS_SHOWN,
-    Note,
-    command_line,
-    new_table,
-    render_table,
-)
+from tracekit.report.terminal.table import MAX_RANKS_LISTED, WORST_RANKS_SHOWN, Note, render_table, stack
 from tracekit.report.view import View, view_of
-from tracekit.report.view.budget import NOT_RECORDED, Bar, LabelRow, bar_of
+from tracekit.report.view.budget import NOT_RECORDED, Bar, LabelRow
 from tracekit.report.words import WORDS
 
 TOPIC_WIDTH = 10
@@ -121,7 +114,7 @@ def _title_words(view: View, *, short: bool) -> dict[str, str]:
         "of_role": "" if main_role is None else f" of role {main_role}",
         "of_ranks": f"; {drawn} of {counted(ranks, 'rank')}" if drawn < ranks else "",
         "idle": "Bubble: idle and exposed pipeline waiting" if view.pipelined else "Idle: why the GPU ran nothing",
-        "by": "" if view.by is None else view.by.title,
+        "by": view.by_title,
     }
 
 
@@ -188,15 +181,6 @@ def critical(view: View, width: int) -> RenderableType | None:
     return render_table(make_table(columns, view.critical.rows, notes=view.critical.notes), width)
 
 
-def breakdown(view: View, width: int) -> RenderableType | None:
-    """Show the step by layer, module, annotation or shape; None if that was not asked for."""
-    if view.by is None:
-        return None
-    if view.by.table is None:
-        return Group(*(Note(line) for line in view.by.notes))
-    return render_table(view.by.table, width, total_style="dim")
-
-
 def step_times(view: View, width: int) -> RenderableType | None:
     """Show the longest steps and how much they differ; None if there is one step."""
     if view.steps is None:
@@ -219,21 +203,15 @@ def reload(view: View, width: int) -> RenderableType | None:
     """Show a weight update and its two-buffer ideal, and its lanes."""
     if view.reload is None:
         return None
-    facts = new_table(("", ""), left=(True, True))
-    facts.show_header = False
-    for name, value in view.reload.facts:
-        facts.add_row(name, value)
-    lanes = render_table(view.reload.lanes, width)
-    return facts if lanes is None else Group(facts, lanes)
+    return stack(render_table(view.reload.facts, width), render_table(view.reload.lanes, width))
 
 
 def roles(view: View, width: int) -> RenderableType | None:
     """Show the roles of a run, its RL iterations, which role waits for which, and its weight updates."""
-    parts: list[RenderableType] = []
+    parts: list[RenderableType | None] = []
     for title, (meaning, table) in view.roles.items():
-        parts.append(Text(f"{title} ({meaning})", style="italic"))
-        parts += filter(None, [render_table(table, width)])
-    return Group(*parts) if parts else None
+        parts += [Text(f"{title} ({meaning})", style="italic"), render_table(table, width)]
+    return stack(*parts)
 
 
 def warnings(view: View, width: int) -> RenderableType | None:
@@ -250,7 +228,8 @@ def next_steps(view: View, width: int, *, first: int = 1) -> RenderableType | No
     for number, advice in enumerate(view.advice[first - 1 :], first):
         lines.append(Text(wrap_text(advice.text, max(40, width), first=f"  {number}. ", rest="     ")))
         if advice.command:
-            lines.append(command_line(advice.command))
+            # A command to copy stays on one line, however long it is.
+            lines.append(Text(f"     {terminal(advice.command)}", style="cyan", no_wrap=True, overflow="ignore"))
     return Group(*lines) if lines else None
 
 
@@ -283,9 +262,9 @@ def ranks_with_bars(view: View, *, short: bool) -> list[RankResult]:
     mean = view.budget.mean
 
     def difference(rank: RankResult) -> float:
-        bar = bar_of("", rank.whole)
+        bar = Bar("", rank.whole)
         shares = [abs(bar.share(kind) - mean.share(kind)) for kind in LEGEND]
-        return max(*shares, abs((bar.bubble or 0.0) - (mean.bubble or 0.0)))
+        return max(*shares, abs((rank.whole.bubble_fraction or 0.0) - (mean.whole.bubble_fraction or 0.0)))
 
     named = {straggler.rank for straggler in view.stragglers[:1] if not straggler.uncertain}
     if view.blocking is not None and view.blocking.piece is not None:
@@ -308,7 +287,7 @@ def budget(view: View, width: int, *, short: bool = False) -> RenderableType | N
         The table and its legend; None if the run has no ranks.
     """
     ranks = view.analysis.rank_results
-    bars = [bar_of(str(rank.rank), rank.whole) for rank in ranks_with_bars(view, short=short)]
+    bars = [Bar(str(rank.rank), rank.whole) for rank in ranks_with_bars(view, short=short)]
     mean_row = len(bars) if len(ranks) > 1 else None
     if mean_row is not None:
         bars.append(view.budget.mean)
@@ -353,14 +332,12 @@ def _budget_columns(width: int, *, has_unrecorded: bool, pipelined: bool) -> lis
         Column("", value=lambda bar: _draw(bar, bar_length)),
         Column("compute", "share", value=share("compute")),
         *exposed,
-        Column("idle", "figure", value=lambda bar: percent(bar.share("idle")) if bar.idle_known else "unknown"),
+        Column("idle", "figure"),
     ]
     if has_unrecorded:
         columns.append(Column(NOT_RECORDED, "share", value=share("unrecorded")))
     if pipelined:
-        columns.append(
-            Column("bubble", "figure", value=lambda bar: at_least(percent(bar.bubble), bar.bubble_is_lower_bound))
-        )
+        columns.append(Column("bubble", "figure"))
     return columns
 
 
@@ -396,6 +373,7 @@ def _draw(bar: Bar, length: int) -> Text:
 
 
 Sections = tuple[tuple[str, Section], ...]
+BREAKDOWN = ("{by}", shared(lambda view: view.by, total_style="dim"))
 BUDGET_TITLE = "Where the {steps}{of_role} went (shares of the span{of_ranks})"
 REQUESTED_CHANGES = (
     "What a change would give",
@@ -415,7 +393,7 @@ SECTIONS: Sections = (
     ("Micro-batches overlap: what compute hides, by phase", shared(lambda view: view.phases)),
     ("Critical path: what the step had to wait for, in order of time", critical),
     ("What a change would give", shared(lambda view: view.changes)),
-    ("{by}", breakdown),
+    BREAKDOWN,
     ("How fast products ran ({over}; over their own time)", shared(lambda view: view.products, total_style="bold")),
     ("How fast communication ran (bytes over transfer, waiting apart)", shared(lambda view: view.communication)),
     ("Experts: what each rank receives in the forward's dispatches", shared(lambda view: view.experts)),
@@ -437,7 +415,7 @@ SHORT_SECTIONS: Sections = (
     ("Roles, iterations and weight updates", roles),
     ("Critical path: what the step had to wait for, in order of time", critical),
     REQUESTED_CHANGES,
-    ("{by}", breakdown),
+    BREAKDOWN,
     ("Weight reload", reload),
     ("What else to do", partial(next_steps, first=2)),
 )

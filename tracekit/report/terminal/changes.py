@@ -70,10 +70,8 @@ def render_gate(result: Data, *, width: int = 80) -> RenderableType:
     passing = [check for check in result["checks"] if check["verdict"] == "pass" and not check["requirement"]]
     hidden = passing[MAX_PASSING_CHECKS:]
     shown = [check for check in result["checks"] if check not in hidden]
-    table = words.check_table(shown)
-    if table is not None:
-        checks = render_table(table if width >= MIN_WIDTH_WITH_REASONS else words.reasons_below(table), width)
-        assert checks is not None
+    checks = render_table(words.check_table(shown, reasons_below=width < MIN_WIDTH_WITH_REASONS), width)
+    if checks is not None:
         parts.append(checks)
         parts += [Note(f"and {counted(len(hidden), 'more metric')} that pass")] if hidden else []
         parts += [Note(words.TYPICAL_STEP_NOTE)] if words.has_typical_steps(result) else []

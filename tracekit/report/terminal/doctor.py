@@ -21,7 +21,9 @@ _MARKS = {"blocks": ("✗", "bold red"), "limits": ("!", "bold yellow"), "note":
 
 def render(diagnosis: Diagnosis) -> RenderableType:
     """Return what the files contain, what is missing, and how to record better."""
-    parts: list[RenderableType] = [Text("Found", style="bold"), Padding(_contents(diagnosis), (0, 0, 1, 2))]
+    facts = _facts(diagnosis, diagnosis.to_dict())
+    contents = _grid(((name, Text(terminal(value))) for name, value in facts if value), style="dim", gap=2)
+    parts: list[RenderableType] = [Text("Found", style="bold"), Padding(contents, (0, 0, 1, 2))]
     if not diagnosis.findings:
         complete = Text("Nothing is missing that labels, budget, overlap and waits need.", style="bold green")
         return Group(*parts, complete, *_extras(diagnosis))
@@ -65,11 +67,6 @@ def _answers(diagnosis: Diagnosis) -> list[RenderableType]:
         advice.append(terminal(export["command"]), style="cyan")
         parts += [Text("One option more at the export, without a new run", style="bold"), Padding(advice, (0, 0, 1, 2))]
     return parts
-
-
-def _contents(diagnosis: Diagnosis) -> Table:
-    facts = _facts(diagnosis, diagnosis.to_dict())
-    return _grid(((name, Text(terminal(value))) for name, value in facts if value), style="dim", gap=2)
 
 
 def _facts(diagnosis: Diagnosis, facts: dict[str, Any]) -> Iterable[tuple[str, str]]:

@@ -1,18 +1,17 @@
 """Many ranks in the terminal: distributions, the ranks that differ, and a heat map of the mesh."""
 
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.text import Text
 
 from tracekit._util.text import counted, percent
 from tracekit.analysis.spread import Figure, Spread, by_rank
 from tracekit.report.palette import mix_colours
 from tracekit.report.table import Column, make_table
-from tracekit.report.terminal.table import Note, render_table
+from tracekit.report.terminal.table import Note, render_table, stack
 from tracekit.report.view import View
 
 MAX_DIFFERENT_RANKS = 8
 """Ranks that differ and have a line of their own."""
-MIN_WIDTH_FOR_PERCENTILES = 100
 NAMES = {"compute": "compute", "communication": "exposed comm", "bubble": "bubble", "idle": "idle", "span_ns": "span"}
 BARS = " ▁▂▃▄▅▆▇█"
 SHADES = "·░▒▓█"
@@ -25,23 +24,19 @@ def many_ranks(view: View, width: int) -> RenderableType | None:
     """Draw the section; None for a run of few ranks."""
     if view.fleet is None:
         return None
-    parts = [_distributions(view.fleet, width), _different_ranks(view.fleet, width), _heat_map(view.fleet, width)]
-    return Group(*(part for part in parts if part is not None))
+    return stack(_distributions(view.fleet, width), _different_ranks(view.fleet, width), _heat_map(view.fleet, width))
 
 
 def _distributions(fleet: Spread, width: int) -> RenderableType | None:
     numbers = ("least", "rank", "5 % below", "median", "95 % below", "most", "rank")
-    columns = (Column(""), *(Column(name, "figure") for name in numbers), Column("ranks by bin"))
+    figures = [Column(name, "figure", expendable=1 if "%" in name else 0) for name in numbers]
     rows = []
     for figure in fleet.figures:
         values = (figure.least, figure.low, figure.median, figure.high, figure.most)
         least, low, median, high, most = (value(figure.name, number) for number in values)
         ends = ("–", "–") if least == most else (str(figure.least_rank), str(figure.most_rank))
-        if width < MIN_WIDTH_FOR_PERCENTILES:
-            low = high = ""  # a column that is empty in every row is left out
-        bars = Text(histogram(figure))
-        rows.append((NAMES[figure.name], least, ends[0], low, median, high, most, ends[1], bars))
-    return render_table(make_table(columns, rows), width)
+        rows.append((NAMES[figure.name], least, ends[0], low, median, high, most, ends[1], Text(histogram(figure))))
+    return render_table(make_table((Column(""), *figures, Column("ranks by bin")), rows), width)
 
 
 def value(name: str, number: float) -> str:

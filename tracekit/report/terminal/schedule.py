@@ -13,7 +13,7 @@ from tracekit.compare import StepComparison
 from tracekit.report.palette import CELL_COLOURS, LABEL_COLOURS
 from tracekit.report.schedule.layout import OP_NAMES, layout_pipeline
 from tracekit.report.table import Column, make_table
-from tracekit.report.terminal.table import MAX_RANKS_LISTED, WORST_RANKS_SHOWN, Note, render_table
+from tracekit.report.terminal.table import MAX_RANKS_LISTED, WORST_RANKS_SHOWN, Note, render_table, stack
 from tracekit.report.view import View
 from tracekit.report.view.copies import gb_range
 from tracekit.report.view.path import describe_range
@@ -100,7 +100,7 @@ def render_schedule(view: View, width: int, *, short: bool = False) -> Renderabl
     schedule = view.schedule
     if schedule is None:
         return None
-    parts = [
+    return stack(
         _headline(schedule),
         None if short else _makespans(schedule, width),
         _waterfall(schedule, width, min_share=MIN_SHARE_IN_SHORT_GAP if short else 0.0),
@@ -108,8 +108,7 @@ def render_schedule(view: View, width: int, *, short: bool = False) -> Renderabl
         gantt(schedule.head, width, max_ranks=MAX_RANKS_IN_SHORT_CHART if short else MAX_RANKS),
         None if short else render_table(schedule.phases, width),
         render_what_if(schedule.alternatives, width),
-    ]
-    return Group(*(part for part in parts if part is not None))
+    )
 
 
 def what_if(view: View, width: int) -> RenderableType | None:

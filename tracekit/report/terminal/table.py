@@ -61,7 +61,10 @@ def render_table(
     """
     if table is None:
         return None
-    cells = _cells(table, total_style)[:max_rows]
+    cells = [
+        [_cell(*item, total_style if i in table.totals else "") for item in zip(table.columns, row, strict=True)]
+        for i, row in enumerate(table.rows[:max_rows])
+    ]
     shown = fitting_columns(table.columns, cells, width)
     columns = [table.columns[i] for i in shown]
     shown_cells = [[row[i] for i in shown] for row in cells]
@@ -72,22 +75,22 @@ def render_table(
             room = max(MIN_NAME_LENGTH, width - _total_width([*widths[:i], 0, *widths[i + 1 :]]))
             names = shorten_distinct((str(row[i]) for row in shown_cells), most=room)
             shown_cells = [[*row[:i], Text(name), *row[i + 1 :]] for row, name in zip(shown_cells, names, strict=True)]
-    lines = new_table([column.heading for column in columns], left=[column.words for column in columns])
-    for column, line_column in zip(columns, lines.columns, strict=True):
-        line_column.no_wrap = fits or line_column.no_wrap or column.kind == "name"
+    lines = RichTable(box=None, pad_edge=False, padding=(0, GAP, 0, 0), show_edge=False, header_style="dim")
+    lines.show_header = any(column.heading for column in columns)
+    for column in columns:
+        # Words may wrap, but a label is one word: only its coloured mark is separated by a space.
+        no_wrap = fits or not column.words or column.kind == "name" or column.heading == "label"
+        lines.add_column(column.heading, justify="left" if column.words else "right", no_wrap=no_wrap)
     for i, row in enumerate(shown_cells):
         lines.add_row(*row, style=(row_styles or {}).get(i))
     remarks = table.remarks([column.heading for column in columns])
-    return Group(lines, *(Note(text) for text in (*remarks, *notes)))
+    return stack(lines if table.rows else None, *(Note(text) for text in (*remarks, *notes)))
 
 
-def new_table(headings: Sequence[str], *, left: Sequence[bool]) -> RichTable:
-    """Return an empty table; columns that are aligned to the left hold words, which may wrap."""
-    table = RichTable(box=None, pad_edge=False, padding=(0, GAP, 0, 0), show_edge=False, header_style="dim")
-    for heading, is_left in zip(headings, left, strict=True):
-        # A label is one word, but its coloured mark is separated by a space.
-        table.add_column(heading, justify="left" if is_left else "right", no_wrap=not is_left or heading == "label")
-    return table
+def stack(*parts: RenderableType | None) -> RenderableType | None:
+    """Return the parts that are there one below the other; None if there is none."""
+    present = [part for part in parts if part is not None]
+    return Group(*present) if present else None
 
 
 def fitting_columns(columns: Sequence[Column], cells: Sequence[Sequence[Text]], width: int) -> list[int]:
@@ -115,16 +118,6 @@ def _total_width(widths: Sequence[int]) -> int:
     return sum(widths) + GAP * (len(widths) - 1)
 
 
-def _cells(table: Table, total_style: str = "") -> list[list[Text]]:
-    return [
-        [
-            _cell(column, value, total_style if i in table.totals else "")
-            for column, value in zip(table.columns, row, strict=True)
-        ]
-        for i, row in enumerate(table.rows)
-    ]
-
-
 def _cell(column: Column, value: Value, style: str) -> Text:
     if isinstance(value, Text):
         return value
@@ -135,8 +128,3 @@ def _cell(column: Column, value: Value, style: str) -> Text:
     if column.kind == "change":
         return Text(value, style="red" if value.startswith("+") else "green")
     return Text(terminal(column.bare(value)), style=style)
-
-
-def command_line(words: str) -> Text:
-    """Return a command to copy: on one line, however long it is."""
-    return Text(f"     {terminal(words)}", style="cyan", no_wrap=True, overflow="ignore")

@@ -5,8 +5,7 @@ from tracekit.analysis import Analysis
 from tracekit.diffs import Run, Side, from_analysis
 from tracekit.errors import InputError
 from tracekit.gates import gate
-from tracekit.report.view.lateness import late_rank, late_rows
-from tracekit.report.view.ranks import pace
+from tracekit.report.view.ranks import Pace, late_rank, late_rows
 from tracekit.run.watch import Recording
 
 
@@ -22,7 +21,7 @@ def line(recording: Recording, *, first: Run | None = None) -> str:
     name, analysis, run = terminal(recording.name), recording.analysis, run_of(recording)
     if analysis is None or run is None:
         return f"{name}: {recording.error}"
-    total, budget, step_pace = analysis.total, analysis.total.budget, pace(analysis)
+    total, budget, step_pace = analysis.total, analysis.total.budget, Pace(analysis)
     parts = [
         f"step {ms(step_pace.ns)} ({counted(step_pace.steps, 'step')})",
         f"compute {percent(budget.compute_ns, budget.span_ns)}",

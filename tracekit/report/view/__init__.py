@@ -10,33 +10,85 @@ from collections.abc import Callable, Sequence
 from functools import cached_property, lru_cache, partial
 from typing import TypeVar
 
-from tracekit._util.text import capitalize
+from tracekit._util.text import capitalize, counted, ranks_named
 from tracekit.analysis import Analysis
 from tracekit.analysis.spread import MANY_RANKS, spread
 from tracekit.errors import Notice
 from tracekit.report.advice import Advice, advise
-from tracekit.report.evidence import collect_evidence, relevant_notices
+from tracekit.report.evidence import collect_evidence, missing_ranks_named, relevant_notices
+from tracekit.report.view import answer as sentences
+from tracekit.report.view import ranks as rank_tables
 from tracekit.report.view import rates
-from tracekit.report.view.answer import Line, answer
-from tracekit.report.view.blocking import blocking
-from tracekit.report.view.budget import LabelRow, beside_table, budget_view, hiding_table, label_rows, matrix_table
+from tracekit.report.view.budget import BudgetView, LabelRow, beside_table, hiding_table, label_rows, matrix_table
 from tracekit.report.view.copies import copy_table, memory_table, reload_view
-from tracekit.report.view.inputs import describe_ranks, describe_steps, input_path, run_title
-from tracekit.report.view.kernels import Kernel, kernels
-from tracekit.report.view.lateness import imbalance_table, lateness_map, slowdown_table
-from tracekit.report.view.path import changes_table, path_view
-from tracekit.report.view.pipeline import schedule_view, unnamed_phases
-from tracekit.report.view.ranks import host_activity_table, idle_table, steps_view, straggler_table, stragglers
-from tracekit.report.view.roles import role_advice, role_tables
+from tracekit.report.view.path import blocking, changes_table, path_view
+from tracekit.report.view.pipeline import ScheduleView, unnamed_phases
+from tracekit.report.view.roles import iteration_sentence, role_advice, role_tables, update_sentence
 from tracekit.report.words import WORDS
 
-__all__ = ["View", "shorten_notices", "view_of"]
+__all__ = ["View", "input_path", "shorten_notices", "view_of"]
 
 MAX_NOTICES_OF_A_KIND = 5
 """Warnings of one kind that are shown one by one."""
 
 
 Result = TypeVar("Result")
+
+
+def run_title(analysis: Analysis) -> str:
+    """Return the name of the input, its schedule and its ranks."""
+    schedule = "" if analysis.schedule is None else f"{analysis.schedule.name} on "
+    name = (input_path(analysis) or "").rstrip("/").rpartition("/")[2].partition("?")[0]
+    # A folder that is named after its schedule is not named twice.
+    run = f"{name}, " if name.strip(".") and schedule != f"{name} on " else ""
+    return f"tracekit: {run}{schedule}{describe_ranks(analysis)}"
+
+
+def describe_ranks(analysis: Analysis) -> str:
+    """Return the number of ranks, and which of them are missing or damaged."""
+    results, world = analysis.rank_results, analysis.world_size
+    whole = [result.rank for result in results if result.whole.budget.span_ns]
+    empty = [result.rank for result in results if not result.whole.budget.span_ns]
+    missing = missing_ranks_named([*whole, *empty], world)
+    remarks = [
+        f"{missing} missing" if missing else "",
+        f"{ranks_named(empty)} without GPU events" if empty and whole else "",
+        *(_cut_files(notice.message) for notice in analysis.notices if notice.code == "truncated"),
+    ]
+    of_world = f" of {world:,}" if world and world != len(whole) else ""
+    count = f"{len(whole):,}{of_world} {'rank' if (world or len(whole)) == 1 else 'ranks'}"
+    remark = "; ".join(dict.fromkeys(filter(None, remarks)))
+    return f"{count} ({remark})" if remark and whole else count if whole else counted(len(results), "rank")
+
+
+def _cut_files(message: str) -> str:
+    """Return which ranks a notice of a truncated file is about."""
+    ranks, _, rest = message.partition(":")
+    return f"{ranks} truncated" if rest and ranks.startswith("rank") else "a file truncated"
+
+
+def describe_steps(analysis: Analysis) -> str:
+    """Return the first and the last step."""
+    steps = sorted({step for rank in analysis.rank_results for step in rank.steps})
+    if not steps:
+        return "no step marks"
+    return f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]}–{steps[-1]}"
+
+
+def input_path(analysis: Analysis) -> str | None:
+    """Return the input as one path: the only one, or the folder that holds them all; None if there is none.
+
+    >>> from tracekit import analyze
+    >>> input_path(analyze("sample_traces/reload", schedule="none"))
+    'sample_traces/reload'
+    """
+    paths = dict.fromkeys(analysis.paths)
+    folders = {path.rpartition("/")[0] for path in paths}
+    if len(paths) == 1:
+        return next(iter(paths))
+    if analysis.role_results.roles and len(folders) > 1:  # a folder per role
+        folders = {folder.rpartition("/")[0] for folder in folders}
+    return (folders.pop() or ".") if len(folders) == 1 else None
 
 
 def computed(function: Callable[[Analysis], Result]) -> cached_property[Result]:
@@ -61,15 +113,16 @@ class View:
     ranks = computed(describe_ranks)
     """``8 ranks``, or ``4 of 8 ranks``, with those that are missing or damaged."""
     steps_named = computed(describe_steps)
-    budget = computed(budget_view)
+    budget = computed(BudgetView)
     labels = computed(label_rows)
     matrix = computed(matrix_table)
     """Compute labels that hide each label."""
     beside = computed(beside_table)
     """Compute that ran beside each label."""
-    idle = computed(idle_table)
+    idle = computed(rank_tables.idle_table)
     """Idle time of the ranks by cause, and their bubbles."""
-    schedule = computed(schedule_view)
+    schedule = computed(lambda analysis: None if analysis.schedule is None else ScheduleView(analysis.schedule))
+    """The comparison of the run with its ideal; None if no schedule was recognised."""
     phases = computed(unnamed_phases)
     """Hidden shares by phase for a run that overlaps micro-batches, if its schedule was not recognised."""
     blocking = computed(blocking)
@@ -78,24 +131,24 @@ class View:
     """The critical path, if it was asked for."""
     changes = computed(changes_table)
     """Predicted step times with changes, if they were asked for."""
-    by = computed(rates.by_view)
+    by = computed(rates.by_table)
     """The step by layer, module, annotation or shape, if it was asked for."""
     products = computed(rates.products_table)
     communication = computed(rates.communication_table)
     experts = computed(rates.experts_table)
     below_peak = computed(rates.below_peak)
-    instead = computed(host_activity_table)
+    instead = computed(rank_tables.host_activity_table)
     """Activities of the host while the GPU waited for its next launch."""
     hiding = computed(hiding_table)
     """Slowdown of compute that runs beside communication."""
     memory = computed(memory_table)
-    stragglers = computed(stragglers)
-    waited_for = computed(straggler_table)
+    stragglers = computed(rank_tables.stragglers)
+    waited_for = computed(rank_tables.straggler_table)
     """The stragglers as a table."""
-    lateness = computed(lateness_map)
-    imbalance = computed(imbalance_table)
-    slowdown = computed(slowdown_table)
-    steps = computed(steps_view)
+    lateness = computed(rank_tables.lateness_map)
+    imbalance = computed(rank_tables.imbalance_table)
+    slowdown = computed(rank_tables.slowdown_table)
+    steps = computed(rank_tables.steps_view)
     copies = computed(copy_table)
     """Copies by label, summed over ranks."""
     copies_by_rank = computed(partial(copy_table, by_rank=True))
@@ -106,9 +159,22 @@ class View:
     """Distribution of figures over ranks, for a run of many ranks."""
 
     @cached_property
-    def answer(self) -> tuple[Line, ...]:
-        """The answer in a few lines."""
-        return answer(self)
+    def answer(self) -> tuple[sentences.Line, ...]:
+        """The answer in a few lines, the most important first."""
+        analysis, schedule, pace = self.analysis, self.schedule, rank_tables.Pace(self.analysis)
+        lines = (
+            ("Iteration", iteration_sentence(analysis), "iterations"),
+            ("Weights", update_sentence(analysis), "weight-updates"),
+            ("Time", sentences.time_sentence(analysis, pace), "budget"),
+            ("Blocked", self.blocking and self.blocking.text, "path"),
+            ("Exposed", sentences.exposed_sentence(analysis, self.labels, pace.steps), "overlap"),
+            ("Schedule", sentences.schedule_sentence(analysis, schedule), "schedule" if schedule else "warnings"),
+            ("Reload", sentences.reload_sentence(analysis), "reload"),
+            ("Waits", sentences.waits_sentence(analysis, self.stragglers), "stragglers"),
+            ("Balance", rank_tables.imbalance_line(analysis), "stragglers"),
+            *(("Next", first.text, "next") for first in self.advice[:1]),
+        )
+        return tuple(sentences.Line(topic, text, target) for topic, text, target in lines if text)
 
     @cached_property
     def advice(self) -> tuple[Advice, ...]:
@@ -137,15 +203,20 @@ class View:
         return tuple(shorten_notices(notices))
 
     @property
+    def by_title(self) -> str:
+        """The title of that table, which ends in a remark in brackets; empty if it was not asked for."""
+        return "" if self.analysis.by is None else WORDS.by_titles[self.analysis.by.kind]
+
+    @property
     def definitions(self) -> tuple[tuple[str, str], ...]:
         """Name and meaning of each number."""
         of_schedule = {} if self.schedule is None else WORDS.schedule_definitions
         return tuple({**WORDS.definitions, **of_schedule}.items())
 
     @cached_property
-    def kernels(self) -> tuple[Kernel, ...]:
+    def kernels(self) -> tuple[rates.Kernel, ...]:
         """The longest kernels, and the evidence for their labels."""
-        return kernels(self.analysis, self.quoted_path)
+        return rates.kernels(self.analysis, self.quoted_path)
 
     @property
     def exposure(self) -> tuple[LabelRow, ...]:
@@ -177,9 +248,8 @@ def shorten_notices(notices: Sequence[Notice]) -> list[Notice]:
     shown: list[Notice] = []
     for notice in notices:
         count_so_far[notice.code] += 1
-        count, more = count_so_far[notice.code], totals[notice.code] - MAX_NOTICES_OF_A_KIND
-        if count <= MAX_NOTICES_OF_A_KIND or notice.code == "rank-failed":
+        if count_so_far[notice.code] <= MAX_NOTICES_OF_A_KIND or notice.code == "rank-failed":
             shown.append(notice)
-        if count == MAX_NOTICES_OF_A_KIND and more > 0 and notice.code != "rank-failed":
-            shown.append(Notice(notice.code, f"{more} more like this"))
+        elif count_so_far[notice.code] == MAX_NOTICES_OF_A_KIND + 1:
+            shown.append(Notice(notice.code, f"{totals[notice.code] - MAX_NOTICES_OF_A_KIND} more like this"))
     return shown

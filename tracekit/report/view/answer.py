@@ -1,12 +1,9 @@
 """The answer in up to six lines: time, what blocks it, exposed communication, schedule, waiting, and what to do next.
 
-Each line collects its facts first and then writes one sentence. A line that would say nothing is left out.
+Each sentence collects its facts first and then writes them. A line that would say nothing is left out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 import polars as pl
@@ -15,16 +12,11 @@ from tracekit._util.text import at_least, counted, join_with_and, ms, percent, r
 from tracekit.analysis import Analysis
 from tracekit.documents.analysis import Straggler
 from tracekit.report.evidence import gap_basis, gap_words, is_wait_bound, of_the_gap
-from tracekit.report.view import lateness
+from tracekit.report.view import ranks as rank_tables
 from tracekit.report.view.budget import LabelRow, kind_of
 from tracekit.report.view.pipeline import ScheduleView
-from tracekit.report.view.ranks import Pace, pace
-from tracekit.report.view.roles import iteration_sentence, update_sentence
 from tracekit.report.words import WORDS
 from tracekit.schema import LABEL_WORDS
-
-if TYPE_CHECKING:
-    from tracekit.report.view import View
 
 MIN_SHARE_TO_REPORT = 0.01
 """Share of the span from which exposed, waiting or unlabelled time is reported."""
@@ -51,26 +43,7 @@ class Line(msgspec.Struct, frozen=True):
     """Section of the page with the details."""
 
 
-def answer(view: View) -> tuple[Line, ...]:
-    """Return the lines, the most important first."""
-    analysis, schedule = view.analysis, view.schedule
-    step_pace = pace(analysis)
-    lines = (
-        ("Iteration", iteration_sentence(analysis), "iterations"),
-        ("Weights", update_sentence(analysis), "weight-updates"),
-        ("Time", _time(analysis, step_pace), "budget"),
-        ("Blocked", view.blocking and view.blocking.text, "path"),
-        ("Exposed", _exposed(analysis, view.labels, step_pace.steps), "overlap"),
-        ("Schedule", _schedule(analysis, schedule), "warnings" if schedule is None else "schedule"),
-        ("Reload", _reload(analysis), "reload"),
-        ("Waits", _waits(analysis, view.stragglers), "stragglers"),
-        ("Balance", lateness.imbalance_line(analysis), "stragglers"),
-        *(("Next", first.text, "next") for first in view.advice[:1]),
-    )
-    return tuple(Line(topic, text, target) for topic, text, target in lines if text)
-
-
-def _time(analysis: Analysis, step_pace: Pace) -> str:
+def time_sentence(analysis: Analysis, step_pace: rank_tables.Pace) -> str:
     """Return the time of a step and its parts."""
     total, span_ns = analysis.total, analysis.total.budget.span_ns
     all_between_ns = step_pace.between_ns * (step_pace.steps - 1)
@@ -80,7 +53,7 @@ def _time(analysis: Analysis, step_pace: Pace) -> str:
         remarks.append(f"mean of {counted(step_pace.steps, 'step')}")
     if report_between:
         remarks.append(f"{ms(step_pace.between_ns)} pass between two")
-    remarks.append(lateness.recording_overhead(analysis))
+    remarks.append(rank_tables.recording_overhead(analysis))
     remark = "; ".join(filter(None, remarks))
 
     subject = "A step takes" if any(rank.steps for rank in analysis.rank_results) else "The trace spans"
@@ -114,7 +87,7 @@ def _budget_parts(analysis: Analysis) -> list[str]:
     return texts
 
 
-def _exposed(analysis: Analysis, labels: Sequence[LabelRow], steps: int) -> str:
+def exposed_sentence(analysis: Analysis, labels: Sequence[LabelRow], steps: int) -> str:
     """Return the labels that are exposed longest, and the bubble of a pipeline."""
     total = analysis.total
     exposed = [row for row in labels if row.exposed_share > MIN_SHARE_TO_REPORT]
@@ -141,7 +114,7 @@ def _exposed_label(row: LabelRow, steps: int) -> str:
     return f"{cost}, {percent(share, digits=0)} of that {WORDS.exposure_causes[cause]}"
 
 
-def _schedule(analysis: Analysis, schedule: ScheduleView | None) -> str:
+def schedule_sentence(analysis: Analysis, schedule: ScheduleView | None) -> str:
     """Return the schedule compared with its ideal, or why it is not named."""
     if schedule is None:
         reasons = [note.message for note in analysis.notices if note.code in _NO_SCHEDULE_CODES]
@@ -165,7 +138,7 @@ def _schedule(analysis: Analysis, schedule: ScheduleView | None) -> str:
     return f"{makespans}; {gap}{gap_basis(analysis, worst)}.{apart}"
 
 
-def _reload(analysis: Analysis) -> str:
+def reload_sentence(analysis: Analysis) -> str:
     """Return the time of a weight update and that of its ideal; empty if there is none."""
     reload = analysis.reload
     if reload is None:
@@ -176,7 +149,7 @@ def _reload(analysis: Analysis) -> str:
     return f"The weight update takes {ms(reload.measured_ns)} for {buckets} in {rounds}{ideal}."
 
 
-def _waits(analysis: Analysis, stragglers: Sequence[Straggler]) -> str:
+def waits_sentence(analysis: Analysis, stragglers: Sequence[Straggler]) -> str:
     """Return the label with the longest waits, and the ranks that are waited for; empty if waits are short."""
     total = analysis.total
     waits_ns = {label: ns for label, ns in total.wait_ns.items() if ns and total.label_ns.get(label)}
@@ -193,12 +166,12 @@ def _waits(analysis: Analysis, stragglers: Sequence[Straggler]) -> str:
 
 def _waited_for(analysis: Analysis, label: str, late: Sequence[Straggler], *, is_bound: bool) -> str:
     """Return the ranks that are late in a label and why, or those that are waited for longest; empty if none is."""
-    explained = lateness.late_rows(analysis, label)
+    explained = rank_tables.late_rows(analysis, label)
     # Where clocks leave open which of several ranks is waited for longest, all of them may be late for a known reason.
     open_ranks = {rank for row in late[:1] if row.uncertain for rank in row.candidates}
     if explained and open_ranks <= {row.rank for row in explained}:
         steps = len(analysis.step_times)
-        return "; ".join(lateness.late_rank(row, steps, at_most=is_bound) for row in explained[:MAX_LATE_RANKS])
+        return "; ".join(rank_tables.late_rank(row, steps, at_most=is_bound) for row in explained[:MAX_LATE_RANKS])
     latest = [row for row in late if row.caused_ns >= (1 - NEARLY_AS_LATE_SHARE) * late[0].caused_ns]
     if not latest:
         return ""
@@ -207,7 +180,7 @@ def _waited_for(analysis: Analysis, label: str, late: Sequence[Straggler], *, is
     if len(latest) <= MAX_LATE_RANKS:
         names = join_with_and(_late_rank(analysis, row) for row in latest)
         if len(latest) == 1 and label == "pp_comm":
-            names += lateness.why_pipeline_waits(analysis.stragglers, latest[0].rank)
+            names += rank_tables.why_pipeline_waits(analysis.stragglers, latest[0].rank)
         return f"the others wait longest for {names}"
     shortest, longest = ms(latest[-1].caused_ns), ms(latest[0].caused_ns)
     return f"{len(latest)} ranks are waited for alike ({shortest} to {longest} each, summed over the others)"
@@ -221,7 +194,7 @@ def _doubtful_ranks(analysis: Analysis, row: Straggler) -> str:
         ranks = " or ".join(f"rank {rank}" for rank in row.candidates)
     off_ns = analysis.clocks.table.filter(pl.col("rank").is_in(row.candidates))["uncertainty_ns"].max()
     reason = f"their clocks differ by up to {ms(off_ns)}" if isinstance(off_ns, int) else "nothing ties their clocks"
-    causes = [(rank, lateness.why_pipeline_waits(analysis.stragglers, rank)) for rank in row.candidates]
+    causes = [(rank, rank_tables.why_pipeline_waits(analysis.stragglers, rank)) for rank in row.candidates]
     explained = [f"; rank {rank}{words}" for rank, words in causes if words and row.label == "pp_comm"]
     return f"{ranks} ({_cost(row)}; {reason}){''.join(explained[:1])}"
 

@@ -1,11 +1,11 @@
 """The time budget: bars per rank, labels, the compute that hides communication, and the cost of hiding."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import msgspec
 import polars as pl
 
-from tracekit._util.text import ms, percent
+from tracekit._util.text import at_least, ms, percent
 from tracekit.analysis import Analysis, Measured, RankResult
 from tracekit.documents.coding import to_plain_rows
 from tracekit.report.palette import COMPUTE_COLOUR, IDLE_COLOUR, LABEL_COLOURS, UNRECORDED_COLOUR
@@ -40,57 +40,93 @@ class Part(msgspec.Struct, frozen=True):
     colour: str
 
 
-class Bar(msgspec.Struct, frozen=True):
-    """One rank's span in parts that sum to it, or the mean of all ranks."""
+class Bar:
+    """A rank's span in parts that sum to it, or the mean of all ranks.
 
-    name: str
-    rank: int | None
-    span_ns: float
-    parts: tuple[Part, ...]
-    idle_known: bool
-    bubble: float | None
-    """Share of the span; None where it is not known or there is no pipeline."""
-    bubble_is_lower_bound: bool
+    Args:
+        name: Name of the bar.
+        whole: Measurements of a rank, or their sum over *of* ranks, whose mean is then shown.
+        rank: Number of the rank, if it is one.
+        of: Number of ranks in the sum.
+    """
+
+    def __init__(self, name: str, whole: Measured, *, rank: int | None = None, of: int = 1) -> None:
+        self.name, self.whole, self.rank = name, whole, rank
+        budget, span_ns = whole.budget, max(1, whole.budget.span_ns)
+        parts = [("compute", "compute", budget.compute_ns, COMPUTE_COLOUR)]
+        parts += [(label, kind_of(label), ns, LABEL_COLOURS[label]) for label, ns in budget.exposed_ns.items() if ns]
+        if whole.idle_known:
+            parts.append(("idle", "idle", budget.idle_ns, IDLE_COLOUR))
+        if budget.unrecorded_ns:
+            parts.append((NOT_RECORDED, "unrecorded", budget.unrecorded_ns, UNRECORDED_COLOUR))
+        self.span_ns = budget.span_ns / of
+        self.parts = tuple(Part(part, kind, ns / of, ns / span_ns, colour) for part, kind, ns, colour in parts)
+
+    @property
+    def idle(self) -> str:
+        """The share of idle time in words."""
+        return percent(self.share("idle")) if self.whole.idle_known else "unknown"
+
+    @property
+    def bubble(self) -> str:
+        """The share of the bubble in words; a lower bound where a wait is unknown."""
+        return at_least(percent(self.whole.bubble_fraction), self.whole.lower_bound)
 
     def share(self, kind: str) -> float:
         """Return the share of the span of one kind of part."""
         return sum(part.share for part in self.parts if part.kind == kind)
 
 
-class BudgetView(msgspec.Struct, frozen=True):
+class BudgetView:
     """The budgets of the ranks shown, and their mean over all ranks."""
 
-    bars: tuple[Bar, ...]
-    mean: Bar
-    hidden_ranks: int
-    """Ranks that have no bar of their own."""
-    legend: tuple[tuple[str, str], ...]
-    """Names and colours of the parts."""
+    def __init__(self, analysis: Analysis) -> None:
+        ranks = _ranks_with_bars(analysis.rank_results)
+        self.bars = [Bar(f"rank {rank.rank}", rank.whole, rank=rank.rank) for rank in ranks]
+        self.mean = Bar("mean", analysis.total, of=recorded_ranks(analysis))
+        self.hidden_ranks = len(analysis.rank_results) - len(ranks)
+        """Ranks that have no bar of their own."""
+        self.legend = [
+            (part.name if part.kind not in ("communication", "copy") else f"exposed {part.name}", part.colour)
+            for part in self.mean.parts
+            if part.ns or part.kind == "idle"
+        ]
+        """Names and colours of the parts."""
 
 
-class LabelRow(msgspec.Struct, frozen=True):
-    """One label over all ranks; times per rank."""
+def _ranks_with_bars(ranks: Sequence[RankResult]) -> Sequence[RankResult]:
+    """Return all ranks; of a large run some, evenly spread from the least compute to the most."""
+    if len(ranks) <= MAX_RANKS_WITH_BARS:
+        return ranks
+    by_compute = sorted(ranks, key=lambda rank: rank.whole.budget.compute_ns / max(1, rank.whole.budget.span_ns))
+    last = len(ranks) - 1
+    return [by_compute[round(i * last / (BARS_OF_LARGE_RUNS - 1))] for i in range(BARS_OF_LARGE_RUNS)]
 
-    label: str
-    kind: str
-    """``compute``, ``communication`` or ``copy``."""
-    ns: float
-    share: float
-    """Share of the span."""
-    count: int
-    """Events on all ranks."""
-    hidden: float | None
-    """Share of its own time that compute hides; None for compute itself."""
-    exposed_ns: float
-    exposed_share: float
-    """Share of the span."""
-    wait_ns: float | None
-    loud: bool = False
-    """Whether this is work without a known label that takes more than ``MIN_LOUD_SHARE`` of the span."""
-    because_ns: Mapping[str, float] = {}
-    """Exposed time by cause (``schema.EXPOSURE_CAUSES``), where causes are known."""
-    blocking_ns: float | None = None
-    """Exposed time on the critical path, over all ranks, where it is known."""
+
+class LabelRow:
+    """One label over all ranks; times are means over *ranks* ranks whose sum is *total*."""
+
+    def __init__(self, label: str, total: Measured, ranks: int) -> None:
+        span_ns, ns = max(1, total.budget.span_ns), total.label_ns[label]
+        exposed_ns, wait_ns = total.budget.exposed_ns.get(label, 0), total.wait_ns.get(label)
+        self.label = label
+        self.kind = kind_of(label)
+        self.ns = ns / ranks
+        self.share = ns / span_ns
+        self.count = total.label_count.get(label, 0)
+        """Events on all ranks."""
+        self.hidden = None if self.kind == "compute" else total.overlap.get(label)
+        """Share of its own time that compute hides; None for compute itself."""
+        self.exposed_ns = exposed_ns / ranks
+        self.exposed_share = exposed_ns / span_ns
+        """Share of the span."""
+        self.wait_ns = None if wait_ns is None else wait_ns / ranks
+        self.loud = label == "other" and ns > MIN_LOUD_SHARE * span_ns
+        """Whether this is work without a known label that takes more than ``MIN_LOUD_SHARE`` of the span."""
+        self.because_ns = {cause: ns / ranks for cause, ns in total.because_ns.get(label, {}).items() if ns}
+        """Exposed time by cause (``schema.EXPOSURE_CAUSES``), where causes are known."""
+        self.blocking_ns = total.blocking_ns.get(label)
+        """Exposed time on the critical path, over all ranks, where it is known."""
 
     def causes(self, *, most: int = 2, least: float = 0.05) -> list[tuple[str, float]]:
         """Return the *most* largest causes of exposure with their shares of the exposed time, if at least *least*."""
@@ -113,87 +149,10 @@ def recorded_ranks(analysis: Analysis) -> int:
     return max(1, sum(result.whole.budget.span_ns > 0 for result in analysis.rank_results))
 
 
-def budget_view(analysis: Analysis) -> BudgetView:
-    """Return one bar per rank; in a large run for some ranks, evenly spread from the least compute to the most."""
-    ranks = _ranks_with_bars(analysis.rank_results)
-    mean = bar_of("mean", analysis.total, of=recorded_ranks(analysis))
-    legend = [
-        (part.name if part.kind not in ("communication", "copy") else f"exposed {part.name}", part.colour)
-        for part in mean.parts
-        if part.ns or part.kind == "idle"
-    ]
-    return BudgetView(
-        bars=tuple(bar_of(f"rank {rank.rank}", rank.whole, rank=rank.rank) for rank in ranks),
-        mean=mean,
-        hidden_ranks=len(analysis.rank_results) - len(ranks),
-        legend=tuple(legend),
-    )
-
-
-def _ranks_with_bars(ranks: Sequence[RankResult]) -> Sequence[RankResult]:
-    if len(ranks) <= MAX_RANKS_WITH_BARS:
-        return ranks
-    by_compute = sorted(ranks, key=lambda rank: rank.whole.budget.compute_ns / max(1, rank.whole.budget.span_ns))
-    last = len(ranks) - 1
-    return [by_compute[round(i * last / (BARS_OF_LARGE_RUNS - 1))] for i in range(BARS_OF_LARGE_RUNS)]
-
-
-def bar_of(name: str, whole: Measured, *, rank: int | None = None, of: int = 1) -> Bar:
-    """Return a budget as a bar.
-
-    Args:
-        name: Name of the bar.
-        whole: Measurements of a rank, or their sum over *of* ranks, whose mean is then shown.
-        rank: Number of the rank, if it is one.
-        of: Number of ranks in the sum.
-    """
-    budget, span_ns, ranks = whole.budget, max(1, whole.budget.span_ns), max(1, of)
-    parts = [("compute", "compute", budget.compute_ns, COMPUTE_COLOUR)]
-    parts += [(label, kind_of(label), ns, LABEL_COLOURS[label]) for label, ns in budget.exposed_ns.items() if ns]
-    if whole.idle_known:
-        parts.append(("idle", "idle", budget.idle_ns, IDLE_COLOUR))
-    if budget.unrecorded_ns:
-        parts.append((NOT_RECORDED, "unrecorded", budget.unrecorded_ns, UNRECORDED_COLOUR))
-    return Bar(
-        name=name,
-        rank=rank,
-        span_ns=budget.span_ns / ranks,
-        parts=tuple(Part(part, kind, ns / ranks, ns / span_ns, colour) for part, kind, ns, colour in parts),
-        idle_known=whole.idle_known,
-        bubble=whole.bubble_fraction,
-        bubble_is_lower_bound=whole.lower_bound,
-    )
-
-
 def label_rows(analysis: Analysis) -> tuple[LabelRow, ...]:
     """Return the labels that ran, in the order of the label list."""
     total, ranks = analysis.total, recorded_ranks(analysis)
-    span_ns = max(1, total.budget.span_ns)
-    rows = []
-    for label in LABELS:
-        ns, exposed_ns = total.label_ns.get(label, 0), total.budget.exposed_ns.get(label, 0)
-        wait_ns = total.wait_ns.get(label)
-        if not ns:
-            continue
-        rows.append(
-            LabelRow(
-                label=label,
-                kind=kind_of(label),
-                ns=ns / ranks,
-                share=ns / span_ns,
-                count=total.label_count.get(label, 0),
-                hidden=None if kind_of(label) == "compute" else total.overlap.get(label),
-                exposed_ns=exposed_ns / ranks,
-                exposed_share=exposed_ns / span_ns,
-                wait_ns=None if wait_ns is None else wait_ns / ranks,
-                loud=label == "other" and ns > MIN_LOUD_SHARE * span_ns,
-                blocking_ns=total.blocking_ns.get(label),
-                because_ns={
-                    cause: cause_ns / ranks for cause, cause_ns in total.because_ns.get(label, {}).items() if cause_ns
-                },
-            )
-        )
-    return tuple(rows)
+    return tuple(LabelRow(label, total, ranks) for label in LABELS if total.label_ns.get(label))
 
 
 def matrix_table(analysis: Analysis) -> Table | None:

@@ -42,9 +42,9 @@ _COLUMNS = (
 
 
 class ReloadView(msgspec.Struct, frozen=True):
-    """A weight update: its facts in words, and its lanes by rank."""
+    """A weight update: a table of its facts in words, and one of its lanes by rank."""
 
-    facts: tuple[tuple[str, str], ...]
+    facts: Table
     lanes: Table | None
 
 
@@ -120,7 +120,8 @@ def reload_view(analysis: Analysis) -> ReloadView | None:
     )
     more = len(reload.lanes) - MAX_LANES
     notes = [f"{counted(more, 'more row')} in the JSON"] if more > 0 else ()
-    return ReloadView(facts, make_table(columns, reload.lanes.head(MAX_LANES).rows(named=True), notes=notes))
+    lanes = make_table(columns, reload.lanes.head(MAX_LANES).rows(named=True), notes=notes)
+    return ReloadView(Table((Column(""), Column("")), facts), lanes)
 
 
 def memory_table(analysis: Analysis) -> Table | None:

@@ -1,4 +1,4 @@
-"""The critical path of the slowest step, and the step times that changes would lead to."""
+"""The critical path: what blocks the step, the path of the slowest step, and predicted step times with changes."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -6,26 +6,180 @@ from typing import Any
 import msgspec
 import polars as pl
 
-from tracekit._util.text import bare_ms, counted, ms, percent, signed
+from tracekit._util.text import bare_ms, counted, join_with_and, ms, percent, ranks_named, shorten_distinct, signed
 from tracekit.analysis import Analysis
 from tracekit.critical_path.changes import Lane
+from tracekit.critical_path.path import CriticalPath
 from tracekit.documents.analysis import ChangedStep
-from tracekit.report.names import short_kernel
+from tracekit.intervals import union
 from tracekit.report.table import Column, Table, make_table
-from tracekit.report.view.blocking import gpu_busy_ns, innermost_operators
 from tracekit.report.view.copies import gb_range
+from tracekit.report.words import WORDS, short_kernel
+from tracekit.schema import COMMUNICATION_LABELS, LABEL_WORDS
 
+MAX_HOLDERS = 2
+"""Labels that are named; the second only if it holds the path at least half as long as the first."""
+MIN_SHARE_OF_RANKS = 0.5
+"""Share of the named labels' time from which the ranks that hold most of it are named."""
+MIN_BUSY_SHARE = 0.05
+"""Share of the host's time on the path from which it is said that the GPU had other work meanwhile."""
+MIN_OPEN_SHARE = 0.1
+"""Share of the path from which it is said here that clocks leave its rank open; the path's own notes always say it."""
+MAX_NAME_CHARACTERS = 48
+MAX_OPERATORS = 2
+"""Innermost operators around a launch that are named."""
+_WRAPPERS = ("record_param_comms", "autograd::engine::evaluate_function")
+"""Operators that say nothing about what they wrap."""
+_TRANSFERS = ("collective", "message")
 MAX_SEGMENTS = 10
 """Segments that are listed, the longest."""
 MAX_PARTS = 6
 """Labels or ranks that are named in a sum."""
 MIN_PART_SHARE = 1 / 200
 """Share of the path from which a label or rank is named in a sum."""
-
 MAX_RANKS_DRAWN = 8
 """Ranks whose lanes are drawn."""
 MAX_PARTS_NAMED = 3
 """Parts of the new critical path that are named."""
+
+
+class Blocking(msgspec.Struct, frozen=True):
+    """The sentence, and the piece of the path that it names."""
+
+    text: str
+    piece: dict[str, Any] | None
+    """``step``, ``rank``, ``kind``, ``start_ns`` and ``end_ns`` on the common clock; None if no piece is named."""
+
+
+def blocking(analysis: Analysis) -> Blocking | None:
+    """Return what blocks the step; None where the path is not known well enough to say it.
+
+    Nothing is said if the path was not followed to the step's start, if it runs longest through time of unknown cause,
+    or through communication of which no peer's trace tells whether it was waiting.
+    """
+    path = analysis.walked_path
+    if path is None or path.broken or path.pieces.is_empty():
+        return None
+    pieces = path.pieces.with_columns(
+        ns=pl.col("end_ns") - pl.col("start_ns"), holder=pl.coalesce("label", "kind"), number=pl.int_range(pl.len())
+    )
+    totals = pieces.group_by("holder").agg(pl.col("ns").sum()).sort("ns", "holder", descending=[True, False])
+    first, first_ns = totals.row(0)
+    names = [name for name, ns in totals.head(MAX_HOLDERS).iter_rows() if 2 * ns >= first_ns and name != "unknown"]
+    if first == "unknown" or not path.unknown_labels.isdisjoint(names):
+        return None
+    blocking_pieces = pieces.filter(pl.col("holder").is_in(names))
+    words = join_with_and(WORDS.path_holders.get(name) or f"{LABEL_WORDS[name]} ({name})" for name in names)
+    share = percent(int(blocking_pieces["ns"].sum()), int(pieces["ns"].sum()))
+    text = f"By {words}: {share} of the critical path{_ranks(analysis, path, blocking_pieces)}"
+    piece = _longest_piece(analysis, blocking_pieces)
+    text += "." if piece is None else f"; the longest of these: {_describe(pieces, piece)}."
+    return Blocking(text + _doubts(path, totals), piece)
+
+
+def gpu_busy_ns(analysis: Analysis, hosts: pl.DataFrame) -> pl.Series:
+    """Return for each piece of host work how long the GPU of its rank ran something meanwhile."""
+    timeline = analysis.tables["timeline"].filter(pl.col("rank").is_in(hosts["rank"].unique().implode()))
+    gpu = analysis.clocks.align(timeline, "start_ns", "end_ns")
+    busy = union(*(gpu[name].to_numpy() for name in ("start_ns", "end_ns", "rank")))
+    return pl.Series(
+        busy.covered_ns(*(hosts[name].to_numpy() for name in ("start_ns", "end_ns", "rank"))), dtype=pl.Int64
+    )
+
+
+def _ranks(analysis: Analysis, path: CriticalPath, blocking_pieces: pl.DataFrame) -> str:
+    """Return the ranks that take part in most of this work; empty if all do, or if clocks leave it open.
+
+    A collective runs on all ranks of its group alike: the group is named, not the rank along which the path runs.
+    """
+    ranks = sorted(result.rank for result in analysis.rank_results)
+    operations = analysis.clocks.align(analysis.tables["operations"], "start_ns", "end_ns").select(
+        "rank", pl.col("label").cast(pl.String), "group_ranks", middle_ns="start_ns", operation_end_ns="end_ns"
+    )
+    # The operation of a piece is the last of its label that started before the middle of the piece on its rank.
+    own_rank = pl.format("[{}]", "rank")
+    grouped = (
+        blocking_pieces.with_columns(middle_ns=(pl.col("start_ns") + pl.col("end_ns")) // 2)
+        .sort("middle_ns")
+        .join_asof(operations.sort("middle_ns"), on="middle_ns", by=["rank", "label"], check_sortedness=False)
+        .with_columns(members=pl.when(pl.col("kind") == "collective").then("group_ranks").otherwise(own_rank))
+        .group_by("members", "kind")
+        .agg(pl.col("ns").sum())
+        .sort("ns", "members")
+    )
+    members, kind, ns = grouped.row(-1)
+    is_open = kind != "collective" and len(path.candidates) > 1
+    if members is None or is_open or ns < MIN_SHARE_OF_RANKS * int(blocking_pieces["ns"].sum()):
+        return ""
+    numbers = sorted(msgspec.json.decode(members, type=list[int]))
+    return "" if numbers == ranks or not numbers else f", mostly on {ranks_named(numbers)}"
+
+
+def _longest_piece(analysis: Analysis, pieces: pl.DataFrame) -> dict[str, Any] | None:
+    """Return the piece that blocks longest; None if its cause is unknown, or if it may lie on another rank.
+
+    Of the host's work only the time counts in which the GPU of its rank ran nothing: ``idle_gpu_ns``.
+    """
+    hosts = pieces.filter(pl.col("kind") == "host")
+    hosts = hosts.with_columns(idle_gpu_ns=pl.col("ns") - gpu_busy_ns(analysis, hosts))
+    others = pieces.filter(pl.col("kind") != "host").with_columns(idle_gpu_ns="ns")
+    longest = pl.concat([others, hosts]).top_k(1, by="idle_gpu_ns").row(0, named=True)
+    is_open = longest["uncertain"] and longest["kind"] not in _TRANSFERS  # all members take part in a transfer
+    return None if longest["kind"] == "unknown" or is_open else longest
+
+
+def _describe(pieces: pl.DataFrame, piece: dict[str, Any]) -> str:
+    """Return one piece of the path in words: what ran, where, when, and what launched it."""
+    of_step = pieces.filter(pl.col("step").eq_missing(piece["step"]))
+    step = f"step {piece['step']}" if pieces["step"].n_unique() > 1 else "the step"
+    start_ns = piece["start_ns"] - int(of_step["start_ns"].to_numpy().min())
+    when = f"{ms(piece['ns'])} at {ms(start_ns) if start_ns else 'the start'} of {step}"
+    kernel = _kernel_name(piece["what"])
+    if piece["kind"] == "host":
+        launched = of_step.filter((pl.col("number") > piece["number"]) & pl.col("label").is_not_null()).head(1)
+        target = f" {_kernel_name(launched['what'][0]) or 'the next work'}" if len(launched) else " the next work"
+        busy_ns = piece["ns"] - piece["idle_gpu_ns"]
+        meanwhile = f" (its GPU worked in {ms(busy_ns)} of that)" if busy_ns > MIN_BUSY_SHARE * piece["ns"] else ""
+        text = f"the host of rank {piece['rank']}, {when}{meanwhile}, before it launched"
+        return f"{text}{target}{_operators(piece, ' in ')}"
+    is_kernel = piece["label"] in COMMUNICATION_LABELS or piece["kind"] == "copy"
+    name, mostly = (kernel, "") if is_kernel else (piece["label"], f", mostly {kernel}")
+    return f"{name} on rank {piece['rank']}, {when}{mostly}{_operators(piece, ', launched by ')}"
+
+
+def _kernel_name(name: str | None) -> str:
+    """Return a kernel's name without template arguments, short enough for a sentence."""
+    (short,) = shorten_distinct([short_kernel(name or "").partition("<")[0]], most=MAX_NAME_CHARACTERS)
+    return short
+
+
+def _operators(piece: dict[str, Any], before: str) -> str:
+    """Return the innermost operators around the launch; empty if none was recorded."""
+    names = innermost_operators(piece["chain"])
+    return f"{before}{names}" if names else ""
+
+
+def innermost_operators(chain: str | None) -> str:
+    """Return the innermost operators of a chain that say what was called.
+
+    >>> innermost_operators("Model > _AllToAll > c10d::alltoall_base_ > record_param_comms")
+    '_AllToAll > c10d::alltoall_base_'
+    """
+    names = [name for name in (chain or "").split(" > ") if name and not name.startswith(_WRAPPERS)]
+    return " > ".join(names[-MAX_OPERATORS:])
+
+
+def _doubts(path: CriticalPath, totals: pl.DataFrame) -> str:
+    """Return in which communication the path could not be followed to other ranks, and where clocks leave it open."""
+    ns_of: dict[str, int] = dict(totals.iter_rows())
+    unfollowed = [label for label in sorted(path.unknown_labels) if ns_of.get(label)]
+    whole_ns, doubts = sum(ns_of.values()), ""
+    if unfollowed:
+        share = percent(sum(ns_of[label] for label in unfollowed), whole_ns)
+        doubts += f" Whether {join_with_and(unfollowed)} on it ({share}) waits for another rank is not known."
+    if len(path.candidates) > 1 and path.uncertain_ns >= MIN_OPEN_SHARE * whole_ns:
+        doubts += f" For {percent(path.uncertain_ns, whole_ns)} of it clocks leave open which rank it follows."
+    return doubts
 
 
 class PathView(msgspec.Struct, frozen=True):
@@ -48,18 +202,11 @@ def path_view(analysis: Analysis) -> PathView | None:
     length = pl.col("end_ns") - pl.col("start_ns")
     steps = path.segments.group_by("step", maintain_order=True).agg(span=length.sum())
     step, span_ns = steps.sort("span", descending=True).row(0)
-    segments = path.segments.filter(pl.col("step").eq_missing(step)).with_columns(ns=length)
-    start_ns = int(segments["start_ns"].to_numpy().min())
-    longest = segments.sort("ns", descending=True).head(MAX_SEGMENTS).sort("start_ns")
-    rows = tuple(
-        {
-            **row,
-            "from_ns": row["start_ns"] - start_ns,
-            "share": row["ns"] / span_ns if span_ns else None,
-            "name": _segment_name(row),
-        }
-        for row in longest.iter_rows(named=True)
+    segments = path.segments.filter(pl.col("step").eq_missing(step)).with_columns(
+        ns=length, from_ns=pl.col("start_ns") - pl.col("start_ns").min(), share=length / max(span_ns, 1)
     )
+    longest = segments.sort("ns", descending=True).head(MAX_SEGMENTS).sort("start_ns")
+    rows = tuple({**row, "name": _segment_name(row)} for row in longest.iter_rows(named=True))
     of_step, in_steps = "", ""
     if len(steps) > 1:
         of_step = f" of step {step}, the longest of {len(steps)}"
@@ -107,10 +254,9 @@ def changes_table(analysis: Analysis) -> Table | None:
     if len(notes) < len(rows):
         step = ms(rows[0].measured_ns)
         saves = "saves: an upper bound of what the change can give"
-        several = len(analysis.step_times) > 1
-        per_step = (
-            "time per step (all steps and the time between them / their number)" if several else "time of the step"
-        )
+        per_step = "time of the step"
+        if len(analysis.step_times) > 1:
+            per_step = "time per step (all steps and the time between them / their number)"
         notes.insert(0, f"{per_step}, {step} as measured; {saves}")
     for row in rows:
         if row.peak_bytes is not None:

@@ -91,11 +91,6 @@ class ScheduleView:
         return tuple(dict.fromkeys(text for row in self.alternatives if not row.ran for text in row.basis))
 
 
-def schedule_view(analysis: Analysis) -> ScheduleView | None:
-    """Return the comparison of the run with its ideal; None if no schedule was recognised."""
-    return None if analysis.schedule is None else ScheduleView(analysis.schedule)
-
-
 def _gap_note(comparison: ScheduleComparison) -> str | None:
     """Return why the gap is not split by cause; None if it is."""
     if comparison.gap_ns is not None:
@@ -113,9 +108,8 @@ def describe_size(comparison: ScheduleComparison) -> str:
 
 def describe_choice(comparison: ScheduleComparison) -> str:
     """Return the step and pipeline that are shown, in words; empty if there is one of each."""
-    runs = {(pipeline_step.pipeline.ranks, pipeline_step.pipeline.step) for pipeline_step in comparison.all}
-    pipelines = len({ranks for ranks, _ in runs})
-    steps = len(runs) // max(1, pipelines)
+    pipelines = len(comparison.pipelines)
+    steps = len({(step.pipeline.ranks, step.pipeline.step) for step in comparison.all}) // max(1, pipelines)
     parts = []
     if steps > 1:
         parts.append(f"step {comparison.head.pipeline.step}, the median of {steps}")

@@ -1,23 +1,21 @@
-"""Differences between ranks and steps: the time of a step, idle time and its causes, stragglers, step times."""
+"""Differences between ranks and steps: time of a step, idle time and its causes, who is late and why, unequal work."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 import polars as pl
 
-from tracekit._util.text import at_least, counted, ms, percent
+from tracekit._util.text import at_least, counted, listing, ms, percent
 from tracekit.analysis import Analysis, RankResult
-from tracekit.documents.analysis import Straggler
+from tracekit.analysis.stragglers import MIN_LATE_SHARE, Stragglers
+from tracekit.documents.analysis import Evidence, Straggler
 from tracekit.report.table import Column, Table, make_table
-from tracekit.report.view.lateness import when_late, why_late
 from tracekit.schema import IDLE_CAUSES, PHASES
 
 NOISE_SHARE = 0.01
 """Share by which the times of ranks or pipelines may differ and still count as equal."""
-
-
 MAX_RANKS_LISTED = 16
 """Up to this number of ranks, a table lists all of them …"""
 WORST_RANKS_LISTED = 5
@@ -33,28 +31,50 @@ MIN_LAUNCH_BOUND_SHARE = 0.01
 """Share of the span from which launch-bound idle time has a table."""
 MAX_ACTIVITY_LENGTH = 60
 """Characters shown of an activity's name."""
+UNKNOWN_CAUSE = "the cause is not known"
+MAX_MAP_RANKS = 32
+"""Ranks of the map, the latest."""
+MAX_MAP_STEPS = 60
+"""Steps of the map, the first."""
+MAX_IMBALANCE_ROWS = 10
+MAX_SLOWDOWN_ROWS = 12
+MIN_OVERHEAD_TO_REPORT = 0.01
+"""Share of a step by which recording must have lengthened it to be reported."""
 
 
-class Pace(msgspec.Struct, frozen=True):
-    """The time of a step on the rank that takes longest, as a mean over steps, and a comparison of the ranks."""
+class Pace:
+    """The time of a step on the rank that takes longest, as a mean over steps, and a comparison of the ranks.
 
-    ns: float
-    steps: int
-    ranks: int
-    slowest: int | None
-    """The rank that is slower than every other by more than noise, in most steps; None if there is none."""
-    spread: float
-    """Difference between the slowest and the fastest rank, as a share of the slowest rank's time."""
-    between_ns: float = 0.0
-    """Time from the end of a step to the start of the next, as a mean over ranks and steps."""
+    The steps are those that every rank has; a trace without step marks counts as one step.
+    """
+
+    def __init__(self, analysis: Analysis) -> None:
+        results = analysis.rank_results
+        spans = {rank.rank: {step.step: step.budget.span_ns for step in rank.per_step} for rank in results}
+        step_times = [ns for ns, _ in analysis.step_times.values()]
+        steps: list[int | None] = list(analysis.step_times)
+        if not steps:
+            spans = {rank.rank: {None: rank.whole.budget.span_ns} for rank in results if rank.whole.budget.span_ns}
+            step_times, steps = [max((span_of[None] for span_of in spans.values()), default=0)], [None]
+        means = {rank: sum(span_of[step] for step in steps) / len(steps) for rank, span_of in spans.items()}
+        longest_mean, slowest = max(means.values(), default=0.0), slowest_rank(means)
+        # One odd step does not make a rank slow: it must be the slowest of more than half the steps.
+        by_step = [slowest_rank({rank: span_of[step] for rank, span_of in spans.items()}) for step in steps]
+        self.ns = sum(step_times) / len(step_times)
+        self.steps, self.ranks = len(steps), len(spans)
+        self.slowest = slowest if 2 * by_step.count(slowest) > len(steps) else None
+        """The rank that is slower than every other by more than noise, in most steps; None if there is none."""
+        self.spread = 1 - min(means.values()) / longest_mean if longest_mean else 0.0
+        """Difference between the slowest and the fastest rank, as a share of the slowest rank's time."""
+        self.between_ns = _time_between_steps(analysis)
+        """Time from the end of a step to the start of the next, as a mean over ranks and steps."""
 
     def compared(self) -> str:
         """Return a comparison of the ranks in a few words; empty if there is one rank.
 
-        >>> Pace(5.0, 1, 4, 2, 0.08).compared(), Pace(5.0, 1, 4, None, 0.004).compared()
-        ('rank 2, the slowest of 4', '4 ranks alike, within 0.4 %')
-        >>> Pace(5.0, 1, 4, None, 0.08).compared(), Pace(5.0, 1, 1, None, 0.0).compared()
-        ('the longest of 4 ranks, the shortest 8.0 % less', '')
+        >>> from tracekit import analyze
+        >>> Pace(analyze("sample_traces/1f1b")).compared()
+        'the longest of 4 ranks, the shortest 2.6 % less'
         """
         if self.ranks < 2:
             return ""
@@ -87,29 +107,6 @@ def slowest_rank(times: Mapping[int, float]) -> int | None:
     return longest if beyond_noise(times[longest], second_ns) else None
 
 
-def pace(analysis: Analysis) -> Pace:
-    """Return the pace of the steps that every rank has; a trace without step marks counts as one step."""
-    spans = {rank.rank: {step.step: step.budget.span_ns for step in rank.per_step} for rank in analysis.rank_results}
-    step_times = [ns for ns, _ in analysis.step_times.values()]
-    steps: list[int | None] = list(analysis.step_times)
-    if not steps:
-        with_events = [rank for rank in analysis.rank_results if rank.whole.budget.span_ns]
-        spans = {rank.rank: {None: rank.whole.budget.span_ns} for rank in with_events}
-        step_times, steps = [max((span_of[None] for span_of in spans.values()), default=0)], [None]
-    means = {rank: sum(span_of[step] for step in steps) / len(steps) for rank, span_of in spans.items()}
-    longest_mean, slowest = max(means.values(), default=0.0), slowest_rank(means)
-    # One odd step does not make a rank slow: it must be the slowest of more than half the steps.
-    by_step = [slowest_rank({rank: span_of[step] for rank, span_of in spans.items()}) for step in steps]
-    return Pace(
-        ns=sum(step_times) / len(step_times),
-        steps=len(steps),
-        ranks=len(spans),
-        slowest=slowest if 2 * by_step.count(slowest) > len(steps) else None,
-        spread=1 - min(means.values()) / longest_mean if longest_mean else 0.0,
-        between_ns=_time_between_steps(analysis),
-    )
-
-
 def _time_between_steps(analysis: Analysis) -> float:
     """Return the mean time between two steps; 0 if there is one step, or if steps overlap."""
     ranks = [rank for rank in analysis.rank_results if len(rank.per_step) > 1]
@@ -120,7 +117,7 @@ def _time_between_steps(analysis: Analysis) -> float:
 class Steps(msgspec.Struct, frozen=True):
     """The times of several steps."""
 
-    rows: tuple[dict[str, Any], ...]
+    rows: Sequence[dict[str, Any]]
     """Number (``step``), ``least_ns``, ``median_ns`` and ``most_ns`` over ranks, a rank on which it took longest
     (``longest``; ``slowest`` if it exceeds every other by more than noise), whether the step is ``partial``, and the
     ``share`` of its median of the time of the longest step."""
@@ -210,6 +207,134 @@ def host_activity_table(analysis: Analysis) -> Table | None:
     return make_table(columns, rows, notes=(note,))
 
 
+def steps_view(analysis: Analysis) -> Steps | None:
+    """Return the time of each step over ranks; None if there is one step."""
+    table = analysis.tables["steps"]
+    if table["step"].n_unique() < 2:
+        return None
+    spans = table.group_by("step").agg(
+        least_ns=pl.col("span_ns").min(),
+        median_ns=pl.col("span_ns").median(),
+        most_ns=pl.col("span_ns").max(),
+        longest=pl.col("rank").sort_by("span_ns").last(),
+        second_ns=pl.col("span_ns").top_k(2).min(),
+        partial=pl.col("partial").any(),
+    )
+    exceeds_noise = pl.col("most_ns") - pl.col("second_ns") > NOISE_SHARE * pl.col("most_ns")
+    rows = spans.sort("step").with_columns(
+        slowest=pl.when(exceeds_noise).then("longest"), share=pl.col("median_ns") / pl.col("most_ns").max()
+    )
+    return Steps(rows.head(MAX_STEPS).rows(named=True), max(0, len(rows) - MAX_STEPS), table["rank"].n_unique() == 1)
+
+
+def _tokens(evidence: Evidence) -> str:
+    if evidence.tokens is None or evidence.tokens_of_others is None or evidence.tokens == evidence.tokens_of_others:
+        return f"it has {evidence.ratio:.2f} times the work of the others" if evidence.ratio else "it has more work"
+    return f"it has more work ({evidence.tokens:,} tokens in a step, the others {evidence.tokens_of_others:,})"
+
+
+def _slow_gpu(evidence: Evidence) -> str:
+    slower = f"its GPU runs the same kernels {evidence.ratio or 1:.2f} times slower"
+    if evidence.multiprocessors is None:
+        return slower
+    own, others = evidence.multiprocessors, evidence.multiprocessors_of_others
+    return f"{slower} (on {own} multiprocessors, the others on {others})"
+
+
+def _chain(evidence: Evidence) -> str:
+    if evidence.role is not None:
+        return f"its {evidence.role} process ends later than on the other ranks"
+    chain = evidence.chain or []
+    return f"it waits for rank {chain[-1]} itself" if len(chain) > 1 else "it waits for another rank itself"
+
+
+_WORDS: Mapping[str, Callable[[Evidence], str]] = {
+    "slow_gpu": _slow_gpu,
+    "more_work": _tokens,
+    "host_late": lambda evidence: f"its host launches late (its GPU is empty for {ms(evidence.idle_ns or 0)})",
+    "slow_link": lambda evidence: f"its transfers take {evidence.ratio or 1:.2f} times as long as others of their size",
+    "waited_itself": _chain,
+    "unknown": lambda evidence: f"{UNKNOWN_CAUSE} ({evidence.reason})",
+}
+
+
+def why_late(row: Straggler) -> str:
+    """Return the causes of a rank's lateness in words, the largest first; empty if it is not late.
+
+    >>> from tracekit.documents.analysis import WaitCause
+    >>> cause = WaitCause("slow_gpu", 9, Evidence(ratio=1.96))
+    >>> why_late(Straggler(2, "dp_comm", 9, 1, kind="chronic", steps=[4], late_ns=3, why=[cause]))
+    'its GPU runs the same kernels 1.96 times slower'
+    """
+    if not row.steps:
+        return ""
+    named = [part for part in row.why if part.cause != "unknown"] or row.why
+    return ", and ".join(_WORDS[part.cause](part.evidence) for part in named)
+
+
+def when_late(row: Straggler, steps: int) -> str:
+    """Return in which of a run's *steps* a rank is late; empty if there is one step.
+
+    >>> when_late(Straggler(2, "dp_comm", 9, 1, kind="one_off", steps=[6], late_ns=3), 5)
+    'in step 6'
+    """
+    if row.kind is None:
+        return ""
+    if len(row.steps) == steps:
+        return "in every step"
+    if row.kind == "one_off":
+        return f"in step{'s' * (len(row.steps) > 1)} {listing(map(str, row.steps))}"
+    return f"in {len(row.steps)} of {counted(steps, 'step')}"
+
+
+def why_pipeline_waits(stragglers: Stragglers, rank: int) -> str:
+    """Return why the ranks of a pipeline wait for *rank*, to be added to its name; empty if that is not known.
+
+    >>> from tracekit.documents.analysis import WaitCause
+    >>> cause = WaitCause("waited_itself", 6, Evidence(chain=[1, 3]))
+    >>> root = Straggler(3, "pp_comm", 9, 1, why=[WaitCause("more_work", 6, Evidence(ratio=2.03))])
+    >>> why_pipeline_waits(Stragglers((Straggler(1, "pp_comm", 9, 1, why=[cause]), root)), 1)
+    ', which waits for rank 3 itself: it has 2.03 times the work of the others'
+    """
+    cause = stragglers.pipeline_cause(rank)
+    if cause is None:
+        return ""
+    if cause.cause != "waited_itself":
+        return f": {_WORDS[cause.cause](cause.evidence)}"
+    root = (cause.evidence.chain or [rank])[-1]
+    root_cause = stragglers.pipeline_cause(root) if root != rank else None
+    if root_cause is None or root_cause.cause == "waited_itself":
+        return ""
+    return f", which waits for rank {root} itself: {_WORDS[root_cause.cause](root_cause.evidence)}"
+
+
+def late_rank(row: Straggler, steps: int, *, at_most: bool = False) -> str:
+    """Return the answer about one rank; *at_most* if waits are upper bounds.
+
+    >>> from tracekit.documents.analysis import WaitCause
+    >>> cause = WaitCause("slow_gpu", 9, Evidence(ratio=1.96))
+    >>> row = Straggler(2, "dp_comm", 9, 1, kind="chronic", steps=[4, 5], late_ns=54_000_000, why=[cause])
+    >>> late_rank(row, 2)
+    'rank 2 is late in every step (54.0 ms per step): its GPU runs the same kernels 1.96 times slower'
+    """
+    when = when_late(row, steps)
+    cost = f"{ms(row.late_ns)} per step" if len(row.steps) > 1 else ms(row.late_ns)
+    if row.worst_ns is not None:
+        cost += f", {ms(row.worst_ns)} in step {row.worst_step}"
+    cost = f"at most {cost}" if at_most else cost
+    return f"rank {row.rank} is late {when + ' ' if when else ''}({cost}): {why_late(row)}"
+
+
+def late_rows(analysis: Analysis, label: str | None = None) -> list[Straggler]:
+    """Return the ranks that are late in any step; messages of a pipeline do not count.
+
+    A rank that clocks leave open counts if a cause is known, which then decides.
+    """
+    rows = [row for row in analysis.stragglers.rows if row.steps and row.label != "pp_comm"]
+    certain = [row for row in rows if not row.uncertain or any(part.cause != "unknown" for part in row.why)]
+    return [row for row in certain if label is None or row.label == label]
+
+
 def stragglers(analysis: Analysis) -> tuple[Straggler, ...]:
     """Return the ranks that start operations last, those that cause the most waiting first."""
     return tuple(row for row in analysis.stragglers.rows if row.caused_ns)[:MAX_STRAGGLERS]
@@ -263,22 +388,96 @@ def clock_note(analysis: Analysis) -> str:
     return sentence
 
 
-def steps_view(analysis: Analysis) -> Steps | None:
-    """Return the time of each step over ranks; None if there is one step."""
-    table = analysis.tables["steps"]
-    if table["step"].n_unique() < 2:
+def lateness_map(analysis: Analysis) -> dict[str, Any] | None:
+    """Return how long the others waited for each rank in each step; None if no rank is late in any step.
+
+    Keys: ``steps``, ``rows`` (a rank and the waiting for it in ns by step, summed over ranks and labels), ``notes`` and
+    ``largest_ns``. Shown are the ranks that others wait for most. Where clocks leave open which rank arrived last, each
+    candidate counts, as in the list of stragglers.
+    """
+    table = analysis.stragglers.lateness
+    if table.is_empty() or not late_rows(analysis) or not (table["share"] >= MIN_LATE_SHARE).any():
         return None
-    spans = table.group_by("step").agg(
-        least_ns=pl.col("span_ns").min(),
-        median_ns=pl.col("span_ns").median(),
-        most_ns=pl.col("span_ns").max(),
-        longest=pl.col("rank").sort_by("span_ns").last(),
-        second_ns=pl.col("span_ns").top_k(2).min(),
-        partial=pl.col("partial").any(),
+    candidates = {(row.rank, row.label): row.candidates for row in analysis.stragglers.rows if row.uncertain}
+    waits = analysis.tables["operations"].filter((pl.col("wait_ns") > 0) & (pl.col("last_rank") != pl.col("rank")))
+    waits = waits.group_by("last_rank", pl.col("label").cast(pl.String), "step").agg(pl.col("wait_ns").sum())
+    cells: Counter[tuple[int, int | None]] = Counter()
+    for last_rank, label, step, ns in waits.iter_rows():
+        for rank in candidates.get((last_rank, label), [last_rank]):
+            cells[rank, step] += ns
+    all_ranks, all_steps = table["rank"].unique().to_list(), table["step"].unique().sort().to_list()
+    steps = all_steps[:MAX_MAP_STEPS]
+    total_ns = {rank: sum(cells[rank, step] for step in steps) for rank in all_ranks}
+    ranks = sorted(sorted(all_ranks, key=lambda rank: -total_ns[rank])[:MAX_MAP_RANKS])
+    rows = [(rank, [cells[rank, step] for step in steps]) for rank in ranks]
+    notes = []
+    if candidates:
+        notes.append("where clocks leave open which of several ranks came last, each of them is counted")
+    if len(ranks) < len(all_ranks) or len(steps) < len(all_steps):
+        shown = f"{len(ranks)} of {len(all_ranks)} ranks, the latest, and {len(steps)} of {len(all_steps)} steps"
+        notes.append(f"shown are {shown}")
+    return {"steps": steps, "rows": rows, "largest_ns": max(max(waits_ns) for _, waits_ns in rows), "notes": notes}
+
+
+def imbalance_line(analysis: Analysis) -> str:
+    """Return how unequal the work is, and what equal work saves if that is known; empty below 2 % of the steps."""
+    share = analysis.stragglers.imbalance_share
+    if share is None or share < MIN_LATE_SHARE:
+        return ""
+    table = analysis.stragglers.imbalance
+    worst = table.sort("share").tail(1).to_dicts()[0]
+    tokens = ""
+    if worst["tokens_mean"] and worst["tokens_max"] > worst["tokens_mean"]:
+        tokens = f"; in step {worst['step']} rank {worst['most_work_rank']} has {worst['tokens_max']:,} tokens, "
+        tokens += f"the mean is {worst['tokens_mean']:,.0f}"
+    mean_ns = table.group_by("step").agg(pl.col("cost_ns").max())["cost_ns"].mean()
+    assert isinstance(mean_ns, float)
+    saves_ns = next((row.saves_ns for row in analysis.changed_steps if row.change == "balance"), None)
+    saves = f"; equal work saves up to {ms(saves_ns)} of a step" if saves_ns else ""
+    more = f"the rank with the most has {ms(mean_ns)} more than the mean in a step ({percent(share)} of it)"
+    return f"Ranks have unequal work: {more}{saves}{tokens}."
+
+
+def imbalance_table(analysis: Analysis) -> Table | None:
+    """Return the steps in which work is most unequal; None where the answer does not mention it."""
+    if not imbalance_line(analysis):
+        return None
+    rows = analysis.stragglers.imbalance.sort("cost_ns", descending=True).head(MAX_IMBALANCE_ROWS)
+    columns = (
+        Column("step", "figure"),
+        Column("most work", "rank", value="most_work_rank"),
+        Column("its tokens", "count", value="tokens_max"),
+        Column("mean tokens", "count", value="tokens_mean"),
+        Column("above mean", "ms", value="cost_ns"),
+        Column("of the step", "share", value="share"),
     )
-    rows = spans.sort("step").head(MAX_STEPS).with_columns(share=pl.col("median_ns") / spans["most_ns"].max())
-    named = tuple(
-        {**row, "slowest": row["longest"] if beyond_noise(row["most_ns"], row["second_ns"]) else None}
-        for row in rows.rows(named=True)
+    note = "work of the rank with the most minus the mean, at the usual speed of the same kernels; longest first"
+    return make_table(columns, rows.iter_rows(named=True), notes=(note,))
+
+
+def slowdown_table(analysis: Analysis) -> Table | None:
+    """Return the stages, kinds of cells and ranks that slow the pipeline down; None if nothing does by 3 %."""
+    slowdown = analysis.slowdown
+    if slowdown is None or not slowdown.groups:
+        return None
+    slowing = [part for part in slowdown.groups if part.alone > 1 and part.explains > 0]
+    shown = [part for by in ("stage", "op", "rank") for part in slowing if part.by == by]
+    columns = (
+        Column("of", value=lambda part: f"{part.by} {part.name}"),
+        Column("alone", "figure", value=lambda part: f"× {part.alone:.3f}"),
+        Column("explains", "share", value=lambda part: min(part.explains, 1.0)),
     )
-    return Steps(named, max(0, len(spans) - MAX_STEPS), table["rank"].n_unique() == 1)
+    note = (
+        f"a step takes {slowdown.ratio:.3f} times as long as with the mean duration of each kind of cell; alone: with "
+        "only these cells as measured; explains: share of the slowdown that goes if they take the mean. Stages, ops "
+        "and ranks divide the same cells in three ways, so that shares do not add up; who is waited for is listed apart"
+    )
+    return make_table(columns, shown[:MAX_SLOWDOWN_ROWS], notes=(note,))
+
+
+def recording_overhead(analysis: Analysis) -> str:
+    """Return how much longer recording made the steps; empty if it was not measured, or below 1 %."""
+    shares = [source.recording_overhead for source in analysis.sources if source.recording_overhead is not None]
+    if max(shares, default=0.0) < MIN_OVERHEAD_TO_REPORT:
+        return ""
+    return f"recording made these steps {percent(max(shares), digits=0)} longer"

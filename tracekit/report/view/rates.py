@@ -1,25 +1,20 @@
-"""Rates of matrix products and communication, the load of experts, and the step by layer, module or shape."""
-
-from __future__ import annotations
+"""The longest kernels, rates of products and communication, the load of experts, and the step by layer or module."""
 
 import math
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-import msgspec
 import polars as pl
 
 from tracekit._util.shapes import parse_list
-from tracekit._util.text import counted, listing, ms, percent, terminal
+from tracekit._util.text import counted, listing, ms, percent, size, terminal
 from tracekit.analysis import Analysis
+from tracekit.analysis.by import By
 from tracekit.analysis.communication import RunRates, below_peak_ns
 from tracekit.metrics.peaks import find_gpu, peak_tflop_s
 from tracekit.report.table import Column, Table, make_table
-from tracekit.report.words import WORDS
 from tracekit.schema import COMPUTE_LABELS, Source
-
-if TYPE_CHECKING:
-    from tracekit.analysis.by import By
 
 MIN_UNEVEN_OVER_MEAN = 1.05
 """The expert table is shown if some rank receives at least this multiple of the mean."""
@@ -27,6 +22,13 @@ MAX_ROWS = 8
 """Kinds of products, kinds of operations and ranks shown, those that take longest."""
 MAX_PLACES = 40
 """Rows of places in the model that are shown; the JSON has all."""
+MAX_KERNELS = 20
+MAX_KERNEL_RANKS = 4
+"""Ranks listed of one kernel, those on which it takes longest."""
+MAX_DTYPES = 3
+"""Operands whose types are named."""
+MIN_SOLE_RULE_SHARE = 0.999
+"""Share of a kernel's time above which one rule counts as the only one that decided its label."""
 
 
 def products_table(analysis: Analysis) -> Table | None:
@@ -71,15 +73,12 @@ def peak_notes(sources: Sequence[Source], dtypes: Sequence[str]) -> list[str]:
     for device, usable in dict.fromkeys((s.devices[0], s.multiprocessors) for s in sources if len(s.devices) == 1):
         gpu = find_gpu(device)
         peaks = {dtype: peak_tflop_s(device, dtype, multiprocessors=usable) for dtype in dtypes}
-        peak_by_dtype = {dtype: peak for dtype, peak in peaks.items() if peak is not None}
-        if gpu is None or not peak_by_dtype:
+        known = {dtype: peak for dtype, peak in peaks.items() if peak is not None}
+        if gpu is None or not known:
             continue
         is_part = usable is not None and usable < gpu.multiprocessors
         part = f" with {usable} of its {gpu.multiprocessors} multiprocessors" if is_part else ""
-        listed = (
-            f"{t} {peak:,.1f}" + (f" (of {gpu.tflop_s[t]:,.1f})" if is_part else "")
-            for t, peak in peak_by_dtype.items()
-        )
+        listed = (f"{t} {peak:,.1f}" + (f" (of {gpu.tflop_s[t]:,.1f})" if is_part else "") for t, peak in known.items())
         notes.append(f"peak of {device}{part}, TFLOP/s: {', '.join(listed)}")
     return notes
 
@@ -87,8 +86,9 @@ def peak_notes(sources: Sequence[Source], dtypes: Sequence[str]) -> list[str]:
 def device_names(sources: Sequence[Source]) -> tuple[str, ...]:
     """Return the GPUs of a run, with the multiprocessors that its ranks may use where these are not all.
 
+    >>> from msgspec.structs import replace
     >>> source = Source("rank0.json", "kineto", 0, "content", devices=("NVIDIA H200",), multiprocessors=33)
-    >>> device_names([source]), device_names([source, msgspec.structs.replace(source, multiprocessors=12)])
+    >>> device_names([source]), device_names([source, replace(source, multiprocessors=12)])
     (('NVIDIA H200 (33 of 132 multiprocessors)',), ('NVIDIA H200 (12 or 33 of 132 multiprocessors)',))
     """
     usable: dict[str, set[int]] = {}
@@ -213,33 +213,22 @@ def shape_words(shapes: str) -> str:
     return " · ".join("×".join(map(str, sizes)) for sizes in operands[:2])
 
 
-class ByView(msgspec.Struct, frozen=True):
-    """The step in rows."""
-
-    kind: str
-    """``layer``, ``module``, ``annotation`` or ``shape``."""
-    title: str
-    notes: tuple[str, ...]
-    table: Table | None
-    """None if no event could be assigned to a row; the notes say why. Its notes include those of the view."""
-
-
-def by_view(analysis: Analysis) -> ByView | None:
-    """Return the rows of ``--by``; None if they were not asked for."""
+def by_table(analysis: Analysis) -> Table | None:
+    """Return the rows of ``--by``; only notes if no event could be assigned to a row, None if none was asked for."""
     by = analysis.by
     if by is None:
         return None
+    if not by.placed:
+        return Table((), (), tuple(by.notes))
     rows = by.rows.to_dicts()
     places = [row for row in rows if by.is_place(row["name"])]
     remainders = [row for row in rows if not by.is_place(row["name"])]
-    notes = ["times: means over the ranks that have the row"] if by.placed and len(analysis.rank_results) > 1 else []
+    notes = ["times: means over the ranks that have the row"] if len(analysis.rank_results) > 1 else []
     notes += by.notes
     if len(places) > MAX_PLACES:
         notes.append(f"{counted(len(places) - MAX_PLACES, 'row')} more in the JSON")
-    if by.placed:
-        notes.append("the rows add up to all time in which GPUs were busy")
-    table = _table(by, places[:MAX_PLACES], remainders, notes) if by.placed else None
-    return ByView(by.kind, WORDS.by_titles[by.kind], tuple(notes), table)
+    notes.append("the rows add up to all time in which GPUs were busy")
+    return _table(by, places[:MAX_PLACES], remainders, notes)
 
 
 def _table(by: By, places: list[dict[str, Any]], remainders: list[dict[str, Any]], notes: list[str]) -> Table | None:
@@ -288,3 +277,88 @@ def _place_name(row: dict[str, Any], kind: str) -> str:
         return f"stage {row['stage']}, {terminal(row['name'])}"
     ranks = f"ranks {listing(map(str, row['ranks']))}: " if row["apart"] and row["stage"] is None else ""
     return f"{ranks}{terminal(row['name'])}"
+
+
+class Kernel:
+    """A kernel in a step, mean over ranks.
+
+    Args:
+        row: Its row of the table ``kernels``.
+        places: Its rows of the table ``reasons``, one per rank, the rank on which it takes longest first.
+        span_ns: Mean span of a rank and step.
+        quoted_path: The input as one path, for the command that explains a label.
+    """
+
+    def __init__(
+        self, row: Mapping[str, Any], places: Sequence[Mapping[str, Any]], span_ns: float, quoted_path: str | None
+    ) -> None:
+        self.name, self.label, self.module = row["name"], row["label"], row["module"]
+        self.count, self.ns = row["count"], row["ns"]
+        self.share = row["ns"] / span_ns
+        """Share of the span."""
+        self.command = quoted_path and f"tracekit analyze {quoted_path} --explain {shlex.quote(self.name)}"
+        """Command that explains its label, rule by rule."""
+        self.facts = [(topic, text) for place in places[:1] for topic, text in _facts(place) if text]
+        """Topic and text of the evidence for its label; empty if the analysis does not have it."""
+        self.places = places[:MAX_KERNEL_RANKS]
+
+
+def kernels(analysis: Analysis, quoted_path: str | None) -> tuple[Kernel, ...]:
+    """Return the kernels that took longest in a step, as a mean over ranks."""
+    rank_steps = max(1, sum(len(rank.per_step) for rank in analysis.rank_results))
+    span_ns = max(1.0, analysis.total.budget.span_ns / rank_steps)
+    longest = analysis.tables["kernels"].sort("ns", descending=True).head(MAX_KERNELS).iter_rows(named=True)
+    places = analysis.tables["reasons"].rows_by_key(["name", "label", "module"], named=True, include_key=True)
+    return tuple(
+        Kernel(row, places.get((row["name"], row["label"], row["module"]), []), span_ns, quoted_path) for row in longest
+    )
+
+
+def _facts(row: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the facts about the longest event of one rank; the text is empty if a fact is not known."""
+    step = "" if row["step"] is None else f", step {row['step']}"
+    stream = "" if row["stream"] is None else f", stream {row['stream']}; {counted(row['count'], 'event')} there"
+    node = row["node"] or ""
+    return [
+        ("label", _label_decision(row)),
+        ("the rule asks", row["asks"] or ""),
+        ("launched by", row["chain"] or row["op"] or ""),
+        ("inside", row["annotations"] or ""),
+        ("autograd", f"{node}, of {row['fwd_op']}" if node and row["fwd_op"] else node),
+        ("communication", _communication(row)),
+        ("shapes", _shapes(row)),
+        ("the longest", f"{ms(row['end_ns'] - row['start_ns'], 3)} on rank {row['rank']}{step}{stream}"),
+    ]
+
+
+def _label_decision(row: Mapping[str, Any]) -> str:
+    """Return the label, the rule that decided it, and how sure it is."""
+    label = f"{row['label']}, module {row['module']}" if row["module"] else str(row["label"])
+    if row["tier"] is None and row["rule"] in (None, "other"):
+        return f"{label}: no rule knows it"
+    origin = f"{row['tier']} evidence, {row['pack']} rules" if row["tier"] else "of a rules file"
+    decision = f"{label}: by rule {row['rule']} ({origin}), confidence {row['confidence']:.2f}"
+    share = row["rule_ns"] / row["ns"] if row["ns"] else 1.0
+    if share > MIN_SOLE_RULE_SHARE:
+        return decision
+    return f"{decision}; it decides {percent(share)} of its time, other rules the rest"
+
+
+def _communication(row: Mapping[str, Any]) -> str:
+    """Return the collective, its peer, its group and its size, as far as they are known."""
+    members = row["group_ranks"]
+    peer = "" if row["peer"] is None or members is None else f"with rank {row['peer']}"
+    ranks = "" if members is None else f"(ranks {members.strip('[]').replace(',', ', ')})"
+    group = " ".join(filter(None, (row["group_desc"], ranks)))
+    bytes_moved = size(row["bytes"]) if row["bytes"] else ""
+    return ", ".join(filter(None, (row["collective"], peer, group and f"group {group}", bytes_moved)))
+
+
+def _shapes(row: Mapping[str, Any]) -> str:
+    """Return the shapes and types of the operands; empty for a collective."""
+    if not row["shapes"] or row["collective"]:
+        return ""
+    dtypes = [
+        dtype.removeprefix("c10::") for dtype in parse_list(row["dtypes"] or "[]") if isinstance(dtype, str) and dtype
+    ]
+    return " ".join(filter(None, (shape_words(row["shapes"]), ", ".join(dict.fromkeys(dtypes[:MAX_DTYPES])))))

@@ -38,18 +38,13 @@ def role_tables(analysis: Analysis) -> dict[str, tuple[str, Table]]:
     results = analysis.role_results
     if not results.roles and not results.iterations and (not results.weight_updates or analysis.reload is not None):
         return {}
-    iterations = results.iterations[:MAX_ROWS]
+    iterations, updates = results.iterations[:MAX_ROWS], _updates_table(results.weight_updates)
+    phases = "mean over GPUs, a shared one counted once; phases sum to the time"
     tables = {
         "Roles": ("each analysed as a run of its own; shares of its ranks' spans", _roles_table(results)),
-        "Iterations": (
-            "mean over GPUs, a shared one counted once; phases sum to the time",
-            _iterations_table(iterations),
-        ),
+        "Iterations": (phases, _iterations_table(iterations)),
         "Which role waits for which": ("per rank of the role", _waits_table(iterations)),
-        "Weight updates": (
-            "from the first copy to a device to the last reload",
-            _updates_table(results.weight_updates),
-        ),
+        "Weight updates": ("from the first copy to a device to the last reload", updates),
     }
     return {title: (meaning, table) for title, (meaning, table) in tables.items() if table is not None}
 
@@ -225,14 +220,12 @@ def late_start(analysis: Analysis) -> LateStart | None:
         longer_ns = tail.ns if tail.rank == tail.last_rank else 0
         noise_ns = max(MIN_SHARE * (iteration.end_ns - iteration.start_ns), off_ns if isinstance(off_ns, int) else 0)
         if late_ns > max(longer_ns, noise_ns):
-            words = (
-                f"the rollout of rank {tail.last_rank} starts {ms(late_ns)} after that of rank {first} and ends last"
-            )
-            late_starts.append((late_ns, iteration.index, words))
+            text = f"the rollout of rank {tail.last_rank} starts {ms(late_ns)} after that of rank {first} and ends last"
+            late_starts.append((late_ns, iteration.index, text))
     if not late_starts:
         return None
-    late_ns, index, words = max(late_starts)
-    return LateStart(index, late_ns, words, len(late_starts) == 1 and len(analysis.role_results.iterations) > 1)
+    late_ns, index, text = max(late_starts)
+    return LateStart(index, late_ns, text, len(late_starts) == 1 and len(analysis.role_results.iterations) > 1)
 
 
 def _tail_sentence(iterations: Sequence[Iteration]) -> str:
@@ -275,30 +268,27 @@ def role_advice(analysis: Analysis) -> list[str]:
     """Return what to do about waiting roles, the rollout's tail and the weight update, the largest first."""
     results, advice = analysis.role_results, []
     iterations = results.iterations
-    if iterations:
-        total = sum(iteration.end_ns - iteration.start_ns for iteration in iterations)
-        tails = [iteration.rollout_tail for iteration in iterations if iteration.rollout_tail is not None]
+    total = sum(iteration.end_ns - iteration.start_ns for iteration in iterations)
+    if tails := [iteration.rollout_tail for iteration in iterations if iteration.rollout_tail is not None]:
         tail_ns = sum(tail.ns for tail in tails)
-        if tails:
-            text = (
-                f"the rollout of rank {tails[0].rank} takes {ms(tail_ns / len(tails))} longer than the median rank's: "
-                "cap the longest sequences or spread them over ranks, or train on the finished ones meanwhile"
-            )
-            advice.append((tail_ns / total, text))
-        start = late_start(analysis)
-        if start is not None:
-            remedy = "start the rollouts of all ranks together"
-            remedy += ", as in the other iterations" if start.others_start_together else ""
-            advice.append((start.ns / total, f"in iteration {start.iteration} {start.words}: {remedy}"))
-        sync = sum(iteration.phase_ns["weight_sync"] for iteration in iterations)
-        moved = sum(update.measured_ns for update in results.weight_updates)
-        if moved and sync > 2 * moved:
-            text = (
-                f"weight sync takes {ms(sync / len(iterations))} per iteration, but moving the weights only "
-                f"{ms(moved / len(results.weight_updates))}: shorten what is done around it, such as collecting, "
-                "registering and releasing buffers (the timeline shows it)"
-            )
-            advice.append(((sync - moved) / total, text))
+        text = (
+            f"the rollout of rank {tails[0].rank} takes {ms(tail_ns / len(tails))} longer than the median rank's: "
+            "cap the longest sequences or spread them over ranks, or train on the finished ones meanwhile"
+        )
+        advice.append((tail_ns / total, text))
+    if (start := late_start(analysis)) is not None:
+        remedy = "start the rollouts of all ranks together"
+        remedy += ", as in the other iterations" if start.others_start_together else ""
+        advice.append((start.ns / total, f"in iteration {start.iteration} {start.words}: {remedy}"))
+    sync = sum(iteration.phase_ns["weight_sync"] for iteration in iterations)
+    moved = sum(update.measured_ns for update in results.weight_updates)
+    if moved and sync > 2 * moved:
+        text = (
+            f"weight sync takes {ms(sync / len(iterations))} per iteration, but moving the weights only "
+            f"{ms(moved / len(results.weight_updates))}: shorten what is done around it, such as collecting, "
+            "registering and releasing buffers (the timeline shows it)"
+        )
+        advice.append(((sync - moved) / total, text))
     for update in results.weight_updates[:1] if analysis.reload is None else ():
         if update.gap_ns is not None and update.ideal_ns is not None:
             cause = max(update.gap_ns, key=lambda name: (update.gap_ns or {})[name])
@@ -306,11 +296,10 @@ def role_advice(analysis: Analysis) -> list[str]:
                 f"{ms(update.gap_ns[cause])} of the {ms(update.measured_ns - update.ideal_ns)} between the weight "
                 f"update and its ideal is {_cause_words(update, cause)}: {WORDS.update_remedies[cause]}"
             )
-            span = total if iterations else update.measured_ns
-            advice.append((update.gap_ns[cause] / span, text))
+            advice.append((update.gap_ns[cause] / (total or update.measured_ns), text))
     lines = [text for share, text in sorted(advice, reverse=True) if share > MIN_SHARE]
     idle = sum(iteration.phase_ns["idle"] for iteration in iterations)
-    if iterations and idle > MIN_IDLE_SHARE * total:
+    if idle > MIN_IDLE_SHARE * total:
         worst = max(iterations, key=lambda iteration: iteration.phase_ns["idle"])
         lines.append(
             f"no role runs in {percent(idle / total)} of the iterations (most in iteration {worst.index}: "

@@ -1,7 +1,9 @@
-"""Data of the page's timeline: events of all ranks on one clock, with descriptions, matches and the critical path.
+"""Data of the page's charts: the timeline of all ranks, and the schedule chart.
 
-Times are nanoseconds from the start of the first step on the common clock. Runs of more ranks than
-``MAX_RANKS_WITH_EVENTS`` have no single events; their timeline shows each label's merged intervals.
+The timeline shows the events of all ranks on one clock, with descriptions, matches and the critical path. Times are
+nanoseconds from the start of the first step on the common clock. Runs of more ranks than ``MAX_RANKS_WITH_EVENTS`` have
+no single events; their timeline shows each label's merged intervals. The schedule chart shows each pipeline and step,
+measured above its ideal.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,17 +15,20 @@ import polars as pl
 from msgspec import UNSET, UnsetType
 
 from tracekit._util.arrays import Ints
-from tracekit._util.text import counted, percent
+from tracekit._util.text import counted, format_ranges, percent
 from tracekit.align.clocks import Clocks
 from tracekit.analysis import Analysis, rank_timeline
 from tracekit.analysis.rank_timeline import RankTimeline
-from tracekit.critical_path.path import SEGMENTS
+from tracekit.compare import StepComparison
+from tracekit.critical_path.path import CriticalPath
 from tracekit.documents import page as documents
+from tracekit.intervals import union
 from tracekit.report.html.packed_columns import pack_columns, pack_intervals, pack_json
 from tracekit.report.palette import LABEL_COLOURS
+from tracekit.report.schedule.layout import ScheduleLayout, layout_pipeline
 from tracekit.report.view.ranks import stragglers
 from tracekit.report.words import WORDS
-from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS, EXPOSURE_CAUSES, LABELS, conform
+from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS, EXPOSURE_CAUSES, GAP_CAUSES, LABELS, conform
 
 MAX_RANKS = 16
 """Ranks on the page of a run whose single events were not kept."""
@@ -43,10 +48,13 @@ LANES: Mapping[str, Sequence[str]] = {
     "copies": COPY_LABELS,
 }
 """Labels of each lane of a rank."""
-HOST_COLOUR = "#8A97A3"
 MAX_PATH_PIECES = 200_000
 """Pieces of the critical path that the page holds, the longest."""
-HOST_COLOURS = {"ranges": "#C3B1D6", "operators": HOST_COLOUR, "waiting calls": "#B5473C"}
+HOST_COLOURS = {"ranges": "#C3B1D6", "operators": "#8A97A3", "waiting calls": "#B5473C"}
+MAX_CHOICES = 16
+"""Pipelines and steps that a page holds."""
+MAX_CELLS = 60_000
+"""Cells of all choices together; the pipeline and step that the numbers describe is always there."""
 
 Moment = tuple[float, float]
 """Start and end in ms on the page's time axis."""
@@ -111,7 +119,7 @@ def timeline_data(analysis: Analysis, clock: PageClock, *, max_events: int = MAX
     if analysis.tables["timeline"].is_empty():
         return None
     timelines = _page_timelines(analysis)
-    cut, shown = _without_shortest(timelines, max_events)
+    shown = _without_shortest(timelines, max_events)
     descriptions, numbers = _shared_descriptions(shown)
     described = [descriptions[name] for name in rank_timeline.DESCRIPTION_TEXTS]
     texts = pl.concat([*described, *(timeline.host["name"].cast(pl.String) for timeline in shown)])
@@ -127,7 +135,7 @@ def timeline_data(analysis: Analysis, clock: PageClock, *, max_events: int = MAX
         host=[documents.Coloured(name, HOST_COLOURS[name]) for name in rank_timeline.HOST_LANES],
         causes=[(WORDS.exposure_causes[cause], WORDS.exposure_meanings[cause]) for cause in EXPOSURE_CAUSES],
         merged=not analysis.events,
-        left_out=_left_out(analysis, timelines, cut, shown),
+        left_out=_left_out(analysis, timelines, shown),
         steps=_steps(clock.steps),
         descriptions=pack_json(
             {
@@ -172,22 +180,19 @@ def _shown_ranks(analysis: Analysis) -> list[int]:
     return sorted([rank for rank in wanted if rank in set(ranks)][:MAX_RANKS])
 
 
-def _without_shortest(timelines: Sequence[RankTimeline], max_events: int) -> tuple[int, list[RankTimeline]]:
-    """Return how many events had to be left out, and the timelines with the longest events of each rank."""
+def _without_shortest(timelines: Sequence[RankTimeline], max_events: int) -> Sequence[RankTimeline]:
+    """Return the timelines with the longest events of each rank, *max_events* in all."""
     total = sum(len(timeline.events) for timeline in timelines)
     if total <= max_events:
-        return 0, list(timelines)
+        return timelines
     by_length = pl.col("end_ns") - pl.col("start_ns")
-    shown = [
+    return [
         replace(rank, events=rank.events.top_k(len(rank.events) * max_events // total, by=by_length).sort("start_ns"))
         for rank in timelines
     ]
-    return total - sum(len(timeline.events) for timeline in shown), shown
 
 
-def _left_out(
-    analysis: Analysis, timelines: Sequence[RankTimeline], cut: int, shown: Sequence[RankTimeline]
-) -> list[str]:
+def _left_out(analysis: Analysis, timelines: Sequence[RankTimeline], shown: Sequence[RankTimeline]) -> list[str]:
     """Return sentences about what the timeline does not show."""
     sentences = []
     ranks = len(analysis.rank_results)
@@ -197,6 +202,7 @@ def _left_out(
             f"This file holds merged intervals by label{of_ranks}, no single kernels;"
             " `tracekit analyze … --ranks 0-7 -o page.html` writes those of some ranks."
         )
+    cut = sum(len(rank.events) for rank in timelines) - sum(len(rank.events) for rank in shown)
     if cut:
         all_ns, kept_ns = (
             sum(int((rank.events["end_ns"] - rank.events["start_ns"]).sum()) for rank in ranks)
@@ -301,9 +307,9 @@ def _phases(analysis: Analysis, clock: PageClock, rank: int) -> list[tuple[int |
 
 def _path(analysis: Analysis, clock: PageClock) -> documents.PathPieces | None:
     """Return the pieces of the critical path: times, rank, and numbers of their texts; None if none was computed."""
-    pieces = path_pieces(analysis)
-    if pieces.is_empty():
+    if analysis.critical is None or analysis.critical.pieces.is_empty():
         return None
+    pieces = path_pieces(analysis.critical)
     names = ("kind", "label", "description", "chain")
     texts = pl.concat([pieces[name] for name in names]).unique(maintain_order=True).to_list()
     number_of = {text: number for number, text in enumerate(texts) if text is not None}
@@ -317,16 +323,14 @@ def _text_number(column: str, number_of: Mapping[str, int]) -> pl.Expr:
     return pl.col(column).cast(pl.String).replace_strict(number_of, default=-1, return_dtype=pl.Int64)
 
 
-def path_pieces(analysis: Analysis) -> pl.DataFrame:
-    """Return the pieces of the path of all steps on the common clock, by start; none if no path was computed.
+def path_pieces(path: CriticalPath) -> pl.DataFrame:
+    """Return the pieces of the path of all steps on the common clock, by start.
 
     Columns ``rank, start_ns, end_ns, kind, label, description, chain``; the description tells what ran, and where the
     path comes from and goes on, the chain the operators around its launch.
     """
-    if analysis.critical is None:
-        return SEGMENTS.to_frame().select("rank", "start_ns", "end_ns", "kind", "label", "chain", description="what")
     # Pieces in order of time over all ranks: a neighbour on another rank is where the path comes from or goes on.
-    pieces = analysis.critical.pieces.sort("step", "start_ns")
+    pieces = path.pieces.sort("step", "start_ns")
     rank_before, rank_after = (pl.col("rank").shift(by).over("step") for by in (1, -1))
     comes_from = pl.when(pl.col("rank") != rank_before).then(pl.format("\nthe path comes from rank {}", rank_before))
     goes_on = pl.when(pl.col("rank") != rank_after).then(pl.format("\nthe path goes on with rank {}", rank_after))
@@ -365,3 +369,96 @@ def _memory_line(analysis: Analysis, clock: PageClock, rank: int) -> documents.P
     first, last = max(0, int((line["time_ns"] <= 0).sum()) - 1), int((line["time_ns"] < clock.end_ns).sum())
     columns = line.drop("time_ns")[first:last]
     return pack_columns(columns, differences=columns.columns)
+
+
+def schedule_data(analysis: Analysis) -> documents.ScheduleChart | None:
+    """Return every pipeline and step that can be chosen, first the one that the numbers describe."""
+    comparison = analysis.schedule
+    if comparison is None:
+        return None
+    others = [step_comparison for step_comparison in comparison.all if step_comparison is not comparison.head]
+    choices, cell_count = [comparison.head], len(comparison.head.cells)
+    for step_comparison in others[: MAX_CHOICES - 1]:
+        cell_count += len(step_comparison.cells)
+        if cell_count <= MAX_CELLS:
+            choices.append(step_comparison)
+    name_ranks = len({step_comparison.pipeline.ranks for step_comparison in choices}) > 1
+    return documents.ScheduleChart(
+        causes=[cause.words for cause in GAP_CAUSES.values()],
+        choices=[_choice(step_comparison, analysis.critical, name_ranks=name_ranks) for step_comparison in choices],
+    )
+
+
+def _choice(held: StepComparison, critical: CriticalPath | None, *, name_ranks: bool) -> documents.ScheduleChoice:
+    layouts = layout_pipeline(held, extra_columns=[*_waits(held), path_time_in_cells(critical, held)])
+    measured, ideal = layouts["measured"], layouts["ideal"]
+    end_ns = max(int(measured.end), int(ideal.end), 1)
+    step = held.pipeline.step
+    name = [*([] if step is None else [f"step {step}"])]
+    name += [f"ranks {format_ranges(measured.ranks)}"] if name_ranks else []
+    cells = measured.cells.select(pl.format("{} on rank {}", "name", "rank"))
+    return documents.ScheduleChoice(
+        name=", ".join(name) or "the pipeline",
+        kinds=[*measured.colours, documents.Coloured("outside cells", "idle")],
+        shaded=measured.shade_count > 1,
+        rows=measured.rows,
+        ranks=measured.ranks,
+        step=step,
+        end_ns=end_ns,
+        origin_ns=str(measured.origin_ns),
+        cells=cells.to_series().to_list(),
+        sections=[
+            documents.ScheduleSection("measured", _boxes(measured, end_ns)),
+            documents.ScheduleSection("ideal", _boxes(ideal, int(ideal.end))),
+        ],
+    )
+
+
+def _waits(held: StepComparison) -> list[pl.Series]:
+    """Return for each cell its largest cause of delay after its inputs were ready, how long, and its last input."""
+    replays = held.replays
+    causes = [cause for cause in GAP_CAUSES if cause in replays.before]
+    # One row per cause, one column per cell: the delay in front of the cell.
+    delays = np.stack([replays.before[cause] for cause in causes]) if causes else np.zeros((1, len(held.cells)), int)
+    largest = delays.argmax(axis=0)
+    delay = delays.max(axis=0)
+    code = np.array([list(GAP_CAUSES).index(cause) for cause in causes] or [-1])[largest]
+    # ``inputs`` holds, per cell, the indices of the cells it waits for, -1 for none: the appended 0 is read for those.
+    inputs = replays.graph.waits
+    input_end = np.where(inputs >= 0, np.append(replays.end, 0)[inputs], -1)
+    last_input = np.take_along_axis(inputs, input_end.argmax(axis=1)[:, None], axis=1)[:, 0]
+    return [
+        pl.Series("cause", np.where(delay > 0, code, -1), dtype=pl.Int8),
+        pl.Series("wait_ns", np.maximum(delay, 0), dtype=pl.Int64),
+        pl.Series("after", np.where(input_end.max(axis=1) >= 0, last_input, -1), dtype=pl.Int32),
+    ]
+
+
+def _boxes(layout: ScheduleLayout, end_ns: int) -> documents.PackedColumns:
+    """Pack the boxes of a layout and, as one more kind, the time outside cells up to *end_ns*."""
+    boxes = layout.boxes.with_columns(kind="colour_key", start_ns="start", end_ns="end")
+    cells = layout.cells
+    busy = union(cells["start"].to_numpy(), cells["end"].to_numpy(), cells["row"].to_numpy())
+    rows = np.arange(len(layout.ranks))
+    outside = (union(np.zeros_like(rows), np.full_like(rows, end_ns), rows) - busy).to_frame()
+    outside = outside.rename({"group": "row"}).with_columns(kind=pl.lit(len(layout.colours)), part=pl.lit(0))
+    boxes = pl.concat([boxes, outside], how="diagonal_relaxed").sort("start_ns", "part")
+    nulls = {"part": 0, "stage": -1, "microbatch": -1, "cause": -1, "wait_ns": 0, "after": -1, "path_ns": 0}
+    filled = (pl.col(name).fill_null(null) for name, null in nulls.items() if name in boxes.columns)
+    columns = boxes.select("start_ns", "end_ns", *filled, "row", "kind")
+    return pack_intervals(columns.with_columns(pl.col("^(wait|path)_ns$") // 1000))  # µs, which fit into 32 bits
+
+
+def path_time_in_cells(critical: CriticalPath | None, held: StepComparison) -> pl.Series:
+    """Return the path's time (``path_ns``) in each of the pipeline's cells, 0 where it does not run through."""
+    # The path names its cells by stage, op and micro-batch; a pair (FB) by those of its forward.
+    name = pl.format("{}{}{}", "stage", pl.col("op").cast(pl.String), "microbatch")
+    cells = held.cells.select(pl.col("rank").cast(pl.Int64), name=name)
+    if critical is None:
+        return pl.Series("path_ns", [0] * len(cells), dtype=pl.Int64)
+    on_path = (
+        critical.segments.filter((pl.col("kind") == "cell") & pl.col("step").eq_missing(held.pipeline.step))
+        .group_by(pl.col("rank").cast(pl.Int64), name="what")
+        .agg(path_ns=(pl.col("end_ns") - pl.col("start_ns")).sum())
+    )
+    return cells.join(on_path, on=["rank", "name"], how="left", maintain_order="left")["path_ns"].fill_null(0)

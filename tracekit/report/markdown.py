@@ -1,0 +1,267 @@
+"""Results as Markdown: an analysis with the tables that a reviewer asks for next, a diff, and a verdict of the gate.
+
+All text is escaped.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from msgspec.structs import replace
+
+from tracekit._util.text import capitalize, counted, listing, markdown, markdown_code, ms, percent, signed_ms
+from tracekit.analysis import Analysis
+from tracekit.report.ci import words
+from tracekit.report.evidence import relevant_notices
+from tracekit.report.table import Column, Table, Value, make_table
+from tracekit.report.view import View, view_of
+from tracekit.report.view.budget import NOT_RECORDED
+from tracekit.report.view.pipeline import waterfall
+from tracekit.report.words import short_kernel
+
+Data = Mapping[str, Any]
+VERDICT_ICONS = {"pass": "✅", "improved": "🚀", "regressed": "❌", "inconclusive": "⚠️", "error": "⛔"}
+MAX_VISIBLE_ROWS = 16
+"""Rows of a table that are visible; the rest is folded."""
+MAX_NAME_LENGTH = 160
+"""Characters of a kernel's name."""
+_NOT_EXPOSED = ("compute", "idle", NOT_RECORDED)
+"""Parts of a budget that are not exposed labels."""
+MAX_DIFF_ROWS = 15
+"""Rows of a table of a diff."""
+
+
+def render_table(table: Table, *, fold: bool = True) -> str:
+    r"""Return a table as Markdown with its notes; if *fold*, rows after the first are folded.
+
+    >>> print(render_table(Table((Column("a"), Column("b", "count")), (("x|y", 1),), ("from the trace",))))
+    | a | b |
+    | --- | ---: |
+    | x\|y | 1 |
+    <BLANKLINE>
+    From the trace.
+    """
+    visible = table.rows[:MAX_VISIBLE_ROWS] if fold else table.rows
+    parts = [_lines(table, visible)] if table.rows else []
+    rest = table.rows[len(visible) :]
+    if rest:
+        parts.append(folded(counted(len(rest), "more row"), _lines(table, rest)))
+    parts += [markdown(f"{capitalize(remark)}.") for remark in table.remarks()]
+    return "\n\n".join(parts)
+
+
+def _lines(table: Table, rows: Iterable[Sequence[Value]]) -> str:
+    heads = [column.name for column in table.columns]
+    rule = ["---" if column.words else "---:" for column in table.columns]
+    cells = [[_cell(column, value) for column, value in zip(table.columns, row, strict=True)] for row in rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in (heads, rule, *cells))
+
+
+def _cell(column: Column, value: Value) -> str:
+    text = column.shown(value)
+    if column.kind == "verdict":
+        text = f"{VERDICT_ICONS[text]} {text}"
+    return markdown_code(text) if column.kind == "code" else markdown(text)
+
+
+def bullets(lines: Iterable[object]) -> str:
+    """Return a list; empty if there are no lines."""
+    return "\n".join(f"- {markdown(line)}" for line in lines)
+
+
+def folded(summary: str, inside: str) -> str:
+    """Return a part that is shown only on a click."""
+    return f"<details><summary>{summary}</summary>\n\n{inside}\n\n</details>"
+
+
+def render_markdown(analysis: Analysis) -> str:
+    """Return the whole report as text.
+
+    >>> from tracekit import analyze
+    >>> print(render_markdown(analyze("sample_traces/reload", schedule="none")).splitlines()[0])
+    ## tracekit: reload, 4 ranks
+    """
+    view = view_of(analysis)
+    return "\n\n".join(filter(None, (section(view) for section in SECTIONS))) + "\n"
+
+
+def _title(view: View) -> str:
+    return f"## {markdown(view.title)}"
+
+
+def _answer(view: View) -> str:
+    return "\n".join(f"- **{line.topic}**: {_with_code(line.text)}" for line in view.answer if line.topic != "Next")
+
+
+def _with_code(text: str) -> str:
+    """Return escaped text in which the words between backticks stay code."""
+    return re.sub(r"\\`([^`]*)\\`", r"`\1`", markdown(text))
+
+
+def _next(view: View) -> str:
+    lines = [f"{number}. {_with_code(advice.text)}" for number, advice in enumerate(view.advice, 1)]
+    return "**What to do next**\n\n" + "\n".join(lines) if lines else ""
+
+
+def _budget(view: View) -> str:
+    bars = [view.budget.mean, *view.budget.bars]
+    parts = list(dict.fromkeys(part.name for bar in bars for part in bar.parts))
+    parts.sort(key=lambda name: (name in _NOT_EXPOSED[1:], name != "compute"))
+    columns = [Column(""), Column("span", "ms")]
+    columns += [Column(name if name in _NOT_EXPOSED else f"exposed {name}", "share") for name in parts]
+    columns += [Column("bubble", "figure")] if view.pipelined else []
+    rows = []
+    for bar in bars if len(view.budget.bars) > 1 else view.budget.bars:
+        share = {part.name: part.share for part in bar.parts}
+        row = (bar.name, bar.span_ns, *(share.get(name) for name in parts), bar.bubble)
+        rows.append(row[: len(columns)])
+    steps, ranks = "steps" if view.steps else "step", "each" if len(view.analysis.rank_results) > 1 else "the"
+    table = render_table(Table(tuple(columns), tuple(rows)))
+    return f"### Where the {steps} went\n\nShares of {ranks} rank's span.\n\n{table}"
+
+
+def _gap(view: View) -> str:
+    schedule = view.schedule
+    if schedule is None:
+        return ""
+    head = schedule.head
+    outside = {"ideal": percent(head.ideal_bubble), "measured": percent(head.measured_bubble)}
+    rungs = schedule.gap or waterfall(("ideal", head.ideal_ns), ("measured", head.measured_ns), ())
+    rows = [
+        (rung.name, ms(rung.ns), "", outside[rung.name])
+        if rung.kind == "total"
+        else (rung.name, signed_ms(rung.ns), percent(rung.share), "")
+        for rung in rungs
+    ]
+    columns = (Column(""), *(Column(name, "figure") for name in ("time", "share of the gap", "outside cells")))
+    table = render_table(Table(columns, tuple(rows)), fold=False)
+    hint = f"\n\n{_with_code(view.what_if_hint.text)}" if view.what_if_hint else ""
+    return f"### From the ideal to the run ({markdown(schedule.comparison.name)})\n\n{table}{hint}"
+
+
+def _reload(view: View) -> str:
+    if view.reload is None:
+        return ""
+    return _section("Weight reload", view.reload.facts)
+
+
+def _roles(view: View) -> str:
+    return "\n\n".join(
+        _section(title, replace(table, notes=(meaning, *table.notes))) for title, (meaning, table) in view.roles.items()
+    )
+
+
+def _by(view: View) -> str:
+    if view.by is None:
+        return ""
+    title, _, meaning = view.by_title.partition(" (")
+    notes = [meaning.removesuffix(")")] if view.by.rows else []
+    return _section(title, replace(view.by, notes=(*notes, *view.by.notes)))
+
+
+def _section(title: str, table: Table | None) -> str:
+    return "" if table is None else f"### {markdown(title)}\n\n{render_table(table)}"
+
+
+def _kernels(view: View) -> str:
+    columns = (
+        Column("kernel", "code", value=lambda row: _shorten(short_kernel(row.name))),
+        Column("label"),
+        Column("module"),
+        Column("per step", "figure", value=lambda row: f"{row.count:,.1f}".removesuffix(".0")),
+        Column("time per step", "ms", digits=2, value="ns"),
+    )
+    table, over = make_table(columns, view.kernels), ", mean over ranks" if len(view.analysis.rank_results) > 1 else ""
+    return folded(f"The {len(view.kernels)} longest kernels{over}", render_table(table, fold=False)) if table else ""
+
+
+def _shorten(name: str) -> str:
+    return name if len(name) <= MAX_NAME_LENGTH else name[: MAX_NAME_LENGTH - 1] + "…"
+
+
+def _warnings(view: View) -> str:
+    if not view.warnings:
+        return ""
+    notices = relevant_notices(view.analysis)
+    return folded(counted(len(notices), "warning"), bullets(f"{notice.code}: {notice.message}" for notice in notices))
+
+
+def _source(view: View) -> str:
+    paths = listing(markdown(path) for path in view.paths)
+    devices = ", ".join(markdown(device) for device in view.devices) or "no device named"
+    ranks = counted(len(view.analysis.rank_results), "rank")
+    return f"<sub>{ranks} · {markdown(view.reader)} · {devices} · {paths}</sub>"
+
+
+SECTIONS: tuple[Callable[[View], str], ...] = (
+    _title,
+    _answer,
+    _next,
+    _roles,
+    _budget,
+    lambda view: _section("What hides what", view.matrix),
+    _gap,
+    _by,
+    lambda view: _section("What a change would give", view.changes),
+    lambda view: _section("Experts", view.experts),
+    lambda view: _section("Memory (GB)", view.memory),
+    lambda view: _section("Copies", view.copies),
+    _reload,
+    lambda view: _section("Whom the others wait for", view.waited_for),
+    lambda view: _section("Unequal work of the ranks", view.imbalance),
+    lambda view: _section("What slows the pipeline down", view.slowdown),
+    _kernels,
+    _warnings,
+    _source,
+)
+
+
+def render_diff(result: Data) -> str:
+    """Return the changes by metric, label, module, rank, kernel and cell, the largest first."""
+    parts = [f"# tracekit diff\n\n**{markdown(words.step_sentence(result))}**"]
+    parts += [words.story_lead(result), bullets(words.story(result)), markdown(words.compared_runs(result))]
+    if result["obstacles"]:
+        parts.append(f"> **Not comparable:** {markdown('; '.join(result['obstacles']))}")
+    parts.append(_diff_section("Metrics", words.metric_table(result["metrics"][:MAX_DIFF_ROWS])))
+    parts += [words.TYPICAL_STEP_NOTE] if result["metrics"] and words.has_typical_steps(result) else []
+    parts.append(_diff_section("Labels", words.label_table(result)))
+    parts += [_diff_section(key.capitalize(), words.moved_table(key, result[key])) for key in words.MOVED]
+    parts += [f"{capitalize(note)}."] if (note := words.means_note(result)) else []
+    parts.append(bullets(result["notes"]))
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def _diff_section(title: str, table: Table | None) -> str:
+    """Return a table with its title, without the rows after the first; empty if there is none."""
+    if table is None:
+        return ""
+    more = f"\n\n… and {len(table.rows) - MAX_DIFF_ROWS} more" if len(table.rows) > MAX_DIFF_ROWS else ""
+    return f"## {title}\n\n{render_table(replace(table, rows=table.rows[:MAX_DIFF_ROWS]))}{more}"
+
+
+def render_gate(result: Data) -> str:
+    """Return a verdict: the sentence, before and after, what moved most, waivers, and what was compared."""
+    parts = [f"## {VERDICT_ICONS[result['verdict']]} tracekit gate: {markdown(words.headline(result))}"]
+    if result["verdict"] in ("regressed", "improved"):
+        parts.append(bullets(words.story(result)))
+    checks = result["checks"]
+    telling = [check for check in checks if check["verdict"] != "pass" or check["requirement"]]
+    passing = [check for check in checks if check not in telling]
+    if (table := words.check_table(telling)) is not None:
+        parts.append(render_table(table, fold=False))
+    if (table := words.check_table(passing)) is not None:
+        count = counted(len(passing), "more metric" if telling else "metric")
+        verb = "passes" if len(passing) == 1 else "pass"
+        parts.append(folded(f"{count} {verb}", render_table(table, fold=False)))
+    parts += [f"<sub>{words.TYPICAL_STEP_NOTE}</sub>"] if checks and words.has_typical_steps(result) else []
+    moved = result.get("moved") or {}
+    for key in ("kernels", "cells"):
+        if (table := words.moved_table(key, moved.get(key) or ())) is not None:
+            parts.append(folded(f"{key.capitalize()} that moved most", render_table(table, fold=False)))
+    parts.append(bullets(moved.get("notes") or ()))
+    if result["waivers"]:
+        columns = [Column(name) for name in ("metric", "status", "until", "reason")]
+        parts.append(_section("Waivers", make_table(columns, result["waivers"])))
+    if runs := words.compared_runs(result):
+        parts.append(f"<sub>{markdown(runs)}</sub>")
+    return "\n\n".join(filter(None, parts)) + "\n"
