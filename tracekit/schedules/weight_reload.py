@@ -22,14 +22,14 @@ import polars as pl
 from tracekit.documents.coding import HasDocument
 from tracekit.documents.schedule import FORMAT, Cell, ScheduleDocument
 from tracekit.errors import ScheduleError
-from tracekit.schedules.times import check_positive, parse_times
+from tracekit.schedules.times import PositiveTimes
 
 Time = TypeVar("Time", int, float)
 LANES = ("H2D buffer", "IPC buffer 0", "IPC buffer 1")
 
 
 @dataclass(frozen=True)
-class ReloadTimes:
+class ReloadTimes(PositiveTimes):
     """Durations of one bucket's copy from the host, broadcast and reload.
 
     >>> ReloadTimes.parse("H2D=4,RELOAD=2")
@@ -39,14 +39,6 @@ class ReloadTimes:
     H2D: float = 4
     BROADCAST: float = 1
     RELOAD: float = 1
-
-    def __post_init__(self) -> None:
-        check_positive(asdict(self))
-
-    @classmethod
-    def parse(cls, text: str) -> ReloadTimes:
-        """Return the times in the command line's ``H2D=4,BROADCAST=1,RELOAD=1``."""
-        return cls(**parse_times(text, ("H2D", "BROADCAST", "RELOAD")))
 
 
 @dataclass(frozen=True)
