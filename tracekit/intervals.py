@@ -209,13 +209,13 @@ def overlaps_any(start_ns: Ints, end_ns: Ints, stretch_start_ns: Ints, stretch_e
     return np.append(stretch_start_ns, np.iinfo(np.int64).max)[candidate] < end_ns
 
 
-def union_of(frame: pl.DataFrame, group: str | None = None) -> Intervals:
-    """Return the ``union`` over a table's start_ns and end_ns; *group* names a column of small integers from 0.
+def union_of(frame: pl.DataFrame) -> Intervals:
+    """Return the ``union`` over a table's start_ns and end_ns.
 
     >>> union_of(pl.DataFrame({"start_ns": [0, 3], "end_ns": [4, 6]}))
     Intervals([0, 6))
     """
-    return union(frame["start_ns"].to_numpy(), frame["end_ns"].to_numpy(), frame[group].to_numpy() if group else None)
+    return union(frame["start_ns"].to_numpy(), frame["end_ns"].to_numpy())
 
 
 def _merge(first: Intervals, second: Intervals, operation: int) -> Intervals:

@@ -17,8 +17,7 @@ from tracekit.analysis import Analysis
 from tracekit.diffs import comparability, stats
 from tracekit.diffs.explanation import build_waterfall, explain_change
 from tracekit.diffs.load_runs import Comparable, Side, select_role, side_of
-from tracekit.diffs.metrics import resolve
-from tracekit.diffs.run_samples import Key, Run, centre_of_runs, mean_times
+from tracekit.diffs.run_samples import Key, Run, centre_of_runs, mean_times, per_step_samples
 from tracekit.diffs.verdict import judge
 from tracekit.documents import diff as documents
 from tracekit.documents.coding import HasDocument
@@ -316,11 +315,10 @@ def _budget_by_rank(runs: Sequence[Run]) -> dict[int, dict[str, float]]:
     samples: dict[int, dict[str, list[tuple[float, ...]]]] = {}
     for run in runs:
         for rank in run.ranks:
-            exposed = (f"exposed_ms.{label}" for label in rank.budget_ns.exposed)
+            by_name, exposed = per_step_samples([rank]), (f"exposed_ms.{label}" for label in rank.budget_ns.exposed)
             for name in ("step_ms", "compute_ms", "idle_ms", *exposed):
-                values = run.values(resolve(f"{name}@{rank.rank}", known=[name]))
-                if values:
-                    samples.setdefault(rank.rank, {}).setdefault(name, []).append(values)
+                if name in by_name:
+                    samples.setdefault(rank.rank, {}).setdefault(name, []).append(by_name[name])
     return {
         number: {name: stats.centre(values) for name, values in by_name.items()} for number, by_name in samples.items()
     }

@@ -63,7 +63,7 @@ class Run(msgspec.Struct, frozen=True):
         if metric.family.name == "late_ms":  # ranks that are never late have no samples of their own
             return tuple(0.0 for _ in self.samples.get("late_ms.rank", ()))
         ranks = [rank for rank in self.ranks if rank.rank == metric.rank]
-        return _per_step_samples(ranks).get(metric.name.split("@", maxsplit=1)[0], ())
+        return per_step_samples(ranks).get(metric.name.split("@", maxsplit=1)[0], ())
 
 
 def centre_of_runs(runs: Sequence[Run], name: str) -> float | None:
@@ -110,7 +110,7 @@ def from_analysis(
         )
     if not document.ranks:
         raise InputError(f"{name}: the analysis has no ranks", hint="analyze the traces again")
-    samples = _per_step_samples(document.ranks) | _label_samples(document.ranks) | rate_samples(document)
+    samples = per_step_samples(document.ranks) | _label_samples(document.ranks) | rate_samples(document)
     samples |= _lateness_samples(document)
     if document.schedule is not None:
         samples |= _schedule_samples(document.schedule)
@@ -171,7 +171,7 @@ def _tables(document: documents.AnalysisDocument, cells: Rows, timeline: Rows) -
     return {name: rows for name, rows in tables.items() if rows}
 
 
-def _per_step_samples(ranks: Sequence[documents.RankFigures]) -> Samples:
+def per_step_samples(ranks: Sequence[documents.RankFigures]) -> Samples:
     """Return one value per step that every rank has; an analysis without per-step figures is one sample."""
     if not ranks:
         return {}

@@ -19,17 +19,7 @@ from tracekit.errors import Notice, OptionError
 from tracekit.parsers.source_refs import unknown_rank_error
 from tracekit.reconstruct.parallel_groups import split_layout
 from tracekit.roles.combine import combine_roles, main_role
-from tracekit.run.driver import (
-    MEASURE_BYTES_FOR_PROCESSES,
-    OnDamage,
-    Span,
-    accept_old_options,
-    check_on_damage,
-    check_run,
-    find_sources,
-    map_sources,
-    pipeline_map,
-)
+from tracekit.run import driver
 from tracekit.run.measure import Options
 from tracekit.store.sources import OneRole, Paths, failure_notices
 from tracekit.store.trace import Trace
@@ -38,7 +28,7 @@ if TYPE_CHECKING:
     from tracekit.classify import RuleBook
 
 
-@accept_old_options
+@driver.accept_old_options
 def analyze(
     traces: Paths | OneRole | Trace,
     *,
@@ -59,7 +49,7 @@ def analyze(
     resume: bool = False,
     workers: int | None = None,
     executor: Executor | None = None,
-    on_damage: OnDamage = "warn",
+    on_damage: driver.OnDamage = "warn",
 ) -> Analysis:
     """Read, label, measure and compare traces; return where the time of a step went.
 
@@ -98,7 +88,6 @@ def analyze(
 
     """
     # Options are checked before any work is done: each check raises if its option is wrong.
-    check_on_damage(on_damage)
     if by is not None:
         from tracekit.analysis.by import check_kind
 
@@ -116,7 +105,7 @@ def analyze(
             raise OptionError("a store is made from files", hint="give paths, and a rules file")
         from tracekit.run.ingest import ingest
 
-        original_paths = [ref.path for ref in find_sources(traces, ranks=ranks, rank=file_rank)[0]]
+        original_paths = [ref.path for ref in driver.find_sources(traces, ranks=ranks, rank=file_rank)[0]]
         written, _ = ingest(
             traces,
             store,
@@ -163,7 +152,7 @@ def analyze(
         tables_by_role.setdefault(role or "", []).append(rank_tables)
     main = main_role(tables_by_role)
     paths = original_paths or paths
-    map_function = pipeline_map(workers, executor)
+    map_function = driver.pipeline_map(workers, executor)
     # The caller's options describe the main role (schedule, layout, pipeline) or ask about it (changes, what-if,
     # critical path): its figures are the result's own. Notices from reading are listed once, with them. Every other
     # role is compared with the schedule that is recognised in it, unless no comparison is wanted at all.
@@ -219,18 +208,18 @@ def _measure_sources(
     roles_named: bool,
 ) -> MeasuredRanks:
     """Read and measure the ranks of files or of a store; *roles_named* if the caller of ``analyze`` named the roles."""
-    refs, notices = find_sources(traces, ranks=options.ranks, rank=file_rank, strict=strict)
-    results = map_sources(
+    refs, notices = driver.find_sources(traces, ranks=options.ranks, rank=file_rank, strict=strict)
+    results = driver.map_sources(
         options.for_ranks(len(refs)).source_tables,
         refs,
         workers=workers,
         executor=executor,
         progress="analyzing",
-        bytes_for_processes=MEASURE_BYTES_FOR_PROCESSES,
+        bytes_for_processes=driver.MEASURE_BYTES_FOR_PROCESSES,
     )
     failures = failure_notices(results, strict=strict)
     pairs = [(result.item.role, tables) for result in results if result.error is None for tables in result.unwrap()]
-    spans: list[Span] = [
+    spans: list[driver.Span] = [
         (
             msgspec.structs.replace(tables.source, role=role),
             tables.steps["start_ns"].min(),
@@ -238,7 +227,7 @@ def _measure_sources(
         )  # type: ignore[misc]
         for role, tables in pairs
     ]
-    run_notices = check_run(spans, ranks=options.ranks, failed=bool(failures), strict=strict, named=roles_named)
+    run_notices = driver.check_run(spans, ranks=options.ranks, failed=bool(failures), strict=strict, named=roles_named)
     return pairs, [ref.path for ref in refs], (*notices, *failures, *run_notices)
 
 

@@ -201,23 +201,19 @@ OnDamage = Literal["warn", "skip", "error"]
 damaged, with a notice (``skip``); or raise (``error``)."""
 
 
-def check_on_damage(on_damage: str) -> None:
-    """Raise if there is no such treatment of damage.
-
-    >>> check_on_damage("ignore")
-    Traceback (most recent call last):
-    tracekit.errors.OptionError: on_damage cannot be 'ignore' (use warn, skip or error)
-    """
-    if on_damage not in get_args(OnDamage):
-        raise OptionError(f"on_damage cannot be {on_damage!r}", hint="use warn, skip or error")
-
-
 _OLD_OPTIONS = {"rank": "file_rank", "lenient": 'on_damage="skip" (load: "error")', "strict": 'on_damage="error"'}
 """Options of 0.1.0 and their replacements: ``lenient=False`` and ``strict=True`` are values of ``on_damage``."""
 
 
 def accept_old_options(function: Callable[P, R]) -> Callable[P, R]:
-    """Return a call that also takes the options of 0.1.0, with a warning that points at the caller."""
+    """Return a call that also takes the options of 0.1.0, with a warning that points at the caller.
+
+    It raises if there is no such treatment of damage:
+
+    >>> accept_old_options(dict)(on_damage="ignore")
+    Traceback (most recent call last):
+    tracekit.errors.OptionError: on_damage cannot be 'ignore' (use warn, skip or error)
+    """
 
     @functools.wraps(function)
     def call(*args: P.args, **options: P.kwargs) -> R:
@@ -232,6 +228,8 @@ def accept_old_options(function: Callable[P, R]) -> Callable[P, R]:
                 )
             if name != "rank" and value is (name == "strict"):
                 options["on_damage"] = "error" if name == "strict" else "skip"
+        if (on_damage := options.get("on_damage", "warn")) not in get_args(OnDamage):
+            raise OptionError(f"on_damage cannot be {on_damage!r}", hint="use warn, skip or error")
         return function(*args, **options)
 
     return call

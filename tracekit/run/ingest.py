@@ -24,16 +24,7 @@ from tracekit.documents.store_manifest import Entry
 from tracekit.errors import InputError, Notice, OptionError
 from tracekit.parsers import remote
 from tracekit.parsers.source_refs import SourceRef
-from tracekit.run.driver import (
-    MEASURE_BYTES_FOR_PROCESSES,
-    OnDamage,
-    Span,
-    accept_old_options,
-    check_on_damage,
-    check_run,
-    find_sources,
-    map_sources,
-)
+from tracekit.run import driver
 from tracekit.store.files import ROLE_PREFIX, Store, labelled_by, open_store, rank_folder, write_rank
 from tracekit.store.sources import OneRole, Paths, failure_notices, read_ref
 from tracekit.store.writer import StoreWriter, store_folder
@@ -104,7 +95,7 @@ def content_key(ref: SourceRef, options: object = None) -> str:
     return hashlib.sha256(repr(key).encode()).hexdigest()
 
 
-@accept_old_options
+@driver.accept_old_options
 def ingest(
     paths: Paths | OneRole,
     store: str | os.PathLike[str],
@@ -116,7 +107,7 @@ def ingest(
     stacks: bool = False,
     rules: str | os.PathLike[str] | None = None,
     resume: bool = False,
-    on_damage: OnDamage = "warn",
+    on_damage: driver.OnDamage = "warn",
 ) -> tuple[Store, tuple[Notice, ...]]:
     """Write traces as a store (every rank's events, labels and tables); return it and the notices.
 
@@ -143,11 +134,10 @@ def ingest(
     (0, 1)
 
     """
-    check_on_damage(on_damage)
     strict = on_damage == "error"
     if rules is not None:
         load_rules(Path(rules))  # raises here if it is wrong, not once per rank
-    refs, notices = find_sources(paths, ranks=ranks, rank=file_rank, strict=strict)
+    refs, notices = driver.find_sources(paths, ranks=ranks, rank=file_rank, strict=strict)
     target = Path(store).absolute()
     refs = tuple(ref if "://" in ref.path else replace(ref, path=str(Path(ref.path).absolute())) for ref in refs)
     if resume and any(Path(ref.path) == target for ref in refs):
@@ -155,7 +145,7 @@ def ingest(
     roles_were_named = isinstance(paths, Mapping)
     writers: list[StoreWriter] = []
     failures: list[Notice] = []  # ranks that could not be read; each writer has its own among its notices
-    spans: list[Span] = []
+    spans: list[driver.Span] = []
     run_notices: tuple[Notice, ...] = ()
     with store_folder(target, resume=resume) as folder:
         # Without any source there is one round nevertheless, in which the checks say what is missing.
@@ -178,7 +168,7 @@ def ingest(
                 spans += [(entry.source, entry.start_ns, entry.end_ns) for entry in writer.entries.values()]
                 # All roles so far are checked, so that a mistake is found early and leaves this store incomplete. The
                 # last check covers the whole run: its notices are the ones to return.
-                run_notices = check_run(
+                run_notices = driver.check_run(
                     spans, ranks=ranks, failed=bool(failures), strict=strict, named=roles_were_named
                 )
                 writer.complete = True
@@ -201,13 +191,13 @@ def _write_ranks(
     executor: Executor | None,
 ) -> tuple[Notice, ...]:
     """Do the *work* of each source and add its ranks to the store; return notices of sources that failed."""
-    results = map_sources(
+    results = driver.map_sources(
         work,
         refs,
         workers=workers,
         executor=executor,
         progress="ingesting",
-        bytes_for_processes=MEASURE_BYTES_FOR_PROCESSES,
+        bytes_for_processes=driver.MEASURE_BYTES_FOR_PROCESSES,
         on_value=writer.add,
         stop_at_failure=strict,
     )

@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 
 from tracekit.schedules import Op
-from tracekit.schema import EVENTS, conform
+from tracekit.schema import EVENTS
 from tracekit.synthetic.recipe import EPOCH_NS, Recipe
 
 MAIN, AUTOGRAD = 100, 101
@@ -41,13 +41,7 @@ def rank_events(recipe: Recipe, rank: int) -> pl.DataFrame:
     for step in range(recipe.steps):
         writer.step(step, EPOCH_NS + step * period + recipe.skew_ns.get(rank, 0))
     rows = sorted(writer.rows, key=lambda row: row["start_ns"])
-    frame = pl.DataFrame(rows, schema_overrides=_OVERRIDES, infer_schema_length=None)
-    return conform(frame.with_columns(rank=pl.lit(rank), id=pl.int_range(pl.len())), EVENTS)
-
-
-_NUMBERS = ("correlation", "external_id", "sequence", "fwd_thread", "stream", "device", "peer", "bytes", "tid", "step")
-_TEXTS = ("shapes", "collective", "group", "group_ranks", "group_desc")
-_OVERRIDES = dict.fromkeys(_NUMBERS, pl.Int64) | dict.fromkeys(_TEXTS, pl.String)
+    return pl.DataFrame([{"rank": rank, "id": i} | row for i, row in enumerate(rows)], schema=EVENTS)
 
 
 @dataclass
@@ -93,8 +87,6 @@ class _Writer:
         self.annotated("Optimizer.step#AdamW.step", close, close + 60_000)
         self.kernel("multi_tensor_apply_kernel", close + 10_000, close + 50_000, op="aten::_fused_adamw_")
         self.annotated(f"ProfilerStep#{number}", origin - LEAD_NS - 20_000, close + GAP_NS // 2)
-        for row in self.rows:
-            row.setdefault("step", number)
 
     # Cells
 
@@ -199,9 +191,10 @@ class _Writer:
         thread = AUTOGRAD if node else MAIN
         text = json.dumps(shapes, separators=(",", ":")) if shapes and self.recipe.shapes else None
         forward = sequence if node is None else None
-        self._add("cpu_op", op, launched - 3, launched + 700, thread, shapes=text, sequence=forward)
-        if forward is not None:
-            self.rows[-1]["fwd_thread"] = 0
+        forward_thread = None if forward is None else 0
+        self._add(
+            "cpu_op", op, launched - 3, launched + 700, thread, shapes=text, sequence=forward, fwd_thread=forward_thread
+        )
         if node:
             for around, by in ((f"autograd::engine::evaluate_function: {node}", 9), (node, 6)):
                 back = {"sequence": sequence, "fwd_thread": 1}
