@@ -84,10 +84,8 @@ def side_of(source: Comparable, *, what: str, keep: bool = False) -> Side:
     if isinstance(source, Side):
         return source
     sources: Sequence[RunSource] = [source] if isinstance(source, str | os.PathLike | BaseAnalysis) else source
-    paths = [os.fspath(item) for item in sources if not isinstance(item, BaseAnalysis)]
-    analysed = tuple(
-        _run_from_analysis(item, name=what, keep=keep) for item in sources if isinstance(item, BaseAnalysis)
-    )
+    paths = [os.fspath(run) for run in sources if not isinstance(run, BaseAnalysis)]
+    analysed = tuple(_run_from_analysis(run, name=what, keep=keep) for run in sources if isinstance(run, BaseAnalysis))
     if analysed and not paths:
         return Side(analysed, {})
     read = read_side(paths, what=what, keep=keep)

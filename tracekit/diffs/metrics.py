@@ -9,7 +9,7 @@ import difflib
 import operator
 import re
 import tomllib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import product
 from pathlib import Path
 from typing import Literal
@@ -108,12 +108,7 @@ class Metric(msgspec.Struct, frozen=True):
         return self.family.nature
 
 
-_COMPARISONS: dict[str, Callable[[float, float], bool]] = {
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-}
+_COMPARISONS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 
 
 class Requirement(msgspec.Struct, frozen=True):
@@ -143,7 +138,7 @@ class Requirement(msgspec.Struct, frozen=True):
         >>> parse_requirement("overlap.ep_dispatch > -0.02").holds(-0.01)
         True
         """
-        return _COMPARISONS[self.op](value, self.limit)
+        return bool(_COMPARISONS[self.op](value, self.limit))
 
 
 def resolve(name: str, *, known: Iterable[str] = ()) -> Metric:

@@ -119,16 +119,9 @@ def from_analysis(
         for role in document.roles or ()
         if role.name != document.main_role
     }
-    tables = _tables(document, cells, timeline)
-    return Run(
-        name,
-        samples,
-        comparability_facts(document),
-        tables,
-        tuple(document.ranks),
-        main_role=document.main_role or None,
-        roles=roles,
-    )
+    facts, tables = comparability_facts(document), _tables(document, cells, timeline)
+    main_role = document.main_role or None
+    return Run(name, samples, facts, tables, tuple(document.ranks), main_role=main_role, roles=roles)
 
 
 def comparability_facts(document: documents.AnalysisDocument) -> dict[str, Any]:
@@ -161,13 +154,7 @@ def _tables(document: documents.AnalysisDocument, cells: Rows, timeline: Rows) -
     kernels = to_plain_rows(document.kernels)
     modules = [{k: row[k] for k in ("module", "label", "ns")} for row in kernels if row["module"]]
     products = [] if document.rates is None else to_plain_rows(document.rates.products)
-    tables = {
-        "kernels": kernels,
-        "modules": modules,
-        "products": products,
-        "cells": list(cells),
-        "timeline": list(timeline),
-    }
+    tables = {"kernels": kernels, "modules": modules, "products": products, "cells": cells, "timeline": timeline}
     return {name: rows for name, rows in tables.items() if rows}
 
 

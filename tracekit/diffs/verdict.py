@@ -213,9 +213,8 @@ def _samples(
         return [[0.0] * runs[0].steps] if runs and runs[0].steps else []
 
     before, after = ([list(values) for run in side if (values := run.values(metric))] for side in (baseline, candidate))
-    if (
-        metric.family.unit == "ms" and not metric.family.once_a_run
-    ):  # a label that one side never ran took no time there
+    # A label that one side never ran took no time there.
+    if metric.family.unit == "ms" and not metric.family.once_a_run:
         before = before or (zeros(baseline) if after else [])
         after = after or (zeros(candidate) if before else [])
     return before, after
@@ -231,12 +230,10 @@ def _check_without_test(case: _Case, rules: GateSettings, obstacle: str, damage:
         return case.undecided(obstacle)
     if case.check.before is None:
         return case.undecided("the baseline has no such metric")
-    unit, needed = ("run", MIN_RUNS_OF_RUN_METRIC) if case.metric.family.once_a_run else ("step", rules.min_steps)
+    unit, least = ("run", MIN_RUNS_OF_RUN_METRIC) if case.metric.family.once_a_run else ("step", rules.min_steps)
     steps = case.check.steps
-    if min(steps.before, steps.after) < needed:
-        return case.undecided(
-            f"{counted(steps.before, unit)} before, {steps.after} after; at least {needed} are needed"
-        )
+    if min(steps.before, steps.after) < least:
+        return case.undecided(f"{counted(steps.before, unit)} before, {steps.after} after; at least {least} are needed")
     return None
 
 
@@ -344,8 +341,6 @@ def _regression_reason(case: _Case) -> str:
         return f"breaks {requirement.text}"
     if unit == "ratio":
         return f"worse by more than {100 * case.floor:.1f} points"
-    return (
-        f"worse by more than {100 / before * case.floor:.1f} %"
-        if before
-        else f"worse by more than {case.floor:.3g} {unit}"
-    )
+    if before:
+        return f"worse by more than {100 / before * case.floor:.1f} %"
+    return f"worse by more than {case.floor:.3g} {unit}"

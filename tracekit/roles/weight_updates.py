@@ -71,17 +71,15 @@ def find_weight_updates(processes: Sequence[Process]) -> tuple[list[WeightUpdate
     # The k-th update of one rank is the k-th of another only if both have the same number.
     parts = [(process, by_update) for process, by_update in parts if len(by_update) == update_count]
     updates = []
-    for number in range(update_count):
+    for i in range(update_count):
         # A rank's recording may lack the last buckets: only those that all ranks have can be matched.
-        sizes_by_rank = [by_update[number].filter(lane="broadcast")["bytes"].to_numpy() for _, by_update in parts]
+        sizes_by_rank = [by_update[i].filter(lane="broadcast")["bytes"].to_numpy() for _, by_update in parts]
         sizes, bucket_count = max(sizes_by_rank, key=len), min(map(len, sizes_by_rank))
         ranks = []
         for process, by_update in parts:
-            until = int(by_update[number + 1]["start_ns"][0]) if number + 1 < update_count else np.iinfo(np.int64).max
+            until = int(by_update[i + 1]["start_ns"][0]) if i + 1 < update_count else np.iinfo(np.int64).max
             worker = workers.get(process.rank)
-            ranks.append(
-                _rank_part(process, worker, by_update[number], sizes, bucket_count=bucket_count, until_ns=until)
-            )
+            ranks.append(_rank_part(process, worker, by_update[i], sizes, bucket_count=bucket_count, until_ns=until))
         update = _measure(ranks, server_role, workers)
         if update is not None:
             updates.append(update)

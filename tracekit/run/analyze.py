@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from tracekit._util.workers import ItemResult
 from tracekit.align.steps import Steps, parse_steps
 from tracekit.analysis import Analysis
 from tracekit.analysis.combine import combine
 from tracekit.analysis.tables import RankTables
 from tracekit.critical_path.changes import parse_change
 from tracekit.errors import Notice, OptionError
-from tracekit.parsers.source_refs import unknown_rank_error
+from tracekit.parsers.source_refs import SourceRef, unknown_rank_error
 from tracekit.reconstruct.parallel_groups import split_layout
 from tracekit.roles.combine import combine_roles, main_role
 from tracekit.run import driver
@@ -99,7 +100,7 @@ def analyze(
     if resume and store is None:
         raise OptionError("resume needs a store to go on with", hint="name one: store (--store)")
     roles_named_by_caller = isinstance(traces, Mapping)
-    original_paths: Sequence[str] | None = None
+    original_paths: list[str] | None = None
     if store is not None:
         if isinstance(traces, Trace) or not (rules is None or isinstance(rules, Path)):
             raise OptionError("a store is made from files", hint="give paths, and a rules file")
@@ -138,15 +139,19 @@ def analyze(
     if isinstance(traces, Trace):
         measured, paths, notices = _measure_trace(traces, options)
     else:
-        measured, paths, notices = _measure_sources(
-            traces,
-            options,
-            file_rank=file_rank,
+        strict = on_damage == "error"
+        refs, notices = driver.find_sources(traces, ranks=options.ranks, rank=file_rank, strict=strict)
+        paths = [ref.path for ref in refs]
+        results = driver.map_sources(
+            options.for_ranks(len(refs)).source_tables,
+            refs,
             workers=workers,
             executor=executor,
-            strict=on_damage == "error",
-            roles_named=roles_named_by_caller,
+            progress="analyzing",
+            bytes_for_processes=driver.MEASURE_BYTES_FOR_PROCESSES,
         )
+        measured, run_notices = _check_results(results, options.ranks, strict=strict, named=roles_named_by_caller)
+        notices = (*notices, *run_notices)
     tables_by_role: dict[str, list[RankTables]] = {}
     for role, rank_tables in measured:
         tables_by_role.setdefault(role or "", []).append(rank_tables)
@@ -183,12 +188,12 @@ def analyze(
     return combine_roles(analyses, tables_by_role, main=main, named=roles_named_by_caller)
 
 
-MeasuredRanks = tuple[list[tuple[str | None, RankTables]], Sequence[str], Sequence[Notice]]
-"""Role and tables of each rank, the paths they were read from, and notices from reading them."""
+MeasuredRank = tuple[str | None, RankTables]
+"""Role and tables of a rank."""
 
 
-def _measure_trace(trace: Trace, options: Options) -> MeasuredRanks:
-    """Measure the ranks of a trace in memory."""
+def _measure_trace(trace: Trace, options: Options) -> tuple[list[MeasuredRank], list[str], tuple[Notice, ...]]:
+    """Measure the ranks of a trace in memory; return them, the paths they were read from, and notices."""
     parts = [part for part in trace.parts if options.ranks is None or part.source.rank in options.ranks]
     if absent := (options.ranks or frozenset()) - {part.source.rank for part in parts}:
         raise unknown_rank_error(absent, trace.ranks)
@@ -197,26 +202,14 @@ def _measure_trace(trace: Trace, options: Options) -> MeasuredRanks:
     return measured, [part.source.path for part in parts], trace.notices
 
 
-def _measure_sources(
-    traces: Paths | OneRole,
-    options: Options,
+def _check_results(
+    results: Sequence[ItemResult[SourceRef, list[RankTables]]],
+    ranks: Collection[int] | None,
     *,
-    file_rank: int | None,
-    workers: int | None,
-    executor: Executor | None,
     strict: bool,
-    roles_named: bool,
-) -> MeasuredRanks:
-    """Read and measure the ranks of files or of a store; *roles_named* if the caller of ``analyze`` named the roles."""
-    refs, notices = driver.find_sources(traces, ranks=options.ranks, rank=file_rank, strict=strict)
-    results = driver.map_sources(
-        options.for_ranks(len(refs)).source_tables,
-        refs,
-        workers=workers,
-        executor=executor,
-        progress="analyzing",
-        bytes_for_processes=driver.MEASURE_BYTES_FOR_PROCESSES,
-    )
+    named: bool,
+) -> tuple[list[MeasuredRank], tuple[Notice, ...]]:
+    """Return the ranks that could be measured, and notices; *named* if the caller of ``analyze`` named the roles."""
     failures = failure_notices(results, strict=strict)
     pairs = [(result.item.role, tables) for result in results if result.error is None for tables in result.unwrap()]
     spans: list[driver.Span] = [
@@ -227,8 +220,8 @@ def _measure_sources(
         )  # type: ignore[misc]
         for role, tables in pairs
     ]
-    run_notices = driver.check_run(spans, ranks=options.ranks, failed=bool(failures), strict=strict, named=roles_named)
-    return pairs, [ref.path for ref in refs], (*notices, *failures, *run_notices)
+    run_notices = driver.check_run(spans, ranks=ranks, failed=bool(failures), strict=strict, named=named)
+    return pairs, (*failures, *run_notices)
 
 
 def _checked_rules(rules: str | Path | RuleBook | None) -> Path | RuleBook | None:

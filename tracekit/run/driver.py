@@ -23,7 +23,7 @@ from tracekit.parsers.source_refs import SourceRef, unknown_rank_error
 from tracekit.roles.assign import find_roles
 from tracekit.roles.combine import check_roles
 from tracekit.schema import Source
-from tracekit.store.sources import OneRole, Paths, check_one_run, check_strict, missing_notice
+from tracekit.store.sources import OneRole, Paths, Sources, check_one_run, check_strict, missing_notice
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -45,7 +45,7 @@ MAX_MEMORY_RATIO = 4
 
 def find_sources(
     paths: Paths | OneRole, *, ranks: Collection[int] | None = None, rank: int | None = None, strict: bool = False
-) -> tuple[tuple[SourceRef, ...], tuple[Notice, ...]]:
+) -> Sources:
     """Return the sources to read, one per rank where the rank is known before reading, and notices about them.
 
     >>> [ref.rank for ref in find_sources("sample_traces/reload", ranks=[1, 3])[0]]
@@ -90,9 +90,8 @@ def map_sources(
     isolate = executor is None and any(may_exceed_memory(ref) for ref in refs)
     label = f"{progress} {terminal(Path(refs[0].path).name)}" if len(refs) == 1 else progress
     results = []
-    with contextlib.closing(
-        map_items(work, refs, workers=count, executor=executor, progress=label, isolate=isolate)
-    ) as stream:
+    stream = map_items(work, refs, workers=count, executor=executor, progress=label, isolate=isolate)
+    with contextlib.closing(stream):
         for result in stream:
             results.append(result)
             if result.error is not None and stop_at_failure:

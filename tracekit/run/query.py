@@ -63,7 +63,6 @@ def _tables(store: Store) -> dict[str, Any]:
             str(of_role.checked_file(entry.rank, name))
             for of_role in store.roles.values() or [store]
             for entry in of_role.entries
-            if name == "events" or entry.labelled_rows is not None
         ]
         if files:
             tables[name] = datasets.dataset(

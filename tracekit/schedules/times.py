@@ -79,10 +79,7 @@ class Times:
             rows = table.kind == code
             duration[rows] = grids[key][table.stage[rows], table.microbatch[rows]]
         rows = table.kind == s.FB
-        forward, backward = (
-            (table.stage[rows], table.microbatch[rows]),
-            (table.b_stage[rows], table.b_microbatch[rows]),
-        )
+        forward, backward = (table.stage[rows], table.microbatch[rows]), (table.b_stage[rows], table.b_microbatch[rows])
         duration[rows] = grids["F"][forward] + grids["B"][backward] if fb is None else fb[forward]
         if self.rank_factor is not None:
             factor = np.asarray(self.rank_factor)

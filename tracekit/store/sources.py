@@ -39,18 +39,20 @@ EARLIEST_DATE_NS = 1_400_000_000_000_000_000
 """Times before this (2014) count from the start of a machine and tell no date."""
 
 
-def find(
-    paths: PathList, *, ranks: Collection[int] | None = None, rank: int | None = None, check: bool = True
-) -> tuple[tuple[SourceRef, ...], tuple[Notice, ...]]:
+Sources = tuple[tuple[SourceRef, ...], tuple[Notice, ...]]
+"""Sources to read, and notices about them."""
+
+
+def find(paths: PathList, *, ranks: Collection[int] | None = None, rank: int | None = None) -> Sources:
     """Return the sources at *paths*, one per rank where the rank is known before reading, and notices about them.
 
-    A store becomes one source per rank. *rank* is the rank of a single file that does not name it. Without *check*,
-    several sources may have the same rank.
+    A store becomes one source per rank. *rank* is the rank of a single file that does not name it. Several sources may
+    have the same rank (``roles.assign`` tells them apart).
 
     >>> [ref.rank for ref in find("sample_traces/reload", ranks=[1, 3])[0]]
     [1, 3]
     """
-    sources = discover(paths, ranks=ranks, rank=rank, check=check)
+    sources = discover(paths, ranks=ranks, rank=rank, check=False)
     refs: list[SourceRef] = []
     notices = list(sources.notices)
     for ref in sources.refs:
@@ -63,8 +65,6 @@ def find(
             notices.append(Notice("store-incomplete", text))
         notices += store.notices
         refs += _store_refs(ref, store.sources)
-    if check:
-        check_single_run(refs)
     if ranks is not None:
         refs = [ref for ref in refs if ref.rank is None or ref.rank in ranks or ref.reader == "nsight"]
     return tuple(refs), tuple(notices)

@@ -191,10 +191,8 @@ class _Writer:
         thread = AUTOGRAD if node else MAIN
         text = json.dumps(shapes, separators=(",", ":")) if shapes and self.recipe.shapes else None
         forward = sequence if node is None else None
-        forward_thread = None if forward is None else 0
-        self._add(
-            "cpu_op", op, launched - 3, launched + 700, thread, shapes=text, sequence=forward, fwd_thread=forward_thread
-        )
+        ids = {"sequence": forward, "fwd_thread": None if forward is None else 0}
+        self._add("cpu_op", op, launched - 3, launched + 700, thread, shapes=text, **ids)
         if node:
             for around, by in ((f"autograd::engine::evaluate_function: {node}", 9), (node, 6)):
                 back = {"sequence": sequence, "fwd_thread": 1}
