@@ -50,12 +50,8 @@ class Intervals:
 
     def __repr__(self) -> str:
         several = len(self) > 0 and bool(self.group.any())
-        parts = [
-            f"{f'{group}: ' if several else ''}[{start}, {end})"
-            for group, start, end in zip(
-                self.group[:_MAX_REPR], self.start_ns[:_MAX_REPR], self.end_ns[:_MAX_REPR], strict=True
-            )
-        ]
+        rows = zip(*(column[:_MAX_REPR] for column in (self.group, self.start_ns, self.end_ns)), strict=True)
+        parts = [f"{f'{group}: ' if several else ''}[{start}, {end})" for group, start, end in rows]
         return f"Intervals({', '.join(parts)}{', …' if len(self) > _MAX_REPR else ''})"
 
     def __eq__(self, other: object) -> bool:

@@ -125,15 +125,11 @@ def read_baseline(path: str) -> Side:
     if not any(run.steps for run in main.runs):
         raise InputError(f"{path}: the baseline is empty", hint=hint)
     roles = {name: _side_of_baseline(role, path) for name, role in (document.roles or {}).items()}
-    runs = tuple(
-        structs.replace(
-            run,
-            main_role=document.main_role or None,
-            roles={name: role.runs[i] for name, role in roles.items() if i < len(role.runs)},
-        )
-        for i, run in enumerate(main.runs)
-    )
-    return Side(runs, main.noise, {name: role.noise for name, role in roles.items()})
+    runs = []
+    for i, run in enumerate(main.runs):
+        of_roles = {name: role.runs[i] for name, role in roles.items() if i < len(role.runs)}
+        runs.append(structs.replace(run, main_role=document.main_role or None, roles=of_roles))
+    return Side(tuple(runs), main.noise, {name: role.noise for name, role in roles.items()})
 
 
 def _side_of_baseline(document: RoleBaseline, path: str) -> Side:

@@ -114,11 +114,8 @@ def from_analysis(
     samples |= _lateness_samples(document)
     if document.schedule is not None:
         samples |= _schedule_samples(document.schedule)
-    roles = {
-        role.name: from_analysis(role.analysis, name=f"{name}:{role.name}")
-        for role in document.roles or ()
-        if role.name != document.main_role
-    }
+    others = [role for role in document.roles or () if role.name != document.main_role]
+    roles = {role.name: from_analysis(role.analysis, name=f"{name}:{role.name}") for role in others}
     facts, tables = comparability_facts(document), _tables(document, cells, timeline)
     main_role = document.main_role or None
     return Run(name, samples, facts, tables, tuple(document.ranks), main_role=main_role, roles=roles)

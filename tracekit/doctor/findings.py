@@ -4,7 +4,7 @@ Texts are in ``findings.toml``. A new finding is a condition in ``FINDING_RULES`
 recording a condition in ``EXTRA_RULES`` and its texts.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -113,7 +113,7 @@ FINDING_RULES: dict[str, Callable[[RankFacts], bool]] = {
 
 
 def find_problems(
-    facts: Sequence[RankFacts], *, unreadable: Sequence[tuple[str, str]] = (), ranks: Sequence[int] | None = None
+    facts: Sequence[RankFacts], *, unreadable: Sequence[tuple[str, str]] = (), ranks: Collection[int] | None = None
 ) -> list[Finding]:
     """Return the findings over all ranks, the most severe first; a problem shared by several ranks is one finding.
 

@@ -102,9 +102,8 @@ def write_baseline(
     for role_runs in (runs, *(side.of_role(name).runs for name in side.other_roles)):
         differences = find_obstacles(role_runs[1:], role_runs[:1]) if len(runs) > 1 else []
         if differences:
-            raise InputError(
-                f"these runs cannot make one baseline: {'; '.join(differences)}", hint="give runs of the same code"
-            )
+            problem = f"these runs cannot make one baseline: {'; '.join(differences)}"
+            raise InputError(problem, hint="give runs of the same code")
     if calibrated:
         role_noise = {name: calibrate(side.of_role(name).runs) for name in side.other_roles}
         side = Side(side.runs, calibrate(runs), role_noise)

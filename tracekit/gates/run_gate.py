@@ -156,16 +156,10 @@ def _judge_sides(
     """
     obstacles = find_obstacles(candidate.runs, baseline.runs, allow=config.allow) if baseline.runs else []
     role_damage = find_damage((*baseline.runs, *candidate.runs), allow=config.allow)
-    checks = judge(
-        candidate.runs,
-        baseline.runs,
-        requirements,
-        rules=config,
-        noise=_noise(baseline),
-        obstacle="not comparable: " + "; ".join(obstacles) if obstacles else "",
-        damage="; ".join(dict.fromkeys([*run_damage, *role_damage])),
-    )
-    return checks, obstacles
+    obstacle = "not comparable: " + "; ".join(obstacles) if obstacles else ""
+    damage = "; ".join(dict.fromkeys([*run_damage, *role_damage]))
+    runs, noise = (candidate.runs, baseline.runs), _noise(baseline)
+    return judge(*runs, requirements, rules=config, noise=noise, obstacle=obstacle, damage=damage), obstacles
 
 
 def _check_ranks(requirements: Sequence[Requirement], candidate: Side) -> None:
@@ -174,10 +168,8 @@ def _check_ranks(requirements: Sequence[Requirement], candidate: Side) -> None:
     for requirement in requirements:
         metric = requirement.metric
         if ranks and metric.rank is not None and metric.rank not in ranks:
-            raise OptionError(
-                f"{metric.name}: the candidate has no rank {metric.rank}",
-                hint=f"it has ranks {min(ranks)} to {max(ranks)}",
-            )
+            problem = f"{metric.name}: the candidate has no rank {metric.rank}"
+            raise OptionError(problem, hint=f"it has ranks {min(ranks)} to {max(ranks)}")
 
 
 def _overall_verdict(checks: Sequence[CheckResult]) -> Verdict:

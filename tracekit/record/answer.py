@@ -44,12 +44,8 @@ def answer_of(analysis: Analysis) -> Answer:
 def analyse_apart(files: Sequence[Path]) -> Answer:
     """Return the answer to the traces *files*, from another process; the calling thread only waits."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "POLARS_MAX_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", "tracekit.record.answer", *map(str, files)],
-        stdout=subprocess.PIPE,
-        check=True,
-        env=environment,
-    )
+    command = [sys.executable, "-m", "tracekit.record.answer", *map(str, files)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, env=environment)
     answer = msgspec.json.decode(done.stdout, type=Answer)
     if answer.error is not None:
         raise TracekitError(answer.error)

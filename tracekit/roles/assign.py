@@ -136,10 +136,8 @@ def _find_ranks(refs: Sequence[SourceRef]) -> tuple[list[SourceRef], list[Notice
         ranks, rank_from = _numbers_in_names(members) or _match_content(members, others), "matched"
         if ranks is None:
             if len({ref.rank for ref in others}) != len(members):
-                raise InputError(
-                    f"{len(members)} files do not say their rank{file_listing([ref.path for ref in members])}",
-                    hint="put the rank into their names: rank0.json, rank1.json, …",
-                )
+                problem = f"{len(members)} files do not say their rank{file_listing([ref.path for ref in members])}"
+                raise InputError(problem, hint="put the rank into their names: rank0.json, rank1.json, …")
             ordered = sorted({ref.rank for ref in others if ref.rank is not None})
             ranks = dict(zip(sorted(ref.path for ref in members), ordered, strict=True))
             text = (

@@ -7,6 +7,7 @@ iteration that the next weight update of its process ends. Iterations follow eac
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from statistics import median
 from typing import TypeVar
 
@@ -131,12 +132,8 @@ def _colocated(processes: Sequence[Process]) -> bool:
         number = np.full(len(work), process.rank)
         bands = union(work["start_ns"].to_numpy(), work["end_ns"].to_numpy(), number)
         by_role[process.role] = by_role[process.role] | bands if process.role in by_role else bands
-    roles = list(by_role.values())
-    return all(
-        2 * (first & second).total_ns <= min(first.total_ns, second.total_ns)
-        for i, first in enumerate(roles)
-        for second in roles[i + 1 :]
-    )
+    pairs = combinations(by_role.values(), 2)
+    return all(2 * (first & second).total_ns <= min(first.total_ns, second.total_ns) for first, second in pairs)
 
 
 def _union(bands: Sequence[PhaseBand]) -> Intervals:

@@ -109,11 +109,8 @@ def _split(server: Process, worker: Process | None) -> list[pl.DataFrame]:
 
     Updates with nothing in between are separated by barriers, if each then broadcasts the same buckets.
     """
-    breaks = [
-        process.stretches.filter(pl.col("phase") != WEIGHT_SYNC)["start_ns"].to_numpy()
-        for process in (server, worker)
-        if process is not None
-    ]
+    processes = [server] if worker is None else [server, worker]
+    breaks = [process.stretches.filter(pl.col("phase") != WEIGHT_SYNC)["start_ns"].to_numpy() for process in processes]
     groups = _split_at(server.transfers, np.sort(np.concatenate(breaks)))
     if len(groups) == 1:
         barriers = server.lane("other").filter(pl.col("bytes") == 0)["start_ns"].to_numpy()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Executor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -142,13 +143,9 @@ def analyze(
         strict = on_damage == "error"
         refs, notices = driver.find_sources(traces, ranks=options.ranks, rank=file_rank, strict=strict)
         paths = [ref.path for ref in refs]
+        work = options.for_ranks(len(refs)).source_tables
         results = driver.map_sources(
-            options.for_ranks(len(refs)).source_tables,
-            refs,
-            workers=workers,
-            executor=executor,
-            progress="analyzing",
-            bytes_for_processes=driver.MEASURE_BYTES_FOR_PROCESSES,
+            work, refs, workers=workers, executor=executor, progress="analyzing", measures=True
         )
         measured, run_notices = _check_results(results, options.ranks, strict=strict, named=roles_named_by_caller)
         notices = (*notices, *run_notices)
@@ -157,33 +154,23 @@ def analyze(
         tables_by_role.setdefault(role or "", []).append(rank_tables)
     main = main_role(tables_by_role)
     paths = original_paths or paths
-    map_function = driver.pipeline_map(workers, executor)
+    combine_role = partial(combine, paths=paths, map_function=driver.pipeline_map(workers, executor))
     # The caller's options describe the main role (schedule, layout, pipeline) or ask about it (changes, what-if,
     # critical path): its figures are the result's own. Notices from reading are listed once, with them. Every other
     # role is compared with the schedule that is recognised in it, unless no comparison is wanted at all.
-    analyses = {
-        role: combine(
-            tables,
-            paths=paths,
-            schedule="none" if schedule == "none" else "auto",
-            best_changes=False,
-            map_function=map_function,
-        )
-        for role, tables in tables_by_role.items()
-        if role != main
-    }
-    analyses[main] = combine(
+    others = {role: tables for role, tables in tables_by_role.items() if role != main}
+    compared = "none" if schedule == "none" else "auto"
+    analyses = {role: combine_role(tables, schedule=compared, best_changes=False) for role, tables in others.items()}
+    analyses[main] = combine_role(
         tables_by_role[main],
-        paths=paths,
         notices=notices,
         schedule=schedule,
         layout=layout,
         what_if=what_if,
         changes=changes,
-        best_changes=len(tables_by_role) == 1,  # a role alone does not show what the others would hold back
+        best_changes=not others,  # a role alone does not show what the others would hold back
         critical_path=critical_path,
         pipeline=pipeline,
-        map_function=map_function,
     )
     return combine_roles(analyses, tables_by_role, main=main, named=roles_named_by_caller)
 

@@ -64,7 +64,7 @@ def map_sources(
     workers: int | None = None,
     executor: Executor | None = None,
     progress: str,
-    bytes_for_processes: int = READ_BYTES_FOR_PROCESSES,
+    measures: bool = False,
     on_value: Callable[[R], object] | None = None,
     stop_at_failure: bool = False,
 ) -> list[ItemResult[SourceRef, R]]:
@@ -76,7 +76,7 @@ def map_sources(
         workers: Number of worker processes, or of the executor's workers; by default as many as pay.
         executor: Any ``concurrent.futures`` executor, used instead of worker processes.
         progress: Label of the progress bar; if there is one source, its name is added.
-        bytes_for_processes: Size of the traces' text from which worker processes pay for this work.
+        measures: Whether the work labels and measures ranks too, so that worker processes pay for smaller traces.
         on_value: Called with each value as soon as it is there.
         stop_at_failure: Stop at the first source that fails.
 
@@ -86,7 +86,7 @@ def map_sources(
     """
     count = workers
     if executor is None:
-        count = worker_count(refs, workers, bytes_for_processes=bytes_for_processes)
+        count = worker_count(refs, workers, measures=measures)
     isolate = executor is None and any(may_exceed_memory(ref) for ref in refs)
     label = f"{progress} {terminal(Path(refs[0].path).name)}" if len(refs) == 1 else progress
     results = []
@@ -101,9 +101,7 @@ def map_sources(
     return sorted(results, key=lambda result: result.index)
 
 
-def worker_count(
-    refs: Sequence[SourceRef], workers: int | None = None, *, bytes_for_processes: int = READ_BYTES_FOR_PROCESSES
-) -> int:
+def worker_count(refs: Sequence[SourceRef], workers: int | None = None, *, measures: bool = False) -> int:
     """Return the number of worker processes to read with: *workers* if given, else as many as pay and fit in memory.
 
     >>> worker_count([SourceRef("a.json", "kineto", bytes=1000)] * 4)
@@ -114,6 +112,7 @@ def worker_count(
     if workers is not None:
         return min(workers, max(1, len(refs))) if workers > 0 else workers
     sizes = [estimated_bytes(ref) for ref in refs]
+    bytes_for_processes = MEASURE_BYTES_FOR_PROCESSES if measures else READ_BYTES_FOR_PROCESSES
     if len(refs) < 2 or sum(sizes) < bytes_for_processes or all(ref.reader == "store" for ref in refs):
         return 1
     bytes_per_worker = max(sizes) + WORKER_BYTES
@@ -222,9 +221,8 @@ def accept_old_options(function: Callable[P, R]) -> Callable[P, R]:
             text = f"the option {name} is deprecated: use {_OLD_OPTIONS[name]}"
             warnings.warn(text, DeprecationWarning, stacklevel=2)
             if name == "rank" and options.setdefault("file_rank", value) != value:
-                raise OptionError(
-                    f"file_rank={options['file_rank']} and rank={value} differ", hint="give file_rank alone"
-                )
+                problem = f"file_rank={options['file_rank']} and rank={value} differ"
+                raise OptionError(problem, hint="give file_rank alone")
             if name != "rank" and value is (name == "strict"):
                 options["on_damage"] = "error" if name == "strict" else "skip"
         if (on_damage := options.get("on_damage", "warn")) not in get_args(OnDamage):

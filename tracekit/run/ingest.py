@@ -197,7 +197,7 @@ def _write_ranks(
         workers=workers,
         executor=executor,
         progress="ingesting",
-        bytes_for_processes=driver.MEASURE_BYTES_FOR_PROCESSES,
+        measures=True,
         on_value=writer.add,
         stop_at_failure=strict,
     )

@@ -175,8 +175,6 @@ def _grid(key: str, value: Any, shape: tuple[int, int]) -> npt.NDArray[Any]:
     """Return a time as a table of stages × micro-batches."""
     array = np.asarray(value)
     if array.shape not in ((), shape[:1], (shape[0], 1), shape):
-        raise ScheduleError(
-            f"time {key} has shape {array.shape}, the schedule has {shape[0]} stages and {shape[1]} micro-batches",
-            hint="give one number, one per stage, or a table stages × micro-batches",
-        )
+        problem = f"time {key} has shape {array.shape}, the schedule has {shape[0]} stages and {shape[1]} micro-batches"
+        raise ScheduleError(problem, hint="give one number, one per stage, or a table stages × micro-batches")
     return np.broadcast_to(array.T, shape[::-1]).T

@@ -116,9 +116,8 @@ def weight_reload(ranks: int, rounds: int, times: ReloadTimes | None = None) -> 
         if value < 1:
             raise ScheduleError(f"{size} must be 1 or more; got {value}")
     if ranks * ranks * rounds > 2_000_000:
-        raise ScheduleError(
-            f"ranks={ranks}, rounds={rounds}: more than 2,000,000 broadcasts", hint="use fewer ranks or rounds"
-        )
+        problem = f"ranks={ranks}, rounds={rounds}: more than 2,000,000 broadcasts"
+        raise ScheduleError(problem, hint="use fewer ranks or rounds")
     times = times or ReloadTimes()
     owned = [(bucket // ranks, times.BROADCAST, times.RELOAD) for bucket in range(ranks * rounds)]
     return WeightReload(ranks, rounds, times, tuple(simulate_buckets([times.H2D] * rounds, owned)))

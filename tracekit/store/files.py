@@ -245,9 +245,8 @@ def _read_manifest(root: Path, *_: int) -> Store:
     try:
         manifest = _read_checked(root / MANIFEST, StoreManifest)
     except FileNotFoundError:
-        raise InputError(
-            f"{root}: is not a store: it has no {MANIFEST}", hint="make one with: tracekit ingest"
-        ) from None
+        problem = f"{root}: is not a store: it has no {MANIFEST}"
+        raise InputError(problem, hint="make one with: tracekit ingest") from None
     return Store(root, manifest.ranks, manifest.labelled_by, manifest.complete, manifest.notices)
 
 

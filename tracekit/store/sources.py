@@ -100,9 +100,8 @@ def check_one_run(spans: Sequence[tuple[Source, int | None, int | None]]) -> Non
             paths_by_run[source.run].append(source.path)
     if len(paths_by_run) > 1:
         examples = "; ".join(listing(paths, most=2) for paths in list(paths_by_run.values())[:3])
-        raise InputError(
-            f"these traces come from {len(paths_by_run)} different runs: {examples}", hint="name the files of one run"
-        )
+        problem = f"these traces come from {len(paths_by_run)} different runs: {examples}"
+        raise InputError(problem, hint="name the files of one run")
     _check_gaps(
         [(start, end or start, source.path) for source, start, end in spans if start and start > EARLIEST_DATE_NS]
     )
@@ -114,10 +113,8 @@ def _check_gaps(spans: list[tuple[int, int, str]]) -> None:
     for start, end, path in sorted(spans):
         if latest_path and start - latest_end > MAX_GAP_WITHIN_RUN_NS:
             hours = (start - latest_end) / 3.6e12
-            raise InputError(
-                f"these traces come from different runs: {path} begins {hours:.0f} h after {latest_path} ends",
-                hint="name the files of one run",
-            )
+            problem = f"these traces come from different runs: {path} begins {hours:.0f} h after {latest_path} ends"
+            raise InputError(problem, hint="name the files of one run")
         if end > latest_end:
             latest_end, latest_path = end, path
 
