@@ -132,10 +132,8 @@ def _try_lock(handle: int) -> bool:
     """Take a lock that ends with the process; return False if another process has it, or locks are not supported."""
     try:
         import fcntl
-    except ImportError:
-        return False
-    try:
+
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except (ImportError, OSError):
         return False
     return True

@@ -148,9 +148,7 @@ def _timelines(before: Sequence[Run], after: Sequence[Run]) -> documents.Timelin
     old, new = (next(filter(None, (run.tables.get("timeline") for run in side)), ()) for side in (before, after))
     if not old or not new:
         return None
-    return documents.Timelines(
-        [documents.TimelineCell(**cell) for cell in old], [documents.TimelineCell(**cell) for cell in new]
-    )
+    return documents.Timelines(*([documents.TimelineCell(**cell) for cell in side] for side in (old, new)))
 
 
 def largest_changes(before: Sequence[Run], after: Sequence[Run], *, max_rows: int = 10) -> documents.LargestChanges:

@@ -21,6 +21,7 @@ from tracekit.documents.coding import decode, to_plain_rows
 from tracekit.errors import InputError
 from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS
 
+_ANALYZE_AGAIN = "analyze the traces again"
 LABEL_SETS = {"communication": COMMUNICATION_LABELS, "copy": COPY_LABELS}
 Samples = dict[str, tuple[float, ...]]
 Rows = Sequence[Mapping[str, Any]]
@@ -105,11 +106,9 @@ def from_analysis(
     (1, 4, (0.0,))
     """
     if not isinstance(document, documents.AnalysisDocument):
-        document = decode(
-            msgspec.json.encode(document), documents.AnalysisDocument, name, hint="analyze the traces again"
-        )
+        document = decode(msgspec.json.encode(document), documents.AnalysisDocument, name, hint=_ANALYZE_AGAIN)
     if not document.ranks:
-        raise InputError(f"{name}: the analysis has no ranks", hint="analyze the traces again")
+        raise InputError(f"{name}: the analysis has no ranks", hint=_ANALYZE_AGAIN)
     samples = per_step_samples(document.ranks) | _label_samples(document.ranks) | rate_samples(document)
     samples |= _lateness_samples(document)
     if document.schedule is not None:

@@ -68,8 +68,6 @@ def rank_test(worse: Sequence[float] | Floats, better: Sequence[float] | Floats)
     """
     x, y = np.asarray(worse, float), np.asarray(better, float)
     n, m = len(x), len(y)
-    if not n or not m:
-        return 1.0
     # Equal values share the mean of the ranks they occupy; cumsum(tie_sizes) is the last rank of each group of ties.
     _, tie_group, tie_sizes = np.unique(np.concatenate([x, y]), return_inverse=True, return_counts=True)
     ranks = (np.cumsum(tie_sizes) - (tie_sizes - 1) / 2)[tie_group]

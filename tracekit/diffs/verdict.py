@@ -100,10 +100,8 @@ def judge(
     """
     requested: list[tuple[Metric, Requirement | None]] = [(item.metric, item) for item in requirements]
     requested = requested or [(metric, None) for metric in default_metrics(candidate, baseline, rules)]
-    cases = [
-        _make_case(metric, requirement, (candidate, baseline), rules, (noise or {}).get(metric.name))
-        for metric, requirement in requested
-    ]
+    sides, noise = (candidate, baseline), noise or {}
+    cases = [_make_case(metric, demand, sides, rules, noise.get(metric.name)) for metric, demand in requested]
     check_of_case = {
         i: check for i, case in enumerate(cases) if (check := _check_without_test(case, rules, obstacle, damage))
     }

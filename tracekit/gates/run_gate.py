@@ -131,15 +131,13 @@ def gate(
     # not recorded there: there is nothing to compare it with.
     common_roles = [name for name in candidate_side.other_roles if name in baseline_side.other_roles]
     for name in common_roles if role is None else ():
-        role_checks, role_obstacles = _judge_sides(
-            candidate_side.of_role(name), baseline_side.of_role(name), [], run_damage, config
-        )
+        sides = candidate_side.of_role(name), baseline_side.of_role(name)
+        role_checks, role_obstacles = _judge_sides(*sides, [], run_damage, config)
         obstacles += [f"{name}: {obstacle}" for obstacle in role_obstacles]
         checks += [replace(check, metric=f"{name}/{check.metric}") for check in role_checks]
     checks = apply_waivers(checks, config.waivers, today)
-    return GateResult(
-        _overall_verdict(checks), tuple(checks), tuple(obstacles), candidate_side, baseline_side, config, today
-    )
+    verdict = _overall_verdict(checks)
+    return GateResult(verdict, tuple(checks), tuple(obstacles), candidate_side, baseline_side, config, today)
 
 
 def _judge_sides(

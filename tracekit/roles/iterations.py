@@ -66,9 +66,8 @@ def band_spans(bands: Iterable[PhaseBand], key: Callable[[PhaseBand], Key]) -> d
 def _bands(process: Process, kind: str, updates: Sequence[WeightUpdate]) -> list[PhaseBand]:
     """Return the phases of one process; synchronisation outside of weight updates belongs to the phase around it."""
     bands: list[PhaseBand] = []
-    for phase, annotated, start, end, busy in process.stretches.select(
-        "phase", "annotated", "start_ns", "end_ns", "busy_ns"
-    ).iter_rows():
+    stretches = process.stretches.select("phase", "annotated", "start_ns", "end_ns", "busy_ns")
+    for phase, annotated, start, end, busy in stretches.iter_rows():
         is_update = annotated or _update_inside(start, end, updates) is not None
         name = phase
         if phase == WEIGHT_SYNC and not is_update and bands:

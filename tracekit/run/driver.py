@@ -185,10 +185,8 @@ def check_run(
     missing = []
     for role, of_role in by_role.items() if ranks is None else ():
         text = "" if role is None else f"role {role}: "
-        missing += [
-            replace(notice, message=f"{text}{notice.message}")
-            for notice in missing_notice([source for source, _, _ in of_role])
-        ]
+        notices = missing_notice([source for source, _, _ in of_role])
+        missing += [replace(notice, message=f"{text}{notice.message}") for notice in notices]
     if strict:
         check_strict(missing)
     return (*merge_notices((source.rank, source.notices) for source in sources), *missing)

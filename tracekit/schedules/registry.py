@@ -3,6 +3,7 @@
 import os
 import tomllib
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -88,28 +89,24 @@ def _by_size(build: Callable[[int, int], Orders]) -> Callable[[Sizes], Orders]:
     return lambda n: build(n.pp, n.microbatches)
 
 
-def _grouped_entry(name: str, build: Callable[[Sizes], Orders]) -> Entry:
+def _grouped_entry(name: str, build: Callable[[int, int, int, int], Orders]) -> Entry:
     """Return the entry of an interleaved schedule, whose micro-batches run in groups."""
-    constraint, default_group = f"{name} {_GROUP_CONSTRAINT}", interleaved.default_group
-    return _entry(name, build, constraint=constraint, holds=_has_valid_group, virtual=None, default_group=default_group)
+    options = {"holds": _has_valid_group, "virtual": None, "default_group": interleaved.default_group}
+    constraint = f"{name} {_GROUP_CONSTRAINT}"
+    return _entry(name, lambda n: build(n.pp, n.microbatches, n.virtual, n.group), constraint=constraint, **options)
 
 
 CATALOGUE = (
     _entry("gpipe", _by_size(classic.gpipe)),
     _entry("1f1b", _by_size(classic.one_f_one_b)),
-    _grouped_entry("interleaved", lambda n: interleaved.interleaved(n.pp, n.microbatches, n.virtual, n.group)),
-    _grouped_entry(
-        "interleaved-overlap",
-        lambda n: interleaved.interleaved(n.pp, n.microbatches, n.virtual, n.group, overlap=True),
-    ),
+    _grouped_entry("interleaved", interleaved.interleaved),
+    _grouped_entry("interleaved-overlap", partial(interleaved.interleaved, overlap=True)),
     _entry("looped-bfs", lambda n: interleaved.looped_bfs(n.pp, n.microbatches, n.virtual), virtual=None),
     _entry("zb-h1", lambda n: zero_bubble.zb_h(n.pp, n.microbatches, h=1)),
     _entry("zb-h2", lambda n: zero_bubble.zb_h(n.pp, n.microbatches, h=2)),
     _entry("zb-1p", lambda n: greedy.search(n.pp, n.microbatches, n.times, limit=n.pp), searched=True),
     _entry("zb-2p", lambda n: greedy.search(n.pp, n.microbatches, n.times, limit=2 * n.pp), searched=True),
-    _grouped_entry(
-        "interleaved-zb", lambda n: interleaved.interleaved_zero_bubble(n.pp, n.microbatches, n.virtual, n.group)
-    ),
+    _grouped_entry("interleaved-zb", interleaved.interleaved_zero_bubble),
     _entry("zb-v", _by_size(zero_bubble.zb_v), virtual=2),
     _entry("v-half", _by_size(controllable.v_half), virtual=2),
     _entry("v-min", _by_size(controllable.v_min), virtual=2),
@@ -228,10 +225,8 @@ microbatches=12
     chosen_group = _choose_group(entry, pp, microbatches, group)
     sizes = Sizes(pp, microbatches, _choose_virtual(entry, virtual), chosen_group, times or Times())
     if pp * microbatches * sizes.virtual > MAX_FORWARDS:
-        raise ScheduleError(
-            f"pp={pp} × microbatches={microbatches} × virtual={sizes.virtual} is more than {MAX_FORWARDS:,} forwards",
-            hint="use smaller sizes",
-        )
+        product = f"pp={pp} × microbatches={microbatches} × virtual={sizes.virtual}"
+        raise ScheduleError(f"{product} is more than {MAX_FORWARDS:,} forwards", hint="use smaller sizes")
     if not entry.holds(sizes):
         raise _constraint_error(entry, sizes, group)
     ranks = tuple(parse_orders(rank) if isinstance(rank, str) else tuple(rank) for rank in entry.build(sizes))

@@ -241,11 +241,9 @@ def _check_ranks(schedule: Schedule, forwards: Ints, *others: Ints) -> None:
         if len(wrong):
             stage, microbatch = wrong[0]
             op = int(producers[stage, microbatch])
-            raise ScheduleError(
-                f"{schedule.name}: {schedule.op_at(op)} is on rank {ranks[op]}, "
-                f"its forward on rank {ranks[forwards[stage, microbatch]]}",
-                hint="a backward runs where its forward ran",
-            )
+            places = f"on rank {ranks[op]}, its forward on rank {ranks[forwards[stage, microbatch]]}"
+            problem = f"{schedule.name}: {schedule.op_at(op)} is {places}"
+            raise ScheduleError(problem, hint="a backward runs where its forward ran")
 
 
 def find_running_order(edges: Edges, offsets: Ints) -> tuple[Ints, dict[int, tuple[int, int]]]:

@@ -3,11 +3,12 @@
 import os
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import replace as replace_fields
 from typing import Any
 
 import msgspec
 import polars as pl
+from msgspec.structs import replace
 
 from tracekit._util.text import listing
 from tracekit._util.workers import ItemResult
@@ -75,17 +76,11 @@ def _store_refs(ref: SourceRef, sources: Sequence[Source]) -> list[SourceRef]:
     if not sources:
         raise InputError(f"{ref.path}: the store holds no rank yet", hint="go on with: tracekit ingest --resume")
     size = ref.bytes // max(1, len(sources))
-    return [
-        msgspec.structs.replace(
-            ref,
-            rank=source.rank,
-            rank_from=source.rank_from,
-            world_size=source.world_size,
-            bytes=size,
-            role=ref.role or source.role,
-        )
-        for source in sources
-    ]
+    refs = []
+    for source in sources:
+        role, rank, rank_from, world_size = ref.role or source.role, source.rank, source.rank_from, source.world_size
+        refs.append(replace(ref, rank=rank, rank_from=rank_from, world_size=world_size, bytes=size, role=role))
+    return refs
 
 
 def check_one_run(spans: Sequence[tuple[Source, int | None, int | None]]) -> None:
@@ -165,7 +160,7 @@ def read_ref(
     if ref.reader == "store":
         assert ref.rank is not None, "a store's sources name their rank"
         part = open_single_store(ref.path).rank(ref.rank)
-        parts = [replace(part, source=msgspec.structs.replace(part.source, role=ref.role or part.source.role))]
+        parts = [replace_fields(part, source=replace(part.source, role=ref.role or part.source.role))]
     else:
         with remote.fetch_to_local(ref.path) as local:
             parts = READERS[ref.reader](local, ref, stacks, lenient)
@@ -195,13 +190,13 @@ READERS: dict[str, Callable[[str, SourceRef, bool, bool], list[RankEvents]]] = {
 
 def _with_discovered_rank(part: RankEvents, ref: SourceRef, *, only_rank: bool) -> RankEvents:
     """Return a rank with the path of its source and, if its file does not name it, the rank that discovery found."""
-    source = msgspec.structs.replace(part.source, path=ref.path, role=ref.role)
+    source = replace(part.source, path=ref.path, role=ref.role)
     if not only_rank or source.rank_from == "content" or ref.rank is None or ref.rank_from == "content":
-        return replace(part, source=source)
+        return replace_fields(part, source=source)
     events, memory = part.events, part.memory
     if source.rank != ref.rank:
         events, memory = (table.with_columns(rank=pl.lit(ref.rank, EVENTS["rank"])) for table in (events, memory))
-    return RankEvents(events, msgspec.structs.replace(source, rank=ref.rank, rank_from=ref.rank_from), memory)
+    return RankEvents(events, replace(source, rank=ref.rank, rank_from=ref.rank_from), memory)
 
 
 def _failures(results: Sequence[ItemResult[SourceRef, Any]]) -> list[tuple[SourceRef, TracekitError]]:

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ TOKENS, WIDTH, INNER = 1024, 2048, 8192
 """Sizes of the matrix products."""
 _GEMM = "nvjet_tst_128x256_64x4_2x1_v_bz_coopA_"
 Row = dict[str, Any]
+_compact_json = partial(json.dumps, separators=(",", ":"))
 
 
 def rank_events(recipe: Recipe, rank: int) -> pl.DataFrame:
@@ -189,7 +191,7 @@ class _Writer:
         launched = max(start - CALL_NS, self.host + 10) if late else self.host + 10
         self.host = launched + 4 * CALL_NS // 5
         thread = AUTOGRAD if node else MAIN
-        text = json.dumps(shapes, separators=(",", ":")) if shapes and self.recipe.shapes else None
+        text = _compact_json(shapes) if shapes and self.recipe.shapes else None
         forward = sequence if node is None else None
         ids = {"sequence": forward, "fwd_thread": None if forward is None else 0}
         self._add("cpu_op", op, launched - 3, launched + 700, thread, shapes=text, **ids)
@@ -215,7 +217,7 @@ class _Writer:
             "collective": "all_to_allv",
             "group": f"ep{self.position}",
             "group_desc": "EXPERT_MODEL_PARALLEL_GROUP",
-            "group_ranks": json.dumps(ranks, separators=(",", ":")),
+            "group_ranks": _compact_json(ranks),
         }
         call = self.host + 10
         self.annotated(f"moe_{what} {'forward' if piece[0] == 'F' else 'backward'}", call, call + 1_000)
@@ -227,12 +229,7 @@ class _Writer:
         peer = self.recipe.rank(position, self.replica) if self.recipe.peers else None
         ranks = [self.recipe.rank(other, self.replica) for other in range(self.recipe.schedule.pp)]
         call = self.host + 10
-        args = {
-            "collective": way,
-            "peer": peer,
-            "group": f"pp{self.replica}",
-            "group_ranks": json.dumps(ranks, separators=(",", ":")),
-        }
+        args = {"collective": way, "peer": peer, "group": f"pp{self.replica}", "group_ranks": _compact_json(ranks)}
         self._add("cpu_op", "record_param_comms", call, call + 500, MAIN, **args)
         self.host = call + 600
         self.annotated("nccl:coalesced", call + 600, call + 1_800)
