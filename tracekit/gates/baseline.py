@@ -15,11 +15,10 @@ import msgspec
 from tracekit._util.files import atomic_write
 from tracekit._util.text import counted
 from tracekit._version import __version__
-from tracekit.diffs import stats
 from tracekit.diffs.comparability import check_formats, find_obstacles
 from tracekit.diffs.load_runs import Side, read_baseline
 from tracekit.diffs.noise_thresholds import Noise, calibrate
-from tracekit.diffs.run_samples import Run
+from tracekit.diffs.run_samples import Run, centre_of_runs
 from tracekit.documents.baseline import FORMAT, Facts, Tables
 from tracekit.documents.coding import encode, to_plain
 from tracekit.errors import InputError, OptionError
@@ -114,10 +113,7 @@ def write_baseline(
     text = dump(msgspec.structs.replace(side, noise=noise))
     with atomic_write(path) as part:
         part.write_text(text + "\n", encoding="utf-8")
-    return {
-        metric: (entry, stats.centre([run.samples[metric] for run in runs if run.samples.get(metric)]))
-        for metric, entry in noise.items()
-    }
+    return {metric: (entry, centre_of_runs(runs, metric) or 0.0) for metric, entry in noise.items()}
 
 
 def _read_replaced(path: str | os.PathLike[str]) -> Side:

@@ -199,14 +199,10 @@ def _check_results(
     """Return the ranks that could be measured, and notices; *named* if the caller of ``analyze`` named the roles."""
     failures = failure_notices(results, strict=strict)
     pairs = [(result.item.role, tables) for result in results if result.error is None for tables in result.unwrap()]
-    spans: list[driver.Span] = [
-        (
-            msgspec.structs.replace(tables.source, role=role),
-            tables.steps["start_ns"].min(),
-            tables.steps["end_ns"].max(),
-        )  # type: ignore[misc]
-        for role, tables in pairs
-    ]
+    spans: list[driver.Span] = []
+    for role, tables in pairs:
+        first, last = tables.steps["start_ns"].min(), tables.steps["end_ns"].max()
+        spans.append((msgspec.structs.replace(tables.source, role=role), first, last))  # type: ignore[arg-type]
     run_notices = driver.check_run(spans, ranks=ranks, failed=bool(failures), strict=strict, named=named)
     return pairs, (*failures, *run_notices)
 

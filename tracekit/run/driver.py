@@ -84,9 +84,7 @@ def map_sources(
         The results in the order of the sources; with *stop_at_failure* up to the first failure.
 
     """
-    count = workers
-    if executor is None:
-        count = worker_count(refs, workers, measures=measures)
+    count = worker_count(refs, workers, measures=measures) if executor is None else workers
     isolate = executor is None and any(may_exceed_memory(ref) for ref in refs)
     label = f"{progress} {terminal(Path(refs[0].path).name)}" if len(refs) == 1 else progress
     results = []

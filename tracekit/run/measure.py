@@ -16,13 +16,12 @@ from tracekit.errors import TracekitError
 from tracekit.metrics.host_calls import find_api_calls, find_waiting_calls
 from tracekit.parsers.source_refs import SourceRef
 from tracekit.schema import RankEvents
-from tracekit.store.files import open_single_store, rank_folder
+from tracekit.store.files import Store, open_single_store, rank_folder
 from tracekit.store.sources import read_ref
 
 if TYPE_CHECKING:
     from tracekit.analysis.persistence import StoredTables
     from tracekit.classify import RuleBook
-    from tracekit.store.files import Store
 
 _IS_FRAME = pl.col("kind") == "python"
 
