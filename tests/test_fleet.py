@@ -32,6 +32,7 @@ from tracekit.run import ingest as ingesting
 from tracekit.run.analyze import analyze
 from tracekit.run.measure import Options
 from tracekit.schedules import generate
+from tracekit.schema import LABELLED
 from tracekit.store.files import CHECKSUM_KEY, open_store, read_entry, with_checksum, write_rank
 from tracekit.store.sources import find, read_ref
 from tracekit.synthetic import Recipe, write_run
@@ -365,11 +366,11 @@ def test_resume_needs_something_to_go_on_with(four, tmp_path):
 
 def test_work_done_twice_is_no_conflict_and_two_traces_of_a_rank_are(four, tmp_path):
     part = tracekit.load(four, ranks=[0]).rank(0)
-    write_rank(tmp_path, part, key="one")
-    write_rank(tmp_path, part, key="one")
+    write_rank(tmp_path, part, LABELLED.to_frame(), key="one")
+    write_rank(tmp_path, part, LABELLED.to_frame(), key="one")
     assert read_entry(tmp_path / "rank=0").key == "one"
     with pytest.raises(InputError, match="rank 0 was found twice"):
-        write_rank(tmp_path, part, key="other")
+        write_rank(tmp_path, part, LABELLED.to_frame(), key="other")
 
 
 def test_progress_and_an_estimate_on_a_terminal(four, tmp_path):

@@ -33,69 +33,33 @@ if TYPE_CHECKING:
 # Public names are imported on first use (PEP 562), so that `import tracekit` and `tracekit --help` take milliseconds.
 # No module may be called like a public function: importing it would replace the function on this package.
 _SUBPACKAGES = ("classify", "metrics", "record", "schedules")
-_MODULE_OF_NAME = {
-    **{name: f"tracekit.{name}" for name in _SUBPACKAGES},
-    "Analysis": "tracekit.analysis",
-    "Diagnosis": "tracekit.doctor",
-    "Diff": "tracekit.diffs",
-    "GateResult": "tracekit.gates",
-    "SavedAnalysis": "tracekit.analysis",
-    "Store": "tracekit.store.files",
-    "Trace": "tracekit.store.trace",
-    "analyze": "tracekit.run.analyze",
-    "diagnose": "tracekit.doctor",
-    "diff": "tracekit.diffs",
-    "export": "tracekit.report.perfetto.export",
-    "gate": "tracekit.gates",
-    "handler": "tracekit.record",
-    "ingest": "tracekit.run.ingest",
-    "load": "tracekit.run.load",
-    "open_store": "tracekit.store.files",
-    "profiler": "tracekit.record",
-    "query": "tracekit.run.query",
-    "read_analysis": "tracekit.analysis",
-    "redact": "tracekit.redaction",
-    "watch": "tracekit.run.watch",
+_NAMES_OF_MODULE = {
+    "tracekit.analysis": ("Analysis", "SavedAnalysis", "read_analysis"),
+    "tracekit.diffs": ("Diff", "diff"),
+    "tracekit.doctor": ("Diagnosis", "diagnose"),
+    "tracekit.gates": ("GateResult", "gate"),
+    "tracekit.record": ("handler", "profiler"),
+    "tracekit.redaction": ("redact",),
+    "tracekit.report.perfetto.export": ("export",),
+    "tracekit.store.files": ("Store", "open_store"),
+    "tracekit.store.trace": ("Trace",),
+    **{f"tracekit.run.{name}": (name,) for name in ("analyze", "ingest", "load", "query", "watch")},
 }
+_MODULE_OF_NAME = {name: module for module, names in _NAMES_OF_MODULE.items() for name in names}
 
 __all__ = [
-    "Analysis",
-    "Diagnosis",
-    "Diff",
-    "GateResult",
-    "InputError",
-    "Notice",
-    "SavedAnalysis",
-    "Store",
-    "Trace",
-    "TracekitError",
-    "__version__",
-    "analyze",
-    "classify",
-    "diagnose",
-    "diff",
-    "export",
-    "gate",
-    "handler",
-    "ingest",
-    "load",
-    "metrics",
-    "open_store",
-    "profiler",
-    "query",
-    "read_analysis",
-    "record",
-    "redact",
-    "schedules",
-    "watch",
-]
+    "Analysis", "Diagnosis", "Diff", "GateResult", "InputError", "Notice", "SavedAnalysis", "Store", "Trace",
+    "TracekitError", "__version__", "analyze", "classify", "diagnose", "diff", "export", "gate", "handler", "ingest",
+    "load", "metrics", "open_store", "profiler", "query", "read_analysis", "record", "redact", "schedules", "watch",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
+    if name in _SUBPACKAGES:
+        return importlib.import_module(f"tracekit.{name}")
     if name not in _MODULE_OF_NAME:
         raise AttributeError(f"module 'tracekit' has no attribute {name!r}")
-    module = importlib.import_module(_MODULE_OF_NAME[name])
-    return module if name in _SUBPACKAGES else getattr(module, name)
+    return getattr(importlib.import_module(_MODULE_OF_NAME[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -16,6 +16,8 @@ the fault is tracekit's own.
 
 from __future__ import annotations
 
+from functools import partial
+
 import msgspec
 
 
@@ -40,11 +42,7 @@ class TracekitError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         # Errors cross process boundaries; the default would lose the keyword-only hint.
-        return (_rebuild, (type(self), self.message, self.hint))
-
-
-def _rebuild(kind: type[TracekitError], message: str, hint: str) -> TracekitError:
-    return kind(message, hint=hint)
+        return (partial(type(self), hint=self.hint), (self.message,))
 
 
 class InputError(TracekitError):

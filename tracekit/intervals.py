@@ -50,12 +50,8 @@ class Intervals:
 
     def __repr__(self) -> str:
         several = len(self) > 0 and bool(self.group.any())
-        parts = [
-            f"{f'{group}: ' if several else ''}[{start}, {end})"
-            for group, start, end in zip(
-                self.group[:_MAX_REPR], self.start_ns[:_MAX_REPR], self.end_ns[:_MAX_REPR], strict=True
-            )
-        ]
+        rows = zip(*(column[:_MAX_REPR] for column in (self.group, self.start_ns, self.end_ns)), strict=True)
+        parts = [f"{f'{group}: ' if several else ''}[{start}, {end})" for group, start, end in rows]
         return f"Intervals({', '.join(parts)}{', …' if len(self) > _MAX_REPR else ''})"
 
     def __eq__(self, other: object) -> bool:
@@ -209,13 +205,13 @@ def overlaps_any(start_ns: Ints, end_ns: Ints, stretch_start_ns: Ints, stretch_e
     return np.append(stretch_start_ns, np.iinfo(np.int64).max)[candidate] < end_ns
 
 
-def union_of(frame: pl.DataFrame, group: str | None = None) -> Intervals:
-    """Return the ``union`` over a table's start_ns and end_ns; *group* names a column of small integers from 0.
+def union_of(frame: pl.DataFrame) -> Intervals:
+    """Return the ``union`` over a table's start_ns and end_ns.
 
     >>> union_of(pl.DataFrame({"start_ns": [0, 3], "end_ns": [4, 6]}))
     Intervals([0, 6))
     """
-    return union(frame["start_ns"].to_numpy(), frame["end_ns"].to_numpy(), frame[group].to_numpy() if group else None)
+    return union(frame["start_ns"].to_numpy(), frame["end_ns"].to_numpy())
 
 
 def _merge(first: Intervals, second: Intervals, operation: int) -> Intervals:

@@ -79,29 +79,21 @@ IDLE_CAUSES = {
 """Causes of idle GPU time, with the word for each: the host launched late, launched work was not ready, or the launch
 call itself took long (code was loaded)."""
 
-
-class GapCause(msgspec.Struct, frozen=True):
-    """One cause of the gap between a pipeline and its ideal, in words."""
-
-    words: str
-    """Description of the lost time, to follow "is"."""
-
-
-GAP_CAUSES: Mapping[str, GapCause] = {
-    "order": GapCause("another order of ops"),
-    "imbalance": GapCause("imbalance between stages"),
-    "variation": GapCause("variation between micro-batches"),
-    "early_output": GapCause("outputs sent before a block ends"),
-    "p2p": GapCause("pipeline transfer and its wait"),
-    "exposed_ep": GapCause("exposed expert communication"),
-    "offload": GapCause("offload stalls"),
-    "exposed_comm": GapCause("other exposed communication"),
-    "host": GapCause("late launches"),
-    "other_work": GapCause("work outside the pipeline"),
-    "unexplained": GapCause("unexplained"),
+GAP_CAUSES = {
+    "order": "another order of ops",
+    "imbalance": "imbalance between stages",
+    "variation": "variation between micro-batches",
+    "early_output": "outputs sent before a block ends",
+    "p2p": "pipeline transfer and its wait",
+    "exposed_ep": "exposed expert communication",
+    "offload": "offload stalls",
+    "exposed_comm": "other exposed communication",
+    "host": "late launches",
+    "other_work": "work outside the pipeline",
+    "unexplained": "unexplained",
 }
-"""Parts of the gap in the order in which they are replayed. ``order`` is the cost of running the ops in another order
-than the schedule's."""
+"""Parts of the gap in the order in which they are replayed, with words for the lost time. ``order`` is the cost of
+running the ops in another order than the schedule's."""
 
 STALL_CAUSES = ("p2p", "exposed_ep", "offload", "exposed_comm", "host", "other_work")
 """Gap causes that stop a GPU at some moment; a moment with several belongs to the first."""

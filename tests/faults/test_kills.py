@@ -182,7 +182,7 @@ def test_a_worker_that_runs_out_of_memory_is_one_line(traces):
 def test_files_that_go_away_are_left_out_and_named(traces, tmp_path, monkeypatch):
     folder = tmp_path / "traces"
     shutil.copytree(traces, folder)
-    from tracekit.run import analyze as module
+    from tracekit.run import driver as module
 
     found = module.find_sources
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import shutil
 import sys
 import types
@@ -15,7 +16,7 @@ import pytest
 import tracekit
 from tracekit.errors import OptionError
 from tracekit.record import handler, lightning_callback, profiler, transformers_callback
-from tracekit.record.answer import pack_tables, unpack_tables
+from tracekit.record.answer import gather_tables
 from tracekit.record.recorder import WARM_UP_STEPS, _running
 
 pytestmark = pytest.mark.slow
@@ -179,9 +180,25 @@ def test_a_rank_that_never_comes_is_named(torch, tmp_path, capsys):
     assert "2 ranks of 3 wrote no trace" in capsys.readouterr().err
 
 
-def test_tables_travel_as_bytes():
-    data = pack_tables(SAMPLES / "reload" / "rank2.pt.trace.json.gz")
-    assert unpack_tables(data).source.rank == 2
+def test_tables_are_gathered_on_the_first_rank(torch):
+    sent = {2: pickle.dumps(gather_tables(SAMPLES / "reload" / "rank2.pt.trace.json.gz")[0])}  # one process alone
+
+    def gather_object(own, gathered, dst):
+        if gathered is not None:
+            gathered[:] = [own, *(pickle.loads(sent[rank]) if rank in sent else None for rank in (1, 2))]
+
+    rank = 0
+    torch.distributed = types.SimpleNamespace(
+        is_available=lambda: True,
+        is_initialized=lambda: True,
+        get_rank=lambda: rank,
+        get_world_size=lambda: 3,
+        gather_object=gather_object,
+    )
+    tables = gather_tables(SAMPLES / "reload" / "rank0.pt.trace.json.gz")
+    assert [table.source.rank for table in tables] == [0, 2]
+    rank = 1
+    assert gather_tables(None) == []
 
 
 def test_without_a_gpu_it_says_so(torch, tmp_path, capsys):

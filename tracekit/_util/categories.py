@@ -66,10 +66,7 @@ def search_all(pattern: str, texts: Sequence[str]) -> Bools:
 @lru_cache(maxsize=100_000)
 def _is_found(pattern: str, text: str) -> bool:
     """Return whether a shipped pattern is found in a text; each name comes again on other ranks."""
-    return _compile(pattern).search(text, 0, MAX_SEARCHED_CHARS) is not None
-
-
-_compile = lru_cache(maxsize=None)(re.compile)
+    return re.compile(pattern).search(text, 0, MAX_SEARCHED_CHARS) is not None
 
 
 NULL_CODE = 2**32 - 1
@@ -174,23 +171,20 @@ class CategoryColumn:
         # Most patterns match nothing in a trace.
         return self.look_up(value_mask) if value_mask.any() else np.zeros(len(self.codes), np.bool_)
 
-    def _matching_rows(self, query: Query) -> Bools:
-        if query not in self._row_masks:
-            self._row_masks[query] = self._mask_rows(self.answers(query))
-            self._row_masks[query].flags.writeable = False
-        return self._row_masks[query]
-
     def any_of(self, *words: str) -> Bools:
         """Return the mask of rows whose value is one of *words*.
 
         >>> CategoryColumn.from_series(pl.Series(["b", None, "a"])).any_of("a", "c").tolist()
         [False, False, True]
         """
-        return self._matching_rows(words)
+        return self.matches(words)
 
-    def matches(self, pattern: str) -> Bools:
-        """Return the mask of rows in whose value the regular expression is found."""
-        return self._matching_rows(pattern)
+    def matches(self, query: Query) -> Bools:
+        """Return the mask of rows whose value matches a query."""
+        if query not in self._row_masks:
+            self._row_masks[query] = self._mask_rows(self.answers(query))
+            self._row_masks[query].flags.writeable = False
+        return self._row_masks[query]
 
     def answers(self, query: Query) -> Bools:
         """Return which distinct values match a query; the last element, for null, is False."""

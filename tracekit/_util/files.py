@@ -7,8 +7,8 @@ the same target removes it. A lock, which ends with the process that holds it, t
 import contextlib
 import glob
 import os
+import secrets
 import shutil
-import tempfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,17 +30,11 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
     """
     target = check_output_path(path)
     remove_abandoned(target)
+    temporary = target.with_name(f"{temporary_prefix(target)}{secrets.token_hex(8)}{target.suffix}")
     try:
-        handle, name = tempfile.mkstemp(prefix=temporary_prefix(target), suffix=target.suffix, dir=target.parent)
-    except OSError as error:
-        raise write_error(error, target) from error
-    os.close(handle)
-    temporary = Path(name)
-    try:
+        temporary.touch(exist_ok=False)
         with lock_temporary(temporary):
             yield temporary
-        # mkstemp makes files that only their owner can read; give it the mode of any other new file.
-        temporary.chmod(0o666 & ~_umask())
         temporary.replace(target)
     except OSError as error:
         raise write_error(error, target) from error
@@ -138,16 +132,8 @@ def _try_lock(handle: int) -> bool:
     """Take a lock that ends with the process; return False if another process has it, or locks are not supported."""
     try:
         import fcntl
-    except ImportError:
-        return False
-    try:
+
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except (ImportError, OSError):
         return False
     return True
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -11,6 +11,7 @@ import os.path
 import re
 import textwrap
 import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 UNKNOWN = "–"
@@ -221,19 +222,15 @@ def shorten_distinct(names: Iterable[str], *, most: int) -> list[str]:
     ['…64, b…long)', '…32, b…long)']
     """
     full_names = list(names)
-    short_names = [_shorten(name, most) for name in full_names]
-    for ambiguous in {short for short in short_names if short_names.count(short) > 1}:
-        pairs = zip(full_names, short_names, strict=True)
-        colliding = sorted({name for name, short in pairs if short == ambiguous})
-        if len(colliding) < 2:
-            continue
+    shortened = {name: _shorten(name, most) for name in full_names}
+    for ambiguous in [short for short, count in Counter(shortened.values()).items() if count > 1]:
+        colliding = sorted(name for name, short in shortened.items() if short == ambiguous)
         start = _common_prefix_length(colliding)
         replacements = {name: _shorten("…" + name[start:], most) for name in colliding}
         if len(set(replacements.values())) < len(colliding):
             replacements = {name: _shorten(f"{i}: {name}", most) for i, name in enumerate(colliding, 1)}
-        pairs = zip(full_names, short_names, strict=True)
-        short_names = [replacements.get(name, short) for name, short in pairs]
-    return short_names
+        shortened |= replacements
+    return [shortened[name] for name in full_names]
 
 
 def _common_prefix_length(names: Sequence[str]) -> int:

@@ -182,9 +182,8 @@ def _run_alone(function: Callable[[T], R], index: int, item: T) -> ItemResult[T,
                 "the worker processes ended before they could start",
                 hint='in a script, call tracekit under: if __name__ == "__main__":; or work in one process (workers=1)',
             )
-    error = MachineError(
-        "the worker process that read this died", hint="usually memory ran out: use fewer workers, or fewer ranks"
-    )
+    problem = "the worker process that read this died"
+    error = MachineError(problem, hint="usually memory ran out: use fewer workers, or fewer ranks")
     return ItemResult(index, item, error=error)
 
 

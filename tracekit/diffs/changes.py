@@ -17,8 +17,7 @@ from tracekit.analysis import Analysis
 from tracekit.diffs import comparability, stats
 from tracekit.diffs.explanation import build_waterfall, explain_change
 from tracekit.diffs.load_runs import Comparable, Side, select_role, side_of
-from tracekit.diffs.metrics import resolve
-from tracekit.diffs.run_samples import Key, Run, centre_of_runs, mean_times
+from tracekit.diffs.run_samples import Key, Run, centre_of_runs, mean_times, per_step_samples
 from tracekit.diffs.verdict import judge
 from tracekit.documents import diff as documents
 from tracekit.documents.coding import HasDocument
@@ -97,23 +96,10 @@ class Diff(HasDocument):
         return f"{names[0]} → {names[1]}"
 
     def __repr__(self) -> str:
-        return f"<Diff: {self._title}: {self._summary}>"
-
-    @property
-    def _summary(self) -> str:
-        """Step time with its verdict, and how many metrics have each verdict."""
-        if self.obstacles:
-            return f"not comparable: {self.obstacles[0]}"
-        metrics = self.document.metrics
-        counts: Counter[str] = Counter(row.verdict for row in metrics)
-        parts = [f"{counts[verdict]} {verdict}" for verdict in _VERDICT_ORDER if verdict != "pass" and counts[verdict]]
-        summary = ", ".join(parts) + f" of {counted(len(metrics), 'metric')}" if parts else "no change beyond noise"
-        step = next((row for row in metrics if row.metric == "step_ms" and row.change is not None), None)
-        if step is None:
-            return summary
-        relative = "" if step.change_relative is None else f" ({100 * step.change_relative:+.1f} %)"
-        levels = f"{_format_level(step.before)} → {_format_level(step.after)} ms{relative}"
-        return f"step {levels}, {step.verdict}; {summary}"
+        counts: Counter[str] = Counter(row.verdict for row in self.document.metrics)
+        verdicts = ", ".join(f"{counts[verdict]} {verdict}" for verdict in _VERDICT_ORDER if counts[verdict])
+        summary = f"not comparable: {self.obstacles[0]}" if self.obstacles else verdicts or "nothing to compare"
+        return f"<Diff: {self._title}: {summary}>"
 
 
 def _format_level(value: float | None) -> str:
@@ -159,14 +145,10 @@ def diff(before: Comparable, after: Comparable, *, role: str | None = None) -> D
 
 def _timelines(before: Sequence[Run], after: Sequence[Run]) -> documents.Timelines | None:
     """Return the pipeline cells of one step of both sides, to be drawn on one axis; None if a side has none."""
-    old, new = (
-        next((run.tables["timeline"] for run in side if "timeline" in run.tables), ()) for side in (before, after)
-    )
+    old, new = (next(filter(None, (run.tables.get("timeline") for run in side)), ()) for side in (before, after))
     if not old or not new:
         return None
-    return documents.Timelines(
-        [documents.TimelineCell(**cell) for cell in old], [documents.TimelineCell(**cell) for cell in new]
-    )
+    return documents.Timelines(*([documents.TimelineCell(**cell) for cell in side] for side in (old, new)))
 
 
 def largest_changes(before: Sequence[Run], after: Sequence[Run], *, max_rows: int = 10) -> documents.LargestChanges:
@@ -303,11 +285,9 @@ def _rank_rows(before: Sequence[Run], after: Sequence[Run]) -> list[documents.Ra
     for rank in sorted(set(old_ranks) & set(new_ranks)):
         old, new = old_ranks[rank], new_ranks[rank]
         parts = {part: new.get(part, 0.0) - old.get(part, 0.0) for part in {**old, **new} if part != "step_ms"}
-        largest = max(parts, key=lambda part: abs(parts[part]), default=None)
-        largest_ms = round(parts[largest], 6) if largest else None
-        rows.append(
-            documents.RankChange(rank, **_change(old["step_ms"], new["step_ms"]), most=largest, most_ms=largest_ms)
-        )
+        most = max(parts, key=lambda part: abs(parts[part]), default=None)
+        most_ms = round(parts[most], 6) if most else None
+        rows.append(documents.RankChange(rank, **_change(old["step_ms"], new["step_ms"]), most=most, most_ms=most_ms))
     return _sort_by_change(rows)
 
 
@@ -316,14 +296,11 @@ def _budget_by_rank(runs: Sequence[Run]) -> dict[int, dict[str, float]]:
     samples: dict[int, dict[str, list[tuple[float, ...]]]] = {}
     for run in runs:
         for rank in run.ranks:
-            exposed = (f"exposed_ms.{label}" for label in rank.budget_ns.exposed)
+            by_name, exposed = per_step_samples([rank]), (f"exposed_ms.{label}" for label in rank.budget_ns.exposed)
             for name in ("step_ms", "compute_ms", "idle_ms", *exposed):
-                values = run.values(resolve(f"{name}@{rank.rank}", known=[name]))
-                if values:
-                    samples.setdefault(rank.rank, {}).setdefault(name, []).append(values)
-    return {
-        number: {name: stats.centre(values) for name, values in by_name.items()} for number, by_name in samples.items()
-    }
+                if name in by_name:
+                    samples.setdefault(rank.rank, {}).setdefault(name, []).append(by_name[name])
+    return {rank: {name: stats.centre(values) for name, values in by_name.items()} for rank, by_name in samples.items()}
 
 
 def side_summary(side: Side, *, calibrated: bool | UnsetType = UNSET) -> documents.Side:

@@ -97,10 +97,8 @@ def check_formats(candidate: Sequence[Run], baseline: Sequence[Run]) -> None:
             run_by_reader.setdefault(str(reader), run.name)
     if len(run_by_reader) > 1:
         (first_reader, first_run), (second_reader, second_run) = list(run_by_reader.items())[:2]
-        raise InputError(
-            f"mixed formats: {first_run} was read by {first_reader}, {second_run} by {second_reader}",
-            hint="record both sides with the same profiler",
-        )
+        problem = f"mixed formats: {first_run} was read by {first_reader}, {second_run} by {second_reader}"
+        raise InputError(problem, hint="record both sides with the same profiler")
 
 
 def _merge_facts(runs: Sequence[Run]) -> dict[str, Any]:

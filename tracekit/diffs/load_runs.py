@@ -84,10 +84,8 @@ def side_of(source: Comparable, *, what: str, keep: bool = False) -> Side:
     if isinstance(source, Side):
         return source
     sources: Sequence[RunSource] = [source] if isinstance(source, str | os.PathLike | BaseAnalysis) else source
-    paths = [os.fspath(item) for item in sources if not isinstance(item, BaseAnalysis)]
-    analysed = tuple(
-        _run_from_analysis(item, name=what, keep=keep) for item in sources if isinstance(item, BaseAnalysis)
-    )
+    paths = [os.fspath(run) for run in sources if not isinstance(run, BaseAnalysis)]
+    analysed = tuple(_run_from_analysis(run, name=what, keep=keep) for run in sources if isinstance(run, BaseAnalysis))
     if analysed and not paths:
         return Side(analysed, {})
     read = read_side(paths, what=what, keep=keep)
@@ -127,15 +125,11 @@ def read_baseline(path: str) -> Side:
     if not any(run.steps for run in main.runs):
         raise InputError(f"{path}: the baseline is empty", hint=hint)
     roles = {name: _side_of_baseline(role, path) for name, role in (document.roles or {}).items()}
-    runs = tuple(
-        structs.replace(
-            run,
-            main_role=document.main_role or None,
-            roles={name: role.runs[i] for name, role in roles.items() if i < len(role.runs)},
-        )
-        for i, run in enumerate(main.runs)
-    )
-    return Side(runs, main.noise, {name: role.noise for name, role in roles.items()})
+    runs = []
+    for i, run in enumerate(main.runs):
+        of_roles = {name: role.runs[i] for name, role in roles.items() if i < len(role.runs)}
+        runs.append(structs.replace(run, main_role=document.main_role or None, roles=of_roles))
+    return Side(tuple(runs), main.noise, {name: role.noise for name, role in roles.items()})
 
 
 def _side_of_baseline(document: RoleBaseline, path: str) -> Side:

@@ -9,7 +9,7 @@ import difflib
 import operator
 import re
 import tomllib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import product
 from pathlib import Path
 from typing import Literal
@@ -82,7 +82,7 @@ FAMILY_BY_NAME = {f.name: f for f in FAMILIES}
 class Metric(msgspec.Struct, frozen=True):
     """A metric by its full name.
 
-    >>> resolve("overlap.ep_dispatch").better
+    >>> resolve("overlap.ep_dispatch").family.better
     'up'
     >>> resolve("step_ms@3").rank
     3
@@ -94,16 +94,6 @@ class Metric(msgspec.Struct, frozen=True):
     rank: int | None = None
 
     @property
-    def unit(self) -> str:
-        """``ms``, ``ratio``, ``count``, ``TFLOP/s``, ``GB/s`` or ``GB``."""
-        return self.family.unit
-
-    @property
-    def better(self) -> Direction:
-        """Direction in which the metric improves."""
-        return self.family.better
-
-    @property
     def nature(self) -> Nature:
         """Reason why runs of the same code differ in this metric.
 
@@ -111,19 +101,14 @@ class Metric(msgspec.Struct, frozen=True):
         ('work', 'waiting', 'copying')
         """
         label = (self.key or "").split(".", maxsplit=1)[0]
-        if self.unit == "ms" and label in ("communication", *COMMUNICATION_LABELS):
+        if self.family.unit == "ms" and label in ("communication", *COMMUNICATION_LABELS):
             return "waiting"
-        if self.unit == "ms" and label in ("copy", *COPY_LABELS):
+        if self.family.unit == "ms" and label in ("copy", *COPY_LABELS):
             return "copying"
         return self.family.nature
 
 
-_COMPARISONS: dict[str, Callable[[float, float], bool]] = {
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-}
+_COMPARISONS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 
 
 class Requirement(msgspec.Struct, frozen=True):
@@ -153,7 +138,7 @@ class Requirement(msgspec.Struct, frozen=True):
         >>> parse_requirement("overlap.ep_dispatch > -0.02").holds(-0.01)
         True
         """
-        return _COMPARISONS[self.op](value, self.limit)
+        return bool(_COMPARISONS[self.op](value, self.limit))
 
 
 def resolve(name: str, *, known: Iterable[str] = ()) -> Metric:

@@ -81,10 +81,10 @@ def noise_floor(
         if fnmatch.fnmatchcase(metric.name, pattern):
             return _parse_floor(pattern, value, before)
     floor: Floor = metric.family.floor
-    if metric.unit == "ms" and metric.key in ("communication", *COMMUNICATION_LABELS):
+    if metric.family.unit == "ms" and metric.key in ("communication", *COMMUNICATION_LABELS):
         floor = COMMUNICATION_FLOOR
     step_part = floor.of_step * (centre_of_runs(baseline, "step_ms") or 0.0)
-    if metric.unit == "ratio" and floor.of_step and metric.key:
+    if metric.family.unit == "ratio" and floor.of_step and metric.key:
         # For an overlap, convert milliseconds of exposed time to a share of the label's time.
         label_ms = label_ms_per_step(metric.key, baseline)
         step_part = min(1.0, step_part / label_ms) if label_ms else 0.0
@@ -118,7 +118,7 @@ def single_run_uncertainty(metric: Metric, sides: Sequence[Sequence[Run]]) -> fl
     copying = metric.nature == "copying"
     relative = MAX_RELATIVE_DIFFERENCE_OF_EQUAL_RUNS["copying" if copying else "waiting"]
     # A share cannot leave 0…1, so near either end it can differ by less.
-    uncertainty = relative * (level * (1 - level) if metric.unit == "ratio" else abs(level))
+    uncertainty = relative * (level * (1 - level) if metric.family.unit == "ratio" else abs(level))
     if copying:  # steady within a run and still different in the next: the steps say nothing about it
         return uncertainty
     step_deviation = stats.within_run_deviation([run for side in series for run in side])

@@ -21,6 +21,7 @@ from tracekit.documents.coding import decode, to_plain_rows
 from tracekit.errors import InputError
 from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS
 
+_ANALYZE_AGAIN = "analyze the traces again"
 LABEL_SETS = {"communication": COMMUNICATION_LABELS, "copy": COPY_LABELS}
 Samples = dict[str, tuple[float, ...]]
 Rows = Sequence[Mapping[str, Any]]
@@ -63,7 +64,7 @@ class Run(msgspec.Struct, frozen=True):
         if metric.family.name == "late_ms":  # ranks that are never late have no samples of their own
             return tuple(0.0 for _ in self.samples.get("late_ms.rank", ()))
         ranks = [rank for rank in self.ranks if rank.rank == metric.rank]
-        return _per_step_samples(ranks).get(metric.name.split("@", maxsplit=1)[0], ())
+        return per_step_samples(ranks).get(metric.name.split("@", maxsplit=1)[0], ())
 
 
 def centre_of_runs(runs: Sequence[Run], name: str) -> float | None:
@@ -105,30 +106,18 @@ def from_analysis(
     (1, 4, (0.0,))
     """
     if not isinstance(document, documents.AnalysisDocument):
-        document = decode(
-            msgspec.json.encode(document), documents.AnalysisDocument, name, hint="analyze the traces again"
-        )
+        document = decode(msgspec.json.encode(document), documents.AnalysisDocument, name, hint=_ANALYZE_AGAIN)
     if not document.ranks:
-        raise InputError(f"{name}: the analysis has no ranks", hint="analyze the traces again")
-    samples = _per_step_samples(document.ranks) | _label_samples(document.ranks) | rate_samples(document)
+        raise InputError(f"{name}: the analysis has no ranks", hint=_ANALYZE_AGAIN)
+    samples = per_step_samples(document.ranks) | _label_samples(document.ranks) | rate_samples(document)
     samples |= _lateness_samples(document)
     if document.schedule is not None:
         samples |= _schedule_samples(document.schedule)
-    roles = {
-        role.name: from_analysis(role.analysis, name=f"{name}:{role.name}")
-        for role in document.roles or ()
-        if role.name != document.main_role
-    }
-    tables = _tables(document, cells, timeline)
-    return Run(
-        name,
-        samples,
-        comparability_facts(document),
-        tables,
-        tuple(document.ranks),
-        main_role=document.main_role or None,
-        roles=roles,
-    )
+    others = [role for role in document.roles or () if role.name != document.main_role]
+    roles = {role.name: from_analysis(role.analysis, name=f"{name}:{role.name}") for role in others}
+    facts, tables = comparability_facts(document), _tables(document, cells, timeline)
+    main_role = document.main_role or None
+    return Run(name, samples, facts, tables, tuple(document.ranks), main_role=main_role, roles=roles)
 
 
 def comparability_facts(document: documents.AnalysisDocument) -> dict[str, Any]:
@@ -161,17 +150,11 @@ def _tables(document: documents.AnalysisDocument, cells: Rows, timeline: Rows) -
     kernels = to_plain_rows(document.kernels)
     modules = [{k: row[k] for k in ("module", "label", "ns")} for row in kernels if row["module"]]
     products = [] if document.rates is None else to_plain_rows(document.rates.products)
-    tables = {
-        "kernels": kernels,
-        "modules": modules,
-        "products": products,
-        "cells": list(cells),
-        "timeline": list(timeline),
-    }
+    tables = {"kernels": kernels, "modules": modules, "products": products, "cells": cells, "timeline": timeline}
     return {name: rows for name, rows in tables.items() if rows}
 
 
-def _per_step_samples(ranks: Sequence[documents.RankFigures]) -> Samples:
+def per_step_samples(ranks: Sequence[documents.RankFigures]) -> Samples:
     """Return one value per step that every rank has; an analysis without per-step figures is one sample."""
     if not ranks:
         return {}

@@ -15,11 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+Runs = Sequence[Sequence[float]]
+"""Step values of each run of a side."""
 _NORMAL = NormalDist()
 MAX_VALUES_FOR_PAIRS = 400  # the number of pairs grows with the square; a plain median of more values is precise enough
 MAX_PRODUCT_FOR_EXACT_TEST = 2500  # n * m up to which the exact distribution of U is computed
 CORRELATION_PRIOR_STEPS = 16.0  # steps per run at which a measured correlation counts half
 MAX_CORRELATION = 0.9
+BOOTSTRAP_DRAWS = 500
 
 
 def pseudomedian(values: Sequence[float] | Floats) -> float:
@@ -65,8 +68,6 @@ def rank_test(worse: Sequence[float] | Floats, better: Sequence[float] | Floats)
     """
     x, y = np.asarray(worse, float), np.asarray(better, float)
     n, m = len(x), len(y)
-    if not n or not m:
-        return 1.0
     # Equal values share the mean of the ranks they occupy; cumsum(tie_sizes) is the last rank of each group of ties.
     _, tie_group, tie_sizes = np.unique(np.concatenate([x, y]), return_inverse=True, return_counts=True)
     ranks = (np.cumsum(tie_sizes) - (tie_sizes - 1) / 2)[tie_group]
@@ -108,7 +109,7 @@ def correlation(runs: Sequence[Sequence[float] | Floats]) -> float:
     return covariance / variance * steps / (steps + CORRELATION_PRIOR_STEPS) if variance > 0 else 0.0
 
 
-def within_run_deviation(runs: Sequence[Sequence[float]]) -> float:
+def within_run_deviation(runs: Runs) -> float:
     """Return the standard deviation of steps around the mean of their run, pooled over runs.
 
     >>> within_run_deviation([[1.0, 3.0], [11.0, 13.0]])
@@ -159,9 +160,7 @@ class Estimate(msgspec.Struct, frozen=True):
         return 1 - student_cdf(t, self.df)
 
 
-def bootstrap(
-    candidate: Sequence[Sequence[float]], baseline: Sequence[Sequence[float]] = (), *, draws: int = 500
-) -> Estimate:
+def bootstrap(candidate: Runs, baseline: Runs = ()) -> Estimate:
     """Estimate the change of centre, candidate minus baseline, with its error from resampled blocks of steps.
 
     The error is used with Student's t, because a plain bootstrap of five values underestimates it. Without a baseline
@@ -176,7 +175,7 @@ def bootstrap(
     for runs in (candidate, baseline):
         for run in runs:
             steps = len(run)
-            means = _resampled_means(np.asarray(run, float), generator, draws)
+            means = _resampled_means(np.asarray(run, float), generator)
             # n / (n - 1) removes the bias of a bootstrap variance; a side's centre is the mean over its runs.
             variance += float(means.var()) * steps / max(steps - 1, 1) / len(runs) ** 2
             df += steps - 1
@@ -185,12 +184,7 @@ def bootstrap(
 
 
 def between_runs(
-    candidate: Sequence[Sequence[float]],
-    baseline: Sequence[Sequence[float]],
-    *,
-    prior: float,
-    prior_df: float,
-    calibrated: bool = False,
+    candidate: Runs, baseline: Runs, *, prior: float, prior_df: float, calibrated: bool = False
 ) -> Estimate:
     """Estimate the change of centre, with its error from the spread between runs.
 
@@ -214,7 +208,7 @@ def between_runs(
     return Estimate(float(np.mean(centres[0]) - np.mean(centres[1])), error, df)
 
 
-def centre(runs: Sequence[Sequence[float]]) -> float:
+def centre(runs: Runs) -> float:
     """Return the mean over runs of each run's pseudo-median: every run counts once, however many steps it has.
 
     >>> centre([[1.0, 1.0, 1.0], [3.0]])
@@ -223,16 +217,16 @@ def centre(runs: Sequence[Sequence[float]]) -> float:
     return float(np.mean([pseudomedian(run) for run in runs]))
 
 
-def _resampled_means(values: Floats, generator: np.random.Generator, draws: int) -> Floats:
-    """Return *draws* means of resampled *values*, drawn in blocks so that neighbours stay together.
+def _resampled_means(values: Floats, generator: np.random.Generator) -> Floats:
+    """Return ``BOOTSTRAP_DRAWS`` means of resampled *values*, drawn in blocks so that neighbours stay together.
 
     A block has about the cube root of the number of values, the usual choice for a block bootstrap. Blocks wrap around
     at the end, and the last block of a draw is cut so that each draw has as many values as the sample.
     """
     block = max(1, round(len(values) ** (1 / 3)))
-    starts = generator.integers(0, len(values), (draws, -(-len(values) // block)))
+    starts = generator.integers(0, len(values), (BOOTSTRAP_DRAWS, -(-len(values) // block)))
     # (draw, block, offset inside the block) flattened to one row of value indices per draw.
-    indices = ((starts[:, :, None] + np.arange(block)) % len(values)).reshape(draws, -1)[:, : len(values)]
+    indices = ((starts[:, :, None] + np.arange(block)) % len(values)).reshape(BOOTSTRAP_DRAWS, -1)[:, : len(values)]
     return np.asarray(values[indices].mean(axis=1), float)
 
 

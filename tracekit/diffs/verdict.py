@@ -11,16 +11,9 @@ import msgspec
 from msgspec.structs import replace
 
 from tracekit._util.text import counted
+from tracekit.diffs import noise_thresholds as thresholds
 from tracekit.diffs import stats
 from tracekit.diffs.metrics import Metric, Requirement, resolve
-from tracekit.diffs.noise_thresholds import (
-    PRIOR_DEGREES_OF_FREEDOM,
-    Noise,
-    label_ms_per_step,
-    noise_floor,
-    prior_deviation,
-    single_run_uncertainty,
-)
 from tracekit.diffs.run_samples import LABEL_SETS, Run
 from tracekit.documents.diff import Verdict
 from tracekit.documents.gate import CheckResult, Counts, GateSettings
@@ -42,16 +35,20 @@ class _Case(msgspec.Struct, frozen=True):
     requirement: Requirement | None
     sign: int  # +1 if an increase is worse, else -1
     check: CheckResult  # the figures that are known before the test, without a verdict
-    before: list[list[float]]
+    before: list[list[float]]  # turned by the sign, so that larger is worse
     after: list[list[float]]
     floor: float
-    noise: Noise | None
+    noise: thresholds.Noise | None
     uncertainty: float = 0.0  # result of ``single_run_uncertainty``, 0 where noise was calibrated
 
     @property
     def limit(self) -> float:
         """Largest worsening that is accepted; negative if the requirement demands an improvement."""
         return self.sign * (self.check.limit or 0.0)
+
+    def interval(self, estimate: stats.Estimate, level: float) -> list[float]:
+        """Return a confidence interval in the metric's own direction."""
+        return sorted(self.sign * end for end in estimate.interval(level))
 
     def undecided(self, reason: str) -> CheckResult:
         """Return the check as inconclusive."""
@@ -79,7 +76,7 @@ def judge(
     requirements: Sequence[Requirement] = (),
     *,
     rules: GateSettings = GateSettings(),  # noqa: B008 - frozen
-    noise: Mapping[str, Noise] | None = None,
+    noise: Mapping[str, thresholds.Noise] | None = None,
     obstacle: str = "",
     damage: str = "",
 ) -> list[CheckResult]:
@@ -103,10 +100,8 @@ def judge(
     """
     requested: list[tuple[Metric, Requirement | None]] = [(item.metric, item) for item in requirements]
     requested = requested or [(metric, None) for metric in default_metrics(candidate, baseline, rules)]
-    cases = [
-        _make_case(metric, requirement, (candidate, baseline), rules, (noise or {}).get(metric.name))
-        for metric, requirement in requested
-    ]
+    sides, noise = (candidate, baseline), noise or {}
+    cases = [_make_case(metric, demand, sides, rules, noise.get(metric.name)) for metric, demand in requested]
     check_of_case = {
         i: check for i, case in enumerate(cases) if (check := _check_without_test(case, rules, obstacle, damage))
     }
@@ -148,12 +143,12 @@ def default_metrics(candidate: Sequence[Run], baseline: Sequence[Run], rules: Ga
 
 def _can_exceed_floor(metric: Metric, candidate: Sequence[Run], baseline: Sequence[Run], rules: GateSettings) -> bool:
     before, after = ([values for run in side if (values := run.values(metric))] for side in (baseline, candidate))
-    if metric.unit == "ratio":
+    if metric.family.unit == "ratio":
         # A share must be known on both sides, and its label must run long enough to cost the floor's part of the step.
-        has_room = noise_floor(metric, 0.0, baseline, rules.floors) < 1.0
-        return bool(before and after) and has_room and label_ms_per_step(metric.key or "", baseline) > 0
+        has_room = thresholds.noise_floor(metric, 0.0, baseline, rules.floors) < 1.0
+        return bool(before and after) and has_room and thresholds.label_ms_per_step(metric.key or "", baseline) > 0
     old, new = (stats.centre(runs) if runs else 0.0 for runs in (before, after))
-    return max(old, new) > noise_floor(metric, old, baseline, rules.floors)
+    return max(old, new) > thresholds.noise_floor(metric, old, baseline, rules.floors)
 
 
 def _make_case(
@@ -161,7 +156,7 @@ def _make_case(
     requirement: Requirement | None,
     sides: tuple[Sequence[Run], Sequence[Run]],
     rules: GateSettings,
-    noise: Noise | None,
+    noise: thresholds.Noise | None,
 ) -> _Case:
     """Collect the samples, the floor and the noise of one metric; *sides* are (candidate, baseline)."""
     candidate, baseline = sides
@@ -170,12 +165,12 @@ def _make_case(
     is_limit = requirement is not None and requirement.kind == "limit"
     reference = new if is_limit or old is None else old
     runs = (len(before), len(after))
-    floor = noise_floor(metric, reference or 0.0, candidate if is_limit else baseline, rules.floors)
+    floor = thresholds.noise_floor(metric, reference or 0.0, candidate if is_limit else baseline, rules.floors)
     if noise and metric.nature == "work":
-        noise = noise.with_prior(prior_deviation(floor))
+        noise = noise.with_prior(thresholds.prior_deviation(floor))
     if noise and all(runs):
         floor = max(floor, noise.floor(runs))
-    falls_when_worse = requirement.worse == "down" if requirement else metric.better == "up"
+    falls_when_worse = requirement.worse == "down" if requirement else metric.family.better == "up"
     sign = -1 if falls_when_worse else 1
     limit = sign * floor
     if requirement:
@@ -183,8 +178,8 @@ def _make_case(
     change = None if old is None or new is None else new - old
     check = CheckResult(
         metric=metric.name,
-        unit=metric.unit,
-        better=metric.better,
+        unit=metric.family.unit,
+        better=metric.family.better,
         verdict="pass",
         reason="",
         before=old,
@@ -202,7 +197,8 @@ def _make_case(
         limit=limit,
         limit_on="level" if is_limit else "change",
     )
-    uncertainty = 0.0 if noise or is_limit else single_run_uncertainty(metric, (baseline, candidate))
+    uncertainty = 0.0 if noise or is_limit else thresholds.single_run_uncertainty(metric, (baseline, candidate))
+    before, after = ([[sign * value for value in run] for run in side] for side in (before, after))
     return _Case(metric, requirement, sign, check, before, after, floor, noise, uncertainty)
 
 
@@ -215,7 +211,8 @@ def _samples(
         return [[0.0] * runs[0].steps] if runs and runs[0].steps else []
 
     before, after = ([list(values) for run in side if (values := run.values(metric))] for side in (baseline, candidate))
-    if metric.unit == "ms" and not metric.family.once_a_run:  # a label that one side never ran took no time there
+    # A label that one side never ran took no time there.
+    if metric.family.unit == "ms" and not metric.family.once_a_run:
         before = before or (zeros(baseline) if after else [])
         after = after or (zeros(candidate) if before else [])
     return before, after
@@ -231,12 +228,10 @@ def _check_without_test(case: _Case, rules: GateSettings, obstacle: str, damage:
         return case.undecided(obstacle)
     if case.check.before is None:
         return case.undecided("the baseline has no such metric")
-    unit, needed = ("run", MIN_RUNS_OF_RUN_METRIC) if case.metric.family.once_a_run else ("step", rules.min_steps)
+    unit, least = ("run", MIN_RUNS_OF_RUN_METRIC) if case.metric.family.once_a_run else ("step", rules.min_steps)
     steps = case.check.steps
-    if min(steps.before, steps.after) < needed:
-        return case.undecided(
-            f"{counted(steps.before, unit)} before, {steps.after} after; at least {needed} are needed"
-        )
+    if min(steps.before, steps.after) < least:
+        return case.undecided(f"{counted(steps.before, unit)} before, {steps.after} after; at least {least} are needed")
     return None
 
 
@@ -250,25 +245,14 @@ def _check_limit(case: _Case, requirement: Requirement, value: float, rules: Gat
             return case.undecided(f"{few}, and the limit is within the noise floor")
         verdict: Verdict = "pass" if holds else "regressed"
         return replace(case.check, verdict=verdict, reason=f"{few}, but beyond the noise floor", method="floor")
-    estimate = stats.bootstrap(_signed(case.after, case.sign))
+    estimate = stats.bootstrap(case.after)
     p = estimate.p_not_above(case.sign * requirement.limit)
-    interval = _signed_interval(estimate, 1 - rules.alpha, case.sign)
-    check = replace(case.check, interval=interval, method="bootstrap", p=p)
+    check = replace(case.check, interval=case.interval(estimate, 1 - rules.alpha), method="bootstrap", p=p)
     if holds:
         return check
     if p <= rules.alpha:
         return replace(check, verdict="regressed", reason=f"the limit is {requirement.op} {requirement.limit:g}")
     return replace(check, verdict="inconclusive", reason="past the limit, but the limit is within its noise")
-
-
-def _signed(runs: Sequence[Sequence[float]], sign: int) -> list[list[float]]:
-    """Return the samples turned so that larger is worse."""
-    return [[sign * value for value in run] for run in runs]
-
-
-def _signed_interval(estimate: stats.Estimate, level: float, sign: int) -> list[float]:
-    """Return the confidence interval turned back to the metric's own direction."""
-    return sorted(sign * end for end in estimate.interval(level))
 
 
 class _Test(msgspec.Struct, frozen=True):
@@ -287,7 +271,7 @@ def _test(case: _Case, alpha: float) -> _Test:
     *alpha*. Where there are several runs or calibrated noise, the difference must also be significant given the spread
     between runs, because the steps of one run resemble each other.
     """
-    after, before = _signed(case.after, case.sign), _signed(case.before, case.sign)
+    after, before = case.after, case.before
     estimate = stats.bootstrap(after, before)
     after_steps, before_steps = ([value for run in runs for value in run] for runs in (after, before))
     if stats.smallest_p(len(after_steps), len(before_steps)) <= alpha:
@@ -301,15 +285,15 @@ def _test(case: _Case, alpha: float) -> _Test:
         p_worse = estimate.p_not_above(case.tested_change)
         p_better = replace(estimate, value=-estimate.value).p_not_above()
     if case.noise or len(after) + len(before) > 2:
-        deviation = case.noise.deviation if case.noise else prior_deviation(case.floor, case.uncertainty)
-        df = float(case.noise.df) if case.noise else PRIOR_DEGREES_OF_FREEDOM
+        deviation = case.noise.deviation if case.noise else thresholds.prior_deviation(case.floor, case.uncertainty)
+        df = float(case.noise.df) if case.noise else thresholds.PRIOR_DEGREES_OF_FREEDOM
         spread = stats.between_runs(after, before, prior=deviation, prior_df=df, calibrated=case.noise is not None)
         p_worse_runs = spread.p_not_above(case.tested_change)
         p_better_runs = replace(spread, value=-spread.value).p_not_above()
         p_worse = max(p_worse, min(1.0, BETWEEN_RUNS_P_FACTOR * p_worse_runs))
         p_better = max(p_better, min(1.0, BETWEEN_RUNS_P_FACTOR * p_better_runs))
         estimate, method = max(estimate, spread, key=lambda candidate: candidate.error), f"{method}, over runs"
-    return _Test(p_worse, p_better, _signed_interval(estimate, 1 - 2 * alpha, case.sign), method)
+    return _Test(p_worse, p_better, case.interval(estimate, 1 - 2 * alpha), method)
 
 
 def _decide(case: _Case, test: _Test, p_worse: float, p_better: float, rules: GateSettings) -> CheckResult:
@@ -350,13 +334,11 @@ def _required_change(check: CheckResult, requirement: Requirement) -> float:
 
 
 def _regression_reason(case: _Case) -> str:
-    requirement, unit, before = case.requirement, case.metric.unit, case.check.before
+    requirement, unit, before = case.requirement, case.metric.family.unit, case.check.before
     if requirement:
         return f"breaks {requirement.text}"
     if unit == "ratio":
         return f"worse by more than {100 * case.floor:.1f} points"
-    return (
-        f"worse by more than {100 / before * case.floor:.1f} %"
-        if before
-        else f"worse by more than {case.floor:.3g} {unit}"
-    )
+    if before:
+        return f"worse by more than {100 / before * case.floor:.1f} %"
+    return f"worse by more than {case.floor:.3g} {unit}"

@@ -124,12 +124,8 @@ def diagnose(
     spans = [(fact.source, fact.start_ns, fact.end_ns) for fact in facts]
     check_run(spans, ranks=ranks, failed=bool(failed), named=isinstance(paths, Mapping))
     unreadable = [(result.item.path, result.error.message) for result in failed if result.error is not None]
-    return Diagnosis(
-        paths=tuple(ref.path for ref in refs),
-        facts=tuple(facts),
-        findings=tuple(find_problems(facts, unreadable=unreadable, ranks=None if ranks is None else tuple(ranks))),
-        notices=notices,
-    )
+    findings = find_problems(facts, unreadable=unreadable, ranks=ranks)
+    return Diagnosis(tuple(ref.path for ref in refs), tuple(facts), tuple(findings), notices)
 
 
 def examine(part: RankEvents) -> RankFacts:

@@ -4,7 +4,7 @@ Texts are in ``findings.toml``. A new finding is a condition in ``FINDING_RULES`
 recording a condition in ``EXTRA_RULES`` and its texts.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -113,7 +113,7 @@ FINDING_RULES: dict[str, Callable[[RankFacts], bool]] = {
 
 
 def find_problems(
-    facts: Sequence[RankFacts], *, unreadable: Sequence[tuple[str, str]] = (), ranks: Sequence[int] | None = None
+    facts: Sequence[RankFacts], *, unreadable: Sequence[tuple[str, str]] = (), ranks: Collection[int] | None = None
 ) -> list[Finding]:
     """Return the findings over all ranks, the most severe first; a problem shared by several ranks is one finding.
 
@@ -122,11 +122,15 @@ def find_problems(
         unreadable: Path and message of each file that could not be read.
         ranks: Ranks the user selected; other ranks are then not reported as missing.
     """
+    # Notices of the readers are about truncation, damage and lost events. Launches without their GPU work have numbers
+    # of their own on every rank.
+    read = [(fact.rank, notice) for fact in facts for notice in fact.source.notices]
+    lost = [(fact.rank, notice) for fact in facts for notice in fact.lost]
     findings = [
         *_unreadable_files(unreadable),
         *(_missing_ranks(facts) if ranks is None else ()),
-        *_reader_notices(facts),
-        *_lost_launches(facts),
+        *_from_notices(((rank, notice) for rank, notice in read if notice.code not in _COVERED_BY_RULES), by_text=True),
+        *_from_notices(lost, by_text=False),
         *_apply_rules(facts),
     ]
     order = {"blocks": 0, "limits": 1, "note": 2}
@@ -157,26 +161,15 @@ def _missing_ranks(facts: Sequence[RankFacts]) -> Iterable[Finding]:
 _COVERED_BY_RULES = frozenset(("no-gpu-events", "graph-mode", "no-launch", "no-ranges"))
 
 
-def _reader_notices(facts: Sequence[RankFacts]) -> Iterable[Finding]:
-    """Return findings from the notices of the readers: truncation, damage, lost events."""
-    ranks_by_notice: dict[tuple[str, str], list[int]] = {}
-    for fact in facts:
-        for notice in fact.source.notices:
-            if notice.code not in _COVERED_BY_RULES:
-                key = (notice.code, strip_rank(notice.message))
-                ranks_by_notice.setdefault(key, []).append(fact.rank)
-    for (code, message), ranks in ranks_by_notice.items():
-        yield TEXTS.notices.get(code, TEXTS.notices["damaged"]).finding(code, message, ranks)
-
-
-def _lost_launches(facts: Sequence[RankFacts]) -> Iterable[Finding]:
-    """Return findings about launches whose GPU work is not in the file: one per kind, with the first rank's numbers."""
-    notices: dict[str, list[tuple[int, str]]] = {}  # by code: (rank, message)
-    for fact in facts:
-        for notice in fact.lost:
-            notices.setdefault(notice.code, []).append((fact.rank, notice.message))
-    for code, messages in notices.items():
-        yield TEXTS.notices[code].finding(code, messages[0][1], [rank for rank, _ in messages])
+def _from_notices(notices: Iterable[tuple[int, Notice]], *, by_text: bool) -> Iterable[Finding]:
+    """Return findings from notices, given with their ranks: one per code and text, or per code with the first text."""
+    groups: dict[tuple[str, str], list[tuple[int, str]]] = {}
+    for rank, notice in notices:
+        text = strip_rank(notice.message)
+        groups.setdefault((notice.code, text if by_text else ""), []).append((rank, text))
+    for (code, _), members in groups.items():
+        ranks = [rank for rank, _ in members]
+        yield TEXTS.notices.get(code, TEXTS.notices["damaged"]).finding(code, members[0][1], ranks)
 
 
 def _unreadable_files(files: Sequence[tuple[str, str]]) -> Iterable[Finding]:

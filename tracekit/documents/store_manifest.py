@@ -19,8 +19,8 @@ class Entry(Struct, frozen=True):
     """Number of the rank."""
     rows: int
     """Rows of the events."""
-    labelled_rows: int | None
-    """Rows of the labelled events; None if they were not written."""
+    labelled_rows: int
+    """Rows of the labelled events."""
     start_ns: int | None
     """Start of its first event; None without events."""
     end_ns: int | None

@@ -15,11 +15,10 @@ import msgspec
 from tracekit._util.files import atomic_write
 from tracekit._util.text import counted
 from tracekit._version import __version__
-from tracekit.diffs import stats
 from tracekit.diffs.comparability import check_formats, find_obstacles
 from tracekit.diffs.load_runs import Side, read_baseline
 from tracekit.diffs.noise_thresholds import Noise, calibrate
-from tracekit.diffs.run_samples import Run
+from tracekit.diffs.run_samples import Run, centre_of_runs
 from tracekit.documents.baseline import FORMAT, Facts, Tables
 from tracekit.documents.coding import encode, to_plain
 from tracekit.errors import InputError, OptionError
@@ -102,9 +101,8 @@ def write_baseline(
     for role_runs in (runs, *(side.of_role(name).runs for name in side.other_roles)):
         differences = find_obstacles(role_runs[1:], role_runs[:1]) if len(runs) > 1 else []
         if differences:
-            raise InputError(
-                f"these runs cannot make one baseline: {'; '.join(differences)}", hint="give runs of the same code"
-            )
+            problem = f"these runs cannot make one baseline: {'; '.join(differences)}"
+            raise InputError(problem, hint="give runs of the same code")
     if calibrated:
         role_noise = {name: calibrate(side.of_role(name).runs) for name in side.other_roles}
         side = Side(side.runs, calibrate(runs), role_noise)
@@ -115,10 +113,7 @@ def write_baseline(
     text = dump(msgspec.structs.replace(side, noise=noise))
     with atomic_write(path) as part:
         part.write_text(text + "\n", encoding="utf-8")
-    return {
-        metric: (entry, stats.centre([run.samples[metric] for run in runs if run.samples.get(metric)]))
-        for metric, entry in noise.items()
-    }
+    return {metric: (entry, centre_of_runs(runs, metric) or 0.0) for metric, entry in noise.items()}
 
 
 def _read_replaced(path: str | os.PathLike[str]) -> Side:

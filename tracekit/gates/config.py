@@ -171,11 +171,12 @@ def _parse_limit(
     if unit == "%":
         if is_change:
             return "relative", value / 100
-        if metric.unit == "ratio":
+        if metric.family.unit == "ratio":
             return "limit", value / 100
         raise _error("a percentage of what? write +3% for a change against the baseline", text, position)
-    if unit and (metric.unit != "ms" or unit not in _MS_PER_UNIT):
-        raise _error(f"{metric.name} has no unit {unit}", text, number.start("unit"), hint=f"its unit is {metric.unit}")
+    if unit and (metric.family.unit != "ms" or unit not in _MS_PER_UNIT):
+        hint = f"its unit is {metric.family.unit}"
+        raise _error(f"{metric.name} has no unit {unit}", text, number.start("unit"), hint=hint)
     return ("change" if is_change else "limit"), value * _MS_PER_UNIT.get(unit, 1.0)
 
 

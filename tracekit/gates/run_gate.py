@@ -131,15 +131,13 @@ def gate(
     # not recorded there: there is nothing to compare it with.
     common_roles = [name for name in candidate_side.other_roles if name in baseline_side.other_roles]
     for name in common_roles if role is None else ():
-        role_checks, role_obstacles = _judge_sides(
-            candidate_side.of_role(name), baseline_side.of_role(name), [], run_damage, config
-        )
+        sides = candidate_side.of_role(name), baseline_side.of_role(name)
+        role_checks, role_obstacles = _judge_sides(*sides, [], run_damage, config)
         obstacles += [f"{name}: {obstacle}" for obstacle in role_obstacles]
         checks += [replace(check, metric=f"{name}/{check.metric}") for check in role_checks]
     checks = apply_waivers(checks, config.waivers, today)
-    return GateResult(
-        _overall_verdict(checks), tuple(checks), tuple(obstacles), candidate_side, baseline_side, config, today
-    )
+    verdict = _overall_verdict(checks)
+    return GateResult(verdict, tuple(checks), tuple(obstacles), candidate_side, baseline_side, config, today)
 
 
 def _judge_sides(
@@ -156,16 +154,10 @@ def _judge_sides(
     """
     obstacles = find_obstacles(candidate.runs, baseline.runs, allow=config.allow) if baseline.runs else []
     role_damage = find_damage((*baseline.runs, *candidate.runs), allow=config.allow)
-    checks = judge(
-        candidate.runs,
-        baseline.runs,
-        requirements,
-        rules=config,
-        noise=_noise(baseline),
-        obstacle="not comparable: " + "; ".join(obstacles) if obstacles else "",
-        damage="; ".join(dict.fromkeys([*run_damage, *role_damage])),
-    )
-    return checks, obstacles
+    obstacle = "not comparable: " + "; ".join(obstacles) if obstacles else ""
+    damage = "; ".join(dict.fromkeys([*run_damage, *role_damage]))
+    runs, noise = (candidate.runs, baseline.runs), _noise(baseline)
+    return judge(*runs, requirements, rules=config, noise=noise, obstacle=obstacle, damage=damage), obstacles
 
 
 def _check_ranks(requirements: Sequence[Requirement], candidate: Side) -> None:
@@ -174,10 +166,8 @@ def _check_ranks(requirements: Sequence[Requirement], candidate: Side) -> None:
     for requirement in requirements:
         metric = requirement.metric
         if ranks and metric.rank is not None and metric.rank not in ranks:
-            raise OptionError(
-                f"{metric.name}: the candidate has no rank {metric.rank}",
-                hint=f"it has ranks {min(ranks)} to {max(ranks)}",
-            )
+            problem = f"{metric.name}: the candidate has no rank {metric.rank}"
+            raise OptionError(problem, hint=f"it has ranks {min(ranks)} to {max(ranks)}")
 
 
 def _overall_verdict(checks: Sequence[CheckResult]) -> Verdict:

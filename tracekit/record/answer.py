@@ -9,14 +9,12 @@ For ranks without a shared folder, each rank measures its own trace and rank 0 g
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
 from tracekit.analysis import Analysis
-from tracekit.analysis.persistence import FILE, read_tables, write_tables
 from tracekit.analysis.tables import RankTables
 from tracekit.errors import TracekitError
 from tracekit.record.process_info import import_torch
@@ -46,12 +44,8 @@ def answer_of(analysis: Analysis) -> Answer:
 def analyse_apart(files: Sequence[Path]) -> Answer:
     """Return the answer to the traces *files*, from another process; the calling thread only waits."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "POLARS_MAX_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", "tracekit.record.answer", *map(str, files)],
-        stdout=subprocess.PIPE,
-        check=True,
-        env=environment,
-    )
+    command = [sys.executable, "-m", "tracekit.record.answer", *map(str, files)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, env=environment)
     answer = msgspec.json.decode(done.stdout, type=Answer)
     if answer.error is not None:
         raise TracekitError(answer.error)
@@ -72,32 +66,16 @@ def main(files: Sequence[str]) -> None:
 
 
 def gather_tables(trace: Path | None) -> list[RankTables]:
-    """Return the tables of all ranks on rank 0, an empty list elsewhere; a rank without a *trace* sends none."""
+    """Measure this rank's *trace*; return the tables of all ranks that have one on rank 0, an empty list elsewhere."""
     distributed = import_torch().distributed
-    own = b"" if trace is None else pack_tables(trace)
+    own = None if trace is None else Options().source_tables(find(str(trace))[0][0])[0]
     if not (distributed.is_available() and distributed.is_initialized()):
-        return [unpack_tables(own)] if own else []
-    is_first = distributed.get_rank() == 0
-    packed: list[bytes] = [b""] * distributed.get_world_size()
-    distributed.gather_object(own, packed if is_first else None, dst=0)
-    return [unpack_tables(data) for data in packed if data] if is_first else []
-
-
-def pack_tables(trace: Path) -> bytes:
-    """Measure a trace and return its tables as bytes."""
-    tables = Options().source_tables(find(str(trace))[0][0])[0]
-    with tempfile.TemporaryDirectory(prefix="tracekit-") as folder:
-        return write_tables(tables, Path(folder)).read_bytes()
-
-
-def unpack_tables(data: bytes) -> RankTables:
-    """Return the tables packed by ``pack_tables``."""
-    with tempfile.TemporaryDirectory(prefix="tracekit-") as folder:
-        (Path(folder) / FILE).write_bytes(data)
-        tables = read_tables(Path(folder))
-        assert tables is not None, "every rank of a run has the same version"
-        loaded: RankTables = tables.loaded()
-        return loaded
+        return [] if own is None else [own]
+    tables: list[RankTables | None] | None = None
+    if distributed.get_rank() == 0:
+        tables = [None] * distributed.get_world_size()
+    distributed.gather_object(own, tables, dst=0)
+    return [gathered for gathered in tables or () if gathered is not None]
 
 
 if __name__ == "__main__":

@@ -93,10 +93,8 @@ def describe_groups(groups: Mapping[str, Any]) -> list[str]:
             continue
         describe = getattr(group, "_set_group_desc", None)
         if describe is None:
-            raise OptionError(
-                f"groups[{name!r}] is a {type(group).__name__}, which cannot be described",
-                hint="give a torch.distributed process group, with PyTorch 2.4 or newer",
-            )
+            problem = f"groups[{name!r}] is a {type(group).__name__}, which cannot be described"
+            raise OptionError(problem, hint="give a torch.distributed process group, with PyTorch 2.4 or newer")
         if group.group_desc in NO_DESCRIPTION:
             describe(name)
             described.append(name)

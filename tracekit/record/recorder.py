@@ -174,9 +174,8 @@ def profiler(
     """
     first, count = steps
     if first < 0 or count < 1:
-        raise OptionError(
-            f"steps={steps}: there is nothing to record", hint="give the first step and how many, (10, 3)"
-        )
+        problem = f"steps={steps}: there is nothing to record"
+        raise OptionError(problem, hint="give the first step and how many, (10, 3)")
     process = find_process_info(folder, rank=rank, world_size=world_size)
     if process.file.exists():
         problem = f"{process.file} is there already ({size(process.file.stat().st_size)})"

@@ -106,9 +106,7 @@ class EventRedactor:
 
     def _header_value(self, key: str, value: Any) -> Any:
         if key == "deviceProperties" and isinstance(value, list):
-            return [
-                self._entry(device, fields.DEVICE_NUMBERS, ("name",)) for device in value if isinstance(device, Mapping)
-            ]
+            return self._entries(value, fields.DEVICE_NUMBERS, ("name",))
         if key == "distributedInfo" and isinstance(value, Mapping):
             return self._distributed(value)
         if key == "traceName":
@@ -125,13 +123,13 @@ class EventRedactor:
             redacted["nccl_version"] = info["nccl_version"]
         groups = info.get("pg_config")
         if isinstance(groups, list):
-            redacted["pg_config"] = [
-                self._entry(group, fields.GROUP_NUMBERS, fields.GROUP_TEXTS)
-                for group in groups
-                if isinstance(group, Mapping)
-            ]
+            redacted["pg_config"] = self._entries(groups, fields.GROUP_NUMBERS, fields.GROUP_TEXTS)
         self.dropped["header entries"] += len(info) - len(redacted)
         return redacted
+
+    def _entries(self, entries: list[Any], numbers: Mapping[str, int], texts: Any) -> list[dict[str, Any]]:
+        """Return what stays of each object in a list of the header."""
+        return [self._entry(entry, numbers, texts) for entry in entries if isinstance(entry, Mapping)]
 
     def _entry(self, entry: Mapping[str, Any], numbers: Mapping[str, int], texts: Any) -> dict[str, Any]:
         """Return the listed numbers and texts of an object in the header."""

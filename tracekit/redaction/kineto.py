@@ -28,7 +28,6 @@ _NOT_JSON = re.compile(_STRING + r"|(?<=[:\[,\s])-?(?:N/A|inf|nan|Inf|INF|n/a|un
 _INVALID_ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})|\\')
 _BLANKS_AND_COMMAS = re.compile(r"[\s,]*")
 _BRACKETS_AND_STRINGS = re.compile(_STRING + r'|["{}\[\]]', re.DOTALL)
-_END_OF_INDENTED_EVENT = re.compile(r"\n  \}(?=\s*[,\]])")
 _decode = json.JSONDecoder(
     strict=False, parse_float=NumberText, parse_int=NumberText, parse_constant=lambda _: None
 ).raw_decode
@@ -91,10 +90,8 @@ class JsonStream:
     def damage(self, reason: str) -> InputError:
         """Return the error for what comes next."""
         position = self._characters_before + self._start
-        return InputError(
-            f"{self._path}: cannot be read beyond character {position:,}: {reason}",
-            hint="nothing was written; record the trace again",
-        )
+        problem = f"{self._path}: cannot be read beyond character {position:,}: {reason}"
+        return InputError(problem, hint="nothing was written; record the trace again")
 
     def _mended(self, end: int) -> Any:
         """Take a value that is not JSON, with nulls for words such as N/A."""
@@ -110,10 +107,6 @@ class JsonStream:
 
     def _find_end(self) -> int | None:
         """Return where a value that is not JSON ends, by its brackets; None if that is not in the window yet."""
-        if self._window[self._start - 3 : self._start] == "\n  ":
-            native = _END_OF_INDENTED_EVENT.search(self._window, self._start)
-            if native:
-                return native.end()
         depth = 0
         for token in _BRACKETS_AND_STRINGS.finditer(self._window, self._start):
             sign = token[0]
@@ -135,10 +128,9 @@ class JsonStream:
                 break
             chunks.append(chunk)
             count -= len(chunk)
-        passed = max(0, self._start - 3)  # the indentation before an event tells how it ends
-        self._characters_before += passed
-        self._window = self._window[passed:] + "".join(chunks)
-        self._start -= passed
+        self._characters_before += self._start
+        self._window = self._window[self._start :] + "".join(chunks)
+        self._start = 0
         return bool(chunks)
 
 

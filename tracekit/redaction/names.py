@@ -174,11 +174,8 @@ class _WordPass:
         self._word_end = match.end()
         if match["location"] or len(word) > MAX_WORD_LENGTH:
             return self._pseudonym(word)
-        if (
-            self._code
-            and _CODE_NUMBER.fullmatch(word)
-            and _BEFORE_CODE_NUMBER.search(self._text, max(start - 8, 0), start)
-        ):
+        may_be_argument = self._code and _CODE_NUMBER.fullmatch(word)
+        if may_be_argument and _BEFORE_CODE_NUMBER.search(self._text, max(start - 8, 0), start):
             self._expects_index = False
             return word
         if numbered := _TRITON_NAME.fullmatch(word):  # Inductor numbers its kernels

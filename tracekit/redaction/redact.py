@@ -14,6 +14,7 @@ from tracekit.parsers.source_refs import SourceRef
 from tracekit.redaction.fields import KEEP_OPTIONS
 from tracekit.redaction.names import NameRedactor
 
+StrPath = str | os.PathLike[str]
 SQLITE_SUFFIX = ".sqlite"
 _STEM = re.compile(r"\d+|\.(pt|trace|json|gz|sqlite)")
 """What does not tell the files of one role from those of another: numbers and suffixes."""
@@ -37,11 +38,7 @@ class Redacted:
 
 
 def redact(
-    path: str | os.PathLike[str],
-    output: str | os.PathLike[str],
-    *,
-    words: Sequence[str] = (),
-    keep: Collection[str] = (),
+    path: StrPath, output: StrPath, *, words: Sequence[str] = (), keep: Collection[str] = ()
 ) -> tuple[Redacted, ...]:
     """Write a redacted copy of a trace, or of each trace of a folder.
 
@@ -65,11 +62,7 @@ def redact(
 
 
 def redact_each(
-    path: str | os.PathLike[str],
-    output: str | os.PathLike[str],
-    *,
-    words: Sequence[str] = (),
-    keep: Collection[str] = (),
+    path: StrPath, output: StrPath, *, words: Sequence[str] = (), keep: Collection[str] = ()
 ) -> Iterator[Redacted]:
     """Do as ``redact`` does, and yield each file once it is written: a folder can take minutes.
 

@@ -300,7 +300,7 @@ def gap_words(analysis: Analysis, cause: str) -> str:
     exposed_ns = analysis.total.budget.exposed_ns
     labels = [label for label in GAP_LABELS.get(cause, ()) if exposed_ns.get(label)]
     if not labels or cause != "exposed_comm":
-        return GAP_CAUSES[cause].words
+        return GAP_CAUSES[cause]
     label = max(labels, key=lambda name: exposed_ns[name])
     return f"exposed communication, mostly {label}" if len(labels) > 1 else f"exposed {LABEL_WORDS[label]} ({label})"
 

@@ -22,9 +22,7 @@ from tracekit.metrics.reload import RELOAD_EVENTS, reload_events
 from tracekit.parsers.source_refs import SourceRef, check_single_run, file_listing, roles_by_name
 from tracekit.roles.processes import Process, kind_of_role, share_a_process
 from tracekit.schema import RankEvents
-from tracekit.store.sources import OneRole, Paths, find, read_ref
-
-Sources = tuple[tuple[SourceRef, ...], tuple[Notice, ...]]
+from tracekit.store.sources import OneRole, Paths, Sources, find, read_ref
 
 
 def find_roles(paths: Paths | OneRole, *, ranks: Collection[int] | None = None, rank: int | None = None) -> Sources:
@@ -42,10 +40,10 @@ def find_roles(paths: Paths | OneRole, *, ranks: Collection[int] | None = None, 
             raise OptionError(f"--role {paths.role}: there is no such role", hint=hint)
         return chosen, notices
     if isinstance(paths, Mapping):
-        by_role = {role: find(path, ranks=ranks, rank=rank, check=False) for role, path in paths.items()}
+        by_role = {role: find(path, ranks=ranks, rank=rank) for role, path in paths.items()}
         refs = [replace(ref, role=role) for role, (members, _) in by_role.items() for ref in members]
         return _with_ranks(refs, [notice for _, notices in by_role.values() for notice in notices])
-    sources, notices = find(paths, ranks=ranks, rank=rank, check=False)
+    sources, notices = find(paths, ranks=ranks, rank=rank)
     refs = list(sources)
     if not any(ref.role for ref in refs):
         try:
@@ -116,9 +114,7 @@ class _Content:
 
     def copied_bytes(self, direction: str) -> Counter[int]:
         """Return how often each number of bytes was copied between host and device in this direction (``DtoH``)."""
-        copies = self.part.events.filter(
-            (pl.col("kind") == "memcpy") & pl.col("name").cast(pl.String).str.contains(direction)
-        )
+        copies = self.part.events.filter(pl.col("name").cast(pl.String).str.contains(direction), kind="memcpy")
         return Counter(copies["bytes"].drop_nulls().to_list())
 
     @property
@@ -140,14 +136,10 @@ def _find_ranks(refs: Sequence[SourceRef]) -> tuple[list[SourceRef], list[Notice
         ranks, rank_from = _numbers_in_names(members) or _match_content(members, others), "matched"
         if ranks is None:
             if len({ref.rank for ref in others}) != len(members):
-                raise InputError(
-                    f"{len(members)} files do not say their rank{file_listing([ref.path for ref in members])}",
-                    hint="put the rank into their names: rank0.json, rank1.json, …",
-                )
+                problem = f"{len(members)} files do not say their rank{file_listing([ref.path for ref in members])}"
+                raise InputError(problem, hint="put the rank into their names: rank0.json, rank1.json, …")
             ordered = sorted({ref.rank for ref in others if ref.rank is not None})
-            ranks = {
-                ref.path: rank for ref, rank in zip(sorted(members, key=lambda ref: ref.path), ordered, strict=True)
-            }
+            ranks = dict(zip(sorted(ref.path for ref in members), ordered, strict=True))
             text = (
                 f"the files of role {role} do not say their rank and nothing ties them to the other roles: they are "
                 f"numbered by name, so that figures of single ranks may be those of another rank"

@@ -133,10 +133,9 @@ def check_roles(spans: Sequence[tuple[Source, int | None, int | None]], *, named
         if start >= end:
             if not named:
                 raise several_runs_error(sorted(set(folders.values())))
-            raise InputError(
-                f"role {second} begins {ms(start - end)} after role {first_role} ends: they were not recorded together",
-                hint="profile all roles over the same iterations",
-            )
+            gap = f"role {second} begins {ms(start - end)} after role {first_role} ends"
+            hint = "profile all roles over the same iterations"
+            raise InputError(f"{gap}: they were not recorded together", hint=hint)
 
 
 # ---- Lateness of a rank that another role of the same rank explains.

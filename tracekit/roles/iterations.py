@@ -6,6 +6,8 @@ iteration that the next weight update of its process ends. Iterations follow eac
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
 from statistics import median
 from typing import TypeVar
 
@@ -43,9 +45,9 @@ def find_iterations(
     starts = {number: start for number, (start, _) in spans.items() if number is not None}
     numbers = sorted(starts)
     ends = [*(starts[number] for number in numbers[1:]), max(band.end_ns for band in bands)]
-    colocated = _colocated(processes)
+    loop = _Loop(processes, bands, _colocated(processes))
     iterations = [
-        _measure(number, starts[number], end, bands, processes, colocated=colocated)
+        loop.measure(number, starts[number], end)
         for number, end in zip(numbers, ends, strict=True)
         if end > starts[number]
     ]
@@ -64,9 +66,8 @@ def band_spans(bands: Iterable[PhaseBand], key: Callable[[PhaseBand], Key]) -> d
 def _bands(process: Process, kind: str, updates: Sequence[WeightUpdate]) -> list[PhaseBand]:
     """Return the phases of one process; synchronisation outside of weight updates belongs to the phase around it."""
     bands: list[PhaseBand] = []
-    for phase, annotated, start, end, busy in process.stretches.select(
-        "phase", "annotated", "start_ns", "end_ns", "busy_ns"
-    ).iter_rows():
+    stretches = process.stretches.select("phase", "annotated", "start_ns", "end_ns", "busy_ns")
+    for phase, annotated, start, end, busy in stretches.iter_rows():
         is_update = annotated or _update_inside(start, end, updates) is not None
         name = phase
         if phase == WEIGHT_SYNC and not is_update and bands:
@@ -130,83 +131,76 @@ def _colocated(processes: Sequence[Process]) -> bool:
         number = np.full(len(work), process.rank)
         bands = union(work["start_ns"].to_numpy(), work["end_ns"].to_numpy(), number)
         by_role[process.role] = by_role[process.role] | bands if process.role in by_role else bands
-    roles = list(by_role.values())
-    return all(
-        2 * (first & second).total_ns <= min(first.total_ns, second.total_ns)
-        for i, first in enumerate(roles)
-        for second in roles[i + 1 :]
-    )
+    pairs = combinations(by_role.values(), 2)
+    return all(2 * (first & second).total_ns <= min(first.total_ns, second.total_ns) for first, second in pairs)
 
 
 def _union(bands: Sequence[PhaseBand]) -> Intervals:
     return union([band.start_ns for band in bands], [band.end_ns for band in bands])
 
 
-def _measure(
-    index: int,
-    start: int,
-    end: int,
-    bands: Sequence[PhaseBand],
-    processes: Sequence[Process],
-    *,
-    colocated: bool,
-) -> Iteration:
-    """Measure one iteration: the phases of its GPUs, the waits of its roles, and the tail of its rollout."""
-    window = union([start], [end])
-    inside = [band for band in bands if band.start_ns < end and band.end_ns > start]
-    gpus = sorted({process.rank if colocated else (process.role, process.rank) for process in processes})
-    totals: Counter[str] = Counter()
-    for gpu in gpus:
-        rest = window
-        own = [band for band in inside if gpu == (band.rank if colocated else (band.role, band.rank))]
-        for phase in PHASE_ORDER:
-            covered = _union([band for band in own if band.phase == phase])
-            totals[phase] += (rest & covered).total_ns
-            rest -= covered
-    phase_ns = {phase: totals[phase] // len(gpus) for phase in (ROLLOUT, TRAIN, WEIGHT_SYNC, OTHER)}
-    if not totals[OTHER]:
-        del phase_ns[OTHER]
-    phase_ns["idle"] = end - start - sum(phase_ns.values())
-    roles = list(dict.fromkeys(process.role for process in processes))
-    return Iteration(
-        index=index,
-        start_ns=start,
-        end_ns=end,
-        phase_ns=phase_ns,
-        roles=tuple(_role_wait(role, roles, window, inside, processes, colocated=colocated) for role in roles),
-        rollout_tail=_tail([band for band in bands if band.iteration == index], processes),
-    )
+@dataclass(frozen=True, eq=False)
+class _Loop:
+    """The processes of an RL loop and their bands, from which its iterations are measured."""
 
+    processes: Sequence[Process]
+    bands: Sequence[PhaseBand]
+    colocated: bool
 
-def _role_wait(
-    role: str,
-    roles: Sequence[str],
-    window: Intervals,
-    bands: Sequence[PhaseBand],
-    processes: Sequence[Process],
-    *,
-    colocated: bool,
-) -> RoleWait:
-    """Return the idle time of a role and which roles ran meanwhile: on the same rank if colocated, else on any."""
-    ranks = [process.rank for process in processes if process.role == role]
-    idle_ns, waited = 0, Counter[str]()
-    for rank in ranks:
-        idle = window - _union([band for band in bands if (band.role, band.rank) == (role, rank)])
-        idle_ns += idle.total_ns
-        for other in roles:
-            if other != role:
-                running = [band for band in bands if band.role == other and (band.rank == rank or not colocated)]
+    def measure(self, index: int, start: int, end: int) -> Iteration:
+        """Measure one iteration: the phases of its GPUs, the waits of its roles, and the tail of its rollout."""
+        inside = [band for band in self.bands if band.start_ns < end and band.end_ns > start]
+        roles = dict.fromkeys(process.role for process in self.processes)
+        return Iteration(
+            index=index,
+            start_ns=start,
+            end_ns=end,
+            phase_ns=self._phases(start, end, inside),
+            roles=tuple(self._role_wait(role, roles, union([start], [end]), inside) for role in roles),
+            rollout_tail=_tail([band for band in self.bands if band.iteration == index], self.processes),
+        )
+
+    def _phases(self, start: int, end: int, bands: Sequence[PhaseBand]) -> dict[str, int]:
+        """Return the time of each phase, a mean over GPUs; with idle time they sum to the iteration."""
+        bands_of_gpu: dict[object, list[PhaseBand]] = {self._gpu(process): [] for process in self.processes}
+        for band in bands:
+            bands_of_gpu[self._gpu(band)].append(band)
+        totals: Counter[str] = Counter()
+        for own in bands_of_gpu.values():
+            rest = union([start], [end])
+            for phase in PHASE_ORDER:
+                covered = _union([band for band in own if band.phase == phase])
+                totals[phase] += (rest & covered).total_ns
+                rest -= covered
+        shown = (ROLLOUT, TRAIN, WEIGHT_SYNC, *([OTHER] if totals[OTHER] else ()))
+        phase_ns = {phase: totals[phase] // len(bands_of_gpu) for phase in shown}
+        return phase_ns | {"idle": end - start - sum(phase_ns.values())}
+
+    def _gpu(self, owner: Process | PhaseBand) -> object:
+        """Return what tells the GPU of a process or band from others."""
+        return owner.rank if self.colocated else (owner.role, owner.rank)
+
+    def _role_wait(self, role: str, roles: Iterable[str], window: Intervals, bands: Sequence[PhaseBand]) -> RoleWait:
+        """Return the idle time of a role and which roles ran meanwhile: on the same rank if colocated, else on any."""
+        ranks = [process.rank for process in self.processes if process.role == role]
+        others = [other for other in roles if other != role]
+        idle_ns, waited = 0, Counter[str]()
+        for rank in ranks:
+            idle = window - _union([band for band in bands if (band.role, band.rank) == (role, rank)])
+            idle_ns += idle.total_ns
+            for other in others:
+                running = [band for band in bands if band.role == other and (band.rank == rank or not self.colocated)]
                 waited[other] += (idle & _union(running)).total_ns
-    waited_ns = {other: ns // len(ranks) for other, ns in waited.items()}
-    longest = max(waited_ns, key=lambda other: waited_ns[other], default=None)
-    busy = sum(band.busy_ns for band in bands if band.role == role)
-    return RoleWait(
-        role=role,
-        idle_ns=idle_ns // len(ranks),
-        busy_ns=busy // len(ranks),
-        waits_for=longest if longest is not None and waited_ns[longest] else None,
-        waited_ns=waited_ns,
-    )
+        waited_ns = {other: ns // len(ranks) for other, ns in waited.items()}
+        longest = max(waited_ns, key=lambda other: waited_ns[other], default=None)
+        busy = sum(band.busy_ns for band in bands if band.role == role)
+        return RoleWait(
+            role=role,
+            idle_ns=idle_ns // len(ranks),
+            busy_ns=busy // len(ranks),
+            waits_for=longest if longest is not None and waited_ns[longest] else None,
+            waited_ns=waited_ns,
+        )
 
 
 def _tail(bands: Sequence[PhaseBand], processes: Sequence[Process]) -> RolloutTail | None:

@@ -6,7 +6,7 @@ is compared with the two-buffer ideal (``schedules.weight_reload``), simulated w
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import mean, median
 
@@ -36,12 +36,12 @@ class _RankPart:
     broadcast_end: Ints
     bucket_bytes: list[int]
     """Size of each bucket; 0 where it is not recorded."""
-    staged: list[tuple[int, int]]
-    """Bucket and end of each staging copy."""
-    h2d: list[tuple[int, int, int]]
-    """Start, end and bytes of the copies of each round."""
-    reload: list[tuple[int, int] | None]
-    """Start and end of each bucket's reload; None where it is not recorded."""
+    staged: dict[int, int]
+    """End of the staging copy by bucket."""
+    h2d: list[tuple[int, int]]
+    """Start and end of the copies of each round."""
+    reload: dict[int, tuple[int, int]]
+    """Start and end of the reload by bucket, where it is recorded."""
     reloaded_bytes: int
     busy: Intervals
     """All GPU work of the rank's processes in the update."""
@@ -71,17 +71,15 @@ def find_weight_updates(processes: Sequence[Process]) -> tuple[list[WeightUpdate
     # The k-th update of one rank is the k-th of another only if both have the same number.
     parts = [(process, by_update) for process, by_update in parts if len(by_update) == update_count]
     updates = []
-    for number in range(update_count):
+    for i in range(update_count):
         # A rank's recording may lack the last buckets: only those that all ranks have can be matched.
-        sizes_by_rank = [by_update[number].filter(lane="broadcast")["bytes"].to_numpy() for _, by_update in parts]
+        sizes_by_rank = [by_update[i].filter(lane="broadcast")["bytes"].to_numpy() for _, by_update in parts]
         sizes, bucket_count = max(sizes_by_rank, key=len), min(map(len, sizes_by_rank))
         ranks = []
         for process, by_update in parts:
-            until = int(by_update[number + 1]["start_ns"][0]) if number + 1 < update_count else np.iinfo(np.int64).max
+            until = int(by_update[i + 1]["start_ns"][0]) if i + 1 < update_count else np.iinfo(np.int64).max
             worker = workers.get(process.rank)
-            ranks.append(
-                _rank_part(process, worker, by_update[number], sizes, bucket_count=bucket_count, until_ns=until)
-            )
+            ranks.append(_rank_part(process, worker, by_update[i], sizes, bucket_count=bucket_count, until_ns=until))
         update = _measure(ranks, server_role, workers)
         if update is not None:
             updates.append(update)
@@ -111,11 +109,8 @@ def _split(server: Process, worker: Process | None) -> list[pl.DataFrame]:
 
     Updates with nothing in between are separated by barriers, if each then broadcasts the same buckets.
     """
-    breaks = [
-        process.stretches.filter(pl.col("phase") != WEIGHT_SYNC)["start_ns"].to_numpy()
-        for process in (server, worker)
-        if process is not None
-    ]
+    processes = [server] if worker is None else [server, worker]
+    breaks = [process.stretches.filter(pl.col("phase") != WEIGHT_SYNC)["start_ns"].to_numpy() for process in processes]
     groups = _split_at(server.transfers, np.sort(np.concatenate(breaks)))
     if len(groups) == 1:
         barriers = server.lane("other").filter(pl.col("bytes") == 0)["start_ns"].to_numpy()
@@ -145,17 +140,17 @@ def _rank_part(
     stages, h2d = transfers.filter(lane="stage"), transfers.filter(lane="h2d")
     # A staging copy fills the buffer of the next broadcast, if their sizes agree.
     following = np.searchsorted(start, stages["start_ns"].to_numpy())
-    staged = [
-        (bucket, stage_end)
+    staged = {
+        bucket: stage_end
         for bucket, stage_end, size in zip(following.tolist(), stages["end_ns"], stages["bytes"], strict=True)
         if bucket < bucket_count and size in (None, sizes[bucket])
-    ]
+    }
     # Copies from the host between two broadcasts belong to one round; those after the last broadcast are not sent.
     rounds = h2d.with_columns(round=pl.Series(np.searchsorted(start, h2d["start_ns"].to_numpy())))
     by_round = (
         rounds.filter(pl.col("round") < bucket_count)
         .group_by("round", maintain_order=True)
-        .agg(pl.col("start_ns").min(), pl.col("end_ns").max(), pl.col("bytes").sum())
+        .agg(pl.col("start_ns").min(), pl.col("end_ns").max())
     )
     own = transfers.filter(pl.col("start_ns").is_between(min([start[0], *by_round["start_ns"]]), end[bucket_count - 1]))
     copies = worker.lane("reload") if worker is not None else transfers.clear()
@@ -165,15 +160,14 @@ def _rank_part(
     copies = copies.with_columns(bucket=pl.Series(_buckets_of_copies(copies, end, sizes), dtype=pl.Int64))
     copies = copies.filter(pl.col("bucket") < bucket_count)
     spans = copies.group_by("bucket").agg(pl.col("start_ns").min(), pl.col("end_ns").max())
-    reload = {bucket: (first, last) for bucket, first, last in spans.iter_rows()}
     return _RankPart(
         rank=server.rank,
         broadcast_start=start[:bucket_count],
         broadcast_end=end[:bucket_count],
         bucket_bytes=broadcasts["bytes"].head(bucket_count).fill_null(0).to_list(),
         staged=staged,
-        h2d=[(first, last, size) for _, first, last, size in by_round.iter_rows()],
-        reload=[reload.get(bucket) for bucket in range(bucket_count)],
+        h2d=by_round.select("start_ns", "end_ns").rows(),
+        reload={bucket: (first, last) for bucket, first, last in spans.iter_rows()},
         reloaded_bytes=int(copies["bytes"].sum()),
         busy=union_of(own) | union_of(copies),
     )
@@ -214,10 +208,10 @@ def _measure(ranks: Sequence[_RankPart], server: str | None, workers: dict[int, 
     """
     update_bytes = sum(ranks[0].bucket_bytes)  # every rank takes part in the same broadcasts
     h2d_rounds = [copies for part in ranks for copies in part.h2d]
-    reloads = [interval for part in ranks for interval in part.reload if interval is not None]
+    reloads = [interval for part in ranks for interval in part.reload.values()]
     if not h2d_rounds and not reloads:
         return None
-    start = min([first for first, *_ in h2d_rounds] or [int(part.broadcast_start[0]) for part in ranks])
+    start = min([first for first, _ in h2d_rounds] or [int(part.broadcast_start[0]) for part in ranks])
     end = max([last for _, last in reloads] + [int(part.broadcast_end[-1]) for part in ranks])
     window = union([start], [end])
     sources = _sources(ranks)
@@ -225,14 +219,13 @@ def _measure(ranks: Sequence[_RankPart], server: str | None, workers: dict[int, 
     reloaded = {part.reloaded_bytes for part in ranks if part.rank in workers}
     ideal = _ideal(ranks, sources) if reloads else None  # without reloads there is nothing to simulate
     ideal_ns = max(op_end for _op, _bucket, _start, op_end in ideal) if ideal else None
-    own_reloads = [[span for span in part.reload if span is not None] for part in ranks if part.rank in workers]
-    reload_ns_by_rank = [union(*_columns(spans)).total_ns for spans in own_reloads]
+    reload_ns_by_rank = [_union(part.reload.values()).total_ns for part in ranks if part.rank in workers]
     return WeightUpdate(
         start_ns=start,
         end_ns=end,
         bytes=update_bytes,
         buckets=len(sources),
-        h2d_ns=round(mean(union(*_columns(part.h2d)).total_ns for part in ranks)),
+        h2d_ns=round(mean(_union(part.h2d).total_ns for part in ranks)),
         broadcast_ns=round(mean(union(part.broadcast_start, part.broadcast_end).total_ns for part in ranks)),
         reload_ns=round(mean(reload_ns_by_rank)) if reloads else None,
         # While a rank's GPU runs nothing, its host is at work or waits for another process.
@@ -250,20 +243,18 @@ def _measure(ranks: Sequence[_RankPart], server: str | None, workers: dict[int, 
     )
 
 
-def _columns(rows: Sequence[tuple[int, ...]]) -> tuple[Ints, Ints]:
-    """Return the first two columns: starts and ends."""
-    table = np.array([row[:2] for row in rows], np.int64).reshape(-1, 2)
-    return table[:, 0], table[:, 1]
+def _union(spans: Iterable[tuple[int, int]]) -> Intervals:
+    """Return the time covered by spans, each with start and end."""
+    return union(*np.array([*spans], np.int64).reshape(-1, 2).T)
 
 
 def _sources(ranks: Sequence[_RankPart]) -> tuple[int | None, ...]:
     """Return the rank that broadcasts each bucket: the one that staged it, else the last to copy one from its host."""
-    sources = {bucket: part.rank for part in ranks for bucket, _ in part.staged}
+    sources = {bucket: part.rank for part in ranks for bucket in part.staged}
     if not sources:
         for part in ranks:
-            starts = part.broadcast_start
-            for first, _, _ in part.h2d:
-                sources[int(np.searchsorted(starts, first))] = part.rank
+            for first, _ in part.h2d:
+                sources[int(np.searchsorted(part.broadcast_start, first))] = part.rank
     return tuple(sources.get(bucket) for bucket in range(len(ranks[0].broadcast_start)))
 
 
@@ -303,13 +294,13 @@ def _ideal(ranks: Sequence[_RankPart], sources: Sequence[int | None]) -> list[tu
     """
     rounds = _rounds(sources)
     h2d = [
-        max((last - first for part in ranks for first, last, _ in part.h2d[number : number + 1]), default=0)
+        max((last - first for part in ranks for first, last in part.h2d[number : number + 1]), default=0)
         for number in range(max(rounds) + 1)
     ]
     starts, ends = _broadcast_times(ranks)
     reloads = []
     for bucket in range(len(sources)):
-        spans = [span for part in ranks if (span := part.reload[bucket]) is not None]
+        spans = [part.reload[bucket] for part in ranks if bucket in part.reload]
         reloads.append(round(median(last - first for first, last in spans)) if spans else 0)
     return simulate_buckets(h2d, list(zip(rounds, (ends - starts).tolist(), reloads, strict=True)))
 
@@ -327,9 +318,9 @@ def _gap_by_cause(
     """
     kinds = {
         "broadcast": union(*_broadcast_times(ranks)),
-        "serial_h2d": union(*_columns([span for part in ranks for span in part.h2d])),
+        "serial_h2d": _union(span for part in ranks for span in part.h2d),
         "late_rank": late_intervals,
-        "reload_not_overlapped": union(*_columns([span for part in ranks for span in part.reload if span])),
+        "reload_not_overlapped": _union(span for part in ranks for span in part.reload.values()),
     }
     rest, measured = window, {}
     for cause, intervals in kinds.items():
@@ -353,16 +344,16 @@ def _cells(ranks: Sequence[_RankPart], sources: Sequence[int | None]) -> list[Bu
     cells = []
     for part in ranks:
         own = [bucket for bucket, source in enumerate(sources) if source == part.rank]
-        staged = dict(part.staged)
-        for number, (first, last, _) in enumerate(part.h2d):
+        for number, (first, last) in enumerate(part.h2d):
             bucket = own[number] if number < len(own) else number
-            cells.append(BucketCell(part.rank, LANES[0], "H2D", None, bucket, first, last, staged.get(bucket, last)))
+            held_until_ns = part.staged.get(bucket, last)
+            cells.append(BucketCell(part.rank, LANES[0], "H2D", None, bucket, first, last, held_until_ns))
         for bucket, source in enumerate(sources):
-            lane, reload = LANES[1 + bucket % 2], part.reload[bucket]
+            lane, reload = LANES[1 + bucket % 2], part.reload.get(bucket)
             role = None if source is None else "source" if source == part.rank else "destination"
             start, end = int(part.broadcast_start[bucket]), int(part.broadcast_end[bucket])
-            held_until_ns = None if reload is None else reload[1]
-            cells.append(BucketCell(part.rank, lane, "BROADCAST", role, bucket, start, end, held_until_ns))
+            reloaded_ns = None if reload is None else reload[1]
+            cells.append(BucketCell(part.rank, lane, "BROADCAST", role, bucket, start, end, reloaded_ns))
             if reload is not None:
                 cells.append(BucketCell(part.rank, lane, "RELOAD", None, bucket, *reload, reload[1]))
     return cells

@@ -5,31 +5,23 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Executor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from tracekit._util.workers import ItemResult
 from tracekit.align.steps import Steps, parse_steps
 from tracekit.analysis import Analysis
 from tracekit.analysis.combine import combine
 from tracekit.analysis.tables import RankTables
 from tracekit.critical_path.changes import parse_change
 from tracekit.errors import Notice, OptionError
-from tracekit.parsers.source_refs import unknown_rank_error
+from tracekit.parsers.source_refs import SourceRef, unknown_rank_error
 from tracekit.reconstruct.parallel_groups import split_layout
 from tracekit.roles.combine import combine_roles, main_role
-from tracekit.run.driver import (
-    MEASURE_BYTES_FOR_PROCESSES,
-    OnDamage,
-    Span,
-    accept_old_options,
-    check_on_damage,
-    check_run,
-    find_sources,
-    map_sources,
-    pipeline_map,
-)
+from tracekit.run import driver
 from tracekit.run.measure import Options
 from tracekit.store.sources import OneRole, Paths, failure_notices
 from tracekit.store.trace import Trace
@@ -38,7 +30,7 @@ if TYPE_CHECKING:
     from tracekit.classify import RuleBook
 
 
-@accept_old_options
+@driver.accept_old_options
 def analyze(
     traces: Paths | OneRole | Trace,
     *,
@@ -59,7 +51,7 @@ def analyze(
     resume: bool = False,
     workers: int | None = None,
     executor: Executor | None = None,
-    on_damage: OnDamage = "warn",
+    on_damage: driver.OnDamage = "warn",
 ) -> Analysis:
     """Read, label, measure and compare traces; return where the time of a step went.
 
@@ -98,7 +90,6 @@ def analyze(
 
     """
     # Options are checked before any work is done: each check raises if its option is wrong.
-    check_on_damage(on_damage)
     if by is not None:
         from tracekit.analysis.by import check_kind
 
@@ -110,13 +101,13 @@ def analyze(
     if resume and store is None:
         raise OptionError("resume needs a store to go on with", hint="name one: store (--store)")
     roles_named_by_caller = isinstance(traces, Mapping)
-    original_paths: Sequence[str] | None = None
+    original_paths: list[str] | None = None
     if store is not None:
         if isinstance(traces, Trace) or not (rules is None or isinstance(rules, Path)):
             raise OptionError("a store is made from files", hint="give paths, and a rules file")
         from tracekit.run.ingest import ingest
 
-        original_paths = [ref.path for ref in find_sources(traces, ranks=ranks, rank=file_rank)[0]]
+        original_paths = [ref.path for ref in driver.find_sources(traces, ranks=ranks, rank=file_rank)[0]]
         written, _ = ingest(
             traces,
             store,
@@ -149,57 +140,47 @@ def analyze(
     if isinstance(traces, Trace):
         measured, paths, notices = _measure_trace(traces, options)
     else:
-        measured, paths, notices = _measure_sources(
-            traces,
-            options,
-            file_rank=file_rank,
-            workers=workers,
-            executor=executor,
-            strict=on_damage == "error",
-            roles_named=roles_named_by_caller,
+        strict = on_damage == "error"
+        refs, notices = driver.find_sources(traces, ranks=options.ranks, rank=file_rank, strict=strict)
+        paths = [ref.path for ref in refs]
+        work = options.for_ranks(len(refs)).source_tables
+        results = driver.map_sources(
+            work, refs, workers=workers, executor=executor, progress="analyzing", measures=True
         )
+        measured, run_notices = _check_results(results, options.ranks, strict=strict, named=roles_named_by_caller)
+        notices = (*notices, *run_notices)
     tables_by_role: dict[str, list[RankTables]] = {}
     for role, rank_tables in measured:
         tables_by_role.setdefault(role or "", []).append(rank_tables)
     main = main_role(tables_by_role)
     paths = original_paths or paths
-    map_function = pipeline_map(workers, executor)
+    combine_role = partial(combine, paths=paths, map_function=driver.pipeline_map(workers, executor))
     # The caller's options describe the main role (schedule, layout, pipeline) or ask about it (changes, what-if,
     # critical path): its figures are the result's own. Notices from reading are listed once, with them. Every other
     # role is compared with the schedule that is recognised in it, unless no comparison is wanted at all.
-    analyses = {
-        role: combine(
-            tables,
-            paths=paths,
-            schedule="none" if schedule == "none" else "auto",
-            best_changes=False,
-            map_function=map_function,
-        )
-        for role, tables in tables_by_role.items()
-        if role != main
-    }
-    analyses[main] = combine(
+    others = {role: tables for role, tables in tables_by_role.items() if role != main}
+    compared = "none" if schedule == "none" else "auto"
+    analyses = {role: combine_role(tables, schedule=compared, best_changes=False) for role, tables in others.items()}
+    analyses[main] = combine_role(
         tables_by_role[main],
-        paths=paths,
         notices=notices,
         schedule=schedule,
         layout=layout,
         what_if=what_if,
         changes=changes,
-        best_changes=len(tables_by_role) == 1,  # a role alone does not show what the others would hold back
+        best_changes=not others,  # a role alone does not show what the others would hold back
         critical_path=critical_path,
         pipeline=pipeline,
-        map_function=map_function,
     )
     return combine_roles(analyses, tables_by_role, main=main, named=roles_named_by_caller)
 
 
-MeasuredRanks = tuple[list[tuple[str | None, RankTables]], Sequence[str], Sequence[Notice]]
-"""Role and tables of each rank, the paths they were read from, and notices from reading them."""
+MeasuredRank = tuple[str | None, RankTables]
+"""Role and tables of a rank."""
 
 
-def _measure_trace(trace: Trace, options: Options) -> MeasuredRanks:
-    """Measure the ranks of a trace in memory."""
+def _measure_trace(trace: Trace, options: Options) -> tuple[list[MeasuredRank], list[str], tuple[Notice, ...]]:
+    """Measure the ranks of a trace in memory; return them, the paths they were read from, and notices."""
     parts = [part for part in trace.parts if options.ranks is None or part.source.rank in options.ranks]
     if absent := (options.ranks or frozenset()) - {part.source.rank for part in parts}:
         raise unknown_rank_error(absent, trace.ranks)
@@ -208,38 +189,22 @@ def _measure_trace(trace: Trace, options: Options) -> MeasuredRanks:
     return measured, [part.source.path for part in parts], trace.notices
 
 
-def _measure_sources(
-    traces: Paths | OneRole,
-    options: Options,
+def _check_results(
+    results: Sequence[ItemResult[SourceRef, list[RankTables]]],
+    ranks: Collection[int] | None,
     *,
-    file_rank: int | None,
-    workers: int | None,
-    executor: Executor | None,
     strict: bool,
-    roles_named: bool,
-) -> MeasuredRanks:
-    """Read and measure the ranks of files or of a store; *roles_named* if the caller of ``analyze`` named the roles."""
-    refs, notices = find_sources(traces, ranks=options.ranks, rank=file_rank, strict=strict)
-    results = map_sources(
-        options.for_ranks(len(refs)).source_tables,
-        refs,
-        workers=workers,
-        executor=executor,
-        progress="analyzing",
-        bytes_for_processes=MEASURE_BYTES_FOR_PROCESSES,
-    )
+    named: bool,
+) -> tuple[list[MeasuredRank], tuple[Notice, ...]]:
+    """Return the ranks that could be measured, and notices; *named* if the caller of ``analyze`` named the roles."""
     failures = failure_notices(results, strict=strict)
     pairs = [(result.item.role, tables) for result in results if result.error is None for tables in result.unwrap()]
-    spans: list[Span] = [
-        (
-            msgspec.structs.replace(tables.source, role=role),
-            tables.steps["start_ns"].min(),
-            tables.steps["end_ns"].max(),
-        )  # type: ignore[misc]
-        for role, tables in pairs
-    ]
-    run_notices = check_run(spans, ranks=options.ranks, failed=bool(failures), strict=strict, named=roles_named)
-    return pairs, [ref.path for ref in refs], (*notices, *failures, *run_notices)
+    spans: list[driver.Span] = []
+    for role, tables in pairs:
+        first, last = tables.steps["start_ns"].min(), tables.steps["end_ns"].max()
+        spans.append((msgspec.structs.replace(tables.source, role=role), first, last))  # type: ignore[arg-type]
+    run_notices = driver.check_run(spans, ranks=ranks, failed=bool(failures), strict=strict, named=named)
+    return pairs, (*failures, *run_notices)
 
 
 def _checked_rules(rules: str | Path | RuleBook | None) -> Path | RuleBook | None:

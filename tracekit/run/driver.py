@@ -23,7 +23,7 @@ from tracekit.parsers.source_refs import SourceRef, unknown_rank_error
 from tracekit.roles.assign import find_roles
 from tracekit.roles.combine import check_roles
 from tracekit.schema import Source
-from tracekit.store.sources import OneRole, Paths, check_one_run, check_strict, missing_notice
+from tracekit.store.sources import OneRole, Paths, Sources, check_one_run, check_strict, missing_notice
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -45,7 +45,7 @@ MAX_MEMORY_RATIO = 4
 
 def find_sources(
     paths: Paths | OneRole, *, ranks: Collection[int] | None = None, rank: int | None = None, strict: bool = False
-) -> tuple[tuple[SourceRef, ...], tuple[Notice, ...]]:
+) -> Sources:
     """Return the sources to read, one per rank where the rank is known before reading, and notices about them.
 
     >>> [ref.rank for ref in find_sources("sample_traces/reload", ranks=[1, 3])[0]]
@@ -64,7 +64,7 @@ def map_sources(
     workers: int | None = None,
     executor: Executor | None = None,
     progress: str,
-    bytes_for_processes: int = READ_BYTES_FOR_PROCESSES,
+    measures: bool = False,
     on_value: Callable[[R], object] | None = None,
     stop_at_failure: bool = False,
 ) -> list[ItemResult[SourceRef, R]]:
@@ -76,7 +76,7 @@ def map_sources(
         workers: Number of worker processes, or of the executor's workers; by default as many as pay.
         executor: Any ``concurrent.futures`` executor, used instead of worker processes.
         progress: Label of the progress bar; if there is one source, its name is added.
-        bytes_for_processes: Size of the traces' text from which worker processes pay for this work.
+        measures: Whether the work labels and measures ranks too, so that worker processes pay for smaller traces.
         on_value: Called with each value as soon as it is there.
         stop_at_failure: Stop at the first source that fails.
 
@@ -84,15 +84,12 @@ def map_sources(
         The results in the order of the sources; with *stop_at_failure* up to the first failure.
 
     """
-    count = workers
-    if executor is None:
-        count = worker_count(refs, workers, bytes_for_processes=bytes_for_processes)
+    count = worker_count(refs, workers, measures=measures) if executor is None else workers
     isolate = executor is None and any(may_exceed_memory(ref) for ref in refs)
     label = f"{progress} {terminal(Path(refs[0].path).name)}" if len(refs) == 1 else progress
     results = []
-    with contextlib.closing(
-        map_items(work, refs, workers=count, executor=executor, progress=label, isolate=isolate)
-    ) as stream:
+    stream = map_items(work, refs, workers=count, executor=executor, progress=label, isolate=isolate)
+    with contextlib.closing(stream):
         for result in stream:
             results.append(result)
             if result.error is not None and stop_at_failure:
@@ -102,9 +99,7 @@ def map_sources(
     return sorted(results, key=lambda result: result.index)
 
 
-def worker_count(
-    refs: Sequence[SourceRef], workers: int | None = None, *, bytes_for_processes: int = READ_BYTES_FOR_PROCESSES
-) -> int:
+def worker_count(refs: Sequence[SourceRef], workers: int | None = None, *, measures: bool = False) -> int:
     """Return the number of worker processes to read with: *workers* if given, else as many as pay and fit in memory.
 
     >>> worker_count([SourceRef("a.json", "kineto", bytes=1000)] * 4)
@@ -115,6 +110,7 @@ def worker_count(
     if workers is not None:
         return min(workers, max(1, len(refs))) if workers > 0 else workers
     sizes = [estimated_bytes(ref) for ref in refs]
+    bytes_for_processes = MEASURE_BYTES_FOR_PROCESSES if measures else READ_BYTES_FOR_PROCESSES
     if len(refs) < 2 or sum(sizes) < bytes_for_processes or all(ref.reader == "store" for ref in refs):
         return 1
     bytes_per_worker = max(sizes) + WORKER_BYTES
@@ -187,10 +183,8 @@ def check_run(
     missing = []
     for role, of_role in by_role.items() if ranks is None else ():
         text = "" if role is None else f"role {role}: "
-        missing += [
-            replace(notice, message=f"{text}{notice.message}")
-            for notice in missing_notice([source for source, _, _ in of_role])
-        ]
+        notices = missing_notice([source for source, _, _ in of_role])
+        missing += [replace(notice, message=f"{text}{notice.message}") for notice in notices]
     if strict:
         check_strict(missing)
     return (*merge_notices((source.rank, source.notices) for source in sources), *missing)
@@ -201,23 +195,19 @@ OnDamage = Literal["warn", "skip", "error"]
 damaged, with a notice (``skip``); or raise (``error``)."""
 
 
-def check_on_damage(on_damage: str) -> None:
-    """Raise if there is no such treatment of damage.
-
-    >>> check_on_damage("ignore")
-    Traceback (most recent call last):
-    tracekit.errors.OptionError: on_damage cannot be 'ignore' (use warn, skip or error)
-    """
-    if on_damage not in get_args(OnDamage):
-        raise OptionError(f"on_damage cannot be {on_damage!r}", hint="use warn, skip or error")
-
-
 _OLD_OPTIONS = {"rank": "file_rank", "lenient": 'on_damage="skip" (load: "error")', "strict": 'on_damage="error"'}
 """Options of 0.1.0 and their replacements: ``lenient=False`` and ``strict=True`` are values of ``on_damage``."""
 
 
 def accept_old_options(function: Callable[P, R]) -> Callable[P, R]:
-    """Return a call that also takes the options of 0.1.0, with a warning that points at the caller."""
+    """Return a call that also takes the options of 0.1.0, with a warning that points at the caller.
+
+    It raises if there is no such treatment of damage:
+
+    >>> accept_old_options(dict)(on_damage="ignore")
+    Traceback (most recent call last):
+    tracekit.errors.OptionError: on_damage cannot be 'ignore' (use warn, skip or error)
+    """
 
     @functools.wraps(function)
     def call(*args: P.args, **options: P.kwargs) -> R:
@@ -227,11 +217,12 @@ def accept_old_options(function: Callable[P, R]) -> Callable[P, R]:
             text = f"the option {name} is deprecated: use {_OLD_OPTIONS[name]}"
             warnings.warn(text, DeprecationWarning, stacklevel=2)
             if name == "rank" and options.setdefault("file_rank", value) != value:
-                raise OptionError(
-                    f"file_rank={options['file_rank']} and rank={value} differ", hint="give file_rank alone"
-                )
+                problem = f"file_rank={options['file_rank']} and rank={value} differ"
+                raise OptionError(problem, hint="give file_rank alone")
             if name != "rank" and value is (name == "strict"):
                 options["on_damage"] = "error" if name == "strict" else "skip"
+        if (on_damage := options.get("on_damage", "warn")) not in get_args(OnDamage):
+            raise OptionError(f"on_damage cannot be {on_damage!r}", hint="use warn, skip or error")
         return function(*args, **options)
 
     return call

@@ -7,9 +7,10 @@ tables in the store. Traces that fail are listed by path; the ranks done so far 
 
 import hashlib
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -24,16 +25,7 @@ from tracekit.documents.store_manifest import Entry
 from tracekit.errors import InputError, Notice, OptionError
 from tracekit.parsers import remote
 from tracekit.parsers.source_refs import SourceRef
-from tracekit.run.driver import (
-    MEASURE_BYTES_FOR_PROCESSES,
-    OnDamage,
-    Span,
-    accept_old_options,
-    check_on_damage,
-    check_run,
-    find_sources,
-    map_sources,
-)
+from tracekit.run import driver
 from tracekit.store.files import ROLE_PREFIX, Store, labelled_by, open_store, rank_folder, write_rank
 from tracekit.store.sources import OneRole, Paths, failure_notices, read_ref
 from tracekit.store.writer import StoreWriter, store_folder
@@ -104,7 +96,7 @@ def content_key(ref: SourceRef, options: object = None) -> str:
     return hashlib.sha256(repr(key).encode()).hexdigest()
 
 
-@accept_old_options
+@driver.accept_old_options
 def ingest(
     paths: Paths | OneRole,
     store: str | os.PathLike[str],
@@ -116,7 +108,7 @@ def ingest(
     stacks: bool = False,
     rules: str | os.PathLike[str] | None = None,
     resume: bool = False,
-    on_damage: OnDamage = "warn",
+    on_damage: driver.OnDamage = "warn",
 ) -> tuple[Store, tuple[Notice, ...]]:
     """Write traces as a store (every rank's events, labels and tables); return it and the notices.
 
@@ -143,19 +135,21 @@ def ingest(
     (0, 1)
 
     """
-    check_on_damage(on_damage)
     strict = on_damage == "error"
     if rules is not None:
         load_rules(Path(rules))  # raises here if it is wrong, not once per rank
-    refs, notices = find_sources(paths, ranks=ranks, rank=file_rank, strict=strict)
+    refs, notices = driver.find_sources(paths, ranks=ranks, rank=file_rank, strict=strict)
     target = Path(store).absolute()
     refs = tuple(ref if "://" in ref.path else replace(ref, path=str(Path(ref.path).absolute())) for ref in refs)
     if resume and any(Path(ref.path) == target for ref in refs):
         raise OptionError(f"{target}: cannot be resumed from itself", hint="name the traces")
-    roles_were_named = isinstance(paths, Mapping)
-    writers: list[StoreWriter] = []
+    named = isinstance(paths, Mapping)
+    rules_file = None if rules is None else str(Path(rules).absolute())
+    wanted = None if ranks is None else frozenset(ranks)
+    map_sources = partial(driver.map_sources, workers=workers, executor=executor, progress="ingesting", measures=True)
+    resumed: list[Notice] = []
     failures: list[Notice] = []  # ranks that could not be read; each writer has its own among its notices
-    spans: list[Span] = []
+    spans: list[driver.Span] = []
     run_notices: tuple[Notice, ...] = ()
     with store_folder(target, resume=resume) as folder:
         # Without any source there is one round nevertheless, in which the checks say what is missing.
@@ -163,56 +157,23 @@ def ingest(
             role_refs = [ref for ref in refs if ref.role == role]
             role_folder = folder if role is None else folder / f"{ROLE_PREFIX}{role}"
             role_folder.mkdir(exist_ok=True)
-            work = RankWork(
-                folder=str(role_folder),
-                rules=None if rules is None else str(Path(rules).absolute()),
-                ranks=None if ranks is None else frozenset(ranks),
-                stacks=stacks,
-                lenient=on_damage == "warn",
-            )
+            lenient = on_damage == "warn"
+            work = RankWork(str(role_folder), rules=rules_file, ranks=wanted, stacks=stacks, lenient=lenient)
             writer = StoreWriter(role_folder, labelled_by(rules), list(notices))
-            writers.append(writer)
             pending = writer.resume(role_refs, work.key) if resume else role_refs
+            if count := len(writer.unchanged):
+                resumed.append(Notice("resumed", f"{count} traces were in the store already and have not changed"))
             with writer:
-                failures += _write_ranks(writer, work, pending, strict=strict, workers=workers, executor=executor)
+                results = map_sources(work, pending, on_value=writer.add, stop_at_failure=strict)
+                # Ranks that a resumed store has already count as read: only if there are none at all, failures raise.
+                results += [ItemResult(0, ref, value=[]) for ref in writer.unchanged]
+                role_failures = failure_notices(results, strict=strict)
+                writer.notices += role_failures
+                failures += role_failures
                 spans += [(entry.source, entry.start_ns, entry.end_ns) for entry in writer.entries.values()]
                 # All roles so far are checked, so that a mistake is found early and leaves this store incomplete. The
                 # last check covers the whole run: its notices are the ones to return.
-                run_notices = check_run(
-                    spans, ranks=ranks, failed=bool(failures), strict=strict, named=roles_were_named
-                )
+                run_notices = driver.check_run(spans, ranks=ranks, failed=bool(failures), strict=strict, named=named)
                 writer.complete = True
     opened = open_store(target)
-    resumed = [
-        Notice("resumed", f"{len(writer.unchanged)} traces were in the store already and have not changed")
-        for writer in writers
-        if writer.unchanged
-    ]
     return opened, (*resumed, *opened.notices, *run_notices)
-
-
-def _write_ranks(
-    writer: StoreWriter,
-    work: RankWork,
-    refs: Sequence[SourceRef],
-    *,
-    strict: bool,
-    workers: int | None,
-    executor: Executor | None,
-) -> tuple[Notice, ...]:
-    """Do the *work* of each source and add its ranks to the store; return notices of sources that failed."""
-    results = map_sources(
-        work,
-        refs,
-        workers=workers,
-        executor=executor,
-        progress="ingesting",
-        bytes_for_processes=MEASURE_BYTES_FOR_PROCESSES,
-        on_value=writer.add,
-        stop_at_failure=strict,
-    )
-    # Ranks that a resumed store has already count as read: only if there are none at all, failures raise.
-    unchanged: list[ItemResult[SourceRef, list[Entry]]] = [ItemResult(0, ref, value=[]) for ref in writer.unchanged]
-    failures = failure_notices([*results, *unchanged], strict=strict)
-    writer.notices += failures
-    return failures

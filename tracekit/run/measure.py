@@ -16,13 +16,12 @@ from tracekit.errors import TracekitError
 from tracekit.metrics.host_calls import find_api_calls, find_waiting_calls
 from tracekit.parsers.source_refs import SourceRef
 from tracekit.schema import RankEvents
-from tracekit.store.files import open_single_store, rank_folder
+from tracekit.store.files import Store, open_single_store, rank_folder
 from tracekit.store.sources import read_ref
 
 if TYPE_CHECKING:
     from tracekit.analysis.persistence import StoredTables
     from tracekit.classify import RuleBook
-    from tracekit.store.files import Store
 
 _IS_FRAME = pl.col("kind") == "python"
 
@@ -97,10 +96,8 @@ class Options:
                     stored = stored if self.with_pipeline else stored.changed(pipeline=None)
                     with_events = self.keep_events or self.best_changes
                     return [self._with_events(stored, store, ref.rank) if with_events else stored]
-            labelled = store.labelled(ref.rank)
-            if labelled is not None:
-                events = store.rank(ref.rank)
-                return [self.measure(events, labelled, frames=self.frames_of(events))]
+            events = store.rank(ref.rank)
+            return [self.measure(events, store.labelled(ref.rank), frames=self.frames_of(events))]
         parts = read_ref(ref, ranks=self.ranks, stacks=self.stacks, lenient=self.lenient)
         return [self._measure_without_frames(part) for part in parts]
 
@@ -118,10 +115,7 @@ class Options:
 
     def _with_events(self, stored: StoredTables, store: Store, rank: int) -> StoredTables:
         """Return tables of a store with the rank's single events, which the store's own tables leave out."""
-        labelled, events = store.labelled(rank), store.rank(rank)
-        if labelled is None:
-            return stored
-        timeline = None
+        labelled, events, timeline = store.labelled(rank), store.rank(rank), None
         if self.keep_events:
             waiting_calls = find_waiting_calls(find_api_calls(events.events))
             timeline = rank_timeline(events, labelled, waiting_calls, self.frames_of(events))

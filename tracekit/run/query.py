@@ -55,23 +55,14 @@ def _tables(store: Store) -> dict[str, Any]:
     """
     arrow: Any = importlib.import_module("pyarrow")
     datasets: Any = importlib.import_module("pyarrow.dataset")
-    partitioning = datasets.partitioning(arrow.schema([("role", arrow.string())]), flavor="hive")
+    by_role = datasets.partitioning(arrow.schema([("role", arrow.string())]), flavor="hive") if store.roles else None
+    stores, base = list(store.roles.values()) or [store], str(store.path)
     tables: dict[str, Any] = {"ranks": _ranks_table(store)}
     for name in ("events", "labelled"):
         # Arrow does not verify checksums, and would answer from a damaged file.
-        files = [
-            str(of_role.checked_file(entry.rank, name))
-            for of_role in store.roles.values() or [store]
-            for entry in of_role.entries
-            if name == "events" or entry.labelled_rows is not None
-        ]
+        files = [str(of_role.checked_file(entry.rank, name)) for of_role in stores for entry in of_role.entries]
         if files:
-            tables[name] = datasets.dataset(
-                files,
-                format="parquet",
-                partitioning=partitioning if store.roles else None,
-                partition_base_dir=str(store.path),
-            )
+            tables[name] = datasets.dataset(files, format="parquet", partitioning=by_role, partition_base_dir=base)
     return tables
 
 

@@ -59,10 +59,9 @@ def watch(
 
 
 def _analyzed(recording: Recording, *, critical_path: bool) -> Recording:
+    files = [str(file) for file in recording.files]
     try:
-        analysis = analyze(
-            [str(file) for file in recording.files], critical_path=critical_path, timeline=critical_path, workers=1
-        )
+        analysis = analyze(files, critical_path=critical_path, timeline=critical_path, workers=1)
     except TracekitError as error:
         return Recording(recording.name, recording.files, error=error)
     return Recording(recording.name, recording.files, analysis=analysis)

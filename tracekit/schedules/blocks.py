@@ -12,7 +12,7 @@ the other's backward, and the backward that of the forward:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
@@ -20,7 +20,7 @@ import msgspec
 import polars as pl
 
 from tracekit.errors import DeadlockError, ScheduleError
-from tracekit.schedules.times import Times, check_positive, parse_times
+from tracekit.schedules.times import PositiveTimes, Times
 
 LANES = ("Computation", "Communication", "Offload")
 PHASES = {"warm-up": "F", "steady": "FB", "cool-down": "B"}
@@ -28,8 +28,12 @@ BlockKind = Literal["F", "B", "FB"]
 
 
 @dataclass(frozen=True)
-class BlockTimes:
-    """Durations of the tasks of one layer, and of the tasks that run once per block: pp, offload and onload."""
+class BlockTimes(PositiveTimes):
+    """Durations of the tasks of one layer, and of the tasks that run once per block: pp, offload and onload.
+
+    >>> BlockTimes.parse("mlp=3").mlp
+    3
+    """
 
     attention: float = 2
     mlp: float = 2
@@ -42,19 +46,6 @@ class BlockTimes:
     pp: float = 1
     offload: float = 3
     onload: float = 3
-
-    def __post_init__(self) -> None:
-        check_positive(asdict(self))
-
-    @classmethod
-    def parse(cls, text: str) -> BlockTimes:
-        """Return the times in the command line's ``attention=2,mlp=2``; what is not named keeps its default.
-
-        >>> BlockTimes.parse("mlp=3").mlp
-        3
-        """
-        names = tuple(field.name.upper() for field in fields(cls))
-        return cls(**{key.lower(): value for key, value in parse_times(text, names).items()})
 
 
 class Task(msgspec.Struct, frozen=True):

@@ -3,7 +3,7 @@
 GPipe: Huang et al. 2019. 1F1B: PipeDream-Flush, Narayanan et al. 2021. Chimera: Li and Hoefler 2021.
 """
 
-from tracekit.schedules.ops import Op, backward, forward
+from tracekit.schedules.ops import Op, backward, forward, one_by_one, passes
 
 
 def gpipe(pp: int, microbatches: int) -> list[list[Op]]:
@@ -12,8 +12,7 @@ def gpipe(pp: int, microbatches: int) -> list[list[Op]]:
     >>> gpipe(1, 2)
     [[Op(0F0), Op(0F1), Op(0B0), Op(0B1)]]
     """
-    batches = range(microbatches)
-    return [[*(forward(rank, i) for i in batches), *(backward(rank, i) for i in batches)] for rank in range(pp)]
+    return [one_by_one(*passes(rank, microbatches), warmup=microbatches) for rank in range(pp)]
 
 
 def one_f_one_b(pp: int, microbatches: int) -> list[list[Op]]:
@@ -22,18 +21,7 @@ def one_f_one_b(pp: int, microbatches: int) -> list[list[Op]]:
     >>> one_f_one_b(2, 2)[1]
     [Op(1F0), Op(1B0), Op(1F1), Op(1B1)]
     """
-    orders = []
-    for rank in range(pp):
-        warmup = min(pp - 1 - rank, microbatches)
-        # 1. warm up
-        order = [forward(rank, i) for i in range(warmup)]
-        # 2. steady: one forward, one backward
-        for i in range(microbatches - warmup):
-            order += [forward(rank, warmup + i), backward(rank, i)]
-        # 3. cool down
-        order += [backward(rank, i) for i in range(microbatches - warmup, microbatches)]
-        orders.append(order)
-    return orders
+    return [one_by_one(*passes(rank, microbatches), warmup=pp - 1 - rank) for rank in range(pp)]
 
 
 def chimera(pp: int, microbatches: int) -> list[list[Op]]:

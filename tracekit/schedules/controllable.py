@@ -6,7 +6,6 @@ block determines how long an activation lives, and so the memory. Then gaps at b
 
 from itertools import pairwise
 
-import msgspec
 import numpy as np
 
 from tracekit._loops import gap_filling
@@ -44,25 +43,20 @@ def v_min(pp: int, microbatches: int) -> list[list[Op]]:
     return _fill_gaps(_repeat_block(blocks, microbatches), limit=2 * ((pp + 4) // 3))
 
 
-class _Ops(msgspec.Struct, frozen=True, eq=False):
-    """Ops of all ranks as columns, rank after rank; kinds are numbers."""
-
-    first: list[int]  # first op of each rank, and the end
-    kind: list[int]
-    stage: list[int]
-    microbatch: list[int]
+_CodedOp = tuple[int, int, int]
+"""Number of the kind, stage and micro-batch."""
 
 
-def _repeat_block(blocks: list[tuple[int, int, int, int]], microbatches: int) -> _Ops:
-    """Repeat a block for each micro-batch, and put each W into the first free slot.
+def _repeat_block(blocks: list[tuple[int, int, int, int]], microbatches: int) -> list[list[_CodedOp]]:
+    """Return the order of each rank: a block repeated for each micro-batch, with each W in the first free slot.
 
     *blocks* holds for each rank the slots of the first micro-batch's F and F (down, up), I and I (up, down).
     """
     pp = len(blocks)
-    ops = _Ops([0], [], [], [])
+    orders = []
     for rank, block in enumerate(blocks):
         down, up = rank, 2 * pp - 1 - rank
-        slots: dict[int, tuple[int, int, int]] = {}
+        slots: dict[int, _CodedOp] = {}
         for kind, stage, slot in zip((_F, _F, _I, _I), (down, up, up, down), block, strict=True):
             slots |= {slot + PERIOD * i: (kind, stage, i) for i in range(microbatches)}
         free = 0  # no slot before is free for a W
@@ -73,35 +67,34 @@ def _repeat_block(blocks: list[tuple[int, int, int, int]], microbatches: int) ->
                 while free in slots:
                     free += 1
                 slots[free] = (_W, stage, i)
-        for slot in sorted(slots):
-            for column, value in zip((ops.kind, ops.stage, ops.microbatch), slots[slot], strict=True):
-                column.append(value)
-        ops.first.append(len(ops.kind))
-    return ops
+        orders.append([slots[slot] for slot in sorted(slots)])
+    return orders
 
 
-def _fill_gaps(ops: _Ops, *, limit: int) -> list[list[Op]]:
+def _fill_gaps(orders: list[list[_CodedOp]], *, limit: int) -> list[list[Op]]:
     """Return the orders of the shorter of two ways to fill gaps; *limit* is in activations of a chunk."""
-    _, order = min((_fill_gaps_one_way(ops, limit, eager=eager) for eager in (False, True)), key=lambda tried: tried[0])
-    filled = [Op(_KINDS[ops.kind[i]], ops.stage[i], ops.microbatch[i]) for i in order.tolist()]
-    return [filled[start:end] for start, end in pairwise(ops.first)]
+    ops = [op for order in orders for op in order]
+    first = np.cumsum([0, *map(len, orders)])  # first op of each rank, and the end
+    tried = [_fill_gaps_one_way(np.array(ops, np.int64), first, limit, eager=eager) for eager in (False, True)]
+    _, order = min(tried, key=lambda slots_and_order: slots_and_order[0])
+    filled = [Op(_KINDS[kind], stage, i) for kind, stage, i in (ops[row] for row in order.tolist())]
+    return [filled[start:end] for start, end in pairwise(first.tolist())]
 
 
-def _fill_gaps_one_way(ops: _Ops, limit: int, *, eager: bool) -> tuple[int, Ints]:
+def _fill_gaps_one_way(ops: Ints, first: Ints, limit: int, *, eager: bool) -> tuple[int, Ints]:
     """Return how many slots the ranks take, and the ops in the order they run, rank after rank."""
-    first = np.array(ops.first, np.int64)
-    stages, microbatches = 2 * (len(first) - 1), max(ops.microbatch) + 1
-    f_done, i_done = np.full((2, stages, microbatches), gap_filling.UNSTARTED, np.int64)
-    order = np.empty(len(ops.kind), np.int64)
+    kind, stage, microbatch = ops.T.copy()
+    f_done, i_done = np.full((2, 2 * (len(first) - 1), microbatch.max() + 1), gap_filling.UNSTARTED, np.int64)
+    order = np.empty(len(kind), np.int64)
     slots = gap_filling.fill_gaps(
-        kind=np.array(ops.kind, np.int64),
-        stage=np.array(ops.stage, np.int64),
-        microbatch=np.array(ops.microbatch, np.int64),
+        kind=kind,
+        stage=stage,
+        microbatch=microbatch,
         next_op=np.arange(1, len(order) + 1),
         head=first[:-1].copy(),
         rank_end=first[1:],
         next_row=first[:-1].copy(),
-        forwards_left=np.array([ops.kind[start:end].count(_F) for start, end in pairwise(ops.first)], np.int64),
+        forwards_left=np.add.reduceat((kind == _F).astype(np.int64), first[:-1]),
         activations=np.zeros(len(first) - 1, np.int64),
         f_done=f_done,
         i_done=i_done,

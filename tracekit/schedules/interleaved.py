@@ -4,9 +4,7 @@ Interleaved 1F1B: Narayanan et al. 2021 (Megatron's virtual pipeline). With over
 Looped BFS: Lamy-Poirier 2023. Interleaved zero bubble: PyTorch's combination with Qi et al. 2023.
 """
 
-from collections import deque
-
-from tracekit.schedules.ops import Op, backward, backward_input, backward_weight, forward, overlapped
+from tracekit.schedules.ops import Op, backward, forward, one_by_one, overlapped, split_backwards
 
 
 def default_group(pp: int, microbatches: int) -> int | None:
@@ -51,11 +49,12 @@ def interleaved(pp: int, microbatches: int, virtual: int, group: int, *, overlap
     for rank in range(pp):
         forwards, backwards = _passes(pp, rank, microbatches, virtual, group)
         warmup = min(2 * (pp - 1 - rank) + (virtual - 1) * group + overlap, len(forwards))
-        steady = len(forwards) - warmup
-        order = forwards[:warmup]
-        for f, b in zip(forwards[warmup:], backwards[:steady], strict=True):
-            order += [overlapped(f, b)] if overlap else [f, b]
-        orders.append(order + backwards[steady:])
+        if overlap:
+            steady = len(forwards) - warmup
+            pairs = map(overlapped, forwards[warmup:], backwards)
+            orders.append([*forwards[:warmup], *pairs, *backwards[steady:]])
+        else:
+            orders.append(one_by_one(forwards, backwards, warmup=warmup))
     return orders
 
 
@@ -80,17 +79,9 @@ def interleaved_zero_bubble(pp: int, microbatches: int, virtual: int, group: int
     """
     orders = []
     for rank in range(pp):
-        forwards, backwards = _passes(pp, rank, microbatches, virtual, group)
-        warmup = min((virtual - 1) * group + (pp - 1 - rank), len(forwards))
-        waiting: deque[Op] = deque()  # weight gradients to run
-        order = forwards[:warmup]
-        for k, b in enumerate(backwards):
-            order += forwards[warmup + k : warmup + k + 1]  # none when all have run
-            order.append(backward_input(b.stage, b.microbatch))
-            waiting.append(backward_weight(b.stage, b.microbatch))
-            if k >= rank:
-                order.append(waiting.popleft())
-        orders.append([*order, *waiting])
+        warmup = (virtual - 1) * group + (pp - 1 - rank)
+        order = one_by_one(*_passes(pp, rank, microbatches, virtual, group), warmup=warmup)
+        orders.append(split_backwards(order, delay=rank))
     return orders
 
 

@@ -7,6 +7,8 @@ once; ``(0F7;7B3)`` is a forward and a backward of different micro-batches run a
 from __future__ import annotations
 
 import re
+from collections import deque
+from collections.abc import Sequence
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -88,3 +90,41 @@ def overlapped(f: Op, b: Op) -> Op:
     Op((0F7;7B3))
     """
     return Op("FB", f.stage, f.microbatch, b.stage, b.microbatch)
+
+
+def passes(stage: int, microbatches: int) -> tuple[list[Op], list[Op]]:
+    """Return the forwards and the backwards of all micro-batches through one stage.
+
+    >>> passes(1, 2)
+    ([Op(1F0), Op(1F1)], [Op(1B0), Op(1B1)])
+    """
+    return [forward(stage, i) for i in range(microbatches)], [backward(stage, i) for i in range(microbatches)]
+
+
+def one_by_one(forwards: Sequence[Op], backwards: Sequence[Op], *, warmup: int) -> list[Op]:
+    """Return the order with *warmup* forwards first, then a forward and a backward in turn, then the backwards left.
+
+    >>> one_by_one(*passes(0, 2), warmup=1)
+    [Op(0F0), Op(0F1), Op(0B0), Op(0B1)]
+    """
+    order = list(forwards[:warmup])
+    for i, b in enumerate(backwards, start=warmup):
+        order += [*forwards[i : i + 1], b]  # no forward when all have run
+    return order
+
+
+def split_backwards(order: Sequence[Op], *, delay: int) -> list[Op]:
+    """Return the order with an I in place of each backward, and its W behind the I that comes *delay* later.
+
+    >>> split_backwards(one_by_one(*passes(1, 2), warmup=0), delay=1)
+    [Op(1F0), Op(1I0), Op(1F1), Op(1I1), Op(1W0), Op(1W1)]
+    """
+    split: list[Op] = []
+    waiting: deque[Op] = deque()  # weight gradients to run
+    for op in order:
+        split.append(op._replace(kind="I") if op.kind == "B" else op)
+        if op.kind == "B":
+            waiting.append(op._replace(kind="W"))
+            if len(waiting) > delay:
+                split.append(waiting.popleft())
+    return [*split, *waiting]

@@ -3,6 +3,7 @@
 import os
 import tomllib
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -83,48 +84,37 @@ def _entry(name: str, build: Callable[[Sizes], Orders], **options: Any) -> Entry
     return Entry(name, build, **_TEXTS[name], **options)
 
 
-def _grouped_entry(name: str, build: Callable[[Sizes], Orders]) -> Entry:
+def _by_size(build: Callable[[int, int], Orders]) -> Callable[[Sizes], Orders]:
+    """Return the builder of a schedule that ranks and micro-batches alone determine."""
+    return lambda n: build(n.pp, n.microbatches)
+
+
+def _grouped_entry(name: str, build: Callable[[int, int, int, int], Orders]) -> Entry:
     """Return the entry of an interleaved schedule, whose micro-batches run in groups."""
-    constraint, default_group = f"{name} {_GROUP_CONSTRAINT}", interleaved.default_group
-    return _entry(name, build, constraint=constraint, holds=_has_valid_group, virtual=None, default_group=default_group)
+    options = {"holds": _has_valid_group, "virtual": None, "default_group": interleaved.default_group}
+    constraint = f"{name} {_GROUP_CONSTRAINT}"
+    return _entry(name, lambda n: build(n.pp, n.microbatches, n.virtual, n.group), constraint=constraint, **options)
 
 
 CATALOGUE = (
-    _entry("gpipe", lambda n: classic.gpipe(n.pp, n.microbatches)),
-    _entry("1f1b", lambda n: classic.one_f_one_b(n.pp, n.microbatches)),
-    _grouped_entry("interleaved", lambda n: interleaved.interleaved(n.pp, n.microbatches, n.virtual, n.group)),
-    _grouped_entry(
-        "interleaved-overlap",
-        lambda n: interleaved.interleaved(n.pp, n.microbatches, n.virtual, n.group, overlap=True),
-    ),
+    _entry("gpipe", _by_size(classic.gpipe)),
+    _entry("1f1b", _by_size(classic.one_f_one_b)),
+    _grouped_entry("interleaved", interleaved.interleaved),
+    _grouped_entry("interleaved-overlap", partial(interleaved.interleaved, overlap=True)),
     _entry("looped-bfs", lambda n: interleaved.looped_bfs(n.pp, n.microbatches, n.virtual), virtual=None),
     _entry("zb-h1", lambda n: zero_bubble.zb_h(n.pp, n.microbatches, h=1)),
     _entry("zb-h2", lambda n: zero_bubble.zb_h(n.pp, n.microbatches, h=2)),
     _entry("zb-1p", lambda n: greedy.search(n.pp, n.microbatches, n.times, limit=n.pp), searched=True),
     _entry("zb-2p", lambda n: greedy.search(n.pp, n.microbatches, n.times, limit=2 * n.pp), searched=True),
-    _grouped_entry(
-        "interleaved-zb", lambda n: interleaved.interleaved_zero_bubble(n.pp, n.microbatches, n.virtual, n.group)
-    ),
-    _entry("zb-v", lambda n: zero_bubble.zb_v(n.pp, n.microbatches), virtual=2),
-    _entry("v-half", lambda n: controllable.v_half(n.pp, n.microbatches), virtual=2),
-    _entry("v-min", lambda n: controllable.v_min(n.pp, n.microbatches), virtual=2),
+    _grouped_entry("interleaved-zb", interleaved.interleaved_zero_bubble),
+    _entry("zb-v", _by_size(zero_bubble.zb_v), virtual=2),
+    _entry("v-half", _by_size(controllable.v_half), virtual=2),
+    _entry("v-min", _by_size(controllable.v_min), virtual=2),
+    _entry("chimera", _by_size(classic.chimera), holds=lambda n: n.pp % 2 == 0 and n.microbatches % n.pp == 0),
     _entry(
-        "chimera",
-        lambda n: classic.chimera(n.pp, n.microbatches),
-        holds=lambda n: n.pp % 2 == 0 and n.microbatches % n.pp == 0,
+        "dualpipe", _by_size(dualpipe.dualpipe), holds=lambda n: n.pp % 2 == 0 and n.microbatches >= 2 * n.pp, virtual=2
     ),
-    _entry(
-        "dualpipe",
-        lambda n: dualpipe.dualpipe(n.pp, n.microbatches),
-        holds=lambda n: n.pp % 2 == 0 and n.microbatches >= 2 * n.pp,
-        virtual=2,
-    ),
-    _entry(
-        "dualpipev",
-        lambda n: dualpipe.dualpipev(n.pp, n.microbatches),
-        holds=lambda n: n.microbatches >= 2 * n.pp,
-        virtual=2,
-    ),
+    _entry("dualpipev", _by_size(dualpipe.dualpipev), holds=lambda n: n.microbatches >= 2 * n.pp, virtual=2),
     _entry("weight-reload", lambda _: (), pipeline=False),
 )
 """In the order ``names()`` lists them."""
@@ -232,18 +222,11 @@ microbatches=12
     for size, value in (("pp", pp), ("microbatches", microbatches), ("virtual", virtual), ("group", group)):
         if value is not None and value < 1:
             raise ScheduleError(f"{size} must be 1 or more; got {value}")
-    sizes = Sizes(
-        pp=pp,
-        microbatches=microbatches,
-        virtual=_choose_virtual(entry, virtual),
-        group=_choose_group(entry, pp, microbatches, group),
-        times=times or Times(),
-    )
+    chosen_group = _choose_group(entry, pp, microbatches, group)
+    sizes = Sizes(pp, microbatches, _choose_virtual(entry, virtual), chosen_group, times or Times())
     if pp * microbatches * sizes.virtual > MAX_FORWARDS:
-        raise ScheduleError(
-            f"pp={pp} × microbatches={microbatches} × virtual={sizes.virtual} is more than {MAX_FORWARDS:,} forwards",
-            hint="use smaller sizes",
-        )
+        product = f"pp={pp} × microbatches={microbatches} × virtual={sizes.virtual}"
+        raise ScheduleError(f"{product} is more than {MAX_FORWARDS:,} forwards", hint="use smaller sizes")
     if not entry.holds(sizes):
         raise _constraint_error(entry, sizes, group)
     ranks = tuple(parse_orders(rank) if isinstance(rank, str) else tuple(rank) for rank in entry.build(sizes))
@@ -291,9 +274,8 @@ def read_orders(path: str | os.PathLike[str]) -> Schedule:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not text"
-        raise InputError(
-            f"{file}: cannot be read: {reason}", hint="one line per rank, as in 0F0 0F1 0B0 0B1"
-        ) from error
+        problem = f"{file}: cannot be read: {reason}"
+        raise InputError(problem, hint="one line per rank, as in 0F0 0F1 0B0 0B1") from error
     # Lines without ops are blank or comments: every rank has ops.
     lines = enumerate((line.partition("#")[0] for line in text.splitlines()), start=1)
     ranks = tuple(_parse_line(file, number, line) for number, line in lines if line.strip())

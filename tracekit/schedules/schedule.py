@@ -51,15 +51,9 @@ class OpTable(msgspec.Struct, frozen=True, eq=False):
         """Return the table of the ops of some *ranks*; *numbers* are the fields of ``Op`` behind its kind."""
         stage, microbatch, b_stage, b_microbatch = numbers
         is_backward = np.isin(kind, (B, I, W))
-        return cls(
-            rank,
-            kind,
-            stage,
-            microbatch,
-            b_stage=np.where(is_backward, stage, b_stage),
-            b_microbatch=np.where(is_backward, microbatch, b_microbatch),
-            offsets=np.searchsorted(rank, np.arange(ranks + 1)),
-        )
+        b_stage = np.where(is_backward, stage, b_stage)
+        b_microbatch = np.where(is_backward, microbatch, b_microbatch)
+        return cls(rank, kind, stage, microbatch, b_stage, b_microbatch, np.searchsorted(rank, np.arange(ranks + 1)))
 
     def find_edges(self) -> Edges:
         """Return the ops that every op waits for, as far as the table has them."""
@@ -203,10 +197,8 @@ class Schedule:
         stages = int(max(table.stage.max(), table.b_stage.max())) + 1
         largest = max(table.microbatch.max(), table.b_microbatch.max())
         if largest >= microbatches:
-            raise ScheduleError(
-                f"{self.name}: micro-batch {largest} is beyond the {microbatches} of the schedule",
-                hint="count micro-batches from 0",
-            )
+            problem = f"{self.name}: micro-batch {largest} is beyond the {microbatches} of the schedule"
+            raise ScheduleError(problem, hint="count micro-batches from 0")
         forwards = (F, FB), table.stage, table.microbatch
         input_grads, weight_grads = (((B, kind, FB), table.b_stage, table.b_microbatch) for kind in (I, W))
         producers = []
@@ -237,9 +229,8 @@ def _missing(schedule: Schedule, letter: str, stage: int, microbatch: int) -> Sc
 def _doubled(schedule: Schedule, letter: str, stage: int, microbatch: int, ops: Ints) -> ScheduleError:
     """Return an error that names the *ops* which do the same piece of work."""
     places = ", ".join(f"{schedule.op_at(op)} on rank {schedule.table.rank[op]}" for op in ops.tolist())
-    return ScheduleError(
-        f"{schedule.name}: {stage}{letter}{microbatch} appears {len(ops)} times ({places})", hint="every op runs once"
-    )
+    problem = f"{schedule.name}: {stage}{letter}{microbatch} appears {len(ops)} times ({places})"
+    return ScheduleError(problem, hint="every op runs once")
 
 
 def _check_ranks(schedule: Schedule, forwards: Ints, *others: Ints) -> None:
@@ -250,11 +241,9 @@ def _check_ranks(schedule: Schedule, forwards: Ints, *others: Ints) -> None:
         if len(wrong):
             stage, microbatch = wrong[0]
             op = int(producers[stage, microbatch])
-            raise ScheduleError(
-                f"{schedule.name}: {schedule.op_at(op)} is on rank {ranks[op]}, "
-                f"its forward on rank {ranks[forwards[stage, microbatch]]}",
-                hint="a backward runs where its forward ran",
-            )
+            places = f"on rank {ranks[op]}, its forward on rank {ranks[forwards[stage, microbatch]]}"
+            problem = f"{schedule.name}: {schedule.op_at(op)} is {places}"
+            raise ScheduleError(problem, hint="a backward runs where its forward ran")
 
 
 def find_running_order(edges: Edges, offsets: Ints) -> tuple[Ints, dict[int, tuple[int, int]]]:
@@ -270,18 +259,13 @@ def find_running_order(edges: Edges, offsets: Ints) -> tuple[Ints, dict[int, tup
     first_waiting, next_waiting = np.full(ops, -1, np.int64), np.full(ranks, -1, np.int64)
     order = np.empty(ops, np.int64)
     simulation.find_running_order(dependencies, offsets[1:], next_op, first_waiting, next_waiting, order)
-    return order, {
-        rank: (
-            op,
-            next(
-                awaited
-                for awaited in dependencies[:, op].tolist()
-                if awaited >= 0 and first_waiting[awaited] != simulation.DONE
-            ),
-        )
-        for rank, op in enumerate(next_op.tolist())
-        if op < offsets[rank + 1]
-    }
+    stuck = {}
+    for rank, op in enumerate(next_op.tolist()):
+        if op < offsets[rank + 1]:
+            awaited = dependencies[:, op]
+            unfinished = awaited[(awaited >= 0) & (first_waiting[awaited] != simulation.DONE)]
+            stuck[rank] = (op, int(unfinished[0]))
+    return order, stuck
 
 
 def _deadlock(schedule: Schedule, stuck: Mapping[int, tuple[int, int]]) -> DeadlockError:
@@ -302,7 +286,5 @@ def _deadlock(schedule: Schedule, stuck: Mapping[int, tuple[int, int]]) -> Deadl
         f"rank {rank} at {schedule.op_at(op)} waits for {schedule.op_at(awaited)} of rank {owner[awaited]}"
         for rank, (op, awaited) in ((rank, stuck[rank]) for rank in ring[ring.index(rank) :])
     ]
-    return DeadlockError(
-        f"{schedule.name}: deadlock: " + "; ".join(waits),
-        hint="move one of the awaited ops before the op its rank is stuck at",
-    )
+    problem = f"{schedule.name}: deadlock: " + "; ".join(waits)
+    return DeadlockError(problem, hint="move one of the awaited ops before the op its rank is stuck at")

@@ -13,7 +13,6 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from tracekit._loops import simulation
@@ -52,19 +51,12 @@ class Simulation(HasDocument):
     def cells(self) -> pl.DataFrame:
         """One row per op: rank, op, stage, microbatch, b_stage, b_microbatch (of FB), start, end."""
         table = self.schedule.table
-        is_block = table.kind == s.FB
-        return pl.DataFrame(
-            {
-                "rank": table.rank.astype(np.int32),
-                "op": pl.Series(np.array(KINDS)[table.kind], dtype=pl.Enum(KINDS)),
-                "stage": table.stage.astype(np.int32),
-                "microbatch": table.microbatch.astype(np.int32),
-                "b_stage": _null_outside(is_block, table.b_stage),
-                "b_microbatch": _null_outside(is_block, table.b_microbatch),
-                "start": self.start,
-                "end": self.end,
-            }
-        )
+        names = ("rank", "stage", "microbatch", "b_stage", "b_microbatch")
+        numbers = pl.DataFrame({name: getattr(table, name) for name in names}).cast(pl.Int32)
+        ops = pl.Series("op", np.array(KINDS)[table.kind], pl.Enum(KINDS))
+        of_blocks = pl.when(ops == "FB").then(pl.col("b_stage", "b_microbatch"))  # null in other ops
+        times = {"start": self.start, "end": self.end}
+        return numbers.select("rank", ops, "stage", "microbatch", of_blocks).with_columns(**times)
 
     @cached_property
     def makespan(self) -> Any:
@@ -185,11 +177,6 @@ def _ratio(part: Any, whole: Any) -> float:
     return float(part / whole) if whole else 0.0
 
 
-def _null_outside(mask: npt.NDArray[np.bool_], values: npt.NDArray[np.int64]) -> pl.Series:
-    """Return the values, null where the mask is false."""
-    return pl.Series(np.where(mask, values, 0), dtype=pl.Int32).set(pl.Series(~mask), None)
-
-
 def simulate(
     schedule: Schedule, times: Times | None = None, *, durations: Sequence[Sequence[Any]] | None = None
 ) -> Simulation:
@@ -211,14 +198,12 @@ def simulate(
     duration = times.durations(schedule) if durations is None else _flatten(schedule, durations)
     latency = np.stack([times.latencies(schedule.table, producers) for producers in schedule.edges])
     dtype = np.float64 if np.result_type(duration, latency).kind == "f" else np.int64
-    start = np.zeros(len(duration), dtype)
-    simulation.run_ops(
-        schedule.running_order,
-        as_int64(np.stack(schedule.edges)),
+    duration, latency, start = (
         np.ascontiguousarray(duration, dtype),
-        np.ascontiguousarray(latency, dtype),
-        start,
+        latency.astype(dtype),
+        np.zeros(len(duration), dtype),
     )
+    simulation.run_ops(schedule.running_order, as_int64(np.stack(schedule.edges)), duration, latency, start)
     return Simulation(schedule, times, start, start + duration)
 
 
@@ -226,10 +211,8 @@ def _flatten(schedule: Schedule, by_rank: Sequence[Sequence[Any]]) -> Numbers:
     """Return durations given per rank in the order of ``schedule.table``, after checking them."""
     lengths, wanted = [len(rank) for rank in by_rank], [len(rank) for rank in schedule.ranks]
     if lengths != wanted:
-        raise ScheduleError(
-            f"{schedule.name}: durations for {lengths} ops per rank, the schedule has {wanted}",
-            hint="give one value for each op of schedule.ranks",
-        )
+        problem = f"{schedule.name}: durations for {lengths} ops per rank, the schedule has {wanted}"
+        raise ScheduleError(problem, hint="give one value for each op of schedule.ranks")
     values = np.asarray([value for rank in by_rank for value in rank])
     if values.dtype.kind not in "iuf" or not np.isfinite(values).all() or (values < 0).any():
         raise OptionError("durations must be numbers of 0 or more", hint="one for each op of schedule.ranks")

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -80,10 +79,7 @@ class Times:
             rows = table.kind == code
             duration[rows] = grids[key][table.stage[rows], table.microbatch[rows]]
         rows = table.kind == s.FB
-        forward, backward = (
-            (table.stage[rows], table.microbatch[rows]),
-            (table.b_stage[rows], table.b_microbatch[rows]),
-        )
+        forward, backward = (table.stage[rows], table.microbatch[rows]), (table.b_stage[rows], table.b_microbatch[rows])
         duration[rows] = grids["F"][forward] + grids["B"][backward] if fb is None else fb[forward]
         if self.rank_factor is not None:
             factor = np.asarray(self.rank_factor)
@@ -134,11 +130,20 @@ def parse_times(text: str, keys: tuple[str, ...]) -> dict[str, float]:
     return times
 
 
-def check_positive(times: Mapping[str, float]) -> None:
-    """Raise if a time is not a positive number."""
-    for key, value in times.items():
-        if not 0 < value < math.inf:
-            raise OptionError(f"time {key} must be more than 0", hint=f"got {value!r}")
+@dataclass(frozen=True)
+class PositiveTimes:
+    """Base of times that are plain positive numbers, one per field."""
+
+    def __post_init__(self) -> None:
+        for key, value in asdict(self).items():
+            if not 0 < value < math.inf:
+                raise OptionError(f"time {key} must be more than 0", hint=f"got {value!r}")
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Return the times in the command line's ``NAME=number,…``; what is not named keeps its default."""
+        names = {field.name.upper(): field.name for field in fields(cls)}
+        return cls(**{names[key]: value for key, value in parse_times(text, tuple(names)).items()})
 
 
 def _freeze(key: str, value: Any) -> Any:
@@ -163,22 +168,13 @@ def _tuples(value: Any) -> Any:
 
 def _sum(a: Any, b: Any) -> Any:
     """Return the sum of two times: numbers, one number per stage, or tables stages × micro-batches."""
-    left, right = np.asarray(a), np.asarray(b)
-    if left.ndim == 1 and right.ndim == 2:
-        left = left[:, None]
-    if right.ndim == 1 and left.ndim == 2:
-        right = right[:, None]
-    return (left + right).tolist()
+    return (np.asarray(a).T + np.asarray(b).T).T.tolist()  # transposed: the axis that both have is the last
 
 
 def _grid(key: str, value: Any, shape: tuple[int, int]) -> npt.NDArray[Any]:
     """Return a time as a table of stages × micro-batches."""
     array = np.asarray(value)
-    if array.ndim == 1:
-        array = array[:, None]
-    if array.ndim and (array.shape[0] != shape[0] or array.shape[1] not in (1, shape[1])):
-        raise ScheduleError(
-            f"time {key} has shape {np.shape(value)}, the schedule has {shape[0]} stages and {shape[1]} micro-batches",
-            hint="give one number, one per stage, or a table stages × micro-batches",
-        )
-    return np.broadcast_to(array, shape)
+    if array.shape not in ((), shape[:1], (shape[0], 1), shape):
+        problem = f"time {key} has shape {array.shape}, the schedule has {shape[0]} stages and {shape[1]} micro-batches"
+        raise ScheduleError(problem, hint="give one number, one per stage, or a table stages × micro-batches")
+    return np.broadcast_to(array.T, shape[::-1]).T

@@ -22,14 +22,14 @@ import polars as pl
 from tracekit.documents.coding import HasDocument
 from tracekit.documents.schedule import FORMAT, Cell, ScheduleDocument
 from tracekit.errors import ScheduleError
-from tracekit.schedules.times import check_positive, parse_times
+from tracekit.schedules.times import PositiveTimes
 
 Time = TypeVar("Time", int, float)
 LANES = ("H2D buffer", "IPC buffer 0", "IPC buffer 1")
 
 
 @dataclass(frozen=True)
-class ReloadTimes:
+class ReloadTimes(PositiveTimes):
     """Durations of one bucket's copy from the host, broadcast and reload.
 
     >>> ReloadTimes.parse("H2D=4,RELOAD=2")
@@ -39,14 +39,6 @@ class ReloadTimes:
     H2D: float = 4
     BROADCAST: float = 1
     RELOAD: float = 1
-
-    def __post_init__(self) -> None:
-        check_positive(asdict(self))
-
-    @classmethod
-    def parse(cls, text: str) -> ReloadTimes:
-        """Return the times in the command line's ``H2D=4,BROADCAST=1,RELOAD=1``."""
-        return cls(**parse_times(text, ("H2D", "BROADCAST", "RELOAD")))
 
 
 @dataclass(frozen=True)
@@ -124,9 +116,8 @@ def weight_reload(ranks: int, rounds: int, times: ReloadTimes | None = None) -> 
         if value < 1:
             raise ScheduleError(f"{size} must be 1 or more; got {value}")
     if ranks * ranks * rounds > 2_000_000:
-        raise ScheduleError(
-            f"ranks={ranks}, rounds={rounds}: more than 2,000,000 broadcasts", hint="use fewer ranks or rounds"
-        )
+        problem = f"ranks={ranks}, rounds={rounds}: more than 2,000,000 broadcasts"
+        raise ScheduleError(problem, hint="use fewer ranks or rounds")
     times = times or ReloadTimes()
     owned = [(bucket // ranks, times.BROADCAST, times.RELOAD) for bucket in range(ranks * rounds)]
     return WeightReload(ranks, rounds, times, tuple(simulate_buckets([times.H2D] * rounds, owned)))

@@ -1,6 +1,6 @@
 """Zero-bubble schedules with a fixed order: ZB-H1, ZB-H2 (Qi et al. 2023) and ZB-V (Qi et al. 2024)."""
 
-from tracekit.schedules.ops import Op, backward_input, backward_weight, forward
+from tracekit.schedules.ops import Op, backward_input, backward_weight, forward, one_by_one, passes, split_backwards
 
 
 def zb_h(pp: int, microbatches: int, *, h: int) -> list[list[Op]]:
@@ -9,22 +9,9 @@ def zb_h(pp: int, microbatches: int, *, h: int) -> list[list[Op]]:
     >>> zb_h(2, 2, h=1)[1]
     [Op(1F0), Op(1I0), Op(1F1), Op(1I1), Op(1W0), Op(1W1)]
     """
-    orders = []
-    for rank in range(pp):
-        warmup, delay = min(h * (pp - 1 - rank), microbatches), h * rank
-        # 1. warm up
-        order = [forward(rank, i) for i in range(warmup)]
-        # 2. one forward while there are any, one backward for input, and the W of *delay* backwards before
-        for i in range(microbatches):
-            if warmup + i < microbatches:
-                order.append(forward(rank, warmup + i))
-            order.append(backward_input(rank, i))
-            if i >= delay:
-                order.append(backward_weight(rank, i - delay))
-        # 3. the W left
-        order += [backward_weight(rank, i) for i in range(max(microbatches - delay, 0), microbatches)]
-        orders.append(order)
-    return orders
+    # One forward and one backward in turn after the warm-up; each W runs *delay* backwards later.
+    orders = [one_by_one(*passes(rank, microbatches), warmup=h * (pp - 1 - rank)) for rank in range(pp)]
+    return [split_backwards(order, delay=h * rank) for rank, order in enumerate(orders)]
 
 
 def zb_v(pp: int, microbatches: int) -> list[list[Op]]:

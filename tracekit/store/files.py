@@ -3,7 +3,7 @@
     STORE/tracekit-store.json          the manifest: format, ranks, and each rank's source
     STORE/rank=3/events.parquet        the events table of rank 3 (its source in the file's metadata)
     STORE/rank=3/memory.parquet        the allocator's events of rank 3, if it recorded them
-    STORE/rank=3/labelled.parquet      the labelled GPU events of rank 3, if they were written
+    STORE/rank=3/labelled.parquet      the labelled GPU events of rank 3
     STORE/rank=3/tables.zip            the measured tables of rank 3 (analysis.persistence), if they were written
     STORE/rank=3/entry.json            the manifest's entry for rank 3
 
@@ -50,9 +50,7 @@ def file_checksum(file: Path) -> str:
 def matches_checksum(file: Path, expected: str | None) -> bool:
     """Return whether a file has the checksum *expected*; False if none is expected."""
     status = file.stat()
-    return expected is not None and (
-        _cached_checksum(file, status.st_ino, status.st_mtime_ns, status.st_size) == expected
-    )
+    return _cached_checksum(file, status.st_ino, status.st_mtime_ns, status.st_size) == expected
 
 
 @lru_cache(maxsize=4096)
@@ -135,10 +133,8 @@ class Store:
         """Return one rank's events as a lazy frame, which reads only the columns and rows that are used."""
         return pl.scan_parquet(self.checked_file(rank, "events"), hive_partitioning=False)
 
-    def scan_labelled(self, rank: int) -> pl.LazyFrame | None:
-        """Return one rank's labelled events as a lazy frame; None if they were not written."""
-        if self._entry(rank).labelled_rows is None:
-            return None
+    def scan_labelled(self, rank: int) -> pl.LazyFrame:
+        """Return one rank's labelled events as a lazy frame."""
         return pl.scan_parquet(self.checked_file(rank, "labelled"), hive_partitioning=False)
 
     def rank(self, rank: int) -> RankEvents:
@@ -151,9 +147,9 @@ class Store:
             return MEMORY.to_frame()
         return self._read(rank, "memory", MEMORY)
 
-    def labelled(self, rank: int) -> pl.DataFrame | None:
-        """Read one rank's labelled events; None if they were not written."""
-        return None if self._entry(rank).labelled_rows is None else self._read(rank, "labelled", LABELLED)
+    def labelled(self, rank: int) -> pl.DataFrame:
+        """Read one rank's labelled events."""
+        return self._read(rank, "labelled", LABELLED)
 
     def _read(self, rank: int, name: str, schema: pl.Schema) -> pl.DataFrame:
         """Read a table; columns that stores of older versions lack are null."""
@@ -249,9 +245,8 @@ def _read_manifest(root: Path, *_: int) -> Store:
     try:
         manifest = _read_checked(root / MANIFEST, StoreManifest)
     except FileNotFoundError:
-        raise InputError(
-            f"{root}: is not a store: it has no {MANIFEST}", hint="make one with: tracekit ingest"
-        ) from None
+        problem = f"{root}: is not a store: it has no {MANIFEST}"
+        raise InputError(problem, hint="make one with: tracekit ingest") from None
     return Store(root, manifest.ranks, manifest.labelled_by, manifest.complete, manifest.notices)
 
 
@@ -271,7 +266,7 @@ def _read_checked(file: Path, document_type: type[Document]) -> Document:
 def write_rank(
     folder: Path,
     rank: RankEvents,
-    labelled: pl.DataFrame | None = None,
+    labelled: pl.DataFrame,
     *,
     key: str | None = None,
     together: Sequence[int] = (),
@@ -282,7 +277,7 @@ def write_rank(
     Args:
         folder: Folder of the store.
         rank: The rank's events and source.
-        labelled: Its labelled events, if they are to be stored.
+        labelled: Its labelled events.
         key: See ``Entry.key``. A rank that exists with the same key is left as it is: two workers did the same work.
         together: All ranks that the same trace holds.
         beside: Writes further files into the rank's folder.
@@ -295,7 +290,7 @@ def write_rank(
     entry = Entry(
         rank=number,
         rows=rank.events.height,
-        labelled_rows=None if labelled is None else labelled.height,
+        labelled_rows=labelled.height,
         start_ns=rank.events["start_ns"].min(),  # type: ignore[arg-type]  # polars types a minimum as any value
         end_ns=rank.events["end_ns"].max(),  # type: ignore[arg-type]
         source=rank.source,
@@ -306,8 +301,7 @@ def write_rank(
         _write_table(rank.events, temporary / "events.parquet", metadata)
         if len(rank.memory):
             _write_table(rank.memory, temporary / "memory.parquet")
-        if labelled is not None:
-            _write_table(labelled, temporary / "labelled.parquet", metadata)
+        _write_table(labelled, temporary / "labelled.parquet", metadata)
         if beside is not None:
             beside(temporary)
         entry = replace(entry, digests={file.name: file_checksum(file) for file in sorted(temporary.iterdir())})

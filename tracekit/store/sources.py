@@ -3,11 +3,12 @@
 import os
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import replace as replace_fields
 from typing import Any
 
 import msgspec
 import polars as pl
+from msgspec.structs import replace
 
 from tracekit._util.text import listing
 from tracekit._util.workers import ItemResult
@@ -39,18 +40,20 @@ EARLIEST_DATE_NS = 1_400_000_000_000_000_000
 """Times before this (2014) count from the start of a machine and tell no date."""
 
 
-def find(
-    paths: PathList, *, ranks: Collection[int] | None = None, rank: int | None = None, check: bool = True
-) -> tuple[tuple[SourceRef, ...], tuple[Notice, ...]]:
+Sources = tuple[tuple[SourceRef, ...], tuple[Notice, ...]]
+"""Sources to read, and notices about them."""
+
+
+def find(paths: PathList, *, ranks: Collection[int] | None = None, rank: int | None = None) -> Sources:
     """Return the sources at *paths*, one per rank where the rank is known before reading, and notices about them.
 
-    A store becomes one source per rank. *rank* is the rank of a single file that does not name it. Without *check*,
-    several sources may have the same rank.
+    A store becomes one source per rank. *rank* is the rank of a single file that does not name it. Several sources may
+    have the same rank (``roles.assign`` tells them apart).
 
     >>> [ref.rank for ref in find("sample_traces/reload", ranks=[1, 3])[0]]
     [1, 3]
     """
-    sources = discover(paths, ranks=ranks, rank=rank, check=check)
+    sources = discover(paths, ranks=ranks, rank=rank, check=False)
     refs: list[SourceRef] = []
     notices = list(sources.notices)
     for ref in sources.refs:
@@ -63,8 +66,6 @@ def find(
             notices.append(Notice("store-incomplete", text))
         notices += store.notices
         refs += _store_refs(ref, store.sources)
-    if check:
-        check_single_run(refs)
     if ranks is not None:
         refs = [ref for ref in refs if ref.rank is None or ref.rank in ranks or ref.reader == "nsight"]
     return tuple(refs), tuple(notices)
@@ -75,17 +76,11 @@ def _store_refs(ref: SourceRef, sources: Sequence[Source]) -> list[SourceRef]:
     if not sources:
         raise InputError(f"{ref.path}: the store holds no rank yet", hint="go on with: tracekit ingest --resume")
     size = ref.bytes // max(1, len(sources))
-    return [
-        msgspec.structs.replace(
-            ref,
-            rank=source.rank,
-            rank_from=source.rank_from,
-            world_size=source.world_size,
-            bytes=size,
-            role=ref.role or source.role,
-        )
-        for source in sources
-    ]
+    refs = []
+    for source in sources:
+        role, rank, rank_from, world_size = ref.role or source.role, source.rank, source.rank_from, source.world_size
+        refs.append(replace(ref, rank=rank, rank_from=rank_from, world_size=world_size, bytes=size, role=role))
+    return refs
 
 
 def check_one_run(spans: Sequence[tuple[Source, int | None, int | None]]) -> None:
@@ -100,9 +95,8 @@ def check_one_run(spans: Sequence[tuple[Source, int | None, int | None]]) -> Non
             paths_by_run[source.run].append(source.path)
     if len(paths_by_run) > 1:
         examples = "; ".join(listing(paths, most=2) for paths in list(paths_by_run.values())[:3])
-        raise InputError(
-            f"these traces come from {len(paths_by_run)} different runs: {examples}", hint="name the files of one run"
-        )
+        problem = f"these traces come from {len(paths_by_run)} different runs: {examples}"
+        raise InputError(problem, hint="name the files of one run")
     _check_gaps(
         [(start, end or start, source.path) for source, start, end in spans if start and start > EARLIEST_DATE_NS]
     )
@@ -114,10 +108,8 @@ def _check_gaps(spans: list[tuple[int, int, str]]) -> None:
     for start, end, path in sorted(spans):
         if latest_path and start - latest_end > MAX_GAP_WITHIN_RUN_NS:
             hours = (start - latest_end) / 3.6e12
-            raise InputError(
-                f"these traces come from different runs: {path} begins {hours:.0f} h after {latest_path} ends",
-                hint="name the files of one run",
-            )
+            problem = f"these traces come from different runs: {path} begins {hours:.0f} h after {latest_path} ends"
+            raise InputError(problem, hint="name the files of one run")
         if end > latest_end:
             latest_end, latest_path = end, path
 
@@ -168,7 +160,7 @@ def read_ref(
     if ref.reader == "store":
         assert ref.rank is not None, "a store's sources name their rank"
         part = open_single_store(ref.path).rank(ref.rank)
-        parts = [replace(part, source=msgspec.structs.replace(part.source, role=ref.role or part.source.role))]
+        parts = [replace_fields(part, source=replace(part.source, role=ref.role or part.source.role))]
     else:
         with remote.fetch_to_local(ref.path) as local:
             parts = READERS[ref.reader](local, ref, stacks, lenient)
@@ -198,13 +190,13 @@ READERS: dict[str, Callable[[str, SourceRef, bool, bool], list[RankEvents]]] = {
 
 def _with_discovered_rank(part: RankEvents, ref: SourceRef, *, only_rank: bool) -> RankEvents:
     """Return a rank with the path of its source and, if its file does not name it, the rank that discovery found."""
-    source = msgspec.structs.replace(part.source, path=ref.path, role=ref.role)
+    source = replace(part.source, path=ref.path, role=ref.role)
     if not only_rank or source.rank_from == "content" or ref.rank is None or ref.rank_from == "content":
-        return replace(part, source=source)
+        return replace_fields(part, source=source)
     events, memory = part.events, part.memory
     if source.rank != ref.rank:
         events, memory = (table.with_columns(rank=pl.lit(ref.rank, EVENTS["rank"])) for table in (events, memory))
-    return RankEvents(events, msgspec.structs.replace(source, rank=ref.rank, rank_from=ref.rank_from), memory)
+    return RankEvents(events, replace(source, rank=ref.rank, rank_from=ref.rank_from), memory)
 
 
 def _failures(results: Sequence[ItemResult[SourceRef, Any]]) -> list[tuple[SourceRef, TracekitError]]:

@@ -71,9 +71,8 @@ class Trace:
         if not parts:
             raise unknown_rank_error([rank], self.ranks)
         if len(parts) > 1:
-            raise OptionError(
-                f"rank {rank} has {len(parts)} processes", hint=f"take a role first: trace.role({self.roles[0]!r})"
-            )
+            problem = f"rank {rank} has {len(parts)} processes"
+            raise OptionError(problem, hint=f"take a role first: trace.role({self.roles[0]!r})")
         return parts[0]
 
     def to_pandas(self) -> pd.DataFrame:

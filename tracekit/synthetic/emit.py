@@ -2,13 +2,14 @@
 
 import json
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 import polars as pl
 
 from tracekit.schedules import Op
-from tracekit.schema import EVENTS, conform
+from tracekit.schema import EVENTS
 from tracekit.synthetic.recipe import EPOCH_NS, Recipe
 
 MAIN, AUTOGRAD = 100, 101
@@ -25,6 +26,7 @@ TOKENS, WIDTH, INNER = 1024, 2048, 8192
 """Sizes of the matrix products."""
 _GEMM = "nvjet_tst_128x256_64x4_2x1_v_bz_coopA_"
 Row = dict[str, Any]
+_compact_json = partial(json.dumps, separators=(",", ":"))
 
 
 def rank_events(recipe: Recipe, rank: int) -> pl.DataFrame:
@@ -41,13 +43,7 @@ def rank_events(recipe: Recipe, rank: int) -> pl.DataFrame:
     for step in range(recipe.steps):
         writer.step(step, EPOCH_NS + step * period + recipe.skew_ns.get(rank, 0))
     rows = sorted(writer.rows, key=lambda row: row["start_ns"])
-    frame = pl.DataFrame(rows, schema_overrides=_OVERRIDES, infer_schema_length=None)
-    return conform(frame.with_columns(rank=pl.lit(rank), id=pl.int_range(pl.len())), EVENTS)
-
-
-_NUMBERS = ("correlation", "external_id", "sequence", "fwd_thread", "stream", "device", "peer", "bytes", "tid", "step")
-_TEXTS = ("shapes", "collective", "group", "group_ranks", "group_desc")
-_OVERRIDES = dict.fromkeys(_NUMBERS, pl.Int64) | dict.fromkeys(_TEXTS, pl.String)
+    return pl.DataFrame([{"rank": rank, "id": i} | row for i, row in enumerate(rows)], schema=EVENTS)
 
 
 @dataclass
@@ -93,8 +89,6 @@ class _Writer:
         self.annotated("Optimizer.step#AdamW.step", close, close + 60_000)
         self.kernel("multi_tensor_apply_kernel", close + 10_000, close + 50_000, op="aten::_fused_adamw_")
         self.annotated(f"ProfilerStep#{number}", origin - LEAD_NS - 20_000, close + GAP_NS // 2)
-        for row in self.rows:
-            row.setdefault("step", number)
 
     # Cells
 
@@ -197,11 +191,10 @@ class _Writer:
         launched = max(start - CALL_NS, self.host + 10) if late else self.host + 10
         self.host = launched + 4 * CALL_NS // 5
         thread = AUTOGRAD if node else MAIN
-        text = json.dumps(shapes, separators=(",", ":")) if shapes and self.recipe.shapes else None
+        text = _compact_json(shapes) if shapes and self.recipe.shapes else None
         forward = sequence if node is None else None
-        self._add("cpu_op", op, launched - 3, launched + 700, thread, shapes=text, sequence=forward)
-        if forward is not None:
-            self.rows[-1]["fwd_thread"] = 0
+        ids = {"sequence": forward, "fwd_thread": None if forward is None else 0}
+        self._add("cpu_op", op, launched - 3, launched + 700, thread, shapes=text, **ids)
         if node:
             for around, by in ((f"autograd::engine::evaluate_function: {node}", 9), (node, 6)):
                 back = {"sequence": sequence, "fwd_thread": 1}
@@ -224,7 +217,7 @@ class _Writer:
             "collective": "all_to_allv",
             "group": f"ep{self.position}",
             "group_desc": "EXPERT_MODEL_PARALLEL_GROUP",
-            "group_ranks": json.dumps(ranks, separators=(",", ":")),
+            "group_ranks": _compact_json(ranks),
         }
         call = self.host + 10
         self.annotated(f"moe_{what} {'forward' if piece[0] == 'F' else 'backward'}", call, call + 1_000)
@@ -236,12 +229,7 @@ class _Writer:
         peer = self.recipe.rank(position, self.replica) if self.recipe.peers else None
         ranks = [self.recipe.rank(other, self.replica) for other in range(self.recipe.schedule.pp)]
         call = self.host + 10
-        args = {
-            "collective": way,
-            "peer": peer,
-            "group": f"pp{self.replica}",
-            "group_ranks": json.dumps(ranks, separators=(",", ":")),
-        }
+        args = {"collective": way, "peer": peer, "group": f"pp{self.replica}", "group_ranks": _compact_json(ranks)}
         self._add("cpu_op", "record_param_comms", call, call + 500, MAIN, **args)
         self.host = call + 600
         self.annotated("nccl:coalesced", call + 600, call + 1_800)

@@ -109,20 +109,14 @@ class Recipe:
         durations = np.split(self.work_ns + self.stalls_ns, self.schedule.table.offsets[1:-1])
         return simulate(self.schedule, replace(self.times, P2P=self.p2p_ns), durations=durations)
 
-    def _crosses_ranks(self, producers: Ints) -> npt.NDArray[np.bool_]:
-        """Return for each cell whether it receives from another rank; *producers* are -1 where there is none."""
-        rank = self.schedule.table.rank
-        crosses: npt.NDArray[np.bool_] = (producers >= 0) & (rank[producers] != rank)
-        return crosses
-
     @cached_property
     def messages(self) -> list[tuple[int, int]]:
         """Sending and receiving cell of every message between ranks, activations first."""
-        edges = self.schedule.edges
+        edges, rank = self.schedule.edges, self.schedule.table.rank
         return [
             (int(producers[cell]), cell)
             for producers in (edges.forward, edges.backward)
-            for cell in np.flatnonzero(self._crosses_ranks(producers)).tolist()
+            for cell in np.flatnonzero((producers >= 0) & (rank[producers] != rank)).tolist()
         ]
 
     @cached_property

@@ -384,7 +384,7 @@ def schedule_data(analysis: Analysis) -> documents.ScheduleChart | None:
             choices.append(step_comparison)
     name_ranks = len({step_comparison.pipeline.ranks for step_comparison in choices}) > 1
     return documents.ScheduleChart(
-        causes=[cause.words for cause in GAP_CAUSES.values()],
+        causes=list(GAP_CAUSES.values()),
         choices=[_choice(step_comparison, analysis.critical, name_ranks=name_ranks) for step_comparison in choices],
     )
 

@@ -154,7 +154,7 @@ def _gap(comparison: ScheduleComparison) -> tuple[Rung, ...] | None:
     if comparison.gap_ns is None:
         return None
     largest_first = sorted(comparison.gap_ns.items(), key=lambda item: (item[0] == "unexplained", -item[1]))
-    causes = ((GAP_CAUSES[cause].words, ns) for cause, ns in largest_first if ns)
+    causes = ((GAP_CAUSES[cause], ns) for cause, ns in largest_first if ns)
     return waterfall(("ideal", comparison.head.ideal_ns), ("measured", comparison.head.measured_ns), causes)
 
 
