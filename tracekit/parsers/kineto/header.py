@@ -116,30 +116,21 @@ def _parse_keys(text: str, i: int) -> tuple[dict[str, Any], int, str]:
             return keys, i, "open"
 
 
-def tail_keys(tail: bytes) -> dict[str, Any]:
-    """Read the keys after the events; *tail* starts behind the bracket that closes them.
+def parse_tail(tail: bytes) -> tuple[dict[str, Any], int]:
+    """Return the keys after the events, and the number of events there; *tail* starts behind the closing bracket.
 
-    >>> tail_keys(b', "baseTimeNanoseconds": 5, "traceName": "x"}')["baseTimeNanoseconds"]
-    5
+    Such events are not read. They are left there by a stray bracket that closed the list too early, by a second list or
+    by a second trace.
+
+    >>> parse_tail(b', "baseTimeNanoseconds": 5, "traceName": "x"}')
+    ({'baseTimeNanoseconds': 5, 'traceName': 'x'}, 0)
+    >>> parse_tail(b', {"ph": "X", "ts": 1}, {"ph": "X", "ts": 2}]}')
+    ({}, 2)
     """
-    keys, _, _ = _parse_keys(tail.decode("latin-1"), 0)
+    keys, end, _ = _parse_keys(tail.decode("latin-1"), 0)
     if "baseTimeNanoseconds" not in keys and (match := _BASE.search(tail)):
         keys["baseTimeNanoseconds"] = match.group(1).decode("latin-1")
-    return keys
-
-
-def tail_events(tail: bytes) -> int:
-    """Count the events behind the bracket that closes their list, where none is read.
-
-    They are left there by a stray bracket that closed the list too early, by a second list or by a second trace.
-
-    >>> tail_events(b', {"ph": "X", "ts": 1}, {"ph": "X", "ts": 2}]}'), tail_events(b', "traceName": "x"}')
-    (2, 0)
-    """
-    if not _PHASE.search(tail):
-        return 0
-    _, end, _ = _parse_keys(tail.decode("latin-1"), 0)
-    return sum(1 for _ in _PHASE.finditer(tail, end))
+    return keys, len(_PHASE.findall(tail, end))
 
 
 def parse_header(keys: Mapping[str, Any]) -> Header:

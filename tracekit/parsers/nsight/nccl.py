@@ -58,13 +58,15 @@ def payload_layouts(export: Export) -> Layouts:
 
 
 def decode_payloads(ranges: pl.DataFrame, layouts: Layouts) -> pl.DataFrame:
-    """Decode ``jsonText`` or ``binaryData`` of the rows that have one; ``_row`` is the position in *ranges*."""
+    """Replace ``jsonText`` and ``binaryData`` by the columns that the payloads of NCCL's ranges fill (``FIELDS``)."""
     rows = ranges.with_row_index("_row")
-    parts = [_decode_json(rows.filter(pl.col("jsonText").is_not_null()).select("_row", "jsonText"))]
-    binary = rows.filter(pl.col("jsonText").is_null(), pl.col("binaryData").is_not_null())
+    calls = rows.filter(pl.col("domain") == "NCCL")
+    parts = [_decode_json(calls.filter(pl.col("jsonText").is_not_null()).select("_row", "jsonText"))]
+    binary = calls.filter(pl.col("jsonText").is_null(), pl.col("binaryData").is_not_null())
     if binary.height and layouts:
         parts.append(_decode_bytes(binary.select("_row", "binaryData"), layouts))
-    return pl.concat(parts)
+    decoded = rows.join(pl.concat(parts), on="_row", how="left", maintain_order="left")
+    return decoded.drop("_row", "jsonText", "binaryData")
 
 
 def _decode_json(rows: pl.DataFrame) -> pl.DataFrame:
@@ -173,8 +175,8 @@ _P2P = ("send", "recv")
 _THREAD = ["process", "tid"]
 
 
-def add_communication(ranges: pl.DataFrame, layouts: Layouts) -> pl.DataFrame:
-    """Fill ``collective``, ``peer``, ``bytes`` and ``group`` of communication ops.
+def add_communication(ranges: pl.DataFrame) -> pl.DataFrame:
+    """Fill ``collective``, ``peer``, ``bytes`` and ``group`` of communication ops, from decoded payloads.
 
     An NCCL call outside any ``record_param_comms`` (a program without torch.distributed) becomes such an op itself.
     """
@@ -182,29 +184,24 @@ def add_communication(ranges: pl.DataFrame, layouts: Layouts) -> pl.DataFrame:
     records = ranges.filter(pl.col("kind") == "cpu_op", pl.col("name") == RECORD).select(
         "_row", *_THREAD, "start_ns", "end_ns", "shapes"
     )
-    calls = _join_covering(
-        _nccl_calls(ranges, layouts), records.select(*_THREAD, "start_ns", "end_ns", record="_row"), "record"
-    )
+    calls = _join_covering(_nccl_calls(ranges), records.select(*_THREAD, "start_ns", "end_ns", record="_row"), "record")
     communication = pl.concat([_communication_of_records(ranges, records, calls), _communication_of_calls(calls)])
     own_ops = calls.filter(pl.col("record").is_null() & (pl.col("collective") != PART_OF_ALL_TO_ALL))["_row"]
     becomes_op = pl.col("_row").is_in(own_ops.implode())
     return (
-        ranges.join(communication, on="_row", how="left", maintain_order="left")
+        ranges.drop(FIELDS.values())
+        .join(communication, on="_row", how="left", maintain_order="left")
         .with_columns(
             kind=pl.when(becomes_op).then(pl.lit("cpu_op")).otherwise("kind"),
             name=pl.when(becomes_op).then(pl.lit(RECORD)).otherwise("name"),
         )
-        .drop("_row", "jsonText", "binaryData")
+        .drop("_row")
     )
 
 
-def created_communicators(ranges: pl.DataFrame, layouts: Layouts) -> pl.DataFrame:
+def created_communicators(ranges: pl.DataFrame) -> pl.DataFrame:
     """Return communicators whose creation was recorded: ``process``, ``communicator``, ``ranks``, ``own_rank``."""
-    calls = ranges.filter(pl.col("domain") == "NCCL")
-    payloads = decode_payloads(calls, layouts)
-    created = payloads.filter(pl.col("own_rank").is_not_null(), pl.col("ranks").is_not_null())
-    processes = calls.with_row_index("_row").select("_row", "process")
-    return created.join(processes, on="_row").select("process", "communicator", "ranks", "own_rank")
+    return ranges.select("process", "communicator", "ranks", "own_rank").drop_nulls(["ranks", "own_rank"])
 
 
 def add_to_kernels(kernels: pl.DataFrame, calls: pl.DataFrame, records: pl.DataFrame) -> pl.DataFrame:
@@ -230,13 +227,11 @@ def add_to_kernels(kernels: pl.DataFrame, calls: pl.DataFrame, records: pl.DataF
     )
 
 
-def _nccl_calls(ranges: pl.DataFrame, layouts: Layouts) -> pl.DataFrame:
+def _nccl_calls(ranges: pl.DataFrame) -> pl.DataFrame:
     """Return NCCL's own ranges with their payload."""
     calls = ranges.filter(pl.col("domain") == "NCCL", pl.col("kind") == "annotation", pl.col("tid").is_not_null())
-    payloads = decode_payloads(calls.drop("_row"), layouts).rename({"_row": "_call"})
     collective = pl.col("name").replace_strict(_COLLECTIVE_BY_CALL, default=None, return_dtype=pl.String)
-    calls = calls.select("_row", *_THREAD, "start_ns", "end_ns", "name", collective=collective)
-    calls = join_all_to_alls(calls.with_row_index("_call").join(payloads, on="_call", how="left"))
+    calls = join_all_to_alls(calls.with_columns(collective=collective))
     return calls.select("_row", *_THREAD, "start_ns", "end_ns", "collective", "communicator", "bytes", "peer")
 
 
