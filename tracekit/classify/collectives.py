@@ -229,8 +229,6 @@ def point_to_point_messages(gpu: GpuEvents, ranges: Ranges, launches: Launches) 
     ops = ranges.collective_rows(*_P2P_CALLS)
     ops = ops[np.lexsort((ranges.rows[ops], ranges.start(ops)))]
     kernels = launches.ordered(is_p2p & launches.has_call & (launches.tid >= 0))
-    if not len(ops) or not len(kernels):
-        return CategoryColumn.constant(None, len(gpu))
     # The first of the kernels that the thread of each message launched after the message was issued.
     launched = pl.DataFrame({"kernel": kernels, "tid": launches.tid[kernels], "launch_ns": launches.start_ns[kernels]})
     issued = ranges.source.frame.select("collective", "peer", "tid", "start_ns")[ranges.rows[ops]]

@@ -104,8 +104,6 @@ def _wait_times(ranges: Ranges, launches: Launches, comm: Collectives) -> Ints:
     wait_of = np.full(len(launches.start_ns), -1, np.int64)
     waits = ranges.collective_rows("wait")
     rows = launches.ordered(comm.library.present)
-    if not len(waits) or not len(rows):
-        return wait_of
     waits = waits[np.argsort(ranges.start(waits), kind="stable")]
     groups = group_by_values(np.arange(len(waits)), ranges.text("group", waits))
     waits_of_group = {group: waits[indices] for group, indices in groups}
@@ -153,8 +151,6 @@ def sent_passes(time: Ints, computed: CategoryColumn, is_send: Bools, peer: Ints
     order = np.argsort(time, kind="stable")
     order = order[time[order] >= 0]
     sends = order[is_send[order]]
-    if not len(sends):
-        return CategoryColumn.constant(None, len(time))
     code = codes_in(computed, PASSES)[order]
     compute_times = [time[order[code == index]] for index in range(len(PASSES))]
     # For each pass (row) and send (column): how much was computed before the send. A run of sends begins where that
@@ -232,7 +228,7 @@ def read_exchanges(
 
 def _named_exchanges(gpu: GpuEvents, launches: Launches, autograd: Autograd, comm: Collectives) -> Exchanges:
     """Find the exchanges whose kernels are named dispatch or combine, with their helper kernels."""
-    names, none = gpu.names, CategoryColumn.constant(None, len(gpu))
+    names = gpu.names
     is_exchange = comm.library.any_of("deepep", "nvshmem", "custom")
     kernel_role = names.replace([_role_in_name(name) for name in names.values]).where(is_exchange)
     function = names.replace([function_name(name) for name in names.values])
@@ -244,8 +240,6 @@ def _named_exchanges(gpu: GpuEvents, launches: Launches, autograd: Autograd, com
     time = np.where(launches.start_ns >= 0, launches.start_ns, gpu.int64("start_ns"))
     order = np.lexsort((np.arange(len(gpu)), time))
     order = order[(is_main | is_helper | is_epilogue)[order]]
-    if not len(order):
-        return Exchanges(none, none)
     is_main = is_main[order]
     combines = kernel_role.any_of("combine")[order] & is_main
     dispatches = is_main & ~combines

@@ -62,8 +62,6 @@ def backward_forward_ratio(products: Bools, node: Ints, sequence: Ints, forward:
     """
     rows = np.flatnonzero(products & (node >= 0))
     numbers, forward_counts = np.unique(sequence[products & forward & (sequence >= 0)], return_counts=True)
-    if not len(rows) or not len(numbers):
-        return CategoryColumn.constant(None, len(products))
     own_count = np.bincount(node[rows])[node[rows]]
     forward_count = take_or_missing(forward_counts, find_sorted(sequence[rows], numbers))
     ratio = np.select([forward_count < 0, own_count == forward_count, own_count == 2 * forward_count], [-1, 0, 1], 2)

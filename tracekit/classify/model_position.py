@@ -374,8 +374,6 @@ class Placement(NamedTuple):
         A gradient is accumulated right after the node that computed it, and has no sequence number of its own.
         """
         accumulates = self.node.any_of("AccumulateGrad")
-        if not accumulates.any():
-            return frame
         by_node = np.flatnonzero(self.node.present)
         order = by_node[np.lexsort((self.launch_ns[by_node], self.tid[by_node]))]
         # In launch order on each thread, the last frame that is known.

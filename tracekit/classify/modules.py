@@ -305,8 +305,6 @@ def _modules_of_forward(evidence: Evidence, module: CategoryColumn, is_forward: 
     """Return for backward events the module of the forward with their sequence number, if that has only one module."""
     sequence = evidence.autograd.sequence
     forward = np.flatnonzero(is_forward & (sequence >= 0) & module.present)
-    if not len(forward):
-        return CategoryColumn.constant(None, len(evidence))
     numbers, index = np.unique(sequence[forward], return_inverse=True)
     agreed = np.append(agreed_values(index, module.codes[forward], len(numbers)), -1)  # last: number without forward
     # Forward work that runs again has the number of the node that runs it, which may be of another module.

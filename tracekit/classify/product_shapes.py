@@ -246,8 +246,6 @@ def convolution_roles(gpu: GpuEvents, ranges: Ranges, launches: Launches) -> Cat
     """Return ``dgrad`` or ``wgrad`` for the kernels of every convolution's backward; null elsewhere."""
     call = ranges.op_around(launches.op, OPERATORS["convolution_backward"])
     rows = np.flatnonzero((call >= 0) & gpu.is_kernel)
-    if not len(rows):
-        return CategoryColumn.constant(None, len(gpu))
     rows = rows[np.lexsort((launches.start_ns[rows], call[rows]))]
     op_name = ranges.name.take(call[rows])  # older versions have one operator for each gradient
     kernel_name = gpu.names.take(rows)
