@@ -224,7 +224,10 @@ def _reference(path: Path, shown: str) -> tuple[SourceRef | None, str]:
     """Return the source at *path*, or why it is not one."""
     try:
         if path.is_dir():
-            return _folder_reference(path, shown), ""
+            size = sum(member.stat().st_size for member in path.iterdir() if member.is_file())
+            is_store = (path / STORE_MANIFEST).is_file()
+            source = SourceRef(str(path), "store", bytes=size)
+            return source if is_store else _make_reference(str(path), shown, FileType("nsight"), size), ""
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):  # opening a pipe would block until something writes into it
             return None, "is a pipe or a device; save it as a file first"
@@ -239,15 +242,8 @@ def _reference(path: Path, shown: str) -> tuple[SourceRef | None, str]:
     return _make_reference(str(path), shown, file_type, size), file_type.why
 
 
-def _folder_reference(path: Path, shown: str) -> SourceRef | None:
-    size = sum(member.stat().st_size for member in path.iterdir() if member.is_file())
-    if (path / STORE_MANIFEST).is_file():
-        return SourceRef(str(path), "store", bytes=size)
-    return _make_reference(str(path), shown, FileType("nsight"), size)
-
-
 def _detect_type(path: Path, size: int) -> FileType:
-    if path.suffix == ".nsys-rep" and size:
+    if path.suffix == ".nsys-rep":
         return FileType("nsight")
     with path.open("rb") as file:
         head = file.read(HEAD_BYTES)

@@ -4,7 +4,7 @@ import contextlib
 import json
 import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from tracekit._util.text import counted
 from tracekit.errors import InputError, Notice
@@ -29,15 +29,6 @@ _BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*([^\s,}]{1,60})')
 _VERSION = re.compile(
     r"(cuda_driver|cuda_runtime|cupti|hip_driver|hip_runtime|roctracer|rocprofiler|nccl|rccl|torch|pytorch|kineto)_version"
 )
-
-
-class Header(NamedTuple):
-    """Facts about the recording, from the top-level keys."""
-
-    rank: int | None
-    base_ns: int
-    source: Source
-    """What the keys tell of the source, without its path and rank; one notice per impossible value."""
 
 
 def may_start_trace(text: bytes) -> bool:
@@ -133,8 +124,13 @@ def parse_tail(tail: bytes) -> tuple[dict[str, Any], int]:
     return keys, len(_PHASE.findall(tail, end))
 
 
-def parse_header(keys: Mapping[str, Any]) -> Header:
-    """Return what the analysis needs of the keys, without environment, users, hosts and paths."""
+def parse_header(keys: Mapping[str, Any]) -> tuple[int | None, int, Source]:
+    """Return what the analysis needs of the keys, without environment, users, hosts and paths.
+
+    Returns:
+        The rank, the start of the clock, and what the keys tell of the source, without its path and rank; it has one
+        notice per impossible value.
+    """
     info = keys.get("distributedInfo")
     info = info if isinstance(info, dict) else {}
     devices = keys.get("deviceProperties")
@@ -169,7 +165,7 @@ def parse_header(keys: Mapping[str, Any]) -> Header:
         recording_overhead=float(overhead) if isinstance(overhead, int | float) else None,
         notices=(*group_notices, *notices),
     )
-    return Header(rank, base_ns or 0, source)
+    return rank, base_ns or 0, source
 
 
 def _common_value(devices: list[dict[str, Any]], key: str) -> int | None:

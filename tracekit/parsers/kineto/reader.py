@@ -12,7 +12,7 @@ from tracekit._loops import warn_if_uncompiled
 from tracekit._util.text import counted, listing
 from tracekit.errors import InputError, Notice
 from tracekit.parsers.kineto.blocks import OtherLayoutError, Scanned, find_separator, scan_in_order, scan_parallel
-from tracekit.parsers.kineto.header import TAIL_LIMIT, Header, find_events, parse_header, parse_tail
+from tracekit.parsers.kineto.header import TAIL_LIMIT, find_events, parse_header, parse_tail
 from tracekit.parsers.kineto.stream import Stream
 from tracekit.parsers.kineto.table import EventTable, TableBuilder, build_memory
 from tracekit.parsers.source_refs import rank_in_name
@@ -42,28 +42,28 @@ def read(
     with Stream(source) as stream:
         scanned, keys = _scan(stream, stacks=stacks)
         keys_behind, unread = parse_tail(scanned.tail)
-        header = parse_header({**keys, **keys_behind})
-        number, rank_from = _rank(header, stream.name, rank)
-        table = TableBuilder(scanned).build(rank=number, base_ns=header.base_ns)
+        own_rank, base_ns, header = parse_header({**keys, **keys_behind})
+        number, rank_from = _rank(own_rank, stream.name, rank)
+        table = TableBuilder(scanned).build(rank=number, base_ns=base_ns)
         _refuse_several_processes(stream.name, table.events)
         events = assign_steps(table.events)
-        memory = build_memory(scanned.parts, rank=number, base_ns=header.base_ns)
-        notices = _notices(stream, scanned, table, unread=unread, base_ns=header.base_ns)
+        memory = build_memory(scanned.parts, rank=number, base_ns=base_ns)
+        notices = _notices(stream, scanned, table, unread=unread, base_ns=base_ns)
         damage = [notice.message for notice in notices if notice.code in _DAMAGE_CODES]
         if damage and not lenient:
             raise InputError(
                 f"{stream.name}: {damage[0]}", hint="re-record this rank, or read leniently to use what is there"
             )
         rank_source = replace(
-            header.source,
+            header,
             path=stream.name,
             rank=number,
             rank_from=rank_from,
-            record_shapes=_record_shapes(header.source.record_shapes, events),
+            record_shapes=_record_shapes(header.record_shapes, events),
             counts={str(kind): count for kind, count in events["kind"].value_counts(sort=True).iter_rows()},
             pid=_process_id(events),
             skipped=_skipped(scanned, table, memory, unread),
-            notices=(*notices, *header.source.notices),
+            notices=(*notices, *header.notices),
         )
         return RankEvents(events, rank_source, memory)
 
@@ -115,10 +115,10 @@ def _refuse_several_processes(name: str, events: pl.DataFrame) -> None:
     )
 
 
-def _rank(header: Header, name: str, option: int | None) -> tuple[int, str]:
+def _rank(own: int | None, name: str, option: int | None) -> tuple[int, str]:
     """Return the rank and where it comes from: the content, the file's name or the caller."""
-    if header.rank is not None:
-        return header.rank, "content"
+    if own is not None:
+        return own, "content"
     if (rank := rank_in_name(name.rpartition("/")[2])) is not None:
         return rank, "name"
     return (0, "only file") if option is None else (option, "option")

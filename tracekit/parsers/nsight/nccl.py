@@ -21,6 +21,7 @@ import polars as pl
 
 from tracekit._util.categories import CategoryColumn
 from tracekit.parsers.nsight.tables import VOCABULARY, Export, read_table
+from tracekit.schema import conform
 
 FIELDS = {
     "NCCL communicator ID": "communicator",
@@ -35,13 +36,8 @@ _NUMPY_TYPES = {3: "<i2", 4: "<u2", 5: "<i4", 6: "<u4", 7: "<i8", 8: "<u8", 17: 
 HEADER_BYTES = 32
 SCHEMA_ID = slice(8, 12)
 """Bytes of a payload's header that name its schema."""
-_SCHEMA = pl.Schema(
-    {
-        "_row": pl.UInt32(),
-        "communicator": pl.String(),
-        **dict.fromkeys(["bytes", "peer", "ranks", "own_rank"], pl.Int64()),
-    }
-)
+_NUMBERS = ("bytes", "peer", "ranks", "own_rank")
+_SCHEMA = pl.Schema({"_row": pl.UInt32(), "communicator": pl.String(), **dict.fromkeys(_NUMBERS, pl.Int64())})
 
 Layouts = dict[int, list[tuple[str, str, int]]]
 """Schema id → (column, numpy type, offset in bytes) of each field that is read."""
@@ -61,11 +57,10 @@ def decode_payloads(ranges: pl.DataFrame, layouts: Layouts) -> pl.DataFrame:
     """Replace ``jsonText`` and ``binaryData`` by the columns that the payloads of NCCL's ranges fill (``FIELDS``)."""
     rows = ranges.with_row_index("_row")
     calls = rows.filter(pl.col("domain") == "NCCL")
-    parts = [_decode_json(calls.filter(pl.col("jsonText").is_not_null()).select("_row", "jsonText"))]
+    text = _decode_json(calls.filter(pl.col("jsonText").is_not_null()).select("_row", "jsonText"))
     binary = calls.filter(pl.col("jsonText").is_null(), pl.col("binaryData").is_not_null())
-    if binary.height and layouts:
-        parts.append(_decode_bytes(binary.select("_row", "binaryData"), layouts))
-    decoded = rows.join(pl.concat(parts), on="_row", how="left", maintain_order="left")
+    payloads = pl.concat([text, _decode_bytes(binary.select("_row", "binaryData"), layouts)])
+    decoded = rows.join(payloads, on="_row", how="left", maintain_order="left")
     return decoded.drop("_row", "jsonText", "binaryData")
 
 
@@ -143,8 +138,8 @@ def _decode_bytes(rows: pl.DataFrame, layouts: Layouts) -> pl.DataFrame:
                 end = start + np.dtype(numpy_type).itemsize
                 if end <= blob_bytes:
                     fields[column] = matrix[has_schema, start:end].copy().view(numpy_type).ravel()
-            if fields:
-                parts.append(_payload_frame(group["_row"].filter(pl.Series(has_schema)), fields))
+            numbers = pl.DataFrame({"_row": group["_row"].filter(pl.Series(has_schema)), **fields})
+            parts.append(conform(numbers.cast({name: _SCHEMA[name] for name in fields}, strict=False), _SCHEMA))
     return pl.concat(parts)
 
 
@@ -153,14 +148,6 @@ def _as_bytes(data: pl.Series) -> pl.Series:
     if data.dtype == pl.Binary:
         return data
     return data.str.decode("hex", strict=False).fill_null(data.str.decode("base64", strict=False))
-
-
-def _payload_frame(rows: pl.Series, fields: dict[str, np.ndarray[Any, Any]]) -> pl.DataFrame:
-    frame = pl.DataFrame({"_row": rows, **fields})
-    return frame.select(
-        (pl.col(name) if name in frame.columns else pl.lit(None)).cast(dtype, strict=False).alias(name)
-        for name, dtype in _SCHEMA.items()
-    )
 
 
 RECORD = "record_param_comms"
@@ -263,24 +250,18 @@ def _communication_of_records(ranges: pl.DataFrame, records: pl.DataFrame, calls
     has_no_tensor = pl.col("shapes").str.contains(r"^\[(\[\],?)*\]$").fill_null(False)
     # An op without collective and without tensor waits for a collective that was started before.
     waits = pl.when(has_no_tensor).then(pl.lit("wait"))
+    collective = pl.coalesce("collective", "call_collective", waits)
     return records.join(calls_inside, on="_row", how="left").select(
-        "_row",
-        pl.coalesce("collective", "call_collective", waits).alias("collective"),
-        pl.col("peer").cast(pl.Int64),
-        pl.col("bytes").cast(pl.Int64),
-        pl.col("group").cast(pl.String),
+        "_row", "peer", "bytes", "group", collective=collective
     )
 
 
 def _communication_of_calls(calls: pl.DataFrame) -> pl.DataFrame:
     """Return one row per NCCL call; the collective is left to the op around it, where there is one."""
     has_own_collective = pl.col("record").is_null() | (pl.col("collective") == PART_OF_ALL_TO_ALL)
-    return calls.filter(pl.col("collective").is_not_null()).select(
-        "_row",
-        pl.when(has_own_collective).then("collective").alias("collective"),
-        "peer",
-        "bytes",
-        pl.col("communicator").alias("group"),
+    collective = pl.when(has_own_collective).then("collective")
+    return calls.drop_nulls("collective").select(
+        "_row", "peer", "bytes", pl.col("communicator").alias("group"), collective=collective
     )
 
 
@@ -321,14 +302,11 @@ def join_all_to_alls(calls: pl.DataFrame) -> pl.DataFrame:
     sent_bytes = pl.col("bytes").filter(is_send)
     total_bytes = pl.when(sent_bytes.count() > 0).then(sent_bytes.sum()).over(section)
     last_end_ns = pl.col("end_ns").filter(is_send | is_receive).max().over(section)
+    exchange = pl.when("_first").then(pl.lit(ALL_TO_ALL)).when("_part").then(pl.lit(PART_OF_ALL_TO_ALL))
     return (
         calls.with_columns(_part=is_part, _first=is_first)
         .with_columns(
-            collective=pl.when("_first")
-            .then(pl.lit(ALL_TO_ALL))
-            .when("_part")
-            .then(pl.lit(PART_OF_ALL_TO_ALL))
-            .otherwise("collective"),
+            collective=exchange.otherwise("collective"),
             peer=pl.when(~pl.col("_part")).then("peer"),
             bytes=pl.when("_first").then(total_bytes).otherwise("bytes"),
             end_ns=pl.when("_first").then(last_end_ns).otherwise("end_ns"),
