@@ -268,11 +268,10 @@ def _between_clocks(bounds: list[ClockBounds], clock: dict[int, int]) -> dict[in
 
 def _next_setting(near: _Setting, link: ClockBounds, *, forward: bool, origin: int) -> _Setting:
     """Return the setting at the far end of a link, which is its high end if *forward*."""
-    if forward:
-        drifted = round(link.drift * (origin + near.offset_ns - link.at_ns))
-        return _Setting(near.offset_ns + link.offset_ns + drifted, near.drift + link.drift)
-    drifted = round(link.drift * (origin + near.offset_ns - link.offset_ns - link.at_ns))
-    return _Setting(near.offset_ns - link.offset_ns - drifted, near.drift - link.drift)
+    sign = 1 if forward else -1
+    low_offset_ns = near.offset_ns if forward else near.offset_ns - link.offset_ns
+    drifted = round(link.drift * (origin + low_offset_ns - link.at_ns))
+    return _Setting(near.offset_ns + sign * (link.offset_ns + drifted), near.drift + sign * link.drift)
 
 
 def _uncertainty(

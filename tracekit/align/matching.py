@@ -191,23 +191,14 @@ class _Sides(msgspec.Struct, frozen=True, eq=False):
         bucket = _split_by_sequence(bucket, channel, operations, p2p)[row]
         own, other = rank.astype(np.int64) + 1, peer.astype(np.int64) + 1
         pair = np.where(sends > 0, own * most + other, other * most + own)  # who sends, then who receives
-        return cls(
-            row=row,
-            rank=rank,
-            key=_dense(bucket * most * most + np.where(sends < 0, 0, pair)),
-            sends=sends,
-            peer=peer,
-            recorded=~(operations["id"] < 0).fill_null(False).to_numpy()[row],
-            nameless=(operations["group"].is_null() & operations["group_ranks"].is_null()).to_numpy()[row]
-            & (sends < 0),
-            start=start,
-            end=end,
-            order=order,
-            step=step[row],
-            bytes=to_int64(operations["bytes"], -1)[row],
-            messages=texts.look_up(np.array([*(text.count(",") + 1 for text in texts.values), 1]))[row],
-            meets=what.matches(MEETS)[row],
-        )
+        key = _dense(bucket * most * most + np.where(sends < 0, 0, pair))
+        recorded = ~(operations["id"] < 0).fill_null(False).to_numpy()[row]
+        without_group = (operations["group"].is_null() & operations["group_ranks"].is_null()).to_numpy()[row]
+        messages = texts.look_up(np.array([*(text.count(",") + 1 for text in texts.values), 1]))[row]
+        size, meets = to_int64(operations["bytes"], -1)[row], what.matches(MEETS)[row]
+        nameless = without_group & (sends < 0)
+        identity, times = (row, rank, key, sends, peer, recorded, nameless), (start, end, order, step[row])
+        return cls(*identity, *times, size, messages, meets)
 
 
 def _dense(values: Ints) -> Ints:
