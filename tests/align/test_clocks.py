@@ -29,7 +29,9 @@ MS = 1_000_000
 def members(rows, **common):
     """Members from (match, rank, sends, start, end)."""
     made = [dict(zip(("match", "rank", "sends", "start_ns", "end_ns"), row, strict=True)) for row in rows]
-    return conform(pl.DataFrame(made, infer_schema_length=None).with_columns(**common), MEMBERS)
+    return conform(pl.DataFrame(made, infer_schema_length=None).with_columns(**common), MEMBERS).sort(
+        "match", "rank", maintain_order=True
+    )
 
 
 def collectives(rows):

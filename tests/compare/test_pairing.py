@@ -5,8 +5,8 @@ from __future__ import annotations
 import polars as pl
 import pytest
 
-from tracekit.reconstruct.chunks import CONFIDENCE_COUNTED, CONFIDENCE_POSITION
 from tracekit.reconstruct.messages import find_senders
+from tracekit.reconstruct.segment import CONFIDENCE_COUNTED, CONFIDENCE_POSITION
 from tracekit.reconstruct.stage_assignment import Placement, assign_stages, pair_by_messages
 from tracekit.schedules import generate
 

@@ -12,7 +12,7 @@ from tests.fuzz.change import changed
 from tests.fuzz.memory import small_memory
 from tests.fuzz.others import one_line
 from tracekit.errors import InputError
-from tracekit.parsers.kineto.header import parse_header, tail_keys
+from tracekit.parsers.kineto.header import parse_header, parse_tail
 from tracekit.parsers.kineto.reader import _scan
 from tracekit.parsers.kineto.stream import Stream
 
@@ -49,7 +49,7 @@ def check(raw: bytes, folder: object) -> None:
     try:
         with small_memory(), Stream(io.BytesIO(raw)) as stream:
             scanned, keys = _scan(stream, stacks=True)
-            parse_header({**keys, **tail_keys(scanned.tail)})
+            parse_header({**keys, **parse_tail(scanned.tail)[0]})
     except InputError as error:
         one_line(error)
         return

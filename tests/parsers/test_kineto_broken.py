@@ -15,7 +15,7 @@ import pytest
 from tracekit import analyze
 from tracekit.errors import InputError
 from tracekit.parsers import kineto
-from tracekit.parsers.kineto import blocks, header
+from tracekit.parsers.kineto import blocks, header, reader
 from tracekit.schema import DAMAGED
 
 ROWS = 280
@@ -343,7 +343,8 @@ def test_a_huge_string_is_passed_over_in_bounded_memory(monkeypatch, place):
 
 def test_a_huge_string_beside_the_events(monkeypatch):
     monkeypatch.setattr(header, "HEAD_LIMIT", 4 << 20)
-    monkeypatch.setattr(blocks, "TAIL_LIMIT", 1 << 20)
+    for module in (blocks, reader):
+        monkeypatch.setattr(module, "TAIL_LIMIT", 1 << 20)
     with pytest.raises(InputError, match="no traceEvents in the first 4 MB"):
         kineto.read(Long(b'{"x": "', 100_000_000, b'", "traceEvents": [' + EVENT + b"]}"))
     got = kineto.read(

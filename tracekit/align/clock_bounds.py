@@ -20,9 +20,8 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from tracekit._util.arrays import Bools, Floats, Int32s, Ints, is_in_sorted
+from tracekit._util.arrays import Floats, Int32s
 from tracekit._util.categories import CategoryColumn
-from tracekit._util.columns import to_int64
 
 DRIFT_WINDOWS = 16
 """Parts that a recording is cut into to see its clocks drift apart."""
@@ -85,39 +84,32 @@ class ClockBounds(msgspec.Struct, frozen=True):
 
 
 class Compared(msgspec.Struct, frozen=True, eq=False):
-    """Members match by match, ranks ascending, and which of them bound clocks; to be compared with each other."""
+    """Members, and which of them bound clocks; to be compared with each other."""
 
     members: pl.DataFrame
-    match: Ints
-    rank: Ints
-    alone: Bools
-    meets: Bools
+    """Members match by match, ranks ascending.
+
+    ``alone``: of a message that has its kernels for itself. ``meets``: of a collective that ends nowhere before all
+    have begun.
+    """
+    rank: Int32s
 
     @classmethod
     def of(cls, members: pl.DataFrame) -> Compared:
-        """Sort the members and look for those that bound clocks."""
+        """Look for the members that bound clocks."""
         members = _without_unnamed(members)
-        match, rank = members["match"].to_numpy(), members["rank"].to_numpy()
-        step = np.diff(match)
-        if not ((step > 0) | ((step == 0) & (np.diff(rank) >= 0))).all():
-            members = members.sort("match", "rank", maintain_order=True)
-            match, rank = members["match"].to_numpy(), members["rank"].to_numpy()
-        several = np.unique(match[to_int64(members["messages"], 0) != 1])
-        collective = members["sends"].is_null().to_numpy()
-        return cls(
-            members,
-            match,
-            rank,
-            ~is_in_sorted(match, several),
-            collective & CategoryColumn.from_series(members["what"]).matches(MEETS),
+        members = members.with_columns(
+            alone=(pl.col("messages") == 1).fill_null(False).all().over("match"),
+            meets=pl.Series(CategoryColumn.from_series(members["what"]).matches(MEETS)) & pl.col("sends").is_null(),
         )
+        return cls(members, members["rank"].to_numpy())
 
     def pairs(self) -> tuple[Int32s, Int32s]:
         """Return pairs of members to compare: all of a small match, else each with the lowest and the next lower."""
-        first = np.flatnonzero(np.diff(self.match, prepend=-1))
-        size = np.diff(first, append=len(self.match))
+        first = np.flatnonzero(np.diff(self.members["match"].to_numpy(), prepend=-1))
+        size = np.diff(first, append=len(self.rank))
         lowest, size = (np.repeat(of_match, size).astype(np.int32) for of_match in (first, size))
-        every = np.arange(len(self.match), dtype=np.int32)
+        every = np.arange(len(self.rank), dtype=np.int32)
         lows, highs = [lowest], [every]
         for distance in range(1, min(MAX_MEMBERS_FOR_ALL_PAIRS, int(size.max(initial=1)))):
             own = every[every - lowest > distance]  # those at just this distance were compared with the lowest
@@ -150,24 +142,16 @@ class Compared(msgspec.Struct, frozen=True, eq=False):
         difference where ``is_most`` and ``is_least`` say so. ``alone``: a message that has its kernels for itself on
         both sides.
         """
-        start, end, rank, sends = (self.members[c] for c in ("start_ns", "end_ns", "rank", "sends"))
-        low_sends, meets = sends.gather(low), self.meets[high]
-        sent, heard = low_sends.fill_null(False).to_numpy(), sends.gather(high).fill_null(False).to_numpy()
-        starts, ends = start.to_numpy(), end.to_numpy()
-        return pl.DataFrame(
-            {
-                "low": rank.gather(low),
-                "high": rank.gather(high),
-                "at_ns": ends[low],
-                "alone": self.alone[high],
-                "meets": meets,
-                "low_sends": low_sends,
-                "ends_ns": ends[high] - ends[low],
-                "most_ns": ends[high] - starts[low],
-                "least_ns": starts[high] - ends[low],
-                "is_most": meets | (sent & ~heard),
-                "is_least": meets | (heard & ~sent),
-            }
+        low_side = self.members.select(low="rank", low_start="start_ns", at_ns="end_ns", low_sends="sends")[low]
+        high_side = self.members.select("alone", "meets", "start_ns", "end_ns", high="rank", high_sends="sends")[high]
+        sent, heard = (pl.col(name).fill_null(False) for name in ("low_sends", "high_sends"))
+        return pl.concat([low_side, high_side], how="horizontal").select(
+            *("low", "high", "at_ns", "alone", "meets", "low_sends"),
+            ends_ns=pl.col("end_ns") - pl.col("at_ns"),
+            most_ns=pl.col("end_ns") - pl.col("low_start"),
+            least_ns=pl.col("start_ns") - pl.col("at_ns"),
+            is_most=pl.col("meets") | (sent & ~heard),
+            is_least=pl.col("meets") | (heard & ~sent),
         )
 
 

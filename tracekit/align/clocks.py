@@ -178,18 +178,14 @@ def align(members: pl.DataFrame, ranks: Iterable[int]) -> Clocks:
     settings = _settings(bounds, everyone, origin)
     matches = members.group_by("rank").agg(matches=pl.col("match").n_unique().cast(pl.Int64))
     pair_uncertainty, uncertainty = _uncertainty(bounds, settings)
-    rows = [
-        (rank, setting.offset_ns, setting.drift * 1e6, _finite(uncertainty.get(rank)))
-        if (setting := settings.get(rank))
-        else (rank, None, None, None)
-        for rank in everyone
-    ]
+    rows = [(rank, setting.offset_ns, setting.drift * 1e6, uncertainty[rank]) for rank, setting in settings.items()]
     columns = {"rank": pl.Int32, "offset_ns": pl.Int64, "drift_ppm": pl.Float64, "uncertainty_ns": pl.Int64}
-    table = pl.DataFrame(rows, schema=columns, orient="row").join(matches, on="rank", how="left")
-    clocks = Clocks(
-        _table(table.with_columns(pl.col("matches").fill_null(0))), origin, pair_uncertainty_ns=pair_uncertainty
-    )
-    return _with_residuals(clocks, members)
+    table = pl.DataFrame({"rank": everyone}, schema={"rank": pl.Int32})
+    for known in (pl.DataFrame(rows, schema=columns, orient="row"), matches):
+        table = table.join(known, on="rank", how="left")
+    is_bounded = pl.col("uncertainty_ns") < NO_BOUND_NS
+    table = table.with_columns(pl.col("matches").fill_null(0), pl.when(is_bounded).then("uncertainty_ns"))
+    return _with_residuals(Clocks(_table(table), origin, pair_uncertainty_ns=pair_uncertainty), members)
 
 
 class _Setting(msgspec.Struct, frozen=True):
@@ -201,10 +197,6 @@ class _Setting(msgspec.Struct, frozen=True):
 
 def _table(frame: pl.DataFrame) -> pl.DataFrame:
     return conform(frame.sort("rank"), CLOCKS)
-
-
-def _finite(ns: int | None) -> int | None:
-    return None if ns is None or ns >= NO_BOUND_NS else ns
 
 
 def _settings(bounds: list[ClockBounds], ranks: list[int], origin: int) -> dict[int, _Setting]:
@@ -268,11 +260,10 @@ def _between_clocks(bounds: list[ClockBounds], clock: dict[int, int]) -> dict[in
 
 def _next_setting(near: _Setting, link: ClockBounds, *, forward: bool, origin: int) -> _Setting:
     """Return the setting at the far end of a link, which is its high end if *forward*."""
-    if forward:
-        drifted = round(link.drift * (origin + near.offset_ns - link.at_ns))
-        return _Setting(near.offset_ns + link.offset_ns + drifted, near.drift + link.drift)
-    drifted = round(link.drift * (origin + near.offset_ns - link.offset_ns - link.at_ns))
-    return _Setting(near.offset_ns - link.offset_ns - drifted, near.drift - link.drift)
+    sign = 1 if forward else -1
+    low_offset_ns = near.offset_ns if forward else near.offset_ns - link.offset_ns
+    drifted = round(link.drift * (origin + low_offset_ns - link.at_ns))
+    return _Setting(near.offset_ns + sign * (link.offset_ns + drifted), near.drift + sign * link.drift)
 
 
 def _uncertainty(

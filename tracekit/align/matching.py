@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit._util.arrays import Bools, Floats, Ints
+from tracekit._util.arrays import Bools, Floats, Ints, group_rows
 from tracekit._util.categories import CategoryColumn
 from tracekit._util.columns import present, to_int64
 from tracekit._util.text import counted, ranks_named
@@ -104,40 +104,20 @@ def match(operations: pl.DataFrame, *, by_step: bool = True) -> Matching:
     >>> match(ops).members.select("match", "rank", "sends", "peer", "transfer_ns").rows()
     [(0, 0, True, 1, 5), (0, 1, False, 0, 5)]
     """
-    channel, channels = _channels(operations)
-    sides = _Sides.of(operations, channel, by_step=by_step)
+    sides = _Sides.of(operations, by_step=by_step)
     sequences = _Sequences.of(sides)
-    nameless = (channels["group"].is_null() & channels["group_ranks"].is_null()).to_numpy()[channel[sides.row]]
-    comparable = sides.recorded & (~nameless | (sides.sends >= 0))
-    position, uneven = sequences.positions(), sequences.uneven(sides, comparable)
-
-    def members(position: Ints, kept: Ints) -> pl.DataFrame:
-        ordered, number = _number_matches(sides, position, kept)
-        return _describe(sides, ordered, number, operations, (channel, channels))
-
+    position, uneven = sequences.positions(), sequences.uneven(sides)
     notices: list[Notice] = []
     if len(uneven):
         # Keys in which all ranks recorded the same sequence say how the clocks stand; then the others are aligned.
         in_uneven_key = np.isin(sides.key, sides.key[sequences.order[sequences.first[uneven]]])
-        clocks = align(
-            members(position, np.flatnonzero(~in_uneven_key & sides.recorded)), np.unique(sides.rank).tolist()
-        )
+        certain = _members(operations, sides, position, np.flatnonzero(~in_uneven_key & sides.recorded))
+        clocks = align(certain, np.unique(sides.rank).tolist())
         position = _align_uneven(sides, sequences, uneven, position, clocks)
         notices += _uneven_notices(sides, sequences, uneven, position)
     placed = np.flatnonzero((position >= 0) & sides.recorded)
-    kept, disagreeing = _drop_disagreeing(sides, position, placed, nameless, channels["what"].gather(channel))
-    return Matching(members(position, kept), (*notices, *disagreeing))
-
-
-def _number_matches(sides: _Sides, position: Ints, kept: Ints) -> tuple[Ints, Ints]:
-    """Return the sides *kept* that share key and position with one of another rank, match by match, and their match."""
-    key = sides.key * (int(position.max(initial=0)) + 1) + position
-    ordered = kept[np.lexsort((sides.rank[kept], key[kept]))]
-    first = np.flatnonzero(np.diff(key[ordered], prepend=-1))
-    size = np.diff(first, append=len(ordered))
-    several = sides.rank[ordered[first]] != sides.rank[ordered[first + size - 1]]
-    ordered, size = ordered[np.repeat(several, size)], size[several]
-    return ordered, np.repeat(np.arange(len(size)), size)
+    kept, disagreeing = _drop_disagreeing(sides, position, placed, operations["what"])
+    return Matching(_members(operations, sides, position, kept), (*notices, *disagreeing))
 
 
 def last_of_match(match: Ints, time_ns: Ints) -> npt.NDArray[np.int32]:
@@ -154,29 +134,16 @@ def last_of_match(match: Ints, time_ns: Ints) -> npt.NDArray[np.int32]:
     return last[of_match]
 
 
-def _codes(column: pl.Series) -> Ints:
-    """Return a number for each value, in their order; 0 for null."""
-    numbers = to_int64(column, np.iinfo(np.int64).min)
-    distinct = np.unique(numbers)
-    return np.searchsorted(distinct, numbers) + (0 if column.null_count() else 1)
-
-
-def _channels(operations: pl.DataFrame) -> tuple[Ints, pl.DataFrame]:
-    """Return the number of each operation's channel (kind and group), and the channels in the order of their numbers.
+def _channels(operations: pl.DataFrame, p2p: Bools) -> Ints:
+    """Return the number of each operation's channel, which is its kind and group, in the order of their names.
 
     A run has few of them, and numbers are compared faster than text. The two sides of a message may name its group
     differently, or not at all; the pair itself is enough.
     """
-    what, *named = (CategoryColumn.from_series(operations[name]) for name in _CHANNEL)
-    grouped = ~what.map(lambda text: text == "p2p")
-    code = what.codes + np.int64(1)
-    for text in named:
-        code = code * (len(text.values) + 1) + np.where(grouped, text.codes + 1, 0)
-    distinct, first = np.unique(code, return_index=True)
-    texts = operations.select(_CHANNEL)[first].cast(pl.String)
-    texts = texts.with_columns(pl.when(pl.Series(grouped[first])).then(pl.col("group", "group_ranks")))
-    order = texts.select(pl.struct(_CHANNEL).rank("dense").cast(pl.Int64) - 1).to_series().to_numpy()
-    return order[np.searchsorted(distinct, code)], texts[np.argsort(order)]
+    channels = operations.select("what", pl.when(pl.Series(~p2p)).then(pl.col("group", "group_ranks")))
+    code, first = group_rows(*(CategoryColumn.from_series(column).codes for column in channels))
+    number = channels[first].cast(pl.String).select(pl.struct(pl.all()).rank("dense").cast(pl.Int64))
+    return number.to_series().to_numpy()[code]
 
 
 class _Sides(msgspec.Struct, frozen=True, eq=False):
@@ -192,42 +159,46 @@ class _Sides(msgspec.Struct, frozen=True, eq=False):
     peer: npt.NDArray[np.int32]
     recorded: Bools
     """Whether the kernel was recorded, and not only launched."""
+    nameless: Bools
+    """Collectives of groups without a name."""
     start: Ints
-    """Of each operation, not of each side; as are the next six."""
     end: Ints
     order: Ints
     step: Ints
     bytes: Ints
     """-1 if unknown."""
-    carried: Ints
+    messages: Ints
     """Messages in the kernel; 1 of a collective."""
     meets: Bools
     """Whether the operation ends nowhere before all have begun."""
 
     @classmethod
-    def of(cls, operations: pl.DataFrame, channel: Ints, *, by_step: bool) -> _Sides:
+    def of(cls, operations: pl.DataFrame, *, by_step: bool) -> _Sides:
         what = CategoryColumn.from_series(operations["what"])
-        p2p = what.map(lambda text: text == "p2p")
-        message_row, sends, peer = _messages(operations["p2p"], p2p)
+        p2p = what.any_of("p2p")
+        channel, texts = _channels(operations, p2p), CategoryColumn.from_series(operations["p2p"]).where(p2p)
+        message_row, sends, peer = _messages(texts)
         collective = np.flatnonzero(~p2p & what.present)
         row = np.concatenate([collective, message_row]).astype(np.int32)
         sends = np.concatenate([np.full(len(collective), -1, np.int8), sends])
         peer = np.concatenate([np.full(len(collective), -1, np.int32), peer])
         by_row = np.argsort(row, kind="stable")
         row, sends, peer = row[by_row], sends[by_row], peer[by_row]
-        ranks, start, end, order = (operations[c].to_numpy() for c in ("rank", "start_ns", "end_ns", "order_ns"))
-        rank = ranks[row]
-        most = int(max(ranks.max(initial=0), peer.max(initial=0))) + 2
-        step = _codes(operations["step"]) if by_step else np.zeros(len(ranks), np.int64)
+        rank, start, end, order = (operations[c].to_numpy()[row] for c in ("rank", "start_ns", "end_ns", "order_ns"))
+        most = int(max(rank.max(initial=0), peer.max(initial=0))) + 2
+        step = to_int64(operations["step"].rank("dense"), 0) * by_step
         bucket = _dense(channel * (int(step.max(initial=0)) + 1) + step)
         bucket = _split_by_sequence(bucket, channel, operations, p2p)[row]
         own, other = rank.astype(np.int64) + 1, peer.astype(np.int64) + 1
         pair = np.where(sends > 0, own * most + other, other * most + own)  # who sends, then who receives
         key = _dense(bucket * most * most + np.where(sends < 0, 0, pair))
-        size, carried = to_int64(operations["bytes"], -1), np.bincount(row, minlength=len(ranks))
         recorded = ~(operations["id"] < 0).fill_null(False).to_numpy()[row]
-        meets = what.matches(MEETS)
-        return cls(row, rank, key, sends, peer, recorded, start, end, order, step, size, carried, meets)
+        without_group = (operations["group"].is_null() & operations["group_ranks"].is_null()).to_numpy()[row]
+        messages = texts.look_up(np.array([*(text.count(",") + 1 for text in texts.values), 1]))[row]
+        size, meets = to_int64(operations["bytes"], -1)[row], what.matches(MEETS)[row]
+        nameless = without_group & (sends < 0)
+        identity, times = (row, rank, key, sends, peer, recorded, nameless), (start, end, order, step[row])
+        return cls(*identity, *times, size, messages, meets)
 
 
 def _dense(values: Ints) -> Ints:
@@ -247,14 +218,13 @@ def _split_by_sequence(bucket: Ints, channel: Ints, operations: pl.DataFrame, p2
     has_number = present(number)
     unnumbered = np.unique(channel[~has_number])
     usable = has_number & ~p2p & ~np.isin(channel, unnumbered)
-    sequence = _codes(number)
+    sequence = to_int64(number.rank("dense"), 0)
     by_number = int(bucket.max(initial=0)) + 1 + channel * (int(sequence.max(initial=0)) + 1) + sequence
     return _dense(np.where(usable, by_number, bucket))
 
 
-def _messages(texts: pl.Series, p2p: Bools) -> tuple[Ints, npt.NDArray[np.int8], npt.NDArray[np.int32]]:
+def _messages(text: CategoryColumn) -> tuple[Ints, npt.NDArray[np.int8], npt.NDArray[np.int32]]:
     """Return row, whether it sends and the peer of each message whose other side the file names, row by row."""
-    text = CategoryColumn.from_series(texts).where(p2p)
     parts = pl.col("message").str.split_exact(":", 1).struct
     each = (
         pl.DataFrame({"message": pl.Series(text.values, dtype=pl.String)})
@@ -289,14 +259,14 @@ class _Sequences(msgspec.Struct, frozen=True, eq=False):
     @classmethod
     def of(cls, sides: _Sides) -> _Sequences:
         group = (sides.key * (int(sides.rank.max(initial=0)) + 1) + sides.rank) * 3 + sides.sends + 1
-        order = np.lexsort((sides.order[sides.row], group))
+        order = np.lexsort((sides.order, group))
         first = np.flatnonzero(np.diff(group[order], prepend=-1))
         length = np.diff(first, append=len(order))
         key = sides.key[order[first]]
         first_of_key = np.flatnonzero(np.diff(key, prepend=-1))
         longest_first = np.lexsort((np.arange(len(key)), -length, key))  # of each key the longest comes first
         reference = np.repeat(longest_first[first_of_key], np.diff(first_of_key, append=len(key)))
-        return cls(order, first, length, reference, sides.bytes[sides.row[order]])
+        return cls(order, first, length, reference, sides.bytes[order])
 
     def positions(self) -> Ints:
         """Return the position of each side in its sequence."""
@@ -315,10 +285,10 @@ class _Sequences(msgspec.Struct, frozen=True, eq=False):
         references: list[int] = np.flatnonzero(is_longest)[:MAX_REFERENCES].tolist()
         return references
 
-    def uneven(self, sides: _Sides, comparable: Bools) -> Ints:
+    def uneven(self, sides: _Sides) -> Ints:
         """Return the sequences that have fewer sides than their reference, some of other sizes, or some out of place.
 
-        *comparable* tells whether each side's end is known and its group named.
+        Sides are out of place only where their ends are known and their groups named.
         """
         shorter = self.length < self.length[self.reference]
         # Counterpart of each side if both sequences are complete; a side of a shorter sequence is its own.
@@ -330,9 +300,9 @@ class _Sequences(msgspec.Struct, frozen=True, eq=False):
         differs = np.bincount(sequence, weights=other_size, minlength=len(self.first))
         # Sizes of an exchange may differ everywhere (every rank sends another amount): that says nothing about order.
         has_other_sizes = (differs > 0) & (differs * 2 < self.length)
-        row = sides.row[self.order]
-        duration = np.where(sides.meets[row], sides.end[row] - sides.start[row], NO_BOUND_NS)
-        displaced = self._displaced(sides.end[row], duration, comparable[self.order], sequence, counterpart)
+        duration = np.where(sides.meets, sides.end - sides.start, NO_BOUND_NS)[self.order]
+        is_comparable = (sides.recorded & ~sides.nameless)[self.order]
+        displaced = self._displaced(sides.end[self.order], duration, is_comparable, sequence, counterpart)
         return np.flatnonzero(shorter | has_other_sizes | displaced)
 
     def _displaced(self, ends: Ints, duration: Ints, is_comparable: Bools, sequence: Ints, counterpart: Ints) -> Bools:
@@ -409,8 +379,8 @@ def _count_others(sides: _Sides, sequences: _Sequences, uneven: Ints) -> Ints:
     ranks_of_key = np.bincount(sides.key[sequences.order[sequences.first]])
     in_even_key = ~np.isin(sides.key, sides.key[sequences.order[sequences.first[uneven]]])
     counts = in_even_key & (ranks_of_key[sides.key] > 1)
-    scope = sides.rank.astype(np.int64) * (int(sides.step.max(initial=0)) + 1) + sides.step[sides.row]
-    order = np.lexsort((sides.order[sides.row], scope))
+    scope = sides.rank.astype(np.int64) * (int(sides.step.max(initial=0)) + 1) + sides.step
+    order = np.lexsort((sides.order, scope))
     before: Ints = np.cumsum(counts[order]) - counts[order]
     begin = np.flatnonzero(np.diff(scope[order], prepend=-1))
     others = np.empty(len(order), np.int64)
@@ -456,20 +426,12 @@ class Sequence(msgspec.Struct, frozen=True, eq=False):
     @classmethod
     def of(cls, sides: _Sides, some: Ints, others: Ints, clocks: Clocks, *, against: int) -> Sequence:
         """Return the sequence of *some* sides of one rank, to be aligned with one of the rank *against*."""
-        row, rank = sides.row[some], sides.rank[some[:1]]
-        start, end = (clocks.to_common(int(rank[0]), times[row]) for times in (sides.start, sides.end))
+        rank = sides.rank[some[:1]]
+        start, end = (clocks.to_common(int(rank[0]), times[some]) for times in (sides.start, sides.end))
         uncertainty_ns = int(clocks.uncertainty_between(rank, np.array([against]))[0])
-        sends, alone = int(sides.sends[some[0]]), sides.carried[row] == 1
+        sends, meets, alone = int(sides.sends[some[0]]), bool(sides.meets[some[0]]), sides.messages[some] == 1
         return cls(
-            start,
-            end,
-            sides.bytes[row],
-            others[some],
-            alone,
-            sides.recorded[some],
-            sends,
-            bool(sides.meets[row[0]]),
-            uncertainty_ns,
+            start, end, sides.bytes[some], others[some], alone, sides.recorded[some], sends, meets, uncertainty_ns
         )
 
     def moved(self, offset_ns: int) -> Sequence:
@@ -621,19 +583,13 @@ def _least_costs(cost: Floats, shifts: Ints) -> Floats:
     return np.array(least)
 
 
-def _drop_disagreeing(
-    sides: _Sides, position: Ints, placed: Ints, nameless: Bools, what: pl.Series
-) -> tuple[Ints, list[Notice]]:
+def _drop_disagreeing(sides: _Sides, position: Ints, placed: Ints, what: pl.Series) -> tuple[Ints, list[Notice]]:
     """Return the sides *placed* without collectives of unnamed groups whose ends do not agree."""
-    loose = placed[nameless[placed] & (sides.sends[placed] < 0)]
-    if not len(loose) or len(np.unique(sides.rank[loose])) < 2:
-        return placed, []
-    row = sides.row[loose]
-    columns = {"key": sides.key[loose], "n": position[loose], "rank": sides.rank[loose], "row": row}
+    loose = placed[sides.nameless[placed]]
+    columns = {"key": sides.key, "n": position, "rank": sides.rank, "row": sides.row}
+    times = {"end_ns": sides.end, "ns": sides.end - sides.start}
     first = pl.col("end_ns").sort_by("rank").first().over("key", "n")
-    apart = pl.DataFrame({**columns, "end_ns": sides.end[row], "ns": sides.end[row] - sides.start[row]}).with_columns(
-        apart=pl.col("end_ns") - first
-    )
+    apart = pl.DataFrame(columns | times)[loose].with_columns(apart=pl.col("end_ns") - first)
     scatter = apart.group_by("key", "rank").agg(
         pl.col("row").first(),
         scatter=(pl.col("apart") - pl.col("apart").median()).abs().median(),
@@ -642,39 +598,40 @@ def _drop_disagreeing(
     bad = scatter.filter(pl.col("scatter") > pl.max_horizontal(pl.lit(MAX_END_SCATTER_NS), pl.col("usual") / 4))
     if bad.is_empty():
         return placed, []
-    kinds = ", ".join(sorted(set(what.gather(bad["row"]).to_list()))[:4])
+    kinds = ", ".join(sorted(set(what.gather(bad["row"])))[:4])
     text = f"{kinds}: the trace names no group and the ranks' ends do not agree, so waiting inside them is not known"
     return placed[~np.isin(sides.key[placed], bad["key"].to_numpy())], [Notice("unmatched-operations", text)]
 
 
-def _describe(
-    sides: _Sides, ordered: Ints, match: Ints, operations: pl.DataFrame, channel_of: tuple[Ints, pl.DataFrame]
-) -> pl.DataFrame:
-    """Return ``MEMBERS`` of the sides *ordered*; *channel_of*: each operation's channel, and the channels."""
-    channel, channels = channel_of
-    row, sends = sides.row[ordered], sides.sends[ordered]
-    start, end = sides.start[row], sides.end[row]
+def _members(operations: pl.DataFrame, sides: _Sides, position: Ints, kept: Ints) -> pl.DataFrame:
+    """Return ``MEMBERS`` of the sides *kept* that share key and position with one of another rank."""
+    key = sides.key * (int(position.max(initial=0)) + 1) + position
+    ordered = kept[np.lexsort((sides.rank[kept], key[kept]))]
+    first = np.flatnonzero(np.diff(key[ordered], prepend=-1))
+    size = np.diff(first, append=len(ordered))
+    several = sides.rank[ordered[first]] != sides.rank[ordered[first + size - 1]]
+    ordered, match = ordered[np.repeat(several, size)], np.repeat(np.arange(several.sum()), size[several])
+    row, is_message = sides.row[ordered], pl.Series(sides.sends[ordered] >= 0)
+    duration = sides.end[ordered] - sides.start[ordered]
     first = np.flatnonzero(np.diff(match, prepend=-1))
-    transfer = np.minimum.reduceat(end - start, first)[match] if len(first) else end - start
-    texts = CategoryColumn.from_series(operations["p2p"]).where((channels["what"] == "p2p").to_numpy()[channel])
-    carried = texts.look_up(np.array([*(text.count(",") + 1 for text in texts.values), 0]))[row]
+    transfer = np.minimum.reduceat(duration, first)[match] if len(first) else duration
     has_own_bytes = pl.col("messages").is_null() | (pl.col("messages") == 1)
-    kinds = pl.Schema({name: operations.schema[name] for name in _CHANNEL})
-    return (
-        operations.select("rank", "id", "step", "label", "bytes")[row]
+    members: pl.DataFrame = (
+        operations.select("rank", "id", "step", "label", "bytes", *_CHANNEL)[row]
         .with_columns(
-            *channels.cast(kinds)[channel[row]].get_columns(),
+            pl.when(~is_message).then(pl.col("group", "group_ranks")),
             match=match,
             row=pl.Series(row).cast(pl.Int64),
-            sends=pl.when(pl.Series(sends >= 0)).then(pl.Series(sends > 0)),
-            peer=pl.when(pl.Series(sends >= 0)).then(pl.Series(sides.peer[ordered])),
-            messages=pl.when(pl.Series(carried > 0)).then(pl.Series(carried)),
-            start_ns=start,
-            end_ns=end,
+            sends=pl.when(is_message).then(pl.Series(sides.sends[ordered] > 0)),
+            peer=pl.when(is_message).then(pl.Series(sides.peer[ordered])),
+            messages=pl.when(is_message).then(pl.Series(sides.messages[ordered])),
+            start_ns=sides.start[ordered],
+            end_ns=sides.end[ordered],
             transfer_ns=transfer,
-            wait_ns=end - start - transfer,
+            wait_ns=duration - transfer,
             wait_is_bound=pl.lit(True),
         )
         .with_columns(bytes=pl.when(has_own_bytes).then("bytes"))
         .select(MEMBERS.names())
     )
+    return members

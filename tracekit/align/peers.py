@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from tracekit._util.arrays import Bools, Floats, Ints, as_int64
+from tracekit._util.arrays import Bools, Floats, Ints
 from tracekit.align.clock_bounds import MAX_ACKNOWLEDGE_NS
 
 MESSAGES = pl.Schema(
@@ -170,8 +170,8 @@ class _MessageArrays(msgspec.Struct, frozen=True, eq=False):
     carries_activation: Bools
     carries_gradient: Bools
     """Of a send of which nothing tells what it carries neither is true."""
-    sends: dict[int, Ints]
-    receives: dict[int, Ints]
+    rows: dict[tuple[int, bool], Ints]
+    """By rank: rows of its sends (True), and of its receives."""
 
     @classmethod
     def of(cls, messages: pl.DataFrame) -> _MessageArrays:
@@ -180,13 +180,10 @@ class _MessageArrays(msgspec.Struct, frozen=True, eq=False):
         rows = {r: order[rank[order] == r] for r in np.unique(rank).tolist()}
         recorded = messages["end_ns"].is_not_null().to_numpy()
         stream = messages["stream"].fill_null(-1).to_numpy()
+        launch = messages["launch_ns"]
         start, end, latest_end = (
             messages[name].fill_null(other).to_numpy(writable=True)
-            for name, other in (
-                ("start_ns", messages["launch_ns"]),
-                ("end_ns", messages["launch_ns"]),
-                ("end_ns", NO_END_NS),
-            )
+            for name, other in (("start_ns", launch), ("end_ns", launch), ("end_ns", NO_END_NS))
         )
         for indices in rows.values():
             lost = indices[~recorded[indices]]
@@ -205,18 +202,13 @@ class _MessageArrays(msgspec.Struct, frozen=True, eq=False):
             stream=stream,
             carries_activation=messages["made"].eq_missing("F").to_numpy(),
             carries_gradient=messages["made"].eq_missing("B").to_numpy(),
-            sends={r: indices[send[indices]] for r, indices in rows.items()},
-            receives={r: indices[~send[indices]] for r, indices in rows.items()},
+            rows={(r, sends): i[send[i] == sends] for r, i in rows.items() for sends in (True, False)},
         )
 
-    def sent(self, rank: int) -> Ints:
-        return self.sends.get(rank, np.zeros(0, np.int64))
-
-    def received(self, rank: int) -> Ints:
-        return self.receives.get(rank, np.zeros(0, np.int64))
-
-    def in_step(self, rows: Ints, step: int) -> Ints:
-        return as_int64(rows[self.step[rows] == step])
+    def of_rank(self, rank: int, *, sends: bool, step: int | None = None) -> Ints:
+        """Return the rows of a rank's sends or receives, in one step or in all."""
+        rows = self.rows.get((rank, sends), np.zeros(0, np.int64))
+        return rows if step is None else rows[self.step[rows] == step]
 
 
 def _assign_peers_along(messages: _MessageArrays, pipelines: Sequence[Sequence[int]], peer: Ints) -> float | None:
@@ -231,8 +223,8 @@ def _assign_peers_along(messages: _MessageArrays, pipelines: Sequence[Sequence[i
         next_rank = dict(zip(pipeline, [*pipeline[1:], pipeline[0]], strict=True))
         previous_rank = {after: rank for rank, after in next_rank.items()}
         for rank in pipeline:
-            _assign_send_peers(messages, messages.sent(rank), next_rank[rank], previous_rank[rank], peer)
-        if not all((peer[messages.sent(rank)] == next_rank[rank]).any() for rank in pipeline[:-1]):
+            _assign_send_peers(messages, rank, next_rank[rank], previous_rank[rank], peer)
+        if not all((peer[messages.of_rank(rank, sends=True)] == next_rank[rank]).any() for rank in pipeline[:-1]):
             return None  # ranks that never speak to each other are two pipelines
         for rank, step in product(pipeline, np.unique(messages.step).tolist()):
             sources = [*dict.fromkeys((previous_rank[rank], next_rank[rank]))]  # of two ranks both are the same
@@ -244,8 +236,9 @@ def _assign_peers_along(messages: _MessageArrays, pipelines: Sequence[Sequence[i
     return met_count / message_count if early_count <= MAX_EARLY_SHARE * message_count else None
 
 
-def _assign_send_peers(messages: _MessageArrays, sends: Ints, next_rank: int, previous_rank: int, peer: Ints) -> None:
+def _assign_send_peers(messages: _MessageArrays, rank: int, next_rank: int, previous_rank: int, peer: Ints) -> None:
     """Write the *peer* of a rank's sends: activations go on, gradients go back; of others only a sole neighbour's."""
+    sends = messages.of_rank(rank, sends=True)
     carried = [messages.carries_activation[sends], messages.carries_gradient[sends]]
     peer[sends] = np.select(carried, [next_rank, previous_rank], next_rank if next_rank == previous_rank else -1)
 
@@ -259,8 +252,8 @@ def _assign_receive_peers(
         How many messages lack their other side, how many receives met their send, and how many ended before it began.
 
     """
-    receives = messages.in_step(messages.received(rank), step)
-    queues = [messages.in_step(messages.sent(source), step) for source in sources]
+    receives = messages.of_rank(rank, sends=False, step=step)
+    queues = [messages.of_rank(source, sends=True, step=step) for source in sources]
     queues = [queue[peer[queue] == rank] for queue in queues]
     missing = abs(sum(map(len, queues)) - len(receives))
     if missing > MAX_MISSING:
@@ -277,7 +270,7 @@ def _match_by_stream(
     messages: _MessageArrays, rank: int, receives: Ints, sources: list[int], peer: Ints
 ) -> Ints | None:
     """Return the index of each receive's source, if all messages with one peer share a stream of their own."""
-    sends = messages.sent(rank)
+    sends = messages.of_rank(rank, sends=True)
     sends = sends[messages.recorded[sends] & (peer[sends] >= 0)]
     pairs = np.unique(np.stack([messages.stream[sends], peer[sends]]), axis=1)
     if len(pairs[0]) < 2 or len(np.unique(pairs[0])) < len(pairs[0]) or (pairs[0] < 0).any():

@@ -18,16 +18,8 @@ from tracekit._util.text import listing
 from tracekit.errors import Notice, OptionError
 from tracekit.schema import conform
 
-STEPS = pl.Schema(
-    {
-        "step": pl.Int64(),
-        "start_ns": pl.Int64(),
-        "end_ns": pl.Int64(),
-        "span_ns": pl.Int64(),
-        "events": pl.Int64(),
-        "partial": pl.Boolean(),
-    }
-)
+_NUMBERS = ("step", "start_ns", "end_ns", "span_ns", "events")
+STEPS = pl.Schema({**dict.fromkeys(_NUMBERS, pl.Int64()), "partial": pl.Boolean()})
 
 
 _BACKWARD = ("dgrad", "wgrad", "backward", "recompute")
@@ -181,12 +173,8 @@ def assign_parts(labelled: pl.DataFrame, steps: str | None = None) -> tuple[pl.D
     outside = placed.filter(pl.col("step").is_null())
     if len(outside):
         busy = int((outside["end_ns"] - outside["start_ns"]).sum())
-        notices.append(
-            Notice(
-                "outside-steps",
-                f"{len(outside)} GPU events ({busy / 1e6:.3f} ms) were launched outside every step: not counted",
-            )
-        )
+        text = f"{len(outside)} GPU events ({busy / 1e6:.3f} ms) were launched outside every step: not counted"
+        notices.append(Notice("outside-steps", text))
     chosen = select_steps(present, steps)
     number = to_int64(placed["step"], min(chosen) - 1)
     part = np.minimum(np.searchsorted(chosen, number), len(chosen) - 1)
@@ -198,8 +186,6 @@ def assign_parts(labelled: pl.DataFrame, steps: str | None = None) -> tuple[pl.D
 
 def _place_unlaunched(labelled: pl.DataFrame) -> pl.DataFrame:
     """Return the events; those with neither step nor launch get the step whose GPU work surrounds their start."""
-    if not labelled["step"].null_count() or not labelled["launch_ns"].null_count():
-        return labelled
     lost = pl.col("step").is_null() & pl.col("launch_ns").is_null()
     if not labelled.select(lost.any()).item():
         return labelled
@@ -209,15 +195,12 @@ def _place_unlaunched(labelled: pl.DataFrame) -> pl.DataFrame:
         .agg(pl.col("start_ns").min(), until=pl.col("end_ns").max())
         .sort("start_ns")
     )
+    is_inside = lost & (pl.col("start_ns") < pl.col("until"))
     return (
         labelled.with_row_index("_row")
         .sort("start_ns")
         .join_asof(spans, on="start_ns", strategy="backward")
-        .with_columns(
-            step=pl.when(lost & (pl.col("start_ns") < pl.col("until")))
-            .then(pl.col("surrounding"))
-            .otherwise(pl.col("step"))
-        )
+        .with_columns(step=pl.when(is_inside).then("surrounding").otherwise("step"))
         .sort("_row")
         .drop("_row", "surrounding", "until")
     )

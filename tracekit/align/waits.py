@@ -178,14 +178,9 @@ def _still_transferring(members: pl.DataFrame, start: Ints, last: Int32s) -> Int
 def _is_bound(label: pl.Series, by_arrival: Ints, uncertainty: Ints, error: Ints) -> Bools:
     """Return the members whose wait by arrival times is not certain enough."""
     unbounded = uncertainty >= NO_BOUND_NS
-    waits = pl.DataFrame(
-        {
-            "label": label,
-            "wait": np.where(unbounded, 0, by_arrival),
-            "certain": np.where(by_arrival > uncertainty, by_arrival, 0),
-            "error": np.where(unbounded, 0, error),
-        }
-    )
+    bounded_wait, bounded_error = np.where(unbounded, 0, (by_arrival, error))
+    certain_wait = np.where(by_arrival > uncertainty, by_arrival, 0)
+    waits = pl.DataFrame({"label": label, "wait": bounded_wait, "certain": certain_wait, "error": bounded_error})
     certain, wait, error_sum = (pl.col(name).sum() for name in ("certain", "wait", "error"))
     is_certain = waits.select(
         ((certain >= MIN_CERTAIN_SHARE * wait) & (error_sum <= MAX_ERROR_SHARE * wait)).over("label")

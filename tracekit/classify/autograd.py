@@ -109,21 +109,13 @@ def read_autograd(ranges: Ranges, launches: Launches) -> Autograd:
     op = launches.op
     node_row, maker = take_or_missing(node_of, op), take_or_missing(differentiable, op)
     op_flags = np.append(flags, np.uint8(0))[op]
+    in_node, is_forward = node_row >= 0, (maker >= 0) | (op_flags & autograd_nodes.FORWARD > 0)
     # A backward inside a node, as a checkpoint runs it, numbers anew on its thread: the forward has the outer node's
     # number.
-    sequence = np.where(
-        node_row >= 0,
-        take_or_missing(number, _outermost_nodes(ranges, node_of, node_row)),
-        take_or_missing(ranges.sequence, maker),
-    )
-    site = CategoryColumn.choose(
-        len(op),
-        [
-            ("recompute", (node_row >= 0) & (take_or_missing(rerun, op) >= 0)),
-            ("backward", node_row >= 0),
-            ("forward", (maker >= 0) | (op_flags & autograd_nodes.FORWARD > 0)),
-        ],
-    )
+    node_number = take_or_missing(number, _outermost_nodes(ranges, node_of, node_row))
+    sequence = np.where(in_node, node_number, take_or_missing(ranges.sequence, maker))
+    is_rerun = in_node & (take_or_missing(rerun, op) >= 0)
+    site = CategoryColumn.choose(len(op), [("recompute", is_rerun), ("backward", in_node), ("forward", is_forward)])
     runs_again, ran_before = _repeated_nodes(ranges, names, nodes, number)
     forward_op = _forward_ops(ranges, names, walk.ops_outside_nodes[is_forward_op], node_row, number)
     return Autograd(
@@ -206,18 +198,17 @@ def _repeated_nodes(ranges: Ranges, names: CategoryColumn, nodes: Ints, number: 
     are of the same node if name, sequence number and forward thread are equal.
     """
     rows = nodes[number[nodes] >= 0]
-    runs = pl.DataFrame(
-        {
-            "name": names.take(rows).codes,
-            "sequence": number[rows],
-            "thread": ranges.column("fwd_thread", rows),
-            "start": ranges.start(rows),
-        }
-    )
+    runs = node_table(ranges, rows, number).with_columns(name=names.take(rows).codes)
     start, same_node = pl.col("start"), ("name", "sequence", "thread")
     repeated = runs.select(again=start < start.max().over(same_node), before=start > start.min().over(same_node))
     runs_again, ran_before = (mask_of_rows(len(number) + 1, rows, column.to_numpy()) for column in repeated)
     return runs_again, ran_before
+
+
+def node_table(ranges: Ranges, rows: Ints, number: Ints) -> pl.DataFrame:
+    """Return a table of some nodes: row, start, sequence number, and thread of the forward, -1 where unknown."""
+    thread = ranges.column("fwd_thread", rows).fill_null(-1)
+    return pl.DataFrame({"row": rows, "start": ranges.start(rows), "sequence": number[rows], "thread": thread})
 
 
 def _node_makers(ranges: Ranges, rows: Int32s) -> tuple[Bools, Bools]:
@@ -254,20 +245,10 @@ def _rerun_ops(ranges: Ranges, names: CategoryColumn, nodes: Ints, walk: NodeWal
 def _own_node_runs_later(ranges: Ranges, names: CategoryColumn, nodes: Ints, rows: Int32s) -> Bools:
     """Return which functions (*rows*) have a node of their name and number that runs after them."""
     function = ranges.name.take(rows)
-    functions = pl.DataFrame(
-        {
-            "name": function.replace([f"{name}Backward" for name in function.values]).series("name", pl.String()),
-            "sequence": ranges.sequence[rows],
-            "start": ranges.start(rows),
-        }
-    )
-    runs = pl.DataFrame(
-        {
-            "name": names.take(nodes).series("name", pl.String()),
-            "sequence": ranges.sequence[nodes],
-            "last_run": ranges.start(nodes),
-        }
-    )
+    own_node = function.replace([f"{name}Backward" for name in function.values]).series("name", pl.String())
+    functions = pl.DataFrame({"name": own_node, "sequence": ranges.sequence[rows], "start": ranges.start(rows)})
+    node_name = names.take(nodes).series("name", pl.String())
+    runs = pl.DataFrame({"name": node_name, "sequence": ranges.sequence[nodes], "last_run": ranges.start(nodes)})
     last_runs = runs.filter(pl.col("sequence") >= 0).group_by("name", "sequence").max()
     matched = functions.join(last_runs, on=("name", "sequence"), how="left", maintain_order="left")
     return (matched["last_run"] > matched["start"]).fill_null(False).to_numpy()

@@ -4,15 +4,17 @@ from dataclasses import dataclass
 
 import polars as pl
 
+from tracekit._util.arrays import Ints
 from tracekit._util.categories import CategoryColumn
 from tracekit._util.columns import with_nulls
 from tracekit._util.machine import give_back_memory
-from tracekit.classify.collectives import point_to_point_messages
-from tracekit.classify.evidence import Evidence, find_shared_labels, gather_evidence
+from tracekit.classify.collectives import find_shared_labels, point_to_point_messages
+from tracekit.classify.evidence import Evidence, gather_evidence
 from tracekit.classify.host_ranges import launching_op_columns
 from tracekit.classify.lost_kernels import find_lost_kernels
-from tracekit.classify.microbatch import PipelinePlaces, find_places
+from tracekit.classify.microbatch import find_places
 from tracekit.classify.modules import find_modules
+from tracekit.classify.row_order import FirstEvidence
 from tracekit.classify.rules import Decisions, RuleBook, apply_rules, builtin_rules
 from tracekit.schema import LABELLED, conform
 
@@ -25,9 +27,9 @@ class Classification:
     evidence: Evidence
     decisions: Decisions
     passes: CategoryColumn
-    modules: CategoryColumn
-    module_evidence: CategoryColumn
-    places: PipelinePlaces
+    modules: FirstEvidence
+    stage: Ints  # -1 where unknown
+    microbatch: Ints  # -1 where unknown
 
 
 def classify(events: pl.DataFrame, *, rules: RuleBook | None = None) -> pl.DataFrame:
@@ -73,20 +75,12 @@ def decide(events: pl.DataFrame, rules: RuleBook | None) -> Classification:
     book = rules.before(builtin_rules()) if rules else builtin_rules()
     evidence = gather_evidence(events, book.groups)
     decisions = apply_rules(evidence.columns, book, len(evidence))
-    shared_label = find_shared_labels(evidence, decisions.label)
+    shared_label = find_shared_labels(evidence.gpu, evidence.launches, evidence.collectives, decisions.label)
     if shared_label.present.any():
         evidence.columns["shared_label"] = shared_label
         decisions = apply_rules(evidence.columns, book, len(evidence))
-    modules, module_evidence = find_modules(evidence, decisions, book)
-    return Classification(
-        book=book,
-        evidence=evidence,
-        decisions=decisions,
-        passes=_find_passes(evidence, decisions),
-        modules=modules,
-        module_evidence=module_evidence,
-        places=find_places(evidence, decisions),
-    )
+    passes, modules = _find_passes(evidence, decisions), find_modules(evidence, decisions, book)
+    return Classification(book, evidence, decisions, passes, modules, *find_places(evidence, decisions))
 
 
 def _find_passes(evidence: Evidence, decisions: Decisions) -> CategoryColumn:
@@ -103,7 +97,7 @@ def _find_passes(evidence: Evidence, decisions: Decisions) -> CategoryColumn:
 
 def _labelled_table(classification: Classification) -> pl.DataFrame:
     """Return the table of labelled events."""
-    evidence, decisions, places = classification.evidence, classification.decisions, classification.places
+    evidence, decisions = classification.evidence, classification.decisions
     gpu, launches, comm = evidence.gpu, evidence.launches, evidence.collectives
     evidence_columns = ("op", "chain", "annotation", "annotations", "node", "fwd_op")
     texts = {
@@ -114,8 +108,8 @@ def _labelled_table(classification: Classification) -> pl.DataFrame:
         "label": decisions.label,
         "pass": classification.passes,
         "rule": decisions.rule,
-        "module": classification.modules,
-        "module_from": classification.module_evidence,
+        "module": classification.modules.value,
+        "module_from": classification.modules.evidence,
         "modules": evidence.positions.path,
         "layer_from": evidence.positions.layer_from,
     }
@@ -125,8 +119,8 @@ def _labelled_table(classification: Classification) -> pl.DataFrame:
         "launch_ns": launches.start_ns,
         "launch_tid": launches.tid,
         "autograd_sequence": evidence.autograd.sequence,
-        "stage": places.stage,
-        "microbatch": places.microbatch,
+        "stage": classification.stage,
+        "microbatch": classification.microbatch,
         "layer": evidence.positions.layer,
     }
     table = gpu.frame.with_columns(

@@ -10,12 +10,13 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from tracekit._util.arrays import AnyInts, Bools, Ints, take_or_missing
+from tracekit._util.arrays import AnyInts, Bools, Ints, group_rows, take_or_missing
 from tracekit._util.categories import CategoryColumn
 from tracekit._util.columns import to_int64
+from tracekit.classify.autograd import Autograd
 from tracekit.classify.host_ranges import GpuEvents, Launches, Ranges
-from tracekit.classify.names import CALLS, CALLS_OF_KERNELS, KERNELS, LIBRARIES, RANGES
-from tracekit.classify.row_order import agreed_values, codes_in
+from tracekit.classify.names import CALLS, CALLS_OF_KERNELS, KERNELS, LIBRARIES, OPERATORS, RANGES
+from tracekit.classify.row_order import agreed_values, codes_in, mask_of_rows
 
 _P2P_CALLS = ("send", "recv", "isend", "irecv")
 
@@ -229,8 +230,6 @@ def point_to_point_messages(gpu: GpuEvents, ranges: Ranges, launches: Launches) 
     ops = ranges.collective_rows(*_P2P_CALLS)
     ops = ops[np.lexsort((ranges.rows[ops], ranges.start(ops)))]
     kernels = launches.ordered(is_p2p & launches.has_call & (launches.tid >= 0))
-    if not len(ops) or not len(kernels):
-        return CategoryColumn.constant(None, len(gpu))
     # The first of the kernels that the thread of each message launched after the message was issued.
     launched = pl.DataFrame({"kernel": kernels, "tid": launches.tid[kernels], "launch_ns": launches.start_ns[kernels]})
     issued = ranges.source.frame.select("collective", "peer", "tid", "start_ns")[ranges.rows[ops]]
@@ -270,7 +269,7 @@ def group_shapes(group_ranks: CategoryColumn) -> CategoryColumn:
     return group_ranks.replace([shape(ranks) for ranks in members])
 
 
-def kinds_by_sums(comm: Collectives, passes: CategoryColumn, site: CategoryColumn, size: Ints) -> Ints:
+def _kinds_by_sums(comm: Collectives, passes: CategoryColumn, site: CategoryColumn, size: Ints) -> Ints:
     """Return for each group (by its code) the kind that its sums show: index of ``tp`` or ``dp``, or -1.
 
     Ranks that share tensors sum activations, in the forward as well as in the backward. Gradients are summed during or
@@ -296,11 +295,10 @@ def kinds_by_sums(comm: Collectives, passes: CategoryColumn, site: CategoryColum
         _MAX_SUMS_PER_FORWARD_SUM * forward_sums >= count_per_group(is_sum)
     )
     is_replicas = ~shares_tensors & (backward_sums > 0) & (forward_sums + unsized_forward_sums == 0)
-    kind = np.where(shares_tensors, _KINDS.index("tp"), np.where(is_replicas, _KINDS.index("dp"), -1))
-    return np.append(kind, -1).astype(np.int64)
+    return np.where(shares_tensors, _KINDS.index("tp"), np.where(is_replicas, _KINDS.index("dp"), -1))
 
 
-def may_sum_activations(comm: Collectives, passes: CategoryColumn, size: Ints) -> Bools:
+def _may_sum_activations(comm: Collectives, passes: CategoryColumn, size: Ints) -> Bools:
     """Return the mask of communication without a group in a run that sums without a group in the forward, too.
 
     Ranks that share tensors sum in the backward as well, on the same stream or another: those sums need not be of
@@ -312,46 +310,65 @@ def may_sum_activations(comm: Collectives, passes: CategoryColumn, size: Ints) -
     return no_group if forward_sums >= _MIN_FORWARD_SUMS else np.zeros_like(no_group)
 
 
-def kinds_by_use(
+def group_columns(
     gpu: GpuEvents,
+    launches: Launches,
+    autograd: Autograd,
     comm: Collectives,
-    described: CategoryColumn,
     *,
-    sums_gradients: Bools,
-    lost: Bools,
-    kind_by_sums: Ints | None = None,
-) -> CategoryColumn:
-    """Return the kind of every communication kernel's group as its use shows; null where its description tells.
+    passes: CategoryColumn,
+    described: CategoryColumn,
+) -> dict[str, CategoryColumn]:
+    """Return the evidence about process groups: kind by description and by use, and whether they hold pipeline peers.
 
     A group that spans several ways of splitting the model has the kind of another group with the same ranks.
 
     Args:
         gpu: GPU events.
-        comm: Their communication.
+        launches: Launch of each GPU event.
+        autograd: Nodes among the host ranges.
+        comm: Communication of the GPU events.
+        passes: Pass of each communication.
         described: Kind of each kernel's group by description; ``several`` for a group that spans several.
-        sums_gradients: Mask of kernels that sum gradients for the hook of a parameter.
-        lost: Mask of events whose launch is not in the file.
-        kind_by_sums: Result of ``kinds_by_sums``.
     """
-    group = communicators(gpu, comm)
+    group, size = _communicators(gpu, comm), gpu.int64("bytes")
     # Kind of each group, last of no group. A description overrides hooks, which override sums.
     kind_of_group = np.full(max(len(comm.group.values), int(group.max(initial=-1)) + 1) + 1, -1, np.int64)
-    if kind_by_sums is not None:
-        kind_of_group[: len(kind_by_sums) - 1] = kind_by_sums[:-1]
-    kind_of_group[group[sums_gradients & (group >= 0)]] = _KINDS.index("dp")
+    if not autograd.active and autograd.site.present.any():  # no operators, but the backward's thread is known
+        kind_of_group[: len(comm.group.values)] = _kinds_by_sums(comm, passes, autograd.site, size)
+    kind_of_group[group[_sums_gradients(launches, autograd, comm) & (group >= 0)]] = _KINDS.index("dp")
     described_kind = codes_in(described, _KINDS)
     is_described = (described_kind >= 0) & (group >= 0)
     kind_of_group[group[is_described]] = described_kind[is_described]
-    kind_of_group[-1] = -1
     same_ranks = np.where(described.any_of("several"), _kinds_of_same_ranks(comm, kind_of_group), -1)
-    unknown_group = lost & (group < 0)
-    if unknown_group.any():
-        group = np.where(unknown_group, _groups_of_streams(gpu, comm), group)
+    group = np.where((launches.start_ns < 0) & (group < 0), _groups_of_streams(gpu, comm), group)
     own = np.where(comm.library.present & ~described.present, kind_of_group[group], -1)
-    return CategoryColumn(_KINDS, np.where(same_ranks >= 0, same_ranks, own))
+    ambiguous = CategoryColumn.choose(len(gpu), [("activations", _may_sum_activations(comm, passes, size))])
+    by_use = CategoryColumn(_KINDS, np.where(same_ranks >= 0, same_ranks, own)).fill(ambiguous)
+    holds = _groups_with_pipeline_peers(comm, described, by_use)
+    return {"group_kind": described, "group_use": by_use, "group_holds": holds}
 
 
-def communicators(gpu: GpuEvents, comm: Collectives) -> Ints:
+def _sums_gradients(launches: Launches, autograd: Autograd, comm: Collectives) -> Bools:
+    """Return the mask of kernels that sum gradients for the hook of a parameter, or gather and scatter its shards."""
+    in_hook = autograd.node.any_of("AccumulateGrad") | launches.annotations.matches(RANGES["gradient_hook"])
+    after_shard_op = _follows_on_thread(launches, launches.chain.matches(OPERATORS["fill_shard"]))
+    sums: Bools = in_hook & comm.call.any_of("all_reduce", "reduce_scatter", "reduce")
+    return sums | (after_shard_op & comm.call.any_of("all_gather", "reduce_scatter"))
+
+
+def _follows_on_thread(launches: Launches, mask: Bools) -> Bools:
+    """Return the events that their thread launched right after an event of *mask*."""
+    if not mask.any():
+        return mask
+    order = launches.by_thread(np.arange(len(mask)))
+    previous, current = order[:-1], order[1:]
+    same_thread = launches.thread[current] == launches.thread[previous]
+    follows = mask[previous] & same_thread & (launches.start_ns[previous] >= 0)
+    return mask_of_rows(len(mask), current, follows)
+
+
+def _communicators(gpu: GpuEvents, comm: Collectives) -> Ints:
     """Return the code of each communication's group; in a file that records no group, the number of its stream.
 
     A process group has a stream of its own. Communication on a stream that computes, too, may be of any group: -1.
@@ -372,7 +389,7 @@ def _kinds_of_same_ranks(comm: Collectives, kind_of_group: Ints) -> Ints:
     return comm.group_ranks.look_up(kind_of_ranks)
 
 
-def groups_with_pipeline_peers(comm: Collectives, described: CategoryColumn, by_use: CategoryColumn) -> CategoryColumn:
+def _groups_with_pipeline_peers(comm: Collectives, described: CategoryColumn, by_use: CategoryColumn) -> CategoryColumn:
     """Return ``pp`` for communication on a group that contains a rank with which this one exchanges pipeline messages.
 
     A group that contains replicas, too, spans more than the pipeline and does not count.
@@ -399,3 +416,25 @@ def _groups_of_streams(gpu: GpuEvents, comm: Collectives) -> Ints:
     group = agreed_values(gpu.stream_number[rows], comm.group.codes[rows], streams)
     group[gpu.stream_number[gpu.is_kernel & ~comm.library.present]] = -1
     return group[gpu.stream_number]
+
+
+def find_shared_labels(gpu: GpuEvents, launches: Launches, comm: Collectives, label: CategoryColumn) -> CategoryColumn:
+    """Return for unresolved communication the label of its like, if all that are resolved have the same.
+
+    Like it are the reductions, gathers and broadcasts of more than a few bytes on its group; for a kernel whose launch
+    is lost, the kernels of its name on its stream.
+    """
+    is_comm = comm.library.present
+    unresolved, lost = is_comm & label.any_of("comm"), is_comm & (launches.start_ns < 0)
+    group = _communicators(gpu, comm)
+    shares_group = is_comm & (group >= 0) & comm.call.matches(CALLS["for_group"])
+    proves = ~unresolved & ~lost & ((gpu.int64("bytes") > MAX_FLAG_BYTES) | ~shares_group)
+    stream_and_name, _ = group_rows(gpu.stream_number, gpu.names.codes)
+    codes = np.full(len(gpu), -1, np.int64)
+    for key, likes, targets in (
+        (stream_and_name, is_comm & proves, lost),
+        (group, shares_group & proves, shares_group & unresolved & ~lost),
+    ):
+        rows, open_rows = np.flatnonzero(likes), np.flatnonzero(targets)
+        codes[open_rows] = agreed_values(key[rows], label.codes[rows], int(key.max(initial=0)) + 1)[key[open_rows]]
+    return CategoryColumn(label.values, codes)

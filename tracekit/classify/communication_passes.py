@@ -21,7 +21,7 @@ from tracekit.classify.autograd import Autograd
 from tracekit.classify.collectives import MAX_FLAG_BYTES, Collectives, function_name
 from tracekit.classify.host_ranges import GpuEvents, Launches, Ranges
 from tracekit.classify.names import KERNELS
-from tracekit.classify.row_order import FirstEvidence, codes_in, nearest_at_or_after, nearest_at_or_before
+from tracekit.classify.row_order import FirstEvidence, codes_in, nearest_rows
 
 PASSES = ("forward", "backward")
 _MAX_OPEN_CALLS = 8
@@ -43,29 +43,17 @@ class CommPasses(NamedTuple):
 
 
 def find_comm_passes(
-    ranges: Ranges,
-    launches: Launches,
-    autograd: Autograd,
-    comm: Collectives,
-    directions: FirstEvidence,
-    *,
-    is_kernel: Bools,
+    gpu: GpuEvents, launches: Launches, autograd: Autograd, comm: Collectives, directions: FirstEvidence
 ) -> CommPasses:
     """Find the pass of every communication kernel."""
-    size, launch = len(is_kernel), launches.start_ns
+    size, launch = len(gpu), launches.start_ns
     communicates, site, direction = comm.library.present, autograd.site, directions.value
-    engine = CategoryColumn.choose(
-        size,
-        [
-            ("backward", communicates & site.any_of("backward", "recompute")),
-            ("forward", communicates & site.any_of("forward")),
-        ],
-    )
-    reliable = direction.where(directions.evidence.any_of("autograd", "matmul", "name") & is_kernel)
+    engine = site.replace([_PASS_OF_DIRECTION.get(value, value) for value in site.values]).where(communicates)
+    reliable = direction.where(directions.evidence.any_of("autograd", "matmul", "name") & gpu.is_kernel)
     compute = reliable.replace([_PASS_OF_DIRECTION.get(value, value) for value in reliable.values])
 
     rows, compute_rows = np.flatnonzero(communicates), launches.ordered(compute.present)
-    waits = _wait_times(ranges, launches, comm)[rows]
+    waits = _wait_times(autograd.ranges, launches, comm)[rows]
     consumer = compute.take(_first_after(launch, compute_rows, waits)).spread(rows, size)
     producer = compute.take(_last_before(launch, compute_rows, launch[rows])).spread(rows, size)
 
@@ -104,8 +92,6 @@ def _wait_times(ranges: Ranges, launches: Launches, comm: Collectives) -> Ints:
     wait_of = np.full(len(launches.start_ns), -1, np.int64)
     waits = ranges.collective_rows("wait")
     rows = launches.ordered(comm.library.present)
-    if not len(waits) or not len(rows):
-        return wait_of
     waits = waits[np.argsort(ranges.start(waits), kind="stable")]
     groups = group_by_values(np.arange(len(waits)), ranges.text("group", waits))
     waits_of_group = {group: waits[indices] for group, indices in groups}
@@ -153,8 +139,6 @@ def sent_passes(time: Ints, computed: CategoryColumn, is_send: Bools, peer: Ints
     order = np.argsort(time, kind="stable")
     order = order[time[order] >= 0]
     sends = order[is_send[order]]
-    if not len(sends):
-        return CategoryColumn.constant(None, len(time))
     code = codes_in(computed, PASSES)[order]
     compute_times = [time[order[code == index]] for index in range(len(PASSES))]
     # For each pass (row) and send (column): how much was computed before the send. A run of sends begins where that
@@ -205,11 +189,8 @@ _FORWARD, _BACKWARD, _RECOMPUTE = range(3)
 """Passes of exchanges. Recompute is the forward that runs again inside the backward, in the order of the forward."""
 
 
-class Exchanges(NamedTuple):
-    """For every GPU event that exchanges tokens with experts: its role in the model and its pass."""
-
-    role: CategoryColumn  # "dispatch" or "combine"
-    comm_pass: CategoryColumn  # "forward" or "backward"
+Exchanges = tuple[CategoryColumn, CategoryColumn]
+"""For every GPU event that exchanges tokens with experts: its role ("dispatch" or "combine") and its pass."""
 
 
 class LayerMarks(NamedTuple):
@@ -225,14 +206,14 @@ def read_exchanges(
     gpu: GpuEvents, launches: Launches, autograd: Autograd, comm: Collectives, *, passes: CommPasses, marks: LayerMarks
 ) -> Exchanges:
     """Find the roles of DeepEP-like kernels, and of all-to-alls on groups that are or behave like expert groups."""
-    named = _named_exchanges(gpu, launches, autograd, comm)
-    plain = _plain_exchanges(gpu, launches, comm, passes, marks)
-    return Exchanges(named.role.fill(plain.role), named.comm_pass.fill(plain.comm_pass))
+    named_role, named_pass = _named_exchanges(gpu, launches, autograd, comm)
+    plain_role, plain_pass = _plain_exchanges(gpu, launches, comm, passes, marks)
+    return named_role.fill(plain_role), named_pass.fill(plain_pass)
 
 
 def _named_exchanges(gpu: GpuEvents, launches: Launches, autograd: Autograd, comm: Collectives) -> Exchanges:
     """Find the exchanges whose kernels are named dispatch or combine, with their helper kernels."""
-    names, none = gpu.names, CategoryColumn.constant(None, len(gpu))
+    names = gpu.names
     is_exchange = comm.library.any_of("deepep", "nvshmem", "custom")
     kernel_role = names.replace([_role_in_name(name) for name in names.values]).where(is_exchange)
     function = names.replace([function_name(name) for name in names.values])
@@ -244,8 +225,6 @@ def _named_exchanges(gpu: GpuEvents, launches: Launches, autograd: Autograd, com
     time = np.where(launches.start_ns >= 0, launches.start_ns, gpu.int64("start_ns"))
     order = np.lexsort((np.arange(len(gpu)), time))
     order = order[(is_main | is_helper | is_epilogue)[order]]
-    if not len(order):
-        return Exchanges(none, none)
     is_main = is_main[order]
     combines = kernel_role.any_of("combine")[order] & is_main
     dispatches = is_main & ~combines
@@ -259,12 +238,10 @@ def _named_exchanges(gpu: GpuEvents, launches: Launches, autograd: Autograd, com
     role = np.where(combines != (backward & ~is_recompute), ROLES.index("combine"), ROLES.index("dispatch"))
     direction = (backward | is_recompute).astype(np.int64)  # index in PASSES
     # Helpers have the role of the main kernel after them, epilogues that of the one before.
-    main = np.where(is_epilogue[order], nearest_at_or_before(is_main), nearest_at_or_after(is_main))
+    main = np.where(is_epilogue[order], *nearest_rows(is_main))
     rows, main = order[main >= 0], main[main >= 0]
-    return Exchanges(
-        CategoryColumn(ROLES, role[main]).spread(rows, len(gpu)),
-        CategoryColumn(PASSES, direction[main]).spread(rows, len(gpu)),
-    )
+    roles, passes = CategoryColumn(ROLES, role[main]), CategoryColumn(PASSES, direction[main])
+    return roles.spread(rows, len(gpu)), passes.spread(rows, len(gpu))
 
 
 def _role_in_name(kernel: str) -> str | None:
@@ -318,8 +295,7 @@ def _plain_exchanges(
     exchanges_tokens = marks.on_expert_group | ~marks.serves_attention
     rows = launches.ordered(comm.call.any_of("all_to_all") & exchanges_tokens)
     if not len(rows):
-        none = CategoryColumn.constant(None, len(gpu))
-        return Exchanges(none, none)
+        return CategoryColumn.constant(None, len(gpu)), CategoryColumn.constant(None, len(gpu))
     lane = rank_pairs(comm.group.codes[rows], gpu.int64("step")[rows])  # one group in one step
     role, direction = _assign_turns(launches, passes, marks, rows, lane)
     num_bytes = gpu.int64("bytes")[rows]
@@ -330,10 +306,8 @@ def _plain_exchanges(
     is_paired = (forward_count % 2 == 0) & is_balanced & (count >= 2)
     use = marks.on_expert_group[rows] | is_paired
     pass_code = np.minimum(direction, _BACKWARD)[use]  # what runs again does so in the backward
-    return Exchanges(
-        CategoryColumn(ROLES, role[use]).spread(rows[use], len(gpu)),
-        CategoryColumn(PASSES, pass_code).spread(rows[use], len(gpu)),
-    )
+    roles, exchange_passes = CategoryColumn(ROLES, role[use]), CategoryColumn(PASSES, pass_code)
+    return roles.spread(rows[use], len(gpu)), exchange_passes.spread(rows[use], len(gpu))
 
 
 def _assign_turns(

@@ -3,8 +3,6 @@
 A copy may move a tensor away from the device or back (offloading), serve a broadcast of weights, or be merely input.
 """
 
-from typing import NamedTuple
-
 import numpy as np
 
 from tracekit._util.arrays import Bools, Ints, is_in_sorted
@@ -22,17 +20,15 @@ _MIN_HOME_SHARE = 0.5
 """Share of all compute time above which a stream is the compute stream."""
 
 
-class Copies(NamedTuple):
-    """For every GPU event that copies: its direction and purpose. Null for other events."""
+def read_copies(
+    gpu: GpuEvents, ranges: Ranges, launches: Launches, comm: Collectives, *, in_backward: Bools
+) -> dict[str, CategoryColumn]:
+    """Find the purpose of every copy; *in_backward* are the events that autograd nodes launched.
 
-    copy: CategoryColumn  # direction: "d2h", "h2d", "d2d", "p2p"
-    host: CategoryColumn  # "pinned" or "pageable"
-    copy_use: CategoryColumn  # "leaves", "returns", "staged", "loaded", "shared", "broadcast", "small"
-    stream_use: CategoryColumn  # of every event: what its stream mostly does, "compute", "communication" or "copy"
-
-
-def read_copies(gpu: GpuEvents, ranges: Ranges, launches: Launches, comm: Collectives, *, in_backward: Bools) -> Copies:
-    """Find the purpose of every copy; *in_backward* are the events that autograd nodes launched."""
+    Returns:
+        Columns for all GPU events, null for those that copy nothing: ``copy``, the direction; ``host``, the kind of
+        host memory; ``copy_use``, the purpose. ``stream_use`` is what the stream of any event mostly does.
+    """
     names, is_copy = gpu.names, gpu.text("kind").any_of("memcpy")
     direction = CategoryColumn.choose(
         len(gpu), [(value, is_copy & names.matches(pattern)) for value, pattern in COPY_DIRECTIONS.items()]
@@ -61,7 +57,8 @@ def read_copies(gpu: GpuEvents, ranges: Ranges, launches: Launches, comm: Collec
             ("staged", staged),
         ],
     )
-    return Copies(direction, host, use, _stream_uses(gpu, is_copy, comm.library.present))
+    stream_use = _stream_uses(gpu, is_copy, comm.library.present)
+    return {"copy": direction, "host": host, "copy_use": use, "stream_use": stream_use}
 
 
 def _saved_tensor_sizes(size: Ints, leaving: Bools, fetched: Bools) -> Ints:

@@ -11,34 +11,19 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from tracekit._util.arrays import Bools, group_rows
+from tracekit._util.arrays import Bools
 from tracekit._util.categories import CategoryColumn
 from tracekit.classify.autograd import Autograd, read_autograd
-from tracekit.classify.collectives import (
-    MAX_FLAG_BYTES,
-    Collectives,
-    communicators,
-    group_shapes,
-    groups_with_pipeline_peers,
-    kinds_by_sums,
-    kinds_by_use,
-    may_sum_activations,
-    read_collectives,
-)
-from tracekit.classify.communication_passes import CommPasses, LayerMarks, find_comm_passes, read_exchanges
+from tracekit.classify.collectives import Collectives, group_columns, group_shapes, read_collectives
+from tracekit.classify.communication_passes import LayerMarks, find_comm_passes, read_exchanges
 from tracekit.classify.copies import read_copies
 from tracekit.classify.host_ranges import GpuEvents, Launches, Ranges, read_ranges
 from tracekit.classify.matmul import Matmuls, read_matmuls, turns_and_halves
 from tracekit.classify.model_position import Positions, find_positions
-from tracekit.classify.names import CALLS, KERNELS, OPERATORS, RANGES
+from tracekit.classify.names import KERNELS, RANGES
 from tracekit.classify.pass_direction import read_directions, read_engine_threads, read_gradients
 from tracekit.classify.recomputed_forward import mark_recomputed
-from tracekit.classify.row_order import (
-    agreed_values,
-    mask_of_rows,
-    nearest_at_or_after,
-    nearest_at_or_before,
-)
+from tracekit.classify.row_order import mask_of_rows, nearest_rows
 from tracekit.classify.rules import Column, NamedKind, match_kinds
 
 _MIN_UPLOAD_BYTES = 1 << 20
@@ -74,17 +59,11 @@ class Evidence:
 
     def row_values(self, row: int) -> dict[str, str | int | bool]:
         """Return the evidence of one event by column, without unknown values."""
-        values: dict[str, str | int | bool] = {}
-        for name, column in self.columns.items():
-            if isinstance(column, CategoryColumn):
-                text = column.value(row)
-                if text is not None:
-                    values[name] = text
-            elif column.dtype == np.bool_:
-                values[name] = bool(column[row])
-            elif column[row] >= 0:
-                values[name] = int(column[row])
-        return values
+        values: dict[str, str | int | bool | None] = {
+            name: column.value(row) if isinstance(column, CategoryColumn) else column[row].item()
+            for name, column in self.columns.items()
+        }
+        return {name: value for name, value in values.items() if value is not None and value != -1}
 
 
 def gather_evidence(events: pl.DataFrame, group_kinds: Sequence[NamedKind] = ()) -> Evidence:
@@ -111,7 +90,7 @@ def gather_evidence(events: pl.DataFrame, group_kinds: Sequence[NamedKind] = ())
     # 3. Direction of compute, to which the roles of matrix products lead, and pass of communication.
     matmuls = read_matmuls(gpu, ranges, launches, autograd, compiled_products)
     directions = read_directions(gpu, ranges, launches, autograd, matmuls, communicates=communicates)
-    comm_passes = find_comm_passes(ranges, launches, autograd, comm, directions, is_kernel=gpu.is_kernel)
+    comm_passes = find_comm_passes(gpu, launches, autograd, comm, directions)
     in_backward = directions.value.any_of("backward", "wgrad", "recompute")
     in_training = in_backward | directions.value.any_of("optimizer")
     # If gradients of weights run outside the engine, what the engine runs is for the inputs. An event whose launch is
@@ -153,41 +132,35 @@ def gather_evidence(events: pl.DataFrame, group_kinds: Sequence[NamedKind] = ())
         "group_ranks": comm.group_ranks,
         "group_shape": group_shapes(comm.group_ranks),
         "comm_pass": comm_passes.value,
-        **copies._asdict(),
+        **copies,
         "peer": comm.peer,
         # Whether the rank trains: it has a backward or an optimizer. The same for all events.
         "trained": np.full(len(gpu), autograd.active or in_training.any()),
     }
     # 5. Kinds of process groups, found by rules on the columns above. The remaining evidence needs them.
     kinds = match_kinds(columns, group_kinds, np.flatnonzero(communicates), len(gpu))
-    columns |= _group_columns(gpu, launches, autograd, comm, comm_passes, kinds)
+    columns |= group_columns(gpu, launches, autograd, comm, passes=comm_passes.value, described=kinds)
     is_attention = gpu.names.matches(KERNELS["attention"]) | launches.chain.matches(KERNELS["attention"])
     # "activations" for communication of a differentiable operator, or of its node; "uploads" for a broadcast of weights
     # that were copied to the device for it.
     moves_activations = _in_differentiable_op(autograd, communicates)
-    is_upload = copies.copy.any_of("h2d") & (gpu.int64("bytes") >= _MIN_UPLOAD_BYTES)
+    is_upload = copies["copy"].any_of("h2d") & (gpu.int64("bytes") >= _MIN_UPLOAD_BYTES)
     sends_uploads = _follows_upload(launches, comm.call.any_of("broadcast"), is_upload, matmuls.is_gemm)
     columns["moves"] = CategoryColumn.choose(len(gpu), [("activations", moves_activations), ("uploads", sends_uploads)])
     # "attention" for communication of attention itself: a ring of keys and values, gathered ones, or heads exchanged
     # for positions.
-    next_to = columns["next_to"] = _next_to_attention(
-        gpu,
-        launches,
-        comm,
-        is_attention=is_attention & ~communicates & ~matmuls.is_gemm,
-        is_gemm=matmuls.is_gemm,
-        moves_activations=moves_activations,
-    )
+    next_to = _next_to_attention(gpu, launches, comm, is_attention, matmuls.is_gemm, moves_activations)
+    columns["next_to"] = next_to
     # 6. Exchanges of tokens with experts, and what is launched around them.
     marks = LayerMarks(is_attention, matmuls.is_gemm, kinds.any_of("ep"), next_to.present)
-    exchanges = read_exchanges(gpu, launches, autograd, comm, passes=comm_passes, marks=marks)
+    exchange, exchange_pass = read_exchanges(gpu, launches, autograd, comm, passes=comm_passes, marks=marks)
     columns |= {
-        "exchange": exchanges.role,
-        "exchange_pass": exchanges.comm_pass,
+        "exchange": exchange,
+        "exchange_pass": exchange_pass,
         # Role of the exchange that a communication prepares, as the exchange of token counts before a dispatch does.
-        "leads_to": _next_exchange_roles(launches, comm, exchanges.role),
+        "leads_to": _next_exchange_roles(launches, comm, exchange),
         # Pass of the next exchange on the event's stream.
-        "stream_pass": _next_passes_on_stream(gpu, exchanges.comm_pass),
+        "stream_pass": _next_passes_on_stream(gpu, exchange_pass),
         # Label of communication of the same group, for a second round of rules (``find_shared_labels``).
         "shared_label": CategoryColumn.constant(None, len(gpu)),
     }
@@ -222,36 +195,6 @@ def _event_classes(gpu: GpuEvents, communicates: Bools) -> CategoryColumn:
     )
 
 
-def _group_columns(  # noqa: PLR0917 - evidence that is gathered step by step
-    gpu: GpuEvents, launches: Launches, autograd: Autograd, comm: Collectives, passes: CommPasses, kinds: CategoryColumn
-) -> dict[str, Column]:
-    """Return the evidence about process groups, whose *kinds* are known by description."""
-    in_hook = autograd.node.any_of("AccumulateGrad") | launches.annotations.matches(RANGES["gradient_hook"])
-    after_shard_op = _follows_on_thread(launches, launches.chain.matches(OPERATORS["fill_shard"]))
-    sums_gradients = in_hook & comm.call.any_of("all_reduce", "reduce_scatter", "reduce")
-    sums_gradients |= after_shard_op & comm.call.any_of("all_gather", "reduce_scatter")
-    kind_by_sums = None
-    if not autograd.active and autograd.site.present.any():  # no operators, but the backward's thread is known
-        kind_by_sums = kinds_by_sums(comm, passes.value, autograd.site, gpu.int64("bytes"))
-    by_use = kinds_by_use(
-        gpu, comm, kinds, sums_gradients=sums_gradients, lost=launches.start_ns < 0, kind_by_sums=kind_by_sums
-    )
-    is_ambiguous = may_sum_activations(comm, passes.value, gpu.int64("bytes"))
-    by_use = by_use.fill(CategoryColumn.choose(len(gpu), [("activations", is_ambiguous)]))
-    return {"group_kind": kinds, "group_use": by_use, "group_holds": groups_with_pipeline_peers(comm, kinds, by_use)}
-
-
-def _follows_on_thread(launches: Launches, mask: Bools) -> Bools:
-    """Return the events that their thread launched right after an event of *mask*."""
-    if not mask.any():
-        return mask
-    order = launches.by_thread(np.arange(len(mask)))
-    previous, current = order[:-1], order[1:]
-    same_thread = launches.thread[current] == launches.thread[previous]
-    follows = mask[previous] & same_thread & (launches.start_ns[previous] >= 0)
-    return mask_of_rows(len(mask), current, follows)
-
-
 def _in_differentiable_op(autograd: Autograd, communicates: Bools) -> Bools:
     """Return the communication inside an operator that made a node, and inside that node: what it moves is no weight.
 
@@ -276,14 +219,8 @@ def _follows_upload(launches: Launches, is_broadcast: Bools, is_upload: Bools, i
     return mask_of_rows(len(is_broadcast), order, is_broadcast[order] & has_upload)
 
 
-def _next_to_attention(
-    gpu: GpuEvents,
-    launches: Launches,
-    comm: Collectives,
-    *,
-    is_attention: Bools,
-    is_gemm: Bools,
-    moves_activations: Bools,
+def _next_to_attention(  # noqa: PLR0917 - masks of the same events
+    gpu: GpuEvents, launches: Launches, comm: Collectives, is_attention: Bools, is_gemm: Bools, moves_activations: Bools
 ) -> CategoryColumn:
     """Return ``attention`` for communication that is next to attention with no product between, on certain groups.
 
@@ -294,12 +231,12 @@ def _next_to_attention(
     (and scattered again in the backward) are keys and values: tensor parallelism gathers before the projections.
     """
     communicates = comm.library.present
+    is_attention = is_attention & ~communicates & ~is_gemm
     order = launches.by_thread(launches.ordered(communicates | is_attention | is_gemm))
     heavy, thread = (is_attention | is_gemm)[order], np.append(launches.thread[order], -1)
     attention = np.append(is_attention[order], False)  # the last element stands for no neighbour
     before, after = (
-        attention[nearest] & (thread[nearest] == thread[:-1]) & communicates[order]
-        for nearest in (nearest_at_or_before(heavy), nearest_at_or_after(heavy))
+        attention[nearest] & (thread[nearest] == thread[:-1]) & communicates[order] for nearest in nearest_rows(heavy)
     )
     group = np.where(comm.group.present, comm.group.codes, len(comm.group.values) + gpu.stream_number)[order]
     is_all_to_all = comm.call.any_of("all_to_all")[order]
@@ -312,29 +249,6 @@ def _next_to_attention(
     is_gathered = moves_activations[order] & comm.call.any_of("all_gather", "reduce_scatter")[order]
     beside = (before & after) | ((before | after) & (has_any(before & after) | surrounds | is_gathered))
     return CategoryColumn.choose(len(order), [("attention", beside)]).spread(order, len(communicates))
-
-
-def find_shared_labels(evidence: Evidence, label: CategoryColumn) -> CategoryColumn:
-    """Return for unresolved communication the label of its like, if all that are resolved have the same.
-
-    Like it are the reductions, gathers and broadcasts of more than a few bytes on its group; for a kernel whose launch
-    is lost, the kernels of its name on its stream.
-    """
-    comm, size = evidence.collectives, len(evidence)
-    is_comm = comm.library.present
-    unresolved, lost = is_comm & label.any_of("comm"), is_comm & (evidence.launches.start_ns < 0)
-    group = communicators(evidence.gpu, comm)
-    shares_group = is_comm & (group >= 0) & comm.call.matches(CALLS["for_group"])
-    proves = ~unresolved & ~lost & ((evidence.gpu.int64("bytes") > MAX_FLAG_BYTES) | ~shares_group)
-    stream_and_name, _ = group_rows(evidence.gpu.stream_number, evidence.gpu.names.codes)
-    codes = np.full(size, -1, np.int64)
-    for key, likes, targets in (
-        (stream_and_name, is_comm & proves, lost),
-        (group, shares_group & proves, shares_group & unresolved & ~lost),
-    ):
-        rows, open_rows = np.flatnonzero(likes), np.flatnonzero(targets)
-        codes[open_rows] = agreed_values(key[rows], label.codes[rows], int(key.max(initial=0)) + 1)[key[open_rows]]
-    return CategoryColumn(label.values, codes)
 
 
 def _next_exchange_roles(launches: Launches, comm: Collectives, role: CategoryColumn) -> CategoryColumn:
@@ -373,6 +287,7 @@ def _second_visits(launches: Launches, autograd: Autograd, matmuls: Matmuls, com
     order = launches.order
     ends_stretch = (autograd.site.present | communicates)[order]
     second = np.append(is_second[order], False)
-    is_end = second[nearest_at_or_before(ends_stretch)] | second[nearest_at_or_after(ends_stretch)]
+    before, after = nearest_rows(ends_stretch)
+    is_end = second[before] | second[after]
     beside = mask_of_rows(size, order, ~ends_stretch & is_end)
     return CategoryColumn.choose(size, [("second", is_second), ("beside", beside)])

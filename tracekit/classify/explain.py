@@ -125,8 +125,7 @@ def explain(events: pl.DataFrame, selector: str | int, rules: RuleBook | None = 
     'memset'
     """
     classification = decide(events, rules)
-    evidence, decisions, places = classification.evidence, classification.decisions, classification.places
-    positions = evidence.positions
+    evidence, decisions = classification.evidence, classification.decisions
     rows = _select_rows(evidence, str(selector))
     duration = evidence.gpu.int64("end_ns") - evidence.gpu.int64("start_ns")
     row = int(rows[duration[rows].argmax()])
@@ -134,12 +133,11 @@ def explain(events: pl.DataFrame, selector: str | int, rules: RuleBook | None = 
     event: dict[str, Value] = evidence.gpu.frame.select(event_columns).row(row, named=True)
     values: dict[str, Value] = dict(evidence.row_values(row))
     values |= _fusion_evidence(events, str(event["name"]))
-    if (module_from := classification.module_evidence.value(row)) is not None:
+    if (module_from := classification.modules.evidence.value(row)) is not None:
         values["module_from"] = module_from
-    numbers = (("stage", places.stage[row]), ("microbatch", places.microbatch[row]), ("layer", positions.layer[row]))
-    for name, number in numbers:
-        if number >= 0:
-            values[name] = int(number)
+    layer, stage, microbatch = evidence.positions.layer, classification.stage, classification.microbatch
+    numbers = {"stage": int(stage[row]), "microbatch": int(microbatch[row]), "layer": int(layer[row])}
+    values |= {name: number for name, number in numbers.items() if number >= 0}
     codes, counts = np.unique(decisions.label.codes[rows], return_counts=True)
     by_count = sorted(zip(codes.tolist(), counts.tolist(), strict=True), key=lambda pair: -pair[1])
     return Explanation(
@@ -147,7 +145,7 @@ def explain(events: pl.DataFrame, selector: str | int, rules: RuleBook | None = 
         event={**event, "duration_ns": int(duration[row])},
         label=decisions.label.value(row) or "other",
         passes=classification.passes.value(row),
-        module=classification.modules.value(row),
+        module=classification.modules.value.value(row),
         confidence=float(decisions.confidence[row]),
         evidence=values,
         tried=tuple(_try_rule(evidence, rule, row, values) for rule in classification.book.rules),

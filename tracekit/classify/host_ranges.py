@@ -204,17 +204,11 @@ class Ranges:
 
     def text(self, name: str, rows: AnyInts) -> CategoryColumn:
         """Return one text column at *rows*; null for a negative row."""
-        is_row = rows >= 0
-        if self.source.is_all_null(name) or not is_row.any():
-            return CategoryColumn.constant(None, len(rows))
-        if is_row.all():
-            return self.source.text_at(name, self.rows[rows])
-        return self.source.text_at(name, self.rows[rows[is_row]]).spread(np.flatnonzero(is_row), len(rows))
+        is_row = np.flatnonzero(rows >= 0)
+        return self.source.text_at(name, self.rows[rows[is_row]]).spread(is_row, len(rows))
 
     def rows_with(self, name: str) -> Ints:
         """Return the ranges that have a value in a text column."""
-        if self.source.is_all_null(name):
-            return np.zeros(0, np.int64)
         return np.flatnonzero(self.source.present(name).take(self.rows))
 
     @cached_property
@@ -317,19 +311,11 @@ def _launch_calls(source: ColumnReader, correlations: Ints) -> Ints:
     return first_calls
 
 
-class _Surroundings(NamedTuple):
-    """For every call: its thread, and the op and annotation around it.
+def _nest_ranges(source: ColumnReader, range_rows: Ints, calls: Ints) -> tuple[Ranges, tuple[Ints, Ints, Ints]]:
+    """Sort the ranges, and find what is around each range; and of every call its thread, and the op and annotation.
 
     The autograd engine works on threads of its own while the caller waits inside its annotation.
     """
-
-    thread: Ints
-    op: Ints
-    annotation: Ints
-
-
-def _nest_ranges(source: ColumnReader, range_rows: Ints, calls: Ints) -> tuple[Ranges, _Surroundings]:
-    """Sort the ranges, and find what is around each range and around each call."""
     thread_of_event = rank_pairs(*(to_int64(source.frame[name]) for name in ("pid", "tid")))
     start, end = source.int64("start_ns"), source.int64("end_ns")
     # By thread and start, the longest first. Of ranges with equal times an op comes before an annotation.
@@ -352,7 +338,7 @@ def _nest_ranges(source: ColumnReader, range_rows: Ints, calls: Ints) -> tuple[R
     ranges = Ranges(source, as_int32(index), names, is_op, as_int32(threads), sequence, *nested[:5], main_thread)
     annotation, main_annotation = np.split(nested.point_annotation, [len(calls)])
     annotation[engine_calls] = np.where(annotation[engine_calls] < 0, main_annotation, annotation[engine_calls])
-    return ranges, _Surroundings(call_threads, nested.point_op[: len(calls)], annotation)
+    return ranges, (call_threads, nested.point_op[: len(calls)], annotation)
 
 
 def _find_main_thread(threads: Ints, names: CategoryColumn) -> int:
@@ -370,7 +356,7 @@ def _engine_threads(threads: Ints, call_threads: Ints, names: CategoryColumn) ->
     return mask_of_rows(count, threads[names.matches(f"^{EVALUATE_NODE}")])
 
 
-def _connect_launches(gpu: GpuEvents, ranges: Ranges, calls: Ints, surroundings: _Surroundings) -> Launches:
+def _connect_launches(gpu: GpuEvents, ranges: Ranges, calls: Ints, surroundings: tuple[Ints, Ints, Ints]) -> Launches:
     """Find the call of every GPU event, and from it the thread, the op and the annotation."""
     call = find_sorted(gpu.int64("correlation"), ranges.source.int64_at("correlation", calls))
     start, tid = (take_or_missing(ranges.source.int64_at(name, calls), call) for name in ("start_ns", "tid"))

@@ -109,20 +109,13 @@ def _messages_without_launch(
     """
     kernels = on_gpu.select("correlation", for_messages=_has_name(on_gpu, MESSAGE_KERNEL_PATTERN))
     launched = launches.join(kernels.drop_nulls().unique("correlation"), on="correlation", how="left")
+    launched = launched.select("tid", "start_ns", "for_messages", next_launch="correlation", launch_ns="start_ns")
     is_message = (pl.col("kind") == "cpu_op") & pl.col("collective").cast(pl.String).str.contains(MESSAGE_PATTERN)
-    messages = (
-        calls.filter(is_message)
-        .sort("start_ns")
-        .join_asof(
-            launched.select("tid", "for_messages", next_launch="correlation", launch_ns="start_ns").sort("launch_ns"),
-            left_on="start_ns",
-            right_on="launch_ns",
-            by="tid",
-            strategy="forward",
-            check_sortedness=False,
-        )
-        .join_asof(groups, on="start_ns", by="tid", check_sortedness=False)
+    messages = calls.filter(is_message).sort("start_ns")
+    messages = messages.join_asof(
+        launched.sort("start_ns"), on="start_ns", by="tid", strategy="forward", check_sortedness=False
     )
+    messages = messages.join_asof(groups, on="start_ns", by="tid", check_sortedness=False)
     in_group = pl.col("group_end_ns") > pl.col("start_ns")
     messages = messages.with_columns(pl.when(in_group).then("group_end_ns"))
     batch = ["tid", "next_launch", "group_end_ns"]

@@ -19,7 +19,7 @@ import polars as pl
 
 from tracekit._util.arrays import Bools, Ints, find_sorted, take_or_missing
 from tracekit._util.categories import CategoryColumn
-from tracekit.classify.autograd import Autograd
+from tracekit.classify.autograd import Autograd, node_table
 from tracekit.classify.host_ranges import GpuEvents, Launches, Ranges
 from tracekit.classify.names import KERNELS, NODES, OPERATORS, ROLES_OF_LAYOUTS
 from tracekit.classify.product_shapes import batched_roles, convolution_roles, roles_by_shape
@@ -62,8 +62,6 @@ def backward_forward_ratio(products: Bools, node: Ints, sequence: Ints, forward:
     """
     rows = np.flatnonzero(products & (node >= 0))
     numbers, forward_counts = np.unique(sequence[products & forward & (sequence >= 0)], return_counts=True)
-    if not len(rows) or not len(numbers):
-        return CategoryColumn.constant(None, len(products))
     own_count = np.bincount(node[rows])[node[rows]]
     forward_count = take_or_missing(forward_counts, find_sorted(sequence[rows], numbers))
     ratio = np.select([forward_count < 0, own_count == forward_count, own_count == 2 * forward_count], [-1, 0, 1], 2)
@@ -124,9 +122,7 @@ def read_matmuls(
     # Roles of the ops that launched products, in thread and time order; then of their kernels.
     calls = np.unique(call[is_gemm & (call >= 0)])
     outer = _outermost_ops(ranges, calls)
-    call_roles = _call_roles(
-        ranges, autograd, calls, outer, graph_products=graph_products, nodes_without_op=node[without_op]
-    )
+    call_roles = _call_roles(autograd, calls, outer, graph_products=graph_products, nodes_without_op=node[without_op])
     after = _roles_of_previous_op(ranges, outer, call_roles.value, launches.op)
     index = np.where(is_gemm, find_sorted(call, calls), -1)
     roles = FirstEvidence(call_roles.value.take(index), call_roles.evidence.take(index))
@@ -211,19 +207,12 @@ def roles_by_layout(names: CategoryColumn) -> CategoryColumn:
 
 
 def _call_roles(
-    ranges: Ranges,
-    autograd: Autograd,
-    calls: Ints,
-    outer: Ints,
-    *,
-    graph_products: GraphProducts,
-    nodes_without_op: Ints,
+    autograd: Autograd, calls: Ints, outer: Ints, *, graph_products: GraphProducts, nodes_without_op: Ints
 ) -> FirstEvidence:
     """Find the roles of the ops that launched products.
 
     Args:
-        ranges: Host ranges.
-        autograd: Nodes among the ranges.
+        autograd: Nodes among the host ranges.
         calls: Rows of the ops.
         outer: Outermost product op around each of the calls.
         graph_products: Products of compiled graphs.
@@ -232,7 +221,7 @@ def _call_roles(
     Returns:
         Role and evidence of each of the calls; null where nothing tells.
     """
-    rerun = autograd.rerun[calls] >= 0
+    ranges, rerun = autograd.ranges, autograd.rerun[calls] >= 0
     node = np.where(rerun, -1, autograd.node_of[calls])  # forward work that runs again is no part of its node
     in_node = node >= 0
     made_node_that_ran = (autograd.differentiable[calls] >= 0) & ~rerun
@@ -245,7 +234,7 @@ def _call_roles(
     roles.fill_mask("order", "dgrad", graph_products.input_gradient[calls])
     roles.fill_mask("order", "wgrad", graph_products.weight_gradient[calls])
     position, count = positions_in_groups(node)
-    roles.fill("order", _roles_by_order(ranges, autograd, node, position, count))
+    roles.fill("order", _roles_by_order(autograd, node, position, count))
     by_consumer, by_transpose = _roles_by_use(ranges, outer, node, count)
     roles.fill("consumer", by_consumer)
     roles.fill("transpose", by_transpose)
@@ -265,7 +254,7 @@ def _call_roles(
     return roles
 
 
-def _roles_by_order(ranges: Ranges, autograd: Autograd, node: Ints, position: Ints, count: Ints) -> CategoryColumn:
+def _roles_by_order(autograd: Autograd, node: Ints, position: Ints, count: Ints) -> CategoryColumn:
     """Return roles by the fixed order in which autograd's formulas multiply: mm wgrad first, addmm wgrad second.
 
     A node with one product computed one of the two gradients: the weight's if the nodes of the weight run right after
@@ -279,7 +268,7 @@ def _roles_by_order(ranges: Ranges, autograd: Autograd, node: Ints, position: In
     is_only_product = in_node & (count == 1)
     unnumbered = in_node & (take_or_missing(autograd.node_sequence, node) < 0)
     runs_again, ran_before = autograd.runs_again[node], autograd.ran_before[node]
-    weight_nodes = _nodes_followed_by_transpose(ranges, autograd) if is_single.any() else node[:0]
+    weight_nodes = _nodes_followed_by_transpose(autograd) if is_single.any() else node[:0]
     transpose_follows = autograd.followed_by(r"^TBackward")[node]
     accumulation_follows = autograd.followed_by(r"^AccumulateGrad$")[node]
     return CategoryColumn.choose(
@@ -298,18 +287,11 @@ def _roles_by_order(ranges: Ranges, autograd: Autograd, node: Ints, position: In
     )
 
 
-def _nodes_followed_by_transpose(ranges: Ranges, autograd: Autograd) -> Ints:
+def _nodes_followed_by_transpose(autograd: Autograd) -> Ints:
     """Return the product nodes after which their weight's transpose ran, which has a number one or two lower."""
     rows = autograd.numbered_rows
     name = autograd.names.take(rows)
-    nodes = pl.DataFrame(
-        {
-            "row": rows,
-            "start": ranges.start(rows),
-            "sequence": autograd.node_sequence[rows],
-            "thread": ranges.column("fwd_thread", rows).fill_null(-1),
-        }
-    )
+    nodes = node_table(autograd.ranges, rows, autograd.node_sequence)
     products = nodes.filter(pl.Series(name.matches(r"^(Mm|Addmm(Activation)?)Backward")))
     transposes = nodes.filter(pl.Series(name.matches(r"^TBackward"))).drop("row")
     # For each transpose the last run before it of the product whose number is one or two higher.

@@ -9,7 +9,6 @@ those of that micro-batch's forward.
 """
 
 import re
-from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -35,27 +34,21 @@ class Place(msgspec.Struct, frozen=True):
 class PipelineRanges(msgspec.Struct, frozen=True):
     """The pipeline annotations around an event."""
 
-    work: Place | None = None  # of the innermost range of a single piece of work
+    forward: Place | None = None  # work of a forward event: of the innermost range of a single piece, else of a block
+    backward: Place | None = None  # the same of a backward event
     message: Place | None = None  # of the innermost range of a message: what it carries
-    halves: tuple[Place, Place] | None = None  # of a block: its forward and its backward
     block: str | None = None  # name of the block
-
-    def place(self, *, backward: bool) -> Place | None:
-        """Return the piece of work: of the event's own range, else the half of the block that it belongs to."""
-        if self.work or not self.halves:
-            return self.work
-        return self.halves[backward]
 
 
 def parse_path(path: str) -> PipelineRanges:
     """Read the pipeline ranges in a path of range names, the outermost first.
 
-    >>> parse_path("ProfilerStep#2 > PP:2F0").work
+    >>> parse_path("ProfilerStep#2 > PP:2F0").forward
     Place(op='F', stage=2, microbatch=0)
-    >>> parse_path("PP:(0F7;3B1)OVERLAP_F_B").place(backward=True)
+    >>> parse_path("PP:(0F7;3B1)OVERLAP_F_B").backward
     Place(op='B', stage=3, microbatch=1)
-    >>> parse_path("PP:2SEND_F0"), parse_path("PP:2UNSHARD").work
-    (PipelineRanges(work=None, message=Place(op='F', stage=2, microbatch=0), halves=None, block=None), None)
+    >>> parse_path("PP:2SEND_F0"), parse_path("PP:2UNSHARD").forward
+    (PipelineRanges(forward=None, backward=None, message=Place(op='F', stage=2, microbatch=0), block=None), None)
     """
     work = message = halves = block = None
     for name in path.split(PATH_SEPARATOR):
@@ -64,20 +57,13 @@ def parse_path(path: str) -> PipelineRanges:
             work, message = (work, position) if single[2] else (position, message)
         elif double := _BLOCK_RANGE.fullmatch(name):
             block = double[1]
-            forward = Place("F", int(double[2]), int(double[3]))
-            halves = (forward, Place(double[5], int(double[4]), int(double[6])))
-    return PipelineRanges(work, message, halves, block)
+            halves = Place("F", int(double[2]), int(double[3])), Place(double[5], int(double[4]), int(double[6]))
+    forward, backward = halves if halves and not work else (work, work)
+    return PipelineRanges(forward, backward, message, block)
 
 
-class PipelinePlaces(NamedTuple):
-    """Stage and micro-batch of every event; -1 where unknown."""
-
-    stage: Ints
-    microbatch: Ints
-
-
-def find_places(evidence: Evidence, decisions: Decisions) -> PipelinePlaces:
-    """Read stages and micro-batches from the annotations; else micro-batches from the backward calls."""
+def find_places(evidence: Evidence, decisions: Decisions) -> tuple[Ints, Ints]:
+    """Return stage and micro-batch of every event, -1 where unknown: from annotations, else from backward calls."""
     annotations = evidence.text("annotations")
     # One row per distinct path, and last for none: stage and micro-batch for forward work, then for backward work.
     places = np.array([*map(_places_in_path, annotations.values), (-1,) * 4], np.int64).reshape(-1, 4)
@@ -87,7 +73,7 @@ def find_places(evidence: Evidence, decisions: Decisions) -> PipelinePlaces:
     microbatch = np.where(is_backward, backward_microbatch, forward_microbatch)
     if not (microbatch >= 0).any():
         microbatch = _microbatches_by_backward_calls(evidence)
-    return PipelinePlaces(stage, microbatch)
+    return stage, microbatch
 
 
 def _places_in_path(path: str) -> tuple[int, int, int, int]:
@@ -99,7 +85,7 @@ def _places_in_path(path: str) -> tuple[int, int, int, int]:
     (-1, 3, -1, 3)
     """
     ranges = parse_path(path)
-    forward, backward = (ranges.place(backward=is_backward) or ranges.message for is_backward in (False, True))
+    forward, backward = ranges.forward or ranges.message, ranges.backward or ranges.message
     if forward and backward:
         return forward.stage, forward.microbatch, backward.stage, backward.microbatch
     numbered = _NUMBERED_RANGE.search(path)

@@ -300,14 +300,8 @@ def find_positions(
     forward_ns = np.where(is_forward, gpu.int64("end_ns") - gpu.int64("start_ns"), 0)
     calls, ranges = Frames.of(module_frames(events)), Frames.of(layer_ranges(events))
     creators = node_creators(autograd) if len(calls) or len(ranges) else pl.DataFrame()
-    placement = Placement(
-        launches.tid,
-        launches.start_ns,
-        by_engine | (autograd.node_row >= 0),
-        autograd.node,
-        autograd.sequence,
-        creators,
-    )
+    by_engine = by_engine | (autograd.node_row >= 0)
+    placement = Placement(launches.tid, launches.start_ns, by_engine, autograd.node, autograd.sequence, creators)
     call, named_range = placement.frames(calls), placement.frames(ranges)
     own_ns = np.bincount(call[call >= 0], forward_ns[call >= 0], len(calls)).astype(np.int64)
     candidates = [
@@ -374,8 +368,6 @@ class Placement(NamedTuple):
         A gradient is accumulated right after the node that computed it, and has no sequence number of its own.
         """
         accumulates = self.node.any_of("AccumulateGrad")
-        if not accumulates.any():
-            return frame
         by_node = np.flatnonzero(self.node.present)
         order = by_node[np.lexsort((self.launch_ns[by_node], self.tid[by_node]))]
         # In launch order on each thread, the last frame that is known.

@@ -24,7 +24,7 @@ from tracekit.classify.matmul import MATMUL_KERNELS
 from tracekit.classify.model_position import BY_MODULE_STACK, BY_NAME
 from tracekit.classify.names import FUSED_KERNEL_KINDS, KERNELS, OPERATORS
 from tracekit.classify.product_shapes import Dims
-from tracekit.classify.row_order import FirstEvidence, agreed_values, nearest_at_or_after, nearest_at_or_before
+from tracekit.classify.row_order import FirstEvidence, agreed_values, nearest_rows
 from tracekit.classify.rules import Decisions, NamedKind, RuleBook, builtin_rules, match_kinds
 from tracekit.schema import PATH_SEPARATOR
 
@@ -207,7 +207,7 @@ _MODULES_WITH_PRODUCTS = ("mlp", "head")
 """Modules that the product next to their own kernels belongs to."""
 
 
-def find_modules(evidence: Evidence, decisions: Decisions, book: RuleBook) -> tuple[CategoryColumn, CategoryColumn]:
+def find_modules(evidence: Evidence, decisions: Decisions, book: RuleBook) -> FirstEvidence:
     """Return the module of every compute event, and the evidence for it."""
     size, builtin = len(evidence), builtin_rules()
     has_module = evidence.text("class").any_of("compute") & ~decisions.label.any_of("optimizer")
@@ -242,7 +242,7 @@ def find_modules(evidence: Evidence, decisions: Decisions, book: RuleBook) -> tu
     inherited = _modules_of_forward(evidence, modules.value, is_forward).where(has_module)
     modules.fill("forward", inherited.where(~(is_gemm & inherited.any_of("norm"))))
     modules.fill("forward", products.modules_of_equal_shapes(modules.value, is_forward))
-    return modules.value, modules.evidence
+    return modules
 
 
 def _modules_of_calls(path: CategoryColumn, kinds: Sequence[NamedKind]) -> CategoryColumn:
@@ -283,8 +283,8 @@ def _next_to(
     codes, is_product, thread = module.codes[rows], is_gemm[rows], evidence.launches.thread[rows]
     # The nearest row with a module, or product, strictly before and after each row; the appended -1 stands for none.
     tells = is_product | (codes >= 0)
-    before = np.append(-1, nearest_at_or_before(tells))[:-1]
-    after = np.append(nearest_at_or_after(tells), -1)[1:]
+    before, after = nearest_rows(tells)
+    before, after = np.append(-1, before)[:-1], np.append(after, -1)[1:]
     is_wanted = np.append(module.answers(wanted)[codes] & ~is_product, False)
 
     def neighbour_codes(neighbour: Ints) -> Ints:
@@ -305,8 +305,6 @@ def _modules_of_forward(evidence: Evidence, module: CategoryColumn, is_forward: 
     """Return for backward events the module of the forward with their sequence number, if that has only one module."""
     sequence = evidence.autograd.sequence
     forward = np.flatnonzero(is_forward & (sequence >= 0) & module.present)
-    if not len(forward):
-        return CategoryColumn.constant(None, len(evidence))
     numbers, index = np.unique(sequence[forward], return_inverse=True)
     agreed = np.append(agreed_values(index, module.codes[forward], len(numbers)), -1)  # last: number without forward
     # Forward work that runs again has the number of the node that runs it, which may be of another module.

@@ -29,14 +29,7 @@ from tracekit.classify.host_ranges import GpuEvents, Launches, Ranges
 from tracekit.classify.matmul import MATMUL_KERNELS, Matmuls, roles_by_layout
 from tracekit.classify.names import KERNELS, OPERATORS, RANGES
 from tracekit.classify.product_shapes import leading_size
-from tracekit.classify.row_order import (
-    FirstEvidence,
-    agreed_values,
-    codes_in,
-    mask_of_rows,
-    nearest_at_or_after,
-    nearest_at_or_before,
-)
+from tracekit.classify.row_order import FirstEvidence, agreed_values, codes_in, mask_of_rows, nearest_rows
 from tracekit.schema import PATH_SEPARATOR
 
 FORWARD, BACKWARD, WGRAD, RECOMPUTE, OPTIMIZER = range(5)
@@ -59,7 +52,7 @@ class Neighbours(NamedTuple):
     @classmethod
     def find(cls, value: AnyInts, known: Bools, stretch: AnyInts) -> Neighbours:
         """Look at the rows in *known*; a known row is its own neighbour on both sides."""
-        before, after = nearest_at_or_before(known), nearest_at_or_after(known)
+        before, after = nearest_rows(known)
         # The appended element is what -1 (no neighbour) selects.
         value, stretch_of = np.append(value, -1), np.append(stretch, -1)
         return cls(value[before], value[after], stretch_of[before] == stretch, stretch_of[after] == stretch)
@@ -330,11 +323,7 @@ def _repeats_of_forward(name: Int32s, launches: Launches, engine: Bools, forward
     forward_rows, engine_rows = (launches.by_thread(np.flatnonzero(mask)) for mask in (forward, engine))
     forward_windows, engine_windows = (name_windows(name[rows]) for rows in (forward_rows, engine_rows))
     begin = engine_windows.join(forward_windows, on=forward_windows.columns[1:], how="semi")["begin"].to_numpy()
-    # Cover every matching window: add one where it begins, take one away where it ends, and sum up.
-    steps = np.zeros(len(engine_rows) + 1, np.int64)
-    np.add.at(steps, begin, 1)
-    np.add.at(steps, np.minimum(begin + RECOMPUTE_RUN_LENGTH, len(engine_rows)), -1)
-    is_repeated = np.cumsum(steps[:-1]) > 0
+    is_repeated = mask_of_rows(len(engine_rows), (begin[:, None] + np.arange(RECOMPUTE_RUN_LENGTH)).ravel())
     run = np.cumsum(np.diff(is_repeated, prepend=False) != 0)
     run_tells = np.bincount(run, weights=telling[engine_rows] & is_repeated) > 0
     return mask_of_rows(len(name), engine_rows[is_repeated & run_tells[run]])
@@ -375,7 +364,7 @@ def _sums_of_products(is_product: Bools, is_sum: Bools, thread: Ints) -> Ints:
     It is the first kernel after the product that is no product, if that is near and on the same thread.
     """
     row = np.arange(len(is_product))
-    following = nearest_at_or_after(~is_product)
+    _, following = nearest_rows(~is_product)
     is_near = (following >= 0) & (following - row <= _MAX_KERNELS_TO_SUM) & (thread[following] == thread)
     return np.where(is_product & is_near & is_sum[following], following, -1)
 

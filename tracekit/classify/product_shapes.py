@@ -26,7 +26,7 @@ from tracekit._util.shapes import MAX_ELEMENTS, is_shape, parse_list
 from tracekit.classify.autograd import Autograd
 from tracekit.classify.host_ranges import GpuEvents, Launches, Ranges
 from tracekit.classify.names import KERNELS, NODES, OPERATORS
-from tracekit.classify.row_order import nearest_at_or_after, number_values, positions_in_groups
+from tracekit.classify.row_order import nearest_rows, number_values, positions_in_groups
 
 _NO_PARAMETER, _UNKNOWN_SIZE = 0, -1
 _PAIR_FACTOR = np.int64(1 << 31)
@@ -93,7 +93,7 @@ def roles_by_shape(ranges: Ranges, autograd: Autograd, calls: Ints, node: Ints, 
     """
     in_node, size = node >= 0, Dims.of(ranges, calls)
     is_forward = (autograd.differentiable[calls] >= 0) & (autograd.node_of[calls] < 0) & size.known
-    forward = _forward_dims(ranges, autograd, calls, size, node, is_forward)
+    forward = _forward_dims(autograd, calls, size, node, is_forward)
     has_forward = forward.known & size.known
     contracts_rows, contracts_columns = size.inner == forward.rows, size.inner == forward.columns
 
@@ -121,13 +121,11 @@ def roles_by_shape(ranges: Ranges, autograd: Autograd, calls: Ints, node: Ints, 
     )
 
 
-def _forward_dims(  # noqa: PLR0917 - columns of one table
-    ranges: Ranges, autograd: Autograd, calls: Ints, size: Dims, node: Ints, is_forward: Bools
-) -> Dims:
+def _forward_dims(autograd: Autograd, calls: Ints, size: Dims, node: Ints, is_forward: Bools) -> Dims:
     """Return for every call inside a node the sizes of the one forward product that the node belongs to."""
     maker = autograd.differentiable[calls]
     forward = np.flatnonzero(is_forward)
-    sequence = np.where(maker >= 0, ranges.sequence[maker], -1)
+    sequence = np.where(maker >= 0, autograd.ranges.sequence[maker], -1)
     numbers, first, count = np.unique(sequence[forward], return_index=True, return_counts=True)
     only_product = np.append(np.where(count == 1, forward[first], -1), -1)
     node_number = np.where(node >= 0, autograd.node_sequence[node], -2)
@@ -220,7 +218,8 @@ def _parameter_sizes(ranges: Ranges, autograd: Autograd) -> Ints:
     """
     rows, names = autograd.rows, autograd.row_names
     # The next node that does not reshape, strictly after each node; -1 (the appended element) where none.
-    following = np.append(nearest_at_or_after(~names.matches(NODES["reshape"]))[1:], -1)[: len(rows)]
+    _, at_or_after = nearest_rows(~names.matches(NODES["reshape"]))
+    following = np.append(at_or_after[1:], -1)[: len(rows)]
     accumulates = np.append(names.any_of("AccumulateGrad"), False)
     thread = np.append(ranges.thread[rows], -1)
     feeds = accumulates[following] & (thread[following] == ranges.thread[rows])
@@ -246,8 +245,6 @@ def convolution_roles(gpu: GpuEvents, ranges: Ranges, launches: Launches) -> Cat
     """Return ``dgrad`` or ``wgrad`` for the kernels of every convolution's backward; null elsewhere."""
     call = ranges.op_around(launches.op, OPERATORS["convolution_backward"])
     rows = np.flatnonzero((call >= 0) & gpu.is_kernel)
-    if not len(rows):
-        return CategoryColumn.constant(None, len(gpu))
     rows = rows[np.lexsort((launches.start_ns[rows], call[rows]))]
     op_name = ranges.name.take(call[rows])  # older versions have one operator for each gradient
     kernel_name = gpu.names.take(rows)

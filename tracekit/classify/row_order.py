@@ -22,24 +22,16 @@ def mask_of_rows(size: int, rows: AnyInts, values: Bools | bool = True) -> Bools
     return mask
 
 
-def nearest_at_or_before(mask: Bools) -> Ints:
-    """Return for each row the nearest row at or before it that is in *mask*; -1 where there is none.
+def nearest_rows(mask: Bools) -> tuple[Ints, Ints]:
+    """Return for each row the nearest row in *mask* at or before it, and the nearest at or after it; -1 where none.
 
-    >>> nearest_at_or_before(np.array([False, True, False])).tolist()
-    [-1, 1, 1]
+    >>> [rows.tolist() for rows in nearest_rows(np.array([False, True, False]))]
+    [[-1, 1, 1], [1, 1, -1]]
     """
-    return np.maximum.accumulate(np.where(mask, np.arange(len(mask)), -1))
-
-
-def nearest_at_or_after(mask: Bools) -> Ints:
-    """Return for each row the nearest row at or after it that is in *mask*; -1 where there is none.
-
-    >>> nearest_at_or_after(np.array([False, True, False])).tolist()
-    [1, 1, -1]
-    """
-    size = len(mask)
-    rows = np.minimum.accumulate(np.where(mask, np.arange(size), size)[::-1])[::-1]
-    return np.where(rows < size, rows, -1)
+    size, row = len(mask), np.arange(len(mask))
+    before = np.maximum.accumulate(np.where(mask, row, -1))
+    after = np.minimum.accumulate(np.where(mask, row, size)[::-1])[::-1]
+    return before, np.where(after < size, after, -1)
 
 
 def positions_in_groups(group: Ints) -> tuple[Ints, Ints]:

@@ -150,12 +150,40 @@ def parse_rules(text: str, source: str, pack: str, *, shipped: bool = False) -> 
         keys = types.get(table, RulesDocument).__struct_fields__ if message.startswith("unknown key") else ()
         hint = did_you_mean(last_word, keys, otherwise=_SEE_DOCS)
         raise RuleError(f"{source}:{line}: {table or 'a rules file'}: {message}", hint=hint) from None
-    reader = _Reader(text, source, shipped)
+
+    def check(table: str, index: int, problem: _Problem | None) -> None:
+        if problem:
+            line = _find_line(text, table, index, problem.key, problem.inside)
+            raise RuleError(f"{source}:{line}: {problem.message}", hint=problem.hint)
+
+    def read_kind(table: str, index: int, value: str, when: Mapping[str, Condition]) -> NamedKind:
+        """Return the kind of a group, or the module, in a table."""
+        conditions = when if shipped else _with_linear_patterns(when)
+        check(table, index, _find_condition_problem("when", conditions))
+        return NamedKind(value, conditions)
+
+    def read_rule(index: int, table: RuleTable) -> Rule:
+        if not shipped:
+            table = replace(table, when=_with_linear_patterns(table.when), unless=_with_linear_patterns(table.unless))
+        needs_when = _Problem("rule needs a when table with at least one condition", "when")
+        check("rule", index, _find_problem(table) if table.when else needs_when)
+        return Rule(**asdict(table), pack=pack)
+
     return RuleBook(
-        tuple(reader.rule(table, index, pack) for index, table in enumerate(document.rule)),
-        tuple(reader.kind("group", index, table.kind, table.when) for index, table in enumerate(document.group)),
-        tuple(reader.kind("module", index, table.name, table.when) for index, table in enumerate(document.module)),
+        tuple(read_rule(index, table) for index, table in enumerate(document.rule)),
+        tuple(read_kind("group", index, table.kind, table.when) for index, table in enumerate(document.group)),
+        tuple(read_kind("module", index, table.name, table.when) for index, table in enumerate(document.module)),
     )
+
+
+def _with_linear_patterns(conditions: Mapping[str, Condition]) -> dict[str, Condition]:
+    """Return the conditions of a user, with patterns on an engine whose time is linear."""
+    return {
+        column: LinearPattern(condition)
+        if isinstance(condition, str) and _COLUMN_TYPES.get(column) == "text"
+        else condition
+        for column, condition in conditions.items()
+    }
 
 
 def shipped_packs(folder: Path = PACKS) -> dict[str, str]:
@@ -246,41 +274,6 @@ def _is_number_condition(condition: object) -> bool:
     return isinstance(condition, int) and not isinstance(condition, bool)
 
 
-class _Reader(msgspec.Struct, frozen=True):
-    """Turns the tables of a rules file into rules; an error names the line, which the TOML reader does not keep."""
-
-    text: str
-    source: str
-    shipped: bool
-
-    def rule(self, table: RuleTable, index: int, pack: str) -> Rule:
-        """Return the rule in a table."""
-        table = replace(table, when=self._conditions(table.when), unless=self._conditions(table.unless))
-        needs_when = _Problem("rule needs a when table with at least one condition", "when")
-        self._check("rule", index, _find_problem(table) if table.when else needs_when)
-        return Rule(**asdict(table), pack=pack)
-
-    def kind(self, table: str, index: int, value: str, when: Mapping[str, Condition]) -> NamedKind:
-        """Return the kind of a group, or the module, in a table."""
-        conditions = self._conditions(when)
-        self._check(table, index, _find_condition_problem("when", conditions))
-        return NamedKind(value, conditions)
-
-    def _conditions(self, conditions: Mapping[str, Condition]) -> dict[str, Condition]:
-        """Return the conditions with the patterns of users on an engine whose time is linear."""
-        return {
-            column: LinearPattern(condition)
-            if isinstance(condition, str) and _COLUMN_TYPES.get(column) == "text" and not self.shipped
-            else condition
-            for column, condition in conditions.items()
-        }
-
-    def _check(self, table: str, index: int, problem: _Problem | None) -> None:
-        if problem:
-            line = _find_line(self.text, table, index, problem.key, problem.inside)
-            raise RuleError(f"{self.source}:{line}: {problem.message}", hint=problem.hint)
-
-
 def _find_line(text: str, table: str, index: int, key: str, inside: str = "") -> int:
     """Return the line of a table's own *key*, or of *key* in its inner table *inside*; else of the table's head."""
     lines = text.splitlines()
@@ -347,10 +340,7 @@ Case = tuple[Conditions, Conditions]
 
 UNKNOWN = "other"
 """Label, and name of the rule, of events that no rule matches."""
-_PASS_OF_LABEL = {
-    "forward": "forward",
-    **dict.fromkeys(("dgrad", "wgrad", "backward", "recompute"), "backward"),
-}
+_PASS_OF_LABEL = {"forward": "forward", **dict.fromkeys(("dgrad", "wgrad", "backward", "recompute"), "backward")}
 
 
 class Decisions(NamedTuple):

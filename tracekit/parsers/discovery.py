@@ -9,7 +9,7 @@ import os
 import re
 import stat
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -168,16 +168,24 @@ def _is_folder(path: Path) -> bool:
 
 
 def _from_many(path: str, members: list[Path]) -> Discovery:
-    """Return the traces among many files; count the others, and warn about those that look like traces but are not."""
-    refs, suspicious, skipped = [], [], 0
-    for member in members:
-        ref, why = _reference(member, os.path.relpath(member, path) if Path(path).is_dir() else str(member))
-        if ref is not None:
-            refs.append(ref)
-            continue
-        skipped += 1
-        if _looks_like_trace(member):
-            suspicious.append(f"{member.name} {why}")
+    """Return the traces among many files."""
+    is_folder = Path(path).is_dir()
+    found = {
+        str(member): _reference(member, os.path.relpath(member, path) if is_folder else str(member))
+        for member in members
+    }
+    return _discovery(path, found)
+
+
+def _discovery(path: str, found: Mapping[str, tuple[SourceRef | None, str]]) -> Discovery:
+    """Return the traces among the files *found* at *path*; warn about others that look like traces.
+
+    Of each file, by its own path, *found* has the source, or why it is not one.
+    """
+    refs = [ref for ref, _ in found.values() if ref is not None]
+    others = {Path(file): why for file, (ref, why) in found.items() if ref is None}
+    suspicious = [f"{file.name} {why}" for file, why in others.items() if _looks_like_trace(file)]
+    skipped = len(others)
     if not refs:
         raise InputError(f"{path}: holds no traces ({skipped} other files)", hint="name the traces' own folder")
     if len(refs) == 1 and refs[0].rank is None and (number := rank_in_name(refs[0].path)) is not None:
@@ -216,7 +224,10 @@ def _reference(path: Path, shown: str) -> tuple[SourceRef | None, str]:
     """Return the source at *path*, or why it is not one."""
     try:
         if path.is_dir():
-            return _folder_reference(path, shown), ""
+            size = sum(member.stat().st_size for member in path.iterdir() if member.is_file())
+            is_store = (path / STORE_MANIFEST).is_file()
+            source = SourceRef(str(path), "store", bytes=size)
+            return source if is_store else _make_reference(str(path), shown, FileType("nsight"), size), ""
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):  # opening a pipe would block until something writes into it
             return None, "is a pipe or a device; save it as a file first"
@@ -231,15 +242,8 @@ def _reference(path: Path, shown: str) -> tuple[SourceRef | None, str]:
     return _make_reference(str(path), shown, file_type, size), file_type.why
 
 
-def _folder_reference(path: Path, shown: str) -> SourceRef | None:
-    size = sum(member.stat().st_size for member in path.iterdir() if member.is_file())
-    if (path / STORE_MANIFEST).is_file():
-        return SourceRef(str(path), "store", bytes=size)
-    return _make_reference(str(path), shown, FileType("nsight"), size)
-
-
 def _detect_type(path: Path, size: int) -> FileType:
-    if path.suffix == ".nsys-rep" and size:
+    if path.suffix == ".nsys-rep":
         return FileType("nsight")
     with path.open("rb") as file:
         head = file.read(HEAD_BYTES)
@@ -262,19 +266,12 @@ def _make_reference(path: str, shown: str, file_type: FileType, size: int) -> So
 
 def _expand_remote(url: str) -> Discovery:
     """Return the sources behind a URL."""
-    refs, skipped = [], 0
-    files = remote.list_files(url, depth=MAX_FOLDER_DEPTH)
-    for file_url, size in files.items():
+    found = {}
+    for file_url, size in remote.list_files(url, depth=MAX_FOLDER_DEPTH).items():
         is_nsight = file_url.endswith((".nsys-rep", ".parquetdir", ".arrowdir"))
         file_type = FileType("nsight") if is_nsight else detect_file_type(remote.read_head(file_url, HEAD_BYTES))
-        ref = _make_reference(file_url, file_url, file_type, size)
-        if ref is not None:
-            refs.append(ref)
-        elif len(files) == 1:
-            raise InputError(f"{url}: {file_type.why}", hint="tracekit reads PyTorch and Nsight Systems traces")
-        else:
-            skipped += 1
-    if not refs:
-        raise InputError(f"{url}: holds no traces ({skipped} other files)", hint="name the traces' own folder")
-    refs, notices = _drop_duplicate_exports(refs)
-    return Discovery(tuple(refs), skipped, tuple(notices))
+        found[file_url] = _make_reference(file_url, file_url, file_type, size), file_type.why
+    (ref, why), *others = found.values()
+    if ref is None and not others:
+        raise InputError(f"{url}: {why}", hint="tracekit reads PyTorch and Nsight Systems traces")
+    return _discovery(url, found)

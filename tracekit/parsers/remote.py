@@ -2,6 +2,7 @@
 
 import contextlib
 import ipaddress
+import re
 import socket
 import sys
 import tempfile
@@ -12,6 +13,7 @@ from typing import Any
 from tracekit.errors import InputError
 
 _FOLDER_SUFFIXES = (".parquetdir", ".arrowdir")
+_IN_EXPORTED_FOLDER = re.compile(r"^(.*?\.(?:parquetdir|arrowdir))/.*$")
 
 
 def list_files(url: str, *, depth: int) -> dict[str, int]:
@@ -27,7 +29,7 @@ def list_files(url: str, *, depth: int) -> dict[str, int]:
             return {url: int(info.get("size") or 0)}
         sizes: dict[str, int] = {}
         for name, info in sorted(listed.items()):
-            source = _exported_folder(name) or name  # the files of an exported folder are one source
+            source = _IN_EXPORTED_FOLDER.sub(r"\1", name)  # the files of an exported folder are one source
             sizes[source] = sizes.get(source, 0) + int(info.get("size") or 0)
         if not sizes:
             raise InputError(f"{url}: holds nothing", hint="check the URL")
@@ -71,14 +73,6 @@ def fetch_to_local(path: str) -> Iterator[str]:
             local = Path(folder) / remote_path.rstrip("/").rsplit("/", 1)[-1]
             system.get(remote_path, str(local), recursive=remote_path.endswith(_FOLDER_SUFFIXES))
         yield str(local)
-
-
-def _exported_folder(name: str) -> str | None:
-    """Return the exported folder that the file *name* belongs to, if any."""
-    for suffix in _FOLDER_SUFFIXES:
-        if f"{suffix}/" in name:
-            return name[: name.index(f"{suffix}/") + len(suffix)]
-    return None
 
 
 def _file_system(url: str) -> tuple[Any, str]:

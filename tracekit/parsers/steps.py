@@ -1,7 +1,5 @@
 """Assignment of training steps to events."""
 
-import heapq
-
 import numpy as np
 import numpy.typing as npt
 import polars as pl
@@ -82,20 +80,15 @@ def _profiler_steps(events: pl.DataFrame) -> pl.DataFrame:
 def _innermost_marks(marks: pl.DataFrame) -> tuple[Ints, Ints]:
     """Return the times at which the step may change, and for each the row of the innermost mark, -1 for none.
 
-    Marks may be nested: a trainer that marks steps too, or the copy of a mark among the operators. A sweep over the
-    times keeps the open marks in a heap, whose top is the mark that began last.
+    Marks may be nested: a trainer that marks steps too, or the copy of a mark among the operators. They come in order
+    of their start, so that an inner mark is written over the one around it.
     """
     starts, ends = marks["start_ns"].to_numpy(), marks["end_ns"].to_numpy()
     bounds = np.unique(np.concatenate([starts, ends]))
     innermost = np.full(len(bounds), -1, np.int64)
-    open_rows: list[int] = []  # negated, because heapq keeps the smallest on top
-    started = np.searchsorted(starts, bounds, side="right")  # number of marks started up to each bound
-    for i, bound in enumerate(bounds):
-        for row in range(started[i - 1] if i else 0, started[i]):
-            heapq.heappush(open_rows, -row)
-        while open_rows and ends[-open_rows[0]] <= bound:
-            heapq.heappop(open_rows)
-        innermost[i] = -open_rows[0] if open_rows else -1
+    first, behind = np.searchsorted(bounds, starts).tolist(), np.searchsorted(bounds, ends).tolist()
+    for row in range(len(marks)):
+        innermost[first[row] : behind[row]] = row
     return bounds, innermost
 
 

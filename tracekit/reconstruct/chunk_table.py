@@ -4,21 +4,21 @@ Chunks of different micro-batches that ran at the same time, a forward and a bac
 """
 
 from collections.abc import Mapping
+from functools import partial
 from itertools import groupby
-from typing import NamedTuple
+from typing import Any
 
-import msgspec
 import numpy as np
 import polars as pl
 
 from tracekit._util.arrays import Ints, group_rows
 from tracekit._util.columns import to_int64
 from tracekit.intervals import Intervals
-from tracekit.reconstruct.chunks import CONFIDENCE_ANNOTATED
+from tracekit.metrics.label_intervals import COMPUTE_SET
 from tracekit.reconstruct.kernels import LOOSE_WGRAD
-from tracekit.reconstruct.segment import segment_steps
-from tracekit.reconstruct.stalls import Timeline
-from tracekit.schema import COMPUTE_LABELS, STALL_CAUSES, conform
+from tracekit.reconstruct.segment import CONFIDENCE_ANNOTATED, segment_steps
+from tracekit.reconstruct.stalls import time_of
+from tracekit.schema import STALL_CAUSES, conform
 
 MAX_CHUNKS_BETWEEN_HALVES = 3
 """Chunks before and behind a forward, in launch order, among which its backward is looked for."""
@@ -29,15 +29,8 @@ MIN_SHARED_GPU_TIME = 0.05
 MIN_SHARE_OF_REAL_BLOCKS = 0.1
 """Share of a step's named blocks that must be real for the names to be believed."""
 
-_Span = tuple[int, int]
-
-
-class _Chunk(NamedTuple):
-    block: str | None  # name of the block, where a range gives one
-    op: str
-    pair: int
-    host: _Span  # first and last launch
-    gpu: _Span  # start and end
+_Chunk = Mapping[str, Any]
+"""Row of a table of chunks."""
 
 
 def find_partners(chunks: pl.DataFrame, *, from_ranges: bool) -> pl.Series:
@@ -52,17 +45,14 @@ def find_partners(chunks: pl.DataFrame, *, from_ranges: bool) -> pl.Series:
     >>> find_partners(chunks, from_ranges=False).to_list()
     [1, 0]
     """
-    columns = chunks.select("block", "op", "pair", "launch_ns", "last_ns", "start_ns", "end_ns").rows()
-    rows = [
-        _Chunk(block, op, pair, (launch, last), (start, end)) for block, op, pair, launch, last, start, end in columns
-    ]
+    rows = chunks.select("block", "op", "pair", "launch_ns", "last_ns", "start_ns", "end_ns").rows(named=True)
     pairs = [
         (forward, backward)
         for forward, own in enumerate(rows)
         for backward in range(max(0, forward - MAX_CHUNKS_BETWEEN_HALVES), forward + MAX_CHUNKS_BETWEEN_HALVES + 1)
-        if own.op == "F" and backward < len(rows) and rows[backward].op in ("B", "I")
+        if own["op"] == "F" and backward < len(rows) and rows[backward]["op"] in ("B", "I")
     ]
-    named = {pair for pair in pairs if rows[pair[0]].block is not None and rows[pair[0]].block == rows[pair[1]].block}
+    named = {pair for pair in pairs if rows[pair[0]]["block"] and rows[pair[0]]["block"] == rows[pair[1]]["block"]}
     # One runtime runs all blocks the same way, so a block whose halves happened not to meet is one if others are.
     real = sum(_is_real_block(rows[forward], rows[backward]) for forward, backward in named)
     if real <= MIN_SHARE_OF_REAL_BLOCKS * len(named):
@@ -72,9 +62,9 @@ def find_partners(chunks: pl.DataFrame, *, from_ranges: bool) -> pl.Series:
         own, best, best_share = rows[forward], -1, MIN_SHARED_TIME
         for _, backward in candidates:
             other, is_named = rows[backward], (forward, backward) in named
-            if (from_ranges and not is_named) or other.pair == own.pair or partner[backward] >= 0:
+            if (from_ranges and not is_named) or other["pair"] == own["pair"] or partner[backward] >= 0:
                 continue
-            share = 2.0 if is_named else max(_shared(own.host, other.host), _shared(own.gpu, other.gpu))
+            share = 2.0 if is_named else max(_shared_on_host(own, other), _shared_on_gpu(own, other))
             if share > best_share:
                 best, best_share = backward, share
         if best >= 0:
@@ -84,13 +74,16 @@ def find_partners(chunks: pl.DataFrame, *, from_ranges: bool) -> pl.Series:
 
 def _is_real_block(forward: _Chunk, backward: _Chunk) -> bool:
     """Return whether the halves of a named block were launched interleaved, or on the GPU at the same time."""
-    return _shared(forward.host, backward.host) > 0 or _shared(forward.gpu, backward.gpu) > MIN_SHARED_GPU_TIME
+    return _shared_on_host(forward, backward) > 0 or _shared_on_gpu(forward, backward) > MIN_SHARED_GPU_TIME
 
 
-def _shared(a: _Span, b: _Span) -> float:
-    """Return the overlap of two spans as a share of the shorter one."""
-    overlap = min(a[1], b[1]) - max(a[0], b[0])
-    return max(0, overlap) / max(1, min(a[1] - a[0], b[1] - b[0]))
+def _shared(start: str, end: str, a: _Chunk, b: _Chunk) -> float:
+    """Return the overlap of two chunks, each from *start* to *end*, as a share of the shorter one."""
+    overlap = min(a[end], b[end]) - max(a[start], b[start])
+    return float(max(0, overlap) / max(1, min(a[end] - a[start], b[end] - b[start])))
+
+
+_shared_on_host, _shared_on_gpu = partial(_shared, "launch_ns", "last_ns"), partial(_shared, "start_ns", "end_ns")
 
 
 CHUNKS = pl.Schema(
@@ -117,19 +110,16 @@ MIN_SHARE_OF_TIME_IN_LAYERS = 0.95
 """Share of a chunk's time in kernels whose count is a multiple of N, to accept N layers."""
 
 
-class ChunkTable(msgspec.Struct, frozen=True, eq=False):
-    """Chunks of all steps of a rank, and the kernels they are made of."""
+def cut_chunks(rows: pl.DataFrame) -> tuple[pl.DataFrame, Ints, Ints]:
+    """Cut the GPU events of a rank into chunks; *rows* are as ``prepare`` returns them.
 
-    chunks: pl.DataFrame  # ``CHUNKS``, without measures until ``measure_chunks``
-    rows: Ints  # rows of the kernels that belong to a chunk
-    chunk: Ints  # chunk of each of these kernels
-
-
-def cut_chunks(rows: pl.DataFrame) -> ChunkTable:
-    """Return the chunks of all steps of a rank; *rows* are its GPU events, as ``prepare`` returns them."""
+    Returns:
+        The chunks of all steps (``CHUNKS``, without measures until ``measure_chunks``), the rows of the kernels that
+        belong to one, and the chunk of each of these kernels.
+    """
     steps = [(step, step_rows, cut) for step, step_rows, cut in segment_steps(rows) if (cut.chunk >= 0).any()]
     if not steps:
-        return ChunkTable(pl.DataFrame(schema=CHUNKS), np.zeros(0, np.int64), np.zeros(0, np.int64))
+        return pl.DataFrame(schema=CHUNKS), np.zeros(0, np.int64), np.zeros(0, np.int64)
     # Each step numbers its chunks from 0; here they are numbered over all steps.
     sizes = [len(cut.op) for _, _, cut in steps]
     first = np.cumsum([0, *sizes])[:-1].tolist()
@@ -147,7 +137,7 @@ def cut_chunks(rows: pl.DataFrame) -> ChunkTable:
         find_partners(chunks.slice(offset, size), from_ranges=cut.from_ranges)
         for offset, size, (_, _, cut) in zip(first, sizes, steps, strict=True)
     ]
-    return ChunkTable(_share_stages(chunks).with_columns(pl.concat(partners)), kernels, chunk)
+    return _share_stages(chunks).with_columns(pl.concat(partners)), kernels, chunk
 
 
 def _summarize(rows: pl.DataFrame, kernels: Ints, chunk: Ints) -> pl.DataFrame:
@@ -208,14 +198,14 @@ def _share_stages(chunks: pl.DataFrame) -> pl.DataFrame:
     return named.with_columns(confidence=pl.when(has_both).then(pl.lit(CONFIDENCE_ANNOTATED)).otherwise("confidence"))
 
 
-def measure_chunks(chunks: pl.DataFrame, timeline: Timeline, stalls: Mapping[str, Intervals]) -> pl.DataFrame:
-    """Return the chunks with their compute time and stalls; of an overlapped block, those of the whole block."""
+def measure_chunks(chunks: pl.DataFrame, rows: pl.DataFrame, stalls: Mapping[str, Intervals]) -> pl.DataFrame:
+    """Return the chunks with their compute time (of *rows*) and stalls; of an overlapped block, those of the block."""
     if chunks.is_empty():
         return chunks
     start, end = _block_spans(chunks)
     measures = {
-        "busy_ns": timeline.time((*COMPUTE_LABELS, "other")).covered_ns(start, end),
-        "wgrad_ns": timeline.time(("wgrad",)).covered_ns(start, end),
+        "busy_ns": time_of(rows, COMPUTE_SET).covered_ns(start, end),
+        "wgrad_ns": time_of(rows, ("wgrad",)).covered_ns(start, end),
         **{f"{cause}_ns": stall.covered_ns(start, end) for cause, stall in stalls.items()},
     }
     return conform(chunks.with_columns(pl.Series(name, ns) for name, ns in measures.items()), CHUNKS)

@@ -1,5 +1,7 @@
 """Evidence per GPU event for reconstruction, in the order in which the host launched the events."""
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import polars as pl
@@ -45,10 +47,7 @@ def prepare(labelled: pl.DataFrame) -> pl.DataFrame:
     is_numbered = pl.col("autograd_sequence").is_between(0, _MAX_SEQUENCE_NUMBER)
     is_recompute = pl.lit(pl.Series(codes == LABELS.index("recompute")))
     return rows.with_columns(
-        *(
-            pl.coalesce(pl.lit(named[name]), pl.when(both_known).then(name)).alias(name)
-            for name in ("stage", "microbatch")
-        ),
+        *(pl.coalesce(named[name], pl.when(both_known).then(name)).alias(name) for name in ("stage", "microbatch")),
         pl.Series("category", category),
         pl.Series("code", codes),
         named["op"].alias("named_op"),
@@ -78,17 +77,13 @@ def read_ranges(paths: CategoryColumn, *, backward: Bools) -> pl.DataFrame:
     [('F', 2, 7, None), ('F', 0, 7, 'PP:(0F7;3B1)'), ('B', 3, 1, 'PP:(0F7;3B1)')]
     """
     schema = {"op": pl.String(), "stage": pl.Int32(), "microbatch": pl.Int32(), "block": pl.String()}
-    # Every distinct path is parsed twice, for a forward and for a backward kernel; the last row is for no path.
-    parsed = [_read_path(path, backward=is_backward) for path in paths.values for is_backward in (False, True)]
-    table = pl.DataFrame([*parsed, (None,) * len(schema)], schema=schema, orient="row")
-    return table[np.where(paths.present, 2 * paths.codes + backward, len(parsed))]
-
-
-def _read_path(path: str, *, backward: bool) -> tuple[str | None, int | None, int | None, str | None]:
-    """Return op, stage, micro-batch and block of a kernel under a path of ranges."""
-    ranges = parse_path(path)
-    work = ranges.place(backward=backward)
-    return (work.op, work.stage, work.microbatch, ranges.block) if work else (None, None, None, ranges.block)
+    named: list[tuple[Any, ...]] = []  # two rows for every distinct path: for a forward and for a backward kernel
+    for ranges in map(parse_path, paths.values):
+        for work in (ranges.forward, ranges.backward):
+            place = (work.op, work.stage, work.microbatch) if work else (None, None, None)
+            named.append((*place, ranges.block))
+    table = pl.DataFrame([*named, (None,) * len(schema)], schema=schema, orient="row")  # the last is for no path
+    return table[np.where(paths.present, 2 * paths.codes + backward, len(named))]
 
 
 class Kernels:

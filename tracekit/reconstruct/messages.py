@@ -45,17 +45,12 @@ def read_messages(rows: pl.DataFrame, chunks: pl.DataFrame) -> pl.DataFrame:
         .with_columns(word=pl.col("p2p").cast(pl.String).str.split(","))
         .explode("word")
         .select(
-            "step",
-            pl.col("id").alias("kernel"),
-            word.str.contains(r"^send(:|$)").alias("send"),
-            word.str.extract(r"^[^:]*:([0-9]{1,9})$").cast(pl.Int32).alias("peer"),
-            pl.col("host_ns").alias("launch_ns"),
-            "start_ns",
-            "end_ns",
-            pl.col("group").cast(pl.String),
-            "stream",
-            pl.col("stream").is_in(compute_streams.implode()).alias("inline"),
-            "bytes",
+            *("step", "start_ns", "end_ns", "group", "stream", "bytes"),
+            kernel="id",
+            send=word.str.contains(r"^send(:|$)"),
+            peer=word.str.extract(r"^[^:]*:([0-9]{1,9})$").cast(pl.Int32),
+            launch_ns="host_ns",
+            inline=pl.col("stream").is_in(compute_streams.implode()),
         )
     )
     return conform(table.with_columns(made=_carried_ops(table, chunks)), MESSAGES)

@@ -161,10 +161,8 @@ def _find_contradiction(ranks: Sequence[RankPipeline], line: Sequence[int]) -> N
     for rank in ranks:
         others = {peer for peer in rank.peers if peer is not None and peer not in line} if rank.rank in line else set()
         if others:
-            text = (
-                f"the layout makes ranks {_abbreviate(line)} one pipeline, but rank {rank.rank} exchanges its messages"
-            )
-            text += f" with rank {_abbreviate(sorted(others))}: no schedule can be named for it"
+            text = f"the layout makes ranks {_abbreviate(line)} one pipeline, but rank {rank.rank} exchanges its"
+            text += f" messages with rank {_abbreviate(sorted(others))}: no schedule can be named for it"
             return Notice("layout-contradicted", text)
     return None
 

@@ -10,7 +10,7 @@ import polars as pl
 from tracekit._util.arrays import Ints
 from tracekit.align.clocks import Clocks
 from tracekit.errors import Notice
-from tracekit.reconstruct.chunks import CONFIDENCE_ANNOTATED, CONFIDENCE_COUNTED
+from tracekit.reconstruct.segment import CONFIDENCE_ANNOTATED, CONFIDENCE_COUNTED
 from tracekit.reconstruct.stage_assignment import Place, Placement
 from tracekit.schedules import Op, Schedule
 from tracekit.schema import CELLS, STALL_CAUSES, conform
@@ -22,13 +22,7 @@ DETAILED = pl.Schema(
     {
         **CELLS,
         "position": pl.Int32(),
-        "pair": pl.Int64(),
-        "b_pair": pl.Int64(),
-        "launch_ns": pl.Int64(),
-        "last_ns": pl.Int64(),
-        "layers": pl.Int64(),
-        "wgrad_ns": pl.Int64(),
-        **dict.fromkeys(STALL_COLUMNS, pl.Int64()),
+        **dict.fromkeys(("pair", "b_pair", "launch_ns", "last_ns", "layers", "wgrad_ns", *STALL_COLUMNS), pl.Int64()),
     }
 )
 """Cells with their position in the pipeline, pair, first and last launch, layers, weight gradients and stalls; see

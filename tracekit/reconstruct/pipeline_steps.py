@@ -19,10 +19,10 @@ from tracekit._util.columns import to_int64
 from tracekit.align.clocks import Clocks
 from tracekit.errors import Notice
 from tracekit.reconstruct.chunk_table import CHUNKS
-from tracekit.reconstruct.chunks import CONFIDENCE_COUNTED, CONFIDENCE_POSITION
 from tracekit.reconstruct.messages import MESSAGES
 from tracekit.reconstruct.pipeline import DETAILED, STALL_COLUMNS, Pipeline, identity_numbers
 from tracekit.reconstruct.rank_pipeline import RankPipeline
+from tracekit.reconstruct.segment import CONFIDENCE_COUNTED, CONFIDENCE_POSITION
 from tracekit.reconstruct.stage_assignment import Place, Placement, assign_stages, pair_by_messages
 from tracekit.schema import conform
 
@@ -251,22 +251,16 @@ def _join_blocks(chunks: pl.DataFrame) -> pl.DataFrame:
     blocks = forwards.join(backwards, left_on="beside", right_on="index", suffix="_b")
     # Both halves were measured over the whole block, so their measures are equal.
     joined = blocks.select(
-        "instance",
-        "step",
-        "rank",
-        "position",
-        pl.lit("FB").alias("op"),
-        "stage",
-        "microbatch",
-        "pair",
-        pl.col("pair_b").alias("b_pair"),
-        pl.col("stage_b").alias("b_stage"),
-        pl.col("microbatch_b").alias("b_microbatch"),
+        *("instance", "step", "rank", "position", "stage", "microbatch", "pair"),
         *(pl.min_horizontal(name, f"{name}_b").alias(name) for name in ("start_ns", "launch_ns", "confidence")),
         *(
             pl.max_horizontal(name, f"{name}_b").alias(name)
             for name in ("end_ns", "last_ns", "busy_ns", "wgrad_ns", *STALL_COLUMNS)
         ),
+        op=pl.lit("FB"),
+        b_stage="stage_b",
+        b_microbatch="microbatch_b",
+        b_pair="pair_b",
     )
     return pl.concat([chunks.filter(pl.col("beside") < 0), joined], how="diagonal")
 
@@ -291,12 +285,11 @@ def _make_cells(tables: StepTables, results: Sequence[_StepResult], clocks: Cloc
     if table.is_empty():
         return pl.DataFrame(schema=DETAILED)
     is_unplaced = np.concatenate([result.is_unplaced for result in results])
-    is_by_order = np.concatenate(
-        [
-            np.full(len(result.stage), result.stages_from == "messages" and tables.peers_by_order[line])
-            for (line, _), result in zip(tables.instances, results, strict=True)
-        ]
-    )
+    by_order = [
+        result.stages_from == "messages" and tables.peers_by_order[line]
+        for (line, _), result in zip(tables.instances, results, strict=True)
+    ]
+    is_by_order = np.repeat(by_order, [len(result.stage) for result in results])
     columns = {name: np.concatenate([getattr(result, name) for result in results]) for name in ("stage", "microbatch")}
     table = table.with_columns(
         *(

@@ -15,11 +15,11 @@ import polars as pl
 
 from tracekit.errors import Notice
 from tracekit.intervals import EMPTY, Intervals
-from tracekit.reconstruct.chunk_table import ChunkTable, cut_chunks, measure_chunks
-from tracekit.reconstruct.chunks import CONFIDENCE_POSITION
+from tracekit.reconstruct.chunk_table import cut_chunks, measure_chunks
 from tracekit.reconstruct.kernels import prepare
 from tracekit.reconstruct.messages import CONTENTION, measure_contention, read_messages
-from tracekit.reconstruct.stalls import LANES, Timeline, find_stalls, measure_lanes
+from tracekit.reconstruct.segment import CONFIDENCE_POSITION
+from tracekit.reconstruct.stalls import LANES, find_stalls, measure_lanes, time_of
 from tracekit.schema import STALL_CAUSES, ProcessGroup, Source
 
 TIMES = pl.Schema({"start_ns": pl.Int64(), "end_ns": pl.Int64()})
@@ -112,12 +112,14 @@ def rank_pipeline(
     rows = prepare(sampled)
     if rows["step"].null_count() == rows.height:  # the whole trace is one step
         rows = rows.with_columns(step=pl.lit(0, pl.Int64))
-    cut = cut_chunks(rows)
-    timeline = Timeline(rows["code"].to_numpy(), rows["start_ns"].to_numpy(), rows["end_ns"].to_numpy())
+    chunks, kernels, chunk = cut_chunks(rows)
     in_chunk = np.zeros(rows.height, bool)
-    in_chunk[cut.rows] = True
-    stalls = find_stalls(timeline, in_chunk, all_events, cut.chunks)
-    chunks = measure_chunks(cut.chunks, timeline, stalls)
+    in_chunk[kernels] = True
+    stalls = find_stalls(rows, in_chunk, all_events, chunks)
+    chunks = measure_chunks(chunks, rows, stalls)
+    timed_kernels = rows[kernels].select(
+        pl.Series("chunk", chunk), chunks["op"][chunk], "host_ns", "start_ns", "end_ns"
+    )
     named = rows.filter((pl.col("label") == "pp_comm") & pl.col("group").is_not_null())  # with known communicator
     return RankPipeline(
         rank=source.rank,
@@ -130,15 +132,8 @@ def rank_pipeline(
         world_size=source.world_size,
         peers_local=source.reader == "nsight",
         notices=(*notices, *_pairing_notices(rows, chunks)),
-        contention=measure_contention(_kernels_of_chunks(rows, cut), timeline.time(("pp_comm",))),
+        contention=measure_contention(timed_kernels, time_of(rows, ("pp_comm",))),
         full_queue=pl.DataFrame({"start_ns": full_queue.start_ns, "end_ns": full_queue.end_ns}, schema=TIMES),
-    )
-
-
-def _kernels_of_chunks(rows: pl.DataFrame, cut: ChunkTable) -> pl.DataFrame:
-    """Return the kernels of all chunks, with the columns that contention is measured by."""
-    return rows[cut.rows].select(
-        pl.Series("chunk", cut.chunk), cut.chunks["op"][cut.chunk], "host_ns", "start_ns", "end_ns"
     )
 
 

@@ -3,193 +3,106 @@
 The order in which the host launched kernels says more than the GPU's clock. Where the run names its cells with ``PP:``
 ranges, these decide (``cut_by_ranges``). Otherwise a backward is a walk of the autograd engine down the sequence
 numbers (``find_walks``), and its forward is made of the forward kernels with the same numbers. Weight gradients
-outside the engine have no number: they are counted off against the backwards that left them out (``chunks``).
+outside the engine have no number: they are counted off against the backwards that left them out (``ChunkAssembly``).
 """
 
-from collections import Counter, deque
-from itertools import accumulate
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 import polars as pl
 
-from tracekit._loops import autograd_walks
-from tracekit._util.arrays import Bools, Ints, as_int64, find_sorted, take_or_missing
-from tracekit.reconstruct.chunks import (
-    CONFIDENCE_ANNOTATED,
-    ChunkAssembly,
-    ChunkOwners,
-    StepChunks,
-    add_backward,
-    chunks_of_walks,
-    split_at_barriers,
-)
-from tracekit.reconstruct.kernels import AUTOGRAD, FORWARD, LOOSE_WGRAD, MESSAGE, Kernels
+from tracekit._util.arrays import Bools, Ints, as_int64
+from tracekit.reconstruct.kernels import AUTOGRAD, FORWARD, LOOSE_WGRAD, Kernels
+from tracekit.reconstruct.walks import find_walks
 
-_KernelNames = tuple[int, ...]
-"""Codes of the names of a walk's kernels, in order."""
+CONFIDENCE_ANNOTATED = 1.0
+"""Confidence of a chunk that an annotation names."""
+CONFIDENCE_AUTOGRAD = 0.95
+"""Confidence of a pair of forward and backward that share autograd sequence numbers."""
+CONFIDENCE_COUNTED = 0.7
+"""Confidence of a pair found by counting, first in, first out."""
+CONFIDENCE_POSITION = 0.5
+"""Confidence of a pair that only its position in the step suggests."""
+
+_MIN_WGRAD_SHARE_OF_LATER_WALKS = 0.5
+"""Share of the time of later walks over a backward's numbers above which these are its weight gradient."""
+_MAX_WGRAD_SHARE_OF_SPLIT_BACKWARD = 0.02
+"""Share of a backward's time in weight gradients below which its later walks are its weight gradient."""
+_MAX_WGRAD_INSIDE_SPLIT_BACKWARD = 0.5
+"""Weight gradient time inside a backward that left its weight gradients out, relative to what was left out."""
 
 
-def find_walks(kernels: Kernels) -> tuple[Ints, Ints]:
-    """Assign the kernels of the autograd engine to walks.
+class StepChunks(msgspec.Struct, frozen=True, eq=False):
+    """Chunks of one rank and step, in launch order, and the chunk of each kernel."""
+
+    op: list[str]  # F, I, W or B
+    pair: Ints  # index of the forward that the chunk belongs to; forwards are numbered in launch order
+    confidence: list[float]
+    chunk: Ints  # of each kernel; -1: none
+    from_ranges: bool = False  # cut by the ``PP:`` ranges of the run
+
+
+ChunkOwners = list[int]
+"""Chunks as they are found. A chunk is one backward with its forward, which owns itself, or a weight gradient that ran
+apart, which the chunk of its backward owns."""
+
+
+def add_backward(owners: ChunkOwners) -> int:
+    """Add a chunk for a backward with its forward; return its index."""
+    owners.append(len(owners))
+    return len(owners) - 1
+
+
+def chunks_of_walks(walk: Ints, owner: Ints, kernels: Kernels) -> tuple[ChunkOwners, Ints]:
+    """Turn the walks of the autograd engine into chunks.
+
+    Every first walk over some numbers is a backward. Later walks over the same numbers are one weight gradient if
+    weight gradients take most of their time or the backward has hardly any; otherwise they belong to the backward.
+    There may be many: an engine can be called for one group of parameters after another.
+
+    Args:
+        walk: Walk of each kernel of the engine, as ``find_walks`` returns it.
+        owner: For each walk the walk that first visited its numbers.
+        kernels: The kernels of the step.
 
     Returns:
-        The walk of each of these kernels, in launch order; and for each walk its owner, the walk that visited its
-        numbers first: itself, or the backward whose weight gradient it is.
+        The chunks, and the chunk of each walk.
 
     """
-    category = kernels.category
+    count = len(owner)
     autograd = kernels.rows_of(AUTOGRAD)
-    number = kernels.number[autograd]
-    loose_wgrads_before = np.cumsum(category == LOOSE_WGRAD)[autograd]
-    walk, owner = _number_walks(number, loose_wgrads_before)
-    is_first_visit = (number >= 0) & (owner[walk] == walk)
-    cut_walk = _split_by_messages(walk, autograd, kernels)
-    cut_walk = _split_repetitions(cut_walk, autograd, kernels, is_first_visit)
-    final_walk, owner = _renumber_walks(number, _first_visitors(cut_walk, number, is_first_visit), walk)
-    barriers_before = np.cumsum((category == FORWARD) | (category == MESSAGE))[autograd]
-    return _join_next_walk(final_walk, number >= 0, barriers_before), owner
-
-
-def _number_walks(number: Ints, loose_wgrads_before: Ints) -> tuple[Ints, Ints]:
-    """Return walk and owner as ``find_walks`` does, from sequence numbers alone.
-
-    *loose_wgrads_before* counts the weight gradients outside autograd that were launched before each kernel.
-    """
-    numbered = number[number >= 0]
-    if not len(numbered):
-        return np.zeros(len(number), np.int64), np.zeros(min(1, len(number)), np.int64)
-    first_number = numbered.min()
-    first_walk = np.full(int(numbered.max() - first_number) + 1, -1, np.int64)
-    next_number, walk = np.full((2, len(number)), -1, np.int64)
-    repeated_walk = np.full(len(number) + 1, -1, np.int64)
-    count = autograd_walks.number_walks(
-        as_int64(number), as_int64(loose_wgrads_before), first_number, first_walk, next_number, walk, repeated_walk
+    duration = kernels.duration_ns[autograd]
+    total_ns = np.bincount(walk, duration, count)
+    wgrad_ns = np.bincount(walk, duration * kernels.is_wgrad[autograd], count)
+    is_later = owner != np.arange(count)
+    later_ns = np.bincount(owner[is_later], total_ns[is_later], count)
+    later_wgrad_ns = np.bincount(owner[is_later], wgrad_ns[is_later], count)
+    is_split = (later_wgrad_ns > _MIN_WGRAD_SHARE_OF_LATER_WALKS * later_ns) | (
+        wgrad_ns < _MAX_WGRAD_SHARE_OF_SPLIT_BACKWARD * total_ns
     )
-    return np.maximum(walk, 0), repeated_walk[:count]  # kernels before the first number join the first walk
+    owners: ChunkOwners = []
+    chunk_of_walk = np.zeros(count, np.int64)
+    weight_chunk: dict[int, int] = {}  # by the walk of the backward
+    for index, first in enumerate(owner.tolist()):
+        if first == index:
+            chunk_of_walk[index] = add_backward(owners)
+        elif is_split[first]:
+            if first not in weight_chunk:
+                weight_chunk[first] = len(owners)
+                owners.append(int(chunk_of_walk[first]))
+            chunk_of_walk[index] = weight_chunk[first]
+        else:
+            chunk_of_walk[index] = chunk_of_walk[first]
+    return owners, chunk_of_walk
 
 
-def _split_by_messages(walk: Ints, autograd: Ints, kernels: Kernels) -> Ints:
-    """Cut walks that are several backwards run last in, first out: their numbers continue downwards.
-
-    A walk is cut between two kernels if a message was launched between them, and between the forwards of the two.
-    """
-    message_ns = kernels.message_ns
-    forward = np.flatnonzero((kernels.category == FORWARD) & (kernels.number >= 0))
-    numbered = np.flatnonzero(kernels.number[autograd] >= 0)  # indices into autograd and walk
-    if len(numbered) < 2 or not len(message_ns) or not len(forward):
-        return walk
-    number = kernels.number[autograd[numbered]]
-    messages_before = np.searchsorted(message_ns, kernels.host_ns[autograd[numbered]])
-    # Candidates (indices into number): the kernel and the one behind it are of one walk, with a message between.
-    is_same_walk = walk[numbered[1:]] == walk[numbered[:-1]]
-    candidate = np.flatnonzero(is_same_walk & (messages_before[1:] > messages_before[:-1]))
-    # The forward kernels nearest to the gap in the numbers: the last at or below it and the first at or above it.
-    forward = forward[np.argsort(kernels.number[forward], kind="stable")]
-    forward_number = kernels.number[forward]
-    below = np.searchsorted(forward_number, number[candidate + 1], side="right") - 1
-    above = np.searchsorted(forward_number, number[candidate], side="left")
-    has_both = (below >= 0) & (above < len(forward))
-    candidate, below, above = candidate[has_both], below[has_both], above[has_both]
-    messages_before_forward = np.searchsorted(message_ns, kernels.host_ns[forward])
-    is_cut = messages_before_forward[above] > messages_before_forward[below]
-    return _begin_walks(walk, numbered[candidate[is_cut] + 1])
-
-
-def _split_repetitions(walk: Ints, autograd: Ints, kernels: Kernels, is_first_visit: Bools) -> Ints:
-    """Cut walks whose two halves run kernels of the same names in the same order.
-
-    Two stages that follow each other on one rank exchange no message, so their backwards look like one walk. But equal
-    halves may also be two equal layers. A walk is cut only if its half is what most walks are made of; or at the end of
-    the pipeline (one neighbour), where every forward and backward together receive one message, if the cuts then give
-    as many backwards as messages were received.
-    """
-    visits = np.flatnonzero(is_first_visit)
-    if len(visits) < 2:
-        return walk
-    ordered = visits[np.argsort(walk[visits], kind="stable")]
-    parts = np.split(ordered, np.flatnonzero(np.diff(walk[ordered])) + 1)  # one part for each walk
-    names = [tuple(kernels.name[autograd[part]].tolist()) for part in parts]
-    count = Counter(names)
-    most_frequent = count.most_common(1)[0][0]
-    doubled = sorted((walk_names for walk_names in count if _repeated_half(walk_names)), key=len, reverse=True)
-    to_cut = {walk_names for walk_names in doubled if _repeated_half(walk_names) == most_frequent}
-    # The longest walks that, cut in two, make up for the backwards missing from the count of messages.
-    missing = _messages_received_at_end(kernels) - len(parts)
-    for used, total in enumerate(accumulate(count[walk_names] for walk_names in doubled), start=1):
-        if total == missing:
-            to_cut |= set(doubled[:used])
-            break
-    middles = [int(part[len(part) // 2]) for part, part_names in zip(parts, names, strict=True) if part_names in to_cut]
-    return _begin_walks(walk, np.array(middles, np.int64))
-
-
-def _messages_received_at_end(kernels: Kernels) -> int:
-    """Return the number of messages received by a rank that has only one neighbour; 0 for any other rank."""
-    p2p = kernels.p2p
-    received, peers = 0, set()
-    for code in p2p.codes[kernels.category == MESSAGE].tolist():
-        for word in p2p.values[code].split(","):
-            direction, _, peer = word.partition(":")
-            received += direction == "recv"
-            peers.add(peer)
-    return received if len(peers) == 1 and "?" not in peers else 0
-
-
-def _repeated_half(names: _KernelNames) -> _KernelNames:
-    """Return the first half of the names if the second half is the same, else nothing."""
-    middle = len(names) // 2
-    return names[:middle] if names[:middle] == names[middle:] else ()
-
-
-def _begin_walks(walk: Ints, starts: Ints) -> Ints:
-    """Return walks numbered anew, with a new walk beginning at each of the kernels *starts*."""
-    begins = np.zeros(len(walk), np.int64)
-    begins[starts] = 1
-    return walk + np.cumsum(begins)
-
-
-def _first_visitors(walk: Ints, number: Ints, is_first_visit: Bools) -> Ints:
-    """Return for each kernel the walk that visited its number first; -1 if the kernel has no number."""
-    visits = np.flatnonzero(is_first_visit)[::-1]
-    visits = visits[np.argsort(number[visits], kind="stable")]  # of equal numbers the last visit comes first
-    return take_or_missing(walk[visits], find_sorted(number, number[visits]))
-
-
-def _renumber_walks(number: Ints, first_visitor: Ints, uncut_walk: Ints) -> tuple[Ints, Ints]:
-    """Return walks and owners once all cuts are known.
-
-    A new walk begins where one began before cutting, or where the first visitor of the numbers changes.
-    """
-    if not len(number):
-        return np.zeros(0, np.int64), np.zeros(0, np.int64)
-    walk = np.zeros(len(number), np.int64)
-    repeated_walk, first_walk = np.full((2, len(number) + 1), -1, np.int64)
-    count = autograd_walks.renumber_walks(
-        as_int64(number), as_int64(first_visitor), as_int64(uncut_walk), walk, repeated_walk, first_walk
-    )
-    return walk, np.maximum(repeated_walk, 0)[:count]
-
-
-def _join_next_walk(walk: Ints, is_numbered: Bools, barriers_before: Ints) -> Ints:
-    """Move kernels without a number to the walk behind them if a barrier separates them from the walk before.
-
-    A backward begins with a few such kernels (the gradient of the loss). *barriers_before* counts the forward kernels
-    and messages launched before each kernel.
-    """
-    numbered, unnumbered = np.flatnonzero(is_numbered), np.flatnonzero(~is_numbered)
-    if not len(numbered) or not len(unnumbered):
-        return walk
-    # The numbered kernels around each unnumbered one; at the ends of the step the nearest stands in, see below.
-    position = np.searchsorted(numbered, unnumbered)
-    following = numbered[np.minimum(position, len(numbered) - 1)]
-    preceding = numbered[np.maximum(position - 1, 0)]
-    own_barriers = barriers_before[unnumbered]
-    is_separated = (position == 0) | (barriers_before[preceding] != own_barriers)
-    is_adjacent = (position < len(numbered)) & (barriers_before[following] == own_barriers)
-    moves = is_separated & is_adjacent
-    joined = walk.copy()
-    joined[unnumbered[moves]] = walk[following[moves]]
-    return joined
+def split_at_barriers(rows: Ints, host_ns: Ints, barrier_ns: Ints) -> list[Ints]:
+    """Split *rows*, which are in launch order, wherever a barrier was launched between two of them."""
+    barriers_before = np.searchsorted(barrier_ns, host_ns[rows], side="right")
+    return np.split(rows, np.flatnonzero(np.diff(barriers_before)) + 1)
 
 
 _MAX_SHARE_OF_STRAY_FORWARD = 0.3
@@ -325,6 +238,182 @@ def _pair_orphan_backwards(chunk_of_row: Ints, kernels: Kernels, owners: ChunkOw
             paired.add(chunk)
             chunk_of_row[rows] = chunk
     return paired
+
+
+class _Chunk(msgspec.Struct, frozen=True, eq=False):
+    op: str
+    pair: int  # chunk of the backward in ``ChunkOwners``
+    rows: Ints
+    confidence: float
+
+
+@dataclass(eq=False)
+class ChunkAssembly:
+    """The kernels of a step with the chunks found so far; ``finish`` adds loose weight gradients and lists the chunks.
+
+    A loose weight gradient ran outside the autograd engine and has no sequence number. Loose weight gradients are taken
+    in runs that no other work interrupts. A run inside a backward belongs to it. The others are counted off against the
+    backwards that have no weight gradients, first in, first out.
+    """
+
+    kernels: Kernels
+    chunk_of_row: Ints
+    owners: ChunkOwners
+    paired_by_position: set[int]  # chunks whose forward and backward only their position ties
+    absorbed: set[int] = field(default_factory=set)  # chunks that loose weight gradients joined
+    forward_rows: dict[int, Ints] = field(init=False)  # by chunk
+    autograd_rows: dict[int, Ints] = field(init=False)  # by chunk, with the loose weight gradients that joined
+
+    def __post_init__(self) -> None:
+        """Group the rows by chunk."""
+        self.forward_rows = self._rows_by_chunk(FORWARD)
+        self.autograd_rows = self._rows_by_chunk(AUTOGRAD)
+
+    def _is_weight(self, chunk: int) -> bool:
+        return self.owners[chunk] != chunk
+
+    def _rows_by_chunk(self, category: int) -> dict[int, Ints]:
+        rows = np.flatnonzero((self.kernels.category == category) & (self.chunk_of_row >= 0))
+        if not len(rows):
+            return {}
+        rows = rows[np.argsort(self.chunk_of_row[rows], kind="stable")]
+        chunks, first = np.unique(self.chunk_of_row[rows], return_index=True)
+        return dict(zip(chunks.tolist(), np.split(rows, first[1:]), strict=True))
+
+    def finish(self) -> StepChunks:
+        """Return all chunks in launch order, with pairs numbered by their forwards."""
+        loose = self._loose_weights()
+        split = {chunk.pair for chunk in loose}
+        split |= {self.owners[chunk] for chunk in self.autograd_rows if self._is_weight(chunk)}
+        listed: list[_Chunk] = []
+        for chunk, rows in self.forward_rows.items():
+            is_sure = chunk in self.autograd_rows and chunk not in self.paired_by_position
+            listed.append(_Chunk("F", chunk, rows, CONFIDENCE_AUTOGRAD if is_sure else CONFIDENCE_POSITION))
+        for chunk, rows in self.autograd_rows.items():
+            pair = self.owners[chunk]
+            op = "W" if self._is_weight(chunk) else "I" if pair in split else "B"
+            confidence = CONFIDENCE_POSITION if pair in self.paired_by_position else CONFIDENCE_AUTOGRAD
+            listed.append(_Chunk(op, pair, rows, confidence))
+        listed = sorted([*listed, *loose], key=lambda chunk: int(self.kernels.host_ns[chunk.rows[0]]))
+        # Pairs are numbered in the order of their forwards; those without a forward come behind.
+        pairs = [*(chunk.pair for chunk in listed if chunk.op == "F"), *(chunk.pair for chunk in listed)]
+        number_of_pair = {pair: number for number, pair in enumerate(dict.fromkeys(pairs))}
+        chunk_of_row = np.full(len(self.chunk_of_row), -1, np.int64)
+        for index, listed_chunk in enumerate(listed):
+            chunk_of_row[listed_chunk.rows] = index
+        return StepChunks(
+            op=[chunk.op for chunk in listed],
+            pair=np.array([number_of_pair[chunk.pair] for chunk in listed], np.int64),
+            confidence=[chunk.confidence for chunk in listed],
+            chunk=chunk_of_row,
+        )
+
+    def _loose_weights(self) -> list[_Chunk]:
+        """Return the chunks of loose weight gradients; those inside a backward are added to its rows instead."""
+        loose = self.kernels.rows_of(LOOSE_WGRAD)
+        if not len(loose):
+            return []
+        host_ns = self.kernels.host_ns
+        placed_ns = host_ns[self.chunk_of_row >= 0]
+        barrier_ns = np.sort(np.concatenate([placed_ns, self.kernels.message_ns]))
+        runs = self._absorb(split_at_barriers(loose, host_ns, barrier_ns))
+        waiting = self._backwards_without_weights(runs)
+        weights = []
+        for rows in _split_evenly(runs, len(waiting)):
+            launch = int(host_ns[rows[0]])
+            started = (chunk for chunk in waiting if host_ns[self.autograd_rows[chunk][0]] < launch)
+            backward = next(started, None)
+            if backward is None:
+                continue
+            waiting.remove(backward)
+            is_sure = self._follows_directly(launch, backward, placed_ns)
+            weights.append(_Chunk("W", backward, rows, CONFIDENCE_AUTOGRAD if is_sure else CONFIDENCE_COUNTED))
+        return weights
+
+    def _absorb(self, runs: list[Ints]) -> list[Ints]:
+        """Add runs launched inside a backward, or right at its end, to the backward; return the other runs."""
+        host_ns = self.kernels.host_ns
+        spans = sorted((host_ns[rows[0]], host_ns[rows[-1]], chunk) for chunk, rows in self.autograd_rows.items())
+        outside = []
+        for rows in runs:
+            around = [chunk for first_ns, last_ns, chunk in spans if first_ns < host_ns[rows[0]] < last_ns]
+            if around:
+                self._join(rows, around[-1])
+            else:
+                outside.append(rows)
+        placed = np.flatnonzero(self.chunk_of_row >= 0)
+        kept = []
+        for rows in outside:
+            neighbour = self._chunk_beside(rows, placed)
+            if neighbour is None:
+                kept.append(rows)
+            else:
+                self._join(rows, neighbour)
+        return kept
+
+    def _chunk_beside(self, rows: Ints, placed: Ints) -> int | None:
+        """Return the chunk that a run belongs to because it lies right behind or right before its kernels, if any.
+
+        Right behind: a weight gradient of the engine, or a backward that loose weight gradients have joined already.
+        Right before: a weight gradient of the engine.
+        """
+        following = int(np.searchsorted(placed, rows[0]))
+        for index, is_before in ((following - 1, False), (following, True)):
+            if not 0 <= index < len(placed) or self.kernels.category[placed[index]] != AUTOGRAD:
+                continue
+            chunk = int(self.chunk_of_row[placed[index]])
+            if self._is_weight(chunk) or (chunk in self.absorbed and not is_before):
+                return chunk
+        return None
+
+    def _join(self, rows: Ints, chunk: int) -> None:
+        self.absorbed.add(chunk)
+        self.autograd_rows[chunk] = np.sort(np.concatenate([self.autograd_rows[chunk], rows]))
+
+    def _backwards_without_weights(self, runs: Iterable[Ints]) -> list[int]:
+        """Return the backwards that left out weight gradients, in the order they ended.
+
+        These have far less weight gradient time inside than the mean outside. A few kernels inside are no counter-
+        evidence: gradients of norms and biases stay inside autograd.
+        """
+        duration, is_wgrad = self.kernels.duration_ns, self.kernels.is_wgrad
+        backwards = [c for c in self.autograd_rows if not self._is_weight(c) and c not in self.absorbed]
+        inside_ns = {chunk: float(duration[rows][is_wgrad[rows]].sum()) for chunk, rows in self.autograd_rows.items()}
+        outside_ns = float(sum(duration[rows].sum() for rows in runs))
+        candidates = backwards
+        for _ in range(2):  # the mean outside depends on how many backwards share it
+            max_inside_ns = _MAX_WGRAD_INSIDE_SPLIT_BACKWARD * outside_ns / max(1, len(candidates))
+            candidates = [chunk for chunk in backwards if inside_ns[chunk] < max_inside_ns]
+        return sorted(candidates, key=lambda chunk: int(self.kernels.host_ns[self.autograd_rows[chunk][-1]]))
+
+    def _follows_directly(self, launch: int, backward: int, placed_ns: Ints) -> bool:
+        """Return whether nothing but the backward's own forward was launched between it and *launch*."""
+        end = int(self.kernels.host_ns[self.autograd_rows[backward][-1]])
+        own_rows = self.forward_rows.get(backward)
+        own = 0 if own_rows is None else _count_between(self.kernels.host_ns[own_rows], end, launch)
+        return _count_between(placed_ns, end, launch) == own
+
+
+def _count_between(ascending: Ints, after: int, before: int) -> int:
+    """Return how many values lie strictly between two moments."""
+    return max(0, int(np.searchsorted(ascending, before) - np.searchsorted(ascending, after, side="right")))
+
+
+def _split_evenly(runs: list[Ints], wanted: int) -> list[Ints]:
+    """Split runs into about *wanted* parts of equal length; drop runs much shorter than such a part.
+
+    Several weight gradients in a row look like one long run.
+    """
+    total = sum(len(rows) for rows in runs)
+    if not wanted or not total:
+        return []
+    length = total / wanted
+    parts: list[Ints] = []
+    for rows in runs:
+        count = min(round(len(rows) / length), len(rows))
+        if count:
+            parts += np.array_split(rows, count)
+    return parts
 
 
 MIN_SHARE_OF_TIME_IN_RANGES = 0.9

@@ -24,8 +24,8 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from tracekit.reconstruct.chunks import CONFIDENCE_COUNTED, CONFIDENCE_POSITION
 from tracekit.reconstruct.messages import find_senders
+from tracekit.reconstruct.segment import CONFIDENCE_COUNTED, CONFIDENCE_POSITION
 from tracekit.schedules.interleaved import chunk_order
 
 Place = tuple[int, int]
@@ -107,12 +107,11 @@ def _goes_both_ways(destinations: _Destinations, pp: int) -> bool:
 
 def _number_microbatches(stages: list[int], first_number: Mapping[int, int] | None = None) -> dict[int, Place]:
     """Return stage and micro-batch by pair: micro-batches are counted within each stage, from 0 unless given."""
-    next_number: dict[int, int] = dict(first_number or {})
+    next_number = Counter(first_number or {})
     places = {}
     for pair, stage in enumerate(stages):
-        microbatch = next_number.get(stage, 0)
-        places[pair] = (stage, microbatch)
-        next_number[stage] = microbatch + 1
+        places[pair] = stage, next_number[stage]
+        next_number[stage] += 1
     return places
 
 

@@ -7,25 +7,22 @@ backward together, weight gradients beside the pipeline's sends, the offload of 
 next backward. Cool-down runs backwards beside their onload. Every lane but computation is hidden.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 
-import msgspec
 import numpy as np
 import polars as pl
 
-from tracekit._util.arrays import Bools, Ints, group_rows
+from tracekit._util.arrays import Bools, group_rows
 from tracekit._util.columns import to_int64
 from tracekit.intervals import EMPTY, Intervals, union
-from tracekit.metrics.label_intervals import has_label, label_codes
-from tracekit.schema import COMMUNICATION_LABELS, COMPUTE_LABELS, COPY_LABELS, LABELS, PASSES, PHASES, conform
+from tracekit.metrics.label_intervals import COMPUTE_SET, LABEL_SETS, has_label, label_codes
+from tracekit.schema import LABELS, PASSES, PHASES, conform
 
 MIN_GAP_NS = 5_000
 """Shorter gaps between kernels occur on any busy GPU: they are part of what ran before or after them."""
 
-_WORK = (*COMPUTE_LABELS, "other", "memory")
+_WORK = (*COMPUTE_SET, "memory")
 _LABELS_OF_CAUSE = {
     "other_work": _WORK,
     "exposed_ep": ("ep_dispatch", "ep_combine"),
@@ -36,49 +33,36 @@ _LABELS_OF_CAUSE = {
 """Labels of each cause. Time that two causes share belongs to the first."""
 
 
-class Timeline(msgspec.Struct, frozen=True, eq=False):
-    """A rank's GPU events as arrays, from which the time of any labels can be read."""
+def time_of(events: pl.DataFrame, labels: Sequence[str], *, among: Bools | None = None) -> Intervals:
+    """Return the time in which any event of these labels ran; *among* is a mask of events to look at.
 
-    code: Ints  # index of the label in LABELS
-    start_ns: Ints
-    end_ns: Ints
-
-    @classmethod
-    def of(cls, rows: pl.DataFrame) -> Timeline:
-        """Return the timeline of a table with label, start_ns and end_ns."""
-        return cls(label_codes(rows), rows["start_ns"].to_numpy(), rows["end_ns"].to_numpy())
-
-    def time(self, labels: Sequence[str], *, among: Bools | None = None) -> Intervals:
-        """Return the time in which any event of these labels ran; *among* is a mask of events to look at.
-
-        >>> rows = pl.DataFrame({"label": ["forward", "memory"], "start_ns": [0, 4], "end_ns": [5, 9]})
-        >>> Timeline.of(rows).time(["memory"])
-        Intervals([4, 9))
-        """
-        is_wanted = has_label(self.code, labels)
-        if among is not None:
-            is_wanted &= among
-        return union(self.start_ns[is_wanted], self.end_ns[is_wanted])
+    >>> events = pl.DataFrame({"label": ["forward", "memory"], "start_ns": [0, 4], "end_ns": [5, 9]})
+    >>> time_of(events, ["memory"])
+    Intervals([4, 9))
+    """
+    is_wanted = has_label(label_codes(events), labels)
+    if among is not None:
+        is_wanted &= among
+    return union(events["start_ns"].to_numpy()[is_wanted], events["end_ns"].to_numpy()[is_wanted])
 
 
 def find_stalls(
-    timeline: Timeline, in_chunk: Bools, all_events: pl.DataFrame, chunks: pl.DataFrame
+    rows: pl.DataFrame, in_chunk: Bools, all_events: pl.DataFrame, chunks: pl.DataFrame
 ) -> dict[str, Intervals]:
     """Return disjoint sets of time outside the compute of the chunks, by cause.
 
     Args:
-        timeline: GPU events of the steps to look at.
-        in_chunk: Mask of the events of the timeline that belong to a chunk.
+        rows: GPU events of the steps to look at.
+        in_chunk: Mask of these that belong to a chunk.
         all_events: All GPU events of the rank: work of the step before can stall this one.
         chunks: Chunks of the steps (``CHUNKS``).
 
     """
-    covered = timeline.time(_WORK, among=in_chunk)
-    everything = Timeline.of(all_events)
+    covered = time_of(rows, _WORK, among=in_chunk)
     stalls: dict[str, Intervals] = {}
     explained = _fill_short_gaps(covered)
     for cause, labels in _LABELS_OF_CAUSE.items():
-        covered = covered | everything.time(labels)
+        covered = covered | time_of(all_events, labels)
         with_cause = _fill_short_gaps(covered)
         stalls[cause], explained = with_cause - explained, with_cause
     windows = _step_windows(chunks)
@@ -143,14 +127,10 @@ LANES = pl.Schema(
 )
 MIN_CROSSED_SHARE = 0.1
 """Share of communication that must run beside the other pass's compute for micro-batches to overlap on a rank."""
-_COMPUTE = (*COMPUTE_LABELS, "other")
 _COMPUTE_OF_OTHER_PASS = (("dgrad", "wgrad", "backward", "recompute"), ("forward",))
 """Compute labels of the other pass, for each of ``PASSES``."""
-_LANE_OF_LABEL = {
-    **dict.fromkeys(_COMPUTE, "computation"),
-    **dict.fromkeys(COMMUNICATION_LABELS, "communication"),
-    **dict.fromkeys(COPY_LABELS, "offload"),
-}
+_LANES = ("computation", "communication", "offload")
+_LANE_OF_LABEL = {label: lane for lane, labels in zip(_LANES, LABEL_SETS.values(), strict=True) for label in labels}
 
 
 def measure_lanes(rows: pl.DataFrame, chunks: pl.DataFrame) -> pl.DataFrame:
@@ -169,16 +149,15 @@ def measure_lanes(rows: pl.DataFrame, chunks: pl.DataFrame) -> pl.DataFrame:
     if windows.is_empty() or rows.is_empty():
         return pl.DataFrame(schema=LANES)
     start, end = windows["start_ns"].to_numpy(), windows["end_ns"].to_numpy()
-    timeline = Timeline.of(rows)
-    compute, wgrad = timeline.time(_COMPUTE), timeline.time(("wgrad",))
-    other_passes = [timeline.time(labels) for labels in _COMPUTE_OF_OTHER_PASS]
+    compute, wgrad = time_of(rows, COMPUTE_SET), time_of(rows, ("wgrad",))
+    other_passes = [time_of(rows, labels) for labels in _COMPUTE_OF_OTHER_PASS]
     # The rows are grouped by label and pass; a missing pass is -1.
-    pass_code = to_int64(rows["pass"].cast(pl.Enum(PASSES)).to_physical())
-    group, first_row = group_rows(timeline.code, pass_code)
-    time_of_group = union(timeline.start_ns, timeline.end_ns, group)
+    code, pass_code = label_codes(rows), to_int64(rows["pass"].cast(pl.Enum(PASSES)).to_physical())
+    group, first_row = group_rows(code, pass_code)
+    time_of_group = union(rows["start_ns"], rows["end_ns"], group)
     parts = []
     for index, (label_index, pass_index) in enumerate(
-        zip(timeline.code[first_row].tolist(), pass_code[first_row].tolist(), strict=True)
+        zip(code[first_row].tolist(), pass_code[first_row].tolist(), strict=True)
     ):
         time = time_of_group.of(index)
         label = LABELS[label_index]

@@ -34,14 +34,18 @@ class Scanned:
     """All stretches of events, in the order of the file."""
     workers: list[Worker]
     """Owners of the texts in the parts."""
-    is_closed: bool = False
-    """Whether the list of events ends before the file does."""
-    is_event_cut: bool = False
-    """Whether the file ends inside an event."""
-    tail: bytes = b""
-    """What follows the list of events, up to ``TAIL_LIMIT`` bytes."""
-    is_tail_cut: bool = False
-    """Whether more may follow."""
+    tail: bytes
+    """What follows the list of events, up to ``TAIL_LIMIT`` bytes; as many if more may follow."""
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the list of events ends before the file does."""
+        return self.parts[-1].status == Status.END
+
+    @property
+    def is_event_cut(self) -> bool:
+        """Whether the file ends inside an event."""
+        return self.parts[-1].status == Status.PARTIAL
 
 
 def find_separator(head: bytes, start: int) -> bytes | None:
@@ -210,13 +214,10 @@ def scan_in_order(stream: Stream, head: bytes, start: int, *, stacks: bool) -> S
 
 def _finish(parts: list[Part], workers: list[Worker], tail: bytes) -> Scanned:
     last = parts[-1]
-    is_event_cut = last.status == Status.PARTIAL
-    if is_event_cut:
+    scanned = Scanned(parts, workers, tail if last.status == Status.END else b"")
+    if scanned.is_event_cut:
         last.bad, last.events = last.bad + 1, last.events + 1
-    is_closed = last.status == Status.END
-    if not is_closed:
-        return Scanned(parts, workers, is_event_cut=is_event_cut)
-    return Scanned(parts, workers, is_closed=True, tail=tail, is_tail_cut=len(tail) >= TAIL_LIMIT)
+    return scanned
 
 
 def _read_tail(stream: Stream, start: bytes) -> bytes:

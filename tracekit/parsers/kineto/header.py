@@ -4,7 +4,7 @@ import contextlib
 import json
 import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from tracekit._util.text import counted
 from tracekit.errors import InputError, Notice
@@ -29,15 +29,6 @@ _BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*([^\s,}]{1,60})')
 _VERSION = re.compile(
     r"(cuda_driver|cuda_runtime|cupti|hip_driver|hip_runtime|roctracer|rocprofiler|nccl|rccl|torch|pytorch|kineto)_version"
 )
-
-
-class Header(NamedTuple):
-    """Facts about the recording, from the top-level keys."""
-
-    rank: int | None
-    base_ns: int
-    source: Source
-    """What the keys tell of the source, without its path and rank; one notice per impossible value."""
 
 
 def may_start_trace(text: bytes) -> bool:
@@ -116,34 +107,30 @@ def _parse_keys(text: str, i: int) -> tuple[dict[str, Any], int, str]:
             return keys, i, "open"
 
 
-def tail_keys(tail: bytes) -> dict[str, Any]:
-    """Read the keys after the events; *tail* starts behind the bracket that closes them.
+def parse_tail(tail: bytes) -> tuple[dict[str, Any], int]:
+    """Return the keys after the events, and the number of events there; *tail* starts behind the closing bracket.
 
-    >>> tail_keys(b', "baseTimeNanoseconds": 5, "traceName": "x"}')["baseTimeNanoseconds"]
-    5
+    Such events are not read. They are left there by a stray bracket that closed the list too early, by a second list or
+    by a second trace.
+
+    >>> parse_tail(b', "baseTimeNanoseconds": 5, "traceName": "x"}')
+    ({'baseTimeNanoseconds': 5, 'traceName': 'x'}, 0)
+    >>> parse_tail(b', {"ph": "X", "ts": 1}, {"ph": "X", "ts": 2}]}')
+    ({}, 2)
     """
-    keys, _, _ = _parse_keys(tail.decode("latin-1"), 0)
+    keys, end, _ = _parse_keys(tail.decode("latin-1"), 0)
     if "baseTimeNanoseconds" not in keys and (match := _BASE.search(tail)):
         keys["baseTimeNanoseconds"] = match.group(1).decode("latin-1")
-    return keys
+    return keys, len(_PHASE.findall(tail, end))
 
 
-def tail_events(tail: bytes) -> int:
-    """Count the events behind the bracket that closes their list, where none is read.
+def parse_header(keys: Mapping[str, Any]) -> tuple[int | None, int, Source]:
+    """Return what the analysis needs of the keys, without environment, users, hosts and paths.
 
-    They are left there by a stray bracket that closed the list too early, by a second list or by a second trace.
-
-    >>> tail_events(b', {"ph": "X", "ts": 1}, {"ph": "X", "ts": 2}]}'), tail_events(b', "traceName": "x"}')
-    (2, 0)
+    Returns:
+        The rank, the start of the clock, and what the keys tell of the source, without its path and rank; it has one
+        notice per impossible value.
     """
-    if not _PHASE.search(tail):
-        return 0
-    _, end, _ = _parse_keys(tail.decode("latin-1"), 0)
-    return sum(1 for _ in _PHASE.finditer(tail, end))
-
-
-def parse_header(keys: Mapping[str, Any]) -> Header:
-    """Return what the analysis needs of the keys, without environment, users, hosts and paths."""
     info = keys.get("distributedInfo")
     info = info if isinstance(info, dict) else {}
     devices = keys.get("deviceProperties")
@@ -178,7 +165,7 @@ def parse_header(keys: Mapping[str, Any]) -> Header:
         recording_overhead=float(overhead) if isinstance(overhead, int | float) else None,
         notices=(*group_notices, *notices),
     )
-    return Header(rank, base_ns or 0, source)
+    return rank, base_ns or 0, source
 
 
 def _common_value(devices: list[dict[str, Any]], key: str) -> int | None:

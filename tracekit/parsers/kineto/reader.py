@@ -12,7 +12,7 @@ from tracekit._loops import warn_if_uncompiled
 from tracekit._util.text import counted, listing
 from tracekit.errors import InputError, Notice
 from tracekit.parsers.kineto.blocks import OtherLayoutError, Scanned, find_separator, scan_in_order, scan_parallel
-from tracekit.parsers.kineto.header import Header, find_events, parse_header, tail_events, tail_keys
+from tracekit.parsers.kineto.header import TAIL_LIMIT, find_events, parse_header, parse_tail
 from tracekit.parsers.kineto.stream import Stream
 from tracekit.parsers.kineto.table import EventTable, TableBuilder, build_memory
 from tracekit.parsers.source_refs import rank_in_name
@@ -41,29 +41,29 @@ def read(
     warn_if_uncompiled()
     with Stream(source) as stream:
         scanned, keys = _scan(stream, stacks=stacks)
-        keys = {**keys, **tail_keys(scanned.tail)}
-        header = parse_header(keys)
-        number, rank_from = _rank(header, stream.name, rank)
-        table = TableBuilder(scanned).build(rank=number, base_ns=header.base_ns)
+        keys_behind, unread = parse_tail(scanned.tail)
+        own_rank, base_ns, header = parse_header({**keys, **keys_behind})
+        number, rank_from = _rank(own_rank, stream.name, rank)
+        table = TableBuilder(scanned).build(rank=number, base_ns=base_ns)
         _refuse_several_processes(stream.name, table.events)
         events = assign_steps(table.events)
-        memory = build_memory(scanned.parts, rank=number, base_ns=header.base_ns)
-        notices = _notices(stream, scanned, table, events, header.base_ns)
+        memory = build_memory(scanned.parts, rank=number, base_ns=base_ns)
+        notices = _notices(stream, scanned, table, unread=unread, base_ns=base_ns)
         damage = [notice.message for notice in notices if notice.code in _DAMAGE_CODES]
         if damage and not lenient:
             raise InputError(
                 f"{stream.name}: {damage[0]}", hint="re-record this rank, or read leniently to use what is there"
             )
         rank_source = replace(
-            header.source,
+            header,
             path=stream.name,
             rank=number,
             rank_from=rank_from,
-            record_shapes=_record_shapes(header.source.record_shapes, events),
+            record_shapes=_record_shapes(header.record_shapes, events),
             counts={str(kind): count for kind, count in events["kind"].value_counts(sort=True).iter_rows()},
             pid=_process_id(events),
-            skipped=_skipped(scanned, table, memory),
-            notices=(*notices, *header.source.notices),
+            skipped=_skipped(scanned, table, memory, unread),
+            notices=(*notices, *header.notices),
         )
         return RankEvents(events, rank_source, memory)
 
@@ -115,21 +115,20 @@ def _refuse_several_processes(name: str, events: pl.DataFrame) -> None:
     )
 
 
-def _rank(header: Header, name: str, option: int | None) -> tuple[int, str]:
+def _rank(own: int | None, name: str, option: int | None) -> tuple[int, str]:
     """Return the rank and where it comes from: the content, the file's name or the caller."""
-    if header.rank is not None:
-        return header.rank, "content"
+    if own is not None:
+        return own, "content"
     if (rank := rank_in_name(name.rpartition("/")[2])) is not None:
         return rank, "name"
     return (0, "only file") if option is None else (option, "option")
 
 
-def _notices(stream: Stream, scanned: Scanned, table: EventTable, events: pl.DataFrame, base_ns: int) -> list[Notice]:
-    """Return what was damaged or left out."""
-    notices = []
+def _notices(stream: Stream, scanned: Scanned, table: EventTable, *, unread: int, base_ns: int) -> list[Notice]:
+    """Return what was damaged or left out; *unread* events lie behind the list of events."""
+    notices, events = [], table.events
     bad = sum(part.bad for part in scanned.parts) + table.out_of_range
     bad_values = sum(part.bad_values for part in scanned.parts)
-    unread = tail_events(scanned.tail)
     if stream.cut_short or not scanned.is_closed:
         reason = "the gzip data is damaged" if scanned.is_closed else "the file ends before its list of events does"
         if scanned.is_event_cut:
@@ -155,7 +154,7 @@ def _notices(stream: Stream, scanned: Scanned, table: EventTable, events: pl.Dat
     if table.bad_texts:
         names = counted(table.bad_texts, "name")
         notices.append(Notice("bad-text", f"{names} repaired after invalid bytes or escapes"))
-    if scanned.is_tail_cut:
+    if len(scanned.tail) >= TAIL_LIMIT:
         notices.append(Notice("unread-keys", "the keys after the events were too long to read"))
     if not events.height:
         notices.append(Notice("no-events", "the file holds no complete event"))
@@ -171,15 +170,14 @@ def _record_shapes(header_value: bool | None, events: pl.DataFrame) -> bool | No
     return False if (events["kind"] == "cpu_op").any() else None
 
 
-def _skipped(scanned: Scanned, table: EventTable, memory: pl.DataFrame) -> Mapping[str, int]:
+def _skipped(scanned: Scanned, table: EventTable, memory: pl.DataFrame, unread: int) -> Mapping[str, int]:
     """Count the events that are not in the table, by what they are, without one cut by the end of the file."""
     phases = np.sum([part.phases for part in scanned.parts], axis=0)
     phases[ord("i")] += sum(len(rows) for part in scanned.parts for rows in part.memory) - memory.height
     names = {0: "no phase", 1: "unknown phase"}
     skipped = {names.get(k, chr(k)): int(phases[k]) for k in np.flatnonzero(phases).tolist()}
     python = sum(part.python_frames for part in scanned.parts)
-    unreadable = sum(part.bad for part in scanned.parts) - scanned.is_event_cut
+    unreadable = sum(part.bad for part in scanned.parts) - scanned.is_event_cut + unread
     unreadable -= sum(table.untimed.values()) - table.out_of_range
-    unreadable += tail_events(scanned.tail)
     others = {"python": python, DAMAGED: unreadable, **table.untimed}
     return {**skipped, **{key: count for key, count in others.items() if count}}

@@ -21,6 +21,7 @@ import polars as pl
 
 from tracekit._util.categories import CategoryColumn
 from tracekit.parsers.nsight.tables import VOCABULARY, Export, read_table
+from tracekit.schema import conform
 
 FIELDS = {
     "NCCL communicator ID": "communicator",
@@ -35,13 +36,8 @@ _NUMPY_TYPES = {3: "<i2", 4: "<u2", 5: "<i4", 6: "<u4", 7: "<i8", 8: "<u8", 17: 
 HEADER_BYTES = 32
 SCHEMA_ID = slice(8, 12)
 """Bytes of a payload's header that name its schema."""
-_SCHEMA = pl.Schema(
-    {
-        "_row": pl.UInt32(),
-        "communicator": pl.String(),
-        **dict.fromkeys(["bytes", "peer", "ranks", "own_rank"], pl.Int64()),
-    }
-)
+_NUMBERS = ("bytes", "peer", "ranks", "own_rank")
+_SCHEMA = pl.Schema({"_row": pl.UInt32(), "communicator": pl.String(), **dict.fromkeys(_NUMBERS, pl.Int64())})
 
 Layouts = dict[int, list[tuple[str, str, int]]]
 """Schema id → (column, numpy type, offset in bytes) of each field that is read."""
@@ -58,13 +54,14 @@ def payload_layouts(export: Export) -> Layouts:
 
 
 def decode_payloads(ranges: pl.DataFrame, layouts: Layouts) -> pl.DataFrame:
-    """Decode ``jsonText`` or ``binaryData`` of the rows that have one; ``_row`` is the position in *ranges*."""
+    """Replace ``jsonText`` and ``binaryData`` by the columns that the payloads of NCCL's ranges fill (``FIELDS``)."""
     rows = ranges.with_row_index("_row")
-    parts = [_decode_json(rows.filter(pl.col("jsonText").is_not_null()).select("_row", "jsonText"))]
-    binary = rows.filter(pl.col("jsonText").is_null(), pl.col("binaryData").is_not_null())
-    if binary.height and layouts:
-        parts.append(_decode_bytes(binary.select("_row", "binaryData"), layouts))
-    return pl.concat(parts)
+    calls = rows.filter(pl.col("domain") == "NCCL")
+    text = _decode_json(calls.filter(pl.col("jsonText").is_not_null()).select("_row", "jsonText"))
+    binary = calls.filter(pl.col("jsonText").is_null(), pl.col("binaryData").is_not_null())
+    payloads = pl.concat([text, _decode_bytes(binary.select("_row", "binaryData"), layouts)])
+    decoded = rows.join(payloads, on="_row", how="left", maintain_order="left")
+    return decoded.drop("_row", "jsonText", "binaryData")
 
 
 def _decode_json(rows: pl.DataFrame) -> pl.DataFrame:
@@ -141,8 +138,8 @@ def _decode_bytes(rows: pl.DataFrame, layouts: Layouts) -> pl.DataFrame:
                 end = start + np.dtype(numpy_type).itemsize
                 if end <= blob_bytes:
                     fields[column] = matrix[has_schema, start:end].copy().view(numpy_type).ravel()
-            if fields:
-                parts.append(_payload_frame(group["_row"].filter(pl.Series(has_schema)), fields))
+            numbers = pl.DataFrame({"_row": group["_row"].filter(pl.Series(has_schema)), **fields})
+            parts.append(conform(numbers.cast({name: _SCHEMA[name] for name in fields}, strict=False), _SCHEMA))
     return pl.concat(parts)
 
 
@@ -151,14 +148,6 @@ def _as_bytes(data: pl.Series) -> pl.Series:
     if data.dtype == pl.Binary:
         return data
     return data.str.decode("hex", strict=False).fill_null(data.str.decode("base64", strict=False))
-
-
-def _payload_frame(rows: pl.Series, fields: dict[str, np.ndarray[Any, Any]]) -> pl.DataFrame:
-    frame = pl.DataFrame({"_row": rows, **fields})
-    return frame.select(
-        (pl.col(name) if name in frame.columns else pl.lit(None)).cast(dtype, strict=False).alias(name)
-        for name, dtype in _SCHEMA.items()
-    )
 
 
 RECORD = "record_param_comms"
@@ -173,8 +162,8 @@ _P2P = ("send", "recv")
 _THREAD = ["process", "tid"]
 
 
-def add_communication(ranges: pl.DataFrame, layouts: Layouts) -> pl.DataFrame:
-    """Fill ``collective``, ``peer``, ``bytes`` and ``group`` of communication ops.
+def add_communication(ranges: pl.DataFrame) -> pl.DataFrame:
+    """Fill ``collective``, ``peer``, ``bytes`` and ``group`` of communication ops, from decoded payloads.
 
     An NCCL call outside any ``record_param_comms`` (a program without torch.distributed) becomes such an op itself.
     """
@@ -182,29 +171,24 @@ def add_communication(ranges: pl.DataFrame, layouts: Layouts) -> pl.DataFrame:
     records = ranges.filter(pl.col("kind") == "cpu_op", pl.col("name") == RECORD).select(
         "_row", *_THREAD, "start_ns", "end_ns", "shapes"
     )
-    calls = _join_covering(
-        _nccl_calls(ranges, layouts), records.select(*_THREAD, "start_ns", "end_ns", record="_row"), "record"
-    )
+    calls = _join_covering(_nccl_calls(ranges), records.select(*_THREAD, "start_ns", "end_ns", record="_row"), "record")
     communication = pl.concat([_communication_of_records(ranges, records, calls), _communication_of_calls(calls)])
     own_ops = calls.filter(pl.col("record").is_null() & (pl.col("collective") != PART_OF_ALL_TO_ALL))["_row"]
     becomes_op = pl.col("_row").is_in(own_ops.implode())
     return (
-        ranges.join(communication, on="_row", how="left", maintain_order="left")
+        ranges.drop(FIELDS.values())
+        .join(communication, on="_row", how="left", maintain_order="left")
         .with_columns(
             kind=pl.when(becomes_op).then(pl.lit("cpu_op")).otherwise("kind"),
             name=pl.when(becomes_op).then(pl.lit(RECORD)).otherwise("name"),
         )
-        .drop("_row", "jsonText", "binaryData")
+        .drop("_row")
     )
 
 
-def created_communicators(ranges: pl.DataFrame, layouts: Layouts) -> pl.DataFrame:
+def created_communicators(ranges: pl.DataFrame) -> pl.DataFrame:
     """Return communicators whose creation was recorded: ``process``, ``communicator``, ``ranks``, ``own_rank``."""
-    calls = ranges.filter(pl.col("domain") == "NCCL")
-    payloads = decode_payloads(calls, layouts)
-    created = payloads.filter(pl.col("own_rank").is_not_null(), pl.col("ranks").is_not_null())
-    processes = calls.with_row_index("_row").select("_row", "process")
-    return created.join(processes, on="_row").select("process", "communicator", "ranks", "own_rank")
+    return ranges.select("process", "communicator", "ranks", "own_rank").drop_nulls(["ranks", "own_rank"])
 
 
 def add_to_kernels(kernels: pl.DataFrame, calls: pl.DataFrame, records: pl.DataFrame) -> pl.DataFrame:
@@ -230,13 +214,11 @@ def add_to_kernels(kernels: pl.DataFrame, calls: pl.DataFrame, records: pl.DataF
     )
 
 
-def _nccl_calls(ranges: pl.DataFrame, layouts: Layouts) -> pl.DataFrame:
+def _nccl_calls(ranges: pl.DataFrame) -> pl.DataFrame:
     """Return NCCL's own ranges with their payload."""
     calls = ranges.filter(pl.col("domain") == "NCCL", pl.col("kind") == "annotation", pl.col("tid").is_not_null())
-    payloads = decode_payloads(calls.drop("_row"), layouts).rename({"_row": "_call"})
     collective = pl.col("name").replace_strict(_COLLECTIVE_BY_CALL, default=None, return_dtype=pl.String)
-    calls = calls.select("_row", *_THREAD, "start_ns", "end_ns", "name", collective=collective)
-    calls = join_all_to_alls(calls.with_row_index("_call").join(payloads, on="_call", how="left"))
+    calls = join_all_to_alls(calls.with_columns(collective=collective))
     return calls.select("_row", *_THREAD, "start_ns", "end_ns", "collective", "communicator", "bytes", "peer")
 
 
@@ -268,24 +250,18 @@ def _communication_of_records(ranges: pl.DataFrame, records: pl.DataFrame, calls
     has_no_tensor = pl.col("shapes").str.contains(r"^\[(\[\],?)*\]$").fill_null(False)
     # An op without collective and without tensor waits for a collective that was started before.
     waits = pl.when(has_no_tensor).then(pl.lit("wait"))
+    collective = pl.coalesce("collective", "call_collective", waits)
     return records.join(calls_inside, on="_row", how="left").select(
-        "_row",
-        pl.coalesce("collective", "call_collective", waits).alias("collective"),
-        pl.col("peer").cast(pl.Int64),
-        pl.col("bytes").cast(pl.Int64),
-        pl.col("group").cast(pl.String),
+        "_row", "peer", "bytes", "group", collective=collective
     )
 
 
 def _communication_of_calls(calls: pl.DataFrame) -> pl.DataFrame:
     """Return one row per NCCL call; the collective is left to the op around it, where there is one."""
     has_own_collective = pl.col("record").is_null() | (pl.col("collective") == PART_OF_ALL_TO_ALL)
-    return calls.filter(pl.col("collective").is_not_null()).select(
-        "_row",
-        pl.when(has_own_collective).then("collective").alias("collective"),
-        "peer",
-        "bytes",
-        pl.col("communicator").alias("group"),
+    collective = pl.when(has_own_collective).then("collective")
+    return calls.drop_nulls("collective").select(
+        "_row", "peer", "bytes", pl.col("communicator").alias("group"), collective=collective
     )
 
 
@@ -326,14 +302,11 @@ def join_all_to_alls(calls: pl.DataFrame) -> pl.DataFrame:
     sent_bytes = pl.col("bytes").filter(is_send)
     total_bytes = pl.when(sent_bytes.count() > 0).then(sent_bytes.sum()).over(section)
     last_end_ns = pl.col("end_ns").filter(is_send | is_receive).max().over(section)
+    exchange = pl.when("_first").then(pl.lit(ALL_TO_ALL)).when("_part").then(pl.lit(PART_OF_ALL_TO_ALL))
     return (
         calls.with_columns(_part=is_part, _first=is_first)
         .with_columns(
-            collective=pl.when("_first")
-            .then(pl.lit(ALL_TO_ALL))
-            .when("_part")
-            .then(pl.lit(PART_OF_ALL_TO_ALL))
-            .otherwise("collective"),
+            collective=exchange.otherwise("collective"),
             peer=pl.when(~pl.col("_part")).then("peer"),
             bytes=pl.when("_first").then(total_bytes).otherwise("bytes"),
             end_ns=pl.when("_first").then(last_end_ns).otherwise("end_ns"),

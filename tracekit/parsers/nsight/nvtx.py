@@ -89,14 +89,9 @@ def _domain_names(frame: pl.DataFrame) -> pl.DataFrame:
     ranges = frame.filter(pl.col("domainId").fill_null(0) != 0, pl.col("eventType") != _DOMAIN)
     has_nccl = pl.col("text").str.contains("^nccl[A-Z]").any()
     has_mpi = pl.col("text").str.contains("^MPI_").any()
-    guessed = ranges.group_by(keys).agg(
-        pl.when(has_nccl)
-        .then(pl.lit("NCCL"))
-        .when(has_mpi)
-        .then(pl.lit("MPI"))
-        .otherwise(pl.format("domain {}", pl.col("domainId").first()))
-        .alias("domain")
-    )
+    library = pl.when(has_nccl).then(pl.lit("NCCL")).when(has_mpi).then(pl.lit("MPI"))
+    domain = library.otherwise(pl.format("domain {}", pl.col("domainId").first()))
+    guessed = ranges.group_by(keys).agg(domain=domain)
     return pl.concat([recorded, guessed]).unique(keys, keep="first", maintain_order=True)
 
 
@@ -153,16 +148,10 @@ def link_autograd(ranges: pl.DataFrame) -> pl.DataFrame:
     ranges = ranges.with_row_index("_row").with_columns(_is_backward=is_backward)
     is_forward = (pl.col("kind") == "cpu_op") & pl.col("sequence").is_not_null()
     first_thread = pl.col("process") & PID_MASK  # the first thread of a process has the process's pid
-    return (
-        ranges.join(_forward_threads(ranges), on="_row", how="left", maintain_order="left")
-        .with_columns(
-            fwd_thread=pl.when("_is_backward")
-            .then(pl.coalesce("_forward_tid", first_thread))
-            .when(is_forward)
-            .then(pl.lit(0, dtype=pl.Int64))
-        )
-        .drop("_row", "_is_node", "_is_backward", "_forward_tid")
-    )
+    of_backward = pl.when("_is_backward").then(pl.coalesce("_forward_tid", first_thread))
+    fwd_thread = of_backward.when(is_forward).then(pl.lit(0, dtype=pl.Int64))
+    linked = ranges.join(_forward_threads(ranges), on="_row", how="left", maintain_order="left")
+    return linked.with_columns(fwd_thread=fwd_thread).drop("_row", "_is_node", "_is_backward", "_forward_tid")
 
 
 def _forward_threads(ranges: pl.DataFrame) -> pl.DataFrame:

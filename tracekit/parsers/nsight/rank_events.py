@@ -121,6 +121,7 @@ def drop_idle_steps(events: pl.DataFrame) -> pl.DataFrame:
 
 _RANK_IN_FILE_NAME = re.compile(r"(?<![a-z])rank[-_.= ]?(\d{1,7})(?!\d)", re.IGNORECASE)
 PAIR = ["process", "device"]
+Pair = tuple[int, int | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +134,7 @@ class Rank:
     number_from: str
 
 
-def keep_rank_events(gpu: pl.DataFrame) -> tuple[pl.DataFrame, list[tuple[int, int | None]], dict[str, int]]:
+def keep_rank_events(gpu: pl.DataFrame) -> tuple[pl.DataFrame, list[Pair], dict[str, int]]:
     """Find the (process, device) pairs that are ranks.
 
     A process that runs kernels on one device and only copies or clears memory on another is a rank of the first alone.
@@ -153,12 +154,7 @@ def keep_rank_events(gpu: pl.DataFrame) -> tuple[pl.DataFrame, list[tuple[int, i
 
 
 def number_ranks(
-    pairs: list[tuple[int, int | None]],
-    path: Path,
-    *,
-    first: int | None,
-    communicators: pl.DataFrame,
-    threads: pl.DataFrame,
+    pairs: list[Pair], path: Path, *, first: int | None, communicators: pl.DataFrame, threads: pl.DataFrame
 ) -> list[Rank]:
     """Number the ranks.
 

@@ -92,9 +92,9 @@ def _read_ranks(export: Export, path: Path, first_rank: int | None, lenient: boo
     calls = api_events(export, strings, base_ns)
     gpu, untimed = gpu_events(export, strings, base_ns)
     ranges, threads = nvtx_events(export, strings, base_ns, tables.session_duration_ns(export))
-    layouts = nccl.payload_layouts(export)
-    communicators = nccl.created_communicators(ranges, layouts)
-    ranges = nccl.add_communication(link_autograd(parse_ops(ranges)), layouts)
+    ranges = nccl.decode_payloads(ranges, nccl.payload_layouts(export))
+    communicators = nccl.created_communicators(ranges)
+    ranges = nccl.add_communication(link_autograd(parse_ops(ranges)))
 
     # GPU events without a process belong to the only process that made CUDA calls, if there is one.
     processes = calls["process"].unique().drop_nulls()

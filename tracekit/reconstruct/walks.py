@@ -1,0 +1,179 @@
+"""Walks of the autograd engine over one step's kernels: each first walk over some sequence numbers is a backward.
+
+The engine runs nodes in descending order of their sequence numbers, so that a number which rises begins another walk.
+"""
+
+from collections import Counter
+from itertools import accumulate
+
+import numpy as np
+
+from tracekit._loops import autograd_walks
+from tracekit._util.arrays import Bools, Ints, as_int64, find_sorted, take_or_missing
+from tracekit.reconstruct.kernels import AUTOGRAD, FORWARD, LOOSE_WGRAD, MESSAGE, Kernels
+
+_KernelNames = tuple[int, ...]
+"""Codes of the names of a walk's kernels, in order."""
+
+
+def find_walks(kernels: Kernels) -> tuple[Ints, Ints]:
+    """Assign the kernels of the autograd engine to walks.
+
+    Returns:
+        The walk of each of these kernels, in launch order; and for each walk its owner, the walk that visited its
+        numbers first: itself, or the backward whose weight gradient it is.
+
+    """
+    category = kernels.category
+    autograd = kernels.rows_of(AUTOGRAD)
+    number = kernels.number[autograd]
+    loose_wgrads_before = np.cumsum(category == LOOSE_WGRAD)[autograd]
+    walk, owner = _number_walks(number, loose_wgrads_before)
+    is_first_visit = (number >= 0) & (owner[walk] == walk)
+    cut_walk = _split_by_messages(walk, autograd, kernels)
+    cut_walk = _split_repetitions(cut_walk, autograd, kernels, is_first_visit)
+    final_walk, owner = _renumber_walks(number, _first_visitors(cut_walk, number, is_first_visit), walk)
+    barriers_before = np.cumsum((category == FORWARD) | (category == MESSAGE))[autograd]
+    return _join_next_walk(final_walk, number >= 0, barriers_before), owner
+
+
+def _number_walks(number: Ints, loose_wgrads_before: Ints) -> tuple[Ints, Ints]:
+    """Return walk and owner as ``find_walks`` does, from sequence numbers alone.
+
+    *loose_wgrads_before* counts the weight gradients outside autograd that were launched before each kernel.
+    """
+    numbered = number[number >= 0]
+    if not len(numbered):
+        return np.zeros(len(number), np.int64), np.zeros(min(1, len(number)), np.int64)
+    first_number = numbered.min()
+    first_walk = np.full(int(numbered.max() - first_number) + 1, -1, np.int64)
+    next_number, walk = np.full((2, len(number)), -1, np.int64)
+    repeated_walk = np.full(len(number) + 1, -1, np.int64)
+    count = autograd_walks.number_walks(
+        as_int64(number), as_int64(loose_wgrads_before), first_number, first_walk, next_number, walk, repeated_walk
+    )
+    return np.maximum(walk, 0), repeated_walk[:count]  # kernels before the first number join the first walk
+
+
+def _split_by_messages(walk: Ints, autograd: Ints, kernels: Kernels) -> Ints:
+    """Cut walks that are several backwards run last in, first out: their numbers continue downwards.
+
+    A walk is cut between two kernels if a message was launched between them, and between the forwards of the two.
+    """
+    message_ns = kernels.message_ns
+    forward = np.flatnonzero((kernels.category == FORWARD) & (kernels.number >= 0))
+    numbered = np.flatnonzero(kernels.number[autograd] >= 0)  # indices into autograd and walk
+    if len(numbered) < 2 or not len(message_ns) or not len(forward):
+        return walk
+    number = kernels.number[autograd[numbered]]
+    messages_before = np.searchsorted(message_ns, kernels.host_ns[autograd[numbered]])
+    # Candidates (indices into number): the kernel and the one behind it are of one walk, with a message between.
+    is_same_walk = walk[numbered[1:]] == walk[numbered[:-1]]
+    candidate = np.flatnonzero(is_same_walk & (messages_before[1:] > messages_before[:-1]))
+    # The forward kernels nearest to the gap in the numbers: the last at or below it and the first at or above it.
+    forward = forward[np.argsort(kernels.number[forward], kind="stable")]
+    forward_number = kernels.number[forward]
+    below = np.searchsorted(forward_number, number[candidate + 1], side="right") - 1
+    above = np.searchsorted(forward_number, number[candidate], side="left")
+    has_both = (below >= 0) & (above < len(forward))
+    candidate, below, above = candidate[has_both], below[has_both], above[has_both]
+    messages_before_forward = np.searchsorted(message_ns, kernels.host_ns[forward])
+    is_cut = messages_before_forward[above] > messages_before_forward[below]
+    return _begin_walks(walk, numbered[candidate[is_cut] + 1])
+
+
+def _split_repetitions(walk: Ints, autograd: Ints, kernels: Kernels, is_first_visit: Bools) -> Ints:
+    """Cut walks whose two halves run kernels of the same names in the same order.
+
+    Two stages that follow each other on one rank exchange no message, so their backwards look like one walk. But equal
+    halves may also be two equal layers. A walk is cut only if its half is what most walks are made of; or at the end of
+    the pipeline (one neighbour), where every forward and backward together receive one message, if the cuts then give
+    as many backwards as messages were received.
+    """
+    visits = np.flatnonzero(is_first_visit)
+    if len(visits) < 2:
+        return walk
+    ordered = visits[np.argsort(walk[visits], kind="stable")]
+    parts = np.split(ordered, np.flatnonzero(np.diff(walk[ordered])) + 1)  # one part for each walk
+    names = [tuple(kernels.name[autograd[part]].tolist()) for part in parts]
+    count = Counter(names)
+    most_frequent = count.most_common(1)[0][0]
+    doubled = sorted((walk_names for walk_names in count if _repeated_half(walk_names)), key=len, reverse=True)
+    to_cut = {walk_names for walk_names in doubled if _repeated_half(walk_names) == most_frequent}
+    # The longest walks that, cut in two, make up for the backwards missing from the count of messages.
+    missing = _messages_received_at_end(kernels) - len(parts)
+    for used, total in enumerate(accumulate(count[walk_names] for walk_names in doubled), start=1):
+        if total == missing:
+            to_cut |= set(doubled[:used])
+            break
+    middles = [int(part[len(part) // 2]) for part, part_names in zip(parts, names, strict=True) if part_names in to_cut]
+    return _begin_walks(walk, np.array(middles, np.int64))
+
+
+def _messages_received_at_end(kernels: Kernels) -> int:
+    """Return the number of messages received by a rank that has only one neighbour; 0 for any other rank."""
+    p2p = kernels.p2p
+    received, peers = 0, set()
+    for code in p2p.codes[kernels.category == MESSAGE].tolist():
+        for word in p2p.values[code].split(","):
+            direction, _, peer = word.partition(":")
+            received += direction == "recv"
+            peers.add(peer)
+    return received if len(peers) == 1 and "?" not in peers else 0
+
+
+def _repeated_half(names: _KernelNames) -> _KernelNames:
+    """Return the first half of the names if the second half is the same, else nothing."""
+    middle = len(names) // 2
+    return names[:middle] if names[:middle] == names[middle:] else ()
+
+
+def _begin_walks(walk: Ints, starts: Ints) -> Ints:
+    """Return walks numbered anew, with a new walk beginning at each of the kernels *starts*."""
+    begins = np.zeros(len(walk), np.int64)
+    begins[starts] = 1
+    return walk + np.cumsum(begins)
+
+
+def _first_visitors(walk: Ints, number: Ints, is_first_visit: Bools) -> Ints:
+    """Return for each kernel the walk that visited its number first; -1 if the kernel has no number."""
+    visits = np.flatnonzero(is_first_visit)[::-1]
+    visits = visits[np.argsort(number[visits], kind="stable")]  # of equal numbers the last visit comes first
+    return take_or_missing(walk[visits], find_sorted(number, number[visits]))
+
+
+def _renumber_walks(number: Ints, first_visitor: Ints, uncut_walk: Ints) -> tuple[Ints, Ints]:
+    """Return walks and owners once all cuts are known.
+
+    A new walk begins where one began before cutting, or where the first visitor of the numbers changes.
+    """
+    if not len(number):
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    walk = np.zeros(len(number), np.int64)
+    repeated_walk, first_walk = np.full((2, len(number) + 1), -1, np.int64)
+    count = autograd_walks.renumber_walks(
+        as_int64(number), as_int64(first_visitor), as_int64(uncut_walk), walk, repeated_walk, first_walk
+    )
+    return walk, np.maximum(repeated_walk, 0)[:count]
+
+
+def _join_next_walk(walk: Ints, is_numbered: Bools, barriers_before: Ints) -> Ints:
+    """Move kernels without a number to the walk behind them if a barrier separates them from the walk before.
+
+    A backward begins with a few such kernels (the gradient of the loss). *barriers_before* counts the forward kernels
+    and messages launched before each kernel.
+    """
+    numbered, unnumbered = np.flatnonzero(is_numbered), np.flatnonzero(~is_numbered)
+    if not len(numbered) or not len(unnumbered):
+        return walk
+    # The numbered kernels around each unnumbered one; at the ends of the step the nearest stands in, see below.
+    position = np.searchsorted(numbered, unnumbered)
+    following = numbered[np.minimum(position, len(numbered) - 1)]
+    preceding = numbered[np.maximum(position - 1, 0)]
+    own_barriers = barriers_before[unnumbered]
+    is_separated = (position == 0) | (barriers_before[preceding] != own_barriers)
+    is_adjacent = (position < len(numbered)) & (barriers_before[following] == own_barriers)
+    moves = is_separated & is_adjacent
+    joined = walk.copy()
+    joined[unnumbered[moves]] = walk[following[moves]]
+    return joined
