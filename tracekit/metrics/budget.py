@@ -15,7 +15,7 @@ import polars as pl
 
 from tracekit._util.arrays import Ints
 from tracekit.intervals import EMPTY, Intervals, union
-from tracekit.metrics.label_intervals import EXPOSABLE_LABELS, Lanes
+from tracekit.metrics.label_intervals import Lanes
 from tracekit.schema import STEP_PHASES
 
 
@@ -37,21 +37,6 @@ class Budget(msgspec.Struct, frozen=True):
     def conserved(self) -> bool:
         """Whether the terms sum to the span."""
         return self.compute_ns + sum(self.exposed_ns.values()) + self.idle_ns + self.unrecorded_ns == self.span_ns
-
-    def __add__(self, other: Budget) -> Budget:
-        """Return the sum of two ranks or steps.
-
-        >>> Budget(10, 6, {"pp_comm": 1}, 3) + Budget(5, 5)
-        Budget(span_ns=15, compute_ns=11, exposed_ns={'pp_comm': 1}, idle_ns=3, unrecorded_ns=0)
-        """
-        labels = [label for label in EXPOSABLE_LABELS if label in self.exposed_ns or label in other.exposed_ns]
-        return Budget(
-            self.span_ns + other.span_ns,
-            self.compute_ns + other.compute_ns,
-            {label: self.exposed_ns.get(label, 0) + other.exposed_ns.get(label, 0) for label in labels},
-            self.idle_ns + other.idle_ns,
-            self.unrecorded_ns + other.unrecorded_ns,
-        )
 
 
 def budgets(lanes: Lanes, *, unrecorded: Intervals = EMPTY) -> list[Budget]:
@@ -115,7 +100,7 @@ class Bubble(msgspec.Struct, frozen=True):
     wait_ns: int | None
     """Exposed wait of pipeline messages; None where the wait of any message is unknown."""
     known_ns: int = 0
-    """Lower bound of the wait where ``wait_ns`` is None."""
+    """Lower bound of the wait."""
 
     @property
     def fraction(self) -> float | None:
@@ -124,27 +109,7 @@ class Bubble(msgspec.Struct, frozen=True):
         >>> Bubble(100, 5, 20).fraction, Bubble(100, 5, None, 10).fraction
         (0.25, 0.15)
         """
-        return (self.idle_ns + self.least_wait_ns) / self.span_ns if self.span_ns else None
-
-    @property
-    def least_wait_ns(self) -> int:
-        """Exposed wait, or its lower bound."""
-        return self.known_ns if self.wait_ns is None else self.wait_ns
-
-    def __add__(self, other: Bubble) -> Bubble:
-        """Return the sum of two ranks; a wait that is unknown on either is unknown in the sum.
-
-        >>> Bubble(100, 5, 20) + Bubble(100, 5, None, 1)
-        Bubble(span_ns=200, idle_ns=10, wait_ns=None, known_ns=21)
-        """
-        wait_ns = self.least_wait_ns + other.least_wait_ns
-        is_known = self.wait_ns is not None and other.wait_ns is not None
-        return Bubble(
-            self.span_ns + other.span_ns,
-            self.idle_ns + other.idle_ns,
-            wait_ns if is_known else None,
-            0 if is_known else wait_ns,
-        )
+        return (self.idle_ns + max(self.wait_ns or 0, self.known_ns)) / self.span_ns if self.span_ns else None
 
 
 def phases(lanes: Lanes) -> pl.DataFrame:
