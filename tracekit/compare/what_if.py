@@ -244,8 +244,8 @@ def _layer_split_row(predictor: Predictor, cells: pl.DataFrame) -> WhatIf | None
         return None
     program = predictor.own_program
     stage_factor = (np.array(counts) * layer_ns + additional_ns) / np.maximum(stage_ns, 1.0)
-    typical = ops.typical_work(program, own)
-    work = [ns * float(stage_factor[piece.stage]) for piece, ns in zip(program.pieces, typical, strict=True)]
+    typical = ops.times(program, own)
+    work = [op.gpu_ns * float(stage_factor[piece.stage]) for piece, op in zip(program.pieces, typical, strict=True)]
     base, changed = predictor.simulate(program, own), predictor.simulate(program, own, work=work)
     if base is None or changed is None or changed.makespan > (1 - MIN_SAVED_SHARE_TO_PROPOSE) * base.makespan:
         return None
