@@ -76,10 +76,11 @@ class MeasuredOps(msgspec.Struct, frozen=True, eq=False):
             for number in numbers:
                 piece = program.pieces[number]
                 kind, stage = piece.kind, piece.stage
+                switches = kind == "F" and previous_kind != "F"
                 typical = OpTimes(
                     float(gpu_ns[kind][stage]) * slowdown * (self.block_factor if piece.in_block else 1.0),
                     float(before_ns[kind][stage]),
-                    float(launch_ns[kind][stage]) * (SWITCH_HOST_FACTOR if kind == "F" != previous_kind else 1.0),
+                    float(launch_ns[kind][stage]) * (SWITCH_HOST_FACTOR if switches else 1.0),
                 )
                 times[number] = self.cells.get(piece, typical) if own else typical
                 previous_kind = kind
