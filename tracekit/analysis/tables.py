@@ -181,7 +181,6 @@ def rank_tables(
     if len(lost):  # they were numbered with the others, by the order of launches
         labelled, lost = (labelled.filter(is_lost) for is_lost in (pl.col("id") >= 0, pl.col("id") < 0))
     gpu_events, step_table, step_notices = assign_parts(labelled, steps)
-    step_table = step_table.with_columns(rank=pl.lit(rank.source.rank, pl.Int32))
     lost = lost.filter(pl.col("step").is_in(step_table["step"].implode(), nulls_equal=True))
     tables = _measure_rank(rank, gpu_events, step_table, api, recording, rules=book, by=by, graph=graph)
     give_back_memory(worth=len(gpu_events) > MIN_EVENTS_TO_GIVE_BACK_MEMORY)
@@ -240,7 +239,7 @@ def _measure_rank(
 
     The pipeline, the memory and the notices are added by ``rank_tables``.
     """
-    number, device = rank.source.rank, next(iter(rank.source.devices), None)
+    device = next(iter(rank.source.devices), None)
     work, calls = _work_and_calls(gpu_events, api)
 
     # The whole window.
@@ -252,7 +251,6 @@ def _measure_rank(
     hiding = measure_overlap_costs(gpu_events, lanes, texts=work.texts)
     host_activity = keep_longest(find_host_activity(rank.events, gpu_events, idle_gaps))
     inside_launch_ns = idle_inside_launches(api, gpu_events, idle_gaps)
-    longest_gaps = name_next_events(idle_gaps.top_k(MAX_GAPS_PER_RANK, by="ns"), gpu_events)
     rows = None if by is None else rank_rows(rank, gpu_events, by, lanes=lanes)
     idle_causes = {cause: int(idle_gaps[f"{cause}_ns"].sum()) for cause in IDLE_CAUSES}
 
@@ -275,8 +273,8 @@ def _measure_rank(
         idle_causes=idle_causes,
         copies=copy_table,
         operations=operations(gpu_events, lanes, part="part"),
-        gaps=longest_gaps.with_columns(rank=pl.lit(number, pl.Int32)),
-        timeline=timeline(gpu_events).with_columns(rank=pl.lit(number, pl.Int32)),
+        gaps=name_next_events(idle_gaps.top_k(MAX_GAPS_PER_RANK, by="ns"), gpu_events),
+        timeline=timeline(gpu_events),
         reload=reload_events(gpu_events, stretches),
         stretches=stretches,
         decode_steps=find_decode_steps(rank.events if ROLLOUT in stretches["phase"] else EVENTS.to_frame()),
@@ -284,7 +282,7 @@ def _measure_rank(
         rates=rates,
         experts=measure_expert_work(gpu_events),
         kernels=kernel_table(gpu_events),
-        reasons=kernel_reasons(gpu_events, rank=number, rules=rules),
+        reasons=kernel_reasons(gpu_events, rank=rank.source.rank, rules=rules),
         shapes=shape_list(rank.events),
         path=path,
         instead=host_activity,
