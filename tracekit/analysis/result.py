@@ -254,7 +254,7 @@ class Analysis(BaseAnalysis):
         """Slowdown of the pipeline by stage, kind of cell and rank; None without one."""
         if self.schedule is None:
             return None
-        from tracekit.compare.slowdowns import pipeline_slowdown
+        from tracekit.compare.replay import pipeline_slowdown
 
         return pipeline_slowdown(self.schedule)
 

@@ -12,13 +12,12 @@ import numpy as np
 import polars as pl
 from msgspec.structs import replace
 
-from tracekit._util.arrays import Ints
+from tracekit._util.arrays import Floats, Ints
 from tracekit._util.text import percent
-from tracekit.compare.gap import StageTimes, StepReplays, measure_stage_times
 from tracekit.compare.identify import count_ops
-from tracekit.compare.predict.engine import Floats
 from tracekit.compare.predict.machine import MIDDLE
 from tracekit.compare.predict.predictor import Prediction, Predictor
+from tracekit.compare.replay import StageTimes, StepReplays, measure_stage_times
 from tracekit.documents.analysis import WhatIf
 from tracekit.errors import ScheduleError
 from tracekit.schedules import Schedule, Times, generate, names, simulate

@@ -12,12 +12,10 @@ from heapq import heappop, heappush
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
+from tracekit._util.arrays import Floats
 from tracekit.compare.predict.machine import Machine
 from tracekit.compare.predict.rank_programs import POST, RUN, WAIT, Kernel, Program
-
-Floats = npt.NDArray[np.float64]
 
 _PIECE_ENDS, _KERNEL_ENDS, _RANK_MAY_ADVANCE = range(3)
 """Kinds of events."""

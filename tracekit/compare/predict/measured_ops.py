@@ -7,10 +7,11 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from tracekit.compare.gap import weight_gradient_share
-from tracekit.compare.predict.engine import Floats, HostTimes
+from tracekit._util.arrays import Floats
+from tracekit.compare.predict.engine import HostTimes
 from tracekit.compare.predict.machine import MIDDLE, Machine
 from tracekit.compare.predict.rank_programs import Piece, Program
+from tracekit.compare.replay import weight_gradient_share
 from tracekit.intervals import Intervals, union
 from tracekit.schedules import Schedule
 

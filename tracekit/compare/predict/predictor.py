@@ -11,7 +11,6 @@ import polars as pl
 from msgspec.structs import replace
 
 from tracekit._util.text import percent
-from tracekit.compare.gap import StepReplays
 from tracekit.compare.predict.engine import Outcome, run_program
 from tracekit.compare.predict.machine import (
     HIGH,
@@ -30,6 +29,7 @@ from tracekit.compare.predict.rank_programs import (
     recorded_program,
     write_program,
 )
+from tracekit.compare.replay import StepReplays
 from tracekit.intervals import Intervals, union
 from tracekit.reconstruct.pipeline import Pipeline
 from tracekit.reconstruct.rank_pipeline import RankPipeline
