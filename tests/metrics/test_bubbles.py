@@ -9,9 +9,8 @@ import pytest
 from tracekit.analysis.measured import total_of
 from tracekit.intervals import EMPTY, union
 from tracekit.metrics.bandwidth import copies
-from tracekit.metrics.budget import Bubble, budgets, find_exposed_waits, phases
+from tracekit.metrics.budget import Bubble, add_slow_launch_ends, budgets, find_exposed_waits, gaps, phases
 from tracekit.metrics.host_calls import MIN_SLOW_LAUNCH_NS
-from tracekit.metrics.idle_gaps import add_slow_launch_ends, gaps
 from tracekit.metrics.label_intervals import Lanes
 from tracekit.metrics.overlap import label_times
 from tracekit.metrics.reload import reload_events, reload_report, two_buffer_ideal

@@ -23,7 +23,7 @@ from tracekit.critical_path.pieces import PathTables, find_path_pieces
 from tracekit.errors import Notice
 from tracekit.intervals import Intervals
 from tracekit.metrics.bandwidth import copies
-from tracekit.metrics.budget import Budget, budgets, phases
+from tracekit.metrics.budget import Budget, add_slow_launch_ends, budgets, gaps, name_next_events, phases
 from tracekit.metrics.causes import Rank, exposure_causes
 from tracekit.metrics.completeness import Completeness, check_completeness
 from tracekit.metrics.expert_balance import measure_expert_work
@@ -36,7 +36,6 @@ from tracekit.metrics.host_calls import (
     idle_inside_launches,
     keep_longest,
 )
-from tracekit.metrics.idle_gaps import add_slow_launch_ends, gaps, name_next_events
 from tracekit.metrics.label_intervals import Lanes, timeline, weak_ns
 from tracekit.metrics.lateness import RankLateness, measure_lateness
 from tracekit.metrics.memory import RankMemory, measure_rank_memory

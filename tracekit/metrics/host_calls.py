@@ -191,7 +191,7 @@ def find_host_activity(events: pl.DataFrame, labelled: pl.DataFrame, gaps: pl.Da
     Args:
         events: All events of the rank.
         labelled: Its GPU events.
-        gaps: Its idle gaps (``metrics.idle_gaps``), whose ``next`` are rows of *labelled*.
+        gaps: Its idle gaps (``metrics.budget``), whose ``next`` are rows of *labelled*.
 
     >>> from tracekit.schema import EVENTS, LABELLED, conform
     >>> host = [{"kind": "cpu_op", "name": "aten::item", "tid": 1, "start_ns": 10, "end_ns": 70},
