@@ -87,7 +87,8 @@ class Measured(msgspec.Struct, frozen=True, eq=False):
     def total(cls, parts: Iterable[Measured]) -> Measured:
         """Return the sum over ranks: times are added, ratios are of the sums."""
         ranks = list(parts)
-        sums = total_of([{name: getattr(rank, name) for name in _SUMMED_FIELDS} for rank in ranks])
+        nothing = cls(Budget(0, 0), {}, {}, {"communication": 0, "copy": 0}, {}, {}, Bubble(0, 0, 0))
+        sums = total_of([{name: getattr(rank, name) for name in _SUMMED_FIELDS} for rank in (nothing, *ranks)])
         in_order = {name: _in_order(sums[name]) for name in ("hidden_by_ns", "because_ns")}
         exposed_ns = _in_order(sums["budget"].exposed_ns)
         return cls(
