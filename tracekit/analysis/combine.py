@@ -243,15 +243,12 @@ def _schedule_tables(
     if comparison is not None:
         functions |= {"cells": lambda: comparison.cells, "lanes": lambda: comparison.lanes}
     elif any(notice.code == "overlap-seen" for notice in comparison_notices):
-        functions["lanes"] = lambda: _lanes_without_schedule(ranks)
+        # What each rank hid in each phase, which its own tables tell without a schedule.
+        with_pipeline = [rank.pipeline for rank in ranks if rank.pipeline is not None]
+        functions["lanes"] = lambda: concat_ranks({part.rank: part.lanes for part in with_pipeline}, LANES)
     if critical is not None:
         functions |= {"critical_path": lambda: critical.segments.drop("chain"), "slack": lambda: critical.slack}
     return functions
-
-
-def _lanes_without_schedule(ranks: Sequence[RankTables]) -> pl.DataFrame:
-    """Return what each rank hid in each phase, which its own tables tell without a schedule."""
-    return concat_ranks({rank.source.rank: rank.pipeline.lanes for rank in ranks if rank.pipeline is not None}, LANES)
 
 
 def _by(ranks: Sequence[RankTables], comparison: ScheduleComparison | None, *, pipeline: bool) -> By | None:

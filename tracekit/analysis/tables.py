@@ -45,7 +45,6 @@ from tracekit.metrics.peaks import host_link_gb_s
 from tracekit.metrics.process_phases import ROLLOUT, find_decode_steps, find_stretches
 from tracekit.metrics.rates import Rates, products
 from tracekit.metrics.reload import reload_events
-from tracekit.metrics.start_constraints import find_start_constraints
 from tracekit.reconstruct import RankPipeline, rank_pipeline
 from tracekit.schema import EVENTS, IDLE_CAUSES, RankEvents
 
@@ -213,14 +212,7 @@ def rank_graph_events(rank: RankEvents, labelled: pl.DataFrame) -> pl.DataFrame 
     api = find_api_calls(rank.events)
     labelled, _ = number_steps(add_slow_launch_ends(labelled, api.calls))
     gpu_events, _, _ = assign_parts(labelled, None)
-    return find_rank_events(*_work_and_calls(gpu_events, api)) if len(gpu_events) else None
-
-
-def _work_and_calls(gpu_events: pl.DataFrame, api: ApiCalls) -> tuple[Rank, pl.DataFrame]:
-    """Return the GPU events with what held each back, and the host's waiting calls."""
-    calls = find_waiting_calls(api, gpu_events)
-    nonblocking_starts = calls["start_ns"].to_numpy()[~calls["blocks"].to_numpy()]
-    return Rank.of(gpu_events, find_start_constraints(gpu_events, nonblocking_starts), calls), calls
+    return find_rank_events(Rank.of(gpu_events, find_waiting_calls(api, gpu_events))) if len(gpu_events) else None
 
 
 def _measure_rank(
@@ -239,14 +231,14 @@ def _measure_rank(
     The pipeline, the memory and the notices are added by ``rank_tables``.
     """
     device = next(iter(rank.source.devices), None)
-    work, calls = _work_and_calls(gpu_events, api)
+    work = Rank.of(gpu_events, find_waiting_calls(api, gpu_events))
 
     # The whole window.
     lanes = Lanes.of(gpu_events)
     idle_gaps = gaps(gpu_events, lanes, unrecorded=recording.unrecorded)
     window = by_step = _measure_parts(work, lanes, None, recording)
     copy_table = copies(window.labels, lanes.exposed, link_gb_s=None if device is None else host_link_gb_s(device))
-    path = find_path_pieces(work, calls, lanes.exposed)
+    path = find_path_pieces(work, lanes.exposed)
     hiding = measure_overlap_costs(gpu_events, lanes, texts=work.texts)
     host_activity = keep_longest(find_host_activity(rank.events, gpu_events, idle_gaps))
     inside_launch_ns = idle_inside_launches(api, gpu_events, idle_gaps)
@@ -298,7 +290,7 @@ def _measure_rank(
         ),
         messages_issued=count_issued_messages(rank.events),
         by=rows,
-        graph_events=find_rank_events(work, calls) if graph and len(gpu_events) else None,
+        graph_events=find_rank_events(work) if graph and len(gpu_events) else None,
     )
 
 

@@ -12,7 +12,7 @@ from tracekit.compare.predict.engine import HostTimes
 from tracekit.compare.predict.machine import MIDDLE, Machine
 from tracekit.compare.predict.rank_programs import Piece, Program
 from tracekit.compare.replay import weight_gradient_share
-from tracekit.intervals import Intervals, union
+from tracekit.intervals import Intervals, union_of
 from tracekit.schedules import Schedule
 
 SPLIT_GPU_FACTORS = ((1.0, 1.0), (1.05, 1.2), (1.1, 1.4))
@@ -273,8 +273,7 @@ def _time_beside_messages(cells: pl.DataFrame, messages: Mapping[int, pl.DataFra
     start, end = cells["start_ns"].to_numpy(), cells["end_ns"].to_numpy()
     for position, table in messages.items():
         on_rank = cell_position == position
-        message_time = union(table["start_ns"].to_numpy(), table["end_ns"].to_numpy())
-        beside_ns[on_rank] = message_time.covered_ns(start[on_rank], end[on_rank])
+        beside_ns[on_rank] = union_of(table).covered_ns(start[on_rank], end[on_rank])
     return pl.Series("beside_ns", beside_ns)
 
 

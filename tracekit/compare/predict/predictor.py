@@ -30,7 +30,7 @@ from tracekit.compare.predict.rank_programs import (
     write_program,
 )
 from tracekit.compare.replay import StepReplays
-from tracekit.intervals import Intervals, union
+from tracekit.intervals import Intervals, union_of
 from tracekit.reconstruct.pipeline import Pipeline
 from tracekit.reconstruct.rank_pipeline import RankPipeline
 from tracekit.schedules import Schedule
@@ -236,11 +236,10 @@ def _messages_by_position(pipeline: Pipeline, ranks: Mapping[int, RankPipeline])
 
 def _full_queue_by_position(pipeline: Pipeline, ranks: Mapping[int, RankPipeline]) -> dict[int, Intervals]:
     """Return when the host of each position waited for room in the GPU's queue, on the pipeline's clock."""
-    full_queue = {}
-    for position, rank in enumerate(pipeline.ranks):
-        times = ranks[rank].full_queue.select(*pipeline.clocks.moved(rank, "start_ns", "end_ns"))
-        full_queue[position] = union(times["start_ns"].to_numpy(), times["end_ns"].to_numpy())
-    return full_queue
+    return {
+        position: union_of(ranks[rank].full_queue.select(*pipeline.clocks.moved(rank, "start_ns", "end_ns")))
+        for position, rank in enumerate(pipeline.ranks)
+    }
 
 
 def _sent_after_ops(messages: pl.DataFrame, cells: pl.DataFrame, position: int) -> pl.DataFrame:
