@@ -13,7 +13,6 @@ import numpy as np
 import polars as pl
 from msgspec.structs import replace
 
-from tracekit._util.text import percent
 from tracekit.analysis.tables import Measures, RankTables
 from tracekit.critical_path.path import CriticalPath
 from tracekit.intervals import Intervals, union
@@ -71,17 +70,6 @@ class Measured(msgspec.Struct, frozen=True, eq=False):
     def bubble_fraction(self) -> float | None:
         """Share of the span that is idle or exposed pipeline waiting; None without a pipeline or known idle time."""
         return self.bubble.fraction if self.idle_known and self.pipeline else None
-
-    @property
-    def bubble_words(self) -> str:
-        """The bubble fraction as text: ≥ marks a lower bound, – stands for none.
-
-        >>> figures = Measured(Budget(100, 80), {}, {}, {}, {}, {}, Bubble(100, 20, None), lower_bound=True)
-        >>> figures.bubble_words
-        '≥ 20.0 %'
-        """
-        share = self.bubble_fraction
-        return "–" if share is None else f"{'≥ ' if self.lower_bound else ''}{percent(share)}"
 
     @classmethod
     def total(cls, parts: Iterable[Measured]) -> Measured:

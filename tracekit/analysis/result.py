@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import msgspec
 import polars as pl
 
-from tracekit._util.text import counted, html_table, ms, percent
+from tracekit._util.text import at_least, counted, html_table, ms, percent
 from tracekit.align.clocks import Clocks
 from tracekit.align.steps import step_times
 from tracekit.analysis.measured import Measured, RankResult
@@ -157,7 +157,7 @@ def _notebook_row(name: str, figures: Measured, ranks: int) -> list[str]:
         ratio(sum(budget.exposed_ns.values()), span_ns),
         ratio(budget.idle_ns, span_ns) if figures.idle_known else None,
     ]
-    bubble = [figures.bubble_words] if figures.pipeline else []
+    bubble = [at_least(percent(figures.bubble_fraction), figures.lower_bound)] if figures.pipeline else []
     return [name, f"{span_ns / ranks / 1e6:,.3f}", *map(percent, shares), *bubble]
 
 
