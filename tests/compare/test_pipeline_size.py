@@ -11,7 +11,7 @@ from msgspec import structs
 from tests.compare.conftest import SAMPLES, strip
 from tracekit.classify import classify
 from tracekit.compare import compare_pipelines
-from tracekit.compare.pipeline_size import pipeline_of
+from tracekit.compare.find_schedule import pipeline_of
 from tracekit.reconstruct import rank_pipeline
 from tracekit.run.load import load
 from tracekit.schedules import Times, generate

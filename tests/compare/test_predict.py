@@ -97,8 +97,8 @@ def test_a_forward_after_a_backward_takes_its_host_longer():
     for name, forwards in (("gpipe", [100, 100, 100]), ("1f1b", [100, 110, 110])):
         schedule = generate(name, pp=1, microbatches=3)
         program = write_just_in_time(schedule)
-        times = ops.host_times(program, schedule)
-        launch_ns = [ns for piece, ns in zip(program.pieces, times.launch_ns, strict=True) if piece.kind == "F"]
+        times = ops.times(program, schedule)
+        launch_ns = [op.launch_ns for piece, op in zip(program.pieces, times, strict=True) if piece.kind == "F"]
         assert launch_ns == pytest.approx(forwards)
 
 
@@ -168,7 +168,7 @@ def test_a_slow_gpu_stays_slow_whatever_stage_it_runs():
     for name in ("gpipe", "chimera"):
         schedule = generate(name, pp=4, microbatches=4)
         program = write_just_in_time(schedule)
-        work = ops.typical_work(program, schedule)
+        work = [op.gpu_ns for op in ops.times(program, schedule)]
         numbers = {rank: [n for action, n in steps if action == RUN] for rank, steps in enumerate(program.steps)}
         by_rank = {rank: {work[n] for n in ns if program.pieces[n].kind == "F"} for rank, ns in numbers.items()}
         assert by_rank == {0: {10}, 1: {10}, 2: {10}, 3: {20}}
@@ -192,7 +192,7 @@ def test_a_host_that_runs_ahead_goes_on_when_it_has_launched_all_but_no_further_
     ops = measure_ops(cells, {}, FREE, stages=2, lead_ns=pl.Series([0, 0]), full_queue={})
     schedule = generate("gpipe", pp=2, microbatches=1)
     program = write_just_in_time(schedule)
-    own = ops.host_times(program, schedule, own=True)
+    own = ops.host_times(ops.times(program, schedule, own=True), own=True)
     assert (own.starts, own.gpu_starts) == ((-100, 40), (0, 50))
     # The first host was 100 ahead, the second 10: it has launched all 30 before the end, which is not allowed again.
     assert ops.next_starts([500, 570], [450, 540]) == ([-50, 60], [0, 70])

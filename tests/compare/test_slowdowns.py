@@ -6,8 +6,7 @@ import numpy as np
 import polars as pl
 
 from tests import kept
-from tracekit.compare.replay import CellGraph
-from tracekit.compare.slowdowns import measure_slowdown, pipeline_slowdown, replay_cells
+from tracekit.compare.replay import CellGraph, measure_slowdown, pipeline_slowdown, replay_cells
 
 
 def test_a_step_ends_with_its_last_cell_on_any_lane() -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from tracekit.compare.slowdowns import measure_slowdown, replay_group
+from tracekit.compare.replay import measure_slowdown, replay_group
 
 FOLDER = Path(os.environ.get("TRACEKIT_CORPUS", "")) / "public/bytedance-stragglers"
 pytestmark = pytest.mark.skipif(

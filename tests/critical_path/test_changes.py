@@ -22,7 +22,6 @@ from tracekit.critical_path.graph import EventGraph, find_rank_events
 from tracekit.errors import OptionError
 from tracekit.metrics.causes import Rank
 from tracekit.metrics.host_calls import WAITING_CALLS
-from tracekit.metrics.start_constraints import find_start_constraints
 from tracekit.schema import LABELLED, Source, conform
 
 MS = 1_000_000
@@ -48,7 +47,7 @@ class Tables:
         labelled = conform(pl.DataFrame(frame, infer_schema_length=None), LABELLED).with_columns(part=pl.Series(part))
         calls = [("cudaStreamSynchronize", None, int(start * MS), int(end * MS), True) for start, end in syncs]
         waiting = pl.DataFrame(calls, schema=WAITING_CALLS, orient="row")
-        self.graph_events = find_rank_events(Rank.of(labelled, find_start_constraints(labelled), waiting), waiting)
+        self.graph_events = find_rank_events(Rank.of(labelled, waiting))
 
 
 def graph_of(*ranks, syncs=(), **more):

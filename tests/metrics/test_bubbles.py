@@ -6,11 +6,11 @@ import numpy as np
 import polars as pl
 import pytest
 
+from tracekit.analysis.measured import total_of
 from tracekit.intervals import EMPTY, union
 from tracekit.metrics.bandwidth import copies
-from tracekit.metrics.budget import Bubble, budgets, find_exposed_waits, phases
+from tracekit.metrics.budget import Bubble, add_slow_launch_ends, budgets, find_exposed_waits, gaps, phases
 from tracekit.metrics.host_calls import MIN_SLOW_LAUNCH_NS
-from tracekit.metrics.idle_gaps import add_slow_launch_ends, gaps
 from tracekit.metrics.label_intervals import Lanes
 from tracekit.metrics.overlap import label_times
 from tracekit.metrics.reload import reload_events, reload_report, two_buffer_ideal
@@ -28,7 +28,7 @@ def test_a_wait_is_exposed_only_where_no_compute_runs():
 def test_bubble_is_a_lower_bound_without_wait():
     assert Bubble(100, 10, None).fraction == 0.1
     assert Bubble(0, 0, None).fraction is None
-    assert (Bubble(100, 10, None) + Bubble(100, 0, 20)).fraction == 0.15
+    assert total_of([Bubble(100, 10, None), Bubble(100, 0, 20, 20)]).fraction == 0.15
 
 
 def test_gpipe_has_no_steady_phase(labelled):
@@ -168,7 +168,7 @@ def test_time_inside_a_slow_launch_call_is_warm_up(labelled, took, warm):
 
 
 def test_a_wait_unknown_on_one_rank_is_unknown_in_the_sum_and_what_is_known_stays_a_bound():
-    total = Bubble(100, 5, 20) + Bubble(100, 5, None, 3)
+    total = total_of([Bubble(100, 5, 20, 20), Bubble(100, 5, None, 3)])
     assert total.wait_ns is None
     assert total.fraction == (10 + 23) / 200
 

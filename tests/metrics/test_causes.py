@@ -45,7 +45,7 @@ def why(labelled):
         host_calls += [("cudaStreamSynchronize", 1, time * US, end * US, True) for time, end in blocks]
         calls = pl.DataFrame(host_calls, schema=WAITING_CALLS, orient="row").sort("start_ns")
         lanes = Lanes.of(events)
-        rank = Rank.of(events, find_start_constraints(events, np.sort(np.array(waits, np.int64) * US)), calls)
+        rank = Rank.of(events, calls)
         pieces = exposure_causes(rank, lanes.exposed, parts=False)
         wait_ns = pl.lit(None if wait_us is None else wait_us * US, pl.Int64)
         peers = events.with_columns(wait_ns=wait_ns, open=pl.lit(is_open))
@@ -269,7 +269,7 @@ def test_pieces_are_carried_by_the_event_that_runs(labelled):
             for i, s in enumerate(np.sort(start))
         ]  # fmt: skip
         events = labelled(*rows)
-        rank = Rank.of(events, find_start_constraints(events), WAITING_CALLS.to_frame())
+        rank = Rank.of(events, WAITING_CALLS.to_frame())
         paid = Lanes.of(events).exposed
         pieces = exposure_causes(rank, paid, parts=False)
         for label, lane in paid.items():

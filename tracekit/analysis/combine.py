@@ -35,7 +35,6 @@ from tracekit.critical_path.path import CriticalPath, join_cells
 from tracekit.documents.analysis import Bubble, ChangedStep, Phase
 from tracekit.documents.coding import table_schema
 from tracekit.errors import InputError, Notice
-from tracekit.metrics.bandwidth import COPIES
 from tracekit.metrics.causes import causes_by_event
 from tracekit.metrics.operations import may_be_message, may_be_of_pipeline
 from tracekit.metrics.overlap import combine_overlap_costs
@@ -244,15 +243,12 @@ def _schedule_tables(
     if comparison is not None:
         functions |= {"cells": lambda: comparison.cells, "lanes": lambda: comparison.lanes}
     elif any(notice.code == "overlap-seen" for notice in comparison_notices):
-        functions["lanes"] = lambda: _lanes_without_schedule(ranks)
+        # What each rank hid in each phase, which its own tables tell without a schedule.
+        with_pipeline = [rank.pipeline for rank in ranks if rank.pipeline is not None]
+        functions["lanes"] = lambda: concat_ranks({part.rank: part.lanes for part in with_pipeline}, LANES)
     if critical is not None:
         functions |= {"critical_path": lambda: critical.segments.drop("chain"), "slack": lambda: critical.slack}
     return functions
-
-
-def _lanes_without_schedule(ranks: Sequence[RankTables]) -> pl.DataFrame:
-    """Return what each rank hid in each phase, which its own tables tell without a schedule."""
-    return concat_ranks({rank.source.rank: rank.pipeline.lanes for rank in ranks if rank.pipeline is not None}, LANES)
 
 
 def _by(ranks: Sequence[RankTables], comparison: ScheduleComparison | None, *, pipeline: bool) -> By | None:
@@ -288,16 +284,16 @@ def run_tables(
     operations = communication.operations
     kernels = cache(lambda: mean_kernels([rank.kernels for rank in ranks]))
     return {
-        "steps": lambda: _rank_first(pl.concat([rank.steps for rank in ranks])),
+        "steps": lambda: _of_ranks(ranks, "steps"),
         "budget": lambda: _budget_table(results),
         "labels": lambda: _window_and_steps(ranks, "labels"),
         "hidden": lambda: _window_and_steps(ranks, "hidden"),
-        "copies": lambda: _copy_table(ranks),
+        "copies": lambda: _of_ranks(ranks, "copies").insert_column(1, pl.lit(None, pl.Int64).alias("step")),
         "bubbles": lambda: _bubble_table(results),
         "phases": lambda: _phase_table(results),
         "operations": lambda: operations.drop("part", "order_ns").cast({pl.Categorical: pl.String}),
-        "gaps": lambda: _gap_table(ranks),
-        "timeline": lambda: _rank_first(pl.concat([rank.timeline for rank in ranks])),
+        "gaps": lambda: _of_ranks(ranks, "gaps").sort("ns", descending=True),
+        "timeline": lambda: _of_ranks(ranks, "timeline"),
         "clocks": lambda: communication.clocks.table,
         "matched": lambda: communication.matched().drop("row"),
         "kernels": kernels,
@@ -305,17 +301,10 @@ def run_tables(
     }
 
 
-def _rank_first(table: pl.DataFrame) -> pl.DataFrame:
-    return table.select("rank", pl.exclude("rank"))
-
-
-def _gap_table(ranks: Sequence[RankTables]) -> pl.DataFrame:
-    return _rank_first(pl.concat([rank.gaps for rank in ranks])).sort("ns", descending=True)
-
-
-def _copy_table(ranks: Sequence[RankTables]) -> pl.DataFrame:
-    copies = concat_ranks({rank.source.rank: rank.copies for rank in ranks}, COPIES)
-    return copies.select("rank", pl.lit(None, pl.Int64).alias("step"), pl.exclude("rank"))
+def _of_ranks(ranks: Sequence[RankTables], name: str) -> pl.DataFrame:
+    """Return one of the tables of ``RankTables`` for all ranks."""
+    schema: pl.Schema = getattr(ranks[0], name).schema
+    return concat_ranks({rank.source.rank: getattr(rank, name) for rank in ranks}, schema)
 
 
 def _window_and_steps(ranks: Sequence[RankTables], name: str) -> pl.DataFrame:

@@ -17,6 +17,7 @@ from tracekit.align.clocks import Clocks, align
 from tracekit.align.matching import MEMBERS, match
 from tracekit.align.peers import by_communicator
 from tracekit.align.waits import find_stragglers, with_waits
+from tracekit.analysis.measured import total_of
 from tracekit.analysis.tables import RankTables
 from tracekit.critical_path.graph import EventGraph
 from tracekit.critical_path.path import CriticalPath, critical_path
@@ -188,22 +189,12 @@ def run_rates(
         ranks_per_node: Number of consecutive ranks on one machine; None if not known.
 
     """
-    rates = [rank.rates for rank in ranks]
-    at_peak_ns = [rank_rates.at_peak_ns for rank_rates in rates]
-    total = Rates(
-        flop=sum(rank_rates.flop for rank_rates in rates),
-        model_flop=sum(rank_rates.model_flop for rank_rates in rates),
-        product_ns=sum(rank_rates.product_ns for rank_rates in rates),
-        uncounted_ns=sum(rank_rates.uncounted_ns for rank_rates in rates),
-        at_peak_ns=sum(ns or 0.0 for ns in at_peak_ns) if at_peak_ns and None not in at_peak_ns else None,
-        span_ns=sum(rank_rates.span_ns for rank_rates in rates),
-    )
     layers, cost = expert_cost(
         pl.concat([EXPERT_WORK.to_frame(), *(rank.experts for rank in ranks)]), operations, members
     )
     products = pl.concat([PRODUCTS.to_frame(), *(rank.products for rank in ranks)])
     return RunRates(
-        total=total,
+        total=total_of([rank.rates for rank in ranks]),
         products=rated(_sum_products(products, _PRODUCT_KEYS)),
         communication=bandwidth(members, node=ranks_per_node),
         experts=measure_expert_balance(operations, members),

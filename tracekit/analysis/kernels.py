@@ -15,7 +15,7 @@ MAX_SHAPES = 1000
 _KEYS = ("name", "label", "module")
 KERNELS = pl.Schema({**dict.fromkeys(_KEYS, pl.String()), "count": pl.Float64(), "ns": pl.Float64()})
 """GPU events per step: their number and the sum (not the union) of their durations."""
-MAX_KEYSS_EXPLAINED = 32
+MAX_KERNELS_EXPLAINED = 32
 """Kernels that are explained, per rank and of the run: those with the most time."""
 MAX_CONTEXT_LETTERS = 400
 """Letters of the operators and ranges around a launch; the innermost are kept."""
@@ -133,13 +133,13 @@ def _longest_kernels(labelled: pl.DataFrame) -> pl.DataFrame:
     by_kernel = by_rule.group_by(_KEYS, maintain_order=True).agg(
         pl.col("count").sum(), pl.col("rule_ns").sum().alias("ns"), pl.col("rule_ns", "confidence", "row").first()
     )
-    by_kernel = by_kernel.sort("ns", "row", descending=[True, False]).head(MAX_KEYSS_EXPLAINED)
+    by_kernel = by_kernel.sort("ns", "row", descending=[True, False]).head(MAX_KERNELS_EXPLAINED)
     return by_kernel.select("count", "ns", "rule_ns", "confidence", "row")
 
 
 def run_reasons(reasons_by_rank: Sequence[pl.DataFrame], kernels: pl.DataFrame) -> pl.DataFrame:
     """Return the ranks' ``REASONS`` of the kernels with the most time in the run, most time first."""
-    longest = kernels.top_k(MAX_KEYSS_EXPLAINED, by="ns").select(_KEYS)
+    longest = kernels.top_k(MAX_KERNELS_EXPLAINED, by="ns").select(_KEYS)
     reasons = pl.concat(reasons_by_rank)
     return reasons.join(longest, on=_KEYS, how="semi", nulls_equal=True).sort("ns", "rank", descending=[True, False])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from sys import intern
 from typing import Any
 
@@ -12,7 +13,6 @@ import numpy as np
 import polars as pl
 from msgspec.structs import replace
 
-from tracekit._util.text import percent
 from tracekit.analysis.tables import Measures, RankTables
 from tracekit.critical_path.path import CriticalPath
 from tracekit.intervals import Intervals, union
@@ -22,6 +22,10 @@ from tracekit.metrics.label_intervals import COMPUTE_SET, EXPOSABLE_LABELS, LABE
 from tracekit.metrics.operations import has_unknown_wait, has_unseen_messages, may_be_message
 from tracekit.metrics.overlap import ratio
 from tracekit.schema import COMMUNICATION_LABELS, LABELS
+
+_SUMMED_FIELDS = ("budget", "label_ns", "label_count", "hidden_ns", "hidden_by_ns", "wait_ns", "bubble", "because_ns",
+                  "blocking_ns", "weak_ns")  # fmt: skip
+"""Fields of ``Measured`` that are sums over ranks in the total."""
 
 
 class Measured(msgspec.Struct, frozen=True, eq=False):
@@ -67,32 +71,16 @@ class Measured(msgspec.Struct, frozen=True, eq=False):
         """Share of the span that is idle or exposed pipeline waiting; None without a pipeline or known idle time."""
         return self.bubble.fraction if self.idle_known and self.pipeline else None
 
-    @property
-    def bubble_words(self) -> str:
-        """The bubble fraction as text: ≥ marks a lower bound, – stands for none.
-
-        >>> figures = Measured(Budget(100, 80), {}, {}, {}, {}, {}, Bubble(100, 20, None), lower_bound=True)
-        >>> figures.bubble_words
-        '≥ 20.0 %'
-        """
-        share = self.bubble_fraction
-        return "–" if share is None else f"{'≥ ' if self.lower_bound else ''}{percent(share)}"
-
     @classmethod
     def total(cls, parts: Iterable[Measured]) -> Measured:
         """Return the sum over ranks: times are added, ratios are of the sums."""
         ranks = list(parts)
+        nothing = cls(Budget(0, 0), {}, {}, {"communication": 0, "copy": 0}, {}, {}, Bubble(0, 0, 0))
+        sums = total_of([{name: getattr(rank, name) for name in _SUMMED_FIELDS} for rank in (nothing, *ranks)])
+        in_order = {name: _in_order(sums[name]) for name in ("hidden_by_ns", "because_ns")}
+        exposed_ns = _in_order(sums["budget"].exposed_ns)
         return cls(
-            budget=sum((rank.budget for rank in ranks), Budget(0, 0)),
-            label_ns=_sum(rank.label_ns for rank in ranks),
-            label_count=_sum(rank.label_count for rank in ranks),
-            hidden_ns={"communication": 0, "copy": 0, **_sum(rank.hidden_ns for rank in ranks)},
-            hidden_by_ns=_in_order(_sum(rank.hidden_by_ns for rank in ranks)),
-            wait_ns=_sum(rank.wait_ns for rank in ranks),
-            bubble=sum((rank.bubble for rank in ranks), Bubble(0, 0, 0)),
-            because_ns=_in_order(_sum(rank.because_ns for rank in ranks)),
-            blocking_ns=_sum(rank.blocking_ns for rank in ranks),
-            weak_ns=sum(rank.weak_ns for rank in ranks),
+            **sums | in_order | {"budget": replace(sums["budget"], exposed_ns=exposed_ns)},
             idle_known=all(rank.idle_known for rank in ranks),
             lower_bound=any(rank.lower_bound for rank in ranks),
             pipeline=any(rank.pipeline for rank in ranks),
@@ -123,20 +111,22 @@ class RankResult(msgspec.Struct, frozen=True, eq=False):
     @property
     def idle_host_ns(self) -> dict[str, int] | None:
         """Launch-bound idle time in ns by kind of host activity; None if the trace does not show the host."""
-        total = _sum({row["instead"]: row["ns"]} for row in self.instead)
-        return total if total or not self.idle_causes.get("launch_bound") else None
+        total: Mapping[str, int] = total_of([{}, *({row["instead"]: row["ns"]} for row in self.instead)])
+        return dict(total) if total or not self.idle_causes.get("launch_bound") else None
 
 
-def _sum(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the sums by key: of numbers, None if any of them is None; of mappings, their own sums by key."""
-    values: dict[str, list[Any]] = {}
-    for part in parts:
-        for key, value in part.items():
-            values.setdefault(key, []).append(value)
-    return {
-        key: _sum(own) if isinstance(own[0], Mapping) else None if None in own else sum(own)
-        for key, own in values.items()
-    }
+def total_of(parts: Sequence[Any]) -> Any:
+    """Return the sum of numbers, None if any of them is None; of mappings by key, and of structs by field.
+
+    >>> total_of([Bubble(100, 5, 20, 20), Bubble(100, 5, None, 1)])
+    Bubble(span_ns=200, idle_ns=10, wait_ns=None, known_ns=21)
+    """
+    if isinstance(parts[0], msgspec.Struct):
+        return type(parts[0])(**total_of([msgspec.structs.asdict(part) for part in parts]))
+    if isinstance(parts[0], Mapping):
+        keys = dict.fromkeys(key for part in parts for key in part)
+        return {key: total_of([part[key] for part in parts if key in part]) for key in keys}
+    return None if None in parts else sum(parts)
 
 
 def _in_order(by_label: Mapping[str, Any]) -> dict[str, Any]:
@@ -188,47 +178,28 @@ def _batch_results(
     message_counts = np.bincount(rank_index[operations["is_message"].to_numpy()], minlength=len(ranks)).tolist()
     # From here on ``rank`` is the index in *ranks*, and ``part`` that of the step, or 0 for the window.
     operations = operations.with_columns(rank=pl.Series(rank_index))
-    by_step = _Waits.of(operations, [rank.by_step for rank in ranks])
-    window = _Waits.of(operations.with_columns(part=pl.lit(0, pl.Int64)), [rank.window for rank in ranks])
+    unseen = [i for i, rank in enumerate(ranks) if has_unseen_messages(rank.messages_issued, message_counts[i])]
+    by_step = _Waits.of(operations, [rank.by_step for rank in ranks], unseen)
+    window = _Waits.of(operations.with_columns(part=pl.lit(0, pl.Int64)), [rank.window for rank in ranks], unseen)
     results = []
     for index, rank in enumerate(ranks):
-        messages_known = not has_unseen_messages(rank.messages_issued, message_counts[index])
-        facts = _KnownFacts(index, rank.source.rank, rank.idle_known, pipeline, messages_known, critical)
-        results.append(_rank_result(rank, by_step, window, facts))
+        figures = partial(_figures, rank, index, critical=critical, pipeline=pipeline)
+        steps = rank.steps["step"].to_list() or [None]
+        looks_cut = rank.steps["partial"].to_list() or [False]
+        step_figures = zip(figures(rank.by_step, by_step, steps), looks_cut, strict=True)
+        results.append(
+            RankResult(
+                rank=rank.source.rank,
+                steps=tuple(step for step in steps if step is not None),
+                whole=figures(rank.window, window, [None])[0],
+                per_step=tuple(replace(step, partial=is_cut) for step, is_cut in step_figures),
+                phases=_phases(rank, index, by_step, steps),
+                instead=tuple(rank.instead.to_dicts()),
+                inside_launch_ns=rank.inside_launch_ns,
+                idle_causes=rank.idle_causes,
+            )
+        )
     return results
-
-
-def _rank_result(rank: RankTables, by_step: _Waits, window: _Waits, facts: _KnownFacts) -> RankResult:
-    """Return the result of a rank from its tables and the waits of many ranks."""
-    steps = rank.steps["step"].to_list() or [None]
-    partial_steps = rank.steps["partial"].to_list() or [False]
-    step_figures = _figures(rank.by_step, by_step, steps, facts)
-    return RankResult(
-        rank=rank.source.rank,
-        steps=tuple(step for step in steps if step is not None),
-        whole=_figures(rank.window, window, [None], facts)[0],
-        per_step=tuple(
-            replace(figures, partial=partial) for figures, partial in zip(step_figures, partial_steps, strict=True)
-        ),
-        phases=_phases(rank, by_step, steps, facts),
-        instead=tuple(rank.instead.to_dicts()),
-        inside_launch_ns=rank.inside_launch_ns,
-        idle_causes=rank.idle_causes,
-    )
-
-
-class _KnownFacts(msgspec.Struct, frozen=True):
-    """Position of a rank, and facts that decide which of its figures are known."""
-
-    rank_index: int
-    rank: int
-    idle: bool
-    """All its work on the GPU was recorded."""
-    pipeline: bool
-    """The run has a pipeline."""
-    messages: bool
-    """The kernels of the sends and receives that its host issued are known."""
-    critical: CriticalPath
 
 
 class _Waits(msgspec.Struct, frozen=True, eq=False):
@@ -240,13 +211,16 @@ class _Waits(msgspec.Struct, frozen=True, eq=False):
     exposed_pp: Intervals
     """Waiting of the pipeline's messages that no compute hides; its groups are scopes."""
     unknown: frozenset[int]
-    """Scopes whose bubble is a lower bound."""
+    """Scopes whose bubble is a lower bound: of unknown waits, or of messages whose kernels are not known."""
     exposure: Mapping[int, list[tuple[Any, ...]]]
     """Exposed time as (label, cause, ns)."""
 
     @classmethod
-    def of(cls, operations: pl.DataFrame, measures: Sequence[Measures]) -> _Waits:
-        """Return the waits of all *operations*, whose ``rank`` and ``part`` are those of *measures*, from 0."""
+    def of(cls, operations: pl.DataFrame, measures: Sequence[Measures], unseen: Sequence[int]) -> _Waits:
+        """Return the waits of all *operations*, whose ``rank`` and ``part`` are those of *measures*, from 0.
+
+        *unseen* are the ranks whose hosts issued messages of which no kernel is known.
+        """
         parts = max((len(rank_measures.budgets) for rank_measures in measures), default=0)
         scope_number = (pl.col("rank") * parts + pl.col("part")).alias("scope")
         exposure = with_peers({i: rank_measures.exposed for i, rank_measures in enumerate(measures)}, operations)
@@ -265,7 +239,9 @@ class _Waits(msgspec.Struct, frozen=True, eq=False):
             parts=parts,
             by_label=_waits_by_label(operations, parts * len(measures)),
             exposed_pp=find_exposed_waits(start, wait, scope, covered_by_scope),
-            unknown=frozenset(operations["scope"].filter(operations["unknown"]).to_list()),
+            unknown=frozenset(operations["scope"].filter(operations["unknown"]).to_list()).union(
+                rank_index * parts + part for rank_index in unseen for part in range(parts)
+            ),
             exposure=_rows_by(exposure.with_columns(scope_number), "scope", "label", "cause", "ns"),
         )
 
@@ -291,21 +267,27 @@ def _waits_by_label(operations: pl.DataFrame, scopes: int) -> Mapping[int, Mappi
     return waits
 
 
-def _figures(measures: Measures, waits: _Waits, steps: Sequence[int | None], facts: _KnownFacts) -> list[Measured]:
+def _figures(
+    rank: RankTables,
+    rank_index: int,
+    measures: Measures,
+    waits: _Waits,
+    steps: Sequence[int | None],
+    *,
+    critical: CriticalPath,
+    pipeline: bool,
+) -> list[Measured]:
     """Return the figures of every part of a rank; *steps* are the numbers of its steps, or [None] for its window."""
     labels_by_part = _rows_by(measures.labels, "part", "label", "ns", "count", "hidden_ns")
     hidden_by_part = _rows_by(measures.hidden.filter(~pl.col("detail")), "part", "label", "by", "ns")
-    scopes = waits.scopes(facts.rank_index)
+    scopes = waits.scopes(rank_index)
     exposed_waits_ns = waits.exposed_pp.section(scopes.start, scopes.stop).totals_ns(len(scopes)).tolist()
     figures = []
     for part, (step, scope) in enumerate(zip(steps, scopes, strict=False)):  # other ranks may have more steps
         budget, labels = measures.budgets[part], labels_by_part[part]
         # Without a pipeline the wait is unknown too; then there is no bubble at all (Measured.bubble_fraction).
-        wait_known = facts.pipeline and facts.messages and scope not in waits.unknown
-        if wait_known:
-            bubble = Bubble(budget.span_ns, budget.idle_ns, exposed_waits_ns[part])
-        else:
-            bubble = Bubble(budget.span_ns, budget.idle_ns, None, exposed_waits_ns[part])
+        wait_known = pipeline and scope not in waits.unknown
+        least_wait_ns = exposed_waits_ns[part]
         exposed_labels = [label for label, ns in budget.exposed_ns.items() if ns]
         label_ns = {label: ns for label, ns, _, _ in labels}
         hidden_ns = {label: ns for label, _, _, ns in labels if label not in _NEVER_HIDDEN}
@@ -319,11 +301,11 @@ def _figures(measures: Measures, waits: _Waits, steps: Sequence[int | None], fac
                 wait_ns=waits.by_label.get(scope, {}),
                 weak_ns=measures.weak[part],
                 because_ns=_nested(exposed_labels, waits.exposure[scope]),
-                blocking_ns=facts.critical.blocking_ns(facts.rank, exposed_labels, step),
-                bubble=bubble,
-                idle_known=facts.idle,
-                lower_bound=facts.pipeline and (not wait_known or budget.unrecorded_ns > 0),
-                pipeline=facts.pipeline,
+                blocking_ns=critical.blocking_ns(rank.source.rank, exposed_labels, step),
+                bubble=Bubble(budget.span_ns, budget.idle_ns, least_wait_ns if wait_known else None, least_wait_ns),
+                idle_known=rank.idle_known,
+                lower_bound=pipeline and (not wait_known or budget.unrecorded_ns > 0),
+                pipeline=pipeline,
                 step=step,
             )
         )
@@ -352,12 +334,12 @@ def _nested(labels: Iterable[str], rows: list[tuple[Any, ...]]) -> dict[str, dic
 
 
 def _phases(
-    rank: RankTables, waits: _Waits, steps: Sequence[int | None], facts: _KnownFacts
+    rank: RankTables, rank_index: int, waits: _Waits, steps: Sequence[int | None]
 ) -> tuple[dict[str, Any], ...]:
     """Return the phases of each step with the bubble in them: idle time and exposed waiting of the pipeline."""
     table = rank.phases
-    scopes = waits.scopes(facts.rank_index)
-    waits_known = facts.messages and waits.unknown.isdisjoint(scopes)
+    scopes = waits.scopes(rank_index)
+    waits_known = waits.unknown.isdisjoint(scopes)
     start, end, part = (table[name].to_numpy() for name in ("start_ns", "end_ns", "part"))
     waits_ns = pl.Series(waits.exposed_pp.covered_ns(start, end, scopes.start + part))
     unknown = pl.lit(None, pl.Int64)

@@ -134,7 +134,7 @@ def _measured(figures: Figures) -> Measured:
     budget, bubble, span_ns = figures.budget_ns, figures.bubble, figures.span_ns
     label_ns = {**figures.label_ns, **figures.set_ns}
     # If the whole wait is unknown, its lower bound follows from the fraction: (idle + bound) / span.
-    bound_ns = 0
+    bound_ns = bubble.wait_ns or 0
     if bubble.wait_ns is None and bubble.fraction is not None:
         bound_ns = round(bubble.fraction * span_ns) - (budget.idle or 0)
     return Measured(

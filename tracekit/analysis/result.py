@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import msgspec
 import polars as pl
 
-from tracekit._util.text import counted, ms, percent
+from tracekit._util.text import at_least, counted, html_table, ms, percent
 from tracekit.align.clocks import Clocks
 from tracekit.align.steps import step_times
 from tracekit.analysis.measured import Measured, RankResult
@@ -42,9 +42,6 @@ if TYPE_CHECKING:
     from tracekit.critical_path.changes import WhatIfGraph
     from tracekit.critical_path.path import CriticalPath
     from tracekit.documents.analysis import ChangedStep
-
-MAX_RANKS_IN_NOTEBOOK = 64
-"""Ranks in a notebook's table."""
 
 
 class UnknownTableError(OptionError, KeyError):
@@ -138,14 +135,11 @@ class BaseAnalysis(HasDocument):
         return {table_name: table.to_pandas() for table_name, table in self.tables.items()}
 
     def _repr_html_(self) -> str:
-        shown = [(str(result.rank), result.whole, 1) for result in self.rank_results[:MAX_RANKS_IN_NOTEBOOK]]
-        rows = [*shown, ("mean", self.total, len(self.rank_results) or 1)]
-        body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in _notebook_row(*row))}</tr>" for row in rows)
-        hidden = len(self.rank_results) - len(shown)
-        more = f"<p>… and {hidden} more ranks</p>" if hidden else ""
+        rows = [("mean", self.total, len(self.rank_results) or 1)]
+        rows += [(str(result.rank), result.whole, 1) for result in self.rank_results]
         heads = ("rank", "span ms", "compute", "exposed", "idle", *(["bubble"] if self.total.pipeline else []))
-        head = "".join(f"<th>{name}</th>" for name in heads)
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more}"
+        title = repr(self)[1:-1].partition(": ")[2]
+        return html_table(title, heads, [_notebook_row(*row) for row in rows])
 
     def __repr__(self) -> str:
         count = len(self.rank_results)
@@ -163,7 +157,7 @@ def _notebook_row(name: str, figures: Measured, ranks: int) -> list[str]:
         ratio(sum(budget.exposed_ns.values()), span_ns),
         ratio(budget.idle_ns, span_ns) if figures.idle_known else None,
     ]
-    bubble = [figures.bubble_words] if figures.pipeline else []
+    bubble = [at_least(percent(figures.bubble_fraction), figures.lower_bound)] if figures.pipeline else []
     return [name, f"{span_ns / ranks / 1e6:,.3f}", *map(percent, shares), *bubble]
 
 
@@ -260,7 +254,7 @@ class Analysis(BaseAnalysis):
         """Slowdown of the pipeline by stage, kind of cell and rank; None without one."""
         if self.schedule is None:
             return None
-        from tracekit.compare.slowdowns import pipeline_slowdown
+        from tracekit.compare.replay import pipeline_slowdown
 
         return pipeline_slowdown(self.schedule)
 

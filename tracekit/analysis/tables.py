@@ -23,7 +23,7 @@ from tracekit.critical_path.pieces import PathTables, find_path_pieces
 from tracekit.errors import Notice
 from tracekit.intervals import Intervals
 from tracekit.metrics.bandwidth import copies
-from tracekit.metrics.budget import Budget, budgets, phases
+from tracekit.metrics.budget import Budget, add_slow_launch_ends, budgets, gaps, name_next_events, phases
 from tracekit.metrics.causes import Rank, exposure_causes
 from tracekit.metrics.completeness import Completeness, check_completeness
 from tracekit.metrics.expert_balance import measure_expert_work
@@ -36,7 +36,6 @@ from tracekit.metrics.host_calls import (
     idle_inside_launches,
     keep_longest,
 )
-from tracekit.metrics.idle_gaps import add_slow_launch_ends, gaps, name_next_events
 from tracekit.metrics.label_intervals import Lanes, timeline, weak_ns
 from tracekit.metrics.lateness import RankLateness, measure_lateness
 from tracekit.metrics.memory import RankMemory, measure_rank_memory
@@ -46,7 +45,6 @@ from tracekit.metrics.peaks import host_link_gb_s
 from tracekit.metrics.process_phases import ROLLOUT, find_decode_steps, find_stretches
 from tracekit.metrics.rates import Rates, products
 from tracekit.metrics.reload import reload_events
-from tracekit.metrics.start_constraints import find_start_constraints
 from tracekit.reconstruct import RankPipeline, rank_pipeline
 from tracekit.schema import EVENTS, IDLE_CAUSES, RankEvents
 
@@ -181,7 +179,6 @@ def rank_tables(
     if len(lost):  # they were numbered with the others, by the order of launches
         labelled, lost = (labelled.filter(is_lost) for is_lost in (pl.col("id") >= 0, pl.col("id") < 0))
     gpu_events, step_table, step_notices = assign_parts(labelled, steps)
-    step_table = step_table.with_columns(rank=pl.lit(rank.source.rank, pl.Int32))
     lost = lost.filter(pl.col("step").is_in(step_table["step"].implode(), nulls_equal=True))
     tables = _measure_rank(rank, gpu_events, step_table, api, recording, rules=book, by=by, graph=graph)
     give_back_memory(worth=len(gpu_events) > MIN_EVENTS_TO_GIVE_BACK_MEMORY)
@@ -215,14 +212,7 @@ def rank_graph_events(rank: RankEvents, labelled: pl.DataFrame) -> pl.DataFrame 
     api = find_api_calls(rank.events)
     labelled, _ = number_steps(add_slow_launch_ends(labelled, api.calls))
     gpu_events, _, _ = assign_parts(labelled, None)
-    return find_rank_events(*_work_and_calls(gpu_events, api)) if len(gpu_events) else None
-
-
-def _work_and_calls(gpu_events: pl.DataFrame, api: ApiCalls) -> tuple[Rank, pl.DataFrame]:
-    """Return the GPU events with what held each back, and the host's waiting calls."""
-    calls = find_waiting_calls(api, gpu_events)
-    nonblocking_starts = calls["start_ns"].to_numpy()[~calls["blocks"].to_numpy()]
-    return Rank.of(gpu_events, find_start_constraints(gpu_events, nonblocking_starts), calls), calls
+    return find_rank_events(Rank.of(gpu_events, find_waiting_calls(api, gpu_events))) if len(gpu_events) else None
 
 
 def _measure_rank(
@@ -240,19 +230,18 @@ def _measure_rank(
 
     The pipeline, the memory and the notices are added by ``rank_tables``.
     """
-    number, device = rank.source.rank, next(iter(rank.source.devices), None)
-    work, calls = _work_and_calls(gpu_events, api)
+    device = next(iter(rank.source.devices), None)
+    work = Rank.of(gpu_events, find_waiting_calls(api, gpu_events))
 
     # The whole window.
     lanes = Lanes.of(gpu_events)
     idle_gaps = gaps(gpu_events, lanes, unrecorded=recording.unrecorded)
     window = by_step = _measure_parts(work, lanes, None, recording)
     copy_table = copies(window.labels, lanes.exposed, link_gb_s=None if device is None else host_link_gb_s(device))
-    path = find_path_pieces(work, calls, lanes.exposed)
+    path = find_path_pieces(work, lanes.exposed)
     hiding = measure_overlap_costs(gpu_events, lanes, texts=work.texts)
     host_activity = keep_longest(find_host_activity(rank.events, gpu_events, idle_gaps))
     inside_launch_ns = idle_inside_launches(api, gpu_events, idle_gaps)
-    longest_gaps = name_next_events(idle_gaps.top_k(MAX_GAPS_PER_RANK, by="ns"), gpu_events)
     rows = None if by is None else rank_rows(rank, gpu_events, by, lanes=lanes)
     idle_causes = {cause: int(idle_gaps[f"{cause}_ns"].sum()) for cause in IDLE_CAUSES}
 
@@ -275,8 +264,8 @@ def _measure_rank(
         idle_causes=idle_causes,
         copies=copy_table,
         operations=operations(gpu_events, lanes, part="part"),
-        gaps=longest_gaps.with_columns(rank=pl.lit(number, pl.Int32)),
-        timeline=timeline(gpu_events).with_columns(rank=pl.lit(number, pl.Int32)),
+        gaps=name_next_events(idle_gaps.top_k(MAX_GAPS_PER_RANK, by="ns"), gpu_events),
+        timeline=timeline(gpu_events),
         reload=reload_events(gpu_events, stretches),
         stretches=stretches,
         decode_steps=find_decode_steps(rank.events if ROLLOUT in stretches["phase"] else EVENTS.to_frame()),
@@ -284,7 +273,7 @@ def _measure_rank(
         rates=rates,
         experts=measure_expert_work(gpu_events),
         kernels=kernel_table(gpu_events),
-        reasons=kernel_reasons(gpu_events, rank=number, rules=rules),
+        reasons=kernel_reasons(gpu_events, rank=rank.source.rank, rules=rules),
         shapes=shape_list(rank.events),
         path=path,
         instead=host_activity,
@@ -301,7 +290,7 @@ def _measure_rank(
         ),
         messages_issued=count_issued_messages(rank.events),
         by=rows,
-        graph_events=find_rank_events(work, calls) if graph and len(gpu_events) else None,
+        graph_events=find_rank_events(work) if graph and len(gpu_events) else None,
     )
 
 

@@ -6,8 +6,8 @@ simulates its ideal from the run's own times, and splits the gap between both by
 
 from tracekit.compare.compare_run import compare_pipelines
 from tracekit.compare.comparison import ScheduleComparison, StepComparison
-from tracekit.compare.gap import PARTS
 from tracekit.compare.identify import Match
+from tracekit.compare.replay import PARTS
 from tracekit.documents.analysis import WhatIf
 
 __all__ = ["PARTS", "Match", "ScheduleComparison", "StepComparison", "WhatIf", "compare_pipelines"]

@@ -16,11 +16,10 @@ from tracekit._util.text import percent
 from tracekit._util.workers import MapFunction
 from tracekit.align.clocks import Clocks
 from tracekit.compare.comparison import ScheduleComparison, StepComparison
-from tracekit.compare.find_schedule import ScheduleFinder, find_doubt, order_differs_notice
-from tracekit.compare.gap import StepReplays, measure_stage_times, prepare_replays, split_gap
+from tracekit.compare.find_schedule import ScheduleFinder, find_doubt, find_pipeline_size, order_differs_notice
 from tracekit.compare.identify import Match
-from tracekit.compare.pipeline_size import find_pipeline_size
 from tracekit.compare.predict.predictor import Predictor, fit_predictor
+from tracekit.compare.replay import StepReplays, measure_stage_times, prepare_replays, split_gap
 from tracekit.compare.what_if import too_large_to_search, what_if_rows
 from tracekit.documents.analysis import RankBubble, WhatIf
 from tracekit.errors import Notice, OptionError

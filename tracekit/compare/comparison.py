@@ -9,9 +9,9 @@ import polars as pl
 
 from tracekit._util.arrays import Ints
 from tracekit._util.text import html_table
-from tracekit.compare.gap import StepReplays
 from tracekit.compare.identify import Match
 from tracekit.compare.predict.predictor import Predictor
+from tracekit.compare.replay import StepReplays
 from tracekit.compare.what_if import with_microbatches
 from tracekit.documents.analysis import RankBubble, WhatIf
 from tracekit.errors import Notice, ScheduleError

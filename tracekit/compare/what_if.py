@@ -12,13 +12,12 @@ import numpy as np
 import polars as pl
 from msgspec.structs import replace
 
-from tracekit._util.arrays import Ints
+from tracekit._util.arrays import Floats, Ints
 from tracekit._util.text import percent
-from tracekit.compare.gap import StageTimes, StepReplays, measure_stage_times
 from tracekit.compare.identify import count_ops
-from tracekit.compare.predict.engine import Floats
 from tracekit.compare.predict.machine import MIDDLE
 from tracekit.compare.predict.predictor import Prediction, Predictor
+from tracekit.compare.replay import StageTimes, StepReplays, measure_stage_times
 from tracekit.documents.analysis import WhatIf
 from tracekit.errors import ScheduleError
 from tracekit.schedules import Schedule, Times, generate, names, simulate
@@ -244,8 +243,8 @@ def _layer_split_row(predictor: Predictor, cells: pl.DataFrame) -> WhatIf | None
         return None
     program = predictor.own_program
     stage_factor = (np.array(counts) * layer_ns + additional_ns) / np.maximum(stage_ns, 1.0)
-    typical = ops.typical_work(program, own)
-    work = [ns * float(stage_factor[piece.stage]) for piece, ns in zip(program.pieces, typical, strict=True)]
+    typical = ops.times(program, own)
+    work = [op.gpu_ns * float(stage_factor[piece.stage]) for piece, op in zip(program.pieces, typical, strict=True)]
     base, changed = predictor.simulate(program, own), predictor.simulate(program, own, work=work)
     if base is None or changed is None or changed.makespan > (1 - MIN_SAVED_SHARE_TO_PROPOSE) * base.makespan:
         return None

@@ -54,8 +54,8 @@ RANK_EVENTS = pl.Schema(
 """GPU events of one rank with what each waited for."""
 
 
-def find_rank_events(rank: Rank, calls: pl.DataFrame) -> pl.DataFrame:
-    """Return ``RANK_EVENTS`` of one rank; *calls* are the host's waiting calls (``WAITING_CALLS``)."""
+def find_rank_events(rank: Rank) -> pl.DataFrame:
+    """Return ``RANK_EVENTS`` of one rank."""
     start, end, launch, launched = rank.start_ns, rank.end_ns, rank.launch_ns, rank.launched
     constraints = rank.constraints
     stream_before = previous_on_stream(constraints.stream, start, end)
@@ -69,7 +69,7 @@ def find_rank_events(rank: Rank, calls: pl.DataFrame) -> pl.DataFrame:
     is_held = (constraints.kind == OTHER_STREAM) & (constraints.blocker >= 0)
 
     # The host's launches in order, and the calls between them in which it waited for the GPU.
-    release = find_release(rank, calls).event
+    release = find_release(rank).event
     order = np.flatnonzero(launched)
     order = order[np.argsort(launch[order], kind="stable")]
     launch_before, released_by = np.full((2, len(start)), -1, np.int64)

@@ -47,18 +47,17 @@ PATH_PIECES = pl.Schema(
 )
 
 
-def find_path_pieces(rank: Rank, calls: pl.DataFrame, exposed: Mapping[str, Intervals]) -> pl.DataFrame:
+def find_path_pieces(rank: Rank, exposed: Mapping[str, Intervals]) -> pl.DataFrame:
     """Return ``PATH_PIECES`` of one rank.
 
     Args:
         rank: GPU events of the rank with their start constraints.
-        calls: The host's waiting calls (``metrics.host_calls.WAITING_CALLS``).
         exposed: Exposed time by label over the whole window.
 
     """
     if not len(rank.start_ns):
         return PATH_PIECES.to_frame()
-    chains = _find_chains(rank, calls)
+    chains = _find_chains(rank)
     gpu = _gpu_pieces(rank, chains, exposed)
     between, before = _pieces_between(rank, chains)
     return pl.concat([gpu, between]).with_columns(before=pl.Series(before)).select(PATH_PIECES.names())
@@ -106,12 +105,12 @@ class _Chains(msgspec.Struct, frozen=True, eq=False):
     longest: Ints
 
 
-def _find_chains(rank: Rank, calls: pl.DataFrame) -> _Chains:
+def _find_chains(rank: Rank) -> _Chains:
     """Follow start constraints back from communications and last events, and group the events on the way."""
     constraints = rank.constraints
     count = len(rank.start_ns)
     is_communication, is_last = rank.labels(*COMMUNICATION_LABELS), _ends_part(rank)
-    release = find_release(rank, calls)
+    release = find_release(rank)
     followed = np.where(constraints.kind == LAUNCH, release.event, constraints.blocker)
     # Overlapping events may name one that starts later: a walk must go back in time.
     followed = as_int64(np.where((followed >= 0) & (rank.start_ns[followed] > rank.start_ns), -1, followed))
@@ -234,13 +233,13 @@ def _exposed_ns(rank: Rank, rows: Ints, piece: Ints, pieces: int, exposed: Mappi
     return exposed_ns
 
 
-def find_release(rank: Rank, calls: pl.DataFrame) -> Release:
+def find_release(rank: Rank) -> Release:
     """Return, for each event, the GPU event whose end let the host continue to the event's launch, and when.
 
     The host was released by the last blocking call before the launch during which some GPU event ended.
     """
     nothing = np.full(len(rank.start_ns), -1, np.int64)
-    blocks = calls["blocks"].to_numpy()
+    calls, blocks = rank.calls, rank.calls["blocks"].to_numpy()
     threads = rank.labelled["launch_tid"].unique().drop_nulls().to_numpy()  # those that launch GPU work, if recorded
     if len(threads):
         blocks = blocks & (np.isin(to_int64(calls["tid"]), threads) | ~present(calls["tid"]))

@@ -33,10 +33,16 @@ import polars as pl
 from tracekit._util.arrays import Bools, Ints, find_ids
 from tracekit._util.categories import CategoryColumns
 from tracekit._util.columns import concat_ranks, present, to_int64
-from tracekit.intervals import Intervals, union
-from tracekit.metrics.host_calls import find_blocked_time
+from tracekit.intervals import Intervals, union, union_of
 from tracekit.metrics.label_intervals import COMPUTE_SET, EXPOSABLE_LABELS, has_label, label_codes
-from tracekit.metrics.start_constraints import LAUNCH, NOTHING, OTHER_STREAM, StartConstraints, sort_by_start
+from tracekit.metrics.start_constraints import (
+    LAUNCH,
+    NOTHING,
+    OTHER_STREAM,
+    StartConstraints,
+    find_start_constraints,
+    sort_by_start,
+)
 from tracekit.schema import COMMUNICATION_LABELS, COMPUTE_LABELS, EXPOSURE_CAUSES
 
 COMPUTE_STREAM_SHARE = 0.1
@@ -68,6 +74,8 @@ class Rank:
     """One rank's GPU events as arrays, and what held each back: what causes and the critical path start from."""
 
     labelled: pl.DataFrame
+    calls: pl.DataFrame
+    """The host's waiting calls (``metrics.host_calls.WAITING_CALLS``)."""
     constraints: StartConstraints
     start_ns: Ints
     end_ns: Ints
@@ -75,26 +83,33 @@ class Rank:
     launched: Bools
     label: Ints
     part: Ints
-    blocked: Intervals
-    """When the host stood still for the GPU."""
-    waits_recorded: bool
 
     @classmethod
-    def of(cls, labelled: pl.DataFrame, constraints: StartConstraints, calls: pl.DataFrame) -> Rank:
-        """Return the arrays of a labelled table (with ``part``, if it has parts); *calls* are the host's calls."""
+    def of(cls, labelled: pl.DataFrame, calls: pl.DataFrame) -> Rank:
+        """Return the arrays of a labelled table (with ``part``, if it has parts); *calls* are the waiting calls."""
         launch = labelled["launch_ns"]
+        stream_waits_ns = calls["start_ns"].filter(~calls["blocks"]).to_numpy()
         return cls(
             labelled,
-            constraints,
+            calls,
+            find_start_constraints(labelled, stream_waits_ns),
             labelled["start_ns"].to_numpy(),
             labelled["end_ns"].to_numpy(),
             to_int64(launch, 0),
             present(launch),
             label_codes(labelled),
             to_int64(labelled["part"]) if "part" in labelled.columns else np.zeros(len(labelled), np.int64),
-            find_blocked_time(calls),
-            bool((~calls["blocks"]).any()),
         )
+
+    @cached_property
+    def blocked(self) -> Intervals:
+        """When the host stood still for the GPU."""
+        return union_of(self.calls.filter("blocks"))
+
+    @property
+    def waits_recorded(self) -> bool:
+        """Whether the trace records that streams were told to wait."""
+        return not self.calls["blocks"].all()
 
     @cached_property
     def texts(self) -> CategoryColumns:

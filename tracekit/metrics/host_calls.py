@@ -19,7 +19,7 @@ from tracekit._util.columns import to_int64
 from tracekit.classify.host_ranges import Nested, nest
 from tracekit.documents.analysis import HostActivity
 from tracekit.documents.coding import table_schema
-from tracekit.intervals import Intervals, overlaps_any, union
+from tracekit.intervals import Intervals, overlaps_any, union_of
 from tracekit.schema import KINDS, conform
 
 LAUNCH_PATTERN = "LaunchKernel|LaunchCooperativeKernel|GraphLaunch|Memcpy"
@@ -146,14 +146,7 @@ def _waits_for_queue(api: ApiCalls, gpu_events: pl.DataFrame) -> Bools:
 
 def find_full_queue_time(api: ApiCalls, gpu_events: pl.DataFrame) -> Intervals:
     """Return when the host was inside a launch call that waited for room in the GPU's queue."""
-    calls = api.calls.select("start_ns", "end_ns").filter(pl.Series(_waits_for_queue(api, gpu_events)))
-    return union(calls["start_ns"].to_numpy(), calls["end_ns"].to_numpy())
-
-
-def find_blocked_time(calls: pl.DataFrame) -> Intervals:
-    """Return when the host was inside a call that waits for the GPU; *calls* are ``WAITING_CALLS``."""
-    blocks = calls["blocks"].to_numpy()
-    return union(calls["start_ns"].to_numpy()[blocks], calls["end_ns"].to_numpy()[blocks])
+    return union_of(api.calls.filter(pl.Series(_waits_for_queue(api, gpu_events))))
 
 
 # ---- Host activity during launch-bound idle time: what the launching thread did while the GPU waited for a launch.
@@ -191,7 +184,7 @@ def find_host_activity(events: pl.DataFrame, labelled: pl.DataFrame, gaps: pl.Da
     Args:
         events: All events of the rank.
         labelled: Its GPU events.
-        gaps: Its idle gaps (``metrics.idle_gaps``), whose ``next`` are rows of *labelled*.
+        gaps: Its idle gaps (``metrics.budget``), whose ``next`` are rows of *labelled*.
 
     >>> from tracekit.schema import EVENTS, LABELLED, conform
     >>> host = [{"kind": "cpu_op", "name": "aten::item", "tid": 1, "start_ns": 10, "end_ns": 70},

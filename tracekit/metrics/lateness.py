@@ -68,7 +68,7 @@ def measure_lateness(
         events: All its events.
         gpu_events: Labelled GPU events of the selected steps, with ``part``.
         steps: Its steps (``align.steps.STEPS``); ``part`` counts them from 0.
-        idle_gaps: Idle gaps of the whole window (``metrics.idle_gaps.GAPS``).
+        idle_gaps: Idle gaps of the whole window (``metrics.budget.GAPS``).
         compute_ns: Union of compute by part.
         texts: Text columns of *gpu_events*, if they were converted already.
 

@@ -12,12 +12,10 @@ from heapq import heappop, heappush
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
+from tracekit._util.arrays import Floats
 from tracekit.compare.predict.machine import Machine
 from tracekit.compare.predict.rank_programs import POST, RUN, WAIT, Kernel, Program
-
-Floats = npt.NDArray[np.float64]
 
 _PIECE_ENDS, _KERNEL_ENDS, _RANK_MAY_ADVANCE = range(3)
 """Kinds of events."""
@@ -28,8 +26,8 @@ class HostTimes(msgspec.Struct, frozen=True, eq=False):
 
     before_ns: Sequence[float]  # of each piece: host time before its first launch
     launch_ns: Sequence[float]  # of each piece: from its first to its last launch
-    post_ns: float  # before the launch of a message kernel
-    last_launch_to_end_ns: float  # from the last launch of a piece to its end, where the host is the limit
+    post_ns: float = 0.0  # before the launch of a message kernel
+    last_launch_to_end_ns: float = 0.0  # from the last launch of a piece to its end, where the host is the limit
     waits_for_messages: bool = False  # whether the host stands still until a message that compute waits for is there
     starts: Sequence[float] | None = None  # of each rank: when its host begins the step; 0 if None
     gpu_starts: Sequence[float] | None = None  # of each rank: when its GPU is free for the step; 0 if None
@@ -83,11 +81,11 @@ class _Simulation:
         self.event_count = 0
         ranks, pieces, kernels = len(program.steps), len(program.pieces), len(program.kernels)
         # Times at which the host has launched each step, by action; not known until the host gets there.
-        self.host = host
+        self.host = host or HostTimes([0.0] * pieces, [0.0] * pieces)
         self.launches = {RUN: [math.inf] * pieces, POST: [math.inf] * kernels}
         self.last_launch = [0.0] * pieces
         self.host_step = [0] * ranks
-        self.host_time = list(host.starts) if host is not None and host.starts is not None else [0.0] * ranks
+        self.host_time = list(self.host.starts or [0.0] * ranks)
 
         self.next_step = [0] * ranks
         self.running_piece = [-1] * ranks
@@ -122,10 +120,9 @@ class _Simulation:
         """Process all events."""
         if self.machine.queues == "free":
             self._start_all_receives()
-        gpu_starts = None if self.host is None else self.host.gpu_starts
         for rank in range(len(self.program.steps)):
             self._run_host(rank)
-            self._add_event(gpu_starts[rank] if gpu_starts else 0.0, _RANK_MAY_ADVANCE, rank)
+            self._add_event(self.host.gpu_starts[rank] if self.host.gpu_starts else 0.0, _RANK_MAY_ADVANCE, rank)
         while self.events:
             now, _, kind, number, plan = heappop(self.events)
             if kind == _KERNEL_ENDS:
@@ -154,8 +151,6 @@ class _Simulation:
     def _run_host(self, rank: int) -> None:
         """Let the host of a rank launch steps until it has to wait for a message."""
         host, steps = self.host, self.program.steps[rank]
-        if host is None:
-            return
         now = self.host_time[rank]
         while self.host_step[rank] < len(steps):
             action, number = steps[self.host_step[rank]]
@@ -181,7 +176,7 @@ class _Simulation:
         steps = self.program.steps[rank]
         while self.next_step[rank] < len(steps):
             action, number = steps[self.next_step[rank]]
-            if self.host is not None and action != WAIT and self.launches[action][number] > now:
+            if action != WAIT and self.launches[action][number] > now:
                 if self.launches[action][number] < math.inf:
                     self._add_event(self.launches[action][number], _RANK_MAY_ADVANCE, rank)
                 return

@@ -2,17 +2,17 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import pairwise
 
 import msgspec
 import numpy as np
 import polars as pl
 
-from tracekit.compare.gap import weight_gradient_share
-from tracekit.compare.predict.engine import Floats, HostTimes
+from tracekit._util.arrays import Floats
+from tracekit.compare.predict.engine import HostTimes
 from tracekit.compare.predict.machine import MIDDLE, Machine
 from tracekit.compare.predict.rank_programs import Piece, Program
-from tracekit.intervals import Intervals, union
+from tracekit.compare.replay import weight_gradient_share
+from tracekit.intervals import Intervals, union_of
 from tracekit.schedules import Schedule
 
 SPLIT_GPU_FACTORS = ((1.0, 1.0), (1.05, 1.2), (1.1, 1.4))
@@ -65,25 +65,27 @@ class MeasuredOps(msgspec.Struct, frozen=True, eq=False):
     gpu_starts: tuple[float, ...]  # first GPU event of each position in the step, from the first of all
     has_split_backwards: bool
 
-    def typical_work(self, program: Program, schedule: Schedule) -> list[float]:
-        """Return the typical duration of each piece of a program."""
-        gpu_ns = _for_stages(self.gpu_ns, schedule.stages)
-        slowdown = {
-            number: self.gpu_slowdowns.get(position, 1.0)
-            for position, numbers in enumerate(program.rank_pieces)
-            for number in numbers
-        }
-        return [
-            float(gpu_ns[piece.kind][piece.stage]) * slowdown[number] * (self.block_factor if piece.in_block else 1.0)
-            for number, piece in enumerate(program.pieces)
-        ]
-
-    def own_work(self, program: Program) -> list[float]:
-        """Return the measured duration of each piece of the run's own program; the typical one if it did not run."""
-        return [
-            self.cells[piece].gpu_ns if piece in self.cells else float(self.gpu_ns[piece.kind][piece.stage])
-            for piece in program.pieces
-        ]
+    def times(self, program: Program, schedule: Schedule, *, own: bool = False) -> list[OpTimes]:
+        """Return the typical times of each piece of a program; with *own*, of pieces that ran those that they took."""
+        gpu_ns, before_ns, launch_ns = (
+            _for_stages(times, schedule.stages) for times in (self.gpu_ns, self.before_ns, self.launch_ns)
+        )
+        times: dict[int, OpTimes] = {}
+        for position, numbers in enumerate(program.rank_pieces):
+            slowdown = self.gpu_slowdowns.get(position, 1.0)
+            previous_kind = "F"
+            for number in numbers:
+                piece = program.pieces[number]
+                kind, stage = piece.kind, piece.stage
+                switches = kind == "F" and previous_kind != "F"
+                typical = OpTimes(
+                    float(gpu_ns[kind][stage]) * slowdown * (self.block_factor if piece.in_block else 1.0),
+                    float(before_ns[kind][stage]),
+                    float(launch_ns[kind][stage]) * (SWITCH_HOST_FACTOR if switches else 1.0),
+                )
+                times[number] = self.cells.get(piece, typical) if own else typical
+                previous_kind = kind
+        return [times[number] for number in range(len(program.pieces))]
 
     def next_starts(self, rank_ends: Sequence[float], host_ends: Sequence[float]) -> tuple[list[float], list[float]]:
         """Return when hosts and GPUs begin the step after one, in which ranks and their hosts ended at these times.
@@ -97,54 +99,17 @@ class MeasuredOps(msgspec.Struct, frozen=True, eq=False):
         host_starts = [max(end, gpu - ahead) for end, gpu, ahead in zip(launched, gpu_starts, ahead_ns, strict=True)]
         return host_starts, gpu_starts
 
-    def host_times(
-        self,
-        program: Program,
-        schedule: Schedule,
-        *,
-        host_starts: Sequence[float] | None = None,
-        gpu_starts: Sequence[float] | None = None,
-        own: bool = False,
-    ) -> HostTimes:
-        """Return the times of the hosts.
-
-        Args:
-            program: Program of *schedule*.
-            schedule: Schedule that is predicted.
-            host_starts: Time at which each rank's host begins the step; 0 if None.
-            gpu_starts: Time at which each rank's GPU is free for the step; 0 if None.
-            own: Whether hosts and GPUs begin and take what they did in the run, not what is typical.
-        """
-        launch_ns, before_ns = (_for_stages(times, schedule.stages) for times in (self.launch_ns, self.before_ns))
-        switched = _forwards_after_other_ops(program)
-        typical = [
-            OpTimes(
-                0.0,
-                float(before_ns[piece.kind][piece.stage]),
-                float(launch_ns[piece.kind][piece.stage]) * (SWITCH_HOST_FACTOR if number in switched else 1.0),
-            )
-            for number, piece in enumerate(program.pieces)
-        ]
-        times = [self.cells.get(p, t) if own else t for p, t in zip(program.pieces, typical, strict=True)]
+    def host_times(self, times: Sequence[OpTimes], *, own: bool = False) -> HostTimes:
+        """Return the times of the hosts for these *times* of pieces; with *own*, they begin as they did in the run."""
         return HostTimes(
             before_ns=[op.before_ns for op in times],
             launch_ns=[op.launch_ns for op in times],
             post_ns=self.post_ns,
             last_launch_to_end_ns=self.last_launch_to_end_ns,
             waits_for_messages=self.host_waits,
-            starts=self.host_starts if own else host_starts,
-            gpu_starts=self.gpu_starts if own else gpu_starts,
+            starts=self.host_starts if own else None,
+            gpu_starts=self.gpu_starts if own else None,
         )
-
-
-def _forwards_after_other_ops(program: Program) -> set[int]:
-    """Return the numbers of the forwards that follow another kind of op on their rank."""
-    switched = set()
-    for numbers in program.rank_pieces:
-        for previous, number in pairwise(numbers):
-            if program.pieces[number].kind == "F" and program.pieces[previous].kind != "F":
-                switched.add(number)
-    return switched
 
 
 def _for_stages(times: Mapping[str, Floats], stages: int) -> dict[str, Floats]:
@@ -304,8 +269,7 @@ def _time_beside_messages(cells: pl.DataFrame, messages: Mapping[int, pl.DataFra
     start, end = cells["start_ns"].to_numpy(), cells["end_ns"].to_numpy()
     for position, table in messages.items():
         on_rank = cell_position == position
-        message_time = union(table["start_ns"].to_numpy(), table["end_ns"].to_numpy())
-        beside_ns[on_rank] = message_time.covered_ns(start[on_rank], end[on_rank])
+        beside_ns[on_rank] = union_of(table).covered_ns(start[on_rank], end[on_rank])
     return pl.Series("beside_ns", beside_ns)
 
 

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 import polars as pl
+from msgspec.structs import replace
 
 from tracekit._util.text import percent
-from tracekit.compare.gap import StepReplays
 from tracekit.compare.predict.engine import Outcome, run_program
 from tracekit.compare.predict.machine import (
     HIGH,
@@ -29,7 +29,8 @@ from tracekit.compare.predict.rank_programs import (
     recorded_program,
     write_program,
 )
-from tracekit.intervals import Intervals, union
+from tracekit.compare.replay import StepReplays
+from tracekit.intervals import Intervals, union_of
 from tracekit.reconstruct.pipeline import Pipeline
 from tracekit.reconstruct.rank_pipeline import RankPipeline
 from tracekit.schedules import Schedule
@@ -110,14 +111,10 @@ class Predictor:
     @cached_property
     def replay_error(self) -> float:
         """Error of the simulated makespan of the run itself, as a share of the measured one; it widens every range."""
-        outcome = self.replay()
+        outcome = self.simulate(self.own_program, self.own, own=True)
         if outcome is None:
             return 1.0
         return min(abs(outcome.makespan / max(self.measured_ns, 1) - 1), 1.0)
-
-    def replay(self) -> Outcome | None:
-        """Simulate the run: its own order, and its ops with their own times."""
-        return self.simulate(self.own_program, self.own, work=self.ops[MIDDLE].own_work(self.own_program), own=True)
 
     def simulate(
         self,
@@ -137,26 +134,25 @@ class Predictor:
             level: Costs to take: ``LOW``, ``MIDDLE`` or ``HIGH``.
             work: Duration of each piece; the typical one of such pieces in the run if None.
             host: Whether launches take time.
-            own: Whether ops take the host what they took it in the run, not what is typical.
+            own: Whether ops take what they took in the run, not what is typical, and hosts and GPUs begin as they did.
 
         Returns:
             The last step; None if pieces wait for each other.
         """
         ops = self.ops[level]
-        durations = ops.typical_work(program, schedule) if work is None else work
-        host_starts: Sequence[float] | None = None
-        gpu_starts: Sequence[float] | None = None
+        times = ops.times(program, schedule, own=own)
+        durations = [op.gpu_ns for op in times] if work is None else work
+        hosts = ops.host_times(times, own=own) if host else None
         outcome = Outcome(np.zeros(0), np.zeros(0), 0)
         for _ in range(MAX_SIMULATED_STEPS if host and not own else 1):
             previous_ns = outcome.makespan
-            times = None
-            if host:
-                times = ops.host_times(program, schedule, host_starts=host_starts, gpu_starts=gpu_starts, own=own)
-            outcome = run_program(program, durations, self.machine.machines[level], times)
+            outcome = run_program(program, durations, self.machine.machines[level], hosts)
             if outcome.stuck or abs(outcome.makespan - previous_ns) <= MAX_CHANGE_OF_STEADY_STEP * previous_ns:
                 break
-            rank_ends = [float(outcome.end[numbers].max(initial=0)) for numbers in program.rank_pieces]
-            host_starts, gpu_starts = ops.next_starts(rank_ends, outcome.host_ends)
+            if hosts is not None:
+                rank_ends = [float(outcome.end[numbers].max(initial=0)) for numbers in program.rank_pieces]
+                host_starts, gpu_starts = ops.next_starts(rank_ends, outcome.host_ends)
+                hosts = replace(hosts, starts=host_starts, gpu_starts=gpu_starts)
         return None if outcome.stuck else outcome
 
 
@@ -240,11 +236,10 @@ def _messages_by_position(pipeline: Pipeline, ranks: Mapping[int, RankPipeline])
 
 def _full_queue_by_position(pipeline: Pipeline, ranks: Mapping[int, RankPipeline]) -> dict[int, Intervals]:
     """Return when the host of each position waited for room in the GPU's queue, on the pipeline's clock."""
-    full_queue = {}
-    for position, rank in enumerate(pipeline.ranks):
-        times = ranks[rank].full_queue.select(*pipeline.clocks.moved(rank, "start_ns", "end_ns"))
-        full_queue[position] = union(times["start_ns"].to_numpy(), times["end_ns"].to_numpy())
-    return full_queue
+    return {
+        position: union_of(ranks[rank].full_queue.select(*pipeline.clocks.moved(rank, "start_ns", "end_ns")))
+        for position, rank in enumerate(pipeline.ranks)
+    }
 
 
 def _sent_after_ops(messages: pl.DataFrame, cells: pl.DataFrame, position: int) -> pl.DataFrame:
