@@ -66,9 +66,9 @@ def join(rng):
     }
 
 
-def merge(rng):
+def subtract(rng):
     a, b = interval_set(rng), interval_set(rng)
-    return [*a, *b, int(rng.integers(3)), np.zeros((3, len(a[0]) + len(b[0])), np.int64)]
+    return [*a, *b, np.zeros((3, len(a[0]) + len(b[0])), np.int64)]
 
 
 def measure_covered(rng):
@@ -335,7 +335,7 @@ CASES = {
     "edit_distance": [count_edits],
     "gap_filling": [fill_gaps],
     "grouping": [number_pairs],
-    "interval_sets": [join, merge, measure_covered],
+    "interval_sets": [join, measure_covered, subtract],
     "nesting": [nest, find_nearest_marked, find_nearest_named, assign_lines],
     "replay": [measure_makespans],
     "simulation": [find_running_order, run_ops],

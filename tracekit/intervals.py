@@ -1,6 +1,6 @@
 """Sets of half-open intervals of time, [start, end), many groups at once.
 
-``_loops.interval_sets`` joins intervals in order of start, merges two sets, and measures how much of other intervals a
+``_loops.interval_sets`` joins intervals in order of start, subtracts sets, and measures how much of other intervals a
 set covers, each in one pass over sorted input (traces are nearly sorted already). An interval belongs to a group (a
 rank, step or label); groups are kept apart in the same pass, so a thousand of them cost no more than one.
 """
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit._loops.interval_sets import BOTH, EITHER, FIRST_ONLY, join, measure_covered, merge
+from tracekit._loops.interval_sets import join, measure_covered, subtract
 from tracekit._util.arrays import Bools, Ints, as_int64
 
 _MAX_EMPTY_GROUPS = 1024
@@ -70,15 +70,19 @@ class Intervals:
 
     def __or__(self, other: Intervals) -> Intervals:
         """Return the time that either set covers, group by group."""
-        return _merge(self, other, EITHER)
+        pairs = ((self.start_ns, other.start_ns), (self.end_ns, other.end_ns), (self.group, other.group))
+        return union(*(np.concatenate(pair) for pair in pairs))
 
     def __and__(self, other: Intervals) -> Intervals:
         """Return the time that both sets cover, group by group."""
-        return _merge(self, other, BOTH)
+        return self - (self - other)
 
     def __sub__(self, other: Intervals) -> Intervals:
         """Return the time that this set covers and *other* does not, group by group."""
-        return _merge(self, other, FIRST_ONLY)
+        if not len(self) or not len(other):
+            return self
+        out = np.empty((3, len(self) + len(other)), np.int64)
+        return _from_rows(out, subtract(*self._columns(), *other._columns(), out))
 
     @property
     def total_ns(self) -> int:
@@ -212,17 +216,6 @@ def union_of(frame: pl.DataFrame) -> Intervals:
     Intervals([0, 6))
     """
     return union(frame["start_ns"].to_numpy(), frame["end_ns"].to_numpy())
-
-
-def _merge(first: Intervals, second: Intervals, operation: int) -> Intervals:
-    """Combine two sets by ``EITHER``, ``BOTH`` or ``FIRST_ONLY`` in one pass over both."""
-    if not len(second):
-        return EMPTY if operation == BOTH else first
-    if not len(first):
-        return second if operation == EITHER else EMPTY
-    out = np.empty((3, len(first) + len(second)), np.int64)
-    count = merge(*first._columns(), *second._columns(), operation, out)
-    return _from_rows(out, count)
 
 
 def _from_rows(out: Ints, count: int) -> Intervals:

@@ -10,9 +10,6 @@ import cython
 NEVER = -(2**62)
 """Earlier than every time of a trace."""
 
-EITHER, BOTH, FIRST_ONLY = range(3)
-"""What ``merge`` keeps: time in either set, in both sets, or in the first set but not in the second."""
-
 
 def join(
     group: cython.const[cython.longlong][::1],
@@ -70,107 +67,49 @@ def join(
     return int(state[0, groups])
 
 
-def merge(
+def subtract(
     group_a: cython.const[cython.longlong][::1],
     start_a: cython.const[cython.longlong][::1],
     end_a: cython.const[cython.longlong][::1],
     group_b: cython.const[cython.longlong][::1],
     start_b: cython.const[cython.longlong][::1],
     end_b: cython.const[cython.longlong][::1],
-    operation: cython.int,
     out: cython.longlong[:, ::1],
 ) -> int:
-    """Combine two interval sets, neither of them empty, by ``EITHER``, ``BOTH`` or ``FIRST_ONLY``.
+    """Find the time of one interval set that another does not cover.
 
     Args:
-        group_a, start_a, end_a: First interval set.
-        group_b, start_b, end_b: Second interval set.
-        operation: What to keep.
+        group_a, start_a, end_a: The interval set.
+        group_b, start_b, end_b: The other one.
         out: Result: rows group, start and end, with room for the intervals of both sets.
 
     Returns:
         Number of intervals in ``out``.
 
     """
-    if operation == EITHER:
-        return _merge_either(group_a, start_a, end_a, group_b, start_b, end_b, out)
-    keep_both: cython.bint = operation == BOTH
     count: cython.Py_ssize_t = 0
-    i: cython.Py_ssize_t = 0
-    j: cython.Py_ssize_t = 0
-    rest: cython.longlong = start_a[0]  # start of what is left of interval i of the first set
-    while i < start_a.shape[0]:
-        if (
-            j >= start_b.shape[0] or group_a[i] < group_b[j] or (group_a[i] == group_b[j] and end_a[i] <= start_b[j])
-        ):  # nothing of the second set overlaps what is left of interval i
-            if not keep_both and rest < end_a[i]:
-                out[0, count] = group_a[i]
-                out[1, count] = rest
-                out[2, count] = end_a[i]
-                count += 1
-            i += 1
-            if i < start_a.shape[0]:
-                rest = start_a[i]
-        elif group_b[j] < group_a[i] or end_b[j] <= rest:
-            j += 1
-        else:  # they overlap from low to high
-            low = max(rest, start_b[j])
-            high = min(end_a[i], end_b[j])
-            if keep_both:
-                out[0, count] = group_a[i]
-                out[1, count] = low
-                out[2, count] = high
-                count += 1
-            elif rest < low:
-                out[0, count] = group_a[i]
-                out[1, count] = rest
-                out[2, count] = low
-                count += 1
-            rest = high
-            if end_b[j] < end_a[i]:
-                j += 1
-            else:
-                i += 1
-                if i < start_a.shape[0]:
-                    rest = start_a[i]
-    return count
-
-
-@cython.cfunc
-def _merge_either(
-    group_a: cython.const[cython.longlong][::1],
-    start_a: cython.const[cython.longlong][::1],
-    end_a: cython.const[cython.longlong][::1],
-    group_b: cython.const[cython.longlong][::1],
-    start_b: cython.const[cython.longlong][::1],
-    end_b: cython.const[cython.longlong][::1],
-    out: cython.longlong[:, ::1],
-) -> cython.Py_ssize_t:
-    """Write the time in either set to ``out``: take intervals in order and join those that touch."""
-    count: cython.Py_ssize_t = 0
-    i: cython.Py_ssize_t = 0
-    j: cython.Py_ssize_t = 0
-    while i < start_a.shape[0] or j < start_b.shape[0]:
-        if j >= start_b.shape[0] or (
-            i < start_a.shape[0]
-            and (group_a[i] < group_b[j] or (group_a[i] == group_b[j] and start_a[i] <= start_b[j]))
+    first: cython.Py_ssize_t = 0  # of the other set's intervals, the first that may overlap the present one
+    for i in range(start_a.shape[0]):
+        while first < start_b.shape[0] and (
+            group_b[first] < group_a[i] or (group_b[first] == group_a[i] and end_b[first] <= start_a[i])
         ):
-            group = group_a[i]
-            start = start_a[i]
-            end = end_a[i]
-            i += 1
-        else:
-            group = group_b[j]
-            start = start_b[j]
-            end = end_b[j]
-            j += 1
-        if count > 0 and out[0, count - 1] == group and start <= out[2, count - 1]:
-            out[2, count - 1] = max(out[2, count - 1], end)
-        else:
-            out[0, count] = group
-            out[1, count] = start
-            out[2, count] = end
+            first += 1
+        rest = start_a[i]  # start of what is left of the present interval
+        k = first
+        while k < start_b.shape[0] and group_b[k] == group_a[i] and start_b[k] < end_a[i]:
+            if rest < start_b[k]:
+                out[0, count] = group_a[i]
+                out[1, count] = rest
+                out[2, count] = start_b[k]
+                count += 1
+            rest = end_b[k]
+            k += 1
+        if rest < end_a[i]:
+            out[0, count] = group_a[i]
+            out[1, count] = rest
+            out[2, count] = end_a[i]
             count += 1
+        first = max(first, k - 1)  # the last one may reach into the next interval
     return count
 
 
