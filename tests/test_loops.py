@@ -114,13 +114,14 @@ def fill_gaps(rng):
     pp, microbatches = int(rng.integers(1, 5)), int(rng.integers(1, 6))
     shift = 0 if pp % 2 else 3  # the block of V-Half
     blocks = [(2 * i, 3 * pp - i - 2, 3 * pp + shift + 2 * i - 1, 6 * pp + shift - i - 2) for i in range(pp)]
-    ops = controllable._repeat_block(blocks, microbatches)
-    first = np.array(ops.first)
+    orders = controllable._repeat_block(blocks, microbatches)
+    first = np.cumsum([0, *map(len, orders)])
+    kind, stage, microbatch = np.concatenate(orders).T.copy()
     return {
-        "kind": np.array(ops.kind),
-        "stage": np.array(ops.stage),
-        "microbatch": np.array(ops.microbatch),
-        "next_op": np.arange(1, len(ops.kind) + 1),
+        "kind": kind,
+        "stage": stage,
+        "microbatch": microbatch,
+        "next_op": np.arange(1, len(kind) + 1),
         "head": first[:-1].copy(),
         "rank_end": first[1:],
         "next_row": first[:-1].copy(),
@@ -131,7 +132,7 @@ def fill_gaps(rng):
         "max_activations": 2 * ((pp + 2) // 2),
         "window": 16,
         "eager": bool(rng.integers(2)),
-        "order": np.zeros(len(ops.kind), np.int64),
+        "order": np.zeros(len(kind), np.int64),
     }
 
 
@@ -395,6 +396,6 @@ def test_edits_are_as_many_as_the_longest_common_subsequence_leaves():
 
 def test_filling_gaps_stops_where_no_op_can_ever_run():
     """The input gradient that the weight gradient needs is not in the order."""
-    ops = controllable._Ops([0, 2], [controllable._F, controllable._W], [0, 0], [0, 0])
+    order = [(controllable._F, 0, 0), (controllable._W, 0, 0)]
     with pytest.raises(ValueError, match="none of the 1 ops that are left can run"):
-        controllable._fill_gaps(ops, limit=2)
+        controllable._fill_gaps([order], limit=2)
