@@ -193,7 +193,7 @@ def _doubtful_ranks(analysis: Analysis, row: Straggler) -> str:
     else:
         ranks = " or ".join(f"rank {rank}" for rank in row.candidates)
     off_ns = analysis.clocks.table.filter(pl.col("rank").is_in(row.candidates))["uncertainty_ns"].max()
-    reason = f"their clocks differ by up to {ms(off_ns)}" if isinstance(off_ns, int) else "nothing ties their clocks"
+    reason = f"their clocks are known to {ms(off_ns)} only" if isinstance(off_ns, int) else "nothing ties their clocks"
     causes = [(rank, rank_tables.why_pipeline_waits(analysis.stragglers, rank)) for rank in row.candidates]
     explained = [f"; rank {rank}{words}" for rank, words in causes if words and row.label == "pp_comm"]
     return f"{ranks} ({_cost(row)}; {reason}){''.join(explained[:1])}"
