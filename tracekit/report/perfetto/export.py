@@ -88,7 +88,7 @@ def export(
     """
     check_extension(output, EXTENSIONS)
     with tempfile.TemporaryDirectory(prefix="tracekit-") as folder:
-        store, notices = _labelled_store(paths) if rules is None else None, tuple[Notice, ...]()
+        store, notices = _named_store(paths) if rules is None else None, tuple[Notice, ...]()
         if store is None:
             made = Path(folder) / "store"
             store, notices = ingest(
@@ -102,19 +102,16 @@ def export(
         return replace(done, notices=tuple(dict.fromkeys((*notices, *done.notices))))
 
 
-def _labelled_store(paths: Paths | OneRole) -> Store | None:
-    """Return the store that the paths name, if its events are labelled; None for other paths."""
+def _named_store(paths: Paths | OneRole) -> Store | None:
+    """Return the store that the paths name; None for other paths."""
     path = paths[0] if isinstance(paths, list | tuple) and len(paths) == 1 else paths
-    if not isinstance(path, str | os.PathLike) or not is_store(Path(path)):
-        return None
-    store = open_store(Path(path))
-    return store if all(entry.labelled_rows is not None for entry in store.entries) else None
+    return open_store(Path(path)) if isinstance(path, str | os.PathLike) and is_store(Path(path)) else None
 
 
 def write_perfetto(
     store: Store, analysis: Analysis, output: str | os.PathLike[str], *, ranks: Collection[int] | None = None
 ) -> Exported:
-    """Write the ranks of a labelled *store* and the results of *analysis* to *output* (.json or .json.gz)."""
+    """Write the ranks of a *store* and the results of *analysis* to *output* (.json or .json.gz)."""
     with atomic_write(output) as part, part.open("wb") as file:
         target: Any = nullcontext(file)
         if Path(output).suffix.lower() == ".gz":
@@ -149,9 +146,7 @@ class _Export:
         for role, store in self.roles.items():
             self.store, self.names = store, "" if role is None else f"{role} · "
             for rank in (rank for rank in self.ranks if rank in store.ranks):
-                labelled = store.scan_labelled(rank)
-                assert labelled is not None, "the store is labelled"
-                labels = labelled.select("id", "start_ns", "end_ns", *LABEL_COLUMNS).collect()
+                labels = store.scan_labelled(rank).select("id", "start_ns", "end_ns", *LABEL_COLUMNS).collect()
                 self._write_labels(rank, labels)
                 self._write_events(rank, labels.drop("start_ns", "end_ns"))
         self.write(b"\n]}\n")
