@@ -87,9 +87,8 @@ class Tools:
         """Rows of one table of an analysis made before, from *offset* on; ``next_offset`` is where more begin."""
         analysis = self._analyses.get(handle)
         if analysis is None:
-            raise InputError(
-                f"there is no analysis {handle[:200]!r}", hint=f"handles: {', '.join(self._analyses) or 'none yet'}"
-            )
+            hint = f"handles: {', '.join(self._analyses) or 'none yet'}"
+            raise InputError(f"there is no analysis {handle[:200]!r}", hint=hint)
         if name not in analysis.tables:
             raise InputError(f"there is no table {name[:200]!r}", hint=f"tables: {', '.join(analysis.tables)}")
         rows = analysis.tables[name]

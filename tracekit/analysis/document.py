@@ -1,29 +1,24 @@
 """The JSON document of an analysis (``documents.analysis``), built from its results."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import polars as pl
 from msgspec import UNSET
 
 from tracekit._version import __version__
-from tracekit.analysis.communication import below_peak_ns
+from tracekit.analysis.by import By
+from tracekit.analysis.communication import RunRates, below_peak_ns
+from tracekit.analysis.measured import Measured, RankResult
+from tracekit.analysis.memory import HeldMemory
+from tracekit.analysis.result import Analysis, RoleResults
+from tracekit.analysis.stragglers import Stragglers
+from tracekit.compare import ScheduleComparison
+from tracekit.critical_path.path import CriticalPath
 from tracekit.documents import analysis as documents
 from tracekit.documents.coding import rows
 from tracekit.metrics.label_intervals import LABEL_SETS
-
-if TYPE_CHECKING:
-    from tracekit.analysis.by import By
-    from tracekit.analysis.communication import RunRates
-    from tracekit.analysis.measured import Measured, RankResult
-    from tracekit.analysis.memory import HeldMemory
-    from tracekit.analysis.result import Analysis, RoleResults
-    from tracekit.analysis.stragglers import Stragglers
-    from tracekit.compare import ScheduleComparison
-    from tracekit.critical_path.path import CriticalPath
-    from tracekit.metrics.reload import Reload
+from tracekit.metrics.reload import Reload
 
 MAX_KERNELS = 200
 """Kernels in the document, those with the most time; the table holds all."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 import polars as pl
@@ -11,14 +10,12 @@ from msgspec.structs import replace
 
 from tracekit._util.columns import concat_ranks
 from tracekit.align.clocks import Clocks
+from tracekit.analysis.tables import RankTables
+from tracekit.compare import ScheduleComparison
 from tracekit.compare.what_if import TWO_STAGES_PER_RANK, microbatches_row
 from tracekit.documents.analysis import WhatIf
 from tracekit.errors import ScheduleError
 from tracekit.metrics.memory import MEMORY_CURVE, RankMemory
-
-if TYPE_CHECKING:
-    from tracekit.analysis.tables import RankTables
-    from tracekit.compare import ScheduleComparison
 
 
 class HeldMemory(msgspec.Struct, frozen=True):

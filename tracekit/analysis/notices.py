@@ -1,11 +1,9 @@
 """Notices about a whole run: doubtful clocks, unknown waits, unlabelled work, weak evidence."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import polars as pl
 
@@ -13,12 +11,10 @@ from tracekit._util.text import percent, ranks_named
 from tracekit.align.clocks import Clocks
 from tracekit.analysis.measured import Measured, RankResult
 from tracekit.analysis.tables import RankTables
+from tracekit.compare import ScheduleComparison
 from tracekit.errors import Notice
 from tracekit.metrics.operations import has_unknown_wait, has_unseen_messages, may_be_message, may_be_of_pipeline
 from tracekit.store.sources import EARLIEST_DATE_NS
-
-if TYPE_CHECKING:
-    from tracekit.compare import ScheduleComparison
 
 MIN_UNLABELLED_SHARE_TO_WARN = 0.01
 """Share of a rank's span."""

@@ -106,7 +106,9 @@ def _microbatches_by_backward_calls(evidence: Evidence) -> Ints:
     if len(numbers) < 2 or evidence.is_fed_from_both_ends:
         return none
     # Inside one call numbers fall; a number well above the one before it starts the next call.
-    begins = np.append(0, np.flatnonzero(numbers[1:] > numbers[:-1] + _max_rise(numbers)) + 1)
+    # Inside one call numbers rise a little: branches of a graph are not visited in strict order.
+    max_rise = np.clip((numbers.max() - numbers.min()) // 50, 2, 16)
+    begins = np.append(0, np.flatnonzero(numbers[1:] > numbers[:-1] + max_rise) + 1)
     lowest, highest = np.minimum.reduceat(numbers, begins), np.maximum.reduceat(numbers, begins)
     if (lowest[1:] <= highest[:-1]).any() or len(np.unique(highest - lowest)) > 1:
         return none
@@ -124,8 +126,3 @@ def _microbatches_by_backward_calls(evidence: Evidence) -> Ints:
     is_known = call >= 0
     np.minimum.at(first_call, step[is_known], call[is_known])
     return np.where(is_known, call - first_call[step], -1)
-
-
-def _max_rise(numbers: Ints) -> int:
-    """Return how far numbers may rise inside one call: branches of a graph are not visited in strict order."""
-    return int(np.clip((numbers.max() - numbers.min()) // 50, 2, 16))

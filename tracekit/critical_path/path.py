@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
 
 from tracekit._util.text import ranks_named
 from tracekit.align.clocks import Clocks
+from tracekit.compare import ScheduleComparison
 from tracekit.critical_path.links import SEGMENT_KINDS, Arrivals, Pieces, Walks, walk_back
 from tracekit.critical_path.pieces import PathTables
 from tracekit.documents.analysis import Slack
@@ -25,9 +25,6 @@ from tracekit.documents.coding import table_schema
 from tracekit.errors import Notice
 from tracekit.metrics.causes import with_peers
 from tracekit.schema import conform
-
-if TYPE_CHECKING:
-    from tracekit.compare import ScheduleComparison
 
 SEGMENTS = pl.Schema(
     {

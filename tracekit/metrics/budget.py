@@ -3,8 +3,6 @@
 Where GPU work is missing from the file, idle time in which it may have run is a term of its own: unrecorded.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import reduce
 from operator import or_

@@ -79,9 +79,8 @@ def _file_system(url: str) -> tuple[Any, str]:
     try:
         from fsspec.core import url_to_fs
     except ImportError:
-        raise InputError(
-            f"{url}: reading URLs needs fsspec", hint="pip install 'tracekit-ml[remote]', or copy the files here"
-        ) from None
+        hint = "pip install 'tracekit-ml[remote]', or copy the files here"
+        raise InputError(f"{url}: reading URLs needs fsspec", hint=hint) from None
     options = {"get_client": _http_client} if url.startswith(("http://", "https://")) else {}
     system, path = url_to_fs(url, **options)
     return system, str(path)

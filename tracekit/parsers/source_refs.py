@@ -115,10 +115,8 @@ def check_single_run(refs: Sequence[SourceRef]) -> None:
     _check_same({ref.path: ref.world_size for ref in refs if ref.world_size}, "different world sizes")
     unknown = [ref.path for ref in refs if ref.rank is None and ref.reader == "kineto"]
     if unknown and len(refs) > 1:
-        raise InputError(
-            f"{len(unknown)} files do not say their rank{file_listing(unknown)}",
-            hint="put the rank into their names: rank0.json, rank1.json, …",
-        )
+        hint = "put the rank into their names: rank0.json, rank1.json, …"
+        raise InputError(f"{len(unknown)} files do not say their rank{file_listing(unknown)}", hint=hint)
 
 
 def _run_folders(refs: Sequence[SourceRef]) -> list[str]:

@@ -11,12 +11,8 @@ from pathlib import Path
 LABEL_COLOURS: dict[str, str] = tomllib.loads(Path(__file__).with_name("palette.toml").read_text("utf-8"))["labels"]
 
 
-CELL_COLOURS = {
-    "F": LABEL_COLOURS["forward"],
-    "B": LABEL_COLOURS["backward"],
-    "I": LABEL_COLOURS["dgrad"],
-    "W": LABEL_COLOURS["wgrad"],
-}
+LABEL_OF_OP = {"F": "forward", "B": "backward", "I": "dgrad", "W": "wgrad"}
+CELL_COLOURS = {op: LABEL_COLOURS[label] for op, label in LABEL_OF_OP.items()}
 """Colour of each op; an overlapped pair (FB) is drawn split, F above B."""
 
 IDLE_COLOUR = "#E8EBEE"

@@ -1,13 +1,10 @@
 """The ``analyze`` call: traces read, labelled, measured and compared."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -16,6 +13,7 @@ from tracekit.align.steps import Steps, parse_steps
 from tracekit.analysis import Analysis
 from tracekit.analysis.combine import combine
 from tracekit.analysis.tables import RankTables
+from tracekit.classify import RuleBook
 from tracekit.critical_path.changes import parse_change
 from tracekit.errors import Notice, OptionError
 from tracekit.parsers.source_refs import SourceRef, unknown_rank_error
@@ -25,9 +23,6 @@ from tracekit.run import driver
 from tracekit.run.measure import Options
 from tracekit.store.sources import OneRole, Paths, failure_notices
 from tracekit.store.trace import Trace
-
-if TYPE_CHECKING:
-    from tracekit.classify import RuleBook
 
 
 @driver.accept_old_options

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 import polars as pl
 
+from tracekit.analysis.persistence import StoredTables
 from tracekit.analysis.rank_timeline import MAX_RANKS_WITH_EVENTS, rank_timeline
 from tracekit.analysis.tables import RankTables, rank_graph_events, rank_tables
+from tracekit.classify import RuleBook
 from tracekit.classify.model_position import MODULE_PREFIX
 from tracekit.errors import TracekitError
 from tracekit.metrics.host_calls import find_api_calls, find_waiting_calls
@@ -18,10 +19,6 @@ from tracekit.parsers.source_refs import SourceRef
 from tracekit.schema import RankEvents
 from tracekit.store.files import Store, open_single_store, rank_folder
 from tracekit.store.sources import read_ref
-
-if TYPE_CHECKING:
-    from tracekit.analysis.persistence import StoredTables
-    from tracekit.classify import RuleBook
 
 _IS_FRAME = pl.col("kind") == "python"
 

@@ -9,8 +9,6 @@ the other's backward, and the backward that of the forward:
     offload        offload of the previous forward, onload for the next backward
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from tracekit.errors import OptionError, ScheduleError
 from tracekit.schedules import schedule as s
-
-if TYPE_CHECKING:
-    from tracekit.schedules.schedule import OpTable, Schedule
+from tracekit.schedules.schedule import OpTable, Schedule
 
 Table = float | tuple[float, ...] | tuple[tuple[float, ...], ...]
 KEYS = ("F", "I", "W", "B", "FB", "P2P")

@@ -9,8 +9,6 @@ Every device has one buffer for the copy from the host (H2D) and two that it sha
 So broadcast g+1 runs beside reload g, and the next round's H2D beside the last reload.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property

@@ -88,13 +88,10 @@ class BlockReader:
     """Reader of blocks, each cut behind its last whole event; threads take turns."""
 
     def __init__(self, stream: Stream, head: bytes, start: int, separator: bytes) -> None:
-        self._stream = stream
+        self._stream, self._start, self._separator = stream, start, separator
         self._carry = head  # read, and not yet part of a block
-        self._start = start
-        self._separator = separator
         self._lock = threading.Lock()
-        self._blocks = 0
-        self._is_done = False
+        self._blocks, self._is_done = 0, False
 
     def stop(self) -> None:
         """Give out no more blocks."""

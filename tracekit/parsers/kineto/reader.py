@@ -51,9 +51,8 @@ def read(
         notices = _notices(stream, scanned, table, unread=unread, base_ns=base_ns)
         damage = [notice.message for notice in notices if notice.code in _DAMAGE_CODES]
         if damage and not lenient:
-            raise InputError(
-                f"{stream.name}: {damage[0]}", hint="re-record this rank, or read leniently to use what is there"
-            )
+            hint = "re-record this rank, or read leniently to use what is there"
+            raise InputError(f"{stream.name}: {damage[0]}", hint=hint)
         rank_source = replace(
             header,
             path=stream.name,
@@ -93,10 +92,8 @@ def _scan(stream: Stream, *, stacks: bool) -> tuple[Scanned, dict[str, Any]]:
     if is_bare_list and not total:
         raise InputError(f"{stream.name}: the list of events is empty", hint="re-record this rank")
     if total and total == without_time:
-        raise InputError(
-            f"{stream.name}: not a PyTorch profiler trace: no event has a time",
-            hint="give the .json or .json.gz the profiler wrote",
-        )
+        hint = "give the .json or .json.gz the profiler wrote"
+        raise InputError(f"{stream.name}: not a PyTorch profiler trace: no event has a time", hint=hint)
     return scanned, keys
 
 
@@ -109,10 +106,8 @@ def _refuse_several_processes(name: str, events: pl.DataFrame) -> None:
     if len(processes) < 2:
         return
     shown = f"GPUs {listing(map(str, devices))}, processes {listing(map(str, processes))}"
-    raise InputError(
-        f"{name}: holds several processes with a GPU each ({shown}), which are not one rank",
-        hint="give the file that each rank's profiler wrote",
-    )
+    hint = "give the file that each rank's profiler wrote"
+    raise InputError(f"{name}: holds several processes with a GPU each ({shown}), which are not one rank", hint=hint)
 
 
 def _rank(own: int | None, name: str, option: int | None) -> tuple[int, str]:

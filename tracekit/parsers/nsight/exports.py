@@ -60,10 +60,8 @@ class ArrowExport:
                     positions[name] = self.path, offset
             except _ARROW_ERRORS as error:
                 if not positions:
-                    raise InputError(
-                        f"{self.path}: is not an Arrow export",
-                        hint="give the file that `nsys export --type arrow` wrote",
-                    ) from error
+                    hint = "give the file that `nsys export --type arrow` wrote"
+                    raise InputError(f"{self.path}: is not an Arrow export", hint=hint) from error
                 text = f"{self.path.name}: the file ends early; the tables before were read"
                 self.notices.append(Notice("truncated", text))
         return positions
@@ -153,9 +151,8 @@ class SqliteExport:
                 names = [name for name, is_stored in _list_tables(connection) if is_stored]
                 self._columns = {name: _column_names(connection, name) for name in names if name in READ_TABLES}
         except _SQLITE_ERRORS as error:
-            raise InputError(
-                f"{path}: the sqlite file is damaged", hint="export the report again with `nsys export`"
-            ) from error
+            hint = "export the report again with `nsys export`"
+            raise InputError(f"{path}: the sqlite file is damaged", hint=hint) from error
         self.tables = frozenset(names)
         if missing_bytes := _missing_bytes(path):
             self.notices.append(
@@ -293,10 +290,8 @@ def refuse_unreadable(path: Path) -> None:
         return
     if computed:
         # Rows of a view come from a query in the file, which can run without end.
-        raise InputError(
-            f"{path}: {computed[0]} is a view or a virtual table, not a table with rows",
-            hint="export the report again with `nsys export`",
-        )
+        hint = "export the report again with `nsys export`"
+        raise InputError(f"{path}: {computed[0]} is a view or a virtual table, not a table with rows", hint=hint)
 
 
 def _list_tables(connection: sqlite3.Connection) -> list[tuple[str, bool]]:

@@ -59,10 +59,8 @@ def open_export(path: Path) -> Export:
     """Open an export of any format; the error says why *path* is not one."""
     export = ArrowExport(path) if path.is_dir() else _open_file(path)
     if not export.tables & IDENTIFYING_TABLES:
-        raise InputError(
-            f"{path}: holds no Nsight Systems tables",
-            hint="give what `nsys export` wrote (sqlite, parquetdir, arrowdir or arrow)",
-        )
+        hint = "give what `nsys export` wrote (sqlite, parquetdir, arrowdir or arrow)"
+        raise InputError(f"{path}: holds no Nsight Systems tables", hint=hint)
     return export
 
 
@@ -78,10 +76,8 @@ def _open_file(path: Path) -> Export:
         return SqliteExport(path)
     if path.suffix == ".arrow":
         return ArrowExport(path)
-    raise InputError(
-        f"{path}: is not an Nsight Systems export (neither sqlite nor Arrow)",
-        hint="export the report: nsys export --type sqlite REPORT.nsys-rep",
-    )
+    hint = "export the report: nsys export --type sqlite REPORT.nsys-rep"
+    raise InputError(f"{path}: is not an Nsight Systems export (neither sqlite nor Arrow)", hint=hint)
 
 
 def _read_ranks(export: Export, path: Path, first_rank: int | None, lenient: bool) -> list[RankEvents]:
@@ -160,10 +156,8 @@ def _busiest_process(frames: list[pl.DataFrame], path: Path, *, damaged: bool) -
         return int(processes.mode().sort()[0])
     if damaged:
         raise InputError(f"{path}: is damaged; no event could be read", hint="export the report again")
-    raise InputError(
-        f"{path}: holds no GPU events, no CUDA calls and no NVTX ranges",
-        hint="record with: nsys profile --trace=cuda,nvtx",
-    )
+    hint = "record with: nsys profile --trace=cuda,nvtx"
+    raise InputError(f"{path}: holds no GPU events, no CUDA calls and no NVTX ranges", hint=hint)
 
 
 SUFFIXES = (".nsys-rep", ".qdrep")
@@ -186,10 +180,8 @@ def export_report(path: Path, nsys: str | None) -> Iterator[Path]:
         command += [f"{option}=true" for option in _PAYLOAD_OPTIONS if option in options_in_help]
         process = _run([*command, str(path)])
         if process.returncode or not target.exists():
-            raise InputError(
-                f"{path}: `nsys export` could not read it (exit code {process.returncode})",
-                hint=f"the exporter must be at least as new as the recording: {_export_command(path)}",
-            )
+            hint = f"the exporter must be at least as new as the recording: {_export_command(path)}"
+            raise InputError(f"{path}: `nsys export` could not read it (exit code {process.returncode})", hint=hint)
         yield target
 
 
@@ -202,10 +194,8 @@ def _find_nsys(path: Path, nsys: str | None) -> str:
         return program
     program = shutil.which("nsys")
     if program is None:
-        raise InputError(
-            f"{path}: a report must be exported first, and nsys is not on the PATH",
-            hint=f"on a machine with Nsight Systems: {_export_command(path)} (or give its path with --nsys PATH)",
-        )
+        hint = f"on a machine with Nsight Systems: {_export_command(path)} (or give its path with --nsys PATH)"
+        raise InputError(f"{path}: a report must be exported first, and nsys is not on the PATH", hint=hint)
     return program
 
 
@@ -225,6 +215,5 @@ def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise InputError(
-            f"{command[0]}: did not run ({type(error).__name__})", hint="check it with: nsys --version"
-        ) from error
+        hint = "check it with: nsys --version"
+        raise InputError(f"{command[0]}: did not run ({type(error).__name__})", hint=hint) from error

@@ -13,21 +13,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
 from tracekit._util.text import counted, percent
+from tracekit.compare import StepComparison
 from tracekit.documents.page import Coloured
 from tracekit.report.palette import CELL_COLOURS, LABEL_COLOURS, mix_colours
 from tracekit.schedules import Schedule, Simulation, WeightReload
 from tracekit.schedules.weight_reload import LANES
 from tracekit.schema import PHASES
-
-if TYPE_CHECKING:
-    from tracekit.compare import StepComparison
 
 OP_NAMES = {"F": "forward", "B": "backward", "I": "backward for input", "W": "backward for weights"}
 RANK_COLUMNS = ("rank", "work", "outside cells", *PHASES, "peak chunks")
