@@ -29,7 +29,11 @@ _SUMMED_FIELDS = ("budget", "label_ns", "label_count", "hidden_ns", "hidden_by_n
 
 
 class Measured(msgspec.Struct, frozen=True, eq=False):
-    """The figures of one rank's window, of one step on one rank, or of all ranks together."""
+    """The figures of one rank's window, of one step on one rank, or of all ranks together.
+
+    >>> Measured(Budget(100, 80, idle_ns=20), {}, {}, {}, {}, {}, Bubble(100, 20, None)).bubble_fraction
+    0.2
+    """
 
     budget: Budget
     label_ns: Mapping[str, int]
