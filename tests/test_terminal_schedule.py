@@ -20,8 +20,8 @@ def found():
 
 
 def view_with(found):
-    run = SimpleNamespace(schedule=found)
-    return SimpleNamespace(schedule=ScheduleView(run.schedule), analysis=run, below_peak=None)
+    schedule = None if found is None else ScheduleView(found)
+    return SimpleNamespace(schedule=schedule, analysis=SimpleNamespace(schedule=found), below_peak=None)
 
 
 def drawn(found, width):

@@ -108,11 +108,14 @@ def contention(alone_ns, alone=3):
     return pl.DataFrame({**rows, "beside": 0, "took_ns": 0, "beside_ns": 0}, schema=CONTENTION)
 
 
-def test_a_gpu_is_slow_if_most_of_its_compute_is():
-    """Of 40 equal kernels 15 take four times as long on a rank, or 25 twice as long."""
+def test_a_gpu_is_slow_if_most_of_its_kernels_are():
+    """Of 40 kernels 15 take four times as long on a rank, or 25 twice as long."""
     usual = contention([10.0] * 40)
     assert gpu_slowdowns([usual, usual, contention([40.0] * 15 + [10.0] * 25)]) == {}
     assert gpu_slowdowns([usual, usual, contention([20.0] * 25 + [10.0] * 15)]) == {2: 2.0}
+    # Ten kernels after which the GPU waits for experts, as on all ranks, are most of the time, not most of the kernels.
+    waits = contention([900.0] * 10 + [10.0] * 30)
+    assert gpu_slowdowns([waits, waits, contention([300.0] * 10 + [10.0] * 30)]) == {}
 
 
 def test_of_two_gpus_the_faster_one_counts_as_usual():

@@ -202,8 +202,7 @@ def gpu_slowdowns(contention: Sequence[pl.DataFrame]) -> dict[int, float]:
     """Return by index the ranks whose GPU is slower or faster than the median of all, and how much longer kernels take.
 
     Kernels with the same index in chunks of as many kernels are the same; their times alone are compared. A rank's
-    slowdown is the median over its kernels, each counted with the time it takes: a few that ran alone only when all
-    GPUs were busy say little.
+    slowdown is the median over its kernels: some ran alone only when all GPUs were busy, and after some the GPU waits.
 
     Args:
         contention: Contention tables of the ranks.
@@ -219,9 +218,7 @@ def gpu_slowdowns(contention: Sequence[pl.DataFrame]) -> dict[int, float]:
     # Of two ranks the faster one counts as usual.
     usual_ns, ranks = (pl.col("alone_ns").quantile(0.5, "lower").over(kernel), pl.len().over(kernel))
     shared = table.with_columns(usual_ns=usual_ns).filter(ranks > 1)
-    ratios = shared.with_columns(slowdown=pl.col("alone_ns") / pl.col("usual_ns")).sort("slowdown", *kernel)
-    in_slower_half = pl.col("usual_ns").cum_sum() * 2 >= pl.col("usual_ns").sum()
-    by_rank = ratios.group_by("rank", maintain_order=True)
-    medians = by_rank.agg(pl.col("slowdown").filter(in_slower_half).first(), kernels=pl.len()).sort("rank")
-    slowdowns = medians.filter(pl.col("kernels") >= MIN_KERNELS_TO_MEASURE_SLOWDOWN).drop("kernels").rows()
+    median = (pl.col("alone_ns") / pl.col("usual_ns")).median()
+    by_rank = shared.group_by("rank").agg(slowdown=median, kernels=pl.len()).sort("rank")
+    slowdowns = by_rank.filter(pl.col("kernels") >= MIN_KERNELS_TO_MEASURE_SLOWDOWN).drop("kernels").rows()
     return {rank: slowdown for rank, slowdown in slowdowns if not 1 / MIN_GPU_SLOWDOWN < slowdown < MIN_GPU_SLOWDOWN}
