@@ -949,7 +949,7 @@ class Scanner:
                 i = self._skip_space(i + 1)
                 if i >= self.end:
                     return _CUT
-                c = self.buffer[i]
+                c = self.buffer[i]  # behind the string: looked at below, as any other byte
                 if c != ord(",") and c != ord(":") and c != ord("]") and c != ord("}"):
                     return self._broken(i)
             if c == ord("[") or c == ord("{"):

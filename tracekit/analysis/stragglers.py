@@ -463,10 +463,12 @@ def _fewer_multiprocessors(rank: int, multiprocessors: Mapping[int, int | None])
 def _explanation(
     row: Mapping[str, Any], waited_for: Mapping[int, int], slow_gpu: Evidence, *, has_shapes: bool
 ) -> dict[str, Any]:
-    """Return kind, steps, late_ns, worst step and why of one straggler, and that it is certain if its cause says so.
+    """Return when one straggler is late (kind, steps, late_ns, worst step) and why.
 
+    Causes that need no clock also settle that it came last (``uncertain``, ``candidates``).
     *row* has the straggler's figures: ``STRAGGLERS``, ``_summary``, ``_worst_steps`` and recorded_steps.
     """
+    # All waiting for this rank, and that in the steps in which it is clearly late; None if there are none.
     caused, waited_ns, steps = row["caused_ns"], row["wait_ns"], row["recorded_steps"] or 0
     if waited_ns is None:
         reason = f"never later than others by {MIN_LATE_SHARE:.0%} of a step"

@@ -279,10 +279,11 @@ def exact_match(
     stages_known: bool = False,
     any_weight_gradient: bool = False,
 ) -> Match | None:
-    """Return the schedule that has the run's pattern of forwards, backwards and pairs on every rank.
+    """Return the schedule whose work is in the run's order on every rank, however finely it is split.
 
-    Of several, the one with the stages of the run is taken, then one whose blocks ran as blocks, then the one nearest
-    in granularity.
+    Names of stages do not matter (``pattern``), nor whether backwards and blocks run whole or in parts. Of several
+    schedules, one with the stages of the run is preferred, then one without FB blocks for a run without any, then the
+    one with the most similar numbers of FB and W.
 
     Args:
         orders: Orders of the run.
@@ -293,11 +294,11 @@ def exact_match(
     """
     run_has_blocks = any(count_ops(order, "FB") for order in orders.values())
     own_patterns = {position: pattern(order) for position, order in orders.items()}
-    matches: list[tuple[tuple[bool, bool, int], Match]] = []  # with a penalty
+    matches: list[tuple[tuple[bool, bool, int], Match]] = []  # with what speaks against each, in order of weight
     for schedule in schedules:
-        pairs = [(order, schedule.ranks[position]) for position, order in orders.items()]
-        equal = stages_known and all(list(own) == list(planned) for own, planned in pairs)
-        if not equal and not all(
+        own_and_planned = [(order, schedule.ranks[position]) for position, order in orders.items()]
+        identical = stages_known and all(list(own) == list(planned) for own, planned in own_and_planned)
+        if not identical and not all(
             same_work(own, pattern(schedule.ranks[position]), any_weight_gradient=any_weight_gradient)
             for position, own in own_patterns.items()
         ):
@@ -305,13 +306,16 @@ def exact_match(
         if traffic and not _sends(schedule, traffic):
             continue
         match = Match(schedule, 0, (), *_granularity_losses(orders, schedule))
-        other_stages = stages_known and any(forward_stages(own) != forward_stages(planned) for own, planned in pairs)
-        granularity = sum(
-            abs(count_ops(own, kind) - count_ops(planned, kind)) for own, planned in pairs for kind in ("FB", "W")
+        stages = ((forward_stages(own), forward_stages(planned)) for own, planned in own_and_planned)
+        other_stages = stages_known and any(own != planned for own, planned in stages)
+        count_differences = sum(
+            abs(count_ops(own, kind) - count_ops(planned, kind))
+            for own, planned in own_and_planned
+            for kind in ("FB", "W")
         )
-        if not other_stages and not granularity:
-            return match
-        matches.append(((other_stages, not run_has_blocks and match.blocks_run_apart > 0, granularity), match))
+        if not other_stages and not count_differences:
+            return match  # none can match better
+        matches.append(((other_stages, not run_has_blocks and match.blocks_run_apart > 0, count_differences), match))
     return min(matches, key=lambda entry: entry[0])[1] if matches else None
 
 

@@ -158,14 +158,18 @@ def _make_case(
     rules: GateSettings,
     noise: thresholds.Noise | None,
 ) -> _Case:
-    """Collect the samples, the floor and the noise of one metric; *sides* are (candidate, baseline)."""
+    """Prepare the test of one metric: samples of both sides, noise floor, limit, and the check without its verdict.
+
+    *sides* are the runs of the candidate and of the baseline.
+    """
     candidate, baseline = sides
     before, after = _samples(metric, baseline, candidate)
     old, new = (stats.centre(runs) if runs else None for runs in (before, after))
-    is_limit = requirement is not None and requirement.kind == "limit"
-    reference = new if is_limit or old is None else old
+    bounds_level = requirement is not None and requirement.kind == "limit"
+    # The floor is a share of a value: of the baseline's, or of the candidate's where its level is bounded.
+    reference = new if bounds_level or old is None else old
     runs = (len(before), len(after))
-    floor = thresholds.noise_floor(metric, reference or 0.0, candidate if is_limit else baseline, rules.floors)
+    floor = thresholds.noise_floor(metric, reference or 0.0, candidate if bounds_level else baseline, rules.floors)
     if noise and metric.nature == "work":
         noise = noise.with_prior(thresholds.prior_deviation(floor))
     if noise and all(runs):
@@ -180,7 +184,7 @@ def _make_case(
         metric=metric.name,
         unit=metric.family.unit,
         better=metric.family.better,
-        verdict="pass",
+        verdict="pass",  # until it is judged
         reason="",
         before=old,
         after=new,
@@ -195,11 +199,12 @@ def _make_case(
         runs=Counts(*runs),
         waiver=None,
         limit=limit,
-        limit_on="level" if is_limit else "change",
+        limit_on="level" if bounds_level else "change",
     )
-    uncertainty = 0.0 if noise or is_limit else thresholds.single_run_uncertainty(metric, (baseline, candidate))
-    before, after = ([[sign * value for value in run] for run in side] for side in (before, after))
-    return _Case(metric, requirement, sign, check, before, after, floor, noise, uncertainty)
+    uncertainty = 0.0 if noise or bounds_level else thresholds.single_run_uncertainty(metric, (baseline, candidate))
+    # Turned so that larger is worse, whatever the metric.
+    turned_before, turned_after = ([[sign * value for value in run] for run in side] for side in (before, after))
+    return _Case(metric, requirement, sign, check, turned_before, turned_after, floor, noise, uncertainty)
 
 
 def _samples(

@@ -74,20 +74,21 @@ def advise(evidence: Evidence, *, path: str | None = None) -> list[Advice]:
     ['2.0 % of the span has no label: `--explain other` lists it, a rules file names it']
     """
     table, facts = advice_table(), asdict(evidence)
-    shown = {name: _format(name, fact) for name, fact in facts.items()}
+    fact_texts = {name: _format(name, fact) for name, fact in facts.items()}
     supported: list[_Supported] = []
     for entry in table.entries:
         if not entry.fires(facts):
             continue
         topic = evidence.label if entry.flag == "label" else entry.flag
         option = table.flags.get(evidence.framework or "", {}).get(topic or "")
-        text = entry.text.format_map(shown) + (f" ({evidence.framework}: {option})" if option else "")
-        change = "" if entry.change is None else entry.change.format_map(shown)
+        text = entry.text.format_map(fact_texts) + (f" ({evidence.framework}: {option})" if option else "")
+        change = "" if entry.change is None else entry.change.format_map(fact_texts)
         saves_ns = evidence.savings_ns.get(change)
         if saves_ns is not None:
             text += f" (saves up to {ms(saves_ns)} per step)"
         weight = facts[entry.weight] if isinstance(entry.weight, str) else entry.weight
-        # A part of the gap is about the label that causes it. What is not on the critical path saves nothing: last.
+        # Entries about a label or about a part of the gap are about exposed time. If hardly any of it is on the
+        # critical path, and no saving was predicted, the entry says so and comes last.
         is_about_label = "label" in entry.needs or "gap_cause" in entry.needs
         if is_about_label and evidence.blocks_step is False and saves_ns is None:
             text, weight = f"{text} (hardly any of it is on the critical path)", 0.0
@@ -96,7 +97,7 @@ def advise(evidence: Evidence, *, path: str | None = None) -> list[Advice]:
     if evidence.savings_ns and not any(item.weight for item in supported):
         change, saves_ns = max(evidence.savings_ns.items(), key=lambda item: item[1])
         text = f"of the changes that were tried `{change}` would save most (up to {ms(saves_ns)} per step)"
-        supported.insert(0, _Supported(0.0, saves_ns, Advice(text)))
+        supported.insert(0, _Supported(0.0, saves_ns, Advice(text)))  # the sort below keeps it first
     supported.sort(key=lambda item: -item.weight)
     # Advice with a predicted saving keeps the places that it has by weight, but fills them by saving, largest first.
     saving = [item for item in supported if item.saves_ns is not None]

@@ -211,7 +211,11 @@ def _uses_cuda_graphs(analysis: Analysis) -> bool:
 
 
 def _largest_cost(analysis: Analysis) -> _Facts:
-    """Return the largest part of the gap; without one the own bubble of the schedule, or the longest exposed label."""
+    """Return facts about the largest cost: the largest part of the gap to the ideal, if there is one.
+
+    Else it is the label that is exposed longest; of a schedule that ran exactly, the bubble it has by itself comes
+    with it.
+    """
     total, span_ns = analysis.total, analysis.total.budget.span_ns
     facts: _Facts = {}
     labels: Sequence[str]
@@ -225,19 +229,19 @@ def _largest_cost(analysis: Analysis) -> _Facts:
         labels = GAP_LABELS.get(gap_cause, ())
     else:
         # Copies on the device are not asked to overlap; a weight update has advice of its own.
-        exposed = {label: ns for label, ns in total.budget.exposed_ns.items() if ns and label != "memory"}
-        labels = [max(exposed, key=lambda name: exposed[name])] if exposed and analysis.reload is None else []
+        hideable_ns = {label: ns for label, ns in total.budget.exposed_ns.items() if ns and label != "memory"}
+        labels = [max(hideable_ns, key=lambda name: hideable_ns[name])] if hideable_ns and not analysis.reload else []
         head = analysis.schedule.head if analysis.schedule is not None else None
         if head is not None and head.match.exact and head.gap_ns is not None and head.ideal_bubble > MIN_SHARE:
             facts["own_bubble_share"] = head.ideal_bubble
-    exposed_ns = {label: total.budget.exposed_ns.get(label, 0) for label in labels}
-    label = max(exposed_ns, key=lambda name: exposed_ns[name], default=None)
-    if label is None or (not gap_cause and exposed_ns[label] <= MIN_SHARE * span_ns):
+    cost_ns = {label: total.budget.exposed_ns.get(label, 0) for label in labels}
+    label = max(cost_ns, key=lambda name: cost_ns[name], default=None)
+    if label is None or (not gap_cause and cost_ns[label] <= MIN_SHARE * span_ns):
         return facts
     facts["label"] = label
-    blocking_ns = [total.blocking_ns.get(name) for name in labels if exposed_ns[name]]
+    blocking_ns = [total.blocking_ns.get(name) for name in labels if cost_ns[name]]
     if None not in blocking_ns:
-        path_ns = span_ns / len(analysis.rank_results)  # one path through all ranks
+        path_ns = span_ns / len(analysis.rank_results)  # spans are summed over ranks, the path is as long as one
         facts["blocks_step"] = sum(ns or 0 for ns in blocking_ns) >= MIN_SHARE_OF_PATH * path_ns
     causes = [total.because_ns.get(name, {}) for name in labels]
     because_ns = {cause: sum(part.get(cause, 0) for part in causes) for cause in WORDS.exposure_causes}
@@ -245,7 +249,7 @@ def _largest_cost(analysis: Analysis) -> _Facts:
         facts |= _hiding(analysis, because_ns)
         facts["transfer_rate"] = _transfer_rate(analysis, labels)
     if not gap_cause:
-        share = percent(exposed_ns[label] / span_ns)
+        share = percent(cost_ns[label] / span_ns)
         facts["finding"] = f"{LABEL_WORDS[label]} ({label}) is exposed for {share} of the span"
     return facts
 

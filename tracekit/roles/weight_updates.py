@@ -51,7 +51,7 @@ def find_weight_updates(processes: Sequence[Process]) -> tuple[list[WeightUpdate
     """Return the weight updates of a run in order of time, and what could not be matched."""
     servers = [process for process in processes if len(process.lane("broadcast"))]
     workers = {process.rank: process for process in processes if len(process.lane("reload"))}
-    server_role = _role_with_most_bytes(servers)
+    server_role = _broadcasting_role(servers)
     servers = [process for process in servers if process.role == server_role]
     if not servers:
         return [], []
@@ -62,24 +62,28 @@ def find_weight_updates(processes: Sequence[Process]) -> tuple[list[WeightUpdate
             "are unknown; record the inference engine too, and name both: --role server=PATH --role worker=PATH"
         )
         notices.append(Notice("role-missing", text))
-    parts = [(process, _split(process, workers.get(process.rank))) for process in servers]
-    counts = Counter(len(by_update) for _, by_update in parts)
+    updates_by_rank = [(process, _split(process, workers.get(process.rank))) for process in servers]
+    counts = Counter(len(transfers) for _, transfers in updates_by_rank)
     update_count = counts.most_common(1)[0][0]
     if len(counts) > 1:
         text = f"ranks have different numbers of weight updates ({', '.join(map(str, sorted(counts)))})"
         notices.append(Notice("weight-updates-differ", f"{text}: only ranks with {update_count} are counted"))
     # The k-th update of one rank is the k-th of another only if both have the same number.
-    parts = [(process, by_update) for process, by_update in parts if len(by_update) == update_count]
+    updates_by_rank = [(process, transfers) for process, transfers in updates_by_rank if len(transfers) == update_count]
     updates = []
-    for i in range(update_count):
+    for number in range(update_count):
         # A rank's recording may lack the last buckets: only those that all ranks have can be matched.
-        sizes_by_rank = [by_update[i].filter(lane="broadcast")["bytes"].to_numpy() for _, by_update in parts]
-        sizes, bucket_count = max(sizes_by_rank, key=len), min(map(len, sizes_by_rank))
+        sizes_by_rank = [
+            transfers[number].filter(lane="broadcast")["bytes"].to_numpy() for _, transfers in updates_by_rank
+        ]
+        sizes, bucket_count = max(sizes_by_rank, key=len), min(map(len, sizes_by_rank))  # of all buckets; the matched
         ranks = []
-        for process, by_update in parts:
-            until = int(by_update[i + 1]["start_ns"][0]) if i + 1 < update_count else np.iinfo(np.int64).max
+        for process, transfers in updates_by_rank:
+            until = int(transfers[number + 1]["start_ns"][0]) if number + 1 < update_count else np.iinfo(np.int64).max
             worker = workers.get(process.rank)
-            ranks.append(_rank_part(process, worker, by_update[i], sizes, bucket_count=bucket_count, until_ns=until))
+            ranks.append(
+                _rank_part(process, worker, transfers[number], sizes, bucket_count=bucket_count, until_ns=until)
+            )
         update = _measure(ranks, server_role, workers)
         if update is not None:
             updates.append(update)
@@ -96,28 +100,30 @@ def _is_padding(update: WeightUpdate) -> bool:
     return 0 <= missing < update.bytes // 100
 
 
-def _role_with_most_bytes(servers: Sequence[Process]) -> str | None:
+def _broadcasting_role(servers: Sequence[Process]) -> str | None:
     """Return the role that broadcasts weights: with copies from the host, else with the most processes."""
-    sizes = Counter[str]()
+    votes = Counter[str]()
     for process in servers:
-        sizes[process.role] += 1 + (len(servers) if len(process.lane("h2d", "stage")) else 0)
-    return sizes.most_common(1)[0][0] if sizes else None
+        # One process with copies from the host outweighs all without.
+        votes[process.role] += 1 + (len(servers) if len(process.lane("h2d", "stage")) else 0)
+    return votes.most_common(1)[0][0] if votes else None
 
 
 def _split(server: Process, worker: Process | None) -> list[pl.DataFrame]:
-    """Return the server's transfers by update: other phases of either process separate updates.
+    """Split the server's transfers into updates: at every other phase of either process.
 
-    Updates with nothing in between are separated by barriers, if each then broadcasts the same buckets.
+    If that gives one group, barriers separate updates, provided that each part broadcasts the same buckets.
     """
     processes = [server] if worker is None else [server, worker]
     breaks = [process.stretches.filter(pl.col("phase") != WEIGHT_SYNC)["start_ns"].to_numpy() for process in processes]
     groups = _split_at(server.transfers, np.sort(np.concatenate(breaks)))
     if len(groups) == 1:
-        barriers = server.lane("other").filter(pl.col("bytes") == 0)["start_ns"].to_numpy()
-        repeated = _split_at(server.transfers, barriers)
-        sizes = [group.filter(lane="broadcast")["bytes"].to_list() for group in repeated]
+        barriers = server.lane("other").filter(pl.col("bytes") == 0)["start_ns"].to_numpy()  # they move nothing
+        between_barriers = _split_at(server.transfers, barriers)
+        sizes = [group.filter(lane="broadcast")["bytes"].to_list() for group in between_barriers]
+        # With one bucket in each part the barriers may as well separate the buckets of one update.
         if len(sizes[0]) > 1 and all(size == sizes[0] for size in sizes):
-            return repeated
+            return between_barriers
     return groups
 
 

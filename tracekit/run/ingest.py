@@ -165,7 +165,8 @@ def ingest(
                 resumed.append(Notice("resumed", f"{count} traces were in the store already and have not changed"))
             with writer:
                 results = map_sources(work, pending, on_value=writer.add, stop_at_failure=strict)
-                # Ranks that a resumed store has already count as read: only if there are none at all, failures raise.
+                # Failures raise only if no source could be read. Those that a resumed store has already were read: they
+                # count as successes without new rows.
                 results += [ItemResult(0, ref, value=[]) for ref in writer.unchanged]
                 role_failures = failure_notices(results, strict=strict)
                 writer.notices += role_failures
@@ -174,6 +175,6 @@ def ingest(
                 # All roles so far are checked, so that a mistake is found early and leaves this store incomplete. The
                 # last check covers the whole run: its notices are the ones to return.
                 run_notices = driver.check_run(spans, ranks=ranks, failed=bool(failures), strict=strict, named=named)
-                writer.complete = True
+                writer.complete = True  # last: what raises above leaves the store incomplete
     opened = open_store(target)
     return opened, (*resumed, *opened.notices, *run_notices)

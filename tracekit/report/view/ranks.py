@@ -138,8 +138,10 @@ def worst_ranks(ranks: Sequence[RankResult], amounts: Sequence[float]) -> tuple[
 
 
 def idle_table(analysis: Analysis) -> Table | None:
-    """Return the causes of each rank's idle time, its pipeline wait and its bubble by phase; None if there is none."""
-    pipelined, has_phases = analysis.total.pipeline, bool(analysis.total.label_ns.get("pp_comm"))
+    """Return the causes of each rank's idle time, its pipeline wait and its bubble by phase; None if none idles."""
+    pipelined = analysis.total.pipeline
+    # Without recorded messages between stages the bubble of a phase is not known.
+    has_messages = bool(analysis.total.label_ns.get("pp_comm"))
     ranks = [rank for rank in analysis.rank_results if rank.whole.budget.span_ns]
     if not any(r.whole.budget.idle_ns or r.whole.bubble.wait_ns or not r.whole.idle_known for r in ranks):
         return None
@@ -160,7 +162,7 @@ def idle_table(analysis: Analysis) -> Table | None:
         if not pipelined:
             return rank.rank, idle_ns, *shares
         bubble = at_least(percent(whole.bubble_fraction), whole.lower_bound)
-        phases = [_bubble_in_phase(rank.phases, phase) if has_phases else None for phase in PHASES]
+        phases = [_bubble_in_phase(rank.phases, phase) if has_messages else None for phase in PHASES]
         return rank.rank, idle_ns, *shares, whole.bubble.wait_ns, bubble, *phases
 
     amounts = [(rank.whole.bubble_fraction if pipelined else rank.whole.budget.idle_ns) or 0.0 for rank in ranks]

@@ -265,44 +265,49 @@ def _cause_words(update: WeightUpdate, cause: str) -> str:
 
 
 def role_advice(analysis: Analysis) -> list[str]:
-    """Return what to do about waiting roles, the rollout's tail and the weight update, the largest first."""
+    """Return what to do about the rollout's tail and the weight update, the largest first; then on idle time."""
     results, advice = analysis.role_results, []
     iterations = results.iterations
-    total = sum(iteration.end_ns - iteration.start_ns for iteration in iterations)
+    total_ns = sum(iteration.end_ns - iteration.start_ns for iteration in iterations)
     if tails := [iteration.rollout_tail for iteration in iterations if iteration.rollout_tail is not None]:
         tail_ns = sum(tail.ns for tail in tails)
+        one_rank = len({tail.rank for tail in tails}) == 1
+        which = (
+            f"the rollout of rank {tails[0].rank}" if one_rank else "the longest rollout (not always the same rank's)"
+        )
         text = (
-            f"the rollout of rank {tails[0].rank} takes {ms(tail_ns / len(tails))} longer than the median rank's: "
+            f"{which} takes {ms(tail_ns / len(tails))} longer than the median rank's: "
             "cap the longest sequences or spread them over ranks, or train on the finished ones meanwhile"
         )
-        advice.append((tail_ns / total, text))
+        advice.append((tail_ns / total_ns, text))
     if (start := late_start(analysis)) is not None:
         remedy = "start the rollouts of all ranks together"
         remedy += ", as in the other iterations" if start.others_start_together else ""
-        advice.append((start.ns / total, f"in iteration {start.iteration} {start.words}: {remedy}"))
-    sync = sum(iteration.phase_ns["weight_sync"] for iteration in iterations)
-    moved = sum(update.measured_ns for update in results.weight_updates)
-    if moved and sync > 2 * moved:
+        advice.append((start.ns / total_ns, f"in iteration {start.iteration} {start.words}: {remedy}"))
+    sync_ns = sum(iteration.phase_ns["weight_sync"] for iteration in iterations)
+    moved_ns = sum(update.measured_ns for update in results.weight_updates)
+    if moved_ns and sync_ns > 2 * moved_ns:
         text = (
-            f"weight sync takes {ms(sync / len(iterations))} per iteration, but moving the weights only "
-            f"{ms(moved / len(results.weight_updates))}: shorten what is done around it, such as collecting, "
+            f"weight sync takes {ms(sync_ns / len(iterations))} per iteration, but moving the weights only "
+            f"{ms(moved_ns / len(results.weight_updates))}: shorten what is done around it, such as collecting, "
             "registering and releasing buffers (the timeline shows it)"
         )
-        advice.append(((sync - moved) / total, text))
-    for update in results.weight_updates[:1] if analysis.reload is None else ():
+        advice.append(((sync_ns - moved_ns) / total_ns, text))
+    if results.weight_updates and analysis.reload is None:
+        update = max(results.weight_updates, key=lambda update: update.measured_ns)  # as in ``update_sentence``
         if update.gap_ns is not None and update.ideal_ns is not None:
             cause = max(update.gap_ns, key=lambda name: (update.gap_ns or {})[name])
             text = (
                 f"{ms(update.gap_ns[cause])} of the {ms(update.measured_ns - update.ideal_ns)} between the weight "
                 f"update and its ideal is {_cause_words(update, cause)}: {WORDS.update_remedies[cause]}"
             )
-            advice.append((update.gap_ns[cause] / (total or update.measured_ns), text))
+            advice.append((update.gap_ns[cause] / (total_ns or update.measured_ns), text))
     lines = [text for share, text in sorted(advice, reverse=True) if share > MIN_SHARE]
-    idle = sum(iteration.phase_ns["idle"] for iteration in iterations)
-    if idle > MIN_IDLE_SHARE * total:
+    idle_ns = sum(iteration.phase_ns["idle"] for iteration in iterations)
+    if idle_ns > MIN_IDLE_SHARE * total_ns:
         worst = max(iterations, key=lambda iteration: iteration.phase_ns["idle"])
         lines.append(
-            f"no role runs in {percent(idle / total)} of the iterations (most in iteration {worst.index}: "
+            f"no role runs in {percent(idle_ns / total_ns)} of the iterations (most in iteration {worst.index}: "
             f"{ms(worst.phase_ns['idle'])}): hand over to the next role earlier, or let roles overlap"
         )
     return lines
