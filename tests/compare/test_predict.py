@@ -348,6 +348,16 @@ def test_a_send_that_was_over_before_its_receive_says_nothing_of_sends_that_wait
     assert (low.send_ns, middle.send_ns, high.send_ns) == (2, 2, 2)
 
 
+def test_all_messages_count_in_the_time_of_one():
+    """Receivers wait for four messages: three take 2, one that shares its link with an exchange takes 14."""
+    took = (2, 2, 2, 14)
+    sends = table([(k, True, 1, k, 100 * k, 100 * k + 1) for k in range(1, 5)])
+    receives = table([(k, False, 0, k, 0, 100 * k + ns) for k, ns in enumerate(took, start=1)])
+    low, middle, high = fit_machine(match_messages({0: sends, 1: receives}), [], "one").machines
+    assert (low.latency_ns, middle.latency_ns) == (2, 5)
+    assert high.latency_ns == 5  # the upper quartile, also 5, is between the third and the fourth
+
+
 def test_what_no_message_shows_is_said():
     fitted = fit_machine(crossing(150), [], "one")
     assert any("no receiver was late" in text for text in fitted.unknown)
