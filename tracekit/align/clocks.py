@@ -181,8 +181,8 @@ def align(members: pl.DataFrame, ranks: Iterable[int]) -> Clocks:
     rows = [(rank, setting.offset_ns, setting.drift * 1e6, uncertainty[rank]) for rank, setting in settings.items()]
     columns = {"rank": pl.Int32, "offset_ns": pl.Int64, "drift_ppm": pl.Float64, "uncertainty_ns": pl.Int64}
     table = pl.DataFrame({"rank": everyone}, schema={"rank": pl.Int32})
-    for known in (pl.DataFrame(rows, schema=columns, orient="row"), matches):
-        table = table.join(known, on="rank", how="left")
+    for facts in (pl.DataFrame(rows, schema=columns, orient="row"), matches):
+        table = table.join(facts, on="rank", how="left")
     is_bounded = pl.col("uncertainty_ns") < NO_BOUND_NS
     table = table.with_columns(pl.col("matches").fill_null(0), pl.when(is_bounded).then("uncertainty_ns"))
     return _with_residuals(Clocks(_table(table), origin, pair_uncertainty_ns=pair_uncertainty), members)

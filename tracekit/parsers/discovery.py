@@ -170,20 +170,20 @@ def _is_folder(path: Path) -> bool:
 def _from_many(path: str, members: list[Path]) -> Discovery:
     """Return the traces among many files."""
     is_folder = Path(path).is_dir()
-    found = {
+    files = {
         str(member): _reference(member, os.path.relpath(member, path) if is_folder else str(member))
         for member in members
     }
-    return _discovery(path, found)
+    return _discovery(path, files)
 
 
-def _discovery(path: str, found: Mapping[str, tuple[SourceRef | None, str]]) -> Discovery:
-    """Return the traces among the files *found* at *path*; warn about others that look like traces.
+def _discovery(path: str, files: Mapping[str, tuple[SourceRef | None, str]]) -> Discovery:
+    """Return the traces among the *files* at *path*; warn about others that look like traces.
 
-    Of each file, by its own path, *found* has the source, or why it is not one.
+    Of each file, by its own path, *files* has the source, or why it is not one.
     """
-    refs = [ref for ref, _ in found.values() if ref is not None]
-    others = {Path(file): why for file, (ref, why) in found.items() if ref is None}
+    refs = [ref for ref, _ in files.values() if ref is not None]
+    others = {Path(file): why for file, (ref, why) in files.items() if ref is None}
     suspicious = [f"{file.name} {why}" for file, why in others.items() if _looks_like_trace(file)]
     skipped = len(others)
     if not refs:
@@ -266,12 +266,12 @@ def _make_reference(path: str, shown: str, file_type: FileType, size: int) -> So
 
 def _expand_remote(url: str) -> Discovery:
     """Return the sources behind a URL."""
-    found = {}
+    files = {}
     for file_url, size in remote.list_files(url, depth=MAX_FOLDER_DEPTH).items():
         is_nsight = file_url.endswith((".nsys-rep", ".parquetdir", ".arrowdir"))
         file_type = FileType("nsight") if is_nsight else detect_file_type(remote.read_head(file_url, HEAD_BYTES))
-        found[file_url] = _make_reference(file_url, file_url, file_type, size), file_type.why
-    (ref, why), *others = found.values()
+        files[file_url] = _make_reference(file_url, file_url, file_type, size), file_type.why
+    (ref, why), *others = files.values()
     if ref is None and not others:
         raise InputError(f"{url}: {why}", hint="tracekit reads PyTorch and Nsight Systems traces")
-    return _discovery(url, found)
+    return _discovery(url, files)

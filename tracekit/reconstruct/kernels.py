@@ -80,8 +80,8 @@ def read_ranges(paths: CategoryColumn, *, backward: Bools) -> pl.DataFrame:
     named: list[tuple[Any, ...]] = []  # two rows for every distinct path: for a forward and for a backward kernel
     for ranges in map(parse_path, paths.values):
         for work in (ranges.forward, ranges.backward):
-            place = (work.op, work.stage, work.microbatch) if work else (None, None, None)
-            named.append((*place, ranges.block))
+            op = (work.op, work.stage, work.microbatch) if work else (None, None, None)
+            named.append((*op, ranges.block))
     table = pl.DataFrame([*named, (None,) * len(schema)], schema=schema, orient="row")  # the last is for no path
     return table[np.where(paths.present, 2 * paths.codes + backward, len(named))]
 

@@ -90,9 +90,9 @@ def export(
     with tempfile.TemporaryDirectory(prefix="tracekit-") as folder:
         store, notices = _named_store(paths) if rules is None else None, tuple[Notice, ...]()
         if store is None:
-            made = Path(folder) / "store"
+            new_store = Path(folder) / "store"
             store, notices = ingest(
-                paths, made, file_rank=file_rank, rules=rules, workers=workers, stacks=stacks, on_damage=on_damage
+                paths, new_store, file_rank=file_rank, rules=rules, workers=workers, stacks=stacks, on_damage=on_damage
             )
         if missing := set(ranks or ()) - set(store.ranks):
             raise unknown_rank_error(missing, store.ranks)

@@ -73,12 +73,13 @@ def peak_notes(sources: Sequence[Source], dtypes: Sequence[str]) -> list[str]:
     for device, usable in dict.fromkeys((s.devices[0], s.multiprocessors) for s in sources if len(s.devices) == 1):
         gpu = find_gpu(device)
         peaks = {dtype: peak_tflop_s(device, dtype, multiprocessors=usable) for dtype in dtypes}
-        known = {dtype: peak for dtype, peak in peaks.items() if peak is not None}
-        if gpu is None or not known:
+        gpu_peaks = {dtype: peak for dtype, peak in peaks.items() if peak is not None}
+        if gpu is None or not gpu_peaks:
             continue
         is_part = usable is not None and usable < gpu.multiprocessors
         part = f" with {usable} of its {gpu.multiprocessors} multiprocessors" if is_part else ""
-        listed = (f"{t} {peak:,.1f}" + (f" (of {gpu.tflop_s[t]:,.1f})" if is_part else "") for t, peak in known.items())
+        whole = {dtype: f" (of {gpu.tflop_s[dtype]:,.1f})" if is_part else "" for dtype in gpu_peaks}
+        listed = (f"{dtype} {peak:,.1f}{whole[dtype]}" for dtype, peak in gpu_peaks.items())
         notes.append(f"peak of {device}{part}, TFLOP/s: {', '.join(listed)}")
     return notes
 
@@ -298,7 +299,7 @@ class Kernel:
         """Share of the span."""
         self.command = quoted_path and f"tracekit analyze {quoted_path} --explain {shlex.quote(self.name)}"
         """Command that explains its label, rule by rule."""
-        self.facts = [(topic, text) for place in places[:1] for topic, text in _facts(place) if text]
+        self.facts = [(topic, text) for longest in places[:1] for topic, text in _facts(longest) if text]
         """Topic and text of the evidence for its label; empty if the analysis does not have it."""
         self.places = places[:MAX_KERNEL_RANKS]
 
