@@ -241,6 +241,10 @@ def _layer_split_row(predictor: Predictor, cells: pl.DataFrame) -> WhatIf | None
     counts = best_split(layer_ns, additional_ns, int(layers.sum()))
     if counts == layers.tolist():
         return None
+    # Waiting inside cells, for experts say, does not move with layers: compute alone must ask for another split as well.
+    compute_ns = np.bincount(cells["stage"].to_numpy(), cells["busy_ns"].to_numpy(), own.stages)
+    if best_split(*_time_per_layer(compute_ns, layers), int(layers.sum())) == layers.tolist():
+        return None
     program = predictor.own_program
     stage_factor = (np.array(counts) * layer_ns + additional_ns) / np.maximum(stage_ns, 1.0)
     typical = ops.times(program, own)
