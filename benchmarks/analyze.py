@@ -22,8 +22,8 @@ from pathlib import Path
 import polars as pl
 from msgspec.structs import replace
 
+from tracekit.analysis.measure.tables import rank_tables
 from tracekit.analysis.persistence import write_tables
-from tracekit.analysis.tables import rank_tables
 from tracekit.classify import classify
 from tracekit.run.load import load
 from tracekit.schema import LABELLED, RankEvents, conform

@@ -126,7 +126,7 @@ def combine(wanted):
 
 def combine_one(wanted):
     """One row of ``combine``, in a process of its own."""
-    from tracekit.analysis.combine import combine as together
+    from tracekit.analysis.combine.combine_ranks import combine as together
     from tracekit.analysis.persistence import TableFile
     from tracekit.run.driver import find_sources, pipeline_map
     from tracekit.run.measure import Options
@@ -181,8 +181,8 @@ def watched_peaks():
 
 def shares(wanted):
     """Processor seconds of each part of one rank's work, the best of three."""
+    from tracekit.analysis.measure.tables import rank_tables
     from tracekit.analysis.persistence import write_tables
-    from tracekit.analysis.tables import rank_tables
     from tracekit.classify import classify
     from tracekit.store.files import write_rank
     from tracekit.store.sources import find, read_ref

@@ -11,8 +11,8 @@ import argparse
 import resource
 import time
 
+from tracekit.against_ideal import compare_pipelines
 from tracekit.classify import classify
-from tracekit.compare import compare_pipelines
 from tracekit.reconstruct import rank_pipeline
 from tracekit.schedules import generate
 from tracekit.schema import Source

@@ -23,7 +23,7 @@ import polars as pl
 from msgspec import structs
 from playwright.sync_api import sync_playwright
 
-from tracekit.analysis.rank_timeline import EVENT_TIMES, HOST_LANES, HOST_RANGES, RankTimeline
+from tracekit.analysis.measure.rank_timeline import EVENT_TIMES, HOST_LANES, HOST_RANGES, RankTimeline
 from tracekit.metrics.causes import EVENT_CAUSES
 from tracekit.report.html.page import render_html
 from tracekit.run.analyze import analyze

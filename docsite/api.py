@@ -18,7 +18,6 @@ PACKAGES = (
     "tracekit.analysis",
     "tracekit.diffs",
     "tracekit.doctor",
-    "tracekit.gates",
     "tracekit.redaction",
     "tracekit.synthetic",
 )

@@ -13,8 +13,8 @@ import numpy as np
 import polars as pl
 
 from tracekit.analysis import Analysis
-from tracekit.analysis.combine import combine
-from tracekit.analysis.tables import rank_tables
+from tracekit.analysis.combine.combine_ranks import combine
+from tracekit.analysis.measure.tables import rank_tables
 from tracekit.schema import GPU_KINDS, RankEvents
 
 Ranks = list[RankEvents]

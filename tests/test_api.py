@@ -26,7 +26,7 @@ PUBLIC = (
     "tracekit.classify",
     "tracekit.diffs",
     "tracekit.doctor",
-    "tracekit.gates",
+    "tracekit.diffs",
     "tracekit.metrics",
     "tracekit.record",
     "tracekit.redaction",
@@ -72,7 +72,7 @@ def test_every_call_has_its_name_whatever_was_imported_before():
     ]
     rooms = (
         "diffs.explanation",
-        "gates.run_gate",
+        "diffs.run_gate",
         "redaction.kineto",
         "doctor.diagnose",
         "run.query",

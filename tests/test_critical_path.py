@@ -12,8 +12,8 @@ import pytest
 from tests.kept import analysis_of
 from tracekit import analyze
 from tracekit.align.clocks import Clocks
-from tracekit.analysis.combine import combine
-from tracekit.analysis.tables import rank_tables
+from tracekit.analysis.combine.combine_ranks import combine
+from tracekit.analysis.measure.tables import rank_tables
 from tracekit.classify import classify
 from tracekit.critical_path.links import Arrivals, Pieces, walk_back
 from tracekit.critical_path.path import SEGMENTS, SLACK, CriticalPath, _build_segments

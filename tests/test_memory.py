@@ -15,7 +15,7 @@ from rich.console import Console
 import tracekit
 from tests.kept import analysis_of
 from tests.unpack import unpacked
-from tracekit.analysis.memory import HeldMemory, RunMemory, memory_with_microbatches, with_memory
+from tracekit.analysis.combine.memory import HeldMemory, RunMemory, memory_with_microbatches, with_memory
 from tracekit.documents.analysis import ChangedStep
 from tracekit.documents.coding import to_plain
 from tracekit.metrics.memory import ChunkMemory, Peak, RankMemory

@@ -10,8 +10,8 @@ import pytest
 
 from tests.reference import read
 from tests.synthetic_nsight import write_nsys
+from tracekit.against_ideal import compare_pipelines
 from tracekit.classify import classify
-from tracekit.compare import compare_pipelines
 from tracekit.errors import OptionError
 from tracekit.reconstruct import rank_pipeline
 from tracekit.run.load import load

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from tests.compare.conftest import pipelines
-from tracekit.compare import compare_pipelines
+from tests.against_ideal.conftest import pipelines
+from tracekit.against_ideal import compare_pipelines
 from tracekit.report.terminal.schedule import render_schedule
 from tracekit.report.view.pipeline import ScheduleView
 

@@ -12,11 +12,11 @@ from msgspec.structs import replace
 
 from tests.classify.conftest import Program
 from tests.mutants.__main__ import constant_value, read_chosen
+from tracekit.against_ideal import compare_run as lines
 from tracekit.align import clock_bounds
+from tracekit.analysis.combine.notices import bound_notices
 from tracekit.analysis.measured import Measured
-from tracekit.analysis.notices import bound_notices
 from tracekit.classify import classify
-from tracekit.compare import compare_run as lines
 from tracekit.diffs import stats, verdict
 from tracekit.diffs.metrics import resolve
 from tracekit.diffs.noise_thresholds import PRIOR_DEGREES_OF_FREEDOM, Noise, prior_deviation
@@ -27,7 +27,7 @@ from tracekit.metrics.label_intervals import MIN_STRONG_CONFIDENCE, weak_ns
 from tracekit.metrics.rates import Rates
 from tracekit.reconstruct import chunk_table as beside
 
-combining = importlib.import_module("tracekit.analysis.combine")
+combining = importlib.import_module("tracekit.analysis.combine.combine_ranks")
 
 
 def measured(**figures):

@@ -16,9 +16,8 @@ from tracekit.errors import InputError, Notice, TracekitError
 if TYPE_CHECKING:
     from tracekit import classify, metrics, record, schedules
     from tracekit.analysis import Analysis, SavedAnalysis, read_analysis
-    from tracekit.diffs import Diff, diff
+    from tracekit.diffs import Diff, GateResult, diff, gate
     from tracekit.doctor import Diagnosis, diagnose
-    from tracekit.gates import GateResult, gate
     from tracekit.record import handler, profiler
     from tracekit.redaction import redact
     from tracekit.report.perfetto.export import export
@@ -35,9 +34,8 @@ if TYPE_CHECKING:
 _SUBPACKAGES = ("classify", "metrics", "record", "schedules")
 _NAMES_OF_MODULE = {
     "tracekit.analysis": ("Analysis", "SavedAnalysis", "read_analysis"),
-    "tracekit.diffs": ("Diff", "diff"),
+    "tracekit.diffs": ("Diff", "GateResult", "diff", "gate"),
     "tracekit.doctor": ("Diagnosis", "diagnose"),
-    "tracekit.gates": ("GateResult", "gate"),
     "tracekit.record": ("handler", "profiler"),
     "tracekit.redaction": ("redact",),
     "tracekit.report.perfetto.export": ("export",),

@@ -21,8 +21,7 @@ import msgspec
 import pytest
 
 if TYPE_CHECKING:
-    from tracekit.diffs import Run
-    from tracekit.gates import GateResult
+    from tracekit.diffs import GateResult, Run
 
 Path = str | os.PathLike[str]
 
@@ -48,8 +47,7 @@ class MeasuredRun(msgspec.Struct, frozen=True):
 
     def check(self, *requirements: str) -> None:
         """Fail the test unless every limit, such as ``bubble_fraction < 0.12``, holds."""
-        from tracekit.diffs import Side
-        from tracekit.gates import gate
+        from tracekit.diffs import Side, gate
 
         _assert_passed(gate(Side((self.run,), {}), require=requirements))
 
@@ -70,7 +68,7 @@ class Tracekit:
         self, candidate: Path | Sequence[Path], *, baseline: Path | Sequence[Path], require: Sequence[str] = ()
     ) -> GateResult:
         """Fail the test if *candidate* regressed against *baseline*; skip it if that cannot be decided."""
-        from tracekit.gates import gate, load_config
+        from tracekit.diffs import gate, load_config
 
         result = gate(candidate, baseline, require=require, config=load_config())
         _assert_passed(result)

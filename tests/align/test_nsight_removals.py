@@ -12,8 +12,8 @@ import polars as pl
 import pytest
 
 from tracekit.align.matching import match
-from tracekit.analysis.communication import with_peers
-from tracekit.analysis.tables import rank_tables
+from tracekit.analysis.combine.communication import with_peers
+from tracekit.analysis.measure.tables import rank_tables
 from tracekit.store.sources import find, read_ref
 
 pytestmark = pytest.mark.slow

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.planted_delays import find_sites, plant
-from tracekit.analysis.combine import combine
-from tracekit.analysis.tables import rank_tables
+from tracekit.analysis.combine.combine_ranks import combine
+from tracekit.analysis.measure.tables import rank_tables
 from tracekit.run.load import load
 from tracekit.schedules import generate
 from tracekit.synthetic import Recipe, write_run

@@ -6,8 +6,8 @@ import polars as pl
 import pytest
 
 from tracekit.align.steps import assign_parts, number_steps, parse_steps, select_steps, step_times
-from tracekit.analysis.combine import combine
-from tracekit.analysis.tables import rank_tables
+from tracekit.analysis.combine.combine_ranks import combine
+from tracekit.analysis.measure.tables import rank_tables
 from tracekit.diffs.run_samples import from_analysis
 from tracekit.errors import OptionError
 from tracekit.report.view.ranks import Pace

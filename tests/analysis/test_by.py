@@ -11,15 +11,15 @@ import polars as pl
 import pytest
 
 from tests.kept import analysis_of
-from tracekit.analysis.by.layers import (
+from tracekit.analysis.document import by_document
+from tracekit.analysis.measure.by.layers import (
     MAX_KERNELS_PER_OPERATOR,
     MIN_FORWARD_SHARE,
     Host,
     repeated_layers,
     repeated_positions,
 )
-from tracekit.analysis.by.rows import MIN_STACK_TO_RULE_RATIO
-from tracekit.analysis.document import by_document
+from tracekit.analysis.measure.by.rows import MIN_STACK_TO_RULE_RATIO
 from tracekit.classify import classify
 from tracekit.classify.model_position import (
     MIN_COMPUTE_SHARE,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracekit.analysis.by.layers import MAX_SHARE_BESIDE, MIN_LAYER_KERNELS, MIN_REPEATED_SHARE, find_layers
+from tracekit.analysis.measure.by.layers import MAX_SHARE_BESIDE, MIN_LAYER_KERNELS, MIN_REPEATED_SHARE, find_layers
 
 
 def result(text, heavy="g"):

@@ -8,9 +8,9 @@ import pickle
 
 import pytest
 
-from tracekit.analysis.combine import combine
+from tracekit.analysis.combine.combine_ranks import combine
+from tracekit.analysis.measure.tables import rank_tables
 from tracekit.analysis.result import UnknownTableError
-from tracekit.analysis.tables import rank_tables
 from tracekit.run.load import load
 from tracekit.schema import LABELS
 

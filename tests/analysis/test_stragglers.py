@@ -14,7 +14,7 @@ import pytest
 from tracekit import analyze
 from tracekit.align.clocks import Clocks
 from tracekit.align.waits import STRAGGLERS
-from tracekit.analysis.stragglers import explain_stragglers
+from tracekit.analysis.combine.stragglers import explain_stragglers
 from tracekit.metrics.lateness import KERNEL_TIMES, STEP_LATENESS, TOKENS, RankLateness
 from tracekit.schema import conform
 

@@ -144,7 +144,7 @@ def test_a_fault_of_ours_has_its_own_exit_code(run, runs, monkeypatch):
     assert code == 70
     assert re.fullmatch(r"error: a fault in tracekit: KeyError: 'x\\ny' \(tracekit\.\S+, line \d+\); .*\n", err)
     monkeypatch.setattr("tracekit.diffs.run_samples.analyze", fail, raising=False)
-    monkeypatch.setattr("tracekit.gates.gate", fail)
+    monkeypatch.setattr("tracekit.diffs.gate", fail)
     assert run("gate", runs[0], "--baseline", runs[0])[0] == 70
 
 

@@ -1,3 +1,3 @@
 """The hand-made analyses of the gate's tests."""
 
-from tests.gates.conftest import make, save, scaled  # noqa: F401 - fixtures
+from tests.diffs.gates.conftest import make, save, scaled  # noqa: F401 - fixtures

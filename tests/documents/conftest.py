@@ -9,7 +9,7 @@ import pytest
 
 from docsite.json_keys import DOCUMENTS
 from tests.kept import analysis_of
-from tracekit.diffs import diff
+from tracekit.diffs import baseline, diff, gate
 from tracekit.diffs.load_runs import side_of
 from tracekit.doctor import diagnose
 from tracekit.documents.coding import decode, to_plain
@@ -17,7 +17,6 @@ from tracekit.documents.gate import GateSettings, Waiver
 from tracekit.documents.history import FORMAT as HISTORY_FORMAT
 from tracekit.documents.history import HistoryDocument, HistoryPoint
 from tracekit.documents.rules_file import GroupTable, ModuleTable, RulesDocument, RuleTable
-from tracekit.gates import baseline, gate
 from tracekit.run.ingest import ingest
 from tracekit.schedules import generate, simulate, weight_reload
 from tracekit.store.files import MANIFEST

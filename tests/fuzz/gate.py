@@ -12,14 +12,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from tests.diffs.gates.conftest import QUIET, document
 from tests.fuzz.change import changed
 from tests.fuzz.others import one_line
-from tests.gates.conftest import QUIET, document
 from tracekit.analysis.persistence import read_analysis
-from tracekit.diffs import Side, from_analysis
+from tracekit.diffs import Side, from_analysis, gate
+from tracekit.diffs.baseline import dump
 from tracekit.errors import TracekitError
-from tracekit.gates import gate
-from tracekit.gates.baseline import dump
 
 NAMES = ("candidate", "baseline", "file")
 SLOWDOWN = 1.10

@@ -8,7 +8,7 @@ import pytest
 
 from tests.kept import analysis_of
 from tracekit import analyze
-from tracekit.analysis.tables import rank_tables
+from tracekit.analysis.measure.tables import rank_tables
 from tracekit.classify import classify
 from tracekit.intervals import union
 from tracekit.metrics.causes import COMPUTE_STREAM_SHARE, Rank, causes_by_event, exposure_causes, with_peers

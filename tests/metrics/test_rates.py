@@ -7,7 +7,7 @@ import pytest
 
 from tests.kept import analysis_of
 from tracekit.align.matching import MEMBERS
-from tracekit.analysis.communication import below_peak_ns
+from tracekit.analysis.combine.communication import below_peak_ns
 from tracekit.errors import InputError
 from tracekit.metrics.bandwidth import bandwidth, bucket
 from tracekit.metrics.expert_balance import measure_expert_balance

@@ -8,7 +8,7 @@ import pytest
 
 import tracekit
 from tests.parsers.test_kineto_odd import BASE_NS, TWO, kernel, launch
-from tracekit.analysis.recording_checks import MAX_DAMAGED_SHARE
+from tracekit.analysis.measure.recording_checks import MAX_DAMAGED_SHARE
 from tracekit.errors import InputError
 from tracekit.parsers import kineto
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.parsers.nsight_files import Report
 from tracekit import analyze
-from tracekit.analysis.recording_checks import MAX_DAMAGED_SHARE
+from tracekit.analysis.measure.recording_checks import MAX_DAMAGED_SHARE
 from tracekit.errors import InputError
 from tracekit.parsers import nsight
 from tracekit.parsers.nsight.tables import MAX_GPU_EVENT_NS, MAX_TIME_NS

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import asdict, replace
 
 from tests.kept import analysis_of
-from tracekit.analysis.stragglers import Stragglers
+from tracekit.analysis.combine.stragglers import Stragglers
 from tracekit.documents.analysis import Evidence as WaitEvidence
 from tracekit.documents.analysis import Straggler, WaitCause
 from tracekit.errors import Notice

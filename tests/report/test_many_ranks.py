@@ -11,7 +11,7 @@ from msgspec import structs
 from rich.console import Console
 
 from tests.kept import analysis_of
-from tracekit.analysis.spread import spread
+from tracekit.analysis.combine.spread import spread
 from tracekit.documents.coding import to_plain
 from tracekit.errors import Notice
 from tracekit.metrics.budget import Bubble, Budget

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tracekit.analysis.stragglers import Stragglers
+from tracekit.analysis.combine.stragglers import Stragglers
 from tracekit.documents.analysis import Evidence, Straggler, WaitCause
 from tracekit.documents.roles import PhaseBand
 from tracekit.roles.combine import explain_by_other_roles

@@ -1,7 +1,7 @@
 """Replays of a measured pipeline: its cells run again, in the order they were run, with other durations and delays.
 
 A cell is one op on one rank. It waits for up to four cells: the one before it on its rank, its input, its gradient, and
-its own forward (``tracekit.compare.replay``).
+its own forward (``tracekit.against_ideal.replay``).
 """
 
 from __future__ import annotations

@@ -7,13 +7,13 @@ import polars as pl
 from msgspec import UNSET
 
 from tracekit._version import __version__
-from tracekit.analysis.by import By
-from tracekit.analysis.communication import RunRates, below_peak_ns
+from tracekit.against_ideal import ScheduleComparison
+from tracekit.analysis.combine.communication import RunRates, below_peak_ns
+from tracekit.analysis.combine.memory import HeldMemory
+from tracekit.analysis.combine.stragglers import Stragglers
+from tracekit.analysis.measure.by import By
 from tracekit.analysis.measured import Measured, RankResult
-from tracekit.analysis.memory import HeldMemory
 from tracekit.analysis.result import Analysis, RoleResults
-from tracekit.analysis.stragglers import Stragglers
-from tracekit.compare import ScheduleComparison
 from tracekit.critical_path.path import CriticalPath
 from tracekit.documents import analysis as documents
 from tracekit.documents.coding import rows

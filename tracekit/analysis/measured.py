@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 from msgspec.structs import replace
 
-from tracekit.analysis.tables import Measures, RankTables
+from tracekit.analysis.measure.tables import Measures, RankTables
 from tracekit.critical_path.path import CriticalPath
 from tracekit.intervals import Intervals, union
 from tracekit.metrics.budget import Bubble, Budget, find_exposed_waits

@@ -27,9 +27,9 @@ import polars as pl
 from msgspec.structs import replace
 
 from tracekit._version import __version__
+from tracekit.analysis.measure.tables import Measures, RankTables
 from tracekit.analysis.measured import Measured, RankResult
 from tracekit.analysis.result import BaseAnalysis, Tables
-from tracekit.analysis.tables import Measures, RankTables
 from tracekit.documents.analysis import AnalysisDocument, Figures, RankFigures, Schedule
 from tracekit.documents.coding import decode, encode, read_document, to_plain, to_plain_rows
 from tracekit.documents.store_manifest import TABLES_FORMAT, TablesDocument

@@ -18,8 +18,8 @@ import polars as pl
 from tracekit._util.text import at_least, counted, html_table, ms, percent
 from tracekit.align.clocks import Clocks
 from tracekit.align.steps import step_times
+from tracekit.analysis.combine.stragglers import Stragglers
 from tracekit.analysis.measured import Measured, RankResult
-from tracekit.analysis.stragglers import Stragglers
 from tracekit.documents.analysis import AnalysisDocument, Hiding, Slowdown
 from tracekit.documents.coding import HasDocument
 from tracekit.documents.roles import Iteration, PhaseBand, WeightUpdate
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from tracekit.analysis.by import By
-    from tracekit.analysis.communication import RunRates
-    from tracekit.analysis.memory import RunMemory
-    from tracekit.analysis.rank_timeline import RankTimeline
-    from tracekit.compare import ScheduleComparison
+    from tracekit.against_ideal import ScheduleComparison
+    from tracekit.analysis.combine.communication import RunRates
+    from tracekit.analysis.combine.memory import RunMemory
+    from tracekit.analysis.measure.by import By
+    from tracekit.analysis.measure.rank_timeline import RankTimeline
     from tracekit.critical_path.changes import WhatIfGraph
     from tracekit.critical_path.path import CriticalPath
     from tracekit.documents.analysis import ChangedStep
@@ -209,7 +209,7 @@ class Analysis(BaseAnalysis):
     memory: RunMemory | None = None
     """Memory that the ranks' allocators held; None if it was not recorded."""
     schedule: ScheduleComparison | None = None
-    """Comparison of the run with its ideal (``tracekit.compare``); if None, the notices tell why."""
+    """Comparison of the run with its ideal (``tracekit.against_ideal``); if None, the notices tell why."""
     stragglers: Stragglers = field(default_factory=Stragglers)
     """Ranks that others wait for, in which steps and why."""
     hiding: Hiding | None = None
@@ -254,7 +254,7 @@ class Analysis(BaseAnalysis):
         """Slowdown of the pipeline by stage, kind of cell and rank; None without one."""
         if self.schedule is None:
             return None
-        from tracekit.compare.replay import pipeline_slowdown
+        from tracekit.against_ideal.replay import pipeline_slowdown
 
         return pipeline_slowdown(self.schedule)
 

@@ -100,8 +100,7 @@ def run(
         return
     from msgspec.structs import replace
 
-    from tracekit.diffs import Comparable, read_side
-    from tracekit.gates import gate, load_config
+    from tracekit.diffs import Comparable, gate, load_config, read_side
     from tracekit.report.ci.write import GATE
     from tracekit.report.html.history import add_runs_to_history, check_history
     from tracekit.report.write import check_extension
@@ -177,7 +176,7 @@ def _error_result(error: TracekitError) -> dict[str, Any]:
 
 def _write_baseline(candidates: Sequence[str], bases: Sequence[str], *, calibrate: bool) -> None:
     from tracekit.diffs import read_side
-    from tracekit.gates.baseline import write_baseline
+    from tracekit.diffs.baseline import write_baseline
 
     if len(bases) != 1 or not bases[0].endswith(".json"):
         raise OptionError("which baseline file should be written?", hint="give --baseline FILE.json")

@@ -9,6 +9,6 @@ def run(
     folders: Annotated[list[str], typer.Argument(help="Folders whose traces may be read.", metavar="FOLDER")],
 ) -> None:
     """Serve tools for agents over standard input and output; read-only, and only under the given folders."""
-    from tracekit.agents.server import make_server
+    from tracekit.cli._mcp_server import make_server
 
     make_server(folders).run("stdio")

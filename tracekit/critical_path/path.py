@@ -16,8 +16,8 @@ import numpy as np
 import polars as pl
 
 from tracekit._util.text import ranks_named
+from tracekit.against_ideal import ScheduleComparison
 from tracekit.align.clocks import Clocks
-from tracekit.compare import ScheduleComparison
 from tracekit.critical_path.links import SEGMENT_KINDS, Arrivals, Pieces, Walks, walk_back
 from tracekit.critical_path.pieces import PathTables
 from tracekit.documents.analysis import Slack

@@ -114,7 +114,7 @@ _COMPARISONS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": ope
 class Requirement(msgspec.Struct, frozen=True):
     """A limit on the candidate alone, or on the change against the baseline.
 
-    >>> from tracekit.gates.config import parse_requirement
+    >>> from tracekit.diffs.gate_config import parse_requirement
     >>> requirement = parse_requirement("step_ms < +3%")
     >>> requirement.metric.name, requirement.kind, requirement.limit, requirement.worse
     ('step_ms', 'relative', 0.03, 'up')
@@ -134,7 +134,7 @@ class Requirement(msgspec.Struct, frozen=True):
     def holds(self, value: float) -> bool:
         """Return whether *value* (a level, or a change for the signed kinds) satisfies the requirement.
 
-        >>> from tracekit.gates.config import parse_requirement
+        >>> from tracekit.diffs.gate_config import parse_requirement
         >>> parse_requirement("overlap.ep_dispatch > -0.02").holds(-0.01)
         True
         """

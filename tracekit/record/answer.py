@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from tracekit.analysis import Analysis
-from tracekit.analysis.tables import RankTables
+from tracekit.analysis.measure.tables import RankTables
 from tracekit.errors import TracekitError
 from tracekit.record.process_info import import_torch
 from tracekit.run.measure import Options

@@ -12,7 +12,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from tracekit._util.text import counted, listing, size
-from tracekit.analysis.combine import combine
+from tracekit.analysis.combine.combine_ranks import combine
 from tracekit.errors import TracekitError
 from tracekit.record.answer import Answer, analyse_apart, answer_of, gather_tables
 from tracekit.record.process_info import TRACE_SUFFIX, ProcessInfo, find_process_info

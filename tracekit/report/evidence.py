@@ -10,8 +10,8 @@ import polars as pl
 
 from tracekit._util.text import join_with_and, ms, percent, ranks_named, signed_ms
 from tracekit.analysis import Analysis
+from tracekit.analysis.combine.notices import without_pipeline_notices
 from tracekit.analysis.measured import RankResult
-from tracekit.analysis.notices import without_pipeline_notices
 from tracekit.documents.analysis import Straggler, WaitCause
 from tracekit.errors import Notice
 from tracekit.metrics.overlap import ratio

@@ -18,9 +18,9 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.patheffects import withStroke
 
 from tracekit._util.text import counted, ms, percent, signed, signed_ms
+from tracekit.against_ideal import WhatIf
+from tracekit.against_ideal.comparison import StepComparison
 from tracekit.analysis import Analysis
-from tracekit.compare import WhatIf
-from tracekit.compare.comparison import StepComparison
 from tracekit.errors import OptionError
 from tracekit.report import figures
 from tracekit.report.palette import IDLE_COLOUR, LABEL_COLOURS, mix_colours

@@ -10,9 +10,9 @@ from msgspec.structs import replace
 
 from tracekit._util.text import listing, ms
 from tracekit.analysis import Analysis
+from tracekit.analysis.combine.stragglers import MIN_CAUSE_SHARE, Stragglers
+from tracekit.analysis.measure.tables import RankTables
 from tracekit.analysis.result import Role, RoleResults
-from tracekit.analysis.stragglers import MIN_CAUSE_SHARE, Stragglers
-from tracekit.analysis.tables import RankTables
 from tracekit.documents.analysis import Evidence, Straggler, WaitCause
 from tracekit.documents.roles import PhaseBand
 from tracekit.errors import InputError, Notice

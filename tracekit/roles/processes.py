@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 
 from tracekit.align.clocks import Clocks
-from tracekit.analysis.tables import RankTables
+from tracekit.analysis.measure.tables import RankTables
 from tracekit.errors import Notice
 from tracekit.metrics.process_phases import ROLLOUT, TRAIN
 from tracekit.metrics.reload import RELOAD_EVENTS

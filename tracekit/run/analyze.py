@@ -11,8 +11,8 @@ import msgspec
 from tracekit._util.workers import ItemResult
 from tracekit.align.steps import Steps, parse_steps
 from tracekit.analysis import Analysis
-from tracekit.analysis.combine import combine
-from tracekit.analysis.tables import RankTables
+from tracekit.analysis.combine.combine_ranks import combine
+from tracekit.analysis.measure.tables import RankTables
 from tracekit.classify import RuleBook
 from tracekit.critical_path.changes import parse_change
 from tracekit.errors import Notice, OptionError
@@ -86,7 +86,7 @@ def analyze(
     """
     # Options are checked before any work is done: each check raises if its option is wrong.
     if by is not None:
-        from tracekit.analysis.by import check_kind
+        from tracekit.analysis.measure.by import check_kind
 
         check_kind(by)
     split_layout(layout)

@@ -17,8 +17,8 @@ from msgspec.structs import replace
 
 from tracekit._util.machine import give_back_memory
 from tracekit._util.workers import ItemResult
+from tracekit.analysis.measure.tables import rank_tables
 from tracekit.analysis.persistence import write_tables
-from tracekit.analysis.tables import rank_tables
 from tracekit.classify import load_rules
 from tracekit.classify.classify_events import classify_with_lost
 from tracekit.documents.store_manifest import Entry

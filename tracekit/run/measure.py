@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 import polars as pl
 
+from tracekit.analysis.measure.rank_timeline import MAX_RANKS_WITH_EVENTS, rank_timeline
+from tracekit.analysis.measure.tables import RankTables, rank_graph_events, rank_tables
 from tracekit.analysis.persistence import StoredTables
-from tracekit.analysis.rank_timeline import MAX_RANKS_WITH_EVENTS, rank_timeline
-from tracekit.analysis.tables import RankTables, rank_graph_events, rank_tables
 from tracekit.classify import RuleBook
 from tracekit.classify.model_position import MODULE_PREFIX
 from tracekit.errors import TracekitError

@@ -16,10 +16,11 @@ from msgspec import UNSET, UnsetType
 
 from tracekit._util.arrays import Ints
 from tracekit._util.text import counted, format_ranges, percent
+from tracekit.against_ideal import StepComparison
 from tracekit.align.clocks import Clocks
-from tracekit.analysis import Analysis, rank_timeline
-from tracekit.analysis.rank_timeline import RankTimeline
-from tracekit.compare import StepComparison
+from tracekit.analysis import Analysis
+from tracekit.analysis.measure import rank_timeline
+from tracekit.analysis.measure.rank_timeline import RankTimeline
 from tracekit.critical_path.path import CriticalPath
 from tracekit.documents import page as documents
 from tracekit.intervals import union

@@ -5,7 +5,7 @@ from typing import Any
 
 from tracekit._util.text import counted
 from tracekit.analysis import Analysis
-from tracekit.analysis.spread import FIGURES, Spread, by_rank
+from tracekit.analysis.combine.spread import FIGURES, Spread, by_rank
 from tracekit.documents.page import DiffData, DiffSide, PageData, ScheduleChoice
 from tracekit.report.ci import words
 from tracekit.report.html.charts import LANES, PageClock, role_timelines, schedule_data, timeline_data

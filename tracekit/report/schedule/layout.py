@@ -20,7 +20,7 @@ import numpy.typing as npt
 import polars as pl
 
 from tracekit._util.text import counted, percent
-from tracekit.compare import StepComparison
+from tracekit.against_ideal import StepComparison
 from tracekit.documents.page import Coloured
 from tracekit.report.palette import CELL_COLOURS, LABEL_COLOURS, mix_colours
 from tracekit.schedules import Schedule, Simulation, WeightReload

@@ -4,7 +4,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from tracekit._util.text import counted, percent
-from tracekit.analysis.spread import Figure, Spread, by_rank
+from tracekit.analysis.combine.spread import Figure, Spread, by_rank
 from tracekit.report.palette import mix_colours
 from tracekit.report.table import Column, make_table
 from tracekit.report.terminal.table import Note, render_table, stack

@@ -2,9 +2,8 @@
 
 from tracekit._util.text import counted, ms, percent, terminal
 from tracekit.analysis import Analysis
-from tracekit.diffs import Run, Side, from_analysis
+from tracekit.diffs import Run, Side, from_analysis, gate
 from tracekit.errors import InputError
-from tracekit.gates import gate
 from tracekit.report.view.ranks import Pace, late_rank, late_rows
 from tracekit.run.watch import Recording
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from tracekit._util.text import capitalize, counted, ranks_named
 from tracekit.analysis import Analysis
-from tracekit.analysis.spread import MANY_RANKS, spread
+from tracekit.analysis.combine.spread import MANY_RANKS, spread
 from tracekit.errors import Notice
 from tracekit.report.advice import Advice, advise
 from tracekit.report.evidence import collect_evidence, missing_ranks_named, relevant_notices

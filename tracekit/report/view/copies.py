@@ -8,7 +8,7 @@ import polars as pl
 
 from tracekit._util.text import UNKNOWN, counted, listing, ms, percent
 from tracekit.analysis import Analysis
-from tracekit.analysis.memory import HeldMemory
+from tracekit.analysis.combine.memory import HeldMemory
 from tracekit.metrics.memory import MEMORY_PHASES
 from tracekit.report.table import Column, Table, make_table
 

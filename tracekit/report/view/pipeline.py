@@ -7,8 +7,8 @@ import polars as pl
 from msgspec.structs import asdict
 
 from tracekit._util.text import counted
+from tracekit.against_ideal import ScheduleComparison, WhatIf
 from tracekit.analysis import Analysis
-from tracekit.compare import ScheduleComparison, WhatIf
 from tracekit.report.table import Column, Table, make_table
 from tracekit.report.view.ranks import beyond_noise
 from tracekit.schedules import Schedule

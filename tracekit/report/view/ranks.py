@@ -9,7 +9,7 @@ import polars as pl
 
 from tracekit._util.text import at_least, counted, listing, ms, percent
 from tracekit.analysis import Analysis, RankResult
-from tracekit.analysis.stragglers import MIN_LATE_SHARE, Stragglers
+from tracekit.analysis.combine.stragglers import MIN_LATE_SHARE, Stragglers
 from tracekit.documents.analysis import Evidence, Straggler
 from tracekit.report.table import Column, Table, make_table
 from tracekit.schema import IDLE_CAUSES, PHASES

@@ -10,8 +10,8 @@ import polars as pl
 from tracekit._util.shapes import parse_list
 from tracekit._util.text import counted, listing, ms, percent, size, terminal
 from tracekit.analysis import Analysis
-from tracekit.analysis.by import By
-from tracekit.analysis.communication import RunRates, below_peak_ns
+from tracekit.analysis.combine.communication import RunRates, below_peak_ns
+from tracekit.analysis.measure.by import By
 from tracekit.metrics.peaks import find_gpu, peak_tflop_s
 from tracekit.report.table import Column, Table, make_table
 from tracekit.schema import COMPUTE_LABELS, Source

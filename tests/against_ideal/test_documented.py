@@ -1,0 +1,34 @@
+"""The page on reconstruction names every part and every warning, and its example runs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tracekit.against_ideal import PARTS
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parent.parent.parent
+PAGE = (ROOT / "docs" / "reconstruction.md").read_text(encoding="utf-8")
+
+
+def test_every_part_of_the_gap_is_explained_in_its_order():
+    rows = re.findall(r"^\| `(\w+)` \|", PAGE.split("## Ideal and gap")[1].split("## Lanes")[0], re.MULTILINE)
+    assert tuple(rows) == PARTS
+
+
+def test_every_warning_is_explained():
+    code = "\n".join(file.read_text(encoding="utf-8") for file in (ROOT / "tracekit" / "compare").glob("*.py"))
+    used = set(re.findall(r'Notice\(\s*"([a-z-]+)"', code))
+    assert used
+    assert {name for name in used if f"`{name}`" not in PAGE} == set()
+
+
+def test_the_example_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (example,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    exec(example, {})
+    assert len(list((tmp_path / "slow-stage").iterdir())) == 4

@@ -1,0 +1,121 @@
+"""The MCP server, asked by the SDK's own client."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tracekit.cli._mcp_server import MAX_ROWS, TOOLS, Tools, make_server
+from tracekit.errors import InputError, OptionError
+
+pytestmark = pytest.mark.slow
+
+SAMPLES = Path(__file__).parents[2] / "sample_traces"
+
+
+def ask(*calls):
+    mcp = pytest.importorskip("mcp")  # here, because it takes long to import
+
+    async def talk():
+        async with mcp.Client(make_server([SAMPLES])) as client:
+            names = {tool.name for tool in (await client.list_tools()).tools}
+            return names, [await client.call_tool(name, arguments) for name, arguments in calls]
+
+    with ThreadPoolExecutor(1) as apart:  # a browser of other tests may have a loop running in this thread
+        return apart.submit(asyncio.run, talk()).result()
+
+
+def data(result):
+    assert not result.is_error, result
+    return json.loads(result.content[0].text)
+
+
+def test_an_agent_can_go_from_a_run_to_its_rows():
+    names, [first] = ask(("analyze", {"path": "reload", "schedule": "none"}))
+    assert names == set(TOOLS)
+    found = data(first)
+    assert found["answer"][0].startswith("Time: A step takes")
+    assert found["figures"]["step_ms"] > 0
+
+
+def test_doctor_and_schedule_answer():
+    _, [doctor, schedule] = ask(
+        ("doctor", {"path": "1f1b-noshapes"}), ("schedule", {"name": "1f1b", "pp": 4, "microbatches": 8})
+    )
+    assert [finding["code"] for finding in data(doctor)["findings"]] == ["no-shapes"]
+    assert data(schedule)["makespan"] == 33
+
+
+def test_a_path_outside_the_folders_is_one_line():
+    _, results = ask(("analyze", {"path": "/etc"}), ("analyze", {"path": "../tests"}))
+    for result in results:
+        assert result.is_error
+        assert "not in the folders this server may read" in result.content[0].text
+
+
+def test_a_link_out_of_the_folder_is_outside(tmp_path):
+    (tmp_path / "link").symlink_to(SAMPLES / "reload")
+    with pytest.raises(InputError, match="not in the folders"):
+        Tools([tmp_path]).doctor("link")
+
+
+def test_a_link_inside_a_folder_must_not_lead_out(tmp_path):
+    run = tmp_path / "folder/run"
+    run.mkdir(parents=True)
+    (run / "rank0.pt.trace.json.gz").symlink_to(SAMPLES / "reload/rank0.pt.trace.json.gz")
+    with pytest.raises(InputError, match="not in the folders"):
+        Tools([tmp_path / "folder"]).doctor("run")
+    assert Tools([tmp_path, SAMPLES.parent]).doctor(str(SAMPLES / "reload"))["ranks"] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("path", ["a\0b", "x" * 10_000, "reload/" * 2_000, "~", "file:///etc", "http://127.0.0.1/x"])
+def test_an_odd_path_is_one_error_of_one_type(path):
+    with pytest.raises(InputError, match="not in the folders"):
+        Tools([SAMPLES]).doctor(path)
+
+
+def test_only_registered_schedules_are_taken(tmp_path):
+    secret = tmp_path / "secret.txt"
+    secret.write_text("first line of a private file")
+    for call in (
+        lambda: Tools([SAMPLES]).analyze("reload", schedule=str(secret)),
+        lambda: Tools([SAMPLES]).schedule(str(secret), pp=2, microbatches=2),
+    ):
+        with pytest.raises(OptionError) as error:
+            call()
+        assert "private" not in str(error.value)
+
+
+def test_tables_are_read_in_pages():
+    tools = Tools([SAMPLES])
+    handle = tools.analyze("reload", schedule="none")["handle"]
+    page = tools.table(handle, "timeline")
+    assert len(page["rows"]) == MAX_ROWS
+    assert page["next_offset"] == MAX_ROWS
+    last = tools.table(handle, "timeline", offset=page["of"] - 1)
+    assert (len(last["rows"]), last["next_offset"]) == (1, None)
+
+
+@pytest.mark.parametrize(("handle", "name"), [("nothing", "timeline"), (None, "nothing")])
+def test_what_is_not_there_is_named(handle, name):
+    tools = Tools([SAMPLES])
+    known = tools.analyze("reload", schedule="none")["handle"]
+    with pytest.raises(InputError, match="there is no"):
+        tools.table(handle or known, name)
+
+
+def test_an_agent_can_ask_what_a_change_would_give():
+    answer = Tools([SAMPLES]).what_if("reload", ["links x2"])
+    (row,) = answer["what_if"]
+    assert row["change"] == "links x2"
+    assert row["predicted_ns"] < row["measured_ns"]
+    assert answer["schedules"] == []
+
+
+def test_a_folder_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(OptionError, match="no such folder"):
+        Tools([tmp_path / "none"])

@@ -1,0 +1,444 @@
+"""Comparison of a run with the ideal of the schedule it followed, from the tables of its ranks."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from functools import partial
+
+import msgspec
+import numpy as np
+import polars as pl
+
+from tracekit._util.arrays import Ints
+from tracekit._util.columns import concat_ranks
+from tracekit._util.notices import merge_notices
+from tracekit._util.text import percent
+from tracekit._util.workers import MapFunction
+from tracekit.against_ideal.comparison import ScheduleComparison, StepComparison
+from tracekit.against_ideal.find_schedule import ScheduleFinder, find_doubt, find_pipeline_size, order_differs_notice
+from tracekit.against_ideal.identify import Match
+from tracekit.against_ideal.predict.predictor import Predictor, fit_predictor
+from tracekit.against_ideal.replay import StepReplays, measure_stage_times, prepare_replays, split_gap
+from tracekit.against_ideal.what_if import too_large_to_search, what_if_rows
+from tracekit.align.clocks import Clocks
+from tracekit.documents.analysis import RankBubble, WhatIf
+from tracekit.errors import Notice, OptionError
+from tracekit.reconstruct.parallel_groups import add_pipelines, find_parallel_groups, name_peers
+from tracekit.reconstruct.pipeline import Pipeline, rename_cells
+from tracekit.reconstruct.pipeline_steps import assemble_steps
+from tracekit.reconstruct.rank_pipeline import RankPipeline
+from tracekit.reconstruct.stalls import LANES, MIN_CROSSED_SHARE, crossed_share
+from tracekit.schedules import simulate
+from tracekit.schedules.registry import searched_names
+from tracekit.schema import PHASES
+
+PipelineRanks = Sequence[int]
+"""Ranks of one pipeline in stage order."""
+
+ComparedPipeline = tuple[list[StepComparison], dict[int, list[Notice]]]
+"""Steps of one pipeline that could be compared, and the notices about each step."""
+
+PIPELINES_PER_BATCH = 16
+"""Pipelines that one worker compares in one call."""
+
+MIN_LATE_SHARE_TO_REPORT = 0.01
+"""Share of the makespan by which a rank must begin its step late for a notice."""
+
+
+def compare_all_pipelines(
+    pipelines: Sequence[PipelineRanks],
+    ranks: Mapping[int, RankPipeline],
+    finder: ScheduleFinder,
+    clocks: Clocks,
+    spread: MapFunction,
+) -> list[ComparedPipeline]:
+    """Compare every step of every pipeline with its ideal.
+
+    The first batch is compared in this process. All others start from what the finder has learned in it, so that the
+    result does not depend on the worker that compares a pipeline.
+
+    Args:
+        pipelines: Ranks of each pipeline.
+        ranks: Tables of the ranks that have a trace.
+        finder: Search for schedules.
+        clocks: Clocks of the ranks.
+        spread: Function that calls another one on every item, perhaps in several workers.
+
+    Returns:
+        One entry per pipeline, in the order of *pipelines*.
+    """
+    first = _compare_batch(finder, clocks, (pipelines[:PIPELINES_PER_BATCH], ranks))
+    starts = range(PIPELINES_PER_BATCH, len(pipelines), PIPELINES_PER_BATCH)
+    batches = [pipelines[start : start + PIPELINES_PER_BATCH] for start in starts]
+    # A worker gets the tables of its own ranks only.
+    items = [(batch, {rank: ranks[rank] for line in batch for rank in line if rank in ranks}) for batch in batches]
+    results = spread(partial(_compare_batch_alone, finder, clocks), items)
+    return [*first, *(compared for result in results for compared in result)]
+
+
+_Batch = tuple[Sequence[PipelineRanks], Mapping[int, RankPipeline]]
+"""Some pipelines, and the tables of their ranks."""
+
+
+def _compare_batch_alone(finder: ScheduleFinder, clocks: Clocks, batch: _Batch) -> list[ComparedPipeline]:
+    """Compare a batch with a finder that learns on its own."""
+    return _compare_batch(deepcopy(finder), clocks, batch)
+
+
+def _compare_batch(finder: ScheduleFinder, clocks: Clocks, batch: _Batch) -> list[ComparedPipeline]:
+    """Compare every step of some pipelines with its ideal. The steps of all of them are handled in one table."""
+    pipelines, all_ranks = batch
+    ranks = {rank: all_ranks[rank].loaded() for line in pipelines for rank in line if rank in all_ranks}
+    ranks_of_pipelines = [[ranks[rank] for rank in line if rank in ranks] for line in pipelines]
+    steps = [_common_steps(pipeline_ranks) for pipeline_ranks in ranks_of_pipelines]
+    assembled = assemble_steps(ranks, list(zip(pipelines, steps, strict=True)), clocks, finder.placed)
+
+    notices: list[dict[int, list[Notice]]] = [{} for _ in pipelines]  # by pipeline, then by step
+    matched: list[tuple[int, Pipeline, Match, list[Notice]]] = []
+    for index, pipeline_steps in enumerate(assembled):
+        cut = _cut_steps(ranks_of_pipelines[index], steps[index]) if finder.wanted == "auto" else set()
+        for pipeline in filter(_is_pipeline, pipeline_steps):
+            if pipeline.step in cut:
+                text = f"step {pipeline.step} is cut: a part of what it launched was not recorded"
+                notices[index][pipeline.step] = [Notice("step-cut", text)]
+                continue
+            finding = finder.find(pipeline)
+            notices[index][pipeline.step] = [*pipeline.notices, *finding.notices]
+            match, named = finding.match, pipeline
+            if match is None:
+                continue
+            if match.exact:
+                named = rename_cells(pipeline, match.schedule, has_names=finding.has_schedule_names)
+            matched.append((index, named, match, finding.notices))
+
+    all_replays = prepare_replays([pipeline for _, pipeline, _, _ in matched], ranks, finder.graphs)
+    compared: list[list[StepComparison]] = [[] for _ in pipelines]
+    for (index, pipeline, match, match_notices), replays in zip(matched, all_replays, strict=True):
+        comparison, step_notices = _compare_step(pipeline, match, match_notices, replays, wanted=finder.wanted)
+        notices[index][pipeline.step] = step_notices
+        if comparison is not None:
+            compared[index].append(comparison)
+    return list(zip(compared, notices, strict=True))
+
+
+def _cut_steps(ranks: Sequence[RankPipeline], steps: Sequence[int]) -> set[int]:
+    """Return the steps that some rank recorded only in part: without step marks, the first and the last."""
+    cut = {step for rank in ranks for step in rank.cut if step is not None}
+    return cut | ({steps[0], steps[-1]} if steps and any(None in rank.cut for rank in ranks) else set())
+
+
+def _common_steps(ranks: Sequence[RankPipeline]) -> list[int]:
+    """Return the steps that all of the ranks have."""
+    common = set.intersection(*(set(rank.chunks["step"].to_list()) for rank in ranks)) if ranks else set()
+    return sorted(common - {None})
+
+
+def _is_pipeline(pipeline: Pipeline) -> bool:
+    """Return whether there is a schedule to find: a single rank has one only if it overlaps several micro-batches."""
+    if len(pipeline.ranks) > 1:
+        return True
+    ops = pipeline.detail["op"].to_list()
+    return "FB" in ops and len(ops) > 2
+
+
+def _compare_step(
+    pipeline: Pipeline, match: Match, notices: list[Notice], replays: StepReplays, *, wanted: str
+) -> tuple[StepComparison | None, list[Notice]]:
+    """Compare one step with its ideal; None and notices with the reason if the comparison is doubtful."""
+    complete = len(pipeline.positions) == len(pipeline.ranks)
+    ideal = _simulate_ideal(pipeline, replays, match, complete=complete)
+    gap_ns = split_gap(replays, ideal.makespan) if complete else None
+    doubt = find_doubt(match, measured_ns=replays.makespan, ideal_ns=ideal.makespan, gap_ns=gap_ns)
+    if doubt and wanted == "auto" and not (match.exact and pipeline.stages_from != "nothing"):
+        text = f"step {pipeline.step}: {doubt}: no schedule is named"
+        return None, [*pipeline.notices, *notices, Notice("schedule-doubtful", text)]
+    if doubt:
+        gap_ns = None
+        notices = [*notices, Notice("gap-doubtful", f"{doubt}: the gap is not split by cause")]
+    if replays.graph.broken:
+        text = f"{replays.graph.broken} cells seem to wait for each other: their stages or order are not certain"
+        notices = [*notices, Notice("order-uncertain", text)]
+    return StepComparison(
+        pipeline,
+        match,
+        replays,
+        ideal.makespan,
+        ideal.bubble,
+        gap_ns,
+        bubbles=_rank_bubbles(pipeline, replays, ideal),
+        ideal_times=(ideal.start, ideal.end),
+        ideal_cells=ideal.cells,
+        notices=(
+            *pipeline.notices,
+            *notices,
+            *_match_notices(match, pipeline),
+            *_late_start_notices(pipeline, replays),
+        ),
+    ), []
+
+
+def _match_notices(match: Match, pipeline: Pipeline) -> list[Notice]:
+    """Return notices about the evidence for a match."""
+    name = match.schedule.name
+    notices = []
+    if match.exact and match.blocks_run_apart:
+        text = f"{match.blocks_run_apart} overlapped FB blocks of {name} ran as an F and a B, one after the other"
+        notices.append(Notice("fb-run-apart", text))
+    if match.exact and match.backwards_run_whole:
+        text = f"{match.backwards_run_whole} split backwards of {name} ran in one piece"
+        notices.append(Notice("backward-fused", text))
+    if not match.exact:
+        notices.append(order_differs_notice(match, pipeline))
+    if match.ambiguous_with:
+        names = ", ".join(match.ambiguous_with)
+        if len(pipeline.positions) < len(pipeline.ranks):
+            text = f"on the ranks there are traces of, {names} would have the same order as {name}"
+            text += "; traces of more ranks would decide it"
+        else:
+            text = f"at this size {names} would have the same order as {name}"
+        notices.append(Notice("schedule-ambiguous", text))
+    if pipeline.stages_from == "pattern":
+        text = "stages and micro-batches are taken from the schedule that has this pattern"
+        notices.append(Notice("stages-from-pattern", text))
+    if pipeline.weights_counted:
+        text = "weight gradients ran outside autograd: each is given to a backward by counting"
+        notices.append(Notice("weights-counted", text))
+    return notices
+
+
+def _late_start_notices(pipeline: Pipeline, replays: StepReplays) -> list[Notice]:
+    """Return notices of ranks whose host began the step late; in a first step the profiler's start may be the cause."""
+    position_of_cell = replays.graph.table.rank
+    first_cells = np.flatnonzero(np.diff(position_of_cell, prepend=-1))
+    positions = position_of_cell[first_cells].tolist()
+    late_ns = replays.before["host"][first_cells].tolist()
+    return [
+        Notice(
+            "late-start",
+            f"step {pipeline.step}: rank {pipeline.ranks[position]} began {ns / 1e6:.1f} ms late: its host had not "
+            "launched anything (counted as host)",
+        )
+        for position, ns in zip(positions, late_ns, strict=True)
+        if ns > MIN_LATE_SHARE_TO_REPORT * replays.makespan
+    ]
+
+
+class _Ideal(msgspec.Struct, frozen=True, eq=False):
+    """Ideal of one step."""
+
+    makespan: int
+    bubble: float  # share of ranks × makespan outside cells
+    start: Ints  # of every cell of the run
+    end: Ints
+    idle: Sequence[tuple[int, int, int]]  # by position: idle time in each phase
+    cells: pl.DataFrame | None = None  # of the schedule, if the run has another order
+
+
+def _simulate_ideal(pipeline: Pipeline, replays: StepReplays, match: Match, *, complete: bool) -> _Ideal:
+    """Return the ideal: a replay of the run if it has the schedule's order, else the schedule simulated at its times.
+
+    Cells of the run that do not correspond one by one to ops of the schedule keep the times of the replay.
+    """
+    start, end = replays.graph.run(replays.balanced)
+    if match.exact and complete:
+        makespan = int(end.max(initial=0))
+        bubble = 1 - int(replays.balanced.sum()) / (makespan * len(pipeline.positions)) if makespan else 0.0
+        return _Ideal(makespan, bubble, start, end, replays.graph.table.idle_by_phase(start, end))
+    times = measure_stage_times(replays, pipeline.detail, len(pipeline.ranks)).for_chunks()
+    simulation = simulate(match.schedule, times)
+    for position in pipeline.positions if match.exact else ():
+        cells = np.flatnonzero(replays.graph.table.rank == position)
+        ops = np.flatnonzero(match.schedule.table.rank == position)
+        if len(cells) == len(ops):
+            start[cells], end[cells] = simulation.start[ops], simulation.end[ops]
+    idle = match.schedule.table.idle_by_phase(simulation.start, simulation.end)
+    rank_of_position = dict(enumerate(pipeline.ranks))
+    ideal_cells = simulation.cells.with_columns(pl.col("rank").replace_strict(rank_of_position))
+    return _Ideal(
+        int(simulation.makespan),
+        simulation.bubble_fraction,
+        start,
+        end,
+        idle,
+        cells=None if match.exact else ideal_cells,
+    )
+
+
+def _rank_bubbles(pipeline: Pipeline, replays: StepReplays, ideal: _Ideal) -> tuple[RankBubble, ...]:
+    """Return the measured and ideal idle time of each rank by phase."""
+    measured_idle = replays.graph.table.idle_by_phase(replays.start, replays.end)
+    return tuple(
+        RankBubble(
+            rank=pipeline.ranks[position],
+            measured_ns=dict(zip(PHASES, measured_idle[position], strict=True)),
+            ideal_ns=dict(zip(PHASES, ideal.idle[position], strict=True)),
+            peak_activations=replays.graph.peak_activations[position],
+        )
+        for position in pipeline.positions
+    )
+
+
+_CODES_THAT_EXPLAIN = (
+    "order-unknown",
+    "schedule-doubtful",
+    "schedule-other",
+    "step-cut",
+    "forward-only",
+    "ranks-unknown",
+    "pipeline-size-unknown",
+    "layout-contradicted",
+)
+"""Notices that already explain why there is no schedule."""
+
+
+def compare_pipelines(
+    ranks: Sequence[RankPipeline],
+    *,
+    schedule: str = "auto",
+    layout: str | Mapping[str, int] | None = None,
+    what_if: bool = False,
+    clocks: Clocks | None = None,
+    pipeline_number: int | None = None,
+    spread: MapFunction = map,
+) -> tuple[ScheduleComparison | None, tuple[Notice, ...]]:
+    """Compare a run with the ideal of its schedule.
+
+    Args:
+        ranks: Tables of the ranks.
+        schedule: ``auto``, a schedule's name, a file of orders, or ``none``.
+        layout: Sizes of the process mesh (``pp=4,ep=2``), which tell the ranks of a pipeline.
+        what_if: Whether to predict other schedules and the run without each cause of its gap.
+        clocks: Clocks of the ranks; times as recorded if None.
+        pipeline_number: Pipeline to show, counted from 0; the slowest one if None.
+        spread: Function that calls another one on every item, perhaps in several workers.
+
+    Returns:
+        The comparison and notices; None and notices with the reason if there is no schedule to compare with.
+    """
+    if schedule == "none":
+        return None, ()
+    clocks = clocks or Clocks.recorded(rank.rank for rank in ranks)
+    with_work, peer_notices = name_peers([rank for rank in ranks if rank.has_work], layout)
+    if not with_work:  # so there are no messages either, whose peers a notice could be about
+        return None, (Notice("no-pipeline", "no forward or backward work was found: nothing to reconstruct"),)
+    by_rank = {rank.rank: rank for rank in with_work}
+    groups = find_parallel_groups(with_work, layout)
+    size_notices: list[Notice] = []
+    if groups.unsized:
+        # Only some ranks of these pipelines have a trace, and nothing says how many ranks there are. The order of the
+        # recorded ones may show it.
+        pipelines, size_notices = find_pipeline_size([by_rank[rank] for rank in sorted(groups.unsized)], schedule)
+        groups = add_pipelines(groups, pipelines)
+    rank_notices = merge_notices((rank.rank, rank.notices) for rank in with_work)
+    notices = [*peer_notices, *groups.notices, *size_notices, *rank_notices]
+
+    compared: list[StepComparison] = []
+    cut_pipelines_by_step: Counter[int] = Counter()  # number of pipelines in which the step is cut
+    for steps, notices_by_step in compare_all_pipelines(
+        groups.pipelines, by_rank, ScheduleFinder(schedule), clocks, spread
+    ):
+        compared += steps
+        for step, step_notices in notices_by_step.items():
+            notices += step_notices
+            cut_pipelines_by_step[step] += any(notice.code == "step-cut" for notice in step_notices)
+    if schedule == "auto":
+        # A step that is cut in at least half of the pipelines is cut in all: the short orders of the others match some
+        # schedule by chance. A schedule that the caller names is compared with whatever was recorded.
+        compared = [c for c in compared if 2 * cut_pipelines_by_step[c.pipeline.step] < len(groups.pipelines)]
+    if not compared:
+        return None, (*_unique(notices), *_no_schedule_notices(notices, groups.pipelines, with_work))
+
+    head, head_notices = _choose_head(compared, pipeline_number)  # the step of one pipeline that reports show
+    # A text in place of the predictor is the reason why none could be fitted.
+    predictor = fit_predictor(head.pipeline, by_rank, head.match.schedule, head.replays, exact=head.match.exact)
+    what_if_table, what_if_notices = _predict_what_if(head, predictor) if what_if else ((), [])
+    comparison = ScheduleComparison(
+        head=head,
+        chosen=pipeline_number is not None,
+        all=tuple(compared),
+        lanes=concat_ranks({rank.rank: rank.lanes for rank in with_work}, LANES),
+        positions=groups.positions,
+        predictor=predictor,
+        what_if=what_if_table,
+        factors=head.measure_imbalance(),
+    )
+    return comparison, _unique([*notices, *head.notices, *head_notices, *what_if_notices])
+
+
+def _unique(notices: Sequence[Notice]) -> tuple[Notice, ...]:
+    return tuple(dict.fromkeys(notices))
+
+
+def _no_schedule_notices(
+    notices: Sequence[Notice], pipelines: Sequence[PipelineRanks], ranks: Sequence[RankPipeline]
+) -> list[Notice]:
+    """Return a notice with the reason why there is no schedule, unless another notice has it already."""
+    if any(notice.code in _CODES_THAT_EXPLAIN for notice in notices):
+        return []
+    crossed = {rank.rank: share for rank in ranks if (share := crossed_share(rank.lanes)) > MIN_CROSSED_SHARE}
+    if crossed:
+        rank = max(crossed, key=lambda rank: crossed[rank])
+        text = f"rank {rank} runs {percent(crossed[rank])} of its communication beside compute of the other pass: it "
+        text += "overlaps micro-batches; which schedule that belongs to cannot be known without its messages"
+        return [Notice("overlap-seen", text)]
+    if all(len(pipeline) == 1 for pipeline in pipelines):
+        text = "no pipeline messages and no overlapped micro-batches: no schedule to compare with"
+        return [Notice("no-pipeline", text)]
+    return [Notice("no-pipeline", "the ranks of a pipeline have no step in common")]
+
+
+def _choose_head(
+    compared: Sequence[StepComparison], pipeline_number: int | None
+) -> tuple[StepComparison, list[Notice]]:
+    """Return the step that the figures describe: of the chosen pipeline, or of the slowest."""
+    steps_of_pipelines: dict[tuple[int, ...], list[StepComparison]] = {}
+    for comparison in compared:
+        steps_of_pipelines.setdefault(comparison.pipeline.ranks, []).append(comparison)
+    pipelines = list(steps_of_pipelines.values())
+    if pipeline_number is None:
+        return max(map(_choose_step, pipelines), key=lambda head: head[0].measured_ns)
+    if not 0 <= pipeline_number < len(pipelines):
+        hint = "there is only one: leave --pipeline out"
+        if len(pipelines) > 1:
+            hint = f"pipelines 0 to {len(pipelines) - 1} were found"
+        raise OptionError(f"--pipeline {pipeline_number}: there is no such pipeline", hint=hint)
+    return _choose_step(pipelines[pipeline_number])
+
+
+def _choose_step(steps: Sequence[StepComparison]) -> tuple[StepComparison, list[Notice]]:
+    """Return the step that stands for a pipeline: the one with the median makespan among those of the usual order.
+
+    Steps that follow a schedule exactly go before others: a trace may begin or end inside a step, or with a warm-up.
+    Of orders that are equally frequent, the one that ran last is taken.
+    """
+    count = Counter(map(_order_kind, steps))
+    last_index = {_order_kind(step): index for index, step in enumerate(steps)}
+    usual = max(count, key=lambda kind: (kind[0], count[kind], last_index[kind]))
+    same = [step for step in steps if _order_kind(step) == usual]
+    others = [step for step in steps if _order_kind(step) != usual]
+    notices = []
+    if others:
+        numbers = ", ".join(str(step.pipeline.step) for step in others[:8]) + (" …" if len(others) > 8 else "")
+        exact, name, microbatches, _ = _order_kind(others[0])
+        order = f"{'' if exact else 'not quite '}{name} with {microbatches} micro-batches"
+        notices.append(Notice("steps-differ", f"step(s) {numbers} ran another order than the step shown ({order})"))
+    return sorted(same, key=lambda step: step.measured_ns)[(len(same) - 1) // 2], notices
+
+
+def _order_kind(step: StepComparison) -> tuple[bool, str, int, int]:
+    schedule = step.match.schedule
+    return step.match.exact, schedule.name, schedule.microbatches, schedule.virtual
+
+
+def _predict_what_if(head: StepComparison, predictor: Predictor | str) -> tuple[tuple[WhatIf, ...], list[Notice]]:
+    """Return the rows of ``--what-if``, and notices about schedules and figures that are left out."""
+    schedule = head.match.schedule
+    notices = []
+    if too_large_to_search(schedule.pp, schedule.microbatches):
+        text = "are not among the schedules tried: searching their order takes too long for a run of this size"
+        notices.append(Notice("what-if-limited", f"{' and '.join(searched_names())} {text}"))
+    if isinstance(predictor, str):
+        text = f"no schedule's makespan could be predicted, only its ideal: {predictor}"
+        notices.append(Notice("what-if-ideal-only", text))
+    rows = what_if_rows(head.replays, head.pipeline.detail, schedule, predictor, ideal_ns=head.ideal_ns)
+    return tuple(rows), notices

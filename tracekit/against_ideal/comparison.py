@@ -1,0 +1,199 @@
+"""Results of the comparison of a run with its ideal."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import polars as pl
+
+from tracekit._util.arrays import Ints
+from tracekit._util.text import html_table
+from tracekit.against_ideal.identify import Match
+from tracekit.against_ideal.predict.predictor import Predictor
+from tracekit.against_ideal.replay import StepReplays
+from tracekit.against_ideal.what_if import with_microbatches
+from tracekit.documents.analysis import RankBubble, WhatIf
+from tracekit.errors import Notice, ScheduleError
+from tracekit.reconstruct.pipeline import Pipeline
+from tracekit.schema import CELLS, conform
+
+_IDEAL_COLUMNS = ("ideal_start_ns", "ideal_end_ns", "shift_ns")
+CELLS_WITH_IDEAL = pl.Schema({**CELLS, **dict.fromkeys(_IDEAL_COLUMNS, pl.Int64())})
+"""Cells with their ideal times from the start of the step's first cell; shift = measured start − ideal start."""
+
+MIN_SLOW_CELL_FACTOR = 1.25
+"""Work of a cell over the median of its op and stage above which it is listed as slow."""
+MAX_SLOW_CELLS = 10
+
+
+class StepComparison(msgspec.Struct, frozen=True, eq=False):
+    """One pipeline in one step, compared with its ideal."""
+
+    pipeline: Pipeline
+    match: Match
+    replays: StepReplays
+    ideal_ns: int
+    ideal_bubble: float  # share of ranks × ideal makespan outside cells
+    gap_ns: Mapping[str, int] | None  # by cause; None if ranks are missing or the split is doubtful
+    bubbles: tuple[RankBubble, ...]
+    ideal_times: tuple[Ints, Ints]  # ideal start and end of every cell
+    ideal_cells: pl.DataFrame | None = None  # cells of the ideal, if it has another order than the run
+    notices: tuple[Notice, ...] = ()
+
+    @property
+    def cells(self) -> pl.DataFrame:
+        """Cells with their ideal times (``CELLS_WITH_IDEAL``)."""
+        return cells_with_ideal([self])
+
+    @property
+    def measured_ns(self) -> int:
+        """Makespan: from the first cell's start to the last cell's end."""
+        return self.replays.makespan
+
+    @property
+    def measured_bubble(self) -> float:
+        """Share of ranks × makespan outside cells."""
+        idle_ns = sum(sum(bubble.measured_ns.values()) for bubble in self.bubbles)
+        total_ns = len(self.bubbles) * self.measured_ns
+        return idle_ns / total_ns if total_ns else 0.0
+
+    def orders(self) -> list[list[str]]:
+        """Return the ops of each rank of the pipeline in the notation; none for a rank without a trace."""
+        orders = self.pipeline.orders
+        return [[str(op) for op in orders.get(position, [])] for position in range(len(self.pipeline.ranks))]
+
+    def measure_imbalance(self) -> dict[str, Any]:
+        """Return measures of how unequal stages and cells were.
+
+        ``stage``: work of the typical ops of each stage over that of the mean stage. ``spread``: median distance of a
+        cell's work from the median of its op and stage, as a share of it. ``slow_cells``: the slowest cells, with
+        their work over that median.
+        """
+        replays, table = self.replays, self.replays.graph.table
+        typical, balanced = (np.bincount(table.stage, work) for work in (replays.typical, replays.balanced))
+        stages = {int(stage): float(typical[stage] / max(1, balanced[stage])) for stage in np.unique(table.stage)}
+        factor = replays.work / np.maximum(replays.typical, 1)
+        columns = {"op": replays.graph.op, "stage": table.stage, "microbatch": table.microbatch}
+        cells = pl.DataFrame({"rank": self.pipeline.detail["rank"], **columns, "factor": factor})
+        slow_cells = cells.filter(pl.col("factor") > MIN_SLOW_CELL_FACTOR)
+        return {
+            "stage": stages,
+            "spread": float(np.median(np.abs(factor - 1))) if len(factor) else 0.0,
+            "slow_cells": slow_cells.sort("factor", descending=True, maintain_order=True)[:MAX_SLOW_CELLS].to_dicts(),
+        }
+
+
+def cells_with_ideal(steps: Sequence[StepComparison]) -> pl.DataFrame:
+    """Return the cells of several steps with their ideal times (``CELLS_WITH_IDEAL``)."""
+    ideal_start = np.concatenate([step.ideal_times[0] for step in steps])
+    ideal_end = np.concatenate([step.ideal_times[1] for step in steps])
+    measured_start = np.concatenate([step.replays.start for step in steps])
+    cells = pl.concat([step.pipeline.detail for step in steps]).with_columns(
+        ideal_start_ns=pl.Series(ideal_start),
+        ideal_end_ns=pl.Series(ideal_end),
+        shift_ns=pl.Series(measured_start - ideal_start),
+    )
+    return conform(cells, CELLS_WITH_IDEAL)
+
+
+class ScheduleComparison(msgspec.Struct, frozen=True, eq=False):
+    """Every pipeline and step compared with its ideal.
+
+    ``head`` is the step that the figures describe: of the slowest pipeline, or of the one that was chosen, the step
+    with the median makespan.
+    """
+
+    head: StepComparison
+    all: tuple[StepComparison, ...]
+    lanes: pl.DataFrame
+    positions: Mapping[int, Mapping[str, int]]  # of each rank in each kind of process group
+    predictor: Predictor | str  # of the head's run; the reason if none could be fitted
+    what_if: tuple[WhatIf, ...] = ()
+    factors: Mapping[str, Any] = {}  # see StepComparison.measure_imbalance
+    chosen: bool = False  # whether the user chose the pipeline
+
+    @property
+    def no_prediction_reason(self) -> str | None:
+        """The reason why other schedules cannot be predicted; None if they can."""
+        return self.predictor if isinstance(self.predictor, str) else None
+
+    def predict_microbatches(self, count: int) -> tuple[int, int, int] | str:
+        """Predict the run's schedule with another number of micro-batches of the same size.
+
+        Returns:
+            Low, likely and high change of the makespan in nanoseconds; a text with the reason if it is not known.
+        """
+        own, predictor = self.head.match.schedule, self.predictor
+        if isinstance(predictor, str):
+            return predictor
+        try:
+            schedule = with_microbatches(own, count)
+        except ScheduleError as error:
+            return str(error)
+        base, changed = predictor.predict(own), predictor.predict(schedule)
+        if isinstance(base, str) or isinstance(changed, str):
+            return base if isinstance(base, str) else str(changed)
+        return changed.low_ns - base.ns, changed.ns - base.ns, changed.high_ns - base.ns
+
+    @property
+    def pipelines(self) -> tuple[tuple[int, ...], ...]:
+        """Ranks of each pipeline; a pipeline's number is its index here."""
+        return tuple(dict.fromkeys(comparison.pipeline.ranks for comparison in self.all))
+
+    @property
+    def name(self) -> str:
+        """Name of the schedule that ran; the nearest one if none is exactly it."""
+        return (self.head.match.ran or self.head.match.schedule).name
+
+    @property
+    def compared_with(self) -> str:
+        """Name of the schedule whose ideal the run is compared with."""
+        return self.head.match.schedule.name
+
+    @property
+    def pp(self) -> int:
+        """Number of ranks in the pipeline."""
+        return len(self.head.pipeline.ranks)
+
+    @property
+    def microbatches(self) -> int:
+        """Number of micro-batches per step."""
+        return (self.head.match.ran or self.head.match.schedule).microbatches
+
+    @property
+    def virtual(self) -> int:
+        """Number of chunks per rank."""
+        return (self.head.match.ran or self.head.match.schedule).virtual
+
+    @property
+    def exact(self) -> bool:
+        """Whether the order is exactly that of the schedule named."""
+        return self.head.match.exact or self.head.match.ran is not None
+
+    @property
+    def gap_ns(self) -> Mapping[str, int] | None:
+        """Parts of measured − ideal makespan by cause; they sum to it."""
+        return self.head.gap_ns
+
+    @property
+    def cells(self) -> pl.DataFrame:
+        """Cells of all pipelines and steps with their ideal times (``CELLS_WITH_IDEAL``)."""
+        return cells_with_ideal(self.all)
+
+    def __repr__(self) -> str:
+        head = self.head
+        return (
+            f"<ScheduleComparison: {self.name}, {self.pp} ranks, {self.microbatches} micro-batches, "
+            f"{head.measured_ns / 1e6:.1f} ms measured, {head.ideal_ns / 1e6:.1f} ms ideal>"
+        )
+
+    def _repr_html_(self) -> str:
+        head = self.head
+        parts = sorted((head.gap_ns or {}).items(), key=lambda part: (part[0] == "unexplained", -part[1]))
+        rows = [
+            ("ideal", f"{head.ideal_ns / 1e6:,.1f} ms"),
+            *((cause, f"{ns / 1e6:+,.1f} ms") for cause, ns in parts if ns),
+            ("measured", f"{head.measured_ns / 1e6:,.1f} ms"),
+        ]
+        return html_table(repr(self)[1:-1], ("from the ideal to the run", "time"), rows)

@@ -1,0 +1,471 @@
+"""Replay of a measured pipeline with other durations and delays: the gap to its ideal by cause, and slow groups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from tracekit._loops import replay
+from tracekit._util.arrays import Bools, Floats, Ints, as_int64
+from tracekit._util.columns import to_int64
+from tracekit.align.clocks import Clocks
+from tracekit.documents.analysis import GroupSlowdown, Slowdown
+from tracekit.intervals import union
+from tracekit.reconstruct.pipeline import Pipeline
+from tracekit.reconstruct.rank_pipeline import STALLS, RankPipeline
+from tracekit.schedules import Times
+from tracekit.schedules.ops import KINDS, Op
+from tracekit.schedules.schedule import FB, B, Edges, OpTable, W, find_running_order
+from tracekit.schema import GAP_CAUSES, STALL_CAUSES
+
+if TYPE_CHECKING:
+    from tracekit.against_ideal.comparison import ScheduleComparison
+
+
+@dataclass(frozen=True, eq=False)
+class CellGraph:
+    """Cells of a pipeline as columns, rank after rank in the order run, and their dependencies.
+
+    ``waits[cell, k]`` is a cell that a cell waits for, -1 for none. k = 0: the cell before it on its rank; 1: the
+    forward of the stage before (its input); 2: the backward of the stage after (its gradient); 3: its own forward, or
+    the I of a W.
+    """
+
+    table: OpTable  # ranks are positions in the pipeline
+    waits: Ints  # cells × 4
+    order: Ints  # all cells, each after those it waits for
+    broken: int  # dependencies that formed a ring and were dropped
+
+    @classmethod
+    def of(cls, cells: pl.DataFrame) -> CellGraph:
+        """Build the graph of a table with position, op, stage, microbatch, b_stage and b_microbatch.
+
+        The table is sorted by position, then by the order run.
+
+        >>> cells = pl.DataFrame({"position": [0, 0, 1, 1], "op": ["F", "B", "F", "B"], "stage": [0, 0, 1, 1],
+        ...     "microbatch": [0] * 4, "b_stage": [None] * 4, "b_microbatch": [None] * 4},
+        ...     schema_overrides={"b_stage": pl.Int32, "b_microbatch": pl.Int32})
+        >>> start, end = CellGraph.of(cells).run(np.array([1, 2, 1, 2]))
+        >>> end.tolist()
+        [1, 6, 2, 4]
+        """
+        position, kind = to_int64(cells["position"]), to_int64(cells["op"].cast(pl.Enum(KINDS)).to_physical())
+        numbers = (to_int64(cells[name], 0) for name in Op._fields[1:])
+        table = OpTable.of(position, kind, numbers, ranks=int(position.max(initial=-1)) + 1)
+        waits = np.stack(table.find_edges(), axis=1)
+        # An FB whose halves are of one micro-batch is its own forward.
+        waits[waits == np.arange(len(kind))[:, None]] = -1
+        broken = 0
+        order, stuck = find_running_order(Edges(*waits.T), table.offsets)
+        while stuck:  # all ranks wait for each other: let the cell of the first of them run
+            cell, awaited = next(iter(stuck.values()))
+            is_awaited = waits[cell] == awaited
+            waits[cell, is_awaited] = -1
+            broken += int(is_awaited.sum())
+            order, stuck = find_running_order(Edges(*waits.T), table.offsets)
+        return cls(table, waits, order, broken)
+
+    def run(self, duration: Ints, delay: Ints | None = None, early: Floats | None = None) -> tuple[Ints, Ints]:
+        """Return start and end of every cell if it starts as soon as its dependencies allow, plus its delay.
+
+        Args:
+            duration: Duration of each cell.
+            delay: Delay of each cell; none if None.
+            early: [cell, k]: share of dependency k's duration by which the cell may start before its end.
+        """
+        delay = np.zeros(len(duration), np.int64) if delay is None else delay
+        early = np.zeros(self.waits.shape) if early is None else early
+        _, end = self._run_rows(duration[None], delay[None], early, first_early=0)
+        return end - duration, end
+
+    def makespans(self, durations: Ints, delays: Ints, early: Floats, *, first_early: int) -> list[int]:
+        """Return the makespan of each row of *durations* and *delays*; *early* counts from row *first_early* on."""
+        makespans, _ = self._run_rows(durations, delays, early, first_early=first_early)
+        return [int(makespan) for makespan in makespans]
+
+    def _run_rows(self, durations: Ints, delays: Ints, early: Floats, *, first_early: int) -> tuple[Ints, Ints]:
+        """Return the makespan of each row, and the ends of all cells in the last."""
+        ends, makespans = np.zeros(durations.shape[1], np.int64), np.zeros(len(durations), np.int64)
+        early = np.ascontiguousarray(early, np.float64)
+        rows = as_int64(durations), as_int64(delays)
+        replay.measure_makespans(self.order, self.waits, *rows, early, first_early, ends, makespans)
+        return makespans, ends
+
+    def find_ready_times(self, start: Ints, end: Ints) -> tuple[Ints, Floats]:
+        """Return the time at which each cell could start, and by what share of a dependency it started before its end.
+
+        A cell that started before a dependency had ended got its input early: it was ready when it started.
+
+        Args:
+            start: Measured start of each cell.
+            end: Measured end of each cell.
+        """
+        origin = start.min() if len(start) else 0
+        # -1 in waits selects the appended values: no dependency ends at the first start and takes no time.
+        dependency_end = np.append(end, origin)[self.waits]
+        dependency_duration = np.append(end - start, 0)[self.waits]
+        lead = np.where(self.waits >= 0, np.maximum(dependency_end - start[:, None], 0), 0)
+        lead = np.minimum(lead, dependency_duration)
+        ready = np.maximum((dependency_end - lead).max(axis=1, initial=origin), origin)
+        return ready, lead / np.maximum(dependency_duration, 1)
+
+    @cached_property
+    def op(self) -> npt.NDArray[np.str_]:
+        """Kind of each cell."""
+        return np.array(KINDS)[self.table.kind]
+
+    @cached_property
+    def peak_activations(self) -> list[int]:
+        """Largest number of forwards that each position holds at once, each until its B or W."""
+        return self.table.count_peak_activations(B, W, FB)
+
+    def average(self, work: Ints) -> tuple[Ints, Ints]:
+        """Return for each cell the median work of its op on its stage, and the mean of these medians over stages."""
+        group_of_cell, first, size, kind = self._groups
+        # Sorted by group, then by work: the median is the mean of the two values in the middle of a group.
+        work_sorted = work[np.lexsort((work, group_of_cell))]
+        below, above = work_sorted[first + (size - 1) // 2], work_sorted[first + size // 2]
+        medians = np.rint((below + above) / 2).astype(np.int64)
+        sums = np.bincount(kind, weights=medians)
+        means = np.rint(sums / np.maximum(np.bincount(kind), 1)).astype(np.int64)
+        return medians[group_of_cell], means[kind[group_of_cell]]
+
+    @cached_property
+    def _groups(self) -> tuple[Ints, Ints, Ints, Ints]:
+        """Groups of cells with equal op, stage and b_stage.
+
+        The group of each cell; and of each group its first cell if cells are sorted by group, its size, and the code of
+        its op.
+        """
+        keys = np.stack([self.table.kind, self.table.stage, self.table.b_stage], axis=1)
+        distinct, group, size = np.unique(keys, axis=0, return_inverse=True, return_counts=True)
+        return group.reshape(-1), np.cumsum(size) - size, size, distinct[:, 0]
+
+
+GraphCache = dict[bytes, CellGraph]
+"""Graphs by the names of their cells: pipelines and steps that ran the same order share one."""
+
+
+def cell_graph(pipeline: Pipeline, cache: GraphCache) -> CellGraph:
+    """Return the graph of a pipeline's cells."""
+    key = pipeline.numbers.tobytes()
+    if key not in cache:
+        cache[key] = CellGraph.of(pipeline.detail)
+    return cache[key]
+
+
+# ---- Gap between measured and ideal makespan, split by cause.
+#
+# The cells are replayed in the order they ran, with one more cause each time. In the last replay every cell has its own
+# duration and its own delay, so it equals the run to the nanosecond, and the parts sum to the gap.
+#
+# =============  ==============================================================================================
+# ideal          every op takes its mean over stages (of medians over micro-batches); no transfer, no stall
+# imbalance      … its own stage's median
+# variation      … its own time, without the stalls inside it
+# early_output   − where a cell started before one it waits for had ended (its input was there already)
+# p2p            + time between an input's readiness and the cell's start spent in pipeline communication
+# exposed_ep     + dispatch and combine that no compute hid, inside cells and before them
+# offload        + offload and onload that no compute hid
+# exposed_comm   + other communication that no compute hid
+# host           + idle before a kernel that the host launched too late, and before a rank's first one
+# other_work     + kernels outside the pipeline's cells that stood in the way
+# unexplained    what is left
+# =============  ==============================================================================================
+
+
+PARTS = tuple(GAP_CAUSES)
+"""Parts of the gap, in the order they are replayed."""
+
+_CAUSES_INSIDE_CELLS = ("exposed_ep", "offload", "exposed_comm", "host")
+"""Causes that can stop a cell while it runs. Pipeline transfers only delay its start."""
+
+
+class StepReplays(msgspec.Struct, frozen=True, eq=False):
+    """One pipeline in one step, ready to be replayed. Arrays have one value per cell, in nanoseconds."""
+
+    graph: CellGraph
+    start: Ints  # measured, from the start of the first cell
+    end: Ints
+    work: Ints  # duration without stalls
+    balanced: Ints  # mean work of the op over all stages
+    typical: Ints  # median work of the op on its stage
+    inside: Mapping[str, Ints]  # by cause: time for which it stopped the cell while it ran
+    before: Mapping[str, Ints]  # by cause and "unexplained": time between the cell's readiness and its start
+    early: Floats  # [cell, k]: share of dependency k by which the cell started before its end; see CellGraph.run
+
+    @property
+    def makespan(self) -> int:
+        """Measured time from the first cell's start to the last one's end."""
+        return int(self.end.max(initial=0))
+
+
+def prepare_replays(
+    pipelines: Sequence[Pipeline], ranks: Mapping[int, RankPipeline], graphs: GraphCache
+) -> list[StepReplays]:
+    """Return each of *pipelines* ready to be replayed. They are of one run, and handled in one table for speed."""
+    if not pipelines:
+        return []
+    cells = pl.concat([pipeline.detail for pipeline in pipelines])
+    start, end = cells["start_ns"].to_numpy(), cells["end_ns"].to_numpy()
+    bounds = np.cumsum([0, *(pipeline.detail.height for pipeline in pipelines)]).tolist()
+    rows_of_pipelines = [slice(first, last) for first, last in pairwise(bounds)]
+    pipeline_graphs = [cell_graph(pipeline, graphs) for pipeline in pipelines]
+    ready_times = [
+        graph.find_ready_times(start[rows], end[rows])
+        for graph, rows in zip(pipeline_graphs, rows_of_pipelines, strict=True)
+    ]
+    ready = np.concatenate([ready for ready, _ in ready_times])
+    before = _stalls_before_start(cells["rank"].to_numpy(), ranks, pipelines[0].clocks, ready, start)
+    inside = {cause: cells[f"{cause}_ns"].to_numpy() for cause in _CAUSES_INSIDE_CELLS}
+    work = np.maximum(end - start - sum(inside.values()), 0)
+    # Stalls that add up to more than the cell's duration are taken from the host's.
+    inside["host"] = end - start - work - sum(ns for cause, ns in inside.items() if cause != "host")
+    replays = []
+    for graph, rows, (_, early) in zip(pipeline_graphs, rows_of_pipelines, ready_times, strict=True):
+        typical, balanced = graph.average(work[rows])
+        origin = int(start[rows].min()) if rows.stop > rows.start else 0
+        replays.append(
+            StepReplays(
+                graph,
+                start[rows] - origin,
+                end[rows] - origin,
+                work[rows],
+                balanced,
+                typical,
+                {cause: ns[rows] for cause, ns in inside.items()},
+                {cause: ns[rows] for cause, ns in before.items()},
+                early,
+            )
+        )
+    return replays
+
+
+def _stalls_before_start(
+    rank: npt.NDArray[np.int32], ranks: Mapping[int, RankPipeline], clocks: Clocks, ready: Ints, start: Ints
+) -> dict[str, Ints]:
+    """Return by cause the stall time of each cell between its readiness and its start.
+
+    Args:
+        rank: Rank of each cell.
+        ranks: Tables of the ranks; their stalls are on each rank's own clock.
+        clocks: Clocks of the ranks.
+        ready: Time at which each cell could start.
+        start: Start of each cell.
+    """
+    distinct_ranks = np.unique(rank)
+    rank_index = np.searchsorted(distinct_ranks, rank)
+    ready_recorded = clocks.to_recorded_each(rank, ready)
+    start_recorded = clocks.to_recorded_each(rank, np.maximum(start, ready))
+    stalls = [ranks[number].stalls for number in distinct_ranks.tolist()]
+    stall_rank_index = np.repeat(np.arange(len(distinct_ranks)), [table.height for table in stalls])
+    cause, stall_start, stall_end = (pl.concat(stalls)[name].to_physical().to_numpy() for name in STALLS)
+    # One set of intervals per cause and rank, numbered cause × ranks + rank index.
+    intervals = union(stall_start, stall_end, cause.astype(np.int64) * len(distinct_ranks) + stall_rank_index)
+    before = {
+        name: intervals.covered_ns(ready_recorded, start_recorded, code * len(distinct_ranks) + rank_index)
+        for code, name in enumerate(STALL_CAUSES)
+    }
+    before["unexplained"] = start - ready - sum(before.values())
+    return before
+
+
+def split_gap(replays: StepReplays, ideal_ns: int) -> dict[str, int]:
+    """Return the parts of the gap between the measured makespan and *ideal_ns*; they sum to it."""
+    names = ("order", "imbalance", "variation", "early_output", *STALL_CAUSES)
+    # One replay per row: the order run with balanced work, then one more cause in each row.
+    work = replays.work
+    durations = np.stack([replays.balanced, replays.typical, work, work, *[work] * len(STALL_CAUSES)])
+    delays = np.zeros_like(durations)
+    for row, cause in enumerate(STALL_CAUSES, names.index(STALL_CAUSES[0])):
+        delays[row:] += replays.before[cause]
+        durations[row:] += replays.inside.get(cause, 0)
+    makespans = replays.graph.makespans(durations, delays, replays.early, first_early=names.index("early_output"))
+    steps = pairwise([ideal_ns, *makespans, replays.makespan])
+    return {name: after - before for name, (before, after) in zip((*names, "unexplained"), steps, strict=True)}
+
+
+MAX_WEIGHT_GRADIENT_SHARE = 0.9
+"""Largest share of a backward's time that is taken as weight gradients."""
+
+
+class StageTimes(msgspec.Struct, frozen=True):
+    """Times in nanoseconds that one micro-batch takes on one rank, all layers of the rank together."""
+
+    forward: int
+    input_grad: int
+    weight_grad: int
+    overlap: float | None  # time of an FB / time of its F and B one after the other; None if no FB ran
+    split_known: bool  # whether the run shows how a backward splits into input and weight gradients
+    chunks: float  # chunks per rank in the run
+
+    def for_chunks(self, chunks: float | None = None) -> Times:
+        """Return the times of ops if the layers of a rank are cut into *chunks*; into those of the run if None."""
+        chunks = chunks or self.chunks
+        forward, input_grad, weight_grad = (
+            max(1, round(ns / chunks)) for ns in (self.forward, self.input_grad, self.weight_grad)
+        )
+        block = forward + input_grad + weight_grad
+        if self.overlap is not None:
+            block = max(1, round(block * self.overlap))
+        return Times(F=forward, I=input_grad, W=weight_grad, B=input_grad + weight_grad, FB=block)
+
+
+def measure_stage_times(replays: StepReplays, cells: pl.DataFrame, pp: int) -> StageTimes:
+    """Return the mean times of the run's ops.
+
+    A kind of op that did not run is derived from the others: a backward that never ran split is split by the labels of
+    its kernels, or in half; an FB is one third forward and two thirds backward.
+
+    Args:
+        replays: The step.
+        cells: Cells of the step (``DETAILED``).
+        pp: Ranks of the pipeline.
+    """
+    graph, table = replays.graph, replays.graph.table
+    last_stage = int(max(table.stage.max(initial=0), table.b_stage.max(initial=0)))
+    chunks = (last_stage + 1) / pp
+    # All cells of one kind have the same balanced time.
+    mean_ns = {
+        op: int(replays.balanced[graph.op == op][0]) for op in ("F", "I", "W", "B", "FB") if (graph.op == op).any()
+    }
+    block = mean_ns.get("FB")
+    backward = mean_ns.get("B") or None
+    if backward is None and "I" in mean_ns and "W" in mean_ns:
+        backward = mean_ns["I"] + mean_ns["W"]
+    if backward is None:
+        backward = round((block or 3) * 2 / 3)
+    forward = mean_ns.get("F")
+    if not forward:
+        forward = block - backward if block and block > backward else round(backward / 2)
+    is_backward = graph.op == "B"
+    weight_share = weight_gradient_share(cells["wgrad_ns"].to_numpy()[is_backward], replays.work[is_backward])
+    weight_grad = mean_ns.get("W", round(backward * (0.5 if weight_share is None else weight_share)))
+    input_grad = mean_ns.get("I", backward - weight_grad)
+    return StageTimes(
+        forward=round(forward * chunks),
+        input_grad=round(input_grad * chunks),
+        weight_grad=round(weight_grad * chunks),
+        overlap=block / (forward + input_grad + weight_grad) if block else None,
+        split_known=weight_share is not None or "W" in mean_ns,
+        chunks=chunks,
+    )
+
+
+def weight_gradient_share(weight_ns: Ints, total_ns: Ints) -> float | None:
+    """Return the share of weight gradients in the time of whole backwards, by labels; None if none is labelled."""
+    weight, total = int(weight_ns.sum()), int(total_ns.sum())
+    return min(weight / total, MAX_WEIGHT_GRADIENT_SHARE) if weight and total else None
+
+
+# ---- Slowdown of a pipeline by stage, kind of operation and worker.
+#
+# The operations of a step are replayed with their dependencies. With every duration set to what is usual for its kind
+# (the mean over all stages, replicas and steps) the step takes its usual time; the slowdown is the measured durations'
+# time over it. A group of operations contributes what its measured durations alone cost, and what setting them to the
+# usual ones saves (Lin et al., arXiv 2505.05713).
+
+
+StepTimes = Callable[[Floats], Floats]
+"""Function that returns the time of each step if its operations (rows) take these durations on every lane (columns). A
+lane is one replica in one step."""
+MIN_SLOWDOWN_TO_SPLIT = 1.03
+"""Slowdown from which its parts are worth computing."""
+MAX_PIPELINE_GROUPS = 16
+"""Stages, and ranks, that a pipeline is replayed for: those whose cells took longest beyond the usual."""
+
+
+def measure_slowdown(
+    step_times: StepTimes,
+    durations: Floats,
+    usual: Floats,
+    groups: Mapping[str, npt.NDArray[Any]],
+    *,
+    min_ratio: float = MIN_SLOWDOWN_TO_SPLIT,
+    max_groups: int | None = None,
+) -> Slowdown:
+    """Return the slowdown and the contribution of each group.
+
+    Args:
+        step_times: Replay of the steps with other durations.
+        durations: Measured durations, operations × lanes.
+        usual: Durations without stragglers, likewise.
+        groups: By what to split it: the group of every operation and lane, an array like *durations*.
+        min_ratio: Slowdown from which it is split.
+        max_groups: Groups of each kind to replay, those with the most time beyond the usual; all by default.
+
+    >>> stage = np.array([[0], [1]])
+    >>> slow = measure_slowdown(
+    ...     lambda durations: durations.sum(axis=0), np.array([[1.0], [3.0]]), np.ones((2, 1)), {"stage": stage}
+    ... )
+    >>> slow.ratio, slow.groups[0].name, slow.groups[0].alone, slow.groups[0].explains
+    (2.0, 1, 2.0, 1.0)
+
+    """
+    measured, ideal = step_times(durations), step_times(usual)
+    measured_mean, ideal_mean = float(measured.mean()), float(ideal.mean())
+    ratio = measured_mean / ideal_mean
+    if ratio < min_ratio:
+        return Slowdown(ratio, (measured / ideal).tolist(), [])
+    contributions = []
+    for by, group in groups.items():
+        names, index = np.unique(group, return_inverse=True)
+        excess = np.bincount(index.ravel(), (durations - usual).ravel())
+        for name in names[np.argsort(-excess)][:max_groups].tolist():
+            alone, without = replay_group(step_times, durations, usual, group == name)
+            explains = (measured_mean - without) / (measured_mean - ideal_mean)
+            contributions.append(GroupSlowdown(by, name, alone / ideal_mean, explains))
+    contributions.sort(key=lambda part: (part.by, -part.alone))
+    return Slowdown(ratio, (measured / ideal).tolist(), contributions)
+
+
+def replay_group(step_times: StepTimes, durations: Floats, usual: Floats, selected: Bools) -> tuple[float, float]:
+    """Return the mean step time with only the selected operations as measured, and with only them as usual."""
+    alone = step_times(np.where(selected, durations, usual)).mean()
+    without = step_times(np.where(selected, usual, durations)).mean()
+    return float(alone), float(without)
+
+
+def pipeline_slowdown(comparison: ScheduleComparison) -> Slowdown | None:
+    """Return the slowdown of a run's pipelines by stage, kind of cell and rank; None if steps differ in their order.
+
+    Lanes are pipelines and steps; messages take no time.
+    """
+    first = comparison.all[0].replays.graph
+    lanes = [step for step in comparison.all if _same_cells(step.replays.graph, first)]
+    if 2 * len(lanes) <= len(comparison.all):
+        return None
+    durations = np.stack([step.replays.work for step in lanes], axis=1).astype(np.float64)
+    usual = np.empty_like(durations)
+    for op in np.unique(first.op):
+        usual[first.op == op] = durations[first.op == op].mean()
+    numbers = [step.pipeline.step for step in lanes]
+    lane_step = np.array([sorted(set(numbers), key=str).index(number) for number in numbers])
+    ranks = np.array([[step.pipeline.ranks[position] for step in lanes] for position in first.table.rank])
+    spread = np.ones((1, len(lanes)), np.int64)
+    groups = {"stage": first.table.stage[:, None] * spread, "op": np.repeat(first.op[:, None], len(lanes), axis=1)}
+    step_times = partial(replay_cells, first, lane_step)
+    return measure_slowdown(step_times, durations, usual, {**groups, "rank": ranks}, max_groups=MAX_PIPELINE_GROUPS)
+
+
+def replay_cells(graph: CellGraph, lane_step: Ints, durations: Floats) -> Floats:
+    """Return the time of each step: the end of its last cell on any lane; *lane_step* is each lane's step, from 0."""
+    end = np.zeros((len(durations) + 1, durations.shape[1]))  # the last row: a dependency of -1, which ends at 0
+    for cell in graph.order.tolist():
+        end[cell] = end[graph.waits[cell]].max(axis=0) + durations[cell]
+    step_end = np.zeros(int(lane_step.max()) + 1)
+    np.maximum.at(step_end, lane_step, end.max(axis=0))
+    return step_end
+
+
+def _same_cells(graph: CellGraph, other: CellGraph) -> bool:
+    names = ("rank", "kind", "stage", "microbatch")
+    return all(np.array_equal(getattr(graph.table, name), getattr(other.table, name)) for name in names)

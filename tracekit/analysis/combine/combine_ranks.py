@@ -1,0 +1,359 @@
+"""Combination of all ranks' tables into one analysis."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import cache, partial
+
+import polars as pl
+
+from tracekit._util.columns import concat_ranks
+from tracekit._util.notices import merge_notices
+from tracekit._util.workers import MapFunction
+from tracekit.against_ideal import ScheduleComparison, compare_pipelines
+from tracekit.analysis.combine.communication import Communication, with_peers
+from tracekit.analysis.combine.memory import RunMemory, memory_with_microbatches, run_memory, with_memory
+from tracekit.analysis.combine.notices import (
+    bound_notices,
+    bounded_wait_notices,
+    clock_notices,
+    incomplete_group_notices,
+    unlabelled_notices,
+    wait_notices,
+    weak_label_notices,
+    without_known_peers,
+    without_pipeline_notices,
+)
+from tracekit.analysis.combine.stragglers import explain_stragglers
+from tracekit.analysis.measure.by import By, combined
+from tracekit.analysis.measure.kernels import all_shapes, mean_kernels, run_reasons
+from tracekit.analysis.measure.rank_timeline import RankTimeline
+from tracekit.analysis.measure.tables import RankTables
+from tracekit.analysis.measured import Measured, RankResult, rank_results
+from tracekit.analysis.result import Analysis, Tables
+from tracekit.critical_path.changes import WhatIfGraph
+from tracekit.critical_path.path import CriticalPath, join_cells
+from tracekit.documents.analysis import Bubble, ChangedStep, Phase
+from tracekit.documents.coding import table_schema
+from tracekit.errors import InputError, Notice
+from tracekit.metrics.causes import causes_by_event
+from tracekit.metrics.operations import may_be_message, may_be_of_pipeline
+from tracekit.metrics.overlap import combine_overlap_costs
+from tracekit.metrics.reload import reload_report
+from tracekit.reconstruct.parallel_groups import split_layout
+from tracekit.reconstruct.stalls import LANES
+
+TRAINING_LABELS = frozenset({"dgrad", "wgrad", "backward", "optimizer"})
+"""Labels of work that only training does."""
+
+
+def combine(
+    ranks: Sequence[RankTables],
+    *,
+    paths: Sequence[str] = (),
+    notices: Sequence[Notice] = (),
+    schedule: str = "none",
+    layout: str | None = None,
+    what_if: bool = False,
+    changes: Sequence[str] = (),
+    best_changes: bool = True,
+    critical_path: bool = False,
+    pipeline: int | None = None,
+    map_function: MapFunction = map,
+) -> Analysis:
+    """Combine the tables of all ranks: match operations, align clocks, compute waits, bubbles and stragglers.
+
+    Args:
+        ranks: The tables of each rank, in any order.
+        paths: Paths as the user gave them.
+        notices: Notices from reading the traces.
+        schedule: Ideal to compare with: ``auto``, a schedule's name, an order file or ``none``.
+        layout: Arrangement of ranks, such as ``pp=4,ep=2,node=8``; by default it is derived from the traces.
+        what_if: Predict the run under other schedules, and keep its events for questions about changes.
+        changes: Changes to predict the run with (``critical_path.changes``).
+        best_changes: If no *changes* are given, or with *what_if*, predict the run with those that would save most.
+        critical_path: Add the critical path.
+        pipeline: Pipeline to show, counted from 0; by default the slowest.
+        map_function: Maps the comparison over the pipelines of a large run, for example in worker processes.
+
+    Raises:
+        InputError: No rank has GPU events.
+
+    """
+    _check_gpu_events(ranks)
+    mesh, ranks_per_node = split_layout(layout)
+    ranks, peer_notices = with_peers(sorted(ranks, key=lambda rank: rank.source.rank), mesh)
+
+    # Communication matched across ranks: waits, common clock, critical path.
+    communication = Communication.of(ranks, ranks_per_node=ranks_per_node)
+    operations, clocks = communication.operations, communication.clocks
+
+    # Pipeline cells compared with the ideal schedule, and memory, which belongs to both.
+    comparison: ScheduleComparison | None = None
+    comparison_notices: tuple[Notice, ...] = ()
+    pipelines = [rank.pipeline for rank in ranks if rank.pipeline is not None]
+    if schedule != "none" and pipelines:
+        comparison, comparison_notices = compare_pipelines(
+            pipelines,
+            schedule=schedule,
+            layout=mesh,
+            what_if=what_if,
+            clocks=clocks,
+            pipeline_number=pipeline,
+            spread=map_function,
+        )
+    memory = run_memory(ranks, comparison)
+    comparison = with_memory(comparison, memory)
+
+    # The figures of every rank.
+    has_pipeline = comparison is not None or _may_have_pipeline(ranks, operations)
+    results = rank_results(ranks, operations, communication.critical, pipeline=has_pipeline)
+    critical = _shown_path(ranks, communication, comparison) if critical_path else None
+    graph = _what_if_graph(communication, comparison, memory)
+    changed_steps = _changed_steps(graph, changes, best=best_changes and (what_if or not changes))
+
+    if not has_pipeline and not _trains(results):
+        comparison_notices = without_pipeline_notices(comparison_notices)
+    all_notices = (
+        *without_known_peers(notices, operations),
+        *merge_notices(((rank.source.rank, rank.notices) for rank in ranks), ranks=len(ranks)),
+        *peer_notices,
+        *communication.notices,
+        *clock_notices(ranks, clocks),
+        *wait_notices(ranks, operations),
+        *bounded_wait_notices(operations, clocks),
+        *incomplete_group_notices(operations),
+        *bound_notices(results, comparison),
+        *unlabelled_notices(results),
+        *weak_label_notices(results),
+        *comparison_notices,
+        *(critical.notices if critical is not None else ()),
+    )
+    stragglers = explain_stragglers(communication.stragglers, ranks, operations, clocks)
+    tables = run_tables(ranks, results, communication) | stragglers.tables()
+    if memory is not None:
+        tables["memory"] = lambda: memory.table(clocks)
+    tables |= _schedule_tables(ranks, comparison, comparison_notices, critical)
+    return Analysis(
+        sources=tuple(rank.source for rank in ranks),
+        rank_results=results,
+        tables=Tables(tables),
+        clocks=clocks,
+        reload=reload_report([rank.reload for rank in ranks if rank.reload is not None]),
+        rates=communication.rates,
+        memory=memory,
+        schedule=comparison,
+        by=_by(ranks, comparison, pipeline=has_pipeline),
+        critical=critical,
+        walked_path=communication.critical,
+        graph=graph if what_if or changes else None,
+        changed_steps=changed_steps,
+        stragglers=stragglers,
+        hiding=combine_overlap_costs(
+            [rank.hiding for rank in ranks], sum(result.whole.hidden_ns["communication"] for result in results)
+        ),
+        notices=all_notices,
+        paths=tuple(paths),
+        shapes=tuple(all_shapes(rank.shapes for rank in ranks)),
+        tokens_per_step=_tokens_per_step(ranks),
+        events=_events_with_causes(ranks, operations),
+    )
+
+
+def _check_gpu_events(ranks: Sequence[RankTables]) -> None:
+    """Raise InputError if no rank has GPU events, because every figure would be zero or unknown."""
+    reasons = [next((n.message for n in rank.notices if n.code == "no-gpu-events"), None) for rank in ranks]
+    if reasons and None not in reasons:
+        path = ranks[0].source.path
+        raise InputError(f"{path}: {reasons[0]}", hint=f"what it holds: tracekit doctor {path}")
+
+
+def _may_have_pipeline(ranks: Sequence[RankTables], operations: pl.DataFrame) -> bool:
+    """Return whether any message may be a pipeline's: by label, or because the host issues some and none is seen."""
+    if may_be_message(operations).any():
+        return bool(may_be_of_pipeline(operations).any())
+    return any(rank.messages_issued for rank in ranks)
+
+
+def _trains(results: Sequence[RankResult]) -> bool:
+    """Return whether anything runs backwards or updates weights; a trace without GPU work may be of training too."""
+    return any(TRAINING_LABELS & result.whole.label_ns.keys() or not result.whole.budget.span_ns for result in results)
+
+
+def _shown_path(
+    ranks: Sequence[RankTables], communication: Communication, comparison: ScheduleComparison | None
+) -> CriticalPath:
+    """Return the critical path with pipeline cells (if there is a pipeline) and causes, for the result."""
+    critical = communication.critical
+    if comparison is not None:
+        critical = join_cells(critical, comparison)
+    return critical.because({rank.source.rank: rank.window.exposed for rank in ranks}, communication.operations)
+
+
+def _events_with_causes(ranks: Sequence[RankTables], operations: pl.DataFrame) -> tuple[RankTimeline, ...]:
+    """Return the single events of the ranks that kept them, with the causes of each event's exposed time."""
+    return tuple(
+        replace(
+            rank.events,
+            causes=causes_by_event(rank.window.exposed, operations.filter(pl.col("rank") == rank.source.rank)),
+        )
+        for rank in ranks
+        if rank.events is not None
+    )
+
+
+def _what_if_graph(
+    communication: Communication, comparison: ScheduleComparison | None, memory: RunMemory | None
+) -> WhatIfGraph | None:
+    """Return the graph for questions about changes; None if it was not asked for."""
+    if communication.graph is None:
+        return None
+    positions = {} if comparison is None else comparison.positions
+    return WhatIfGraph(
+        graph=communication.graph,
+        positions={rank: position["pp"] for rank, position in positions.items() if "pp" in position},
+        clock_error_ns=communication.clocks.residual_ns or 0,
+        microbatches=None if comparison is None else comparison.predict_microbatches,
+        memory=None if comparison is None else partial(memory_with_microbatches, comparison, memory),
+    )
+
+
+def _changed_steps(graph: WhatIfGraph | None, changes: Sequence[str], *, best: bool) -> tuple[ChangedStep, ...]:
+    """Return the step with each change, with all of them if there are several, and with the *best* other changes."""
+    if graph is None:
+        return tuple(ChangedStep(text, (text,), 0, why_not="there are no GPU events") for text in changes)
+    rows = [graph.predict([change]) for change in changes]
+    if len(changes) > 1 and all(row.why_not is None for row in rows):
+        rows.append(graph.predict(changes))
+    return (*rows, *(graph.best_changes(without=changes) if best else ()))
+
+
+def _tokens_per_step(ranks: Sequence[RankTables]) -> float | None:
+    tokens = pl.concat([rank.lateness.tokens for rank in ranks])
+    return int(tokens["tokens"].sum()) / max(tokens["step"].n_unique(), 1) or None
+
+
+def _schedule_tables(
+    ranks: Sequence[RankTables],
+    comparison: ScheduleComparison | None,
+    comparison_notices: Sequence[Notice],
+    critical: CriticalPath | None,
+) -> dict[str, Callable[[], pl.DataFrame]]:
+    """Return the functions of the tables that only runs with a pipeline, or with a critical path, have."""
+    functions: dict[str, Callable[[], pl.DataFrame]] = {}
+    if comparison is not None:
+        functions |= {"cells": lambda: comparison.cells, "lanes": lambda: comparison.lanes}
+    elif any(notice.code == "overlap-seen" for notice in comparison_notices):
+        # What each rank hid in each phase, which its own tables tell without a schedule.
+        with_pipeline = [rank.pipeline for rank in ranks if rank.pipeline is not None]
+        functions["lanes"] = lambda: concat_ranks({part.rank: part.lanes for part in with_pipeline}, LANES)
+    if critical is not None:
+        functions |= {"critical_path": lambda: critical.segments.drop("chain"), "slack": lambda: critical.slack}
+    return functions
+
+
+def _by(ranks: Sequence[RankTables], comparison: ScheduleComparison | None, *, pipeline: bool) -> By | None:
+    """Return the step by layer, module, annotation or shape; None if it was not asked for."""
+    rows_by_rank = {rank.source.rank: rank.by for rank in ranks if rank.by is not None}
+    if not rows_by_rank:
+        return None
+    stages_by_rank: dict[int, tuple[int, ...]] = {}
+    if comparison is not None:
+        cells = comparison.cells.group_by("rank").agg(pl.col("stage", "b_stage"))
+        for rank, forward_stages, backward_stages in cells.iter_rows():
+            stages = {stage for stage in (*forward_stages, *backward_stages) if stage is not None}
+            stages_by_rank[rank] = tuple(sorted(stages))
+    steps = max((len(rank.steps) for rank in ranks), default=1)
+    return combined(rows_by_rank, stages=stages_by_rank, pipeline=pipeline, steps=max(steps, 1))
+
+
+# ---- Tables of a run: every figure of an analysis as rows.
+#
+# Columns ``rank`` and ``step`` come first; a null step stands for the whole window.
+
+
+_SCOPE = {"rank": pl.Int32(), "step": pl.Int64()}
+_BUDGET = pl.Schema({**_SCOPE, "part": pl.String(), "ns": pl.Int64(), "share": pl.Float64()})
+_BUBBLES = pl.Schema({**_SCOPE, "span_ns": pl.Int64(), **table_schema(Bubble)})
+_PHASES = pl.Schema({"rank": pl.Int32(), **table_schema(Phase)})
+
+
+def run_tables(
+    ranks: Sequence[RankTables], results: Sequence[RankResult], communication: Communication
+) -> dict[str, Callable[[], pl.DataFrame]]:
+    """Return the functions that compute the tables which every run has, by table name."""
+    operations = communication.operations
+    kernels = cache(lambda: mean_kernels([rank.kernels for rank in ranks]))
+    return {
+        "steps": lambda: _of_ranks(ranks, "steps"),
+        "budget": lambda: _budget_table(results),
+        "labels": lambda: _window_and_steps(ranks, "labels"),
+        "hidden": lambda: _window_and_steps(ranks, "hidden"),
+        "copies": lambda: _of_ranks(ranks, "copies").insert_column(1, pl.lit(None, pl.Int64).alias("step")),
+        "bubbles": lambda: _bubble_table(results),
+        "phases": lambda: _phase_table(results),
+        "operations": lambda: operations.drop("part", "order_ns").cast({pl.Categorical: pl.String}),
+        "gaps": lambda: _of_ranks(ranks, "gaps").sort("ns", descending=True),
+        "timeline": lambda: _of_ranks(ranks, "timeline"),
+        "clocks": lambda: communication.clocks.table,
+        "matched": lambda: communication.matched().drop("row"),
+        "kernels": kernels,
+        "reasons": lambda: run_reasons([rank.reasons for rank in ranks], kernels()),
+    }
+
+
+def _of_ranks(ranks: Sequence[RankTables], name: str) -> pl.DataFrame:
+    """Return one of the tables of ``RankTables`` for all ranks."""
+    schema: pl.Schema = getattr(ranks[0], name).schema
+    return concat_ranks({rank.source.rank: getattr(rank, name) for rank in ranks}, schema)
+
+
+def _window_and_steps(ranks: Sequence[RankTables], name: str) -> pl.DataFrame:
+    """Return a table of ``Measures`` for all ranks: the rows of the window, then those of each step if several."""
+    frames = []
+    for rank in ranks:
+        number = pl.lit(rank.source.rank, pl.Int32).alias("rank")
+        window: pl.DataFrame = getattr(rank.window, name)
+        frames.append(window.select(number, pl.lit(None, pl.Int64).alias("step"), pl.exclude("part")))
+        if rank.by_step is not rank.window:
+            # ``part`` counts the steps of a rank from 0; the table of steps gives each its number in the run.
+            steps = rank.steps.select("step").with_row_index("part").with_columns(pl.col("part").cast(pl.Int64))
+            by_step: pl.DataFrame = getattr(rank.by_step, name)
+            numbered = by_step.join(steps, on="part", how="left", maintain_order="left")
+            frames.append(numbered.select(number, "step", pl.exclude("part", "step")))
+    return pl.concat(frames)
+
+
+def _scopes(results: Sequence[RankResult]) -> Iterator[tuple[int, int | None, Measured]]:
+    """Yield rank, step and figures: of each rank's window (step None), and of its steps if there are several."""
+    for result in results:
+        yield result.rank, None, result.whole
+        if len(result.per_step) > 1:
+            for scope in result.per_step:
+                yield result.rank, scope.step, scope
+
+
+def _budget_table(results: Sequence[RankResult]) -> pl.DataFrame:
+    rows: list[tuple[int, int | None, str, int | None, float | None]] = []
+    for rank, step, scope in _scopes(results):
+        budget = scope.budget
+        parts: list[tuple[str, int | None]] = [("compute", budget.compute_ns), *budget.exposed_ns.items()]
+        parts.append(("idle", budget.idle_ns if scope.idle_known else None))
+        if budget.unrecorded_ns:
+            parts.append(("not recorded", budget.unrecorded_ns))
+        for name, ns in parts:
+            rows.append((rank, step, name, ns, ns / budget.span_ns if budget.span_ns and ns is not None else None))
+    return pl.DataFrame(rows, schema=_BUDGET, orient="row")
+
+
+def _bubble_table(results: Sequence[RankResult]) -> pl.DataFrame:
+    rows = []
+    for rank, step, scope in _scopes(results):
+        idle_ns = scope.budget.idle_ns if scope.idle_known else None
+        bubble = (scope.bubble.wait_ns, scope.bubble_fraction, scope.lower_bound)
+        rows.append((rank, step, scope.budget.span_ns, idle_ns, *bubble))
+    return pl.DataFrame(rows, schema=_BUBBLES, orient="row")
+
+
+def _phase_table(results: Sequence[RankResult]) -> pl.DataFrame:
+    rows = [{"rank": result.rank, **phase} for result in results for phase in result.phases]
+    return pl.DataFrame(rows, schema=_PHASES)

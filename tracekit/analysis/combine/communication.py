@@ -1,0 +1,235 @@
+"""Communication of all ranks: peers named, operations matched across ranks and set to one clock.
+
+NCCL in Nsight's traces numbers peers within their communicator. They become ranks of the run through the communicator's
+members, or, where these were not recorded, through the order of messages in the pipeline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import msgspec
+import polars as pl
+
+from tracekit._util.columns import concat_ranks
+from tracekit.align.clocks import Clocks, align
+from tracekit.align.matching import MEMBERS, match
+from tracekit.align.peers import by_communicator
+from tracekit.align.waits import find_stragglers, with_waits
+from tracekit.analysis.measure.tables import RankTables
+from tracekit.analysis.measured import total_of
+from tracekit.critical_path.graph import EventGraph
+from tracekit.critical_path.path import CriticalPath, critical_path
+from tracekit.documents.analysis import ExpertCost
+from tracekit.errors import Notice
+from tracekit.metrics.bandwidth import bandwidth
+from tracekit.metrics.expert_balance import EXPERT_WORK, expert_cost, measure_expert_balance
+from tracekit.metrics.operations import add_waits
+from tracekit.metrics.rates import PRODUCTS, Rates
+from tracekit.reconstruct import RankPipeline
+from tracekit.reconstruct.messages import MESSAGES
+from tracekit.reconstruct.parallel_groups import name_peers
+from tracekit.schema import conform
+
+_TEXT_COLUMNS = ("label", "pass", "what", "group", "group_ranks", "p2p")
+
+
+class Communication(msgspec.Struct, frozen=True, eq=False):
+    """The results of matching all ranks' operations."""
+
+    operations: pl.DataFrame
+    """All ranks' operations, rank by rank, with their waits (``metrics.operations``); text is categorical."""
+    lost: pl.DataFrame
+    """Operations that were launched and not recorded, to match the others by their order."""
+    clocks: Clocks
+    rates: RunRates
+    critical: CriticalPath
+    stragglers: pl.DataFrame
+    """``align.waits.STRAGGLERS``."""
+    by_step: bool
+    """Whether ranks number steps alike, so that operations of different steps are never matched."""
+    notices: tuple[Notice, ...]
+    graph: EventGraph | None = None
+    """The events of all ranks with what each waited for, if it was asked for."""
+
+    @classmethod
+    def of(cls, ranks: Sequence[RankTables], *, ranks_per_node: int | None) -> Communication:
+        """Match the operations of *ranks*, which are in the order of their numbers."""
+        operations, lost = _all_operations(ranks)
+        by_step = all(rank.steps_marked for rank in ranks)
+        matching = match(pl.concat([operations, lost]), by_step=by_step)
+        clocks = align(matching.members, [rank.source.rank for rank in ranks])
+        members = with_waits(matching.members, clocks)
+        critical = critical_path(ranks, operations, members, clocks)
+        graph = EventGraph.build(ranks, operations, members, clocks)
+        rates = run_rates(ranks, operations, members, ranks_per_node=ranks_per_node)
+        stragglers = find_stragglers(members, clocks)
+        members = members.select("match", "row", "rank", "last", "late_ns", "wait_ns", "wait_is_bound")
+        waited = add_waits(operations, members, all_recorded=_all_recorded(ranks))
+        return cls(waited, lost, clocks, rates, critical, stragglers, by_step, matching.notices, graph)
+
+    def matched(self) -> pl.DataFrame:
+        """Return the members of matched operations (``MEMBERS``) on the common clock.
+
+        They are matched again: keeping them would take as much memory as the operations.
+        """
+        operations = pl.concat([self.operations, self.lost], how="diagonal")
+        members = with_waits(match(operations, by_step=self.by_step).members, self.clocks)
+        return conform(self.clocks.align(members, "start_ns", "end_ns"), MEMBERS)
+
+
+def _all_recorded(ranks: Sequence[RankTables]) -> bool:
+    """Return whether the traces are of all ranks of the run, as far as they say how many there are."""
+    return len(ranks) >= max((rank.source.world_size or 0 for rank in ranks), default=0)
+
+
+def _all_operations(ranks: Sequence[RankTables]) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Return the operations of all ranks that were recorded, and those that were only launched.
+
+    Text becomes categorical, because few texts repeat often.
+    """
+    frames = [rank.operations.with_columns(pl.col(_TEXT_COLUMNS).cast(pl.Categorical)) for rank in ranks]
+    operations = pl.concat(frames, rechunk=True)
+    is_lost = (pl.col("id") < 0).fill_null(False)
+    return operations.filter(~is_lost), operations.filter(is_lost)
+
+
+def with_peers(ranks: Sequence[RankTables], layout: str | None) -> tuple[list[RankTables], tuple[Notice, ...]]:
+    """Return the ranks' tables with every peer that can be named, and notices of how peers were found."""
+    nsight_ranks = [rank for rank in ranks if rank.source.reader == "nsight"]
+    if not nsight_ranks:
+        return list(ranks), ()
+    pipelines, notices = name_peers([rank.pipeline for rank in nsight_ranks if rank.pipeline is not None], layout)
+    messages = _split_messages(pl.concat([rank.operations for rank in nsight_ranks]))
+    messages = messages.with_columns(by_communicator(messages))
+    if notices:  # some peers follow from the order of messages
+        tables = {pipeline.rank: pipeline.messages for pipeline in pipelines if pipeline.peers_by_order}
+        index = pl.int_range(pl.len()).over("rank", "kernel")
+        by_order = concat_ranks(tables, MESSAGES).select("rank", peer_by_order="peer", id="kernel", index=index)
+        messages = messages.join(by_order, on=["rank", "id", "index"], how="left", maintain_order="left").with_columns(
+            peer=pl.coalesce("peer", "peer_by_order")
+        )
+    # The messages of an operation as one text again: "send:1,recv:?".
+    named = messages.group_by("rank", "id", maintain_order=True).agg(
+        named=pl.format("{}:{}", "direction", pl.col("peer").cast(pl.String).fill_null("?")).str.join(",")
+    )
+    pipeline_of_rank = {pipeline.rank: pipeline for pipeline in pipelines}
+    return [
+        _with_named_peers(rank, named, pipeline_of_rank) if rank in nsight_ranks else rank for rank in ranks
+    ], notices
+
+
+def _with_named_peers(rank: RankTables, named: pl.DataFrame, pipeline_of_rank: dict[int, RankPipeline]) -> RankTables:
+    operations = rank.operations.join(named, on=["rank", "id"], how="left", maintain_order="left")
+    operations = operations.with_columns(p2p=pl.coalesce("named", "p2p")).drop("named")
+    return replace(rank, operations=operations, pipeline=pipeline_of_rank.get(rank.source.rank, rank.pipeline))
+
+
+def _split_messages(operations: pl.DataFrame) -> pl.DataFrame:
+    """Return one row per message of the operations, in the order they were issued.
+
+    ``p2p`` holds an operation's messages, such as ``send:1,recv:1``; ``index`` counts them within the operation.
+    """
+    words = pl.col("message").str.split(":")
+    return (
+        operations.filter((pl.col("what") == "p2p") & pl.col("p2p").is_not_null() & pl.col("id").is_not_null())
+        .select("rank", "id", "group", pl.col("p2p").str.split(",").alias("message"))
+        .explode("message")
+        .with_columns(
+            direction=words.list.get(0),
+            send=words.list.get(0) == "send",
+            peer=words.list.get(1).cast(pl.Int32, strict=False),
+            index=pl.int_range(pl.len()).over("rank", "id"),
+        )
+        .drop("message")
+    )
+
+
+# ---- Speed of a run: rates of matrix products, messages and collectives, and the balance of experts.
+
+
+_PRODUCT_KEYS = ["label", "module", "op", "kernel", "shapes", "dtype"]
+
+
+class RunRates(msgspec.Struct, frozen=True, eq=False):
+    """Rates of a run: work and time are sums over ranks, rates are ratios of these sums."""
+
+    total: Rates
+    products: pl.DataFrame
+    """Matrix products by label, module, operator, shapes and dtype, over all ranks, most time first."""
+    communication: pl.DataFrame
+    experts: pl.DataFrame
+    expert_layers: pl.DataFrame
+    """Tokens received and computed per forward exchange and rank (``metrics.experts.LAYERS``)."""
+    expert_cost: ExpertCost | None = None
+    """Upper bound of the cost of imbalance; None if no dispatch and combine were matched."""
+
+    def by(self, column: str) -> pl.DataFrame:
+        """Return the rates of products by ``label``, ``module``, ``shapes``, ``op`` or ``dtype``."""
+        return rated(_sum_products(self.products, [column]))
+
+    @property
+    def uncounted(self) -> pl.DataFrame:
+        """Products without known FLOP by label, module, operator and family of the kernel, most time first."""
+        unknown = self.products.filter(pl.col("flop").is_null())
+        keys = ["label", "module", "op", "kernel"]
+        return unknown.group_by(keys).agg(pl.col("calls", "ns").sum()).sort(-pl.col("ns"), *keys)
+
+
+def run_rates(
+    ranks: Sequence[RankTables], operations: pl.DataFrame, members: pl.DataFrame, *, ranks_per_node: int | None
+) -> RunRates:
+    """Return the rates of all ranks together.
+
+    Args:
+        ranks: Tables of each rank.
+        operations: Communication of all ranks.
+        members: Its operations matched across ranks.
+        ranks_per_node: Number of consecutive ranks on one machine; None if not known.
+
+    """
+    layers, cost = expert_cost(
+        pl.concat([EXPERT_WORK.to_frame(), *(rank.experts for rank in ranks)]), operations, members
+    )
+    products = pl.concat([PRODUCTS.to_frame(), *(rank.products for rank in ranks)])
+    return RunRates(
+        total=total_of([rank.rates for rank in ranks]),
+        products=rated(_sum_products(products, _PRODUCT_KEYS)),
+        communication=bandwidth(members, node=ranks_per_node),
+        experts=measure_expert_balance(operations, members),
+        expert_layers=layers,
+        expert_cost=cost,
+    )
+
+
+def below_peak_ns(products: pl.DataFrame) -> int | None:
+    """Return the time that products would save at the GPU's peak rate, over all ranks; None without a known peak."""
+    if products.is_empty() or products["at_peak_ns"].null_count():
+        return None
+    return int((products["ns"] - products["at_peak_ns"]).sum())
+
+
+def _sum_products(products: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
+    """Return the sums of products with equal *keys*, most time first.
+
+    ``flop`` is a lower bound where ``uncounted_ns``, the time of products without known FLOP, is not 0; null if none is
+    known. The time at peak is null if it is unknown for any product.
+    """
+    at_peak_ns, is_counted = pl.col("at_peak_ns"), pl.col("flop").is_not_null()
+    grouped = products.group_by(keys, maintain_order=True).agg(
+        pl.col("calls", "ns").sum(),
+        flop=pl.when(is_counted.any()).then(pl.col("flop").sum()),
+        at_peak_ns=pl.when(at_peak_ns.is_not_null().all()).then(at_peak_ns.sum()),
+        uncounted_ns=pl.col("ns").filter(~is_counted).sum(),
+    )
+    return grouped.sort(["ns", *keys], descending=[True, *(False for _ in keys)], nulls_last=True)
+
+
+def rated(products: pl.DataFrame) -> pl.DataFrame:
+    """Return *products* with TFLOP/s over their own time and the share of the GPU's peak, where all are counted."""
+    has_time = (pl.col("ns") > 0) & (pl.col("uncounted_ns") == 0)
+    return products.with_columns(
+        tflop_s=pl.when(has_time).then(pl.col("flop") / pl.col("ns") / 1e3),
+        share_of_peak=pl.when(has_time).then(pl.col("at_peak_ns") / pl.col("ns")),
+    )

@@ -1,0 +1,175 @@
+"""Notices about a whole run: doubtful clocks, unknown waits, unlabelled work, weak evidence."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import polars as pl
+
+from tracekit._util.text import percent, ranks_named
+from tracekit.against_ideal import ScheduleComparison
+from tracekit.align.clocks import Clocks
+from tracekit.analysis.measure.tables import RankTables
+from tracekit.analysis.measured import Measured, RankResult
+from tracekit.errors import Notice
+from tracekit.metrics.operations import has_unknown_wait, has_unseen_messages, may_be_message, may_be_of_pipeline
+from tracekit.store.sources import EARLIEST_DATE_NS
+
+MIN_UNLABELLED_SHARE_TO_WARN = 0.01
+"""Share of a rank's span."""
+MIN_WEAK_SHARE_TO_WARN = 0.01
+"""Share of GPU time whose labels rest on weak evidence."""
+MIN_OUTSIDE_TO_BOUND_RATIO = 2.0
+"""Share of time outside cells over the lower bound of the bubble, from which the bound needs an explanation."""
+PIPELINE_NOTICES = ("no-pipeline", "no-sequence-numbers", "pairs-by-order")
+"""Codes of notices that do not concern a run without a pipeline."""
+
+
+def without_known_peers(notices: Sequence[Notice], operations: pl.DataFrame) -> list[Notice]:
+    """Return the notices; without those about unknown peers if all peers are known by now.
+
+    >>> read = [Notice("peers-in-communicator", "peers are numbered within their communicator")]
+    >>> without_known_peers(read, pl.DataFrame({"p2p": ["send:1"]}))
+    []
+    >>> len(without_known_peers(read, pl.DataFrame({"p2p": "?"})))
+    1
+    """
+    has_unknown = bool(operations["p2p"].cast(pl.String).str.contains("?", literal=True).any())
+    return [notice for notice in notices if has_unknown or notice.code != "peers-in-communicator"]
+
+
+def without_pipeline_notices(notices: Iterable[Notice]) -> tuple[Notice, ...]:
+    """Return the notices without those of ``PIPELINE_NOTICES``."""
+    return tuple(notice for notice in notices if notice.code not in PIPELINE_NOTICES)
+
+
+def clock_notices(ranks: Sequence[RankTables], clocks: Clocks) -> list[Notice]:
+    """Return notices of ranks that were recorded so far from the others in time that they may be of another run.
+
+    Clocks of machines differ, and are aligned; but a run that was recorded again a minute later has the same operations
+    and would be aligned as well. Times that are no dates tell nothing.
+    """
+    spans: dict[int, tuple[Any, Any]] = {
+        rank.source.rank: (rank.steps["start_ns"].min(), rank.steps["end_ns"].max()) for rank in ranks
+    }
+    longest_ns = max((end - start for start, end in spans.values() if start is not None), default=0)
+    first_rank = min(spans, default=0)
+    notices = []
+    for rank, offset_ns in clocks.table.select("rank", "offset_ns").drop_nulls().rows():
+        start_ns = spans[rank][0] or 0
+        if abs(offset_ns) > longest_ns and start_ns > EARLIEST_DATE_NS:
+            direction = "after" if offset_ns > 0 else "before"
+            text = (
+                f"rank {rank} was recorded {abs(offset_ns) / 1e9:,.1f} s {direction} rank {first_rank}: "
+                "if they belong to one run, their clocks differ by that much; if not, name the files of one run"
+            )
+            notices.append(Notice("clocks-apart", text))
+    return notices
+
+
+def wait_notices(ranks: Sequence[RankTables], operations: pl.DataFrame) -> list[Notice]:
+    """Return notices of messages whose waiting could not be separated from their transfer."""
+    effect = "waiting inside them is not known and the bubble fraction is a lower bound"
+    messages = Counter(operations["rank"].filter(pl.Series(may_be_message(operations))).to_list())
+    notices = []
+    unseen = [
+        rank.source.rank for rank in ranks if has_unseen_messages(rank.messages_issued, messages[rank.source.rank])
+    ]
+    if unseen:
+        text = f"{ranks_named(unseen)}: the host sends and receives, but no kernel is known to do so"
+        notices.append(Notice("wait-unknown", f"{text}: {effect}; name the kernels in a rules file (--rules)"))
+    peers = operations["p2p"].filter(pl.Series(has_unknown_wait(operations))).cast(pl.String)
+    if len(peers):
+        count = f"{len(peers)} of {may_be_of_pipeline(operations).sum()} sends and receives"
+        reason, remedy = _why_wait_unknown(peers, {rank.source.rank for rank in ranks})
+        notices.append(Notice("wait-unknown", f"{count} {reason}: {effect}; {remedy}"))
+    return notices
+
+
+def bounded_wait_notices(operations: pl.DataFrame, clocks: Clocks) -> list[Notice]:
+    """Return a notice of labels whose waits are upper bounds, because the clocks are not aligned well enough."""
+    bounded = operations.filter((pl.col("wait_is_bound") & (pl.col("wait_ns") > 0)).fill_null(False))
+    labels = sorted(bounded["label"].unique().to_list())
+    if not labels:
+        return []
+    off_ns = clocks.table["uncertainty_ns"].max()
+    clocks_text = (
+        f"clocks agree only to {off_ns / 1e6:,.3f} ms" if isinstance(off_ns, int) else "nothing ties the clocks"
+    )
+    text = f"{', '.join(labels)}: waits are upper bounds (own duration minus the shortest one), because {clocks_text}"
+    return [Notice("wait-bound", text)]
+
+
+def incomplete_group_notices(operations: pl.DataFrame) -> list[Notice]:
+    """Return a notice of collectives of which some members were not recorded, and which ranks to add."""
+    collectives = operations.filter(pl.col("open") & (pl.col("what") != "p2p"))
+    if collectives.is_empty():
+        return []
+    labels = ", ".join(sorted(collectives["label"].unique().to_list()))
+    listed = collectives["group_ranks"].drop_nulls().unique().to_list()
+    members = {int(number) for text in listed for number in re.findall(r"\d+", text)}
+    missing = sorted(members - set(operations["rank"].unique().to_list()))
+    add = f"add {ranks_named(missing)}" if missing else "give all ranks"
+    text = f"{labels}: not all members were recorded, so waiting for the others is not known; {add}"
+    return [Notice("members-missing", text)]
+
+
+def _why_wait_unknown(peers: pl.Series, recorded: set[int]) -> tuple[str, str]:
+    """Return why waits are unknown, and what to record, from the messages' peers (``send:1``, ``recv:?`` or null)."""
+    if peers.null_count() == len(peers):
+        return "name neither what they carry nor their peer", "record operators, or the peers"
+    if peers.str.contains("?", literal=True).fill_null(True).all():
+        return "do not name their peer", "record the peers"
+    named = {int(number) for text in peers.drop_nulls().unique() for number in re.findall(r":(\d+)", text)}
+    if named and named <= recorded:
+        return "have no counterpart in the trace of their peer", "record all ranks over the same time"
+    return "have no peer in these traces", f"add {ranks_named(sorted(named - recorded))}"
+
+
+def unlabelled_notices(results: Sequence[RankResult]) -> list[Notice]:
+    """Return a notice of ranks with much work that no rule labels."""
+    shares = {
+        result.rank: result.whole.label_ns.get("other", 0) / result.whole.budget.span_ns
+        for result in results
+        if result.whole.budget.span_ns
+    }
+    above = [rank for rank, share in shares.items() if share > MIN_UNLABELLED_SHARE_TO_WARN]
+    if not above:
+        return []
+    worst = max(above, key=lambda rank: shares[rank])
+    others = (
+        f"; above {percent(MIN_UNLABELLED_SHARE_TO_WARN, digits=0)} on {len(above)} ranks" if len(above) > 1 else ""
+    )
+    text = (
+        f"no rule knows what {percent(shares[worst])} of rank {worst}'s span is (label other{others}): "
+        "it counts as compute; name it in a rules file (--rules), see --explain other"
+    )
+    return [Notice("unlabelled", text)]
+
+
+def weak_label_notices(results: Sequence[RankResult]) -> list[Notice]:
+    """Return a notice if much GPU time is labelled only by the work that ran around it."""
+    share = Measured.total(result.whole for result in results).weak_share
+    if share is None or share <= MIN_WEAK_SHARE_TO_WARN:
+        return []
+    text = (
+        f"{percent(share)} of GPU time is labelled by weak evidence (what ran around it): record operators and shapes"
+    )
+    return [Notice("weak-labels", f"{text}, or name it in a rules file (--rules); --explain says which rule decided")]
+
+
+def bound_notices(results: Sequence[RankResult], comparison: ScheduleComparison | None) -> list[Notice]:
+    """Return a notice if the lower bound of the bubble is far below the share of time outside pipeline cells."""
+    total = Measured.total(result.whole for result in results)
+    bound = total.bubble_fraction
+    if comparison is None or not comparison.exact or not total.lower_bound or bound is None:
+        return []
+    outside = comparison.head.measured_bubble
+    if outside <= MIN_OUTSIDE_TO_BOUND_RATIO * bound:
+        return []
+    text = (
+        f"the bubble's bound of {percent(bound)} counts idle time and known waits alone: ranks of the pipeline were in "
+        f"no cell for {percent(outside)} of its time"
+    )
+    return [Notice("bubble-bound-low", f"{text}; record the peers of messages to know how much of that is bubble")]

@@ -1,0 +1,325 @@
+"""Tables of one rank: the part of an analysis that needs only the rank's own events.
+
+They are small and picklable, so that ranks can be measured in any process and combined in one (``analysis.combine``).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+
+from tracekit._util.machine import give_back_memory
+from tracekit.align.steps import assign_parts, number_steps
+from tracekit.analysis.measure.by import RankRows, rank_rows
+from tracekit.analysis.measure.kernels import kernel_reasons, kernel_table, shape_list
+from tracekit.analysis.measure.rank_timeline import RankTimeline, rank_timeline
+from tracekit.analysis.measure.recording_checks import content_notices, damage_notices, repetition_notices
+from tracekit.classify import RuleBook, load_rules
+from tracekit.classify.classify_events import classify_lost_kernels, classify_with_lost
+from tracekit.critical_path.graph import find_rank_events
+from tracekit.critical_path.pieces import PathTables, find_path_pieces
+from tracekit.errors import Notice
+from tracekit.intervals import Intervals
+from tracekit.metrics.bandwidth import copies
+from tracekit.metrics.budget import Budget, add_slow_launch_ends, budgets, gaps, name_next_events, phases
+from tracekit.metrics.causes import Rank, exposure_causes
+from tracekit.metrics.completeness import Completeness, check_completeness
+from tracekit.metrics.expert_balance import measure_expert_work
+from tracekit.metrics.host_calls import (
+    ApiCalls,
+    find_api_calls,
+    find_full_queue_time,
+    find_host_activity,
+    find_waiting_calls,
+    idle_inside_launches,
+    keep_longest,
+)
+from tracekit.metrics.label_intervals import Lanes, timeline, weak_ns
+from tracekit.metrics.lateness import RankLateness, measure_lateness
+from tracekit.metrics.memory import RankMemory, measure_rank_memory
+from tracekit.metrics.operations import count_issued_messages, operations
+from tracekit.metrics.overlap import hidden, label_times, measure_overlap_costs
+from tracekit.metrics.peaks import host_link_gb_s
+from tracekit.metrics.process_phases import ROLLOUT, find_decode_steps, find_stretches
+from tracekit.metrics.rates import Rates, products
+from tracekit.metrics.reload import reload_events
+from tracekit.reconstruct import RankPipeline, rank_pipeline
+from tracekit.schema import EVENTS, IDLE_CAUSES, RankEvents
+
+MAX_GAPS_PER_RANK = 100
+"""Idle gaps that are listed, the longest; sums are over all gaps."""
+MIN_EVENTS_TO_GIVE_BACK_MEMORY = 10_000
+"""GPU events from which the memory freed after measuring is worth returning to the system."""
+
+
+@dataclass(frozen=True, eq=False)
+class Measures:
+    """Measurements of one rank by part: the parts are its whole window (one part), or each of its steps.
+
+    Tables have a column ``part``, which counts from 0.
+    """
+
+    budgets: tuple[Budget, ...]
+    """One per part."""
+    labels: pl.DataFrame
+    hidden: pl.DataFrame
+    covered: Intervals
+    """Times at which compute and communication run together."""
+    exposed: pl.DataFrame
+    """Exposed time by cause, before waiting for peers is known."""
+    weak: tuple[int, ...]
+    """By part, the time in ns whose label rests on weak evidence."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RankTables(PathTables):
+    """The measured tables of one rank, small and picklable."""
+
+    window: Measures
+    by_step: Measures
+    """The same object as ``window`` if there is one step."""
+    phases: pl.DataFrame
+    """Phases of each step (``metrics.budget``)."""
+    idle_causes: Mapping[str, int]
+    """Idle time in ns by cause."""
+    copies: pl.DataFrame
+    """Copies by label (``metrics.bandwidth``)."""
+    operations: pl.DataFrame
+    gaps: pl.DataFrame
+    timeline: pl.DataFrame
+    """Intervals by label, merged until they are few enough to draw."""
+    reload: pl.DataFrame | None
+    """Its part in weight updates (``metrics.reload``); None if it has none."""
+    pipeline: RankPipeline | None = None
+    """Its part of the pipeline (``tracekit.reconstruct``); None if no schedule was asked for."""
+    stretches: pl.DataFrame
+    """Stretches of training, generation and weight synchronisation (``metrics.process_phases``)."""
+    decode_steps: pl.DataFrame
+    """Attention that reads a cache of keys and values (``metrics.process_phases``)."""
+    products: pl.DataFrame
+    """Matrix products by label, module, operator, shapes and dtype (``metrics.rates``)."""
+    rates: Rates
+    experts: pl.DataFrame
+    """Work of its experts for each dispatch (``metrics.experts``)."""
+    memory: RankMemory | None = None
+    """Memory that the allocator held; None if it was not recorded."""
+    kernels: pl.DataFrame
+    """Time per step by kernel name, label and module (``analysis.kernels``)."""
+    reasons: pl.DataFrame
+    """Reasons for the labels of the longest kernels (``analysis.kernels``)."""
+    shapes: tuple[str, ...]
+    """Input shapes of the model's matrix products, if they were recorded."""
+    instead: pl.DataFrame
+    """Activity of the host while the GPU waited for its next launch (``metrics.instead``)."""
+    inside_launch_ns: int
+    """Idle time that lies inside the launch call of the work that ended it."""
+    hiding: pl.DataFrame
+    """Durations of kernels beside communication, and of the same kernels alone (``metrics.hiding``)."""
+    lateness: RankLateness
+    """Figures that explain why others wait for it (``metrics.lateness``)."""
+    steps_marked: bool = True
+    """False if steps are not marked, so that ranks may number them differently."""
+    idle_known: bool = True
+    """False if work ran on the GPU that the trace does not show."""
+    messages_issued: int
+    """Number of host calls that send or receive."""
+    by: RankRows | None
+    """Its time by layer, module, annotation or shape (``analysis.by``); None if not asked for."""
+    events: RankTimeline | None = None
+    """Its single events, for the page; None if they were not kept."""
+    notices: tuple[Notice, ...] = ()
+
+
+def rank_tables(
+    rank: RankEvents,
+    *,
+    labelled: pl.DataFrame | None = None,
+    lost: pl.DataFrame | None = None,
+    rules: str | Path | RuleBook | None = None,
+    steps: str | None = None,
+    pipeline: bool = True,
+    by: str | None = None,
+    keep_events: bool = False,
+    frames: pl.DataFrame | None = None,
+    graph: bool = False,
+) -> RankTables:
+    """Label and measure one rank.
+
+    Args:
+        rank: Its events and source.
+        labelled: Its labelled events, if they are known already.
+        lost: Its communication kernels that were launched and not recorded, if they are known as well.
+        rules: Rules file or book to label with, before the built-in rules.
+        steps: Steps to measure, such as ``2:4``; by default all.
+        pipeline: Reconstruct its part of the pipeline.
+        by: Add its time by ``layer``, ``module``, ``annotation`` or ``shape``.
+        keep_events: Keep its single events, for the page.
+        frames: Its Python frames, for the source lines of the events.
+        graph: Keep its events with what each waited for, to ask what a change would give.
+
+    >>> from tracekit.run.load import load
+    >>> tables = rank_tables(load("sample_traces/reload", ranks=[0]).rank(0))
+    >>> tables.window.budgets[0].span_ns, tables.window.budgets[0].conserved
+    (104587652, True)
+
+    """
+    damaged = damage_notices(rank)
+    book = load_rules(rules) if isinstance(rules, str | Path) else rules
+    if labelled is None:
+        labelled, lost = classify_with_lost(rank.events, rules=book)
+    elif lost is None:
+        lost = classify_lost_kernels(rank.events, rules=book)
+    repeated = repetition_notices(labelled, rank.source)
+    api = find_api_calls(rank.events)
+    recording = check_completeness(api, labelled)
+    labelled = add_slow_launch_ends(labelled, api.calls)
+    labelled, unmarked = number_steps(pl.concat([labelled, lost], how="diagonal") if len(lost) else labelled)
+    if len(lost):  # they were numbered with the others, by the order of launches
+        labelled, lost = (labelled.filter(is_lost) for is_lost in (pl.col("id") >= 0, pl.col("id") < 0))
+    gpu_events, step_table, step_notices = assign_parts(labelled, steps)
+    lost = lost.filter(pl.col("step").is_in(step_table["step"].implode(), nulls_equal=True))
+    tables = _measure_rank(rank, gpu_events, step_table, api, recording, rules=book, by=by, graph=graph)
+    give_back_memory(worth=len(gpu_events) > MIN_EVENTS_TO_GIVE_BACK_MEMORY)
+    events = rank_timeline(rank, gpu_events, find_waiting_calls(api), frames) if keep_events else None
+    own_pipeline = None
+    if pipeline:
+        full_queue = find_full_queue_time(api, gpu_events)
+        own_pipeline = rank_pipeline(gpu_events, rank.source, around=labelled, lost=lost, full_queue=full_queue)
+        own_pipeline = replace(own_pipeline, cut=recording.cut_steps)
+    return replace(
+        tables,
+        operations=pl.concat([tables.operations, operations(lost, Lanes.of(lost))]),
+        pipeline=own_pipeline,
+        events=events,
+        memory=_memory(rank, gpu_events, own_pipeline, all_steps=steps is None),
+        steps_marked=not unmarked,
+        idle_known=recording.idle_known and not damaged,
+        notices=(
+            *damaged,
+            *repeated,
+            *recording.notices,
+            *unmarked,
+            *step_notices,
+            *content_notices(gpu_events, step_table, rank),
+        ),
+    )
+
+
+def rank_graph_events(rank: RankEvents, labelled: pl.DataFrame) -> pl.DataFrame | None:
+    """Return the GPU events of all steps of a rank with what each waited for (``RANK_EVENTS``); None if it has none."""
+    api = find_api_calls(rank.events)
+    labelled, _ = number_steps(add_slow_launch_ends(labelled, api.calls))
+    gpu_events, _, _ = assign_parts(labelled, None)
+    return find_rank_events(Rank.of(gpu_events, find_waiting_calls(api, gpu_events))) if len(gpu_events) else None
+
+
+def _measure_rank(
+    rank: RankEvents,
+    gpu_events: pl.DataFrame,
+    steps: pl.DataFrame,
+    api: ApiCalls,
+    recording: Completeness,
+    *,
+    rules: RuleBook | None,
+    by: str | None,
+    graph: bool,
+) -> RankTables:
+    """Measure the labelled GPU events of the selected steps, over the whole window and by step.
+
+    The pipeline, the memory and the notices are added by ``rank_tables``.
+    """
+    device = next(iter(rank.source.devices), None)
+    work = Rank.of(gpu_events, find_waiting_calls(api, gpu_events))
+
+    # The whole window.
+    lanes = Lanes.of(gpu_events)
+    idle_gaps = gaps(gpu_events, lanes, unrecorded=recording.unrecorded)
+    window = by_step = _measure_parts(work, lanes, None, recording)
+    copy_table = copies(window.labels, lanes.exposed, link_gb_s=None if device is None else host_link_gb_s(device))
+    path = find_path_pieces(work, lanes.exposed)
+    hiding = measure_overlap_costs(gpu_events, lanes, texts=work.texts)
+    host_activity = keep_longest(find_host_activity(rank.events, gpu_events, idle_gaps))
+    inside_launch_ns = idle_inside_launches(api, gpu_events, idle_gaps)
+    rows = None if by is None else rank_rows(rank, gpu_events, by, lanes=lanes)
+    idle_causes = {cause: int(idle_gaps[f"{cause}_ns"].sum()) for cause in IDLE_CAUSES}
+
+    # Each step, if there are several. The window's lanes go first: those of the steps take as much memory.
+    if len(steps) > 1:
+        del lanes
+        lanes = Lanes.of(gpu_events, parts=len(steps), part="part")
+        by_step = _measure_parts(work, lanes, "part", recording)
+
+    product_table, rates = products(
+        gpu_events, device=device, multiprocessors=rank.source.multiprocessors, texts=work.texts
+    )
+    stretches = find_stretches(gpu_events)
+    return RankTables(
+        source=rank.source,
+        steps=steps,
+        window=window,
+        by_step=by_step,
+        phases=phases(lanes),
+        idle_causes=idle_causes,
+        copies=copy_table,
+        operations=operations(gpu_events, lanes, part="part"),
+        gaps=name_next_events(idle_gaps.top_k(MAX_GAPS_PER_RANK, by="ns"), gpu_events),
+        timeline=timeline(gpu_events),
+        reload=reload_events(gpu_events, stretches),
+        stretches=stretches,
+        decode_steps=find_decode_steps(rank.events if ROLLOUT in stretches["phase"] else EVENTS.to_frame()),
+        products=product_table,
+        rates=rates,
+        experts=measure_expert_work(gpu_events),
+        kernels=kernel_table(gpu_events),
+        reasons=kernel_reasons(gpu_events, rank=rank.source.rank, rules=rules),
+        shapes=shape_list(rank.events),
+        path=path,
+        instead=host_activity,
+        inside_launch_ns=inside_launch_ns,
+        hiding=hiding,
+        launches_known=bool(work.launched.any()) or not len(gpu_events),
+        lateness=measure_lateness(
+            rank.events,
+            gpu_events,
+            steps,
+            idle_gaps,
+            np.array([budget.compute_ns for budget in by_step.budgets], np.int64),
+            texts=work.texts,
+        ),
+        messages_issued=count_issued_messages(rank.events),
+        by=rows,
+        graph_events=find_rank_events(work) if graph and len(gpu_events) else None,
+    )
+
+
+def _measure_parts(work: Rank, lanes: Lanes, part: str | None, recording: Completeness) -> Measures:
+    """Measure each part of a rank; *part* is the column that numbers the parts, None for the whole window."""
+    labelled = work.labelled
+    exposed = exposure_causes(work, lanes.exposed, parts=part is not None)
+    if not recording.idle_known:  # compute that was lost may have been ready to run beside
+        exposed = exposed.with_columns(pl.col("cause").replace("nothing_to_hide", "unknown"))
+    return Measures(
+        budgets=tuple(budgets(lanes, unrecorded=recording.unrecorded)),
+        labels=label_times(labelled, lanes, part=part),
+        hidden=hidden(labelled, part=part, texts=work.texts),
+        covered=lanes.compute & lanes.communication,
+        exposed=exposed,
+        weak=weak_ns(labelled, parts=lanes.parts, part=part),
+    )
+
+
+def _memory(
+    rank: RankEvents, gpu_events: pl.DataFrame, pipeline: RankPipeline | None, *, all_steps: bool
+) -> RankMemory | None:
+    """Return the memory that the allocator held while the host launched the selected steps."""
+    if rank.memory.is_empty():
+        return None
+    launches = gpu_events["launch_ns"].drop_nulls()
+    window = None
+    if not all_steps and len(launches):
+        window = int(launches.min()), int(launches.max())  # type: ignore[arg-type]  # polars types them as any value
+    chunks = None if pipeline is None else pipeline.chunks
+    host_operators = rank.events.filter(pl.col("kind") == "cpu_op")
+    return measure_rank_memory(rank.memory, gpu_events, host_operators, window=window, chunks=chunks)

@@ -1,0 +1,185 @@
+"""The gate: a candidate is compared with a baseline and with limits, and gets one verdict."""
+
+from collections.abc import Sequence
+from datetime import date
+from os import PathLike
+from typing import Literal
+
+import msgspec
+from msgspec.structs import replace
+
+from tracekit._util.text import html_table
+from tracekit._version import __version__
+from tracekit.diffs.changes import largest_changes, side_summary
+from tracekit.diffs.comparability import check_formats, find_damage, find_obstacles
+from tracekit.diffs.explanation import explain_change
+from tracekit.diffs.gate_config import Config, apply_waivers, check_syntax, parse_requirement
+from tracekit.diffs.load_runs import Comparable, Side, select_role, side_of
+from tracekit.diffs.metrics import Requirement
+from tracekit.diffs.noise_thresholds import Noise, calibrate
+from tracekit.diffs.verdict import judge
+from tracekit.documents.coding import HasDocument
+from tracekit.documents.gate import FORMAT, CheckResult, GateDocument, Settings
+from tracekit.errors import InputError, OptionError
+
+EXIT_CODES = {"pass": 0, "regressed": 1, "inconclusive": 3}
+MIN_RUNS_TO_CALIBRATE = 5
+"""Baseline runs from which their own spread is used as the noise, where none was calibrated."""
+Verdict = Literal["pass", "regressed", "inconclusive"]
+
+
+class GateResult(HasDocument, msgspec.Struct, frozen=True):
+    """Verdict of one gate, with everything it rests on.
+
+    >>> from tracekit.diffs import Run
+    >>> slow = Side((Run("slow", {"step_ms": (20.0, 20.1, 19.9, 20.0, 20.2, 19.8)}),), {})
+    >>> result = gate(slow, require=["step_ms < 12"])
+    >>> result.verdict, result.exit_code
+    ('regressed', 1)
+    """
+
+    verdict: Verdict
+    checks: tuple[CheckResult, ...]
+    obstacles: tuple[str, ...]
+    candidate: Side
+    baseline: Side
+    config: Config
+    today: date
+
+    @property
+    def exit_code(self) -> int:
+        """Exit code of the command: 0 pass, 1 regressed, 3 inconclusive (unless the settings say otherwise)."""
+        if self.verdict == "inconclusive" and self.config.inconclusive:
+            return 0 if self.config.inconclusive == "pass" else 1
+        return EXIT_CODES[self.verdict]
+
+    def to_document(self) -> GateDocument:
+        """Return the JSON document (``format: tracekit.gate/1``)."""
+        config = self.config
+        return GateDocument(
+            tracekit=__version__,
+            format=FORMAT,
+            verdict=self.verdict,
+            exit_code=self.exit_code,
+            obstacles=list(self.obstacles),
+            checks=list(self.checks),
+            waivers=[waiver.status(self.today) for waiver in config.waivers],
+            before=side_summary(self.baseline, calibrated=bool(self.baseline.noise)),
+            after=side_summary(self.candidate, calibrated=bool(self.candidate.noise)),
+            story=explain_change(self.baseline.runs, self.candidate.runs),
+            moved=largest_changes(self.baseline.runs, self.candidate.runs),
+            settings=Settings(config.alpha, config.min_steps, config.inconclusive, list(config.allow), config.path),
+        )
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the result to *path* in the format of its extension: .json, .xml (JUnit) or .md."""
+        from tracekit.report.ci.write import write_gate
+
+        write_gate(self.to_dict(), path)
+
+    def _repr_html_(self) -> str:
+        rows = [(check.metric, check.verdict, check.reason) for check in self.checks]
+        title = f"{self.verdict}: {len(self.checks)} checked"
+        return html_table(title, ("metric", "verdict", "why"), rows, notes=self.obstacles)
+
+
+def gate(
+    candidate: Comparable,
+    baseline: Comparable | None = None,
+    *,
+    require: Sequence[str] = (),
+    config: Config | None = None,
+    today: date | None = None,
+    role: str | None = None,
+) -> GateResult:
+    """Return the verdict on *candidate* against *baseline*.
+
+    Args:
+        candidate: The path of a trace, a folder, a store, a saved analysis or a baseline file; an ``Analysis``; or
+            several runs in a list.
+        baseline: The same for the baseline. Limits such as ``bubble_fraction < 0.12`` need none.
+        require: Requirements; they replace those of *config*.
+        config: Settings of the project, as ``load_config`` reads them.
+        today: Date on which waivers are evaluated.
+        role: The role to judge alone, where ranks have several processes; by default each that both sides have, the
+            main one by its plain metrics and the others by ``ROLE/METRIC``.
+
+    >>> from tracekit.diffs.run_samples import Run
+    >>> base = Side((Run("a", {"step_ms": (10.0, 10.1, 9.9, 10.0, 10.2, 9.8)}),), {})
+    >>> gate(base, base, require=["step_ms < 12"]).verdict
+    'pass'
+    """
+    for text in require:
+        check_syntax(text)
+    config, today = config or Config(), today or date.today()
+    candidate_side = side_of(candidate, what="candidate")
+    baseline_side = Side((), {}) if baseline is None else side_of(baseline, what="baseline")
+    # What reading a run of several roles noticed is kept with its main role. It counts for every role: which of them
+    # the damage is in cannot be seen from it.
+    run_damage = find_damage((*baseline_side.runs, *candidate_side.runs), allow=config.allow)
+    if role is not None:
+        baseline_side, candidate_side = select_role(baseline_side, candidate_side, role)
+    check_formats(candidate_side.runs, baseline_side.runs)
+    metric_names = sorted({name for run in (*candidate_side.runs, *baseline_side.runs) for name in run.samples})
+    requirements = [parse_requirement(text, known=metric_names) for text in (require or config.require)]
+    _check_ranks(requirements, candidate_side)
+    only_limits = bool(requirements) and all(requirement.kind == "limit" for requirement in requirements)
+    if not baseline_side.runs and not only_limits:
+        raise InputError("there is no baseline to compare with", hint="give --baseline, or only limits without a sign")
+    checks, obstacles = _judge_sides(candidate_side, baseline_side, requirements, run_damage, config)
+    # Limits are the main role's; every other role must not get worse than its baseline. A role that one side lacks was
+    # not recorded there: there is nothing to compare it with.
+    common_roles = [name for name in candidate_side.other_roles if name in baseline_side.other_roles]
+    for name in common_roles if role is None else ():
+        sides = candidate_side.of_role(name), baseline_side.of_role(name)
+        role_checks, role_obstacles = _judge_sides(*sides, [], run_damage, config)
+        obstacles += [f"{name}: {obstacle}" for obstacle in role_obstacles]
+        checks += [replace(check, metric=f"{name}/{check.metric}") for check in role_checks]
+    checks = apply_waivers(checks, config.waivers, today)
+    verdict = _overall_verdict(checks)
+    return GateResult(verdict, tuple(checks), tuple(obstacles), candidate_side, baseline_side, config, today)
+
+
+def _judge_sides(
+    candidate: Side, baseline: Side, requirements: Sequence[Requirement], run_damage: Sequence[str], config: Config
+) -> tuple[list[CheckResult], list[str]]:
+    """Return the checks of one role, and why its sides cannot be compared.
+
+    Args:
+        candidate: Runs of the role to judge.
+        baseline: Runs of the role to compare with; none if there are only limits.
+        requirements: Requirements; the default metrics if there are none.
+        run_damage: Damage of the runs as a whole; every check is then inconclusive.
+        config: Settings.
+    """
+    obstacles = find_obstacles(candidate.runs, baseline.runs, allow=config.allow) if baseline.runs else []
+    role_damage = find_damage((*baseline.runs, *candidate.runs), allow=config.allow)
+    obstacle = "not comparable: " + "; ".join(obstacles) if obstacles else ""
+    damage = "; ".join(dict.fromkeys([*run_damage, *role_damage]))
+    runs, noise = (candidate.runs, baseline.runs), _noise(baseline)
+    return judge(*runs, requirements, rules=config, noise=noise, obstacle=obstacle, damage=damage), obstacles
+
+
+def _check_ranks(requirements: Sequence[Requirement], candidate: Side) -> None:
+    """Raise OptionError for a rank that no run of the candidate has: its requirement could never be decided."""
+    ranks = {rank.rank for run in candidate.runs for rank in run.ranks}
+    for requirement in requirements:
+        metric = requirement.metric
+        if ranks and metric.rank is not None and metric.rank not in ranks:
+            problem = f"{metric.name}: the candidate has no rank {metric.rank}"
+            raise OptionError(problem, hint=f"it has ranks {min(ranks)} to {max(ranks)}")
+
+
+def _overall_verdict(checks: Sequence[CheckResult]) -> Verdict:
+    """Return the worst verdict of the checks without a waiver; without any check it is inconclusive."""
+    verdicts = {check.verdict for check in checks if check.waiver is None}
+    if "regressed" in verdicts:
+        return "regressed"
+    return "inconclusive" if "inconclusive" in verdicts or not checks else "pass"
+
+
+def _noise(baseline: Side) -> dict[str, Noise]:
+    """Return the calibrated noise of the baseline; without it, the spread of its own runs if there are enough."""
+    if baseline.noise or len(baseline.runs) < MIN_RUNS_TO_CALIBRATE:
+        return baseline.noise
+    return calibrate(baseline.runs)
