@@ -17,6 +17,7 @@ from tracekit.reconstruct import rank_pipeline
 from tracekit.schedules import generate
 from tracekit.schema import Source
 from tracekit.synthetic import Recipe, rank_events
+from tracekit.whatif.pipeline import fit_to_comparison, with_predictions
 
 
 def main():
@@ -40,7 +41,7 @@ def main():
     found, _ = compare_pipelines(tables)
     together = time.perf_counter() - start
     start = time.perf_counter()
-    compare_pipelines(tables, what_if=True)
+    with_predictions(found, fit_to_comparison(found), rows=True)
     with_what_if = time.perf_counter() - start
     assert found is not None
     cells = found.cells.height

@@ -8,15 +8,14 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from tests.against_ideal.conftest import pipelines
-from tracekit.against_ideal import compare_pipelines
+from tests.against_ideal.conftest import compare_with_options, pipelines
 from tracekit.report.terminal.schedule import render_schedule
 from tracekit.report.view.pipeline import ScheduleView
 
 
 @pytest.fixture(scope="module")
 def found():
-    return compare_pipelines(list(pipelines("1f1b")), what_if=True)[0]
+    return compare_with_options(list(pipelines("1f1b")), what_if=True)[0]
 
 
 def view_with(found):

@@ -19,6 +19,7 @@ from tracekit.reconstruct import rank_pipeline
 from tracekit.run.load import load
 from tracekit.schema import Source
 from tracekit.synthetic import rank_events
+from tracekit.whatif.pipeline import fit_to_comparison, with_predictions
 
 SAMPLES = Path(__file__).parent.parent.parent / "sample_traces"
 
@@ -63,13 +64,22 @@ def sample_ranks():
     return pipelines
 
 
+def compare_with_options(ranks, *, what_if=False, **options):
+    """Compare ranks with their ideal; with *what_if*, predict other schedules as well."""
+    comparison, notices = compare_pipelines(ranks, **options)
+    if comparison is None or not what_if:
+        return comparison, notices
+    comparison, more_notices = with_predictions(comparison, fit_to_comparison(comparison), rows=True)
+    return comparison, notices + more_notices
+
+
 @pytest.fixture(scope="session")
 def compare_sample():
     """Compare a sample with its ideal: ``compare_sample(name, bare=False, …)`` returns the comparison and notices."""
 
     def compare(name, *, bare=False, pattern="*.gz", only=None, **options):
         ranks = [r for r in pipelines(name, bare, pattern) if only is None or r.rank in only]
-        return compare_pipelines(ranks, **options)
+        return compare_with_options(ranks, **options)
 
     return compare
 
@@ -87,6 +97,6 @@ def compare_recipe():
     def compare_synthetic(recipe, *, only=None, **options):
         labelled = synthetic_ranks(recipe, tuple(range(recipe.world_size) if only is None else only))
         ranks = [rank_pipeline(table, Source(f"rank{r}", "kineto", r, "name")) for r, table in labelled.items()]
-        return compare_pipelines(ranks, clocks=clocks(labelled), **options)
+        return compare_with_options(ranks, clocks=clocks(labelled), **options)
 
     return compare_synthetic

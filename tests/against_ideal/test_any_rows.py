@@ -7,7 +7,7 @@ import polars as pl
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
-from tracekit.against_ideal import compare_pipelines
+from tests.against_ideal.conftest import compare_with_options
 from tracekit.analysis.document import schedule_document
 from tracekit.documents.coding import to_plain
 from tracekit.reconstruct import rank_pipeline
@@ -47,7 +47,7 @@ def table(rows):
 @given(ranks=st.lists(st.lists(row, min_size=1, max_size=25), min_size=1, max_size=3), what_if=st.booleans())
 def test_there_is_an_answer_or_a_reason(ranks, what_if):
     parts = [rank_pipeline(table(rows), Source("x", "kineto", r, "name")) for r, rows in enumerate(ranks)]
-    comparison, notices = compare_pipelines(parts, what_if=what_if)
+    comparison, notices = compare_with_options(parts, what_if=what_if)
     if comparison is None:
         assert notices
     else:

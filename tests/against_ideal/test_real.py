@@ -7,10 +7,8 @@ import json
 import polars as pl
 import pytest
 
+from tests.against_ideal.conftest import compare_with_options
 from tracekit.against_ideal import compare_pipelines
-from tracekit.against_ideal.predict.predictor import fit_predictor
-from tracekit.against_ideal.predict.rank_programs import write_program
-from tracekit.against_ideal.what_if import layers_per_stage
 from tracekit.analysis.document import schedule_document
 from tracekit.classify import classify
 from tracekit.documents.coding import to_plain
@@ -18,6 +16,9 @@ from tracekit.reconstruct import rank_pipeline
 from tracekit.report.schedule.layout import layout_pipeline
 from tracekit.run.load import load
 from tracekit.schedules import generate
+from tracekit.whatif.predictor import fit_predictor
+from tracekit.whatif.rank_programs import write_program
+from tracekit.whatif.schedule_rows import layers_per_stage
 
 pytestmark = pytest.mark.slow
 
@@ -165,7 +166,7 @@ def test_other_peoples_traces_never_break_it(corpus):
     ]:
         trace = load(files)
         ranks = [rank_pipeline(classify(trace.rank(r).events), trace.rank(r).source) for r in trace.ranks]
-        comparison, notices = compare_pipelines(ranks, what_if=True)
+        comparison, notices = compare_with_options(ranks, what_if=True)
         assert comparison is not None or notices
 
 

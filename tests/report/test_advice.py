@@ -284,7 +284,7 @@ def test_an_advice_ends_with_what_its_change_would_save():
 
 @pytest.mark.parametrize("entry", [entry for entry in ENTRIES.values() if entry.change], ids=lambda entry: entry.name)
 def test_the_change_of_an_entry_is_one_that_can_be_asked_for(entry):
-    from tracekit.critical_path.changes import parse_change
+    from tracekit.whatif.changes import parse_change
 
     fires = CASES[entry.name][0]
     parse_change(entry.change.format_map({name: str(fact) for name, fact in asdict(fires).items()}))

@@ -17,11 +17,9 @@ from tracekit._util.workers import MapFunction
 from tracekit.against_ideal.comparison import ScheduleComparison, StepComparison
 from tracekit.against_ideal.find_schedule import ScheduleFinder, find_doubt, find_pipeline_size, order_differs_notice
 from tracekit.against_ideal.identify import Match
-from tracekit.against_ideal.predict.predictor import Predictor, fit_predictor
 from tracekit.against_ideal.replay import StepReplays, measure_stage_times, prepare_replays, split_gap
-from tracekit.against_ideal.what_if import too_large_to_search, what_if_rows
 from tracekit.align.clocks import Clocks
-from tracekit.documents.analysis import RankBubble, WhatIf
+from tracekit.documents.analysis import RankBubble
 from tracekit.errors import Notice, OptionError
 from tracekit.reconstruct.parallel_groups import add_pipelines, find_parallel_groups, name_peers
 from tracekit.reconstruct.pipeline import Pipeline, rename_cells
@@ -29,7 +27,6 @@ from tracekit.reconstruct.pipeline_steps import assemble_steps
 from tracekit.reconstruct.rank_pipeline import RankPipeline
 from tracekit.reconstruct.stalls import LANES, MIN_CROSSED_SHARE, crossed_share
 from tracekit.schedules import simulate
-from tracekit.schedules.registry import searched_names
 from tracekit.schema import PHASES
 
 PipelineRanks = Sequence[int]
@@ -296,7 +293,6 @@ def compare_pipelines(
     *,
     schedule: str = "auto",
     layout: str | Mapping[str, int] | None = None,
-    what_if: bool = False,
     clocks: Clocks | None = None,
     pipeline_number: int | None = None,
     spread: MapFunction = map,
@@ -307,7 +303,6 @@ def compare_pipelines(
         ranks: Tables of the ranks.
         schedule: ``auto``, a schedule's name, a file of orders, or ``none``.
         layout: Sizes of the process mesh (``pp=4,ep=2``), which tell the ranks of a pipeline.
-        what_if: Whether to predict other schedules and the run without each cause of its gap.
         clocks: Clocks of the ranks; times as recorded if None.
         pipeline_number: Pipeline to show, counted from 0; the slowest one if None.
         spread: Function that calls another one on every item, perhaps in several workers.
@@ -349,20 +344,16 @@ def compare_pipelines(
         return None, (*_unique(notices), *_no_schedule_notices(notices, groups.pipelines, with_work))
 
     head, head_notices = _choose_head(compared, pipeline_number)  # the step of one pipeline that reports show
-    # A text in place of the predictor is the reason why none could be fitted.
-    predictor = fit_predictor(head.pipeline, by_rank, head.match.schedule, head.replays, exact=head.match.exact)
-    what_if_table, what_if_notices = _predict_what_if(head, predictor) if what_if else ((), [])
     comparison = ScheduleComparison(
         head=head,
         chosen=pipeline_number is not None,
         all=tuple(compared),
         lanes=concat_ranks({rank.rank: rank.lanes for rank in with_work}, LANES),
         positions=groups.positions,
-        predictor=predictor,
-        what_if=what_if_table,
+        head_ranks={rank: by_rank[rank].loaded() for rank in head.pipeline.ranks if rank in by_rank},
         factors=head.measure_imbalance(),
     )
-    return comparison, _unique([*notices, *head.notices, *head_notices, *what_if_notices])
+    return comparison, _unique([*notices, *head.notices, *head_notices])
 
 
 def _unique(notices: Sequence[Notice]) -> tuple[Notice, ...]:
@@ -428,17 +419,3 @@ def _choose_step(steps: Sequence[StepComparison]) -> tuple[StepComparison, list[
 def _order_kind(step: StepComparison) -> tuple[bool, str, int, int]:
     schedule = step.match.schedule
     return step.match.exact, schedule.name, schedule.microbatches, schedule.virtual
-
-
-def _predict_what_if(head: StepComparison, predictor: Predictor | str) -> tuple[tuple[WhatIf, ...], list[Notice]]:
-    """Return the rows of ``--what-if``, and notices about schedules and figures that are left out."""
-    schedule = head.match.schedule
-    notices = []
-    if too_large_to_search(schedule.pp, schedule.microbatches):
-        text = "are not among the schedules tried: searching their order takes too long for a run of this size"
-        notices.append(Notice("what-if-limited", f"{' and '.join(searched_names())} {text}"))
-    if isinstance(predictor, str):
-        text = f"no schedule's makespan could be predicted, only its ideal: {predictor}"
-        notices.append(Notice("what-if-ideal-only", text))
-    rows = what_if_rows(head.replays, head.pipeline.detail, schedule, predictor, ideal_ns=head.ideal_ns)
-    return tuple(rows), notices

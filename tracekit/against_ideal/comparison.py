@@ -10,12 +10,11 @@ import polars as pl
 from tracekit._util.arrays import Ints
 from tracekit._util.text import html_table
 from tracekit.against_ideal.identify import Match
-from tracekit.against_ideal.predict.predictor import Predictor
 from tracekit.against_ideal.replay import StepReplays
-from tracekit.against_ideal.what_if import with_microbatches
 from tracekit.documents.analysis import RankBubble, WhatIf
-from tracekit.errors import Notice, ScheduleError
+from tracekit.errors import Notice
 from tracekit.reconstruct.pipeline import Pipeline
+from tracekit.reconstruct.rank_pipeline import RankPipeline
 from tracekit.schema import CELLS, conform
 
 _IDEAL_COLUMNS = ("ideal_start_ns", "ideal_end_ns", "shift_ns")
@@ -108,33 +107,11 @@ class ScheduleComparison(msgspec.Struct, frozen=True, eq=False):
     all: tuple[StepComparison, ...]
     lanes: pl.DataFrame
     positions: Mapping[int, Mapping[str, int]]  # of each rank in each kind of process group
-    predictor: Predictor | str  # of the head's run; the reason if none could be fitted
-    what_if: tuple[WhatIf, ...] = ()
+    head_ranks: Mapping[int, RankPipeline]  # tables of the recorded ranks of the head's pipeline
+    what_if: tuple[WhatIf, ...] = ()  # predictions of other schedules, if they were asked for
+    no_prediction_reason: str | None = None  # why other schedules cannot be predicted; None if they can
     factors: Mapping[str, Any] = {}  # see StepComparison.measure_imbalance
     chosen: bool = False  # whether the user chose the pipeline
-
-    @property
-    def no_prediction_reason(self) -> str | None:
-        """The reason why other schedules cannot be predicted; None if they can."""
-        return self.predictor if isinstance(self.predictor, str) else None
-
-    def predict_microbatches(self, count: int) -> tuple[int, int, int] | str:
-        """Predict the run's schedule with another number of micro-batches of the same size.
-
-        Returns:
-            Low, likely and high change of the makespan in nanoseconds; a text with the reason if it is not known.
-        """
-        own, predictor = self.head.match.schedule, self.predictor
-        if isinstance(predictor, str):
-            return predictor
-        try:
-            schedule = with_microbatches(own, count)
-        except ScheduleError as error:
-            return str(error)
-        base, changed = predictor.predict(own), predictor.predict(schedule)
-        if isinstance(base, str) or isinstance(changed, str):
-            return base if isinstance(base, str) else str(changed)
-        return changed.low_ns - base.ns, changed.ns - base.ns, changed.high_ns - base.ns
 
     @property
     def pipelines(self) -> tuple[tuple[int, ...], ...]:

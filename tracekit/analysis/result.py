@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from tracekit.analysis.combine.memory import RunMemory
     from tracekit.analysis.measure.by import By
     from tracekit.analysis.measure.rank_timeline import RankTimeline
-    from tracekit.critical_path.changes import WhatIfGraph
     from tracekit.critical_path.path import CriticalPath
     from tracekit.documents.analysis import ChangedStep
+    from tracekit.whatif.changes import WhatIfGraph
 
 
 class UnknownTableError(OptionError, KeyError):

@@ -75,7 +75,7 @@ class PathTables:
     launches_known: bool
     """False if no GPU event has its launch in the file."""
     graph_events: pl.DataFrame | None
-    """Its GPU events with what each waited for (``critical_path.graph.RANK_EVENTS``); None if not asked for."""
+    """Its GPU events with what each waited for (``whatif.event_graph.RANK_EVENTS``); None if not asked for."""
 
 
 class Release(NamedTuple):

@@ -14,7 +14,6 @@ from tracekit.analysis import Analysis
 from tracekit.analysis.combine.combine_ranks import combine
 from tracekit.analysis.measure.tables import RankTables
 from tracekit.classify import RuleBook
-from tracekit.critical_path.changes import parse_change
 from tracekit.errors import Notice, OptionError
 from tracekit.parsers.source_refs import SourceRef, unknown_rank_error
 from tracekit.reconstruct.parallel_groups import split_layout
@@ -23,6 +22,7 @@ from tracekit.run import driver
 from tracekit.run.measure import Options
 from tracekit.store.sources import OneRole, Paths, failure_notices
 from tracekit.store.trace import Trace
+from tracekit.whatif.changes import parse_change
 
 
 @driver.accept_old_options

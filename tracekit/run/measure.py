@@ -42,7 +42,7 @@ class Options:
     stacks: bool = False
     """Read Python frames, for the source lines of these events."""
     graph: bool = False
-    """Keep what the events of each rank waited for (``critical_path.graph``), for the changes asked about."""
+    """Keep what the events of each rank waited for (``whatif.event_graph``), for the changes asked about."""
     best_changes: bool = False
     """Keep it for the changes that would save most."""
 

@@ -30,7 +30,6 @@ from tracekit.analysis.measure.rank_timeline import RankTimeline
 from tracekit.analysis.measure.tables import RankTables
 from tracekit.analysis.measured import Measured, RankResult, rank_results
 from tracekit.analysis.result import Analysis, Tables
-from tracekit.critical_path.changes import WhatIfGraph
 from tracekit.critical_path.path import CriticalPath, join_cells
 from tracekit.documents.analysis import Bubble, ChangedStep, Phase
 from tracekit.documents.coding import table_schema
@@ -41,6 +40,9 @@ from tracekit.metrics.overlap import combine_overlap_costs
 from tracekit.metrics.reload import reload_report
 from tracekit.reconstruct.parallel_groups import split_layout
 from tracekit.reconstruct.stalls import LANES
+from tracekit.whatif.changes import WhatIfGraph
+from tracekit.whatif.pipeline import fit_to_comparison, predict_microbatches, with_predictions
+from tracekit.whatif.predictor import Predictor
 
 TRAINING_LABELS = frozenset({"dgrad", "wgrad", "backward", "optimizer"})
 """Labels of work that only training does."""
@@ -69,7 +71,7 @@ def combine(
         schedule: Ideal to compare with: ``auto``, a schedule's name, an order file or ``none``.
         layout: Arrangement of ranks, such as ``pp=4,ep=2,node=8``; by default it is derived from the traces.
         what_if: Predict the run under other schedules, and keep its events for questions about changes.
-        changes: Changes to predict the run with (``critical_path.changes``).
+        changes: Changes to predict the run with (``whatif.changes``).
         best_changes: If no *changes* are given, or with *what_if*, predict the run with those that would save most.
         critical_path: Add the critical path.
         pipeline: Pipeline to show, counted from 0; by default the slowest.
@@ -96,11 +98,16 @@ def combine(
             pipelines,
             schedule=schedule,
             layout=mesh,
-            what_if=what_if,
             clocks=clocks,
             pipeline_number=pipeline,
             spread=map_function,
         )
+    # Without a pipeline there is nothing to predict, and no reason why not; else a text is the reason.
+    predictor: Predictor | str | None = None
+    if comparison is not None:
+        predictor = fit_to_comparison(comparison)
+        comparison, prediction_notices = with_predictions(comparison, predictor, rows=what_if)
+        comparison_notices += prediction_notices
     memory = run_memory(ranks, comparison)
     comparison = with_memory(comparison, memory)
 
@@ -108,7 +115,7 @@ def combine(
     has_pipeline = comparison is not None or _may_have_pipeline(ranks, operations)
     results = rank_results(ranks, operations, communication.critical, pipeline=has_pipeline)
     critical = _shown_path(ranks, communication, comparison) if critical_path else None
-    graph = _what_if_graph(communication, comparison, memory)
+    graph = _what_if_graph(communication, comparison, predictor, memory)
     changed_steps = _changed_steps(graph, changes, best=best_changes and (what_if or not changes))
 
     if not has_pipeline and not _trains(results):
@@ -202,7 +209,10 @@ def _events_with_causes(ranks: Sequence[RankTables], operations: pl.DataFrame) -
 
 
 def _what_if_graph(
-    communication: Communication, comparison: ScheduleComparison | None, memory: RunMemory | None
+    communication: Communication,
+    comparison: ScheduleComparison | None,
+    predictor: Predictor | str | None,
+    memory: RunMemory | None,
 ) -> WhatIfGraph | None:
     """Return the graph for questions about changes; None if it was not asked for."""
     if communication.graph is None:
@@ -212,7 +222,7 @@ def _what_if_graph(
         graph=communication.graph,
         positions={rank: position["pp"] for rank, position in positions.items() if "pp" in position},
         clock_error_ns=communication.clocks.residual_ns or 0,
-        microbatches=None if comparison is None else comparison.predict_microbatches,
+        microbatches=None if predictor is None else partial(predict_microbatches, predictor),
         memory=None if comparison is None else partial(memory_with_microbatches, comparison, memory),
     )
 

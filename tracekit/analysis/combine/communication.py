@@ -19,7 +19,6 @@ from tracekit.align.peers import by_communicator
 from tracekit.align.waits import find_stragglers, with_waits
 from tracekit.analysis.measure.tables import RankTables
 from tracekit.analysis.measured import total_of
-from tracekit.critical_path.graph import EventGraph
 from tracekit.critical_path.path import CriticalPath, critical_path
 from tracekit.documents.analysis import ExpertCost
 from tracekit.errors import Notice
@@ -31,6 +30,7 @@ from tracekit.reconstruct import RankPipeline
 from tracekit.reconstruct.messages import MESSAGES
 from tracekit.reconstruct.parallel_groups import name_peers
 from tracekit.schema import conform
+from tracekit.whatif.event_graph import EventGraph
 
 _TEXT_COLUMNS = ("label", "pass", "what", "group", "group_ranks", "p2p")
 

@@ -10,12 +10,12 @@ from msgspec.structs import replace
 
 from tracekit._util.columns import concat_ranks
 from tracekit.against_ideal import ScheduleComparison
-from tracekit.against_ideal.what_if import TWO_STAGES_PER_RANK, microbatches_row
 from tracekit.align.clocks import Clocks
 from tracekit.analysis.measure.tables import RankTables
 from tracekit.documents.analysis import WhatIf
 from tracekit.errors import ScheduleError
 from tracekit.metrics.memory import MEMORY_CURVE, RankMemory
+from tracekit.whatif.schedule_rows import TWO_STAGES_PER_RANK, microbatches_row
 
 
 class HeldMemory(msgspec.Struct, frozen=True):

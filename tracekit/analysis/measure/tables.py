@@ -18,7 +18,6 @@ from tracekit.analysis.measure.rank_timeline import RankTimeline, rank_timeline
 from tracekit.analysis.measure.recording_checks import content_notices, damage_notices, repetition_notices
 from tracekit.classify import RuleBook, load_rules
 from tracekit.classify.classify_events import classify_lost_kernels, classify_with_lost
-from tracekit.critical_path.graph import find_rank_events
 from tracekit.critical_path.pieces import PathTables, find_path_pieces
 from tracekit.errors import Notice
 from tracekit.intervals import Intervals
@@ -47,6 +46,7 @@ from tracekit.metrics.rates import Rates, products
 from tracekit.metrics.reload import reload_events
 from tracekit.reconstruct import RankPipeline, rank_pipeline
 from tracekit.schema import EVENTS, IDLE_CAUSES, RankEvents
+from tracekit.whatif.event_graph import find_rank_events
 
 MAX_GAPS_PER_RANK = 100
 """Idle gaps that are listed, the longest; sums are over all gaps."""

@@ -8,7 +8,6 @@ import polars as pl
 
 from tracekit._util.text import bare_ms, counted, join_with_and, ms, percent, ranks_named, shorten_distinct, signed
 from tracekit.analysis import Analysis
-from tracekit.critical_path.changes import Lane
 from tracekit.critical_path.path import CriticalPath
 from tracekit.documents.analysis import ChangedStep
 from tracekit.intervals import union
@@ -16,6 +15,7 @@ from tracekit.report.table import Column, Table, make_table
 from tracekit.report.view.copies import gb_range
 from tracekit.report.words import WORDS, short_kernel
 from tracekit.schema import COMMUNICATION_LABELS, LABEL_WORDS
+from tracekit.whatif.changes import Lane
 
 MAX_HOLDERS = 2
 """Labels that are named; the second only if it holds the path at least half as long as the first."""

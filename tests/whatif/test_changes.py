@@ -11,18 +11,18 @@ import pytest
 from tests.kept import analysis_of
 from tracekit import analyze
 from tracekit.align.clocks import Clocks
-from tracekit.critical_path.changes import (
+from tracekit.errors import OptionError
+from tracekit.metrics.causes import Rank
+from tracekit.metrics.host_calls import WAITING_CALLS
+from tracekit.schema import LABELLED, Source, conform
+from tracekit.whatif.changes import (
     HOST_VARIATION,
     LINK_VARIATION,
     MIN_VARIATION,
     WhatIfGraph,
     parse_change,
 )
-from tracekit.critical_path.graph import EventGraph, find_rank_events
-from tracekit.errors import OptionError
-from tracekit.metrics.causes import Rank
-from tracekit.metrics.host_calls import WAITING_CALLS
-from tracekit.schema import LABELLED, Source, conform
+from tracekit.whatif.event_graph import EventGraph, find_rank_events
 
 MS = 1_000_000
 COMPUTE, COMM = 7, 9  # streams

@@ -11,29 +11,29 @@ import polars as pl
 from msgspec.structs import replace
 
 from tracekit._util.text import percent
-from tracekit.against_ideal.predict.engine import Outcome, run_program
-from tracekit.against_ideal.predict.machine import (
+from tracekit.against_ideal.replay import StepReplays
+from tracekit.intervals import Intervals, union_of
+from tracekit.reconstruct.pipeline import Pipeline
+from tracekit.reconstruct.rank_pipeline import RankPipeline
+from tracekit.schedules import Schedule
+from tracekit.whatif.engine import Outcome, run_program
+from tracekit.whatif.machine import (
     HIGH,
     LOW,
     MIDDLE,
     FittedMachine,
     fit_machine,
     gpu_slowdowns,
-    match_messages,
 )
-from tracekit.against_ideal.predict.measured_ops import MeasuredOps, measure_ops
-from tracekit.against_ideal.predict.rank_programs import (
+from tracekit.whatif.measured_ops import MeasuredOps, measure_ops
+from tracekit.whatif.messages import match_messages
+from tracekit.whatif.rank_programs import (
     QUEUES_IN_WORDS,
     Program,
     find_queues,
     recorded_program,
     write_program,
 )
-from tracekit.against_ideal.replay import StepReplays
-from tracekit.intervals import Intervals, union_of
-from tracekit.reconstruct.pipeline import Pipeline
-from tracekit.reconstruct.rank_pipeline import RankPipeline
-from tracekit.schedules import Schedule
 
 MAX_OPS_TO_SIMULATE = 4_000
 """Ops of a schedule up to which it is simulated message by message."""

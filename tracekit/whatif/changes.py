@@ -16,12 +16,12 @@ import polars as pl
 
 from tracekit._util.arrays import Bools, Floats, Ints
 from tracekit._util.text import ranks_named
-from tracekit.critical_path.graph import EventGraph
 from tracekit.documents.analysis import ChangedStep, PathPart
 from tracekit.errors import OptionError
 from tracekit.intervals import Intervals, union
 from tracekit.metrics.label_intervals import COMPUTE_SET
 from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS, LABELS
+from tracekit.whatif.event_graph import EventGraph
 
 MAX_LISTED_CHANGES = 5
 """Changes that are listed if none was asked for, those that save most."""

@@ -8,12 +8,12 @@ import numpy as np
 import polars as pl
 
 from tracekit._util.arrays import Floats
-from tracekit.against_ideal.predict.engine import HostTimes
-from tracekit.against_ideal.predict.machine import MIDDLE, Machine
-from tracekit.against_ideal.predict.rank_programs import Piece, Program
 from tracekit.against_ideal.replay import weight_gradient_share
 from tracekit.intervals import Intervals, union_of
 from tracekit.schedules import Schedule
+from tracekit.whatif.engine import HostTimes
+from tracekit.whatif.machine import MIDDLE, Machine
+from tracekit.whatif.rank_programs import Piece, Program
 
 SPLIT_GPU_FACTORS = ((1.0, 1.0), (1.05, 1.2), (1.1, 1.4))
 """GPU time of I and of W in a run that splits its backwards, over their shares of a whole backward by kernel labels;

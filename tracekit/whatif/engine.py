@@ -14,8 +14,8 @@ import msgspec
 import numpy as np
 
 from tracekit._util.arrays import Floats
-from tracekit.against_ideal.predict.machine import Machine
-from tracekit.against_ideal.predict.rank_programs import POST, RUN, WAIT, Kernel, Program
+from tracekit.whatif.machine import Machine
+from tracekit.whatif.rank_programs import POST, RUN, WAIT, Kernel, Program
 
 _PIECE_ENDS, _KERNEL_ENDS, _RANK_MAY_ADVANCE = range(3)
 """Kinds of events."""
@@ -61,7 +61,7 @@ def run_program(program: Program, work: Sequence[float], machine: Machine, host:
         machine: Costs and queues of messages.
         host: Times of the hosts, which launch the steps in order; None if the host is never late.
 
-    >>> from tracekit.against_ideal.predict.rank_programs import write_just_in_time
+    >>> from tracekit.whatif.rank_programs import write_just_in_time
     >>> from tracekit.schedules import generate
     >>> program = write_just_in_time(generate("gpipe", pp=2, microbatches=1))
     >>> run_program(program, [1.0, 2.0, 1.0, 2.0], Machine(send_ns=0, receive_ns=0, latency_ns=0)).makespan

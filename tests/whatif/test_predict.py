@@ -8,19 +8,23 @@ import numpy as np
 import polars as pl
 import pytest
 
-from tracekit.against_ideal.predict.engine import HostTimes, Outcome, run_program
-from tracekit.against_ideal.predict.machine import (
+from tracekit.intervals import EMPTY, union
+from tracekit.reconstruct.chunk_table import count_layers
+from tracekit.reconstruct.messages import CONTENTION, MESSAGES
+from tracekit.schedules import generate, simulate
+from tracekit.whatif.engine import HostTimes, Outcome, run_program
+from tracekit.whatif.machine import (
     MIN_KERNELS_TO_MEASURE_SLOWDOWN,
     UNKNOWN_SLOWDOWN,
     FittedMachine,
     Machine,
     fit_machine,
     gpu_slowdowns,
-    match_messages,
 )
-from tracekit.against_ideal.predict.measured_ops import measure_ops, recut_stages
-from tracekit.against_ideal.predict.predictor import HOST_SPEED_FACTOR, MIN_ERROR_SHARE, Predictor
-from tracekit.against_ideal.predict.rank_programs import (
+from tracekit.whatif.measured_ops import measure_ops, recut_stages
+from tracekit.whatif.messages import match_messages
+from tracekit.whatif.predictor import HOST_SPEED_FACTOR, MIN_ERROR_SHARE, Predictor
+from tracekit.whatif.rank_programs import (
     MAX_SHARE_OF_EARLY_RECEIVES,
     POST,
     RUN,
@@ -35,11 +39,7 @@ from tracekit.against_ideal.predict.rank_programs import (
     write_just_in_time,
     write_posted,
 )
-from tracekit.against_ideal.what_if import best_split, layers_per_stage
-from tracekit.intervals import EMPTY, union
-from tracekit.reconstruct.chunk_table import count_layers
-from tracekit.reconstruct.messages import CONTENTION, MESSAGES
-from tracekit.schedules import generate, simulate
+from tracekit.whatif.schedule_rows import best_split, layers_per_stage
 
 pytestmark = pytest.mark.slow
 

@@ -15,13 +15,13 @@ from msgspec.structs import replace
 from tracekit._util.arrays import Floats, Ints
 from tracekit._util.text import percent
 from tracekit.against_ideal.identify import count_ops
-from tracekit.against_ideal.predict.machine import MIDDLE
-from tracekit.against_ideal.predict.predictor import Prediction, Predictor
 from tracekit.against_ideal.replay import StageTimes, StepReplays, measure_stage_times
 from tracekit.documents.analysis import WhatIf
 from tracekit.errors import ScheduleError
 from tracekit.schedules import Schedule, Times, generate, names, simulate
 from tracekit.schedules.registry import describe
+from tracekit.whatif.machine import MIDDLE
+from tracekit.whatif.predictor import Prediction, Predictor
 
 MIN_SAVED_SHARE_TO_PROPOSE = 0.01
 """Share of the makespan that another split must save to be proposed."""

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import msgspec
 import polars as pl
 
-from tracekit.against_ideal.predict.machine import Queues
 from tracekit.schedules import Op, Schedule
+from tracekit.whatif.machine import Queues
 
 RUN, POST, WAIT = range(3)
 """Actions of a program step: run a piece, post a message kernel, let compute wait for a message kernel."""
