@@ -139,6 +139,20 @@ def test_halves_of_letters_are_replaced(write):
     assert kineto.read(write([{**TWO[0], "name": "\ue000 whole \U0001f600"}])).events["name"][0].startswith("\ue000")
 
 
+@pytest.mark.parametrize(
+    ("raw", "dtypes"),
+    [(rb'["\ud800"]', '["\ufffd"]'), (b'["\xff"]', '["\ufffd"]'), (b'["\xff\\ud800"]', '["\ufffd\ufffd"]')],
+)
+def test_half_a_letter_in_a_list_is_replaced_and_counted(write, raw, dtypes):
+    op = {**launch(99, 1), "cat": "cpu_op", "name": "aten::mm", "args": {"External id": 1, "Input type": "TYPES"}}
+    path = write([op, *TWO])
+    path.write_bytes(path.read_bytes().replace(b'"TYPES"', raw))
+    got = kineto.read(path)
+    assert got.events["dtypes"][0] == dtypes
+    assert notices(got)["bad-text"].startswith("1 name repaired")
+    assert tracekit.analyze(path).total.budget.span_ns == 30_000
+
+
 SHAPES = {
     "deep": "[" * 100_000 + "]" * 100_000,
     "a dimension of 40 digits": f"[[{'9' * 40},2],[2,3]]",

@@ -25,18 +25,35 @@ def decode_string(raw: bytes) -> str:
 
 
 def compact_json(raw: bytes) -> str:
-    """Return JSON without blanks between its values; what is not JSON stays as it is."""
-    text = raw.decode("utf-8", "replace")
+    """Return JSON without blanks between its values; what is not JSON stays as it is.
+
+    Invalid bytes and halves of surrogate pairs are replaced; ``DAMAGE`` is appended then.
+    """
+    text = _decode_utf8(raw)
     try:
-        return json.dumps(json.loads(text), separators=(",", ":"), ensure_ascii=False)
+        value = json.loads(text.removesuffix(DAMAGE))
+        compact = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
     except (ValueError, RecursionError):
         return text
+    repaired = _replace_surrogates(compact)
+    return repaired + DAMAGE if text.endswith(DAMAGE) else repaired
 
 
 def remove_blanks(raw: bytes) -> str:
-    """Return a list of numbers without blanks; text with strings in it stays as it is."""
-    text = raw.decode("utf-8", "replace")
+    """Return a list of numbers without blanks; text with strings in it stays as it is.
+
+    Invalid bytes are replaced; ``DAMAGE`` is appended then.
+    """
+    text = _decode_utf8(raw)
     return "".join(text.split()) if '"' not in text else text
+
+
+def _decode_utf8(raw: bytes) -> str:
+    """Return the text of *raw*; invalid bytes are replaced, and ``DAMAGE`` is appended then."""
+    try:
+        return raw.decode()
+    except ValueError:
+        return raw.decode("utf-8", "replace") + DAMAGE
 
 
 def _replace_surrogates(text: str) -> str:
