@@ -260,7 +260,7 @@ def test_strict_makes_a_missing_rank_and_a_skipped_file_fatal(traces, tmp_path):
     with pytest.raises(InputError, match=f"{RANKS - 2} of {RANKS} ranks are not here"):
         analyze(tmp_path, on_damage="error")
     (tmp_path / "rank2.pt.trace.json.gz").write_bytes(b"")
-    assert any(notice.code == "not-a-trace" for notice in analyze(tmp_path).notices)
+    assert any(notice.code == "rank-failed" for notice in analyze(tmp_path).notices)
     with pytest.raises(InputError, match=r"rank2\.pt\.trace"):
         analyze(tmp_path, on_damage="error")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 import subprocess
 import sys
 
@@ -28,6 +29,16 @@ def test_notes_go_to_stderr_and_results_to_stdout(run_command, samples, tmp_path
     assert out.returncode == 0
     assert "note: read rank0.sqlite" in out.stderr
     assert "note:" not in out.stdout
+
+
+@pytest.mark.parametrize("words", [["--brief"], ["--json"], []])
+def test_a_rank_whose_file_is_empty_is_named_with_the_reason(run_command, samples, tmp_path, words):
+    for rank in range(4):
+        shutil.copy(samples / f"reload/rank{rank}.pt.trace.json.gz", tmp_path)
+    (tmp_path / "rank2.pt.trace.json.gz").write_bytes(b"")
+    out = run_command("analyze", tmp_path, "--schedule", "none", *words)
+    assert out.returncode == 0
+    assert out.stderr == "note: rank 2 is left out: rank2.pt.trace.json.gz is empty\n"
 
 
 def test_redact_says_what_went(run_command, samples, tmp_path):

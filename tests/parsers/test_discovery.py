@@ -288,3 +288,36 @@ def test_files_of_which_none_is_a_trace_are_refused(tmp_path):
     lay(tmp_path, {"truth.json": '{"answer": 42}', "notes.json": "{}"})
     with pytest.raises(InputError, match="none of the 2 files is a trace"):
         discover(sorted(tmp_path.glob("*.json")))
+
+
+UNREADABLE = {
+    "empty": (b"", "is empty"),
+    "noise": (bytes(range(128, 256)), "neither JSON nor an Nsight Systems export"),
+    "a damaged gzip file": (b"\x1f\x8b" + b"x" * 200, "is a damaged gzip file"),
+}
+
+
+@pytest.mark.parametrize("name", ["rank2.json", "rank_2/trace.json"])
+@pytest.mark.parametrize("case", UNREADABLE)
+def test_a_ranks_file_of_which_nothing_can_be_read_is_a_failed_rank(tmp_path, case, name):
+    content, why = UNREADABLE[case]
+    lay(tmp_path, {"rank0.json": trace(0, 3), "rank1.json": trace(1, 3), name: content})
+    notice = discover(tmp_path).notices[0]
+    assert notice.code == "rank-failed"
+    assert notice.message.startswith(f"rank 2 is left out: {name.rpartition('/')[2]} ")
+    assert why in notice.message
+
+
+def test_an_unreadable_file_beside_a_trace_of_its_rank_is_skipped_and_named(tmp_path):
+    lay(tmp_path, {"rank0.json": trace(0, 2), "rank1.json": trace(1, 2), "rank1.old.json": b"", "host_7.json.gz": ""})
+    (tmp_path / "host_7.json.gz").write_bytes(b"\x00\x01")
+    notices = discover(tmp_path).notices
+    assert [notice.code for notice in notices] == ["not-a-trace"]
+    assert "rank1.old.json is empty" in notices[0].message
+    assert "host_7.json.gz is not a trace" in notices[0].message
+
+
+def test_a_folder_of_unreadable_files_names_them(tmp_path):
+    lay(tmp_path, {"rank0.json": b"", "rank1.json": b"", "rank2.json": b"", "README.md": "# hi"})
+    with pytest.raises(InputError, match=r"4 other files: rank0\.json is empty, rank1\.json is empty"):
+        discover(tmp_path)

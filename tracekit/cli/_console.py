@@ -45,6 +45,11 @@ def print_notices(notices: Iterable[Notice]) -> None:
         print_line(f"note: {notice.message}", err=True)
 
 
+def print_left_out(notices: Iterable[Notice]) -> None:
+    """Print on stderr which files and ranks were left out, and why: the result is about the others alone."""
+    print_notices(notice for notice in notices if notice.code in ("rank-failed", "not-a-trace"))
+
+
 @contextlib.contextmanager
 def note_partial_store(store: Path | None) -> Iterator[None]:
     """Print, if Ctrl-C ends the block, how many ranks *store* holds already."""

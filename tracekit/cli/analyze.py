@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tracekit.cli import _options as options
-from tracekit.cli._console import note_partial_store, print_line
+from tracekit.cli._console import note_partial_store, print_left_out, print_line
 from tracekit.cli._options import flag, value
 from tracekit.errors import OptionError
 from tracekit.parsers.source_refs import unknown_rank_error
@@ -103,6 +103,7 @@ def run(
             executor=executor,
             on_damage="error" if strict else "warn",
         )
+    print_left_out(analysis.notices)
     # The page shows the critical path in any case; other outputs only if it was asked for.
     other_outputs = analysis if critical_path else analysis.without_critical_path()
     if output:

@@ -15,10 +15,17 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from tracekit._util.text import listing
+from tracekit._util.text import counted, listing
 from tracekit.errors import InputError, Notice, OptionError
 from tracekit.parsers import remote
-from tracekit.parsers.file_type import HEAD_BYTES, NSIGHT_SUFFIXES, TAIL_BYTES, FileType, detect_file_type
+from tracekit.parsers.file_type import (
+    HEAD_BYTES,
+    NSIGHT_SUFFIXES,
+    TAIL_BYTES,
+    FileType,
+    detect_file_type,
+    unreadable_file,
+)
 from tracekit.parsers.source_refs import MAX_FOLDER_DEPTH, SourceRef, check_single_run, rank_in_name, unknown_rank_error
 
 STORE_MANIFEST = "tracekit-store.json"
@@ -129,14 +136,14 @@ def _is_source(path: str) -> bool:
 
 def _from_file(path: str, *, alone: bool) -> Discovery:
     """Return the trace at *path*; a file that does not look like one is skipped, unless it was named alone."""
-    ref, why = _reference(Path(path), path)
+    ref, file_type = _reference(Path(path), path)
     if ref is None and not alone and not _looks_like_trace(Path(path)):
-        return Discovery((), 1, (Notice("not-a-trace", f"skipped {Path(path).name}: {why}"),))
+        return Discovery((), 1, (Notice("not-a-trace", f"skipped {Path(path).name}: {file_type.why}"),))
     if ref is None:
         hint = "tracekit reads PyTorch profiler traces and Nsight Systems exports"
-        if why.startswith("cannot be read"):
+        if file_type.why.startswith("cannot be read"):
             hint = "check its permissions"
-        raise InputError(f"{path}: {why}", hint=hint)
+        raise InputError(f"{path}: {file_type.why}", hint=hint)
     return Discovery((ref,))
 
 
@@ -177,23 +184,48 @@ def _from_many(path: str, members: list[Path]) -> Discovery:
     return _discovery(path, files)
 
 
-def _discovery(path: str, files: Mapping[str, tuple[SourceRef | None, str]]) -> Discovery:
+def _discovery(path: str, files: Mapping[str, tuple[SourceRef | None, FileType]]) -> Discovery:
     """Return the traces among the *files* at *path*; warn about others that look like traces.
 
-    Of each file, by its own path, *files* has the source, or why it is not one.
+    Of each file, by its own path, *files* has the source, None if it is not one, and its type.
     """
     refs = [ref for ref, _ in files.values() if ref is not None]
-    others = {Path(file): why for file, (ref, why) in files.items() if ref is None}
-    suspicious = [f"{file.name} {why}" for file, why in others.items() if _looks_like_trace(file)]
+    others = {Path(file): file_type for file, (ref, file_type) in files.items() if ref is None}
     skipped = len(others)
     if not refs:
-        raise InputError(f"{path}: holds no traces ({skipped} other files)", hint="name the traces' own folder")
+        unreadable = []
+        for file, file_type in others.items():
+            if file_type.is_unreadable and _TRACE_SUFFIX.search(file.name):
+                unreadable.append(f"{file.name} {file_type.why}")
+        reasons = f": {listing(unreadable, most=2)}" if unreadable else ""
+        raise InputError(
+            f"{path}: holds no traces ({counted(skipped, 'other file')}{reasons})", hint="name the traces' own folder"
+        )
     if len(refs) == 1 and refs[0].rank is None and (number := rank_in_name(refs[0].path)) is not None:
         refs = [replace(refs[0], rank=number, rank_from="name")]  # the only file, in a folder named after a rank
     refs, notices = _drop_duplicate_exports(refs)
-    if suspicious:
-        notices.append(Notice("not-a-trace", f"skipped {listing(suspicious)}"))
+    notices += _skipped_files(others, {ref.rank for ref in refs if ref.rank is not None})
     return Discovery(tuple(refs), skipped, tuple(notices))
+
+
+def _skipped_files(others: Mapping[Path, FileType], ranks: Collection[int]) -> list[Notice]:
+    """Return notices of the files that are not traces but are named like one, or may be what is left of one.
+
+    A file named after a rank of which nothing can be read is that rank's, unless *ranks* has it from another file.
+    """
+    failed_ranks = []
+    skipped = []
+    for file, file_type in others.items():
+        rank = file_type.rank
+        if not _TRACE_SUFFIX.search(file.name):
+            continue
+        if rank is not None and rank not in ranks and file_type.is_unreadable:
+            failed_ranks.append(Notice("rank-failed", f"rank {rank} is left out: {file.name} {file_type.why}"))
+        elif _looks_like_trace(file) or file_type.is_unreadable:
+            skipped.append(f"{file.name} {file_type.why}")
+    if skipped:
+        return [*failed_ranks, Notice("not-a-trace", f"skipped {listing(skipped)}")]
+    return failed_ranks
 
 
 def _looks_like_trace(path: Path) -> bool:
@@ -220,26 +252,29 @@ def _drop_duplicate_exports(refs: list[SourceRef]) -> tuple[list[SourceRef], lis
     return remaining, notices
 
 
-def _reference(path: Path, shown: str) -> tuple[SourceRef | None, str]:
-    """Return the source at *path*, or why it is not one."""
+def _reference(path: Path, shown: str) -> tuple[SourceRef | None, FileType]:
+    """Return the source at *path*, None if it is not one, and the type of the file, which tells why."""
     try:
         if path.is_dir():
             size = sum(member.stat().st_size for member in path.iterdir() if member.is_file())
-            is_store = (path / STORE_MANIFEST).is_file()
-            source = SourceRef(str(path), "store", bytes=size)
-            return source if is_store else _make_reference(str(path), shown, FileType("nsight"), size), ""
+            if (path / STORE_MANIFEST).is_file():
+                return SourceRef(str(path), "store", bytes=size), FileType("store")
+            file_type = FileType("nsight")
+            return _make_reference(str(path), shown, file_type, size), file_type
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):  # opening a pipe would block until something writes into it
-            return None, "is a pipe or a device; save it as a file first"
+            return None, FileType(None, why="is a pipe or a device; save it as a file first")
         size = status.st_size
         if not size:  # not opened: reading a file of /proc with size 0 may block
-            return None, "is empty"
+            return None, unreadable_file("is empty", rank_in_name(shown))
         if path.name == STORE_MANIFEST:
-            return SourceRef(str(path.parent), "store", bytes=size), ""
+            return SourceRef(str(path.parent), "store", bytes=size), FileType("store")
         file_type = _detect_type(path, size)
     except OSError as error:
-        return None, f"cannot be read: {error.strerror}"
-    return _make_reference(str(path), shown, file_type, size), file_type.why
+        return None, unreadable_file(f"cannot be read: {error.strerror}", rank_in_name(shown))
+    if file_type.is_unreadable:
+        file_type = replace(file_type, rank=rank_in_name(shown))
+    return _make_reference(str(path), shown, file_type, size), file_type
 
 
 def _detect_type(path: Path, size: int) -> FileType:
@@ -270,8 +305,8 @@ def _expand_remote(url: str) -> Discovery:
     for file_url, size in remote.list_files(url, depth=MAX_FOLDER_DEPTH).items():
         is_nsight = file_url.endswith((".nsys-rep", ".parquetdir", ".arrowdir"))
         file_type = FileType("nsight") if is_nsight else detect_file_type(remote.read_head(file_url, HEAD_BYTES))
-        files[file_url] = _make_reference(file_url, file_url, file_type, size), file_type.why
-    (ref, why), *others = files.values()
+        files[file_url] = _make_reference(file_url, file_url, file_type, size), file_type
+    (ref, file_type), *others = files.values()
     if ref is None and not others:
-        raise InputError(f"{url}: {why}", hint="tracekit reads PyTorch and Nsight Systems traces")
+        raise InputError(f"{url}: {file_type.why}", hint="tracekit reads PyTorch and Nsight Systems traces")
     return _discovery(url, files)

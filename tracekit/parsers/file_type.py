@@ -38,6 +38,16 @@ class FileType(msgspec.Struct, frozen=True):
     rank: int | None = None
     world_size: int | None = None
     why: str = ""  # reason why the file is not a trace
+    is_unreadable: bool = False  # nothing can be read of it: it may be what is left of a trace
+
+
+def unreadable_file(why: str, rank: int | None = None) -> FileType:
+    """Return the type of a file of which nothing can be read; *rank* is the one in its name.
+
+    >>> unreadable_file("is empty").reader is None
+    True
+    """
+    return FileType(None, rank, why=why, is_unreadable=True)
 
 
 def detect_file_type(head: bytes, tail: bytes = b"") -> FileType:
@@ -51,11 +61,11 @@ def detect_file_type(head: bytes, tail: bytes = b"") -> FileType:
     'is JSON but not a trace: it has no "traceEvents"'
     """
     if not head:
-        return FileType(None, why="is empty")
+        return unreadable_file("is empty")
     if head.startswith(GZIP):
         inflated = inflate(head)
         if not inflated:
-            return FileType(None, why="is a damaged gzip file")
+            return unreadable_file("is a damaged gzip file")
         return _detect_json(inflated, b"")
     reader = next((reader for first_bytes, reader in SIGNATURES.items() if head.startswith(first_bytes)), None)
     return FileType(reader) if reader else _detect_json(head, tail)
@@ -77,7 +87,7 @@ def inflate(head: bytes, limit: int = HEAD_BYTES) -> bytes:
 def _detect_json(head: bytes, tail: bytes) -> FileType:
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
     if text[:1] not in (b"{", b"["):
-        return FileType(None, why="is not a trace: neither JSON nor an Nsight Systems export")
+        return unreadable_file("is not a trace: neither JSON nor an Nsight Systems export")
     if not (_TRACE_KEYS.search(text) or _EVENT_KEYS.match(text) or _TRACE_KEYS.search(tail)):
         return FileType(None, why='is JSON but not a trace: it has no "traceEvents"')
     if _TRACEKIT_EXPORT.search(text[:4096]):
