@@ -254,30 +254,34 @@ def _drop_duplicate_exports(refs: list[SourceRef]) -> tuple[list[SourceRef], lis
 
 def _reference(path: Path, shown: str) -> tuple[SourceRef | None, FileType]:
     """Return the source at *path*, None if it is not one, and the type of the file, which tells why."""
+    size = 0
     try:
         if path.is_dir():
             size = sum(member.stat().st_size for member in path.iterdir() if member.is_file())
-            if (path / STORE_MANIFEST).is_file():
-                return SourceRef(str(path), "store", bytes=size), FileType("store")
-            file_type = FileType("nsight")
-            return _make_reference(str(path), shown, file_type, size), file_type
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):  # opening a pipe would block until something writes into it
-            return None, FileType(None, why="is a pipe or a device; save it as a file first")
-        size = status.st_size
-        if not size:  # not opened: reading a file of /proc with size 0 may block
-            return None, unreadable_file("is empty", rank_in_name(shown))
-        if path.name == STORE_MANIFEST:
-            return SourceRef(str(path.parent), "store", bytes=size), FileType("store")
-        file_type = _detect_type(path, size)
+            file_type = FileType("store" if (path / STORE_MANIFEST).is_file() else "nsight")
+        else:
+            status = path.stat()
+            size = status.st_size
+            file_type = _detect_type(path, status)
     except OSError as error:
-        return None, unreadable_file(f"cannot be read: {error.strerror}", rank_in_name(shown))
+        file_type = unreadable_file(f"cannot be read: {error.strerror}")
+    if file_type.reader == "store":
+        folder = path.parent if path.name == STORE_MANIFEST else path
+        return SourceRef(str(folder), "store", bytes=size), file_type
     if file_type.is_unreadable:
         file_type = replace(file_type, rank=rank_in_name(shown))
     return _make_reference(str(path), shown, file_type, size), file_type
 
 
-def _detect_type(path: Path, size: int) -> FileType:
+def _detect_type(path: Path, status: os.stat_result) -> FileType:
+    """Return the type of the file at *path*."""
+    size = status.st_size
+    if not stat.S_ISREG(status.st_mode):  # opening a pipe would block until something writes into it
+        return FileType(None, why="is a pipe or a device; save it as a file first")
+    if not size:  # not opened: reading a file of /proc with size 0 may block
+        return unreadable_file("is empty")
+    if path.name == STORE_MANIFEST:
+        return FileType("store")
     if path.suffix == ".nsys-rep":
         return FileType("nsight")
     with path.open("rb") as file:

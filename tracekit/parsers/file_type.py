@@ -34,20 +34,20 @@ _TRACEKIT_EXPORT = re.compile(rb'"otherData"\s*:\s*\{\s*"tracekit"\s*:')
 class FileType(msgspec.Struct, frozen=True):
     """Reader of a file, and its rank and world size if they are easy to find."""
 
-    reader: str | None  # "kineto" or "nsight"; None if the file is not a trace
+    reader: str | None  # "kineto", "nsight" or "store"; None if the file is not a trace
     rank: int | None = None
     world_size: int | None = None
     why: str = ""  # reason why the file is not a trace
     is_unreadable: bool = False  # nothing can be read of it: it may be what is left of a trace
 
 
-def unreadable_file(why: str, rank: int | None = None) -> FileType:
-    """Return the type of a file of which nothing can be read; *rank* is the one in its name.
+def unreadable_file(why: str) -> FileType:
+    """Return the type of a file of which nothing can be read.
 
     >>> unreadable_file("is empty").reader is None
     True
     """
-    return FileType(None, rank, why=why, is_unreadable=True)
+    return FileType(None, why=why, is_unreadable=True)
 
 
 def detect_file_type(head: bytes, tail: bytes = b"") -> FileType:
