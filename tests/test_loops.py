@@ -6,6 +6,7 @@ import copy
 import importlib
 import importlib.util
 import inspect
+import pickle
 from functools import cache
 from pathlib import Path
 
@@ -323,6 +324,18 @@ def walk_replayed_step(rng):
     }
 
 
+def check_pickle(rng):
+    """A pickle of plain values with a few bytes changed."""
+    value = {"entries": [{"id": n, "sizes": [[n, 2]], "name": "nccl:send", "pair": ("a", n)} for n in range(4)]}
+    data = bytearray(pickle.dumps(value, protocol=int(rng.integers(2, 6))))
+    for _ in range(rng.integers(0, 4)):
+        data[rng.integers(len(data))] = rng.integers(256)
+    scratch = {name: np.zeros(len(data), np.int32) for name in ("stack", "memo", "depths")}
+    scratch |= {name: np.zeros(len(data), np.uint8) for name in ("kinds", "shared")}
+    scratch |= {"expanded": np.zeros(len(data), np.int64), "position_out": int64s(0)}
+    return {"data": np.array(data), "max_depth": 6, "max_integer_bytes": 16, "max_expanded": 1_000, **scratch}
+
+
 CASES = {
     "autograd_nodes": [find_nodes, spread_flags],
     "autograd_walks": [number_walks, renumber_walks],
@@ -338,6 +351,7 @@ CASES = {
     "grouping": [number_pairs],
     "interval_sets": [join, measure_covered, subtract],
     "nesting": [nest, find_nearest_marked, find_nearest_named, assign_lines],
+    "pickle_check": [check_pickle],
     "replay": [measure_makespans],
     "simulation": [find_running_order, run_ops],
 }
