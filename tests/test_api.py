@@ -26,12 +26,12 @@ PUBLIC = (
     "tracekit.classify",
     "tracekit.diffs",
     "tracekit.doctor",
-    "tracekit.diffs",
     "tracekit.metrics",
     "tracekit.record",
     "tracekit.redaction",
     "tracekit.schedules",
     "tracekit.synthetic",
+    "tracekit.weight_updates",
 )
 """Packages whose ``__all__`` is a promise (docs/compatibility.md)."""
 NAMES = [(package, name) for package in PUBLIC for name in importlib.import_module(package).__all__]
@@ -258,7 +258,7 @@ def test_a_diagnosis_shows_itself(samples):
 @pytest.mark.slow
 def test_an_ideal_saves_and_draws_itself(tmp_path):
     done = tracekit.schedules.simulate(tracekit.schedules.generate("1f1b", pp=2, microbatches=2))
-    reload = tracekit.schedules.weight_reload(2, 1)
+    reload = tracekit.weight_updates.weight_reload(2, 1)
     for suffix in (".svg", ".json", ".html", ".trace.json"):
         done.save(tmp_path / f"ideal{suffix}")
         reload.save(str(tmp_path / f"reload{suffix}"))

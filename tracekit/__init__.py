@@ -14,7 +14,7 @@ from tracekit._version import __version__
 from tracekit.errors import InputError, Notice, TracekitError
 
 if TYPE_CHECKING:
-    from tracekit import classify, metrics, record, schedules
+    from tracekit import classify, metrics, record, schedules, weight_updates
     from tracekit.analysis import Analysis, SavedAnalysis, read_analysis
     from tracekit.diffs import Diff, GateResult, diff, gate
     from tracekit.doctor import Diagnosis, diagnose
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 # Public names are imported on first use (PEP 562), so that `import tracekit` and `tracekit --help` take milliseconds.
 # No module may be called like a public function: importing it would replace the function on this package.
-_SUBPACKAGES = ("classify", "metrics", "record", "schedules")
+_SUBPACKAGES = ("classify", "metrics", "record", "schedules", "weight_updates")
 _NAMES_OF_MODULE = {
     "tracekit.analysis": ("Analysis", "SavedAnalysis", "read_analysis"),
     "tracekit.diffs": ("Diff", "GateResult", "diff", "gate"),
@@ -49,6 +49,7 @@ __all__ = [
     "Analysis", "Diagnosis", "Diff", "GateResult", "InputError", "Notice", "SavedAnalysis", "Store", "Trace",
     "TracekitError", "__version__", "analyze", "classify", "diagnose", "diff", "export", "gate", "handler", "ingest",
     "load", "metrics", "open_store", "profiler", "query", "read_analysis", "record", "redact", "schedules", "watch",
+    "weight_updates",
 ]  # fmt: skip
 
 

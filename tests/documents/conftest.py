@@ -18,8 +18,9 @@ from tracekit.documents.history import FORMAT as HISTORY_FORMAT
 from tracekit.documents.history import HistoryDocument, HistoryPoint
 from tracekit.documents.rules_file import GroupTable, ModuleTable, RulesDocument, RuleTable
 from tracekit.run.ingest import ingest
-from tracekit.schedules import generate, simulate, weight_reload
+from tracekit.schedules import generate, simulate
 from tracekit.store.files import MANIFEST
+from tracekit.weight_updates import weight_reload
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
 RUNS = ("1f1b", "memory", "reload", "rates", "router", "compile", "1f1b-noshapes", "steps/a", "nsys-1f1b", "dualpipe")

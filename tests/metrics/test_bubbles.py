@@ -1,4 +1,4 @@
-"""Bubbles, phases, idle gaps, copies and reload, counted on fingers."""
+"""Bubbles, phases, idle gaps and copies, counted on fingers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from tracekit.metrics.budget import Bubble, add_slow_launch_ends, budgets, find_
 from tracekit.metrics.host_calls import MIN_SLOW_LAUNCH_NS
 from tracekit.metrics.label_intervals import Lanes
 from tracekit.metrics.overlap import label_times
-from tracekit.metrics.reload import reload_events, reload_report, two_buffer_ideal
 from tracekit.schema import IDLE_CAUSES
 
 
@@ -91,67 +90,6 @@ def test_offload_bandwidth_hidden_share_and_stall(labelled):
     row = copies(label_times(events, lanes), lanes.exposed).row(0, named=True)
     assert (row["count"], row["bytes"], row["ns"]) == (2, 10_000, 200)
     assert (row["bandwidth_gb_s"], row["hidden"], row["stall_ns"]) == (50.0, 0.25, 150)
-
-
-def reload_rank(labelled, rank):
-    """Two rounds of two owners: H2D 4, broadcast 2, reload 1; rank r stages bucket r of each round."""
-    rows, t = [], 0
-    for _ in range(2):
-        rows.append(
-            {
-                "label": "onload",
-                "kind": "memcpy",
-                "name": "Memcpy HtoD",
-                "stream": 9,
-                "start_ns": t,
-                "end_ns": t + 4,
-            }
-        )
-        t += 4
-        for owner in range(2):
-            if owner == rank:
-                rows.append(
-                    {
-                        "label": "memory",
-                        "kind": "memcpy",
-                        "name": "Memcpy DtoD",
-                        "stream": 7,
-                        "start_ns": t,
-                        "end_ns": t,
-                    }
-                )
-            rows.append({"label": "broadcast", "name": "nccl", "stream": 7, "start_ns": t, "end_ns": t + 2})
-            rows.append(
-                {
-                    "label": "reload",
-                    "kind": "memcpy",
-                    "name": "Memcpy DtoD",
-                    "stream": 8,
-                    "start_ns": t + 2,
-                    "end_ns": t + 3,
-                }
-            )
-            t += 2
-    return labelled(*rows, rank=rank)
-
-
-def test_a_reload_is_put_together_from_its_ranks(labelled):
-    parts = [reload_events(reload_rank(labelled, rank)) for rank in (0, 1)]
-    result = reload_report(parts)
-    assert (result.rounds, result.buckets, result.owners, result.sources) == (2, 4, 2, (0, 1, 0, 1))
-    assert (result.h2d_ns, result.broadcast_ns, result.reload_ns) == (4, 2, 1)
-    assert result.ideal_ns == result.measured_ns == 2 * (4 + 2 * 2) + 1
-    assert result.hidden["reload_under_broadcast"].to_list() == [0.5, 0.5]  # every other one is under an H2D, or last
-
-
-def test_no_reload_where_nothing_is_reloaded(labelled):
-    assert reload_events(labelled(("forward", 0, 5))) is None
-    assert reload_report([reload_events(labelled(("forward", 0, 5), ("broadcast", 5, 9)))]) is None
-    assert reload_report([]) is None
-
-
-def test_the_published_reload_figure():
-    assert two_buffer_ideal(2, 4, 4, 1, 1) == 17
 
 
 @pytest.mark.parametrize(("took", "warm"), [(100_000, 0), (100_001, 100_001)])

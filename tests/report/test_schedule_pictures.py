@@ -23,7 +23,8 @@ from tracekit.report.schedule.write import (
     schedule_trace,
     write_schedule,
 )
-from tracekit.schedules import Times, generate, names, simulate, weight_reload
+from tracekit.schedules import Times, generate, names, simulate
+from tracekit.weight_updates import weight_reload
 
 pytestmark = pytest.mark.slow
 

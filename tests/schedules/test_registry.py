@@ -19,9 +19,9 @@ from tracekit.schedules import (
     register,
     simulate,
     unregister,
-    weight_reload,
     write_orders,
 )
+from tracekit.weight_updates import weight_reload
 
 ALL = [
     "gpipe",

@@ -18,7 +18,7 @@ from tracekit.critical_path.path import CriticalPath
 from tracekit.documents import analysis as documents
 from tracekit.documents.coding import rows
 from tracekit.metrics.label_intervals import LABEL_SETS
-from tracekit.metrics.reload import Reload
+from tracekit.weight_updates import ReloadSummary
 
 MAX_KERNELS = 200
 """Kernels in the document, those with the most time; the table holds all."""
@@ -211,7 +211,7 @@ def by_document(by: By) -> documents.ByTable:
     return documents.ByTable(by.kind, by.total_ns, by.steps, placed_rows, list(by.notes))
 
 
-def _reload(reload: Reload) -> documents.Reload:
+def _reload(reload: ReloadSummary) -> documents.Reload:
     return documents.Reload(
         rounds=reload.rounds,
         buckets=reload.buckets,

@@ -25,9 +25,9 @@ from tracekit.documents.coding import HasDocument
 from tracekit.documents.roles import Iteration, PhaseBand, WeightUpdate
 from tracekit.errors import Notice, OptionError
 from tracekit.metrics.overlap import ratio
-from tracekit.metrics.reload import Reload
 from tracekit.parsers.source_refs import unknown_rank_error
 from tracekit.schema import Source
+from tracekit.weight_updates import ReloadSummary
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -203,7 +203,8 @@ class Analysis(BaseAnalysis):
     """One result per rank, in the order of their numbers."""
     tables: Mapping[str, pl.DataFrame]
     clocks: Clocks
-    reload: Reload | None = None
+    reload: ReloadSummary | None = None
+    """The longest weight update by rank and lane, if the same processes broadcast and reload."""
     rates: RunRates | None = None
     """Speed of matrix products and communication, if shapes and sizes were recorded."""
     memory: RunMemory | None = None

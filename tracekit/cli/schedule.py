@@ -13,7 +13,8 @@ from tracekit.cli._options import flag, value
 from tracekit.errors import OptionError
 
 if TYPE_CHECKING:
-    from tracekit.schedules import BlockTimes, Schedule, Simulation, Times, WeightReload
+    from tracekit.schedules import BlockTimes, Schedule, Simulation, Times
+    from tracekit.weight_updates import WeightReload
 
 
 def run(
@@ -99,7 +100,7 @@ def _pipeline(
 
 
 def _weight_reload(ranks: int | None, rounds: int | None, time: str) -> WeightReload:
-    from tracekit.schedules import ReloadTimes, weight_reload
+    from tracekit.weight_updates import ReloadTimes, weight_reload
 
     if ranks is None or rounds is None:
         raise OptionError(

@@ -770,11 +770,12 @@ class Reload(Struct, frozen=True):
     hidden: list[ReloadHidden]
     """Overlap by rank."""
     time_ns: Mapping[str, int]
-    """Median time of H2D, BROADCAST and RELOAD."""
+    """Median time of H2D, BROADCAST and RELOAD: over rounds of the slowest rank's copy; over buckets from the arrival
+    of the last member to the last end; over buckets of the median rank."""
     measured_ns: int
-    """Time from the first copy to the last reload."""
+    """Time from the first copy on any rank to the last reload on any."""
     ideal_ns: int | None
-    """The same with two buffers and these times; null if there is no closed form."""
+    """The same with two buffers and the measured time of each round and bucket, as in ``weight_updates``."""
 
 
 # ---- rates

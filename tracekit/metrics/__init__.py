@@ -1,4 +1,4 @@
-"""Pure functions from one rank's labelled table to times: budget, overlap, bubbles, rates, reload.
+"""Pure functions from one rank's labelled table to times: budget, overlap, bubbles, rates.
 
 >>> from tracekit import load
 >>> from tracekit.classify import classify
@@ -13,7 +13,6 @@ from tracekit.metrics.label_intervals import Lanes, weak_ns
 from tracekit.metrics.overlap import hidden, label_times
 from tracekit.metrics.peaks import Gpu, find_gpu, peak_tflop_s
 from tracekit.metrics.rates import Rates, flop, products
-from tracekit.metrics.reload import Reload, reload_events, reload_report, two_buffer_ideal
 
 __all__ = [
     "Bubble",
@@ -21,7 +20,6 @@ __all__ = [
     "Gpu",
     "Lanes",
     "Rates",
-    "Reload",
     "budgets",
     "find_gpu",
     "flop",
@@ -30,8 +28,5 @@ __all__ = [
     "peak_tflop_s",
     "phases",
     "products",
-    "reload_events",
-    "reload_report",
-    "two_buffer_ideal",
     "weak_ns",
 ]

@@ -15,10 +15,10 @@ from tracekit.analysis.measured import RankResult
 from tracekit.documents.analysis import Straggler, WaitCause
 from tracekit.errors import Notice
 from tracekit.metrics.overlap import ratio
-from tracekit.metrics.reload import Reload
 from tracekit.parsers.source_refs import missing_ranks
 from tracekit.report.words import WORDS, short_kernel
 from tracekit.schema import GAP_CAUSES, IDLE_CAUSES, LABEL_WORDS
+from tracekit.weight_updates import ReloadSummary
 
 MIN_SHARE = 0.05
 """Share of the span (of the makespan, for parts of the gap) from which exposed time, a gap or a bubble is a fact."""
@@ -443,7 +443,7 @@ def is_wait_bound(analysis: Analysis, label: str) -> bool:
     return any(n.code == "wait-bound" and label in n.message.split(":")[0].split(", ") for n in analysis.notices)
 
 
-def _reload(analysis: Analysis, reload: Reload) -> _Facts:
+def _reload(analysis: Analysis, reload: ReloadSummary) -> _Facts:
     """Return the two costs that stand between a weight update and its ideal: waiting in broadcasts, reload alone."""
     lane = reload.lanes.filter(lane="reload").join(reload.hidden, on="rank")
     ranks = max(1, len(analysis.rank_results))

@@ -18,11 +18,11 @@ from msgspec.structs import replace
 
 from tracekit.errors import InputError, Notice, OptionError
 from tracekit.metrics.process_phases import find_decode_steps, find_stretches
-from tracekit.metrics.reload import RELOAD_EVENTS, reload_events
 from tracekit.parsers.source_refs import SourceRef, check_single_run, file_listing, roles_by_name
 from tracekit.roles.processes import Process, kind_of_role, share_a_process
 from tracekit.schema import RankEvents
 from tracekit.store.sources import OneRole, Paths, Sources, find, read_ref
+from tracekit.weight_updates.transfers import RELOAD_EVENTS, reload_events
 
 
 def find_roles(paths: Paths | OneRole, *, ranks: Collection[int] | None = None, rank: int | None = None) -> Sources:

@@ -20,8 +20,8 @@ from tracekit.metrics.process_phases import TRAIN
 from tracekit.parsers.source_refs import several_runs_error
 from tracekit.roles.iterations import band_spans, find_iterations
 from tracekit.roles.processes import kind_of_role, processes_on_one_clock, share_a_process
-from tracekit.roles.weight_updates import find_weight_updates
 from tracekit.schema import Source
+from tracekit.weight_updates import find_weight_updates
 
 KIND_ORDER = ("trainer", "parameter_server", "rollout", "inference_worker", "inference", "unknown")
 """Kinds of roles, the one that leads a run first."""

@@ -11,27 +11,18 @@ from tracekit.align.clocks import Clocks
 from tracekit.analysis.measure.tables import RankTables
 from tracekit.errors import Notice
 from tracekit.metrics.process_phases import ROLLOUT, TRAIN
-from tracekit.metrics.reload import RELOAD_EVENTS
 from tracekit.schema import Source
+from tracekit.weight_updates.transfers import RELOAD_EVENTS, UpdateProcess
 
 _NO_TRANSFERS = RELOAD_EVENTS.to_frame()
 
 
 @dataclass(frozen=True, eq=False)
-class Process:
+class Process(UpdateProcess):
     """One process: its role and rank, and its small tables on the run's clock."""
 
-    role: str
-    rank: int
-    stretches: pl.DataFrame
-    transfers: pl.DataFrame
-    """Its part in weight updates (``RELOAD_EVENTS``)."""
     decode_steps: pl.DataFrame
     shapes_recorded: bool
-
-    def lane(self, *names: str) -> pl.DataFrame:
-        """Return its transfers of these lanes, in order of start."""
-        return self.transfers.filter(pl.col("lane").is_in(names))
 
 
 def processes_on_one_clock(

@@ -22,12 +22,10 @@ from tracekit.schedules.registry import (
 from tracekit.schedules.schedule import Schedule
 from tracekit.schedules.simulation import Simulation, simulate
 from tracekit.schedules.times import Times
-from tracekit.schedules.weight_reload import ReloadTimes, WeightReload, weight_reload
 
 __all__ = [
-    "BlockTimes", "Entry", "Op", "ReloadTimes", "Schedule", "Simulation", "Sizes", "Times", "WeightReload", "block",
-    "block_times", "describe", "generate", "names", "read_orders", "register", "simulate", "unregister",
-    "weight_reload", "write_orders",
+    "BlockTimes", "Entry", "Op", "Schedule", "Simulation", "Sizes", "Times", "block", "block_times", "describe",
+    "generate", "names", "read_orders", "register", "simulate", "unregister", "write_orders",
 ]  # fmt: skip
 
 

@@ -218,7 +218,9 @@ microbatches=12
     """
     entry = describe(name)
     if not entry.pipeline:
-        raise ScheduleError(f"{entry.name} is not a pipeline schedule", hint="use tracekit.schedules.weight_reload")
+        raise ScheduleError(
+            f"{entry.name} is not a pipeline schedule", hint="use tracekit.weight_updates.weight_reload"
+        )
     for size, value in (("pp", pp), ("microbatches", microbatches), ("virtual", virtual), ("group", group)):
         if value is not None and value < 1:
             raise ScheduleError(f"{size} must be 1 or more; got {value}")

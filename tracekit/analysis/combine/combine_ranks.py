@@ -10,6 +10,7 @@ from tracekit._util.columns import concat_ranks
 from tracekit._util.notices import merge_notices
 from tracekit._util.workers import MapFunction
 from tracekit.against_ideal import ScheduleComparison, compare_pipelines
+from tracekit.align.clocks import Clocks
 from tracekit.analysis.combine.communication import Communication, with_peers
 from tracekit.analysis.combine.memory import RunMemory, memory_with_microbatches, run_memory, with_memory
 from tracekit.analysis.combine.notices import (
@@ -37,9 +38,10 @@ from tracekit.errors import InputError, Notice
 from tracekit.metrics.causes import causes_by_event
 from tracekit.metrics.operations import may_be_message, may_be_of_pipeline
 from tracekit.metrics.overlap import combine_overlap_costs
-from tracekit.metrics.reload import reload_report
 from tracekit.reconstruct.parallel_groups import split_layout
 from tracekit.reconstruct.stalls import LANES
+from tracekit.weight_updates import UpdateProcess
+from tracekit.weight_updates.summary import summarize_longest_update
 from tracekit.whatif.changes import WhatIfGraph
 from tracekit.whatif.pipeline import fit_to_comparison, predict_microbatches, with_predictions
 from tracekit.whatif.predictor import Predictor
@@ -145,7 +147,7 @@ def combine(
         rank_results=results,
         tables=Tables(tables),
         clocks=clocks,
-        reload=reload_report([rank.reload for rank in ranks if rank.reload is not None]),
+        reload=summarize_longest_update(_update_processes(ranks, clocks)),
         rates=communication.rates,
         memory=memory,
         schedule=comparison,
@@ -179,6 +181,18 @@ def _may_have_pipeline(ranks: Sequence[RankTables], operations: pl.DataFrame) ->
     if may_be_message(operations).any():
         return bool(may_be_of_pipeline(operations).any())
     return any(rank.messages_issued for rank in ranks)
+
+
+def _update_processes(ranks: Sequence[RankTables], clocks: Clocks) -> list[UpdateProcess]:
+    """Return the ranks that take part in weight updates, on one clock."""
+    processes = []
+    for tables in ranks:
+        if tables.reload is not None:
+            rank = tables.source.rank
+            times = clocks.moved(rank, "start_ns", "end_ns")
+            stretches, transfers = tables.stretches.with_columns(times), tables.reload.with_columns(times)
+            processes.append(UpdateProcess("", rank, stretches, transfers))
+    return processes
 
 
 def _trains(results: Sequence[RankResult]) -> bool:

@@ -43,9 +43,9 @@ from tracekit.metrics.overlap import hidden, label_times, measure_overlap_costs
 from tracekit.metrics.peaks import host_link_gb_s
 from tracekit.metrics.process_phases import ROLLOUT, find_decode_steps, find_stretches
 from tracekit.metrics.rates import Rates, products
-from tracekit.metrics.reload import reload_events
 from tracekit.reconstruct import RankPipeline, rank_pipeline
 from tracekit.schema import EVENTS, IDLE_CAUSES, RankEvents
+from tracekit.weight_updates import reload_events
 from tracekit.whatif.event_graph import find_rank_events
 
 MAX_GAPS_PER_RANK = 100
@@ -91,7 +91,7 @@ class RankTables(PathTables):
     timeline: pl.DataFrame
     """Intervals by label, merged until they are few enough to draw."""
     reload: pl.DataFrame | None
-    """Its part in weight updates (``metrics.reload``); None if it has none."""
+    """Its part in weight updates (``weight_updates.transfers``); None if it has none."""
     pipeline: RankPipeline | None = None
     """Its part of the pipeline (``tracekit.reconstruct``); None if no schedule was asked for."""
     stretches: pl.DataFrame

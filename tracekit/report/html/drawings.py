@@ -20,7 +20,7 @@ from tracekit.report.html.templates import render_template
 from tracekit.report.palette import IDLE_COLOUR, LABEL_COLOURS, mix_colours
 from tracekit.report.schedule.layout import RELOAD_COLOURS
 from tracekit.report.words import WORDS
-from tracekit.schedules.weight_reload import LANES
+from tracekit.weight_updates.two_buffers import LANES
 
 SIZES = {"rows": (1000, 150), "rows narrow": (364, 110)}
 """Width of a drawing, and of the names at its left, by class: on a desk, and on a phone."""

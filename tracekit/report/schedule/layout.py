@@ -23,9 +23,10 @@ from tracekit._util.text import counted, percent
 from tracekit.against_ideal import StepComparison
 from tracekit.documents.page import Coloured
 from tracekit.report.palette import CELL_COLOURS, LABEL_COLOURS, mix_colours
-from tracekit.schedules import Schedule, Simulation, WeightReload
-from tracekit.schedules.weight_reload import LANES
+from tracekit.schedules import Schedule, Simulation
 from tracekit.schema import PHASES
+from tracekit.weight_updates import WeightReload
+from tracekit.weight_updates.two_buffers import LANES
 
 OP_NAMES = {"F": "forward", "B": "backward", "I": "backward for input", "W": "backward for weights"}
 RANK_COLUMNS = ("rank", "work", "outside cells", *PHASES, "peak chunks")
@@ -247,7 +248,8 @@ def shade_colour(op: str, shade: int, shade_count: int) -> str:
 def headline(simulation: Simulation | Schedule | WeightReload, *, name: str | None = None) -> str:
     """Return the name of a schedule or weight reload, or another *name* for it, and its sizes.
 
-    >>> from tracekit.schedules import generate, weight_reload
+    >>> from tracekit.schedules import generate
+    >>> from tracekit.weight_updates import weight_reload
     >>> headline(generate("interleaved", pp=2, microbatches=4)), headline(weight_reload(4, 2))
     ('interleaved · 2 ranks × 4 micro-batches × 2 chunks', 'weight-reload · 4 devices × 2 rounds')
     """

@@ -11,8 +11,9 @@ from matplotlib.patches import Patch
 from tracekit.report import figures
 from tracekit.report.palette import IDLE_COLOUR, LABEL_COLOURS
 from tracekit.report.schedule.layout import UPPER, WHOLE, ScheduleLayout, headline, layout_simulation, simulation_facts
-from tracekit.schedules import Schedule, Simulation, WeightReload, simulate
+from tracekit.schedules import Schedule, Simulation, simulate
 from tracekit.schedules.blocks import LANES, PHASES, Block, BlockTimes, block, block_times
+from tracekit.weight_updates import WeightReload
 
 MAX_LABELLED_BOXES = 2_500
 """A layout of more boxes is drawn without labels, edges and vector outlines."""

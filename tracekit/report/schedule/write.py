@@ -29,8 +29,9 @@ from tracekit.report.schedule.layout import ScheduleLayout, headline, layout_sim
 from tracekit.report.table import Column, make_table
 from tracekit.report.terminal.table import render_table
 from tracekit.report.write import check_extension, write_file
-from tracekit.schedules import BlockTimes, Entry, Simulation, WeightReload
+from tracekit.schedules import BlockTimes, Entry, Simulation
 from tracekit.schedules.registry import write_orders
+from tracekit.weight_updates import WeightReload
 
 MAX_RANKS = 32
 """Ranks of the picture, the table and the orders; a longer table shows its first and last ranks."""

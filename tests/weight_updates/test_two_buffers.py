@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tracekit.errors import OptionError
-from tracekit.schedules import ReloadTimes, weight_reload
+from tracekit.weight_updates import ReloadTimes, weight_reload
 
 
 def test_the_published_figure():

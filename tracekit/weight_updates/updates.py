@@ -1,54 +1,42 @@
-"""Weight updates: buckets matched between the process that broadcasts them and the one that takes them.
+"""Weight updates measured over all ranks, and compared with the two-buffer ideal.
 
-A parameter server copies its buckets from the host (H2D) and broadcasts them one after the other; the inference engine
-on the same GPU copies each bucket out of shared memory (reload). Buckets are matched by order and bytes. Every update
-is compared with the two-buffer ideal (``schedules.weight_reload``), simulated with the measured time of each bucket.
+The ideal (``two_buffers``) is simulated with the measured time of each round and bucket. A broadcast lasts from the
+arrival of its last member to its last end: before that end some rank does not have the bucket yet, whatever the time
+that the source itself was busy.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from statistics import mean, median
 
 import numpy as np
-import polars as pl
 
 from tracekit._util.arrays import Ints
 from tracekit.documents.roles import BucketCell, WeightUpdate
 from tracekit.errors import Notice
-from tracekit.intervals import Intervals, union, union_of
-from tracekit.metrics.process_phases import WEIGHT_SYNC
-from tracekit.roles.processes import Process
-from tracekit.schedules.weight_reload import LANES, simulate_buckets
+from tracekit.intervals import Intervals, union
+from tracekit.weight_updates.buckets import RankBuckets, match_buckets, split_updates
+from tracekit.weight_updates.transfers import UpdateProcess
+from tracekit.weight_updates.two_buffers import LANES, simulate_buckets
 
-ALIGNMENT_BYTES = 256
-"""Multiple of bytes at which tensors start in a bucket of checkpoint-engine."""
 MAX_RANKS_WITH_CELLS = 64
 """Ranks up to which the operations of an update are listed one by one."""
 
 
-@dataclass(frozen=True, eq=False)
-class _RankPart:
-    """One rank's part in an update: a row per bucket, and its copies to the device by round."""
+def find_weight_updates(processes: Sequence[UpdateProcess]) -> tuple[list[WeightUpdate], list[Notice]]:
+    """Return the weight updates of a run in order of time, and what could not be matched.
 
-    rank: int
-    broadcast_start: Ints
-    broadcast_end: Ints
-    bucket_bytes: list[int]
-    """Size of each bucket; 0 where it is not recorded."""
-    staged: dict[int, int]
-    """End of the staging copy by bucket."""
-    h2d: list[tuple[int, int]]
-    """Start and end of the copies of each round."""
-    reload: dict[int, tuple[int, int]]
-    """Start and end of the reload by bucket, where it is recorded."""
-    reloaded_bytes: int
-    busy: Intervals
-    """All GPU work of the rank's processes in the update."""
-
-
-def find_weight_updates(processes: Sequence[Process]) -> tuple[list[WeightUpdate], list[Notice]]:
-    """Return the weight updates of a run in order of time, and what could not be matched."""
+    >>> import polars as pl
+    >>> phases = pl.DataFrame(schema={"phase": pl.String, "start_ns": pl.Int64})
+    >>> def process(role, *rows):
+    ...     columns = ["rank", "lane", "start_ns", "end_ns", "bytes"]
+    ...     return UpdateProcess(role, 0, phases, pl.DataFrame(list(rows), schema=columns, orient="row"))
+    >>> server = process("server", (0, "h2d", 0, 4, 8), (0, "broadcast", 6, 8, 8))
+    >>> worker = process("worker", (0, "reload", 9, 10, 8))
+    >>> (update,), notices = find_weight_updates([server, worker])
+    >>> update.measured_ns, update.ideal_ns, update.gap_ns["host_and_rpc"]
+    (10, 7, 3)
+    """
     servers = [process for process in processes if len(process.lane("broadcast"))]
     workers = {process.rank: process for process in processes if len(process.lane("reload"))}
     server_role = _broadcasting_role(servers)
@@ -62,7 +50,7 @@ def find_weight_updates(processes: Sequence[Process]) -> tuple[list[WeightUpdate
             "are unknown; record the inference engine too, and name both: --role server=PATH --role worker=PATH"
         )
         notices.append(Notice("role-missing", text))
-    updates_by_rank = [(process, _split(process, workers.get(process.rank))) for process in servers]
+    updates_by_rank = [(process, split_updates(process, workers.get(process.rank))) for process in servers]
     counts = Counter(len(transfers) for _, transfers in updates_by_rank)
     update_count = counts.most_common(1)[0][0]
     if len(counts) > 1:
@@ -82,7 +70,7 @@ def find_weight_updates(processes: Sequence[Process]) -> tuple[list[WeightUpdate
             until = int(transfers[number + 1]["start_ns"][0]) if number + 1 < update_count else np.iinfo(np.int64).max
             worker = workers.get(process.rank)
             ranks.append(
-                _rank_part(process, worker, transfers[number], sizes, bucket_count=bucket_count, until_ns=until)
+                match_buckets(process, worker, transfers[number], sizes, bucket_count=bucket_count, until_ns=until)
             )
         update = _measure(ranks, server_role, workers)
         if update is not None:
@@ -100,7 +88,7 @@ def _is_padding(update: WeightUpdate) -> bool:
     return 0 <= missing < update.bytes // 100
 
 
-def _broadcasting_role(servers: Sequence[Process]) -> str | None:
+def _broadcasting_role(servers: Sequence[UpdateProcess]) -> str | None:
     """Return the role that broadcasts weights: with copies from the host, else with the most processes."""
     votes = Counter[str]()
     for process in servers:
@@ -109,98 +97,9 @@ def _broadcasting_role(servers: Sequence[Process]) -> str | None:
     return votes.most_common(1)[0][0] if votes else None
 
 
-def _split(server: Process, worker: Process | None) -> list[pl.DataFrame]:
-    """Split the server's transfers into updates: at every other phase of either process.
-
-    If that gives one group, barriers separate updates, provided that each part broadcasts the same buckets.
-    """
-    processes = [server] if worker is None else [server, worker]
-    breaks = [process.stretches.filter(pl.col("phase") != WEIGHT_SYNC)["start_ns"].to_numpy() for process in processes]
-    groups = _split_at(server.transfers, np.sort(np.concatenate(breaks)))
-    if len(groups) == 1:
-        barriers = server.lane("other").filter(pl.col("bytes") == 0)["start_ns"].to_numpy()  # they move nothing
-        between_barriers = _split_at(server.transfers, barriers)
-        sizes = [group.filter(lane="broadcast")["bytes"].to_list() for group in between_barriers]
-        # With one bucket in each part the barriers may as well separate the buckets of one update.
-        if len(sizes[0]) > 1 and all(size == sizes[0] for size in sizes):
-            return between_barriers
-    return groups
-
-
-def _split_at(transfers: pl.DataFrame, times: Ints) -> list[pl.DataFrame]:
-    """Return the groups of transfers between *times* that broadcast."""
-    number = pl.Series("group", np.searchsorted(times, transfers["start_ns"].to_numpy(), side="right"))
-    groups = transfers.with_columns(number).partition_by("group", maintain_order=True)
-    return [group for group in groups if (group["lane"] == "broadcast").any()]
-
-
-def _rank_part(
-    server: Process, worker: Process | None, transfers: pl.DataFrame, sizes: Ints, *, bucket_count: int, until_ns: int
-) -> _RankPart:
-    """Match one rank's copies with the first *bucket_count* buckets of an update.
-
-    *sizes* are the bytes of all its buckets; *until_ns* is the start of the next update.
-    """
-    broadcasts = transfers.filter(lane="broadcast")
-    start, end = broadcasts["start_ns"].to_numpy(), broadcasts["end_ns"].to_numpy()
-    stages, h2d = transfers.filter(lane="stage"), transfers.filter(lane="h2d")
-    # A staging copy fills the buffer of the next broadcast, if their sizes agree.
-    following = np.searchsorted(start, stages["start_ns"].to_numpy())
-    staged = {
-        bucket: stage_end
-        for bucket, stage_end, size in zip(following.tolist(), stages["end_ns"], stages["bytes"], strict=True)
-        if bucket < bucket_count and size in (None, sizes[bucket])
-    }
-    # Copies from the host between two broadcasts belong to one round; those after the last broadcast are not sent.
-    rounds = h2d.with_columns(round=pl.Series(np.searchsorted(start, h2d["start_ns"].to_numpy())))
-    by_round = (
-        rounds.filter(pl.col("round") < bucket_count)
-        .group_by("round", maintain_order=True)
-        .agg(pl.col("start_ns").min(), pl.col("end_ns").max())
-    )
-    own = transfers.filter(pl.col("start_ns").is_between(min([start[0], *by_round["start_ns"]]), end[bucket_count - 1]))
-    copies = worker.lane("reload") if worker is not None else transfers.clear()
-    if worker is not None:
-        limit = min(until_ns, _next_phase_start(worker, int(start[-1])))
-        copies = copies.filter(pl.col("start_ns").is_between(int(start[0]), limit))
-    copies = copies.with_columns(bucket=pl.Series(_buckets_of_copies(copies, end, sizes), dtype=pl.Int64))
-    copies = copies.filter(pl.col("bucket") < bucket_count)
-    spans = copies.group_by("bucket").agg(pl.col("start_ns").min(), pl.col("end_ns").max())
-    return _RankPart(
-        rank=server.rank,
-        broadcast_start=start[:bucket_count],
-        broadcast_end=end[:bucket_count],
-        bucket_bytes=broadcasts["bytes"].head(bucket_count).fill_null(0).to_list(),
-        staged=staged,
-        h2d=by_round.select("start_ns", "end_ns").rows(),
-        reload={bucket: (first, last) for bucket, first, last in spans.iter_rows()},
-        reloaded_bytes=int(copies["bytes"].sum()),
-        busy=union_of(own) | union_of(copies),
-    )
-
-
-def _next_phase_start(worker: Process, after_ns: int) -> int:
-    """Return when the worker's next stretch other than weight synchronisation begins."""
-    starts = worker.stretches.filter((pl.col("phase") != WEIGHT_SYNC) & (pl.col("start_ns") > after_ns))["start_ns"]
-    return int(starts.min()) if len(starts) else np.iinfo(np.int64).max  # type: ignore[arg-type]
-
-
-def _buckets_of_copies(copies: pl.DataFrame, broadcast_end: Ints, sizes: Ints) -> Ints:
-    """Return the bucket that each copy was taken from: by bytes if they add up to the buckets, else by time.
-
-    The bytes of the copies, each rounded up to the alignment if need be, are laid out one after the other: a copy
-    belongs to the bucket in which it starts. By time, it is the last bucket whose broadcast ended before the copy.
-    """
-    taken, ends = copies["bytes"].fill_null(0).to_numpy(), np.cumsum(sizes)
-    starts = copies["start_ns"].to_numpy()
-    buckets: Ints = np.maximum(np.searchsorted(np.sort(broadcast_end), starts, side="right") - 1, 0)
-    for rounded in (-(-taken // ALIGNMENT_BYTES) * ALIGNMENT_BYTES, taken):
-        if len(rounded) and rounded.sum() == ends[-1]:
-            buckets = np.searchsorted(ends, np.cumsum(rounded) - rounded, side="right")
-    return buckets
-
-
-def _measure(ranks: Sequence[_RankPart], server: str | None, workers: dict[int, Process]) -> WeightUpdate | None:
+def _measure(
+    ranks: Sequence[RankBuckets], server: str | None, workers: dict[int, UpdateProcess]
+) -> WeightUpdate | None:
     """Measure one update over its ranks.
 
     Args:
@@ -254,7 +153,7 @@ def _union(spans: Iterable[tuple[int, int]]) -> Intervals:
     return union(*np.array([*spans], np.int64).reshape(-1, 2).T)
 
 
-def _sources(ranks: Sequence[_RankPart]) -> tuple[int | None, ...]:
+def _sources(ranks: Sequence[RankBuckets]) -> tuple[int | None, ...]:
     """Return the rank that broadcasts each bucket: the one that staged it, else the last to copy one from its host."""
     sources = {bucket: part.rank for part in ranks for bucket in part.staged}
     if not sources:
@@ -275,7 +174,7 @@ def _rounds(sources: Sequence[int | None]) -> list[int]:
     return rounds
 
 
-def _late_arrivals(ranks: Sequence[_RankPart]) -> tuple[Intervals, Counter[int]]:
+def _late_arrivals(ranks: Sequence[RankBuckets]) -> tuple[Intervals, Counter[int]]:
     """Return when ranks wait in a broadcast for its last member, and for how long each rank is waited for."""
     starts = np.stack([part.broadcast_start for part in ranks])
     first, last = starts.min(axis=0), starts.max(axis=0)
@@ -285,14 +184,14 @@ def _late_arrivals(ranks: Sequence[_RankPart]) -> tuple[Intervals, Counter[int]]
     return union(first, last), waits
 
 
-def _broadcast_times(ranks: Sequence[_RankPart]) -> tuple[Ints, Ints]:
+def _broadcast_times(ranks: Sequence[RankBuckets]) -> tuple[Ints, Ints]:
     """Return when the last member entered each broadcast, and when it ended on the last."""
     starts = np.stack([part.broadcast_start for part in ranks]).max(axis=0)
     ends = np.stack([part.broadcast_end for part in ranks]).max(axis=0)
     return starts, np.maximum(starts, ends)
 
 
-def _ideal(ranks: Sequence[_RankPart], sources: Sequence[int | None]) -> list[tuple[str, int, int, int]]:
+def _ideal(ranks: Sequence[RankBuckets], sources: Sequence[int | None]) -> list[tuple[str, int, int, int]]:
     """Simulate the two-buffer ideal with the measured times of each round and bucket.
 
     All ranks copy at once, so a round's copy lasts as long as the slowest. A broadcast lasts from the arrival of its
@@ -312,7 +211,7 @@ def _ideal(ranks: Sequence[_RankPart], sources: Sequence[int | None]) -> list[tu
 
 
 def _gap_by_cause(
-    ranks: Sequence[_RankPart],
+    ranks: Sequence[RankBuckets],
     window: Intervals,
     late_intervals: Intervals,
     ideal: Sequence[tuple[str, int, int, int]],
@@ -345,7 +244,7 @@ def _gap_by_cause(
     }
 
 
-def _cells(ranks: Sequence[_RankPart], sources: Sequence[int | None]) -> list[BucketCell]:
+def _cells(ranks: Sequence[RankBuckets], sources: Sequence[int | None]) -> list[BucketCell]:
     """Return the operations of every device, and how long each holds its buffer."""
     cells = []
     for part in ranks:

@@ -6,10 +6,10 @@ import polars as pl
 import pytest
 
 from tracekit.metrics.process_phases import DECODE_STEPS, STRETCHES
-from tracekit.metrics.reload import RELOAD_EVENTS
 from tracekit.roles.processes import Process
-from tracekit.roles.weight_updates import find_weight_updates
 from tracekit.schema import conform
+from tracekit.weight_updates import find_weight_updates
+from tracekit.weight_updates.transfers import RELOAD_EVENTS
 
 
 def process(role, rank, *transfers, stretches=()):

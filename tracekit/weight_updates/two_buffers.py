@@ -1,4 +1,4 @@
-"""Weight reload: the update of a running inference engine's weights by checkpoint-engine.
+"""Two-buffer ideal of a weight update (schedule ``weight-reload``), as checkpoint-engine runs it.
 
 Every device has one buffer for the copy from the host (H2D) and two that it shares with the engine (IPC). A round:
 
@@ -6,7 +6,9 @@ Every device has one buffer for the copy from the host (H2D) and two that it sha
 2. for each owner in turn: its bucket is broadcast into IPC buffer g % 2 of every device;
 3. once the engine has taken the bucket before (reload g-1), it is told to take this one (reload g).
 
-So broadcast g+1 runs beside reload g, and the next round's H2D beside the last reload.
+So broadcast g+1 runs beside reload g, and the next round's H2D beside the last reload. Where all rounds and buckets
+take the same times h (H2D), b (broadcast) and l (reload), R rounds over N owners take R(h + N·b) + l if l ≤ b, and
+R(h + b + (N−1)·l) + l if b < l ≤ h + b.
 """
 
 from collections.abc import Sequence
