@@ -16,9 +16,9 @@ import tracekit
 from tests.kept import analysis_of
 from tests.unpack import unpacked
 from tracekit.analysis.combine.memory import HeldMemory, RunMemory, memory_with_microbatches, with_memory
-from tracekit.documents.analysis import ChangedStep
+from tracekit.documents.analysis import ChangedStep, Peak
 from tracekit.documents.coding import to_plain
-from tracekit.metrics.memory import ChunkMemory, Peak, RankMemory
+from tracekit.metrics.memory import ChunkMemory, RankMemory
 from tracekit.report.html.charts import PageClock, timeline_data
 from tracekit.report.html.page import render_html
 from tracekit.report.scalars import scalars

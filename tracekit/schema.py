@@ -153,6 +153,53 @@ MEMORY = pl.Schema(
 )
 """One row per event of PyTorch's allocator (``profile_memory=True``), sorted by (rank, at_ns)."""
 
+ALLOCATOR_ACTIONS = (
+    "alloc",
+    "free_requested",  # the tensor is gone: no longer allocated
+    "free_completed",  # no stream uses it any more: no longer active, may be handed out again
+    "segment_alloc",
+    "segment_free",
+    "segment_map",  # an expandable segment grows
+    "segment_unmap",
+    "oom",
+    "snapshot",
+)
+ALLOCATOR_EVENTS = pl.Schema(
+    {
+        "at_ns": pl.Int64(),  # on the host's clock
+        "action": pl.Enum(ALLOCATOR_ACTIONS),
+        "address": pl.Int64(),
+        "bytes": pl.Int64(),
+        "stream": pl.Int64(),
+        "stack": pl.Int32(),  # number of its stack; null where none was recorded
+    }
+)
+"""One row per event of a memory snapshot's history, in the order in which they happened."""
+ALLOCATOR_SEGMENTS = pl.Schema(
+    {
+        "address": pl.Int64(),
+        "bytes": pl.Int64(),  # reserved
+        "allocated": pl.Int64(),  # of that, in tensors
+        "active": pl.Int64(),  # of that, in tensors or freed and still in use by a stream
+        "stream": pl.Int64(),
+        "kind": pl.String(),  # "small" or "large"
+        "pool": pl.String(),  # "(0, 0)"; others are private, such as those of CUDA graphs
+    }
+)
+"""One row per segment of a memory snapshot, sorted by address."""
+ALLOCATOR_BLOCKS = pl.Schema(
+    {
+        "segment": pl.Int64(),  # its address
+        "address": pl.Int64(),
+        "bytes": pl.Int64(),
+        "state": pl.String(),  # "active_allocated", "active_pending_free" or "inactive"
+        "stack": pl.Int32(),  # of its allocation
+    }
+)
+"""One row per block of a memory snapshot's segments."""
+SNAPSHOT_ANNOTATIONS = pl.Schema({"at_ns": pl.Int64(), "name": pl.String(), "is_start": pl.Boolean()})
+"""Begins and ends of the ranges that a memory snapshot recorded."""
+
 EVIDENCE = pl.Schema(
     {
         "launch_ns": pl.Int64(),  # start of the API call that launched it; null when the file has none

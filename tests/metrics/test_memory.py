@@ -5,15 +5,12 @@ from __future__ import annotations
 import polars as pl
 import pytest
 
-from tracekit.metrics.memory import (
-    MAX_GROWTH_RATIO,
+from tracekit.documents.analysis import Peak
+from tracekit.metrics.memory.chunk_memory import MAX_GROWTH_RATIO, MIN_CELLS, ChunkMemory, measure_chunk_memory
+from tracekit.metrics.memory.rank_memory import (
     MEMORY_CURVE,
-    MIN_CELLS,
-    ChunkMemory,
-    Peak,
     add_phases,
     gpu_memory,
-    measure_chunk_memory,
     measure_rank_memory,
     phase_peaks,
     thin_curve,

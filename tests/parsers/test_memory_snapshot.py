@@ -1,0 +1,115 @@
+"""The reader of memory snapshots: what it reads, and that bad ones end in one clear line."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import pickle
+
+import pytest
+
+from tests.memory_snapshots import BASE_US, FRAMES, annotation, block, event, segment, snapshot, write
+from tracekit.errors import InputError
+from tracekit.parsers.memory_snapshot import MAX_BYTES, parse_memory_snapshot, read_memory_snapshot
+
+
+def test_every_event_and_block_is_a_row(tmp_path):
+    events = [event("segment_alloc", 4096, 1 << 20, 1, frames=[]), event("alloc", 4096, 512, 2)]
+    content = snapshot(events, [segment(4096, [block(4096, 512, frames=FRAMES), block(4608, 99, "inactive")])])
+    read = read_memory_snapshot(write(tmp_path / "a.pickle", content))
+    assert read.events["action"].to_list() == ["segment_alloc", "alloc"]
+    assert read.events["at_ns"].to_list() == [(BASE_US + 1) * 1000, (BASE_US + 2) * 1000]
+    assert read.events["stack"].to_list() == [None, 0]
+    assert read.stacks == ((("forward", "site-packages/torch/nn/modules/linear.py", 134), ("forward", "model.py", 25)),)
+    assert read.blocks["state"].to_list() == ["active_allocated", "inactive"]
+    assert read.blocks["stack"].to_list() == [0, None]
+    assert read.segments.select("bytes", "allocated", "active").row(0) == (1 << 20, 512, 512)
+    assert read.notices == ()
+
+
+def test_a_compressed_snapshot_is_the_same(tmp_path):
+    content = snapshot([event("alloc", 4096, 512, 2)], [segment(4096, [block(4096, 512)])])
+    plain = read_memory_snapshot(write(tmp_path / "a.pickle", content))
+    (tmp_path / "a.pickle.gz").write_bytes(gzip.compress(pickle.dumps(content)))
+    assert read_memory_snapshot(tmp_path / "a.pickle.gz").events.equals(plain.events)
+
+
+def test_annotations_are_begins_and_ends():
+    read = parse_memory_snapshot(snapshot(annotations=annotation("ProfilerStep#2", 5, 9)), name="a")
+    assert read.annotations.rows() == [
+        ((BASE_US + 5) * 1000, "ProfilerStep#2", True),
+        ((BASE_US + 9) * 1000, "ProfilerStep#2", False),
+    ]
+
+
+def test_of_several_gpus_the_busiest_is_read():
+    traces = [[event("alloc", 1, 1, 1)], [event("alloc", 1, 7, 1), event("alloc", 2, 7, 2)], []]
+    segments = [segment(1, [block(1, 1)]), segment(1, [block(1, 7), block(2, 7)], device=1)]
+    read = parse_memory_snapshot(snapshot(segments=segments, traces=traces), name="a")
+    assert (read.device, read.events["bytes"].to_list(), read.segments["allocated"].to_list()) == (1, [7, 7], [14])
+    assert [notice.code for notice in read.notices] == ["memory-several-devices"]
+
+
+def test_without_history_the_fullest_gpu_is_read():
+    segments = [segment(1, [block(1, 1)], total=10), segment(1, [block(1, 7)], total=20, device=1)]
+    read = parse_memory_snapshot(snapshot(segments=segments, traces=[[], []]), name="a")
+    assert (read.device, [notice.code for notice in read.notices]) == (1, ["memory-no-history"])
+
+
+def test_missing_stacks_are_said():
+    read = parse_memory_snapshot(snapshot([event("alloc", 1, 1, 1, frames=[])]), name="a")
+    assert [notice.code for notice in read.notices] == ["memory-no-stacks"]
+
+
+def test_events_of_kinds_of_the_future_are_counted():
+    read = parse_memory_snapshot(snapshot([event("alloc", 1, 1, 1), event("teleport", 1, 1, 1)]), name="a")
+    assert (len(read.events), [notice.code for notice in read.notices]) == (1, ["memory-unknown-events"])
+
+
+class Hostile:
+    def __reduce__(self):
+        return os.system, ("touch /tmp/tracekit-was-here",)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        [],
+        {"segments": []},
+        {"segments": {}, "device_traces": []},
+        snapshot(["no dict"]),
+        snapshot(traces=[7]),
+        snapshot([event("alloc", 1, None, 1)]),
+        snapshot([event("alloc", "0x10", 1, 1)]),
+        snapshot([event("alloc", 1, -5, 1)]),
+        snapshot([event("alloc", 1, 2 * MAX_BYTES, 1)]),
+        snapshot([event("alloc", 1, 1, 1 << 60)]),
+        snapshot([event("alloc", 1 << 70, 1, 1)]),
+        snapshot([event("alloc", 1, 1, 1, frames=[{"name": "f"}])]),
+        snapshot([event("alloc", 1, 1, 1, frames=[{"name": 1, "filename": [], "line": {}}])]),
+        snapshot([event("alloc", 1, 1, 1, frames=7)]),
+        snapshot(segments=[{"address": 1}]),
+        snapshot(segments=[7]),
+        snapshot(annotations=[7]),
+        {"segments": [], "device_traces": [], "hostile": Hostile()},
+    ],
+    ids=str,
+)
+def test_what_is_no_snapshot_ends_in_one_line(tmp_path, content):
+    with pytest.raises(InputError) as caught:
+        read_memory_snapshot(write(tmp_path / "bad.pickle", content))
+    assert "bad.pickle" in caught.value.message
+    assert "\n" not in caught.value.message
+    assert caught.value.hint
+
+
+def test_a_cut_file_ends_in_one_line(tmp_path):
+    path = write(tmp_path / "cut.pickle", snapshot([event("alloc", 1, 1, 1)]))
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(InputError, match=r"cut\.pickle"):
+        read_memory_snapshot(path)
+
+
+def test_a_missing_file_ends_in_one_line(tmp_path):
+    with pytest.raises(InputError, match="cannot be read"):
+        read_memory_snapshot(tmp_path / "none.pickle")

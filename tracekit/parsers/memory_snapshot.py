@@ -1,0 +1,264 @@
+"""Reader of memory snapshots, the pickles that ``torch.cuda.memory._dump_snapshot`` writes.
+
+A snapshot holds the segments that the allocator has reserved with the blocks in them, and, if the history was recorded,
+every event of the allocator with its stack. Its times are those of the host in microseconds since the epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from tracekit._util.text import counted
+from tracekit.errors import InputError, Notice
+from tracekit.parsers.file_type import GZIP, inflate
+from tracekit.parsers.plain_pickle import MAX_PICKLE_BYTES, load_plain_pickle
+from tracekit.schema import (
+    ALLOCATOR_ACTIONS,
+    ALLOCATOR_BLOCKS,
+    ALLOCATOR_EVENTS,
+    ALLOCATOR_SEGMENTS,
+    SNAPSHOT_ANNOTATIONS,
+)
+
+SNAPSHOT_KEYS = ("segments", "device_traces")
+"""Keys that every memory snapshot has, and no other pickle that tracekit reads."""
+Frame = tuple[str, str, int]
+"""Function, file and line of a stack frame."""
+_FRAME_VALUES = itemgetter("name", "filename", "line")
+_WRITE_AGAIN = "write the snapshot again"
+
+
+@dataclass(frozen=True, eq=False)
+class MemorySnapshot:
+    """One rank's memory snapshot: the events of its GPU's allocator and what was allocated when it was written."""
+
+    path: str
+    device: int
+    """The GPU whose events these are: the one with most of them."""
+    events: pl.DataFrame
+    """``ALLOCATOR_EVENTS``, in the order in which they happened."""
+    segments: pl.DataFrame
+    """``ALLOCATOR_SEGMENTS``: memory reserved when the snapshot was written."""
+    blocks: pl.DataFrame
+    """``ALLOCATOR_BLOCKS``: the contents of these segments."""
+    annotations: pl.DataFrame
+    """``SNAPSHOT_ANNOTATIONS``: ranges such as ``ProfilerStep#2``, by which it is placed on a trace's clock."""
+    stacks: tuple[tuple[Frame, ...], ...]
+    """Stacks by their number in ``events`` and ``blocks``, innermost frame first."""
+    expandable: bool = False
+    """Whether segments may grow (``expandable_segments``)."""
+    notices: tuple[Notice, ...] = field(default=())
+
+
+def read_memory_snapshot(path: str | Path, *, name: str | None = None) -> MemorySnapshot:
+    """Read a memory snapshot, compressed by gzip or not.
+
+    Args:
+        path: The file.
+        name: What to call it in messages; by default its path.
+
+    Raises:
+        InputError: The file is no memory snapshot, or is damaged.
+
+    """
+    shown = str(path) if name is None else name
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise InputError(f"{shown}: cannot be read: {error.strerror}", hint="check its permissions") from error
+    if data.startswith(GZIP):
+        data = inflate(data, MAX_PICKLE_BYTES)
+    return parse_memory_snapshot(load_plain_pickle(data, name=shown), name=shown)
+
+
+def parse_memory_snapshot(content: object, *, name: str) -> MemorySnapshot:
+    """Return the snapshot that an unpickled file holds.
+
+    Args:
+        content: The file's content.
+        name: What to call the file in messages.
+
+    """
+    if not isinstance(content, dict) or not all(isinstance(content.get(key), list) for key in SNAPSHOT_KEYS):
+        hint = "torch.cuda.memory._dump_snapshot writes one"
+        raise InputError(f"{name}: is not a memory snapshot", hint=hint)
+    stacks = _Stacks(name)
+    histories = [_dicts(history, f"{name}: device_traces") for history in content["device_traces"]]
+    segments = _dicts(content["segments"], f"{name}: segments")
+    device = _busiest_device(histories, segments)
+    history = histories[device] if device < len(histories) else []
+    own_segments = [segment for segment in segments if segment.get("device", 0) == device]
+    settings = content.get("allocator_settings")
+    is_expandable = isinstance(settings, Mapping) and bool(settings.get("expandable_segments"))
+    return MemorySnapshot(
+        path=name,
+        device=device,
+        events=_event_table(history, stacks, name),
+        segments=_segment_table(own_segments, name),
+        blocks=_block_table(own_segments, stacks, name),
+        annotations=_annotation_table(content.get("external_annotations") or [], device, name),
+        stacks=stacks.stacks,
+        expandable=is_expandable or any(segment.get("is_expandable") for segment in own_segments),
+        notices=_notices(histories, history, device, stacks),
+    )
+
+
+def _busiest_device(histories: Sequence[Sequence[object]], segments: Iterable[Mapping[str, Any]]) -> int:
+    """Return the number of the GPU with most events; without events, the one with most reserved memory."""
+    counts = [len(history) for history in histories]
+    if any(counts):
+        return counts.index(max(counts))
+    reserved: dict[int, int] = {}
+    for segment in segments:
+        device, size = segment.get("device", 0), segment.get("total_size")
+        if isinstance(device, int) and isinstance(size, int):
+            reserved[device] = reserved.get(device, 0) + size
+    return max(reserved, key=lambda number: (reserved[number], -number), default=0)
+
+
+class _Stacks:
+    """Stacks by number: the same frames in the same order are one stack."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._numbers: dict[tuple[Frame, ...], int] = {}
+
+    @property
+    def stacks(self) -> tuple[tuple[Frame, ...], ...]:
+        return tuple(self._numbers)
+
+    def number(self, frames: object) -> int | None:
+        """Return the number of a stack; None if no frames were recorded."""
+        if not frames:
+            return None
+        try:
+            stack: tuple[Frame, ...] = tuple(map(_FRAME_VALUES, frames))  # type: ignore[call-overload]
+            number = self._numbers.get(stack)
+        except (TypeError, KeyError, IndexError):
+            raise InputError(f"{self._name}: has a frame without name, file or line", hint=_WRITE_AGAIN) from None
+        if number is None:
+            self._check(stack)
+            number = self._numbers[stack] = len(self._numbers)
+        return number
+
+    def _check(self, stack: tuple[Frame, ...]) -> None:
+        for function, file, line in stack:
+            if not (isinstance(function, str) and isinstance(file, str) and isinstance(line, int)):
+                raise InputError(f"{self._name}: has a frame without name, file or line", hint=_WRITE_AGAIN)
+
+
+def _dicts(values: object, where: str) -> list[dict[str, Any]]:
+    """Return a list of dicts; raise if it is anything else."""
+    if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
+        raise InputError(f"{where} is not a list of dicts", hint=_WRITE_AGAIN)
+    return values
+
+
+def _event_table(history: Sequence[Mapping[str, Any]], stacks: _Stacks, name: str) -> pl.DataFrame:
+    """Return the events of the allocator; those of unknown kinds are left out."""
+    known = [event for event in history if event.get("action") in ALLOCATOR_ACTIONS]
+    columns = {
+        "at_ns": [event.get("time_us") for event in known],
+        "action": [event["action"] for event in known],
+        # An event of memory that ran out has no address.
+        "address": [event.get("addr", 0) for event in known],
+        "bytes": [event.get("size") for event in known],
+        "stream": [event.get("stream", 0) for event in known],
+        "stack": [stacks.number(event.get("frames")) for event in known],
+    }
+    table = _table(columns, ALLOCATOR_EVENTS, f"{name}: device_traces")
+    return table.with_columns(pl.col("at_ns") * 1000)
+
+
+def _segment_table(segments: Sequence[Mapping[str, Any]], name: str) -> pl.DataFrame:
+    columns = {
+        "address": [segment.get("address") for segment in segments],
+        "bytes": [segment.get("total_size") for segment in segments],
+        "allocated": [segment.get("allocated_size") for segment in segments],
+        "active": [segment.get("active_size") for segment in segments],
+        "stream": [segment.get("stream", 0) for segment in segments],
+        "kind": [str(segment.get("segment_type", "")) for segment in segments],
+        "pool": [str(segment.get("segment_pool_id", (0, 0))) for segment in segments],
+    }
+    return _table(columns, ALLOCATOR_SEGMENTS, f"{name}: segments").sort("address")
+
+
+def _block_table(segments: Sequence[Mapping[str, Any]], stacks: _Stacks, name: str) -> pl.DataFrame:
+    rows: list[tuple[Any, ...]] = []
+    for segment in segments:
+        address = segment.get("address")
+        for block in _dicts(segment.get("blocks", []), f"{name}: blocks"):
+            # Snapshots of PyTorch before 2.1 give blocks no address: they lie in the segment one after the other.
+            block_address = block.get("address", address)
+            size = block.get("size")
+            stack = stacks.number(block.get("frames"))
+            rows.append((segment.get("address"), block_address, size, str(block.get("state", "")), stack))
+            if isinstance(block_address, int) and isinstance(size, int):
+                address = block_address + size
+    names = ALLOCATOR_BLOCKS.names()
+    columns = {column: [row[i] for row in rows] for i, column in enumerate(names)}
+    return _table(columns, ALLOCATOR_BLOCKS, f"{name}: blocks")
+
+
+def _annotation_table(annotations: object, device: int, name: str) -> pl.DataFrame:
+    own = [row for row in _dicts(annotations, f"{name}: external_annotations") if row.get("device", device) == device]
+    columns: dict[str, list[Any]] = {
+        "at_ns": [row.get("time_us") for row in own],
+        "name": [str(row.get("name", "")) for row in own],
+        "is_start": [row.get("stage") == "START" for row in own],
+    }
+    table = _table(columns, SNAPSHOT_ANNOTATIONS, f"{name}: external_annotations")
+    return table.with_columns(pl.col("at_ns") * 1000)
+
+
+def _table(columns: Mapping[str, list[Any]], schema: pl.Schema, where: str) -> pl.DataFrame:
+    """Return a table of numbers and texts; raise if a value is missing or of another type."""
+    try:
+        series = [pl.Series(name, columns[name], dtype, strict=True) for name, dtype in schema.items()]
+    except (TypeError, OverflowError, ValueError, pl.exceptions.PolarsError) as error:
+        raise InputError(f"{where} has a value that is no number or too large", hint=_WRITE_AGAIN) from error
+    table = pl.DataFrame(series)
+    required = [name for name in schema if name != "stack"]
+    for name in required:
+        if table[name].null_count():
+            raise InputError(f"{where} has an entry without {name}", hint=_WRITE_AGAIN)
+    sizes = [name for name in ("bytes", "allocated", "active") if name in schema]
+    for name in sizes:
+        if (table[name] < 0).any() or (table[name] > MAX_BYTES).any():
+            raise InputError(f"{where} has an impossible size", hint=_WRITE_AGAIN)
+    if "at_ns" in schema and ((table["at_ns"] < 0) | (table["at_ns"] > MAX_TIME_US)).any():
+        raise InputError(f"{where} has an impossible time", hint=_WRITE_AGAIN)
+    return table
+
+
+MAX_BYTES = 1 << 50
+"""Largest size of a block or segment: no GPU has a pebibyte, and sums of sizes must not overflow."""
+MAX_TIME_US = 1 << 53
+"""Latest time in µs (the year 2255): as nanoseconds it must not overflow."""
+
+
+def _notices(
+    histories: Sequence[Sequence[object]], history: Sequence[Mapping[str, Any]], device: int, stacks: _Stacks
+) -> tuple[Notice, ...]:
+    """Return notices about what the snapshot lacks."""
+    notices = []
+    others = [number for number, events in enumerate(histories) if events and number != device]
+    if others:
+        text = f"the snapshot has events of {counted(len(others) + 1, 'GPU')}: those of GPU {device} are used"
+        notices.append(Notice("memory-several-devices", text))
+    if not history:
+        text = "the snapshot has no history of allocations: it shows only what was allocated when it was written"
+        notices.append(Notice("memory-no-history", text))
+    elif not stacks.stacks:
+        text = "the snapshot has no stacks: nothing is known by source line"
+        notices.append(Notice("memory-no-stacks", text))
+    unknown = sum(event.get("action") not in ALLOCATOR_ACTIONS for event in history)
+    if unknown:
+        notices.append(Notice("memory-unknown-events", f"{counted(unknown, 'event')} of unknown kinds were left out"))
+    return tuple(notices)
