@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import pickle
 import signal
 
 import pytest
@@ -321,3 +322,43 @@ def test_a_folder_of_unreadable_files_names_them(tmp_path):
     lay(tmp_path, {"rank0.json": b"", "rank1.json": b"", "rank2.json": b"", "README.md": "# hi"})
     with pytest.raises(InputError, match=r"4 other files: rank0\.json is empty, rank1\.json is empty"):
         discover(tmp_path)
+
+
+DUMP = {"version": "2.10", "pg_config": {}, "entries": [{"profiling_name": "nccl:all_reduce"}]}
+SNAPSHOT = {"segments": [], "device_traces": [[]]}
+LOG = b'{"header": {"rank": 0}, "metadata": {"inspector_output_format_version": "v4.0"}}\n'
+RECORDING_FILES = {
+    "dump.json": (json.dumps(DUMP).encode(), "flight_recorder"),
+    "nccl_trace_rank_1": (pickle.dumps(DUMP, protocol=2), "flight_recorder"),
+    "dump.gz": (gzip.compress(pickle.dumps(DUMP)), "flight_recorder"),
+    "host-pid7.log": (LOG, "nccl_inspector"),
+    "memory.pickle": (pickle.dumps(SNAPSHOT), "memory_snapshot"),
+}
+
+
+@pytest.mark.parametrize("name", RECORDING_FILES)
+def test_recordings_are_known_by_their_content(tmp_path, name):
+    content, reader = RECORDING_FILES[name]
+    (tmp_path / name).write_bytes(content)
+    found = discover(tmp_path, need_traces=False)
+    assert [ref.reader for ref in found.recordings] == [reader]
+    assert not found.refs
+    with pytest.raises(InputError, match="no profiler trace, only 1"):
+        discover(tmp_path)
+
+
+def test_recordings_lie_beside_traces_without_being_traces(tmp_path):
+    for name, (content, _) in RECORDING_FILES.items():
+        (tmp_path / name).write_bytes(content)
+    (tmp_path / "rank0.json").write_bytes(b'{"traceEvents": []}')
+    found = discover(tmp_path)
+    assert [ref.name for ref in found.refs] == ["rank0.json"]
+    assert len(found.recordings) == len(RECORDING_FILES)
+    assert found.skipped == 0
+    assert not found.notices
+
+
+def test_other_pickles_are_no_recordings(tmp_path):
+    (tmp_path / "rank0.pickle").write_bytes(pickle.dumps({"weights": [1, 2]}))
+    with pytest.raises(InputError, match="neither a flight-recorder dump nor a memory snapshot"):
+        discover(tmp_path / "rank0.pickle", need_traces=False)

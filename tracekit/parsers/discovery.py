@@ -8,8 +8,8 @@ import glob
 import os
 import re
 import stat
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -21,6 +21,7 @@ from tracekit.parsers import remote
 from tracekit.parsers.file_type import (
     HEAD_BYTES,
     NSIGHT_SUFFIXES,
+    RECORDINGS,
     TAIL_BYTES,
     FileType,
     detect_file_type,
@@ -38,6 +39,7 @@ class Discovery(msgspec.Struct, frozen=True):
     refs: tuple[SourceRef, ...]
     skipped: int = 0
     notices: tuple[Notice, ...] = ()
+    recordings: tuple[SourceRef, ...] = ()  # dumps, logs and snapshots of the run (``file_type.RECORDINGS``)
 
 
 def discover(
@@ -46,14 +48,16 @@ def discover(
     rank: int | None = None,
     ranks: Collection[int] | None = None,
     check: bool = True,
+    need_traces: bool = True,
 ) -> Discovery:
-    """Find the traces at *paths*: one source per rank, ordered by rank.
+    """Find the traces at *paths*: one source per rank, ordered by rank; and the recordings beside them.
 
     Args:
         paths: Files, folders, globs, URLs or stores.
         rank: The rank of a single file that does not state it.
         ranks: Ranks to keep; None for all.
         check: Raise if the sources cannot be one rank each of one run.
+        need_traces: Raise if there is no trace. Otherwise recordings alone are enough.
 
     >>> [(ref.rank, ref.name) for ref in discover("sample_traces/reload").refs][:2]
     [(0, 'rank0.pt.trace.json.gz'), (1, 'rank1.pt.trace.json.gz')]
@@ -62,8 +66,9 @@ def discover(
     if not path_list:
         raise OptionError("no path was given", hint="name a trace, a folder of traces or a store")
     expanded = [_expand(os.fspath(path), alone=len(path_list) == 1) for path in path_list]
-    if not any(discovery.refs for discovery in expanded):
-        raise InputError(f"none of the {len(path_list)} files is a trace", hint="name traces, or their folder")
+    recordings = _unique(ref for discovery in expanded for ref in discovery.recordings)
+    if not any(discovery.refs for discovery in expanded) and (need_traces or not recordings):
+        raise _no_trace_error(path_list, recordings)
     refs = _unique(ref for discovery in expanded for ref in discovery.refs)
     notices = tuple(notice for discovery in expanded for notice in discovery.notices)
     refs = _apply_rank_option(refs, rank)
@@ -71,8 +76,25 @@ def discover(
         check_single_run(refs)
     if ranks is not None:
         refs = _select_ranks(refs, ranks)
-    order = sorted(refs, key=lambda ref: (ref.rank is None, ref.rank or 0, ref.path))
-    return Discovery(tuple(order), sum(discovery.skipped for discovery in expanded), notices)
+    skipped = sum(discovery.skipped for discovery in expanded)
+    return Discovery(_by_rank(refs), skipped, notices, _by_rank(recordings))
+
+
+def _by_rank(refs: Iterable[SourceRef]) -> tuple[SourceRef, ...]:
+    """Return sources ordered by rank; those whose rank is not known come last."""
+    return tuple(sorted(refs, key=lambda ref: (ref.rank is None, ref.rank or 0, ref.path)))
+
+
+def _no_trace_error(paths: Sequence[str | os.PathLike[str]], recordings: Sequence[SourceRef]) -> InputError:
+    """Return the error for paths without a trace; it names the recordings that are there."""
+    if not recordings:
+        return InputError(f"none of the {len(paths)} files is a trace", hint="name traces, or their folder")
+    counts = Counter(RECORDINGS[ref.reader] for ref in recordings)
+    kinds = listing(counted(count, kind) for kind, count in counts.items())
+    name = os.fspath(paths[0]) if len(paths) == 1 else "these paths"
+    hints = {"memory_snapshot": "record a profiler trace beside it"}
+    hint = hints.get(recordings[0].reader, "tracekit late reads them")
+    return InputError(f"{name}: no profiler trace, only {kinds}", hint=hint)
 
 
 def _apply_rank_option(refs: list[SourceRef], rank: int | None) -> list[SourceRef]:
@@ -144,6 +166,8 @@ def _from_file(path: str, *, alone: bool) -> Discovery:
         if file_type.why.startswith("cannot be read"):
             hint = "check its permissions"
         raise InputError(f"{path}: {file_type.why}", hint=hint)
+    if ref.reader in RECORDINGS:
+        return Discovery((), recordings=(ref,))
     return Discovery((ref,))
 
 
@@ -189,10 +213,12 @@ def _discovery(path: str, files: Mapping[str, tuple[SourceRef | None, FileType]]
 
     Of each file, by its own path, *files* has the source, None if it is not one, and its type.
     """
-    refs = [ref for ref, _ in files.values() if ref is not None]
+    sources = [ref for ref, _ in files.values() if ref is not None]
+    refs = [ref for ref in sources if ref.reader not in RECORDINGS]
+    recordings = [ref for ref in sources if ref.reader in RECORDINGS]
     others = {Path(file): file_type for file, (ref, file_type) in files.items() if ref is None}
     skipped = len(others)
-    if not refs:
+    if not sources:
         unreadable = []
         for file, file_type in others.items():
             if file_type.is_unreadable and _TRACE_SUFFIX.search(file.name):
@@ -205,7 +231,7 @@ def _discovery(path: str, files: Mapping[str, tuple[SourceRef | None, FileType]]
         refs = [replace(refs[0], rank=number, rank_from="name")]  # the only file, in a folder named after a rank
     refs, notices = _drop_duplicate_exports(refs)
     notices += _skipped_files(others, {ref.rank for ref in refs if ref.rank is not None})
-    return Discovery(tuple(refs), skipped, tuple(notices))
+    return Discovery(tuple(refs), skipped, tuple(notices), tuple(recordings))
 
 
 def _skipped_files(others: Mapping[Path, FileType], ranks: Collection[int]) -> list[Notice]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from tracekit.parsers.plain_pickle import is_pickle
 from tracekit.parsers.source_refs import valid_rank
 
 HEAD_BYTES = 1 << 18
@@ -30,11 +31,26 @@ _DISTRIBUTED_INFO = re.compile(r'"distributedInfo"\s*:\s*(?=\{)')
 _TRACEKIT_EXPORT = re.compile(rb'"otherData"\s*:\s*\{\s*"tracekit"\s*:')
 """Mark of a file that tracekit exported for ui.perfetto.dev: its tracks repeat events, which would be counted twice."""
 
+FLIGHT_RECORDER = "flight_recorder"
+NCCL_INSPECTOR = "nccl_inspector"
+MEMORY_SNAPSHOT = "memory_snapshot"
+RECORDINGS = {
+    FLIGHT_RECORDER: "flight-recorder dump",
+    NCCL_INSPECTOR: "NCCL Inspector log",
+    MEMORY_SNAPSHOT: "memory snapshot",
+}
+"""Readers of files that may lie beside a run's traces and are not traces, with what a file is called."""
+
+_DUMP_KEYS = re.compile(rb'"entries"\s*:\s*\[.*"(?:profiling_name|pg_config|pg_status)"\s*:', re.DOTALL)
+_PICKLED_DUMP_KEYS = (b"profiling_name", b"pg_config", b"pg_status")
+_PICKLED_SNAPSHOT_KEYS = (b"segments", b"device_traces")
+_INSPECTOR_KEY = re.compile(rb'"inspector_output_format_version"\s*:')
+
 
 class FileType(msgspec.Struct, frozen=True):
     """Reader of a file, and its rank and world size if they are easy to find."""
 
-    reader: str | None  # "kineto", "nsight" or "store"; None if the file is not a trace
+    reader: str | None  # "kineto", "nsight", "store" or one of RECORDINGS; None if it is none of these
     rank: int | None = None
     world_size: int | None = None
     why: str = ""  # reason why the file is not a trace
@@ -54,11 +70,13 @@ def detect_file_type(head: bytes, tail: bytes = b"") -> FileType:
     """Return the type of a file from its first bytes, and from its last bytes where they can be read without inflating.
 
     >>> detect_file_type(b'{"schemaVersion": 1, "distributedInfo": {"rank": 3, "world_size": 4}, "traceEvents": [')
-    FileType(reader='kineto', rank=3, world_size=4, why='')
+    FileType(reader='kineto', rank=3, world_size=4, why='', is_unreadable=False)
     >>> detect_file_type(b"SQLite format 3" + bytes(1)).reader
     'nsight'
     >>> detect_file_type(b'{"answer": 42}').why
     'is JSON but not a trace: it has no "traceEvents"'
+    >>> detect_file_type(b'{"entries": [{"profiling_name": "nccl:all_reduce"').reader
+    'flight_recorder'
     """
     if not head:
         return unreadable_file("is empty")
@@ -66,7 +84,10 @@ def detect_file_type(head: bytes, tail: bytes = b"") -> FileType:
         inflated = inflate(head)
         if not inflated:
             return unreadable_file("is a damaged gzip file")
-        return _detect_json(inflated, b"")
+        head = inflated
+        tail = b""
+    if is_pickle(head):
+        return _detect_pickle(head)
     reader = next((reader for first_bytes, reader in SIGNATURES.items() if head.startswith(first_bytes)), None)
     return FileType(reader) if reader else _detect_json(head, tail)
 
@@ -84,10 +105,24 @@ def inflate(head: bytes, limit: int = HEAD_BYTES) -> bytes:
         return b""
 
 
+def _detect_pickle(head: bytes) -> FileType:
+    """Return the type of a pickle, from the keys that its first bytes hold as text."""
+    if any(key in head for key in _PICKLED_DUMP_KEYS):
+        return FileType(FLIGHT_RECORDER)
+    if any(key in head for key in _PICKLED_SNAPSHOT_KEYS):
+        return FileType(MEMORY_SNAPSHOT)
+    return FileType(None, why="is a pickle, but neither a flight-recorder dump nor a memory snapshot")
+
+
 def _detect_json(head: bytes, tail: bytes) -> FileType:
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
     if text[:1] not in (b"{", b"["):
         return unreadable_file("is not a trace: neither JSON nor an Nsight Systems export")
+    if _INSPECTOR_KEY.search(text):
+        return FileType(NCCL_INSPECTOR)
+    is_trace = _TRACE_KEYS.search(text) or _EVENT_KEYS.match(text)
+    if not is_trace and _DUMP_KEYS.search(text + tail):
+        return FileType(FLIGHT_RECORDER)
     if not (_TRACE_KEYS.search(text) or _EVENT_KEYS.match(text) or _TRACE_KEYS.search(tail)):
         return FileType(None, why='is JSON but not a trace: it has no "traceEvents"')
     if _TRACEKIT_EXPORT.search(text[:4096]):

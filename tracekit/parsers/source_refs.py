@@ -66,7 +66,7 @@ class SourceRef(msgspec.Struct, frozen=True):
     """A file, exported folder or store to read, and its rank as far as known before reading."""
 
     path: str
-    reader: str  # "kineto", "nsight" or "store"
+    reader: str  # "kineto", "nsight", "store" or one of ``file_type.RECORDINGS``
     rank: int | None = None  # None if only reading it can tell
     rank_from: str = "content"  # as in ``Source``
     world_size: int | None = None
