@@ -114,12 +114,36 @@ def _raising_line(error: BaseException) -> str:
     return location
 
 
-class Notice(msgspec.Struct, frozen=True):
-    """A warning that travels with the result: a stable code for scripts, a sentence for people.
+NoticeValue = str | int | float | bool | tuple[str | int | tuple[int, ...], ...] | None
+"""A figure, a name or a list of these in a notice."""
 
-    >>> Notice("no-shapes", "input shapes were not recorded").code
-    'no-shapes'
+
+class Notice(msgspec.Struct, frozen=True):
+    """A warning that travels with the result, as data; ``tracekit.report.notices`` makes its sentence.
+
+    >>> notice = Notice("partial-step", ranks=(3,), values={"step": 7, "events": 12})
+    >>> notice.message
+    'rank 3: step 7 holds only 12 GPU events: it looks cut off'
     """
 
     code: str
-    message: str
+    """What it is about; a code keeps its meaning."""
+    text: str = ""
+    ranks: tuple[int, ...] = ()
+    """Ranks that it is about; empty if that is the run, or all of its ranks alike."""
+    labels: tuple[str, ...] = ()
+    """Labels that it is about."""
+    values: dict[str, NoticeValue] = {}
+    """Figures and names by what they are; ``case`` tells apart what a code can mean."""
+    varies: bool = False
+    """Whether the values are those of the first rank alone, and other ranks have other values."""
+
+    def __hash__(self) -> int:
+        return hash((self.code, self.text, self.ranks, self.labels, frozenset(self.values.items()), self.varies))
+
+    @property
+    def message(self) -> str:
+        """The sentence for people."""
+        from tracekit.report.notices import notice_sentence
+
+        return notice_sentence(self)

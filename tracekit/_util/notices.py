@@ -1,50 +1,60 @@
-"""Notices of many ranks as one list: each text once, with the ranks it is about."""
+"""Notices of many ranks as one list: each notice once, with the ranks that have it."""
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
-from tracekit._util.text import ranks_named
+from msgspec.structs import replace
+
 from tracekit.errors import Notice
 
-MAX_RANKS_NAMED = 8
-"""Ranks that a merged notice names; of the others it says how many there are."""
+VALUES_OF_A_RANK = frozenset(["file"])
+"""Names of values that are no numbers and differ from rank to rank, though the notices say the same."""
+
 _NUMBER = re.compile(r"\d[\d.,]*")
 
 
 def merge_notices(by_rank: Iterable[tuple[int, Sequence[Notice]]], *, ranks: int | None = None) -> list[Notice]:
-    """Merge notices of the same code whose texts differ in nothing but numbers.
+    """Merge notices that differ in nothing but numbers, and name the ranks that have them.
 
-    If the number of *ranks* is given, a notice that all of them have names no ranks.
+    Args:
+        by_rank: Ranks and their notices.
+        ranks: Number of ranks; if it is given, a notice that all of them have alike names none.
 
-    >>> cut = Notice("cut", "ends early")
-    >>> [note.message for note in merge_notices([(0, [cut]), (1, [cut])])]
-    ['ranks 0, 1: ends early']
-    >>> [note.message for note in merge_notices([(0, [cut]), (1, [cut])], ranks=2)]
-    ['ends early']
-    >>> [note.message for note in merge_notices([(r, [Notice("lost", f"{r + 3} events lost")]) for r in (0, 1)])]
-    ['rank 0: 3 events lost (rank 1 too, with other numbers)']
+    >>> cut = Notice("no-steps")
+    >>> [note.ranks for note in merge_notices([(0, [cut]), (1, [cut])])]
+    [(0, 1)]
+    >>> [note.ranks for note in merge_notices([(0, [cut]), (1, [cut])], ranks=2)]
+    [()]
+    >>> lost = [(rank, [Notice("bad-values", values={"count": rank + 3})]) for rank in (0, 1)]
+    >>> [(note.ranks, note.values, note.varies) for note in merge_notices(lost)]
+    [((0, 1), {'count': 3}, True)]
     """
-    groups: dict[tuple[str, str], list[tuple[int, str]]] = defaultdict(list)
+    groups: dict[Hashable, list[tuple[int, Notice]]] = defaultdict(list)
     for rank, notices in by_rank:
         for notice in notices:
-            text = strip_rank(notice.message)
-            groups[notice.code, _NUMBER.sub("#", text)].append((rank, text))
-    return [Notice(code, _merged_text(group, ranks)) for (code, _), group in groups.items()]
+            groups[_meaning(notice)].append((rank, notice))
+    return [_merge(group, ranks) for group in groups.values()]
 
 
-def _merged_text(group: Sequence[tuple[int, str]], rank_count: int | None) -> str:
-    """Return the text for notices, as (rank, text), that differ in nothing but numbers."""
-    ranks = list(dict.fromkeys(rank for rank, _ in group))
-    first_text = group[0][1]
-    if any(text != first_text for _, text in group):
-        if len(ranks) == 1:
-            return f"rank {ranks[0]}: {first_text}"
-        others = ranks_named(ranks[1:], most=MAX_RANKS_NAMED)
-        return f"rank {ranks[0]}: {first_text} ({others} too, with other numbers)"
-    if rank_count is not None and len(ranks) == rank_count > 1:
-        return first_text
-    return f"{ranks_named(ranks, most=MAX_RANKS_NAMED)}: {first_text}"
+def _meaning(notice: Notice) -> Hashable:
+    """Return what is equal in notices that differ in nothing but numbers."""
+    words = {
+        name: value for name, value in notice.values.items() if isinstance(value, str) and name not in VALUES_OF_A_RANK
+    }
+    return notice.code, _NUMBER.sub("#", strip_rank(notice.text)), notice.labels, frozenset(words.items())
+
+
+def _merge(group: Sequence[tuple[int, Notice]], rank_count: int | None) -> Notice:
+    """Return one notice for those of some ranks that differ in nothing but numbers."""
+    ranks = tuple(dict.fromkeys(rank for rank, _ in group))
+    first = group[0][1]
+    first = replace(first, text=strip_rank(first.text))
+    varies = any((strip_rank(notice.text), notice.values) != (first.text, first.values) for _, notice in group)
+    if varies:
+        return replace(first, ranks=ranks, varies=True)
+    of_all_ranks = rank_count is not None and len(ranks) == rank_count > 1
+    return replace(first, ranks=() if of_all_ranks else ranks)
 
 
 def strip_rank(message: str) -> str:

@@ -17,6 +17,7 @@ from tracekit.analysis.result import Analysis, RoleResults
 from tracekit.critical_path.path import CriticalPath
 from tracekit.documents import analysis as documents
 from tracekit.documents.coding import rows
+from tracekit.documents.notices import warning_entries
 from tracekit.metrics.label_intervals import LABEL_SETS
 from tracekit.weight_updates import ReloadSummary
 
@@ -85,7 +86,7 @@ def build_document(analysis: Analysis) -> documents.AnalysisDocument:
         reload=None if analysis.reload is None else _reload(analysis.reload),
         rates=None if analysis.rates is None else _rates(analysis.rates),
         memory=None if memory is None else documents.Memory(memory.peak_bytes, list(map(_rank_memory, memory.ranks))),
-        warnings=list(analysis.notices),
+        warnings=warning_entries(analysis.notices),
     )
 
 

@@ -78,7 +78,7 @@ class SavedAnalysis(BaseAnalysis):
             rank_results=tuple(_rank_result(rank) for rank in document.ranks),
             tables=Tables.of({name: pl.DataFrame(table, infer_schema_length=None) for name, table in rows.items()}),
             schedule=document.schedule,
-            notices=tuple(document.warnings),
+            notices=tuple(warning.to_notice() for warning in document.warnings),
             paths=tuple(document.source.paths),
         )
 

@@ -15,6 +15,7 @@ from tracekit._util.text import counted, html_table
 from tracekit.doctor.findings import MIN_LAUNCHED_SHARE, RankFacts, find_extras, find_problems
 from tracekit.documents.coding import HasDocument
 from tracekit.documents.doctor import FORMAT, DoctorDocument, Finding
+from tracekit.documents.notices import warning_entries
 from tracekit.errors import Notice
 from tracekit.metrics.completeness import add_launch_times, check_completeness
 from tracekit.metrics.host_calls import find_api_calls
@@ -88,7 +89,7 @@ class Diagnosis(HasDocument, msgspec.Struct, frozen=True):
             "export_again": suggest_reexport(self.facts),
             "extras": find_extras(self.facts),
             "findings": self.findings,
-            "warnings": self.notices,
+            "warnings": warning_entries(self.notices),
         }
         return msgspec.convert(fields, DoctorDocument, from_attributes=True)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from tracekit._util.notices import strip_rank
 from tracekit._util.text import listing
@@ -165,7 +166,7 @@ def _from_notices(notices: Iterable[tuple[int, Notice]], *, by_text: bool) -> It
     """Return findings from notices, given with their ranks: one per code and text, or per code with the first text."""
     groups: dict[tuple[str, str], list[tuple[int, str]]] = {}
     for rank, notice in notices:
-        text = strip_rank(notice.message)
+        text = replace(notice, ranks=(), text=strip_rank(notice.text)).message
         groups.setdefault((notice.code, text if by_text else ""), []).append((rank, text))
     for (code, _), members in groups.items():
         ranks = [rank for rank, _ in members]

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
+from tracekit.documents.notices import WarningEntry
 from tracekit.documents.roles import Iteration, PhaseBand, WeightUpdate
-from tracekit.errors import Notice
 
 FORMAT: Literal["tracekit.analysis/1"] = "tracekit.analysis/1"
 
@@ -1162,5 +1162,5 @@ class AnalysisDocument(Struct, frozen=True, kw_only=True):
     """Rates of matrix products and communication."""
     memory: Memory | None
     """Memory of the allocators; null if it was not recorded."""
-    warnings: list[Notice]
+    warnings: list[WarningEntry]
     """Notices."""

@@ -5,7 +5,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from tracekit.errors import Notice
+from tracekit.documents.notices import WarningEntry
 from tracekit.schema import ProcessGroup
 
 FORMAT: Literal["tracekit.doctor/1"] = "tracekit.doctor/1"
@@ -112,5 +112,5 @@ class DoctorDocument(Struct, frozen=True):
     """Optional recordings."""
     findings: list[Finding]
     """What is missing."""
-    warnings: list[Notice]
+    warnings: list[WarningEntry]
     """Notices."""

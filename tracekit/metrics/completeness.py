@@ -12,7 +12,6 @@ import polars as pl
 
 from tracekit._util.arrays import Bools
 from tracekit._util.columns import present
-from tracekit._util.text import percent
 from tracekit.errors import Notice
 from tracekit.intervals import EMPTY, Intervals, union
 from tracekit.metrics.host_calls import LAUNCH_PATTERN, ApiCalls
@@ -221,41 +220,30 @@ def _find_graph_holes(gpu: pl.DataFrame, graphs: pl.DataFrame) -> Intervals:
 
 
 def _capture_notice(count: int) -> tuple[Notice, ...]:
-    if not count:
-        return ()
-    text = f"{count} launches recorded a CUDA graph (between the begin and the end of its capture): they ran "
-    return (Notice("graph-captured", f"{text}nothing, and no kernel is missing for them"),)
+    return (Notice("graph-captured", values={"launches": count}),) if count else ()
 
 
 def _cut_notice(early: int, late: int) -> tuple[Notice, ...]:
-    texts = []
+    notices = []
     if late:
-        texts.append(f"the last {late} launches have no GPU event: the recording ends before they ran")
+        notices.append(Notice("recording-cut", values={"case": "end", "launches": late}))
     if early:
-        texts.append(f"the first {early} launches have no GPU event: the recording begins after they ran")
-    return tuple(Notice("recording-cut", f"{text}; figures are of the part that was recorded") for text in texts)
+        notices.append(Notice("recording-cut", values={"case": "begin", "launches": early}))
+    return tuple(notices)
 
 
 def _lost_notice(lost: int, launched: int, *, known: bool) -> Notice:
-    text = f"{lost} of {launched} launches have no GPU event in the file (dropped by the profiler)"
-    if known:
-        text += ": idle time in which they may have run counts as not recorded, compute is at least what is shown, and "
-        return Notice("gpu-events-lost", f"{text}causes of idle time and of the gap are not certain")
-    return Notice("gpu-events-lost", f"{text}: idle time and the bubble are null; record fewer steps, or record again")
+    case = "some_launches" if known else "many_launches"
+    return Notice("gpu-events-lost", values={"case": case, "count": lost, "launches": launched})
 
 
 def _unseen_graphs_notice(unseen: int, launched: int) -> Notice:
-    text = f"{unseen} of {launched} CUDA graph launches left no GPU events in the file: what they ran is not known, "
-    return Notice("graphs-unseen", f"{text}so idle time and the bubble are null; record with graph node tracing")
+    return Notice("graphs-unseen", values={"count": unseen, "launches": launched})
 
 
 def _hole_notice(holes: Intervals, gpu: pl.DataFrame) -> tuple[Notice, ...]:
     if not len(holes):
         return ()
     span = int(gpu["end_ns"].to_numpy().max() - gpu["start_ns"].to_numpy().min())
-    ns = holes.total_ns
-    text = (
-        f"CUDA graphs ran for {ns / 1e6:.3f} ms ({percent(ns, max(1, span))} of the recording) without a kernel in the "
-    )
-    text += "file: this time counts as not recorded, not as idle; record with graph node tracing"
-    return (Notice("graph-nodes-missing", text),)
+    hole_ns = int(holes.total_ns)
+    return (Notice("graph-nodes-missing", values={"hole_ns": hole_ns, "share": hole_ns / max(1, span)}),)

@@ -16,7 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from tracekit._util.text import counted, listing
-from tracekit.errors import InputError, Notice, OptionError
+from tracekit.errors import InputError, Notice, NoticeValue, OptionError
 from tracekit.parsers import remote
 from tracekit.parsers.file_type import (
     HEAD_BYTES,
@@ -160,7 +160,8 @@ def _from_file(path: str, *, alone: bool) -> Discovery:
     """Return the trace at *path*; a file that does not look like one is skipped, unless it was named alone."""
     ref, file_type = _reference(Path(path), path)
     if ref is None and not alone and not _looks_like_trace(Path(path)):
-        return Discovery((), 1, (Notice("not-a-trace", f"skipped {Path(path).name}: {file_type.why}"),))
+        notice = Notice("not-a-trace", values={"case": "named", "file": Path(path).name, "error": file_type.why})
+        return Discovery((), 1, (notice,))
     if ref is None:
         hint = "tracekit reads PyTorch profiler traces and Nsight Systems exports"
         if file_type.why.startswith("cannot be read"):
@@ -240,17 +241,23 @@ def _skipped_files(others: Mapping[Path, FileType], ranks: Collection[int]) -> l
     A file named after a rank of which nothing can be read is that rank's, unless *ranks* has it from another file.
     """
     failed_ranks = []
-    skipped = []
+    skipped: dict[str, str] = {}
     for file, file_type in others.items():
         rank = file_type.rank
         if not _TRACE_SUFFIX.search(file.name):
             continue
         if rank is not None and rank not in ranks and file_type.is_unreadable:
-            failed_ranks.append(Notice("rank-failed", f"rank {rank} is left out: {file.name} {file_type.why}"))
+            values: dict[str, NoticeValue] = {
+                "case": "rank",
+                "path": str(file),
+                "error": f"{file.name} {file_type.why}",
+            }
+            failed_ranks.append(Notice("rank-failed", ranks=(rank,), values=values))
         elif _looks_like_trace(file) or file_type.is_unreadable:
-            skipped.append(f"{file.name} {file_type.why}")
+            skipped[file.name] = file_type.why
     if skipped:
-        return [*failed_ranks, Notice("not-a-trace", f"skipped {listing(skipped)}")]
+        values = {"case": "found", "files": tuple(skipped), "errors": tuple(skipped.values())}
+        return [*failed_ranks, Notice("not-a-trace", values=values)]
     return failed_ranks
 
 
@@ -273,8 +280,8 @@ def _drop_duplicate_exports(refs: list[SourceRef]) -> tuple[list[SourceRef], lis
         best, *others = (ref for _, ref in sorted(report_exports, key=lambda export: export[0]))
         remaining.append(best)
         if others:
-            names = listing(other.name for other in others)
-            notices.append(Notice("several-exports", f"read {best.name}; the same report is also there as {names}"))
+            names = tuple(other.name for other in others)
+            notices.append(Notice("several-exports", values={"file": best.name, "others": names}))
     return remaining, notices
 
 

@@ -176,7 +176,7 @@ def _completeness(analysis: Analysis) -> _Facts:
     total, ranks = analysis.total, [r.rank for r in analysis.rank_results if r.whole.budget.span_ns]
     missing = missing_ranks_named(ranks, analysis.world_size)
     unknown = [label for label, ns in total.wait_ns.items() if ns is None and total.budget.exposed_ns.get(label)]
-    unnamed = any(n.code == "wait-unknown" and "their peer" in n.message for n in analysis.notices)
+    unnamed = any(is_about_unnamed_peers(notice) for notice in analysis.notices)
     return {
         "ranks_given": f"{len(ranks):,} of {analysis.world_size:,} ranks" if missing else None,
         "missing_ranks": missing or None,
@@ -184,6 +184,11 @@ def _completeness(analysis: Analysis) -> _Facts:
         "peers_unnamed": True if unnamed else None,
         "groups_unnamed": True if analysis.tables["operations"]["group"].is_null().all() else None,
     }
+
+
+def is_about_unnamed_peers(notice: Notice) -> bool:
+    """Return whether waits are unknown because messages do not name their peers."""
+    return notice.code == "wait-unknown" and notice.values.get("case") in ("unnamed", "peers_unnamed")
 
 
 def missing_ranks_named(ranks: Sequence[int], world_size: int | None) -> str:
@@ -440,7 +445,7 @@ def _host_activity(ranks: Sequence[RankResult], launch_bound_ns: int) -> _Facts:
 
 def is_wait_bound(analysis: Analysis, label: str) -> bool:
     """Return whether the waits of a label are upper bounds."""
-    return any(n.code == "wait-bound" and label in n.message.split(":")[0].split(", ") for n in analysis.notices)
+    return any(notice.code == "wait-bound" and label in notice.labels for notice in analysis.notices)
 
 
 def _reload(analysis: Analysis, reload: ReloadSummary) -> _Facts:

@@ -12,8 +12,6 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any, Literal, ParamSpec, TypeVar, get_args
 
-from msgspec.structs import replace
-
 from tracekit._util.machine import WORKER_BYTES, available_memory, cores
 from tracekit._util.notices import merge_notices
 from tracekit._util.text import terminal
@@ -180,11 +178,9 @@ def check_run(
     for of_role in by_role.values():
         check_one_run(of_role)
     check_roles(spans, named=named)
-    missing = []
+    missing: list[Notice] = []
     for role, of_role in by_role.items() if ranks is None else ():
-        text = "" if role is None else f"role {role}: "
-        notices = missing_notice([source for source, _, _ in of_role])
-        missing += [replace(notice, message=f"{text}{notice.message}") for notice in notices]
+        missing += missing_notice([source for source, _, _ in of_role], role=role)
     if strict:
         check_strict(missing)
     return (*merge_notices((source.rank, source.notices) for source in sources), *missing)

@@ -162,7 +162,7 @@ def ingest(
             writer = StoreWriter(role_folder, labelled_by(rules), list(notices))
             pending = writer.resume(role_refs, work.key) if resume else role_refs
             if count := len(writer.unchanged):
-                resumed.append(Notice("resumed", f"{count} traces were in the store already and have not changed"))
+                resumed.append(Notice("resumed", values={"traces": count}))
             with writer:
                 results = map_sources(work, pending, on_value=writer.add, stop_at_failure=strict)
                 # Failures raise only if no source could be read. Those that a resumed store has already were read: they

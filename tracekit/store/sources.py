@@ -12,7 +12,16 @@ from msgspec.structs import replace
 
 from tracekit._util.text import listing
 from tracekit._util.workers import ItemResult
-from tracekit.errors import InputError, MachineError, Notice, OptionError, OutputError, RuleError, TracekitError
+from tracekit.errors import (
+    InputError,
+    MachineError,
+    Notice,
+    NoticeValue,
+    OptionError,
+    OutputError,
+    RuleError,
+    TracekitError,
+)
 from tracekit.parsers import remote
 from tracekit.parsers.discovery import discover
 from tracekit.parsers.source_refs import SourceRef, check_single_run, missing_ranks
@@ -62,8 +71,7 @@ def find(paths: PathList, *, ranks: Collection[int] | None = None, rank: int | N
             continue
         store = open_store(ref.path)
         if not store.complete:
-            text = f"{ref.path}: writing this store was interrupted; go on with: tracekit ingest --resume"
-            notices.append(Notice("store-incomplete", text))
+            notices.append(Notice("store-incomplete", values={"path": ref.path}))
         notices += store.notices
         refs += _store_refs(ref, store.sources)
     if ranks is not None:
@@ -120,29 +128,32 @@ def span(part: RankEvents) -> tuple[Source, int | None, int | None]:
     return part.source, first, last
 
 
-def missing_notice(sources: Sequence[Source]) -> tuple[Notice, ...]:
-    """Return a notice of the run's ranks that are missing, if its world size is known."""
+def missing_notice(sources: Sequence[Source], *, role: str | None = None) -> tuple[Notice, ...]:
+    """Return a notice of the ranks of a run, or of one of its roles, that are missing, if its world size is known."""
     size = max((source.world_size or 0 for source in sources), default=0)
-    count, first = missing_ranks({source.rank for source in sources}, size, most=4)
+    count, first = missing_ranks({source.rank for source in sources}, size, most=MAX_MISSING_RANKS_KEPT)
     if not count:
         return ()
-    more = [f"+{count - len(first)} more"] if count > len(first) else []
-    text = f"{count} of {size} ranks {'is' if count == 1 else 'are'} not here: {', '.join([*map(str, first), *more])}"
-    return (Notice("missing-ranks", text),)
+    values: dict[str, NoticeValue] = {"count": count, "world_size": size, "missing": tuple(first), "role": role}
+    return (Notice("missing-ranks", values=values),)
 
 
 def check_strict(notices: Sequence[Notice]) -> None:
     """Raise the first notice of a trace that was skipped or is missing: with ``--strict`` they are fatal.
 
-    >>> check_strict([Notice("no-shapes", "input shapes were not recorded")])
+    >>> check_strict([Notice("no-steps")])
     """
     for notice in notices:
         if notice.code in ("not-a-trace", "missing-ranks", "rank-failed", "store-incomplete"):
             raise InputError(notice.message, hint="leave out --strict to go on without them")
 
 
+MAX_MISSING_RANKS_KEPT = 4
+"""Missing ranks that their notice holds; there may be very many."""
 MAX_FAILURES_LISTED = 20
 """Failed sources that have a notice of their own; further ones share one notice."""
+MAX_UNLISTED_PATHS = 8
+"""Paths that the shared notice holds."""
 
 
 def read_ref(
@@ -235,15 +246,19 @@ def failure_notices(results: Sequence[ItemResult[SourceRef, Any]], *, strict: bo
             raise error
     if strict or all_failed:
         raise_failures(results)
-    notices = [Notice("rank-failed", _failure_text(*failure)) for failure in failures[:MAX_FAILURES_LISTED]]
+    notices = [_failure_notice(*failure) for failure in failures[:MAX_FAILURES_LISTED]]
     if unlisted := failures[MAX_FAILURES_LISTED:]:
-        paths = listing((ref.path for ref, _ in unlisted), most=8)
-        notices.append(Notice("rank-failed", f"{len(unlisted)} more are left out: {paths}"))
+        paths = tuple(ref.path for ref, _ in unlisted[:MAX_UNLISTED_PATHS])
+        notices.append(Notice("rank-failed", values={"case": "others", "count": len(unlisted), "paths": paths}))
     return tuple(notices)
 
 
-def _failure_text(ref: SourceRef, error: TracekitError) -> str:
-    rank = "a source" if ref.rank is None else f"rank {ref.rank}"
-    if error.message.startswith(ref.path):
-        return f"{rank} is left out: {error.message}"
-    return f"{rank} is left out: {ref.path}: {error.message.removeprefix(f'{ref.name}: ')}"
+def _failure_notice(ref: SourceRef, error: TracekitError) -> Notice:
+    """Return a notice of a source that could not be read, with an error that names its path."""
+    message = error.message
+    if not message.startswith(ref.path):
+        message = f"{ref.path}: {message.removeprefix(f'{ref.name}: ')}"
+    values: dict[str, NoticeValue] = {"case": "source", "path": ref.path, "error": message}
+    if ref.rank is None:
+        return Notice("rank-failed", values=values)
+    return Notice("rank-failed", ranks=(ref.rank,), values=values | {"case": "rank"})

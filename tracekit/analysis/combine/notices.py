@@ -7,12 +7,11 @@ from typing import Any
 
 import polars as pl
 
-from tracekit._util.text import percent, ranks_named
 from tracekit.against_ideal import ScheduleComparison
 from tracekit.align.clocks import Clocks
 from tracekit.analysis.measure.tables import RankTables
 from tracekit.analysis.measured import Measured, RankResult
-from tracekit.errors import Notice
+from tracekit.errors import Notice, NoticeValue
 from tracekit.metrics.operations import has_unknown_wait, has_unseen_messages, may_be_message, may_be_of_pipeline
 from tracekit.store.sources import EARLIEST_DATE_NS
 
@@ -29,7 +28,7 @@ PIPELINE_NOTICES = ("no-pipeline", "no-sequence-numbers", "pairs-by-order")
 def without_known_peers(notices: Sequence[Notice], operations: pl.DataFrame) -> list[Notice]:
     """Return the notices; without those about unknown peers if all peers are known by now.
 
-    >>> read = [Notice("peers-in-communicator", "peers are numbered within their communicator")]
+    >>> read = [Notice("peers-in-communicator")]
     >>> without_known_peers(read, pl.DataFrame({"p2p": ["send:1"]}))
     []
     >>> len(without_known_peers(read, pl.DataFrame({"p2p": "?"})))
@@ -59,31 +58,25 @@ def clock_notices(ranks: Sequence[RankTables], clocks: Clocks) -> list[Notice]:
     for rank, offset_ns in clocks.table.select("rank", "offset_ns").drop_nulls().rows():
         start_ns = spans[rank][0] or 0
         if abs(offset_ns) > longest_ns and start_ns > EARLIEST_DATE_NS:
-            direction = "after" if offset_ns > 0 else "before"
-            text = (
-                f"rank {rank} was recorded {abs(offset_ns) / 1e9:,.1f} s {direction} rank {first_rank}: "
-                "if they belong to one run, their clocks differ by that much; if not, name the files of one run"
-            )
-            notices.append(Notice("clocks-apart", text))
+            values = {"apart_ns": abs(offset_ns), "later": offset_ns > 0, "other_rank": first_rank}
+            notices.append(Notice("clocks-apart", ranks=(rank,), values=values))
     return notices
 
 
 def wait_notices(ranks: Sequence[RankTables], operations: pl.DataFrame) -> list[Notice]:
     """Return notices of messages whose waiting could not be separated from their transfer."""
-    effect = "waiting inside them is not known and the bubble fraction is a lower bound"
     messages = Counter(operations["rank"].filter(pl.Series(may_be_message(operations))).to_list())
     notices = []
     unseen = [
         rank.source.rank for rank in ranks if has_unseen_messages(rank.messages_issued, messages[rank.source.rank])
     ]
     if unseen:
-        text = f"{ranks_named(unseen)}: the host sends and receives, but no kernel is known to do so"
-        notices.append(Notice("wait-unknown", f"{text}: {effect}; name the kernels in a rules file (--rules)"))
+        notices.append(Notice("wait-unknown", ranks=tuple(unseen), values={"case": "no_kernels"}))
     peers = operations["p2p"].filter(pl.Series(has_unknown_wait(operations))).cast(pl.String)
     if len(peers):
-        count = f"{len(peers)} of {may_be_of_pipeline(operations).sum()} sends and receives"
-        reason, remedy = _why_wait_unknown(peers, {rank.source.rank for rank in ranks})
-        notices.append(Notice("wait-unknown", f"{count} {reason}: {effect}; {remedy}"))
+        values = _why_wait_unknown(peers, {rank.source.rank for rank in ranks})
+        values |= {"count": len(peers), "total": int(may_be_of_pipeline(operations).sum())}
+        notices.append(Notice("wait-unknown", values=values))
     return notices
 
 
@@ -93,12 +86,9 @@ def bounded_wait_notices(operations: pl.DataFrame, clocks: Clocks) -> list[Notic
     labels = sorted(bounded["label"].unique().to_list())
     if not labels:
         return []
-    off_ns = clocks.table["uncertainty_ns"].max()
-    clocks_text = (
-        f"clocks agree only to {off_ns / 1e6:,.3f} ms" if isinstance(off_ns, int) else "nothing ties the clocks"
-    )
-    text = f"{', '.join(labels)}: waits are upper bounds (own duration minus the shortest one), because {clocks_text}"
-    return [Notice("wait-bound", text)]
+    largest_ns = clocks.table["uncertainty_ns"].max()
+    uncertainty_ns = largest_ns if isinstance(largest_ns, int) else None
+    return [Notice("wait-bound", labels=tuple(labels), values={"uncertainty_ns": uncertainty_ns})]
 
 
 def incomplete_group_notices(operations: pl.DataFrame) -> list[Notice]:
@@ -106,25 +96,23 @@ def incomplete_group_notices(operations: pl.DataFrame) -> list[Notice]:
     collectives = operations.filter(pl.col("open") & (pl.col("what") != "p2p"))
     if collectives.is_empty():
         return []
-    labels = ", ".join(sorted(collectives["label"].unique().to_list()))
+    labels = sorted(collectives["label"].unique().to_list())
     listed = collectives["group_ranks"].drop_nulls().unique().to_list()
     members = {int(number) for text in listed for number in re.findall(r"\d+", text)}
     missing = sorted(members - set(operations["rank"].unique().to_list()))
-    add = f"add {ranks_named(missing)}" if missing else "give all ranks"
-    text = f"{labels}: not all members were recorded, so waiting for the others is not known; {add}"
-    return [Notice("members-missing", text)]
+    return [Notice("members-missing", labels=tuple(labels), values={"missing": tuple(missing)})]
 
 
-def _why_wait_unknown(peers: pl.Series, recorded: set[int]) -> tuple[str, str]:
-    """Return why waits are unknown, and what to record, from the messages' peers (``send:1``, ``recv:?`` or null)."""
+def _why_wait_unknown(peers: pl.Series, recorded: set[int]) -> dict[str, NoticeValue]:
+    """Return why waits are unknown, from the messages' peers (``send:1``, ``recv:?`` or null)."""
     if peers.null_count() == len(peers):
-        return "name neither what they carry nor their peer", "record operators, or the peers"
+        return {"case": "unnamed"}
     if peers.str.contains("?", literal=True).fill_null(True).all():
-        return "do not name their peer", "record the peers"
+        return {"case": "peers_unnamed"}
     named = {int(number) for text in peers.drop_nulls().unique() for number in re.findall(r":(\d+)", text)}
     if named and named <= recorded:
-        return "have no counterpart in the trace of their peer", "record all ranks over the same time"
-    return "have no peer in these traces", f"add {ranks_named(sorted(named - recorded))}"
+        return {"case": "no_counterpart"}
+    return {"case": "peers_missing", "missing": tuple(sorted(named - recorded))}
 
 
 def unlabelled_notices(results: Sequence[RankResult]) -> list[Notice]:
@@ -138,14 +126,12 @@ def unlabelled_notices(results: Sequence[RankResult]) -> list[Notice]:
     if not above:
         return []
     worst = max(above, key=lambda rank: shares[rank])
-    others = (
-        f"; above {percent(MIN_UNLABELLED_SHARE_TO_WARN, digits=0)} on {len(above)} ranks" if len(above) > 1 else ""
-    )
-    text = (
-        f"no rule knows what {percent(shares[worst])} of rank {worst}'s span is (label other{others}): "
-        "it counts as compute; name it in a rules file (--rules), see --explain other"
-    )
-    return [Notice("unlabelled", text)]
+    values: dict[str, NoticeValue] = {
+        "share": shares[worst],
+        "limit": MIN_UNLABELLED_SHARE_TO_WARN,
+        "ranks_above": len(above) if len(above) > 1 else 0,
+    }
+    return [Notice("unlabelled", ranks=(worst,), values=values)]
 
 
 def weak_label_notices(results: Sequence[RankResult]) -> list[Notice]:
@@ -153,10 +139,7 @@ def weak_label_notices(results: Sequence[RankResult]) -> list[Notice]:
     share = Measured.total(result.whole for result in results).weak_share
     if share is None or share <= MIN_WEAK_SHARE_TO_WARN:
         return []
-    text = (
-        f"{percent(share)} of GPU time is labelled by weak evidence (what ran around it): record operators and shapes"
-    )
-    return [Notice("weak-labels", f"{text}, or name it in a rules file (--rules); --explain says which rule decided")]
+    return [Notice("weak-labels", values={"share": share})]
 
 
 def bound_notices(results: Sequence[RankResult], comparison: ScheduleComparison | None) -> list[Notice]:
@@ -165,11 +148,7 @@ def bound_notices(results: Sequence[RankResult], comparison: ScheduleComparison 
     bound = total.bubble_fraction
     if comparison is None or not comparison.exact or not total.lower_bound or bound is None:
         return []
-    outside = comparison.head.measured_bubble
-    if outside <= MIN_OUTSIDE_TO_BOUND_RATIO * bound:
+    outside_cells = comparison.head.measured_bubble
+    if outside_cells <= MIN_OUTSIDE_TO_BOUND_RATIO * bound:
         return []
-    text = (
-        f"the bubble's bound of {percent(bound)} counts idle time and known waits alone: ranks of the pipeline were in "
-        f"no cell for {percent(outside)} of its time"
-    )
-    return [Notice("bubble-bound-low", f"{text}; record the peers of messages to know how much of that is bubble")]
+    return [Notice("bubble-bound-low", values={"bound": bound, "outside_cells": outside_cells})]

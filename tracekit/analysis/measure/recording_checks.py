@@ -6,7 +6,7 @@ either, no figure of the rank can be trusted, and its file is refused; below it,
 
 import polars as pl
 
-from tracekit.errors import InputError, Notice
+from tracekit.errors import InputError, Notice, NoticeValue
 from tracekit.schema import DAMAGED, GPU_KINDS, NAMELESS, UNTIMED, RankEvents, Source
 
 MAX_DAMAGED_SHARE = 0.01
@@ -43,19 +43,25 @@ nsys export --type=sqlite --force-overwrite=true REPORT.nsys-rep)
     unreadable = rank.source.skipped.get(DAMAGED, 0)
     if untimed:
         total = untimed + int(rank.events["kind"].is_in(GPU_KINDS).sum())
-        text = f"{untimed:,} of {total:,} GPU events have no usable start or end"
-        reader_text = next((note.message for note in rank.source.notices if note.code == "damaged-rows"), "")
-        error_text = reader_text.partition(": ")[2] or text
-        lost = untimed
+        case, lost = "untimed", untimed
+        problem = f"{lost:,} of {total:,} GPU events {_why_untimed(rank.source)}"
     elif unreadable:  # any of them may have run on the GPU
-        lost, total = unreadable, unreadable + rank.events.height
-        error_text = text = f"{lost:,} of {total:,} events are damaged and may have run on the GPU"
+        case, lost, total = "unreadable", unreadable, unreadable + rank.events.height
+        problem = f"{lost:,} of {total:,} events are damaged and may have run on the GPU"
     else:
         return []
-    hint = _record_again(rank.source)
     if lost > MAX_DAMAGED_SHARE * total:
-        raise InputError(f"{rank.source.path}: {error_text}", hint=hint)
-    return [Notice("gpu-events-lost", f"{text}: idle time and the bubble are null; {hint}")]
+        raise InputError(f"{rank.source.path}: {problem}", hint=_record_again(rank.source))
+    values: dict[str, NoticeValue] = {"case": case, "count": lost, "total": total, "reader": rank.source.reader}
+    return [Notice("gpu-events-lost", values=values)]
+
+
+def _why_untimed(source: Source) -> str:
+    """Return why GPU events have no times, for an error message."""
+    for notice in source.notices:
+        if notice.code == "damaged-rows" and notice.values["case"] == "no_column":
+            return f"were left out: {notice.values['table']} has no column {notice.values['column']!r}"
+    return "have no usable start or end"
 
 
 def _refuse_nameless(rank: RankEvents) -> None:
@@ -90,8 +96,8 @@ def repetition_notices(labelled: pl.DataFrame, source: Source) -> list[Notice]:
     copies = len(candidates) - candidates.n_unique()
     if copies <= MAX_DAMAGED_SHARE * len(labelled):
         return []
-    text = f"{copies:,} of {len(labelled):,} GPU events stand in the file more than once: counts and sums of kernels"
-    return [Notice("repeated-events", f"{text} are too large, and so is what rests on them; {_record_again(source)}")]
+    values: dict[str, NoticeValue] = {"count": copies, "total": len(labelled), "reader": source.reader}
+    return [Notice("repeated-events", values=values)]
 
 
 def content_notices(gpu_events: pl.DataFrame, steps: pl.DataFrame, rank: RankEvents) -> list[Notice]:
@@ -104,38 +110,35 @@ def content_notices(gpu_events: pl.DataFrame, steps: pl.DataFrame, rank: RankEve
 
     """
     if gpu_events.is_empty():
-        return [Notice("no-gpu-events", f"there are no GPU events: {no_gpu_reason(rank)}")]
+        return [Notice("no-gpu-events", values={"case": no_gpu_reason(rank)})]
     notices = []
     if gpu_events["step"].null_count() == len(gpu_events):
-        notices.append(Notice("no-steps", "there are no step marks: the whole trace is taken as one step"))
+        notices.append(Notice("no-steps"))
     for row in steps.filter("partial").iter_rows(named=True):
-        text = f"step {row['step']} holds only {row['events']} GPU events: it looks cut off"
-        notices.append(Notice("partial-step", text))
+        notices.append(Notice("partial-step", values={"step": row["step"], "events": row["events"]}))
     graphs = int((gpu_events["kind"] == "graph").sum())
     if graphs:
-        text = f"{graphs} CUDA graphs were recorded whole, without their kernels: they count as compute labelled other"
-        notices.append(Notice("graphs-whole", text))
+        notices.append(Notice("graphs-whole", values={"graphs": graphs}))
     unlaunched, total = gpu_events["launch_ns"].null_count(), len(gpu_events)
     if 100 * unlaunched > MAX_UNLAUNCHED_PERCENT * total:
-        text = f"{unlaunched} of {total} GPU events have no launch in the file: what their gaps waited for is not known"
-        notices.append(Notice("no-launches", text))
+        notices.append(Notice("no-launches", values={"count": unlaunched, "total": total}))
     return notices
 
 
 def no_gpu_reason(rank: RankEvents) -> str:
-    """Return why *rank* has no GPU events, and what would help.
+    """Return why *rank* has no GPU events, as the case of the notice ``no-gpu-events``.
 
     >>> from tracekit.schema import EVENTS, conform
     >>> events = conform(pl.DataFrame({"kind": ["cpu_op"], "name": ["aclnnMatmul"]}), EVENTS)
     >>> no_gpu_reason(RankEvents(events, Source("a.json", "kineto", 0, "name")))
-    "it is another accelerator's trace: only CUDA and ROCm traces are read here"
+    'other_accelerator'
     """
     if any(notice.code == "truncated" for notice in rank.source.notices):
-        return "the file ends before them: copy it again, or record again"
+        return "truncated"
     kinds = set(rank.events["kind"].cast(pl.String).unique().to_list())
     names = rank.events["name"].unique().cast(pl.String)
     if names.str.contains(_OTHER_ACCELERATORS).any():
-        return "it is another accelerator's trace: only CUDA and ROCm traces are read here"
+        return "other_accelerator"
     if not kinds & {"cpu_op", "runtime", "driver", "annotation", "python"}:
-        return "nothing in it comes from PyTorch's profiler or Nsight Systems: only their traces are read here"
-    return "record with CUDA activities on"
+        return "other_program"
+    return "not_recorded"

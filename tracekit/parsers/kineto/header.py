@@ -6,7 +6,6 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from tracekit._util.text import counted
 from tracekit.errors import InputError, Notice
 from tracekit.parsers.kineto.stream import Stream
 from tracekit.parsers.source_refs import valid_rank
@@ -139,16 +138,14 @@ def parse_header(keys: Mapping[str, Any]) -> tuple[int | None, int, Source]:
     overhead = recorder.get("recording_overhead") if isinstance(recorder, dict) else None
     rank, world_size = valid_rank(_integer(info.get("rank"))), valid_rank(_integer(info.get("world_size")))
     base_ns = _base_time(keys.get("baseTimeNanoseconds"))
-    odd_values = (
-        ("odd-rank", "rank", info.get("rank"), rank, "is not a rank"),
-        ("odd-world-size", "world_size", info.get("world_size"), world_size, "no run has"),
-        ("no-base-time", "baseTimeNanoseconds", keys.get("baseTimeNanoseconds"), base_ns, "is not a time"),
-    )
-    notices = [
-        Notice(code, f"{key} is {_short(value)}, which {why}: it was left out")
-        for code, key, value, number, why in odd_values
-        if value is not None and number is None
-    ]
+    notices = []
+    if info.get("rank") is not None and rank is None:
+        notices.append(Notice("odd-rank", values={"value": _short(info["rank"])}))
+    if info.get("world_size") is not None and world_size is None:
+        notices.append(Notice("odd-world-size", values={"value": _short(info["world_size"])}))
+    if keys.get("baseTimeNanoseconds") is not None and base_ns is None:
+        odd_time = _short(keys["baseTimeNanoseconds"])
+        notices.append(Notice("no-base-time", values={"case": "odd", "value": odd_time}))
     groups, group_notices = _groups(info.get("pg_config"))
     source = Source(
         path="",
@@ -230,8 +227,8 @@ def _groups(config: Any) -> tuple[tuple[ProcessGroup, ...], list[Notice]]:
             description = None
         name = _text(entry.get("pg_name", ""))
         groups.append(ProcessGroup(name, description and _text(description), tuple(ranks or ())))
-    text = f"{odd} of {counted(len(entries), 'process group')} name members that are not ranks: they were left out"
-    return tuple(groups), [Notice("odd-group", text)] if odd else []
+    notices = [Notice("odd-group", values={"odd": odd, "groups": len(entries)})] if odd else []
+    return tuple(groups), notices
 
 
 def _ranks(members: Any) -> list[int] | None:

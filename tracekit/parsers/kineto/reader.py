@@ -9,7 +9,7 @@ import polars as pl
 from msgspec.structs import replace
 
 from tracekit._loops import warn_if_uncompiled
-from tracekit._util.text import counted, listing
+from tracekit._util.text import listing
 from tracekit.errors import InputError, Notice
 from tracekit.parsers.kineto.blocks import OtherLayoutError, Scanned, find_separator, scan_in_order, scan_parallel
 from tracekit.parsers.kineto.header import TAIL_LIMIT, find_events, parse_header, parse_tail
@@ -49,10 +49,10 @@ def read(
         events = assign_steps(table.events)
         memory = build_memory(scanned.parts, rank=number, base_ns=base_ns)
         notices = _notices(stream, scanned, table, unread=unread, base_ns=base_ns)
-        damage = [notice.message for notice in notices if notice.code in _DAMAGE_CODES]
+        damage = [notice for notice in notices if notice.code in _DAMAGE_CODES]
         if damage and not lenient:
             hint = "re-record this rank, or read leniently to use what is there"
-            raise InputError(f"{stream.name}: {damage[0]}", hint=hint)
+            raise InputError(f"{stream.name}: {damage[0].message}", hint=hint)
         rank_source = replace(
             header,
             path=stream.name,
@@ -125,34 +125,26 @@ def _notices(stream: Stream, scanned: Scanned, table: EventTable, *, unread: int
     bad = sum(part.bad for part in scanned.parts) + table.out_of_range
     bad_values = sum(part.bad_values for part in scanned.parts)
     if stream.cut_short or not scanned.is_closed:
-        reason = "the gzip data is damaged" if scanned.is_closed else "the file ends before its list of events does"
         if scanned.is_event_cut:
             bad -= 1
-            reason = f"1 event was cut in two: {reason}"
-        notices.append(Notice("truncated", reason))
+        case = "gzip" if scanned.is_closed else "list"
+        notices.append(Notice("truncated", values={"case": case, "cut_event": scanned.is_event_cut}))
         has_no_epoch = events.height and not base_ns and events["start_ns"][0] < _EPOCH_NS
         if has_no_epoch:
-            notices.append(Notice("no-base-time", "the start of the clock was lost with the end of the file"))
+            notices.append(Notice("no-base-time", values={"case": "lost"}))
     if bad:
         gpu_events = table.untimed.get(UNTIMED, 0)  # GPU events without a time; others have keys of their own
-        ran = f", of which {gpu_events} ran on the GPU" if gpu_events else ""
-        notices.append(
-            Notice("bad-events", f"{counted(bad, 'damaged event')} {'was' if bad == 1 else 'were'} lost{ran}")
-        )
+        notices.append(Notice("bad-events", values={"case": "lost", "count": bad, "gpu_events": gpu_events}))
     if unread:
-        notices.append(
-            Notice("bad-events", f"{counted(unread, 'event')} behind the end of the list of events: not read")
-        )
+        notices.append(Notice("bad-events", values={"case": "behind", "count": unread}))
     if bad_values:
-        values = counted(bad_values, "value")
-        notices.append(Notice("bad-values", f"{values} left out that no JSON can hold (such as inf or N/A)"))
+        notices.append(Notice("bad-values", values={"count": bad_values}))
     if table.bad_texts:
-        names = counted(table.bad_texts, "name")
-        notices.append(Notice("bad-text", f"{names} repaired after invalid bytes or escapes"))
+        notices.append(Notice("bad-text", values={"count": table.bad_texts}))
     if len(scanned.tail) >= TAIL_LIMIT:
-        notices.append(Notice("unread-keys", "the keys after the events were too long to read"))
+        notices.append(Notice("unread-keys"))
     if not events.height:
-        notices.append(Notice("no-events", "the file holds no complete event"))
+        notices.append(Notice("no-events"))
     return notices
 
 

@@ -25,7 +25,7 @@ from adbc_driver_manager import AdbcConnection, AdbcStatement
 from adbc_driver_manager import Error as AdbcError
 from pyarrow import ipc, parquet
 
-from tracekit.errors import InputError, Notice
+from tracekit.errors import InputError, Notice, NoticeValue
 from tracekit.parsers.nsight.tables import READ_TABLES, TEXT_COLUMNS
 
 _ARROW_ERRORS = (pa.ArrowException, OSError, UnicodeDecodeError)
@@ -62,8 +62,7 @@ class ArrowExport:
                 if not positions:
                     hint = "give the file that `nsys export --type arrow` wrote"
                     raise InputError(f"{self.path}: is not an Arrow export", hint=hint) from error
-                text = f"{self.path.name}: the file ends early; the tables before were read"
-                self.notices.append(Notice("truncated", text))
+                self.notices.append(Notice("truncated", values={"case": "arrow", "file": self.path.name}))
         return positions
 
     def columns(self, table: str) -> frozenset[str]:
@@ -97,7 +96,8 @@ class ArrowExport:
         return reader.schema, lambda columns: reader.read_all().select(columns)
 
     def _report_damage(self, table: str) -> None:
-        self.notices.append(Notice("damaged-table", f"{self.path.name}: {table} is damaged and was left out"))
+        values: dict[str, NoticeValue] = {"case": "left_out", "file": self.path.name, "table": table}
+        self.notices.append(Notice("damaged-table", values=values))
 
 
 def to_polars(table: Any, *, trusted: bool = False) -> pl.DataFrame:
@@ -155,9 +155,8 @@ class SqliteExport:
             raise InputError(f"{path}: the sqlite file is damaged", hint=hint) from error
         self.tables = frozenset(names)
         if missing_bytes := _missing_bytes(path):
-            self.notices.append(
-                Notice("truncated", f"{path.name}: the file ends {missing_bytes:,} bytes early; what is left was read")
-            )
+            values: dict[str, NoticeValue] = {"case": "sqlite", "file": path.name, "missing_bytes": missing_bytes}
+            self.notices.append(Notice("truncated", values=values))
 
     def columns(self, table: str) -> frozenset[str]:
         """Return the columns of *table* in this file."""
@@ -200,9 +199,8 @@ class SqliteExport:
 
     def _salvage(self, table: str, query: str, columns: Sequence[str]) -> pl.DataFrame:
         """Read a damaged table from both ends up to the damage, in small batches."""
-        self.notices.append(
-            Notice("damaged-table", f"{self.path.name}: {table} is damaged; the rows before and after were read")
-        )
+        values: dict[str, NoticeValue] = {"case": "in_part", "file": self.path.name, "table": table}
+        self.notices.append(Notice("damaged-table", values=values))
         parts = [pl.DataFrame(schema={name: pl.String() if name in TEXT_COLUMNS else pl.Int64() for name in columns})]
         for order in (" ORDER BY rowid", " ORDER BY rowid DESC"):
             try:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import polars as pl
 
-from tracekit.errors import Notice
+from tracekit.errors import Notice, NoticeValue
 from tracekit.parsers.nsight.tables import VOCABULARY, Export, read_table
 
 NO_STREAM = 0xFFFFFFFF
@@ -89,10 +89,11 @@ class Strings:
 
     def notices(self) -> list[Notice]:
         """Return a notice for each kind of event that had ids without a string."""
-        return [
-            Notice("unnamed", f"{self._file_name}: {unnamed:,} of {total:,} {noun} have no name in StringIds")
-            for noun, (unnamed, total) in self._unnamed.items()
-        ]
+        notices = []
+        for noun, (unnamed, total) in self._unnamed.items():
+            values: dict[str, NoticeValue] = {"file": self._file_name, "rows": noun, "count": unnamed, "total": total}
+            notices.append(Notice("unnamed", values=values))
+        return notices
 
     def _count_unnamed(self, names: pl.Series, ids: pl.Series, noun: str) -> None:
         unnamed = names.null_count() - ids.null_count()

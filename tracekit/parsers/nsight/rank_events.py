@@ -246,47 +246,32 @@ def _sorted_events(frames: list[pl.DataFrame]) -> pl.DataFrame:
     return conform(events.sort(order), EVENTS)
 
 
-def rank_notices(
-    events: pl.DataFrame, counts: Mapping[str, int], rank: int, *, world: Collection[str] = ()
-) -> list[Notice]:
+def rank_notices(events: pl.DataFrame, counts: Mapping[str, int], *, world: Collection[str] = ()) -> list[Notice]:
     """Return a notice for everything that a rank's events leave open.
 
     Args:
         events: Events of the rank.
         counts: Number of its events by kind.
-        rank: Number of the rank.
         world: Communicators that hold the whole job.
     """
     gpu_count = sum(counts.get(kind, 0) for kind in GPU_KINDS)
     launches, without_launch = counts.get("graph", 0), _count_without_launch(events)
-    texts = {}
+    notices = []
     if not gpu_count:
-        texts["no-gpu-events"] = "nothing ran on a GPU here, or CUDA was not traced"
+        notices.append(Notice("no-gpu-events", values={"case": "nothing_ran"}))
     if launches:
-        texts["graph-mode"] = (
-            f"{launches:,} CUDA graph launches were recorded whole, without their kernels; "
-            "record with --cuda-graph-trace=node to see inside"
-        )
+        notices.append(Notice("graph-mode", values={"launches": launches}))
     if without_launch:
-        texts["no-launch"] = (
-            f"{without_launch:,} of {gpu_count:,} GPU events have no launch in the file; "
-            "these are labelled by name alone"
-        )
+        notices.append(Notice("no-launch", values={"count": without_launch, "total": gpu_count}))
     if not counts.get("cpu_op") and not counts.get("annotation"):
-        texts["no-ranges"] = (
-            "no NVTX ranges, so labels come from kernel names alone; "
-            "record with --trace=cuda,nvtx under torch.autograd.profiler.emit_nvtx()"
-        )
+        notices.append(Notice("no-ranges"))
     messages = events.filter(pl.col("kind") == "cpu_op", pl.col("collective").cast(pl.String).is_in(["send", "recv"]))
     with_peer = messages.drop_nulls("peer")
     if messages.height and not with_peer.height:
-        texts["no-peers"] = (
-            "sends and receives do not name their peer: the export has no NCCL payloads "
-            "(export again with --include-json=true, or --include-blobs=true)"
-        )
+        notices.append(Notice("no-peers"))
     elif not with_peer["group"].cast(pl.String).is_in(list(world)).fill_null(False).all():
-        texts["peers-in-communicator"] = "peers are numbered within their communicator, which may not be the whole job"
-    return [Notice(code, f"rank {rank}: {text}") for code, text in texts.items()]
+        notices.append(Notice("peers-in-communicator"))
+    return notices
 
 
 def _count_without_launch(events: pl.DataFrame) -> int:

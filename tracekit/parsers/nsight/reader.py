@@ -104,8 +104,7 @@ def _read_ranks(export: Export, path: Path, first_rank: int | None, lenient: boo
 
     notices = [*dict.fromkeys(export.notices), *tables.profiler_warnings(export), *strings.notices()]
     if session_start_ns is None:
-        text = "the file does not say when it was recorded: times count from 0, ranks align by events"
-        notices.append(Notice("no-clock", text))
+        notices.append(Notice("no-clock"))
     largest = communicators.filter(pl.col("ranks") == pl.col("ranks").max())
     world = tuple(largest["communicator"].drop_nulls())  # communicators as large as the largest that was created
     file_source = Source(
@@ -145,7 +144,7 @@ def _describe_rank(
         memory_bytes=gpu.memory_bytes,
         record_shapes=bool(events["shapes"].is_not_null().any()) if counts.get("cpu_op") else None,
         counts=counts,
-        notices=(*file_source.notices, *rank_notices(events, counts, rank.number, world=world)),
+        notices=(*file_source.notices, *rank_notices(events, counts, world=world)),
     )
 
 

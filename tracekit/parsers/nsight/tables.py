@@ -18,7 +18,7 @@ from typing import Protocol
 
 import polars as pl
 
-from tracekit.errors import Notice
+from tracekit.errors import Notice, NoticeValue
 
 VOCABULARY = tomllib.loads(Path(__file__).with_name("vocabulary.toml").read_text(encoding="utf-8"))
 """Words and codes of exports."""
@@ -89,7 +89,14 @@ def read_cpu_events(export: Export, table: str, columns: Sequence[str], *, noun:
     if usable_start.all() and usable_end.all():
         return frame
     unusable = int((~(usable_start & usable_end)).sum())
-    export.notices.append(_damaged_rows(export, f"{unusable:,} of {frame.height:,} {noun} have no usable start or end"))
+    values: dict[str, NoticeValue] = {
+        "case": "times",
+        "file": export.path.name,
+        "rows": noun,
+        "count": unusable,
+        "total": frame.height,
+    }
+    export.notices.append(Notice("damaged-rows", values=values))
     return frame.with_columns(end=pl.when(usable_end).then("end")).filter(usable_start)
 
 
@@ -102,9 +109,17 @@ def read_gpu_events(export: Export, table: str, columns: Sequence[str], *, noun:
         return frame, 0
     kept = frame.filter(usable)
     dropped = frame.height - kept.height
+    values: dict[str, NoticeValue] = {
+        "case": "left_out",
+        "file": export.path.name,
+        "rows": noun,
+        "count": dropped,
+        "total": frame.height,
+    }
     missing = [name for name in ("start", "end") if name not in export.columns(table)]
-    reason = f"{table} has no column {missing[0]!r}" if missing else "they have no usable start or end"
-    export.notices.append(_damaged_rows(export, f"{dropped:,} of {frame.height:,} {noun} were left out: {reason}"))
+    if missing:
+        values |= {"case": "no_column", "table": table, "column": missing[0]}
+    export.notices.append(Notice("damaged-rows", values=values))
     return kept, dropped
 
 
@@ -116,18 +131,14 @@ def _is_end_after_start() -> pl.Expr:
     return _is_plausible("end") & (pl.col("end") >= pl.col("start")).fill_null(False)
 
 
-def _damaged_rows(export: Export, text: str) -> Notice:
-    return Notice("damaged-rows", f"{export.path.name}: {text}")
-
-
 _VERSION_NAMES = {"EXPORT_PRODUCT_VERSION": "nsys", "EXPORT_SCHEMA_VERSION": "schema"}
 _VERSION_TABLES = ("META_DATA_EXPORT", "EXPORT_META_DATA")
 _WARNINGS = (
-    ("drop|lost|might have been|not all|incomplete", "some events were lost"),
-    ("buffer", "a buffer ran full and events may be missing"),
-    ("clock|timestamp|synchroni", "the profiler had trouble with its clocks"),
+    ("drop|lost|might have been|not all|incomplete", "events_lost"),
+    ("buffer", "buffer_full"),
+    ("clock|timestamp|synchroni", "trouble_with_clocks"),
 )
-"""Phrases in a diagnostic and the sentence that reports it; the first match counts."""
+"""Phrases in a diagnostic and the case of the notice ``profiler-warnings``; the first match counts."""
 _WARNING, _ERROR = 2, 3
 
 
@@ -178,11 +189,8 @@ def profiler_warnings(export: Export) -> list[Notice]:
     if not rows.height:
         return []
     text = pl.col("text").str.to_lowercase()
-    sentence = pl.lit("the profiler reported a problem")
-    for pattern, sentence_for_pattern in reversed(_WARNINGS):
-        sentence = pl.when(text.str.contains(pattern)).then(pl.lit(sentence_for_pattern)).otherwise(sentence)
-    counts = rows.group_by(sentence.alias("sentence")).len().sort("sentence")
-    return [
-        Notice("profiler-warnings", f"{sentence} ({count} such warnings; open the report in nsys-ui to read them)")
-        for sentence, count in counts.rows()
-    ]
+    case_of_row = pl.lit("unknown_problem")
+    for pattern, case in reversed(_WARNINGS):
+        case_of_row = pl.when(text.str.contains(pattern)).then(pl.lit(case)).otherwise(case_of_row)
+    counts = rows.group_by(case_of_row.alias("case")).len().sort("case")
+    return [Notice("profiler-warnings", values={"case": case, "count": count}) for case, count in counts.rows()]

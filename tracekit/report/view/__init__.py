@@ -5,8 +5,7 @@ docstring says, None is unknown. Figures *per rank* are means over ranks.
 """
 
 import shlex
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cached_property, lru_cache, partial
 from typing import TypeVar
 
@@ -16,6 +15,7 @@ from tracekit.analysis.combine.spread import MANY_RANKS, spread
 from tracekit.errors import Notice
 from tracekit.report.advice import Advice, advise
 from tracekit.report.evidence import collect_evidence, missing_ranks_named, relevant_notices
+from tracekit.report.notices import NoticeLine, shorten_notices
 from tracekit.report.view import answer as sentences
 from tracekit.report.view import ranks as rank_tables
 from tracekit.report.view import rates
@@ -26,11 +26,7 @@ from tracekit.report.view.pipeline import ScheduleView, unnamed_phases
 from tracekit.report.view.roles import iteration_sentence, role_advice, role_tables, update_sentence
 from tracekit.report.words import WORDS
 
-__all__ = ["View", "input_path", "shorten_notices", "view_of"]
-
-MAX_NOTICES_OF_A_KIND = 5
-"""Warnings of one kind that are shown one by one."""
-
+__all__ = ["View", "input_path", "view_of"]
 
 Result = TypeVar("Result")
 
@@ -53,7 +49,7 @@ def describe_ranks(analysis: Analysis) -> str:
     remarks = [
         f"{missing} missing" if missing else "",
         f"{ranks_named(empty)} without GPU events" if empty and whole else "",
-        *(_cut_files(notice.message) for notice in analysis.notices if notice.code == "truncated"),
+        *(_cut_files(notice) for notice in analysis.notices if notice.code == "truncated"),
     ]
     of_world = f" of {world:,}" if world and world != len(whole) else ""
     count = f"{len(whole):,}{of_world} {'rank' if (world or len(whole)) == 1 else 'ranks'}"
@@ -61,10 +57,9 @@ def describe_ranks(analysis: Analysis) -> str:
     return f"{count} ({remark})" if remark and whole else count if whole else counted(len(results), "rank")
 
 
-def _cut_files(message: str) -> str:
+def _cut_files(notice: Notice) -> str:
     """Return which ranks a notice of a truncated file is about."""
-    ranks, _, rest = message.partition(":")
-    return f"{ranks} truncated" if rest and ranks.startswith("rank") else "a file truncated"
+    return f"{ranks_named(notice.ranks)} truncated" if notice.ranks else "a file truncated"
 
 
 def describe_steps(analysis: Analysis) -> str:
@@ -195,7 +190,7 @@ class View:
         return Advice("`--what-if` predicts other schedules", command)
 
     @cached_property
-    def warnings(self) -> tuple[Notice, ...]:
+    def warnings(self) -> tuple[NoticeLine, ...]:
         """The notices for a reader, without what is uncertain about the critical path, which stands beside it."""
         critical = self.analysis.critical
         beside_path = () if self.critical is None or critical is None else critical.notices
@@ -235,21 +230,3 @@ def view_of(analysis: Analysis) -> View:
     ('tracekit: reload, 4 ranks', '4 ranks', 'step 2')
     """
     return View(analysis)
-
-
-def shorten_notices(notices: Sequence[Notice]) -> list[Notice]:
-    """Return the first notices of each kind and how many more there are; failed ranks are all listed.
-
-    >>> [note.message for note in shorten_notices([Notice("cut", f"rank {n} ends early") for n in range(7)])][-2:]
-    ['rank 4 ends early', '2 more like this']
-    """
-    totals = Counter(notice.code for notice in notices)
-    count_so_far: Counter[str] = Counter()
-    shown: list[Notice] = []
-    for notice in notices:
-        count_so_far[notice.code] += 1
-        if count_so_far[notice.code] <= MAX_NOTICES_OF_A_KIND or notice.code == "rank-failed":
-            shown.append(notice)
-        elif count_so_far[notice.code] == MAX_NOTICES_OF_A_KIND + 1:
-            shown.append(Notice(notice.code, f"{totals[notice.code] - MAX_NOTICES_OF_A_KIND} more like this"))
-    return shown
