@@ -121,7 +121,7 @@ def test_an_analysis_comes_back_from_its_json(samples, tmp_path, name):
     # What follows is computed again from the parts that were read, not copied from the file.
     assert list(map(rank_document, back.rank_results)) == list(map(rank_document, whole.rank_results))
     assert back.total.budget == whole.total.budget
-    assert back.step_times == whole.step_times
+    assert back.step == whole.step
     assert back._repr_html_() == whole._repr_html_()
     assert (back.world_size, back.notices) == (whole.world_size, whole.notices)
     assert back.tables["clocks"].to_dicts() == whole.clocks.table.to_dicts()

@@ -316,10 +316,10 @@ def test_what_the_host_does_in_most_of_the_time_decides_the_advice(samples, acti
 def with_late_host(found, *, launch_bound_ns, known_share=1.0):
     """Return *found* with rank 2 late in every step because of its host, and idle time that is launch-bound."""
     spans = [rank.whole.budget.span_ns for rank in found.rank_results]
-    late_ns = min(spans) // len(found.step_times) // 10
+    late_ns = min(spans) // len(found.step.per_step) // 10
     parts = [WaitCause("host_late", round(99 * known_share), WaitEvidence(idle_ns=late_ns))]
     parts.append(WaitCause("unknown", 99 - parts[0].ns, WaitEvidence(reason="no cause explains it")))
-    steps = [step for step in found.step_times if step is not None]
+    steps = [each.step for each in found.step.per_step]
     row = Straggler(2, "dp_comm", 99, 9, candidates=[2], kind="chronic", steps=steps, late_ns=late_ns, why=parts)
     ranks = [
         replace(rank, idle_causes={"launch_bound": launch_bound_ns[rank.rank]}, instead=())

@@ -119,6 +119,21 @@ def ms(ns: float | None, digits: int = 1) -> str:
     return f"{value:,.{digits}f} ms".replace("-", "−")
 
 
+def ms_range(times_ns: Iterable[float]) -> str:
+    """Return the shortest and the longest of some times in milliseconds, with as many digits as tell them apart.
+
+    >>> ms_range([119_700_000, 122_900_000]), ms_range([15_900_000, 17_700_000, 16_800_000]), ms_range([4_200_000] * 2)
+    ('120–123 ms', '16–18 ms', '4.2 ms')
+    """
+    times = list(times_ns)
+    low, high = min(times) / 1e6, max(times) / 1e6
+    digits = 0
+    while f"{low:.{digits}f}" == f"{high:.{digits}f}" and digits < 1:
+        digits += 1
+    shortest, longest = f"{low:,.{digits}f}", f"{high:,.{digits}f}"
+    return f"{shortest} ms" if shortest == longest else f"{shortest}–{longest} ms"
+
+
 def bare_ms(ns: float | None, digits: int = 3) -> str:
     """Return nanoseconds as milliseconds without the unit, for a column whose heading names it.
 

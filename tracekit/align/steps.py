@@ -1,14 +1,19 @@
 """Steps of GPU events, and the time of each step on its rank.
 
-A step on a rank runs from the start of the first to the end of the last GPU event launched in it. The parsers stamp
-each event with the step whose mark contains its launch. Without marks, a forward launched after a backward and an
-optimizer begins the next step; where there is no optimizer either, the whole trace is one step, whose number is null.
-Time between two steps belongs to the window, to no step. Whatever counts by step (budget, pipeline, gate) takes this
-one answer.
+The *span* of a step on a rank runs from the start of the first to the end of the last GPU event launched in it. The
+parsers stamp each event with the step whose mark contains its launch. Without marks, a forward launched after a
+backward and an optimizer begins the next step; where there is no optimizer either, the whole trace is one step, whose
+number is null.
+
+The *step time* on a rank is what a training log says: from the first GPU work of a step to the first GPU work of the
+next step, so that time between two steps (data loading, an optimizer on the CPU, evaluation, a checkpoint) belongs to
+the step before it. The last recorded step has no next one: it runs from the end of the previous step's work to the end
+of its own, a single step from the start of its host range. Work ends when both the GPU work that was launched in a
+step and the step's host range have ended.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import numpy as np
 import polars as pl
@@ -16,11 +21,25 @@ import polars as pl
 from tracekit._util.columns import to_int64
 from tracekit._util.text import listing
 from tracekit.errors import Notice, OptionError
-from tracekit.schema import conform
+from tracekit.schema import GPU_KINDS, conform
 
-_NUMBERS = ("step", "start_ns", "end_ns", "span_ns", "events")
-STEPS = pl.Schema({**dict.fromkeys(_NUMBERS, pl.Int64()), "partial": pl.Boolean()})
-
+STEPS = pl.Schema(
+    {
+        "step": pl.Int64(),
+        "start_ns": pl.Int64(),
+        "end_ns": pl.Int64(),
+        "span_ns": pl.Int64(),
+        "events": pl.Int64(),
+        "partial": pl.Boolean(),
+        "host_start_ns": pl.Int64(),  # when the host was in the step; null if that is not recorded
+        "host_end_ns": pl.Int64(),
+        "interval_start_ns": pl.Int64(),  # what the step time counts
+        "interval_end_ns": pl.Int64(),
+        "time_ns": pl.Int64(),  # the step time; null for a step that would end before it starts
+    }
+)
+HOST_RANGES = pl.Schema({"step": pl.Int64(), "host_start_ns": pl.Int64(), "host_end_ns": pl.Int64()})
+"""When the host was in each step."""
 
 _BACKWARD = ("dgrad", "wgrad", "backward", "recompute")
 
@@ -134,23 +153,71 @@ def number_steps(labelled: pl.DataFrame) -> tuple[pl.DataFrame, list[Notice]]:
     return labelled.with_columns(step=steps), [Notice("steps-by-optimizer", text)]
 
 
-def step_times(spans: Mapping[int, Mapping[int | None, int]]) -> dict[int | None, tuple[int, int]]:
-    """Return, for each step that every rank has, how long it took on its slowest rank, and which that is.
+def host_ranges(events: pl.DataFrame) -> pl.DataFrame:
+    """Return when the host was in each step (``HOST_RANGES``), from the events of one rank.
 
-    *spans* gives each rank's spans by step, in nanoseconds.
+    A range ends before the next one begins: work of another thread may run on.
 
-    >>> step_times({0: {2: 90, 3: 80}, 1: {2: 70, 3: 95, 4: 10}})
-    {2: (90, 0), 3: (95, 1)}
+    >>> events = pl.DataFrame({"kind": ["annotation", "cpu_op", "annotation", "kernel"], "step": [4, 4, 5, 5],
+    ...                        "start_ns": [0, 5, 10, 30], "end_ns": [9, 14, 19, 40]})
+    >>> host_ranges(events).rows()
+    [(4, 0, 10), (5, 10, 19)]
     """
-    if not spans:
-        return {}
-    common = set.intersection(*(set(of) for of in spans.values()))
-    ordered = sorted(common, key=lambda step: (step is None, step or 0))
-    return {step: max((of[step], rank) for rank, of in spans.items()) for step in ordered}
+    is_host = pl.col("step").is_not_null() & ~pl.col("kind").cast(pl.String).is_in([*GPU_KINDS, "gpu_annotation"])
+    ranges = (
+        events.lazy()
+        .filter(is_host)
+        .group_by("step")
+        .agg(host_start_ns=pl.col("start_ns").min(), host_end_ns=pl.col("end_ns").max())
+        .sort("host_start_ns")
+        .collect()
+    )
+    next_start = pl.col("host_start_ns").shift(-1)
+    return ranges.with_columns(host_end_ns=pl.min_horizontal("host_end_ns", next_start)).sort("step")
 
 
-def assign_parts(labelled: pl.DataFrame, steps: str | None = None) -> tuple[pl.DataFrame, pl.DataFrame, list[Notice]]:
+def add_step_intervals(steps: pl.DataFrame) -> pl.DataFrame:
+    """Return the steps with the interval that the step time of each counts, and with that time.
+
+    Args:
+        steps: All recorded steps, with ``rank``, ``step``, ``start_ns`` and ``end_ns`` of the GPU work launched in
+            each, and ``host_start_ns`` and ``host_end_ns`` (null where the host's range is not known).
+
+    Returns:
+        The same rows with ``interval_start_ns``, ``interval_end_ns`` and ``time_ns``, which is null for a step that
+        would end before it starts (steps that are marked one inside the other, say).
+
+    >>> steps = pl.DataFrame({"rank": [0, 0, 0], "step": [4, 5, 6], "start_ns": [10, 30, 50], "end_ns": [20, 40, 60],
+    ...                       "host_start_ns": [5, 21, 45], "host_end_ns": [21, 45, 70]})
+    >>> add_step_intervals(steps)["time_ns"].to_list()
+    [20, 20, 25]
+    >>> add_step_intervals(steps.head(1))["time_ns"].to_list()
+    [16]
+    """
+    work_end = pl.max_horizontal("end_ns", "host_end_ns")
+    ordered = steps.sort("rank", "step", nulls_last=True).with_columns(work_end_ns=work_end)
+    is_followed = (pl.col("step").shift(-1) == pl.col("step") + 1).over("rank").fill_null(False)
+    is_preceded = (pl.col("step").shift(1) == pl.col("step") - 1).over("rank").fill_null(False)
+    next_start = pl.col("start_ns").shift(-1).over("rank")
+    previous_end = pl.col("work_end_ns").shift(1).over("rank")
+    timed = ordered.with_columns(
+        interval_start_ns=pl.when(is_followed)
+        .then("start_ns")
+        .when(is_preceded)
+        .then(previous_end)
+        .otherwise(pl.min_horizontal("start_ns", "host_start_ns")),
+        interval_end_ns=pl.when(is_followed).then(next_start).otherwise("work_end_ns"),
+    )
+    length = pl.col("interval_end_ns") - pl.col("interval_start_ns")
+    return timed.with_columns(time_ns=pl.when(length > 0).then(length)).drop("work_end_ns")
+
+
+def assign_parts(
+    labelled: pl.DataFrame, steps: str | None = None, *, host: pl.DataFrame | None = None
+) -> tuple[pl.DataFrame, pl.DataFrame, list[Notice]]:
     """Return the GPU events of the steps asked for, numbered by ``part``, and the STEPS table.
+
+    *host* are the host's ranges (``host_ranges``); without them only GPU work counts.
 
     An event whose launch the file lacks (a CUDA graph's kernels, say) joins the step that was running when it
     started; one launched outside every step is left out, and a notice says how much that was.
@@ -168,7 +235,7 @@ def assign_parts(labelled: pl.DataFrame, steps: str | None = None) -> tuple[pl.D
     if not present:
         select_steps(present, steps)
         whole = labelled.with_columns(part=pl.lit(0, pl.Int64))
-        return whole, _table(whole, []), notices
+        return whole, _table(whole, whole, [], host), notices
     placed = _place_unlaunched(labelled)
     outside = placed.filter(pl.col("step").is_null())
     if len(outside):
@@ -181,7 +248,7 @@ def assign_parts(labelled: pl.DataFrame, steps: str | None = None) -> tuple[pl.D
     is_chosen = np.array(chosen, np.int64)[part] == number
     kept = placed.with_columns(pl.Series("part", part))
     kept = kept if is_chosen.all() else kept.filter(pl.Series(is_chosen))  # else nothing need be moved
-    return kept, _table(kept, present), notices
+    return kept, _table(kept, placed, present, host), notices
 
 
 def _place_unlaunched(labelled: pl.DataFrame) -> pl.DataFrame:
@@ -206,12 +273,31 @@ def _place_unlaunched(labelled: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _table(kept: pl.DataFrame, present: list[int]) -> pl.DataFrame:
-    """Return the STEPS table; a first or last recorded step with under half the usual events is partial."""
+def _table(kept: pl.DataFrame, recorded: pl.DataFrame, present: list[int], host: pl.DataFrame | None) -> pl.DataFrame:
+    """Return the STEPS table of the events *kept*; a first or last step with under half the usual events is partial.
+
+    *recorded* are the events of all steps: the step after the last one asked for tells when that one ended.
+    """
     table = kept.group_by("part").agg(
         pl.col("step").first(), pl.col("start_ns").min(), pl.col("end_ns").max(), events=pl.len().cast(pl.Int64)
     )
     table = table.sort("part").with_columns(span_ns=pl.col("end_ns") - pl.col("start_ns"))
     at_edge = pl.col("step").is_in(present[:1] + present[-1:]) if present else pl.lit(False)
     few = pl.col("events") * 2 < pl.col("events").median() if len(table) > 2 else pl.lit(False)
-    return conform(table.with_columns(partial=at_edge & few), STEPS)
+    intervals = _intervals(recorded, table if len(table) == len(present) else None, host)
+    timed = table.with_columns(partial=at_edge & few).join(
+        intervals, on="step", how="left", nulls_equal=True, maintain_order="left"
+    )
+    return conform(timed, STEPS)
+
+
+def _intervals(recorded: pl.DataFrame, table: pl.DataFrame | None, host: pl.DataFrame | None) -> pl.DataFrame:
+    """Return the intervals of all recorded steps; *table* holds their bounds, if all of them were asked for."""
+    if table is None:
+        is_counted = pl.col("step").is_not_null() if recorded["step"].null_count() < len(recorded) else pl.lit(True)
+        bounds = recorded.filter(is_counted).group_by("step").agg(pl.col("start_ns").min(), pl.col("end_ns").max())
+    else:
+        bounds = table.select("step", "start_ns", "end_ns")
+    ranges = HOST_RANGES.to_frame() if host is None else host
+    of_rank = bounds.join(ranges, on="step", how="left").with_columns(rank=pl.lit(0))
+    return add_step_intervals(of_rank).drop("rank", "start_ns", "end_ns")

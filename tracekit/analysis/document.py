@@ -18,6 +18,7 @@ from tracekit.critical_path.path import CriticalPath
 from tracekit.documents import analysis as documents
 from tracekit.documents.coding import rows
 from tracekit.documents.notices import warning_entries
+from tracekit.metrics.budget import Budget
 from tracekit.metrics.label_intervals import LABEL_SETS
 from tracekit.weight_updates import ReloadSummary
 
@@ -61,6 +62,7 @@ def build_document(analysis: Analysis) -> documents.AnalysisDocument:
             tokens_per_step=analysis.tokens_per_step,
         ),
         ranks=[rank_document(result) for result in analysis.rank_results],
+        step=step_document(analysis),
         total=documents.Figures(**_figures(analysis.total)),
         schedule=None if schedule is None else schedule_document(schedule),
         # A schedule has the lanes in its own part of the document.
@@ -150,15 +152,36 @@ def schedule_document(comparison: ScheduleComparison) -> documents.Schedule:
     )
 
 
+def _budget(budget: Budget, *, idle_known: bool) -> documents.Budget:
+    """Return the parts of a span or of a step time."""
+    idle_ns = budget.idle_ns if idle_known else None
+    not_recorded = budget.unrecorded_ns or UNSET
+    return documents.Budget(budget.compute_ns, budget.exposed_ns, idle_ns, not_recorded=not_recorded)
+
+
+def step_document(analysis: Analysis) -> documents.Step:
+    """Return the ``step`` of the document."""
+    step = analysis.step
+    per_step = [documents.StepTime(each.step, each.time_ns) for each in step.per_step]
+    unusual = [documents.StepTime(each.step, each.time_ns) for each in step.unusual]
+    return documents.Step(
+        time_ns=step.time_ns,
+        per_step=per_step,
+        unusual=unusual,
+        single=step.single,
+        marked=step.is_marked,
+        by_rank=[documents.RankStepTime(rank, time_ns) for rank, time_ns in step.by_rank.items()],
+        budget_ns=_budget(step.budget, idle_known=analysis.total.idle_known),
+    )
+
+
 def _figures(measured: Measured) -> dict[str, Any]:
     """Return the fields of ``documents.Figures``."""
     budget = measured.budget
     idle_ns = budget.idle_ns if measured.idle_known else None
     return {
         "span_ns": budget.span_ns,
-        "budget_ns": documents.Budget(
-            budget.compute_ns, budget.exposed_ns, idle_ns, not_recorded=budget.unrecorded_ns or UNSET
-        ),
+        "budget_ns": _budget(budget, idle_known=measured.idle_known),
         "label_ns": {name: ns for name, ns in measured.label_ns.items() if name not in LABEL_SETS},
         "set_ns": {name: ns for name, ns in measured.label_ns.items() if name in LABEL_SETS},
         "label_count": measured.label_count,
@@ -189,8 +212,14 @@ def rank_document(result: RankResult) -> documents.RankFigures:
         inside_launch_ns=result.inside_launch_ns,
         idle_causes_ns=result.idle_causes if idle_known else None,
         per_step=[
-            documents.StepFigures(step=scope.step, partial=scope.partial, **_figures(scope))
-            for scope in result.per_step
+            documents.StepFigures(
+                step=scope.step,
+                partial=scope.partial,
+                time_ns=timed.time_ns,
+                time_budget_ns=_budget(timed.budget, idle_known=idle_known),
+                **_figures(scope),
+            )
+            for scope, timed in zip(result.per_step, result.timed_steps, strict=True)
         ],
     )
 

@@ -21,6 +21,7 @@ from tracekit.metrics.causes import with_peers
 from tracekit.metrics.label_intervals import COMPUTE_SET, EXPOSABLE_LABELS, LABEL_SETS
 from tracekit.metrics.operations import has_unknown_wait, has_unseen_messages, may_be_message
 from tracekit.metrics.overlap import ratio
+from tracekit.metrics.step_time import TimedStep
 from tracekit.schema import COMMUNICATION_LABELS, LABELS
 
 _SUMMED_FIELDS = ("budget", "label_ns", "label_count", "hidden_ns", "hidden_by_ns", "wait_ns", "bubble", "because_ns",
@@ -105,6 +106,8 @@ class RankResult(msgspec.Struct, frozen=True, eq=False):
     whole: Measured
     """Figures of all selected steps, with the time between them."""
     per_step: tuple[Measured, ...]
+    timed_steps: tuple[TimedStep, ...]
+    """Step time of each step, from its start to the start of the next one, and where it went."""
     phases: tuple[Mapping[str, Any], ...]
     idle_causes: Mapping[str, int]
     instead: tuple[Mapping[str, Any], ...] = ()
@@ -197,6 +200,7 @@ def _batch_results(
                 steps=tuple(step for step in steps if step is not None),
                 whole=figures(rank.window, window, [None])[0],
                 per_step=tuple(replace(step, partial=is_cut) for step, is_cut in step_figures),
+                timed_steps=rank.timed_steps,
                 phases=_phases(rank, index, by_step, steps),
                 instead=tuple(rank.instead.to_dicts()),
                 inside_launch_ns=rank.inside_launch_ns,

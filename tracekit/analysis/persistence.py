@@ -30,12 +30,13 @@ from tracekit._version import __version__
 from tracekit.analysis.measure.tables import Measures, RankTables
 from tracekit.analysis.measured import Measured, RankResult
 from tracekit.analysis.result import BaseAnalysis, Tables
-from tracekit.documents.analysis import AnalysisDocument, Figures, RankFigures, Schedule
+from tracekit.documents.analysis import AnalysisDocument, Figures, RankFigures, Schedule, StepFigures
 from tracekit.documents.coding import decode, encode, read_document, to_plain, to_plain_rows
 from tracekit.documents.store_manifest import TABLES_FORMAT, TablesDocument
 from tracekit.errors import InputError, Notice
 from tracekit.intervals import Intervals
 from tracekit.metrics.budget import Bubble, Budget
+from tracekit.metrics.step_time import TimedStep
 from tracekit.reconstruct import RankPipeline
 
 # ---- a whole analysis, as JSON
@@ -122,11 +123,19 @@ def _rank_result(rank: RankFigures) -> RankResult:
         steps=tuple(rank.steps),
         whole=_measured(rank),
         per_step=tuple(replace(_measured(step), step=step.step, partial=step.partial) for step in rank.per_step),
+        timed_steps=tuple(_timed_step(step) for step in rank.per_step),
         phases=tuple(to_plain_rows(rank.phases)),
         idle_causes=rank.idle_causes_ns or {},
         instead=(*to_plain_rows(rank.idle_host), *rest_rows),
         inside_launch_ns=rank.inside_launch_ns,
     )
+
+
+def _timed_step(step: StepFigures) -> TimedStep:
+    """Return the time of one step of a rank."""
+    parts = step.time_budget_ns
+    budget = Budget(step.time_ns or 0, parts.compute, parts.exposed, parts.idle or 0, parts.not_recorded or 0)
+    return TimedStep(step.step, step.time_ns, budget, step.partial)
 
 
 def _measured(figures: Figures) -> Measured:

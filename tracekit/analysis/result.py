@@ -17,7 +17,6 @@ import polars as pl
 
 from tracekit._util.text import at_least, counted, html_table, ms, percent
 from tracekit.align.clocks import Clocks
-from tracekit.align.steps import step_times
 from tracekit.analysis.combine.stragglers import Stragglers
 from tracekit.analysis.measured import Measured, RankResult
 from tracekit.documents.analysis import AnalysisDocument, Hiding, Slowdown
@@ -25,6 +24,7 @@ from tracekit.documents.coding import HasDocument
 from tracekit.documents.roles import Iteration, PhaseBand, WeightUpdate
 from tracekit.errors import Notice, OptionError
 from tracekit.metrics.overlap import ratio
+from tracekit.metrics.step_time import StepSummary, summarize_steps
 from tracekit.parsers.source_refs import unknown_rank_error
 from tracekit.schema import Source
 from tracekit.weight_updates import ReloadSummary
@@ -106,14 +106,9 @@ class BaseAnalysis(HasDocument):
         return Measured.total(result.whole for result in self.rank_results)
 
     @cached_property
-    def step_times(self) -> dict[int | None, tuple[int, int]]:
-        """By step: its time in ns on its slowest rank, and the number of that rank."""
-        return step_times(
-            {
-                result.rank: {scope.step: scope.budget.span_ns for scope in result.per_step}
-                for result in self.rank_results
-            }
-        )
+    def step(self) -> StepSummary:
+        """The step time of the run, which savings, predictions and the gate refer to."""
+        return summarize_steps({result.rank: result.timed_steps for result in self.rank_results})
 
     def rank(self, rank: int) -> RankResult:
         """Return one rank's result."""

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
 from typing import Any
 
 import msgspec
 
-from tracekit.align.steps import step_times
 from tracekit.diffs import stats
 from tracekit.diffs.metrics import Metric
 from tracekit.documents import analysis as documents
@@ -158,15 +158,11 @@ def per_step_samples(ranks: Sequence[documents.RankFigures]) -> Samples:
     """Return one value per step that every rank has; an analysis without per-step figures is one sample."""
     if not ranks:
         return {}
-    records = [{step.step: step for step in rank.per_step} for rank in ranks]
-    if all(records):
-        spans = {i: {step: record.span_ns for step, record in by_step.items()} for i, by_step in enumerate(records)}
-        rows = [
-            {**_step_values([by_step[step] for by_step in records]), "step_ms": ns / 1e6}
-            for step, (ns, _) in step_times(spans).items()
-        ]
-    else:
-        rows = [_step_values(ranks, steps=max(len(ranks[0].steps), 1))]
+    by_rank = [{step.step: step for step in rank.per_step} for rank in ranks]
+    common = set.intersection(*(set(steps) for steps in by_rank))
+    rows = []
+    for step in sorted(common, key=lambda number: (number is None, number or 0)):
+        rows.append(_step_values([steps[step] for steps in by_rank]))
     samples: Samples = {}
     for name in {name: None for row in rows for name in row}:
         # A label missing in a step took no time in it. A share of no time is undefined, and its step is left out.
@@ -175,20 +171,19 @@ def per_step_samples(ranks: Sequence[documents.RankFigures]) -> Samples:
     return samples
 
 
-def _step_values(records: Sequence[documents.Figures], *, steps: int = 1) -> dict[str, float]:
-    """Return every per-step metric of one step (module ``metrics`` says which is a mean, a maximum or a ratio).
+def _step_values(records: Sequence[documents.StepFigures]) -> dict[str, float]:
+    """Return every per-step metric of one step (module ``metrics`` says which is a mean, a median or a ratio).
 
-    Args:
-        records: The figures of this step on each rank.
-        steps: Number of steps that a record covers; times are divided by it.
+    *records* are the figures of this step on each rank.
     """
     span = sum(record.span_ns for record in records)
-    ms = 1e6 * steps * len(records)  # divides a sum of nanoseconds over ranks to give the mean milliseconds per step
+    ms = 1e6 * len(records)  # divides a sum of nanoseconds over ranks to give the mean milliseconds per step
     compute = sum(record.budget_ns.compute for record in records)
     exposed_ns = _sum_by_label(record.budget_ns.exposed for record in records)
     label_ns = _sum_by_label(record.label_ns for record in records)
+    times_ns = [record.time_ns for record in records if record.time_ns is not None]
     values = {
-        "step_ms": max(record.span_ns for record in records) / 1e6 / steps,
+        **({"step_ms": median(times_ns) / 1e6} if times_ns else {}),
         "compute_ms": compute / ms,
         **{f"exposed_ms.{label}": ns / ms for label, ns in exposed_ns.items()},
         **_exposed_by_cause(records, ms),

@@ -82,6 +82,10 @@ class StepFigures(Figures, frozen=True):
     """Number of the step; null without steps."""
     partial: bool
     """Whether this is a first or last step that looks cut off."""
+    time_ns: int | None
+    """Step time on this rank: from the start of the step to the start of the next one; null if unknown."""
+    time_budget_ns: Budget
+    """Where the step time went."""
 
 
 class Phase(Struct, frozen=True):
@@ -140,6 +144,46 @@ class RankFigures(_RankKeys, frozen=True, kw_only=True):
     """Idle time by cause; null if work is missing in the recording."""
     per_step: list[StepFigures]
     """Figures of each step."""
+
+
+# ---- the step time
+
+
+class StepTime(Struct, frozen=True):
+    """The time of one step."""
+
+    step: int | None
+    """Number of the step; null without steps."""
+    time_ns: int
+    """Median over ranks of their step times."""
+
+
+class RankStepTime(Struct, frozen=True):
+    """The step time of one rank."""
+
+    rank: int
+    """Number of the rank."""
+    time_ns: int
+    """Median over steps."""
+
+
+class Step(Struct, frozen=True, kw_only=True):
+    """The step time of the run: from the start of a step to the start of the next one."""
+
+    time_ns: int | None
+    """Median over the steps that all ranks recorded; null if unknown."""
+    per_step: list[StepTime]
+    """Each of them."""
+    unusual: list[StepTime]
+    """Those that stand out from the others."""
+    single: bool
+    """Whether there is only one, timed from its host start to the end of its work."""
+    marked: bool
+    """False if the recording has no steps: the time is then its extent."""
+    by_rank: list[RankStepTime]
+    """Each rank's own step time."""
+    budget_ns: Budget
+    """Where the time of an ordinary step goes, a mean over ranks; sums to the step time."""
 
 
 # ---- the schedule
@@ -1116,6 +1160,8 @@ class AnalysisDocument(Struct, frozen=True, kw_only=True):
     """Origin of the events."""
     ranks: list[RankFigures]
     """Figures of each rank."""
+    step: Step
+    """The step time, which savings and predictions refer to."""
     total: Figures
     """Figures of all ranks together: times are sums, shares are ratios of these sums."""
     schedule: Schedule | None

@@ -9,7 +9,7 @@ from tracekit.errors import Notice
 from tracekit.schema import Source
 
 FORMAT: Literal["tracekit.store/2"] = "tracekit.store/2"
-TABLES_FORMAT: Literal["tracekit.tables/5"] = "tracekit.tables/5"
+TABLES_FORMAT: Literal["tracekit.tables/6"] = "tracekit.tables/6"
 
 
 class Entry(Struct, frozen=True):
@@ -55,7 +55,7 @@ class StoreManifest(Struct, frozen=True, kw_only=True):
 class TablesDocument(Struct, frozen=True):
     """``tables.json`` in ``tables.zip``: all but the tables themselves; read only by the version that wrote it."""
 
-    format: Literal["tracekit.tables/5"]
+    format: Literal["tracekit.tables/6"]
     """Name and number of the format."""
     tracekit: str
     """Version that measured them."""

@@ -146,7 +146,7 @@ def collect_evidence(analysis: Analysis) -> Evidence:
     savings_ns = {row.change: row.saves_ns for row in analysis.changed_steps if row.saves_ns and row.saves_ns > 0}
     late_host_ns = sum(item.all_steps_ns for item in late if item.row.rank in late_hosts)
     # Where most of it is the delay of these ranks, faster launches do not save it.
-    if 2 * late_host_ns > len(analysis.step_times) * savings_ns.get("no host delay", 0):
+    if 2 * late_host_ns > max(len(analysis.step.per_step), 1) * savings_ns.get("no host delay", 0):
         savings_ns.pop("no host delay", None)
     return Evidence(
         **_completeness(analysis),

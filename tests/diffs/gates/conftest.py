@@ -36,6 +36,22 @@ def one_step(step, span_ms, *, compute=0.6, pp=0.25, hidden=0.2, scale=1.0):
         "exposed_because_ns": {},
         "bubble": {"idle_ns": idle, "wait_ns": 0, "fraction": idle / span, "lower_bound": False},
         "partial": False,
+        "time_ns": span,
+        "time_budget_ns": {"compute": work, "exposed": {"pp_comm": exposed}, "idle": idle},
+    }
+
+
+def step_time(steps):
+    """The step time of these steps, which are alike on all ranks."""
+    times = sorted(step["time_ns"] for step in steps)
+    return {
+        "time_ns": times[len(times) // 2],
+        "per_step": [{"step": step["step"], "time_ns": step["time_ns"]} for step in steps],
+        "unusual": [],
+        "single": len(steps) == 1,
+        "marked": True,
+        "by_rank": [],
+        "budget_ns": steps[0]["time_budget_ns"],
     }
 
 
@@ -66,6 +82,7 @@ def document(
         "source": {"paths": ["x"], "reader": reader, "ranks": list(range(ranks)), "world_size": world_size,
                    "devices": [gpu], "shapes": list(shapes)},
         "ranks": rows,
+        "step": step_time(steps),
         "total": whole,
         "schedule": {"name": schedule, "pp": ranks, "microbatches": 8, "virtual": 1, "exact": True, "ranks": [],
                      "measured": {"makespan_ns": 90_000_000, "outside_cells": 0.2},

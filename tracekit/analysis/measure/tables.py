@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 
 from tracekit._util.machine import give_back_memory
-from tracekit.align.steps import assign_parts, number_steps
+from tracekit.align.steps import assign_parts, host_ranges, number_steps
 from tracekit.analysis.measure.by import RankRows, rank_rows
 from tracekit.analysis.measure.kernels import kernel_reasons, kernel_table, shape_list
 from tracekit.analysis.measure.rank_timeline import RankTimeline, rank_timeline
@@ -43,6 +43,7 @@ from tracekit.metrics.overlap import hidden, label_times, measure_overlap_costs
 from tracekit.metrics.peaks import host_link_gb_s
 from tracekit.metrics.process_phases import ROLLOUT, find_decode_steps, find_stretches
 from tracekit.metrics.rates import Rates, products
+from tracekit.metrics.step_time import TimedStep, step_budgets, timed_steps
 from tracekit.reconstruct import RankPipeline, rank_pipeline
 from tracekit.schema import EVENTS, IDLE_CAUSES, RankEvents
 from tracekit.weight_updates import reload_events
@@ -80,6 +81,8 @@ class RankTables(PathTables):
     window: Measures
     by_step: Measures
     """The same object as ``window`` if there is one step."""
+    timed_steps: tuple[TimedStep, ...] = ()
+    """Step time of each step, and where it went."""
     phases: pl.DataFrame
     """Phases of each step (``metrics.budget``)."""
     idle_causes: Mapping[str, int]
@@ -178,9 +181,12 @@ def rank_tables(
     labelled, unmarked = number_steps(pl.concat([labelled, lost], how="diagonal") if len(lost) else labelled)
     if len(lost):  # they were numbered with the others, by the order of launches
         labelled, lost = (labelled.filter(is_lost) for is_lost in (pl.col("id") >= 0, pl.col("id") < 0))
-    gpu_events, step_table, step_notices = assign_parts(labelled, steps)
+    gpu_events, step_table, step_notices = assign_parts(labelled, steps, host=host_ranges(rank.events))
     lost = lost.filter(pl.col("step").is_in(step_table["step"].implode(), nulls_equal=True))
-    tables = _measure_rank(rank, gpu_events, step_table, api, recording, rules=book, by=by, graph=graph)
+    other_steps = labelled if len(labelled) > len(gpu_events) else None
+    tables = _measure_rank(
+        rank, gpu_events, step_table, api, recording, other_steps=other_steps, rules=book, by=by, graph=graph
+    )
     give_back_memory(worth=len(gpu_events) > MIN_EVENTS_TO_GIVE_BACK_MEMORY)
     events = rank_timeline(rank, gpu_events, find_waiting_calls(api), frames) if keep_events else None
     own_pipeline = None
@@ -222,13 +228,15 @@ def _measure_rank(
     api: ApiCalls,
     recording: Completeness,
     *,
+    other_steps: pl.DataFrame | None,
     rules: RuleBook | None,
     by: str | None,
     graph: bool,
 ) -> RankTables:
     """Measure the labelled GPU events of the selected steps, over the whole window and by step.
 
-    The pipeline, the memory and the notices are added by ``rank_tables``.
+    The pipeline, the memory and the notices are added by ``rank_tables``. *other_steps* are the GPU events of all
+    steps, if not all were selected: some may run while a selected step does.
     """
     device = next(iter(rank.source.devices), None)
     work = Rank.of(gpu_events, find_waiting_calls(api, gpu_events))
@@ -244,10 +252,12 @@ def _measure_rank(
     inside_launch_ns = idle_inside_launches(api, gpu_events, idle_gaps)
     rows = None if by is None else rank_rows(rank, gpu_events, by, lanes=lanes)
     idle_causes = {cause: int(idle_gaps[f"{cause}_ns"].sum()) for cause in IDLE_CAUSES}
+    all_lanes = lanes if other_steps is None else Lanes.of(other_steps)
+    of_steps = timed_steps(steps, step_budgets(steps, all_lanes, unrecorded=recording.unrecorded))
 
     # Each step, if there are several. The window's lanes go first: those of the steps take as much memory.
     if len(steps) > 1:
-        del lanes
+        del lanes, all_lanes
         lanes = Lanes.of(gpu_events, parts=len(steps), part="part")
         by_step = _measure_parts(work, lanes, "part", recording)
 
@@ -260,6 +270,7 @@ def _measure_rank(
         steps=steps,
         window=window,
         by_step=by_step,
+        timed_steps=of_steps,
         phases=phases(lanes),
         idle_causes=idle_causes,
         copies=copy_table,

@@ -37,7 +37,7 @@ def line(recording: Recording, *, first: Run | None = None) -> str:
 def _newly_late(analysis: Analysis, first: Run) -> str:
     """Return the rank that is late in this recording and was not in *first*, with the cause; else nothing."""
     rows = [row for row in late_rows(analysis) if f"late_ms.rank@{row.rank}" not in first.samples]
-    return f"  << {late_rank(rows[0], len(analysis.step_times))}" if rows else ""
+    return f"  << {late_rank(rows[0], max(len(analysis.step.per_step), 1))}" if rows else ""
 
 
 def _regression_mark(run: Run, first: Run) -> str:

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 import msgspec
 import polars as pl
 
-from tracekit._util.text import at_least, counted, join_with_and, ms, percent, ranks_named
+from tracekit._util.text import at_least, counted, join_with_and, ms, ms_range, percent, ranks_named
 from tracekit.analysis import Analysis
 from tracekit.documents.analysis import Straggler
+from tracekit.metrics.step_time import StepSummary
 from tracekit.report.evidence import gap_basis, gap_words, is_wait_bound, of_the_gap
 from tracekit.report.view import ranks as rank_tables
 from tracekit.report.view.budget import LabelRow, kind_of
@@ -20,10 +21,8 @@ from tracekit.schema import LABEL_WORDS
 
 MIN_SHARE_TO_REPORT = 0.01
 """Share of the span from which exposed, waiting or unlabelled time is reported."""
-MIN_BETWEEN_STEPS_SHARE = 0.05
-"""Share of the span from which the time between steps is reported: it belongs to no step."""
-MIN_MEAN_DIFFERENCE = 0.05
-"""Difference between a step on the slowest rank and on the mean rank, whose shares are given, to name both."""
+MAX_UNUSUAL_NAMED = 3
+"""Steps that stand out and are named with their time."""
 MAX_EXPOSED_LABELS = 2
 """Exposed labels that are named."""
 NEARLY_AS_LATE_SHARE = 0.1
@@ -44,44 +43,56 @@ class Line(msgspec.Struct, frozen=True):
 
 
 def time_sentence(analysis: Analysis, step_pace: rank_tables.Pace) -> str:
-    """Return the time of a step and its parts."""
-    total, span_ns = analysis.total, analysis.total.budget.span_ns
-    all_between_ns = step_pace.between_ns * (step_pace.steps - 1)
-    report_between = all_between_ns > MIN_BETWEEN_STEPS_SHARE * span_ns / max(1, step_pace.ranks)
-    remarks = [step_pace.compared(), _other_pipeline(analysis, step_pace.slowest)]
-    if step_pace.steps > 1:
-        remarks.append(f"mean of {counted(step_pace.steps, 'step')}")
-    if report_between:
-        remarks.append(f"{ms(step_pace.between_ns)} pass between two")
-    remarks.append(rank_tables.recording_overhead(analysis))
+    """Return the step time and its parts."""
+    step = analysis.step
+    remarks = [
+        step_pace.compared(),
+        _other_pipeline(analysis, step_pace.slowest),
+        unusual_steps(step),
+        rank_tables.recording_overhead(analysis),
+    ]
     remark = "; ".join(filter(None, remarks))
-
-    subject = "A step takes" if any(rank.steps for rank in analysis.rank_results) else "The trace spans"
+    subject = "A step takes" if step.is_marked else "The trace spans"
     if (main := analysis.role_results.main_role) is not None:
         subject = f"Of role {main}, {subject[0].lower()}{subject[1:]}"
-    time = f"{ms(step_pace.ns)} ({remark})" if remark else ms(step_pace.ns)
-    mean_ns = span_ns / max(1, step_pace.ranks * step_pace.steps)
-    if step_pace.ns - mean_ns > MIN_MEAN_DIFFERENCE * step_pace.ns:
-        time += f", {ms(mean_ns)} on average over ranks, and of that average"
-    included = ", the time between steps included" if report_between else ""
+    time = f"{ms(step.time_ns)} ({remark})" if remark else ms(step.time_ns)
+    total, span_ns = analysis.total, analysis.total.budget.span_ns
     other_ns = total.label_ns.get("other", 0)
     unlabelled = ""
     if other_ns > MIN_SHARE_TO_REPORT * span_ns:
         unlabelled = (
             f"; {percent(other_ns, span_ns)} of the span is work that no rule knows (other), counted as compute"
         )
-    return f"{subject} {time}: {join_with_and(_budget_parts(analysis))}{included}{unlabelled}."
+    return f"{subject} {time}: {join_with_and(_budget_parts(analysis))}{unlabelled}."
+
+
+def unusual_steps(step: StepSummary) -> str:
+    """Return the number of steps that the time is the median of, and those that stand out.
+
+    >>> from tracekit.metrics.step_time import StepTime
+    >>> times = [StepTime(4, 15_900_000), StepTime(5, 175_000_000), StepTime(6, 17_700_000)]
+    >>> unusual_steps(StepSummary(17_700_000, tuple(times), (times[1],)))
+    '2 steps take 16–18 ms, step 5 takes 175.0 ms'
+    """
+    if len(step.per_step) < 2:
+        return ""
+    if not step.unusual:
+        return f"median of {counted(len(step.per_step), 'step')}"
+    usual = f"{counted(len(step.usual), 'step')} take {ms_range(each.time_ns for each in step.usual)}"
+    named = [f"step {each.step} takes {ms(each.time_ns)}" for each in step.unusual[:MAX_UNUSUAL_NAMED]]
+    more = len(step.unusual) - len(named)
+    return ", ".join([usual, *named, *([f"{more} more stand out"] if more else [])])
 
 
 def _budget_parts(analysis: Analysis) -> list[str]:
-    """Return the parts of the span in words, without those that take no time."""
-    total, budget = analysis.total, analysis.total.budget
+    """Return the parts of a step in words, without those that take no time."""
+    budget = analysis.step.budget
     exposed_kinds = {kind_of(label) for label, ns in budget.exposed_ns.items() if ns}
     names = {"communication": "communication", "copy": "copies"}
     exposed = " or ".join(name for kind, name in names.items() if kind in exposed_kinds)
     parts = [(budget.compute_ns, "compute"), (sum(budget.exposed_ns.values()), f"exposed {exposed}")]
     texts = [f"{percent(ns, budget.span_ns)} {name}" for ns, name in parts if ns]
-    texts.append(f"{percent(budget.idle_ns, budget.span_ns)} idle" if total.idle_known else "idle not known")
+    texts.append(f"{percent(budget.idle_ns, budget.span_ns)} idle" if analysis.total.idle_known else "idle not known")
     if budget.unrecorded_ns:
         texts.append(f"{percent(budget.unrecorded_ns, budget.span_ns)} not recorded")
     return texts
@@ -170,7 +181,7 @@ def _waited_for(analysis: Analysis, label: str, late: Sequence[Straggler], *, is
     # Where clocks leave open which of several ranks is waited for longest, all of them may be late for a known reason.
     open_ranks = {rank for row in late[:1] if row.uncertain for rank in row.candidates}
     if explained and open_ranks <= {row.rank for row in explained}:
-        steps = len(analysis.step_times)
+        steps = max(len(analysis.step.per_step), 1)
         return "; ".join(rank_tables.late_rank(row, steps, at_most=is_bound) for row in explained[:MAX_LATE_RANKS])
     latest = [row for row in late if row.caused_ns >= (1 - NEARLY_AS_LATE_SHARE) * late[0].caused_ns]
     if not latest:

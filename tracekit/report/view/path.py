@@ -255,7 +255,7 @@ def changes_table(analysis: Analysis) -> Table | None:
         step = ms(rows[0].measured_ns)
         saves = "saves: an upper bound of what the change can give"
         per_step = "time of the step"
-        if len(analysis.step_times) > 1:
+        if max(len(analysis.step.per_step), 1) > 1:
             per_step = "time per step (all steps and the time between them / their number)"
         notes.insert(0, f"{per_step}, {step} as measured; {saves}")
     for row in rows:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import polars as pl
 
-from tracekit._util.text import at_least, counted, listing, ms, percent
+from tracekit._util.text import at_least, counted, listing, ms, ms_range, percent
 from tracekit.analysis import Analysis, RankResult
 from tracekit.analysis.combine.stragglers import MIN_LATE_SHARE, Stragglers
 from tracekit.documents.analysis import Evidence, Straggler
@@ -43,46 +43,32 @@ MIN_OVERHEAD_TO_REPORT = 0.01
 
 
 class Pace:
-    """The time of a step on the rank that takes longest, as a mean over steps, and a comparison of the ranks.
-
-    The steps are those that every rank has; a trace without step marks counts as one step.
-    """
+    """The step time of a run, and a comparison of its ranks."""
 
     def __init__(self, analysis: Analysis) -> None:
-        results = analysis.rank_results
-        spans = {rank.rank: {step.step: step.budget.span_ns for step in rank.per_step} for rank in results}
-        step_times = [ns for ns, _ in analysis.step_times.values()]
-        steps: list[int | None] = list(analysis.step_times)
-        if not steps:
-            spans = {rank.rank: {None: rank.whole.budget.span_ns} for rank in results if rank.whole.budget.span_ns}
-            step_times, steps = [max((span_of[None] for span_of in spans.values()), default=0)], [None]
-        means = {rank: sum(span_of[step] for step in steps) / len(steps) for rank, span_of in spans.items()}
-        longest_mean, slowest = max(means.values(), default=0.0), slowest_rank(means)
-        # One odd step does not make a rank slow: it must be the slowest of more than half the steps.
-        by_step = [slowest_rank({rank: span_of[step] for rank, span_of in spans.items()}) for step in steps]
-        self.ns = sum(step_times) / len(step_times)
-        self.steps, self.ranks = len(steps), len(spans)
-        self.slowest = slowest if 2 * by_step.count(slowest) > len(steps) else None
-        """The rank that is slower than every other by more than noise, in most steps; None if there is none."""
-        self.spread = 1 - min(means.values()) / longest_mean if longest_mean else 0.0
+        step = analysis.step
+        self.ns = step.time_ns or 0
+        self.steps = max(len(step.per_step), 1)
+        self.ranks = len(step.by_rank)
+        self.slowest = slowest_rank(step.by_rank)
+        """The rank that is slower than every other by more than noise; None if there is none."""
+        self._times = step.by_rank
+        self.spread = step.spread
         """Difference between the slowest and the fastest rank, as a share of the slowest rank's time."""
-        self.between_ns = _time_between_steps(analysis)
-        """Time from the end of a step to the start of the next, as a mean over ranks and steps."""
 
     def compared(self) -> str:
         """Return a comparison of the ranks in a few words; empty if there is one rank.
 
         >>> from tracekit import analyze
         >>> Pace(analyze("sample_traces/1f1b")).compared()
-        'the longest of 4 ranks, the shortest 2.6 % less'
+        '4 ranks, their own steps 120–123 ms'
         """
         if self.ranks < 2:
             return ""
-        if self.slowest is not None:
-            return f"rank {self.slowest}, the slowest of {self.ranks}"
         if self.spread <= NOISE_SHARE:
             return f"{counted(self.ranks, 'rank')} alike, within {percent(max(self.spread, 0.001))}"
-        return f"the longest of {counted(self.ranks, 'rank')}, the shortest {percent(self.spread)} less"
+        ranks = f"{counted(self.ranks, 'rank')}, their own steps {ms_range(self._times.values())}"
+        return ranks if self.slowest is None else f"{ranks}, rank {self.slowest} the slowest"
 
 
 def beyond_noise(longest: float, second: float) -> bool:
@@ -105,13 +91,6 @@ def slowest_rank(times: Mapping[int, float]) -> int | None:
     longest = max(times, key=lambda rank: times[rank])
     second_ns = max(ns for rank, ns in times.items() if rank != longest)
     return longest if beyond_noise(times[longest], second_ns) else None
-
-
-def _time_between_steps(analysis: Analysis) -> float:
-    """Return the mean time between two steps; 0 if there is one step, or if steps overlap."""
-    ranks = [rank for rank in analysis.rank_results if len(rank.per_step) > 1]
-    outside_ns = sum(rank.whole.budget.span_ns - sum(step.budget.span_ns for step in rank.per_step) for rank in ranks)
-    return max(0.0, outside_ns / sum(len(rank.per_step) - 1 for rank in ranks)) if ranks else 0.0
 
 
 class Steps(msgspec.Struct, frozen=True):
@@ -214,13 +193,17 @@ def steps_view(analysis: Analysis) -> Steps | None:
     table = analysis.tables["steps"]
     if table["step"].n_unique() < 2:
         return None
-    spans = table.group_by("step").agg(
-        least_ns=pl.col("span_ns").min(),
-        median_ns=pl.col("span_ns").median(),
-        most_ns=pl.col("span_ns").max(),
-        longest=pl.col("rank").sort_by("span_ns").last(),
-        second_ns=pl.col("span_ns").top_k(2).min(),
-        partial=pl.col("partial").any(),
+    spans = (
+        table.filter(pl.col("time_ns").is_not_null())
+        .group_by("step")
+        .agg(
+            least_ns=pl.col("time_ns").min(),
+            median_ns=pl.col("time_ns").median(),
+            most_ns=pl.col("time_ns").max(),
+            longest=pl.col("rank").sort_by("time_ns").last(),
+            second_ns=pl.col("time_ns").top_k(2).min(),
+            partial=pl.col("partial").any(),
+        )
     )
     exceeds_noise = pl.col("most_ns") - pl.col("second_ns") > NOISE_SHARE * pl.col("most_ns")
     rows = spans.sort("step").with_columns(
@@ -358,7 +341,7 @@ def name_straggler(row: Straggler) -> str:
 
 def straggler_table(analysis: Analysis) -> Table | None:
     """Return the ranks that start operations last, and the waiting they cause; None if nobody waits."""
-    steps = len(analysis.step_times)
+    steps = max(len(analysis.step.per_step), 1)
     columns = (
         Column("rank", "figure", value=name_straggler),
         Column("label", "label"),

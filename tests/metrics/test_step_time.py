@@ -1,0 +1,199 @@
+"""Step time: hand-countable steps, and recorded loops that measured their own steps."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from statistics import median
+
+import polars as pl
+import pytest
+
+from tracekit import analyze
+from tracekit.align.steps import STEPS, add_step_intervals, assign_parts, host_ranges
+from tracekit.metrics.budget import Budget
+from tracekit.metrics.label_intervals import Lanes
+from tracekit.metrics.step_time import StepTime, TimedStep, find_unusual, step_budgets, summarize_steps
+
+MS = 1_000_000
+
+
+def bounds(*rows, rank=0):
+    """Steps of one rank as (step, GPU start, GPU end, host start, host end), in ms."""
+    names = ("step", "start_ns", "end_ns", "host_start_ns", "host_end_ns")
+    columns = {
+        name: [None if row[i] is None else row[i] * (MS if i else 1) for row in rows] for i, name in enumerate(names)
+    }
+    return pl.DataFrame(columns, schema=dict.fromkeys(names, pl.Int64)).with_columns(rank=pl.lit(rank))
+
+
+def times_ms(steps):
+    return [None if ns is None else ns / MS for ns in add_step_intervals(steps)["time_ns"].to_list()]
+
+
+def test_time_between_two_steps_belongs_to_the_first():
+    """A loader sleeps for 48 ms before each step's 18 ms of GPU work: the log says 66."""
+    steps = bounds((4, 48, 66, 0, 66), (5, 114, 132, 66, 132), (6, 180, 198, 132, 198))
+    assert times_ms(steps) == [66, 66, 66]
+
+
+def test_the_last_step_runs_from_the_end_of_the_work_before_it_to_the_end_of_its_own():
+    """An optimizer on the host goes on for 90 ms after the GPU's last work."""
+    assert times_ms(bounds((4, 1, 10, 0, 100), (5, 101, 110, 100, 200))) == [100, 100]
+
+
+def test_a_host_that_runs_ahead_does_not_shorten_the_last_step():
+    """The host is through with step 5 before the GPU has begun it."""
+    assert times_ms(bounds((4, 10, 26, 0, 4), (5, 26, 42, 4, 8))) == [16, 16]
+
+
+def test_a_single_step_begins_where_its_host_range_does():
+    assert times_ms(bounds((2, 5, 20, 1, 22))) == [21]
+    assert times_ms(bounds((2, 5, 20, None, None))) == [15]
+
+
+def test_a_step_that_was_not_recorded_belongs_to_no_other():
+    """Steps 4 and 5, then 9 and 10: step 5 ends with its own work, not with the start of step 9."""
+    steps = bounds((4, 0, 9, 0, 9), (5, 10, 19, 10, 19), (9, 500, 509, 500, 509), (10, 510, 519, 510, 519))
+    assert times_ms(steps) == [10, 10, 10, 10]
+
+
+def test_a_step_that_begins_after_the_next_has_no_time():
+    assert times_ms(bounds((4, 10, 20, 0, 30), (5, 5, 25, 1, 29), (6, 30, 40, 29, 41)))[0] is None
+
+
+def test_only_the_steps_of_one_rank_follow_each_other():
+    steps = pl.concat([bounds((2, 5, 20, 1, 20)), bounds((3, 40, 60, 38, 60), rank=1)])
+    assert times_ms(steps) == [19, 22]
+
+
+def test_host_ranges_leave_out_the_gpu_and_end_before_the_next_begins():
+    events = pl.DataFrame(
+        {
+            "kind": ["annotation", "cpu_op", "kernel", "annotation", "cpu_op"],
+            "step": [4, 4, 4, 5, None],
+            "start_ns": [0, 8, 2, 10, 90],
+            "end_ns": [10, 15, 99, 20, 95],
+        }
+    )
+    assert host_ranges(events).rows() == [(4, 0, 10), (5, 10, 20)]
+
+
+def test_a_step_that_was_asked_for_ends_where_the_next_recorded_one_begins():
+    events = pl.DataFrame({"step": [1, 2], "start_ns": [0, 50], "end_ns": [10, 60], "launch_ns": [0, 1]})
+    kept, table, _ = assign_parts(events, "1")
+    assert kept.height == 1
+    assert table.schema == STEPS
+    assert table["time_ns"].to_list() == [50]
+
+
+def test_the_budget_of_a_step_sums_to_its_time_whatever_runs_over_its_edges():
+    events = pl.DataFrame({"label": ["forward", "dp_comm", "forward"], "start_ns": [0, 5, 20], "end_ns": [10, 23, 26]})
+    steps = pl.DataFrame({"interval_start_ns": [0, 20], "interval_end_ns": [20, 40], "time_ns": [20, 20]})
+    first, second = step_budgets(steps, Lanes.of(events))
+    assert first == Budget(20, 10, {"dp_comm": 10}, 0)
+    assert second == Budget(20, 6, {"dp_comm": 0}, 14)
+
+
+def timed(*times, partial=()):
+    return [TimedStep(n, ns, Budget(ns or 0, ns or 0), n in partial) for n, ns in enumerate(times)]
+
+
+def test_the_step_time_is_the_median_over_steps_of_the_median_over_ranks():
+    summary = summarize_steps({0: timed(100, 110, 120), 1: timed(104, 112, 130), 2: timed(90, 111, 140)})
+    assert [step.time_ns for step in summary.per_step] == [100, 111, 130]
+    assert summary.time_ns == 111
+    assert summary.by_rank == {0: 110, 1: 112, 2: 111}
+
+
+def test_ranks_that_enter_a_step_early_do_not_lengthen_it():
+    """Four ranks take 100 each, one of them 60 before the others: no rank ever sees 160."""
+    assert summarize_steps({rank: timed(100) for rank in range(4)}).time_ns == 100
+
+
+def test_steps_that_one_rank_lacks_are_left_out_and_named():
+    summary = summarize_steps({0: timed(10, 10, 10), 1: timed(10, 10)})
+    assert [step.step for step in summary.per_step] == [0, 1]
+    assert summary.not_common == {2: (1,)}
+
+
+def test_a_cut_step_is_not_in_the_median():
+    assert summarize_steps({0: timed(2, 10, 12, partial=(0,))}).time_ns == 11
+
+
+def test_no_step_has_a_time():
+    assert summarize_steps({0: timed(None)}).time_ns is None
+    assert summarize_steps({}).time_ns is None
+
+
+def test_the_budget_of_the_run_leaves_out_what_stands_out():
+    usual = [TimedStep(n, 100, Budget(100, 80, {"dp_comm": 15}, 5)) for n in (4, 6, 7)]
+    slow = TimedStep(5, 1000, Budget(1000, 80, {"dp_comm": 15}, 905))
+    summary = summarize_steps({0: [*usual, slow]})
+    assert summary.budget == Budget(100, 80, {"dp_comm": 15}, 5)
+    assert summary.unusual == (StepTime(5, 1000),)
+
+
+@pytest.mark.parametrize(
+    ("times", "unusual"),
+    [
+        ((16, 177, 18, 17), [1]),
+        ((96, 87, 80, 66), []),  # they vary by as much
+        ((100, 100, 100, 124), []),  # below a quarter
+        ((100, 100, 100, 127), [3]),
+        ((100, 100, 100, 70), [3]),  # shorter stands out as well
+        ((100, 200), []),  # nobody knows which of two is usual
+        ((100, 92, 108, 131), []),  # less than four times what steps vary by (8)
+        ((100, 92, 108, 140), [3]),
+    ],
+)
+def test_a_step_stands_out_by_a_quarter_and_by_four_times_what_steps_vary(times, unusual):
+    assert [step.step for step in find_unusual([StepTime(n, ns) for n, ns in enumerate(times)])] == unusual
+
+
+EVERYDAY = Path(os.environ.get("TRACEKIT_CORPUS", "nowhere")) / "everyday"
+GPU_CADENCE_MS = {"good": 15.85, "accum": 335.8, "accum-nosync": 188.7}
+"""Median step of the GPU where the loop runs ahead of it, counted in the file itself."""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not (EVERYDAY / "truth.json").is_file(),
+    reason="TRACEKIT_CORPUS is not set: the recordings are not in this repository",
+)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "loader",
+        "pageable",
+        "alloc",
+        "tiny",
+        "recompile",
+        "fsdp-offload",
+        "items",
+        "good",
+        "accum",
+        "accum-nosync",
+        "save",
+    ],
+)
+def test_the_step_time_is_what_the_loop_measured(name):
+    truth = json.loads((EVERYDAY / "truth.json").read_text())["runs"][name]
+    step = analyze(EVERYDAY / name).step
+    if name == "save":
+        assert [unusual.step for unusual in step.unusual] == [5]
+        return
+    assert not step.unusual
+    assert step.time_ns is not None
+    if name in GPU_CADENCE_MS:
+        assert step.time_ns / MS == pytest.approx(GPU_CADENCE_MS[name], rel=0.03)
+        return
+    times = [each.time_ns / MS for each in step.per_step]
+    loop = truth["loop_ms"]
+    if name == "items":  # the host runs ahead into the first recorded step
+        times, loop = times[1:], loop[1:]
+    if name == "fsdp-offload":
+        assert step.by_rank[0] / MS == pytest.approx(median(loop), rel=0.03)
+        return
+    assert median(times) == pytest.approx(median(loop), rel=0.03)

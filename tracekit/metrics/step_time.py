@@ -1,0 +1,221 @@
+"""Step time of a run, and the budget of its steps.
+
+On a rank a step takes from its first GPU work to that of the next step (``align.steps.add_step_intervals``). The time
+of a run's step is the median over ranks, and the time of a run the median over its steps. It is never counted
+from the first start to the last end over all ranks, because ranks enter a step at different times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
+
+import msgspec
+import numpy as np
+import polars as pl
+
+from tracekit.intervals import EMPTY, Intervals
+from tracekit.metrics.budget import Budget
+from tracekit.metrics.label_intervals import Lanes
+
+MIN_UNUSUAL_DIFFERENCE = 0.25
+"""Share of the median step by which a step must differ from it to stand out, and …"""
+MIN_UNUSUAL_DEVIATIONS = 4
+"""… how many times the median deviation of all steps that must be."""
+MIN_STEPS_TO_COMPARE = 3
+"""Steps from which one of them can stand out."""
+
+
+def step_budgets(steps: pl.DataFrame, lanes: Lanes, *, unrecorded: Intervals = EMPTY) -> list[Budget]:
+    """Return the budget of each step's interval: its terms sum to the step time.
+
+    All GPU work inside the interval counts, also that of a step before it which still runs.
+
+    Args:
+        steps: Steps of one rank with their intervals (``align.steps.STEPS``).
+        lanes: Interval sets of all GPU work of the rank, in one part.
+        unrecorded: Time in which work that is missing from the file may have run.
+
+    >>> events = pl.DataFrame({"label": ["forward", "pp_comm"], "start_ns": [0, 4], "end_ns": [6, 8]})
+    >>> steps = pl.DataFrame({"interval_start_ns": [0], "interval_end_ns": [10], "time_ns": [10]})
+    >>> step_budgets(steps, Lanes.of(events))
+    [Budget(span_ns=10, compute_ns=6, exposed_ns={'pp_comm': 2}, idle_ns=2, unrecorded_ns=0)]
+    """
+    start = steps["interval_start_ns"].to_numpy()
+    end = np.maximum(steps["interval_end_ns"].to_numpy(), start)
+    compute_ns = lanes.compute.covered_ns(start, end)
+    busy_ns = lanes.busy.covered_ns(start, end)
+    unrecorded_ns = (unrecorded - lanes.busy).covered_ns(start, end)
+    exposed_ns = {label: exposed.covered_ns(start, end) for label, exposed in lanes.exposed.items()}
+    result = []
+    for row, time_ns in enumerate((end - start).tolist()):
+        exposed_of_step = {label: int(ns[row]) for label, ns in exposed_ns.items()}
+        result.append(
+            Budget(
+                span_ns=time_ns,
+                compute_ns=int(compute_ns[row]),
+                exposed_ns=exposed_of_step,
+                idle_ns=time_ns - int(busy_ns[row]) - int(unrecorded_ns[row]),
+                unrecorded_ns=int(unrecorded_ns[row]),
+            )
+        )
+    return result
+
+
+class TimedStep(msgspec.Struct, frozen=True):
+    """One step on one rank."""
+
+    step: int | None
+    time_ns: int | None
+    """Step time; None if it is not known."""
+    budget: Budget
+    """Where that time went."""
+    partial: bool = False
+    """Whether this is a first or last step that looks cut off."""
+
+
+def timed_steps(steps: pl.DataFrame, budgets: Sequence[Budget]) -> tuple[TimedStep, ...]:
+    """Return the steps of one rank (``align.steps.STEPS``) with the budgets of their intervals."""
+    rows = steps.select("step", "time_ns", "partial").iter_rows()
+    result = []
+    for (step, time_ns, partial), budget in zip(rows, budgets, strict=True):
+        result.append(TimedStep(step, time_ns, budget, partial))
+    return tuple(result)
+
+
+class StepTime(msgspec.Struct, frozen=True):
+    """One step of the run: the median over ranks."""
+
+    step: int | None
+    time_ns: int
+
+
+class StepSummary(msgspec.Struct, frozen=True):
+    """The step time of a run, which every screen states and every saving is measured from.
+
+    >>> from tracekit import analyze
+    >>> analyze("sample_traces/slow-ddp").step
+    StepSummary(284.4 ms, 6 steps)
+    """
+
+    time_ns: int | None
+    """Median over steps of ``per_step``; None if no step has a time."""
+    per_step: tuple[StepTime, ...] = ()
+    """Steps that all ranks recorded, in order."""
+    unusual: tuple[StepTime, ...] = ()
+    """Those that stand out from the others."""
+    by_rank: Mapping[int, int] = {}
+    """Each rank's own step time, the median over the same steps."""
+    budget: Budget = Budget(0, 0)
+    """Parts of an ordinary step: means over ranks and over steps that do not stand out, which sum to ``time_ns``."""
+    not_common: Mapping[int, tuple[int, ...]] = {}
+    """By step that some ranks recorded and others did not: the ranks that did not."""
+    is_marked: bool = True
+    """False if the trace has no steps: the time is then the trace's extent."""
+
+    @property
+    def single(self) -> bool:
+        """Whether there is one step, which is timed from its host start to the end of its work."""
+        return len(self.per_step) == 1
+
+    @property
+    def spread(self) -> float:
+        """Difference between the slowest and the fastest rank, as a share of the slowest rank's step time."""
+        times = self.by_rank.values()
+        longest = max(times, default=0)
+        return 1 - min(times) / longest if longest else 0.0
+
+    @property
+    def usual(self) -> tuple[StepTime, ...]:
+        """Steps that do not stand out."""
+        return tuple(step for step in self.per_step if step not in self.unusual)
+
+    def __repr__(self) -> str:
+        time = "unknown" if self.time_ns is None else f"{self.time_ns / 1e6:.1f} ms"
+        count = len(self.per_step)
+        return f"StepSummary({time}, {count} step{'' if count == 1 else 's'})"
+
+
+def summarize_steps(ranks: Mapping[int, Sequence[TimedStep]]) -> StepSummary:
+    """Return the step time of a run from the timed steps of its ranks.
+
+    >>> day = [TimedStep(n, ns, Budget(ns, ns)) for n, ns in enumerate([17, 177, 18, 16], start=4)]
+    >>> steps = summarize_steps({0: day})
+    >>> steps.time_ns, [unusual.step for unusual in steps.unusual]
+    (18, [5])
+    """
+    timed = {rank: {step.step: step for step in steps if step.time_ns is not None} for rank, steps in ranks.items()}
+    timed = {rank: steps for rank, steps in timed.items() if steps}
+    if not timed:
+        return StepSummary(None)
+    common = _in_order(set.intersection(*(set(steps) for steps in timed.values())))
+    recorded = _in_order({step for steps in timed.values() for step in steps})
+    whole = [step for step in common if not any(steps[step].partial for steps in timed.values())] or common
+    per_step = []
+    for step in whole:
+        times = [_time_of(steps[step]) for steps in timed.values()]
+        per_step.append(StepTime(step, round(median(times))))
+    unusual = find_unusual(per_step)
+    usual = {step.step for step in per_step} - {step.step for step in unusual}
+    time_ns = round(median([step.time_ns for step in per_step])) if per_step else None
+    return StepSummary(
+        time_ns=time_ns,
+        per_step=tuple(per_step),
+        unusual=tuple(unusual),
+        by_rank={rank: round(median([_time_of(steps[step]) for step in whole])) for rank, steps in timed.items()}
+        if whole
+        else {},
+        budget=_mean_budget(
+            (steps[step].budget for steps in timed.values() for step in whole if step in usual), time_ns or 0
+        ),
+        not_common={
+            step: tuple(rank for rank, steps in timed.items() if step not in steps)
+            for step in recorded
+            if step is not None and step not in common
+        },
+        is_marked=recorded != [None],
+    )
+
+
+def find_unusual(steps: Sequence[StepTime]) -> list[StepTime]:
+    """Return the steps whose time stands out from the others.
+
+    >>> [step.step for step in find_unusual([StepTime(n, ns) for n, ns in enumerate([96, 87, 80, 66])])]
+    []
+    """
+    if len(steps) < MIN_STEPS_TO_COMPARE:
+        return []
+    usual_ns = median([step.time_ns for step in steps])
+    deviation_ns = median([abs(step.time_ns - usual_ns) for step in steps])
+    least_ns = max(MIN_UNUSUAL_DIFFERENCE * usual_ns, MIN_UNUSUAL_DEVIATIONS * deviation_ns)
+    return [step for step in steps if abs(step.time_ns - usual_ns) > least_ns]
+
+
+def _time_of(step: TimedStep) -> int:
+    assert step.time_ns is not None
+    return step.time_ns
+
+
+def _in_order(steps: Iterable[int | None]) -> list[int | None]:
+    """Return steps by number; an unnumbered step (the whole trace) last."""
+    return sorted(steps, key=lambda step: (step is None, step or 0))
+
+
+def _mean_budget(budgets: Iterable[Budget], time_ns: int) -> Budget:
+    """Return the terms of *budgets* as shares of their sum, scaled to *time_ns*; idle time is the rest."""
+    all_budgets = list(budgets)
+    total_ns = sum(budget.span_ns for budget in all_budgets)
+    if not total_ns:
+        return Budget(time_ns, 0, idle_ns=time_ns)
+
+    def scaled(ns: int) -> int:
+        return round(ns / total_ns * time_ns)
+
+    compute_ns = scaled(sum(budget.compute_ns for budget in all_budgets))
+    unrecorded_ns = scaled(sum(budget.unrecorded_ns for budget in all_budgets))
+    labels = dict.fromkeys(label for budget in all_budgets for label in budget.exposed_ns)
+    exposed_ns = {}
+    for label in labels:
+        exposed_ns[label] = scaled(sum(budget.exposed_ns.get(label, 0) for budget in all_budgets))
+    idle_ns = time_ns - compute_ns - unrecorded_ns - sum(exposed_ns.values())
+    return Budget(time_ns, compute_ns, exposed_ns, max(idle_ns, 0), unrecorded_ns)
