@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import doctest
+import gc
 import importlib
 import inspect
 import json
+import pickle
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
@@ -18,6 +21,7 @@ from tests.kept import analysis_of
 from tracekit.analysis.document import rank_document
 from tracekit.errors import InputError, OptionError
 from tracekit.report.plot import PLOTS
+from tracekit.report.view import view_of
 from tracekit.report.write import WRITERS
 
 PUBLIC = (
@@ -84,6 +88,28 @@ def test_every_call_has_its_name_whatever_was_imported_before():
     subprocess.run([sys.executable, "-c", f"{code}; {check}"], check=True, timeout=120)
     folders = {folder.name for folder in Path(tracekit.__file__).parent.iterdir()}
     assert not folders & {name for call in calls for name in (call, f"{call}.py")}
+
+
+def test_classify_can_be_called_whatever_was_imported_before():
+    check = "events = tracekit.load('sample_traces/reload', ranks=[0]).events; assert len(tracekit.classify(events))"
+    for first in ("import tracekit", "import tracekit.classify.rules", "from tracekit import classify"):
+        code = f"{first}; import tracekit; {check}; import tracekit.classify.explain; {check}"
+        subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_a_deleted_analysis_is_freed(samples):
+    analysis = tracekit.analyze(samples / "reload", ranks=[0], schedule="none")
+    assert view_of(analysis) is view_of(analysis)
+    freed = weakref.ref(analysis)
+    del analysis
+    gc.collect()  # the analysis and its view refer to each other
+    assert freed() is None
+
+
+def test_an_analysis_is_pickled_without_its_view(samples):
+    analysis = analysis_of(samples / "reload")
+    title = view_of(analysis).title
+    assert view_of(pickle.loads(pickle.dumps(analysis))).title == title
 
 
 def test_the_guide_names_every_public_name():

@@ -184,12 +184,12 @@ def test_processes_any_executor_and_relative_paths_give_the_same_json(traces, mo
 def test_urls_travel_to_the_workers(traces, tmp_path):
     pytest.importorskip("fsspec")
     url = f"file://{traces}/rank[0-3].pt.trace.json.gz"
-    store, _ = tracekit.ingest(url, tmp_path / "store", workers=2)
+    store = tracekit.ingest(url, tmp_path / "store", workers=2)
     assert store.ranks == (0, 1, 2, 3)
     assert store.sources[0].path == f"file://{traces}/rank0.pt.trace.json.gz"
     assert store.rank(3).events.equals(tracekit.load(traces, ranks=[3]).rank(3).events)
-    again, notices = tracekit.ingest(url, tmp_path / "store", resume=True)
-    assert notices[0].code == "resumed"
+    again = tracekit.ingest(url, tmp_path / "store", resume=True)
+    assert again.notices[0].code == "resumed"
     assert again.ranks == (0, 1, 2, 3)
 
 
@@ -320,13 +320,13 @@ def reads(monkeypatch):
 
 
 def test_resume_reads_only_what_changed(four, tmp_path, monkeypatch):
-    first, _ = tracekit.ingest(four, tmp_path / "store")
+    first = tracekit.ingest(four, tmp_path / "store")
     seen = reads(monkeypatch)
     tracekit.ingest(four, tmp_path / "store", resume=True)
     assert seen == []
     os.utime(four / "rank2.pt.trace.json.gz", ns=(1, 1))
     (four / "rank1.pt.trace.json.gz").unlink()
-    again, _ = tracekit.ingest(four, tmp_path / "store", resume=True)
+    again = tracekit.ingest(four, tmp_path / "store", resume=True)
     assert seen == [2]
     assert again.rank(2).events.equals(first.rank(2).events)
     assert again.ranks == (0, 1, 2, 3)  # resuming adds: what is not named stays
@@ -344,16 +344,16 @@ def test_resume_after_a_kill_takes_ranks_the_manifest_does_not_list(four, tmp_pa
         analyze(tmp_path / "store")
     seen = reads(monkeypatch)
     shutil.rmtree(tmp_path / "store/rank=3")
-    store, _ = tracekit.ingest(four, tmp_path / "store", resume=True)
+    store = tracekit.ingest(four, tmp_path / "store", resume=True)
     assert (seen, store.ranks, store.complete) == ([3], (0, 1, 2, 3), True)
 
 
 def test_a_trace_that_went_bad_leaves_no_stale_rank(four, tmp_path):
     tracekit.ingest(four, tmp_path / "store")
     (four / "rank1.pt.trace.json.gz").write_bytes(gzip.compress(b'{"traceEvents": [{"a": 1}, {"b": 2}]}'))
-    store, notices = tracekit.ingest(four, tmp_path / "store", resume=True)
+    store = tracekit.ingest(four, tmp_path / "store", resume=True)
     assert store.ranks == (0, 2, 3)
-    assert "rank 1 is left out" in next(notice.message for notice in notices if notice.code == "rank-failed")
+    assert "rank 1 is left out" in next(notice.message for notice in store.notices if notice.code == "rank-failed")
 
 
 def test_resume_needs_something_to_go_on_with(four, tmp_path):

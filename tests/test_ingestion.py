@@ -19,8 +19,8 @@ def trace(samples):
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_store_holds_the_events_and_their_labels(samples, trace, tmp_path, workers):
-    store, notices = tracekit.ingest(samples / "reload", tmp_path / "store", workers=workers)
-    assert notices == ()
+    store = tracekit.ingest(samples / "reload", tmp_path / "store", workers=workers)
+    assert store.notices == ()
     assert store.sources == trace.sources
     for part in trace.parts:
         rank = part.source.rank
@@ -30,18 +30,18 @@ def test_a_store_holds_the_events_and_their_labels(samples, trace, tmp_path, wor
 
 
 def test_nsight_ranks_are_stored_alike(samples, tmp_path):
-    store, notices = tracekit.ingest(samples / "nsys-1f1b", tmp_path / "store", ranks=[2])
+    store = tracekit.ingest(samples / "nsys-1f1b", tmp_path / "store", ranks=[2])
     assert store.ranks == (2,)
     assert store.labelled(2).height > 0
-    assert {"several-exports"} <= {notice.code for notice in notices}
+    assert {"several-exports"} <= {notice.code for notice in store.notices}
 
 
 def test_a_store_can_be_ingested_again(samples, trace, tmp_path):
     tracekit.ingest(samples / "reload", tmp_path / "one")
-    store, _ = tracekit.ingest(tmp_path / "one", tmp_path / "two", ranks=[0, 3])
+    store = tracekit.ingest(tmp_path / "one", tmp_path / "two", ranks=[0, 3])
     assert store.ranks == (0, 3)
     assert store.rank(3).events.equals(trace.rank(3).events)
-    store, _ = tracekit.ingest(tmp_path / "one", tmp_path / "one", ranks=[1])
+    store = tracekit.ingest(tmp_path / "one", tmp_path / "one", ranks=[1])
     assert tracekit.load(tmp_path / "one").ranks == (1,)
 
 
@@ -53,9 +53,9 @@ def one_bad_of_two(samples, tmp_path):
 
 
 def test_a_trace_that_cannot_be_read_is_listed_and_left_out(samples, tmp_path):
-    store, notices = tracekit.ingest(one_bad_of_two(samples, tmp_path), tmp_path / "store")
+    store = tracekit.ingest(one_bad_of_two(samples, tmp_path), tmp_path / "store")
     assert store.ranks == (0,)
-    listed = next(notice.message for notice in notices if notice.code == "rank-failed")
+    listed = next(notice.message for notice in store.notices if notice.code == "rank-failed")
     assert listed.startswith(f"rank 1 is left out: {tmp_path}/in/rank1.json: ")
     assert tracekit.open_store(tmp_path / "store").notices[0].code == "rank-failed"
 

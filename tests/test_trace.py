@@ -20,11 +20,12 @@ import pytest
 import tracekit
 from tests.reference import read
 from tests.stores import write_store
-from tracekit.errors import InputError
+from tracekit.errors import InputError, OptionError
 from tracekit.parsers import remote
 from tracekit.parsers.source_refs import SourceRef
 from tracekit.run.driver import worker_count
-from tracekit.schema import EVENTS
+from tracekit.schema import EVENTS, LABELLED
+from tracekit.store.trace import Trace
 
 pytestmark = pytest.mark.slow
 
@@ -251,3 +252,31 @@ def test_every_public_name_is_there():
     assert set(tracekit.__all__) == set(dir(tracekit))
     with pytest.raises(AttributeError, match="nothing"):
         _ = tracekit.nothing
+
+
+def test_several_ranks_are_labelled_as_each_alone(samples):
+    """The first stage sends 3, then sends and receives at once for 5 micro-batches, and receives 3; the last one
+    receives 1, sends and receives at once 7 times, and sends 1."""
+    trace = tracekit.load(samples / "1f1b")
+    labelled = tracekit.classify(trace.events)
+    alone = pl.concat([tracekit.classify(trace.rank(rank).events) for rank in trace.ranks])
+    assert labelled.equals(alone)
+    assert labelled.equals(trace.labelled)
+    messages = dict(labelled.filter(label="pp_comm")["rank"].value_counts().iter_rows())
+    assert (messages[0], messages[3]) == (3 + 5 + 3, 1 + 7 + 1)
+    shuffled = tracekit.classify(pl.concat([part.events for part in reversed(trace.parts)]))
+    assert shuffled.equals(alone)  # sorted by rank
+
+
+def test_no_events_have_no_labels():
+    assert tracekit.classify(EVENTS.to_frame()).schema == LABELLED
+    assert Trace(()).labelled.schema == LABELLED
+
+
+def test_processes_of_several_roles_are_labelled_apart(samples):
+    trace = tracekit.load(samples / "rl", ranks=[0])
+    assert len(trace.roles) == 2
+    apart = [tracekit.classify(trace.role(role).events) for role in trace.roles]
+    assert trace.labelled.equals(pl.concat(apart))
+    with pytest.raises(OptionError, match="rank 0 has events of several processes"):
+        tracekit.classify(trace.events)

@@ -14,8 +14,9 @@ from tracekit._version import __version__
 from tracekit.errors import InputError, Notice, TracekitError
 
 if TYPE_CHECKING:
-    from tracekit import classify, metrics, record, schedules, weight_updates
+    from tracekit import metrics, record, schedules, weight_updates
     from tracekit.analysis import Analysis, SavedAnalysis, read_analysis
+    from tracekit.classify import CallablePackage
     from tracekit.diffs import Diff, GateResult, diff, gate
     from tracekit.doctor import Diagnosis, diagnose
     from tracekit.record import handler, profiler
@@ -29,8 +30,11 @@ if TYPE_CHECKING:
     from tracekit.store.files import Store, open_store
     from tracekit.store.trace import Trace
 
+    classify: CallablePackage
+
 # Public names are imported on first use (PEP 562), so that `import tracekit` and `tracekit --help` take milliseconds.
-# No module may be called like a public function: importing it would replace the function on this package.
+# No module may be called like a public function: importing it would replace the function on this package. The package
+# classify is the exception, and can be called itself.
 _SUBPACKAGES = ("classify", "metrics", "record", "schedules", "weight_updates")
 _NAMES_OF_MODULE = {
     "tracekit.analysis": ("Analysis", "SavedAnalysis", "read_analysis"),

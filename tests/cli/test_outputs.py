@@ -79,7 +79,7 @@ from tracekit import ingest
 
 samples, folder, *formats = sys.argv[1:]
 found = tracekit.analyze(samples)
-store, _ = ingest(samples, folder + ".store")
+store = ingest(samples, folder + ".store")
 for suffix in formats:
     write(found, folder + ".warm" + suffix)  # what is compiled and cached on first use is written now
 sys.dont_write_bytecode = True  # a module cut short would be read by the next process

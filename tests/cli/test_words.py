@@ -165,7 +165,7 @@ def test_one_rank_is_one_rank(run_command, samples, tmp_path):
 
 @pytest.fixture(scope="module")
 def sources(samples, tmp_path_factory):
-    store, _ = tracekit.ingest(samples / "reload", tmp_path_factory.mktemp("words") / "store", ranks=[0, 1])
+    store = tracekit.ingest(samples / "reload", tmp_path_factory.mktemp("words") / "store", ranks=[0, 1])
     return {"store": store.path, "nsight": samples / "nsys-1f1b/rank0.sqlite"}
 
 

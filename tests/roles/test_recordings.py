@@ -156,7 +156,7 @@ def test_a_trace_of_several_roles():
 
 
 def test_a_store_has_a_folder_per_role_and_rank(tmp_path):
-    store, _ = ingest(RL, tmp_path / "store", ranks=TWO_RANKS)
+    store = ingest(RL, tmp_path / "store", ranks=TWO_RANKS)
     assert (tmp_path / "store/role=rollout/rank=3").is_dir()
     assert tuple(store.roles) == ("rollout", "trainer")
     check_rl(analyze(tmp_path / "store"))

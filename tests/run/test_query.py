@@ -19,7 +19,7 @@ pytest.importorskip("duckdb")
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory, samples):
-    return ingest(samples / "reload", tmp_path_factory.mktemp("sql") / "store")[0].path
+    return ingest(samples / "reload", tmp_path_factory.mktemp("sql") / "store").path
 
 
 def test_counts_are_those_of_the_tables(store, samples):

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from tracekit.analysis.measure.rank_timeline import RankTimeline
     from tracekit.critical_path.path import CriticalPath
     from tracekit.documents.analysis import ChangedStep
+    from tracekit.report.view import View
     from tracekit.whatif.changes import WhatIfGraph
 
 
@@ -274,6 +275,22 @@ class Analysis(BaseAnalysis):
         if self.graph is None:
             raise OptionError("the run's events were not kept", hint="use analyze(..., what_if=True)")
         return self.graph.predict(changes)
+
+    @cached_property
+    def view(self) -> View:
+        """Its content as reports show it: lines of the answer, tables, advice; made once for all of them.
+
+        >>> from tracekit.run.analyze import analyze
+        >>> analyze("sample_traces/reload", schedule="none").view.title
+        'tracekit: reload, 4 ranks'
+        """
+        from tracekit.report.view import View
+
+        return View(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what is pickled: all but the view, which is made again."""
+        return {name: value for name, value in vars(self).items() if name != "view"}
 
     @property
     def plot(self) -> Plots:

@@ -1,4 +1,4 @@
-"""Classification of one rank's GPU events: evidence, rules, and the table of labelled events."""
+"""Classification of GPU events, rank by rank: evidence, rules, and the table of labelled events."""
 
 from dataclasses import dataclass
 
@@ -16,6 +16,7 @@ from tracekit.classify.microbatch import find_places
 from tracekit.classify.modules import find_modules
 from tracekit.classify.row_order import FirstEvidence
 from tracekit.classify.rules import Decisions, RuleBook, apply_rules, builtin_rules
+from tracekit.errors import OptionError
 from tracekit.schema import LABELLED, conform
 
 
@@ -33,14 +34,19 @@ class Classification:
 
 
 def classify(events: pl.DataFrame, *, rules: RuleBook | None = None) -> pl.DataFrame:
-    """Label the GPU events of one rank.
+    """Label the GPU events of one or several ranks.
+
+    Each rank is labelled by its own events alone, as if it had been given alone.
 
     Args:
-        events: All events of the rank (``EVENTS``).
+        events: All events of the ranks (``EVENTS``).
         rules: Rules that are tried before the built-in ones.
 
     Returns:
-        The GPU events with their labels (``LABELLED``), sorted by start.
+        The GPU events with their labels (``LABELLED``), sorted by rank and start.
+
+    Raises:
+        OptionError: A rank has the events of several processes.
 
     >>> from tracekit.schema import EVENTS
     >>> launch = {"id": 0, "kind": "runtime", "name": "cudaLaunchKernel", "start_ns": 1, "end_ns": 2, "correlation": 7}
@@ -48,11 +54,19 @@ def classify(events: pl.DataFrame, *, rules: RuleBook | None = None) -> pl.DataF
     >>> classify(conform(pl.DataFrame([launch, copy]), EVENTS)).select("id", "label", "rule").rows()
     [(1, 'memory', 'memset')]
     """
-    return classify_with_lost(events, rules=rules)[0]
+    by_rank = events.partition_by("rank", as_dict=True)
+    labelled = [LABELLED.to_frame()]
+    for (rank,) in sorted(by_rank):
+        rank_events = by_rank[rank,]
+        if rank_events["id"].drop_nulls().is_duplicated().any():
+            hint = "label one role after the other, trace.role(NAME).events, or use trace.labelled"
+            raise OptionError(f"rank {rank} has events of several processes", hint=hint)
+        labelled.append(classify_with_lost(rank_events, rules=rules)[0])
+    return pl.concat(labelled)
 
 
 def classify_with_lost(events: pl.DataFrame, *, rules: RuleBook | None = None) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Return what ``classify`` does, and the communication kernels that were launched and not recorded, labelled."""
+    """Return what ``classify`` does for one rank, and its kernels that were launched and not recorded, labelled."""
     lost = find_lost_kernels(events)
     if len(lost):
         events = pl.concat([events, conform(lost, events.schema)])

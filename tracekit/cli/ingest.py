@@ -31,7 +31,7 @@ def run(
     from tracekit.run.ingest import ingest
 
     with note_partial_store(output), cluster(dask) as (executor, cluster_size):
-        store, notices = ingest(
+        store = ingest(
             options.role_paths(paths, roles, "ingest"),
             output,
             ranks=options.parse_ranks(ranks),
@@ -43,7 +43,7 @@ def run(
             rules=rules,
             resume=resume,
         )
-    print_notices(notices)
+    print_notices(store.notices)
     events = sum(entry.rows for entry in store.entries)
     store_bytes = sum(file.stat().st_size for file in output.rglob("*") if file.is_file())
     print_line(f"Wrote {output}: {counted(len(store.entries), 'rank')}, {events:,} events, {size(store_bytes)}")

@@ -103,7 +103,7 @@ def analyze(
         from tracekit.run.ingest import ingest
 
         original_paths = [ref.path for ref in driver.find_sources(traces, ranks=ranks, rank=file_rank)[0]]
-        written, _ = ingest(
+        written = ingest(
             traces,
             store,
             rules=rules,

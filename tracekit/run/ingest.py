@@ -10,6 +10,7 @@ import os
 from collections.abc import Collection, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from dataclasses import replace as replace_fields
 from functools import partial
 from pathlib import Path
 
@@ -109,8 +110,8 @@ def ingest(
     rules: str | os.PathLike[str] | None = None,
     resume: bool = False,
     on_damage: driver.OnDamage = "warn",
-) -> tuple[Store, tuple[Notice, ...]]:
-    """Write traces as a store (every rank's events, labels and tables); return it and the notices.
+) -> Store:
+    """Write traces as a store (every rank's events, labels and tables); return it, with the notices of writing it.
 
     A new store is written in place, so that an interruption leaves the ranks done so far. A store that exists is
     replaced when the new one is complete, unless *resume* continues it.
@@ -130,9 +131,9 @@ def ingest(
             notices; ``skip`` leaves out damaged ranks as well; ``error`` raises.
 
     >>> import tempfile
-    >>> store, notices = ingest("sample_traces/reload", tempfile.mkdtemp() + "/store", ranks=[0, 1])
-    >>> store.ranks
-    (0, 1)
+    >>> store = ingest("sample_traces/reload", tempfile.mkdtemp() + "/store", ranks=[0, 1])
+    >>> store.ranks, store.notices
+    ((0, 1), ())
 
     """
     strict = on_damage == "error"
@@ -177,4 +178,4 @@ def ingest(
                 run_notices = driver.check_run(spans, ranks=ranks, failed=bool(failures), strict=strict, named=named)
                 writer.complete = True  # last: what raises above leaves the store incomplete
     opened = open_store(target)
-    return opened, (*resumed, *opened.notices, *run_notices)
+    return replace_fields(opened, notices=(*resumed, *opened.notices, *run_notices))

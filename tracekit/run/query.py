@@ -22,7 +22,7 @@ def query(store: str | Path, sql: str) -> pl.DataFrame:
 
     >>> import tempfile
     >>> from tracekit import ingest
-    >>> store, _ = ingest("sample_traces/reload", tempfile.mkdtemp() + "/store", ranks=[0, 1])
+    >>> store = ingest("sample_traces/reload", tempfile.mkdtemp() + "/store", ranks=[0, 1])
     >>> query(store.path, "select rank, count(*) from labelled where label = 'reload' group by 1 order by 1").rows()
     [(0, 8), (1, 8)]
     """

@@ -99,7 +99,7 @@ class Store:
 
     >>> import tempfile
     >>> from tracekit import ingest
-    >>> store, _ = ingest("sample_traces/reload", tempfile.mkdtemp() + "/store", ranks=[0, 2])
+    >>> store = ingest("sample_traces/reload", tempfile.mkdtemp() + "/store", ranks=[0, 2])
     >>> store.ranks, store.rank(2).source.rank
     ((0, 2), 2)
     """
@@ -111,7 +111,8 @@ class Store:
     complete: bool = True
     """False while it is written, and if writing was interrupted: ``tracekit ingest --resume`` continues it."""
     notices: tuple[Notice, ...] = ()
-    """Notices from when it was written, such as traces that could not be read."""
+    """Notices from when it was written, such as traces that could not be read; from ``ingest``, also what was resumed
+    and what the ranks together lack."""
     roles: Mapping[str, Store] = field(default_factory=dict)
     """The stores of a run's roles, by name; then the ranks' tables are in these. Empty if ranks have one process."""
 

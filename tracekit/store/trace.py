@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from tracekit._util.text import html_table, listing
+from tracekit.classify import classify
 from tracekit.errors import Notice, OptionError
 from tracekit.parsers.source_refs import unknown_rank_error
-from tracekit.schema import EVENTS, GPU_KINDS, MEMORY, RankEvents, Source
+from tracekit.schema import EVENTS, GPU_KINDS, LABELLED, MEMORY, RankEvents, Source
 from tracekit.store.sources import span
 
 if TYPE_CHECKING:
@@ -38,6 +39,20 @@ class Trace:
     def events(self) -> pl.DataFrame:
         """All ranks' events (columns: ``tracekit.schema.EVENTS``)."""
         return pl.concat([part.events for part in self.parts]) if self.parts else EVENTS.to_frame()
+
+    @cached_property
+    def labelled(self) -> pl.DataFrame:
+        """The GPU events of all ranks with their labels (columns: ``tracekit.schema.LABELLED``).
+
+        Each process is labelled by its own events, with the built-in rules; for rules of your own:
+        ``tracekit.classify(trace.events, rules=...)``.
+
+        >>> from tracekit import load
+        >>> trace = load("sample_traces/reload", ranks=[0, 1])
+        >>> trace.labelled.filter(label="reload")["rank"].value_counts(sort=True).rows()
+        [(0, 8), (1, 8)]
+        """
+        return pl.concat([LABELLED.to_frame(), *(classify(part.events) for part in self.parts)])
 
     @cached_property
     def memory(self) -> pl.DataFrame:

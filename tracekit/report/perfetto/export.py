@@ -88,12 +88,14 @@ def export(
     """
     check_extension(output, EXTENSIONS)
     with tempfile.TemporaryDirectory(prefix="tracekit-") as folder:
-        store, notices = _named_store(paths) if rules is None else None, tuple[Notice, ...]()
+        store = _named_store(paths) if rules is None else None
+        notices: tuple[Notice, ...] = ()
         if store is None:
             new_store = Path(folder) / "store"
-            store, notices = ingest(
+            store = ingest(
                 paths, new_store, file_rank=file_rank, rules=rules, workers=workers, stacks=stacks, on_damage=on_damage
             )
+            notices = store.notices
         if missing := set(ranks or ()) - set(store.ranks):
             raise unknown_rank_error(missing, store.ranks)
         # All ranks that were given are analysed: those that are not written still tell who waited for whom.

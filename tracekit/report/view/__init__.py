@@ -6,7 +6,7 @@ docstring says, None is unknown. Figures *per rank* are means over ranks.
 
 import shlex
 from collections.abc import Callable
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 from typing import TypeVar
 
 from tracekit._util.text import capitalize, counted, ranks_named
@@ -220,13 +220,12 @@ class View:
         return tuple(sorted(rows, key=lambda row: -row.exposed_ns))
 
 
-@lru_cache(maxsize=4)
 def view_of(analysis: Analysis) -> View:
-    """Return the content of every report of *analysis*; the latest views are kept, for several outputs of one analysis.
+    """Return the content of every report of *analysis*, which keeps it for several outputs.
 
     >>> from tracekit import analyze
     >>> view = view_of(analyze("sample_traces/reload", schedule="none"))
     >>> view.title, view.ranks, view.steps_named
     ('tracekit: reload, 4 ranks', '4 ranks', 'step 2')
     """
-    return View(analysis)
+    return analysis.view
