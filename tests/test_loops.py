@@ -137,14 +137,6 @@ def fill_gaps(rng):
     }
 
 
-def measure_makespans(rng):
-    order = np.arange(24)
-    dependencies = np.minimum(rng.integers(-8, 24, (24, 4)).clip(-1), order[:, None] - 1)  # cells wait for earlier ones
-    durations, delays = rng.integers(0, 10**9, (3, len(order))), rng.integers(0, 10**6, (3, len(order)))
-    scratch = np.zeros(len(order), np.int64)
-    return [order, dependencies, durations, delays, rng.random(dependencies.shape), 1, scratch, np.zeros(3, np.int64)]
-
-
 def count_edits(rng):
     limit = int(rng.integers(2, 30))
     return [rng.integers(0, 4, 15), rng.integers(0, 4, rng.integers(0, 20)), limit, np.zeros(2 * limit + 3, np.int64)]
@@ -352,7 +344,6 @@ CASES = {
     "interval_sets": [join, measure_covered, subtract],
     "nesting": [nest, find_nearest_marked, find_nearest_named, assign_lines],
     "pickle_check": [check_pickle],
-    "replay": [measure_makespans],
     "simulation": [find_running_order, run_ops],
 }
 """Functions of loops that share a name."""

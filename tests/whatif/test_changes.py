@@ -16,12 +16,10 @@ from tracekit.metrics.causes import Rank
 from tracekit.metrics.host_calls import WAITING_CALLS
 from tracekit.schema import LABELLED, Source, conform
 from tracekit.whatif.changes import (
-    HOST_VARIATION,
-    LINK_VARIATION,
-    MIN_VARIATION,
     WhatIfGraph,
     parse_change,
 )
+from tracekit.whatif.constants import HOST_VARIATION, LINK_VARIATION, MIN_VARIATION
 from tracekit.whatif.event_graph import EventGraph, find_rank_events
 
 MS = 1_000_000

@@ -12,20 +12,23 @@ from tracekit.intervals import EMPTY, union
 from tracekit.reconstruct.chunk_table import count_layers
 from tracekit.reconstruct.messages import CONTENTION, MESSAGES
 from tracekit.schedules import generate, simulate
-from tracekit.whatif.engine import HostTimes, Outcome, run_program
-from tracekit.whatif.machine import (
+from tracekit.whatif.constants import (
+    HOST_SPEED_FACTOR,
+    MAX_SHARE_OF_EARLY_RECEIVES,
+    MIN_ERROR_SHARE,
     MIN_KERNELS_TO_MEASURE_SLOWDOWN,
     UNKNOWN_SLOWDOWN,
+)
+from tracekit.whatif.engine import HostTimes, Outcome, run_program
+from tracekit.whatif.machine import (
     FittedMachine,
     Machine,
     fit_machine,
-    gpu_slowdowns,
 )
 from tracekit.whatif.measured_ops import measure_ops, recut_stages
 from tracekit.whatif.messages import match_messages
-from tracekit.whatif.predictor import HOST_SPEED_FACTOR, MIN_ERROR_SHARE, Predictor
+from tracekit.whatif.predictor import Predictor
 from tracekit.whatif.rank_programs import (
-    MAX_SHARE_OF_EARLY_RECEIVES,
     POST,
     RUN,
     WAIT,
@@ -100,34 +103,6 @@ def test_a_forward_after_a_backward_takes_its_host_longer():
         times = ops.times(program, schedule)
         launch_ns = [op.launch_ns for piece, op in zip(program.pieces, times, strict=True) if piece.kind == "F"]
         assert launch_ns == pytest.approx(forwards)
-
-
-def contention(alone_ns, alone=3):
-    """Kernels of one forward on a rank, each of which ran alone *alone* times and then took so long."""
-    rows = {"op": "F", "size": len(alone_ns), "place": range(len(alone_ns)), "alone": alone, "alone_ns": alone_ns}
-    return pl.DataFrame({**rows, "beside": 0, "took_ns": 0, "beside_ns": 0}, schema=CONTENTION)
-
-
-def test_a_gpu_is_slow_if_most_of_its_kernels_are():
-    """Of 40 kernels 15 take four times as long on a rank, or 25 twice as long."""
-    usual = contention([10.0] * 40)
-    assert gpu_slowdowns([usual, usual, contention([40.0] * 15 + [10.0] * 25)]) == {}
-    assert gpu_slowdowns([usual, usual, contention([20.0] * 25 + [10.0] * 15)]) == {2: 2.0}
-    # Ten kernels after which the GPU waits for experts, as on all ranks, are most of the time, not most of the kernels.
-    waits = contention([900.0] * 10 + [10.0] * 30)
-    assert gpu_slowdowns([waits, waits, contention([300.0] * 10 + [10.0] * 30)]) == {}
-
-
-def test_of_two_gpus_the_faster_one_counts_as_usual():
-    usual, slow = contention([10.0] * 40), contention([25.0] * 40)
-    assert gpu_slowdowns([slow, usual]) == {0: 2.5}
-
-
-def test_kernels_that_ran_alone_once_say_nothing_of_a_gpu():
-    """As on a rank beside whose compute a message runs nearly all the time."""
-    usual = contention([10.0] * 40)
-    assert gpu_slowdowns([usual, usual, contention([20.0] * 40, alone=1)]) == {}
-    assert gpu_slowdowns([usual, usual, contention([20.0] * 20)]) == {}  # of all kernels, too few
 
 
 def test_a_few_whole_backwards_among_split_ones_count_as_many_as_they_are():
@@ -371,6 +346,17 @@ def test_a_slowdown_needs_enough_kernels(kernels):
     ranks = [pl.DataFrame({**row, "took_ns": [kernels * 15], "beside_ns": [kernels * 15]}, schema=CONTENTION)]
     slowdown = fit_machine(crossing(300), ranks, "one").machines[1].slowdown["F"]
     assert slowdown == pytest.approx(1.5 if kernels >= MIN_KERNELS_TO_MEASURE_SLOWDOWN else UNKNOWN_SLOWDOWN[1])
+
+
+@pytest.mark.parametrize(
+    ("took_ns", "low", "middle", "high"), [(20, 1.9, 2.0, 2.1), (30, 2.8, 3.0, 3.2), (90, 3.7, 4.0, 4.3)]
+)
+def test_a_slowdown_has_a_tenth_of_its_excess_as_range_and_ends_at_four(took_ns, low, middle, high):
+    """Kernels that take 10 alone take two, three or nine times as long beside messages."""
+    row = {"op": ["F"], "size": [1], "place": [0], "alone": [9], "alone_ns": [10.0], "beside": [100]}
+    ranks = [pl.DataFrame({**row, "took_ns": [100 * took_ns], "beside_ns": [100 * took_ns]}, schema=CONTENTION)]
+    machines = fit_machine(crossing(300), ranks, "one").machines
+    assert [machine.slowdown["F"] for machine in machines] == pytest.approx([low, middle, high])
 
 
 def test_messages_without_their_other_side_are_no_evidence():

@@ -28,7 +28,6 @@ MODULES = (
     "tracekit._loops.interval_sets",
     "tracekit._loops.json_scanner",
     "tracekit._loops.nesting",
-    "tracekit._loops.replay",
     "tracekit._loops.simulation",
 )
 """Modules to compile."""

@@ -13,8 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit._loops import replay
-from tracekit._util.arrays import Bools, Floats, Ints, as_int64
+from tracekit._util.arrays import Bools, Floats, Ints
 from tracekit._util.columns import to_int64
 from tracekit.align.clocks import Clocks
 from tracekit.documents.analysis import GroupSlowdown, Slowdown
@@ -23,7 +22,8 @@ from tracekit.reconstruct.pipeline import Pipeline
 from tracekit.reconstruct.rank_pipeline import STALLS, RankPipeline
 from tracekit.schedules import Times
 from tracekit.schedules.ops import KINDS, Op
-from tracekit.schedules.schedule import FB, B, Edges, OpTable, W, find_running_order
+from tracekit.schedules.schedule import FB, B, Edges, Numbers, OpTable, W, find_running_order
+from tracekit.schedules.simulation import run_ops
 from tracekit.schema import GAP_CAUSES, STALL_CAUSES
 
 if TYPE_CHECKING:
@@ -73,7 +73,9 @@ class CellGraph:
             order, stuck = find_running_order(Edges(*waits.T), table.offsets)
         return cls(table, waits, order, broken)
 
-    def run(self, duration: Ints, delay: Ints | None = None, early: Floats | None = None) -> tuple[Ints, Ints]:
+    def run(
+        self, duration: Numbers, delay: Numbers | None = None, early: Floats | None = None
+    ) -> tuple[Numbers, Numbers]:
         """Return start and end of every cell if it starts as soon as its dependencies allow, plus its delay.
 
         Args:
@@ -81,23 +83,29 @@ class CellGraph:
             delay: Delay of each cell; none if None.
             early: [cell, k]: share of dependency k's duration by which the cell may start before its end.
         """
-        delay = np.zeros(len(duration), np.int64) if delay is None else delay
-        early = np.zeros(self.waits.shape) if early is None else early
-        _, end = self._run_rows(duration[None], delay[None], early, first_early=0)
-        return end - duration, end
+        order, waits = self._with_begin
+        cells = len(duration)
+        durations = np.zeros(cells + 1, duration.dtype)
+        durations[:cells] = duration  # the begin of the step takes no time
+        latency = np.zeros(waits.shape, durations.dtype)
+        if delay is not None:
+            latency[:, :cells] += delay
+        if early is not None:
+            lead = early.T * durations[waits[:, :cells]]
+            latency[:, :cells] -= lead.astype(durations.dtype)  # none is negative, so that this rounds down
+        start = run_ops(order, waits, durations, latency)[:cells]
+        return start, start + duration
 
-    def makespans(self, durations: Ints, delays: Ints, early: Floats, *, first_early: int) -> list[int]:
-        """Return the makespan of each row of *durations* and *delays*; *early* counts from row *first_early* on."""
-        makespans, _ = self._run_rows(durations, delays, early, first_early=first_early)
-        return [int(makespan) for makespan in makespans]
-
-    def _run_rows(self, durations: Ints, delays: Ints, early: Floats, *, first_early: int) -> tuple[Ints, Ints]:
-        """Return the makespan of each row, and the ends of all cells in the last."""
-        ends, makespans = np.zeros(durations.shape[1], np.int64), np.zeros(len(durations), np.int64)
-        early = np.ascontiguousarray(early, np.float64)
-        rows = as_int64(durations), as_int64(delays)
-        replay.measure_makespans(self.order, self.waits, *rows, early, first_early, ends, makespans)
-        return makespans, ends
+    @cached_property
+    def _with_begin(self) -> tuple[Ints, Ints]:
+        """Order and waits [k, cell] with one more op, the last: the begin of the step, for which first cells wait."""
+        begin = len(self.waits)
+        order = np.insert(self.order, 0, begin)
+        waits = np.append(self.waits, np.full((1, self.waits.shape[1]), -1), axis=0).T.copy()
+        is_first = waits[0] < 0
+        is_first[begin] = False
+        waits[0, is_first] = begin
+        return order, waits
 
     def find_ready_times(self, start: Ints, end: Ints) -> tuple[Ints, Floats]:
         """Return the time at which each cell could start, and by what share of a dependency it started before its end.
@@ -288,7 +296,11 @@ def split_gap(replays: StepReplays, ideal_ns: int) -> dict[str, int]:
     for row, cause in enumerate(STALL_CAUSES, names.index(STALL_CAUSES[0])):
         delays[row:] += replays.before[cause]
         durations[row:] += replays.inside.get(cause, 0)
-    makespans = replays.graph.makespans(durations, delays, replays.early, first_early=names.index("early_output"))
+    makespans = []
+    for row in range(len(durations)):
+        early = replays.early if row >= names.index("early_output") else None
+        _, end = replays.graph.run(durations[row], delays[row], early)
+        makespans.append(int(end.max(initial=0)))
     steps = pairwise([ideal_ns, *makespans, replays.makespan])
     return {name: after - before for name, (before, after) in zip((*names, "unexplained"), steps, strict=True)}
 
@@ -458,11 +470,10 @@ def pipeline_slowdown(comparison: ScheduleComparison) -> Slowdown | None:
 
 def replay_cells(graph: CellGraph, lane_step: Ints, durations: Floats) -> Floats:
     """Return the time of each step: the end of its last cell on any lane; *lane_step* is each lane's step, from 0."""
-    end = np.zeros((len(durations) + 1, durations.shape[1]))  # the last row: a dependency of -1, which ends at 0
-    for cell in graph.order.tolist():
-        end[cell] = end[graph.waits[cell]].max(axis=0) + durations[cell]
     step_end = np.zeros(int(lane_step.max()) + 1)
-    np.maximum.at(step_end, lane_step, end.max(axis=0))
+    for step, duration in zip(lane_step.tolist(), durations.T, strict=True):
+        _, end = graph.run(np.ascontiguousarray(duration))
+        step_end[step] = max(step_end[step], end.max(initial=0.0))
     return step_end
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import polars as pl
 
 from tracekit._loops import simulation
-from tracekit._util.arrays import as_int64
+from tracekit._util.arrays import Ints, as_int64
 from tracekit._util.text import html_table, percent
 from tracekit.documents.coding import HasDocument
 from tracekit.documents.schedule import FORMAT, Cell, RankIdle, ScheduleDocument
@@ -198,13 +198,26 @@ def simulate(
     duration = times.durations(schedule) if durations is None else _flatten(schedule, durations)
     latency = np.stack([times.latencies(schedule.table, producers) for producers in schedule.edges])
     dtype = np.float64 if np.result_type(duration, latency).kind == "f" else np.int64
-    duration, latency, start = (
-        np.ascontiguousarray(duration, dtype),
-        latency.astype(dtype),
-        np.zeros(len(duration), dtype),
-    )
-    simulation.run_ops(schedule.running_order, as_int64(np.stack(schedule.edges)), duration, latency, start)
+    duration = np.ascontiguousarray(duration, dtype)
+    start = run_ops(schedule.running_order, np.stack(schedule.edges), duration, latency.astype(dtype))
     return Simulation(schedule, times, start, start + duration)
+
+
+def run_ops(order: Ints, waits: Ints, duration: Numbers, latency: Numbers) -> Numbers:
+    """Return the start of every op if it starts as soon as all that it waits for has ended and arrived.
+
+    Ideal schedules and replays of measured cells are run by this function alone.
+
+    Args:
+        order: All ops, each behind those it waits for.
+        waits: [k, op]: ops that an op waits for; -1: none.
+        duration: Duration of each op.
+        latency: [k, op]: time from the end of what it waits for to its arrival, of the type of *duration*; below 0 if
+            an op may start before that end.
+    """
+    start = np.zeros(len(duration), duration.dtype)
+    simulation.run_ops(order, as_int64(waits), duration, latency, start)
+    return start
 
 
 def _flatten(schedule: Schedule, by_rank: Sequence[Sequence[Any]]) -> Numbers:

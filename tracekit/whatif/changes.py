@@ -21,22 +21,17 @@ from tracekit.errors import OptionError
 from tracekit.intervals import Intervals, union
 from tracekit.metrics.label_intervals import COMPUTE_SET
 from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS, LABELS
+from tracekit.whatif.constants import (
+    HOST_VARIATION,
+    LANE_BINS,
+    LINK_VARIATION,
+    MAX_LISTED_CHANGES,
+    MAX_PATH_PARTS,
+    MIN_SAVED_SHARE_TO_PROPOSE,
+    MIN_VARIATION,
+)
 from tracekit.whatif.event_graph import EventGraph
 
-MAX_LISTED_CHANGES = 5
-"""Changes that are listed if none was asked for, those that save most."""
-MIN_SAVED_SHARE = 0.01
-"""Share of the step that a change must save to be listed."""
-MAX_PATH_PARTS = 6
-"""Parts of the new critical path that are kept, the largest."""
-MIN_VARIATION = 0.05
-"""Smallest half width of a range, as a share of the prediction."""
-LINK_VARIATION = 0.15
-"""Share by which the transfers of a run differ from one recording to the next."""
-HOST_VARIATION = 0.2
-"""Share by which the times of a host differ from one recording to the next."""
-LANE_BINS = 240
-"""Parts of a step that its lanes are drawn in."""
 FORMS = (
     "NAME x0.5 (a label, module, operator or kernel), links x2, rank N like others, no host delay, hide LABEL, "
     "balance, microbatches N"
@@ -335,7 +330,7 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False):
     def best_changes(self, *, without: Collection[str] = ()) -> list[ChangedStep]:
         """Return the changes that would save most, other than *without* and faster kernels."""
         rows = [self.predict([text]) for text in self._candidates() if text not in without]
-        worthwhile = [row for row in rows if (row.saves_ns or 0) > MIN_SAVED_SHARE * row.measured_ns]
+        worthwhile = [row for row in rows if (row.saves_ns or 0) > MIN_SAVED_SHARE_TO_PROPOSE * row.measured_ns]
         return sorted(worthwhile, key=lambda row: -(row.saves_ns or 0))[:MAX_LISTED_CHANGES]
 
     def _candidates(self) -> Iterator[str]:

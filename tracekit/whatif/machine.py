@@ -7,27 +7,18 @@ import msgspec
 import polars as pl
 
 from tracekit.reconstruct.messages import contention_losses
-
-MIN_KERNELS_TO_MEASURE_SLOWDOWN = 30
-"""Kernels that must have run beside messages, or on several ranks, before a slowdown is computed from them."""
-
-MIN_GPU_SLOWDOWN = 1.1
-"""Time of kernels on a rank over that of the same kernels on the others from which its GPU counts as slower; below its
-inverse, as faster."""
-
-MIN_TIMES_ALONE = 3
-"""Times a kernel must have run alone on a rank before its median there is compared with other ranks."""
-
-Estimate = tuple[float, float, float]
-"""Low, likely and high value of a quantity."""
-LOW, MIDDLE, HIGH = range(3)
-"""Indices into an estimate."""
-
-UNKNOWN_SLOWDOWN: Estimate = (1.0, 1.4, 2.0)
-"""Slowdown if no compute ran beside messages: a kernel that fills the GPU takes as long as before, or twice."""
-
-UNKNOWN_DUPLEX: Estimate = (1.0, 1.3, 2.0)
-"""Duplex factor if no two messages crossed: a link that carries both ways takes no longer, or as long as both."""
+from tracekit.whatif.constants import (
+    HIGH,
+    LOW,
+    MAX_SLOWDOWN,
+    MIDDLE,
+    MIN_KERNELS_TO_MEASURE_SLOWDOWN,
+    QUANTILES,
+    SLOWDOWN_SPREAD,
+    UNKNOWN_DUPLEX,
+    UNKNOWN_SLOWDOWN,
+    Estimate,
+)
 
 OP_KINDS = ("F", "I", "W", "B", "FB")
 
@@ -122,7 +113,7 @@ def fit_machine(messages: pl.DataFrame, contention: Sequence[pl.DataFrame], queu
 def _quartiles(rows: pl.DataFrame, duration: pl.Expr) -> Estimate:
     """Return lower quartile, median and upper quartile of a duration, none below 0."""
     low, middle, high = rows.select(
-        duration.clip(0).quantile(share, "linear").alias(str(share)) for share in (0.25, 0.5, 0.75)
+        duration.clip(0).quantile(share, "linear").alias(str(share)) for share in QUANTILES
     ).row(0)
     return float(low), float(middle), float(high)
 
@@ -161,31 +152,8 @@ def _slowdown(kernels: int, beside_ns: int, lost_ns: int) -> Estimate | None:
     """Return the slowdown of kernels that lost *lost_ns* in *beside_ns* beside messages; None if they are too few."""
     if kernels < MIN_KERNELS_TO_MEASURE_SLOWDOWN or beside_ns <= 0:
         return None
-    middle = max(1.0, beside_ns / max(beside_ns - lost_ns, beside_ns / 4))  # at most 4: more is an outlier
-    return 1 + 0.9 * (middle - 1), middle, 1 + 1.1 * (middle - 1)
-
-
-def gpu_slowdowns(contention: Sequence[pl.DataFrame]) -> dict[int, float]:
-    """Return by index the ranks whose GPU is slower or faster than the median of all, and how much longer kernels take.
-
-    Kernels with the same index in chunks of as many kernels are the same; their times alone are compared. A rank's
-    slowdown is the median over its kernels: some ran alone only when all GPUs were busy, and after some the GPU waits.
-
-    Args:
-        contention: Contention tables of the ranks.
-
-    >>> row = {"op": "F", "size": 30, "alone": 4, "beside": 0, "took_ns": 0, "beside_ns": 0}
-    >>> usual, slower = ([{**row, "place": k, "alone_ns": ns * (k + 1)} for k in range(30)] for ns in (10.0, 15.0))
-    >>> gpu_slowdowns([pl.DataFrame(kernels) for kernels in (usual, usual, slower)])
-    {2: 1.5}
-    """
-    kernel = ["op", "size", "place"]
-    table = pl.concat(t.with_columns(rank=pl.lit(rank)) for rank, t in enumerate(contention))
-    table = table.filter(pl.col("alone") >= MIN_TIMES_ALONE)
-    # Of two ranks the faster one counts as usual.
-    usual_ns, ranks = (pl.col("alone_ns").quantile(0.5, "lower").over(kernel), pl.len().over(kernel))
-    shared = table.with_columns(usual_ns=usual_ns).filter(ranks > 1)
-    median = (pl.col("alone_ns") / pl.col("usual_ns")).median()
-    by_rank = shared.group_by("rank").agg(slowdown=median, kernels=pl.len()).sort("rank")
-    slowdowns = by_rank.filter(pl.col("kernels") >= MIN_KERNELS_TO_MEASURE_SLOWDOWN).drop("kernels").rows()
-    return {rank: slowdown for rank, slowdown in slowdowns if not 1 / MIN_GPU_SLOWDOWN < slowdown < MIN_GPU_SLOWDOWN}
+    without_messages_ns = max(beside_ns - lost_ns, beside_ns / MAX_SLOWDOWN)
+    middle = max(1.0, beside_ns / without_messages_ns)
+    low = 1 + (1 - SLOWDOWN_SPREAD) * (middle - 1)
+    high = 1 + (1 + SLOWDOWN_SPREAD) * (middle - 1)
+    return low, middle, high

@@ -11,34 +11,18 @@ from tracekit._util.arrays import Floats
 from tracekit.against_ideal.replay import weight_gradient_share
 from tracekit.intervals import Intervals, union_of
 from tracekit.schedules import Schedule
+from tracekit.whatif.constants import (
+    MIDDLE,
+    MIN_SHARE_OF_LAUNCHES_AFTER_MESSAGES,
+    QUANTILES,
+    SPLIT_GPU_FACTORS,
+    SPLIT_HOST_FACTORS,
+    SPLIT_SEARCH_SHARE,
+    SWITCH_HOST_FACTOR,
+)
 from tracekit.whatif.engine import HostTimes
-from tracekit.whatif.machine import MIDDLE, Machine
+from tracekit.whatif.machine import Machine
 from tracekit.whatif.rank_programs import Piece, Program
-
-SPLIT_GPU_FACTORS = ((1.0, 1.0), (1.05, 1.2), (1.1, 1.4))
-"""GPU time of I and of W in a run that splits its backwards, over their shares of a whole backward by kernel labels;
-low, likely and high. Work that both halves need (the statistics of a norm, for example) runs twice."""
-
-SPLIT_HOST_FACTORS = ((0.6, 1.2), (0.65, 1.4), (0.7, 1.75))
-"""Host time of I and of W over that of a whole backward; low, likely and high. Used if only whole backwards ran.
-
-PyTorch calls its autograd engine once for every group of parameters, so splitting costs the host more than the GPU. A
-run that does not split cannot show by how much (docs/whatif.md lists the runs these figures are from).
-"""
-
-SPLIT_SEARCH_SHARE = 0.16
-"""Host time before an I beyond that before a whole backward, over the host time of that backward: PyTorch looks for the
-groups of parameters in the graph."""
-
-SWITCH_HOST_FACTOR = 1.1
-"""Host time of a forward after another op over that of one after a forward: PyTorch runs backwards on a thread of
-their own, and the caches of the forward's thread have to be filled again (docs/whatif.md lists the runs)."""
-
-QUANTILES = (0.25, 0.5, 0.75)
-"""Quantile of the GPU times of equal ops at each level (``LOW``, ``MIDDLE``, ``HIGH``)."""
-
-MIN_SHARE_OF_LAUNCHES_AFTER_MESSAGES = 0.9
-"""Share of launches after a message kernel that must come after its end for the host to count as waiting for it."""
 
 
 class OpTimes(msgspec.Struct, frozen=True):

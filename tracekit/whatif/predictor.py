@@ -13,17 +13,25 @@ from msgspec.structs import replace
 from tracekit._util.text import percent
 from tracekit.against_ideal.replay import StepReplays
 from tracekit.intervals import Intervals, union_of
+from tracekit.metrics.gpu_speed import gpu_slowdowns
 from tracekit.reconstruct.pipeline import Pipeline
 from tracekit.reconstruct.rank_pipeline import RankPipeline
 from tracekit.schedules import Schedule
+from tracekit.whatif.constants import (
+    HIGH,
+    HOST_SPEED_FACTOR,
+    LOW,
+    MAX_CHANGE_OF_STEADY_STEP,
+    MAX_OPS_TO_SIMULATE,
+    MAX_REPLAY_ERROR,
+    MAX_SIMULATED_STEPS,
+    MIDDLE,
+    MIN_ERROR_SHARE,
+)
 from tracekit.whatif.engine import Outcome, run_program
 from tracekit.whatif.machine import (
-    HIGH,
-    LOW,
-    MIDDLE,
     FittedMachine,
     fit_machine,
-    gpu_slowdowns,
 )
 from tracekit.whatif.measured_ops import MeasuredOps, measure_ops
 from tracekit.whatif.messages import match_messages
@@ -35,28 +43,8 @@ from tracekit.whatif.rank_programs import (
     write_program,
 )
 
-MAX_OPS_TO_SIMULATE = 4_000
-"""Ops of a schedule up to which it is simulated message by message."""
-
-MAX_REPLAY_ERROR = 0.08
-"""Error of the simulated makespan of the run itself, as a share of the measured one, up to which others are given."""
-
-MAX_SIMULATED_STEPS = 3
-"""Steps simulated one after the other at most: a rank begins a step when it has ended the one before, and its host may
-run ahead."""
-
-MAX_CHANGE_OF_STEADY_STEP = 0.002
-"""Change of the makespan from one step to the next, as a share, up to which steps count as equal."""
-
 _GPU_STALLS = ("exposed_ep", "offload", "exposed_comm", "other_work")
 """Causes of a stall before a cell's start that count as GPU time of the cell; messages and hosts are simulated."""
-
-HOST_SPEED_FACTOR = 1.4
-"""Factor by which the same host may be faster or slower in another recording of the same program."""
-
-MIN_ERROR_SHARE = 0.11
-"""Distance of the range's ends from the prediction, as a share of it, if nothing else were unknown: two recordings of
-one program on one machine differ by that much."""
 
 
 class Prediction(NamedTuple):

@@ -18,6 +18,7 @@ import msgspec
 import polars as pl
 
 from tracekit.schedules import Op, Schedule
+from tracekit.whatif.constants import MAX_SHARE_OF_EARLY_RECEIVES
 from tracekit.whatif.machine import Queues
 
 RUN, POST, WAIT = range(3)
@@ -291,9 +292,6 @@ QUEUES_IN_WORDS: Mapping[Queues, str] = {
     "compute": "messages on the compute stream",
     "free": "receives that wait for no compute",
 }
-
-MAX_SHARE_OF_EARLY_RECEIVES = 0.1
-"""Share of receives that start before the compute launched before them has ended, above which none wait for compute."""
 
 
 def write_program(schedule: Schedule, queues: Queues) -> Program:

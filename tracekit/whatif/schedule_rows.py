@@ -20,11 +20,15 @@ from tracekit.documents.analysis import WhatIf
 from tracekit.errors import ScheduleError
 from tracekit.schedules import Schedule, Times, generate, names, simulate
 from tracekit.schedules.registry import describe
-from tracekit.whatif.machine import MIDDLE
+from tracekit.whatif.constants import (
+    CHUNKS_TO_TRY,
+    MAX_OPS_OF_CURVE_POINT,
+    MAX_UNITS_TO_SEARCH,
+    MICROBATCHES_PER_RANK_TO_TRY,
+    MIDDLE,
+    MIN_SAVED_SHARE_TO_PROPOSE,
+)
 from tracekit.whatif.predictor import Prediction, Predictor
-
-MIN_SAVED_SHARE_TO_PROPOSE = 0.01
-"""Share of the makespan that another split must save to be proposed."""
 
 
 def layers_per_stage(cells: pl.DataFrame, stages: int) -> Ints | None:
@@ -73,14 +77,6 @@ def _time_per_layer(stage_ns: Floats, layers: Ints) -> tuple[Floats, Floats]:
             layer_ns[stage] = (stage_ns[stage] - additional_ns[stage]) / layers[stage]
     return layer_ns, additional_ns
 
-
-MAX_UNITS_TO_SEARCH = 4_000
-"""Units of work of a schedule up to which schedules whose order is searched for are tried."""
-
-MICROBATCHES_PER_RANK_TO_TRY = (1, 2, 4, 8)
-CHUNKS_TO_TRY = (1, 2, 3, 4)
-MAX_OPS_OF_CURVE_POINT = 600
-"""Ops of a schedule up to which it is a point of the curves over micro-batches and chunks; there are many points."""
 
 TWO_STAGES_PER_RANK = "every rank holds two stages' weights"
 """Assumption of rows whose schedule flows both ways; the additional memory is not known."""

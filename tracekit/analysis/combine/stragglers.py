@@ -20,6 +20,7 @@ from tracekit.align.clocks import Clocks
 from tracekit.align.waits import STRAGGLERS
 from tracekit.analysis.measure.tables import RankTables
 from tracekit.documents.analysis import Evidence, Lateness, RankLateness, Straggler, WaitCause
+from tracekit.metrics.gpu_speed import MIN_SLOW_RATIO, usual_ns
 from tracekit.metrics.lateness import KERNEL_TIMES, STEP_LATENESS, TOKENS
 from tracekit.schema import conform
 
@@ -29,8 +30,6 @@ MIN_LATE_SHARE = 0.02
 """Lateness, as a share of the step, from which a rank counts as late in it: equal ranks vary by less."""
 MIN_CAUSE_SHARE = 0.1
 """Share of a rank's lateness below which a cause is left among the unknown: comparing ranks is no more exact."""
-MIN_SLOW_RATIO = 1.03
-"""A GPU is slow if kernels with most of the compared time take this many times as long as elsewhere."""
 MIN_COMPARED_SHARE = 0.1
 """Share of a rank's compute in kernels that another rank runs too, for its speed to be known."""
 MIN_SLOW_LINK_RATIO = 1.1
@@ -254,7 +253,7 @@ def _against_usual(work: pl.DataFrame) -> pl.DataFrame:
     """
     mean = pl.col("ns") / pl.col("count")
     by_rank = work.group_by("key", "rank").agg(mean.median().alias("mean_ns"))
-    usual = by_rank.group_by("key").agg(pl.col("mean_ns").quantile(0.5, "lower").alias("usual"), ranks=pl.len())
+    usual = by_rank.group_by("key").agg(usual_ns("mean_ns").alias("usual"), ranks=pl.len())
     expected = pl.col("usual") * pl.col("count")
     return (
         work.join(usual.filter(pl.col("ranks") > 1).select("key", "usual"), on="key", how="left")
