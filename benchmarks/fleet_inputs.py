@@ -98,9 +98,8 @@ def copied(entry, tables, replica, place):
         f"rank{entry.rank}.", f"rank{rank}."))  # fmt: skip
     own = {"rank": pl.lit(rank, pl.Int32)}
     lists = {str(list(old)).replace(" ", ""): str(list(to)).replace(" ", "") for old, to in [(new, new.values())]}
-    words = tables.operations["p2p"].unique().drop_nulls().to_list()
-    peers = {word: ",".join(f"{part.split(':')[0]}:{new[int(part.split(':')[1])]}" for part in word.split(","))
-             for word in words}  # fmt: skip
+    message = pl.element().struct
+    peers = pl.col("messages").list.eval(pl.struct(send=message.field("send"), peer=message.field("peer").replace(new)))
     named = pl.col("group").replace("pp0", pipeline)
     messages = tables.pipeline.messages.with_columns(named, pl.col("peer").replace(new))
     changed = replace(
@@ -108,7 +107,7 @@ def copied(entry, tables, replica, place):
         source=source,
         steps=tables.steps.with_columns(**own),
         operations=tables.operations.with_columns(
-            named, pl.col("group_ranks").replace(lists), pl.col("p2p").replace(peers), **own
+            named, pl.col("group_ranks").replace(lists), peers, **own
         ),
         gaps=tables.gaps.with_columns(**own),
         timeline=tables.timeline.with_columns(**own),

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import polars as pl
 
+from tracekit.classify.messages import parse_messages
 from tracekit.metrics.operations import OPERATIONS
 from tracekit.schema import conform
 
 
 def table(*rows):
+    """Return operations; ``p2p`` of a row names its messages: ``send:1,recv:2``."""
     frame = pl.DataFrame([{"label": "dp_comm", "what": "all_reduce", "step": 1, "part": 0, **r} for r in rows])
+    if "p2p" in frame.columns:
+        frame = frame.with_columns(parse_messages(frame["p2p"].cast(pl.String)))
     return conform(
         frame.with_columns(order_ns=pl.coalesce("order_ns", "start_ns") if "order_ns" in frame.columns else "start_ns"),
         OPERATIONS,

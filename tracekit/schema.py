@@ -104,6 +104,9 @@ EXPOSURE_CAUSES = ("same_stream", "one_queue", "launched_late", "nothing_to_hide
 
 _TEXT = pl.Categorical()
 
+MESSAGE_LIST = pl.List(pl.Struct({"send": pl.Boolean(), "peer": pl.Int32()}))
+"""Messages of one point-to-point kernel in the order of issue; ``peer`` is null where the recording names none."""
+
 EVENTS = pl.Schema(
     {
         "rank": pl.Int32(),  # the rank whose file holds it

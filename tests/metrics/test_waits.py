@@ -9,6 +9,7 @@ from tests.operations import collective, message, table
 from tracekit.align.clocks import Clocks, align
 from tracekit.align.matching import match
 from tracekit.align.waits import find_stragglers, with_waits
+from tracekit.classify.messages import format_messages
 from tracekit.metrics.label_intervals import Lanes
 from tracekit.metrics.operations import add_waits, has_unknown_wait, has_unseen_messages, may_be_message, operations
 
@@ -186,7 +187,7 @@ def test_operations_of_a_labelled_table(labelled):
     )
     result = operations(events, Lanes.of(events))
     assert result["what"].to_list() == ["all_to_allv", "p2p", "p2p", "allreduce", "p2p"]
-    assert result["p2p"].to_list() == [None, "send:1", None, None, "send:2,recv:2"]
+    assert format_messages(result["messages"]).to_list() == [None, "send:1", None, None, "send:2,recv:2"]
     assert result["hidden_ns"].to_list() == [5, 0, 0, 0, 0]
 
 

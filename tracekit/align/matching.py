@@ -99,7 +99,8 @@ def match(operations: pl.DataFrame, *, by_step: bool = True) -> Matching:
 
     >>> from tracekit.metrics.operations import OPERATIONS
     >>> from tracekit.schema import conform
-    >>> ops = conform(pl.DataFrame({"rank": [0, 1], "what": "p2p", "p2p": ["send:1", "recv:0"], "step": 2,
+    >>> messages = [[{"send": True, "peer": 1}], [{"send": False, "peer": 0}]]
+    >>> ops = conform(pl.DataFrame({"rank": [0, 1], "what": "p2p", "messages": messages, "step": 2,
     ...     "order_ns": [0, 3], "start_ns": [1, 4], "end_ns": [9, 9], "label": "pp_comm"}), OPERATIONS)
     >>> match(ops).members.select("match", "rank", "sends", "peer", "transfer_ns").rows()
     [(0, 0, True, 1, 5), (0, 1, False, 0, 5)]
@@ -157,6 +158,7 @@ class _Sides(msgspec.Struct, frozen=True, eq=False):
     sends: npt.NDArray[np.int8]
     """1 of a message that is sent, 0 of one that is received, -1 of a collective."""
     peer: npt.NDArray[np.int32]
+    """Other rank of a message; -1 of a collective."""
     recorded: Bools
     """Whether the kernel was recorded, and not only launched."""
     nameless: Bools
@@ -175,30 +177,62 @@ class _Sides(msgspec.Struct, frozen=True, eq=False):
     @classmethod
     def of(cls, operations: pl.DataFrame, *, by_step: bool) -> _Sides:
         what = CategoryColumn.from_series(operations["what"])
-        p2p = what.any_of("p2p")
-        channel, texts = _channels(operations, p2p), CategoryColumn.from_series(operations["p2p"]).where(p2p)
-        message_row, sends, peer = _messages(texts)
-        collective = np.flatnonzero(~p2p & what.present)
-        row = np.concatenate([collective, message_row]).astype(np.int32)
-        sends = np.concatenate([np.full(len(collective), -1, np.int8), sends])
-        peer = np.concatenate([np.full(len(collective), -1, np.int32), peer])
-        by_row = np.argsort(row, kind="stable")
-        row, sends, peer = row[by_row], sends[by_row], peer[by_row]
-        rank, start, end, order = (operations[c].to_numpy()[row] for c in ("rank", "start_ns", "end_ns", "order_ns"))
-        most = int(max(rank.max(initial=0), peer.max(initial=0))) + 2
-        step = to_int64(operations["step"].rank("dense"), 0) * by_step
+        is_message = what.any_of("p2p")
+        channel = _channels(operations, is_message)
+        step = to_int64(operations["step"].rank("dense"), 0) if by_step else np.zeros(len(operations), np.int64)
         bucket = _dense(channel * (int(step.max(initial=0)) + 1) + step)
-        bucket = _split_by_sequence(bucket, channel, operations, p2p)[row]
-        own, other = rank.astype(np.int64) + 1, peer.astype(np.int64) + 1
-        pair = np.where(sends > 0, own * most + other, other * most + own)  # who sends, then who receives
-        key = _dense(bucket * most * most + np.where(sends < 0, 0, pair))
-        recorded = ~(operations["id"] < 0).fill_null(False).to_numpy()[row]
-        without_group = (operations["group"].is_null() & operations["group_ranks"].is_null()).to_numpy()[row]
-        messages = texts.look_up(np.array([*(text.count(",") + 1 for text in texts.values), 1]))[row]
-        size, meets = to_int64(operations["bytes"], -1)[row], what.matches(MEETS)[row]
-        nameless = without_group & (sends < 0)
-        identity, times = (row, rank, key, sends, peer, recorded, nameless), (start, end, order, step[row])
-        return cls(*identity, *times, size, messages, meets)
+        has_no_group = pl.col("group").is_null() & pl.col("group_ranks").is_null()
+        frame = operations.select(
+            pl.int_range(pl.len(), dtype=pl.Int32).alias("row"),
+            "rank",
+            "messages",
+            is_message=pl.Series(is_message),
+            has_kind=pl.Series(what.present),
+            bucket=pl.Series(_split_by_sequence(bucket, channel, operations, is_message)),
+            recorded=(pl.col("id") >= 0).fill_null(True),
+            has_no_group=has_no_group,
+            start="start_ns",
+            end="end_ns",
+            order="order_ns",
+            step=pl.Series(step),
+            bytes=pl.col("bytes").fill_null(-1),
+            meets=pl.Series(what.matches(MEETS)),
+        )
+        sides = _split_messages(frame).with_columns(nameless=pl.col("has_no_group") & (pl.col("sends") < 0))
+        sides = sides.with_columns(key=pl.Series(_side_keys(sides)))
+        return cls(**{name: sides[name].to_numpy() for name in cls.__struct_fields__})
+
+
+def _split_messages(operations: pl.DataFrame) -> pl.DataFrame:
+    """Return a row for each collective and for each message whose peer is known, in the order of operations.
+
+    Adds ``sends`` and ``peer`` (see ``_Sides``); ``messages`` becomes the number of messages in the kernel.
+    """
+    collectives = operations.filter(~pl.col("is_message") & pl.col("has_kind")).with_columns(
+        sends=pl.lit(-1, pl.Int8), peer=pl.lit(-1, pl.Int32), messages=pl.lit(1, pl.Int64)
+    )
+    messages = (
+        operations.filter(pl.col("is_message") & pl.col("messages").is_not_null())
+        .with_columns(message="messages", messages=pl.col("messages").list.len().cast(pl.Int64))
+        .explode("message")
+        .with_columns(
+            sends=pl.col("message").struct.field("send").cast(pl.Int8), peer=pl.col("message").struct.field("peer")
+        )
+        .filter(pl.col("peer").is_not_null())
+        .select(collectives.columns)
+    )
+    return pl.concat([collectives, messages]).sort("row", maintain_order=True)
+
+
+def _side_keys(sides: pl.DataFrame) -> Ints:
+    """Return the key of each side: its bucket, and of a message who sends and who receives."""
+    bucket = sides["bucket"].to_numpy()
+    own = sides["rank"].to_numpy().astype(np.int64) + 1
+    other = sides["peer"].to_numpy().astype(np.int64) + 1
+    sends = sides["sends"].to_numpy()
+    rank_count = int(max(own.max(initial=0), other.max(initial=0))) + 1
+    pair = np.where(sends > 0, own * rank_count + other, other * rank_count + own)
+    return _dense(bucket * rank_count * rank_count + np.where(sends < 0, 0, pair))
 
 
 def _dense(values: Ints) -> Ints:
@@ -221,26 +255,6 @@ def _split_by_sequence(bucket: Ints, channel: Ints, operations: pl.DataFrame, p2
     sequence = to_int64(number.rank("dense"), 0)
     by_number = int(bucket.max(initial=0)) + 1 + channel * (int(sequence.max(initial=0)) + 1) + sequence
     return _dense(np.where(usable, by_number, bucket))
-
-
-def _messages(text: CategoryColumn) -> tuple[Ints, npt.NDArray[np.int8], npt.NDArray[np.int32]]:
-    """Return row, whether it sends and the peer of each message whose other side the file names, row by row."""
-    parts = pl.col("message").str.split_exact(":", 1).struct
-    each = (
-        pl.DataFrame({"message": pl.Series(text.values, dtype=pl.String)})
-        .select(code=pl.int_range(pl.len()), message=pl.col("message").str.split(","))
-        .explode("message", empty_as_null=True, keep_nulls=True)
-        .select(
-            "code", sends=parts.field("field_0") == "send", peer=parts.field("field_1").cast(pl.Int32, strict=False)
-        )
-        .filter(pl.col("peer").is_not_null())
-    )
-    # The messages of text i are rows first[i] to first[i + 1] of *each*; repeat them for every operation with the text.
-    first = np.searchsorted(each["code"].to_numpy(), np.arange(len(text.values) + 1))
-    rows = np.flatnonzero(text.present)
-    carried = np.diff(first)[text.codes[rows]]
-    message = np.repeat(first[text.codes[rows]] - np.cumsum(carried) + carried, carried) + np.arange(carried.sum())
-    return np.repeat(rows, carried), each["sends"].to_numpy().astype(np.int8)[message], each["peer"].to_numpy()[message]
 
 
 class _Sequences(msgspec.Struct, frozen=True, eq=False):

@@ -8,10 +8,11 @@ from tracekit._util.arrays import Ints
 from tracekit._util.categories import CategoryColumn
 from tracekit._util.columns import with_nulls
 from tracekit._util.machine import give_back_memory
-from tracekit.classify.collectives import find_shared_labels, point_to_point_messages
+from tracekit.classify.collectives import find_shared_labels
 from tracekit.classify.evidence import Evidence, gather_evidence
 from tracekit.classify.host_ranges import launching_op_columns
 from tracekit.classify.lost_kernels import find_lost_kernels
+from tracekit.classify.messages import point_to_point_messages
 from tracekit.classify.microbatch import find_places
 from tracekit.classify.modules import find_modules
 from tracekit.classify.row_order import FirstEvidence

@@ -1,4 +1,4 @@
-"""Communication kernels: library, call, process group and its purpose, peer, and messages of point-to-point kernels.
+"""Communication kernels: library, call, process group and its purpose, and peer.
 
 Most groups have no description. A group on which hooks of parameters sum gradients is data parallel, and so is
 everything else that runs on it. A kernel whose launch the file lost belongs to the one group that its stream serves.
@@ -8,17 +8,15 @@ import re
 from typing import NamedTuple
 
 import numpy as np
-import polars as pl
 
 from tracekit._util.arrays import AnyInts, Bools, Ints, group_rows, take_or_missing
 from tracekit._util.categories import CategoryColumn
 from tracekit._util.columns import to_int64
 from tracekit.classify.autograd import Autograd
 from tracekit.classify.host_ranges import GpuEvents, Launches, Ranges
+from tracekit.classify.messages import P2P_CALLS, list_ranks
 from tracekit.classify.names import CALLS, CALLS_OF_KERNELS, KERNELS, LIBRARIES, OPERATORS, RANGES
 from tracekit.classify.row_order import agreed_values, codes_in, mask_of_rows
-
-_P2P_CALLS = ("send", "recv", "isend", "irecv")
 
 MAX_FLAG_BYTES = 4096
 """Bytes up to which communication or a copy may carry a flag, a norm, a count or a name, which proves no purpose."""
@@ -147,7 +145,7 @@ def _calls_of_kernels(ranges: Ranges, launches: Launches, calls: Ints, library: 
     since = np.where(is_first_of_thread, thread_begin, np.maximum(np.append(-1, until[:-1]) + 1, thread_begin))
     is_inside = has_calls & (ranges.end(calls[until]) > launch)
     # Two kernels may run one batch of messages. Kernels of other libraries run only the call that contains them.
-    is_p2p = ranges.collective(calls[until]).any_of(*_P2P_CALLS)
+    is_p2p = ranges.collective(calls[until]).any_of(*P2P_CALLS)
     runs_batches = library.any_of("nccl", "mscclpp")[rows]
     has_calls &= is_inside | (runs_batches & ((since <= until) | is_p2p))
     since = np.where(is_inside, until, np.minimum(since, until))
@@ -162,7 +160,7 @@ def _call_names(
     own = _normalize_calls(gpu.text("collective"))
     recorded = _normalize_calls(ranges.collective(calls).fill(ranges.name.take(calls)))
     last_call = recorded.take(last)
-    is_mixed = last_call.any_of(*_P2P_CALLS) & _differs(recorded.codes, first, last)
+    is_mixed = last_call.any_of(*P2P_CALLS) & _differs(recorded.codes, first, last)
     batch = CategoryColumn.choose(len(gpu), [("coalesced", is_mixed)])
     call = own.fill(batch).fill(last_call)
     rows = np.flatnonzero(communicates & ~call.present)
@@ -188,7 +186,7 @@ def _peers_in_annotations(launches: Launches, group_ranks: CategoryColumn) -> In
     are known, the global rank is returned.
     """
     peer = launches.annotation_name.extract(r"^nccl:(?:send|recv) \d+(?:->|<-)(\d+)$").numbers()
-    members = [[int(rank) for rank in re.findall(r"\d+", ranks)] for ranks in group_ranks.values]
+    members = [list_ranks(ranks) for ranks in group_ranks.values]
     size = max(map(len, members), default=0)
     if not size or not (peer >= 0).any():
         return peer
@@ -206,42 +204,6 @@ def _differs(values: AnyInts, first: Ints, last: Ints) -> Bools:
     return differs
 
 
-def point_to_point_messages(gpu: GpuEvents, ranges: Ranges, launches: Launches) -> CategoryColumn:
-    """Return the messages of every point-to-point kernel in the order they were issued: ``send:2,recv:0``.
-
-    A batch of messages runs as one ``SendRecv`` kernel without a peer of its own. The sends and receives that its
-    thread recorded since its last such kernel (``record_param_comms`` in PyTorch traces, NCCL's ranges in Nsight's)
-    tell the direction and the peer. A peer that the file does not name is ``?``.
-
-    >>> from tracekit.classify.host_ranges import read_ranges
-    >>> from tracekit.schema import EVENTS, conform
-    >>> rows = [
-    ...     {"id": 0, "kind": "cpu_op", "tid": 1, "start_ns": 1, "end_ns": 2, "collective": "send", "peer": 2},
-    ...     {"id": 1, "kind": "cpu_op", "tid": 1, "start_ns": 3, "end_ns": 4, "collective": "recv", "peer": 0},
-    ...     {"id": 2, "kind": "runtime", "name": "launch", "tid": 1, "start_ns": 5, "end_ns": 6, "correlation": 7},
-    ...     {"id": 3, "kind": "kernel", "name": "ncclDevKernel_SendRecv", "start_ns": 8, "end_ns": 9, "correlation": 7},
-    ... ]
-    >>> point_to_point_messages(*read_ranges(conform(pl.DataFrame(rows), EVENTS))).strings()
-    ['send:2,recv:0']
-    """
-    own = gpu.text("collective")
-    may_be_p2p = ~own.present | own.any_of(*_P2P_CALLS, "coalesced")
-    is_p2p = gpu.is_kernel & may_be_p2p & gpu.names.matches(KERNELS["message"])
-    ops = ranges.collective_rows(*_P2P_CALLS)
-    ops = ops[np.lexsort((ranges.rows[ops], ranges.start(ops)))]
-    kernels = launches.ordered(is_p2p & launches.has_call & (launches.tid >= 0))
-    # The first of the kernels that the thread of each message launched after the message was issued.
-    launched = pl.DataFrame({"kernel": kernels, "tid": launches.tid[kernels], "launch_ns": launches.start_ns[kernels]})
-    issued = ranges.source.frame.select("collective", "peer", "tid", "start_ns")[ranges.rows[ops]]
-    issued = issued.with_columns(pl.col("tid").cast(pl.Int64)).join_asof(
-        launched, left_on="start_ns", right_on="launch_ns", by="tid", strategy="forward", check_sortedness=False
-    )
-    call, peer = pl.col("collective").cast(pl.String), pl.col("peer").cast(pl.String)
-    message = pl.format("{}:{}", call.str.strip_prefix("i"), peer.fill_null("?"))
-    joined = issued.drop_nulls("kernel").group_by("kernel", maintain_order=True).agg(message.str.join(",").alias("p2p"))
-    return CategoryColumn.from_series(joined["p2p"]).spread(joined["kernel"].to_numpy(), len(gpu))
-
-
 _KINDS = ("dp", "pp", "tp", "cp", "ep")
 _MESSAGE_CALLS = ("send", "recv", "coalesced")
 _KINDS_WITHOUT_PIPELINE = ("tp", "cp", "ep", "dp")
@@ -256,7 +218,7 @@ _MAX_SUMS_PER_FORWARD_SUM = 4
 
 def group_shapes(group_ranks: CategoryColumn) -> CategoryColumn:
     """Return how the ranks of each group lie: ``all`` ranks, ``contiguous`` or ``strided``; null for a single rank."""
-    members = [[int(rank) for rank in re.findall(r"\d{1,18}", ranks)] for ranks in group_ranks.values]
+    members = [list_ranks(ranks) for ranks in group_ranks.values]
     largest = max(map(len, members), default=0)
 
     def shape(ranks: list[int]) -> str | None:
@@ -397,7 +359,7 @@ def _groups_with_pipeline_peers(comm: Collectives, described: CategoryColumn, by
     kind = described.fill(by_use)
     is_message = comm.call.any_of(*_MESSAGE_CALLS) & ~kind.any_of(*_KINDS_WITHOUT_PIPELINE)
     peers = set(np.unique(comm.peer[is_message & (comm.peer >= 0)]).tolist())
-    members = [frozenset(int(rank) for rank in re.findall(r"\d+", ranks)) for ranks in comm.group_ranks.values]
+    members = [frozenset(list_ranks(ranks)) for ranks in comm.group_ranks.values]
     replicas = {members[code] for code in np.unique(comm.group_ranks.codes[kind.any_of("dp")]) if code >= 0}
 
     def value(group: frozenset[int]) -> str | None:

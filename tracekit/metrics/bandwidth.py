@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 import polars as pl
 
-from tracekit._util.shapes import parse_list
+from tracekit.classify.messages import parse_group_ranks
 from tracekit.documents.analysis import Bandwidth, Copy
 from tracekit.documents.coding import table_schema
 from tracekit.intervals import EMPTY, Intervals
@@ -64,13 +64,15 @@ def bandwidth(members: pl.DataFrame, *, node: int | None = None) -> pl.DataFrame
 
     """
     sized = members.filter(pl.col("bytes").is_not_null().all().over("match") & (pl.col("transfer_ns") > 0))
-    listed_ranks = pl.col("group_ranks").cast(pl.String).str.count_matches(",") + 1
+    groups = parse_group_ranks(sized["group_ranks"])
+    listed_ranks = groups.filter("all_listed").select("group_ranks", listed=pl.col("members").list.len())
     operations = (
-        sized.with_columns(where=_locate(sized, node))
+        sized.with_columns(pl.col("group_ranks").cast(pl.String), where=_locate(sized, groups, node))
+        .join(listed_ranks, on="group_ranks", how="left", maintain_order="left")
         .group_by("match")
         .agg(
             pl.col("label", "what", "group", "where").first(),
-            ranks=pl.coalesce(listed_ranks.max(), pl.len()).cast(pl.Int64),
+            ranks=pl.coalesce(pl.col("listed").max(), pl.len()).cast(pl.Int64),
             bytes=pl.col("bytes").max(),  # of an uneven exchange the largest amount takes the time
             transfer_ns=pl.col("transfer_ns").first(),
             wait_ns=pl.col("wait_ns").sum(),
@@ -95,21 +97,23 @@ def bandwidth(members: pl.DataFrame, *, node: int | None = None) -> pl.DataFrame
     return conform(rated, BANDWIDTH)
 
 
-def _locate(members: pl.DataFrame, node: int | None) -> pl.Series:
+def _locate(members: pl.DataFrame, groups: pl.DataFrame, node: int | None) -> pl.Series:
     """Return for every member whether its operation stays in a node: by the group's ranks, for a message by both ends.
 
-    Members are ranks with a trace. That these share a node proves nothing for a group whose ranks are not listed.
+    *groups* lists the ranks of the groups (``GROUP_MEMBERS``). Members are ranks with a trace. That these share a node
+    proves nothing for a group whose ranks are not listed.
     """
     if node is None:
         return pl.repeat(None, len(members), dtype=pl.String, eager=True)
-    group_ranks = members["group_ranks"].cast(pl.String)
-    nodes_of_group = {text: _count_nodes(text, node) for text in group_ranks.unique().drop_nulls().to_list()}
-    table = members.select(
+    node_count = pl.col("members").list.eval(pl.element() // node).list.n_unique()
+    nodes_of_group = groups.filter("all_listed").select("group_ranks", group_nodes=node_count.cast(pl.Int64))
+    members = members.with_columns(pl.col("group_ranks").cast(pl.String))
+    table = members.join(nodes_of_group, on="group_ranks", how="left", maintain_order="left").select(
         "match",
+        "group_nodes",
         is_message=pl.col("what") == "p2p",
         own_node=pl.col("rank").cast(pl.Int64) // node,
         peer_node=pl.col("peer").cast(pl.Int64) // node,
-        group_nodes=group_ranks.replace_strict(nodes_of_group, default=None, return_dtype=pl.Int64),
     )
     is_message = pl.col("is_message")
     members_across = pl.col("own_node").n_unique().over("match") > 1
@@ -118,14 +122,6 @@ def _locate(members: pl.DataFrame, node: int | None) -> pl.Series:
     is_across = members_across | group_across | message_across.fill_null(value=False)
     stays = is_message | (pl.col("group_nodes") == 1)
     return table.select(pl.when(is_across).then(pl.lit(ACROSS_NODES)).when(stays).then(pl.lit(IN_NODE))).to_series()
-
-
-def _count_nodes(group_ranks: str, node: int) -> int | None:
-    """Return the number of nodes of a group; None if its ranks are not listed."""
-    ranks = parse_list(group_ranks)
-    if not ranks or not all(type(rank) is int and rank >= 0 for rank in ranks):
-        return None
-    return len({rank // node for rank in ranks})
 
 
 def _bus_factor(what: str | None, ranks: int) -> float | None:

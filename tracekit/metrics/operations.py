@@ -1,15 +1,14 @@
 """Communication operations of one rank: kind, peers, times, and how much of each compute hides."""
 
-import re
-
 import numpy as np
 import polars as pl
 
 from tracekit._util.arrays import Bools, Ints
 from tracekit._util.categories import CategoryColumn
 from tracekit._util.columns import present, with_nulls
+from tracekit.classify.messages import P2P_CALLS, parse_group_ranks, parse_messages
 from tracekit.metrics.label_intervals import Lanes, has_label
-from tracekit.schema import COMMUNICATION_LABELS, conform
+from tracekit.schema import COMMUNICATION_LABELS, MESSAGE_LIST, conform
 
 OPERATIONS = pl.Schema(
     {
@@ -21,7 +20,7 @@ OPERATIONS = pl.Schema(
         "what": pl.String(),  # the collective: "all_to_allv", "broadcast", … or "p2p"
         "group": pl.Categorical(),
         "group_ranks": pl.Categorical(),  # "[0,1,2,3]"; categorical, since the list is long and on every row
-        "p2p": pl.String(),  # messages of the operation: "send:2,recv:0"
+        "messages": MESSAGE_LIST,  # of a point-to-point operation, where known
         "order_ns": pl.Int64(),  # launch, or start where the launch is unknown
         "start_ns": pl.Int64(),
         "end_ns": pl.Int64(),
@@ -37,7 +36,6 @@ _COLLECTIVE_IN_KERNEL_NAME = (
     r"(?i)(allreduce|allgather|reducescatter|broadcast|alltoall|sendrecv|reduce|dispatch|combine|gather|scatter)"
 )
 _PLAIN_KERNEL_NAME = r"^([^(<]{1,80})"
-_SINGLE_MESSAGES = ("send", "recv", "isend", "irecv")
 
 
 def operations(labelled: pl.DataFrame, lanes: Lanes, *, part: str | None = None) -> pl.DataFrame:
@@ -53,23 +51,29 @@ def operations(labelled: pl.DataFrame, lanes: Lanes, *, part: str | None = None)
     ...         {"rank": 1, "label": "pp_comm", "name": "ncclDevKernel_SendRecv", "p2p": "send:2",
     ...          "start_ns": 4, "end_ns": 8}]
     >>> events = conform(pl.DataFrame(rows), LABELLED)
-    >>> operations(events, Lanes.of(events)).select("what", "p2p", "hidden_ns").rows()
-    [('p2p', 'send:2', 2)]
+    >>> operations(events, Lanes.of(events)).select("what", "messages", "hidden_ns").rows()
+    [('p2p', [{'send': True, 'peer': 2}], 2)]
 
     """
     rows = np.flatnonzero(has_label(lanes.code, COMMUNICATION_LABELS))
     if not len(rows):
         return OPERATIONS.to_frame()
-    needed = (*OPERATIONS, "collective", "name", "peer", "launch_ns")
+    needed = (*OPERATIONS, "p2p", "collective", "name", "peer", "launch_ns")
     # Select rows first: casting text is slow, and communication is a small share of all events.
-    comm = labelled.select(name for name in needed if name in labelled.columns)[rows].with_columns(
-        pl.col("collective", "p2p", "name").cast(pl.String),
+    comm = labelled.select(name for name in needed if name in labelled.columns)[rows]
+    comm = comm.with_columns(
+        pl.col("collective", "name").cast(pl.String),
+        parse_messages(comm["p2p"]),
         part=pl.col(part).cast(pl.Int64) if part is not None else pl.lit(0, pl.Int64),
     )
-    collective, peer = pl.col("collective"), pl.col("peer")
-    is_single, is_batch = collective.is_in(_SINGLE_MESSAGES), collective == "coalesced"
-    single = pl.format("{}:{}", collective.str.strip_prefix("i"), peer)
-    exchange = pl.format("send:{},recv:{}", peer, peer)  # a batch with one peer is an exchange
+    collective = pl.col("collective")
+    is_single = collective.is_in(P2P_CALLS)
+    is_batch = collective == "coalesced"
+    has_peer = pl.col("peer").is_not_null()
+    sent = pl.struct(send=pl.lit(True), peer="peer")
+    received = pl.struct(send=pl.lit(False), peer="peer")
+    single = pl.when(collective.str.contains("send")).then(sent).otherwise(received)
+    exchange = pl.concat_list(sent, received)  # a batch with one peer is an exchange
     is_message = is_single | is_batch | ((pl.col("label") == "pp_comm") & collective.is_null())
     what = pl.coalesce(
         "collective",
@@ -78,10 +82,15 @@ def operations(labelled: pl.DataFrame, lanes: Lanes, *, part: str | None = None)
     )
     start, end, event_part = (comm[name].to_numpy() for name in ("start_ns", "end_ns", "part"))
     comm = comm.with_columns(
-        p2p=pl.coalesce("p2p", pl.when(is_single).then(single), pl.when(is_batch).then(exchange)),
+        messages=pl.when(pl.col("messages").is_not_null())
+        .then("messages")
+        .when(is_single & has_peer)
+        .then(pl.concat_list(single))
+        .when(is_batch & has_peer)
+        .then(exchange),
         order_ns=pl.coalesce("launch_ns", "start_ns"),
         hidden_ns=pl.Series(lanes.compute.covered_ns(start, end, event_part)),
-    ).with_columns(what=pl.when(pl.col("p2p").is_not_null() | is_message).then(pl.lit("p2p")).otherwise(what))
+    ).with_columns(what=pl.when(pl.col("messages").is_not_null() | is_message).then(pl.lit("p2p")).otherwise(what))
     return conform(comm.sort("order_ns", "start_ns"), OPERATIONS)
 
 
@@ -120,7 +129,8 @@ def add_waits(operations: pl.DataFrame, members: pl.DataFrame, *, all_recorded: 
     >>> from tracekit.align.waits import with_waits
     >>> from tracekit.metrics.operations import OPERATIONS
     >>> from tracekit.schema import conform
-    >>> ops = conform(pl.DataFrame({"rank": [0, 1], "what": "p2p", "p2p": ["send:1", "recv:0"], "step": 2,
+    >>> messages = [[{"send": True, "peer": 1}], [{"send": False, "peer": 0}]]
+    >>> ops = conform(pl.DataFrame({"rank": [0, 1], "what": "p2p", "messages": messages, "step": 2,
     ...     "order_ns": [0, 3], "start_ns": [6, 1], "end_ns": [9, 9], "label": "pp_comm"}), OPERATIONS)
     >>> members = match(ops).members
     >>> waited = add_waits(ops, with_waits(members, align(members, [0, 1])))
@@ -146,7 +156,8 @@ def add_waits(operations: pl.DataFrame, members: pl.DataFrame, *, all_recorded: 
     members_recorded[member >= 0] = np.bincount(match)[match[member[member >= 0]]]
     is_collective = ~CategoryColumn.from_series(operations["what"]).any_of("p2p")
     lacks_member = np.where(group_size > 0, members_recorded < group_size, not all_recorded)
-    lacks_message = _count_messages(operations["p2p"]) > np.bincount(row, minlength=len(operations))
+    message_count = operations["messages"].list.len().fill_null(0).to_numpy()
+    lacks_message = message_count > np.bincount(row, minlength=len(operations))
     waits_for_nobody = pl.Series(is_collective & (group_size == 1))
     waited = operations.with_columns(*own, pl.Series("open", np.where(is_collective, lacks_member, lacks_message)))
     waited = waited.with_columns(
@@ -159,17 +170,11 @@ def add_waits(operations: pl.DataFrame, members: pl.DataFrame, *, all_recorded: 
 
 
 def _group_sizes(group_ranks: pl.Series) -> Ints:
-    """Return the number of ranks in each operation's group ("[0,1,2,3]"); 0 if the file does not list them all."""
-    text = CategoryColumn.from_series(group_ranks)
-    is_list = (re.fullmatch(r"\[\d+(,\d+)*\]", value.replace(" ", "")) for value in text.values)
-    sizes = [value.count(",") + 1 if listed else 0 for value, listed in zip(text.values, is_list, strict=True)]
-    return text.look_up(np.array([*sizes, 0]))
-
-
-def _count_messages(p2p: pl.Series) -> Ints:
-    """Return the number of messages of each operation ("send:2,recv:0" has two)."""
-    text = CategoryColumn.from_series(p2p)
-    return text.look_up(np.array([*(value.count(":") for value in text.values), 0]))
+    """Return the number of ranks in each operation's group; 0 if the file does not list them all."""
+    groups = parse_group_ranks(group_ranks)
+    size = pl.when("all_listed").then(pl.col("members").list.len()).otherwise(0)
+    sizes = groups.select(size.cast(pl.Int64)).to_series().to_numpy()
+    return CategoryColumn.from_series(group_ranks).look_up(np.append(sizes, 0))
 
 
 def may_be_message(operations: pl.DataFrame) -> Bools:

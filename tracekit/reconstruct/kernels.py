@@ -97,7 +97,7 @@ class Kernels:
         self.is_wgrad: Bools = rows["code"].to_numpy() == LABELS.index("wgrad")
         self.number = to_int64(rows["number"])
         self.name: npt.NDArray[np.uint32] = rows["name"].to_physical().to_numpy()  # code of the kernel's name
-        self.p2p = CategoryColumn.from_series(rows["p2p"])
+        self.p2p = rows["p2p"]
         self.named_op = CategoryColumn.from_series(rows["named_op"])
         self.stage, self.microbatch = to_int64(rows["stage"]), to_int64(rows["microbatch"])
 

@@ -6,6 +6,7 @@ import numpy as np
 import polars as pl
 
 from tracekit._util.arrays import Ints
+from tracekit.classify.messages import parse_messages
 from tracekit.intervals import Intervals
 from tracekit.reconstruct.kernels import AUTOGRAD, FORWARD, LOOSE_WGRAD, MESSAGE
 from tracekit.schema import conform
@@ -33,22 +34,21 @@ def read_messages(rows: pl.DataFrame, chunks: pl.DataFrame) -> pl.DataFrame:
     """Return the messages (``MESSAGES``) of a rank.
 
     Args:
-        rows: GPU events of the rank, as ``prepare`` returns them. ``p2p`` lists the messages of a kernel, separated by
-            commas, such as ``send:2`` or ``recv:?`` for an unknown peer.
+        rows: GPU events of the rank, as ``prepare`` returns them.
         chunks: Forwards and backwards of the rank (``CHUNKS``).
 
     """
     compute_streams = rows.filter(pl.col("category").is_in((FORWARD, AUTOGRAD, LOOSE_WGRAD)))["stream"].unique()
-    word = pl.col("word")
+    kernels = rows.filter(pl.col("category") == MESSAGE)
+    message = pl.col("messages").struct
     table = (
-        rows.filter(pl.col("category") == MESSAGE)
-        .with_columns(word=pl.col("p2p").cast(pl.String).str.split(","))
-        .explode("word")
+        kernels.with_columns(parse_messages(kernels["p2p"]))
+        .explode("messages")
         .select(
             *("step", "start_ns", "end_ns", "group", "stream", "bytes"),
             kernel="id",
-            send=word.str.contains(r"^send(:|$)"),
-            peer=word.str.extract(r"^[^:]*:([0-9]{1,9})$").cast(pl.Int32),
+            send=message.field("send"),
+            peer=message.field("peer"),
             launch_ns="host_ns",
             inline=pl.col("stream").is_in(compute_streams.implode()),
         )

@@ -13,6 +13,7 @@ from functools import cached_property
 import numpy as np
 import polars as pl
 
+from tracekit.classify.messages import parse_group_ranks
 from tracekit.errors import Notice
 from tracekit.intervals import EMPTY, Intervals
 from tracekit.reconstruct.chunk_table import cut_chunks, measure_chunks
@@ -172,11 +173,12 @@ def _stall_table(stalls: Mapping[str, Intervals]) -> pl.DataFrame:
 def _process_groups(source: Source, messages: pl.DataFrame) -> tuple[ProcessGroup, ...]:
     """Return the process groups the file lists, and those whose ranks only messages name."""
     listed = {group.name for group in source.groups if group.ranks}
+    members = parse_group_ranks(messages["group_ranks"]).filter("all_listed")
     groups = messages.select(pl.col("group", "group_desc", "group_ranks").cast(pl.String))
-    groups = groups.filter(pl.col("group_ranks").str.contains(r"^\[\d+(,\d+)*\]$")).unique("group", maintain_order=True)
+    groups = groups.join(members, on="group_ranks", maintain_order="left").unique("group", maintain_order=True)
     more = [
-        ProcessGroup(name, description, tuple(map(int, ranks[1:-1].split(","))))
-        for name, description, ranks in groups.rows()
+        ProcessGroup(name, description, tuple(ranks))
+        for name, description, ranks in groups.select("group", "group_desc", "members").rows()
         if name not in listed
     ]
     return (*source.groups, *more)

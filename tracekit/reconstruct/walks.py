@@ -7,9 +7,11 @@ from collections import Counter
 from itertools import accumulate
 
 import numpy as np
+import polars as pl
 
 from tracekit._loops import autograd_walks
 from tracekit._util.arrays import Bools, Ints, as_int64, find_sorted, take_or_missing
+from tracekit.classify.messages import parse_messages
 from tracekit.reconstruct.kernels import AUTOGRAD, FORWARD, LOOSE_WGRAD, MESSAGE, Kernels
 
 _KernelNames = tuple[int, ...]
@@ -112,14 +114,10 @@ def _split_repetitions(walk: Ints, autograd: Ints, kernels: Kernels, is_first_vi
 
 def _messages_received_at_end(kernels: Kernels) -> int:
     """Return the number of messages received by a rank that has only one neighbour; 0 for any other rank."""
-    p2p = kernels.p2p
-    received, peers = 0, set()
-    for code in p2p.codes[kernels.category == MESSAGE].tolist():
-        for word in p2p.values[code].split(","):
-            direction, _, peer = word.partition(":")
-            received += direction == "recv"
-            peers.add(peer)
-    return received if len(peers) == 1 and "?" not in peers else 0
+    messages = parse_messages(kernels.p2p.filter(pl.Series(kernels.category == MESSAGE))).explode().struct
+    if messages.field("peer").n_unique() != 1 or messages.field("peer").has_nulls():
+        return 0
+    return int((~messages.field("send")).sum())
 
 
 def _repeated_half(names: _KernelNames) -> _KernelNames:

@@ -31,6 +31,7 @@ from tracekit.analysis.measure.rank_timeline import RankTimeline
 from tracekit.analysis.measure.tables import RankTables
 from tracekit.analysis.measured import Measured, RankResult, rank_results
 from tracekit.analysis.result import Analysis, Tables
+from tracekit.classify.messages import format_messages
 from tracekit.critical_path.path import CriticalPath, join_cells
 from tracekit.documents.analysis import Bubble, ChangedStep, Phase
 from tracekit.documents.coding import table_schema
@@ -315,7 +316,7 @@ def run_tables(
         "copies": lambda: _of_ranks(ranks, "copies").insert_column(1, pl.lit(None, pl.Int64).alias("step")),
         "bubbles": lambda: _bubble_table(results),
         "phases": lambda: _phase_table(results),
-        "operations": lambda: operations.drop("part", "order_ns").cast({pl.Categorical: pl.String}),
+        "operations": lambda: _operations_table(operations),
         "gaps": lambda: _of_ranks(ranks, "gaps").sort("ns", descending=True),
         "timeline": lambda: _of_ranks(ranks, "timeline"),
         "clocks": lambda: communication.clocks.table,
@@ -323,6 +324,13 @@ def run_tables(
         "kernels": kernels,
         "reasons": lambda: run_reasons([rank.reasons for rank in ranks], kernels()),
     }
+
+
+def _operations_table(operations: pl.DataFrame) -> pl.DataFrame:
+    """Return the operations with their messages as text, so that the table can be written to any format."""
+    messages = operations.get_column_index("messages")
+    table = operations.drop("messages").insert_column(messages, format_messages(operations["messages"]))
+    return table.drop("part", "order_ns").cast({pl.Categorical: pl.String})
 
 
 def _of_ranks(ranks: Sequence[RankTables], name: str) -> pl.DataFrame:

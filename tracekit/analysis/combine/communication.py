@@ -32,7 +32,7 @@ from tracekit.reconstruct.parallel_groups import name_peers
 from tracekit.schema import conform
 from tracekit.whatif.event_graph import EventGraph
 
-_TEXT_COLUMNS = ("label", "pass", "what", "group", "group_ranks", "p2p")
+_TEXT_COLUMNS = ("label", "pass", "what", "group", "group_ranks")
 
 
 class Communication(msgspec.Struct, frozen=True, eq=False):
@@ -110,10 +110,7 @@ def with_peers(ranks: Sequence[RankTables], layout: str | None) -> tuple[list[Ra
         messages = messages.join(by_order, on=["rank", "id", "index"], how="left", maintain_order="left").with_columns(
             peer=pl.coalesce("peer", "peer_by_order")
         )
-    # The messages of an operation as one text again: "send:1,recv:?".
-    named = messages.group_by("rank", "id", maintain_order=True).agg(
-        named=pl.format("{}:{}", "direction", pl.col("peer").cast(pl.String).fill_null("?")).str.join(",")
-    )
+    named = messages.group_by("rank", "id", maintain_order=True).agg(named=pl.struct("send", "peer"))
     pipeline_of_rank = {pipeline.rank: pipeline for pipeline in pipelines}
     return [
         _with_named_peers(rank, named, pipeline_of_rank) if rank in nsight_ranks else rank for rank in ranks
@@ -122,27 +119,21 @@ def with_peers(ranks: Sequence[RankTables], layout: str | None) -> tuple[list[Ra
 
 def _with_named_peers(rank: RankTables, named: pl.DataFrame, pipeline_of_rank: dict[int, RankPipeline]) -> RankTables:
     operations = rank.operations.join(named, on=["rank", "id"], how="left", maintain_order="left")
-    operations = operations.with_columns(p2p=pl.coalesce("named", "p2p")).drop("named")
+    operations = operations.with_columns(messages=pl.coalesce("named", "messages")).drop("named")
     return replace(rank, operations=operations, pipeline=pipeline_of_rank.get(rank.source.rank, rank.pipeline))
 
 
 def _split_messages(operations: pl.DataFrame) -> pl.DataFrame:
     """Return one row per message of the operations, in the order they were issued.
 
-    ``p2p`` holds an operation's messages, such as ``send:1,recv:1``; ``index`` counts them within the operation.
+    ``index`` counts them within the operation.
     """
-    words = pl.col("message").str.split(":")
     return (
-        operations.filter((pl.col("what") == "p2p") & pl.col("p2p").is_not_null() & pl.col("id").is_not_null())
-        .select("rank", "id", "group", pl.col("p2p").str.split(",").alias("message"))
-        .explode("message")
-        .with_columns(
-            direction=words.list.get(0),
-            send=words.list.get(0) == "send",
-            peer=words.list.get(1).cast(pl.Int32, strict=False),
-            index=pl.int_range(pl.len()).over("rank", "id"),
-        )
-        .drop("message")
+        operations.filter((pl.col("what") == "p2p") & pl.col("messages").is_not_null() & pl.col("id").is_not_null())
+        .select("rank", "id", "group", "messages")
+        .explode("messages")
+        .unnest("messages")
+        .with_columns(index=pl.int_range(pl.len()).over("rank", "id"))
     )
 
 

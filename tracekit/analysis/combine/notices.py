@@ -1,6 +1,5 @@
 """Notices about a whole run: doubtful clocks, unknown waits, unlabelled work, weak evidence."""
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -11,6 +10,7 @@ from tracekit.against_ideal import ScheduleComparison
 from tracekit.align.clocks import Clocks
 from tracekit.analysis.measure.tables import RankTables
 from tracekit.analysis.measured import Measured, RankResult
+from tracekit.classify.messages import parse_group_ranks
 from tracekit.errors import Notice, NoticeValue
 from tracekit.metrics.operations import has_unknown_wait, has_unseen_messages, may_be_message, may_be_of_pipeline
 from tracekit.store.sources import EARLIEST_DATE_NS
@@ -29,13 +29,18 @@ def without_known_peers(notices: Sequence[Notice], operations: pl.DataFrame) -> 
     """Return the notices; without those about unknown peers if all peers are known by now.
 
     >>> read = [Notice("peers-in-communicator")]
-    >>> without_known_peers(read, pl.DataFrame({"p2p": ["send:1"]}))
+    >>> without_known_peers(read, pl.DataFrame({"messages": [[{"send": True, "peer": 1}]]}))
     []
-    >>> len(without_known_peers(read, pl.DataFrame({"p2p": "?"})))
+    >>> len(without_known_peers(read, pl.DataFrame({"messages": [[{"send": True, "peer": None}]]})))
     1
     """
-    has_unknown = bool(operations["p2p"].cast(pl.String).str.contains("?", literal=True).any())
+    has_unknown = bool(operations.select(_names_no_peer().any()).item())
     return [notice for notice in notices if has_unknown or notice.code != "peers-in-communicator"]
+
+
+def _names_no_peer() -> pl.Expr:
+    """Return the condition that some message of an operation does not name its peer; null without messages."""
+    return pl.col("messages").list.eval(pl.element().struct.field("peer").is_null()).list.any()
 
 
 def without_pipeline_notices(notices: Iterable[Notice]) -> tuple[Notice, ...]:
@@ -72,10 +77,10 @@ def wait_notices(ranks: Sequence[RankTables], operations: pl.DataFrame) -> list[
     ]
     if unseen:
         notices.append(Notice("wait-unknown", ranks=tuple(unseen), values={"case": "no_kernels"}))
-    peers = operations["p2p"].filter(pl.Series(has_unknown_wait(operations))).cast(pl.String)
-    if len(peers):
-        values = _why_wait_unknown(peers, {rank.source.rank for rank in ranks})
-        values |= {"count": len(peers), "total": int(may_be_of_pipeline(operations).sum())}
+    unknown = operations.filter(pl.Series(has_unknown_wait(operations)))
+    if len(unknown):
+        values = _why_wait_unknown(unknown, {rank.source.rank for rank in ranks})
+        values |= {"count": len(unknown), "total": int(may_be_of_pipeline(operations).sum())}
         notices.append(Notice("wait-unknown", values=values))
     return notices
 
@@ -97,19 +102,18 @@ def incomplete_group_notices(operations: pl.DataFrame) -> list[Notice]:
     if collectives.is_empty():
         return []
     labels = sorted(collectives["label"].unique().to_list())
-    listed = collectives["group_ranks"].drop_nulls().unique().to_list()
-    members = {int(number) for text in listed for number in re.findall(r"\d+", text)}
-    missing = sorted(members - set(operations["rank"].unique().to_list()))
+    members = parse_group_ranks(collectives["group_ranks"])["members"].explode().drop_nulls()
+    missing = sorted(set(members.to_list()) - set(operations["rank"].unique().to_list()))
     return [Notice("members-missing", labels=tuple(labels), values={"missing": tuple(missing)})]
 
 
-def _why_wait_unknown(peers: pl.Series, recorded: set[int]) -> dict[str, NoticeValue]:
-    """Return why waits are unknown, from the messages' peers (``send:1``, ``recv:?`` or null)."""
-    if peers.null_count() == len(peers):
+def _why_wait_unknown(unknown: pl.DataFrame, recorded: set[int]) -> dict[str, NoticeValue]:
+    """Return why the waits of operations are *unknown*."""
+    if unknown["messages"].null_count() == len(unknown):
         return {"case": "unnamed"}
-    if peers.str.contains("?", literal=True).fill_null(True).all():
+    if unknown.select(_names_no_peer().fill_null(True).all()).item():
         return {"case": "peers_unnamed"}
-    named = {int(number) for text in peers.drop_nulls().unique() for number in re.findall(r":(\d+)", text)}
+    named = set(unknown["messages"].explode().struct.field("peer").drop_nulls().to_list())
     if named and named <= recorded:
         return {"case": "no_counterpart"}
     return {"case": "peers_missing", "missing": tuple(sorted(named - recorded))}

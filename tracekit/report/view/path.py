@@ -8,6 +8,7 @@ import polars as pl
 
 from tracekit._util.text import bare_ms, counted, join_with_and, ms, percent, ranks_named, shorten_distinct, signed
 from tracekit.analysis import Analysis
+from tracekit.classify.messages import list_ranks
 from tracekit.critical_path.path import CriticalPath
 from tracekit.documents.analysis import ChangedStep
 from tracekit.intervals import union
@@ -111,7 +112,7 @@ def _ranks(analysis: Analysis, path: CriticalPath, blocking_pieces: pl.DataFrame
     is_open = kind != "collective" and len(path.candidates) > 1
     if members is None or is_open or ns < MIN_SHARE_OF_RANKS * int(blocking_pieces["ns"].sum()):
         return ""
-    numbers = sorted(msgspec.json.decode(members, type=list[int]))
+    numbers = sorted(list_ranks(members))
     return "" if numbers == ranks or not numbers else f", mostly on {ranks_named(numbers)}"
 
 

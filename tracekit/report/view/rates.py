@@ -12,6 +12,7 @@ from tracekit._util.text import counted, listing, ms, percent, size, terminal
 from tracekit.analysis import Analysis
 from tracekit.analysis.combine.communication import RunRates, below_peak_ns
 from tracekit.analysis.measure.by import By
+from tracekit.classify.messages import list_ranks
 from tracekit.metrics.peaks import find_gpu, peak_tflop_s
 from tracekit.report.table import Column, Table, make_table
 from tracekit.schema import COMPUTE_LABELS, Source
@@ -349,7 +350,7 @@ def _communication(row: Mapping[str, Any]) -> str:
     """Return the collective, its peer, its group and its size, as far as they are known."""
     members = row["group_ranks"]
     peer = "" if row["peer"] is None or members is None else f"with rank {row['peer']}"
-    ranks = "" if members is None else f"(ranks {members.strip('[]').replace(',', ', ')})"
+    ranks = "" if members is None else f"(ranks {', '.join(map(str, list_ranks(members)))})"
     group = " ".join(filter(None, (row["group_desc"], ranks)))
     bytes_moved = size(row["bytes"]) if row["bytes"] else ""
     return ", ".join(filter(None, (row["collective"], peer, group and f"group {group}", bytes_moved)))
