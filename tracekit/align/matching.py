@@ -20,12 +20,13 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit._util.arrays import Bools, Floats, Ints, group_rows
+from tracekit._util.arrays import Bools, Ints, group_rows
 from tracekit._util.categories import CategoryColumn
 from tracekit._util.columns import present, to_int64
 from tracekit._util.text import counted, ranks_named
 from tracekit.align.clock_bounds import MAX_ACKNOWLEDGE_NS, MEETS, NO_BOUND_NS
 from tracekit.align.clocks import Clocks, align
+from tracekit.align.pairing import NO_END_NS, OperationSequence, pair_with_references
 from tracekit.errors import Notice
 
 MEMBERS = pl.Schema(
@@ -58,26 +59,10 @@ clock; ``align.waits`` replaces the bound by the wait on aligned clocks.
 
 MAX_END_SCATTER_NS = 100_000
 """Scatter of ends up to which operations of unnamed groups are one; a quarter of their own time is allowed as well."""
-MAX_EXTRA_SKIPS = 2
-"""Operations that a sequence may lack beyond the difference of lengths, where the other one lacks as many."""
 MAX_REFERENCES = 8
 """Ranks that a rank's operations are compared with to see which are missing."""
-MAX_SHIFTS = 64
-"""Shifts between two sequences that are weighed operation by operation."""
-SKIP_COST, IMPOSSIBLE_COST = 10.0, 40.0
-"""Costs of leaving an operation unmatched, and of a pair that ends on one rank before it begins on the other. A pair
-costs the logarithm of the misfit of its times; as much as a skip if the sizes differ, and of a collective if the two
-ranks had issued different numbers of other operations before it."""
-MIN_NOISE_TO_INTERVAL = 1e-3
-"""Least misfit that is told from none, in units of the usual time between two operations."""
 MIN_FIT_RATIO = 3.0
 """How many times better an end must agree with another operation's than with its counterpart's to look for holes."""
-MIN_MARGIN = 1.0
-"""Cost beyond the cheapest alignment that every alignment with another partner must have for a pair to be certain: the
-times of the other partner fit nearly three times as badly."""
-ROUNDING = 1e-9
-"""Difference of two sums of the same costs in different order."""
-
 _CHANNEL = ["what", "group", "group_ranks"]
 
 
@@ -374,18 +359,36 @@ def _align_uneven(sides: _Sides, sequences: _Sequences, uneven: Ints, position: 
     for sequence in uneven[np.argsort(-sequences.length[uneven], kind="stable")].tolist():
         own_sides = sequences.rows(sequence)
         rank = int(sides.rank[own_sides[0]])
-        own, *references = (
-            Sequence.of(sides, sequences.rows(some), others, clocks, against=rank)
-            for some in (sequence, *sequences.references(sequence, with_holes))
-        )
-        same_length = len(own.size) == len(references[0].size)
-        if same_length and 2 * np.count_nonzero(own.size != references[0].size) >= len(own.size):
-            own = msgspec.structs.replace(own, size=np.full(len(own.size), -1))  # an exchange of uneven amounts
-        partners = align_sequences(own, references)
+        own = _operation_sequence(sides, own_sides, others, clocks, against=rank)
+        references = [
+            _operation_sequence(sides, sequences.rows(reference), others, clocks, against=rank)
+            for reference in sequences.references(sequence, with_holes)
+        ]
+        has_same_length = len(own) == len(references[0])
+        if has_same_length and 2 * np.count_nonzero(own.size != references[0].size) >= len(own):
+            own = msgspec.structs.replace(own, size=np.full(len(own), -1))  # an exchange of uneven amounts
+        partners = pair_with_references(own, references)
         if not np.array_equal(partners, position[own_sides]):
             with_holes.append(sequence)
         position[own_sides] = partners
     return position
+
+
+def _operation_sequence(sides: _Sides, rows: Ints, others: Ints, clocks: Clocks, *, against: int) -> OperationSequence:
+    """Return the sides *rows* of one rank as a sequence on the common clock, to be paired with one of *against*."""
+    rank = sides.rank[rows[:1]]
+    end = clocks.to_common(int(rank[0]), sides.end[rows])
+    return OperationSequence(
+        start=clocks.to_common(int(rank[0]), sides.start[rows]),
+        end=end,
+        latest_end=np.where(sides.recorded[rows], end, NO_END_NS),
+        size=sides.bytes[rows],
+        others=others[rows],
+        has_own_kernel=sides.messages[rows] == 1,
+        sends=int(sides.sends[rows[0]]),
+        meets=bool(sides.meets[rows[0]]),
+        uncertainty_ns=int(clocks.uncertainty_between(rank, np.array([against]))[0]),
+    )
 
 
 def _count_others(sides: _Sides, sequences: _Sequences, uneven: Ints) -> Ints:
@@ -415,186 +418,6 @@ def _uneven_notices(sides: _Sides, sequences: _Sequences, uneven: Ints, position
         "are missing was found by sizes and times, and operations whose partner is not certain stay unmatched"
     )
     return [Notice("uneven-operations", text)]
-
-
-class Sequence(msgspec.Struct, frozen=True, eq=False):
-    """Operations of one kind on one rank in the order of issue, with their times on the common clock."""
-
-    start: Ints
-    end: Ints
-    size: Ints
-    """Bytes; -1 if unknown."""
-    others: Ints
-    """Number of other operations, matched for certain, that the rank issued before in the step."""
-    alone: Bools
-    """Whether the operation has its kernel for itself."""
-    recorded: Bools
-    """Whether the kernel was recorded, so that its times are known."""
-    sends: int = -1
-    """1 of messages that are sent, 0 of messages that are received, -1 of collectives."""
-    meets: bool = True
-    """Whether the operations end nowhere before all have begun."""
-    uncertainty_ns: int = 0
-    """How far the clock may be off from that of the sequence that is aligned with this one."""
-
-    @classmethod
-    def of(cls, sides: _Sides, some: Ints, others: Ints, clocks: Clocks, *, against: int) -> Sequence:
-        """Return the sequence of *some* sides of one rank, to be aligned with one of the rank *against*."""
-        rank = sides.rank[some[:1]]
-        start, end = (clocks.to_common(int(rank[0]), times[some]) for times in (sides.start, sides.end))
-        uncertainty_ns = int(clocks.uncertainty_between(rank, np.array([against]))[0])
-        sends, meets, alone = int(sides.sends[some[0]]), bool(sides.meets[some[0]]), sides.messages[some] == 1
-        return cls(
-            start, end, sides.bytes[some], others[some], alone, sides.recorded[some], sends, meets, uncertainty_ns
-        )
-
-    def moved(self, offset_ns: int) -> Sequence:
-        """Return the sequence with all times later by *offset_ns*."""
-        return msgspec.structs.replace(self, start=self.start + offset_ns, end=self.end + offset_ns)
-
-    @property
-    def usual_interval_ns(self) -> int:
-        """Median time between two ends."""
-        return max(int(np.median(np.abs(np.diff(self.end)))), 1) if len(self.end) > 1 else 1
-
-
-def align_sequences(own: Sequence, references: list[Sequence]) -> Ints:
-    """Return for each operation its position in the *references*, which are longer; -1 if it has no certain partner.
-
-    The references are the same operations on other ranks, all of them as long as the longest. The cheapest alignment
-    that keeps the order is chosen: operations that are paired have the same size, times that fit, and come after as
-    many other operations.
-
-    >>> ends, same = np.array([10, 30, 40, 70]), np.ones(4, np.int64)
-    >>> def sequence(kept):
-    ...     return Sequence(ends[kept] - 5, ends[kept], same[kept], same[kept], *[same[kept] > 0] * 2)
-    >>> align_sequences(sequence([0, 1, 3]), [sequence([0, 1, 2, 3])]).tolist()
-    [0, 1, 3]
-    """
-    length = len(references[0].end)
-    missing = length - len(own.end)
-    # Shift k pairs operation i with operation i + k of the reference.
-    shifts = np.arange(min(0, missing) - MAX_EXTRA_SKIPS, max(0, missing) + MAX_EXTRA_SKIPS + 1)
-    partner = np.arange(len(own.end))[:, None] + shifts
-    inside = (partner >= 0) & (partner < length)
-    partner = np.clip(partner, 0, length - 1)
-    # As many on both sides are here because each may lack another one.
-    likely = inside & (shifts >= min(0, missing)) & (shifts <= max(0, missing)) if missing else inside
-    cost = _pair_costs(own, references, partner, likely)
-    cost[~inside] = np.inf
-    partners = _certain_partners(cost, shifts, length)
-    if max(reference.uncertainty_ns for reference in references) <= references[0].usual_interval_ns // 2:
-        return partners
-    # The clocks may differ by more than one operation: see whether ends agree better with other offsets.
-    moved = [reference.moved(_likely_offset(own, reference, partner, likely)) for reference in references]
-    cost_if_moved = _pair_costs(own, moved, partner, likely)
-    cost_if_moved[~inside] = np.inf
-    lowest, lowest_if_moved = (np.where(likely, of, np.inf).min(axis=1).sum() for of in (cost, cost_if_moved))
-    return _certain_partners(cost_if_moved, shifts, length) if 2 * lowest_if_moved < lowest else partners
-
-
-def _pair_costs(own: Sequence, references: list[Sequence], partner: Ints, likely: Bools) -> Floats:
-    """Return the cost of pairing each operation with each *partner*: the lowest over the references.
-
-    The cost of times that do not fit grows with the logarithm of the misfit, in units of what is usual: a pair whose
-    ends lie ten times as far apart is as much less likely at any distance.
-    """
-    misfits, impossible = zip(*(_misfit(own, reference, partner) for reference in references), strict=True)
-    misfit_ns = np.min(misfits, axis=0)
-    best_ns = np.where(likely, misfit_ns, np.iinfo(np.int64).max).min(axis=1)
-    noise_ns = max(float(np.median(best_ns)), references[0].usual_interval_ns * MIN_NOISE_TO_INTERVAL)
-    cost: Floats = np.log1p(misfit_ns / noise_ns)
-    size = own.size[:, None]
-    sizes_differ = [(size != r.size[partner]) & (size >= 0) & (r.size[partner] >= 0) for r in references]
-    cost += SKIP_COST * np.all(sizes_differ, axis=0) + IMPOSSIBLE_COST * np.any(impossible, axis=0)
-    if own.sends < 0:  # ranks that share a collective run the same program; the two sides of a message do not
-        cost += SKIP_COST * np.all([own.others[:, None] != r.others[partner] for r in references], axis=0)
-    return cost
-
-
-def _misfit(own: Sequence, other: Sequence, partner: Ints) -> tuple[Ints, Bools]:
-    """Return how badly the times of each pair fit in nanoseconds, and which pairs cannot be one operation.
-
-    The members of a collective end together. A receive ends with its send, or a transfer after both have begun; it
-    cannot end before its send began, nor before a send that had its kernel for itself ended.
-    """
-    start, end = own.start[:, None], own.end[:, None]
-    other_start, other_end = other.start[partner], other.end[partner]
-    are_known = own.recorded[:, None] & other.recorded[partner]
-    apart = np.where(are_known, np.abs(end - other_end), 0)  # what was not recorded may have ended at any time
-    if own.sends < 0:
-        is_before = np.minimum(end, other_end) < np.maximum(start, other_start) - MAX_ACKNOWLEDGE_NS
-        return apart, is_before & are_known & own.meets
-    sent = own if own.sends else other
-    sent_start, sent_end = (start, end) if own.sends else (other_start, other_end)
-    received_end = other_end if own.sends else end
-    alone = sent.alone[:, None] if own.sends else sent.alone[partner]
-    ends_before = alone & (received_end < sent_end - MAX_ACKNOWLEDGE_NS)
-    return apart, (ends_before | (received_end < sent_start)) & are_known
-
-
-def _likely_offset(own: Sequence, other: Sequence, partner: Ints, likely: Bools) -> int:
-    """Return the offset of the clocks for which most ends agree, nearest to 0 if there are several such.
-
-    Operations that follow each other at equal intervals agree with their neighbours nearly as well as with their
-    partners: as long as more than half as many agree there, clocks are not moved further than they must be.
-    """
-    apart = own.end[:, None] - other.end[partner]
-    likely = likely & (np.abs(apart) <= other.uncertainty_ns)
-    of_same_size = likely & (own.size[:, None] == other.size[partner])
-    ordered = np.sort(apart[of_same_size if of_same_size.any() else likely])
-    if not len(ordered):
-        return 0
-    width_ns = other.usual_interval_ns / 4
-    count = np.searchsorted(ordered, ordered + width_ns, side="right") - np.arange(len(ordered))
-    middle = ordered[np.arange(len(ordered)) + count // 2]
-    many = np.flatnonzero(count * 2 > count.max())
-    return int(middle[many[np.argmin(np.abs(middle[many]))]])
-
-
-def _certain_partners(cost: Floats, shifts: Ints, other_length: int) -> Ints:
-    """Return the partner of each operation in the cheapest alignment that keeps the order; -1: none.
-
-    An operation that has another partner in an alignment that costs little more has none either. Two operations that
-    were issued in another order than their partners may each have theirs in an alignment that leaves the other one out.
-
-    Args:
-        cost: Cost of pairing operation i with operation i + shifts[k] of the other sequence; infinite outside of it.
-        shifts: Consecutive shifts.
-        other_length: Number of operations of the other sequence.
-
-    """
-    if len(shifts) > MAX_SHIFTS:  # a rank that began late or ended early: all its operations have one shift
-        k = int(np.argmin(np.minimum(cost, SKIP_COST).sum(axis=0)))
-        return np.where(np.isfinite(cost[:, k]), np.arange(len(cost)) + shifts[k], -1)
-    rest = other_length - len(cost) - shifts  # of the other sequence, behind the partner of the last operation
-    before = _least_costs(cost, shifts)
-    # From behind, operation i of n is operation n - 1 - i, and what is left after a pair is what came before it.
-    after = _least_costs(cost[::-1, ::-1], rest[::-1])[::-1, ::-1]
-    least = np.where(rest >= 0, before[-1] + SKIP_COST * rest, np.inf).min()
-    in_order = cost[:, shifts == 0].sum() if len(cost) == other_length else np.inf
-    if in_order <= least + MIN_MARGIN:  # as many on both sides, and nothing speaks for a hole on either
-        return np.arange(len(cost))
-    with_pair = before[:-1] + cost + after[1:]  # least cost of all alignments that contain the pair
-    k = with_pair.argmin(axis=1)
-    lowest, second = np.partition(with_pair, 1, axis=1)[:, :2].T
-    is_certain = (lowest <= least + ROUNDING) & (second >= least + MIN_MARGIN)
-    partner = np.arange(len(cost)) + shifts[k]
-    _, number, claims = np.unique(np.where(is_certain, partner, -1), return_inverse=True, return_counts=True)
-    return np.where(is_certain & (claims[number] == 1), partner, -1)
-
-
-def _least_costs(cost: Floats, shifts: Ints) -> Floats:
-    """Return in [i, k] the lowest cost of aligning what comes before i and before i + shifts[k] of the other."""
-    index = np.arange(len(shifts))
-    # Before the first operation, a shift of k means that k operations of the other sequence were skipped.
-    least = [np.where(shifts >= 0, SKIP_COST * shifts, np.inf)]
-    for of_operation in cost:
-        skip = np.append(least[-1][1:] + SKIP_COST, np.inf)  # it is skipped: the same next one is a shift lower
-        cheaper = np.minimum(least[-1] + of_operation, skip)
-        # Skipping operations of the other sequence raises the shift: a running minimum finds from where.
-        least.append(np.minimum.accumulate(cheaper - SKIP_COST * index) + SKIP_COST * index)
-    return np.array(least)
 
 
 def _drop_disagreeing(sides: _Sides, position: Ints, placed: Ints, what: pl.Series) -> tuple[Ints, list[Notice]]:

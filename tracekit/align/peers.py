@@ -19,8 +19,8 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from tracekit._util.arrays import Bools, Floats, Ints
-from tracekit.align.clock_bounds import MAX_ACKNOWLEDGE_NS
+from tracekit._util.arrays import Bools, Ints
+from tracekit.align.pairing import NO_END_NS, OperationSequence, choose_sources
 
 MESSAGES = pl.Schema(
     {
@@ -45,12 +45,6 @@ MIN_MET_SHARE = 0.5
 
 A message may lie in a buffer until it is received, so its send may end before the receive begins.
 """
-EARLY_WEIGHT = 4.0
-"""Weight of the time by which a receive ends before its send does, if that has its kernel for itself."""
-IMPOSSIBLE_COST = 1e15
-"""Cost of a receive that ends before its send began."""
-NO_END_NS = 2**62
-"""Latest end of a message that was not recorded, where nothing bounds it."""
 MAX_EARLY_SHARE = 0.05
 """Share of messages that may seem to arrive before they were sent, as clocks differ a little."""
 MAX_MISSING_SHARE = 0.05
@@ -210,6 +204,19 @@ class _MessageArrays(msgspec.Struct, frozen=True, eq=False):
         rows = self.rows.get((rank, sends), np.zeros(0, np.int64))
         return rows if step is None else rows[self.step[rows] == step]
 
+    def sequence(self, rows: Ints, *, sends: bool) -> OperationSequence:
+        """Return sends or receives as a sequence to be paired; nothing is known about their sizes."""
+        unknown = np.full(len(rows), -1)
+        return OperationSequence(
+            start=self.start[rows],
+            end=self.end[rows],
+            latest_end=self.latest_end[rows],
+            size=unknown,
+            others=unknown,
+            has_own_kernel=self.has_own_kernel[rows],
+            sends=int(sends),
+        )
+
 
 def _assign_peers_along(messages: _MessageArrays, pipelines: Sequence[Sequence[int]], peer: Ints) -> float | None:
     """Write each message's *peer* if these are the pipelines, and return the share of messages that then meet.
@@ -261,7 +268,7 @@ def _assign_receive_peers(
     chosen = _match_by_stream(messages, rank, receives, sources, peer)
     # Streams that give a neighbour more or fewer receives than it sent tell nothing: then times decide.
     if chosen is None or (not missing and np.bincount(chosen, minlength=len(queues)).tolist() != [*map(len, queues)]):
-        chosen = _merge(messages, receives, queues)
+        chosen = _choose_by_times(messages, receives, queues)
     peer[receives] = np.array([*sources, -1])[chosen]  # -1, where the queue is not certain, takes the -1 at the end
     return missing, *_meetings(messages, receives, queues, chosen)
 
@@ -282,88 +289,12 @@ def _match_by_stream(
     return None if None in source_of else np.array([sources.index(source) for source in source_of], np.int64)  # type: ignore[arg-type]
 
 
-def _merge(messages: _MessageArrays, receives: Ints, queues: list[Ints]) -> Ints:
-    """Return, for each receive in turn, which queue of sends it takes from, so that all fit as well as can be.
-
-    -1 where messages are missing and it may take from either, or from none.
-    """
-    if len(queues) == 1 or not len(queues[1]):
+def _choose_by_times(messages: _MessageArrays, receives: Ints, queues: list[Ints]) -> Ints:
+    """Return the index of each receive's queue as times tell it; -1 where another one fits nearly as well."""
+    if len(queues) == 1:
         return np.zeros(len(receives), np.int64)
-    first, second = queues
-    sends_left = len(first) + len(second) - len(receives)
-    before = _least_misfits(messages, receives, first, second)
-    if sends_left:
-        return _certain_sources(messages, receives, (first, second), before)
-    # Go back from the end along the cheapest way: the receive behind i others takes from the first queue or the second.
-    chosen, j = np.zeros(len(receives), np.int64), len(first)
-    for i in range(len(receives) - 1, -1, -1):
-        k = i - j  # taken of the second queue before this receive, if it takes from the second
-        takes_first = j > 0 and (
-            k < 0
-            or before[i, 0, j - 1] + _misfit(messages, receives[i], first[j - 1])
-            <= before[i, 0, j] + _misfit(messages, receives[i], second[k])
-        )
-        chosen[i], j = (0, j - 1) if takes_first else (1, j)
-    return chosen
-
-
-def _least_misfits(messages: _MessageArrays, receives: Ints, first: Ints, second: Ints) -> Floats:
-    """Return in [i, s, j] the least misfit of i receives, j sends of the first queue and i + shift - j of the second.
-
-    The shifts, of index s, are the sends without a receive less the receives without a send, from 0 to what is left
-    over in the end. Only the side that has too many is left out of pairs.
-    """
-    sends_left = len(first) + len(second) - len(receives)
-    shifts = np.arange(min(sends_left, 0), max(sends_left, 0) + 1)
-    j = np.arange(len(first) + 1)
-    least = np.full((len(receives) + 1, len(shifts), len(first) + 1), np.inf)
-    least[0, shifts == 0, 0] = 0.0
-    for i in range(len(receives) + 1):
-        k = i + shifts[:, None] - j
-        least[i][(k < 0) | (k > len(second))] = np.inf
-        for s in range(1, len(shifts)) if sends_left > 0 else ():  # a send of either queue is left out
-            least[i, s] = np.minimum(least[i, s], least[i, s - 1])
-            least[i, s, 1:] = np.minimum(least[i, s, 1:], least[i, s - 1, :-1])
-            least[i, s][(k[s] < 0) | (k[s] > len(second))] = np.inf
-        if i == len(receives):
-            break
-        least[i + 1, :, 1:] = least[i, :, :-1] + _misfit(messages, receives[i], first)
-        of_second = _misfit(messages, receives[i], second[np.clip(k, 0, len(second) - 1)])
-        least[i + 1] = np.minimum(least[i + 1], least[i] + of_second)
-        if sends_left < 0:  # the receive is left out
-            least[i + 1, :-1] = np.minimum(least[i + 1, :-1], least[i, 1:])
-    return least
-
-
-def _certain_sources(messages: _MessageArrays, receives: Ints, queues: tuple[Ints, Ints], before: Floats) -> Ints:
-    """Return the queue of each receive; -1 if it has none, or if another way for it is little worse."""
-    first, second = queues
-    sends_left = len(first) + len(second) - len(receives)
-    shifts = np.arange(min(sends_left, 0), max(sends_left, 0) + 1)
-    # From behind, what is left after a receive is what came before it.
-    after = _least_misfits(messages, receives[::-1], first[::-1], second[::-1])[::-1, ::-1, ::-1]
-    ways = np.full((3, len(receives)), np.inf)
-    for i, receive in enumerate(receives):
-        ways[0, i] = (before[i, :, :-1] + _misfit(messages, receive, first) + after[i + 1, :, 1:]).min(initial=np.inf)
-        k = np.clip(i + shifts[:, None] - np.arange(len(first) + 1), 0, len(second) - 1)
-        ways[1, i] = (before[i] + _misfit(messages, receive, second[k]) + after[i + 1]).min()
-        if sends_left < 0:
-            ways[2, i] = (before[i, 1:] + after[i + 1, :-1]).min()
-    chosen = ways.argmin(axis=0)
-    lowest, next_lowest = np.partition(ways, 1, axis=0)[:2]
-    return np.where((chosen < 2) & (next_lowest - lowest > MAX_ACKNOWLEDGE_NS), chosen, -1)
-
-
-def _misfit(messages: _MessageArrays, receives: Ints, sent: Ints) -> Floats:
-    """Return how badly each receive fits each send: it ends soon after both are there, never before its message was.
-
-    One that was not recorded ended when it fits best, within its bounds.
-    """
-    late = np.maximum(0, messages.end[receives] - np.maximum(messages.latest_end[sent], messages.start[receives]))
-    early = np.maximum(0, messages.end[sent] - messages.latest_end[receives])
-    early = np.where(messages.has_own_kernel[sent], EARLY_WEIGHT, 1.0) * early
-    misfit: Floats = late + early + np.where(messages.latest_end[receives] < messages.start[sent], IMPOSSIBLE_COST, 0.0)
-    return misfit
+    first, second = (messages.sequence(queue, sends=True) for queue in queues)
+    return choose_sources(messages.sequence(receives, sends=False), (first, second))
 
 
 def _meetings(messages: _MessageArrays, receives: Ints, queues: list[Ints], chosen: Ints) -> tuple[int, int]:
