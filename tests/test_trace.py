@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import gzip
 import http.server
+import importlib
 import json
+import socket
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import SimpleNamespace
@@ -20,6 +24,7 @@ import pytest
 import tracekit
 from tests.reference import read
 from tests.stores import write_store
+from tracekit.doctor import diagnose
 from tracekit.errors import InputError, OptionError
 from tracekit.parsers import remote
 from tracekit.parsers.source_refs import SourceRef
@@ -159,6 +164,95 @@ def test_a_redirect_to_another_host_is_followed_and_named(samples, trace, capsys
         server.shutdown()
     assert there.events.equals(trace.rank(1).events)
     assert "127.0.0.1 redirects to localhost" in capsys.readouterr().err
+
+
+@pytest.fixture
+def web(samples):
+    """Return the address of a server that gives a sample to whoever knows the password or the token."""
+    pytest.importorskip("fsspec")
+    pytest.importorskip("aiohttp")
+
+    class Guarded(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_):
+            pass
+
+        def send_head(self):
+            knows_password = self.headers["Authorization"] == "Basic " + base64.b64encode(b"me:s3cret").decode()
+            if not (knows_password or "token=s3cret" in self.path):
+                self.send_error(403)
+                return None
+            return super().send_head()
+
+    handler = partial(Guarded, directory=str(samples / "reload"))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://me:s3cret@{web}/rank1.pt.trace.json.gz",
+        "http://{web}/rank1.pt.trace.json.gz?token=s3cret&x=*",
+        "http://me:s3cret@{web}/rank1.pt.trace.json.gz?token=s3cret#s3cret",
+    ],
+)
+def test_the_secrets_of_a_url_are_used_and_kept_nowhere(web, tmp_path, capfd, url):
+    url = url.format(web=web)
+    analysis = tracekit.analyze(url, critical_path=True, timeline=True)
+    assert [source.rank for source in analysis.sources] == [1]
+    for name in ("a.html", "a.json", "a.md", "a.xlsx"):
+        analysis.save(tmp_path / name)
+    store, _ = tracekit.ingest(url, tmp_path / "store")
+    assert store.sources[0].path == f"http://{web}/rank1.pt.trace.json.gz"
+    tracekit.ingest(url, tmp_path / "store", resume=True)
+    assert "s3cret" not in f"{tracekit.diff(url, url)}{diagnose(url).to_json()}"
+    for file in tmp_path.rglob("*"):
+        assert not file.is_file() or b"s3cret" not in file.read_bytes(), file
+    out, err = capfd.readouterr()
+    assert "s3cret" not in out + err
+
+
+@pytest.mark.parametrize(
+    "url", ["http://me:s3cre1@{web}/rank1.pt.trace.json.gz", "http://{web}/x.json?token=s3cre1", "http://s3cre1@{web}/"]
+)
+def test_the_secrets_of_a_url_are_not_printed_where_it_fails(web, url):
+    with pytest.raises(InputError) as raised:
+        tracekit.load(url.format(web=web))
+    assert "s3cre1" not in str(raised.value)
+    assert raised.value.message.startswith(f"http://{web}/")
+
+
+def test_addresses_that_differ_in_their_query_alone_are_two_sources(web):
+    urls = [f"http://{web}/rank1.pt.trace.json.gz?token=s3cret&part={part}" for part in (1, 2)]
+    with pytest.raises(InputError, match=r"rank 1 has 2 files.*rank1\.pt\.trace\.json\.gz#2"):
+        tracekit.load(urls)
+
+
+@pytest.mark.parametrize("accepts", [False, True])
+def test_a_server_that_never_answers_is_one_line(monkeypatch, accepts):
+    pytest.importorskip("aiohttp")
+    monkeypatch.setattr(remote, "ANSWER_TIMEOUT_S", 0.4)
+    monkeypatch.setattr(remote, "CONNECT_TIMEOUT_S", 0.4)
+    importlib.import_module("fsspec.implementations.http").HTTPFileSystem.clear_instance_cache()
+    with contextlib.ExitStack() as sockets:
+        listening = sockets.enter_context(socket.socket())
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(1)
+        if not accepts:  # a full backlog leaves further connections waiting
+            for _ in range(4):
+                filler = sockets.enter_context(socket.socket())
+                filler.setblocking(False)
+                filler.connect_ex(listening.getsockname())
+        started = time.monotonic()
+        with pytest.raises(InputError, match="did not answer within"):
+            tracekit.load(f"http://127.0.0.1:{listening.getsockname()[1]}/rank0.json")
+        assert time.monotonic() - started < 10
+
+
+def test_a_server_may_think_for_a_minute():
+    assert (remote.CONNECT_TIMEOUT_S, remote.ANSWER_TIMEOUT_S) == (30, 60)  # as docs/fleet.md says
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import os
@@ -13,6 +14,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+import tracekit
 from tests.injections import trace
 from tracekit import cli
 
@@ -105,6 +107,60 @@ def test_json_and_files(run, runs, tmp_path):
         assert "<img" not in outside
         assert not re.search(r"(?<!\\)\]\(javascript", outside)
         assert not re.search(r"(?m)^# H1", text)
+
+
+@pytest.fixture(scope="module")
+def store(runs, tmp_path_factory):
+    pytest.importorskip("duckdb")
+    path = tmp_path_factory.mktemp("query") / "store"
+    tracekit.ingest(runs[0], path)
+    return path
+
+
+QUERIES = (
+    "SELECT name FROM events",
+    "SELECT '::error::pwn' AS c, '##[group]x' AS d, 'a ##vso[task.complete]' AS e",
+    "PIVOT (SELECT rank, name FROM labelled) ON name",  # headings from names
+)
+
+
+@pytest.mark.parametrize("variable", ["GITHUB_ACTIONS", "TF_BUILD", "CI"])
+@pytest.mark.parametrize("sql", QUERIES)
+def test_rows_of_a_query_are_no_commands(run, store, monkeypatch, sql, variable):
+    for name in ("CI", "GITHUB_ACTIONS", "TF_BUILD"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(variable, "true")
+    for words in ([], ["--json"]):
+        code, out, err = run("query", store, sql, *words)
+        assert code == 0, err
+        check(out)
+        assert not re.search(r"##\w*\[", out)
+
+
+@pytest.mark.parametrize("sql", QUERIES)
+def test_rows_of_a_query_are_no_formulas(run, store, tmp_path, sql):
+    target = tmp_path / "rows.csv"
+    assert run("query", store, sql, "-o", target)[0] == 0
+    with target.open(newline="", encoding="utf-8") as file:
+        cells = [cell for row in csv.reader(file) for cell in row]
+    assert not [cell for cell in cells if re.match(r"\s*[=+@-]|[\t\r\n]", cell)]
+    if sql == QUERIES[0]:
+        assert "'=cmd|' /C calc'!A0" in cells
+        assert ";" not in re.sub(r'"[^"]*"', "", target.read_text(encoding="utf-8"))  # where it separates cells
+
+
+def test_a_negative_number_stays_a_number(run, store, tmp_path):
+    assert run("query", store, "SELECT -5 AS n, '-5' AS text", "-o", tmp_path / "rows.csv")[0] == 0
+    assert (tmp_path / "rows.csv").read_text() == '"n","text"\n-5,"\'-5"\n'
+
+
+@pytest.mark.parametrize("column", ["'ab'::BLOB", "['ab'::BLOB]", "INTERVAL 1 DAY", "union_value(n := 2)", "'1'::BIT"])
+@pytest.mark.parametrize("words", [[], ["--json"], ["-o", "{tmp}/x.csv"], ["-o", "{tmp}/x.json"]])
+def test_a_column_that_cannot_be_shown_is_one_line(run, store, tmp_path, column, words):
+    code, _, err = run("query", store, f"SELECT {column} AS c", *(word.format(tmp=tmp_path) for word in words))
+    assert code == 2
+    assert err.startswith("error: query: ")
+    assert err.count("\n") == 1
 
 
 def test_errors_are_one_line(run, tmp_path):

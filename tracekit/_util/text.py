@@ -7,6 +7,7 @@ hyphen), an unknown value as ``–``. A value other than zero is never rounded t
 import codecs
 import difflib
 import html as _html
+import os
 import os.path
 import re
 import textwrap
@@ -336,6 +337,25 @@ def html(text: object) -> str:
     return _html.escape(terminal_lines(text))
 
 
+_WORKFLOW_COMMAND = re.compile(r"(?m)^(\s*)::")
+_BUILD_COMMAND = re.compile(r"##(?=\w*\[)")
+_CI_VARIABLES = ("CI", "GITHUB_ACTIONS", "TF_BUILD", "TEAMCITY_VERSION")
+
+
+def in_ci_job() -> bool:
+    """Return whether a machine that obeys commands in a job's output runs this process."""
+    return any(os.environ.get(variable) for variable in _CI_VARIABLES)
+
+
+def without_ci_commands(text: str) -> str:
+    r"""Return text of which no line is a command to a machine that runs jobs, such as ``::error …`` or ``##[group]``.
+
+    >>> without_ci_commands("at::native\n ::error::x ##vso[task] ## [b]")
+    'at::native\n : :error::x # #vso[task] ## [b]'
+    """
+    return _BUILD_COMMAND.sub("# #", _WORKFLOW_COMMAND.sub(r"\1: :", text))
+
+
 def escape_workflow(text: object, *, also: str = "") -> str:
     r"""Return text for a GitHub workflow command: ``%``, line breaks and the characters of *also* percent-encoded.
 
@@ -348,13 +368,29 @@ def escape_workflow(text: object, *, also: str = "") -> str:
     return escaped
 
 
+def spreadsheet_cell(text: str) -> str:
+    """Return text of a CSV file that no spreadsheet takes for a formula; such text gets an apostrophe before it.
+
+    >>> spreadsheet_cell("=cmd|' /C calc'!A0"), spreadsheet_cell("a=b"), spreadsheet_cell(" @SUM(A1)")
+    ("'=cmd|' /C calc'!A0", 'a=b', "' @SUM(A1)")
+    """
+    return f"'{text}" if FORMULA_START.match(text) else text
+
+
+FORMULA_START = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]|[\t\r\n]")
+"""Beginning of a text that spreadsheets may take for a formula; full-width signs count in Japanese ones."""
+
+
 def json_text(text: str) -> str:
     r"""Return JSON text with control characters and lone surrogates as escapes; other characters stay as they are.
 
-    >>> json_text('{"name": "é\x9b\ud800"}')
-    '{"name": "é\\u009b\\ud800"}'
+    So do the signs that begin a command to a machine that runs jobs (``##[group]``).
+
+    >>> json_text('{"name": "é\x9b\ud800", "ranks": "##[group]"}')
+    '{"name": "é\\u009b\\ud800", "ranks": "#\\u0023[group]"}'
     """
-    return _INVISIBLE_SIGN.sub(lambda match: f"\\u{ord(match[0]):04x}", text)  # ``translate`` takes 15 times as long
+    escaped = _INVISIBLE_SIGN.sub(lambda match: f"\\u{ord(match[0]):04x}", text)  # ``translate`` takes 15 times as long
+    return _BUILD_COMMAND.sub(r"#\\u0023", escaped) if "##" in escaped else escaped
 
 
 def to_ascii(text: str) -> str:

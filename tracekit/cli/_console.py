@@ -8,7 +8,7 @@ from pathlib import Path
 
 import typer
 
-from tracekit._util.text import counted, one_line
+from tracekit._util.text import counted, in_ci_job, one_line, without_ci_commands
 from tracekit.errors import Notice
 
 
@@ -36,7 +36,13 @@ def discard_stdout() -> None:
 
 def print_line(text: object, *, err: bool = False) -> None:
     """Print one line, with control characters and line breaks in it made harmless."""
-    typer.echo(one_line(text), err=err)
+    line = one_line(text)
+    typer.echo(without_ci_commands(line) if in_ci_job() else line, err=err)
+
+
+def print_text(text: str) -> None:
+    """Print lines on standard output, none of which is a command to a machine that runs jobs."""
+    typer.echo(without_ci_commands(text) if in_ci_job() else text)
 
 
 def print_notices(notices: Iterable[Notice]) -> None:

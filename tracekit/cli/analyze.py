@@ -6,10 +6,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from tracekit.cli import _options as options
-from tracekit.cli._console import note_partial_store, print_left_out, print_line
+from tracekit.cli._console import note_partial_store, print_left_out, print_line, print_text
 from tracekit.cli._options import flag, value
 from tracekit.errors import OptionError
 from tracekit.parsers.source_refs import unknown_rank_error
@@ -152,4 +150,4 @@ def _explain(
     part = next(parts, None)
     if part is None:
         raise unknown_rank_error(ranks or (), ())
-    typer.echo(explain_text(part, selector, rules=rules))
+    print_text(explain_text(part, selector, rules=rules))

@@ -151,8 +151,8 @@ def _write_result(result: Mapping[str, Any], paths: Sequence[Path], *, json: boo
         typer.echo(to_json(result), nl=False)
     elif not quiet:
         show_gate(result, Screen(highlight=True))
-    for line in github(result):
-        print_line(line, err=json)
+    for command in github(result):  # text in it is escaped
+        typer.echo(command, err=json)
 
 
 def _error_result(error: TracekitError) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from tracekit.cli import _options as options
+from tracekit.cli._console import print_line, print_text
 
 MAX_PRINTED_ROWS = 200
 """Rows printed at most; --output writes all."""
@@ -19,15 +20,15 @@ def run(
     json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON.")] = False,
 ) -> None:
     """Answer SQL over the tables of a store; nothing is written, and nothing outside the store is read."""
-    from tracekit.report.write import ROW_FORMATS, check_extension, render_rows, rows_text, write_file
+    from tracekit.report.write import ROW_FORMATS, check_extension, render_rows, rows_json, rows_text, write_file
     from tracekit.run.query import query
 
     extension = "" if output is None else check_extension(output, ROW_FORMATS)
     rows = query(store, sql)
     if output is not None:
         write_file(output, render_rows(rows, extension))
-        typer.echo(f"wrote {output}", err=True)
+        print_line(f"wrote {output}", err=True)
     elif json:
-        typer.echo(rows.write_json())
+        typer.echo(rows_json(rows))
     else:
-        typer.echo(rows_text(rows, most=MAX_PRINTED_ROWS))
+        print_text(rows_text(rows, most=MAX_PRINTED_ROWS))

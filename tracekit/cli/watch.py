@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from tracekit.cli import _options as options
+from tracekit.cli._console import print_text
 from tracekit.cli._options import flag, value
 
 
@@ -48,5 +49,5 @@ def run(
         if json:
             typer.echo(json_line(figures))
         else:
-            typer.echo(line(recording, first=first))
+            print_text(line(recording, first=first))
         first = first or run

@@ -26,6 +26,7 @@ from tracekit.documents.baseline import FORMAT as BASELINE_FORMAT
 from tracekit.documents.baseline import BaselineDocument, RoleBaseline
 from tracekit.documents.coding import read_document, to_plain
 from tracekit.errors import InputError, OptionError
+from tracekit.parsers.remote import public_url
 
 MAX_TIMELINE_CELLS = 3_000  # of one step; a larger pipeline is not drawn
 _FORMAT_KEY = re.compile(rb'"format"\s*:\s*"(tracekit\.[a-z]+/\d+)"')
@@ -162,7 +163,7 @@ def _analyze_run(paths: list[str], *, keep: bool) -> Run:
     """Analyse a trace or a store."""
     from tracekit.run.analyze import analyze
 
-    name = paths[0] if len(paths) == 1 else str(Path(paths[0]).parent)
+    name = public_url(paths[0]) if len(paths) == 1 else str(Path(paths[0]).parent)
     return _run_from_analysis(analyze(paths, critical_path=keep, timeline=keep), name=name, keep=keep)
 
 

@@ -124,7 +124,14 @@ def _select_ranks(refs: list[SourceRef], ranks: Collection[int]) -> list[SourceR
 
 def _unique(refs: Iterable[SourceRef]) -> list[SourceRef]:
     """Return the sources without repetitions: `traces/ traces/rank0.json` names one file twice."""
-    return list({ref.path if "://" in ref.path else str(Path(ref.path).resolve()): ref for ref in refs}.values())
+    unique = list({ref.url or str(Path(ref.path).resolve()): ref for ref in refs}.values())
+    # Addresses that differ in their query alone are shown alike: they are numbered, because paths tell sources apart.
+    count_so_far: Counter[str] = Counter()
+    for i, ref in enumerate(unique):
+        count_so_far[ref.path] += 1
+        if ref.url is not None and count_so_far[ref.path] > 1:
+            unique[i] = replace(ref, path=f"{ref.path}#{count_so_far[ref.path]}")
+    return unique
 
 
 def _expand(path: str, *, alone: bool) -> Discovery:
@@ -338,12 +345,15 @@ def _make_reference(path: str, shown: str, file_type: FileType, size: int) -> So
 
 def _expand_remote(url: str) -> Discovery:
     """Return the sources behind a URL."""
-    files = {}
+    files: dict[str, tuple[SourceRef | None, FileType]] = {}
     for file_url, size in remote.list_files(url, depth=MAX_FOLDER_DEPTH).items():
-        is_nsight = file_url.endswith((".nsys-rep", ".parquetdir", ".arrowdir"))
+        path = remote.public_url(file_url)
+        is_nsight = path.endswith((".nsys-rep", ".parquetdir", ".arrowdir"))
         file_type = FileType("nsight") if is_nsight else detect_file_type(remote.read_head(file_url, HEAD_BYTES))
-        files[file_url] = _make_reference(file_url, file_url, file_type, size), file_type
+        ref = _make_reference(path, path, file_type, size)
+        files[file_url] = ref and replace(ref, url=file_url), file_type
     (ref, file_type), *others = files.values()
+    shown = remote.public_url(url)
     if ref is None and not others:
-        raise InputError(f"{url}: {file_type.why}", hint="tracekit reads PyTorch and Nsight Systems traces")
-    return _discovery(url, files)
+        raise InputError(f"{shown}: {file_type.why}", hint="tracekit reads PyTorch and Nsight Systems traces")
+    return _discovery(shown, files)

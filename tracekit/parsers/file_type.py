@@ -69,8 +69,10 @@ def unreadable_file(why: str) -> FileType:
 def detect_file_type(head: bytes, tail: bytes = b"") -> FileType:
     """Return the type of a file from its first bytes, and from its last bytes where they can be read without inflating.
 
-    >>> detect_file_type(b'{"schemaVersion": 1, "distributedInfo": {"rank": 3, "world_size": 4}, "traceEvents": [')
-    FileType(reader='kineto', rank=3, world_size=4, why='', is_unreadable=False)
+    >>> head = b'{"schemaVersion": 1, "distributedInfo": {"rank": 3, "world_size": 4}, "traceEvents": ['
+    >>> file = detect_file_type(head)
+    >>> file.reader, file.rank, file.world_size
+    ('kineto', 3, 4)
     >>> detect_file_type(b"SQLite format 3" + bytes(1)).reader
     'nsight'
     >>> detect_file_type(b'{"answer": 42}').why

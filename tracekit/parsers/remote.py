@@ -7,22 +7,50 @@ import socket
 import sys
 import tempfile
 from collections.abc import Iterator
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
 from tracekit.errors import InputError
 
 _FOLDER_SUFFIXES = (".parquetdir", ".arrowdir")
+_USER_IN_URL = re.compile(r"(?<=://)[^/@]*@")
+_URL_IN_TEXT = re.compile(r"\w+://[^\s'\"<>]+")
+MAX_REASON_CHARS = 200
+"""Length at which the text of a foreign error is cut."""
 _IN_EXPORTED_FOLDER = re.compile(r"^(.*?\.(?:parquetdir|arrowdir))/.*$")
+
+
+ANSWER_TIMEOUT_S = 60.0
+"""Seconds that a web server may stay silent, when it is asked or in the middle of a file; a file may take any time."""
+CONNECT_TIMEOUT_S = 30.0
+"""Seconds within which a web server must accept a connection."""
+
+
+def public_url(url: str) -> str:
+    """Return a URL as it may be shown and stored: without user and password, and without the query of a web address.
+
+    >>> public_url("https://me:secret@host/run/rank0.json?token=secret#x")
+    'https://host/run/rank0.json'
+    >>> public_url("s3://bucket/rank?.json"), public_url("runs/a@b?.json")
+    ('s3://bucket/rank?.json', 'runs/a@b?.json')
+    """
+    without_user = _USER_IN_URL.sub("", url)
+    return re.split(r"[?#]", without_user, maxsplit=1)[0] if _is_web(url) else without_user
+
+
+def _is_web(url: str) -> bool:
+    """Return whether a URL is read by HTTP, where ``?`` begins a query and is not part of a pattern."""
+    return url.startswith(("http://", "https://"))
 
 
 def list_files(url: str, *, depth: int) -> dict[str, int]:
     """Return the bytes of each file, or exported folder, at *url*, a file, pattern or folder, by its own URL."""
     with _one_line_errors(url):
         system, path = _file_system(url)
-        if any(sign in path for sign in "*?["):
+        if any(sign in _without_query(path) for sign in "*?["):
             listed = system.glob(path, detail=True)
-        elif path.endswith(_FOLDER_SUFFIXES) or (not url.startswith("http") and system.isdir(path)):
+        elif path.endswith(_FOLDER_SUFFIXES) or (not _is_web(url) and system.isdir(path)):
             listed = system.find(path, maxdepth=depth, detail=True)
         else:
             info = system.info(path)
@@ -34,6 +62,11 @@ def list_files(url: str, *, depth: int) -> dict[str, int]:
         if not sizes:
             raise InputError(f"{url}: holds nothing", hint="check the URL")
         return {system.unstrip_protocol(name): size for name, size in sizes.items()}
+
+
+def _without_query(path: str) -> str:
+    """Return the path of a file system's file, of a web address without its query."""
+    return public_url(path) if _is_web(path) else path
 
 
 def change_stamp(url: str) -> str:
@@ -70,8 +103,11 @@ def fetch_to_local(path: str) -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="tracekit-") as folder:
         with _one_line_errors(path):
             system, remote_path = _file_system(path)
-            local = Path(folder) / remote_path.rstrip("/").rsplit("/", 1)[-1]
-            system.get(remote_path, str(local), recursive=remote_path.endswith(_FOLDER_SUFFIXES))
+            local = Path(folder) / _without_query(remote_path).rstrip("/").rsplit("/", 1)[-1]
+            if remote_path.endswith(_FOLDER_SUFFIXES):
+                system.get(remote_path, str(local), recursive=True)
+            else:
+                system.get_file(remote_path, str(local))  # get would take the ? of a query for a pattern
         yield str(local)
 
 
@@ -80,19 +116,21 @@ def _file_system(url: str) -> tuple[Any, str]:
         from fsspec.core import url_to_fs
     except ImportError:
         hint = "pip install 'tracekit-ml[remote]', or copy the files here"
-        raise InputError(f"{url}: reading URLs needs fsspec", hint=hint) from None
-    options = {"get_client": _http_client} if url.startswith(("http://", "https://")) else {}
+        raise InputError(f"{public_url(url)}: reading URLs needs fsspec", hint=hint) from None
+    options = {"get_client": _http_client} if _is_web(url) else {}
     system, path = url_to_fs(url, **options)
     return system, str(path)
 
 
 async def _http_client(**options: Any) -> Any:
-    """Return fsspec's HTTP client, with a check of every redirect before it is followed."""
+    """Return fsspec's HTTP client, with a check of every redirect before it is followed, and with time-outs."""
     import aiohttp
+
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=ANSWER_TIMEOUT_S)
 
     redirects = aiohttp.TraceConfig()
     redirects.on_request_redirect.append(_check_redirect)
-    return aiohttp.ClientSession(trace_configs=[redirects], **options)
+    return aiohttp.ClientSession(**{"timeout": timeout, **options}, trace_configs=[redirects])
 
 
 async def _check_redirect(session: Any, context: Any, redirect: Any) -> None:
@@ -102,7 +140,8 @@ async def _check_redirect(session: Any, context: Any, redirect: Any) -> None:
     if target.host in (None, source.host):
         return
     if _is_private(target.host) and not _is_private(source.host):
-        raise InputError(f"{source}: redirects to the private address {target.host}", hint="name that URL yourself")
+        problem = f"{public_url(str(source))}: redirects to the private address {target.host}"
+        raise InputError(problem, hint="name that URL yourself")
     sys.stderr.write(f"tracekit: {source.host} redirects to {target.host}\n")
 
 
@@ -117,16 +156,32 @@ def _is_private(host: str) -> bool:
 
 @contextlib.contextmanager
 def _one_line_errors(url: str) -> Iterator[None]:
-    """Turn whatever a remote file system raises into one line about the URL."""
+    """Turn whatever a remote file system raises into one line about the URL, without its secrets."""
     try:
         yield
     except InputError:
         raise
-    except FileNotFoundError:
-        raise InputError(f"{url}: there is no such file or folder", hint="check the URL") from None
-    except ImportError as error:
-        reason = " ".join(str(error).split())
-        raise InputError(f"{url}: {reason}", hint="install that package, or copy the files here") from error
     except Exception as error:
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise InputError(f"{url}: cannot be read: {reason}", hint="check the URL and your access to it") from error
+        # fsspec says of whatever fails at a web server that there is no file, with the true reason as the cause.
+        raise _input_error(url, error.__cause__ or error) from error
+
+
+def _input_error(url: str, error: BaseException) -> InputError:
+    """Return the error about a URL that cannot be read because of *error*."""
+    shown = public_url(url)
+    is_gone = isinstance(error, FileNotFoundError) or getattr(error, "status", None) == HTTPStatus.NOT_FOUND
+    if is_gone:
+        return InputError(f"{shown}: there is no such file or folder", hint="check the URL")
+    if isinstance(error, ImportError):
+        return InputError(f"{shown}: {_reason(error)}", hint="install that package, or copy the files here")
+    if isinstance(error, TimeoutError):
+        problem = f"{shown}: the server did not answer within {ANSWER_TIMEOUT_S:.0f} s"
+        return InputError(problem, hint="try again, or copy the files here")
+    return InputError(f"{shown}: cannot be read: {_reason(error)}", hint="check the URL and your access to it")
+
+
+def _reason(error: BaseException) -> str:
+    """Return the text of a foreign error as one line, with the URLs in it as they may be shown."""
+    text = " ".join(str(error).split())
+    without_secrets = _URL_IN_TEXT.sub(lambda match: public_url(match.group()), text)
+    return without_secrets[:MAX_REASON_CHARS] or type(error).__name__

@@ -65,13 +65,14 @@ _RANK_IN_NAME = (
 class SourceRef(msgspec.Struct, frozen=True):
     """A file, exported folder or store to read, and its rank as far as known before reading."""
 
-    path: str
+    path: str  # as it is shown and stored: of a URL without user, password and query
     reader: str  # "kineto", "nsight", "store" or one of ``file_type.RECORDINGS``
     rank: int | None = None  # None if only reading it can tell
     rank_from: str = "content"  # as in ``Source``
     world_size: int | None = None
     bytes: int = 0
     role: str | None = None  # of a run whose ranks have several processes
+    url: str | None = None  # where to read it, if it is not local; may hold secrets, so it is never shown or stored
 
     @property
     def name(self) -> str:

@@ -14,9 +14,17 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import polars as pl
+import polars.selectors as cs
 
 from tracekit._util.files import atomic_write, check_output_path
-from tracekit._util.text import UNKNOWN, counted, terminal
+from tracekit._util.text import (
+    FORMULA_START,
+    UNKNOWN,
+    counted,
+    json_text,
+    spreadsheet_cell,
+    terminal,
+)
 from tracekit.analysis import Analysis, Measured
 from tracekit.errors import OptionError
 
@@ -229,8 +237,9 @@ def rows_text(rows: pl.DataFrame, *, most: int) -> str:
        0  forward
     1 row more
     """
-    values = rows.head(most).iter_rows()
-    cells = [rows.columns, *([UNKNOWN if value is None else terminal(value) for value in row] for row in values)]
+    cells = [[terminal(name) for name in rows.columns]]
+    for row in rows.head(most).iter_rows():
+        cells.append([UNKNOWN if value is None else terminal(value) for value in row])
     widths = [max(len(line[i]) for line in cells) for i in range(rows.width)]
     is_number = [dtype.is_numeric() for dtype in rows.dtypes]
     lines = []
@@ -247,10 +256,35 @@ def rows_text(rows: pl.DataFrame, *, most: int) -> str:
 
 def render_rows(rows: pl.DataFrame, extension: str) -> bytes:
     """Return rows as the content of a file: .csv, .json or .parquet."""
+    if extension == ".json":
+        return rows_json(rows).encode()
     # Written through memory: polars reports a full disk by an error of its own, Python by OSError.
     buffer = io.BytesIO()
-    getattr(rows, f"write_{extension[1:]}")(buffer)  # write_csv, write_json or write_parquet
+    if extension == ".csv":
+        _as_csv_cells(rows).write_csv(buffer, quote_style="non_numeric")
+    else:
+        rows.write_parquet(buffer)
     return buffer.getvalue()
+
+
+def rows_json(rows: pl.DataFrame) -> str:
+    """Return rows as a JSON list of objects.
+
+    >>> rows_json(pl.DataFrame({"rank": [0], "name": ["a"]}))
+    '[{"rank":0,"name":"a"}]'
+    """
+    return json_text(rows.write_json())
+
+
+def _as_csv_cells(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return rows whose texts and headings no spreadsheet takes for formulas."""
+    cells = rows.rename(spreadsheet_cell)
+    nested = [name for name, dtype in cells.schema.items() if dtype.is_nested() or dtype == pl.Binary]
+    if nested:
+        raise OptionError(f"a .csv file cannot hold the column {terminal(nested[0])}", hint="use .json or .parquet")
+    texts = cs.by_dtype(pl.String, pl.Categorical, pl.Enum).cast(pl.String)
+    is_formula = texts.str.contains(f"^(?:{FORMULA_START.pattern})")
+    return cells.with_columns(pl.when(is_formula).then("'" + texts).otherwise(texts).name.keep())
 
 
 WRITERS: dict[str, Renderer] = {

@@ -81,8 +81,8 @@ def content_key(ref: SourceRef, options: object = None) -> str:
     >>> content_key(SourceRef("README.md", "kineto")) == content_key(SourceRef("README.md", "kineto", 3))
     False
     """
-    if "://" in ref.path:
-        location, stamp = ref.path, remote.change_stamp(ref.path)
+    if ref.url is not None:
+        location, stamp = ref.path, remote.change_stamp(ref.url)
     else:
         path = Path(ref.path).absolute()
         location = str(path)
@@ -141,7 +141,7 @@ def ingest(
         load_rules(Path(rules))  # raises here if it is wrong, not once per rank
     refs, notices = driver.find_sources(paths, ranks=ranks, rank=file_rank, strict=strict)
     target = Path(store).absolute()
-    refs = tuple(ref if "://" in ref.path else replace(ref, path=str(Path(ref.path).absolute())) for ref in refs)
+    refs = tuple(ref if ref.url is not None else replace(ref, path=str(Path(ref.path).absolute())) for ref in refs)
     if resume and any(Path(ref.path) == target for ref in refs):
         raise OptionError(f"{target}: cannot be resumed from itself", hint="name the traces")
     named = isinstance(paths, Mapping)

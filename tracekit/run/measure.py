@@ -71,7 +71,7 @@ class Options:
 
         Labels in a store are used unless other rules are given, and its tables unless steps are selected.
         """
-        if self.base is None or "://" in ref.path:
+        if self.base is None or ref.url is not None:
             return self._source_tables(ref)
         absolute = msgspec.structs.replace(ref, path=str(Path(self.base) / ref.path))
         try:

@@ -6,6 +6,7 @@ from typing import Any
 
 import polars as pl
 
+from tracekit._util.text import terminal
 from tracekit.errors import InputError, OptionError
 from tracekit.store.files import Store, open_store
 
@@ -41,11 +42,20 @@ def query(store: str | Path, sql: str) -> pl.DataFrame:
     except duckdb.Error as error:
         reason = str(error).strip().splitlines()[0]
         raise InputError(f"query: {reason}", hint=f"tables: {', '.join(TABLES)}") from error
+    except pl.exceptions.PolarsError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise InputError(f"query: a column cannot be read: {reason}", hint=_CAST_IT) from error
     except AttributeError as error:  # DuckDB returns None for a statement without rows
         raise InputError("query: this statement returns no rows", hint="write a SELECT") from error
     finally:
         connection.close()
+    for name, dtype in answer.schema.items():
+        if "Binary" in str(dtype) or "Object" in str(dtype):  # also inside of lists
+            raise InputError(f"query: the column {terminal(name)} holds bytes", hint=_CAST_IT)
     return answer
+
+
+_CAST_IT = "cast it to another type, for instance with ::VARCHAR"
 
 
 def _tables(store: Store) -> dict[str, Any]:

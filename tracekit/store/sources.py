@@ -173,7 +173,7 @@ def read_ref(
         part = open_single_store(ref.path).rank(ref.rank)
         parts = [replace_fields(part, source=replace(part.source, role=ref.role or part.source.role))]
     else:
-        with remote.fetch_to_local(ref.path) as local:
+        with remote.fetch_to_local(ref.url or ref.path) as local:
             parts = READERS[ref.reader](local, ref, stacks, lenient)
         parts = [_with_discovered_rank(part, ref, only_rank=len(parts) == 1) for part in parts]
     return [part for part in parts if ranks is None or part.source.rank in ranks]

@@ -1,20 +1,15 @@
 """The console that reports are printed on: a terminal, a pipe or a file."""
 
-import os
-import re
 from collections.abc import Iterable
 from typing import Any
 
 from rich.console import Console, ConsoleDimensions, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from tracekit._util.text import terminal_lines
+from tracekit._util.text import in_ci_job, terminal_lines, without_ci_commands
 
 MIN_WIDTH = 76
 """Columns that the tables need: in a narrower terminal lines wrap, and no number or name is cut off."""
-
-_WORKFLOW_COMMAND = re.compile(r"(?m)^(\s*)::")
-"""Beginning of a line that GitHub Actions would take for a command; a name in a trace could wrap to such a line."""
 
 
 class Screen(Console):
@@ -32,21 +27,21 @@ class Screen(Console):
         super().__init__(**{"highlight": False, "markup": False, "emoji": False, **options})
         width, height = self.size
         self.size = ConsoleDimensions(max(width, MIN_WIDTH), height)  # asked once instead of for every table
-        self._in_github_actions = bool(os.environ.get("GITHUB_ACTIONS"))
+        self._in_ci_job = in_ci_job()
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Return what to print, piece by piece."""
         at_line_start = True
         for segment in super().render(renderable, options):
             text, style, control = segment
-            if control or (text.isprintable() and not self._in_github_actions):
+            if control or (text.isprintable() and not self._in_ci_job):
                 yield segment
                 continue
             shown = terminal_lines(text)
-            if self._in_github_actions:
+            if self._in_ci_job:
                 # A piece that continues a line gets a character before it, so that ^ matches only at real line starts.
                 before = "" if at_line_start else "x"
-                shown = _WORKFLOW_COMMAND.sub(r"\1: :", before + shown).removeprefix(before)
+                shown = without_ci_commands(before + shown).removeprefix(before)
                 at_line_start = not text.rpartition("\n")[2].strip() and (at_line_start or "\n" in text)
             yield Segment(shown, style)
 
