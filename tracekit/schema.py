@@ -257,6 +257,35 @@ CELLS = pl.Schema(
 )
 """Pipeline cells measured from a trace."""
 
+RECORDERS = ("flight_recorder", "nccl_inspector", "profiler")
+"""Recorders of collectives."""
+
+COLLECTIVE_STATES = ("scheduled", "started", "timed_out", "completed")
+"""How far an operation had come when it was recorded, as its rank knew."""
+
+COLLECTIVES = pl.Schema(
+    {
+        "rank": pl.Int32(),  # the rank that recorded it
+        "source": pl.Enum(RECORDERS),  # the recorder
+        "id": pl.Int64(),  # position among the rank's operations of this source, in the order of recording
+        "group": _TEXT,  # communicator: a name that its members share, and that no other communicator has
+        "sequence": pl.Int64(),  # number that its members share, within group, is_message and, of Inspector logs, op
+        "op": _TEXT,  # all_reduce, all_gather, …, send, recv; coalesced is a batch of several
+        "is_message": pl.Boolean(),  # between two ranks: a send, a recv or a batch of these
+        "peer": pl.Int32(),  # the other rank of a message
+        "bytes": pl.Int64(),  # of the smaller of input and output
+        "dtype": _TEXT,  # of the input
+        "enqueued_ns": pl.Int64(),  # when the host called it
+        "started_ns": pl.Int64(),  # when the GPU started on it
+        "completed_ns": pl.Int64(),  # when the GPU was done
+        "completed_by_ns": pl.Int64(),  # some moment after it was completed, from a recorder that looks now and then
+        "duration_ns": pl.Int64(),  # on the GPU
+        "state": pl.Enum(COLLECTIVE_STATES),  # null where the recorder does not say
+        "step": pl.Int64(),  # as the profiler numbers steps; null for other recorders
+    }
+)
+"""Collectives and messages of a rank, from an always-on recorder or from a profiler; on the rank's host clock."""
+
 
 def conform(frame: pl.DataFrame, schema: pl.Schema) -> pl.DataFrame:
     """Return *frame* with exactly the columns of *schema*, in order; missing columns become null.
@@ -319,3 +348,38 @@ class RankEvents:
     source: Source
     memory: pl.DataFrame = field(default_factory=MEMORY.to_frame)
     """Columns: ``MEMORY``; empty where allocations were not recorded."""
+
+
+class GroupProgress(msgspec.Struct, frozen=True):
+    """Sequence numbers that a group had reached on one rank when the flight recorder was dumped; None: not said."""
+
+    enqueued: int | None = None
+    started: int | None = None
+    completed: int | None = None
+
+
+class Recording(msgspec.Struct, frozen=True):
+    """Origin of a table of collectives: a dump or log, and what it says about itself."""
+
+    path: str
+    recorder: str  # one of RECORDERS
+    rank: int | None = None  # None where neither the content nor the name tells
+    rank_from: str = "content"  # as in ``Source``
+    version: str | None = None  # of the format
+    groups: tuple[ProcessGroup, ...] = ()
+    group_ranks: Mapping[str, int] = {}  # rank of this process within each group, where the file says it
+    group_sizes: Mapping[str, int] = {}  # number of members of each group, where the file says only this
+    progress: Mapping[str, GroupProgress] = {}  # by group
+    last_stack: tuple[str, ...] = ()  # where the last operation was called, innermost frame first; empty: not recorded
+    host: str | None = None
+    pid: int | None = None
+    notices: tuple[Notice, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RankCollectives:
+    """One process as a reader of dumps or logs returns it."""
+
+    collectives: pl.DataFrame
+    """Columns: ``COLLECTIVES``; in the order of recording. ``rank`` is null where the file does not say it."""
+    source: Recording

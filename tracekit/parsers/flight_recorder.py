@@ -1,0 +1,332 @@
+"""Reader of PyTorch's flight recorder: dumps of the last collectives of one rank, as pickle or JSON.
+
+The recorder keeps a ring of entries, one per operation that the host enqueued. A dump does not say its rank: it follows
+from the messages of the rank, else from the file's name. ``time_created_ns`` is the host's time of the call. The times
+``time_discovered_…`` are the watchdog's, which looks at the GPU now and then: they are bounds.
+
+Messages that were batched are entries of their own that stay "scheduled"; what became of the batch is known of the
+entry ``coalesced`` behind them.
+"""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import polars as pl
+
+from tracekit._util.text import counted
+from tracekit.errors import InputError, Notice
+from tracekit.parsers.collective_names import (
+    message_ranks,
+    operation_name,
+    parse_ranks,
+    tensor_bytes,
+    valid_int64,
+)
+from tracekit.parsers.file_type import GZIP
+from tracekit.parsers.plain_pickle import MAX_PICKLE_BYTES, is_pickle, load_plain_pickle
+from tracekit.parsers.source_refs import valid_rank
+from tracekit.schema import (
+    COLLECTIVE_STATES,
+    COLLECTIVES,
+    GroupProgress,
+    ProcessGroup,
+    RankCollectives,
+    Recording,
+    conform,
+)
+
+MAJOR_VERSION = 2
+"""Version of the format that is read."""
+NEWEST_MINOR_VERSION = 10
+"""Newest minor version that was tried; later ones only add fields."""
+MAX_STACK_FRAMES = 32
+"""Frames that are kept of the stack of a dump's last operation."""
+MAX_DURATION_MS = 1e12
+"""Longest duration that is believed, 30 years: more is damage."""
+_DUMP_AGAIN = "dump it again with torch._C._distributed_c10d._dump_nccl_trace()"
+
+
+class _Entry(msgspec.Struct):
+    """An entry of a dump; every field may be missing in some version."""
+
+    record_id: int | None = None
+    process_group: tuple[str, str] | None = None
+    pg_name: str | None = None  # version 2.0
+    pg_id: int | None = None
+    collective_seq_id: int | None = None
+    p2p_seq_id: int | None = None
+    profiling_name: str = ""
+    time_created_ns: int | None = None
+    duration_ms: float | None = None
+    input_sizes: list[list[int]] = []
+    input_dtypes: list[str] = []
+    output_sizes: list[list[int]] = []
+    output_dtypes: list[str] = []
+    state: str | None = None
+    is_p2p: bool | None = None
+    retired: bool | None = None
+    frames: list[dict[str, str | int]] = []
+    time_discovered_completed_ns: int | None = None
+
+
+def read(path: str | Path, *, rank: int | None = None, name: str | None = None) -> RankCollectives:
+    """Read a dump, compressed by gzip or not.
+
+    Args:
+        path: The file.
+        rank: Rank of the dump, if its name tells; what the content tells comes first.
+        name: What to call it in errors; by default the path.
+
+    """
+    shown = name or str(path)
+    data = _read_bytes(Path(path), shown)
+    dump = load_plain_pickle(data, name=shown) if is_pickle(data) else _load_json(data, shown)
+    if not isinstance(dump, dict) or not isinstance(dump.get("entries", []), list | tuple):
+        raise InputError(f"{shown}: is not a flight-recorder dump", hint=_DUMP_AGAIN)
+    version, notices = _check_version(dump.get("version"), shown)
+    entries, damaged = _read_entries(dump.get("entries", ()))
+    if damaged:
+        notices.append(Notice("damaged-entries", f"{shown}: {counted(damaged, 'entry')} cannot be read"))
+    groups = _read_groups(dump.get("pg_config"))
+    columns, content_rank = _columns(entries, groups)
+    rank_from = "content" if content_rank is not None else "name"
+    rank = content_rank if content_rank is not None else rank
+    columns["rank"] = [rank] * len(entries)
+    frame = conform(pl.DataFrame(columns, strict=False), COLLECTIVES)
+    source = Recording(
+        str(path),
+        "flight_recorder",
+        rank=rank,
+        rank_from=rank_from,
+        version=version,
+        groups=tuple(groups.values()),
+        progress=_read_progress(dump.get("pg_status"), entries, groups),
+        last_stack=_last_stack(entries),
+        notices=tuple(notices),
+    )
+    return RankCollectives(frame, source)
+
+
+def _read_bytes(path: Path, shown: str) -> bytes:
+    """Return the content of a file, inflated if it is compressed."""
+    try:
+        with path.open("rb") as file:
+            if file.read(2) != GZIP:
+                return path.read_bytes()
+        with gzip.open(path) as compressed:
+            data = compressed.read(MAX_PICKLE_BYTES + 1)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise InputError(f"{shown}: is a damaged gzip file", hint="copy it again") from error
+    except OSError as error:
+        raise InputError(f"{shown}: cannot be read: {error.strerror}", hint="check its permissions") from error
+    return data
+
+
+def _load_json(data: bytes, shown: str) -> object:
+    """Return the content of a dump that was written as JSON."""
+    try:
+        return msgspec.json.decode(data)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InputError(f"{shown}: is not JSON to its end: {error}", hint=_DUMP_AGAIN) from error
+
+
+def _check_version(version: object, shown: str) -> tuple[str | None, list[Notice]]:
+    """Return the version of the format, with a notice if it is newer than those tried; raise if it cannot be read."""
+    major, _, minor = str(version).partition(".")
+    if version is None or not major.isdecimal() or not minor.isdecimal():
+        return None, [Notice("recorder-version", f"{shown}: does not say the version of its format")]
+    if int(major) != MAJOR_VERSION:
+        problem = f"{shown}: is a flight-recorder dump of version {version}; versions 2.0 and later are read"
+        raise InputError(problem, hint="dump it with PyTorch 2.5 or later")
+    notices = []
+    if int(minor) > NEWEST_MINOR_VERSION:
+        known = f"{MAJOR_VERSION}.{NEWEST_MINOR_VERSION}"
+        text = f"{shown}: version {version} of the flight recorder is newer than {known}; fields it adds are not read"
+        notices.append(Notice("recorder-version", text))
+    return str(version), notices
+
+
+def _read_entries(raw_entries: Sequence[Any]) -> tuple[list[_Entry], int]:
+    """Return the entries in the order of recording, and the number of those that cannot be read."""
+    try:
+        return msgspec.convert(raw_entries, list[_Entry]), 0
+    except msgspec.ValidationError:
+        pass
+    entries = []
+    damaged = 0
+    for raw_entry in raw_entries:
+        try:
+            entries.append(msgspec.convert(raw_entry, _Entry))
+        except msgspec.ValidationError:
+            damaged += 1
+    return entries, damaged
+
+
+def _read_groups(config: object) -> dict[str, ProcessGroup]:
+    """Return the groups of ``pg_config`` by name, under the name that identifies them in the table."""
+    groups: dict[str, ProcessGroup] = {}
+    if not isinstance(config, Mapping):
+        return groups
+    for key, group in config.items():
+        if not isinstance(group, Mapping):
+            continue
+        name = str(group.get("name", key))
+        description = group.get("desc")
+        ranks = parse_ranks(group.get("ranks"))
+        identity = _group_identity(name, ranks)
+        groups[name] = ProcessGroup(identity, str(description) if description else None, ranks)
+    return groups
+
+
+def _group_identity(name: str, ranks: Sequence[int]) -> str:
+    """Return a name that the members of a group share and no other group has: names may repeat in other ranks' dumps.
+
+    >>> _group_identity("0", [0, 1, 2, 3]), _group_identity("dp", [1, 5, 9]), _group_identity("tp", [1, 5])
+    ('0 [0-3]', 'dp [1-9 by 4]', 'tp [1,5]')
+    """
+    if not ranks:
+        return name
+    members = ",".join(map(str, ranks))
+    stride = ranks[1] - ranks[0] if len(ranks) > 2 else 0
+    if stride > 0 and list(ranks) == list(range(ranks[0], ranks[-1] + 1, stride)):
+        members = f"{ranks[0]}-{ranks[-1]}" if stride == 1 else f"{ranks[0]}-{ranks[-1]} by {stride}"
+    return f"{name} [{members}]"
+
+
+def _columns(entries: Sequence[_Entry], groups: Mapping[str, ProcessGroup]) -> tuple[dict[str, list[Any]], int | None]:
+    """Return the columns of the table, and the rank that messages tell."""
+    columns: dict[str, list[Any]] = {name: [] for name in COLLECTIVES if name not in ("rank", "source", "step")}
+    content_rank: int | None = None
+    is_batch_of_messages = False
+    for position, entry in enumerate(entries):
+        name = _group_name(entry)
+        group = groups.get(name)
+        op = operation_name(entry.profiling_name)
+        message = message_ranks(entry.profiling_name)
+        # A batch says nothing about its contents: it follows them, with their sequence number.
+        if op == "coalesced":
+            before = entries[position - 1] if position else None
+            is_message = is_batch_of_messages and before is not None and before.p2p_seq_id == entry.p2p_seq_id
+        else:
+            is_message = message is not None if entry.is_p2p is None else entry.is_p2p
+        is_batch_of_messages = is_message
+        peer = None
+        if message is not None:
+            own, peer = (_global_rank(group, number) for number in message)
+            content_rank = own if content_rank is None else content_rank
+        columns["id"].append(valid_int64(entry.record_id) if entry.record_id is not None else position)
+        columns["group"].append(group.name if group is not None else name)
+        columns["sequence"].append(valid_int64(entry.p2p_seq_id if is_message else entry.collective_seq_id))
+        columns["op"].append(op)
+        columns["is_message"].append(is_message)
+        columns["peer"].append(peer)
+        columns["bytes"].append(_smaller_side(entry))
+        columns["dtype"].append(entry.input_dtypes[0] if entry.input_dtypes else None)
+        columns["enqueued_ns"].append(valid_int64(entry.time_created_ns))
+        columns["started_ns"].append(None)
+        columns["completed_ns"].append(None)
+        columns["completed_by_ns"].append(valid_int64(entry.time_discovered_completed_ns or None))
+        columns["duration_ns"].append(_duration_ns(entry.duration_ms))
+        columns["state"].append(_state(entry))
+    _spread_states(columns)
+    columns["source"] = ["flight_recorder"] * len(entries)
+    return columns, content_rank
+
+
+def _state(entry: _Entry) -> str | None:
+    """Return how far an operation had come; one that was given up before it completed has timed out."""
+    if entry.retired and entry.state in ("scheduled", "started"):
+        return "timed_out"
+    return entry.state if entry.state in COLLECTIVE_STATES else None
+
+
+def _last_stack(entries: Sequence[_Entry]) -> tuple[str, ...]:
+    """Return the frames of the last entry as text, the innermost first; empty if stacks were not recorded."""
+    frames = entries[-1].frames if entries else []
+    texts = []
+    for frame in frames[:MAX_STACK_FRAMES]:
+        texts.append(f"{frame.get('name')} ({frame.get('filename')}:{frame.get('line')})")
+    return tuple(texts)
+
+
+def _group_name(entry: _Entry) -> str:
+    """Return the name of an entry's group as the dump has it."""
+    if entry.process_group is not None:
+        return entry.process_group[0]
+    if entry.pg_name is not None:
+        return entry.pg_name
+    return "" if entry.pg_id is None else str(entry.pg_id)
+
+
+def _global_rank(group: ProcessGroup | None, number: int) -> int | None:
+    """Return the rank of the *number*-th member of a group; a group whose ranks are not known is the whole world."""
+    if group is None or not group.ranks:
+        return valid_rank(number)
+    return valid_rank(group.ranks[number]) if number < len(group.ranks) else None
+
+
+def _smaller_side(entry: _Entry) -> int | None:
+    """Return the bytes of an entry's input or output, whichever are fewer: NCCL counts an operation's size so."""
+    sides = (
+        tensor_bytes(entry.input_sizes, entry.input_dtypes),
+        tensor_bytes(entry.output_sizes, entry.output_dtypes),
+    )
+    return min((side for side in sides if side is not None), default=None)
+
+
+def _duration_ns(duration_ms: float | None) -> int | None:
+    if duration_ms is None or not 0 <= duration_ms <= MAX_DURATION_MS:  # false for NaN as well
+        return None
+    return round(duration_ms * 1e6)
+
+
+def _spread_states(columns: dict[str, list[Any]]) -> None:
+    """Give the members of a batch the state of the batch, whose entry follows them with their sequence number."""
+    ops = columns["op"]
+    batch: int | None = None
+    for position in range(len(ops) - 1, -1, -1):
+        if ops[position] == "coalesced":
+            batch = position
+        elif batch is not None:
+            of_batch = all(
+                columns[name][position] == columns[name][batch] for name in ("group", "sequence", "is_message")
+            )
+            if of_batch:
+                columns["state"][position] = columns["state"][batch]
+                columns["completed_by_ns"][position] = columns["completed_by_ns"][batch]
+            else:
+                batch = None
+
+
+def _read_progress(
+    status: object, entries: Sequence[_Entry], groups: Mapping[str, ProcessGroup]
+) -> dict[str, GroupProgress]:
+    """Return how far each group had come, by the name that identifies it in the table."""
+    if not isinstance(status, Mapping):
+        return {}
+    name_of_id = {}
+    for entry in entries:
+        if entry.pg_id is not None:
+            name_of_id[str(entry.pg_id)] = _group_name(entry)
+    progress = {}
+    for key, numbers in status.items():
+        if not isinstance(numbers, Mapping):
+            continue
+        name = name_of_id.get(str(key), str(key))
+        identity = groups[name].name if name in groups else name
+        values = (_number(numbers.get(f"last_{what}_collective")) for what in ("enqueued", "started", "completed"))
+        progress[identity] = GroupProgress(*values)
+    return progress
+
+
+def _number(value: object) -> int | None:
+    """Return a sequence number, which dumps write as text or number; None where there is none yet (-1)."""
+    if isinstance(value, str) and value.isdecimal() and len(value) < 19:
+        return int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**62 else None

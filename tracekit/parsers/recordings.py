@@ -1,0 +1,218 @@
+"""All dumps and logs of a run: read, one table per rank and recorder, with the ranks that logs do not say themselves.
+
+A flight-recorder dump may be there as pickle and as JSON, and several times; entries of one rank are put together. An
+Inspector log says the rank of its process within each communicator: the process's own rank is that of a communicator
+that all processes are in.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import polars as pl
+from msgspec import structs
+
+from tracekit._util.text import counted
+from tracekit.errors import InputError, Notice, TracekitError
+from tracekit.parsers import flight_recorder, nccl_inspector, remote
+from tracekit.parsers.file_type import FLIGHT_RECORDER, NCCL_INSPECTOR
+from tracekit.parsers.source_refs import SourceRef, file_listing
+from tracekit.schema import COLLECTIVE_STATES, COLLECTIVES, ProcessGroup, RankCollectives, Recording
+
+READERS: Mapping[str, Callable[..., RankCollectives]] = {
+    FLIGHT_RECORDER: flight_recorder.read,
+    NCCL_INSPECTOR: nccl_inspector.read,
+}
+"""The function of each reader of collectives."""
+
+_NAME_ONE_RUN = "name the dumps of one run"
+
+
+@dataclass(frozen=True, eq=False)
+class Recordings:
+    """The dumps and logs of a run: one entry per rank and recorder, ordered by recorder and rank."""
+
+    parts: tuple[RankCollectives, ...]
+    notices: tuple[Notice, ...] = ()
+
+    @property
+    def collectives(self) -> pl.DataFrame:
+        """The tables of all ranks and recorders, one below the other (``COLLECTIVES``)."""
+        if not self.parts:
+            return COLLECTIVES.to_frame()
+        return pl.concat([part.collectives for part in self.parts])
+
+    @property
+    def sources(self) -> tuple[Recording, ...]:
+        """Origins of the tables."""
+        return tuple(part.source for part in self.parts)
+
+
+def read_recordings(refs: Iterable[SourceRef]) -> Recordings:
+    """Read dumps and logs of one run; files that cannot be read are left out with a notice, unless all are.
+
+    Raises:
+        InputError: No file can be read, the rank of a dump is not known, or the files are of several runs.
+
+    """
+    parts = []
+    failures = []
+    for ref in refs:
+        try:
+            parts.append(read_recording(ref))
+        except TracekitError as error:
+            failures.append((ref, error))
+    if failures and not parts:
+        raise failures[0][1]
+    notices = [_failure_notice(ref, error) for ref, error in failures]
+    for part in parts:
+        notices += part.source.notices
+    dumps = [part for part in parts if part.source.recorder == FLIGHT_RECORDER]
+    logs = [part for part in parts if part.source.recorder == NCCL_INSPECTOR]
+    _check_groups(dumps)
+    merged_dumps = _merge_dumps(dumps)
+    ranked_logs, log_notices = _assign_ranks(logs)
+    return Recordings((*merged_dumps, *ranked_logs), (*notices, *log_notices))
+
+
+def read_recording(ref: SourceRef) -> RankCollectives:
+    """Read one dump or log."""
+    with remote.fetch_to_local(ref.path) as local:
+        part = READERS[ref.reader](local, rank=ref.rank, name=ref.path)
+    return replace(part, source=structs.replace(part.source, path=ref.path))
+
+
+def _failure_notice(ref: SourceRef, error: TracekitError) -> Notice:
+    rank = "a recording" if ref.rank is None else f"rank {ref.rank}"
+    return Notice("recording-failed", f"{rank} is left out: {error.message}")
+
+
+# Flight-recorder dumps
+
+
+def _check_groups(dumps: Sequence[RankCollectives]) -> None:
+    """Raise if a group has other members in one dump than in another: the dumps are of different runs."""
+    first_dump: dict[str, tuple[ProcessGroup, str]] = {}
+    for dump in dumps:
+        for group in dump.source.groups:
+            name = group.name.partition(" [")[0]
+            if name != "0":  # names of other groups may repeat: ranks number the groups they are in
+                continue
+            known, path = first_dump.setdefault(name, (group, dump.source.path))
+            if known.ranks != group.ranks:
+                sizes = f"{len(known.ranks)} ranks in {path}, {len(group.ranks)} in {dump.source.path}"
+                raise InputError(f"these dumps are of different runs: {sizes}", hint=_NAME_ONE_RUN)
+
+
+def _merge_dumps(dumps: Sequence[RankCollectives]) -> list[RankCollectives]:
+    """Return one entry per rank, ordered by rank."""
+    by_rank: dict[int, list[RankCollectives]] = defaultdict(list)
+    unknown = []
+    for dump in dumps:
+        if dump.source.rank is None:
+            unknown.append(dump.source.path)
+        else:
+            by_rank[dump.source.rank].append(dump)
+    if unknown:
+        problem = f"{counted(len(unknown), 'dump')} {'does' if len(unknown) == 1 else 'do'} not say the rank"
+        hint = "put the rank into their names: nccl_trace_rank_0, nccl_trace_rank_1, …"
+        raise InputError(f"{problem}{file_listing(unknown)}", hint=hint)
+    return [_merge_rank(by_rank[rank]) for rank in sorted(by_rank)]
+
+
+def _merge_rank(dumps: Sequence[RankCollectives]) -> RankCollectives:
+    """Put the dumps of one rank together; an operation in several of them counts once, in its latest state."""
+    if len(dumps) == 1:
+        return dumps[0]
+    table = pl.concat([dump.collectives for dump in dumps])
+    times_of_entry = table.group_by("id").agg(pl.col("enqueued_ns").n_unique())
+    if (times_of_entry["enqueued_ns"] > 1).any():
+        source = dumps[0].source
+        problem = f"rank {source.rank} has dumps of several runs{file_listing([dump.source.path for dump in dumps])}"
+        raise InputError(problem, hint=f"{_NAME_ONE_RUN}; of a run that was restarted, those of one start")
+    progress_order = (
+        pl.col("state")
+        .cast(pl.String)
+        .replace_strict(
+            {state: number for number, state in enumerate(COLLECTIVE_STATES)}, default=-1, return_dtype=pl.Int8
+        )
+    )
+    table = (
+        table.with_columns(progress=progress_order)
+        .sort("id", "progress", maintain_order=True)
+        .unique(subset="id", keep="last", maintain_order=True)
+        .drop("progress")
+    )
+    latest = max(dumps, key=lambda dump: dump.collectives["id"].max() or 0)
+    return RankCollectives(table, latest.source)
+
+
+# Inspector logs
+
+
+def _assign_ranks(logs: Sequence[RankCollectives]) -> tuple[list[RankCollectives], list[Notice]]:
+    """Return the logs with the ranks of their processes, and of the peers of their messages; ordered by rank."""
+    if not logs:
+        return [], []
+    ranks, notices = _process_ranks([log.source for log in logs])
+    repeated = [rank for rank in set(ranks) if ranks.count(rank) > 1]
+    if repeated:
+        paths = [log.source.path for log, rank in zip(logs, ranks, strict=True) if rank == repeated[0]]
+        problem = f"rank {repeated[0]} has logs of several processes{file_listing(paths)}"
+        raise InputError(problem, hint="name the logs of one run; of a run that was restarted, those of one start")
+    # Members of each communicator: the process's rank by its rank within the communicator.
+    members: dict[str, dict[int, int]] = defaultdict(dict)
+    for log, rank in zip(logs, ranks, strict=True):
+        for group, group_rank in log.source.group_ranks.items():
+            members[group][group_rank] = rank
+    ranked = []
+    for log, rank in zip(logs, ranks, strict=True):
+        groups = []
+        for group, size in log.source.group_sizes.items():
+            group_members = members[group]
+            known = tuple(group_members[i] for i in range(size) if i in group_members)
+            groups.append(ProcessGroup(group, None, known))
+        source = structs.replace(log.source, rank=rank, groups=tuple(groups))
+        ranked.append(RankCollectives(_with_ranks(log.collectives, rank, members), source))
+    ranked.sort(key=lambda log: log.source.rank or 0)
+    return ranked, notices
+
+
+def _process_ranks(sources: Sequence[Recording]) -> tuple[list[int], list[Notice]]:
+    """Return the rank of each process, from its log's name, else from a communicator that all processes are in."""
+    named = [source.rank for source in sources]
+    if all(rank is not None for rank in named):
+        return [rank for rank in named if rank is not None], []
+    shared = set.intersection(*(set(source.group_ranks) for source in sources))
+    for group in sorted(shared, key=lambda group: -sources[0].group_sizes[group]):
+        ranks = [source.group_ranks[group] for source in sources]
+        if len(set(ranks)) == len(ranks):
+            return ranks, []
+    sizes = [max(source.group_sizes.values(), default=0) for source in sources]
+    if len(sources) == 1:
+        largest = max(sources[0].group_ranks, key=lambda group: sources[0].group_sizes[group], default=None)
+        return [sources[0].group_ranks[largest] if largest is not None else 0], []
+    order = sorted(range(len(sources)), key=lambda i: (sources[i].host or "", sources[i].pid or 0, sources[i].path))
+    ranks = [0] * len(sources)
+    for number, i in enumerate(order):
+        ranks[i] = number
+    text = (
+        f"no communicator has all {len(sources)} processes (the largest has {max(sizes)}), so ranks are numbered by "
+        f"host and process: rank 0 is {sources[order[0]].host} process {sources[order[0]].pid}"
+    )
+    return ranks, [Notice("ranks-by-order", text)]
+
+
+def _with_ranks(table: pl.DataFrame, rank: int, members: Mapping[str, Mapping[int, int]]) -> pl.DataFrame:
+    """Return a log's table with its rank, and with peers counted over all processes instead of in their group."""
+    table = table.with_columns(rank=pl.lit(rank, COLLECTIVES["rank"]))
+    if not table["is_message"].any():
+        return table
+    rows = [(group, i, member) for group, of_group in members.items() for i, member in of_group.items()]
+    known = pl.DataFrame(
+        rows, schema={"group": pl.String, "peer": pl.Int32, "member": pl.Int32}, orient="row"
+    ).with_columns(pl.col("group").cast(COLLECTIVES["group"]))
+    joined = table.join(known, on=["group", "peer"], how="left", maintain_order="left")
+    return joined.with_columns(peer=pl.col("member")).select(table.columns)
