@@ -138,10 +138,11 @@ class _Writer:
         """Return the injected stalls by the piece they precede."""
         stalls: dict[int, list[tuple[str, int]]] = {}
         recipe = self.recipe
+        exposed_ns = recipe.exposed_exchange_ns(op.stage)
         if recipe.ep_ns and op.kind != "W":
             names = {"F": ("dispatch", "combine"), "FB": ("dispatch", "combine", "combine", "dispatch")}
             for k, name in enumerate(names.get(op.kind, ("combine", "dispatch"))):
-                stalls.setdefault(min(1 + k % max(1, pieces - 1), pieces - 1), []).append((name, recipe.ep_exposed_ns))
+                stalls.setdefault(min(1 + k % max(1, pieces - 1), pieces - 1), []).append((name, exposed_ns))
         if recipe.offload_exposed_ns and op.kind in ("B", "I", "FB"):
             stalls.setdefault(pieces - 1, []).append(("onload", recipe.offload_exposed_ns))
         if recipe.host_ns:

@@ -44,6 +44,8 @@ class Recipe:
     """Dispatch and combine in each cell's forward and backward: time of each of the two."""
     ep_exposed_ns: int = 0
     """How much of each of the two no compute hides."""
+    ep_wait_ns: Mapping[int, int] = field(default_factory=dict)
+    """Waiting for experts: by stage, how much longer each of the two takes, all of it exposed."""
     offload_ns: int = 0
     """Offload beside each forward, onload beside each backward: time of each, all of it hidden."""
     offload_exposed_ns: int = 0
@@ -83,7 +85,12 @@ class Recipe:
         kind = np.array([op.kind for rank in self.schedule.ranks for op in rank])
         halves = np.where(kind == "FB", 2, np.where(kind == "W", 0, 1))
         onload = np.isin(kind, ["B", "I", "FB"]).astype(np.int64)
-        return np.asarray(halves * 2 * self.ep_exposed_ns + onload * self.offload_exposed_ns + self.host_ns, np.int64)
+        exchange_ns = np.array([self.exposed_exchange_ns(int(stage)) for stage in self.schedule.table.stage])
+        return np.asarray(halves * 2 * exchange_ns + onload * self.offload_exposed_ns + self.host_ns, np.int64)
+
+    def exposed_exchange_ns(self, stage: int) -> int:
+        """Return how much of each dispatch and combine of a stage no compute hides."""
+        return self.ep_exposed_ns + self.ep_wait_ns.get(stage, 0)
 
     @cached_property
     def work_ns(self) -> Ints:

@@ -231,19 +231,17 @@ def _layer_split_row(predictor: Predictor, cells: pl.DataFrame) -> WhatIf | None
     layers = layers_per_stage(cells, own.stages)
     if layers is None or own.stages < 2:
         return None
-    slowdowns = np.array([ops.gpu_slowdowns.get(int(rank), 1.0) for rank in own.stage_ranks[:, 0]])
-    stage_ns = (ops.gpu_ns["F"] + ops.gpu_ns["B"]) * slowdowns
-    layer_ns, additional_ns = _time_per_layer(stage_ns, layers)
+    compute_ns = _compute_per_stage(cells, own.stages) / own.microbatches
+    layer_ns, additional_ns = _time_per_layer(compute_ns, layers)
     counts = best_split(layer_ns, additional_ns, int(layers.sum()))
     if counts == layers.tolist():
         return None
-    # Waits inside cells (for experts, say) do not move with layers: compute alone must ask for another split too.
-    busy_ns = cells["busy_ns"].cast(pl.Float64).to_numpy()
-    compute_ns = np.bincount(cells["stage"].to_numpy(), busy_ns, own.stages).astype(np.float64)
-    if best_split(*_time_per_layer(compute_ns, layers), int(layers.sum())) == layers.tolist():
-        return None
+    # Compute moves with the layers. Waits inside cells, for experts say, are no work: they stay where they are.
     program = predictor.own_program
-    stage_factor = (np.array(counts) * layer_ns + additional_ns) / np.maximum(stage_ns, 1.0)
+    added_ns = np.array(counts) * layer_ns + additional_ns - compute_ns
+    slowdowns = np.array([ops.gpu_slowdowns.get(int(rank), 1.0) for rank in own.stage_ranks[:, 0]])
+    stage_ns = (ops.gpu_ns["F"] + ops.gpu_ns["B"]) * slowdowns
+    stage_factor = np.maximum(1 + added_ns / np.maximum(stage_ns, 1.0), 0.0)
     typical = ops.times(program, own)
     work = [op.gpu_ns * float(stage_factor[piece.stage]) for piece, op in zip(program.pieces, typical, strict=True)]
     base, changed = predictor.simulate(program, own), predictor.simulate(program, own, work=work)
@@ -255,8 +253,19 @@ def _layer_split_row(predictor: Predictor, cells: pl.DataFrame) -> WhatIf | None
         own.virtual,
         **_predicted_figures(predictor.predict_change(base, changed), predictor.measured_ns),
         layout=megatron_layout(counts),
-        rests_on=("layers of a stage take equal time; the other work of the first and last stage stays there",),
+        rests_on=("layers of a stage take equal time; waits and the other work of the first and last stage stay there",),
     )
+
+
+def _compute_per_stage(cells: pl.DataFrame, stages: int) -> Floats:
+    """Return the time in which the cells of each stage compute, in nanoseconds."""
+    is_block = pl.col("op").cast(pl.String) == "FB"
+    # Of a block, a third is its forward and two thirds are its backward, perhaps of another stage.
+    forward_share = pl.when(is_block).then(1 / 3).otherwise(1.0)
+    forwards = cells.select("stage", ns=pl.col("busy_ns") * forward_share)
+    backwards = cells.filter(is_block).select(stage="b_stage", ns=pl.col("busy_ns") * (2 / 3))
+    parts = pl.concat([forwards, backwards]).drop_nulls("stage")
+    return np.bincount(parts["stage"].to_numpy(), parts["ns"].to_numpy(), stages).astype(np.float64)
 
 
 def megatron_layout(layers: Sequence[int]) -> str:
