@@ -253,7 +253,7 @@ def _layer_split_row(predictor: Predictor, cells: pl.DataFrame) -> WhatIf | None
         own.virtual,
         **_predicted_figures(predictor.predict_change(base, changed), predictor.measured_ns),
         layout=megatron_layout(counts),
-        rests_on=("layers of a stage take equal time; waits and the other work of the first and last stage stay there",),
+        rests_on=("layers of a stage take equal time; waits and other work of the first and last stage stay there",),
     )
 
 
