@@ -362,6 +362,19 @@ def test_messages_without_their_other_side_are_no_evidence():
     assert match_messages({0: table([(1, True, None, 0, 1, 2)])}) is None
 
 
+@pytest.mark.parametrize(("count", "is_evidence"), [(20, True), (11, True), (10, False)])
+def test_one_message_without_its_other_side_is_left_out_if_there_are_many(count, is_evidence):
+    """Rank 1 lacks the fourth receive: one side of 39 or 21 has no other; of 19 that is more than one in twenty."""
+    sends = table([(k, True, 1, 100 * k, 100 * k, 100 * k + 2) for k in range(count)])
+    receives = table([(k, False, 0, 100 * k, 100 * k, 100 * k + 3) for k in range(count) if k != 3])
+    matched = match_messages({0: sends, 1: receives})
+    if not is_evidence:
+        assert matched is None
+        return
+    assert matched.height == count - 1
+    assert (matched["receive_end_ns"] - matched["send_end_ns"]).unique().to_list() == [1]
+
+
 # message order
 
 

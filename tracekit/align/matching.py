@@ -106,6 +106,38 @@ def match(operations: pl.DataFrame, *, by_step: bool = True) -> Matching:
     return Matching(_members(operations, sides, position, kept), (*notices, *disagreeing))
 
 
+def pair_messages(messages: pl.DataFrame) -> pl.DataFrame:
+    """Return the sends of several ranks beside their receives: ``MEMBERS`` of both, these with suffix ``_received``.
+
+    Args:
+        messages: Messages in the order of issue, with rank, step, kernel (negative if it was not recorded), send, peer,
+            launch_ns, start_ns and end_ns; those of one kernel share its number.
+
+    >>> messages = pl.DataFrame({"rank": [0, 1], "step": 0, "kernel": 7, "send": [True, False], "peer": [1, 0],
+    ...     "launch_ns": 0, "start_ns": [5, 2], "end_ns": [9, 9]})
+    >>> pair_messages(messages).select("rank", "start_ns", "rank_received", "start_ns_received").rows()
+    [(0, 5, 1, 2)]
+    """
+    no_text = pl.lit(None, pl.String)
+    no_number = pl.lit(None, pl.Int64)
+    operations = (
+        messages.with_columns(pl.col("rank", "peer").cast(pl.Int32))
+        .group_by("rank", "step", "kernel", maintain_order=True)
+        .agg(pl.col("launch_ns", "start_ns", "end_ns").first(), messages=pl.struct("send", "peer"))
+        .with_columns(
+            *(no_text.alias(name) for name in ("label", "group", "group_ranks")),
+            *(no_number.alias(name) for name in ("bytes", "collective_seq")),
+            what=pl.lit("p2p"),
+            id="kernel",
+            order_ns="launch_ns",
+        )
+    )
+    members = match(operations).members
+    sends = members.filter("sends")
+    receives = members.filter(~pl.col("sends"))
+    return sends.join(receives, on="match", suffix="_received", maintain_order="left")
+
+
 def last_of_match(match: Ints, time_ns: Ints) -> npt.NDArray[np.int32]:
     """Return for each member the one of its match with the highest time; of several, the one of the highest rank.
 

@@ -4,18 +4,19 @@ from collections.abc import Mapping
 
 import polars as pl
 
+from tracekit.align.matching import pair_messages
+from tracekit.align.peers import MAX_MISSING_SHARE
+
 
 def match_messages(messages_by_position: Mapping[int, pl.DataFrame]) -> pl.DataFrame | None:
     """Join the sends of one step with their receives.
-
-    The n-th send from one rank to another belongs to the n-th receive there.
 
     Args:
         messages_by_position: Messages (``MESSAGES``) of each rank on one clock, peers as positions in the pipeline.
 
     Returns:
         One row per message: start and end of its send and its receive, and whether a kernel carried it with others
-        (``grouped``). None if a message has no known peer or no other side.
+        (``grouped``). None if a message has no known peer, or if more than a few have no other side.
     """
     tables = [
         table.with_columns(rank=pl.lit(position, pl.Int32))
@@ -24,23 +25,18 @@ def match_messages(messages_by_position: Mapping[int, pl.DataFrame]) -> pl.DataF
     ]
     if not tables:
         return None
-    rows = pl.concat(tables)
-    if rows["peer"].null_count():
+    messages = pl.concat(tables)
+    if messages["peer"].null_count():
         return None
-    rows = rows.with_columns(
-        source=pl.when("send").then("rank").otherwise("peer"),
-        target=pl.when("send").then("peer").otherwise("rank"),
-        carries_several=pl.len().over("rank", "kernel") > 1,
-    )
-    rows = rows.sort("launch_ns").with_columns(number=pl.int_range(pl.len()).over("source", "target", "send"))
-    sends, receives = rows.filter("send"), rows.filter(~pl.col("send"))
-    matched = sends.join(receives, on=["source", "target", "number"], suffix="_received")
-    if matched.height < max(sends.height, receives.height):
+    matched = pair_messages(messages)
+    without_other_side = messages.height - 2 * matched.height
+    if matched.is_empty() or without_other_side > MAX_MISSING_SHARE * messages.height:
         return None
+    carries_several = (pl.col("messages") > 1) | (pl.col("messages_received") > 1)
     return matched.select(
         send_start_ns="start_ns",
         send_end_ns="end_ns",
         receive_start_ns="start_ns_received",
         receive_end_ns="end_ns_received",
-        grouped=pl.col("carries_several") | pl.col("carries_several_received"),
+        grouped=carries_several,
     )
