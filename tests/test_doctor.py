@@ -87,9 +87,15 @@ def test_groups_without_names_or_descriptions(part):
 
 
 def test_what_readers_noticed_is_a_finding(part):
-    cut = structs.replace(part.source, notices=(Notice("truncated", "the file ends early"),), world_size=None)
+    cut = structs.replace(
+        part.source, notices=(Notice("truncated", values={"case": "list", "cut_event": False}),), world_size=None
+    )
     (finding,) = find_problems([examine(RankEvents(part.events, cut))])
-    assert (finding.code, finding.problem, finding.ranks) == ("truncated", "the file ends early", (0,))
+    assert (finding.code, finding.problem, finding.ranks) == (
+        "truncated",
+        "the file ends before its list of events does",
+        (0,),
+    )
 
 
 def test_missing_ranks_are_listed_and_named(samples):

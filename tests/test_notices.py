@@ -17,9 +17,6 @@ def codes():
                 first = node.args[0]
                 if isinstance(first, ast.Constant) and isinstance(first.value, str):
                     yield first.value
-            target = node.targets[0] if isinstance(node, ast.Assign) else None
-            if isinstance(target, ast.Subscript) and ast.unparse(target.value) == "texts":
-                yield ast.literal_eval(target.slice)  # texts by code, which become notices together
 
 
 def test_every_notice_is_explained_and_no_other():

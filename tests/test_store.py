@@ -34,7 +34,7 @@ def source(rank):
         versions={"nccl": "2.28.9"},
         groups=(ProcessGroup("1", None, (0, 1)), ProcessGroup("2", "tp", ())),
         counts={"kernel": 3},
-        notices=(Notice("cut", "ends early"),),
+        notices=(Notice("truncated", values={"case": "list", "cut_event": False}),),
     )
 
 

@@ -116,6 +116,7 @@ def _raising_line(error: BaseException) -> str:
 
 NoticeValue = str | int | float | bool | tuple[str | int | tuple[int, ...], ...] | None
 """A figure, a name or a list of these in a notice."""
+NoticeValues = dict[str, NoticeValue]
 
 
 class Notice(msgspec.Struct, frozen=True):
@@ -128,18 +129,17 @@ class Notice(msgspec.Struct, frozen=True):
 
     code: str
     """What it is about; a code keeps its meaning."""
-    text: str = ""
     ranks: tuple[int, ...] = ()
     """Ranks that it is about; empty if that is the run, or all of its ranks alike."""
     labels: tuple[str, ...] = ()
     """Labels that it is about."""
-    values: dict[str, NoticeValue] = {}
+    values: NoticeValues = {}
     """Figures and names by what they are; ``case`` tells apart what a code can mean."""
     varies: bool = False
     """Whether the values are those of the first rank alone, and other ranks have other values."""
 
     def __hash__(self) -> int:
-        return hash((self.code, self.text, self.ranks, self.labels, frozenset(self.values.items()), self.varies))
+        return hash((self.code, self.ranks, self.labels, frozenset(self.values.items()), self.varies))
 
     @property
     def message(self) -> str:

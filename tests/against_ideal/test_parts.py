@@ -106,7 +106,7 @@ def test_what_cannot_be_told_is_said():
     nobody = sent((0, 1)).with_columns(peer=pl.lit(None, pl.Int32))
     result = assign_stages({0: chunks("F0")}, {0: nobody}, 2)
     assert (result.shape, result.places) == ("unknown", {})
-    assert "who" in result.reason
+    assert result.reason == "peers_unnamed"
 
 
 def test_layouts_are_meshes_with_the_last_axis_fastest():

@@ -355,6 +355,6 @@ def test_lateness_that_is_mostly_unknown_counts_with_the_part_that_its_cause_exp
 def test_advice_says_where_a_wait_is_an_upper_bound(samples):
     found = analysis_of(samples / "slow-ddp")
     assert "waiting for at most" not in " ".join(advice.text for advice in advise(collect_evidence(found)))
-    notices = (*found.notices, Notice("wait-bound", "dp_comm: waits are upper bounds"))
+    notices = (*found.notices, Notice("wait-bound", labels=("dp_comm",), values={"uncertainty_ns": None}))
     bounded = dataclasses.replace(found, notices=notices)
     assert "rank 2 keeps the others waiting for at most" in " ".join(a.text for a in advise(collect_evidence(bounded)))

@@ -80,7 +80,11 @@ def test_host_time_in_which_the_gpu_works_is_not_the_longest_piece(samples):
     "doubt",
     [
         {"unknown": ["pp_comm"]},
-        {"notices": [Notice("path-ends", "the path was followed back only to 3 ms after the step's start")]},
+        {
+            "notices": [
+                Notice("path-ends", ranks=(0,), values={"case": "stopped", "step": 1, "remaining_ns": 3_000_000})
+            ]
+        },
     ],
 )
 def test_nothing_is_said_where_the_path_does_not_tell(with_path, doubt):

@@ -17,9 +17,10 @@ from tracekit.errors import Notice
 from tracekit.metrics.budget import Bubble, Budget
 from tracekit.report.html.charts import PageClock, timeline_data
 from tracekit.report.html.page import render_html
+from tracekit.report.notices import shorten_notices
 from tracekit.report.terminal.analysis import render
 from tracekit.report.terminal.fleet import histogram
-from tracekit.report.view import shorten_notices, view_of
+from tracekit.report.view import view_of
 from tracekit.run.analyze import analyze
 from tracekit.schedules import generate
 from tracekit.synthetic import Recipe, write_run
@@ -155,8 +156,9 @@ def test_the_page_shows_a_cell_for_each_rank(pipelines, small):
 
 def test_a_thousand_ranks_stay_readable(small):
     many = run_of(small, [500 + rank % 7 for rank in range(1024)])
-    noisy = [Notice("cut", f"rank {rank}: ends early") for rank in range(1024)]
-    many = replace(many, notices=(*noisy, Notice("rank-failed", "rank 7 is left out: a/b.json: ends early")))
+    noisy = [Notice("no-steps", ranks=(rank,)) for rank in range(1024)]
+    failed = Notice("rank-failed", ranks=(7,), values={"case": "rank", "error": "a/b.json: ends early"})
+    many = replace(many, notices=(*noisy, failed))
     text, page = text_of(many), render_html(many)
     assert len(text.splitlines()) < 160  # a section a line of thought: the host's is one of them
     assert max(map(len, text.splitlines())) <= 80
@@ -167,10 +169,13 @@ def test_a_thousand_ranks_stay_readable(small):
 
 
 def test_failures_are_all_listed_and_others_shortened():
-    failures = [Notice("rank-failed", f"rank {n}") for n in range(8)]
-    assert shorten_notices(failures) == failures
-    mixed = shorten_notices([*(Notice("a", str(n)) for n in range(6)), Notice("b", "x"), Notice("a", "7")])
-    assert [note.message for note in mixed] == ["0", "1", "2", "3", "4", "2 more like this", "x"]
+    failed = [Notice("rank-failed", ranks=(n,), values={"case": "rank", "error": "ends early"}) for n in range(8)]
+    assert [line.message for line in shorten_notices(failed)] == [f"rank {n} is left out: ends early" for n in range(8)]
+    cut = [Notice("graphs-whole", values={"graphs": n}) for n in range(7)]
+    lines = shorten_notices([*cut[:6], Notice("no-events"), cut[6]])
+    assert [line.code for line in lines] == ["graphs-whole"] * 6 + ["no-events"]
+    assert [line.message.split()[0] for line in lines[:5]] == ["0", "1", "2", "3", "4"]
+    assert lines[5].message == "2 more like this"
 
 
 def test_the_terminals_bars_and_names_are_whole_at_any_rank_number(small):

@@ -1,6 +1,5 @@
 """Notices of many ranks as one list: each notice once, with the ranks that have it."""
 
-import re
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 
@@ -10,8 +9,6 @@ from tracekit.errors import Notice
 
 VALUES_OF_A_RANK = frozenset(["file"])
 """Names of values that are no numbers and differ from rank to rank, though the notices say the same."""
-
-_NUMBER = re.compile(r"\d[\d.,]*")
 
 
 def merge_notices(by_rank: Iterable[tuple[int, Sequence[Notice]]], *, ranks: int | None = None) -> list[Notice]:
@@ -39,28 +36,18 @@ def merge_notices(by_rank: Iterable[tuple[int, Sequence[Notice]]], *, ranks: int
 
 def _meaning(notice: Notice) -> Hashable:
     """Return what is equal in notices that differ in nothing but numbers."""
-    words = {
-        name: value for name, value in notice.values.items() if isinstance(value, str) and name not in VALUES_OF_A_RANK
-    }
-    return notice.code, _NUMBER.sub("#", strip_rank(notice.text)), notice.labels, frozenset(words.items())
+    words = []
+    for name, value in notice.values.items():
+        if isinstance(value, str | bool) and name not in VALUES_OF_A_RANK:
+            words.append((name, value))
+    return notice.code, notice.labels, frozenset(words)
 
 
 def _merge(group: Sequence[tuple[int, Notice]], rank_count: int | None) -> Notice:
     """Return one notice for those of some ranks that differ in nothing but numbers."""
     ranks = tuple(dict.fromkeys(rank for rank, _ in group))
     first = group[0][1]
-    first = replace(first, text=strip_rank(first.text))
-    varies = any((strip_rank(notice.text), notice.values) != (first.text, first.values) for _, notice in group)
-    if varies:
+    if any(notice.values != first.values for _, notice in group):
         return replace(first, ranks=ranks, varies=True)
     of_all_ranks = rank_count is not None and len(ranks) == rank_count > 1
     return replace(first, ranks=() if of_all_ranks else ranks)
-
-
-def strip_rank(message: str) -> str:
-    """Return a notice's text without the rank it begins with.
-
-    >>> strip_rank("rank 3: ends early")
-    'ends early'
-    """
-    return re.sub(r"^rank \d+: ", "", message)

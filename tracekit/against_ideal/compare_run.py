@@ -12,7 +12,6 @@ import polars as pl
 from tracekit._util.arrays import Ints
 from tracekit._util.columns import concat_ranks
 from tracekit._util.notices import merge_notices
-from tracekit._util.text import percent
 from tracekit._util.workers import MapFunction
 from tracekit.against_ideal.comparison import ScheduleComparison, StepComparison
 from tracekit.against_ideal.find_schedule import ScheduleFinder, find_doubt, find_pipeline_size, order_differs_notice
@@ -20,7 +19,7 @@ from tracekit.against_ideal.identify import Match
 from tracekit.against_ideal.replay import StepReplays, measure_stage_times, prepare_replays, split_gap
 from tracekit.align.clocks import Clocks
 from tracekit.documents.analysis import RankBubble
-from tracekit.errors import Notice, OptionError
+from tracekit.errors import Notice, NoticeValues, OptionError
 from tracekit.reconstruct.parallel_groups import add_pipelines, find_parallel_groups, name_peers
 from tracekit.reconstruct.pipeline import Pipeline, rename_cells
 from tracekit.reconstruct.pipeline_steps import assemble_steps
@@ -96,8 +95,8 @@ def _compare_batch(finder: ScheduleFinder, clocks: Clocks, batch: _Batch) -> lis
         cut = _cut_steps(ranks_of_pipelines[index], steps[index]) if finder.wanted == "auto" else set()
         for pipeline in filter(_is_pipeline, pipeline_steps):
             if pipeline.step in cut:
-                text = f"step {pipeline.step} is cut: a part of what it launched was not recorded"
-                notices[index][pipeline.step] = [Notice("step-cut", text)]
+                cut_notice = Notice("step-cut", values={"case": "not_recorded", "step": pipeline.step})
+                notices[index][pipeline.step] = [cut_notice]
                 continue
             finding = finder.find(pipeline)
             notices[index][pipeline.step] = [*pipeline.notices, *finding.notices]
@@ -147,14 +146,13 @@ def _compare_step(
     gap_ns = split_gap(replays, ideal.makespan) if complete else None
     doubt = find_doubt(match, measured_ns=replays.makespan, ideal_ns=ideal.makespan, gap_ns=gap_ns)
     if doubt and wanted == "auto" and not (match.exact and pipeline.stages_from != "nothing"):
-        text = f"step {pipeline.step}: {doubt}: no schedule is named"
-        return None, [*pipeline.notices, *notices, Notice("schedule-doubtful", text)]
+        doubtful = Notice("schedule-doubtful", values={"step": pipeline.step, **doubt})
+        return None, [*pipeline.notices, *notices, doubtful]
     if doubt:
         gap_ns = None
-        notices = [*notices, Notice("gap-doubtful", f"{doubt}: the gap is not split by cause")]
+        notices = [*notices, Notice("gap-doubtful", values=doubt)]
     if replays.graph.broken:
-        text = f"{replays.graph.broken} cells seem to wait for each other: their stages or order are not certain"
-        notices = [*notices, Notice("order-uncertain", text)]
+        notices = [*notices, Notice("order-uncertain", values={"cells": int(replays.graph.broken)})]
     return StepComparison(
         pipeline,
         match,
@@ -179,27 +177,19 @@ def _match_notices(match: Match, pipeline: Pipeline) -> list[Notice]:
     name = match.schedule.name
     notices = []
     if match.exact and match.blocks_run_apart:
-        text = f"{match.blocks_run_apart} overlapped FB blocks of {name} ran as an F and a B, one after the other"
-        notices.append(Notice("fb-run-apart", text))
+        notices.append(Notice("fb-run-apart", values={"blocks": match.blocks_run_apart, "schedule": name}))
     if match.exact and match.backwards_run_whole:
-        text = f"{match.backwards_run_whole} split backwards of {name} ran in one piece"
-        notices.append(Notice("backward-fused", text))
+        notices.append(Notice("backward-fused", values={"backwards": match.backwards_run_whole, "schedule": name}))
     if not match.exact:
         notices.append(order_differs_notice(match, pipeline))
     if match.ambiguous_with:
-        names = ", ".join(match.ambiguous_with)
-        if len(pipeline.positions) < len(pipeline.ranks):
-            text = f"on the ranks there are traces of, {names} would have the same order as {name}"
-            text += "; traces of more ranks would decide it"
-        else:
-            text = f"at this size {names} would have the same order as {name}"
-        notices.append(Notice("schedule-ambiguous", text))
+        case = "on_these_ranks" if len(pipeline.positions) < len(pipeline.ranks) else "at_this_size"
+        values: NoticeValues = {"case": case, "others": tuple(match.ambiguous_with), "schedule": name}
+        notices.append(Notice("schedule-ambiguous", values=values))
     if pipeline.stages_from == "pattern":
-        text = "stages and micro-batches are taken from the schedule that has this pattern"
-        notices.append(Notice("stages-from-pattern", text))
+        notices.append(Notice("stages-from-pattern"))
     if pipeline.weights_counted:
-        text = "weight gradients ran outside autograd: each is given to a backward by counting"
-        notices.append(Notice("weights-counted", text))
+        notices.append(Notice("weights-counted"))
     return notices
 
 
@@ -210,11 +200,7 @@ def _late_start_notices(pipeline: Pipeline, replays: StepReplays) -> list[Notice
     positions = position_of_cell[first_cells].tolist()
     late_ns = replays.before["host"][first_cells].tolist()
     return [
-        Notice(
-            "late-start",
-            f"step {pipeline.step}: rank {pipeline.ranks[position]} began {ns / 1e6:.1f} ms late: its host had not "
-            "launched anything (counted as host)",
-        )
+        Notice("late-start", ranks=(pipeline.ranks[position],), values={"step": pipeline.step, "late_ns": ns})
         for position, ns in zip(positions, late_ns, strict=True)
         if ns > MIN_LATE_SHARE_TO_REPORT * replays.makespan
     ]
@@ -315,7 +301,7 @@ def compare_pipelines(
     clocks = clocks or Clocks.recorded(rank.rank for rank in ranks)
     with_work, peer_notices = name_peers([rank for rank in ranks if rank.has_work], layout)
     if not with_work:  # so there are no messages either, whose peers a notice could be about
-        return None, (Notice("no-pipeline", "no forward or backward work was found: nothing to reconstruct"),)
+        return None, (Notice("no-pipeline", values={"case": "no_work"}),)
     by_rank = {rank.rank: rank for rank in with_work}
     groups = find_parallel_groups(with_work, layout)
     size_notices: list[Notice] = []
@@ -369,13 +355,10 @@ def _no_schedule_notices(
     crossed = {rank.rank: share for rank in ranks if (share := crossed_share(rank.lanes)) > MIN_CROSSED_SHARE}
     if crossed:
         rank = max(crossed, key=lambda rank: crossed[rank])
-        text = f"rank {rank} runs {percent(crossed[rank])} of its communication beside compute of the other pass: it "
-        text += "overlaps micro-batches; which schedule that belongs to cannot be known without its messages"
-        return [Notice("overlap-seen", text)]
+        return [Notice("overlap-seen", ranks=(rank,), values={"share": crossed[rank]})]
     if all(len(pipeline) == 1 for pipeline in pipelines):
-        text = "no pipeline messages and no overlapped micro-batches: no schedule to compare with"
-        return [Notice("no-pipeline", text)]
-    return [Notice("no-pipeline", "the ranks of a pipeline have no step in common")]
+        return [Notice("no-pipeline", values={"case": "no_messages"})]
+    return [Notice("no-pipeline", values={"case": "no_common_step"})]
 
 
 def _choose_head(
@@ -409,10 +392,14 @@ def _choose_step(steps: Sequence[StepComparison]) -> tuple[StepComparison, list[
     others = [step for step in steps if _order_kind(step) != usual]
     notices = []
     if others:
-        numbers = ", ".join(str(step.pipeline.step) for step in others[:8]) + (" …" if len(others) > 8 else "")
         exact, name, microbatches, _ = _order_kind(others[0])
-        order = f"{'' if exact else 'not quite '}{name} with {microbatches} micro-batches"
-        notices.append(Notice("steps-differ", f"step(s) {numbers} ran another order than the step shown ({order})"))
+        values: NoticeValues = {
+            "steps": tuple(step.pipeline.step for step in others),
+            "schedule": name,
+            "exact": exact,
+            "microbatches": microbatches,
+        }
+        notices.append(Notice("steps-differ", values=values))
     return sorted(same, key=lambda step: step.measured_ns)[(len(same) - 1) // 2], notices
 
 

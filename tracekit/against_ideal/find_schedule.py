@@ -11,12 +11,11 @@ import msgspec
 import polars as pl
 from msgspec.structs import replace
 
-from tracekit._util.text import counted, ms, percent, plural
 from tracekit.against_ideal import identify
 from tracekit.against_ideal.identify import Match, Orders, candidates, forward_stages, named_candidates
 from tracekit.against_ideal.replay import GraphCache
 from tracekit.align.clocks import Clocks
-from tracekit.errors import Notice
+from tracekit.errors import Notice, NoticeValues
 from tracekit.reconstruct.pipeline import Pipeline, has_same_order
 from tracekit.reconstruct.pipeline_steps import StepCache, assemble
 from tracekit.reconstruct.rank_pipeline import RankPipeline
@@ -97,10 +96,12 @@ class OrderSearch:
         named = identify.named_candidates(wanted, self.pp, self.forwards)
         schedules = [schedule for schedule in named if schedule.pp == self.pp]
         if not schedules:
-            text = f"{wanted} cannot run {self.forwards} forwards on each of {self.pp} ranks"
+            values: NoticeValues = {"schedule": wanted, "forwards": self.forwards, "pipeline_ranks": self.pp}
             if named:
-                text = f"{wanted} is an order of {counted(named[0].pp, 'rank')}, and the pipeline has {self.pp}"
-            return None, [Notice("schedule-other", text)]
+                values |= {"case": "ranks", "schedule_ranks": named[0].pp}
+            else:
+                values |= {"case": "size"}
+            return None, [Notice("schedule-other", values=values)]
         match = self.exact_match(schedules)
         if match is None and self.stages_known:
             match = min((identify.match_with(self.orders, s) for s in schedules), key=lambda match: match.distance)
@@ -122,10 +123,9 @@ class OrderSearch:
             return None, [_order_unknown(self.pipeline)]
         if misplaced_share(self.orders, nearest) <= MAX_MISPLACED_SHARE:
             return nearest, []
-        step, name = self.pipeline.step, nearest.schedule.name
-        text = f"step {step}: its order is nearest to {name}'s, but {_misplaced_units(nearest, self.pipeline)}"
-        text += ": no schedule is named; give another order with --schedule FILE"
-        return None, [Notice("schedule-doubtful", text)]
+        distance = _distance_values(nearest, self.pipeline)
+        values = {"case": "order", "step": self.pipeline.step, **distance}
+        return None, [Notice("schedule-doubtful", values=values)]
 
     def _likely(self) -> Iterable[Schedule]:
         placement = self.pipeline.placement
@@ -172,22 +172,21 @@ def _find_cut(pipeline: Pipeline) -> Notice | None:
     blocks = cells.filter(pl.col("op") == "FB").select("position", pair="b_pair")
     backwards = pl.concat([cells.filter(pl.col("op").is_in(["B", "I"])).select("position", "pair"), blocks])
     if backwards.is_empty():
-        text = "forwards run and no backward: evaluation or inference, or the trace ends before the first backward"
-        return Notice("forward-only", f"step {pipeline.step}: {text}; a training schedule cannot be named")
-    signs = []
+        return Notice("forward-only", values={"step": pipeline.step})
     without_backward = forwards.join(backwards, on=["position", "pair"], how="anti").height
-    if without_backward:
-        signs.append(f"{without_backward} forwards have no backward")
     without_forward = backwards.join(forwards, on=["position", "pair"], how="anti").height
-    if without_forward:
-        signs.append(f"{without_forward} backwards have no forward")
     counts = forwards.group_by("position").len()["len"].unique().sort().to_list()
-    if len(counts) > 1:
-        signs.append(f"the ranks ran {counts[0]} to {counts[-1]} forwards")
-    if not signs:
+    if not (without_backward or without_forward or len(counts) > 1):
         return None
-    text = f"step {pipeline.step} is cut: {', '.join(signs)}; which schedule it was part of is not certain"
-    return Notice("step-cut", text)
+    values: NoticeValues = {
+        "case": "incomplete",
+        "step": pipeline.step,
+        "without_backward": without_backward,
+        "without_forward": without_forward,
+        "fewest_forwards": counts[0] if counts else 0,
+        "most_forwards": counts[-1] if counts else 0,
+    }
+    return Notice("step-cut", values=values)
 
 
 def misplaced_share(orders: Orders, match: Match) -> float:
@@ -200,25 +199,24 @@ def _count_units(orders: Orders, schedule: Schedule) -> int:
     return sum(len(identify.units(op)) for position in orders for op in schedule.ranks[position])
 
 
-def _misplaced_units(match: Match, pipeline: Pipeline) -> str:
-    return f"{match.distance} of its {_count_units(pipeline.orders, match.schedule)} units of work are elsewhere"
+def _distance_values(match: Match, pipeline: Pipeline) -> NoticeValues:
+    """Return how far the order of a pipeline is from the schedule's, as values of a notice."""
+    units = _count_units(pipeline.orders, match.schedule)
+    return {"schedule": match.schedule.name, "misplaced": match.distance, "units": units}
 
 
 def order_differs_notice(match: Match, pipeline: Pipeline) -> Notice:
     """Return a notice with the distance of the order from the schedule's."""
-    text = f"the order is not exactly {match.schedule.name}'s: {_misplaced_units(match, pipeline)}"
-    return Notice("order-differs", text)
+    return Notice("order-differs", values=_distance_values(match, pipeline))
 
 
 def _order_unknown(pipeline: Pipeline) -> Notice:
-    ranks = ", ".join(map(str, pipeline.ranks[:8])) + (" …" if len(pipeline.ranks) > 8 else "")
-    stages = " and its stages are not known" if pipeline.stages_from == "nothing" else ""
-    text = f"pipeline of rank(s) {ranks}: its order is not a known schedule's{stages}; give one with --schedule FILE"
-    return Notice("order-unknown", text)
+    stages_known = pipeline.stages_from != "nothing"
+    return Notice("order-unknown", ranks=tuple(pipeline.ranks), values={"stages_known": stages_known})
 
 
-def find_doubt(match: Match, *, measured_ns: int, ideal_ns: int, gap_ns: Mapping[str, int] | None) -> str | None:
-    """Return the reason why a comparison should not be shown; None if there is none.
+def find_doubt(match: Match, *, measured_ns: int, ideal_ns: int, gap_ns: Mapping[str, int] | None) -> NoticeValues:
+    """Return why a comparison should not be shown, as the values of a notice; empty if it should.
 
     Args:
         match: Schedule compared with.
@@ -227,19 +225,17 @@ def find_doubt(match: Match, *, measured_ns: int, ideal_ns: int, gap_ns: Mapping
         gap_ns: Parts of the gap; None if ranks are missing. Some ranks alone may be faster than the ideal of all.
     """
     if gap_ns is None:
-        return None
-    name = match.schedule.name
+        return {}
+    doubt: NoticeValues = {"schedule": match.schedule.name, "measured_ns": measured_ns}
     if ideal_ns > (1 + MAX_IDEAL_EXCESS) * measured_ns:
-        return f"the ideal of {name} at the run's own times, {ms(ideal_ns)}, is above the {ms(measured_ns)} measured"
+        return {"case": "ideal_above", **doubt, "ideal_ns": ideal_ns}
     unexplained_ns = abs(gap_ns["unexplained"])
     if unexplained_ns > MAX_UNEXPLAINED_SHARE * measured_ns:
-        share = percent(unexplained_ns, measured_ns)
-        return f"compared with {name}, {share} of the {ms(measured_ns)} measured would stay unexplained"
+        return {"case": "unexplained", **doubt, "share": unexplained_ns / max(1, measured_ns)}
     explained_twice_ns = -sum(min(0, ns) for ns in gap_ns.values())
     if explained_twice_ns > MAX_UNEXPLAINED_SHARE * measured_ns:
-        share = percent(explained_twice_ns, measured_ns)
-        return f"compared with {name}, {share} of the {ms(measured_ns)} measured would have two causes"
-    return None
+        return {"case": "two_causes", **doubt, "share": explained_twice_ns / max(1, measured_ns)}
+    return {}
 
 
 # ---- Size of a pipeline of which some ranks have no trace and no process group is recorded.
@@ -291,41 +287,37 @@ def find_pipeline_size(ranks: Sequence[RankPipeline], wanted: str) -> tuple[Pipe
         The pipelines, none if no size or several fit best, and notices about them.
     """
     fits = list(_fitting_sizes(ranks, wanted))
-    numbers = ", ".join(str(rank.rank) for rank in ranks[:8]) + (" …" if len(ranks) > 8 else "")
-    noun = "rank" if len(ranks) == 1 else plural("rank")
-    unsized = f"{noun} {numbers}: nothing in the trace says how many ranks the pipeline has"
+    numbers = tuple(rank.rank for rank in ranks)
     if not fits:
-        tried = "no known schedule" if wanted == "auto" else wanted
-        sizes = f"{SIZES_TO_TRY[0]} to {SIZES_TO_TRY[-1]}"
-        return (), [_size_unknown(f"{unsized}, and {tried} of {sizes} ranks has this order")]
+        values: NoticeValues = {
+            "case": "none_fits",
+            "schedule": None if wanted == "auto" else wanted,
+            "smallest": SIZES_TO_TRY[0],
+            "largest": SIZES_TO_TRY[-1],
+        }
+        return (), [Notice("pipeline-size-unknown", ranks=numbers, values=values)]
     least_doubts = min(fit.doubts for fit in fits)
     best = [fit for fit in fits if fit.doubts == least_doubts]
     others = [fit for fit in fits if fit.doubts != least_doubts]
+    schedules, sizes = _sizes_by_schedule(best)
+    fitting: NoticeValues = {"schedules": schedules, "sizes": sizes}
     if len(best) > 1:
-        return (), [_size_unknown(f"{unsized}, and the order is that of {_list_sizes(best)}")]
-    text = f"{unsized}; its order is that of {_list_sizes(best)}"
+        values = {"case": "several_fit", **fitting}
+        return (), [Notice("pipeline-size-unknown", ranks=numbers, values=values)]
     if not others:
-        text += " and of no other size tried; override with --layout"
-        return best[0].pipelines, [Notice("size-from-order", text)]
-    text += f", and less likely (blocks run apart, or other stages than the ranges say) of {_list_sizes(others)}"
-    text += "; traces of more ranks, or --layout, would decide it"
-    return best[0].pipelines, [Notice("schedule-ambiguous", text)]
+        return best[0].pipelines, [Notice("size-from-order", ranks=numbers, values=fitting)]
+    other_schedules, other_sizes = _sizes_by_schedule(others)
+    values = {"case": "size", **fitting, "other_schedules": other_schedules, "other_sizes": other_sizes}
+    return best[0].pipelines, [Notice("schedule-ambiguous", ranks=numbers, values=values)]
 
 
-def _size_unknown(text: str) -> Notice:
-    return Notice("pipeline-size-unknown", f"{text}: no schedule is named; give more of its ranks, or --layout pp=N")
-
-
-def _list_sizes(fits: Sequence[_FittingSize]) -> str:
-    """Return names with the sizes at which they fit: ``1f1b of 4 ranks, gpipe of 2, 3 … ranks``."""
+def _sizes_by_schedule(fits: Sequence[_FittingSize]) -> tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]:
+    """Return the schedules that fit, and for each the sizes at which it does."""
     sizes: dict[str, list[int]] = {}
     for fit in fits:
         for name in fit.names:
             sizes.setdefault(name, []).append(fit.size)
-    return ", ".join(
-        f"{name} of {', '.join(map(str, fitting[:4]))}{' …' if len(fitting) > 4 else ''} ranks"
-        for name, fitting in sizes.items()
-    )
+    return tuple(sizes), tuple(tuple(fitting) for fitting in sizes.values())
 
 
 def _fitting_sizes(ranks: Sequence[RankPipeline], wanted: str) -> Iterator[_FittingSize]:

@@ -23,11 +23,10 @@ import polars as pl
 from tracekit._util.arrays import Bools, Ints, group_rows
 from tracekit._util.categories import CategoryColumn
 from tracekit._util.columns import present, to_int64
-from tracekit._util.text import counted, ranks_named
 from tracekit.align.clock_bounds import MAX_ACKNOWLEDGE_NS, MEETS, NO_BOUND_NS
 from tracekit.align.clocks import Clocks, align
 from tracekit.align.pairing import NO_END_NS, OperationSequence, pair_with_references
-from tracekit.errors import Notice
+from tracekit.errors import Notice, NoticeValues
 
 MEMBERS = pl.Schema(
     {
@@ -444,12 +443,9 @@ def _uneven_notices(sides: _Sides, sequences: _Sequences, uneven: Ints, position
     if not lacking.any():
         return []
     ranks = np.unique(sides.rank[sequences.order[sequences.first[uneven[lacking]]]]).tolist()
-    recorded = f"{counted(int(missing.sum()), 'operation')} fewer than" if missing.any() else "other operations than"
-    text = (
-        f"{ranks_named(ranks)} recorded {recorded} the peers: where they "
-        "are missing was found by sizes and times, and operations whose partner is not certain stay unmatched"
-    )
-    return [Notice("uneven-operations", text)]
+    case = "fewer" if missing.any() else "other"
+    values: NoticeValues = {"case": case, "missing": int(missing.sum())}
+    return [Notice("uneven-operations", ranks=tuple(ranks), values=values)]
 
 
 def _drop_disagreeing(sides: _Sides, position: Ints, placed: Ints, what: pl.Series) -> tuple[Ints, list[Notice]]:
@@ -467,9 +463,9 @@ def _drop_disagreeing(sides: _Sides, position: Ints, placed: Ints, what: pl.Seri
     bad = scatter.filter(pl.col("scatter") > pl.max_horizontal(pl.lit(MAX_END_SCATTER_NS), pl.col("usual") / 4))
     if bad.is_empty():
         return placed, []
-    kinds = ", ".join(sorted(set(what.gather(bad["row"])))[:4])
-    text = f"{kinds}: the trace names no group and the ranks' ends do not agree, so waiting inside them is not known"
-    return placed[~np.isin(sides.key[placed], bad["key"].to_numpy())], [Notice("unmatched-operations", text)]
+    kinds = tuple(sorted(set(what.gather(bad["row"]))))
+    kept = placed[~np.isin(sides.key[placed], bad["key"].to_numpy())]
+    return kept, [Notice("unmatched-operations", values={"operations": kinds})]
 
 
 def _members(operations: pl.DataFrame, sides: _Sides, position: Ints, kept: Ints) -> pl.DataFrame:

@@ -122,8 +122,8 @@ def number_steps(labelled: pl.DataFrame) -> tuple[pl.DataFrame, list[Notice]]:
     >>> labels = ["forward", "dgrad", "optimizer", "optimizer", "forward"]
     >>> events = pl.DataFrame({"label": labels, "start_ns": range(5), "launch_ns": range(5)})
     >>> numbered, (notice,) = number_steps(events.with_columns(step=pl.lit(None, pl.Int64)))
-    >>> numbered["step"].to_list(), notice.message
-    ([0, 0, 0, 0, 1], 'there are no step marks: 2 steps are told apart by their optimizer')
+    >>> numbered["step"].to_list(), notice.code, notice.values
+    ([0, 0, 0, 0, 1], 'steps-by-optimizer', {'steps': 2})
     """
     if labelled.is_empty() or labelled["step"].null_count() < len(labelled):
         return labelled, []
@@ -149,8 +149,7 @@ def number_steps(labelled: pl.DataFrame) -> tuple[pl.DataFrame, list[Notice]]:
     if last == 0:
         return labelled, []
     steps = pl.Series([None] * len(labelled), dtype=pl.Int64).scatter(order, number)
-    text = f"there are no step marks: {last + 1} steps are told apart by their optimizer"
-    return labelled.with_columns(step=steps), [Notice("steps-by-optimizer", text)]
+    return labelled.with_columns(step=steps), [Notice("steps-by-optimizer", values={"steps": last + 1})]
 
 
 def host_ranges(events: pl.DataFrame) -> pl.DataFrame:
@@ -239,9 +238,8 @@ def assign_parts(
     placed = _place_unlaunched(labelled)
     outside = placed.filter(pl.col("step").is_null())
     if len(outside):
-        busy = int((outside["end_ns"] - outside["start_ns"]).sum())
-        text = f"{len(outside)} GPU events ({busy / 1e6:.3f} ms) were launched outside every step: not counted"
-        notices.append(Notice("outside-steps", text))
+        busy_ns = int((outside["end_ns"] - outside["start_ns"]).sum())
+        notices.append(Notice("outside-steps", values={"events": len(outside), "busy_ns": busy_ns}))
     chosen = select_steps(present, steps)
     number = to_int64(placed["step"], min(chosen) - 1)
     part = np.minimum(np.searchsorted(chosen, number), len(chosen) - 1)

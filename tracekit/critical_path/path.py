@@ -15,14 +15,13 @@ from functools import cached_property
 import numpy as np
 import polars as pl
 
-from tracekit._util.text import ranks_named
 from tracekit.against_ideal import ScheduleComparison
 from tracekit.align.clocks import Clocks
 from tracekit.critical_path.links import SEGMENT_KINDS, Arrivals, Pieces, Walks, walk_back
 from tracekit.critical_path.pieces import PathTables
 from tracekit.documents.analysis import Slack
 from tracekit.documents.coding import table_schema
-from tracekit.errors import Notice
+from tracekit.errors import Notice, NoticeValues
 from tracekit.metrics.causes import with_peers
 from tracekit.schema import conform
 
@@ -223,11 +222,8 @@ def _with_doubts(path: CriticalPath) -> CriticalPath:
     """Return the path with a notice if clocks leave open which rank it mostly runs along."""
     if len(path.candidates) < 2:
         return path
-    text = (
-        f"clocks do not tell which of {ranks_named(path.candidates)} has the most work on the critical path: for "
-        f"{path.uncertain_ns / 1e6:.3f} ms of it another rank may have arrived last"
-    )
-    return replace(path, notices=(*path.notices, Notice("path-uncertain", text)))
+    uncertain = Notice("path-uncertain", ranks=tuple(path.candidates), values={"uncertain_ns": int(path.uncertain_ns)})
+    return replace(path, notices=(*path.notices, uncertain))
 
 
 def _build_segments(pieces: Pieces, walks: Walks) -> pl.DataFrame:
@@ -317,25 +313,12 @@ def _notices(
     """
     notices = []
     if without_launches:
-        text = (
-            f"{ranks_named(without_launches)}: the file has no launches, so the critical path cannot cross "
-            "from the GPU to the host and follows the streams alone; record CPU activities as well"
-        )
-        notices.append(Notice("path-ends", text))
+        notices.append(Notice("path-ends", ranks=tuple(without_launches), values={"case": "no_launches"}))
     if longest_stop is not None:
         step, rank, ns = longest_stop
-        where = f" of step {step}" if step is not None else ""
-        text = (
-            f"the critical path{where} was followed back only to {ns / 1e6:.3f} ms after the step's start, on rank "
-            f"{rank}: the trace does not say what the work there waited for; record launches and synchronisation"
-        )
-        notices.append(Notice("path-ends", text))
+        values: NoticeValues = {"case": "stopped", "step": step, "remaining_ns": int(ns)}
+        notices.append(Notice("path-ends", ranks=(int(rank),), values=values))
     if unknown_labels:
-        labels = ", ".join(sorted(unknown_labels))
-        if all_recorded:
-            reason = "some of it has no counterpart in the traces of the peers; record all ranks over the same time"
-        else:
-            reason = "no peer's trace says whether it was waiting there; give all ranks"
-        text = f"the critical path stays on its rank in {labels}: {reason}"
-        notices.append(Notice("path-alone", text))
+        case = "no_counterpart" if all_recorded else "peers_missing"
+        notices.append(Notice("path-alone", labels=tuple(sorted(unknown_labels)), values={"case": case}))
     return notices

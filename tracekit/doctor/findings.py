@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
-from msgspec.structs import replace
 
-from tracekit._util.notices import strip_rank
 from tracekit._util.text import listing
 from tracekit.documents.doctor import Extra, Finding, RankContents
 from tracekit.errors import Notice
@@ -130,8 +128,8 @@ def find_problems(
     findings = [
         *_unreadable_files(unreadable),
         *(_missing_ranks(facts) if ranks is None else ()),
-        *_from_notices(((rank, notice) for rank, notice in read if notice.code not in _COVERED_BY_RULES), by_text=True),
-        *_from_notices(lost, by_text=False),
+        *_from_notices([(rank, notice) for rank, notice in read if notice.code not in _COVERED_BY_RULES]),
+        *_from_notices(lost, numbers_differ=True),
         *_apply_rules(facts),
     ]
     order = {"blocks": 0, "limits": 1, "note": 2}
@@ -162,15 +160,20 @@ def _missing_ranks(facts: Sequence[RankFacts]) -> Iterable[Finding]:
 _COVERED_BY_RULES = frozenset(("no-gpu-events", "graph-mode", "no-launch", "no-ranges"))
 
 
-def _from_notices(notices: Iterable[tuple[int, Notice]], *, by_text: bool) -> Iterable[Finding]:
-    """Return findings from notices, given with their ranks: one per code and text, or per code with the first text."""
-    groups: dict[tuple[str, str], list[tuple[int, str]]] = {}
+def _from_notices(notices: Iterable[tuple[int, Notice]], *, numbers_differ: bool = False) -> Iterable[Finding]:
+    """Return findings from the notices of ranks: one for equal notices.
+
+    If the numbers of ranks differ, there is one finding for each code, with the numbers of the first rank.
+    """
+    groups: dict[Notice | str, list[tuple[int, Notice]]] = {}
     for rank, notice in notices:
-        text = replace(notice, ranks=(), text=strip_rank(notice.text)).message
-        groups.setdefault((notice.code, text if by_text else ""), []).append((rank, text))
-    for (code, _), members in groups.items():
+        key = notice.code if numbers_differ else notice
+        groups.setdefault(key, []).append((rank, notice))
+    for members in groups.values():
         ranks = [rank for rank, _ in members]
-        yield TEXTS.notices.get(code, TEXTS.notices["damaged"]).finding(code, members[0][1], ranks)
+        first = members[0][1]
+        text = TEXTS.notices.get(first.code, TEXTS.notices["damaged"])
+        yield text.finding(first.code, first.message, ranks)
 
 
 def _unreadable_files(files: Sequence[tuple[str, str]]) -> Iterable[Finding]:

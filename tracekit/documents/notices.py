@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from tracekit.errors import Notice, NoticeValue
+from tracekit.errors import Notice, NoticeValues
 
 
 class WarningEntry(Struct, frozen=True):
@@ -18,7 +18,7 @@ class WarningEntry(Struct, frozen=True):
     """Ranks that it is about; empty if that is the run, or all of its ranks alike. Null in files before 0.3."""
     labels: tuple[str, ...] = ()
     """Labels that it is about."""
-    values: dict[str, NoticeValue] = {}
+    values: NoticeValues = {}
     """Figures and names in the sentence, by what they are; ``case`` tells apart what a code can mean."""
     varies: bool = False
     """Whether the values are those of the first rank alone, and other ranks have other values."""

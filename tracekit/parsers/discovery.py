@@ -16,7 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from tracekit._util.text import counted, listing
-from tracekit.errors import InputError, Notice, NoticeValue, OptionError
+from tracekit.errors import InputError, Notice, NoticeValues, OptionError
 from tracekit.parsers import remote
 from tracekit.parsers.file_type import (
     HEAD_BYTES,
@@ -254,7 +254,7 @@ def _skipped_files(others: Mapping[Path, FileType], ranks: Collection[int]) -> l
         if not _TRACE_SUFFIX.search(file.name):
             continue
         if rank is not None and rank not in ranks and file_type.is_unreadable:
-            values: dict[str, NoticeValue] = {
+            values: NoticeValues = {
                 "case": "rank",
                 "path": str(file),
                 "error": f"{file.name} {file_type.why}",

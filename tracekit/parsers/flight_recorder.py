@@ -19,8 +19,7 @@ from typing import Any
 import msgspec
 import polars as pl
 
-from tracekit._util.text import counted
-from tracekit.errors import InputError, Notice
+from tracekit.errors import InputError, Notice, NoticeValues
 from tracekit.parsers.collective_names import (
     message_ranks,
     operation_name,
@@ -92,7 +91,7 @@ def read(path: str | Path, *, rank: int | None = None, name: str | None = None) 
     version, notices = _check_version(dump.get("version"), shown)
     entries, damaged = _read_entries(dump.get("entries", ()))
     if damaged:
-        notices.append(Notice("damaged-entries", f"{shown}: {counted(damaged, 'entry')} cannot be read"))
+        notices.append(Notice("damaged-entries", values={"case": "entries", "file": shown, "count": damaged}))
     groups = _read_groups(dump.get("pg_config"))
     columns, content_rank = _columns(entries, groups)
     rank_from = "content" if content_rank is not None else "name"
@@ -140,15 +139,15 @@ def _check_version(version: object, shown: str) -> tuple[str | None, list[Notice
     """Return the version of the format, with a notice if it is newer than those tried; raise if it cannot be read."""
     major, _, minor = str(version).partition(".")
     if version is None or not major.isdecimal() or not minor.isdecimal():
-        return None, [Notice("recorder-version", f"{shown}: does not say the version of its format")]
+        return None, [Notice("recorder-version", values={"case": "unknown", "file": shown})]
     if int(major) != MAJOR_VERSION:
         problem = f"{shown}: is a flight-recorder dump of version {version}; versions 2.0 and later are read"
         raise InputError(problem, hint="dump it with PyTorch 2.5 or later")
     notices = []
     if int(minor) > NEWEST_MINOR_VERSION:
         known = f"{MAJOR_VERSION}.{NEWEST_MINOR_VERSION}"
-        text = f"{shown}: version {version} of the flight recorder is newer than {known}; fields it adds are not read"
-        notices.append(Notice("recorder-version", text))
+        values: NoticeValues = {"case": "newer", "file": shown, "version": str(version), "known": known}
+        notices.append(Notice("recorder-version", values=values))
     return str(version), notices
 
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import polars as pl
 
-from tracekit._util.text import counted
 from tracekit.errors import InputError, Notice
 from tracekit.parsers.file_type import GZIP, inflate
 from tracekit.parsers.plain_pickle import MAX_PICKLE_BYTES, load_plain_pickle
@@ -250,15 +249,12 @@ def _notices(
     notices = []
     others = [number for number, events in enumerate(histories) if events and number != device]
     if others:
-        text = f"the snapshot has events of {counted(len(others) + 1, 'GPU')}: those of GPU {device} are used"
-        notices.append(Notice("memory-several-devices", text))
+        notices.append(Notice("memory-several-devices", values={"gpus": len(others) + 1, "device": device}))
     if not history:
-        text = "the snapshot has no history of allocations: it shows only what was allocated when it was written"
-        notices.append(Notice("memory-no-history", text))
+        notices.append(Notice("memory-no-history"))
     elif not stacks.stacks:
-        text = "the snapshot has no stacks: nothing is known by source line"
-        notices.append(Notice("memory-no-stacks", text))
+        notices.append(Notice("memory-no-stacks"))
     unknown = sum(event.get("action") not in ALLOCATOR_ACTIONS for event in history)
     if unknown:
-        notices.append(Notice("memory-unknown-events", f"{counted(unknown, 'event')} of unknown kinds were left out"))
+        notices.append(Notice("memory-unknown-events", values={"events": unknown}))
     return tuple(notices)

@@ -18,8 +18,7 @@ from typing import IO, Any
 import msgspec
 import polars as pl
 
-from tracekit._util.text import counted
-from tracekit.errors import InputError, Notice
+from tracekit.errors import InputError, Notice, NoticeValues
 from tracekit.parsers.collective_names import operation_name, valid_int64
 from tracekit.parsers.file_type import GZIP
 from tracekit.schema import COLLECTIVES, RankCollectives, Recording, conform
@@ -108,7 +107,7 @@ def read(path: str | Path, *, rank: int | None = None, name: str | None = None) 
         try:
             line = decoder.decode(raw_line)
         except (msgspec.DecodeError, RecursionError):
-            problems["cut off" if not raw_line.endswith(b"}") else "damaged"] += 1
+            problems["cut_lines" if not raw_line.endswith(b"}") else "damaged_lines"] += 1
             continue
         metadata = metadata or line.metadata
         processes.add((line.metadata.hostname, line.metadata.pid))
@@ -141,11 +140,10 @@ def read(path: str | Path, *, rank: int | None = None, name: str | None = None) 
 def _notices(shown: str, problems: Counter[str], version: str | None) -> tuple[Notice, ...]:
     notices = []
     if not (version or "").startswith(KNOWN_VERSIONS):
-        text = f"{shown}: version {version} of the Inspector's log is not one of {', '.join(KNOWN_VERSIONS)}"
-        notices.append(Notice("recorder-version", text))
+        values: NoticeValues = {"case": "inspector", "file": shown, "version": version, "known": KNOWN_VERSIONS}
+        notices.append(Notice("recorder-version", values=values))
     for problem, count in problems.items():
-        verb = "is" if count == 1 else "are"
-        notices.append(Notice("damaged-entries", f"{shown}: {counted(count, 'line')} {verb} {problem}"))
+        notices.append(Notice("damaged-entries", values={"case": problem, "file": shown, "count": count}))
     return tuple(notices)
 
 

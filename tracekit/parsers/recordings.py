@@ -15,7 +15,7 @@ import polars as pl
 from msgspec import structs
 
 from tracekit._util.text import counted
-from tracekit.errors import InputError, Notice, TracekitError
+from tracekit.errors import InputError, Notice, NoticeValues, TracekitError
 from tracekit.parsers import flight_recorder, nccl_inspector, remote
 from tracekit.parsers.file_type import FLIGHT_RECORDER, NCCL_INSPECTOR
 from tracekit.parsers.source_refs import SourceRef, file_listing
@@ -85,8 +85,10 @@ def read_recording(ref: SourceRef) -> RankCollectives:
 
 
 def _failure_notice(ref: SourceRef, error: TracekitError) -> Notice:
-    rank = "a recording" if ref.rank is None else f"rank {ref.rank}"
-    return Notice("recording-failed", f"{rank} is left out: {error.message}")
+    values: NoticeValues = {"case": "recording", "path": ref.path, "error": error.message}
+    if ref.rank is None:
+        return Notice("recording-failed", values=values)
+    return Notice("recording-failed", ranks=(ref.rank,), values=values | {"case": "rank"})
 
 
 # Flight-recorder dumps
@@ -198,11 +200,14 @@ def _process_ranks(sources: Sequence[Recording]) -> tuple[list[int], list[Notice
     ranks = [0] * len(sources)
     for number, i in enumerate(order):
         ranks[i] = number
-    text = (
-        f"no communicator has all {len(sources)} processes (the largest has {max(sizes)}), so ranks are numbered by "
-        f"host and process: rank 0 is {sources[order[0]].host} process {sources[order[0]].pid}"
-    )
-    return ranks, [Notice("ranks-by-order", text)]
+    first = sources[order[0]]
+    values: NoticeValues = {
+        "processes": len(sources),
+        "largest_group": max(sizes),
+        "first_host": first.host,
+        "first_pid": first.pid,
+    }
+    return ranks, [Notice("ranks-by-order", values=values)]
 
 
 def _with_ranks(table: pl.DataFrame, rank: int, members: Mapping[str, Mapping[int, int]]) -> pl.DataFrame:

@@ -5,17 +5,16 @@ Peers that the traces do not name as ranks of the run come from communicators, e
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 
 import polars as pl
 
-from tracekit._util.text import listing, percent, ranks_named
 from tracekit.align.peers import MESSAGES, PipelinePeers, along_pipelines, by_communicator
 from tracekit.classify.rules import builtin_rules
-from tracekit.errors import Notice, OptionError
+from tracekit.errors import Notice, NoticeValues, OptionError
 from tracekit.parsers.source_refs import MAX_RANKS
 from tracekit.reconstruct.rank_pipeline import RankPipeline
 from tracekit.schema import conform
@@ -126,8 +125,7 @@ def add_pipelines(groups: ParallelGroups, pipelines: Sequence[tuple[int, ...]]) 
     for pipeline in pipelines:
         missing = [rank for rank in pipeline if rank not in groups.positions]
         if missing:
-            text = f"pipeline of ranks {_abbreviate(pipeline)}: no trace of {ranks_named(missing)}"
-            notices.append(Notice("partial-pipeline", f"{text}: their cells, and what they held up, cannot be known"))
+            notices.append(Notice("partial-pipeline", ranks=tuple(pipeline), values={"missing": tuple(missing)}))
         for position, rank in enumerate(pipeline):
             positions.setdefault(rank, {})["pp"] = position
     return replace(groups, pipelines=(*groups.pipelines, *pipelines), positions=positions, notices=tuple(notices))
@@ -161,9 +159,8 @@ def _find_contradiction(ranks: Sequence[RankPipeline], line: Sequence[int]) -> N
     for rank in ranks:
         others = {peer for peer in rank.peers if peer is not None and peer not in line} if rank.rank in line else set()
         if others:
-            text = f"the layout makes ranks {_abbreviate(line)} one pipeline, but rank {rank.rank} exchanges its"
-            text += f" messages with rank {_abbreviate(sorted(others))}: no schedule can be named for it"
-            return Notice("layout-contradicted", text)
+            values: NoticeValues = {"pipeline": tuple(line), "peers": tuple(sorted(others))}
+            return Notice("layout-contradicted", ranks=(rank.rank,), values=values)
     return None
 
 
@@ -223,10 +220,8 @@ def _group_without_peers(ranks: Sequence[RankPipeline]) -> dict[tuple[int, ...],
 def _without_peers_notice(members: list[int], group: tuple[int, ...]) -> Notice:
     """Return a notice about ranks whose messages do not name their peers; without all ranks nothing is known."""
     if not group and members != list(range(len(members))):
-        text = f"messages do not name their peers, and not all ranks are here (only {_abbreviate(members)})"
-        return Notice("ranks-unknown", f"{text}: which ranks form a pipeline is not known; give all, or --layout")
-    text = f"messages do not name their peers: ranks {_abbreviate(members)} are taken as one pipeline, in this order"
-    return Notice("peers-unknown", f"{text}; override with --layout")
+        return Notice("ranks-unknown", ranks=tuple(members))
+    return Notice("peers-unknown", ranks=tuple(members))
 
 
 def _find_pipeline_group(
@@ -281,11 +276,6 @@ def _group_positions(rank: RankPipeline) -> dict[str, int]:
     return positions
 
 
-def _abbreviate(ranks: Iterable[int]) -> str:
-    listed = list(ranks)
-    return ", ".join(map(str, listed[:8])) + (f" … ({len(listed)} in all)" if len(listed) > 8 else "")
-
-
 def name_peers(
     ranks: Sequence[RankPipeline], layout: str | Mapping[str, int] | None = None
 ) -> tuple[list[RankPipeline], tuple[Notice, ...]]:
@@ -318,11 +308,9 @@ def name_peers(
 
 
 def _order_notice(named: PipelinePeers, count: int) -> Notice:
-    lines = "; ".join(listing(map(str, line), most=8) for line in named.pipelines[:4])
-    more = f" and {len(named.pipelines) - 4} more" if len(named.pipelines) > 4 else ""
-    text = (
-        f"messages do not name their peers: along the pipeline of ranks {lines}{more} the k-th send meets the "
-        f"k-th receive, and {percent(named.met_share, digits=0)} of the {count:,} ran at the same time as their other "
-        "side"
-    )
-    return Notice("peers-by-order", f"{text}; waiting rests on that match (override with --layout)")
+    values: NoticeValues = {
+        "pipelines": tuple(tuple(line) for line in named.pipelines),
+        "met_share": named.met_share,
+        "messages": count,
+    }
+    return Notice("peers-by-order", values=values)

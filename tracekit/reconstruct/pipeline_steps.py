@@ -276,7 +276,8 @@ def _count_messages(messages: Mapping[int, pl.DataFrame]) -> dict[int, dict[int,
 def _stages_unknown_notice(result: _StepResult) -> tuple[Notice, ...]:
     if result.stages_from != "nothing":
         return ()
-    return (Notice("stages-unknown", f"stages and micro-batches are not known: {result.placement.reason}"),)
+    placement = result.placement
+    return (Notice("stages-unknown", values={"case": placement.reason, "virtual": placement.virtual}),)
 
 
 def _make_cells(tables: StepTables, results: Sequence[_StepResult], clocks: Clocks) -> pl.DataFrame:

@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 
 from tracekit.classify.messages import parse_group_ranks
-from tracekit.errors import Notice
+from tracekit.errors import Notice, NoticeValues
 from tracekit.intervals import EMPTY, Intervals
 from tracekit.reconstruct.chunk_table import cut_chunks, measure_chunks
 from tracekit.reconstruct.kernels import prepare
@@ -158,8 +158,8 @@ def sample_steps(labelled: pl.DataFrame, *, most: int = MAX_STEPS) -> tuple[pl.D
     if wanted.is_empty():  # step numbers skip, for example only every second step was marked
         wanted = steps.gather_every(stride)
     sampled = labelled.filter(pl.col("step").is_null() | pl.col("step").is_in(wanted.implode()))
-    text = f"one step in {stride} is compared with its ideal, {len(wanted)} of {len(steps)}; choose others with --steps"
-    return sampled, (Notice("steps-sampled", text),)
+    values: NoticeValues = {"stride": stride, "compared": len(wanted), "steps": len(steps)}
+    return sampled, (Notice("steps-sampled", values=values),)
 
 
 def _stall_table(stalls: Mapping[str, Intervals]) -> pl.DataFrame:
@@ -189,13 +189,11 @@ def _pairing_notices(rows: pl.DataFrame, chunks: pl.DataFrame) -> tuple[Notice, 
     notices = []
     is_whole_backward = pl.col("op") == "B"
     if chunks.height and rows["number"].null_count() == len(rows):
-        text = "no autograd sequence numbers: backwards are tied to forwards by order alone"
-        notices.append(Notice("no-sequence-numbers", text))
+        notices.append(Notice("no-sequence-numbers"))
     elif chunks.filter(is_whole_backward & (pl.col("confidence") <= CONFIDENCE_POSITION)).height:
-        text = "backwards share no sequence number with a forward (as with recomputed layers): tied by order alone"
-        notices.append(Notice("pairs-by-order", text))
+        notices.append(Notice("pairs-by-order"))
     forwards = chunks.filter(pl.col("op") == "F")
     with_backward = forwards.join(chunks.filter(pl.col("op") != "F"), on=["step", "pair"], how="semi")
     if 0 < with_backward.height < forwards.height:
-        notices.append(Notice("forward-without-backward", "some forwards have no backward in the trace"))
+        notices.append(Notice("forward-without-backward"))
     return tuple(notices)

@@ -19,6 +19,7 @@ A *position* is the index of a rank in its pipeline; a *pair* is the index of a 
 from collections import Counter
 from collections.abc import Mapping
 from itertools import pairwise
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -34,13 +35,24 @@ _Destinations = Mapping[int, list[int | None]]
 """By position: for each forward, in launch order, the position its output is sent to; None: it is not sent."""
 
 
+StagesUnknown = Literal[
+    "peers_unnamed",  # the trace does not say who the messages went to
+    "loop_without_last_rank",  # chunks of a loop cannot be told apart
+    "v_without_last_rank",  # a V cannot be told from two opposite pipelines
+    "uneven_sends",  # the last rank's sends do not divide into chunks
+    "unknown_chunk_order",
+    "uneven_forwards",  # the ranks ran different numbers of forwards
+]
+"""Why stages are not known; the cases of the notice ``stages-unknown``."""
+
+
 class Placement(msgspec.Struct, frozen=True):
     """``places[position][pair]``: stage and micro-batch; empty, with a reason, where they are not known."""
 
     shape: str  # "line", "loop", "V", "two-way" or "unknown"
     virtual: int  # stages per rank
     places: Mapping[int, Mapping[int, Place]]
-    reason: str = ""
+    reason: StagesUnknown | None = None
 
 
 def assign_stages(chunks: Mapping[int, pl.DataFrame], messages: Mapping[int, pl.DataFrame], pp: int) -> Placement:
@@ -56,13 +68,13 @@ def assign_stages(chunks: Mapping[int, pl.DataFrame], messages: Mapping[int, pl.
     if pp == 1:
         return _assign_line(destinations, chunks)
     if any(table.filter("send")["peer"].null_count() for table in messages.values()):
-        return Placement("unknown", 1, {}, "the trace does not say who the messages went to")
+        return Placement("unknown", 1, {}, "peers_unnamed")
     if _goes_both_ways(destinations, pp):
         return _assign_both_ways(destinations, pp)
     if 0 in destinations.get(pp - 1, ()):
         return _assign_loop(destinations, pp)
     if pp > 2 and 0 in messages and pp - 1 in messages[0]["peer"].to_list():
-        return Placement("unknown", 1, {}, "without the last rank the chunks of a loop cannot be told apart")
+        return Placement("unknown", 1, {}, "loop_without_last_rank")
     return _assign_line(destinations, chunks)
 
 
@@ -128,9 +140,7 @@ def _assign_both_ways(destinations: _Destinations, pp: int) -> Placement:
     """Assign two stages per rank: the legs of a V, or two pipelines in opposite directions."""
     last = destinations.get(pp - 1)
     if not last:
-        return Placement(
-            "unknown", 2, {}, "without the last rank's forwards a V cannot be told from two opposite pipelines"
-        )
+        return Placement("unknown", 2, {}, "v_without_last_rank")
     is_opposite = last[0] is not None
     places = {}
     for position, peers in destinations.items():
@@ -151,13 +161,13 @@ def _assign_loop(destinations: _Destinations, pp: int) -> Placement:
     is_last_stage = [peer is None for peer in destinations[pp - 1]]
     total, microbatches = len(is_last_stage), sum(is_last_stage)
     if not microbatches or total % microbatches:
-        return Placement("unknown", 1, {}, "the last rank's sends do not divide into chunks")
+        return Placement("unknown", 1, {}, "uneven_sends")
     virtual = total // microbatches
     order = find_chunk_order(is_last_stage, virtual, pp)
     if order is None:
-        return Placement("unknown", virtual, {}, f"the order of {virtual} chunks per rank is not a known one")
+        return Placement("unknown", virtual, {}, "unknown_chunk_order")
     if any(len(peers) != total for peers in destinations.values()):
-        return Placement("unknown", virtual, {}, "the ranks ran different numbers of forwards")
+        return Placement("unknown", virtual, {}, "uneven_forwards")
     places = {position: _number_microbatches([chunk * pp + position for chunk in order]) for position in destinations}
     return Placement("loop", virtual, places)
 

@@ -15,6 +15,8 @@ from tracekit.errors import Notice
 MAX_RANKS_NAMED = 8
 """Parts of a list of ranks that a sentence names (a range is one part); of the others it says how many there are."""
 
+MAX_PIPELINES_NAMED = 4
+"""Pipelines that a sentence names; of the others it says how many there are."""
 MAX_NOTICES_OF_A_KIND = 5
 """Notices of one code that are shown one by one."""
 
@@ -58,8 +60,6 @@ def notice_sentence(notice: Notice) -> str:
 
 def _template(notice: Notice) -> str:
     """Return the template of a notice; KeyError if there is none."""
-    if notice.text:
-        return "{text}"
     if "text" in notice.values:  # read from a document of an older version, which holds nothing but the sentence
         return "{text}"
     entry = templates()[notice.code]
@@ -73,7 +73,7 @@ def fill_template(template: str, notice: Notice) -> str:
     >>> fill_template("{count:counted event} {count:choose was|were} lost{gpu_events:if , {gpu_events} of a GPU}", bad)
     '2 events were lost'
     """
-    fields = {"text": notice.text, **notice.values, "ranks": notice.ranks, "labels": notice.labels}
+    fields = {**notice.values, "ranks": notice.ranks, "labels": notice.labels}
     return _Formatter().vformat(template, (), fields)
 
 
@@ -173,7 +173,10 @@ def _ranks_by_role(fields: Fields) -> str:
 
 
 def _pipelines(fields: Fields) -> str:
-    return "; ".join(listing(map(str, ranks), most=MAX_RANKS_NAMED) for ranks in fields["pipelines"])
+    pipelines = fields["pipelines"]
+    named = [listing(map(str, ranks), most=MAX_RANKS_NAMED) for ranks in pipelines[:MAX_PIPELINES_NAMED]]
+    more = len(pipelines) - len(named)
+    return "; ".join(named) + (f" and {more} more" if more else "")
 
 
 _RECORD_AGAIN = {

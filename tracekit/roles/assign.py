@@ -140,11 +140,7 @@ def _find_ranks(refs: Sequence[SourceRef]) -> tuple[list[SourceRef], list[Notice
                 raise InputError(problem, hint="put the rank into their names: rank0.json, rank1.json, …")
             ordered = sorted({ref.rank for ref in others if ref.rank is not None})
             ranks = dict(zip(sorted(ref.path for ref in members), ordered, strict=True))
-            text = (
-                f"the files of role {role} do not say their rank and nothing ties them to the other roles: they are "
-                f"numbered by name, so that figures of single ranks may be those of another rank"
-            )
-            notices.append(Notice("role-order", text))
+            notices.append(Notice("role-order", values={"role": role}))
             rank_from = "order"
         numbered = [
             replace(ref, rank=ranks[ref.path], rank_from=rank_from) if ref.path in ranks else ref for ref in numbered

@@ -8,7 +8,7 @@ from statistics import median
 
 from msgspec.structs import replace
 
-from tracekit._util.text import listing, ms
+from tracekit._util.text import ms
 from tracekit.analysis import Analysis
 from tracekit.analysis.combine.stragglers import MIN_CAUSE_SHARE, Stragglers
 from tracekit.analysis.measure.tables import RankTables
@@ -90,22 +90,18 @@ def _role_notices(roles: Sequence[Role]) -> list[Notice]:
     notices = []
     sizes = {len(role.ranks) for role in roles}
     if len(sizes) > 1:
-        counts = ", ".join(f"{role.name} {len(role.ranks)}" for role in roles)
-        text = f"roles have different numbers of ranks ({counts}): their GPUs are counted apart, not as shared"
-        notices.append(Notice("role-ranks", text))
+        names = tuple(role.name for role in roles)
+        counts = tuple(len(role.ranks) for role in roles)
+        notices.append(Notice("role-ranks", values={"roles": names, "counts": counts}))
     for role in roles:
         without_gpu = [result.rank for result in role.analysis.rank_results if not result.whole.budget.span_ns]
         if without_gpu:
-            ranks = listing(map(str, without_gpu))
-            text = f"role {role.name}: rank {ranks} has no GPU events; its part of updates and iterations is unknown"
-            notices.append(Notice("role-without-gpu", text))
+            notices.append(Notice("role-without-gpu", ranks=tuple(without_gpu), values={"role": role.name}))
         if role.kind == "unknown" and not without_gpu:
-            text = f"role {role.name} neither trains, generates nor moves weights, as far as its events show"
-            notices.append(Notice("role-unknown", text))
+            notices.append(Notice("role-unknown", values={"role": role.name}))
     kinds = {role.kind for role in roles}
     if "rollout" in kinds and "trainer" not in kinds:
-        text = "no role trains: iterations need the trainer's traces too (--role trainer=PATH)"
-        notices.append(Notice("role-missing", text))
+        notices.append(Notice("role-missing", values={"case": "trainer"}))
     return notices
 
 

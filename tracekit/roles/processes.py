@@ -47,8 +47,7 @@ def processes_on_one_clock(
         if not same_hosts:
             offset = _offset_by_broadcasts([p for p in processes if p.role == first], members)
             if offset is None:
-                text = f"nothing ties the clock of role {role} to that of {first}: their times are compared as recorded"
-                notices.append(Notice("role-clock", text))
+                notices.append(Notice("role-clock", values={"role": role, "other_role": first}))
             clocks = clocks.ahead_by(offset or 0)
             members = [_process(role, tables, clocks) for tables in ranks]
         processes += members

@@ -16,7 +16,7 @@ from tracekit.errors import (
     InputError,
     MachineError,
     Notice,
-    NoticeValue,
+    NoticeValues,
     OptionError,
     OutputError,
     RuleError,
@@ -134,7 +134,7 @@ def missing_notice(sources: Sequence[Source], *, role: str | None = None) -> tup
     count, first = missing_ranks({source.rank for source in sources}, size, most=MAX_MISSING_RANKS_KEPT)
     if not count:
         return ()
-    values: dict[str, NoticeValue] = {"count": count, "world_size": size, "missing": tuple(first), "role": role}
+    values: NoticeValues = {"count": count, "world_size": size, "missing": tuple(first), "role": role}
     return (Notice("missing-ranks", values=values),)
 
 
@@ -258,7 +258,7 @@ def _failure_notice(ref: SourceRef, error: TracekitError) -> Notice:
     message = error.message
     if not message.startswith(ref.path):
         message = f"{ref.path}: {message.removeprefix(f'{ref.name}: ')}"
-    values: dict[str, NoticeValue] = {"case": "source", "path": ref.path, "error": message}
+    values: NoticeValues = {"case": "source", "path": ref.path, "error": message}
     if ref.rank is None:
         return Notice("rank-failed", values=values)
     return Notice("rank-failed", ranks=(ref.rank,), values=values | {"case": "rank"})

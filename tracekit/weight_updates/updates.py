@@ -13,7 +13,7 @@ import numpy as np
 
 from tracekit._util.arrays import Ints
 from tracekit.documents.roles import BucketCell, WeightUpdate
-from tracekit.errors import Notice
+from tracekit.errors import Notice, NoticeValues
 from tracekit.intervals import Intervals, union
 from tracekit.weight_updates.buckets import RankBuckets, match_buckets, split_updates
 from tracekit.weight_updates.transfers import UpdateProcess
@@ -45,17 +45,13 @@ def find_weight_updates(processes: Sequence[UpdateProcess]) -> tuple[list[Weight
         return [], []
     notices: list[Notice] = []
     if not workers and any(len(process.lane("h2d")) for process in servers):
-        text = (
-            "no process that takes the weights is recorded: reloads, their overlap and the ideal of the weight update "
-            "are unknown; record the inference engine too, and name both: --role server=PATH --role worker=PATH"
-        )
-        notices.append(Notice("role-missing", text))
+        notices.append(Notice("role-missing", values={"case": "inference"}))
     updates_by_rank = [(process, split_updates(process, workers.get(process.rank))) for process in servers]
     counts = Counter(len(transfers) for _, transfers in updates_by_rank)
     update_count = counts.most_common(1)[0][0]
     if len(counts) > 1:
-        text = f"ranks have different numbers of weight updates ({', '.join(map(str, sorted(counts)))})"
-        notices.append(Notice("weight-updates-differ", f"{text}: only ranks with {update_count} are counted"))
+        values: NoticeValues = {"numbers": tuple(sorted(counts)), "counted": update_count}
+        notices.append(Notice("weight-updates-differ", values=values))
     # The k-th update of one rank is the k-th of another only if both have the same number.
     updates_by_rank = [(process, transfers) for process, transfers in updates_by_rank if len(transfers) == update_count]
     updates = []
@@ -77,8 +73,8 @@ def find_weight_updates(processes: Sequence[UpdateProcess]) -> tuple[list[Weight
             updates.append(update)
     short = [update for update in updates if update.reloaded_bytes not in (None, update.bytes)]
     if short and not all(_is_padding(update) for update in short):
-        text = f"workers took {short[0].reloaded_bytes:,} of {short[0].bytes:,} bytes"
-        notices.append(Notice("weights-not-reloaded", f"{text}: part of the update was not recorded, or not applied"))
+        values = {"reloaded_bytes": short[0].reloaded_bytes, "bytes": short[0].bytes}
+        notices.append(Notice("weights-not-reloaded", values=values))
     return updates, notices
 
 

@@ -35,11 +35,9 @@ def with_predictions(
     schedule = head.match.schedule
     notices = []
     if too_large_to_search(schedule.pp, schedule.microbatches):
-        text = "are not among the schedules tried: searching their order takes too long for a run of this size"
-        notices.append(Notice("what-if-limited", f"{' and '.join(searched_names())} {text}"))
+        notices.append(Notice("what-if-limited", values={"schedules": tuple(searched_names())}))
     if reason is not None:
-        text = f"no schedule's makespan could be predicted, only its ideal: {reason}"
-        notices.append(Notice("what-if-ideal-only", text))
+        notices.append(Notice("what-if-ideal-only", values={"reason": reason}))
     table = what_if_rows(head.replays, head.pipeline.detail, schedule, predictor, ideal_ns=head.ideal_ns)
     return replace(comparison, what_if=tuple(table)), tuple(notices)
 

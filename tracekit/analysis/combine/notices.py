@@ -11,7 +11,7 @@ from tracekit.align.clocks import Clocks
 from tracekit.analysis.measure.tables import RankTables
 from tracekit.analysis.measured import Measured, RankResult
 from tracekit.classify.messages import parse_group_ranks
-from tracekit.errors import Notice, NoticeValue
+from tracekit.errors import Notice, NoticeValues
 from tracekit.metrics.operations import has_unknown_wait, has_unseen_messages, may_be_message, may_be_of_pipeline
 from tracekit.store.sources import EARLIEST_DATE_NS
 
@@ -107,7 +107,7 @@ def incomplete_group_notices(operations: pl.DataFrame) -> list[Notice]:
     return [Notice("members-missing", labels=tuple(labels), values={"missing": tuple(missing)})]
 
 
-def _why_wait_unknown(unknown: pl.DataFrame, recorded: set[int]) -> dict[str, NoticeValue]:
+def _why_wait_unknown(unknown: pl.DataFrame, recorded: set[int]) -> NoticeValues:
     """Return why the waits of operations are *unknown*."""
     if unknown["messages"].null_count() == len(unknown):
         return {"case": "unnamed"}
@@ -130,7 +130,7 @@ def unlabelled_notices(results: Sequence[RankResult]) -> list[Notice]:
     if not above:
         return []
     worst = max(above, key=lambda rank: shares[rank])
-    values: dict[str, NoticeValue] = {
+    values: NoticeValues = {
         "share": shares[worst],
         "limit": MIN_UNLABELLED_SHARE_TO_WARN,
         "ranks_above": len(above) if len(above) > 1 else 0,

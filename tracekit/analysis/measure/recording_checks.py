@@ -6,7 +6,7 @@ either, no figure of the rank can be trusted, and its file is refused; below it,
 
 import polars as pl
 
-from tracekit.errors import InputError, Notice, NoticeValue
+from tracekit.errors import InputError, Notice, NoticeValues
 from tracekit.schema import DAMAGED, GPU_KINDS, NAMELESS, UNTIMED, RankEvents, Source
 
 MAX_DAMAGED_SHARE = 0.01
@@ -52,7 +52,7 @@ nsys export --type=sqlite --force-overwrite=true REPORT.nsys-rep)
         return []
     if lost > MAX_DAMAGED_SHARE * total:
         raise InputError(f"{rank.source.path}: {problem}", hint=_record_again(rank.source))
-    values: dict[str, NoticeValue] = {"case": case, "count": lost, "total": total, "reader": rank.source.reader}
+    values: NoticeValues = {"case": case, "count": lost, "total": total, "reader": rank.source.reader}
     return [Notice("gpu-events-lost", values=values)]
 
 
@@ -96,7 +96,7 @@ def repetition_notices(labelled: pl.DataFrame, source: Source) -> list[Notice]:
     copies = len(candidates) - candidates.n_unique()
     if copies <= MAX_DAMAGED_SHARE * len(labelled):
         return []
-    values: dict[str, NoticeValue] = {"count": copies, "total": len(labelled), "reader": source.reader}
+    values: NoticeValues = {"count": copies, "total": len(labelled), "reader": source.reader}
     return [Notice("repeated-events", values=values)]
 
 

@@ -25,7 +25,7 @@ from adbc_driver_manager import AdbcConnection, AdbcStatement
 from adbc_driver_manager import Error as AdbcError
 from pyarrow import ipc, parquet
 
-from tracekit.errors import InputError, Notice, NoticeValue
+from tracekit.errors import InputError, Notice, NoticeValues
 from tracekit.parsers.nsight.tables import READ_TABLES, TEXT_COLUMNS
 
 _ARROW_ERRORS = (pa.ArrowException, OSError, UnicodeDecodeError)
@@ -96,7 +96,7 @@ class ArrowExport:
         return reader.schema, lambda columns: reader.read_all().select(columns)
 
     def _report_damage(self, table: str) -> None:
-        values: dict[str, NoticeValue] = {"case": "left_out", "file": self.path.name, "table": table}
+        values: NoticeValues = {"case": "left_out", "file": self.path.name, "table": table}
         self.notices.append(Notice("damaged-table", values=values))
 
 
@@ -155,7 +155,7 @@ class SqliteExport:
             raise InputError(f"{path}: the sqlite file is damaged", hint=hint) from error
         self.tables = frozenset(names)
         if missing_bytes := _missing_bytes(path):
-            values: dict[str, NoticeValue] = {"case": "sqlite", "file": path.name, "missing_bytes": missing_bytes}
+            values: NoticeValues = {"case": "sqlite", "file": path.name, "missing_bytes": missing_bytes}
             self.notices.append(Notice("truncated", values=values))
 
     def columns(self, table: str) -> frozenset[str]:
@@ -199,7 +199,7 @@ class SqliteExport:
 
     def _salvage(self, table: str, query: str, columns: Sequence[str]) -> pl.DataFrame:
         """Read a damaged table from both ends up to the damage, in small batches."""
-        values: dict[str, NoticeValue] = {"case": "in_part", "file": self.path.name, "table": table}
+        values: NoticeValues = {"case": "in_part", "file": self.path.name, "table": table}
         self.notices.append(Notice("damaged-table", values=values))
         parts = [pl.DataFrame(schema={name: pl.String() if name in TEXT_COLUMNS else pl.Int64() for name in columns})]
         for order in (" ORDER BY rowid", " ORDER BY rowid DESC"):

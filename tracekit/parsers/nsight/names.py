@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import polars as pl
 
-from tracekit.errors import Notice, NoticeValue
+from tracekit.errors import Notice, NoticeValues
 from tracekit.parsers.nsight.tables import VOCABULARY, Export, read_table
 
 NO_STREAM = 0xFFFFFFFF
@@ -91,7 +91,7 @@ class Strings:
         """Return a notice for each kind of event that had ids without a string."""
         notices = []
         for noun, (unnamed, total) in self._unnamed.items():
-            values: dict[str, NoticeValue] = {"file": self._file_name, "rows": noun, "count": unnamed, "total": total}
+            values: NoticeValues = {"file": self._file_name, "rows": noun, "count": unnamed, "total": total}
             notices.append(Notice("unnamed", values=values))
         return notices
 

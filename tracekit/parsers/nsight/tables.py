@@ -18,7 +18,7 @@ from typing import Protocol
 
 import polars as pl
 
-from tracekit.errors import Notice, NoticeValue
+from tracekit.errors import Notice, NoticeValues
 
 VOCABULARY = tomllib.loads(Path(__file__).with_name("vocabulary.toml").read_text(encoding="utf-8"))
 """Words and codes of exports."""
@@ -89,7 +89,7 @@ def read_cpu_events(export: Export, table: str, columns: Sequence[str], *, noun:
     if usable_start.all() and usable_end.all():
         return frame
     unusable = int((~(usable_start & usable_end)).sum())
-    values: dict[str, NoticeValue] = {
+    values: NoticeValues = {
         "case": "times",
         "file": export.path.name,
         "rows": noun,
@@ -109,7 +109,7 @@ def read_gpu_events(export: Export, table: str, columns: Sequence[str], *, noun:
         return frame, 0
     kept = frame.filter(usable)
     dropped = frame.height - kept.height
-    values: dict[str, NoticeValue] = {
+    values: NoticeValues = {
         "case": "left_out",
         "file": export.path.name,
         "rows": noun,

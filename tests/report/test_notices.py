@@ -1,0 +1,225 @@
+"""Sentences of notices: each code and case has a template, and each notice that the package makes fills its own."""
+
+from __future__ import annotations
+
+import ast
+import json
+import string
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.kept import analysis_of
+from tracekit._util.notices import merge_notices
+from tracekit.documents.notices import WarningEntry, warning_entries
+from tracekit.errors import Notice
+from tracekit.report.notices import FORMATS, PHRASES, notice_sentence, templates
+
+PACKAGE = Path(__file__).parent.parent.parent / "tracekit"
+PHRASE_VALUES = {
+    "record_again": {"reader"},
+    "signs": {"without_backward", "without_forward", "fewest_forwards", "most_forwards"},
+    "fitting": {"schedules", "sizes"},
+    "less_likely": {"other_schedules", "other_sizes"},
+    "skipped": {"files", "errors"},
+    "ranks_by_role": {"roles", "counts"},
+    "pipelines_named": {"pipelines"},
+}
+"""Values that each phrase is made of."""
+
+
+def names_in(template):
+    """Values that a template needs, those inside its conditions included."""
+    names = set()
+    for _, name, spec, _ in string.Formatter().parse(template):
+        if name is not None:
+            names |= PHRASE_VALUES.get(name, {name}) | names_in(spec or "")
+    return names
+
+
+def specs_in(template):
+    for _, name, spec, _ in string.Formatter().parse(template):
+        if name is not None and spec:
+            yield spec.partition(" ")[0]
+            yield from specs_in(spec)
+
+
+def all_templates():
+    for code, entry in templates().items():
+        yield from [(code, None, entry)] if isinstance(entry, str) else [(code, *case) for case in entry.items()]
+
+
+def keys_of(node, function):
+    """Keys of the values of a notice, and its case if that is written in place; None where they are computed."""
+    if isinstance(node, ast.Name):
+        keys, case = set(), None
+        for assignment in ast.walk(function):
+            targets = getattr(assignment, "targets", [getattr(assignment, "target", None)])
+            if isinstance(assignment, ast.Assign | ast.AnnAssign | ast.AugAssign) and any(
+                isinstance(target, ast.Name) and target.id == node.id for target in targets
+            ):
+                more = keys_of(assignment.value, function)
+                if more is None:
+                    return None
+                keys |= more[0]
+                case = None if more[1] != case and case is not None else more[1] or case
+        return (keys, case) if keys else None
+    if not isinstance(node, ast.Dict) or None in node.keys:
+        return None
+    items = {key.value: value for key, value in zip(node.keys, node.values, strict=True)}
+    case = items.get("case")
+    return set(items), case.value if isinstance(case, ast.Constant) else None
+
+
+def notice_calls():
+    """Code, names of arguments, keys of values and case of every notice that the package makes."""
+    for file in PACKAGE.rglob("*.py"):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        for function in ast.walk(tree):
+            if not isinstance(function, ast.FunctionDef):
+                continue
+            for node in ast.walk(function):
+                if not (isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Notice" and node.args):
+                    continue
+                if isinstance(node.args[0], ast.Constant):
+                    assert len(node.args) == 1, f"{file}:{node.lineno}: what follows the code is named"
+                    arguments = {keyword.arg: keyword.value for keyword in node.keywords}
+                    values = arguments.get("values")
+                    keys = (set(), None) if values is None else keys_of(values, function)
+                    yield f"{file.name}:{node.lineno}", node.args[0].value, set(arguments), keys
+
+
+def test_every_template_is_of_a_code_that_is_used_and_every_code_has_one():
+    codes = {code for _, code, _, _ in notice_calls()}
+    assert len(codes) > 80
+    assert codes == set(templates())
+
+
+def test_every_notice_has_the_values_that_its_sentence_needs():
+    checked = 0
+    for where, code, arguments, keys in notice_calls():
+        entry = templates()[code]
+        if keys is None:  # the values come from elsewhere
+            continue
+        values, case = keys
+        if isinstance(entry, str):
+            needed = names_in(entry)
+        elif case is not None:
+            needed = names_in(entry[case])
+        else:
+            assert "case" in values, where
+            continue
+        assert needed - {"ranks", "labels"} <= values, where
+        assert needed & {"ranks", "labels"} <= arguments, where
+        checked += 1
+    assert checked > 60
+
+
+@pytest.mark.parametrize(("code", "case", "template"), list(all_templates()))
+def test_templates_use_formats_that_exist(code, case, template):
+    for name in specs_in(template):
+        assert name in FORMATS or name in (",",), (code, case, name)
+    assert set(PHRASE_VALUES) == set(PHRASES)
+
+
+SENTENCES = [
+    (Notice("missing-ranks", values={"count": 1, "world_size": 8, "missing": (5,), "role": None}),
+     "1 of 8 ranks is not here: 5"),
+    (Notice("missing-ranks", values={"count": 6, "world_size": 8, "missing": (1, 2, 3, 4), "role": "worker"}),
+     "role worker: 6 of 8 ranks are not here: 1, 2, 3, 4, +2 more"),
+    (Notice("truncated", values={"case": "list", "cut_event": True}),
+     "1 event was cut in two: the file ends before its list of events does"),
+    (Notice("bad-events", values={"case": "lost", "count": 1, "gpu_events": 0}), "1 damaged event was lost"),
+    (Notice("bad-events", values={"case": "lost", "count": 3, "gpu_events": 2}),
+     "3 damaged events were lost, of which 2 ran on the GPU"),
+    (Notice("step-cut", values={"case": "incomplete", "step": 0, "without_backward": 0, "without_forward": 2,
+                                "fewest_forwards": 3, "most_forwards": 4}),
+     "step 0 is cut: 2 backwards have no forward, the ranks ran 3 to 4 forwards; which schedule it was part of is not "
+     "certain"),
+    (Notice("path-ends", ranks=(2,), values={"case": "stopped", "step": 0, "remaining_ns": 1_500_000}),
+     "the critical path of step 0 was followed back only to 1.500 ms after the step's start, on rank 2: the trace does "
+     "not say what the work there waited for; record launches and synchronisation"),
+    (Notice("path-ends", ranks=(2,), values={"case": "stopped", "step": None, "remaining_ns": 1_500_000}),
+     "the critical path was followed back only to 1.500 ms after the step's start, on rank 2: the trace does not say "
+     "what the work there waited for; record launches and synchronisation"),
+    (Notice("wait-bound", labels=("dp_comm", "ep_comm"), values={"uncertainty_ns": None}),
+     "dp_comm, ep_comm: waits are upper bounds (own duration minus the shortest one), because nothing ties the clocks"),
+    (Notice("wait-bound", labels=("dp_comm",), values={"uncertainty_ns": 2_000_000}),
+     "dp_comm: waits are upper bounds (own duration minus the shortest one), because clocks agree only to 2.000 ms"),
+    (Notice("clocks-apart", ranks=(3,), values={"apart_ns": 61_000_000_000, "later": True, "other_rank": 0}),
+     "rank 3 was recorded 61.0 s after rank 0: if they belong to one run, their clocks differ by that much; if not, "
+     "name the files of one run"),
+    (Notice("pipeline-size-unknown", ranks=(4,), values={"case": "several_fit", "schedules": ("1f1b", "gpipe"),
+                                                         "sizes": ((4, 8), (8,))}),
+     "rank 4: nothing in the trace says how many ranks the pipeline has, and the order is that of 1f1b of 4, 8 ranks, "
+     "gpipe of 8 ranks: no schedule is named; give more of its ranks, or --layout pp=N"),
+    (Notice("not-a-trace", values={"case": "found", "files": ("a", "b"), "errors": ("is empty", "is a list")}),
+     "skipped a is empty, b is a list"),
+    (Notice("members-missing", labels=("ep_comm",), values={"missing": ()}),
+     "ep_comm: not all members were recorded, so waiting for the others is not known; give all ranks"),
+    (Notice("unlabelled", ranks=(1,), values={"share": 0.25, "limit": 0.01, "ranks_above": 3}),
+     "no rule knows what 25.0 % of rank 1's span is (label other; above 1 % on 3 ranks): it counts as compute; name it "
+     "in a rules file (--rules), see --explain other"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("notice", "sentence"), SENTENCES)
+def test_values_become_a_sentence(notice, sentence):
+    assert notice_sentence(notice) == sentence
+    assert notice.message == sentence
+
+
+def test_ranks_with_the_same_values_are_named_together():
+    cut = Notice("partial-step", values={"step": 4, "events": 7})
+    (merged,) = merge_notices([(rank, [cut]) for rank in range(3)])
+    assert merged.message == "ranks 0–2: step 4 holds only 7 GPU events: it looks cut off"
+    (of_all,) = merge_notices([(rank, [cut]) for rank in range(3)], ranks=3)
+    assert of_all.message == "step 4 holds only 7 GPU events: it looks cut off"
+    (of_the_only_rank,) = merge_notices([(0, [cut])], ranks=1)
+    assert of_the_only_rank.message.startswith("rank 0: ")
+
+
+def test_ranks_with_other_numbers_are_named_behind_the_first():
+    by_rank = [(rank, [Notice("graphs-whole", values={"graphs": rank - 1})]) for rank in (2, 5, 6)]
+    (merged,) = merge_notices(by_rank, ranks=3)
+    assert (merged.ranks, merged.values, merged.varies) == ((2, 5, 6), {"graphs": 1}, True)
+    assert merged.message == (
+        "rank 2: 1 CUDA graphs were recorded whole, without their kernels: they count as compute labelled other "
+        "(ranks 5, 6 too, with other numbers)"
+    )
+
+
+def test_notices_that_differ_in_words_stay_apart():
+    names = [{"case": "left_out", "file": f"rank{rank}.sqlite", "table": table} for rank, table in enumerate("aab")]
+    merged = merge_notices([(rank, [Notice("damaged-table", values=values)]) for rank, values in enumerate(names)])
+    assert [notice.ranks for notice in merged] == [(0, 1), (2,)]
+
+
+@pytest.mark.parametrize("sample", ["1f1b", "reload", "nsys-1f1b", "rl"])
+def test_the_sentences_of_a_run_need_no_value_that_its_notices_lack(sample):
+    analysis = analysis_of(f"sample_traces/{sample}")
+    for entry in warning_entries(analysis.notices):
+        assert "another version" not in entry.message
+        assert "{" not in entry.message
+
+
+def test_a_notice_survives_json_with_its_sentence():
+    for notice, sentence in SENTENCES:
+        (entry,) = msgspec.json.decode(msgspec.json.encode(warning_entries([notice])), type=list[WarningEntry])
+        assert entry.message == sentence
+        assert entry.to_notice() == notice
+        assert hash(entry.to_notice()) == hash(notice)
+
+
+def test_a_warning_of_an_older_file_keeps_its_sentence():
+    text = json.dumps([{"code": "no-steps", "message": "rank 0: no step marks"}])
+    (entry,) = msgspec.json.decode(text, type=list[WarningEntry])
+    assert entry.to_notice().message == "rank 0: no step marks"
+
+
+def test_a_notice_of_another_version_is_shown_by_its_code():
+    assert Notice("no-such-code").message.startswith("no-such-code ")
+    assert Notice("partial-step").message.startswith("partial-step ")  # its values are missing
+    assert Notice("truncated", values={"case": "other"}).message.startswith("truncated ")
+    assert Notice("bad-values", values={"count": "x"}).message.startswith("bad-values ")
