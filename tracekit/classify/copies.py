@@ -9,7 +9,7 @@ from tracekit._util.arrays import Bools, Ints, is_in_sorted
 from tracekit._util.categories import CategoryColumn
 from tracekit.classify.collectives import MAX_FLAG_BYTES, Collectives
 from tracekit.classify.host_ranges import GpuEvents, Launches, Ranges
-from tracekit.classify.names import COPY_DIRECTIONS
+from tracekit.classify.names import COPY_DIRECTIONS, HOST_CALLS
 from tracekit.classify.row_order import mask_of_rows
 
 MIN_TENSOR_BYTES = 1 << 18
@@ -101,8 +101,8 @@ def _copies_from_shared_memory(gpu: GpuEvents, ranges: Ranges, launches: Launche
     """Return the mask of the device copies between opening another process's memory and closing it, or computing."""
     names = ranges.source.text("name")
     opens, closes = (
-        np.sort(ranges.source.int64("start_ns")[names.matches(f"^(cuda|hip)Ipc{call}MemHandle$")])
-        for call in ("Open", "Close")
+        np.sort(ranges.source.int64("start_ns")[names.matches(HOST_CALLS[call])])
+        for call in ("open_shared_memory", "close_shared_memory")
     )
     if not len(opens) or not device_copy.any():
         return np.zeros(len(gpu), np.bool_)

@@ -8,10 +8,9 @@ launch is missing as well, the messages are followed by the launch of other work
 
 import polars as pl
 
+from tracekit.classify.names import HOST_CALLS
 from tracekit.schema import EVENTS, GPU_KINDS, conform
 
-LAUNCH_PATTERN = r"Launch(Cooperative)?Kernel"
-CAPTURE_PATTERN = r"Stream(Begin|End)Capture"
 MESSAGE_PATTERN = r"^i?(send|recv)$"
 MESSAGE_KERNEL_PATTERN = r"(?i)sendrecv|nccl.*generic"
 MAX_UNLAUNCHED_SHARE = 0.05
@@ -39,7 +38,7 @@ def find_lost_kernels(events: pl.DataFrame) -> pl.DataFrame:
         return EVENTS.to_frame()
     text = pl.col("name").cast(pl.String)
     host_calls = events.select("kind", "name", *columns).filter(pl.col("kind").is_in(["runtime", "driver"]))
-    is_launch = _has_name(host_calls, LAUNCH_PATTERN)
+    is_launch = _has_name(host_calls, HOST_CALLS["launch_kernel"])
     on_gpu = events.select("kind", "name", "correlation", "device", "stream").filter(pl.col("kind").is_in(GPU_KINDS))
     is_lost = ~pl.col("correlation").is_in(on_gpu["correlation"].drop_nulls().implode())
     launches = host_calls.filter(is_launch & pl.col("correlation").is_not_null()).select(*columns, lost=is_lost)
@@ -49,7 +48,7 @@ def find_lost_kernels(events: pl.DataFrame) -> pl.DataFrame:
         return without_launch
     calls = calls.select("tid", *CALL_COLUMNS, call_start_ns="start_ns", call_end_ns="end_ns")
     captures = (
-        host_calls.filter(_has_name(host_calls, CAPTURE_PATTERN))
+        host_calls.filter(_has_name(host_calls, HOST_CALLS["capture"]))
         .select("tid", "start_ns", capturing=text.str.contains("Begin"))
         .sort("start_ns")
     )

@@ -11,7 +11,7 @@ _TABLES = {
     for table, entries in tomllib.loads(Path(__file__).with_name("names.toml").read_text(encoding="utf-8")).items()
 }
 KERNELS, OPERATORS, NODES = _TABLES["kernels"], _TABLES["operators"], _TABLES["nodes"]
-RANGES, CALLS = _TABLES["ranges"], _TABLES["calls"]
+RANGES, CALLS, HOST_CALLS = _TABLES["ranges"], _TABLES["calls"], _TABLES["host_calls"]
 LIBRARIES, CALLS_OF_KERNELS, COPY_DIRECTIONS = (
     _TABLES[name] for name in ("libraries", "calls_of_kernels", "copy_directions")
 )

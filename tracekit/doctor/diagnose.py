@@ -12,6 +12,7 @@ import msgspec
 import polars as pl
 
 from tracekit._util.text import counted, html_table
+from tracekit.classify.names import HOST_CALLS
 from tracekit.doctor.findings import MIN_LAUNCHED_SHARE, RankFacts, find_extras, find_problems
 from tracekit.documents.coding import HasDocument
 from tracekit.documents.doctor import FORMAT, DoctorDocument, Finding
@@ -25,7 +26,6 @@ from tracekit.schema import GPU_KINDS, ProcessGroup, RankEvents
 from tracekit.store.sources import OneRole, Paths, raise_failures, read_ref
 
 _NCCL_KERNEL = r"(?i)nccl|rccl"
-_GRAPH_LAUNCH = r"(?i)^(cuda|cu|hip)GraphLaunch"
 
 
 class Diagnosis(HasDocument, msgspec.Struct, frozen=True):
@@ -163,7 +163,7 @@ def examine(part: RankEvents) -> RankFacts:
         gpu_events=gpu.height,
         launched=gpu.join(launches.drop_nulls("correlation"), on="correlation", how="semi").height,
         in_graphs=gpu.filter(pl.col("graph") > 0).height,
-        graph_launches=_count_named(launches, _GRAPH_LAUNCH),
+        graph_launches=_count_named(launches, HOST_CALLS["launch_graph"]),
         collectives=_count_named(gpu, _NCCL_KERNEL),
         groups=_group_descriptions(events),
         allocations=len(on_gpu),

@@ -12,6 +12,7 @@ import polars as pl
 
 from tracekit._util.arrays import Bools
 from tracekit._util.columns import present
+from tracekit.classify.names import HOST_CALLS
 from tracekit.errors import Notice
 from tracekit.intervals import EMPTY, Intervals, union
 from tracekit.metrics.host_calls import LAUNCH_PATTERN, ApiCalls
@@ -29,8 +30,6 @@ MIN_QUEUED_GAP_NS = 200_000
 """Idle time before or after a graph, with work queued, above which nodes of the graph were not recorded."""
 
 _GPU_COLUMNS = ("correlation", "start_ns", "end_ns", "device", "stream", "launch_ns")
-_GRAPH_LAUNCH = "GraphLaunch"
-_CAPTURE_PATTERN = "StreamBeginCapture|StreamEndCapture"
 
 
 class Completeness(msgspec.Struct, frozen=True, eq=False):
@@ -79,7 +78,7 @@ def check_completeness(api: ApiCalls, labelled: pl.DataFrame) -> Completeness:
         return Completeness()
     has_event = api.calls["correlation"].is_in(labelled["correlation"].implode()).fill_null(value=False)
     is_missing = ~has_event.to_numpy()[launch_rows]
-    if not is_missing.any() and not api.named(_GRAPH_LAUNCH).any():
+    if not is_missing.any() and not api.named(HOST_CALLS["launch_graph"]).any():
         return Completeness()
     gpu = labelled.select(_GPU_COLUMNS)
     launches = api.calls[launch_rows].with_columns(missing=pl.Series(is_missing)).sort("start_ns")
@@ -88,11 +87,11 @@ def check_completeness(api: ApiCalls, labelled: pl.DataFrame) -> Completeness:
         lost = lost.clear()  # these GPU events may well be theirs
 
     # 1. Launches during the capture of a graph run nothing.
-    captured = _is_captured(api.calls.filter(pl.Series(api.named(_CAPTURE_PATTERN))), lost)
+    captured = _is_captured(api.calls.filter(pl.Series(api.named(HOST_CALLS["capture"]))), lost)
     notices = _capture_notice(int(captured.sum()))
     lost = lost.filter(pl.Series(~captured))
     # 2. Graphs without any event, and graphs of which some nodes are missing.
-    is_graph = pl.col("name").cast(pl.String).str.contains(_GRAPH_LAUNCH)
+    is_graph = pl.col("name").cast(pl.String).str.contains(HOST_CALLS["launch_graph"])
     graphs = launches.filter(is_graph)
     unrecorded = _find_graph_holes(gpu, graphs)
     if unseen := len(lost.filter(is_graph)):

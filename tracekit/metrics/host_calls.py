@@ -17,23 +17,17 @@ from tracekit._util.arrays import Bools, Int32s, Ints, group_rows
 from tracekit._util.categories import CategoryColumn
 from tracekit._util.columns import to_int64
 from tracekit.classify.host_ranges import Nested, nest
+from tracekit.classify.names import HOST_CALLS
 from tracekit.documents.analysis import HostActivity
 from tracekit.documents.coding import table_schema
 from tracekit.intervals import Intervals, overlaps_any, union_of
 from tracekit.schema import KINDS, conform
 
-LAUNCH_PATTERN = "LaunchKernel|LaunchCooperativeKernel|GraphLaunch|Memcpy"
+LAUNCH_PATTERN = "|".join(HOST_CALLS[kind] for kind in ("launch_kernel", "launch_graph", "copy"))
 """Calls that put work on the GPU."""
-WAIT_PATTERN = r"StreamWaitEvent"
-"""Calls that make a stream wait for an event of another stream; the host continues."""
-BLOCKING_PATTERN = (
-    r"(Stream|Event|Device|Ctx)Synchronize"
-    r"|^(cuda|hip)Memcpy(2D|3D|ToSymbol|FromSymbol)?$|^cuMemcpy(DtoH|HtoD|DtoD)?(_v2)?$"
-)
+BLOCKING_PATTERN = "|".join(HOST_CALLS[kind] for kind in ("synchronize", "blocking_copy"))
 """Calls in which the host waits until GPU work has ended."""
-ASYNC_COPY_PATTERN = r"Memcpy\w*Async"
-"""Calls that return at once, unless the copy's memory on the host is pageable."""
-QUEUED_PATTERN = f"{LAUNCH_PATTERN}|Memset"
+QUEUED_PATTERN = f"{LAUNCH_PATTERN}|{HOST_CALLS['memset']}"
 """Calls that put an entry into a queue of the GPU."""
 MIN_SLOW_LAUNCH_NS = 100_000
 """A launch call takes microseconds. One that takes longer than this also did something else, such as loading code."""
@@ -104,13 +98,13 @@ def find_waiting_calls(api: ApiCalls, gpu_events: pl.DataFrame | None = None) ->
     blocks = api.named(BLOCKING_PATTERN)
     if gpu_events is not None:
         blocks = blocks | _is_pageable_copy(api, gpu_events) | _waits_for_queue(api, gpu_events)
-    rows = np.flatnonzero(api.named(WAIT_PATTERN) | blocks)
+    rows = np.flatnonzero(api.named(HOST_CALLS["stream_wait"]) | blocks)
     rows = rows[np.argsort(api.calls["start_ns"].to_numpy()[rows], kind="stable")]
     return api.calls.select(columns)[rows].with_columns(pl.col("name").cast(pl.String), blocks=pl.Series(blocks[rows]))
 
 
 def _is_pageable_copy(api: ApiCalls, gpu_events: pl.DataFrame) -> Bools:
-    """Return the calls of copies from or to pageable memory that returned only after the copy had begun.
+    """Return the asynchronous copies from or to pageable memory whose call returned only after the copy had begun.
 
     Such a copy needs the host. The call stands still until the stream has reached it: it waits for the work before.
     """
@@ -122,7 +116,7 @@ def _is_pageable_copy(api: ApiCalls, gpu_events: pl.DataFrame) -> Bools:
         begun.unique("correlation"), on="correlation", how="left", maintain_order="left"
     )
     waited: Bools = (joined["end_ns"] >= joined["copy_start_ns"]).fill_null(False).to_numpy()
-    return waited & api.named(ASYNC_COPY_PATTERN)
+    return waited & api.named(HOST_CALLS["async_copy"])
 
 
 def _waits_for_queue(api: ApiCalls, gpu_events: pl.DataFrame) -> Bools:
@@ -167,8 +161,6 @@ MAX_ROWS_PER_RANK = 50
 MAX_NESTING_DEPTH = 64
 """Levels of nested ranges through which data loading and garbage collection are passed on to what runs inside them."""
 
-_ALLOCATION = r"Malloc|cudaFree|hipFree|MemAlloc|MemFree|MemMap|MemUnmap|MemCreate|MemAddress|HostAlloc|HostRegister"
-_LAUNCH = r"Launch|MemcpyAsync|MemsetAsync|Memcpy.*Async|cuMemset"
 _DATA_LOADING = r"(?i)dataloader|data_loader|dataset.*__next__|load_batch|next_batch"
 _GARBAGE_COLLECTION = r"(?i)\bpython gc\b|garbage.?collect|\bgc[.:_ ]?collect|^gc$"
 _STEP_MARK = r"^ProfilerStep#"
@@ -365,7 +357,12 @@ def _activity(kind: str, name: str) -> str:
     if kind == "annotation":
         return "python" if re.search(_STEP_MARK, name) else "annotation"
     if kind in ("runtime", "driver"):
-        for pattern, activity in ((BLOCKING_PATTERN, "sync"), (_ALLOCATION, "allocation"), (_LAUNCH, "launch")):
+        cases = [  # the first that holds decides
+            (BLOCKING_PATTERN, "sync"),
+            (HOST_CALLS["allocation"], "allocation"),
+            (f"Launch|{QUEUED_PATTERN}", "launch"),
+        ]
+        for pattern, activity in cases:
             if re.search(pattern, name):
                 return activity
     return "operator"

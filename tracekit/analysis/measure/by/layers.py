@@ -28,6 +28,7 @@ from tracekit.classify.model_position import (
     node_creators,
     sort_frames,
 )
+from tracekit.classify.names import HOST_CALLS
 from tracekit.classify.product_shapes import product_dims
 from tracekit.reconstruct.kernels import prepare
 from tracekit.reconstruct.segment import segment_steps
@@ -244,7 +245,8 @@ class Host(msgspec.Struct, frozen=True, eq=False):
         """Return the operators among one rank's events."""
         _, ranges, launches = read_ranges(events)
         waits = events.filter(
-            pl.col("kind").is_in(("runtime", "driver")) & pl.col("name").cast(pl.String).str.contains("Synchronize")
+            pl.col("kind").is_in(("runtime", "driver"))
+            & pl.col("name").cast(pl.String).str.contains(HOST_CALLS["synchronize"])
         )
         return cls(ranges, node_creators(read_autograd(ranges, launches)), waits["start_ns"].sort().to_numpy())
 
