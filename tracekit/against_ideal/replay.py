@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -349,19 +349,16 @@ def measure_stage_times(replays: StepReplays, cells: pl.DataFrame, pp: int) -> S
     mean_ns = {
         op: int(replays.balanced[graph.op == op][0]) for op in ("F", "I", "W", "B", "FB") if (graph.op == op).any()
     }
-    block = mean_ns.get("FB")
-    backward = mean_ns.get("B") or None
-    if backward is None and "I" in mean_ns and "W" in mean_ns:
-        backward = mean_ns["I"] + mean_ns["W"]
-    if backward is None:
-        backward = round((block or 3) * 2 / 3)
-    forward = mean_ns.get("F")
-    if not forward:
-        forward = block - backward if block and block > backward else round(backward / 2)
     is_backward = graph.op == "B"
     weight_share = weight_gradient_share(cells["wgrad_ns"].to_numpy()[is_backward], replays.work[is_backward])
-    weight_grad = mean_ns.get("W", round(backward * (0.5 if weight_share is None else weight_share)))
-    input_grad = mean_ns.get("I", backward - weight_grad)
+
+    def split_backward(backward: float) -> tuple[float, float]:
+        weight_grad = round(backward * (0.5 if weight_share is None else weight_share))
+        return round(backward) - weight_grad, weight_grad
+
+    times = fill_missing_times({op: max(1, ns) for op, ns in mean_ns.items()}, split_backward)
+    forward, input_grad, weight_grad = (round(times[op]) for op in ("F", "I", "W"))
+    block = mean_ns.get("FB")
     return StageTimes(
         forward=round(forward * chunks),
         input_grad=round(input_grad * chunks),
@@ -370,6 +367,44 @@ def measure_stage_times(replays: StepReplays, cells: pl.DataFrame, pp: int) -> S
         split_known=weight_share is not None or "W" in mean_ns,
         chunks=chunks,
     )
+
+
+OpTime = TypeVar("OpTime", float, Floats)
+"""Time of an op: one, or one per stage."""
+
+
+def fill_missing_times(
+    ran: Mapping[str, OpTime], split_backward: Callable[[OpTime], tuple[OpTime, OpTime]]
+) -> dict[str, OpTime]:
+    """Return the times of F, I, W and B; of kinds that did not run, from those that did.
+
+    A backward that never ran whole takes as long as its halves, or two thirds of a block FB, or twice the
+    only op that ran. A forward that never ran alone takes half of a backward.
+
+    Args:
+        ran: Times of the kinds that ran, FB among them; at least one.
+        split_backward: Returns the times of I and W from that of a whole backward; used if one of them did not run.
+
+    >>> fill_missing_times({"F": 1.0, "B": 3.0}, lambda backward: (backward / 3, backward * 2 / 3))
+    {'F': 1.0, 'I': 1.0, 'W': 2.0, 'B': 3.0}
+    >>> fill_missing_times({"FB": 6.0}, lambda backward: (backward / 2, backward / 2))
+    {'F': 2.0, 'I': 2.0, 'W': 2.0, 'B': 4.0}
+    """
+    if "B" in ran:
+        backward = ran["B"]
+    elif "I" in ran and "W" in ran:
+        backward = ran["I"] + ran["W"]
+    elif "FB" in ran:
+        backward = ran["FB"] * 2 / 3
+    else:  # a forward alone, or one half
+        backward = 2 * next(iter(ran.values()))
+    input_grad, weight_grad = split_backward(backward)
+    return {
+        "F": ran.get("F", backward / 2),
+        "I": ran.get("I", input_grad),
+        "W": ran.get("W", weight_grad),
+        "B": backward,
+    }
 
 
 def weight_gradient_share(weight_ns: Ints, total_ns: Ints) -> float | None:

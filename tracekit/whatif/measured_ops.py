@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 
 from tracekit._util.arrays import Floats
-from tracekit.against_ideal.replay import weight_gradient_share
+from tracekit.against_ideal.replay import fill_missing_times, weight_gradient_share
 from tracekit.intervals import Intervals, union_of
 from tracekit.schedules import Schedule
 from tracekit.whatif.constants import (
@@ -276,24 +276,21 @@ def _times_by_kind(
         split: Time of I and of W over that of a whole backward.
         join: Returns the time of a whole backward from those of I and W.
     """
-    forward, input_grad, weight_grad, backward = (
-        _times_per_stage(rows.filter(pl.col("op") == kind), column, stages, level) for kind in ("F", "I", "W", "B")
-    )
-    if input_grad is not None and weight_grad is not None:
-        joined = join(input_grad, weight_grad)
+    ran: dict[str, Floats] = {}
+    for kind in ("F", "I", "W", "B"):
+        times = _times_per_stage(rows.filter(pl.col("op") == kind), column, stages, level)
+        if times is not None:
+            ran[kind] = times
+    if "I" in ran and "W" in ran:
+        joined = join(ran["I"], ran["W"])
         # A few whole backwards among split ones, at the end of a step, tell less than all of them together.
         whole_count, split_count = (int((rows["op"] == kind).sum()) for kind in ("B", "W"))
-        whole_ns = 0.0 if backward is None else backward
-        backward = (whole_count * whole_ns + split_count * joined) / (whole_count + split_count)
-    if backward is None:
-        # Only blocks FB ran: two thirds of a block are its backward.
-        block = rows.filter(pl.col("op") == "FB").select(pl.col(column).median()).item()
-        backward = np.full(stages, (block or 3.0) * 2 / 3)
-    if forward is None:
-        forward = backward / 2
-    if input_grad is None or weight_grad is None:
-        input_grad, weight_grad = backward * split[0], backward * split[1]
-    return {"F": forward, "I": input_grad, "W": weight_grad, "B": backward}
+        whole_ns = ran.get("B", np.zeros(stages))
+        ran["B"] = (whole_count * whole_ns + split_count * joined) / (whole_count + split_count)
+    block_ns = rows.filter(pl.col("op") == "FB").select(pl.col(column).median()).item()
+    if block_ns is not None:
+        ran["FB"] = np.full(stages, float(block_ns))
+    return fill_missing_times(ran, lambda backward: (backward * split[0], backward * split[1]))
 
 
 def _times_per_stage(rows: pl.DataFrame, column: str, stages: int, level: int) -> Floats | None:
