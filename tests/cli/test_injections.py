@@ -214,7 +214,7 @@ def test_no_memory_is_one_line(run, runs, monkeypatch):
 
 
 def test_text_that_no_encoding_takes_is_written_all_the_same():
-    from tracekit._util.text import to_ascii
+    from tracekit.report.text import to_ascii
 
     stream = io.TextIOWrapper(io.BytesIO(), encoding="cp1252", errors="tracekit")
     stream.write("✓ 1–2 → 日 \ud800")

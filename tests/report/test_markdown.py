@@ -13,8 +13,9 @@ from markdown_it import MarkdownIt
 
 import tracekit
 from tests.kept import analysis_of
-from tracekit._util.text import markdown, markdown_code, terminal
+from tracekit._util.text import terminal
 from tracekit.report.markdown import render_markdown
+from tracekit.report.text import markdown, markdown_code
 from tracekit.report.view import view_of
 
 pytestmark = pytest.mark.slow

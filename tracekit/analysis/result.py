@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import msgspec
 import polars as pl
 
-from tracekit._util.text import at_least, counted, html_table, ms, percent
+from tracekit._util.text import counted, ms, percent
 from tracekit.align.clocks import Clocks
 from tracekit.analysis.combine.stragglers import Stragglers
 from tracekit.analysis.measured import Measured, RankResult
@@ -131,6 +131,8 @@ class BaseAnalysis(HasDocument):
         return {table_name: table.to_pandas() for table_name, table in self.tables.items()}
 
     def _repr_html_(self) -> str:
+        from tracekit.report.text import html_table
+
         rows = [("mean", self.total, len(self.rank_results) or 1)]
         rows += [(str(result.rank), result.whole, 1) for result in self.rank_results]
         heads = ("rank", "span ms", "compute", "exposed", "idle", *(["bubble"] if self.total.pipeline else []))
@@ -147,6 +149,8 @@ class BaseAnalysis(HasDocument):
 
 def _notebook_row(name: str, figures: Measured, ranks: int) -> list[str]:
     """Return a row of the notebook's table; shares are of the span, the span is a mean over *ranks*."""
+    from tracekit.report.text import at_least
+
     budget, span_ns = figures.budget, figures.budget.span_ns
     shares = [
         ratio(budget.compute_ns, span_ns),

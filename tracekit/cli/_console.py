@@ -8,8 +8,9 @@ from pathlib import Path
 
 import typer
 
-from tracekit._util.text import counted, in_ci_job, one_line, without_ci_commands
+from tracekit._util.text import counted, one_line
 from tracekit.errors import Notice
+from tracekit.report.text import in_ci_job, without_ci_commands
 
 
 def prepare_streams() -> None:

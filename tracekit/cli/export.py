@@ -3,9 +3,10 @@
 from pathlib import Path
 from typing import Annotated
 
-from tracekit._util.text import counted, size
+from tracekit._util.text import counted
 from tracekit.cli import _options as options
 from tracekit.cli._console import print_line, print_notices
+from tracekit.report.text import size
 
 
 def run(

@@ -5,9 +5,10 @@ from typing import Annotated
 
 import typer
 
-from tracekit._util.text import counted, size
+from tracekit._util.text import counted
 from tracekit.cli import _options as options
 from tracekit.cli._console import note_partial_store, print_line, print_notices
+from tracekit.report.text import size
 
 
 def run(

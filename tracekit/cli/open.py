@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
-from tracekit._util.text import size
 from tracekit.cli import _options as options
 from tracekit.cli._console import print_line, print_notices
 from tracekit.errors import OptionError
+from tracekit.report.text import size
 
 
 def run(

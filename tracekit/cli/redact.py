@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
-from tracekit._util.text import size
 from tracekit.cli import _options as options
 from tracekit.cli._console import print_line
+from tracekit.report.text import size
 
 
 def run(

@@ -11,7 +11,7 @@ import msgspec
 import polars as pl
 from msgspec import UNSET, UnsetType, structs
 
-from tracekit._util.text import counted, html_table
+from tracekit._util.text import counted
 from tracekit._version import __version__
 from tracekit.analysis import Analysis
 from tracekit.diffs import comparability, stats
@@ -83,6 +83,8 @@ class Diff(HasDocument):
         write_diff(self, path)
 
     def _repr_html_(self) -> str:
+        from tracekit.report.text import html_table
+
         rows = [
             (row.metric, *map(_format_level, (row.before, row.after, row.change)), row.verdict)
             for row in self.document.metrics

@@ -11,7 +11,7 @@ from pathlib import PurePath
 import msgspec
 import polars as pl
 
-from tracekit._util.text import counted, html_table
+from tracekit._util.text import counted
 from tracekit.classify.names import HOST_CALLS
 from tracekit.doctor.findings import MIN_LAUNCHED_SHARE, RankFacts, find_extras, find_problems
 from tracekit.documents.coding import HasDocument
@@ -94,6 +94,8 @@ class Diagnosis(HasDocument, msgspec.Struct, frozen=True):
         return msgspec.convert(fields, DoctorDocument, from_attributes=True)
 
     def _repr_html_(self) -> str:
+        from tracekit.report.text import html_table
+
         rows = [(finding.severity, finding.problem, finding.fix) for finding in self.findings]
         title = f"{counted(len(self.facts), 'rank')}, {counted(len(rows), 'finding')}"
         heads = ("", "missing", "how to record it") if rows else ()

@@ -17,10 +17,11 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
-from tracekit._util.text import counted, size
+from tracekit._util.text import counted
 from tracekit.errors import OptionError
 from tracekit.record.handler import Handler, Log, log_line
 from tracekit.record.process_info import describe_groups, find_process_info, import_torch
+from tracekit.report.text import size
 
 WARM_UP_STEPS = 1
 """Steps profiled and discarded before the recorded ones, because the start of the profiler is slow."""

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 import polars as pl
 
-from tracekit._util.text import join_with_and, ms, percent, ranks_named, signed_ms
+from tracekit._util.text import join_with_and, ms, percent, ranks_named
 from tracekit.analysis import Analysis
 from tracekit.analysis.combine.notices import without_pipeline_notices
 from tracekit.analysis.measured import RankResult
@@ -16,6 +16,7 @@ from tracekit.documents.analysis import Straggler, WaitCause
 from tracekit.errors import Notice
 from tracekit.metrics.overlap import ratio
 from tracekit.parsers.source_refs import missing_ranks
+from tracekit.report.text import signed_ms
 from tracekit.report.words import WORDS, short_kernel
 from tracekit.schema import GAP_CAUSES, IDLE_CAUSES, LABEL_WORDS
 from tracekit.weight_updates import ReloadSummary

@@ -9,11 +9,12 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from tracekit._util.text import capitalize, counted, listing, markdown, markdown_code, ms, percent, signed_ms
+from tracekit._util.text import counted, listing, ms, percent
 from tracekit.analysis import Analysis
 from tracekit.report.ci import words
 from tracekit.report.evidence import relevant_notices
 from tracekit.report.table import Column, Table, Value, make_table
+from tracekit.report.text import capitalize, markdown, markdown_code, signed_ms
 from tracekit.report.view import View, view_of
 from tracekit.report.view.budget import NOT_RECORDED
 from tracekit.report.view.pipeline import waterfall

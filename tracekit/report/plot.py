@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.patheffects import withStroke
 
-from tracekit._util.text import counted, ms, percent, signed, signed_ms
+from tracekit._util.text import counted, ms, percent, signed
 from tracekit.against_ideal import WhatIf
 from tracekit.against_ideal.comparison import StepComparison
 from tracekit.analysis import Analysis
@@ -26,6 +26,7 @@ from tracekit.report import figures
 from tracekit.report.palette import IDLE_COLOUR, LABEL_COLOURS, mix_colours
 from tracekit.report.schedule.layout import PART_EDGES, WHOLE, ScheduleLayout, headline, layout_pipeline
 from tracekit.report.schedule.plot import MAX_LABELLED_BOXES, ROW_MARGIN, cell_handles, draw_grid
+from tracekit.report.text import signed_ms
 from tracekit.report.view import view_of
 from tracekit.report.view.budget import BudgetView
 from tracekit.report.view.pipeline import Rung

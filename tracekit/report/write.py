@@ -17,16 +17,10 @@ import polars as pl
 import polars.selectors as cs
 
 from tracekit._util.files import atomic_write, check_output_path
-from tracekit._util.text import (
-    FORMULA_START,
-    UNKNOWN,
-    counted,
-    json_text,
-    spreadsheet_cell,
-    terminal,
-)
+from tracekit._util.text import UNKNOWN, counted, json_text, terminal
 from tracekit.analysis import Analysis, Measured
 from tracekit.errors import OptionError
+from tracekit.report.text import FORMULA_START, spreadsheet_cell
 
 Subject = TypeVar("Subject")
 Renderer = Callable[[Analysis], str | bytes]

@@ -14,7 +14,6 @@ import numpy.typing as npt
 
 from tracekit._loops import simulation
 from tracekit._util.arrays import Ints, as_int64
-from tracekit._util.text import html_table
 from tracekit.errors import DeadlockError, ScheduleError
 from tracekit.schedules.ops import KINDS, Op
 
@@ -136,6 +135,8 @@ class Schedule:
         return f"<Schedule: {self.name}, {self.pp} ranks × {self.microbatches} micro-batches>"
 
     def _repr_html_(self) -> str:
+        from tracekit.report.text import html_table
+
         rows = [
             (rank, " ".join(order[:MAX_OPS_IN_NOTEBOOK]) + " …" * (len(order) > MAX_OPS_IN_NOTEBOOK))
             for rank, order in enumerate(self.orders())

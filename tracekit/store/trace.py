@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from tracekit._util.text import html_table, listing
+from tracekit._util.text import listing
 from tracekit.classify import classify
 from tracekit.errors import Notice, OptionError
 from tracekit.parsers.source_refs import unknown_rank_error
@@ -102,6 +102,8 @@ class Trace:
         return f"<Trace: {len(self.parts)} ranks, {rows:,} events>"
 
     def _repr_html_(self) -> str:
+        from tracekit.report.text import html_table
+
         heads = ("rank", "events", "GPU", "CPU", "steps", "span", "device", "source")
         notes = [notice.message for notice in self.notices[:8]]
         return html_table(repr(self)[1:-1], heads, [_html_row(part) for part in self.parts], notes=notes)

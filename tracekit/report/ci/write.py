@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from tracekit._util.text import escape_workflow, terminal_lines
+from tracekit._util.text import terminal_lines
 from tracekit.diffs import Diff
 from tracekit.documents.coding import encode
 from tracekit.report.ci import words
 from tracekit.report.html import page
 from tracekit.report.markdown import render_diff, render_gate
+from tracekit.report.text import escape_workflow
 from tracekit.report.write import write_by_extension
 
 Data = Mapping[str, Any]

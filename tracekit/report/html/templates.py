@@ -12,8 +12,9 @@ import msgspec
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup, escape
 
-from tracekit._util import text
+from tracekit._util.text import counted, ms, percent, terminal_lines
 from tracekit.report.palette import LABEL_COLOURS
+from tracekit.report.text import at_least, capitalize, keep_units_together, signed_ms
 from tracekit.report.view.ranks import name_straggler, when_late, why_late
 from tracekit.report.words import WORDS, short_kernel
 
@@ -55,8 +56,8 @@ def _environment() -> Environment:
         keep_trailing_newline=True,
     )
     environment.filters |= {
-        "ms": text.ms, "percent": text.percent, "signed": text.signed_ms, "count": text.counted,
-        "at_least": text.at_least, "sentence": text.capitalize, "whole": text.keep_units_together,
+        "ms": ms, "percent": percent, "signed": signed_ms, "count": counted,
+        "at_least": at_least, "sentence": capitalize, "whole": keep_units_together,
         "number": format_mean_count, "code": markup_code, "short": short_kernel,
         "name_straggler": name_straggler, "when_late": when_late, "why_late": why_late,
     }  # fmt: skip
@@ -70,7 +71,7 @@ def _environment() -> Environment:
 
 def _without_controls(value: Any) -> Any:
     """Return text of a trace without control characters; markup and other values unchanged."""
-    return text.terminal_lines(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+    return terminal_lines(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def markup_code(source: str) -> Markup:

@@ -10,7 +10,7 @@ from functools import partial
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from tracekit._util.text import counted, ms, percent, terminal, wrap_text
+from tracekit._util.text import counted, ms, percent, terminal
 from tracekit.analysis import Analysis, RankResult
 from tracekit.report.palette import COMPUTE_COLOUR, IDLE_COLOUR, LABEL_COLOURS, UNRECORDED_COLOUR
 from tracekit.report.table import Column, Table, make_table
@@ -18,6 +18,7 @@ from tracekit.report.terminal.fleet import many_ranks
 from tracekit.report.terminal.schedule import render_schedule, what_if
 from tracekit.report.terminal.screen import Screen
 from tracekit.report.terminal.table import MAX_RANKS_LISTED, WORST_RANKS_SHOWN, Note, render_table, stack
+from tracekit.report.text import wrap_text
 from tracekit.report.view import View, view_of
 from tracekit.report.view.budget import NOT_RECORDED, Bar, LabelRow
 from tracekit.report.words import WORDS

@@ -6,7 +6,8 @@ from typing import Any
 from rich.console import Console, ConsoleDimensions, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from tracekit._util.text import in_ci_job, terminal_lines, without_ci_commands
+from tracekit._util.text import terminal_lines
+from tracekit.report.text import in_ci_job, without_ci_commands
 
 MIN_WIDTH = 76
 """Columns that the tables need: in a narrower terminal lines wrap, and no number or name is cut off."""

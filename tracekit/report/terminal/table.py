@@ -7,9 +7,10 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from tracekit._util.text import shorten_distinct, terminal, wrap_text
+from tracekit._util.text import terminal
 from tracekit.report.palette import LABEL_COLOURS
 from tracekit.report.table import Column, Table, Value
+from tracekit.report.text import shorten_distinct, wrap_text
 
 MAX_RANKS_LISTED = 12
 """Up to this number of ranks, a table lists all of them …"""

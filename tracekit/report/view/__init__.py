@@ -9,13 +9,14 @@ from collections.abc import Callable
 from functools import cached_property, partial
 from typing import TypeVar
 
-from tracekit._util.text import capitalize, counted, ranks_named
+from tracekit._util.text import counted, ranks_named
 from tracekit.analysis import Analysis
 from tracekit.analysis.combine.spread import MANY_RANKS, spread
 from tracekit.errors import Notice
 from tracekit.report.advice import Advice, advise
 from tracekit.report.evidence import collect_evidence, missing_ranks_named, relevant_notices
 from tracekit.report.notices import NoticeLine, shorten_notices
+from tracekit.report.text import capitalize
 from tracekit.report.view import answer as sentences
 from tracekit.report.view import ranks as rank_tables
 from tracekit.report.view import rates

@@ -5,11 +5,12 @@ from collections.abc import Sequence
 import msgspec
 import polars as pl
 
-from tracekit._util.text import at_least, ms, percent
+from tracekit._util.text import ms, percent
 from tracekit.analysis import Analysis, Measured, RankResult
 from tracekit.documents.coding import to_plain_rows
 from tracekit.report.palette import COMPUTE_COLOUR, IDLE_COLOUR, LABEL_COLOURS, UNRECORDED_COLOUR
 from tracekit.report.table import Column, Table, make_table
+from tracekit.report.text import at_least
 from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS, LABELS
 
 MAX_RANKS_WITH_BARS = 64

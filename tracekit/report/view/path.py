@@ -6,13 +6,14 @@ from typing import Any
 import msgspec
 import polars as pl
 
-from tracekit._util.text import bare_ms, counted, join_with_and, ms, percent, ranks_named, shorten_distinct, signed
+from tracekit._util.text import counted, join_with_and, ms, percent, ranks_named, signed
 from tracekit.analysis import Analysis
 from tracekit.classify.messages import list_ranks
 from tracekit.critical_path.path import CriticalPath
 from tracekit.documents.analysis import ChangedStep
 from tracekit.intervals import union
 from tracekit.report.table import Column, Table, make_table
+from tracekit.report.text import bare_ms, shorten_distinct
 from tracekit.report.view.copies import gb_range
 from tracekit.report.words import WORDS, short_kernel
 from tracekit.schema import COMMUNICATION_LABELS, LABEL_WORDS

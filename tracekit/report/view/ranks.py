@@ -7,11 +7,12 @@ from typing import Any
 import msgspec
 import polars as pl
 
-from tracekit._util.text import at_least, counted, listing, ms, ms_range, percent
+from tracekit._util.text import counted, listing, ms, percent
 from tracekit.analysis import Analysis, RankResult
 from tracekit.analysis.combine.stragglers import MIN_LATE_SHARE, Stragglers
 from tracekit.documents.analysis import Evidence, Straggler
 from tracekit.report.table import Column, Table, make_table
+from tracekit.report.text import at_least, ms_range
 from tracekit.schema import IDLE_CAUSES, PHASES
 
 NOISE_SHARE = 0.01

@@ -8,13 +8,14 @@ from typing import Any
 import polars as pl
 
 from tracekit._util.shapes import parse_list
-from tracekit._util.text import counted, listing, ms, percent, size, terminal
+from tracekit._util.text import counted, listing, ms, percent, terminal
 from tracekit.analysis import Analysis
 from tracekit.analysis.combine.communication import RunRates, below_peak_ns
 from tracekit.analysis.measure.by import By
 from tracekit.classify.messages import list_ranks
 from tracekit.metrics.peaks import find_gpu, peak_tflop_s
 from tracekit.report.table import Column, Table, make_table
+from tracekit.report.text import size
 from tracekit.schema import COMPUTE_LABELS, Source
 
 MIN_UNEVEN_OVER_MEAN = 1.05

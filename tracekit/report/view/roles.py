@@ -7,7 +7,7 @@ from statistics import mean
 import msgspec
 import polars as pl
 
-from tracekit._util.text import at_least, counted, format_ranges, join_with_and, ms, percent
+from tracekit._util.text import counted, format_ranges, join_with_and, ms, percent
 from tracekit.analysis import Analysis
 from tracekit.analysis.result import Role, RoleResults
 from tracekit.documents.roles import Iteration, RolloutTail, WeightUpdate
@@ -15,6 +15,7 @@ from tracekit.intervals import union
 from tracekit.metrics.overlap import ratio
 from tracekit.metrics.process_phases import ROLLOUT, TRAIN
 from tracekit.report.table import Column, Table, make_table
+from tracekit.report.text import at_least
 from tracekit.report.words import WORDS
 from tracekit.roles.iterations import band_spans
 

@@ -1,0 +1,294 @@
+"""Text for people: numbers with their units, wrapping, escaping for each kind of output, and tables for notebooks.
+
+What packages below the reports need too is in ``tracekit._util.text``.
+"""
+
+import codecs
+import html as _html
+import os.path
+import re
+import textwrap
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from tracekit._util.text import BUILD_COMMAND, UNKNOWN, ms, terminal, terminal_lines
+
+
+def capitalize(text: str) -> str:
+    """Return text with a capital first letter, unless its first word is a label or code.
+
+    >>> capitalize("by rank: 0"), capitalize("dp_comm is exposed"), capitalize("`--what-if` ranks"), capitalize("")
+    ('By rank: 0', 'dp_comm is exposed', '`--what-if` ranks', '')
+    """
+    return text if "_" in text.partition(" ")[0] else text[:1].upper() + text[1:]
+
+
+def size(count: int) -> str:
+    """Return a number of bytes in a readable unit (decimal: 1 MB is 10⁶ bytes).
+
+    >>> size(3_400_000)
+    '3.4 MB'
+    """
+    for unit, divisor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= divisor:
+            return f"{count / divisor:.1f} {unit}"
+    return f"{count} bytes"
+
+
+def ms_range(times_ns: Iterable[float]) -> str:
+    """Return the shortest and the longest of some times in milliseconds, with as many digits as tell them apart.
+
+    >>> ms_range([119_700_000, 122_900_000]), ms_range([15_900_000, 17_700_000, 16_800_000]), ms_range([4_200_000] * 2)
+    ('120–123 ms', '16–18 ms', '4.2 ms')
+    """
+    times = list(times_ns)
+    low, high = min(times) / 1e6, max(times) / 1e6
+    digits = 0
+    while f"{low:.{digits}f}" == f"{high:.{digits}f}" and digits < 1:
+        digits += 1
+    shortest, longest = f"{low:,.{digits}f}", f"{high:,.{digits}f}"
+    return f"{shortest} ms" if shortest == longest else f"{shortest}–{longest} ms"
+
+
+def bare_ms(ns: float | None, digits: int = 3) -> str:
+    """Return nanoseconds as milliseconds without the unit, for a column whose heading names it.
+
+    >>> bare_ms(1_234_567), bare_ms(-1_000_000), bare_ms(None)
+    ('1.235', '−1.000', '–')
+    """
+    return UNKNOWN if ns is None else f"{ns / 1e6:,.{digits}f}".replace("-", "−")
+
+
+def signed_ms(ns: float, digits: int = 1) -> str:
+    """Return a difference in nanoseconds as milliseconds with a sign.
+
+    >>> signed_ms(1_234_567), signed_ms(-40_000)
+    ('+1.2 ms', '−0.04 ms')
+    """
+    return ("+" if ns >= 0 else "−") + ms(abs(ns), digits)
+
+
+def at_least(text: str, bound: bool) -> str:
+    """Return a formatted number, marked as a lower bound if *bound*.
+
+    >>> at_least("19.4 %", True), at_least("–", True), at_least("19.4 %", False)
+    ('≥ 19.4 %', '–', '19.4 %')
+    """
+    return f"≥ {text}" if bound and text != UNKNOWN else text
+
+
+def keep_units_together(text: str) -> str:
+    r"""Return text with no-break spaces between numbers and their units, so that no line break separates them.
+
+    >>> text = keep_units_together("takes 1.5 ms, < 3 %")
+    >>> text.replace("\N{NO-BREAK SPACE}", "~")
+    'takes 1.5~ms, <~3~%'
+    """
+    return re.sub(r"(?<=\d) (?=ms|µs|%)|(?<=[<≥]) (?=\d)|(?<=\brank) (?=\d)", "\N{NO-BREAK SPACE}", text)
+
+
+def wrap_text(text: str, width: int, *, first: str = "", rest: str = "") -> str:
+    """Wrap text for a terminal into lines of at most *width* characters; numbers stay with their units.
+
+    *first* and *rest* are the indents of the first and of the other lines. Control characters are escaped.
+
+    >>> print(wrap_text("it takes 12.5 ms", 12, first="1. ", rest="   "))
+    1. it takes
+       12.5 ms
+    """
+    # textwrap also breaks lines at no-break spaces: use a character it does not take for white space instead. The text
+    # cannot hold it, because terminal() escapes control characters.
+    unbreakable = "\x1f"
+    escaped = keep_units_together(terminal(text)).replace("\N{NO-BREAK SPACE}", unbreakable)
+    # Words are not broken at hyphens: --include-json must not become --include- at the end of a line.
+    lines = textwrap.wrap(escaped, width, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)
+    return "\n".join(lines or [first]).replace(unbreakable, " ")
+
+
+def shorten_distinct(names: Iterable[str], *, most: int) -> list[str]:
+    """Shorten names to *most* characters such that different names stay different.
+
+    A name that is too long keeps its beginning and its end. If two names would then look alike, their common beginning
+    is left out; if that does not help either, they are numbered.
+
+    >>> shorten_distinct(["short", "a_very_long_name_indeed"], most=12)
+    ['short', 'a_very…ndeed']
+    >>> shorten_distinct(["void gemm<128, 64, bf16>(long)", "void gemm<128, 32, bf16>(long)"], most=12)
+    ['…64, b…long)', '…32, b…long)']
+    """
+    full_names = list(names)
+    shortened = {name: _shorten(name, most) for name in full_names}
+    for ambiguous in [short for short, count in Counter(shortened.values()).items() if count > 1]:
+        colliding = sorted(name for name, short in shortened.items() if short == ambiguous)
+        start = _common_prefix_length(colliding)
+        replacements = {name: _shorten("…" + name[start:], most) for name in colliding}
+        if len(set(replacements.values())) < len(colliding):
+            replacements = {name: _shorten(f"{i}: {name}", most) for i, name in enumerate(colliding, 1)}
+        shortened |= replacements
+    return [shortened[name] for name in full_names]
+
+
+def _common_prefix_length(names: Sequence[str]) -> int:
+    """Return how many characters all names begin with, up to the end of a word."""
+    length = len(os.path.commonprefix(names))  # noqa: RUF071  (these are no paths)
+    while length and names[0][length - 1].isalnum():
+        length -= 1
+    return length
+
+
+def _shorten(name: str, most: int) -> str:
+    if len(name) <= most:
+        return name
+    end_length = (most - 1) // 2
+    return f"{name[: most - 1 - end_length]}…{name[-end_length:]}"
+
+
+# Escaping. Names of kernels, files and devices come from the trace: no output may take them for markup or commands.
+
+_MARKDOWN_ESCAPES = str.maketrans(
+    {"&": "&amp;", "<": "&lt;", ">": "&gt;"} | {char: f"\\{char}" for char in "\\`*~[]$!|"}
+)
+_MENTIONS_AND_LINKS = re.compile(r"(?<=[@#])(?=\w)|(?<=:)(?=//)|(?<=\bwww)(?=\.)", re.IGNORECASE)
+"""Where a zero-width space keeps ``@name``, ``#12`` and ``https://`` from becoming a mention or a link."""
+_EMPHASIS_UNDERSCORE = re.compile(r"(?<![^\W_])_|_(?![^\W_])")
+"""Underscores that could begin or end emphasis: those that are not inside a word."""
+
+
+def markdown(text: object) -> str:
+    r"""Return text that Markdown shows as it is: without formatting, mentions and links.
+
+    >>> markdown("a|b `c` <b> pp_comm: _x_\nnext")
+    'a\\|b \\`c\\` &lt;b&gt; pp_comm: \\_x\\_ next'
+    """
+    escaped = _EMPHASIS_UNDERSCORE.sub(r"\\_", terminal(text).translate(_MARKDOWN_ESCAPES))
+    return _MENTIONS_AND_LINKS.sub("&#8203;", escaped)
+
+
+def markdown_code(text: object) -> str:
+    r"""Return text as inline code for a cell of a Markdown table.
+
+    >>> markdown_code("f<T>(a|b)"), markdown_code("`x`")
+    ('`f<T>(a\\|b)`', '`` `x` ``')
+    """
+    code = terminal(text).replace("|", "\\|")
+    # The fence must be longer than any run of backticks inside.
+    fence = "`" * (max((len(run) for run in re.findall("`+", code)), default=0) + 1)
+    padding = " " if code.startswith("`") or code.endswith("`") or not code else ""
+    return f"{fence}{padding}{code}{padding}{fence}"
+
+
+def html(text: object) -> str:
+    r"""Return text for HTML or XML: markup is escaped, and characters that UTF-8 cannot encode are replaced.
+
+    >>> html('<b> "x"\ud800')
+    '&lt;b&gt; &quot;x&quot;\ufffd'
+    """
+    return _html.escape(terminal_lines(text))
+
+
+_WORKFLOW_COMMAND = re.compile(r"(?m)^(\s*)::")
+_CI_VARIABLES = ("CI", "GITHUB_ACTIONS", "TF_BUILD", "TEAMCITY_VERSION")
+
+
+def in_ci_job() -> bool:
+    """Return whether a machine that obeys commands in a job's output runs this process."""
+    return any(os.environ.get(variable) for variable in _CI_VARIABLES)
+
+
+def without_ci_commands(text: str) -> str:
+    r"""Return text of which no line is a command to a machine that runs jobs, such as ``::error …`` or ``##[group]``.
+
+    >>> without_ci_commands("at::native\n ::error::x ##vso[task] ## [b]")
+    'at::native\n : :error::x # #vso[task] ## [b]'
+    """
+    return BUILD_COMMAND.sub("# #", _WORKFLOW_COMMAND.sub(r"\1: :", text))
+
+
+def escape_workflow(text: object, *, also: str = "") -> str:
+    r"""Return text for a GitHub workflow command: ``%``, line breaks and the characters of *also* percent-encoded.
+
+    >>> escape_workflow("a\nb%"), escape_workflow("x: y", also=":,")
+    ('a%0Ab%25', 'x%3A y')
+    """
+    escaped = terminal_lines(str(text).replace("\r", "\n"))
+    for char in "%\n" + also:
+        escaped = escaped.replace(char, f"%{ord(char):02X}")
+    return escaped
+
+
+def spreadsheet_cell(text: str) -> str:
+    """Return text of a CSV file that no spreadsheet takes for a formula; such text gets an apostrophe before it.
+
+    >>> spreadsheet_cell("=cmd|' /C calc'!A0"), spreadsheet_cell("a=b"), spreadsheet_cell(" @SUM(A1)")
+    ("'=cmd|' /C calc'!A0", 'a=b', "' @SUM(A1)")
+    """
+    return f"'{text}" if FORMULA_START.match(text) else text
+
+
+FORMULA_START = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]|[\t\r\n]")
+"""Beginning of a text that spreadsheets may take for a formula; full-width signs count in Japanese ones."""
+
+
+def to_ascii(text: str) -> str:
+    """Return the nearest text in ASCII; ``?`` for a character that has no equivalent.
+
+    >>> to_ascii("✓ 3–4 → +1.5 µs …"), to_ascii("é"), to_ascii("日")
+    ('+ 3-4 -> +1.5 us ...', 'e', '?')
+    """
+    replaced = text.translate(_ASCII)
+    return unicodedata.normalize("NFKD", replaced).encode("ascii", "ignore").decode() or "?" * bool(replaced)
+
+
+def encode_as_ascii(error: UnicodeError) -> tuple[str, int]:
+    """Replace the characters that an encoding lacks by ASCII: the codec error handler ``errors="tracekit"``.
+
+    The command line sets it on standard output and error, so that signs such as ``✓`` and ``→`` do not stop it on a
+    terminal that is not UTF-8.
+
+    >>> "3–4 ✓".encode("ascii", errors="tracekit")
+    b'3-4 +'
+    """
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return "".join(map(to_ascii, error.object[error.start : error.end])), error.end
+
+
+codecs.register_error("tracekit", encode_as_ascii)
+_ASCII = str.maketrans(
+    {
+        **{"✓": "+", "✗": "x", "▲": "^", "▼": "v", "·": "-", "•": "*", "×": "x", "→": "->", "←": "<-", "…": "..."},
+        **{"–": "-", "—": "-", "−": "-", "“": '"', "”": '"', "’": "'", "≥": ">=", "≤": "<=", "≈": "~", "µ": "u"},
+        **{"✅": "+", "🚀": "^", "❌": "x", "⚠": "!", "⛔": "x", "\N{VARIATION SELECTOR-16}": "", "Δ": "d"},
+        **dict.fromkeys("│┃╎", "|"), **dict.fromkeys("─━╌┄", "-"), **dict.fromkeys("█▇▆▅■▓▰", "#"),
+        **dict.fromkeys("▄▃▂▁░▒□▱", "."), "\N{REPLACEMENT CHARACTER}": "?",
+        **{chr(0x2400 + code): "?" for code in range(0x22)},
+    }
+)  # fmt: skip
+
+
+MAX_ROWS = 16
+
+
+def html_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[object]], *, notes: Iterable[str] = ()) -> str:
+    """Return a table with its title, the first ``MAX_ROWS`` rows and notes below it; all text is escaped.
+
+    >>> html_table("a < b", ["rank"], [[0]])
+    '<p><b>a &lt; b</b></p><table><thead><tr><th>rank</th></tr></thead><tbody><tr><td>0</td></tr></tbody></table>'
+    >>> '<td style="text-align:left">0F0 0F1 0B0</td>' in html_table("orders", ["order"], [["0F0 0F1 0B0"]])
+    True
+    """
+    head = "".join(f"<th>{html(name)}</th>" for name in heads)
+    body = "".join("<tr>" + "".join(map(_cell, row)) + "</tr>" for row in rows[:MAX_ROWS])
+    if len(rows) > MAX_ROWS:
+        body += f'<tr><td colspan="{len(heads)}">… and {len(rows) - MAX_ROWS} more</td></tr>'
+    items = "".join(f"<li>{html(note)}</li>" for note in notes)
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>" if heads else ""
+    return f"<p><b>{html(title)}</b></p>{table}" + (f"<ul>{items}</ul>" if items else "")
+
+
+def _cell(value: object) -> str:
+    text = str(value)
+    # Notebooks align cells to the right, which suits numbers but not sentences and lists of operations.
+    style = ' style="text-align:left"' if text.count(" ") > 1 else ""
+    return f"<td{style}>{html(text)}</td>"
