@@ -340,6 +340,32 @@ class Source(msgspec.Struct, frozen=True):
     pid: int | None = None  # of the process that ran the model; None where several did, or none is said
 
 
+Frame = tuple[str, str, int]
+"""Function, file and line of a stack frame."""
+
+
+@dataclass(frozen=True, eq=False)
+class MemorySnapshot:
+    """One rank's memory snapshot: the events of its GPU's allocator and what was allocated when it was written."""
+
+    path: str
+    device: int
+    """The GPU whose events these are: the one with most of them."""
+    events: pl.DataFrame
+    """``ALLOCATOR_EVENTS``, in the order in which they happened."""
+    segments: pl.DataFrame
+    """``ALLOCATOR_SEGMENTS``: memory reserved when the snapshot was written."""
+    blocks: pl.DataFrame
+    """``ALLOCATOR_BLOCKS``: the contents of these segments."""
+    annotations: pl.DataFrame
+    """``SNAPSHOT_ANNOTATIONS``: ranges such as ``ProfilerStep#2``, by which it is placed on a trace's clock."""
+    stacks: tuple[tuple[Frame, ...], ...]
+    """Stacks by their number in ``events`` and ``blocks``, innermost frame first."""
+    expandable: bool = False
+    """Whether segments may grow (``expandable_segments``)."""
+    notices: tuple[Notice, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class RankEvents:
     """One rank as a parser returns it: events, their source, and the allocator's events."""
@@ -348,6 +374,8 @@ class RankEvents:
     source: Source
     memory: pl.DataFrame = field(default_factory=MEMORY.to_frame)
     """Columns: ``MEMORY``; empty where allocations were not recorded."""
+    snapshots: tuple[MemorySnapshot, ...] = ()
+    """Memory snapshots of the rank's process."""
 
 
 class GroupProgress(msgspec.Struct, frozen=True):

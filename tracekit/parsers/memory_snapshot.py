@@ -7,7 +7,6 @@ every event of the allocator with its stack. Its times are those of the host in 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -23,36 +22,14 @@ from tracekit.schema import (
     ALLOCATOR_EVENTS,
     ALLOCATOR_SEGMENTS,
     SNAPSHOT_ANNOTATIONS,
+    Frame,
+    MemorySnapshot,
 )
 
 SNAPSHOT_KEYS = ("segments", "device_traces")
 """Keys that every memory snapshot has, and no other pickle that tracekit reads."""
-Frame = tuple[str, str, int]
-"""Function, file and line of a stack frame."""
 _FRAME_VALUES = itemgetter("name", "filename", "line")
 _WRITE_AGAIN = "write the snapshot again"
-
-
-@dataclass(frozen=True, eq=False)
-class MemorySnapshot:
-    """One rank's memory snapshot: the events of its GPU's allocator and what was allocated when it was written."""
-
-    path: str
-    device: int
-    """The GPU whose events these are: the one with most of them."""
-    events: pl.DataFrame
-    """``ALLOCATOR_EVENTS``, in the order in which they happened."""
-    segments: pl.DataFrame
-    """``ALLOCATOR_SEGMENTS``: memory reserved when the snapshot was written."""
-    blocks: pl.DataFrame
-    """``ALLOCATOR_BLOCKS``: the contents of these segments."""
-    annotations: pl.DataFrame
-    """``SNAPSHOT_ANNOTATIONS``: ranges such as ``ProfilerStep#2``, by which it is placed on a trace's clock."""
-    stacks: tuple[tuple[Frame, ...], ...]
-    """Stacks by their number in ``events`` and ``blocks``, innermost frame first."""
-    expandable: bool = False
-    """Whether segments may grow (``expandable_segments``)."""
-    notices: tuple[Notice, ...] = field(default=())
 
 
 def read_memory_snapshot(path: str | Path, *, name: str | None = None) -> MemorySnapshot:

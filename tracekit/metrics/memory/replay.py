@@ -15,8 +15,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from tracekit.metrics.memory.rank_memory import gpu_memory
-from tracekit.parsers.memory_snapshot import MemorySnapshot
-from tracekit.schema import conform
+from tracekit.schema import MemorySnapshot, conform
 
 ALLOCATIONS = pl.Schema(
     {
