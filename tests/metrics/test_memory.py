@@ -7,14 +7,9 @@ import pytest
 
 from tracekit.documents.analysis import Peak
 from tracekit.metrics.memory.chunk_memory import MAX_GROWTH_RATIO, MIN_CELLS, ChunkMemory, measure_chunk_memory
-from tracekit.metrics.memory.rank_memory import (
-    MEMORY_CURVE,
-    add_phases,
-    gpu_memory,
-    measure_rank_memory,
-    phase_peaks,
-    thin_curve,
-)
+from tracekit.metrics.memory.phases import add_phases, phase_peaks
+from tracekit.metrics.memory.rank_memory import MEMORY_CURVE, measure_rank_memory, thin_curve
+from tracekit.metrics.memory.replay import gpu_memory
 from tracekit.schema import EVENTS, MEMORY, conform
 
 MAIN, ENGINE = 1, 2

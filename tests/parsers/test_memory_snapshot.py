@@ -93,7 +93,6 @@ class Hostile:
         snapshot(annotations=[7]),
         {"segments": [], "device_traces": [], "hostile": Hostile()},
     ],
-    ids=str,
 )
 def test_what_is_no_snapshot_ends_in_one_line(tmp_path, content):
     with pytest.raises(InputError) as caught:

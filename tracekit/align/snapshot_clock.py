@@ -26,9 +26,10 @@ MAX_DEVIATION_NS = 200_000
 """Largest deviation of a pair from the offset to agree with it: the host may be interrupted between the two stamps."""
 MIN_AGREEING_SHARE = 0.5
 """Share of the trace's allocations or ranges that must agree on the offset."""
-MIN_SHARE_IN_OPERATORS = 0.2
-"""Share of allocations that must lie inside operators that allocate. Right snapshots have 0.4 and more, those of
-another rank about the share of time that these operators take (0.06)."""
+MIN_SHARE_IN_OPERATORS = {"allocations": 0.2, "annotations": 0.2, "operators": 0.35}
+"""By kind of evidence, the share of allocations that must lie inside operators that allocate. Right snapshots have 0.44
+to 0.64, those of another rank 0.04 to 0.11, about the share of time that these operators take. Where the operators are
+all the evidence there is, more is asked for."""
 SHIFT_NS = 2_000
 """Step by which an offset is moved to see whether allocations lie inside operators."""
 MIN_ALLOCATIONS_TO_CHECK = 20
@@ -61,28 +62,36 @@ def place_snapshot(snapshot: MemorySnapshot, rank: RankEvents) -> SnapshotClock 
         "annotations": _annotation_pairs(snapshot, rank.events),
         "operators": _operator_pairs(snapshot, allocating),
     }
+    times = pl.concat([snapshot.events["at_ns"], snapshot.annotations["at_ns"]])
+    if times.is_empty():
+        return None
+    span = int(times.min()), int(times.max())  # type: ignore[arg-type]  # polars types them as any value
     for source, pairs in evidence.items():
-        agreed = _agreed_offset(pairs.filter(pl.col("offset_ns").abs() <= MAX_OFFSET_NS))
+        near = pairs.filter(pl.col("offset_ns").abs() <= MAX_OFFSET_NS)
+        agreed = _agreed_offset(near, span=span)
         if agreed is None:
             continue
         offset_ns, uncertainty_ns, agreeing = agreed
         placed = snapshot.events.filter(pl.col("at_ns").is_between(first_ns - offset_ns, last_ns - offset_ns))
-        fitted_ns = _fit_to_operators(placed, allocating, offset_ns) if len(placed) else None
-        if fitted_ns is not None:
-            return SnapshotClock(fitted_ns, uncertainty_ns, source, agreeing, len(placed))
+        fitted_ns = _fit_to_operators(placed, allocating, offset_ns, min_share=MIN_SHARE_IN_OPERATORS[source])
+        if fitted_ns is None or placed.is_empty():
+            return None
+        return SnapshotClock(fitted_ns, uncertainty_ns, source, agreeing, len(placed))
     return None
 
 
-PAIRS = pl.Schema({"row": pl.Int64(), "offset_ns": pl.Int64()})
-"""Pairs of something in the trace and the same in the snapshot: row in the trace, trace time minus snapshot time."""
+PAIRS = pl.Schema({"row": pl.Int64(), "at_ns": pl.Int64(), "offset_ns": pl.Int64()})
+"""Pairs of something in the trace and the same in the snapshot: row and time in the trace, and what that time is later
+than the snapshot's."""
 
 
-def _agreed_offset(pairs: pl.DataFrame) -> tuple[int, int, int] | None:
+def _agreed_offset(pairs: pl.DataFrame, *, span: tuple[int, int]) -> tuple[int, int, int] | None:
     """Return the offset that most pairs agree on, the largest deviation from it, and the number of rows that agree.
 
-    None if fewer rows agree than ``MIN_AGREEING_SHARE``.
+    None if fewer rows than ``MIN_AGREEING_SHARE`` agree, of those in the time of the snapshot (*span*).
 
-    >>> _agreed_offset(pl.DataFrame({"row": [0, 0, 1, 2], "offset_ns": [5, 900_000, 7, 6]}, schema=PAIRS))
+    >>> rows = {"row": [0, 0, 1, 2], "at_ns": [10, 10, 20, 30], "offset_ns": [5, 900_000, 7, 6]}
+    >>> _agreed_offset(pl.DataFrame(rows, schema=PAIRS), span=(0, 100))
     (6, 1, 3)
     """
     if pairs.is_empty():
@@ -92,9 +101,11 @@ def _agreed_offset(pairs: pl.DataFrame) -> tuple[int, int, int] | None:
     counts = behind - np.arange(len(ordered))
     first = int(np.argmax(counts))
     mode_ns = int(np.median(ordered[first : first + int(counts[first])]))
-    nearest = pairs.group_by("row").agg(pl.col("offset_ns").sort_by((pl.col("offset_ns") - mode_ns).abs()).first())
+    first_ns, last_ns = span
+    within = pairs.filter((pl.col("at_ns") - mode_ns).is_between(first_ns - AGREEMENT_NS, last_ns + AGREEMENT_NS))
+    nearest = within.group_by("row").agg(pl.col("offset_ns").sort_by((pl.col("offset_ns") - mode_ns).abs()).first())
     agreeing = nearest.filter((pl.col("offset_ns") - mode_ns).abs() <= MAX_DEVIATION_NS)["offset_ns"].to_numpy()
-    if len(agreeing) < MIN_AGREEING_SHARE * len(nearest):
+    if not len(agreeing) or len(agreeing) < MIN_AGREEING_SHARE * len(nearest):
         return None
     offset_ns = int(np.median(agreeing))
     return offset_ns, int(np.abs(agreeing - offset_ns).max()), len(agreeing)
@@ -106,7 +117,8 @@ def _pairs(own: pl.DataFrame, of_trace: pl.DataFrame, key: list[str]) -> pl.Data
     usable = counts.filter(pl.col("own") * pl.col("other") <= MAX_PAIRS_PER_KEY).select(key)
     numbered = of_trace.with_row_index("row")
     joined = own.join(usable, on=key).join(numbered, on=key, suffix="_trace")
-    return joined.select(pl.col("row").cast(pl.Int64), offset_ns=pl.col("at_ns_trace") - pl.col("at_ns"))
+    offset_ns = pl.col("at_ns_trace") - pl.col("at_ns")
+    return joined.select(pl.col("row").cast(pl.Int64), at_ns="at_ns_trace", offset_ns=offset_ns)
 
 
 def _allocation_pairs(snapshot: MemorySnapshot, memory: pl.DataFrame) -> pl.DataFrame:
@@ -135,10 +147,12 @@ def _operator_pairs(snapshot: MemorySnapshot, allocating: pl.DataFrame) -> pl.Da
     times = near.to_numpy()[-MAX_OPERATOR_TIMES:]
     offsets = (starts[:, None] - times[None, :]).ravel()
     rows = np.repeat(np.arange(len(starts)), len(times))
-    return pl.DataFrame({"row": rows, "offset_ns": offsets}, schema=PAIRS)
+    return pl.DataFrame({"row": rows, "at_ns": np.repeat(starts, len(times)), "offset_ns": offsets}, schema=PAIRS)
 
 
-def _fit_to_operators(placed: pl.DataFrame, allocating: pl.DataFrame, offset_ns: int) -> int | None:
+def _fit_to_operators(
+    placed: pl.DataFrame, allocating: pl.DataFrame, offset_ns: int, *, min_share: float
+) -> int | None:
     """Return the offset, moved by microseconds to where most allocations lie inside operators that allocate.
 
     None if even then too few do. The offset itself if too few allocations or operators are there to tell.
@@ -159,4 +173,4 @@ def _fit_to_operators(placed: pl.DataFrame, allocating: pl.DataFrame, offset_ns:
         if share > best_share:
             best_share = share
             best_shift_ns = shift_ns
-    return offset_ns + best_shift_ns if best_share >= MIN_SHARE_IN_OPERATORS else None
+    return offset_ns + best_shift_ns if best_share >= min_share else None

@@ -174,7 +174,8 @@ def _block_table(segments: Sequence[Mapping[str, Any]], stacks: _Stacks, name: s
             block_address = block.get("address", address)
             size = block.get("size")
             stack = stacks.number(block.get("frames"))
-            rows.append((segment.get("address"), block_address, size, str(block.get("state", "")), stack))
+            state = str(block.get("state", ""))
+            rows.append((segment.get("address"), block_address, size, segment.get("stream", 0), state, stack))
             if isinstance(block_address, int) and isinstance(size, int):
                 address = block_address + size
     names = ALLOCATOR_BLOCKS.names()

@@ -73,6 +73,7 @@ class SourceRef(msgspec.Struct, frozen=True):
     bytes: int = 0
     role: str | None = None  # of a run whose ranks have several processes
     url: str | None = None  # where to read it, if it is not local; may hold secrets, so it is never shown or stored
+    snapshots: "tuple[SourceRef, ...]" = ()  # memory snapshots that may be of the same process
 
     @property
     def name(self) -> str:

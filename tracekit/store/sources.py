@@ -24,6 +24,7 @@ from tracekit.errors import (
 )
 from tracekit.parsers import remote
 from tracekit.parsers.discovery import discover
+from tracekit.parsers.file_type import MEMORY_SNAPSHOT
 from tracekit.parsers.source_refs import SourceRef, check_single_run, missing_ranks
 from tracekit.schema import EVENTS, RankEvents, Source
 from tracekit.store.files import open_single_store, open_store
@@ -74,9 +75,31 @@ def find(paths: PathList, *, ranks: Collection[int] | None = None, rank: int | N
             notices.append(Notice("store-incomplete", values={"path": ref.path}))
         notices += store.notices
         refs += _store_refs(ref, store.sources)
+    refs = _with_snapshots(refs, sources.recordings)
     if ranks is not None:
         refs = [ref for ref in refs if ref.rank is None or ref.rank in ranks or ref.reader == "nsight"]
     return tuple(refs), tuple(notices)
+
+
+def _with_snapshots(refs: Sequence[SourceRef], recordings: Sequence[SourceRef]) -> list[SourceRef]:
+    """Return the sources with the memory snapshots that may be of the same process: of their rank, or of none.
+
+    Where some lie in the folder of the trace, only these count.
+    """
+    snapshots = [ref for ref in recordings if ref.reader == MEMORY_SNAPSHOT]
+    if not snapshots:
+        return list(refs)
+    attached = []
+    for ref in refs:
+        candidates = [snapshot for snapshot in snapshots if snapshot.rank in (None, ref.rank)]
+        beside = [snapshot for snapshot in candidates if _folder(snapshot) == _folder(ref)]
+        is_store = ref.reader == "store"
+        attached.append(ref if is_store else replace(ref, snapshots=tuple(beside or candidates)))
+    return attached
+
+
+def _folder(ref: SourceRef) -> str:
+    return ref.path.rpartition("/")[0]
 
 
 def _store_refs(ref: SourceRef, sources: Sequence[Source]) -> list[SourceRef]:
@@ -176,7 +199,25 @@ def read_ref(
         with remote.fetch_to_local(ref.url or ref.path) as local:
             parts = READERS[ref.reader](local, ref, stacks, lenient)
         parts = [_with_discovered_rank(part, ref, only_rank=len(parts) == 1) for part in parts]
+        if ref.snapshots and len(parts) == 1:
+            parts = [_read_snapshots(parts[0], ref.snapshots)]
     return [part for part in parts if ranks is None or part.source.rank in ranks]
+
+
+def _read_snapshots(part: RankEvents, refs: Sequence[SourceRef]) -> RankEvents:
+    """Return a rank with its memory snapshots; one that cannot be read is left out, with a notice."""
+    from tracekit.parsers.memory_snapshot import read_memory_snapshot
+
+    snapshots = []
+    notices = []
+    for ref in refs:
+        try:
+            with remote.fetch_to_local(ref.url or ref.path) as local:
+                snapshots.append(read_memory_snapshot(local, name=ref.path))
+        except InputError as error:
+            notices.append(Notice("memory-snapshot-failed", values={"error": error.message}))
+    source = replace(part.source, notices=(*part.source.notices, *notices))
+    return replace_fields(part, source=source, snapshots=tuple(snapshots))
 
 
 def _read_kineto(path: str, ref: SourceRef, stacks: bool, lenient: bool) -> list[RankEvents]:
@@ -207,7 +248,7 @@ def _with_discovered_rank(part: RankEvents, ref: SourceRef, *, only_rank: bool) 
     events, memory = part.events, part.memory
     if source.rank != ref.rank:
         events, memory = (table.with_columns(rank=pl.lit(ref.rank, EVENTS["rank"])) for table in (events, memory))
-    return RankEvents(events, replace(source, rank=ref.rank, rank_from=ref.rank_from), memory)
+    return RankEvents(events, replace(source, rank=ref.rank, rank_from=ref.rank_from), memory, part.snapshots)
 
 
 def _failures(results: Sequence[ItemResult[SourceRef, Any]]) -> list[tuple[SourceRef, TracekitError]]:

@@ -37,7 +37,7 @@ from tracekit.metrics.host_calls import (
 )
 from tracekit.metrics.label_intervals import Lanes, timeline, weak_ns
 from tracekit.metrics.lateness import RankLateness, measure_lateness
-from tracekit.metrics.memory import RankMemory, measure_rank_memory
+from tracekit.metrics.memory import RankMemory, measure_memory
 from tracekit.metrics.operations import count_issued_messages, operations
 from tracekit.metrics.overlap import hidden, label_times, measure_overlap_costs
 from tracekit.metrics.peaks import host_link_gb_s
@@ -194,12 +194,13 @@ def rank_tables(
         full_queue = find_full_queue_time(api, gpu_events)
         own_pipeline = rank_pipeline(gpu_events, rank.source, around=labelled, lost=lost, full_queue=full_queue)
         own_pipeline = replace(own_pipeline, cut=recording.cut_steps)
+    memory, memory_notices = _memory(rank, gpu_events, own_pipeline, all_steps=steps is None)
     return replace(
         tables,
         operations=pl.concat([tables.operations, operations(lost, Lanes.of(lost))]),
         pipeline=own_pipeline,
         events=events,
-        memory=_memory(rank, gpu_events, own_pipeline, all_steps=steps is None),
+        memory=memory,
         steps_marked=not unmarked,
         idle_known=recording.idle_known and not damaged,
         notices=(
@@ -209,6 +210,7 @@ def rank_tables(
             *unmarked,
             *step_notices,
             *content_notices(gpu_events, step_table, rank),
+            *memory_notices,
         ),
     )
 
@@ -323,14 +325,13 @@ def _measure_parts(work: Rank, lanes: Lanes, part: str | None, recording: Comple
 
 def _memory(
     rank: RankEvents, gpu_events: pl.DataFrame, pipeline: RankPipeline | None, *, all_steps: bool
-) -> RankMemory | None:
-    """Return the memory that the allocator held while the host launched the selected steps."""
-    if rank.memory.is_empty():
-        return None
+) -> tuple[RankMemory | None, tuple[Notice, ...]]:
+    """Return the memory that the allocator held while the host launched the selected steps, and notices about it."""
+    if rank.memory.is_empty() and not rank.snapshots:
+        return None, ()
     launches = gpu_events["launch_ns"].drop_nulls()
     window = None
     if not all_steps and len(launches):
         window = int(launches.min()), int(launches.max())  # type: ignore[arg-type]  # polars types them as any value
     chunks = None if pipeline is None else pipeline.chunks
-    host_operators = rank.events.filter(pl.col("kind") == "cpu_op")
-    return measure_rank_memory(rank.memory, gpu_events, host_operators, window=window, chunks=chunks)
+    return measure_memory(rank, gpu_events, window=window, chunks=chunks)

@@ -1,20 +1,24 @@
-"""Memory of a rank's GPU: level over time, by phase and by pipeline chunk."""
+"""Memory of a rank's GPU: level over time, by phase and pipeline chunk, what fills its peak, leaks, fragmentation."""
 
 from tracekit.metrics.memory.chunk_memory import ChunkMemory, measure_chunk_memory
-from tracekit.metrics.memory.rank_memory import (
-    MEMORY_CURVE,
-    MEMORY_PHASES,
-    RankMemory,
-    gpu_memory,
-    measure_rank_memory,
-)
+from tracekit.metrics.memory.measure import measure_memory
+from tracekit.metrics.memory.phases import MEMORY_PHASES
+from tracekit.metrics.memory.rank_contents import MemoryHistory, RankContents, measure_contents
+from tracekit.metrics.memory.rank_memory import MEMORY_CURVE, RankMemory, measure_rank_memory
+from tracekit.metrics.memory.replay import Replay, gpu_memory, replay_snapshot
 
 __all__ = [
     "MEMORY_CURVE",
     "MEMORY_PHASES",
     "ChunkMemory",
+    "MemoryHistory",
+    "RankContents",
     "RankMemory",
+    "Replay",
     "gpu_memory",
     "measure_chunk_memory",
+    "measure_contents",
+    "measure_memory",
     "measure_rank_memory",
+    "replay_snapshot",
 ]

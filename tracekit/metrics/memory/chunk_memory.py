@@ -2,7 +2,7 @@
 
 Both are measured between cells, at the least allocated memory from the last launch of one cell to the first launch
 of the next: what an operator needs only while it runs is free again there. All times are the host's (see
-``metrics.memory.rank_memory``).
+``phases``).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def measure_chunk_memory(memory: pl.DataFrame, chunks: pl.DataFrame) -> ChunkMem
     """Return the memory of a rank's chunks; None without allocator events or chunks.
 
     Args:
-        memory: Allocator events of one GPU (``rank_memory.gpu_memory``).
+        memory: Allocator events of one GPU (``replay.gpu_memory``).
         chunks: Cells of the rank, with columns ``step``, ``op`` (F, B, I, W), ``pair``, ``launch_ns`` and ``last_ns``
             (first and last launch).
 

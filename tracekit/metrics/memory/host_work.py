@@ -2,14 +2,14 @@
 
 The allocator's times are the host's, and the host runs ahead of the GPU. So a moment belongs to the work that the host
 is launching: to the launch that follows it in the same operator, else to the one before it there. The phase of moments
-between operators is decided by the launches on both sides (``rank_memory.add_phases``).
+between operators is decided by the launches on both sides (``phases.add_phases``).
 """
 
 from __future__ import annotations
 
 import polars as pl
 
-from tracekit.metrics.memory.rank_memory import add_phases, find_outermost_ops
+from tracekit.metrics.memory.phases import add_phases, find_outermost_ops
 
 HOST_WORK = pl.Schema(
     {
@@ -46,6 +46,13 @@ def find_host_work(
     with_chunk = _add_chunks(with_launch, chunks)
     columns = [pl.col(name).cast(dtype) for name, dtype in HOST_WORK.items()]
     return with_chunk.sort("row").select(columns)
+
+
+def find_threads(times: pl.Series, ops: pl.DataFrame) -> pl.Series:
+    """Return the thread of each moment: that of the operator around it; null between operators."""
+    events = times.alias("at_ns").to_frame().with_row_index("row").cast({"row": pl.Int64})
+    placed = _place_in_operators(events.with_columns(tid=pl.lit(None, pl.Int64)), find_outermost_ops(ops))
+    return placed.sort("row")["tid"]
 
 
 def _place_in_operators(events: pl.DataFrame, outermost: pl.DataFrame) -> pl.DataFrame:

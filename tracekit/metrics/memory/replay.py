@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from tracekit.metrics.memory.rank_memory import gpu_memory
 from tracekit.schema import MemorySnapshot, conform
 
 ALLOCATIONS = pl.Schema(
@@ -45,6 +44,7 @@ LEVEL_CHANGES = {
     "reserved": {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1},
 }
 """Which events change each level, and their sign."""
+_HOST_DEVICE_TYPE = 0
 _TENSOR_ACTIONS = ("alloc", "free_requested", "free_completed")
 
 
@@ -156,6 +156,23 @@ def _blocks_without_events(blocks: pl.DataFrame, allocations: pl.DataFrame) -> p
     older = blocks.filter(is_active).join(active_at_end, on="address", how="anti", maintain_order="left")
     is_freed = pl.col("state") == "active_pending_free"
     return conform(older.with_columns(free_row=pl.when(is_freed).then(FREED_BEFORE)), ALLOCATIONS)
+
+
+def gpu_memory(memory: pl.DataFrame) -> pl.DataFrame:
+    """Return the allocator events of the GPU that has most of them, with the allocation ``before`` each event.
+
+    >>> rows = {"at_ns": [1, 2, 3], "device_type": [1, 1, 0], "device": [0, 0, -1], "bytes": [5, -5, 9],
+    ...         "allocated": [15, 10, 9], "reserved": [20, 20, 0]}
+    >>> gpu_memory(pl.DataFrame(rows)).select("at_ns", "allocated", "before").rows()
+    [(1, 15, 10), (2, 10, 15)]
+    """
+    on_gpus = memory.filter((pl.col("device_type") != _HOST_DEVICE_TYPE) & pl.col("allocated").is_not_null())
+    if on_gpus.is_empty():
+        return on_gpus.with_columns(before=pl.col("allocated"))
+    counts = on_gpus.group_by("device_type", "device").len().sort(["len", "device"], descending=[True, False])
+    device_type, device = counts.select("device_type", "device").row(0)
+    on_gpu = on_gpus.filter((pl.col("device_type") == device_type) & pl.col("device").eq_missing(device))
+    return on_gpu.with_columns(before=pl.col("allocated") - pl.col("bytes")).sort("at_ns", maintain_order=True)
 
 
 def replay_trace(memory: pl.DataFrame) -> Replay | None:

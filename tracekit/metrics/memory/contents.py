@@ -1,0 +1,196 @@
+"""What allocations are for: weights, gradients, optimizer state, activations, communication buffers, workspace.
+
+PyTorch does not say what a tensor is. It follows from what the host was doing when it was allocated (the trace's
+launches, else the stack), and from how long it lived: what a forward leaves behind is an activation, what a backward
+leaves behind for the optimizer is a gradient, and what is gone when the work that made it ends was workspace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import polars as pl
+
+from tracekit.metrics.memory.replay import Replay
+from tracekit.metrics.memory.stacks import Stack, stack_origin
+from tracekit.schema import COMMUNICATION_LABELS, conform
+
+CATEGORIES = (
+    "weights",
+    "gradients",
+    "optimizer_state",
+    "activations",
+    "communication",
+    "workspace",
+    "before_recording",  # allocated before the first event, without a stack: weights, optimizer state or anything else
+    "other",
+)
+"""Kinds of contents."""
+
+PURPOSES = pl.Schema(
+    {
+        "category": pl.Enum(CATEGORIES),
+        "phase": pl.String(),  # forward, backward, recompute or optimizer: what the host was doing; null if unknown
+        "step": pl.Int64(),  # in which it was allocated; null outside of steps
+        "pair": pl.Int64(),  # its forward's index in the step (``reconstruct.chunk_table.CHUNKS``); null outside chunks
+        "module": pl.String(),
+        "operator": pl.String(),
+        "steps_survived": pl.Int64(),  # starts of steps while it was allocated
+    }
+)
+"""Columns that ``find_purposes`` adds to allocations."""
+
+MIN_STEPS_TO_BE_KEPT = 2
+"""Starts of steps that an allocation survives to count as kept: gradients are freed by the next step at the latest."""
+MIN_SHARE_OF_KEPT_GRADIENTS = 0.5
+"""Kept allocations of backwards, over the number of weights, above which they are gradients that are never freed."""
+
+_PERSISTENT_ORIGINS = ("weights", "optimizer", "communication", "recompute")
+"""Origins that a stack tells better than the launches around an allocation."""
+
+
+def find_purposes(
+    replay: Replay,
+    work: pl.DataFrame | None,
+    *,
+    stacks: Sequence[Stack] = (),
+    chunks: pl.DataFrame | None = None,
+    step_starts: pl.DataFrame,
+) -> pl.DataFrame:
+    """Return the allocations with what they are for (``ALLOCATIONS`` and ``PURPOSES``).
+
+    Args:
+        replay: Allocations and levels.
+        work: What the host was doing at each event (``host_work.HOST_WORK``); None without a trace.
+        stacks: Stacks by their number.
+        chunks: The rank's pipeline chunks; None without a pipeline.
+        step_starts: Columns ``step`` and ``start_ns``, in order of time.
+
+    """
+    rows = _add_host_work(replay.allocations, work)
+    rows = rows.with_columns(_origins(rows, stacks))
+    rows = _add_chunks(rows, chunks)
+    rows = _add_steps(rows, step_starts, replay)
+    is_older = pl.col("alloc_row").is_null()
+    origin = pl.col("origin")
+    is_freed = pl.col("free_ns").is_not_null()
+    is_freed_in_work = (is_freed & (pl.col("free_ns") <= pl.col("work_end_ns"))).fill_null(False)
+    survives_step = ~is_freed | (pl.col("steps_survived") > 0)
+    is_communication = (
+        (origin == "communication")
+        | pl.col("label").is_in(COMMUNICATION_LABELS)
+        | pl.col("operator").str.contains("^(c10d::|nccl:|record_param_comms)")
+    ).fill_null(False)
+    is_freed_by_own_chunk = (pl.col("free_pair") == pl.col("pair")) & (pl.col("free_step") == pl.col("step"))
+    is_freed_in_passes = pl.col("free_phase").is_in(["forward", "backward", "recompute"])
+    # Libraries allocate workspaces once and keep them. Gradients may be kept as well, but then they are as many as
+    # weights; and what every step leaves behind is no workspace.
+    is_kept = (pl.col("steps_survived") >= MIN_STEPS_TO_BE_KEPT) & _is_of_one_step(rows)
+    kept_in_backward = rows.filter(is_kept & (origin == "backward")).height
+    weights = rows.filter(origin == "weights").height
+    keeps_gradients = pl.lit(kept_in_backward > MIN_SHARE_OF_KEPT_GRADIENTS * weights)
+    is_library = is_kept & ((origin == "forward") | ((origin == "backward") & ~keeps_gradients))
+    # The first case that holds decides.
+    cases: list[tuple[pl.Expr, str]] = [
+        (is_older & origin.is_null(), "before_recording"),
+        (is_communication, "communication"),
+        (origin == "weights", "weights"),
+        ((origin == "optimizer") & survives_step, "optimizer_state"),
+        (origin == "optimizer", "workspace"),
+        (is_library, "workspace"),
+        (origin.is_in(["forward", "recompute"]) & is_freed_in_work, "workspace"),
+        (origin.is_in(["forward", "recompute"]), "activations"),
+        ((origin == "backward") & is_freed_in_work, "workspace"),
+        ((origin == "backward") & is_freed_by_own_chunk, "activations"),  # kept for the weight gradient
+        ((origin == "backward") & is_freed_in_passes & ~survives_step, "workspace"),
+        (origin == "backward", "gradients"),
+    ]
+    category = pl.lit("other")
+    for condition, name in reversed(cases):
+        category = pl.when(condition.fill_null(False)).then(pl.lit(name)).otherwise(category)
+    rows = rows.with_columns(category=category, phase=origin.replace(["weights", "communication"], [None, None]))
+    names = [*replay.allocations.columns, *PURPOSES]
+    return conform(rows, pl.Schema({**replay.allocations.schema, **PURPOSES})).select(names)
+
+
+def _is_of_one_step(rows: pl.DataFrame) -> pl.Expr:
+    """Return whether what survives steps, with the same stack and size, was allocated in one step alone."""
+    key = ["stack", "bytes"]
+    survivors = rows.filter(pl.col("steps_survived") >= MIN_STEPS_TO_BE_KEPT)
+    repeated = survivors.group_by(key).agg(pl.col("step").n_unique().alias("steps")).filter(pl.col("steps") > 1)
+    return ~pl.struct(key).is_in(repeated.select(key).to_struct().implode())
+
+
+def _add_host_work(allocations: pl.DataFrame, work: pl.DataFrame | None) -> pl.DataFrame:
+    """Add what the host was doing when each was allocated, and phase and chunk when it was freed."""
+    if work is None:
+        nothing = {name: pl.lit(None, pl.String) for name in ("operator", "phase", "label", "module", "free_phase")}
+        numbers = {name: pl.lit(None, pl.Int64) for name in ("step", "chunk", "op_end_ns", "free_chunk")}
+        return allocations.with_columns(**nothing, **numbers)
+    at_free = work.select(free_row="row", free_phase="phase", free_chunk="chunk")
+    rows = allocations.join(work, left_on="alloc_row", right_on="row", how="left", maintain_order="left")
+    return rows.join(at_free, on="free_row", how="left", maintain_order="left")
+
+
+def _origins(rows: pl.DataFrame, stacks: Sequence[Stack]) -> pl.Series:
+    """Return the origin of each allocation: by its stack where that tells a lasting purpose, else by the launches."""
+    by_stack = pl.DataFrame(
+        {"stack": range(len(stacks)), "stack_origin": [stack_origin(stack) for stack in stacks]},
+        schema={"stack": pl.Int32(), "stack_origin": pl.String()},
+    )
+    joined = rows.select("stack", "phase", "alloc_row").join(by_stack, on="stack", how="left", maintain_order="left")
+    # Python stacks end at the thread of the autograd engine: where others have one, a missing one tells a backward.
+    is_engine = pl.lit(bool(stacks)) & pl.col("stack").is_null() & pl.col("alloc_row").is_not_null()
+    lasting = pl.when(pl.col("stack_origin").is_in(_PERSISTENT_ORIGINS)).then("stack_origin")
+    by_absence = pl.when(is_engine).then(pl.lit("backward"))
+    return joined.select(origin=pl.coalesce(lasting, "phase", "stack_origin", by_absence))["origin"]
+
+
+def _add_chunks(rows: pl.DataFrame, chunks: pl.DataFrame | None) -> pl.DataFrame:
+    """Add the pair of the chunk that allocated, and of the one that freed; and when the allocating work ended."""
+    if chunks is None or chunks.is_empty():
+        nothing = pl.lit(None, pl.Int64)
+        return rows.with_columns(pair=nothing, free_pair=nothing, free_step=nothing, work_end_ns=pl.col("op_end_ns"))
+    # What a chunk needs only while it runs is freed before the next one begins.
+    numbered = chunks.with_row_index("chunk").select(
+        pl.col("chunk").cast(pl.Int64), pl.col("pair", "launch_ns", "step").cast(pl.Int64)
+    )
+    following = numbered.sort("launch_ns").with_columns(chunk_end_ns=pl.col("launch_ns").shift(-1))
+    own = following.select("chunk", "pair", "chunk_end_ns")
+    freeing = numbered.select(free_chunk="chunk", free_pair="pair", free_step="step")
+    joined = rows.join(own, on="chunk", how="left", maintain_order="left")
+    joined = joined.join(freeing, on="free_chunk", how="left", maintain_order="left")
+    return joined.with_columns(work_end_ns=pl.coalesce("chunk_end_ns", "op_end_ns"))
+
+
+def _add_steps(rows: pl.DataFrame, step_starts: pl.DataFrame, replay: Replay) -> pl.DataFrame:
+    """Add the step of each allocation where the launches do not tell it, and how many steps began in its lifetime."""
+    starts = step_starts["start_ns"].to_numpy()
+    numbers = step_starts["step"].to_numpy()
+    last_ns = int(replay.levels["at_ns"][-1]) if len(replay.levels) else 0
+    alloc_ns = rows["alloc_ns"].fill_null(np.iinfo(np.int64).min).to_numpy()
+    free_ns = rows["free_ns"].fill_null(last_ns).to_numpy()
+    begun = np.searchsorted(starts, alloc_ns, side="right")
+    survived = np.searchsorted(starts, free_ns, side="right") - begun
+    step = pl.Series("by_time", numbers[begun - 1] if len(numbers) else np.zeros(len(rows), np.int64))
+    is_in_step = pl.Series("is_in_step", begun > 0)
+    return rows.with_columns(
+        steps_survived=pl.Series(np.maximum(survived, 0)),
+        step=pl.coalesce("step", pl.when(is_in_step).then(step)),
+    )
+
+
+CONTENTS = pl.Schema({**{name: PURPOSES[name] for name in ("category", "phase", "step", "pair", "module", "operator")},
+                      "stack": pl.Int32(), "bytes": pl.Int64(), "count": pl.Int64()})  # fmt: skip
+"""What is allocated at one moment: one row per purpose and stack, the largest first."""
+
+
+def contents_at(purposes: pl.DataFrame, row: int) -> pl.DataFrame:
+    """Return ``CONTENTS`` after an event; *purposes* come from ``find_purposes``."""
+    is_made = pl.col("alloc_row").is_null() | (pl.col("alloc_row") <= row)
+    is_freed = (pl.col("free_row") <= row).fill_null(False)
+    living = purposes.filter(is_made & ~is_freed)
+    key = [name for name in CONTENTS if name not in ("bytes", "count")]
+    table = living.group_by(key).agg(pl.sum("bytes"), count=pl.len().cast(pl.Int64))
+    return conform(table.sort("bytes", *key, descending=[True, *[False] * len(key)], nulls_last=True), CONTENTS)

@@ -1,0 +1,276 @@
+"""What fills one rank's memory at its peak, from a memory snapshot or from the allocator's events in a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+import polars as pl
+from msgspec import structs
+
+from tracekit.align.snapshot_clock import SnapshotClock
+from tracekit.metrics.memory.activations import measure_activations, most_in_flight
+from tracekit.metrics.memory.contents import contents_at, find_purposes
+from tracekit.metrics.memory.fragmentation import Fragmentation, measure_fragmentation
+from tracekit.metrics.memory.host_work import find_host_work
+from tracekit.metrics.memory.leaks import find_leaks
+from tracekit.metrics.memory.replay import Replay, replay_snapshot
+from tracekit.metrics.memory.stacks import Stack, source_line
+from tracekit.schema import MEMORY, MemorySnapshot, conform
+
+STEP_LEVELS = pl.Schema(
+    {
+        "step": pl.Int64(),
+        "start_ns": pl.Int64(),  # host time
+        "first_bytes": pl.Int64(),  # allocated when it starts
+        "peak_bytes": pl.Int64(),  # most allocated in it
+    }
+)
+"""Allocated memory by step."""
+
+STACKS = pl.Schema({"stack": pl.Int32(), "line": pl.String(), "frames": pl.List(pl.String())})
+"""Stacks of the contents: the source line that stands for each, and all frames, outermost first."""
+
+_PROFILER_STEP = r"^ProfilerStep#(\d+)$"
+_OPTIMIZER_STEP = r"^Optimizer\.step#"
+
+
+class PeakMoment(msgspec.Struct, frozen=True):
+    """The moment at which most is allocated, and what the host was doing then."""
+
+    bytes: int
+    """Allocated."""
+    at_ns: int | None
+    """Host time; None without a history."""
+    active_bytes: int | None
+    """Allocated or still in use by a stream; None if unknown."""
+    reserved_bytes: int | None
+    """None if unknown."""
+    step: int | None = None
+    op: str | None = None
+    """Op of the pipeline chunk that the host was launching: F, B, I or W; None outside of chunks."""
+    pair: int | None = None
+    """Index of that chunk's forward within its step; None outside of chunks."""
+    phase: str | None = None
+    operator: str | None = None
+
+
+class RankContents(msgspec.Struct, frozen=True, eq=False):
+    """What one rank's memory holds; times are the host's, on the trace's clock if there is a trace."""
+
+    source: str
+    """``snapshot`` or ``trace``."""
+    clock: SnapshotClock | None
+    """Place of the snapshot on the trace's clock; None for a trace's own events, or a snapshot alone."""
+    device: int
+    peak: PeakMoment
+    contents: pl.DataFrame
+    """``CONTENTS`` at the peak."""
+    stacks: pl.DataFrame
+    """``STACKS`` of the contents and leaks."""
+    activations: pl.DataFrame
+    """``ACTIVATIONS``"""
+    in_flight: int | None
+    """Most forwards whose activations are in memory at once; None without a pipeline."""
+    outlived_bytes: int
+    """Activations at the peak whose own backward had ended."""
+    leaks: pl.DataFrame
+    """``LEAKS``"""
+    steps: pl.DataFrame
+    """``STEP_LEVELS``"""
+    fragmentation: Fragmentation | None
+    """None without a snapshot's history."""
+    end_allocated_bytes: int
+    end_active_bytes: int | None
+    end_difference_bytes: int
+    """Difference between the replayed events and the snapshot's segments; 0 if they agree."""
+    oom_bytes: int | None
+    """Largest request that failed; None if none did."""
+
+
+@dataclass(frozen=True, eq=False)
+class MemoryHistory:
+    """The allocator's events of one rank, replayed, on the clock of its trace if there is one."""
+
+    replay: Replay
+    device: int
+    snapshot: MemorySnapshot | None = None
+    clock: SnapshotClock | None = None
+
+    @property
+    def stacks(self) -> Sequence[Stack]:
+        """Stacks by number."""
+        return () if self.snapshot is None else self.snapshot.stacks
+
+    @classmethod
+    def of_snapshot(cls, snapshot: MemorySnapshot, clock: SnapshotClock | None = None) -> MemoryHistory:
+        """Return the history of a snapshot, moved to the trace's clock."""
+        replay = replay_snapshot(snapshot)
+        if clock is not None:
+            moved = pl.col("^.*_ns$") + clock.offset_ns
+            allocations = replay.allocations.with_columns(moved)
+            replay = replace(replay, allocations=allocations, levels=replay.levels.with_columns(moved))
+        return cls(replay, snapshot.device, snapshot, clock)
+
+    def memory_events(self) -> pl.DataFrame:
+        """Return the allocations and frees of a snapshot as a trace has them (``schema.MEMORY``)."""
+        assert self.snapshot is not None, "a trace has them already"
+        action = pl.col("action").cast(pl.String)
+        changes = {"alloc": 1, "free_requested": -1}
+        sign = action.replace_strict(changes, default=0, return_dtype=pl.Int64)
+        events = self.snapshot.events.select(
+            "address", "action", bytes=pl.col("bytes") * sign, device_type=pl.lit(1), device=pl.lit(self.device)
+        )
+        rows = pl.concat([events, self.replay.levels], how="horizontal")
+        return conform(rows.filter(pl.col("action").is_in(list(changes))), MEMORY)
+
+
+def measure_contents(
+    history: MemoryHistory,
+    *,
+    labelled: pl.DataFrame | None = None,
+    ops: pl.DataFrame | None = None,
+    tids: pl.Series | None = None,
+    chunks: pl.DataFrame | None = None,
+    step_starts: pl.DataFrame | None = None,
+    window: tuple[int, int] | None = None,
+) -> RankContents | None:
+    """Return what fills a rank's memory at its peak; None without any event or block.
+
+    Args:
+        history: The allocator's events.
+        labelled: GPU events of the rank's trace; None without a trace.
+        ops: CPU operators of the trace; None without a trace.
+        tids: Thread of each event; None if unknown.
+        chunks: The rank's pipeline chunks; None without a pipeline.
+        step_starts: Columns ``step`` and ``start_ns`` of the trace's steps; a snapshot's own are used before these.
+        window: Host times between which the peak is looked for; None for all.
+
+    """
+    replay, snapshot = history.replay, history.snapshot
+    starts = _step_starts(history, step_starts)
+    start_ns, end_ns = (None, None) if window is None else window
+    row = replay.peak_row(start_ns, end_ns)
+    if row is None and (window is not None or replay.allocations.is_empty()):
+        return None
+    work = None
+    if labelled is not None and ops is not None:
+        no_thread = pl.Series("tid", [None], pl.Int64).new_from_index(0, len(replay.levels))
+        events = replay.levels.with_row_index("row").select(
+            pl.col("row").cast(pl.Int64), "at_ns", no_thread if tids is None else tids.alias("tid")
+        )
+        work = find_host_work(events, labelled, ops, chunks)
+    purposes = find_purposes(replay, work, stacks=history.stacks, chunks=chunks, step_starts=starts)
+    contents = contents_at(purposes, -1 if row is None else row)
+    peak = _peak_moment(replay, row, work, chunks)
+    activations = measure_activations(purposes)
+    leaks = find_leaks(purposes, starts)
+    fragmentation = None
+    if snapshot is not None:
+        fragmentation = measure_fragmentation(replay, snapshot, start_ns=start_ns, end_ns=end_ns)
+    return RankContents(
+        source="trace" if snapshot is None else "snapshot",
+        clock=history.clock,
+        device=history.device,
+        peak=peak,
+        contents=contents,
+        stacks=_stack_table(history.stacks, [contents["stack"], leaks["stack"]], fragmentation),
+        activations=activations,
+        in_flight=None if chunks is None or chunks.is_empty() else most_in_flight(activations),
+        outlived_bytes=_outlived_bytes(contents, chunks, peak.at_ns),
+        leaks=leaks,
+        steps=_step_levels(replay, starts),
+        fragmentation=fragmentation,
+        end_allocated_bytes=replay.end_allocated,
+        end_active_bytes=replay.end_active,
+        end_difference_bytes=replay.difference_bytes,
+        oom_bytes=None if snapshot is None else _largest_failed_request(snapshot),
+    )
+
+
+def _step_starts(history: MemoryHistory, trace_starts: pl.DataFrame | None) -> pl.DataFrame:
+    """Return ``step`` and ``start_ns`` of all steps in the history, in order of time.
+
+    A snapshot's own ranges come first: they also name the steps before the trace began. Without ``ProfilerStep`` ranges
+    a step ends with the optimizer's.
+    """
+    schema = pl.Schema({"step": pl.Int64(), "start_ns": pl.Int64()})
+    snapshot = history.snapshot
+    offset_ns = 0 if history.clock is None else history.clock.offset_ns
+    if snapshot is not None:
+        starts = snapshot.annotations.filter("is_start")
+        numbered = starts.select(
+            step=pl.col("name").str.extract(_PROFILER_STEP).cast(pl.Int64, strict=False),
+            start_ns=pl.col("at_ns") + offset_ns,
+        ).drop_nulls()
+        if len(numbered):
+            return numbered.unique("step", keep="first").sort("start_ns").cast(schema)
+    if trace_starts is not None and len(trace_starts):
+        return trace_starts.select("step", "start_ns").drop_nulls().sort("start_ns").cast(schema)
+    if snapshot is not None:
+        ends = snapshot.annotations.filter(~pl.col("is_start") & pl.col("name").str.contains(_OPTIMIZER_STEP))
+        times = sorted(set((ends["at_ns"] + offset_ns).to_list()))
+        first_ns = history.replay.levels["at_ns"].to_list()[:1]
+        if times:
+            boundaries = [*first_ns, *times[:-1]]
+            return pl.DataFrame({"step": range(len(boundaries)), "start_ns": boundaries}, schema=schema)
+    return schema.to_frame()
+
+
+def _peak_moment(replay: Replay, row: int | None, work: pl.DataFrame | None, chunks: pl.DataFrame | None) -> PeakMoment:
+    """Return the moment after an event; without events, what is there is all there is."""
+    if row is None:
+        return PeakMoment(replay.first_allocated, None, replay.end_active, replay.first_reserved)
+    level = replay.levels.row(row, named=True)
+    moment = PeakMoment(int(level["allocated"]), int(level["at_ns"]), level["active"], level["reserved"])
+    if work is None:
+        return moment
+    host = work.row(row, named=True)
+    moment = structs.replace(moment, step=host["step"], phase=host["phase"], operator=host["operator"])
+    if chunks is None or host["chunk"] is None:
+        return moment
+    chunk = chunks.row(host["chunk"], named=True)
+    return structs.replace(moment, step=int(chunk["step"]), op=str(chunk["op"]), pair=int(chunk["pair"]))
+
+
+def _stack_table(
+    stacks: Sequence[Stack], columns: Sequence[pl.Series], fragmentation: Fragmentation | None
+) -> pl.DataFrame:
+    """Return ``STACKS`` of the numbers in *columns*, and of the request that forced a segment."""
+    numbers = set(pl.concat(columns).drop_nulls().to_list())
+    if fragmentation is not None and fragmentation.largest_request_stack is not None:
+        numbers.add(fragmentation.largest_request_stack)
+    ordered = sorted(numbers)
+    frames = [[f"{file}:{line} {name}" for name, file, line in reversed(stacks[number])] for number in ordered]
+    lines = [source_line(stacks[number]) for number in ordered]
+    return pl.DataFrame({"stack": ordered, "line": lines, "frames": frames}, schema=STACKS)
+
+
+def _outlived_bytes(contents: pl.DataFrame, chunks: pl.DataFrame | None, peak_ns: int | None) -> int:
+    """Return the bytes of activations at the peak whose own backward had been launched completely."""
+    if chunks is None or chunks.is_empty() or peak_ns is None:
+        return 0
+    backwards = chunks.filter(pl.col("op").cast(pl.String) != "F")
+    ends = backwards.group_by(pl.col("step").cast(pl.Int64), pl.col("pair").cast(pl.Int64)).agg(pl.max("last_ns"))
+    activations = contents.filter(pl.col("category") == "activations").join(ends, on=["step", "pair"])
+    return int(activations.filter(pl.col("last_ns") < peak_ns)["bytes"].sum())
+
+
+def _step_levels(replay: Replay, starts: pl.DataFrame) -> pl.DataFrame:
+    """Return ``STEP_LEVELS``."""
+    if starts.is_empty() or replay.levels.is_empty():
+        return STEP_LEVELS.to_frame()
+    levels = replay.levels.select("at_ns", "allocated").sort("at_ns")
+    at_start = starts.join_asof(levels, left_on="start_ns", right_on="at_ns", check_sortedness=False)
+    at_start = at_start.select("step", "start_ns", first_bytes=pl.col("allocated").fill_null(replay.first_allocated))
+    within = levels.join_asof(starts, left_on="at_ns", right_on="start_ns", check_sortedness=False)
+    peaks = within.drop_nulls("step").group_by("step").agg(peak_bytes=pl.max("allocated"))
+    joined = at_start.join(peaks, on="step", how="left", maintain_order="left")
+    peak = pl.max_horizontal("first_bytes", "peak_bytes")
+    return conform(joined.with_columns(peak_bytes=peak), STEP_LEVELS)
+
+
+def _largest_failed_request(snapshot: MemorySnapshot) -> int | None:
+    failed = snapshot.events.filter(pl.col("action") == "oom")["bytes"]
+    return None if failed.is_empty() else int(failed.to_numpy().max())
