@@ -318,11 +318,15 @@ class ProcessGroup(msgspec.Struct, frozen=True):
     ranks: tuple[int, ...]
 
 
+PYTORCH_READERS = ("kineto", "perfetto")
+"""Readers of what PyTorch's profiler writes, as JSON or as Perfetto trace: each file holds one rank."""
+
+
 class Source(msgspec.Struct, frozen=True):
     """Origin of one rank's events, and metadata of the file."""
 
     path: str
-    reader: str  # "kineto" or "nsight"
+    reader: str  # "kineto", "perfetto" or "nsight"
     rank: int
     rank_from: str  # "content", "name", "option", "only file", "matched" or "order"
     world_size: int | None = None

@@ -293,7 +293,7 @@ def test_files_of_which_none_is_a_trace_are_refused(tmp_path):
 
 UNREADABLE = {
     "empty": (b"", "is empty"),
-    "noise": (bytes(range(128, 256)), "neither JSON nor an Nsight Systems export"),
+    "noise": (bytes(range(128, 256)), "neither JSON nor a Perfetto trace nor an Nsight Systems export"),
     "a damaged gzip file": (b"\x1f\x8b" + b"x" * 200, "is a damaged gzip file"),
 }
 

@@ -10,6 +10,7 @@ from tracekit.diffs import stats
 from tracekit.diffs.run_samples import Run
 from tracekit.documents.diff import WorkChange, WorkUnit
 from tracekit.errors import InputError, OptionError
+from tracekit.schema import PYTORCH_READERS
 
 ASPECTS = {
     "world_size": {"world_size": "world size", "ranks": "number of ranks"},
@@ -94,7 +95,8 @@ def check_formats(candidate: Sequence[Run], baseline: Sequence[Run]) -> None:
     for run in (*candidate, *baseline):
         reader = run.facts.get("reader")
         if reader is not None:
-            run_by_reader.setdefault(str(reader), run.name)
+            profiler = "kineto" if reader in PYTORCH_READERS else str(reader)  # one profiler writes both formats
+            run_by_reader.setdefault(profiler, run.name)
     if len(run_by_reader) > 1:
         (first_reader, first_run), (second_reader, second_run) = list(run_by_reader.items())[:2]
         problem = f"mixed formats: {first_run} was read by {first_reader}, {second_run} by {second_reader}"

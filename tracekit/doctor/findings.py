@@ -15,7 +15,7 @@ from tracekit.documents.doctor import Extra, Finding, RankContents
 from tracekit.errors import Notice
 from tracekit.metrics.peaks import find_gpu
 from tracekit.parsers.source_refs import missing_ranks
-from tracekit.schema import Source
+from tracekit.schema import PYTORCH_READERS, Source
 
 MIN_LAUNCHED_SHARE = 0.8
 """Share of GPU events whose launch must be recorded for answers that need launches."""
@@ -53,7 +53,8 @@ class FindingText(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def finding(self, code: str, problem: str, ranks: Sequence[int], reader: str = "") -> Finding:
         """Return the finding on some ranks, recorded by the tool *reader*."""
-        fix = self.fix if isinstance(self.fix, str) else self.fix.get(reader, "")
+        tool = "kineto" if reader in PYTORCH_READERS else reader
+        fix = self.fix if isinstance(self.fix, str) else self.fix.get(tool, "")
         return Finding(code, self.severity, problem, tuple(ranks), self.rules_out, fix)
 
 
@@ -67,7 +68,7 @@ class _Texts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 TEXTS = msgspec.toml.decode(Path(__file__).with_name("findings.toml").read_bytes(), type=_Texts)
-RECIPES = TEXTS.recipes
+RECIPES = {**TEXTS.recipes, **dict.fromkeys(PYTORCH_READERS, TEXTS.recipes["kineto"])}
 """Code that makes a whole recording, by recording tool."""
 
 
@@ -84,7 +85,7 @@ FINDING_RULES: dict[str, Callable[[RankFacts], bool]] = {
     "cuda-graphs": lambda f: (
         f.gpu_events > 0 and not f.counts.get("graph", 0) and (f.in_graphs or f.graph_launches) > 0
     ),
-    "no-cpu-ops": lambda f: f.gpu_events > 0 and f.cpu_ops == 0 and f.source.reader == "kineto",
+    "no-cpu-ops": lambda f: f.gpu_events > 0 and f.cpu_ops == 0 and f.source.reader in PYTORCH_READERS,
     "no-nvtx": lambda f: (
         f.gpu_events > 0 and f.source.reader == "nsight" and not (f.counts.get("annotation", 0) or f.cpu_ops)
     ),
@@ -95,7 +96,7 @@ FINDING_RULES: dict[str, Callable[[RankFacts], bool]] = {
         f.gpu_events > 0 and not (f.in_graphs or f.graph_launches) and f.launched < MIN_LAUNCHED_SHARE * f.gpu_events
     ),
     "no-shapes": lambda f: (
-        f.with_shapes == 0 and (f.cpu_ops > 0 if f.source.reader == "kineto" else f.with_sequence > 0)
+        f.with_shapes == 0 and (f.cpu_ops > 0 if f.source.reader in PYTORCH_READERS else f.with_sequence > 0)
     ),
     "no-autograd": lambda f: (
         f.with_sequence == 0
@@ -183,7 +184,7 @@ def _unreadable_files(files: Sequence[tuple[str, str]]) -> Iterable[Finding]:
 
 
 EXTRA_RULES: dict[str, Callable[[RankFacts], bool]] = {
-    "memory": lambda f: f.source.reader == "kineto" and f.gpu_events > 0 and f.allocations == 0,
+    "memory": lambda f: f.source.reader in PYTORCH_READERS and f.gpu_events > 0 and f.allocations == 0,
     "memory-totals": lambda f: f.gpu_events > 0 and f.allocations > 0 and f.with_totals == 0,
     "peaks": lambda f: f.gpu_events > 0 and f.with_shapes > 0 and not any(map(find_gpu, f.source.devices)),
 }

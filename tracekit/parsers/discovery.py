@@ -28,9 +28,12 @@ from tracekit.parsers.file_type import (
     unreadable_file,
 )
 from tracekit.parsers.source_refs import MAX_FOLDER_DEPTH, SourceRef, check_single_run, rank_in_name, unknown_rank_error
+from tracekit.schema import PYTORCH_READERS
 
 STORE_MANIFEST = "tracekit-store.json"
-_TRACE_SUFFIX = re.compile(r"\.(json|json\.gz|sqlite|arrow|nsys-rep|parquetdir|arrowdir)$", re.IGNORECASE)
+_TRACE_SUFFIX = re.compile(
+    r"\.(json|json\.gz|sqlite|arrow|nsys-rep|parquetdir|arrowdir|pftrace|pftrace\.gz|perfetto-trace)$", re.IGNORECASE
+)
 
 
 class Discovery(msgspec.Struct, frozen=True):
@@ -107,17 +110,17 @@ def _apply_rank_option(refs: list[SourceRef], rank: int | None) -> list[SourceRe
             raise OptionError(f"{refs[0].path}: is rank {refs[0].rank} ({origin}), not {rank}", hint="leave --rank out")
         if refs[0].rank is None:
             return [replace(refs[0], rank=rank, rank_from="option")]
-    elif len(refs) == 1 and refs[0].rank is None and refs[0].reader == "kineto":
+    elif len(refs) == 1 and refs[0].rank is None and refs[0].reader in PYTORCH_READERS:
         return [replace(refs[0], rank=0, rank_from="only file")]
     return refs
 
 
 def _select_ranks(refs: list[SourceRef], ranks: Collection[int]) -> list[SourceRef]:
     """Return the sources of *ranks*, and those whose ranks only reading can tell."""
-    selected = [ref for ref in refs if ref.rank is None or ref.rank in ranks or ref.reader != "kineto"]
+    selected = [ref for ref in refs if ref.rank is None or ref.rank in ranks or ref.reader not in PYTORCH_READERS]
     present = {ref.rank for ref in refs if ref.rank is not None}
     missing = set(ranks) - present
-    if missing and all(ref.reader == "kineto" for ref in refs):
+    if missing and all(ref.reader in PYTORCH_READERS for ref in refs):
         raise unknown_rank_error(missing, present)
     return selected
 

@@ -50,7 +50,7 @@ _INSPECTOR_KEY = re.compile(rb'"inspector_output_format_version"\s*:')
 class FileType(msgspec.Struct, frozen=True):
     """Reader of a file, and its rank and world size if they are easy to find."""
 
-    reader: str | None  # "kineto", "nsight", "store" or one of RECORDINGS; None if it is none of these
+    reader: str | None  # "kineto", "perfetto", "nsight", "store" or one of RECORDINGS; None if it is none of these
     rank: int | None = None
     world_size: int | None = None
     why: str = ""  # reason why the file is not a trace
@@ -91,6 +91,8 @@ def detect_file_type(head: bytes, tail: bytes = b"") -> FileType:
     if is_pickle(head):
         return _detect_pickle(head)
     reader = next((reader for first_bytes, reader in SIGNATURES.items() if head.startswith(first_bytes)), None)
+    if reader is None and starts_with_packet(head):
+        reader = "perfetto"
     return FileType(reader) if reader else _detect_json(head, tail)
 
 
@@ -119,7 +121,7 @@ def _detect_pickle(head: bytes) -> FileType:
 def _detect_json(head: bytes, tail: bytes) -> FileType:
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
     if text[:1] not in (b"{", b"["):
-        return unreadable_file("is not a trace: neither JSON nor an Nsight Systems export")
+        return unreadable_file("is not a trace: neither JSON nor a Perfetto trace nor an Nsight Systems export")
     if _INSPECTOR_KEY.search(text):
         return FileType(NCCL_INSPECTOR)
     is_trace = _TRACE_KEYS.search(text) or _EVENT_KEYS.match(text)
@@ -131,6 +133,49 @@ def _detect_json(head: bytes, tail: bytes) -> FileType:
         return FileType(None, why="was written by tracekit for ui.perfetto.dev; name the traces it was made from")
     info = _distributed_info(head) or _distributed_info(tail)
     return FileType("kineto", _integer(info.get("rank")), _integer(info.get("world_size")))
+
+
+_PACKET_TAG = 10  # field 1, a message
+_WIRE_TYPES = (0, 1, 2, 5)
+_MAX_PACKET_FIELD = 1000  # TracePacket has fields up to 138, and 900 for tests
+
+
+def starts_with_packet(head: bytes) -> bool:
+    r"""Return whether a Perfetto trace starts with *head*: its first packet is a whole message, and a packet follows.
+
+    >>> starts_with_packet(b"\x0a\x04\x40\x02\x50\x01\x0a"), starts_with_packet(b"\nhello"), starts_with_packet(b"\n")
+    (True, False, False)
+    """
+    length, start = _varint(head, 1)
+    end = start + length
+    if head[:1] != bytes([_PACKET_TAG]) or not length or end > len(head):
+        return False
+    i = start
+    while i < end:
+        tag, i = _varint(head, i)
+        wire_type = tag & 7
+        if wire_type not in _WIRE_TYPES or not 0 < tag >> 3 <= _MAX_PACKET_FIELD:
+            return False
+        if wire_type == 0:
+            _, i = _varint(head, i)
+        elif wire_type == 2:
+            size, i = _varint(head, i)
+            i += size
+        else:
+            i += 8 if wire_type == 1 else 4
+    return i == end and head[end : end + 1] in (b"", bytes([_PACKET_TAG]))
+
+
+def _varint(data: bytes, i: int) -> tuple[int, int]:
+    """Return the protobuf number at *i*, cut where *data* ends, and the index behind it."""
+    value = shift = 0
+    for byte in data[i : i + 10]:
+        value |= (byte & 0x7F) << shift
+        i += 1
+        shift += 7
+        if byte < 0x80:
+            break
+    return value, i
 
 
 def _distributed_info(raw: bytes) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import msgspec
 
 from tracekit._util.text import listing
 from tracekit.errors import InputError
+from tracekit.schema import PYTORCH_READERS
 
 MAX_RANKS = 10_000_000
 """Upper limit of ranks in a run: a larger number in a file is damage, in a command a typing error."""
@@ -66,7 +67,7 @@ class SourceRef(msgspec.Struct, frozen=True):
     """A file, exported folder or store to read, and its rank as far as known before reading."""
 
     path: str  # as it is shown and stored: of a URL without user, password and query
-    reader: str  # "kineto", "nsight", "store" or one of ``file_type.RECORDINGS``
+    reader: str  # "kineto", "perfetto", "nsight", "store" or one of ``file_type.RECORDINGS``
     rank: int | None = None  # None if only reading it can tell
     rank_from: str = "content"  # as in ``Source``
     world_size: int | None = None
@@ -115,7 +116,7 @@ def check_single_run(refs: Sequence[SourceRef]) -> None:
             )
     _check_same({ref.path: ref.reader for ref in refs}, "different tools")
     _check_same({ref.path: ref.world_size for ref in refs if ref.world_size}, "different world sizes")
-    unknown = [ref.path for ref in refs if ref.rank is None and ref.reader == "kineto"]
+    unknown = [ref.path for ref in refs if ref.rank is None and ref.reader in PYTORCH_READERS]
     if unknown and len(refs) > 1:
         hint = "put the rank into their names: rank0.json, rank1.json, …"
         raise InputError(f"{len(unknown)} files do not say their rank{file_listing(unknown)}", hint=hint)

@@ -121,6 +121,9 @@ def _redact_file(ref: SourceRef, target: Path, names: NameRedactor, keep: Collec
             raise OptionError(f"{target}: a redacted report is .sqlite", hint="end the output's name with that")
         with atomic_write(target) as part:
             dropped = redact_nsight(source, part, names, keep=keep)
+    elif ref.reader == "perfetto":
+        hint = "export the trace as JSON and redact that"
+        raise InputError(f"{ref.path}: a Perfetto trace cannot be redacted", hint=hint)
     elif ref.reader == "store":
         raise InputError(f"{ref.path}: a store cannot be redacted", hint="redact the traces it came from")
     else:

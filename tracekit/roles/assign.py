@@ -20,7 +20,7 @@ from tracekit.errors import InputError, Notice, OptionError
 from tracekit.metrics.process_phases import find_decode_steps, find_stretches
 from tracekit.parsers.source_refs import SourceRef, check_single_run, file_listing, roles_by_name
 from tracekit.roles.processes import Process, kind_of_role, share_a_process
-from tracekit.schema import RankEvents
+from tracekit.schema import PYTORCH_READERS, RankEvents
 from tracekit.store.sources import OneRole, Paths, Sources, find, read_ref
 from tracekit.weight_updates.transfers import RELOAD_EVENTS, reload_events
 
@@ -60,7 +60,7 @@ def find_roles(paths: Paths | OneRole, *, ranks: Collection[int] | None = None, 
 
 def _with_ranks(refs: list[SourceRef], notices: list[Notice]) -> Sources:
     """Return the sources of all roles, each with its rank; raise if a role is no run of its own."""
-    if any(ref.rank is None and ref.reader == "kineto" for ref in refs):
+    if any(ref.rank is None and ref.reader in PYTORCH_READERS for ref in refs):
         refs, guessed = _find_ranks(refs)
         notices += guessed
     for role in dict.fromkeys(ref.role for ref in refs):
@@ -74,7 +74,7 @@ def _roles_by_content(refs: Sequence[SourceRef]) -> list[SourceRef] | None:
 
     Folders that each hold one kind of work name the roles, else the kinds do.
     """
-    if len(refs) < 2 or any(ref.reader != "kineto" for ref in refs):
+    if len(refs) < 2 or any(ref.reader not in PYTORCH_READERS for ref in refs):
         return None
     contents = {ref.path: _Content.of(ref) for ref in refs}
     kinds = {path: content.kind for path, content in contents.items()}

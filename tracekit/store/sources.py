@@ -233,8 +233,15 @@ def _read_nsight(path: str, ref: SourceRef, _: bool, lenient: bool) -> list[Rank
     return nsight.read(path, rank=ref.rank if ref.rank_from == "option" else None, lenient=lenient)
 
 
+def _read_perfetto(path: str, ref: SourceRef, stacks: bool, lenient: bool) -> list[RankEvents]:
+    from tracekit.parsers import perfetto
+
+    return [perfetto.read(path, rank=ref.rank, stacks=stacks, lenient=lenient)]
+
+
 READERS: dict[str, Callable[[str, SourceRef, bool, bool], list[RankEvents]]] = {
     "kineto": _read_kineto,
+    "perfetto": _read_perfetto,
     "nsight": _read_nsight,
 }
 """The function of each reader that ``parsers.probe`` names; arguments: local file, source, stacks, lenient."""

@@ -44,8 +44,10 @@ def read(
         keys_behind, unread = parse_tail(scanned.tail)
         own_rank, base_ns, header = parse_header({**keys, **keys_behind})
         number, rank_from = _rank(own_rank, stream.name, rank)
-        table = TableBuilder(scanned).build(rank=number, base_ns=base_ns)
-        _refuse_several_processes(stream.name, table.events)
+        table = TableBuilder(scanned.parts, (worker.finish() for worker in scanned.workers)).build(
+            rank=number, base_ns=base_ns
+        )
+        refuse_several_processes(stream.name, table.events)
         events = assign_steps(table.events)
         memory = build_memory(scanned.parts, rank=number, base_ns=base_ns)
         notices = _notices(stream, scanned, table, unread=unread, base_ns=base_ns)
@@ -60,14 +62,14 @@ def read(
             rank_from=rank_from,
             record_shapes=_record_shapes(header.record_shapes, events),
             counts={str(kind): count for kind, count in events["kind"].value_counts(sort=True).iter_rows()},
-            pid=_process_id(events),
+            pid=process_id(events),
             skipped=_skipped(scanned, table, memory, unread),
             notices=(*notices, *header.notices),
         )
         return RankEvents(events, rank_source, memory)
 
 
-def _process_id(events: pl.DataFrame) -> int | None:
+def process_id(events: pl.DataFrame) -> int | None:
     """Return the process that called the runtime; None if none or several did."""
     calls = events["pid"].filter(events["kind"].is_in(["cpu_op", "runtime"])).drop_nulls().unique()
     return calls.item() if len(calls) == 1 else None
@@ -97,7 +99,7 @@ def _scan(stream: Stream, *, stacks: bool) -> tuple[Scanned, dict[str, Any]]:
     return scanned, keys
 
 
-def _refuse_several_processes(name: str, events: pl.DataFrame) -> None:
+def refuse_several_processes(name: str, events: pl.DataFrame) -> None:
     """Raise an error if several processes, each with a GPU, were merged into one file: they are not one rank."""
     devices = events["device"].filter(events["kind"] == "kernel").drop_nulls().unique().sort().to_list()
     if len(devices) < 2:

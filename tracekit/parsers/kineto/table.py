@@ -1,6 +1,6 @@
 """Tables of events and of allocations, built from the columns that the scanner filled."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +11,6 @@ import polars as pl
 from tracekit._loops.json_scanner import NULL, Column
 from tracekit._util.arrays import Ints, find_sorted, take_or_missing
 from tracekit._util.columns import sparse, with_nulls
-from tracekit.parsers.kineto.blocks import Scanned
 from tracekit.parsers.kineto.texts import DAMAGE, compact_json, decode_string, remove_blanks
 from tracekit.parsers.kineto.vocabulary import CATEGORIES, ITEM_BYTES, MEMORY_COLUMNS
 from tracekit.parsers.kineto.worker import Part
@@ -21,16 +20,19 @@ LATEST_NS = 1 << 62
 """No clock shows a time beyond this, or before its negative (the years 1823 and 2116): such a time is damage."""
 UNTIMED_CPU = "CPU events without usable times"
 DEVICE_KINDS = ("kernel", "memcpy", "memset", "gpu_annotation")
-TEXTS: dict[str, tuple[Column, Callable[[bytes], str]]] = {
-    "name": (Column.NAME, decode_string),
+TEXTS = {
+    "name": Column.NAME,
+    "collective": Column.COLLECTIVE,
+    "group": Column.GROUP,
+    "group_desc": Column.GROUP_DESC,
+}
+"""Columns of ``schema.EVENTS`` that are texts of the file."""
+JSON_TEXTS: dict[str, tuple[Column, Callable[[bytes], str]]] = {
     "shapes": (Column.SHAPES, remove_blanks),
-    "collective": (Column.COLLECTIVE, decode_string),
-    "group": (Column.GROUP, decode_string),
-    "group_desc": (Column.GROUP_DESC, decode_string),
     "group_ranks": (Column.GROUP_RANKS, remove_blanks),
     "dtypes": (Column.DTYPES, compact_json),
 }
-"""Columns of ``schema.EVENTS`` that are texts, and how the file's texts are decoded."""
+"""Columns of ``schema.EVENTS`` that are JSON as text, and how the file's JSON is shortened."""
 NUMBERS = {
     "correlation": Column.CORRELATION,
     "external_id": Column.EXTERNAL,
@@ -76,21 +78,35 @@ def build_memory(parts: Iterable[Part], *, rank: int, base_ns: int) -> pl.DataFr
 class TableBuilder:
     """Builder of the table of events, column by column: a column's memory is released when it is taken."""
 
-    def __init__(self, scanned: Scanned) -> None:
-        self._parts = scanned.parts
-        self._chunks = [chunk for part in scanned.parts for chunk in part.chunks]
+    def __init__(
+        self,
+        parts: Sequence[Part],
+        texts: Iterable[list[bytes]],
+        *,
+        decode: Callable[[bytes], str] = decode_string,
+    ) -> None:
+        """Take the columns of *parts*.
+
+        Args:
+            parts: Stretches of events, in the order of the file.
+            texts: Text by code of each worker that scanned.
+            decode: How the file's texts are decoded.
+        """
+        self._parts = parts
+        self._chunks = [chunk for part in parts for chunk in part.chunks]
         self._rows = sum(chunk.rows for chunk in self._chunks)
         self._texts: list[bytes] = []
         self._first_code: list[int] = []  # by worker: where its codes start in self._texts
-        for worker in scanned.workers:
+        for worker_texts in texts:
             self._first_code.append(len(self._texts))
-            self._texts += worker.finish()
+            self._texts += worker_texts
+        self._decode = decode
         self._bad_texts = 0
 
     def build(self, *, rank: int, base_ns: int) -> EventTable:
         """Return the table of events; *base_ns* is added to all times."""
         kinds = pl.Enum(KINDS)
-        kind = self._look_up(Column.CAT, decode_string, lambda category: CATEGORIES.get(category.lower()), kinds)
+        kind = self._look_up(Column.CAT, self._decode, lambda category: CATEGORIES.get(category.lower()), kinds)
         kind = kind.fill_null("other")
         is_gpu = kind.is_in(DEVICE_KINDS)
         times = _event_times(self._series(self._take(Column.TS)), self._series(self._take(Column.DUR)), base_ns)
@@ -117,7 +133,8 @@ class TableBuilder:
 
     def _text_columns(self) -> dict[str, pl.Series]:
         """Return the columns of texts, and those that few rows have."""
-        columns = {name: self._look_up(column, decode) for name, (column, decode) in TEXTS.items()}
+        columns = {name: self._look_up(column, self._decode) for name, column in TEXTS.items()}
+        columns |= {name: self._look_up(column, shorten) for name, (column, shorten) in JSON_TEXTS.items()}
         columns["bytes"], columns["received"] = self._bytes()
         columns["group"] = _fill_groups(columns["group"], self._series(self._take(Column.GROUP_ID)))
         columns["peer"] = self._peer()
@@ -242,7 +259,7 @@ class TableBuilder:
         rows, moved = self._take_present(Column.BYTES)
         collective_rows, sent = self._take_present(Column.IN_NELEMS)
         out_rows, out_elements = self._take_present(Column.OUT_NELEMS)
-        item_bytes = self._look_up(Column.DTYPE, decode_string, ITEM_BYTES.get, pl.Int64())
+        item_bytes = self._look_up(Column.DTYPE, self._decode, ITEM_BYTES.get, pl.Int64())
         sizes = item_bytes.gather(collective_rows).fill_null(0).to_numpy()
         if not sizes.any():
             return self._sparse(rows, moved), self._series(None)

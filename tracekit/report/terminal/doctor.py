@@ -13,7 +13,7 @@ from tracekit.doctor.diagnose import Diagnosis
 from tracekit.doctor.findings import RECIPES
 from tracekit.documents.doctor import Finding
 
-TOOLS = {"kineto": "PyTorch profiler", "nsight": "Nsight Systems"}
+TOOLS = {"kineto": "PyTorch profiler", "perfetto": "PyTorch profiler", "nsight": "Nsight Systems"}
 SKIPPED_KINDS = {"M": "metadata", "s": "flow starts", "f": "flow ends", "i": "instants", "python": "Python frames"}
 MAX_GROUPS = 8
 _MARKS = {"blocks": ("✗", "bold red"), "limits": ("!", "bold yellow"), "note": ("·", "dim")}

@@ -1,0 +1,134 @@
+"""Reader of one Perfetto trace of PyTorch's profiler."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import BinaryIO
+
+import polars as pl
+
+from tracekit._loops import warn_if_uncompiled
+from tracekit.errors import InputError, Notice, NoticeValue
+from tracekit.parsers.kineto.reader import process_id, refuse_several_processes
+from tracekit.parsers.kineto.stream import Stream
+from tracekit.parsers.kineto.table import EventTable, TableBuilder, build_memory
+from tracekit.parsers.perfetto.packets import MAX_PACKET_BYTES, Packets, scan_packets
+from tracekit.parsers.perfetto.state import TraceState, decode_state
+from tracekit.parsers.perfetto.table import UNKNOWN_NAME_KEY, ResolvedRows, RowResolver, decode_text
+from tracekit.parsers.source_refs import rank_in_name
+from tracekit.parsers.steps import assign_steps
+from tracekit.schema import DAMAGED, UNTIMED, RankEvents, Source
+
+UNKNOWN_PACKETS = "packets of other kinds"
+UNKNOWN_TYPES = "track events of other types"
+_DAMAGE_CODES = ("truncated", "bad-events", "bad-text", "unknown-names")
+
+
+def read(
+    source: str | Path | BinaryIO, *, rank: int | None = None, stacks: bool = False, lenient: bool = True
+) -> RankEvents:
+    """Read a Perfetto trace (``.pftrace``, plain or gzip, or an open binary file) into one rank's events.
+
+    Slices and the render stages of a GPU become rows; the rest is counted in ``source.skipped``. Python frames are read
+    only with *stacks*. The file says neither its rank nor the size of its run: *rank* counts when its name gives no
+    rank. Damage is stepped over and counted in ``source.notices``; with ``lenient=False`` it is an error.
+
+    >>> import io
+    >>> begin = bytes([10, 16, 64, 2, 90, 12, 72, 1, 88, 7, 186, 1, 5]) + b"step1"
+    >>> end = bytes([10, 8, 64, 9, 90, 4, 72, 2, 88, 7])
+    >>> events = read(io.BytesIO(begin + end), rank=3).events
+    >>> events["rank"][0], events["name"][0], events["start_ns"][0], events["end_ns"][0]
+    (3, 'step1', 2, 9)
+    """
+    warn_if_uncompiled()
+    with Stream(source) as stream:
+        packets = scan_packets(stream)
+        _refuse_other_files(stream.name, packets)
+        state = decode_state(packets.state)
+        rows = RowResolver(packets, state).resolve(stacks=stacks)
+        number, rank_from = _rank(stream.name, rank)
+        base_ns = state.real_time_offset()
+        table = TableBuilder([rows.part], [rows.texts], decode=decode_text).build(rank=number, base_ns=base_ns)
+        refuse_several_processes(stream.name, table.events)
+        memory = build_memory([rows.part], rank=number, base_ns=base_ns)
+        events = assign_steps(table.events)
+        notices = _notices(stream, packets, state, rows, table)
+        damage = [notice.message for notice in notices if notice.code in _DAMAGE_CODES]
+        if damage and not lenient:
+            hint = "re-record this rank, or read leniently to use what is there"
+            raise InputError(f"{stream.name}: {damage[0]}", hint=hint)
+        rank_source = Source(
+            path=stream.name,
+            reader="perfetto",
+            rank=number,
+            rank_from=rank_from,
+            record_shapes=_record_shapes(events),
+            counts={str(kind): count for kind, count in events["kind"].value_counts(sort=True).iter_rows()},
+            pid=process_id(events),
+            skipped=_skipped(packets, state, rows, table),
+            notices=tuple(notices),
+        )
+        return RankEvents(events, rank_source, memory)
+
+
+def _refuse_other_files(name: str, packets: Packets) -> None:
+    """Raise an error if the file is not a Perfetto trace, or holds no event that is read."""
+    if not packets.rows and not packets.state and not packets.unknown:
+        hint = "give the .pftrace that the profiler wrote"
+        raise InputError(f"{name}: not a Perfetto trace", hint=hint)
+
+
+def _rank(name: str, option: int | None) -> tuple[int, str]:
+    """Return the rank and where it comes from: the file's name or the caller."""
+    if (rank := rank_in_name(name.rpartition("/")[2])) is not None:
+        return rank, "name"
+    return (0, "only file") if option is None else (option, "option")
+
+
+def _record_shapes(events: pl.DataFrame) -> bool | None:
+    """Return whether shapes were recorded; None if the events do not tell."""
+    if events["shapes"].null_count() < events.height:
+        return True
+    return False if (events["kind"] == "cpu_op").any() else None
+
+
+def _notices(
+    stream: Stream, packets: Packets, state: TraceState, rows: ResolvedRows, table: EventTable
+) -> list[Notice]:
+    """Return what was damaged or left out."""
+    notices = []
+    values: dict[str, NoticeValue]
+    if packets.broken_at is not None:
+        notices.append(Notice("truncated", values={"case": "bytes", "position": packets.broken_at}))
+    elif stream.cut_short:
+        notices.append(Notice("truncated", values={"case": "gzip", "cut_event": False}))
+    elif packets.is_cut:
+        notices.append(Notice("truncated", values={"case": "packet"}))
+    if packets.too_long:
+        values = {"case": "long", "count": packets.too_long, "limit_mb": MAX_PACKET_BYTES >> 20}
+        notices.append(Notice("bad-events", values=values))
+    if damaged := packets.damaged + state.damaged + table.out_of_range:
+        values = {"case": "packets", "count": damaged, "gpu_events": table.untimed.get(UNTIMED, 0)}
+        notices.append(Notice("bad-events", values=values))
+    if nameless := rows.skipped.get(UNKNOWN_NAME_KEY):
+        notices.append(Notice("unknown-names", values={"count": nameless}))
+    if table.bad_texts:
+        notices.append(Notice("bad-text", values={"count": table.bad_texts}))
+    if packets.unnamed_arguments:
+        notices.append(Notice("unnamed-arguments", values={"count": packets.unnamed_arguments}))
+    if not table.events.height:
+        notices.append(Notice("no-events"))
+    return notices
+
+
+def _skipped(packets: Packets, state: TraceState, rows: ResolvedRows, table: EventTable) -> Mapping[str, int]:
+    """Count what the file held and the table does not, by what it is."""
+    counts = {
+        **rows.skipped,
+        "python": rows.python_frames,
+        UNKNOWN_PACKETS: packets.unknown,
+        UNKNOWN_TYPES: int(packets.other_types.sum()),
+        DAMAGED: packets.damaged + state.damaged + packets.too_long,
+        **table.untimed,
+    }
+    counts.pop(UNKNOWN_NAME_KEY, None)  # these are in the table
+    return {key: count for key, count in counts.items() if count}
