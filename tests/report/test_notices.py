@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import string
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -14,7 +15,9 @@ from tests.kept import analysis_of
 from tracekit._util.notices import merge_notices
 from tracekit.documents.notices import WarningEntry, warning_entries
 from tracekit.errors import Notice
+from tracekit.report.evidence import is_about_unnamed_peers
 from tracekit.report.notices import FORMATS, PHRASES, notice_sentence, templates
+from tracekit.report.view import describe_ranks
 
 PACKAGE = Path(__file__).parent.parent.parent / "tracekit"
 PHRASE_VALUES = {
@@ -202,6 +205,33 @@ def test_the_sentences_of_a_run_need_no_value_that_its_notices_lack(sample):
     for entry in warning_entries(analysis.notices):
         assert "another version" not in entry.message
         assert "{" not in entry.message
+
+
+@pytest.mark.parametrize(
+    ("case", "unnamed"),
+    [
+        ("unnamed", True),
+        ("peers_unnamed", True),
+        ("no_counterpart", False),
+        ("peers_missing", False),
+        ("no_kernels", False),
+    ],
+)
+def test_recording_peers_is_advised_where_messages_do_not_name_them(case, unnamed):
+    assert set(templates()["wait-unknown"]) == {
+        "unnamed",
+        "peers_unnamed",
+        "no_counterpart",
+        "peers_missing",
+        "no_kernels",
+    }
+    assert is_about_unnamed_peers(Notice("wait-unknown", values={"case": case})) is unnamed
+
+
+def test_a_title_names_every_rank_whose_file_is_truncated():
+    analysis = analysis_of("sample_traces/reload")
+    truncated = Notice("truncated", ranks=(0, 2), values={"case": "list", "cut_event": True}, varies=True)
+    assert describe_ranks(replace(analysis, notices=(truncated,))) == "4 ranks (ranks 0, 2 truncated)"
 
 
 def test_a_notice_survives_json_with_its_sentence():

@@ -251,7 +251,7 @@ def _skipped_files(others: Mapping[Path, FileType], ranks: Collection[int]) -> l
     A file named after a rank of which nothing can be read is that rank's, unless *ranks* has it from another file.
     """
     failed_ranks = []
-    skipped: dict[str, str] = {}
+    skipped: list[tuple[str, str]] = []  # name and reason
     for file, file_type in others.items():
         rank = file_type.rank
         if not _TRACE_SUFFIX.search(file.name):
@@ -264,9 +264,11 @@ def _skipped_files(others: Mapping[Path, FileType], ranks: Collection[int]) -> l
             }
             failed_ranks.append(Notice("rank-failed", ranks=(rank,), values=values))
         elif _looks_like_trace(file) or file_type.is_unreadable:
-            skipped[file.name] = file_type.why
+            skipped.append((file.name, file_type.why))
     if skipped:
-        values = {"case": "found", "files": tuple(skipped), "errors": tuple(skipped.values())}
+        names = tuple(name for name, _ in skipped)
+        reasons = tuple(reason for _, reason in skipped)
+        values = {"case": "found", "files": names, "errors": reasons}
         return [*failed_ranks, Notice("not-a-trace", values=values)]
     return failed_ranks
 
