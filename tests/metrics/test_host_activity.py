@@ -8,9 +8,9 @@ import pytest
 from tests.kept import analysis_of
 from tracekit.metrics.host_calls import (
     HOST_ACTIVITY,
+    add_time_inside_launches,
     find_api_calls,
     find_host_activity,
-    idle_inside_launches,
     keep_longest,
 )
 from tracekit.schema import EVENTS, LABELLED, conform
@@ -77,10 +77,19 @@ def test_frames_say_the_line():
 
 def test_without_a_host_nothing_is_said():
     gpu = conform(pl.DataFrame({"start_ns": [100], "launch_tid": [1]}), LABELLED)
-    holes = pl.DataFrame({"start_ns": [0], "end_ns": [100], "launch_bound_ns": [100], "next": [0]})
+    holes = pl.DataFrame(
+        {
+            "start_ns": [0],
+            "end_ns": [100],
+            "launch_bound_ns": [90],
+            "dependency_ns": [10],
+            "warm_up_ns": [0],
+            "next": [0],
+        }
+    )
     nothing = EVENTS.to_frame()
     assert find_host_activity(nothing, gpu, holes).is_empty()
-    assert idle_inside_launches(find_api_calls(nothing), gpu, holes) == 0
+    assert add_time_inside_launches(find_api_calls(nothing), gpu, holes)["dependency_ns"].to_list() == [10]
 
 
 def test_shortening_keeps_the_sums():

@@ -19,6 +19,7 @@ _LAUNCH = cython.declare(cython.int, 2)
 _DELAY = cython.declare(cython.int, 3)
 _BLOCKED = cython.declare(cython.int, 4)
 _TRANSFER = cython.declare(cython.int, 5)
+_BEGIN = cython.declare(cython.int, 6)
 # of ``replayed``,
 _START_HELD_BY = cython.declare(cython.int, 3)
 _LAUNCH_HELD_BY = cython.declare(cython.int, 4)
@@ -111,7 +112,8 @@ def walk_steps(
     last_arrival: cython.const[cython.longlong][::1],
     own_arrival: cython.const[cython.longlong][::1],
     has_step: cython.const[cython.uchar][:, ::1],
-    step_begin: cython.const[cython.longlong][::1],
+    step_begin: cython.const[cython.longlong][:, ::1],
+    final_time: cython.const[cython.longlong][::1],
     final_piece: cython.const[cython.longlong][::1],
     final_rank: cython.const[cython.longlong][::1],
     stopped_rank: cython.longlong[::1],
@@ -132,7 +134,9 @@ def walk_steps(
         last_to_arrive: The communication of the peer that arrived last; -1: none other.
         last_arrival, own_arrival: When the last peer and when this rank arrived.
         has_step: [step, rank index]: whether the rank recorded the step.
-        step_begin, final_piece, final_rank: Of each step: its begin, the piece that ends it, and that piece's rank.
+        step_begin: [step, rank index]: begin of the step on the rank; a walk ends where its rank began the step.
+        final_time, final_piece, final_rank: Of each step: when it ended, the piece to walk back from, and that piece's
+            rank.
         stopped_rank, stopped_ns: Results: where a walk ended before the step's begin, and how long before; -1 and 0 at
             the call.
         least_margin: Result: [step, rank index]: least time by which the rank arrived before the last; -1 at the call.
@@ -146,10 +150,10 @@ def walk_steps(
     """
     count: cython.Py_ssize_t = 0
     for step in range(step_begin.shape[0]):
-        begin = step_begin[step]
         piece = final_piece[step]
         rank = final_rank[step]
-        now = end[piece]
+        now = final_time[step]
+        begin = step_begin[step, rank]
         while now > begin:
             until = start[piece]
             further = piece
@@ -192,6 +196,7 @@ def walk_steps(
                 count += 1
             now = until
             rank = next_rank
+            begin = step_begin[step, rank]
             if before[further] >= 0:
                 piece = before[further]
             elif now > begin:  # nothing says what came before
@@ -213,7 +218,6 @@ def replay_events(
     times: cython.const[cython.longlong][:, ::1],
     before: cython.const[cython.int][:, ::1],
     factors: cython.const[cython.double][:, ::1],
-    begin: cython.longlong,
     first_match: cython.const[cython.int][::1],
     matches: cython.const[cython.int][::1],
     decisive: cython.const[cython.int][::1],
@@ -226,12 +230,12 @@ def replay_events(
         order: Event numbers in order of start, and (plus the number of events) in order of launch, merged by time.
         times: Measured times of each event on one clock: start; end; launch (``NO_LIMIT``: not known); delay (from the
             last of what it waited for to its start); blocked (time since the launch before in which the host waited for
-            the GPU); transfer (from the arrival of the last member to its end).
+            the GPU); transfer (from the arrival of the last member to its end); begin (first start on its rank, before
+            which nothing of the rank starts that waits for nothing).
         before: What each event waits for, -1: nothing: event of the same stream; event of another stream; event
             launched before it by the same host; GPU event whose end let the host go on to its launch.
         factors: New over measured duration of each event (of a matched one: of its transfer); and of the host's time
             before its launch, negative: the event does not wait for its launch.
-        begin: Begin of the window, before which nothing starts that waits for nothing.
         first_match, matches: Matched operations of event i: ``matches[first_match[i]:first_match[i + 1]]``.
         decisive: The match of each event that was complete last; -1: its duration does not depend on others.
         replayed: Result: start; end; launch; what held the start back (an event, or the launch: number of events +
@@ -244,9 +248,9 @@ def replay_events(
     for i in range(order.shape[0]):
         event = cython.cast(cython.longlong, order[i])
         if event >= events:
-            _replay_launch(event - events, begin, times, before, factors, decisive, replayed, arrivals)
+            _replay_launch(event - events, times, before, factors, decisive, replayed, arrivals)
             continue
-        _replay_start(event, begin, times, before, factors, decisive, replayed, arrivals)
+        _replay_start(event, times, before, factors, decisive, replayed, arrivals)
         for k in range(first_match[event], first_match[event + 1]):
             if replayed[_START, event] > arrivals[_LAST_START, matches[k]]:
                 arrivals[_LAST_START, matches[k]] = replayed[_START, event]
@@ -259,7 +263,6 @@ def replay_events(
 @cython.inline
 def _replay_launch(
     event: cython.longlong,
-    begin: cython.longlong,
     times: cython.const[cython.longlong][:, ::1],
     before: cython.const[cython.int][:, ::1],
     factors: cython.const[cython.double][:, ::1],
@@ -271,6 +274,7 @@ def _replay_launch(
     previous = before[_LAUNCH_BEFORE, event]
     released_by = before[_RELEASED_BY, event]
     launch = times[_LAUNCH, event]
+    begin = times[_BEGIN, event]
     host_factor: cython.double = abs(factors[_HOST_FACTOR, event])  # its sign says whether the start waits for it
     host_ns: cython.longlong
     ready = launch
@@ -294,7 +298,6 @@ def _replay_launch(
 @cython.inline
 def _replay_start(
     event: cython.longlong,
-    begin: cython.longlong,
     times: cython.const[cython.longlong][:, ::1],
     before: cython.const[cython.int][:, ::1],
     factors: cython.const[cython.double][:, ::1],
@@ -307,7 +310,7 @@ def _replay_start(
     launch = times[_LAUNCH, event]
     held_by: cython.longlong = -1
     # The first value counts only for an event that waits for nothing; one whose launch is not known stays in its place.
-    ready: cython.longlong = start if launch == _NO_LAUNCH else begin
+    ready: cython.longlong = start if launch == _NO_LAUNCH else times[_BEGIN, event]
     previous_end: cython.longlong
     if launch != _NO_LAUNCH and factors[_HOST_FACTOR, event] >= 0:
         ready = replayed[_LAUNCH, event] + min(start - launch, 0)  # clocks may put a start before its launch
@@ -347,7 +350,8 @@ def _replayed_end(
 
 def walk_replayed_step(
     event: cython.longlong,
-    begin: cython.longlong,
+    begins: cython.const[cython.longlong][::1],
+    rank_index: cython.const[cython.int][::1],
     launch_before: cython.const[cython.int][::1],
     decisive: cython.const[cython.int][::1],
     replayed: cython.const[cython.longlong][:, ::1],
@@ -359,7 +363,8 @@ def walk_replayed_step(
 
     Args:
         event: Event that ends the step.
-        begin: Begin of the step.
+        begins: Begin of the step on each rank.
+        rank_index: Index of each event's rank.
         launch_before: Event launched before each event by the same host; -1: none.
         decisive, replayed, arrivals: As for ``replay_events``.
         part: Number that the time of each event is summed under.
@@ -371,12 +376,17 @@ def walk_replayed_step(
     until: cython.longlong
     following: cython.longlong
     is_host: cython.bint
+    begin: cython.longlong
     steps: cython.longlong = 0
-    while event >= 0 and now > begin and steps < 4 * events:  # clocks that disagree could send the walk in a circle
+    while event >= 0 and steps < 4 * events:  # clocks that disagree could send the walk in a circle
         steps += 1
         is_host = event >= events
-        if is_host:  # the time from the launch before, or from the end of what released the host
+        if is_host:
             event -= events
+        begin = begins[rank_index[event]]
+        if now <= begin:
+            break
+        if is_host:  # the time from the launch before, or from the end of what released the host
             until = replayed[_LAUNCH, event]
             following = replayed[_LAUNCH_HELD_BY, event]
             if following >= 0:

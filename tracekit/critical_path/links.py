@@ -20,7 +20,7 @@ from tracekit._loops.critical_path import walk_steps
 from tracekit._util.arrays import Bools, Int32s, Ints, as_int64, find_ids
 from tracekit._util.columns import to_int64
 from tracekit.align.clocks import Clocks
-from tracekit.critical_path.pieces import PIECE_KINDS, PathTables
+from tracekit.critical_path.pieces import PIECE_KINDS, PathTables, is_followed
 
 _COMMUNICATION = PIECE_KINDS.index("communication")
 SEGMENT_KINDS = (*PIECE_KINDS, "message", "collective")
@@ -48,8 +48,8 @@ class Pieces(msgspec.Struct, frozen=True, eq=False):
     row: Int32s
     """Row of each communication among the operations; -1: none."""
     step_ends: pl.DataFrame
-    """Pieces that end a step on their rank: step, its begin on the rank, rank_index, piece and end. In order of steps,
-    and of ends in a step the last one first."""
+    """Where each step ends on each rank: step, its begin on the rank, rank_index, the piece to walk back from, and end.
+    In order of steps, and of ends in a step the last one first."""
 
     @classmethod
     def build(cls, parts: Sequence[PathTables], operations: pl.DataFrame, clocks: Clocks) -> Pieces:
@@ -86,12 +86,16 @@ class Pieces(msgspec.Struct, frozen=True, eq=False):
             }
             for name, column in own_columns.items():
                 columns.setdefault(name, []).append(column)
-            last = np.flatnonzero(path["last"].to_numpy())
-            begin = clocks.to_common(rank, part.steps["start_ns"].to_numpy())
-            own_ends = part.steps.select("step", begin=begin)[path["part"].to_numpy()[last]].with_columns(
-                rank_index=pl.lit(len(with_pieces)), piece=last + first[-1], end=own_columns["end"][last]
+            own_ends = _step_ends(part.steps, path)
+            ends.append(
+                own_ends.select(
+                    "step",
+                    begin=clocks.to_common(rank, own_ends["begin_ns"].to_numpy()),
+                    rank_index=pl.lit(len(with_pieces)),
+                    piece=own_ends["piece"].to_numpy() + first[-1],
+                    end=clocks.to_common(rank, own_ends["end_ns"].to_numpy()),
+                )
             )
-            ends.append(own_ends)
             first.append(first[-1] + len(path))
             with_pieces.append(part)
         # Each list is released before the next is joined, so that never much is in memory twice.
@@ -115,8 +119,8 @@ class Pieces(msgspec.Struct, frozen=True, eq=False):
         return np.searchsorted(self.first, pieces, side="right") - 1
 
     def describe(self, pieces: Ints) -> pl.DataFrame:
-        """Return the columns label, what, chain, idle_ns and exposed_ns of *pieces*, from the ranks' tables."""
-        columns = ("label", "what", "chain", "idle_ns", "exposed_ns")
+        """Return what *pieces* are: columns of ``PATH_PIECES`` from the ranks' tables."""
+        columns = ("label", "what", "chain", "launched", "idle_ns", "exposed_ns")
         rank_index = self.rank_index(pieces)
         order = np.argsort(rank_index, kind="stable")
         tables: list[pl.DataFrame] = []
@@ -125,6 +129,34 @@ class Pieces(msgspec.Struct, frozen=True, eq=False):
             tables.append(self.parts[index].path.select(columns)[rows])
         # The tables follow each other in *order*: put the rows back into the order of *pieces*.
         return pl.concat(tables)[np.argsort(order)]
+
+
+def _step_ends(steps: pl.DataFrame, path: pl.DataFrame) -> pl.DataFrame:
+    """Return where each step of a rank begins and ends, and the row of the piece that a walk back starts from.
+
+    A step ends where the next one begins: the walk starts from the first piece of that one. Other steps end with their
+    last piece.
+    """
+    rows = path.select("part", "first", "last").with_row_index("piece")
+    first = rows.filter("first").select("part", first_piece="piece")
+    last = rows.filter("last").select("part", last_piece="piece")
+    has_time = pl.col("time_ns").is_not_null()
+    numbered = steps.with_columns(
+        part=pl.int_range(pl.len()), followed=is_followed(steps) & steps["time_ns"].is_not_null()
+    )
+    with_pieces = (
+        numbered.join(last, on="part")
+        .with_columns(next_part=pl.col("part") + 1)
+        .join(first, left_on="next_part", right_on="part", how="left", maintain_order="left")
+    )
+    walks_from_next = pl.col("followed") & pl.col("first_piece").is_not_null()
+    last_end = path["end_ns"].gather(with_pieces["last_piece"])
+    return with_pieces.select(
+        "step",
+        begin_ns=pl.when(has_time).then("interval_start_ns").otherwise("start_ns"),
+        end_ns=pl.when(walks_from_next).then("interval_end_ns").otherwise(last_end),
+        piece=pl.when(walks_from_next).then("first_piece").otherwise("last_piece").cast(pl.Int64),
+    )
 
 
 class Arrivals(msgspec.Struct, frozen=True, eq=False):
@@ -196,13 +228,13 @@ class Walks(msgspec.Struct, frozen=True, eq=False):
 def walk_back(pieces: Pieces, arrivals: Arrivals) -> Walks:
     """Walk back from the end of every step."""
     ends = pieces.step_ends
-    by_step = ends.group_by("step", maintain_order=True).agg(
-        pl.col("begin").min(), pl.col("rank_index", "piece").first()
-    )
-    begin, final_rank, final_piece = (by_step[name].to_numpy() for name in ("begin", "rank_index", "piece"))
+    by_step = ends.group_by("step", maintain_order=True).agg(pl.col("rank_index", "piece", "end").first())
     steps, ranks = len(by_step), pieces.ranks
     has_step = np.zeros((steps, len(ranks)), np.uint8)
-    has_step[ends["step"].rle_id().to_numpy(), ends["rank_index"].to_numpy()] = 1
+    begin = np.zeros((steps, len(ranks)), np.int64)
+    step_and_rank = ends["step"].rle_id().to_numpy(), ends["rank_index"].to_numpy()
+    has_step[step_and_rank] = 1
+    begin[step_and_rank] = ends["begin"].to_numpy()
     # Walks of different steps may share pieces, so that the number of segments is not known: double until they fit.
     # The system allocates memory only where it is written.
     max_segments = len(pieces.start) + 2 * steps + 1024
@@ -226,9 +258,10 @@ def walk_back(pieces: Pieces, arrivals: Arrivals) -> Walks:
             last_arrival=arrivals.last_arrival,
             own_arrival=arrivals.own_arrival,
             has_step=has_step,
-            step_begin=as_int64(begin),
-            final_piece=as_int64(final_piece),
-            final_rank=as_int64(final_rank),
+            step_begin=begin,
+            final_time=as_int64(by_step["end"].to_numpy()),
+            final_piece=as_int64(by_step["piece"].to_numpy()),
+            final_rank=as_int64(by_step["rank_index"].to_numpy()),
             stopped_rank=stopped_rank,
             stopped_ns=stopped_ns,
             least_margin=least_margin,

@@ -32,6 +32,7 @@ SEGMENTS = pl.Schema(
         "kind": pl.String(),  # cell, kernel, copy, collective, message, launch, host or unknown
         "what": pl.String(),
         "chain": pl.String(),  # operators around the launch, outermost first
+        "launched": pl.String(),  # of launches and host work: the GPU event that was launched
         "label": pl.String(),
         "cause": pl.String(),  # of exposed communication and copies: cause of the exposure
         "stage": pl.Int32(),
@@ -182,7 +183,7 @@ def _join_by_cell(segments: pl.DataFrame, cells: pl.DataFrame) -> pl.DataFrame:
             pl.col("step", "rank", "cause", "stage", "peer").first(),
             pl.when(has_cell).then(pl.lit("cell")).otherwise("kind").first().alias("kind"),
             pl.coalesce("cell", "what").first().alias("what"),
-            pl.col("chain").first(),
+            pl.col("chain", "launched").first(),
             pl.col("label").sort_by(pl.col("end_ns") - pl.col("start_ns")).last(),
             pl.col("start_ns").first(),
             pl.col("end_ns").last(),
@@ -252,7 +253,7 @@ def _build_segments(pieces: Pieces, walks: Walks) -> pl.DataFrame:
             pl.col("step", "rank_index", "kind", "label", "peer", "uncertain").first(),
             pl.col("start").min(),
             pl.col("end").max(),
-            pl.col("what", "chain").last(),  # of the longest; of several as long, of the last
+            pl.col("what", "chain", "launched").last(),  # of the longest; of several as long, of the last
             # A walk may enter a piece in its middle: no more of it than the segment counts.
             *(pl.min_horizontal(name, "ns").sum().alias(name) for name in ("idle_ns", "exposed_ns")),
         )
@@ -264,6 +265,7 @@ def _build_segments(pieces: Pieces, walks: Walks) -> pl.DataFrame:
             kind=pl.Series(SEGMENT_KINDS).gather(joined["kind"]),
             what="what",
             chain="chain",
+            launched="launched",
             label="label",
             peer=ranks.gather(joined["peer"].replace(-1, len(ranks) - 1)),
             start_ns="start",

@@ -38,21 +38,27 @@ PATH_PIECES = pl.Schema(
         "part": pl.Int64(),
         "start_ns": pl.Int64(),  # end of the piece before it
         "end_ns": pl.Int64(),
-        "idle_ns": pl.Int64(),  # time within the piece in which none of its events ran
+        "idle_ns": pl.Int64(),  # time within the piece in which none of its events, or for the host no event, ran
         "exposed_ns": pl.Int64(),  # of communication and copies: exposed time as in the budget
         "before": pl.Int64(),  # row of the piece that it followed; -1: the walk ends
         "id": pl.Int64(),  # event of a communication
+        "launched": pl.Categorical(),  # of launches and host work: name of the GPU event that was launched
+        "first": pl.Boolean(),  # begins its step on this rank
         "last": pl.Boolean(),  # ends its step on this rank
     }
 )
 
 
-def find_path_pieces(rank: Rank, exposed: Mapping[str, Intervals]) -> pl.DataFrame:
+def find_path_pieces(
+    rank: Rank, exposed: Mapping[str, Intervals], *, steps: pl.DataFrame, busy: Intervals
+) -> pl.DataFrame:
     """Return ``PATH_PIECES`` of one rank.
 
     Args:
         rank: GPU events of the rank with their start constraints.
         exposed: Exposed time by label over the whole window.
+        steps: Its steps (``align.steps.STEPS``); the row is the part.
+        busy: Time in which any GPU event runs.
 
     """
     if not len(rank.start_ns):
@@ -60,7 +66,48 @@ def find_path_pieces(rank: Rank, exposed: Mapping[str, Intervals]) -> pl.DataFra
     chains = _find_chains(rank)
     gpu = _gpu_pieces(rank, chains, exposed)
     between, before = _pieces_between(rank, chains)
-    return pl.concat([gpu, between]).with_columns(before=pl.Series(before)).select(PATH_PIECES.names())
+    pieces = pl.concat([gpu, between]).with_columns(before=pl.Series(before)).select(PATH_PIECES.names())
+    return _with_idle_gpu(_with_host_tails(pieces, steps), steps, busy)
+
+
+def is_followed(steps: pl.DataFrame) -> pl.Series:
+    """Return for each part whether the next part is the next step, so that it ends where that one begins."""
+    return (steps["step"].shift(-1) == steps["step"] + 1).fill_null(False)
+
+
+def _with_host_tails(pieces: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
+    """Return the pieces with the host's work behind the GPU's last in steps that no selected step follows."""
+    tails = (
+        steps.select("end_ns", "interval_end_ns", "time_ns", followed=is_followed(steps), part=pl.int_range(pl.len()))
+        .filter(~pl.col("followed") & (pl.col("interval_end_ns") > pl.col("end_ns")) & pl.col("time_ns").is_not_null())
+        .join(pieces.select("part", "last").with_row_index("before").filter("last"), on="part")
+    )
+    if tails.is_empty():
+        return pieces
+    tail_pieces = tails.select(
+        kind=pl.lit("host", PATH_PIECES["kind"]),
+        part=pl.col("part").cast(pl.Int64),
+        start_ns="end_ns",
+        end_ns="interval_end_ns",
+        idle_ns=pl.lit(0, pl.Int64),
+        exposed_ns=pl.lit(0, pl.Int64),
+        before=pl.col("before").cast(pl.Int64),
+        first=pl.lit(False),
+        last=pl.lit(True),
+    )
+    has_tail = pl.int_range(pl.len()).is_in(tails["before"].implode())
+    without_last = pieces.with_columns(last=pl.col("last") & ~has_tail)
+    return pl.concat([without_last, tail_pieces], how="diagonal").select(PATH_PIECES.names())
+
+
+def _with_idle_gpu(pieces: pl.DataFrame, steps: pl.DataFrame, busy: Intervals) -> pl.DataFrame:
+    """Return the pieces; launches and host work with the time in which the GPU ran nothing, within their step."""
+    begin = steps["interval_start_ns"].gather(pieces["part"].clip(upper_bound=steps.height - 1))
+    start = np.maximum(pieces["start_ns"].to_numpy(), begin.fill_null(BEFORE_TRACE_NS).to_numpy())
+    end = np.maximum(pieces["end_ns"].to_numpy(), start)
+    idle_ns = end - start - busy.covered_ns(start, end)
+    is_host = pl.col("kind").is_in(["launch", "host"])
+    return pieces.with_columns(idle_ns=pl.when(is_host).then(pl.Series(idle_ns)).otherwise("idle_ns"))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -94,6 +141,8 @@ class _Chains(msgspec.Struct, frozen=True, eq=False):
     on_walk: Bools
     """Whether the event is on some walk."""
     is_communication: Bools
+    is_first: Bools
+    """Whether the event begins its part on this rank."""
     is_last: Bools
     """Whether the event ends its part on this rank."""
     release: Release
@@ -106,16 +155,18 @@ class _Chains(msgspec.Struct, frozen=True, eq=False):
 
 
 def _find_chains(rank: Rank) -> _Chains:
-    """Follow start constraints back from communications and last events, and group the events on the way."""
+    """Follow start constraints back from communications, first and last events, and group the events on the way."""
     constraints = rank.constraints
     count = len(rank.start_ns)
-    is_communication, is_last = rank.labels(*COMMUNICATION_LABELS), _ends_part(rank)
+    is_communication = rank.labels(*COMMUNICATION_LABELS)
+    is_first = _begins_part(rank)
+    is_last = _ends_part(rank)
     release = find_release(rank)
     followed = np.where(constraints.kind == LAUNCH, release.event, constraints.blocker)
     # Overlapping events may name one that starts later: a walk must go back in time.
     followed = as_int64(np.where((followed >= 0) & (rank.start_ns[followed] > rank.start_ns), -1, followed))
     order = as_int64(rank.order)
-    marked = (is_communication | is_last).astype(np.int64)
+    marked = (is_communication | is_first | is_last).astype(np.int64)
     mark_walks(order, followed, marked)
     on_walk = marked > 0
 
@@ -132,6 +183,7 @@ def _find_chains(rank: Rank) -> _Chains:
         followed=followed,
         on_walk=on_walk,
         is_communication=is_communication,
+        is_first=is_first,
         is_last=is_last,
         release=release,
         piece=piece,
@@ -165,6 +217,8 @@ def _gpu_pieces(rank: Rank, chains: _Chains, exposed: Mapping[str, Intervals]) -
             "idle_ns": np.maximum(end - start - busy, 0),
             "exposed_ns": _exposed_ns(rank, rows, piece, pieces, exposed),
             "id": with_nulls(rank.labelled["id"].to_numpy()[first], is_communication),
+            "launched": pl.repeat(None, pieces, dtype=PATH_PIECES["launched"], eager=True),
+            "first": chains.is_first[first],
             "last": chains.is_last[last],
         }
     )
@@ -203,6 +257,8 @@ def _pieces_between(rank: Rank, chains: _Chains) -> tuple[pl.DataFrame, Ints]:
             "idle_ns": np.zeros(len(event), np.int64),
             "exposed_ns": np.zeros(len(event), np.int64),
             "id": pl.repeat(None, len(event), dtype=pl.Int64, eager=True),
+            "launched": _text(rank, "name", event, PATH_PIECES["launched"]),
+            "first": np.zeros(len(event), np.bool_),
             "last": np.zeros(len(event), np.bool_),
         }
     )
@@ -212,6 +268,15 @@ def _pieces_between(rank: Rank, chains: _Chains) -> tuple[pl.DataFrame, Ints]:
 def _text(rank: Rank, column: str, rows: Ints, dtype: pl.DataType = _STRING) -> pl.Series:
     """Return a text column of the labelled table at some rows."""
     return rank.labelled[column][rows].cast(dtype)
+
+
+def _begins_part(rank: Rank) -> Bools:
+    """Return which events start first in their part."""
+    order = np.lexsort((rank.start_ns, rank.part))
+    first_of_part = np.concatenate([[0], np.flatnonzero(np.diff(rank.part[order])) + 1])
+    is_first = np.zeros(len(order), np.bool_)
+    is_first[order[first_of_part]] = True
+    return is_first
 
 
 def _ends_part(rank: Rank) -> Bools:

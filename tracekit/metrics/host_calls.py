@@ -215,23 +215,31 @@ def keep_longest(rows: pl.DataFrame, count: int = MAX_ROWS_PER_RANK) -> pl.DataF
     return pl.concat([rows[:count], conform(rest, HOST_ACTIVITY)])
 
 
-def idle_inside_launches(api: ApiCalls, labelled: pl.DataFrame, gaps: pl.DataFrame) -> int:
-    """Return how much idle time was spent inside the launch call of the event that ended the gap, in nanoseconds.
+def add_time_inside_launches(api: ApiCalls, labelled: pl.DataFrame, gaps: pl.DataFrame) -> pl.DataFrame:
+    """Return the gaps with ``inside_launch_ns``: idle time inside the launch call of the event that ended the gap.
+
+    That time is the host's: it moves from ``dependency_ns`` to ``launch_bound_ns``, unless it is ``warm_up_ns``.
 
     >>> calls = pl.DataFrame({"kind": ["runtime"], "correlation": [7], "end_ns": [90]})
-    >>> gaps = pl.DataFrame({"start_ns": [5], "end_ns": [95], "launch_bound_ns": [75], "next": [0]})
-    >>> idle_inside_launches(ApiCalls(calls), pl.DataFrame({"correlation": [7]}), gaps)
-    10
+    >>> gaps = pl.DataFrame({"start_ns": [5], "end_ns": [95], "launch_bound_ns": [75], "dependency_ns": [15],
+    ...                      "warm_up_ns": [0], "next": [0]})
+    >>> with_calls = add_time_inside_launches(ApiCalls(calls), pl.DataFrame({"correlation": [7]}), gaps)
+    >>> with_calls.select("inside_launch_ns", "launch_bound_ns", "dependency_ns").row(0)
+    (10, 85, 5)
     """
     if gaps.is_empty():
-        return 0
+        return gaps.with_columns(inside_launch_ns=pl.lit(0, pl.Int64))
     calls = api.calls.filter(pl.col("correlation") >= 0).select("correlation", returned="end_ns")
     # A call inside another has the same correlation: the outer one returns last, and counts.
     returns = calls.group_by("correlation").max()
     ended_by = labelled["correlation"][gaps["next"].to_numpy()].to_frame()
     returned = ended_by.join(returns, on="correlation", how="left", maintain_order="left")["returned"]
     inside_ns = pl.min_horizontal("returned", "end_ns") - pl.col("start_ns") - pl.col("launch_bound_ns")
-    return int(gaps.with_columns(returned).drop_nulls("returned").select(inside_ns.clip(0)).to_series().sum())
+    with_returns = gaps.with_columns(returned).with_columns(inside_launch_ns=inside_ns.clip(0).fill_null(0))
+    moved_ns = pl.min_horizontal(pl.col("inside_launch_ns") - pl.col("warm_up_ns"), "dependency_ns").clip(0)
+    return with_returns.with_columns(
+        launch_bound_ns=pl.col("launch_bound_ns") + moved_ns, dependency_ns=pl.col("dependency_ns") - moved_ns
+    ).drop("returned")
 
 
 class _Stretches(msgspec.Struct, frozen=True, eq=False):

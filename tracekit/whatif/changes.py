@@ -30,7 +30,7 @@ from tracekit.whatif.constants import (
     MIN_SAVED_SHARE_TO_PROPOSE,
     MIN_VARIATION,
 )
-from tracekit.whatif.event_graph import EventGraph
+from tracekit.whatif.event_graph import EventGraph, Replay
 
 FORMS = (
     "NAME x0.5 (a label, module, operator or kernel), links x2, rank N like others, no host delay, hide LABEL, "
@@ -252,10 +252,19 @@ Lane = list[tuple[str | None, float, float]]
 """Parts of a rank's step in order: the label that takes most of it (None: idle), start and width as shares."""
 
 
+def _extents(graph: EventGraph, start: Ints, end: Ints) -> pl.DataFrame:
+    """Return the first start and the last end of each step over all ranks, for drawing them on one axis."""
+    bounds = graph.step_bounds(start, end)
+    by_step = bounds.group_by("step_index").agg(pl.col("start_ns").min(), pl.col("end_ns").max())
+    return by_step.sort("step_index")
+
+
 class WhatIfGraph(msgspec.Struct, frozen=True, eq=False):
     """The graph of a run, with what questions about it need besides."""
 
     graph: EventGraph
+    measured_ns: int
+    """Step time of the run (``metrics.step_time``), which every prediction is compared with."""
     positions: Mapping[int, int] = {}
     """Position of each rank in its pipeline."""
     clock_error_ns: int = 0
@@ -265,10 +274,11 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False):
     memory: Callable[[int], tuple[tuple[int, int | None] | None, bool | None]] | None = None
     """Bounds of the memory that another number of micro-batches needs, and whether it fits; None: no pipeline."""
 
-    @property
-    def measured_ns(self) -> int:
-        """Time per step, as ``step_ns`` of the measured times."""
-        return self.graph.step_ns(self.graph.start, self.graph.end)
+    def replayed_ns(self, replay: Replay) -> int:
+        """Return the step time with the replayed times: the measured one, less what the replay took off the graph's."""
+        graph = self.graph
+        saved_ns = graph.step_ns(graph.start, graph.end) - graph.step_ns(replay.start, replay.end)
+        return max(self.measured_ns - saved_ns, 0)
 
     def predict(self, changes: Sequence[str]) -> ChangedStep:
         """Predict the step with all *changes* at once."""
@@ -284,7 +294,7 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False):
         if changed.microbatches:
             changed.rests_on.append("micro-batches of this run's size")
         replay = self.graph.replay(changed.factor, changed.host_factor)
-        replayed_ns = max(self.graph.step_ns(replay.start, replay.end), changed.hidden_ns())
+        replayed_ns = max(self.replayed_ns(replay), changed.hidden_ns())
         path_parts = self.graph.path_parts(replay)
         margin_ns = self._margin_ns(replayed_ns, path_parts)
         predicted_ns = round(replayed_ns + added[1])
@@ -318,8 +328,9 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False):
 
         Steps, links and hosts vary independently of each other, so that their squares add up.
         """
-        begins, ends = self.graph.step_times(self.graph.start, self.graph.end)
-        low, middle, high = np.quantile(ends - begins, [0.25, 0.5, 0.75])
+        bounds = self.graph.step_bounds(self.graph.start, self.graph.end).drop_nulls("time_ns")
+        times_ns = bounds.group_by("step").agg(pl.col("time_ns").median())["time_ns"].to_numpy()
+        low, middle, high = np.quantile(times_ns, [0.25, 0.5, 0.75]) if len(times_ns) else (0.0, 0.0, 0.0)
         step_share = max(MIN_VARIATION, float((high - low) / 2 / max(middle, 1.0)))
         is_transfer = path_parts["label"].is_in(COMMUNICATION_LABELS).fill_null(False)
         transfer_ns = int(path_parts["ns"].filter(is_transfer).sum())
@@ -351,15 +362,16 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False):
             yield from (f"rank {graph.ranks[index]} like others" for index in sorted(rank_indices))
 
     def lanes(self, changes: Sequence[str], *, max_ranks: int) -> dict[int, Lane]:
-        """Return the lanes of ranks in the step nearest to the mean with *changes*, as long as the measured step."""
+        """Return the lanes of ranks with *changes*, in the step nearest to the step time, as long as it is measured."""
         graph = self.graph
         changed = self._changed(changes)
         replay = graph.replay(changed.factor, changed.host_factor)
-        measured_begin, measured_end = graph.step_times(graph.start, graph.end)
-        lengths = measured_end - measured_begin
-        step = int(np.argmin(np.abs(lengths - lengths.mean())))
-        begin, end = (int(times[step]) for times in graph.step_times(replay.start, replay.end))
-        edges = np.linspace(begin, begin + max(int(lengths[step]), end - begin), LANE_BINS + 1).astype(np.int64)
+        lengths = _extents(graph, graph.start, graph.end)
+        step = int((lengths["end_ns"] - lengths["start_ns"] - self.measured_ns).abs().arg_min() or 0)
+        measured_ns = lengths["end_ns"][step] - lengths["start_ns"][step]
+        replayed = _extents(graph, replay.start, replay.end)
+        begin, end = replayed["start_ns"][step], replayed["end_ns"][step]
+        edges = np.linspace(begin, begin + max(measured_ns, end - begin), LANE_BINS + 1).astype(np.int64)
         lanes: dict[int, Lane] = {}
         for index, rank in enumerate(graph.ranks[:max_ranks]):
             events = (graph.rank_index == index) & (graph.step_index == step)

@@ -21,6 +21,7 @@ from tracekit._util.arrays import Bools, Floats, Int32s, Ints, as_int64
 from tracekit._util.columns import to_int64
 from tracekit.align.clocks import Clocks
 from tracekit.align.matching import last_of_match
+from tracekit.align.steps import add_step_intervals
 from tracekit.critical_path.pieces import PathTables, find_release
 from tracekit.metrics.causes import Rank
 from tracekit.metrics.label_intervals import COMPUTE_SET
@@ -131,6 +132,9 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
     """The match of each event that was complete last, if the event ended after that; -1: none."""
     transfer_ns: Ints
     """Time of each event from that match's last arrival to its end."""
+    host: pl.DataFrame
+    """By ``rank`` and ``step``: ``lead_ns`` from the host's start of the step to its first GPU work, and ``tail_ns``
+    from the end of its last GPU work to the host's end of the step, if that is later."""
 
     @classmethod
     def build(
@@ -174,6 +178,7 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
             tuple(steps),
             events.select(step_number).to_series().to_numpy(),
             *_match_events(events, operations, members, clocks),
+            host=pl.concat([_host_around(part) for part in parts]),
         )
 
     @cached_property
@@ -192,9 +197,23 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         return as_int64(np.where(self.decisive >= 0, self.transfer_ns, self.end - self.start))
 
     @cached_property
+    def rank_begin(self) -> Ints:
+        """Begin of the window on the rank of each event, before which none of its events can start.
+
+        Ranks enter a step at different times, which is nobody's delay. A single step begins with its host range, several
+        with the first GPU work.
+        """
+        begins = np.full(len(self.ranks), NO_LIMIT)
+        np.minimum.at(begins, self.rank_index, self.start)
+        if len(self.steps) == 1:
+            lead_ns = dict(self.host.select("rank", pl.col("lead_ns").fill_null(0)).iter_rows())
+            begins -= np.array([max(lead_ns.get(rank, 0), 0) for rank in self.ranks])
+        return begins[self.rank_index]
+
+    @cached_property
     def gpu_ready(self) -> Ints:
-        """When all GPU work that each event waited for had ended; the begin of the window if there is none."""
-        ready = np.full(len(self.start), self.start.min(initial=NO_LIMIT))
+        """When all GPU work that each event waited for had ended; the begin of its rank if there is none."""
+        ready = self.rank_begin.copy()
         for before in self.before[:2]:
             ready = np.maximum(ready, np.where(before >= 0, np.minimum(self.end[before], self.start), -NO_LIMIT))
         return ready
@@ -212,7 +231,15 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         last = np.maximum(last, np.where(self.launch == NO_LIMIT, -NO_LIMIT, np.minimum(self.launch, self.start)))
         delay = np.where(last == -NO_LIMIT, 0, self.start - last)
         return np.stack(
-            [self.start, self.end, self.launch, delay, self.events["blocked_ns"].to_numpy(), self.transfer_ns]
+            [
+                self.start,
+                self.end,
+                self.launch,
+                delay,
+                self.events["blocked_ns"].to_numpy(),
+                self.transfer_ns,
+                self.rank_begin,
+            ]
         )
 
     @cached_property
@@ -228,19 +255,34 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         """Return which events have one of *labels*."""
         return np.isin(self.label, [LABELS.index(label) for label in labels])
 
-    def step_times(self, start: Ints, end: Ints) -> tuple[Ints, Ints]:
-        """Return begin and end of each step over all ranks."""
-        begins, ends = np.full(len(self.steps), NO_LIMIT), np.full(len(self.steps), -NO_LIMIT)
-        np.minimum.at(begins, self.step_index, start)
-        np.maximum.at(ends, self.step_index, end)
-        return begins, ends
+    def step_bounds(self, start: Ints, end: Ints) -> pl.DataFrame:
+        """Return when each rank was in each step, with step times (``align.steps.add_step_intervals``).
+
+        *start* and *end* are times of all events, as measured or replayed. The host's work around the GPU's keeps its
+        length. Columns ``rank_index`` and ``step_index`` are added.
+        """
+        bounds = (
+            pl.DataFrame(
+                {"rank_index": self.rank_index, "step_index": self.step_index, "start_ns": start, "end_ns": end}
+            )
+            .group_by("rank_index", "step_index")
+            .agg(pl.col("start_ns").min(), pl.col("end_ns").max())
+        )
+        ranks = pl.Series("rank", self.ranks, pl.Int32)
+        steps = pl.Series("step", self.steps, pl.Int64)
+        named = bounds.with_columns(ranks.gather(bounds["rank_index"]), steps.gather(bounds["step_index"]))
+        with_host = named.join(self.host, on=["rank", "step"], how="left", nulls_equal=True)
+        return add_step_intervals(
+            with_host.with_columns(
+                host_start_ns=pl.col("start_ns") - pl.col("lead_ns"), host_end_ns=pl.col("end_ns") + pl.col("tail_ns")
+            )
+        )
 
     def step_ns(self, start: Ints, end: Ints) -> int:
-        """Return the mean time per step over all ranks; idle time between steps that follow each other counts."""
-        begins, ends = self.step_times(start, end)
-        numbers = [-2 if step is None else step for step in self.steps]
-        is_followed = np.append(np.diff(numbers) == 1, False)
-        return round(float(np.mean(np.where(is_followed, np.append(begins[1:], 0), ends) - begins)))
+        """Return the step time: the median over ranks, and of that the median over steps."""
+        of_ranks = self.step_bounds(start, end).drop_nulls("time_ns")
+        of_steps = of_ranks.group_by("step_index").agg(pl.col("time_ns").median())
+        return round(float(np.median(of_steps["time_ns"].to_numpy()))) if len(of_steps) else 0
 
     def replay(self, factor: Floats | None = None, host_factor: Floats | None = None) -> Replay:
         """Run the events again.
@@ -257,7 +299,6 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
             self._times,
             self.before,
             factors,
-            int(self.start.min(initial=NO_LIMIT)),
             self.first_match,
             self.matches,
             self.decisive,
@@ -273,10 +314,23 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         """
         part = (self.rank_index.astype(np.int64) * len(LABELS) + self.label).astype(np.int32)
         part_ns = np.zeros((2, len(self.ranks) * len(LABELS)), np.int64)
-        for step, (begin, end) in enumerate(zip(*self.step_times(replay.start, replay.end), strict=True)):
-            last = int(np.flatnonzero((self.step_index == step) & (replay.end == end))[0])
+        bounds = self.step_bounds(replay.start, replay.end)
+        for step in range(len(self.steps)):
+            of_step = bounds.filter(pl.col("step_index") == step)
+            begins = np.full(len(self.ranks), NO_LIMIT)  # a rank without the step is never on the path
+            begins[of_step["rank_index"].to_numpy()] = of_step["start_ns"].to_numpy()
+            rows = np.flatnonzero(self.step_index == step)
+            last = int(rows[replay.end[rows].argmax()])
             walk_replayed_step(
-                last, int(begin), self.before[2], self.decisive, replay.replayed, replay.arrivals, part, part_ns
+                last,
+                begins,
+                self.rank_index,
+                self.before[2],
+                self.decisive,
+                replay.replayed,
+                replay.arrivals,
+                part,
+                part_ns,
             )
         rank = pl.Series("rank", np.tile(np.repeat(self.ranks, len(LABELS)), 2), pl.Int32)
         labels = LABELS * len(self.ranks)
@@ -284,6 +338,17 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         parts = pl.DataFrame([rank, label, pl.Series("ns", part_ns.ravel() // len(self.steps))])
         parts = parts.group_by("rank", "label").agg(pl.col("ns").sum()).filter(pl.col("ns") > 0)
         return parts.sort("ns", "rank", "label", descending=[True, False, False])
+
+
+def _host_around(rank: PathTables) -> pl.DataFrame:
+    """Return the host's time before and behind the GPU work of each step of a rank."""
+    tail_ns = (pl.col("host_end_ns") - pl.col("end_ns")).clip(lower_bound=0)
+    return rank.steps.select(
+        "step",
+        rank=pl.lit(rank.source.rank, pl.Int32),
+        lead_ns=pl.col("start_ns") - pl.col("host_start_ns"),
+        tail_ns=tail_ns,
+    )
 
 
 def _match_events(

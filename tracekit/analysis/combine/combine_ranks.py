@@ -39,6 +39,7 @@ from tracekit.errors import InputError, Notice
 from tracekit.metrics.causes import causes_by_event
 from tracekit.metrics.operations import may_be_message, may_be_of_pipeline
 from tracekit.metrics.overlap import combine_overlap_costs
+from tracekit.metrics.step_time import summarize_steps
 from tracekit.reconstruct.parallel_groups import split_layout
 from tracekit.reconstruct.stalls import LANES
 from tracekit.weight_updates import UpdateProcess
@@ -118,7 +119,8 @@ def combine(
     has_pipeline = comparison is not None or _may_have_pipeline(ranks, operations)
     results = rank_results(ranks, operations, communication.critical, pipeline=has_pipeline)
     critical = _shown_path(ranks, communication, comparison) if critical_path else None
-    graph = _what_if_graph(communication, comparison, predictor, memory)
+    step_time_ns = summarize_steps({rank.source.rank: rank.timed_steps for rank in ranks}).time_ns or 0
+    graph = _what_if_graph(communication, comparison, predictor, memory, step_time_ns)
     changed_steps = _changed_steps(graph, changes, best=best_changes and (what_if or not changes))
 
     if not has_pipeline and not _trains(results):
@@ -228,6 +230,7 @@ def _what_if_graph(
     comparison: ScheduleComparison | None,
     predictor: Predictor | str | None,
     memory: RunMemory | None,
+    step_time_ns: int,
 ) -> WhatIfGraph | None:
     """Return the graph for questions about changes; None if it was not asked for."""
     if communication.graph is None:
@@ -235,6 +238,7 @@ def _what_if_graph(
     positions = {} if comparison is None else comparison.positions
     return WhatIfGraph(
         graph=communication.graph,
+        measured_ns=step_time_ns,
         positions={rank: position["pp"] for rank, position in positions.items() if "pp" in position},
         clock_error_ns=communication.clocks.residual_ns or 0,
         microbatches=None if predictor is None else partial(predict_microbatches, predictor),

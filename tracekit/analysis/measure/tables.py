@@ -28,11 +28,11 @@ from tracekit.metrics.completeness import Completeness, check_completeness
 from tracekit.metrics.expert_balance import measure_expert_work
 from tracekit.metrics.host_calls import (
     ApiCalls,
+    add_time_inside_launches,
     find_api_calls,
     find_full_queue_time,
     find_host_activity,
     find_waiting_calls,
-    idle_inside_launches,
     keep_longest,
 )
 from tracekit.metrics.label_intervals import Lanes, timeline, weak_ns
@@ -245,13 +245,13 @@ def _measure_rank(
 
     # The whole window.
     lanes = Lanes.of(gpu_events)
-    idle_gaps = gaps(gpu_events, lanes, unrecorded=recording.unrecorded)
+    idle_gaps = add_time_inside_launches(api, gpu_events, gaps(gpu_events, lanes, unrecorded=recording.unrecorded))
     window = by_step = _measure_parts(work, lanes, None, recording)
     copy_table = copies(window.labels, lanes.exposed, link_gb_s=None if device is None else host_link_gb_s(device))
-    path = find_path_pieces(work, lanes.exposed)
+    path = find_path_pieces(work, lanes.exposed, steps=steps, busy=lanes.busy)
     hiding = measure_overlap_costs(gpu_events, lanes, texts=work.texts)
     host_activity = keep_longest(find_host_activity(rank.events, gpu_events, idle_gaps))
-    inside_launch_ns = idle_inside_launches(api, gpu_events, idle_gaps)
+    inside_launch_ns = int(idle_gaps["inside_launch_ns"].sum())
     rows = None if by is None else rank_rows(rank, gpu_events, by, lanes=lanes)
     idle_causes = {cause: int(idle_gaps[f"{cause}_ns"].sum()) for cause in IDLE_CAUSES}
     all_lanes = lanes if other_steps is None else Lanes.of(other_steps)
@@ -277,7 +277,7 @@ def _measure_rank(
         idle_causes=idle_causes,
         copies=copy_table,
         operations=operations(gpu_events, lanes, part="part"),
-        gaps=name_next_events(idle_gaps.top_k(MAX_GAPS_PER_RANK, by="ns"), gpu_events),
+        gaps=name_next_events(idle_gaps.drop("inside_launch_ns").top_k(MAX_GAPS_PER_RANK, by="ns"), gpu_events),
         timeline=timeline(gpu_events),
         reload=reload_events(gpu_events, stretches),
         stretches=stretches,

@@ -11,7 +11,6 @@ from tracekit.analysis import Analysis
 from tracekit.classify.messages import list_ranks
 from tracekit.critical_path.path import CriticalPath
 from tracekit.documents.analysis import ChangedStep
-from tracekit.intervals import union
 from tracekit.report.table import Column, Table, make_table
 from tracekit.report.text import bare_ms, shorten_distinct
 from tracekit.report.view.copies import gb_range
@@ -74,19 +73,9 @@ def blocking(analysis: Analysis) -> Blocking | None:
     words = join_with_and(WORDS.path_holders.get(name) or f"{LABEL_WORDS[name]} ({name})" for name in names)
     share = percent(int(blocking_pieces["ns"].sum()), int(pieces["ns"].sum()))
     text = f"By {words}: {share} of the critical path{_ranks(analysis, path, blocking_pieces)}"
-    piece = _longest_piece(analysis, blocking_pieces)
+    piece = _longest_piece(blocking_pieces)
     text += "." if piece is None else f"; the longest of these: {_describe(pieces, piece)}."
     return Blocking(text + _doubts(path, totals), piece)
-
-
-def gpu_busy_ns(analysis: Analysis, hosts: pl.DataFrame) -> pl.Series:
-    """Return for each piece of host work how long the GPU of its rank ran something meanwhile."""
-    timeline = analysis.tables["timeline"].filter(pl.col("rank").is_in(hosts["rank"].unique().implode()))
-    gpu = analysis.clocks.align(timeline, "start_ns", "end_ns")
-    busy = union(*(gpu[name].to_numpy() for name in ("start_ns", "end_ns", "rank")))
-    return pl.Series(
-        busy.covered_ns(*(hosts[name].to_numpy() for name in ("start_ns", "end_ns", "rank"))), dtype=pl.Int64
-    )
 
 
 def _ranks(analysis: Analysis, path: CriticalPath, blocking_pieces: pl.DataFrame) -> str:
@@ -117,15 +106,14 @@ def _ranks(analysis: Analysis, path: CriticalPath, blocking_pieces: pl.DataFrame
     return "" if numbers == ranks or not numbers else f", mostly on {ranks_named(numbers)}"
 
 
-def _longest_piece(analysis: Analysis, pieces: pl.DataFrame) -> dict[str, Any] | None:
+def _longest_piece(pieces: pl.DataFrame) -> dict[str, Any] | None:
     """Return the piece that blocks longest; None if its cause is unknown, or if it may lie on another rank.
 
     Of the host's work only the time counts in which the GPU of its rank ran nothing: ``idle_gpu_ns``.
     """
-    hosts = pieces.filter(pl.col("kind") == "host")
-    hosts = hosts.with_columns(idle_gpu_ns=pl.col("ns") - gpu_busy_ns(analysis, hosts))
-    others = pieces.filter(pl.col("kind") != "host").with_columns(idle_gpu_ns="ns")
-    longest = pl.concat([others, hosts]).top_k(1, by="idle_gpu_ns").row(0, named=True)
+    is_host = pl.col("kind") == "host"
+    counted_pieces = pieces.with_columns(idle_gpu_ns=pl.when(is_host).then("idle_ns").otherwise("ns"))
+    longest = counted_pieces.top_k(1, by="idle_gpu_ns").row(0, named=True)
     is_open = longest["uncertain"] and longest["kind"] not in _TRANSFERS  # all members take part in a transfer
     return None if longest["kind"] == "unknown" or is_open else longest
 
@@ -138,12 +126,13 @@ def _describe(pieces: pl.DataFrame, piece: dict[str, Any]) -> str:
     when = f"{ms(piece['ns'])} at {ms(start_ns) if start_ns else 'the start'} of {step}"
     kernel = _kernel_name(piece["what"])
     if piece["kind"] == "host":
-        launched = of_step.filter((pl.col("number") > piece["number"]) & pl.col("label").is_not_null()).head(1)
-        target = f" {_kernel_name(launched['what'][0]) or 'the next work'}" if len(launched) else " the next work"
+        target = _kernel_name(piece["launched"]) or "the next work"
         busy_ns = piece["ns"] - piece["idle_gpu_ns"]
         meanwhile = f" (its GPU worked in {ms(busy_ns)} of that)" if busy_ns > MIN_BUSY_SHARE * piece["ns"] else ""
-        text = f"the host of rank {piece['rank']}, {when}{meanwhile}, before it launched"
-        return f"{text}{target}{_operators(piece, ' in ')}"
+        text = f"the host of rank {piece['rank']}, {when}{meanwhile}"
+        if piece["launched"] is None:
+            return f"{text}, after the last GPU work of the step"
+        return f"{text}, before it launched {target}{_operators(piece, ' in ')}"
     is_kernel = piece["label"] in COMMUNICATION_LABELS or piece["kind"] == "copy"
     name, mostly = (kernel, "") if is_kernel else (piece["label"], f", mostly {kernel}")
     return f"{name} on rank {piece['rank']}, {when}{mostly}{_operators(piece, ', launched by ')}"
@@ -213,19 +202,18 @@ def path_view(analysis: Analysis) -> PathView | None:
     if len(steps) > 1:
         of_step = f" of step {step}, the longest of {len(steps)}"
         in_steps = f" {counted(len(steps), 'step')}"
-    over_ranks = ", from the first rank's start to the last one's end" if len(analysis.rank_results) > 1 else ""
     totals = path.totals()
     by_rank = {f"rank {key}" if key.isdigit() else key: ns for key, ns in totals["by_rank"].items()}
     notes = [
         f"the {len(longest)} longest of {counted(len(segments), 'segment')}{of_step}: "
-        f"{percent(int(longest['ns'].sum()), span_ns)} of the step's {ms(span_ns)}{over_ranks}",
+        f"{percent(int(longest['ns'].sum()), span_ns)} of the step's {ms(span_ns)}",
         f"in all{in_steps}: {_shares(totals['by_label'])}",
         f"by rank: {_shares(by_rank)}",
     ]
     hosts = path.pieces.filter(pl.col("kind") == "host").with_columns(ns=length)
     host_ns = int(hosts["ns"].sum())
     if host_ns >= MIN_PART_SHARE * sum(totals["by_kind"].values()):
-        busy = percent(int(gpu_busy_ns(analysis, hosts).sum()), host_ns)
+        busy = percent(host_ns - int(hosts["idle_ns"].sum()), host_ns)
         notes.append(
             f"host: the work that follows waited for its launch; the GPU had other work in {busy} of that time"
         )
