@@ -235,7 +235,10 @@ def add_time_inside_launches(api: ApiCalls, labelled: pl.DataFrame, gaps: pl.Dat
     ended_by = labelled["correlation"][gaps["next"].to_numpy()].to_frame()
     returned = ended_by.join(returns, on="correlation", how="left", maintain_order="left")["returned"]
     inside_ns = pl.min_horizontal("returned", "end_ns") - pl.col("start_ns") - pl.col("launch_bound_ns")
-    with_returns = gaps.with_columns(returned).with_columns(inside_launch_ns=inside_ns.clip(0).fill_null(0))
+    is_known = pl.col("returned").is_not_null()
+    with_returns = gaps.with_columns(returned).with_columns(
+        inside_launch_ns=pl.when(is_known).then(inside_ns.clip(0)).otherwise(0)
+    )
     moved_ns = pl.min_horizontal(pl.col("inside_launch_ns") - pl.col("warm_up_ns"), "dependency_ns").clip(0)
     return with_returns.with_columns(
         launch_bound_ns=pl.col("launch_bound_ns") + moved_ns, dependency_ns=pl.col("dependency_ns") - moved_ns

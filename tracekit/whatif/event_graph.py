@@ -200,8 +200,8 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
     def rank_begin(self) -> Ints:
         """Begin of the window on the rank of each event, before which none of its events can start.
 
-        Ranks enter a step at different times, which is nobody's delay. A single step begins with its host range, several
-        with the first GPU work.
+        Ranks enter a step at different times, which is nobody's delay. A single step begins with its host range,
+        several begin with the first GPU work.
         """
         begins = np.full(len(self.ranks), NO_LIMIT)
         np.minimum.at(begins, self.rank_index, self.start)
