@@ -125,6 +125,9 @@ def _last_before(time: Ints, rows: Ints, moments: Ints) -> Ints:
 def sent_passes(time: Ints, computed: CategoryColumn, is_send: Bools, peer: Ints) -> CategoryColumn:
     """Return the pass of what every send carries; null for other rows.
 
+    Labels come before the chunks that ``reconstruct.messages.batch_sends`` finds what a send carries by: here the pass
+    of the kernels launched before it is all there is.
+
     Args:
         time: Launch time of each event; -1 where unknown.
         computed: Pass of the compute whose result may be sent, so none of gradients of weights.

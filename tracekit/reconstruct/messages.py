@@ -1,6 +1,8 @@
 """Point-to-point messages of one rank: the chunk whose output each carries, and their cost to kernels beside them."""
 
 from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
@@ -70,6 +72,34 @@ def _carried_ops(messages: pl.DataFrame, chunks: pl.DataFrame) -> pl.Series:
     return pl.Series(ops, dtype=pl.String)
 
 
+class SendBatch(NamedTuple):
+    """Sends with no chunk launched between them."""
+
+    sends: range
+    """Their rows."""
+    chunks: range
+    """Rows of the chunks launched since the batch before."""
+
+
+def batch_sends(work: pl.DataFrame, sends: pl.DataFrame) -> list[SendBatch]:
+    """Return the batches of sends, each with the chunks whose output it may carry: the last one, or several.
+
+    Args:
+        work: Forwards and backwards in the order of ``last_ns``, which have an output to send.
+        sends: Messages that are sent, in the order of ``launch_ns``.
+
+    >>> batch_sends(pl.DataFrame({"last_ns": [10, 20, 30]}), pl.DataFrame({"launch_ns": [12, 35, 35]}))
+    [SendBatch(sends=range(0, 1), chunks=range(0, 1)), SendBatch(sends=range(1, 3), chunks=range(1, 3))]
+    """
+    chunks_before = np.searchsorted(work["last_ns"].to_numpy(), sends["launch_ns"].to_numpy(), side="right")
+    count_of_batch, first_send = np.unique(chunks_before, return_index=True)
+    rows_of_batches = pairwise([*first_send.tolist(), sends.height])
+    chunks_of_batches = pairwise([0, *count_of_batch.tolist()])
+    return [
+        SendBatch(range(*rows), range(*chunks)) for rows, chunks in zip(rows_of_batches, chunks_of_batches, strict=True)
+    ]
+
+
 def find_senders(work: pl.DataFrame, sends: pl.DataFrame) -> Ints:
     """Return for each send, in launch order, the row of the chunk whose output it carries; -1: none.
 
@@ -87,13 +117,10 @@ def find_senders(work: pl.DataFrame, sends: pl.DataFrame) -> Ints:
     [0, 1]
 
     """
-    launch_ns = np.sort(sends["launch_ns"].to_numpy())
-    chunks_before = np.searchsorted(work["last_ns"].to_numpy(), launch_ns, side="right")
-    # Sends with the same number of chunks before them are one batch; count back from its end.
-    _, first, batch, size = np.unique(chunks_before, return_index=True, return_inverse=True, return_counts=True)
-    index_in_batch = np.arange(len(launch_ns)) - first[batch]
-    senders: Ints = np.maximum(chunks_before - size[batch] + index_in_batch, -1)
-    return senders
+    senders = np.full(sends.height, -1, np.int64)
+    for batch in batch_sends(work, sends.sort("launch_ns")):
+        senders[batch.sends] = batch.chunks.stop - len(batch.sends) + np.arange(len(batch.sends))
+    return np.maximum(senders, -1)
 
 
 CONTENTION = pl.Schema(

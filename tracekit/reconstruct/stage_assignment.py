@@ -18,14 +18,13 @@ A *position* is the index of a rank in its pipeline; a *pair* is the index of a 
 
 from collections import Counter
 from collections.abc import Mapping
-from itertools import pairwise
 from typing import Literal
 
 import msgspec
 import numpy as np
 import polars as pl
 
-from tracekit.reconstruct.messages import find_senders
+from tracekit.reconstruct.messages import batch_sends, find_senders
 from tracekit.reconstruct.segment import CONFIDENCE_COUNTED, CONFIDENCE_POSITION
 from tracekit.schedules.interleaved import chunk_order
 
@@ -87,16 +86,12 @@ def forward_destinations(chunks: pl.DataFrame, messages: pl.DataFrame) -> list[i
     work = chunks.filter(pl.col("op") != "W").sort("last_ns", maintain_order=True)  # what has an output to send
     sends = messages.filter("send").sort("launch_ns", maintain_order=True)
     launched, peers = work.select("op", "pair").rows(), sends["peer"].to_list()
-    # Sends with the same number of chunks launched before them are one batch; the number never falls.
-    chunks_before = np.searchsorted(work["last_ns"].to_numpy(), sends["launch_ns"].to_numpy(), side="right")
-    counts, first_send = np.unique(chunks_before, return_index=True)
     destination: dict[int, int] = {}  # by pair
     ambiguous: list[tuple[list[int], list[int]]] = []  # pairs of the forwards, and the peers, of each such batch
-    for (previous, count), (start, end) in zip(
-        pairwise([0, *counts.tolist()]), pairwise([*first_send.tolist(), len(peers)]), strict=True
-    ):
-        # The chunks launched since the last batch, at most one per message.
-        carried, receivers = launched[previous:count][start - end :], peers[start:end]
+    for batch in batch_sends(work, sends):
+        # At most one chunk per message, the last ones.
+        carried = [launched[chunk] for chunk in batch.chunks[-len(batch.sends) :]]
+        receivers = [peers[send] for send in batch.sends]
         if len(carried) == 1 or len(set(receivers)) == 1:
             destination |= {pair: peer for (op, pair), peer in zip(carried, receivers, strict=False) if op == "F"}
         else:
