@@ -6,16 +6,26 @@ Each folder holds one model's recordings, a folder per schedule with a trace per
 predicted from each of the others and held against what it took; following the first of the rows that were recorded
 costs its makespan over the best one (regret). Exits 1 where a goal is missed: median error 10 %, none above 30 %,
 regret 5 %.
+
+``--parts`` prints what each error consists of: the GPU times of ops, the times of hosts and the messages are replaced
+by those of the predicted recording, in all orders; what is left then is the engine's own error.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import sys
+from itertools import permutations
 from pathlib import Path
 from statistics import median
 
+from msgspec.structs import replace
+
 from tracekit.run.analyze import analyze
+from tracekit.whatif.constants import MIDDLE
+from tracekit.whatif.pipeline import fit_to_comparison
+from tracekit.whatif.rank_programs import write_program
 
 MEDIAN, WORST, REGRET = 0.10, 0.30, 0.05
 
@@ -74,9 +84,63 @@ def report(folder, runs):
     return sizes, [cost for _, cost in regrets.values()]
 
 
+PARTS = {
+    "gpu": ("gpu_ns", "gpu_slowdowns", "block_factor"),
+    "host": ("launch_ns", "before_ns", "post_ns", "last_launch_to_end_ns", "host_waits", "host_starts", "gpu_starts"),
+    "messages": (),
+}
+"""Parts of a predictor, and the fields of ``MeasuredOps`` that belong to each; messages are those of the machine."""
+
+
+def with_parts(source, target, parts):
+    """Return the predictor of *source* with some parts of that of *target*."""
+    fields = [field for part in parts for field in PARTS[part]]
+    ops = list(source.ops)
+    ops[MIDDLE] = replace(ops[MIDDLE], **{field: getattr(target.ops[MIDDLE], field) for field in fields})
+    machine = target.machine if "messages" in parts else source.machine
+    return type(source)(source.own, machine, tuple(ops), source.measured_ns, source.own_program)
+
+
+def simulated_ns(predictor, schedule):
+    """Return the makespan of a schedule in nanoseconds, its messages in the order that is written for it."""
+    program = write_program(schedule, predictor.machine.machines[MIDDLE].queues)
+    return predictor.simulate(program, schedule).makespan
+
+
+def error_parts(source, target):
+    """Return by part what the logarithm of predicted / measured consists of, the engine's own error last."""
+    schedule = target.own
+    sums = dict.fromkeys(PARTS, 0.0)
+    orders = list(permutations(PARTS))
+    for order in orders:
+        replaced = []
+        before = simulated_ns(source, schedule)
+        for part in order:
+            replaced.append(part)
+            after = simulated_ns(with_parts(source, target, replaced), schedule)
+            sums[part] += math.log(before / after) / len(orders)
+            before = after
+    return {**sums, "engine": math.log(simulated_ns(target, schedule) / target.measured_ns)}
+
+
+def report_parts(folder, runs):
+    """Print what the error of every pair consists of."""
+    fitted = {key[0]: fit_to_comparison(run) for key, run in runs.items()}
+    print(f"\n{folder.name}\n\n| from | to | " + " | ".join((*PARTS, "engine")) + " | sum |")
+    print("|---|---|" + "--:|" * (len(PARTS) + 2))
+    for target_name, target in fitted.items():
+        for source_name, source in fitted.items():
+            if source_name == target_name or isinstance(source, str) or isinstance(target, str):
+                continue
+            parts = error_parts(source, target)
+            shares = [f"{math.expm1(value):+.1%}" for value in (*parts.values(), sum(parts.values()))]
+            print(f"| {source_name} | {target_name} | " + " | ".join(shares) + " |")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recordings", nargs="+", type=Path, help="folders with a folder per schedule")
+    parser.add_argument("--parts", action="store_true", help="print what the error of every pair consists of")
     asked = parser.parse_args()
     missed = False
     for folder in asked.recordings:
@@ -86,6 +150,8 @@ def main():
             missed = True
             continue
         sizes, regrets = report(folder, runs)
+        if asked.parts:
+            report_parts(folder, runs)
         missed |= median(sizes) > MEDIAN or max(sizes) > WORST or max(regrets) > REGRET
     return int(missed)
 
