@@ -142,6 +142,32 @@ def test_more_work_is_told_from_a_slow_gpu_by_calls_and_tokens():
     assert result.imbalance_share == pytest.approx((60 - 140 / 3) / 400)
 
 
+def test_tokens_of_the_others_are_their_mean_whoever_waits_how_long():
+    """Rank 1 has twice the work in steps 1 and 2. Rank 2 has as much in step 2 and does not wait there."""
+    run = Run()
+    for rank, step, tokens in ((1, 1, 1024), (1, 2, 1024), (0, 1, 128), (2, 1, 512), (0, 2, 512), (2, 2, 1024)):
+        run.tokens[rank, step] = tokens
+        run.calls[rank, step] = 20 if tokens == 1024 else 10
+    run.wait(1, 0, 1, 40)
+    run.wait(1, 2, 1, 10)
+    run.wait(1, 0, 2, 40)
+    run.wait(1, 0, 2, 1, group="other")
+    [row] = run.explain().rows
+    evidence = row.why[0].evidence
+    assert row.steps == [1, 2]
+    assert evidence.tokens == 1024
+    assert evidence.tokens_of_others == (128 + 512 + 512 + 1024) / 4
+
+
+def test_lateness_is_given_for_each_late_step():
+    run = Run()
+    for step, ms in ((0, 40), (2, 8)):
+        run.wait(2, 0, step, ms)
+        run.wait(2, 1, step, ms / 2)
+    [row] = run.explain().rows
+    assert (row.steps, row.late_ns_by_step) == ([0, 2], [30 * MS, 6 * MS])
+
+
 def test_two_causes_at_once_share_the_wait_as_they_cause_it():
     run = Run()
     run.speed[2], run.idle[2, 1] = 1.25, 30  # 10 ms in every step, 30 ms more in one

@@ -244,3 +244,17 @@ def test_what_to_do_comes_with_the_whole_command(samples):
     assert (samples / "1f1b").samefile(view.input_path)  # other tests may have named it from another folder
     unlabelled = advise(Evidence(unlabelled_share=0.02), path=view.input_path)
     assert unlabelled[0].command == f"tracekit analyze {view.input_path} --explain other"
+
+
+@pytest.mark.parametrize(
+    ("late_ms", "words"),
+    [
+        ([30, 14], "rank 3 is late in every step (30.0 ms in step 4, 14.0 ms in step 5): "),
+        ([30, 16], "rank 3 is late in every step (23.0 ms per step): "),
+    ],
+)
+def test_two_steps_that_differ_by_more_than_twice_are_both_given(late_ms, words):
+    late_ns = [value * 1_000_000 for value in late_ms]
+    why = [WaitCause("host_late", 1, WaitEvidence(idle_ns=1))]
+    row = Straggler(3, "dp_comm", 1, 1, kind="chronic", steps=[4, 5], late_ns=sum(late_ns) // 2, why=why)
+    assert late_rank(structs.replace(row, late_ns_by_step=late_ns), 2).startswith(words)

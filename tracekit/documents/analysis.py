@@ -575,15 +575,17 @@ class Evidence(Struct, frozen=True, omit_defaults=True):
     multiprocessors_of_others: int | None = None
     """The fewest that another rank may use."""
     tokens: int | None = None
-    """Tokens of the rank per step."""
+    """Tokens of the rank per step, a mean over the steps in which it is late."""
     tokens_of_others: int | None = None
-    """Tokens of the ranks that waited."""
+    """Tokens per step of the ranks that waited, a mean over them and these steps."""
     idle_ns: int | None = None
     """Time per step in which its GPU was empty until the host launched, beyond that of the others."""
     chain: list[int] | None = None
     """waited_itself: ranks from this one to the one where the waiting begins."""
     role: str | None = None
     """waited_itself: role whose process on the same rank it waited for."""
+    iterations: list[int] | None = None
+    """Iterations of the RL loop in which it waited for that role."""
     reason: str | None = None
     """Why the cause is not known."""
 
@@ -620,6 +622,8 @@ class Straggler(Struct, frozen=True):
     """Steps in which it is late by 2 % of the step or more."""
     late_ns: int = 0
     """Time by which it is late in one of these steps, as the mean of the ranks that wait."""
+    late_ns_by_step: list[int] = field(default_factory=list)
+    """The same in each of these steps."""
     worst_step: int | None = None
     """Of several steps, the one in which it is later than in all others together; null if there is none."""
     worst_ns: int | None = None

@@ -4,21 +4,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace as replace_fields
 from itertools import pairwise
 from pathlib import Path
-from statistics import median
-
-from msgspec.structs import replace
 
 from tracekit._util.text import ms
 from tracekit.analysis import Analysis
-from tracekit.analysis.combine.stragglers import MIN_CAUSE_SHARE, Stragglers
 from tracekit.analysis.measure.tables import RankTables
 from tracekit.analysis.result import Role, RoleResults
-from tracekit.documents.analysis import Evidence, Straggler, WaitCause
-from tracekit.documents.roles import PhaseBand
 from tracekit.errors import InputError, Notice
 from tracekit.metrics.process_phases import TRAIN
 from tracekit.parsers.source_refs import several_runs_error
-from tracekit.roles.iterations import band_spans, find_iterations
+from tracekit.roles.handovers import explain_by_handovers, find_handovers, step_windows
+from tracekit.roles.iterations import find_iterations
 from tracekit.roles.processes import kind_of_role, processes_on_one_clock, share_a_process
 from tracekit.schema import Source
 from tracekit.weight_updates import find_weight_updates
@@ -54,10 +49,11 @@ def combine_roles(
     updates, update_notices = find_weight_updates(processes)
     # A band is a stretch of one phase (train, rollout, weight synchronisation, …) of one process.
     iterations, phase_bands = find_iterations(processes, kinds, updates)
-    explained = {
-        role: replace_fields(analysis, stragglers=explain_by_other_roles(analysis.stragglers, role, phase_bands))
-        for role, analysis in analyses.items()
-    }
+    explained = {}
+    for role, analysis in analyses.items():
+        handovers = find_handovers(role, phase_bands, step_windows(tables[role], clocks[role]))
+        stragglers = explain_by_handovers(analysis.stragglers, handovers)
+        explained[role] = replace_fields(analysis, stragglers=stragglers)
     roles = tuple(
         Role(role, kinds[role], tuple(sorted(rank.source.rank for rank in tables[role])), explained[role], clocks[role])
         for role in sorted(tables, key=lambda role: (role != main, KIND_ORDER.index(kinds[role]), role))
@@ -132,79 +128,3 @@ def check_roles(spans: Sequence[tuple[Source, int | None, int | None]], *, named
             gap = f"role {second} begins {ms(start - end)} after role {first_role} ends"
             hint = "profile all roles over the same iterations"
             raise InputError(f"{gap}: they were not recorded together", hint=hint)
-
-
-# ---- Lateness of a rank that another role of the same rank explains.
-#
-# Where roles take turns on a GPU, a trainer begins when the rollout of its rank has ended. Seen from the trainer
-# alone, its host launches late; seen with all roles, it waited for the other role.
-
-
-def explain_by_other_roles(stragglers: Stragglers, role: str, bands: Sequence[PhaseBand]) -> Stragglers:
-    """Return the stragglers of *role* with ``host_late`` replaced where another role of the rank ran until then.
-
-    Args:
-        stragglers: Ranks of the role that others wait for.
-        role: Name of the role.
-        bands: Phases of all processes, with their iterations.
-    """
-    return replace_fields(stragglers, rows=tuple(_explain(row, role, bands) for row in stragglers.rows))
-
-
-def _explain(row: Straggler, role: str, bands: Sequence[PhaseBand]) -> Straggler:
-    share, other_role = _handover_share(row.rank, role, bands)
-    if share < MIN_CAUSE_SHARE:
-        return row
-    if share > 1 - MIN_CAUSE_SHARE:
-        share = 1.0
-    why: list[WaitCause] = []
-    for part in row.why:
-        if part.cause != "host_late":
-            why.append(part)
-            continue
-        waited_ns = round(share * part.ns)
-        why.append(WaitCause("waited_itself", waited_ns, Evidence(role=other_role)))
-        if share < 1:
-            idle_ns = round((1 - share) * (part.evidence.idle_ns or 0))
-            why.append(replace(part, ns=part.ns - waited_ns, evidence=Evidence(idle_ns=idle_ns)))
-    return replace(row, why=sorted(why, key=lambda part: (part.cause == "unknown", -part.ns)))
-
-
-def _handover_share(rank: int, role: str, bands: Sequence[PhaseBand]) -> tuple[float, str | None]:
-    """Return which share of a rank's late starts another role of the rank explains, and the role that explains most.
-
-    In each iteration the rank's start is compared with the median start of the role's other ranks, and so are the ends
-    of the other role that lie before these starts.
-
-    >>> bands = [
-    ...     PhaseBand(role, rank, role, start, end, end - start, 0)
-    ...     for role, spans in {"rollout": [(0, 10), (0, 40)], "trainer": [(12, 60), (44, 60)]}.items()
-    ...     for rank, (start, end) in enumerate(spans)
-    ... ]
-    >>> _handover_share(1, "trainer", bands)  # 30 of the 32 that rank 1 starts later
-    (0.9375, 'rollout')
-    """
-    late_ns = 0
-    explained_ns: dict[str, int] = {}
-    for iteration in dict.fromkeys(band.iteration for band in bands if band.iteration is not None):
-        own_bands = [band for band in bands if (band.role, band.iteration) == (role, iteration)]
-        by_rank = {rank: start for rank, (start, _) in band_spans(own_bands, lambda band: band.rank).items()}
-        own_start = by_rank.pop(rank, None)
-        if own_start is None or not by_rank or own_start <= median(by_rank.values()):
-            continue
-        delay_ns = round(own_start - median(by_rank.values()))
-        late_ns += delay_ns
-        for other_role in {band.role for band in bands} - {role}:
-            ends: dict[int, int] = {}
-            for band in bands:
-                begins_after = own_start if band.rank == rank else by_rank.get(band.rank, band.end_ns - 1)
-                if (band.role, band.iteration) == (other_role, iteration) and band.end_ns <= begins_after:
-                    ends[band.rank] = max(band.end_ns, ends.get(band.rank, band.end_ns))
-            own_end = ends.pop(rank, None)
-            if own_end is not None and ends:
-                waited_ns = min(delay_ns, max(0, round(own_end - median(ends.values()))))
-                explained_ns[other_role] = explained_ns.get(other_role, 0) + waited_ns
-    if not late_ns or not explained_ns:
-        return 0.0, None
-    other_role = max(explained_ns, key=lambda name: explained_ns[name])
-    return explained_ns[other_role] / late_ns, other_role

@@ -76,6 +76,7 @@ _TABLE = pl.Schema(
         "kind": pl.String(),
         "steps": pl.List(pl.Int64()),
         "late_ns": pl.Int64(),
+        "late_ns_by_step": pl.List(pl.Int64()),
         "worst_step": pl.Int64(),
         "worst_ns": pl.Int64(),
         **{f"{cause}_ns": pl.Int64() for cause in (*CAUSES, "unknown")},
@@ -172,7 +173,8 @@ def explain_stragglers(
     with_figures = stragglers
     for table, key in (
         (explained.group_by(rank="last_rank", label="label").agg(_summary()), ["rank", "label"]),
-        (_worst_steps(explained), ["rank", "label"]),
+        (_late_steps(explained), ["rank", "label"]),
+        (_mean_tokens(pairs, explained, figures), ["rank", "label"]),
         (figures.group_by("rank").agg(recorded_steps=pl.len()), ["rank"]),
     ):
         with_figures = with_figures.join(table, on=key, how="left", maintain_order="left")
@@ -425,29 +427,46 @@ def _summary() -> list[pl.Expr]:
 
     return [
         pl.col("wait_ns").sum(),
-        pl.col("step").unique().sort().alias("steps"),
         pl.col("bound").any(),
         *(pl.col(cause).sum() for cause in CAUSES),
         (pl.col("wait_ns").sum() / pl.struct("rank", "step").n_unique()).alias("late_ns"),
         weighted(pl.col("last_kernel_ratio"), "slow_gpu").alias("slow_ratio"),
         weighted(pl.col("last_work_ns") / pl.col("work_ns"), "more_work").alias("work_ratio"),
-        weighted(pl.col("last_tokens"), "more_work").alias("tokens"),
-        weighted(pl.col("tokens").cast(pl.Float64), "more_work").alias("tokens_of_others"),
         weighted(pl.col("last_link_ratio") / pl.col("link_ratio"), "slow_link").alias("link_ratio"),
         weighted((pl.col("last_host_late_ns") - pl.col("host_late_ns")).cast(pl.Float64), "host_late").alias("idle_ns"),
     ]
 
 
-def _worst_steps(explained: pl.DataFrame) -> pl.DataFrame:
-    """Return by rank and label the step in which the rank is later than in all others together, if there is one.
+def _late_steps(explained: pl.DataFrame) -> pl.DataFrame:
+    """Return by rank and label the late steps, the lateness in each, and the worst of them.
 
-    With two late steps one of them always is: three are needed.
+    In the worst step the rank is later than in all others together. With two late steps one of them always is: three
+    are needed.
     """
-    key = ["rank", "label"]
-    late_ns = pl.col("wait_ns").sum() / pl.col("rank").n_unique()
-    by_step = explained.group_by("step", rank="last_rank", label="label").agg(worst_ns=late_ns.round().cast(pl.Int64))
-    is_worst = (2 * pl.col("worst_ns") > pl.col("worst_ns").sum().over(key)) & (pl.len().over(key) > 2)
-    return by_step.filter(is_worst).select(*key, "worst_ns", worst_step="step")
+    late_ns = (pl.col("wait_ns").sum() / pl.col("rank").n_unique()).round().cast(pl.Int64)
+    by_step = explained.group_by("step", rank="last_rank", label="label").agg(late_ns=late_ns).sort("step")
+    is_worst = (2 * pl.col("late_ns") > pl.col("late_ns").sum()) & (pl.len() > 2)
+    return by_step.group_by("rank", "label").agg(
+        steps=pl.col("step"),
+        late_ns_by_step=pl.col("late_ns"),
+        worst_step=pl.col("step").filter(is_worst).first(),
+        worst_ns=pl.col("late_ns").filter(is_worst).first(),
+    )
+
+
+def _mean_tokens(pairs: pl.DataFrame, explained: pl.DataFrame, figures: pl.DataFrame) -> pl.DataFrame:
+    """Return by rank and label its tokens per step and those of the others, as means over the steps it is late in.
+
+    The others are all ranks that ever wait for it in the label: in a step, one with as much work may not wait at all.
+    """
+    tokens = figures.select("rank", "step", "tokens")
+    late_steps = explained.select("last_rank", "label", "step").unique()
+    others = pairs.select("last_rank", "label", "rank").unique()
+    own = late_steps.join(tokens, left_on=["last_rank", "step"], right_on=["rank", "step"], nulls_equal=True)
+    of_others = others.join(late_steps, on=["last_rank", "label"]).join(tokens, on=["rank", "step"], nulls_equal=True)
+    own_mean = own.group_by("last_rank", "label").agg(pl.col("tokens").mean())
+    others_mean = of_others.group_by("last_rank", "label").agg(tokens_of_others=pl.col("tokens").mean())
+    return own_mean.join(others_mean, on=["last_rank", "label"], how="left").rename({"last_rank": "rank"})
 
 
 def _fewer_multiprocessors(rank: int, multiprocessors: Mapping[int, int | None]) -> Evidence:
@@ -465,7 +484,7 @@ def _explanation(
     """Return when one straggler is late (kind, steps, late_ns, worst step) and why.
 
     Causes that need no clock also settle that it came last (``uncertain``, ``candidates``).
-    *row* has the straggler's figures: ``STRAGGLERS``, ``_summary``, ``_worst_steps`` and recorded_steps.
+    *row* has the straggler's figures: ``STRAGGLERS``, ``_summary``, ``_late_steps`` and recorded_steps.
     """
     # All waiting for this rank, and that in the steps in which it is clearly late; None if there are none.
     caused, waited_ns, steps = row["caused_ns"], row["wait_ns"], row["recorded_steps"] or 0
@@ -474,7 +493,7 @@ def _explanation(
         return {"why": [_unknown(caused, reason)]}
     late_steps = row["steps"]
     when = {"kind": _kind(len(late_steps), steps), "steps": late_steps, "late_ns": round(row["late_ns"])}
-    when |= {"worst_step": row["worst_step"], "worst_ns": row["worst_ns"]}
+    when |= {name: row[name] for name in ("late_ns_by_step", "worst_step", "worst_ns")}
     named = {cause: round(row[cause]) for cause in CAUSES if row[cause] >= MIN_CAUSE_SHARE * waited_ns}
     # Times of kernels and of an empty GPU do not depend on clocks: where they explain most of the waiting, the rank was
     # late even if clocks alone leave open which one came last.

@@ -25,6 +25,8 @@ MAX_STRAGGLERS = 10
 MAX_CANDIDATES_NAMED = 3
 """Ranks that are named if clocks leave open which of them arrived last."""
 MAX_STEPS = 100
+MAX_STEP_RATIO = 2
+"""Ratio of the lateness in two steps above which each is given, instead of their mean."""
 MAX_HOST_ROWS = 5
 MIN_HOST_ROW_SHARE = 0.005
 """Share of the launch-bound idle time from which an activity of the host has a row."""
@@ -229,7 +231,10 @@ def _slow_gpu(evidence: Evidence) -> str:
 
 def _chain(evidence: Evidence) -> str:
     if evidence.role is not None:
-        return f"its {evidence.role} process ends later than on the other ranks"
+        iterations = evidence.iterations or []
+        noun = "iteration" if len(iterations) == 1 else "iterations"
+        when = f" in {noun} {listing(map(str, iterations))}" if iterations else ""
+        return f"its {evidence.role} process ends later than on the other ranks{when}"
     chain = evidence.chain or []
     return f"it waits for rank {chain[-1]} itself" if len(chain) > 1 else "it waits for another rank itself"
 
@@ -294,6 +299,17 @@ def why_pipeline_waits(stragglers: Stragglers, rank: int) -> str:
     return f", which waits for rank {root} itself: {_WORDS[root_cause.cause](root_cause.evidence)}"
 
 
+def _lateness_words(row: Straggler) -> str:
+    """Return by how much a rank is late: per step, or in each step where two steps differ by much."""
+    if len(row.steps) == 1:
+        return ms(row.late_ns)
+    if len(row.late_ns_by_step) == 2 and max(row.late_ns_by_step) > MAX_STEP_RATIO * min(row.late_ns_by_step):
+        by_step = zip(row.steps, row.late_ns_by_step, strict=True)
+        return ", ".join(f"{ms(late_ns)} in step {step}" for step, late_ns in by_step)
+    worst = "" if row.worst_ns is None else f", {ms(row.worst_ns)} in step {row.worst_step}"
+    return f"{ms(row.late_ns)} per step{worst}"
+
+
 def late_rank(row: Straggler, steps: int, *, at_most: bool = False) -> str:
     """Return the answer about one rank; *at_most* if waits are upper bounds.
 
@@ -304,9 +320,7 @@ def late_rank(row: Straggler, steps: int, *, at_most: bool = False) -> str:
     'rank 2 is late in every step (54.0 ms per step): its GPU runs the same kernels 1.96 times slower'
     """
     when = when_late(row, steps)
-    cost = f"{ms(row.late_ns)} per step" if len(row.steps) > 1 else ms(row.late_ns)
-    if row.worst_ns is not None:
-        cost += f", {ms(row.worst_ns)} in step {row.worst_step}"
+    cost = _lateness_words(row)
     cost = f"at most {cost}" if at_most else cost
     return f"rank {row.rank} is late {when + ' ' if when else ''}({cost}): {why_late(row)}"
 
