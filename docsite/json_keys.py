@@ -20,6 +20,7 @@ from tracekit.documents.diff import DiffDocument
 from tracekit.documents.doctor import DoctorDocument
 from tracekit.documents.gate import GateDocument, GateSettings
 from tracekit.documents.history import HistoryDocument
+from tracekit.documents.late import LateDocument
 from tracekit.documents.rules_file import RulesDocument
 from tracekit.documents.schedule import ScheduleDocument
 from tracekit.documents.store_manifest import StoreManifest
@@ -32,6 +33,7 @@ DOCUMENTS: dict[str, type[msgspec.Struct]] = {
     "diff": DiffDocument,
     "gate": GateDocument,
     "doctor": DoctorDocument,
+    "late": LateDocument,
     "baseline": BaselineDocument,
     "store": StoreManifest,
     "history": HistoryDocument,

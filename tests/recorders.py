@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import random
 
 MS = 1_000_000
 EPOCH_NS = 1_700_000_000_000_000_000
@@ -114,3 +115,79 @@ def write_log(path, lines):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
+
+
+def ddp_dumps(
+    ranks=4,
+    steps=12,
+    *,
+    late_ms=None,
+    gpu_late_ms=None,
+    clock_ms=None,
+    timing=True,
+    warm_up=True,
+    sizes=None,
+    transfer_ms=None,
+    compute_ms=50.0,
+    jitter_ms=0.0,
+    seed=1,
+    first_step=0,
+):
+    """Dumps of a data-parallel run: two all-reduces per step, of which the first waits for the rank that is latest.
+
+    Args:
+        ranks, steps: Their numbers.
+        late_ms: Delay of a rank's host before a step, as a function of rank and step.
+        gpu_late_ms: Delay of a rank's GPU, which its host does not have.
+        clock_ms: What a rank's clock is ahead, as a function of the rank.
+        timing: Whether durations on the GPU are recorded.
+        warm_up: Whether operations come before the steps.
+        sizes: Elements of the step's operations.
+        transfer_ms: Time of a transfer, as a function of the step.
+        compute_ms, jitter_ms: Time before the first operation, and its variation.
+        seed: Of the variation.
+        first_step: The first step that the ring still holds.
+
+    """
+    choose = random.Random(seed)
+    nothing = lambda *_: 0.0  # noqa: E731
+    late_ms, gpu_late_ms, clock_ms = late_ms or nothing, gpu_late_ms or nothing, clock_ms or nothing
+    transfer_ms = transfer_ms or (lambda _: 5.0)
+    sizes = sizes or (1_000_000, 2_000_000)
+    entries = [[] for _ in range(ranks)]
+    number = 0
+    now = 0.0
+
+    def add(op, calls, ready, *, took, size, step):
+        """Add an operation that takes *took* from the moment at which all are ready."""
+        nonlocal number, now
+        number += 1
+        now = max(ready) + took
+        for rank in range(ranks):
+            fields = {"at_ms": calls[rank] + clock_ms(rank), "sizes": (size,)}
+            if timing:
+                fields["took_ms"] = now - ready[rank]
+            made = entry(number, op, **fields)
+            seen = EPOCH_NS + round((now + clock_ms(rank) + 0.3 + choose.random() * 50) * MS)
+            if step is None or step >= first_step:
+                entries[rank].append({**made, "time_discovered_completed_ns": seen})
+
+    if warm_up:
+        for size in (7, 70, 700):
+            add(
+                "broadcast",
+                [now + 20] * ranks,
+                [now + 20] * ranks,
+                took=3.0,
+                size=size,
+                step=None if first_step == 0 else -1,
+            )
+    for step in range(1 if warm_up else 0, steps + (1 if warm_up else 0)):
+        start = now
+        calls = [start + compute_ms + late_ms(rank, step) + choose.random() * jitter_ms for rank in range(ranks)]
+        ready = [call + gpu_late_ms(rank, step) for rank, call in enumerate(calls)]
+        for size in sizes:
+            add("all_reduce", calls, ready, took=transfer_ms(step), size=size, step=step)
+            calls = [call + 1.0 for call in calls]
+            ready = [now] * ranks
+    return [dump(of_rank, ranks=range(ranks)) for of_rank in entries]

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tracekit.report.perfetto.export import export
     from tracekit.run.analyze import analyze
     from tracekit.run.ingest import ingest
+    from tracekit.run.late import late
     from tracekit.run.load import load
     from tracekit.run.query import query
     from tracekit.run.watch import watch
@@ -45,15 +46,15 @@ _NAMES_OF_MODULE = {
     "tracekit.report.perfetto.export": ("export",),
     "tracekit.store.files": ("Store", "open_store"),
     "tracekit.store.trace": ("Trace",),
-    **{f"tracekit.run.{name}": (name,) for name in ("analyze", "ingest", "load", "query", "watch")},
+    **{f"tracekit.run.{name}": (name,) for name in ("analyze", "ingest", "late", "load", "query", "watch")},
 }
 _MODULE_OF_NAME = {name: module for module, names in _NAMES_OF_MODULE.items() for name in names}
 
 __all__ = [
     "Analysis", "Diagnosis", "Diff", "GateResult", "InputError", "Notice", "SavedAnalysis", "Store", "Trace",
     "TracekitError", "__version__", "analyze", "classify", "diagnose", "diff", "export", "gate", "handler", "ingest",
-    "load", "metrics", "open_store", "profiler", "query", "read_analysis", "record", "redact", "schedules", "watch",
-    "weight_updates",
+    "late", "load", "metrics", "open_store", "profiler", "query", "read_analysis", "record", "redact", "schedules",
+    "watch", "weight_updates",
 ]  # fmt: skip
 
 

@@ -261,6 +261,9 @@ CELLS = pl.Schema(
 RECORDERS = ("flight_recorder", "nccl_inspector", "profiler")
 """Recorders of collectives."""
 
+SYMMETRIC_OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
+"""Operations that no member can complete before all have joined: they end on all members at about the same time."""
+
 COLLECTIVE_STATES = ("scheduled", "started", "timed_out", "completed")
 """How far an operation had come when it was recorded, as its rank knew."""
 
@@ -404,6 +407,7 @@ class Recording(msgspec.Struct, frozen=True):
     group_sizes: Mapping[str, int] = {}  # number of members of each group, where the file says only this
     progress: Mapping[str, GroupProgress] = {}  # by group
     last_stack: tuple[str, ...] = ()  # where the last operation was called, innermost frame first; empty: not recorded
+    last_ns: int | None = None  # latest time in the file, on the clock of its host
     host: str | None = None
     pid: int | None = None
     notices: tuple[Notice, ...] = ()

@@ -18,6 +18,7 @@ from tracekit.documents.history import FORMAT as HISTORY_FORMAT
 from tracekit.documents.history import HistoryDocument, HistoryPoint
 from tracekit.documents.rules_file import GroupTable, ModuleTable, RulesDocument, RuleTable
 from tracekit.run.ingest import ingest
+from tracekit.run.late import late
 from tracekit.schedules import generate, simulate
 from tracekit.store.files import MANIFEST
 from tracekit.weight_updates import weight_reload
@@ -78,6 +79,7 @@ def documents(tmp_path_factory):
         "diff": [diff(before, after).document],
         "gate": [gate(after, before).to_document()],
         "doctor": [diagnose(SAMPLES / name).to_document() for name in ("1f1b-noshapes", "nsys-1f1b")],
+        "late": [late(SAMPLES / "always-on" / name).to_document() for name in ("late", "hang", "1f1b")],
         "history": [history()],
         "gate-settings": [settings()],
         "rules": [rules()],

@@ -14,7 +14,22 @@ from typer.core import TyperGroup
 
 from tracekit._util.os_errors import as_tracekit_error
 from tracekit._version import __version__
-from tracekit.cli import analyze, demo, diff, doctor, export, gate, ingest, mcp, open, query, redact, schedule, watch
+from tracekit.cli import (
+    analyze,
+    demo,
+    diff,
+    doctor,
+    export,
+    gate,
+    ingest,
+    late,
+    mcp,
+    open,
+    query,
+    redact,
+    schedule,
+    watch,
+)
 from tracekit.cli._console import discard_stdout, prepare_streams, print_line
 from tracekit.errors import DEBUG, TracekitError
 
@@ -30,6 +45,7 @@ COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
     "gate": (gate.run, "Judge whether runs are slower than their baseline, beyond noise."),
     "export": (export.run, "Write the trace with labels, cells and ideal for ui.perfetto.dev."),
     "open": (open.run, "Open the trace at ui.perfetto.dev, served from this machine."),
+    "late": (late.run, "Show who joins collectives late over a whole run, and hangs."),
     "doctor": (doctor.run, "Show what traces hold, what is missing, and how to record better."),
     "redact": (redact.run, "Copy the trace without environment, paths, names and stacks."),
     "schedule": (schedule.run, "Make an ideal schedule: order, times, bubbles, picture."),

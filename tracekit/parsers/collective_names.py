@@ -61,9 +61,6 @@ _OPS = {
 }
 """One name for operations that PyTorch and NCCL name in several ways; others keep theirs."""
 
-SYMMETRIC_OPS = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"})
-"""Operations that no member can complete before all have joined: they end on all members at about the same time."""
-
 _MESSAGE = re.compile(r"(send|recv) (\d{1,9})(?:->|<-)(\d{1,9})")
 
 
@@ -130,3 +127,18 @@ def parse_ranks(ranks: object) -> tuple[int, ...]:
     if isinstance(ranks, list | tuple) and all(isinstance(rank, int) and rank >= 0 for rank in ranks):
         return tuple(ranks)
     return ()
+
+
+def group_identity(name: str, ranks: Sequence[int]) -> str:
+    """Return a name that the members of a group share and no other group has: names may repeat in other ranks' dumps.
+
+    >>> group_identity("0", [0, 1, 2, 3]), group_identity("dp", [1, 5, 9]), group_identity("tp", [1, 5])
+    ('0 [0-3]', 'dp [1-9 by 4]', 'tp [1,5]')
+    """
+    if not ranks:
+        return name
+    members = ",".join(map(str, ranks))
+    stride = ranks[1] - ranks[0] if len(ranks) > 2 else 0
+    if stride > 0 and list(ranks) == list(range(ranks[0], ranks[-1] + 1, stride)):
+        members = f"{ranks[0]}-{ranks[-1]}" if stride == 1 else f"{ranks[0]}-{ranks[-1]} by {stride}"
+    return f"{name} [{members}]"

@@ -21,6 +21,7 @@ import polars as pl
 
 from tracekit.errors import InputError, Notice, NoticeValues
 from tracekit.parsers.collective_names import (
+    group_identity,
     message_ranks,
     operation_name,
     parse_ranks,
@@ -71,6 +72,7 @@ class _Entry(msgspec.Struct):
     is_p2p: bool | None = None
     retired: bool | None = None
     frames: list[dict[str, str | int]] = []
+    time_discovered_started_ns: int | None = None
     time_discovered_completed_ns: int | None = None
 
 
@@ -107,6 +109,7 @@ def read(path: str | Path, *, rank: int | None = None, name: str | None = None) 
         groups=tuple(groups.values()),
         progress=_read_progress(dump.get("pg_status"), entries, groups),
         last_stack=_last_stack(entries),
+        last_ns=_last_time(entries),
         notices=tuple(notices),
     )
     return RankCollectives(frame, source)
@@ -178,24 +181,9 @@ def _read_groups(config: object) -> dict[str, ProcessGroup]:
         name = str(group.get("name", key))
         description = group.get("desc")
         ranks = parse_ranks(group.get("ranks"))
-        identity = _group_identity(name, ranks)
+        identity = group_identity(name, ranks)
         groups[name] = ProcessGroup(identity, str(description) if description else None, ranks)
     return groups
-
-
-def _group_identity(name: str, ranks: Sequence[int]) -> str:
-    """Return a name that the members of a group share and no other group has: names may repeat in other ranks' dumps.
-
-    >>> _group_identity("0", [0, 1, 2, 3]), _group_identity("dp", [1, 5, 9]), _group_identity("tp", [1, 5])
-    ('0 [0-3]', 'dp [1-9 by 4]', 'tp [1,5]')
-    """
-    if not ranks:
-        return name
-    members = ",".join(map(str, ranks))
-    stride = ranks[1] - ranks[0] if len(ranks) > 2 else 0
-    if stride > 0 and list(ranks) == list(range(ranks[0], ranks[-1] + 1, stride)):
-        members = f"{ranks[0]}-{ranks[-1]}" if stride == 1 else f"{ranks[0]}-{ranks[-1]} by {stride}"
-    return f"{name} [{members}]"
 
 
 def _columns(entries: Sequence[_Entry], groups: Mapping[str, ProcessGroup]) -> tuple[dict[str, list[Any]], int | None]:
@@ -252,6 +240,16 @@ def _last_stack(entries: Sequence[_Entry]) -> tuple[str, ...]:
     for frame in frames[:MAX_STACK_FRAMES]:
         texts.append(f"{frame.get('name')} ({frame.get('filename')}:{frame.get('line')})")
     return tuple(texts)
+
+
+def _last_time(entries: Sequence[_Entry]) -> int | None:
+    """Return the latest time in a dump: of a call, or at which the watchdog saw something."""
+    times = []
+    for entry in entries:
+        for time_ns in (entry.time_created_ns, entry.time_discovered_started_ns, entry.time_discovered_completed_ns):
+            if valid_int64(time_ns) is not None:
+                times.append(time_ns)
+    return max(times, default=None)  # type: ignore[type-var]
 
 
 def _group_name(entry: _Entry) -> str:

@@ -1,0 +1,114 @@
+"""Clock offsets of ranks from the operations that recorders saw, with bounds.
+
+An operation that needs all its members ends after the last of them has joined, and at about the same time on all.
+Where ends were measured, their differences give the offsets. A flight recorder has only bounds: an operation cannot end
+before its call plus its duration, and had ended when the watchdog looked. Many operations make these bounds tight.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import polars as pl
+
+from tracekit.schema import SYMMETRIC_OPS
+
+MIN_COMMON_OPS = 3
+"""Operations that two ranks must share for an offset between them."""
+MEDIAN_DEVIATION_TO_SIGMA = 1.4826
+"""Standard deviation over median absolute deviation, of a normal distribution."""
+MAX_ROUNDS = 64
+"""Rounds in which offsets spread from rank to rank: ranks of a chain of groups need one each."""
+
+
+class RecordedClock(msgspec.Struct, frozen=True):
+    """What to subtract from a rank's times to read the reference rank's clock."""
+
+    rank: int
+    offset_ns: int
+    uncertainty_ns: int | None
+    """None where bounds contradict each other, so that the clock ran differently or jumped."""
+
+
+def align_recorded_clocks(members: pl.DataFrame) -> dict[int, RecordedClock]:
+    """Return the clocks of the ranks that share operations, directly or through others, with the reference rank.
+
+    The reference is the lowest of the ranks that have most operations. Ranks that share none are left out.
+    """
+    ends = _ends(members)
+    if ends.is_empty():
+        return {}
+    counts = ends.group_by("rank").len().sort(["len", "rank"], descending=[True, False])
+    reference = counts["rank"][0]
+    clocks = {reference: RecordedClock(reference, 0, 0)}
+    for _ in range(MAX_ROUNDS):
+        added = _next_clocks(ends, clocks)
+        if not added:
+            break
+        clocks.update(added)
+    return clocks
+
+
+def _ends(members: pl.DataFrame) -> pl.DataFrame:
+    """Return, per operation and member, the earliest and the latest moment at which it may have ended."""
+    # Operations of a group run one after the other: each ends no earlier than the one before it plus its own duration.
+    # With the durations summed up, that is a running maximum.
+    known_start = pl.max_horizontal("enqueued_ns", "started_ns")
+    total = pl.col("duration_ns").fill_null(0).cum_sum().over("rank", "group")
+    total_before = total - pl.col("duration_ns").fill_null(0)
+    earliest_in_order = total + (known_start - total_before).cum_max().over("rank", "group")
+    ordered = members.sort("rank", "group", "order_ns", "op_id").with_columns(earliest_ns=earliest_in_order)
+    symmetric = ordered.filter(pl.col("op").cast(pl.String).is_in(SYMMETRIC_OPS))
+    ends = symmetric.select(
+        "op_id",
+        "rank",
+        earliest_ns=pl.coalesce("completed_ns", "earliest_ns"),
+        latest_ns=pl.coalesce("completed_ns", "completed_by_ns"),
+        is_measured=pl.col("completed_ns").is_not_null(),
+    )
+    return ends.drop_nulls()
+
+
+def _next_clocks(ends: pl.DataFrame, clocks: dict[int, RecordedClock]) -> dict[int, RecordedClock]:
+    """Return the clocks of ranks that share operations with ranks whose clocks are known."""
+    known = pl.DataFrame(
+        [(clock.rank, clock.offset_ns, clock.uncertainty_ns or 0) for clock in clocks.values()],
+        schema={"rank": pl.Int32, "offset_ns": pl.Int64, "uncertainty_ns": pl.Int64},
+        orient="row",
+    )
+    on_reference = ends.join(known, on="rank").with_columns(
+        earliest_ns=pl.col("earliest_ns") - pl.col("offset_ns") - pl.col("uncertainty_ns"),
+        latest_ns=pl.col("latest_ns") - pl.col("offset_ns") + pl.col("uncertainty_ns"),
+    )
+    of_op = on_reference.group_by("op_id").agg(
+        known_earliest_ns=pl.col("earliest_ns").max(),
+        known_latest_ns=pl.col("latest_ns").min(),
+        known_end_ns=((pl.col("earliest_ns") + pl.col("latest_ns")) // 2).median(),
+        known_is_measured=pl.col("is_measured").all(),
+        known_uncertainty_ns=pl.col("uncertainty_ns").min(),
+    )
+    unknown = ends.join(known, on="rank", how="anti").join(of_op, on="op_id")
+    added = {}
+    for (rank,), shared in unknown.group_by("rank"):
+        assert isinstance(rank, int), "ranks are numbers"
+        if shared.height >= MIN_COMMON_OPS:
+            added[rank] = _clock(rank, shared)
+    return added
+
+
+def _clock(rank: int, shared: pl.DataFrame) -> RecordedClock:
+    """Return the clock of one rank from the operations it shares with ranks whose clocks are known."""
+    measured = shared.filter(pl.col("is_measured") & pl.col("known_is_measured"))
+    if measured.height >= MIN_COMMON_OPS:
+        difference = (measured["latest_ns"] - measured["known_end_ns"]).to_numpy()
+        offset = float(np.median(difference))
+        spread = MEDIAN_DEVIATION_TO_SIGMA * float(np.median(np.abs(difference - offset)))
+        inherited = float(measured["known_uncertainty_ns"].to_numpy().min())
+        return RecordedClock(rank, round(offset), round(spread + inherited))
+    # The end on the rank's own clock lies between its bounds; the same end on the reference clock between the others'.
+    lowest = int((shared["earliest_ns"] - shared["known_latest_ns"]).to_numpy().max())
+    highest = int((shared["latest_ns"] - shared["known_earliest_ns"]).to_numpy().min())
+    offset_ns = (lowest + highest) // 2
+    if lowest > highest:
+        return RecordedClock(rank, offset_ns, None)
+    return RecordedClock(rank, offset_ns, (highest - lowest + 1) // 2)

@@ -1,0 +1,210 @@
+"""Steps of a whole run from the sequence of its operations, which repeats.
+
+Recorders have no marks of steps. The sequence of operations (kind, size and group) of each rank repeats from step to
+step: its period is found, and a step begins where the pause before an operation is longest. What comes before the first
+repetition is warm-up: it belongs to no step, and the steps after it are counted from 1. Steps of ranks are numbered
+alike through the operations that they share, and as the profiler numbers them where it recorded some.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+import polars as pl
+
+from tracekit._util.arrays import Ints
+
+MIN_REPETITIONS = 3
+"""Times that a sequence must run for its length to be taken as that of a step."""
+MAX_EXTRA_MISMATCHES_PER_PERIOD = 0.2
+"""Mismatches per repetition that a shorter period may have more than the best one.
+
+A period within a step (the layers of a model) mismatches at least once per step."""
+MAX_MISMATCH_SHARE = 0.25
+"""Share of operations that may differ from those one period earlier: beyond it, nothing repeats."""
+MAX_OPS_TO_COMPARE = 4_096
+"""Operations, the latest, from which the period of a rank is found."""
+
+StepNumbers = Literal["start", "first recorded", "profiler"]
+"""What steps are counted from: the start of the run, the first step that is still recorded, or as the profiler does."""
+
+
+class RecordedSteps(msgspec.Struct, frozen=True):
+    """Steps of a run."""
+
+    count: int
+    """Steps that repeat."""
+    has_warm_up: bool
+    """Whether operations came before the first step that repeats."""
+    ops_per_step: int | None
+    """Operations in a step of the rank with most of them; None if nothing repeats."""
+    numbered_from: StepNumbers
+
+
+def find_steps(members: pl.DataFrame, *, from_start: bool) -> tuple[pl.DataFrame, RecordedSteps]:
+    """Return the members with ``step`` and ``place`` (position in the step, from 0), and what the steps are.
+
+    Both are null where nothing repeats, and ``step`` in warm-up. ``step`` is the same for all members of an operation.
+
+    Args:
+        members: Operations (``recorded_ops.MEMBERS``).
+        from_start: Whether the record begins with the run's first operation.
+
+    """
+    ordered = members.sort("rank", "order_ns", "op_id")
+    cycles: list[Ints] = []
+    places: list[Ints] = []
+    known_cycles: dict[bytes, tuple[Ints, Ints, int] | None] = {}
+    periods = []
+    for _, rows in ordered.group_by("rank", maintain_order=True):
+        symbols = _symbols(rows)
+        key = symbols.tobytes()
+        if key not in known_cycles:
+            known_cycles[key] = _find_cycles(symbols, rows["order_ns"].fill_null(0).to_numpy())
+        found = known_cycles[key]
+        unknown = np.full(len(symbols), _UNKNOWN)
+        cycle, place, period = found if found is not None else (unknown, unknown, 0)
+        cycles.append(cycle)
+        places.append(place)
+        periods.append(period)
+    if not any(periods):
+        nothing = members.with_columns(place=pl.lit(None, pl.Int64), step=pl.lit(None, pl.Int64))
+        return nothing, RecordedSteps(0, False, None, "first recorded")
+    table = ordered.with_columns(
+        cycle=pl.Series(np.concatenate(cycles), dtype=pl.Int64).replace(int(_UNKNOWN), None),
+        place=pl.Series(np.concatenate(places), dtype=pl.Int64).replace(int(_UNKNOWN), None),
+    )
+    shifts = _shifts(table)
+    aligned = table.join(shifts, on="rank", how="left", maintain_order="left")
+    step_of_op = (
+        aligned.with_columns(number=pl.col("cycle") + pl.col("shift"))
+        .drop_nulls("number")
+        .group_by("op_id")
+        .agg(number=pl.col("number").mode().min(), place=pl.col("place").mode().min())
+    )
+    numbered = members.join(step_of_op, on="op_id", how="left", maintain_order="left")
+    # A whole cycle has the number 0 or more on the rank that others are numbered by: what is before it is warm-up.
+    has_warm_up = bool((numbered["number"] < 0).any())
+    first: Any = 0 if has_warm_up else numbered["number"].min()
+    numbered = numbered.with_columns(
+        number=pl.when(pl.col("number") >= 0).then(pl.col("number") - first + int(has_warm_up))
+    )
+    numbers, numbered_from = _number(numbered, from_start=from_start)
+    steps = RecordedSteps(numbers["number"].drop_nulls().n_unique(), has_warm_up, max(periods), numbered_from)
+    return numbers.with_columns(step=pl.col("number")).drop("number"), steps
+
+
+_UNKNOWN = np.iinfo(np.int64).min
+
+
+def _symbols(rows: pl.DataFrame) -> Ints:
+    """Return a number for each operation of a rank: alike where group, kind and size are.
+
+    Sizes of all-to-alls follow the tokens, which change from step to step.
+    """
+    size = pl.when(pl.col("op") != "all_to_all").then(pl.col("bytes"))
+    return (
+        rows.select(pl.struct("group", "op", size.alias("size")).rank("dense")).to_series().to_numpy().astype(np.int64)
+    )
+
+
+def _find_cycles(symbols: Ints, order_ns: Ints) -> tuple[Ints, Ints, int] | None:
+    """Return cycle and place of each operation, and the period; None if nothing repeats.
+
+    What comes before the first whole cycle has cycle -1, and what comes between two belongs to the one before it.
+    """
+    period = _find_period(symbols[-MAX_OPS_TO_COMPARE:])
+    if period is None:
+        return None
+    pattern, first = _find_pattern(symbols, order_ns, period)
+    cycle = np.full(len(symbols), -1)
+    place = np.full(len(symbols), _UNKNOWN)
+    number = -1
+    row = first
+    while row < len(symbols):
+        block = symbols[row : row + period]
+        if np.array_equal(block, pattern[: len(block)]):  # the last one may not have ended
+            number += 1
+            cycle[row : row + period] = number
+            place[row : row + period] = np.arange(len(block))
+            row += len(block)
+        else:
+            cycle[row] = max(number, -1)
+            row += 1
+    return cycle, place, period
+
+
+def _find_period(symbols: Ints) -> int | None:
+    """Return the length after which the sequence repeats; None if it does not."""
+    count = len(symbols)
+    longest = count // MIN_REPETITIONS
+    if longest < 1:
+        return None
+    rates = np.array([np.mean(symbols[lag:] != symbols[:-lag]) for lag in range(1, longest + 1)])
+    best = int(np.argmin(rates))
+    if rates[best] > MAX_MISMATCH_SHARE:
+        return None
+    allowed = rates[best] + MAX_EXTRA_MISMATCHES_PER_PERIOD / (best + 1)
+    return int(np.argmax(rates <= allowed)) + 1
+
+
+def _find_pattern(symbols: Ints, order_ns: Ints, period: int) -> tuple[Ints, int]:
+    """Return the operations of a step, from the one with the longest usual pause before it, and where the first begins.
+
+    Of the places in the sequence where the next *period* operations run again, those alike in position are compared.
+    """
+    window = np.lib.stride_tricks.sliding_window_view(symbols, period)
+    repeats = np.all(window[:-period] == window[period:], axis=1) if len(window) > period else np.zeros(0, bool)
+    starts = np.flatnonzero(repeats)
+    if not len(starts):
+        starts = np.array([max(0, len(symbols) - period)])
+    first_regular = int(starts[0])
+    phases = (starts - first_regular) % period
+    pauses = np.diff(order_ns, prepend=order_ns[0])
+    # The pause before the very first operation is not known.
+    usual_pause = np.array(
+        [
+            np.median(pauses[starts[(phases == phase) & (starts > 0)]])
+            if ((phases == phase) & (starts > 0)).any()
+            else -1
+            for phase in range(period)
+        ]
+    )
+    phase = int(np.argmax(usual_pause))
+    begin = int(starts[phases == phase][0])
+    pattern = symbols[begin : begin + period]
+    matches = np.flatnonzero(np.all(window == pattern, axis=1))
+    return pattern, int(matches[0])
+
+
+def _shifts(table: pl.DataFrame) -> pl.DataFrame:
+    """Return what to add to each rank's cycles so that operations have one number on all their members."""
+    counts = table.drop_nulls("cycle").group_by("rank").len().sort(["len", "rank"], descending=[True, False])
+    rows = table.select("op_id", "rank", "cycle").drop_nulls()
+    known = pl.DataFrame({"rank": counts["rank"][:1], "shift": pl.Series([0], dtype=pl.Int64)})
+    while known.height < counts.height:
+        numbers = (
+            rows.join(known, on="rank").group_by("op_id").agg(number=(pl.col("cycle") + pl.col("shift")).mode().min())
+        )
+        shared = rows.join(known, on="rank", how="anti").join(numbers, on="op_id")
+        added = shared.group_by("rank").agg(shift=(pl.col("number") - pl.col("cycle")).mode().min())
+        if added.is_empty():
+            # The remaining ranks share no operation with these: their own count is all there is.
+            rest = counts.join(known, on="rank", how="anti").select("rank", shift=pl.lit(0, pl.Int64))
+            return pl.concat([known, rest])
+        known = pl.concat([known, added])
+    return known
+
+
+def _number(numbered: pl.DataFrame, *, from_start: bool) -> tuple[pl.DataFrame, StepNumbers]:
+    """Return the members with the numbers of steps, and what they are counted from.
+
+    Where the profiler recorded some of the steps, all are numbered as it numbers them.
+    """
+    profiled = numbered.drop_nulls(["step", "number"])
+    if not profiled.is_empty():
+        difference: Any = (profiled["step"] - profiled["number"]).mode().min()
+        return numbered.with_columns(number=pl.col("number") + difference), "profiler"
+    return numbered, "start" if from_start else "first recorded"

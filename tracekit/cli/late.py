@@ -1,0 +1,41 @@
+"""The command ``tracekit late``."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tracekit.cli import _options as options
+from tracekit.cli._console import print_line, print_notices
+
+PATH_HELP = "Flight-recorder dumps, NCCL Inspector logs, traces: files, folders or quoted globs."
+
+
+def run(
+    paths: Annotated[list[str], typer.Argument(help=PATH_HELP, metavar="PATH")],
+    *,
+    output: Annotated[
+        list[Path] | None, options.output("Write the result: .json, .html or .csv; may be repeated.")
+    ] = None,
+    ranks: options.Ranks = None,
+    workers: options.Workers = None,
+    json: options.Json = False,
+) -> None:
+    """Show who joins collectives late over a whole run, since when and by how much, and who hangs."""
+    from tracekit.report.late import check_late_output, write_late
+    from tracekit.report.terminal.late import render
+    from tracekit.report.terminal.screen import Screen
+    from tracekit.run.late import late
+
+    for path in output or ():
+        check_late_output(path)
+    result = late(paths, ranks=options.parse_ranks(ranks), workers=workers)
+    for path in output or ():
+        write_late(result, path)
+        print_line(f"wrote {path}", err=True)
+    if json:
+        typer.echo(result.to_json())
+        return
+    screen = Screen()
+    screen.print(render(result, screen.width))
+    print_notices(result.notices)

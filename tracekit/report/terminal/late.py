@@ -1,0 +1,69 @@
+"""Lateness over a whole run in the terminal."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from tracekit.report.terminal.screen import MIN_WIDTH
+from tracekit.report.terminal.table import Note, render_table, stack
+from tracekit.report.text import capitalize, wrap_text
+from tracekit.report.view import late as view
+from tracekit.whole_run.result import WholeRun
+
+MAX_FACTS = 6
+"""Late ranks and slow links that are told in a sentence each."""
+
+
+def render(run: WholeRun, width: int) -> RenderableType:
+    """Return the answer in one line, further facts, and tables."""
+    parts: list[RenderableType | None] = [Text(wrap_text(capitalize(view.headline(run)), width), style="bold")]
+    parts += [Note(line) for line in _details(run)]
+    facts = _facts(run)
+    if facts:
+        parts.append(Text(""))
+        parts += [Text(wrap_text(fact, width, first="• ", rest="  ")) for fact in facts]
+    for heading, table in (
+        ("How each rank joins", view.rank_table(run)),
+        ("Waiting by group", view.group_table(run)),
+        ("Transfers", view.transfer_table(run)),
+    ):
+        rendered = render_table(table, width)
+        if rendered is not None:
+            parts += [Text(""), Text(heading, style="bold"), rendered]
+    parts += [Text(""), Text("Recorded", style="bold")]
+    parts += [Note(line) for line in view.record_lines(run)]
+    clocks = view.clock_words(run)
+    if clocks is not None:
+        parts.append(Note(clocks))
+    return stack(*parts) or Text("")
+
+
+def _details(run: WholeRun) -> list[str]:
+    """Return what stands below the first line."""
+    if run.hang is not None and run.hang.certain:
+        return view.hang_details(run.hang)
+    return []
+
+
+def _facts(run: WholeRun) -> list[str]:
+    """Return what else is worth a sentence: the first line is not repeated."""
+    first = view.headline(run)
+    sentences = []
+    if run.hang is not None and not run.hang.certain:
+        sentences.append(view.hang_sentence(run.hang))
+        sentences += view.hang_details(run.hang)
+    sentences += [view.late_sentence(fact, run) for fact in run.late[:MAX_FACTS]]
+    sentences += [view.link_sentence(link) for link in run.slow_links[:MAX_FACTS]]
+    sentences += [view.pipeline_sentence(pipeline) for pipeline in run.pipelines[:MAX_FACTS]]
+    return [sentence for sentence in sentences if sentence != first]
+
+
+def render_text(run: WholeRun) -> str:
+    """Return what the terminal shows, as plain text."""
+    from tracekit.report.terminal.screen import Screen
+
+    screen = Screen(width=max(MIN_WIDTH, 100))
+    with screen.capture() as capture:
+        screen.print(Group(render(run, screen.width)))
+    return capture.get()

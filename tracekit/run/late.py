@@ -1,0 +1,94 @@
+"""The ``late`` call: dumps, logs and traces of a run read and compared over the whole recorded time."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from tracekit.errors import InputError, Notice
+from tracekit.parsers.discovery import discover
+from tracekit.parsers.file_type import FLIGHT_RECORDER, NCCL_INSPECTOR
+from tracekit.parsers.recordings import read_recordings
+from tracekit.parsers.source_refs import SourceRef, check_single_run
+from tracekit.run.driver import map_sources
+from tracekit.schema import RankCollectives
+from tracekit.store.files import open_store
+from tracekit.store.sources import PathList, failure_notices, read_ref
+from tracekit.whole_run.measure import measure_whole_run
+from tracekit.whole_run.profiled import collectives_of_events
+from tracekit.whole_run.result import WholeRun
+
+COLLECTIVE_READERS = (FLIGHT_RECORDER, NCCL_INSPECTOR)
+"""Recordings that hold collectives."""
+
+
+def late(paths: PathList, *, ranks: Collection[int] | None = None, workers: int | None = None) -> WholeRun:
+    """Return who joins collectives late over a whole run, and hangs.
+
+    Flight-recorder dumps, NCCL Inspector logs and profiler traces are recognised by content. One kind is enough, and
+    several of the same run complete each other.
+
+    Args:
+        paths: Files, folders, globs or stores of one run.
+        ranks: Ranks to read; by default all.
+        workers: Number of worker processes for reading traces; by default as many as pay.
+
+    >>> run = late("sample_traces/always-on/late")
+    >>> [(fact.ranks, fact.kind, fact.period) for fact in run.late]
+    [((1,), 'periodic', 3)]
+    >>> late("sample_traces/always-on/hang").hang.missing[0].rank
+    2
+
+    """
+    found = discover(paths, check=False, need_traces=False)
+    recordings = [ref for ref in found.recordings if ref.reader in COLLECTIVE_READERS]
+    if not recordings and not found.refs:
+        raise InputError(
+            "there is no record of collectives here", hint="name flight-recorder dumps, Inspector logs or traces"
+        )
+    notices = list(found.notices)
+    parts: list[RankCollectives] = []
+    if recordings:
+        read = read_recordings(recordings)
+        parts += read.parts
+        notices += read.notices
+    traces, trace_notices = _read_traces(found.refs, workers=workers)
+    parts += traces
+    notices += trace_notices
+    if ranks is not None:
+        parts = [part for part in parts if part.source.rank in ranks]
+    return measure_whole_run(parts, notices)
+
+
+def late_of_recordings(recordings: Sequence[SourceRef], traces: Sequence[RankCollectives] = ()) -> WholeRun | None:
+    """Return the result for dumps and logs that lie beside traces; None if there are none with collectives."""
+    refs = [ref for ref in recordings if ref.reader in COLLECTIVE_READERS]
+    if not refs:
+        return None
+    read = read_recordings(refs)
+    return measure_whole_run([*read.parts, *traces], read.notices)
+
+
+def _read_traces(refs: Sequence[SourceRef], *, workers: int | None) -> tuple[list[RankCollectives], tuple[Notice, ...]]:
+    """Return the collectives of profiler traces, and notices about those that cannot be read."""
+    if not refs:
+        return [], ()
+    expanded = []
+    for ref in refs:
+        if ref.reader == "store":
+            store = open_store(ref.path)
+            for source in store.sources:
+                expanded.append(SourceRef(ref.path, "store", source.rank, source.rank_from, role=source.role))
+        else:
+            expanded.append(ref)
+    check_single_run(expanded)
+    results = map_sources(_read_trace, expanded, workers=workers, progress="reading")
+    notices = failure_notices(results)
+    parts = []
+    for result in results:
+        if result.error is None:
+            parts += result.unwrap()
+    return parts, notices
+
+
+def _read_trace(ref: SourceRef) -> list[RankCollectives]:
+    return [collectives_of_events(part) for part in read_ref(ref)]

@@ -1,0 +1,69 @@
+"""Collectives of a profiler's trace, as the table that recorders have."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from tracekit.parsers.collective_names import group_identity, operation_name, parse_ranks
+from tracekit.schema import COLLECTIVES, ProcessGroup, RankCollectives, RankEvents, Recording, conform
+
+_MESSAGES = ("send", "recv", "coalesced")
+
+
+def collectives_of_events(part: RankEvents) -> RankCollectives:
+    """Return the communication kernels of one rank as collectives; those whose operation is not recorded are left out.
+
+    The moment of the call is that of the kernel's launch.
+    """
+    events = part.events
+    kernels = events.filter((pl.col("kind") == "kernel") & pl.col("collective").is_not_null())
+    launches = events.filter(pl.col("kind").is_in(["runtime", "driver"]) & pl.col("correlation").is_not_null())
+    called = launches.select("correlation", enqueued_ns="start_ns").unique("correlation", keep="first")
+    kernels = kernels.join(called, on="correlation", how="left", maintain_order="left").sort("start_ns", "id")
+    rank = part.source.rank
+    groups = {group.name: group for group in part.source.groups}
+    names: dict[tuple[str | None, str | None], str] = {}
+    pairs = kernels.select(pl.col("group").cast(pl.String), pl.col("group_ranks").cast(pl.String)).unique().rows()
+    members: dict[str, ProcessGroup] = {}
+    for group, ranks_text in pairs:
+        ranks = parse_ranks(ranks_text) or (groups[group].ranks if group in groups else ())
+        identity = group_identity(group or "", ranks)
+        description = groups[group].description if group in groups else None
+        names[group, ranks_text] = identity
+        members[identity] = ProcessGroup(identity, description, ranks)
+    texts = kernels.select(
+        pl.col("group").cast(pl.String), pl.col("group_ranks").cast(pl.String), pl.col("collective").cast(pl.String)
+    )
+    ops = {text: operation_name(text) for text in texts["collective"].unique().to_list()}
+    frame = kernels.select(
+        "rank",
+        "id",
+        "peer",
+        "step",
+        "enqueued_ns",
+        source=pl.lit("profiler"),
+        sequence="collective_seq",
+        started_ns="start_ns",
+        completed_ns="end_ns",
+        completed_by_ns="end_ns",
+        duration_ns=pl.col("end_ns") - pl.col("start_ns"),
+        state=pl.lit("completed"),
+        bytes=pl.min_horizontal("bytes", "received"),
+        dtype=pl.lit(None, pl.String),
+    ).with_columns(
+        group=pl.Series([names[group, ranks] for group, ranks, _ in texts.iter_rows()], dtype=pl.String),
+        op=texts["collective"].replace_strict(ops, return_dtype=pl.String) if ops else pl.lit(None, pl.String),
+    )
+    frame = frame.with_columns(is_message=pl.col("op").is_in(_MESSAGES))
+    last: int | None = frame["completed_ns"].max()  # type: ignore[assignment]
+    source = Recording(
+        part.source.path,
+        "profiler",
+        rank=rank,
+        rank_from=part.source.rank_from,
+        groups=tuple(members.values()),
+        last_ns=last,
+        pid=part.source.pid,
+        notices=part.source.notices,
+    )
+    return RankCollectives(conform(frame, COLLECTIVES), source)
