@@ -346,6 +346,7 @@ class Source(msgspec.Struct, frozen=True):
     notices: tuple[Notice, ...] = ()
     role: str | None = None  # of a run whose ranks have several processes
     pid: int | None = None  # of the process that ran the model; None where several did, or none is said
+    clock_base_ns: int | None = None  # added to the file's own times, for ns since 1970; None: not known
 
 
 Frame = tuple[str, str, int]

@@ -19,7 +19,7 @@ from itertools import count
 from multiprocessing import get_context
 from pathlib import Path
 
-from tests.fuzz import agents, gate, kineto, others, query, redact, scan
+from tests.fuzz import agents, gate, kineto, others, perfetto, query, redact, scan
 
 FOUND = Path(__file__).parent / "found"
 LONGEST_S = 60
@@ -27,6 +27,7 @@ LONGEST_S = 60
 TARGETS: dict[str, tuple[Callable[[random.Random], bytes], Callable[[bytes, Path], None]]] = {
     "scan": (scan.make, scan.check),
     "kineto": (kineto.make, kineto.check),
+    "perfetto": (perfetto.make, perfetto.check),
     "nsight": (others.make_nsight, others.check_nsight),
     "store": (others.make_store, others.check_store),
     "rules": (others.make_rules, others.check_rules),

@@ -11,6 +11,7 @@ pytestmark = pytest.mark.slow
 COUNTS = {
     "scan": 500,
     "kineto": 200,
+    "perfetto": 300,
     "nsight": 12,
     "store": 60,
     "rules": 60,

@@ -6,6 +6,8 @@ import gzip
 import io
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import polars as pl
@@ -346,19 +348,46 @@ def test_a_damaged_packet_is_stepped_over():
     assert part.source.notices[0].message == "1 damaged packet was lost"
 
 
-def test_an_argument_nested_without_end_is_damage():
+@pytest.mark.parametrize(("depth", "codes"), [(20, []), (60, ["bad-events"])])
+def test_an_argument_nested_without_end_is_damage(depth, codes):
     trace = pb.Trace()
     begin(trace.packet.add(), 1, 7)
     annotation = trace.packet[0].track_event.debug_annotations.add(name="Input Dims")
-    for _ in range(60):
+    for _ in range(depth):
         annotation = annotation.array_values.add()
     end(trace.packet.add(), 2, 7)
     part = read(trace)
-    assert part.events.height == 1
-    assert [notice.code for notice in part.source.notices] == ["bad-events"]
+    assert part.events["shapes"].to_list() == ["" if codes else "[" * (depth + 1) + "]" * (depth + 1)]
+    assert [notice.code for notice in part.source.notices] == codes
 
 
 @pytest.mark.parametrize("raw", [b"", b"PK\x03\x04", b"\x0a", b"\xff" * 50], ids=["empty", "zip", "byte", "ones"])
 def test_other_files_are_refused(raw):
     with pytest.raises(InputError, match="not a Perfetto trace"):
         read(raw)
+
+
+READ_UNCOMPILED = """
+import importlib.util, sys
+import tracekit._loops
+spec = importlib.util.spec_from_file_location("tracekit._loops.packet_scanner", sys.argv[1])
+module = importlib.util.module_from_spec(spec)
+sys.modules[spec.name] = module
+spec.loader.exec_module(module)
+from tracekit.parsers import perfetto
+for name, out in zip(sys.argv[2::2], sys.argv[3::2]):
+    perfetto.read(name).events.write_ipc(out)
+"""
+
+
+def test_uncompiled_gives_the_same_table(whole, tmp_path):
+    source = Path(perfetto.__file__).parents[2] / "_loops/packet_scanner.py"
+    words = []
+    for name, raw in (("rank0.pftrace", whole[:200_000]), ("rank1.pftrace", whole[:60_000] + b"\x0a\x03\x5a\x70\x01")):
+        (tmp_path / name).write_bytes(raw)
+        words += [tmp_path / name, tmp_path / f"{name}.arrow"]
+    subprocess.run([sys.executable, "-W", "ignore", "-c", READ_UNCOMPILED, source, *words], check=True)
+    for path, table in zip(words[::2], words[1::2], strict=True):
+        expected = perfetto.read(path).events
+        assert comparable(pl.read_ipc(table)).equals(comparable(expected))
+        assert expected.height > 0

@@ -12,7 +12,7 @@ from tracekit.report.text import size
 def run(
     paths: options.Paths = None,
     *,
-    output: Annotated[Path, options.output("File to write: .json.gz or .json.")],
+    output: Annotated[Path, options.output("File to write: .json.gz, .json, or .tar with the ranks' own files.")],
     schedule: options.DrawnIdeal = "auto",
     ranks: options.Ranks = None,
     roles: options.Roles = None,
@@ -39,5 +39,7 @@ def run(
     ranks_text = counted(len(exported.ranks), "rank")
     cells_text = f", {exported.cells:,} cells" if exported.cells else ""
     file_size = size(exported.path.stat().st_size)
-    print_line(f"Wrote {exported.path}: {ranks_text}, {exported.events:,} events{cells_text}, {file_size}")
-    print_line("open it at https://ui.perfetto.dev, or with: tracekit open", err=True)
+    events_text = f", {exported.events:,} events" if exported.events else ""
+    print_line(f"Wrote {exported.path}: {ranks_text}{events_text}{cells_text}, {file_size}")
+    other_way = ", or with: tracekit open" if exported.events else ""
+    print_line(f"open it at https://ui.perfetto.dev{other_way}", err=True)

@@ -88,6 +88,8 @@ def detect_file_type(head: bytes, tail: bytes = b"") -> FileType:
             return unreadable_file("is a damaged gzip file")
         head = inflated
         tail = b""
+    if head[_TAR_MAGIC_START:].startswith(b"ustar"):
+        return FileType(None, why="is an archive; unpack it and name the folder")
     if is_pickle(head):
         return _detect_pickle(head)
     reader = next((reader for first_bytes, reader in SIGNATURES.items() if head.startswith(first_bytes)), None)
@@ -137,6 +139,7 @@ def _detect_json(head: bytes, tail: bytes) -> FileType:
 
 _PACKET_TAG = 10  # field 1, a message
 _WIRE_TYPES = (0, 1, 2, 5)
+_TAR_MAGIC_START = 257  # bytes of a tar header before the name of its format
 _MAX_PACKET_FIELD = 1000  # TracePacket has fields up to 138, and 900 for tests
 
 

@@ -63,6 +63,7 @@ def read(
             record_shapes=_record_shapes(header.record_shapes, events),
             counts={str(kind): count for kind, count in events["kind"].value_counts(sort=True).iter_rows()},
             pid=process_id(events),
+            clock_base_ns=base_ns,
             skipped=_skipped(scanned, table, memory, unread),
             notices=(*notices, *header.notices),
         )

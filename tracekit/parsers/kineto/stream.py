@@ -75,7 +75,7 @@ class Stream:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def read(self, size: int) -> bytes:
+    def read(self, size: int = _MAX_INFLATED_BYTES) -> bytes:
         """Return up to *size* bytes; fewer only at the end."""
         buffer = bytearray(size)
         return bytes(buffer[: self.fill(memoryview(buffer))])

@@ -64,6 +64,7 @@ def read(
             record_shapes=_record_shapes(events),
             counts={str(kind): count for kind, count in events["kind"].value_counts(sort=True).iter_rows()},
             pid=process_id(events),
+            clock_base_ns=base_ns,
             skipped=_skipped(packets, state, rows, table),
             notices=tuple(notices),
         )
@@ -106,7 +107,7 @@ def _notices(
     if packets.too_long:
         values = {"case": "long", "count": packets.too_long, "limit_mb": MAX_PACKET_BYTES >> 20}
         notices.append(Notice("bad-events", values=values))
-    if damaged := packets.damaged + state.damaged + table.out_of_range:
+    if damaged := packets.damaged + state.damaged + sum(table.untimed.values()):
         values = {"case": "packets", "count": damaged, "gpu_events": table.untimed.get(UNTIMED, 0)}
         notices.append(Notice("bad-events", values=values))
     if nameless := rows.skipped.get(UNKNOWN_NAME_KEY):

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+from tracekit.parsers.kineto.table import LATEST_NS
 from tracekit.parsers.perfetto.messages import DamagedMessageError, Value, fields, numbers_and_texts, signed
 
 BOOT_CLOCK = 6
@@ -163,8 +164,8 @@ def _decode_clocks(state: TraceState, snapshot: bytes) -> None:
             values = numbers_and_texts(clock)
             clock_id, time = _integer(values.get(1)), _integer(values.get(2))
             is_plain = not values.get(3) and values.get(4, 1) == 1  # not incremental, and in nanoseconds
-            if clock_id is not None and time is not None and is_plain:
-                state.clocks[clock_id] = signed(time)
+            if clock_id is not None and time is not None and time < LATEST_NS and is_plain:
+                state.clocks[clock_id] = time
 
 
 def _decode_defaults(state: TraceState, writer: int, defaults: bytes) -> None:

@@ -10,6 +10,7 @@ import polars as pl
 from tracekit._loops.json_scanner import NULL, Column
 from tracekit._loops.packet_scanner import EventType, PacketColumn, Trait
 from tracekit._util.arrays import Ints
+from tracekit.parsers.kineto.table import LATEST_NS
 from tracekit.parsers.kineto.texts import DAMAGE
 from tracekit.parsers.kineto.vocabulary import MEMORY_COLUMNS
 from tracekit.parsers.kineto.worker import Chunk, ColumnPart, Part
@@ -71,6 +72,7 @@ class RowResolver:
         pid, tid, process_names = self._threads(track)
         category = self._categories(name, process_names)
         duration, is_closed = self._durations(start, track)
+        start[is_closed & (duration < 0)] = NULL  # no time is that long: 64 bits do not hold it
         is_instant: Bools = self._type == EventType.INSTANT
         is_allocation = is_instant & (name == self._code(ALLOCATION))
         is_python = self._is_skipped_frame(category, name) if not stacks else np.zeros(len(name), np.bool_)
@@ -154,7 +156,8 @@ class RowResolver:
         for default_writer, default in self._state.default_clock.items():
             clock[(clock == NULL) & (writer == default_writer)] = default
         clock[clock == NULL] = BOOT_CLOCK
-        time, is_related = time.copy(), np.ones(len(time), np.bool_)
+        is_shown_by_a_clock = (time > -LATEST_NS) & (time < LATEST_NS)
+        time, is_related = np.where(is_shown_by_a_clock, time, NULL), np.ones(len(time), np.bool_)
         for number in np.unique(clock).tolist():
             offset = self._state.clock_offset(number)
             if offset is None:

@@ -1,4 +1,4 @@
-"""``export``: traces with tracekit's results as Chrome's JSON, for ui.perfetto.dev.
+"""``export``: traces with tracekit's results for ui.perfetto.dev, as Chrome's JSON or as an archive.
 
 Above every rank's own events stand the pipeline as it ran, its ideal, the critical path, and the labels. Ranks are read
 from a store, which lives as long as it is needed, and written one after the other, so that memory does not grow with
@@ -26,6 +26,14 @@ from tracekit.errors import Notice
 from tracekit.intervals import union
 from tracekit.parsers.source_refs import unknown_rank_error
 from tracekit.report.evidence import relevant_notices
+from tracekit.report.perfetto.archive import (
+    MANIFEST_NAME,
+    RESULTS_NAME,
+    ArchiveWriter,
+    describe_rank_file,
+    make_manifest,
+    manifest_bytes,
+)
 from tracekit.report.perfetto.events import EVENT_DETAILS, TrackNumbers, arrow_lines, event_lines
 from tracekit.report.schedule.layout import layout_pipeline
 from tracekit.report.words import WORDS
@@ -40,7 +48,8 @@ from tracekit.store.sources import OneRole, Paths
 __all__ = ["Exported", "export"]
 
 Write = Callable[[bytes], object]
-EXTENSIONS = (".json", ".json.gz")
+ARCHIVE_EXTENSION = ".tar"
+EXTENSIONS = (".json", ".json.gz", ARCHIVE_EXTENSION)
 EVENTS_PER_WRITE = 20_000
 LABEL_COLUMNS = ("label", "pass", "module", "microbatch", "stage", "rule", "confidence")
 """Columns that classification adds to an event."""
@@ -77,7 +86,10 @@ def export(
     stacks: bool = False,
     on_damage: OnDamage = "warn",
 ) -> Exported:
-    """Write traces with tracks of labels, cells, ideal cells and the critical path to *output*: .json or .json.gz.
+    """Write traces with tracks of labels, cells, ideal cells and the critical path to *output*.
+
+    A .json or .json.gz holds everything in one trace. A .tar holds the ranks' own files, a manifest that relates their
+    clocks, and one small trace with the tracks: Perfetto 58 and newer open it as one trace.
 
     Options are those of ``analyze``, but *ranks* are those whose events are written.
 
@@ -100,7 +112,8 @@ def export(
             raise unknown_rank_error(missing, store.ranks)
         # All ranks that were given are analysed: those that are not written still tell who waited for whom.
         analysis = analyze(store.path, schedule=schedule, workers=workers, critical_path=True)
-        done = write_perfetto(store, analysis, output, ranks=ranks)
+        write = write_archive if Path(output).suffix.lower() == ARCHIVE_EXTENSION else write_perfetto
+        done = write(store, analysis, output, ranks=ranks)
         return replace(done, notices=tuple(dict.fromkeys((*notices, *done.notices))))
 
 
@@ -122,11 +135,48 @@ def write_perfetto(
             return _Export(store, analysis, ranks, opened.write).run(Path(output))
 
 
+def write_archive(
+    store: Store, analysis: Analysis, output: str | os.PathLike[str], *, ranks: Collection[int] | None = None
+) -> Exported:
+    """Write the files of the ranks of a *store*, their manifest and the results of *analysis* to *output* (.tar)."""
+    files = []
+    stores: dict[str | None, Store] = dict(store.roles.items()) or {None: store}
+    for role, role_store in stores.items():
+        entries = [entry for entry in role_store.entries if ranks is None or entry.rank in ranks]
+        files += [describe_rank_file(entry, role) for entry in sorted(entries, key=lambda entry: entry.rank)]
+    with atomic_write(output) as part, part.open("wb") as file, tempfile.TemporaryDirectory() as folder:
+        results = Path(folder) / RESULTS_NAME
+        with results.open("wb") as results_file:
+            export_in_progress = _Export(store, analysis, ranks, results_file.write, with_events=False)
+            done = export_in_progress.run(Path(output))
+        schedule = analysis.schedule
+        attributes: dict[str, str | int] = {} if schedule is None else {"tracekit.schedule": schedule.name}
+        manifest = make_manifest(
+            files, analysis.clocks, results_base_ns=export_in_progress.base_ns, attributes=attributes
+        )
+        archive = ArchiveWriter(file)
+        archive.add_bytes(MANIFEST_NAME, manifest_bytes(manifest))
+        for rank_file in files:
+            archive.add_trace(rank_file)
+        archive.add_path(RESULTS_NAME, results)
+        archive.close()
+    return done
+
+
 class _Export:
     """One export in progress: the numbers given and the events counted so far."""
 
-    def __init__(self, store: Store, analysis: Analysis, ranks: Collection[int] | None, write: Write) -> None:
+    def __init__(
+        self,
+        store: Store,
+        analysis: Analysis,
+        ranks: Collection[int] | None,
+        write: Write,
+        *,
+        with_events: bool = True,
+    ) -> None:
         self.write = write
+        self.with_events = with_events
         self.separator = "\n"  # written before the next event; with a comma after the first
         self.store = store
         self.analysis = analysis
@@ -150,7 +200,8 @@ class _Export:
             for rank in (rank for rank in self.ranks if rank in store.ranks):
                 labels = store.scan_labelled(rank).select("id", "start_ns", "end_ns", *LABEL_COLUMNS).collect()
                 self._write_labels(rank, labels)
-                self._write_events(rank, labels.drop("start_ns", "end_ns"))
+                if self.with_events:
+                    self._write_events(rank, labels.drop("start_ns", "end_ns"))
         self.write(b"\n]}\n")
         return Exported(target, self.ranks, self.event_count, self.cell_count, relevant_notices(self.analysis))
 

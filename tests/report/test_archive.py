@@ -1,0 +1,247 @@
+"""Archives for Perfetto: the ranks' own files, a manifest with tracekit's clock offsets, and tracks of the results."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from tests.pftrace import write_pftrace
+from tests.reference import load_json
+from tracekit import analyze, ingest
+from tracekit.errors import InputError, OptionError
+from tracekit.parsers.file_type import detect_file_type
+from tracekit.report.perfetto.export import export
+from tracekit.schedules import generate
+from tracekit.synthetic import Recipe, write_run
+
+CHECK = Path(__file__).with_name("check_archive.py")
+SKEW_NS = {1: 5_000_000, 2: -3_000_000}
+
+TEXT = {"type": "string", "minLength": 1}
+CLOCK = {"enum": ["REALTIME", "REALTIME_COARSE", "MONOTONIC", "MONOTONIC_COARSE", "MONOTONIC_RAW", "BOOTTIME"]}
+SCHEMA = {  # https://perfetto.dev/docs/reference/perfetto-manifest, without what tracekit has no use for
+    "type": "object",
+    "required": ["perfetto_manifest"],
+    "additionalProperties": False,
+    "properties": {
+        "perfetto_manifest": {
+            "type": "object",
+            "required": ["version"],
+            "additionalProperties": False,
+            "properties": {
+                "version": {"const": 1},
+                "attributes": {"type": "object", "additionalProperties": {"type": ["string", "integer"]}},
+                "files": {
+                    "type": "array",
+                    "items": {
+                        "type": "object",
+                        "required": ["path"],
+                        "additionalProperties": False,
+                        "properties": {
+                            "path": TEXT,
+                            "machine": {"type": "object", "required": ["name"], "properties": {"name": TEXT}},
+                            "clocks": {
+                                "type": "object",
+                                "required": ["sync_to"],
+                                "additionalProperties": False,
+                                "properties": {
+                                    "clock": CLOCK,
+                                    "offset_ns": {"type": "integer"},
+                                    "sync_to": {
+                                        "type": "object",
+                                        "required": ["file"],
+                                        "additionalProperties": False,
+                                        "properties": {"file": TEXT, "clock": CLOCK},
+                                    },
+                                },
+                            },
+                        },
+                    },
+                },
+            },
+        }
+    },
+}
+
+
+def manifest_of(archive):
+    with tarfile.open(archive) as tar:
+        return json.load(tar.extractfile("perfetto_manifest.json"))["perfetto_manifest"]
+
+
+def offsets_of(archive):
+    return {
+        file["path"]: file["clocks"]["offset_ns"] if "clocks" in file else 0
+        for file in manifest_of(archive)["files"]
+        if file["path"] != "tracekit.json"
+    }
+
+
+def checked(archive, sources):
+    done = subprocess.run(
+        [sys.executable, CHECK, archive, *sources], capture_output=True, text=True, check=False, cwd=CHECK.parents[2]
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def skewed(tmp_path_factory):
+    """A run of three ranks whose clocks differ."""
+    folder = tmp_path_factory.mktemp("skewed")
+    write_run(Recipe(generate("1f1b", pp=3, microbatches=4), layers=1, skew_ns=SKEW_NS), folder)
+    return folder
+
+
+def as_packets(folder, target):
+    """The same run as Perfetto traces; returns their paths."""
+    target.mkdir(exist_ok=True)
+    return [
+        write_pftrace(path, target / f"{path.name.partition('.')[0]}.pftrace") for path in sorted(folder.glob("*.gz"))
+    ]
+
+
+@pytest.mark.parametrize("format_", ["json", "packets"])
+def test_offsets_are_those_that_analyze_reports(skewed, tmp_path, format_):
+    folder = skewed
+    if format_ == "packets":
+        as_packets(skewed, tmp_path / "packets")
+        folder = tmp_path / "packets"
+    export(folder, tmp_path / "run.tar", workers=1)
+    offsets = list(offsets_of(tmp_path / "run.tar").values())
+    clocks = {clock["rank"]: clock["offset_ns"] for clock in analyze(folder, workers=1).to_dict()["clocks"]["ranks"]}
+    assert abs(clocks[1] - SKEW_NS[1]) < 1_000_000
+    # A clock that is ahead shows later times: moving its file earlier puts it right.
+    assert offsets == [clocks[0] - clocks[rank] for rank in sorted(clocks)]
+
+
+def test_files_whose_times_count_from_different_starts_are_put_right(skewed, tmp_path):
+    expected = tmp_path / "expected.tar"
+    export(skewed, expected, workers=1)
+    folder = tmp_path / "moved"
+    folder.mkdir()
+    move_ns = {0: 0, 1: 7_000_000_000, 2: -11_000}
+    for path in sorted(skewed.glob("*.gz")):
+        raw = json.loads(gzip.decompress(path.read_bytes()))
+        rank = raw["distributedInfo"]["rank"]
+        raw["baseTimeNanoseconds"] += move_ns[rank]
+        for event in raw["traceEvents"]:
+            if "ts" in event:
+                event["ts"] = round(event["ts"] - move_ns[rank] / 1000, 3)
+        (folder / f"rank{rank}.json").write_text(json.dumps(raw))
+    export(folder, tmp_path / "run.tar", workers=1)
+    for (path, offset), before in zip(
+        offsets_of(tmp_path / "run.tar").items(), offsets_of(expected).values(), strict=True
+    ):
+        assert offset == before + move_ns[int(path[4])]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format_", ["json", "packets"])
+def test_an_archive_of_eight_ranks_holds_packet_by_packet_without_tracekit(samples, tmp_path, format_):
+    sources = sorted((samples / "dualpipe").glob("*.gz"))
+    if format_ == "packets":
+        sources = as_packets(samples / "dualpipe", tmp_path / "packets")
+    done = export(sources, tmp_path / "run.tar", workers=1)
+    found = checked(tmp_path / "run.tar", sources)
+    assert len(found["packets"]) == 8
+    assert min(found["packets"].values()) > 1_000
+    assert done.cells > 0
+    assert found["tracks"]["cell_measured"] + found["tracks"]["cell_ideal"] == done.cells
+    assert found["tracks"]["label"] > 0
+
+
+def test_an_archive_of_ranks_with_other_clocks_holds_without_tracekit(skewed, tmp_path):
+    export(skewed, tmp_path / "run.tar", workers=1)
+    found = checked(tmp_path / "run.tar", sorted(skewed.glob("*.gz")))
+    assert found["tracks"]["cell_measured"] == 3 * 4 * 2
+
+
+def test_the_manifest_follows_its_documentation(skewed, tmp_path):
+    export(skewed, tmp_path / "run.tar", workers=1)
+    with tarfile.open(tmp_path / "run.tar") as tar:
+        raw = tar.extractfile("perfetto_manifest.json").read()
+        names = tar.getnames()
+    document = json.loads(raw)
+    jsonschema.validate(document, SCHEMA)
+    assert raw.split()[1].startswith(b'"perfetto_manifest"')
+    assert [file["path"] for file in document["perfetto_manifest"]["files"]] == names[1:]
+    assert document["perfetto_manifest"]["attributes"]["tracekit.schedule"] == "1f1b"
+
+
+def test_the_same_run_gives_the_same_bytes(skewed, tmp_path):
+    for name in ("a.tar", "b.tar"):
+        export(skewed, tmp_path / name, workers=1)
+    assert (tmp_path / "a.tar").read_bytes() == (tmp_path / "b.tar").read_bytes()
+
+
+def test_chosen_ranks_alone_are_written(skewed, tmp_path):
+    whole, part = tmp_path / "whole.tar", tmp_path / "part.tar"
+    export(skewed, whole, workers=1)
+    done = export(skewed, part, ranks=[1, 2], workers=1)
+    assert done.ranks == (1, 2)
+    offsets = offsets_of(whole)
+    assert offsets_of(part) == {"rank1.json": 0, "rank2.json": offsets["rank2.json"] - offsets["rank1.json"]}
+
+
+def test_ranks_that_are_not_there_are_an_error(skewed, tmp_path):
+    with pytest.raises(InputError, match="no rank 7"):
+        export(skewed, tmp_path / "run.tar", ranks=[0, 7], workers=1)
+    assert not (tmp_path / "run.tar").exists()
+
+
+def test_a_rank_whose_file_is_gone_is_an_error(skewed, tmp_path):
+    shutil.copytree(skewed, tmp_path / "traces")
+    store = ingest(tmp_path / "traces", tmp_path / "store", workers=1)
+    sorted((tmp_path / "traces").glob("*.gz"))[2].unlink()
+    with pytest.raises(InputError, match="the trace of rank 2 cannot be read"):
+        export(store.path, tmp_path / "run.tar", workers=1)
+    assert not (tmp_path / "run.tar").exists()
+    assert offsets_of(export(store.path, tmp_path / "two.tar", ranks=[0, 1], workers=1).path)["rank0.json"] == 0
+
+
+def test_a_run_that_lacks_ranks_is_written_with_those_that_are_there(skewed, tmp_path):
+    shutil.copytree(skewed, tmp_path / "traces")
+    sorted((tmp_path / "traces").glob("*.gz"))[1].unlink()
+    done = export(tmp_path / "traces", tmp_path / "run.tar", workers=1)
+    assert list(offsets_of(done.path)) == ["rank0.json", "rank2.json"]
+    assert "missing-ranks" in [notice.code for notice in done.notices]
+
+
+@pytest.mark.slow
+def test_reports_of_nsight_systems_are_refused(samples, tmp_path):
+    with pytest.raises(OptionError, match="Perfetto reads none of Nsight Systems"):
+        export(samples / "nsys-1f1b", tmp_path / "run.tar", workers=1)
+
+
+@pytest.mark.slow
+def test_files_of_several_processes_per_rank_have_names_of_their_own(samples, tmp_path):
+    export(samples / "checkpoint-engine", tmp_path / "run.tar", workers=1)
+    paths = [file["path"] for file in manifest_of(tmp_path / "run.tar")["files"]]
+    machines = [file["machine"]["name"] for file in manifest_of(tmp_path / "run.tar")["files"]]
+    assert len(set(paths)) == len(paths) == len(set(machines)) > 3
+
+
+def test_an_archive_is_not_read_as_a_trace(skewed, tmp_path):
+    export(skewed, tmp_path / "run.tar", workers=1)
+    assert detect_file_type((tmp_path / "run.tar").read_bytes()).why == "is an archive; unpack it and name the folder"
+    with tarfile.open(tmp_path / "run.tar") as tar:
+        tar.extractall(tmp_path / "unpacked", filter="data")
+    again = analyze(tmp_path / "unpacked", workers=1)
+    assert again.clocks.offset_ns == analyze(skewed, workers=1).clocks.offset_ns
+
+
+def test_members_are_the_files_of_the_ranks_without_gzip(skewed, tmp_path):
+    export(skewed, tmp_path / "run.tar", workers=1)
+    with tarfile.open(tmp_path / "run.tar") as tar:
+        for rank, path in enumerate(sorted(skewed.glob("*.gz"))):
+            assert tar.extractfile(f"rank{rank}.json").read() == gzip.decompress(path.read_bytes())
+            assert load_json(path)["distributedInfo"]["rank"] == rank
