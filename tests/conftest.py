@@ -87,6 +87,12 @@ SAMPLES = Path(__file__).parent.parent / "sample_traces"
 
 
 @pytest.fixture(scope="session")
+def snapshots():
+    """Memory snapshots with what the allocator counted while they were recorded; some with traces."""
+    return Path(__file__).parent / "data/memory"
+
+
+@pytest.fixture(scope="session")
 def samples():
     """The captures that ship with the repository."""
     return SAMPLES

@@ -195,6 +195,7 @@ ALLOCATOR_BLOCKS = pl.Schema(
         "segment": pl.Int64(),  # its address
         "address": pl.Int64(),
         "bytes": pl.Int64(),
+        "requested": pl.Int64(),  # what was asked for
         "stream": pl.Int64(),  # of its segment
         "state": pl.String(),  # "active_allocated", "active_pending_free" or "inactive"
         "stack": pl.Int32(),  # of its allocation

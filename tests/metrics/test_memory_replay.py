@@ -22,63 +22,68 @@ def replayed(content):
     return replay_snapshot(parse_memory_snapshot(content, name="a"))
 
 
+K = 512
+"""Blocks are multiples of this size."""
+
+
 def test_allocated_falls_at_the_request_and_active_at_the_completion():
     events = [
-        event("segment_alloc", 1000, 100, 0),
-        event("alloc", 1000, 10, 1),
-        event("alloc", 1010, 20, 2),
-        event("free_requested", 1000, 10, 3),
-        event("free_completed", 1000, 10, 4),
+        event("segment_alloc", 0, 100 * K, 0),
+        event("alloc", 0, 10 * K, 1),
+        event("alloc", 10 * K, 20 * K, 2),
+        event("free_requested", 0, 10 * K, 3),
+        event("free_completed", 0, 10 * K, 4),
     ]
-    replay = replayed(snapshot(events, [segment(1000, [block(1010, 20)], total=100)]))
-    assert replay.levels["allocated"].to_list() == [0, 10, 30, 20, 20]
-    assert replay.levels["active"].to_list() == [0, 10, 30, 30, 20]
-    assert replay.levels["reserved"].to_list() == [100] * 5
-    assert (replay.end_allocated, replay.end_active, replay.difference_bytes) == (20, 20, 0)
+    replay = replayed(snapshot(events, [segment(0, [block(10 * K, 20 * K)], total=100 * K)]))
+    assert (replay.levels["allocated"] // K).to_list() == [0, 10, 30, 20, 20]
+    assert (replay.levels["active"] // K).to_list() == [0, 10, 30, 30, 20]
+    assert (replay.levels["reserved"] // K).to_list() == [100] * 5
+    assert (replay.end_allocated, replay.end_active, replay.difference_bytes) == (20 * K, 20 * K, 0)
 
 
 def test_an_address_that_is_used_again_is_another_allocation():
     events = [
-        event("alloc", 1000, 10, 1),
-        event("free_requested", 1000, 10, 2),
-        event("free_completed", 1000, 10, 2),
-        event("alloc", 1000, 30, 3),
+        event("alloc", 0, 10 * K, 1),
+        event("free_requested", 0, 10 * K, 2),
+        event("free_completed", 0, 10 * K, 2),
+        event("alloc", 0, 30 * K, 3),
     ]
-    replay = replayed(snapshot(events, [segment(1000, [block(1000, 30)])]))
-    assert replay.allocations.select("bytes", "alloc_row", "free_row").rows() == [(10, 0, 1), (30, 3, None)]
+    replay = replayed(snapshot(events, [segment(0, [block(0, 30 * K)])]))
+    assert replay.allocations.select("bytes", "alloc_row", "free_row").rows() == [(10 * K, 0, 1), (30 * K, 3, None)]
 
 
 def test_what_was_allocated_before_the_history_is_known_from_its_free_or_its_block():
-    events = [event("free_requested", 1000, 10, 1), event("free_completed", 1000, 10, 2)]
-    replay = replayed(snapshot(events, [segment(1000, [block(1010, 20), block(1030, 5, "inactive")])]))
-    assert replay.first_allocated == 30
-    assert replay.levels["allocated"].to_list() == [20, 20]
-    assert sorted(replay.allocations["alloc_row"].to_list(), key=str) == [None, None]
+    events = [event("free_requested", 0, 10 * K, 1), event("free_completed", 0, 10 * K, 2)]
+    blocks = [block(10 * K, 20 * K), block(30 * K, 5 * K, "inactive")]
+    replay = replayed(snapshot(events, [segment(0, blocks)]))
+    assert replay.first_allocated == 30 * K
+    assert replay.levels["allocated"].to_list() == [20 * K, 20 * K]
+    assert replay.allocations["alloc_row"].to_list() == [None, None]
     assert replay.difference_bytes == 0
 
 
 def test_what_was_freed_before_the_history_and_is_still_in_use_is_active_only():
-    events = [event("free_completed", 1000, 10, 1)]
-    pending = block(1010, 20, "active_pending_free")
-    replay = replayed(snapshot(events, [segment(1000, [pending])]))
+    events = [event("free_completed", 0, 10 * K, 1)]
+    pending = block(10 * K, 20 * K, "active_pending_free")
+    replay = replayed(snapshot(events, [segment(0, [pending])]))
     assert replay.first_allocated == 0
-    assert replay.levels.select("allocated", "active").rows() == [(0, 20)]
-    assert (replay.end_allocated, replay.end_active, replay.difference_bytes) == (0, 20, 0)
+    assert replay.levels.select("allocated", "active").rows() == [(0, 20 * K)]
+    assert (replay.end_allocated, replay.end_active, replay.difference_bytes) == (0, 20 * K, 0)
     assert replay.living_at(0).is_empty()
 
 
 def test_a_replay_that_misses_memory_says_how_much():
-    replay = replayed(snapshot([event("alloc", 1000, 10, 1)], [segment(1000, [])]))
-    assert replay.difference_bytes == 10
+    replay = replayed(snapshot([event("alloc", 0, 10 * K, 1)], [segment(0, [])]))
+    assert replay.difference_bytes == 10 * K
 
 
 def test_the_peak_is_looked_for_within_the_time_asked_for():
-    rows = [(0, 10), (1, 90), (2, -90), (3, 30)]
+    rows = [(0, 1, 10), (1, 2, 90), (2, 2, -90), (3, 3, 30)]
     events = []
-    for us, size in rows:
+    for us, place, size in rows:
         action = "alloc" if size > 0 else "free_requested"
-        events.append(event(action, 1000 + abs(size), abs(size), us))
-    replay = replayed(snapshot(events, [segment(1000, [])]))
+        events.append(event(action, place * 100 * K, abs(size) * K, us))
+    replay = replayed(snapshot(events, [segment(0, [])]))
     late_ns = int(replay.levels["at_ns"][2])
     assert (replay.peak_row(), replay.peak_row(start_ns=late_ns), replay.peak_row(start_ns=late_ns * 2)) == (1, 3, None)
 
@@ -93,8 +98,9 @@ def test_random_histories_cut_anywhere_have_the_level_of_the_whole():
         for us in range(60):
             action = rng.choice(["alloc", "alloc", "free_requested", "free_completed"])
             if action == "alloc":
-                free = [address for address in range(1000, 1040) if address not in living and address not in pending]
-                address, size = rng.choice(free), rng.randint(1, 9)
+                places = [place * 10 * K for place in range(40)]
+                free = [address for address in places if address not in living and address not in pending]
+                address, size = rng.choice(free), rng.randint(1, 9) * K
                 living[address] = size
             elif action == "free_requested" and living:
                 address = rng.choice(list(living))
@@ -109,7 +115,7 @@ def test_random_histories_cut_anywhere_have_the_level_of_the_whole():
         blocks = [block(address, size) for address, size in living.items()]
         blocks += [block(address, size, "active_pending_free") for address, size in pending.items()]
         for cut in (0, len(events) // 3, len(events)):
-            replay = replayed(snapshot(events[cut:], [segment(1000, blocks)]))
+            replay = replayed(snapshot(events[cut:], [segment(0, blocks)]))
             assert replay.levels.select("allocated", "active").rows() == levels[cut:]
             assert replay.difference_bytes == 0
 
@@ -142,20 +148,27 @@ def test_memory_that_no_event_of_a_trace_touches_is_one_allocation():
 @pytest.mark.skipif(not RECORDED.is_dir(), reason="the recording is not here")
 @pytest.mark.parametrize("rank", range(4))
 def test_the_recorded_history_ends_in_the_snapshots_own_segments(rank):
-    """Counted here without tracekit: adding up the events gives the segments' allocated and active sizes."""
+    """Counted here without tracekit: adding up the events gives the segments' allocated and active sizes.
+
+    The events say what was asked for, and blocks are multiples of 512 bytes.
+    """
     content = pickle.loads((RECORDED / f"memory_rank{rank}.pickle").read_bytes())
-    allocated = active = peak = 0
+    allocated = active = requested = peak = block_peak = 0
     for row in content["device_traces"][0]:
+        size = -(-row["size"] // 512) * 512
         if row["action"] == "alloc":
-            allocated += row["size"]
-            active += row["size"]
+            requested += row["size"]
+            allocated += size
+            active += size
         elif row["action"] == "free_requested":
-            allocated -= row["size"]
+            requested -= row["size"]
+            allocated -= size
         elif row["action"] == "free_completed":
-            active -= row["size"]
-        peak = max(peak, allocated)
+            active -= size
+        peak = max(peak, requested)
+        block_peak = max(block_peak, allocated)
     assert allocated == sum(row["allocated_size"] for row in content["segments"])
     assert active == sum(row["active_size"] for row in content["segments"])
     replay = replay_snapshot(read_memory_snapshot(RECORDED / f"memory_rank{rank}.pickle"))
     assert (replay.end_allocated, replay.end_active, replay.difference_bytes) == (allocated, active, 0)
-    assert replay.levels["allocated"].max() == peak
+    assert (replay.levels["requested"].max(), replay.levels["allocated"].max()) == (peak, block_peak)

@@ -175,7 +175,10 @@ def _block_table(segments: Sequence[Mapping[str, Any]], stacks: _Stacks, name: s
             size = block.get("size")
             stack = stacks.number(block.get("frames"))
             state = str(block.get("state", ""))
-            rows.append((segment.get("address"), block_address, size, segment.get("stream", 0), state, stack))
+            stream = segment.get("stream", 0)
+            rows.append(
+                (segment.get("address"), block_address, size, block.get("requested_size", size), stream, state, stack)
+            )
             if isinstance(block_address, int) and isinstance(size, int):
                 address = block_address + size
     names = ALLOCATOR_BLOCKS.names()
@@ -205,7 +208,7 @@ def _table(columns: Mapping[str, list[Any]], schema: pl.Schema, where: str) -> p
     for name in required:
         if table[name].null_count():
             raise InputError(f"{where} has an entry without {name}", hint=_WRITE_AGAIN)
-    sizes = [name for name in ("bytes", "allocated", "active") if name in schema]
+    sizes = [name for name in ("bytes", "allocated", "active", "requested") if name in schema]
     for name in sizes:
         if (table[name] < 0).any() or (table[name] > MAX_BYTES).any():
             raise InputError(f"{where} has an impossible size", hint=_WRITE_AGAIN)

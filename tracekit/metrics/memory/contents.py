@@ -46,8 +46,16 @@ MIN_STEPS_TO_BE_KEPT = 2
 MIN_SHARE_OF_KEPT_GRADIENTS = 0.5
 """Kept allocations of backwards, over the number of weights, above which they are gradients that are never freed."""
 
-_PERSISTENT_ORIGINS = ("weights", "optimizer", "communication", "recompute")
+_PERSISTENT_ORIGINS = (
+    "weights",
+    "gradients",
+    "reduced_gradients",  # gradients if they outlive the backward, else buffers for reducing them
+    "optimizer",
+    "communication",
+    "recompute",
+)
 """Origins that a stack tells better than the launches around an allocation."""
+_PHASES = ("forward", "backward", "recompute", "optimizer")
 
 
 def find_purposes(
@@ -57,6 +65,7 @@ def find_purposes(
     stacks: Sequence[Stack] = (),
     chunks: pl.DataFrame | None = None,
     step_starts: pl.DataFrame,
+    optimizer_times: pl.DataFrame | None = None,
 ) -> pl.DataFrame:
     """Return the allocations with what they are for (``ALLOCATIONS`` and ``PURPOSES``).
 
@@ -66,9 +75,11 @@ def find_purposes(
         stacks: Stacks by their number.
         chunks: The rank's pipeline chunks; None without a pipeline.
         step_starts: Columns ``step`` and ``start_ns``, in order of time.
+        optimizer_times: Columns ``start_ns`` and ``end_ns`` of ranges around optimizer steps; None if there are none.
 
     """
     rows = _add_host_work(replay.allocations, work)
+    rows = _add_optimizer_steps(rows, optimizer_times)
     rows = rows.with_columns(_origins(rows, stacks))
     rows = _add_chunks(rows, chunks)
     rows = _add_steps(rows, step_starts, replay)
@@ -77,13 +88,15 @@ def find_purposes(
     is_freed = pl.col("free_ns").is_not_null()
     is_freed_in_work = (is_freed & (pl.col("free_ns") <= pl.col("work_end_ns"))).fill_null(False)
     survives_step = ~is_freed | (pl.col("steps_survived") > 0)
+    # Gradients live until the optimizer has used them. Where its ranges were not recorded, the phase tells.
+    is_freed_in_phase = pl.col("free_phase").is_in(["forward", "backward", "recompute"])
+    is_freed_before_optimizer = pl.coalesce(~pl.col("lives_through_optimizer"), is_freed_in_phase & ~survives_step)
     is_communication = (
-        (origin == "communication")
+        origin.is_in(["communication", "reduced_gradients"])
         | pl.col("label").is_in(COMMUNICATION_LABELS)
         | pl.col("operator").str.contains("^(c10d::|nccl:|record_param_comms)")
     ).fill_null(False)
     is_freed_by_own_chunk = (pl.col("free_pair") == pl.col("pair")) & (pl.col("free_step") == pl.col("step"))
-    is_freed_in_passes = pl.col("free_phase").is_in(["forward", "backward", "recompute"])
     # Libraries allocate workspaces once and keep them. Gradients may be kept as well, but then they are as many as
     # weights; and what every step leaves behind is no workspace.
     is_kept = (pl.col("steps_survived") >= MIN_STEPS_TO_BE_KEPT) & _is_of_one_step(rows)
@@ -94,6 +107,8 @@ def find_purposes(
     # The first case that holds decides.
     cases: list[tuple[pl.Expr, str]] = [
         (is_older & origin.is_null(), "before_recording"),
+        ((origin == "reduced_gradients") & ~is_freed_before_optimizer.fill_null(True), "gradients"),
+        (origin == "gradients", "gradients"),
         (is_communication, "communication"),
         (origin == "weights", "weights"),
         ((origin == "optimizer") & survives_step, "optimizer_state"),
@@ -103,15 +118,32 @@ def find_purposes(
         (origin.is_in(["forward", "recompute"]), "activations"),
         ((origin == "backward") & is_freed_in_work, "workspace"),
         ((origin == "backward") & is_freed_by_own_chunk, "activations"),  # kept for the weight gradient
-        ((origin == "backward") & is_freed_in_passes & ~survives_step, "workspace"),
+        ((origin == "backward") & is_freed & is_freed_before_optimizer, "workspace"),
         (origin == "backward", "gradients"),
     ]
     category = pl.lit("other")
     for condition, name in reversed(cases):
         category = pl.when(condition.fill_null(False)).then(pl.lit(name)).otherwise(category)
-    rows = rows.with_columns(category=category, phase=origin.replace(["weights", "communication"], [None, None]))
-    names = [*replay.allocations.columns, *PURPOSES]
-    return conform(rows, pl.Schema({**replay.allocations.schema, **PURPOSES})).select(names)
+    phase = pl.coalesce("phase", pl.when(origin.is_in(_PHASES)).then(origin))
+    return conform(
+        rows.with_columns(category=category, phase=phase), pl.Schema({**replay.allocations.schema, **PURPOSES})
+    )
+
+
+def _add_optimizer_steps(rows: pl.DataFrame, times: pl.DataFrame | None) -> pl.DataFrame:
+    """Add whether an optimizer's step made an allocation, and whether one began in its lifetime; null if unknown."""
+    if times is None or times.is_empty():
+        return rows.with_columns(
+            is_of_optimizer=pl.lit(None, pl.Boolean), lives_through_optimizer=pl.lit(None, pl.Boolean)
+        )
+    ordered = times.sort("start_ns")
+    starts, ends = ordered["start_ns"].to_numpy(), ordered["end_ns"].to_numpy()
+    alloc_ns = rows["alloc_ns"].fill_null(np.iinfo(np.int64).min).to_numpy()
+    free_ns = rows["free_ns"].fill_null(np.iinfo(np.int64).max).to_numpy()
+    begun = np.searchsorted(starts, alloc_ns, side="right")
+    is_inside = (begun > 0) & (alloc_ns <= ends[np.maximum(begun - 1, 0)])
+    begins_later = np.searchsorted(starts, free_ns, side="right") > begun
+    return rows.with_columns(is_of_optimizer=pl.Series(is_inside), lives_through_optimizer=pl.Series(begins_later))
 
 
 def _is_of_one_step(rows: pl.DataFrame) -> pl.Expr:
@@ -139,12 +171,15 @@ def _origins(rows: pl.DataFrame, stacks: Sequence[Stack]) -> pl.Series:
         {"stack": range(len(stacks)), "stack_origin": [stack_origin(stack) for stack in stacks]},
         schema={"stack": pl.Int32(), "stack_origin": pl.String()},
     )
-    joined = rows.select("stack", "phase", "alloc_row").join(by_stack, on="stack", how="left", maintain_order="left")
+    joined = rows.select("stack", "phase", "alloc_row", "is_of_optimizer").join(
+        by_stack, on="stack", how="left", maintain_order="left"
+    )
     # Python stacks end at the thread of the autograd engine: where others have one, a missing one tells a backward.
     is_engine = pl.lit(bool(stacks)) & pl.col("stack").is_null() & pl.col("alloc_row").is_not_null()
     lasting = pl.when(pl.col("stack_origin").is_in(_PERSISTENT_ORIGINS)).then("stack_origin")
     by_absence = pl.when(is_engine).then(pl.lit("backward"))
-    return joined.select(origin=pl.coalesce(lasting, "phase", "stack_origin", by_absence))["origin"]
+    by_range = pl.when("is_of_optimizer").then(pl.lit("optimizer"))
+    return joined.select(origin=pl.coalesce(lasting, by_range, "phase", "stack_origin", by_absence))["origin"]
 
 
 def _add_chunks(rows: pl.DataFrame, chunks: pl.DataFrame | None) -> pl.DataFrame:

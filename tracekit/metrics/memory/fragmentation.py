@@ -12,13 +12,12 @@ import numpy as np
 import polars as pl
 
 from tracekit._util.arrays import Bools, Ints
+from tracekit.metrics.memory.block_sizes import MAX_SMALL_BLOCK_BYTES
 from tracekit.metrics.memory.replay import Replay
 from tracekit.schema import MemorySnapshot
 
 SMALL_SEGMENT_BYTES = 2 << 20
 """Size of the segments that PyTorch keeps for small blocks."""
-MAX_SMALL_BLOCK_BYTES = 1 << 20
-"""Size up to which a block is cut from a segment for small blocks."""
 
 
 class Fragmentation(msgspec.Struct, frozen=True):

@@ -14,7 +14,7 @@ from tracekit.metrics.memory.replay import gpu_memory, replay_trace
 from tracekit.schema import MemorySnapshot, RankEvents
 
 MIN_SEEN_SHARE = 0.9
-"""Share of the trace's time between the first and the last event of a snapshot from which it saw the trace."""
+"""Share of the trace's launches between the first and the last event of a snapshot from which it saw the trace."""
 MAX_CLOCK_UNCERTAINTY_NS = 1_000_000
 """Uncertainty of a snapshot's place on the trace's clock above which moments may belong to a neighbouring cell."""
 
@@ -38,7 +38,7 @@ def measure_memory(
 
     """
     ops = rank.events.filter(pl.col("kind") == "cpu_op")
-    placed, notices = _choose_snapshot(rank, window or _host_time(rank.events))
+    placed, notices = _choose_snapshot(rank, labelled["launch_ns"].drop_nulls())
     if placed is None:
         replay = replay_trace(rank.memory)
         if replay is None:
@@ -65,7 +65,7 @@ def measure_memory(
 
 
 def _choose_snapshot(
-    rank: RankEvents, window: tuple[int, int] | None
+    rank: RankEvents, launches: pl.Series
 ) -> tuple[tuple[MemorySnapshot, SnapshotClock] | None, tuple[Notice, ...]]:
     """Return the snapshot that saw most of the trace, with its place on the trace's clock; and notices.
 
@@ -83,7 +83,7 @@ def _choose_snapshot(
         return None, tuple(notices)
     chosen = max(placed, key=lambda pair: pair[1].events)
     notices += chosen[0].notices
-    share = _seen_share(*chosen, window)
+    share = _seen_share(*chosen, launches)
     if share < MIN_SEEN_SHARE:
         has_own_events = len(rank.memory) > 0
         case = "not_used" if has_own_events else "used"
@@ -95,14 +95,13 @@ def _choose_snapshot(
     return chosen, tuple(notices)
 
 
-def _seen_share(snapshot: MemorySnapshot, clock: SnapshotClock, window: tuple[int, int] | None) -> float:
-    """Return the share of the trace's time that lies between the first and the last event of a snapshot, 0 to 1."""
-    if window is None or snapshot.events.is_empty():
+def _seen_share(snapshot: MemorySnapshot, clock: SnapshotClock, launches: pl.Series) -> float:
+    """Return the share of launches that lie between the first and the last event of a snapshot, 0 to 1."""
+    if launches.is_empty() or snapshot.events.is_empty():
         return 1.0
     times = snapshot.events["at_ns"].to_numpy() + clock.offset_ns
-    start_ns, end_ns = window
-    seen_ns = min(end_ns, int(times.max())) - max(start_ns, int(times.min()))
-    return max(0.0, seen_ns / max(1, end_ns - start_ns))
+    is_seen = launches.is_between(int(times.min()) - clock.uncertainty_ns, int(times.max()) + clock.uncertainty_ns)
+    return int(is_seen.sum()) / len(launches)
 
 
 def _host_time(events: pl.DataFrame) -> tuple[int, int] | None:

@@ -45,6 +45,8 @@ class PeakMoment(msgspec.Struct, frozen=True):
     """Host time; None without a history."""
     active_bytes: int | None
     """Allocated or still in use by a stream; None if unknown."""
+    requested_bytes: int | None
+    """Of what is allocated, the bytes that were asked for: blocks are larger. None if unknown."""
     reserved_bytes: int | None
     """None if unknown."""
     step: int | None = None
@@ -116,14 +118,11 @@ class MemoryHistory:
     def memory_events(self) -> pl.DataFrame:
         """Return the allocations and frees of a snapshot as a trace has them (``schema.MEMORY``)."""
         assert self.snapshot is not None, "a trace has them already"
-        action = pl.col("action").cast(pl.String)
-        changes = {"alloc": 1, "free_requested": -1}
-        sign = action.replace_strict(changes, default=0, return_dtype=pl.Int64)
-        events = self.snapshot.events.select(
-            "address", "action", bytes=pl.col("bytes") * sign, device_type=pl.lit(1), device=pl.lit(self.device)
-        )
+        events = self.snapshot.events.select("address", "action", device_type=pl.lit(1), device=pl.lit(self.device))
         rows = pl.concat([events, self.replay.levels], how="horizontal")
-        return conform(rows.filter(pl.col("action").is_in(list(changes))), MEMORY)
+        change = pl.col("allocated") - pl.col("allocated").shift(1, fill_value=self.replay.first_allocated)
+        is_change = pl.col("action").is_in(["alloc", "free_requested"])
+        return conform(rows.with_columns(bytes=change).filter(is_change), MEMORY)
 
 
 def measure_contents(
@@ -161,7 +160,14 @@ def measure_contents(
             pl.col("row").cast(pl.Int64), "at_ns", no_thread if tids is None else tids.alias("tid")
         )
         work = find_host_work(events, labelled, ops, chunks)
-    purposes = find_purposes(replay, work, stacks=history.stacks, chunks=chunks, step_starts=starts)
+    purposes = find_purposes(
+        replay,
+        work,
+        stacks=history.stacks,
+        chunks=chunks,
+        step_starts=starts,
+        optimizer_times=_optimizer_times(history),
+    )
     contents = contents_at(purposes, -1 if row is None else row)
     peak = _peak_moment(replay, row, work, chunks)
     activations = measure_activations(purposes)
@@ -218,12 +224,32 @@ def _step_starts(history: MemoryHistory, trace_starts: pl.DataFrame | None) -> p
     return schema.to_frame()
 
 
+def _optimizer_times(history: MemoryHistory) -> pl.DataFrame | None:
+    """Return the ranges around optimizer steps that a snapshot recorded; None if it has none."""
+    if history.snapshot is None:
+        return None
+    offset_ns = 0 if history.clock is None else history.clock.offset_ns
+    ranges = history.snapshot.annotations.filter(pl.col("name").str.contains(_OPTIMIZER_STEP)).sort("at_ns")
+    # Begins and ends alternate: an optimizer's step is not called inside another of the same process.
+    starts = ranges.filter("is_start")["at_ns"] + offset_ns
+    ends = ranges.filter(~pl.col("is_start"))["at_ns"] + offset_ns
+    if starts.is_empty() or len(starts) != len(ends):
+        return None
+    return pl.DataFrame({"start_ns": starts, "end_ns": ends})
+
+
 def _peak_moment(replay: Replay, row: int | None, work: pl.DataFrame | None, chunks: pl.DataFrame | None) -> PeakMoment:
     """Return the moment after an event; without events, what is there is all there is."""
     if row is None:
-        return PeakMoment(replay.first_allocated, None, replay.end_active, replay.first_reserved)
+        return PeakMoment(replay.first_allocated, None, replay.end_active, None, replay.first_reserved)
     level = replay.levels.row(row, named=True)
-    moment = PeakMoment(int(level["allocated"]), int(level["at_ns"]), level["active"], level["reserved"])
+    moment = PeakMoment(
+        bytes=int(level["allocated"]),
+        at_ns=int(level["at_ns"]),
+        active_bytes=level["active"],
+        requested_bytes=level["requested"],
+        reserved_bytes=level["reserved"],
+    )
     if work is None:
         return moment
     host = work.row(row, named=True)

@@ -12,14 +12,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import polars as pl
 
+from tracekit._util.arrays import Ints
+from tracekit.metrics.memory.block_sizes import find_block_sizes, round_up
 from tracekit.schema import MemorySnapshot, conform
 
 ALLOCATIONS = pl.Schema(
     {
         "address": pl.Int64(),
-        "bytes": pl.Int64(),
+        "bytes": pl.Int64(),  # of its block
+        "requested": pl.Int64(),  # what was asked for, which may be less; null if unknown
         "stream": pl.Int64(),
         "stack": pl.Int32(),  # number of the stack that allocated it; null if unknown
         "alloc_row": pl.Int64(),  # event that allocated it; null: before the first event
@@ -32,18 +36,22 @@ ALLOCATIONS = pl.Schema(
 )
 """One row per allocation, in the order in which they were made."""
 
-LEVELS = pl.Schema({"at_ns": pl.Int64(), "allocated": pl.Int64(), "active": pl.Int64(), "reserved": pl.Int64()})
+LEVELS = pl.Schema(
+    {
+        "at_ns": pl.Int64(),
+        "allocated": pl.Int64(),  # blocks of tensors
+        "active": pl.Int64(),  # these, and blocks that are freed and still in use by a stream
+        "reserved": pl.Int64(),  # segments
+        "requested": pl.Int64(),  # of what is allocated, the bytes that were asked for
+    }
+)
 """Memory after each event, in bytes; null where it is not known."""
 
 FREED_BEFORE = -1
 """``free_row`` of an allocation that was freed before the first event, and still in use by a stream then."""
 
-LEVEL_CHANGES = {
-    "allocated": {"alloc": 1, "free_requested": -1},
-    "active": {"alloc": 1, "free_completed": -1},
-    "reserved": {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1},
-}
-"""Which events change each level, and their sign."""
+RESERVED_CHANGES = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
+"""How an event changes what is reserved, as a multiple of its bytes."""
 _HOST_DEVICE_TYPE = 0
 _TENSOR_ACTIONS = ("alloc", "free_requested", "free_completed")
 
@@ -87,16 +95,22 @@ def replay_snapshot(snapshot: MemorySnapshot) -> Replay:
     """Replay the events of a memory snapshot, backwards from its segments."""
     events = snapshot.events.with_row_index("row").cast({"row": pl.Int64})
     allocations = _pair_events(events.filter(pl.col("action").is_in(_TENSOR_ACTIONS)))
+    allocations = _with_block_sizes(allocations, snapshot)
     allocations = pl.concat([_blocks_without_events(snapshot.blocks, allocations), allocations])
     older = allocations.filter(pl.col("alloc_row").is_null())
     first_active = int(older["bytes"].sum())
-    first_allocated = int(older.filter(pl.col("free_row").ne_missing(FREED_BEFORE))["bytes"].sum())
+    living_first = older.filter(pl.col("free_row").ne_missing(FREED_BEFORE))
+    first_allocated = int(living_first["bytes"].sum())
+    first_requested = int(living_first.select(pl.coalesce("requested", "bytes")).to_series().sum())
     end_reserved = int(snapshot.segments["bytes"].sum())
-    levels = _add_up(events)
+    levels = _add_up(events, allocations)
     change = int(levels["reserved"][-1]) if len(levels) else 0
     first_reserved = end_reserved - change
     levels = levels.with_columns(
-        pl.col("allocated") + first_allocated, pl.col("active") + first_active, pl.col("reserved") + first_reserved
+        pl.col("allocated") + first_allocated,
+        pl.col("active") + first_active,
+        pl.col("reserved") + first_reserved,
+        pl.col("requested") + first_requested,
     )
     end_allocated = int(levels["allocated"][-1]) if len(levels) else first_allocated
     end_active = int(levels["active"][-1]) if len(levels) else first_active
@@ -113,14 +127,42 @@ def replay_snapshot(snapshot: MemorySnapshot) -> Replay:
     )
 
 
-def _add_up(events: pl.DataFrame) -> pl.DataFrame:
+def _add_up(events: pl.DataFrame, allocations: pl.DataFrame) -> pl.DataFrame:
     """Return ``LEVELS`` relative to those before the first event."""
-    columns = {}
-    for level, change_by_action in LEVEL_CHANGES.items():
-        sign = pl.col("action").cast(pl.String).replace_strict(change_by_action, default=0, return_dtype=pl.Int64)
-        columns[level] = (pl.col("bytes") * sign).cum_sum()
-    # Threads may note events of almost the same moment in another order than that of their times.
-    return conform(events.select(at_ns=pl.col("at_ns").cum_max(), **columns), LEVELS)
+    sign = pl.col("action").cast(pl.String).replace_strict(RESERVED_CHANGES, default=0, return_dtype=pl.Int64)
+    count = len(events)
+    made = _changes_by_row(allocations, "alloc_row", count)
+    freed = _changes_by_row(allocations, "free_row", count)
+    done = _changes_by_row(allocations, "done_row", count)
+    requested = _changes_by_row(allocations, "alloc_row", count, size="requested")
+    returned = _changes_by_row(allocations, "free_row", count, size="requested")
+    levels = events.select(
+        # Threads may note events of almost the same moment in another order than that of their times.
+        at_ns=pl.col("at_ns").cum_max(),
+        allocated=pl.Series(np.cumsum(made - freed)),
+        active=pl.Series(np.cumsum(made - done)),
+        reserved=(pl.col("bytes") * sign).cum_sum(),
+        requested=pl.Series(np.cumsum(requested - returned)),
+    )
+    return conform(levels, LEVELS)
+
+
+def _changes_by_row(allocations: pl.DataFrame, row: str, count: int, *, size: str = "bytes") -> Ints:
+    """Return for each event the bytes of the allocation that it makes or frees."""
+    changed = allocations.filter(pl.col(row) >= 0)
+    changes = np.zeros(count, np.int64)
+    changes[changed[row].to_numpy()] = changed[size].to_numpy()
+    return changes
+
+
+def _with_block_sizes(allocations: pl.DataFrame, snapshot: MemorySnapshot) -> pl.DataFrame:
+    """Return the allocations with the sizes of their blocks instead of what was asked for."""
+    sizes = find_block_sizes(snapshot)
+    rows = allocations["alloc_row"]
+    is_known = rows.is_not_null().to_numpy()
+    block_sizes = round_up(allocations["bytes"].to_numpy())
+    block_sizes[is_known] = sizes[rows.drop_nulls().to_numpy()]
+    return allocations.with_columns(requested=pl.col("bytes"), bytes=pl.Series(block_sizes))
 
 
 def _pair_events(events: pl.DataFrame) -> pl.DataFrame:

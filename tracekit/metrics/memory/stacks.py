@@ -11,7 +11,7 @@ import msgspec
 
 from tracekit.schema import Frame
 
-_LIBRARY = re.compile(r"site-packages/|dist-packages/|(^|/)torch/|(^|/)python3\.\d+/|^<frozen")
+_LIBRARY = re.compile(r"site-packages/|dist-packages/|(^|/)torch/|(^|/)python3\.\d+/|^<")
 """Matches the path of a file that belongs to a library or to Python itself."""
 
 Stack = tuple[Frame, ...]
@@ -62,8 +62,10 @@ def source_line(stack: Stack) -> str | None:
     >>> source_line((("linear", "site-packages/torch/nn/functional.py", 9), ("forward", "model.py", 25)))
     'model.py:25 forward'
     """
-    own = [frame for frame in stack if not _LIBRARY.search(frame[1])]
-    shown = own or list(stack)
+    # Frames of C++ have no line.
+    python = [frame for frame in stack if frame[2] > 0]
+    own = [frame for frame in python if not _LIBRARY.search(frame[1])]
+    shown = own or python or list(stack)
     if not shown:
         return None
     function, file, line = shown[0]
