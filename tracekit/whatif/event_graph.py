@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from statistics import median
 
 import msgspec
 import numpy as np
@@ -282,7 +283,9 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         """Return the step time: the median over ranks, and of that the median over steps."""
         of_ranks = self.step_bounds(start, end).drop_nulls("time_ns")
         of_steps = of_ranks.group_by("step_index").agg(pl.col("time_ns").median())
-        return round(float(np.median(of_steps["time_ns"].to_numpy()))) if len(of_steps) else 0
+        # Whole nanoseconds of each step, as the step time has them: two roundings give another figure than one.
+        step_ns = [round(ns) for ns in of_steps["time_ns"].to_list()]
+        return round(median(step_ns)) if step_ns else 0
 
     def replay(self, factor: Floats | None = None, host_factor: Floats | None = None) -> Replay:
         """Run the events again.
