@@ -154,10 +154,12 @@ def last_of_match(match: Ints, time_ns: Ints) -> npt.NDArray[np.int32]:
 def _channels(operations: pl.DataFrame, p2p: Bools) -> Ints:
     """Return the number of each operation's channel, which is its kind and group, in the order of their names.
 
-    A run has few of them, and numbers are compared faster than text. The two sides of a message may name its group
-    differently, or not at all; the pair itself is enough.
+    A run has few of them, and numbers are compared faster than text. The kind is the collective in one spelling:
+    kernels of one collective may be recorded as ``all_to_all`` and ``all_to_allv``. The two sides of a message may name
+    its group differently, or not at all; the pair itself is enough.
     """
-    channels = operations.select("what", pl.when(pl.Series(~p2p)).then(pl.col("group", "group_ranks")))
+    kind = pl.coalesce(pl.col("call", "what").cast(pl.String)) if "call" in operations.columns else pl.col("what")
+    channels = operations.select(kind, pl.when(pl.Series(~p2p)).then(pl.col("group", "group_ranks")))
     code, first = group_rows(*(CategoryColumn.from_series(column).codes for column in channels))
     number = channels[first].cast(pl.String).select(pl.struct(pl.all()).rank("dense").cast(pl.Int64))
     return number.to_series().to_numpy()[code]

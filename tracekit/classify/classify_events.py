@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import polars as pl
 
 from tracekit._util.arrays import Ints
@@ -118,7 +119,7 @@ def _labelled_table(classification: Classification) -> pl.DataFrame:
     texts = {
         **{name: evidence.text(name) for name in evidence_columns},
         "p2p": point_to_point_messages(gpu, evidence.ranges, launches),
-        "collective": gpu.text("collective").fill(comm.call),
+        "collective": gpu.text("collective").fill(comm.recorded_name.where(comm.library.present)).fill(comm.call),
         **{name: gpu.text(name).fill(getattr(comm, name)) for name in ("group", "group_desc", "group_ranks")},
         "label": decisions.label,
         "pass": classification.passes,
@@ -131,6 +132,8 @@ def _labelled_table(classification: Classification) -> pl.DataFrame:
     numbers = {
         "peer": comm.peer,
         "collective_seq": comm.seq,
+        "bytes": np.where(comm.bytes >= 0, comm.bytes, gpu.int64("bytes")),
+        "received": np.where(comm.received >= 0, comm.received, gpu.int64("received")),
         "launch_ns": launches.start_ns,
         "launch_tid": launches.tid,
         "autograd_sequence": evidence.autograd.sequence,

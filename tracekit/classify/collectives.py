@@ -40,6 +40,9 @@ class Collectives(NamedTuple):
     group_ranks: CategoryColumn
     peer: Ints  # -1 where unknown
     seq: Ints  # number of the collective in its group; -1 where unknown
+    recorded_name: CategoryColumn  # as the kernel or its host's record names it
+    bytes: Ints  # as the kernel or its host's record says; -1 where unknown
+    received: Ints  # the same
 
 
 def normalize_call(name: str) -> str:
@@ -85,10 +88,26 @@ def read_collectives(gpu: GpuEvents, ranges: Ranges, launches: Launches) -> Coll
     own_peer = gpu.int64("peer")
     peer = np.where(own_peer >= 0, own_peer, peer)
     peer = np.where(peer >= 0, peer, _peers_in_annotations(launches, group_ranks))
-    own_seq, call_seq = gpu.int64("collective_seq"), to_int64(ranges.column("collective_seq", calls))
-    seq = np.where(own_seq >= 0, own_seq, take_or_missing(call_seq, last))
-    peer, seq = (np.where(library.present, numbers, -1) for numbers in (peer, seq))
-    return Collectives(library, call, group, group_desc, group_ranks, peer, seq)
+    # What only one call can say; a kernel that runs a batch of calls has the sizes and names of none of them.
+    only_call = np.where(first == last, last, -1)
+
+    def number(name: str, call_of_kernel: Ints) -> Ints:
+        own_number = gpu.int64(name)
+        call_number = take_or_missing(to_int64(ranges.column(name, calls)), call_of_kernel)
+        return np.where(library.present, np.where(own_number >= 0, own_number, call_number), -1)
+
+    return Collectives(
+        library=library,
+        call=call,
+        group=group,
+        group_desc=group_desc,
+        group_ranks=group_ranks,
+        peer=np.where(library.present, peer, -1),
+        seq=number("collective_seq", last),
+        recorded_name=gpu.text("collective").fill(ranges.text("collective", calls).take(only_call)),
+        bytes=number("bytes", only_call),
+        received=number("received", only_call),
+    )
 
 
 def _find_libraries(gpu: GpuEvents, launches: Launches) -> CategoryColumn:

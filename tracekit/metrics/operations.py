@@ -6,6 +6,7 @@ import polars as pl
 from tracekit._util.arrays import Bools, Ints
 from tracekit._util.categories import CategoryColumn
 from tracekit._util.columns import present, with_nulls
+from tracekit.classify.collectives import normalize_call
 from tracekit.classify.messages import P2P_CALLS, parse_group_ranks, parse_messages
 from tracekit.metrics.label_intervals import Lanes, has_label
 from tracekit.schema import COMMUNICATION_LABELS, MESSAGE_LIST, conform
@@ -29,6 +30,7 @@ OPERATIONS = pl.Schema(
         "id": pl.Int64(),  # event of the rank, as in EVENTS; negative: launched, but the kernel was not recorded
         "received": pl.Int64(),  # bytes received, where recorded
         "collective_seq": pl.Int64(),  # recorded number of the collective within its group
+        "call": pl.Categorical(),  # what in one spelling: all_to_all of all_to_allv; null of a message
     }
 )
 
@@ -91,7 +93,15 @@ def operations(labelled: pl.DataFrame, lanes: Lanes, *, part: str | None = None)
         order_ns=pl.coalesce("launch_ns", "start_ns"),
         hidden_ns=pl.Series(lanes.compute.covered_ns(start, end, event_part)),
     ).with_columns(what=pl.when(pl.col("messages").is_not_null() | is_message).then(pl.lit("p2p")).otherwise(what))
+    comm = comm.with_columns(call=_normalize_calls(comm["what"]))
     return conform(comm.sort("order_ns", "start_ns"), OPERATIONS)
+
+
+def _normalize_calls(what: pl.Series) -> pl.Series:
+    """Return the collectives in one spelling, null for messages."""
+    names = CategoryColumn.from_series(what)
+    spellings = [None if name == "p2p" else normalize_call(name) for name in names.values]
+    return names.replace(spellings).series("call")
 
 
 # ---- Waiting inside communication by operation, and operations whose wait is unknown.
