@@ -339,6 +339,60 @@ def test_a_rank_that_mostly_ends_first_is_no_clock_that_is_behind(shift_ms):
     assert (offset == 0) is (shift == 0)
 
 
+def test_ranks_that_share_a_gpu_keep_their_clocks():
+    """Rank 2 leaves every collective 2.2 ms after rank 1, but ranks 0 and 3 leave them now before and now after.
+
+    The collectives last 20 ms, and no rank ends one before another has begun it.
+    """
+    turns = ((0, 9), (5, 0), (9, 4), (2, 6))
+    rows = []
+    for n in range(32):
+        first, last = turns[n % 4]
+        ends_ms = {0: first, 1: 3.0, 2: 5.2, 3: last}
+        for rank, late_ms in ends_ms.items():
+            end = 100 * MS * n + 20 * MS + round(late_ms * MS)
+            rows.append((n, rank, 100 * MS * n, end))
+    clocks = align(collectives(rows), [0, 1, 2, 3])
+    assert set(clocks.offset_ns.values()) == {0}
+    (pair,) = (bounds for bounds in find_clock_bounds(collectives(rows)) if (bounds.low, bounds.high) == (1, 2))
+    assert pair.least_ns <= 0 <= 2.2 * MS <= pair.most_ns
+
+
+def test_two_ranks_alone_whose_ends_always_lie_apart_have_different_clocks():
+    """The same two ranks without the others: nothing speaks against a clock that is ahead."""
+    rows = [
+        (n, rank, 100 * MS * n, 100 * MS * n + 20 * MS + rank * 22 * MS // 10) for n in range(32) for rank in (0, 1)
+    ]
+    assert align(collectives(rows), [0, 1]).offset_ns[1] == 22 * MS // 10
+
+
+def pairs_with(count):
+    """Two groups of two ranks: of one so many collectives, of the other eight. They last 14 ms and end together."""
+    groups = (((0, 1), count), ((2, 3), 8))
+    rows, match = [], 0
+    for ranks, collective_count in groups:
+        for n in range(collective_count):
+            for rank in ranks:
+                end = 100 * MS * n + 14 * MS + (n % 3) * MS // 10 * (rank % 2)
+                rows.append((match, rank, 100 * MS * n, end))
+            match += 1
+    return collectives(rows)
+
+
+@pytest.mark.parametrize(("count", "is_tight"), [(3, False), (4, True), (7, True)])
+def test_few_collectives_bound_clocks_by_their_ends_if_others_show_how_well_these_agree(count, is_tight):
+    first, _ = find_clock_bounds(pairs_with(count))
+    assert (first.width_ns < MS) is is_tight
+    assert first.least_ns <= 0 <= first.most_ns
+
+
+def test_few_collectives_of_a_whole_run_say_nothing_about_how_well_ends_agree():
+    rows = [row for n in range(6) for row in ((n, 0, 100 * MS * n, (100 * n + 14) * MS),
+                                              (n, 1, 100 * MS * n, (100 * n + 14) * MS))]  # fmt: skip
+    (pair,) = find_clock_bounds(collectives(rows))
+    assert pair.width_ns == 28 * MS
+
+
 @pytest.mark.parametrize("messages_too", [True, False])
 def test_collectives_of_unnamed_groups_move_no_clock_if_others_are_named(messages_too):
     """Ranks 0 and 1 reduce in different groups, 6 ms apart: without names they look like one. Messages allow 0 too."""

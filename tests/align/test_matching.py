@@ -42,6 +42,15 @@ def test_the_bytes_of_a_kernel_with_several_messages_belong_to_none_of_them():
     assert sorted(own["transfer_ns"].to_list()) == [40, 50]
 
 
+def test_one_collective_in_two_spellings_is_one():
+    """A kernel that lost its args has the name that its own name gives."""
+    rows = [collective(rank, 100 * n, 100 * n + 50, what="all_to_allv") for n in range(3) for rank in (0, 1)]
+    rows[3]["what"] = "all_to_all"
+    operations = table(*(row | {"call": "all_to_all"} for row in rows))
+    assert len(match(operations).members) == 6
+    assert len(match(table(*rows)).members) == 4  # without the common spelling one operation stays alone on each side
+
+
 def test_an_operation_of_one_rank_alone_has_no_members():
     assert members(collective(0, 0, 100), message(0, "send:1", 0, 9), message(1, "send:0", 0, 9)).is_empty()
 

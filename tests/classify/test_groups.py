@@ -61,6 +61,14 @@ def test_as_described():
     assert list(zip([d for d, _ in DESCRIBED], actual, strict=True)) == DESCRIBED
 
 
+def test_the_embedding_that_two_stages_hold_is_summed_as_replicas_are():
+    """Megatron-LM sums its gradients over the first and the last stage, which is no message of the pipeline."""
+    program = Program().trained()
+    summed = program.nccl("allreduce", 20, group="1", group_desc="EMBEDDING_GROUP", bytes=1 << 25)
+    sent = program.nccl("send", 40, group="2", group_desc="PIPELINE_MODEL_PARALLEL_GROUP", peer=1)
+    assert labels(program, [summed, sent]) == ["dp_comm", "pp_comm"]
+
+
 @pytest.fixture
 def summed():
     """Gradients summed on group 3 by the hook of a parameter."""

@@ -130,3 +130,25 @@ def test_messages_whose_kernel_and_launch_are_missing_are_not_those_of_the_next_
     labelled = classify(events)
     assert [event_row(labelled, kernel)["p2p"] for kernel in kernels] == ["send:0", "send:2", "send:3"]
     assert classify_lost_kernels(events)["p2p"].to_list() == ["send:1"]
+
+
+def test_what_a_kernel_lacks_is_taken_from_the_hosts_record(program):
+    """Of two exchanges alike, the second kernel was recorded without anything but its name and times."""
+    args = {"collective": "all_to_allv", "group": "3", "group_desc": "ep", "group_ranks": "[4,5]"}
+    sizes = {"bytes": 4096, "received": 1024, "collective_seq": 8}
+    kernels = []
+    for launch_us, recorded in ((10, args | sizes), (30, {})):
+        program.op("record_param_comms", launch_us - 1, launch_us + 3, **args, **sizes)
+        kernels.append(program.kernel("ncclDevKernel_SendRecv(args)", launch_us, stream=20, **recorded))
+    labelled = classify(program.events())
+    complete, bare = (event_row(labelled, kernel) for kernel in kernels)
+    names = (*args, *sizes)
+    assert {name: bare[name] for name in names} == {name: complete[name] for name in names}
+
+
+def test_a_kernel_that_runs_several_calls_has_the_size_of_none(program):
+    """A batch of two sends, each of 64 bytes, runs as one kernel."""
+    for k in range(2):
+        program.op("record_param_comms", k, k + 0.5, collective="send", peer=k + 1, group="1", bytes=64)
+    kernel = program.kernel("ncclDevKernel_SendRecv(args)", 3, stream=20)
+    assert event_row(classify(program.events()), kernel)["bytes"] is None

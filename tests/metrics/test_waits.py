@@ -43,6 +43,30 @@ def test_uneven_ends_are_no_waiting():
     assert not result["wait_is_bound"].any()
 
 
+def test_a_kernel_with_two_messages_waits_once():
+    """Rank 0 sends to rank 1 and receives from it in one kernel, 60 ms before rank 1 launches both as two kernels."""
+    result, members, clocks = waited(
+        message(0, "send:1,recv:1", 0, 100 * MS),
+        message(1, "recv:0", 60 * MS, 100 * MS),
+        message(1, "send:0", 60 * MS + 1, 100 * MS),
+    )
+    stragglers = find_stragglers(members, clocks)
+    assert result["wait_ns"].to_list() == [60 * MS + 1, 0, 0]
+    assert stragglers.select("rank", "caused_ns", "operations").rows() == [(1, 60 * MS + 1, 1)]
+
+
+def test_who_is_waited_for_longest_does_not_depend_on_how_messages_are_packed():
+    """Rank 1 is late by 60 ms for one kernel of three messages, rank 2 by 100 ms for a kernel of one."""
+    _, members, clocks = waited(
+        message(0, "send:1,recv:1,send:1", 0, 100 * MS),
+        *(message(1, p2p, 60 * MS, 100 * MS) for p2p in ("recv:0", "send:0", "recv:0")),
+        message(0, "send:2", 200 * MS, 320 * MS),
+        message(2, "recv:0", 300 * MS, 320 * MS),
+    )
+    stragglers = find_stragglers(members, clocks)
+    assert stragglers.select("rank", "caused_ns").rows() == [(2, 100 * MS), (1, 60 * MS)]
+
+
 def broadcasts(*times):
     """Broadcasts in a row among three ranks: of each the start and end on every rank, in ms."""
     return [

@@ -36,7 +36,9 @@ MAX_DRIFT = 5e-4
 MAX_ACKNOWLEDGE_NS = 20_000
 """Time by which a send may end after its receive: the sender waits to hear that all has arrived."""
 MIN_OPERATIONS_FOR_SPREAD = 8
-"""Collectives of two ranks from which the spread of their ends bounds the clocks' difference."""
+"""Collectives of two ranks, or of all, from which the spread of their ends bounds the clocks' difference."""
+MIN_OPERATIONS_OF_PAIR = 4
+"""Collectives of two ranks from which their ends bound the difference, if all ranks have enough for the spread."""
 SPREAD_TO_SHORTEST_HALF = 1.645 / 1.349
 """Distance from the median of the differences between ends at which the clocks' difference may lie, in units of the
 shortest interval that holds half of them: the interval with nine tenths of a normal distribution."""
@@ -93,6 +95,8 @@ class Compared(msgspec.Struct, frozen=True, eq=False):
     have begun.
     """
     rank: Int32s
+    collectives: int
+    """Number of collectives that end nowhere before all have begun."""
 
     @classmethod
     def of(cls, members: pl.DataFrame) -> Compared:
@@ -102,7 +106,7 @@ class Compared(msgspec.Struct, frozen=True, eq=False):
             alone=(pl.col("messages") == 1).fill_null(False).all().over("match"),
             meets=pl.Series(CategoryColumn.from_series(members["what"]).matches(MEETS)) & pl.col("sends").is_null(),
         )
-        return cls(members, members["rank"].to_numpy())
+        return cls(members, members["rank"].to_numpy(), members.filter("meets")["match"].n_unique())
 
     def pairs(self) -> tuple[Int32s, Int32s]:
         """Return pairs of members to compare: all of a small match, else each with the lowest and the next lower."""
@@ -181,11 +185,15 @@ def find_clock_bounds(members: pl.DataFrame) -> list[ClockBounds]:
     (95, 70, 120)
     """
     compared = Compared.of(members)
-    return [bounds for low, high in compared.by_pair() for bounds in _reduce(compared.table(low, high))]
+    facts = [row for low, high in compared.by_pair() for row in _reduce(compared.table(low, high))]
+    has_enough = compared.collectives >= MIN_OPERATIONS_FOR_SPREAD
+    worst_spread_ns = _worst_spreads(facts)
+    usual_spread_ns = max(worst_spread_ns.values(), default=MIN_END_SCATTER_NS) if has_enough else None
+    return [_clock_bounds(row, worst_spread_ns, usual_spread_ns) for row in facts]
 
 
-def _reduce(table: pl.DataFrame) -> list[ClockBounds]:
-    """Return the bounds for every two ranks of the *table*, which holds all differences of theirs."""
+def _reduce(table: pl.DataFrame) -> list[dict[str, Any]]:
+    """Return one row of ``_extremes``, and the drift, for every two ranks of the *table*."""
     pair = ("low", "high")
     surest = pl.col("meets") | ~pl.col("meets").any().over(pair)
     table = table.with_columns(since_ns=pl.col("at_ns") - pl.col("at_ns").min().over(pair), surest=surest)
@@ -200,7 +208,7 @@ def _reduce(table: pl.DataFrame) -> list[ClockBounds]:
         table = table.join(rates, on=["low", "high"], how="left", maintain_order="left")
         table = table.with_columns(pl.col("ends_ns", "most_ns", "least_ns") - drifted)
     rows = _extremes(table).iter_rows(named=True)
-    return [_clock_bounds(row, drifts.get((row["low"], row["high"]), 0.0)) for row in rows]
+    return [{**row, "drift": drifts.get((row["low"], row["high"]), 0.0)} for row in rows]
 
 
 def _extremes(table: pl.DataFrame) -> pl.DataFrame:
@@ -221,6 +229,8 @@ def _extremes(table: pl.DataFrame) -> pl.DataFrame:
         fastest_backward_ns=(-ends).filter(pl.col("alone") & ~forth).min(),
         middle_ns=middle,
         shortest_half_ns=(ordered.slice(half) - ordered.head(ordered.len() - half)).min(),
+        earliest_meeting_ns=ends.filter("meets").min(),
+        latest_meeting_ns=ends.filter("meets").max(),
         earliest_ns=ends.min(),
         latest_ns=ends.max(),
         two_way=(forth.any() & (~forth).any()).fill_null(False),
@@ -228,8 +238,50 @@ def _extremes(table: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _clock_bounds(row: dict[str, Any], drift: float) -> ClockBounds:
-    """Return the bounds that one row of ``_extremes`` describes, and the likeliest offset within them."""
+def _worst_spreads(facts: list[dict[str, Any]]) -> dict[int, int]:
+    """Return by rank the spread of ends of its collectives with the rank with which they agree worst."""
+    worst_ns: dict[int, int] = {}
+    for row in facts:
+        if row["meetings"] > 1:
+            for rank in (row["low"], row["high"]):
+                worst_ns[rank] = max(worst_ns.get(rank, 0), _spread(row))
+    return worst_ns
+
+
+def _spread(row: dict[str, Any]) -> int:
+    """Return how far from the middle of the differences between ends the clocks' difference may lie."""
+    spread_ns: float = SPREAD_TO_SHORTEST_HALF * row["shortest_half_ns"]
+    return max(round(spread_ns), MIN_END_SCATTER_NS)
+
+
+def _end_bounds(row: dict[str, Any], usual_spread_ns: int | None) -> tuple[int, int] | None:
+    """Return the bounds from the ends of collectives, which members leave together; None if these are too few.
+
+    Of few collectives of two ranks, all ends count, and those of other ranks say how far off each may be.
+    """
+    if row["meetings"] >= MIN_OPERATIONS_FOR_SPREAD:
+        return row["middle_ns"] - _spread(row), row["middle_ns"] + _spread(row)
+    if usual_spread_ns is None or row["meetings"] < MIN_OPERATIONS_OF_PAIR:
+        return None
+    return row["earliest_meeting_ns"] - usual_spread_ns, row["latest_meeting_ns"] + usual_spread_ns
+
+
+def _are_ends_a_clock(row: dict[str, Any], worst_spread_ns: dict[int, int]) -> bool:
+    """Return whether the clocks of two ranks must differ, because their collectives always end as far apart.
+
+    Where ranks share a GPU, one may leave its collectives later than another without a cause in the clocks. Then its
+    ends do not agree with those of the other ranks either.
+    """
+    if row["meetings"] < MIN_OPERATIONS_FOR_SPREAD:
+        return False
+    return bool(abs(row["middle_ns"]) > max(worst_spread_ns[row["low"]], worst_spread_ns[row["high"]]))
+
+
+def _clock_bounds(row: dict[str, Any], worst_spread_ns: dict[int, int], usual_spread_ns: int | None) -> ClockBounds:
+    """Return the bounds that one row of facts describes, and the likeliest offset within them.
+
+    What happened in an order that one clock allows leaves one clock possible, unless ends rule it out.
+    """
     least = -NO_BOUND_NS if row["least_ns"] is None else row["least_ns"]
     most = NO_BOUND_NS if row["most_ns"] is None else row["most_ns"]
     contradict = least > most
@@ -240,15 +292,19 @@ def _clock_bounds(row: dict[str, Any], drift: float) -> ClockBounds:
         least, most = row["loose_least_ns"] - lag, row["loose_most_ns"] + lag
     else:
         least, most = _tighten(least, most, *_message_bounds(row))
-    if row["meetings"] >= MIN_OPERATIONS_FOR_SPREAD:
-        middle = row["middle_ns"]
-        spread = max(round(SPREAD_TO_SHORTEST_HALF * row["shortest_half_ns"]), MIN_END_SCATTER_NS)
-        if offset is None or 2 * spread < most - least:
-            offset = middle
-        least, most = _tighten(least, most, middle - spread, middle + spread)
+    end_bounds = _end_bounds(row, usual_spread_ns)
+    if end_bounds is not None:
+        lower, upper = end_bounds
+        if offset is None or upper - lower < most - least:
+            offset = row["middle_ns"]
+        is_one_clock_possible = not row["drift"] and least <= 0 <= most
+        if is_one_clock_possible and not _are_ends_a_clock(row, worst_spread_ns):
+            lower, upper = min(lower, 0), max(upper, 0)
+        least, most = _tighten(least, most, lower, upper)
     if offset is None:
         offset = _one_way_offset(row)
-    return ClockBounds(row["low"], row["high"], row["at_ns"], min(max(offset, least), most), least, most, drift)
+    offset = min(max(offset, least), most)
+    return ClockBounds(row["low"], row["high"], row["at_ns"], offset, least, most, row["drift"])
 
 
 def _tighten(least: int, most: int, lower: int, upper: int) -> tuple[int, int]:

@@ -189,8 +189,29 @@ def _is_bound(label: pl.Series, by_arrival: Ints, uncertainty: Ints, error: Ints
     return is_bound
 
 
+def longest_waits(members: pl.DataFrame, operation_count: int) -> Ints:
+    """Return for each operation the member of its matches that waited longest, of several the first; -1: none.
+
+    A kernel that carries several messages is a member of as many matches, and waits once: for the last of them.
+
+    Args:
+        members: Matched operations with their waits (``with_waits``), whose ``row`` numbers the operations.
+        operation_count: Number of operations.
+
+    """
+    row, wait = members["row"].to_numpy(), members["wait_ns"].to_numpy()
+    longest = np.full(operation_count, -1)
+    np.maximum.at(longest, row, wait)
+    candidates = np.flatnonzero(wait == longest[row])[::-1]  # in reverse, so that the first one stays
+    member = np.full(operation_count, -1, np.int64)
+    member[row[candidates]] = candidates
+    return member
+
+
 def find_stragglers(members: pl.DataFrame, clocks: Clocks) -> pl.DataFrame:
     """Return ``STRAGGLERS``: by rank and label, the waiting in operations at which the rank arrived last.
+
+    Each kernel's wait counts once, whatever number of messages it carries.
 
     Another rank is a candidate if it may have been last instead in more than half of that waiting: it arrived before
     the last one by less than the clocks of the two may be off. For the first rank of each label those are candidates,
@@ -206,13 +227,18 @@ def find_stragglers(members: pl.DataFrame, clocks: Clocks) -> pl.DataFrame:
     rank, last = members["rank"].to_numpy(), members["last"].to_numpy()
     start = clocks.to_common_each(rank, members["start_ns"].to_numpy())
     key = ["rank", "label"]
+    is_longest = np.zeros(len(members), np.bool_)
+    longest = longest_waits(members, int(members["row"].max()) + 1)  # type: ignore[arg-type]
+    is_longest[longest[longest >= 0]] = True
+    duration = (members["end_ns"] - members["start_ns"]).to_numpy()
+    off_ns = np.minimum(clocks.uncertainty_between(rank, rank[last]), duration)
     in_match = (
         members.select("match", pl.col("label").cast(pl.String))
         .with_columns(
             rank=rank[last],
             arrival_ns=start[last],
-            wait_ns=np.where(rank == rank[last], 0, members["wait_ns"].to_numpy()),
-            off_ns=np.minimum(clocks.uncertainty_between(rank, rank[last]), members["end_ns"] - members["start_ns"]),
+            wait_ns=np.where((rank == rank[last]) | ~is_longest, 0, members["wait_ns"].to_numpy()),
+            off_ns=np.where(is_longest, off_ns, 0),
         )
         .group_by("match", *key)
         .agg(pl.col("arrival_ns").max(), pl.col("wait_ns", "off_ns").sum())

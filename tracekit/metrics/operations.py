@@ -6,6 +6,7 @@ import polars as pl
 from tracekit._util.arrays import Bools, Ints
 from tracekit._util.categories import CategoryColumn
 from tracekit._util.columns import present, with_nulls
+from tracekit.align.waits import longest_waits
 from tracekit.classify.collectives import normalize_call
 from tracekit.classify.messages import P2P_CALLS, parse_group_ranks, parse_messages
 from tracekit.metrics.label_intervals import Lanes, has_label
@@ -149,14 +150,7 @@ def add_waits(operations: pl.DataFrame, members: pl.DataFrame, *, all_recorded: 
 
     """
     match, row, rank = (members[name].to_numpy() for name in ("match", "row", "rank"))
-    wait = members["wait_ns"].to_numpy()
-    # An operation of several messages is a member of several matches: the one with the longest wait counts, of several
-    # the first. Assigning in reverse lets the first one win.
-    longest = np.full(len(operations), -1)
-    np.maximum.at(longest, row, wait)
-    candidates = np.flatnonzero(wait == longest[row])[::-1]
-    member = np.full(len(operations), -1, np.int64)
-    member[row[candidates]] = candidates
+    member = longest_waits(members, len(operations))
     figures = members.select("match", "late_ns", "wait_ns", "wait_is_bound").with_columns(
         last_rank=pl.Series(rank[members["last"].to_numpy()], dtype=pl.Int32)
     )
