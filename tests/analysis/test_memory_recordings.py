@@ -150,7 +150,7 @@ def test_the_sample_holds_what_1f1b_asks_for(rank, in_flight):
     most = 0
     for row in content["device_traces"][0]:
         names = [frame["name"] for frame in row.get("frames", [])]
-        if marks["ProfilerStep#2"] <= row["time_us"] < marks["ProfilerStep#4"]:
+        if marks["ProfilerStep#3"] <= row["time_us"] < marks["ProfilerStep#4"]:
             if row["action"] == "alloc" and "forward_one_chunk" in names:
                 living[row["addr"]] = row["size"]
             elif row["action"] == "free_requested":
@@ -176,7 +176,7 @@ def test_the_sample_peaks_in_the_backward_that_the_trace_shows():
         for row in content["device_traces"][0]:
             change = {"alloc": 1, "free_requested": -1}.get(row["action"], 0)
             level += change * row["size"]
-            if level > most and marks["ProfilerStep#2"] <= row["time_us"] < marks["ProfilerStep#4"]:
+            if level > most and marks["ProfilerStep#3"] <= row["time_us"] < marks["ProfilerStep#4"]:
                 most, at_us = level, row["time_us"]
         around = []
         for event in trace["traceEvents"]:
