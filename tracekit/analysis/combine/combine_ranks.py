@@ -323,6 +323,8 @@ def run_tables(
         "operations": lambda: _operations_table(operations),
         "gaps": lambda: _of_ranks(ranks, "gaps").sort("ns", descending=True),
         "timeline": lambda: _of_ranks(ranks, "timeline"),
+        "host_time": lambda: _with_steps(ranks, "host_time"),
+        "host_places": lambda: _with_steps(ranks, "host_places"),
         "clocks": lambda: communication.clocks.table,
         "matched": lambda: communication.matched().drop("row"),
         "kernels": kernels,
@@ -341,6 +343,17 @@ def _of_ranks(ranks: Sequence[RankTables], name: str) -> pl.DataFrame:
     """Return one of the tables of ``RankTables`` for all ranks."""
     schema: pl.Schema = getattr(ranks[0], name).schema
     return concat_ranks({rank.source.rank: getattr(rank, name) for rank in ranks}, schema)
+
+
+def _with_steps(ranks: Sequence[RankTables], name: str) -> pl.DataFrame:
+    """Return one of the tables of ``RankTables`` for all ranks, with the number of the step in place of its index."""
+    frames = []
+    for rank in ranks:
+        table: pl.DataFrame = getattr(rank, name)
+        step = rank.steps["step"].gather(table["part"])
+        number = pl.lit(rank.source.rank, pl.Int32)
+        frames.append(table.select(number.alias("rank"), step.alias("step"), pl.exclude("part")))
+    return pl.concat(frames)
 
 
 def _window_and_steps(ranks: Sequence[RankTables], name: str) -> pl.DataFrame:

@@ -35,6 +35,7 @@ from tracekit.metrics.host_calls import (
     find_waiting_calls,
     keep_longest,
 )
+from tracekit.metrics.host_time import measure_host_time
 from tracekit.metrics.label_intervals import Lanes, timeline, weak_ns
 from tracekit.metrics.lateness import RankLateness, measure_lateness
 from tracekit.metrics.memory import RankMemory, measure_memory
@@ -118,6 +119,10 @@ class RankTables(PathTables):
     """Activity of the host while the GPU waited for its next launch (``metrics.instead``)."""
     inside_launch_ns: int
     """Idle time that lies inside the launch call of the work that ended it."""
+    host_time: pl.DataFrame
+    """Time of the host by step and activity (``metrics.host_time``); empty if its events were not recorded."""
+    host_places: pl.DataFrame
+    """Where the GPU was idle longest meanwhile."""
     hiding: pl.DataFrame
     """Durations of kernels beside communication, and of the same kernels alone (``metrics.hiding``)."""
     lateness: RankLateness
@@ -255,6 +260,7 @@ def _measure_rank(
     rows = None if by is None else rank_rows(rank, gpu_events, by, lanes=lanes)
     idle_causes = {cause: int(idle_gaps[f"{cause}_ns"].sum()) for cause in IDLE_CAUSES}
     all_lanes = lanes if other_steps is None else Lanes.of(other_steps)
+    host_time, host_places = measure_host_time(rank.events, gpu_events, steps, all_lanes.busy)
     of_steps = timed_steps(steps, step_budgets(steps, all_lanes, unrecorded=recording.unrecorded))
 
     # Each step, if there are several. The window's lanes go first: those of the steps take as much memory.
@@ -291,6 +297,8 @@ def _measure_rank(
         path=path,
         instead=host_activity,
         inside_launch_ns=inside_launch_ns,
+        host_time=host_time,
+        host_places=host_places,
         hiding=hiding,
         launches_known=bool(work.launched.any()) or not len(gpu_events),
         lateness=measure_lateness(
