@@ -1,0 +1,48 @@
+"""The registry of findings, and the list that it gives for a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from tracekit.analysis import Analysis
+from tracekit.findings.communication import exposed_findings, repeated_reductions
+from tracekit.findings.context import Context
+from tracekit.findings.finding import Finding
+from tracekit.findings.host import host_findings
+from tracekit.findings.kernels import kernel_findings
+from tracekit.findings.pipeline import schedule_findings
+from tracekit.findings.ranks import rank_findings
+from tracekit.findings.recording import recording_findings
+from tracekit.findings.steps import step_findings
+
+MIN_SHARE_TO_SHOW = 0.01
+"""Share of the step from which a finding is shown unless all are asked for."""
+
+REGISTRY: Mapping[str, Callable[[Context], Iterator[Finding]]] = {
+    "host": host_findings,
+    "steps": step_findings,
+    "repeated_reduction": repeated_reductions,
+    "exposed": exposed_findings,
+    "ranks": rank_findings,
+    "pipeline": schedule_findings,
+    "kernels": kernel_findings,
+    "recording": recording_findings,
+}
+"""What makes findings, by the part of the run that it looks at."""
+
+
+def find(analysis: Analysis) -> tuple[Finding, ...]:
+    """Return all findings of a run, those with the largest predicted saving first.
+
+    >>> from tracekit import analyze
+    >>> [finding.code for finding in find(analyze("sample_traces/slow-ddp"))][:2]
+    ['exposed_comm', 'slow_rank']
+    """
+    context = Context(analysis)
+    if not context.step_ns:
+        return ()
+    findings: list[Finding] = []
+    for make in REGISTRY.values():
+        findings += make(context)
+    supported = [finding for finding in findings if finding.cost_ns > 0 and finding.saves_ns != 0]
+    return tuple(sorted(supported, key=lambda finding: (-(finding.saves_ns or 0), -finding.cost_ns)))

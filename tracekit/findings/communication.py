@@ -1,0 +1,167 @@
+"""Findings about communication and copies that no compute hides, and about gradients reduced more than once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import polars as pl
+
+from tracekit.findings.context import Context
+from tracekit.findings.finding import EvidenceValue, Finding, Place
+from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS
+
+REDUCTIONS = r"(?i)all_?reduce|reduce_?scatter"
+"""Operations that sum gradients over ranks."""
+MIN_REPEATED_BYTES_SHARE = 0.5
+"""Share of a step's reduced bytes that repeated reductions must be, to be those of the gradients."""
+
+
+def exposed_findings(context: Context) -> Iterator[Finding]:
+    """Yield a finding for each label whose exposed time is worth one; copies of pageable memory are the host's."""
+    exposed_ns = context.step.budget.exposed_ns
+    hides_pageable = any(
+        row["code"] == "pageable_copy" and row["host_ns"] > 0
+        for row in context.analysis.tables["host_time"].group_by("code").agg(pl.col("host_ns").sum()).iter_rows(named=True)
+    )
+    for label, ns in exposed_ns.items():
+        if not ns or label == "memory":  # copies on the device are not asked to overlap
+            continue
+        if label in COPY_LABELS and hides_pageable:
+            continue
+        yield _exposed(context, label, ns)
+
+
+def _exposed(context: Context, label: str, exposed_ns: int) -> Finding:
+    """Return the finding about one exposed label."""
+    total = context.analysis.total
+    because_ns = total.because_ns.get(label, {})
+    known_ns = {cause: ns for cause, ns in because_ns.items() if cause != "unknown"}
+    cause = max(known_ns, key=lambda name: known_ns[name], default="unknown")
+    if because_ns.get("unknown", 0) > sum(known_ns.values()):
+        cause = "unknown"
+    evidence = _transfer(context, label, because_ns)
+    hidden = context.predict(f"hide {label}") if label in COMMUNICATION_LABELS else None
+    faster = context.predict("links x2") if label in COMMUNICATION_LABELS else None
+    hide_saves_ns = 0 if hidden is None else hidden.saves_ns or 0
+    link_saves_ns = 0 if faster is None else faster.saves_ns or 0
+    wait_share = because_ns.get("peer_late", 0) / max(sum(because_ns.values()), 1)
+    evidence |= {"exposed_ns": exposed_ns, "cause": cause, "wait_share": round(wait_share, 4), "label": label}
+    unhideable_ns = evidence.get("unhideable_ns")
+    cannot_hide = isinstance(unhideable_ns, int) and unhideable_ns > 0 and cause != "peer_late"
+    if cannot_hide and link_saves_ns > hide_saves_ns:
+        chosen, change, certain = faster, "links x2", "possible"
+    else:
+        chosen, change, certain = hidden, f"hide {label}", "bounded"
+    saves_ns = None if chosen is None else max(chosen.saves_ns or 0, 0)
+    case = "too_little_compute" if certain == "possible" else cause
+    return Finding(
+        code="exposed_comm" if label in COMMUNICATION_LABELS else "exposed_copy",
+        case=case,
+        cost_ns=exposed_ns,
+        share=context.share(exposed_ns),
+        where=_longest_operations(context, label),
+        evidence=evidence | {"framework": context.framework},
+        change=None if chosen is None else change,
+        saves_ns=saves_ns,
+        saves_range_ns=None if saves_ns is None else (0, saves_ns),
+        certain="possible" if certain == "possible" else "bounded",
+    )
+
+
+def _transfer(context: Context, label: str, because_ns: Mapping[str, int]) -> dict[str, EvidenceValue]:
+    """Return how much of the exposed time is transfer, how fast that is, and the compute that could still hide it."""
+    analysis = context.analysis
+    total = analysis.total
+    rank_steps = max(1, sum(len(rank.per_step) for rank in analysis.rank_results))
+    # Waiting is no transfer; time of unknown cause is not counted, so that what cannot be hidden is a lower bound.
+    transfer_ns = sum(ns for cause, ns in because_ns.items() if cause not in ("peer_late", "unknown"))
+    hidden_ns = sum(total.hidden_ns.get(name, 0) for name in ("communication", "copy"))
+    free_ns = max(0, total.budget.compute_ns - hidden_ns)
+    evidence: dict[str, EvidenceValue] = {
+        "transfer_ns": transfer_ns // rank_steps,
+        "free_compute_ns": free_ns // rank_steps,
+        "unhideable_ns": max(transfer_ns - free_ns, 0) // rank_steps,
+    }
+    if analysis.rates is not None:
+        rows = analysis.rates.communication.filter(
+            pl.col("label") == label, pl.col("algorithm_gb_s").is_not_null(), pl.col("transfer_ns") > 0
+        )
+        if len(rows):
+            weight = pl.col("transfer_ns") / pl.col("transfer_ns").sum()
+            evidence["gb_per_s"] = float(rows.select((pl.col("algorithm_gb_s") * weight).sum()).item())
+    return evidence
+
+
+def _longest_operations(context: Context, label: str) -> tuple[Place, ...]:
+    """Return the operations of a label with the longest exposed time."""
+    operations = context.analysis.tables["operations"].filter(pl.col("label").cast(pl.String) == label)
+    exposed = operations.with_columns(exposed_ns=pl.col("end_ns") - pl.col("start_ns") - pl.col("hidden_ns"))
+    rows = exposed.top_k(5, by="exposed_ns").select("rank", "step", "start_ns", "end_ns", pl.col("what").cast(pl.String))
+    return tuple(Place(*row) for row in rows.iter_rows())
+
+
+def repeated_reductions(context: Context) -> Iterator[Finding]:
+    """Yield a finding if the gradients of one group are reduced several times in each step.
+
+    The sizes of a step's reductions are then the same sequence several times over, and a forward begins between two of
+    these sequences: buckets of equal size are no repetition.
+    """
+    operations = context.analysis.tables["operations"].with_columns(pl.col("label", "what").cast(pl.String))
+    reductions = operations.filter((pl.col("label") == "dp_comm") & pl.col("what").str.contains(REDUCTIONS))
+    if reductions.is_empty() or reductions["bytes"].null_count() == len(reductions):
+        return
+    forwards = context.analysis.tables["timeline"].filter(pl.col("label").cast(pl.String) == "forward")
+    counts = []
+    for (rank, _), of_step in reductions.group_by("rank", "step", maintain_order=True):
+        ordered = of_step.sort("start_ns")
+        starts = forwards.filter(pl.col("rank") == rank)["start_ns"].to_list()
+        counts.append(count_repetitions(ordered["bytes"].to_list(), ordered["start_ns"].to_list(), starts))
+    repeated = min(counts, default=1)
+    if repeated < 2:
+        return
+    predicted = context.predict(f"dp_comm x{1 / repeated:.4g}")
+    exposed_ns = context.step.budget.exposed_ns.get("dp_comm", 0)
+    cost_ns = round(exposed_ns * (repeated - 1) / repeated)
+    saves_ns = None if predicted is None else max(predicted.saves_ns or 0, 0)
+    low_high = None
+    if predicted is not None and predicted.predicted_range_ns is not None:
+        low, high = predicted.predicted_range_ns
+        low_high = (max(context.step_ns - high, 0), max(context.step_ns - low, 0))
+    yield Finding(
+        code="repeated_reduction",
+        cost_ns=cost_ns,
+        share=context.share(cost_ns),
+        where=_longest_operations(context, "dp_comm"),
+        evidence={
+            "times_per_step": repeated,
+            "bytes_per_step": int(reductions["bytes"].sum() // max(len(counts), 1)),
+            "framework": context.framework,
+        },
+        change=None if predicted is None else f"dp_comm x{1 / repeated:.4g}",
+        saves_ns=saves_ns,
+        saves_range_ns=low_high,
+        certain="bounded",
+    )
+
+
+def count_repetitions(sizes: list[int | None], start_ns: list[int], forward_start_ns: list[int]) -> int:
+    """Return how often a sequence of sizes repeats, with a forward that begins between two repetitions; 1 if never.
+
+    >>> count_repetitions([8, 4, 8, 4], [10, 12, 30, 32], [0, 20])
+    2
+    >>> count_repetitions([8, 8, 8, 8], [10, 12, 14, 16], [0])
+    1
+    """
+    count = len(sizes)
+    for times in range(count, 1, -1):
+        period, rest = divmod(count, times)
+        if rest or sizes != sizes[:period] * times:
+            continue
+        firsts = start_ns[::period]
+        begins_between = [
+            any(before < forward < behind for forward in forward_start_ns)
+            for before, behind in zip(firsts, firsts[1:], strict=False)
+        ]
+        if all(begins_between):
+            return times
+    return 1

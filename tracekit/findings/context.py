@@ -1,0 +1,65 @@
+"""What the entries of the registry share: the analysis, its step time, and predictions of changes."""
+
+from __future__ import annotations
+
+import re
+from functools import cached_property
+
+from tracekit.analysis import Analysis
+from tracekit.documents.analysis import ChangedStep
+
+FRAMEWORK_PATTERNS = {
+    "Megatron-LM": r"_PARALLEL_GROUP|LinearWithGradAccumulation|\bmegatron\b",
+    "FSDP2": r"FSDP::|\bfsdp\b",
+    "DeepSpeed": r"(?i)deepspeed",
+    "DDP": r"DistributedDataParallel",
+}
+"""Frameworks by what their traces hold: group descriptions, annotations, operators, packs of rules that decided."""
+_GRAPH_NOTICES = ("graphs-whole", "graphs-unseen", "graph-nodes-missing")
+
+
+class Context:
+    """An analysis with what findings are made from."""
+
+    def __init__(self, analysis: Analysis) -> None:
+        self.analysis = analysis
+        self.step = analysis.step
+        self.step_ns = analysis.step.time_ns or 0
+        self._predictions = {row.change: row for row in analysis.changed_steps}
+
+    def share(self, ns: float) -> float:
+        """Return a time as a share of the step time."""
+        return ns / self.step_ns if self.step_ns else 0.0
+
+    def predict(self, change: str) -> ChangedStep | None:
+        """Return the step with a change; None if the run's events were not kept, or the change is refused."""
+        if change not in self._predictions:
+            graph = self.analysis.replay_graph
+            if graph is None:
+                return None
+            self._predictions[change] = graph.predict([change])
+        row = self._predictions[change]
+        return row if row.why_not is None and row.saves_ns is not None else None
+
+    @cached_property
+    def usual_steps(self) -> frozenset[int | None]:
+        """Steps that do not stand out."""
+        return frozenset(step.step for step in self.step.usual)
+
+    @cached_property
+    def ranks(self) -> int:
+        """Number of ranks with GPU work."""
+        return max(len(self.step.by_rank), 1)
+
+    @cached_property
+    def framework(self) -> str | None:
+        """The framework that the trace shows; the first of ``FRAMEWORK_PATTERNS`` that is seen."""
+        reasons = self.analysis.tables["reasons"].select("group_desc", "annotations", "chain", "pack")
+        texts = "\n".join(text for column in reasons for text in column.drop_nulls().unique())
+        return next((name for name, pattern in FRAMEWORK_PATTERNS.items() if re.search(pattern, texts)), None)
+
+    @cached_property
+    def uses_cuda_graphs(self) -> bool:
+        """Whether a kernel was launched by a CUDA graph, or a graph was recorded without its kernels."""
+        in_graph = bool(self.analysis.tables["reasons"]["in_graph"].any())
+        return in_graph or any(notice.code in _GRAPH_NOTICES for notice in self.analysis.notices)

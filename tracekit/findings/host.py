@@ -1,0 +1,154 @@
+"""Findings about the host: the GPU is idle because of what the host does.
+
+Once a synchronisation, an allocation or a slow loader is gone, the host runs ahead of the GPU again. So a saving is not
+the time of the offending calls: the step would take between the GPU's own work and the host's own time without them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import polars as pl
+
+from tracekit.findings.context import Context
+from tracekit.findings.finding import EvidenceValue, Finding, Place
+from tracekit.whatif.constants import HOST_VARIATION
+
+OFFENCES = ("compile", "data_loading", "pageable_copy", "allocator", "host_sync", "host_compute", "python")
+"""Activities of the host that can be removed or moved elsewhere; the rest is launching."""
+
+
+class _StepMeans:
+    """Means over ranks and ordinary steps, in ns: step time, GPU work, and the host's activities."""
+
+    def __init__(self, context: Context) -> None:
+        budgets = [
+            timed.budget
+            for result in context.analysis.rank_results
+            for timed in result.timed_steps
+            if timed.step in context.usual_steps and timed.time_ns is not None
+        ]
+        count = max(len(budgets), 1)
+        self.time_ns = sum(budget.span_ns for budget in budgets) / count
+        self.idle_ns = sum(budget.idle_ns for budget in budgets) / count
+        self.gpu_ns = self.time_ns - self.idle_ns
+        self.copied_ns = sum(budget.exposed_ns.get("onload", 0) for budget in budgets) / count
+        self.copied_ns += sum(budget.exposed_ns.get("offload", 0) for budget in budgets) / count
+        table = context.analysis.tables["host_time"]
+        is_usual = pl.col("step").is_in(list(context.usual_steps), nulls_equal=True)
+        sums = (
+            table.filter(is_usual)
+            .group_by("code")
+            .agg(
+                pl.col("host_ns", "idle_ns", "idle_after_ns", "count").sum() / count,
+                pl.col("name").drop_nulls().mode().first(),
+                pl.col("op").drop_nulls().mode().first(),
+            )
+        )
+        self.rows = {row["code"]: row for row in sums.iter_rows(named=True)}
+
+    def value(self, code: str, column: str) -> float:
+        """Return a mean of one activity; 0 if it never happens."""
+        return float(self.rows[code][column]) if code in self.rows else 0.0
+
+    @property
+    def launching_idle_ns(self) -> float:
+        """Idle time while the host launches."""
+        return self.value("launch_bound", "idle_ns")
+
+
+def host_findings(context: Context) -> Iterator[Finding]:
+    """Yield a finding for each activity of the host that leaves the GPU idle."""
+    if not context.analysis.total.idle_known or context.analysis.tables["host_time"].is_empty():
+        return
+    means = _StepMeans(context)
+    if not means.time_ns:
+        return
+    own_ns = means.time_ns - sum(means.value(code, "host_ns") for code in OFFENCES)
+    # What the host needs at least, even if nothing ever stopped it: more than the GPU's work is its own limit.
+    excess_ns = max((1 - HOST_VARIATION) * own_ns - means.gpu_ns, 0.0)
+    after_ns = sum(means.value(code, "idle_after_ns") for code in OFFENCES)
+    launch_cost_ns = max(means.launching_idle_ns - after_ns, min(excess_ns, means.launching_idle_ns))
+    launch_cost_ns = min(max(launch_cost_ns, 0.0), means.launching_idle_ns)
+    shared_ns = means.launching_idle_ns - launch_cost_ns
+    for code in OFFENCES:
+        if code not in means.rows:
+            continue
+        of_after = means.value(code, "idle_after_ns") / after_ns if after_ns else 0.0
+        cost_ns = means.value(code, "idle_ns") + of_after * shared_ns
+        copied_ns = means.copied_ns if code == "pageable_copy" else 0.0
+        finding = _offence(context, means, code, cost_ns + copied_ns, means.gpu_ns - copied_ns)
+        if finding is not None:
+            yield finding
+    if launch_cost_ns > 0:
+        yield _launch_bound(context, means, launch_cost_ns)
+
+
+def _offence(context: Context, means: _StepMeans, code: str, cost_ns: float, gpu_ns: float) -> Finding | None:
+    """Return the finding about one activity; None if it costs nothing."""
+    if cost_ns <= 0:
+        return None
+    without_ns = max(gpu_ns, means.time_ns - means.value(code, "host_ns"))
+    low_ns = min(means.time_ns - without_ns, cost_ns)
+    high_ns = min(means.time_ns - gpu_ns, max(cost_ns, low_ns))
+    saves_ns = (low_ns + high_ns) / 2
+    row = means.rows[code]
+    evidence: dict[str, EvidenceValue] = {
+        "host_ns": round(row["host_ns"]),
+        "idle_ns": round(row["idle_ns"]),
+        "calls_per_step": round(row["count"], 2),
+        "gpu_work_ns": round(gpu_ns),
+        "name": row["name"],
+        "op": row["op"],
+    }
+    return Finding(
+        code=code,
+        case=_case(context, code, row),
+        cost_ns=round(cost_ns),
+        share=context.share(cost_ns),
+        where=_places(context, code),
+        evidence=evidence,
+        saves_ns=round(saves_ns),
+        saves_range_ns=(round(low_ns), round(high_ns)),
+        certain="bounded",
+    )
+
+
+def _case(context: Context, code: str, row: dict[str, object]) -> str:
+    """Return the variant of a finding that its texts are chosen by."""
+    name = str(row["name"] or "")
+    if code == "data_loading":
+        return "workers" if "MultiProcessing" in name else "no_workers"
+    if code == "python":
+        has_source = any(place.source for place in _places(context, code))
+        return "with_source" if has_source else ""
+    return ""
+
+
+def _launch_bound(context: Context, means: _StepMeans, cost_ns: float) -> Finding:
+    """Return the finding that the host only launches, and is slower at it than the GPU works."""
+    kernels = sum(sum(result.whole.label_count.values()) for result in context.analysis.rank_results)
+    steps = max(len(context.step.per_step), 1) * context.ranks
+    return Finding(
+        code="launch_bound",
+        case="under_graphs" if context.uses_cuda_graphs else "",
+        cost_ns=round(cost_ns),
+        share=context.share(cost_ns),
+        where=_places(context, "launch_bound"),
+        evidence={
+            "gpu_work_ns": round(means.gpu_ns),
+            "events_per_step": round(kernels / steps),
+            "mean_event_ns": round(means.gpu_ns / max(kernels / steps, 1)),
+        },
+        change="no host delay",
+        saves_ns=round(cost_ns),
+        saves_range_ns=(0, round(cost_ns)),
+        certain="bounded",
+    )
+
+
+def _places(context: Context, code: str) -> tuple[Place, ...]:
+    """Return the five places where the GPU is idle longest."""
+    table = context.analysis.tables["host_places"].filter(pl.col("code") == code)
+    rows = table.top_k(5, by="idle_ns").select("rank", "step", "start_ns", "end_ns", "name", "source")
+    return tuple(Place(*row) for row in rows.iter_rows())

@@ -1,0 +1,75 @@
+"""Findings about ranks that others wait for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tracekit.documents.analysis import Straggler, WaitCause
+from tracekit.findings.context import Context
+from tracekit.findings.finding import EvidenceValue, Finding
+
+CODES = {"slow_gpu": "slow_rank", "more_work": "uneven_work", "host_late": "late_host", "slow_link": "slow_link"}
+"""Code of a finding by the cause of a rank's lateness."""
+
+
+def rank_findings(context: Context) -> Iterator[Finding]:
+    """Yield a finding for each rank that is certainly late for a known reason; a rank once.
+
+    Stages of a pipeline wait for each other, and unequal stages are a part of the gap to the ideal: there only a slow
+    GPU or a late host counts, with the part of the waiting that it explains.
+    """
+    analysis = context.analysis
+    seen: set[int] = set()
+    for row in analysis.stragglers.rows:  # those that cause most waiting first
+        in_pipeline = row.label == "pp_comm"  # the times that prove its causes need no clock
+        if row.rank in seen or not row.steps or (row.uncertain and not in_pipeline):
+            continue
+        cause = _main_cause(context, row)
+        if cause is None or cause.cause not in CODES:
+            continue
+        seen.add(row.rank)
+        yield _late_rank(context, row, cause)
+
+
+def _main_cause(context: Context, row: Straggler) -> WaitCause | None:
+    """Return the largest known cause of a rank's lateness; None if none is known."""
+    if row.label == "pp_comm":
+        cause = context.analysis.stragglers.pipeline_cause(row.rank)
+        return cause if cause is not None and cause.cause in ("slow_gpu", "host_late") else None
+    known = [part for part in row.why if part.cause != "unknown"]
+    return max(known, key=lambda part: part.ns, default=None)
+
+
+def _late_rank(context: Context, row: Straggler, cause: WaitCause) -> Finding:
+    """Return the finding about one late rank."""
+    largest = max(row.why, key=lambda part: part.ns)
+    is_all = largest is cause and row.label != "pp_comm"
+    late_ns = row.late_ns * (1.0 if is_all else cause.ns / max(row.caused_ns, 1))
+    cost_ns = late_ns * len(row.steps) / max(len(context.step.per_step), 1)
+    change = f"rank {row.rank} like others"
+    predicted = context.predict(change)
+    saves_ns = None if predicted is None else max(predicted.saves_ns or 0, 0)
+    evidence: dict[str, EvidenceValue] = {
+        "late_ns": round(late_ns),
+        "late_steps": len(row.steps),
+        "recorded_steps": len(context.step.per_step),
+        "label": row.label,
+        "ratio": cause.evidence.ratio,
+        "multiprocessors": cause.evidence.multiprocessors,
+        "multiprocessors_of_others": cause.evidence.multiprocessors_of_others,
+        "tokens": cause.evidence.tokens,
+        "tokens_of_others": cause.evidence.tokens_of_others,
+    }
+    return Finding(
+        code=CODES[cause.cause],
+        case="fewer_multiprocessors" if cause.evidence.multiprocessors else "",
+        cost_ns=round(cost_ns),
+        share=context.share(cost_ns),
+        ranks=(row.rank,),
+        steps=tuple(step for step in row.steps if step is not None),
+        evidence={name: value for name, value in evidence.items() if value is not None},
+        change=None if predicted is None else change,
+        saves_ns=saves_ns,
+        saves_range_ns=None if saves_ns is None else (0, saves_ns),
+        certain="measured",
+    )

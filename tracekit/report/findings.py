@@ -1,0 +1,124 @@
+"""Sentences of findings, made from their codes and evidence by the templates in ``findings.toml``."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tracekit._util.text import listing, ms, percent
+from tracekit.findings import Finding
+from tracekit.report.advice import framework_options
+from tracekit.schema import LABEL_WORDS
+
+MAX_STEPS_NAMED = 4
+"""Steps that a sentence names."""
+
+
+@cache
+def templates() -> Mapping[str, Any]:
+    """Return the templates by code."""
+    return msgspec.toml.decode(Path(__file__).with_name("findings.toml").read_bytes(), type=dict[str, Any])
+
+
+def finding_text(finding: Finding) -> str:
+    """Return what costs time and why.
+
+    >>> finding_text(Finding(code="host_sync", cost_ns=1, share=0.1, evidence={"calls_per_step": 8.0, "op": "aten::item"}))
+    'the host waits for the GPU 8 times a step in aten::item, so that it launches with an empty queue'
+    """
+    return _fill(_template(finding)["text"], finding)
+
+
+def finding_advice(finding: Finding) -> str:
+    """Return what to do about it."""
+    return _fill(_template(finding)["advice"], finding)
+
+
+def _template(finding: Finding) -> Mapping[str, str]:
+    """Return the texts of the finding's case; where the case has none, those of the code."""
+    of_code = templates()[finding.code]
+    of_case = of_code.get(finding.case)
+    return of_case if isinstance(of_case, Mapping) else of_code
+
+
+def _fill(template: str, finding: Finding) -> str:
+    """Return a template with the finding's evidence."""
+    names = [name for _, name, _, _ in string.Formatter().parse(template) if name]
+    fields = {name: _field(finding, name) for name in names}
+    return template.format(**fields)
+
+
+def _field(finding: Finding, name: str) -> str:
+    """Return one name of a template as text: derived words first, else the evidence of that name."""
+    if name in _DERIVED:
+        return _DERIVED[name](finding)
+    value = finding.evidence.get(name)
+    if value is None:
+        return "unknown"
+    if name.endswith("_ns") and isinstance(value, int | float):
+        return ms(value) if value >= 100_000 else f"{value / 1e3:.0f} µs"
+    if name.startswith("share") or name.endswith("_share"):
+        return percent(float(value), digits=0)
+    if isinstance(value, float):
+        return f"{value:,.3g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _label_words(finding: Finding) -> str:
+    label = str(finding.evidence.get("label"))
+    return f"{LABEL_WORDS.get(label, label)} ({label})"
+
+
+def _rate(finding: Finding) -> str:
+    rate = finding.evidence.get("gb_per_s")
+    return f" at {rate:,.2g} GB/s" if isinstance(rate, float) else ""
+
+
+def _option(finding: Finding) -> str:
+    options = framework_options(finding.evidence.get("framework"), str(finding.evidence.get("label")))
+    return f" ({options})" if options else ""
+
+
+def _fewer_bytes(finding: Finding) -> str:
+    return framework_options(finding.evidence.get("framework"), "bytes") or "a narrower type, compression"
+
+
+def _in_op(finding: Finding) -> str:
+    operator = finding.evidence.get("op") or finding.evidence.get("name")
+    is_value = str(operator) == "aten::_local_scalar_dense"
+    return f" in {'aten::item' if is_value else operator}" if operator else ""
+
+
+def _in_steps(finding: Finding) -> str:
+    count, recorded = finding.evidence.get("late_steps"), finding.evidence.get("recorded_steps")
+    if count == recorded or not finding.steps:
+        return " in every step"
+    return f" in step {listing(map(str, finding.steps), most=MAX_STEPS_NAMED)}"
+
+
+def _tokens(finding: Finding) -> str:
+    own, others = finding.evidence.get("tokens"), finding.evidence.get("tokens_of_others")
+    return f" ({own:,} tokens, the others {others:,})" if own and others and own != others else ""
+
+
+def _source(finding: Finding) -> str:
+    return next((place.source for place in finding.where if place.source), "unknown")
+
+
+_DERIVED = {
+    "label_words": _label_words,
+    "rate": _rate,
+    "option": _option,
+    "fewer_bytes": _fewer_bytes,
+    "in_op": _in_op,
+    "in_steps": _in_steps,
+    "tokens_words": _tokens,
+    "source": _source,
+    "rank": lambda finding: str(finding.ranks[0]),
+}
+"""Names of templates that are more than one value of the evidence."""
