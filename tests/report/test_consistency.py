@@ -17,7 +17,6 @@ import pytest
 from tests.kept import analysis_of
 from tracekit import diff
 from tracekit.report.ci import words
-from tracekit.report.evidence import collect_evidence
 from tracekit.report.markdown import render_markdown
 from tracekit.report.terminal.analysis import render
 from tracekit.report.terminal.screen import Screen
@@ -40,7 +39,7 @@ CODE_WORDS = re.compile(
 
 def contradictions(analysis):
     """Return what in the view of an analysis contradicts its own evidence, one sentence each."""
-    view, evidence = view_of(analysis), collect_evidence(analysis)
+    view = view_of(analysis)
     bad = []
     for bar in (*view.budget.bars, view.budget.mean):
         if bar.span_ns and bar.whole.idle_known and abs(sum(part.share for part in bar.parts) - 1) > 1e-6:
@@ -63,19 +62,29 @@ def contradictions(analysis):
     known = {source.rank for source in analysis.sources} | set(range(analysis.world_size or 0))
     bad += [f"rank {rank} is named and not in the run" for rank in ranks - known]
     advice = " ".join(advice.text for advice in view.advice)
-    if evidence.one_sided is not None and re.search("fewer bytes|faster links|stays exposed", advice):
-        bad.append("transfer is advised about while not all sides were recorded")
-    if evidence.cuda_graphs and re.search(": CUDA graphs|earlier: CUDA", advice):
-        bad.append("CUDA graphs are recommended to a run that uses them")
     schedule = analysis.schedule
     hint = "" if view.what_if_hint is None else view.what_if_hint.text
     if schedule is not None and schedule.no_prediction_reason and "`--what-if`" in hint:
         bad.append("predictions are advertised that cannot be made")
-    if evidence.missing_ranks and evidence.missing_ranks.split(" and ")[0] not in view.ranks:
-        bad.append("missing ranks are not in the first line")
     if not analysis.total.pipeline and any(notice.code == "no-pipeline" for notice in view.warnings):
         bad.append("a run without a pipeline is warned that it has none")
-    return [*bad, *_order_of_ranks(view), *_savings(analysis, evidence)]
+    return [*bad, *_findings(analysis, view, advice), *_order_of_ranks(view), *_savings(analysis)]
+
+
+def _findings(analysis, view, advice):
+    """Return findings that contradict each other or the run."""
+    findings = analysis.findings
+    one_sided = {finding.evidence["labels"] for finding in findings if finding.code == "recording"}
+    for finding in findings:
+        if finding.code == "exposed_comm" and finding.evidence["label"] in " ".join(map(str, one_sided)):
+            yield "transfer is advised about while not all sides were recorded"
+    if analysis.tables["reasons"]["in_graph"].any() and re.search("CUDA graphs or|: CUDA graphs", advice):
+        yield "CUDA graphs are recommended to a run that uses them"
+    savings = [finding.saves_ns or 0 for finding in findings]
+    if savings != sorted(savings, reverse=True):
+        yield "the first finding does not have the largest predicted saving"
+    if any(finding.case == "ranks" for finding in findings) and "missing" not in view.ranks:
+        yield "missing ranks are not in the first line"
 
 
 def _order_of_ranks(view):
@@ -87,7 +96,7 @@ def _order_of_ranks(view):
             yield f"{name}: ranks are not in order"
 
 
-def _savings(analysis, evidence):
+def _savings(analysis):
     """Return predictions that save more than the compute beside which communication could be hidden."""
     ranks = analysis.rank_results
     free_ns = [

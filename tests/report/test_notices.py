@@ -15,7 +15,7 @@ from tests.kept import analysis_of
 from tracekit._util.notices import merge_notices
 from tracekit.documents.notices import WarningEntry, warning_entries
 from tracekit.errors import Notice
-from tracekit.report.evidence import is_about_unnamed_peers
+from tracekit.findings.recording import is_about_unnamed_peers
 from tracekit.report.notices import FORMATS, PHRASES, notice_sentence, templates
 from tracekit.report.view import describe_ranks
 

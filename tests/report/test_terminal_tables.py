@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from tests.kept import analysis_of
-from tracekit.report.advice import Advice
+from tracekit.report.findings import Advice
 from tracekit.report.table import Column, Table
 from tracekit.report.terminal.analysis import next_steps
 from tracekit.report.terminal.schedule import gantt, render_what_if

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from tracekit.analysis.measure.rank_timeline import RankTimeline
     from tracekit.critical_path.path import CriticalPath
     from tracekit.documents.analysis import ChangedStep
+    from tracekit.findings import Finding
     from tracekit.report.view import View
     from tracekit.whatif.changes import WhatIfGraph
 
@@ -221,6 +222,8 @@ class Analysis(BaseAnalysis):
     """The same path in any case, without pipeline cells and causes: what blocks the step is read from it."""
     graph: WhatIfGraph | None = None
     """The run's events with what each waited for; with ``analyze(..., what_if=True)``."""
+    replay_graph: WhatIfGraph | None = None
+    """The same in any case, for runs of few enough ranks: savings of findings are predicted with it."""
     changed_steps: tuple[ChangedStep, ...] = ()
     """Predicted step times with the changes that were asked for, or that would save most."""
     by: By | None = None
@@ -240,6 +243,13 @@ class Analysis(BaseAnalysis):
     def world_size(self) -> int | None:
         """Number of ranks in the run, as far as the files show."""
         return max((source.world_size for source in self.sources if source.world_size is not None), default=None)
+
+    @cached_property
+    def findings(self) -> tuple[Finding, ...]:
+        """What costs time, why, what to do and what it would save, those with the largest saving first."""
+        from tracekit.findings import find
+
+        return find(self)
 
     def without_critical_path(self) -> Analysis:
         """Return the analysis as if its critical path had not been asked for."""

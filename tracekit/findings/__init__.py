@@ -1,10 +1,11 @@
 """Findings: what costs time, why, what to do about it and what that would save, as one typed list.
 
-``find`` asks every entry of ``REGISTRY``; a finding is data (``Finding``), its sentences are made in ``report.findings``.
-The list is ordered by predicted saving, then by cost. Costs and savings are per step, on the clock of the step time.
+``find`` asks every entry of ``REGISTRY``. A finding is data (``Finding``); its sentences are made in
+``report.findings``. The list is ordered by predicted saving, then by cost. Costs and savings are per step, on the clock
+of the step time.
 """
 
-from tracekit.findings.collect import MIN_SHARE_TO_SHOW, REGISTRY, find
+from tracekit.findings.collect import REGISTRY, find
 from tracekit.findings.finding import Finding, Place
 
-__all__ = ["MIN_SHARE_TO_SHOW", "REGISTRY", "Finding", "Place", "find"]
+__all__ = ["REGISTRY", "Finding", "Place", "find"]

@@ -15,9 +15,6 @@ from tracekit.findings.ranks import rank_findings
 from tracekit.findings.recording import recording_findings
 from tracekit.findings.steps import step_findings
 
-MIN_SHARE_TO_SHOW = 0.01
-"""Share of the step from which a finding is shown unless all are asked for."""
-
 REGISTRY: Mapping[str, Callable[[Context], Iterator[Finding]]] = {
     "host": host_findings,
     "steps": step_findings,

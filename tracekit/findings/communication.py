@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 
 import polars as pl
 
@@ -19,15 +20,15 @@ MIN_REPEATED_BYTES_SHARE = 0.5
 def exposed_findings(context: Context) -> Iterator[Finding]:
     """Yield a finding for each label whose exposed time is worth one; copies of pageable memory are the host's."""
     exposed_ns = context.step.budget.exposed_ns
-    hides_pageable = any(
-        row["code"] == "pageable_copy" and row["host_ns"] > 0
-        for row in context.analysis.tables["host_time"].group_by("code").agg(pl.col("host_ns").sum()).iter_rows(named=True)
-    )
+    host_time = context.analysis.tables["host_time"]
+    hides_pageable = bool(host_time.filter(pl.col("code") == "pageable_copy")["host_ns"].sum())
     for label, ns in exposed_ns.items():
         if not ns or label == "memory":  # copies on the device are not asked to overlap
             continue
         if label in COPY_LABELS and hides_pageable:
             continue
+        if label in COMMUNICATION_LABELS and context.analysis.total.wait_ns.get(label, 0) is None:
+            continue  # how much of it is waiting must be recorded first
         yield _exposed(context, label, ns)
 
 
@@ -54,6 +55,8 @@ def _exposed(context: Context, label: str, exposed_ns: int) -> Finding:
         chosen, change, certain = hidden, f"hide {label}", "bounded"
     saves_ns = None if chosen is None else max(chosen.saves_ns or 0, 0)
     case = "too_little_compute" if certain == "possible" else cause
+    if cause == "launched_late" and context.uses_cuda_graphs:
+        case = "launched_late_under_graphs"
     return Finding(
         code="exposed_comm" if label in COMMUNICATION_LABELS else "exposed_copy",
         case=case,
@@ -96,7 +99,9 @@ def _longest_operations(context: Context, label: str) -> tuple[Place, ...]:
     """Return the operations of a label with the longest exposed time."""
     operations = context.analysis.tables["operations"].filter(pl.col("label").cast(pl.String) == label)
     exposed = operations.with_columns(exposed_ns=pl.col("end_ns") - pl.col("start_ns") - pl.col("hidden_ns"))
-    rows = exposed.top_k(5, by="exposed_ns").select("rank", "step", "start_ns", "end_ns", pl.col("what").cast(pl.String))
+    rows = exposed.top_k(5, by="exposed_ns").select(
+        "rank", "step", "start_ns", "end_ns", pl.col("what").cast(pl.String)
+    )
     return tuple(Place(*row) for row in rows.iter_rows())
 
 
@@ -158,10 +163,6 @@ def count_repetitions(sizes: list[int | None], start_ns: list[int], forward_star
         if rest or sizes != sizes[:period] * times:
             continue
         firsts = start_ns[::period]
-        begins_between = [
-            any(before < forward < behind for forward in forward_start_ns)
-            for before, behind in zip(firsts, firsts[1:], strict=False)
-        ]
-        if all(begins_between):
+        if all(any(before < forward < behind for forward in forward_start_ns) for before, behind in pairwise(firsts)):
             return times
     return 1

@@ -7,6 +7,8 @@ from typing import Literal
 
 import msgspec
 
+from tracekit.documents.analysis import FindingEntry, FindingPlace
+
 Certainty = Literal["measured", "bounded", "possible"]
 """How sure a saving is: measured or replayed; a bound; possible under an assumption that the text names."""
 EvidenceValue = str | int | float | bool | None
@@ -54,6 +56,25 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """Predicted saving per step; None if it cannot be predicted."""
     saves_range_ns: tuple[int, int] | None = None
     certain: Certainty = "measured"
+
+    def to_entry(self) -> FindingEntry:
+        """Return the finding as documents show it."""
+        return FindingEntry(
+            code=self.code,
+            case=self.case,
+            cost_ns=self.cost_ns,
+            share=self.share,
+            ranks=list(self.ranks),
+            steps=list(self.steps),
+            where=[FindingPlace(*msgspec.structs.astuple(place)) for place in self.where],
+            evidence=self.evidence,
+            text=self.text,
+            advice=self.advice,
+            change=self.change,
+            saves_ns=self.saves_ns,
+            saves_range_ns=self.saves_range_ns,
+            certain=self.certain,
+        )
 
     @property
     def text(self) -> str:

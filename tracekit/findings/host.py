@@ -12,10 +12,14 @@ import polars as pl
 
 from tracekit.findings.context import Context
 from tracekit.findings.finding import EvidenceValue, Finding, Place
+from tracekit.schema import COPY_LABELS
 from tracekit.whatif.constants import HOST_VARIATION
 
 OFFENCES = ("compile", "data_loading", "pageable_copy", "allocator", "host_sync", "host_compute", "python")
 """Activities of the host that can be removed or moved elsewhere; the rest is launching."""
+MIN_EXCESS_TO_BE_SLOW = 0.5
+"""Share of the idle time while launching by which the host alone is slower than the GPU, from which launching is the
+limit whatever else the host does."""
 
 
 class _StepMeans:
@@ -32,8 +36,8 @@ class _StepMeans:
         self.time_ns = sum(budget.span_ns for budget in budgets) / count
         self.idle_ns = sum(budget.idle_ns for budget in budgets) / count
         self.gpu_ns = self.time_ns - self.idle_ns
-        self.copied_ns = sum(budget.exposed_ns.get("onload", 0) for budget in budgets) / count
-        self.copied_ns += sum(budget.exposed_ns.get("offload", 0) for budget in budgets) / count
+        copied_ns = [sum(budget.exposed_ns.get(label, 0) for label in COPY_LABELS) for budget in budgets]
+        self.copied_ns = sum(copied_ns) / count
         table = context.analysis.tables["host_time"]
         is_usual = pl.col("step").is_in(list(context.usual_steps), nulls_equal=True)
         sums = (
@@ -68,9 +72,10 @@ def host_findings(context: Context) -> Iterator[Finding]:
     # What the host needs at least, even if nothing ever stopped it: more than the GPU's work is its own limit.
     excess_ns = max((1 - HOST_VARIATION) * own_ns - means.gpu_ns, 0.0)
     after_ns = sum(means.value(code, "idle_after_ns") for code in OFFENCES)
-    launch_cost_ns = max(means.launching_idle_ns - after_ns, min(excess_ns, means.launching_idle_ns))
-    launch_cost_ns = min(max(launch_cost_ns, 0.0), means.launching_idle_ns)
-    shared_ns = means.launching_idle_ns - launch_cost_ns
+    shared_ns = min(after_ns, means.launching_idle_ns - excess_ns)
+    if excess_ns >= MIN_EXCESS_TO_BE_SLOW * means.launching_idle_ns:
+        shared_ns = 0.0
+    launch_cost_ns = means.launching_idle_ns - shared_ns
     for code in OFFENCES:
         if code not in means.rows:
             continue

@@ -30,7 +30,7 @@ def schedule_findings(context: Context) -> Iterator[Finding]:
         saves_ns = None if predicted is None else min(max(predicted.saves_ns or 0, 0), gap_ns)
         yield Finding(
             code="schedule_gap",
-            case=cause,
+            case="host_under_graphs" if cause == "host" and context.uses_cuda_graphs else cause,
             cost_ns=gap_ns,
             share=context.share(gap_ns),
             evidence={

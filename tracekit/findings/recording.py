@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tracekit.errors import Notice
 from tracekit.findings.context import Context
 from tracekit.findings.finding import Finding
 from tracekit.parsers.source_refs import missing_ranks
 
 MAX_MISSING_NAMED = 64
 """Missing ranks that are looked for to be named."""
+
+
+def is_about_unnamed_peers(notice: Notice) -> bool:
+    """Return whether waits are unknown because messages do not name their peers."""
+    return notice.code == "wait-unknown" and notice.values.get("case") in ("unnamed", "peers_unnamed")
 
 
 def recording_findings(context: Context) -> Iterator[Finding]:
@@ -21,10 +27,7 @@ def recording_findings(context: Context) -> Iterator[Finding]:
         return
     ranks = [result.rank for result in analysis.rank_results if result.whole.budget.span_ns]
     count, first = missing_ranks(ranks, analysis.world_size or 0, most=MAX_MISSING_NAMED)
-    unnamed_peers = any(
-        notice.code == "wait-unknown" and notice.values.get("case") in ("unnamed", "peers_unnamed")
-        for notice in analysis.notices
-    )
+    unnamed_peers = any(is_about_unnamed_peers(notice) for notice in analysis.notices)
     unnamed_groups = bool(analysis.tables["operations"]["group"].is_null().all())
     cases = [  # the first that holds decides
         (bool(count), "ranks"),

@@ -55,7 +55,11 @@ def _cause(context: Context, step: StepTime, excess_ns: int) -> tuple[str, dict[
     largest = max(host_ns, key=lambda code: host_ns[code], default=None)
     if copied > 0 and (host_ns.get("pageable_copy", 0) + host_ns.get("python", 0)) >= MIN_EXTRA_SHARE * excess_ns:
         return "checkpoint", {"copies_to_host": round(copied)}
-    if usual_forward and forward >= MIN_TIMES_MORE_WORK * usual_forward and backward < MIN_TIMES_MORE_WORK * usual_backward:
+    if (
+        usual_forward
+        and forward >= MIN_TIMES_MORE_WORK * usual_forward
+        and backward < MIN_TIMES_MORE_WORK * usual_backward
+    ):
         return "evaluation", {"forward_events": round(forward), "usual_forward_events": round(usual_forward)}
     if largest is not None and host_ns[largest] >= MIN_EXTRA_SHARE * excess_ns:
         return largest, {"extra_ns": round(host_ns[largest])}

@@ -70,7 +70,7 @@ HOST_PLACES = pl.Schema(
 
 
 def measure_host_time(
-    events: pl.DataFrame, gpu_events: pl.DataFrame, steps: pl.DataFrame, busy: Intervals
+    events: pl.DataFrame, gpu_events: pl.DataFrame, steps: pl.DataFrame, *, busy: Intervals, gaps: pl.DataFrame
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Return the host's time by step and activity (``HOST_TIME``), and where the GPU is idle longest (``HOST_PLACES``).
 
@@ -79,6 +79,7 @@ def measure_host_time(
         gpu_events: Its GPU events, with the thread that launched each.
         steps: Its steps with their intervals (``align.steps.STEPS``).
         busy: Time in which any GPU event runs.
+        gaps: Idle gaps with their causes (``metrics.budget.gaps``): only idle time before a launch is the host's.
 
     Without events of the host both are empty: what it did is not known.
     """
@@ -87,7 +88,7 @@ def measure_host_time(
     if host.is_empty() or timed.is_empty():
         return HOST_TIME.to_frame(), HOST_PLACES.to_frame()
     window = union(timed["interval_start_ns"].to_numpy(), timed["interval_end_ns"].to_numpy())
-    idle = window - busy
+    idle = window - busy - _idle_after_launches(gaps)
     ranges = _ranges_by_code(host, gpu_events)
     any_range = union(host["start_ns"].to_numpy(), host["end_ns"].to_numpy())
     in_python = _long_stretches(window - any_range)
@@ -190,6 +191,13 @@ def _with_operator(calls: pl.DataFrame, host: pl.DataFrame) -> pl.DataFrame:
     )
     is_inside = pl.col("start_ns") < pl.col("op_end_ns")
     return joined.with_columns(op=pl.when(is_inside).then("op")).drop("op_end_ns")
+
+
+def _idle_after_launches(gaps: pl.DataFrame) -> Intervals:
+    """Return the idle time in which the next work had been launched already, or its launch is not known."""
+    launched_ns = pl.col("start_ns") + pl.col("launch_bound_ns") + pl.col("warm_up_ns")
+    stretches = gaps.select(start_ns=launched_ns, end_ns="end_ns")
+    return union(stretches["start_ns"].to_numpy(), stretches["end_ns"].to_numpy())
 
 
 def _long_stretches(intervals: Intervals) -> Intervals:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,33 @@ import msgspec
 
 from tracekit._util.text import listing, ms, percent
 from tracekit.findings import Finding
-from tracekit.report.advice import framework_options
 from tracekit.schema import LABEL_WORDS
 
+MIN_SHARE_TO_SHOW = 0.01
+"""Share of the step from which a finding is shown unless all are asked for."""
 MAX_STEPS_NAMED = 4
 """Steps that a sentence names."""
+
+
+class Advice(msgspec.Struct, frozen=True):
+    """One thing to do next."""
+
+    text: str
+    command: str | None = None
+    """The whole command to copy, if there is one."""
+
+
+def shown_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Return the findings that cost or save enough to be shown."""
+    return tuple(finding for finding in findings if finding.share >= MIN_SHARE_TO_SHOW)
+
+
+def finding_line(finding: Finding) -> str:
+    """Return a finding in one sentence: what, why, what to do, and what that would save."""
+    saves = ""
+    if finding.saves_ns:
+        saves = f" (saves up to {ms(finding.saves_ns)} per step)"
+    return f"{finding.text}: {finding.advice}{saves}"
 
 
 @cache
@@ -28,7 +50,8 @@ def templates() -> Mapping[str, Any]:
 def finding_text(finding: Finding) -> str:
     """Return what costs time and why.
 
-    >>> finding_text(Finding(code="host_sync", cost_ns=1, share=0.1, evidence={"calls_per_step": 8.0, "op": "aten::item"}))
+    >>> evidence = {"calls_per_step": 8.0, "op": "aten::item"}
+    >>> finding_text(Finding(code="host_sync", cost_ns=1, share=0.1, evidence=evidence))
     'the host waits for the GPU 8 times a step in aten::item, so that it launches with an empty queue'
     """
     return _fill(_template(finding)["text"], finding)
@@ -67,6 +90,16 @@ def _field(finding: Finding, name: str) -> str:
     if isinstance(value, float):
         return f"{value:,.3g}"
     return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def framework_options(framework: object, topic: str) -> str:
+    """Return the framework's own options for a label or for ``bytes``; empty if there are none.
+
+    >>> framework_options("DDP", "dp_comm"), framework_options(None, "dp_comm")
+    ('`bucket_cap_mb`', '')
+    """
+    options: Mapping[str, Mapping[str, str]] = templates()["options"]
+    return options.get(str(framework), {}).get(topic, "")
 
 
 def _label_words(finding: Finding) -> str:
@@ -110,7 +143,7 @@ def _source(finding: Finding) -> str:
     return next((place.source for place in finding.where if place.source), "unknown")
 
 
-_DERIVED = {
+_DERIVED: Mapping[str, Callable[[Finding], str]] = {
     "label_words": _label_words,
     "rate": _rate,
     "option": _option,

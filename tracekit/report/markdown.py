@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from tracekit._util.text import counted, listing, ms, percent
 from tracekit.analysis import Analysis
 from tracekit.report.ci import words
-from tracekit.report.evidence import relevant_notices
+from tracekit.report.gap_words import relevant_notices
 from tracekit.report.table import Column, Table, Value, make_table
 from tracekit.report.text import capitalize, markdown, markdown_code, signed_ms
 from tracekit.report.view import View, view_of

@@ -83,6 +83,7 @@ def document(
                    "devices": [gpu], "shapes": list(shapes)},
         "ranks": rows,
         "step": step_time(steps),
+        "findings": [],
         "total": whole,
         "schedule": {"name": schedule, "pp": ranks, "microbatches": 8, "virtual": 1, "exact": True, "ranks": [],
                      "measured": {"makespan_ns": 90_000_000, "outside_cells": 0.2},

@@ -158,6 +158,7 @@ def combine(
         critical=critical,
         walked_path=communication.critical,
         graph=graph if what_if or changes else None,
+        replay_graph=graph,
         changed_steps=changed_steps,
         stragglers=stragglers,
         hiding=combine_overlap_costs(

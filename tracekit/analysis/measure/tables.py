@@ -260,7 +260,7 @@ def _measure_rank(
     rows = None if by is None else rank_rows(rank, gpu_events, by, lanes=lanes)
     idle_causes = {cause: int(idle_gaps[f"{cause}_ns"].sum()) for cause in IDLE_CAUSES}
     all_lanes = lanes if other_steps is None else Lanes.of(other_steps)
-    host_time, host_places = measure_host_time(rank.events, gpu_events, steps, all_lanes.busy)
+    host_time, host_places = measure_host_time(rank.events, gpu_events, steps, busy=all_lanes.busy, gaps=idle_gaps)
     of_steps = timed_steps(steps, step_budgets(steps, all_lanes, unrecorded=recording.unrecorded))
 
     # Each step, if there are several. The window's lanes go first: those of the steps take as much memory.

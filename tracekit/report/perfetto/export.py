@@ -25,7 +25,7 @@ from tracekit.analysis import Analysis
 from tracekit.errors import Notice
 from tracekit.intervals import union
 from tracekit.parsers.source_refs import unknown_rank_error
-from tracekit.report.evidence import relevant_notices
+from tracekit.report.gap_words import relevant_notices
 from tracekit.report.perfetto.archive import (
     MANIFEST_NAME,
     RESULTS_NAME,

@@ -13,8 +13,9 @@ from tracekit._util.text import counted, ranks_named
 from tracekit.analysis import Analysis
 from tracekit.analysis.combine.spread import MANY_RANKS, spread
 from tracekit.errors import Notice
-from tracekit.report.advice import Advice, advise
-from tracekit.report.evidence import collect_evidence, missing_ranks_named, relevant_notices
+from tracekit.findings import Finding
+from tracekit.report.findings import Advice, finding_line, shown_findings
+from tracekit.report.gap_words import missing_ranks_named, relevant_notices
 from tracekit.report.notices import NoticeLine, shorten_notices
 from tracekit.report.text import capitalize
 from tracekit.report.view import answer as sentences
@@ -173,11 +174,15 @@ class View:
         return tuple(sentences.Line(topic, text, target) for topic, text, target in lines if text)
 
     @cached_property
+    def findings(self) -> tuple[Finding, ...]:
+        """What costs time, those with the largest saving first; small ones are left out."""
+        return shown_findings(self.analysis.findings)
+
+    @cached_property
     def advice(self) -> tuple[Advice, ...]:
         """What to do next, the most important first."""
-        lines = [Advice(text) for text in role_advice(self.analysis)]
-        lines = lines or advise(collect_evidence(self.analysis), path=self.quoted_path)
-        return tuple(Advice(capitalize(line.text), line.command) for line in lines)
+        texts = role_advice(self.analysis) or [finding_line(finding) for finding in self.findings]
+        return tuple(Advice(capitalize(text)) for text in texts)
 
     @property
     def what_if_hint(self) -> Advice | None:

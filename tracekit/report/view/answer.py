@@ -12,7 +12,7 @@ from tracekit._util.text import counted, join_with_and, ms, percent, ranks_named
 from tracekit.analysis import Analysis
 from tracekit.documents.analysis import Straggler
 from tracekit.metrics.step_time import StepSummary
-from tracekit.report.evidence import gap_basis, gap_words, is_wait_bound, of_the_gap
+from tracekit.report.gap_words import gap_basis, gap_words, is_wait_bound, of_the_gap
 from tracekit.report.text import at_least, ms_range
 from tracekit.report.view import ranks as rank_tables
 from tracekit.report.view.budget import LabelRow, kind_of
