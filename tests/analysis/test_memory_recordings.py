@@ -108,6 +108,25 @@ def test_the_peak_is_in_the_cell_that_the_program_was_in():
             inside = [row for row in truth(run, rank.rank)["cells"] if row["start_ns"] <= peak.at_ns <= row["end_ns"]]
             assert [row["step"] for row in inside] == [peak.step]
             assert peak.op in names[inside[0]["op"]]
+            shown = rank.contents.peak
+            assert (shown.stage, shown.microbatch) == (inside[0]["stage"], inside[0]["microbatch"])
+
+
+def test_activations_at_the_peak_are_named_by_stage_and_micro_batch():
+    """Those whose forward ended before the peak, and whose backward, with its weight gradients, did not."""
+    for rank in memory_of("zbv"):
+        at_ns = rank.contents.peak.at_ns
+        cells = [row for row in truth("zbv", rank.rank)["cells"] if row["step"] == 3]
+        place = lambda row: (row["stage"], row["microbatch"])  # noqa: E731
+        begun = {place(row) for row in cells if row["op"] == "forward_one_chunk" and row["start_ns"] < at_ns}
+        ended = set()
+        for row in cells:
+            is_last = row["op"] == "backward_weight_one_chunk" or (row["op"] == "backward_one_chunk" and row["full"])
+            if is_last and row["end_ns"] < at_ns:
+                ended.add(place(row))
+        shown = {(cell.stage, cell.microbatch): cell.bytes for cell in rank.contents.activations}
+        large = {key for key, size in shown.items() if size > 16 * MIB}  # outputs that the last stage keeps are 2 MiB
+        assert large == begun - ended
 
 
 def test_the_planted_leak_is_found_with_its_line_and_micro_batch():
@@ -123,6 +142,9 @@ def test_the_planted_leak_is_found_with_its_line_and_micro_batch():
     assert leak["phase"] == "forward"
     # The model keeps the third of every four calls, and the first call only infers shapes: micro-batch 1.
     assert leak["pairs"] == [1]
+    (shown,) = second.contents.leaks
+    assert (shown.stage, shown.microbatches, shown.bytes_per_step) == (1, (1,), kept[0])
+    assert shown.line.startswith("model.py:")
     growth = second.measured.contents.steps["first_bytes"].diff().drop_nulls().to_list()[1:]
     assert growth[:5] == [kept[0]] * 5
 

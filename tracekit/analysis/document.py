@@ -294,4 +294,5 @@ def _rank_memory(held: HeldMemory) -> documents.RankMemory:
         chunks=None if chunks is None else chunks.peak_chunks,
         ideal_chunks=held.ideal_chunks,
         line=documents.MemoryLine(**measured.line.to_dict(as_series=False)),
+        contents=held.contents,
     )

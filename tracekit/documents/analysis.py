@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
+from tracekit.documents.memory import MemoryContents
 from tracekit.documents.notices import WarningEntry
 from tracekit.documents.roles import Iteration, PhaseBand, WeightUpdate
 
@@ -1067,6 +1068,8 @@ class RankMemory(Struct, frozen=True):
     """The same in the schedule."""
     line: MemoryLine
     """Memory over time."""
+    contents: MemoryContents | None = None
+    """What fills it at its peak; null if single allocations are not known."""
 
 
 class Memory(Struct, frozen=True):

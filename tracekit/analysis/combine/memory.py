@@ -11,10 +11,13 @@ from msgspec.structs import replace
 from tracekit._util.columns import concat_ranks
 from tracekit.against_ideal import ScheduleComparison
 from tracekit.align.clocks import Clocks
+from tracekit.analysis.combine.memory_contents import contents_document, find_places
 from tracekit.analysis.measure.tables import RankTables
 from tracekit.documents.analysis import WhatIf
+from tracekit.documents.memory import MemoryContents
 from tracekit.errors import ScheduleError
 from tracekit.metrics.memory import MEMORY_CURVE, RankMemory
+from tracekit.metrics.peaks import host_link_gb_s
 from tracekit.whatif.schedule_rows import TWO_STAGES_PER_RANK, microbatches_row
 
 
@@ -27,6 +30,8 @@ class HeldMemory(msgspec.Struct, frozen=True):
     """Memory of its GPU, as recorded in the trace."""
     ideal_chunks: int | None = None
     """Most chunks that the schedule holds on this rank at once; None without a recognised schedule."""
+    contents: MemoryContents | None = None
+    """What fills it at its peak; None if single allocations are not known."""
 
 
 class RunMemory(msgspec.Struct, frozen=True):
@@ -51,13 +56,31 @@ def run_memory(ranks: Iterable[RankTables], comparison: ScheduleComparison | Non
     Memory per chunk is kept only for ranks of a recognised schedule: other cells may be cut in the wrong places.
     """
     ideal_chunks = {} if comparison is None else _ideal_chunks(comparison)
+    places = find_places(comparison)
     memories = []
     for rank in ranks:
-        if rank.memory is not None:
-            number = rank.source.rank
-            memory = rank.memory if number in ideal_chunks else replace(rank.memory, chunks=None)
-            memories.append(HeldMemory(number, memory, rank.source.memory_bytes, ideal_chunks.get(number)))
+        if rank.memory is None:
+            continue
+        number = rank.source.rank
+        memory = rank.memory if number in ideal_chunks else replace(rank.memory, chunks=None)
+        contents = None
+        if memory.contents is not None:
+            device = next(iter(rank.source.devices), None)
+            contents = contents_document(
+                memory.contents,
+                places=places.get(number),
+                ideal_in_flight=ideal_chunks.get(number),
+                forward_ns=_forward_ns(rank.kernels),
+                link_gb_s=None if device is None else host_link_gb_s(device),
+            )
+        memories.append(HeldMemory(number, memory, rank.source.memory_bytes, ideal_chunks.get(number), contents))
     return RunMemory(tuple(memories)) if memories else None
+
+
+def _forward_ns(kernels: pl.DataFrame) -> dict[str, float]:
+    """Return the time of forward kernels per step, by module."""
+    forward = kernels.filter((pl.col("label") == "forward") & pl.col("module").is_not_null())
+    return dict(forward.group_by("module").agg(pl.sum("ns")).iter_rows())
 
 
 def _ideal_chunks(comparison: ScheduleComparison) -> dict[int, int]:

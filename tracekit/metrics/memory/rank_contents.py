@@ -32,6 +32,9 @@ STEP_LEVELS = pl.Schema(
 STACKS = pl.Schema({"stack": pl.Int32(), "line": pl.String(), "frames": pl.List(pl.String())})
 """Stacks of the contents: the source line that stands for each, and all frames, outermost first."""
 
+MODULES = pl.Schema({"module": pl.String(), "bytes": pl.Int64(), "step_bytes": pl.Int64()})
+"""Activations by module: at the peak, and allocated by a step (a mean)."""
+
 _PROFILER_STEP = r"^ProfilerStep#(\d+)$"
 _OPTIMIZER_STEP = r"^Optimizer\.step#"
 
@@ -73,6 +76,8 @@ class RankContents(msgspec.Struct, frozen=True, eq=False):
     """``STACKS`` of the contents and leaks."""
     activations: pl.DataFrame
     """``ACTIVATIONS``"""
+    modules: pl.DataFrame
+    """``MODULES``"""
     in_flight: int | None
     """Most forwards whose activations are in memory at once; None without a pipeline."""
     outlived_bytes: int
@@ -183,6 +188,7 @@ def measure_contents(
         contents=contents,
         stacks=_stack_table(history.stacks, [contents["stack"], leaks["stack"]], fragmentation),
         activations=activations,
+        modules=_module_table(purposes, contents),
         in_flight=None if chunks is None or chunks.is_empty() else most_in_flight(activations),
         outlived_bytes=_outlived_bytes(contents, chunks, peak.at_ns),
         leaks=leaks,
@@ -258,6 +264,19 @@ def _peak_moment(replay: Replay, row: int | None, work: pl.DataFrame | None, chu
         return moment
     chunk = chunks.row(host["chunk"], named=True)
     return structs.replace(moment, step=int(chunk["step"]), op=str(chunk["op"]), pair=int(chunk["pair"]))
+
+
+def _module_table(purposes: pl.DataFrame, contents: pl.DataFrame) -> pl.DataFrame:
+    """Return ``MODULES``, those with the most activations at the peak first."""
+    is_activation = (pl.col("category") == "activations") & pl.col("module").is_not_null()
+    at_peak = contents.filter(is_activation).group_by("module").agg(pl.sum("bytes"))
+    if at_peak.is_empty():
+        return MODULES.to_frame()
+    made = purposes.filter(is_activation & (pl.col("phase") == "forward"))
+    steps = max(1, made["step"].n_unique())
+    by_step = made.group_by("module").agg(step_bytes=pl.sum("bytes") // steps)
+    table = at_peak.join(by_step, on="module", how="left").with_columns(pl.col("step_bytes").fill_null(0))
+    return conform(table.sort("bytes", "module", descending=[True, False]), MODULES)
 
 
 def _stack_table(

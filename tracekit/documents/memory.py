@@ -1,0 +1,226 @@
+"""What fills GPU memory: the contents of a rank in ``analyze --json``, and ``tracekit memory --json``."""
+
+from collections.abc import Mapping
+from typing import Literal
+
+from msgspec import Struct
+
+from tracekit.documents.notices import WarningEntry
+
+FORMAT: Literal["tracekit.memory/1"] = "tracekit.memory/1"
+DIFF_FORMAT: Literal["tracekit.memory-diff/1"] = "tracekit.memory-diff/1"
+
+
+class SnapshotPlace(Struct, frozen=True):
+    """Place of a memory snapshot on the trace's clock."""
+
+    offset_ns: int
+    """Added to the snapshot's times."""
+    uncertainty_ns: int
+    """Largest deviation of a pair that agrees on it."""
+    source: str
+    """What it rests on: allocations, annotations or operators."""
+
+
+class MemoryPeak(Struct, frozen=True):
+    """The moment at which most is allocated. Times, phases and cells are the host's: memory is allocated at launch."""
+
+    bytes: int
+    """Allocated."""
+    at_ns: int | None
+    """Host time; null without a history of allocations."""
+    active_bytes: int | None
+    """Allocated, or freed and still in use by a stream; null if unknown."""
+    requested_bytes: int | None
+    """Of what is allocated, the bytes that were asked for; null if unknown."""
+    reserved_bytes: int | None
+    """Reserved by the allocator; null if unknown."""
+    step: int | None
+    """Step; null if unknown."""
+    op: str | None
+    """Op of the pipeline cell that the host was launching: F, B, I or W; null outside of cells."""
+    stage: int | None
+    """Its stage."""
+    microbatch: int | None
+    """Its micro-batch."""
+    phase: str | None
+    """forward, backward, recompute or optimizer; null if unknown."""
+    operator: str | None
+    """Outermost operator that the host was in; null between operators."""
+
+
+class CellMemory(Struct, frozen=True):
+    """Activations of one micro-batch at the peak."""
+
+    step: int | None
+    """Step of its forward."""
+    stage: int | None
+    """Stage; null where the schedule is not known."""
+    microbatch: int | None
+    """Micro-batch; null where the schedule is not known."""
+    bytes: int
+    """Allocated."""
+
+
+class LineMemory(Struct, frozen=True):
+    """What one source line holds at the peak."""
+
+    line: str | None
+    """File, line and function: the innermost of the user's own code; null where no stack was recorded."""
+    category: str
+    """weights, gradients, optimizer_state, activations, communication, workspace, before_recording or other."""
+    bytes: int
+    """Allocated."""
+    count: int
+    """Number of allocations."""
+
+
+class ModuleMemory(Struct, frozen=True):
+    """Activations of one module, and what recomputing or offloading them would save."""
+
+    module: str
+    """attention, mlp, norm, …"""
+    bytes: int
+    """Activations at the peak: at most this is saved."""
+    step_bytes: int
+    """Activations that a step allocates."""
+    forward_ns: int | None
+    """GPU time of its forward per step, which recomputing adds; null if unknown."""
+    recompute_bytes_per_ms: float | None
+    """Bytes saved per millisecond of that; null if unknown."""
+    offload_ns: int | None
+    """Time to copy what a step allocates to the host and back; null if the link is not known."""
+    offload_bytes_per_ms: float | None
+    """Bytes saved per millisecond of copying, which may be hidden; null if the link is not known."""
+
+
+class MemoryLeak(Struct, frozen=True):
+    """Allocations that steps leave behind and nothing frees."""
+
+    line: str | None
+    """Source line; null where no stack was recorded."""
+    operator: str | None
+    """Outermost operator around them; null if unknown."""
+    module: str | None
+    """Module; null if unknown."""
+    phase: str | None
+    """What the host was doing; null if unknown."""
+    stage: int | None
+    """Stage of the pipeline; null if unknown, or several."""
+    microbatches: tuple[int, ...]
+    """Micro-batches that left them; empty if unknown."""
+    bytes: int
+    """Left behind in all."""
+    bytes_per_step: int
+    """Left behind by a step."""
+    steps: tuple[int, ...]
+    """Steps that left something behind."""
+
+
+class MemoryFragmentation(Struct, frozen=True):
+    """Reserved memory at the moment when most was reserved."""
+
+    at_ns: int
+    """Host time."""
+    reserved_bytes: int
+    """Reserved."""
+    allocated_bytes: int
+    """In tensors."""
+    pending_bytes: int
+    """Freed, and still in use by a stream."""
+    cached_bytes: int
+    """In segments without any block in use."""
+    fragmented_bytes: int | None
+    """Free beside blocks in use; null with expandable segments."""
+    forced_segments: int
+    """Segments reserved although as much memory was free in pieces."""
+    forced_bytes: int
+    """Size of these segments."""
+    largest_request_bytes: int | None
+    """Largest request that forced a segment; null if none did."""
+    largest_request_free_bytes: int | None
+    """Memory that was free in pieces then."""
+    largest_request_line: str | None
+    """Source line of the request."""
+
+
+class StepMemory(Struct, frozen=True):
+    """Allocated memory of one step."""
+
+    step: int
+    """Number of the step."""
+    first_bytes: int
+    """Allocated when it starts."""
+    peak_bytes: int
+    """Most allocated in it."""
+
+
+class MemoryContents(Struct, frozen=True):
+    """What fills one rank's memory."""
+
+    source: str
+    """snapshot or trace."""
+    clock: SnapshotPlace | None
+    """Place of the snapshot on the trace's clock; null for a trace's own events, or without a trace."""
+    peak: MemoryPeak
+    """The moment at which most is allocated."""
+    by_category: Mapping[str, int]
+    """Bytes at the peak by what they are for, the largest first."""
+    activations: list[CellMemory]
+    """Activations at the peak by micro-batch and stage."""
+    lines: list[LineMemory]
+    """Bytes at the peak by source line, the largest first."""
+    modules: list[ModuleMemory]
+    """Activations by module; empty without a trace."""
+    in_flight: int | None
+    """Most micro-batches of a chunk whose activations are in memory at once; null without a recognised schedule."""
+    ideal_in_flight: int | None
+    """The same in the schedule."""
+    microbatch_bytes: tuple[int, int] | None
+    """Smallest and largest activations that a forward of a chunk leaves; null without a recognised schedule."""
+    outlived_bytes: int
+    """Activations at the peak whose own backward had ended."""
+    leaks: list[MemoryLeak]
+    """What steps leave behind, the largest first."""
+    fragmentation: MemoryFragmentation | None
+    """Null without a snapshot's history."""
+    steps: list[StepMemory]
+    """Allocated memory by step, as far as steps are known."""
+    end_allocated_bytes: int
+    """Allocated after the last event."""
+    end_active_bytes: int | None
+    """Active after the last event; null if unknown."""
+    end_difference_bytes: int
+    """Difference between replayed events and the snapshot's own segments; 0 if they agree."""
+    failed_request_bytes: int | None
+    """Largest request that failed because memory had run out; null if none did."""
+
+
+class SnapshotMemory(Struct, frozen=True):
+    """A memory snapshot without a trace."""
+
+    rank: int | None
+    """Rank; null if its name does not tell."""
+    path: str
+    """The file."""
+    device: int
+    """Number of the GPU."""
+    events: int
+    """Events of its history."""
+    contents: MemoryContents
+    """What fills its memory at the peak."""
+
+
+class MemoryDocument(Struct, frozen=True):
+    """Memory snapshots of a run: ``tracekit memory --json``."""
+
+    tracekit: str
+    """Version of tracekit."""
+    format: Literal["tracekit.memory/1"]
+    """The format."""
+    peak_bytes: int
+    """Largest peak of any snapshot."""
+    snapshots: list[SnapshotMemory]
+    """The snapshots, by rank."""
+    warnings: list[WarningEntry]
+    """Notices."""
