@@ -8,6 +8,16 @@ from tracekit.against_ideal.compare_run import compare_pipelines
 from tracekit.against_ideal.comparison import ScheduleComparison, StepComparison
 from tracekit.against_ideal.identify import Match
 from tracekit.against_ideal.replay import PARTS
+from tracekit.against_ideal.timelines import TimelineComparison, compare_timeline
 from tracekit.documents.analysis import WhatIf
 
-__all__ = ["PARTS", "Match", "ScheduleComparison", "StepComparison", "WhatIf", "compare_pipelines"]
+__all__ = [
+    "PARTS",
+    "Match",
+    "ScheduleComparison",
+    "StepComparison",
+    "TimelineComparison",
+    "WhatIf",
+    "compare_pipelines",
+    "compare_timeline",
+]

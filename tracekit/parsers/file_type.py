@@ -28,8 +28,17 @@ _TRACE_KEYS = re.compile(
 )
 _EVENT_KEYS = re.compile(rb'^\[\s*(?:\{\s*"(?:ph|cat|name|pid|tid|ts|dur|args|id|bp|s|cname)"\s*:|\])')
 _DISTRIBUTED_INFO = re.compile(r'"distributedInfo"\s*:\s*(?=\{)')
-_TRACEKIT_EXPORT = re.compile(rb'"otherData"\s*:\s*\{\s*"tracekit"\s*:')
-"""Mark of a file that tracekit exported for ui.perfetto.dev: its tracks repeat events, which would be counted twice."""
+_EVENTS_OF_OTHER_USE = (
+    (
+        re.compile(rb'"name"\s*:\s*"(?:forward|backward)-(?:compute|send|recv)"'),
+        "is a timeline of operations; read it with tracekit.against_ideal.compare_timeline",
+    ),
+    (
+        re.compile(rb'"otherData"\s*:\s*\{\s*"tracekit"\s*:'),  # its tracks repeat events, which would count twice
+        "was written by tracekit for ui.perfetto.dev; name the traces it was made from",
+    ),
+)
+"""Marks of files with events that are not those of a profiler, and what they are."""
 
 FLIGHT_RECORDER = "flight_recorder"
 NCCL_INSPECTOR = "nccl_inspector"
@@ -131,8 +140,9 @@ def _detect_json(head: bytes, tail: bytes) -> FileType:
         return FileType(FLIGHT_RECORDER)
     if not (_TRACE_KEYS.search(text) or _EVENT_KEYS.match(text) or _TRACE_KEYS.search(tail)):
         return FileType(None, why='is JSON but not a trace: it has no "traceEvents"')
-    if _TRACEKIT_EXPORT.search(text[:4096]):
-        return FileType(None, why="was written by tracekit for ui.perfetto.dev; name the traces it was made from")
+    other_use = next((why for pattern, why in _EVENTS_OF_OTHER_USE if pattern.search(text[:4096])), None)
+    if other_use:
+        return FileType(None, why=other_use)
     info = _distributed_info(head) or _distributed_info(tail)
     return FileType("kineto", _integer(info.get("rank")), _integer(info.get("world_size")))
 
