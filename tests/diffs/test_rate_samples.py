@@ -63,6 +63,7 @@ def test_a_peak_that_is_a_range_is_no_sample(document):
     ranks = [held(forward=sure, backward=sure), held(forward=between, backward=sure)]
     assert rate_samples(replace(document, memory=Memory(4_000_000_000, ranks))) == {
         "peak_gb": (4.0,),
+        "peak_bytes": (4e9,),
         "phase_gb.backward": (2.0,),
     }
 

@@ -52,7 +52,7 @@ class Family(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A kind of metric, with the keys it can be measured for; see the head of ``metrics.toml``."""
 
     name: str
-    unit: Literal["ms", "ratio", "count", "TFLOP/s", "GB/s", "GB"]
+    unit: Literal["ms", "ratio", "count", "TFLOP/s", "GB/s", "GB", "bytes"]
     better: Direction
     about: str
     keys: tuple[str, ...] = ()

@@ -306,7 +306,7 @@ def rate_samples(document: documents.AnalysisDocument) -> Samples:
     values: dict[str, float | None] = {
         **(_rate_values(document.rates, steps) if document.rates is not None else {}),
         **_copy_bandwidths(document.copies),
-        **({"peak_gb": memory.peak_bytes / 1e9, **_phase_peaks(memory.ranks)} if memory is not None else {}),
+        **(_memory_values(memory) if memory is not None else {}),
     }
     return {name: (float(value),) for name, value in values.items() if value is not None}
 
@@ -345,6 +345,31 @@ def _copy_bandwidths(rows: Sequence[documents.Copy]) -> dict[str, float]:
         if ns and len(sizes) == len(group):
             values[f"copy_gb_s.{label}"] = sum(sizes) / ns  # bytes per ns = GB/s
     return values
+
+
+def _memory_values(memory: documents.Memory) -> dict[str, float | None]:
+    """Return what the fullest rank held, and what the rank that leaks most leaves behind in a step."""
+    reserved = [rank.reserved_bytes for rank in memory.ranks if rank.reserved_bytes is not None]
+    leaked = [_leaked_bytes(rank) for rank in memory.ranks]
+    known = [size for size in leaked if size is not None]
+    return {
+        "peak_gb": memory.peak_bytes / 1e9,
+        "peak_bytes": memory.peak_bytes,
+        "reserved_bytes": max(reserved, default=None),
+        "leaked_bytes": max(known) if len(known) == len(leaked) else None,
+        **_phase_peaks(memory.ranks),
+    }
+
+
+MIN_STEPS_TO_TELL_LEAKS = 4
+"""Steps from which a run without leaks is known to have none: two that could leave something, and two after each."""
+
+
+def _leaked_bytes(rank: documents.RankMemory) -> int | None:
+    """Return what a step of a rank leaves behind; None if too few steps were seen."""
+    if rank.contents is None or len(rank.contents.steps) < MIN_STEPS_TO_TELL_LEAKS:
+        return None
+    return sum(leak.bytes_per_step for leak in rank.contents.leaks)
 
 
 def _phase_peaks(ranks: Iterable[documents.RankMemory]) -> dict[str, float]:

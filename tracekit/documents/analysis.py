@@ -1182,6 +1182,8 @@ class FindingEntry(Struct, frozen=True, kw_only=True):
     """Variant of the code; empty if it has one."""
     cost_ns: int
     """Time that it costs."""
+    cost_bytes: int | None = None
+    """Memory that it costs; null if it is about time."""
     share: float
     """The same as a share of the step time."""
     ranks: list[int]

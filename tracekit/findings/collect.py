@@ -10,6 +10,7 @@ from tracekit.findings.context import Context
 from tracekit.findings.finding import Finding
 from tracekit.findings.host import host_findings
 from tracekit.findings.kernels import kernel_findings
+from tracekit.findings.memory import memory_findings
 from tracekit.findings.pipeline import schedule_findings
 from tracekit.findings.ranks import rank_findings
 from tracekit.findings.recording import recording_findings
@@ -23,6 +24,7 @@ REGISTRY: Mapping[str, Callable[[Context], Iterator[Finding]]] = {
     "ranks": rank_findings,
     "pipeline": schedule_findings,
     "kernels": kernel_findings,
+    "memory": memory_findings,
     "recording": recording_findings,
 }
 """What makes findings, by the part of the run that it looks at."""
@@ -41,5 +43,14 @@ def find(analysis: Analysis) -> tuple[Finding, ...]:
     findings: list[Finding] = []
     for make in REGISTRY.values():
         findings += make(context)
-    supported = [finding for finding in findings if finding.cost_ns > 0 and finding.saves_ns != 0]
-    return tuple(sorted(supported, key=lambda finding: (-(finding.saves_ns or 0), -finding.cost_ns)))
+    supported = [finding for finding in findings if _costs_something(finding) and finding.saves_ns != 0]
+    return tuple(sorted(supported, key=_order))
+
+
+def _costs_something(finding: Finding) -> bool:
+    return finding.cost_ns > 0 or bool(finding.cost_bytes)
+
+
+def _order(finding: Finding) -> tuple[int, int, int]:
+    """Return the key by which findings are ordered: the largest saving, then cost in time, then in memory first."""
+    return -(finding.saves_ns or 0), -finding.cost_ns, -(finding.cost_bytes or 0)

@@ -41,8 +41,10 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """Variant of the code that its texts are chosen by; empty if it has one."""
     cost_ns: int
     """Time per step."""
+    cost_bytes: int | None = None
+    """Memory that it costs; None if it is about time."""
     share: float
-    """The same as a share of the step time."""
+    """The time as a share of the step time."""
     ranks: tuple[int, ...] = ()
     """Ranks that it is about; empty: all alike."""
     steps: tuple[int, ...] = ()
@@ -63,6 +65,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
             code=self.code,
             case=self.case,
             cost_ns=self.cost_ns,
+            cost_bytes=self.cost_bytes,
             share=self.share,
             ranks=list(self.ranks),
             steps=list(self.steps),

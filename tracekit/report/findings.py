@@ -12,6 +12,7 @@ import msgspec
 
 from tracekit._util.text import listing, ms, percent
 from tracekit.findings import Finding
+from tracekit.report.text import size
 from tracekit.schema import LABEL_WORDS
 
 MIN_SHARE_TO_SHOW = 0.01
@@ -30,7 +31,7 @@ class Advice(msgspec.Struct, frozen=True):
 
 def shown_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Return the findings that cost or save enough to be shown."""
-    return tuple(finding for finding in findings if finding.share >= MIN_SHARE_TO_SHOW)
+    return tuple(finding for finding in findings if finding.share >= MIN_SHARE_TO_SHOW or finding.cost_bytes)
 
 
 def finding_line(finding: Finding) -> str:
@@ -83,13 +84,18 @@ def _field(finding: Finding, name: str) -> str:
     value = finding.evidence.get(name)
     if value is None:
         return "unknown"
-    if name.endswith("_ns") and isinstance(value, int | float):
+    return value if isinstance(value, str) else _number(name, value)
+
+
+def _number(name: str, value: float) -> str:
+    """Return a figure of the evidence as text; its name tells the unit."""
+    if name.endswith("_ns"):
         return ms(value) if value >= 100_000 else f"{value / 1e3:.0f} µs"
+    if name.endswith("_bytes"):
+        return size(round(value))
     if name.startswith("share") or name.endswith("_share"):
         return percent(float(value), digits=0)
-    if isinstance(value, float):
-        return f"{value:,.3g}"
-    return f"{value:,}" if isinstance(value, int) else str(value)
+    return f"{value:,.3g}" if isinstance(value, float) else f"{value:,}"
 
 
 def framework_options(framework: object, topic: str) -> str:
@@ -143,6 +149,41 @@ def _source(finding: Finding) -> str:
     return next((place.source for place in finding.where if place.source), "unknown")
 
 
+def _peak_place(finding: Finding) -> str:
+    """Return where the host is at the peak: cell, else phase."""
+    op, stage, microbatch = (finding.evidence.get(name) for name in ("op", "stage", "microbatch"))
+    if op is not None and stage is not None:
+        return f", in {stage}{op}{microbatch} (stage {stage}, micro-batch {microbatch})"
+    phase = finding.evidence.get("phase")
+    return f", in the {phase}" if phase else ""
+
+
+def _recompute(finding: Finding) -> str:
+    module = finding.evidence.get("recompute_module")
+    freed, ns = finding.evidence.get("recompute_bytes"), finding.evidence.get("recompute_ns")
+    if module is None or not isinstance(freed, int) or not isinstance(ns, int):
+        return "recompute activations"
+    return f"recompute {module} (frees up to {size(freed)} for {ms(ns)} per step)"
+
+
+def _leak_place(finding: Finding) -> str:
+    """Return what leaks, as far as known: line, operator, module, stage and micro-batch."""
+    line, operator, module = (finding.evidence.get(name) for name in ("line", "operator", "module"))
+    stage, microbatch = finding.evidence.get("stage"), finding.evidence.get("microbatch")
+    parts = [f"allocated at {line}" if line else "", f"by {operator}" if operator else ""]
+    if module:
+        parts.append(f"in {module}")
+    if stage is not None and microbatch is not None:
+        parts.append(f"of micro-batch {microbatch} on stage {stage}")
+    text = " ".join(part for part in parts if part)
+    return f", {text}" if text else ""
+
+
+def _until_full(finding: Finding) -> str:
+    steps = finding.evidence.get("steps_until_full")
+    return f"; the GPU is full in about {steps:,} steps" if isinstance(steps, int) else ""
+
+
 _DERIVED: Mapping[str, Callable[[Finding], str]] = {
     "label_words": _label_words,
     "rate": _rate,
@@ -152,6 +193,12 @@ _DERIVED: Mapping[str, Callable[[Finding], str]] = {
     "in_steps": _in_steps,
     "tokens_words": _tokens,
     "source": _source,
+    "peak_place": _peak_place,
+    "category_words": lambda finding: str(finding.evidence.get("category")).replace("_", " "),
+    "recompute": _recompute,
+    "leak_place": _leak_place,
+    "until_full": _until_full,
+    "at_line": lambda finding: f" in {line}" if (line := finding.evidence.get("line")) else "",
     "rank": lambda finding: str(finding.ranks[0]),
 }
 """Names of templates that are more than one value of the evidence."""

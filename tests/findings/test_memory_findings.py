@@ -1,0 +1,144 @@
+"""Findings about memory: each from facts that can be counted by hand, and from recordings with planted causes."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from msgspec.structs import replace
+
+from tests.kept import analysis_of
+from tracekit.analysis.combine.memory import HeldMemory, RunMemory
+from tracekit.documents.memory import (
+    MemoryContents,
+    MemoryFragmentation,
+    MemoryLeak,
+    MemoryPeak,
+    ModuleMemory,
+)
+from tracekit.findings import find
+from tracekit.findings.memory import (
+    MIN_FRAGMENTED_SHARE,
+    MIN_LEAKED_SHARE_PER_STEP,
+    MIN_OUTLIVED_SHARE,
+    NEARLY_FULL_SHARE,
+    memory_findings,
+)
+from tracekit.metrics.memory import RankMemory
+
+PEAK = 1_000_000
+
+
+def the_contents(**changes):
+    peak = MemoryPeak(PEAK, 5, PEAK, PEAK, PEAK, 3, "B", 1, 2, "backward", "aten::mm")
+    contents = MemoryContents(
+        source="snapshot",
+        clock=None,
+        peak=peak,
+        by_category={"activations": 600_000, "weights": 400_000},
+        activations=[],
+        lines=[],
+        modules=[],
+        in_flight=4,
+        ideal_in_flight=4,
+        microbatch_bytes=(100_000, 110_000),
+        outlived_bytes=0,
+        leaks=[],
+        fragmentation=None,
+        steps=[],
+        end_allocated_bytes=0,
+        end_active_bytes=0,
+        end_difference_bytes=0,
+        failed_request_bytes=None,
+    )
+    return replace(contents, **changes)
+
+
+def found(*, capacity=10 * PEAK, reserved=PEAK, **changes):
+    memory = RankMemory(0, PEAK, reserved, 0)
+    held = HeldMemory(1, memory, capacity, 4, the_contents(**changes))
+    context = SimpleNamespace(analysis=SimpleNamespace(memory=RunMemory((held,))))
+    return list(memory_findings(context))
+
+
+def cases(**options):
+    return [(finding.code, finding.case) for finding in found(**options)]
+
+
+def test_a_run_with_room_and_its_schedules_memory_has_no_finding():
+    assert found() == []
+
+
+@pytest.mark.parametrize(("share", "is_found"), [(NEARLY_FULL_SHARE, True), (NEARLY_FULL_SHARE / 2, False)])
+def test_a_gpu_is_nearly_full_by_what_is_reserved(share, is_found):
+    capacity = round(PEAK / share)
+    assert cases(capacity=capacity) == [("memory_peak", "nearly_full")] * is_found
+    assert cases(capacity=None) == []
+
+
+def test_a_request_that_failed_comes_first():
+    (finding,) = found(capacity=PEAK, failed_request_bytes=777)
+    assert (finding.case, finding.cost_bytes) == ("out_of_memory", 777)
+    assert "ran out of memory" in finding.text
+    assert "in 1B2" in finding.text
+
+
+def test_more_micro_batches_in_flight_than_the_schedule_asks_for_are_a_finding():
+    (finding,) = found(in_flight=6)
+    assert (finding.case, finding.cost_bytes) == ("above_schedule", 200_000)
+    assert cases(in_flight=3) == []
+    assert cases(in_flight=6, ideal_in_flight=None) == []
+
+
+@pytest.mark.parametrize(("factor", "is_found"), [(1.0, True), (0.5, False)])
+def test_activations_that_outlive_their_backward_are_a_finding(factor, is_found):
+    outlived = round(factor * MIN_OUTLIVED_SHARE * PEAK)
+    assert cases(outlived_bytes=outlived) == [("memory_peak", "outlived")] * is_found
+
+
+def the_leak(bytes_per_step):
+    return MemoryLeak(
+        "model.py:40 forward", "aten::linear", "mlp", "forward", 1, (2,), 4 * bytes_per_step, bytes_per_step, (0, 1)
+    )
+
+
+@pytest.mark.parametrize(("factor", "is_found"), [(1.0, True), (0.5, False)])
+def test_a_leak_is_a_finding_if_it_grows_fast_enough(factor, is_found):
+    leak = the_leak(round(factor * MIN_LEAKED_SHARE_PER_STEP * PEAK))
+    assert cases(leaks=[leak]) == [("leak", "")] * is_found
+
+
+def test_a_leak_names_its_place_and_when_the_gpu_is_full():
+    (finding,) = found(leaks=[the_leak(100_000)], outlived_bytes=PEAK)
+    assert finding.cost_bytes == 100_000
+    assert finding.evidence["steps_until_full"] == 90
+    assert "model.py:40 forward" in finding.text
+    assert "micro-batch 2 on stage 1" in finding.text
+    assert finding.where[0].source == "model.py:40 forward"
+
+
+def fragmented(size, *, forced=1):
+    return MemoryFragmentation(5, PEAK, PEAK - size, 0, 0, size, forced, 20, 300, 400, "a.py:1 f")
+
+
+@pytest.mark.parametrize(("factor", "forced", "is_found"), [(1.0, 1, True), (0.5, 1, False), (1.0, 0, False)])
+def test_fragmentation_is_a_finding_if_it_is_large_and_forced_a_segment(factor, forced, is_found):
+    size = round(factor * MIN_FRAGMENTED_SHARE * PEAK)
+    assert cases(fragmentation=fragmented(size, forced=forced)) == [("fragmentation", "")] * is_found
+
+
+def test_the_advice_names_the_module_whose_recomputation_is_cheapest():
+    cheap = ModuleMemory("norm", 50_000, 60_000, 1_000_000, 50_000.0, None, None)
+    dear = ModuleMemory("mlp", 90_000, 90_000, 9_000_000, 10_000.0, None, None)
+    (finding,) = found(capacity=PEAK, modules=[dear, cheap])
+    assert "recompute norm" in finding.advice
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("run", "expected"),
+    [("leak", [("leak", (1,))]), ("fragmentation", [("fragmentation", (0,))]), ("zbv", []), ("fsdp", [])],
+)
+def test_recordings_have_the_findings_that_were_planted(snapshots, run, expected):
+    findings = find(analysis_of(snapshots / run))
+    assert [(finding.code, finding.ranks) for finding in findings if finding.cost_bytes] == expected

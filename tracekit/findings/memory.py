@@ -1,0 +1,169 @@
+"""Findings about GPU memory: a peak near the GPU's limit or above the schedule's, fragmentation, leaks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from tracekit.analysis.combine.memory import HeldMemory
+from tracekit.documents.memory import MemoryContents, MemoryLeak, ModuleMemory
+from tracekit.findings.context import Context
+from tracekit.findings.finding import EvidenceValue, Finding, Place
+
+NEARLY_FULL_SHARE = 0.9
+"""Reserved share of the GPU's memory from which a peak is near the limit."""
+MIN_OUTLIVED_SHARE = 0.05
+"""Share of the peak in activations whose backward has ended, from which they are a finding."""
+MIN_FRAGMENTED_SHARE = 0.1
+"""Share of the reserved memory that is free in pieces, from which fragmentation is a finding."""
+MIN_LEAKED_SHARE_PER_STEP = 0.001
+"""Share of the peak that a step leaves behind, from which a leak is a finding."""
+
+
+def memory_findings(context: Context) -> Iterator[Finding]:
+    """Yield findings about the memory of each rank: of each kind the rank with most bytes."""
+    memory = context.analysis.memory
+    if memory is None:
+        return
+    candidates: dict[str, list[Finding]] = {}
+    for rank in memory.ranks:
+        if rank.contents is None:
+            continue
+        for make in (_peak_findings, _leaks, _fragmentation):
+            for finding in make(rank, rank.contents):
+                candidates.setdefault(f"{finding.code}.{finding.case}", []).append(finding)
+    for findings in candidates.values():
+        yield max(findings, key=lambda finding: finding.cost_bytes or 0)
+
+
+def _peak_findings(rank: HeldMemory, contents: MemoryContents) -> Iterator[Finding]:
+    """Yield the first finding about a rank's peak that holds."""
+    reserved = rank.measured.reserved_bytes or contents.peak.bytes
+    capacity = rank.capacity_bytes
+    is_nearly_full = capacity is not None and reserved >= NEARLY_FULL_SHARE * capacity
+    measured, ideal = contents.in_flight, contents.ideal_in_flight
+    holds_too_many = measured is not None and ideal is not None and measured > ideal
+    keeps_after_backward = not contents.leaks and contents.outlived_bytes >= MIN_OUTLIVED_SHARE * contents.peak.bytes
+    cases = [  # the first that holds decides
+        (contents.failed_request_bytes is not None, "out_of_memory", contents.failed_request_bytes),
+        (is_nearly_full, "nearly_full", contents.peak.bytes),
+        (holds_too_many, "above_schedule", _excess_bytes(contents)),
+        (keeps_after_backward, "outlived", contents.outlived_bytes),
+    ]
+    for holds, case, cost_bytes in cases:
+        if holds:
+            evidence = _peak_evidence(rank, contents)
+            yield _finding(rank, contents, code="memory_peak", case=case, cost_bytes=cost_bytes or 0, evidence=evidence)
+            return
+
+
+def _excess_bytes(contents: MemoryContents) -> int:
+    """Return the activations of the micro-batches in flight beyond those of the schedule."""
+    if contents.in_flight is None or contents.ideal_in_flight is None or contents.microbatch_bytes is None:
+        return 0
+    return (contents.in_flight - contents.ideal_in_flight) * contents.microbatch_bytes[0]
+
+
+def _peak_evidence(rank: HeldMemory, contents: MemoryContents) -> dict[str, EvidenceValue]:
+    peak = contents.peak
+    category, size = next(iter(contents.by_category.items()), ("other", 0))
+    module = _cheapest_module(contents.modules)
+    return {
+        "peak_bytes": peak.bytes,
+        "capacity_bytes": rank.capacity_bytes,
+        "reserved_bytes": rank.measured.reserved_bytes,
+        "failed_request_bytes": contents.failed_request_bytes,
+        "category": category,
+        "category_bytes": size,
+        "in_flight": contents.in_flight,
+        "ideal_in_flight": contents.ideal_in_flight,
+        "outlived_bytes": contents.outlived_bytes,
+        "op": peak.op,
+        "stage": peak.stage,
+        "microbatch": peak.microbatch,
+        "phase": peak.phase,
+        "recompute_module": None if module is None else module.module,
+        "recompute_bytes": None if module is None else module.bytes,
+        "recompute_ns": None if module is None else module.forward_ns,
+    }
+
+
+def _cheapest_module(modules: list[ModuleMemory]) -> ModuleMemory | None:
+    """Return the module whose recomputation saves most memory for its time."""
+    known = [module for module in modules if module.recompute_bytes_per_ms]
+    return max(known, key=lambda module: module.recompute_bytes_per_ms or 0.0, default=None)
+
+
+def _leaks(rank: HeldMemory, contents: MemoryContents) -> Iterator[Finding]:
+    """Yield a finding about the largest leak of a rank."""
+    for leak in contents.leaks[:1]:
+        if leak.bytes_per_step < MIN_LEAKED_SHARE_PER_STEP * contents.peak.bytes:
+            return
+        evidence: dict[str, EvidenceValue] = {
+            "leaked_bytes": leak.bytes,
+            "step_bytes": leak.bytes_per_step,
+            "leaking_steps": len(leak.steps),
+            "line": leak.line,
+            "operator": leak.operator,
+            "module": leak.module,
+            "stage": leak.stage,
+            "microbatch": leak.microbatches[0] if len(leak.microbatches) == 1 else None,
+            "steps_until_full": _steps_until_full(rank, leak),
+        }
+        yield _finding(rank, contents, code="leak", cost_bytes=leak.bytes_per_step, evidence=evidence, steps=leak.steps)
+
+
+def _steps_until_full(rank: HeldMemory, leak: MemoryLeak) -> int | None:
+    """Return the number of steps after which the leak has filled the GPU; None if its memory is not known."""
+    reserved = rank.measured.reserved_bytes
+    if rank.capacity_bytes is None or reserved is None or not leak.bytes_per_step:
+        return None
+    return max(0, rank.capacity_bytes - reserved) // leak.bytes_per_step
+
+
+def _fragmentation(rank: HeldMemory, contents: MemoryContents) -> Iterator[Finding]:
+    """Yield a finding about a rank whose memory is free in pieces that requests did not fit into."""
+    found = contents.fragmentation
+    if found is None or found.fragmented_bytes is None or not found.forced_segments:
+        return
+    if found.fragmented_bytes < MIN_FRAGMENTED_SHARE * found.reserved_bytes:
+        return
+    evidence = {
+        "reserved_bytes": found.reserved_bytes,
+        "fragmented_bytes": found.fragmented_bytes,
+        "fragmented_share": found.fragmented_bytes / found.reserved_bytes,
+        "forced_segments": found.forced_segments,
+        "request_bytes": found.largest_request_bytes,
+        "free_bytes": found.largest_request_free_bytes,
+        "line": found.largest_request_line,
+    }
+    yield _finding(rank, contents, code="fragmentation", cost_bytes=found.fragmented_bytes, evidence=evidence)
+
+
+def _finding(
+    rank: HeldMemory,
+    contents: MemoryContents,
+    *,
+    code: str,
+    cost_bytes: int,
+    evidence: Mapping[str, EvidenceValue],
+    case: str = "",
+    steps: tuple[int, ...] = (),
+) -> Finding:
+    """Return a finding that costs memory and no time, at the moment of the peak."""
+    at_ns = contents.peak.at_ns
+    line = evidence.get("line")
+    source = line if isinstance(line, str) else None
+    where: tuple[Place, ...] = ()
+    if at_ns is not None:
+        where = (Place(rank.rank, contents.peak.step, at_ns, at_ns, contents.peak.operator, source),)
+    return Finding(
+        code=code,
+        case=case,
+        cost_ns=0,
+        cost_bytes=cost_bytes,
+        share=0.0,
+        ranks=(rank.rank,),
+        steps=steps,
+        where=where,
+        evidence=evidence,
+    )
