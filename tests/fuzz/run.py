@@ -19,7 +19,7 @@ from itertools import count
 from multiprocessing import get_context
 from pathlib import Path
 
-from tests.fuzz import agents, gate, kineto, others, perfetto, query, redact, scan
+from tests.fuzz import agents, gate, kineto, others, perfetto, query, recorders, redact, scan
 
 FOUND = Path(__file__).parent / "found"
 LONGEST_S = 60
@@ -36,6 +36,7 @@ TARGETS: dict[str, tuple[Callable[[random.Random], bytes], Callable[[bytes, Path
     "saved": (gate.make_saved, gate.check_saved),
     "query": (query.make, query.check),
     "agents": (agents.make, agents.check),
+    "recorders": (recorders.make, recorders.check),
 }
 
 

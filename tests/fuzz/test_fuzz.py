@@ -20,6 +20,7 @@ COUNTS = {
     "saved": 200,
     "query": 12,
     "agents": 60,
+    "recorders": 40,
 }
 KEPT = sorted(path for path in FOUND.iterdir() if not path.name.startswith("."))
 

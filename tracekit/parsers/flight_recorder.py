@@ -52,7 +52,7 @@ MAX_DURATION_MS = 1e12
 _DUMP_AGAIN = "dump it again with torch._C._distributed_c10d._dump_nccl_trace()"
 
 
-class _Entry(msgspec.Struct):
+class _Entry(msgspec.Struct, gc=False):
     """An entry of a dump; every field may be missing in some version."""
 
     record_id: int | None = None
@@ -64,14 +64,13 @@ class _Entry(msgspec.Struct):
     profiling_name: str = ""
     time_created_ns: int | None = None
     duration_ms: float | None = None
-    input_sizes: list[list[int]] = []
-    input_dtypes: list[str] = []
-    output_sizes: list[list[int]] = []
-    output_dtypes: list[str] = []
+    input_sizes: tuple[tuple[int, ...], ...] = ()
+    input_dtypes: tuple[str, ...] = ()
+    output_sizes: tuple[tuple[int, ...], ...] = ()
+    output_dtypes: tuple[str, ...] = ()
     state: str | None = None
     is_p2p: bool | None = None
     retired: bool | None = None
-    frames: list[dict[str, str | int]] = []
     time_discovered_started_ns: int | None = None
     time_discovered_completed_ns: int | None = None
 
@@ -91,7 +90,8 @@ def read(path: str | Path, *, rank: int | None = None, name: str | None = None) 
     if not isinstance(dump, dict) or not isinstance(dump.get("entries", []), list | tuple):
         raise InputError(f"{shown}: is not a flight-recorder dump", hint=_DUMP_AGAIN)
     version, notices = _check_version(dump.get("version"), shown)
-    entries, damaged = _read_entries(dump.get("entries", ()))
+    raw_entries = dump.get("entries", ())
+    entries, damaged = _read_entries(raw_entries)
     if damaged:
         notices.append(Notice("damaged-entries", values={"case": "entries", "file": shown, "count": damaged}))
     groups = _read_groups(dump.get("pg_config"))
@@ -108,7 +108,7 @@ def read(path: str | Path, *, rank: int | None = None, name: str | None = None) 
         version=version,
         groups=tuple(groups.values()),
         progress=_read_progress(dump.get("pg_status"), entries, groups),
-        last_stack=_last_stack(entries),
+        last_stack=_last_stack(raw_entries),
         last_ns=_last_time(entries),
         notices=tuple(notices),
     )
@@ -134,7 +134,7 @@ def _load_json(data: bytes, shown: str) -> object:
     """Return the content of a dump that was written as JSON."""
     try:
         return msgspec.json.decode(data)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(f"{shown}: is not JSON to its end: {error}", hint=_DUMP_AGAIN) from error
 
 
@@ -191,11 +191,13 @@ def _columns(entries: Sequence[_Entry], groups: Mapping[str, ProcessGroup]) -> t
     columns: dict[str, list[Any]] = {name: [] for name in COLLECTIVES if name not in ("rank", "source", "step")}
     content_rank: int | None = None
     is_batch_of_messages = False
+    # Names and sizes repeat from step to step.
+    ops = {name: (operation_name(name), message_ranks(name)) for name in {entry.profiling_name for entry in entries}}
+    sizes = {tensors: _smaller_side(*tensors) for tensors in {_tensors(entry) for entry in entries}}
     for position, entry in enumerate(entries):
         name = _group_name(entry)
         group = groups.get(name)
-        op = operation_name(entry.profiling_name)
-        message = message_ranks(entry.profiling_name)
+        op, message = ops[entry.profiling_name]
         # A batch says nothing about its contents: it follows them, with their sequence number.
         if op == "coalesced":
             before = entries[position - 1] if position else None
@@ -213,7 +215,7 @@ def _columns(entries: Sequence[_Entry], groups: Mapping[str, ProcessGroup]) -> t
         columns["op"].append(op)
         columns["is_message"].append(is_message)
         columns["peer"].append(peer)
-        columns["bytes"].append(_smaller_side(entry))
+        columns["bytes"].append(sizes[_tensors(entry)])
         columns["dtype"].append(entry.input_dtypes[0] if entry.input_dtypes else None)
         columns["enqueued_ns"].append(valid_int64(entry.time_created_ns))
         columns["started_ns"].append(None)
@@ -233,23 +235,36 @@ def _state(entry: _Entry) -> str | None:
     return entry.state if entry.state in COLLECTIVE_STATES else None
 
 
-def _last_stack(entries: Sequence[_Entry]) -> tuple[str, ...]:
+class _Frame(msgspec.Struct, gc=False):
+    name: str = "?"
+    filename: str = "?"
+    line: int | None = None
+
+
+def _last_stack(raw_entries: Sequence[Any]) -> tuple[str, ...]:
     """Return the frames of the last entry as text, the innermost first; empty if stacks were not recorded."""
-    frames = entries[-1].frames if entries else []
-    texts = []
-    for frame in frames[:MAX_STACK_FRAMES]:
-        texts.append(f"{frame.get('name')} ({frame.get('filename')}:{frame.get('line')})")
-    return tuple(texts)
+    last = raw_entries[-1] if raw_entries else None
+    raw_frames = last.get("frames") if isinstance(last, Mapping) else None
+    if not isinstance(raw_frames, list | tuple):
+        return ()
+    try:
+        frames = msgspec.convert(raw_frames[:MAX_STACK_FRAMES], list[_Frame])
+    except msgspec.ValidationError:
+        return ()
+    return tuple(f"{frame.name} ({frame.filename}:{frame.line})" for frame in frames)
 
 
 def _last_time(entries: Sequence[_Entry]) -> int | None:
     """Return the latest time in a dump: of a call, or at which the watchdog saw something."""
-    times = []
+    latest = 0
     for entry in entries:
-        for time_ns in (entry.time_created_ns, entry.time_discovered_started_ns, entry.time_discovered_completed_ns):
-            if valid_int64(time_ns) is not None:
-                times.append(time_ns)
-    return max(times, default=None)  # type: ignore[type-var]
+        latest = max(
+            latest,
+            valid_int64(entry.time_created_ns) or 0,
+            valid_int64(entry.time_discovered_started_ns) or 0,
+            valid_int64(entry.time_discovered_completed_ns) or 0,
+        )
+    return latest or None
 
 
 def _group_name(entry: _Entry) -> str:
@@ -268,12 +283,22 @@ def _global_rank(group: ProcessGroup | None, number: int) -> int | None:
     return valid_rank(group.ranks[number]) if number < len(group.ranks) else None
 
 
-def _smaller_side(entry: _Entry) -> int | None:
-    """Return the bytes of an entry's input or output, whichever are fewer: NCCL counts an operation's size so."""
-    sides = (
-        tensor_bytes(entry.input_sizes, entry.input_dtypes),
-        tensor_bytes(entry.output_sizes, entry.output_dtypes),
-    )
+_Tensors = tuple[tuple[tuple[int, ...], ...], tuple[str, ...], tuple[tuple[int, ...], ...], tuple[str, ...]]
+
+
+def _tensors(entry: _Entry) -> _Tensors:
+    """Return sizes and types of an entry's inputs and outputs."""
+    return entry.input_sizes, entry.input_dtypes, entry.output_sizes, entry.output_dtypes
+
+
+def _smaller_side(
+    input_sizes: tuple[tuple[int, ...], ...],
+    input_dtypes: tuple[str, ...],
+    output_sizes: tuple[tuple[int, ...], ...],
+    output_dtypes: tuple[str, ...],
+) -> int | None:
+    """Return the bytes of the input or the output, whichever are fewer: NCCL counts an operation's size so."""
+    sides = (tensor_bytes(input_sizes, input_dtypes), tensor_bytes(output_sizes, output_dtypes))
     return min((side for side in sides if side is not None), default=None)
 
 

@@ -106,7 +106,7 @@ def read(path: str | Path, *, rank: int | None = None, name: str | None = None) 
     for raw_line in _lines(Path(path), shown):
         try:
             line = decoder.decode(raw_line)
-        except (msgspec.DecodeError, RecursionError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             problems["cut_lines" if not raw_line.endswith(b"}") else "damaged_lines"] += 1
             continue
         metadata = metadata or line.metadata
