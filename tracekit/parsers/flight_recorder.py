@@ -49,6 +49,7 @@ MAX_STACK_FRAMES = 32
 """Frames that are kept of the stack of a dump's last operation."""
 MAX_DURATION_MS = 1e12
 """Longest duration that is believed, 30 years: more is damage."""
+_COLUMN_TYPES = {name: dtype for name, dtype in COLLECTIVES.items() if dtype in (pl.Int64, pl.Boolean)}
 _DUMP_AGAIN = "dump it again with torch._C._distributed_c10d._dump_nccl_trace()"
 
 
@@ -98,8 +99,10 @@ def read(path: str | Path, *, rank: int | None = None, name: str | None = None) 
     columns, content_rank = _columns(entries, groups)
     rank_from = "content" if content_rank is not None else "name"
     rank = content_rank if content_rank is not None else rank
-    columns["rank"] = [rank] * len(entries)
-    frame = conform(pl.DataFrame(columns, strict=False), COLLECTIVES)
+    frame = pl.DataFrame(columns, schema_overrides=_COLUMN_TYPES, strict=False).with_columns(
+        rank=pl.lit(rank, COLLECTIVES["rank"]), source=pl.lit("flight_recorder", COLLECTIVES["source"])
+    )
+    frame = conform(frame, COLLECTIVES)
     source = Recording(
         str(path),
         "flight_recorder",
@@ -188,44 +191,71 @@ def _read_groups(config: object) -> dict[str, ProcessGroup]:
 
 def _columns(entries: Sequence[_Entry], groups: Mapping[str, ProcessGroup]) -> tuple[dict[str, list[Any]], int | None]:
     """Return the columns of the table, and the rank that messages tell."""
-    columns: dict[str, list[Any]] = {name: [] for name in COLLECTIVES if name not in ("rank", "source", "step")}
-    content_rank: int | None = None
-    is_batch_of_messages = False
     # Names and sizes repeat from step to step.
     ops = {name: (operation_name(name), message_ranks(name)) for name in {entry.profiling_name for entry in entries}}
-    sizes = {tensors: _smaller_side(*tensors) for tensors in {_tensors(entry) for entry in entries}}
-    for position, entry in enumerate(entries):
-        name = _group_name(entry)
-        group = groups.get(name)
-        op, message = ops[entry.profiling_name]
-        # A batch says nothing about its contents: it follows them, with their sequence number.
-        if op == "coalesced":
-            before = entries[position - 1] if position else None
-            is_message = is_batch_of_messages and before is not None and before.p2p_seq_id == entry.p2p_seq_id
-        else:
-            is_message = message is not None if entry.is_p2p is None else entry.is_p2p
-        is_batch_of_messages = is_message
-        peer = None
-        if message is not None:
-            own, peer = (_global_rank(group, number) for number in message)
-            content_rank = own if content_rank is None else content_rank
-        columns["id"].append(valid_int64(entry.record_id) if entry.record_id is not None else position)
-        columns["group"].append(group.name if group is not None else name)
-        columns["sequence"].append(valid_int64(entry.p2p_seq_id if is_message else entry.collective_seq_id))
-        columns["op"].append(op)
-        columns["is_message"].append(is_message)
-        columns["peer"].append(peer)
-        columns["bytes"].append(sizes[_tensors(entry)])
-        columns["dtype"].append(entry.input_dtypes[0] if entry.input_dtypes else None)
-        columns["enqueued_ns"].append(valid_int64(entry.time_created_ns))
-        columns["started_ns"].append(None)
-        columns["completed_ns"].append(None)
-        columns["completed_by_ns"].append(valid_int64(entry.time_discovered_completed_ns or None))
-        columns["duration_ns"].append(_duration_ns(entry.duration_ms))
-        columns["state"].append(_state(entry))
+    tensors = [_tensors(entry) for entry in entries]
+    sizes = {tensors_of_entry: _smaller_side(*tensors_of_entry) for tensors_of_entry in set(tensors)}
+    names = [_group_name(entry) for entry in entries]
+    is_message = _find_messages(entries, ops)
+    peers, content_rank = _find_peers(entries, names, groups, ops)
+    identities = {name: groups[name].name if name in groups else name for name in set(names)}
+    sequences = [
+        entry.p2p_seq_id if of_message else entry.collective_seq_id
+        for entry, of_message in zip(entries, is_message, strict=True)
+    ]
+    columns: dict[str, list[Any]] = {
+        "id": [position if entry.record_id is None else entry.record_id for position, entry in enumerate(entries)],
+        "group": [identities[name] for name in names],
+        "sequence": [valid_int64(sequence) for sequence in sequences],
+        "op": [ops[entry.profiling_name][0] for entry in entries],
+        "is_message": is_message,
+        "peer": peers,
+        "bytes": [sizes[tensors_of_entry] for tensors_of_entry in tensors],
+        "dtype": [entry.input_dtypes[0] if entry.input_dtypes else None for entry in entries],
+        "enqueued_ns": [valid_int64(entry.time_created_ns) for entry in entries],
+        "completed_by_ns": [valid_int64(entry.time_discovered_completed_ns or None) for entry in entries],
+        "duration_ns": [_duration_ns(entry.duration_ms) for entry in entries],
+        "state": [_state(entry) for entry in entries],
+    }
+    columns["id"] = [valid_int64(number) for number in columns["id"]]
     _spread_states(columns)
-    columns["source"] = ["flight_recorder"] * len(entries)
     return columns, content_rank
+
+
+_Ops = Mapping[str, tuple[str, tuple[int, int] | None]]
+"""Operation and, of a message, own rank and peer in the group, by the name of the entry."""
+
+
+def _find_messages(entries: Sequence[_Entry], ops: _Ops) -> list[bool]:
+    """Return which entries are messages, or batches of messages.
+
+    A batch says nothing about its contents: it follows them, with their sequence number.
+    """
+    is_message: list[bool] = []
+    for position, entry in enumerate(entries):
+        op, message = ops[entry.profiling_name]
+        if op == "coalesced":
+            follows_message = bool(is_message) and is_message[-1]
+            is_message.append(follows_message and entries[position - 1].p2p_seq_id == entry.p2p_seq_id)
+        else:
+            is_message.append(message is not None if entry.is_p2p is None else entry.is_p2p)
+    return is_message
+
+
+def _find_peers(
+    entries: Sequence[_Entry], names: Sequence[str], groups: Mapping[str, ProcessGroup], ops: _Ops
+) -> tuple[list[int | None], int | None]:
+    """Return the peers of messages, None for other operations, and the rank that the first message tells."""
+    peers: list[int | None] = [None] * len(entries)
+    content_rank: int | None = None
+    for position, entry in enumerate(entries):
+        message = ops[entry.profiling_name][1]
+        if message is not None:
+            group = groups.get(names[position])
+            peers[position] = _global_rank(group, message[1])
+            if content_rank is None:
+                content_rank = _global_rank(group, message[0])
+    return peers, content_rank
 
 
 def _state(entry: _Entry) -> str | None:
