@@ -43,7 +43,7 @@ def test_a_folder_that_is_not_there(run_command, samples, tmp_path, words):
     [
         (["analyze", "-o", "x.docx"], "cannot write .docx"),
         (["analyze", "-o", "x.png", "--plot", "pie"], "there is no plot pie"),
-        (["export", "-o", "x.pftrace"], "use .json or .json.gz"),
+        (["export", "-o", "x.pftrace"], "use .json, .json.gz or .tar"),
     ],
 )
 def test_what_cannot_be_written_is_said_before_any_work(run_command, tmp_path, words, reason):

@@ -157,6 +157,7 @@ def test_an_archive_of_eight_ranks_holds_packet_by_packet_without_tracekit(sampl
     assert done.cells > 0
     assert found["tracks"]["cell_measured"] + found["tracks"]["cell_ideal"] == done.cells
     assert found["tracks"]["label"] > 0
+    assert found["tracks"]["finding"] > 0
 
 
 def test_an_archive_of_ranks_with_other_clocks_holds_without_tracekit(skewed, tmp_path):

@@ -27,7 +27,7 @@ from tracekit.schema import GPU_KINDS
 
 pytestmark = pytest.mark.slow
 
-OWN = ("label", "cell_measured", "cell_ideal", "critical_path", "phase")
+OWN = ("label", "cell_measured", "cell_ideal", "critical_path", "phase", "finding")
 
 
 def read(path):
@@ -112,6 +112,25 @@ def check_nesting(events):
         ends.append(end)
 
 
+def test_places_of_findings_are_on_a_track_with_their_advice(exported, analysis):
+    document = exported[1]
+    events = document["traceEvents"]
+    threads, base = names(events, "thread_name"), document["baseTimeNanoseconds"]
+    found = {
+        (threads[e["pid"], e["tid"]], e["name"], ns(e["ts"]) + base, ns(e["dur"]), e["args"]["advice"])
+        for e in events
+        if e.get("cat") == "finding"
+    }
+    expected = {  # all clocks of this run are alike
+        (f"rank {place.rank}", finding.text, place.start_ns, place.end_ns - place.start_ns, finding.advice)
+        for finding in analysis.findings
+        for place in finding.where
+        if finding.share >= 0.01
+    }
+    assert {(rank.split(" (")[0], *rest) for rank, *rest in found} == expected
+    assert len(expected) >= 5
+
+
 def test_every_event_keeps_the_rules_of_the_format(exported):
     check_rules(exported[1]["traceEvents"])
     assert exported[1]["displayTimeUnit"] in ("ms", "ns")
@@ -175,7 +194,7 @@ def test_cells_stand_where_the_comparison_has_them(exported, analysis, which):
 
 def test_the_pipeline_stands_above_the_ranks(exported):
     first = [e["args"]["name"] for e in exported[1]["traceEvents"] if e["name"] == "process_name"]
-    assert first[:4] == ["pipeline · measured", "pipeline · ideal", "critical path", "rank 0 · labels"]
+    assert first[:5] == ["pipeline · measured", "pipeline · ideal", "critical path", "findings", "rank 0 · labels"]
 
 
 def test_arrows_lead_from_a_launch_to_what_it_launched(exported):
@@ -281,7 +300,7 @@ def test_lines_nest_and_none_is_opened_in_vain(rows):
 
 @pytest.mark.parametrize("name", ["x.txt", "x.pftrace", "x"])
 def test_other_extensions_are_refused_before_any_work(tmp_path, name):
-    with pytest.raises(OptionError, match=r"use \.json or \.json\.gz"):
+    with pytest.raises(OptionError, match=r"use \.json, \.json\.gz or \.tar"):
         export(tmp_path / "nowhere", tmp_path / name)
 
 

@@ -1,8 +1,8 @@
 """``export``: traces with tracekit's results for ui.perfetto.dev, as Chrome's JSON or as an archive.
 
-Above every rank's own events stand the pipeline as it ran, its ideal, the critical path, and the labels. Ranks are read
-from a store, which lives as long as it is needed, and written one after the other, so that memory does not grow with
-their number.
+Above every rank's own events stand the pipeline as it ran, its ideal, the critical path, findings, and the labels.
+Ranks are read from a store, which lives as long as it is needed, and written one after the other, so that memory does
+not grow with their number.
 """
 
 import json
@@ -25,6 +25,7 @@ from tracekit.analysis import Analysis
 from tracekit.errors import Notice
 from tracekit.intervals import union
 from tracekit.parsers.source_refs import unknown_rank_error
+from tracekit.report.findings import shown_findings
 from tracekit.report.gap_words import relevant_notices
 from tracekit.report.perfetto.archive import (
     MANIFEST_NAME,
@@ -61,6 +62,23 @@ MEASURED_ONLY = ("busy_ns", "confidence", "shift_ns")
 PATH_DETAILS = {
     "step": "step", "path_kind": "kind", "label": "label", "cause": "cause", "stage": "stage", "peer": "peer",
 }  # fmt: skip
+
+
+FINDING_EVENTS = pl.Schema(
+    {
+        "thread": pl.String(),
+        "name": pl.String(),
+        "start_ns": pl.Int64(),
+        "end_ns": pl.Int64(),
+        "advice": pl.String(),
+        "saves_ns": pl.Int64(),
+        "step": pl.Int64(),
+        "event": pl.String(),
+        "source": pl.String(),
+    }
+)
+"""Places that show findings; the columns behind the times are details."""
+FINDING_DETAILS = {column: column for column in list(FINDING_EVENTS)[4:]}
 
 
 class Exported(msgspec.Struct, frozen=True):
@@ -194,6 +212,7 @@ class _Export:
         self.write(self._header())
         self._write_pipelines()
         self._write_critical_path()
+        self._write_findings()
         self._write_phases()
         for role, store in self.roles.items():
             self.store, self.names = store, "" if role is None else f"{role} · "
@@ -289,6 +308,20 @@ class _Export:
             from_ns=(pl.col("start_ns") - 1).clip(self.base_ns), from_pid="to_pid", from_tid=pl.col("to_tid").shift(1)
         ).filter(changes_rank & same_step)
         self._write_arrows(arrows, category="critical_path", name="goes on")
+
+    def _write_findings(self) -> None:
+        """Write the places that show findings, one thread per rank; what to do stands in the details."""
+        rows = []
+        for finding in shown_findings(self.analysis.findings):
+            for place in (place for place in finding.where if place.rank in self.ranks):
+                start_ns, end_ns = self.clocks.to_common(place.rank, np.array([place.start_ns, place.end_ns])).tolist()
+                details = (finding.advice, finding.saves_ns, place.step, place.name, place.source)
+                rows.append((f"rank {place.rank}", finding.text, start_ns, end_ns, *details))
+        if not rows:
+            return
+        table = pl.DataFrame(rows, schema=FINDING_EVENTS, orient="row").with_columns(kind=pl.lit("finding"))
+        threads = sorted({row[0] for row in rows}, key=lambda thread: int(thread.split()[1]))
+        self._write_process("findings", table, threads, FINDING_DETAILS)
 
     def _write_phases(self) -> None:
         """Write the phases of every process of an RL loop, and the buffers of every device in weight updates."""
