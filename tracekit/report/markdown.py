@@ -206,6 +206,8 @@ SECTIONS: tuple[Callable[[View], str], ...] = (
     lambda view: _section("What a change would give", view.changes),
     lambda view: _section("Experts", view.experts),
     lambda view: _section("Memory (GB)", view.memory),
+    lambda view: _section("What fills memory at its peak (GB)", view.memory_contents),
+    lambda view: _section("Source lines that hold most memory", view.memory_lines),
     lambda view: _section("Copies", view.copies),
     _reload,
     lambda view: _section("Whom the others wait for", view.waited_for),

@@ -20,6 +20,7 @@ class Words(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     phases: Mapping[str, str]
     update_causes: Mapping[str, str]
     update_remedies: Mapping[str, str]
+    memory_categories: Mapping[str, str]
     definitions: Mapping[str, str]
     schedule_definitions: Mapping[str, str]
 

@@ -399,6 +399,8 @@ SECTIONS: Sections = (
     ("How fast communication ran (bytes over transfer, waiting apart)", shared(lambda view: view.communication)),
     ("Experts: what each rank receives in the forward's dispatches", shared(lambda view: view.experts)),
     ("Memory: the most each rank held (GB)", shared(lambda view: view.memory)),
+    ("Memory: what fills each rank at its peak (GB)", shared(lambda view: view.memory_contents)),
+    ("Memory: the source lines that hold most", shared(lambda view: view.memory_lines)),
     ("Whom the others wait for", shared(lambda view: view.waited_for, max_rows=WORST_RANKS_SHOWN)),
     ("Unequal work of the ranks", shared(lambda view: view.imbalance)),
     ("What slows the pipeline down", shared(lambda view: view.slowdown)),

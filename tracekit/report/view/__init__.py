@@ -23,6 +23,7 @@ from tracekit.report.view import ranks as rank_tables
 from tracekit.report.view import rates
 from tracekit.report.view.budget import BudgetView, LabelRow, beside_table, hiding_table, label_rows, matrix_table
 from tracekit.report.view.copies import copy_table, memory_table, reload_view
+from tracekit.report.view.memory import contents_table, lines_table, memory_sentence
 from tracekit.report.view.path import blocking, changes_table, path_view
 from tracekit.report.view.pipeline import ScheduleView, unnamed_phases
 from tracekit.report.view.roles import iteration_sentence, role_advice, role_tables, update_sentence
@@ -139,6 +140,10 @@ class View:
     hiding = computed(hiding_table)
     """Slowdown of compute that runs beside communication."""
     memory = computed(memory_table)
+    memory_contents = computed(contents_table)
+    """What fills each rank's memory at its peak."""
+    memory_lines = computed(lines_table)
+    """Source lines that hold most of the fullest rank's memory."""
     stragglers = computed(rank_tables.stragglers)
     waited_for = computed(rank_tables.straggler_table)
     """The stragglers as a table."""
@@ -169,6 +174,7 @@ class View:
             ("Reload", sentences.reload_sentence(analysis), "reload"),
             ("Waits", sentences.waits_sentence(analysis, self.stragglers), "stragglers"),
             ("Balance", rank_tables.imbalance_line(analysis), "stragglers"),
+            ("Memory", memory_sentence(analysis), "memory"),
             *(("Next", first.text, "next") for first in self.advice[:1]),
         )
         return tuple(sentences.Line(topic, text, target) for topic, text, target in lines if text)

@@ -1,0 +1,56 @@
+"""What reports say about the contents of memory."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.kept import analysis_of
+from tracekit.report.html.page import render_html
+from tracekit.report.markdown import render_markdown
+from tracekit.report.view import view_of
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def leaking(snapshots):
+    return analysis_of(snapshots / "leak")
+
+
+def cells(table, row):
+    return {column.name: value for column, value in zip(table.columns, table.rows[row], strict=True)}
+
+
+def test_the_answer_names_the_fullest_rank_and_what_fills_it(leaking):
+    line = next(line for line in view_of(leaking).answer if line.topic == "Memory")
+    assert line.text.startswith("Rank 0 holds 436.6 MB of 150.1 GB at its peak, in 0B1: activations 31 %")
+    assert line.text.endswith("activations of 2 forwards at once, as its schedule asks.")
+
+
+def test_the_parts_of_the_peak_add_up_to_it(leaking):
+    table = view_of(leaking).memory_contents
+    row = cells(table, 0)
+    parts = [row[name] for name in ("weights", "gradients", "optimizer state", "activations", "rest")]
+    assert sum(map(float, parts)) == pytest.approx(float(row["peak"]), rel=0.01)
+    assert (row["in"], row["in flight"]) == ("0B1", "2")
+
+
+def test_source_lines_are_those_of_the_users_code(leaking):
+    lines = view_of(leaking).memory_lines
+    assert any(str(row[0]).startswith("model.py:") for row in lines.rows)
+    assert lines.notes == ("rank 0, at its peak",)
+
+
+def test_all_reports_show_it(leaking):
+    page = render_html(leaking)
+    text = render_markdown(leaking)
+    for report in (page, text):
+        assert "hat fills" in report
+        assert "model.py:" in report
+
+
+def test_a_run_without_single_allocations_says_nothing(samples):
+    view = view_of(analysis_of(samples / "reload"))
+    assert view.memory_contents is None
+    assert view.memory_lines is None
+    assert "Memory" not in [line.topic for line in view.answer]

@@ -1,0 +1,158 @@
+"""What fills GPU memory: tables by rank and by source line, and the sentence of the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tracekit._util.text import UNKNOWN, join_with_and, percent
+from tracekit.analysis import Analysis
+from tracekit.analysis.combine.memory import HeldMemory
+from tracekit.documents.memory import MemoryContents, MemoryPeak
+from tracekit.report.table import Column, Table, make_table
+from tracekit.report.text import size
+from tracekit.report.view.copies import MAX_MEMORY_RANKS, gb
+from tracekit.report.words import WORDS
+
+SHORT = {
+    "before_recording": "before",
+    "weights": "weights",
+    "gradients": "grads",
+    "optimizer_state": "opt.",
+    "activations": "activ.",
+}
+"""Kinds of contents that have a column, with its heading in the terminal; the others are the rest."""
+MAX_LINES = 10
+"""Source lines that are shown, those with the most memory."""
+NO_STACK = "(no Python stack)"
+"""Line of allocations without one: those of autograd's own thread, or where stacks were not recorded."""
+MAX_CATEGORIES_NAMED = 3
+"""Kinds of contents that the sentence names, the largest."""
+MIN_SHARE_TO_NAME = 0.05
+"""Share of the peak from which the sentence names a kind of contents."""
+
+
+def _filled(analysis: Analysis) -> list[HeldMemory]:
+    """Return the ranks whose contents are known."""
+    ranks = () if analysis.memory is None else analysis.memory.ranks
+    return [rank for rank in ranks if rank.contents is not None]
+
+
+def peak_place(peak: MemoryPeak) -> str:
+    """Return where the host was at the peak: its cell, else its phase; empty if unknown.
+
+    >>> peak_place(MemoryPeak(1, 1, 1, 1, 1, 2, "B", 0, 1, "backward", None))
+    '0B1'
+    """
+    if peak.op is not None and peak.stage is not None:
+        return f"{peak.stage}{peak.op}{peak.microbatch}"
+    return peak.phase or ""
+
+
+def contents_table(analysis: Analysis) -> Table | None:
+    """Return what fills each rank's memory at its peak, in GB; None if single allocations are not known."""
+    ranks = sorted(_filled(analysis), key=lambda rank: -rank.measured.peak_bytes)[:MAX_MEMORY_RANKS]
+    if not ranks:
+        return None
+    ranks.sort(key=lambda rank: rank.rank)
+    categories = _own_columns([rank.contents for rank in ranks if rank.contents is not None])
+    columns = [
+        Column("rank", "rank"),
+        Column("peak", "figure"),
+        Column("in", "word", note="the cell, else the phase, that the host was launching"),
+        *(Column(WORDS.memory_categories[name], "figure", terminal_heading=SHORT[name]) for name in categories),
+        Column("rest", "figure", 3, note="communication buffers, workspace and other"),
+        Column("in flight", "figure", 1, note="most micro-batches whose activations are in memory at once"),
+        Column("free", "figure", 2, note="reserved at the peak and not in tensors"),
+    ]
+    rows = [_contents_row(rank, categories) for rank in ranks]
+    return make_table(columns, rows, notes=_contents_notes(analysis))
+
+
+def _own_columns(contents: Sequence[MemoryContents]) -> list[str]:
+    """Return the kinds of contents with a column of their own that any rank has."""
+    present = {category for rank in contents for category, count in rank.by_category.items() if count}
+    return [category for category in SHORT if category in present]
+
+
+def _contents_row(rank: HeldMemory, categories: Sequence[str]) -> tuple[object, ...]:
+    contents = rank.contents
+    assert contents is not None, "only ranks with contents are shown"
+    peak = contents.peak
+    free = None if peak.reserved_bytes is None else peak.reserved_bytes - peak.bytes
+    own = [contents.by_category.get(name, 0) for name in categories]
+    shares = [gb(count) for count in (*own, peak.bytes - sum(own))]
+    in_flight = UNKNOWN
+    if contents.in_flight is not None:
+        in_flight = str(contents.in_flight)
+        if contents.ideal_in_flight not in (None, contents.in_flight):
+            in_flight += f" (schedule {contents.ideal_in_flight})"
+    return rank.rank, gb(peak.bytes), peak_place(peak), *shares, in_flight, gb(free)
+
+
+def _contents_notes(analysis: Analysis) -> list[str]:
+    clocks = [rank.contents.clock for rank in _filled(analysis) if rank.contents is not None]
+    uncertain = [clock.uncertainty_ns for clock in clocks if clock is not None]
+    notes = []
+    if uncertain:
+        notes.append(f"memory snapshots are on the traces' clock to within {max(uncertain) / 1000:,.0f} µs")
+    if any("before_recording" in rank.contents.by_category for rank in _filled(analysis) if rank.contents is not None):
+        notes.append(f"{WORDS.memory_categories['before_recording']}: allocated before the history began")
+    return notes
+
+
+def lines_table(analysis: Analysis) -> Table | None:
+    """Return the source lines that hold most of the fullest rank's memory at its peak; None without stacks."""
+    ranks = _filled(analysis)
+    if not ranks:
+        return None
+    fullest = max(ranks, key=lambda rank: rank.measured.peak_bytes)
+    contents = fullest.contents
+    assert contents is not None, "only ranks with contents are looked at"
+    return source_lines(contents, rank=fullest.rank)
+
+
+def source_lines(contents: MemoryContents, *, rank: int | None) -> Table | None:
+    """Return the source lines with most memory at the peak; None without stacks."""
+    if not any(line.line for line in contents.lines):
+        return None
+    columns = [
+        Column("line", "name", value=lambda line: line.line or NO_STACK),
+        Column("holds", "word", value=lambda line: WORDS.memory_categories.get(line.category, line.category)),
+        Column("allocations", "count", 1, value="count"),
+        Column("GB", "figure", value=lambda line: gb(line.bytes)),
+        Column("of peak", "share", value=lambda line: line.bytes / max(1, contents.peak.bytes)),
+    ]
+    notes = [] if rank is None else [f"rank {rank}, at its peak"]
+    return make_table(columns, contents.lines[:MAX_LINES], notes=notes)
+
+
+def memory_sentence(analysis: Analysis) -> str | None:
+    """Return the fullest rank, how full it is, where its peak is and what fills it; None if that is not known."""
+    ranks = _filled(analysis)
+    if not ranks:
+        return None
+    fullest = max(ranks, key=lambda rank: rank.measured.peak_bytes)
+    contents = fullest.contents
+    assert contents is not None, "only ranks with contents are looked at"
+    whole = "" if fullest.capacity_bytes is None else f" of {size(fullest.capacity_bytes)}"
+    place = peak_place(contents.peak)
+    where = f", in {'' if contents.peak.op else 'the '}{place}" if place else ""
+    parts = [
+        f"{WORDS.memory_categories.get(name, name)} {percent(count, contents.peak.bytes, digits=0)}"
+        for name, count in list(contents.by_category.items())[:MAX_CATEGORIES_NAMED]
+        if count >= MIN_SHARE_TO_NAME * contents.peak.bytes
+    ]
+    subject = f"Rank {fullest.rank} holds" if len(analysis.rank_results) > 1 else "The GPU holds"
+    text = f"{subject} {size(contents.peak.bytes)}{whole} at its peak{where}: {join_with_and(parts)}"
+    return f"{text}{_against_schedule(contents)}."
+
+
+def _against_schedule(contents: MemoryContents) -> str:
+    """Return how many micro-batches are in flight, and whether the schedule asks for as many."""
+    measured, ideal = contents.in_flight, contents.ideal_in_flight
+    if measured is None or ideal is None:
+        return ""
+    chunks = f"activations of {measured} forwards at once"
+    if measured == ideal:
+        return f"; {chunks}, as its schedule asks"
+    return f"; {chunks}, where its schedule asks for {ideal}"
