@@ -20,7 +20,7 @@ def test_two_ranks_counted_by_hand(make):
     other |= {
         "span_ns": 12_000_000,
         "time_ns": 12_000_000,
-        "budget_ns": {"compute": 5_000_000, "exposed": {"pp_comm": 4_000_000}, "idle": 3_000_000},
+        "time_budget_ns": {"compute": 5_000_000, "exposed": {"pp_comm": 4_000_000}, "idle": 3_000_000},
     }
     other["label_ns"] = {"pp_comm": 5_000_000}
     other["set_ns"] = {"communication": 5_000_000}
@@ -69,7 +69,7 @@ def test_unknown_idle_is_left_out(make):
     data = make([10.0])
     for rank in data["ranks"]:
         for step in rank["per_step"]:
-            step["budget_ns"]["idle"] = None
+            step["budget_ns"]["idle"] = step["time_budget_ns"]["idle"] = None
             step["bubble"] |= {"idle_ns": None, "wait_ns": None, "fraction": None}
     samples = from_analysis(data, name="x").samples
     assert "step_ms" in samples

@@ -19,7 +19,11 @@ def run_with(samples, *, compute_ms, exposed_ms):
         labels = {"optimizer": compute_ms * 10**6, "dp_comm": exposed_ms * 10**6}
         return replace(figures, span_ns=span_ns, budget_ns=budget, label_ns=labels)
 
-    ranks = [replace(changed(rank), per_step=tuple(map(changed, rank.per_step))) for rank in run.ranks]
+    def changed_step(figures):
+        step = changed(figures)
+        return replace(step, time_ns=step.span_ns, time_budget_ns=step.budget_ns)
+
+    ranks = [replace(changed(rank), per_step=tuple(map(changed_step, rank.per_step))) for rank in run.ranks]
     return replace(run, ranks=ranks)
 
 

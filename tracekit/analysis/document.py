@@ -173,6 +173,7 @@ def step_document(analysis: Analysis) -> documents.Step:
         marked=step.is_marked,
         by_rank=[documents.RankStepTime(rank, time_ns) for rank, time_ns in step.by_rank.items()],
         budget_ns=_budget(step.budget, idle_known=analysis.total.idle_known),
+        not_common=[documents.StepNotCommon(number, list(ranks)) for number, ranks in step.not_common.items()],
     )
 
 

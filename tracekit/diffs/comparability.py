@@ -5,9 +5,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
+from tracekit._util.text import listing
 from tracekit.classify.product_shapes import product_dims
-from tracekit.diffs import stats
-from tracekit.diffs.run_samples import Run
+from tracekit.diffs.run_samples import Key, Run, centre_of_runs, mean_times
 from tracekit.documents.diff import WorkChange, WorkUnit
 from tracekit.errors import InputError, OptionError
 from tracekit.schema import PYTORCH_READERS
@@ -22,6 +22,7 @@ ASPECTS = {
     },
     "shapes": {"shapes": "model shapes"},
     "gpu": {"gpu": "GPU"},
+    "work": {},
     "damage": {},
 }
 """Facts compared and their names, grouped by the names that the option ``allow`` accepts."""
@@ -54,10 +55,27 @@ def find_obstacles(candidate: Sequence[Run], baseline: Sequence[Run], *, allow: 
             reasons.append(f"model shapes differ: {_differing_shapes(before[key], after[key])}")
         else:
             reasons.append(f"{fact_names[key]} differs: {before[key]} before, {after[key]} after")
+    if "work" not in allow:
+        reasons += _different_work(baseline, candidate, allow)
     return [*reasons, *find_damage((*baseline, *candidate), allow=allow)]
 
 
-DIFFERENCES_OF_A_DIFF = ("world_size", "schedule", "shapes")
+def _different_work(before: Sequence[Run], after: Sequence[Run], allow: Sequence[str]) -> list[str]:
+    """Return the sentence about different amounts of work per step; none if they are equal or unknown."""
+    work = compare_work(before, after)
+    if work is None or is_equal_work(work) or work.per_gpu:
+        return []
+    # Another number of micro-batches is named with the schedule, and may be allowed with it.
+    if work.unit == "micro-batch":
+        return []
+    if work.unit == "launch":
+        return [f"work differs: every kernel of the model runs {work.ratio:.3g} times as often in a step as before"]
+    per_unit = f"per {work.unit} the step takes {1 + work.change_relative:.3g} times as long"
+    units = work.unit if work.unit == "TFLOP" else f"{work.unit}s"
+    return [f"work per step differs: {work.before:,.4g} {units} before, {work.after:,.4g} after; {per_unit}"]
+
+
+DIFFERENCES_OF_A_DIFF = ("world_size", "schedule", "shapes", "work")
 """Aspects in which two runs that are explained side by side may differ; the explanation names them."""
 
 
@@ -72,16 +90,29 @@ def find_differences(candidate: Sequence[Run], baseline: Sequence[Run]) -> list[
     return ["; ".join(reasons)] if reasons else []
 
 
+MAX_STEPS_NAMED = 8
+"""Most steps that a sentence names one by one."""
+
+
 def find_damage(runs: Sequence[Run], *, allow: Sequence[str] = ()) -> list[str]:
-    """Return which of these runs were not read whole, one sentence each.
+    """Return which of these runs were not read whole or lack steps on some ranks, one sentence each.
 
     >>> find_damage([Run("a.json", {}, {"damage": ["truncated"]})])
     ['a.json was not read whole: truncated']
+    >>> find_damage([Run("a.json", {}, {"steps_not_common": [8, 9]})])
+    ['a.json: not every rank recorded steps 8, 9']
     """
     if "damage" in allow:
         return []
-    damage = {run.name: run.facts["damage"] for run in runs if run.facts.get("damage")}
-    return [f"{name} was not read whole: {', '.join(codes)}" for name, codes in damage.items()]
+    sentences = []
+    for run in runs:
+        damage, steps = run.facts.get("damage"), run.facts.get("steps_not_common")
+        if damage:
+            sentences.append(f"{run.name} was not read whole: {', '.join(damage)}")
+        if steps:
+            named = listing(map(str, steps), most=MAX_STEPS_NAMED)
+            sentences.append(f"{run.name}: not every rank recorded {'step' if len(steps) == 1 else 'steps'} {named}")
+    return list(dict.fromkeys(sentences))
 
 
 def check_formats(candidate: Sequence[Run], baseline: Sequence[Run]) -> None:
@@ -140,6 +171,10 @@ MAX_CHANGE_OF_EQUAL_WORK = 0.01
 """Largest change of the amount of work that counts as none."""
 MAX_FLOP_DISAGREEMENT = 0.05
 """Largest difference between the change of a unit and of the FLOP: attention's FLOP grow faster than its tokens."""
+MODEL_LABELS = frozenset({"forward", "dgrad", "wgrad", "backward", "recompute"})
+"""Labels of work that grows with the tokens of a step; an optimizer's does not."""
+MIN_SHARE_OF_EQUAL_RATIO = 0.8
+"""Share of the model's kernel time in kernels that run more often by one factor, to take it for that of work."""
 MIN_SHARE_OF_COMMON_PRODUCTS = 0.5
 """Share of each side's product time that products of equal shape must take for their speed to be compared."""
 
@@ -160,15 +195,43 @@ def compare_work(before: Sequence[Run], after: Sequence[Run]) -> WorkChange | No
     agreeing = [
         unit for unit in ratios if flop_ratio is None or abs(ratios[unit] / flop_ratio - 1) <= MAX_FLOP_DISAGREEMENT
     ]
-    step_samples = [[run.samples["step_ms"] for run in side if run.steps] for side in (before, after)]
+    step_ms = centre_of_runs(before, "step_ms"), centre_of_runs(after, "step_ms")
     ranks = _fact(before, "ranks"), _fact(after, "ranks")
-    if not agreeing or not all(step_samples):
+    if step_ms[0] is None or step_ms[1] is None:
         return None
+    if not agreeing:
+        ratio = _launch_ratio(before, after)
+        if ratio is None:
+            return None
+        new_ms = step_ms[1] / ratio
+        return WorkChange("launch", False, 1.0, ratio, ratio, step_ms[0], new_ms, new_ms / step_ms[0] - 1)
     unit = agreeing[0]
     per_gpu = None not in ranks and ranks[0] != ranks[1]
     old, new = (amount / (count if per_gpu else 1) for amount, count in zip(amounts[unit], ranks, strict=True))
-    old_ms, new_ms = stats.centre(step_samples[0]) / old, stats.centre(step_samples[1]) / new
+    old_ms, new_ms = step_ms[0] / old, step_ms[1] / new
     return WorkChange(unit, per_gpu, old, new, new / old, old_ms, new_ms, new_ms / old_ms - 1)
+
+
+def _launch_ratio(before: Sequence[Run], after: Sequence[Run]) -> float | None:
+    """Return how many times as often the kernels of the model run in a step, if it is the same factor for most of them.
+
+    Most is by time, before. None if kernels are not known, run as often as before, or changed each in its own way.
+    """
+    old, new = (_model_kernels(side) for side in (before, after))
+    share_of_ratio: defaultdict[float, float] = defaultdict(float)
+    total_ms = sum(ms for ms, _ in old.values())
+    for key in old.keys() & new.keys():
+        ms, old_count = old[key]
+        share_of_ratio[round(new[key][1] / old_count, 2)] += ms / total_ms
+    ratio = max(share_of_ratio, key=lambda ratio: share_of_ratio[ratio], default=0.0)
+    is_of_most = share_of_ratio[ratio] >= MIN_SHARE_OF_EQUAL_RATIO
+    return ratio if is_of_most and ratio not in (0.0, 1.0) else None
+
+
+def _model_kernels(runs: Sequence[Run]) -> dict[Key, tuple[float, float]]:
+    """Return (milliseconds, count) per step of the kernels of forward and backward, by name and label."""
+    kernels = mean_times(runs, "kernels", ("name", "label"))
+    return {key: times for key, times in kernels.items() if key[1] in MODEL_LABELS and all(times)}
 
 
 def is_equal_work(work: WorkChange | None) -> bool:

@@ -7,12 +7,14 @@ became exposed or idle. Where the amount of work differs, steps are compared per
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from statistics import median
 
 from tracekit._util.text import join_with_and, ms, percent, plural, signed
 from tracekit.diffs.comparability import compare_work, find_differences, is_equal_work, product_slowdown
 from tracekit.diffs.run_samples import Run, mean_times
-from tracekit.documents.analysis import Figures
+from tracekit.documents.analysis import Budget, RankFigures
 from tracekit.documents.diff import PartChange, Waterfall, WorkChange
+from tracekit.metrics.step_time import StepTime, find_unusual
 from tracekit.schema import COMMUNICATION_LABELS, COMPUTE_LABELS
 
 MIN_STEP_SHARE_TO_EXPLAIN = 0.03
@@ -87,6 +89,8 @@ def _describe_per_unit(work: WorkChange, old: Parts, new: Parts) -> list[str]:
         old: Parts of the step before, means over ranks.
         new: Parts of the step after.
     """
+    if work.unit == "launch":
+        return [f"kernels of the model run {work.ratio:.3g} times as often in a step: it does another amount of work"]
     unit, scale = _UNIT_WORDS[work.unit]
     per_unit = f"{unit} of a GPU" if work.per_gpu else unit
     units = work.unit if work.unit == "TFLOP" else plural(work.unit)
@@ -217,29 +221,43 @@ def _changes(old: Parts, new: Parts) -> dict[str, float]:
 
 
 def _parts_by_rank(runs: Sequence[Run]) -> dict[int, dict[str, float]]:
-    """Return the parts of each rank's step, the mean over steps and runs."""
-    records: defaultdict[int, list[dict[str, float]]] = defaultdict(list)
+    """Return the parts of each rank's step time, the mean over runs."""
+    parts_of_runs: defaultdict[int, list[dict[str, float]]] = defaultdict(list)
     for run in runs:
         for rank in run.ranks:
-            # Without figures of each step, one record covers all steps.
-            records[rank.rank] += [_step_parts(step, 1e6) for step in rank.per_step] or [
-                _step_parts(rank, 1e6 * max(1, len(rank.steps)))
-            ]
-    return {number: _mean_parts(rows) for number, rows in records.items()}
+            parts_of_runs[rank.rank].append(_rank_parts(rank))
+    return {number: _mean_parts(rows) for number, rows in parts_of_runs.items()}
 
 
-def _step_parts(figures: Figures, scale: float) -> dict[str, float]:
-    """Return the parts of one rank's figures, each divided by *scale* (nanoseconds to milliseconds per step)."""
-    budget, not_recorded = figures.budget_ns, figures.budget_ns.not_recorded or 0
+def _rank_parts(rank: RankFigures) -> dict[str, float]:
+    """Return the parts of one rank's step time: means over steps that do not stand out, scaled to the median step."""
+    timed = [step for step in rank.per_step if step.time_ns is not None]
+    timed = [step for step in timed if not step.partial] or timed
+    if not timed:  # one record covers all steps
+        return _budget_parts(rank.span_ns, rank.budget_ns, rank.label_ns, steps=max(1, len(rank.steps)))
+    times = [StepTime(step.step, step.time_ns or 0) for step in timed]
+    unusual = {step.step for step in find_unusual(times)}
+    usual = [step for step in timed if step.step not in unusual]
+    records = [_budget_parts(step.time_ns or 0, step.time_budget_ns, step.label_ns, steps=1) for step in usual]
+    mean = _mean_parts(records)
+    step_ms = median([step.time_ns for step in times]) / 1e6
+    # Times of labels are no part of the budget and stay what they are.
+    factor = step_ms / mean["step"]
+    return {part: ms if part.startswith("label ") else ms * factor for part, ms in mean.items()}
+
+
+def _budget_parts(time_ns: int, budget: Budget, label_ns: Mapping[str, int], *, steps: int) -> dict[str, float]:
+    """Return the parts of *time_ns*, which this budget divides, and the times of labels, in milliseconds per step."""
+    not_recorded = budget.not_recorded or 0
     idle = budget.idle
-    if idle is None:  # unknown: the rest of the span
-        idle = figures.span_ns - budget.compute - sum(budget.exposed.values()) - not_recorded
-    parts = {"step": figures.span_ns, "compute": budget.compute}
+    if idle is None:  # unknown: the rest of the time
+        idle = time_ns - budget.compute - sum(budget.exposed.values()) - not_recorded
+    parts = {"step": time_ns, "compute": budget.compute}
     parts |= {f"exposed {label}": ns for label, ns in budget.exposed.items()} | {"idle": idle}
     if not_recorded:
         parts["not recorded"] = not_recorded
-    parts |= {f"label {label}": ns for label, ns in figures.label_ns.items()}
-    return {part: ns / scale for part, ns in parts.items()}
+    parts |= {f"label {label}": ns for label, ns in label_ns.items()}
+    return {part: ns / 1e6 / steps for part, ns in parts.items()}
 
 
 def _most_changed_modules(before: Sequence[Run], after: Sequence[Run]) -> dict[str, tuple[str, float]]:

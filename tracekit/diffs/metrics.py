@@ -2,7 +2,7 @@
 
 A metric has a name, a unit, a direction and a noise floor. It consists of a family and, for most families, a key:
 ``overlap.ep_dispatch``. A suffix ``@3`` selects rank 3 alone. A run has one value per step: the mean over ranks for
-times (the maximum for ``step_ms``, because the slowest rank sets the pace), the ratio of sums over ranks for shares.
+times (the median for ``step_ms``, as in the step time of the run), the ratio of sums over ranks for shares.
 """
 
 import difflib
@@ -16,6 +16,7 @@ from typing import Literal
 
 import msgspec
 
+from tracekit.diffs.stats import Level
 from tracekit.errors import OptionError
 from tracekit.metrics.memory import MEMORY_PHASES
 from tracekit.schema import COMMUNICATION_LABELS, COMPUTE_LABELS, COPY_LABELS, EXPOSURE_CAUSES, GAP_CAUSES, LABELS
@@ -61,6 +62,7 @@ class Family(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     nature: Nature = "waiting"
     details: tuple[str, ...] = ()
     once_a_run: bool = False
+    level: Level = "pseudomedian"
 
 
 def _read_families() -> tuple[Family, ...]:
@@ -162,7 +164,7 @@ def metric_names() -> list[str]:
     """Return every metric name, in the order of the families.
 
     >>> metric_names()[:3]
-    ['step_ms', 'bubble_fraction', 'exposed_ms.communication']
+    ['step_ms', 'mean_step_ms', 'slow_steps']
     """
     names = []
     for family in FAMILIES:

@@ -30,6 +30,8 @@ MAX_RELATIVE_DIFFERENCE_OF_EQUAL_RUNS = {"waiting": 1.25, "copying": 0.45}
 pair in 100 of equal runs whose host or network sets the pace differed by more (docs/gate.md)."""
 MAX_STEP_DEVIATIONS_BETWEEN_RUNS = 20.0
 """Largest difference between two runs of the same code, in standard deviations of the steps inside a run."""
+MEAN_FLOOR_ERRORS = 2.0
+"""Standard errors of the difference of two means that the floor of a mean over steps has at least."""
 PRIOR_DEGREES_OF_FREEDOM = 4.0
 """Degrees of freedom that the noise assumed by the default floor counts for, when pooled with measured noise."""
 
@@ -88,7 +90,19 @@ def noise_floor(
         # For an overlap, convert milliseconds of exposed time to a share of the label's time.
         label_ms = label_ms_per_step(metric.key, baseline)
         step_part = min(1.0, step_part / label_ms) if label_ms else 0.0
-    return max(floor.relative * abs(before), floor.absolute, step_part)
+    return max(floor.relative * abs(before), floor.absolute, step_part, _error_of_means(metric, baseline))
+
+
+def _error_of_means(metric: Metric, baseline: Sequence[Run]) -> float:
+    """Return by how much two means over steps may differ, from the spread of the baseline's steps; 0 for other levels.
+
+    The spread of the candidate does not count: slow steps that only the candidate has would widen their own limit.
+    """
+    values = [run.values(metric) for run in baseline if run.values(metric)]
+    if metric.family.level != "mean" or not values:
+        return 0.0
+    steps = sum(map(len, values))
+    return MEAN_FLOOR_ERRORS * stats.within_run_deviation(values) * math.sqrt(2 / steps)
 
 
 def label_ms_per_step(key: str, runs: Sequence[Run]) -> float:
@@ -163,7 +177,8 @@ def calibrate(runs: Sequence[Run]) -> dict[str, Noise]:
     """
     noise = {}
     for name in runs[0].samples:
-        centres = [stats.pseudomedian(run.samples[name]) for run in runs if run.samples.get(name)]
+        level = resolve(name, known=[name]).family.level
+        centres = [stats.level_of(run.samples[name], level) for run in runs if run.samples.get(name)]
         if len(centres) == len(runs):
             noise[name] = Noise(float(np.std(centres, ddof=1)), len(centres) - 1)
     return noise

@@ -15,10 +15,11 @@ from typing import Any
 import msgspec
 
 from tracekit.diffs import stats
-from tracekit.diffs.metrics import Metric
+from tracekit.diffs.metrics import Metric, resolve
 from tracekit.documents import analysis as documents
 from tracekit.documents.coding import decode, to_plain_rows
 from tracekit.errors import InputError
+from tracekit.metrics.step_time import StepTime, find_unusual
 from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS
 
 _ANALYZE_AGAIN = "analyze the traces again"
@@ -74,7 +75,8 @@ def centre_of_runs(runs: Sequence[Run], name: str) -> float | None:
     11.0
     """
     values = [run.samples[name] for run in runs if run.samples.get(name)]
-    return stats.centre(values) if values else None
+    level = resolve(name, known=[name]).family.level
+    return stats.centre(values, level) if values else None
 
 
 def mean_times(runs: Sequence[Run], table: str, keys: Sequence[str]) -> dict[Key, tuple[float, float]]:
@@ -136,6 +138,7 @@ def comparability_facts(document: documents.AnalysisDocument) -> dict[str, Any]:
         "shapes": source.shapes or None,
         "tokens": source.tokens_per_step,
         "tflop": counted_flop / 1e12 / steps if counted_flop else None,
+        "steps_not_common": [step.step for step in document.step.not_common] or None,
         "damage": sorted({notice.code for notice in document.warnings} & DAMAGE_NOTICES) or None,
     }
     # Without an exact match the name is that of the nearest schedule, which proves no difference.
@@ -155,20 +158,38 @@ def _tables(document: documents.AnalysisDocument, cells: Rows, timeline: Rows) -
 
 
 def per_step_samples(ranks: Sequence[documents.RankFigures]) -> Samples:
-    """Return one value per step that every rank has; an analysis without per-step figures is one sample."""
+    """Return one value per step that every rank has and of which the time is known.
+
+    The step time and its parts (compute, exposed, idle) are those of the step's interval, so that they sum to it.
+    Shares of the bubble and times of labels are those of the GPU work launched in the step.
+    """
     if not ranks:
         return {}
-    by_rank = [{step.step: step for step in rank.per_step} for rank in ranks]
+    by_rank = [{step.step: step for step in rank.per_step if step.time_ns is not None} for rank in ranks]
     common = set.intersection(*(set(steps) for steps in by_rank))
-    rows = []
+    records_of_step = {}
     for step in sorted(common, key=lambda number: (number is None, number or 0)):
-        rows.append(_step_values([steps[step] for steps in by_rank]))
+        records_of_step[step] = [steps[step] for steps in by_rank]
+    # As for the step time of the run: steps that are cut off count only where there are no others.
+    whole = [records for records in records_of_step.values() if not any(record.partial for record in records)]
+    rows = [_step_values(records) for records in whole or records_of_step.values()]
     samples: Samples = {}
     for name in {name: None for row in rows for name in row}:
         # A label missing in a step took no time in it. A share of no time is undefined, and its step is left out.
         steps = rows if "_ms" in name else [row for row in rows if name in row]
         samples[name] = tuple(row.get(name, 0.0) for row in steps)
-    return samples
+    return samples | _slow_step_samples(samples.get("step_ms", ()))
+
+
+def _slow_step_samples(step_ms: Sequence[float]) -> Samples:
+    """Return the step times again, of which the mean is compared, and by step whether it is slow (1) or not (0)."""
+    if not step_ms:
+        return {}
+    times = [StepTime(index, round(ms * 1e6)) for index, ms in enumerate(step_ms)]
+    usual_ns = median([step.time_ns for step in times])
+    slow = {step.step for step in find_unusual(times) if step.time_ns > usual_ns}
+    is_slow = tuple(float(step.step in slow) for step in times)
+    return {"mean_step_ms": tuple(step_ms), "slow_steps": is_slow}
 
 
 def _step_values(records: Sequence[documents.StepFigures]) -> dict[str, float]:
@@ -177,13 +198,14 @@ def _step_values(records: Sequence[documents.StepFigures]) -> dict[str, float]:
     *records* are the figures of this step on each rank.
     """
     span = sum(record.span_ns for record in records)
+    times_ns = [record.time_ns or 0 for record in records]
+    time_of_all_ns = sum(times_ns)
     ms = 1e6 * len(records)  # divides a sum of nanoseconds over ranks to give the mean milliseconds per step
-    compute = sum(record.budget_ns.compute for record in records)
-    exposed_ns = _sum_by_label(record.budget_ns.exposed for record in records)
+    compute = sum(record.time_budget_ns.compute for record in records)
+    exposed_ns = _sum_by_label(record.time_budget_ns.exposed for record in records)
     label_ns = _sum_by_label(record.label_ns for record in records)
-    times_ns = [record.time_ns for record in records if record.time_ns is not None]
     values = {
-        **({"step_ms": median(times_ns) / 1e6} if times_ns else {}),
+        "step_ms": median(times_ns) / 1e6,
         "compute_ms": compute / ms,
         **{f"exposed_ms.{label}": ns / ms for label, ns in exposed_ns.items()},
         **_exposed_by_cause(records, ms),
@@ -192,13 +214,14 @@ def _step_values(records: Sequence[documents.StepFigures]) -> dict[str, float]:
     waits_ns = [record.bubble.wait_ns for record in records if record.bubble.wait_ns is not None]
     if len(waits_ns) == len(records):
         values["wait_ms"] = sum(waits_ns) / ms
-    idle_ns = [record.budget_ns.idle for record in records if record.budget_ns.idle is not None]
+    idle_ns = [record.time_budget_ns.idle for record in records if record.time_budget_ns.idle is not None]
     if len(idle_ns) == len(records):  # None where the trace lacks work that ran
         values["idle_ms"] = sum(idle_ns) / ms
-    if span:
-        values["compute_fraction"] = compute / span
+    if time_of_all_ns:
+        values["compute_fraction"] = compute / time_of_all_ns
         if "idle_ms" in values:
-            values["idle_fraction"] = values["idle_ms"] * ms / span
+            values["idle_fraction"] = sum(idle_ns) / time_of_all_ns
+    if span:
         values["other_fraction"] = values.get("label_ms.other", 0.0) * ms / span
         # A lower bound can show that a limit is broken, but never that it holds: it gives no sample.
         bubbles_ns = [

@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from functools import lru_cache
 from statistics import NormalDist
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -23,6 +24,21 @@ MAX_PRODUCT_FOR_EXACT_TEST = 2500  # n * m up to which the exact distribution of
 CORRELATION_PRIOR_STEPS = 16.0  # steps per run at which a measured correlation counts half
 MAX_CORRELATION = 0.9
 BOOTSTRAP_DRAWS = 500
+
+
+Level = Literal["pseudomedian", "median", "mean"]
+"""How the level of a run is taken from its steps."""
+
+
+def level_of(values: Sequence[float] | Floats, level: Level = "pseudomedian") -> float:
+    """Return the level of one run.
+
+    >>> [level_of([1.0, 2.0, 3.0, 100.0], level) for level in ("pseudomedian", "median", "mean")]
+    [2.75, 2.5, 26.5]
+    """
+    if level == "mean":
+        return float(np.mean(values))
+    return float(np.median(values)) if level == "median" else pseudomedian(values)
 
 
 def pseudomedian(values: Sequence[float] | Floats) -> float:
@@ -160,7 +176,7 @@ class Estimate(msgspec.Struct, frozen=True):
         return 1 - student_cdf(t, self.df)
 
 
-def bootstrap(candidate: Runs, baseline: Runs = ()) -> Estimate:
+def bootstrap(candidate: Runs, baseline: Runs = (), *, level: Level = "pseudomedian") -> Estimate:
     """Estimate the change of centre, candidate minus baseline, with its error from resampled blocks of steps.
 
     The error is used with Student's t, because a plain bootstrap of five values underestimates it. Without a baseline
@@ -179,12 +195,18 @@ def bootstrap(candidate: Runs, baseline: Runs = ()) -> Estimate:
             # n / (n - 1) removes the bias of a bootstrap variance; a side's centre is the mean over its runs.
             variance += float(means.var()) * steps / max(steps - 1, 1) / len(runs) ** 2
             df += steps - 1
-    value = centre(candidate) - (centre(baseline) if baseline else 0.0)
+    value = centre(candidate, level) - (centre(baseline, level) if baseline else 0.0)
     return Estimate(value, math.sqrt(variance), max(df, 1))
 
 
 def between_runs(
-    candidate: Runs, baseline: Runs, *, prior: float, prior_df: float, calibrated: bool = False
+    candidate: Runs,
+    baseline: Runs,
+    *,
+    prior: float,
+    prior_df: float,
+    calibrated: bool = False,
+    level: Level = "pseudomedian",
 ) -> Estimate:
     """Estimate the change of centre, with its error from the spread between runs.
 
@@ -194,12 +216,13 @@ def between_runs(
         prior: Standard deviation between runs assumed beforehand; few runs alone say little about it.
         prior_df: Degrees of freedom that *prior* counts for when it is pooled with the spread of these runs.
         calibrated: Whether *prior* was measured on the baseline's runs, which then must not count a second time.
+        level: How the level of a run is taken from its steps.
 
     >>> e = between_runs([[5.0], [5.2]], [[4.0], [4.2]], prior=0.1, prior_df=4)
     >>> round(e.value, 2), round(e.error, 3), e.df
     (1.0, 0.115, 6)
     """
-    centres = [[pseudomedian(run) for run in runs] for runs in (candidate, baseline)]
+    centres = [[level_of(run, level) for run in runs] for runs in (candidate, baseline)]
     pooled = centres[:1] if calibrated else centres
     squares = sum(float(((np.array(side) - np.mean(side)) ** 2).sum()) for side in pooled)
     df = sum(len(side) - 1 for side in pooled) + prior_df
@@ -208,13 +231,13 @@ def between_runs(
     return Estimate(float(np.mean(centres[0]) - np.mean(centres[1])), error, df)
 
 
-def centre(runs: Runs) -> float:
-    """Return the mean over runs of each run's pseudo-median: every run counts once, however many steps it has.
+def centre(runs: Runs, level: Level = "pseudomedian") -> float:
+    """Return the mean over runs of each run's level: every run counts once, however many steps it has.
 
     >>> centre([[1.0, 1.0, 1.0], [3.0]])
     2.0
     """
-    return float(np.mean([pseudomedian(run) for run in runs]))
+    return float(np.mean([level_of(run, level) for run in runs]))
 
 
 def _resampled_means(values: Floats, generator: np.random.Generator) -> Floats:

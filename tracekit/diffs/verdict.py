@@ -18,7 +18,7 @@ from tracekit.diffs.run_samples import LABEL_SETS, Run
 from tracekit.documents.diff import Verdict
 from tracekit.documents.gate import CheckResult, Counts, GateSettings
 
-WHOLE_STEP_METRICS = ("step_ms", "compute_ms")
+WHOLE_STEP_METRICS = ("step_ms", "mean_step_ms", "slow_steps", "compute_ms")
 """Metrics of the whole step and of all GPU work in it; corrected for multiple tests apart from the many labels."""
 _SINGLE_RUN_REASON = "one run per side may wait this much longer by chance: add runs, or --calibrate"
 BETWEEN_RUNS_P_FACTOR = 7.5
@@ -147,7 +147,7 @@ def _can_exceed_floor(metric: Metric, candidate: Sequence[Run], baseline: Sequen
         # A share must be known on both sides, and its label must run long enough to cost the floor's part of the step.
         has_room = thresholds.noise_floor(metric, 0.0, baseline, rules.floors) < 1.0
         return bool(before and after) and has_room and thresholds.label_ms_per_step(metric.key or "", baseline) > 0
-    old, new = (stats.centre(runs) if runs else 0.0 for runs in (before, after))
+    old, new = (stats.centre(runs, metric.family.level) if runs else 0.0 for runs in (before, after))
     return max(old, new) > thresholds.noise_floor(metric, old, baseline, rules.floors)
 
 
@@ -164,7 +164,8 @@ def _make_case(
     """
     candidate, baseline = sides
     before, after = _samples(metric, baseline, candidate)
-    old, new = (stats.centre(runs) if runs else None for runs in (before, after))
+    level = metric.family.level
+    old, new = (stats.centre(runs, level) if runs else None for runs in (before, after))
     bounds_level = requirement is not None and requirement.kind == "limit"
     # The floor is a share of a value: of the baseline's, or of the candidate's where its level is bounded.
     reference = new if bounds_level or old is None else old
@@ -250,7 +251,7 @@ def _check_limit(case: _Case, requirement: Requirement, value: float, rules: Gat
             return case.undecided(f"{few}, and the limit is within the noise floor")
         verdict: Verdict = "pass" if holds else "regressed"
         return replace(case.check, verdict=verdict, reason=f"{few}, but beyond the noise floor", method="floor")
-    estimate = stats.bootstrap(case.after)
+    estimate = stats.bootstrap(case.after, level=case.metric.family.level)
     p = estimate.p_not_above(case.sign * requirement.limit)
     check = replace(case.check, interval=case.interval(estimate, 1 - rules.alpha), method="bootstrap", p=p)
     if holds:
@@ -272,14 +273,16 @@ class _Test(msgspec.Struct, frozen=True):
 def _test(case: _Case, alpha: float) -> _Test:
     """Test whether a metric got worse or better; *alpha* is the significance level of this one test.
 
-    Steps are compared with a rank test, or with a bootstrap where there are too few steps for the rank test to reach
-    *alpha*. Where there are several runs or calibrated noise, the difference must also be significant given the spread
-    between runs, because the steps of one run resemble each other.
+    Steps are compared with a rank test, or with a bootstrap for their mean and where there are too few steps for the
+    rank test to reach *alpha*. Where there are several runs or calibrated noise, the difference must also be
+    significant given the spread between runs, because the steps of one run resemble each other.
     """
-    after, before = case.after, case.before
-    estimate = stats.bootstrap(after, before)
+    after, before, level = case.after, case.before, case.metric.family.level
+    estimate = stats.bootstrap(after, before, level=level)
     after_steps, before_steps = ([value for run in runs for value in run] for runs in (after, before))
-    if stats.smallest_p(len(after_steps), len(before_steps)) <= alpha:
+    # A rank test asks whether most steps are slower: a mean can grow although they are not.
+    ranks_decide = case.metric.name != "mean_step_ms"
+    if ranks_decide and stats.smallest_p(len(after_steps), len(before_steps)) <= alpha:
         method = "rank test"
         correlation = stats.correlation([*after, *before])
         shifted = [value + case.tested_change for value in before_steps]
@@ -292,7 +295,9 @@ def _test(case: _Case, alpha: float) -> _Test:
     if case.noise or len(after) + len(before) > 2:
         deviation = case.noise.deviation if case.noise else thresholds.prior_deviation(case.floor, case.uncertainty)
         df = float(case.noise.df) if case.noise else thresholds.PRIOR_DEGREES_OF_FREEDOM
-        spread = stats.between_runs(after, before, prior=deviation, prior_df=df, calibrated=case.noise is not None)
+        spread = stats.between_runs(
+            after, before, prior=deviation, prior_df=df, calibrated=case.noise is not None, level=level
+        )
         p_worse_runs = spread.p_not_above(case.tested_change)
         p_better_runs = replace(spread, value=-spread.value).p_not_above()
         p_worse = max(p_worse, min(1.0, BETWEEN_RUNS_P_FACTOR * p_worse_runs))
@@ -325,7 +330,7 @@ def _decide_exceeded(case: _Case, test: _Test, p_worse: float, rules: GateSettin
         return ("inconclusive", _SINGLE_RUN_REASON) if case.may_be_chance else ("regressed", _regression_reason(case))
     if test.p_worse <= 2 * rules.alpha and case.worsening > 2 * case.floor:
         return "inconclusive", "looks worse, but may be noise: record more"
-    return "pass", "past the floor, but it may be noise"
+    return "inconclusive", "past the limit, but it may be noise: record more"
 
 
 def _required_change(check: CheckResult, requirement: Requirement) -> float:

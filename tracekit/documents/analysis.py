@@ -168,6 +168,15 @@ class RankStepTime(Struct, frozen=True):
     """Median over steps."""
 
 
+class StepNotCommon(Struct, frozen=True):
+    """A step that some ranks recorded and others did not."""
+
+    step: int
+    """Number of the step."""
+    missing_ranks: list[int]
+    """Ranks that did not record it."""
+
+
 class Step(Struct, frozen=True, kw_only=True):
     """The step time of the run: from the start of a step to the start of the next one."""
 
@@ -185,6 +194,8 @@ class Step(Struct, frozen=True, kw_only=True):
     """Each rank's own step time."""
     budget_ns: Budget
     """Where the time of an ordinary step goes, a mean over ranks; sums to the step time."""
+    not_common: list[StepNotCommon] = []
+    """Steps that some ranks recorded and others did not; no figure of the run's steps counts them."""
 
 
 # ---- the schedule

@@ -38,6 +38,8 @@ class Facts(Struct, frozen=True, kw_only=True):
     """Pipeline schedule."""
     shapes: list[str] | UnsetType = UNSET
     """Shapes of the model's matrix products."""
+    steps_not_common: list[int] | UnsetType = UNSET
+    """Steps that some ranks recorded and others did not."""
     tflop: Amount | UnsetType = UNSET
     """TFLOP of the model's matrix products per step."""
     tokens: Amount | UnsetType = UNSET

@@ -9,7 +9,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 FORMAT: Literal["tracekit.diff/1"] = "tracekit.diff/1"
 Verdict = Literal["pass", "improved", "regressed", "inconclusive"]
-WorkUnit = Literal["token", "micro-batch", "TFLOP"]
+WorkUnit = Literal["token", "micro-batch", "TFLOP", "launch"]
 
 
 class ComparedRun(Struct, frozen=True):
@@ -58,7 +58,8 @@ class WorkChange(Struct, frozen=True):
     """Work of a step before and after, and the step time per unit of work."""
 
     unit: WorkUnit
-    """Unit of work; TFLOP are those of the model's matrix products."""
+    """Unit of work; TFLOP are those of the model's matrix products. Of launches, where nothing else is known, only the
+    ratio is."""
     per_gpu: bool
     """Whether amounts are those of one GPU, because the sides have different numbers of ranks."""
     before: float

@@ -18,6 +18,7 @@ from tracekit.analysis.combine.notices import (
     bounded_wait_notices,
     clock_notices,
     incomplete_group_notices,
+    uncommon_step_notices,
     unlabelled_notices,
     wait_notices,
     weak_label_notices,
@@ -119,8 +120,8 @@ def combine(
     has_pipeline = comparison is not None or _may_have_pipeline(ranks, operations)
     results = rank_results(ranks, operations, communication.critical, pipeline=has_pipeline)
     critical = _shown_path(ranks, communication, comparison) if critical_path else None
-    step_time_ns = summarize_steps({rank.source.rank: rank.timed_steps for rank in ranks}).time_ns or 0
-    graph = _what_if_graph(communication, comparison, predictor, memory, step_time_ns)
+    step_summary = summarize_steps({rank.source.rank: rank.timed_steps for rank in ranks})
+    graph = _what_if_graph(communication, comparison, predictor, memory, step_summary.time_ns or 0)
     changed_steps = _changed_steps(graph, changes, best=best_changes and (what_if or not changes))
 
     if not has_pipeline and not _trains(results):
@@ -128,6 +129,7 @@ def combine(
     all_notices = (
         *without_known_peers(notices, operations),
         *merge_notices(((rank.source.rank, rank.notices) for rank in ranks), ranks=len(ranks)),
+        *uncommon_step_notices(step_summary),
         *peer_notices,
         *communication.notices,
         *clock_notices(ranks, clocks),

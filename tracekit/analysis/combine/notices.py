@@ -1,6 +1,6 @@
 """Notices about a whole run: doubtful clocks, unknown waits, unlabelled work, weak evidence."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -13,6 +13,7 @@ from tracekit.analysis.measured import Measured, RankResult
 from tracekit.classify.messages import parse_group_ranks
 from tracekit.errors import Notice, NoticeValues
 from tracekit.metrics.operations import has_unknown_wait, has_unseen_messages, may_be_message, may_be_of_pipeline
+from tracekit.metrics.step_time import StepSummary
 from tracekit.store.sources import EARLIEST_DATE_NS
 
 MIN_UNLABELLED_SHARE_TO_WARN = 0.01
@@ -21,6 +22,8 @@ MIN_WEAK_SHARE_TO_WARN = 0.01
 """Share of GPU time whose labels rest on weak evidence."""
 MIN_OUTSIDE_TO_BOUND_RATIO = 2.0
 """Share of time outside cells over the lower bound of the bubble, from which the bound needs an explanation."""
+MAX_STEPS_NAMED = 8
+"""Most steps that a notice names one by one."""
 PIPELINE_NOTICES = ("no-pipeline", "no-sequence-numbers", "pairs-by-order")
 """Codes of notices that do not concern a run without a pipeline."""
 
@@ -144,6 +147,23 @@ def weak_label_notices(results: Sequence[RankResult]) -> list[Notice]:
     if share is None or share <= MIN_WEAK_SHARE_TO_WARN:
         return []
     return [Notice("weak-labels", values={"share": share})]
+
+
+def uncommon_step_notices(steps: StepSummary) -> list[Notice]:
+    """Return the steps that some ranks recorded and others did not, one notice for ranks that lack the same steps.
+
+    >>> (notice,) = uncommon_step_notices(StepSummary(10, not_common={8: (1,), 9: (1,)}))
+    >>> notice.message
+    'rank 1: steps 8, 9 are missing, which other ranks recorded: only steps that all ranks recorded are counted'
+    """
+    steps_by_ranks: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
+    for step, ranks in steps.not_common.items():
+        steps_by_ranks[ranks].append(step)
+    notices = []
+    for ranks, missing in steps_by_ranks.items():
+        values: NoticeValues = {"count": len(missing), "steps": tuple(missing[:MAX_STEPS_NAMED])}
+        notices.append(Notice("steps-not-common", ranks=ranks, values=values))
+    return notices
 
 
 def bound_notices(results: Sequence[RankResult], comparison: ScheduleComparison | None) -> list[Notice]:
