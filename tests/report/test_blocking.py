@@ -25,14 +25,14 @@ def with_path(samples):
     analysis = analysis_of(samples / "1f1b")
     start_ns = int(analysis.clocks.align(analysis.tables["timeline"], "end_ns")["end_ns"].max()) + 10 * MS
 
-    def build(*pieces, chain=None, unknown=(), notices=(), uncertain=False):
+    def build(*pieces, chain=None, unknown=(), notices=(), uncertain=False, launched=None):
         rows, end_ns = [], start_ns  # after all GPU events, so that no GPU works beside the host
         for rank, kind, what, label, length_ms in pieces:
             times = {"start_ns": end_ns, "end_ns": (end_ns := end_ns + int(length_ms * MS))}
-            rows.append(
-                {"step": 2, "rank": rank, "kind": kind, "what": what, "label": label, "chain": chain, **times,
-                 "uncertain": uncertain, "idle_ns": 0, "exposed_ns": 0}
-            )  # fmt: skip
+            length_ns = times["end_ns"] - times["start_ns"]
+            row = {"step": 2, "rank": rank, "kind": kind, "what": what, "label": label, "chain": chain, **times}
+            idle = {"idle_ns": length_ns if kind == "host" else 0, "launched": launched if kind == "host" else None}
+            rows.append({**row, **idle, "uncertain": uncertain, "exposed_ns": 0})
         table = pl.DataFrame(rows, schema=SEGMENTS)
         path = CriticalPath(table, table, SLACK.to_frame(), tuple(notices), frozenset(unknown))
         return replace(analysis, walked_path=path)
@@ -58,6 +58,7 @@ def test_the_host_is_named_with_what_it_launched(with_path):
         (3, "host", "aten::copy_", None, 80),
         (3, "launch", "aten::copy_", None, 1),
         (3, "copy", "Memcpy HtoD (Pageable -> Device)", "onload", 19),
+        launched="Memcpy HtoD (Pageable -> Device)",
     )
     text = blocking(analysis).text
     assert text.startswith("By the host, before it launches work: 80.0 %")

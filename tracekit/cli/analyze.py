@@ -55,7 +55,10 @@ def run(
     ] = False,
     by: Annotated[str | None, value("Show the step in rows: by layer, module, annotation or shape.", "ROWS")] = None,
     explain: Annotated[
-        str | None, value("Explain why an event got its label: a name (or part of one), a label or an id.", "EVENT")
+        str | None,
+        value(
+            "Explain a finding by its number, or why an event got its label: a name, part of one, or a label.", "WHAT"
+        ),
     ] = None,
     brief: Annotated[bool, flag("--brief", "Print only the answer: five lines.")] = False,
     full: Annotated[bool, flag("--full", "Print every table and all warnings.")] = False,
@@ -68,7 +71,8 @@ def run(
     dask: options.Dask = None,
 ) -> None:
     """Show where the step's time went on every rank, what was hidden, who waited, and how far it is from its ideal."""
-    if explain is not None:
+    finding_number = int(explain) if explain is not None and explain.isdecimal() else None
+    if explain is not None and finding_number is None:
         if json or output:
             raise OptionError("--explain prints text", hint=f"leave {'--json' if json else '-o'} out")
         run_paths = options.role_paths(paths, roles, "analyze")
@@ -102,6 +106,11 @@ def run(
             on_damage="error" if strict else "warn",
         )
     print_left_out(analysis.notices)
+    if finding_number is not None:
+        from tracekit.report.terminal.explain import explain_finding
+
+        print_text(explain_finding(analysis, finding_number))
+        return
     # The page shows the critical path in any case; other outputs only if it was asked for.
     other_outputs = analysis if critical_path else analysis.without_critical_path()
     if output:

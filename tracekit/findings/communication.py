@@ -20,6 +20,7 @@ MIN_REPEATED_BYTES_SHARE = 0.5
 def exposed_findings(context: Context) -> Iterator[Finding]:
     """Yield a finding for each label whose exposed time is worth one; copies of pageable memory are the host's."""
     exposed_ns = context.step.budget.exposed_ns
+    schedule = context.analysis.schedule
     host_time = context.analysis.tables["host_time"]
     hides_pageable = bool(host_time.filter(pl.col("code") == "pageable_copy")["host_ns"].sum())
     for label, ns in exposed_ns.items():
@@ -27,6 +28,8 @@ def exposed_findings(context: Context) -> Iterator[Finding]:
             continue
         if label in COPY_LABELS and hides_pageable:
             continue
+        if label == "pp_comm" and schedule is not None and schedule.gap_ns is not None:
+            continue  # the gap to the ideal says how much of it the schedule asks for
         if label in COMMUNICATION_LABELS and context.analysis.total.wait_ns.get(label, 0) is None:
             continue  # how much of it is waiting must be recorded first
         yield _exposed(context, label, ns)
@@ -42,7 +45,8 @@ def _exposed(context: Context, label: str, exposed_ns: int) -> Finding:
         cause = "unknown"
     evidence = _transfer(context, label, because_ns)
     hidden = context.predict(f"hide {label}") if label in COMMUNICATION_LABELS else None
-    faster = context.predict("links x2") if label in COMMUNICATION_LABELS else None
+    halved = f"{label} x0.5"
+    faster = context.predict(halved) if label in COMMUNICATION_LABELS else None
     hide_saves_ns = 0 if hidden is None else hidden.saves_ns or 0
     link_saves_ns = 0 if faster is None else faster.saves_ns or 0
     wait_share = because_ns.get("peer_late", 0) / max(sum(because_ns.values()), 1)
@@ -50,9 +54,11 @@ def _exposed(context: Context, label: str, exposed_ns: int) -> Finding:
     unhideable_ns = evidence.get("unhideable_ns")
     cannot_hide = isinstance(unhideable_ns, int) and unhideable_ns > 0 and cause != "peer_late"
     if cannot_hide and link_saves_ns > hide_saves_ns:
-        chosen, change, certain = faster, "links x2", "possible"
+        chosen, change, certain = faster, halved, "possible"
     else:
         chosen, change, certain = hidden, f"hide {label}", "bounded"
+    if cause == "peer_late":
+        chosen = None  # hiding transfers does not bring a late rank forward
     saves_ns = None if chosen is None else max(chosen.saves_ns or 0, 0)
     case = "too_little_compute" if certain == "possible" else cause
     if cause == "launched_late" and context.uses_cuda_graphs:

@@ -81,7 +81,7 @@ def host_findings(context: Context) -> Iterator[Finding]:
             continue
         of_after = means.value(code, "idle_after_ns") / after_ns if after_ns else 0.0
         cost_ns = means.value(code, "idle_ns") + of_after * shared_ns
-        copied_ns = means.copied_ns if code == "pageable_copy" else 0.0
+        copied_ns = min(means.copied_ns, means.value(code, "host_ns")) if code == "pageable_copy" else 0.0
         finding = _offence(context, means, code, cost_ns + copied_ns, means.gpu_ns - copied_ns)
         if finding is not None:
             yield finding

@@ -5,17 +5,17 @@ to say. Sections that draw more are in ``fleet`` and ``schedule``.
 """
 
 from collections.abc import Callable, Collection
-from functools import partial
 
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from tracekit._util.text import counted, ms, percent, terminal
+from tracekit._util.text import counted, percent, terminal
 from tracekit.analysis import Analysis, RankResult
 from tracekit.report.palette import COMPUTE_COLOUR, IDLE_COLOUR, LABEL_COLOURS, UNRECORDED_COLOUR
 from tracekit.report.table import Column, Table, make_table
+from tracekit.report.terminal.first_screen import brief_screen, first_screen
 from tracekit.report.terminal.fleet import many_ranks
-from tracekit.report.terminal.schedule import render_schedule, what_if
+from tracekit.report.terminal.schedule import draw_schedule, render_schedule, what_if
 from tracekit.report.terminal.screen import Screen
 from tracekit.report.terminal.table import MAX_RANKS_LISTED, WORST_RANKS_SHOWN, Note, render_table, stack
 from tracekit.report.text import wrap_text
@@ -44,14 +44,23 @@ def render(
     Args:
         analysis: The result.
         console: Where to print; standard output if it is None.
-        brief: Print only the answer, and predictions if they were asked for.
-        full: Print every section; else the answer, the budget, the schedule and what was asked for.
+        brief: Print five lines, and predictions if they were asked for.
+        full: Print the whole answer and every section; else the first screen, the schedule and what was asked for.
         page_written: Whether a page was written, which is then not suggested.
         definitions: Print the definition of each number as well.
     """
     out, view = console or Screen(), view_of(analysis)
-    out.print(header(view))
-    out.print(answer(view, out.width))
+    if full:
+        out.print(header(view))
+        out.print(answer(view, out.width))
+    else:
+        columns = out.columns if isinstance(out, Screen) else out.width
+        unicode = out.encoding.lower().startswith("utf")
+        if brief:
+            shown = brief_screen(view, columns, unicode=unicode)
+        else:
+            shown = first_screen(view, columns, unicode=unicode, page_written=page_written)
+        out.print(Text("\n").join(shown), soft_wrap=True)
     chosen = BRIEF_SECTIONS if brief else SECTIONS if full else SHORT_SECTIONS
     words = _title_words(view, short=not full)
     for title, section in chosen:
@@ -60,8 +69,8 @@ def render(
             out.print()
             out.print(Text(title.format_map(words), style="bold"))
             out.print(body, crop=False)  # a command to copy may be longer than a line
-    if not brief:
-        out.print(closing_lines(view, full=full, page_written=page_written))
+    if full:
+        out.print(closing_lines(view, page_written=page_written))
     if definitions:
         out.print()
         out.print(Text("How each number is defined", style="bold"))
@@ -70,16 +79,11 @@ def render(
         out.print(Text(text, style="dim"))
 
 
-def closing_lines(view: View, *, full: bool, page_written: bool) -> Text:
-    """Return how to get the rest: all tables and warnings, and a page."""
-    warnings = f" and {counted(len(view.warnings), 'warning')}" if view.warnings else ""
-    more, changes = [], view.analysis.changed_steps
-    if not full and view.analysis.graph is None and changes and (changes[0].saves_ns or 0) > 0:
-        more.append(f"`{changes[0].change}` would save up to {ms(changes[0].saves_ns)} of a step")
+def closing_lines(view: View, *, page_written: bool) -> Text:
+    """Return how to get the rest: predictions for other schedules, and a page."""
+    more = []
     if view.what_if_hint is not None:
         more.append(view.what_if_hint.text)
-    if not full:
-        more.append(f"--full prints all tables{warnings}")
     if not page_written:
         more.append("-o report.html writes a page")
     return Text("; ".join(more), style="dim")
@@ -413,13 +417,9 @@ SECTIONS: Sections = (
 """Title and function of each section, in the order they are printed."""
 BRIEF_SECTIONS: Sections = (REQUESTED_CHANGES, ("What other schedules would take", what_if))
 SHORT_SECTIONS: Sections = (
-    (BUDGET_TITLE, partial(budget, short=True)),
-    ("Against its ideal schedule", partial(render_schedule, short=True)),
-    ("Roles, iterations and weight updates", roles),
+    ("Schedule", draw_schedule),
     ("Critical path: what the step had to wait for, in order of time", critical),
     REQUESTED_CHANGES,
     BREAKDOWN,
-    ("Weight reload", reload),
-    ("What else to do", partial(next_steps, first=2)),
 )
-"""Sections printed by default: the answer's own, and those that were asked for."""
+"""Sections printed by default behind the first screen: the drawing of a pipeline, and those that were asked for."""

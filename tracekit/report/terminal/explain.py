@@ -4,12 +4,58 @@ from pathlib import Path
 
 import polars as pl
 
-from tracekit._util.text import terminal
+from tracekit._util.text import ms, terminal
+from tracekit.analysis import Analysis
 from tracekit.classify import classify, explain, load_rules
 from tracekit.errors import OptionError
+from tracekit.findings.finding import EvidenceValue
+from tracekit.report.view import view_of
 from tracekit.schema import LABELS, RankEvents
 
 MAX_KERNELS = 12
+
+
+def explain_finding(analysis: Analysis, number: int) -> str:
+    """Return a finding of the first screen with all its evidence and places, by its number.
+
+    >>> from tracekit import analyze
+    >>> print(explain_finding(analyze("sample_traces/slow-ddp"), 2).splitlines()[0])
+    2. rank 2 runs the same kernels 1.98 times slower (12 SMs, others 32)
+    """
+    findings = view_of(analysis).findings
+    if not 1 <= number <= len(findings):
+        there_are = f"there are findings 1 to {len(findings)}" if findings else "there is none"
+        raise OptionError(f"there is no finding {number}", hint=there_are)
+    finding = findings[number - 1]
+    lines = [f"{number}. {finding.text}", f"   {finding.advice}", ""]
+    lines.append(f"   costs {ms(finding.cost_ns)} of {ms(analysis.step.time_ns)} a step")
+    if finding.saves_ns is not None:
+        low_high = finding.saves_range_ns
+        between = "" if low_high is None else f", between {ms(low_high[0])} and {ms(low_high[1])}"
+        lines.append(f"   saves {ms(finding.saves_ns)}{between} ({finding.certain})")
+    if finding.change is not None:
+        lines.append(f"   predicted with --change '{finding.change}'")
+    lines.append("   rests on:")
+    for name, value in finding.evidence.items():
+        lines.append(f"     {name:<24} {_evidence_value(name, value)}")
+    if finding.where:
+        lines.append("   where (time in the trace, µs):")
+    for place in finding.where:
+        step = "" if place.step is None else f" step {place.step}"
+        source = f"  {terminal(place.source)}" if place.source else ""
+        length = ms(place.end_ns - place.start_ns)
+        name = terminal(place.name or "")
+        lines.append(f"     rank {place.rank}{step}  {place.start_ns / 1e3:,.0f}  {length:>10}  {name}{source}")
+    return "\n".join(lines)
+
+
+def _evidence_value(name: str, value: EvidenceValue) -> str:
+    """Return a figure of the evidence with its unit."""
+    if value is None:
+        return "unknown"
+    if name.endswith("_ns") and isinstance(value, int | float):
+        return ms(value)
+    return f"{value:,}" if isinstance(value, int | float) else terminal(str(value))
 
 
 def explain_text(rank: RankEvents, selector: str, *, rules: str | Path | None = None) -> str:

@@ -111,6 +111,18 @@ def render_schedule(view: View, width: int, *, short: bool = False) -> Renderabl
     )
 
 
+def draw_schedule(view: View, width: int) -> RenderableType | None:
+    """Draw the pipeline above its ideal, with predictions for others if there are any; None without a pipeline."""
+    schedule = view.schedule
+    if schedule is None:
+        return None
+    return stack(
+        _headline(schedule),
+        gantt(schedule.head, width, max_ranks=MAX_RANKS_IN_SHORT_CHART),
+        render_what_if(schedule.alternatives, width),
+    )
+
+
 def what_if(view: View, width: int) -> RenderableType | None:
     """Show the predictions alone; None if there are none."""
     return render_what_if(view.schedule.alternatives, width) if view.schedule is not None else None

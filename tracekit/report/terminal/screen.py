@@ -27,6 +27,8 @@ class Screen(Console):
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"highlight": False, "markup": False, "emoji": False, **options})
         width, height = self.size
+        self.columns = width
+        """Columns that there really are; tables take ``MIN_WIDTH`` at least."""
         self.size = ConsoleDimensions(max(width, MIN_WIDTH), height)  # asked once instead of for every table
         self._in_ci_job = in_ci_job()
 

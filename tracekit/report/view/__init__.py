@@ -4,6 +4,7 @@ It holds numbers, words and tables without their looks. Times are nanoseconds, s
 docstring says, None is unknown. Figures *per rank* are means over ranks.
 """
 
+import re
 import shlex
 from collections.abc import Callable
 from functools import cached_property, partial
@@ -26,7 +27,14 @@ from tracekit.report.view.copies import copy_table, memory_table, reload_view
 from tracekit.report.view.memory import contents_table, lines_table, memory_sentence
 from tracekit.report.view.path import blocking, changes_table, path_view
 from tracekit.report.view.pipeline import ScheduleView, unnamed_phases
-from tracekit.report.view.roles import iteration_sentence, role_advice, role_tables, update_sentence
+from tracekit.report.view.roles import (
+    iteration_sentence,
+    iteration_summary,
+    role_advice,
+    role_tables,
+    update_sentence,
+    update_summary,
+)
 from tracekit.report.words import WORDS
 
 __all__ = ["View", "input_path", "view_of"]
@@ -180,6 +188,25 @@ class View:
         return tuple(sentences.Line(topic, text, target) for topic, text, target in lines if text)
 
     @cached_property
+    def run_name(self) -> str:
+        """Name of the input: the last part of its path; empty if there are several."""
+        folder, _, name = (self.input_path or "").partition("?")[0].rstrip("/").rpartition("/")
+        if re.match(r"(trace|rank\d+)\b", name):  # such a name says nothing: the folder's does
+            name = folder.rpartition("/")[2] or name
+        return name.strip(".")
+
+    @cached_property
+    def role_advice(self) -> tuple[str, ...]:
+        """What to do about a run whose ranks have several processes; empty for others."""
+        return tuple(capitalize(text) for text in role_advice(self.analysis))
+
+    @cached_property
+    def situation(self) -> tuple[str, ...]:
+        """The phases of an RL loop and its longest weight update, in a sentence each; empty for other runs."""
+        sentences_of_roles = (iteration_summary(self.analysis), update_summary(self.analysis))
+        return tuple(sentence for sentence in sentences_of_roles if sentence)
+
+    @cached_property
     def findings(self) -> tuple[Finding, ...]:
         """What costs time, those with the largest saving first; small ones are left out."""
         return shown_findings(self.analysis.findings)
@@ -187,8 +214,8 @@ class View:
     @cached_property
     def advice(self) -> tuple[Advice, ...]:
         """What to do next, the most important first."""
-        texts = role_advice(self.analysis) or [finding_line(finding) for finding in self.findings]
-        return tuple(Advice(capitalize(text)) for text in texts)
+        texts = self.role_advice or [capitalize(finding_line(finding)) for finding in self.findings]
+        return tuple(Advice(text) for text in texts)
 
     @property
     def what_if_hint(self) -> Advice | None:

@@ -177,6 +177,32 @@ def iteration_sentence(analysis: Analysis) -> str | None:
     return f"{text}.{_tail_sentence(iterations)}{late}"
 
 
+def iteration_summary(analysis: Analysis) -> str | None:
+    """Return the phases of an iteration in a few words; None without any."""
+    iterations = analysis.role_results.iterations
+    if not iterations:
+        return None
+    total_ns = sum(iteration.end_ns - iteration.start_ns for iteration in iterations)
+    shares = []
+    for phase, words in WORDS.phases.items():
+        phase_ns = sum(iteration.phase_ns.get(phase, 0) for iteration in iterations)
+        if phase_ns:
+            shares.append(f"{words} {percent(phase_ns, total_ns, digits=0)}")
+    count = len(iterations)
+    mean = f"mean of {count} iterations" if count > 1 else "one iteration"
+    return f"iteration {ms(total_ns / count, digits=0)} ({mean}): {', '.join(shares)}"
+
+
+def update_summary(analysis: Analysis) -> str | None:
+    """Return what the longest weight update takes in a few words; None without any."""
+    updates = analysis.role_results.weight_updates
+    if not updates:
+        return None
+    longest = max(updates, key=lambda update: update.measured_ns)
+    text = f"weight update {ms(longest.measured_ns)}, {longest.bytes / 1e9:,.2f} GB at {longest.gb_s:.2f} GB/s"
+    return text if longest.ideal_ns is None else f"{text}, its two-buffer ideal {ms(longest.ideal_ns)}"
+
+
 def _train_waits(analysis: Analysis) -> str:
     """Return how much of the main role's training is waiting for other ranks; empty if it is little or unknown."""
     results = analysis.role_results
