@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from tracekit.reconstruct.kernels import Kernels, prepare
+from tracekit.reconstruct.kernels import LOOSE_WGRAD, UNUSED, Kernels, prepare
 from tracekit.reconstruct.rank_pipeline import rank_pipeline
 from tracekit.reconstruct.segment import segment_step
 from tracekit.schema import LABELLED, Source, conform
@@ -156,3 +156,13 @@ def test_a_send_before_the_delayed_weight_gradients_is_the_backwards():
     assert chunks["op"].to_list() == ["F", "B"]
     assert chunks["last_ns"][1] == 40  # the last input gradient, before the send at 50
     assert chunks["end_ns"][1] == 1068  # the last weight gradient, after it
+
+
+def test_gradients_of_all_micro_batches_are_in_no_cell():
+    """After two micro-batches the stage scales its gradients and FSDP packs them, both outside the engine."""
+    rows = table(("F", 1), ("F", 2), ("D", 1), ("D", 2), ("L", None), ("L", None))
+    ranges = [*["ProfilerStep#3"] * 4, "ProfilerStep#3 > PP:1REDUCE_GRAD", "FSDP::post_backward_reduce (layers.0)"]
+    annotated = prepare(rows.with_columns(annotations=pl.Series(ranges, dtype=rows["annotations"].dtype)))
+    assert [step for step in segment_step(Kernels(annotated)).op if step == "W"] == []
+    assert annotated["category"].to_list()[-2:] == [UNUSED, UNUSED]
+    assert prepare(rows)["category"].to_list()[-2:] == [LOOSE_WGRAD, LOOSE_WGRAD]

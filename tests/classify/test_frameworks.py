@@ -122,6 +122,92 @@ def test_a_step_replayed_from_a_graph(program):
     check(program, expected)
 
 
+def replay(program, start, names, *, correlation):
+    """Return the kernels that one launch of a graph replays, from *start* on."""
+    program.add("runtime", "cudaGraphLaunch", start, start + 1, tid=1, correlation=correlation)
+    ids = []
+    for i, name in enumerate(names):
+        begin = start + 2 + 3 * i
+        ids.append(program.add("kernel", name, begin, begin + 2, device=0, stream=7, correlation=correlation))
+    return ids
+
+
+@pytest.mark.parametrize(("tables", "label"), [(1, "forward"), (2, "forward"), (3, "dgrad")])
+def test_a_graph_that_begins_with_products_for_tables_begins_with_a_forward(program, tables, label):
+    """Rotary embeddings multiply in the layout of an input's gradient; a backward has gradients of weights, too.
+
+    The replay before ended with a backward: what begins the next replay does not continue it.
+    """
+    head = ["embedding", *["sgemm_nn"] * tables, "cos"]
+    step = [*head, *(name for name, _ in STEP[:-1])]
+    program.op("aten::relu", -9, -8)
+    program.kernel("relu", -8.5)
+    first = replay(program, 0, step, correlation=77)
+    second = replay(program, 100, step, correlation=78)
+    expected = [(ids[1], label) for ids in (first, second)]
+    if label == "forward":
+        expected += [(ids[i], "forward") for ids in (first, second) for i in range(len(head))]
+    check(program, expected)
+
+
+@pytest.mark.parametrize(("launched", "label"), [(8, "forward"), (7, "other")])
+def test_a_call_that_launches_eight_kernels_replays_a_graph(program, launched, label):
+    """Work between a backward and a forward is neither, unless a replay of its own begins with it."""
+    program.op("aten::relu", -9, -8)
+    program.kernel("relu", -8.5)
+    replay(program, 0, [name for name, _ in STEP[:-1]], correlation=77)
+    forward = ["nvjet_h_TNN", "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_f16"] * 4
+    ids = replay(program, 100, ["embedding", *forward][:launched], correlation=78)
+    check(program, [(ids[0], label)])
+
+
+@pytest.mark.parametrize(("others", "label"), [(0, "wgrad"), (2, "wgrad"), (3, "other"), (6, "other")])
+def test_products_outside_the_engine_are_deferred_gradients_if_most_have_their_layout(program, others, label):
+    """Three products in the layout of weight gradients, and others between them, as an optimizer multiplies."""
+    program.op("aten::mm", 0, 3, sequence=5)
+    program.kernel("nvjet_h_TNN", 1)
+    program.node("MmBackward0", 10, 20, 5)
+    program.op("aten::mm", 11, 13, tid=ENGINE)
+    program.kernel("nvjet_h_NNN", 12, tid=ENGINE)
+    expected = []
+    names = ["nvjet_h_NTN"] * 3 + ["nvjet_h_NNN"] * others
+    for i, name in enumerate(names):
+        start = 30 + 5 * i
+        program.op("aten::mm", start, start + 3)
+        product = program.kernel(name, start + 1)
+        if name == "nvjet_h_NTN":
+            expected.append((product, label))
+    program.op("aten::mm", 90, 93, sequence=6)
+    program.kernel("nvjet_h_TNN", 91)
+    check(program, expected)
+
+
+def test_stages_wrapped_in_fsdp_pack_gradients_and_scale_them(program):
+    """Under a stage's own range FSDP's copies are copies, as without a pipeline; scaling belongs to the gradients."""
+    program.note("PP:1F0", 0, 20)
+    program.note("FSDP::all_gather_copy_out (layers.0)", 1, 9)
+    program.op("fsdp::split_with_sizes_copy", 2, 8)
+    sizes = program.copy("HtoD (Pinned -> Device)", 3, bytes=3904)
+    unpack = program.kernel("split_with_sizes_copy_out_contiguous_no_cast_kernel", 5)
+    program.note("PP:1REDUCE_GRAD", 30, 60)
+    program.op("aten::div_", 31, 33)
+    scale = program.kernel("div", 32)
+    program.note("FSDP::post_backward_reduce (layers.0)", 40, 59)
+    program.op("fsdp::chunk_cat", 41, 50)
+    addresses = program.copy("HtoD (Pinned -> Device)", 42, bytes=426464)
+    pack = program.kernel("chunk_cat_cuda_kernel", 44)
+    program.trained()
+    check(program, [(row, "memory") for row in (sizes, unpack, addresses, pack)] + [(scale, "wgrad")])
+
+
+def test_sizes_that_fsdp_writes_while_it_prefetches_weights_are_no_onload(program):
+    """The range is named for a prefetch: what a copy serves is told by the operator around it."""
+    program.trained()
+    program.note("FSDP::backward_prefetch for layers.3", 0, 20)
+    program.op("fsdp::split_with_sizes_copy", 2, 8)
+    check(program, [(program.copy("HtoD (Pinned -> Device)", 3, bytes=426464), "memory")])
+
+
 def test_layouts_of_a_replayed_forward_say_nothing_of_gradients(program):
     """Inference mixes layouts too, but unevenly."""
     program.op("aten::embedding", 0, 1)

@@ -6,6 +6,7 @@ import polars as pl
 import pytest
 
 from tests.classify.conftest import bare, nothing, renamed, unannotated, without_shapes
+from tests.kept import analysis_of
 from tracekit.classify import classify
 from tracekit.parsers import nsight
 from tracekit.schema import COMMUNICATION_LABELS, COMPUTE_LABELS
@@ -218,3 +219,19 @@ def test_ulysses_all_to_all_is_context_parallel(corpus):
     actual = classify(rank.events).filter(pl.col("chain").cast(pl.String).str.contains("AllToAll4D"))
     kernels = actual.filter(pl.col("name").cast(pl.String).str.contains("nccl"))
     assert set(kernels["label"].cast(pl.String)) == {"cp_comm"}
+
+
+def test_fsdp_packs_gradients_in_a_pipeline_as_elsewhere(corpus):
+    """Stages wrapped in FSDP: 16 forwards and backwards per rank, then each stage packs and scales its gradients."""
+    folder = corpus.parent / "checked" / "titan-fsdp-pp"
+    if not folder.is_dir():
+        pytest.skip("the checked recordings are not here")
+    analysis = analysis_of(folder)
+    schedule = analysis.schedule
+    assert (schedule.name, schedule.exact) == ("interleaved", True)
+    for order in schedule.head.orders():
+        assert len(order) == 32
+    kernels = analysis.tables["kernels"]
+    packs = kernels.filter(pl.col("name").cast(pl.String).str.contains("chunk_cat|split_with_sizes"))
+    assert len(packs)
+    assert packs["label"].cast(pl.String).unique().to_list() == ["memory"]

@@ -30,6 +30,9 @@ from tracekit.classify.names import RANGES
 from tracekit.classify.row_order import mask_of_rows
 from tracekit.schema import GPU_KINDS, KINDS, PATH_SEPARATOR
 
+MIN_GRAPH_EVENTS = 8
+"""GPU events of one launch call from which on the call replays a graph; other calls launch one or two."""
+
 
 class Nested(NamedTuple):
     """Innermost op and annotation around each range and each point; -1 where none."""
@@ -265,6 +268,18 @@ class Launches:
         """Events whose launch is known, in launch order."""
         order = np.argsort(self.start_ns, kind="stable")
         return order[self.start_ns[order] >= 0]
+
+    @cached_property
+    def replay(self) -> Ints:
+        """Number that the events of one replay of a graph share, as do the launches between two replays."""
+        start_ns = self.start_ns[self.order]
+        begins_call = np.diff(start_ns, prepend=start_ns[:1] - 1) != 0
+        call = np.cumsum(begins_call) - 1
+        in_graph = (np.bincount(call) >= MIN_GRAPH_EVENTS)[call]
+        begins_replay = begins_call & (in_graph | np.append(False, in_graph)[:-1])
+        number = np.full(len(self.start_ns), -1, np.int64)
+        number[self.order] = np.cumsum(begins_replay)
+        return number
 
     def ordered(self, mask: Bools) -> Ints:
         """Return the events of *mask* whose launch is known, in launch order."""

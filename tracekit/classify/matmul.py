@@ -27,6 +27,10 @@ from tracekit.classify.recomputed_forward import GraphProducts
 from tracekit.classify.row_order import FirstEvidence, mask_of_rows, positions_in_groups
 from tracekit.classify.rules import kernel_pattern
 
+MIN_DEFERRED_SHARE = 0.5
+"""Share of the products in a row outside the engine that have the layout of weight gradients, if these are deferred."""
+MAX_LONE_PRODUCTS = 2
+"""Products in the layout of input gradients, in a row before a forward product, that are taken for forward work."""
 _TURNS = ("first", "second")
 _RATIOS = ("once", "twice", "odd")
 
@@ -134,7 +138,8 @@ def read_matmuls(
     roles.fill("layout", layout.where(backward & ~layout.any_of("forward")))
     roles.fill_mask("pass", "forward", forward & is_gemm)
     outside = is_gemm & ~autograd.site.present & ~autograd.made_node & (launches.start_ns >= 0) & autograd.active
-    roles.fill("layout", layout.where(outside & layout.any_of("wgrad")))
+    is_deferred = _deferred_weight_gradients(launches.ordered(is_gemm), outside, layout.any_of("wgrad"))
+    roles.fill("layout", layout.where(is_deferred))
     candidates = outside & without_op & ~roles.value.present
     owing = without_op & ratio.any_of("once")
     roles.fill_mask("owed", "wgrad", match_owed(owing, candidates, launches.start_ns))
@@ -142,7 +147,8 @@ def read_matmuls(
     no_op_layout = _layouts_without_ops(layout.where(is_gemm & (launches.op < 0)))
     if backward.any() and not autograd.active:  # the backward is known by its thread: elsewhere nothing is dgrad
         no_op_layout = no_op_layout.where(~autograd.site.present & ~no_op_layout.any_of("dgrad"))
-    roles.fill("layout", no_op_layout)
+    is_lone = _lone_input_gradients(launches.ordered(no_op_layout.present), no_op_layout, launches.replay)
+    roles.fill("layout", no_op_layout.where(~is_lone))
 
     convolution = convolution_roles(gpu, ranges, launches)
     evidence = CategoryColumn.choose(len(gpu), [("convolution", convolution.present)]).fill(roles.evidence)
@@ -163,6 +169,52 @@ def _fused_weight_gradients(role: CategoryColumn, without_op: Bools, node: Ints)
     is_single = count_per_node(without_op) == 1
     is_wgrad: Bools = dgrad_only & is_single
     return in_node & without_op & is_wgrad[node]
+
+
+def _deferred_weight_gradients(products: Ints, outside: Bools, has_wgrad_layout: Bools) -> Bools:
+    """Return the products outside the engine, in the layout of weight gradients, that a schedule deferred.
+
+    Deferred gradients of weights run in a row. An optimizer that multiplies (Muon) has that layout in every third of
+    its products: of a row of products outside the engine most must have it.
+
+    Args:
+        products: Rows of all products in launch order.
+        outside: Mask of the products that run outside the engine and create no node.
+        has_wgrad_layout: Mask of the events whose name has the layout of a weight gradient.
+    """
+    run = np.cumsum(~outside[products])
+    is_outside, has_layout = outside[products], has_wgrad_layout[products] & outside[products]
+    share = np.bincount(run, has_layout) / np.maximum(np.bincount(run, is_outside), 1)
+    return mask_of_rows(len(outside), products, has_layout & (share[run] > MIN_DEFERRED_SHARE))
+
+
+def _lone_input_gradients(products: Ints, layout: CategoryColumn, replay: Ints) -> Bools:
+    """Return the products in the layout of an input's gradient that stand alone in a forward.
+
+    A backward computes gradients of weights, too. Without any, a few such products before a forward product are forward
+    work: tables of rotary embeddings, attention's second product.
+
+    Args:
+        products: Rows of the products launched without an operator, in launch order.
+        layout: Role that each event's layout stands for.
+        replay: Number of each event's replay of a graph.
+    """
+    roles = pl.DataFrame(
+        {
+            "is_forward": layout.any_of("forward")[products],
+            "is_dgrad": layout.any_of("dgrad")[products],
+            "replay": replay[products],
+        }
+    )
+    # A run of gradients ends with the forward product that follows it in its replay, if one does.
+    run = pl.col("is_forward").shift(1, fill_value=False).cum_sum().over("replay")
+    is_lone = (
+        pl.col("is_forward").last()
+        & ((pl.col("is_forward") | pl.col("is_dgrad")).all())
+        & (pl.col("is_dgrad").sum() <= MAX_LONE_PRODUCTS)
+    )
+    marked = roles.with_columns(run=run).select(pl.col("is_dgrad") & is_lone.over("replay", "run"))
+    return mask_of_rows(len(replay), products, marked.to_series().to_numpy())
 
 
 def _layouts_without_ops(layout: CategoryColumn) -> CategoryColumn:

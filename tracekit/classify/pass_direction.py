@@ -2,8 +2,8 @@
 
 The autograd engine tells first, then the roles of matrix products, then names of operators, annotations and kernels,
 and last the work that was launched around an event. Neighbours are taken in launch order over all threads: that is the
-order of the program, while the order on the GPU mixes streams. A stretch of launches ends at communication and where
-launching passes to or from the autograd engine's threads.
+order of the program, while the order on the GPU mixes streams. A stretch of launches ends at communication, where
+launching passes to or from the autograd engine's threads, and with the replay of a graph.
 
 PyTorch's autograd engine differentiates on threads of its own. In a profile of kernels and launches alone, the thread
 that launches kernels named for a backward is told from the thread that runs the forward and the optimizer. On such a
@@ -83,7 +83,8 @@ def directions_by_neighbours(
     # From here on: one row per launch, in launch order.
     in_engine = _engine_threads(ranges, launches, autograd)[launches.thread][order]
     changes_thread = np.append(False, in_engine[1:] != in_engine[:-1])
-    stretch: Ints = np.cumsum(communicates[order] | changes_thread, dtype=np.int64)
+    changes_replay = np.diff(launches.replay[order], prepend=launches.replay[order[:1]]) != 0
+    stretch: Ints = np.cumsum(communicates[order] | changes_thread | changes_replay, dtype=np.int64)
     direction, without_op = value[order], (launches.op < 0)[order]
     is_known = direction >= 0
     # For a launch without an operator, other such work tells more than operators do.

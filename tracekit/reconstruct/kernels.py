@@ -10,6 +10,7 @@ from tracekit._util.arrays import Bools, Ints
 from tracekit._util.categories import CategoryColumn
 from tracekit._util.columns import present, to_int64
 from tracekit.classify.microbatch import parse_path
+from tracekit.classify.names import RANGES
 from tracekit.metrics.label_intervals import label_codes
 from tracekit.schema import LABELS
 
@@ -39,8 +40,8 @@ def prepare(labelled: pl.DataFrame) -> pl.DataFrame:
     """
     rows = labelled.with_columns(host_ns=pl.coalesce("launch_ns", "start_ns")).sort("host_ns", maintain_order=True)
     codes = label_codes(rows)
-    category = _categories(rows, codes)
     annotations = CategoryColumn.from_series(rows["annotations"]).fill(CategoryColumn.from_series(rows["annotation"]))
+    category = _categories(rows, codes, annotations)
     named = read_ranges(annotations, backward=(category == AUTOGRAD) | (category == LOOSE_WGRAD))
     # A stage or a micro-batch alone is the classifier's count, which does not look across ranks.
     both_known = pl.col("stage").is_not_null() & pl.col("microbatch").is_not_null()
@@ -56,11 +57,19 @@ def prepare(labelled: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _categories(rows: pl.DataFrame, codes: Ints) -> npt.NDArray[np.int8]:
-    """Return the category of each row; *codes* are the indices of the labels in ``LABELS``."""
+def _categories(rows: pl.DataFrame, codes: Ints, annotations: CategoryColumn) -> npt.NDArray[np.int8]:
+    """Return the category of each row.
+
+    Args:
+        rows: GPU events in launch order.
+        codes: Index of the label in ``LABELS``, -1 without a label.
+        annotations: Ranges around each event's launch.
+    """
     of_label = np.array([_CATEGORIES.get(label, UNUSED) for label in LABELS] + [UNUSED], np.int8)  # code -1: no label
     category = of_label[codes]
     category[(category == LOOSE_WGRAD) & present(rows["node"])] = AUTOGRAD
+    # What is done once for the gradients of all micro-batches belongs to no cell.
+    category[(category == LOOSE_WGRAD) & annotations.matches(RANGES["reduces_gradients"])] = UNUSED
     category[(codes == LABELS.index("pp_comm")) & present(rows["p2p"])] = MESSAGE
     return category
 

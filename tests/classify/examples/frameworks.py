@@ -62,6 +62,12 @@ def _(p):
     return p.kernel("cat", 1)
 
 
+@example("buffer-metadata")
+def _(p):
+    p.op("fsdp::chunk_cat", 0, 10)
+    return p.copy("HtoD (Pinned -> Device)", 1, bytes=426464)
+
+
 @example("pack-kernel")
 def _(p):
     return p.kernel("void at::native::detail::chunk_cat_cuda_kernel<float, c10::BFloat16>(c10::BFloat16**)", 1)
