@@ -12,6 +12,7 @@ import pytest
 from tests.recorders import ddp_dumps, dump, entry, log_line, write_dumps, write_log
 from tracekit.errors import InputError
 from tracekit.parsers.discovery import discover
+from tracekit.run.analyze import analyze
 from tracekit.run.late import late
 from tracekit.whole_run.measure import lateness_matrix
 
@@ -45,6 +46,49 @@ def test_each_recorder_alone_and_both_find_rank_1_in_every_third_step(records):
     assert not fact.uncertain
     assert run.steps.count == 26
     assert run.basis == "durations"
+
+
+PROFILED = Path(__file__).parents[1] / "data/late-profiler"
+"""Communication kernels, their launches and the marks of steps 21 to 26 of the same run."""
+
+
+def test_the_profiler_alone_finds_rank_1_in_steps_21_and_24():
+    run = late(PROFILED)
+    (fact,) = run.late
+    assert (fact.ranks, fact.steps) == ((1,), (21, 24))
+    assert abs(fact.late_ns - 30 * MS) < 2 * MS
+    assert run.steps.numbered_from == "profiler"
+
+
+def test_all_three_together_give_one_answer():
+    """The profiler's numbers of steps are those that the count from the start gives."""
+    run = late([SAMPLES / "late", PROFILED])
+    (fact,) = run.late
+    assert run.operations == 136
+    assert (fact.ranks, fact.kind, fact.period, fact.since_step) == ((1,), "periodic", 3, 3)
+    assert fact.steps == (3, 6, 9, 12, 15, 18, 21, 24)
+    assert fact.profiled_steps == (21, 24)
+    assert run.steps.numbered_from == "profiler"
+    assert not run.notices
+
+
+def test_analyze_shows_the_whole_run_beside_the_traces(tmp_path):
+    for path in [*(SAMPLES / "late").glob("*"), *PROFILED.glob("*")]:
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    analysis = analyze(tmp_path, schedule="none")
+    assert analysis.whole_run.operations == 136
+    document = analysis.to_dict()
+    assert document["late"]["late"][0]["profiled_steps"] == [21, 24]
+    assert "late" not in analyze(PROFILED, schedule="none").to_dict()
+
+
+def test_dumps_that_cannot_be_used_do_not_stop_the_analysis_of_traces(tmp_path):
+    for path in PROFILED.glob("*"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    (tmp_path / "dump.pickle").write_bytes((SAMPLES / "late/fr_rank0.pickle").read_bytes())
+    analysis = analyze(tmp_path, schedule="none")
+    assert analysis.whole_run is None
+    assert "recordings-unused" in {notice.code for notice in analysis.notices}
 
 
 @pytest.mark.parametrize("missing", [["duration_ns"], ["duration_ns", "completed_by_ns"]])

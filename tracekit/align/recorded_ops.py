@@ -13,6 +13,8 @@ from tracekit.schema import COLLECTIVES, RECORDERS, conform
 
 MAX_ENQUEUE_DIFFERENCE_NS = 10_000_000
 """Longest time (10 ms) between two recorders' moments of one call. Seen: below 0.1 ms; a busy host takes longer."""
+MAX_QUEUED_NS = 10_000_000_000
+"""Longest time (10 s) from a call to the start of the operation on the GPU."""
 MIN_AGREEING_SHARE = 0.5
 """Share of an operation's members that must agree which operation of another recorder it is."""
 MIN_MERGED_SHARE = 0.5
@@ -137,18 +139,30 @@ def _rename_groups(renumbered: pl.DataFrame, base: pl.DataFrame) -> pl.DataFrame
 
 
 def _pairs_by_time(base: pl.DataFrame, other: pl.DataFrame) -> pl.DataFrame:
-    """Return, for members of *other*, the nearest call of the same operation and size on the same rank in *base*."""
-    needed = ["rank", "op", "bytes", "enqueued_ns", "op_id"]
-    calls = base.select(needed).drop_nulls().rename({"op_id": "base_id"})
-    calls = calls.with_columns(base_ns=pl.col("enqueued_ns")).sort("enqueued_ns")
-    others = other.select(needed).drop_nulls().sort("enqueued_ns")
-    if calls.is_empty() or others.is_empty():
-        return others.clear().select("op_id", base_id=pl.col("op_id"))
-    nearest = others.join_asof(
-        calls, on="enqueued_ns", by=["rank", "op", "bytes"], strategy="nearest",
-        tolerance=MAX_ENQUEUE_DIFFERENCE_NS, check_sortedness=False,
-    )  # fmt: skip
-    return nearest.select("op_id", "base_id").drop_nulls()
+    """Return, for members of *other*, which call of the same operation and size on the same rank in *base* it is.
+
+    It is the nearest call; of an operation whose call is not recorded, the last call before it started.
+    """
+    calls = base.select("rank", "op", "bytes", time_ns="enqueued_ns", base_id="op_id").drop_nulls().sort("time_ns")
+    found = []
+    strategies = (
+        (pl.col("enqueued_ns").is_not_null(), "enqueued_ns", "nearest", MAX_ENQUEUE_DIFFERENCE_NS),
+        (pl.col("enqueued_ns").is_null(), "started_ns", "backward", MAX_QUEUED_NS),
+    )
+    for is_meant, time, strategy, tolerance in strategies:
+        rows = other.filter(is_meant).select("rank", "op", "bytes", "op_id", time_ns=time).drop_nulls().sort("time_ns")
+        if rows.is_empty() or calls.is_empty():
+            continue
+        joined = rows.join_asof(
+            calls,
+            on="time_ns",
+            by=["rank", "op", "bytes"],
+            strategy=strategy,  # type: ignore[arg-type]
+            tolerance=tolerance,
+            check_sortedness=False,
+        )
+        found.append(joined.select("op_id", "base_id").drop_nulls())
+    return pl.concat(found) if found else other.clear().select("op_id", base_id=pl.col("op_id"))
 
 
 def _pairs_by_number(base: pl.DataFrame, other: pl.DataFrame) -> pl.DataFrame:

@@ -74,6 +74,7 @@ def build_document(analysis: Analysis) -> documents.AnalysisDocument:
         what_if=list(analysis.changed_steps) if analysis.graph or analysis.changed_steps else UNSET,
         by=UNSET if by is None else by_document(by),
         **_roles(analysis.role_results),
+        late=UNSET if analysis.whole_run is None else analysis.whole_run.to_document(),
         hiding=analysis.hiding,
         stragglers=list(analysis.stragglers.rows),
         lateness=analysis.stragglers.late_ranks(),

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from tracekit.findings import Finding
     from tracekit.report.view import View
     from tracekit.whatif.changes import WhatIfGraph
+    from tracekit.whole_run.result import WholeRun
 
 
 class UnknownTableError(OptionError, KeyError):
@@ -236,6 +237,8 @@ class Analysis(BaseAnalysis):
     """Tokens of a step over all ranks, a mean over steps; None if no token embedding was recorded."""
     events: tuple[RankTimeline, ...] = ()
     """Single events of each rank, for the page; empty for runs of more ranks than can be kept."""
+    whole_run: WholeRun | None = None
+    """Lateness and hangs over the whole run, if flight-recorder dumps or NCCL Inspector logs lie beside the traces."""
     role_results: RoleResults = field(default_factory=RoleResults)
     """Roles, weight updates and iterations of a run whose ranks have several processes."""
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from tracekit.cli import _options as options
 from tracekit.cli._console import note_partial_store, print_left_out, print_line, print_text
 from tracekit.cli._options import flag, value
-from tracekit.errors import OptionError
+from tracekit.errors import OptionError, TracekitError
 from tracekit.parsers.source_refs import unknown_rank_error
 
 if TYPE_CHECKING:
@@ -78,6 +78,11 @@ def run(
         run_paths = options.role_paths(paths, roles, "analyze")
         _explain(run_paths, explain, ranks=options.parse_ranks(ranks), rank=rank, rules=rules)
         return
+    if paths and not roles and _has_recordings_alone(paths):
+        from tracekit.cli import late
+
+        late.run(paths, output=output, ranks=ranks, workers=workers, json=json)
+        return
     _check_outputs(output or [], plot)
     from tracekit.run.analyze import analyze
     from tracekit.run.dask import cluster
@@ -128,6 +133,16 @@ def run(
         from tracekit.report.terminal.screen import Screen
 
         render(other_outputs, Screen(), brief=brief, full=full, page_written=has_page, definitions=definitions)
+
+
+def _has_recordings_alone(paths: list[str]) -> bool:
+    """Return whether there are only dumps and logs; paths without anything are left to the analysis to report."""
+    from tracekit.run.late import has_recordings_alone
+
+    try:
+        return has_recordings_alone(paths)
+    except TracekitError:
+        return False
 
 
 def _is_page(path: Path) -> bool:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
+from tracekit.documents.late import LateDocument
 from tracekit.documents.memory import MemoryContents
 from tracekit.documents.notices import WarningEntry
 from tracekit.documents.roles import Iteration, PhaseBand, WeightUpdate
@@ -1258,6 +1259,8 @@ class AnalysisDocument(Struct, frozen=True, kw_only=True):
     """Weight updates."""
     phases: list[PhaseBand] | UnsetType = UNSET
     """Phases of each process, in a run with iterations."""
+    late: LateDocument | UnsetType = UNSET
+    """Lateness and hangs over the whole run, if flight-recorder dumps or NCCL Inspector logs lie beside the traces."""
     hiding: Hiding | None
     """Time that hiding communication saved and cost; null if no compute ran beside communication."""
     stragglers: list[Straggler]

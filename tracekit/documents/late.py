@@ -107,6 +107,8 @@ class LateRanks(Struct, frozen=True):
     """Whether the lateness is within what clocks or ends of operations may be off."""
     growth_ns: int | None
     """How much later it gets per step, if drifting."""
+    profiled_steps: tuple[int, ...] = ()
+    """Late steps that a profiler's trace shows in detail."""
 
 
 class RankDistribution(Struct, frozen=True):

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Executor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -14,13 +15,13 @@ from tracekit.analysis import Analysis
 from tracekit.analysis.combine.combine_ranks import combine
 from tracekit.analysis.measure.tables import RankTables
 from tracekit.classify import RuleBook
-from tracekit.errors import Notice, OptionError
+from tracekit.errors import InputError, Notice, OptionError
 from tracekit.parsers.source_refs import SourceRef, unknown_rank_error
 from tracekit.reconstruct.parallel_groups import split_layout
 from tracekit.roles.combine import combine_roles, main_role
 from tracekit.run import driver
 from tracekit.run.measure import Options
-from tracekit.store.sources import OneRole, Paths, failure_notices
+from tracekit.store.sources import OneRole, PathList, Paths, failure_notices
 from tracekit.store.trace import Trace
 from tracekit.whatif.changes import parse_change
 
@@ -96,6 +97,8 @@ def analyze(
     if resume and store is None:
         raise OptionError("resume needs a store to go on with", hint="name one: store (--store)")
     roles_named_by_caller = isinstance(traces, Mapping)
+    # Dumps and logs are looked for where the traces are, not in a store made of them or in those of several roles.
+    run_paths = None if isinstance(traces, Trace | Mapping | OneRole) else traces
     original_paths: list[str] | None = None
     if store is not None:
         if isinstance(traces, Trace) or not (rules is None or isinstance(rules, Path)):
@@ -167,7 +170,22 @@ def analyze(
         critical_path=critical_path,
         pipeline=pipeline,
     )
-    return combine_roles(analyses, tables_by_role, main=main, named=roles_named_by_caller)
+    analysis = combine_roles(analyses, tables_by_role, main=main, named=roles_named_by_caller)
+    return analysis if run_paths is None else _with_whole_run(analysis, run_paths)
+
+
+def _with_whole_run(analysis: Analysis, paths: PathList) -> Analysis:
+    """Add what dumps and logs beside the traces tell about the whole run; those that cannot be used are a notice."""
+    from tracekit.run.late import late_beside_traces
+
+    try:
+        whole_run = late_beside_traces(paths, analysis)
+    except InputError as error:
+        notice = Notice("recordings-unused", values={"error": error.message})
+        return replace(analysis, notices=(*analysis.notices, notice))
+    if whole_run is None:
+        return analysis
+    return replace(analysis, whole_run=whole_run)
 
 
 MeasuredRank = tuple[str | None, RankTables]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from tracekit.analysis import Analysis
 from tracekit.errors import InputError, Notice
 from tracekit.parsers.discovery import discover
 from tracekit.parsers.file_type import FLIGHT_RECORDER, NCCL_INSPECTOR
@@ -14,7 +15,7 @@ from tracekit.schema import RankCollectives
 from tracekit.store.files import open_store
 from tracekit.store.sources import PathList, failure_notices, read_ref
 from tracekit.whole_run.measure import measure_whole_run
-from tracekit.whole_run.profiled import collectives_of_events
+from tracekit.whole_run.profiled import collectives_of_events, collectives_of_operations
 from tracekit.whole_run.result import WholeRun
 
 COLLECTIVE_READERS = (FLIGHT_RECORDER, NCCL_INSPECTOR)
@@ -59,12 +60,24 @@ def late(paths: PathList, *, ranks: Collection[int] | None = None, workers: int 
     return measure_whole_run(parts, notices)
 
 
-def late_of_recordings(recordings: Sequence[SourceRef], traces: Sequence[RankCollectives] = ()) -> WholeRun | None:
-    """Return the result for dumps and logs that lie beside traces; None if there are none with collectives."""
-    refs = [ref for ref in recordings if ref.reader in COLLECTIVE_READERS]
+def has_recordings_alone(paths: PathList) -> bool:
+    """Return whether there are dumps or logs at *paths*, and no trace.
+
+    >>> has_recordings_alone("sample_traces/always-on/hang"), has_recordings_alone("sample_traces/reload")
+    (True, False)
+    """
+    found = discover(paths, check=False, need_traces=False)
+    return not found.refs and any(ref.reader in COLLECTIVE_READERS for ref in found.recordings)
+
+
+def late_beside_traces(paths: PathList, analysis: Analysis) -> WholeRun | None:
+    """Return the result for dumps and logs that lie beside analysed traces; None if there are none."""
+    found = discover(paths, check=False, need_traces=False)
+    refs = [ref for ref in found.recordings if ref.reader in COLLECTIVE_READERS]
     if not refs:
         return None
     read = read_recordings(refs)
+    traces = collectives_of_operations(analysis.tables["operations"], analysis.sources)
     return measure_whole_run([*read.parts, *traces], read.notices)
 
 

@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import polars as pl
+from msgspec import structs
 
 from tracekit.align.recorded_clocks import RecordedClock, align_recorded_clocks
 from tracekit.align.recorded_ops import match_operations
 from tracekit.align.recorded_steps import find_steps
-from tracekit.documents.late import GroupWaiting, PipelineOrder, RankDistribution, RecordingEntry
+from tracekit.documents.late import GroupWaiting, LateRanks, PipelineOrder, RankDistribution, RecordingEntry
 from tracekit.errors import InputError, Notice, NoticeValues
 from tracekit.parsers.source_refs import missing_ranks
 from tracekit.schema import COLLECTIVES, RECORDERS, ProcessGroup, RankCollectives, Recording
@@ -54,7 +55,7 @@ def measure_whole_run(parts: Sequence[RankCollectives], notices: Sequence[Notice
         lateness=lateness,
         steps=steps,
         clocks=clocks,
-        late=find_late_ranks(arrivals, lateness, clocks, hosts),
+        late=_with_profiled_steps(find_late_ranks(arrivals, lateness, clocks, hosts), members),
         hang=find_hang(_dumps(collectives, sources, clocks, lateness.step_ns, members)),
         distributions=_distributions(arrivals),
         groups=_waiting_by_group(arrivals, groups),
@@ -65,6 +66,18 @@ def measure_whole_run(parts: Sequence[RankCollectives], notices: Sequence[Notice
         world_size=world_size,
         notices=(*notices, *run_notices, *_run_notices(sources, members, clocks, world_size, arrivals)),
     )
+
+
+def _with_profiled_steps(facts: Sequence[LateRanks], members: pl.DataFrame) -> tuple[LateRanks, ...]:
+    """Add which of the late steps a profiler's trace shows."""
+    profiler_bit = 1 << RECORDERS.index("profiler")
+    is_profiled = (pl.col("sources").cast(pl.Int64) & profiler_bit) > 0
+    profiled = set(members.filter(is_profiled)["step"].drop_nulls().to_list())
+    linked = []
+    for fact in facts:
+        steps = tuple(step for step in fact.steps if step in profiled)
+        linked.append(structs.replace(fact, profiled_steps=steps))
+    return tuple(linked)
 
 
 def _is_from_start(collectives: pl.DataFrame) -> bool:

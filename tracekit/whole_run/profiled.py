@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import polars as pl
 
 from tracekit.parsers.collective_names import group_identity, operation_name, parse_ranks
-from tracekit.schema import COLLECTIVES, ProcessGroup, RankCollectives, RankEvents, Recording, conform
+from tracekit.schema import COLLECTIVES, ProcessGroup, RankCollectives, RankEvents, Recording, Source, conform
 
 _MESSAGES = ("send", "recv", "coalesced")
 
@@ -67,3 +69,39 @@ def collectives_of_events(part: RankEvents) -> RankCollectives:
         notices=part.source.notices,
     )
     return RankCollectives(conform(frame, COLLECTIVES), source)
+
+
+def collectives_of_operations(operations: pl.DataFrame, sources: Sequence[Source]) -> list[RankCollectives]:
+    """Return the operations of an analysis (``metrics.operations.OPERATIONS``) as the table that recorders have."""
+    needed = operations.filter(pl.col("group").is_not_null() & (pl.col("id") >= 0))
+    groups = needed.select(pl.col("group").cast(pl.String), pl.col("group_ranks").cast(pl.String)).unique().rows()
+    identities = [(group, ranks, group_identity(group or "", parse_ranks(ranks))) for group, ranks in groups]
+    names = pl.DataFrame(
+        identities, schema={"group": pl.String, "group_ranks": pl.String, "identity": pl.String}, orient="row"
+    )
+    ops = {text: operation_name(text) for text in needed["what"].unique().to_list() if text is not None}
+    table = needed.with_columns(pl.col("group", "group_ranks").cast(pl.String)).join(
+        names, on=["group", "group_ranks"], how="left", nulls_equal=True, maintain_order="left"
+    )
+    frame = table.select(
+        "rank",
+        "id",
+        "step",
+        group="identity",
+        source=pl.lit("profiler"),
+        sequence="collective_seq",
+        op=pl.col("what").replace_strict(ops, default=None, return_dtype=pl.String),
+        is_message=pl.col("what") == "p2p",
+        bytes=pl.min_horizontal("bytes", "received"),
+        started_ns="start_ns",
+        completed_ns="end_ns",
+        completed_by_ns="end_ns",
+        duration_ns=pl.col("end_ns") - pl.col("start_ns"),
+        state=pl.lit("completed"),
+    ).drop_nulls("op")
+    parts = []
+    for source in sources:
+        rows = frame.filter(pl.col("rank") == source.rank)
+        recording = Recording(source.path, "profiler", rank=source.rank, rank_from=source.rank_from, pid=source.pid)
+        parts.append(RankCollectives(conform(rows, COLLECTIVES), recording))
+    return parts

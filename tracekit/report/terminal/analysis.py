@@ -15,6 +15,7 @@ from tracekit.report.palette import COMPUTE_COLOUR, IDLE_COLOUR, LABEL_COLOURS, 
 from tracekit.report.table import Column, Table, make_table
 from tracekit.report.terminal.first_screen import brief_screen, first_screen
 from tracekit.report.terminal.fleet import many_ranks
+from tracekit.report.terminal.late import short_lines
 from tracekit.report.terminal.schedule import draw_schedule, render_schedule, what_if
 from tracekit.report.terminal.screen import Screen
 from tracekit.report.terminal.table import MAX_RANKS_LISTED, WORST_RANKS_SHOWN, Note, render_table, stack
@@ -77,6 +78,12 @@ def render(
         lines = (f"{name} = {meaning}" for name, meaning in view.definitions)
         text = "\n".join(wrap_text(line, out.width, first="  ", rest="    ") for line in lines)
         out.print(Text(text, style="dim"))
+
+
+def whole_run(view: View, width: int) -> RenderableType | None:
+    """Return who is late over the whole run, and hangs, from dumps and logs beside the traces."""
+    run = view.analysis.whole_run
+    return None if run is None else Text("\n".join(short_lines(run, width)))
 
 
 def closing_lines(view: View, *, page_written: bool) -> Text:
@@ -385,6 +392,7 @@ REQUESTED_CHANGES = (
     shared(lambda view: view.changes if view.analysis.graph is not None else None),
 )
 SECTIONS: Sections = (
+    ("The whole run, from dumps and logs", whole_run),
     ("Roles, iterations and weight updates", roles),
     (BUDGET_TITLE, budget),
     ("Over the ranks (shares of each rank's span)", many_ranks),
@@ -417,6 +425,7 @@ SECTIONS: Sections = (
 """Title and function of each section, in the order they are printed."""
 BRIEF_SECTIONS: Sections = (REQUESTED_CHANGES, ("What other schedules would take", what_if))
 SHORT_SECTIONS: Sections = (
+    ("The whole run, from dumps and logs", whole_run),
     ("Schedule", draw_schedule),
     ("Critical path: what the step had to wait for, in order of time", critical),
     REQUESTED_CHANGES,

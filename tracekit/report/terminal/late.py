@@ -39,6 +39,14 @@ def render(run: WholeRun, width: int) -> RenderableType:
     return stack(*parts) or Text("")
 
 
+def short_lines(run: WholeRun, width: int) -> list[str]:
+    """Return the facts as lines, for a section of another report."""
+    sentences = [view.headline(run), *_details(run), *_facts(run)]
+    lines = [wrap_text(capitalize(sentence), width, first="  ", rest="    ") for sentence in sentences]
+    recorded = "; ".join(view.record_lines(run))
+    return [*lines, wrap_text(recorded, width, first="  ", rest="    ")]
+
+
 def _details(run: WholeRun) -> list[str]:
     """Return what stands below the first line."""
     if run.hang is not None and run.hang.certain:

@@ -63,7 +63,18 @@ def late_sentence(fact: LateRanks, run: WholeRun) -> str:
     cost = f"{ms(fact.cost_ns)} lost, {percent(fact.share)} of {_extent(run)}"
     when = "" if fact.kind == "occasional" else f" {_since(fact, run)}"
     cause = f"; {_cause_words(fact)}" if fact.cause is not None else ""
-    return f"{who} {verb} {amount} {often}{when}, at {place_words(fact.at)}: {cost}{cause}."
+    shown = f" The trace shows {_profiled(fact)}." if _has_more_than_profiled(fact) else ""
+    return f"{who} {verb} {amount} {often}{when}, at {place_words(fact.at)}: {cost}{cause}.{shown}"
+
+
+def _has_more_than_profiled(fact: LateRanks) -> bool:
+    """Return whether some, but not all, of the late steps are in a profiler's trace."""
+    return bool(fact.profiled_steps) and len(fact.profiled_steps) < len(fact.steps)
+
+
+def _profiled(fact: LateRanks) -> str:
+    unit = "step" if len(fact.profiled_steps) == 1 else "steps"
+    return f"{unit} {_steps(fact.profiled_steps)}"
 
 
 def _who(fact: LateRanks) -> str:
