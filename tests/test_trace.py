@@ -204,7 +204,7 @@ def test_the_secrets_of_a_url_are_used_and_kept_nowhere(web, tmp_path, capfd, ur
     assert [source.rank for source in analysis.sources] == [1]
     for name in ("a.html", "a.json", "a.md", "a.xlsx"):
         analysis.save(tmp_path / name)
-    store, _ = tracekit.ingest(url, tmp_path / "store")
+    store = tracekit.ingest(url, tmp_path / "store")
     assert store.sources[0].path == f"http://{web}/rank1.pt.trace.json.gz"
     tracekit.ingest(url, tmp_path / "store", resume=True)
     assert "s3cret" not in f"{tracekit.diff(url, url)}{diagnose(url).to_json()}"
