@@ -12,6 +12,7 @@ import polars as pl
 
 from tests import reference
 from tests.fuzz.change import changed
+from tests.fuzz.listed import count_listed
 from tests.fuzz.memory import small_memory
 from tracekit.classify import classify
 from tracekit.errors import InputError
@@ -118,6 +119,10 @@ def odd(choose: random.Random) -> bytes:
     events = [_event(choose) for _ in range(choose.randrange(1, 9))]
     head: dict[str, object] = {"baseTimeNanoseconds": choose.choice((0, 5, *ODD))}
     for one in events:
+        if choose.random() < 0.3:  # a key first that no event has
+            moved = dict(one)
+            one.clear()
+            one.update({"comment": _odd(choose)}, **moved)
         while choose.random() < 0.5:
             if choose.random() < 0.5:
                 one[choose.choice(("ph", "cat", "name", "pid", "tid", "ts", "dur", "args"))] = _odd(choose)
@@ -127,7 +132,25 @@ def odd(choose: random.Random) -> bytes:
     info["pg_config"] = choose.choice(([{"pg_name": _odd(choose), "ranks": _odd(choose)}], *ODD))
     head["distributedInfo"] = choose.choice((info, *ODD))
     head["deviceProperties"] = choose.choice(([{"name": _odd(choose)}], *ODD))
-    return json.dumps({**head, "traceEvents": choose.choice((events, events, events, *ODD))}).encode()
+    elements: list[object] = list(events)
+    while choose.random() < 0.3:  # elements that are no events
+        elements.insert(choose.randrange(len(elements) + 1), _odd(choose))
+    pairs = [*head.items(), ("traceEvents", elements if choose.random() < 0.9 else _odd(choose))]
+    if choose.random() < 0.5:
+        pairs.reverse()
+    form = choose.choice(({}, {"indent": 1}, {"separators": (",", ":")}))
+    raw = json.dumps(dict(pairs), **form).encode()
+    if choose.random() < 0.3:
+        raw = raw.replace(b'"X"', rb'"\u0058"', choose.randrange(1, 4))
+    return raw
+
+
+def cut(choose: random.Random) -> bytes:
+    """A trace that ends early: the list of events comes first, so that an independent reader can count them."""
+    events = [_event(choose) for _ in range(choose.randrange(1, 9))]
+    form = choose.choice(({}, {"indent": 1}, {"indent": 2}, {"separators": (",", ":")}))
+    raw = json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, **form).encode()
+    return raw[: choose.randrange(len(raw))]
 
 
 def damaged(choose: random.Random) -> bytes:
@@ -136,20 +159,42 @@ def damaged(choose: random.Random) -> bytes:
     return changed(raw, choose, times=choose.randrange(1, 8))
 
 
+def broken(choose: random.Random) -> bytes:
+    """A trace one event of which is damaged by a byte; the first byte says how many events it lists.
+
+    The byte is no opening brace: behind a comma, another event would seem to start there.
+    """
+    events = [_event(choose) for _ in range(choose.randrange(3, 9))]
+    form = choose.choice(({}, {"indent": 1}, {"separators": (",", ":")}))
+    texts = [json.dumps(event, **form) for event in events]
+    which = choose.randrange(len(texts))
+    text = texts[which]
+    place = choose.randrange(1, len(text) - 1)
+    kept = choose.choice((0, 0, 1))  # whether the byte comes in addition
+    texts[which] = text[:place] + choose.choice(("", *'x}[]",:0 \\')) + text[place + 1 - kept :]
+    separator = ",\n" if "indent" in form else ", "
+    return f'{len(texts)}{{"traceEvents": [{separator.join(texts)}]}}'.encode()
+
+
 def make(choose: random.Random) -> bytes:
     """One input of any kind; the first byte says which."""
-    kind = choose.randrange(4)
-    return b"V" + valid(choose)[0] if kind == 0 else b"O" + odd(choose) if kind == 1 else b"D" + damaged(choose)
+    makers = {"V": lambda one: valid(one)[0], "O": odd, "D": damaged, "C": cut, "B": broken}
+    kind = choose.choice("VODDCB")
+    return kind.encode() + makers[kind](choose)
 
 
 def check(raw: bytes, folder) -> None:
     """Read an input; raise where anything that must hold does not."""
     kind, text = raw[:1], raw[1:]
+    listed = None
+    if kind == b"B":
+        listed, text = int(text[:1]), text[1:]
     try:
         with small_memory():
             got = kineto.read(io.BytesIO(text), lenient=kind != b"V")
-    except InputError:
-        assert kind != b"V", "a valid trace was refused"
+    except InputError as error:
+        if kind == b"V" and "several processes" not in error.message:
+            raise AssertionError("a valid trace was refused") from error
         return
     events = got.events
     assert events.schema == EVENTS
@@ -161,6 +206,14 @@ def check(raw: bytes, folder) -> None:
     lost = sum(got.source.skipped.get(key, 0) for key in got.source.skipped if "usable" in key or "damaged" in key)
     codes = {notice.code for notice in got.source.notices}
     assert not lost or "bad-events" in codes, "events were lost without a word"
+    listed = listed or count_listed(text)
+    if listed is not None:
+        was_cut = sum(n.values.get("cut_event", False) for n in got.source.notices if n.code == "truncated")
+        behind = sum(int(n.values["count"]) for n in got.source.notices if n.values.get("case") == "behind")
+        accounted = events.height + got.memory.height + sum(got.source.skipped.values()) + was_cut - behind
+        assert accounted == listed, f"{accounted} events read, skipped or lost of {listed} listed"
+        said = sum(int(n.values["count"]) for n in got.source.notices if n.code == "bad-events") - behind
+        assert said == lost - behind, f"the notice says {said} lost, and {lost - behind} are"
     msgspec.json.encode(got.source)
     if kind == b"V":
         path = folder / "rank0.json"

@@ -17,7 +17,21 @@ cdef extern from *:
     }
 
     #define trailing_zeros(word) __builtin_ctzll(word)
+
+    static inline unsigned long long fold_product(unsigned long long a, unsigned long long b)
+    {
+    #ifdef __SIZEOF_INT128__
+        unsigned __int128 product = (unsigned __int128)a * b;
+        return (unsigned long long)product ^ (unsigned long long)(product >> 64);
+    #else
+        unsigned long long low = (a & 0xFFFFFFFFULL) * (b & 0xFFFFFFFFULL);
+        unsigned long long cross = (a >> 32) * (b & 0xFFFFFFFFULL) + (low >> 32);
+        unsigned long long middle = (a & 0xFFFFFFFFULL) * (b >> 32) + (cross & 0xFFFFFFFFULL);
+        return (a * b) ^ ((a >> 32) * (b >> 32) + (cross >> 32) + (middle >> 32));
+    #endif
+    }
     """
+    unsigned long long fold_product(unsigned long long a, unsigned long long b) noexcept nogil
     unsigned long long load_word(const unsigned char *bytes) noexcept nogil
     int trailing_zeros(unsigned long long word) noexcept nogil
 
@@ -93,6 +107,8 @@ cdef class Scanner:
     cdef long long[::1] phases
     cdef unsigned long long[:, ::1] gaps
 
+    cdef unsigned long long seed, second_seed
+
     # The dictionary. The text of code k is heap[starts[k]:starts[k + 1]]; slots is a hash table with open addressing, whose
     # entries hold the upper half of the hash and the code plus one.
     cdef unsigned long long[::1] slots
@@ -130,11 +146,13 @@ cdef class Scanner:
     cdef long long number
 
     cdef int _walk(self, Py_ssize_t i) except -3 nogil
+    cdef bint _may_follow_event(self, Py_ssize_t i) except -3 nogil
+    cdef bint _is_key(self, Py_ssize_t i) except -3 nogil
     cdef Py_ssize_t _broken(self, Py_ssize_t i) except -3 nogil
     cdef Py_ssize_t _step_over_damage(self, Py_ssize_t i, Py_ssize_t failure) except -3 nogil
     cdef int _count_bad(self) except -3 nogil
     cdef Py_ssize_t _next_event(self, Py_ssize_t i) except -3 nogil
-    cdef Py_ssize_t _end_behind_values(self, Py_ssize_t i) except -3 nogil
+    cdef Py_ssize_t _other_value_end(self, Py_ssize_t i) except -3 nogil
     cdef Py_ssize_t _list_end(self, Py_ssize_t i) except -3 nogil
     cdef int _keep_event(self, Py_ssize_t i) except -3 nogil
     cdef int _append_row(self, bint has_time) except -3 nogil
@@ -142,6 +160,7 @@ cdef class Scanner:
     cdef int _flush_tile(self) except -3 nogil
     cdef Py_ssize_t _read_event(self, Py_ssize_t start, int args_level) except -3 nogil
     cdef Py_ssize_t _read_value(self, Py_ssize_t i, int target) except -3 nogil
+    cdef int _phase(self, Py_ssize_t first, Py_ssize_t last) except -3 nogil
     cdef bint _is_text(self, int target) noexcept nogil
     cdef int _set_text(self, int column, Py_ssize_t first, Py_ssize_t last) except -3 nogil
     cdef Py_ssize_t _text_end(self, int column) except -3 nogil
@@ -156,6 +175,7 @@ cdef class Scanner:
     cdef int _insert(self, unsigned long long hashed, Py_ssize_t code) except -3 nogil
     cdef bint _equals(self, Py_ssize_t first, Py_ssize_t last, Py_ssize_t code) except -3 nogil
     cdef unsigned long long _word(self, Py_ssize_t i) noexcept nogil
+    cdef unsigned long long _mix(self, unsigned long long a, unsigned long long b) noexcept nogil
     cdef unsigned long long _hash(self, Py_ssize_t first, Py_ssize_t last) noexcept nogil
     cdef Py_ssize_t _find(self, unsigned char wanted, Py_ssize_t i) except -3 nogil
     cdef Py_ssize_t _skip_space(self, Py_ssize_t i) except -3 nogil

@@ -10,13 +10,14 @@ length. Loops that run once per byte therefore switch Cython's bounds checks off
 
 from __future__ import annotations
 
+import secrets
 from enum import IntEnum
 
 import cython
 
 if cython.compiled:
     from cython.cimports.libc.string import memchr, memcmp
-    from cython.cimports.tracekit._loops.json_scanner import load_word, trailing_zeros
+    from cython.cimports.tracekit._loops.json_scanner import fold_product, load_word, trailing_zeros
 
 NULL = -(2**63) + 2**31
 """Stands for "no value" in a row. Its low 32 bits are ``NULL32``, so a column cast to 32 bits keeps its nulls."""
@@ -86,6 +87,11 @@ class Status(IntEnum):
     ROWS_FULL = 3  # before an event for which there is no row left
     TEXT_FULL = 4  # before an event whose texts do not fit into the dictionary
 
+
+_SEED = secrets.randbits(64)
+_SECOND_SEED = secrets.randbits(64)
+"""Random numbers of this process. They decide where texts lie in the hash table, so that no file can be made whose texts
+all lie in one place; what is read does not depend on them."""
 
 FIXED_TEXTS = ("python_function", "[memory]", "stream ", "nn.Module: ")
 """Texts that the scanner compares with. The caller adds them to the dictionary first: their codes are 0, 1, 2 and 3."""
@@ -157,6 +163,8 @@ class Scanner:
         phases: cython.longlong[::1],
         gaps: cython.ulonglong[:, ::1],
     ) -> None:
+        self.seed = _SEED
+        self.second_seed = _SECOND_SEED
         self.targets = targets
         self.tile = tile
         self.columns = columns
@@ -251,6 +259,7 @@ class Scanner:
         """Walk the list of events from *i*."""
         stop: cython.Py_ssize_t
         status: cython.int
+        is_event: cython.bint
         while True:
             i = self._skip_space(i)
             self.position = i
@@ -264,16 +273,42 @@ class Scanner:
                 return _END
             if self.row_count + self.tile_rows >= self.columns.shape[1]:
                 return _ROWS_FULL
-            stop = self._read_event(i, _ARGS_LEVEL) if self.buffer[i] == ord("{") else self._broken(i)
+            is_event = self.buffer[i] == ord("{")
+            stop = self._read_event(i, _ARGS_LEVEL) if is_event else self._other_value_end(i)
+            if stop >= 0 and is_event and not self._may_follow_event(stop):
+                stop = self._broken(stop)  # a stray brace closed the event before its end
             if stop < 0:
                 i = self._step_over_damage(i, stop)
                 if i < 0:
                     return _PARTIAL
+            elif not is_event:
+                self._count_bad()
+                self.events += 1
+                i = stop
             else:
                 status = self._keep_event(i)
                 if status != _MORE:
                     return status
                 i = stop
+
+    def _may_follow_event(self, i: cython.Py_ssize_t) -> cython.bint:
+        """Return whether what comes next from *i* may stand behind an event; the comma between two may be missing."""
+        i = self._skip_space(i)
+        if i >= self.end:
+            return True
+        if self.buffer[i] == ord(","):
+            return not self._is_key(self._skip_space(i + 1))
+        return self.buffer[i] == ord("]") or self.buffer[i] == ord("{")
+
+    def _is_key(self, i: cython.Py_ssize_t) -> cython.bint:
+        """Return whether a key and its colon stand at *i*; False if the buffer ends there."""
+        if i >= self.end or self.buffer[i] != ord('"'):
+            return False
+        i = self._string_end(i + 1)
+        if i < 0:
+            return False
+        i = self._skip_space(i + 1)
+        return i < self.end and self.buffer[i] == ord(":")
 
     def _broken(self, i: cython.Py_ssize_t) -> cython.Py_ssize_t:
         """Note that the text is not JSON at *i*."""
@@ -295,9 +330,7 @@ class Scanner:
             if after < 0:
                 if not self.is_last:
                     return _CUT
-                after = self._end_behind_values(i) if self.broken_at == i else _CUT
-                if after < 0:
-                    after = self._list_end(self.broken_at)
+                after = self._list_end(self.broken_at)
         self._count_bad()
         self.events += 1
         # Without a limit a file made of unclosed strings would be read as often as it has events.
@@ -334,30 +367,41 @@ class Scanner:
                         return i
             i += 1
 
-    def _end_behind_values(self, i: cython.Py_ssize_t) -> cython.Py_ssize_t:
-        """Return the index of the bracket that closes the list of events if only values that are no objects precede it.
+    def _other_value_end(self, i: cython.Py_ssize_t) -> cython.Py_ssize_t:
+        """Return the index behind the value at *i*, an element of the list that is no object, ``_CUT`` or ``_BROKEN``.
 
-        Valid lists can end in ``null``, for example. Returns ``_CUT`` if there is anything else.
+        Valid lists can hold ``null``, for example. What may be the rest of a damaged event is not such a value: a list
+        in which an event seems to start, and a value that a key follows.
         """
-        while i < self.end:
-            if self.buffer[i] == ord('"'):
-                i = self._string_end(i + 1)
-                i = i + 1 if i >= 0 else _CUT
-            elif self.buffer[i] == ord("["):
-                i = self._skip_nested(i)
-            elif self.buffer[i] != ord("{") and self._scalar_end(i) > i and self._is_json_scalar(i):
-                i = self._scalar_end(i)
-            else:
+        stop: cython.Py_ssize_t
+        after: cython.Py_ssize_t
+        event: cython.Py_ssize_t
+        if self.buffer[i] == ord('"'):
+            stop = self._string_end(i + 1)
+            if stop < 0:
                 return _CUT
-            if i < 0:
+            stop += 1
+        elif self.buffer[i] == ord("["):
+            stop = self._skip_nested(i)
+            if stop < 0:
+                return self._broken(i)
+            event = self._next_event(i)
+            if 0 <= event < stop:
+                return self._broken(i)
+        else:
+            stop = self._scalar_end(i)
+            if stop < 0:
                 return _CUT
-            i = self._skip_space(i)
-            if i < self.end and self.buffer[i] == ord("]"):
-                return i
-            if i >= self.end or self.buffer[i] != ord(","):
-                return _CUT
-            i = self._skip_space(i + 1)
-        return _CUT
+            if stop == i or not self._is_json_scalar(i):
+                return self._broken(i)
+        after = self._skip_space(stop)
+        if after >= self.end:
+            return _CUT
+        if self.buffer[after] == ord("]"):
+            return stop
+        if self.buffer[after] != ord(",") or self._is_key(self._skip_space(after + 1)):
+            return self._broken(i)
+        return stop
 
     def _list_end(self, i: cython.Py_ssize_t) -> cython.Py_ssize_t:
         """Return the index of the bracket that closes the list of events, or the end of the buffer.
@@ -553,7 +597,7 @@ class Scanner:
             if last < 0:
                 return _CUT
             if target == _PHASE:
-                self.phase = self.buffer[first] if last == first + 1 else _UNKNOWN_PHASE
+                self.phase = self._phase(first, last)
             elif self._is_text(target):
                 self._set_text(target, first, last)
             elif target < _FIRST_TEXT:
@@ -595,6 +639,13 @@ class Scanner:
         elif self._is_text(target) and c != ord("n"):  # null is no text
             self._set_text(target, first, last)
         return last
+
+    def _phase(self, first: cython.Py_ssize_t, last: cython.Py_ssize_t) -> cython.int:
+        """Return the phase that the string ``buffer[first:last]`` spells, ``_UNKNOWN_PHASE`` if it is not one letter."""
+        letter: cython.int = _UNKNOWN_PHASE
+        if first < last and last - first == self._escape_length(first):
+            letter = self._unescape(first, last)
+        return letter if ord(" ") <= letter < 256 else _UNKNOWN_PHASE
 
     def _is_text(self, target: cython.int) -> cython.bint:
         """Return whether a target is a column of texts."""
@@ -865,12 +916,14 @@ class Scanner:
     @cython.boundscheck(False)
     def _hash(self, first: cython.Py_ssize_t, last: cython.Py_ssize_t) -> cython.ulonglong:
         """Return the hash of ``buffer[first:last]``."""
-        hashed: cython.ulonglong = ((last - first) * _MIX) & _64_BITS
+        hashed: cython.ulonglong = self.seed ^ (last - first)
         word: cython.ulonglong = 0
         i: cython.Py_ssize_t = first
-        while last - i > 8:
-            hashed = ((hashed ^ self._word(i)) * _MIX) & _64_BITS
-            hashed ^= hashed >> 32
+        while last - i > 16:
+            hashed = self._mix(hashed ^ self._word(i), self.second_seed ^ self._word(i + 8))
+            i += 16
+        if last - i > 8:
+            hashed = self._mix(hashed ^ self._word(i), _MIX)
             i += 8
         if last - first >= 8:
             word = self._word(last - 8)  # some bytes may be hashed twice
@@ -878,7 +931,20 @@ class Scanner:
             while i < last:
                 word = (word << 8) | self.buffer[i]
                 i += 1
-        return ((hashed ^ word) * _MIX) & _64_BITS
+        return self._mix(hashed ^ word, _MIX)
+
+    def _mix(self, a: cython.ulonglong, b: cython.ulonglong) -> cython.ulonglong:
+        """Return both halves of a product of 128 bits, xored: every bit of it depends on every bit of *a* and *b*.
+
+        One of them depends on a seed, so that nobody who does not know the seed can choose texts with the same hash.
+        """
+        product: cython.ulonglong
+        if cython.compiled:
+            product = fold_product(a, b)
+        else:
+            full = a * b
+            product = (full ^ (full >> 64)) & _64_BITS
+        return product
 
     @cython.boundscheck(False)
     def _find(self, wanted: cython.uchar, i: cython.Py_ssize_t) -> cython.Py_ssize_t:

@@ -113,8 +113,7 @@ class Worker:
             part.status, part.position = Status(status), scanner.position
             self._take_rows(part)
             if part.status == Status.TEXT_FULL:
-                # The next event's texts fit for certain: they are no longer than what is left of the buffer.
-                self._resize_dictionary(2 * len(self._starts), 2 * len(self._heap) + end - part.position)
+                self._grow_dictionary(end - part.position)
             elif part.status != Status.ROWS_FULL:
                 break
         part.events, part.complete, part.python_frames = scanner.events, scanner.complete, scanner.python_frames
@@ -152,6 +151,18 @@ class Worker:
             values = values[present]
             row_numbers = pages.copy(present, np.int32)
         return ColumnPart(pages.copy(values, dtype), row_numbers, row_numbers is None and count < rows)
+
+    def _grow_dictionary(self, rest_bytes: int) -> None:
+        """Make room in the dictionary for the texts of the next event, in a buffer of which *rest_bytes* are left.
+
+        Codes and bytes grow apart, each only where it is short: many short texts need few bytes.
+        """
+        has_code_for_each = self._scanner.text_count + len(Column) - Column.NAME < len(self._starts)
+        if has_code_for_each:
+            # The event's texts are no longer than what is left of the buffer.
+            self._resize_dictionary(len(self._starts), 2 * len(self._heap) + rest_bytes)
+        else:
+            self._resize_dictionary(2 * len(self._starts), len(self._heap))
 
     def _resize_dictionary(self, texts: int, text_bytes: int) -> None:
         """Make room in the dictionary for that many texts and bytes."""
