@@ -90,8 +90,8 @@ class Status(IntEnum):
 
 _SEED = secrets.randbits(64)
 _SECOND_SEED = secrets.randbits(64)
-"""Random numbers of this process. They decide where texts lie in the hash table, so that no file can be made whose texts
-all lie in one place; what is read does not depend on them."""
+"""Random numbers of this process. They decide where texts lie in the hash table, so that no file can be made whose
+texts all lie in one place; what is read does not depend on them."""
 
 FIXED_TEXTS = ("python_function", "[memory]", "stream ", "nn.Module: ")
 """Texts that the scanner compares with. The caller adds them to the dictionary first: their codes are 0, 1, 2 and 3."""
@@ -641,7 +641,7 @@ class Scanner:
         return last
 
     def _phase(self, first: cython.Py_ssize_t, last: cython.Py_ssize_t) -> cython.int:
-        """Return the phase that the string ``buffer[first:last]`` spells, ``_UNKNOWN_PHASE`` if it is not one letter."""
+        """Return the phase that ``buffer[first:last]`` spells, ``_UNKNOWN_PHASE`` if it is not one letter."""
         letter: cython.int = _UNKNOWN_PHASE
         if first < last and last - first == self._escape_length(first):
             letter = self._unescape(first, last)
