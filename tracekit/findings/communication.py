@@ -9,25 +9,29 @@ import polars as pl
 
 from tracekit.findings.context import Context
 from tracekit.findings.finding import EvidenceValue, Finding, Place
+from tracekit.findings.host import exposed_pageable_share
 from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS
 
 REDUCTIONS = r"(?i)all_?reduce|reduce_?scatter"
 """Operations that sum gradients over ranks."""
 MIN_REPEATED_BYTES_SHARE = 0.5
-"""Share of a step's reduced bytes that repeated reductions must be, to be those of the gradients."""
+"""Share of a step's reduced bytes that repeated sizes must be, to be those of the gradients; the rest, such as a loss
+that is averaged once, is left out."""
 
 
 def exposed_findings(context: Context) -> Iterator[Finding]:
     """Yield a finding for each label whose exposed time is worth one; copies of pageable memory are the host's."""
     exposed_ns = context.step.budget.exposed_ns
     schedule = context.analysis.schedule
-    host_time = context.analysis.tables["host_time"]
-    hides_pageable = bool(host_time.filter(pl.col("code") == "pageable_copy")["host_ns"].sum())
-    for label, ns in exposed_ns.items():
+    pageable_share = exposed_pageable_share(context)
+    for label, label_ns in exposed_ns.items():
+        ns = label_ns
         if not ns or label == "memory":  # copies on the device are not asked to overlap
             continue
-        if label in COPY_LABELS and hides_pageable:
-            continue
+        if label in COPY_LABELS and pageable_share:
+            ns = round(ns * (1 - pageable_share))  # the rest is a finding about the host
+            if not ns:
+                continue
         if label == "pp_comm" and schedule is not None and schedule.gap_ns is not None:
             continue  # the gap to the ideal says how much of it the schedule asks for
         if label in COMMUNICATION_LABELS and context.analysis.total.wait_ns.get(label, 0) is None:
@@ -126,7 +130,10 @@ def repeated_reductions(context: Context) -> Iterator[Finding]:
     for (rank, _), of_step in reductions.group_by("rank", "step", maintain_order=True):
         ordered = of_step.sort("start_ns")
         starts = forwards.filter(pl.col("rank") == rank)["start_ns"].to_list()
-        counts.append(count_repetitions(ordered["bytes"].to_list(), ordered["start_ns"].to_list(), starts))
+        repeated_sizes = drop_single_sizes(ordered)
+        counts.append(
+            count_repetitions(repeated_sizes["bytes"].to_list(), repeated_sizes["start_ns"].to_list(), starts)
+        )
     repeated = min(counts, default=1)
     if repeated < 2:
         return
@@ -153,6 +160,17 @@ def repeated_reductions(context: Context) -> Iterator[Finding]:
         saves_range_ns=low_high,
         certain="bounded",
     )
+
+
+def drop_single_sizes(reductions: pl.DataFrame) -> pl.DataFrame:
+    """Return a step's reductions without sizes that occur once, if the others are most of its bytes.
+
+    >>> drop_single_sizes(pl.DataFrame({"bytes": [800, 4, 800]}))["bytes"].to_list()
+    [800, 800]
+    """
+    several = reductions.filter(pl.col("bytes").is_duplicated())
+    share = int(several["bytes"].sum()) / max(int(reductions["bytes"].sum()), 1)
+    return several if share >= MIN_REPEATED_BYTES_SHARE else reductions
 
 
 def count_repetitions(sizes: list[int | None], start_ns: list[int], forward_start_ns: list[int]) -> int:

@@ -59,6 +59,11 @@ class Context:
         return next((name for name, pattern in FRAMEWORK_PATTERNS.items() if re.search(pattern, texts)), None)
 
     @cached_property
+    def has_unread_stacks(self) -> bool:
+        """Whether Python's stacks were recorded and not read."""
+        return any(source.skipped.get("python", 0) for source in self.analysis.sources)
+
+    @cached_property
     def uses_cuda_graphs(self) -> bool:
         """Whether a kernel was launched by a CUDA graph, or a graph was recorded without its kernels."""
         in_graph = bool(self.analysis.tables["reasons"]["in_graph"].any())

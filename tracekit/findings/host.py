@@ -38,6 +38,7 @@ class _StepMeans:
         self.gpu_ns = self.time_ns - self.idle_ns
         copied_ns = [sum(budget.exposed_ns.get(label, 0) for label in COPY_LABELS) for budget in budgets]
         self.copied_ns = sum(copied_ns) / count
+        """Exposed time of all copies."""
         table = context.analysis.tables["host_time"]
         is_usual = pl.col("step").is_in(list(context.usual_steps), nulls_equal=True)
         sums = (
@@ -56,9 +57,22 @@ class _StepMeans:
         return float(self.rows[code][column]) if code in self.rows else 0.0
 
     @property
+    def pageable_ns(self) -> float:
+        """Exposed time of copies of pageable memory: at most as long as they hold the host."""
+        return min(self.copied_ns, self.value("pageable_copy", "host_ns"))
+
+    @property
     def launching_idle_ns(self) -> float:
         """Idle time while the host launches."""
         return self.value("launch_bound", "idle_ns")
+
+
+def exposed_pageable_share(context: Context) -> float:
+    """Return the share of the exposed time of copies that is of pageable memory, 0 to 1."""
+    if context.analysis.tables["host_time"].is_empty():
+        return 0.0
+    means = _StepMeans(context)
+    return means.pageable_ns / means.copied_ns if means.copied_ns else 0.0
 
 
 def host_findings(context: Context) -> Iterator[Finding]:
@@ -77,11 +91,11 @@ def host_findings(context: Context) -> Iterator[Finding]:
         shared_ns = 0.0
     launch_cost_ns = means.launching_idle_ns - shared_ns
     for code in OFFENCES:
-        if code not in means.rows:
+        if not means.value(code, "host_ns"):  # only in steps that stand out
             continue
         of_after = means.value(code, "idle_after_ns") / after_ns if after_ns else 0.0
         cost_ns = means.value(code, "idle_ns") + of_after * shared_ns
-        copied_ns = min(means.copied_ns, means.value(code, "host_ns")) if code == "pageable_copy" else 0.0
+        copied_ns = means.pageable_ns if code == "pageable_copy" else 0.0
         finding = _offence(context, means, code, cost_ns + copied_ns, means.gpu_ns - copied_ns)
         if finding is not None:
             yield finding
@@ -126,7 +140,9 @@ def _case(context: Context, code: str, row: dict[str, object]) -> str:
         return "workers" if "MultiProcessing" in name else "no_workers"
     if code == "python":
         has_source = any(place.source for place in _places(context, code))
-        return "with_source" if has_source else ""
+        if has_source:
+            return "with_source"
+        return "stacks_not_read" if context.has_unread_stacks else ""
     return ""
 
 

@@ -12,6 +12,8 @@ from tracekit.metrics.step_time import StepTime
 
 MIN_EXTRA_SHARE = 0.1
 """Share of a slow step's excess from which an activity that the others lack explains it."""
+COPY_TO_HOST = r"(?i)DtoH|DeviceToHost|Device -> (Host|Pageable|Pinned)"
+"""Names of copies from the GPU to the host."""
 MIN_TIMES_MORE_WORK = 1.5
 """Forward kernels of a step over those of the others, from which it did something else as well (an evaluation)."""
 
@@ -48,7 +50,7 @@ def step_findings(context: Context) -> Iterator[Finding]:
 
 def _cause(context: Context, step: StepTime, excess_ns: int) -> tuple[str, dict[str, EvidenceValue]]:
     """Return what the step did that the others did not, and the figures that show it."""
-    copied = _events(context, step, "offload") - _usual_events(context, "offload")
+    copied = _extra_copies_to_host(context, step)
     host_ns = _extra_host_time(context, step)
     forward, usual_forward = _events(context, step, "forward"), _usual_events(context, "forward")
     backward, usual_backward = _backward_events(context, step)
@@ -64,6 +66,17 @@ def _cause(context: Context, step: StepTime, excess_ns: int) -> tuple[str, dict[
     if largest is not None and host_ns[largest] >= MIN_EXTRA_SHARE * excess_ns:
         return largest, {"extra_ns": round(host_ns[largest])}
     return "unknown", {}
+
+
+def _extra_copies_to_host(context: Context, step: StepTime) -> float:
+    """Return how many more copies to the host the step has than the others, mean of ranks: offloads, or pageable."""
+    offloads = _events(context, step, "offload") - _usual_events(context, "offload")
+    to_host = pl.col("name").str.contains(COPY_TO_HOST)
+    pageable = context.analysis.tables["host_time"].filter((pl.col("code") == "pageable_copy") & to_host)
+    counts: dict[int | None, float] = dict(pageable.group_by("step").agg(pl.col("count").mean()).iter_rows())
+    usual = [counts.get(number, 0.0) for number in context.usual_steps]
+    pageable_copies = counts.get(step.step, 0.0) - sum(usual) / max(len(usual), 1)
+    return max(offloads, pageable_copies)
 
 
 def _extra_host_time(context: Context, step: StepTime) -> dict[str, float]:

@@ -51,7 +51,7 @@ HOST_TIME = pl.Schema(
         "host_ns": pl.Int64(),  # of the host in this activity
         "idle_ns": pl.Int64(),  # of the GPU meanwhile
         "idle_after_ns": pl.Int64(),  # of the GPU while the host launches and has not regained its lead
-        "count": pl.Int64(),
+        "count": pl.Int64(),  # of its ranges, without those inside another
         "name": pl.String(),  # call or range that takes most of it
         "op": pl.String(),  # operator around it
     }
@@ -70,7 +70,13 @@ HOST_PLACES = pl.Schema(
 
 
 def measure_host_time(
-    events: pl.DataFrame, gpu_events: pl.DataFrame, steps: pl.DataFrame, *, busy: Intervals, gaps: pl.DataFrame
+    events: pl.DataFrame,
+    gpu_events: pl.DataFrame,
+    steps: pl.DataFrame,
+    *,
+    busy: Intervals,
+    gaps: pl.DataFrame,
+    frames: pl.DataFrame | None = None,
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Return the host's time by step and activity (``HOST_TIME``), and where the GPU is idle longest (``HOST_PLACES``).
 
@@ -80,6 +86,7 @@ def measure_host_time(
         steps: Its steps with their intervals (``align.steps.STEPS``).
         busy: Time in which any GPU event runs.
         gaps: Idle gaps with their causes (``metrics.budget.gaps``): only idle time before a launch is the host's.
+        frames: Its Python frames, if they were read beside *events*.
 
     Without events of the host both are empty: what it did is not known.
     """
@@ -115,7 +122,7 @@ def measure_host_time(
         lost_lead = lost_lead | after
         times.append(_time_by_part(code, named, timed, covered=covered, idle=idle, after=after))
         places.append(_longest_places(code, covered & idle, named, timed))
-    lines = _source_lines(events, host)
+    lines = _source_lines(events if frames is None else frames, host)
     all_places = pl.concat(places) if places else HOST_PLACES.to_frame()
     return (pl.concat(times) if times else HOST_TIME.to_frame()), _with_lines(all_places, lines)
 
@@ -135,13 +142,13 @@ def _ranges_by_code(host: pl.DataFrame, gpu_events: pl.DataFrame) -> dict[str, p
     """Return the ranges of each activity that is recognised by a name or by a copy's kind; with the operator around."""
     is_call = pl.col("kind").is_in(["runtime", "driver"])
     name = pl.col("name")
-    pageable = gpu_events.filter(pl.col("name").cast(pl.String).str.contains("(?i)pageable"))["correlation"]
-    is_pageable = is_call & pl.col("correlation").is_in(pageable.drop_nulls().unique().implode())
+    copies = gpu_events.select("correlation", copy=pl.col("name").cast(pl.String)).drop_nulls().unique("correlation")
+    pageable = copies.filter(pl.col("copy").str.contains("(?i)pageable"))
     allocation = HOST_CALLS["allocation"]
     ranges = {
         "compile": host.filter(~is_call & name.str.contains(COMPILATION)),
         "data_loading": host.filter(~is_call & name.str.contains(DATA_LOADING)),
-        "pageable_copy": host.filter(is_pageable & name.str.contains(LAUNCH_PATTERN)),
+        "pageable_copy": _named_after_copies(host.filter(is_call & name.str.contains(LAUNCH_PATTERN)), pageable),
         "allocator": host.filter(is_call & name.str.contains(allocation)),
         "host_sync": _synchronisations(host),
         "host_compute": _cpu_operators(host),
@@ -149,6 +156,12 @@ def _ranges_by_code(host: pl.DataFrame, gpu_events: pl.DataFrame) -> dict[str, p
     for code in ("pageable_copy", "allocator"):
         ranges[code] = _with_operator(ranges[code], host)
     return ranges
+
+
+def _named_after_copies(calls: pl.DataFrame, copies: pl.DataFrame) -> pl.DataFrame:
+    """Return the calls that launch *copies*, under the name of the copy, which tells its direction."""
+    launching = calls.join(copies, on="correlation", maintain_order="left")
+    return launching.with_columns(name="copy").drop("copy")
 
 
 def _synchronisations(host: pl.DataFrame) -> pl.DataFrame:
@@ -236,7 +249,7 @@ def _time_by_part(
             "host_ns": covered.covered_ns(start, end),
             "idle_ns": (covered & idle).covered_ns(start, end),
             "idle_after_ns": ((after & idle) - covered).covered_ns(start, end),
-            "count": _count_in(named["start_ns"].to_numpy(), start, end),
+            "count": _count_in(_outermost_starts(named), start, end),
             "name": [longest] * len(steps),
             "op": [operator] * len(steps),
         },
@@ -253,6 +266,11 @@ def _longest_name(ranges: pl.DataFrame, column: str) -> str | None:
         .sort(pl.col(column).str.starts_with("aten::"), "ns", column, descending=[True, True, False])
     )
     return by_name[column][0] if len(by_name) else None
+
+
+def _outermost_starts(ranges: pl.DataFrame) -> Ints:
+    """Return the starts of the ranges that lie inside no other: an operator and the call in it are one."""
+    return union(ranges["start_ns"].to_numpy(), ranges["end_ns"].to_numpy()).start_ns
 
 
 def _count_in(times: Ints, start: Ints, end: Ints) -> Ints:

@@ -17,6 +17,8 @@ from tracekit.schema import LABEL_WORDS
 
 MIN_SHARE_TO_SHOW = 0.01
 """Share of the step from which a finding is shown unless all are asked for."""
+ONCE_A_STEP = 0.75
+"""Mean count per step from which something happens once a step; less is in one of two steps or more."""
 MAX_STEPS_NAMED = 4
 """Steps that a sentence names."""
 
@@ -133,6 +135,17 @@ def _in_op(finding: Finding) -> str:
     return f" in {'aten::item' if is_value else operator}" if operator else ""
 
 
+def _how_often(finding: Finding) -> str:
+    """Return how often something happens: once a step, 8 times a step, in one of 4 steps."""
+    count = finding.evidence.get("calls_per_step")
+    if not isinstance(count, int | float) or count <= 0:
+        return "now and then"
+    if count < ONCE_A_STEP:
+        return f"in one of {round(1 / count)} steps"
+    times = round(count)
+    return "once a step" if times == 1 else f"{times:,} times a step"
+
+
 def _in_steps(finding: Finding) -> str:
     count, recorded = finding.evidence.get("late_steps"), finding.evidence.get("recorded_steps")
     if count == recorded or not finding.steps:
@@ -190,6 +203,7 @@ _DERIVED: Mapping[str, Callable[[Finding], str]] = {
     "option": _option,
     "fewer_bytes": _fewer_bytes,
     "in_op": _in_op,
+    "how_often": _how_often,
     "in_steps": _in_steps,
     "tokens_words": _tokens,
     "source": _source,

@@ -190,7 +190,16 @@ def rank_tables(
     lost = lost.filter(pl.col("step").is_in(step_table["step"].implode(), nulls_equal=True))
     other_steps = labelled if len(labelled) > len(gpu_events) else None
     tables = _measure_rank(
-        rank, gpu_events, step_table, api, recording, other_steps=other_steps, rules=book, by=by, graph=graph
+        rank,
+        gpu_events,
+        step_table,
+        api,
+        recording,
+        other_steps=other_steps,
+        rules=book,
+        by=by,
+        frames=frames,
+        graph=graph,
     )
     give_back_memory(worth=len(gpu_events) > MIN_EVENTS_TO_GIVE_BACK_MEMORY)
     events = rank_timeline(rank, gpu_events, find_waiting_calls(api), frames) if keep_events else None
@@ -238,6 +247,7 @@ def _measure_rank(
     other_steps: pl.DataFrame | None,
     rules: RuleBook | None,
     by: str | None,
+    frames: pl.DataFrame | None,
     graph: bool,
 ) -> RankTables:
     """Measure the labelled GPU events of the selected steps, over the whole window and by step.
@@ -260,7 +270,9 @@ def _measure_rank(
     rows = None if by is None else rank_rows(rank, gpu_events, by, lanes=lanes)
     idle_causes = {cause: int(idle_gaps[f"{cause}_ns"].sum()) for cause in IDLE_CAUSES}
     all_lanes = lanes if other_steps is None else Lanes.of(other_steps)
-    host_time, host_places = measure_host_time(rank.events, gpu_events, steps, busy=all_lanes.busy, gaps=idle_gaps)
+    host_time, host_places = measure_host_time(
+        rank.events, gpu_events, steps, busy=all_lanes.busy, gaps=idle_gaps, frames=frames
+    )
     of_steps = timed_steps(steps, step_budgets(steps, all_lanes, unrecorded=recording.unrecorded))
 
     # Each step, if there are several. The window's lanes go first: those of the steps take as much memory.

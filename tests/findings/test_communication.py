@@ -1,0 +1,85 @@
+"""Exposed communication and gradients that are reduced several times in a step."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import polars as pl
+import pytest
+
+from tests.kept import analysis_of
+from tracekit.findings.communication import count_repetitions, drop_single_sizes, repeated_reductions
+from tracekit.schema import COPY_LABELS
+
+
+def reduction_context(sizes, starts, forward_starts, *, steps=(0,), saves_ns=70, exposed_ns=120):
+    """A run of one rank whose steps reduce *sizes* at *starts*, while forwards begin at *forward_starts*."""
+    rows = []
+    for step in steps:
+        for size, start in zip(sizes, starts, strict=True):
+            rows.append({"rank": 0, "step": step, "bytes": size, "start_ns": start + 100 * step})
+    operations = pl.DataFrame(rows).with_columns(
+        label=pl.lit("dp_comm"), what=pl.lit("all_reduce"), end_ns=pl.col("start_ns") + 1, hidden_ns=pl.lit(0)
+    )
+    forwards = [start + 100 * step for step in steps for start in forward_starts]
+    timeline = pl.DataFrame({"rank": [0] * len(forwards), "label": ["forward"] * len(forwards), "start_ns": forwards})
+    predicted = SimpleNamespace(saves_ns=saves_ns, predicted_range_ns=(120, 140))
+    return SimpleNamespace(
+        analysis=SimpleNamespace(tables={"operations": operations, "timeline": timeline}),
+        step=SimpleNamespace(budget=SimpleNamespace(exposed_ns={"dp_comm": exposed_ns})),
+        step_ns=200,
+        framework="DDP",
+        predict=lambda change: predicted if change == "dp_comm x0.25" else None,
+        share=lambda ns: ns / 200,
+    )
+
+
+ONCE_PER_MICROBATCH = ([8, 4] * 4, [10, 12, 30, 32, 50, 52, 70, 72], [0, 20, 40, 60])
+
+
+def test_gradients_reduced_after_each_of_four_micro_batches_cost_three_quarters_of_their_exposed_time():
+    (finding,) = repeated_reductions(reduction_context(*ONCE_PER_MICROBATCH, steps=(0, 1)))
+    assert finding.evidence["times_per_step"] == 4
+    assert finding.evidence["bytes_per_step"] == 48
+    assert (finding.cost_ns, finding.share) == (90, 0.45)
+    assert (finding.change, finding.saves_ns, finding.saves_range_ns) == ("dp_comm x0.25", 70, (60, 80))
+
+
+def test_buckets_of_equal_size_within_one_backward_are_no_repetition():
+    assert not list(repeated_reductions(reduction_context([8, 8, 8, 8], [10, 12, 14, 16], [0])))
+
+
+def test_a_step_without_the_repetition_means_that_there_is_none():
+    assert count_repetitions([8, 4, 8], [10, 12, 30], [0, 20]) == 1
+
+
+@pytest.mark.parametrize(("single", "kept"), [(80, [30, 30, 30, 30]), (180, [30, 30, 180, 30, 30])])
+def test_a_size_that_occurs_once_is_left_out_if_the_others_are_half_of_the_bytes(single, kept):
+    reductions = pl.DataFrame({"bytes": [30, 30, single, 30, 30]})
+    assert drop_single_sizes(reductions)["bytes"].to_list() == kept
+
+
+def test_exposed_time_is_a_cost_and_hiding_it_saves_no_more(samples):
+    analysis = analysis_of(samples / "slow-ddp")
+    finding = next(each for each in analysis.findings if each.code == "exposed_comm")
+    label = finding.evidence["label"]
+    assert finding.cost_ns == analysis.step.budget.exposed_ns[label]
+    assert finding.saves_ns <= finding.cost_ns
+    assert finding.where[0].end_ns > finding.where[0].start_ns
+
+
+def test_communication_behind_compute_is_no_finding(samples):
+    analysis = analysis_of(samples / "overlapped")
+    hidden = {label for label, ns in analysis.step.budget.exposed_ns.items() if not ns}
+    assert not any(finding.evidence.get("label") in hidden for finding in analysis.findings)
+
+
+def test_hints_about_collectives_are_not_given_for_copies(findings_of):
+    def fill(recording, start, _):
+        recording.copy(start + 0.1, start + 0.2, start + 0.3, start + 9.3, name="Memcpy HtoD (Pinned -> Device)")
+        recording.kernel(start + 0.4, start + 9.3, start + 19.9)
+
+    finding = findings_of(fill)["exposed_copy"]
+    assert finding.evidence["label"] in COPY_LABELS
+    assert "shards" not in finding.advice
+    assert finding.change is None

@@ -1,0 +1,229 @@
+"""What the host does while the GPU is idle: steps of 20 ms whose every idle millisecond can be counted."""
+
+from __future__ import annotations
+
+import pytest
+
+from tracekit.metrics.host_time import MAX_PLACES
+
+MS = 1_000_000
+ONE_PERCENT = 0.01
+SINGLE_LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+LOADER_WITH_WORKERS = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
+
+
+def launch_ten(recording, start, *, first=10.0):
+    """Ten kernels of 1 ms one behind the other, all launched within half a millisecond from *first* on."""
+    for number in range(10):
+        begin = start + first + 0.01 + number
+        recording.kernel(start + first + number * 0.05, begin, begin + 0.99)
+
+
+def stopped_host(name, add="op"):
+    """Return a step whose host is in *name* for 9.8 ms before it launches: the GPU is idle meanwhile."""
+
+    def fill(recording, start, _):
+        getattr(recording, add)(name, start + 0.1, start + 9.9)
+        launch_ten(recording, start)
+
+    return fill
+
+
+def host_beside_gpu(name, add="op"):
+    """Return a step whose host is in *name* for as long, after it has launched: the GPU works meanwhile."""
+
+    def fill(recording, start, _):
+        for number in range(19):
+            begin = start + 0.2 + number
+            recording.kernel(start + 0.01 + number * 0.03, begin, begin + (1 if number < 18 else 1.79))
+        getattr(recording, add)(name, start + 2.0, start + 11.8)
+
+    return fill
+
+
+STOPS = {
+    "compile": ("dynamo_timed: entire_frame_compile", "op"),
+    "data_loading": (SINGLE_LOADER, "op"),
+    "allocator": ("cudaMalloc", "call"),
+    "host_compute": ("aten::_fused_adam_", "op"),
+    "host_sync": ("cudaStreamSynchronize", "call"),
+}
+
+
+@pytest.mark.parametrize("code", STOPS)
+def test_idle_time_belongs_to_what_the_host_does_and_its_end_is_the_saving(findings_of, code):
+    finding = findings_of(stopped_host(*STOPS[code]))[code]
+    assert finding.cost_ns == pytest.approx(9.8 * MS, rel=0.02)
+    assert finding.share == pytest.approx(0.49, rel=0.02)
+    assert finding.saves_ns == pytest.approx(9.8 * MS, rel=0.02)
+    assert finding.evidence["calls_per_step"] == 1
+    assert finding.where[0].name == STOPS[code][0]
+    assert finding.where[0].end_ns - finding.where[0].start_ns == pytest.approx(9.8 * MS, rel=0.01)
+
+
+@pytest.mark.parametrize("code", STOPS)
+def test_what_the_host_does_beside_a_busy_gpu_costs_nothing(findings_of, code):
+    findings = findings_of(host_beside_gpu(*STOPS[code]))
+    assert code not in findings or findings[code].share < ONE_PERCENT
+
+
+def test_a_loader_with_workers_is_told_from_one_without(findings_of):
+    assert findings_of(stopped_host(SINGLE_LOADER))["data_loading"].case == "no_workers"
+    assert findings_of(stopped_host(LOADER_WITH_WORKERS))["data_loading"].case == "workers"
+
+
+def test_a_look_into_the_cache_of_compiled_code_is_no_compilation(findings_of):
+    assert "compile" not in findings_of(stopped_host("TorchDynamo Cache Lookup"))
+
+
+def test_the_first_matching_activity_gets_the_time(findings_of):
+    """A loader that allocates GPU memory is a slow loader."""
+
+    def fill(recording, start, _):
+        recording.op(SINGLE_LOADER, start + 0.1, start + 9.9)
+        recording.call("cudaMalloc", start + 2, start + 8)
+        launch_ten(recording, start)
+
+    findings = findings_of(fill)
+    assert findings["data_loading"].cost_ns == pytest.approx(9.8 * MS, rel=0.02)
+    assert "allocator" not in findings
+
+
+def test_the_host_in_no_range_is_in_python(findings_of):
+    finding = findings_of(lambda recording, start, _: launch_ten(recording, start))["python"]
+    assert finding.cost_ns == pytest.approx(10 * MS, rel=0.02)
+    assert (finding.case, finding.where[0].name) == ("", None)
+
+
+def short_stretches(length):
+    """Return a step of launches with *length* ms without any range between them; each kernel takes 0.1 ms."""
+
+    def fill(recording, start, _):
+        count = int(19 / (length + 0.02))
+        for number in range(count):
+            launch = start + 0.1 + number * (length + 0.02)
+            recording.kernel(launch, launch + 0.01, launch + 0.11)
+
+    return fill
+
+
+def test_half_a_millisecond_without_a_range_is_python_and_less_lies_between_two_launches(findings_of):
+    longer = findings_of(short_stretches(0.6))
+    assert longer["python"].cost_ns > 10 * MS
+    shorter = findings_of(short_stretches(0.4))
+    assert shorter["launch_bound"].cost_ns > 10 * MS
+    assert longer["python"].cost_ns > 5 * shorter["python"].cost_ns  # what is left is the end of the step
+
+
+def cpu_operators(length):
+    """Return a step whose host runs operators of *length* ms that launch nothing, before it launches."""
+
+    def fill(recording, start, _):
+        for number in range(int(9 / length)):
+            recording.op("aten::mul", start + 0.1 + number * length, start + 0.1 + (number + 1) * length)
+        launch_ten(recording, start)
+
+    return fill
+
+
+def test_an_operator_that_launches_nothing_works_on_the_cpu_from_a_fifth_of_a_millisecond_on(findings_of):
+    assert findings_of(cpu_operators(0.25))["host_compute"].cost_ns > 8 * MS
+    assert "host_compute" not in findings_of(cpu_operators(0.15))
+
+
+def pageable(name):
+    """Return a step that copies for 9 ms before it works; the call returns when the copy is through."""
+
+    def fill(recording, start, _):
+        recording.copy(start + 0.1, start + 9.5, start + 0.3, start + 9.3, name=name)
+        launch_ten(recording, start)
+
+    return fill
+
+
+def test_copies_of_pageable_memory_cost_the_copy_and_the_hosts_wait(findings_of):
+    finding = findings_of(pageable("Memcpy HtoD (Pageable -> Device)"))["pageable_copy"]
+    assert 9 * MS < finding.cost_ns <= 10 * MS
+    assert finding.evidence["host_ns"] == pytest.approx(9.4 * MS, rel=0.01)
+
+
+def test_copies_of_pinned_memory_are_exposed_copies_and_not_pageable(findings_of):
+    findings = findings_of(pageable("Memcpy HtoD (Pinned -> Device)"))
+    assert "pageable_copy" not in findings
+    assert findings["exposed_copy"].cost_ns == pytest.approx(9 * MS, rel=0.02)
+
+
+def test_a_host_that_only_launches_is_the_limit(findings_of):
+    """Forty kernels of 0.1 ms, a launch every 0.48 ms: 4 ms of work in 20."""
+    finding = findings_of(short_stretches(0.46))["launch_bound"]
+    assert finding.cost_ns == pytest.approx(16 * MS, rel=0.1)
+    assert finding.evidence["mean_event_ns"] == pytest.approx(0.1 * MS, rel=0.1)
+    assert finding.case == ""
+
+
+def test_a_host_ahead_of_the_gpu_is_not_the_limit(findings_of):
+    findings = findings_of(host_beside_gpu("loop"))
+    assert "launch_bound" not in findings or findings["launch_bound"].share < ONE_PERCENT
+
+
+def slow_after_sync(sync_ms):
+    """Return a step that waits *sync_ms* for one kernel, then launches a short kernel every millisecond."""
+
+    def fill(recording, start, _):
+        recording.op("loop", start + 0.001, start + 19.999)
+        recording.kernel(start + 0.05, start + 0.06, start + sync_ms)
+        recording.call("cudaStreamSynchronize", start + 0.07, start + sync_ms)
+        launch = sync_ms + 0.5
+        while launch < 19.5:
+            recording.kernel(start + launch, start + launch + 0.005, start + launch + 0.015)
+            launch += 1.0
+
+    return fill
+
+
+def test_idle_time_after_a_synchronisation_is_its_cost_unless_the_host_alone_is_slow(findings_of):
+    """The host needs 14 ms of its own beside 6.1 ms of GPU work, or 16.5 beside 3.6.
+
+    Even if it took a sixth less, it would be slower than the GPU by 40 % of its idle time, or by 61 %.
+    """
+    shared = findings_of(slow_after_sync(6.0))
+    assert shared["host_sync"].cost_ns > 5 * MS
+    alone = findings_of(slow_after_sync(3.5))
+    assert "host_sync" not in alone or alone["host_sync"].share < ONE_PERCENT
+    assert alone["launch_bound"].cost_ns > 13 * MS
+
+
+def after_sync_with_lead(lead_ms):
+    """Return a step: a synchronisation, one launch *lead_ms* before its kernel starts, then idle time of 8 ms."""
+
+    def fill(recording, start, _):
+        recording.op("loop", start + 0.001, start + 19.999)
+        recording.kernel(start + 0.02, start + 0.03, start + 4.0)
+        recording.call("cudaStreamSynchronize", start + 0.05, start + 5.0)
+        recording.kernel(start + 5.1, start + 5.2, start + 6.5)
+        recording.kernel(start + 6.5 - lead_ms, start + 6.5, start + 9.0)
+        recording.kernel(start + 17.0, start + 17.01, start + 19.99)
+
+    return fill
+
+
+def test_a_host_that_launched_a_millisecond_ahead_has_regained_its_lead(findings_of):
+    """Idle time before is the synchronisation's (0.2 ms after it), the 8 ms behind are the host's own slowness."""
+    regained = findings_of(after_sync_with_lead(1.35))
+    not_regained = findings_of(after_sync_with_lead(0.7))
+    assert regained["launch_bound"].cost_ns > 7 * MS
+    assert not_regained["host_sync"].cost_ns > regained["host_sync"].cost_ns + 4 * MS
+
+
+def test_a_finding_names_the_five_longest_places(findings_of):
+    finding = findings_of(stopped_host(*STOPS["allocator"]), count=14)["allocator"]
+    assert MAX_PLACES == 5
+    assert len(finding.where) == 5
+
+
+def test_without_events_of_the_host_nothing_is_said_about_it(findings_of):
+    def fill(recording, start, _):
+        launch_ten(recording, start)
+        recording.events = [event for event in recording.events if event["cat"] in ("kernel", "user_annotation")]
+
+    assert not set(findings_of(fill)) & {*STOPS, "python", "launch_bound", "pageable_copy"}

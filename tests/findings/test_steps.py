@@ -1,0 +1,124 @@
+"""Steps that stand out: what they do that the others do not."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.findings.conftest import Recording
+from tracekit import analyze
+
+MS = 1_000_000
+SLOW = 3
+"""Number of the slow step among six."""
+
+
+def train(recording, start, *, forward=10, backward=10, from_ms=0.1):
+    """Kernels of 0.5 ms: a forward and the backward that the autograd engine launches for it."""
+    launch = start + from_ms
+    ready = launch + 0.02
+    for number in range(forward):
+        args = {"Sequence number": 1000 * int(start) + number, "Fwd thread id": 0}
+        recording.kernel(launch, ready, ready + 0.5, op="aten::mm", args=args)
+        launch += 0.05
+        ready += 0.5
+    for number in reversed(range(backward)):
+        sequence = {"Sequence number": 1000 * int(start) + number, "Fwd thread id": 1}
+        node = "autograd::engine::evaluate_function: MmBackward0"
+        recording.op(node, launch - 0.01, launch + 0.02, **sequence)
+        recording.op("MmBackward0", launch - 0.008, launch + 0.018, **sequence)
+        recording.kernel(launch, ready, ready + 0.5, op="aten::mm")
+        launch += 0.05
+        ready += 0.5
+    return ready
+
+
+@pytest.fixture
+def slow_step_of(tmp_path):
+    """Return the finding about the one step of six that takes *extra* ms longer because of ``slow_step``."""
+
+    def find(slow_step, *, period=12.0, extra=20.0):
+        recording = Recording()
+        start = 0.0
+        for number in range(6):
+            end = start + period + (extra if number == SLOW else 0)
+            recording.step(number, start, end)
+            recording.op("loop", start + 0.001, end - 0.001)
+            work_end = train(recording, start)
+            if number == SLOW:
+                slow_step(recording, work_end)
+            start = end
+        recording.write(tmp_path)
+        return next((finding for finding in analyze(tmp_path).findings if finding.code == "slow_step"), None)
+
+    return find
+
+
+def copies(length, name="Memcpy DtoH (Device -> Pageable)"):
+    """Five copies that hold the host for *length* ms together."""
+
+    def slow_step(recording, end):
+        for number in range(5):
+            begin = end + 1 + number * length / 5
+            recording.copy(begin, begin + 0.9 * length / 5, begin + 0.01, begin + 0.8 * length / 5, name=name)
+
+    return slow_step
+
+
+def evaluation(count):
+    def slow_step(recording, end):
+        train(recording, end, forward=count, backward=0)
+
+    return slow_step
+
+
+def call(name, length):
+    def slow_step(recording, end):
+        recording.call(name, end + 1, end + 1 + length)
+
+    return slow_step
+
+
+def test_a_slow_steps_cost_is_its_excess_divided_by_the_recorded_steps(slow_step_of):
+    finding = slow_step_of(copies(15))
+    assert (finding.case, finding.steps) == ("checkpoint", (SLOW,))
+    assert finding.cost_ns == pytest.approx(20 * MS / 6, rel=0.03)
+    assert finding.saves_ns == finding.cost_ns
+    assert finding.evidence["excess_ns"] == pytest.approx(20 * MS, rel=0.03)
+    assert finding.evidence["copies_to_host"] == 5
+
+
+@pytest.mark.parametrize(("length", "is_checkpoint"), [(3.4, True), (1.5, False)])
+def test_copies_to_the_host_explain_a_slow_step_from_a_tenth_of_its_excess_on(slow_step_of, length, is_checkpoint):
+    assert (slow_step_of(copies(length)).case == "checkpoint") is is_checkpoint
+
+
+def test_copies_to_the_gpu_are_no_checkpoint(slow_step_of):
+    assert slow_step_of(copies(15, "Memcpy HtoD (Pageable -> Device)")).case == "pageable_copy"
+
+
+def test_copies_to_the_host_in_every_step_are_no_slow_step(analysis_of_steps):
+    def fill(recording, start, _):
+        end = train(recording, start)
+        recording.copy(end, end + 1, end + 0.1, end + 0.9, name="Memcpy DtoH (Device -> Pageable)")
+
+    assert all(finding.code != "slow_step" for finding in analysis_of_steps(fill, period=14.0).findings)
+
+
+@pytest.mark.parametrize(("more", "is_evaluation"), [(8, True), (3, False)])
+def test_half_as_many_forward_kernels_more_are_an_evaluation(slow_step_of, more, is_evaluation):
+    assert (slow_step_of(evaluation(more)).case == "evaluation") is is_evaluation
+
+
+def test_as_much_more_backward_is_no_evaluation(slow_step_of):
+    assert slow_step_of(lambda recording, end: train(recording, end + 0.1)).case != "evaluation"
+
+
+@pytest.mark.parametrize(("name", "case"), [("cudaMalloc", "allocator"), ("cudaDeviceSynchronize", "host_sync")])
+def test_what_the_host_does_longer_is_the_cause(slow_step_of, name, case):
+    finding = slow_step_of(call(name, 15.0))
+    assert finding.case == case
+    assert finding.evidence["extra_ns"] == pytest.approx(15 * MS, rel=0.02)
+
+
+def test_a_step_a_fifth_longer_does_not_stand_out(slow_step_of):
+    assert slow_step_of(call("cudaMalloc", 1.0), extra=2.4) is None

@@ -1,0 +1,109 @@
+"""Sentences of findings: every code and case has them, and real findings fill them."""
+
+from __future__ import annotations
+
+import ast
+import string
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+import tracekit.findings
+from tests.kept import analysis_of
+from tracekit.findings import Finding
+from tracekit.findings.host import OFFENCES
+from tracekit.findings.ranks import CODES
+from tracekit.metrics.host_time import HOST_CODES
+from tracekit.report.findings import MAX_STEPS_NAMED, finding_line, finding_text, shown_findings, templates
+from tracekit.schema import LABEL_WORDS
+
+PACKAGE = Path(tracekit.findings.__file__).parent
+SAMPLES = ["1f1b", "compile", "megatron-moe", "nsys-1f1b", "overlapped", "slow-ddp", "steps/a", "steps/straggler"]
+
+
+def codes_in_source():
+    """Return the codes that modules of the package write as a constant into a finding."""
+    codes = {*OFFENCES, *CODES.values()}
+    for file in PACKAGE.glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Finding":
+                for keyword in node.keywords:
+                    if keyword.arg == "code":
+                        codes |= {leaf.value for leaf in ast.walk(keyword.value) if isinstance(leaf, ast.Constant)}
+    return codes - {"label"}
+
+
+def test_every_code_has_texts():
+    assert codes_in_source() == set(templates()) - {"options"}
+
+
+@pytest.mark.parametrize("code", sorted(set(templates()) - {"options"}))
+def test_every_case_has_a_text_and_an_advice_in_one_sentence(code):
+    of_code = templates()[code]
+    cases = [value for value in of_code.values() if isinstance(value, Mapping)]
+    texts = [*cases, *([of_code] if "text" in of_code else [])]
+    for case in texts:
+        assert case["text"][0].islower() or case["text"].startswith("{") or case["text"].startswith("torch")
+        assert not case["text"].endswith(".")
+        assert not case["advice"].endswith(".")
+        assert [name for _, name, _, _ in string.Formatter().parse(case["text"] + case["advice"]) if name == ""] == []
+
+
+@pytest.mark.parametrize("case", [*HOST_CODES, "checkpoint", "evaluation", "unknown"])
+def test_every_cause_of_a_slow_step_has_a_sentence(case):
+    evidence = dict.fromkeys(("step", "time_ns", "usual_ns", "extra_ns", "copies_to_host", "forward_events"), 7_000_000)
+    finding = Finding(code="slow_step", case=case, cost_ns=1, share=0.1, evidence=evidence)
+    assert "unknown" not in finding.text + finding.advice
+    assert case == "unknown" or case in templates()["slow_step"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SAMPLES)
+def test_findings_of_real_runs_fill_every_name(samples, name):
+    findings = analysis_of(samples / name).findings
+    assert findings
+    for finding in findings:
+        sentence = (finding.text + finding.advice).replace(LABEL_WORDS["comm"], "")
+        assert "unknown" not in sentence
+        assert "{" not in sentence
+        assert "None" not in sentence
+
+
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [
+        (1.0, "once a step"),
+        (1.4, "once a step"),
+        (0.9, "once a step"),
+        (0.5, "in one of 2 steps"),
+        (0.25, "in one of 4 steps"),
+        (8.0, "8 times a step"),
+        (1250.2, "1,250 times a step"),
+    ],
+)
+def test_how_often_reads_as_people_say_it(count, words):
+    finding = Finding(code="host_sync", cost_ns=1, share=0.1, evidence={"calls_per_step": count})
+    assert finding_text(finding) == f"the host waits for the GPU {words}, so that it launches with an empty queue"
+
+
+@pytest.mark.parametrize(("share", "is_shown"), [(0.011, True), (0.009, False)])
+def test_findings_below_one_percent_are_not_shown(share, is_shown):
+    assert bool(shown_findings([Finding(code="allocator", cost_ns=1, share=share)])) is is_shown
+
+
+def test_a_line_ends_with_the_saving():
+    evidence = {"gap_ns": 9, "part_ns": 2_500_000, "schedule": "1f1b"}
+    finding = Finding(code="schedule_gap", case="order", cost_ns=9, share=0.1, evidence=evidence, saves_ns=2_000_000)
+    assert finding_line(finding) == (
+        "2.5 ms above the ideal: the ops run in another order than 1f1b: run the ops in the order of 1f1b "
+        "(saves up to 2.0 ms per step)"
+    )
+
+
+def test_a_sentence_names_four_steps():
+    evidence = {"late_ns": 1_000_000, "late_steps": 6, "recorded_steps": 9}
+    finding = Finding(code="late_host", cost_ns=1, share=0.1, ranks=(2,), steps=tuple(range(6)), evidence=evidence)
+    assert MAX_STEPS_NAMED == 4
+    assert "in step 0, 1, 2, 3" in finding.text
+    assert "4, 5" not in finding.text
