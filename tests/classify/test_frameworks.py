@@ -139,7 +139,7 @@ def test_a_graph_that_begins_with_products_for_tables_begins_with_a_forward(prog
     The replay before ended with a backward: what begins the next replay does not continue it.
     """
     head = ["embedding", *["sgemm_nn"] * tables, "cos"]
-    step = [*head, *(name for name, _ in STEP[:-1])]
+    step = [*head, *(name for name, _ in STEP[:-1] * 2)]
     program.op("aten::relu", -9, -8)
     program.kernel("relu", -8.5)
     first = replay(program, 0, step, correlation=77)
@@ -155,8 +155,9 @@ def test_a_call_that_launches_eight_kernels_replays_a_graph(program, launched, l
     """Work between a backward and a forward is neither, unless a replay of its own begins with it."""
     program.op("aten::relu", -9, -8)
     program.kernel("relu", -8.5)
-    replay(program, 0, [name for name, _ in STEP[:-1]], correlation=77)
-    forward = ["nvjet_h_TNN", "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_f16"] * 4
+    backward = ["void at::native::layer_norm_grad_input_kernel_vectorized<x>"] * 3
+    replay(program, 0, backward, correlation=77)
+    forward = ["cudnn_generated_fort_native_sdpa_sm90_flash_fprop_f16"] * 7
     ids = replay(program, 100, ["embedding", *forward][:launched], correlation=78)
     check(program, [(ids[0], label)])
 

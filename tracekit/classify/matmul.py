@@ -138,7 +138,7 @@ def read_matmuls(
     roles.fill("layout", layout.where(backward & ~layout.any_of("forward")))
     roles.fill_mask("pass", "forward", forward & is_gemm)
     outside = is_gemm & ~autograd.site.present & ~autograd.made_node & (launches.start_ns >= 0) & autograd.active
-    is_deferred = _deferred_weight_gradients(launches.ordered(is_gemm), outside, layout.any_of("wgrad"))
+    is_deferred = _deferred_weight_gradients(launches.ordered(is_gemm), outside, layout)
     roles.fill("layout", layout.where(is_deferred))
     candidates = outside & without_op & ~roles.value.present
     owing = without_op & ratio.any_of("once")
@@ -171,21 +171,22 @@ def _fused_weight_gradients(role: CategoryColumn, without_op: Bools, node: Ints)
     return in_node & without_op & is_wgrad[node]
 
 
-def _deferred_weight_gradients(products: Ints, outside: Bools, has_wgrad_layout: Bools) -> Bools:
+def _deferred_weight_gradients(products: Ints, outside: Bools, layout: CategoryColumn) -> Bools:
     """Return the products outside the engine, in the layout of weight gradients, that a schedule deferred.
 
     Deferred gradients of weights run in a row. An optimizer that multiplies (Muon) has that layout in every third of
-    its products: of a row of products outside the engine most must have it.
+    its products: of a row of products outside the engine most must have it. A forward product ends a row.
 
     Args:
         products: Rows of all products in launch order.
         outside: Mask of the products that run outside the engine and create no node.
-        has_wgrad_layout: Mask of the events whose name has the layout of a weight gradient.
+        layout: Role that each event's layout stands for.
     """
-    run = np.cumsum(~outside[products])
-    is_outside, has_layout = outside[products], has_wgrad_layout[products] & outside[products]
-    share = np.bincount(run, has_layout) / np.maximum(np.bincount(run, is_outside), 1)
-    return mask_of_rows(len(outside), products, has_layout & (share[run] > MIN_DEFERRED_SHARE))
+    in_row = (outside & ~layout.any_of("forward"))[products]
+    has_layout = in_row & layout.any_of("wgrad")[products]
+    row = np.cumsum(~in_row)
+    share = np.bincount(row, has_layout) / np.maximum(np.bincount(row, in_row), 1)
+    return mask_of_rows(len(outside), products, has_layout & (share[row] > MIN_DEFERRED_SHARE))
 
 
 def _lone_input_gradients(products: Ints, layout: CategoryColumn, replay: Ints) -> Bools:
