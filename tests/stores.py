@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+import json
+
 from tracekit.schema import LABELLED
-from tracekit.store.files import open_store, write_rank
+from tracekit.store.files import (
+    CHECKSUM_KEY,
+    MANIFEST,
+    file_checksum,
+    open_store,
+    rank_folder,
+    with_checksum,
+    write_rank,
+)
 from tracekit.store.writer import StoreWriter, replace_store
 
 
@@ -14,3 +24,15 @@ def write_store(path, ranks, *, labelled=None, labelled_by=None):
         entries = [write_rank(folder, rank, frame) for rank, frame in zip(ranks, frames, strict=True)]
         StoreWriter(folder, labelled_by, entries={entry.rank: entry for entry in entries}, complete=True).write()
     return open_store(path)
+
+
+def reseal(path, rank, name, table):
+    """Replace a table of a store by another one, with checksums that fit."""
+    file = rank_folder(path, rank) / f"{name}.parquet"
+    table.write_parquet(file)
+    manifest = json.loads((path / MANIFEST).read_text())
+    for entry in manifest["ranks"]:
+        if entry["rank"] == rank:
+            entry["digests"][file.name] = file_checksum(file)
+    manifest.pop(CHECKSUM_KEY)
+    (path / MANIFEST).write_text(json.dumps(with_checksum(manifest)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +17,10 @@ from msgspec import structs
 
 import tracekit
 from tests.reference import read
-from tests.stores import write_store
-from tracekit.errors import InputError, Notice, OutputError
+from tests.stores import reseal, write_store
+from tracekit.errors import InputError, Notice, OutputError, TracekitError
 from tracekit.schema import EVENTS, GPU_KINDS, LABELLED, MEMORY, ProcessGroup, RankEvents, Source, conform
+from tracekit.store.checks import LATEST_NS
 from tracekit.store.files import MANIFEST, is_store, open_store, read_entry, write_rank
 from tracekit.store.writer import StoreWriter, replace_store
 
@@ -86,16 +88,29 @@ COLUMN_VALUES = {
 """Five values of each column type but Enum, which lists its own."""
 
 
+CHECKED_VALUES = {
+    "rank": [0] * 5,
+    "id": [0, 1, 2, 3, 2**63 - 1],
+    "kind": ["kernel"] * 5,
+    "start_ns": [-LATEST_NS, 0, 1, 2, LATEST_NS],
+    "end_ns": [-LATEST_NS, 0, LATEST_NS, 2, LATEST_NS],
+    "at_ns": [-LATEST_NS, 0, 1, 2, LATEST_NS],
+    "label": ["forward"] * 5,
+}
+"""Values of the columns that are checked when a table is read."""
+
+
 def enum_values(dtype):
     return [dtype.categories[0], None, dtype.categories[-1], None, None]
 
 
 def table_of(schema, rows):
-    """Return a table of *rows* rows in which every column holds extreme values and nulls."""
+    """Return a table of *rows* rows in which every column holds extreme values and nulls, as far as it may."""
     columns = {
         name: enum_values(dtype) if dtype == pl.Enum else COLUMN_VALUES[dtype.base_type()]
         for name, dtype in schema.items()
     }
+    columns |= {name: values for name, values in CHECKED_VALUES.items() if name in schema}
     five_rows = pl.DataFrame(columns, schema)
     return five_rows[np.arange(rows) % 5]
 
@@ -114,9 +129,14 @@ def test_every_column_type_is_read_back_as_it_was_written(tmp_path, rows):
         assert read_back.equals(written)
 
 
+MINIMAL = ("id", "kind", "start_ns", "end_ns")
+
+
 @pytest.mark.parametrize("rows", [0, 7])
 def test_columns_without_a_value_are_read_back(tmp_path, rows):
-    events, labelled = (conform(pl.DataFrame({"rank": [None] * rows}), schema) for schema in (EVENTS, LABELLED))
+    checked = {name: ([0] * rows if name in ("id", "start_ns", "end_ns") else ["kernel"] * rows) for name in MINIMAL}
+    events = conform(pl.DataFrame(checked), EVENTS)
+    labelled = conform(events.with_columns(label=pl.lit("forward")), LABELLED)
     store = write_store(tmp_path / "store", [RankEvents(events, source(0))], labelled=[labelled])
     assert store.rank(0).events.equals(events)
     assert store.labelled(0).equals(labelled)
@@ -286,3 +306,44 @@ def test_damaged_tables_are_measured_again_from_the_labels(samples, tmp_path):
     for place in (0.1, 0.5, 0.9):
         file.write_bytes(flipped(raw, place))
         assert tracekit.analyze(path, schedule="none").to_dict() == whole
+
+
+FORGERIES = {
+    "a time beyond all clocks": (lambda events: events.with_columns(end_ns=pl.lit(2**63 - 1)), "no clock shows"),
+    "an event that ends before it starts": (lambda events: events.with_columns(end_ns=pl.col("start_ns") - 1), "ends"),
+    "no times": (lambda events: events.drop("start_ns"), "start_ns has rows without a value"),
+    "no kinds": (lambda events: events.drop("kind"), "kind has rows without a value"),
+    "texts as times": (lambda events: events.with_columns(start_ns=pl.lit("soon")), "conversion"),
+    "lists as times": (lambda events: events.with_columns(start_ns=pl.lit([1, 2])), "cannot"),
+    "another rank": (lambda events: events.with_columns(rank=pl.lit(7, pl.Int32)), "another rank"),
+    "fewer rows than listed": (lambda events: events.head(3), "3 rows, and"),
+    "more rows than any memory holds": (lambda events: events, "rows take"),
+}
+
+
+@pytest.mark.parametrize("case", FORGERIES)
+def test_a_forged_table_with_a_fitting_checksum_is_one_line(tmp_path, monkeypatch, ranks, case):
+    forge, message = FORGERIES[case]
+    path = write_store(tmp_path / "store", ranks).path
+    if case == "more rows than any memory holds":
+        monkeypatch.setattr("tracekit.store.checks.available_memory", lambda: 100 * ranks[0].events.height)
+    reseal(path, 0, "events", forge(ranks[0].events))
+    with pytest.raises(TracekitError, match=message) as raised:
+        open_store(path).rank(0)
+    assert raised.value.exit_code == 2
+    assert "\n" not in raised.value.message
+
+
+def test_tables_of_which_half_the_memory_holds_every_row_are_read(tmp_path, monkeypatch, ranks):
+    store = write_store(tmp_path / "store", ranks)
+    monkeypatch.setattr("tracekit.store.checks.available_memory", lambda: 400 * ranks[0].events.height)
+    assert store.rank(0).events.equals(ranks[0].events)
+
+
+def test_a_file_that_shrinks_after_it_was_read_changes_nothing(tmp_path, ranks):
+    store = write_store(tmp_path / "store", ranks)
+    events = store.scan(0)
+    os.truncate(store.path / "rank=0/events.parquet", 100)  # of a mapped file the missing pages would end the process
+    assert events.collect().equals(ranks[0].events)
+    with pytest.raises(InputError, match="its bytes are not those that were written"):
+        store.rank(0)

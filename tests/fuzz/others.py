@@ -153,7 +153,8 @@ def _store() -> tuple[RankEvents, pl.DataFrame]:
         {"id": i, "kind": "kernel", "name": f"k{i % 7}", "start_ns": 10 * i, "end_ns": 10 * i + 5} for i in range(300)
     ]
     events = conform(pl.DataFrame(rows), EVENTS)
-    return RankEvents(events, Source("rank0.json", "kineto", 0, "name")), conform(events, LABELLED)
+    labelled = conform(events.with_columns(label=pl.lit("forward")), LABELLED)
+    return RankEvents(events, Source("rank0.json", "kineto", 0, "name")), labelled
 
 
 def make_store(choose: random.Random) -> bytes:

@@ -15,6 +15,7 @@ manifest does not list does not exist. ``tracekit.store.writer`` writes the mani
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -32,10 +33,11 @@ from tracekit._util.os_errors import read_error, write_error
 from tracekit._version import __version__
 from tracekit.documents.coding import Document, decode, encode, to_plain
 from tracekit.documents.store_manifest import Entry, StoreManifest
-from tracekit.errors import InputError, Notice, OptionError
+from tracekit.errors import InputError, MachineError, Notice, OptionError
 from tracekit.parsers.discovery import STORE_MANIFEST
 from tracekit.parsers.source_refs import unknown_rank_error
 from tracekit.schema import EVENTS, LABELLED, MEMORY, RankEvents, Source, conform
+from tracekit.store.checks import check_size, check_table
 
 CHECKSUM_KEY = "digest"
 """Key of a document's checksum, computed over all its other keys."""
@@ -131,12 +133,12 @@ class Store:
         return tuple(self._by_rank[rank].source for rank in self.ranks)
 
     def scan(self, rank: int) -> pl.LazyFrame:
-        """Return one rank's events as a lazy frame, which reads only the columns and rows that are used."""
-        return pl.scan_parquet(self.checked_file(rank, "events"), hive_partitioning=False)
+        """Return one rank's events as a lazy frame."""
+        return self._read(rank, "events", EVENTS).lazy()
 
     def scan_labelled(self, rank: int) -> pl.LazyFrame:
         """Return one rank's labelled events as a lazy frame."""
-        return pl.scan_parquet(self.checked_file(rank, "labelled"), hive_partitioning=False)
+        return self._read(rank, "labelled", LABELLED).lazy()
 
     def rank(self, rank: int) -> RankEvents:
         """Read one rank: its events, its source and its allocator's events."""
@@ -154,11 +156,25 @@ class Store:
 
     def _read(self, rank: int, name: str, schema: pl.Schema) -> pl.DataFrame:
         """Read a table; columns that stores of older versions lack are null."""
-        file = self.checked_file(rank, name)
+        entry = self._entry(rank)
+        listed_rows = {"events": entry.rows, "labelled": entry.labelled_rows}.get(name)
+        file = rank_folder(self.path, rank) / f"{name}.parquet"
         try:
-            return conform(pl.read_parquet(file, hive_partitioning=False), schema)
-        except (pl.exceptions.PolarsError, OSError) as error:
+            # Read, not mapped: a file that shrinks while it is mapped ends the process.
+            data = file.read_bytes()
+            if hashlib.sha256(data).hexdigest() != entry.digests.get(file.name):
+                raise _damaged(file)
+            rows = pl.scan_parquet(io.BytesIO(data)).select(pl.len()).collect().item()
+            check_size(rows, schema)
+            table = conform(pl.read_parquet(io.BytesIO(data)), schema)
+            check_table(table, rank=rank, rows=listed_rows)
+        except ValueError as error:
+            raise InputError(f"{file}: is damaged: {error}", hint=_INGEST_AGAIN) from error
+        except MachineError as error:
+            raise MachineError(f"{file}: {error.message}", hint=error.hint) from None
+        except (pl.exceptions.PolarsError, OSError, MemoryError) as error:
             raise read_error(error, file, hint=_INGEST_AGAIN) from error
+        return table
 
     def _entry(self, rank: int) -> Entry:
         if self.roles:
@@ -185,8 +201,13 @@ class Store:
         except OSError as error:
             raise read_error(error, file, hint=_INGEST_AGAIN) from error
         if not intact:
-            raise InputError(f"{file}: is damaged: its bytes are not those that were written", hint=_INGEST_AGAIN)
+            raise _damaged(file)
         return file
+
+
+def _damaged(file: Path) -> InputError:
+    """Return the error about a file that does not match its checksum."""
+    return InputError(f"{file}: is damaged: its bytes are not those that were written", hint=_INGEST_AGAIN)
 
 
 def rank_folder(store: Path, rank: int) -> Path:

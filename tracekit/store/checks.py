@@ -1,0 +1,67 @@
+"""Checks of a store's tables when they are read: whoever writes a store can also write checksums that fit.
+
+A table is loaded only if its declared number of rows fits into memory. Its columns must have the types of its schema,
+and its times must be ones that a clock shows: everything behind relies on both without checking again.
+"""
+
+import polars as pl
+
+from tracekit._util.machine import available_memory
+from tracekit.errors import MachineError
+
+LATEST_NS = 1 << 62
+"""No clock shows a time beyond this, or before its negative, as in the readers of traces."""
+NEVER_NULL = ("id", "kind", "start_ns", "end_ns", "at_ns", "label")
+"""Columns that every row has, in the tables that have them."""
+MAX_BYTES_OF_A_VALUE = 16
+"""Bytes in memory of a value whose type does not tell: a text or a list, without what it points to."""
+
+
+def check_size(rows: int, schema: pl.Schema) -> None:
+    """Raise ``MachineError`` if a table of that many rows cannot fit into memory.
+
+    >>> check_size(1000, pl.Schema({"rank": pl.Int32()}))
+    >>> check_size(10**15, pl.Schema({"rank": pl.Int32()}))
+    Traceback (most recent call last):
+    tracekit.errors.MachineError: 1,000,000,000,000,000 rows take 4,000,000.0 GB, ... (use a machine with more memory)
+    """
+    needed = rows * sum(_bytes_of_value(dtype) for dtype in schema.values())
+    available = available_memory()
+    if needed > available:
+        problem = f"{rows:,} rows take {needed / 1e9:,.1f} GB, and {available / 1e9:,.1f} GB are free"
+        raise MachineError(problem, hint="use a machine with more memory")
+
+
+def _bytes_of_value(dtype: pl.DataType) -> int:
+    """Return the least bytes that a value of a type takes in memory."""
+    if isinstance(dtype, pl.Int64 | pl.UInt64 | pl.Float64):
+        return 8
+    if isinstance(dtype, pl.Int32 | pl.UInt32 | pl.Float32 | pl.Categorical):
+        return 4
+    return 1 if isinstance(dtype, pl.Boolean | pl.Enum | pl.Int8 | pl.UInt8) else MAX_BYTES_OF_A_VALUE
+
+
+def check_table(table: pl.DataFrame, *, rank: int, rows: int | None) -> None:
+    """Raise ``ValueError`` if a table is not one that tracekit wrote for *rank*.
+
+    Args:
+        table: The table, with the columns of its schema.
+        rank: Rank that all rows must be of.
+        rows: Number of rows that its store lists; None if it lists none.
+
+    >>> check_table(pl.DataFrame({"rank": [0], "start_ns": [5], "end_ns": [3]}), rank=0, rows=1)
+    Traceback (most recent call last):
+    ValueError: an event ends before it starts
+    """
+    if rows is not None and table.height != rows:
+        raise ValueError(f"it has {table.height:,} rows, and {rows:,} are listed")
+    for name in NEVER_NULL:
+        if name in table.columns and table[name].null_count():
+            raise ValueError(f"the column {name} has rows without a value")
+    if table.height and not (table["rank"] == rank).all():
+        raise ValueError("it has rows of another rank")
+    for name in ("start_ns", "end_ns", "at_ns"):
+        if name in table.columns and not table[name].is_between(-LATEST_NS, LATEST_NS).all():
+            raise ValueError(f"{name} has times that no clock shows")
+    if "end_ns" in table.columns and (table["end_ns"] < table["start_ns"]).any():
+        raise ValueError("an event ends before it starts")
