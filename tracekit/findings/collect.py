@@ -15,6 +15,7 @@ from tracekit.findings.pipeline import schedule_findings
 from tracekit.findings.ranks import rank_findings
 from tracekit.findings.recording import recording_findings
 from tracekit.findings.steps import step_findings
+from tracekit.findings.whole_run import whole_run_findings
 
 REGISTRY: Mapping[str, Callable[[Context], Iterator[Finding]]] = {
     "host": host_findings,
@@ -22,6 +23,7 @@ REGISTRY: Mapping[str, Callable[[Context], Iterator[Finding]]] = {
     "repeated_reduction": repeated_reductions,
     "exposed": exposed_findings,
     "ranks": rank_findings,
+    "whole_run": whole_run_findings,
     "pipeline": schedule_findings,
     "kernels": kernel_findings,
     "memory": memory_findings,

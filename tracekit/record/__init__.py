@@ -13,5 +13,15 @@ PyTorch is imported only by this package, and only when a recorder is created.
 
 from tracekit.record.handler import Handler, handler
 from tracekit.record.recorder import Recorder, lightning_callback, profiler, transformers_callback
+from tracekit.record.slow_steps import SlowStepDumps, dump_flight_recorder
 
-__all__ = ["Handler", "Recorder", "handler", "lightning_callback", "profiler", "transformers_callback"]
+__all__ = [
+    "Handler",
+    "Recorder",
+    "SlowStepDumps",
+    "dump_flight_recorder",
+    "handler",
+    "lightning_callback",
+    "profiler",
+    "transformers_callback",
+]

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from tracekit._util.text import listing, ms, percent
+from tracekit._util.text import listing, ms, percent, ranks_named
 from tracekit.findings import Finding
 from tracekit.report.text import size
 from tracekit.schema import LABEL_WORDS
@@ -197,6 +197,16 @@ def _until_full(finding: Finding) -> str:
     return f"; the GPU is full in about {steps:,} steps" if isinstance(steps, int) else ""
 
 
+def _late_steps(finding: Finding) -> str:
+    """Return in which steps ranks are late over a whole run."""
+    period = finding.evidence.get("period")
+    if isinstance(period, int):
+        return f" every {period} steps since step {finding.evidence.get('since_step')}"
+    if finding.evidence.get("kind") == "occasional":
+        return f" in step {listing(map(str, finding.steps), most=MAX_STEPS_NAMED)}"
+    return f" in nearly every step since step {finding.evidence.get('since_step')}"
+
+
 _DERIVED: Mapping[str, Callable[[Finding], str]] = {
     "label_words": _label_words,
     "rate": _rate,
@@ -205,6 +215,8 @@ _DERIVED: Mapping[str, Callable[[Finding], str]] = {
     "in_op": _in_op,
     "how_often": _how_often,
     "in_steps": _in_steps,
+    "in_late_steps": _late_steps,
+    "ranks_named": lambda finding: ranks_named(finding.ranks),
     "tokens_words": _tokens,
     "source": _source,
     "peak_place": _peak_place,

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from tracekit._util.files import atomic_write
 from tracekit.errors import OptionError
+from tracekit.report.html.late import render_late_page
 from tracekit.whole_run.result import WholeRun
 
-EXTENSIONS = (".json", ".csv")
+EXTENSIONS = (".json", ".html", ".csv")
 """Files that a result can be written to."""
 
 
@@ -22,6 +25,11 @@ def check_late_output(path: Path) -> None:
 
 def write_late(run: WholeRun, path: Path) -> None:
     """Write a result; the extension decides what: the document, the page, or the lateness of every rank and step."""
-    content = run.to_json() if path.suffix == ".json" else run.lateness.table.write_csv()
+    writers: dict[str, Callable[[], str]] = {
+        ".json": run.to_json,
+        ".html": partial(render_late_page, run),
+        ".csv": run.lateness.table.write_csv,
+    }
+    content = writers[path.suffix]()
     with atomic_write(path) as temporary:
         temporary.write_text(content, encoding="utf-8")

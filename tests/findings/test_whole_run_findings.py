@@ -1,0 +1,57 @@
+"""Findings from dumps and logs beside the traces."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from tests.recorders import ddp_dumps, write_dumps
+from tracekit.analysis.combine.stragglers import Stragglers
+from tracekit.findings.context import Context
+from tracekit.findings.whole_run import whole_run_findings
+from tracekit.run.analyze import analyze
+from tracekit.run.late import late
+
+ROOT = Path(__file__).parents[2]
+PROFILED = ROOT / "tests/data/late-profiler"
+MS = 1_000_000
+
+
+def findings(run, *, stragglers=None):
+    import dataclasses
+
+    analysis = dataclasses.replace(analyze(PROFILED, schedule="none"), whole_run=run)
+    if stragglers is not None:
+        analysis = dataclasses.replace(analysis, stragglers=stragglers)
+    return list(whole_run_findings(Context(analysis)))
+
+
+def test_a_hang_is_a_finding():
+    (finding,) = findings(late(ROOT / "sample_traces/always-on/hang"))
+    assert (finding.code, finding.case, finding.ranks) == ("hang", "missing", (2,))
+    assert finding.text.startswith("rank 2 did not join all_reduce of 4.0 kB (number 137")
+
+
+def test_a_hang_that_is_not_certain_is_none():
+    run = late(ROOT / "sample_traces/always-on/hang")
+    import dataclasses
+
+    unsure = dataclasses.replace(run, hang=replace(run.hang, certain=False))
+    assert findings(unsure) == []
+
+
+def test_a_late_host_of_the_whole_run_is_a_finding_unless_the_traces_show_it():
+    run = late(ROOT / "sample_traces/always-on/late")
+    (finding,) = findings(run, stragglers=Stragglers())
+    assert (finding.code, finding.case, finding.ranks) == ("late_host", "whole_run", (1,))
+    assert abs(finding.cost_ns - 10 * MS) < MS  # 30 ms in every third step
+    assert "every 3 steps since step 3" in finding.text
+    assert findings(run) == []  # rank 1 is late in steps 21 and 24 of the traces too
+
+
+def test_a_link_that_became_slow_is_a_finding(tmp_path):
+    dumps = ddp_dumps(2, 40, transfer_ms=lambda step: 5.0 if step < 25 else 9.0, sizes=(2_000_000,))
+    (finding,) = findings(late(write_dumps(tmp_path, dumps)))
+    assert (finding.code, finding.case) == ("slow_link", "degraded")
+    assert "takes 9.0 ms instead of 5.0 ms since step 25" in finding.text

@@ -1,0 +1,142 @@
+"""Page of lateness over a whole run: the facts, a heat map of ranks and steps, and transfers over time.
+
+The page needs no script and loads nothing: heat map and lines are SVG in the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import polars as pl
+
+from tracekit._util.text import ms
+from tracekit.report.table import Table
+from tracekit.report.text import capitalize, html, size
+from tracekit.report.view import late as view
+from tracekit.whole_run.late_ranks import late_threshold
+from tracekit.whole_run.measure import lateness_matrix
+from tracekit.whole_run.result import WholeRun
+
+MAX_COLUMNS = 240
+"""Columns of the heat map: more steps share a column."""
+MAX_HEAT_ROWS = 128
+"""Rows of the heat map: of more ranks those with most lateness are shown."""
+MAX_LINES = 6
+"""Kinds of transfers that are drawn over time."""
+WIDTH = 960
+ROW_HEIGHT = 14
+LABEL_WIDTH = 60
+LINE_HEIGHT = 60
+
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 64rem; padding: 0 1rem; color: #1c2330; }
+h1 { font-size: 1.25rem; } h2 { font-size: 1.05rem; margin-top: 2rem; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { padding: .15rem .7rem .15rem 0; text-align: right; } th { font-weight: 500; color: #667; }
+td:first-child, th:first-child { text-align: left; } .note { color: #667; font-size: .9rem; }
+svg text { font: 11px system-ui, sans-serif; fill: #667; }
+@media (prefers-color-scheme: dark) { body { background: #12161d; color: #dde3ee; } }
+"""
+
+
+def render_late_page(run: WholeRun) -> str:
+    """Return the page."""
+    title = capitalize(view.headline(run))
+    facts = [capitalize(view.late_sentence(fact, run)) for fact in run.late]
+    facts += [capitalize(view.link_sentence(link)) for link in run.slow_links]
+    facts += [capitalize(view.pipeline_sentence(pipeline)) for pipeline in run.pipelines]
+    details = view.hang_details(run.hang) if run.hang is not None else []
+    others = [text for text in [*details, *facts] if text != title]
+    parts = [
+        f"<h1>{html(title)}</h1>",
+        _list(others),
+        _heat_map(run),
+        _transfer_lines(run),
+        _table("How each rank joins", view.rank_table(run)),
+        _table("Waiting by group", view.group_table(run)),
+        _table("Transfers", view.transfer_table(run)),
+        "<h2>Recorded</h2>",
+        _list([*view.record_lines(run), *filter(None, [view.clock_words(run)])]),
+        _list([notice.message for notice in run.notices]),
+    ]
+    body = "\n".join(part for part in parts if part)
+    head = f'<meta charset="utf-8"><title>{html(title)}</title><style>{_STYLE}</style>'
+    return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>\n{body}\n</body></html>\n'
+
+
+def _list(lines: Sequence[str]) -> str:
+    items = "".join(f"<li>{html(line)}</li>" for line in lines)
+    return f"<ul>{items}</ul>" if items else ""
+
+
+def _table(title: str, table: Table | None) -> str:
+    if table is None:
+        return ""
+    heads = "".join(f"<th>{html(column.heading)}</th>" for column in table.columns)
+    rows = []
+    for row in table.rows:
+        cells = [column.bare(value) for column, value in zip(table.columns, row, strict=True)]
+        rows.append("<tr>" + "".join(f"<td>{html(cell)}</td>" for cell in cells) + "</tr>")
+    notes = "".join(f'<p class="note">{html(note)}</p>' for note in table.remarks())
+    return f"<h2>{html(title)}</h2><table><tr>{heads}</tr>{''.join(rows)}</table>{notes}"
+
+
+def _heat_map(run: WholeRun) -> str:
+    """Return lateness as a picture: a row per rank, a column per step or span of steps."""
+    if run.lateness.table.is_empty() or run.lateness.step_ns is None:
+        return ""
+    ranks, steps, matrix = lateness_matrix(run, max_columns=MAX_COLUMNS)
+    shown = np.sort(np.argsort(-matrix.sum(axis=1), kind="stable")[:MAX_HEAT_ROWS])
+    width = (WIDTH - LABEL_WIDTH) / len(steps)
+    threshold = late_threshold(run.lateness)
+    darkest = max(float(matrix.max()), threshold)
+    cells = []
+    for line, row in enumerate(shown):
+        cells.append(f'<text x="0" y="{line * ROW_HEIGHT + 11}">rank {ranks[row]}</text>')
+        for column in np.flatnonzero(matrix[row] > 0):
+            late_ns = int(matrix[row, column])
+            opacity = late_ns / darkest
+            if opacity < 0.02:
+                continue
+            colour = "#c8102e" if late_ns >= threshold else "#7a869a"
+            x = LABEL_WIDTH + column * width
+            text = f"rank {ranks[row]}, step {steps[column]}: {ms(late_ns)} late"
+            cells.append(
+                f'<rect x="{x:.1f}" y="{line * ROW_HEIGHT}" width="{max(width, 1):.1f}" height="{ROW_HEIGHT - 1}" '
+                f'fill="{colour}" fill-opacity="{opacity:.2f}"><title>{html(text)}</title></rect>'
+            )
+    height = len(shown) * ROW_HEIGHT + 16
+    ends = f'<text x="{LABEL_WIDTH}" y="{height - 3}">step {steps[0]}</text>'
+    ends += f'<text x="{WIDTH}" y="{height - 3}" text-anchor="end">step {int(run.lateness.steps[-1])}</text>'
+    note = f"red: late by more than is usual in this run ({ms(threshold)} in a step); the darker, the later"
+    left_out = len(ranks) - len(shown)
+    if left_out:
+        note += f"; {left_out} ranks with less lateness are not shown"
+    svg = f'<svg viewBox="0 0 {WIDTH} {height}" width="100%" role="img">{"".join(cells)}{ends}</svg>'
+    return f'<h2>Lateness by rank and step</h2>{svg}<p class="note">{html(note)}</p>'
+
+
+def _transfer_lines(run: WholeRun) -> str:
+    """Return the time of transfers over the record, one line per kind and size."""
+    pictures = []
+    for entry in run.transfers[:MAX_LINES]:
+        rows = run.transfer_times.filter(
+            (pl.col("group") == entry.group) & (pl.col("op") == entry.op) & (pl.col("bytes") == entry.bytes)
+        )
+        times = rows["transfer_ns"].to_numpy().astype(float)
+        if len(times) < 3:
+            continue
+        highest = float(times.max()) or 1.0
+        stride = max(1, len(times) // (2 * WIDTH))
+        step = (WIDTH - LABEL_WIDTH) / max(len(times) - 1, 1)
+        points = " ".join(
+            f"{LABEL_WIDTH + i * step:.1f},{LINE_HEIGHT - 4 - times[i] / highest * (LINE_HEIGHT - 18):.1f}"
+            for i in range(0, len(times), stride)
+        )
+        label = f"{entry.op} of {size(entry.bytes)}, group {entry.group}: up to {ms(highest)}"
+        pictures.append(
+            f'<svg viewBox="0 0 {WIDTH} {LINE_HEIGHT}" width="100%" role="img"><text x="0" y="10">{html(label)}</text>'
+            f'<polyline points="{points}" fill="none" stroke="#1f77b4" stroke-width="1"/></svg>'
+        )
+    return f"<h2>Transfers over time</h2>{''.join(pictures)}" if pictures else ""
