@@ -70,8 +70,14 @@ class Matching:
     """Matched operations of several ranks."""
 
     members: pl.DataFrame
-    """``MEMBERS``."""
+    """``MEMBERS``: sides that were recorded, of operations of which at least two ranks recorded theirs."""
     notices: tuple[Notice, ...] = ()
+    with_lost: pl.DataFrame | None = None
+    """The same and sides that were launched and not recorded, at the time of their launch, with a column ``recorded``.
+
+    Operations of which only one rank recorded its side are here, too, numbered after the others. None if no side was
+    lost.
+    """
 
 
 def match(operations: pl.DataFrame, *, by_step: bool = True) -> Matching:
@@ -97,12 +103,19 @@ def match(operations: pl.DataFrame, *, by_step: bool = True) -> Matching:
         # Keys in which all ranks recorded the same sequence say how the clocks stand; then the others are aligned.
         in_uneven_key = np.isin(sides.key, sides.key[sequences.order[sequences.first[uneven]]])
         certain = _members(operations, sides, position, np.flatnonzero(~in_uneven_key & sides.recorded))
-        clocks = align(certain, np.unique(sides.rank).tolist())
+        clocks = align(certain.select(MEMBERS.names()), np.unique(sides.rank).tolist())
         position = _align_uneven(sides, sequences, uneven, position, clocks)
         notices += _uneven_notices(sides, sequences, uneven, position)
     placed = np.flatnonzero((position >= 0) & sides.recorded)
     kept, disagreeing = _drop_disagreeing(sides, position, placed, operations["what"])
-    return Matching(_members(operations, sides, position, kept), (*notices, *disagreeing))
+    lost = np.flatnonzero((position >= 0) & ~sides.recorded & ~sides.nameless)
+    everything = _members(operations, sides, position, np.concatenate([kept, lost]))
+    notices += disagreeing
+    if not len(lost):
+        return Matching(everything.select(MEMBERS.names()), tuple(notices))
+    is_full = pl.col("recorded").sum().over("match") > 1
+    members = everything.filter(pl.col("recorded") & is_full).select(MEMBERS.names())
+    return Matching(members, tuple(notices), with_lost=everything)
 
 
 def pair_messages(messages: pl.DataFrame) -> pl.DataFrame:
@@ -471,17 +484,24 @@ def _drop_disagreeing(sides: _Sides, position: Ints, placed: Ints, what: pl.Seri
 
 
 def _members(operations: pl.DataFrame, sides: _Sides, position: Ints, kept: Ints) -> pl.DataFrame:
-    """Return ``MEMBERS`` of the sides *kept* that share key and position with one of another rank."""
+    """Return ``MEMBERS`` and ``recorded`` of the sides *kept* that share key and position with one of another rank.
+
+    Matches of which at least two ranks recorded their side come first; then those of which one did.
+    """
     key = sides.key * (int(position.max(initial=0)) + 1) + position
     ordered = kept[np.lexsort((sides.rank[kept], key[kept]))]
-    first = np.flatnonzero(np.diff(key[ordered], prepend=-1))
-    size = np.diff(first, append=len(ordered))
-    several = sides.rank[ordered[first]] != sides.rank[ordered[first + size - 1]]
-    ordered, match = ordered[np.repeat(several, size)], np.repeat(np.arange(several.sum()), size[several])
+    match = _number_matches(key[ordered], sides.rank[ordered], sides.recorded[ordered])
+    in_match = np.flatnonzero(match >= 0)
+    in_match = in_match[np.argsort(match[in_match], kind="stable")]
+    ordered = ordered[in_match]
+    match = match[in_match]
+    recorded = sides.recorded[ordered]
     row, is_message = sides.row[ordered], pl.Series(sides.sends[ordered] >= 0)
     duration = sides.end[ordered] - sides.start[ordered]
     first = np.flatnonzero(np.diff(match, prepend=-1))
-    transfer = np.minimum.reduceat(duration, first)[match] if len(first) else duration
+    recorded_duration = np.where(recorded, duration, NO_BOUND_NS)  # of a side that was not recorded nothing is known
+    transfer = np.minimum.reduceat(recorded_duration, first)[match] if len(first) else duration
+    transfer = np.minimum(transfer, duration)
     has_own_bytes = pl.col("messages").is_null() | (pl.col("messages") == 1)
     members: pl.DataFrame = (
         operations.select("rank", "id", "step", "label", "bytes", *_CHANNEL)[row]
@@ -497,8 +517,33 @@ def _members(operations: pl.DataFrame, sides: _Sides, position: Ints, kept: Ints
             transfer_ns=transfer,
             wait_ns=duration - transfer,
             wait_is_bound=pl.lit(True),
+            recorded=pl.Series(recorded),
         )
         .with_columns(bytes=pl.when(has_own_bytes).then("bytes"))
-        .select(MEMBERS.names())
+        .select(*MEMBERS.names(), "recorded")
     )
     return members
+
+
+def _number_matches(key: Ints, rank: npt.NDArray[np.int32], recorded: Bools) -> Ints:
+    """Return the number of each side's match; -1 of a side without another rank's.
+
+    Args:
+        key: Sides that share it are one operation; ascending, and the ranks of each key ascending.
+        rank: Rank of each side.
+        recorded: Whether its kernel was recorded.
+
+    """
+    first = np.flatnonzero(np.diff(key, prepend=-1))
+    if not len(first):
+        return np.zeros(0, np.int64)
+    size = np.diff(first, append=len(key))
+    last = first + size - 1
+    lowest_recorded = np.minimum.reduceat(np.where(recorded, rank, np.iinfo(np.int32).max), first)
+    highest_recorded = np.maximum.reduceat(np.where(recorded, rank, -1), first)
+    is_full = highest_recorded > lowest_recorded
+    is_partial = ~is_full & (highest_recorded >= 0) & (rank[first] != rank[last])
+    number = np.full(len(first), -1, np.int64)
+    number[is_full] = np.arange(is_full.sum())
+    number[is_partial] = is_full.sum() + np.arange(is_partial.sum())
+    return np.repeat(number, size)

@@ -40,8 +40,9 @@ STRAGGLERS = pl.Schema(
 def with_waits(members: pl.DataFrame, clocks: Clocks) -> pl.DataFrame:
     """Return the members of matched operations with their waits on aligned clocks.
 
-    Adds ``last`` (row of the member it waited for, see ``last_awaited``) and ``late_ns`` (time after the arrival of the
-    first member).
+    Adds ``last`` (row of the member it waited for, see ``last_awaited``), ``last_rank`` (its rank) and ``late_ns``
+    (time after the arrival of the first member). A side that was launched and not recorded arrived at its launch or
+    later: waits for it are lower bounds.
 
     >>> from tracekit.align.matching import MEMBERS
     >>> from tracekit.schema import conform
@@ -52,7 +53,8 @@ def with_waits(members: pl.DataFrame, clocks: Clocks) -> pl.DataFrame:
     [(1, 70, False), (1, 0, False), (2, 0, False), (2, 50, False)]
     """
     if members.is_empty():
-        return members.with_columns(last=pl.lit(None, pl.Int64), late_ns=pl.lit(None, pl.Int64))
+        no_number = pl.lit(None, pl.Int64)
+        return members.with_columns(last=no_number, last_rank=pl.lit(None, pl.Int32), late_ns=no_number)
     match, rank = members["match"].to_numpy(), members["rank"].to_numpy()
     duration = members["end_ns"].to_numpy() - members["start_ns"].to_numpy()
     start = clocks.to_common_each(rank, members["start_ns"].to_numpy())
@@ -74,6 +76,7 @@ def with_waits(members: pl.DataFrame, clocks: Clocks) -> pl.DataFrame:
     at_most = np.where(transferring > 0, np.minimum(at_most, possible + possible_error), at_most)
     return members.with_columns(
         last=pl.Series(last.astype(np.int64)),
+        last_rank=pl.Series(rank[last], dtype=pl.Int32),
         late_ns=pl.Series(start - start[first]),
         wait_ns=pl.Series(np.where(is_bound, at_most, by_arrival)),
         wait_is_bound=pl.Series(is_bound),

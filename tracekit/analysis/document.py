@@ -198,6 +198,7 @@ def _figures(measured: Measured) -> dict[str, Any]:
         "bubble": documents.Bubble(
             idle_ns, measured.bubble.wait_ns, measured.bubble_fraction, lower_bound=measured.lower_bound
         ),
+        "wait_open_ns": measured.wait_open_ns or UNSET,
     }
 
 

@@ -24,8 +24,10 @@ from tracekit.metrics.overlap import ratio
 from tracekit.metrics.step_time import TimedStep
 from tracekit.schema import COMMUNICATION_LABELS, LABELS
 
+MAX_OPEN_SHARE = 0.5
+"""Share of a label's time in operations that no other rank recorded, up to which the others' waits are a bound."""
 _SUMMED_FIELDS = ("budget", "label_ns", "label_count", "hidden_ns", "hidden_by_ns", "wait_ns", "bubble", "because_ns",
-                  "blocking_ns", "weak_ns")  # fmt: skip
+                  "blocking_ns", "weak_ns", "wait_open_ns")  # fmt: skip
 """Fields of ``Measured`` that are sums over ranks in the total."""
 
 
@@ -44,7 +46,10 @@ class Measured(msgspec.Struct, frozen=True, eq=False):
     hidden_by_ns: Mapping[str, Mapping[str, int]]
     """By communication and copy label: the hidden time by the label of the compute that hides it."""
     wait_ns: Mapping[str, int | None]
-    """By communication label: the time in which any operation waits for a peer; None if that is unknown."""
+    """By communication label: the time in which any operation waits for a peer; None if that is unknown.
+
+    A lower bound where ``wait_open_ns`` has time of the label.
+    """
     bubble: Bubble
     because_ns: Mapping[str, Mapping[str, int]] = {}
     """By exposed label: its exposed time by cause (``metrics.causes``); the causes sum to the exposed time."""
@@ -60,6 +65,8 @@ class Measured(msgspec.Struct, frozen=True, eq=False):
     step: int | None = None
     partial: bool = False
     """Whether this is a first or last step that looks cut off."""
+    wait_open_ns: Mapping[str, int] = {}
+    """By communication label: time beyond known waits in operations that another rank did not record."""
 
     @property
     def overlap(self) -> dict[str, float | None]:
@@ -215,7 +222,9 @@ class _Waits(msgspec.Struct, frozen=True, eq=False):
 
     parts: int
     by_label: Mapping[int, Mapping[str, int | None]]
-    """Time in which operations of each label wait; None if any wait is unknown."""
+    """Time in which operations of each label wait; None if it is unknown."""
+    open_ns: Mapping[int, Mapping[str, int]]
+    """Time of each label, beyond known waits, in operations that another rank did not record."""
     exposed_pp: Intervals
     """Waiting of the pipeline's messages that no compute hides; its groups are scopes."""
     unknown: frozenset[int]
@@ -243,9 +252,11 @@ class _Waits(msgspec.Struct, frozen=True, eq=False):
             np.concatenate([intervals.start_ns for intervals in covered]),
             np.concatenate([intervals.end_ns for intervals in covered]),
         )
+        by_label, open_ns = _waits_by_label(operations, parts * len(measures))
         return cls(
             parts=parts,
-            by_label=_waits_by_label(operations, parts * len(measures)),
+            by_label=by_label,
+            open_ns=open_ns,
             exposed_pp=find_exposed_waits(start, wait, scope, covered_by_scope),
             unknown=frozenset(operations["scope"].filter(operations["unknown"]).to_list()).union(
                 rank_index * parts + part for rank_index in unseen for part in range(parts)
@@ -258,21 +269,50 @@ class _Waits(msgspec.Struct, frozen=True, eq=False):
         return range(rank_index * self.parts, (rank_index + 1) * self.parts)
 
 
-def _waits_by_label(operations: pl.DataFrame, scopes: int) -> Mapping[int, Mapping[str, int | None]]:
-    """Return by scope and label the time in which operations wait; None if any wait is unknown."""
-    waits: dict[int, dict[str, int | None]] = defaultdict(dict)
-    # Where not all members were recorded, the wait is a lower bound.
+def _waits_by_label(
+    operations: pl.DataFrame, scopes: int
+) -> tuple[Mapping[int, Mapping[str, int | None]], Mapping[int, Mapping[str, int]]]:
+    """Return by scope and label the time in which operations wait, and the time in operations with a hole.
+
+    The wait is None where it is unknown: a trace or the name of a peer is missing, or more than ``MAX_OPEN_SHARE`` of
+    the label's time is in operations that no other rank recorded, as in traces of different times. Where some rank did
+    not record a few, the wait is a lower bound.
+    """
     is_known = pl.col("wait_ns").is_not_null() & ~pl.col("open")
     label_code = pl.col("label").cast(pl.Enum(COMMUNICATION_LABELS)).to_physical().cast(pl.Int64)
+    duration = pl.col("end_ns") - pl.col("start_ns")
+    least_wait = pl.when(is_known | pl.col("hole")).then(pl.col("wait_ns")).fill_null(0)
     # Label and scope as one number, in the order of labels.
-    rows = operations.select("start_ns", "wait_ns", number=label_code * scopes + pl.col("scope"), is_known=is_known)
-    start, wait, number = (rows.filter("is_known")[name].to_numpy() for name in ("start_ns", "wait_ns", "number"))
+    rows = operations.select(
+        "start_ns",
+        "hole",
+        is_alone=pl.col("hole") & pl.col("wait_ns").is_null(),
+        number=label_code * scopes + pl.col("scope"),
+        is_known=is_known,
+        least_wait_ns=least_wait,
+        duration_ns=duration,
+        open_ns=pl.when("hole").then(duration - least_wait).otherwise(0),
+    )
+    start, wait, number = (rows[name].to_numpy() for name in ("start_ns", "least_wait_ns", "number"))
     waited = union(start, start + wait, number).to_frame()
     waited_ns = dict(waited.group_by("group").agg((pl.col("end_ns") - pl.col("start_ns")).sum()).iter_rows())
-    for row, is_all_known in rows.group_by("number").agg(pl.col("is_known").all()).sort("number").iter_rows():
-        label, scope = divmod(row, scopes)
-        waits[scope][COMMUNICATION_LABELS[label]] = waited_ns.get(row, 0) if is_all_known else None
-    return waits
+    by_label = rows.group_by("number").agg(
+        is_known=(pl.col("is_known") | pl.col("hole")).all(),
+        open_ns=pl.col("open_ns").sum(),
+        is_mostly_open=pl.col("duration_ns").filter("is_alone").sum() > MAX_OPEN_SHARE * pl.col("duration_ns").sum(),
+    )
+    waits: dict[int, dict[str, int | None]] = defaultdict(dict)
+    open_by_scope: dict[int, dict[str, int]] = defaultdict(dict)
+    for row, is_all_known, open_ns, is_mostly_open in by_label.sort("number").iter_rows():
+        label_number, scope = divmod(row, scopes)
+        label = COMMUNICATION_LABELS[label_number]
+        if not is_all_known or is_mostly_open:
+            waits[scope][label] = None
+            continue
+        waits[scope][label] = waited_ns.get(row, 0)
+        if open_ns:
+            open_by_scope[scope][label] = open_ns
+    return waits, open_by_scope
 
 
 def _figures(
@@ -307,6 +347,7 @@ def _figures(
                 hidden_ns={"communication": 0, "copy": 0, **hidden_ns},
                 hidden_by_ns=_nested((label for label in EXPOSABLE_LABELS if label in label_ns), hidden_by_part[part]),
                 wait_ns=waits.by_label.get(scope, {}),
+                wait_open_ns=waits.open_ns.get(scope, {}),
                 weak_ns=measures.weak[part],
                 because_ns=_nested(exposed_labels, waits.exposure[scope]),
                 blocking_ns=critical.blocking_ns(rank.source.rank, exposed_labels, step),

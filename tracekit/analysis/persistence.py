@@ -24,6 +24,7 @@ from typing import Any, Self, get_args, get_type_hints
 
 import msgspec
 import polars as pl
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from tracekit._version import __version__
@@ -153,6 +154,7 @@ def _measured(figures: Figures) -> Measured:
         hidden_ns={name: round((share or 0) * label_ns.get(name, 0)) for name, share in figures.overlap.items()},
         hidden_by_ns=figures.hidden_ns,
         wait_ns=figures.wait_ns,
+        wait_open_ns={} if figures.wait_open_ns is UNSET else figures.wait_open_ns,
         bubble=Bubble(span_ns, budget.idle or 0, bubble.wait_ns, bound_ns),
         because_ns=figures.exposed_because_ns,
         blocking_ns=figures.blocking_ns,

@@ -68,13 +68,15 @@ class Figures(Struct, frozen=True, kw_only=True):
     hidden_ns: Mapping[str, Mapping[str, NotNegative]]
     """By communication and copy label: hidden time by the label of the compute that hides it."""
     wait_ns: Mapping[str, int | None]
-    """By communication label: time spent waiting for peers; null if unknown."""
+    """By communication label: time spent waiting for peers; null if unknown; at least that if wait_open_ns names it."""
     blocking_ns: Mapping[str, int | None]
     """By exposed label: part of its exposed time on the critical path; null if unknown."""
     exposed_because_ns: Mapping[str, Mapping[str, int]]
     """By exposed label: exposed time by cause; the causes sum to it."""
     bubble: Bubble
     """Pipeline bubble."""
+    wait_open_ns: Mapping[str, NotNegative] | UnsetType = UNSET
+    """By communication label: time, beyond known waits, in operations that another rank did not record."""
 
 
 class StepFigures(Figures, frozen=True):

@@ -123,16 +123,17 @@ _MESSAGE_COLLECTIVE = r"^i?(send|recv)$"
 
 
 def add_waits(operations: pl.DataFrame, members: pl.DataFrame, *, all_recorded: bool = True) -> pl.DataFrame:
-    """Return the operations with match, last_rank, late_ns, wait_ns, transfer_ns, wait_is_bound and open.
+    """Return the operations with match, last_rank, late_ns, wait_ns, transfer_ns, wait_is_bound, open and hole.
 
     ``last_rank`` arrived last; ``late_ns`` is how long after the first member this rank arrived, on aligned clocks;
     ``wait_is_bound``: the wait is an upper bound; all are null without a peer's trace. ``open``: some message has no
-    match, or some member of the group was not recorded, so that the operation may have waited longer.
+    match, or some member of the group was not recorded, so that the operation may have waited longer. ``hole``: it is
+    open or has no match although there are traces of all ranks that it needs: one of them lacks this operation.
 
     Args:
         operations: Operations of all ranks.
         members: Matched operations with their waits (``align.waits.with_waits``), whose ``row`` is a row of
-            *operations*.
+            *operations*. Those that are not ``recorded``, if it has that column, count as missing.
         all_recorded: Whether all ranks of the run were recorded; decides where a group's members are not named.
 
     >>> from tracekit.align.clocks import align
@@ -149,28 +150,56 @@ def add_waits(operations: pl.DataFrame, members: pl.DataFrame, *, all_recorded: 
     [(0, 0, 3, 0), (1, 5, 3, 0)]
 
     """
-    match, row, rank = (members[name].to_numpy() for name in ("match", "row", "rank"))
+    if "recorded" in members.columns:
+        members = members.filter("recorded")
+    match, row = members["match"].to_numpy(), members["row"].to_numpy()
     member = longest_waits(members, len(operations))
-    figures = members.select("match", "late_ns", "wait_ns", "wait_is_bound").with_columns(
-        last_rank=pl.Series(rank[members["last"].to_numpy()], dtype=pl.Int32)
-    )
+    figures = members.select("match", "late_ns", "wait_ns", "wait_is_bound", "last_rank")
     own = figures.select(pl.all().gather(with_nulls(member, member >= 0)))
+    recorded_sides = np.bincount(match)
     group_size = _group_sizes(operations["group_ranks"])
     members_recorded = np.ones(len(operations), np.int64)  # of an operation without a match, itself
-    members_recorded[member >= 0] = np.bincount(match)[match[member[member >= 0]]]
+    members_recorded[member >= 0] = recorded_sides[match[member[member >= 0]]]
     is_collective = ~CategoryColumn.from_series(operations["what"]).any_of("p2p")
     lacks_member = np.where(group_size > 0, members_recorded < group_size, not all_recorded)
     message_count = operations["messages"].list.len().fill_null(0).to_numpy()
-    lacks_message = message_count > np.bincount(row, minlength=len(operations))
+    has_other_side = recorded_sides[match] > 1
+    lacks_message = message_count > np.bincount(row[has_other_side], minlength=len(operations))
     waits_for_nobody = pl.Series(is_collective & (group_size == 1))
     waited = operations.with_columns(*own, pl.Series("open", np.where(is_collective, lacks_member, lacks_message)))
     waited = waited.with_columns(
+        match=pl.when(pl.Series(members_recorded > 1)).then("match"),
         wait_ns=pl.when(waits_for_nobody).then(pl.lit(0, pl.Int64)).otherwise("wait_ns"),
         open=pl.col("open") & ~waits_for_nobody,
     )
+    has_all_traces = pl.Series(
+        np.where(is_collective, _traces_of_groups(operations, all_recorded), _traces_of_peers(operations))
+    )
     transfer = pl.col("end_ns") - pl.col("start_ns") - pl.col("wait_ns")
-    order = [*operations.columns, "match", "last_rank", "late_ns", "wait_ns", "transfer_ns", "wait_is_bound", "open"]
-    return waited.with_columns(transfer_ns=transfer).select(order)
+    waited = waited.with_columns(
+        transfer_ns=transfer, hole=has_all_traces & (pl.col("open") | pl.col("wait_ns").is_null())
+    )
+    figure_names = ("match", "last_rank", "late_ns", "wait_ns", "transfer_ns", "wait_is_bound", "open", "hole")
+    return waited.select(*operations.columns, *figure_names)
+
+
+def _traces_of_groups(operations: pl.DataFrame, all_recorded: bool) -> Bools:
+    """Return whether there are traces of all ranks of each operation's group; *all_recorded* where it is not listed."""
+    ranks = operations["rank"].unique()
+    groups = parse_group_ranks(operations["group_ranks"])
+    in_traces = pl.col("members").list.eval(pl.element().is_in(ranks.cast(pl.Int64).implode())).list.all()
+    listed = groups.select(pl.when("all_listed").then(in_traces).otherwise(all_recorded)).to_series().to_numpy()
+    table = np.append(listed.astype(np.bool_), all_recorded)
+    has_traces: Bools = CategoryColumn.from_series(operations["group_ranks"]).look_up(table)
+    return has_traces
+
+
+def _traces_of_peers(operations: pl.DataFrame) -> Bools:
+    """Return whether there are traces of all peers of each operation's messages; False where one is not named."""
+    ranks = operations["rank"].unique()
+    peer = pl.element().struct.field("peer")
+    in_traces = pl.col("messages").list.eval(peer.is_in(ranks.implode()).fill_null(False)).list.all()
+    return operations.select(in_traces.fill_null(False)).to_series().to_numpy()
 
 
 def _group_sizes(group_ranks: pl.Series) -> Ints:

@@ -80,7 +80,7 @@ def wait_notices(ranks: Sequence[RankTables], operations: pl.DataFrame) -> list[
     ]
     if unseen:
         notices.append(Notice("wait-unknown", ranks=tuple(unseen), values={"case": "no_kernels"}))
-    unknown = operations.filter(pl.Series(has_unknown_wait(operations)))
+    unknown = operations.filter(pl.Series(has_unknown_wait(operations)) & ~pl.col("hole"))
     if len(unknown):
         values = _why_wait_unknown(unknown, {rank.source.rank for rank in ranks})
         values |= {"count": len(unknown), "total": int(may_be_of_pipeline(operations).sum())}
@@ -100,14 +100,31 @@ def bounded_wait_notices(operations: pl.DataFrame, clocks: Clocks) -> list[Notic
 
 
 def incomplete_group_notices(operations: pl.DataFrame) -> list[Notice]:
-    """Return a notice of collectives of which some members were not recorded, and which ranks to add."""
-    collectives = operations.filter(pl.col("open") & (pl.col("what") != "p2p"))
+    """Return a notice of collectives of which some members have no trace, and which ranks to add."""
+    collectives = operations.filter(pl.col("open") & ~pl.col("hole") & (pl.col("what") != "p2p"))
     if collectives.is_empty():
         return []
     labels = sorted(collectives["label"].unique().to_list())
     members = parse_group_ranks(collectives["group_ranks"])["members"].explode().drop_nulls()
     missing = sorted(set(members.to_list()) - set(operations["rank"].unique().to_list()))
     return [Notice("members-missing", labels=tuple(labels), values={"missing": tuple(missing)})]
+
+
+def lost_operation_notices(operations: pl.DataFrame, lost: pl.DataFrame) -> list[Notice]:
+    """Return a notice of operations that a rank with a trace did not record, so that waits in them are lower bounds.
+
+    Args:
+        operations: Operations of all ranks with their waits.
+        lost: Operations that were launched and not recorded.
+
+    """
+    holes = operations.filter("hole")
+    if holes.is_empty():
+        return []
+    labels = tuple(sorted(holes["label"].cast(pl.String).unique().to_list()))
+    ranks = tuple(sorted(lost["rank"].unique().to_list()))
+    values: NoticeValues = {"count": len(holes), "total": len(operations)}
+    return [Notice("operations-lost", ranks=ranks, labels=labels, values=values)]
 
 
 def _why_wait_unknown(unknown: pl.DataFrame, recorded: set[int]) -> NoticeValues:

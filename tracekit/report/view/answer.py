@@ -170,10 +170,19 @@ def waits_sentence(analysis: Analysis, stragglers: Sequence[Straggler]) -> str:
         return ""
     waiting = f"{percent(waits_ns[label], total.label_ns[label])} of the time in {label} is waiting for another rank"
     is_bound = is_wait_bound(analysis, label)
-    waiting = f"at most {waiting}" if is_bound else waiting
+    waiting = f"{_bound_words(at_most=is_bound, at_least=label in total.wait_open_ns)}{waiting}"
     late = [row for row in stragglers if row.label == label]
     ranks = _waited_for(analysis, label, late, is_bound=is_bound)
     return f"{waiting}; {ranks}." if ranks else f"{waiting}."
+
+
+def _bound_words(*, at_most: bool, at_least: bool) -> str:
+    """Return the words before a figure that may be lower, higher or both."""
+    if at_most and at_least:
+        return "about "
+    if at_most:
+        return "at most "
+    return "at least " if at_least else ""
 
 
 def _waited_for(analysis: Analysis, label: str, late: Sequence[Straggler], *, is_bound: bool) -> str:
