@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import polars as pl
 
 from tests.mutate import Ranks, answer
 from tests.perturbations import Kernel, communication_kernels, remove_kernel
@@ -51,27 +52,40 @@ class Statements:
         )
 
 
-def find_changes(before: Statements, after: Statements, kernel: Kernel, ranks: int) -> list[str]:
-    """Return what is said differently without *kernel* and is not explained by it.
+def time_in_operation(analysis: Analysis, kernel: Kernel) -> dict[int, int]:
+    """Return by rank the time of the kernels that took part in the operations of *kernel*, itself included."""
+    matched = analysis.tables["matched"].select("match", "rank", "id", ns=pl.col("end_ns") - pl.col("start_ns"))
+    own_matches = matched.filter(rank=kernel.rank, id=kernel.id)["match"]
+    members = matched.filter(pl.col("match").is_in(own_matches.implode())).unique(["rank", "id"])
+    times = dict(members.group_by("rank").agg(pl.col("ns").sum()).iter_rows())
+    return times | {kernel.rank: kernel.duration_ns}
 
-    A kernel that is missing may take its own duration from the waiting of each rank that met it there.
+
+def find_changes(before: Statements, after: Statements, explained_ns: dict[int, int]) -> list[str]:
+    """Return what is said differently without a kernel and is not explained by that.
+
+    Each rank may wait less or more by the time of its own side of the operation that is missing.
+
+    Args:
+        before: Statements about the complete recording.
+        after: Statements about the recording without the kernel.
+        explained_ns: Time of each rank in the operation (``time_in_operation``).
+
     """
-    explained_ns = kernel.duration_ns + ROUNDING_NS
     changes = []
-    for key in sorted(before.wait_ns.keys() | after.wait_ns.keys()):
-        old_ns, new_ns = before.wait_ns.get(key, 0), after.wait_ns.get(key, 0)
+    for rank, label in sorted(before.wait_ns.keys() | after.wait_ns.keys()):
+        old_ns, new_ns = before.wait_ns.get((rank, label), 0), after.wait_ns.get((rank, label), 0)
         if old_ns is None:
             continue
         if new_ns is None:
-            changes.append(f"waits of rank {key[0]} in {key[1]} are not known any more")
-        elif abs(new_ns - old_ns) > explained_ns:
-            changes.append(f"waits of rank {key[0]} in {key[1]}: {in_ms(old_ns)} → {in_ms(new_ns)}")
-    for key in sorted(before.caused_ns.keys() | after.caused_ns.keys()):
-        change_ns = after.caused_ns.get(key, 0) - before.caused_ns.get(key, 0)
-        if abs(change_ns) > explained_ns * (ranks - 1):
-            changes.append(
-                f"caused by rank {key[0]} in {key[1]}: {in_ms(before.caused_ns.get(key, 0))} {in_ms(change_ns)}"
-            )
+            changes.append(f"waits of rank {rank} in {label} are not known any more")
+        elif abs(new_ns - old_ns) > explained_ns.get(rank, 0) + ROUNDING_NS:
+            changes.append(f"waits of rank {rank} in {label}: {in_ms(old_ns)} → {in_ms(new_ns)}")
+    all_ns = sum(explained_ns.values()) + ROUNDING_NS
+    for rank, label in sorted(before.caused_ns.keys() | after.caused_ns.keys()):
+        old_ns, new_ns = before.caused_ns.get((rank, label), 0), after.caused_ns.get((rank, label), 0)
+        if abs(new_ns - old_ns) > all_ns:
+            changes.append(f"caused by rank {rank} in {label}: {in_ms(old_ns)} → {in_ms(new_ns)}")
     if before.offsets_ns != after.offsets_ns:
         changes.append(f"clocks: {before.offsets_ns} → {after.offsets_ns}")
     if before.topics != after.topics:
@@ -105,7 +119,8 @@ class Removal:
 
 def try_removals(ranks: Ranks, count: int, *, with_launch: bool = False) -> Iterator[Removal]:
     """Yield kernels that were removed, one at a time."""
-    before = Statements.of(answer(ranks))
+    complete = answer(ranks)
+    before = Statements.of(complete)
     for kernel in choose_kernels(ranks, count):
         after = Statements.of(answer(remove_kernel(ranks, kernel, with_launch=with_launch)))
-        yield Removal(kernel, find_changes(before, after, kernel, len(ranks)))
+        yield Removal(kernel, find_changes(before, after, time_in_operation(complete, kernel)))

@@ -43,6 +43,49 @@ def test_uneven_ends_are_no_waiting():
     assert not result["wait_is_bound"].any()
 
 
+def waited_with_lost(*rows):
+    """Operations with their waits on exact clocks, and stragglers; rows of negative id were launched, not recorded."""
+    recorded = table(*(row for row in rows if row["id"] >= 0))
+    lost = table(*(row for row in rows if row["id"] < 0))
+    clocks = Clocks.recorded({row["rank"] for row in rows})
+    members = with_waits(match(pl.concat([recorded, lost])).with_lost, clocks)
+    ranks = {row["rank"] for row in rows}
+    return add_waits(recorded, members, ranks=ranks), find_stragglers(members, clocks)
+
+
+def test_a_kernel_that_was_lost_is_waited_for_until_its_launch_at_least():
+    result, stragglers = waited_with_lost(
+        collective(0, 0, 100, id=1), collective(1, 60, 60, id=-1), collective(0, 200, 300, id=2),
+        collective(1, 250, 300, id=3),
+    )  # fmt: skip
+    assert result.select("id", "wait_ns", "last_rank", "match", "open", "hole").rows() == [
+        (1, 60, 1, None, True, True),
+        (2, 50, 1, 0, False, False),
+        (3, 0, 1, 0, False, False),
+    ]
+    assert stragglers.select("rank", "caused_ns").rows() == [(1, 110)]
+
+
+def test_a_message_whose_other_side_was_lost_is_open():
+    result, _ = waited_with_lost(message(0, "send:1", 0, 100, id=1), message(1, "recv:0", 30, 30, id=-1))
+    assert result.select("wait_ns", "open", "hole").row(0) == (30, True, True)
+
+
+def test_what_needs_a_trace_that_is_not_there_is_no_hole():
+    """Rank 2 has no trace; rank 1 has one and lacks the last collective, and nothing tells that it took part in it."""
+    three = {"group": "2", "group_ranks": "[0,1,2]"}
+    rows = [collective(rank, 0, 50, id=rank, **three) for rank in (0, 1)]
+    rows += [message(0, "send:2", 60, 70, id=5), message(0, "send:?", 80, 90, id=6), collective(0, 100, 150, id=7)]
+    result, *_ = waited(*rows)
+    assert result.select("id", "open", "hole").sort("id").rows() == [
+        (0, True, False),
+        (1, True, False),
+        (5, True, False),
+        (6, True, False),
+        (7, True, True),
+    ]
+
+
 def test_a_kernel_with_two_messages_waits_once():
     """Rank 0 sends to rank 1 and receives from it in one kernel, 60 ms before rank 1 launches both as two kernels."""
     result, members, clocks = waited(

@@ -252,7 +252,7 @@ class _Waits(msgspec.Struct, frozen=True, eq=False):
             np.concatenate([intervals.start_ns for intervals in covered]),
             np.concatenate([intervals.end_ns for intervals in covered]),
         )
-        by_label, open_ns = _waits_by_label(operations, parts * len(measures))
+        by_label, open_ns = waits_by_label(operations, parts * len(measures))
         return cls(
             parts=parts,
             by_label=by_label,
@@ -269,7 +269,7 @@ class _Waits(msgspec.Struct, frozen=True, eq=False):
         return range(rank_index * self.parts, (rank_index + 1) * self.parts)
 
 
-def _waits_by_label(
+def waits_by_label(
     operations: pl.DataFrame, scopes: int
 ) -> tuple[Mapping[int, Mapping[str, int | None]], Mapping[int, Mapping[str, int]]]:
     """Return by scope and label the time in which operations wait, and the time in operations with a hole.

@@ -47,6 +47,8 @@ SEGMENTS = pl.Schema(
 """The critical path, in order of time: each segment starts where the one before it ends."""
 SLACK = table_schema(Slack)
 
+MAX_HOLE_SHARE = 0.1
+"""Share of the path in operations that a peer's trace lacks, from which it is unknown whether it runs through them."""
 _JOINED_KINDS = ("kernel", "copy", "host")
 """Kinds of which neighbouring segments with the same label are joined."""
 
@@ -201,7 +203,8 @@ def critical_path(
 
     Args:
         parts: Tables of all ranks.
-        operations: Operations of all ranks, in order of rank.
+        operations: Operations of all ranks, in order of rank. Those that only a rank with a trace lacks have a ``hole``
+            (``metrics.operations.add_waits``), if it has that column.
         members: Matched operations (``align.matching.MEMBERS``), whose ``row`` is a row of *operations*.
         clocks: Clock offsets of the ranks.
 
@@ -212,11 +215,37 @@ def critical_path(
     stops = [(step, *stop) for step, stop in zip(pieces.steps, walks.stopped, strict=True) if stop is not None]
     longest_stop = max(stops, key=lambda stop: stop[2], default=None)
     unmatched = operations.filter(~pl.int_range(pl.len()).is_in(members["row"].unique().implode()))
-    unknown_labels = frozenset(unmatched["label"].unique().to_list())
+    unknown_labels = labels_with_unknown_path(clocks.align(unmatched, "start_ns", "end_ns"), segments)
     without_launches = [part.source.rank for part in parts if not part.launches_known]
     all_recorded = len(parts) >= max((part.source.world_size or 0 for part in parts), default=0)
     notices = tuple(_notices(longest_stop, unknown_labels, without_launches, all_recorded=all_recorded))
     return _with_doubts(CriticalPath(segments, segments, slack, notices, unknown_labels))
+
+
+def labels_with_unknown_path(unmatched: pl.DataFrame, segments: pl.DataFrame) -> frozenset[str]:
+    """Return the labels of which it is unknown whether the path runs through them.
+
+    These are labels of operations without a peer's trace. Of operations that a peer's trace merely lacks, the time that
+    the path runs through them must be more than ``MAX_HOLE_SHARE`` of the path.
+
+    Args:
+        unmatched: Operations without a match, on the common clock.
+        segments: Segments of the path.
+
+    """
+    has_hole = pl.col("hole") if "hole" in unmatched.columns else pl.lit(False)
+    without_trace = unmatched.filter(~has_hole)["label"].cast(pl.String).unique().to_list()
+    holes = unmatched.filter(has_hole).select("rank", pl.col("label").cast(pl.String), "start_ns", "end_ns")
+    overlap_ns = pl.min_horizontal("end_ns", "end_ns_of_hole") - pl.max_horizontal("start_ns", "start_ns_of_hole")
+    on_path = (
+        segments.select("rank", pl.col("label").cast(pl.String), "start_ns", "end_ns")
+        .join(holes, on=["rank", "label"], suffix="_of_hole")
+        .group_by("label")
+        .agg(ns=overlap_ns.clip(0).sum())
+    )
+    path_ns = int((segments["end_ns"] - segments["start_ns"]).sum())
+    in_holes = on_path.filter(pl.col("ns") > MAX_HOLE_SHARE * path_ns)["label"].to_list()
+    return frozenset((*without_trace, *in_holes))
 
 
 def _with_doubts(path: CriticalPath) -> CriticalPath:

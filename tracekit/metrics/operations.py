@@ -1,5 +1,7 @@
 """Communication operations of one rank: kind, peers, times, and how much of each compute hides."""
 
+from collections.abc import Iterable
+
 import numpy as np
 import polars as pl
 
@@ -122,7 +124,9 @@ _MESSAGE_CALL = r"^(c10d::(i?send|i?recv)|nccl:(send|recv)|nccl(Send|Recv)\b)"
 _MESSAGE_COLLECTIVE = r"^i?(send|recv)$"
 
 
-def add_waits(operations: pl.DataFrame, members: pl.DataFrame, *, all_recorded: bool = True) -> pl.DataFrame:
+def add_waits(
+    operations: pl.DataFrame, members: pl.DataFrame, *, ranks: Iterable[int] | None = None, all_recorded: bool = True
+) -> pl.DataFrame:
     """Return the operations with match, last_rank, late_ns, wait_ns, transfer_ns, wait_is_bound, open and hole.
 
     ``last_rank`` arrived last; ``late_ns`` is how long after the first member this rank arrived, on aligned clocks;
@@ -134,6 +138,7 @@ def add_waits(operations: pl.DataFrame, members: pl.DataFrame, *, all_recorded: 
         operations: Operations of all ranks.
         members: Matched operations with their waits (``align.waits.with_waits``), whose ``row`` is a row of
             *operations*. Those that are not ``recorded``, if it has that column, count as missing.
+        ranks: Ranks that have a trace; None for those of the operations.
         all_recorded: Whether all ranks of the run were recorded; decides where a group's members are not named.
 
     >>> from tracekit.align.clocks import align
@@ -172,9 +177,9 @@ def add_waits(operations: pl.DataFrame, members: pl.DataFrame, *, all_recorded: 
         wait_ns=pl.when(waits_for_nobody).then(pl.lit(0, pl.Int64)).otherwise("wait_ns"),
         open=pl.col("open") & ~waits_for_nobody,
     )
-    has_all_traces = pl.Series(
-        np.where(is_collective, _traces_of_groups(operations, all_recorded), _traces_of_peers(operations))
-    )
+    with_trace = pl.Series(sorted(set(operations["rank"] if ranks is None else ranks)), dtype=pl.Int32)
+    of_groups = _traces_of_groups(operations, with_trace)
+    has_all_traces = pl.Series(np.where(is_collective, of_groups, _traces_of_peers(operations, with_trace)))
     transfer = pl.col("end_ns") - pl.col("start_ns") - pl.col("wait_ns")
     waited = waited.with_columns(
         transfer_ns=transfer, hole=has_all_traces & (pl.col("open") | pl.col("wait_ns").is_null())
@@ -183,20 +188,18 @@ def add_waits(operations: pl.DataFrame, members: pl.DataFrame, *, all_recorded: 
     return waited.select(*operations.columns, *figure_names)
 
 
-def _traces_of_groups(operations: pl.DataFrame, all_recorded: bool) -> Bools:
-    """Return whether there are traces of all ranks of each operation's group; *all_recorded* where it is not listed."""
-    ranks = operations["rank"].unique()
+def _traces_of_groups(operations: pl.DataFrame, ranks: pl.Series) -> Bools:
+    """Return whether there are traces of all ranks of each operation's group; False where these are not listed."""
     groups = parse_group_ranks(operations["group_ranks"])
     in_traces = pl.col("members").list.eval(pl.element().is_in(ranks.cast(pl.Int64).implode())).list.all()
-    listed = groups.select(pl.when("all_listed").then(in_traces).otherwise(all_recorded)).to_series().to_numpy()
-    table = np.append(listed.astype(np.bool_), all_recorded)
+    listed = groups.select(pl.col("all_listed") & in_traces).to_series().to_numpy()
+    table = np.append(listed.astype(np.bool_), False)
     has_traces: Bools = CategoryColumn.from_series(operations["group_ranks"]).look_up(table)
     return has_traces
 
 
-def _traces_of_peers(operations: pl.DataFrame) -> Bools:
+def _traces_of_peers(operations: pl.DataFrame, ranks: pl.Series) -> Bools:
     """Return whether there are traces of all peers of each operation's messages; False where one is not named."""
-    ranks = operations["rank"].unique()
     peer = pl.element().struct.field("peer")
     in_traces = pl.col("messages").list.eval(peer.is_in(ranks.implode()).fill_null(False)).list.all()
     return operations.select(in_traces.fill_null(False)).to_series().to_numpy()

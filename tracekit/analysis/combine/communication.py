@@ -61,14 +61,16 @@ class Communication(msgspec.Struct, frozen=True, eq=False):
         matching = match(pl.concat([operations, lost]), by_step=by_step)
         clocks = align(matching.members, [rank.source.rank for rank in ranks])
         members = with_waits(matching.members, clocks)
-        critical = critical_path(ranks, operations, members, clocks)
-        graph = EventGraph.build(ranks, operations, members, clocks)
         rates = run_rates(ranks, operations, members, ranks_per_node=ranks_per_node)
         with_lost = members if matching.with_lost is None else with_waits(matching.with_lost, clocks)
         stragglers = find_stragglers(with_lost, clocks)
         figures = ("match", "row", "last_rank", "late_ns", "wait_ns", "wait_is_bound")
         with_lost = with_lost.select(*figures, *(name for name in ("recorded",) if name in with_lost.columns))
-        waited = add_waits(operations, with_lost, all_recorded=_all_recorded(ranks))
+        waited = add_waits(
+            operations, with_lost, ranks=[rank.source.rank for rank in ranks], all_recorded=_all_recorded(ranks)
+        )
+        critical = critical_path(ranks, waited, members, clocks)
+        graph = EventGraph.build(ranks, operations, members, clocks)
         return cls(waited, lost, clocks, rates, critical, stragglers, by_step, matching.notices, graph)
 
     def matched(self) -> pl.DataFrame:
