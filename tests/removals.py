@@ -13,6 +13,8 @@ from tests.perturbations import Kernel, communication_kernels, remove_kernel
 from tracekit.analysis import Analysis
 from tracekit.report.view import view_of
 
+MIN_FINDING_SHARE = 0.02
+"""Share of the step from which a finding must stay."""
 ROUNDING_NS = 1_000
 """Difference of two sums of times that is none."""
 
@@ -28,16 +30,14 @@ class Statements:
     offsets_ns: dict[int, int]
     topics: tuple[str, ...]
     """Topics of the lines of the first screen."""
-    late_rank: int | None
-    """The rank that others wait for longest, if one is named."""
-    advice: str
+    findings: dict[tuple[str, tuple[int, ...]], float]
+    """Findings by code and ranks: what they cost, as a share of the step."""
 
     @classmethod
     def of(cls, analysis: Analysis) -> Statements:
         """Collect the statements of an analysis."""
         rows = analysis.stragglers.rows
-        lines = {line.topic: line.text for line in view_of(analysis).answer}
-        named = [row for row in rows if not row.uncertain]
+        topics = tuple(line.topic for line in view_of(analysis).answer)
         return cls(
             caused_ns={(row.rank, row.label): row.caused_ns for row in rows},
             wait_ns={
@@ -46,9 +46,8 @@ class Statements:
                 for label, ns in result.whole.wait_ns.items()
             },
             offsets_ns=analysis.clocks.offset_ns,
-            topics=tuple(lines),
-            late_rank=named[0].rank if named and named[0] is rows[0] else None,
-            advice=lines.get("Next", ""),
+            topics=topics,
+            findings={(finding.code, finding.ranks): finding.share for finding in analysis.findings},
         )
 
 
@@ -90,8 +89,13 @@ def find_changes(before: Statements, after: Statements, explained_ns: dict[int, 
         changes.append(f"clocks: {before.offsets_ns} → {after.offsets_ns}")
     if before.topics != after.topics:
         changes.append(f"lines: {', '.join(before.topics)} → {', '.join(after.topics)}")
-    if after.advice.startswith("Record all ranks") and not before.advice.startswith("Record all ranks"):
-        changes.append(f"advice: {after.advice}")
+    changes += [
+        f"finding {code} about ranks {ranks or 'all'} ({share:.1%} of the step) is gone"
+        for (code, ranks), share in before.findings.items()
+        if share >= MIN_FINDING_SHARE and (code, ranks) not in after.findings
+    ]
+    if ("recording", ()) in after.findings and ("recording", ()) not in before.findings:
+        changes.append("finding recording is new")
     return changes
 
 

@@ -12,11 +12,11 @@ from tracekit.critical_path.path import labels_with_unknown_path
 def waits_of(*operations):
     """Waits of rank 0 in dp_comm, and its open time; operations of 100 ns are (wait, open, hole)."""
     rows = [
-        {"label": "dp_comm", "scope": 0, "start_ns": 1000 * n, "end_ns": 1000 * n + 100, "wait_ns": wait, "open": is_open,
-         "hole": is_hole}
+        {"start_ns": 1000 * n, "end_ns": 1000 * n + 100, "wait_ns": wait, "open": is_open, "hole": is_hole}
         for n, (wait, is_open, is_hole) in enumerate(operations)
-    ]  # fmt: skip
-    waits, open_ns = waits_by_label(pl.DataFrame(rows, schema_overrides={"wait_ns": pl.Int64}), 1)
+    ]
+    frame = pl.DataFrame(rows, schema_overrides={"wait_ns": pl.Int64})
+    waits, open_ns = waits_by_label(frame.with_columns(label=pl.lit("dp_comm"), scope=0), 1)
     return waits[0]["dp_comm"], open_ns[0].get("dp_comm")
 
 
