@@ -47,7 +47,7 @@ SEGMENTS = pl.Schema(
 """The critical path, in order of time: each segment starts where the one before it ends."""
 SLACK = table_schema(Slack)
 
-MAX_HOLE_SHARE = 0.1
+MAX_HOLE_SHARE = 0.5
 """Share of the path in operations that a peer's trace lacks, from which it is unknown whether it runs through them."""
 _JOINED_KINDS = ("kernel", "copy", "host")
 """Kinds of which neighbouring segments with the same label are joined."""
