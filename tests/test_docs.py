@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import typer.main
 
+from docsite.answers import WIDTH
 from tests.kept import analysis_of
 from tracekit.cli import make_app
 from tracekit.report.terminal.analysis import render
@@ -87,21 +88,30 @@ def test_the_readmes_shell_examples_run(run_command, one_rank, monkeypatch):
         assert out.returncode == 0, f"{line}\n{out.stdout}\n{out.stderr}"
 
 
-SHOWN = re.findall(r"\$ tracekit analyze ([\w/-]+)\n(.*?)```", README, re.DOTALL)
+GALLERY = (ROOT / "docs" / "gallery.md").read_text(encoding="utf-8")
+SHOWN = re.findall(r"\$ tracekit analyze ([\w/-]+)\n(.*?)```", README + GALLERY, re.DOTALL)
 
 
-def test_every_answer_in_the_readme_is_checked():
-    assert len(SHOWN) == README.count("$ tracekit ")
+def test_every_answer_that_is_shown_is_checked():
+    assert len(SHOWN) == (README + GALLERY).count("$ tracekit ")
+
+
+def test_the_first_install_command_comes_early():
+    lines = README.splitlines()
+    assert lines.index("pip install .") < 60
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("path", "shown"), SHOWN, ids=[path for path, _ in SHOWN])
-def test_an_answer_in_the_readme_is_what_the_command_prints(path, shown):
-    """That the command prints the report which is rendered here is a test of the command."""
+def test_an_answer_that_is_shown_is_what_the_command_prints(path, shown):
+    """That the command prints the report which is rendered here is a test of the command.
+
+    ``python -m docsite.answers`` writes the answers again.
+    """
     report = io.StringIO()
-    render(analysis_of(ROOT / path), Screen(file=report, width=100), full=False)
-    printed = {line.rstrip() for line in report.getvalue().splitlines()}
-    assert [line for line in shown.splitlines() if "…" not in line and line.rstrip() not in printed] == []
+    render(analysis_of(ROOT / path), Screen(file=report, width=WIDTH), full=False)
+    printed = [line.rstrip() for line in report.getvalue().rstrip("\n").split("\n")]
+    assert shown.rstrip("\n").split("\n") == printed
 
 
 @pytest.mark.slow
