@@ -55,3 +55,10 @@ def test_a_link_that_became_slow_is_a_finding(tmp_path):
     (finding,) = findings(late(write_dumps(tmp_path, dumps)))
     assert (finding.code, finding.case) == ("slow_link", "degraded")
     assert "takes 9.0 ms instead of 5.0 ms since step 25" in finding.text
+
+
+def test_lateness_whose_cause_is_open_says_so(tmp_path):
+    dumps = ddp_dumps(4, 20, gpu_late_ms=lambda rank, step: 10.0 * (rank == 3))
+    (finding,) = findings(late(write_dumps(tmp_path, dumps)), stragglers=Stragglers())
+    assert (finding.code, finding.case) == ("slow_rank", "whole_run_open")
+    assert "clocks do not tell why" in finding.text

@@ -65,7 +65,7 @@ def _late_ranks(context: Context, fact: LateRanks, run: WholeRun) -> Finding:
     }
     return Finding(
         code=CODES[fact.cause],
-        case="whole_run",
+        case="whole_run" if fact.cause is not None else "whole_run_open",
         cost_ns=cost_ns,
         share=context.share(cost_ns),
         ranks=fact.ranks,
