@@ -23,13 +23,13 @@ SAMPLES = ["1f1b", "compile", "megatron-moe", "nsys-1f1b", "overlapped", "slow-d
 
 
 def codes_in_source():
-    """Return the codes that modules of the package write as a constant into a finding."""
+    """Return the codes that modules of the package write as a constant."""
     codes = {*OFFENCES, *CODES.values()}
     for file in PACKAGE.glob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Finding":
+            if isinstance(node, ast.Call):
                 for keyword in node.keywords:
-                    if keyword.arg == "code":
+                    if keyword.arg == "code" and not isinstance(keyword.value, ast.Name):
                         codes |= {leaf.value for leaf in ast.walk(keyword.value) if isinstance(leaf, ast.Constant)}
     return codes - {"label"}
 

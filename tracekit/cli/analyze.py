@@ -50,6 +50,7 @@ def run(
         ),
     ] = None,
     pipeline: Annotated[int | None, value("Show this pipeline, counted from 0; by default the slowest.", "N")] = None,
+    gpu: Annotated[str | None, value("Name of the GPU, for traces that do not name it: H100, MI300X …", "NAME")] = None,
     critical_path: Annotated[
         bool, flag("--critical-path", "Show the chain of work across ranks that the step had to wait for.")
     ] = False,
@@ -104,6 +105,7 @@ def run(
             stacks=has_page,
             by=by,
             pipeline=pipeline,
+            gpu=gpu,
             store=store,
             resume=resume,
             workers=workers or cluster_size,

@@ -1,49 +1,168 @@
-"""Findings about kernels that take longer than the GPU's peak rate asks for."""
+"""Findings about operators that take longer than the GPU's peak rate and its memory's bandwidth ask for."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from math import prod
+from typing import Any
 
+import msgspec
 import polars as pl
 
+from tracekit._util.shapes import is_shape, parse_list
 from tracekit.findings.context import Context
-from tracekit.findings.finding import Finding
+from tracekit.findings.finding import EvidenceValue, Finding
+from tracekit.metrics.kernel_limits import memory_gb_s, product_bytes
 
 MAX_KERNELS = 10
-"""Groups of kernels that are looked at, those with most time above what the peak would take."""
-GOOD_SHARE_OF_PEAK = 0.7
-"""Share of the peak rate that well-shaped products reach; less is time to gain."""
+"""Operators with equal sizes that are looked at, those with most time to gain."""
+GOOD_SHARE_OF_LIMIT = 0.7
+"""Share of the peak rate or bandwidth that well-shaped work reaches; the time above is to gain."""
+MIN_KERNEL_NS = 5_000
+"""Time that a kernel may take whatever its work: it is started, and its last block ends."""
+ALIGNED_SIZE = 8
+"""Elements that a product's sizes must be a multiple of, for its rows to begin where the GPU reads fastest."""
+MIN_TILES_SHARE = 0.5
+"""Tiles of a product's result over multiprocessors, below which most of these have nothing to do."""
+TILE_SIZE = 128
+"""Rows and columns of the result that one multiprocessor computes at a time."""
+MAX_SKINNY_SIZE = 64
+"""Smallest of a product's three sizes up to which it moves more than it computes."""
+MAX_SHORT_SEQUENCE = 512
+"""Length of sequences up to which attention is short of work for each block."""
+
+
+class _SlowOperator(msgspec.Struct, frozen=True, kw_only=True):
+    """Calls of one operator with equal sizes, and the time that they need at least; means per rank and step."""
+
+    op: str
+    module: str | None
+    shapes: str
+    kind: str
+    ns: float
+    limit_ns: float
+    gain_ns: float
+    is_compute: bool
+    """Whether the peak rate is the limit; else the bandwidth."""
 
 
 def kernel_findings(context: Context) -> Iterator[Finding]:
-    """Yield a finding about the products with most time to gain, where shapes and the GPU's peak are known."""
-    rates = context.analysis.rates
-    if rates is None or rates.products.is_empty():
-        return
+    """Yield a finding about the operators with most time to gain, where shapes and the GPU's peak are known."""
     rank_steps = max(1, sum(len(rank.per_step) for rank in context.analysis.rank_results))
-    achievable_ns = pl.col("at_peak_ns") / GOOD_SHARE_OF_PEAK
-    slow = (
-        rates.products.drop_nulls("at_peak_ns")
-        .with_columns(gain_ns=(pl.col("ns") - achievable_ns) / rank_steps)
-        .filter(pl.col("gain_ns") > 0)
-        .top_k(MAX_KERNELS, by="gain_ns")
-    )
-    if slow.is_empty():
+    operators = [*_products(context, rank_steps), *_memory_bound(context, rank_steps)]
+    slow = sorted(operators, key=lambda operator: -operator.gain_ns)[:MAX_KERNELS]
+    if not slow:
         return
-    longest = slow.sort("gain_ns", descending=True).row(0, named=True)
-    cost_ns = float(slow["gain_ns"].sum())
+    first = slow[0]
+    cost_ns = sum(operator.gain_ns for operator in slow)
+    reason = reason_of(first.op, first.kind, first.shapes, multiprocessors=_multiprocessors(context))
+    rates = context.analysis.rates
+    evidence: dict[str, EvidenceValue] = {
+        "op": first.op,
+        "module": first.module,
+        "shapes": first.shapes,
+        "limit": "peak" if first.is_compute else "bandwidth",
+        "share_of_limit": round(first.limit_ns / first.ns, 4),
+        "op_ns": round(first.ns),
+        "op_gain_ns": round(first.gain_ns),
+        "operators": ", ".join(dict.fromkeys(operator.op for operator in slow)),
+        "model_flop_utilisation": None if rates is None else rates.total.utilisation,
+    }
     yield Finding(
         code="slow_kernel",
+        case=reason,
         cost_ns=round(cost_ns),
         share=context.share(cost_ns),
-        evidence={
-            "op": longest["op"],
-            "module": longest["module"],
-            "share_of_peak": longest["share_of_peak"],
-            "op_ns": round(longest["ns"] / rank_steps),
-            "op_gain_ns": round(longest["gain_ns"]),
-            "groups": len(slow),
-        },
+        evidence=evidence,
         saves_ns=None,
         certain="possible",
     )
+
+
+def _products(context: Context, rank_steps: int) -> Iterator[_SlowOperator]:
+    """Yield matrix products, attentions and convolutions that are slower than their limit."""
+    rates = context.analysis.rates
+    if rates is None:
+        return
+    bandwidth = memory_gb_s(_device(context), multiprocessors=_multiprocessors(context))
+    for row in rates.products.drop_nulls(["at_peak_ns", "op", "shapes"]).iter_rows(named=True):
+        moved = product_bytes(row["op"], row["shapes"], row["dtype"], row["flop"], row["calls"])
+        memory_ns = 0.0 if moved is None or bandwidth is None else moved / bandwidth
+        kind = "attention" if "attention" in row["op"] or "attn" in row["op"] else "product"
+        is_compute = row["at_peak_ns"] >= memory_ns
+        limit_ns = max(row["at_peak_ns"], memory_ns)
+        yield from _slower_than(limit_ns, row, kind, rank_steps, is_compute=is_compute)
+
+
+def _memory_bound(context: Context, rank_steps: int) -> Iterator[_SlowOperator]:
+    """Yield operators that move memory and are slower than its bandwidth."""
+    table = context.analysis.tables["memory_bound"]
+    known = table.drop_nulls("limit_ns")
+    sums = known.group_by("kind", "op", "module", "shapes").agg(pl.col("calls", "ns").sum(), pl.col("limit_ns").sum())
+    for row in sums.iter_rows(named=True):
+        yield from _slower_than(row["limit_ns"], row, row["kind"], rank_steps, is_compute=False)
+
+
+def _slower_than(
+    limit_ns: float, row: dict[str, Any], kind: str, rank_steps: int, *, is_compute: bool
+) -> Iterator[_SlowOperator]:
+    """Yield the operator of a row if it takes longer than its limit lets good kernels take."""
+    ns = row["ns"]
+    achievable_ns = max(limit_ns / GOOD_SHARE_OF_LIMIT, row["calls"] * MIN_KERNEL_NS)
+    if achievable_ns >= ns:
+        return
+    yield _SlowOperator(
+        op=row["op"],
+        module=row["module"],
+        shapes=row["shapes"] or "",
+        kind=kind,
+        ns=ns / rank_steps,
+        limit_ns=limit_ns / rank_steps,
+        gain_ns=(ns - achievable_ns) / rank_steps,
+        is_compute=is_compute,
+    )
+
+
+def reason_of(op: str, kind: str, shapes: str, *, multiprocessors: int | None) -> str:
+    """Return why an operator is slow, as far as its sizes show; the kind of operator if they do not.
+
+    >>> reason_of("aten::mm", "product", "[[4097,4097],[4097,4097]]", multiprocessors=132)
+    'misaligned'
+    >>> reason_of("aten::add", "elementwise", "[[64,64],[64,64]]", multiprocessors=132)
+    'elementwise'
+    """
+    dims = [shape for shape in parse_list(shapes) if is_shape(shape) and len(shape) > 1]
+    if kind == "attention" and dims:
+        length = sorted(dims[0][1:3])[-1] if len(dims[0]) == 4 else 0
+        return "short_sequence" if 0 < length <= MAX_SHORT_SEQUENCE else "attention"
+    if kind != "product" or len(dims) < 2:
+        return "product" if kind == "product" else kind
+    rows, inner, columns = _product_sizes(op, dims)
+    tiles = -(-rows // TILE_SIZE) * -(-columns // TILE_SIZE) * prod(dims[0][:-2])
+    cases = [  # the first that holds decides
+        (any(size % ALIGNED_SIZE for size in (rows, inner, columns)), "misaligned"),
+        (min(rows, inner, columns) <= MAX_SKINNY_SIZE, "skinny"),
+        (multiprocessors is not None and tiles < MIN_TILES_SHARE * (multiprocessors or 0), "few_tiles"),
+    ]
+    return next((reason for holds, reason in cases if holds), "product")
+
+
+def _product_sizes(op: str, dims: Sequence[list[int]]) -> tuple[int, int, int]:
+    """Return rows, inner size and columns of a product of the last two matrices among its inputs."""
+    left, right = dims[-2], dims[-1]
+    inner = left[-1]
+    columns = right[0] if op == "aten::linear" else right[-1]
+    rows = prod(left[:-1]) if len(right) == 2 else left[-2]
+    return rows, inner, columns
+
+
+def _device(context: Context) -> str | None:
+    """Return the name of the GPU, if all ranks have the same."""
+    names = {source.devices[0] for source in context.analysis.sources if source.devices}
+    return names.pop() if len(names) == 1 else None
+
+
+def _multiprocessors(context: Context) -> int | None:
+    """Return the multiprocessors that each rank may use, the fewest of all ranks; None if unknown."""
+    counts = [source.multiprocessors for source in context.analysis.sources if source.multiprocessors]
+    return min(counts, default=None)

@@ -15,7 +15,7 @@ from typing import Annotated
 
 import msgspec
 
-from tracekit.errors import InputError
+from tracekit.errors import InputError, OptionError
 
 PEAKS_VARIABLE = "TRACEKIT_PEAKS"
 """Environment variable with the path of a file of peaks."""
@@ -101,6 +101,16 @@ def find_gpu(device: str) -> Gpu | None:
     """
     gpus = (*_read_peaks(os.environ.get(PEAKS_VARIABLE, "")).gpu, *_read_peaks(BUILT_IN_PEAKS).gpu)
     return next((gpu for gpu in gpus if re.search(gpu.pattern, device)), None)
+
+
+def check_gpu(device: str) -> None:
+    """Raise if no peaks are known for a GPU's name.
+
+    >>> check_gpu("H100")
+    """
+    if find_gpu(device) is None:
+        hint = f"name a model such as H100, A100 or MI300X, or give its peaks in the file of {PEAKS_VARIABLE}"
+        raise OptionError(f"no peak rates are known for the GPU {device!r}", hint=hint)
 
 
 @lru_cache

@@ -158,6 +158,16 @@ def _tokens(finding: Finding) -> str:
     return f" ({own:,} tokens, the others {others:,})" if own and others and own != others else ""
 
 
+def _in_module(finding: Finding) -> str:
+    module = finding.evidence.get("module")
+    return f" ({module})" if module else ""
+
+
+def _utilisation(finding: Finding) -> str:
+    share = finding.evidence.get("model_flop_utilisation")
+    return f" (the whole step reaches {percent(share, digits=0)} of peak)" if isinstance(share, float) else ""
+
+
 def _source(finding: Finding) -> str:
     return next((place.source for place in finding.where if place.source), "unknown")
 
@@ -214,6 +224,8 @@ _DERIVED: Mapping[str, Callable[[Finding], str]] = {
     "fewer_bytes": _fewer_bytes,
     "in_op": _in_op,
     "how_often": _how_often,
+    "in_module": _in_module,
+    "utilisation": _utilisation,
     "in_steps": _in_steps,
     "in_late_steps": _late_steps,
     "ranks_named": lambda finding: ranks_named(finding.ranks),

@@ -16,6 +16,7 @@ from tracekit.analysis.combine.combine_ranks import combine
 from tracekit.analysis.measure.tables import RankTables
 from tracekit.classify import RuleBook
 from tracekit.errors import InputError, Notice, OptionError
+from tracekit.metrics.peaks import check_gpu
 from tracekit.parsers.source_refs import SourceRef, unknown_rank_error
 from tracekit.reconstruct.parallel_groups import split_layout
 from tracekit.roles.combine import combine_roles, main_role
@@ -41,6 +42,7 @@ def analyze(
     critical_path: bool = False,
     by: str | None = None,
     pipeline: int | None = None,
+    gpu: str | None = None,
     timeline: bool = True,
     stacks: bool = False,
     store: str | os.PathLike[str] | None = None,
@@ -70,6 +72,7 @@ def analyze(
         critical_path: Add the critical path across ranks (``result.critical``).
         by: Add the step's time by ``layer``, ``module``, ``annotation`` or ``shape`` (``result.by``).
         pipeline: Pipeline to show, counted from 0; by default the slowest.
+        gpu: Name of the GPU for traces that do not name it, such as ``"H100"`` (rates and slow kernels).
         timeline: Keep single events for the timeline of the page, in runs of up to 64 ranks; without them a page has no
             timeline, and less time and memory is needed.
         stacks: Read Python frames, for the source lines on the page; takes as long again where stacks were recorded.
@@ -91,6 +94,8 @@ def analyze(
 
         check_kind(by)
     split_layout(layout)
+    if gpu is not None:
+        check_gpu(gpu)
     for change in changes:
         parse_change(change)
     rules = _checked_rules(rules)
@@ -133,6 +138,7 @@ def analyze(
         keep_events=timeline,
         best_changes=True,
         stacks=stacks,
+        gpu=gpu,
         graph=what_if or bool(changes),
     )
     if isinstance(traces, Trace):

@@ -41,6 +41,8 @@ class Options:
     """Keep single events, for the page's timeline."""
     stacks: bool = False
     """Read Python frames, for the source lines of these events."""
+    gpu: str | None = None
+    """Name of the GPU, for traces that do not name it."""
     graph: bool = False
     """Keep what the events of each rank waited for (``whatif.event_graph``), for the changes asked about."""
     best_changes: bool = False
@@ -54,6 +56,8 @@ class Options:
         self, rank: RankEvents, labelled: pl.DataFrame | None = None, frames: pl.DataFrame | None = None
     ) -> RankTables:
         """Measure one rank that is in memory."""
+        if self.gpu is not None and not rank.source.devices:
+            rank = replace(rank, source=msgspec.structs.replace(rank.source, devices=(self.gpu,)))
         return rank_tables(
             rank,
             labelled=labelled,
@@ -87,7 +91,8 @@ class Options:
             from tracekit.analysis.persistence import FILE, read_tables
 
             store = open_single_store(ref.path)
-            if self.steps is None and self.by is None and not self.graph and store.intact(ref.rank, FILE):
+            asks_for_more = self.by is not None or self.graph or self.gpu is not None
+            if self.steps is None and not asks_for_more and store.intact(ref.rank, FILE):
                 stored = read_tables(rank_folder(Path(ref.path), ref.rank))
                 if stored is not None:
                     stored = stored if self.with_pipeline else stored.changed(pipeline=None)

@@ -330,6 +330,7 @@ def run_tables(
         "timeline": lambda: _of_ranks(ranks, "timeline"),
         "host_time": lambda: _with_steps(ranks, "host_time"),
         "host_places": lambda: _with_steps(ranks, "host_places"),
+        "memory_bound": lambda: _of_ranks(ranks, "memory_bound"),
         "clocks": lambda: communication.clocks.table,
         "matched": lambda: communication.matched().drop("row"),
         "kernels": kernels,

@@ -36,6 +36,7 @@ from tracekit.metrics.host_calls import (
     keep_longest,
 )
 from tracekit.metrics.host_time import measure_host_time
+from tracekit.metrics.kernel_limits import find_memory_bound
 from tracekit.metrics.label_intervals import Lanes, timeline, weak_ns
 from tracekit.metrics.lateness import RankLateness, measure_lateness
 from tracekit.metrics.memory import RankMemory, measure_memory
@@ -123,6 +124,8 @@ class RankTables(PathTables):
     """Time of the host by step and activity (``metrics.host_time``); empty if its events were not recorded."""
     host_places: pl.DataFrame
     """Where the GPU was idle longest meanwhile."""
+    memory_bound: pl.DataFrame
+    """Operators that move memory, with the time that its bandwidth asks for (``metrics.kernel_limits``)."""
     hiding: pl.DataFrame
     """Durations of kernels beside communication, and of the same kernels alone (``metrics.hiding``)."""
     lateness: RankLateness
@@ -284,6 +287,7 @@ def _measure_rank(
     product_table, rates = products(
         gpu_events, device=device, multiprocessors=rank.source.multiprocessors, texts=work.texts
     )
+    memory_bound = find_memory_bound(gpu_events, device=device, multiprocessors=rank.source.multiprocessors)
     stretches = find_stretches(gpu_events)
     return RankTables(
         source=rank.source,
@@ -311,6 +315,7 @@ def _measure_rank(
         inside_launch_ns=inside_launch_ns,
         host_time=host_time,
         host_places=host_places,
+        memory_bound=memory_bound,
         hiding=hiding,
         launches_known=bool(work.launched.any()) or not len(gpu_events),
         lateness=measure_lateness(

@@ -75,6 +75,27 @@ def build_memory(parts: Iterable[Part], *, rank: int, base_ns: int) -> pl.DataFr
     return conform(frame, MEMORY).sort("at_ns", maintain_order=True)
 
 
+def link_by_external_id(events: pl.DataFrame) -> pl.DataFrame:
+    """Return events whose external ids are correlations as such, if the file has no correlations.
+
+    Old recordings of AMD GPUs give each call of the runtime an external id of its own, which the kernel that it
+    launches has as well. External ids of operators are counted separately there: they name no call.
+    """
+    if not events["correlation"].is_null().all() or events["external_id"].is_null().all():
+        return events
+    is_call = events["kind"].is_in(["runtime", "driver"])
+    is_gpu = events["kind"].is_in(DEVICE_KINDS)
+    calls = events["external_id"].filter(is_call).drop_nulls()
+    launched = events["external_id"].filter(is_gpu).drop_nulls()
+    names_one_call = len(launched) > 0 and calls.is_unique().all() and launched.is_in(calls.implode()).all()
+    if not names_one_call:
+        return events
+    is_linked = is_call | is_gpu
+    return events.with_columns(
+        correlation=pl.when(is_linked).then("external_id"), external_id=pl.when(~is_linked).then("external_id")
+    )
+
+
 class TableBuilder:
     """Builder of the table of events, column by column: a column's memory is released when it is taken."""
 
@@ -129,7 +150,7 @@ class TableBuilder:
             counts = {UNTIMED: gpu_count, UNTIMED_CPU: int((~times["is_usable"]).sum()) - gpu_count}
             untimed = {key: count for key, count in counts.items() if count}
             out_of_range = int(times.select(pl.col("is_number") & ~pl.col("is_usable")).to_series().sum())
-        return EventTable(conform(events, EVENTS), self._bad_texts, untimed, out_of_range)
+        return EventTable(link_by_external_id(conform(events, EVENTS)), self._bad_texts, untimed, out_of_range)
 
     def _text_columns(self) -> dict[str, pl.Series]:
         """Return the columns of texts, and those that few rows have."""

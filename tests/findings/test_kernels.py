@@ -1,0 +1,138 @@
+"""Operators against the GPU's limits: an H200 does 989.4 TFLOP/s in BF16 and moves 4.8 TB/s."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tracekit import analyze
+from tracekit.errors import OptionError
+from tracekit.findings.kernels import MAX_KERNELS, reason_of
+
+BF16 = "c10::BFloat16"
+SQUARE_NS = 2 * 4096**3 / 989.4e3
+"""Time of a product of two matrices of 4,096 rows and columns at peak: 139 µs."""
+ADD_NS = 3 * 8192 * 8192 * 4 / 4800
+"""Time of an addition of two matrices of 8,192 rows and columns in FP32 at the memory's bandwidth: 168 µs."""
+
+
+def calls_of(op, shapes, dtype, ns, *, count=4, name="gemm_bf16"):
+    """Return a step of *count* calls of an operator, each of which takes *ns*, one behind the other."""
+
+    def fill(recording, start, _):
+        args = {"Input Dims": shapes, "Input type": [dtype if shape else "Scalar" for shape in shapes]}
+        for number in range(count):
+            begin = start + 2 + number * ns / 1e6
+            recording.kernel(start + 0.1 + number * 0.05, begin, begin + ns / 1e6, op=op, name=name, args=args)
+
+    return fill
+
+
+def product(ns, size=4096):
+    return calls_of("aten::mm", [[size, size], [size, size]], BF16, ns)
+
+
+def addition(ns, size=8192):
+    return calls_of("aten::add", [[size, size], [size, size], []], "float", ns, name="vectorized_elementwise")
+
+
+def test_a_product_at_half_the_peak_has_the_time_above_seven_tenths_to_gain(findings_of):
+    finding = findings_of(product(2 * SQUARE_NS))["slow_kernel"]
+    assert finding.cost_ns == pytest.approx(4 * (2 - 1 / 0.7) * SQUARE_NS, rel=0.02)
+    assert finding.evidence["share_of_limit"] == pytest.approx(0.5, rel=0.01)
+    assert finding.evidence["limit"] == "peak"
+    assert (finding.case, finding.saves_ns, finding.certain) == ("product", None, "possible")
+
+
+@pytest.mark.parametrize(("times", "is_slow"), [(1.3, False), (1.6, True)])
+def test_work_at_seven_tenths_of_its_limit_is_good(findings_of, times, is_slow):
+    assert ("slow_kernel" in findings_of(product(times * SQUARE_NS))) is is_slow
+    assert ("slow_kernel" in findings_of(addition(times * ADD_NS))) is is_slow
+
+
+def test_an_addition_is_limited_by_the_memorys_bandwidth(findings_of):
+    finding = findings_of(addition(3 * ADD_NS))["slow_kernel"]
+    assert (finding.case, finding.evidence["limit"]) == ("elementwise", "bandwidth")
+    assert finding.evidence["share_of_limit"] == pytest.approx(1 / 3, rel=0.01)
+
+
+@pytest.mark.parametrize(("ns", "is_slow"), [(4_000, False), (8_000, True)])
+def test_a_kernel_may_take_five_microseconds_whatever_its_work(findings_of, ns, is_slow):
+    assert ("slow_kernel" in findings_of(product(ns, size=64))) is is_slow
+
+
+def test_a_skinny_product_is_limited_by_the_memory(findings_of):
+    """131,072 rows of 32 times 32 columns: 17 MB, 3.5 µs at the bandwidth and 0.3 µs at peak."""
+    fill = calls_of("aten::mm", [[131072, 32], [32, 32]], BF16, 14_000)
+    finding = findings_of(fill)["slow_kernel"]
+    assert (finding.case, finding.evidence["limit"]) == ("skinny", "bandwidth")
+    assert finding.evidence["share_of_limit"] == pytest.approx(2 * 131072 * 32 * 2 / 4800 / 14_000, rel=0.02)
+
+
+def test_without_shapes_or_a_known_gpu_no_kernel_is_slow(findings_of):
+    assert "slow_kernel" not in findings_of(product(9 * SQUARE_NS), device="Abacus")
+    assert "slow_kernel" not in findings_of(calls_of("aten::mm", [], BF16, 9 * SQUARE_NS))
+
+
+def test_the_ten_operators_with_most_to_gain_are_counted(findings_of):
+    def fill(recording, start, number):
+        for size in range(12):
+            shapes = [[4096 + 128 * size, 4096], [4096, 4096]]
+            args = {"Input Dims": shapes, "Input type": [BF16, BF16]}
+            begin = start + 1 + size
+            recording.kernel(start + 0.1 + 0.05 * size, begin, begin + 1, args=args)
+
+    at_peak_ns = [2 * (4096 + 128 * size) * 4096 * 4096 / 989.4e3 for size in range(12)]
+    gains = sorted(1_000_000 - ns / 0.7 for ns in at_peak_ns)
+    assert MAX_KERNELS == 10
+    assert findings_of(fill)["slow_kernel"].cost_ns == pytest.approx(sum(gains[-10:]), rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "reason"),
+    [
+        ("[[4097,4096],[4096,4096]]", "misaligned"),
+        ("[[4096,4100],[4100,4096]]", "misaligned"),  # a multiple of 4, not of 8
+        ("[[4104,4104],[4104,4104]]", "product"),  # a multiple of 8, not of 16
+        ("[[8192,64],[64,8192]]", "skinny"),
+        ("[[8192,96],[96,8192]]", "product"),
+        ("[[4096,40],[40,4096]]", "skinny"),
+        ("[[512,4096],[4096,1920]]", "few_tiles"),  # 60 tiles for 132 multiprocessors
+        ("[[512,4096],[4096,2304]]", "product"),  # 72
+        ("[[1024,4096],[4096,1152]]", "product"),  # 72 tiles of 128 rows; with tiles of 256 it would be 20
+        ("[[256,4096],[4096,2048]]", "few_tiles"),  # 32 tiles of 128 rows; with tiles of 64 it would be 128
+    ],
+)
+def test_sizes_say_why_a_product_is_slow(shapes, reason):
+    assert reason_of("aten::mm", "product", shapes, multiprocessors=132) == reason
+
+
+@pytest.mark.parametrize(("length", "reason"), [(128, "short_sequence"), (400, "short_sequence"), (800, "attention")])
+def test_sequences_of_up_to_512_are_short(length, reason):
+    shapes = str([[16, length, 32, 128]] * 3)
+    assert reason_of("aten::_flash_attention_forward", "attention", shapes, multiprocessors=132) == reason
+
+
+def test_a_gpu_without_known_peaks_is_refused(samples):
+    with pytest.raises(OptionError, match="no peak rates are known for the GPU 'Abacus'"):
+        analyze(samples / "rates", gpu="Abacus")
+
+
+EVALUATIONS = {
+    "elem_01_add_poor_bw": "elementwise",
+    "gemm_03_compute_misaligned": "misaligned",
+    "gemm_04_memory_tall_skinny": "skinny",
+    "sdpa_01_long_seq_low_eff": "attention",
+    "sdpa_03_short_seq_overhead": "short_sequence",
+}
+CORPUS = Path(os.environ.get("TRACEKIT_CORPUS", "nowhere")) / "public/tracelens-evals"
+
+
+@pytest.mark.skipif(not CORPUS.is_dir(), reason="TRACEKIT_CORPUS is not set: the traces are not in this repository")
+@pytest.mark.parametrize(("name", "case"), EVALUATIONS.items())
+def test_evaluation_traces_show_the_problem_in_their_name(name, case):
+    findings = analyze(CORPUS / f"{name}.json.gz", gpu="MI300X").findings
+    (finding,) = [finding for finding in findings if finding.code == "slow_kernel"]
+    assert (finding.case, finding.share > 0.3) == (case, True)
