@@ -25,9 +25,10 @@ ALLOWED = {
     "_replace": "documented method of named tuples",
     "_fields_": "documented attribute of ctypes structures",
     "_set_group_desc": "PyTorch has no public way to describe a process group that exists; its absence is handled",
+    "_dump_nccl_trace": "PyTorch documents it, and has no other name for dumping the flight recorder",
 }
 """Names with an underscore that are public all the same, and why."""
-ONLY_IN = {"_exit": "_util/workers.py"}
+ONLY_IN = {"_exit": "_util/workers.py", "_dump_nccl_trace": "record/slow_steps.py"}
 """The one module that may use an allowed name; the others are allowed everywhere."""
 
 

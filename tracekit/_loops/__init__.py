@@ -28,6 +28,7 @@ MODULES = (
     "tracekit._loops.interval_sets",
     "tracekit._loops.json_scanner",
     "tracekit._loops.nesting",
+    "tracekit._loops.pickle_check",
     "tracekit._loops.packet_scanner",
     "tracekit._loops.simulation",
 )
