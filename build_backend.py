@@ -28,6 +28,10 @@ __all__ = [
 ]
 
 
+ZIGLANG = "ziglang==0.15.1"
+"""The C compiler that is fetched where the machine has none: one version, so that no later one is run unseen."""
+
+
 def has_c_compiler() -> bool:
     """Return whether the compiler that Python was built with, or the usual one, can be run."""
     configured = (sysconfig.get_config_var("CC") or "cc").split()[0]
@@ -35,7 +39,7 @@ def has_c_compiler() -> bool:
 
 
 def _with_compiler(requirements: list[str]) -> list[str]:
-    return requirements if has_c_compiler() else [*requirements, "ziglang"]
+    return requirements if has_c_compiler() else [*requirements, ZIGLANG]
 
 
 def get_requires_for_build_wheel(config_settings: dict[str, Any] | None = None) -> list[str]:

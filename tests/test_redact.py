@@ -8,6 +8,7 @@ import json
 import re
 import shutil
 import sqlite3
+import time
 
 import polars as pl
 import pytest
@@ -16,6 +17,7 @@ import tracekit
 from tests.kept import analysis_of
 from tracekit.errors import InputError, OptionError, OutputError
 from tracekit.redaction import redact
+from tracekit.redaction.names import NameRedactor
 
 pytestmark = pytest.mark.slow
 
@@ -402,3 +404,23 @@ def test_files_beside_a_report_are_not_touched(samples, tmp_path):
     run(source, tmp_path / "out.sqlite")
     (tmp_path / "out.sqlite").unlink()
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    "piece", ["~a", "~/", "/a", "a/", "$a", "a@", "\\\\a", "a:", "1.", "~", "${a", "http:", "a~/b"]
+)
+def test_a_long_name_of_any_pattern_takes_time_linear_in_its_length(piece):
+    def redact_s(times):
+        began = time.process_time()
+        NameRedactor().redact(piece * times)
+        return time.process_time() - began
+
+    redact_s(10)
+    assert redact_s(20_000) < 8 * redact_s(5_000) + 0.1  # quadratic time would be 16 times as long
+
+
+@pytest.mark.parametrize("text", ["~ann/zeppelin", "see ~/zeppelin/a.pt", "(~ann/x)", "a~/home/ann", "x~ann/zeppelin"])
+def test_folders_of_users_are_replaced(text):
+    redacted = NameRedactor().redact(text)
+    assert "ann" not in redacted
+    assert "zeppelin" not in redacted

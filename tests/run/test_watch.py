@@ -57,6 +57,29 @@ def test_a_file_still_being_written_waits(tmp_path):
     assert [one.name for one in watch(tmp_path, idle_s=0)] == [tmp_path.name]
 
 
+def test_a_recording_whose_file_grows_is_read_again_and_said_so(tmp_path):
+    file = tmp_path / "rank0.pt.trace.json.gz"
+    whole = (STEPS / "a" / file.name).read_bytes()
+    file.write_bytes(whole[: len(whole) // 3])  # half-written, and quiet for longer than a file may take to settle
+    aged(file, 60)
+    landed = watch(tmp_path, every_s=0.01, idle_s=5)
+    assert not next(landed).read_again
+    file.write_bytes(whole)
+    aged(file, 30)
+    again = next(landed)
+    assert again.read_again
+    assert len(again.analysis.rank_results) == 1
+    assert "(read again, a file has changed)" in line(again)
+
+
+def test_a_file_from_the_future_is_read_once_it_is_quiet(tmp_path, monkeypatch):
+    monkeypatch.setattr("tracekit.run.watch.SETTLED_S", 0.2)
+    shutil.copy(STEPS / "a" / "rank0.pt.trace.json.gz", tmp_path)
+    aged(tmp_path / "rank0.pt.trace.json.gz", -3600)
+    landed = list(watch(tmp_path, every_s=0.05, idle_s=2))
+    assert [recording.error for recording in landed] == [None]
+
+
 def test_files_of_one_rank_are_recordings_one_after_another(tmp_path):
     for n, name in enumerate(("a", "b")):
         for rank in (0, 1):

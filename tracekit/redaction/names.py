@@ -25,14 +25,16 @@ MAX_WORD_LENGTH = 2_000
 MAX_PARTS_OF_WORD = 6
 """Parts that one listed word can be cut into, such as e4m3fn."""
 
-_PATH_PART = r"[^\s\"\\/:;,()<>|\[\]{}'=]+"
+_PATH_CHARACTER = r"[^\s\"\\/:;,()<>|\[\]{}'=]"
+_PATH_PART = f"{_PATH_CHARACTER}+"
 _REST_OF_PATH = r"[^\"()<>:;,|\n]*"
 _LOCATION = "|".join(
     (
         r"\b[a-zA-Z][a-zA-Z0-9+.-]{1,12}://[^\s\"]+",  # URL
         r"[\w.+-]{1,64}@[\w.-]+",  # e-mail address, user@host
         rf"\$\{{?\w+\}}?/{_REST_OF_PATH}",
-        rf"~(?:{_PATH_PART})?(?:/{_PATH_PART})+/?",
+        # Only at the start of a part: from every ~ of ~a~a~a… the search would go on to the end.
+        rf"(?<!{_PATH_CHARACTER})~(?:{_PATH_PART})?(?:/{_PATH_PART})+/?",
         # Folders below these often have spaces in their names.
         rf"(?<![\w/.])/(?:home|Users|root|mnt|data)/{_REST_OF_PATH}",
         rf"(?<![\w/.])/{_PATH_PART}(?:/{_PATH_PART})+/?",

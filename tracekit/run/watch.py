@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tracekit.analysis import Analysis
@@ -23,12 +23,14 @@ class Recording:
     files: tuple[Path, ...]
     analysis: Analysis | None = None
     error: TracekitError | None = None
+    read_again: bool = False
+    """Whether it was read before, and a file has changed since."""
 
 
 def watch(
     folder: str | Path, *, every_s: float = 2.0, idle_s: float | None = None, critical_path: bool = False
 ) -> Iterator[Recording]:
-    """Yield the recordings in *folder* and its subfolders as they become complete.
+    """Yield the recordings in *folder* and its subfolders as they become complete, and again if their files change.
 
     Files of the same rank in one folder are successive recordings, ordered by time.
 
@@ -45,14 +47,17 @@ def watch(
     root = Path(folder)
     if not root.is_dir():
         raise InputError(f"{root}: there is no such folder", hint="name the folder that traces land in")
-    seen: set[tuple[Path, ...]] = set()
+    stamps_read: dict[tuple[Path, ...], list[_Stamp]] = {}
+    clock = _QuietTimes()
     last_new_s = time.monotonic()
     while True:
-        for recording in _complete_recordings(root, time.time()):
-            if recording.files not in seen:
-                seen.add(recording.files)
+        for recording in _complete_recordings(root, clock):
+            stamps = [_stamp(file) for file in recording.files]
+            last_stamps = stamps_read.get(recording.files)
+            if stamps != last_stamps:
+                stamps_read[recording.files] = stamps
                 last_new_s = time.monotonic()
-                yield _analyzed(recording, critical_path=critical_path)
+                yield _analyzed(replace(recording, read_again=last_stamps is not None), critical_path=critical_path)
         if idle_s is not None and time.monotonic() - last_new_s >= idle_s:
             return
         time.sleep(every_s)
@@ -63,18 +68,47 @@ def _analyzed(recording: Recording, *, critical_path: bool) -> Recording:
     try:
         analysis = analyze(files, critical_path=critical_path, timeline=critical_path, workers=1)
     except TracekitError as error:
-        return Recording(recording.name, recording.files, error=error)
-    return Recording(recording.name, recording.files, analysis=analysis)
+        return replace(recording, error=error)
+    return replace(recording, analysis=analysis)
 
 
-def _complete_recordings(root: Path, now_s: float) -> list[Recording]:
+_Stamp = tuple[int, int]
+"""Size of a file and time of its last change in ns: a file whose stamp is the same has not changed."""
+
+
+def _stamp(file: Path) -> _Stamp:
+    status = file.stat()
+    return status.st_size, status.st_mtime_ns
+
+
+class _QuietTimes:
+    """For how long files have not changed; of a file from the future since when it was first seen as it is."""
+
+    def __init__(self) -> None:
+        self._first_seen: dict[Path, tuple[_Stamp, float]] = {}
+
+    def quiet_s(self, file: Path) -> float:
+        """Return the seconds since the last change of *file*."""
+        now_s = time.time()
+        modified_s = _modified_s(file)
+        if modified_s <= now_s:
+            return now_s - modified_s
+        stamp = _stamp(file)
+        last_stamp, since_s = self._first_seen.get(file, (None, 0.0))
+        if stamp != last_stamp:
+            self._first_seen[file] = stamp, now_s
+            return 0.0
+        return now_s - since_s
+
+
+def _complete_recordings(root: Path, clock: _QuietTimes) -> list[Recording]:
     """Return the recordings whose files are all complete, oldest first."""
     folders = [root, *sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))]
-    recordings = [recording for folder in folders for recording in _recordings_in(folder, root, now_s)]
+    recordings = [recording for folder in folders for recording in _recordings_in(folder, root, clock)]
     return sorted(recordings, key=lambda recording: (max(map(_modified_s, recording.files)), recording.name))
 
 
-def _recordings_in(folder: Path, root: Path, now_s: float) -> list[Recording]:
+def _recordings_in(folder: Path, root: Path, clock: _QuietTimes) -> list[Recording]:
     files_by_rank: dict[int | None, list[Path]] = {}
     for file in sorted({file for pattern in PATTERNS for file in folder.glob(pattern) if file.is_file()}):
         if file.name != "truth.json" and not file.name.startswith("."):
@@ -88,7 +122,7 @@ def _recordings_in(folder: Path, root: Path, now_s: float) -> list[Recording]:
     recordings = []
     for i in range(count):
         files_of_recording = tuple(files[i] for files in files_by_rank.values() if i < len(files))
-        unsettled = any(now_s - _modified_s(file) < SETTLED_S for file in files_of_recording)
+        unsettled = any(clock.quiet_s(file) < SETTLED_S for file in files_of_recording)
         # Some ranks of the last of several recordings may not have been written yet.
         incomplete = count > 1 and i == count - 1 and len(files_of_recording) < len(files_by_rank)
         if not unsettled and not incomplete:

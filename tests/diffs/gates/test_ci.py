@@ -60,6 +60,26 @@ def test_the_composite_action(tmp_path, save, scaled, candidate, expect, require
         assert "::error title=regressed%3A label_ms.forward::" in run.stdout
 
 
+def test_a_candidate_that_looks_like_an_option_is_a_file(tmp_path, save):
+    save("same.json")
+    environment = {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "HOME": os.environ.get("HOME", str(tmp_path)),
+        "GITHUB_OUTPUT": str(tmp_path / "output"),
+        "CANDIDATE": "--update-baseline same.json",
+        "BASELINE": "new.json",
+        "REQUIRE": "",
+        "INCONCLUSIVE": "",
+        "EXPECT": "0",
+    }
+    run = subprocess.run(
+        ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", action_script()],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert run.returncode == 2, run.stdout + run.stderr
+    assert not (tmp_path / "new.json").exists()
+
+
 def test_the_sample_workflow_gates_both_pairs():
     text = (ROOT / ".github" / "workflows" / "gate.yml").read_text()
     for words in ("candidate: sample_traces/steps/b", "candidate: sample_traces/steps/straggler", 'expect: "1"'):

@@ -18,6 +18,8 @@ def run_of(recording: Recording) -> Run | None:
 def line(recording: Recording, *, first: Run | None = None) -> str:
     """Return the step time and budget of a recording, and whether it is slower than the *first* one."""
     name, analysis, run = terminal(recording.name), recording.analysis, run_of(recording)
+    if recording.read_again:
+        name = f"{name} (read again, a file has changed)"
     if analysis is None or run is None:
         return f"{name}: {recording.error}"
     total, budget, step_pace = analysis.total, analysis.total.budget, Pace(analysis)
