@@ -23,6 +23,7 @@ from tracekit.documents.analysis import AnalysisDocument, Hiding, Slowdown
 from tracekit.documents.coding import HasDocument
 from tracekit.documents.roles import Iteration, PhaseBand, WeightUpdate
 from tracekit.errors import Notice, OptionError
+from tracekit.metrics.budget import Budget
 from tracekit.metrics.overlap import ratio
 from tracekit.metrics.step_time import StepSummary, summarize_steps
 from tracekit.parsers.source_refs import unknown_rank_error
@@ -135,32 +136,36 @@ class BaseAnalysis(HasDocument):
     def _repr_html_(self) -> str:
         from tracekit.report.text import html_table
 
-        rows = [("mean", self.total, len(self.rank_results) or 1)]
-        rows += [(str(result.rank), result.whole, 1) for result in self.rank_results]
-        heads = ("rank", "span ms", "compute", "exposed", "idle", *(["bubble"] if self.total.pipeline else []))
+        step = self.step
+        rows = [_notebook_row("run", step.time_ns, step.budget, self.total)]
+        for result in self.rank_results:
+            budget = summarize_steps({result.rank: result.timed_steps}).budget
+            rows.append(_notebook_row(str(result.rank), step.by_rank.get(result.rank), budget, result.whole))
+        heads = ("rank", "step ms", "compute", "exposed", "idle", *(["bubble"] if self.total.pipeline else []))
         title = repr(self)[1:-1].partition(": ")[2]
-        return html_table(title, heads, [_notebook_row(*row) for row in rows])
+        return html_table(title, heads, rows)
 
     def __repr__(self) -> str:
         count = len(self.rank_results)
         steps = {step for result in self.rank_results for step in result.steps}
         parts = [counted(count, "rank"), *([counted(len(steps), "step")] if steps else [])]
-        span = ms(self.total.budget.span_ns / max(1, count), digits=3)
-        return f"<{type(self).__name__}: {', '.join(parts)}, mean span of a rank {span}>"
+        what = "step time" if self.step.is_marked else "extent"
+        time = "unknown" if self.step.time_ns is None else ms(self.step.time_ns, digits=3)
+        return f"<{type(self).__name__}: {', '.join(parts)}, {what} {time}>"
 
 
-def _notebook_row(name: str, figures: Measured, ranks: int) -> list[str]:
-    """Return a row of the notebook's table; shares are of the span, the span is a mean over *ranks*."""
+def _notebook_row(name: str, time_ns: int | None, budget: Budget, figures: Measured) -> list[str]:
+    """Return a row of the notebook's table: the step time, the shares of its parts, and the bubble of *figures*."""
     from tracekit.report.text import at_least
 
-    budget, span_ns = figures.budget, figures.budget.span_ns
     shares = [
-        ratio(budget.compute_ns, span_ns),
-        ratio(sum(budget.exposed_ns.values()), span_ns),
-        ratio(budget.idle_ns, span_ns) if figures.idle_known else None,
+        ratio(budget.compute_ns, budget.span_ns),
+        ratio(sum(budget.exposed_ns.values()), budget.span_ns),
+        ratio(budget.idle_ns, budget.span_ns) if figures.idle_known else None,
     ]
     bubble = [at_least(percent(figures.bubble_fraction), figures.lower_bound)] if figures.pipeline else []
-    return [name, f"{span_ns / ranks / 1e6:,.3f}", *map(percent, shares), *bubble]
+    time = "–" if time_ns is None else f"{time_ns / 1e6:,.3f}"
+    return [name, time, *map(percent, shares), *bubble]
 
 
 class Role(msgspec.Struct, frozen=True, eq=False):
@@ -193,7 +198,7 @@ class Analysis(BaseAnalysis):
     >>> from tracekit.run.analyze import analyze
     >>> analysis = analyze("sample_traces/reload", schedule="none")
     >>> analysis
-    <Analysis: 4 ranks, 1 step, mean span of a rank 104.676 ms>
+    <Analysis: 4 ranks, 1 step, step time 104.676 ms>
     >>> analysis.rank_results[0].whole.budget.span_ns
     104587652
     >>> analysis.to_dict()["source"]["ranks"]

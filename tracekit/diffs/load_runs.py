@@ -20,7 +20,7 @@ from tracekit._util.files import read_start
 from tracekit.analysis import Analysis
 from tracekit.analysis.result import BaseAnalysis
 from tracekit.diffs.noise_thresholds import Noise
-from tracekit.diffs.run_samples import Run, from_analysis
+from tracekit.diffs.run_samples import Run, from_analysis, slow_step_samples
 from tracekit.documents.analysis import AnalysisDocument
 from tracekit.documents.baseline import FORMAT as BASELINE_FORMAT
 from tracekit.documents.baseline import BaselineDocument, RoleBaseline
@@ -135,7 +135,11 @@ def read_baseline(path: str) -> Side:
 
 def _side_of_baseline(document: RoleBaseline, path: str) -> Side:
     facts, tables = to_plain(document.facts), to_plain(document.tables)
-    samples = [(run.name, {name: tuple(row) for name, row in run.samples.items()}) for run in document.runs]
+    samples = []
+    for run in document.runs:
+        values = {name: tuple(row) for name, row in run.samples.items()}
+        # A file that an earlier version wrote has no samples of mean and slow steps, which follow from the step times.
+        samples.append((run.name, slow_step_samples(values.get("step_ms", ())) | values))
     noise = {metric: Noise(entry.deviation, entry.runs - 1) for metric, entry in document.noise.items()}
     return Side(tuple(Run(f"{path}:{name}", values, facts, tables) for name, values in samples), noise)
 

@@ -178,10 +178,10 @@ def per_step_samples(ranks: Sequence[documents.RankFigures]) -> Samples:
         # A label missing in a step took no time in it. A share of no time is undefined, and its step is left out.
         steps = rows if "_ms" in name else [row for row in rows if name in row]
         samples[name] = tuple(row.get(name, 0.0) for row in steps)
-    return samples | _slow_step_samples(samples.get("step_ms", ()))
+    return samples | slow_step_samples(samples.get("step_ms", ()))
 
 
-def _slow_step_samples(step_ms: Sequence[float]) -> Samples:
+def slow_step_samples(step_ms: Sequence[float]) -> Samples:
     """Return the step times again, of which the mean is compared, and by step whether it is slow (1) or not (0)."""
     if not step_ms:
         return {}

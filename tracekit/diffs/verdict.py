@@ -21,8 +21,8 @@ from tracekit.documents.gate import CheckResult, Counts, GateSettings
 WHOLE_STEP_METRICS = ("step_ms", "mean_step_ms", "slow_steps", "compute_ms")
 """Metrics of the whole step and of all GPU work in it; corrected for multiple tests apart from the many labels."""
 _SINGLE_RUN_REASON = "one run per side may wait this much longer by chance: add runs, or --calibrate"
-BETWEEN_RUNS_P_FACTOR = 7.5
-"""Factor on p-values from the spread between runs: 1 % is required there where 7.5 % is required between steps, because
+BETWEEN_RUNS_P_FACTOR = 2.0
+"""Factor on p-values from the spread between runs: 1 % is required there where 2 % is required between steps, because
 a calibrated floor is no larger than that spread."""
 MIN_RUNS_OF_RUN_METRIC = 3
 """Fewest runs on each side to compare a metric that has one value per run."""

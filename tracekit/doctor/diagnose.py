@@ -12,14 +12,17 @@ import msgspec
 import polars as pl
 
 from tracekit._util.text import counted
+from tracekit.align.steps import assign_parts, host_ranges
 from tracekit.classify.names import HOST_CALLS
 from tracekit.doctor.findings import MIN_LAUNCHED_SHARE, RankFacts, find_extras, find_problems
 from tracekit.documents.coding import HasDocument
 from tracekit.documents.doctor import FORMAT, DoctorDocument, Finding
 from tracekit.documents.notices import warning_entries
 from tracekit.errors import Notice
+from tracekit.metrics.budget import Budget
 from tracekit.metrics.completeness import add_launch_times, check_completeness
 from tracekit.metrics.host_calls import find_api_calls
+from tracekit.metrics.step_time import TimedStep, summarize_steps, timed_steps
 from tracekit.parsers.source_refs import SourceRef
 from tracekit.run.driver import accept_old_options, check_run, find_sources, map_sources
 from tracekit.schema import GPU_KINDS, ProcessGroup, RankEvents
@@ -67,6 +70,12 @@ class Diagnosis(HasDocument, msgspec.Struct, frozen=True):
                     descriptions[name, ()] = description
         return [ProcessGroup(name, text, ranks) for (name, ranks), text in sorted(descriptions.items())]
 
+    def step_time_ns(self) -> int | None:
+        """Return the step time of the run; None without marked steps, or where ranks have several roles."""
+        if len({fact.source.role for fact in self.facts}) > 1:
+            return None
+        return summarize_steps({fact.rank: fact.timed_steps for fact in self.facts}).time_ns
+
     def to_document(self) -> DoctorDocument:
         """Return the JSON document (``format: tracekit.doctor/1``)."""
         starts = [fact.start_ns for fact in self.facts if fact.start_ns is not None]
@@ -81,6 +90,7 @@ class Diagnosis(HasDocument, msgspec.Struct, frozen=True):
             "devices": sorted({name for fact in self.facts for name in fact.source.devices}),
             "steps": sorted({step for fact in self.facts for step in fact.steps}),
             "span_ns": max(ends) - min(starts) if starts else 0,
+            "step_time_ns": self.step_time_ns(),
             "groups": self.groups(),
             "counts": self.counts(),
             "skipped": dict(_sum_counts(fact.source.skipped for fact in self.facts)),
@@ -150,7 +160,8 @@ def examine(part: RankEvents) -> RankFacts:
         peers=(is_message & pl.col("peer").is_not_null()).sum(),
     )
     on_gpu = part.memory.filter(pl.col("device_type") != 0)
-    recording = check_completeness(find_api_calls(events), add_launch_times(events))
+    gpu_events = add_launch_times(events)
+    recording = check_completeness(find_api_calls(events), gpu_events)
     return RankFacts(
         rank=part.source.rank,
         rank_from=part.source.rank_from,
@@ -168,10 +179,19 @@ def examine(part: RankEvents) -> RankFacts:
         graph_launches=_count_named(launches, HOST_CALLS["launch_graph"]),
         collectives=_count_named(gpu, _NCCL_KERNEL),
         groups=_group_descriptions(events),
+        timed_steps=_time_marked_steps(events, gpu_events),
         allocations=len(on_gpu),
         with_totals=on_gpu["allocated"].count(),
         **facts.row(0, named=True),
     )
+
+
+def _time_marked_steps(events: pl.DataFrame, gpu_events: pl.DataFrame) -> tuple[TimedStep, ...]:
+    """Return the step time of each marked step that launched GPU work, without a budget."""
+    if gpu_events["step"].null_count() == len(gpu_events):
+        return ()
+    _, steps, _ = assign_parts(gpu_events, host=host_ranges(events))
+    return timed_steps(steps, [Budget(0, 0)] * len(steps))
 
 
 def _examine_ref(ref: SourceRef, *, ranks: Collection[int] | None) -> list[RankFacts]:

@@ -14,6 +14,7 @@ from tracekit._util.text import listing
 from tracekit.documents.doctor import Extra, Finding, RankContents
 from tracekit.errors import Notice
 from tracekit.metrics.peaks import find_gpu
+from tracekit.metrics.step_time import TimedStep
 from tracekit.parsers.source_refs import missing_ranks
 from tracekit.schema import PYTORCH_READERS, Source
 
@@ -33,6 +34,7 @@ class RankFacts(RankContents, frozen=True, kw_only=True):
     with_shapes: int
     with_sequence: int
     collectives: int  # NCCL or RCCL kernels
+    timed_steps: tuple[TimedStep, ...] = ()  # marked steps with their times, without a budget
     groups: Mapping[str, str | None] = {}  # name → description
     lost: tuple[Notice, ...] = ()  # launches without their GPU events
     nccl_calls: int = 0  # recorded calls of the NCCL library

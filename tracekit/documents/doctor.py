@@ -95,7 +95,9 @@ class DoctorDocument(Struct, frozen=True):
     steps: list[int]
     """Marked steps."""
     span_ns: int
-    """Time from the first to the last event."""
+    """Recorded time: from the first to the last event."""
+    step_time_ns: int | None
+    """Step time of the run, from the start of a step to the start of the next one; null without marked steps."""
     groups: list[ProcessGroup]
     """Process groups."""
     counts: Mapping[str, int]

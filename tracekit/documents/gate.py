@@ -135,7 +135,7 @@ class GateSettings(Struct, frozen=True):
     """Baseline files used when the command names none."""
     require: tuple[str, ...] = ()
     """Requirements checked when the command gives none."""
-    alpha: Annotated[float, Meta(gt=0, lt=0.5)] = 0.075
+    alpha: Annotated[float, Meta(gt=0, lt=0.5)] = 0.02
     """Probability of a false alarm before the floors: of the whole step, and of all its parts together."""
     min_steps: Annotated[int, Meta(ge=3)] = 5
     """With fewer steps than this on either side nothing is decided."""

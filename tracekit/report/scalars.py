@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 from tracekit.analysis import Analysis
 from tracekit.diffs import from_analysis
-from tracekit.diffs.stats import pseudomedian
+from tracekit.diffs.run_samples import centre_of_runs
 
 
 def scalars(analysis: Analysis) -> dict[str, float]:
-    """Return the metrics of the gate for a run: the pseudo-median over its steps; unknown metrics are left out.
+    """Return the metrics of the gate for a run, at the levels that the gate compares; unknown metrics are left out.
 
     >>> from tracekit import analyze
     >>> values = scalars(analyze("sample_traces/reload", schedule="none"))
@@ -18,7 +18,8 @@ def scalars(analysis: Analysis) -> dict[str, float]:
     ['tracekit/overlap.broadcast', 'tracekit/overlap.communication']
     """
     run = from_analysis(analysis.to_document(), name="run")
-    return {f"tracekit/{name}": pseudomedian(values) for name, values in sorted(run.samples.items()) if values}
+    levels = {name: centre_of_runs([run], name) for name in sorted(run.samples)}
+    return {f"tracekit/{name}": level for name, level in levels.items() if level is not None}
 
 
 def json_line(values: Mapping[str, float]) -> str:

@@ -65,9 +65,9 @@ def test_the_diff_says_that_the_ranks_are_idle_and_its_waterfall_sums_to_the_cha
 
 def timed(step_ms):
     """A run of which the step times are known, with the samples that follow from them."""
-    from tracekit.diffs.run_samples import _slow_step_samples
+    from tracekit.diffs.run_samples import slow_step_samples
 
-    return Run("", {"step_ms": tuple(step_ms), **_slow_step_samples(step_ms)})
+    return Run("", {"step_ms": tuple(step_ms), **slow_step_samples(step_ms)})
 
 
 def checks_of(after_ms, before_ms):
@@ -196,3 +196,13 @@ def test_the_level_of_the_step_time_is_that_of_the_run(ranks):
     check = judge([run], [run])[0]
     assert (check.metric, check.before) == ("step_ms", pytest.approx(analysis.step.time_ns / 1e6, abs=1e-6))
     assert from_analysis(analysis.to_document(), name="x").steps == len(analysis.step.per_step)
+
+
+def test_a_baseline_file_without_means_of_steps_is_compared_by_its_step_times(tmp_path):
+    from tracekit.diffs.baseline import dump
+    from tracekit.diffs.load_runs import read_baseline
+
+    file = tmp_path / "old.json"
+    file.write_text(dump(_side(Run("a", {"step_ms": BASE_MS}))))
+    result = gate(_side(timed(BASE_MS)), read_baseline(str(file)))
+    assert {check.metric: check.verdict for check in result.checks}["mean_step_ms"] == "pass"

@@ -8,7 +8,8 @@ from tracekit.report.table import Column, Table, make_table
 from tracekit.report.words import short_kernel
 
 TYPICAL_STEP_NOTE = (
-    "levels are of a typical step: the median of the means of all pairs of steps, which one odd step hardly moves; "
+    "step_ms is the median step, mean_step_ms the mean; other levels are of a typical step: the median of the means "
+    "of all pairs of steps, which one odd step hardly moves; "
     "analyze prints means"
 )
 EXPOSED_NOTE = "not hidden by compute; time of two exposed labels at once counts for one of them"

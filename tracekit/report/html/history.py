@@ -14,7 +14,7 @@ from urllib.parse import quote
 from tracekit._util.files import check_output_path
 from tracekit.analysis import Analysis
 from tracekit.diffs import Run
-from tracekit.diffs.stats import pseudomedian
+from tracekit.diffs.run_samples import centre_of_runs
 from tracekit.documents.coding import decode
 from tracekit.documents.history import FORMAT, HistoryDocument, HistoryPoint
 from tracekit.errors import InputError, OptionError
@@ -33,9 +33,10 @@ _DATA = re.compile(r'<script type="application/json" id="data">(.*?)</script>', 
 def history_point(
     run: Run, *, time_s: float, report: str | None = None, verdict: str | None = None, commit: str | None = None
 ) -> HistoryPoint:
-    """Return the point of a run: the pseudo-median over its steps of each metric that the page draws."""
+    """Return the point of a run: the level that the gate compares of each metric that the page draws."""
     metrics = (*METRICS, *(f"exposed_ms.{label}" for label in (*COMMUNICATION_LABELS, *COPY_LABELS)))
-    values = {name: pseudomedian(run.samples[name]) for name in metrics if run.samples.get(name)}
+    levels = {name: centre_of_runs([run], name) for name in metrics}
+    values = {name: level for name, level in levels.items() if level is not None}
     recorded = datetime.fromtimestamp(time_s, UTC).isoformat(timespec="seconds")
     return HistoryPoint(run.name, recorded, values, commit, verdict, report)
 

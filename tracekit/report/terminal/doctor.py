@@ -8,7 +8,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from tracekit._util.text import format_ranges, listing, terminal
+from tracekit._util.text import format_ranges, listing, ms, terminal
 from tracekit.doctor.diagnose import Diagnosis
 from tracekit.doctor.findings import RECIPES
 from tracekit.documents.doctor import Finding
@@ -81,7 +81,8 @@ def _facts(diagnosis: Diagnosis, facts: dict[str, Any]) -> Iterable[tuple[str, s
     yield "roles", ", ".join(roles)
     yield "ranks", f"{format_ranges(sorted(set(facts['ranks'])))} (rank from {rank_sources}; {world_size})"
     yield "steps", format_ranges(facts["steps"])
-    yield "span", f"{facts['span_ns'] / 1e6:,.1f} ms"
+    yield "step time", "" if facts["step_time_ns"] is None else ms(facts["step_time_ns"])
+    yield "recorded time", ms(facts["span_ns"])
     yield "GPUs", ", ".join(facts["devices"])
     yield "streams", f"{listing((str(fact.streams) for fact in diagnosis.facts), most=16)} (by rank)"
     yield "groups", "; ".join(_group(group) for group in shown_groups) + more_groups

@@ -22,7 +22,7 @@ def line(recording: Recording, *, first: Run | None = None) -> str:
         name = f"{name} (read again, a file has changed)"
     if analysis is None or run is None:
         return f"{name}: {recording.error}"
-    total, budget, step_pace = analysis.total, analysis.total.budget, Pace(analysis)
+    total, budget, step_pace = analysis.total, analysis.step.budget, Pace(analysis)
     parts = [
         f"step {ms(step_pace.ns)} ({counted(step_pace.steps, 'step')})",
         f"compute {percent(budget.compute_ns, budget.span_ns)}",

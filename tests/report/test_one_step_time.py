@@ -1,0 +1,107 @@
+"""One run has one step time: every output states the same number."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from tests.kept import analysis_of
+from tracekit._util.text import ms
+from tracekit.diffs.run_samples import from_analysis
+from tracekit.diffs.verdict import judge
+from tracekit.doctor.diagnose import diagnose
+from tracekit.record.answer import answer_of
+from tracekit.report.html.history import history_point
+from tracekit.report.html.page import render_html
+from tracekit.report.markdown import render_markdown
+from tracekit.report.scalars import scalars
+from tracekit.report.terminal.analysis import render as render_analysis
+from tracekit.report.terminal.doctor import render as render_doctor
+from tracekit.report.terminal.watch import line
+from tracekit.report.view import view_of
+from tracekit.run.watch import Recording
+
+pytestmark = pytest.mark.slow
+
+SAMPLES = Path(__file__).parents[2] / "sample_traces"
+WITHOUT_ONE_RUN = ("rl", "always-on")
+"""Samples of several programs, and of recorders that hold no GPU work."""
+FOLDERS = sorted(
+    file.parent.relative_to(SAMPLES).as_posix()
+    for file in SAMPLES.glob("**/truth.json")
+    if not file.relative_to(SAMPLES).as_posix().startswith(WITHOUT_ONE_RUN)
+)
+
+
+@pytest.fixture(scope="module", params=FOLDERS)
+def folder(request):
+    return SAMPLES / request.param
+
+
+@pytest.fixture(scope="module")
+def analysis(folder):
+    return analysis_of(folder)
+
+
+def plain(text: str) -> str:
+    """Return text with one kind of space and without escapes."""
+    return re.sub(r"\s+", " ", text.replace("\u00a0", " ").replace("\u202f", " ").replace("\\", ""))
+
+
+def printed(renderable) -> str:
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(renderable)
+    return console.export_text()
+
+
+def test_texts_state_the_step_time(folder, analysis):
+    expected = ms(analysis.step.time_ns)
+    sentence = f"{'step takes' if analysis.step.is_marked else 'trace spans'} {expected}"
+    assert any(sentence in answer.text for answer in view_of(analysis).answer)
+    assert sentence in plain(render_markdown(analysis))
+    assert sentence in plain(render_html(analysis))
+    screen = Console(width=200, record=True, file=io.StringIO())
+    render_analysis(analysis, screen, brief=True)
+    assert sentence in plain(screen.export_text())
+    assert any(sentence in answer for answer in answer_of(analysis).lines)
+    assert f"step {expected} (" in line(Recording("run", (folder,), analysis))
+
+
+def test_figures_are_the_step_time(analysis):
+    time_ns = analysis.step.time_ns
+    document = analysis.to_document()
+    assert document.step.time_ns == time_ns
+    run = from_analysis(document, name="run")
+    step_ms = pytest.approx(time_ns / 1e6, abs=1e-6)
+    checks = {check.metric: check for check in judge([run], [run])}
+    assert checks["step_ms"].before == step_ms
+    assert scalars(analysis)["tracekit/step_ms"] == step_ms
+    assert history_point(run, time_s=0.0).values["step_ms"] == step_ms
+
+
+def test_the_notebook_shows_the_step_time(analysis):
+    expected = ms(analysis.step.time_ns, digits=3)
+    assert f"{'step time' if analysis.step.is_marked else 'extent'} {expected}>" in repr(analysis)
+    cells = re.findall(r"<td[^>]*>([^<]*)</td>", analysis._repr_html_())
+    assert cells[1] == expected.removesuffix(" ms")
+
+
+def test_doctor_states_the_step_time_of_marked_steps(folder, analysis):
+    diagnosis = diagnose(folder)
+    if not diagnosis.to_dict()["steps"]:
+        assert diagnosis.to_dict()["step_time_ns"] is None
+        return
+    assert diagnosis.to_dict()["step_time_ns"] == analysis.step.time_ns
+    text = printed(render_doctor(diagnosis))
+    assert re.search(rf"step time\s+{re.escape(ms(analysis.step.time_ns))}\b", text)
+    assert re.search(r"recorded time\s+[\d,.]+ ms", text)
+
+
+def test_changes_are_predicted_from_the_step_time(folder):
+    analysis = analysis_of(folder, critical_path=True)
+    for change in analysis.changed_steps:
+        assert change.measured_ns == analysis.step.time_ns
