@@ -21,6 +21,7 @@ from tracekit.documents.doctor import DoctorDocument
 from tracekit.documents.gate import GateDocument, GateSettings
 from tracekit.documents.history import HistoryDocument
 from tracekit.documents.late import LateDocument
+from tracekit.documents.memory import MemoryDiffDocument, MemoryDocument
 from tracekit.documents.rules_file import RulesDocument
 from tracekit.documents.schedule import ScheduleDocument
 from tracekit.documents.store_manifest import StoreManifest
@@ -34,6 +35,8 @@ DOCUMENTS: dict[str, type[msgspec.Struct]] = {
     "gate": GateDocument,
     "doctor": DoctorDocument,
     "late": LateDocument,
+    "memory": MemoryDocument,
+    "memory-diff": MemoryDiffDocument,
     "baseline": BaselineDocument,
     "store": StoreManifest,
     "history": HistoryDocument,

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tracekit.run.ingest import ingest
     from tracekit.run.late import late
     from tracekit.run.load import load
+    from tracekit.run.memory_snapshots import diff_memory, memory
     from tracekit.run.query import query
     from tracekit.run.watch import watch
     from tracekit.store.files import Store, open_store
@@ -44,6 +45,7 @@ _NAMES_OF_MODULE = {
     "tracekit.record": ("handler", "profiler"),
     "tracekit.redaction": ("redact",),
     "tracekit.report.perfetto.export": ("export",),
+    "tracekit.run.memory_snapshots": ("diff_memory", "memory"),
     "tracekit.store.files": ("Store", "open_store"),
     "tracekit.store.trace": ("Trace",),
     **{f"tracekit.run.{name}": (name,) for name in ("analyze", "ingest", "late", "load", "query", "watch")},
@@ -52,9 +54,9 @@ _MODULE_OF_NAME = {name: module for module, names in _NAMES_OF_MODULE.items() fo
 
 __all__ = [
     "Analysis", "Diagnosis", "Diff", "GateResult", "InputError", "Notice", "SavedAnalysis", "Store", "Trace",
-    "TracekitError", "__version__", "analyze", "classify", "diagnose", "diff", "export", "gate", "handler", "ingest",
-    "late", "load", "metrics", "open_store", "profiler", "query", "read_analysis", "record", "redact", "schedules",
-    "watch", "weight_updates",
+    "TracekitError", "__version__", "analyze", "classify", "diagnose", "diff", "diff_memory", "export", "gate",
+    "handler", "ingest", "late", "load", "memory", "metrics", "open_store", "profiler", "query", "read_analysis",
+    "record", "redact", "schedules", "watch", "weight_updates",
 ]  # fmt: skip
 
 

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 COMMAND = [sys.executable, "-c", "import sys; sys.argv[0] = 'tracekit'; from tracekit.cli import main; main()"]
 COMMANDS = [
-    *("analyze", "ingest", "diff", "gate", "export", "open", "late", "doctor", "redact", "schedule"),
+    *("analyze", "ingest", "diff", "gate", "export", "open", "late", "memory", "doctor", "redact", "schedule"),
     *("demo", "watch", "query", "mcp"),
 ]
 

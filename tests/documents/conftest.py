@@ -19,6 +19,7 @@ from tracekit.documents.history import HistoryDocument, HistoryPoint
 from tracekit.documents.rules_file import GroupTable, ModuleTable, RulesDocument, RuleTable
 from tracekit.run.ingest import ingest
 from tracekit.run.late import late
+from tracekit.run.memory_snapshots import diff_memory, memory
 from tracekit.schedules import generate, simulate
 from tracekit.store.files import MANIFEST
 from tracekit.weight_updates import weight_reload
@@ -79,6 +80,10 @@ def documents(tmp_path_factory):
         "diff": [diff(before, after).document],
         "gate": [gate(after, before).to_document()],
         "doctor": [diagnose(SAMPLES / name).to_document() for name in ("1f1b-noshapes", "nsys-1f1b")],
+        "memory": [memory(SAMPLES / "memory-snapshot").to_document()],
+        "memory-diff": [
+            diff_memory(*(SAMPLES / f"memory-snapshot/memory_rank{rank}.pickle.gz" for rank in (0, 3))).to_document()
+        ],
         "late": [late(SAMPLES / "always-on" / name).to_document() for name in ("late", "hang", "1f1b")],
         "history": [history()],
         "gate-settings": [settings()],

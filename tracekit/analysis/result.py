@@ -379,6 +379,14 @@ class Plots:
         """Draw several ranks' lanes between two times after the step's first event; by default from its middle."""
         return self._draw("timeline", ranks=ranks, start_ms=start_ms, end_ms=end_ms, ax=ax)
 
+    def memory(self, *, ax: Axes | None = None) -> Figure:
+        """Draw the ranks' memory over time above the pipeline's cells."""
+        return self._draw("memory", ax=ax)
+
+    def flame(self, *, rank: int | None = None, ax: Axes | None = None) -> Figure:
+        """Draw what allocated the memory at the peak, by stack; by default that of the fullest rank."""
+        return self._draw("flame", rank=rank, ax=ax)
+
     def curve(self, *, ax: Axes | None = None) -> Figure:
         """Draw the predicted time per micro-batch over their number; needs ``analyze(..., what_if=True)``."""
         return self._draw("curve", ax=ax)

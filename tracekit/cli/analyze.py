@@ -27,7 +27,9 @@ def run(
     plot: Annotated[
         str | None,
         value(
-            "What a picture shows: schedule, measured, ideal, budget, overlap, gap, lanes, timeline or curve.", "NAME"
+            "What a picture shows: schedule, measured, ideal, budget, overlap, gap, lanes, timeline, curve, memory or "
+            "flame.",
+            "NAME",
         ),
     ] = None,
     json: options.Json = False,

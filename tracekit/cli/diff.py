@@ -28,9 +28,13 @@ def run(
     from tracekit.report.terminal.changes import show_diff
     from tracekit.report.terminal.screen import Screen
     from tracekit.report.write import check_extension
+    from tracekit.run.memory_snapshots import holds_snapshots_alone
 
     for path in output or ():
         check_extension(path, DIFF)
+    if holds_snapshots_alone(before) and holds_snapshots_alone(after):
+        _show_memory(before, after, output=output or [], json=json)
+        return
     changes = diff(before, after, role=role)
     for path in output or ():
         write_diff(changes, path)
@@ -39,3 +43,25 @@ def run(
         typer.echo(to_json(changes.to_dict()), nl=False)
     else:
         show_diff(changes.to_dict(), Screen(highlight=True))
+
+
+def _show_memory(before: str, after: str, *, output: list[Path], json: bool) -> None:
+    """Show what changed from one memory snapshot to another."""
+    from tracekit.cli._console import print_notices
+    from tracekit.report.memory import check_memory_output, write_memory
+    from tracekit.report.terminal.memory import render_diff
+    from tracekit.report.terminal.screen import Screen
+    from tracekit.run.memory_snapshots import diff_memory
+
+    for path in output:
+        check_memory_output(path, (".json",))
+    changes = diff_memory(before, after)
+    for path in output:
+        write_memory(changes, path)
+        print_line(f"wrote {path}", err=True)
+    if json:
+        typer.echo(changes.to_json())
+        return
+    screen = Screen()
+    screen.print(render_diff(changes, screen.width))
+    print_notices(changes.notices)

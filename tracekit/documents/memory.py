@@ -211,6 +211,79 @@ class SnapshotMemory(Struct, frozen=True):
     """What fills its memory at the peak."""
 
 
+class CategoryChange(Struct, frozen=True):
+    """What is for one purpose in two snapshots."""
+
+    category: str
+    """weights, gradients, optimizer_state, …"""
+    before_bytes: int
+    """Allocated in the first."""
+    after_bytes: int
+    """Allocated in the second."""
+
+
+class LineChange(Struct, frozen=True):
+    """What one source line holds in two snapshots."""
+
+    line: str | None
+    """Source line; null where no stack was recorded."""
+    category: str
+    """weights, gradients, optimizer_state, …"""
+    before_bytes: int
+    """Allocated in the first."""
+    after_bytes: int
+    """Allocated in the second."""
+    before_count: int
+    """Allocations in the first."""
+    after_count: int
+    """Allocations in the second."""
+
+
+class MomentChange(Struct, frozen=True):
+    """Two snapshots compared at one kind of moment."""
+
+    before_bytes: int
+    """Allocated in the first."""
+    after_bytes: int
+    """Allocated in the second."""
+    categories: list[CategoryChange]
+    """By purpose, the largest change first."""
+    lines: list[LineChange]
+    """By source line, the largest change first."""
+
+
+class SnapshotChange(Struct, frozen=True):
+    """The snapshots of one rank in two runs, or at two times."""
+
+    rank: int | None
+    """Rank; null if its name does not tell."""
+    before_path: str
+    """First snapshot."""
+    after_path: str
+    """Second snapshot."""
+    peak: MomentChange
+    """At the most that was allocated."""
+    end: MomentChange
+    """When each was written."""
+    before_reserved_bytes: int | None
+    """Most reserved in the first; null without a history."""
+    after_reserved_bytes: int | None
+    """Most reserved in the second."""
+
+
+class MemoryDiffDocument(Struct, frozen=True):
+    """Two memory snapshots of each rank compared: ``tracekit diff A B --json``."""
+
+    tracekit: str
+    """Version of tracekit."""
+    format: Literal["tracekit.memory-diff/1"]
+    """The format."""
+    snapshots: list[SnapshotChange]
+    """Each rank's, by rank."""
+    warnings: list[WarningEntry]
+    """Notices."""
+
+
 class MemoryDocument(Struct, frozen=True):
     """Memory snapshots of a run: ``tracekit memory --json``."""
 

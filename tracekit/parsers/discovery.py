@@ -95,7 +95,7 @@ def _no_trace_error(paths: Sequence[str | os.PathLike[str]], recordings: Sequenc
     counts = Counter(RECORDINGS[ref.reader] for ref in recordings)
     kinds = listing(counted(count, kind) for kind, count in counts.items())
     name = os.fspath(paths[0]) if len(paths) == 1 else "these paths"
-    hints = {"memory_snapshot": "record a profiler trace beside it"}
+    hints = {"memory_snapshot": "tracekit memory shows what they hold; with a profiler trace beside them, analyze does"}
     hint = hints.get(recordings[0].reader, "tracekit late reads them")
     return InputError(f"{name}: no profiler trace, only {kinds}", hint=hint)
 

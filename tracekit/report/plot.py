@@ -23,6 +23,7 @@ from tracekit.against_ideal.comparison import StepComparison
 from tracekit.analysis import Analysis
 from tracekit.errors import OptionError
 from tracekit.report import figures
+from tracekit.report.memory_plot import flame, memory
 from tracekit.report.palette import IDLE_COLOUR, LABEL_COLOURS, mix_colours
 from tracekit.report.schedule.layout import PART_EDGES, WHOLE, ScheduleLayout, headline, layout_pipeline
 from tracekit.report.schedule.plot import MAX_LABELLED_BOXES, ROW_MARGIN, cell_handles, draw_grid
@@ -32,7 +33,7 @@ from tracekit.report.view.budget import BudgetView
 from tracekit.report.view.pipeline import Rung
 from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS, LABELS
 
-__all__ = ["PLOTS", "budget", "curve", "draw", "gap", "lanes", "overlap", "schedule", "timeline"]
+__all__ = ["PLOTS", "budget", "curve", "draw", "flame", "gap", "lanes", "memory", "overlap", "schedule", "timeline"]
 
 MORE_COLOUR, LESS_COLOUR, TOTAL_COLOUR = LABEL_COLOURS["pp_comm"], LABEL_COLOURS["wgrad"], LABEL_COLOURS["memory"]
 MIN_BAR_SHARE_FOR_TEXT = 0.055
@@ -425,6 +426,8 @@ PLOTS: dict[str, Callable[..., Figure]] = {
     "lanes": lanes,
     "timeline": timeline,
     "curve": curve,
+    "memory": memory,
+    "flame": flame,
 }
 """Plots by the name that ``--plot`` takes."""
 

@@ -1,7 +1,7 @@
 """Memory of a rank's GPU: level over time, by phase and pipeline chunk, what fills its peak, leaks, fragmentation."""
 
 from tracekit.metrics.memory.chunk_memory import ChunkMemory, measure_chunk_memory
-from tracekit.metrics.memory.measure import measure_memory
+from tracekit.metrics.memory.measure import history_notices, measure_memory
 from tracekit.metrics.memory.phases import MEMORY_PHASES
 from tracekit.metrics.memory.rank_contents import MemoryHistory, RankContents, measure_contents
 from tracekit.metrics.memory.rank_memory import MEMORY_CURVE, RankMemory, measure_rank_memory
@@ -16,6 +16,7 @@ __all__ = [
     "RankMemory",
     "Replay",
     "gpu_memory",
+    "history_notices",
     "measure_chunk_memory",
     "measure_contents",
     "measure_memory",

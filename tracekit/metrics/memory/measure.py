@@ -8,11 +8,13 @@ from msgspec.structs import replace
 from tracekit.align.snapshot_clock import SnapshotClock, place_snapshot
 from tracekit.errors import Notice
 from tracekit.metrics.memory.host_work import find_threads
-from tracekit.metrics.memory.rank_contents import MemoryHistory, measure_contents
+from tracekit.metrics.memory.rank_contents import MemoryHistory, RankContents, measure_contents
 from tracekit.metrics.memory.rank_memory import RankMemory, measure_rank_memory
 from tracekit.metrics.memory.replay import gpu_memory, replay_trace
 from tracekit.schema import MemorySnapshot, RankEvents
 
+MIN_UNKNOWN_SHARE_TO_REPORT = 0.05
+"""Share of the peak from before the history from which that is reported."""
 MIN_SEEN_SHARE = 0.9
 """Share of the trace's launches between the first and the last event of a snapshot from which it saw the trace."""
 MAX_CLOCK_UNCERTAINTY_NS = 1_000_000
@@ -61,7 +63,17 @@ def measure_memory(
     contents = measure_contents(
         history, labelled=labelled, ops=ops, tids=tids, chunks=chunks, step_starts=_step_starts(labelled), window=window
     )
+    if contents is not None:
+        notices = (*notices, *history_notices(contents))
     return replace(measured, contents=contents), notices
+
+
+def history_notices(contents: RankContents) -> tuple[Notice, ...]:
+    """Return a notice if much of the peak was allocated before the history of a snapshot began."""
+    share = contents.unknown_share
+    if contents.source != "snapshot" or share < MIN_UNKNOWN_SHARE_TO_REPORT:
+        return ()
+    return (Notice("memory-before-history", values={"share": share}),)
 
 
 def _choose_snapshot(

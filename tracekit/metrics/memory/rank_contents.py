@@ -72,8 +72,10 @@ class RankContents(msgspec.Struct, frozen=True, eq=False):
     peak: PeakMoment
     contents: pl.DataFrame
     """``CONTENTS`` at the peak."""
+    end_contents: pl.DataFrame
+    """``CONTENTS`` after the last event."""
     stacks: pl.DataFrame
-    """``STACKS`` of the contents and leaks."""
+    """``STACKS`` of contents and leaks."""
     activations: pl.DataFrame
     """``ACTIVATIONS``"""
     modules: pl.DataFrame
@@ -94,6 +96,12 @@ class RankContents(msgspec.Struct, frozen=True, eq=False):
     """Difference between the replayed events and the snapshot's segments; 0 if they agree."""
     oom_bytes: int | None
     """Largest request that failed; None if none did."""
+
+    @property
+    def unknown_share(self) -> float:
+        """Share of the peak that was allocated before the history began, and of which no purpose is known, 0 to 1."""
+        is_older = pl.col("category") == "before_recording"
+        return int(self.contents.filter(is_older)["bytes"].sum()) / max(1, self.peak.bytes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,6 +182,7 @@ def measure_contents(
         optimizer_times=_optimizer_times(history),
     )
     contents = contents_at(purposes, -1 if row is None else row)
+    end_contents = contents_at(purposes, len(replay.levels))
     peak = _peak_moment(replay, row, work, chunks)
     activations = measure_activations(purposes)
     leaks = find_leaks(purposes, starts)
@@ -186,7 +195,8 @@ def measure_contents(
         device=history.device,
         peak=peak,
         contents=contents,
-        stacks=_stack_table(history.stacks, [contents["stack"], leaks["stack"]], fragmentation),
+        end_contents=end_contents,
+        stacks=_stack_table(history.stacks, [contents["stack"], end_contents["stack"], leaks["stack"]], fragmentation),
         activations=activations,
         modules=_module_table(purposes, contents),
         in_flight=None if chunks is None or chunks.is_empty() else most_in_flight(activations),
@@ -303,10 +313,11 @@ def _outlived_bytes(contents: pl.DataFrame, chunks: pl.DataFrame | None, peak_ns
 
 
 def _step_levels(replay: Replay, starts: pl.DataFrame) -> pl.DataFrame:
-    """Return ``STEP_LEVELS``."""
+    """Return ``STEP_LEVELS`` of the steps that began after the history did."""
     if starts.is_empty() or replay.levels.is_empty():
         return STEP_LEVELS.to_frame()
     levels = replay.levels.select("at_ns", "allocated").sort("at_ns")
+    starts = starts.filter(pl.col("start_ns") >= levels["at_ns"][0])
     at_start = starts.join_asof(levels, left_on="start_ns", right_on="at_ns", check_sortedness=False)
     at_start = at_start.select("step", "start_ns", first_bytes=pl.col("allocated").fill_null(replay.first_allocated))
     within = levels.join_asof(starts, left_on="at_ns", right_on="start_ns", check_sortedness=False)

@@ -57,7 +57,7 @@ def stack_origin(stack: Stack) -> str | None:
 
 
 def source_line(stack: Stack) -> str | None:
-    """Return the innermost line of the user's own code, else of any code; None without a stack.
+    """Return the innermost line of the user's own code, else of any Python code; None without a Python stack.
 
     >>> source_line((("linear", "site-packages/torch/nn/functional.py", 9), ("forward", "model.py", 25)))
     'model.py:25 forward'
@@ -65,7 +65,7 @@ def source_line(stack: Stack) -> str | None:
     # Frames of C++ have no line.
     python = [frame for frame in stack if frame[2] > 0]
     own = [frame for frame in python if not _LIBRARY.search(frame[1])]
-    shown = own or python or list(stack)
+    shown = own or python
     if not shown:
         return None
     function, file, line = shown[0]

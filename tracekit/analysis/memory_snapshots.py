@@ -1,0 +1,147 @@
+"""Memory snapshots without a trace: what fills the GPU by purpose and source line, growth over steps, differences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import polars as pl
+
+from tracekit._version import __version__
+from tracekit.analysis.combine.memory_contents import contents_document
+from tracekit.documents import memory as documents
+from tracekit.documents.coding import HasDocument
+from tracekit.documents.notices import warning_entries
+from tracekit.errors import InputError, Notice
+from tracekit.metrics.memory import MemoryHistory, RankContents, measure_contents
+from tracekit.schema import MemorySnapshot
+
+MAX_CHANGED_LINES = 20
+"""Source lines of a difference, those that changed most."""
+
+
+@dataclass(frozen=True, eq=False)
+class RankSnapshot:
+    """One memory snapshot and what it holds."""
+
+    path: str
+    rank: int | None
+    events: int
+    contents: RankContents
+
+    @classmethod
+    def of(cls, snapshot: MemorySnapshot, rank: int | None) -> RankSnapshot:
+        """Measure a snapshot."""
+        contents = measure_contents(MemoryHistory.of_snapshot(snapshot))
+        if contents is None:
+            raise InputError(f"{snapshot.path}: holds no allocation", hint="write it while the model is in memory")
+        return cls(snapshot.path, rank, len(snapshot.events), contents)
+
+
+@dataclass(frozen=True, eq=False)
+class SnapshotReport(HasDocument):
+    """What fills the GPUs of a run, from memory snapshots alone. ``to_dict`` is its JSON."""
+
+    snapshots: tuple[RankSnapshot, ...]
+    """By rank."""
+    notices: tuple[Notice, ...] = ()
+
+    @property
+    def peak_bytes(self) -> int:
+        """Largest peak of any snapshot."""
+        return max(snapshot.contents.peak.bytes for snapshot in self.snapshots)
+
+    def to_document(self) -> documents.MemoryDocument:
+        """Return the JSON document (``format: tracekit.memory/1``)."""
+        rows = []
+        for snapshot in self.snapshots:
+            contents = contents_document(snapshot.contents)
+            device = snapshot.contents.device
+            rows.append(documents.SnapshotMemory(snapshot.rank, snapshot.path, device, snapshot.events, contents))
+        return documents.MemoryDocument(
+            tracekit=__version__,
+            format=documents.FORMAT,
+            peak_bytes=self.peak_bytes,
+            snapshots=rows,
+            warnings=warning_entries(self.notices),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class SnapshotDiff(HasDocument):
+    """Two memory snapshots of each rank, compared. ``to_dict`` is its JSON."""
+
+    changes: tuple[documents.SnapshotChange, ...]
+    notices: tuple[Notice, ...] = ()
+
+    def to_document(self) -> documents.MemoryDiffDocument:
+        """Return the JSON document (``format: tracekit.memory-diff/1``)."""
+        return documents.MemoryDiffDocument(
+            tracekit=__version__,
+            format=documents.DIFF_FORMAT,
+            snapshots=list(self.changes),
+            warnings=warning_entries(self.notices),
+        )
+
+
+def compare_snapshots(before: SnapshotReport, after: SnapshotReport) -> SnapshotDiff:
+    """Return what changed between the snapshots of each rank; single snapshots are compared whatever their ranks."""
+    pairs = _pair_up(before.snapshots, after.snapshots)
+    changes = [_snapshot_change(first, second) for first, second in pairs]
+    return SnapshotDiff(tuple(changes), (*before.notices, *after.notices))
+
+
+def _pair_up(before: Sequence[RankSnapshot], after: Sequence[RankSnapshot]) -> list[tuple[RankSnapshot, RankSnapshot]]:
+    if len(before) == len(after) == 1:
+        return [(before[0], after[0])]
+    by_rank = {snapshot.rank: snapshot for snapshot in after}
+    pairs = [(first, by_rank[first.rank]) for first in before if first.rank in by_rank]
+    if not pairs:
+        raise InputError("the two sides have no rank in common", hint="name snapshots of the same ranks")
+    return pairs
+
+
+def _snapshot_change(before: RankSnapshot, after: RankSnapshot) -> documents.SnapshotChange:
+    first, second = before.contents, after.contents
+    return documents.SnapshotChange(
+        rank=after.rank,
+        before_path=before.path,
+        after_path=after.path,
+        peak=_moment_change(first, second, first.contents, second.contents),
+        end=_moment_change(first, second, first.end_contents, second.end_contents),
+        before_reserved_bytes=None if first.fragmentation is None else first.fragmentation.reserved_bytes,
+        after_reserved_bytes=None if second.fragmentation is None else second.fragmentation.reserved_bytes,
+    )
+
+
+def _moment_change(
+    first: RankContents, second: RankContents, before: pl.DataFrame, after: pl.DataFrame
+) -> documents.MomentChange:
+    """Return the change from one moment to another, by purpose and by source line."""
+    sides = {"before": _by_line(before, first.stacks), "after": _by_line(after, second.stacks)}
+    key = ["line", "category"]
+    lines = sides["before"].join(sides["after"], on=key, how="full", coalesce=True, nulls_equal=True, suffix="_after")
+    lines = lines.select(
+        *key,
+        before_bytes=pl.col("bytes").fill_null(0),
+        after_bytes=pl.col("bytes_after").fill_null(0),
+        before_count=pl.col("count").fill_null(0),
+        after_count=pl.col("count_after").fill_null(0),
+    )
+    change = (pl.col("after_bytes") - pl.col("before_bytes")).abs()
+    lines = lines.sort(change, "line", "category", descending=[True, False, False])
+    categories = lines.group_by("category").agg(pl.sum("before_bytes", "after_bytes"))
+    categories = categories.sort(change, "category", descending=[True, False])
+    changed = lines.filter(pl.col("after_bytes") != pl.col("before_bytes")).head(MAX_CHANGED_LINES)
+    return documents.MomentChange(
+        before_bytes=int(before["bytes"].sum()),
+        after_bytes=int(after["bytes"].sum()),
+        categories=[documents.CategoryChange(**row) for row in categories.iter_rows(named=True)],
+        lines=[documents.LineChange(**row) for row in changed.iter_rows(named=True)],
+    )
+
+
+def _by_line(contents: pl.DataFrame, stacks: pl.DataFrame) -> pl.DataFrame:
+    """Return bytes and count by source line and category."""
+    named = contents.join(stacks.select("stack", "line"), on="stack", how="left")
+    return named.group_by("line", pl.col("category").cast(pl.String)).agg(pl.sum("bytes", "count"))

@@ -1,0 +1,41 @@
+"""The command ``tracekit memory``."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tracekit.cli import _options as options
+from tracekit.cli._console import print_line, print_notices
+
+PATH_HELP = "Memory snapshots (torch.cuda.memory._dump_snapshot): files, folders or quoted globs."
+
+
+def run(
+    paths: Annotated[list[str], typer.Argument(help=PATH_HELP, metavar="PATH")],
+    *,
+    output: Annotated[
+        list[Path] | None,
+        options.output("Write the result: .json, or a flame graph of the peak: .svg, .png, .pdf; may be repeated."),
+    ] = None,
+    ranks: options.Ranks = None,
+    json: options.Json = False,
+) -> None:
+    """Show what fills each GPU at its peak, by purpose and source line, and what grows from step to step."""
+    from tracekit.report.memory import check_memory_output, write_memory
+    from tracekit.report.terminal.memory import render
+    from tracekit.report.terminal.screen import Screen
+    from tracekit.run.memory_snapshots import memory
+
+    for path in output or ():
+        check_memory_output(path)
+    report = memory(paths, ranks=options.parse_ranks(ranks))
+    for path in output or ():
+        write_memory(report, path)
+        print_line(f"wrote {path}", err=True)
+    if json:
+        typer.echo(report.to_json())
+        return
+    screen = Screen()
+    screen.print(render(report, screen.width))
+    print_notices(report.notices)

@@ -1,0 +1,37 @@
+"""Memory snapshots in files: JSON, and a flame graph of the peak."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+from tracekit._util.files import atomic_write
+from tracekit.analysis.memory_snapshots import SnapshotDiff, SnapshotReport
+from tracekit.errors import OptionError
+from tracekit.report import figures
+
+PICTURES = (".svg", ".png", ".pdf")
+EXTENSIONS = (".json", *PICTURES)
+"""Files that a result can be written to."""
+
+
+def check_memory_output(path: Path, extensions: Collection[str] = EXTENSIONS) -> None:
+    """Raise if a result cannot be written to a file of this name."""
+    if path.suffix not in extensions:
+        kind = path.suffix or "a file without extension"
+        raise OptionError(f"{path}: cannot write {kind}", hint=f"use {', '.join(extensions)}")
+
+
+def write_memory(result: SnapshotReport | SnapshotDiff, path: Path) -> None:
+    """Write a result; the extension decides what: the document, or the flame graph of the fullest snapshot."""
+    if path.suffix == ".json" or isinstance(result, SnapshotDiff):
+        with atomic_write(path) as temporary:
+            temporary.write_text(result.to_json(), encoding="utf-8")
+        return
+    from tracekit.report.memory_plot import draw_flame_graph
+
+    fullest = max(result.snapshots, key=lambda snapshot: snapshot.contents.peak.bytes)
+    figure = draw_flame_graph(fullest.contents, rank=fullest.rank)
+    picture = figures.render_figure(figure, path.suffix)
+    with atomic_write(path) as temporary:
+        temporary.write_bytes(picture)

@@ -1,0 +1,122 @@
+"""Memory snapshots without a trace: sentences and tables."""
+
+from __future__ import annotations
+
+from tracekit._util.text import join_with_and, percent
+from tracekit.documents.memory import MemoryContents, MemoryDocument, MomentChange, SnapshotChange, SnapshotMemory
+from tracekit.report.table import Column, Table, make_table
+from tracekit.report.text import size
+from tracekit.report.view.copies import gb
+from tracekit.report.view.memory import MAX_CATEGORIES_NAMED, NO_STACK, source_lines
+from tracekit.report.words import WORDS
+
+MAX_STEPS_SHOWN = 12
+"""Steps that are listed, the last ones."""
+MIN_FREE_SHARE_TO_REPORT = 0.1
+"""Share of the reserved memory that is free in pieces, from which it is reported."""
+
+
+def fullest(document: MemoryDocument) -> SnapshotMemory:
+    """Return the snapshot with the highest peak."""
+    return max(document.snapshots, key=lambda snapshot: snapshot.contents.peak.bytes)
+
+
+def headline(snapshot: SnapshotMemory) -> str:
+    """Return how full the GPU was, and with what."""
+    contents = snapshot.contents
+    of_rank = "The GPU" if snapshot.rank is None else f"Rank {snapshot.rank}"
+    parts = []
+    for category, count in list(contents.by_category.items())[:MAX_CATEGORIES_NAMED]:
+        parts.append(f"{WORDS.memory_categories[category]} {percent(count, contents.peak.bytes, digits=0)}")
+    reserved = "" if contents.peak.reserved_bytes is None else f" ({size(contents.peak.reserved_bytes)} reserved)"
+    return f"{of_rank} holds {size(contents.peak.bytes)}{reserved} at its peak: {join_with_and(parts)}"
+
+
+def facts(document: MemoryDocument) -> list[str]:
+    """Return what stands out: requests that failed, leaks, fragmentation."""
+    sentences = []
+    for snapshot in document.snapshots:
+        of_rank = "the GPU" if snapshot.rank is None else f"rank {snapshot.rank}"
+        sentences += [f"{of_rank}: {fact}" for fact in _facts_of(snapshot.contents)]
+    return sentences
+
+
+def _facts_of(contents: MemoryContents) -> list[str]:
+    sentences = []
+    if contents.failed_request_bytes is not None:
+        sentences.append(f"memory ran out: {size(contents.failed_request_bytes)} were asked for")
+    for leak in contents.leaks:
+        place = f", allocated at {leak.line}" if leak.line else ""
+        sentences.append(f"every step leaves {size(leak.bytes_per_step)} behind{place} ({len(leak.steps)} steps)")
+    found = contents.fragmentation
+    if found is None or found.fragmented_bytes is None or not found.forced_segments:
+        return sentences
+    if found.fragmented_bytes >= MIN_FREE_SHARE_TO_REPORT * found.reserved_bytes:
+        share = percent(found.fragmented_bytes, found.reserved_bytes, digits=0)
+        sentences.append(
+            f"{size(found.fragmented_bytes)} ({share} of what is reserved) are free in pieces; a request for "
+            f"{size(found.largest_request_bytes or 0)} did not fit while "
+            f"{size(found.largest_request_free_bytes or 0)} were free"
+        )
+    return sentences
+
+
+def contents_table(document: MemoryDocument) -> Table:
+    """Return what fills each GPU at its peak, in GB."""
+    present = {name for snapshot in document.snapshots for name in snapshot.contents.by_category}
+    categories = [name for name in WORDS.memory_categories if name in present]
+    columns = [Column("holds")]
+    columns += [Column(_name(snapshot), "figure") for snapshot in document.snapshots]
+    rows: list[tuple[object, ...]] = []
+    for category in categories:
+        sizes = [snapshot.contents.by_category.get(category, 0) for snapshot in document.snapshots]
+        rows.append((WORDS.memory_categories[category], *map(gb, sizes)))
+    rows.append(("allocated", *(gb(snapshot.contents.peak.bytes) for snapshot in document.snapshots)))
+    rows.append(("active", *(gb(snapshot.contents.peak.active_bytes) for snapshot in document.snapshots)))
+    rows.append(("reserved", *(gb(snapshot.contents.peak.reserved_bytes) for snapshot in document.snapshots)))
+    notes = ["active: allocated, or freed and still in use by a stream"]
+    return Table(tuple(columns), tuple(rows), tuple(notes), frozenset({len(rows) - 3}))
+
+
+def _name(snapshot: SnapshotMemory) -> str:
+    return snapshot.path.rpartition("/")[2] if snapshot.rank is None else f"rank {snapshot.rank}"
+
+
+def lines_table(snapshot: SnapshotMemory) -> Table | None:
+    """Return the source lines that hold most at the peak; None without stacks."""
+    return source_lines(snapshot.contents, rank=snapshot.rank)
+
+
+def steps_table(snapshot: SnapshotMemory) -> Table | None:
+    """Return the growth over steps; None if steps are not known."""
+    steps = snapshot.contents.steps[-MAX_STEPS_SHOWN:]
+    if not steps:
+        return None
+    columns = [
+        Column("step", "count"),
+        Column("at its start GB", "figure", value=lambda step: gb(step.first_bytes)),
+        Column("peak GB", "figure", value=lambda step: gb(step.peak_bytes)),
+    ]
+    return make_table(columns, steps)
+
+
+def change_headline(change: SnapshotChange) -> str:
+    """Return how the peak changed, and what is left."""
+    of_rank = "" if change.rank is None else f"Rank {change.rank}: "
+    peak = f"peak {size(change.peak.before_bytes)} → {size(change.peak.after_bytes)}"
+    end = f"when written {size(change.end.before_bytes)} → {size(change.end.after_bytes)}"
+    return f"{of_rank}{peak}; {end}"
+
+
+def change_table(moment: MomentChange) -> Table | None:
+    """Return the source lines that changed most; None if none did."""
+    if not moment.lines:
+        return None
+    columns = [
+        Column("line", "name", value=lambda line: line.line or NO_STACK),
+        Column("holds", value=lambda line: WORDS.memory_categories.get(line.category, line.category)),
+        Column("before MB", "figure", value=lambda line: f"{line.before_bytes / 1e6:,.1f}"),
+        Column("after MB", "figure", value=lambda line: f"{line.after_bytes / 1e6:,.1f}"),
+        Column("change MB", "change", value=lambda line: f"{(line.after_bytes - line.before_bytes) / 1e6:+,.1f}"),
+    ]
+    return make_table(columns, moment.lines)
