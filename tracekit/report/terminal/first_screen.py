@@ -14,7 +14,7 @@ from tracekit._util.text import counted, percent, terminal
 from tracekit.findings import Finding
 from tracekit.metrics.budget import Budget
 from tracekit.report.palette import COMPUTE_COLOUR, IDLE_COLOUR, LABEL_COLOURS, UNRECORDED_COLOUR
-from tracekit.report.text import wrap_text
+from tracekit.report.text import size, wrap_text
 from tracekit.report.view import View
 from tracekit.report.view.answer import unusual_steps
 from tracekit.schema import GAP_CAUSES
@@ -40,16 +40,23 @@ ASCII_BLOCKS = {"compute": "#", "exposed": "=", "idle": ".", "unrecorded": "?"}
 def first_screen(view: View, width: int, *, unicode: bool = True, page_written: bool = False) -> list[Text]:
     """Return the lines of the first screen, at most *width* columns wide."""
     lines = [headline(view, width), *bar_lines(view, width, unicode=unicode), *_situation(view, width)]
-    findings = view.findings[:MAX_FINDINGS]
+    findings = _first_findings(view)
     if not view.role_advice and not findings:
         lines.append(Text("  nothing to gain that this recording shows", style="bold"))
     for text in view.role_advice[:MAX_FINDINGS]:
         lines += _wrapped(text, width, first="  • ", rest="    ")
     if not view.role_advice:
-        for number, finding in enumerate(findings, start=1):
+        for number, finding in findings:
             lines += finding_lines(finding, number, width)
     lines += closing_line(view, width, page_written=page_written)
     return lines
+
+
+def _first_findings(view: View) -> list[tuple[int, Finding]]:
+    """Return the findings of the first screen with their numbers: the first of all, and the first about memory."""
+    numbered = list(enumerate(view.findings, start=1))
+    about_memory = [pair for pair in numbered[MAX_FINDINGS:] if pair[1].cost_bytes]
+    return [*numbered[:MAX_FINDINGS], *about_memory[:1]]
 
 
 def brief_screen(view: View, width: int, *, unicode: bool = True) -> list[Text]:
@@ -136,6 +143,8 @@ def _situation(view: View, width: int) -> Iterator[Text]:
     """Yield a line about the schedule of a pipeline, or the phases of an RL loop."""
     for sentence in view.situation:
         yield from _wrapped(sentence, width)
+    if view.memory_line is not None:
+        yield from _wrapped(view.memory_line, width)
     schedule = view.analysis.schedule
     if schedule is None:
         return
@@ -162,7 +171,11 @@ def saving(finding: Finding) -> str:
 
     >>> saving(Finding(code="host_sync", cost_ns=4_000_000, share=0.2, saves_ns=3_000_000, evidence={"step_ns": 1}))
     '−3.00 ms   15 %'
+    >>> saving(Finding(code="leak", cost_ns=0, cost_bytes=8_388_608, share=0.0))
+    '  8.4 MB       '
     """
+    if finding.cost_bytes and not finding.cost_ns:
+        return f"{size(finding.cost_bytes):>8} {'':>6}"
     ns = finding.cost_ns if finding.saves_ns is None else finding.saves_ns
     sign = " " if finding.saves_ns is None else "−"
     share = finding.share * ns / finding.cost_ns if finding.cost_ns else 0.0

@@ -24,7 +24,7 @@ from tracekit.report.view import ranks as rank_tables
 from tracekit.report.view import rates
 from tracekit.report.view.budget import BudgetView, LabelRow, beside_table, hiding_table, label_rows, matrix_table
 from tracekit.report.view.copies import copy_table, memory_table, reload_view
-from tracekit.report.view.memory import contents_table, lines_table, memory_sentence
+from tracekit.report.view.memory import contents_table, lines_table, memory_line, memory_sentence
 from tracekit.report.view.path import blocking, changes_table, path_view
 from tracekit.report.view.pipeline import ScheduleView, unnamed_phases
 from tracekit.report.view.roles import (
@@ -150,6 +150,8 @@ class View:
     memory = computed(memory_table)
     memory_contents = computed(contents_table)
     """What fills each rank's memory at its peak."""
+    memory_line = computed(memory_line)
+    """How full the fullest rank is, and with what."""
     memory_lines = computed(lines_table)
     """Source lines that hold most of the fullest rank's memory."""
     stragglers = computed(rank_tables.stragglers)

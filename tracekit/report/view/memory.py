@@ -27,6 +27,8 @@ NO_STACK = "(no Python stack)"
 """Line of allocations without one: those of autograd's own thread, or where stacks were not recorded."""
 MAX_CATEGORIES_NAMED = 3
 """Kinds of contents that the sentence names, the largest."""
+MAX_CATEGORIES_IN_LINE = 2
+"""Kinds of contents that the line of the first screen names."""
 MIN_SHARE_TO_NAME = 0.05
 """Share of the peak from which the sentence names a kind of contents."""
 
@@ -124,6 +126,25 @@ def source_lines(contents: MemoryContents, *, rank: int | None) -> Table | None:
     ]
     notes = [] if rank is None else [f"rank {rank}, at its peak"]
     return make_table(columns, contents.lines[:MAX_LINES], notes=notes)
+
+
+def memory_line(analysis: Analysis) -> str | None:
+    """Return in one line how full the fullest rank is, where, and with what; None if that is not known."""
+    ranks = _filled(analysis)
+    if not ranks:
+        return None
+    fullest = max(ranks, key=lambda rank: rank.measured.peak_bytes)
+    contents = fullest.contents
+    assert contents is not None, "only ranks with contents are looked at"
+    whole = "" if fullest.capacity_bytes is None else f" of {size(fullest.capacity_bytes)}"
+    place = peak_place(contents.peak)
+    where = [f"rank {fullest.rank}"] if len(analysis.rank_results) > 1 else []
+    where += [f"in {place}"] if place else []
+    parts = []
+    for name, count in list(contents.by_category.items())[:MAX_CATEGORIES_IN_LINE]:
+        parts.append(f"{WORDS.memory_categories.get(name, name)} {percent(count, contents.peak.bytes, digits=0)}")
+    remark = f" ({', '.join(where)})" if where else ""
+    return f"memory {size(contents.peak.bytes)}{whole}{remark}: {', '.join(parts)}"
 
 
 def memory_sentence(analysis: Analysis) -> str | None:
