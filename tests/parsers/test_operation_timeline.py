@@ -72,7 +72,11 @@ def test_other_files_are_refused(tmp_path, events, problem):
         read(tmp_path, events)
 
 
-@pytest.mark.parametrize("raw", [b"", b"[", gzip.compress(b"[")[:-4], b"\x1f\x8bnothing", b"[" * 100_000])
+@pytest.mark.parametrize(
+    "raw",
+    [b"", b"[", gzip.compress(b"[", mtime=0)[:-4], b"\x1f\x8bnothing", b"[" * 100_000],
+    ids=["empty", "open", "cut gzip", "no gzip", "deep"],
+)
 def test_damaged_files_are_refused(tmp_path, raw):
     path = tmp_path / "timeline.json"
     path.write_bytes(raw)

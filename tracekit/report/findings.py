@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import msgspec
 
 from tracekit._util.text import listing, ms, percent, ranks_named
 from tracekit.findings import Finding
+from tracekit.metrics.budget import Budget
 from tracekit.report.text import size
 from tracekit.schema import LABEL_WORDS
 
@@ -34,6 +35,38 @@ class Advice(msgspec.Struct, frozen=True):
 def shown_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Return the findings that cost or save enough to be shown."""
     return tuple(finding for finding in findings if finding.share >= MIN_SHARE_TO_SHOW or finding.cost_bytes)
+
+
+ABSENCES = {
+    "data_loading": "no waiting for data",
+    "host_sync": "no synchronisation",
+    "pageable_copy": "no pageable copies",
+    "allocator": "no allocations",
+    "compile": "no compilation",
+}
+"""What is said of a run of which the host was recorded, by the code of a finding that it does not have."""
+MAX_ABSENCES = 2
+"""Absent costs that are named, the first of ``ABSENCES``."""
+MAX_EXPOSED_SHARE = 0.05
+"""Share of the step up to which it is worth saying how little is exposed."""
+
+
+def absent_costs(findings: Sequence[Finding], budget: Budget, *, host_recorded: bool) -> str:
+    """Return what is not wrong, in a few words; empty if nothing of that is known or worth a line.
+
+    >>> absent_costs((), Budget(1000, 990, {"dp_comm": 5}, 5), host_recorded=True)
+    'nothing to gain outside compute: no waiting for data, no synchronisation, 0.5 % exposed'
+    """
+    shown = {finding.code for finding in shown_findings(findings)}
+    absent = [words for code, words in ABSENCES.items() if code not in shown][:MAX_ABSENCES] if host_recorded else []
+    exposed_share = sum(budget.exposed_ns.values()) / budget.span_ns if budget.span_ns else 1.0
+    is_hidden = exposed_share <= MAX_EXPOSED_SHARE
+    if is_hidden:
+        absent.append(f"{percent(exposed_share)} exposed" if exposed_share else "nothing exposed")
+    if not absent or not budget.span_ns:
+        return ""
+    only_compute = host_recorded and is_hidden and shown <= {"slow_kernel"}
+    return f"{'nothing to gain outside compute: ' if only_compute else ''}{', '.join(absent)}"
 
 
 def finding_line(finding: Finding) -> str:

@@ -43,6 +43,8 @@ def first_screen(view: View, width: int, *, unicode: bool = True, page_written: 
     findings = _first_findings(view)
     if not view.role_advice and not findings:
         lines.append(Text("  nothing to gain that this recording shows", style="bold"))
+    if view.not_wrong and not view.role_advice:
+        lines += _wrapped(view.not_wrong, width, first="  ", rest="  ", style="dim")
     for text in view.role_advice[:MAX_FINDINGS]:
         lines += _wrapped(text, width, first="  • ", rest="    ")
     if not view.role_advice:

@@ -15,7 +15,7 @@ from tracekit.analysis import Analysis
 from tracekit.analysis.combine.spread import MANY_RANKS, spread
 from tracekit.errors import Notice
 from tracekit.findings import Finding
-from tracekit.report.findings import Advice, finding_line, shown_findings
+from tracekit.report.findings import Advice, absent_costs, finding_line, shown_findings
 from tracekit.report.gap_words import missing_ranks_named, relevant_notices
 from tracekit.report.notices import NoticeLine, shorten_notices
 from tracekit.report.text import capitalize
@@ -212,6 +212,12 @@ class View:
     def findings(self) -> tuple[Finding, ...]:
         """What costs time, those with the largest saving first; small ones are left out."""
         return shown_findings(self.analysis.findings)
+
+    @property
+    def not_wrong(self) -> str:
+        """What costs nothing, in a few words; empty if that is not known."""
+        host_recorded = not self.analysis.tables["host_time"].is_empty()
+        return absent_costs(self.analysis.findings, self.analysis.step.budget, host_recorded=host_recorded)
 
     @cached_property
     def advice(self) -> tuple[Advice, ...]:
