@@ -263,7 +263,8 @@ def walk_steps(rng):
         "last_arrival": rng.integers(0, 300, comms),
         "own_arrival": rng.integers(0, 300, comms),
         "has_step": flags(rng, steps, ranks),
-        "step_begin": rng.integers(0, 20, steps),
+        "step_begin": rng.integers(0, 20, (steps, ranks)),
+        "final_time": rng.integers(150, 330, steps),
         "final_piece": rng.integers(size // 2, size, steps),
         "final_rank": rng.integers(0, ranks, steps),
         "stopped_rank": np.full(steps, -1),
@@ -291,10 +292,9 @@ def replay_events(rng):
     small = rng.integers(0, 4, (3, size))
     return {
         "order": nodes[np.argsort(times, kind="stable")].astype(np.uint32),
-        "times": np.stack([start, start + rng.integers(1, 9, size), launch, *small]),
+        "times": np.stack([start, start + rng.integers(1, 9, size), launch, *small, np.full(size, start[0])]),
         "before": before,
         "factors": np.stack([rng.random(size), rng.choice([-1.0, 1.0, 0.5], size)]),
-        "begin": int(start[0]),
         "first_match": np.cumsum(np.append(0, decisive >= 0)).astype(np.int32),
         "matches": decisive[decisive >= 0],
         "decisive": decisive,
@@ -308,7 +308,8 @@ def walk_replayed_step(rng):
     uncompiled("critical_path").replay_events(**arguments)
     return {
         "event": 39,
-        "begin": arguments["begin"],
+        "begins": arguments["times"][6, :2].copy(),
+        "rank_index": rng.integers(0, 2, 40).astype(np.int32),
         "launch_before": np.ascontiguousarray(arguments["before"][2]),
         **{name: arguments[name] for name in ("decisive", "replayed", "arrivals")},
         "part": rng.integers(0, 5, 40).astype(np.int32),

@@ -121,7 +121,7 @@ def check(analysis):
     for width in (80, 120):
         lines = lines_of(analysis, width, full=False)
         assert len(lines) <= MAX_LINES, f"{len(lines)} lines at {width} columns"
-        assert lines[0].startswith("tracekit ")
+        assert " · " in lines[0]
     whole = "\n".join([*lines_of(analysis, 100, full=True), render_markdown(analysis)])
     assert not CODE_WORDS.findall(whole), "code words are shown without their meaning"
 

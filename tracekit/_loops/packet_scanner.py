@@ -6,7 +6,7 @@ and one row of ``state`` for each packet that says something about others (names
 caller decodes them. A text is stored once in a dictionary; rows hold its code.
 
 Perfetto's own Python classes take 13 to 24 µs per event, the reader built on this scanner 2.2 to 5 µs with its table
-(``benchmarks/perfetto.py``).
+(``benchmarks/pftrace.py``).
 
 Every method reads ``self.buffer`` only between two indexes that ``scan`` checked against the buffer's length, or that
 were checked against such indexes. Methods that run once per field therefore switch Cython's bounds checks off.

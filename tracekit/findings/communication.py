@@ -72,7 +72,7 @@ def _exposed(context: Context, label: str, exposed_ns: int) -> Finding:
         case=case,
         cost_ns=exposed_ns,
         share=context.share(exposed_ns),
-        where=_longest_operations(context, label),
+        where=longest_operations(context, label),
         evidence=evidence | {"framework": context.framework},
         change=None if chosen is None else change,
         saves_ns=saves_ns,
@@ -105,7 +105,7 @@ def _transfer(context: Context, label: str, because_ns: Mapping[str, int]) -> di
     return evidence
 
 
-def _longest_operations(context: Context, label: str) -> tuple[Place, ...]:
+def longest_operations(context: Context, label: str) -> tuple[Place, ...]:
     """Return the operations of a label with the longest exposed time."""
     operations = context.analysis.tables["operations"].filter(pl.col("label").cast(pl.String) == label)
     exposed = operations.with_columns(exposed_ns=pl.col("end_ns") - pl.col("start_ns") - pl.col("hidden_ns"))
@@ -149,7 +149,7 @@ def repeated_reductions(context: Context) -> Iterator[Finding]:
         code="repeated_reduction",
         cost_ns=cost_ns,
         share=context.share(cost_ns),
-        where=_longest_operations(context, "dp_comm"),
+        where=longest_operations(context, "dp_comm"),
         evidence={
             "times_per_step": repeated,
             "bytes_per_step": int(reductions["bytes"].sum() // max(len(counts), 1)),

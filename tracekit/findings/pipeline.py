@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tracekit.findings.communication import longest_operations
 from tracekit.findings.context import Context
 from tracekit.findings.finding import Finding
 
@@ -33,6 +34,7 @@ def schedule_findings(context: Context) -> Iterator[Finding]:
             case="host_under_graphs" if cause == "host" and context.uses_cuda_graphs else cause,
             cost_ns=gap_ns,
             share=context.share(gap_ns),
+            where=longest_operations(context, "pp_comm") if cause == "p2p" else (),
             evidence={
                 "gap_ns": sum(schedule.gap_ns.values()) if schedule.gap_ns else None,
                 "part_ns": gap_ns,
