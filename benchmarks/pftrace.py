@@ -6,8 +6,8 @@ The Perfetto trace is written from the JSON trace (``tests/pftrace.py``). Perfet
 that the reader needs are taken from them, without building a table. The readers build their tables; all inflate gzip.
 """
 
+import argparse
 import gzip
-import sys
 import tempfile
 import time
 from functools import partial
@@ -68,4 +68,6 @@ def main(paths):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("paths", nargs="+", help="PyTorch traces as JSON")
+    main(parser.parse_args().paths)

@@ -143,7 +143,7 @@ def test_a_gate_keeps_its_verdict_when_its_reader_leaves(saved):
 
 def test_a_narrow_terminal_cuts_no_number_off(run_command, monkeypatch, samples):
     monkeypatch.setenv("COLUMNS", "40")
-    out = run_command("analyze", samples / "1f1b", "--schedule", "none")
+    out = run_command("analyze", samples / "1f1b", "--schedule", "none", "--full")
     assert "118.8" in out.stdout
     table = out.stdout.partition("Where the step went")[2].partition("Compute (all")[0]
     assert "…" not in table

@@ -59,7 +59,10 @@ def test_every_plot_is_a_figure_and_takes_axes(pipeline, reload, name):
     assert function(pipeline, ax=second) is outer
     assert not first.collections
     assert not first.patches
-    assert second.collections or second.patches
+    if name in ("memory", "flame"):  # the sample has no memory snapshot, which the picture says
+        assert second.texts
+    else:
+        assert second.collections or second.patches
 
 
 @pytest.mark.parametrize("which", ["measured", "ideal"])

@@ -45,7 +45,7 @@ def ms_range(times_ns: Iterable[float]) -> str:
     times = list(times_ns)
     low, high = min(times) / 1e6, max(times) / 1e6
     digits = 0
-    while f"{low:.{digits}f}" == f"{high:.{digits}f}" and digits < 1:
+    while f"{low:.{digits}f}" == f"{high:.{digits}f}" and digits < (2 if low != high else 1):
         digits += 1
     shortest, longest = f"{low:,.{digits}f}", f"{high:,.{digits}f}"
     return f"{shortest} ms" if shortest == longest else f"{shortest}–{longest} ms"
