@@ -70,7 +70,7 @@ def test_the_result_is_frozen_and_its_tables_become_pandas(run):
 def test_a_notebook_shows_a_table(run):
     page = run("1f1b")._repr_html_()
     assert page.count("<tr>") == 1 + 4 + 1
-    assert "118.8" in page
+    assert "119.666" in page
 
 
 def test_only_small_tables_travel(samples):

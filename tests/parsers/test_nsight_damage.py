@@ -98,7 +98,7 @@ def test_more_than_a_hundredth_of_them_and_the_file_is_refused(damaged):
     assert budget(path)[0]["idle"] is None
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute(f"UPDATE {KERNEL} SET end = NULL WHERE correlationId < {many}")
-    assert f"{many} of 300 kernels were left out" in refused(path)
+    assert f"{many} of 300 GPU events have no usable start or end" in refused(path)
 
 
 @pytest.mark.parametrize("gone", ["start", "end"])
@@ -257,7 +257,7 @@ def test_strange_exports_give_the_figures_of_the_sound_one(damaged, case):
 @pytest.mark.parametrize("change", ["end = NULL", "end = 'abc'", "start = NULL", "end = start - 1000000"])
 def test_every_third_kernel_without_times_and_the_file_is_refused(damaged, change):
     text = refused(damaged(f"UPDATE {KERNEL} SET {change} WHERE correlationId % 3 = 0"))
-    assert "100 of 300 kernels were left out: they have no usable start or end" in text
+    assert "100 of 300 GPU events have no usable start or end" in text
 
 
 # --- write-ahead logs ---

@@ -71,7 +71,7 @@ def test_messages_to_every_member_in_one_group_are_an_all_to_all(tmp_path, paylo
     peer, size = (1, 64) if payloads else (None, None)
     assert said == [("all_to_allv", None, 192 if payloads else None), ("send", peer, size), ("recv", peer, size)]
     name = peer if payloads else "?"
-    assert [row[:2] for row in kernels] == [("all_to_all", None), ("coalesced", f"send:{name},recv:{name}")]
+    assert [row[:2] for row in kernels] == [("all_to_allv", None), ("coalesced", f"send:{name},recv:{name}")]
     assert kernels[1][2] == "pp_comm"
     assert kernels[0][2] != "pp_comm"
 
@@ -105,4 +105,4 @@ def test_empty_parts_of_an_all_to_all_are_not_sent(tmp_path, payloads):
     calls = Calls(payloads)
     calls.exchange(2, counted=True, missing=[("ncclSend", 1)])
     _, kernels = answers(calls, tmp_path)
-    assert [row[:2] for row in kernels] == [("all_to_all", None)]
+    assert [row[:2] for row in kernels] == [("all_to_allv", None)]

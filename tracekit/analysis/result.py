@@ -198,7 +198,7 @@ class Analysis(BaseAnalysis):
     >>> from tracekit.run.analyze import analyze
     >>> analysis = analyze("sample_traces/reload", schedule="none")
     >>> analysis
-    <Analysis: 4 ranks, 1 step, step time 104.676 ms>
+    <Analysis: 4 ranks, 1 step, step time 105.362 ms>
     >>> analysis.rank_results[0].whole.budget.span_ns
     104587652
     >>> analysis.to_dict()["source"]["ranks"]

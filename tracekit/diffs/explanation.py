@@ -56,7 +56,7 @@ def explain_change(before: Sequence[Run], after: Sequence[Run]) -> list[str]:
     >>> runs = [from_analysis(analyze(f"sample_traces/steps/{name}").to_document(), name=name)
     ...     for name in ("a", "straggler")]
     >>> explain_change(runs[:1], runs[1:])
-    ["rank 1's mlp forward grew by 11.1 ms", 'rank 0 waits for rank 1 in pp_comm (+11.0 ms)']
+    ["rank 1's mlp forward grew by 11.1 ms", 'rank 0 waits for rank 1 in pp_comm (+11.1 ms)']
     """
     old, new = _parts_by_rank(before), _parts_by_rank(after)
     work = compare_work(before, after)

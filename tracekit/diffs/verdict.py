@@ -18,6 +18,8 @@ from tracekit.diffs.run_samples import LABEL_SETS, Run
 from tracekit.documents.diff import Verdict
 from tracekit.documents.gate import CheckResult, Counts, GateSettings
 
+NEEDED_ON_BOTH_SIDES = ("mean_step_ms", "slow_steps")
+"""Metrics that a run of an older file lacks: without them there is nothing to compare, and 0 would be wrong."""
 WHOLE_STEP_METRICS = ("step_ms", "mean_step_ms", "slow_steps", "compute_ms")
 """Metrics of the whole step and of all GPU work in it; corrected for multiple tests apart from the many labels."""
 _SINGLE_RUN_REASON = "one run per side may wait this much longer by chance: add runs, or --calibrate"
@@ -127,10 +129,13 @@ def default_metrics(candidate: Sequence[Run], baseline: Sequence[Run], rules: Ga
     def all_values(metric: Metric) -> tuple[str, tuple[tuple[float, ...], ...]]:
         return metric.family.name, tuple(run.values(metric) for run in (*candidate, *baseline))
 
+    sides = (candidate, baseline)
     metrics = []
     for name in dict.fromkeys(name for run in (*baseline, *candidate) for name in run.samples):
         metric = resolve(name, known=[name])
         if not metric.family.default or metric.key in metric.family.details:
+            continue
+        if name in NEEDED_ON_BOTH_SIDES and not all(any(run.values(metric) for run in side) for side in sides):
             continue
         if metric.key is None or _can_exceed_floor(metric, candidate, baseline, rules):
             metrics.append(metric)

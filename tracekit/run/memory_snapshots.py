@@ -62,7 +62,10 @@ def find_snapshots(paths: PathList) -> list[SourceRef]:
 
 def holds_snapshots_alone(paths: PathList) -> bool:
     """Return whether there are memory snapshots at *paths* and no traces."""
-    found = discover(paths, check=False, need_traces=False)
+    try:
+        found = discover(paths, check=False, need_traces=False)
+    except InputError:  # a saved analysis, say, or nothing at all: whoever reads it says so
+        return False
     return not found.refs and any(ref.reader == MEMORY_SNAPSHOT for ref in found.recordings)
 
 

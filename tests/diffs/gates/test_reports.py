@@ -116,7 +116,7 @@ def test_renderings_hold_the_same_facts(sides):
 def test_diff_command(command, save, scaled, tmp_path):
     old, new = save("old.json"), save("new.json", scaled(1.1))
     code, out, err = command("diff", old, new, "-o", "d.html", "-o", "d.md", "-o", "d.json")
-    assert code == 0
+    assert code == 0, err
     assert "slower" in out
     assert err.count("wrote d.") == 3
     assert json.loads((tmp_path / "d.json").read_text())["format"] == "tracekit.diff/1"
