@@ -60,6 +60,8 @@ def measure_memory(
     measured = measure_rank_memory(memory, labelled, ops, window=window, chunks=chunks)
     if measured is None:
         return None, notices
+    if memory["address"].is_null().all():  # a redacted trace: nothing tells which allocation a free belongs to
+        return measured, notices
     contents = measure_contents(
         history, labelled=labelled, ops=ops, tids=tids, chunks=chunks, step_starts=_step_starts(labelled), window=window
     )
