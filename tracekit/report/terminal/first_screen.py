@@ -79,14 +79,21 @@ def headline(view: View, width: int) -> Text:
     """Return what ran on what, and the step time."""
     step = view.analysis.step
     unit = "a step" if step.is_marked else "in all (no step marks)"
-    facts = [
-        terminal(view.run_name),
-        view.ranks,
-        counted(len(step.per_step), "step") if step.is_marked and step.per_step else "",
-        terminal(view.devices[0].replace("NVIDIA ", "").replace("multiprocessors", "SMs")) if view.devices else "",
-        f"{short_ms(step.time_ns)} {unit}" if step.time_ns is not None else "step time unknown",
-    ]
-    return Text(cut_text(" · ".join(fact for fact in facts if fact), width), style="bold")
+    device = view.devices[0].replace("NVIDIA ", "").replace("multiprocessors", "SMs") if view.devices else ""
+    facts = {
+        "name": terminal(view.run_name),
+        "ranks": view.ranks,
+        "steps": counted(len(step.per_step), "step") if step.is_marked and step.per_step else "",
+        "device": terminal(device),
+        "time": f"{short_ms(step.time_ns)} {unit}" if step.time_ns is not None else "step time unknown",
+    }
+    # The step time is never cut off: what matters least goes first.
+    for name in ("", "device", "steps", "name"):
+        facts.pop(name, None)
+        line = " · ".join(fact for fact in facts.values() if fact)
+        if len(line) <= width:
+            return Text(line, style="bold")
+    return Text(f"{facts['time']} · {cut_text(facts['ranks'], width - len(facts['time']) - 3)}", style="bold")
 
 
 def bar_lines(view: View, width: int, *, unicode: bool = True) -> list[Text]:
