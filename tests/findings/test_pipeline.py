@@ -4,9 +4,23 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import polars as pl
 import pytest
 
 from tracekit.findings.pipeline import COMMUNICATION_CAUSES, NOT_REMOVABLE, schedule_findings
+
+OPERATIONS = pl.DataFrame(
+    {
+        "label": ["pp_comm", "pp_comm", "forward"],
+        "rank": [0, 1, 1],
+        "step": [0, 0, 0],
+        "start_ns": [0, 100, 200],
+        "end_ns": [50, 180, 900],
+        "hidden_ns": [0, 60, 0],
+        "what": ["send", "recv", "linear"],
+    }
+)
+"""A send that is exposed for 50 ns, a receive that is exposed for 20 ns, and a product."""
 
 
 def context(gap_ns, *, ideal_bubble=0.0, exact=True, saves_ns=None, graphs=False):
@@ -14,8 +28,9 @@ def context(gap_ns, *, ideal_bubble=0.0, exact=True, saves_ns=None, graphs=False
         match=SimpleNamespace(exact=exact), gap_ns=sum(gap_ns.values()), ideal_bubble=ideal_bubble, ideal_ns=1_000
     )
     predicted = None if saves_ns is None else SimpleNamespace(saves_ns=saves_ns)
+    schedule = SimpleNamespace(gap_ns=gap_ns, head=head, compared_with="1f1b")
     return SimpleNamespace(
-        analysis=SimpleNamespace(schedule=SimpleNamespace(gap_ns=gap_ns, head=head, compared_with="1f1b")),
+        analysis=SimpleNamespace(schedule=schedule, tables={"operations": OPERATIONS}),
         uses_cuda_graphs=graphs,
         framework=None,
         predict=lambda change: predicted,
@@ -27,6 +42,7 @@ def test_each_removable_part_of_the_gap_is_a_finding_with_at_most_its_own_time_a
     (finding,) = schedule_findings(context({"p2p": 300, "unexplained": 50}, saves_ns=400))
     assert (finding.case, finding.cost_ns, finding.saves_ns, finding.change) == ("p2p", 300, 300, "hide pp_comm")
     assert finding.evidence["gap_ns"] == 350
+    assert [(place.rank, place.name) for place in finding.where] == [(0, "send"), (1, "recv")]
 
 
 @pytest.mark.parametrize("cause", [*NOT_REMOVABLE, *COMMUNICATION_CAUSES])
