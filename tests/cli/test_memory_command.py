@@ -119,3 +119,13 @@ def test_a_snapshot_that_cannot_be_read_is_left_out_beside_one_that_can(tmp_path
     assert [notice.code for notice in report.notices] == ["memory-snapshot-failed"]
     with pytest.raises(InputError):
         tracekit.memory(tmp_path, ranks=[1])
+
+
+def test_a_store_says_that_it_keeps_no_snapshots(run_command, samples, tmp_path):
+    from tracekit import ingest
+
+    store = ingest(samples / "memory-snapshot", tmp_path / "store", ranks=[3]).path
+    done = run_command("memory", str(store))
+    assert done.returncode == 2
+    assert "a store keeps what analyze tells of memory snapshots, not the snapshots" in done.stderr
+    assert "tracekit analyze" in done.stderr

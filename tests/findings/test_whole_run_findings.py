@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -9,6 +10,7 @@ from msgspec.structs import replace
 from tests.recorders import ddp_dumps, write_dumps
 from tracekit.analysis.combine.stragglers import Stragglers
 from tracekit.findings.context import Context
+from tracekit.findings.finding import Finding
 from tracekit.findings.whole_run import whole_run_findings
 from tracekit.run.analyze import analyze
 from tracekit.run.late import late
@@ -18,10 +20,15 @@ PROFILED = ROOT / "tests/data/late-profiler"
 MS = 1_000_000
 
 
+@cache
+def analysis_of_traces():
+    return analyze(PROFILED, schedule="none")
+
+
 def findings(run, *, stragglers=None):
     import dataclasses
 
-    analysis = dataclasses.replace(analyze(PROFILED, schedule="none"), whole_run=run)
+    analysis = dataclasses.replace(analysis_of_traces(), whole_run=run)
     if stragglers is not None:
         analysis = dataclasses.replace(analysis, stragglers=stragglers)
     return list(whole_run_findings(Context(analysis)))
@@ -41,13 +48,24 @@ def test_a_hang_that_is_not_certain_is_none():
     assert findings(unsure) == []
 
 
-def test_a_late_host_of_the_whole_run_is_a_finding_unless_the_traces_show_it():
-    run = late(ROOT / "sample_traces/always-on/late")
-    (finding,) = findings(run, stragglers=Stragglers())
+def test_a_late_host_of_the_whole_run_is_a_finding_with_the_recorded_steps():
+    run = late([ROOT / "sample_traces/always-on/late", PROFILED])
+    (finding,) = findings(run)
     assert (finding.code, finding.case, finding.ranks) == ("late_host", "whole_run", (1,))
     assert abs(finding.cost_ns - 10 * MS) < MS  # 30 ms in every third step
-    assert "every 3 steps since step 3" in finding.text
-    assert findings(run) == []  # rank 1 is late in steps 21 and 24 of the traces too
+    assert finding.saves_ns == finding.cost_ns
+    assert finding.saves_range_ns == (0, finding.cost_ns)
+    assert "every 3 steps since step 3 (steps 21, 24 are in the trace)" in finding.text
+    assert [(place.rank, place.step) for place in finding.where] == [(1, 21), (1, 24)]
+
+
+def test_a_rank_that_a_finding_of_the_traces_names_is_left_to_it(monkeypatch):
+    run = late(ROOT / "sample_traces/always-on/late")
+    named = Finding(code="late_host", cost_ns=1, share=0.1, ranks=(1,), saves_ns=None)
+    monkeypatch.setattr("tracekit.findings.whole_run.rank_findings", lambda context: iter([named]))
+    assert findings(run) == []
+    monkeypatch.setattr("tracekit.findings.whole_run.rank_findings", lambda context: iter([replace(named, saves_ns=0)]))
+    assert len(findings(run)) == 1  # what saves nothing is not shown
 
 
 def test_a_link_that_became_slow_is_a_finding(tmp_path):

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 
 from tests.recorders import ddp_dumps, write_dumps
 from tracekit.errors import OptionError
+from tracekit.report.html.collectives import collective_timeline
 from tracekit.report.html.late import render_late_page
+from tracekit.report.html.page import render_html
 from tracekit.report.late import check_late_output, write_late
+from tracekit.run.analyze import analyze
 from tracekit.run.late import late
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces/always-on"
+PROFILED = Path(__file__).parents[1] / "data/late-profiler"
 
 
 def test_the_page_has_a_red_cell_per_late_step():
@@ -69,3 +74,40 @@ def test_a_folder_without_records_is_one_line_and_exit_code_2(run_command, tmp_p
     shown = run_command("late", tmp_path)
     assert shown.returncode == 2
     assert len(shown.stderr.splitlines()) == 1
+
+
+def test_the_page_draws_the_collectives_around_the_latest_step(tmp_path):
+    dumps = ddp_dumps(4, 12, late_ms=lambda rank, step: 10.0 * (rank == 1 and step == 6))
+    page = render_late_page(late(write_dumps(tmp_path, dumps)))
+    assert "Collectives of steps 5 to 7" in page
+    waiting = re.findall(
+        r"<title>rank (\d), step 6, all_reduce of 4.0 MB: waits 10.0 ms, transfer 5.0 ms</title>", page
+    )
+    assert sorted(set(waiting)) == ["0", "2", "3"]
+
+
+def test_of_many_ranks_the_late_ones_are_drawn(tmp_path):
+    dumps = ddp_dumps(20, 8, late_ms=lambda rank, step: 10.0 * (rank == 19))
+    picture = collective_timeline(late(write_dumps(tmp_path, dumps)))
+    drawn = re.findall(r">rank (\d+)</text>", picture)
+    assert drawn == [*map(str, range(15)), "19"]
+    assert "4 more ranks not shown" in picture
+
+
+@pytest.mark.slow
+def test_the_page_of_an_analysis_has_a_section_that_leads_to_the_recorded_steps(tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(PROFILED, folder)
+    for dump in (SAMPLES / "late").glob("fr_*"):
+        shutil.copy(dump, folder)
+    page = render_html(analyze(folder, schedule="none"))
+    section = page.split('<section id="whole-run">')[1].split("</section>")[0]
+    assert "in every third step from step 3 on" in section
+    assert re.findall(r'<a href="#timeline" data-rank="(\d)" data-step="(\d+)">', section) == [("1", "21"), ("1", "24")]
+    assert "Lateness by rank and step" in section
+    assert "Collectives of steps" in section
+    assert '<a href="#whole-run">' in page
+
+
+def test_without_dumps_the_page_has_no_such_section(analysed):
+    assert 'id="whole-run"' not in render_html(analysed("reload"))

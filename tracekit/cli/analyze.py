@@ -141,7 +141,7 @@ def run(
 
 def _has_recordings_alone(paths: list[str]) -> bool:
     """Return whether there are only dumps and logs; paths without anything are left to the analysis to report."""
-    from tracekit.run.late import has_recordings_alone
+    from tracekit.run.recordings import has_recordings_alone
 
     try:
         return has_recordings_alone(paths)

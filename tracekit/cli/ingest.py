@@ -30,6 +30,7 @@ def run(
     """Write traces as a Parquet store, labelled, one folder per rank; reading it back needs no parsing."""
     from tracekit.run.dask import cluster
     from tracekit.run.ingest import ingest
+    from tracekit.store.recordings import read_stored_recordings
 
     with note_partial_store(output), cluster(dask) as (executor, cluster_size):
         store = ingest(
@@ -47,4 +48,10 @@ def run(
     print_notices(store.notices)
     events = sum(entry.rows for entry in store.entries)
     store_bytes = sum(file.stat().st_size for file in output.rglob("*") if file.is_file())
-    print_line(f"Wrote {output}: {counted(len(store.entries), 'rank')}, {events:,} events, {size(store_bytes)}")
+    contents = []
+    if store.entries:
+        contents += [counted(len(store.entries), "rank"), f"{events:,} events"]
+    recordings = read_stored_recordings(output)
+    if recordings is not None:
+        contents.append(f"{counted(recordings.collectives.height, 'collective')} of dumps and logs")
+    print_line(f"Wrote {output}: {', '.join(contents)}, {size(store_bytes)}")

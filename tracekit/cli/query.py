@@ -14,7 +14,7 @@ MAX_PRINTED_ROWS = 200
 
 def run(
     store: Annotated[Path, typer.Argument(help="A store that ingest wrote.", metavar="STORE")],
-    sql: Annotated[str, typer.Argument(help="A SELECT over events, labelled and ranks.", metavar="SQL")],
+    sql: Annotated[str, typer.Argument(help="A SELECT over events, labelled, collectives and ranks.", metavar="SQL")],
     *,
     output: Annotated[Path | None, options.output("Write the rows: .csv, .json or .parquet.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON.")] = False,

@@ -98,7 +98,7 @@ def write_baseline(
     if calibrated and len(runs) < MIN_RUNS_TO_CALIBRATE:
         raise OptionError(f"--calibrate: {counted(len(runs), 'run')} cannot show how runs differ",
                           hint=f"give at least {MIN_RUNS_TO_CALIBRATE}, better 5")  # fmt: skip
-    if not any(run.steps for run in runs):
+    if not any(run.steps or run.recorded_steps for run in runs):
         raise InputError("the runs hold no steps to make a baseline of")
     check_formats(runs, ())
     side = Side(tuple(runs), {})

@@ -20,11 +20,13 @@ from tracekit._util.files import read_start
 from tracekit.analysis import Analysis
 from tracekit.analysis.result import BaseAnalysis
 from tracekit.diffs.noise_thresholds import Noise
-from tracekit.diffs.run_samples import Run, from_analysis, slow_step_samples
+from tracekit.diffs.run_samples import Run, from_analysis, from_whole_run, slow_step_samples
 from tracekit.documents.analysis import AnalysisDocument
 from tracekit.documents.baseline import FORMAT as BASELINE_FORMAT
 from tracekit.documents.baseline import BaselineDocument, RoleBaseline
 from tracekit.documents.coding import read_document, to_plain
+from tracekit.documents.late import FORMAT as LATE_FORMAT
+from tracekit.documents.late import LateDocument
 from tracekit.errors import InputError, OptionError
 from tracekit.parsers.remote import public_url
 
@@ -108,6 +110,9 @@ def read_side(paths: Sequence[str | Path], *, what: str, keep: bool = False) -> 
             read = Side((_analyze_run(run_paths, keep=keep),), {})
         elif saved_as == BASELINE_FORMAT:
             read = read_baseline(run_paths[0])
+        elif saved_as == LATE_FORMAT:
+            whole_run = read_document(run_paths[0], LateDocument, hint="run tracekit late again")
+            read = Side((from_whole_run(whole_run, name=run_paths[0]),), {})
         else:
             document = read_document(run_paths[0], AnalysisDocument, hint="analyze the traces again")
             read = Side((from_analysis(document, name=run_paths[0]),), {})
@@ -123,7 +128,7 @@ def read_baseline(path: str) -> Side:
     hint = "write it again with --update-baseline"
     document = read_document(path, BaselineDocument, hint=hint)
     main = _side_of_baseline(document, path)
-    if not any(run.steps for run in main.runs):
+    if not any(run.steps or run.samples.get("run_step_ms") for run in main.runs):
         raise InputError(f"{path}: the baseline is empty", hint=hint)
     roles = {name: _side_of_baseline(role, path) for name, role in (document.roles or {}).items()}
     runs = []
@@ -164,10 +169,14 @@ def _group_by_run(paths: list[str]) -> list[list[str]]:
 
 
 def _analyze_run(paths: list[str], *, keep: bool) -> Run:
-    """Analyse a trace or a store."""
+    """Analyse a trace or a store; of dumps and logs alone, the whole run that they tell about."""
     from tracekit.run.analyze import analyze
+    from tracekit.run.late import late
+    from tracekit.run.recordings import has_recordings_alone
 
     name = public_url(paths[0]) if len(paths) == 1 else str(Path(paths[0]).parent)
+    if has_recordings_alone(paths):
+        return from_whole_run(late(paths).to_document(), name=name)
     return _run_from_analysis(analyze(paths, critical_path=keep, timeline=keep), name=name, keep=keep)
 
 

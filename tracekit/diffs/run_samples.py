@@ -18,6 +18,7 @@ from tracekit.diffs import stats
 from tracekit.diffs.metrics import Metric, resolve
 from tracekit.documents import analysis as documents
 from tracekit.documents.coding import decode, to_plain_rows
+from tracekit.documents.late import LateDocument
 from tracekit.errors import InputError
 from tracekit.metrics.step_time import StepTime, find_unusual
 from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS
@@ -52,6 +53,7 @@ class Run(msgspec.Struct, frozen=True):
     analysis: Any = None  # the Analysis itself, where it is kept for the page of a diff
     main_role: str | None = None  # where ranks have several processes: the role that these figures are of
     roles: Mapping[str, Run] = {}  # … and the other roles
+    recorded_steps: int = 0  # steps of dumps and logs, where there is no trace
 
     @property
     def steps(self) -> int:
@@ -113,6 +115,8 @@ def from_analysis(
         raise InputError(f"{name}: the analysis has no ranks", hint=_ANALYZE_AGAIN)
     samples = per_step_samples(document.ranks) | _label_samples(document.ranks) | rate_samples(document)
     samples |= _lateness_samples(document)
+    if isinstance(document.late, LateDocument):
+        samples |= whole_run_samples(document.late)
     if document.schedule is not None:
         samples |= _schedule_samples(document.schedule)
     others = [role for role in document.roles or () if role.name != document.main_role]
@@ -120,6 +124,37 @@ def from_analysis(
     facts, tables = comparability_facts(document), _tables(document, cells, timeline)
     main_role = document.main_role or None
     return Run(name, samples, facts, tables, tuple(document.ranks), main_role=main_role, roles=roles)
+
+
+def from_whole_run(document: LateDocument, *, name: str) -> Run:
+    """Return the samples of dumps and logs alone.
+
+    >>> from tracekit import late
+    >>> run = from_whole_run(late("sample_traces/always-on/late").to_document(), name="nightly")
+    >>> round(run.samples["run_late_ms"][0])
+    10
+    """
+    facts = {"world_size": document.world_size, "ranks": len(document.ranks) or None}
+    known_facts = {key: value for key, value in facts.items() if value is not None}
+    return Run(name, whole_run_samples(document), known_facts, recorded_steps=document.steps.count)
+
+
+def whole_run_samples(document: LateDocument) -> Samples:
+    """Return the figures of a whole run, one sample each; a figure that is not known gives none."""
+    steps = document.steps.count
+    values: dict[str, float | None] = {
+        "run_step_ms": None if document.steps.time_ns is None else document.steps.time_ns / 1e6,
+        "run_late_fraction": document.lost_share,
+    }
+    if steps and document.lost_ns is not None:
+        values["run_late_ms"] = document.lost_ns / 1e6 / steps
+    if steps and document.transfers:
+        values["run_slow_link_ms"] = sum(link.cost_ns for link in document.slow_links) / 1e6 / steps
+    # Dumps that may have been written while an operation ran do not tell whether it hangs.
+    has_dumps = any(record.recorder == "flight_recorder" for record in document.records)
+    if has_dumps and (document.hang is None or document.hang.certain):
+        values["run_hangs"] = 0.0 if document.hang is None else 1.0
+    return {name: (value,) for name, value in values.items() if value is not None}
 
 
 def comparability_facts(document: documents.AnalysisDocument) -> dict[str, Any]:

@@ -251,8 +251,9 @@ def _check_limit(case: _Case, requirement: Requirement, value: float, rules: Gat
     holds, steps = requirement.holds(value), case.check.steps.after
     if steps < rules.min_steps:
         # Too few steps to know their noise: only a distance larger than the floor decides.
-        few = f"only {counted(steps, 'step')}"
-        if abs(value - requirement.limit) <= case.floor:
+        few = "one value per run" if case.metric.family.once_a_run else f"only {counted(steps, 'step')}"
+        is_exact = case.floor == 0 and case.metric.family.unit == "count"  # a count without noise is what it is
+        if abs(value - requirement.limit) <= case.floor and not is_exact:
             return case.undecided(f"{few}, and the limit is within the noise floor")
         verdict: Verdict = "pass" if holds else "regressed"
         return replace(case.check, verdict=verdict, reason=f"{few}, but beyond the noise floor", method="floor")

@@ -301,3 +301,8 @@ class LateDocument(Struct, frozen=True):
     """Pipelines recognised from messages."""
     warnings: tuple[WarningEntry, ...]
     """What was left out or is not certain."""
+    lost_ns: int | None = None
+    """Time that the run lost to the ranks in late: of each step the lateness of the latest; null if nothing could be
+    compared."""
+    lost_share: float | None = None
+    """lost_ns over the time of the record, 0 to 1."""

@@ -6,7 +6,7 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from tracekit.errors import Notice
-from tracekit.schema import Source
+from tracekit.schema import Recording, Source
 
 FORMAT: Literal["tracekit.store/2"] = "tracekit.store/2"
 TABLES_FORMAT: Literal["tracekit.tables/6"] = "tracekit.tables/6"
@@ -33,6 +33,19 @@ class Entry(Struct, frozen=True):
     """All ranks that the same trace holds."""
     digests: Mapping[str, str] = {}
     """Checksum of each of its files, by file name."""
+
+
+class RecordingsEntry(Struct, frozen=True):
+    """Dumps and logs of a store: ``recordings/entry.json``. The key ``digest`` holds a checksum of all other keys."""
+
+    rows: int
+    """Rows of the collectives."""
+    sources: tuple[Recording, ...]
+    """Origin of the collectives of each rank and recorder."""
+    notices: tuple[Notice, ...] = ()
+    """Notices from when they were read."""
+    digests: Mapping[str, str] = {}
+    """Checksum of each file, by file name."""
 
 
 class StoreManifest(Struct, frozen=True, kw_only=True):

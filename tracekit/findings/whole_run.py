@@ -4,28 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import polars as pl
+
 from tracekit.documents.late import Hang, LateRanks, SlowLink
 from tracekit.findings.context import Context
-from tracekit.findings.finding import EvidenceValue, Finding
+from tracekit.findings.finding import EvidenceValue, Finding, Place
+from tracekit.findings.ranks import rank_findings
 from tracekit.whole_run.result import WholeRun
 
 CODES = {"host": "late_host", "gpu": "slow_rank", None: "slow_rank"}
 """Code of a finding by the cause of a rank's lateness."""
+MAX_PLACES = 8
+"""Places in the traces that a finding lists."""
 
 
 def whole_run_findings(context: Context) -> Iterator[Finding]:
     """Yield the hang, the ranks that are late over the whole run, and the links that are slow.
 
-    Ranks that the traces themselves show to be late are left to them; costs are per step of the long record.
+    Ranks that a finding of the traces names are left to it; costs are per step of the long record.
     """
     run = context.analysis.whole_run
     if run is None:
         return
     if run.hang is not None and run.hang.certain:
         yield _hang(context, run.hang)
-    in_traces = {row.rank for row in context.analysis.stragglers.rows if row.steps and not row.uncertain}
+    of_traces = [finding for finding in rank_findings(context) if finding.saves_ns != 0]
+    named_ranks = {rank for finding in of_traces for rank in finding.ranks}
     for fact in run.late:
-        if fact.cause != "waited_itself" and not in_traces.intersection(fact.ranks):
+        if fact.cause != "waited_itself" and not named_ranks.intersection(fact.ranks):
             yield _late_ranks(context, fact, run)
     for link in run.slow_links:
         yield _slow_link(context, link, run)
@@ -62,6 +68,7 @@ def _late_ranks(context: Context, fact: LateRanks, run: WholeRun) -> Finding:
         "late_steps": len(fact.steps),
         "recorded_steps": steps,
         "since_step": fact.since_step,
+        "profiled_steps": len(fact.profiled_steps) or None,
     }
     return Finding(
         code=CODES[fact.cause],
@@ -70,9 +77,25 @@ def _late_ranks(context: Context, fact: LateRanks, run: WholeRun) -> Finding:
         share=context.share(cost_ns),
         ranks=fact.ranks,
         steps=fact.steps,
+        where=_recorded_places(context, fact),
         evidence={name: value for name, value in evidence.items() if value is not None},
-        certain="possible" if fact.uncertain else "measured",
+        saves_ns=cost_ns,
+        saves_range_ns=(0, cost_ns),
+        certain="possible" if fact.uncertain else "bounded",
     )
+
+
+def _recorded_places(context: Context, fact: LateRanks) -> tuple[Place, ...]:
+    """Return where the traces show the late steps: the operation, of the kind and size it is late at, of each rank."""
+    operations = context.analysis.tables["operations"]
+    of_fact = operations.filter(
+        pl.col("rank").is_in(fact.ranks)
+        & pl.col("step").is_in(fact.profiled_steps)
+        & (pl.min_horizontal("bytes", "received") == fact.at.bytes)
+    )
+    first = of_fact.sort("rank", "step", "start_ns").unique(["rank", "step"], keep="first", maintain_order=True)
+    rows = first.select("rank", "step", "start_ns", "end_ns", pl.col("what").cast(pl.String)).head(MAX_PLACES)
+    return tuple(Place(*row) for row in rows.iter_rows())
 
 
 def _slow_link(context: Context, link: SlowLink, run: WholeRun) -> Finding:

@@ -241,13 +241,15 @@ def _until_full(finding: Finding) -> str:
 
 
 def _late_steps(finding: Finding) -> str:
-    """Return in which steps ranks are late over a whole run."""
+    """Return in which steps ranks are late over a whole run, and which of them the traces show."""
+    recorded = sorted({place.step for place in finding.where if place.step is not None})
+    shown = f" (steps {listing(map(str, recorded), most=MAX_STEPS_NAMED)} are in the trace)" if recorded else ""
     period = finding.evidence.get("period")
     if isinstance(period, int):
-        return f" every {period} steps since step {finding.evidence.get('since_step')}"
+        return f" every {period} steps since step {finding.evidence.get('since_step')}{shown}"
     if finding.evidence.get("kind") == "occasional":
-        return f" in step {listing(map(str, finding.steps), most=MAX_STEPS_NAMED)}"
-    return f" in nearly every step since step {finding.evidence.get('since_step')}"
+        return f" in step {listing(map(str, finding.steps), most=MAX_STEPS_NAMED)}{shown}"
+    return f" in nearly every step since step {finding.evidence.get('since_step')}{shown}"
 
 
 _DERIVED: Mapping[str, Callable[[Finding], str]] = {

@@ -2,7 +2,8 @@
 
 A worker gets a path. It reads, labels and measures that trace, writes its rank into the store, and returns only the
 rank's entry in the manifest. Analysis across ranks (clocks, waits, the pipeline and its ideal) then works on the small
-tables in the store. Traces that fail are listed by path; the ranks done so far are kept.
+tables in the store. Traces that fail are listed by path; the ranks done so far are kept. Flight-recorder dumps and NCCL
+Inspector logs beside the traces, or alone, become the store's table of collectives.
 """
 
 import hashlib
@@ -25,10 +26,13 @@ from tracekit.classify.classify_events import classify_with_lost
 from tracekit.documents.store_manifest import Entry
 from tracekit.errors import InputError, Notice, OptionError
 from tracekit.parsers import remote
+from tracekit.parsers.recordings import Recordings
 from tracekit.parsers.source_refs import SourceRef
 from tracekit.run import driver
+from tracekit.run.recordings import find_recordings, has_recordings_alone
 from tracekit.store.files import ROLE_PREFIX, Store, labelled_by, open_store, rank_folder, write_rank
-from tracekit.store.sources import OneRole, Paths, failure_notices, read_ref
+from tracekit.store.recordings import write_recordings
+from tracekit.store.sources import OneRole, PathList, Paths, failure_notices, read_ref
 from tracekit.store.writer import StoreWriter, store_folder
 
 
@@ -139,6 +143,9 @@ def ingest(
     strict = on_damage == "error"
     if rules is not None:
         load_rules(Path(rules))  # raises here if it is wrong, not once per rank
+    run_paths = None if isinstance(paths, Mapping | OneRole) else paths
+    if run_paths is not None and has_recordings_alone(run_paths):
+        return _ingest_recordings(run_paths, Path(store).absolute(), ranks=ranks, resume=resume)
     refs, notices = driver.find_sources(paths, ranks=ranks, rank=file_rank, strict=strict)
     target = Path(store).absolute()
     refs = tuple(ref if ref.url is not None else replace(ref, path=str(Path(ref.path).absolute())) for ref in refs)
@@ -177,5 +184,50 @@ def ingest(
                 # last check covers the whole run: its notices are the ones to return.
                 run_notices = driver.check_run(spans, ranks=ranks, failed=bool(failures), strict=strict, named=named)
                 writer.complete = True  # last: what raises above leaves the store incomplete
+        recording_notices = _store_recordings(run_paths, folder, ranks=ranks, strict=strict)
     opened = open_store(target)
-    return replace_fields(opened, notices=(*resumed, *opened.notices, *run_notices))
+    return replace_fields(opened, notices=(*resumed, *opened.notices, *run_notices, *recording_notices))
+
+
+def _ingest_recordings(paths: PathList, target: Path, *, ranks: Collection[int] | None, resume: bool) -> Store:
+    """Write a store of dumps and logs alone; return it."""
+    recordings = find_recordings(paths)
+    assert recordings is not None, "the caller has found some"
+    with store_folder(target, resume=resume) as folder:
+        write_recordings(folder, _selected_recordings(recordings, ranks))
+        with StoreWriter(folder) as writer:
+            if resume:
+                writer.resume([], lambda _: "")
+            writer.complete = True
+    return replace_fields(open_store(target), notices=recordings.notices)
+
+
+def _store_recordings(
+    paths: PathList | None, folder: Path, *, ranks: Collection[int] | None, strict: bool
+) -> tuple[Notice, ...]:
+    """Write the dumps and logs that lie beside the traces into the store; return notices about them.
+
+    Those of a store that is resumed are written again, which takes seconds.
+    """
+    try:
+        recordings = None if paths is None else find_recordings(paths)
+    except InputError as error:
+        if strict:
+            raise
+        return (Notice("recordings-unused", values={"error": error.message}),)
+    if recordings is None:
+        return ()
+    write_recordings(folder, _selected_recordings(recordings, ranks))
+    return recordings.notices
+
+
+def _selected_recordings(recordings: Recordings, ranks: Collection[int] | None) -> Recordings:
+    """Return the dumps and logs of the ranks that are asked for, with absolute paths."""
+    parts = []
+    for part in recordings.parts:
+        source = part.source
+        if ranks is not None and source.rank not in ranks:
+            continue
+        path = source.path if "://" in source.path else str(Path(source.path).absolute())
+        parts.append(replace_fields(part, source=replace(source, path=path)))
+    return Recordings(tuple(parts), recordings.notices)

@@ -7,19 +7,15 @@ from collections.abc import Collection, Sequence
 from tracekit.analysis import Analysis
 from tracekit.errors import InputError, Notice
 from tracekit.parsers.discovery import discover
-from tracekit.parsers.file_type import FLIGHT_RECORDER, NCCL_INSPECTOR
-from tracekit.parsers.recordings import read_recordings
 from tracekit.parsers.source_refs import SourceRef, check_single_run
 from tracekit.run.driver import map_sources
+from tracekit.run.recordings import find_recordings, read_found_recordings
 from tracekit.schema import RankCollectives
 from tracekit.store.files import open_store
 from tracekit.store.sources import PathList, failure_notices, read_ref
 from tracekit.whole_run.measure import measure_whole_run
 from tracekit.whole_run.profiled import collectives_of_events, collectives_of_operations
 from tracekit.whole_run.result import WholeRun
-
-COLLECTIVE_READERS = (FLIGHT_RECORDER, NCCL_INSPECTOR)
-"""Recordings that hold collectives."""
 
 
 def late(paths: PathList, *, ranks: Collection[int] | None = None, workers: int | None = None) -> WholeRun:
@@ -41,17 +37,16 @@ def late(paths: PathList, *, ranks: Collection[int] | None = None, workers: int 
 
     """
     found = discover(paths, check=False, need_traces=False)
-    recordings = [ref for ref in found.recordings if ref.reader in COLLECTIVE_READERS]
-    if not recordings and not found.refs:
+    recordings = read_found_recordings(found)
+    if recordings is None and not found.refs:
         raise InputError(
             "there is no record of collectives here", hint="name flight-recorder dumps, Inspector logs or traces"
         )
     notices = list(found.notices)
     parts: list[RankCollectives] = []
-    if recordings:
-        read = read_recordings(recordings)
-        parts += read.parts
-        notices += read.notices
+    if recordings is not None:
+        parts += recordings.parts
+        notices += recordings.notices
     traces, trace_notices = _read_traces(found.refs, workers=workers)
     parts += traces
     notices += trace_notices
@@ -60,25 +55,13 @@ def late(paths: PathList, *, ranks: Collection[int] | None = None, workers: int 
     return measure_whole_run(parts, notices)
 
 
-def has_recordings_alone(paths: PathList) -> bool:
-    """Return whether there are dumps or logs at *paths*, and no trace.
-
-    >>> has_recordings_alone("sample_traces/always-on/hang"), has_recordings_alone("sample_traces/reload")
-    (True, False)
-    """
-    found = discover(paths, check=False, need_traces=False)
-    return not found.refs and any(ref.reader in COLLECTIVE_READERS for ref in found.recordings)
-
-
 def late_beside_traces(paths: PathList, analysis: Analysis) -> WholeRun | None:
     """Return the result for dumps and logs that lie beside analysed traces; None if there are none."""
-    found = discover(paths, check=False, need_traces=False)
-    refs = [ref for ref in found.recordings if ref.reader in COLLECTIVE_READERS]
-    if not refs:
+    recordings = find_recordings(paths)
+    if recordings is None:
         return None
-    read = read_recordings(refs)
     traces = collectives_of_operations(analysis.tables["operations"], analysis.sources)
-    return measure_whole_run([*read.parts, *traces], read.notices)
+    return measure_whole_run([*recordings.parts, *traces], recordings.notices)
 
 
 def _read_traces(refs: Sequence[SourceRef], *, workers: int | None) -> tuple[list[RankCollectives], tuple[Notice, ...]]:
@@ -93,6 +76,8 @@ def _read_traces(refs: Sequence[SourceRef], *, workers: int | None) -> tuple[lis
                 expanded.append(SourceRef(ref.path, "store", source.rank, source.rank_from, role=source.role))
         else:
             expanded.append(ref)
+    if not expanded:
+        return [], ()
     check_single_run(expanded)
     results = map_sources(_read_trace, expanded, workers=workers, progress="reading")
     notices = failure_notices(results)

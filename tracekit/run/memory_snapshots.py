@@ -34,7 +34,7 @@ def memory(paths: PathList, *, ranks: Collection[int] | None = None) -> Snapshot
     if ranks is not None:
         refs = [ref for ref in refs if ref.rank in ranks]
     if not refs:
-        raise InputError("there is no memory snapshot here", hint="torch.cuda.memory._dump_snapshot writes one")
+        raise _no_snapshot_error(paths)
     snapshots = []
     notices: list[Notice] = []
     errors: list[TracekitError] = []
@@ -52,6 +52,15 @@ def memory(paths: PathList, *, ranks: Collection[int] | None = None) -> Snapshot
     if not snapshots:
         raise errors[0]
     return SnapshotReport(tuple(snapshots), tuple(notices))
+
+
+def _no_snapshot_error(paths: PathList) -> InputError:
+    """Return the error for paths without a memory snapshot; of a store it says what became of them."""
+    stores = [ref.path for ref in discover(paths, check=False, need_traces=False).refs if ref.reader == "store"]
+    if stores:
+        problem = f"{stores[0]}: a store keeps what analyze tells of memory snapshots, not the snapshots"
+        return InputError(problem, hint=f"tracekit analyze {stores[0]}, or name the folder of the snapshots")
+    return InputError("there is no memory snapshot here", hint="torch.cuda.memory._dump_snapshot writes one")
 
 
 def find_snapshots(paths: PathList) -> list[SourceRef]:

@@ -8,11 +8,14 @@ import polars as pl
 
 from tracekit._util.text import terminal
 from tracekit.errors import InputError, OptionError
+from tracekit.schema import COLLECTIVES, EVENTS, LABELLED
 from tracekit.store.files import Store, open_store
+from tracekit.store.recordings import checked_collectives_file, holds_recordings
 
 TABLES = {
     "events": "every event of every rank, columns as in tracekit.schema.EVENTS; of several roles also role",
     "labelled": "GPU events with label, pass, module and evidence, columns as in tracekit.schema.LABELLED",
+    "collectives": "dumps and logs of the whole run, columns as in tracekit.schema.COLLECTIVES; empty without any",
     "ranks": "one row per rank: rank, rows, start_ns, end_ns, path, reader, world_size, device",
 }
 """Tables that SQL can name, and their contents."""
@@ -68,7 +71,12 @@ def _tables(store: Store) -> dict[str, Any]:
     by_role = datasets.partitioning(arrow.schema([("role", arrow.string())]), flavor="hive") if store.roles else None
     stores, base = list(store.roles.values()) or [store], str(store.path)
     tables: dict[str, Any] = {"ranks": _ranks_table(store)}
-    for name in ("events", "labelled"):
+    tables["collectives"] = COLLECTIVES.to_frame().to_arrow()
+    if holds_recordings(store.path):
+        tables["collectives"] = datasets.dataset([str(checked_collectives_file(store.path))], format="parquet")
+    schemas = {"events": EVENTS, "labelled": LABELLED}
+    for name, schema in schemas.items():
+        tables[name] = schema.to_frame().to_arrow()
         # Arrow does not verify checksums, and would answer from a damaged file.
         files = [str(of_role.checked_file(entry.rank, name)) for of_role in stores for entry in of_role.entries]
         if files:
@@ -92,4 +100,5 @@ def _ranks_table(store: Store) -> Any:
         }
         for entry in store.entries
     ]
-    return pl.DataFrame(rows, infer_schema_length=None).to_arrow()
+    schema = dict.fromkeys(("rank", "rows", "start_ns", "end_ns"), pl.Int64) | {"path": pl.String, "reader": pl.String}
+    return pl.DataFrame(rows, schema=None if rows else schema, infer_schema_length=None).to_arrow()

@@ -65,3 +65,20 @@ def check_table(table: pl.DataFrame, *, rank: int, rows: int | None) -> None:
             raise ValueError(f"{name} has times that no clock shows")
     if "end_ns" in table.columns and (table["end_ns"] < table["start_ns"]).any():
         raise ValueError("an event ends before it starts")
+
+
+def check_collectives(table: pl.DataFrame, *, rows: int) -> None:
+    """Raise ``ValueError`` if a table of collectives is not one that tracekit wrote.
+
+    >>> check_collectives(pl.DataFrame({"rank": [0], "source": ["profiler"], "id": [None]}), rows=1)
+    Traceback (most recent call last):
+    ValueError: the column id has rows without a value
+    """
+    if table.height != rows:
+        raise ValueError(f"it has {table.height:,} rows, and {rows:,} are listed")
+    for name in ("rank", "source", "id", "is_message"):
+        if table[name].null_count():
+            raise ValueError(f"the column {name} has rows without a value")
+    for name in ("enqueued_ns", "started_ns", "completed_ns", "completed_by_ns", "duration_ns"):
+        if not table[name].drop_nulls().is_between(-LATEST_NS, LATEST_NS).all():
+            raise ValueError(f"{name} has times that no clock shows")

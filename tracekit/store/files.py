@@ -6,6 +6,7 @@
     STORE/rank=3/labelled.parquet      the labelled GPU events of rank 3
     STORE/rank=3/tables.zip            the measured tables of rank 3 (analysis.persistence), if they were written
     STORE/rank=3/entry.json            the manifest's entry for rank 3
+    STORE/recordings                   dumps and logs of the whole run, if there are any (``store.recordings``)
 
 Every file's checksum is in its rank's entry and is verified before the file is read; the manifest and the entries have
 a checksum of their own. A rank is written into a temporary folder that is renamed when it is complete. A rank that the
@@ -92,7 +93,7 @@ SOURCE_KEY = "tracekit.source"
 ENTRY = "entry.json"
 ZSTD_LEVEL = 1
 """Compression of the Parquet files: 12 % less CPU time than zstd's default level 3, for files 13 % larger."""
-_INGEST_AGAIN = "ingest the traces again"
+INGEST_AGAIN = "ingest the traces again"
 
 
 @dataclass(frozen=True)
@@ -163,17 +164,17 @@ class Store:
             # Read, not mapped: a file that shrinks while it is mapped ends the process.
             data = file.read_bytes()
             if hashlib.sha256(data).hexdigest() != entry.digests.get(file.name):
-                raise _damaged(file)
+                raise damaged_file_error(file)
             rows = pl.scan_parquet(io.BytesIO(data)).select(pl.len()).collect().item()
             check_size(rows, schema)
             table = conform(pl.read_parquet(io.BytesIO(data)), schema)
             check_table(table, rank=rank, rows=listed_rows)
         except ValueError as error:
-            raise InputError(f"{file}: is damaged: {error}", hint=_INGEST_AGAIN) from error
+            raise InputError(f"{file}: is damaged: {error}", hint=INGEST_AGAIN) from error
         except MachineError as error:
             raise MachineError(f"{file}: {error.message}", hint=error.hint) from None
         except (pl.exceptions.PolarsError, OSError, MemoryError) as error:
-            raise read_error(error, file, hint=_INGEST_AGAIN) from error
+            raise read_error(error, file, hint=INGEST_AGAIN) from error
         return table
 
     def _entry(self, rank: int) -> Entry:
@@ -199,15 +200,15 @@ class Store:
         try:
             intact = matches_checksum(file, entry.digests.get(file.name))
         except OSError as error:
-            raise read_error(error, file, hint=_INGEST_AGAIN) from error
+            raise read_error(error, file, hint=INGEST_AGAIN) from error
         if not intact:
-            raise _damaged(file)
+            raise damaged_file_error(file)
         return file
 
 
-def _damaged(file: Path) -> InputError:
+def damaged_file_error(file: Path) -> InputError:
     """Return the error about a file that does not match its checksum."""
-    return InputError(f"{file}: is damaged: its bytes are not those that were written", hint=_INGEST_AGAIN)
+    return InputError(f"{file}: is damaged: its bytes are not those that were written", hint=INGEST_AGAIN)
 
 
 def rank_folder(store: Path, rank: int) -> Path:
@@ -265,23 +266,23 @@ def open_single_store(path: str | Path) -> Store:
 def _read_manifest(root: Path, *_: int) -> Store:
     """Return the store at *root*. Cached by the manifest's inode, time and size, because every rank opens its store."""
     try:
-        manifest = _read_checked(root / MANIFEST, StoreManifest)
+        manifest = read_checked_document(root / MANIFEST, StoreManifest)
     except FileNotFoundError:
         problem = f"{root}: is not a store: it has no {MANIFEST}"
         raise InputError(problem, hint="make one with: tracekit ingest") from None
     return Store(root, manifest.ranks, manifest.labelled_by, manifest.complete, manifest.notices)
 
 
-def _read_checked(file: Path, document_type: type[Document]) -> Document:
+def read_checked_document(file: Path, document_type: type[Document]) -> Document:
     """Return a document after verifying its checksum."""
     try:
         data = file.read_bytes()
-        document = decode(data, document_type, file, hint=_INGEST_AGAIN)
-        verify_document(decode(data, dict, file, hint=_INGEST_AGAIN))
+        document = decode(data, document_type, file, hint=INGEST_AGAIN)
+        verify_document(decode(data, dict, file, hint=INGEST_AGAIN))
     except FileNotFoundError:
         raise
     except (OSError, ValueError) as error:
-        raise InputError(f"{file}: is damaged: {error}", hint=_INGEST_AGAIN) from error
+        raise InputError(f"{file}: is damaged: {error}", hint=INGEST_AGAIN) from error
     return document
 
 
@@ -320,10 +321,10 @@ def write_rank(
         together=tuple(together),
     )
     try:
-        _write_table(rank.events, temporary / "events.parquet", metadata)
+        write_table(rank.events, temporary / "events.parquet", metadata)
         if len(rank.memory):
-            _write_table(rank.memory, temporary / "memory.parquet")
-        _write_table(labelled, temporary / "labelled.parquet", metadata)
+            write_table(rank.memory, temporary / "memory.parquet")
+        write_table(labelled, temporary / "labelled.parquet", metadata)
         if beside is not None:
             beside(temporary)
         entry = replace(entry, digests={file.name: file_checksum(file) for file in sorted(temporary.iterdir())})
@@ -338,7 +339,7 @@ def write_rank(
     return entry
 
 
-def _write_table(frame: pl.DataFrame, file: Path, metadata: dict[str, str] | None = None) -> None:
+def write_table(frame: pl.DataFrame, file: Path, metadata: dict[str, str] | None = None) -> None:
     """Write a table as a Parquet file, with *metadata* as the file's key-value metadata."""
     frame.write_parquet(file, compression="zstd", compression_level=ZSTD_LEVEL, metadata=metadata)
 
@@ -358,7 +359,7 @@ def _move_to_target(temporary: Path, target: Path, key: str | None) -> bool:
 def read_entry(folder: Path) -> Entry | None:
     """Read the entry in a rank's folder; None if it is missing or damaged."""
     try:
-        return _read_checked(folder / ENTRY, Entry)
+        return read_checked_document(folder / ENTRY, Entry)
     except (FileNotFoundError, InputError):
         return None
 

@@ -4,6 +4,7 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace as replace_fields
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -28,6 +29,7 @@ from tracekit.parsers.file_type import MEMORY_SNAPSHOT
 from tracekit.parsers.source_refs import SourceRef, check_single_run, missing_ranks
 from tracekit.schema import EVENTS, RankEvents, Source
 from tracekit.store.files import open_single_store, open_store
+from tracekit.store.recordings import holds_recordings
 
 PathList = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 Paths = PathList | Mapping[str, PathList]
@@ -104,6 +106,8 @@ def _folder(ref: SourceRef) -> str:
 
 def _store_refs(ref: SourceRef, sources: Sequence[Source]) -> list[SourceRef]:
     """Return one source per rank of a store."""
+    if not sources and holds_recordings(Path(ref.path)):
+        raise InputError(f"{ref.path}: the store holds dumps and logs, but no trace", hint="tracekit late reads it")
     if not sources:
         raise InputError(f"{ref.path}: the store holds no rank yet", hint="go on with: tracekit ingest --resume")
     size = ref.bytes // max(1, len(sources))

@@ -22,6 +22,7 @@ from tracekit.documents.store_manifest import FORMAT, Entry, StoreManifest
 from tracekit.errors import Notice, OutputError
 from tracekit.parsers.source_refs import SourceRef
 from tracekit.store.files import MANIFEST, is_store, open_store, read_entry, with_checksum
+from tracekit.store.recordings import holds_recordings
 
 MANIFEST_INTERVAL_S = 5.0
 """Seconds between two updates of the manifest while ranks are added: at most this much work is lost to a kill."""
@@ -40,7 +41,8 @@ def store_folder(target: Path, *, resume: bool) -> Iterator[Path]:
     try:
         yield target
     finally:
-        if not is_store(target) or not open_store(target).entries:  # no rank was written: leave things as they were
+        is_empty = not is_store(target) or not (open_store(target).entries or holds_recordings(target))
+        if is_empty:  # nothing was written: leave things as they were
             shutil.rmtree(target, ignore_errors=True)
             if existed:
                 target.mkdir()

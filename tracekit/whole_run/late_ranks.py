@@ -66,6 +66,13 @@ class StepLateness:
     step_ns: float | None
     """Median time of a step."""
 
+    @property
+    def duration_ns(self) -> float | None:
+        """Time of the record: from the start of the first step to the end of the last; None if it is not known."""
+        if self.step_ns is None:
+            return None
+        return float(self.start_ns[-1] - self.start_ns[0]) + self.step_ns
+
 
 def measure_steps(arrivals: Arrivals, clocks: Mapping[int, RecordedClock]) -> StepLateness:
     """Return the lateness of every rank in every step; where steps are not known, of every operation."""
@@ -117,10 +124,26 @@ def find_late_ranks(
     for (rank,), rows in late_rows.group_by("rank", maintain_order=True):
         assert isinstance(rank, int), "ranks are numbers"
         found.append(_describe(rank, rows, arrivals, lateness, clocks))
-    duration = float(lateness.start_ns[-1] - lateness.start_ns[0]) + lateness.step_ns
+    duration = lateness.duration_ns
+    assert duration is not None, "the time of a step is known"
     costly = [one for one in found if _is_worth_reporting(one, duration, lateness.step_ns)]
     merged = _merge_ranks(costly, hosts)
     return tuple(_with_share(one, duration) for one in sorted(merged, key=lambda one: (-one.cost_ns, one.ranks)))
+
+
+def lost_time(facts: Sequence[LateRanks], lateness: StepLateness) -> int | None:
+    """Return the time that a run lost to ranks that join late: of each step the lateness of the latest; in ns.
+
+    Ranks that are late because they had waited for others count with these others. None if nothing can be compared.
+    """
+    if lateness.table.is_empty() or lateness.step_ns is None:
+        return None
+    culprits = [fact for fact in facts if fact.cause != "waited_itself"]
+    late_steps = [(rank, step) for fact in culprits for rank in fact.ranks for step in fact.steps]
+    schema = {name: lateness.table.schema[name] for name in ("rank", "step")}
+    wanted = pl.DataFrame(late_steps, schema=schema, orient="row")
+    latest = lateness.table.join(wanted, on=["rank", "step"], how="semi").group_by("step").agg(pl.col("late_ns").max())
+    return int(latest["late_ns"].sum())
 
 
 def _is_worth_reporting(one: LateRanks, duration_ns: float, step_ns: float) -> bool:

@@ -30,7 +30,7 @@ from tracekit.documents.notices import warning_entries
 from tracekit.errors import Notice
 from tracekit.schema import Recording
 from tracekit.whole_run.arrivals import Arrivals, Basis
-from tracekit.whole_run.late_ranks import StepLateness
+from tracekit.whole_run.late_ranks import StepLateness, lost_time
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,6 +82,8 @@ class WholeRun:
     def to_document(self) -> LateDocument:
         """Return the result as a document."""
         numbers = self.lateness.steps.tolist() if self.steps.count else []
+        lost_ns = lost_time(self.late, self.lateness)
+        duration_ns = self.lateness.duration_ns
         return LateDocument(
             tracekit=__version__,
             format=FORMAT,
@@ -112,6 +114,8 @@ class WholeRun:
             slow_links=self.slow_links,
             pipelines=self.pipelines,
             warnings=tuple(warning_entries(self.notices)),
+            lost_ns=lost_ns,
+            lost_share=round(lost_ns / duration_ns, 6) if lost_ns is not None and duration_ns else None,
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -11,6 +11,13 @@ import numpy as np
 import polars as pl
 
 from tracekit._util.text import ms
+from tracekit.report.html.collectives import (
+    LABEL_WIDTH,
+    ROW_HEIGHT,
+    WIDTH,
+    collective_timeline,
+    picture_attributes,
+)
 from tracekit.report.table import Table
 from tracekit.report.text import capitalize, html, size
 from tracekit.report.view import late as view
@@ -24,9 +31,6 @@ MAX_HEAT_ROWS = 128
 """Rows of the heat map: of more ranks those with most lateness are shown."""
 MAX_LINES = 6
 """Kinds of transfers that are drawn over time."""
-WIDTH = 960
-ROW_HEIGHT = 14
-LABEL_WIDTH = 60
 LINE_HEIGHT = 60
 
 _STYLE = """
@@ -50,27 +54,30 @@ def render_late_page(run: WholeRun) -> str:
     others = [text for text in [*details, *facts] if text != title]
     parts = [
         f"<h1>{html(title)}</h1>",
-        _list(others),
-        _heat_map(run),
-        _transfer_lines(run),
-        _table("How each rank joins", view.rank_table(run)),
-        _table("Waiting by group", view.group_table(run)),
-        _table("Transfers", view.transfer_table(run)),
+        list_of_lines(others),
+        heat_map(run),
+        collective_timeline(run),
+        transfer_lines(run),
+        table_of("How each rank joins", view.rank_table(run)),
+        table_of("Waiting by group", view.group_table(run)),
+        table_of("Transfers", view.transfer_table(run)),
         "<h2>Recorded</h2>",
-        _list([*view.record_lines(run), *filter(None, [view.clock_words(run)])]),
-        _list([notice.message for notice in run.notices]),
+        list_of_lines([*view.record_lines(run), *filter(None, [view.clock_words(run)])]),
+        list_of_lines([notice.message for notice in run.notices]),
     ]
     body = "\n".join(part for part in parts if part)
     head = f'<meta charset="utf-8"><title>{html(title)}</title><style>{_STYLE}</style>'
     return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>\n{body}\n</body></html>\n'
 
 
-def _list(lines: Sequence[str]) -> str:
+def list_of_lines(lines: Sequence[str]) -> str:
+    """Return lines as a list; empty without any."""
     items = "".join(f"<li>{html(line)}</li>" for line in lines)
     return f"<ul>{items}</ul>" if items else ""
 
 
-def _table(title: str, table: Table | None) -> str:
+def table_of(title: str, table: Table | None, *, level: int = 2) -> str:
+    """Return a table below its heading; empty without a table."""
     if table is None:
         return ""
     heads = "".join(f"<th>{html(column.heading)}</th>" for column in table.columns)
@@ -79,10 +86,10 @@ def _table(title: str, table: Table | None) -> str:
         cells = [column.bare(value) for column, value in zip(table.columns, row, strict=True)]
         rows.append("<tr>" + "".join(f"<td>{html(cell)}</td>" for cell in cells) + "</tr>")
     notes = "".join(f'<p class="note">{html(note)}</p>' for note in table.remarks())
-    return f"<h2>{html(title)}</h2><table><tr>{heads}</tr>{''.join(rows)}</table>{notes}"
+    return f"<h{level}>{html(title)}</h{level}><table><tr>{heads}</tr>{''.join(rows)}</table>{notes}"
 
 
-def _heat_map(run: WholeRun) -> str:
+def heat_map(run: WholeRun, *, level: int = 2) -> str:
     """Return lateness as a picture: a row per rank, a column per step or span of steps."""
     if run.lateness.table.is_empty() or run.lateness.step_ns is None:
         return ""
@@ -113,11 +120,11 @@ def _heat_map(run: WholeRun) -> str:
     left_out = len(ranks) - len(shown)
     if left_out:
         note += f"; {left_out} ranks with less lateness are not shown"
-    svg = f'<svg viewBox="0 0 {WIDTH} {height}" width="100%" role="img">{"".join(cells)}{ends}</svg>'
-    return f'<h2>Lateness by rank and step</h2>{svg}<p class="note">{html(note)}</p>'
+    svg = f"<svg {picture_attributes(height)}>{''.join(cells)}{ends}</svg>"
+    return f'<h{level}>Lateness by rank and step</h{level}>{svg}<p class="note">{html(note)}</p>'
 
 
-def _transfer_lines(run: WholeRun) -> str:
+def transfer_lines(run: WholeRun, *, level: int = 2) -> str:
     """Return the time of transfers over the record, one line per kind and size."""
     pictures = []
     for entry in run.transfers[:MAX_LINES]:
@@ -136,7 +143,7 @@ def _transfer_lines(run: WholeRun) -> str:
         )
         label = f"{entry.op} of {size(entry.bytes)}, group {entry.group}: up to {ms(highest)}"
         pictures.append(
-            f'<svg viewBox="0 0 {WIDTH} {LINE_HEIGHT}" width="100%" role="img"><text x="0" y="10">{html(label)}</text>'
+            f'<svg {picture_attributes(LINE_HEIGHT)}><text x="0" y="10">{html(label)}</text>'
             f'<polyline points="{points}" fill="none" stroke="#1f77b4" stroke-width="1"/></svg>'
         )
-    return f"<h2>Transfers over time</h2>{''.join(pictures)}" if pictures else ""
+    return f"<h{level}>Transfers over time</h{level}>{''.join(pictures)}" if pictures else ""

@@ -11,6 +11,7 @@ from tracekit.report.ci import words
 from tracekit.report.html.charts import LANES, PageClock, role_timelines, schedule_data, timeline_data
 from tracekit.report.html.drawings import phase_drawing, update_drawings
 from tracekit.report.html.templates import render_page
+from tracekit.report.html.whole_run import whole_run_section
 from tracekit.report.table import Table
 from tracekit.report.view import input_path, view_of
 from tracekit.report.view.path import changed_lanes
@@ -57,6 +58,7 @@ def render_html(analysis: Analysis) -> str:
         figure_titles=FIGURES,
         max_different=MAX_DIFFERENT_RANKS,
         lanes=ranks,
+        whole_run=whole_run_section(analysis, ranks),
         left_out=[sentence for role in timelines for sentence in role.timeline.left_out],
         clock=clock,
         iterations={

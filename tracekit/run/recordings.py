@@ -1,0 +1,65 @@
+"""Dumps and logs of a run: found beside its traces or in its store, and read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tracekit.errors import InputError
+from tracekit.parsers.discovery import Discovery, discover
+from tracekit.parsers.file_type import FLIGHT_RECORDER, NCCL_INSPECTOR
+from tracekit.parsers.recordings import Recordings, read_recordings
+from tracekit.parsers.source_refs import SourceRef, file_listing
+from tracekit.schema import RankCollectives
+from tracekit.store.files import open_store
+from tracekit.store.recordings import holds_recordings, read_stored_recordings
+from tracekit.store.sources import PathList
+
+COLLECTIVE_READERS = (FLIGHT_RECORDER, NCCL_INSPECTOR)
+"""Recordings that hold collectives."""
+
+
+def find_recordings(paths: PathList) -> Recordings | None:
+    """Return the dumps and logs at *paths*, in folders and stores; None if there are none."""
+    return read_found_recordings(discover(paths, check=False, need_traces=False))
+
+
+def read_found_recordings(found: Discovery) -> Recordings | None:
+    """Return the dumps and logs that were discovered; None if there are none."""
+    refs = [ref for ref in found.recordings if ref.reader in COLLECTIVE_READERS]
+    readings = [read_recordings(refs)] if refs else []
+    for ref in found.refs:
+        stored = read_stored_recordings(Path(ref.path)) if ref.reader == "store" else None
+        if stored is not None:
+            readings.append(stored)
+    if not readings:
+        return None
+    if len(readings) == 1:
+        return readings[0]
+    parts: dict[tuple[str, int | None], RankCollectives] = {}
+    for reading in readings:
+        for part in reading.parts:
+            source = part.source
+            known = parts.setdefault((source.recorder, source.rank), part).source
+            if known.path != source.path:
+                files = file_listing([known.path, source.path])
+                problem = f"rank {source.rank} has recordings of several runs{files}"
+                raise InputError(problem, hint="name the dumps of one run")
+    notices = dict.fromkeys(notice for reading in readings for notice in reading.notices)
+    return Recordings(tuple(parts.values()), tuple(notices))
+
+
+def has_recordings_alone(paths: PathList) -> bool:
+    """Return whether there are dumps or logs at *paths*, and no trace.
+
+    >>> has_recordings_alone("sample_traces/always-on/hang"), has_recordings_alone("sample_traces/reload")
+    (True, False)
+    """
+    found = discover(paths, check=False, need_traces=False)
+    if not all(_is_store_of_recordings(ref) for ref in found.refs):
+        return False
+    return bool(found.refs) or any(ref.reader in COLLECTIVE_READERS for ref in found.recordings)
+
+
+def _is_store_of_recordings(ref: SourceRef) -> bool:
+    """Return whether a source is a store with dumps or logs, and without any rank's events."""
+    return ref.reader == "store" and holds_recordings(Path(ref.path)) and not open_store(ref.path).entries
