@@ -105,3 +105,20 @@ def test_changes_are_predicted_from_the_step_time(folder):
     analysis = analysis_of(folder, critical_path=True)
     for change in analysis.changed_steps:
         assert change.measured_ns == analysis.step.time_ns
+
+
+def test_the_schedule_span_stands_in_the_schedules_section_alone_with_its_relation_to_the_step():
+    analysis = analysis_of(SAMPLES / "1f1b")
+    span = ms(analysis.schedule.head.measured_ns)
+    view = view_of(analysis)
+    lines = {answer.topic: answer.text for answer in view.answer}
+    assert f"schedule span {span}" in lines["Schedule"]
+    others = [text for topic, text in lines.items() if topic != "Schedule"]
+    assert not any(span in text or "schedule span" in text for text in others)
+    relation = plain(view.schedule.span_meaning)
+    assert "Of the step it leaves out what runs outside cells" in relation
+    screen = Console(width=200, record=True, file=io.StringIO())
+    render_analysis(analysis, screen, full=True)
+    for text in (screen.export_text(), render_markdown(analysis), render_html(analysis)):
+        assert relation in plain(text.replace("&#39;", "'"))
+        assert "makespan" not in text

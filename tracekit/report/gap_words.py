@@ -11,7 +11,7 @@ from tracekit.report.text import signed_ms
 from tracekit.schema import GAP_CAUSES, LABEL_WORDS
 
 MIN_GAP_SHARE = 0.05
-"""Share of the makespan from which a part of the gap is worth a line."""
+"""Share of the schedule span from which a part of the gap is worth a line."""
 MAX_MISSING_NAMED = 64
 """Missing ranks that are looked for to be named."""
 GAP_LABELS = {
@@ -61,8 +61,8 @@ def gap_words(analysis: Analysis, cause: str) -> str:
 def gap_basis(analysis: Analysis, cause: str) -> str:
     """Return how a part of the gap relates to the exposed time of its labels; empty for a cause without labels.
 
-    A part of the gap adds up along the chain of stages that the makespan follows, so that it can be longer than what is
-    exposed on any rank, or shorter.
+    A part of the gap adds up along the chain of stages that the schedule span follows, so that it can be longer
+    than what is exposed on any rank, or shorter.
     """
     exposed_ns = analysis.total.budget.exposed_ns
     labels = [label for label in GAP_LABELS.get(cause, ()) if exposed_ns.get(label)]

@@ -137,7 +137,8 @@ def _gap(view: View) -> str:
     columns = (Column(""), *(Column(name, "figure") for name in ("time", "share of the gap", "outside cells")))
     table = render_table(Table(columns, tuple(rows)), fold=False)
     hint = f"\n\n{_with_code(view.what_if_hint.text)}" if view.what_if_hint else ""
-    return f"### From the ideal to the run ({markdown(schedule.comparison.name)})\n\n{table}{hint}"
+    meaning = f"Times are of the schedule span: {markdown(schedule.span_meaning)}."
+    return f"### From the ideal to the run ({markdown(schedule.comparison.name)})\n\n{table}\n\n{meaning}{hint}"
 
 
 def _reload(view: View) -> str:

@@ -136,7 +136,7 @@ def overlap(analysis: Analysis, *, ax: Axes | None = None) -> Figure:
 
 
 def gap(analysis: Analysis, *, ax: Axes | None = None) -> Figure:
-    """Draw a waterfall from the ideal to the measured makespan, one bar per cause; the parts sum to the gap."""
+    """Draw a waterfall from the ideal to the measured schedule span, one bar per cause; the parts sum to the gap."""
     view = view_of(analysis).schedule
     if view is None or not view.gap:
         reason = "No pipeline schedule was found in these traces." if view is None else "Ranks are missing."

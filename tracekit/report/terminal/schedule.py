@@ -1,4 +1,4 @@
-"""The run compared with its ideal schedule, in the terminal: makespans, the gap by cause, a Gantt chart, what-ifs."""
+"""The run compared with its ideal schedule, in the terminal: schedule spans, gap by cause, a Gantt chart, what-ifs."""
 
 from collections.abc import Sequence
 from statistics import mean
@@ -24,9 +24,9 @@ MAX_RANKS = 8
 """Ranks to draw; of more, the first and the last half of so many."""
 MAX_RANKS_IN_SHORT_CHART = 4
 MIN_SHARE_IN_SHORT_GAP = 0.01
-"""Share of the makespan from which a cause of the gap has a row of its own in the short report."""
+"""Share of the schedule span from which a cause of the gap has a row of its own in the short report."""
 MIN_STRETCH_OF_SHORT_IDEAL = 3
-"""Measured / ideal makespan from which the ideal has a time axis of its own: on the run's it would lose its cells."""
+"""Measured / ideal schedule span from which the ideal has its own time axis: on the run's it would lose its cells."""
 PAIR_LETTER = "X"
 """Letter of an overlapped pair (FB)."""
 
@@ -102,7 +102,7 @@ def render_schedule(view: View, width: int, *, short: bool = False) -> Renderabl
         return None
     return stack(
         _headline(schedule),
-        None if short else _makespans(schedule, width),
+        None if short else _schedule_spans(schedule, width),
         _waterfall(schedule, width, min_share=MIN_SHARE_IN_SHORT_GAP if short else 0.0),
         Note(view.below_peak) if view.below_peak and not short else None,
         gantt(schedule.head, width, max_ranks=MAX_RANKS_IN_SHORT_CHART if short else MAX_RANKS),
@@ -147,12 +147,12 @@ def _headline(schedule: ScheduleView) -> RenderableType:
     return Padding(line, (0, 0, 0, 2), expand=False)
 
 
-def _makespans(schedule: ScheduleView, width: int) -> RenderableType | None:
-    """Show makespan, time outside cells and peak activations: measured, ideal, and of each rank."""
+def _schedule_spans(schedule: ScheduleView, width: int) -> RenderableType | None:
+    """Show schedule span, time outside cells and peak activations: measured, ideal, and of each rank."""
     columns = (
-        Column(""),
-        Column("makespan", "ms"),
-        Column("outside cells", "share", note="share of ranks × makespan in no cell"),
+        Column("schedule span"),
+        Column("", "ms"),
+        Column("outside cells", "share", note="share of ranks × schedule span in no cell"),
         *(Column(phase, "ms", note="time in no cell per rank") for phase in PHASES),
         Column("peak", "figure", note="most chunks held at once"),
     )
@@ -168,13 +168,14 @@ def _makespans(schedule: ScheduleView, width: int) -> RenderableType | None:
         phases = [bubble.measured_ns[phase] for phase in PHASES]
         outside = sum(phases) / max(head.measured_ns, 1)
         rows.append((f"  rank {bubble.rank}", "", outside, *phases, str(bubble.peak_activations)))
-    return render_table(make_table(columns, rows), width)
+    notes = (f"schedule span: {schedule.span_meaning}",)
+    return render_table(make_table(columns, rows, notes=notes), width)
 
 
 def _waterfall(schedule: ScheduleView, width: int, *, min_share: float = 0.0) -> RenderableType | None:
-    """Draw the way from the ideal to the measured makespan, a bar for each cause of the gap.
+    """Draw the way from the ideal to the measured schedule span, a bar for each cause of the gap.
 
-    Causes below *min_share* of the makespan have one row together.
+    Causes below *min_share* of the schedule span have one row together.
     """
     if schedule.gap is None:
         return Note(schedule.gap_note or "")
@@ -192,8 +193,8 @@ def _waterfall(schedule: ScheduleView, width: int, *, min_share: float = 0.0) ->
         if rung not in smaller:
             share = abs(rung.ns) / max(measured_ns, 1)
             rows.append((f"{signs[rung.kind]}{rung.name}", abs(rung.ns), share, _bar(rung, longest_ns, length)))
-    columns = (Column("gap"), Column("", "ms"), Column("of makespan", "share"), Column(" "))
-    note = "causes add up along the chain of cells that the makespan follows; exposed times are of each rank"
+    columns = (Column("gap"), Column("", "ms"), Column("of measured", "share"), Column(" "))
+    note = "causes add up along the chain of cells that the schedule span follows; exposed times are of each rank"
     return render_table(make_table(columns, rows, notes=() if min_share else (note,)), width)
 
 

@@ -135,19 +135,19 @@ def schedule_sentence(analysis: Analysis, schedule: ScheduleView | None) -> str:
     comparison = schedule.comparison
     apart = "".join(f" {note.message}." for note in analysis.notices if note.code == "fb-run-apart")
     name = comparison.name if comparison.exact else f"{comparison.name}, nearly"
-    makespans = f"{name} ({schedule.sizes}): its cells take {ms(measured_ns)}, those of its ideal {ms(ideal_ns)}"
+    spans = f"{name} ({schedule.sizes}): schedule span {ms(measured_ns)}, that of its ideal {ms(ideal_ns)}"
     if comparison.compared_with != comparison.name:
-        makespans = f"ran {comparison.name} exactly ({schedule.sizes}) in {ms(measured_ns)}; compared with "
-        makespans += f"{comparison.compared_with}, whose ideal takes {ms(ideal_ns)} at the run's own times"
+        spans = f"ran {comparison.name} exactly ({schedule.sizes}), schedule span {ms(measured_ns)}; compared with "
+        spans += f"{comparison.compared_with}, whose ideal takes {ms(ideal_ns)} at the run's own times"
     if schedule.gap_note is not None:
-        return f"{makespans} ({schedule.gap_note}).{apart}"
+        return f"{spans} ({schedule.gap_note}).{apart}"
     gap_ns = comparison.gap_ns or {}
     causes = {cause: ns for cause, ns in gap_ns.items() if ns > 0 and cause != "unexplained"}
     if measured_ns <= ideal_ns or not causes:
-        return f"{makespans}.{apart}"
+        return f"{spans}.{apart}"
     worst = max(causes, key=lambda cause: causes[cause])
     gap = of_the_gap(causes[worst], measured_ns - ideal_ns, "between them", gap_words(analysis, worst))
-    return f"{makespans}; {gap}{gap_basis(analysis, worst)}.{apart}"
+    return f"{spans}; {gap}{gap_basis(analysis, worst)}.{apart}"
 
 
 def reload_sentence(analysis: Analysis) -> str:

@@ -1,4 +1,4 @@
-"""The pipeline compared with its ideal: both makespans, the gap by cause, and predictions for other schedules."""
+"""The pipeline compared with its ideal: both schedule spans, the gap by cause, and predictions for other schedules."""
 
 from collections.abc import Iterable
 
@@ -11,6 +11,7 @@ from tracekit.against_ideal import ScheduleComparison, WhatIf
 from tracekit.analysis import Analysis
 from tracekit.report.table import Column, Table, make_table
 from tracekit.report.view.ranks import beyond_noise
+from tracekit.report.words import WORDS
 from tracekit.schedules import Schedule
 from tracekit.schema import GAP_CAUSES, PHASES
 
@@ -66,7 +67,7 @@ class ScheduleView:
         self.which = describe_choice(comparison)
         """The step and pipeline shown, if there are several; else empty."""
         self.gap = _gap(comparison)
-        """Bars from the ideal to the measured makespan; None if the gap cannot be split by cause."""
+        """Bars from the ideal to the measured schedule span; None if the gap cannot be split by cause."""
         self.gap_note = _gap_note(comparison)
         """Why the gap is not split."""
         self.differences = tuple(
@@ -84,6 +85,11 @@ class ScheduleView:
     def alternatives(self) -> tuple[WhatIfRow, ...]:
         """The what-ifs that are comparable with the run: other schedules or layouts."""
         return tuple(row for row in self.what_if if row.change in ("schedule", "layout"))
+
+    @property
+    def span_meaning(self) -> str:
+        """The schedule span, and how it relates to the step."""
+        return WORDS.schedule_definitions["schedule span"]
 
     @property
     def assumptions(self) -> tuple[str, ...]:
@@ -150,7 +156,7 @@ def waterfall(first: tuple[str, int], last: tuple[str, int], changes: Iterable[t
 
 
 def _gap(comparison: ScheduleComparison) -> tuple[Rung, ...] | None:
-    """Return the bars from the ideal to the measured makespan, the largest cause first, the unexplained part last."""
+    """Return the bars from the ideal to the measured schedule span, largest cause first, the unexplained part last."""
     if comparison.gap_ns is None:
         return None
     largest_first = sorted(comparison.gap_ns.items(), key=lambda item: (item[0] == "unexplained", -item[1]))
