@@ -1,13 +1,14 @@
-"""Statistics of the gate, in numpy alone.
+"""Statistics of diff and gate.
 
 Steps are compared with a rank test, because step times have long tails. Neighbouring steps resemble each other, so the
 p-value of the rank test is weakened by their correlation. Runs differ by more than their steps do, so where there are
 several runs, the spread between runs is used as well.
+
+``scipy`` is imported by the functions that need it: no other command has to wait for it.
 """
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
 from statistics import NormalDist
 from typing import Literal
 
@@ -54,26 +55,6 @@ def pseudomedian(values: Sequence[float] | Floats) -> float:
     return float(np.median((x[i] + x[j]) / 2))
 
 
-@lru_cache(maxsize=256)
-def _orders_by_u(n: int, m: int) -> tuple[int, ...]:
-    """Return, for each U from 0 to n*m, how many orders of n and m distinct values have that Mann-Whitney U.
-
-    The counts are the coefficients of the Gaussian binomial, the product over k = 1…n of
-    (1 - q^(m+k)) / (1 - q^k), multiplied out factor by factor as polynomials in q.
-    """
-    coefficients = np.zeros(n * m + 1, dtype=object)  # Python integers: the counts exceed 64 bits
-    coefficients[0] = 1
-    for k in range(1, n + 1):
-        product = coefficients.copy()
-        # Multiply by (1 - q^(m+k)): subtract the polynomial shifted by m + k.
-        product[m + k :] -= coefficients[: len(coefficients) - m - k] if m + k < len(coefficients) else 0
-        # Divide by (1 - q^k): a running sum with stride k.
-        for power in range(k, len(product)):
-            product[power] += product[power - k]
-        coefficients = product
-    return tuple(int(count) for count in coefficients)
-
-
 def rank_test(worse: Sequence[float] | Floats, better: Sequence[float] | Floats) -> float:
     """Return the one-sided Mann-Whitney p-value of "the values of *worse* are larger than those of *better*".
 
@@ -82,19 +63,13 @@ def rank_test(worse: Sequence[float] | Floats, better: Sequence[float] | Floats)
     >>> rank_test([5.0, 6.0, 7.0], [1.0, 2.0, 3.0])
     0.05
     """
-    x, y = np.asarray(worse, float), np.asarray(better, float)
-    n, m = len(x), len(y)
-    # Equal values share the mean of the ranks they occupy; cumsum(tie_sizes) is the last rank of each group of ties.
-    _, tie_group, tie_sizes = np.unique(np.concatenate([x, y]), return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(tie_sizes) - (tie_sizes - 1) / 2)[tie_group]
-    u = float(ranks[:n].sum() - n * (n + 1) / 2)
-    total = n + m
-    if len(tie_sizes) == total and n * m <= MAX_PRODUCT_FOR_EXACT_TEST:
-        return min(1.0, sum(_orders_by_u(n, m)[math.ceil(u) :]) / math.comb(total, n))
-    variance = n * m / 12 * ((total + 1) - float((tie_sizes**3 - tie_sizes).sum()) / (total * (total - 1)))
-    if variance <= 0:
-        return 1.0
-    return _NORMAL.cdf(-(u - n * m / 2 - 0.5) / math.sqrt(variance))
+    from scipy.stats import mannwhitneyu
+
+    has_ties = len(np.unique([*worse, *better])) < len(worse) + len(better)
+    is_small = len(worse) * len(better) <= MAX_PRODUCT_FOR_EXACT_TEST
+    method = "exact" if is_small and not has_ties else "asymptotic"
+    test = mannwhitneyu(worse, better, alternative="greater", method=method)
+    return float(test.pvalue)
 
 
 def smallest_p(n: int, m: int) -> float:
@@ -173,7 +148,7 @@ class Estimate(msgspec.Struct, frozen=True):
         if self.error == 0:
             return 0.0 if self.value > threshold else 1.0
         t = (self.value - threshold) / self.error
-        return 1 - student_cdf(t, self.df)
+        return student_cdf(-t, self.df)
 
 
 def bootstrap(candidate: Runs, baseline: Runs = (), *, level: Level = "pseudomedian") -> Estimate:
@@ -253,24 +228,15 @@ def _resampled_means(values: Floats, generator: np.random.Generator) -> Floats:
     return np.asarray(values[indices].mean(axis=1), float)
 
 
-@lru_cache(maxsize=256)
 def student_quantile(probability: float, df: float) -> float:
-    """Return the quantile of Student's t distribution, by bisection on its distribution function.
+    """Return the quantile of Student's t distribution.
 
     >>> round(student_quantile(0.975, 4), 3)
     2.776
     """
-    if probability == 0.5:
-        return 0.0
-    if probability < 0.5:
-        return -student_quantile(1 - probability, df)
-    low, high = 0.0, 2.0
-    while student_cdf(high, df) < probability and high < 1e9:
-        low, high = high, high * 2
-    for _ in range(80):
-        middle = (low + high) / 2
-        low, high = (middle, high) if student_cdf(middle, df) < probability else (low, middle)
-    return (low + high) / 2
+    from scipy.special import stdtrit
+
+    return float(stdtrit(df, probability))
 
 
 def student_cdf(t: float, df: float) -> float:
@@ -279,38 +245,9 @@ def student_cdf(t: float, df: float) -> float:
     >>> round(student_cdf(2.776, 4), 4)
     0.975
     """
-    square = t * t
-    # Both forms are equal; each is numerically precise where the other loses digits.
-    if square < df:
-        two_tails = 1 - _beta(square / (df + square), 0.5, df / 2)
-    else:
-        two_tails = _beta(df / (df + square), df / 2, 0.5)
-    return 1 - two_tails / 2 if t > 0 else two_tails / 2
+    from scipy.special import stdtr
 
-
-def _beta(x: float, a: float, b: float) -> float:
-    """Return the regularised incomplete beta function I_x(a, b), by its continued fraction.
-
-    The fraction is evaluated with the modified Lentz method; ``c`` and ``d`` are its names for the two running ratios,
-    and ``tiny`` replaces a zero denominator.
-    """
-    if x <= 0 or x >= 1:
-        return float(x >= 1)
-    if x > (a + 1) / (a + b + 2):  # the fraction converges fast only below this point; use the symmetry above it
-        return 1 - _beta(1 - x, b, a)
-    front = math.exp(a * math.log(x) + b * math.log1p(-x) - (math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b))) / a
-    tiny, c, d = 1e-300, 1.0, 1 / max(1 - (a + b) * x / (a + 1), 1e-300)
-    fraction = d
-    for m in range(1, 300):
-        even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
-        odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
-        for term in (even, odd):
-            d = 1 / (1 + term * d or tiny)
-            c = 1 + term / c or tiny
-            fraction *= d * c
-        if abs(d * c - 1) < 1e-14:
-            break
-    return front * fraction
+    return float(stdtr(df, t))
 
 
 def holm(ps: Sequence[float]) -> list[float]:
