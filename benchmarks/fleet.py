@@ -103,7 +103,7 @@ def store(wanted):
     timed([*COMMAND, "ingest", traces, "-o", first, "--workers", wanted.workers])
     shutil.rmtree(traces)
     one = open_store(first)
-    tables = [read_tables(first / f"rank={rank}").loaded() for rank in one.ranks]
+    tables = [read_tables(first / f"rank={rank}") for rank in one.ranks]
     entries = []
     for replica in range(ranks // PP):
         for entry, own in zip(one.entries, tables, strict=True):
@@ -127,7 +127,7 @@ def combine(wanted):
 def combine_one(wanted):
     """One row of ``combine``, in a process of its own."""
     from tracekit.analysis.combine.combine_ranks import combine as together
-    from tracekit.analysis.persistence import TableFile
+    from tracekit.analysis.persistence import TableInFile
     from tracekit.run.driver import find_sources, pipeline_map
     from tracekit.run.measure import Options
 
@@ -136,16 +136,16 @@ def combine_one(wanted):
     refs = [ref for at, ref in enumerate(refs) if at % replicas < wanted.ranks[0] // PP]
     tables = [one for ref in refs for one in Options().source_tables(ref)]
     late = [0.0]  # what combining reads itself is reading, too
-    read_later = TableFile.table
+    read_later = TableInFile.load
 
-    def reading(self, *what):
+    def reading(self):
         since = time.process_time()
         try:
-            return read_later(self, *what)
+            return read_later(self)
         finally:
             late[0] += time.process_time() - since
 
-    TableFile.table = reading
+    TableInFile.load = reading
     read, began = os.times(), time.perf_counter()
     peaks = watched_peaks()
     found = together(tables, schedule="auto", map_function=pipeline_map(wanted.workers, None))

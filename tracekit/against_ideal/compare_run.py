@@ -84,7 +84,7 @@ def _compare_batch_alone(finder: ScheduleFinder, clocks: Clocks, batch: _Batch) 
 def _compare_batch(finder: ScheduleFinder, clocks: Clocks, batch: _Batch) -> list[ComparedPipeline]:
     """Compare every step of some pipelines with its ideal. The steps of all of them are handled in one table."""
     pipelines, all_ranks = batch
-    ranks = {rank: all_ranks[rank].loaded() for line in pipelines for rank in line if rank in all_ranks}
+    ranks = {rank: all_ranks[rank] for line in pipelines for rank in line if rank in all_ranks}
     ranks_of_pipelines = [[ranks[rank] for rank in line if rank in ranks] for line in pipelines]
     steps = [_common_steps(pipeline_ranks) for pipeline_ranks in ranks_of_pipelines]
     assembled = assemble_steps(ranks, list(zip(pipelines, steps, strict=True)), clocks, finder.placed)
@@ -336,7 +336,7 @@ def compare_pipelines(
         all=tuple(compared),
         lanes=concat_ranks({rank.rank: rank.lanes for rank in with_work}, LANES),
         positions=groups.positions,
-        head_ranks={rank: by_rank[rank].loaded() for rank in head.pipeline.ranks if rank in by_rank},
+        head_ranks={rank: by_rank[rank] for rank in head.pipeline.ranks if rank in by_rank},
         factors=head.measure_imbalance(),
     )
     return comparison, _unique([*notices, *head.notices, *head_notices])

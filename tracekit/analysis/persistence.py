@@ -4,9 +4,9 @@ A saved analysis (``read_analysis``) holds every figure and none of the events b
 
 A rank's tables (``write_tables``, ``read_tables``) are all that ``combine`` needs of a rank. Their file is a zip with
 one Arrow stream per table (as small as Parquet for small tables, and read in a fifth of the time) and ``tables.json``
-for everything else. Reading runs no code from the file: each field is built as the type that it is declared with.
-Tables stay in the file and are read each time they are used, because the tables of a thousand ranks do not fit in
-memory.
+for everything else. It is one file and not forty, because a run of a thousand ranks would have forty thousand. Reading
+runs no code from the file: each field is built as the type that it is declared with. The pieces of the critical path,
+two thirds of a rank's tables, stay in the file until they are loaded.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ import dataclasses
 import io
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any, Self, get_args, get_type_hints
+from typing import Any
 
 import msgspec
 import polars as pl
@@ -31,6 +30,7 @@ from tracekit._version import __version__
 from tracekit.analysis.measure.tables import Measures, RankTables
 from tracekit.analysis.measured import Measured, RankResult
 from tracekit.analysis.result import BaseAnalysis, Tables
+from tracekit.critical_path.pieces import LoadableTable
 from tracekit.documents.analysis import AnalysisDocument, Figures, RankFigures, Schedule, StepFigures
 from tracekit.documents.coding import decode, encode, read_document, to_plain, to_plain_rows
 from tracekit.documents.store_manifest import TABLES_FORMAT, TablesDocument
@@ -38,7 +38,6 @@ from tracekit.errors import InputError, Notice
 from tracekit.intervals import Intervals
 from tracekit.metrics.budget import Bubble, Budget
 from tracekit.metrics.step_time import TimedStep
-from tracekit.reconstruct import RankPipeline
 
 # ---- a whole analysis, as JSON
 
@@ -172,102 +171,26 @@ _JSON_MEMBER = "tables.json"
 _TABLE_SUFFIX = ".arrows"
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile, pl.exceptions.PolarsError)
 """Errors that reading a damaged file of tables may raise."""
-_ZIP_HEADER_BYTES = 30
-"""Bytes of a zip member before its name, which its content follows if it has no extra fields."""
 
 
-class TableFile:
-    """The tables in a zip file, read one at a time.
+@dataclass(frozen=True, eq=False)
+class TableInFile(LoadableTable):
+    """A table that stays in the zip file of a rank. Pickled, it takes its position along, not its content."""
 
-    The positions of the tables are kept, so that reading one opens and seeks instead of parsing the zip's directory
-    again: a run of a thousand ranks reads forty thousand tables.
-    """
+    file: Path
+    name: str
+    written_ns: int
+    """Time at which the file was last written when the other tables of the rank were read."""
 
-    def __init__(self, file: Path, archive: zipfile.ZipFile) -> None:
-        self.file = file.absolute()
-        self._positions = {
-            info.filename: (info.header_offset + _ZIP_HEADER_BYTES + len(info.filename), info.file_size)
-            for info in archive.infolist()
-        }
-        self._stamp = self._file_stamp()
-
-    def _file_stamp(self) -> tuple[int, int]:
-        status = self.file.stat()
-        return status.st_mtime_ns, status.st_size
-
-    def table(self, name: str) -> pl.DataFrame:
-        """Read one table; raise if the file has changed since it was opened."""
+    def load(self) -> pl.DataFrame:
+        """Read the table; raise InputError if the file is unreadable or was written again since."""
         try:
-            if self._file_stamp() != self._stamp:
+            if self.file.stat().st_mtime_ns != self.written_ns:
                 raise OSError("it was written again since")
-            offset, size = self._positions[f"{name}{_TABLE_SUFFIX}"]
-            with self.file.open("rb", buffering=0) as opened:
-                opened.seek(offset)
-                return pl.read_ipc_stream(opened.read(size))
+            with zipfile.ZipFile(self.file) as archive:
+                return _read_frame(archive, self.name)
         except _UNREADABLE as error:
             raise InputError(f"{self.file}: cannot be read: {error}", hint="analyze the store again") from error
-
-    def intervals(self, name: str) -> Intervals:
-        """Read a table as a set of intervals."""
-        frame = self.table(name)
-        return Intervals(frame["group"].to_numpy(), frame["start_ns"].to_numpy(), frame["end_ns"].to_numpy())
-
-
-class Stored:
-    """Mixin of classes whose tables stay in a file: a field in ``table_readers`` is read each time it is used.
-
-    Pickled, an object takes the position of its tables along, not their content.
-    """
-
-    table_readers: Mapping[str, Callable[[], Any]]
-
-    @classmethod
-    def of(cls, fields: Mapping[str, Any], table_readers: Mapping[str, Callable[[], Any]]) -> Self:
-        """Return an object with these fields and these readers of its other fields."""
-        stored = cls.__new__(cls)
-        stored.__dict__.update(fields, table_readers=table_readers)
-        return stored
-
-    def __getattr__(self, name: str) -> Any:
-        reader = self.__dict__.get("table_readers", {}).get(name)
-        if reader is None:
-            raise AttributeError(name)
-        return reader()
-
-    def changed(self, **fields: Any) -> Self:
-        """Return the same with other values of *fields*, the tables still in the file."""
-        return self.of(self.__dict__ | fields, self.table_readers)
-
-    def loaded(self) -> Any:
-        """Return it with all tables in memory, independent of the file."""
-        plain_class: Any = type(self).__mro__[2]  # the class beside this mixin
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(plain_class)}
-        # By id: the measures of the window and of the only step are one object, and must be one afterwards.
-        loaded = {id(value): value.loaded() for value in values.values() if isinstance(value, Stored)}
-        return plain_class(**{name: loaded.get(id(value), value) for name, value in values.items()})
-
-
-class StoredMeasures(Stored, Measures):
-    """Measures whose tables stay in the file."""
-
-
-class StoredPipeline(Stored, RankPipeline):
-    """A rank's part of the pipeline whose tables stay in the file."""
-
-
-class StoredTables(Stored, RankTables):
-    """A rank's tables that stay in the file."""
-
-
-_STORED: dict[type[Any], type[Stored]] = {
-    RankTables: StoredTables,
-    Measures: StoredMeasures,
-    RankPipeline: StoredPipeline,
-}
-"""Classes with many tables, and those that leave the tables in the file."""
-_READ_AT_ONCE = "steps"
-"""Table that is small and used often: it is read with the object."""
-_FIELD_TYPES = {cls: get_type_hints(cls) for cls in _STORED}
 
 
 def write_tables(tables: RankTables, folder: Path) -> Path:
@@ -283,9 +206,9 @@ def write_tables(tables: RankTables, folder: Path) -> Path:
     True
     """
     frames: dict[str, pl.DataFrame] = {}
-    if tables.by_step is tables.window:  # a run of one step has one object for both, which is written once
-        tables = dataclasses.replace(tables, by_step=None)  # type: ignore[arg-type]
-    document = TablesDocument(TABLES_FORMAT, __version__, _encode(tables, "", frames))
+    has_one_step = tables.by_step is tables.window  # then one object stands for both, which is written once
+    fields = _encode(tables, "", frames, without="by_step" if has_one_step else None)
+    document = TablesDocument(TABLES_FORMAT, __version__, fields)
     # ZipInfo without a time: equal tables are equal bytes, and a clock before 1980 does no harm.
     with zipfile.ZipFile(folder / FILE, "w") as archive:
         archive.writestr(zipfile.ZipInfo(_JSON_MEMBER), encode(document, indent=None))
@@ -296,52 +219,73 @@ def write_tables(tables: RankTables, folder: Path) -> Path:
     return folder / FILE
 
 
-def _encode(value: Any, path: str, frames: dict[str, pl.DataFrame]) -> Any:
-    """Return a value as plain data; its tables are put into *frames*, and their names stand in their place."""
-    if type(value) in _STORED:
-        names = _FIELD_TYPES[type(value)]
-        return {name: _encode(getattr(value, name), f"{path}.{name}".lstrip("."), frames) for name in names}
+def _encode(value: Any, name: str, frames: dict[str, pl.DataFrame], *, without: str | None = None) -> Any:
+    """Return a value as plain data; its tables are put into *frames*, and their names stand in their place.
+
+    Args:
+        value: A field of ``RankTables``, or the whole.
+        name: Names of the fields that lead to it, joined by dots.
+        frames: Tables by name, filled here.
+        without: Field to leave out.
+    """
+    if isinstance(value, LoadableTable):
+        value = value.load()
+    if isinstance(value, Intervals):
+        value = value.to_frame()
+    if dataclasses.is_dataclass(value):
+        names = [field.name for field in dataclasses.fields(value) if field.name != without]
+        return {field: _encode(getattr(value, field), f"{name}.{field}".lstrip("."), frames) for field in names}
 
     def put_table(table: pl.DataFrame) -> str:
-        name = f"{path}.{len(frames)}"
-        frames[name] = table
-        return name
+        table_name = f"{name}.{len(frames)}"
+        frames[table_name] = table
+        return table_name
 
-    plain = value.to_frame() if isinstance(value, Intervals) else value
-    return msgspec.to_builtins(plain, str_keys=True, enc_hook=put_table)
+    return msgspec.to_builtins(value, str_keys=True, enc_hook=put_table)
 
 
-def read_tables(folder: Path) -> StoredTables | None:
+def read_tables(folder: Path) -> RankTables | None:
     """Return a rank's tables; None if there are none, they are damaged, or another version measured them.
 
-    In these cases the rank must be measured again, from the labelled events in the same folder.
+    In these cases the rank must be measured again, from the labelled events in the same folder. All tables are read
+    but ``RankTables.path``, the largest, which stays in the file until it is loaded.
     """
-    file = folder / FILE
+    file = (folder / FILE).absolute()
     try:
         with zipfile.ZipFile(file) as archive:
             document = decode(archive.read(_JSON_MEMBER), TablesDocument, file, hint="analyze the store again")
             if document.tracekit != __version__:
                 return None
-            tables = _decode(RankTables, document.tables, TableFile(file, archive))
+            return _decode(document.tables, archive, file)
     except (*_UNREADABLE, InputError):
         return None
-    assert isinstance(tables, StoredTables)
-    return tables.changed(by_step=tables.window) if document.tables["by_step"] is None else tables
 
 
-def _decode(cls: type[Any], data: Mapping[str, Any], file: TableFile) -> Stored:
-    """Return the object of a class in ``_STORED`` that ``_encode`` turned into *data*; its tables stay in the file."""
-    values: dict[str, Any] = {}
-    readers: dict[str, Callable[[], Any]] = {}
-    for name, field_type in _FIELD_TYPES[cls].items():
-        item, types = data[name], {field_type, *get_args(field_type)}
-        nested = types & _STORED.keys()
-        if Intervals in types:
-            readers[name] = partial(file.intervals, item)
-        elif pl.DataFrame in types and item is not None and name != _READ_AT_ONCE:
-            readers[name] = partial(file.table, item)
-        elif nested:
-            values[name] = None if item is None else _decode(nested.pop(), item, file)
-        else:
-            values[name] = msgspec.convert(item, field_type, str_keys=True, dec_hook=lambda _, table: file.table(table))
-    return _STORED[cls].of(values, readers)
+def _decode(fields: Mapping[str, Any], archive: zipfile.ZipFile, file: Path) -> RankTables:
+    """Return the tables that ``write_tables`` turned into *fields* and the Arrow streams of *archive*."""
+    written_ns = file.stat().st_mtime_ns
+
+    def get_table(table_type: type[Any], name: str) -> Any:
+        if table_type is LoadableTable:
+            return TableInFile(file, name, written_ns)
+        return _read_frame(archive, name)
+
+    measures: dict[str, Measures] = {}
+    for name in ("window", "by_step"):
+        if name in fields:
+            covered = _read_frame(archive, fields[name]["covered"])
+            intervals = Intervals(
+                group=covered["group"].to_numpy(),
+                start_ns=covered["start_ns"].to_numpy(),
+                end_ns=covered["end_ns"].to_numpy(),
+            )
+            with_intervals = {**fields[name], "covered": intervals}
+            measures[name] = msgspec.convert(with_intervals, Measures, str_keys=True, dec_hook=get_table)
+    measures.setdefault("by_step", measures["window"])
+    tables: RankTables = msgspec.convert({**fields, **measures}, RankTables, str_keys=True, dec_hook=get_table)
+    return tables
+
+
+def _read_frame(archive: zipfile.ZipFile, name: str) -> pl.DataFrame:
+    """Read one Arrow stream of the zip."""
+    return pl.read_ipc_stream(archive.read(f"{name}{_TABLE_SUFFIX}"))

@@ -69,7 +69,7 @@ class Pieces(msgspec.Struct, frozen=True, eq=False):
         ends: list[pl.DataFrame] = []
         first = [0]
         for part, rank, (low, high) in zip(parts, numbers, pairwise(operation_edges), strict=True):
-            path = part.path  # of a stored rank each use reads the file
+            path = part.path.load()
             if path.is_empty():
                 continue
             start, end, before = (path[name].to_numpy() for name in ("start_ns", "end_ns", "before"))
@@ -126,7 +126,7 @@ class Pieces(msgspec.Struct, frozen=True, eq=False):
         tables: list[pl.DataFrame] = []
         for index in np.unique(rank_index).tolist():
             rows = pieces[order[rank_index[order] == index]] - self.first[index]
-            tables.append(self.parts[index].path.select(columns)[rows])
+            tables.append(self.parts[index].path.load().select(columns)[rows])
         # The tables follow each other in *order*: put the rows back into the order of *pieces*.
         return pl.concat(tables)[np.argsort(order)]
 

@@ -110,6 +110,25 @@ def _with_idle_gpu(pieces: pl.DataFrame, steps: pl.DataFrame, busy: Intervals) -
     return pieces.with_columns(idle_ns=pl.when(is_host).then(pl.Series(idle_ns)).otherwise("idle_ns"))
 
 
+class LoadableTable:
+    """A table that is loaded when it is needed: in memory (``TableInMemory``) or in a file of a store."""
+
+    def load(self) -> pl.DataFrame:
+        """Return the table."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, eq=False)
+class TableInMemory(LoadableTable):
+    """A table that is in memory."""
+
+    frame: pl.DataFrame
+
+    def load(self) -> pl.DataFrame:
+        """Return the table."""
+        return self.frame
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PathTables:
     """Tables of one rank that the critical path and the graph of events are built from."""
@@ -117,8 +136,8 @@ class PathTables:
     source: Source
     steps: pl.DataFrame
     """``align.steps.STEPS``; the row is the part."""
-    path: pl.DataFrame
-    """Pieces that the critical path may run through."""
+    path: LoadableTable
+    """Pieces that the critical path may run through (``PATH_PIECES``)."""
     launches_known: bool
     """False if no GPU event has its launch in the file."""
     graph_events: pl.DataFrame | None

@@ -9,7 +9,7 @@ from tracekit.errors import Notice
 from tracekit.schema import Recording, Source
 
 FORMAT: Literal["tracekit.store/2"] = "tracekit.store/2"
-TABLES_FORMAT: Literal["tracekit.tables/6"] = "tracekit.tables/6"
+TABLES_FORMAT: Literal["tracekit.tables/7"] = "tracekit.tables/7"
 
 
 class Entry(Struct, frozen=True):
@@ -68,9 +68,9 @@ class StoreManifest(Struct, frozen=True, kw_only=True):
 class TablesDocument(Struct, frozen=True):
     """``tables.json`` in ``tables.zip``: all but the tables themselves; read only by the version that wrote it."""
 
-    format: Literal["tracekit.tables/6"]
+    format: Literal["tracekit.tables/7"]
     """Name and number of the format."""
     tracekit: str
     """Version that measured them."""
     tables: Mapping[str, Any]
-    """The fields of ``analysis.tables.RankTables``, as ``analysis.persistence`` writes them."""
+    """The fields of ``analysis.measure.tables.RankTables``, as ``analysis.persistence`` writes them."""

@@ -64,10 +64,6 @@ class RankPipeline:
         """Whether any forward or backward was found."""
         return self.chunks.height > 0
 
-    def loaded(self) -> RankPipeline:
-        """Return the same with its tables in memory, where they already are; a subclass may keep them in files."""
-        return self
-
     @property
     def peers(self) -> tuple[int | None, ...]:
         """Ranks it exchanged messages with; None among them if some message does not name its peer."""

@@ -10,7 +10,6 @@ import polars as pl
 
 from tracekit.analysis.measure.rank_timeline import MAX_RANKS_WITH_EVENTS, rank_timeline
 from tracekit.analysis.measure.tables import RankTables, rank_graph_events, rank_tables
-from tracekit.analysis.persistence import StoredTables
 from tracekit.classify import RuleBook
 from tracekit.classify.model_position import MODULE_PREFIX
 from tracekit.errors import TracekitError
@@ -95,7 +94,7 @@ class Options:
             if self.steps is None and not asks_for_more and store.intact(ref.rank, FILE):
                 stored = read_tables(rank_folder(Path(ref.path), ref.rank))
                 if stored is not None:
-                    stored = stored if self.with_pipeline else stored.changed(pipeline=None)
+                    stored = stored if self.with_pipeline else replace(stored, pipeline=None)
                     with_events = self.keep_events or self.best_changes
                     return [self._with_events(stored, store, ref.rank) if with_events else stored]
             events = store.rank(ref.rank)
@@ -115,10 +114,10 @@ class Options:
         """Return the Python frames of a rank, if source lines are wanted."""
         return rank.events.filter(_IS_FRAME) if self.stacks else None
 
-    def _with_events(self, stored: StoredTables, store: Store, rank: int) -> StoredTables:
+    def _with_events(self, stored: RankTables, store: Store, rank: int) -> RankTables:
         """Return tables of a store with the rank's single events, which the store's own tables leave out."""
         labelled, events, timeline = store.labelled(rank), store.rank(rank), None
         if self.keep_events:
             waiting_calls = find_waiting_calls(find_api_calls(events.events))
             timeline = rank_timeline(events, labelled, waiting_calls, self.frames_of(events))
-        return stored.changed(events=timeline, graph_events=rank_graph_events(events, labelled))
+        return replace(stored, events=timeline, graph_events=rank_graph_events(events, labelled))

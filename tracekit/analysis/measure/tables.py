@@ -18,7 +18,7 @@ from tracekit.analysis.measure.rank_timeline import RankTimeline, rank_timeline
 from tracekit.analysis.measure.recording_checks import content_notices, damage_notices, repetition_notices
 from tracekit.classify import RuleBook, load_rules
 from tracekit.classify.classify_events import classify_lost_kernels, classify_with_lost
-from tracekit.critical_path.pieces import PathTables, find_path_pieces
+from tracekit.critical_path.pieces import PathTables, TableInMemory, find_path_pieces
 from tracekit.errors import Notice
 from tracekit.intervals import Intervals
 from tracekit.metrics.bandwidth import copies
@@ -310,7 +310,7 @@ def _measure_rank(
         kernels=kernel_table(gpu_events),
         reasons=kernel_reasons(gpu_events, rank=rank.source.rank, rules=rules),
         shapes=shape_list(rank.events),
-        path=path,
+        path=TableInMemory(path),
         instead=host_activity,
         inside_launch_ns=inside_launch_ns,
         host_time=host_time,
