@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import zipfile
 from dataclasses import replace
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -19,7 +17,7 @@ import tracekit
 from tests.reference import read
 from tests.stores import reseal, write_store
 from tracekit.errors import InputError, Notice, OutputError, TracekitError
-from tracekit.schema import EVENTS, GPU_KINDS, LABELLED, MEMORY, ProcessGroup, RankEvents, Source, conform
+from tracekit.schema import EVENTS, LABELLED, MEMORY, ProcessGroup, RankEvents, Source, conform
 from tracekit.store.checks import LATEST_NS
 from tracekit.store.files import MANIFEST, is_store, open_store, read_entry, write_rank
 from tracekit.store.writer import StoreWriter, replace_store
@@ -149,27 +147,15 @@ def test_arrow_reads_the_same_values(tmp_path):
     assert pl.DataFrame(table).cast(EVENTS).equals(events)
 
 
-@pytest.fixture
-def store_of_010(tmp_path):
-    """Rank 0 of the sample ``reload``, as tracekit 0.1.0 wrote it with a Parquet encoder of its own."""
-    with zipfile.ZipFile(Path(__file__).parent / "data/store-0.1.0.zip") as archive:
-        archive.extractall(tmp_path / "store")
-    return tmp_path / "store"
-
-
-def test_a_store_of_version_010_is_read(store_of_010, samples):
-    store, trace = open_store(store_of_010), tracekit.load(samples / "reload", ranks=[0])
-    assert store.rank(0).events.equals(trace.events)
-    gpu_events = trace.events.filter(pl.col("kind").is_in(GPU_KINDS)).sort("start_ns")
-    assert store.labelled(0).schema == LABELLED
-    assert store.labelled(0)["id"].equals(gpu_events["id"])
-
-
-def test_a_store_of_version_010_is_analysed_like_its_trace(store_of_010, samples):
-    of_store = tracekit.analyze(store_of_010, schedule="none").to_dict()
-    of_trace = tracekit.analyze(samples / "reload", ranks=[0], schedule="none").to_dict()
-    for figures in ("ranks", "total", "kernels", "copies", "reload"):
-        assert of_store[figures] == of_trace[figures]
+def test_a_store_of_an_older_format_is_refused_in_one_line(run_command, tmp_path, ranks):
+    path = write_store(tmp_path / "store", ranks[:1]).path
+    manifest = json.loads((path / MANIFEST).read_text())
+    (path / MANIFEST).write_text(json.dumps(manifest | {"format": "tracekit.store/2"}))
+    done = run_command("analyze", path)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "its format is 'tracekit.store/2', not tracekit.store/3" in done.stderr
+    assert "ingest" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -251,9 +237,9 @@ def test_a_folder_without_or_with_another_manifest_is_no_store(tmp_path, store):
         open_store(tmp_path)
     manifest = json.loads((store.path / MANIFEST).read_text())
     (store.path / MANIFEST).write_text(json.dumps(manifest | {"format": "tracekit.store/9"}))
-    with pytest.raises(InputError, match=r"its format is 'tracekit\.store/9', not tracekit\.store/2"):
+    with pytest.raises(InputError, match=r"its format is 'tracekit\.store/9', not tracekit\.store/3"):
         open_store(store.path)
-    (store.path / MANIFEST).write_text('{"format": "tracekit.store/2"')
+    (store.path / MANIFEST).write_text('{"format": "tracekit.store/3"')
     with pytest.raises(InputError, match="is not complete JSON"):
         open_store(store.path)
 

@@ -88,17 +88,10 @@ def test_a_store_gives_the_same_as_its_traces(samples, run, tmp_path):
     assert analyze(tmp_path / "store", schedule="none").to_dict()["ranks"] == run("1f1b").to_dict()["ranks"]
 
 
-def test_the_rank_of_a_single_file_is_an_option_and_its_old_name_warns(samples, tmp_path):
+def test_the_rank_of_a_single_file_is_an_option(samples, tmp_path):
     file = tmp_path / "trace.json.gz"
     file.write_bytes((samples / "reload/rank0.pt.trace.json.gz").read_bytes())
     assert load(file, file_rank=0).ranks == (0,)
-    with pytest.warns(DeprecationWarning, match="the option rank is deprecated: use file_rank"):
-        assert analyze(file, rank=0, schedule="none").rank(0).rank == 0
-    with (
-        pytest.warns(DeprecationWarning, match="rank"),
-        pytest.raises(OptionError, match="file_rank=1 and rank=0 differ"),
-    ):
-        load(file, file_rank=1, rank=0)
 
 
 @pytest.fixture(scope="module")
@@ -121,13 +114,3 @@ def test_a_damaged_rank_is_used_left_out_or_an_error(one_cut_off, tmp_path):
             read(one_cut_off, on_damage="error")
     with pytest.raises(OptionError, match="on_damage cannot be 'ignore'"):
         analyze(one_cut_off, on_damage="ignore")
-
-
-def test_the_old_options_for_damage_still_work_and_warn(one_cut_off):
-    with pytest.warns(DeprecationWarning, match="the option lenient is deprecated"):
-        skipped = analyze(one_cut_off, schedule="none", lenient=False)
-    assert [result.rank for result in skipped.rank_results] == [0]
-    with pytest.warns(DeprecationWarning, match="the option strict is deprecated"), pytest.raises(InputError):
-        analyze(one_cut_off, schedule="none", strict=True)
-    with pytest.warns(DeprecationWarning, match="lenient"), pytest.raises(InputError):
-        load(one_cut_off, lenient=False)

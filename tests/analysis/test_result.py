@@ -82,12 +82,6 @@ def test_only_small_tables_travel(samples):
     assert again.rank(0).whole.budget.span_ns == 118_845_920
 
 
-def test_the_old_name_of_the_ranks_results_warns(run):
-    analysis = run("reload")
-    with pytest.warns(DeprecationWarning, match="use rank_results"):
-        assert analysis.ranks is analysis.rank_results
-
-
 def test_one_table_becomes_a_pandas_frame(run):
     analysis = run("reload")
     assert analysis.to_pandas("steps").equals(analysis.to_pandas()["steps"])

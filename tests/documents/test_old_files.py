@@ -1,39 +1,51 @@
-"""Files that tracekit 0.1.0 wrote are read, and what they lack is not made up."""
+"""Files of an older or unknown format are refused in one line that says what to do."""
 
 from __future__ import annotations
 
-import gzip
 import json
-from pathlib import Path
 
 import pytest
 
-from tracekit import diff, gate, read_analysis
+from tests.kept import analysis_of
+from tracekit import diff, read_analysis
 from tracekit.errors import InputError
 
-DATA = Path(__file__).parents[1] / "data"
-ANALYSIS, BASELINE = DATA / "analysis-0.1.0.json.gz", DATA / "baseline-0.1.0.json"
+
+@pytest.fixture
+def document(samples):
+    return analysis_of(samples / "reload").to_dict()
 
 
-def test_a_saved_analysis_without_step_times_is_refused_in_one_line():
-    with pytest.raises(InputError, match=r"analysis-0\.1\.0\.json\.gz: .*step") as caught:
-        read_analysis(ANALYSIS)
-    assert "\n" not in str(caught.value)
+def refusal(document, folder):
+    file = folder / "saved.json"
+    file.write_text(json.dumps(document))
+    with pytest.raises(InputError) as caught:
+        read_analysis(file)
+    text = str(caught.value)
+    assert "\n" not in text
+    assert "write it again with analyze" in text
+    assert caught.value.exit_code == 2
+    return text
 
 
-def test_a_baseline_still_judges(samples):
-    assert gate(samples / "steps/a", BASELINE).verdict == "pass"
-    assert gate(samples / "steps/straggler", BASELINE).verdict == "regressed"
+def test_a_saved_analysis_without_step_times_is_refused(document, tmp_path):
+    del document["step"]
+    assert "lacks the key step (written by tracekit" in refusal(document, tmp_path)
 
 
-@pytest.mark.parametrize("file", [ANALYSIS, BASELINE])
-def test_a_file_of_a_format_that_is_not_known_is_refused_in_one_line(tmp_path, samples, file):
-    data = file.read_bytes()
-    document = json.loads(gzip.decompress(data) if file.suffix == ".gz" else data)
-    name, _, number = document["format"].rpartition("/")
-    later = tmp_path / "later.json"
-    later.write_text(json.dumps(document | {"format": f"{name}/{int(number) + 1}"}))
-    with pytest.raises(InputError, match=rf"later\.json: its format is '{name}/2', not tracekit") as caught:
-        diff(later, later)
+def test_a_saved_analysis_whose_warnings_name_no_ranks_is_refused(document, tmp_path):
+    document["warnings"] = [{"code": "no-clocks", "message": "a sentence alone"}]
+    assert "$.warnings[0]: lacks the key ranks" in refusal(document, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["analysis", "baseline"])
+@pytest.mark.parametrize("number", [0, 2])
+def test_a_format_that_is_not_known_is_refused(tmp_path, name, number):
+    file = tmp_path / "saved.json"
+    file.write_text(json.dumps({"format": f"tracekit.{name}/{number}"}))
+    with pytest.raises(
+        InputError, match=rf"saved\.json: its format is 'tracekit\.{name}/{number}', not tracekit"
+    ) as caught:
+        diff(file, file)
     assert "\n" not in str(caught.value)
     assert "again" in str(caught.value)

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
@@ -97,12 +96,6 @@ class BaseAnalysis(HasDocument):
 
     rank_results: tuple[RankResult, ...]
     tables: Mapping[str, pl.DataFrame]
-
-    @property
-    def ranks(self) -> tuple[RankResult, ...]:
-        """Deprecated name of ``rank_results``: elsewhere, such as in ``Trace.ranks``, ranks are numbers."""
-        warnings.warn(f"{type(self).__name__}.ranks is deprecated: use rank_results", DeprecationWarning, stacklevel=2)
-        return self.rank_results
 
     @cached_property
     def total(self) -> Measured:

@@ -24,7 +24,7 @@ from tracekit.metrics.completeness import add_launch_times, check_completeness
 from tracekit.metrics.host_calls import find_api_calls
 from tracekit.metrics.step_time import TimedStep, summarize_steps, timed_steps
 from tracekit.parsers.source_refs import SourceRef
-from tracekit.run.driver import accept_old_options, check_run, find_sources, map_sources
+from tracekit.run.driver import check_run, find_sources, map_sources
 from tracekit.schema import GPU_KINDS, ProcessGroup, RankEvents
 from tracekit.store.sources import OneRole, Paths, raise_failures, read_ref
 
@@ -112,7 +112,6 @@ class Diagnosis(HasDocument, msgspec.Struct, frozen=True):
         return html_table(title, heads, rows, notes=[notice.message for notice in self.notices])
 
 
-@accept_old_options
 def diagnose(
     paths: Paths | OneRole,
     *,

@@ -14,8 +14,8 @@ class WarningEntry(Struct, frozen=True):
     """What it is about; a code keeps its meaning."""
     message: str
     """The sentence for people."""
-    ranks: tuple[int, ...] | None = None
-    """Ranks that it is about; empty if that is the run, or all of its ranks alike. Null in files before 0.3."""
+    ranks: tuple[int, ...]
+    """Ranks that it is about; empty if that is the run, or all of its ranks alike."""
     labels: tuple[str, ...] = ()
     """Labels that it is about."""
     values: NoticeValues = {}
@@ -24,9 +24,7 @@ class WarningEntry(Struct, frozen=True):
     """Whether the values are those of the first rank alone, and other ranks have other values."""
 
     def to_notice(self) -> Notice:
-        """Return the notice; a file before 0.3 has nothing but its sentence."""
-        if self.ranks is None:
-            return Notice(self.code, values={"text": self.message})
+        """Return the notice."""
         return Notice(self.code, ranks=self.ranks, labels=self.labels, values=self.values, varies=self.varies)
 
 

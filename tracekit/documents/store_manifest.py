@@ -8,7 +8,7 @@ from msgspec import Struct
 from tracekit.errors import Notice
 from tracekit.schema import Recording, Source
 
-FORMAT: Literal["tracekit.store/2"] = "tracekit.store/2"
+FORMAT: Literal["tracekit.store/3"] = "tracekit.store/3"
 TABLES_FORMAT: Literal["tracekit.tables/7"] = "tracekit.tables/7"
 
 
@@ -51,7 +51,7 @@ class RecordingsEntry(Struct, frozen=True):
 class StoreManifest(Struct, frozen=True, kw_only=True):
     """Ranks of a store and how they were labelled. The key ``digest`` holds a checksum of all other keys."""
 
-    format: Literal["tracekit.store/2"]
+    format: Literal["tracekit.store/3"]
     """Name and number of the format."""
     tracekit: str
     """Version that wrote it."""

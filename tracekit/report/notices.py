@@ -60,8 +60,6 @@ def notice_sentence(notice: Notice) -> str:
 
 def _template(notice: Notice) -> str:
     """Return the template of a notice; KeyError if there is none."""
-    if "text" in notice.values:  # read from a document of an older version, which holds nothing but the sentence
-        return "{text}"
     entry = templates()[notice.code]
     return entry if isinstance(entry, str) else entry[str(notice.values["case"])]
 

@@ -27,7 +27,6 @@ from tracekit.store.trace import Trace
 from tracekit.whatif.changes import parse_change
 
 
-@driver.accept_old_options
 def analyze(
     traces: Paths | OneRole | Trace,
     *,
@@ -94,6 +93,7 @@ def analyze(
 
         check_kind(by)
     split_layout(layout)
+    driver.check_on_damage(on_damage)
     if gpu is not None:
         check_gpu(gpu)
     for change in changes:

@@ -5,12 +5,10 @@ own work in the middle. The number of worker processes is decided here, once the
 """
 
 import contextlib
-import functools
-import warnings
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
-from typing import Any, Literal, ParamSpec, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from tracekit._util.machine import WORKER_BYTES, available_memory, cores
 from tracekit._util.notices import merge_notices
@@ -23,7 +21,6 @@ from tracekit.roles.combine import check_roles
 from tracekit.schema import Source
 from tracekit.store.sources import OneRole, Paths, Sources, check_one_run, check_strict, missing_notice
 
-P = ParamSpec("P")
 R = TypeVar("R")
 
 Span = tuple[Source, int | None, int | None]
@@ -191,34 +188,12 @@ OnDamage = Literal["warn", "skip", "error"]
 damaged, with a notice (``skip``); or raise (``error``)."""
 
 
-_OLD_OPTIONS = {"rank": "file_rank", "lenient": 'on_damage="skip" (load: "error")', "strict": 'on_damage="error"'}
-"""Options of 0.1.0 and their replacements: ``lenient=False`` and ``strict=True`` are values of ``on_damage``."""
+def check_on_damage(on_damage: str) -> None:
+    """Raise if there is no such treatment of damaged ranks.
 
-
-def accept_old_options(function: Callable[P, R]) -> Callable[P, R]:
-    """Return a call that also takes the options of 0.1.0, with a warning that points at the caller.
-
-    It raises if there is no such treatment of damage:
-
-    >>> accept_old_options(dict)(on_damage="ignore")
+    >>> check_on_damage("ignore")
     Traceback (most recent call last):
     tracekit.errors.OptionError: on_damage cannot be 'ignore' (use warn, skip or error)
     """
-
-    @functools.wraps(function)
-    def call(*args: P.args, **options: P.kwargs) -> R:
-        for name in options.keys() & _OLD_OPTIONS:
-            if (value := options.pop(name)) is None:
-                continue
-            text = f"the option {name} is deprecated: use {_OLD_OPTIONS[name]}"
-            warnings.warn(text, DeprecationWarning, stacklevel=2)
-            if name == "rank" and options.setdefault("file_rank", value) != value:
-                problem = f"file_rank={options['file_rank']} and rank={value} differ"
-                raise OptionError(problem, hint="give file_rank alone")
-            if name != "rank" and value is (name == "strict"):
-                options["on_damage"] = "error" if name == "strict" else "skip"
-        if (on_damage := options.get("on_damage", "warn")) not in get_args(OnDamage):
-            raise OptionError(f"on_damage cannot be {on_damage!r}", hint="use warn, skip or error")
-        return function(*args, **options)
-
-    return call
+    if on_damage not in get_args(OnDamage):
+        raise OptionError(f"on_damage cannot be {on_damage!r}", hint="use warn, skip or error")

@@ -101,7 +101,6 @@ def content_key(ref: SourceRef, options: object = None) -> str:
     return hashlib.sha256(repr(key).encode()).hexdigest()
 
 
-@driver.accept_old_options
 def ingest(
     paths: Paths | OneRole,
     store: str | os.PathLike[str],
@@ -140,6 +139,7 @@ def ingest(
     ((0, 1), ())
 
     """
+    driver.check_on_damage(on_damage)
     strict = on_damage == "error"
     if rules is not None:
         load_rules(Path(rules))  # raises here if it is wrong, not once per rank

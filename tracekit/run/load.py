@@ -4,12 +4,11 @@ from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Literal
 
-from tracekit.run.driver import accept_old_options, check_run, find_sources, map_sources
+from tracekit.run.driver import check_on_damage, check_run, find_sources, map_sources
 from tracekit.store.sources import OneRole, Paths, raise_failures, read_ref, span
 from tracekit.store.trace import Trace
 
 
-@accept_old_options
 def load(
     paths: Paths | OneRole,
     *,
@@ -35,6 +34,7 @@ def load(
     (0, 1, 2, 3)
 
     """
+    check_on_damage(on_damage)
     refs, notices = find_sources(paths, ranks=ranks, rank=file_rank)
     read = partial(read_ref, ranks=ranks, stacks=stacks, lenient=on_damage == "warn")
     results = map_sources(read, refs, workers=workers, progress="reading")

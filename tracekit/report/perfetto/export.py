@@ -40,7 +40,7 @@ from tracekit.report.schedule.layout import layout_pipeline
 from tracekit.report.words import WORDS
 from tracekit.report.write import check_extension
 from tracekit.run.analyze import analyze
-from tracekit.run.driver import OnDamage, accept_old_options
+from tracekit.run.driver import OnDamage, check_on_damage
 from tracekit.run.ingest import ingest
 from tracekit.schema import GPU_KINDS, LABELS
 from tracekit.store.files import Store, is_store, open_store
@@ -91,7 +91,6 @@ class Exported(msgspec.Struct, frozen=True):
     notices: tuple[Notice, ...] = ()
 
 
-@accept_old_options
 def export(
     paths: Paths | OneRole,
     output: str | os.PathLike[str],
@@ -117,6 +116,7 @@ def export(
     (0, 1, 2, 3)
     """
     check_extension(output, EXTENSIONS)
+    check_on_damage(on_damage)
     with tempfile.TemporaryDirectory(prefix="tracekit-") as folder:
         store = _named_store(paths) if rules is None else None
         notices: tuple[Notice, ...] = ()
