@@ -7,8 +7,11 @@ import importlib
 import importlib.util
 import inspect
 import pickle
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -23,10 +26,11 @@ SOURCE = Path(_loops.__file__).parent
 
 @cache
 def uncompiled(name):
-    """Import a module of ``_loops`` from its source, beside the compiled one."""
+    """Import a module of ``_loops`` from its source, beside the compiled one, as where Cython is not installed."""
     spec = importlib.util.spec_from_file_location(f"uncompiled_{name}", SOURCE / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with patch.dict(sys.modules, {"cython": None}):
+        spec.loader.exec_module(module)
     return module
 
 
@@ -368,8 +372,15 @@ def test_compiled_and_uncompiled_give_the_same(module, make):
         assert called(compiled, arguments) == called(getattr(uncompiled(module), name), arguments), seed
 
 
+def test_compiled_modules_do_not_import_cython():
+    without_cython = "import sys; sys.modules['cython'] = sys.modules['Cython'] = None"
+    code = f"{without_cython}; from tracekit import _loops; assert _loops.is_compiled()"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 @pytest.mark.parametrize("module", _loops.MODULES)
-def test_every_module_can_run_uncompiled(module):
+def test_every_module_can_run_uncompiled_without_cython(module):
+    assert uncompiled(module.rpartition(".")[2]).cython.__name__ == "tracekit._loops.uncompiled"
     assert uncompiled(module.rpartition(".")[2]).__doc__
 
 

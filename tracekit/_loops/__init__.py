@@ -1,7 +1,8 @@
 """Hot loops, written in Cython's pure Python mode and compiled when tracekit is built.
 
 Each module is plain Python with C types as annotations. ``setup.py`` compiles every module listed in ``MODULES``; where
-that was not possible the same files run uncompiled, with the same results, about a hundred times slower.
+that was not possible the same files run uncompiled, with the same results, about a hundred times slower; ``uncompiled``
+then stands in for Cython, which only building needs.
 
 Rules for code in this package: a loop reads and writes the arrays it is given, allocates nothing, and returns an
 integer or nothing. Types of variables are inferred; one that holds the result of ``and``, ``or`` or ``max`` is

@@ -6,7 +6,10 @@ result of a parent before it needs it.
 
 from __future__ import annotations
 
-import cython
+try:
+    import cython
+except ImportError:
+    from tracekit._loops import uncompiled as cython
 
 # Flags of a name.
 EVALUATION_NAME = 1  # the engine evaluates a node

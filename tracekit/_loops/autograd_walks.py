@@ -5,7 +5,10 @@ A backward runs nodes in descending order of sequence number (``tracekit.reconst
 
 from __future__ import annotations
 
-import cython
+try:
+    import cython
+except ImportError:
+    from tracekit._loops import uncompiled as cython
 
 
 def number_walks(

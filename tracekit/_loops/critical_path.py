@@ -7,7 +7,10 @@ it continues with the peer's piece.
 
 from __future__ import annotations
 
-import cython
+try:
+    import cython
+except ImportError:
+    from tracekit._loops import uncompiled as cython
 
 NO_LIMIT = 2**63 - 1
 """Later than every time of a trace."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-import cython
+try:
+    import cython
+except ImportError:
+    from tracekit._loops import uncompiled as cython
 
 F, I, W = range(3)  # noqa: E741 - the kinds of op, by the letters used everywhere
 """Forward, gradient of the input, gradient of the weights."""

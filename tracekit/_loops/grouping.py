@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-import cython
+try:
+    import cython
+except ImportError:
+    from tracekit._loops import uncompiled as cython
 
 _HASH_FACTOR = 1099511628211  # the 64-bit FNV prime
 _LOW_64_BITS = 2**64 - 1

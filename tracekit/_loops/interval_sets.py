@@ -5,7 +5,10 @@ An interval set holds disjoint half-open intervals [start, end), sorted by group
 
 from __future__ import annotations
 
-import cython
+try:
+    import cython
+except ImportError:
+    from tracekit._loops import uncompiled as cython
 
 NEVER = -(2**62)
 """Earlier than every time of a trace."""

@@ -13,7 +13,10 @@ from __future__ import annotations
 import secrets
 from enum import IntEnum
 
-import cython
+try:
+    import cython
+except ImportError:
+    from tracekit._loops import uncompiled as cython
 
 if cython.compiled:
     from cython.cimports.libc.string import memchr, memcmp

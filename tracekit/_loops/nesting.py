@@ -6,7 +6,10 @@ that the innermost range around anything is on top.
 
 from __future__ import annotations
 
-import cython
+try:
+    import cython
+except ImportError:
+    from tracekit._loops import uncompiled as cython
 
 OP, ANNOTATION = range(2)
 """Kinds of ranges."""

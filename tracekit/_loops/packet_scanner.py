@@ -16,7 +16,10 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-import cython
+try:
+    import cython
+except ImportError:
+    from tracekit._loops import uncompiled as cython
 
 from tracekit._loops.json_scanner import NULL, Column
 

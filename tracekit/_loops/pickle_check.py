@@ -7,7 +7,10 @@ come to hold itself, and the size and depth noted when it was last changed stay 
 
 from __future__ import annotations
 
-import cython
+try:
+    import cython
+except ImportError:
+    from tracekit._loops import uncompiled as cython
 
 OK, CUT_OFF, DAMAGED, CALLS, UNKNOWN_OPCODE = range(5)
 LONG_NUMBER, TOO_DEEP, TOO_LARGE, CHANGES_SHARED, CONTAINER_AS_KEY = range(5, 10)

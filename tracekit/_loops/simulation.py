@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-import cython
+try:
+    import cython
+except ImportError:
+    from tracekit._loops import uncompiled as cython
 
 DONE = -2
 """Value of ``first_waiting`` for an op that has run."""
