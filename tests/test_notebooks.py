@@ -22,7 +22,8 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 PICTURES = {"01-first-look": 2, "02-pipeline-and-ideal": 6, "03-hunting-a-regression": 1,
-            "04-megatron-to-a-better-schedule": 4, "05-weight-updates-and-rl": 1}  # fmt: skip
+            "04-megatron-to-a-better-schedule": 4, "05-weight-updates-and-rl": 1,
+            "06-whole-runs-and-hangs": 2}  # fmt: skip
 
 
 def code_cells(notebook):

@@ -19,7 +19,7 @@ from itertools import count
 from multiprocessing import get_context
 from pathlib import Path
 
-from tests.fuzz import agents, gate, kineto, others, perfetto, query, recorders, redact, scan
+from tests.fuzz import agents, gate, kineto, others, perfetto, query, recorders, redact, scan, snapshots
 
 FOUND = Path(__file__).parent / "found"
 LONGEST_S = 60
@@ -37,6 +37,7 @@ TARGETS: dict[str, tuple[Callable[[random.Random], bytes], Callable[[bytes, Path
     "query": (query.make, query.check),
     "agents": (agents.make, agents.check),
     "recorders": (recorders.make, recorders.check),
+    "snapshots": (snapshots.make, snapshots.check),
 }
 
 

@@ -21,6 +21,7 @@ COUNTS = {
     "query": 12,
     "agents": 60,
     "recorders": 40,
+    "snapshots": 40,
 }
 KEPT = sorted(path for path in FOUND.iterdir() if not path.name.startswith("."))
 

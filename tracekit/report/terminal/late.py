@@ -71,7 +71,7 @@ def render_text(run: WholeRun) -> str:
     """Return what the terminal shows, as plain text."""
     from tracekit.report.terminal.screen import Screen
 
-    screen = Screen(width=max(MIN_WIDTH, 100))
+    screen = Screen(width=max(MIN_WIDTH, 100), color_system=None)
     with screen.capture() as capture:
         screen.print(Group(render(run, screen.width)))
     return capture.get()
