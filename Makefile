@@ -8,7 +8,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= 3
 
-.PHONY: demo test run-tests quick lint style types format clean coverage fuzz fuzz-checked faults mutants docs
+.PHONY: demo test run-tests quick lint style types format clean coverage fuzz fuzz-checked faults mutants docs proof
 
 # Compiled loops are built again when their sources change.
 $(VENV)/.installed: pyproject.toml setup.py build_backend.py $(wildcard tracekit/_loops/*.py tracekit/_loops/*.pxd)
@@ -89,6 +89,10 @@ $(VENV)/.installed-docs: $(VENV)/.installed pyproject.toml
 docs: $(VENV)/.installed-docs
 	$(BIN)/python -m docsite build/site
 	cd build/site && $(abspath $(BIN))/zensical build --strict --clean
+
+# Published results beside tracekit's own, in docs/proof.md; fails where one differs by more than it promises.
+proof: $(VENV)/.installed-dev
+	$(BIN)/python -m docsite.proof
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .

@@ -1,0 +1,488 @@
+"""Published results beside tracekit's own, from the same input: ``make proof`` writes ``docs/proof.md``.
+
+Results that need nothing but the repository are computed every time. Those of public inputs are computed where
+``TRACEKIT_CORPUS`` names the folder that holds them, and kept in ``docs/proof.json`` for everyone else. Figures of
+other tools are measured with ``--hta PYTHON`` and ``--tracelens PYTHON``, which name interpreters that have them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+import polars as pl
+
+from tests.published_jobs import Job, groups_of
+from tracekit import analyze, load
+from tracekit.against_ideal import compare_timeline
+from tracekit.against_ideal.replay import measure_slowdown
+from tracekit.classify import classify
+from tracekit.intervals import union_of
+from tracekit.metrics.label_intervals import Lanes
+from tracekit.schedules import Times, generate, simulate
+from tracekit.schema import COMMUNICATION_LABELS
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs/proof.md"
+KEPT = ROOT / "docs/proof.json"
+CORPUS = Path(os.environ["TRACEKIT_CORPUS"]) / "public" if "TRACEKIT_CORPUS" in os.environ else None
+
+ZERO_BUBBLE = "[zero-bubble-pipeline-parallelism](https://github.com/sail-sg/zero-bubble-pipeline-parallelism)"
+ZERO_BUBBLE_PAPER = "[Qi et al. 2023](https://arxiv.org/abs/2401.10241), table 5"
+DEEPSEEK = "[DeepSeek-V3](https://arxiv.org/abs/2412.19437), table 2"
+DUALPIPE = "[DualPipe](https://github.com/deepseek-ai/DualPipe)"
+STRAGGLERS = "[StragglerAnalysis](https://github.com/ByteDance-Seed/StragglerAnalysis)"
+HTA = "[HTA](https://github.com/facebookresearch/HolisticTraceAnalysis) 0.6.1"
+TRACELENS = "[TraceLens](https://github.com/AMD-AGI/TraceLens) of 2026-08-21"
+
+PROFILE_DATA = "[profile-data](https://github.com/deepseek-ai/profile-data)"
+
+HTA_TRACES = (
+    "hta/nccl_data.json.gz",
+    "hta/rank-0.Apr_03_18_51_38.1102.pt.trace.json.gz",
+    "hta/mi250_minitoy_train_ROCm6_2_kineto.json.gz",
+)
+TRACELENS_TRACES = {
+    "tracelens/resnet_act_checkpoint.json.gz": False,
+    "tracelens/qwen3_30b_a3b_B300_TP-0-DECODE.trace.json.gz": True,
+}
+"""Traces of TraceLens' tests, and whether memsets have a flow from their launch: it links GPU events by flows."""
+
+FiguresOf = Callable[[Path], tuple[dict[str, float], pl.DataFrame]]
+"""Returns a tool's figures for a trace, and the labelled events as the tool counts them."""
+
+
+class Result(msgspec.Struct, frozen=True):
+    """One published figure and tracekit's own."""
+
+    what: str
+    source: str
+    """Who published it, as a link."""
+    unit: str
+    published: float
+    ours: float
+    within: float
+    """Largest difference that the table promises, as a share of the published figure."""
+    reason: str = ""
+    """Why the figures differ by more than *within*; empty where they do not."""
+    own: float | None = None
+    """Tracekit's own figure, where its definition is another one."""
+
+    @property
+    def difference(self) -> float:
+        """Difference as a share of the published figure; of two zeros, zero."""
+        if self.published == self.ours:
+            return 0.0
+        return math.inf if self.published == 0 else self.ours / self.published - 1
+
+    @property
+    def is_shown(self) -> bool:
+        """Return whether the figures agree, or a reason says why they do not."""
+        return abs(self.difference) <= self.within or bool(self.reason)
+
+
+class Section(msgspec.Struct, frozen=True):
+    """Results under one heading."""
+
+    title: str
+    text: str
+    results: tuple[Result, ...]
+
+
+def schedule_section() -> Section:
+    """Return bubbles of published schedules, computed from formulas and simulated from the orders."""
+    results = []
+    for pp, microbatches in ((4, 8), (8, 24), (16, 64)):
+        done = simulate(generate("1f1b", pp=pp, microbatches=microbatches), Times(F=1, I=1, W=1))
+        share = (pp - 1) / (microbatches + pp - 1)
+        what = f"1F1B, p = {pp}, m = {microbatches}: bubble (p−1)/(m+p−1)"
+        results.append(Result(what, ZERO_BUBBLE, "", share, done.bubble_fraction, 1e-9))
+        third = simulate(generate("zb-h1", pp=pp, microbatches=microbatches), Times(F=1, I=1, W=1))
+        what = f"ZB-H1, p = {pp}, m = {microbatches}: a third of the bubble of 1F1B"
+        results.append(Result(what, ZERO_BUBBLE, "F", 3 * (pp - 1) / 3, max(third.span) - third.busy[0], 1e-9))
+        none = simulate(generate("zb-v", pp=pp, microbatches=microbatches), Times(F=1, I=1, W=1))
+        what = f"ZB-V, p = {pp}, m = {microbatches}: bubble of each rank's own time"
+        results.append(Result(what, ZERO_BUBBLE, "", 0.0, none.bubble_rate_zb, 0.0))
+    results += [*_paper_rates(), *_deepseek_formulas()]
+    return Section(
+        "Schedules",
+        "Formulas of the publications beside orders that tracekit generates and simulates. Nothing is measured here.",
+        tuple(results),
+    )
+
+
+def _paper_rates() -> Iterator[Result]:
+    """Yield bubble rates of the zero-bubble paper at its measured durations, 8 stages and 24 micro-batches."""
+    times = Times(F=18.522, I=18.086, W=9.337, P2P=0.601)
+    published = {"1f1b": 0.2431, "zb-h1": 0.1585, "zb-h2": 0.1083, "zb-1p": 0.1585, "zb-2p": 0.0433}
+    for name, rate in published.items():
+        done = simulate(generate(name, pp=8, microbatches=24, times=times), times)
+        yield Result(
+            f"{name}, measured durations: bubble rate", ZERO_BUBBLE_PAPER, "", rate, done.bubble_rate_zb, 0.002
+        )
+
+
+def _deepseek_formulas() -> Iterator[Result]:
+    """Yield the bubbles of DeepSeek-V3's comparison at F = I = W = 2 and F&B = 5, eight ranks and 24 micro-batches."""
+    times = Times(F=2, I=2, W=2, FB=5)
+    forward, backward, weights, both, pp = 2, 4, 2, 5, 8
+    dual = simulate(generate("dualpipe", pp=pp, microbatches=24), times)
+    wanted = (pp // 2 - 1) * (both + backward - 3 * weights)
+    yield Result("DualPipe, p = 8: (p/2−1)(F&B+B−3W)", DEEPSEEK, "F/2", wanted, max(dual.bubble), 1e-9)
+    one = simulate(generate("1f1b", pp=pp, microbatches=24), times)
+    wanted = (pp - 1) * (forward + backward)
+    yield Result("1F1B, p = 8: (p−1)(F+B)", DEEPSEEK, "F/2", wanted, one.bubble[0], 1e-9)
+
+
+def dualpipe_section() -> Section:
+    """Return the formula at the durations of the sample's measured run, beside its simulated ideal."""
+    comparison = analyze(ROOT / "sample_traces/dualpipe").schedule
+    if comparison is None:
+        raise SystemExit("sample_traces/dualpipe: no schedule was recognised")
+    durations = pl.col("ideal_end_ns") - pl.col("ideal_start_ns")
+    by_kind = comparison.head.cells.group_by(pl.col("op").cast(pl.String)).agg(durations.median())
+    cell_ns = dict(by_kind.iter_rows())
+    # The overlapped pair of the formula is one cell; in the recording its forward and its backward are two.
+    cell_ns["FB"] = cell_ns["F"] + cell_ns["B"]
+    wanted_ns = (comparison.pp // 2 - 1) * (cell_ns["FB"] + cell_ns["B"] - 3 * cell_ns["W"])
+    schedule = generate("dualpipe", pp=comparison.pp, microbatches=comparison.microbatches)
+    ideal = simulate(schedule, Times(**cell_ns))
+    size = f"p = {comparison.pp}, m = {comparison.microbatches}"
+    what = f"recorded run, {size}: (p/2−1)(F&B+B−3W) at its own durations"
+    return Section(
+        "DualPipe as recorded",
+        "The sample `dualpipe` is DeepSeek's own code on eight ranks. Its durations go into the published formula and "
+        "into the schedule that tracekit generates. The formula takes the gradient of the input to be as long as the "
+        "forward; in this run it is a tenth longer.",
+        (Result(what, DUALPIPE, "ms", wanted_ns / 1e6, max(ideal.bubble) / 1e6, 0.05),),
+    )
+
+
+def straggler_section(corpus: Path) -> Section:
+    """Return the slowdowns of three published jobs."""
+    results = []
+    for name in ("ST", "SE", "AR"):
+        job = Job(corpus / "bytedance-stragglers", name)
+        done = measure_slowdown(job.graph.step_times, job.durations, job.usual, groups_of(job), min_ratio=1.0)
+        published = float(job.published["blocking_slowdown"])
+        results.append(Result(f"job {name}: slowdown by stragglers", STRAGGLERS, "×", published, done.ratio, 0.02))
+    return Section(
+        "Stragglers",
+        "Operation tables of three jobs, and the slowdown that the authors' simulator found in each.",
+        tuple(results),
+    )
+
+
+def timeline_section(corpus: Path) -> Section:
+    """Return the ideals of two published timelines."""
+    results = []
+    for name in ("ST", "SE"):
+        measured = compare_timeline(corpus / f"bytedance-timelines/timeline-{name}.json.gz")
+        ideal = compare_timeline(corpus / f"bytedance-timelines/ideal-timeline-{name}.json.gz")
+        published_ns = max(step.measured_ns for step in ideal.comparison.all)
+        comparison = measured.comparison
+        what = f"job {name} ({comparison.name}, {comparison.pp} stages): ideal step of average durations"
+        ours_ms = measured.average_ideal_ns / 1e6
+        results.append(Result(what, STRAGGLERS, "ms", published_ns / 1e6, ours_ms, 0.02))
+    return Section(
+        "Operation timelines",
+        "Their ideal gives every operation of a kind its average duration, messages included; simulated with the same "
+        "averages tracekit's must agree. Tracekit's own ideal has the run's durations and free messages, and stands in "
+        "`compare_timeline(...).comparison`.",
+        tuple(results),
+    )
+
+
+EXPOSED_REASONS = {
+    "ep_dispatch": "1.8 of its 2.2 ms without compute are one dispatch near the end, when the other chunk is done; "
+    "the rest are gaps of microseconds between kernels",
+    "ep_combine": "of its 2.0 ms without compute 0.7 ms lie in the first two, before both chunks are under way; the "
+    "rest are gaps of microseconds between kernels",
+}
+"""Why the exchanges of DeepSeek's profile, published as overlapped, are not so for all of their time."""
+
+
+def deepseek_section(corpus: Path) -> Section:
+    """Return how much of DeepSeek's dispatch and combine runs beside compute."""
+    labelled = classify(load(corpus / "deepseek/train.json.gz").events)
+    lanes = Lanes.of(labelled)
+    results = []
+    for label, reason in EXPOSED_REASONS.items():
+        set_of_label = lanes.label(label)
+        hidden_share = (set_of_label & lanes.compute).total_ns / set_of_label.total_ns
+        what = f"{label}: share beside compute"
+        results.append(Result(what, PROFILE_DATA, "", 1.0, hidden_share, 0.01, reason))
+    return Section(
+        "DeepSeek's training profile",
+        "One forward and one backward chunk as published, without pipeline communication.",
+        tuple(results),
+    )
+
+
+HTA_SCRIPT = """
+import json, sys, warnings
+warnings.simplefilter("ignore")
+from hta.trace_analysis import TraceAnalysis
+analysis = TraceAnalysis(trace_files={0: sys.argv[1]}, trace_dir="/", include_last_profiler_step=True)
+breakdown = analysis.get_temporal_breakdown(visualize=False).iloc[0]
+overlap = analysis.get_comm_comp_overlap(visualize=False).iloc[0]
+print("FIGURES", json.dumps({
+    "idle_ms": float(breakdown["idle_time(us)"]) / 1e3,
+    "compute_ms": float(breakdown["compute_time(us)"]) / 1e3,
+    "overlap": float(overlap["comp_comm_overlap_pctg"]) / 100,
+}))
+"""
+TRACELENS_SCRIPT = """
+import json, sys, warnings
+warnings.simplefilter("ignore")
+from TraceLens import TreePerfAnalyzer
+table = TreePerfAnalyzer.from_file(sys.argv[1]).get_df_gpu_timeline()
+times = dict(zip(table["type"], table["time ms"]))
+print("FIGURES", json.dumps({
+    "idle_ms": times["idle_time"], "compute_ms": times["computation_time"], "exposed_ms": times["exposed_comm_time"],
+}))
+"""
+
+
+def peer_figures(python: Path, script: str, trace: Path) -> dict[str, float]:
+    """Return the figures that another tool prints for a trace."""
+    done = subprocess.run([python, "-c", script, trace], capture_output=True, text=True, check=False)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("FIGURES ")]
+    if not lines:
+        raise SystemExit(f"{python} printed no figures for {trace}:\n{done.stderr[-500:]}")
+    figures: dict[str, float] = msgspec.json.decode(lines[-1].removeprefix("FIGURES ").replace("NaN", "null"))
+    return {name: value for name, value in figures.items() if value is not None}
+
+
+def has_launch(events: pl.DataFrame) -> pl.Expr:
+    """Return whether the trace holds the call that launched a GPU event."""
+    calls = events.filter(pl.col("kind") == "runtime")["correlation"].drop_nulls().unique()
+    return pl.col("correlation").is_in(calls.implode())
+
+
+def gpu_times_ms(labelled: pl.DataFrame) -> dict[str, float]:
+    """Return idle, compute and exposed communication, and the overlap, as HTA and TraceLens define them.
+
+    Compute is every kernel that does not communicate; idle is what no GPU event covers between the first and the last.
+    """
+    is_communication = pl.col("label").cast(pl.String).is_in(COMMUNICATION_LABELS)
+    busy = union_of(labelled)
+    communication = union_of(labelled.filter(is_communication))
+    compute = union_of(labelled.filter(~is_communication, pl.col("kind") == "kernel"))
+    beside_ns = (communication & compute).total_ns
+    times = {
+        "idle_ms": busy.hull().total_ns - busy.total_ns,
+        "compute_ms": compute.total_ns,
+        "exposed_ms": communication.total_ns - beside_ns,
+    }
+    figures = {name: ns / 1e6 for name, ns in times.items()}
+    if communication.total_ns:
+        figures["overlap"] = beside_ns / communication.total_ns
+    return figures
+
+
+class TraceHeader(msgspec.Struct):
+    """The part of a trace file beside its events."""
+
+    baseTimeNanoseconds: int = 0  # noqa: N815 (as the file spells it)
+
+
+def shrink_to_microseconds(labelled: pl.DataFrame, base_ns: int) -> pl.DataFrame:
+    """Return the events from the first to the last whole microsecond in each, as HTA reads them.
+
+    HTA holds a file's times as 64-bit floating-point microseconds. Where they count from 1970 and not from the file's
+    own base, these are multiples of a quarter of a microsecond.
+
+    Args:
+        labelled: Labelled GPU events.
+        base_ns: Base of the times in the file, which tracekit has added.
+    """
+    in_file_ns = pl.col("start_ns") - base_ns
+    start_us = (in_file_ns // 1000).cast(pl.Float64) + (in_file_ns % 1000) / 1000
+    duration_us = (pl.col("end_ns") - pl.col("start_ns")) / 1000
+    first_us = start_us.ceil().cast(pl.Int64)
+    last_us = (start_us + duration_us).floor().cast(pl.Int64)
+    return labelled.with_columns(start_ns=first_us * 1000, end_ns=pl.max_horizontal(first_us, last_us) * 1000)
+
+
+FIGURE_NAMES = {
+    "idle_ms": "idle",
+    "compute_ms": "compute",
+    "exposed_ms": "communication that nothing hides",
+    "overlap": "share of communication beside compute",
+}
+
+
+def peer_section(title: str, text: str, source: str, traces: Sequence[Path], figures_of: FiguresOf) -> Section:
+    """Return another tool's figures beside tracekit's by the same definition, and tracekit's own.
+
+    Args:
+        title: Heading.
+        text: How the tool's definitions differ from tracekit's.
+        source: Link to the tool.
+        traces: Traces to run it on.
+        figures_of: Returns the tool's figures, and the events as the tool counts them.
+    """
+    results = []
+    for trace in traces:
+        theirs, counted = figures_of(trace)
+        ours = gpu_times_ms(counted)
+        own = gpu_times_ms(classify(load(trace).events))
+        for name, value in theirs.items():
+            unit = "ms" if name.endswith("_ms") else ""
+            what = f"`{trace.name}`: {FIGURE_NAMES[name]}"
+            results.append(Result(what, source, unit, value, ours[name], 0.001, own=own[name]))
+    return Section(title, text, tuple(results))
+
+
+def hta_section(corpus: Path, python: Path) -> Section:
+    """Return HTA's breakdown and overlap beside tracekit's."""
+
+    def figures_of(trace: Path) -> tuple[dict[str, float], pl.DataFrame]:
+        header = msgspec.json.decode(gzip.decompress(trace.read_bytes()), type=TraceHeader)
+        counted = shrink_to_microseconds(classify(load(trace).events), header.baseTimeNanoseconds)
+        return peer_figures(python, HTA_SCRIPT, trace), counted
+
+    return peer_section(
+        "HTA on its own test traces",
+        "HTA holds times as floating-point microseconds and rounds starts up and ends down to whole ones, so that "
+        "kernels become shorter and what lies between them longer; tracekit's figure of the same definition does the "
+        "same, its own figure keeps nanoseconds. HTA was asked for the last step too "
+        "(`include_last_profiler_step`), which it leaves out by default.",
+        HTA,
+        [corpus / name for name in HTA_TRACES],
+        figures_of,
+    )
+
+
+def tracelens_section(corpus: Path, python: Path) -> Section:
+    """Return TraceLens' GPU timeline beside tracekit's."""
+
+    def figures_of(trace: Path) -> tuple[dict[str, float], pl.DataFrame]:
+        events = load(trace).events
+        counted = classify(events).filter(has_launch(events))
+        if not TRACELENS_TRACES[trace.relative_to(corpus).as_posix()]:
+            counted = counted.filter(pl.col("kind") != "memset")
+        as_kernels = pl.when(pl.col("kind") == "memset").then(pl.lit("kernel")).otherwise(pl.col("kind"))
+        return peer_figures(python, TRACELENS_SCRIPT, trace), counted.with_columns(kind=as_kernels)
+
+    return peer_section(
+        "TraceLens on its own test traces",
+        "TraceLens counts memsets as compute and leaves out GPU events without a flow from their launch: those "
+        "launched before the recording, and every memset of the ResNet trace. Tracekit's figure of the same "
+        "definition does the same, its own figure counts every GPU event.",
+        TRACELENS,
+        [corpus / name for name in TRACELENS_TRACES],
+        figures_of,
+    )
+
+
+def sections(*, hta: Path | None, tracelens: Path | None) -> list[Section]:
+    """Return all sections: computed now, or as they were kept when their inputs were at hand."""
+    kept = {section.title: section for section in read_kept()}
+    computed = [schedule_section(), dualpipe_section()]
+    if CORPUS is not None:
+        computed += [straggler_section(CORPUS), timeline_section(CORPUS), deepseek_section(CORPUS)]
+        computed += [] if hta is None else [hta_section(CORPUS, hta)]
+        computed += [] if tracelens is None else [tracelens_section(CORPUS, tracelens)]
+    return list((kept | {section.title: section for section in computed}).values())
+
+
+def read_kept() -> list[Section]:
+    """Return the sections as they were last computed."""
+    return msgspec.json.decode(KEPT.read_bytes(), type=list[Section]) if KEPT.exists() else []
+
+
+HEAD = """# Proof
+
+What others published, and what tracekit computes from the same input. `make proof` writes this page again:
+schedules and samples from the repository alone; public inputs where `TRACEKIT_CORPUS` names the folder that holds
+them, otherwise as they were last computed. A difference is a share of the published figure. Each is within what the
+last column promises, or a line below the table says why it is not. How near predictions come to recordings stands in
+[What would I gain?](whatif.md).
+"""
+
+
+def page(all_sections: Sequence[Section]) -> str:
+    """Return the page.
+
+    >>> print(page([Section("A", "B.", (Result("x", "S", "ms", 2.0, 2.1, 0.1),))]).partition("## ")[2])
+    A
+    <BLANKLINE>
+    B.
+    <BLANKLINE>
+    | what | published by | published | tracekit | difference | promised |
+    |---|---|--:|--:|--:|--:|
+    | x | S | 2 ms | 2.1 ms | +5 % | 10 % |
+    <BLANKLINE>
+    """
+    return HEAD + "".join(_section_text(section) for section in all_sections)
+
+
+def _section_text(section: Section) -> str:
+    has_own = any(result.own is not None for result in section.results)
+    columns = ["what", "published by", "published", "tracekit", "difference", "promised"]
+    alignment = ["---", "---", "--:", "--:", "--:", "--:"]
+    if has_own:
+        columns[3] = "tracekit, same definition"
+        columns.append("tracekit's own")
+        alignment.append("--:")
+    lines = [f"| {' | '.join(columns)} |", f"|{'|'.join(alignment)}|"]
+    notes = []
+    for result in section.results:
+        cells = [
+            result.what,
+            result.source,
+            _figure(result.published, result.unit),
+            _figure(result.ours, result.unit),
+            "0"
+            if result.difference == 0
+            else f"{result.difference:+.2g}"
+            if result.published == 0
+            else _percent(result),
+            f"{100 * result.within:.2g} %" if result.within > 1e-6 else "exact",
+        ]
+        if has_own:
+            cells.append("" if result.own is None else _figure(result.own, result.unit))
+        lines.append(f"| {' | '.join(cells)} |")
+        if abs(result.difference) > result.within:
+            notes.append(f"- {result.what}: {result.reason}.")
+    text = "\n".join(lines) + "\n"
+    if notes:
+        text += "\n" + "\n".join(dict.fromkeys(notes)) + "\n"
+    return f"\n## {section.title}\n\n{section.text}\n\n{text}"
+
+
+def _percent(result: Result) -> str:
+    percent = 100 * result.difference
+    return "0" if abs(percent) < 5e-7 else f"{percent:+.2g} %"
+
+
+def _figure(value: float, unit: str) -> str:
+    return f"{value:.5g} {unit}".rstrip()
+
+
+def main() -> None:
+    """Write the page; exit with 1 if a figure differs by more than promised and no reason is given."""
+    parser = argparse.ArgumentParser(description="Write docs/proof.md.")
+    parser.add_argument("--hta", type=Path, help="a Python that has HTA (traceinsight)")
+    parser.add_argument("--tracelens", type=Path, help="a Python that has TraceLens")
+    options = parser.parse_args()
+    all_sections = sections(hta=options.hta, tracelens=options.tracelens)
+    KEPT.write_bytes(msgspec.json.format(msgspec.json.encode(all_sections), indent=1) + b"\n")
+    PAGE.write_text(page(all_sections), encoding="utf-8")
+    missed = [result for section in all_sections for result in section.results if not result.is_shown]
+    for result in missed:
+        sys.stderr.write(f"{result.what}: {result.ours:.6g}, published {result.published:.6g}\n")
+    sys.exit(1 if missed else 0)
+
+
+if __name__ == "__main__":
+    main()
