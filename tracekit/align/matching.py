@@ -20,12 +20,12 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit._util.arrays import Bools, Ints, group_rows
-from tracekit._util.categories import CategoryColumn
-from tracekit._util.columns import present, to_int64
-from tracekit.align.clock_bounds import MAX_ACKNOWLEDGE_NS, MEETS, NO_BOUND_NS
+from tracekit._util.arrays import Bools, Ints
+from tracekit.align.clock_bounds import NO_BOUND_NS
 from tracekit.align.clocks import Clocks, align
 from tracekit.align.pairing import NO_END_NS, OperationSequence, pair_with_references
+from tracekit.align.sequences import Sequences
+from tracekit.align.sides import Sides
 from tracekit.errors import Notice, NoticeValues
 
 MEMBERS = pl.Schema(
@@ -58,10 +58,6 @@ clock; ``align.waits`` replaces the bound by the wait on aligned clocks.
 
 MAX_END_SCATTER_NS = 100_000
 """Scatter of ends up to which operations of unnamed groups are one; a quarter of their own time is allowed as well."""
-MAX_REFERENCES = 8
-"""Ranks that a rank's operations are compared with to see which are missing."""
-MIN_FIT_RATIO = 3.0
-"""How many times better an end must agree with another operation's than with its counterpart's to look for holes."""
 _CHANNEL = ["what", "group", "group_ranks"]
 
 
@@ -95,9 +91,9 @@ def match(operations: pl.DataFrame, *, by_step: bool = True) -> Matching:
     >>> match(ops).members.select("match", "rank", "sends", "peer", "transfer_ns").rows()
     [(0, 0, True, 1, 5), (0, 1, False, 0, 5)]
     """
-    sides = _Sides.of(operations, by_step=by_step)
-    sequences = _Sequences.of(sides)
-    position, uneven = sequences.positions(), sequences.uneven(sides)
+    sides = Sides.of(operations, by_step=by_step)
+    sequences = Sequences.of(sides)
+    position, uneven = sequences.positions(), sequences.find_uneven(sides)
     notices: list[Notice] = []
     if len(uneven):
         # Keys in which all ranks recorded the same sequence say how the clocks stand; then the others are aligned.
@@ -164,231 +160,7 @@ def last_of_match(match: Ints, time_ns: Ints) -> npt.NDArray[np.int32]:
     return last[of_match]
 
 
-def _channels(operations: pl.DataFrame, p2p: Bools) -> Ints:
-    """Return the number of each operation's channel, which is its kind and group, in the order of their names.
-
-    A run has few of them, and numbers are compared faster than text. The kind is the collective in one spelling:
-    kernels of one collective may be recorded as ``all_to_all`` and ``all_to_allv``. The two sides of a message may name
-    its group differently, or not at all; the pair itself is enough.
-    """
-    kind = pl.coalesce(pl.col("call", "what").cast(pl.String)) if "call" in operations.columns else pl.col("what")
-    channels = operations.select(kind, pl.when(pl.Series(~p2p)).then(pl.col("group", "group_ranks")))
-    code, first = group_rows(*(CategoryColumn.from_series(column).codes for column in channels))
-    number = channels[first].cast(pl.String).select(pl.struct(pl.all()).rank("dense").cast(pl.Int64))
-    return number.to_series().to_numpy()[code]
-
-
-class _Sides(msgspec.Struct, frozen=True, eq=False):
-    """The sides to be matched: a row for each collective of a rank, and for each side of each message."""
-
-    row: npt.NDArray[np.int32]
-    rank: npt.NDArray[np.int32]
-    key: Ints
-    """Numbers the channel, the step (or recorded sequence number), and of a message both ranks: sides of different keys
-    are different operations."""
-    sends: npt.NDArray[np.int8]
-    """1 of a message that is sent, 0 of one that is received, -1 of a collective."""
-    peer: npt.NDArray[np.int32]
-    """Other rank of a message; -1 of a collective."""
-    recorded: Bools
-    """Whether the kernel was recorded, and not only launched."""
-    nameless: Bools
-    """Collectives of groups without a name."""
-    start: Ints
-    end: Ints
-    order: Ints
-    step: Ints
-    bytes: Ints
-    """-1 if unknown."""
-    messages: Ints
-    """Messages in the kernel; 1 of a collective."""
-    meets: Bools
-    """Whether the operation ends nowhere before all have begun."""
-
-    @classmethod
-    def of(cls, operations: pl.DataFrame, *, by_step: bool) -> _Sides:
-        what = CategoryColumn.from_series(operations["what"])
-        is_message = what.any_of("p2p")
-        channel = _channels(operations, is_message)
-        step = to_int64(operations["step"].rank("dense"), 0) if by_step else np.zeros(len(operations), np.int64)
-        bucket = _dense(channel * (int(step.max(initial=0)) + 1) + step)
-        has_no_group = pl.col("group").is_null() & pl.col("group_ranks").is_null()
-        frame = operations.select(
-            pl.int_range(pl.len(), dtype=pl.Int32).alias("row"),
-            "rank",
-            "messages",
-            is_message=pl.Series(is_message),
-            has_kind=pl.Series(what.present),
-            bucket=pl.Series(_split_by_sequence(bucket, channel, operations, is_message)),
-            recorded=(pl.col("id") >= 0).fill_null(True),
-            has_no_group=has_no_group,
-            start="start_ns",
-            end="end_ns",
-            order="order_ns",
-            step=pl.Series(step),
-            bytes=pl.col("bytes").fill_null(-1),
-            meets=pl.Series(what.matches(MEETS)),
-        )
-        sides = _split_messages(frame).with_columns(nameless=pl.col("has_no_group") & (pl.col("sends") < 0))
-        sides = sides.with_columns(key=pl.Series(_side_keys(sides)))
-        return cls(**{name: sides[name].to_numpy() for name in cls.__struct_fields__})
-
-
-def _split_messages(operations: pl.DataFrame) -> pl.DataFrame:
-    """Return a row for each collective and for each message whose peer is known, in the order of operations.
-
-    Adds ``sends`` and ``peer`` (see ``_Sides``); ``messages`` becomes the number of messages in the kernel.
-    """
-    collectives = operations.filter(~pl.col("is_message") & pl.col("has_kind")).with_columns(
-        sends=pl.lit(-1, pl.Int8), peer=pl.lit(-1, pl.Int32), messages=pl.lit(1, pl.Int64)
-    )
-    messages = (
-        operations.filter(pl.col("is_message") & pl.col("messages").is_not_null())
-        .with_columns(message="messages", messages=pl.col("messages").list.len().cast(pl.Int64))
-        .explode("message")
-        .with_columns(
-            sends=pl.col("message").struct.field("send").cast(pl.Int8), peer=pl.col("message").struct.field("peer")
-        )
-        .filter(pl.col("peer").is_not_null())
-        .select(collectives.columns)
-    )
-    return pl.concat([collectives, messages]).sort("row", maintain_order=True)
-
-
-def _side_keys(sides: pl.DataFrame) -> Ints:
-    """Return the key of each side: its bucket, and of a message who sends and who receives."""
-    bucket = sides["bucket"].to_numpy()
-    own = sides["rank"].to_numpy().astype(np.int64) + 1
-    other = sides["peer"].to_numpy().astype(np.int64) + 1
-    sends = sides["sends"].to_numpy()
-    rank_count = int(max(own.max(initial=0), other.max(initial=0))) + 1
-    pair = np.where(sends > 0, own * rank_count + other, other * rank_count + own)
-    return _dense(bucket * rank_count * rank_count + np.where(sends < 0, 0, pair))
-
-
-def _dense(values: Ints) -> Ints:
-    """Return the index of each value among the distinct ones."""
-    return np.searchsorted(np.unique(values), values)
-
-
-def _split_by_sequence(bucket: Ints, channel: Ints, operations: pl.DataFrame, p2p: Bools) -> Ints:
-    """Return the buckets with collectives told apart by recorded sequence number, where all of a channel have one.
-
-    The number counts a group's collectives from its creation on, alike on all ranks, so that it replaces the step.
-    Messages are counted by each side on its own and are left alone.
-    """
-    number = operations["collective_seq"]
-    if number.null_count() == len(number):
-        return bucket
-    has_number = present(number)
-    unnumbered = np.unique(channel[~has_number])
-    usable = has_number & ~p2p & ~np.isin(channel, unnumbered)
-    sequence = to_int64(number.rank("dense"), 0)
-    by_number = int(bucket.max(initial=0)) + 1 + channel * (int(sequence.max(initial=0)) + 1) + sequence
-    return _dense(np.where(usable, by_number, bucket))
-
-
-class _Sequences(msgspec.Struct, frozen=True, eq=False):
-    """The sequences of all keys and ranks, key by key: the sides of one key on one rank, in the order of issue."""
-
-    order: Ints
-    """Sides, sequence by sequence."""
-    first: Ints
-    """Index in ``order`` of the first side of each sequence."""
-    length: Ints
-    reference: Ints
-    """Longest sequence of the same key; of several the first."""
-    size: Ints
-    """Bytes of each side, in the order of ``order``; -1 if unknown."""
-
-    @classmethod
-    def of(cls, sides: _Sides) -> _Sequences:
-        group = (sides.key * (int(sides.rank.max(initial=0)) + 1) + sides.rank) * 3 + sides.sends + 1
-        order = np.lexsort((sides.order, group))
-        first = np.flatnonzero(np.diff(group[order], prepend=-1))
-        length = np.diff(first, append=len(order))
-        key = sides.key[order[first]]
-        first_of_key = np.flatnonzero(np.diff(key, prepend=-1))
-        longest_first = np.lexsort((np.arange(len(key)), -length, key))  # of each key the longest comes first
-        reference = np.repeat(longest_first[first_of_key], np.diff(first_of_key, append=len(key)))
-        return cls(order, first, length, reference, sides.bytes[order])
-
-    def positions(self) -> Ints:
-        """Return the position of each side in its sequence."""
-        position = np.empty(len(self.order), np.int64)
-        position[self.order] = np.arange(len(self.order)) - np.repeat(self.first, self.length)
-        return position
-
-    def rows(self, sequence: int) -> Ints:
-        """Return the sides of one sequence."""
-        return self.order[self.first[sequence] : self.first[sequence] + self.length[sequence]]
-
-    def references(self, sequence: int, with_holes: list[int]) -> list[int]:
-        """Return other sequences of the same key that are as long as the longest, at most ``MAX_REFERENCES``."""
-        is_longest = (self.reference == self.reference[sequence]) & (self.length == self.length[self.reference])
-        is_longest[[sequence, *with_holes]] = False
-        references: list[int] = np.flatnonzero(is_longest)[:MAX_REFERENCES].tolist()
-        return references
-
-    def uneven(self, sides: _Sides) -> Ints:
-        """Return the sequences that have fewer sides than their reference, some of other sizes, or some out of place.
-
-        Sides are out of place only where their ends are known and their groups named.
-        """
-        shorter = self.length < self.length[self.reference]
-        # Counterpart of each side if both sequences are complete; a side of a shorter sequence is its own.
-        sequence = np.repeat(np.arange(len(self.first)), self.length)
-        everything = np.arange(len(self.order))
-        counterpart = everything - self.first[sequence] + self.first[self.reference[sequence]]
-        counterpart = np.where(shorter[sequence], everything, counterpart)
-        other_size = (self.size != self.size[counterpart]) & (self.size >= 0) & (self.size[counterpart] >= 0)
-        differs = np.bincount(sequence, weights=other_size, minlength=len(self.first))
-        # Sizes of an exchange may differ everywhere (every rank sends another amount): that says nothing about order.
-        has_other_sizes = (differs > 0) & (differs * 2 < self.length)
-        duration = np.where(sides.meets, sides.end - sides.start, NO_BOUND_NS)[self.order]
-        is_comparable = (sides.recorded & ~sides.nameless)[self.order]
-        displaced = self._displaced(sides.end[self.order], duration, is_comparable, sequence, counterpart)
-        return np.flatnonzero(shorter | has_other_sizes | displaced)
-
-    def _displaced(self, ends: Ints, duration: Ints, is_comparable: Bools, sequence: Ints, counterpart: Ints) -> Bools:
-        """Return the sequences some of whose ends agree with those before or after their counterparts, or with none.
-
-        Where two ranks lack different operations, those between are each other's neighbours by their order. The
-        ends of an operation with a *duration* lie no further apart than that. A neighbour of another size is no partner
-        of an operation whose counterpart has its size.
-        """
-        sized_alike = self.size == self.size[counterpart]
-        apart, usable = [], []
-        for step in (0, -1, 1):
-            neighbour = np.clip(counterpart + step, 0, len(ends) - 1)
-            apart.append(ends - ends[neighbour])
-            is_inside = sequence[neighbour] == sequence[counterpart]
-            may_be_partner = ~sized_alike | (self.size == self.size[neighbour])
-            usable.append(is_inside & may_be_partner & is_comparable & is_comparable[neighbour])
-        # The clocks differ by 0 or by one of the medians: as recorded, unless another fits clearly better. Each is
-        # judged by how well the ends agree with their counterparts or the neighbours of these.
-        candidates = [np.zeros(len(self.first), np.int64), *(self._median(of, sequence) for of in apart)]
-        misfit = [
-            [np.where(use, np.abs(of - clock[sequence]), NO_BOUND_NS) for of, use in zip(apart, usable, strict=True)]
-            for clock in candidates
-        ]
-        typical = np.array([self._median(np.min(of_clock, axis=0), sequence) for of_clock in misfit])
-        weight = MIN_FIT_RATIO ** np.array([-1, 0, 1, 1])[:, None]
-        best = np.argmin(weight * np.maximum(typical, 1), axis=0)[sequence]
-        own, before, after = (np.choose(best, [of_clock[k] for of_clock in misfit]) for k in range(3))
-        is_misfit = np.minimum(before, after) * MIN_FIT_RATIO < own
-        is_misfit |= own > np.maximum(duration, duration[counterpart]) + MAX_ACKNOWLEDGE_NS
-        is_misfit &= usable[0] & (own > MAX_ACKNOWLEDGE_NS)
-        displaced: Bools = np.bincount(sequence, weights=is_misfit, minlength=len(self.first)) > 0
-        return displaced
-
-    def _median(self, values: Ints, sequence: Ints) -> Ints:
-        """Return the median of each sequence; of two middle values the higher one."""
-        median: Ints = values[np.lexsort((values, sequence))][self.first + self.length // 2]
-        return median
-
-
-def _align_uneven(sides: _Sides, sequences: _Sequences, uneven: Ints, position: Ints, clocks: Clocks) -> Ints:
+def _align_uneven(sides: Sides, sequences: Sequences, uneven: Ints, position: Ints, clocks: Clocks) -> Ints:
     """Return the positions with those of *uneven* sequences aligned to their reference; -1 for a side without partner.
 
     Args:
@@ -420,7 +192,7 @@ def _align_uneven(sides: _Sides, sequences: _Sequences, uneven: Ints, position: 
     return position
 
 
-def _operation_sequence(sides: _Sides, rows: Ints, others: Ints, clocks: Clocks, *, against: int) -> OperationSequence:
+def _operation_sequence(sides: Sides, rows: Ints, others: Ints, clocks: Clocks, *, against: int) -> OperationSequence:
     """Return the sides *rows* of one rank as a sequence on the common clock, to be paired with one of *against*."""
     rank = sides.rank[rows[:1]]
     end = clocks.to_common(int(rank[0]), sides.end[rows])
@@ -437,7 +209,7 @@ def _operation_sequence(sides: _Sides, rows: Ints, others: Ints, clocks: Clocks,
     )
 
 
-def _count_others(sides: _Sides, sequences: _Sequences, uneven: Ints) -> Ints:
+def _count_others(sides: Sides, sequences: Sequences, uneven: Ints) -> Ints:
     """Return how many operations of even keys, matched for certain, each side's rank issued before it in the step."""
     ranks_of_key = np.bincount(sides.key[sequences.order[sequences.first]])
     in_even_key = ~np.isin(sides.key, sides.key[sequences.order[sequences.first[uneven]]])
@@ -451,7 +223,7 @@ def _count_others(sides: _Sides, sequences: _Sequences, uneven: Ints) -> Ints:
     return others
 
 
-def _uneven_notices(sides: _Sides, sequences: _Sequences, uneven: Ints, position: Ints) -> list[Notice]:
+def _uneven_notices(sides: Sides, sequences: Sequences, uneven: Ints, position: Ints) -> list[Notice]:
     missing = sequences.length[sequences.reference[uneven]] - sequences.length[uneven]
     unmatched = [int((position[sequences.rows(sequence)] < 0).sum()) for sequence in uneven.tolist()]
     lacking = (missing > 0) | (np.array(unmatched) > 0)
@@ -463,7 +235,7 @@ def _uneven_notices(sides: _Sides, sequences: _Sequences, uneven: Ints, position
     return [Notice("uneven-operations", ranks=tuple(ranks), values=values)]
 
 
-def _drop_disagreeing(sides: _Sides, position: Ints, placed: Ints, what: pl.Series) -> tuple[Ints, list[Notice]]:
+def _drop_disagreeing(sides: Sides, position: Ints, placed: Ints, what: pl.Series) -> tuple[Ints, list[Notice]]:
     """Return the sides *placed* without collectives of unnamed groups whose ends do not agree."""
     loose = placed[sides.nameless[placed]]
     columns = {"key": sides.key, "n": position, "rank": sides.rank, "row": sides.row}
@@ -483,7 +255,7 @@ def _drop_disagreeing(sides: _Sides, position: Ints, placed: Ints, what: pl.Seri
     return kept, [Notice("unmatched-operations", values={"operations": kinds})]
 
 
-def _members(operations: pl.DataFrame, sides: _Sides, position: Ints, kept: Ints) -> pl.DataFrame:
+def _members(operations: pl.DataFrame, sides: Sides, position: Ints, kept: Ints) -> pl.DataFrame:
     """Return ``MEMBERS`` and ``recorded`` of the sides *kept* that share key and position with one of another rank.
 
     Matches of which at least two ranks recorded their side come first; then those of which one did.

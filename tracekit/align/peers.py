@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import permutations, product
+from typing import cast
 
 import msgspec
 import numpy as np
@@ -148,6 +149,26 @@ def _layouts(ranks: list[int]) -> Iterator[list[list[int]]]:
             yield [ranks[i : i + length] for i in range(0, len(ranks), length)]
 
 
+def _with_possible_times(messages: pl.DataFrame) -> pl.DataFrame:
+    """Return messages with ``recorded``, the earliest possible ``start`` and ``end``, and the ``latest_end``.
+
+    One that was launched and not recorded began after its launch. If the rank's messages share a stream, it ran between
+    the one launched before it and the next.
+    """
+    is_recorded = pl.col("end_ns").is_not_null()
+    has_one_stream = pl.col("stream").filter(is_recorded).n_unique().over("rank") == 1
+    earliest_ns = pl.coalesce("end_ns", "launch_ns").cum_max().over("rank", order_by="launch_ns")
+    next_start_ns = pl.col("start_ns").backward_fill().over("rank", order_by="launch_ns")
+    latest_ns = pl.when(has_one_stream).then(next_start_ns).fill_null(NO_END_NS)
+    earliest_ns = pl.when(has_one_stream).then(earliest_ns).otherwise("launch_ns")
+    return messages.with_columns(
+        recorded=is_recorded,
+        start=pl.coalesce("start_ns", earliest_ns),
+        end=pl.coalesce("end_ns", earliest_ns),
+        latest_end=pl.coalesce("end_ns", latest_ns),
+    )
+
+
 class _MessageArrays(msgspec.Struct, frozen=True, eq=False):
     """Messages as arrays, and the rows of each rank's sends and receives in the order they were issued."""
 
@@ -169,35 +190,22 @@ class _MessageArrays(msgspec.Struct, frozen=True, eq=False):
 
     @classmethod
     def of(cls, messages: pl.DataFrame) -> _MessageArrays:
-        rank, send = messages["rank"].to_numpy(), messages["send"].to_numpy()
-        order = np.argsort(messages["launch_ns"].to_numpy(), kind="stable")
-        rows = {r: order[rank[order] == r] for r in np.unique(rank).tolist()}
-        recorded = messages["end_ns"].is_not_null().to_numpy()
-        stream = messages["stream"].fill_null(-1).to_numpy()
-        launch = messages["launch_ns"]
-        start, end, latest_end = (
-            messages[name].fill_null(other).to_numpy(writable=True)
-            for name, other in (("start_ns", launch), ("end_ns", launch), ("end_ns", NO_END_NS))
+        timed = _with_possible_times(messages)
+        timed = timed.with_columns(
+            pl.col("step").fill_null(-1),
+            pl.col("stream").fill_null(-1),
+            has_own_kernel=pl.len().over("rank", "launch_ns") == 1,
+            carries_activation=pl.col("made").eq_missing("F"),
+            carries_gradient=pl.col("made").eq_missing("B"),
         )
-        for indices in rows.values():
-            lost = indices[~recorded[indices]]
-            if len(lost) and len(np.unique(stream[indices[recorded[indices]]])) == 1:
-                # On one stream it ran between the one launched before it and the next.
-                start[lost] = end[lost] = np.maximum.accumulate(end[indices])[~recorded[indices]]
-                next_start = np.where(recorded[indices], start[indices], NO_END_NS)
-                latest_end[lost] = np.minimum.accumulate(next_start[::-1])[::-1][~recorded[indices]]
-        return cls(
-            step=messages["step"].fill_null(-1).to_numpy(),
-            start=start,
-            end=end,
-            latest_end=latest_end,
-            has_own_kernel=messages.select(pl.len().over("rank", "launch_ns") == 1).to_series().to_numpy(),
-            recorded=recorded,
-            stream=stream,
-            carries_activation=messages["made"].eq_missing("F").to_numpy(),
-            carries_gradient=messages["made"].eq_missing("B").to_numpy(),
-            rows={(r, sends): i[send[i] == sends] for r, i in rows.items() for sends in (True, False)},
+        by_launch = timed.select("rank", "send", "launch_ns", row=pl.int_range(pl.len())).sort(
+            "launch_ns", maintain_order=True
         )
+        rows: dict[tuple[int, bool], Ints] = {}
+        for (rank, send), group in by_launch.group_by("rank", "send", maintain_order=True):
+            rows[cast("int", rank), bool(send)] = group["row"].to_numpy()
+        columns = [name for name in cls.__struct_fields__ if name != "rows"]
+        return cls(**{name: timed[name].to_numpy() for name in columns}, rows=rows)
 
     def of_rank(self, rank: int, *, sends: bool, step: int | None = None) -> Ints:
         """Return the rows of a rank's sends or receives, in one step or in all."""
@@ -224,7 +232,9 @@ def _assign_peers_along(messages: _MessageArrays, pipelines: Sequence[Sequence[i
     Returns None if they cannot be the pipelines: neighbours never speak to each other, too many messages lack their
     other side, or too many arrive before they were sent.
     """
-    met_count, early_count, missing_count = 0, 0, 0
+    met_count = 0
+    early_count = 0
+    missing_count = 0
     for pipeline in pipelines:
         # Closed to a ring: with interleaved stages the last rank sends to the first.
         next_rank = dict(zip(pipeline, [*pipeline[1:], pipeline[0]], strict=True))
@@ -236,7 +246,9 @@ def _assign_peers_along(messages: _MessageArrays, pipelines: Sequence[Sequence[i
         for rank, step in product(pipeline, np.unique(messages.step).tolist()):
             sources = [*dict.fromkeys((previous_rank[rank], next_rank[rank]))]  # of two ranks both are the same
             missing, met, early = _assign_receive_peers(messages, rank, step, sources, peer)
-            missing_count, met_count, early_count = missing_count + missing, met_count + met, early_count + early
+            missing_count += missing
+            met_count += met
+            early_count += early
             if missing > MAX_MISSING or missing_count > MAX_MISSING_SHARE * len(peer):
                 return None
     message_count = max(int(messages.recorded.sum()), 1) / 2  # every message has two sides
@@ -279,14 +291,17 @@ def _match_by_stream(
     """Return the index of each receive's source, if all messages with one peer share a stream of their own."""
     sends = messages.of_rank(rank, sends=True)
     sends = sends[messages.recorded[sends] & (peer[sends] >= 0)]
-    pairs = np.unique(np.stack([messages.stream[sends], peer[sends]]), axis=1)
-    if len(pairs[0]) < 2 or len(np.unique(pairs[0])) < len(pairs[0]) or (pairs[0] < 0).any():
+    streams, peers = np.unique(np.stack([messages.stream[sends], peer[sends]]), axis=1)
+    has_stream_of_own = len(streams) > 1 and len(np.unique(streams)) == len(streams) and (streams >= 0).all()
+    if not has_stream_of_own:
         return None
     if not messages.recorded[receives].all():  # nothing tells the stream of a kernel that was not recorded
         return None
-    peer_of_stream = dict(zip(pairs[0].tolist(), pairs[1].tolist(), strict=True))
-    source_of = [peer_of_stream.get(stream) for stream in messages.stream[receives].tolist()]
-    return None if None in source_of else np.array([sources.index(source) for source in source_of], np.int64)  # type: ignore[arg-type]
+    source_of_stream = {
+        stream: sources.index(rank) for stream, rank in zip(streams.tolist(), peers.tolist(), strict=True)
+    }
+    chosen = [source_of_stream.get(stream, -1) for stream in messages.stream[receives].tolist()]
+    return None if -1 in chosen else np.array(chosen, np.int64)
 
 
 def _choose_by_times(messages: _MessageArrays, receives: Ints, queues: list[Ints]) -> Ints:
