@@ -26,12 +26,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
 
 from tracekit._util.arrays import Bools, Ints, find_ids
-from tracekit._util.categories import CategoryColumns
+from tracekit._util.categories import CategoryColumn, CategoryColumns
 from tracekit._util.columns import concat_ranks, present, to_int64
 from tracekit.intervals import Intervals, union, union_of
 from tracekit.metrics.label_intervals import COMPUTE_SET, EXPOSABLE_LABELS, has_label, label_codes
@@ -52,7 +53,6 @@ MIN_COMPUTE_SHARE = 0.01
 LONGEST_CHAIN = 32
 """Holders followed back from the next compute; what lies further back is unknown."""
 _STEP_WORK = ("forward", "dgrad", "wgrad", "backward", "recompute")
-_SAME, _QUEUE, _LATE, _NOTHING, _WAITED, _, _UNKNOWN = range(len(EXPOSURE_CAUSES))
 
 PIECES = pl.Schema(
     {
@@ -175,162 +175,250 @@ def exposure_causes(rank: Rank, paid: Mapping[str, Intervals], *, parts: bool) -
     With *parts* the groups of *paid* are the rank's parts, else all is one group.
     """
     group = rank.part if parts else np.zeros_like(rank.part)
-    pieces_of_label = {label: _pieces(rank, label, lane, group) for label, lane in paid.items() if len(lane)}
-    if not pieces_of_label:
+    tables = [_pieces_by_event(rank, label, exposed, group) for label, exposed in paid.items() if len(exposed)]
+    if not tables:
         return PIECES.to_frame()
-    label = np.repeat(
-        [EXPOSABLE_LABELS.index(name) for name in pieces_of_label],
-        [len(pieces[0]) for pieces in pieces_of_label.values()],
+    pieces = pl.concat(tables)
+    pieces = pieces.with_columns(_judge(rank, pieces), id=rank.labelled["id"].gather(pieces["event"]))
+    cause = pl.when("host_waited").then("if_host_waited").otherwise("if_host_ran")
+    return _cut_where_host_waits(rank, pieces).select(
+        pl.col("part").cast(pl.Int64),
+        "label",
+        cause.alias("cause"),
+        "id",
+        "start_ns",
+        ns=pl.col("end_ns") - pl.col("start_ns"),
     )
-    part, start, end, owner = (np.concatenate(columns) for columns in zip(*pieces_of_label.values(), strict=True))
-    if_host_ran, if_host_waited = _judge(rank, start, end, owner)
-    # Where it matters whether the host waited for the GPU, the piece is cut where the host began and ended to wait.
+
+
+def _judge(rank: Rank, pieces: pl.DataFrame) -> list[pl.Series]:
+    """Return the cause of each piece if the host ran (``if_host_ran``), and if it waited for the GPU then."""
+    if not rank.launched.any():
+        unknown = pl.Series("if_host_ran", ["unknown"], PIECES["cause"]).new_from_index(0, len(pieces))
+        return [unknown, unknown.alias("if_host_waited")]
+    evidence = _gather_evidence(
+        rank, pieces["start_ns"].to_numpy(), pieces["end_ns"].to_numpy(), pieces["event"].to_numpy()
+    )
+    return [
+        _choose_cause(evidence, host_waited=False).alias("if_host_ran"),
+        _choose_cause(evidence, host_waited=True).alias("if_host_waited"),
+    ]
+
+
+def _cut_where_host_waits(rank: Rank, pieces: pl.DataFrame) -> pl.DataFrame:
+    """Cut pieces where the host began and ended to wait for the GPU, and add whether it waited (``host_waited``).
+
+    Pieces whose cause is the same in both cases stay whole.
+    """
     edges = np.stack([rank.blocked.start_ns, rank.blocked.end_ns], axis=1).ravel()
-    piece, start, end, edge = _cut(start, end, edges, if_host_ran != if_host_waited)
-    label, part, owner = label[piece], part[piece], owner[piece]
-    is_waiting = edge % 2 == 1  # behind an odd number of edges
-    cause = np.where(is_waiting, if_host_waited[piece], if_host_ran[piece])
-    return pl.DataFrame(
-        {
-            "part": part,
-            "label": pl.Series(EXPOSABLE_LABELS, dtype=PIECES["label"])[label],
-            "cause": pl.Series(EXPOSURE_CAUSES, dtype=PIECES["cause"])[cause],
-            "id": rank.labelled["id"].gather(owner),
-            "start_ns": start,
-            "ns": end - start,
-        },
-        schema=PIECES,
+    is_cut = (pieces["if_host_ran"] != pieces["if_host_waited"]).to_numpy()
+    cuts = _cut(pieces["start_ns"].to_numpy(), pieces["end_ns"].to_numpy(), edges, is_cut)
+    is_behind_a_begin = cuts.edges_before % 2 == 1  # begins and ends alternate
+    return pieces[cuts.interval].with_columns(
+        start_ns=cuts.start_ns, end_ns=cuts.end_ns, host_waited=pl.Series(is_behind_a_begin)
     )
 
 
-def _pieces(rank: Rank, label: str, lane: Intervals, group: Ints) -> tuple[Ints, Ints, Ints, Ints]:
-    """Return group, start, end and event of a label's exposed time, cut where another event begins to carry it.
+def _pieces_by_event(rank: Rank, label: str, exposed: Intervals, group: Ints) -> pl.DataFrame:
+    """Return a label's *exposed* time, cut where another event begins to carry it.
 
     Of several events at once the one that ends last of those begun carries it.
+
+    Returns:
+        Part, label, start_ns, end_ns and the row of the carrying event of each piece.
+
     """
     rows = np.flatnonzero(rank.labels(label) & (rank.end_ns > rank.start_ns))
-    low = int(rank.start_ns[rows].min())
-    stride = int(rank.end_ns[rows].max()) - low + 1
-    rows = rows[np.argsort(group[rows] * stride + rank.start_ns[rows], kind="stable")]
-    begin = group[rows] * stride + (rank.start_ns[rows] - low)
-    until = group[rows] * stride + (rank.end_ns[rows] - low)
-    longest = np.maximum.accumulate(until)
-    turn = np.ones(len(rows), np.bool_)
-    turn[1:] = longest[1:] > longest[:-1]
-    carriers = np.flatnonzero(turn)
-    cuts = begin[carriers]
-    first, last = lane.group * stride + (lane.start_ns - low), lane.group * stride + (lane.end_ns - low)
-    which, start, end, edge = _cut(first, last, cuts, np.ones(len(lane), np.bool_))
-    shift = lane.group[which] * stride - low
-    real = end > start
-    return lane.group[which][real], (start - shift)[real], (end - shift)[real], rows[carriers[edge[real] - 1]]
+    # All groups lie on one axis, one behind the other: times of group g are moved by g strides.
+    origin_ns = int(rank.start_ns[rows].min())
+    stride_ns = int(rank.end_ns[rows].max()) - origin_ns + 1
+    rows = rows[np.argsort(group[rows] * stride_ns + rank.start_ns[rows], kind="stable")]
+    event_shift = group[rows] * stride_ns - origin_ns
+    latest_end = np.maximum.accumulate(rank.end_ns[rows] + event_shift)
+    ends_last = np.diff(latest_end, prepend=latest_end[0] - 1) > 0
+    carriers = rows[ends_last]
+    carrier_start = (rank.start_ns[rows] + event_shift)[ends_last]
+
+    exposed_shift = exposed.group * stride_ns - origin_ns
+    is_cut = np.ones(len(exposed), np.bool_)
+    cuts = _cut(exposed.start_ns + exposed_shift, exposed.end_ns + exposed_shift, carrier_start, is_cut)
+    pieces = pl.DataFrame(
+        {
+            "part": exposed.group[cuts.interval],
+            "start_ns": cuts.start_ns - exposed_shift[cuts.interval],
+            "end_ns": cuts.end_ns - exposed_shift[cuts.interval],
+            "event": carriers[cuts.edges_before - 1],
+        }
+    )
+    pieces = pieces.filter(pl.col("end_ns") > pl.col("start_ns"))
+    return pieces.with_columns(label=pl.lit(label, PIECES["label"]))
 
 
-def _cut(start: Ints, end: Ints, edges: Ints, is_cut: Bools) -> tuple[Ints, Ints, Ints, Ints]:
-    """Cut those intervals that *is_cut* marks at *edges*, which ascend; the others stay whole.
+class _Cuts(NamedTuple):
+    """Pieces of intervals that were cut."""
 
-    Returns:
-        Interval, start and end of each piece, and the number of edges up to its start.
+    interval: Ints
+    """Index of the interval that each piece belongs to."""
+    start_ns: Ints
+    end_ns: Ints
+    edges_before: Ints
+    """Number of edges up to the piece's start."""
 
+
+def _cut(start_ns: Ints, end_ns: Ints, edges: Ints, is_cut: Bools) -> _Cuts:
+    """Cut those intervals that *is_cut* marks at *edges*, which ascend; the others stay whole."""
+    first_edge = np.searchsorted(edges, start_ns, side="right")
+    edges_inside = np.searchsorted(edges, end_ns, side="left") - first_edge
+    pieces = np.where(is_cut, edges_inside, 0) + 1
+    interval = np.repeat(np.arange(len(start_ns)), pieces)
+    nth = np.arange(len(interval)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    # The nth piece lies between the edges first_edge + nth - 1 and first_edge + nth. The first one begins where the
+    # interval does, and the last one ends there. A 0 is appended because edges[edge] may be one beyond the end.
+    edge = first_edge[interval] + nth
+    edge_ns = np.append(edges, 0)
+    is_first = nth == 0
+    is_last = nth == pieces[interval] - 1
+    return _Cuts(
+        interval=interval,
+        start_ns=np.where(is_first, start_ns[interval], edge_ns[edge - 1]),
+        end_ns=np.where(is_last, end_ns[interval], edge_ns[edge]),
+        edges_before=edge,
+    )
+
+
+class _Evidence(NamedTuple):
+    """What is known about each piece of exposed time, as far as this rank alone can tell.
+
+    *Operation* is the event whose time is exposed; *held event* the one that could not start during the piece, found
+    by following what the next compute waited for.
     """
-    first = np.searchsorted(edges, start, side="right")
-    count = np.where(is_cut, np.searchsorted(edges, end, side="left") - first, 0) + 1
-    row = np.repeat(np.arange(len(start)), count)
-    nth = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
-    # Piece nth of a row lies between the edges first + nth - 1 and first + nth, or its own start or end.
-    edge = first[row] + nth
-    cut_start = np.where(nth == 0, start[row], np.append(edges, 0)[edge - 1])
-    cut_end = np.where(nth == count[row] - 1, end[row], np.append(edges, 0)[edge])
-    return row, cut_start, cut_end, edge
+
+    shares_stream_with_compute: Bools
+    """The next compute of the part is on the operation's stream; if there is none, the previous one is."""
+    launch_not_recorded: Bools
+    """Of the operation, or of the next compute."""
+    is_followed_by_compute: Bools
+    holder_unknown: Bools
+    held_by_launch: Bools
+    held_by_operation: Bools
+    held_without_being_told: Bools
+    """Compute on another stream was held by the operation, although nothing told its stream to wait."""
+    shares_queue: Bools
+    """As above, in a trace that records such waits, and launched behind the operation."""
+    step_work_is_done: Bools
+    """All forward and backward work of the part had begun."""
+    operation_launched_late: Bools
+    compute_launched_between: Bools
+    """After the operation and before the next compute."""
 
 
-def _judge(rank: Rank, start: Ints, end: Ints, owner: Ints) -> tuple[Ints, Ints]:
-    """Return the cause of each piece [start, end) of the events *owner*, as far as this rank alone can tell.
-
-    Returns:
-        The cause if the host was not waiting for the GPU then, and the cause if it was.
-
-    """
-    if not rank.launched.any():
-        unknown = np.full(len(start), _UNKNOWN, np.int64)
-        return unknown, unknown
-    constraints, stream = rank.constraints, rank.constraints.stream
-    compute = rank.compute
-    next_compute = np.searchsorted(rank.start_ns[compute], start)
-    ahead, behind = _pick(compute, next_compute), _pick(compute, next_compute - 1)
-    is_followed = (ahead >= 0) & (rank.part[ahead] == rank.part[owner])
-    earlier = (behind >= 0) & (rank.part[behind] == rank.part[owner])
-    same = np.where(is_followed, stream[ahead] == stream[owner], earlier & (stream[behind] == stream[owner]))
-    blocker, by = _walk(rank, np.where(is_followed, ahead, -1), start, end)
-    how, sure = constraints.kind[blocker], constraints.is_certain[blocker]
-    launch_bound = sure & (how == LAUNCH)
-    tied = sure & (by == owner)
-    unasked = tied & (how == OTHER_STREAM) & rank.computes[blocker] & ~constraints.may_wait[blocker]
-    queue = unasked & rank.waits_recorded & (rank.launch_ns[blocker] > rank.launch_ns[owner])
-    tail = start >= rank.last_work[rank.part[owner]]
-    missed = _beside(rank.runs, rank.start_ns[owner]) >= end - start
-    # The operation would have been hidden if it had been launched earlier by its exposed time; was the host free then?
-    early = rank.start_ns[owner] - (end - start)
-    host_free = rank.blocked.covered_ns(early, np.maximum(rank.launch_ns[owner], early)) * 2 < end - start
-    begun_late = (constraints.kind[owner] == LAUNCH) & constraints.is_certain[owner] & missed & host_free
-    between = _launched_between(rank, owner, ahead)
-
-    def decide(*, host_waited: bool) -> Ints:
-        waits = (tied & ~unasked) | (launch_bound & host_waited)
-        # The first that holds decides.
-        return np.select(
-            [
-                same,
-                ~rank.launched[owner] | (is_followed & ~rank.launched[ahead]),
-                ~is_followed,
-                (blocker < 0) | ~sure | (how == NOTHING),
-                launch_bound & (not host_waited),
-                queue,
-                unasked,
-                waits & tail,
-                waits & begun_late,
-                waits & between,
-                waits,
-            ],
-            [_SAME, _UNKNOWN, _NOTHING, _UNKNOWN, _LATE, _QUEUE, _UNKNOWN, _NOTHING, _LATE, _NOTHING, _WAITED],
-            default=_NOTHING,  # held by other work than this
-        )
-
-    return decide(host_waited=False), decide(host_waited=True)
-
-
-def _pick(rows: Ints, at: Ints) -> Ints:
-    """Return rows[at], -1 where *at* is outside."""
-    return np.append(rows, -1)[np.where((at >= 0) & (at < len(rows)), at, -1)]
-
-
-def _walk(rank: Rank, row: Ints, start: Ints, end: Ints) -> tuple[Ints, Ints]:
-    """Return the event held back during the piece and its holder, following the holders back from *row*."""
+def _gather_evidence(rank: Rank, start_ns: Ints, end_ns: Ints, operation: Ints) -> _Evidence:
+    """Return the evidence about the pieces [start, end) of the rows *operation*."""
     constraints = rank.constraints
-    row = row.copy()
+    stream = constraints.stream
+    next_index = np.searchsorted(rank.start_ns[rank.compute], start_ns)
+    next_compute = _take_inside(rank.compute, next_index)
+    previous_compute = _take_inside(rank.compute, next_index - 1)
+    is_followed = (next_compute >= 0) & (rank.part[next_compute] == rank.part[operation])
+    is_preceded = (previous_compute >= 0) & (rank.part[previous_compute] == rank.part[operation])
+    is_on_next_stream = stream[next_compute] == stream[operation]
+    is_on_previous_stream = is_preceded & (stream[previous_compute] == stream[operation])
+
+    held, holder = _find_held_event(rank, np.where(is_followed, next_compute, -1), start_ns, end_ns)
+    kind = constraints.kind[held]
+    is_certain = constraints.is_certain[held]
+    held_by_operation = is_certain & (holder == operation)
+    is_compute_on_other_stream = rank.computes[held] & (kind == OTHER_STREAM)
+    without_being_told = held_by_operation & is_compute_on_other_stream & ~constraints.may_wait[held]
+    is_launched_behind = rank.launch_ns[held] > rank.launch_ns[operation]
+    return _Evidence(
+        shares_stream_with_compute=np.where(is_followed, is_on_next_stream, is_on_previous_stream),
+        launch_not_recorded=~rank.launched[operation] | (is_followed & ~rank.launched[next_compute]),
+        is_followed_by_compute=is_followed,
+        holder_unknown=(held < 0) | ~is_certain | (kind == NOTHING),
+        held_by_launch=is_certain & (kind == LAUNCH),
+        held_by_operation=held_by_operation,
+        held_without_being_told=without_being_told,
+        shares_queue=without_being_told & rank.waits_recorded & is_launched_behind,
+        step_work_is_done=start_ns >= rank.last_work[rank.part[operation]],
+        operation_launched_late=_is_launched_late(rank, operation, end_ns - start_ns),
+        compute_launched_between=_is_compute_launched_between(rank, operation, next_compute),
+    )
+
+
+def _is_launched_late(rank: Rank, operation: Ints, exposed_ns: Ints) -> Bools:
+    """Return whether each operation would have been hidden, had the host launched it earlier by its exposed time.
+
+    Compute had run long enough beside it, its launch was what it waited for, and the host was free to launch it.
+    """
+    is_held_by_launch = (rank.constraints.kind[operation] == LAUNCH) & rank.constraints.is_certain[operation]
+    start_ns = rank.start_ns[operation]
+    compute_had_run_long_enough = _compute_running_since_ns(rank.runs, start_ns) >= exposed_ns
+    earlier_ns = start_ns - exposed_ns
+    host_waited_ns = rank.blocked.covered_ns(earlier_ns, np.maximum(rank.launch_ns[operation], earlier_ns))
+    host_was_free = host_waited_ns * 2 < exposed_ns
+    is_late: Bools = is_held_by_launch & compute_had_run_long_enough & host_was_free
+    return is_late
+
+
+def _choose_cause(evidence: _Evidence, *, host_waited: bool) -> pl.Series:
+    """Return the cause of each piece if the host was waiting for the GPU at the time, or if it was not."""
+    host_was_late = evidence.held_by_launch & (not host_waited)
+    was_told_to_wait = evidence.held_by_operation & ~evidence.held_without_being_told
+    waits_for_operation = was_told_to_wait | (evidence.held_by_launch & host_waited)
+    is_other_work_left = np.ones(len(host_was_late), np.bool_)
+    cases = [  # the first that holds decides
+        ("same_stream", evidence.shares_stream_with_compute),
+        ("unknown", evidence.launch_not_recorded),
+        ("nothing_to_hide", ~evidence.is_followed_by_compute),
+        ("unknown", evidence.holder_unknown),
+        ("launched_late", host_was_late),
+        ("one_queue", evidence.shares_queue),
+        ("unknown", evidence.held_without_being_told),
+        ("nothing_to_hide", waits_for_operation & evidence.step_work_is_done),
+        ("launched_late", waits_for_operation & evidence.operation_launched_late),
+        ("nothing_to_hide", waits_for_operation & evidence.compute_launched_between),
+        ("compute_waited", waits_for_operation),
+        ("nothing_to_hide", is_other_work_left),  # compute was held by other work than this
+    ]
+    return CategoryColumn.choose(len(host_was_late), cases).series("cause", PIECES["cause"])
+
+
+def _take_inside(rows: Ints, index: Ints) -> Ints:
+    """Return rows[index], -1 where *index* is outside."""
+    is_inside = (index >= 0) & (index < len(rows))
+    return np.append(rows, -1)[np.where(is_inside, index, -1)]
+
+
+def _find_held_event(rank: Rank, row: Ints, start_ns: Ints, end_ns: Ints) -> tuple[Ints, Ints]:
+    """Return the event held back during each piece and its holder, following the holders back from *row*."""
+    held = row.copy()
     for _ in range(LONGEST_CHAIN):
-        by = np.where(row >= 0, constraints.blocker[row], -1)
-        # The holder began after the middle of the piece: it was itself waiting then.
-        on = (by >= 0) & (rank.start_ns[by] * 2 > start + end)
-        if not on.any():
-            return row, by
-        row = np.where(on, by, row)
-    return np.where(on, -1, row), by
+        holder = np.where(held >= 0, rank.constraints.blocker[held], -1)
+        # A holder that began after the middle of the piece was itself held back during the piece.
+        holder_was_held = (holder >= 0) & (rank.start_ns[holder] * 2 > start_ns + end_ns)
+        if not holder_was_held.any():
+            return held, holder
+        held = np.where(holder_was_held, holder, held)
+    return np.where(holder_was_held, -1, held), holder
 
 
-def _beside(runs: Intervals, at: Ints) -> Ints:
+def _compute_running_since_ns(runs: Intervals, time_ns: Ints) -> Ints:
     """Return how long compute had been running without a break at these moments; 0 where none ran."""
     if not len(runs):
-        return np.zeros(len(at), np.int64)
-    before = np.searchsorted(runs.start_ns, at, side="left") - 1
-    inside = (before >= 0) & (runs.end_ns[np.maximum(before, 0)] > at)
-    return np.where(inside, at - runs.start_ns[np.maximum(before, 0)], 0)
+        return np.zeros(len(time_ns), np.int64)
+    run = np.searchsorted(runs.start_ns, time_ns, side="left") - 1
+    has_begun = run >= 0
+    run = np.maximum(run, 0)
+    is_running = has_begun & (runs.end_ns[run] > time_ns)
+    return np.where(is_running, time_ns - runs.start_ns[run], 0)
 
 
-def _launched_between(rank: Rank, owner: Ints, ahead: Ints) -> Bools:
-    """Return whether compute was launched after the owner and before the next compute."""
-    first = np.searchsorted(rank.launches, rank.launch_ns[owner], side="right")
-    return np.searchsorted(rank.launches, rank.launch_ns[ahead], side="left") > first
+def _is_compute_launched_between(rank: Rank, operation: Ints, next_compute: Ints) -> Bools:
+    """Return whether compute was launched after the operation and before the next compute."""
+    launched_until_operation = np.searchsorted(rank.launches, rank.launch_ns[operation], side="right")
+    launched_before_next = np.searchsorted(rank.launches, rank.launch_ns[next_compute], side="left")
+    return launched_before_next > launched_until_operation
 
 
 def with_peers(pieces: Mapping[int, pl.DataFrame], waited: pl.DataFrame) -> pl.DataFrame:
@@ -377,17 +465,22 @@ def causes_by_event(pieces: pl.DataFrame, waited: pl.DataFrame) -> pl.DataFrame:
 
 def _split_waits(pieces: pl.DataFrame, waited: pl.DataFrame) -> pl.DataFrame:
     """Return the pieces with those parts of them as pieces of their own in which operations waited for a peer."""
-    of_operation = pieces["label"].is_in(COMMUNICATION_LABELS).to_numpy()
-    ns = pieces["ns"].to_numpy()
+    is_communication = pieces["label"].is_in(COMMUNICATION_LABELS).to_numpy()
+    piece_ns = pieces["ns"].to_numpy()
+    wait_is_known = waited["wait_ns"].is_not_null()
+    wait_is_complete = wait_is_known & ~waited["open"]
+    wait_end_ns = waited["start_ns"].to_numpy() + to_int64(waited["wait_ns"], 0)
     # The row of the operation that each piece is a part of. The last element stands for no operation (-1).
-    own = find_ids(to_int64(pieces["id"]), to_int64(waited["id"]))
-    has_wait = np.append(waited["wait_ns"].is_not_null().to_numpy(), False)[own]
-    is_complete = np.append((waited["wait_ns"].is_not_null() & ~waited["open"]).to_numpy(), False)[own]
-    until = np.append(waited["start_ns"].to_numpy() + to_int64(waited["wait_ns"], 0), 0)[own]
-    wait_ns = np.where(of_operation & has_wait, np.clip(until - pieces["start_ns"].to_numpy(), 0, ns), 0)
-    unknown, peer_late = (pl.lit(cause, PIECES["cause"]) for cause in ("unknown", "peer_late"))
-    cause = pl.when(pl.Series(of_operation & ~is_complete)).then(unknown).otherwise("cause")
+    operation = find_ids(to_int64(pieces["id"]), to_int64(waited["id"]))
+    has_wait = is_communication & np.append(wait_is_known.to_numpy(), False)[operation]
+    is_incomplete = is_communication & ~np.append(wait_is_complete.to_numpy(), False)[operation]
+    waited_ns = np.append(wait_end_ns, 0)[operation] - pieces["start_ns"].to_numpy()
+    wait_ns = np.where(has_wait, np.clip(waited_ns, 0, piece_ns), 0)
+
+    unknown = pl.lit("unknown", PIECES["cause"])
+    peer_late = pl.lit("peer_late", PIECES["cause"])
+    cause = pl.when(pl.Series(is_incomplete)).then(unknown).otherwise("cause")
     pieces = pieces.drop("start_ns")
-    rest = pieces.with_columns(cause=cause, ns=pl.Series(ns - wait_ns)).filter(pl.col("ns") > 0)
+    rest = pieces.with_columns(cause=cause, ns=pl.Series(piece_ns - wait_ns)).filter(pl.col("ns") > 0)
     waits = pieces.with_columns(cause=peer_late, ns=pl.Series(wait_ns)).filter(pl.col("ns") > 0)
     return pl.concat([rest, waits])
