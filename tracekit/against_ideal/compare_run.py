@@ -100,7 +100,8 @@ def _compare_batch(finder: ScheduleFinder, clocks: Clocks, batch: _Batch) -> lis
                 continue
             finding = finder.find(pipeline)
             notices[index][pipeline.step] = [*pipeline.notices, *finding.notices]
-            match, named = finding.match, pipeline
+            match = finding.match
+            named = pipeline
             if match is None:
                 continue
             if match.exact:
@@ -233,7 +234,8 @@ def _simulate_ideal(pipeline: Pipeline, replays: StepReplays, match: Match, *, c
         cells = np.flatnonzero(replays.graph.table.rank == position)
         ops = np.flatnonzero(match.schedule.table.rank == position)
         if len(cells) == len(ops):
-            start[cells], end[cells] = simulation.start[ops], simulation.end[ops]
+            start[cells] = simulation.start[ops]
+            end[cells] = simulation.end[ops]
     idle = match.schedule.table.idle_by_phase(simulation.start, simulation.end)
     rank_of_position = dict(enumerate(pipeline.ranks))
     ideal_cells = simulation.cells.with_columns(pl.col("rank").replace_strict(rank_of_position))

@@ -68,8 +68,10 @@ class StepComparison(msgspec.Struct, frozen=True, eq=False):
         cell's work from the median of its op and stage, as a share of it. ``slow_cells``: the slowest cells, with
         their work over that median.
         """
-        replays, table = self.replays, self.replays.graph.table
-        typical, balanced = (np.bincount(table.stage, work) for work in (replays.typical, replays.balanced))
+        replays = self.replays
+        table = self.replays.graph.table
+        typical = np.bincount(table.stage, replays.typical)
+        balanced = np.bincount(table.stage, replays.balanced)
         stages = {int(stage): float(typical[stage] / max(1, balanced[stage])) for stage in np.unique(table.stage)}
         factor = replays.work / np.maximum(replays.typical, 1)
         columns = {"op": replays.graph.op, "stage": table.stage, "microbatch": table.microbatch}

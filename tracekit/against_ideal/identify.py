@@ -82,7 +82,8 @@ def same_work(measured: Sequence[Op], expected: Sequence[Op], *, any_weight_grad
     """
     if len(measured) == len(expected) and list(measured) == list(expected):
         return True
-    left, right = _UnitOrder(measured, any_weight_gradient), _UnitOrder(expected, any_weight_gradient)
+    left = _UnitOrder(measured, any_weight_gradient)
+    right = _UnitOrder(expected, any_weight_gradient)
     if len(left.units) != len(right.units):
         return False
     i = 0
@@ -139,7 +140,8 @@ def find_differences(position: int, measured: Sequence[Op], expected: Sequence[O
     >>> find_differences(0, [Op.parse("0F1"), Op.parse("0B0")], [Op.parse("0B0"), Op.parse("0F1")])[0].expected
     ('0B0',)
     """
-    a, b = [str(op) for op in measured], [str(op) for op in expected]
+    a = [str(op) for op in measured]
+    b = [str(op) for op in expected]
     opcodes = SequenceMatcher(None, a, b, autojunk=False).get_opcodes()
     return [
         Difference(position, a_start, tuple(a[a_start:a_end]), tuple(b[b_start:b_end]))
@@ -335,7 +337,8 @@ def _granularity_losses(orders: Orders, schedule: Schedule) -> tuple[int, int]:
 
 def _sends(schedule: Schedule, traffic: Traffic) -> bool:
     """Return whether the schedule's messages are those of *traffic*."""
-    table, edges = schedule.table, schedule.edges
+    table = schedule.table
+    edges = schedule.edges
     messages = np.zeros((schedule.pp, schedule.pp), np.int64)  # [sender, receiver]
     for producers in (edges.forward, edges.backward):
         consumers = np.flatnonzero(producers >= 0)

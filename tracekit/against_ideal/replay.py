@@ -57,7 +57,8 @@ class CellGraph:
         >>> end.tolist()
         [1, 6, 2, 4]
         """
-        position, kind = to_int64(cells["position"]), to_int64(cells["op"].cast(pl.Enum(KINDS)).to_physical())
+        position = to_int64(cells["position"])
+        kind = to_int64(cells["op"].cast(pl.Enum(KINDS)).to_physical())
         numbers = (to_int64(cells[name], 0) for name in Op._fields[1:])
         table = OpTable.of(position, kind, numbers, ranks=int(position.max(initial=-1)) + 1)
         waits = np.stack(table.find_edges(), axis=1)
@@ -140,7 +141,8 @@ class CellGraph:
         group_of_cell, first, size, kind = self._groups
         # Sorted by group, then by work: the median is the mean of the two values in the middle of a group.
         work_sorted = work[np.lexsort((work, group_of_cell))]
-        below, above = work_sorted[first + (size - 1) // 2], work_sorted[first + size // 2]
+        below = work_sorted[first + (size - 1) // 2]
+        above = work_sorted[first + size // 2]
         medians = np.rint((below + above) / 2).astype(np.int64)
         sums = np.bincount(kind, weights=medians)
         means = np.rint(sums / np.maximum(np.bincount(kind), 1)).astype(np.int64)
@@ -223,7 +225,8 @@ def prepare_replays(
     if not pipelines:
         return []
     cells = pl.concat([pipeline.detail for pipeline in pipelines])
-    start, end = cells["start_ns"].to_numpy(), cells["end_ns"].to_numpy()
+    start = cells["start_ns"].to_numpy()
+    end = cells["end_ns"].to_numpy()
     bounds = np.cumsum([0, *(pipeline.detail.height for pipeline in pipelines)]).tolist()
     rows_of_pipelines = [slice(first, last) for first, last in pairwise(bounds)]
     pipeline_graphs = [cell_graph(pipeline, graphs) for pipeline in pipelines]
@@ -322,9 +325,9 @@ class StageTimes(msgspec.Struct, frozen=True):
     def for_chunks(self, chunks: float | None = None) -> Times:
         """Return the times of ops if the layers of a rank are cut into *chunks*; into those of the run if None."""
         chunks = chunks or self.chunks
-        forward, input_grad, weight_grad = (
-            max(1, round(ns / chunks)) for ns in (self.forward, self.input_grad, self.weight_grad)
-        )
+        forward = max(1, round(self.forward / chunks))
+        input_grad = max(1, round(self.input_grad / chunks))
+        weight_grad = max(1, round(self.weight_grad / chunks))
         block = forward + input_grad + weight_grad
         if self.overlap is not None:
             block = max(1, round(block * self.overlap))
@@ -342,7 +345,8 @@ def measure_stage_times(replays: StepReplays, cells: pl.DataFrame, pp: int) -> S
         cells: Cells of the step (``DETAILED``).
         pp: Ranks of the pipeline.
     """
-    graph, table = replays.graph, replays.graph.table
+    graph = replays.graph
+    table = replays.graph.table
     last_stage = int(max(table.stage.max(initial=0), table.b_stage.max(initial=0)))
     chunks = (last_stage + 1) / pp
     # All cells of one kind have the same balanced time.
@@ -357,7 +361,9 @@ def measure_stage_times(replays: StepReplays, cells: pl.DataFrame, pp: int) -> S
         return round(backward) - weight_grad, weight_grad
 
     times = fill_missing_times({op: max(1, ns) for op, ns in mean_ns.items()}, split_backward)
-    forward, input_grad, weight_grad = (round(times[op]) for op in ("F", "I", "W"))
+    forward = round(times["F"])
+    input_grad = round(times["I"])
+    weight_grad = round(times["W"])
     block = mean_ns.get("FB")
     return StageTimes(
         forward=round(forward * chunks),
@@ -409,7 +415,8 @@ def fill_missing_times(
 
 def weight_gradient_share(weight_ns: Ints, total_ns: Ints) -> float | None:
     """Return the share of weight gradients in the time of whole backwards, by labels; None if none is labelled."""
-    weight, total = int(weight_ns.sum()), int(total_ns.sum())
+    weight = int(weight_ns.sum())
+    total = int(total_ns.sum())
     return min(weight / total, MAX_WEIGHT_GRADIENT_SHARE) if weight and total else None
 
 
@@ -457,8 +464,10 @@ def measure_slowdown(
     (2.0, 1, 2.0, 1.0)
 
     """
-    measured, ideal = step_times(durations), step_times(usual)
-    measured_mean, ideal_mean = float(measured.mean()), float(ideal.mean())
+    measured = step_times(durations)
+    ideal = step_times(usual)
+    measured_mean = float(measured.mean())
+    ideal_mean = float(ideal.mean())
     ratio = measured_mean / ideal_mean
     if ratio < min_ratio:
         return Slowdown(ratio, (measured / ideal).tolist(), [])

@@ -112,15 +112,18 @@ class Compared(msgspec.Struct, frozen=True, eq=False):
         """Return pairs of members to compare: all of a small match, else each with the lowest and the next lower."""
         first = np.flatnonzero(np.diff(self.members["match"].to_numpy(), prepend=-1))
         size = np.diff(first, append=len(self.rank))
-        lowest, size = (np.repeat(of_match, size).astype(np.int32) for of_match in (first, size))
+        lowest = np.repeat(first, size).astype(np.int32)
+        size = np.repeat(size, size).astype(np.int32)
         every = np.arange(len(self.rank), dtype=np.int32)
-        lows, highs = [lowest], [every]
+        lows = [lowest]
+        highs = [every]
         for distance in range(1, min(MAX_MEMBERS_FOR_ALL_PAIRS, int(size.max(initial=1)))):
             own = every[every - lowest > distance]  # those at just this distance were compared with the lowest
             own = own if distance == 1 else own[size[own] <= MAX_MEMBERS_FOR_ALL_PAIRS]
             lows.append(own - distance)
             highs.append(own)
-        low, high = np.concatenate(lows), np.concatenate(highs)
+        low = np.concatenate(lows)
+        high = np.concatenate(highs)
         different = self.rank[high] > self.rank[low]
         return low[different], high[different]
 
@@ -148,7 +151,8 @@ class Compared(msgspec.Struct, frozen=True, eq=False):
         """
         low_side = self.members.select(low="rank", low_start="start_ns", at_ns="end_ns", low_sends="sends")[low]
         high_side = self.members.select("alone", "meets", "start_ns", "end_ns", high="rank", high_sends="sends")[high]
-        sent, heard = (pl.col(name).fill_null(False) for name in ("low_sends", "high_sends"))
+        sent = pl.col("low_sends").fill_null(False)
+        heard = pl.col("high_sends").fill_null(False)
         return pl.concat([low_side, high_side], how="horizontal").select(
             *("low", "high", "at_ns", "alone", "meets", "low_sends"),
             ends_ns=pl.col("end_ns") - pl.col("at_ns"),
@@ -167,7 +171,8 @@ def _without_unnamed(members: pl.DataFrame) -> pl.DataFrame:
     is_unnamed = (members["sends"].is_null() & members["group"].is_null() & members["group_ranks"].is_null()).to_numpy()
     if not is_unnamed.any():
         return members
-    match, rank = members["match"].to_numpy(), members["rank"].to_numpy()
+    match = members["match"].to_numpy()
+    rank = members["rank"].to_numpy()
     lacks_named = ~np.isin(rank, np.unique(rank[~is_unnamed]))
     is_needed = np.bincount(match, weights=lacks_named)[match] > 0
     return members.filter(~is_unnamed | is_needed)
@@ -213,7 +218,8 @@ def _reduce(table: pl.DataFrame) -> list[dict[str, Any]]:
 
 def _extremes(table: pl.DataFrame) -> pl.DataFrame:
     """Return one row for each two ranks: the tightest bounds, the fastest messages, the range of ends."""
-    ends, forth = pl.col("ends_ns"), pl.col("low_sends")
+    ends = pl.col("ends_ns")
+    forth = pl.col("low_sends")
     ordered = ends.filter("surest").sort()
     half = ordered.len() // 2
     # A median is a float, and an epoch in nanoseconds does not fit one exactly: count from one of the ends.
@@ -289,7 +295,8 @@ def _clock_bounds(row: dict[str, Any], worst_spread_ns: dict[int, int], usual_sp
     if contradict or (row["least_ns"] is None and row["most_ns"] is None):
         # All that is sure is that nobody lags a whole round behind.
         lag = NO_BOUND_NS if row["round_ns"] is None else row["round_ns"]
-        least, most = row["loose_least_ns"] - lag, row["loose_most_ns"] + lag
+        least = row["loose_least_ns"] - lag
+        most = row["loose_most_ns"] + lag
     else:
         least, most = _tighten(least, most, *_message_bounds(row))
     end_bounds = _end_bounds(row, usual_spread_ns)
@@ -299,7 +306,8 @@ def _clock_bounds(row: dict[str, Any], worst_spread_ns: dict[int, int], usual_sp
             offset = row["middle_ns"]
         is_one_clock_possible = not row["drift"] and least <= 0 <= most
         if is_one_clock_possible and not _are_ends_a_clock(row, worst_spread_ns):
-            lower, upper = min(lower, 0), max(upper, 0)
+            lower = min(lower, 0)
+            upper = max(upper, 0)
         least, most = _tighten(least, most, lower, upper)
     if offset is None:
         offset = _one_way_offset(row)
@@ -315,7 +323,8 @@ def _tighten(least: int, most: int, lower: int, upper: int) -> tuple[int, int]:
 
 def _message_bounds(row: dict[str, Any]) -> tuple[int, int]:
     """Return the bounds from messages with kernels of their own: a receive does not end before its send."""
-    forward, backward = row["fastest_forward_ns"], row["fastest_backward_ns"]
+    forward = row["fastest_forward_ns"]
+    backward = row["fastest_backward_ns"]
     lower = -NO_BOUND_NS if backward is None else -backward - MAX_ACKNOWLEDGE_NS
     upper = NO_BOUND_NS if forward is None else forward + MAX_ACKNOWLEDGE_NS
     return lower, upper
@@ -357,7 +366,9 @@ def _drifts(table: pl.DataFrame) -> dict[tuple[int, int], float]:
         )
     )
     many = windows.filter(pl.len().over("low", "high") >= MIN_DRIFT_WINDOWS).sort("low", "high", maintain_order=True)
-    low, high, since = (many[name].to_numpy() for name in ("low", "high", "since_ns"))
+    low = many["low"].to_numpy()
+    high = many["high"].to_numpy()
+    since = many["since_ns"].to_numpy()
     values = [many[name].cast(pl.Float64).to_numpy() for name in ("bounds", "ends")]  # nulls as NaN
     first = np.flatnonzero((np.diff(low, prepend=-1) != 0) | (np.diff(high, prepend=-1) != 0)).tolist()
     rates = {}

@@ -80,7 +80,8 @@ class Clocks:
         [50, 30, 80, 0]
         """
         numbers = self.table["rank"].to_numpy()
-        own, other = np.searchsorted(numbers, ranks), np.searchsorted(numbers, others)
+        own = np.searchsorted(numbers, ranks)
+        other = np.searchsorted(numbers, others)
         from_first_ns = to_int64(self.table["uncertainty_ns"], -1)
         is_known = (from_first_ns[own] >= 0) & (from_first_ns[other] >= 0)
         apart = np.where(is_known, from_first_ns[own] + from_first_ns[other], NO_BOUND_NS)
@@ -251,7 +252,8 @@ def _between_clocks(bounds: list[ClockBounds], clock: dict[int, int]) -> dict[in
     """Return the tightest bounds between every two clocks, from each of them to the other."""
     tightest: dict[int, dict[int, ClockBounds]] = {}
     for link in sorted(bounds, key=lambda link: (link.width_ns, link.low, link.high)):
-        low, high = clock[link.low], clock[link.high]
+        low = clock[link.low]
+        high = clock[link.high]
         if low != high and high not in tightest.get(low, {}):
             between = replace(link, low=low, high=high)
             tightest.setdefault(low, {})[high] = tightest.setdefault(high, {})[low] = between

@@ -93,7 +93,8 @@ def match(operations: pl.DataFrame, *, by_step: bool = True) -> Matching:
     """
     sides = Sides.of(operations, by_step=by_step)
     sequences = Sequences.of(sides)
-    position, uneven = sequences.positions(), sequences.find_uneven(sides)
+    position = sequences.positions()
+    uneven = sequences.find_uneven(sides)
     notices: list[Notice] = []
     if len(uneven):
         # Keys in which all ranks recorded the same sequence say how the clocks stand; then the others are aligned.
@@ -171,7 +172,8 @@ def _align_uneven(sides: Sides, sequences: Sequences, uneven: Ints, position: In
         clocks: Clocks of the ranks, as far as the other sequences tell them.
 
     """
-    position, others = position.copy(), _count_others(sides, sequences, uneven)
+    position = position.copy()
+    others = _count_others(sides, sequences, uneven)
     with_holes: list[int] = []
     # The longest ones first: those that turn out to have holes are no references for the others.
     for sequence in uneven[np.argsort(-sequences.length[uneven], kind="stable")].tolist():
@@ -268,7 +270,8 @@ def _members(operations: pl.DataFrame, sides: Sides, position: Ints, kept: Ints)
     ordered = ordered[in_match]
     match = match[in_match]
     recorded = sides.recorded[ordered]
-    row, is_message = sides.row[ordered], pl.Series(sides.sends[ordered] >= 0)
+    row = sides.row[ordered]
+    is_message = pl.Series(sides.sends[ordered] >= 0)
     duration = sides.end[ordered] - sides.start[ordered]
     first = np.flatnonzero(np.diff(match, prepend=-1))
     recorded_duration = np.where(recorded, duration, NO_BOUND_NS)  # of a side that was not recorded nothing is known

@@ -91,7 +91,8 @@ def _member_order(part: pl.DataFrame, members: list[int]) -> Sequence[int] | Non
         return None
     position_of_rank = {rank: i for i, rank in enumerate(members)}
     own_position = part["rank"].replace_strict(position_of_rank, return_dtype=pl.Int64).to_numpy()
-    peer, send = part["peer"].to_numpy().astype(np.int64), part["send"].to_numpy()
+    peer = part["peer"].to_numpy().astype(np.int64)
+    send = part["send"].to_numpy()
     count = len(members)
     sent = np.bincount(own_position[send] * count + peer[send], minlength=count * count).reshape(count, count)
     received = np.bincount(own_position[~send] * count + peer[~send], minlength=count * count).reshape(count, count)
@@ -107,12 +108,15 @@ def _member_order(part: pl.DataFrame, members: list[int]) -> Sequence[int] | Non
 
     first = tuple(range(count))
     orders = permutations(first) if count <= MAX_MEMBERS_TO_PERMUTE else iter([first])
-    chosen, fewest, is_only = first, len(part), False
+    chosen = first
+    fewest = len(part)
+    is_only = False
     for order in orders:
         lacking = missing(order)
         is_only = lacking < fewest or (is_only and lacking > fewest)
         if lacking < fewest:
-            chosen, fewest = order, lacking
+            chosen = order
+            fewest = lacking
         if not fewest:
             break
     believed = is_only and fewest <= MAX_MISSING_SHARE * len(part)
@@ -317,7 +321,8 @@ def _meetings(messages: _MessageArrays, receives: Ints, queues: list[Ints], chos
 
     Where sends or receives of a queue are missing, a receive has that many neighbours of its send to meet as well.
     """
-    met, early = 0, 0
+    met = 0
+    early = 0
     for position, queue in enumerate(queues):
         taken = receives[chosen == position]
         sends_left = len(queue) - len(taken)

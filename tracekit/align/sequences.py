@@ -132,7 +132,9 @@ class _Ends(msgspec.Struct, frozen=True, eq=False):
 
         *longest_apart_ns* is how far the ends of each side's operation may lie apart.
         """
-        own, before, after = (self._compare(step) for step in (0, -1, 1))
+        own = self._compare(0)
+        before = self._compare(-1)
+        after = self._compare(1)
         clock_ns = self._likeliest_clocks(own, before, after)[self.sequence]
         own_ns = own.misfit_ns(clock_ns)
         neighbour_ns = np.minimum(before.misfit_ns(clock_ns), after.misfit_ns(clock_ns))

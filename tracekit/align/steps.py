@@ -134,7 +134,8 @@ def number_steps(labelled: pl.DataFrame) -> tuple[pl.DataFrame, list[Notice]]:
     order = labelled.select(pl.arg_sort_by(column, nulls_last=True)).to_series().to_numpy()
     order = order[: launched.sum() or len(order)]
     label = labelled["label"].cast(pl.String)
-    forward, update = ((label == name).to_numpy()[order] for name in ("forward", "optimizer"))
+    forward = (label == "forward").to_numpy()[order]
+    update = (label == "optimizer").to_numpy()[order]
     backward = label.is_in(_BACKWARD).to_numpy()[order]
     marked = np.flatnonzero(forward | backward | update)
     begins = marked[:-1][update[marked[:-1]] & forward[marked[1:]]] + 1

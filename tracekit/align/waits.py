@@ -55,10 +55,12 @@ def with_waits(members: pl.DataFrame, clocks: Clocks) -> pl.DataFrame:
     if members.is_empty():
         no_number = pl.lit(None, pl.Int64)
         return members.with_columns(last=no_number, last_rank=pl.lit(None, pl.Int32), late_ns=no_number)
-    match, rank = members["match"].to_numpy(), members["rank"].to_numpy()
+    match = members["match"].to_numpy()
+    rank = members["rank"].to_numpy()
     duration = members["end_ns"].to_numpy() - members["start_ns"].to_numpy()
     start = clocks.to_common_each(rank, members["start_ns"].to_numpy())
-    last, first = last_awaited(members, start), last_of_match(match, -start)
+    last = last_awaited(members, start)
+    first = last_of_match(match, -start)
     uncertainty = clocks.uncertainty_between(rank, rank[last])
     transferring = _still_transferring(members, start, last)
     by_arrival = np.minimum(start[last] - start - transferring, duration)
@@ -118,7 +120,8 @@ def last_awaited(members: pl.DataFrame, start: Ints) -> Int32s:
         latest = pending.join_asof(
             arrived, left_on="end", right_on="start", by="match", allow_exact_matches=False, check_sortedness=False
         ).filter(pl.col("row").is_not_null())
-        own, row = latest["own"].to_numpy(), latest["row"].to_numpy()
+        own = latest["own"].to_numpy()
+        row = latest["row"].to_numpy()
         is_later = start[row] > start[last[own]]
         last[own[is_later]] = row[is_later]
         # Go on to the operation before where someone had not arrived at this one yet.
@@ -184,7 +187,9 @@ def _is_bound(label: pl.Series, by_arrival: Ints, uncertainty: Ints, error: Ints
     bounded_wait, bounded_error = np.where(unbounded, 0, (by_arrival, error))
     certain_wait = np.where(by_arrival > uncertainty, by_arrival, 0)
     waits = pl.DataFrame({"label": label, "wait": bounded_wait, "certain": certain_wait, "error": bounded_error})
-    certain, wait, error_sum = (pl.col(name).sum() for name in ("certain", "wait", "error"))
+    certain = pl.col("certain").sum()
+    wait = pl.col("wait").sum()
+    error_sum = pl.col("error").sum()
     is_certain = waits.select(
         ((certain >= MIN_CERTAIN_SHARE * wait) & (error_sum <= MAX_ERROR_SHARE * wait)).over("label")
     ).to_series()
@@ -202,7 +207,8 @@ def longest_waits(members: pl.DataFrame, operation_count: int) -> Ints:
         operation_count: Number of operations.
 
     """
-    row, wait = members["row"].to_numpy(), members["wait_ns"].to_numpy()
+    row = members["row"].to_numpy()
+    wait = members["wait_ns"].to_numpy()
     longest = np.full(operation_count, -1)
     np.maximum.at(longest, row, wait)
     candidates = np.flatnonzero(wait == longest[row])[::-1]  # in reverse, so that the first one stays
@@ -227,7 +233,8 @@ def find_stragglers(members: pl.DataFrame, clocks: Clocks) -> pl.DataFrame:
     """
     if members.is_empty():
         return STRAGGLERS.to_frame()
-    rank, last = members["rank"].to_numpy(), members["last"].to_numpy()
+    rank = members["rank"].to_numpy()
+    last = members["last"].to_numpy()
     start = clocks.to_common_each(rank, members["start_ns"].to_numpy())
     key = ["rank", "label"]
     is_longest = np.zeros(len(members), np.bool_)

@@ -93,7 +93,9 @@ def read_autograd(ranges: Ranges, launches: Launches) -> Autograd:
         [name.removeprefix(EVALUATE_NODE).removeprefix("torch::autograd::") for name in full_names]
     )
     walk = find_nodes(ranges.op_of, ranges.is_op, ranges.name.codes, _name_flags(ranges.name), ranges.sequence)
-    node_of, number, flags = walk.node_of, walk.number, walk.flags
+    node_of = walk.node_of
+    number = walk.number
+    flags = walk.flags
     nodes = np.flatnonzero(flags & autograd_nodes.NODE)
     made_node, is_taken = _node_makers(ranges, walk.ops_outside_nodes)
     is_forward_op = ~ranges.name_matches(walk.ops_outside_nodes, r"^c10d::")
@@ -107,9 +109,11 @@ def read_autograd(ranges: Ranges, launches: Launches) -> Autograd:
 
     # From here on: one row per GPU event, by the op that launched it.
     op = launches.op
-    node_row, maker = take_or_missing(node_of, op), take_or_missing(differentiable, op)
+    node_row = take_or_missing(node_of, op)
+    maker = take_or_missing(differentiable, op)
     op_flags = np.append(flags, np.uint8(0))[op]
-    in_node, is_forward = node_row >= 0, (maker >= 0) | (op_flags & autograd_nodes.FORWARD > 0)
+    in_node = node_row >= 0
+    is_forward = (maker >= 0) | (op_flags & autograd_nodes.FORWARD > 0)
     # A backward inside a node, as a checkpoint runs it, numbers anew on its thread: the forward has the outer node's
     # number.
     node_number = take_or_missing(number, _outermost_nodes(ranges, node_of, node_row))
@@ -138,7 +142,9 @@ def find_nodes(parent: Int32s, is_op: Bools, name: Int32s, name_flags: Ints, seq
     """
     size = len(parent)
     node_of, ops_outside_nodes, possible_reruns = (np.empty(size, np.int32) for _ in range(3))
-    number, flags, counts = np.empty(size, np.int64), np.empty(size, np.uint8), np.zeros(2, np.int64)
+    number = np.empty(size, np.int64)
+    flags = np.empty(size, np.uint8)
+    counts = np.zeros(2, np.int64)
     autograd_nodes.find_nodes(
         parent=as_int32(parent),
         is_op=as_flags(is_op),
@@ -199,7 +205,8 @@ def _repeated_nodes(ranges: Ranges, names: CategoryColumn, nodes: Ints, number: 
     """
     rows = nodes[number[nodes] >= 0]
     runs = node_table(ranges, rows, number).with_columns(name=names.take(rows).codes)
-    start, same_node = pl.col("start"), ("name", "sequence", "thread")
+    start = pl.col("start")
+    same_node = ("name", "sequence", "thread")
     repeated = runs.select(again=start < start.max().over(same_node), before=start > start.min().over(same_node))
     runs_again, ran_before = (mask_of_rows(len(number) + 1, rows, column.to_numpy()) for column in repeated)
     return runs_again, ran_before

@@ -95,7 +95,8 @@ def decide(events: pl.DataFrame, rules: RuleBook | None) -> Classification:
     if shared_label.present.any():
         evidence.columns["shared_label"] = shared_label
         decisions = apply_rules(evidence.columns, book, len(evidence))
-    passes, modules = _find_passes(evidence, decisions), find_modules(evidence, decisions, book)
+    passes = _find_passes(evidence, decisions)
+    modules = find_modules(evidence, decisions, book)
     return Classification(book, evidence, decisions, passes, modules, *find_places(evidence, decisions))
 
 
@@ -113,8 +114,11 @@ def _find_passes(evidence: Evidence, decisions: Decisions) -> CategoryColumn:
 
 def _labelled_table(classification: Classification) -> pl.DataFrame:
     """Return the table of labelled events."""
-    evidence, decisions = classification.evidence, classification.decisions
-    gpu, launches, comm = evidence.gpu, evidence.launches, evidence.collectives
+    evidence = classification.evidence
+    decisions = classification.decisions
+    gpu = evidence.gpu
+    launches = evidence.launches
+    comm = evidence.collectives
     evidence_columns = ("op", "chain", "annotation", "annotations", "node", "fwd_op")
     texts = {
         **{name: evidence.text(name) for name in evidence_columns},

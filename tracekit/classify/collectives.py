@@ -80,7 +80,9 @@ def read_collectives(gpu: GpuEvents, ranges: Ranges, launches: Launches) -> Coll
     def column(name: str) -> CategoryColumn:
         return gpu.text(name).fill(ranges.text(name, calls).take(last)).where(library.present)
 
-    group, group_desc, group_ranks = column("group"), column("group_desc"), column("group_ranks")
+    group = column("group")
+    group_desc = column("group_desc")
+    group_ranks = column("group_ranks")
     call = _call_names(gpu, ranges, launches, calls, library.present, first=first, last=last)
     # Peer: as the kernel records it, else as its calls do if they agree, else as an annotation spells it.
     call_peer = to_int64(ranges.column("peer", calls))
@@ -112,7 +114,8 @@ def read_collectives(gpu: GpuEvents, ranges: Ranges, launches: Launches) -> Coll
 
 def _find_libraries(gpu: GpuEvents, launches: Launches) -> CategoryColumn:
     """Return the library of every event that communicates; null for other events."""
-    names, is_kernel = gpu.names, gpu.is_kernel
+    names = gpu.names
+    is_kernel = gpu.is_kernel
     function = names.replace([function_name(name) for name in names.values])
     named_for_collective = function.matches(KERNELS["named_for_collective"])
     no_collective = function.matches(KERNELS["no_collective"])
@@ -132,7 +135,8 @@ def _find_libraries(gpu: GpuEvents, launches: Launches) -> CategoryColumn:
 
 def _communication_calls(ranges: Ranges) -> Ints:
     """Return the ranges that call for communication, in thread and time order."""
-    rows, in_domain = ranges.collective_rows(), ranges.rows_with("domain")
+    rows = ranges.collective_rows()
+    in_domain = ranges.rows_with("domain")
     calls = rows[~ranges.collective(rows).matches(CALLS["without_data"])]
     if not len(in_domain):
         return calls
@@ -152,7 +156,9 @@ def _calls_of_kernels(ranges: Ranges, launches: Launches, calls: Ints, library: 
     if not len(calls) or not len(rows):
         return first, last
     rows = launches.by_thread(rows)
-    thread, launch, call_thread = launches.thread[rows], launches.start_ns[rows], ranges.thread[calls]
+    thread = launches.thread[rows]
+    launch = launches.start_ns[rows]
+    call_thread = ranges.thread[calls]
     # The last call at or before each launch; it may be of another thread. One key orders by thread, then by time.
     origin = min(int(ranges.start(calls).min()), int(launch.min()))
     call_key = call_thread * _THREAD_KEY_FACTOR + (ranges.start(calls) - origin)
@@ -312,7 +318,8 @@ def group_columns(
         passes: Pass of each communication.
         described: Kind of each kernel's group by description; ``several`` for a group that spans several.
     """
-    group, size = _communicators(gpu, comm), gpu.int64("bytes")
+    group = _communicators(gpu, comm)
+    size = gpu.int64("bytes")
     # Kind of each group, last of no group. A description overrides hooks, which override sums.
     kind_of_group = np.full(max(len(comm.group.values), int(group.max(initial=-1)) + 1) + 1, -1, np.int64)
     if not autograd.active and autograd.site.present.any():  # no operators, but the backward's thread is known
@@ -343,7 +350,8 @@ def _follows_on_thread(launches: Launches, mask: Bools) -> Bools:
     if not mask.any():
         return mask
     order = launches.by_thread(np.arange(len(mask)))
-    previous, current = order[:-1], order[1:]
+    previous = order[:-1]
+    current = order[1:]
     same_thread = launches.thread[current] == launches.thread[previous]
     follows = mask[previous] & same_thread & (launches.start_ns[previous] >= 0)
     return mask_of_rows(len(mask), current, follows)
@@ -393,7 +401,8 @@ def _groups_of_streams(gpu: GpuEvents, comm: Collectives) -> Ints:
 
     A stream that computes, too, is not a group's own: other groups may use it.
     """
-    rows, streams = np.flatnonzero(comm.group.present), int(gpu.stream_number.max(initial=-1)) + 1
+    rows = np.flatnonzero(comm.group.present)
+    streams = int(gpu.stream_number.max(initial=-1)) + 1
     group = agreed_values(gpu.stream_number[rows], comm.group.codes[rows], streams)
     group[gpu.stream_number[gpu.is_kernel & ~comm.library.present]] = -1
     return group[gpu.stream_number]
@@ -406,7 +415,8 @@ def find_shared_labels(gpu: GpuEvents, launches: Launches, comm: Collectives, la
     is lost, the kernels of its name on its stream.
     """
     is_comm = comm.library.present
-    unresolved, lost = is_comm & label.any_of("comm"), is_comm & (launches.start_ns < 0)
+    unresolved = is_comm & label.any_of("comm")
+    lost = is_comm & (launches.start_ns < 0)
     group = _communicators(gpu, comm)
     shares_group = is_comm & (group >= 0) & comm.call.matches(CALLS["for_group"])
     proves = ~unresolved & ~lost & ((gpu.int64("bytes") > MAX_FLAG_BYTES) | ~shares_group)
@@ -416,6 +426,7 @@ def find_shared_labels(gpu: GpuEvents, launches: Launches, comm: Collectives, la
         (stream_and_name, is_comm & proves, lost),
         (group, shares_group & proves, shares_group & unresolved & ~lost),
     ):
-        rows, open_rows = np.flatnonzero(likes), np.flatnonzero(targets)
+        rows = np.flatnonzero(likes)
+        open_rows = np.flatnonzero(targets)
         codes[open_rows] = agreed_values(key[rows], label.codes[rows], int(key.max(initial=0)) + 1)[key[open_rows]]
     return CategoryColumn(label.values, codes)

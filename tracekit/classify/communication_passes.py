@@ -46,13 +46,17 @@ def find_comm_passes(
     gpu: GpuEvents, launches: Launches, autograd: Autograd, comm: Collectives, directions: FirstEvidence
 ) -> CommPasses:
     """Find the pass of every communication kernel."""
-    size, launch = len(gpu), launches.start_ns
-    communicates, site, direction = comm.library.present, autograd.site, directions.value
+    size = len(gpu)
+    launch = launches.start_ns
+    communicates = comm.library.present
+    site = autograd.site
+    direction = directions.value
     engine = site.replace([_PASS_OF_DIRECTION.get(value, value) for value in site.values]).where(communicates)
     reliable = direction.where(directions.evidence.any_of("autograd", "matmul", "name") & gpu.is_kernel)
     compute = reliable.replace([_PASS_OF_DIRECTION.get(value, value) for value in reliable.values])
 
-    rows, compute_rows = np.flatnonzero(communicates), launches.ordered(compute.present)
+    rows = np.flatnonzero(communicates)
+    compute_rows = launches.ordered(compute.present)
     waits = _wait_times(autograd.ranges, launches, comm)[rows]
     consumer = compute.take(_first_after(launch, compute_rows, waits)).spread(rows, size)
     producer = compute.take(_last_before(launch, compute_rows, launch[rows])).spread(rows, size)
@@ -73,7 +77,8 @@ def _received_passes(comm: Collectives, sent: CategoryColumn) -> CategoryColumn:
     Two ranks that hold several stages each may send each other both. Then a receive is left open.
     """
     has_peer = comm.peer >= 0
-    is_send, is_receive = comm.call.any_of("send") & has_peer, comm.call.any_of("recv") & has_peer
+    is_send = comm.call.any_of("send") & has_peer
+    is_receive = comm.call.any_of("recv") & has_peer
     peer = np.maximum(comm.peer, 0)
 
     def peer_is_sent(value: str) -> Bools:
@@ -96,7 +101,8 @@ def _wait_times(ranges: Ranges, launches: Launches, comm: Collectives) -> Ints:
     groups = group_by_values(np.arange(len(waits)), ranges.text("group", waits))
     waits_of_group = {group: waits[indices] for group, indices in groups}
     for group, calls in group_by_values(rows, comm.group):
-        launch, wait = launches.start_ns[calls], ranges.start(waits_of_group.get(group, waits[:0]))
+        launch = launches.start_ns[calls]
+        wait = ranges.start(waits_of_group.get(group, waits[:0]))
         # With fewer waits than calls, or many calls open at once, waits do not follow the order of calls.
         if len(launch) != len(wait) or _max_open_calls(launch, wait) > _MAX_OPEN_CALLS:
             continue
@@ -148,7 +154,8 @@ def sent_passes(time: Ints, computed: CategoryColumn, is_send: Bools, peer: Ints
     # rises.
     computed_before = np.stack([np.searchsorted(times, time[sends]) for times in compute_times])
     begins_run = (np.diff(computed_before, axis=1, prepend=-1) > 0).any(axis=0)
-    run, first = np.cumsum(begins_run) - 1, np.flatnonzero(begins_run)
+    run = np.cumsum(begins_run) - 1
+    first = np.flatnonzero(begins_run)
     computed_before = computed_before[:, first]
     is_new = np.diff(computed_before, axis=1, prepend=0) > 0  # the pass computed something since the run before
     # Time of the last compute of each pass before each run; -1 where none.
@@ -156,14 +163,17 @@ def sent_passes(time: Ints, computed: CategoryColumn, is_send: Bools, peer: Ints
         [np.append(times, -1)[count - 1] for times, count in zip(compute_times, computed_before, strict=True)]
     )
     later_pass = np.argmax(np.where(is_new, last_computed, -1), axis=0)
-    is_pure, is_mixed = is_new[0] != is_new[1], is_new[0] & is_new[1]
+    is_pure = is_new[0] != is_new[1]
+    is_mixed = is_new[0] & is_new[1]
 
     # A run after one pass alone carries that pass. A run after both carries both results in the order they were
     # computed if it has the messages of two results, and the later result if it has those of one.
     run_length = np.bincount(run)
     pure_lengths = run_length[is_pure]
     result_length = int(np.bincount(pure_lengths).argmax()) if len(pure_lengths) else 1  # messages per result
-    position, length, later = np.arange(len(sends)) - first[run], run_length[run], later_pass[run]
+    position = np.arange(len(sends)) - first[run]
+    length = run_length[run]
+    later = later_pass[run]
     both = np.where(position < result_length, 1 - later, later)
     by_order = np.where(length == 2 * result_length, both, np.where(length == result_length, later, -1))
     by_run = np.where(is_pure[run], later, -1)
@@ -242,8 +252,10 @@ def _named_exchanges(gpu: GpuEvents, launches: Launches, autograd: Autograd, com
     direction = (backward | is_recompute).astype(np.int64)  # index in PASSES
     # Helpers have the role of the main kernel after them, epilogues that of the one before.
     main = np.where(is_epilogue[order], *nearest_rows(is_main))
-    rows, main = order[main >= 0], main[main >= 0]
-    roles, passes = CategoryColumn(ROLES, role[main]), CategoryColumn(PASSES, direction[main])
+    rows = order[main >= 0]
+    main = main[main >= 0]
+    roles = CategoryColumn(ROLES, role[main])
+    passes = CategoryColumn(PASSES, direction[main])
     return roles.spread(rows, len(gpu)), passes.spread(rows, len(gpu))
 
 
@@ -264,10 +276,8 @@ def _dispatches_with_old_layout(names: CategoryColumn, is_main: Bools) -> Bools:
     Helpers between two main kernels serve the second one.
     """
     main_number: Ints = np.cumsum(is_main) - is_main  # number of the main kernel that each row serves
-    has_new, has_old = (
-        np.bincount(main_number, weights=names.matches(KERNELS[layout]))[main_number] > 0
-        for layout in ("new_exchange_layout", "old_exchange_layout")
-    )
+    has_new = np.bincount(main_number, weights=names.matches(KERNELS["new_exchange_layout"]))[main_number] > 0
+    has_old = np.bincount(main_number, weights=names.matches(KERNELS["old_exchange_layout"]))[main_number] > 0
     return has_old & ~has_new
 
 
@@ -276,7 +286,8 @@ def _combines_of_backward(site: CategoryColumn, combines: Bools, dispatches: Boo
 
     The combine closes that dispatch.
     """
-    opening, closing = np.flatnonzero(dispatches), np.flatnonzero(combines)
+    opening = np.flatnonzero(dispatches)
+    closing = np.flatnonzero(combines)
     # The k-th combine closes the k-th dispatch, less the combines whose dispatch is before the window.
     surplus = np.maximum.accumulate(np.cumsum(combines.astype(np.int64) - dispatches.astype(np.int64)))
     index = np.arange(len(closing)) - np.maximum(surplus, 0)[closing]
@@ -309,7 +320,8 @@ def _plain_exchanges(
     is_paired = (forward_count % 2 == 0) & is_balanced & (count >= 2)
     use = marks.on_expert_group[rows] | is_paired
     pass_code = np.minimum(direction, _BACKWARD)[use]  # what runs again does so in the backward
-    roles, exchange_passes = CategoryColumn(ROLES, role[use]), CategoryColumn(PASSES, pass_code)
+    roles = CategoryColumn(ROLES, role[use])
+    exchange_passes = CategoryColumn(PASSES, pass_code)
     return roles.spread(rows[use], len(gpu)), exchange_passes.spread(rows[use], len(gpu))
 
 
@@ -362,7 +374,8 @@ def walk_exchanges(
     Returns:
         The role (index in ``ROLES``) and the pass of each exchange.
     """
-    lanes, passes = int(lane.max(initial=-1)) + 1, len(products)
+    lanes = int(lane.max(initial=-1)) + 1
+    passes = len(products)
     last_compute = np.full(lanes, -1)
     # For each lane and pass: counts at the last exchange, whether there was one, and whether a pair is open.
     last_products, last_attention = np.zeros((2, lanes, passes), np.int64)
@@ -386,7 +399,8 @@ def walk_exchanges(
         elif products[own_pass, i] > last_products[state]:
             is_open[state] = not is_open[state]
         has_begun[state] = True
-        last_products[state], last_attention[state] = products[own_pass, i], attention[own_pass, i]
+        last_products[state] = products[own_pass, i]
+        last_attention[state] = attention[own_pass, i]
         direction[i] = own_pass
         # The exchange that opens a pair is dispatch in the forward and combine in the backward.
         role[i] = is_open[state] if own_pass == _BACKWARD else not is_open[state]

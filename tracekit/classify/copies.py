@@ -29,14 +29,16 @@ def read_copies(
         Columns for all GPU events, null for those that copy nothing: ``copy``, the direction; ``host``, the kind of
         host memory; ``copy_use``, the purpose. ``stream_use`` is what the stream of any event mostly does.
     """
-    names, is_copy = gpu.names, gpu.text("kind").any_of("memcpy")
+    names = gpu.names
+    is_copy = gpu.text("kind").any_of("memcpy")
     direction = CategoryColumn.choose(
         len(gpu), [(value, is_copy & names.matches(pattern)) for value, pattern in COPY_DIRECTIONS.items()]
     )
     host = CategoryColumn.choose(
         len(gpu), [(kind, is_copy & names.matches(f"(?i){kind}")) for kind in ("pinned", "pageable")]
     )
-    to_host, to_device = direction.any_of("d2h"), direction.any_of("h2d")
+    to_host = direction.any_of("d2h")
+    to_device = direction.any_of("h2d")
     size = gpu.int64("bytes")
     is_tensor = size >= MIN_TENSOR_BYTES
     both_ways = np.intersect1d(size[to_host & is_tensor], size[to_device & is_tensor])
@@ -76,9 +78,11 @@ def _saved_tensor_sizes(size: Ints, leaving: Bools, fetched: Bools) -> Ints:
 
 def _copies_around_broadcasts(launches: Launches, comm: Collectives, direction: CategoryColumn) -> tuple[Bools, Bools]:
     """Return masks of the device copies launched just before a broadcast, which stage it, and just after it."""
-    is_broadcast, is_device_copy = comm.call.any_of("broadcast"), direction.any_of("d2d", "p2p")
+    is_broadcast = comm.call.any_of("broadcast")
+    is_device_copy = direction.any_of("d2d", "p2p")
     order = launches.ordered(comm.library.present | direction.present)
-    broadcast, device_copy = is_broadcast[order], is_device_copy[order]
+    broadcast = is_broadcast[order]
+    device_copy = is_device_copy[order]
     after = device_copy & np.append(False, broadcast[:-1])[: len(order)]
     before = device_copy & ~after & np.append(broadcast[1:], False)[: len(order)]
     return mask_of_rows(len(direction), order[before]), mask_of_rows(len(direction), order[after])
@@ -100,10 +104,8 @@ def _copies_for_broadcasts(launches: Launches, comm: Collectives, size: Ints, to
 def _copies_from_shared_memory(gpu: GpuEvents, ranges: Ranges, launches: Launches, device_copy: Bools) -> Bools:
     """Return the mask of the device copies between opening another process's memory and closing it, or computing."""
     names = ranges.source.text("name")
-    opens, closes = (
-        np.sort(ranges.source.int64("start_ns")[names.matches(HOST_CALLS[call])])
-        for call in ("open_shared_memory", "close_shared_memory")
-    )
+    opens = np.sort(ranges.source.int64("start_ns")[names.matches(HOST_CALLS["open_shared_memory"])])
+    closes = np.sort(ranges.source.int64("start_ns")[names.matches(HOST_CALLS["close_shared_memory"])])
     if not len(opens) or not device_copy.any():
         return np.zeros(len(gpu), np.bool_)
     launch = launches.start_ns
@@ -122,7 +124,8 @@ def _stream_uses(gpu: GpuEvents, is_copy: Bools, communicates: Bools) -> Categor
 
     The stream with most of the compute is for compute, even if slow communication fills it.
     """
-    stream, uses = gpu.stream_number, ("compute", "communication", "copy")
+    stream = gpu.stream_number
+    uses = ("compute", "communication", "copy")
     busy_ns = np.zeros((len(uses), int(stream.max(initial=0)) + 1), np.int64)  # by use and stream
     use = np.select([communicates, is_copy], [1, 2])
     np.add.at(busy_ns, (use, stream), gpu.int64("end_ns") - gpu.int64("start_ns"))

@@ -233,7 +233,8 @@ def _next_to_attention(  # noqa: PLR0917 - masks of the same events
     communicates = comm.library.present
     is_attention = is_attention & ~communicates & ~is_gemm
     order = launches.by_thread(launches.ordered(communicates | is_attention | is_gemm))
-    heavy, thread = (is_attention | is_gemm)[order], np.append(launches.thread[order], -1)
+    heavy = (is_attention | is_gemm)[order]
+    thread = np.append(launches.thread[order], -1)
     attention = np.append(is_attention[order], False)  # the last element stands for no neighbour
     before, after = (
         attention[nearest] & (thread[nearest] == thread[:-1]) & communicates[order] for nearest in nearest_rows(heavy)
@@ -254,7 +255,8 @@ def _next_to_attention(  # noqa: PLR0917 - masks of the same events
 def _next_exchange_roles(launches: Launches, comm: Collectives, role: CategoryColumn) -> CategoryColumn:
     """Return for communication the role of the next communication, if that is on a group of the same ranks."""
     rows = launches.ordered(comm.library.present)
-    current, following = rows[:-1], rows[1:]
+    current = rows[:-1]
+    following = rows[1:]
     ranks = comm.group_ranks.codes
     same_ranks = (ranks[following] == ranks[current]) & (ranks[following] >= 0)
     return role.take(np.where(same_ranks, following, -1)).spread(current, len(role))
@@ -275,7 +277,8 @@ def _second_visits(launches: Launches, autograd: Autograd, matmuls: Matmuls, com
     Products must show that the second run is for the weights: a graph that is kept and run through twice does not
     count.
     """
-    size, node = len(launches.start_ns), autograd.node_row
+    size = len(launches.start_ns)
+    node = autograd.node_row
     in_node = node >= 0
     is_second = autograd.ran_before[node]
     has_one_product = np.bincount(node[matmuls.is_gemm & in_node], minlength=len(autograd.node_of)) == 1

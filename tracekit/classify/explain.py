@@ -75,7 +75,8 @@ class Explanation(msgspec.Struct, frozen=True):
         return "\n".join(map(one_line, lines))
 
     def _head_lines(self) -> list[str]:
-        event, duration = self.event, self.event["duration_ns"]
+        event = self.event
+        duration = self.event["duration_ns"]
         assert isinstance(duration, int)
         position = f"rank {event['rank']}, event {event['id']}, stream {event['stream']}, step {event['step']}"
         details = self.label
@@ -125,7 +126,8 @@ def explain(events: pl.DataFrame, selector: str | int, rules: RuleBook | None = 
     'memset'
     """
     classification = decide(events, rules)
-    evidence, decisions = classification.evidence, classification.decisions
+    evidence = classification.evidence
+    decisions = classification.decisions
     rows = _select_rows(evidence, str(selector))
     duration = evidence.gpu.int64("end_ns") - evidence.gpu.int64("start_ns")
     row = int(rows[duration[rows].argmax()])
@@ -135,7 +137,9 @@ def explain(events: pl.DataFrame, selector: str | int, rules: RuleBook | None = 
     values |= _fusion_evidence(events, str(event["name"]))
     if (module_from := classification.modules.evidence.value(row)) is not None:
         values["module_from"] = module_from
-    layer, stage, microbatch = evidence.positions.layer, classification.stage, classification.microbatch
+    layer = evidence.positions.layer
+    stage = classification.stage
+    microbatch = classification.microbatch
     numbers = {"stage": int(stage[row]), "microbatch": int(microbatch[row]), "layer": int(layer[row])}
     values |= {name: number for name, number in numbers.items() if number >= 0}
     codes, counts = np.unique(decisions.label.codes[rows], return_counts=True)

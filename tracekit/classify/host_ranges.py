@@ -70,8 +70,11 @@ def nest(  # noqa: PLR0917 - one argument per column
     >>> nested.op_of.tolist(), nested.point_op.tolist(), nested.point_annotation.tolist()
     ([-1, 0], [1], [-1])
     """
-    ranges, order = len(start), np.lexsort((point_time, point_thread))
-    op_of, ann_of, path = np.empty(ranges, np.int32), np.empty(ranges, np.int32), np.empty(ranges, np.uint64)
+    ranges = len(start)
+    order = np.lexsort((point_time, point_thread))
+    op_of = np.empty(ranges, np.int32)
+    ann_of = np.empty(ranges, np.int32)
+    path = np.empty(ranges, np.uint64)
     neighbours = np.empty((2, ranges if siblings else 0), np.int32)
     sorted_op, sorted_annotation = np.full((2, len(order)), -1, np.int64)
     nesting.nest(
@@ -92,7 +95,8 @@ def nest(  # noqa: PLR0917 - one argument per column
     )
     # The loop visits points in sorted order: put its results back into the caller's order.
     point_op, point_annotation = np.empty((2, len(order)), np.int64)
-    point_op[order], point_annotation[order] = sorted_op, sorted_annotation
+    point_op[order] = sorted_op
+    point_annotation[order] = sorted_annotation
     return Nested(op_of, ann_of, path.view(np.int64), neighbours[0], neighbours[1], point_op, point_annotation)
 
 
@@ -320,7 +324,8 @@ def _launch_calls(source: ColumnReader, correlations: Ints) -> Ints:
     rows = np.flatnonzero(_is_kind(source, "runtime", "driver"))
     number = source.int64_at("correlation", rows)
     is_wanted = is_in_sorted(number, np.sort(correlations, kind="stable")) & (number != NULL_INT64)
-    rows, number = rows[is_wanted], number[is_wanted]
+    rows = rows[is_wanted]
+    number = number[is_wanted]
     order = np.lexsort((source.int64("start_ns")[rows], number))
     first_calls: Ints = rows[order[np.append(True, np.diff(number[order]) != 0)[: len(order)]]]
     return first_calls
@@ -332,11 +337,13 @@ def _nest_ranges(source: ColumnReader, range_rows: Ints, calls: Ints) -> tuple[R
     The autograd engine works on threads of its own while the caller waits inside its annotation.
     """
     thread_of_event = rank_pairs(*(to_int64(source.frame[name]) for name in ("pid", "tid")))
-    start, end = source.int64("start_ns"), source.int64("end_ns")
+    start = source.int64("start_ns")
+    end = source.int64("end_ns")
     # By thread and start, the longest first. Of ranges with equal times an op comes before an annotation.
     keys = (source.int64("id"), source.array("kind"), -end, start, thread_of_event)
     index = range_rows[np.lexsort([key[range_rows] for key in keys])]
-    threads, call_threads = thread_of_event[index], thread_of_event[calls]
+    threads = thread_of_event[index]
+    call_threads = thread_of_event[calls]
     names = source.text_at("name", index)
     is_op = _is_kind(source, "cpu_op")[index]
     if names.answers(RANGES["profiler_mark"]).any():
@@ -374,12 +381,14 @@ def _engine_threads(threads: Ints, call_threads: Ints, names: CategoryColumn) ->
 def _connect_launches(gpu: GpuEvents, ranges: Ranges, calls: Ints, surroundings: tuple[Ints, Ints, Ints]) -> Launches:
     """Find the call of every GPU event, and from it the thread, the op and the annotation."""
     call = find_sorted(gpu.int64("correlation"), ranges.source.int64_at("correlation", calls))
-    start, tid = (take_or_missing(ranges.source.int64_at(name, calls), call) for name in ("start_ns", "tid"))
+    start = take_or_missing(ranges.source.int64_at("start_ns", calls), call)
+    tid = take_or_missing(ranges.source.int64_at("tid", calls), call)
     thread, op, annotation = (take_or_missing(column, call) for column in surroundings)
     row = _ops_by_external_id(gpu, ranges, start < 0)
     use = row >= 0
     if use.any():  # what the op says stands in for the lost call
-        op, thread = np.where(use, row, op), np.where(use, ranges.thread[row], thread)
+        op = np.where(use, row, op)
+        thread = np.where(use, ranges.thread[row], thread)
         start = np.where(use, ranges.start(row), start)
         tid = np.where(use, to_int64(ranges.column("tid", np.arange(len(ranges))))[row], tid)
     return Launches(

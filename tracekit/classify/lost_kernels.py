@@ -52,7 +52,8 @@ def find_lost_kernels(events: pl.DataFrame) -> pl.DataFrame:
         .select("tid", "start_ns", capturing=text.str.contains("Begin"))
         .sort("start_ns")
     )
-    launch_ns, in_call = pl.col("start_ns"), pl.col("start_ns") < pl.col("call_end_ns")
+    launch_ns = pl.col("start_ns")
+    in_call = pl.col("start_ns") < pl.col("call_end_ns")
     candidates = (
         launches.with_columns(previous_ns=launch_ns.shift(1).over("tid"), next_ns=launch_ns.shift(-1).over("tid"))
         .filter("lost")

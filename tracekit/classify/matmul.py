@@ -48,7 +48,8 @@ def turns_and_halves(products: Bools, node: Ints, launch_ns: Ints) -> tuple[Cate
     rows = rows[np.argsort(launch_ns[rows], kind="stable")]
     position, count = positions_in_groups(node[rows])
     half = np.where(count % 2 == 0, 2 * position // np.maximum(count, 1), -1)
-    turns, halves = (CategoryColumn(_TURNS, codes).spread(rows, len(products)) for codes in (position % 2, half))
+    turns = CategoryColumn(_TURNS, position % 2).spread(rows, len(products))
+    halves = CategoryColumn(_TURNS, half).spread(rows, len(products))
     return turns, halves
 
 
@@ -114,13 +115,15 @@ def read_matmuls(
         autograd: Nodes among the ranges.
         graph_products: Products of compiled graphs.
     """
-    names, node = gpu.names, autograd.node_row
+    names = gpu.names
+    node = autograd.node_row
     call = ranges.op_around(launches.op, OPERATORS["product"])
     by_name = names.matches(MATMUL_KERNELS) & gpu.is_kernel & ~names.matches(KERNELS["fused_attention"])
     is_gemm = gpu.is_kernel & ((call >= 0) | by_name)
     whole = is_gemm & ~names.matches(r"(?i)split_?k")
     without_op = whole & (call < 0)
-    forward, backward = (autograd.site.any_of(site) for site in ("forward", "backward"))
+    forward = autograd.site.any_of("forward")
+    backward = autograd.site.any_of("backward")
     ratio = backward_forward_ratio(whole, node, autograd.sequence, forward)
 
     # Roles of the ops that launched products, in thread and time order; then of their kernels.
@@ -160,7 +163,8 @@ def _fused_weight_gradients(role: CategoryColumn, without_op: Bools, node: Ints)
 
     Extensions multiply and add to the weight's gradient in one call (``wgrad_gemm_accum``).
     """
-    in_node, nodes = node >= 0, int(node.max(initial=-1)) + 2
+    in_node = node >= 0
+    nodes = int(node.max(initial=-1)) + 2
 
     def count_per_node(mask: Bools) -> Ints:
         return np.bincount(node[in_node & mask], minlength=nodes)
@@ -274,7 +278,8 @@ def _call_roles(
     Returns:
         Role and evidence of each of the calls; null where nothing tells.
     """
-    ranges, rerun = autograd.ranges, autograd.rerun[calls] >= 0
+    ranges = autograd.ranges
+    rerun = autograd.rerun[calls] >= 0
     node = np.where(rerun, -1, autograd.node_of[calls])  # forward work that runs again is no part of its node
     in_node = node >= 0
     made_node_that_ran = (autograd.differentiable[calls] >= 0) & ~rerun
@@ -298,7 +303,8 @@ def _call_roles(
     may_be_owed = ~in_node & ~(called_like_forward | rerun)
     # A custom node with one product computed dgrad alone, and left its wgrad to a product outside the engine, unless it
     # also multiplied without an operator, which computes its wgrad.
-    role, is_single = roles.value, in_node & (count == 1)
+    role = roles.value
+    is_single = in_node & (count == 1)
     unknown_single = is_single & ~role.present
     owing = (unknown_single | (is_single & role.any_of("dgrad"))) & ~np.isin(node, nodes_without_op)
     is_owed = match_owed(owing, may_be_owed & ~role.present, ranges.start(calls))
@@ -316,11 +322,14 @@ def _roles_by_order(autograd: Autograd, node: Ints, position: Ints, count: Ints)
     """
     in_node = node >= 0
     name = autograd.names.take(node)
-    is_mm, is_addmm = name.matches(r"^MmBackward"), name.matches(r"^Addmm(Activation)?Backward")
-    is_pair, is_single = (is_mm | is_addmm) & (count == 2), (is_mm | is_addmm) & (count == 1)
+    is_mm = name.matches(r"^MmBackward")
+    is_addmm = name.matches(r"^Addmm(Activation)?Backward")
+    is_pair = (is_mm | is_addmm) & (count == 2)
+    is_single = (is_mm | is_addmm) & (count == 1)
     is_only_product = in_node & (count == 1)
     unnumbered = in_node & (take_or_missing(autograd.node_sequence, node) < 0)
-    runs_again, ran_before = autograd.runs_again[node], autograd.ran_before[node]
+    runs_again = autograd.runs_again[node]
+    ran_before = autograd.ran_before[node]
     weight_nodes = _nodes_followed_by_transpose(autograd) if is_single.any() else node[:0]
     transpose_follows = autograd.followed_by(r"^TBackward")[node]
     accumulation_follows = autograd.followed_by(r"^AccumulateGrad$")[node]
@@ -364,7 +373,8 @@ def _roles_by_use(ranges: Ranges, outer: Ints, node: Ints, count: Ints) -> tuple
     just before; the others of the node are not.
     """
     is_layer = (node >= 0) & (count >= 2) & (count <= _MAX_PRODUCTS_OF_LAYER)
-    previous, following = take_or_missing(ranges.previous_op, outer), take_or_missing(ranges.next_op, outer)
+    previous = take_or_missing(ranges.previous_op, outer)
+    following = take_or_missing(ranges.next_op, outer)
     is_added = ranges.name_matches(following, r"^aten::(add_|copy_|_foreach_add_)$")
     before_previous = take_or_missing(ranges.previous_op, previous)
     is_transposed = np.logical_or(
@@ -376,7 +386,8 @@ def _roles_by_use(ranges: Ranges, outer: Ints, node: Ints, count: Ints) -> tuple
 def _split_node(node: Ints, is_layer: Bools, marked: Bools) -> CategoryColumn:
     """Return wgrad for *marked* products and dgrad for the others, in nodes where some but not all are marked."""
     _, number = np.unique(node, return_inverse=True)
-    marked_count, count = (np.bincount(number, weights=weights)[number] for weights in (marked, None))
+    marked_count = np.bincount(number, weights=marked)[number]
+    count = np.bincount(number, weights=None)[number]
     splits = is_layer & (marked_count > 0) & (marked_count < count)
     return CategoryColumn.choose(len(node), [("wgrad", splits & marked), ("dgrad", splits & ~marked)])
 

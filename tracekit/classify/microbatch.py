@@ -85,7 +85,8 @@ def _places_in_path(path: str) -> tuple[int, int, int, int]:
     (-1, 3, -1, 3)
     """
     ranges = parse_path(path)
-    forward, backward = ranges.forward or ranges.message, ranges.backward or ranges.message
+    forward = ranges.forward or ranges.message
+    backward = ranges.backward or ranges.message
     if forward and backward:
         return forward.stage, forward.microbatch, backward.stage, backward.microbatch
     numbered = _NUMBERED_RANGE.search(path)
@@ -109,12 +110,14 @@ def _microbatches_by_backward_calls(evidence: Evidence) -> Ints:
     # Inside one call numbers rise a little: branches of a graph are not visited in strict order.
     max_rise = np.clip((numbers.max() - numbers.min()) // 50, 2, 16)
     begins = np.append(0, np.flatnonzero(numbers[1:] > numbers[:-1] + max_rise) + 1)
-    lowest, highest = np.minimum.reduceat(numbers, begins), np.maximum.reduceat(numbers, begins)
+    lowest = np.minimum.reduceat(numbers, begins)
+    highest = np.maximum.reduceat(numbers, begins)
     if (lowest[1:] <= highest[:-1]).any() or len(np.unique(highest - lowest)) > 1:
         return none
     # An event belongs to the call in whose numbers its own lies; unnumbered work of the engine to the call then
     # running.
-    sequence, launch = autograd.sequence, evidence.launches.start_ns
+    sequence = autograd.sequence
+    launch = evidence.launches.start_ns
     nearest = np.searchsorted(lowest, sequence, side="right") - 1
     call = np.where((nearest >= 0) & (sequence >= 0) & (sequence <= highest[nearest]), nearest, -1)
     unnumbered = np.flatnonzero((autograd.node_row >= 0) & (sequence < 0))

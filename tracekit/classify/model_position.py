@@ -57,7 +57,9 @@ class Frames:
         complete = table.select(_COLUMNS).drop_nulls().with_columns(pl.col("name").cast(pl.String))
         ordered = sort_frames(complete)
         names = CategoryColumn.from_series(ordered["name"])
-        tid, start_ns, end_ns = (ordered[name].cast(pl.Int64).to_numpy() for name in ("tid", "start_ns", "end_ns"))
+        tid = ordered["tid"].cast(pl.Int64).to_numpy()
+        start_ns = ordered["start_ns"].cast(pl.Int64).to_numpy()
+        end_ns = ordered["end_ns"].cast(pl.Int64).to_numpy()
         return cls(tid, start_ns, end_ns, names.values, names.codes.astype(np.int64))
 
     def __len__(self) -> int:
@@ -216,7 +218,9 @@ def _module_classes(frames: Frames, own_ns: Ints) -> pl.DataFrame:
     class that one module calls; ``leaf``, whether most of its calls call no module; ``ns``, the host time in its calls;
     ``gpu_ns``, the GPU time launched in them.
     """
-    parent, depth, inclusive_ns = frames.parent, _depths(frames.parent), own_ns.copy()
+    parent = frames.parent
+    depth = _depths(frames.parent)
+    inclusive_ns = own_ns.copy()
     for level in range(int(depth.max(initial=0)), 0, -1):  # add the time of all calls of a level to their callers
         rows = np.flatnonzero(depth == level)
         np.add.at(inclusive_ns, parent[rows], inclusive_ns[rows])
@@ -268,7 +272,8 @@ def _layer_class(classes: pl.DataFrame, total_ns: int) -> str | None:
     return str(inner.sort("depth", descending=True, maintain_order=True)["name"][0])
 
 
-BY_MODULE_STACK, BY_NAME = "module stack", "annotation"
+BY_MODULE_STACK = "module stack"
+BY_NAME = "annotation"
 """Evidence for a position: calls of modules, or named ranges."""
 UNKNOWN_FRAME = -2
 """Stands for a frame: it is not known in which one an event is; -1 if it is known to be in none."""
@@ -298,11 +303,13 @@ def find_positions(
         by_engine: Mask of GPU events that autograd's engine launched, beside those of its nodes.
     """
     forward_ns = np.where(is_forward, gpu.int64("end_ns") - gpu.int64("start_ns"), 0)
-    calls, ranges = Frames.of(module_frames(events)), Frames.of(layer_ranges(events))
+    calls = Frames.of(module_frames(events))
+    ranges = Frames.of(layer_ranges(events))
     creators = node_creators(autograd) if len(calls) or len(ranges) else pl.DataFrame()
     by_engine = by_engine | (autograd.node_row >= 0)
     placement = Placement(launches.tid, launches.start_ns, by_engine, autograd.node, autograd.sequence, creators)
-    call, named_range = placement.frames(calls), placement.frames(ranges)
+    call = placement.frames(calls)
+    named_range = placement.frames(ranges)
     own_ns = np.bincount(call[call >= 0], forward_ns[call >= 0], len(calls)).astype(np.int64)
     candidates = [
         (BY_MODULE_STACK, call, module_layers(calls, own_ns)),
@@ -382,7 +389,8 @@ class Placement(NamedTuple):
 
 def node_creators(autograd: Autograd) -> pl.DataFrame:
     """Return ``sequence, tid, start_ns`` of the forward operators that created nodes of autograd's graph, by start."""
-    ranges, differentiable = autograd.ranges, autograd.differentiable
+    ranges = autograd.ranges
+    differentiable = autograd.differentiable
     rows = np.unique(differentiable[differentiable >= 0])
     rows = rows[np.argsort(ranges.start(rows), kind="stable")]
     tid = ranges.column("tid", rows).fill_null(-1).cast(pl.Int64)

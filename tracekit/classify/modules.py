@@ -58,7 +58,8 @@ class Stretch:
 
     def modules(self, projections: tuple[Width, ...]) -> list[str | None]:
         """Return the module of each product; *projections* are those before the attention of most layers."""
-        count, end = len(self.widths), self.feed_forward_end
+        count = len(self.widths)
+        end = self.feed_forward_end
         modules: list[str | None] = ["mlp"] * end + [None] * (count - end)
         if self.after_attention and count:
             modules[0] = "attention"
@@ -150,7 +151,8 @@ _MODULES = ("attention", "mlp", "head")
 
 def _is_attention(evidence: Evidence, products: Ints, is_forward: Bools) -> Bools:
     """Return the mask of attention itself: kernels and operators of that name, or two products around a softmax."""
-    op, attention = evidence.text("op"), KERNELS["attention"]
+    op = evidence.text("op")
+    attention = KERNELS["attention"]
     is_attention: Bools = evidence.text("name").matches(attention) | evidence.text("chain").matches(attention)
     is_attention &= is_forward
     is_softmax = op.matches(OPERATORS["softmax"]) & is_forward
@@ -209,7 +211,8 @@ _MODULES_WITH_PRODUCTS = ("mlp", "head")
 
 def find_modules(evidence: Evidence, decisions: Decisions, book: RuleBook) -> FirstEvidence:
     """Return the module of every compute event, and the evidence for it."""
-    size, builtin = len(evidence), builtin_rules()
+    size = len(evidence)
+    builtin = builtin_rules()
     has_module = evidence.text("class").any_of("compute") & ~decisions.label.any_of("optimizer")
     rows = np.flatnonzero(has_module)
     # Kernels that copy operands inside a product's operator are no products.
@@ -280,18 +283,22 @@ def _next_to(
     its product; where both neighbours have one of the wanted modules, they must agree.
     """
     rows = evidence.launches.by_thread(evidence.launches.ordered(is_forward))
-    codes, is_product, thread = module.codes[rows], is_gemm[rows], evidence.launches.thread[rows]
+    codes = module.codes[rows]
+    is_product = is_gemm[rows]
+    thread = evidence.launches.thread[rows]
     # The nearest row with a module, or product, strictly before and after each row; the appended -1 stands for none.
     tells = is_product | (codes >= 0)
     before, after = nearest_rows(tells)
-    before, after = np.append(-1, before)[:-1], np.append(after, -1)[1:]
+    before = np.append(-1, before)[:-1]
+    after = np.append(after, -1)[1:]
     is_wanted = np.append(module.answers(wanted)[codes] & ~is_product, False)
 
     def neighbour_codes(neighbour: Ints) -> Ints:
         same_thread = np.append(thread, -1)[neighbour] == thread
         return np.where(is_wanted[neighbour] & same_thread, np.append(codes, -1)[neighbour], -1)
 
-    following, previous = neighbour_codes(after), neighbour_codes(before)
+    following = neighbour_codes(after)
+    previous = neighbour_codes(before)
     if wanted == ("router",):
         previous = following
     agree = (previous == following) | (previous < 0) | (following < 0)

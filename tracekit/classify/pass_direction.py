@@ -54,7 +54,8 @@ class Neighbours(NamedTuple):
         """Look at the rows in *known*; a known row is its own neighbour on both sides."""
         before, after = nearest_rows(known)
         # The appended element is what -1 (no neighbour) selects.
-        value, stretch_of = np.append(value, -1), np.append(stretch, -1)
+        value = np.append(value, -1)
+        stretch_of = np.append(stretch, -1)
         return cls(value[before], value[after], stretch_of[before] == stretch, stretch_of[after] == stretch)
 
     def where(self, mask: Bools, other: Neighbours) -> Neighbours:
@@ -85,7 +86,8 @@ def directions_by_neighbours(
     changes_thread = np.append(False, in_engine[1:] != in_engine[:-1])
     changes_replay = np.diff(launches.replay[order], prepend=launches.replay[order[:1]]) != 0
     stretch: Ints = np.cumsum(communicates[order] | changes_thread | changes_replay, dtype=np.int64)
-    direction, without_op = value[order], (launches.op < 0)[order]
+    direction = value[order]
+    without_op = (launches.op < 0)[order]
     is_known = direction >= 0
     # For a launch without an operator, other such work tells more than operators do.
     alike = Neighbours.find(direction, is_known & without_op, stretch)
@@ -111,7 +113,8 @@ def directions_by_neighbours(
 
 def _between_agreeing(neighbours: Neighbours, *, in_engine: Bools, is_plain: Bools, in_comm: Bools) -> Iterator[Case]:
     """Yield work whose two neighbours agree, and work on gradients between the backward and the optimizer."""
-    before, after = neighbours.before, neighbours.after
+    before = neighbours.before
+    after = neighbours.after
     after_backward = IN_BACKWARD[before]
     either = neighbours.before_in_stretch | neighbours.after_in_stretch
     both = neighbours.before_in_stretch & neighbours.after_in_stretch
@@ -127,7 +130,8 @@ def _at_ends(neighbours: Neighbours, *, is_bare: Bools, is_plain: Bools) -> Iter
     The gradient of a weight ends its line of work: what comes after it leads to something else. Before a forward the
     program does other things, too, so of work launched by operators only the end of a stretch counts.
     """
-    before, after = neighbours.before, neighbours.after
+    before = neighbours.before
+    after = neighbours.after
     leads = neighbours.after_in_stretch & (~neighbours.before_in_stretch | (before == WGRAD))
     follows = neighbours.before_in_stretch & ~neighbours.after_in_stretch
     leads_to_forward = is_bare & leads & (after == FORWARD)
@@ -175,7 +179,9 @@ def read_directions(
     The evidence is one of "autograd", "seed", "matmul", "name", "parameters", "between", "namesake" and
     "no backward in trace".
     """
-    names, chain, site = gpu.names, launches.chain, autograd.site
+    names = gpu.names
+    chain = launches.chain
+    site = autograd.site
     compute = gpu.is_kernel & ~communicates
     without_op = compute & (launches.op < 0)
     in_optimizer = launches.annotations.map(_has_optimizer_annotation)
@@ -242,7 +248,8 @@ def _assign_lost_launches(directions: FirstEvidence, gpu: GpuEvents, lost: Bools
     """
     if not lost.any():
         return
-    names, codes = gpu.names, codes_in(directions.value, _DIRECTIONS)
+    names = gpu.names
+    codes = codes_in(directions.value, _DIRECTIONS)
     rows = np.flatnonzero((codes >= 0) & names.present)
     # The last element, which no event fills, is for events without a name.
     direction_of_name = agreed_values(names.codes[rows], codes[rows], len(names.values) + 1)
@@ -252,7 +259,8 @@ def _assign_lost_launches(directions: FirstEvidence, gpu: GpuEvents, lost: Bools
     neighbours = pl.DataFrame({"code": codes_in(directions.value, _DIRECTIONS), "stream": gpu.stream_number}).select(
         before=code.forward_fill().over("stream").fill_null(-1), after=code.backward_fill().over("stream").fill_null(-1)
     )
-    before, after = neighbours["before"].to_numpy(), neighbours["after"].to_numpy()
+    before = neighbours["before"].to_numpy()
+    after = neighbours["after"].to_numpy()
     # Where there is no neighbour, -1 selects the last element of IN_BACKWARD, that of an unknown direction: False.
     directions.fill_mask("between", "backward", lost & IN_BACKWARD[before] & IN_BACKWARD[after])
     directions.fill_mask("between", "forward", lost & (before == FORWARD) & (after == FORWARD))
@@ -321,8 +329,10 @@ def _repeats_of_forward(name: Int32s, launches: Launches, engine: Bools, forward
     A backward shares a few kernels in a row with its forward by chance: elementwise ones, and no product among them. So
     a stretch counts only if it contains a *telling* kernel.
     """
-    forward_rows, engine_rows = (launches.by_thread(np.flatnonzero(mask)) for mask in (forward, engine))
-    forward_windows, engine_windows = (name_windows(name[rows]) for rows in (forward_rows, engine_rows))
+    forward_rows = launches.by_thread(np.flatnonzero(forward))
+    engine_rows = launches.by_thread(np.flatnonzero(engine))
+    forward_windows = name_windows(name[forward_rows])
+    engine_windows = name_windows(name[engine_rows])
     begin = engine_windows.join(forward_windows, on=forward_windows.columns[1:], how="semi")["begin"].to_numpy()
     is_repeated = mask_of_rows(len(engine_rows), (begin[:, None] + np.arange(RECOMPUTE_RUN_LENGTH)).ravel())
     run = np.cumsum(np.diff(is_repeated, prepend=False) != 0)
@@ -350,7 +360,8 @@ def read_gradients(gpu: GpuEvents, launches: Launches, autograd: Autograd, matmu
     is_product = matmuls.is_gemm[rows]
     is_sum = gpu.names.matches(KERNELS["add"])[rows] & ~is_product
     sum_of = _sums_of_products(is_product, is_sum, launches.thread[rows])
-    is_added, is_weight = sum_of >= 0, role.any_of("wgrad")[rows]
+    is_added = sum_of >= 0
+    is_weight = role.any_of("wgrad")[rows]
     if is_added[is_weight].mean() < MIN_ADDED_SHARE:  # sums do not identify gradients of weights
         return none
     is_weight &= _is_mostly_added(is_added, is_weight, ~is_sum, gpu.names.codes[rows])

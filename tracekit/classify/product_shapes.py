@@ -28,7 +28,8 @@ from tracekit.classify.host_ranges import GpuEvents, Launches, Ranges
 from tracekit.classify.names import KERNELS, NODES, OPERATORS
 from tracekit.classify.row_order import nearest_rows, number_values, positions_in_groups
 
-_NO_PARAMETER, _UNKNOWN_SIZE = 0, -1
+_NO_PARAMETER = 0
+_UNKNOWN_SIZE = -1
 _PAIR_FACTOR = np.int64(1 << 31)
 """Factor of the smaller size in the number of a pair."""
 
@@ -91,11 +92,13 @@ def roles_by_shape(ranges: Ranges, autograd: Autograd, calls: Ints, node: Ints, 
         node: Node that each call belongs to, -1 outside.
         rerun: Mask of calls that run forward work again.
     """
-    in_node, size = node >= 0, Dims.of(ranges, calls)
+    in_node = node >= 0
+    size = Dims.of(ranges, calls)
     is_forward = (autograd.differentiable[calls] >= 0) & (autograd.node_of[calls] < 0) & size.known
     forward = _forward_dims(autograd, calls, size, node, is_forward)
     has_forward = forward.known & size.known
-    contracts_rows, contracts_columns = size.inner == forward.rows, size.inner == forward.columns
+    contracts_rows = size.inner == forward.rows
+    contracts_columns = size.inner == forward.columns
 
     weights = _weight_shapes(ranges, size, is_forward)
     result_is_weight = size.known & np.isin(_unordered_pair(size.rows, size.columns), weights)
@@ -104,7 +107,8 @@ def roles_by_shape(ranges: Ranges, autograd: Autograd, calls: Ints, node: Ints, 
     no_forward = size.known & ~forward.known & autograd.active & ~rerun
     first_run = (autograd.differentiable[calls] >= 0) & ~in_node & ~rerun & size.known
     token_counts = np.unique(size.rows[first_run])
-    contracts_tokens, keeps_tokens = np.isin(size.inner, token_counts), np.isin(size.rows, token_counts)
+    contracts_tokens = np.isin(size.inner, token_counts)
+    keeps_tokens = np.isin(size.rows, token_counts)
     weight_sides = np.setdiff1d(np.concatenate(np.divmod(weights, _PAIR_FACTOR)), token_counts)
     is_of_weights = size.known & np.logical_and.reduce([np.isin(sides, weight_sides) for sides in size])
     return CategoryColumn.choose(
@@ -216,7 +220,8 @@ def _parameter_sizes(ranges: Ranges, autograd: Autograd) -> Ints:
     accumulated as soon as it is computed, so an ``AccumulateGrad`` right after a node, with only reshaping nodes
     between, takes up that node's result.
     """
-    rows, names = autograd.rows, autograd.row_names
+    rows = autograd.rows
+    names = autograd.row_names
     # The next node that does not reshape, strictly after each node; -1 (the appended element) where none.
     _, at_or_after = nearest_rows(~names.matches(NODES["reshape"]))
     following = np.append(at_or_after[1:], -1)[: len(rows)]
@@ -266,8 +271,10 @@ def _roles_by_order(call: Ints, is_main: Bools, named_role: CategoryColumn) -> C
     position, count = positions_in_groups(call[rows])
     is_wgrad = named_role.take(rows).any_of("wgrad")
     kernels = pl.DataFrame({"call": call[rows], "position": position, "is_wgrad": is_wgrad, "is_pair": count == 2})
-    own_position, first_wgrad = pl.col("position"), pl.when("is_wgrad").then("position").min().over("call")
-    is_before, is_after = own_position < first_wgrad, own_position > first_wgrad
+    own_position = pl.col("position")
+    first_wgrad = pl.when("is_wgrad").then("position").min().over("call")
+    is_before = own_position < first_wgrad
+    is_after = own_position > first_wgrad
     code = pl.when(is_before).then(0).when(is_after).then(1).when("is_pair").then("position").otherwise(-1)
     return CategoryColumn(("dgrad", "wgrad"), kernels.select(code).to_series().to_numpy()).spread(rows, len(call))
 

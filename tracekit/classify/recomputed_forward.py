@@ -146,7 +146,8 @@ def recomputed_products(forward: tuple[Shape, ...], backward: tuple[Shape, ...])
 
     # What exceeds the expected gradients is recomputed, at most as often as the forward has the shape. The first
     # products of a shape are the recomputed ones.
-    count, expected = Counter(shapes), Counter(input_gradients + weight_gradients)
+    count = Counter(shapes)
+    expected = Counter(input_gradients + weight_gradients)
     excess = {shape: min(count[shape] - expected[shape], runs) for shape, runs in Counter(forward).items()}
     remaining = {shape: number for shape, number in excess.items() if number > 0}
     for i, shape in enumerate(shapes):

@@ -28,7 +28,8 @@ def nearest_rows(mask: Bools) -> tuple[Ints, Ints]:
     >>> [rows.tolist() for rows in nearest_rows(np.array([False, True, False]))]
     [[-1, 1, 1], [1, 1, -1]]
     """
-    size, row = len(mask), np.arange(len(mask))
+    size = len(mask)
+    row = np.arange(len(mask))
     before = np.maximum.accumulate(np.where(mask, row, -1))
     after = np.minimum.accumulate(np.where(mask, row, size)[::-1])[::-1]
     return before, np.where(after < size, after, -1)
@@ -90,7 +91,8 @@ class FirstEvidence:
     """
 
     def __init__(self, value: CategoryColumn, evidence: CategoryColumn) -> None:
-        self.value, self.evidence = value, evidence
+        self.value = value
+        self.evidence = evidence
 
     @classmethod
     def empty(cls, size: int) -> FirstEvidence:

@@ -420,7 +420,8 @@ def first_matching_case(columns: Columns, cases: Sequence[Case], rows: Ints) -> 
     >>> first_matching_case(size, cases, np.arange(3)).tolist()
     [-1, -1, 0]
     """
-    matched, undecided = np.full(len(rows), -1, np.int64), np.arange(len(rows))
+    matched = np.full(len(rows), -1, np.int64)
+    undecided = np.arange(len(rows))
     for index, (when, unless) in enumerate(cases):
         # Most rules are about things that a trace does not have: no distinct value meets one of their conditions.
         if not all(_is_possible(columns[column], condition) for column, condition in when.items()):

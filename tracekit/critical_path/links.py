@@ -25,7 +25,9 @@ from tracekit.critical_path.pieces import PIECE_KINDS, PathTables, is_followed
 _COMMUNICATION = PIECE_KINDS.index("communication")
 SEGMENT_KINDS = (*PIECE_KINDS, "message", "collective")
 """Kinds of a segment of the path; a communication is a message or a collective."""
-_UNKNOWN, _MESSAGE, _COLLECTIVE = (SEGMENT_KINDS.index(kind) for kind in ("unknown", "message", "collective"))
+_UNKNOWN = SEGMENT_KINDS.index("unknown")
+_MESSAGE = SEGMENT_KINDS.index("message")
+_COLLECTIVE = SEGMENT_KINDS.index("collective")
 
 
 class Pieces(msgspec.Struct, frozen=True, eq=False):
@@ -72,7 +74,9 @@ class Pieces(msgspec.Struct, frozen=True, eq=False):
             path = part.path.load()
             if path.is_empty():
                 continue
-            start, end, before = (path[name].to_numpy() for name in ("start_ns", "end_ns", "before"))
+            start = path["start_ns"].to_numpy()
+            end = path["end_ns"].to_numpy()
+            before = path["before"].to_numpy()
             kind = path["kind"].to_physical().to_numpy().astype(np.uint8)
             comm = np.flatnonzero(kind == _COMMUNICATION)
             row = find_ids(to_int64(path["id"][comm]), operation_ids[low:high])
@@ -183,7 +187,8 @@ class Arrivals(msgspec.Struct, frozen=True, eq=False):
         with_row = np.flatnonzero(operation_row >= 0)
         if members.is_empty() or not len(with_row):
             return cls(last_to_arrive, last_arrival, own_arrival, is_message, is_uncertain)
-        row, rank = members["row"].to_numpy(), members["rank"].to_numpy()
+        row = members["row"].to_numpy()
+        rank = members["rank"].to_numpy()
         arrival = clocks.to_common_each(rank, members["start_ns"].to_numpy())
         match = members["match"].to_numpy()
         last = members["last"].to_numpy()
@@ -204,7 +209,8 @@ class Arrivals(msgspec.Struct, frozen=True, eq=False):
         member = member_of_row[operation_row[matched]]
         peer = last[member]
         last_to_arrive[matched] = np.where(rank[peer] != rank[member], comm_of_row[row[peer]], -1)
-        last_arrival[matched], own_arrival[matched] = arrival[peer], arrival[member]
+        last_arrival[matched] = arrival[peer]
+        own_arrival[matched] = arrival[member]
         is_message[matched] = members["sends"].is_not_null().to_numpy()[member]
         is_uncertain[matched] = others_may[match[member]]
         return cls(last_to_arrive, last_arrival, own_arrival, is_message, is_uncertain)
@@ -229,7 +235,8 @@ def walk_back(pieces: Pieces, arrivals: Arrivals) -> Walks:
     """Walk back from the end of every step."""
     ends = pieces.step_ends
     by_step = ends.group_by("step", maintain_order=True).agg(pl.col("rank_index", "piece", "end").first())
-    steps, ranks = len(by_step), pieces.ranks
+    steps = len(by_step)
+    ranks = pieces.ranks
     has_step = np.zeros((steps, len(ranks)), np.uint8)
     begin = np.zeros((steps, len(ranks)), np.int64)
     step_and_rank = ends["step"].rle_id().to_numpy(), ends["rank_index"].to_numpy()
@@ -243,7 +250,8 @@ def walk_back(pieces: Pieces, arrivals: Arrivals) -> Walks:
         segments = np.zeros((max_segments, 6), np.int64)
         least_margin = np.full((steps, len(ranks)), -1, np.int64)
         operations = np.zeros((steps, len(ranks)), np.int64)
-        stopped_rank, stopped_ns = np.full(steps, -1, np.int64), np.zeros(steps, np.int64)
+        stopped_rank = np.full(steps, -1, np.int64)
+        stopped_ns = np.zeros(steps, np.int64)
         count = walk_steps(
             start=pieces.start,
             end=pieces.end,

@@ -211,7 +211,8 @@ def critical_path(
     """
     pieces = Pieces.build(parts, operations, clocks)
     walks = walk_back(pieces, Arrivals.find(pieces.row, members, clocks))
-    segments, slack = _build_segments(pieces, walks), _measure_slack(pieces, walks)
+    segments = _build_segments(pieces, walks)
+    slack = _measure_slack(pieces, walks)
     stops = [(step, *stop) for step, stop in zip(pieces.steps, walks.stopped, strict=True) if stop is not None]
     longest_stop = max(stops, key=lambda stop: stop[2], default=None)
     unmatched = operations.filter(~pl.int_range(pl.len()).is_in(members["row"].unique().implode()))
@@ -310,7 +311,10 @@ def _build_segments(pieces: Pieces, walks: Walks) -> pl.DataFrame:
 def _measure_slack(pieces: Pieces, walks: Walks) -> pl.DataFrame:
     """Return ``SLACK``: a row for every step and rank."""
     steps, ranks = walks.least_margin.shape
-    step, piece, start, end = (walks.segments[name].to_numpy() for name in ("step", "piece", "start", "end"))
+    step = walks.segments["step"].to_numpy()
+    piece = walks.segments["piece"].to_numpy()
+    start = walks.segments["start"].to_numpy()
+    end = walks.segments["end"].to_numpy()
     path_ns = np.zeros((steps, ranks), np.int64)
     np.add.at(path_ns, (step, pieces.rank_index(piece)), end - start)
     operations = walks.operations.ravel()

@@ -214,7 +214,10 @@ def _find_chains(rank: Rank) -> _Chains:
 
 def _gpu_pieces(rank: Rank, chains: _Chains, exposed: Mapping[str, Intervals]) -> pl.DataFrame:
     """Return the pieces of GPU work, without ``before``."""
-    constraints, first, last, pieces = rank.constraints, chains.first, chains.last, len(chains.first)
+    constraints = rank.constraints
+    first = chains.first
+    last = chains.last
+    pieces = len(chains.first)
     rows = np.flatnonzero(chains.on_walk)
     piece = chains.piece[rows]
     # A piece starts where what held it back ended; after a launch, or where that is not certain, with its first event.
@@ -249,21 +252,27 @@ def _pieces_between(rank: Rank, chains: _Chains) -> tuple[pl.DataFrame, Ints]:
     Rows are numbered behind the GPU pieces: first the launches and the unexplained time right before a GPU piece (from
     its launch call, or from when it could have started), then the host work before the launches.
     """
-    constraints, first, pieces = rank.constraints, chains.first, len(chains.first)
+    constraints = rank.constraints
+    first = chains.first
+    pieces = len(chains.first)
     is_launched = constraints.kind[first] == LAUNCH
     is_unexplained = ~constraints.is_certain[first] & (constraints.kind[first] != NOTHING)
     followed = chains.followed[first]
     followed_piece = np.where(followed >= 0, chains.piece[followed], -1)
-    gaps, hosts = np.flatnonzero(is_launched | is_unexplained), np.flatnonzero(is_launched)
+    gaps = np.flatnonzero(is_launched | is_unexplained)
+    hosts = np.flatnonzero(is_launched)
     # A GPU piece follows its gap if it has one; a gap follows its host work if there is some.
-    before_gpu, before_gap = followed_piece.copy(), followed_piece.copy()
+    before_gpu = followed_piece.copy()
+    before_gap = followed_piece.copy()
     before_gpu[gaps] = pieces + np.arange(len(gaps))
     before_gap[hosts] = pieces + len(gaps) + np.arange(len(hosts))
-    gap_event, host_event = first[gaps], first[hosts]
+    gap_event = first[gaps]
+    host_event = first[hosts]
     host_start = np.where(followed[hosts] >= 0, chains.release.time_ns[host_event], BEFORE_TRACE_NS)
     kind = np.concatenate([np.where(is_unexplained[gaps], _UNKNOWN, _LAUNCH), np.full(len(hosts), _HOST)])
     event = np.concatenate([gap_event, host_event])
-    op, annotation = _text(rank, "op", event), _text(rank, "annotation", event)
+    op = _text(rank, "op", event)
+    annotation = _text(rank, "annotation", event)
     table = pl.DataFrame(
         {
             "kind": pl.Series(PIECE_KINDS, dtype=PATH_PIECES["kind"])[kind],
@@ -323,11 +332,13 @@ def find_release(rank: Rank) -> Release:
     The host was released by the last blocking call before the launch during which some GPU event ended.
     """
     nothing = np.full(len(rank.start_ns), -1, np.int64)
-    calls, blocks = rank.calls, rank.calls["blocks"].to_numpy()
+    calls = rank.calls
+    blocks = rank.calls["blocks"].to_numpy()
     threads = rank.labelled["launch_tid"].unique().drop_nulls().to_numpy()  # those that launch GPU work, if recorded
     if len(threads):
         blocks = blocks & (np.isin(to_int64(calls["tid"]), threads) | ~present(calls["tid"]))
-    call_start, call_end = calls["start_ns"].to_numpy()[blocks], calls["end_ns"].to_numpy()[blocks]
+    call_start = calls["start_ns"].to_numpy()[blocks]
+    call_end = calls["end_ns"].to_numpy()[blocks]
     # The GPU event that ended last before each call returned, if it ended during the call.
     by_end = np.argsort(rank.end_ns, kind="stable")
     event_end = rank.end_ns[by_end]
@@ -335,7 +346,8 @@ def find_release(rank: Rank) -> Release:
     has_waited = (latest >= 0) & (event_end[np.maximum(latest, 0)] >= call_start)
     if not has_waited.any():
         return Release(nothing, nothing)
-    releasing_event, release_time = by_end[latest[has_waited]], call_end[has_waited]
+    releasing_event = by_end[latest[has_waited]]
+    release_time = call_end[has_waited]
     order = np.argsort(release_time, kind="stable")
     # For each launch, the last of these calls that returned before it.
     call = np.searchsorted(release_time[order], rank.launch_ns, side="right") - 1

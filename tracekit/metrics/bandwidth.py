@@ -25,7 +25,8 @@ BUS_FACTORS: Mapping[str, Callable[[int], float]] = {
 """Share of an operation's bytes that a rank's link carries, by the beginning of the operation's name; others have no
 bus bandwidth."""
 
-IN_NODE, ACROSS_NODES = "in node", "across nodes"
+IN_NODE = "in node"
+ACROSS_NODES = "across nodes"
 
 BANDWIDTH = table_schema(Bandwidth)
 

@@ -57,7 +57,8 @@ def budgets(lanes: Lanes, *, unrecorded: Intervals = EMPTY) -> list[Budget]:
     """
     parts = lanes.parts
     span_ns = lanes.busy.hull().totals_ns(parts)
-    busy_ns, compute_ns = lanes.busy.totals_ns(parts), lanes.compute.totals_ns(parts)
+    busy_ns = lanes.busy.totals_ns(parts)
+    compute_ns = lanes.compute.totals_ns(parts)
     exposed_ns = {label: exposed.totals_ns(parts) for label, exposed in lanes.exposed.items()}
     unrecorded_ns = unrecorded_gaps(lanes, unrecorded).totals_ns(parts)
     return [
@@ -78,7 +79,8 @@ def unrecorded_gaps(lanes: Lanes, unrecorded: Intervals) -> Intervals:
         return EMPTY
     # The same intervals once for every part.
     part = np.repeat(np.arange(lanes.parts), len(unrecorded))
-    start, end = np.tile(unrecorded.start_ns, lanes.parts), np.tile(unrecorded.end_ns, lanes.parts)
+    start = np.tile(unrecorded.start_ns, lanes.parts)
+    end = np.tile(unrecorded.end_ns, lanes.parts)
     return union(start, end, part) & lanes.idle
 
 
@@ -128,7 +130,9 @@ def phases(lanes: Lanes) -> pl.DataFrame:
     steady_end = np.maximum(_bounds(forward, parts)[1], backward_start)
     # One row per part with the five edges of its four phases; then all phases of all parts below each other.
     edges = np.stack([part_start, backward_start, steady_end, np.maximum(backward_end, steady_end), part_end], axis=1)
-    start, end, part = edges[:, :-1].ravel(), edges[:, 1:].ravel(), np.repeat(parts, len(STEP_PHASES))
+    start = edges[:, :-1].ravel()
+    end = edges[:, 1:].ravel()
+    part = np.repeat(parts, len(STEP_PHASES))
     return pl.DataFrame(
         {
             "part": part,
@@ -230,7 +234,8 @@ def gaps(labelled: pl.DataFrame, lanes: Lanes, *, unrecorded: Intervals = EMPTY)
     warm_up = np.zeros(len(idle), np.int64)
     if "launch_end_ns" in labelled.columns:
         # Part of the gap in which the launch call of the next event had begun and not returned.
-        returned, begun = to_int64(labelled["launch_end_ns"][next_event], 0), idle.start_ns + launch_bound
+        returned = to_int64(labelled["launch_end_ns"][next_event], 0)
+        begun = idle.start_ns + launch_bound
         warm_up = np.clip(returned - begun, 0, idle.end_ns - begun)
     return pl.DataFrame(
         {

@@ -146,7 +146,8 @@ def _find_cut_off(gpu: pl.DataFrame, lost: pl.DataFrame) -> tuple[Bools, Bools]:
     time = lost["start_ns"].to_numpy()
     if launched.is_empty():
         return np.zeros(len(time), np.bool_), np.zeros(len(time), np.bool_)
-    early, late = (launched["launch_ns"].quantile(share) for share in (EDGE_SHARE, 1 - EDGE_SHARE))
+    early = launched["launch_ns"].quantile(EDGE_SHARE)
+    late = launched["launch_ns"].quantile(1 - EDGE_SHARE)
     streams = launched.group_by("device", "stream").agg(first=pl.col("launch_ns").min(), last=pl.col("launch_ns").max())
     recorded_from = streams.filter(pl.col("first") <= early)["first"].max()
     recorded_until = streams.filter(pl.col("last") >= late)["last"].min()

@@ -130,9 +130,8 @@ def _waits_for_queue(api: ApiCalls, gpu_events: pl.DataFrame) -> Bools:
     begins = gpu_events.select("correlation", begin_ns="start_ns").drop_nulls().group_by("correlation").min()
     launches = calls.select("correlation", "start_ns").filter(pl.Series(is_queued)).join(begins, on="correlation")
     # Launches of all streams before the call whose work had not begun: those launched less those begun before it.
-    launched, begun = (
-        np.searchsorted(launches[column].sort().to_numpy(), start_ns[is_slow]) for column in ("start_ns", "begin_ns")
-    )
+    launched = np.searchsorted(launches["start_ns"].sort().to_numpy(), start_ns[is_slow])
+    begun = np.searchsorted(launches["begin_ns"].sort().to_numpy(), start_ns[is_slow])
     waits = is_slow.copy()
     waits[is_slow] = launched - begun >= FULL_QUEUE_LAUNCHES
     return waits
@@ -154,7 +153,8 @@ def find_full_queue_time(api: ApiCalls, gpu_events: pl.DataFrame) -> Intervals:
 
 ACTIVITIES = ("sync", "allocation", "launch", "garbage_collection", "data_loading", "operator", "annotation", "python")
 """Activities of the host: waiting for the GPU, managing its memory, launching other work, …, Python between ranges."""
-SYNC, PYTHON = ACTIVITIES.index("sync"), ACTIVITIES.index("python")
+SYNC = ACTIVITIES.index("sync")
+PYTHON = ACTIVITIES.index("python")
 HOST_KINDS = ("cpu_op", "annotation", "runtime", "driver")
 MAX_ROWS_PER_RANK = 50
 """Rows listed one by one for a rank, the longest; the rest is summed by activity."""
@@ -268,13 +268,15 @@ class _HostRanges(msgspec.Struct, frozen=True, eq=False):
         cls, stretches: _Stretches, events: pl.DataFrame, threads: Sequence[int], kinds: Sequence[str]
     ) -> _HostRanges:
         """Return the events of some *kinds* on these *threads* that overlap a stretch."""
-        start, end = events["start_ns"].to_numpy(), events["end_ns"].to_numpy()
+        start = events["start_ns"].to_numpy()
+        end = events["end_ns"].to_numpy()
         kind = events["kind"].to_physical().to_numpy()
         rows = np.flatnonzero(np.isin(kind, [KINDS.index(name) for name in kinds]))
         rows = rows[overlaps_any(start[rows], end[rows], stretches.start, stretches.end)]
         tid = to_int64(events["tid"][rows], NEVER)
         on_threads = np.isin(tid, threads)
-        rows, tid = rows[on_threads], tid[on_threads]
+        rows = rows[on_threads]
+        tid = tid[on_threads]
         keys = pl.DataFrame({"tid": tid, "start_ns": start[rows], "end_ns": end[rows]})
         order = keys.select(pl.arg_sort_by("tid", "start_ns", -pl.col("end_ns"))).to_series().to_numpy()
         rows = rows[order]
@@ -309,7 +311,8 @@ def _split_by_innermost_range(
     # next one, and no further than its stretch.
     stretch = np.searchsorted(waiting.start, edges, side="right") - 1
     inside = np.flatnonzero((stretch >= 0) & (edges < waiting.end[np.maximum(stretch, 0)]))
-    stretch, begin = stretch[inside], edges[inside]
+    stretch = stretch[inside]
+    begin = edges[inside]
     end = np.minimum(edges[np.minimum(inside + 1, len(edges) - 1)], waiting.end[stretch])
     pieces = _Stretches(begin, end, waiting.tid[stretch])
     innermost = ranges.find_innermost(pieces.tid, begin)

@@ -187,8 +187,11 @@ def _cpu_operators(host: pl.DataFrame) -> pl.DataFrame:
 def _contains_any(ranges: pl.DataFrame, points: pl.DataFrame) -> Bools:
     """Return which ranges contain the start of any of *points* on their thread."""
     contains = np.zeros(len(ranges), np.bool_)
-    tid, start, end = (to_int64(ranges[name]) for name in ("tid", "start_ns", "end_ns"))
-    point_tid, point_start = to_int64(points["tid"]), points["start_ns"].to_numpy()
+    tid = to_int64(ranges["tid"])
+    start = to_int64(ranges["start_ns"])
+    end = to_int64(ranges["end_ns"])
+    point_tid = to_int64(points["tid"])
+    point_start = points["start_ns"].to_numpy()
     for thread in np.unique(tid).tolist():
         rows = np.flatnonzero(tid == thread)
         times = np.sort(point_start[point_tid == thread])
@@ -238,7 +241,8 @@ def _time_by_part(
     code: str, named: pl.DataFrame, steps: pl.DataFrame, *, covered: Intervals, idle: Intervals, after: Intervals
 ) -> pl.DataFrame:
     """Return ``HOST_TIME`` of one activity."""
-    start, end = steps["interval_start_ns"].to_numpy(), steps["interval_end_ns"].to_numpy()
+    start = steps["interval_start_ns"].to_numpy()
+    end = steps["interval_end_ns"].to_numpy()
     names = named.filter(~pl.col("name").str.contains(WRAPPERS))
     longest = _longest_name(names, "name")
     operator = _longest_name(names, "op") if "op" in names.columns else None
@@ -308,7 +312,8 @@ def _with_lines(places: pl.DataFrame, frames: pl.DataFrame) -> pl.DataFrame:
     """Return the places with the innermost frame of the program that was open in the middle of each."""
     if frames.is_empty() or places.is_empty():
         return places
-    start, end = frames["start_ns"].to_numpy(), frames["end_ns"].to_numpy()
+    start = frames["start_ns"].to_numpy()
+    end = frames["end_ns"].to_numpy()
     is_library = frames["name"].str.contains(r"site-packages|dist-packages|^<built-in|torch/|threading.py").to_numpy()
     lines: list[str | None] = []
     for place_start, place_end in places.select("start_ns", "end_ns").iter_rows():

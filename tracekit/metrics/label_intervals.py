@@ -91,7 +91,8 @@ class Lanes:
             part: Column with each event's part, 0 to *parts* - 1; None if all events form one part.
 
         """
-        start, end = labelled["start_ns"].to_numpy(), labelled["end_ns"].to_numpy()
+        start = labelled["start_ns"].to_numpy()
+        end = labelled["end_ns"].to_numpy()
         event_part = labelled[part].to_numpy() if part is not None else np.zeros(len(start), np.int64)
         code = label_codes(labelled)
 
@@ -113,7 +114,8 @@ class Lanes:
     @cached_property
     def exposed(self) -> Mapping[str, Intervals]:
         """Exposed time by communication and copy label. Time covered by several labels belongs to the first."""
-        unattributed, exposed = self.busy - self.compute, {}
+        unattributed = self.busy - self.compute
+        exposed = {}
         for label in EXPOSABLE_LABELS:
             if label in self.by_label:
                 exposed[label] = self.by_label[label] & unattributed
@@ -173,7 +175,8 @@ def _attribute(labelled: pl.DataFrame, selected: Bools, within: Intervals, attri
     """Attribute the time of *within* to the *selected* events that cover it; write it to *attributed_ns*."""
     rows = np.flatnonzero(selected)
     rows = rows[np.argsort(labelled["start_ns"].to_numpy()[rows], kind="stable")]
-    start, end = (labelled[name].to_numpy()[rows] for name in ("start_ns", "end_ns"))
+    start = labelled["start_ns"].to_numpy()[rows]
+    end = labelled["end_ns"].to_numpy()[rows]
     # An event gets only the time after the latest end of all events that started before it.
     earlier_end = np.concatenate([start[:1], np.maximum.accumulate(end)[:-1]])
     own_start = np.minimum(np.maximum(start, earlier_end), end)
@@ -206,14 +209,18 @@ def timeline(labelled: pl.DataFrame, *, max_intervals: int = MAX_TIMELINE_INTERV
     label = labelled["label"].to_physical().to_numpy().astype(np.int64)
     pass_ = labelled["pass"].to_physical().fill_null(len(PASSES)).to_numpy().astype(np.int64)
     intervals = union(labelled["start_ns"].to_numpy(), labelled["end_ns"].to_numpy(), label * passes + pass_)
-    group, start, end = intervals.group, intervals.start_ns, intervals.end_ns
+    group = intervals.group
+    start = intervals.start_ns
+    end = intervals.end_ns
     if len(start) > max_intervals:
         # Keep the max_intervals - 1 widest gaps (gaps between groups are infinite) and draw over the others.
         gap = np.where(group[1:] == group[:-1], start[1:] - end[:-1], np.iinfo(np.int64).max)
         widest_closed = np.partition(gap, len(gap) - max_intervals)[len(gap) - max_intervals]
         first = np.flatnonzero(np.concatenate(([True], gap > widest_closed)))
         last = np.append(first[1:] - 1, len(end) - 1)
-        group, start, end = group[first], start[first], end[last]
+        group = group[first]
+        start = start[first]
+        end = end[last]
     return pl.DataFrame(
         {
             "label": _decode(group // passes, LABELS),

@@ -87,17 +87,22 @@ def _kernel_times(gpu_events: pl.DataFrame, steps: pl.DataFrame, texts: Category
     other kernels on another GPU, and more of them.
     """
     rows = np.flatnonzero(has_label(label_codes(gpu_events), COMPUTE_SET))
-    op, name, shapes = (texts[column].take(rows) for column in ("op", "name", "shapes"))
+    op = texts["op"].take(rows)
+    name = texts["name"].take(rows)
+    shapes = texts["shapes"].take(rows)
     if not shapes.present.any():
         return KERNEL_TIMES.to_frame()
-    op, part = op.fill(name), to_int64(gpu_events["part"])[rows]
+    op = op.fill(name)
+    part = to_int64(gpu_events["part"])[rows]
     work = group_rows(op.codes, shapes.codes, part)[0]
     group, first = group_rows(work, name.codes)
     # Kernels without a call count one by one: their own row, as a negative number, stands for the call.
     call = to_int64(gpu_events["op_id"], -1)[rows]
     first_of_call = group_rows(work, np.where(call < 0, -1 - rows, call))[1]
     duration = (gpu_events["end_ns"].to_numpy() - gpu_events["start_ns"].to_numpy())[rows]
-    ops, names, shape_texts = (text.take(first).strings() for text in (op, name, shapes))
+    ops = op.take(first).strings()
+    names = name.take(first).strings()
+    shape_texts = shapes.take(first).strings()
     return pl.DataFrame(
         {
             "key": [_digest(f"{op}\0{shape}") for op, shape in zip(ops, shape_texts, strict=True)],
@@ -121,7 +126,8 @@ def _step_lateness(
 ) -> pl.DataFrame:
     if gpu_events.is_empty():
         return STEP_LATENESS.to_frame()
-    part, start = to_int64(gpu_events["part"]), gpu_events["start_ns"].to_numpy()
+    part = to_int64(gpu_events["part"])
+    start = gpu_events["start_ns"].to_numpy()
     order = np.lexsort((start, part))
     first_event = order[np.flatnonzero(np.diff(part[order], prepend=-1))]
     number = to_int64(steps["step"])

@@ -85,7 +85,9 @@ def operations(labelled: pl.DataFrame, lanes: Lanes, *, part: str | None = None)
         pl.col("name").str.extract(_COLLECTIVE_IN_KERNEL_NAME).str.to_lowercase(),
         pl.col("name").str.extract(_PLAIN_KERNEL_NAME),
     )
-    start, end, event_part = (comm[name].to_numpy() for name in ("start_ns", "end_ns", "part"))
+    start = comm["start_ns"].to_numpy()
+    end = comm["end_ns"].to_numpy()
+    event_part = comm["part"].to_numpy()
     comm = comm.with_columns(
         messages=pl.when(pl.col("messages").is_not_null())
         .then("messages")
@@ -157,7 +159,8 @@ def add_waits(
     """
     if "recorded" in members.columns:
         members = members.filter("recorded")
-    match, row = members["match"].to_numpy(), members["row"].to_numpy()
+    match = members["match"].to_numpy()
+    row = members["row"].to_numpy()
     member = longest_waits(members, len(operations))
     figures = members.select("match", "late_ns", "wait_ns", "wait_is_bound", "last_rank")
     own = figures.select(pl.all().gather(with_nulls(member, member >= 0)))
@@ -221,7 +224,8 @@ def may_be_message(operations: pl.DataFrame) -> Bools:
     >>> ops.filter(may_be_message(ops))["what"].to_list()
     ['p2p', 'sendrecv', 'device_kernel']
     """
-    label, what = CategoryColumn.from_series(operations["label"]), CategoryColumn.from_series(operations["what"])
+    label = CategoryColumn.from_series(operations["label"])
+    what = CategoryColumn.from_series(operations["what"])
     is_message = what.any_of("p2p", "sendrecv") | label.any_of("pp_comm")
     is_unresolved = label.any_of("comm") & ~what.matches(_COLLECTIVE)
     return is_message | is_unresolved

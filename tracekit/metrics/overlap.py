@@ -83,7 +83,8 @@ def label_times(labelled: pl.DataFrame, lanes: Lanes, *, part: str | None = None
     if part is not None:
         cell = cell + to_int64(labelled[part]) * len(names)
     count = np.bincount(cell, minlength=total_ns.size)
-    total_bytes, has_bytes = np.zeros(total_ns.size, np.int64), np.zeros(total_ns.size, np.bool_)
+    total_bytes = np.zeros(total_ns.size, np.int64)
+    has_bytes = np.zeros(total_ns.size, np.bool_)
     if "bytes" in labelled.columns:
         sized = np.flatnonzero(present(labelled["bytes"]))
         np.add.at(total_bytes, cell[sized], to_int64(labelled["bytes"])[sized])
@@ -123,8 +124,11 @@ def hidden(labelled: pl.DataFrame, *, part: str | None = None, texts: CategoryCo
 
     """
     texts = texts or CategoryColumns(labelled)
-    label, pass_, module = (texts[name] for name in ("label", "pass", "module"))
-    exposable, compute = (np.flatnonzero(label.any_of(*names)) for names in (EXPOSABLE_LABELS, COMPUTE_SET))
+    label = texts["label"]
+    pass_ = texts["pass"]
+    module = texts["module"]
+    exposable = np.flatnonzero(label.any_of(*EXPOSABLE_LABELS))
+    compute = np.flatnonzero(label.any_of(*COMPUTE_SET))
     if not len(exposable) or not len(compute):
         return HIDDEN.to_frame()
     event_part = to_int64(labelled[part]) if part is not None else np.zeros(len(labelled), np.int64)
@@ -155,14 +159,16 @@ class _Kinds(msgspec.Struct, frozen=True, eq=False):
         kind, first = group_rows(*(key.codes[rows] for key in keys))
         columns = [key.take(rows[first]).series(name, pl.String()) for key, name in zip(keys, names, strict=False)]
         nulls = [pl.lit(None, pl.String).alias(name) for name in names[len(keys) :]]
-        start, end = (labelled[name].to_numpy()[rows] for name in ("start_ns", "end_ns"))
+        start = labelled["start_ns"].to_numpy()[rows]
+        end = labelled["end_ns"].to_numpy()[rows]
         parts = int(part.max()) + 1
         return cls(pl.DataFrame(columns).with_columns(nulls), parts, union(start, end, kind * parts + part[rows]))
 
 
 def _overlap_matrix(kinds: _Kinds, by_kinds: _Kinds, *, detail: bool) -> pl.DataFrame:
     """Return ``HIDDEN``: the time of *kinds* beside each of *by_kinds*; with *detail* also the kinds beside none."""
-    lanes, parts = kinds.lanes, kinds.parts
+    lanes = kinds.lanes
+    parts = kinds.parts
     of_ns = lanes.totals_ns(len(kinds.names) * parts)
     alone = of_ns > 0
     rows = []  # group of the kind and part, number of the other kind, and time of both
@@ -221,7 +227,8 @@ def measure_overlap_costs(
     >>> measure_overlap_costs(gpu, Lanes.of(gpu)).rows()
     [('forward', 3, 36, 30, 36)]
     """
-    start, end = labelled["start_ns"].to_numpy(), labelled["end_ns"].to_numpy()
+    start = labelled["start_ns"].to_numpy()
+    end = labelled["end_ns"].to_numpy()
     rows = np.flatnonzero(has_label(lanes.code, COMPUTE_SET) & (end > start))
     if not len(rows) or not len(lanes.communication):
         return OVERLAP_COSTS.to_frame()
@@ -230,7 +237,8 @@ def measure_overlap_costs(
     group, first = group_rows(*(texts[key].codes[rows] for key in keys))
     overlapped_ns = lanes.communication.covered_ns(start[rows], end[rows])
     kernels = pl.DataFrame({"group": group, "ns": end[rows] - start[rows], "overlapped_ns": overlapped_ns})
-    is_beside, is_alone = pl.col("overlapped_ns") >= MIN_OVERLAPPED_SHARE * pl.col("ns"), pl.col("overlapped_ns") == 0
+    is_beside = pl.col("overlapped_ns") >= MIN_OVERLAPPED_SHARE * pl.col("ns")
+    is_alone = pl.col("overlapped_ns") == 0
     beside = kernels.filter(is_beside).group_by("group").agg(kernels=pl.len().cast(pl.Int64), all_ns=pl.sum("ns"))
     # Percentiles take time: only for groups with enough kernels beside communication.
     often_beside = beside.filter(pl.col("kernels") >= MIN_KERNELS_TO_COMPARE)

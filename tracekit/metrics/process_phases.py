@@ -16,7 +16,9 @@ import polars as pl
 from tracekit.intervals import union
 from tracekit.schema import COMMUNICATION_LABELS, PATH_SEPARATOR, conform
 
-ROLLOUT, TRAIN, WEIGHT_SYNC = "rollout", "train", "weight_sync"
+ROLLOUT = "rollout"
+TRAIN = "train"
+WEIGHT_SYNC = "weight_sync"
 STRETCHES = pl.Schema(
     {
         "phase": pl.String(),
@@ -62,7 +64,8 @@ def find_stretches(labelled: pl.DataFrame) -> pl.DataFrame:
     [('train', 0, 6), ('weight_sync', 6, 10)]
     """
     trains = bool(labelled["label"].is_in(TRAINING_LABELS).any())
-    is_model, is_sync = (pl.col("label").is_in(labels) for labels in (MODEL_LABELS, _SYNC_LABELS))
+    is_model = pl.col("label").is_in(MODEL_LABELS)
+    is_sync = pl.col("label").is_in(_SYNC_LABELS)
     by_label = pl.when(is_model).then(pl.lit(TRAIN if trains else ROLLOUT)).when(is_sync).then(pl.lit(WEIGHT_SYNC))
     named = _annotated_phases(labelled["annotations"])
     is_agreement = pl.col("label").is_in(COMMUNICATION_LABELS) & (pl.col("bytes") <= MAX_AGREEMENT_BYTES)
@@ -103,17 +106,21 @@ def _fill_neutral(events: pl.DataFrame, *, trains: bool) -> pl.Series:
     everything prepares the weight synchronisation, and after that, barriers and collectives of a few bytes end it.
     """
     phase = events["phase"]
-    before, after = phase.forward_fill(), phase.backward_fill()
+    before = phase.forward_fill()
+    after = phase.backward_fill()
     filled = pl.select(pl.when(before.eq_missing(after) | after.is_null()).then(before).otherwise(phase)).to_series()
     divided = filled.is_null() & before.is_not_null()
-    start, end = events["start_ns"].to_numpy(), events["end_ns"].cum_max().to_numpy()
-    agreement, open_rows = events["agreement"].to_numpy(), np.flatnonzero(divided.to_numpy())
+    start = events["start_ns"].to_numpy()
+    end = events["end_ns"].cum_max().to_numpy()
+    agreement = events["agreement"].to_numpy()
+    open_rows = np.flatnonzero(divided.to_numpy())
     if not len(open_rows):
         return filled.alias("phase")
     result = filled.to_list()
     # One group of neighbouring rows per change of phase.
     for rows in np.split(open_rows, np.flatnonzero(np.diff(open_rows) > 1) + 1):
-        first, last = int(rows[0]), int(rows[-1])
+        first = int(rows[0])
+        last = int(rows[-1])
         divide = first
         if before[first] == WEIGHT_SYNC:
             divide = first + int(np.flatnonzero(np.append(True, agreement[first : last + 1]))[-1])

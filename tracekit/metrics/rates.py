@@ -181,7 +181,8 @@ class _ProductKernels(msgspec.Struct, frozen=True, eq=False):
         rows = np.flatnonzero(np.where(is_kernel, has_formula | named, is_helper))
         columns = ("name", "op", "label", "module", "shapes", "dtypes")
         name, op, label, module, shapes, dtypes = (texts[column].take(rows) for column in columns)
-        start, end = labelled["start_ns"].to_numpy()[rows], labelled["end_ns"].to_numpy()[rows]
+        start = labelled["start_ns"].to_numpy()[rows]
+        end = labelled["end_ns"].to_numpy()[rows]
         op_id = to_int64(labelled["op_id"][rows])
         # A memset may take longer than a short kernel: it is never the longest kernel.
         main = _longest_kernel_of_call(op, op_id, np.where(is_kernel[rows], end - start, -1))
@@ -336,7 +337,8 @@ def _product(left: int, right: int, *, transposed: bool = False) -> Formula:
     def formula(dims: Dims) -> int | None:
         if len(dims) <= max(left, right) or not dims[left] or not dims[right]:
             return None
-        a, b = dims[left], dims[right]
+        a = dims[left]
+        b = dims[right]
         if len(b) == 1:  # a vector
             return 2 * prod(a) if a[-1] == b[0] else None
         inner, columns = (b[-1], b[-2]) if transposed else (b[-2], b[-1])
@@ -349,7 +351,8 @@ def _grouped(dims: Dims) -> int | None:
     """Return the operations of a grouped product: each row of tokens is multiplied by one expert's matrix."""
     if len(dims) < 2 or not dims[0] or not dims[1]:
         return None
-    a, b = dims[0], dims[1]
+    a = dims[0]
+    b = dims[1]
     if a[-1] != b[-2]:
         return None
     rows = prod(a[1:]) if len(a) == 3 and len(b) == 2 else prod(a)  # experts cut the columns, not the rows

@@ -71,8 +71,10 @@ def find_start_constraints(labelled: pl.DataFrame, wait_calls_ns: Ints | None = 
     (['launch', 'launch', 'other'], [-1, -1, 1])
 
     """
-    start, end = labelled["start_ns"].to_numpy(), labelled["end_ns"].to_numpy()
-    launch, has_launch = to_int64(labelled["launch_ns"], 0), present(labelled["launch_ns"])
+    start = labelled["start_ns"].to_numpy()
+    end = labelled["end_ns"].to_numpy()
+    launch = to_int64(labelled["launch_ns"], 0)
+    has_launch = present(labelled["launch_ns"])
     stream = number_streams(labelled)
     is_compute = has_label(label_codes(labelled), COMPUTE_SET)
     previous = previous_on_stream(stream, start, end)
@@ -180,7 +182,8 @@ def _may_wait(previous: Ints, launch: Ints, has_launch: Bools, wait_calls_ns: In
     launch_index = np.zeros(len(launch), np.int64)
     launch_index[has_launch] = turn
     previous_index = np.where(both_launched, launch_index[previous], launch_index)
-    calls_before, calls_until = (np.searchsorted(wait_calls_ns, launch_times, side=side) for side in ("left", "right"))
+    calls_before = np.searchsorted(wait_calls_ns, launch_times, side="left")
+    calls_until = np.searchsorted(wait_calls_ns, launch_times, side="right")
     calls_between = calls_before[launch_index] - calls_before[previous_index]
     launches_between = np.maximum(launch_index - previous_index - 1, 0)
     is_own_call = (launch_index > 0) & (calls_before[launch_index] > calls_until[launch_index - 1])

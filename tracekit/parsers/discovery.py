@@ -342,7 +342,8 @@ def _make_reference(path: str, shown: str, file_type: FileType, size: int) -> So
     """Return the source at *path*, None if it is not a trace; *shown* is the part of the path that may name a rank."""
     if file_type.reader is None:
         return None
-    rank, rank_from = file_type.rank, "content"
+    rank = file_type.rank
+    rank_from = "content"
     if rank is None and (rank := rank_in_name(shown)) is not None:
         rank_from = "name"
     return SourceRef(path, file_type.reader, rank, rank_from, file_type.world_size, size)

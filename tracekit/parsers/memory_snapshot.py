@@ -92,7 +92,8 @@ def _busiest_device(histories: Sequence[Sequence[object]], segments: Iterable[Ma
         return counts.index(max(counts))
     reserved: dict[int, int] = {}
     for segment in segments:
-        device, size = segment.get("device", 0), segment.get("total_size")
+        device = segment.get("device", 0)
+        size = segment.get("total_size")
         if isinstance(device, int) and isinstance(size, int):
             reserved[device] = reserved.get(device, 0) + size
     return max(reserved, key=lambda number: (reserved[number], -number), default=0)

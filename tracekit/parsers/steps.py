@@ -40,7 +40,8 @@ def assign_steps(events: pl.DataFrame, marks: pl.DataFrame | None = None) -> pl.
     launch_rows = _find_launches(events["correlation"], _of_kind(kind, "runtime", "driver"), gpu_rows)
     inside[gpu_rows] = False
     has_launch = launch_rows >= 0
-    gpu_rows, launch_rows = gpu_rows[has_launch], launch_rows[has_launch]
+    gpu_rows = gpu_rows[has_launch]
+    launch_rows = launch_rows[has_launch]
     steps[gpu_rows], inside[gpu_rows] = _steps_at(starts[launch_rows], bounds, numbers, innermost >= 0)
     step = pl.Series("step", steps)
     return events.with_columns(step if inside.all() else step.set(pl.Series(~inside), None))
@@ -83,10 +84,12 @@ def _innermost_marks(marks: pl.DataFrame) -> tuple[Ints, Ints]:
     Marks may be nested: a trainer that marks steps too, or the copy of a mark among the operators. They come in order
     of their start, so that an inner mark is written over the one around it.
     """
-    starts, ends = marks["start_ns"].to_numpy(), marks["end_ns"].to_numpy()
+    starts = marks["start_ns"].to_numpy()
+    ends = marks["end_ns"].to_numpy()
     bounds = np.unique(np.concatenate([starts, ends]))
     innermost = np.full(len(bounds), -1, np.int64)
-    first, behind = np.searchsorted(bounds, starts).tolist(), np.searchsorted(bounds, ends).tolist()
+    first = np.searchsorted(bounds, starts).tolist()
+    behind = np.searchsorted(bounds, ends).tolist()
     for row in range(len(marks)):
         innermost[first[row] : behind[row]] = row
     return bounds, innermost
@@ -95,5 +98,6 @@ def _innermost_marks(marks: pl.DataFrame) -> tuple[Ints, Ints]:
 def _find_launches(correlation: pl.Series, is_launch: Bools, gpu_rows: Ints) -> Ints:
     """Return the row of each GPU event's launch, -1 for none; of several launches with one id the last."""
     rows = np.flatnonzero(is_launch)[::-1]
-    wanted, ids = (correlation.gather(pl.Series(each)).fill_null(-1).to_numpy() for each in (gpu_rows, rows))
+    wanted = correlation.gather(pl.Series(gpu_rows)).fill_null(-1).to_numpy()
+    ids = correlation.gather(pl.Series(rows)).fill_null(-1).to_numpy()
     return take_or_missing(rows, find_ids(wanted, ids))

@@ -133,7 +133,8 @@ def _find_ranks(refs: Sequence[SourceRef]) -> tuple[list[SourceRef], list[Notice
         if not members:
             continue
         others = [ref for ref in refs if ref.role != role and ref.rank is not None]
-        ranks, rank_from = _numbers_in_names(members) or _match_content(members, others), "matched"
+        ranks = _numbers_in_names(members) or _match_content(members, others)
+        rank_from = "matched"
         if ranks is None:
             if len({ref.rank for ref in others}) != len(members):
                 problem = f"{len(members)} files do not say their rank{file_listing([ref.path for ref in members])}"

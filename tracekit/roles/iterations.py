@@ -184,7 +184,8 @@ class _Loop:
         """Return the idle time of a role and which roles ran meanwhile: on the same rank if colocated, else on any."""
         ranks = [process.rank for process in self.processes if process.role == role]
         others = [other for other in roles if other != role]
-        idle_ns, waited = 0, Counter[str]()
+        idle_ns = 0
+        waited = Counter[str]()
         for rank in ranks:
             idle = window - _union([band for band in bands if (band.role, band.rank) == (role, rank)])
             idle_ns += idle.total_ns
@@ -209,14 +210,16 @@ def _tail(bands: Sequence[PhaseBand], processes: Sequence[Process]) -> RolloutTa
     if len(spans) < 2:
         return None
     durations = {key: end - start for key, (start, end) in spans.items()}
-    longest, last = max(durations, key=lambda key: durations[key]), max(spans, key=lambda key: spans[key][1])
+    longest = max(durations, key=lambda key: durations[key])
+    last = max(spans, key=lambda key: spans[key][1])
     steps = {
         (process.role, process.rank): _decode_steps(process, *spans[process.role, process.rank])
         for process in processes
         if (process.role, process.rank) in spans
     }
     counted = [count for count in steps.values() if count is not None]
-    middle, middle_end = round(median(durations.values())), round(median(end for _, end in spans.values()))
+    middle = round(median(durations.values()))
+    middle_end = round(median(end for _, end in spans.values()))
     return RolloutTail(
         rank=longest[1],
         ns=durations[longest] - middle,

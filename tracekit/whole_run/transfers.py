@@ -147,7 +147,8 @@ def _find_change(times: Floats) -> tuple[int, float, float] | None:
     best: tuple[float, int] | None = None
     for split in splits:
         # The split that explains most: least deviation from the median of either side.
-        before, after = times[:split], times[split:]
+        before = times[:split]
+        after = times[split:]
         deviation = np.abs(before - np.median(before)).sum() + np.abs(after - np.median(after)).sum()
         if best is None or deviation < best[0]:
             best = (float(deviation), int(split))

@@ -91,7 +91,8 @@ def _remove(starts: list[int], ends: list[int], start: int, end: int) -> None:
     at = bisect_right(starts, start) - 1
     if at < 0 or start >= ends[at]:
         return
-    old_start, old_end = starts[at], ends[at]
+    old_start = starts[at]
+    old_end = ends[at]
     del starts[at], ends[at]
     if end < old_end:
         starts.insert(at, end)

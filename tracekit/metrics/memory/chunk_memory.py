@@ -57,7 +57,10 @@ def measure_chunk_memory(memory: pl.DataFrame, chunks: pl.DataFrame) -> ChunkMem
     if memory.is_empty() or chunks.is_empty():
         return None
     level = _MemoryLevel.build(memory)
-    changes, base_bytes, kept_bytes, peak_chunks = [], [], [], []
+    changes = []
+    base_bytes = []
+    kept_bytes = []
+    peak_chunks = []
     previous_end = int(level.time_ns[1]) - 1
     for cells in chunks.partition_by("step", maintain_order=True):
         step = cells.sort("launch_ns")
@@ -108,13 +111,15 @@ class _MemoryLevel(msgspec.Struct, frozen=True, eq=False):
 
 def _measure_changes(step: pl.DataFrame, level: _MemoryLevel) -> pl.DataFrame:
     """Return the change of memory over each cell of a step that does not overlap the cells before and after it."""
-    launch, last = step["launch_ns"].to_numpy(), np.maximum.accumulate(step["last_ns"].to_numpy())
+    launch = step["launch_ns"].to_numpy()
+    last = np.maximum.accumulate(step["last_ns"].to_numpy())
     # Level between neighbouring cells; unknown where they overlap, and before the first and after the last cell.
     is_apart = last[:-1] <= launch[1:]
     between = np.full(len(launch) + 1, _UNKNOWN)
     between[1:-1][is_apart] = level.extremes(np.min, last[:-1][is_apart], launch[1:][is_apart])
     is_measured = (between[:-1] != _UNKNOWN) & (between[1:] != _UNKNOWN)
-    before, after = between[:-1][is_measured], between[1:][is_measured]
+    before = between[:-1][is_measured]
+    after = between[1:][is_measured]
     peak = level.extremes(np.max, launch[is_measured], last[is_measured])
     cells = step.select(pl.col("op").cast(pl.String), pl.col("step", "pair").cast(pl.Int64))
     return cells.filter(pl.Series(is_measured)).with_columns(

@@ -77,7 +77,8 @@ def add_phases(events: pl.DataFrame, labelled: pl.DataFrame, ops: pl.DataFrame) 
     op_agrees = op_previous.is_null() | op_following.is_null() | (op_previous == op_following)
     op_phase = pl.when(op_agrees).then(pl.coalesce(op_previous, op_following))
     # Launches of any thread before and after the event; the thread's own launches must not contradict them.
-    own_previous, own_following = pl.col("own_previous"), pl.col("own_following")
+    own_previous = pl.col("own_previous")
+    own_following = pl.col("own_following")
     is_consistent = (
         (own_previous.is_null() & own_following.is_null())
         | (own_previous == pl.col("previous"))
@@ -108,7 +109,8 @@ def _add_neighbours(rows: pl.DataFrame, launches: pl.DataFrame, prefix: str, by:
     """
     neighbours: dict[str, Literal["backward", "forward"]] = {"previous": "backward", "following": "forward"}
     for neighbour, strategy in neighbours.items():
-        time, phase = f"{prefix}{neighbour}_ns", f"{prefix}{neighbour}"
+        time = f"{prefix}{neighbour}_ns"
+        phase = f"{prefix}{neighbour}"
         renamed = launches.select(*([by] if by else []), pl.col("launch_ns").alias(time), pl.col("phase").alias(phase))
         rows = rows.join_asof(
             renamed, left_on="at_ns", right_on=time, by=by, strategy=strategy, check_sortedness=False, coalesce=False

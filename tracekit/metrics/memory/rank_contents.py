@@ -160,7 +160,8 @@ def measure_contents(
         window: Host times between which the peak is looked for; None for all.
 
     """
-    replay, snapshot = history.replay, history.snapshot
+    replay = history.replay
+    snapshot = history.snapshot
     starts = _step_starts(history, step_starts)
     start_ns, end_ns = (None, None) if window is None else window
     row = replay.peak_row(start_ns, end_ns)

@@ -84,7 +84,8 @@ def thin_curve(events: pl.DataFrame, *, points: int = MAX_CURVE_POINTS) -> pl.Da
     [(0, 9, 9), (10, 2, 9)]
     """
     if len(events) > points:
-        first, last = int(events["at_ns"][0]), int(events["at_ns"][-1])
+        first = int(events["at_ns"][0])
+        last = int(events["at_ns"][-1])
         stretch_ns = max(1, -(-(last - first + 1) // points))
         stretch = (pl.col("at_ns") - first) // stretch_ns
         events = events.group_by(stretch.alias("stretch"), maintain_order=True).agg(

@@ -88,10 +88,13 @@ class BlockReader:
     """Reader of blocks, each cut behind its last whole event; threads take turns."""
 
     def __init__(self, stream: Stream, head: bytes, start: int, separator: bytes) -> None:
-        self._stream, self._start, self._separator = stream, start, separator
+        self._stream = stream
+        self._start = start
+        self._separator = separator
         self._carry = head  # read, and not yet part of a block
         self._lock = threading.Lock()
-        self._blocks, self._is_done = 0, False
+        self._blocks = 0
+        self._is_done = False
 
     def stop(self) -> None:
         """Give out no more blocks."""
@@ -175,7 +178,9 @@ def scan_in_order(stream: Stream, head: bytes, start: int, *, stacks: bool) -> S
     buffer = bytearray(max(BLOCK_BYTES, 2 * len(head)))
     end = len(head)
     buffer[:end] = head
-    carried, patience, is_passing_over = 0, MAX_EVENT_BYTES, False
+    carried = 0
+    patience = MAX_EVENT_BYTES
+    is_passing_over = False
     while True:
         end += stream.fill(memoryview(buffer)[end:])
         is_last = end < len(buffer)
@@ -200,13 +205,16 @@ def scan_in_order(stream: Stream, head: bytes, start: int, *, stacks: bool) -> S
         if is_passing_over:
             # No event starts with this byte, so the scanner looks for the next one; some bytes before it help.
             buffer[:_CONTEXT_BYTES] = b"x" + buffer[end - _CONTEXT_BYTES + 1 : end]
-            start, end, carried = 0, _CONTEXT_BYTES, 0
+            start = 0
+            end = _CONTEXT_BYTES
+            carried = 0
         else:
             rest = buffer[start:end]
             if carried > len(buffer) // 2:
                 buffer = bytearray(2 * len(buffer))
             buffer[:carried] = rest
-            start, end = 0, carried
+            start = 0
+            end = carried
 
 
 def _finish(parts: list[Part], workers: list[Worker], tail: bytes) -> Scanned:
@@ -218,7 +226,8 @@ def _finish(parts: list[Part], workers: list[Worker], tail: bytes) -> Scanned:
 
 
 def _read_tail(stream: Stream, start: bytes) -> bytes:
-    pieces, size = [start], len(start)
+    pieces = [start]
+    size = len(start)
     while size < TAIL_LIMIT and (block := stream.read(1 << 20)):
         pieces.append(block)
         size += len(block)

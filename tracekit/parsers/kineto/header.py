@@ -36,13 +36,15 @@ def may_start_trace(text: bytes) -> bool:
     >>> may_start_trace(b'{"schemaVersion": 1, "traceEvents": ['), may_start_trace(b"\x89PNG"), may_start_trace(b"")
     (True, False, False)
     """
-    first, second = text[:1], text[1:].lstrip()[:1]
+    first = text[:1]
+    second = text[1:].lstrip()[:1]
     return (first == b"{" and second in (b'"', b"", b"}")) or (first == b"[" and second in (b"{", b"", b"]"))
 
 
 def find_events(stream: Stream) -> tuple[bytes, int, dict[str, Any]]:
     """Read up to the first event; returns the bytes read, the index where the events start, and the keys before."""
-    data, size = b"", FIRST_READ
+    data = b""
+    size = FIRST_READ
     while True:
         more = stream.read(size)
         data += more
@@ -134,9 +136,11 @@ def parse_header(keys: Mapping[str, Any]) -> tuple[int | None, int, Source]:
     info = info if isinstance(info, dict) else {}
     devices = keys.get("deviceProperties")
     devices = [device for device in devices if isinstance(device, dict)] if isinstance(devices, list) else []
-    shapes, recorder = keys.get("record_shapes"), keys.get("tracekit")
+    shapes = keys.get("record_shapes")
+    recorder = keys.get("tracekit")
     overhead = recorder.get("recording_overhead") if isinstance(recorder, dict) else None
-    rank, world_size = valid_rank(_integer(info.get("rank"))), valid_rank(_integer(info.get("world_size")))
+    rank = valid_rank(_integer(info.get("rank")))
+    world_size = valid_rank(_integer(info.get("world_size")))
     base_ns = _base_time(keys.get("baseTimeNanoseconds"))
     notices = []
     if info.get("rank") is not None and rank is None:
@@ -219,9 +223,11 @@ def _versions(keys: Mapping[str, Any]) -> dict[str, str]:
 def _groups(config: Any) -> tuple[tuple[ProcessGroup, ...], list[Notice]]:
     """Return the process groups, and one notice for all of those whose members cannot be ranks."""
     entries = [entry for entry in config if isinstance(entry, dict)] if isinstance(config, list) else []
-    groups, odd = [], 0
+    groups = []
+    odd = 0
     for entry in entries:
-        ranks, description = _ranks(entry.get("ranks")), entry.get("pg_desc")
+        ranks = _ranks(entry.get("ranks"))
+        description = entry.get("pg_desc")
         odd += "ranks" in entry and ranks is None
         if not isinstance(description, str) or description in ("", "undefined"):
             description = None

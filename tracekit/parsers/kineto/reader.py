@@ -124,7 +124,8 @@ def _rank(own: int | None, name: str, option: int | None) -> tuple[int, str]:
 
 def _notices(stream: Stream, scanned: Scanned, table: EventTable, *, unread: int, base_ns: int) -> list[Notice]:
     """Return what was damaged or left out; *unread* events lie behind the list of events."""
-    notices, events = [], table.events
+    notices = []
+    events = table.events
     bad = sum(part.bad for part in scanned.parts) + table.out_of_range
     bad_values = sum(part.bad_values for part in scanned.parts)
     if stream.cut_short or not scanned.is_closed:

@@ -143,7 +143,8 @@ class TableBuilder:
             columns |= self._number_columns(gpu_rows)
             columns |= text_columns.result()
         events = pl.DataFrame(columns)
-        untimed, out_of_range = {}, 0
+        untimed = {}
+        out_of_range = 0
         if not times["is_usable"].all():
             events = events.filter(times["is_usable"])
             gpu_count = int(is_gpu.filter(~times["is_usable"]).sum())
@@ -160,13 +161,15 @@ class TableBuilder:
         columns["group"] = _fill_groups(columns["group"], self._series(self._take(Column.GROUP_ID)))
         columns["peer"] = self._peer()
         columns["collective_seq"] = self._sparse(*self._take_present(Column.COLLECTIVE_SEQ))
-        node, graph = self._take(Column.GRAPH_NODE), self._take(Column.GRAPH)
+        node = self._take(Column.GRAPH_NODE)
+        graph = self._take(Column.GRAPH)
         columns["graph"] = self._series(_coalesce(_zero_as_null(node), _zero_as_null(graph)))
         return columns
 
     def _number_columns(self, gpu_rows: Ints) -> dict[str, pl.Series]:
         """Return the columns of numbers that most rows have."""
-        pid, tid = self._take(Column.PID), self._take(Column.TID)
+        pid = self._take(Column.PID)
+        tid = self._take(Column.TID)
         # GPU events without a device or stream among their arguments show them as process and thread.
         device = _coalesce(_at(self._take(Column.DEVICE), gpu_rows), _at(pid, gpu_rows))
         stream = _coalesce(_at(self._take(Column.STREAM), gpu_rows), _at(tid, gpu_rows))
@@ -207,7 +210,9 @@ class TableBuilder:
 
     def _take_present(self, column: Column) -> tuple[Ints, Ints]:
         """Return the rows that have a value in a column, and the values: for columns that few rows have."""
-        rows, values, first_row = [np.empty(0, np.int64)], [np.empty(0, np.int64)], 0
+        rows = [np.empty(0, np.int64)]
+        values = [np.empty(0, np.int64)]
+        first_row = 0
         for chunk in self._chunks:
             part = chunk.columns.pop(column, None)
             if part is not None:
@@ -226,7 +231,8 @@ class TableBuilder:
         for part in self._parts:
             last_row = first_row + sum(chunk.rows for chunk in part.chunks)
             numbers[first_row:last_row] += first_number
-            first_row, first_number = last_row, first_number + part.complete
+            first_row = last_row
+            first_number = first_number + part.complete
         return numbers
 
     def _look_up(
@@ -268,7 +274,8 @@ class TableBuilder:
 
     def _peer(self) -> pl.Series:
         """Return the rank a message goes to, or else the one it comes from."""
-        (to_rows, destination), (from_rows, origin) = self._take_present(Column.DST), self._take_present(Column.SRC)
+        (to_rows, destination) = self._take_present(Column.DST)
+        (from_rows, origin) = self._take_present(Column.SRC)
         rows = np.union1d(to_rows, from_rows)
         peers = np.full(len(rows), NULL, np.int64)
         peers[np.searchsorted(rows, from_rows)] = origin
@@ -285,7 +292,9 @@ class TableBuilder:
         if not sizes.any():
             return self._sparse(rows, moved), self._series(None)
         has_size = sizes > 0
-        collective_rows, sent, sizes = collective_rows[has_size], sent[has_size], sizes[has_size]
+        collective_rows = collective_rows[has_size]
+        sent = sent[has_size]
+        sizes = sizes[has_size]
         received = take_or_missing(out_elements, find_sorted(collective_rows, out_rows), NULL)
         all_rows = np.union1d(rows, collective_rows)
         values = np.empty(len(all_rows), np.int64)

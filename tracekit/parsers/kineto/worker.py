@@ -26,7 +26,9 @@ from tracekit.parsers.kineto.vocabulary import KEYS, MEMORY_COLUMNS
 ROWS_PER_CHUNK = 1 << 14
 ROWS_PER_TILE = 1 << 8
 MEMORY_ROWS = 1 << 12
-FIRST_PAGES, MAX_PAGES = 1 << 16, 2 << 20  # bytes mapped at once for a column: few values must not take megabytes
+# bytes mapped at once for a column: few values must not take megabytes
+FIRST_PAGES = 1 << 16
+MAX_PAGES = 2 << 20
 FIRST_TEXTS = 1 << 10
 FIRST_TEXT_BYTES = 1 << 20
 MAX_SPARSE_SHARE = 1 / 8  # of rows with a value, up to which a column is stored as row numbers and values
@@ -106,18 +108,23 @@ class Worker:
 
     def scan(self, buffer: memoryview, start: int, end: int, *, is_last: bool) -> Part:
         """Scan ``buffer[start:end]`` (see ``Scanner.scan``)."""
-        scanner, part = self._scanner, Part(position=start)
+        scanner = self._scanner
+        part = Part(position=start)
         scanner.reset()
         while True:
             status = scanner.scan(buffer, part.position, end, is_last=is_last, keep_stacks=self._stacks)
-            part.status, part.position = Status(status), scanner.position
+            part.status = Status(status)
+            part.position = scanner.position
             self._take_rows(part)
             if part.status == Status.TEXT_FULL:
                 self._grow_dictionary(end - part.position)
             elif part.status != Status.ROWS_FULL:
                 break
-        part.events, part.complete, part.python_frames = scanner.events, scanner.complete, scanner.python_frames
-        part.bad, part.bad_values = scanner.bad, scanner.bad_values
+        part.events = scanner.events
+        part.complete = scanner.complete
+        part.python_frames = scanner.python_frames
+        part.bad = scanner.bad
+        part.bad_values = scanner.bad_values
         part.phases = self._phases.copy()
         return part
 
@@ -145,7 +152,9 @@ class Worker:
 
     def _store(self, column: Column, rows: int, count: int, dtype: type[np.int32 | np.int64]) -> ColumnPart:
         """Store the first *rows* rows of a column, *count* of which have a value."""
-        values, row_numbers, pages = self._columns[column, :rows], None, self._pages[column]
+        values = self._columns[column, :rows]
+        row_numbers = None
+        pages = self._pages[column]
         if count < rows * MAX_SPARSE_SHARE:
             present = np.flatnonzero(values != NULL)
             values = values[present]

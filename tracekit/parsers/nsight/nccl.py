@@ -293,7 +293,8 @@ def join_all_to_alls(calls: pl.DataFrame) -> pl.DataFrame:
         _counted=(pl.col("name") == "ncclCommCount").any() & (pl.col("collective").is_in(_P2P).sum() == 0)
     )
     calls = calls.join(counted, on=section, how="left", maintain_order="left")
-    is_send, is_receive = pl.col("collective") == "send", pl.col("collective") == "recv"
+    is_send = pl.col("collective") == "send"
+    is_receive = pl.col("collective") == "recv"
     is_balanced = (is_send.sum() >= 2) & (is_send.sum() == is_receive.sum())
     reaches_all = _peers_are_all_members(is_send) & _peers_are_all_members(is_receive) | pl.col("peer").is_null().all()
     is_section_of_all_to_all = (is_balanced & reaches_all) | pl.col("_counted").fill_null(False).any()

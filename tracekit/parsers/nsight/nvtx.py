@@ -132,7 +132,8 @@ def link_autograd(ranges: pl.DataFrame) -> pl.DataFrame:
     if not ranges.height:
         return ranges.with_columns(fwd_thread=pl.lit(None, dtype=pl.Int64))
     thread = ["process", "tid"]
-    name, is_engine = pl.col("name"), pl.col("name").str.starts_with(_ENGINE)
+    name = pl.col("name")
+    is_engine = pl.col("name").str.starts_with(_ENGINE)
     is_inside_previous = (pl.col("start_ns") < pl.col("end_ns").shift(1)).over(thread)
     node_of_previous = name.str.strip_prefix(_ENGINE).shift(1).over(thread)
     is_engine_node = is_inside_previous & (name == node_of_previous) & is_engine.shift(1).over(thread)

@@ -81,7 +81,8 @@ def _profiler_captures(calls: pl.DataFrame) -> pl.DataFrame:
 
 def _contain_launches(steps: pl.DataFrame, calls: pl.DataFrame) -> bool:
     """Return whether nearly all launches between the first and the last step lie inside a step."""
-    first, last = steps["start_ns"].min(), steps["end_ns"].max()
+    first = steps["start_ns"].min()
+    last = steps["end_ns"].max()
     launches = filter_by_name(calls, "Launch").select("start_ns").sort("start_ns")
     launches = launches.filter(pl.col("start_ns").is_between(first, last))
     inside = launches.join_asof(steps, on="start_ns").filter(pl.col("start_ns") <= pl.col("end_ns"))
@@ -96,7 +97,8 @@ def _steps_from_ranges(marks: pl.DataFrame) -> pl.DataFrame:
 
 
 def _steps_between_instants(marks: pl.DataFrame) -> pl.DataFrame:
-    earliest, latest = -(1 << 63), (1 << 63) - 1
+    earliest = -(1 << 63)
+    latest = (1 << 63) - 1
     marks = marks.select("step", "start_ns").unique().sort("start_ns")
     steps = marks.with_columns(end_ns=pl.col("start_ns").shift(-1).fill_null(latest))
     first_step, first_start_ns = marks.row(0)
@@ -255,7 +257,8 @@ def rank_notices(events: pl.DataFrame, counts: Mapping[str, int], *, world: Coll
         world: Communicators that hold the whole job.
     """
     gpu_count = sum(counts.get(kind, 0) for kind in GPU_KINDS)
-    launches, without_launch = counts.get("graph", 0), _count_without_launch(events)
+    launches = counts.get("graph", 0)
+    without_launch = _count_without_launch(events)
     notices = []
     if not gpu_count:
         notices.append(Notice("no-gpu-events", values={"case": "nothing_ran"}))

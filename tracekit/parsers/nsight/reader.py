@@ -122,7 +122,9 @@ def _read_ranks(export: Export, path: Path, first_rank: int | None, lenient: boo
     for process, group in groupby(ranks, key=lambda rank: rank.process):  # pairs are sorted by process
         ranks_of_process = list(group)
         numbers = {rank.device: rank.number for rank in ranks_of_process}
-        process_gpu, process_calls, process_ranges = (frame.filter(process=process) for frame in (gpu, calls, ranges))
+        process_gpu = gpu.filter(process=process)
+        process_calls = calls.filter(process=process)
+        process_ranges = ranges.filter(process=process)
         events_of_ranks = rank_events(process_gpu, process_calls, process_ranges, numbers)
         for rank, events in zip(ranks_of_process, events_of_ranks, strict=True):
             gpu_of_rank = gpus.get((process & PID_MASK, rank.device)) or gpus.get((-1, rank.device)) or tables.Gpu()

@@ -139,7 +139,8 @@ _WARNINGS = (
     ("clock|timestamp|synchroni", "trouble_with_clocks"),
 )
 """Phrases in a diagnostic and the case of the notice ``profiler-warnings``; the first match counts."""
-_WARNING, _ERROR = 2, 3
+_WARNING = 2
+_ERROR = 3
 
 
 def versions(export: Export) -> dict[str, str]:

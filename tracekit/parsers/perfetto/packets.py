@@ -107,7 +107,8 @@ class _Scan:
     def run(self) -> Packets:
         """Scan all blocks."""
         buffer = bytearray(BLOCK_BYTES)
-        end, passed = 0, 0
+        end = 0
+        passed = 0
         while True:
             filled = self._stream.fill(memoryview(buffer)[end:])
             end += filled
@@ -166,7 +167,8 @@ class _Scan:
 
     def _take_rows(self, buffer: memoryview) -> None:
         """Move the rows of the scanner to the result."""
-        scanner, packets = self._scanner, self._packets
+        scanner = self._scanner
+        packets = self._packets
         if scanner.row_count:
             rows = self._rows[: scanner.row_count]
             has_values = (rows != NULL).any(axis=0)
@@ -180,7 +182,8 @@ class _Scan:
 
     def _finish(self) -> None:
         """Take over the texts and the counts."""
-        scanner, packets = self._scanner, self._packets
+        scanner = self._scanner
+        packets = self._packets
         packets.damaged = scanner.bad
         packets.unknown = scanner.unknown
         packets.unnamed_arguments = scanner.unnamed_arguments

@@ -92,7 +92,8 @@ def _match_by_nesting(marks: Marks) -> tuple[Ints, Ints]:
     # Of one track and level, begins and ends alternate.
     order = np.lexsort((np.arange(len(track)), level, track))
     order = order[is_matched[order]]
-    begin, end = order[:-1], order[1:]
+    begin = order[:-1]
+    end = order[1:]
     is_pair = ~is_end[begin] & is_end[end] & (track[begin] == track[end]) & (level[begin] == level[end])
     return in_time[begin[is_pair]], in_time[end[is_pair]]
 

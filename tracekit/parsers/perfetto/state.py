@@ -162,7 +162,8 @@ def _decode_clocks(state: TraceState, snapshot: bytes) -> None:
     for number, _, clock in fields(snapshot):
         if number == 1 and isinstance(clock, bytes):
             values = numbers_and_texts(clock)
-            clock_id, time = _integer(values.get(1)), _integer(values.get(2))
+            clock_id = _integer(values.get(1))
+            time = _integer(values.get(2))
             is_plain = not values.get(3) and values.get(4, 1) == 1  # not incremental, and in nanoseconds
             if clock_id is not None and time is not None and time < LATEST_NS and is_plain:
                 state.clocks[clock_id] = time

@@ -261,7 +261,8 @@ class RowResolver:
         places = [self._state.place(number) for number in distinct.tolist()]
         pids = np.array([NULL if place.pid is None else place.pid for place in places], np.int64)
         tids = np.array([NULL if place.tid is None else place.tid for place in places], np.int64)
-        pid, tid = pids[which], tids[which]
+        pid = pids[which]
+        tid = tids[which]
         device = self._packets.column(Column.DEVICE)
         stream = self._packets.column(Column.STREAM)
         pid[self._is_stage] = device[self._is_stage]
