@@ -23,8 +23,16 @@ def test_nesting_agrees_with_a_search_of_all_ranges(rows, points):
     """The innermost range is the latest to start among those that hold the point and are not yet left."""
     rows = _calls(rows)
     thread, start, end, kinds = (np.array([r[i] for r in rows], np.int64) for i in range(4))
-    point_columns = [np.array([p[i] for p in points], np.int64) for i in range(2)]
-    nested = nest(thread, start, end, kinds, np.zeros(len(rows), np.int64), *point_columns, siblings=True)
+    nested = nest(
+        thread=thread,
+        start=start,
+        end=end,
+        kind=kinds,
+        name=np.zeros(len(rows), np.int64),
+        point_thread=np.array([thread for thread, _ in points], np.int64),
+        point_time=np.array([time for _, time in points], np.int64),
+        siblings=True,
+    )
 
     def around(t, at, kind, before):
         containing = [j for j, (u, a, b, w) in enumerate(rows[:before]) if w == kind and u == t and a <= at < b]

@@ -1,7 +1,7 @@
 """Comparison of a run with the ideal of the schedule it followed, from the tables of its ranks."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from functools import partial
 
@@ -63,13 +63,14 @@ def compare_all_pipelines(
     Returns:
         One entry per pipeline, in the order of *pipelines*.
     """
-    first = _compare_batch(finder, clocks, (pipelines[:PIPELINES_PER_BATCH], ranks))
-    starts = range(PIPELINES_PER_BATCH, len(pipelines), PIPELINES_PER_BATCH)
-    batches = [pipelines[start : start + PIPELINES_PER_BATCH] for start in starts]
-    # A worker gets the tables of its own ranks only.
-    items = [(batch, {rank: ranks[rank] for line in batch for rank in line if rank in ranks}) for batch in batches]
-    results = spread(partial(_compare_batch_alone, finder, clocks), items)
-    return [*first, *(compared for result in results for compared in result)]
+    compared = _compare_batch(finder, clocks, (pipelines[:PIPELINES_PER_BATCH], ranks))
+    batches: list[_Batch] = []
+    for start in range(PIPELINES_PER_BATCH, len(pipelines), PIPELINES_PER_BATCH):
+        batch = pipelines[start : start + PIPELINES_PER_BATCH]
+        batches.append((batch, _tables_of(batch, ranks)))  # a worker gets the tables of its own ranks only
+    for result in spread(partial(_compare_batch_alone, finder, clocks), batches):
+        compared += result
+    return compared
 
 
 _Batch = tuple[Sequence[PipelineRanks], Mapping[int, RankPipeline]]
@@ -81,41 +82,78 @@ def _compare_batch_alone(finder: ScheduleFinder, clocks: Clocks, batch: _Batch) 
     return _compare_batch(deepcopy(finder), clocks, batch)
 
 
+class _MatchedStep(msgspec.Struct, frozen=True, eq=False):
+    """A step of a pipeline for which a schedule was found."""
+
+    index: int
+    """Of the pipeline in its batch."""
+    pipeline: Pipeline
+    match: Match
+    notices: list[Notice]
+
+
 def _compare_batch(finder: ScheduleFinder, clocks: Clocks, batch: _Batch) -> list[ComparedPipeline]:
     """Compare every step of some pipelines with its ideal. The steps of all of them are handled in one table."""
     pipelines, all_ranks = batch
-    ranks = {rank: all_ranks[rank] for line in pipelines for rank in line if rank in all_ranks}
-    ranks_of_pipelines = [[ranks[rank] for rank in line if rank in ranks] for line in pipelines]
-    steps = [_common_steps(pipeline_ranks) for pipeline_ranks in ranks_of_pipelines]
+    ranks = _tables_of(pipelines, all_ranks)
+    recorded_ranks: list[list[RankPipeline]] = []
+    steps: list[list[int]] = []
+    for line in pipelines:
+        line_ranks = [ranks[rank] for rank in line if rank in ranks]
+        recorded_ranks.append(line_ranks)
+        steps.append(_common_steps(line_ranks))
     assembled = assemble_steps(ranks, list(zip(pipelines, steps, strict=True)), clocks, finder.placed)
 
-    notices: list[dict[int, list[Notice]]] = [{} for _ in pipelines]  # by pipeline, then by step
-    matched: list[tuple[int, Pipeline, Match, list[Notice]]] = []
+    matched: list[_MatchedStep] = []
+    notices: list[dict[int, list[Notice]]] = []  # by pipeline, then by step
     for index, pipeline_steps in enumerate(assembled):
-        cut = _cut_steps(ranks_of_pipelines[index], steps[index]) if finder.wanted == "auto" else set()
-        for pipeline in filter(_is_pipeline, pipeline_steps):
-            if pipeline.step in cut:
-                cut_notice = Notice("step-cut", values={"case": "not_recorded", "step": pipeline.step})
-                notices[index][pipeline.step] = [cut_notice]
-                continue
-            finding = finder.find(pipeline)
-            notices[index][pipeline.step] = [*pipeline.notices, *finding.notices]
-            match = finding.match
-            named = pipeline
-            if match is None:
-                continue
-            if match.exact:
-                named = rename_cells(pipeline, match.schedule, has_names=finding.has_schedule_names)
-            matched.append((index, named, match, finding.notices))
+        cut_steps = _cut_steps(recorded_ranks[index], steps[index]) if finder.wanted == "auto" else set()
+        matched_steps, notices_by_step = _match_steps(finder, index, pipeline_steps, cut_steps)
+        matched += matched_steps
+        notices.append(notices_by_step)
 
-    all_replays = prepare_replays([pipeline for _, pipeline, _, _ in matched], ranks, finder.graphs)
+    all_replays = prepare_replays([step.pipeline for step in matched], ranks, finder.graphs)
     compared: list[list[StepComparison]] = [[] for _ in pipelines]
-    for (index, pipeline, match, match_notices), replays in zip(matched, all_replays, strict=True):
-        comparison, step_notices = _compare_step(pipeline, match, match_notices, replays, wanted=finder.wanted)
-        notices[index][pipeline.step] = step_notices
+    for step, replays in zip(matched, all_replays, strict=True):
+        comparison, step_notices = _compare_step(step.pipeline, step.match, step.notices, replays, wanted=finder.wanted)
+        notices[step.index][step.pipeline.step] = step_notices
         if comparison is not None:
-            compared[index].append(comparison)
+            compared[step.index].append(comparison)
     return list(zip(compared, notices, strict=True))
+
+
+def _match_steps(
+    finder: ScheduleFinder, index: int, pipeline_steps: Iterable[Pipeline], cut_steps: set[int]
+) -> tuple[list[_MatchedStep], dict[int, list[Notice]]]:
+    """Find the schedule of each step of one pipeline; return those that have one, and the notices about all."""
+    matched: list[_MatchedStep] = []
+    notices: dict[int, list[Notice]] = {}
+    for pipeline in pipeline_steps:
+        if not _is_pipeline(pipeline):
+            continue
+        if pipeline.step in cut_steps:
+            notices[pipeline.step] = [Notice("step-cut", values={"case": "not_recorded", "step": pipeline.step})]
+            continue
+        finding = finder.find(pipeline)
+        notices[pipeline.step] = [*pipeline.notices, *finding.notices]
+        match = finding.match
+        if match is None:
+            continue
+        named = pipeline
+        if match.exact:
+            named = rename_cells(pipeline, match.schedule, has_names=finding.has_schedule_names)
+        matched.append(_MatchedStep(index, named, match, finding.notices))
+    return matched, notices
+
+
+def _tables_of(pipelines: Sequence[PipelineRanks], ranks: Mapping[int, RankPipeline]) -> dict[int, RankPipeline]:
+    """Return the tables of those ranks of *pipelines* that have a trace."""
+    tables: dict[int, RankPipeline] = {}
+    for line in pipelines:
+        for rank in line:
+            if rank in ranks:
+                tables[rank] = ranks[rank]
+    return tables
 
 
 def _cut_steps(ranks: Sequence[RankPipeline], steps: Sequence[int]) -> set[int]:
@@ -310,24 +348,21 @@ def compare_pipelines(
     if groups.unsized:
         # Only some ranks of these pipelines have a trace, and nothing says how many ranks there are. The order of the
         # recorded ones may show it.
-        pipelines, size_notices = find_pipeline_size([by_rank[rank] for rank in sorted(groups.unsized)], schedule)
+        unsized_ranks = [by_rank[rank] for rank in sorted(groups.unsized)]
+        pipelines, size_notices = find_pipeline_size(unsized_ranks, schedule)
         groups = add_pipelines(groups, pipelines)
     rank_notices = merge_notices((rank.rank, rank.notices) for rank in with_work)
     notices = [*peer_notices, *groups.notices, *size_notices, *rank_notices]
 
+    results = compare_all_pipelines(groups.pipelines, by_rank, ScheduleFinder(schedule), clocks, spread)
     compared: list[StepComparison] = []
-    cut_pipelines_by_step: Counter[int] = Counter()  # number of pipelines in which the step is cut
-    for steps, notices_by_step in compare_all_pipelines(
-        groups.pipelines, by_rank, ScheduleFinder(schedule), clocks, spread
-    ):
+    for steps, notices_by_step in results:
         compared += steps
-        for step, step_notices in notices_by_step.items():
+        for step_notices in notices_by_step.values():
             notices += step_notices
-            cut_pipelines_by_step[step] += any(notice.code == "step-cut" for notice in step_notices)
     if schedule == "auto":
-        # A step that is cut in at least half of the pipelines is cut in all: the short orders of the others match some
-        # schedule by chance. A schedule that the caller names is compared with whatever was recorded.
-        compared = [c for c in compared if 2 * cut_pipelines_by_step[c.pipeline.step] < len(groups.pipelines)]
+        cut_steps = _steps_cut_in_most(results)
+        compared = [comparison for comparison in compared if comparison.pipeline.step not in cut_steps]
     if not compared:
         return None, (*_unique(notices), *_no_schedule_notices(notices, groups.pipelines, with_work))
 
@@ -342,6 +377,20 @@ def compare_pipelines(
         factors=head.measure_imbalance(),
     )
     return comparison, _unique([*notices, *head.notices, *head_notices])
+
+
+def _steps_cut_in_most(results: Sequence[ComparedPipeline]) -> set[int]:
+    """Return the steps that are cut in at least half of the pipelines, and so in all.
+
+    The short orders of the other pipelines match some schedule by chance. A schedule that the caller names is compared
+    with whatever was recorded.
+    """
+    cut_pipelines_by_step: Counter[int] = Counter()
+    for _, notices_by_step in results:
+        for step, step_notices in notices_by_step.items():
+            if any(notice.code == "step-cut" for notice in step_notices):
+                cut_pipelines_by_step[step] += 1
+    return {step for step, cut_pipelines in cut_pipelines_by_step.items() if 2 * cut_pipelines >= len(results)}
 
 
 def _unique(notices: Sequence[Notice]) -> tuple[Notice, ...]:

@@ -323,23 +323,33 @@ def _sizes_by_schedule(fits: Sequence[_FittingSize]) -> tuple[tuple[str, ...], t
 def _fitting_sizes(ranks: Sequence[RankPipeline], wanted: str) -> Iterator[_FittingSize]:
     """Yield the sizes at which messages and orders of all ranks fit."""
     by_rank = {rank.rank: rank for rank in ranks}
-    peers = {number: set(rank.messages["peer"].drop_nulls().to_list()) - {number} for number, rank in by_rank.items()}
-    stride = gcd(*(abs(peer - number) for number, rank_peers in peers.items() for peer in rank_peers))
+    peers_of_rank: dict[int, set[int]] = {}
+    distances: set[int] = set()
+    for rank in ranks:
+        peers = set(rank.messages["peer"].drop_nulls().to_list()) - {rank.rank}
+        peers_of_rank[rank.rank] = peers
+        distances |= {abs(peer - rank.rank) for peer in peers}
+    stride = gcd(*distances)
     if not stride:
         return
     world_sizes = {rank.world_size for rank in ranks if rank.world_size}
     for size in SIZES_TO_TRY:
-        pipeline_of_rank = {number: pipeline_of(number, size, stride) for number in by_rank}
-        if any(world_size % (size * stride) for world_size in world_sizes):
-            continue
-        if not all(peers[number] <= set(pipeline) for number, pipeline in pipeline_of_rank.items()):
+        pipeline_of_rank = {rank: pipeline_of(rank, size, stride) for rank in by_rank}
+        divides_world = all(world_size % (size * stride) == 0 for world_size in world_sizes)
+        holds_peers = all(peers_of_rank[rank] <= set(pipeline) for rank, pipeline in pipeline_of_rank.items())
+        if not divides_world or not holds_peers:
             continue
         pipelines = tuple(dict.fromkeys(pipeline_of_rank.values()))
-        matches = [_match_fullest_step(by_rank, pipeline, wanted) for pipeline in pipelines]
-        fitting = [entry for entry in matches if entry is not None]
-        if len(fitting) == len(pipelines):
-            names = tuple(dict.fromkeys(match.schedule.name for match, _ in fitting))
-            yield _FittingSize(size, names, pipelines, max(doubts for _, doubts in fitting))
+        names: list[str] = []
+        doubts: list[Doubts] = []
+        for pipeline in pipelines:
+            matched = _match_fullest_step(by_rank, pipeline, wanted)
+            if matched is not None:
+                match, match_doubts = matched
+                names.append(match.schedule.name)
+                doubts.append(match_doubts)
+        if len(names) == len(pipelines):
+            yield _FittingSize(size, tuple(dict.fromkeys(names)), pipelines, max(doubts))
 
 
 def _match_fullest_step(

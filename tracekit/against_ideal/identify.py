@@ -296,29 +296,50 @@ def exact_match(
     """
     run_has_blocks = any(count_ops(order, "FB") for order in orders.values())
     own_patterns = {position: pattern(order) for position, order in orders.items()}
-    matches: list[tuple[tuple[bool, bool, int], Match]] = []  # with what speaks against each, in order of weight
+    best: Match | None = None
+    least_objection: tuple[bool, bool, int] | None = None
     for schedule in schedules:
-        own_and_planned = [(order, schedule.ranks[position]) for position, order in orders.items()]
-        identical = stages_known and all(list(own) == list(planned) for own, planned in own_and_planned)
-        if not identical and not all(
-            same_work(own, pattern(schedule.ranks[position]), any_weight_gradient=any_weight_gradient)
-            for position, own in own_patterns.items()
-        ):
+        is_identical = stages_known and all(list(own) == list(schedule.ranks[i]) for i, own in orders.items())
+        if not is_identical and not _does_same_work(own_patterns, schedule, any_weight_gradient=any_weight_gradient):
             continue
         if traffic and not _sends(schedule, traffic):
             continue
         match = Match(schedule, 0, (), *_granularity_losses(orders, schedule))
-        stages = ((forward_stages(own), forward_stages(planned)) for own, planned in own_and_planned)
-        other_stages = stages_known and any(own != planned for own, planned in stages)
-        count_differences = sum(
-            abs(count_ops(own, kind) - count_ops(planned, kind))
-            for own, planned in own_and_planned
-            for kind in ("FB", "W")
-        )
-        if not other_stages and not count_differences:
+        has_other_stages = stages_known and _has_other_stages(orders, schedule)
+        count_difference = _count_difference(orders, schedule)
+        if not has_other_stages and not count_difference:
             return match  # none can match better
-        matches.append(((other_stages, not run_has_blocks and match.blocks_run_apart > 0, count_differences), match))
-    return min(matches, key=lambda entry: entry[0])[1] if matches else None
+        has_surplus_blocks = not run_has_blocks and match.blocks_run_apart > 0
+        objection = (has_other_stages, has_surplus_blocks, count_difference)  # in order of weight
+        if least_objection is None or objection < least_objection:
+            least_objection = objection
+            best = match
+    return best
+
+
+def _does_same_work(own_patterns: Orders, schedule: Schedule, *, any_weight_gradient: bool) -> bool:
+    """Return whether every rank does the work of its position in the *schedule*, in that order."""
+    for position, own in own_patterns.items():
+        planned = pattern(schedule.ranks[position])
+        if not same_work(own, planned, any_weight_gradient=any_weight_gradient):
+            return False
+    return True
+
+
+def _has_other_stages(orders: Orders, schedule: Schedule) -> bool:
+    """Return whether a rank runs forwards of other stages than the *schedule* plans for its position."""
+    own_stages = {position: forward_stages(order) for position, order in orders.items()}
+    return any(stages != forward_stages(schedule.ranks[position]) for position, stages in own_stages.items())
+
+
+def _count_difference(orders: Orders, schedule: Schedule) -> int:
+    """Return by how much the numbers of FB and W differ from the planned ones, over all ranks."""
+    difference = 0
+    for position, own in orders.items():
+        planned = schedule.ranks[position]
+        for kind in ("FB", "W"):
+            difference += abs(count_ops(own, kind) - count_ops(planned, kind))
+    return difference
 
 
 def forward_stages(order: Sequence[Op]) -> list[int]:

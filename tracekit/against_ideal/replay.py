@@ -227,36 +227,43 @@ def prepare_replays(
     cells = pl.concat([pipeline.detail for pipeline in pipelines])
     start = cells["start_ns"].to_numpy()
     end = cells["end_ns"].to_numpy()
-    bounds = np.cumsum([0, *(pipeline.detail.height for pipeline in pipelines)]).tolist()
-    rows_of_pipelines = [slice(first, last) for first, last in pairwise(bounds)]
     pipeline_graphs = [cell_graph(pipeline, graphs) for pipeline in pipelines]
-    ready_times = [
-        graph.find_ready_times(start[rows], end[rows])
-        for graph, rows in zip(pipeline_graphs, rows_of_pipelines, strict=True)
-    ]
-    ready = np.concatenate([ready for ready, _ in ready_times])
-    before = _stalls_before_start(cells["rank"].to_numpy(), ranks, pipelines[0].clocks, ready, start)
+    rows_of_pipelines: list[slice] = []
+    ready_times: list[Ints] = []
+    early_shares: list[Floats] = []
+    first = 0
+    for pipeline, graph in zip(pipelines, pipeline_graphs, strict=True):
+        rows = slice(first, first + pipeline.detail.height)
+        first = rows.stop
+        ready, early = graph.find_ready_times(start[rows], end[rows])
+        rows_of_pipelines.append(rows)
+        ready_times.append(ready)
+        early_shares.append(early)
+
+    before = _stalls_before_start(
+        cells["rank"].to_numpy(), ranks, pipelines[0].clocks, np.concatenate(ready_times), start
+    )
     inside = {cause: cells[f"{cause}_ns"].to_numpy() for cause in _CAUSES_INSIDE_CELLS}
-    work = np.maximum(end - start - sum(inside.values()), 0)
+    duration = end - start
+    work = np.maximum(duration - sum(inside.values()), 0)
     # Stalls that add up to more than the cell's duration are taken from the host's.
-    inside["host"] = end - start - work - sum(ns for cause, ns in inside.items() if cause != "host")
+    inside["host"] = duration - work - sum(ns for cause, ns in inside.items() if cause != "host")
     replays = []
-    for graph, rows, (_, early) in zip(pipeline_graphs, rows_of_pipelines, ready_times, strict=True):
+    for graph, rows, early in zip(pipeline_graphs, rows_of_pipelines, early_shares, strict=True):
         typical, balanced = graph.average(work[rows])
         origin = int(start[rows].min()) if rows.stop > rows.start else 0
-        replays.append(
-            StepReplays(
-                graph,
-                start[rows] - origin,
-                end[rows] - origin,
-                work[rows],
-                balanced,
-                typical,
-                {cause: ns[rows] for cause, ns in inside.items()},
-                {cause: ns[rows] for cause, ns in before.items()},
-                early,
-            )
+        step_replays = StepReplays(
+            graph=graph,
+            start=start[rows] - origin,
+            end=end[rows] - origin,
+            work=work[rows],
+            balanced=balanced,
+            typical=typical,
+            inside={cause: ns[rows] for cause, ns in inside.items()},
+            before={cause: ns[rows] for cause, ns in before.items()},
+            early=early,
         )
+        replays.append(step_replays)
     return replays
 
 

@@ -89,38 +89,56 @@ def _member_order(part: pl.DataFrame, members: list[int]) -> Sequence[int] | Non
     highest = part["peer"].max()
     if not isinstance(highest, int) or highest >= len(members):
         return None
-    position_of_rank = {rank: i for i, rank in enumerate(members)}
-    own_position = part["rank"].replace_strict(position_of_rank, return_dtype=pl.Int64).to_numpy()
-    peer = part["peer"].to_numpy().astype(np.int64)
-    send = part["send"].to_numpy()
-    count = len(members)
-    sent = np.bincount(own_position[send] * count + peer[send], minlength=count * count).reshape(count, count)
-    received = np.bincount(own_position[~send] * count + peer[~send], minlength=count * count).reshape(count, count)
-
-    def missing(order: tuple[int, ...]) -> int:
-        """Return how many messages lack their other side; all of them if someone would write to themselves."""
-        number_of_member = np.empty(count, np.int64)  # of each member: its number
-        number_of_member[list(order)] = np.arange(count)
-        # n is number_of_member: sent[a, n[b]] went from a to b, and received[b, n[a]] is what b says it had from a.
-        if sent[np.arange(count), number_of_member].any():
-            return len(part)
-        return int(np.abs(sent[:, number_of_member] - received[:, number_of_member].T).sum())
-
-    first = tuple(range(count))
-    orders = permutations(first) if count <= MAX_MEMBERS_TO_PERMUTE else iter([first])
-    chosen = first
-    fewest = len(part)
-    is_only = False
+    traffic = _Traffic.count(part, members)
+    first = tuple(range(len(members)))
+    orders = permutations(first) if len(members) <= MAX_MEMBERS_TO_PERMUTE else iter([first])
+    best = first
+    fewest_missing = len(part)
+    is_only_best = False
     for order in orders:
-        lacking = missing(order)
-        is_only = lacking < fewest or (is_only and lacking > fewest)
-        if lacking < fewest:
-            chosen = order
-            fewest = lacking
-        if not fewest:
+        missing = traffic.count_missing(order)
+        if missing < fewest_missing:
+            best = order
+            fewest_missing = missing
+            is_only_best = True
+        elif missing == fewest_missing:
+            is_only_best = False
+        if not fewest_missing:
             break
-    believed = is_only and fewest <= MAX_MISSING_SHARE * len(part)
-    return [members[i] for i in chosen] if believed else None
+    is_believable = is_only_best and fewest_missing <= MAX_MISSING_SHARE * len(part)
+    return [members[i] for i in best] if is_believable else None
+
+
+class _Traffic(msgspec.Struct, frozen=True, eq=False):
+    """Messages between the members of a communicator: [member, number that it gives its peer]."""
+
+    sent: Ints
+    received: Ints
+
+    @classmethod
+    def count(cls, messages: pl.DataFrame, members: list[int]) -> _Traffic:
+        """Count the *messages* of each member by the number that it gives its peer."""
+        size = len(members)
+        position_of_rank = {rank: position for position, rank in enumerate(members)}
+        own = messages["rank"].replace_strict(position_of_rank, return_dtype=pl.Int64).to_numpy()
+        pair = own * size + messages["peer"].to_numpy().astype(np.int64)
+        is_send = messages["send"].to_numpy()
+        sent = np.bincount(pair[is_send], minlength=size * size)
+        received = np.bincount(pair[~is_send], minlength=size * size)
+        return cls(sent.reshape(size, size), received.reshape(size, size))
+
+    def count_missing(self, order: tuple[int, ...]) -> int:
+        """Return how many messages lack their other side if *order* has the members by number.
+
+        All of them lack it if a member would write to itself.
+        """
+        size = len(order)
+        number = np.empty(size, np.int64)  # of each member: its number
+        number[list(order)] = np.arange(size)
+        # sent[a, number[b]] went from a to b, and received[b, number[a]] is what b says it had from a.
+        if self.sent[np.arange(size), number].any():
+            return int(self.sent.sum() + self.received.sum())
+        return int(np.abs(self.sent[:, number] - self.received[:, number].T).sum())
 
 
 def along_pipelines(messages: pl.DataFrame, pipelines: Sequence[Sequence[int]] | None = None) -> PipelinePeers:

@@ -46,10 +46,17 @@ class Nested(NamedTuple):
     point_annotation: Ints
 
 
-def nest(  # noqa: PLR0917 - one argument per column
-    thread: Ints, start: Ints, end: Ints, kind: npt.NDArray[Any], name: AnyInts, point_thread: Ints, point_time: Ints,
-    *, siblings: bool = False,
-) -> Nested:  # fmt: skip
+def nest(
+    *,
+    thread: Ints,
+    start: Ints,
+    end: Ints,
+    kind: npt.NDArray[Any],
+    name: AnyInts,
+    point_thread: Ints,
+    point_time: Ints,
+    siblings: bool = False,
+) -> Nested:
     """Find what is around every range and every point, on its own thread.
 
     A range contains the moment at which it starts, not the one at which it ends.
@@ -64,9 +71,9 @@ def nest(  # noqa: PLR0917 - one argument per column
         point_time: Time of each point.
         siblings: Find the op before and after each op, too.
 
-    >>> first, zeros = np.zeros(1, np.int64), np.zeros(2, np.int64)
-    >>> kind = np.array([nesting.OP, nesting.OP])
-    >>> nested = nest(zeros, np.array([0, 2]), np.array([9, 5]), kind, zeros, first, np.array([3]))
+    >>> same = np.zeros(2, np.int64)
+    >>> nested = nest(thread=same, start=np.array([0, 2]), end=np.array([9, 5]), kind=np.array([OP, OP]), name=same,
+    ...     point_thread=np.zeros(1, np.int64), point_time=np.array([3]))
     >>> nested.op_of.tolist(), nested.point_op.tolist(), nested.point_annotation.tolist()
     ([-1, 0], [1], [-1])
     """
@@ -97,7 +104,15 @@ def nest(  # noqa: PLR0917 - one argument per column
     point_op, point_annotation = np.empty((2, len(order)), np.int64)
     point_op[order] = sorted_op
     point_annotation[order] = sorted_annotation
-    return Nested(op_of, ann_of, path.view(np.int64), neighbours[0], neighbours[1], point_op, point_annotation)
+    return Nested(
+        op_of=op_of,
+        ann_of=ann_of,
+        path=path.view(np.int64),
+        previous_op=neighbours[0],
+        next_op=neighbours[1],
+        point_op=point_op,
+        point_annotation=point_annotation,
+    )
 
 
 def nearest_marked_ancestor(parent: AnyInts, marked: Bools) -> Int32s:
@@ -299,8 +314,9 @@ def read_ranges(events: pl.DataFrame) -> tuple[GpuEvents, Ranges, Launches]:
     source = ColumnReader(events, _EVENT_COLUMNS)
     gpu = GpuEvents(events[_sort_gpu_rows(source)], _GPU_COLUMNS)
     calls = _launch_calls(source, gpu.int64("correlation"))
-    ranges, surroundings = _nest_ranges(source, np.flatnonzero(_is_kind(source, "cpu_op", "annotation")), calls)
-    return gpu, ranges, _connect_launches(gpu, ranges, calls, surroundings)
+    range_rows = np.flatnonzero(_is_kind(source, "cpu_op", "annotation"))
+    ranges, call_sites = _nest_ranges(source, range_rows, calls)
+    return gpu, ranges, _connect_launches(gpu, ranges, call_sites)
 
 
 def _is_kind(source: ColumnReader, *kinds: str) -> Bools:
@@ -327,40 +343,82 @@ def _launch_calls(source: ColumnReader, correlations: Ints) -> Ints:
     rows = rows[is_wanted]
     number = number[is_wanted]
     order = np.lexsort((source.int64("start_ns")[rows], number))
-    first_calls: Ints = rows[order[np.append(True, np.diff(number[order]) != 0)[: len(order)]]]
+    is_earliest = np.append(True, np.diff(number[order]) != 0)[: len(order)]
+    first_calls: Ints = rows[order[is_earliest]]
     return first_calls
 
 
-def _nest_ranges(source: ColumnReader, range_rows: Ints, calls: Ints) -> tuple[Ranges, tuple[Ints, Ints, Ints]]:
-    """Sort the ranges, and find what is around each range; and of every call its thread, and the op and annotation.
+class _CallSites(NamedTuple):
+    """Launch calls, and what is around each on its thread."""
+
+    row: Ints
+    """Row of the call in the source."""
+    thread: Ints
+    op: Ints
+    """Row of the innermost op in ``Ranges``; -1 where none."""
+    annotation: Ints
+    """Row of the innermost annotation, of a call of the autograd engine on the thread that waits for it."""
+
+
+def _nest_ranges(source: ColumnReader, range_rows: Ints, calls: Ints) -> tuple[Ranges, _CallSites]:
+    """Sort the ranges, and find what is around each range and each call.
 
     The autograd engine works on threads of its own while the caller waits inside its annotation.
     """
-    thread_of_event = rank_pairs(*(to_int64(source.frame[name]) for name in ("pid", "tid")))
-    start = source.int64("start_ns")
-    end = source.int64("end_ns")
-    # By thread and start, the longest first. Of ranges with equal times an op comes before an annotation.
-    keys = (source.int64("id"), source.array("kind"), -end, start, thread_of_event)
-    index = range_rows[np.lexsort([key[range_rows] for key in keys])]
-    threads = thread_of_event[index]
-    call_threads = thread_of_event[calls]
-    names = source.text_at("name", index)
-    is_op = _is_kind(source, "cpu_op")[index]
+    thread_of_event = rank_pairs(to_int64(source.frame["pid"]), to_int64(source.frame["tid"]))
+    rows = _sort_ranges(source, range_rows, thread_of_event)
+    threads = thread_of_event[rows]
+    names = source.text_at("name", rows)
+    is_op = _is_kind(source, "cpu_op")[rows]
     if names.answers(RANGES["profiler_mark"]).any():
         is_op &= ~names.matches(RANGES["profiler_mark"])
     main_thread = _find_main_thread(threads, names)
-    call_start = start[calls]
+
     # Every call is looked up on its own thread. Calls of the autograd engine are looked up on the main thread, too.
+    start = source.int64("start_ns")
+    call_start = start[calls]
+    call_threads = thread_of_event[calls]
     engine_calls = np.flatnonzero(_engine_threads(threads, call_threads, names)[call_threads])
-    point_thread = np.concatenate([call_threads, np.full(len(engine_calls), main_thread)])
-    point_time = np.concatenate([call_start, call_start[engine_calls]])
-    kind = np.where(is_op, np.uint8(OP), np.uint8(ANNOTATION))
-    nested = nest(threads, start[index], end[index], kind, names.codes, point_thread, point_time, siblings=True)
-    sequence = source.int64_at("sequence", index)
-    ranges = Ranges(source, as_int32(index), names, is_op, as_int32(threads), sequence, *nested[:5], main_thread)
+    nested = nest(
+        thread=threads,
+        start=start[rows],
+        end=source.int64("end_ns")[rows],
+        kind=np.where(is_op, np.uint8(OP), np.uint8(ANNOTATION)),
+        name=names.codes,
+        point_thread=np.concatenate([call_threads, np.full(len(engine_calls), main_thread)]),
+        point_time=np.concatenate([call_start, call_start[engine_calls]]),
+        siblings=True,
+    )
     annotation, main_annotation = np.split(nested.point_annotation, [len(calls)])
-    annotation[engine_calls] = np.where(annotation[engine_calls] < 0, main_annotation, annotation[engine_calls])
-    return ranges, (call_threads, nested.point_op[: len(calls)], annotation)
+    engine_annotation = annotation[engine_calls]
+    annotation[engine_calls] = np.where(engine_annotation < 0, main_annotation, engine_annotation)
+    ranges = Ranges(
+        source=source,
+        rows=as_int32(rows),
+        name=names,
+        is_op=is_op,
+        thread=as_int32(threads),
+        sequence=source.int64_at("sequence", rows),
+        op_of=nested.op_of,
+        ann_of=nested.ann_of,
+        path=nested.path,
+        previous_op=nested.previous_op,
+        next_op=nested.next_op,
+        main_thread=main_thread,
+    )
+    return ranges, _CallSites(calls, call_threads, nested.point_op[: len(calls)], annotation)
+
+
+def _sort_ranges(source: ColumnReader, range_rows: Ints, thread_of_event: Ints) -> Ints:
+    """Return the rows of ranges by thread and start, the longest first; of equal times an op before an annotation."""
+    keys = (  # the last one is compared first
+        source.int64("id")[range_rows],
+        source.array("kind")[range_rows],
+        -source.int64("end_ns")[range_rows],
+        source.int64("start_ns")[range_rows],
+        thread_of_event[range_rows],
+    )
+    return range_rows[np.lexsort(keys)]
 
 
 def _find_main_thread(threads: Ints, names: CategoryColumn) -> int:
@@ -378,21 +436,26 @@ def _engine_threads(threads: Ints, call_threads: Ints, names: CategoryColumn) ->
     return mask_of_rows(count, threads[names.matches(f"^{EVALUATE_NODE}")])
 
 
-def _connect_launches(gpu: GpuEvents, ranges: Ranges, calls: Ints, surroundings: tuple[Ints, Ints, Ints]) -> Launches:
+def _connect_launches(gpu: GpuEvents, ranges: Ranges, call_sites: _CallSites) -> Launches:
     """Find the call of every GPU event, and from it the thread, the op and the annotation."""
-    call = find_sorted(gpu.int64("correlation"), ranges.source.int64_at("correlation", calls))
-    start = take_or_missing(ranges.source.int64_at("start_ns", calls), call)
-    tid = take_or_missing(ranges.source.int64_at("tid", calls), call)
-    thread, op, annotation = (take_or_missing(column, call) for column in surroundings)
-    row = _ops_by_external_id(gpu, ranges, start < 0)
-    use = row >= 0
-    if use.any():  # what the op says stands in for the lost call
-        op = np.where(use, row, op)
-        thread = np.where(use, ranges.thread[row], thread)
-        start = np.where(use, ranges.start(row), start)
-        tid = np.where(use, to_int64(ranges.column("tid", np.arange(len(ranges))))[row], tid)
+    source = ranges.source
+    calls = call_sites.row
+    call = find_sorted(gpu.int64("correlation"), source.int64_at("correlation", calls))
+    start_ns = take_or_missing(source.int64_at("start_ns", calls), call)
+    tid = take_or_missing(source.int64_at("tid", calls), call)
+    thread = take_or_missing(call_sites.thread, call)
+    op = take_or_missing(call_sites.op, call)
+    annotation = take_or_missing(call_sites.annotation, call)
+    named_op = _ops_by_external_id(gpu, ranges, start_ns < 0)
+    is_named = named_op >= 0
+    if is_named.any():  # what the op says stands in for the lost call
+        tid_of_range = to_int64(ranges.column("tid", np.arange(len(ranges))))
+        start_ns = np.where(is_named, ranges.start(named_op), start_ns)
+        tid = np.where(is_named, tid_of_range[named_op], tid)
+        thread = np.where(is_named, ranges.thread[named_op], thread)
+        op = np.where(is_named, named_op, op)
     return Launches(
-        start_ns=start,
+        start_ns=start_ns,
         thread=thread,
         tid=tid,
         op=op,

@@ -115,47 +115,103 @@ def read_matmuls(
         autograd: Nodes among the ranges.
         graph_products: Products of compiled graphs.
     """
-    names = gpu.names
-    node = autograd.node_row
-    call = ranges.op_around(launches.op, OPERATORS["product"])
-    by_name = names.matches(MATMUL_KERNELS) & gpu.is_kernel & ~names.matches(KERNELS["fused_attention"])
-    is_gemm = gpu.is_kernel & ((call >= 0) | by_name)
-    whole = is_gemm & ~names.matches(r"(?i)split_?k")
-    without_op = whole & (call < 0)
+    kernels = _find_product_kernels(gpu, ranges, launches)
     forward = autograd.site.any_of("forward")
-    backward = autograd.site.any_of("backward")
-    ratio = backward_forward_ratio(whole, node, autograd.sequence, forward)
+    ratio = backward_forward_ratio(kernels.whole, autograd.node_row, autograd.sequence, forward)
 
     # Roles of the ops that launched products, in thread and time order; then of their kernels.
-    calls = np.unique(call[is_gemm & (call >= 0)])
-    outer = _outermost_ops(ranges, calls)
-    call_roles = _call_roles(autograd, calls, outer, graph_products=graph_products, nodes_without_op=node[without_op])
-    after = _roles_of_previous_op(ranges, outer, call_roles.value, launches.op)
-    index = np.where(is_gemm, find_sorted(call, calls), -1)
+    calls = np.unique(kernels.call[kernels.is_gemm & (kernels.call >= 0)])
+    outer_ops = _outermost_ops(ranges, calls)
+    call_roles = _call_roles(
+        autograd,
+        calls,
+        outer_ops,
+        graph_products=graph_products,
+        nodes_without_op=autograd.node_row[kernels.without_op],
+    )
+    index = np.where(kernels.is_gemm, find_sorted(kernels.call, calls), -1)
     roles = FirstEvidence(call_roles.value.take(index), call_roles.evidence.take(index))
-    roles.fill_mask("order", "wgrad", _fused_weight_gradients(roles.value, without_op, node))
+    _fill_kernel_roles(roles, kernels, gpu.names, launches, autograd, owing=kernels.without_op & ratio.any_of("once"))
+
+    convolution = convolution_roles(gpu, ranges, launches)
+    by_convolution = CategoryColumn.choose(len(gpu), [("convolution", convolution.present)])
+    return Matmuls(
+        is_gemm=kernels.is_gemm,
+        whole=kernels.whole,
+        ratio=ratio,
+        role=convolution.fill(roles.value),
+        after=_roles_of_previous_op(ranges, outer_ops, call_roles.value, launches.op),
+        evidence=by_convolution.fill(roles.evidence),
+    )
+
+
+class _ProductKernels(NamedTuple):
+    """For every GPU event: whether it is a matrix product, and the op that launched it."""
+
+    call: Ints
+    """Row of the product op around the launch; -1 without one."""
+    is_gemm: Bools
+    whole: Bools
+    """Products without the kernels that only add up the parts of a product."""
+
+    @property
+    def without_op(self) -> Bools:
+        """Mask of products that were launched outside any product op."""
+        return self.whole & (self.call < 0)
+
+
+def _find_product_kernels(gpu: GpuEvents, ranges: Ranges, launches: Launches) -> _ProductKernels:
+    """Find the matrix products: kernels that a product op launched, and those with the name of one."""
+    call = ranges.op_around(launches.op, OPERATORS["product"])
+    has_product_name = gpu.names.matches(MATMUL_KERNELS) & ~gpu.names.matches(KERNELS["fused_attention"])
+    is_gemm = gpu.is_kernel & ((call >= 0) | has_product_name)
+    return _ProductKernels(call, is_gemm, whole=is_gemm & ~gpu.names.matches(r"(?i)split_?k"))
+
+
+def _fill_kernel_roles(
+    roles: FirstEvidence,
+    kernels: _ProductKernels,
+    names: CategoryColumn,
+    launches: Launches,
+    autograd: Autograd,
+    *,
+    owing: Bools,
+) -> None:
+    """Fill in the roles of kernels that their ops do not tell.
+
+    Args:
+        roles: Roles of the kernels, so far by their ops.
+        kernels: Matrix products among the GPU events.
+        names: Names of the GPU events.
+        launches: Launch of each GPU event.
+        autograd: Nodes among the ranges.
+        owing: Products that leave the gradient of their weight to a later product.
+    """
+    is_gemm = kernels.is_gemm
+    without_op = kernels.without_op
+    in_backward = autograd.site.any_of("backward")
+    roles.fill_mask("order", "wgrad", _fused_weight_gradients(roles.value, without_op, autograd.node_row))
 
     # In these nodes layouts do not tell the gradients apart.
     layouts_tell = ~autograd.node.matches(rf"(?i)conv|{NODES['batched_product']}")
     layout = roles_by_layout(names).where(is_gemm & layouts_tell)
-    roles.fill("layout", layout.where(backward & ~layout.any_of("forward")))
-    roles.fill_mask("pass", "forward", forward & is_gemm)
-    outside = is_gemm & ~autograd.site.present & ~autograd.made_node & (launches.start_ns >= 0) & autograd.active
-    is_deferred = _deferred_weight_gradients(launches.ordered(is_gemm), outside, layout)
+    roles.fill("layout", layout.where(in_backward & ~layout.any_of("forward")))
+    roles.fill_mask("pass", "forward", is_gemm & autograd.site.any_of("forward"))
+
+    is_outside_engine = ~autograd.site.present & ~autograd.made_node & autograd.active
+    is_outside_engine &= is_gemm & (launches.start_ns >= 0)
+    is_deferred = _deferred_weight_gradients(launches.ordered(is_gemm), is_outside_engine, layout)
     roles.fill("layout", layout.where(is_deferred))
-    candidates = outside & without_op & ~roles.value.present
-    owing = without_op & ratio.any_of("once")
-    roles.fill_mask("owed", "wgrad", match_owed(owing, candidates, launches.start_ns))
+    may_be_owed = is_outside_engine & without_op & ~roles.value.present
+    roles.fill_mask("owed", "wgrad", match_owed(owing, may_be_owed, launches.start_ns))
     roles.fill_mask("pass", "forward", is_gemm & autograd.made_node)
+
     no_op_layout = _layouts_without_ops(layout.where(is_gemm & (launches.op < 0)))
-    if backward.any() and not autograd.active:  # the backward is known by its thread: elsewhere nothing is dgrad
+    if in_backward.any() and not autograd.active:
+        # The backward is known by its thread: elsewhere nothing is dgrad.
         no_op_layout = no_op_layout.where(~autograd.site.present & ~no_op_layout.any_of("dgrad"))
     is_lone = _lone_input_gradients(launches.ordered(no_op_layout.present), no_op_layout, launches.replay)
     roles.fill("layout", no_op_layout.where(~is_lone))
-
-    convolution = convolution_roles(gpu, ranges, launches)
-    evidence = CategoryColumn.choose(len(gpu), [("convolution", convolution.present)]).fill(roles.evidence)
-    return Matmuls(is_gemm, whole, ratio, convolution.fill(roles.value), after, evidence)
 
 
 def _fused_weight_gradients(role: CategoryColumn, without_op: Bools, node: Ints) -> Bools:
@@ -164,15 +220,16 @@ def _fused_weight_gradients(role: CategoryColumn, without_op: Bools, node: Ints)
     Extensions multiply and add to the weight's gradient in one call (``wgrad_gemm_accum``).
     """
     in_node = node >= 0
-    nodes = int(node.max(initial=-1)) + 2
+    node_count = int(node.max(initial=-1)) + 2
 
     def count_per_node(mask: Bools) -> Ints:
-        return np.bincount(node[in_node & mask], minlength=nodes)
+        return np.bincount(node[in_node & mask], minlength=node_count)
 
-    dgrad_only = (count_per_node(role.any_of("dgrad")) > 0) & (count_per_node(role.any_of("wgrad")) == 0)
-    is_single = count_per_node(without_op) == 1
-    is_wgrad: Bools = dgrad_only & is_single
-    return in_node & without_op & is_wgrad[node]
+    has_dgrad = count_per_node(role.any_of("dgrad")) > 0
+    has_wgrad = count_per_node(role.any_of("wgrad")) > 0
+    has_one_without_op = count_per_node(without_op) == 1
+    computes_wgrad_without_op: Bools = has_dgrad & ~has_wgrad & has_one_without_op
+    return in_node & without_op & computes_wgrad_without_op[node]
 
 
 def _deferred_weight_gradients(products: Ints, outside: Bools, layout: CategoryColumn) -> Bools:
@@ -373,13 +430,12 @@ def _roles_by_use(ranges: Ranges, outer: Ints, node: Ints, count: Ints) -> tuple
     just before; the others of the node are not.
     """
     is_layer = (node >= 0) & (count >= 2) & (count <= _MAX_PRODUCTS_OF_LAYER)
-    previous = take_or_missing(ranges.previous_op, outer)
     following = take_or_missing(ranges.next_op, outer)
     is_added = ranges.name_matches(following, r"^aten::(add_|copy_|_foreach_add_)$")
+    previous = take_or_missing(ranges.previous_op, outer)
     before_previous = take_or_missing(ranges.previous_op, previous)
-    is_transposed = np.logical_or(
-        *(ranges.name_matches(op, OPERATORS["transpose"]) for op in (previous, before_previous))
-    )
+    is_transposed = ranges.name_matches(previous, OPERATORS["transpose"])
+    is_transposed = is_transposed | ranges.name_matches(before_previous, OPERATORS["transpose"])
     return _split_node(node, is_layer, is_added), _split_node(node, is_layer, is_transposed)
 
 
@@ -387,9 +443,9 @@ def _split_node(node: Ints, is_layer: Bools, marked: Bools) -> CategoryColumn:
     """Return wgrad for *marked* products and dgrad for the others, in nodes where some but not all are marked."""
     _, number = np.unique(node, return_inverse=True)
     marked_count = np.bincount(number, weights=marked)[number]
-    count = np.bincount(number, weights=None)[number]
-    splits = is_layer & (marked_count > 0) & (marked_count < count)
-    return CategoryColumn.choose(len(node), [("wgrad", splits & marked), ("dgrad", splits & ~marked)])
+    count = np.bincount(number)[number]
+    is_split = is_layer & (marked_count > 0) & (marked_count < count)
+    return CategoryColumn.choose(len(node), [("wgrad", is_split & marked), ("dgrad", is_split & ~marked)])
 
 
 def _outermost_ops(ranges: Ranges, calls: Ints) -> Ints:

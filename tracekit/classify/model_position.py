@@ -88,9 +88,15 @@ class Frames:
     def _nest(self, tid: Ints, time_ns: Ints) -> Nested:
         """Nest the frames, and find the frames around points; threads are numbered from 0, unknown ones are -1."""
         threads, frame_thread = np.unique(self.tid, return_inverse=True)
-        kind = np.full(len(self), ANNOTATION, np.int64)
-        point_thread = find_sorted(tid, threads)
-        return nest(frame_thread, self.start_ns, self.end_ns, kind, self.name_index, point_thread, time_ns)
+        return nest(
+            thread=frame_thread,
+            start=self.start_ns,
+            end=self.end_ns,
+            kind=np.full(len(self), ANNOTATION, np.int64),
+            name=self.name_index,
+            point_thread=find_sorted(tid, threads),
+            point_time=time_ns,
+        )
 
 
 def sort_frames(table: pl.DataFrame) -> pl.DataFrame:
@@ -159,15 +165,25 @@ def number_layers(names: tuple[str, ...]) -> Ints:
     [0, 1, 2, -1]
     """
     layers = [layer_number(name) for name in names]
-    parts = sorted({layer[0] for layer in layers if layer}, key=len)
+    numbered = [layer for layer in layers if layer is not None]
+    parts = sorted({part for part, _ in numbered}, key=len)
     # "layers.3" and "model.layers.3" are one layer: a part is known by the shortest ending that others share.
-    short = {part: next(ending for ending in parts if part.endswith(ending)) for part in parts}
+    short_name = {part: next(ending for ending in parts if part.endswith(ending)) for part in parts}
+    layer_count: dict[str, int] = {}  # in the order in which the parts come
+    for part, number in numbered:
+        short = short_name[part]
+        layer_count[short] = max(layer_count.get(short, 0), number + 1)
     first_number: dict[str, int] = {}
-    for part in dict.fromkeys(short[layer[0]] for layer in layers if layer):
-        first_number[part] = sum(
-            1 + max(layer[1] for layer in layers if layer and short[layer[0]] == previous) for previous in first_number
-        )
-    return np.array([-1 if layer is None else first_number[short[layer[0]]] + layer[1] for layer in layers], np.int64)
+    next_number = 0
+    for short, count in layer_count.items():
+        first_number[short] = next_number
+        next_number += count
+    numbers = np.full(len(names), -1, np.int64)
+    for i, layer in enumerate(layers):
+        if layer is not None:
+            part, number = layer
+            numbers[i] = first_number[short_name[part]] + number
+    return numbers
 
 
 MIN_COMPUTE_SHARE = 0.5

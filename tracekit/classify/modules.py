@@ -64,15 +64,24 @@ class Stretch:
         if self.after_attention and count:
             modules[0] = "attention"
         if self.before_attention and count > max(end, self.after_attention):
-            is_usual = projections and self.widths[max(end, count - len(projections)) :] == projections
-            modules[-len(projections) if is_usual else -1 :] = ["attention"] * (len(projections) if is_usual else 1)
-        if end:  # what reads the residual stream behind the last layer
-            hidden = self.widths[0][1]
-            open_products = [i for i in range(end, count) if modules[i] is None]
-            is_head = all(self.widths[i][0] == hidden for i in open_products[:1])
-            for i in open_products if is_head else ():
-                modules[i] = "head"
+            last_widths = self.widths[max(end, count - len(projections)) :]
+            has_usual_projections = bool(projections) and last_widths == projections
+            projection_count = len(projections) if has_usual_projections else 1
+            modules[-projection_count:] = ["attention"] * projection_count
+        if end:
+            self._mark_head(modules, end)
         return modules
+
+    def _mark_head(self, modules: list[str | None], end: int) -> None:
+        """Mark the products behind the feed-forward part as the head's, if they read the residual stream."""
+        hidden = self.widths[0][1]
+        open_products = [i for i in range(end, len(modules)) if modules[i] is None]
+        if not open_products:
+            return
+        first_inner, _ = self.widths[open_products[0]]
+        if first_inner == hidden:
+            for i in open_products:
+                modules[i] = "head"
 
 
 def usual_projections(stretches: Iterable[Stretch]) -> tuple[Width, ...]:
@@ -114,36 +123,67 @@ class Products:
 
     def modules_by_repetition(self, evidence: Evidence, module: CategoryColumn, is_forward: Bools) -> CategoryColumn:
         """Return the modules of forward products by the widths between two attentions."""
-        forward = evidence.launches.by_thread(evidence.launches.ordered(is_forward))
         is_attention = _is_attention(evidence, self.rows, is_forward)
-        # Number the stretches: one ends at attention, and where another thread begins.
-        thread = evidence.launches.thread[forward]
-        starts = is_attention[forward] | np.append(True, np.diff(thread) != 0)[: len(forward)]
-        stretch_of = np.full(len(module), -1, np.int64)
-        stretch_of[forward] = np.cumsum(starts) - 1
-        first = forward[np.flatnonzero(starts)]
-        after = is_attention[first]
-        same_thread = np.append(np.diff(evidence.launches.thread[first]) == 0, False)[: len(first)]
-        before = np.append(after[1:], False)[: len(first)] & same_thread
-        activated = np.bincount(stretch_of[forward], module.any_of("mlp")[forward], len(first)) > 0
-
-        # One row per operator call: helper kernels share it with the product.
-        members = np.flatnonzero((stretch_of[self.rows] >= 0) & ~is_attention[self.rows])
-        is_first = (self.call[members] < 0) | (np.diff(self.call[members], prepend=-2) != 0)
-        number = np.cumsum(is_first) - 1  # of each kernel: its call
-        calls = members[is_first]
-        widths = list(zip(self.size.inner[calls].tolist(), self.size.columns[calls].tolist(), strict=True))
-        of_call = stretch_of[self.rows[calls]]
-        edges = [*np.flatnonzero(np.diff(of_call, prepend=-1)).tolist(), len(calls)]
-        stretches = [
-            Stretch(tuple(widths[begin:end]), *(bool(mask[of_call[begin]]) for mask in (after, before, activated)))
-            for begin, end in pairwise(edges)
-        ]
+        neighbourhoods = _Neighbourhoods.find(evidence, is_attention, module.any_of("mlp"), is_forward)
+        # One product per operator call: helper kernels share it with the product.
+        kernels = np.flatnonzero((neighbourhoods.number[self.rows] >= 0) & ~is_attention[self.rows])
+        begins_call = (self.call[kernels] < 0) | (np.diff(self.call[kernels], prepend=-2) != 0)
+        products = kernels[begins_call]
+        stretches = self._stretches(products, neighbourhoods)
         projections = usual_projections(stretches)
-        modules = [name for stretch in stretches for name in stretch.modules(projections)]
-        codes = np.array([-1 if name is None else _MODULES.index(name) for name in modules], np.int64)
-        projections_and_more = CategoryColumn(_MODULES, codes[number]).spread(self.rows[members], len(module))
-        return CategoryColumn.choose(len(module), [("attention", is_attention)]).fill(projections_and_more)
+        codes: list[int] = []
+        for stretch in stretches:
+            for name in stretch.modules(projections):
+                codes.append(-1 if name is None else _MODULES.index(name))
+        product_of_kernel = np.cumsum(begins_call) - 1
+        kernel_codes = np.array(codes, np.int64)[product_of_kernel]
+        by_widths = CategoryColumn(_MODULES, kernel_codes).spread(self.rows[kernels], len(module))
+        return CategoryColumn.choose(len(module), [("attention", is_attention)]).fill(by_widths)
+
+    def _stretches(self, products: Ints, neighbourhoods: _Neighbourhoods) -> list[Stretch]:
+        """Return the *products*, which are in launch order, as stretches between two attentions."""
+        widths = list(zip(self.size.inner[products].tolist(), self.size.columns[products].tolist(), strict=True))
+        number = neighbourhoods.number[self.rows[products]]
+        edges = [*np.flatnonzero(np.diff(number, prepend=-1)).tolist(), len(products)]
+        stretches = []
+        for begin, end in pairwise(edges):
+            stretch = Stretch(
+                tuple(widths[begin:end]),
+                after_attention=bool(neighbourhoods.after_attention[number[begin]]),
+                before_attention=bool(neighbourhoods.before_attention[number[begin]]),
+                has_activation=bool(neighbourhoods.has_activation[number[begin]]),
+            )
+            stretches.append(stretch)
+        return stretches
+
+
+@dataclass(frozen=True, eq=False)
+class _Neighbourhoods:
+    """Stretches of a thread's forward events: one begins at each attention, and where another thread begins."""
+
+    number: Ints
+    """Of each event: the number of its stretch; -1 if it is no forward event whose launch is known."""
+    after_attention: Bools
+    """Of each stretch: whether it begins with attention."""
+    before_attention: Bools
+    """Of each stretch: whether the next one on its thread begins with attention."""
+    has_activation: Bools
+
+    @classmethod
+    def find(cls, evidence: Evidence, is_attention: Bools, is_activation: Bools, is_forward: Bools) -> _Neighbourhoods:
+        """Divide the forward events."""
+        events = evidence.launches.by_thread(evidence.launches.ordered(is_forward))
+        thread = evidence.launches.thread[events]
+        begins_thread = np.append(True, np.diff(thread) != 0)[: len(events)]
+        begins_stretch = is_attention[events] | begins_thread
+        number = np.full(len(is_forward), -1, np.int64)
+        number[events] = np.cumsum(begins_stretch) - 1
+        first = events[np.flatnonzero(begins_stretch)]
+        after_attention = is_attention[first]
+        is_next_on_thread = np.append(np.diff(evidence.launches.thread[first]) == 0, False)[: len(first)]
+        next_is_attention = np.append(after_attention[1:], False)[: len(first)]
+        activations = np.bincount(number[events], is_activation[events], len(first))
+        return cls(number, after_attention, next_is_attention & is_next_on_thread, activations > 0)
 
 
 _MODULES = ("attention", "mlp", "head")

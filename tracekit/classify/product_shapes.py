@@ -92,37 +92,41 @@ def roles_by_shape(ranges: Ranges, autograd: Autograd, calls: Ints, node: Ints, 
         node: Node that each call belongs to, -1 outside.
         rerun: Mask of calls that run forward work again.
     """
-    in_node = node >= 0
     size = Dims.of(ranges, calls)
-    is_forward = (autograd.differentiable[calls] >= 0) & (autograd.node_of[calls] < 0) & size.known
+    in_node = node >= 0
+    made_node = autograd.differentiable[calls] >= 0
+    is_forward = made_node & (autograd.node_of[calls] < 0) & size.known
+    is_first_run = made_node & ~in_node & ~rerun & size.known
+    is_outside_engine = ~in_node & ~made_node
+
     forward = _forward_dims(autograd, calls, size, node, is_forward)
     has_forward = forward.known & size.known
     contracts_rows = size.inner == forward.rows
     contracts_columns = size.inner == forward.columns
 
+    lacks_forward = size.known & ~forward.known & autograd.active & ~rerun
     weights = _weight_shapes(ranges, size, is_forward)
-    result_is_weight = size.known & np.isin(_unordered_pair(size.rows, size.columns), weights)
-    operand_is_weight = size.known & np.isin(_unordered_pair(size.inner, size.columns), weights)
-    outside = ~in_node & (autograd.differentiable[calls] < 0)
-    no_forward = size.known & ~forward.known & autograd.active & ~rerun
-    first_run = (autograd.differentiable[calls] >= 0) & ~in_node & ~rerun & size.known
-    token_counts = np.unique(size.rows[first_run])
+    result_is_weight = lacks_forward & np.isin(_unordered_pair(size.rows, size.columns), weights)
+    operand_is_weight = lacks_forward & np.isin(_unordered_pair(size.inner, size.columns), weights)
+    token_counts = np.unique(size.rows[is_first_run])
     contracts_tokens = np.isin(size.inner, token_counts)
     keeps_tokens = np.isin(size.rows, token_counts)
+    may_be_wgrad = result_is_weight & contracts_tokens
+    may_be_dgrad = operand_is_weight & keeps_tokens & in_node
+
     weight_sides = np.setdiff1d(np.concatenate(np.divmod(weights, _PAIR_FACTOR)), token_counts)
-    is_of_weights = size.known & np.logical_and.reduce([np.isin(sides, weight_sides) for sides in size])
-    return CategoryColumn.choose(
-        len(calls),
-        [
-            ("wgrad", has_forward & contracts_rows & ~contracts_columns),
-            ("dgrad", has_forward & contracts_columns & ~contracts_rows),
-            ("wgrad", no_forward & result_is_weight & ~operand_is_weight & contracts_tokens),
-            ("dgrad", no_forward & operand_is_weight & ~result_is_weight & keeps_tokens & in_node),
-            ("wgrad", no_forward & result_is_weight & contracts_tokens & ~keeps_tokens & (in_node | outside)),
-            ("dgrad", no_forward & operand_is_weight & keeps_tokens & ~contracts_tokens & in_node),
-            ("optimizer", is_of_weights & outside & ~rerun & bool(len(token_counts))),
-        ],
-    )
+    has_sizes_of_weights = np.isin(np.stack(size), weight_sides).all(axis=0)
+    may_be_optimizer = is_outside_engine & ~rerun & size.known & bool(len(token_counts))
+    cases = [  # the first that holds decides
+        ("wgrad", has_forward & contracts_rows & ~contracts_columns),
+        ("dgrad", has_forward & contracts_columns & ~contracts_rows),
+        ("wgrad", may_be_wgrad & ~operand_is_weight),
+        ("dgrad", may_be_dgrad & ~result_is_weight),
+        ("wgrad", may_be_wgrad & ~keeps_tokens & (in_node | is_outside_engine)),
+        ("dgrad", may_be_dgrad & ~contracts_tokens),
+        ("optimizer", may_be_optimizer & has_sizes_of_weights),
+    ]
+    return CategoryColumn.choose(len(calls), cases)
 
 
 def _forward_dims(autograd: Autograd, calls: Ints, size: Dims, node: Ints, is_forward: Bools) -> Dims:

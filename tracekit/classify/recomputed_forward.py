@@ -11,7 +11,7 @@ all products of the graph whose gradients differ.
 
 from collections import Counter
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -71,29 +71,41 @@ def mark_recomputed(ranges: Ranges, launches: Launches, autograd: Autograd) -> t
 
 def _products_of_graphs(ranges: Ranges, autograd: Autograd, in_graph: Bools) -> GraphProducts:
     """Return the products of compiled graphs."""
-    masks = np.zeros((4, len(ranges)), np.bool_)
     calls = np.flatnonzero(ranges.is_op & ranges.name.matches(OPERATORS["graph_product"]))
     size = Dims.of(ranges, calls)
-    shapes: list[Shape] = list(zip(*(column.tolist() for column in size), strict=True))
+    shapes: list[Shape] = list(zip(size.rows.tolist(), size.inner.tolist(), size.columns.tolist(), strict=True))
 
     maker = autograd.differentiable[calls]
     is_forward = (maker >= 0) & (autograd.node_of[calls] < 0) & size.known
     forward_shapes: dict[int, list[Shape]] = {}  # by sequence number
     for i in np.flatnonzero(is_forward).tolist():
-        forward_shapes.setdefault(int(ranges.sequence[maker[i]]), []).append(shapes[i])
+        sequence = int(ranges.sequence[maker[i]])
+        forward_shapes.setdefault(sequence, []).append(shapes[i])
 
-    # Graphs of one model are alike: every distinct combination of shapes is looked at once.
+    masks = GraphProducts(*np.zeros((4, len(ranges)), np.bool_))
     backward = np.flatnonzero(in_graph[calls] & size.known)
+    if not len(backward):
+        return masks
+    # Graphs of one model are alike: every distinct combination of shapes is looked at once.
+    results: dict[tuple[tuple[Shape, ...], tuple[Shape, ...]], GraphProducts] = {}
     node = autograd.node_of[calls[backward]]
-    results: dict[tuple[tuple[Shape, ...], tuple[Shape, ...]], Bools] = {}
-    for graph in np.split(np.arange(len(backward)), np.flatnonzero(np.diff(node)) + 1):
-        forward = forward_shapes.get(int(autograd.node_sequence[node[graph[0]]]), []) if len(graph) else []
-        key = (tuple(forward), tuple(shapes[i] for i in backward[graph].tolist()))
+    begins_graph = np.flatnonzero(np.diff(node)) + 1
+    for graph in np.split(backward, begins_graph):
+        sequence = int(autograd.node_sequence[autograd.node_of[calls[graph[0]]]])
+        graph_shapes = tuple(shapes[i] for i in graph.tolist())
+        key = (tuple(forward_shapes.get(sequence, [])), graph_shapes)
         if key not in results:
-            recomputed, doubtful = recomputed_products(*key)
-            results[key] = np.stack([recomputed, doubtful, *gradients_by_order(*key, left_out=recomputed | doubtful)])
-        masks[:, calls[backward[graph]]] = results[key]
-    return GraphProducts(*masks)
+            results[key] = _products_of_graph(*key)
+        for mask, result in zip(masks, results[key], strict=True):
+            mask[calls[graph]] = result
+    return masks
+
+
+def _products_of_graph(forward: tuple[Shape, ...], backward: tuple[Shape, ...]) -> GraphProducts:
+    """Return what the products of a graph's *backward* are, given the products of its *forward*."""
+    recomputed, doubtful = recomputed_products(forward, backward)
+    of_inputs, of_weights = gradients_by_order(forward, backward, left_out=recomputed | doubtful)
+    return GraphProducts(recomputed, doubtful, of_inputs, of_weights)
 
 
 def gradients_by_order(
@@ -109,27 +121,54 @@ def gradients_by_order(
     >>> [mask.tolist() for mask in gradients_by_order(forward, backward, left_out=np.zeros(4, bool))]
     [[True, False, False, False], [False, False, True, False]]
     """
-    gradients = [shape for shape, leave in zip(backward, left_out.tolist(), strict=True) if not leave]
-    of_inputs = [(rows, columns, inner) for rows, inner, columns in forward]
-    orientations = (  # a graph computes all gradients of weights one way round
-        [(columns, rows, inner) for rows, inner, columns in forward],
-        [(inner, rows, columns) for rows, inner, columns in forward],
-    )
-    masks = np.zeros((2, len(backward)), np.bool_)
-    fitting = [of_weights for of_weights in orientations if Counter(of_inputs + of_weights) == Counter(gradients)]
-    if not fitting or fitting != fitting[:1] * len(fitting):
-        return masks[0], masks[1]
+    is_of_input = np.zeros(len(backward), np.bool_)
+    is_of_weight = np.zeros(len(backward), np.bool_)
+    gradients = [shape for shape, is_left_out in zip(backward, left_out.tolist(), strict=True) if not is_left_out]
     count = Counter(gradients)
-    pairs = zip(of_inputs, fitting[0], strict=True)
-    single = [pair for pair in pairs if count[pair[0]] == count[pair[1]] == 1]
-    input_first = {backward.index(of_input) < backward.index(of_weight) for of_input, of_weight in single}
-    if len(input_first) == 1:
-        for of_input, of_weight in zip(of_inputs, fitting[0], strict=True):
-            if of_input == of_weight and count[of_input] == 2:
-                places = [i for i, shape in enumerate(backward) if shape == of_input and not left_out[i]]
-                first, second = places if input_first == {True} else places[::-1]
-                masks[0, first] = masks[1, second] = True
-    return masks[0], masks[1]
+    pairs = _expected_gradients(forward, count)
+    order = _order_of_gradients(pairs, backward, count)
+    if order is None:
+        return is_of_input, is_of_weight
+    for of_input, of_weight in pairs:
+        if of_input == of_weight and count[of_input] == 2:
+            both = [i for i, shape in enumerate(backward) if shape == of_input and not left_out[i]]
+            if order == "weight first":
+                both.reverse()
+            is_of_input[both[0]] = True
+            is_of_weight[both[1]] = True
+    return is_of_input, is_of_weight
+
+
+def _expected_gradients(forward: tuple[Shape, ...], gradients: Counter[Shape]) -> list[tuple[Shape, Shape]]:
+    """Return the shapes of the two gradients (input, weight) of each forward product; empty if *gradients* differ.
+
+    A graph computes all gradients of weights one way round; empty, too, if both ways fit and differ.
+    """
+    of_inputs = [(rows, columns, inner) for rows, inner, columns in forward]
+    of_weights = [(inner, rows, columns) for rows, inner, columns in forward]
+    of_weights_turned = [(columns, rows, inner) for rows, inner, columns in forward]
+    fits = Counter(of_inputs + of_weights) == gradients
+    fits_turned = Counter(of_inputs + of_weights_turned) == gradients
+    if fits and fits_turned and of_weights != of_weights_turned:
+        return []
+    if fits_turned:
+        return list(zip(of_inputs, of_weights_turned, strict=True))
+    if fits:
+        return list(zip(of_inputs, of_weights, strict=True))
+    return []
+
+
+def _order_of_gradients(
+    pairs: list[tuple[Shape, Shape]], backward: tuple[Shape, ...], count: Counter[Shape]
+) -> Literal["input first", "weight first"] | None:
+    """Return the order in which both gradients of a product come; None if it differs, or no product shows it."""
+    orders = set()
+    for of_input, of_weight in pairs:
+        if count[of_input] == count[of_weight] == 1:
+            orders.add(backward.index(of_input) < backward.index(of_weight))
+    if len(orders) != 1:
+        return None
+    return "input first" if orders == {True} else "weight first"
 
 
 def recomputed_products(forward: tuple[Shape, ...], backward: tuple[Shape, ...]) -> tuple[Bools, Bools]:
@@ -139,31 +178,43 @@ def recomputed_products(forward: tuple[Shape, ...], backward: tuple[Shape, ...])
     >>> recomputed.tolist(), doubtful.tolist()
     ([True, False, False], [False, False, False])
     """
-    is_recomputed = np.zeros(len(backward), np.bool_)
     input_gradients = [(rows, columns, inner) for rows, inner, columns in reversed(forward)]
     weight_gradients = [(min(inner, columns), rows, max(inner, columns)) for rows, inner, columns in forward]
     shapes = [_undo_transpose(shape, set(input_gradients), set(weight_gradients)) for shape in backward]
 
-    # What exceeds the expected gradients is recomputed, at most as often as the forward has the shape. The first
-    # products of a shape are the recomputed ones.
+    # What exceeds the expected gradients is recomputed, at most as often as the forward has the shape.
     count = Counter(shapes)
     expected = Counter(input_gradients + weight_gradients)
-    excess = {shape: min(count[shape] - expected[shape], runs) for shape, runs in Counter(forward).items()}
-    remaining = {shape: number for shape, number in excess.items() if number > 0}
-    for i, shape in enumerate(shapes):
-        if remaining.get(shape, 0):
-            remaining[shape] -= 1
-            is_recomputed[i] = True
+    excess: dict[Shape, int] = {}
+    for shape, runs in Counter(forward).items():
+        excess[shape] = min(count[shape] - expected[shape], runs)
+    is_recomputed = _mark_first(shapes, excess)
 
     # Accept that if the order agrees: recomputed products as in the forward, gradients of the inputs in reverse.
-    recomputed = [shape for shape, again in zip(shapes, is_recomputed, strict=True) if again]
-    others = [shape for shape, again in zip(shapes, is_recomputed, strict=True) if not again]
-    ordered_gradients = [shape for shape in others if shape in set(input_gradients)]
-    if not recomputed or (_is_subsequence(recomputed, forward) and ordered_gradients == input_gradients):
+    recomputed: list[Shape] = []
+    ordered_gradients: list[Shape] = []
+    for shape, runs_again in zip(shapes, is_recomputed.tolist(), strict=True):
+        if runs_again:
+            recomputed.append(shape)
+        elif shape in input_gradients:
+            ordered_gradients.append(shape)
+    order_agrees = _is_subsequence(recomputed, forward) and ordered_gradients == input_gradients
+    if not recomputed or order_agrees:
         return is_recomputed, np.zeros(len(backward), np.bool_)
-    ambiguous = {shape for shape, number in excess.items() if 0 < number < count[shape]}
-    doubtful = np.array([shape in ambiguous for shape in shapes], np.bool_)
+    is_doubtful = [0 < excess.get(shape, 0) < count[shape] for shape in shapes]
+    doubtful = np.array(is_doubtful, np.bool_)
     return is_recomputed & ~doubtful, doubtful
+
+
+def _mark_first(shapes: list[Shape], excess: dict[Shape, int]) -> Bools:
+    """Return a mask of the first *excess* products of each shape."""
+    is_marked = np.zeros(len(shapes), np.bool_)
+    remaining = dict(excess)
+    for i, shape in enumerate(shapes):
+        if remaining.get(shape, 0) > 0:
+            remaining[shape] -= 1
+            is_marked[i] = True
+    return is_marked
 
 
 def _undo_transpose(shape: Shape, input_gradients: set[Shape], weight_gradients: set[Shape]) -> Shape:

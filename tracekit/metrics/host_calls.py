@@ -293,8 +293,15 @@ class _HostRanges(msgspec.Struct, frozen=True, eq=False):
 
     def nest(self, tid: Ints, time: Ints) -> Nested:
         """Return which range is inside which, and the innermost range open on threads at some times."""
-        zeros = np.zeros(len(self), np.int64)
-        return nest(self.tid, self.start, self.end, np.full(len(self), OP, np.int64), zeros, tid, time)
+        return nest(
+            thread=self.tid,
+            start=self.start,
+            end=self.end,
+            kind=np.full(len(self), OP, np.int64),
+            name=np.zeros(len(self), np.int64),
+            point_thread=tid,
+            point_time=time,
+        )
 
     def find_innermost(self, tid: Ints, time: Ints) -> Ints:
         """Return the innermost range open on a thread at a time; -1 if there is none."""

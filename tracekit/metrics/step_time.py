@@ -144,37 +144,53 @@ def summarize_steps(ranks: Mapping[int, Sequence[TimedStep]]) -> StepSummary:
     >>> steps.time_ns, [unusual.step for unusual in steps.unusual]
     (18, [5])
     """
-    timed = {rank: {step.step: step for step in steps if step.time_ns is not None} for rank, steps in ranks.items()}
-    timed = {rank: steps for rank, steps in timed.items() if steps}
+    timed: dict[int, dict[int | None, TimedStep]] = {}
+    for rank, rank_steps in ranks.items():
+        steps_with_time = {step.step: step for step in rank_steps if step.time_ns is not None}
+        if steps_with_time:
+            timed[rank] = steps_with_time
     if not timed:
         return StepSummary(None)
-    common = _in_order(set.intersection(*(set(steps) for steps in timed.values())))
-    recorded = _in_order({step for steps in timed.values() for step in steps})
-    whole = [step for step in common if not any(steps[step].partial for steps in timed.values())] or common
-    per_step = []
-    for step in whole:
-        times = [_time_of(steps[step]) for steps in timed.values()]
-        per_step.append(StepTime(step, round(median(times))))
-    unusual = find_unusual(per_step)
-    usual = {step.step for step in per_step} - {step.step for step in unusual}
+    recorded = _in_order(set().union(*timed.values()))
+    common = [step for step in recorded if all(step in steps for steps in timed.values())]
+    whole = [step for step in common if _is_whole(step, timed)] or common
+    per_step = [StepTime(step, _median_time([steps[step] for steps in timed.values()])) for step in whole]
     time_ns = round(median([step.time_ns for step in per_step])) if per_step else None
+    unusual = find_unusual(per_step)
+    unusual_numbers = {step.step for step in unusual}
+    usual = [step for step in whole if step not in unusual_numbers]
+    by_rank: dict[int, int] = {}
+    budgets: list[Budget] = []
+    for rank, steps in timed.items():
+        if whole:
+            by_rank[rank] = _median_time([steps[step] for step in whole])
+        budgets += [steps[step].budget for step in usual]
     return StepSummary(
         time_ns=time_ns,
         per_step=tuple(per_step),
         unusual=tuple(unusual),
-        by_rank={rank: round(median([_time_of(steps[step]) for step in whole])) for rank, steps in timed.items()}
-        if whole
-        else {},
-        budget=_mean_budget(
-            (steps[step].budget for steps in timed.values() for step in whole if step in usual), time_ns or 0
-        ),
-        not_common={
-            step: tuple(rank for rank, steps in timed.items() if step not in steps)
-            for step in recorded
-            if step is not None and step not in common
-        },
+        by_rank=by_rank,
+        budget=_mean_budget(budgets, time_ns or 0),
+        not_common=_ranks_without_step(recorded, timed),
         is_marked=recorded != [None],
     )
+
+
+def _is_whole(step: int | None, timed: Mapping[int, Mapping[int | None, TimedStep]]) -> bool:
+    """Return whether all ranks recorded all of a step."""
+    return not any(steps[step].partial for steps in timed.values())
+
+
+def _ranks_without_step(
+    recorded: Sequence[int | None], timed: Mapping[int, Mapping[int | None, TimedStep]]
+) -> dict[int, tuple[int, ...]]:
+    """Return the ranks that lack each numbered step that some ranks recorded and some did not."""
+    lacking: dict[int, tuple[int, ...]] = {}
+    for step in recorded:
+        ranks = tuple(rank for rank, steps in timed.items() if step not in steps)
+        if step is not None and ranks:
+            lacking[step] = ranks
+    return lacking
 
 
 def find_unusual(steps: Sequence[StepTime]) -> list[StepTime]:
@@ -191,9 +207,13 @@ def find_unusual(steps: Sequence[StepTime]) -> list[StepTime]:
     return [step for step in steps if abs(step.time_ns - usual_ns) > least_ns]
 
 
-def _time_of(step: TimedStep) -> int:
-    assert step.time_ns is not None
-    return step.time_ns
+def _median_time(steps: Iterable[TimedStep]) -> int:
+    """Return the median time of steps that all have a time, in nanoseconds."""
+    times_ns = []
+    for step in steps:
+        assert step.time_ns is not None
+        times_ns.append(step.time_ns)
+    return round(median(times_ns))
 
 
 def _in_order(steps: Iterable[int | None]) -> list[int | None]:

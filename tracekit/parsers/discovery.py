@@ -68,19 +68,25 @@ def discover(
     path_list = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     if not path_list:
         raise OptionError("no path was given", hint="name a trace, a folder of traces or a store")
-    expanded = [_expand(os.fspath(path), alone=len(path_list) == 1) for path in path_list]
-    recordings = _unique(ref for discovery in expanded for ref in discovery.recordings)
-    if not any(discovery.refs for discovery in expanded) and (need_traces or not recordings):
+    all_refs: list[SourceRef] = []
+    all_recordings: list[SourceRef] = []
+    notices: list[Notice] = []
+    skipped = 0
+    for path in path_list:
+        at_path = _expand(os.fspath(path), alone=len(path_list) == 1)
+        all_refs += at_path.refs
+        all_recordings += at_path.recordings
+        notices += at_path.notices
+        skipped += at_path.skipped
+    recordings = _unique(all_recordings)
+    if not all_refs and (need_traces or not recordings):
         raise _no_trace_error(path_list, recordings)
-    refs = _unique(ref for discovery in expanded for ref in discovery.refs)
-    notices = tuple(notice for discovery in expanded for notice in discovery.notices)
-    refs = _apply_rank_option(refs, rank)
+    refs = _apply_rank_option(_unique(all_refs), rank)
     if check:
         check_single_run(refs)
     if ranks is not None:
         refs = _select_ranks(refs, ranks)
-    skipped = sum(discovery.skipped for discovery in expanded)
-    return Discovery(_by_rank(refs), skipped, notices, _by_rank(recordings))
+    return Discovery(_by_rank(refs), skipped, tuple(notices), _by_rank(recordings))
 
 
 def _by_rank(refs: Iterable[SourceRef]) -> tuple[SourceRef, ...]:

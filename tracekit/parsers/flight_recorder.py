@@ -189,35 +189,50 @@ def _read_groups(config: object) -> dict[str, ProcessGroup]:
     return groups
 
 
+_COLUMNS = (
+    "id",
+    "group",
+    "sequence",
+    "op",
+    "is_message",
+    "peer",
+    "bytes",
+    "dtype",
+    "enqueued_ns",
+    "completed_by_ns",
+    "duration_ns",
+    "state",
+)
+
+
 def _columns(entries: Sequence[_Entry], groups: Mapping[str, ProcessGroup]) -> tuple[dict[str, list[Any]], int | None]:
     """Return the columns of the table, and the rank that messages tell."""
-    # Names and sizes repeat from step to step.
+    # Names and sizes repeat from step to step: each is read once.
     ops = {name: (operation_name(name), message_ranks(name)) for name in {entry.profiling_name for entry in entries}}
-    tensors = [_tensors(entry) for entry in entries]
-    sizes = {tensors_of_entry: _smaller_side(*tensors_of_entry) for tensors_of_entry in set(tensors)}
+    bytes_of_tensors = {tensors: _smaller_side(*tensors) for tensors in {_tensors(entry) for entry in entries}}
     names = [_group_name(entry) for entry in entries]
     is_message = _find_messages(entries, ops)
     peers, content_rank = _find_peers(entries, names, groups, ops)
-    identities = {name: groups[name].name if name in groups else name for name in set(names)}
-    sequences = [
-        entry.p2p_seq_id if of_message else entry.collective_seq_id
-        for entry, of_message in zip(entries, is_message, strict=True)
-    ]
-    columns: dict[str, list[Any]] = {
-        "id": [position if entry.record_id is None else entry.record_id for position, entry in enumerate(entries)],
-        "group": [identities[name] for name in names],
-        "sequence": [valid_int64(sequence) for sequence in sequences],
-        "op": [ops[entry.profiling_name][0] for entry in entries],
-        "is_message": is_message,
-        "peer": peers,
-        "bytes": [sizes[tensors_of_entry] for tensors_of_entry in tensors],
-        "dtype": [entry.input_dtypes[0] if entry.input_dtypes else None for entry in entries],
-        "enqueued_ns": [valid_int64(entry.time_created_ns) for entry in entries],
-        "completed_by_ns": [valid_int64(entry.time_discovered_completed_ns or None) for entry in entries],
-        "duration_ns": [_duration_ns(entry.duration_ms) for entry in entries],
-        "state": [_state(entry) for entry in entries],
-    }
-    columns["id"] = [valid_int64(number) for number in columns["id"]]
+    columns: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
+    for position, entry in enumerate(entries):
+        name = names[position]
+        sequence = entry.p2p_seq_id if is_message[position] else entry.collective_seq_id
+        row: dict[str, Any] = {
+            "id": valid_int64(position if entry.record_id is None else entry.record_id),
+            "group": groups[name].name if name in groups else name,
+            "sequence": valid_int64(sequence),
+            "op": ops[entry.profiling_name][0],
+            "is_message": is_message[position],
+            "peer": peers[position],
+            "bytes": bytes_of_tensors[_tensors(entry)],
+            "dtype": entry.input_dtypes[0] if entry.input_dtypes else None,
+            "enqueued_ns": valid_int64(entry.time_created_ns),
+            "completed_by_ns": valid_int64(entry.time_discovered_completed_ns or None),
+            "duration_ns": _duration_ns(entry.duration_ms),
+            "state": _state(entry),
+        }
+        for column, value in row.items():
+            columns[column].append(value)
     _spread_states(columns)
     return columns, content_rank
 

@@ -33,16 +33,15 @@ def find_roles(paths: Paths | OneRole, *, ranks: Collection[int] | None = None, 
     """
     if isinstance(paths, OneRole):
         sources, notices = find_roles(paths.paths, ranks=ranks, rank=rank)
-        chosen = tuple(ref for ref in sources if ref.role == paths.role)
-        if not chosen:
-            names = sorted({ref.role for ref in sources if ref.role is not None})
-            hint = f"there are: {', '.join(names)}" if names else "ranks have one process each: leave --role out"
-            raise OptionError(f"--role {paths.role}: there is no such role", hint=hint)
-        return chosen, notices
+        return _keep_role(sources, paths.role), notices
     if isinstance(paths, Mapping):
-        by_role = {role: find(path, ranks=ranks, rank=rank) for role, path in paths.items()}
-        refs = [replace(ref, role=role) for role, (members, _) in by_role.items() for ref in members]
-        return _with_ranks(refs, [notice for _, notices in by_role.values() for notice in notices])
+        all_refs: list[SourceRef] = []
+        all_notices: list[Notice] = []
+        for role, path in paths.items():
+            sources, notices = find(path, ranks=ranks, rank=rank)
+            all_refs += [replace(ref, role=role) for ref in sources]
+            all_notices += notices
+        return _with_ranks(all_refs, all_notices)
     sources, notices = find(paths, ranks=ranks, rank=rank)
     refs = list(sources)
     if not any(ref.role for ref in refs):
@@ -56,6 +55,16 @@ def find_roles(paths: Paths | OneRole, *, ranks: Collection[int] | None = None, 
         else:
             return sources, notices
     return _with_ranks(refs, list(notices))
+
+
+def _keep_role(sources: Sequence[SourceRef], role: str) -> tuple[SourceRef, ...]:
+    """Return the sources of one role; raise if there are none."""
+    kept = tuple(ref for ref in sources if ref.role == role)
+    if not kept:
+        names = sorted({ref.role for ref in sources if ref.role is not None})
+        hint = f"there are: {', '.join(names)}" if names else "ranks have one process each: leave --role out"
+        raise OptionError(f"--role {role}: there is no such role", hint=hint)
+    return kept
 
 
 def _with_ranks(refs: list[SourceRef], notices: list[Notice]) -> Sources:
@@ -126,27 +135,39 @@ class _Content:
 
 def _find_ranks(refs: Sequence[SourceRef]) -> tuple[list[SourceRef], list[Notice]]:
     """Return the sources with the ranks of those that do not tell theirs, and notices about guesses."""
-    numbered = list(refs)
+    rank_of_path: dict[str, int] = {}
+    rank_from: dict[str, str] = {}
     notices = []
     for role in dict.fromkeys(ref.role for ref in refs):
-        members = [ref for ref in refs if ref.role == role and ref.rank is None]
-        if not members:
+        unranked = [ref for ref in refs if ref.role == role and ref.rank is None]
+        if not unranked:
             continue
         others = [ref for ref in refs if ref.role != role and ref.rank is not None]
-        ranks = _numbers_in_names(members) or _match_content(members, others)
-        rank_from = "matched"
+        ranks = _numbers_in_names(unranked) or _match_content(unranked, others)
+        how = "matched"
         if ranks is None:
-            if len({ref.rank for ref in others}) != len(members):
-                problem = f"{len(members)} files do not say their rank{file_listing([ref.path for ref in members])}"
-                raise InputError(problem, hint="put the rank into their names: rank0.json, rank1.json, …")
-            ordered = sorted({ref.rank for ref in others if ref.rank is not None})
-            ranks = dict(zip(sorted(ref.path for ref in members), ordered, strict=True))
+            ranks = _ranks_in_order(unranked, others)
+            how = "order"
             notices.append(Notice("role-order", values={"role": role}))
-            rank_from = "order"
-        numbered = [
-            replace(ref, rank=ranks[ref.path], rank_from=rank_from) if ref.path in ranks else ref for ref in numbered
-        ]
+        rank_of_path |= ranks
+        rank_from |= dict.fromkeys(ranks, how)
+    numbered = []
+    for ref in refs:
+        if ref.path in rank_of_path:
+            numbered.append(replace(ref, rank=rank_of_path[ref.path], rank_from=rank_from[ref.path]))
+        else:
+            numbered.append(ref)
     return numbered, notices
+
+
+def _ranks_in_order(unranked: Sequence[SourceRef], others: Sequence[SourceRef]) -> dict[str, int]:
+    """Return by path the ranks of the other roles, in the order of paths; raise if there are more or fewer."""
+    other_ranks = sorted({ref.rank for ref in others if ref.rank is not None})
+    paths = sorted(ref.path for ref in unranked)
+    if len(other_ranks) != len(paths):
+        problem = f"{len(paths)} files do not say their rank{file_listing([ref.path for ref in unranked])}"
+        raise InputError(problem, hint="put the rank into their names: rank0.json, rank1.json, …")
+    return dict(zip(paths, other_ranks, strict=True))
 
 
 def _numbers_in_names(refs: Sequence[SourceRef]) -> dict[str, int] | None:

@@ -43,30 +43,37 @@ def combine_roles(
         {role: tables[role] for role in clock_role_first},
         {role: analysis.clocks for role, analysis in analyses.items()},
     )
-    kinds = {role: kind_of_role([process for process in processes if process.role == role]) for role in tables}
+    kinds: dict[str, str] = {}
+    for role in tables:
+        kinds[role] = kind_of_role([process for process in processes if process.role == role])
     if has_several_roles and not named and set(kinds.values()) == {"trainer"}:
-        raise several_runs_error(sorted({str(Path(ranks[0].source.path).parent) for ranks in tables.values()}))
+        folders = {str(Path(ranks[0].source.path).parent) for ranks in tables.values()}
+        raise several_runs_error(sorted(folders))
     updates, update_notices = find_weight_updates(processes)
+    notices += update_notices
     # A band is a stretch of one phase (train, rollout, weight synchronisation, …) of one process.
     iterations, phase_bands = find_iterations(processes, kinds, updates)
-    explained = {}
+    explained: dict[str, Analysis] = {}
     for role, analysis in analyses.items():
         handovers = find_handovers(role, phase_bands, step_windows(tables[role], clocks[role]))
         stragglers = explain_by_handovers(analysis.stragglers, handovers)
         explained[role] = replace_fields(analysis, stragglers=stragglers)
-    roles = tuple(
-        Role(role, kinds[role], tuple(sorted(rank.source.rank for rank in tables[role])), explained[role], clocks[role])
-        for role in sorted(tables, key=lambda role: (role != main, KIND_ORDER.index(kinds[role]), role))
-    )
+
+    roles: list[Role] = []
+    if has_several_roles:
+        for role in sorted(tables, key=lambda role: (role != main, KIND_ORDER.index(kinds[role]), role)):
+            ranks = sorted(rank.source.rank for rank in tables[role])
+            roles.append(Role(role, kinds[role], tuple(ranks), explained[role], clocks[role]))
+        notices += _role_notices(roles)
+    # The phases of one role outside an RL loop are compared with nothing.
+    has_comparable_phases = has_several_roles or bool(iterations)
     results = RoleResults(
         main_role=main if has_several_roles else None,
-        roles=roles if has_several_roles else (),
+        roles=tuple(roles),
         iterations=tuple(iterations),
         weight_updates=tuple(updates),
-        # The phases of one role outside an RL loop are compared with nothing.
-        bands=tuple(phase_bands) if has_several_roles or iterations else (),
+        bands=tuple(phase_bands) if has_comparable_phases else (),
     )
-    notices += [*update_notices, *(_role_notices(roles) if has_several_roles else ())]
     return replace_fields(explained[main], role_results=results, notices=(*notices, *explained[main].notices))
 
 

@@ -209,25 +209,26 @@ def _tail(bands: Sequence[PhaseBand], processes: Sequence[Process]) -> RolloutTa
     spans = band_spans([band for band in bands if band.phase == ROLLOUT], lambda band: (band.role, band.rank))
     if len(spans) < 2:
         return None
-    durations = {key: end - start for key, (start, end) in spans.items()}
-    longest = max(durations, key=lambda key: durations[key])
-    last = max(spans, key=lambda key: spans[key][1])
-    steps = {
-        (process.role, process.rank): _decode_steps(process, *spans[process.role, process.rank])
-        for process in processes
-        if (process.role, process.rank) in spans
-    }
-    counted = [count for count in steps.values() if count is not None]
-    middle = round(median(durations.values()))
-    middle_end = round(median(end for _, end in spans.values()))
+    durations_ns = {process: end - start for process, (start, end) in spans.items()}
+    ends_ns = {process: end for process, (_, end) in spans.items()}
+    longest = max(durations_ns, key=lambda process: durations_ns[process])
+    last = max(ends_ns, key=lambda process: ends_ns[process])
+    decode_steps: dict[tuple[str, int], int | None] = {}
+    for process in processes:
+        key = (process.role, process.rank)
+        if key in spans:
+            decode_steps[key] = _decode_steps(process, *spans[key])
+    counts = [count for count in decode_steps.values() if count is not None]
+    all_are_counted = len(counts) == len(decode_steps)
+    median_ns = round(median(durations_ns.values()))
     return RolloutTail(
         rank=longest[1],
-        ns=durations[longest] - middle,
-        median_ns=middle,
+        ns=durations_ns[longest] - median_ns,
+        median_ns=median_ns,
         last_rank=last[1],
-        last_ns=spans[last][1] - middle_end,
-        decode_steps=steps[longest],
-        median_decode_steps=median(counted) if len(counted) == len(steps) else None,
+        last_ns=ends_ns[last] - round(median(ends_ns.values())),
+        decode_steps=decode_steps[longest],
+        median_decode_steps=median(counts) if all_are_counted else None,
     )
 
 

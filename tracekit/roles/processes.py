@@ -95,16 +95,20 @@ def kind_of_role(processes: Sequence[Process]) -> str:
     >>> kind_of_role([process]), kind_of_role([])
     ('rollout', 'unknown')
     """
-    phases = {phase for process in processes for phase in process.stretches["phase"]}
-    lanes = {lane for process in processes for lane in process.transfers["lane"]}
+    phases: set[str] = set()
+    lanes: set[str] = set()
+    is_rollout = False
+    for process in processes:
+        phases.update(process.stretches["phase"])
+        lanes.update(process.transfers["lane"])
+        is_annotated = process.stretches.filter(phase=ROLLOUT)["annotated"].any()
+        # Attention shows whether a cache grows, if shapes were recorded.
+        may_decode = len(process.decode_steps) > 0 or not process.shapes_recorded
+        is_rollout = is_rollout or is_annotated or may_decode
     if TRAIN in phases:
         return "trainer"
     if ROLLOUT in phases:
-        # Attention shows whether a cache grows, if shapes were recorded.
-        decodes = any(len(process.decode_steps) for process in processes)
-        annotated = any(process.stretches.filter(phase=ROLLOUT)["annotated"].any() for process in processes)
-        unknown = not all(process.shapes_recorded for process in processes)
-        return "rollout" if decodes or annotated or unknown else "inference"
+        return "rollout" if is_rollout else "inference"
     if lanes & {"broadcast", "h2d"}:
         return "parameter_server"
     return "inference_worker" if "reload" in lanes else "unknown"
