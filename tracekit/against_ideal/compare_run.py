@@ -158,8 +158,12 @@ def _tables_of(pipelines: Sequence[PipelineRanks], ranks: Mapping[int, RankPipel
 
 def _cut_steps(ranks: Sequence[RankPipeline], steps: Sequence[int]) -> set[int]:
     """Return the steps that some rank recorded only in part: without step marks, the first and the last."""
-    cut = {step for rank in ranks for step in rank.cut if step is not None}
-    return cut | ({steps[0], steps[-1]} if steps and any(None in rank.cut for rank in ranks) else set())
+    cut: set[int] = set()
+    for rank in ranks:
+        cut |= {step for step in rank.cut if step is not None}
+        if None in rank.cut and steps:
+            cut |= {steps[0], steps[-1]}
+    return cut
 
 
 def _common_steps(ranks: Sequence[RankPipeline]) -> list[int]:

@@ -58,8 +58,11 @@ class StepComparison(msgspec.Struct, frozen=True, eq=False):
 
     def orders(self) -> list[list[str]]:
         """Return the ops of each rank of the pipeline in the notation; none for a rank without a trace."""
-        orders = self.pipeline.orders
-        return [[str(op) for op in orders.get(position, [])] for position in range(len(self.pipeline.ranks))]
+        orders: list[list[str]] = []
+        for position in range(len(self.pipeline.ranks)):
+            ops = self.pipeline.orders.get(position, [])
+            orders.append([str(op) for op in ops])
+        return orders
 
     def measure_imbalance(self) -> dict[str, Any]:
         """Return measures of how unequal stages and cells were.

@@ -196,7 +196,10 @@ def misplaced_share(orders: Orders, match: Match) -> float:
 
 def _count_units(orders: Orders, schedule: Schedule) -> int:
     """Return the schedule's units of work on the ranks with a trace: a B has two, an FB three."""
-    return sum(len(identify.units(op)) for position in orders for op in schedule.ranks[position])
+    unit_count = 0
+    for position in orders:
+        unit_count += sum(len(identify.units(op)) for op in schedule.ranks[position])
+    return unit_count
 
 
 def _distance_values(match: Match, pipeline: Pipeline) -> NoticeValues:

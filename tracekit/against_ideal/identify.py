@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from tracekit._loops import edit_distance
+from tracekit._util.arrays import Ints
 from tracekit.documents.analysis import Difference
 from tracekit.errors import ScheduleError
 from tracekit.schedules import Op, Schedule, generate, names, read_orders
@@ -125,13 +126,18 @@ def distance(measured: Sequence[Op], expected: Sequence[Op]) -> int:
     >>> distance([Op.parse(t) for t in ("0F0", "0F1")], [Op.parse("0F1"), Op.parse("0F0")])
     2
     """
-    codes: dict[Unit, int] = {}
-    a, b = (
-        np.array([codes.setdefault(unit, len(codes)) for op in order for unit in units(op)], np.int64)
-        for order in (measured, expected)
-    )
+    code_of_unit: dict[Unit, int] = {}
+
+    def encode(order: Sequence[Op]) -> Ints:
+        codes = []
+        for op in order:
+            for unit in units(op):
+                codes.append(code_of_unit.setdefault(unit, len(code_of_unit)))
+        return np.array(codes, np.int64)
+
     limit = MAX_COUNTED_DISTANCE
-    return edit_distance.count_edits(a, b, limit, np.zeros(2 * limit + 3, np.int64))
+    scratch = np.zeros(2 * limit + 3, np.int64)
+    return edit_distance.count_edits(encode(measured), encode(expected), limit, scratch)
 
 
 def find_differences(position: int, measured: Sequence[Op], expected: Sequence[Op]) -> list[Difference]:
@@ -140,14 +146,16 @@ def find_differences(position: int, measured: Sequence[Op], expected: Sequence[O
     >>> find_differences(0, [Op.parse("0F1"), Op.parse("0B0")], [Op.parse("0B0"), Op.parse("0F1")])[0].expected
     ('0B0',)
     """
-    a = [str(op) for op in measured]
-    b = [str(op) for op in expected]
-    opcodes = SequenceMatcher(None, a, b, autojunk=False).get_opcodes()
-    return [
-        Difference(position, a_start, tuple(a[a_start:a_end]), tuple(b[b_start:b_end]))
-        for tag, a_start, a_end, b_start, b_end in opcodes
-        if tag != "equal" and not same_work(measured[a_start:a_end], expected[b_start:b_end])
-    ]
+    measured_names = [str(op) for op in measured]
+    expected_names = [str(op) for op in expected]
+    matcher = SequenceMatcher(None, measured_names, expected_names, autojunk=False)
+    differences = []
+    for tag, first, last, expected_first, expected_last in matcher.get_opcodes():
+        if tag == "equal" or same_work(measured[first:last], expected[expected_first:expected_last]):
+            continue
+        names = tuple(measured_names[first:last])
+        differences.append(Difference(position, first, names, tuple(expected_names[expected_first:expected_last])))
+    return differences
 
 
 Orders = Mapping[int, Sequence[Op]]
@@ -349,10 +357,12 @@ def forward_stages(order: Sequence[Op]) -> list[int]:
 
 def _granularity_losses(orders: Orders, schedule: Schedule) -> tuple[int, int]:
     """Return how many blocks FB of the schedule ran as F and B, and how many of its split backwards ran as B."""
-    blocks, split_backwards = (
-        sum(max(0, count_ops(schedule.ranks[p], kind) - count_ops(order, kind)) for p, order in orders.items())
-        for kind in ("FB", "I")
-    )
+    blocks = 0
+    split_backwards = 0
+    for position, order in orders.items():
+        planned = schedule.ranks[position]
+        blocks += max(0, count_ops(planned, "FB") - count_ops(order, "FB"))
+        split_backwards += max(0, count_ops(planned, "I") - count_ops(order, "I"))
     return blocks, split_backwards
 
 
@@ -364,12 +374,12 @@ def _sends(schedule: Schedule, traffic: Traffic) -> bool:
     for producers in (edges.forward, edges.backward):
         consumers = np.flatnonzero(producers >= 0)
         np.add.at(messages, (table.rank[producers[consumers]], table.rank[consumers]), 1)
-    return all(
-        sent.get(receiver, 0) == messages[sender, receiver]
-        for sender, sent in traffic.items()
-        for receiver in range(schedule.pp)
-        if receiver != sender
-    )
+    np.fill_diagonal(messages, 0)  # a rank sends itself nothing
+    for sender, sent in traffic.items():
+        sent_to_others = [0 if receiver == sender else sent.get(receiver, 0) for receiver in range(schedule.pp)]
+        if sent_to_others != messages[sender].tolist():
+            return False
+    return True
 
 
 def nearest_match(orders: Orders, schedules: Iterable[Schedule]) -> Match | None:

@@ -502,21 +502,27 @@ def pipeline_slowdown(comparison: ScheduleComparison) -> Slowdown | None:
 
     Lanes are pipelines and steps; messages take no time.
     """
-    first = comparison.all[0].replays.graph
-    lanes = [step for step in comparison.all if _same_cells(step.replays.graph, first)]
+    graph = comparison.all[0].replays.graph
+    lanes = [step for step in comparison.all if _same_cells(step.replays.graph, graph)]
     if 2 * len(lanes) <= len(comparison.all):
         return None
+    # From here on: one row per cell, one column per lane.
     durations = np.stack([step.replays.work for step in lanes], axis=1).astype(np.float64)
     usual = np.empty_like(durations)
-    for op in np.unique(first.op):
-        usual[first.op == op] = durations[first.op == op].mean()
-    numbers = [step.pipeline.step for step in lanes]
-    lane_step = np.array([sorted(set(numbers), key=str).index(number) for number in numbers])
-    ranks = np.array([[step.pipeline.ranks[position] for step in lanes] for position in first.table.rank])
-    spread = np.ones((1, len(lanes)), np.int64)
-    groups = {"stage": first.table.stage[:, None] * spread, "op": np.repeat(first.op[:, None], len(lanes), axis=1)}
-    step_times = partial(replay_cells, first, lane_step)
-    return measure_slowdown(step_times, durations, usual, {**groups, "rank": ranks}, max_groups=MAX_PIPELINE_GROUPS)
+    for op in np.unique(graph.op):
+        is_op = graph.op == op
+        usual[is_op] = durations[is_op].mean()
+    ranks_of_lane = [np.array(step.pipeline.ranks)[graph.table.rank] for step in lanes]
+    groups = {
+        "stage": np.repeat(graph.table.stage[:, None], len(lanes), axis=1),
+        "op": np.repeat(graph.op[:, None], len(lanes), axis=1),
+        "rank": np.stack(ranks_of_lane, axis=1),
+    }
+    step_of_lane = [step.pipeline.step for step in lanes]
+    distinct_steps = sorted(set(step_of_lane), key=str)
+    lane_step = np.array([distinct_steps.index(step) for step in step_of_lane])
+    step_times = partial(replay_cells, graph, lane_step)
+    return measure_slowdown(step_times, durations, usual, groups, max_groups=MAX_PIPELINE_GROUPS)
 
 
 def replay_cells(graph: CellGraph, lane_step: Ints, durations: Floats) -> Floats:

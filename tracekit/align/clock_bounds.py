@@ -348,36 +348,41 @@ def _one_way_offset(row: dict[str, Any]) -> int:
 
 def _drifts(table: pl.DataFrame) -> dict[tuple[int, int], float]:
     """Return by how much the clocks of two ranks drift apart, where that is beyond doubt."""
-    length = pl.col("since_ns").max().over("low", "high")
-    ends = pl.col("ends_ns")
-    windows = (
-        table.with_columns(
-            window=pl.col("since_ns") * DRIFT_WINDOWS // (length + 1), base=ends.first().over("low", "high")
-        )
-        .group_by("low", "high", "window", maintain_order=True)
-        .agg(
-            pl.col("since_ns").mean(),
-            bounds=(
-                (pl.col("most_ns") - pl.col("base")).filter("is_most").min()
-                + (pl.col("least_ns") - pl.col("base")).filter("is_least").max()
-            )
-            / 2,
-            ends=(ends - pl.col("base")).filter(pl.col("surest") & pl.col("low_sends").is_null()).median(),
-        )
-    )
-    many = windows.filter(pl.len().over("low", "high") >= MIN_DRIFT_WINDOWS).sort("low", "high", maintain_order=True)
-    low = many["low"].to_numpy()
-    high = many["high"].to_numpy()
-    since = many["since_ns"].to_numpy()
-    values = [many[name].cast(pl.Float64).to_numpy() for name in ("bounds", "ends")]  # nulls as NaN
-    first = np.flatnonzero((np.diff(low, prepend=-1) != 0) | (np.diff(high, prepend=-1) != 0)).tolist()
-    rates = {}
-    for a, b in pairwise([*first, len(low)]):
-        fits = [_fit_drift(since[a:b][~np.isnan(of[a:b])], of[a:b][~np.isnan(of[a:b])]) for of in values]
+    windows = _drift_windows(table)
+    is_long_enough = pl.len().over("low", "high") >= MIN_DRIFT_WINDOWS
+    rates: dict[tuple[int, int], float] = {}
+    for (low, high), of_pair in windows.filter(is_long_enough).group_by("low", "high", maintain_order=True):
+        fits = []
+        for column in ("bounds", "ends"):
+            points = of_pair.select("since_ns", column).drop_nulls()
+            fits.append(_fit_drift(points["since_ns"].to_numpy(), points[column].to_numpy()))
         rate, _ = min(fits, key=lambda fit: fit[1])
         if rate:
-            rates[int(low[a]), int(high[a])] = rate
+            rates[int(low), int(high)] = rate
     return rates
+
+
+def _drift_windows(table: pl.DataFrame) -> pl.DataFrame:
+    """Return how far the clocks of two ranks differ in each of ``DRIFT_WINDOWS`` equal stretches of time.
+
+    ``since_ns``: mean time in the window. ``bounds`` and ``ends``: the difference as the middle of its bounds, and as
+    the median difference of collectives' ends, from the first end of the pair; null where nothing tells.
+    """
+    pair = ("low", "high")
+    length_ns = pl.col("since_ns").max().over(pair)
+    first_end_ns = pl.col("ends_ns").first().over(pair)
+    in_windows = table.with_columns(
+        pl.col("most_ns", "least_ns", "ends_ns") - first_end_ns,
+        window=pl.col("since_ns") * DRIFT_WINDOWS // (length_ns + 1),
+    )
+    most_ns = pl.col("most_ns").filter("is_most").min()
+    least_ns = pl.col("least_ns").filter("is_least").max()
+    is_collective = pl.col("low_sends").is_null()
+    return in_windows.group_by(*pair, "window", maintain_order=True).agg(
+        pl.col("since_ns").mean(),
+        bounds=(most_ns + least_ns) / 2,
+        ends=pl.col("ends_ns").filter(pl.col("surest") & is_collective).median(),
+    )
 
 
 def _fit_drift(times: Floats, values: Floats) -> tuple[float, float]:

@@ -95,10 +95,12 @@ class Clocks:
     def _pairs(self) -> tuple[Ints, Ints]:
         """Pairs of ranks as one number each, ascending, and the uncertainty between the two."""
         numbers = self.table["rank"].to_numpy()
-        low, high = (np.searchsorted(numbers, [pair[i] for pair in self.pair_uncertainty_ns]) for i in (0, 1))
+        low = np.searchsorted(numbers, [low for low, _ in self.pair_uncertainty_ns])
+        high = np.searchsorted(numbers, [high for _, high in self.pair_uncertainty_ns])
         keys = as_int64(low) * len(numbers) + high
         order = np.argsort(keys)
-        return keys[order], np.array(list(self.pair_uncertainty_ns.values()), np.int64)[order]
+        uncertainty_ns = np.array(list(self.pair_uncertainty_ns.values()), np.int64)
+        return keys[order], uncertainty_ns[order]
 
     @cached_property
     def still(self) -> bool:

@@ -123,11 +123,22 @@ def read_autograd(ranges: Ranges, launches: Launches) -> Autograd:
     runs_again, ran_before = _repeated_nodes(ranges, names, nodes, number)
     forward_op = _forward_ops(ranges, names, walk.ops_outside_nodes[is_forward_op], node_row, number)
     return Autograd(
-        ranges=ranges, names=names, rows=nodes, node_of=node_of, differentiable=differentiable, rerun=rerun,
-        node_sequence=number, runs_again=runs_again, ran_before=ran_before, node_row=node_row,
-        node=names.take(node_row), fwd_op=ranges.name.take(forward_op), sequence=sequence, site=site,
+        ranges=ranges,
+        names=names,
+        rows=nodes,
+        node_of=node_of,
+        differentiable=differentiable,
+        rerun=rerun,
+        node_sequence=number,
+        runs_again=runs_again,
+        ran_before=ran_before,
+        node_row=node_row,
+        node=names.take(node_row),
+        fwd_op=ranges.name.take(forward_op),
+        sequence=sequence,
+        site=site,
         made_node=op_flags & autograd_nodes.MADE_NODE > 0,
-    )  # fmt: skip
+    )
 
 
 def find_nodes(parent: Int32s, is_op: Bools, name: Int32s, name_flags: Ints, sequence: Ints) -> NodeWalk:

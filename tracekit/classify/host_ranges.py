@@ -166,9 +166,25 @@ EVALUATE_NODE = "autograd::engine::evaluate_function: "
 _EVENT_COLUMNS = ("id", "kind", "name", "start_ns", "end_ns")
 """Columns read for all events. Other columns are looked up for the few rows that need them."""
 _GPU_COLUMNS = (
-    "kind", "name", "start_ns", "end_ns", "device", "stream", "correlation", "external_id", "collective", "group",
-    "group_desc", "group_ranks", "peer", "bytes", "received", "graph", "step", "collective_seq",
-)  # fmt: skip
+    "kind",
+    "name",
+    "start_ns",
+    "end_ns",
+    "device",
+    "stream",
+    "correlation",
+    "external_id",
+    "collective",
+    "group",
+    "group_desc",
+    "group_ranks",
+    "peer",
+    "bytes",
+    "received",
+    "graph",
+    "step",
+    "collective_seq",
+)
 _MAX_EQUAL_IDS_SHARE = 0.9
 """Share of GPU events whose external id equals their correlation, above which external ids name no ops."""
 

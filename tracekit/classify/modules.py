@@ -290,20 +290,32 @@ def find_modules(evidence: Evidence, decisions: Decisions, book: RuleBook) -> Fi
 
 def _modules_of_calls(path: CategoryColumn, kinds: Sequence[NamedKind]) -> CategoryColumn:
     """Return the module of the innermost call on each path whose class tells."""
-    calls = [[_INSTANCE_NUMBER.sub("", name) for name in text.split(PATH_SEPARATOR)] for text in path.values]
-    module_of_class = _match_texts(chain.from_iterable(calls), "modules", kinds)
-    modules = (map(module_of_class.get, reversed(names)) for names in calls)
-    return path.replace([next(filter(None, of_path), None) for of_path in modules])
+    classes_on_path: list[list[str]] = []
+    for text in path.values:
+        classes = [_INSTANCE_NUMBER.sub("", name) for name in text.split(PATH_SEPARATOR)]
+        classes_on_path.append(classes)
+    module_of_class = _match_texts(chain.from_iterable(classes_on_path), "modules", kinds)
+    modules: list[str | None] = []
+    for classes in classes_on_path:
+        telling = [module for name in classes if (module := module_of_class[name]) is not None]
+        modules.append(telling[-1] if telling else None)
+    return path.replace(modules)
 
 
 def _modules_of_fused_operators(kernel: CategoryColumn, kinds: Sequence[NamedKind]) -> CategoryColumn:
     """Return the module of kernels that inductor fused, if all their operators that tell agree."""
-    fused = [fused_operators(name) for name in kernel.values]
-    operators = [[f"aten::{name}" for name in fusion[1]] if fusion else [] for fusion in fused]
+    operators_of_kernel: list[list[str]] = []
+    for name in kernel.values:
+        fused = fused_operators(name)
+        operators = fused[1] if fused is not None else ()
+        operators_of_kernel.append([f"aten::{operator}" for operator in operators])
     chain_kinds = [kind for kind in kinds if set(kind.when) == {"chain"}]
-    module_of = _match_texts(chain.from_iterable(operators), "chain", chain_kinds)
-    modules = [{module_of[name] for name in names} - {None} for names in operators]
-    return kernel.replace([next(iter(of_kernel)) if len(of_kernel) == 1 else None for of_kernel in modules])
+    module_of_operator = _match_texts(chain.from_iterable(operators_of_kernel), "chain", chain_kinds)
+    modules: list[str | None] = []
+    for operators_with_prefix in operators_of_kernel:
+        named = {module_of_operator[operator] for operator in operators_with_prefix} - {None}
+        modules.append(named.pop() if len(named) == 1 else None)
+    return kernel.replace(modules)
 
 
 def _match_texts(texts: Iterable[str], column: str, kinds: Sequence[NamedKind]) -> dict[str, str | None]:

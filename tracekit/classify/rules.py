@@ -47,8 +47,11 @@ NUMBER_COLUMNS = ("bytes", "peer", "stream", "graph")
 FLAG_COLUMNS = ("gemm", "trained", "deferred", "launched", "wgrad_annotated")
 COLUMNS = (*TEXT_COLUMNS, *NUMBER_COLUMNS, *FLAG_COLUMNS)
 """Columns of evidence that a rule may test (``evidence.gather_evidence``)."""
-_COLUMN_TYPES = {**dict.fromkeys(TEXT_COLUMNS, "text"), **dict.fromkeys(NUMBER_COLUMNS, "number"),
-          **dict.fromkeys(FLAG_COLUMNS, "flag")}  # fmt: skip
+_COLUMN_TYPES = {
+    **dict.fromkeys(TEXT_COLUMNS, "text"),
+    **dict.fromkeys(NUMBER_COLUMNS, "number"),
+    **dict.fromkeys(FLAG_COLUMNS, "flag"),
+}
 
 COMPARISON = re.compile(r"(>=|<=|>|<)\s*(\d+)")
 """Condition on a number such as ``>= 1024``."""
@@ -97,8 +100,12 @@ class RuleBook(msgspec.Struct, frozen=True):
 
     def group_kind(self, description: str) -> str | None:
         """Return the kind of a process group by its description alone."""
-        patterns = ((group.value, group.when.get("group_desc")) for group in self.groups if len(group.when) == 1)
-        return next((kind for kind, text in patterns if isinstance(text, str) and re.search(text, description)), None)
+        for group in self.groups:
+            pattern = group.when.get("group_desc")
+            tells_by_description_alone = isinstance(pattern, str) and len(group.when) == 1
+            if tells_by_description_alone and re.search(str(pattern), description):
+                return group.value
+        return None
 
 
 def load_rules(path: str | Path) -> RuleBook:

@@ -149,9 +149,12 @@ class CriticalPath:
 
 def join_cells(path: CriticalPath, compared: ScheduleComparison) -> CriticalPath:
     """Return the path with each rank's stage, and with pipeline cells in place of the kernels inside them."""
-    stages = {rank: stage for comparison in compared.all for stage, rank in enumerate(comparison.pipeline.ranks)}
-    stage = pl.col("rank").replace_strict(stages, default=None, return_dtype=pl.Int32)
-    pieces = path.pieces.with_columns(stage=stage)
+    stage_of_rank: dict[int, int] = {}
+    for comparison in compared.all:
+        for stage, rank in enumerate(comparison.pipeline.ranks):
+            stage_of_rank[rank] = stage
+    stages = pl.col("rank").replace_strict(stage_of_rank, default=None, return_dtype=pl.Int32)
+    pieces = path.pieces.with_columns(stage=stages)
     return replace(path, segments=_join_by_cell(pieces, compared.cells), pieces=pieces)
 
 

@@ -9,6 +9,7 @@ them.
 import tomllib
 from functools import cache
 from importlib.resources import files
+from itertools import chain
 
 import numpy as np
 import polars as pl
@@ -47,11 +48,11 @@ def phase_names() -> dict[str, str]:
     ['rollout', 'train', 'weight_sync']
     """
     data = tomllib.loads(files("tracekit.metrics").joinpath("phase_names.toml").read_text("utf-8"))
-    separator = rf"(^|{PATH_SEPARATOR})"
-    return {
-        phase: rf"{separator}({'|'.join(sorted({name for group in frameworks.values() for name in group}))})($| > )"
-        for phase, frameworks in data.items()
-    }
+    patterns: dict[str, str] = {}
+    for phase, names_of_frameworks in data.items():
+        names = set(chain.from_iterable(names_of_frameworks.values()))
+        patterns[phase] = rf"(^|{PATH_SEPARATOR})({'|'.join(sorted(names))})($| > )"
+    return patterns
 
 
 def find_stretches(labelled: pl.DataFrame) -> pl.DataFrame:
@@ -70,9 +71,13 @@ def find_stretches(labelled: pl.DataFrame) -> pl.DataFrame:
     named = _annotated_phases(labelled["annotations"])
     is_agreement = pl.col("label").is_in(COMMUNICATION_LABELS) & (pl.col("bytes") <= MAX_AGREEMENT_BYTES)
     events = labelled.select(
-        named, by_label.alias("by_label"), is_agreement.fill_null(False).alias("agreement"),
-        "start_ns", "end_ns", "device",
-    ).sort("start_ns")  # fmt: skip
+        named,
+        by_label.alias("by_label"),
+        is_agreement.fill_null(False).alias("agreement"),
+        "start_ns",
+        "end_ns",
+        "device",
+    ).sort("start_ns")
     events = events.with_columns(phase=pl.coalesce("named", "by_label"), annotated=pl.col("named").is_not_null())
     # A stretch is a run of events of one phase.
     runs = events.with_columns(_fill_neutral(events, trains=trains)).filter(pl.col("phase").is_not_null())
@@ -91,9 +96,10 @@ def find_stretches(labelled: pl.DataFrame) -> pl.DataFrame:
 def _annotated_phases(annotations: pl.Series) -> pl.Series:
     """Return the phase that each event's annotations name; the expressions are matched once per distinct text."""
     texts = annotations.unique().drop_nulls().cast(pl.String)
-    phases = {
-        text: phase for phase, pattern in phase_names().items() for text in texts.filter(texts.str.contains(pattern))
-    }
+    phases: dict[str, str] = {}
+    for phase, pattern in phase_names().items():
+        for text in texts.filter(texts.str.contains(pattern)):
+            phases[text] = phase
     if not phases:
         return pl.Series("named", [None], pl.String).new_from_index(0, len(annotations))
     return annotations.cast(pl.String).replace_strict(phases, default=None, return_dtype=pl.String).alias("named")
@@ -108,28 +114,33 @@ def _fill_neutral(events: pl.DataFrame, *, trains: bool) -> pl.Series:
     phase = events["phase"]
     before = phase.forward_fill()
     after = phase.backward_fill()
-    filled = pl.select(pl.when(before.eq_missing(after) | after.is_null()).then(before).otherwise(phase)).to_series()
-    divided = filled.is_null() & before.is_not_null()
-    start = events["start_ns"].to_numpy()
-    end = events["end_ns"].cum_max().to_numpy()
-    agreement = events["agreement"].to_numpy()
-    open_rows = np.flatnonzero(divided.to_numpy())
+    takes_before = before.eq_missing(after) | after.is_null()
+    filled = pl.select(pl.when(takes_before).then(before).otherwise(phase)).to_series()
+    is_open = filled.is_null() & before.is_not_null()
+    open_rows = np.flatnonzero(is_open.to_numpy())
     if not len(open_rows):
         return filled.alias("phase")
-    result = filled.to_list()
+    start = events["start_ns"].to_numpy()
+    end = events["end_ns"].cum_max().to_numpy()
+    is_agreement = events["agreement"].to_numpy()
+    phases = filled.to_list()
     # One group of neighbouring rows per change of phase.
     for rows in np.split(open_rows, np.flatnonzero(np.diff(open_rows) > 1) + 1):
         first = int(rows[0])
-        last = int(rows[-1])
-        divide = first
-        if before[first] == WEIGHT_SYNC:
-            divide = first + int(np.flatnonzero(np.append(True, agreement[first : last + 1]))[-1])
-        if not (trains and after[last] == WEIGHT_SYNC):
-            pauses = start[divide : last + 2] - end[divide - 1 : last + 1]
+        end_row = int(rows[-1]) + 1
+        previous_phase = before[first]
+        next_phase = after[first]
+        divide = first  # rows from here on belong to the next phase
+        if previous_phase == WEIGHT_SYNC:
+            agreements = np.flatnonzero(is_agreement[first:end_row])
+            divide = first + int(agreements[-1]) + 1 if len(agreements) else first
+        prepares_sync = trains and next_phase == WEIGHT_SYNC
+        if not prepares_sync:
+            pauses = start[divide : end_row + 1] - end[divide - 1 : end_row]
             divide += int(pauses.argmax())
-        result[first:divide] = [before[first]] * (divide - first)
-        result[divide : last + 1] = [after[last]] * (last + 1 - divide)
-    return pl.Series("phase", result, pl.String)
+        phases[first:divide] = [previous_phase] * (divide - first)
+        phases[divide:end_row] = [next_phase] * (end_row - divide)
+    return pl.Series("phase", phases, pl.String)
 
 
 def find_decode_steps(events: pl.DataFrame) -> pl.DataFrame:

@@ -207,9 +207,14 @@ _COLUMNS = (
 
 def _columns(entries: Sequence[_Entry], groups: Mapping[str, ProcessGroup]) -> tuple[dict[str, list[Any]], int | None]:
     """Return the columns of the table, and the rank that messages tell."""
-    # Names and sizes repeat from step to step: each is read once.
-    ops = {name: (operation_name(name), message_ranks(name)) for name in {entry.profiling_name for entry in entries}}
-    bytes_of_tensors = {tensors: _smaller_side(*tensors) for tensors in {_tensors(entry) for entry in entries}}
+    ops: dict[str, tuple[str, tuple[int, int] | None]] = {}
+    bytes_of_tensors: dict[_Tensors, int | None] = {}
+    for entry in entries:  # names and sizes repeat from step to step: each is read once
+        if entry.profiling_name not in ops:
+            ops[entry.profiling_name] = (operation_name(entry.profiling_name), message_ranks(entry.profiling_name))
+        tensors = _tensors(entry)
+        if tensors not in bytes_of_tensors:
+            bytes_of_tensors[tensors] = _smaller_side(*tensors)
     names = [_group_name(entry) for entry in entries]
     is_message = _find_messages(entries, ops)
     peers, content_rank = _find_peers(entries, names, groups, ops)

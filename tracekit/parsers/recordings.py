@@ -159,11 +159,7 @@ def _assign_ranks(logs: Sequence[RankCollectives]) -> tuple[list[RankCollectives
     if not logs:
         return [], []
     ranks, notices = _process_ranks([log.source for log in logs])
-    repeated = [rank for rank in set(ranks) if ranks.count(rank) > 1]
-    if repeated:
-        paths = [log.source.path for log, rank in zip(logs, ranks, strict=True) if rank == repeated[0]]
-        problem = f"rank {repeated[0]} has logs of several processes{file_listing(paths)}"
-        raise InputError(problem, hint="name the logs of one run; of a run that was restarted, those of one start")
+    _check_unique(logs, ranks)
     # Members of each communicator: the process's rank by its rank within the communicator.
     members: dict[str, dict[int, int]] = defaultdict(dict)
     for log, rank in zip(logs, ranks, strict=True):
@@ -174,40 +170,57 @@ def _assign_ranks(logs: Sequence[RankCollectives]) -> tuple[list[RankCollectives
         groups = []
         for group, size in log.source.group_sizes.items():
             group_members = members[group]
-            known = tuple(group_members[i] for i in range(size) if i in group_members)
-            groups.append(ProcessGroup(group, None, known))
+            recorded_ranks = tuple(group_members[i] for i in range(size) if i in group_members)
+            groups.append(ProcessGroup(group, None, recorded_ranks))
         source = structs.replace(log.source, rank=rank, groups=tuple(groups))
         ranked.append(RankCollectives(_with_ranks(log.collectives, rank, members), source))
     ranked.sort(key=lambda log: log.source.rank or 0)
     return ranked, notices
 
 
+def _check_unique(logs: Sequence[RankCollectives], ranks: Sequence[int]) -> None:
+    """Raise if two processes have the same rank."""
+    repeated = [rank for rank in set(ranks) if ranks.count(rank) > 1]
+    if repeated:
+        paths = [log.source.path for log, rank in zip(logs, ranks, strict=True) if rank == repeated[0]]
+        problem = f"rank {repeated[0]} has logs of several processes{file_listing(paths)}"
+        raise InputError(problem, hint="name the logs of one run; of a run that was restarted, those of one start")
+
+
 def _process_ranks(sources: Sequence[Recording]) -> tuple[list[int], list[Notice]]:
     """Return the rank of each process, from its log's name, else from a communicator that all processes are in."""
-    named = [source.rank for source in sources]
-    if all(rank is not None for rank in named):
-        return [rank for rank in named if rank is not None], []
-    shared = set.intersection(*(set(source.group_ranks) for source in sources))
-    for group in sorted(shared, key=lambda group: -sources[0].group_sizes[group]):
+    named = [source.rank for source in sources if source.rank is not None]
+    if len(named) == len(sources):
+        return named, []
+    shared_groups = set.intersection(*(set(source.group_ranks) for source in sources))
+    for group in sorted(shared_groups, key=lambda group: -sources[0].group_sizes[group]):
         ranks = [source.group_ranks[group] for source in sources]
         if len(set(ranks)) == len(ranks):
             return ranks, []
-    sizes = [max(source.group_sizes.values(), default=0) for source in sources]
     if len(sources) == 1:
-        largest = max(sources[0].group_ranks, key=lambda group: sources[0].group_sizes[group], default=None)
-        return [sources[0].group_ranks[largest] if largest is not None else 0], []
+        return [_rank_in_largest_group(sources[0])], []
+
     order = sorted(range(len(sources)), key=lambda i: (sources[i].host or "", sources[i].pid or 0, sources[i].path))
     ranks = [0] * len(sources)
     for number, i in enumerate(order):
         ranks[i] = number
+    largest_groups = [max(source.group_sizes.values(), default=0) for source in sources]
     first = sources[order[0]]
     values: NoticeValues = {
         "processes": len(sources),
-        "largest_group": max(sizes),
+        "largest_group": max(largest_groups),
         "first_host": first.host,
         "first_pid": first.pid,
     }
     return ranks, [Notice("ranks-by-order", values=values)]
+
+
+def _rank_in_largest_group(source: Recording) -> int:
+    """Return the rank of a process in its largest communicator; 0 if it is in none."""
+    if not source.group_ranks:
+        return 0
+    largest = max(source.group_ranks, key=lambda group: source.group_sizes[group])
+    return source.group_ranks[largest]
 
 
 def _with_ranks(table: pl.DataFrame, rank: int, members: Mapping[str, Mapping[int, int]]) -> pl.DataFrame:
@@ -215,9 +228,11 @@ def _with_ranks(table: pl.DataFrame, rank: int, members: Mapping[str, Mapping[in
     table = table.with_columns(rank=pl.lit(rank, COLLECTIVES["rank"]))
     if not table["is_message"].any():
         return table
-    rows = [(group, i, member) for group, of_group in members.items() for i, member in of_group.items()]
-    known = pl.DataFrame(
+    rows: list[tuple[str, int, int]] = []
+    for group, rank_by_number in members.items():
+        rows += [(group, number, member) for number, member in rank_by_number.items()]
+    ranks_of_groups = pl.DataFrame(
         rows, schema={"group": pl.String, "peer": pl.Int32, "member": pl.Int32}, orient="row"
     ).with_columns(pl.col("group").cast(COLLECTIVES["group"]))
-    joined = table.join(known, on=["group", "peer"], how="left", maintain_order="left")
+    joined = table.join(ranks_of_groups, on=["group", "peer"], how="left", maintain_order="left")
     return joined.with_columns(peer=pl.col("member")).select(table.columns)

@@ -77,8 +77,20 @@ def change_stamp(url: str) -> str:
     return repr(sorted((key, str(info[key])) for key in _CHANGE_KEYS if info.get(key) is not None))
 
 
-_CHANGE_KEYS = ("size", "etag", "ETag", "mtime", "LastModified", "last_modified", "updated", "md5Hash", "crc32c",
-             "blob_id", "Content-MD5", "Digest")  # fmt: skip
+_CHANGE_KEYS = (
+    "size",
+    "etag",
+    "ETag",
+    "mtime",
+    "LastModified",
+    "last_modified",
+    "updated",
+    "md5Hash",
+    "crc32c",
+    "blob_id",
+    "Content-MD5",
+    "Digest",
+)
 
 
 def read_head(url: str, count: int) -> bytes:

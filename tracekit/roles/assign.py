@@ -176,10 +176,13 @@ def _numbers_in_names(refs: Sequence[SourceRef]) -> dict[str, int] | None:
     >>> _numbers_in_names([SourceRef("gen0.json", "kineto"), SourceRef("gen1.json", "kineto")])
     {'gen0.json': 0, 'gen1.json': 1}
     """
-    numbers = [[int(digits) for digits in re.findall(r"\d+", ref.name)] for ref in refs]
-    if len({re.sub(r"\d+", "", ref.name) for ref in refs}) > 1 or len({len(row) for row in numbers}) > 1:
+    names_without_numbers = {re.sub(r"\d+", "#", ref.name) for ref in refs}
+    if len(names_without_numbers) > 1:
         return None
-    differing = [column for column in zip(*numbers, strict=True) if len(set(column)) > 1]
+    numbers_of_names: list[list[int]] = []
+    for ref in refs:
+        numbers_of_names.append([int(digits) for digits in re.findall(r"\d+", ref.name)])
+    differing = [numbers for numbers in zip(*numbers_of_names, strict=True) if len(set(numbers)) > 1]
     if len(differing) != 1 or sorted(differing[0]) != list(range(len(refs))):
         return None
     return {ref.path: number for ref, number in zip(refs, differing[0], strict=True)}

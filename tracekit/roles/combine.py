@@ -81,9 +81,11 @@ def main_role(tables: Mapping[str, Sequence[RankTables]]) -> str:
     """Return the role that trains, else the one with the most GPU work."""
 
     def rank_role(role: str) -> tuple[bool, int]:
-        budgets = [budget for rank in tables[role] for budget in rank.window.budgets]
         trains = any(TRAIN in rank.stretches["phase"] for rank in tables[role])
-        return trains, sum(budget.span_ns - budget.idle_ns for budget in budgets)
+        busy_ns = 0
+        for rank in tables[role]:
+            busy_ns += sum(budget.span_ns - budget.idle_ns for budget in rank.window.budgets)
+        return trains, busy_ns
 
     return max(tables, key=rank_role)
 

@@ -37,20 +37,24 @@ def find_iterations(
         kinds: Kind of each role.
         updates: The run's weight updates.
     """
-    bands = [band for process in processes for band in _number(_bands(process, kinds[process.role], updates), updates)]
+    bands: list[PhaseBand] = []
+    for process in processes:
+        bands += _number(_bands(process, kinds[process.role], updates), updates)
     phases = {band.phase for band in bands}
     if not {ROLLOUT, TRAIN} <= phases:
         return [], bands
-    spans = band_spans(bands, lambda band: band.iteration)
-    starts = {number: start for number, (start, _) in spans.items() if number is not None}
-    numbers = sorted(starts)
-    ends = [*(starts[number] for number in numbers[1:]), max(band.end_ns for band in bands)]
+    starts: list[tuple[int, int]] = []  # number and start of each iteration
+    for number, (start, _) in band_spans(bands, lambda band: band.iteration).items():
+        if number is not None:
+            starts.append((number, start))
+    starts.sort()
     loop = _Loop(processes, bands, _colocated(processes))
-    iterations = [
-        loop.measure(number, starts[number], end)
-        for number, end in zip(numbers, ends, strict=True)
-        if end > starts[number]
-    ]
+    last_end = max(band.end_ns for band in bands)
+    iterations = []
+    for i, (number, start) in enumerate(starts):
+        end = starts[i + 1][1] if i + 1 < len(starts) else last_end
+        if end > start:
+            iterations.append(loop.measure(number, start, end))
     return iterations, bands
 
 
@@ -86,15 +90,8 @@ def _number(bands: Sequence[PhaseBand], updates: Sequence[WeightUpdate]) -> list
 
     Without any update in the process, bands are numbered by the run's updates, or by how often their phase came.
     """
-    sync = [i for i, band in enumerate(bands) if band.phase == WEIGHT_SYNC]
-    if sync:
-        inside = [_update_inside(bands[i].start_ns, bands[i].end_ns, updates) for i in sync]
-        update_numbers = [order if number is None else number for order, number in enumerate(inside)]
-        following = np.searchsorted(sync, np.arange(len(bands)))  # position in sync of the next synchronisation
-        return [
-            replace(band, iteration=update_numbers[k] if k < len(sync) else update_numbers[-1] + 1)
-            for band, k in zip(bands, following.tolist(), strict=True)
-        ]
+    if any(band.phase == WEIGHT_SYNC for band in bands):
+        return _number_by_own_updates(bands, updates)
     if updates:
         middles = [(update.start_ns + update.end_ns) // 2 for update in updates]
         return [replace(band, iteration=int(np.searchsorted(middles, band.start_ns))) for band in bands]
@@ -106,10 +103,33 @@ def _number(bands: Sequence[PhaseBand], updates: Sequence[WeightUpdate]) -> list
     return numbered
 
 
+def _number_by_own_updates(bands: Sequence[PhaseBand], updates: Sequence[WeightUpdate]) -> list[PhaseBand]:
+    """Return the bands with the number of the update at which their iteration ends.
+
+    A synchronisation has the number of the run's update that it overlaps, else its own position. Bands behind the last
+    one belong to the iteration after it.
+    """
+    numbered: list[PhaseBand] = []
+    pending: list[PhaseBand] = []  # bands of the iteration that has not ended yet
+    update_count = 0
+    number = -1
+    for band in bands:
+        pending.append(band)
+        if band.phase == WEIGHT_SYNC:
+            update = _update_inside(band.start_ns, band.end_ns, updates)
+            number = update_count if update is None else update
+            update_count += 1
+            numbered += [replace(member, iteration=number) for member in pending]
+            pending = []
+    return numbered + [replace(member, iteration=number + 1) for member in pending]
+
+
 def _update_inside(start_ns: int, end_ns: int, updates: Sequence[WeightUpdate]) -> int | None:
     """Return the number of the first weight update that overlaps a stretch of time; None if none does."""
-    numbers = (i for i, update in enumerate(updates) if start_ns < update.end_ns and end_ns > update.start_ns)
-    return next(numbers, None)
+    for number, update in enumerate(updates):
+        if start_ns < update.end_ns and end_ns > update.start_ns:
+            return number
+    return None
 
 
 def _colocated(processes: Sequence[Process]) -> bool:
@@ -183,23 +203,28 @@ class _Loop:
     def _role_wait(self, role: str, roles: Iterable[str], window: Intervals, bands: Sequence[PhaseBand]) -> RoleWait:
         """Return the idle time of a role and which roles ran meanwhile: on the same rank if colocated, else on any."""
         ranks = [process.rank for process in self.processes if process.role == role]
-        others = [other for other in roles if other != role]
+        bands_of_role: dict[str, list[PhaseBand]] = {other: [] for other in roles}
+        for band in bands:
+            bands_of_role[band.role].append(band)
+        own_bands = bands_of_role.pop(role)
         idle_ns = 0
         waited = Counter[str]()
         for rank in ranks:
-            idle = window - _union([band for band in bands if (band.role, band.rank) == (role, rank)])
+            idle = window - _union([band for band in own_bands if band.rank == rank])
             idle_ns += idle.total_ns
-            for other in others:
-                running = [band for band in bands if band.role == other and (band.rank == rank or not self.colocated)]
+            for other, other_bands in bands_of_role.items():
+                running = other_bands
+                if self.colocated:
+                    running = [band for band in other_bands if band.rank == rank]
                 waited[other] += (idle & _union(running)).total_ns
         waited_ns = {other: ns // len(ranks) for other, ns in waited.items()}
         longest = max(waited_ns, key=lambda other: waited_ns[other], default=None)
-        busy = sum(band.busy_ns for band in bands if band.role == role)
+        has_waited = longest is not None and waited_ns[longest] > 0
         return RoleWait(
             role=role,
             idle_ns=idle_ns // len(ranks),
-            busy_ns=busy // len(ranks),
-            waits_for=longest if longest is not None and waited_ns[longest] else None,
+            busy_ns=sum(band.busy_ns for band in own_bands) // len(ranks),
+            waits_for=longest if has_waited else None,
             waited_ns=waited_ns,
         )
 

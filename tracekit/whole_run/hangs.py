@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import polars as pl
 
@@ -161,24 +161,13 @@ def _message_hang(dumps: Dumps, stuck: pl.DataFrame) -> Hang | None:
     if stuck.is_empty():
         return None
     messages = dumps.operations.filter(pl.col("is_message") & (pl.col("op") != "coalesced")).sort("rank", "id")
-    paired = messages.with_columns(
-        sender=pl.when(pl.col("op") == "send").then("rank").otherwise("peer"),
-        receiver=pl.when(pl.col("op") == "send").then("peer").otherwise("rank"),
-        place=pl.int_range(pl.len()).over("rank", "group", "op", "peer"),
-    )
-    sides = pl.len().over("group", "sender", "receiver", "place")
-    is_open = pl.col("state").cast(pl.String).is_in(OPEN_STATES)
-    alone = paired.filter(is_open & (sides == 1)).sort("enqueued_ns", nulls_last=True)
-    # Rings that lost their beginning do not say which message is which.
-    is_whole = bool(((messages.group_by("rank", "group").agg(pl.col("sequence").min()))["sequence"] <= 1).all())
-    first = alone.row(0, named=True) if is_whole and not alone.is_empty() else None
-    row = first or stuck.sort("enqueued_ns", nulls_last=True).row(0, named=True)
-    of_op = stuck.filter((pl.col("rank") == row["rank"]) & (pl.col("id") == row["id"]))
-    waited = _waited(dumps, of_op)
+    one_sided = _first_one_sided(messages)
+    row = one_sided or stuck.sort("enqueued_ns", nulls_last=True).row(0, named=True)
+    peers = [] if one_sided is None or row["peer"] is None else [row["peer"]]
     group = dumps.group(str(row["group"]))
-    peers = [] if first is None or row["peer"] is None else [row["peer"]]
     in_group = messages.filter(pl.col("group") == row["group"])
-    missing = [rank for rank in peers if rank in dumps.ranks]
+    own_call = stuck.filter((pl.col("rank") == row["rank"]) & (pl.col("id") == row["id"]))
+    waited_ns = _waited(dumps, own_call)
     return Hang(
         kind="missing" if peers else "stuck",
         group=str(row["group"]),
@@ -188,13 +177,33 @@ def _message_hang(dumps: Dumps, stuck: pl.DataFrame) -> Hang | None:
         dtype=None if row["dtype"] is None else str(row["dtype"]),
         sequence=row["sequence"],
         step=None,
-        missing=tuple(_last_state(dumps, rank, in_group) for rank in missing),
+        missing=tuple(_last_state(dumps, rank, in_group) for rank in peers if rank in dumps.ranks),
         no_record=tuple(rank for rank in peers if rank not in dumps.ranks),
         waiting=tuple(sorted(set(stuck["rank"].to_list()) - set(peers))),
         different=(),
-        waited_ns=waited,
-        certain=_is_certain(dumps, of_op, waited),
+        waited_ns=waited_ns,
+        certain=_is_certain(dumps, own_call, waited_ns),
     )
+
+
+def _first_one_sided(messages: pl.DataFrame) -> dict[str, Any] | None:
+    """Return the first message that did not complete and whose other side was not called; None if nothing tells.
+
+    Messages of a pair of ranks are counted in their order. Rings that lost their beginning do not say which is which.
+    """
+    first_sequence = messages.group_by("rank", "group").agg(pl.col("sequence").min())["sequence"]
+    if not (first_sequence <= 1).all():
+        return None
+    is_send = pl.col("op") == "send"
+    paired = messages.with_columns(
+        sender=pl.when(is_send).then("rank").otherwise("peer"),
+        receiver=pl.when(is_send).then("peer").otherwise("rank"),
+        number=pl.int_range(pl.len()).over("rank", "group", "op", "peer"),
+    )
+    is_one_sided = pl.len().over("group", "sender", "receiver", "number") == 1
+    is_open = pl.col("state").cast(pl.String).is_in(OPEN_STATES)
+    one_sided = paired.filter(is_open & is_one_sided).sort("enqueued_ns", nulls_last=True)
+    return None if one_sided.is_empty() else one_sided.row(0, named=True)
 
 
 def _last_state(dumps: Dumps, rank: int, operations: pl.DataFrame) -> RankState:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Literal
 
 import numpy as np
@@ -345,16 +346,16 @@ def _slope(steps: Ints, amount: Floats) -> float:
 # Several ranks
 
 
-def _merge_ranks(found: Sequence[LateRanks], hosts: Mapping[int, str]) -> list[LateRanks]:
+def _merge_ranks(late_ranks: Sequence[LateRanks], hosts: Mapping[int, str]) -> list[LateRanks]:
     """Put ranks together that are late in the same steps."""
     groups: list[list[LateRanks]] = []
-    for one in sorted(found, key=lambda one: -one.cost_ns):
+    for entry in sorted(late_ranks, key=lambda entry: -entry.cost_ns):
         for group in groups:
-            if _are_late_together(group[0], one):
-                group.append(one)
+            if _are_late_together(group[0], entry):
+                group.append(entry)
                 break
         else:
-            groups.append([one])
+            groups.append([entry])
     return [_as_one(group, hosts) for group in groups]
 
 
@@ -365,19 +366,19 @@ def _are_late_together(a: LateRanks, b: LateRanks) -> bool:
 
 def _as_one(group: Sequence[LateRanks], hosts: Mapping[int, str]) -> LateRanks:
     """Return one entry for ranks that are late together, with the cost of the most expensive: they overlap in time."""
-    first = group[0]
-    ranks = tuple(sorted(rank for one in group for rank in one.ranks))
-    low = min(one.late_range_ns[0] for one in group)
-    high = max(one.late_range_ns[1] for one in group)
+    ranks = sorted(chain.from_iterable(entry.ranks for entry in group))
     return replace(
-        first,
-        ranks=ranks,
+        group[0],
+        ranks=tuple(ranks),
         hosts=tuple(sorted({hosts[rank] for rank in ranks if rank in hosts})),
-        late_range_ns=(low, high),
-        caused_wait_ns=sum(one.caused_wait_ns for one in group),
-        uncertain=all(one.uncertain for one in group),
+        late_range_ns=(
+            min(entry.late_range_ns[0] for entry in group),
+            max(entry.late_range_ns[1] for entry in group),
+        ),
+        caused_wait_ns=sum(entry.caused_wait_ns for entry in group),
+        uncertain=all(entry.uncertain for entry in group),
     )
 
 
-def _with_share(one: LateRanks, duration_ns: float) -> LateRanks:
-    return replace(one, share=round(one.cost_ns / duration_ns, 6))
+def _with_share(late_ranks: LateRanks, duration_ns: float) -> LateRanks:
+    return replace(late_ranks, share=round(late_ranks.cost_ns / duration_ns, 6))

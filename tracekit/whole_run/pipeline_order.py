@@ -63,20 +63,28 @@ def _message_orders(messages: pl.DataFrame) -> dict[int, list[tuple[str, int]]]:
 
 def _chains(orders: Mapping[int, Sequence[tuple[str, int]]]) -> list[list[int]]:
     """Return ranks that exchange messages in a chain, from either end; first those that send first."""
-    peers = {rank: {peer for _, peer in order} for rank, order in orders.items()}
-    chains = []
+    peers: dict[int, set[int]] = {}
+    for rank, order in orders.items():
+        peers[rank] = {peer for _, peer in order}
     ends = [rank for rank in peers if len(peers[rank]) == 1]
+    chains = []
     for rank in sorted(ends, key=lambda rank: (orders[rank][0][0] != "send", rank)):
-        chain = [rank]
-        while True:
-            following = [peer for peer in peers.get(chain[-1], ()) if peer not in chain]
-            if len(following) != 1 or following[0] not in peers:
-                break
-            chain.append(following[0])
+        chain = _follow_chain(rank, peers)
+        ends_here = len(peers[chain[-1]]) == 1
         is_whole = all(peers[member] <= set(chain) for member in chain)
-        if len(chain) > 1 and len(peers[chain[-1]]) == 1 and is_whole:
+        if len(chain) > 1 and ends_here and is_whole:
             chains.append(chain)
     return chains
+
+
+def _follow_chain(rank: int, peers: Mapping[int, set[int]]) -> list[int]:
+    """Return the ranks from *rank* on, as long as each has one peer that was not visited yet."""
+    chain = [rank]
+    while True:
+        following = peers[chain[-1]] - set(chain)
+        if len(following) != 1 or not following <= peers.keys():
+            return chain
+        chain += following
 
 
 def _recognise(chain: Sequence[int], orders: Mapping[int, Sequence[tuple[str, int]]]) -> PipelineOrder | None:

@@ -217,8 +217,14 @@ def _add_steps(rows: pl.DataFrame, step_starts: pl.DataFrame, replay: Replay) ->
     )
 
 
-CONTENTS = pl.Schema({**{name: PURPOSES[name] for name in ("category", "phase", "step", "pair", "module", "operator")},
-                      "stack": pl.Int32(), "bytes": pl.Int64(), "count": pl.Int64()})  # fmt: skip
+CONTENTS = pl.Schema(
+    {
+        **{name: PURPOSES[name] for name in ("category", "phase", "step", "pair", "module", "operator")},
+        "stack": pl.Int32(),
+        "bytes": pl.Int64(),
+        "count": pl.Int64(),
+    }
+)
 """What is allocated at one moment: one row per purpose and stack, the largest first."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import msgspec
 import polars as pl
@@ -297,10 +298,13 @@ def _stack_table(
     numbers = set(pl.concat(columns).drop_nulls().to_list())
     if fragmentation is not None and fragmentation.largest_request_stack is not None:
         numbers.add(fragmentation.largest_request_stack)
-    ordered = sorted(numbers)
-    frames = [[f"{file}:{line} {name}" for name, file, line in reversed(stacks[number])] for number in ordered]
-    lines = [source_line(stacks[number]) for number in ordered]
-    return pl.DataFrame({"stack": ordered, "line": lines, "frames": frames}, schema=STACKS)
+    table: dict[str, list[Any]] = {"stack": [], "line": [], "frames": []}
+    for number in sorted(numbers):
+        stack = stacks[number]
+        table["stack"].append(number)
+        table["line"].append(source_line(stack))
+        table["frames"].append([f"{file}:{line} {name}" for name, file, line in reversed(stack)])
+    return pl.DataFrame(table, schema=STACKS)
 
 
 def _outlived_bytes(contents: pl.DataFrame, chunks: pl.DataFrame | None, peak_ns: int | None) -> int:

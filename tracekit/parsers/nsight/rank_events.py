@@ -167,19 +167,28 @@ def number_ranks(
         communicators: Communicators whose creation was recorded.
         threads: Names of threads, by process; Nsight writes a rank of MPI there.
     """
-    if first is not None:
-        return [Rank(*pair, first + i, "option") for i, pair in enumerate(pairs)]
-    processes = [process for process, _ in pairs]
     recorded = _nccl_ranks(communicators) | _mpi_ranks(threads)
-    numbers = [recorded[process] for process in processes if process in recorded]
-    if len(numbers) == len(pairs) and len(set(numbers)) == len(set(processes)) == len(pairs):
-        return [Rank(*pair, number, "content") for pair, number in zip(pairs, numbers, strict=True)]
-    if len(pairs) > 1:
-        return [Rank(*pair, i, "content") for i, pair in enumerate(pairs)]
+    recorded_numbers = [recorded[process] for process, _ in pairs if process in recorded]
+    distinct_processes = {process for process, _ in pairs}
+    is_one_process_each = len(distinct_processes) == len(pairs)
+    are_numbers_distinct = len(set(recorded_numbers)) == len(pairs) == len(recorded_numbers)
     numbers_in_name = _RANK_IN_FILE_NAME.findall(path.name)
-    if numbers_in_name:
-        return [Rank(*pair, int(numbers_in_name[-1]), "name") for pair in pairs]
-    return [Rank(*pair, 0, "only file") for pair in pairs]
+    if first is not None:
+        numbers = list(range(first, first + len(pairs)))
+        number_from = "option"
+    elif is_one_process_each and are_numbers_distinct:
+        numbers = recorded_numbers
+        number_from = "content"
+    elif len(pairs) > 1:
+        numbers = list(range(len(pairs)))
+        number_from = "content"
+    elif numbers_in_name:
+        numbers = [int(numbers_in_name[-1])] * len(pairs)
+        number_from = "name"
+    else:
+        numbers = [0] * len(pairs)
+        number_from = "only file"
+    return [Rank(*pair, number, number_from) for pair, number in zip(pairs, numbers, strict=True)]
 
 
 def _nccl_ranks(communicators: pl.DataFrame) -> dict[int, int]:
@@ -237,11 +246,11 @@ def _sorted_events(frames: list[pl.DataFrame]) -> pl.DataFrame:
 
     The order does not depend on the order in the file. ``rank`` and ``id`` are null.
     """
-    frames = [frame.with_columns(pid=pl.col("process") & PID_MASK) for frame in frames]
-    typed = [
-        frame.select(pl.col(name).cast(dtype, strict=False) for name, dtype in EVENTS.items() if name in frame.columns)
-        for frame in frames
-    ]
+    typed = []
+    for frame in frames:
+        with_pid = frame.with_columns(pid=pl.col("process") & PID_MASK)
+        columns = [pl.col(name).cast(dtype, strict=False) for name, dtype in EVENTS.items() if name in with_pid.columns]
+        typed.append(with_pid.select(columns))
     events = pl.concat(typed, how="diagonal")
     tie_breakers = [name for name in ("kind", "tid", "correlation", "stream") if name in events.columns]
     order = ("start_ns", -pl.col("end_ns"), *tie_breakers, "name")  # categories are sorted as their texts
