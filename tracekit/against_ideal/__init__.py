@@ -1,7 +1,8 @@
 """Comparison of a run with its ideal schedule, and predictions for other schedules.
 
-``compare_pipelines`` takes the pipeline tables of every rank, finds stages and micro-batches, names the schedule,
-simulates its ideal from the run's own times, and splits the gap between both by cause.
+``compare_pipelines`` takes the pipeline tables of every rank, finds stages and micro-batches, names
+the schedule, simulates its ideal from the run's own times, and splits the gap between both by
+cause.
 """
 
 from tracekit.against_ideal.compare_run import compare_pipelines

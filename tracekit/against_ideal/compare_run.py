@@ -50,8 +50,8 @@ def compare_all_pipelines(
 ) -> list[ComparedPipeline]:
     """Compare every step of every pipeline with its ideal.
 
-    The first batch is compared in this process. All others start from what the finder has learned in it, so that the
-    result does not depend on the worker that compares a pipeline.
+    The first batch is compared in this process. All others start from what the finder has learned
+    in it, so that the result does not depend on the worker that compares a pipeline.
 
     Args:
         pipelines: Ranks of each pipeline.
@@ -93,7 +93,10 @@ class _MatchedStep(msgspec.Struct, frozen=True, eq=False):
 
 
 def _compare_batch(finder: ScheduleFinder, clocks: Clocks, batch: _Batch) -> list[ComparedPipeline]:
-    """Compare every step of some pipelines with its ideal. The steps of all of them are handled in one table."""
+    """Compare every step of some pipelines with its ideal.
+
+    The steps of all of them are handled in one table.
+    """
     pipelines, all_ranks = batch
     ranks = _tables_of(pipelines, all_ranks)
     recorded_ranks: list[list[RankPipeline]] = []
@@ -125,7 +128,10 @@ def _compare_batch(finder: ScheduleFinder, clocks: Clocks, batch: _Batch) -> lis
 def _match_steps(
     finder: ScheduleFinder, index: int, pipeline_steps: Iterable[Pipeline], cut_steps: set[int]
 ) -> tuple[list[_MatchedStep], dict[int, list[Notice]]]:
-    """Find the schedule of each step of one pipeline; return those that have one, and the notices about all."""
+    """Find the schedule of each step of one pipeline.
+
+    Return those that have one, and the notices about all.
+    """
     matched: list[_MatchedStep] = []
     notices: dict[int, list[Notice]] = {}
     for pipeline in pipeline_steps:
@@ -183,7 +189,10 @@ def _is_pipeline(pipeline: Pipeline) -> bool:
 def _compare_step(
     pipeline: Pipeline, match: Match, notices: list[Notice], replays: StepReplays, *, wanted: str
 ) -> tuple[StepComparison | None, list[Notice]]:
-    """Compare one step with its ideal; None and notices with the reason if the comparison is doubtful."""
+    """Compare one step with its ideal.
+
+    None and notices with the reason if the comparison is doubtful.
+    """
     complete = len(pipeline.positions) == len(pipeline.ranks)
     ideal = _simulate_ideal(pipeline, replays, match, complete=complete)
     gap_ns = split_gap(replays, ideal.makespan) if complete else None
@@ -237,7 +246,10 @@ def _match_notices(match: Match, pipeline: Pipeline) -> list[Notice]:
 
 
 def _late_start_notices(pipeline: Pipeline, replays: StepReplays) -> list[Notice]:
-    """Return notices of ranks whose host began the step late; in a first step the profiler's start may be the cause."""
+    """Return notices of ranks whose host began the step late.
+
+    In a first step the profiler's start may be the cause.
+    """
     position_of_cell = replays.graph.table.rank
     first_cells = np.flatnonzero(np.diff(position_of_cell, prepend=-1))
     positions = position_of_cell[first_cells].tolist()
@@ -263,7 +275,8 @@ class _Ideal(msgspec.Struct, frozen=True, eq=False):
 def _simulate_ideal(pipeline: Pipeline, replays: StepReplays, match: Match, *, complete: bool) -> _Ideal:
     """Return the ideal: a replay of the run if it has the schedule's order, else the schedule simulated at its times.
 
-    Cells of the run that do not correspond one by one to ops of the schedule keep the times of the replay.
+    Cells of the run that do not correspond one by one to ops of the schedule keep the times of the
+    replay.
     """
     start, end = replays.graph.run(replays.balanced)
     if match.exact and complete:
@@ -338,7 +351,8 @@ def compare_pipelines(
         spread: Function that calls another one on every item, perhaps in several workers.
 
     Returns:
-        The comparison and notices; None and notices with the reason if there is no schedule to compare with.
+        The comparison and notices; None and notices with the reason if there is no schedule to
+        compare with.
     """
     if schedule == "none":
         return None, ()
@@ -350,8 +364,8 @@ def compare_pipelines(
     groups = find_parallel_groups(with_work, layout)
     size_notices: list[Notice] = []
     if groups.unsized:
-        # Only some ranks of these pipelines have a trace, and nothing says how many ranks there are. The order of the
-        # recorded ones may show it.
+        # Only some ranks of these pipelines have a trace, and nothing says how many ranks there
+        # are. The order of the recorded ones may show it.
         unsized_ranks = [by_rank[rank] for rank in sorted(groups.unsized)]
         pipelines, size_notices = find_pipeline_size(unsized_ranks, schedule)
         groups = add_pipelines(groups, pipelines)
@@ -386,8 +400,8 @@ def compare_pipelines(
 def _steps_cut_in_most(results: Sequence[ComparedPipeline]) -> set[int]:
     """Return the steps that are cut in at least half of the pipelines, and so in all.
 
-    The short orders of the other pipelines match some schedule by chance. A schedule that the caller names is compared
-    with whatever was recorded.
+    The short orders of the other pipelines match some schedule by chance. A schedule that the
+    caller names is compared with whatever was recorded.
     """
     cut_pipelines_by_step: Counter[int] = Counter()
     for _, notices_by_step in results:
@@ -437,8 +451,8 @@ def _choose_head(
 def _choose_step(steps: Sequence[StepComparison]) -> tuple[StepComparison, list[Notice]]:
     """Return the step that stands for a pipeline: the one with the median makespan among those of the usual order.
 
-    Steps that follow a schedule exactly go before others: a trace may begin or end inside a step, or with a warm-up.
-    Of orders that are equally frequent, the one that ran last is taken.
+    Steps that follow a schedule exactly go before others: a trace may begin or end inside a step,
+    or with a warm-up. Of orders that are equally frequent, the one that ran last is taken.
     """
     count = Counter(map(_order_kind, steps))
     last_index = {_order_kind(step): index for index, step in enumerate(steps)}

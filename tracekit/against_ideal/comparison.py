@@ -18,7 +18,8 @@ from tracekit.schema import CELLS, conform
 
 _IDEAL_COLUMNS = ("ideal_start_ns", "ideal_end_ns", "shift_ns")
 CELLS_WITH_IDEAL = pl.Schema({**CELLS, **dict.fromkeys(_IDEAL_COLUMNS, pl.Int64())})
-"""Cells with their ideal times from the start of the step's first cell; shift = measured start − ideal start."""
+"""Cells with their ideal times from the start of the step's first cell; shift = measured start −
+ideal start."""
 
 MIN_SLOW_CELL_FACTOR = 1.25
 """Work of a cell over the median of its op and stage above which it is listed as slow."""
@@ -57,7 +58,10 @@ class StepComparison(msgspec.Struct, frozen=True, eq=False):
         return idle_ns / total_ns if total_ns else 0.0
 
     def orders(self) -> list[list[str]]:
-        """Return the ops of each rank of the pipeline in the notation; none for a rank without a trace."""
+        """Return the ops of each rank of the pipeline in the notation.
+
+        None for a rank without a trace.
+        """
         orders: list[list[str]] = []
         for position in range(len(self.pipeline.ranks)):
             ops = self.pipeline.orders.get(position, [])
@@ -67,9 +71,9 @@ class StepComparison(msgspec.Struct, frozen=True, eq=False):
     def measure_imbalance(self) -> dict[str, Any]:
         """Return measures of how unequal stages and cells were.
 
-        ``stage``: work of the typical ops of each stage over that of the mean stage. ``spread``: median distance of a
-        cell's work from the median of its op and stage, as a share of it. ``slow_cells``: the slowest cells, with
-        their work over that median.
+        ``stage``: work of the typical ops of each stage over that of the mean stage. ``spread``:
+        median distance of a cell's work from the median of its op and stage, as a share of it.
+        ``slow_cells``: the slowest cells, with their work over that median.
         """
         replays = self.replays
         table = self.replays.graph.table
@@ -103,8 +107,8 @@ def cells_with_ideal(steps: Sequence[StepComparison]) -> pl.DataFrame:
 class ScheduleComparison(msgspec.Struct, frozen=True, eq=False):
     """Every pipeline and step compared with its ideal.
 
-    ``head`` is the step that the figures describe: of the slowest pipeline, or of the one that was chosen, the step
-    with the median makespan.
+    ``head`` is the step that the figures describe: of the slowest pipeline, or of the one that was
+    chosen, the step with the median makespan.
     """
 
     head: StepComparison

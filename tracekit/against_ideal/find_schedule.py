@@ -1,7 +1,7 @@
 """Identification of the schedule of a pipeline, or the reason why none is named, and of its size if that is unknown.
 
-A schedule is named only if at most a tenth of its units of work are elsewhere in the run, its ideal is not above the
-measurement, and little of the time between them stays unexplained.
+A schedule is named only if at most a tenth of its units of work are elsewhere in the run, its ideal
+is not above the measurement, and little of the time between them stays unexplained.
 """
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
@@ -23,11 +23,14 @@ from tracekit.schedules import Schedule
 from tracekit.schedules.registry import describe
 
 MAX_MISPLACED_SHARE = 0.1
-"""Share of a schedule's units of work that may be elsewhere in the run for the schedule to be named."""
+"""Share of a schedule's units of work that may be elsewhere in the run for the schedule to be
+named."""
 MAX_IDEAL_EXCESS = 0.01
-"""Share of the measured makespan by which an ideal may be above it: mean times of cells are rounded."""
+"""Share of the measured makespan by which an ideal may be above it: mean times of cells are
+rounded."""
 MAX_UNEXPLAINED_SHARE = 0.1
-"""Share of the measured makespan that may stay unexplained, or be explained twice, for a comparison to be shown."""
+"""Share of the measured makespan that may stay unexplained, or be explained twice, for a comparison
+to be shown."""
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -41,7 +44,8 @@ class Finding(msgspec.Struct, frozen=True):
 class ScheduleFinder:
     """Search for the schedules of pipelines; an order seen before is not searched for again.
 
-    The finder also keeps what else was computed for pipelines and steps that look alike: ``graphs`` and ``placed``.
+    The finder also keeps what else was computed for pipelines and steps that look alike: ``graphs``
+    and ``placed``.
     """
 
     def __init__(self, wanted: str) -> None:
@@ -110,7 +114,10 @@ class OrderSearch:
         return match, [] if match else [_order_unknown(self.pipeline)]
 
     def find_any(self, last: Schedule | None) -> tuple[Match | None, list[Notice]]:
-        """Return the match with the schedule that has this order, or with the nearest; *last* is tried first."""
+        """Return the match with the schedule that has this order, or with the nearest.
+
+        *last* is tried first.
+        """
         if last is not None and last.pp == self.pp and (match := self.exact_match([last])):
             return match, []
         if match := self.exact_match(self._likely()) or self.exact_match(identify.candidates(self.pp, self.forwards)):
@@ -144,8 +151,8 @@ class OrderSearch:
     def _with_ambiguous_names(self, match: Match) -> Match:
         """Return the match with the names of other schedules that have this order.
 
-        Schedules whose order is searched for have no order of their own and are left out; so are large schedules,
-        because generating all of them takes too long.
+        Schedules whose order is searched for have no order of their own and are left out; so are
+        large schedules, because generating all of them takes too long.
         """
         if self.pp * self.forwards > identify.MAX_CACHED_FORWARDS:
             return match
@@ -225,7 +232,8 @@ def find_doubt(match: Match, *, measured_ns: int, ideal_ns: int, gap_ns: Mapping
         match: Schedule compared with.
         measured_ns: Measured makespan.
         ideal_ns: Makespan of the ideal.
-        gap_ns: Parts of the gap; None if ranks are missing. Some ranks alone may be faster than the ideal of all.
+        gap_ns: Parts of the gap; None if ranks are missing. Some ranks alone may be faster than the
+            ideal of all.
     """
     if gap_ns is None:
         return {}
@@ -243,14 +251,16 @@ def find_doubt(match: Match, *, measured_ns: int, ideal_ns: int, gap_ns: Mapping
 
 # ---- Size of a pipeline of which some ranks have no trace and no process group is recorded.
 #
-# The peers of messages are a lower bound: the first rank of any pipeline exchanges messages with the second one only.
-# So every size is tried, with ranks numbered as in a mesh (neighbours at equal distances). A size fits if all messages
-# stay inside the pipeline and the order is a known schedule's at that size.
+# The peers of messages are a lower bound: the first rank of any pipeline exchanges messages with
+# the second one only. So every size is tried, with ranks numbered as in a mesh (neighbours at equal
+# distances). A size fits if all messages stay inside the pipeline and the order is a known
+# schedule's at that size.
 
 
 SIZES_TO_TRY = range(2, 17)
 MAX_FORWARDS_TO_TRY = 2_048
-"""Forwards of a whole schedule above which a size is not tried: generating all schedules of it takes too long."""
+"""Forwards of a whole schedule above which a size is not tried: generating all schedules of it
+takes too long."""
 
 Pipelines = tuple[tuple[int, ...], ...]
 """Ranks of each pipeline in stage order."""
@@ -358,7 +368,10 @@ def _fitting_sizes(ranks: Sequence[RankPipeline], wanted: str) -> Iterator[_Fitt
 def _match_fullest_step(
     by_rank: Mapping[int, RankPipeline], pipeline_ranks: Sequence[int], wanted: str
 ) -> tuple[Match, Doubts] | None:
-    """Return the schedule that the step with the most chunks follows, and the doubts; None if there is none."""
+    """Return the schedule that the step with the most chunks follows, and the doubts.
+
+    None if there is none.
+    """
     ranks = [by_rank[rank] for rank in pipeline_ranks if rank in by_rank]
     steps = set.intersection(*(set(rank.by_step) for rank in ranks))
     if not steps:

@@ -1,8 +1,8 @@
 """Search for the known schedule that a run followed: one with exactly its order, or the nearest.
 
-Orders are compared as units of work: a B is an I and a W, an FB is an F and a B. So a run that fused I and W, or that
-ran the halves of an FB one after the other, still equals its schedule. Such differences in granularity are counted
-apart.
+Orders are compared as units of work: a B is an I and a W, an FB is an F and a B. So a run that
+fused I and W, or that ran the halves of an FB one after the other, still equals its schedule. Such
+differences in granularity are counted apart.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -74,7 +74,8 @@ def pattern(order: Sequence[Op]) -> list[Op]:
 def same_work(measured: Sequence[Op], expected: Sequence[Op], *, any_weight_gradient: bool = False) -> bool:
     """Return whether two orders have the same units of work in the same order.
 
-    The halves of an FB may come either way round. With *any_weight_gradient* a W equals any other W.
+    The halves of an FB may come either way round. With *any_weight_gradient* a W equals any other
+    W.
 
     >>> same_work([Op.parse(t) for t in ("0B0", "0F3")], [Op.parse("(0F3;0B0)")])
     True
@@ -219,7 +220,8 @@ def candidates(pp: int, forwards: int, *, only_virtual: int | None = None, searc
         pp: Ranks of the pipeline.
         forwards: Forwards of a rank.
         only_virtual: Chunks per rank; any number if None.
-        searched: Whether to include schedules whose order is found by a search. These take longest and come last.
+        searched: Whether to include schedules whose order is found by a search. These take longest
+            and come last.
 
     >>> sorted({s.name for s in candidates(2, 8)} & {"1f1b", "dualpipe", "interleaved"})
     ['1f1b', 'dualpipe', 'interleaved']
@@ -241,7 +243,8 @@ def _sizes(
             continue
         if entry.virtual is not None:  # a fixed number of chunks
             if only_virtual in (None, entry.virtual):
-                # With two chunks a micro-batch runs one forward on a rank or two, depending on the schedule.
+                # With two chunks a micro-batch runs one forward on a rank or two, depending on the
+                # schedule.
                 counts = {forwards // 2, forwards} if entry.virtual == 2 else {forwards // entry.virtual}
                 for microbatches in counts:
                     yield name, microbatches, None, None
@@ -291,9 +294,9 @@ def exact_match(
 ) -> Match | None:
     """Return the schedule whose work is in the run's order on every rank, however finely it is split.
 
-    Names of stages do not matter (``pattern``), nor whether backwards and blocks run whole or in parts. Of several
-    schedules, one with the stages of the run is preferred, then one without FB blocks for a run without any, then the
-    one with the most similar numbers of FB and W.
+    Names of stages do not matter (``pattern``), nor whether backwards and blocks run whole or in
+    parts. Of several schedules, one with the stages of the run is preferred, then one without FB
+    blocks for a run without any, then the one with the most similar numbers of FB and W.
 
     Args:
         orders: Orders of the run.
@@ -383,7 +386,10 @@ def _sends(schedule: Schedule, traffic: Traffic) -> bool:
 
 
 def nearest_match(orders: Orders, schedules: Iterable[Schedule]) -> Match | None:
-    """Return the match with the schedule at the smallest distance; the stages of *orders* must be known."""
+    """Return the match with the schedule at the smallest distance.
+
+    The stages of *orders* must be known.
+    """
 
     def total_distance(schedule: Schedule) -> int:
         return sum(distance(order, schedule.ranks[position]) for position, order in orders.items())

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 class CellGraph:
     """Cells of a pipeline as columns, rank after rank in the order run, and their dependencies.
 
-    ``waits[cell, k]`` is a cell that a cell waits for, -1 for none. k = 0: the cell before it on its rank; 1: the
-    forward of the stage before (its input); 2: the backward of the stage after (its gradient); 3: its own forward, or
-    the I of a W.
+    ``waits[cell, k]`` is a cell that a cell waits for, -1 for none. k = 0: the cell before it on
+    its rank; 1: the forward of the stage before (its input); 2: the backward of the stage after
+    (its gradient); 3: its own forward, or the I of a W.
     """
 
     table: OpTable  # ranks are positions in the pipeline
@@ -82,7 +82,8 @@ class CellGraph:
         Args:
             duration: Duration of each cell.
             delay: Delay of each cell; none if None.
-            early: [cell, k]: share of dependency k's duration by which the cell may start before its end.
+            early: [cell, k]: share of dependency k's duration by which the cell may start before
+                its end.
         """
         order, waits = self._with_begin
         cells = len(duration)
@@ -111,7 +112,8 @@ class CellGraph:
     def find_ready_times(self, start: Ints, end: Ints) -> tuple[Ints, Floats]:
         """Return the time at which each cell could start, and by what share of a dependency it started before its end.
 
-        A cell that started before a dependency had ended got its input early: it was ready when it started.
+        A cell that started before a dependency had ended got its input early: it was ready when it
+        started.
 
         Args:
             start: Measured start of each cell.
@@ -139,7 +141,8 @@ class CellGraph:
     def average(self, work: Ints) -> tuple[Ints, Ints]:
         """Return for each cell the median work of its op on its stage, and the mean of these medians over stages."""
         group_of_cell, first, size, kind = self._groups
-        # Sorted by group, then by work: the median is the mean of the two values in the middle of a group.
+        # Sorted by group, then by work: the median is the mean of the two values in the middle of a
+        # group.
         work_sorted = work[np.lexsort((work, group_of_cell))]
         below = work_sorted[first + (size - 1) // 2]
         above = work_sorted[first + size // 2]
@@ -152,8 +155,8 @@ class CellGraph:
     def _groups(self) -> tuple[Ints, Ints, Ints, Ints]:
         """Groups of cells with equal op, stage and b_stage.
 
-        The group of each cell; and of each group its first cell if cells are sorted by group, its size, and the code of
-        its op.
+        The group of each cell; and of each group its first cell if cells are sorted by group, its
+        size, and the code of its op.
         """
         keys = np.stack([self.table.kind, self.table.stage, self.table.b_stage], axis=1)
         distinct, group, size = np.unique(keys, axis=0, return_inverse=True, return_counts=True)
@@ -174,22 +177,22 @@ def cell_graph(pipeline: Pipeline, cache: GraphCache) -> CellGraph:
 
 # ---- Gap between measured and ideal makespan, split by cause.
 #
-# The cells are replayed in the order they ran, with one more cause each time. In the last replay every cell has its own
-# duration and its own delay, so it equals the run to the nanosecond, and the parts sum to the gap.
+# The cells are replayed in the order they ran, with one more cause each time. In the last replay
+# every cell has its own duration and its own delay, so it equals the run to the nanosecond, and the
+# parts sum to the gap.
 #
-# =============  ==============================================================================================
-# ideal          every op takes its mean over stages (of medians over micro-batches); no transfer, no stall
-# imbalance      … its own stage's median
-# variation      … its own time, without the stalls inside it
-# early_output   − where a cell started before one it waits for had ended (its input was there already)
-# p2p            + time between an input's readiness and the cell's start spent in pipeline communication
-# exposed_ep     + dispatch and combine that no compute hid, inside cells and before them
-# offload        + offload and onload that no compute hid
-# exposed_comm   + other communication that no compute hid
-# host           + idle before a kernel that the host launched too late, and before a rank's first one
-# other_work     + kernels outside the pipeline's cells that stood in the way
-# unexplained    what is left
-# =============  ==============================================================================================
+# =============
+# ==============================================================================================
+# ideal every op takes its mean over stages (of medians over micro-batches); no transfer, no stall
+# imbalance … its own stage's median variation … its own time, without the stalls inside it
+# early_output − where a cell started before one it waits for had ended (its input was there
+# already) p2p + time between an input's readiness and the cell's start spent in pipeline
+# communication exposed_ep + dispatch and combine that no compute hid, inside cells and before them
+# offload + offload and onload that no compute hid exposed_comm + other communication that no
+# compute hid host + idle before a kernel that the host launched too late, and before a rank's first
+# one other_work + kernels outside the pipeline's cells that stood in the way unexplained what is
+# left =============
+# ==============================================================================================
 
 
 PARTS = tuple(GAP_CAUSES)
@@ -200,7 +203,10 @@ _CAUSES_INSIDE_CELLS = ("exposed_ep", "offload", "exposed_comm", "host")
 
 
 class StepReplays(msgspec.Struct, frozen=True, eq=False):
-    """One pipeline in one step, ready to be replayed. Arrays have one value per cell, in nanoseconds."""
+    """One pipeline in one step, ready to be replayed.
+
+    Arrays have one value per cell, in nanoseconds.
+    """
 
     graph: CellGraph
     start: Ints  # measured, from the start of the first cell
@@ -221,7 +227,10 @@ class StepReplays(msgspec.Struct, frozen=True, eq=False):
 def prepare_replays(
     pipelines: Sequence[Pipeline], ranks: Mapping[int, RankPipeline], graphs: GraphCache
 ) -> list[StepReplays]:
-    """Return each of *pipelines* ready to be replayed. They are of one run, and handled in one table for speed."""
+    """Return each of *pipelines* ready to be replayed.
+
+    They are of one run, and handled in one table for speed.
+    """
     if not pipelines:
         return []
     cells = pl.concat([pipeline.detail for pipeline in pipelines])
@@ -330,7 +339,10 @@ class StageTimes(msgspec.Struct, frozen=True):
     chunks: float  # chunks per rank in the run
 
     def for_chunks(self, chunks: float | None = None) -> Times:
-        """Return the times of ops if the layers of a rank are cut into *chunks*; into those of the run if None."""
+        """Return the times of ops if the layers of a rank are cut into *chunks*.
+
+        Into those of the run if None.
+        """
         chunks = chunks or self.chunks
         forward = max(1, round(self.forward / chunks))
         input_grad = max(1, round(self.input_grad / chunks))
@@ -344,8 +356,9 @@ class StageTimes(msgspec.Struct, frozen=True):
 def measure_stage_times(replays: StepReplays, cells: pl.DataFrame, pp: int) -> StageTimes:
     """Return the mean times of the run's ops.
 
-    A kind of op that did not run is derived from the others: a backward that never ran split is split by the labels of
-    its kernels, or in half; an FB is one third forward and two thirds backward.
+    A kind of op that did not run is derived from the others: a backward that never ran split is
+    split by the labels of its kernels, or in half; an FB is one third forward and two thirds
+    backward.
 
     Args:
         replays: The step.
@@ -391,12 +404,13 @@ def fill_missing_times(
 ) -> dict[str, OpTime]:
     """Return the times of F, I, W and B; of kinds that did not run, from those that did.
 
-    A backward that never ran whole takes as long as its halves, or two thirds of a block FB, or twice the
-    only op that ran. A forward that never ran alone takes half of a backward.
+    A backward that never ran whole takes as long as its halves, or two thirds of a block FB, or
+    twice the only op that ran. A forward that never ran alone takes half of a backward.
 
     Args:
         ran: Times of the kinds that ran, FB among them; at least one.
-        split_backward: Returns the times of I and W from that of a whole backward; used if one of them did not run.
+        split_backward: Returns the times of I and W from that of a whole backward; used if one of
+            them did not run.
 
     >>> fill_missing_times({"F": 1.0, "B": 3.0}, lambda backward: (backward / 3, backward * 2 / 3))
     {'F': 1.0, 'I': 1.0, 'W': 2.0, 'B': 3.0}
@@ -421,7 +435,10 @@ def fill_missing_times(
 
 
 def weight_gradient_share(weight_ns: Ints, total_ns: Ints) -> float | None:
-    """Return the share of weight gradients in the time of whole backwards, by labels; None if none is labelled."""
+    """Return the share of weight gradients in the time of whole backwards, by labels.
+
+    None if none is labelled.
+    """
     weight = int(weight_ns.sum())
     total = int(total_ns.sum())
     return min(weight / total, MAX_WEIGHT_GRADIENT_SHARE) if weight and total else None
@@ -429,19 +446,21 @@ def weight_gradient_share(weight_ns: Ints, total_ns: Ints) -> float | None:
 
 # ---- Slowdown of a pipeline by stage, kind of operation and worker.
 #
-# The operations of a step are replayed with their dependencies. With every duration set to what is usual for its kind
-# (the mean over all stages, replicas and steps) the step takes its usual time; the slowdown is the measured durations'
-# time over it. A group of operations contributes what its measured durations alone cost, and what setting them to the
-# usual ones saves (Lin et al., arXiv 2505.05713).
+# The operations of a step are replayed with their dependencies. With every duration set to what is
+# usual for its kind (the mean over all stages, replicas and steps) the step takes its usual time;
+# the slowdown is the measured durations' time over it. A group of operations contributes what its
+# measured durations alone cost, and what setting them to the usual ones saves (Lin et al., arXiv
+# 2505.05713).
 
 
 StepTimes = Callable[[Floats], Floats]
-"""Function that returns the time of each step if its operations (rows) take these durations on every lane (columns). A
-lane is one replica in one step."""
+"""Function that returns the time of each step if its operations (rows) take these durations on
+every lane (columns). A lane is one replica in one step."""
 MIN_SLOWDOWN_TO_SPLIT = 1.03
 """Slowdown from which its parts are worth computing."""
 MAX_PIPELINE_GROUPS = 16
-"""Stages, and ranks, that a pipeline is replayed for: those whose cells took longest beyond the usual."""
+"""Stages, and ranks, that a pipeline is replayed for: those whose cells took longest beyond the
+usual."""
 
 
 def measure_slowdown(
@@ -459,9 +478,11 @@ def measure_slowdown(
         step_times: Replay of the steps with other durations.
         durations: Measured durations, operations × lanes.
         usual: Durations without stragglers, likewise.
-        groups: By what to split it: the group of every operation and lane, an array like *durations*.
+        groups: By what to split it: the group of every operation and lane, an array like
+            *durations*.
         min_ratio: Slowdown from which it is split.
-        max_groups: Groups of each kind to replay, those with the most time beyond the usual; all by default.
+        max_groups: Groups of each kind to replay, those with the most time beyond the usual; all by
+            default.
 
     >>> stage = np.array([[0], [1]])
     >>> slow = measure_slowdown(
@@ -498,7 +519,9 @@ def replay_group(step_times: StepTimes, durations: Floats, usual: Floats, select
 
 
 def pipeline_slowdown(comparison: ScheduleComparison) -> Slowdown | None:
-    """Return the slowdown of a run's pipelines by stage, kind of cell and rank; None if steps differ in their order.
+    """Return the slowdown of a run's pipelines by stage, kind of cell and rank.
+
+    None if steps differ in their order.
 
     Lanes are pipelines and steps; messages take no time.
     """
@@ -526,7 +549,10 @@ def pipeline_slowdown(comparison: ScheduleComparison) -> Slowdown | None:
 
 
 def replay_cells(graph: CellGraph, lane_step: Ints, durations: Floats) -> Floats:
-    """Return the time of each step: the end of its last cell on any lane; *lane_step* is each lane's step, from 0."""
+    """Return the time of each step: the end of its last cell on any lane.
+
+    *lane_step* is each lane's step, from 0.
+    """
     step_end = np.zeros(int(lane_step.max()) + 1)
     for step, duration in zip(lane_step.tolist(), durations.T, strict=True):
         _, end = graph.run(np.ascontiguousarray(duration))

@@ -1,7 +1,7 @@
 """Timelines of operations held against their ideal, and against an ideal of average durations.
 
-Beside tracekit's own ideal, which has the run's durations and free messages, stands the one that is published with such
-timelines: one average duration for all operations of a kind, messages included.
+Beside tracekit's own ideal, which has the run's durations and free messages, stands the one that is
+published with such timelines: one average duration for all operations of a kind, messages included.
 """
 
 from pathlib import Path
@@ -60,8 +60,8 @@ def compare_timeline(path: str | Path, *, schedule: str = "auto") -> TimelineCom
 def average_times(operations: pl.DataFrame) -> Times:
     """Return one duration in ns for all forwards, for all backwards and for all messages.
 
-    Computation takes its mean, which keeps the sum of all work; messages their median, because a message that waits for
-    its other side says nothing about the transfer.
+    Computation takes its mean, which keeps the sum of all work; messages their median, because a
+    message that waits for its other side says nothing about the transfer.
 
     >>> rows = {"name": ["forward-compute", "forward-compute", "backward-compute", "forward-recv"]}
     >>> average_times(pl.DataFrame({**rows, "start_ns": [0, 0, 0, 0], "end_ns": [2, 4, 8, 1]})).scalars()["F"]

@@ -1,13 +1,14 @@
 """Bounds of the difference between the clocks of two ranks, and its drift, from matched operations.
 
-A message ends on the receiver after it began on the sender: an upper bound of the difference, and a message of the
-other direction a lower bound. Where it has its kernels for itself, the receive does not end before the send either. A
-collective in which everyone hears from everyone gives both bounds, and its members end together but for a scatter,
-which may be alike in most operations (one rank's part of a ring is done first). Over many operations the median of the
-differences between ends gives the difference of the clocks, and the shortest interval with half of them how far it may
-be off: a few operations that end far apart change neither.
-Collectives with a root (a broadcast may be over on the root before another rank begins) only show that no rank lags
-behind by more than the longest time between two of them.
+A message ends on the receiver after it began on the sender: an upper bound of the difference, and a
+message of the other direction a lower bound. Where it has its kernels for itself, the receive does
+not end before the send either. A collective in which everyone hears from everyone gives both
+bounds, and its members end together but for a scatter, which may be alike in most operations (one
+rank's part of a ring is done first). Over many operations the median of the differences between
+ends gives the difference of the clocks, and the shortest interval with half of them how far it may
+be off: a few operations that end far apart change neither. Collectives with a root (a broadcast may
+be over on the root before another rank begins) only show that no rank lags behind by more than the
+longest time between two of them.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ DRIFT_WINDOWS = 16
 MIN_DRIFT_WINDOWS = 8
 """Parts that must hold an operation before a drift is believed."""
 MIN_DRIFT_TO_SCATTER_RATIO = 6.0
-"""Drift over the recording, in units of the largest distance of a part from the fitted line, to be believed."""
+"""Drift over the recording, in units of the largest distance of a part from the fitted line, to be
+believed."""
 MIN_DRIFT_NS = 2_000
 """Drift over the whole recording that is worth a correction: profilers themselves are no better."""
 MAX_DRIFT = 5e-4
@@ -36,14 +38,18 @@ MAX_DRIFT = 5e-4
 MAX_ACKNOWLEDGE_NS = 20_000
 """Time by which a send may end after its receive: the sender waits to hear that all has arrived."""
 MIN_OPERATIONS_FOR_SPREAD = 8
-"""Collectives of two ranks, or of all, from which the spread of their ends bounds the clocks' difference."""
+"""Collectives of two ranks, or of all, from which the spread of their ends bounds the clocks'
+difference."""
 MIN_OPERATIONS_OF_PAIR = 4
-"""Collectives of two ranks from which their ends bound the difference, if all ranks have enough for the spread."""
+"""Collectives of two ranks from which their ends bound the difference, if all ranks have enough for
+the spread."""
 SPREAD_TO_SHORTEST_HALF = 1.645 / 1.349
-"""Distance from the median of the differences between ends at which the clocks' difference may lie, in units of the
-shortest interval that holds half of them: the interval with nine tenths of a normal distribution."""
+"""Distance from the median of the differences between ends at which the clocks' difference may lie,
+in units of the shortest interval that holds half of them: the interval with nine tenths of a normal
+distribution."""
 MIN_END_SCATTER_NS = 100_000
-"""Time by which the ends of one collective may lie apart even if it always does so in the same way."""
+"""Time by which the ends of one collective may lie apart even if it always does so in the same
+way."""
 MEETS = r"(?i)all_?reduce|all_?gather|all_?to_?all|reduce_?scatter|barrier"
 """Collectives that end nowhere before everyone has begun."""
 NO_BOUND_NS = 2**62
@@ -91,8 +97,8 @@ class Compared(msgspec.Struct, frozen=True, eq=False):
     members: pl.DataFrame
     """Members match by match, ranks ascending.
 
-    ``alone``: of a message that has its kernels for itself. ``meets``: of a collective that ends nowhere before all
-    have begun.
+    ``alone``: of a message that has its kernels for itself. ``meets``: of a collective that ends
+    nowhere before all have begun.
     """
     rank: Int32s
     collectives: int
@@ -144,10 +150,10 @@ class Compared(msgspec.Struct, frozen=True, eq=False):
     def table(self, low: Int32s, high: Int32s) -> pl.DataFrame:
         """Return the differences between pairs of members.
 
-        ``low``, ``high``: the two ranks; ``ends_ns``, ``most_ns``, ``least_ns``: how far high's end lies behind low's
-        end, high's end behind low's start, and high's start behind low's end; the last two are bounds of the clocks'
-        difference where ``is_most`` and ``is_least`` say so. ``alone``: a message that has its kernels for itself on
-        both sides.
+        ``low``, ``high``: the two ranks; ``ends_ns``, ``most_ns``, ``least_ns``: how far high's end
+        lies behind low's end, high's end behind low's start, and high's start behind low's end; the
+        last two are bounds of the clocks' difference where ``is_most`` and ``is_least`` say so.
+        ``alone``: a message that has its kernels for itself on both sides.
         """
         low_side = self.members.select(low="rank", low_start="start_ns", at_ns="end_ns", low_sends="sends")[low]
         high_side = self.members.select("alone", "meets", "start_ns", "end_ns", high="rank", high_sends="sends")[high]
@@ -222,7 +228,8 @@ def _extremes(table: pl.DataFrame) -> pl.DataFrame:
     forth = pl.col("low_sends")
     ordered = ends.filter("surest").sort()
     half = ordered.len() // 2
-    # A median is a float, and an epoch in nanoseconds does not fit one exactly: count from one of the ends.
+    # A median is a float, and an epoch in nanoseconds does not fit one exactly: count from one of
+    # the ends.
     middle = ordered.first() + (ordered - ordered.first()).median().round().cast(pl.Int64)
     return table.group_by("low", "high", maintain_order=True).agg(
         pl.col("at_ns").min(),
@@ -261,9 +268,12 @@ def _spread(row: dict[str, Any]) -> int:
 
 
 def _end_bounds(row: dict[str, Any], usual_spread_ns: int | None) -> tuple[int, int] | None:
-    """Return the bounds from the ends of collectives, which members leave together; None if these are too few.
+    """Return the bounds from the ends of collectives, which members leave together.
 
-    Of few collectives of two ranks, all ends count, and those of other ranks say how far off each may be.
+    None if these are too few.
+
+    Of few collectives of two ranks, all ends count, and those of other ranks say how far off each
+    may be.
     """
     if row["meetings"] >= MIN_OPERATIONS_FOR_SPREAD:
         return row["middle_ns"] - _spread(row), row["middle_ns"] + _spread(row)
@@ -275,8 +285,8 @@ def _end_bounds(row: dict[str, Any], usual_spread_ns: int | None) -> tuple[int, 
 def _are_ends_a_clock(row: dict[str, Any], worst_spread_ns: dict[int, int]) -> bool:
     """Return whether the clocks of two ranks must differ, because their collectives always end as far apart.
 
-    Where ranks share a GPU, one may leave its collectives later than another without a cause in the clocks. Then its
-    ends do not agree with those of the other ranks either.
+    Where ranks share a GPU, one may leave its collectives later than another without a cause in the
+    clocks. Then its ends do not agree with those of the other ranks either.
     """
     if row["meetings"] < MIN_OPERATIONS_FOR_SPREAD:
         return False
@@ -286,7 +296,8 @@ def _are_ends_a_clock(row: dict[str, Any], worst_spread_ns: dict[int, int]) -> b
 def _clock_bounds(row: dict[str, Any], worst_spread_ns: dict[int, int], usual_spread_ns: int | None) -> ClockBounds:
     """Return the bounds that one row of facts describes, and the likeliest offset within them.
 
-    What happened in an order that one clock allows leaves one clock possible, unless ends rule it out.
+    What happened in an order that one clock allows leaves one clock possible, unless ends rule it
+    out.
     """
     least = -NO_BOUND_NS if row["least_ns"] is None else row["least_ns"]
     most = NO_BOUND_NS if row["most_ns"] is None else row["most_ns"]
@@ -316,7 +327,10 @@ def _clock_bounds(row: dict[str, Any], worst_spread_ns: dict[int, int], usual_sp
 
 
 def _tighten(least: int, most: int, lower: int, upper: int) -> tuple[int, int]:
-    """Return the part of [least, most] that lies in [lower, upper] too; all of it if there is no such part."""
+    """Return the part of [least, most] that lies in [lower, upper] too.
+
+    All of it if there is no such part.
+    """
     inner = max(least, lower), min(most, upper)
     return inner if inner[0] <= inner[1] else (least, most)
 
@@ -331,7 +345,10 @@ def _message_bounds(row: dict[str, Any]) -> tuple[int, int]:
 
 
 def _message_offset(row: dict[str, Any], least: int, most: int) -> int | None:
-    """Return the offset for which the fastest messages of both directions take equally long; None without both."""
+    """Return the offset for which the fastest messages of both directions take equally long.
+
+    None without both.
+    """
     if not row["two_way"]:
         return None
     if row["fastest_forward_ns"] is None or row["fastest_backward_ns"] is None:
@@ -365,8 +382,9 @@ def _drifts(table: pl.DataFrame) -> dict[tuple[int, int], float]:
 def _drift_windows(table: pl.DataFrame) -> pl.DataFrame:
     """Return how far the clocks of two ranks differ in each of ``DRIFT_WINDOWS`` equal stretches of time.
 
-    ``since_ns``: mean time in the window. ``bounds`` and ``ends``: the difference as the middle of its bounds, and as
-    the median difference of collectives' ends, from the first end of the pair; null where nothing tells.
+    ``since_ns``: mean time in the window. ``bounds`` and ``ends``: the difference as the middle of
+    its bounds, and as the median difference of collectives' ends, from the first end of the pair;
+    null where nothing tells.
     """
     pair = ("low", "high")
     length_ns = pl.col("since_ns").max().over(pair)
@@ -386,7 +404,10 @@ def _drift_windows(table: pl.DataFrame) -> pl.DataFrame:
 
 
 def _fit_drift(times: Floats, values: Floats) -> tuple[float, float]:
-    """Return the slope of the values and the largest distance of one from the line; (0, inf) if it is not clear."""
+    """Return the slope of the values and the largest distance of one from the line.
+
+    (0, inf) if it is not clear.
+    """
     if len(times) < MIN_DRIFT_WINDOWS or np.ptp(times) == 0:
         return 0.0, np.inf
     rate, start = np.polyfit(times - times[0], values, 1)

@@ -1,9 +1,10 @@
 """Clock alignment across ranks: one offset, drift and uncertainty per rank, from matched operations.
 
-Every two ranks with common operations have bounds for the difference of their clocks (``align.clock_bounds``). Ranks
-whose bounds allow no difference at all share a clock; the others take the likeliest offset within the bounds. Offsets
-are chained over the tightest bounds to the first rank, and the uncertainty of a rank is how far its true offset may lie
-from the one used, within the bounds.
+Every two ranks with common operations have bounds for the difference of their clocks
+(``align.clock_bounds``). Ranks whose bounds allow no difference at all share a clock; the others
+take the likeliest offset within the bounds. Offsets are chained over the tightest bounds to the
+first rank, and the uncertainty of a rank is how far its true offset may lie from the one used,
+within the bounds.
 """
 
 from __future__ import annotations
@@ -44,11 +45,13 @@ class Clocks:
     origin_ns: int = 0
     """When, on the common clock, a drifting clock differs by its offset alone."""
     residual_ns: int | None = None
-    """Median distance from the first to the last end of a match, each match counted once for each of its members."""
+    """Median distance from the first to the last end of a match, each match counted once for each
+    of its members."""
     worst_ns: int | None = None
     """The largest such distance."""
     pair_uncertainty_ns: dict[tuple[int, int], int] = field(default_factory=dict)
-    """How far the difference of two ranks' clocks may be off, lower rank first, for ranks with common operations."""
+    """How far the difference of two ranks' clocks may be off, lower rank first, for ranks with
+    common operations."""
 
     @classmethod
     def recorded(cls, ranks: Iterable[int]) -> Clocks:
@@ -59,7 +62,10 @@ class Clocks:
 
     @property
     def offset_ns(self) -> dict[int, int]:
-        """What to subtract from each rank's times, before drift; 0 where nothing ties the rank to the others."""
+        """What to subtract from each rank's times, before drift.
+
+        0 where nothing ties the rank to the others.
+        """
         return dict(self.table.select("rank", pl.col("offset_ns").fill_null(0)).iter_rows())
 
     def align(self, frame: pl.DataFrame, *columns: str) -> pl.DataFrame:
@@ -72,7 +78,8 @@ class Clocks:
     def uncertainty_between(self, ranks: npt.NDArray[np.integer[Any]], others: npt.NDArray[np.integer[Any]]) -> Ints:
         """Return how far a time difference between each of *ranks* and the other one may be off.
 
-        ``NO_BOUND_NS`` where nothing bounds it. Ranks without common operations are compared by way of the first rank.
+        ``NO_BOUND_NS`` where nothing bounds it. Ranks without common operations are compared by way
+        of the first rank.
 
         >>> table = pl.DataFrame({"rank": [0, 1, 2], "offset_ns": 0, "uncertainty_ns": [0, 50, 80]})
         >>> clocks = Clocks(conform(table, CLOCKS), pair_uncertainty_ns={(0, 1): 50, (1, 2): 30})
@@ -203,7 +210,10 @@ def _table(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def _settings(bounds: list[ClockBounds], ranks: list[int], origin: int) -> dict[int, _Setting]:
-    """Return the setting of each rank that is tied to another; ranks that share a clock have the same."""
+    """Return the setting of each rank that is tied to another.
+
+    Ranks that share a clock have the same.
+    """
     clock = _shared_clocks(bounds)
     tightest = _between_clocks(bounds, clock)
     settings: dict[int, _Setting] = {}
@@ -226,8 +236,8 @@ def _settings(bounds: list[ClockBounds], ranks: list[int], origin: int) -> dict[
 def _shared_clocks(bounds: list[ClockBounds]) -> dict[int, int]:
     """Return for each rank the lowest one that shares its clock.
 
-    Ranks that may have one clock are joined, those with the least doubt first, unless some bounds keep their clocks
-    apart.
+    Ranks that may have one clock are joined, those with the least doubt first, unless some bounds
+    keep their clocks apart.
     """
     clock = {rank: rank for link in bounds for rank in (link.low, link.high)}
     members = {rank: [rank] for rank in clock}
@@ -275,8 +285,9 @@ def _uncertainty(
 ) -> tuple[dict[tuple[int, int], int], dict[int, int]]:
     """Return the uncertainty between ranks with common operations, and that of each rank's offset.
 
-    Between two ranks it is how far the difference of their clocks, as they were set, may lie from the true one within
-    the bounds; that of an offset is the sum along the way to the first rank with the least.
+    Between two ranks it is how far the difference of their clocks, as they were set, may lie from
+    the true one within the bounds; that of an offset is the sum along the way to the first rank
+    with the least.
     """
     between: dict[tuple[int, int], int] = {}
     neighbours: dict[int, list[tuple[int, int]]] = {}

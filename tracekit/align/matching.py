@@ -1,14 +1,16 @@
 """Matching of operations across ranks: which operations of different ranks are one and the same.
 
-Collectives are matched by process group, point-to-point messages by pair of ranks and direction. Within these the
-recorded sequence number of the collective decides; where there is none, the order of issue. An operation that was
-launched and whose kernel was not recorded counts in that order. Where ranks still have different numbers of operations,
-the shorter sequence is aligned with the longest ones by sizes and end times, so that a missing operation leaves a hole
-where it is missing and all others keep their partners. Where sizes and times leave open which of several operations is
+Collectives are matched by process group, point-to-point messages by pair of ranks and direction.
+Within these the recorded sequence number of the collective decides; where there is none, the order
+of issue. An operation that was launched and whose kernel was not recorded counts in that order.
+Where ranks still have different numbers of operations, the shorter sequence is aligned with the
+longest ones by sizes and end times, so that a missing operation leaves a hole where it is missing
+and all others keep their partners. Where sizes and times leave open which of several operations is
 missing, those that may have another partner stay unmatched.
 
-The result is ``MEMBERS``, a row for each part that a rank took in an operation: a collective's kernel is a member of
-one match; a kernel that carries several point-to-point messages is a member of one match per message.
+The result is ``MEMBERS``, a row for each part that a rank took in an operation: a collective's
+kernel is a member of one match; a kernel that carries several point-to-point messages is a member
+of one match per message.
 """
 
 from __future__ import annotations
@@ -52,12 +54,13 @@ MEMBERS = pl.Schema(
 )
 """The matched operations, one row for each rank's part in each, sorted by match and rank.
 
-An operation that only one rank recorded has no row. ``transfer_ns`` and the bound of the wait are differences on one
-clock; ``align.waits`` replaces the bound by the wait on aligned clocks.
+An operation that only one rank recorded has no row. ``transfer_ns`` and the bound of the wait are
+differences on one clock; ``align.waits`` replaces the bound by the wait on aligned clocks.
 """
 
 MAX_END_SCATTER_NS = 100_000
-"""Scatter of ends up to which operations of unnamed groups are one; a quarter of their own time is allowed as well."""
+"""Scatter of ends up to which operations of unnamed groups are one; a quarter of their own time is
+allowed as well."""
 _CHANNEL = ["what", "group", "group_ranks"]
 
 
@@ -66,22 +69,23 @@ class Matching:
     """Matched operations of several ranks."""
 
     members: pl.DataFrame
-    """``MEMBERS``: sides that were recorded, of operations of which at least two ranks recorded theirs."""
+    """``MEMBERS``: sides that were recorded, of operations of which at least two ranks recorded
+    theirs."""
     notices: tuple[Notice, ...] = ()
     with_lost: pl.DataFrame | None = None
     """The same and sides that were launched and not recorded, at the time of their launch, with a column ``recorded``.
 
-    Operations of which only one rank recorded its side are here, too, numbered after the others. None if no side was
-    lost.
+    Operations of which only one rank recorded its side are here, too, numbered after the others.
+    None if no side was lost.
     """
 
 
 def match(operations: pl.DataFrame, *, by_step: bool = True) -> Matching:
     """Match the operations of several ranks (*operations*: ``OPERATIONS`` of all ranks below each other).
 
-    Operations that were launched and not recorded (their id is negative) count in the order of the others, and are in
-    no match. Operations of different steps are different ones, unless *by_step* is false: ranks may count steps
-    differently.
+    Operations that were launched and not recorded (their id is negative) count in the order of the
+    others, and are in no match. Operations of different steps are different ones, unless *by_step*
+    is false: ranks may count steps differently.
 
     >>> from tracekit.metrics.operations import OPERATIONS
     >>> from tracekit.schema import conform
@@ -97,7 +101,8 @@ def match(operations: pl.DataFrame, *, by_step: bool = True) -> Matching:
     uneven = sequences.find_uneven(sides)
     notices: list[Notice] = []
     if len(uneven):
-        # Keys in which all ranks recorded the same sequence say how the clocks stand; then the others are aligned.
+        # Keys in which all ranks recorded the same sequence say how the clocks stand; then the
+        # others are aligned.
         in_uneven_key = np.isin(sides.key, sides.key[sequences.order[sequences.first[uneven]]])
         certain = _members(operations, sides, position, np.flatnonzero(~in_uneven_key & sides.recorded))
         clocks = align(certain.select(MEMBERS.names()), np.unique(sides.rank).tolist())
@@ -119,8 +124,9 @@ def pair_messages(messages: pl.DataFrame) -> pl.DataFrame:
     """Return the sends of several ranks beside their receives: ``MEMBERS`` of both, these with suffix ``_received``.
 
     Args:
-        messages: Messages in the order of issue, with rank, step, kernel (negative if it was not recorded), send, peer,
-            launch_ns, start_ns and end_ns; those of one kernel share its number.
+        messages: Messages in the order of issue, with rank, step, kernel (negative if it was not
+            recorded), send, peer, launch_ns, start_ns and end_ns; those of one kernel share its
+            number.
 
     >>> messages = pl.DataFrame({"rank": [0, 1], "step": 0, "kernel": 7, "send": [True, False], "peer": [1, 0],
     ...     "launch_ns": 0, "start_ns": [5, 2], "end_ns": [9, 9]})
@@ -148,7 +154,9 @@ def pair_messages(messages: pl.DataFrame) -> pl.DataFrame:
 
 
 def last_of_match(match: Ints, time_ns: Ints) -> npt.NDArray[np.int32]:
-    """Return for each member the one of its match with the highest time; of several, the one of the highest rank.
+    """Return for each member the one of its match with the highest time.
+
+    Of several, the one of the highest rank.
 
     >>> last_of_match(np.array([0, 0, 1, 1]), np.array([5, 3, 2, 2])).tolist()
     [0, 0, 3, 3]
@@ -162,7 +170,9 @@ def last_of_match(match: Ints, time_ns: Ints) -> npt.NDArray[np.int32]:
 
 
 def _align_uneven(sides: Sides, sequences: Sequences, uneven: Ints, position: Ints, clocks: Clocks) -> Ints:
-    """Return the positions with those of *uneven* sequences aligned to their reference; -1 for a side without partner.
+    """Return the positions with those of *uneven* sequences aligned to their reference.
+
+    -1 for a side without partner.
 
     Args:
         sides: All sides.

@@ -1,10 +1,11 @@
 """Pairing of operations that several ranks issued in the same order, where some of them are missing.
 
 ``pair_with_references`` aligns one sequence of operations with the same operations on other ranks;
-``choose_sources`` divides the receives of a rank among the sends of two others. Both look for the cheapest alignment
-that keeps the order of issue. A pair costs the logarithm of the misfit of its times, in units of what is usual: a pair
-whose ends lie ten times as far apart is as much less likely at any distance. Where another alignment costs little more,
-an operation has no certain partner.
+``choose_sources`` divides the receives of a rank among the sends of two others. Both look for the
+cheapest alignment that keeps the order of issue. A pair costs the logarithm of the misfit of its
+times, in units of what is usual: a pair whose ends lie ten times as far apart is as much less
+likely at any distance. Where another alignment costs little more, an operation has no certain
+partner.
 """
 
 from __future__ import annotations
@@ -16,17 +17,18 @@ from tracekit._util.arrays import Bools, Floats, Ints
 from tracekit.align.clock_bounds import MAX_ACKNOWLEDGE_NS
 
 SKIP_COST = 10.0
-"""Cost of leaving an operation unmatched; and of a pair whose sizes differ, or, of a collective, whose ranks had issued
-different numbers of other operations before it."""
+"""Cost of leaving an operation unmatched; and of a pair whose sizes differ, or, of a collective,
+whose ranks had issued different numbers of other operations before it."""
 IMPOSSIBLE_COST = 40.0
 """Cost of a pair that cannot be one operation if the clocks are right."""
 MIN_NOISE_TO_INTERVAL = 1e-3
 """Least misfit that is told from none, in units of the usual time between two operations."""
 MIN_MARGIN = 1.0
-"""Cost beyond the cheapest alignment that every alignment with another partner must have for a pair to be certain: the
-times of the other partner fit nearly three times as badly."""
+"""Cost beyond the cheapest alignment that every alignment with another partner must have for a pair
+to be certain: the times of the other partner fit nearly three times as badly."""
 MAX_EXTRA_SKIPS = 2
-"""Operations that a sequence may lack beyond the difference of lengths, where the other one lacks as many."""
+"""Operations that a sequence may lack beyond the difference of lengths, where the other one lacks
+as many."""
 MAX_SHIFTS = 64
 """Shifts between two sequences that are weighed operation by operation."""
 ROUNDING = 1e-9
@@ -38,7 +40,8 @@ NO_END_NS = 2**62
 class OperationSequence(msgspec.Struct, frozen=True, eq=False):
     """Operations of one kind on one rank in the order of issue, with their times on the common clock.
 
-    An operation that was launched and not recorded has the earliest start and end that are possible.
+    An operation that was launched and not recorded has the earliest start and end that are
+    possible.
     """
 
     start: Ints
@@ -81,8 +84,9 @@ class OperationSequence(msgspec.Struct, frozen=True, eq=False):
 def pair_with_references(own: OperationSequence, references: list[OperationSequence]) -> Ints:
     """Return for each operation its position in the *references*; -1 if it has no certain partner.
 
-    The references are the same operations on other ranks, all of them as long as the longest. Operations that are
-    paired have the same size, times that fit, and come after as many other operations.
+    The references are the same operations on other ranks, all of them as long as the longest.
+    Operations that are paired have the same size, times that fit, and come after as many other
+    operations.
 
     >>> ends, same = np.array([10, 30, 40, 70]), np.ones(4, np.int64)
     >>> def sequence(kept):
@@ -107,7 +111,8 @@ def pair_with_references(own: OperationSequence, references: list[OperationSeque
     largest_uncertainty_ns = max(reference.uncertainty_ns for reference in references)
     if largest_uncertainty_ns <= references[0].usual_interval_ns // 2:
         return partners
-    # The clocks may differ by more than one operation: see whether ends agree better with other offsets.
+    # The clocks may differ by more than one operation: see whether ends agree better with other
+    # offsets.
     moved = [reference.moved(_likely_offset(own, reference, partner, is_likely)) for reference in references]
     cost_if_moved = _costs_with_references(own, moved, partner, is_likely)
     cost_if_moved[~is_inside] = np.inf
@@ -119,10 +124,13 @@ def pair_with_references(own: OperationSequence, references: list[OperationSeque
 
 
 def choose_sources(receives: OperationSequence, queues: tuple[OperationSequence, OperationSequence]) -> Ints:
-    """Return for each receive which of two queues of sends it takes from: 0 or 1; -1 if that is not certain.
+    """Return for each receive which of two queues of sends it takes from: 0 or 1.
 
-    As many sends as receives are taken in full, in the cheapest way. If there are more of either, some lack their other
-    side, and a receive that another way would give to another queue, or to none, is not certain.
+    -1 if that is not certain.
+
+    As many sends as receives are taken in full, in the cheapest way. If there are more of either,
+    some lack their other side, and a receive that another way would give to another queue, or to
+    none, is not certain.
 
     >>> def sequence(*ends):
     ...     times = dict.fromkeys(("start", "end", "latest_end"), np.array(ends))
@@ -194,7 +202,10 @@ def _costs_with_queues(
 
 
 def _time_costs(misfit_ns: Ints, best_ns: Ints, sequence: OperationSequence) -> Floats:
-    """Return the cost of misfits; *best_ns* is the lowest one of each operation, whose median is what is usual."""
+    """Return the cost of misfits.
+
+    *best_ns* is the lowest one of each operation, whose median is what is usual.
+    """
     usual_ns = float(np.median(best_ns)) if len(best_ns) else 0.0
     noise_ns = max(usual_ns, sequence.usual_interval_ns * MIN_NOISE_TO_INTERVAL)
     cost: Floats = np.log1p(misfit_ns / noise_ns)
@@ -232,8 +243,8 @@ def _message_misfit(
 ) -> tuple[Ints, Bools]:
     """Return the misfit of the two sides of a message.
 
-    A receive ends soon after both sides have begun and the send has ended. It cannot end before its send began, nor
-    before a send that had its kernel for itself ended.
+    A receive ends soon after both sides have begun and the send has ended. It cannot end before its
+    send began, nor before a send that had its kernel for itself ended.
     """
     sent_end = sent.end[sent_row]
     received_latest_end = received.latest_end[received_row]
@@ -248,8 +259,9 @@ def _message_misfit(
 def _likely_offset(own: OperationSequence, other: OperationSequence, partner: Ints, is_likely: Bools) -> int:
     """Return the offset of the clocks for which most ends agree, nearest to 0 if there are several such.
 
-    Operations that follow each other at equal intervals agree with their neighbours nearly as well as with their
-    partners: as long as more than half as many agree there, clocks are not moved further than they must be.
+    Operations that follow each other at equal intervals agree with their neighbours nearly as well
+    as with their partners: as long as more than half as many agree there, clocks are not moved
+    further than they must be.
     """
     apart = own.end[:, None] - other.end[partner]
     is_likely = is_likely & (np.abs(apart) <= other.uncertainty_ns)
@@ -268,13 +280,17 @@ def _likely_offset(own: OperationSequence, other: OperationSequence, partner: In
 
 
 def _certain_partners(cost: Floats, shifts: Ints, other_length: int) -> Ints:
-    """Return the partner of each operation in the cheapest alignment that keeps the order; -1: none.
+    """Return the partner of each operation in the cheapest alignment that keeps the order.
 
-    An operation that has another partner in an alignment that costs little more has none either. Two operations that
-    were issued in another order than their partners may each have theirs in an alignment that leaves the other one out.
+    -1: none.
+
+    An operation that has another partner in an alignment that costs little more has none either.
+    Two operations that were issued in another order than their partners may each have theirs in an
+    alignment that leaves the other one out.
 
     Args:
-        cost: Cost of pairing operation i with operation i + shifts[k] of the other sequence; infinite outside of it.
+        cost: Cost of pairing operation i with operation i + shifts[k] of the other sequence;
+            infinite outside of it.
         shifts: Consecutive shifts.
         other_length: Number of operations of the other sequence.
 
@@ -285,7 +301,8 @@ def _certain_partners(cost: Floats, shifts: Ints, other_length: int) -> Ints:
         return np.where(np.isfinite(cost[:, k]), position + shifts[k], -1)
     rest = other_length - len(cost) - shifts  # of the other sequence, behind the partner of the last operation
     before = _least_costs_of_one(cost, shifts)
-    # From behind, operation i of n is operation n - 1 - i, and what is left after a pair is what came before it.
+    # From behind, operation i of n is operation n - 1 - i, and what is left after a pair is what
+    # came before it.
     after = _least_costs_of_one(cost[::-1, ::-1], rest[::-1])[::-1, ::-1]
     least = np.where(rest >= 0, before[-1] + SKIP_COST * rest, np.inf).min()
     cost_in_order = cost[:, shifts == 0].sum() if len(cost) == other_length else np.inf
@@ -306,7 +323,10 @@ def _least_costs_of_one(cost: Floats, shifts: Ints) -> Floats:
 
 
 def _arrange_by_shift(cost: Floats, shifts: Ints, first_length: int) -> Floats:
-    """Return the cost in [i, s, j] of pairing i with i + shifts[s] - j of the second queue; infinite outside of it."""
+    """Return the cost in [i, s, j] of pairing i with i + shifts[s] - j of the second queue.
+
+    Infinite outside of it.
+    """
     i = np.arange(len(cost))[:, None, None]
     taken_of_first = np.arange(first_length + 1)
     k = i + shifts[:, None] - taken_of_first
@@ -317,12 +337,15 @@ def _arrange_by_shift(cost: Floats, shifts: Ints, first_length: int) -> Floats:
 def _least_costs(of_first: Floats, of_second: Floats, shifts: Ints) -> Floats:
     """Return the lowest costs of aligning operations with two queues, of which the first may be empty.
 
-    Element [i, s, j] is for the first i operations, j of the first queue and i + shifts[s] - j of the second.
+    Element [i, s, j] is for the first i operations, j of the first queue and i + shifts[s] - j of
+    the second.
 
     Args:
         of_first: Cost in [i, j] of pairing operation i with j of the first queue.
-        of_second: Cost in [i, s, j] of pairing operation i with i + shifts[s] - j of the second queue.
-        shifts: Consecutive shifts, 0 among them: operations of the queues that were skipped less own ones.
+        of_second: Cost in [i, s, j] of pairing operation i with i + shifts[s] - j of the second
+            queue.
+        shifts: Consecutive shifts, 0 among them: operations of the queues that were skipped less
+            own ones.
 
     """
     least = np.full((len(of_second) + 1, *of_second.shape[1:]), np.inf)
@@ -352,7 +375,8 @@ def _skip_in_queues(least: Floats) -> Floats:
 def _follow_cheapest(of_first: Floats, of_second: Floats, before: Floats) -> Ints:
     """Return the queue of each operation along the cheapest way, from the end, if none is skipped.
 
-    *before* holds in [i, j] the lowest cost of the first i operations, j of them with the first queue.
+    *before* holds in [i, j] the lowest cost of the first i operations, j of them with the first
+    queue.
     """
     chosen = np.zeros(len(of_second), np.int64)
     j = of_first.shape[1]

@@ -1,12 +1,14 @@
 """The peers of messages, where the recording does not name them as ranks of the run.
 
-NCCL numbers peers inside a communicator: the ranks that share its ID are its members, in an order that the messages
-themselves must bear out. Without payloads only the direction is known. Then the work around a message tells what it
-carries (activations go on, gradients go back), the k-th send on an edge meets the k-th receive, and the two must have
-run at the same time: that check decides which ranks form a pipeline.
+NCCL numbers peers inside a communicator: the ranks that share its ID are its members, in an order
+that the messages themselves must bear out. Without payloads only the direction is known. Then the
+work around a message tells what it carries (activations go on, gradients go back), the k-th send on
+an edge meets the k-th receive, and the two must have run at the same time: that check decides which
+ranks form a pipeline.
 
-A few messages may be missing. One that was launched and not recorded keeps its place in the order. Of others the times
-tell where they are missing, and receives that may be another source's then keep their peer unknown.
+A few messages may be missing. One that was launched and not recorded keeps its place in the order.
+Of others the times tell where they are missing, and receives that may be another source's then keep
+their peer unknown.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ MESSAGES = pl.Schema(
 """Columns of messages, which come in the order they were issued on their rank."""
 
 MAX_MEMBERS_TO_PERMUTE = 7
-"""Members up to which every order of a communicator is tried; larger ones are in order of rank, or not known."""
+"""Members up to which every order of a communicator is tried; larger ones are in order of rank, or
+not known."""
 MIN_MET_SHARE = 0.5
 """Share of messages whose two sides must have run at the same time for an order of ranks to be believed.
 
@@ -56,7 +59,10 @@ MAX_MISSING = 8
 
 @dataclass(frozen=True)
 class PipelinePeers:
-    """``peer`` of every message in ranks of the run, null where not known; and the pipelines it came from."""
+    """``peer`` of every message in ranks of the run, null where not known.
+
+    And the pipelines it came from.
+    """
 
     peer: pl.Series
     pipelines: tuple[tuple[int, ...], ...] = ()
@@ -81,10 +87,12 @@ def by_communicator(messages: pl.DataFrame) -> pl.Series:
 
 
 def _member_order(part: pl.DataFrame, members: list[int]) -> Sequence[int] | None:
-    """Return the members of one communicator in NCCL's order; None where those recorded are not all or fit none.
+    """Return the members of one communicator in NCCL's order.
 
-    Of orders in which everyone receives as much as was sent, the first; else the one in which the fewest messages lack
-    their other side, if these are few and in no other order as few.
+    None where those recorded are not all or fit none.
+
+    Of orders in which everyone receives as much as was sent, the first; else the one in which the
+    fewest messages lack their other side, if these are few and in no other order as few.
     """
     highest = part["peer"].max()
     if not isinstance(highest, int) or highest >= len(members):
@@ -135,7 +143,8 @@ class _Traffic(msgspec.Struct, frozen=True, eq=False):
         size = len(order)
         number = np.empty(size, np.int64)  # of each member: its number
         number[list(order)] = np.arange(size)
-        # sent[a, number[b]] went from a to b, and received[b, number[a]] is what b says it had from a.
+        # sent[a, number[b]] went from a to b, and received[b, number[a]] is what b says it had from
+        # a.
         if self.sent[np.arange(size), number].any():
             return int(self.sent.sum() + self.received.sum())
         return int(np.abs(self.sent[:, number] - self.received[:, number].T).sum())
@@ -144,8 +153,8 @@ class _Traffic(msgspec.Struct, frozen=True, eq=False):
 def along_pipelines(messages: pl.DataFrame, pipelines: Sequence[Sequence[int]] | None = None) -> PipelinePeers:
     """Return the peers of messages that only show their direction, by their order along a pipeline.
 
-    *pipelines* holds the ranks of each in stage order; without it the ways to lay out all ranks are tried, and the one
-    whose messages meet best is taken.
+    *pipelines* holds the ranks of each in stage order; without it the ways to lay out all ranks are
+    tried, and the one whose messages meet best is taken.
     """
     no_peers = pl.repeat(None, len(messages), dtype=pl.Int32, eager=True).alias("peer")
     ranks = sorted(messages["rank"].unique().to_list())
@@ -174,8 +183,8 @@ def _layouts(ranks: list[int]) -> Iterator[list[list[int]]]:
 def _with_possible_times(messages: pl.DataFrame) -> pl.DataFrame:
     """Return messages with ``recorded``, the earliest possible ``start`` and ``end``, and the ``latest_end``.
 
-    One that was launched and not recorded began after its launch. If the rank's messages share a stream, it ran between
-    the one launched before it and the next.
+    One that was launched and not recorded began after its launch. If the rank's messages share a
+    stream, it ran between the one launched before it and the next.
     """
     is_recorded = pl.col("end_ns").is_not_null()
     has_one_stream = pl.col("stream").filter(is_recorded).n_unique().over("rank") == 1
@@ -235,7 +244,10 @@ class _MessageArrays(msgspec.Struct, frozen=True, eq=False):
         return rows if step is None else rows[self.step[rows] == step]
 
     def sequence(self, rows: Ints, *, sends: bool) -> OperationSequence:
-        """Return sends or receives as a sequence to be paired; nothing is known about their sizes."""
+        """Return sends or receives as a sequence to be paired.
+
+        Nothing is known about their sizes.
+        """
         unknown = np.full(len(rows), -1)
         return OperationSequence(
             start=self.start[rows],
@@ -251,8 +263,8 @@ class _MessageArrays(msgspec.Struct, frozen=True, eq=False):
 def _assign_peers_along(messages: _MessageArrays, pipelines: Sequence[Sequence[int]], peer: Ints) -> float | None:
     """Write each message's *peer* if these are the pipelines, and return the share of messages that then meet.
 
-    Returns None if they cannot be the pipelines: neighbours never speak to each other, too many messages lack their
-    other side, or too many arrive before they were sent.
+    Returns None if they cannot be the pipelines: neighbours never speak to each other, too many
+    messages lack their other side, or too many arrive before they were sent.
     """
     met_count = 0
     early_count = 0
@@ -278,7 +290,10 @@ def _assign_peers_along(messages: _MessageArrays, pipelines: Sequence[Sequence[i
 
 
 def _assign_send_peers(messages: _MessageArrays, rank: int, next_rank: int, previous_rank: int, peer: Ints) -> None:
-    """Write the *peer* of a rank's sends: activations go on, gradients go back; of others only a sole neighbour's."""
+    """Write the *peer* of a rank's sends: activations go on, gradients go back.
+
+    Of others only a sole neighbour's.
+    """
     sends = messages.of_rank(rank, sends=True)
     carried = [messages.carries_activation[sends], messages.carries_gradient[sends]]
     peer[sends] = np.select(carried, [next_rank, previous_rank], next_rank if next_rank == previous_rank else -1)
@@ -290,7 +305,8 @@ def _assign_receive_peers(
     """Write the *peer* of a rank's receives in one step, unless too many messages are missing.
 
     Returns:
-        How many messages lack their other side, how many receives met their send, and how many ended before it began.
+        How many messages lack their other side, how many receives met their send, and how many
+        ended before it began.
 
     """
     receives = messages.of_rank(rank, sends=False, step=step)
@@ -300,7 +316,8 @@ def _assign_receive_peers(
     if missing > MAX_MISSING:
         return missing, 0, 0
     chosen = _match_by_stream(messages, rank, receives, sources, peer)
-    # Streams that give a neighbour more or fewer receives than it sent tell nothing: then times decide.
+    # Streams that give a neighbour more or fewer receives than it sent tell nothing: then times
+    # decide.
     if chosen is None or (not missing and np.bincount(chosen, minlength=len(queues)).tolist() != [*map(len, queues)]):
         chosen = _choose_by_times(messages, receives, queues)
     peer[receives] = np.array([*sources, -1])[chosen]  # -1, where the queue is not certain, takes the -1 at the end
@@ -327,7 +344,10 @@ def _match_by_stream(
 
 
 def _choose_by_times(messages: _MessageArrays, receives: Ints, queues: list[Ints]) -> Ints:
-    """Return the index of each receive's queue as times tell it; -1 where another one fits nearly as well."""
+    """Return the index of each receive's queue as times tell it.
+
+    -1 where another one fits nearly as well.
+    """
     if len(queues) == 1:
         return np.zeros(len(receives), np.int64)
     first, second = (messages.sequence(queue, sends=True) for queue in queues)
@@ -337,7 +357,8 @@ def _choose_by_times(messages: _MessageArrays, receives: Ints, queues: list[Ints
 def _meetings(messages: _MessageArrays, receives: Ints, queues: list[Ints], chosen: Ints) -> tuple[int, int]:
     """Return how many receives ran at the same time as their send, and how many ended before it began.
 
-    Where sends or receives of a queue are missing, a receive has that many neighbours of its send to meet as well.
+    Where sends or receives of a queue are missing, a receive has that many neighbours of its send
+    to meet as well.
     """
     met = 0
     early = 0

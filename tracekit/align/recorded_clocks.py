@@ -1,8 +1,9 @@
 """Clock offsets of ranks from the operations that recorders saw, with bounds.
 
-An operation that needs all its members ends after the last of them has joined, and at about the same time on all.
-Where ends were measured, their differences give the offsets. A flight recorder has only bounds: an operation cannot end
-before its call plus its duration, and had ended when the watchdog looked. Many operations make these bounds tight.
+An operation that needs all its members ends after the last of them has joined, and at about the
+same time on all. Where ends were measured, their differences give the offsets. A flight recorder
+has only bounds: an operation cannot end before its call plus its duration, and had ended when the
+watchdog looked. Many operations make these bounds tight.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class RecordedClock(msgspec.Struct, frozen=True):
 def align_recorded_clocks(members: pl.DataFrame) -> dict[int, RecordedClock]:
     """Return the clocks of the ranks that share operations, directly or through others, with the reference rank.
 
-    The reference is the lowest of the ranks that have most operations. Ranks that share none are left out.
+    The reference is the lowest of the ranks that have most operations. Ranks that share none are
+    left out.
     """
     ends = _ends(members)
     if ends.is_empty():
@@ -51,8 +53,8 @@ def align_recorded_clocks(members: pl.DataFrame) -> dict[int, RecordedClock]:
 
 def _ends(members: pl.DataFrame) -> pl.DataFrame:
     """Return, per operation and member, the earliest and the latest moment at which it may have ended."""
-    # Operations of a group run one after the other: each ends no earlier than the one before it plus its own duration.
-    # With the durations summed up, that is a running maximum.
+    # Operations of a group run one after the other: each ends no earlier than the one before it
+    # plus its own duration. With the durations summed up, that is a running maximum.
     known_start = pl.max_horizontal("enqueued_ns", "started_ns")
     total = pl.col("duration_ns").fill_null(0).cum_sum().over("rank", "group")
     total_before = total - pl.col("duration_ns").fill_null(0)
@@ -105,7 +107,8 @@ def _clock(rank: int, shared: pl.DataFrame) -> RecordedClock:
         spread = MEDIAN_DEVIATION_TO_SIGMA * float(np.median(np.abs(difference - offset)))
         inherited = float(measured["known_uncertainty_ns"].to_numpy().min())
         return RecordedClock(rank, round(offset), round(spread + inherited))
-    # The end on the rank's own clock lies between its bounds; the same end on the reference clock between the others'.
+    # The end on the rank's own clock lies between its bounds; the same end on the reference clock
+    # between the others'.
     lowest = int((shared["earliest_ns"] - shared["known_latest_ns"]).to_numpy().max())
     highest = int((shared["latest_ns"] - shared["known_earliest_ns"]).to_numpy().min())
     offset_ns = (lowest + highest) // 2

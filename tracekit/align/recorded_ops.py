@@ -1,8 +1,9 @@
 """Operations of recorders matched across ranks and recorders: one row per operation and member.
 
-Within a recorder, members of an operation share its sequence number in their group. The profiler numbers operations
-only sometimes: without a number they are counted within their step. Across recorders nothing is shared but the
-operation, its size and the moment at which the host called it, which all recorders of a process take from one clock.
+Within a recorder, members of an operation share its sequence number in their group. The profiler
+numbers operations only sometimes: without a number they are counted within their step. Across
+recorders nothing is shared but the operation, its size and the moment at which the host called it,
+which all recorders of a process take from one clock.
 """
 
 from __future__ import annotations
@@ -12,13 +13,15 @@ import polars as pl
 from tracekit.schema import COLLECTIVES, RECORDERS, conform
 
 MAX_ENQUEUE_DIFFERENCE_NS = 10_000_000
-"""Longest time (10 ms) between two recorders' moments of one call. Seen: below 0.1 ms; a busy host takes longer."""
+"""Longest time (10 ms) between two recorders' moments of one call. Seen: below 0.1 ms; a busy host
+takes longer."""
 MAX_QUEUED_NS = 10_000_000_000
 """Longest time (10 s) from a call to the start of the operation on the GPU."""
 MIN_AGREEING_SHARE = 0.5
 """Share of an operation's members that must agree which operation of another recorder it is."""
 MIN_MERGED_SHARE = 0.5
-"""Share of a recorder's operations, within the time of the other, that must be found in the other to merge the two."""
+"""Share of a recorder's operations, within the time of the other, that must be found in the other
+to merge the two."""
 
 MEMBERS = pl.Schema(
     {
@@ -34,13 +37,16 @@ _TIMES = ("enqueued_ns", "started_ns", "completed_ns", "completed_by_ns", "durat
 
 
 def match_operations(collectives: pl.DataFrame) -> tuple[pl.DataFrame, tuple[str, ...]]:
-    """Return the collectives of all ranks matched across ranks and recorders (``MEMBERS``); messages are left out.
+    """Return the collectives of all ranks matched across ranks and recorders (``MEMBERS``).
+
+    Messages are left out.
 
     Args:
         collectives: Operations of all ranks and recorders (``COLLECTIVES``).
 
     Returns:
-        The members, and the recorders that were left out because their operations cannot be told from another's.
+        The members, and the recorders that were left out because their operations cannot be told
+        from another's.
 
     """
     rows = _one_row_per_member(collectives.filter(~pl.col("is_message")))
@@ -64,11 +70,15 @@ def match_operations(collectives: pl.DataFrame) -> tuple[pl.DataFrame, tuple[str
 
 
 def _one_row_per_member(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return one row per operation and member with ``op_id``; a batch and its contents are one operation."""
+    """Return one row per operation and member with ``op_id``.
+
+    A batch and its contents are one operation.
+    """
     is_profiled = pl.col("source") == "profiler"
     is_inspected = pl.col("source") == "nccl_inspector"
     is_batch = pl.col("op") == "coalesced"
-    # Profiled operations without a number are counted within their step: those alike in kind and size, in order.
+    # Profiled operations without a number are counted within their step: those alike in kind and
+    # size, in order.
     place = pl.int_range(pl.len()).over("rank", "source", "group", "step", "op", "bytes")
     is_counted = is_profiled & pl.col("sequence").is_null()
     rows = rows.sort("rank", "source", "id").with_columns(
@@ -109,7 +119,10 @@ def _one_row_per_member(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _merge(base: pl.DataFrame, other: pl.DataFrame) -> pl.DataFrame | None:
-    """Return the rows of both with shared numbers for operations that are in both; None if that cannot be told."""
+    """Return the rows of both with shared numbers for operations that are in both.
+
+    None if that cannot be told.
+    """
     span = base.select(pl.col("order_ns").min().alias("first"), pl.col("order_ns").max().alias("last")).row(0)
     within = other.filter(pl.col("order_ns").is_between(*span)) if span[0] is not None else other.clear()
     offset = 1 + (base["op_id"].max() or 0)  # type: ignore[operator]
@@ -141,7 +154,8 @@ def _rename_groups(renumbered: pl.DataFrame, base: pl.DataFrame) -> pl.DataFrame
 def _pairs_by_time(base: pl.DataFrame, other: pl.DataFrame) -> pl.DataFrame:
     """Return, for members of *other*, which call of the same operation and size on the same rank in *base* it is.
 
-    It is the nearest call; of an operation whose call is not recorded, the last call before it started.
+    It is the nearest call; of an operation whose call is not recorded, the last call before it
+    started.
     """
     calls = base.select("rank", "op", "bytes", time_ns="enqueued_ns", base_id="op_id").drop_nulls().sort("time_ns")
     found = []
@@ -168,7 +182,8 @@ def _pairs_by_time(base: pl.DataFrame, other: pl.DataFrame) -> pl.DataFrame:
 def _pairs_by_number(base: pl.DataFrame, other: pl.DataFrame) -> pl.DataFrame:
     """Return pairs of operations where *other* numbers each kind of operation from 0, and *base* lost none.
 
-    A log without times can only be compared so, and only where each kind of operation ran in one group per rank.
+    A log without times can only be compared so, and only where each kind of operation ran in one
+    group per rank.
     """
     first = base.group_by("rank", "group").agg(pl.col("sequence").min())
     is_whole = bool((first["sequence"] <= 1).all())
@@ -199,7 +214,8 @@ def _combine_recorders(rows: pl.DataFrame) -> pl.DataFrame:
     rows = rows.with_columns(sources=pl.lit(1, pl.UInt8) * pl.lit(2, pl.UInt8).pow(bit).cast(pl.UInt8))
     repeated = rows.select(pl.struct("op_id", "rank").is_duplicated()).to_series()
     if repeated.any():
-        # Rows are in the order of RECORDERS: the first recorder that has a value decides, times of the GPU excepted.
+        # Rows are in the order of RECORDERS: the first recorder that has a value decides, times of
+        # the GPU excepted.
         known_first = [pl.col(name).drop_nulls().first() for name in rows.columns if name not in _KEYS_OF_MEMBER]
         several = (
             rows.filter(repeated)

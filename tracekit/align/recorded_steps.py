@@ -1,9 +1,10 @@
 """Steps of a whole run from the sequence of its operations, which repeats.
 
-Recorders have no marks of steps. The sequence of operations (kind, size and group) of each rank repeats from step to
-step: its period is found, and a step begins where the pause before an operation is longest. What comes before the first
-repetition is warm-up: it belongs to no step, and the steps after it are counted from 1. Steps of ranks are numbered
-alike through the operations that they share, and as the profiler numbers them where it recorded some.
+Recorders have no marks of steps. The sequence of operations (kind, size and group) of each rank
+repeats from step to step: its period is found, and a step begins where the pause before an
+operation is longest. What comes before the first repetition is warm-up: it belongs to no step, and
+the steps after it are counted from 1. Steps of ranks are numbered alike through the operations that
+they share, and as the profiler numbers them where it recorded some.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ MAX_OPS_TO_COMPARE = 4_096
 """Operations, the latest, from which the period of a rank is found."""
 
 StepNumbers = Literal["start", "first recorded", "profiler"]
-"""What steps are counted from: the start of the run, the first step that is still recorded, or as the profiler does."""
+"""What steps are counted from: the start of the run, the first step that is still recorded, or as
+the profiler does."""
 
 
 class RecordedSteps(msgspec.Struct, frozen=True):
@@ -46,7 +48,8 @@ class RecordedSteps(msgspec.Struct, frozen=True):
 def find_steps(members: pl.DataFrame, *, from_start: bool) -> tuple[pl.DataFrame, RecordedSteps]:
     """Return the members with ``step`` and ``place`` (position in the step, from 0), and what the steps are.
 
-    Both are null where nothing repeats, and ``step`` in warm-up. ``step`` is the same for all members of an operation.
+    Both are null where nothing repeats, and ``step`` in warm-up. ``step`` is the same for all
+    members of an operation.
 
     Args:
         members: Operations (``recorded_ops.MEMBERS``).
@@ -85,7 +88,8 @@ def find_steps(members: pl.DataFrame, *, from_start: bool) -> tuple[pl.DataFrame
         .agg(number=pl.col("number").mode().min(), place=pl.col("place").mode().min())
     )
     numbered = members.join(step_of_op, on="op_id", how="left", maintain_order="left")
-    # A whole cycle has the number 0 or more on the rank that others are numbered by: what is before it is warm-up.
+    # A whole cycle has the number 0 or more on the rank that others are numbered by: what is before
+    # it is warm-up.
     has_warm_up = bool((numbered["number"] < 0).any())
     first: Any = 0 if has_warm_up else numbered["number"].min()
     numbered = numbered.with_columns(
@@ -113,7 +117,8 @@ def _symbols(rows: pl.DataFrame) -> Ints:
 def _find_cycles(symbols: Ints, order_ns: Ints) -> tuple[Ints, Ints, int] | None:
     """Return cycle and place of each operation, and the period; None if nothing repeats.
 
-    What comes before the first whole cycle has cycle -1, and what comes between two belongs to the one before it.
+    What comes before the first whole cycle has cycle -1, and what comes between two belongs to the
+    one before it.
     """
     period = _find_period(symbols[-MAX_OPS_TO_COMPARE:])
     if period is None:
@@ -153,7 +158,8 @@ def _find_period(symbols: Ints) -> int | None:
 def _find_pattern(symbols: Ints, order_ns: Ints, period: int) -> tuple[Ints, int]:
     """Return the operations of a step, from the one with the longest usual pause before it, and where the first begins.
 
-    Of the places in the sequence where the next *period* operations run again, those alike in position are compared.
+    Of the places in the sequence where the next *period* operations run again, those alike in
+    position are compared.
     """
     window = np.lib.stride_tricks.sliding_window_view(symbols, period)
     repeats = np.all(window[:-period] == window[period:], axis=1) if len(window) > period else np.zeros(0, bool)

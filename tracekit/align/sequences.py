@@ -12,7 +12,8 @@ from tracekit.align.sides import Sides
 MAX_REFERENCES = 8
 """Ranks that a rank's operations are compared with to see which are missing."""
 MIN_FIT_RATIO = 3.0
-"""How many times better an end must agree with another operation's than with its counterpart's to look for holes."""
+"""How many times better an end must agree with another operation's than with its counterpart's to
+look for holes."""
 
 
 class Sequences(msgspec.Struct, frozen=True, eq=False):
@@ -78,7 +79,10 @@ class Sequences(msgspec.Struct, frozen=True, eq=False):
         return np.flatnonzero(is_shorter | self._has_other_sizes(sequence, counterpart) | has_misfit)
 
     def _counterparts(self, sequence: Ints, is_shorter: Bools) -> Ints:
-        """Return the counterpart of each side in the reference if both are complete; of a shorter sequence itself."""
+        """Return the counterpart of each side in the reference if both are complete.
+
+        Of a shorter sequence itself.
+        """
         index = np.arange(len(self.order))
         counterpart = index - self.first[sequence] + self.first[self.reference[sequence]]
         return np.where(is_shorter[sequence], index, counterpart)
@@ -86,7 +90,8 @@ class Sequences(msgspec.Struct, frozen=True, eq=False):
     def _has_other_sizes(self, sequence: Ints, counterpart: Ints) -> Bools:
         """Return the sequences of which some sides, and less than half, have another size than their counterparts.
 
-        Sizes of an exchange may differ everywhere (every rank sends another amount): that says nothing about order.
+        Sizes of an exchange may differ everywhere (every rank sends another amount): that says
+        nothing about order.
         """
         other_size = self.size[counterpart]
         is_different = (self.size != other_size) & (self.size >= 0) & (other_size >= 0)
@@ -110,15 +115,18 @@ class _EndsApart(msgspec.Struct, frozen=True, eq=False):
     is_usable: Bools
 
     def misfit_ns(self, clock_ns: Ints) -> Ints:
-        """Return how far apart the ends lie if the clocks differ by *clock_ns*; ``NO_BOUND_NS`` where not usable."""
+        """Return how far apart the ends lie if the clocks differ by *clock_ns*.
+
+        ``NO_BOUND_NS`` where not usable.
+        """
         return np.where(self.is_usable, np.abs(self.apart_ns - clock_ns), NO_BOUND_NS)
 
 
 class _Ends(msgspec.Struct, frozen=True, eq=False):
     """Ends of the sides of all sequences, compared with those of their counterparts and of these' neighbours.
 
-    Where two ranks lack different operations, those between are each other's neighbours by their order: their ends
-    agree with those before or after their counterparts.
+    Where two ranks lack different operations, those between are each other's neighbours by their
+    order: their ends agree with those before or after their counterparts.
     """
 
     sequences: Sequences

@@ -1,7 +1,7 @@
 """Sides of operations that are to be matched: a row for each collective of a rank, and for each side of each message.
 
-Sides with different keys are different operations. Ranks that took part in one operation have the same key and the same
-position among the sides of this key.
+Sides with different keys are different operations. Ranks that took part in one operation have the
+same key and the same position among the sides of this key.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from tracekit.align.clock_bounds import MEETS
 def _channels(operations: pl.DataFrame, p2p: Bools) -> Ints:
     """Return the number of each operation's channel, which is its kind and group, in the order of their names.
 
-    A run has few of them, and numbers are compared faster than text. The kind is the collective in one spelling:
-    kernels of one collective may be recorded as ``all_to_all`` and ``all_to_allv``. The two sides of a message may name
-    its group differently, or not at all; the pair itself is enough.
+    A run has few of them, and numbers are compared faster than text. The kind is the collective in
+    one spelling: kernels of one collective may be recorded as ``all_to_all`` and ``all_to_allv``.
+    The two sides of a message may name its group differently, or not at all; the pair itself is
+    enough.
     """
     kind = pl.coalesce(pl.col("call", "what").cast(pl.String)) if "call" in operations.columns else pl.col("what")
     channels = operations.select(kind, pl.when(pl.Series(~p2p)).then(pl.col("group", "group_ranks")))
@@ -37,8 +38,8 @@ class Sides(msgspec.Struct, frozen=True, eq=False):
     row: npt.NDArray[np.int32]
     rank: npt.NDArray[np.int32]
     key: Ints
-    """Numbers the channel, the step (or recorded sequence number), and of a message both ranks: sides of different keys
-    are different operations."""
+    """Numbers the channel, the step (or recorded sequence number), and of a message both ranks:
+    sides of different keys are different operations."""
     sends: npt.NDArray[np.int8]
     """1 of a message that is sent, 0 of one that is received, -1 of a collective."""
     peer: npt.NDArray[np.int32]
@@ -91,7 +92,8 @@ class Sides(msgspec.Struct, frozen=True, eq=False):
 def _split_messages(operations: pl.DataFrame) -> pl.DataFrame:
     """Return a row for each collective and for each message whose peer is known, in the order of operations.
 
-    Adds ``sends`` and ``peer`` (see ``Sides``); ``messages`` becomes the number of messages in the kernel.
+    Adds ``sends`` and ``peer`` (see ``Sides``); ``messages`` becomes the number of messages in the
+    kernel.
     """
     collectives = operations.filter(~pl.col("is_message") & pl.col("has_kind")).with_columns(
         sends=pl.lit(-1, pl.Int8), peer=pl.lit(-1, pl.Int32), messages=pl.lit(1, pl.Int64)
@@ -128,8 +130,8 @@ def _dense(values: Ints) -> Ints:
 def _split_by_sequence(bucket: Ints, channel: Ints, operations: pl.DataFrame, p2p: Bools) -> Ints:
     """Return the buckets with collectives told apart by recorded sequence number, where all of a channel have one.
 
-    The number counts a group's collectives from its creation on, alike on all ranks, so that it replaces the step.
-    Messages are counted by each side on its own and are left alone.
+    The number counts a group's collectives from its creation on, alike on all ranks, so that it
+    replaces the step. Messages are counted by each side on its own and are left alone.
     """
     number = operations["collective_seq"]
     if number.null_count() == len(number):

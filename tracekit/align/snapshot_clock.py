@@ -1,9 +1,10 @@
 """Place of a memory snapshot on the clock of a profiler trace.
 
-Both are written by one process and stamp its host's time, so they differ by microseconds at most, unless they are of
-different processes or times. The offset is the one on which most pairs agree: of allocations with the same address and
-size, where the trace has them; else of ranges with the same name; else of allocations and the operators that make
-them. A snapshot is accepted only if its allocations then lie inside operators that allocate.
+Both are written by one process and stamp its host's time, so they differ by microseconds at most,
+unless they are of different processes or times. The offset is the one on which most pairs agree: of
+allocations with the same address and size, where the trace has them; else of ranges with the same
+name; else of allocations and the operators that make them. A snapshot is accepted only if its
+allocations then lie inside operators that allocate.
 """
 
 from __future__ import annotations
@@ -17,19 +18,22 @@ from tracekit.schema import MemorySnapshot, RankEvents
 MAX_OFFSET_NS = 1_000_000_000
 """Largest offset (1 s) between two recordings of one host whose times are dates."""
 MAX_PAIRS_PER_KEY = 10_000
-"""Pairs of one address and size, or of one name, from which it tells too little to be worth looking at."""
+"""Pairs of one address and size, or of one name, from which it tells too little to be worth looking
+at."""
 MAX_OPERATOR_TIMES = 2_000
 """Allocations, and operators, that are compared with each other."""
 AGREEMENT_NS = 20_000
-"""Width of the window in which the most offsets are looked for. The two clocks differ by 3 µs as a rule."""
+"""Width of the window in which the most offsets are looked for. The two clocks differ by 3 µs as a
+rule."""
 MAX_DEVIATION_NS = 200_000
-"""Largest deviation of a pair from the offset to agree with it: the host may be interrupted between the two stamps."""
+"""Largest deviation of a pair from the offset to agree with it: the host may be interrupted between
+the two stamps."""
 MIN_AGREEING_SHARE = 0.5
 """Share of the trace's allocations or ranges that must agree on the offset."""
 MIN_SHARE_IN_OPERATORS = {"allocations": 0.2, "annotations": 0.2, "operators": 0.35}
-"""By kind of evidence, the share of allocations that must lie inside operators that allocate. Right snapshots have 0.44
-to 0.64, those of another rank 0.04 to 0.11, about the share of time that these operators take. Where the operators are
-all the evidence there is, more is asked for."""
+"""By kind of evidence, the share of allocations that must lie inside operators that allocate. Right
+snapshots have 0.44 to 0.64, those of another rank 0.04 to 0.11, about the share of time that these
+operators take. Where the operators are all the evidence there is, more is asked for."""
 SHIFT_NS = 2_000
 """Step by which an offset is moved to see whether allocations lie inside operators."""
 MIN_ALLOCATIONS_TO_CHECK = 20
@@ -53,7 +57,10 @@ class SnapshotClock(msgspec.Struct, frozen=True):
 
 
 def place_snapshot(snapshot: MemorySnapshot, rank: RankEvents) -> SnapshotClock | None:
-    """Return the place of a snapshot on the clock of a rank's trace; None if it is not of the same process and time."""
+    """Return the place of a snapshot on the clock of a rank's trace.
+
+    None if it is not of the same process and time.
+    """
     ops = rank.events.filter(pl.col("kind") == "cpu_op").select("name", "start_ns", "end_ns")
     first_ns, last_ns = rank.events.select(pl.col("start_ns").min(), pl.col("end_ns").max()).row(0)
     allocating = ops.filter(pl.col("name").cast(pl.String).str.contains(_ALLOCATING)).sort("start_ns")
@@ -81,14 +88,15 @@ def place_snapshot(snapshot: MemorySnapshot, rank: RankEvents) -> SnapshotClock 
 
 
 PAIRS = pl.Schema({"row": pl.Int64(), "at_ns": pl.Int64(), "offset_ns": pl.Int64()})
-"""Pairs of something in the trace and the same in the snapshot: row and time in the trace, and what that time is later
-than the snapshot's."""
+"""Pairs of something in the trace and the same in the snapshot: row and time in the trace, and what
+that time is later than the snapshot's."""
 
 
 def _agreed_offset(pairs: pl.DataFrame, *, span: tuple[int, int]) -> tuple[int, int, int] | None:
     """Return the offset that most pairs agree on, the largest deviation from it, and the number of rows that agree.
 
-    None if fewer rows than ``MIN_AGREEING_SHARE`` agree, of those in the time of the snapshot (*span*).
+    None if fewer rows than ``MIN_AGREEING_SHARE`` agree, of those in the time of the snapshot
+    (*span*).
 
     >>> rows = {"row": [0, 0, 1, 2], "at_ns": [10, 10, 20, 30], "offset_ns": [5, 900_000, 7, 6]}
     >>> _agreed_offset(pl.DataFrame(rows, schema=PAIRS), span=(0, 100))
@@ -155,7 +163,8 @@ def _fit_to_operators(
 ) -> int | None:
     """Return the offset, moved by microseconds to where most allocations lie inside operators that allocate.
 
-    None if even then too few do. The offset itself if too few allocations or operators are there to tell.
+    None if even then too few do. The offset itself if too few allocations or operators are there to
+    tell.
     """
     times = placed.filter(pl.col("action") == "alloc")["at_ns"].to_numpy() + offset_ns
     if allocating.is_empty() or len(times) < MIN_ALLOCATIONS_TO_CHECK:

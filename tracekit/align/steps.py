@@ -1,15 +1,16 @@
 """Steps of GPU events, and the time of each step on its rank.
 
-The *span* of a step on a rank runs from the start of the first to the end of the last GPU event launched in it. The
-parsers stamp each event with the step whose mark contains its launch. Without marks, a forward launched after a
-backward and an optimizer begins the next step; where there is no optimizer either, the whole trace is one step, whose
-number is null.
+The *span* of a step on a rank runs from the start of the first to the end of the last GPU event
+launched in it. The parsers stamp each event with the step whose mark contains its launch. Without
+marks, a forward launched after a backward and an optimizer begins the next step; where there is no
+optimizer either, the whole trace is one step, whose number is null.
 
-The *step time* on a rank is what a training log says: from the first GPU work of a step to the first GPU work of the
-next step, so that time between two steps (data loading, an optimizer on the CPU, evaluation, a checkpoint) belongs to
-the step before it. The last recorded step has no next one: it runs from the end of the previous step's work to the end
-of its own, a single step from the start of its host range. Work ends when both the GPU work that was launched in a
-step and the step's host range have ended.
+The *step time* on a rank is what a training log says: from the first GPU work of a step to the
+first GPU work of the next step, so that time between two steps (data loading, an optimizer on the
+CPU, evaluation, a checkpoint) belongs to the step before it. The last recorded step has no next
+one: it runs from the end of the previous step's work to the end of its own, a single step from the
+start of its host range. Work ends when both the GPU work that was launched in a step and the step's
+host range have ended.
 """
 
 import re
@@ -50,8 +51,8 @@ Steps = str | int | slice | Iterable[int]
 def parse_steps(asked: Steps) -> str:
     """Return a selection of steps, checked, in its plain form.
 
-    ``3`` is step 3, ``2:4`` steps 2 and 3 (as a Python slice: the end is left out), ``1:`` all from 1,
-    ``:-1`` all but the last recorded one; commas join several.
+    ``3`` is step 3, ``2:4`` steps 2 and 3 (as a Python slice: the end is left out), ``1:`` all from
+    1, ``:-1`` all but the last recorded one; commas join several.
 
     >>> parse_steps(" 2:4, 7")
     '2:4,7'
@@ -115,9 +116,12 @@ def _number(text: str, present: list[int]) -> int | None:
 
 
 def number_steps(labelled: pl.DataFrame) -> tuple[pl.DataFrame, list[Notice]]:
-    """Return one rank's labelled events with their steps; without step marks, separated by its optimizer.
+    """Return one rank's labelled events with their steps.
 
-    Gradients may be scaled, stage by stage, while others still run backwards: that is not the end of a step yet.
+    Without step marks, separated by its optimizer.
+
+    Gradients may be scaled, stage by stage, while others still run backwards: that is not the end
+    of a step yet.
 
     >>> labels = ["forward", "dgrad", "optimizer", "optimizer", "forward"]
     >>> events = pl.DataFrame({"label": labels, "start_ns": range(5), "launch_ns": range(5)})
@@ -127,8 +131,9 @@ def number_steps(labelled: pl.DataFrame) -> tuple[pl.DataFrame, list[Notice]]:
     """
     if labelled.is_empty() or labelled["step"].null_count() < len(labelled):
         return labelled, []
-    # A GPU can run seconds behind its host, so a start is no launch. Where launches are recorded, an event without one
-    # was launched before the recording began, or is placed in the step around it (``assign_parts``).
+    # A GPU can run seconds behind its host, so a start is no launch. Where launches are recorded,
+    # an event without one was launched before the recording began, or is placed in the step around
+    # it (``assign_parts``).
     launched = labelled["launch_ns"].is_not_null().to_numpy()
     column = "launch_ns" if launched.any() else "start_ns"
     order = labelled.select(pl.arg_sort_by(column, nulls_last=True)).to_series().to_numpy()
@@ -139,8 +144,8 @@ def number_steps(labelled: pl.DataFrame) -> tuple[pl.DataFrame, list[Notice]]:
     backward = label.is_in(_BACKWARD).to_numpy()[order]
     marked = np.flatnonzero(forward | backward | update)
     begins = marked[:-1][update[marked[:-1]] & forward[marked[1:]]] + 1
-    # The optimizer runs after a backward, unless the recording begins with it: kernels of its kind between two forwards
-    # copy what is gathered.
+    # The optimizer runs after a backward, unless the recording begins with it: kernels of its kind
+    # between two forwards copy what is gathered.
     follows_backward = np.diff(np.cumsum(backward)[begins], prepend=0) > 0
     recording_begins = np.cumsum(forward)[begins - 1] == 0
     number = np.zeros(len(order), np.int64)
@@ -180,12 +185,14 @@ def add_step_intervals(steps: pl.DataFrame) -> pl.DataFrame:
     """Return the steps with the interval that the step time of each counts, and with that time.
 
     Args:
-        steps: All recorded steps, with ``rank``, ``step``, ``start_ns`` and ``end_ns`` of the GPU work launched in
-            each, and ``host_start_ns`` and ``host_end_ns`` (null where the host's range is not known).
+        steps: All recorded steps, with ``rank``, ``step``, ``start_ns`` and ``end_ns`` of the GPU
+            work launched in each, and ``host_start_ns`` and ``host_end_ns`` (null where the host's
+            range is not known).
 
     Returns:
-        The same rows with ``interval_start_ns``, ``interval_end_ns`` and ``time_ns``, which is null for a step that
-        would end before it starts (steps that are marked one inside the other, say).
+        The same rows with ``interval_start_ns``, ``interval_end_ns`` and ``time_ns``, which is null
+        for a step that would end before it starts (steps that are marked one inside the other,
+        say).
 
     >>> steps = pl.DataFrame({"rank": [0, 0, 0], "step": [4, 5, 6], "start_ns": [10, 30, 50], "end_ns": [20, 40, 60],
     ...                       "host_start_ns": [5, 21, 45], "host_end_ns": [21, 45, 70]})
@@ -219,8 +226,9 @@ def assign_parts(
 
     *host* are the host's ranges (``host_ranges``); without them only GPU work counts.
 
-    An event whose launch the file lacks (a CUDA graph's kernels, say) joins the step that was running when it
-    started; one launched outside every step is left out, and a notice says how much that was.
+    An event whose launch the file lacks (a CUDA graph's kernels, say) joins the step that was
+    running when it started; one launched outside every step is left out, and a notice says how much
+    that was.
 
     >>> events = pl.DataFrame({"step": [1, 1, 2, None], "start_ns": [0, 4, 9, 5], "end_ns": [3, 8, 12, 6],
     ...                        "launch_ns": [0, 1, 2, None]})
@@ -251,7 +259,10 @@ def assign_parts(
 
 
 def _place_unlaunched(labelled: pl.DataFrame) -> pl.DataFrame:
-    """Return the events; those with neither step nor launch get the step whose GPU work surrounds their start."""
+    """Return the events.
+
+    Those with neither step nor launch get the step whose GPU work surrounds their start.
+    """
     lost = pl.col("step").is_null() & pl.col("launch_ns").is_null()
     if not labelled.select(lost.any()).item():
         return labelled
@@ -273,9 +284,12 @@ def _place_unlaunched(labelled: pl.DataFrame) -> pl.DataFrame:
 
 
 def _table(kept: pl.DataFrame, recorded: pl.DataFrame, present: list[int], host: pl.DataFrame | None) -> pl.DataFrame:
-    """Return the STEPS table of the events *kept*; a first or last step with under half the usual events is partial.
+    """Return the STEPS table of the events *kept*.
 
-    *recorded* are the events of all steps: the step after the last one asked for tells when that one ended.
+    A first or last step with under half the usual events is partial.
+
+    *recorded* are the events of all steps: the step after the last one asked for tells when that
+    one ended.
     """
     table = kept.group_by("part").agg(
         pl.col("step").first(), pl.col("start_ns").min(), pl.col("end_ns").max(), events=pl.len().cast(pl.Int64)
@@ -291,7 +305,10 @@ def _table(kept: pl.DataFrame, recorded: pl.DataFrame, present: list[int], host:
 
 
 def _intervals(recorded: pl.DataFrame, table: pl.DataFrame | None, host: pl.DataFrame | None) -> pl.DataFrame:
-    """Return the intervals of all recorded steps; *table* holds their bounds, if all of them were asked for."""
+    """Return the intervals of all recorded steps.
+
+    *table* holds their bounds, if all of them were asked for.
+    """
     if table is None:
         is_counted = pl.col("step").is_not_null() if recorded["step"].null_count() < len(recorded) else pl.lit(True)
         bounds = recorded.filter(is_counted).group_by("step").agg(pl.col("start_ns").min(), pl.col("end_ns").max())

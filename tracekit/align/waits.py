@@ -1,11 +1,12 @@
 """Waiting inside matched operations: how long each member waited for the last one, and who that was.
 
-A member waits from its own start to the start of the last member, on aligned clocks and at most for its own duration. A
-collective with a root may be over for one member before another begins: it waited for the last one that began before
-its own end, and not while that one still moved the data of operations before. Arrival times are used where
-clocks are aligned to better than the waits: where most of a label's waiting lies in operations whose wait exceeds the
-uncertainty of the clocks, and clocks that had to be set to each other may change little of it. Elsewhere a member
-waited at most for its own duration minus the shortest duration among the members, and this bound is used.
+A member waits from its own start to the start of the last member, on aligned clocks and at most for
+its own duration. A collective with a root may be over for one member before another begins: it
+waited for the last one that began before its own end, and not while that one still moved the data
+of operations before. Arrival times are used where clocks are aligned to better than the waits:
+where most of a label's waiting lies in operations whose wait exceeds the uncertainty of the clocks,
+and clocks that had to be set to each other may change little of it. Elsewhere a member waited at
+most for its own duration minus the shortest duration among the members, and this bound is used.
 """
 
 import numpy as np
@@ -19,9 +20,11 @@ from tracekit.align.matching import last_of_match
 from tracekit.schema import conform
 
 MIN_CERTAIN_SHARE = 0.5
-"""Share of a label's waiting in operations that waited longer than clocks may be off, for arrival times to be used."""
+"""Share of a label's waiting in operations that waited longer than clocks may be off, for arrival
+times to be used."""
 MAX_ERROR_SHARE = 0.05
-"""Share of a label's waiting that clocks which were set by matched operations may be off by, to use arrival times."""
+"""Share of a label's waiting that clocks which were set by matched operations may be off by, to use
+arrival times."""
 MAX_OPERATIONS_AHEAD = 8
 """Operations by which a member may be ahead of another: NCCL's buffers have as many slots."""
 
@@ -40,9 +43,9 @@ STRAGGLERS = pl.Schema(
 def with_waits(members: pl.DataFrame, clocks: Clocks) -> pl.DataFrame:
     """Return the members of matched operations with their waits on aligned clocks.
 
-    Adds ``last`` (row of the member it waited for, see ``last_awaited``), ``last_rank`` (its rank) and ``late_ns``
-    (time after the arrival of the first member). A side that was launched and not recorded arrived at its launch or
-    later: waits for it are lower bounds.
+    Adds ``last`` (row of the member it waited for, see ``last_awaited``), ``last_rank`` (its rank)
+    and ``late_ns`` (time after the arrival of the first member). A side that was launched and not
+    recorded arrived at its launch or later: waits for it are lower bounds.
 
     >>> from tracekit.align.matching import MEMBERS
     >>> from tracekit.schema import conform
@@ -64,7 +67,8 @@ def with_waits(members: pl.DataFrame, clocks: Clocks) -> pl.DataFrame:
     uncertainty = clocks.uncertainty_between(rank, rank[last])
     transferring = _still_transferring(members, start, last)
     by_arrival = np.minimum(start[last] - start - transferring, duration)
-    # Clocks that were set differently by what was found leave as much of each wait open as they may be off.
+    # Clocks that were set differently by what was found leave as much of each wait open as they may
+    # be off.
     offset = clocks.to_common_each(rank, np.zeros(len(rank), np.int64))
     error = np.where(offset == offset[last], 0, np.minimum(uncertainty, duration))
     # Whoever began after the own end may have begun before it, if clocks are off by as much.
@@ -88,8 +92,8 @@ def with_waits(members: pl.DataFrame, clocks: Clocks) -> pl.DataFrame:
 def last_awaited(members: pl.DataFrame, start: Ints) -> Int32s:
     """Return for each member the last one that it had to wait for: the latest to arrive before its own end.
 
-    A root that is done before the others arrive may still have waited: for them to arrive at the operations before,
-    whose data fill its buffers.
+    A root that is done before the others arrive may still have waited: for them to arrive at the
+    operations before, whose data fill its buffers.
 
     Args:
         members: Matched operations, match by match.
@@ -155,8 +159,8 @@ def _match_before(members: pl.DataFrame, matches: int) -> Ints:
 def _still_transferring(members: pl.DataFrame, start: Ints, last: Int32s) -> Ints:
     """Return how long the last member was in operations before, between each member's own start and that of the last.
 
-    Counted in collectives with a root, which ranks leave at different times: a rank that still moves the data of one
-    that has left is not late.
+    Counted in collectives with a root, which ranks leave at different times: a rank that still
+    moves the data of one that has left is not late.
     """
     busy_ns = np.zeros(len(start), np.int64)
     awaits = _is_rooted(members) & (start[last] > start)
@@ -200,10 +204,12 @@ def _is_bound(label: pl.Series, by_arrival: Ints, uncertainty: Ints, error: Ints
 def longest_waits(members: pl.DataFrame, operation_count: int) -> Ints:
     """Return for each operation the member of its matches that waited longest, of several the first; -1: none.
 
-    A kernel that carries several messages is a member of as many matches, and waits once: for the last of them.
+    A kernel that carries several messages is a member of as many matches, and waits once: for the
+    last of them.
 
     Args:
-        members: Matched operations with their waits (``with_waits``), whose ``row`` numbers the operations.
+        members: Matched operations with their waits (``with_waits``), whose ``row`` numbers the
+            operations.
         operation_count: Number of operations.
 
     """
@@ -222,9 +228,10 @@ def find_stragglers(members: pl.DataFrame, clocks: Clocks) -> pl.DataFrame:
 
     Each kernel's wait counts once, whatever number of messages it carries.
 
-    Another rank is a candidate if it may have been last instead in more than half of that waiting: it arrived before
-    the last one by less than the clocks of the two may be off. For the first rank of each label those are candidates,
-    too, that may have caused as much, if all waits are off by what the clocks may be.
+    Another rank is a candidate if it may have been last instead in more than half of that waiting:
+    it arrived before the last one by less than the clocks of the two may be off. For the first rank
+    of each label those are candidates, too, that may have caused as much, if all waits are off by
+    what the clocks may be.
 
     Args:
         members: Matched operations with their waits (``with_waits``).

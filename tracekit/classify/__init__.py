@@ -5,8 +5,9 @@
 >>> dict(labelled["label"].value_counts().iter_rows())["reload"]
 8
 
-The package can be called, as ``classify.classify``: the call and the package have one name, and Python puts the package
-in the place of a function of its name as soon as any module of it is imported.
+The package can be called, as ``classify.classify``: the call and the package have one name, and
+Python puts the package in the place of a function of its name as soon as any module of it is
+imported.
 """
 
 import sys
@@ -44,5 +45,6 @@ class CallablePackage(types.ModuleType):
         return classify(events, rules=rules)
 
 
-# The way to customise a module that Python's language reference describes ("Customizing module attribute access").
+# The way to customise a module that Python's language reference describes ("Customizing module
+# attribute access").
 sys.modules[__name__].__class__ = CallablePackage

@@ -1,7 +1,8 @@
 """Pass of each GPU event as recorded by the autograd engine: its node ranges and sequence numbers.
 
-The engine wraps the evaluation of each backward node in a range. A node carries the sequence number of the forward op
-that made it, which connects the two passes. Forward work inside a node is recomputation.
+The engine wraps the evaluation of each backward node in a range. A node carries the sequence number
+of the forward op that made it, which connects the two passes. Forward work inside a node is
+recomputation.
 """
 
 from dataclasses import dataclass
@@ -80,7 +81,10 @@ class Autograd:
         return rows[np.argsort(self.ranges.start(rows), kind="stable")]
 
     def followed_by(self, names: str) -> Bools:
-        """Return the mask of nodes after which their thread runs a node of these *names*; one row more than ranges."""
+        """Return the mask of nodes after which their thread runs a node of these *names*.
+
+        One row more than ranges.
+        """
         thread = self.ranges.thread[self.rows]
         follows = self.row_names.matches(names)[1:] & (thread[1:] == thread[:-1])
         return mask_of_rows(len(self.ranges) + 1, self.rows[:-1], follows)
@@ -114,8 +118,8 @@ def read_autograd(ranges: Ranges, launches: Launches) -> Autograd:
     op_flags = np.append(flags, np.uint8(0))[op]
     in_node = node_row >= 0
     is_forward = (maker >= 0) | (op_flags & autograd_nodes.FORWARD > 0)
-    # A backward inside a node, as a checkpoint runs it, numbers anew on its thread: the forward has the outer node's
-    # number.
+    # A backward inside a node, as a checkpoint runs it, numbers anew on its thread: the forward has
+    # the outer node's number.
     node_number = take_or_missing(number, _outermost_nodes(ranges, node_of, node_row))
     sequence = np.where(in_node, node_number, take_or_missing(ranges.sequence, maker))
     is_rerun = in_node & (take_or_missing(rerun, op) >= 0)
@@ -148,7 +152,8 @@ def find_nodes(parent: Int32s, is_op: Bools, name: Int32s, name_flags: Ints, seq
         parent: Op around each range. Ranges come with parents before children.
         is_op: Which ranges are ops.
         name: Code of each range's name.
-        name_flags: Flags of each distinct name (``_name_flags``); the last for ranges without a name.
+        name_flags: Flags of each distinct name (``_name_flags``); the last for ranges without a
+            name.
         sequence: Sequence number of each range; -1: none.
     """
     size = len(parent)
@@ -175,8 +180,8 @@ def find_nodes(parent: Int32s, is_op: Bools, name: Int32s, name_flags: Ints, seq
 def spread_flags(parent: Int32s, flags: _Flags) -> tuple[Int32s, Int32s]:
     """Return for every range the nearest op at or above it that made a node which ran, and that re-runs forward work.
 
-    A node inside a re-run is backward again, so the second search stops at a node. Ranges inside an op that is
-    ``FORWARD`` or ``MADE_NODE`` get that flag in *flags*, too.
+    A node inside a re-run is backward again, so the second search stops at a node. Ranges inside an
+    op that is ``FORWARD`` or ``MADE_NODE`` get that flag in *flags*, too.
     """
     made_node, rerun = np.empty((2, len(parent)), np.int32)
     autograd_nodes.spread_flags(as_int32(parent), flags, made_node, rerun)
@@ -211,8 +216,8 @@ def _outermost_nodes(ranges: Ranges, node_of: Int32s, node: Ints) -> Ints:
 def _repeated_nodes(ranges: Ranges, names: CategoryColumn, nodes: Ints, number: Ints) -> tuple[Bools, Bools]:
     """Return masks of the ranges, and last for none, whose node runs again later, and whose node ran before.
 
-    A zero-bubble schedule differentiates by the inputs first and by the weights later, through the same nodes. Two runs
-    are of the same node if name, sequence number and forward thread are equal.
+    A zero-bubble schedule differentiates by the inputs first and by the weights later, through the
+    same nodes. Two runs are of the same node if name, sequence number and forward thread are equal.
     """
     rows = nodes[number[nodes] >= 0]
     runs = node_table(ranges, rows, number).with_columns(name=names.take(rows).codes)
@@ -232,13 +237,14 @@ def node_table(ranges: Ranges, rows: Ints, number: Ints) -> pl.DataFrame:
 def _node_makers(ranges: Ranges, rows: Int32s) -> tuple[Bools, Bools]:
     """Return which numbered ops (*rows*) made a node, and the number of which was taken by some node.
 
-    An op records the number that the *next* node will get, so ops that make no node repeat the number of the op that
-    does: the last one to start with the number, and every op that contains it. A number was taken if a higher one
-    occurs on the thread, even where the window ends before the backward.
+    An op records the number that the *next* node will get, so ops that make no node repeat the
+    number of the op that does: the last one to start with the number, and every op that contains
+    it. A number was taken if a higher one occurs on the thread, even where the window ends before
+    the backward.
     """
     ops = pl.DataFrame({"thread": ranges.thread[rows], "sequence": ranges.sequence[rows], "end": ranges.end(rows)})
-    # Ops come by thread and start. One made the node if it ends no earlier than the last op of its number: it is that
-    # op, or contains it.
+    # Ops come by thread and start. One made the node if it ends no earlier than the last op of its
+    # number: it is that op, or contains it.
     makers = ops.select(
         made_node=pl.col("end") >= pl.col("end").last().over("thread", "sequence"),
         is_taken=pl.col("sequence") < pl.col("sequence").max().over("thread"),
@@ -249,9 +255,9 @@ def _node_makers(ranges: Ranges, rows: Int32s) -> tuple[Bools, Bools]:
 def _rerun_ops(ranges: Ranges, names: CategoryColumn, nodes: Ints, walk: NodeWalk) -> Int32s:
     """Return the ops that run forward work again inside a node.
 
-    Backward formulas run with gradients off, so that their ops have no sequence number. A checkpoint re-runs its
-    forward with gradients on. A function written in Python always gets a number, so it counts only inside a checkpoint,
-    or where its own node runs later.
+    Backward formulas run with gradients off, so that their ops have no sequence number. A
+    checkpoint re-runs its forward with gradients on. A function written in Python always gets a
+    number, so it counts only inside a checkpoint, or where its own node runs later.
     """
     rows = walk.possible_reruns
     is_python = ~ranges.name_matches(rows, "::")
@@ -273,9 +279,12 @@ def _own_node_runs_later(ranges: Ranges, names: CategoryColumn, nodes: Ints, row
 
 
 def _forward_ops(ranges: Ranges, names: CategoryColumn, ops: Int32s, node_row: Ints, number: Ints) -> Ints:
-    """Return for every GPU event inside a node the row of the forward op that the node belongs to; -1 where none.
+    """Return for every GPU event inside a node the row of the forward op that the node belongs to.
 
-    Of the *ops* with the node's number it is the last one whose name fits the node's, else the last one.
+    -1 where none.
+
+    Of the *ops* with the node's number it is the last one whose name fits the node's, else the last
+    one.
     """
     nodes = np.unique(node_row[node_row >= 0])
     nodes = nodes[number[nodes] >= 0]

@@ -103,7 +103,8 @@ def decide(events: pl.DataFrame, rules: RuleBook | None) -> Classification:
 def _find_passes(evidence: Evidence, decisions: Decisions) -> CategoryColumn:
     """Return the pass of every event: as its rule says, else that of communication.
 
-    Broadcast weights, and a norm or a loss on which the ranks of a pipeline agree, belong to no pass.
+    Broadcast weights, and a norm or a loss on which the ranks of a pipeline agree, belong to no
+    pass.
     """
     call = evidence.text("call")
     is_message = call.any_of("send", "recv", "sendrecv", "coalesced")

@@ -1,7 +1,8 @@
 """Communication kernels: library, call, process group and its purpose, and peer.
 
-Most groups have no description. A group on which hooks of parameters sum gradients is data parallel, and so is
-everything else that runs on it. A kernel whose launch the file lost belongs to the one group that its stream serves.
+Most groups have no description. A group on which hooks of parameters sum gradients is data
+parallel, and so is everything else that runs on it. A kernel whose launch the file lost belongs to
+the one group that its stream serves.
 """
 
 import re
@@ -19,9 +20,11 @@ from tracekit.classify.names import CALLS, CALLS_OF_KERNELS, KERNELS, LIBRARIES,
 from tracekit.classify.row_order import agreed_values, codes_in, mask_of_rows
 
 MAX_FLAG_BYTES = 4096
-"""Bytes up to which communication or a copy may carry a flag, a norm, a count or a name, which proves no purpose."""
+"""Bytes up to which communication or a copy may carry a flag, a norm, a count or a name, which
+proves no purpose."""
 _THREAD_KEY_FACTOR = np.int64(1 << 52)
-"""Factor of the thread in a key of thread and time: above the nanoseconds of any trace, which are 52 days at most."""
+"""Factor of the thread in a key of thread and time: above the nanoseconds of any trace, which are
+52 days at most."""
 
 _SPELLINGS = (
     *("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "barrier"),
@@ -84,13 +87,15 @@ def read_collectives(gpu: GpuEvents, ranges: Ranges, launches: Launches) -> Coll
     group_desc = column("group_desc")
     group_ranks = column("group_ranks")
     call = _call_names(gpu, ranges, launches, calls, library.present, first=first, last=last)
-    # Peer: as the kernel records it, else as its calls do if they agree, else as an annotation spells it.
+    # Peer: as the kernel records it, else as its calls do if they agree, else as an annotation
+    # spells it.
     call_peer = to_int64(ranges.column("peer", calls))
     peer = np.where(_differs(call_peer, first, last), -1, take_or_missing(call_peer, last))
     own_peer = gpu.int64("peer")
     peer = np.where(own_peer >= 0, own_peer, peer)
     peer = np.where(peer >= 0, peer, _peers_in_annotations(launches, group_ranks))
-    # What only one call can say; a kernel that runs a batch of calls has the sizes and names of none of them.
+    # What only one call can say; a kernel that runs a batch of calls has the sizes and names of
+    # none of them.
     only_call = np.where(first == last, last, -1)
 
     def number(name: str, call_of_kernel: Ints) -> Ints:
@@ -120,7 +125,8 @@ def _find_libraries(gpu: GpuEvents, launches: Launches) -> CategoryColumn:
     named_for_collective = function.matches(KERNELS["named_for_collective"])
     no_collective = function.matches(KERNELS["no_collective"])
     has_record = gpu.text("collective").present
-    # What a call itself launches moves its data, whatever its name. Copies between devices run on a copy engine.
+    # What a call itself launches moves its data, whatever its name. Copies between devices run on a
+    # copy engine.
     in_call = launches.op_name.matches(r"^(record_param_comms|c10d::)")
     is_peer_copy = gpu.text("kind").any_of("memcpy") & names.matches(r"(?i)PtoP|Peer")
     return CategoryColumn.choose(
@@ -148,8 +154,8 @@ def _communication_calls(ranges: Ranges) -> Ints:
 def _calls_of_kernels(ranges: Ranges, launches: Launches, calls: Ints, library: CategoryColumn) -> tuple[Ints, Ints]:
     """Return for every communication kernel the index in *calls* of the first and the last call that it runs; -1: none.
 
-    A call that contains the launch is run alone. Otherwise the kernel runs the batch of calls that its thread made
-    since the communication kernel before.
+    A call that contains the launch is run alone. Otherwise the kernel runs the batch of calls that
+    its thread made since the communication kernel before.
     """
     first, last = np.full((2, len(library)), -1, np.int64)
     rows = np.flatnonzero(library.present & (launches.start_ns >= 0))
@@ -159,7 +165,8 @@ def _calls_of_kernels(ranges: Ranges, launches: Launches, calls: Ints, library: 
     thread = launches.thread[rows]
     launch = launches.start_ns[rows]
     call_thread = ranges.thread[calls]
-    # The last call at or before each launch; it may be of another thread. One key orders by thread, then by time.
+    # The last call at or before each launch; it may be of another thread. One key orders by thread,
+    # then by time.
     origin = min(int(ranges.start(calls).min()), int(launch.min()))
     call_key = call_thread * _THREAD_KEY_FACTOR + (ranges.start(calls) - origin)
     until = np.searchsorted(call_key, thread * _THREAD_KEY_FACTOR + (launch - origin), side="right") - 1
@@ -169,7 +176,8 @@ def _calls_of_kernels(ranges: Ranges, launches: Launches, calls: Ints, library: 
     thread_begin = np.searchsorted(call_thread, thread, side="left")
     since = np.where(is_first_of_thread, thread_begin, np.maximum(np.append(-1, until[:-1]) + 1, thread_begin))
     is_inside = has_calls & (ranges.end(calls[until]) > launch)
-    # Two kernels may run one batch of messages. Kernels of other libraries run only the call that contains them.
+    # Two kernels may run one batch of messages. Kernels of other libraries run only the call that
+    # contains them.
     is_p2p = ranges.collective(calls[until]).any_of(*P2P_CALLS)
     runs_batches = library.any_of("nccl", "mscclpp")[rows]
     has_calls &= is_inside | (runs_batches & ((since <= until) | is_p2p))
@@ -207,22 +215,26 @@ def _calls_in_range_names(ranges: Ranges, launches: Launches, rows: Ints) -> Cat
 def _peers_in_annotations(launches: Launches, group_ranks: CategoryColumn) -> Ints:
     """Return the peers in PyTorch's annotations of single messages; -1 where none.
 
-    The annotations are ``nccl:send 3->0`` and ``nccl:recv 3<-0``. Ranks are numbered inside the group; where its ranks
-    are known, the global rank is returned.
+    The annotations are ``nccl:send 3->0`` and ``nccl:recv 3<-0``. Ranks are numbered inside the
+    group; where its ranks are known, the global rank is returned.
     """
     peer = launches.annotation_name.extract(r"^nccl:(?:send|recv) \d+(?:->|<-)(\d+)$").numbers()
     members = [list_ranks(ranks) for ranks in group_ranks.values]
     size = max(map(len, members), default=0)
     if not size or not (peer >= 0).any():
         return peer
-    # Global rank by group and number inside the group. The last row, for unknown groups, leaves numbers as they are.
+    # Global rank by group and number inside the group. The last row, for unknown groups, leaves
+    # numbers as they are.
     global_rank = np.array([*(ranks + [-1] * (size - len(ranks)) for ranks in members), list(range(size))], np.int64)
     is_member = (peer >= 0) & (peer < size)
     return np.where(is_member, global_rank[group_ranks.codes, np.clip(peer, 0, size - 1)], peer)
 
 
 def _differs(values: AnyInts, first: Ints, last: Ints) -> Bools:
-    """Return whether *values* change anywhere between the indices first and last; False where last is negative."""
+    """Return whether *values* change anywhere between the indices first and last.
+
+    False where last is negative.
+    """
     changes = np.concatenate([[0], np.cumsum(values[1:] != values[:-1])]) if len(values) else np.zeros(1, np.int64)
     has_values = last >= 0
     differs: Bools = has_values & (changes[np.where(has_values, first, 0)] != changes[np.where(has_values, last, 0)])
@@ -242,7 +254,10 @@ _MAX_SUMS_PER_FORWARD_SUM = 4
 
 
 def group_shapes(group_ranks: CategoryColumn) -> CategoryColumn:
-    """Return how the ranks of each group lie: ``all`` ranks, ``contiguous`` or ``strided``; null for a single rank."""
+    """Return how the ranks of each group lie: ``all`` ranks, ``contiguous`` or ``strided``.
+
+    Null for a single rank.
+    """
     members = [list_ranks(ranks) for ranks in group_ranks.values]
     largest = max(map(len, members), default=0)
 
@@ -259,8 +274,8 @@ def group_shapes(group_ranks: CategoryColumn) -> CategoryColumn:
 def _kinds_by_sums(comm: Collectives, passes: CategoryColumn, site: CategoryColumn, size: Ints) -> Ints:
     """Return for each group (by its code) the kind that its sums show: index of ``tp`` or ``dp``, or -1.
 
-    Ranks that share tensors sum activations, in the forward as well as in the backward. Gradients are summed during or
-    after the backward, so a group that sums only then connects replicas.
+    Ranks that share tensors sum activations, in the forward as well as in the backward. Gradients
+    are summed during or after the backward, so a group that sums only then connects replicas.
 
     Args:
         comm: Communication kernels.
@@ -288,8 +303,8 @@ def _kinds_by_sums(comm: Collectives, passes: CategoryColumn, site: CategoryColu
 def _may_sum_activations(comm: Collectives, passes: CategoryColumn, size: Ints) -> Bools:
     """Return the mask of communication without a group in a run that sums without a group in the forward, too.
 
-    Ranks that share tensors sum in the backward as well, on the same stream or another: those sums need not be of
-    gradients. A sum of a few bytes does not count.
+    Ranks that share tensors sum in the backward as well, on the same stream or another: those sums
+    need not be of gradients. A sum of a few bytes does not count.
     """
     no_group = comm.library.present & ~comm.group.present
     is_sum = comm.call.any_of("all_reduce", "reduce_scatter") & ((size < 0) | (size >= _MIN_ACTIVATION_BYTES))
@@ -308,7 +323,8 @@ def group_columns(
 ) -> dict[str, CategoryColumn]:
     """Return the evidence about process groups: kind by description and by use, and whether they hold pipeline peers.
 
-    A group that spans several ways of splitting the model has the kind of another group with the same ranks.
+    A group that spans several ways of splitting the model has the kind of another group with the
+    same ranks.
 
     Args:
         gpu: GPU events.
@@ -316,7 +332,8 @@ def group_columns(
         autograd: Nodes among the host ranges.
         comm: Communication of the GPU events.
         passes: Pass of each communication.
-        described: Kind of each kernel's group by description; ``several`` for a group that spans several.
+        described: Kind of each kernel's group by description; ``several`` for a group that spans
+            several.
     """
     group = _communicators(gpu, comm)
     size = gpu.int64("bytes")
@@ -358,9 +375,12 @@ def _follows_on_thread(launches: Launches, mask: Bools) -> Bools:
 
 
 def _communicators(gpu: GpuEvents, comm: Collectives) -> Ints:
-    """Return the code of each communication's group; in a file that records no group, the number of its stream.
+    """Return the code of each communication's group.
 
-    A process group has a stream of its own. Communication on a stream that computes, too, may be of any group: -1.
+    In a file that records no group, the number of its stream.
+
+    A process group has a stream of its own. Communication on a stream that computes, too, may be of
+    any group: -1.
     """
     if comm.group.present.any():
         return comm.group.codes.astype(np.int64)
@@ -370,7 +390,10 @@ def _communicators(gpu: GpuEvents, comm: Collectives) -> Ints:
 
 
 def _kinds_of_same_ranks(comm: Collectives, kind_of_group: Ints) -> Ints:
-    """Return for every event the kind of a group with the same ranks as its own group; -1 where none has a kind."""
+    """Return for every event the kind of a group with the same ranks as its own group.
+
+    -1 where none has a kind.
+    """
     kind = comm.group.look_up(kind_of_group)
     usable = (kind >= 0) & comm.group_ranks.present
     kind_of_ranks = np.full(len(comm.group_ranks.values) + 1, -1, np.int64)
@@ -397,7 +420,9 @@ def _groups_with_pipeline_peers(comm: Collectives, described: CategoryColumn, by
 
 
 def _groups_of_streams(gpu: GpuEvents, comm: Collectives) -> Ints:
-    """Return for every event the code of the one group that its stream's collectives use; -1 if not exactly one.
+    """Return for every event the code of the one group that its stream's collectives use.
+
+    -1 if not exactly one.
 
     A stream that computes, too, is not a group's own: other groups may use it.
     """
@@ -411,8 +436,8 @@ def _groups_of_streams(gpu: GpuEvents, comm: Collectives) -> Ints:
 def find_shared_labels(gpu: GpuEvents, launches: Launches, comm: Collectives, label: CategoryColumn) -> CategoryColumn:
     """Return for unresolved communication the label of its like, if all that are resolved have the same.
 
-    Like it are the reductions, gathers and broadcasts of more than a few bytes on its group; for a kernel whose launch
-    is lost, the kernels of its name on its stream.
+    Like it are the reductions, gathers and broadcasts of more than a few bytes on its group; for a
+    kernel whose launch is lost, the kernels of its name on its stream.
     """
     is_comm = comm.library.present
     unresolved = is_comm & label.any_of("comm")

@@ -1,13 +1,13 @@
 """Pass of communication kernels, forward or backward, and role of exchanges with experts, dispatch or combine.
 
-The autograd engine tells for what runs inside it. Elsewhere a send passes on what was computed before it, and a receive
-serves what is computed after the host waited for it. Where a forward and a backward ran side by side since the last
-message, both results are to be sent: the peer tells them apart if the two kinds go to different ranks, else the result
-that was computed first is sent first.
+The autograd engine tells for what runs inside it. Elsewhere a send passes on what was computed
+before it, and a receive serves what is computed after the host waited for it. Where a forward and a
+backward ran side by side since the last message, both results are to be sent: the peer tells them
+apart if the two kinds go to different ranks, else the result that was computed first is sent first.
 
-Role and kernel of an exchange differ: the backward of combine runs a dispatch kernel, and the backward of dispatch runs
-a combine kernel. Plain all-to-alls have no role in their name; in a layer the forward dispatches, then combines, and
-the backward does the reverse.
+Role and kernel of an exchange differ: the backward of combine runs a dispatch kernel, and the
+backward of dispatch runs a combine kernel. Plain all-to-alls have no role in their name; in a layer
+the forward dispatches, then combines, and the backward does the reverse.
 """
 
 import re
@@ -25,7 +25,8 @@ from tracekit.classify.row_order import FirstEvidence, codes_in, nearest_rows
 
 PASSES = ("forward", "backward")
 _MAX_OPEN_CALLS = 8
-"""Calls that may be open on a group at once for its k-th wait to be taken as the wait for its k-th call."""
+"""Calls that may be open on a group at once for its k-th wait to be taken as the wait for its k-th
+call."""
 _MIN_MESSAGES_PER_EXCEPTION = 4
 """A peer is sent one kind of result if at most one message in so many is of the other kind."""
 _PASS_OF_DIRECTION = {"wgrad": "backward", "recompute": "backward", "optimizer": None}
@@ -103,7 +104,8 @@ def _wait_times(ranges: Ranges, launches: Launches, comm: Collectives) -> Ints:
     for group, calls in group_by_values(rows, comm.group):
         launch = launches.start_ns[calls]
         wait = ranges.start(waits_of_group.get(group, waits[:0]))
-        # With fewer waits than calls, or many calls open at once, waits do not follow the order of calls.
+        # With fewer waits than calls, or many calls open at once, waits do not follow the order of
+        # calls.
         if len(launch) != len(wait) or _max_open_calls(launch, wait) > _MAX_OPEN_CALLS:
             continue
         is_after = wait >= launch
@@ -112,27 +114,36 @@ def _wait_times(ranges: Ranges, launches: Launches, comm: Collectives) -> Ints:
 
 
 def _max_open_calls(launch: Ints, wait: Ints) -> int:
-    """Return how many calls were open at most at a wait; above the limit if every wait comes before any call."""
+    """Return how many calls were open at most at a wait.
+
+    Above the limit if every wait comes before any call.
+    """
     last_call = np.searchsorted(launch, wait, side="right") - 1
     open_calls = (last_call - np.arange(len(wait)))[last_call >= 0]
     return int(open_calls.max()) if len(open_calls) else _MAX_OPEN_CALLS + 1
 
 
 def _first_after(time: Ints, rows: Ints, moments: Ints) -> Ints:
-    """Return the first of *rows*, which are in order of *time*, after each moment; -1 where none or no moment."""
+    """Return the first of *rows*, which are in order of *time*, after each moment.
+
+    -1 where none or no moment.
+    """
     return np.where(moments >= 0, np.append(rows, -1)[np.searchsorted(time[rows], moments, side="right")], -1)
 
 
 def _last_before(time: Ints, rows: Ints, moments: Ints) -> Ints:
-    """Return the last of *rows*, which are in order of *time*, before each moment; -1 where none or no moment."""
+    """Return the last of *rows*, which are in order of *time*, before each moment.
+
+    -1 where none or no moment.
+    """
     return np.where(moments >= 0, np.append(-1, rows)[np.searchsorted(time[rows], moments, side="left")], -1)
 
 
 def sent_passes(time: Ints, computed: CategoryColumn, is_send: Bools, peer: Ints) -> CategoryColumn:
     """Return the pass of what every send carries; null for other rows.
 
-    Labels come before the chunks that ``reconstruct.messages.batch_sends`` finds what a send carries by: here the pass
-    of the kernels launched before it is all there is.
+    Labels come before the chunks that ``reconstruct.messages.batch_sends`` finds what a send
+    carries by: here the pass of the kernels launched before it is all there is.
 
     Args:
         time: Launch time of each event; -1 where unknown.
@@ -150,8 +161,8 @@ def sent_passes(time: Ints, computed: CategoryColumn, is_send: Bools, peer: Ints
     sends = order[is_send[order]]
     code = codes_in(computed, PASSES)[order]
     compute_times = [time[order[code == index]] for index in range(len(PASSES))]
-    # For each pass (row) and send (column): how much was computed before the send. A run of sends begins where that
-    # rises.
+    # For each pass (row) and send (column): how much was computed before the send. A run of sends
+    # begins where that rises.
     computed_before = np.stack([np.searchsorted(times, time[sends]) for times in compute_times])
     begins_run = (np.diff(computed_before, axis=1, prepend=-1) > 0).any(axis=0)
     run = np.cumsum(begins_run) - 1
@@ -166,8 +177,9 @@ def sent_passes(time: Ints, computed: CategoryColumn, is_send: Bools, peer: Ints
     is_pure = is_new[0] != is_new[1]
     is_mixed = is_new[0] & is_new[1]
 
-    # A run after one pass alone carries that pass. A run after both carries both results in the order they were
-    # computed if it has the messages of two results, and the later result if it has those of one.
+    # A run after one pass alone carries that pass. A run after both carries both results in the
+    # order they were computed if it has the messages of two results, and the later result if it has
+    # those of one.
     run_length = np.bincount(run)
     pure_lengths = run_length[is_pure]
     result_length = int(np.bincount(pure_lengths).argmax()) if len(pure_lengths) else 1  # messages per result
@@ -199,11 +211,13 @@ def _passes_by_peer(peer: Ints, code: Ints) -> Ints:
 
 ROLES = ("dispatch", "combine")
 _FORWARD, _BACKWARD, _RECOMPUTE = range(3)
-"""Passes of exchanges. Recompute is the forward that runs again inside the backward, in the order of the forward."""
+"""Passes of exchanges. Recompute is the forward that runs again inside the backward, in the order
+of the forward."""
 
 
 Exchanges = tuple[CategoryColumn, CategoryColumn]
-"""For every GPU event that exchanges tokens with experts: its role ("dispatch" or "combine") and its pass."""
+"""For every GPU event that exchanges tokens with experts: its role ("dispatch" or "combine") and
+its pass."""
 
 
 class LayerMarks(NamedTuple):
@@ -246,7 +260,8 @@ def _named_exchanges(gpu: GpuEvents, launches: Launches, autograd: Autograd, com
     backward = dispatches & (site.any_of("backward") | (~site.any_of("forward", "recompute") & reuses_layout))
     backward |= _combines_of_backward(site, combines, dispatches, backward)
 
-    # A combine kernel that runs backward is dispatch, and the reverse. Forward work that runs again keeps its roles.
+    # A combine kernel that runs backward is dispatch, and the reverse. Forward work that runs again
+    # keeps its roles.
     is_recompute = site.any_of("recompute")
     role = np.where(combines != (backward & ~is_recompute), ROLES.index("combine"), ROLES.index("dispatch"))
     direction = (backward | is_recompute).astype(np.int64)  # index in PASSES
@@ -288,7 +303,8 @@ def _combines_of_backward(site: CategoryColumn, combines: Bools, dispatches: Boo
     """
     opening = np.flatnonzero(dispatches)
     closing = np.flatnonzero(combines)
-    # The k-th combine closes the k-th dispatch, less the combines whose dispatch is before the window.
+    # The k-th combine closes the k-th dispatch, less the combines whose dispatch is before the
+    # window.
     surplus = np.maximum.accumulate(np.cumsum(combines.astype(np.int64) - dispatches.astype(np.int64)))
     index = np.arange(len(closing)) - np.maximum(surplus, 0)[closing]
     is_matched = (index >= 0) & (index < len(opening))
@@ -301,10 +317,13 @@ def _combines_of_backward(site: CategoryColumn, combines: Bools, dispatches: Boo
 def _plain_exchanges(
     gpu: GpuEvents, launches: Launches, comm: Collectives, passes: CommPasses, marks: LayerMarks
 ) -> Exchanges:
-    """Find the roles of all-to-alls by turns: the forward dispatches, then combines; the backward does the reverse.
+    """Find the roles of all-to-alls by turns: the forward dispatches, then combines.
 
-    A group without a description counts as an expert group if its exchanges of more than a few bytes (as counts of
-    tokens are) come in pairs, as many in the backward as in the forward, or none in the backward.
+    The backward does the reverse.
+
+    A group without a description counts as an expert group if its exchanges of more than a few
+    bytes (as counts of tokens are) come in pairs, as many in the backward as in the forward, or
+    none in the backward.
     """
     exchanges_tokens = marks.on_expert_group | ~marks.serves_attention
     rows = launches.ordered(comm.call.any_of("all_to_all") & exchanges_tokens)
@@ -359,13 +378,15 @@ def walk_exchanges(
 ) -> tuple[Ints, Ints]:
     """Walk exchanges in launch order and pair them within each lane and pass.
 
-    An exchange opens a pair if it is the first of its lane and pass, or if attention ran since the last one. Otherwise
-    it changes turns if a product ran since the last one: the experts' products run between dispatch and combine.
+    An exchange opens a pair if it is the first of its lane and pass, or if attention ran since the
+    last one. Otherwise it changes turns if a product ran since the last one: the experts' products
+    run between dispatch and combine.
 
     Args:
         lane: Number of each exchange's group and step.
         engine: Pass of each exchange as autograd tells; -1 where unknown, as in the next two.
-        producer: Pass of the last compute before it. It counts only if compute ran since the lane's last exchange.
+        producer: Pass of the last compute before it. It counts only if compute ran since the lane's
+            last exchange.
         consumer: Pass of the first compute after the host waited for it.
         compute: How much compute was launched before it.
         products: For each pass (row): how many products were launched before each exchange.
@@ -377,7 +398,8 @@ def walk_exchanges(
     lanes = int(lane.max(initial=-1)) + 1
     passes = len(products)
     last_compute = np.full(lanes, -1)
-    # For each lane and pass: counts at the last exchange, whether there was one, and whether a pair is open.
+    # For each lane and pass: counts at the last exchange, whether there was one, and whether a pair
+    # is open.
     last_products, last_attention = np.zeros((2, lanes, passes), np.int64)
     has_begun, is_open = np.zeros((2, lanes, passes), np.bool_)
     role, direction = np.zeros((2, len(lane)), np.int64)

@@ -1,6 +1,7 @@
 """Copies between host and device: direction, kind of host memory, and purpose.
 
-A copy may move a tensor away from the device or back (offloading), serve a broadcast of weights, or be merely input.
+A copy may move a tensor away from the device or back (offloading), serve a broadcast of weights, or
+be merely input.
 """
 
 import numpy as np
@@ -26,8 +27,9 @@ def read_copies(
     """Find the purpose of every copy; *in_backward* are the events that autograd nodes launched.
 
     Returns:
-        Columns for all GPU events, null for those that copy nothing: ``copy``, the direction; ``host``, the kind of
-        host memory; ``copy_use``, the purpose. ``stream_use`` is what the stream of any event mostly does.
+        Columns for all GPU events, null for those that copy nothing: ``copy``, the direction;
+        ``host``, the kind of host memory; ``copy_use``, the purpose. ``stream_use`` is what the
+        stream of any event mostly does.
     """
     names = gpu.names
     is_copy = gpu.text("kind").any_of("memcpy")
@@ -66,7 +68,8 @@ def read_copies(
 def _saved_tensor_sizes(size: Ints, leaving: Bools, fetched: Bools) -> Ints:
     """Return the sizes of which the backward fetches as many as left before it: saved tensors, of any size.
 
-    The window may cut a step short on either side, so that one count may be up to half again the other.
+    The window may cut a step short on either side, so that one count may be up to half again the
+    other.
     """
     left_sizes, left_count = np.unique(size[leaving & (size > 0)], return_counts=True)
     fetched_sizes, fetched_count = np.unique(size[fetched & (size > 0)], return_counts=True)
@@ -93,7 +96,8 @@ def _copies_for_broadcasts(launches: Launches, comm: Collectives, size: Ints, to
     broadcast_sizes = np.unique(size[comm.call.any_of("broadcast")])
     if not len(broadcast_sizes) or not to_device.any():
         return np.zeros(len(to_device), np.bool_)
-    # A bucket may be copied in several parts: neighbours among the launches of copies from the host and communication.
+    # A bucket may be copied in several parts: neighbours among the launches of copies from the host
+    # and communication.
     order = launches.ordered(comm.library.present | to_device)
     copied = to_device[order]
     run = np.cumsum(np.append(True, copied[1:] != copied[:-1])) - 1 if len(order) else order

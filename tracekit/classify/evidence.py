@@ -1,8 +1,8 @@
 """Evidence per GPU event, the input of the classification rules.
 
-``gather_evidence`` reads the host ranges, then adds one kind of evidence after the other: communication, autograd,
-matrix products, direction of the work, copies, process groups and exchanges with experts. Each becomes a column that
-rules can test (``rules.COLUMNS``).
+``gather_evidence`` reads the host ranges, then adds one kind of evidence after the other:
+communication, autograd, matrix products, direction of the work, copies, process groups and
+exchanges with experts. Each becomes a column that rules can test (``rules.COLUMNS``).
 """
 
 from collections.abc import Sequence
@@ -69,8 +69,8 @@ class Evidence:
 def gather_evidence(events: pl.DataFrame, group_kinds: Sequence[NamedKind] = ()) -> Evidence:
     """Gather the evidence for every GPU event of one rank.
 
-    Compute has a direction, which is forward, backward, wgrad, recompute or optimizer. Communication has a pass, which
-    is forward or backward: that of the work it serves.
+    Compute has a direction, which is forward, backward, wgrad, recompute or optimizer.
+    Communication has a pass, which is forward or backward: that of the work it serves.
 
     Args:
         events: All events of the rank.
@@ -83,24 +83,28 @@ def gather_evidence(events: pl.DataFrame, group_kinds: Sequence[NamedKind] = ())
     gpu, ranges, launches = read_ranges(events)
     comm = read_collectives(gpu, ranges, launches)
     communicates = comm.library.present
-    # 2. Autograd: its nodes, then the forward work that they run again (with the matrix products of torch.compile's
-    # graphs, which are one node each). Without recorded operators the threads of its engine tell instead.
+    # 2. Autograd: its nodes, then the forward work that they run again (with the matrix products of
+    # torch.compile's graphs, which are one node each). Without recorded operators the threads of
+    # its engine tell instead.
     autograd, compiled_products = mark_recomputed(ranges, launches, read_autograd(ranges, launches))
     autograd = read_engine_threads(gpu, launches, autograd, communicates=communicates)
-    # 3. Direction of compute, to which the roles of matrix products lead, and pass of communication.
+    # 3. Direction of compute, to which the roles of matrix products lead, and pass of
+    # communication.
     matmuls = read_matmuls(gpu, ranges, launches, autograd, compiled_products)
     directions = read_directions(gpu, ranges, launches, autograd, matmuls, communicates=communicates)
     comm_passes = find_comm_passes(gpu, launches, autograd, comm, directions)
     in_backward = directions.value.any_of("backward", "wgrad", "recompute")
     in_training = in_backward | directions.value.any_of("optimizer")
-    # If gradients of weights run outside the engine, what the engine runs is for the inputs. An event whose launch is
-    # lost may have run anywhere.
+    # If gradients of weights run outside the engine, what the engine runs is for the inputs. An
+    # event whose launch is lost may have run anywhere.
     is_wgrad = matmuls.role.any_of("wgrad") | directions.value.any_of("wgrad")
     is_deferred = bool((is_wgrad & ~autograd.site.present & (launches.start_ns >= 0)).any())
     turn, half = turns_and_halves(matmuls.whole, autograd.node_row, launches.start_ns)
-    # A parameter's gradient is accumulated right after; a reshaping node between may be of another branch.
+    # A parameter's gradient is accumulated right after; a reshaping node between may be of another
+    # branch.
     feeds_parameter = autograd.followed_by(r"^AccumulateGrad$")[autograd.node_row]
-    # 4. Position in the model: work of the backward is looked up through the forward work it belongs to.
+    # 4. Position in the model: work of the backward is looked up through the forward work it
+    # belongs to.
     is_forward = directions.value.any_of("forward") & gpu.is_kernel
     by_engine = in_backward | comm_passes.value.any_of("backward")
     positions = find_positions(events, gpu, launches, autograd, is_forward=is_forward, by_engine=by_engine)
@@ -137,18 +141,19 @@ def gather_evidence(events: pl.DataFrame, group_kinds: Sequence[NamedKind] = ())
         # Whether the rank trains: it has a backward or an optimizer. The same for all events.
         "trained": np.full(len(gpu), autograd.active or in_training.any()),
     }
-    # 5. Kinds of process groups, found by rules on the columns above. The remaining evidence needs them.
+    # 5. Kinds of process groups, found by rules on the columns above. The remaining evidence needs
+    # them.
     kinds = match_kinds(columns, group_kinds, np.flatnonzero(communicates), len(gpu))
     columns |= group_columns(gpu, launches, autograd, comm, passes=comm_passes.value, described=kinds)
     is_attention = gpu.names.matches(KERNELS["attention"]) | launches.chain.matches(KERNELS["attention"])
-    # "activations" for communication of a differentiable operator, or of its node; "uploads" for a broadcast of weights
-    # that were copied to the device for it.
+    # "activations" for communication of a differentiable operator, or of its node; "uploads" for a
+    # broadcast of weights that were copied to the device for it.
     moves_activations = _in_differentiable_op(autograd, communicates)
     is_upload = copies["copy"].any_of("h2d") & (gpu.int64("bytes") >= _MIN_UPLOAD_BYTES)
     sends_uploads = _follows_upload(launches, comm.call.any_of("broadcast"), is_upload, matmuls.is_gemm)
     columns["moves"] = CategoryColumn.choose(len(gpu), [("activations", moves_activations), ("uploads", sends_uploads)])
-    # "attention" for communication of attention itself: a ring of keys and values, gathered ones, or heads exchanged
-    # for positions.
+    # "attention" for communication of attention itself: a ring of keys and values, gathered ones,
+    # or heads exchanged for positions.
     next_to = _next_to_attention(gpu, launches, comm, is_attention, matmuls.is_gemm, moves_activations)
     columns["next_to"] = next_to
     # 6. Exchanges of tokens with experts, and what is launched around them.
@@ -157,11 +162,13 @@ def gather_evidence(events: pl.DataFrame, group_kinds: Sequence[NamedKind] = ())
     columns |= {
         "exchange": exchange,
         "exchange_pass": exchange_pass,
-        # Role of the exchange that a communication prepares, as the exchange of token counts before a dispatch does.
+        # Role of the exchange that a communication prepares, as the exchange of token counts before
+        # a dispatch does.
         "leads_to": _next_exchange_roles(launches, comm, exchange),
         # Pass of the next exchange on the event's stream.
         "stream_pass": _next_passes_on_stream(gpu, exchange_pass),
-        # Label of communication of the same group, for a second round of rules (``find_shared_labels``).
+        # Label of communication of the same group, for a second round of rules
+        # (``find_shared_labels``).
         "shared_label": CategoryColumn.constant(None, len(gpu)),
     }
     return Evidence(gpu, columns, ranges, launches, autograd, comm, positions)
@@ -208,8 +215,8 @@ def _in_differentiable_op(autograd: Autograd, communicates: Bools) -> Bools:
 def _follows_upload(launches: Launches, is_broadcast: Bools, is_upload: Bools, is_product: Bools) -> Bools:
     """Return the broadcasts before which large data was copied to the device, since the last matrix product.
 
-    A weight update copies weights and broadcasts them. An optimizer that broadcasts what it updated copies nothing; the
-    next batch is copied after that.
+    A weight update copies weights and broadcasts them. An optimizer that broadcasts what it updated
+    copies nothing; the next batch is copied after that.
     """
     order = launches.ordered(is_broadcast | is_upload | is_product)
     stretch = np.cumsum(is_product[order])
@@ -224,11 +231,12 @@ def _next_to_attention(  # noqa: PLR0917 - masks of the same events
 ) -> CategoryColumn:
     """Return ``attention`` for communication that is next to attention with no product between, on certain groups.
 
-    Those are groups on which keys and values go round a ring, between two attention kernels, and groups whose
-    all-to-alls come both right before and right after attention, as where heads are exchanged for positions. Exchanges
-    with experts have products on both sides: projections, the router, the experts themselves. Communication whose group
-    is not recorded counts as a group of its stream. On any group, activations that are gathered right before attention
-    (and scattered again in the backward) are keys and values: tensor parallelism gathers before the projections.
+    Those are groups on which keys and values go round a ring, between two attention kernels, and
+    groups whose all-to-alls come both right before and right after attention, as where heads are
+    exchanged for positions. Exchanges with experts have products on both sides: projections, the
+    router, the experts themselves. Communication whose group is not recorded counts as a group of
+    its stream. On any group, activations that are gathered right before attention (and scattered
+    again in the backward) are keys and values: tensor parallelism gathers before the projections.
     """
     communicates = comm.library.present
     is_attention = is_attention & ~communicates & ~is_gemm
@@ -274,8 +282,8 @@ def _next_passes_on_stream(gpu: GpuEvents, exchange_pass: CategoryColumn) -> Cat
 def _second_visits(launches: Launches, autograd: Autograd, matmuls: Matmuls, communicates: Bools) -> CategoryColumn:
     """Return ``second`` for work of nodes that run a second time for the weights, ``beside`` for launches next to it.
 
-    Products must show that the second run is for the weights: a graph that is kept and run through twice does not
-    count.
+    Products must show that the second run is for the weights: a graph that is kept and run through
+    twice does not count.
     """
     size = len(launches.start_ns)
     node = autograd.node_row
@@ -285,8 +293,8 @@ def _second_visits(launches: Launches, autograd: Autograd, matmuls: Matmuls, com
     computes_wgrad = is_second & matmuls.role.any_of("wgrad") & np.append(has_one_product, False)[node]
     if not computes_wgrad.any():
         return CategoryColumn.constant(None, size)
-    # A stretch of the program's own launches ends at autograd's work and at communication. It is beside the second run
-    # if that is at one of its ends.
+    # A stretch of the program's own launches ends at autograd's work and at communication. It is
+    # beside the second run if that is at one of its ends.
     order = launches.order
     ends_stretch = (autograd.site.present | communicates)[order]
     second = np.append(is_second[order], False)

@@ -117,7 +117,8 @@ def explain(events: pl.DataFrame, selector: str | int, rules: RuleBook | None = 
 
     Args:
         events: All events of the rank.
-        selector: Id of an event, or part of a kernel's name; of several events with that name the longest is explained.
+        selector: Id of an event, or part of a kernel's name; of several events with that name the
+            longest is explained.
         rules: Rules that are tried before the built-in ones.
 
     >>> from tracekit.schema import EVENTS, conform

@@ -31,7 +31,8 @@ from tracekit.classify.row_order import mask_of_rows
 from tracekit.schema import GPU_KINDS, KINDS, PATH_SEPARATOR
 
 MIN_GRAPH_EVENTS = 8
-"""GPU events of one launch call from which on the call replays a graph; other calls launch one or two."""
+"""GPU events of one launch call from which on the call replays a graph; other calls launch one or
+two."""
 
 
 class Nested(NamedTuple):
@@ -116,7 +117,9 @@ def nest(
 
 
 def nearest_marked_ancestor(parent: AnyInts, marked: Bools) -> Int32s:
-    """Return for every row the nearest *marked* row at or above it; -1 where none. Parents come before children.
+    """Return for every row the nearest *marked* row at or above it; -1 where none.
+
+    Parents come before children.
 
     >>> nearest_marked_ancestor(np.array([-1, 0, 1]), np.array([False, True, False])).tolist()
     [-1, 1, 1]
@@ -186,7 +189,8 @@ _GPU_COLUMNS = (
     "collective_seq",
 )
 _MAX_EQUAL_IDS_SHARE = 0.9
-"""Share of GPU events whose external id equals their correlation, above which external ids name no ops."""
+"""Share of GPU events whose external id equals their correlation, above which external ids name no
+ops."""
 
 
 class GpuEvents(ColumnReader):
@@ -265,16 +269,25 @@ class Ranges:
         return text.take(find_sorted(rows, all_rows))
 
     def name_matches(self, rows: AnyInts, pattern: str) -> Bools:
-        """Return which of *rows* have a name in which *pattern* is found; a negative row has no name."""
+        """Return which of *rows* have a name in which *pattern* is found.
+
+        A negative row has no name.
+        """
         return self.name.take(rows).matches(pattern)
 
     def op_around(self, rows: Ints, pattern: str) -> Ints:
-        """Return for each of *rows* the nearest op at or above it whose name matches *pattern*; -1 where none."""
+        """Return for each of *rows* the nearest op at or above it whose name matches *pattern*.
+
+        -1 where none.
+        """
         return nearest_named_op(self.op_of, self.is_op, self.name.codes, rows, self.name.answers(pattern))
 
     @cached_property
     def accumulating(self) -> Ints:
-        """Ranges of ``AccumulateGrad`` nodes inside their evaluations; each adds up one parameter's gradient."""
+        """Ranges of ``AccumulateGrad`` nodes inside their evaluations.
+
+        Each adds up one parameter's gradient.
+        """
         wanted = self.name.answers(r"AccumulateGrad\Z") & ~self.name.answers(f"^{EVALUATE_NODE}")
         return np.flatnonzero(self.name.look_up(wanted))
 
@@ -285,7 +298,10 @@ class Ranges:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Launches:
-    """For every GPU event: the call that launched it, and the ranges around that call; -1 where unknown."""
+    """For every GPU event: the call that launched it, and the ranges around that call.
+
+    -1 where unknown.
+    """
 
     start_ns: Ints  # start of the call
     thread: Ints  # as numbered in ``Ranges.thread``
@@ -351,7 +367,8 @@ def _sort_gpu_rows(source: ColumnReader) -> Ints:
 def _launch_calls(source: ColumnReader, correlations: Ints) -> Ints:
     """Return one call for each of the *correlations* that the file has calls of, in the order of correlations.
 
-    Of several calls with one correlation it is the earliest, because driver calls lie inside runtime calls.
+    Of several calls with one correlation it is the earliest, because driver calls lie inside
+    runtime calls.
     """
     rows = np.flatnonzero(_is_kind(source, "runtime", "driver"))
     number = source.int64_at("correlation", rows)
@@ -373,7 +390,8 @@ class _CallSites(NamedTuple):
     op: Ints
     """Row of the innermost op in ``Ranges``; -1 where none."""
     annotation: Ints
-    """Row of the innermost annotation, of a call of the autograd engine on the thread that waits for it."""
+    """Row of the innermost annotation, of a call of the autograd engine on the thread that waits
+    for it."""
 
 
 def _nest_ranges(source: ColumnReader, range_rows: Ints, calls: Ints) -> tuple[Ranges, _CallSites]:
@@ -390,7 +408,8 @@ def _nest_ranges(source: ColumnReader, range_rows: Ints, calls: Ints) -> tuple[R
         is_op &= ~names.matches(RANGES["profiler_mark"])
     main_thread = _find_main_thread(threads, names)
 
-    # Every call is looked up on its own thread. Calls of the autograd engine are looked up on the main thread, too.
+    # Every call is looked up on its own thread. Calls of the autograd engine are looked up on the
+    # main thread, too.
     start = source.int64("start_ns")
     call_start = start[calls]
     call_threads = thread_of_event[calls]
@@ -426,7 +445,10 @@ def _nest_ranges(source: ColumnReader, range_rows: Ints, calls: Ints) -> tuple[R
 
 
 def _sort_ranges(source: ColumnReader, range_rows: Ints, thread_of_event: Ints) -> Ints:
-    """Return the rows of ranges by thread and start, the longest first; of equal times an op before an annotation."""
+    """Return the rows of ranges by thread and start, the longest first.
+
+    Of equal times an op before an annotation.
+    """
     keys = (  # the last one is compared first
         source.int64("id")[range_rows],
         source.array("kind")[range_rows],
@@ -438,7 +460,10 @@ def _sort_ranges(source: ColumnReader, range_rows: Ints, thread_of_event: Ints) 
 
 
 def _find_main_thread(threads: Ints, names: CategoryColumn) -> int:
-    """Return the thread with most ranges, not counting autograd nodes; one with profiler steps wins; -1 if none."""
+    """Return the thread with most ranges, not counting autograd nodes.
+
+    One with profiler steps wins; -1 if none.
+    """
     if not len(threads):
         return -1
     weight = np.where(names.answers("Backward|AccumulateGrad"), 0, 1)

@@ -1,9 +1,10 @@
 """Communication kernels that were launched and are not in the recording.
 
-The host's calls remain: which collective or message was issued, by which thread, and the launch of its kernel. For each
-such launch without a GPU event a kernel of no duration takes part in the classification, so that the messages that it
-carried are not taken for those of the next kernel, and it is known which operation the recording lacks. Where the
-launch is missing as well, the messages are followed by the launch of other work.
+The host's calls remain: which collective or message was issued, by which thread, and the launch of
+its kernel. For each such launch without a GPU event a kernel of no duration takes part in the
+classification, so that the messages that it carried are not taken for those of the next kernel, and
+it is known which operation the recording lacks. Where the launch is missing as well, the messages
+are followed by the launch of other work.
 """
 
 import polars as pl
@@ -14,17 +15,20 @@ from tracekit.schema import EVENTS, GPU_KINDS, conform
 MESSAGE_PATTERN = r"^i?(send|recv)$"
 MESSAGE_KERNEL_PATTERN = r"(?i)sendrecv|nccl.*generic"
 MAX_UNLAUNCHED_SHARE = 0.05
-"""Share of the batches of messages that may lack their launch, and one more. If more seem to, kernels are launched by
-another thread, or other work is launched between the calls and the kernel."""
+"""Share of the batches of messages that may lack their launch, and one more. If more seem to,
+kernels are launched by another thread, or other work is launched between the calls and the
+kernel."""
 CALL_COLUMNS = ("collective", "group", "group_desc", "group_ranks", "peer", "bytes", "received", "collective_seq")
 """Columns that a kernel takes from the call that contains its launch."""
 
 
 def find_lost_kernels(events: pl.DataFrame) -> pl.DataFrame:
-    """Return a kernel (``EVENTS``) for each launch of communication that has no GPU event; its id is negative.
+    """Return a kernel (``EVENTS``) for each launch of communication that has no GPU event.
 
-    The launch lies inside a call that communicates and that launched nothing else, or it is the first launch after a
-    batch of sends and receives.
+    Its id is negative.
+
+    The launch lies inside a call that communicates and that launched nothing else, or it is the
+    first launch after a batch of sends and receives.
 
     >>> rows = [{"id": 0, "kind": "cpu_op", "name": "record_param_comms", "tid": 1, "start_ns": 1, "end_ns": 9,
     ...     "collective": "send", "peer": 2}, {"id": 1, "kind": "runtime", "name": "cudaLaunchKernel", "tid": 1,
@@ -82,7 +86,10 @@ def find_lost_kernels(events: pl.DataFrame) -> pl.DataFrame:
 
 
 def _has_name(events: pl.DataFrame, pattern: str) -> pl.Expr:
-    """Return the condition that the pattern is found in an event's name; it is looked for in each name once."""
+    """Return the condition that the pattern is found in an event's name.
+
+    It is looked for in each name once.
+    """
     names = events["name"].unique().cast(pl.String)
     return pl.col("name").is_in(names.filter(names.str.contains(pattern)).implode())
 
@@ -105,7 +112,8 @@ def _messages_without_launch(
 ) -> pl.DataFrame:
     """Return a kernel and a launch for each batch of messages that lacks them (``EVENTS``).
 
-    The launch of other work follows on the same thread, or no launch at all before the end of NCCL's group.
+    The launch of other work follows on the same thread, or no launch at all before the end of
+    NCCL's group.
     """
     kernels = on_gpu.select("correlation", for_messages=_has_name(on_gpu, MESSAGE_KERNEL_PATTERN))
     launched = launches.join(kernels.drop_nulls().unique("correlation"), on="correlation", how="left")

@@ -1,14 +1,16 @@
 """Role of every matrix product: forward, dgrad (gradient of the input), wgrad (gradient of the weight) or optimizer.
 
-A linear layer's forward is [M,K]×[K,N]. Its two backward products contract N (dgrad) or M, the tokens (wgrad). Evidence
-is tried in this order: that a product's op made a node which ran; the operands of batched products; recorded shapes;
-the order in which autograd's formulas multiply; what uses the result; how operands were transposed; that it is in a
-linear op outside the engine; and, outside the engine, that nodes left gradients of weights to be computed later. Then,
-for kernels: the number of products without an operator in a node; the layout letters in names, in the backward; the
-pass; and last layouts, and gradients left for later, of products outside the engine or without an operator.
+A linear layer's forward is [M,K]×[K,N]. Its two backward products contract N (dgrad) or M, the
+tokens (wgrad). Evidence is tried in this order: that a product's op made a node which ran; the
+operands of batched products; recorded shapes; the order in which autograd's formulas multiply; what
+uses the result; how operands were transposed; that it is in a linear op outside the engine; and,
+outside the engine, that nodes left gradients of weights to be computed later. Then, for kernels:
+the number of products without an operator in a node; the layout letters in names, in the backward;
+the pass; and last layouts, and gradients left for later, of products outside the engine or without
+an operator.
 
-A layer with a kernel library of its own multiplies without operators. Its backward runs twice as many products as its
-forward did, or as many if the gradients of the weights are left for later.
+A layer with a kernel library of its own multiplies without operators. Its backward runs twice as
+many products as its forward did, or as many if the gradients of the weights are left for later.
 """
 
 import re
@@ -28,9 +30,11 @@ from tracekit.classify.row_order import FirstEvidence, mask_of_rows, positions_i
 from tracekit.classify.rules import kernel_pattern
 
 MIN_DEFERRED_SHARE = 0.5
-"""Share of the products in a row outside the engine that have the layout of weight gradients, if these are deferred."""
+"""Share of the products in a row outside the engine that have the layout of weight gradients, if
+these are deferred."""
 MAX_LONE_PRODUCTS = 2
-"""Products in the layout of input gradients, in a row before a forward product, that are taken for forward work."""
+"""Products in the layout of input gradients, in a row before a forward product, that are taken for
+forward work."""
 _TURNS = ("first", "second")
 _RATIOS = ("once", "twice", "odd")
 
@@ -38,7 +42,8 @@ _RATIOS = ("once", "twice", "odd")
 def turns_and_halves(products: Bools, node: Ints, launch_ns: Ints) -> tuple[CategoryColumn, CategoryColumn]:
     """Return the turn of each product in its node, and the half of its node's products that it is in.
 
-    Turns alternate: first, second, first, second, and so on. The half is null where the number of products is odd.
+    Turns alternate: first, second, first, second, and so on. The half is null where the number of
+    products is odd.
 
     >>> same_node = np.zeros(4, np.int64)
     >>> [column.strings() for column in turns_and_halves(np.ones(4, np.bool_), same_node, np.arange(4))]
@@ -63,7 +68,8 @@ def backward_forward_ratio(products: Bools, node: Ints, sequence: Ints, forward:
         forward: Mask of forward events.
 
     Returns:
-        The ratio for products inside nodes; null elsewhere, and where the forward is not in the trace.
+        The ratio for products inside nodes; null elsewhere, and where the forward is not in the
+        trace.
     """
     rows = np.flatnonzero(products & (node >= 0))
     numbers, forward_counts = np.unique(sequence[products & forward & (sequence >= 0)], return_counts=True)
@@ -76,8 +82,8 @@ def backward_forward_ratio(products: Bools, node: Ints, sequence: Ints, forward:
 def match_owed(owing: Bools, candidates: Bools, time: Ints) -> Bools:
     """Return the *candidates* that deliver what earlier *owing* rows left to do, in order of time.
 
-    Every owing row adds one to a balance, every candidate takes one from it. A candidate counts if the balance does not
-    fall below zero.
+    Every owing row adds one to a balance, every candidate takes one from it. A candidate counts if
+    the balance does not fall below zero.
     """
     order = np.argsort(time, kind="stable")
     balance = np.cumsum(owing[order].astype(np.int64)) - np.cumsum(candidates[order].astype(np.int64))
@@ -88,7 +94,8 @@ MATMUL_KERNELS = kernel_pattern("product")
 _MAX_OP_DEPTH = 4
 """Depth to which product ops nest, with one to spare: einsum > bmm, linear > matmul > mm."""
 _MAX_PRODUCTS_OF_LAYER = 4
-"""Products up to which a node is one layer's; the order of a compiled graph's many products tells nothing."""
+"""Products up to which a node is one layer's; the order of a compiled graph's many products tells
+nothing."""
 
 
 class Matmuls(NamedTuple):
@@ -100,7 +107,8 @@ class Matmuls(NamedTuple):
     role: CategoryColumn  # "forward", "dgrad", "wgrad", "optimizer"
     after: CategoryColumn  # of any event: role of the product that the op before its own op computed
     evidence: CategoryColumn
-    """One of "operands", "shapes", "order", "consumer", "transpose", "owed", "layout", "pass", "convolution"."""
+    """One of "operands", "shapes", "order", "consumer", "transpose", "owed", "layout", "pass",
+    "convolution"."""
 
 
 def read_matmuls(
@@ -235,8 +243,9 @@ def _fused_weight_gradients(role: CategoryColumn, without_op: Bools, node: Ints)
 def _deferred_weight_gradients(products: Ints, outside: Bools, layout: CategoryColumn) -> Bools:
     """Return the products outside the engine, in the layout of weight gradients, that a schedule deferred.
 
-    Deferred gradients of weights run in a row. An optimizer that multiplies (Muon) has that layout in every third of
-    its products: of a row of products outside the engine most must have it. A forward product ends a row.
+    Deferred gradients of weights run in a row. An optimizer that multiplies (Muon) has that layout
+    in every third of its products: of a row of products outside the engine most must have it. A
+    forward product ends a row.
 
     Args:
         products: Rows of all products in launch order.
@@ -253,8 +262,8 @@ def _deferred_weight_gradients(products: Ints, outside: Bools, layout: CategoryC
 def _lone_input_gradients(products: Ints, layout: CategoryColumn, replay: Ints) -> Bools:
     """Return the products in the layout of an input's gradient that stand alone in a forward.
 
-    A backward computes gradients of weights, too. Without any, a few such products before a forward product are forward
-    work: tables of rotary embeddings, attention's second product.
+    A backward computes gradients of weights, too. Without any, a few such products before a forward
+    product are forward work: tables of rotary embeddings, attention's second product.
 
     Args:
         products: Rows of the products launched without an operator, in launch order.
@@ -330,7 +339,8 @@ def _call_roles(
         calls: Rows of the ops.
         outer: Outermost product op around each of the calls.
         graph_products: Products of compiled graphs.
-        nodes_without_op: Nodes that launched a product without an op, which may be the gradient of a weight.
+        nodes_without_op: Nodes that launched a product without an op, which may be the gradient of
+            a weight.
 
     Returns:
         Role and evidence of each of the calls; null where nothing tells.
@@ -358,8 +368,8 @@ def _call_roles(
     roles.fill_mask("pass", "forward", in_linear & (autograd.node_of[calls] < 0) & autograd.active)
     called_like_forward = np.isin(ranges.path[calls], ranges.path[calls[made_node_that_ran]]) | in_linear
     may_be_owed = ~in_node & ~(called_like_forward | rerun)
-    # A custom node with one product computed dgrad alone, and left its wgrad to a product outside the engine, unless it
-    # also multiplied without an operator, which computes its wgrad.
+    # A custom node with one product computed dgrad alone, and left its wgrad to a product outside
+    # the engine, unless it also multiplied without an operator, which computes its wgrad.
     role = roles.value
     is_single = in_node & (count == 1)
     unknown_single = is_single & ~role.present
@@ -373,9 +383,9 @@ def _call_roles(
 def _roles_by_order(autograd: Autograd, node: Ints, position: Ints, count: Ints) -> CategoryColumn:
     """Return roles by the fixed order in which autograd's formulas multiply: mm wgrad first, addmm wgrad second.
 
-    A node with one product computed one of the two gradients: the weight's if the nodes of the weight run right after
-    it. Of a node that ran twice, the first run is for the input and the last for the weight, as in zero-bubble
-    schedules.
+    A node with one product computed one of the two gradients: the weight's if the nodes of the
+    weight run right after it. Of a node that ran twice, the first run is for the input and the last
+    for the weight, as in zero-bubble schedules.
     """
     in_node = node >= 0
     name = autograd.names.take(node)
@@ -426,8 +436,8 @@ def _nodes_followed_by_transpose(autograd: Autograd) -> Ints:
 def _roles_by_use(ranges: Ranges, outer: Ints, node: Ints, count: Ints) -> tuple[CategoryColumn, CategoryColumn]:
     """Return the roles of a custom node's products by what uses the result, and by transposed operands.
 
-    A product whose result is added in place is the gradient of a weight, and so is one of whose operands was transposed
-    just before; the others of the node are not.
+    A product whose result is added in place is the gradient of a weight, and so is one of whose
+    operands was transposed just before; the others of the node are not.
     """
     is_layer = (node >= 0) & (count >= 2) & (count <= _MAX_PRODUCTS_OF_LAYER)
     following = take_or_missing(ranges.next_op, outer)

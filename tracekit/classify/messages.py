@@ -1,7 +1,8 @@
 """Messages of point-to-point kernels and ranks of process groups, as lists.
 
-Tables of events hold both as text (``send:2,recv:0`` and ``[0,1,2,3]``), so that every column can be written to CSV.
-This module alone writes and reads that text. A run has few distinct texts, so each is parsed once.
+Tables of events hold both as text (``send:2,recv:0`` and ``[0,1,2,3]``), so that every column can
+be written to CSV. This module alone writes and reads that text. A run has few distinct texts, so
+each is parsed once.
 """
 
 import re
@@ -24,14 +25,17 @@ GROUP_MEMBERS = pl.Schema(
         "all_listed": pl.Boolean(),  # False: the file shortens or garbles the list
     }
 )
-"""Members of process groups, one row for each distinct text: a list on every event would need gigabytes."""
+"""Members of process groups, one row for each distinct text: a list on every event would need
+gigabytes."""
 
 _RANK_LIST = re.compile(r"\[\d+(,\d+)*\]")
 _RANK = re.compile(r"\d{1,18}")
 
 
 def parse_messages(p2p: pl.Series) -> pl.Series:
-    """Return the messages (``MESSAGE_LIST``) of each kernel from their text; null where there is none.
+    """Return the messages (``MESSAGE_LIST``) of each kernel from their text.
+
+    Null where there is none.
 
     >>> parse_messages(pl.Series(["send:2,recv:?", None])).to_list()
     [[{'send': True, 'peer': 2}, {'send': False, 'peer': None}], None]
@@ -82,9 +86,10 @@ def list_ranks(group_ranks: str) -> list[int]:
 def point_to_point_messages(gpu: GpuEvents, ranges: Ranges, launches: Launches) -> CategoryColumn:
     """Return the messages of every point-to-point kernel in the order they were issued: ``send:2,recv:0``.
 
-    A batch of messages runs as one ``SendRecv`` kernel without a peer of its own. The sends and receives that its
-    thread recorded since its last such kernel (``record_param_comms`` in PyTorch traces, NCCL's ranges in Nsight's)
-    tell the direction and the peer. A peer that the file does not name is ``?``.
+    A batch of messages runs as one ``SendRecv`` kernel without a peer of its own. The sends and
+    receives that its thread recorded since its last such kernel (``record_param_comms`` in PyTorch
+    traces, NCCL's ranges in Nsight's) tell the direction and the peer. A peer that the file does
+    not name is ``?``.
 
     >>> from tracekit.classify.host_ranges import read_ranges
     >>> from tracekit.schema import EVENTS, conform
@@ -103,7 +108,8 @@ def point_to_point_messages(gpu: GpuEvents, ranges: Ranges, launches: Launches) 
     calls = ranges.collective_rows(*P2P_CALLS)
     calls = calls[np.lexsort((ranges.rows[calls], ranges.start(calls)))]
     kernels = launches.ordered(is_p2p & launches.has_call & (launches.tid >= 0))
-    # The first of the kernels that the thread of each message launched after the message was issued.
+    # The first of the kernels that the thread of each message launched after the message was
+    # issued.
     launched = pl.DataFrame({"kernel": kernels, "tid": launches.tid[kernels], "launch_ns": launches.start_ns[kernels]})
     issued = ranges.source.frame.select("collective", "peer", "tid", "start_ns")[ranges.rows[calls]]
     issued = issued.with_columns(pl.col("tid").cast(pl.Int64)).join_asof(

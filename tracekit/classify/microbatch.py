@@ -1,11 +1,12 @@
 """Pipeline stage and micro-batch of events, from annotations or from autograd's sequence numbers.
 
-PyTorch's pipelining annotates its work. ``PP:2F0`` is stage 2, forward, micro-batch 0; I, W and B are the backward by
-the input, by the weight, and the whole one. ``PP:2SEND_F0`` passes a result on, ``PP:2RECV_B0`` takes a gradient.
-``PP:(0F7;7B3)OVERLAP_F_B`` runs the forward of one micro-batch beside the backward of another.
+PyTorch's pipelining annotates its work. ``PP:2F0`` is stage 2, forward, micro-batch 0; I, W and B
+are the backward by the input, by the weight, and the whole one. ``PP:2SEND_F0`` passes a result on,
+``PP:2RECV_B0`` takes a gradient. ``PP:(0F7;7B3)OVERLAP_F_B`` runs the forward of one micro-batch
+beside the backward of another.
 
-Without annotations, one backward call differentiates one micro-batch: the sequence numbers that it runs through are
-those of that micro-batch's forward.
+Without annotations, one backward call differentiates one micro-batch: the sequence numbers that it
+runs through are those of that micro-batch's forward.
 """
 
 import re
@@ -65,7 +66,8 @@ def parse_path(path: str) -> PipelineRanges:
 def find_places(evidence: Evidence, decisions: Decisions) -> tuple[Ints, Ints]:
     """Return stage and micro-batch of every event, -1 where unknown: from annotations, else from backward calls."""
     annotations = evidence.text("annotations")
-    # One row per distinct path, and last for none: stage and micro-batch for forward work, then for backward work.
+    # One row per distinct path, and last for none: stage and micro-batch for forward work, then for
+    # backward work.
     places = np.array([*map(_places_in_path, annotations.values), (-1,) * 4], np.int64).reshape(-1, 4)
     forward_stage, forward_microbatch, backward_stage, backward_microbatch = annotations.look_up(places).T
     is_backward = decisions.passes.fill(evidence.text("comm_pass")).any_of("backward")
@@ -77,7 +79,9 @@ def find_places(evidence: Evidence, decisions: Decisions) -> tuple[Ints, Ints]:
 
 
 def _places_in_path(path: str) -> tuple[int, int, int, int]:
-    """Return stage and micro-batch for forward work, and for backward work; -1 where the path does not tell.
+    """Return stage and micro-batch for forward work, and for backward work.
+
+    -1 where the path does not tell.
 
     >>> _places_in_path("ProfilerStep#2 > PP:2F0"), _places_in_path("PP:(0F7;7B3)OVERLAP_F_B")
     ((2, 0, 2, 0), (0, 7, 7, 3))
@@ -97,9 +101,10 @@ def _places_in_path(path: str) -> tuple[int, int, int, int]:
 def _microbatches_by_backward_calls(evidence: Evidence) -> Ints:
     """Number the backward calls of each step in the order of their forwards, and give events the number of their call.
 
-    This holds only where every call runs through as many sequence numbers, no two calls share one, and calls come in
-    the order of their forwards: then each call is one micro-batch. A rank that holds several stages runs them backward
-    in another order, or gets work from both ends of the pipeline; there all are -1.
+    This holds only where every call runs through as many sequence numbers, no two calls share one,
+    and calls come in the order of their forwards: then each call is one micro-batch. A rank that
+    holds several stages runs them backward in another order, or gets work from both ends of the
+    pipeline; there all are -1.
     """
     none = np.full(len(evidence), -1, np.int64)
     autograd = evidence.autograd
@@ -114,8 +119,8 @@ def _microbatches_by_backward_calls(evidence: Evidence) -> Ints:
     highest = np.maximum.reduceat(numbers, begins)
     if (lowest[1:] <= highest[:-1]).any() or len(np.unique(highest - lowest)) > 1:
         return none
-    # An event belongs to the call in whose numbers its own lies; unnumbered work of the engine to the call then
-    # running.
+    # An event belongs to the call in whose numbers its own lies; unnumbered work of the engine to
+    # the call then running.
     sequence = autograd.sequence
     launch = evidence.launches.start_ns
     nearest = np.searchsorted(lowest, sequence, side="right") - 1

@@ -1,9 +1,10 @@
 """Position of GPU events in the model: the module calls around them, and their layer.
 
-A frame is a range of host time: a call of an ``nn.Module``, a named range, or the stretch between the hooks before and
-after a module's pass. An event belongs to the call of an ``nn.Module`` around its launch. The backward is launched by
-autograd's engine, outside of such calls: it belongs to the call of the forward operator that created its node. Layers
-are told by module calls, else by ranges with a layer's number.
+A frame is a range of host time: a call of an ``nn.Module``, a named range, or the stretch between
+the hooks before and after a module's pass. An event belongs to the call of an ``nn.Module`` around
+its launch. The backward is launched by autograd's engine, outside of such calls: it belongs to the
+call of the forward operator that created its node. Layers are told by module calls, else by ranges
+with a layer's number.
 """
 
 from __future__ import annotations
@@ -23,11 +24,14 @@ from tracekit.classify.autograd import Autograd
 from tracekit.classify.host_ranges import GpuEvents, Launches, Nested, compose_paths, nearest_marked_ancestor, nest
 
 MODULE_PREFIX = "nn.Module: "
-"""Prefix of a module call in the profiler's trace: ``nn.Module: Linear_3`` is the fourth module of that class."""
+"""Prefix of a module call in the profiler's trace: ``nn.Module: Linear_3`` is the fourth module of
+that class."""
 LAYER_NUMBER = re.compile(r"(?:(?:layers?|blocks?)[\s._#:=\[(-]*|(?<![a-z])h[.\[])(\d{1,5})(?!\d)", re.IGNORECASE)
-"""A layer's number in a name: ``layer 3``, ``model.layers.3.mlp``, ``TransformerBlock_3``, ``transformer.h.3``."""
+"""A layer's number in a name: ``layer 3``, ``model.layers.3.mlp``, ``TransformerBlock_3``,
+``transformer.h.3``."""
 _HOOK = re.compile(r"(?:^|[^a-z])(pre|post)_(forward|backward) \((.+)\)$")
-"""Hooks around a module's pass, as FSDP2 names them: ``FSDP::pre_forward (layers.3)`` … ``post_forward (layers.3)``."""
+"""Hooks around a module's pass, as FSDP2 names them: ``FSDP::pre_forward (layers.3)`` …
+``post_forward (layers.3)``."""
 _MAX_NAME_LETTERS = 1000
 """Letters at the end of a name that are searched: names may be very long."""
 _COLUMNS = ("tid", "start_ns", "end_ns", "name")
@@ -82,11 +86,17 @@ class Frames:
         return self._nest(tid, time_ns).point_annotation
 
     def paths(self, frames: Ints) -> CategoryColumn:
-        """Return the names from the outermost frame down to each of *frames*; null for a negative one."""
+        """Return the names from the outermost frame down to each of *frames*.
+
+        Null for a negative one.
+        """
         return compose_paths(CategoryColumn(self.names, self.name_index), self.parent, self._nested.path, frames)
 
     def _nest(self, tid: Ints, time_ns: Ints) -> Nested:
-        """Nest the frames, and find the frames around points; threads are numbered from 0, unknown ones are -1."""
+        """Nest the frames, and find the frames around points.
+
+        Threads are numbered from 0, unknown ones are -1.
+        """
         threads, frame_thread = np.unique(self.tid, return_inverse=True)
         return nest(
             thread=frame_thread,
@@ -132,7 +142,8 @@ def layer_ranges(events: pl.DataFrame) -> pl.DataFrame:
         hook_names, orient="row", schema=dict.fromkeys(("name", "side", "pass", "path"), pl.String)
     )
     hooks = ranges.join(hook_table, on="name").sort("start_ns")
-    # Each hook before a pass is paired with the next hook after the same pass of the same module on its thread.
+    # Each hook before a pass is paired with the next hook after the same pass of the same module on
+    # its thread.
     keys = ["tid", "pass", "path"]
     before = hooks.filter(pl.col("side") == "pre").select(*keys, "start_ns")
     after = hooks.filter(pl.col("side") == "post").select(*keys, "end_ns", after_ns="start_ns")
@@ -159,7 +170,9 @@ def layer_number(name: str) -> tuple[str, int] | None:
 
 
 def number_layers(names: tuple[str, ...]) -> Ints:
-    """Return the number of the layer in each name, -1 where there is none; a second part's layers follow the first's.
+    """Return the number of the layer in each name, -1 where there is none.
+
+    A second part's layers follow the first's.
 
     >>> number_layers(("encoder.block.0", "encoder.block.1", "decoder.block.0", "loss")).tolist()
     [0, 1, 2, -1]
@@ -167,7 +180,8 @@ def number_layers(names: tuple[str, ...]) -> Ints:
     layers = [layer_number(name) for name in names]
     numbered = [layer for layer in layers if layer is not None]
     parts = sorted({part for part, _ in numbered}, key=len)
-    # "layers.3" and "model.layers.3" are one layer: a part is known by the shortest ending that others share.
+    # "layers.3" and "model.layers.3" are one layer: a part is known by the shortest ending that
+    # others share.
     short_name = {part: next(ending for ending in parts if part.endswith(ending)) for part in parts}
     layer_count: dict[str, int] = {}  # in the order in which the parts come
     for part, number in numbered:
@@ -187,18 +201,20 @@ def number_layers(names: tuple[str, ...]) -> Ints:
 
 
 MIN_COMPUTE_SHARE = 0.5
-"""Share of the modules' time that layers must hold; else they are those of a part beside the model proper."""
+"""Share of the modules' time that layers must hold; else they are those of a part beside the model
+proper."""
 MIN_INNER_TIME_SHARE = 0.8
-"""Share of the outer modules' time that inner ones must take to be the layers instead: blocks in a stage do, experts in
-a layer do not."""
+"""Share of the outer modules' time that inner ones must take to be the layers instead: blocks in a
+stage do, experts in a layer do not."""
 _INSTANCE_NUMBER = re.compile(r"_\d+$")
 
 
 def module_layers(frames: Frames, own_ns: Ints) -> Ints:
     """Return the number of the layer that each module call is in; -1 outside of layers.
 
-    Layers are modules of one class that the same module (or none) calls and that call modules themselves, and that
-    hold most of the time. They are the outermost such class, unless one inside it takes nearly all of its time.
+    Layers are modules of one class that the same module (or none) calls and that call modules
+    themselves, and that hold most of the time. They are the outermost such class, unless one inside
+    it takes nearly all of its time.
 
     Args:
         frames: Module calls.
@@ -230,9 +246,9 @@ def _class_of(name: str) -> str:
 def _module_classes(frames: Frames, own_ns: Ints) -> pl.DataFrame:
     """Return the classes of the modules that were called, by depth, then most time first.
 
-    Columns: ``name``; ``depth``, the smallest number of modules around a call; ``siblings``, the most modules of the
-    class that one module calls; ``leaf``, whether most of its calls call no module; ``ns``, the host time in its calls;
-    ``gpu_ns``, the GPU time launched in them.
+    Columns: ``name``; ``depth``, the smallest number of modules around a call; ``siblings``, the
+    most modules of the class that one module calls; ``leaf``, whether most of its calls call no
+    module; ``ns``, the host time in its calls; ``gpu_ns``, the GPU time launched in them.
     """
     parent = frames.parent
     depth = _depths(frames.parent)
@@ -277,7 +293,10 @@ def _depths(parent: Int32s) -> Ints:
 
 
 def _layer_class(classes: pl.DataFrame, total_ns: int) -> str | None:
-    """Return the class of the layers; None if no class of several modules side by side holds most of the time."""
+    """Return the class of the layers.
+
+    None if no class of several modules side by side holds most of the time.
+    """
     repeated = classes.filter((pl.col("siblings") > 1) & (pl.col("gpu_ns") >= MIN_COMPUTE_SHARE * total_ns))
     candidates = repeated.filter(~pl.col("leaf") | pl.col("leaf").all())  # leaves only if there is nothing else
     if candidates.is_empty():
@@ -294,7 +313,8 @@ BY_NAME = "annotation"
 UNKNOWN_FRAME = -2
 """Stands for a frame: it is not known in which one an event is; -1 if it is known to be in none."""
 MIN_STACK_TO_NAME_RATIO = 0.99
-"""Time that module calls put into layers, over that of named ranges, from which module calls are preferred."""
+"""Time that module calls put into layers, over that of named ranges, from which module calls are
+preferred."""
 
 
 class Positions(NamedTuple):
@@ -343,7 +363,10 @@ def find_positions(
 
 
 class Placement(NamedTuple):
-    """What places GPU events in frames of host time; all columns but the last have one row per event."""
+    """What places GPU events in frames of host time.
+
+    All columns but the last have one row per event.
+    """
 
     tid: Ints
     launch_ns: Ints  # -1 where unknown
@@ -363,7 +386,8 @@ class Placement(NamedTuple):
         if not len(frames):
             return np.full(len(self.tid), UNKNOWN_FRAME, np.int64)
         around_launch = frames.around(self.tid, self.launch_ns)
-        # Work of autograd's engine belongs to the forward: no frame around its launch does not mean it is outside.
+        # Work of autograd's engine belongs to the forward: no frame around its launch does not mean
+        # it is outside.
         is_decided = (around_launch >= 0) | ((self.launch_ns >= 0) & ~self.by_engine)
         is_decided &= True if by_launch is None else by_launch
         frame = np.where(is_decided, around_launch, UNKNOWN_FRAME)
@@ -388,7 +412,8 @@ class Placement(NamedTuple):
     def _with_accumulation(self, frame: Ints) -> Ints:
         """Return the frames with gradient accumulation in the frame of the node before it on its thread.
 
-        A gradient is accumulated right after the node that computed it, and has no sequence number of its own.
+        A gradient is accumulated right after the node that computed it, and has no sequence number
+        of its own.
         """
         accumulates = self.node.any_of("AccumulateGrad")
         by_node = np.flatnonzero(self.node.present)

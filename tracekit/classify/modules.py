@@ -1,8 +1,11 @@
-"""Part of the model that an event belongs to: attention, mlp, norm and so on; null where nothing tells.
+"""Part of the model that an event belongs to: attention, mlp, norm and so on.
 
-Evidence is tried in this order: calls of ``nn.Module`` around the launch; annotations; names of operators, of those
-that inductor fused, and of kernels; the shapes of products, which repeat from layer to layer (``Stretch``); the
-one product between two events of a known module. A backward event belongs to the module of its forward.
+Null where nothing tells.
+
+Evidence is tried in this order: calls of ``nn.Module`` around the launch; annotations; names of
+operators, of those that inductor fused, and of kernels; the shapes of products, which repeat from
+layer to layer (``Stretch``); the one product between two events of a known module. A backward event
+belongs to the module of its forward.
 """
 
 from __future__ import annotations
@@ -29,7 +32,8 @@ from tracekit.classify.rules import Decisions, NamedKind, RuleBook, builtin_rule
 from tracekit.schema import PATH_SEPARATOR
 
 Width = tuple[int, int]
-"""Inner size and columns of a product: width of its input and of its output; zeros where unknown."""
+"""Inner size and columns of a product: width of its input and of its output; zeros where
+unknown."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +61,10 @@ class Stretch:
         return 0
 
     def modules(self, projections: tuple[Width, ...]) -> list[str | None]:
-        """Return the module of each product; *projections* are those before the attention of most layers."""
+        """Return the module of each product.
+
+        *projections* are those before the attention of most layers.
+        """
         count = len(self.widths)
         end = self.feed_forward_end
         modules: list[str | None] = ["mlp"] * end + [None] * (count - end)
@@ -85,7 +92,10 @@ class Stretch:
 
 
 def usual_projections(stretches: Iterable[Stretch]) -> tuple[Width, ...]:
-    """Return the widths of the products right before attention that most layers have; empty if none is proven."""
+    """Return the widths of the products right before attention that most layers have.
+
+    Empty if none is proven.
+    """
     between = [stretch for stretch in stretches if stretch.before_attention and stretch.feed_forward_end]
     counts = Counter(stretch.widths[stretch.feed_forward_end :] for stretch in between)
     return counts.most_common(1)[0][0] if counts else ()
@@ -162,7 +172,8 @@ class _Neighbourhoods:
     """Stretches of a thread's forward events: one begins at each attention, and where another thread begins."""
 
     number: Ints
-    """Of each event: the number of its stretch; -1 if it is no forward event whose launch is known."""
+    """Of each event: the number of its stretch; -1 if it is no forward event whose launch is
+    known."""
     after_attention: Bools
     """Of each stretch: whether it begins with attention."""
     before_attention: Bools
@@ -211,12 +222,14 @@ _FUSED_KERNEL = re.compile(r"^triton_(poi|red|per|tem|for|mix|spl)_fused_(.+?)(?
 
 
 def fused_operators(kernel: str, more_operators: Iterable[str] = ()) -> tuple[str, tuple[str, ...]] | None:
-    """Return the kind of a kernel that inductor compiled, and the operators it was fused from; None for other kernels.
+    """Return the kind of a kernel that inductor compiled, and the operators it was fused from.
+
+    None for other kernels.
 
     Args:
         kernel: Name of the kernel.
-        more_operators: Names of operators beside those in ``operators.txt``, such as the trace's own. Words that are
-            part of no operator's name stay together.
+        more_operators: Names of operators beside those in ``operators.txt``, such as the trace's
+            own. Words that are part of no operator's name stay together.
 
     >>> fused_operators("triton_per_fused__unsafe_view_add_native_layer_norm_native_layer_norm_backward_view_6")
     ('reduction in one block', ('_unsafe_view', 'add', 'native_layer_norm', 'native_layer_norm_backward', 'view'))
@@ -235,7 +248,9 @@ def fused_operators(kernel: str, more_operators: Iterable[str] = ()) -> tuple[st
 
 @cache
 def _operator_names(more_operators: frozenset[str]) -> re.Pattern[str]:
-    """Return the expression for the name of an operator and the underscore before it; the longest name counts.
+    """Return the expression for the name of an operator and the underscore before it.
+
+    The longest name counts.
 
     Each operator in ``operators.txt`` may also occur with ``_backward`` behind it.
     """
@@ -276,7 +291,8 @@ def find_modules(evidence: Evidence, decisions: Decisions, book: RuleBook) -> Fi
     modules.fill("fused operators", fused.where(has_module))
     is_fused = evidence.text("name").map(lambda name: fused_operators(name) is not None)
     by_name = by_rule.fill(matching(name_kinds, rows[~is_fused[rows]]))
-    # A layer that normalizes and multiplies in one function has both names. Its products are no norm.
+    # A layer that normalizes and multiplies in one function has both names. Its products are no
+    # norm.
     modules.fill("name", by_name.where(~(is_gemm & by_name.any_of("norm"))))
     modules.fill("neighbour", _next_to(evidence, modules.value, is_forward, is_gemm, ("router",)))
     products = Products.find(evidence, is_gemm)
@@ -331,14 +347,16 @@ def _next_to(
 ) -> CategoryColumn:
     """Return for forward products without a module that of the events around them, if it is one of those *wanted*.
 
-    Neighbours are forward events of the same thread in launch order, with no other product between. A router follows
-    its product; where both neighbours have one of the wanted modules, they must agree.
+    Neighbours are forward events of the same thread in launch order, with no other product between.
+    A router follows its product; where both neighbours have one of the wanted modules, they must
+    agree.
     """
     rows = evidence.launches.by_thread(evidence.launches.ordered(is_forward))
     codes = module.codes[rows]
     is_product = is_gemm[rows]
     thread = evidence.launches.thread[rows]
-    # The nearest row with a module, or product, strictly before and after each row; the appended -1 stands for none.
+    # The nearest row with a module, or product, strictly before and after each row; the appended -1
+    # stands for none.
     tells = is_product | (codes >= 0)
     before, after = nearest_rows(tells)
     before = np.append(-1, before)[:-1]
@@ -366,7 +384,8 @@ def _modules_of_forward(evidence: Evidence, module: CategoryColumn, is_forward: 
     forward = np.flatnonzero(is_forward & (sequence >= 0) & module.present)
     numbers, index = np.unique(sequence[forward], return_inverse=True)
     agreed = np.append(agreed_values(index, module.codes[forward], len(numbers)), -1)  # last: number without forward
-    # Forward work that runs again has the number of the node that runs it, which may be of another module.
+    # Forward work that runs again has the number of the node that runs it, which may be of another
+    # module.
     is_rerun = evidence.autograd.site.any_of("recompute")
     backward = np.flatnonzero(~is_forward & ~is_rerun & (sequence >= 0))
     codes = agreed[find_sorted(sequence[backward], numbers)]

@@ -1,15 +1,17 @@
 """Direction of the work of every GPU event: forward, backward, wgrad, recompute or optimizer.
 
-The autograd engine tells first, then the roles of matrix products, then names of operators, annotations and kernels,
-and last the work that was launched around an event. Neighbours are taken in launch order over all threads: that is the
-order of the program, while the order on the GPU mixes streams. A stretch of launches ends at communication, where
-launching passes to or from the autograd engine's threads, and with the replay of a graph.
+The autograd engine tells first, then the roles of matrix products, then names of operators,
+annotations and kernels, and last the work that was launched around an event. Neighbours are taken
+in launch order over all threads: that is the order of the program, while the order on the GPU mixes
+streams. A stretch of launches ends at communication, where launching passes to or from the autograd
+engine's threads, and with the replay of a graph.
 
-PyTorch's autograd engine differentiates on threads of its own. In a profile of kernels and launches alone, the thread
-that launches kernels named for a backward is told from the thread that runs the forward and the optimizer. On such a
-thread a product whose result is added to a gradient right after it is the gradient of a weight; attention
-differentiates with the same layouts and adds nothing. Every micro-batch launches the same sequence, so products between
-the same kernels are alike: the first micro-batch, whose gradients need no adding, follows the others.
+PyTorch's autograd engine differentiates on threads of its own. In a profile of kernels and launches
+alone, the thread that launches kernels named for a backward is told from the thread that runs the
+forward and the optimizer. On such a thread a product whose result is added to a gradient right
+after it is the gradient of a weight; attention differentiates with the same layouts and adds
+nothing. Every micro-batch launches the same sequence, so products between the same kernels are
+alike: the first micro-batch, whose gradients need no adding, follows the others.
 """
 
 from __future__ import annotations
@@ -66,12 +68,16 @@ class Neighbours(NamedTuple):
 def directions_by_neighbours(
     value: Ints, gpu: GpuEvents, ranges: Ranges, launches: Launches, autograd: Autograd, *, communicates: Bools
 ) -> Iterator[Case]:
-    """Yield directions that events share with their neighbours; the first that holds for an event counts.
+    """Yield directions that events share with their neighbours.
 
-    What stands between two kinds of work is neither, and neighbours tell nothing on a stream without a known direction.
+    The first that holds for an event counts.
+
+    What stands between two kinds of work is neither, and neighbours tell nothing on a stream
+    without a known direction.
 
     Args:
-        value: Direction code of each GPU event; -1 where unknown. Read before the first case is yielded.
+        value: Direction code of each GPU event; -1 where unknown. Read before the first case is
+            yielded.
         gpu: GPU events.
         ranges: Host ranges.
         launches: Launch of each GPU event.
@@ -93,7 +99,8 @@ def directions_by_neighbours(
     alike = Neighbours.find(direction, is_known & without_op, stretch)
     has_alike = without_op & (alike.before_in_stretch | alike.after_in_stretch)
     neighbours = alike.where(has_alike, Neighbours.find(direction, is_known, stretch))
-    # A launch in an unknown annotation does something else. One in an annotation for communication is no compute.
+    # A launch in an unknown annotation does something else. One in an annotation for communication
+    # is no compute.
     annotation = launches.annotation_name.take(order)
     is_plain = ~annotation.present | annotation.matches(RANGES["step"])
     in_comm = annotation.matches(RANGES["communication"])
@@ -127,8 +134,9 @@ def _between_agreeing(neighbours: Neighbours, *, in_engine: Bools, is_plain: Boo
 def _at_ends(neighbours: Neighbours, *, is_bare: Bools, is_plain: Bools) -> Iterator[Case]:
     """Yield work at the ends of a stretch: its beginning leads to the known work in it, its end follows from that.
 
-    The gradient of a weight ends its line of work: what comes after it leads to something else. Before a forward the
-    program does other things, too, so of work launched by operators only the end of a stretch counts.
+    The gradient of a weight ends its line of work: what comes after it leads to something else.
+    Before a forward the program does other things, too, so of work launched by operators only the
+    end of a stretch counts.
     """
     before = neighbours.before
     after = neighbours.after
@@ -153,8 +161,9 @@ def _engine_threads(ranges: Ranges, launches: Launches, autograd: Autograd) -> B
 def _parameter_work(ranges: Ranges, launches: Launches, autograd: Autograd) -> tuple[Bools, Bools]:
     """Return masks of events outside the engine that add to, and that copy, tensors of a parameter's size.
 
-    An optimizer with weights of its own keeps gradients and weights in another type: after every backward it adds the
-    gradients to its own, and after its step it copies the weights back. The tensors may be views of one flat buffer.
+    An optimizer with weights of its own keeps gradients and weights in another type: after every
+    backward it adds the gradients to its own, and after its step it copies the weights back. The
+    tensors may be views of one flat buffer.
     """
     parameter_sizes = set(map(leading_size, ranges.text("shapes", ranges.accumulating).values)) - {0}
 
@@ -176,8 +185,8 @@ def read_directions(
 ) -> FirstEvidence:
     """Find the direction of every GPU event that does not communicate, as far as there is evidence.
 
-    The evidence is one of "autograd", "seed", "matmul", "name", "parameters", "between", "namesake" and
-    "no backward in trace".
+    The evidence is one of "autograd", "seed", "matmul", "name", "parameters", "between", "namesake"
+    and "no backward in trace".
     """
     names = gpu.names
     chain = launches.chain
@@ -217,8 +226,8 @@ def read_directions(
         # Without a backward, kernels that update many tensors at once are no optimizer.
         is_kept = ~directions.value.any_of("optimizer")
         directions = FirstEvidence(directions.value.where(is_kept), directions.evidence.where(is_kept))
-        # Without an operator or a framework's kernel nothing shows that this program runs a model. A program whose
-        # kernels only fill and copy buffers, such as a parameter server, runs none.
+        # Without an operator or a framework's kernel nothing shows that this program runs a model.
+        # A program whose kernels only fill and copy buffers, such as a parameter server, runs none.
         computes = bool((compute & ~chain.matches(OPERATORS["fill_or_copy"])).any())
         if computes and (bool((launches.op >= 0).any()) or bool((names.matches(KERNELS["framework"]) & compute).any())):
             assign("no backward in trace", np.ones(len(gpu), np.bool_), FORWARD)
@@ -238,8 +247,9 @@ def _has_optimizer_annotation(path: str) -> bool:
 def _assign_lost_launches(directions: FirstEvidence, gpu: GpuEvents, lost: Bools) -> None:
     """Assign directions to the events whose launch the file *lost*, as far as they have none yet.
 
-    An event has the direction of all others of its name, if these agree. Else it lies in the forward if both neighbours
-    on its stream do, and is backward if both lie in the backward (as gradients or recomputed work).
+    An event has the direction of all others of its name, if these agree. Else it lies in the
+    forward if both neighbours on its stream do, and is backward if both lie in the backward (as
+    gradients or recomputed work).
 
     Args:
         directions: Directions so far; only events without one are filled in.
@@ -254,30 +264,37 @@ def _assign_lost_launches(directions: FirstEvidence, gpu: GpuEvents, lost: Bools
     # The last element, which no event fills, is for events without a name.
     direction_of_name = agreed_values(names.codes[rows], codes[rows], len(names.values) + 1)
     directions.fill("namesake", CategoryColumn(_DIRECTIONS, names.look_up(direction_of_name)).where(lost))
-    # The nearest event with a direction before and after each event on its stream. Rows are sorted by start.
+    # The nearest event with a direction before and after each event on its stream. Rows are sorted
+    # by start.
     code = pl.when(pl.col("code") >= 0).then("code")
     neighbours = pl.DataFrame({"code": codes_in(directions.value, _DIRECTIONS), "stream": gpu.stream_number}).select(
         before=code.forward_fill().over("stream").fill_null(-1), after=code.backward_fill().over("stream").fill_null(-1)
     )
     before = neighbours["before"].to_numpy()
     after = neighbours["after"].to_numpy()
-    # Where there is no neighbour, -1 selects the last element of IN_BACKWARD, that of an unknown direction: False.
+    # Where there is no neighbour, -1 selects the last element of IN_BACKWARD, that of an unknown
+    # direction: False.
     directions.fill_mask("between", "backward", lost & IN_BACKWARD[before] & IN_BACKWARD[after])
     directions.fill_mask("between", "forward", lost & (before == FORWARD) & (after == FORWARD))
 
 
 _MAX_ENGINE_KERNELS_PER_OTHER = 10
-"""The thread that runs the forward launches at least one kernel for so many of the backward's threads."""
+"""The thread that runs the forward launches at least one kernel for so many of the backward's
+threads."""
 RECOMPUTE_RUN_LENGTH = 4
 """Kernels in a row that are the same on both threads where the forward runs again."""
 MIN_ADDED_SHARE = 0.5
-"""Share of products in weight layout that must be added to a gradient for that to identify gradients of weights."""
+"""Share of products in weight layout that must be added to a gradient for that to identify
+gradients of weights."""
 _MAX_KERNELS_TO_SUM = 2
 """Distance of a sum from its product: at once, or after the one other product of its layer."""
 
 
 def read_engine_threads(gpu: GpuEvents, launches: Launches, autograd: Autograd, *, communicates: Bools) -> Autograd:
-    """Fill in the pass of every kernel on a thread that runs the backward; only where no operators were recorded."""
+    """Fill in the pass of every kernel on a thread that runs the backward.
+
+    Only where no operators were recorded.
+    """
     kernel = gpu.is_kernel & ~communicates & (launches.thread >= 0)
     if autograd.active or bool((launches.op >= 0)[kernel].any()) or not kernel.any():
         return autograd
@@ -292,7 +309,8 @@ def read_engine_threads(gpu: GpuEvents, launches: Launches, autograd: Autograd, 
         telling = recompute | names.matches(MATMUL_KERNELS)
         repeated = _repeats_of_forward(names.codes, launches, engine, kernel & ~engine, telling) & ~named_backward
         if not (repeated & ~recompute).any():
-            # The forward does not run again kernel by kernel. A kernel whose name does not tell may be part of it.
+            # The forward does not run again kernel by kernel. A kernel whose name does not tell may
+            # be part of it.
             layout = roles_by_layout(names).where(engine)
             repeated = layout.any_of("forward") & ~named_backward
             backward = engine & (named_backward | layout.any_of("dgrad", "wgrad"))
@@ -306,8 +324,8 @@ def _on_engine_threads(
 ) -> Bools:
     """Return the mask of events on threads that run the backward and no optimizer.
 
-    There are none unless another thread runs other work and no backward, and enough of it: a thread that only prepares
-    data does not tell who runs the backward.
+    There are none unless another thread runs other work and no backward, and enough of it: a thread
+    that only prepares data does not tell who runs the backward.
     """
     threads = int(launches.thread.max(initial=-1)) + 1
 
@@ -326,8 +344,8 @@ def _on_engine_threads(
 def _repeats_of_forward(name: Int32s, launches: Launches, engine: Bools, forward: Bools, telling: Bools) -> Bools:
     """Return the kernels of the *engine* that repeat a stretch of the *forward*, name by name.
 
-    A backward shares a few kernels in a row with its forward by chance: elementwise ones, and no product among them. So
-    a stretch counts only if it contains a *telling* kernel.
+    A backward shares a few kernels in a row with its forward by chance: elementwise ones, and no
+    product among them. So a stretch counts only if it contains a *telling* kernel.
     """
     forward_rows = launches.by_thread(np.flatnonzero(forward))
     engine_rows = launches.by_thread(np.flatnonzero(engine))
@@ -348,7 +366,10 @@ def name_windows(name: Int32s) -> pl.DataFrame:
 
 
 def read_gradients(gpu: GpuEvents, launches: Launches, autograd: Autograd, matmuls: Matmuls) -> CategoryColumn:
-    """Return ``weight`` or ``input`` for every kernel of a backward that is told by its thread; null elsewhere."""
+    """Return ``weight`` or ``input`` for every kernel of a backward that is told by its thread.
+
+    Null elsewhere.
+    """
     none = CategoryColumn.constant(None, len(gpu))
     backward = autograd.site.any_of("backward") & (launches.thread >= 0)
     role = matmuls.role.where(backward)
@@ -373,7 +394,8 @@ def read_gradients(gpu: GpuEvents, launches: Launches, autograd: Autograd, matmu
 def _sums_of_products(is_product: Bools, is_sum: Bools, thread: Ints) -> Ints:
     """Return for each product the row of the sum that adds its result to a gradient; -1 where none.
 
-    It is the first kernel after the product that is no product, if that is near and on the same thread.
+    It is the first kernel after the product that is no product, if that is near and on the same
+    thread.
     """
     row = np.arange(len(is_product))
     _, following = nearest_rows(~is_product)

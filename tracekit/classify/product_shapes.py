@@ -1,14 +1,15 @@
 """Roles of matrix products from the recorded shapes of their operands, and of the kernels in a convolution's backward.
 
-A linear layer's forward multiplies rows × inner with inner × columns; its rows are the tokens. The gradient of the
-input contracts the columns, the gradient of the weight contracts the rows.
+A linear layer's forward multiplies rows × inner with inner × columns; its rows are the tokens. The
+gradient of the input contracts the columns, the gradient of the weight contracts the rows.
 
-A batched product (``bmm``) of two activations, as in attention, has two input gradients. One of an activation and a
-weight, as in experts, has one gradient of each kind. What tells them apart is where the gradient goes: a weight's is
-taken up by ``AccumulateGrad``.
+A batched product (``bmm``) of two activations, as in attention, has two input gradients. One of an
+activation and a weight, as in experts, has one gradient of each kind. What tells them apart is
+where the gradient goes: a weight's is taken up by ``AccumulateGrad``.
 
-A convolution's backward computes the gradient of the input first, then that of the weight. Around each main kernel are
-helper kernels that change layouts; a helper prepares the main kernel after it, or finishes the one before it.
+A convolution's backward computes the gradient of the input first, then that of the weight. Around
+each main kernel are helper kernels that change layouts; a helper prepares the main kernel after it,
+or finishes the one before it.
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ def product_dims(text: str) -> tuple[int, int, int, int]:
     matrices = [shape for shape in _shapes(text) if len(shape) >= 2]
     if len(matrices) < 2:
         return 0, 0, 0, 0
-    # The first operand of addmm is what is added: take the first two neighbours that can be multiplied.
+    # The first operand of addmm is what is added: take the first two neighbours that can be
+    # multiplied.
     left, right = next(((a, b) for a, b in pairwise(matrices) if a[-1] == b[-2]), (matrices[0], matrices[1]))
     if left[-1] not in (right[-2], right[-1]):
         return 0, 0, 0, 0
@@ -81,9 +83,10 @@ def product_dims(text: str) -> tuple[int, int, int, int]:
 def roles_by_shape(ranges: Ranges, autograd: Autograd, calls: Ints, node: Ints, *, rerun: Bools) -> CategoryColumn:
     """Return ``wgrad``, ``dgrad`` or ``optimizer`` for calls of products whose shapes tell.
 
-    Contracting the forward's rows is wgrad, contracting its columns is dgrad. Where the forward product is not in the
-    trace, the shapes of the weights and the numbers of tokens tell. Outside the engine, a product whose sizes are all
-    sizes of weights and none a number of tokens is the optimizer's: Muon multiplies each gradient with itself.
+    Contracting the forward's rows is wgrad, contracting its columns is dgrad. Where the forward
+    product is not in the trace, the shapes of the weights and the numbers of tokens tell. Outside
+    the engine, a product whose sizes are all sizes of weights and none a number of tokens is the
+    optimizer's: Muon multiplies each gradient with itself.
 
     Args:
         ranges: Host ranges.
@@ -156,7 +159,9 @@ def _weight_shapes(ranges: Ranges, size: Dims, is_forward: Bools) -> Ints:
 
 
 def leading_size(text: str) -> int:
-    """Return the number of elements of the first input, of a list of tensors of its first one; 0 if it is no tensor.
+    """Return the number of elements of the first input, of a list of tensors of its first one.
+
+    0 if it is no tensor.
 
     >>> leading_size("[[8,2],[8,2],[]]"), leading_size("[[[4],[8,2]],[]]"), leading_size("[]")
     (16, 4, 0)
@@ -166,7 +171,10 @@ def leading_size(text: str) -> int:
 
 
 def _leading_shape(text: str) -> list[int]:
-    """Return the shape of the first input, of a list of tensors that of its first one; empty if it is no tensor."""
+    """Return the shape of the first input, of a list of tensors that of its first one.
+
+    Empty if it is no tensor.
+    """
     shape: Any = parse_list(text)
     while isinstance(shape, list) and shape and isinstance(shape[0], list):
         shape = shape[0]
@@ -176,9 +184,9 @@ def _leading_shape(text: str) -> list[int]:
 def batched_roles(ranges: Ranges, autograd: Autograd, calls: Ints, node: Ints) -> tuple[CategoryColumn, Bools]:
     """Return the roles of products in the backward of batched products, and the mask of these products.
 
-    A node that no ``AccumulateGrad`` follows has no weight: its products are all dgrad. In a node that feeds a
-    parameter, the product whose result is as large as the parameter is wgrad. Where sizes do not tell, it is the
-    gradient of the second operand.
+    A node that no ``AccumulateGrad`` follows has no weight: its products are all dgrad. In a node
+    that feeds a parameter, the product whose result is as large as the parameter is wgrad. Where
+    sizes do not tell, it is the gradient of the second operand.
     """
     in_batched_node = autograd.names.take(node).matches(NODES["batched_product"])
     is_batched = ranges.name_matches(calls, OPERATORS["batched_product"]) & in_batched_node
@@ -206,7 +214,9 @@ def batched_roles(ranges: Ranges, autograd: Autograd, calls: Ints, node: Ints) -
 
 
 def _batched_result_size(text: str) -> int:
-    """Return batch × rows × columns of a batched product from its operands; -1 where they cannot be multiplied.
+    """Return batch × rows × columns of a batched product from its operands.
+
+    -1 where they cannot be multiplied.
 
     >>> [_batched_result_size(v) for v in ("[[32,512,64],[32,64,128]]", "[[4,8,2],[4,8,3],[4,3,2],[],[]]", "[[4]]")]
     [2097152, 64, -1]
@@ -220,13 +230,14 @@ def _batched_result_size(text: str) -> int:
 def _parameter_sizes(ranges: Ranges, autograd: Autograd) -> Ints:
     """Return for every range that is a node the size of the parameter it feeds, in elements.
 
-    It is ``_NO_PARAMETER`` where the node feeds none and ``_UNKNOWN_SIZE`` where the file does not tell. A gradient is
-    accumulated as soon as it is computed, so an ``AccumulateGrad`` right after a node, with only reshaping nodes
-    between, takes up that node's result.
+    It is ``_NO_PARAMETER`` where the node feeds none and ``_UNKNOWN_SIZE`` where the file does not
+    tell. A gradient is accumulated as soon as it is computed, so an ``AccumulateGrad`` right after
+    a node, with only reshaping nodes between, takes up that node's result.
     """
     rows = autograd.rows
     names = autograd.row_names
-    # The next node that does not reshape, strictly after each node; -1 (the appended element) where none.
+    # The next node that does not reshape, strictly after each node; -1 (the appended element) where
+    # none.
     _, at_or_after = nearest_rows(~names.matches(NODES["reshape"]))
     following = np.append(at_or_after[1:], -1)[: len(rows)]
     accumulates = np.append(names.any_of("AccumulateGrad"), False)
@@ -239,7 +250,10 @@ def _parameter_sizes(ranges: Ranges, autograd: Autograd) -> Ints:
 
 
 def _accumulated_sizes(ranges: Ranges, nodes: Ints) -> Ints:
-    """Return the size of the gradient that each ``AccumulateGrad`` node adds up; ``_UNKNOWN_SIZE`` for other nodes."""
+    """Return the size of the gradient that each ``AccumulateGrad`` node adds up.
+
+    ``_UNKNOWN_SIZE`` for other nodes.
+    """
     inner = ranges.accumulating
     inner_size = number_values(ranges.text("shapes", inner), lambda text: leading_size(text) or _UNKNOWN_SIZE)
     sizes = np.full(len(ranges), _UNKNOWN_SIZE, np.int64)
@@ -251,7 +265,10 @@ def _accumulated_sizes(ranges: Ranges, nodes: Ints) -> Ints:
 
 
 def convolution_roles(gpu: GpuEvents, ranges: Ranges, launches: Launches) -> CategoryColumn:
-    """Return ``dgrad`` or ``wgrad`` for the kernels of every convolution's backward; null elsewhere."""
+    """Return ``dgrad`` or ``wgrad`` for the kernels of every convolution's backward.
+
+    Null elsewhere.
+    """
     call = ranges.op_around(launches.op, OPERATORS["convolution_backward"])
     rows = np.flatnonzero((call >= 0) & gpu.is_kernel)
     rows = rows[np.lexsort((launches.start_ns[rows], call[rows]))]
@@ -268,8 +285,8 @@ def convolution_roles(gpu: GpuEvents, ranges: Ranges, launches: Launches) -> Cat
 def _roles_by_order(call: Ints, is_main: Bools, named_role: CategoryColumn) -> CategoryColumn:
     """Return the role of main kernels by their order in the call.
 
-    What comes before a kernel that is named as the weight's is dgrad, what comes after it is wgrad. Without such a
-    name, of exactly two main kernels the first is dgrad and the second wgrad.
+    What comes before a kernel that is named as the weight's is dgrad, what comes after it is wgrad.
+    Without such a name, of exactly two main kernels the first is dgrad and the second wgrad.
     """
     rows = np.flatnonzero(is_main)
     position, count = positions_in_groups(call[rows])

@@ -1,12 +1,13 @@
 """Forward work that a backward runs again, found by operators that only a forward calls and by shapes of products.
 
-A compiled backward is one node with many products. Each forward product has the gradient of an input and of a weight in
-it; what is there beyond these, in the shape of a forward product, was computed again. It comes first, in the order of
-the forward, and the gradients of the inputs follow in reverse order. Where they do not, as in a graph of several
-checkpointed blocks, the products in doubt are left open.
+A compiled backward is one node with many products. Each forward product has the gradient of an
+input and of a weight in it; what is there beyond these, in the shape of a forward product, was
+computed again. It comes first, in the order of the forward, and the gradients of the inputs follow
+in reverse order. Where they do not, as in a graph of several checkpointed blocks, the products in
+doubt are left open.
 
-Where as many tokens as a layer is wide make both gradients of a product alike, their order tells, if it is the same for
-all products of the graph whose gradients differ.
+Where as many tokens as a layer is wide make both gradients of a product alike, their order tells,
+if it is the same for all products of the graph whose gradients differ.
 """
 
 from collections import Counter
@@ -113,8 +114,8 @@ def gradients_by_order(
 ) -> tuple[Bools, Bools]:
     """Return which products of a *backward* are gradients of inputs, and of weights, where shapes alone do not tell.
 
-    Both gradients of a forward product may have one shape. If no other product has it, they come in the order in which
-    the gradients of all other products come.
+    Both gradients of a forward product may have one shape. If no other product has it, they come in
+    the order in which the gradients of all other products come.
 
     >>> forward = ((8, 8, 24), (8, 8, 8))  # as many tokens as the layer is wide
     >>> backward = ((8, 8, 8), (8, 24, 8), (8, 8, 8), (24, 8, 8))  # of the first product, that of the input comes first
@@ -140,9 +141,12 @@ def gradients_by_order(
 
 
 def _expected_gradients(forward: tuple[Shape, ...], gradients: Counter[Shape]) -> list[tuple[Shape, Shape]]:
-    """Return the shapes of the two gradients (input, weight) of each forward product; empty if *gradients* differ.
+    """Return the shapes of the two gradients (input, weight) of each forward product.
 
-    A graph computes all gradients of weights one way round; empty, too, if both ways fit and differ.
+    Empty if *gradients* differ.
+
+    A graph computes all gradients of weights one way round; empty, too, if both ways fit and
+    differ.
     """
     of_inputs = [(rows, columns, inner) for rows, inner, columns in forward]
     of_weights = [(inner, rows, columns) for rows, inner, columns in forward]
@@ -161,7 +165,10 @@ def _expected_gradients(forward: tuple[Shape, ...], gradients: Counter[Shape]) -
 def _order_of_gradients(
     pairs: list[tuple[Shape, Shape]], backward: tuple[Shape, ...], count: Counter[Shape]
 ) -> Literal["input first", "weight first"] | None:
-    """Return the order in which both gradients of a product come; None if it differs, or no product shows it."""
+    """Return the order in which both gradients of a product come.
+
+    None if it differs, or no product shows it.
+    """
     orders = set()
     for of_input, of_weight in pairs:
         if count[of_input] == count[of_weight] == 1:
@@ -182,7 +189,8 @@ def recomputed_products(forward: tuple[Shape, ...], backward: tuple[Shape, ...])
     weight_gradients = [(min(inner, columns), rows, max(inner, columns)) for rows, inner, columns in forward]
     shapes = [_undo_transpose(shape, set(input_gradients), set(weight_gradients)) for shape in backward]
 
-    # What exceeds the expected gradients is recomputed, at most as often as the forward has the shape.
+    # What exceeds the expected gradients is recomputed, at most as often as the forward has the
+    # shape.
     count = Counter(shapes)
     expected = Counter(input_gradients + weight_gradients)
     excess: dict[Shape, int] = {}
@@ -190,7 +198,8 @@ def recomputed_products(forward: tuple[Shape, ...], backward: tuple[Shape, ...])
         excess[shape] = min(count[shape] - expected[shape], runs)
     is_recomputed = _mark_first(shapes, excess)
 
-    # Accept that if the order agrees: recomputed products as in the forward, gradients of the inputs in reverse.
+    # Accept that if the order agrees: recomputed products as in the forward, gradients of the
+    # inputs in reverse.
     recomputed: list[Shape] = []
     ordered_gradients: list[Shape] = []
     for shape, runs_again in zip(shapes, is_recomputed.tolist(), strict=True):

@@ -49,7 +49,9 @@ def positions_in_groups(group: Ints) -> tuple[Ints, Ints]:
 
 
 def agreed_values(group: AnyInts, value: AnyInts, groups: int) -> Ints:
-    """Return for each group the value that all of its rows have; -1 where they differ or there are none.
+    """Return for each group the value that all of its rows have.
+
+    -1 where they differ or there are none.
 
     >>> agreed_values(np.array([0, 0, 1, 1]), np.array([7, 7, 7, 8]), 3).tolist()
     [7, -1, -1]
@@ -62,7 +64,9 @@ def agreed_values(group: AnyInts, value: AnyInts, groups: int) -> Ints:
 
 
 def number_values(column: CategoryColumn, number: Callable[[str], int], missing: int = -1) -> Ints:
-    """Return for every row the *number* of its value, computed once per distinct value; *missing* for null.
+    """Return for every row the *number* of its value, computed once per distinct value.
+
+    *missing* for null.
 
     >>> number_values(CategoryColumn(("a", "bb"), np.array([1, 0, -1])), len).tolist()
     [2, 1, -1]

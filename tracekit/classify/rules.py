@@ -1,8 +1,8 @@
 """Classification rules, the TOML files they are read from, and their matching.
 
-A rule names the evidence it needs and the label it gives; the first rule that matches an event wins. Conditions are
-tested on the distinct values of each column of evidence. Families of
-kernels that multiply matrices are known by their names, which a file of their own lists.
+A rule names the evidence it needs and the label it gives; the first rule that matches an event
+wins. Conditions are tested on the distinct values of each column of evidence. Families of kernels
+that multiply matrices are known by their names, which a file of their own lists.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ KERNEL_FAMILIES = "70-kernels.toml"
 """File of the folder that holds families of kernels instead of rules (``KernelFamily``)."""
 
 TIERS = ("annotation", "autograd", "group", "shapes", "name", "neighbour")
-"""Kinds of evidence, the most trusted first. Rules are tried in this order, then in the order they are written."""
+"""Kinds of evidence, the most trusted first. Rules are tried in this order, then in the order they
+are written."""
 
 TEXT_COLUMNS = (
     "class", "kind", "name", "op", "chain", "annotation", "annotations", "modules", "node", "fwd_op", "site", "feeds",
@@ -93,7 +94,10 @@ class RuleBook(msgspec.Struct, frozen=True):
     modules: tuple[NamedKind, ...] = ()
 
     def before(self, other: RuleBook) -> RuleBook:
-        """Return a book with this book's rules first, then *other*'s; a rule of the same name replaces the other's."""
+        """Return a book with this book's rules first, then *other*'s.
+
+        A rule of the same name replaces the other's.
+        """
         names = {rule.name for rule in self.rules}
         rest = tuple(rule for rule in other.rules if rule.name not in names)
         return RuleBook(self.rules + rest, self.groups + other.groups, self.modules + other.modules)
@@ -133,8 +137,8 @@ def parse_rules(text: str, source: str, pack: str, *, shipped: bool = False) -> 
         text: The TOML text.
         source: Name of the file, for errors.
         pack: Name of the family of rules.
-        shipped: The file is part of tracekit, and may use any regular expression. Those of users run on an engine whose
-            time is linear (``LinearPattern``).
+        shipped: The file is part of tracekit, and may use any regular expression. Those of users
+            run on an engine whose time is linear (``LinearPattern``).
     """
     try:
         data = tomllib.loads(text)
@@ -148,7 +152,8 @@ def parse_rules(text: str, source: str, pack: str, *, shipped: bool = False) -> 
         document = msgspec.convert(data, RulesDocument)
     except msgspec.ValidationError as error:
         json_path, _, message = problem_text(error).partition(": ")
-        # $.rule[1].when[...]: table, its index and key; a missing or unknown key is named at the end of the message
+        # $.rule[1].when[...]: table, its index and key; a missing or unknown key is named at the
+        # end of the message
         match = re.match(r"\$\.?(\w*)(?:\[(\d+)\])?\.?(\w*)", json_path)
         table, index, key = match.groups() if match else ("", None, "")
         last_word = message.rpartition(" ")[2]
@@ -282,7 +287,10 @@ def _is_number_condition(condition: object) -> bool:
 
 
 def _find_line(text: str, table: str, index: int, key: str, inside: str = "") -> int:
-    """Return the line of a table's own *key*, or of *key* in its inner table *inside*; else of the table's head."""
+    """Return the line of a table's own *key*, or of *key* in its inner table *inside*.
+
+    Else of the table's head.
+    """
     lines = text.splitlines()
     heads = [i for i, line in enumerate(lines) if re.match(rf"\s*\[\[?\s*{re.escape(table)}\s*\]\]?", line)]
     start = heads[index] if index < len(heads) else 0
@@ -382,7 +390,10 @@ def apply_rules(columns: Columns, book: RuleBook, size: int) -> Decisions:
 
 
 def match_kinds(columns: Columns, kinds: Sequence[NamedKind], rows: Ints, size: int) -> CategoryColumn:
-    """Return for *rows* the value of the first kind whose conditions all hold; null for the other of *size* rows."""
+    """Return for *rows* the value of the first kind whose conditions all hold.
+
+    Null for the other of *size* rows.
+    """
     matched = first_matching_case(columns, [(kind.when, {}) for kind in kinds], rows)
     chosen = CategoryColumn(tuple(kind.value for kind in kinds), matched).spread(rows, size)
     return chosen.replace(chosen.values)
@@ -403,7 +414,10 @@ def meets(values: Column, condition: Condition, rows: Ints) -> Bools:
 
 
 def _compare(values: Column, condition: str) -> Bools:
-    """Return the mask of numbers that compare as the condition says; an unknown number (-1) never does."""
+    """Return the mask of numbers that compare as the condition says.
+
+    An unknown number (-1) never does.
+    """
     match = COMPARISON.fullmatch(condition)
     assert match is not None
     compare = {">=": np.greater_equal, "<=": np.less_equal, ">": np.greater, "<": np.less}[match[1]]
@@ -430,7 +444,8 @@ def first_matching_case(columns: Columns, cases: Sequence[Case], rows: Ints) -> 
     matched = np.full(len(rows), -1, np.int64)
     undecided = np.arange(len(rows))
     for index, (when, unless) in enumerate(cases):
-        # Most rules are about things that a trace does not have: no distinct value meets one of their conditions.
+        # Most rules are about things that a trace does not have: no distinct value meets one of
+        # their conditions.
         if not all(_is_possible(columns[column], condition) for column, condition in when.items()):
             continue
         hit = undecided

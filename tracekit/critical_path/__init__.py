@@ -1,7 +1,8 @@
 """The critical path: a chain of work from a step's start to its end over all ranks, whose parts sum to the step.
 
-``pieces`` reduces one rank's GPU events to the pieces that the path may run through, ``links`` connects those of all
-ranks by their communications and follows the chain back from the end of each step, and ``path`` presents the result.
+``pieces`` reduces one rank's GPU events to the pieces that the path may run through, ``links``
+connects those of all ranks by their communications and follows the chain back from the end of each
+step, and ``path`` presents the result.
 """
 
 from tracekit.critical_path.path import CriticalPath, critical_path, join_cells

@@ -1,8 +1,9 @@
 """Walks back from the end of every step over the pieces of all ranks (``critical_path.pieces``).
 
-The pieces of all ranks lie one after the other in a few columns, and each communication knows the communication of the
-peer that arrived last. A walk starts at the end of a step and goes back piece by piece (``_loops.critical_path``);
-where a communication waited for another rank, it continues with that rank's piece.
+The pieces of all ranks lie one after the other in a few columns, and each communication knows the
+communication of the peer that arrived last. A walk starts at the end of a step and goes back piece
+by piece (``_loops.critical_path``); where a communication waited for another rank, it continues
+with that rank's piece.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ _COLLECTIVE = SEGMENT_KINDS.index("collective")
 
 
 class Pieces(msgspec.Struct, frozen=True, eq=False):
-    """Pieces of all ranks that have some, rank by rank, on the common clock. A rank index counts these ranks.
+    """Pieces of all ranks that have some, rank by rank, on the common clock.
+
+    A rank index counts these ranks.
 
     Columns that are needed only for pieces on the path stay in the ranks' tables.
     """
@@ -50,8 +53,8 @@ class Pieces(msgspec.Struct, frozen=True, eq=False):
     row: Int32s
     """Row of each communication among the operations; -1: none."""
     step_ends: pl.DataFrame
-    """Where each step ends on each rank: step, its begin on the rank, rank_index, the piece to walk back from, and end.
-    In order of steps, and of ends in a step the last one first."""
+    """Where each step ends on each rank: step, its begin on the rank, rank_index, the piece to walk
+    back from, and end. In order of steps, and of ends in a step the last one first."""
 
     @classmethod
     def build(cls, parts: Sequence[PathTables], operations: pl.DataFrame, clocks: Clocks) -> Pieces:
@@ -138,8 +141,8 @@ class Pieces(msgspec.Struct, frozen=True, eq=False):
 def _step_ends(steps: pl.DataFrame, path: pl.DataFrame) -> pl.DataFrame:
     """Return where each step of a rank begins and ends, and the row of the piece that a walk back starts from.
 
-    A step ends where the next one begins: the walk starts from the first piece of that one. Other steps end with their
-    last piece.
+    A step ends where the next one begins: the walk starts from the first piece of that one. Other
+    steps end with their last piece.
     """
     rows = path.select("part", "first", "last").with_row_index("piece")
     first = rows.filter("first").select("part", first_piece="piece")
@@ -172,7 +175,8 @@ class Arrivals(msgspec.Struct, frozen=True, eq=False):
     own_arrival: Ints
     is_message: Bools
     is_uncertain: Bools
-    """Whether another member may have arrived last: it was earlier by less than the clocks of the two may be off."""
+    """Whether another member may have arrived last: it was earlier by less than the clocks of the
+    two may be off."""
 
     @classmethod
     def find(cls, operation_row: Int32s, members: pl.DataFrame, clocks: Clocks) -> Arrivals:
@@ -194,8 +198,9 @@ class Arrivals(msgspec.Struct, frozen=True, eq=False):
         last = members["last"].to_numpy()
         may_be_last = arrival[last] - arrival <= clocks.uncertainty_between(rank, rank[last])
         others_may = np.bincount(match, weights=may_be_last & (rank != rank[last])) > 0
-        # A kernel of several messages is a member of several matches. It starts to transfer when the last of all its
-        # partners has arrived: of an operation's members take the one whose match was complete last.
+        # A kernel of several messages is a member of several matches. It starts to transfer when
+        # the last of all its partners has arrived: of an operation's members take the one whose
+        # match was complete last.
         size = int(max(row.max(), operation_row.max())) + 1
         complete = np.full(size, np.iinfo(np.int64).min)
         np.maximum.at(complete, row, arrival[last])
@@ -223,12 +228,13 @@ class Walks(msgspec.Struct, frozen=True, eq=False):
     """Columns step (index), piece, kind (index in ``SEGMENT_KINDS``), peer (rank index of the peer that arrived last;
     -1: none), start, end and uncertain (the walk may have gone on along another rank)."""
     least_margin: Ints
-    """[step, rank index]: least time by which the rank arrived before the last at an operation of the path; -1:
-    never."""
+    """[step, rank index]: least time by which the rank arrived before the last at an operation of
+    the path; -1: never."""
     operations: Ints
     """[step, rank index]: number of operations of the path at which it did."""
     stopped: tuple[tuple[int, int] | None, ...]
-    """For each step: rank and remaining nanoseconds where the walk could not continue; None if it reached the start."""
+    """For each step: rank and remaining nanoseconds where the walk could not continue; None if it
+    reached the start."""
 
 
 def walk_back(pieces: Pieces, arrivals: Arrivals) -> Walks:
@@ -242,8 +248,8 @@ def walk_back(pieces: Pieces, arrivals: Arrivals) -> Walks:
     step_and_rank = ends["step"].rle_id().to_numpy(), ends["rank_index"].to_numpy()
     has_step[step_and_rank] = 1
     begin[step_and_rank] = ends["begin"].to_numpy()
-    # Walks of different steps may share pieces, so that the number of segments is not known: double until they fit.
-    # The system allocates memory only where it is written.
+    # Walks of different steps may share pieces, so that the number of segments is not known: double
+    # until they fit. The system allocates memory only where it is written.
     max_segments = len(pieces.start) + 2 * steps + 1024
     count = -1
     while count < 0:
@@ -291,7 +297,8 @@ def walk_back(pieces: Pieces, arrivals: Arrivals) -> Walks:
 def _mark_uncertain(segments: pl.DataFrame, uncertain_piece: Bools) -> pl.DataFrame:
     """Return the segments, each step's from its end back, with those that follow an uncertain communication marked.
 
-    From a communication the walk goes on along the rank that arrived last, up to and with the next communication.
+    From a communication the walk goes on along the rank that arrived last, up to and with the next
+    communication.
     """
     is_communication = pl.col("kind").is_in([_MESSAGE, _COLLECTIVE])
     flags = pl.Series("uncertain", uncertain_piece[segments["piece"].to_numpy()])

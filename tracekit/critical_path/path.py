@@ -1,9 +1,9 @@
 """The critical path across ranks: from a step's end back to its start, a chain of work in which nothing waited.
 
-On a rank the walk follows start constraints (``critical_path.pieces``). In a communication it continues with the rank
-that arrived last: after its arrival the transfer ran (a segment of the rank whose work waited for it), before it every
-member waited for what that rank was doing. Segments follow each other without a gap or an overlap, so that they sum to
-the step to the nanosecond.
+On a rank the walk follows start constraints (``critical_path.pieces``). In a communication it
+continues with the rank that arrived last: after its arrival the transfer ran (a segment of the rank
+whose work waited for it), before it every member waited for what that rank was doing. Segments
+follow each other without a gap or an overlap, so that they sum to the step to the nanosecond.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ SEGMENTS = pl.Schema(
 SLACK = table_schema(Slack)
 
 MAX_HOLE_SHARE = 0.5
-"""Share of the path in operations that a peer's trace lacks, from which it is unknown whether it runs through them."""
+"""Share of the path in operations that a peer's trace lacks, from which it is unknown whether it
+runs through them."""
 _JOINED_KINDS = ("kernel", "copy", "host")
 """Kinds of which neighbouring segments with the same label are joined."""
 
@@ -64,7 +65,8 @@ class CriticalPath:
     slack: pl.DataFrame
     notices: tuple[Notice, ...] = ()
     unknown_labels: frozenset[str] = field(default_factory=frozenset)
-    """Labels with communication that has no peer's trace: it is unknown whether the path runs through it."""
+    """Labels with communication that has no peer's trace: it is unknown whether the path runs
+    through it."""
 
     @property
     def broken(self) -> bool:
@@ -73,7 +75,10 @@ class CriticalPath:
 
     @cached_property
     def _work(self) -> pl.DataFrame:
-        """Segments of the path without transfers, which belong to all members alike; with their time ``ns``."""
+        """Segments of the path without transfers, which belong to all members alike.
+
+        With their time ``ns``.
+        """
         return self.pieces.filter(~pl.col("kind").is_in(["collective", "message"])).with_columns(
             ns=pl.col("end_ns") - pl.col("start_ns")
         )
@@ -95,7 +100,8 @@ class CriticalPath:
     def blocking_ns(self, rank: int, labels: Sequence[str], step: int | None = None) -> dict[str, int | None]:
         """Return the exposed time of each label that lies on the path, on one rank (and in one step).
 
-        None where the path could not be followed, or where the label's waiting is unknown without a peer's trace.
+        None where the path could not be followed, or where the label's waiting is unknown without a
+        peer's trace.
         """
         on_path = self._exposed_on_path.get((rank, step), {})
         is_known = not self.broken and len(self.segments) > 0
@@ -122,8 +128,8 @@ class CriticalPath:
             waited: Operations of all ranks with their waits.
 
         """
-        # Waiting for peers is left out: on the path no rank waits for a peer, it continues with the one that arrived
-        # last.
+        # Waiting for peers is left out: on the path no rank waits for a peer, it continues with the
+        # one that arrived last.
         by_time = with_peers(exposed, waited).filter(pl.col("cause") != "peer_late").sort("ns", maintain_order=True)
         main_causes = by_time.group_by("rank", "label").agg(pl.col("cause").last()).cast({pl.Enum: pl.String})
 
@@ -167,7 +173,8 @@ def _join_by_cell(segments: pl.DataFrame, cells: pl.DataFrame) -> pl.DataFrame:
         cell_end_ns="end_ns",
         cell=pl.format("{}{}{}", "stage", pl.col("op").cast(pl.String), "microbatch"),
     )
-    # The cell of a kernel or copy is the last one that started before the segment's middle, if it had not ended then.
+    # The cell of a kernel or copy is the last one that started before the segment's middle, if it
+    # had not ended then.
     is_inside = (pl.col("middle_ns") < pl.col("cell_end_ns")) & pl.col("kind").is_in(["kernel", "copy"])
     with_cells = (
         segments.with_row_index("row")
@@ -206,9 +213,10 @@ def critical_path(
 
     Args:
         parts: Tables of all ranks.
-        operations: Operations of all ranks, in order of rank. Those that only a rank with a trace lacks have a ``hole``
-            (``metrics.operations.add_waits``), if it has that column.
-        members: Matched operations (``align.matching.MEMBERS``), whose ``row`` is a row of *operations*.
+        operations: Operations of all ranks, in order of rank. Those that only a rank with a trace
+            lacks have a ``hole`` (``metrics.operations.add_waits``), if it has that column.
+        members: Matched operations (``align.matching.MEMBERS``), whose ``row`` is a row of
+            *operations*.
         clocks: Clock offsets of the ranks.
 
     """
@@ -229,8 +237,9 @@ def critical_path(
 def labels_with_unknown_path(unmatched: pl.DataFrame, segments: pl.DataFrame) -> frozenset[str]:
     """Return the labels of which it is unknown whether the path runs through them.
 
-    These are labels of operations without a peer's trace. Of operations that a peer's trace merely lacks, the time that
-    the path runs through them must be more than ``MAX_HOLE_SHARE`` of the path.
+    These are labels of operations without a peer's trace. Of operations that a peer's trace merely
+    lacks, the time that the path runs through them must be more than ``MAX_HOLE_SHARE`` of the
+    path.
 
     Args:
         unmatched: Operations without a match, on the common clock.
@@ -261,7 +270,10 @@ def _with_doubts(path: CriticalPath) -> CriticalPath:
 
 
 def _build_segments(pieces: Pieces, walks: Walks) -> pl.DataFrame:
-    """Return ``SEGMENTS`` in order of time; neighbouring kernels, copies or host work of one label are joined."""
+    """Return ``SEGMENTS`` in order of time.
+
+    Neighbouring kernels, copies or host work of one label are joined.
+    """
     if walks.segments.is_empty():
         return SEGMENTS.to_frame()
     ranks = pl.Series([*pieces.ranks, None], dtype=pl.Int32)  # the last element is for no peer (-1)
@@ -343,7 +355,8 @@ def _notices(
     """Return notices about walks that stopped early, missing launches and missing peers.
 
     Args:
-        longest_stop: Step, rank and remaining nanoseconds of the walk that stopped furthest from its step's start.
+        longest_stop: Step, rank and remaining nanoseconds of the walk that stopped furthest from
+            its step's start.
         unknown_labels: Labels with communication that has no peer's trace.
         without_launches: Ranks whose file has no launches.
         all_recorded: Whether the traces of all ranks were given.

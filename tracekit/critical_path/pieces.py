@@ -1,10 +1,11 @@
 """One rank's part of the critical path: pieces of work, and the piece that each one followed.
 
-Following start constraints (``metrics.start_constraints``) back from an event is a walk without choices. Only events on
-a walk from a communication (where a walk may arrive from another rank) or from a step's last event can be on the path.
-Of those, compute that follows compute of the same label on its stream forms one piece. An event that waited for its
-launch continues with the host: from the launch call back to the last call in which the host waited for the GPU, and
-from there with the GPU event whose end released the host.
+Following start constraints (``metrics.start_constraints``) back from an event is a walk without
+choices. Only events on a walk from a communication (where a walk may arrive from another rank) or
+from a step's last event can be on the path. Of those, compute that follows compute of the same
+label on its stream forms one piece. An event that waited for its launch continues with the host:
+from the launch call back to the last call in which the host waited for the GPU, and from there with
+the GPU event whose end released the host.
 """
 
 from collections.abc import Mapping
@@ -101,7 +102,10 @@ def _with_host_tails(pieces: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
 
 
 def _with_idle_gpu(pieces: pl.DataFrame, steps: pl.DataFrame, busy: Intervals) -> pl.DataFrame:
-    """Return the pieces; launches and host work with the time in which the GPU ran nothing, within their step."""
+    """Return the pieces.
+
+    Launches and host work with the time in which the GPU ran nothing, within their step.
+    """
     begin = steps["interval_start_ns"].gather(pieces["part"].clip(upper_bound=steps.height - 1))
     start = np.maximum(pieces["start_ns"].to_numpy(), begin.fill_null(BEFORE_TRACE_NS).to_numpy())
     end = np.maximum(pieces["end_ns"].to_numpy(), start)
@@ -141,7 +145,8 @@ class PathTables:
     launches_known: bool
     """False if no GPU event has its launch in the file."""
     graph_events: pl.DataFrame | None
-    """Its GPU events with what each waited for (``whatif.event_graph.RANK_EVENTS``); None if not asked for."""
+    """Its GPU events with what each waited for (``whatif.event_graph.RANK_EVENTS``); None if not
+    asked for."""
 
 
 class Release(NamedTuple):
@@ -189,7 +194,8 @@ def _find_chains(rank: Rank) -> _Chains:
     mark_walks(order, followed, marked)
     on_walk = marked > 0
 
-    # An event joins the piece of the event it followed if nothing else followed that one and both are alike.
+    # An event joins the piece of the event it followed if nothing else followed that one and both
+    # are alike.
     followers = np.bincount(followed[on_walk & (followed >= 0)], minlength=count)
     joins = on_walk & (constraints.kind == STREAM) & constraints.is_certain & ~is_communication & (followed >= 0)
     joins &= (followers[followed] == 1) & (rank.label[followed] == rank.label)
@@ -220,7 +226,8 @@ def _gpu_pieces(rank: Rank, chains: _Chains, exposed: Mapping[str, Intervals]) -
     pieces = len(chains.first)
     rows = np.flatnonzero(chains.on_walk)
     piece = chains.piece[rows]
-    # A piece starts where what held it back ended; after a launch, or where that is not certain, with its first event.
+    # A piece starts where what held it back ended; after a launch, or where that is not certain,
+    # with its first event.
     is_direct = constraints.is_certain[first] & (constraints.kind[first] != LAUNCH)
     start = np.where(is_direct, constraints.since_ns[first], rank.start_ns[first])
     end = rank.end_ns[last]
@@ -247,10 +254,13 @@ def _gpu_pieces(rank: Rank, chains: _Chains, exposed: Mapping[str, Intervals]) -
 
 
 def _pieces_between(rank: Rank, chains: _Chains) -> tuple[pl.DataFrame, Ints]:
-    """Return launches, host work and unexplained time between GPU pieces; and ``before`` of all pieces.
+    """Return launches, host work and unexplained time between GPU pieces.
 
-    Rows are numbered behind the GPU pieces: first the launches and the unexplained time right before a GPU piece (from
-    its launch call, or from when it could have started), then the host work before the launches.
+    And ``before`` of all pieces.
+
+    Rows are numbered behind the GPU pieces: first the launches and the unexplained time right
+    before a GPU piece (from its launch call, or from when it could have started), then the host
+    work before the launches.
     """
     constraints = rank.constraints
     first = chains.first
@@ -317,7 +327,10 @@ def _ends_part(rank: Rank) -> Bools:
 
 
 def _exposed_ns(rank: Rank, rows: Ints, piece: Ints, pieces: int, exposed: Mapping[str, Intervals]) -> Ints:
-    """Return the exposed time of the communication and copies of each piece; *piece* is of each of *rows*."""
+    """Return the exposed time of the communication and copies of each piece.
+
+    *piece* is of each of *rows*.
+    """
     exposed_ns = np.zeros(pieces, np.int64)
     for label, lane in exposed.items():
         has_label = rank.label[rows] == LABELS.index(label)
@@ -329,7 +342,8 @@ def _exposed_ns(rank: Rank, rows: Ints, piece: Ints, pieces: int, exposed: Mappi
 def find_release(rank: Rank) -> Release:
     """Return, for each event, the GPU event whose end let the host continue to the event's launch, and when.
 
-    The host was released by the last blocking call before the launch during which some GPU event ended.
+    The host was released by the last blocking call before the launch during which some GPU event
+    ended.
     """
     nothing = np.full(len(rank.start_ns), -1, np.int64)
     calls = rank.calls

@@ -1,7 +1,8 @@
 """Bandwidth of communication over its transfer time, without waiting.
 
-Algorithm bandwidth is an operation's bytes / its transfer time. Bus bandwidth scales it by the share of the bytes that
-each rank's link must carry, so that it can be compared with the link whatever the number of ranks.
+Algorithm bandwidth is an operation's bytes / its transfer time. Bus bandwidth scales it by the
+share of the bytes that each rank's link must carry, so that it can be compared with the link
+whatever the number of ranks.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,8 +23,8 @@ BUS_FACTORS: Mapping[str, Callable[[int], float]] = {
     ),
     **dict.fromkeys(("p2p", "broadcast"), lambda ranks: 1.0),
 }
-"""Share of an operation's bytes that a rank's link carries, by the beginning of the operation's name; others have no
-bus bandwidth."""
+"""Share of an operation's bytes that a rank's link carries, by the beginning of the operation's
+name; others have no bus bandwidth."""
 
 IN_NODE = "in node"
 ACROSS_NODES = "across nodes"
@@ -101,8 +102,8 @@ def bandwidth(members: pl.DataFrame, *, node: int | None = None) -> pl.DataFrame
 def _locate(members: pl.DataFrame, groups: pl.DataFrame, node: int | None) -> pl.Series:
     """Return for every member whether its operation stays in a node: by the group's ranks, for a message by both ends.
 
-    *groups* lists the ranks of the groups (``GROUP_MEMBERS``). Members are ranks with a trace. That these share a node
-    proves nothing for a group whose ranks are not listed.
+    *groups* lists the ranks of the groups (``GROUP_MEMBERS``). Members are ranks with a trace. That
+    these share a node proves nothing for a group whose ranks are not listed.
     """
     if node is None:
         return pl.repeat(None, len(members), dtype=pl.String, eager=True)

@@ -1,6 +1,7 @@
 """Time budget of a step: compute + exposed communication and copies by label + idle = span, to the nanosecond.
 
-Where GPU work is missing from the file, idle time in which it may have run is a term of its own: unrecorded.
+Where GPU work is missing from the file, idle time in which it may have run is a term of its own:
+unrecorded.
 """
 
 from collections.abc import Mapping
@@ -86,9 +87,9 @@ def unrecorded_gaps(lanes: Lanes, unrecorded: Intervals) -> Intervals:
 
 # ---- Bubbles: idle time and exposed pipeline waiting, and the phases of a pipeline.
 #
-# bubble = idle + |U(waits of pp_comm) − U(compute)|; bubble fraction = bubble / span. Phases of a rank: warm-up
-# before its first backward, steady until its last forward has ended, cool-down until its last backward has ended,
-# then the rest (gradient sync, optimizer).
+# bubble = idle + |U(waits of pp_comm) − U(compute)|; bubble fraction = bubble / span. Phases of a
+# rank: warm-up before its first backward, steady until its last forward has ended, cool-down until
+# its last backward has ended, then the rest (gradient sync, optimizer).
 
 
 _BACKWARD_LABELS = ("dgrad", "wgrad", "backward")
@@ -115,7 +116,9 @@ class Bubble(msgspec.Struct, frozen=True):
 
 
 def phases(lanes: Lanes) -> pl.DataFrame:
-    """Return bounds, span, compute and idle time of each phase of each part; no rows for a part without a backward.
+    """Return bounds, span, compute and idle time of each phase of each part.
+
+    No rows for a part without a backward.
 
     >>> events = pl.DataFrame({"label": ["forward", "dgrad", "forward", "dgrad", "optimizer"],
     ...                        "start_ns": [0, 5, 8, 13, 20], "end_ns": [4, 8, 12, 16, 21]})
@@ -128,7 +131,8 @@ def phases(lanes: Lanes) -> pl.DataFrame:
     part_start, part_end = _bounds(lanes.busy.hull(), parts)
     backward_start, backward_end = _bounds(backward, parts)
     steady_end = np.maximum(_bounds(forward, parts)[1], backward_start)
-    # One row per part with the five edges of its four phases; then all phases of all parts below each other.
+    # One row per part with the five edges of its four phases; then all phases of all parts below
+    # each other.
     edges = np.stack([part_start, backward_start, steady_end, np.maximum(backward_end, steady_end), part_end], axis=1)
     start = edges[:, :-1].ravel()
     end = edges[:, 1:].ravel()
@@ -153,13 +157,16 @@ def _bounds(hull: Intervals, parts: Ints) -> tuple[Ints, Ints]:
 
 
 def find_exposed_waits(start_ns: Ints, wait_ns: Ints, part: Ints, compute: Intervals) -> Intervals:
-    """Return the waiting of operations that compute does not hide; an operation waits at its beginning.
+    """Return the waiting of operations that compute does not hide.
+
+    An operation waits at its beginning.
 
     Args:
         start_ns: Start of each operation.
         wait_ns: Wait of each operation.
         part: Part of each operation.
-        compute: Time in which compute runs, at least wherever the operations do; its groups are parts.
+        compute: Time in which compute runs, at least wherever the operations do; its groups are
+            parts.
 
     >>> find_exposed_waits(np.array([0, 20]), np.array([10, 0]), np.array([0, 0]), union([4], [6]))
     Intervals([0, 4), [6, 10))
@@ -170,10 +177,10 @@ def find_exposed_waits(start_ns: Ints, wait_ns: Ints, part: Ints, compute: Inter
 
 # ---- Idle gaps of a rank's GPU and their causes.
 #
-# An idle gap ends when some GPU event starts. While that event had not been launched the gap is launch-bound; while a
-# launch call of unusual length was under way it is warm-up (code loaded, a graph built); from then on it is a
-# dependency (an event or a stream waited for another). Where the file has no launch for the event the gap's cause is
-# unknown. The four sum to the idle time.
+# An idle gap ends when some GPU event starts. While that event had not been launched the gap is
+# launch-bound; while a launch call of unusual length was under way it is warm-up (code loaded, a
+# graph built); from then on it is a dependency (an event or a stream waited for another). Where the
+# file has no launch for the event the gap's cause is unknown. The four sum to the idle time.
 
 
 GAPS = pl.Schema(
@@ -253,7 +260,10 @@ def gaps(labelled: pl.DataFrame, lanes: Lanes, *, unrecorded: Intervals = EMPTY)
 
 
 def _find_next_events(labelled: pl.DataFrame, idle: Intervals) -> Ints:
-    """Return the row of the event that ends each gap; of several that start together, the one launched first."""
+    """Return the row of the event that ends each gap.
+
+    Of several that start together, the one launched first.
+    """
     events = labelled.select("start_ns", "end_ns", "launch_ns", next=pl.int_range(pl.len()))
     events = events.filter(pl.col("end_ns") > pl.col("start_ns"))
     in_order = events.sort("start_ns", "launch_ns", nulls_last=True, maintain_order=True)

@@ -1,24 +1,30 @@
 """Causes of exposure: one for each exposed nanosecond of communication and copies.
 
-While an operation is exposed no compute runs. The causes say what the next compute was waiting for, in this order:
+While an operation is exposed no compute runs. The causes say what the next compute was waiting for,
+in this order:
 
 ``peer_late``
     the operation itself waited for another rank (its wait part), whatever stream it is on;
 ``same_stream``
-    it is queued on the operation's own stream, behind it (or, at the end of a step, the operation behind compute);
+    it is queued on the operation's own stream, behind it (or, at the end of a step, the operation
+    behind compute);
 ``launched_late``
-    the host had not launched the compute, or launched the operation so late that compute which had run long enough to
-    hide it was already under way; a host that stood in a call that waits for the GPU was not late;
+    the host had not launched the compute, or launched the operation so late that compute which had
+    run long enough to hide it was already under way; a host that stood in a call that waits for the
+    GPU was not late;
 ``one_queue``
-    it was held until the operation ended although nothing told its stream to wait: streams share a hardware queue;
+    it was held until the operation ended although nothing told its stream to wait: streams share a
+    hardware queue;
 ``compute_waited``
-    its stream, or the host, was told to wait for the operation, and no other compute was launched in between;
+    its stream, or the host, was told to wait for the operation, and no other compute was launched
+    in between;
 ``nothing_to_hide``
-    it waited for the operation when all compute launched since then, or all of the step's forward and backward work,
-    was done; or it waited for other work; or there was none left;
+    it waited for the operation when all compute launched since then, or all of the step's forward
+    and backward work, was done; or it waited for other work; or there was none left;
 ``unknown``
-    the trace does not say: no launches, no peers' traces, or held back by something that was not recorded. An operation
-    that lacks the traces of some members may have waited for them, so that nothing but its known wait has a cause.
+    the trace does not say: no launches, no peers' traces, or held back by something that was not
+    recorded. An operation that lacks the traces of some members may have waited for them, so that
+    nothing but its known wait has a cause.
 """
 
 from __future__ import annotations
@@ -49,7 +55,8 @@ from tracekit.schema import COMMUNICATION_LABELS, COMPUTE_LABELS, EXPOSURE_CAUSE
 COMPUTE_STREAM_SHARE = 0.1
 """Share of a rank's compute time from which a stream counts as one of its compute streams."""
 MIN_COMPUTE_SHARE = 0.01
-"""Share of GPU time below which kernels that belong to no model are no compute that could hide anything."""
+"""Share of GPU time below which kernels that belong to no model are no compute that could hide
+anything."""
 LONGEST_CHAIN = 32
 """Holders followed back from the next compute; what lies further back is unknown."""
 _STEP_WORK = ("forward", "dgrad", "wgrad", "backward", "recompute")
@@ -86,7 +93,10 @@ class Rank:
 
     @classmethod
     def of(cls, labelled: pl.DataFrame, calls: pl.DataFrame) -> Rank:
-        """Return the arrays of a labelled table (with ``part``, if it has parts); *calls* are the waiting calls."""
+        """Return the arrays of a labelled table (with ``part``, if it has parts).
+
+        *calls* are the waiting calls.
+        """
         launch = labelled["launch_ns"]
         stream_waits_ns = calls["start_ns"].filter(~calls["blocks"]).to_numpy()
         return cls(
@@ -272,8 +282,9 @@ def _cut(start_ns: Ints, end_ns: Ints, edges: Ints, is_cut: Bools) -> _Cuts:
     pieces = np.where(is_cut, edges_inside, 0) + 1
     interval = np.repeat(np.arange(len(start_ns)), pieces)
     nth = np.arange(len(interval)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
-    # The nth piece lies between the edges first_edge + nth - 1 and first_edge + nth. The first one begins where the
-    # interval does, and the last one ends there. A 0 is appended because edges[edge] may be one beyond the end.
+    # The nth piece lies between the edges first_edge + nth - 1 and first_edge + nth. The first one
+    # begins where the interval does, and the last one ends there. A 0 is appended because
+    # edges[edge] may be one beyond the end.
     edge = first_edge[interval] + nth
     edge_ns = np.append(edges, 0)
     is_first = nth == 0
@@ -289,12 +300,13 @@ def _cut(start_ns: Ints, end_ns: Ints, edges: Ints, is_cut: Bools) -> _Cuts:
 class _Evidence(NamedTuple):
     """What is known about each piece of exposed time, as far as this rank alone can tell.
 
-    *Operation* is the event whose time is exposed; *held event* the one that could not start during the piece, found
-    by following what the next compute waited for.
+    *Operation* is the event whose time is exposed; *held event* the one that could not start during
+    the piece, found by following what the next compute waited for.
     """
 
     shares_stream_with_compute: Bools
-    """The next compute of the part is on the operation's stream; if there is none, the previous one is."""
+    """The next compute of the part is on the operation's stream; if there is none, the previous one
+    is."""
     launch_not_recorded: Bools
     """Of the operation, or of the next compute."""
     is_followed_by_compute: Bools
@@ -302,7 +314,8 @@ class _Evidence(NamedTuple):
     held_by_launch: Bools
     held_by_operation: Bools
     held_without_being_told: Bools
-    """Compute on another stream was held by the operation, although nothing told its stream to wait."""
+    """Compute on another stream was held by the operation, although nothing told its stream to
+    wait."""
     shares_queue: Bools
     """As above, in a trace that records such waits, and launched behind the operation."""
     step_work_is_done: Bools
@@ -349,7 +362,8 @@ def _gather_evidence(rank: Rank, start_ns: Ints, end_ns: Ints, operation: Ints) 
 def _is_launched_late(rank: Rank, operation: Ints, exposed_ns: Ints) -> Bools:
     """Return whether each operation would have been hidden, had the host launched it earlier by its exposed time.
 
-    Compute had run long enough beside it, its launch was what it waited for, and the host was free to launch it.
+    Compute had run long enough beside it, its launch was what it waited for, and the host was free
+    to launch it.
     """
     is_held_by_launch = (rank.constraints.kind[operation] == LAUNCH) & rank.constraints.is_certain[operation]
     start_ns = rank.start_ns[operation]
@@ -404,7 +418,10 @@ def _find_held_event(rank: Rank, row: Ints, start_ns: Ints, end_ns: Ints) -> tup
 
 
 def _compute_running_since_ns(runs: Intervals, time_ns: Ints) -> Ints:
-    """Return how long compute had been running without a break at these moments; 0 where none ran."""
+    """Return how long compute had been running without a break at these moments.
+
+    0 where none ran.
+    """
     if not len(runs):
         return np.zeros(len(time_ns), np.int64)
     run = np.searchsorted(runs.start_ns, time_ns, side="left") - 1
@@ -424,8 +441,9 @@ def _is_compute_launched_between(rank: Rank, operation: Ints, next_compute: Ints
 def with_peers(pieces: Mapping[int, pl.DataFrame], waited: pl.DataFrame) -> pl.DataFrame:
     """Return exposed time by rank, part, label and cause, waiting for peers included, in that order.
 
-    An operation waits at its beginning; whatever kept compute away then, the peer was late. Where the wait is unknown,
-    or only a lower bound (``open``), the rest may have been waiting too: its cause is unknown. Copies wait for nobody.
+    An operation waits at its beginning; whatever kept compute away then, the peer was late. Where
+    the wait is unknown, or only a lower bound (``open``), the rest may have been waiting too: its
+    cause is unknown. Copies wait for nobody.
 
     Args:
         pieces: PIECES of each rank.
@@ -470,7 +488,8 @@ def _split_waits(pieces: pl.DataFrame, waited: pl.DataFrame) -> pl.DataFrame:
     wait_is_known = waited["wait_ns"].is_not_null()
     wait_is_complete = wait_is_known & ~waited["open"]
     wait_end_ns = waited["start_ns"].to_numpy() + to_int64(waited["wait_ns"], 0)
-    # The row of the operation that each piece is a part of. The last element stands for no operation (-1).
+    # The row of the operation that each piece is a part of. The last element stands for no
+    # operation (-1).
     operation = find_ids(to_int64(pieces["id"]), to_int64(waited["id"]))
     has_wait = is_communication & np.append(wait_is_known.to_numpy(), False)[operation]
     is_incomplete = is_communication & ~np.append(wait_is_complete.to_numpy(), False)[operation]

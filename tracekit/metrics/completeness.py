@@ -1,9 +1,10 @@
 """Completeness of a recording: launches without their GPU event, and idle time that may be unrecorded work.
 
-A launch without a GPU event is one of four things: a call during the capture of a graph, which runs nothing; one of the
-recording's last (or first) launches, cut off with it; a kernel that the profiler lost; or a graph whose nodes were not
-traced. Idle time in which lost work may have run is *unrecorded*, a term of its own in the budget: the true idle time
-lies between the budget's idle, and idle and unrecorded together.
+A launch without a GPU event is one of four things: a call during the capture of a graph, which runs
+nothing; one of the recording's last (or first) launches, cut off with it; a kernel that the
+profiler lost; or a graph whose nodes were not traced. Idle time in which lost work may have run is
+*unrecorded*, a term of its own in the budget: the true idle time lies between the budget's idle,
+and idle and unrecorded together.
 """
 
 import msgspec
@@ -21,13 +22,17 @@ from tracekit.schema import GPU_KINDS
 MAX_LOST_SHARE = 0.02
 """Share of launches lost inside the recording above which idle time is unknown."""
 EDGE_SHARE = 0.1
-"""Share of the launches, at either end of a recording, among which a stream must have work to be cut off there."""
+"""Share of the launches, at either end of a recording, among which a stream must have work to be
+cut off there."""
 MAX_LAUNCHES_TO_NEIGHBOUR = 64
-"""Launches before or after a lost one within which a stream must have work to be the one that the lost work ran on."""
+"""Launches before or after a lost one within which a stream must have work to be the one that the
+lost work ran on."""
 MIN_NODE_GAP_NS = 20_000
-"""Idle time between two nodes of one graph launch above which nodes between them were not recorded."""
+"""Idle time between two nodes of one graph launch above which nodes between them were not
+recorded."""
 MIN_QUEUED_GAP_NS = 200_000
-"""Idle time before or after a graph, with work queued, above which nodes of the graph were not recorded."""
+"""Idle time before or after a graph, with work queued, above which nodes of the graph were not
+recorded."""
 
 _GPU_COLUMNS = ("correlation", "start_ns", "end_ns", "device", "stream", "launch_ns")
 
@@ -39,7 +44,8 @@ class Completeness(msgspec.Struct, frozen=True, eq=False):
     unrecorded: Intervals = msgspec.field(default_factory=lambda: EMPTY)
     """Time in which lost work may have run; it counts only where nothing else ran."""
     cut_steps: tuple[int | None, ...] = ()
-    """Steps recorded only in part, at the recording's beginning or end; None stands for events outside every step."""
+    """Steps recorded only in part, at the recording's beginning or end; None stands for events
+    outside every step."""
     notices: tuple[Notice, ...] = ()
 
 
@@ -131,7 +137,8 @@ def _is_captured(captures: pl.DataFrame, lost: pl.DataFrame) -> Bools:
     is_begin = pl.col("name").cast(pl.String).str.contains("Begin")
     edges = captures.select("tid", "start_ns", capturing=is_begin).sort("start_ns")
     launches = lost.select("tid", "start_ns").with_row_index("row").sort("start_ns")
-    # The last capture call before a launch, on the same thread, tells whether a capture was under way.
+    # The last capture call before a launch, on the same thread, tells whether a capture was under
+    # way.
     state = launches.join_asof(edges, on="start_ns", by="tid", strategy="backward", check_sortedness=False)
     return state.sort("row")["capturing"].fill_null(False).to_numpy()
 
@@ -139,8 +146,9 @@ def _is_captured(captures: pl.DataFrame, lost: pl.DataFrame) -> Bools:
 def _find_cut_off(gpu: pl.DataFrame, lost: pl.DataFrame) -> tuple[Bools, Bools]:
     """Return which lost launches were cut off by the recording's begin, and which by its end.
 
-    A stream runs in order. The recording's end cut off what was launched after the last recorded kernel of some stream
-    that was in use then; its begin cut off what was launched before the first recorded kernel of such a stream.
+    A stream runs in order. The recording's end cut off what was launched after the last recorded
+    kernel of some stream that was in use then; its begin cut off what was launched before the first
+    recorded kernel of such a stream.
     """
     launched = gpu.filter(pl.col("launch_ns").is_not_null())
     time = lost["start_ns"].to_numpy()
@@ -167,8 +175,8 @@ def _find_cut_steps(launches: pl.DataFrame, cut: pl.DataFrame) -> tuple[int | No
 def _find_possible_times(lost: pl.DataFrame, launches: pl.DataFrame, gpu: pl.DataFrame) -> Intervals:
     """Return when lost work may have run, on any of the streams in use around its launch.
 
-    A stream runs in order: the work ran after everything launched before it had ended, and before anything launched
-    after it began.
+    A stream runs in order: the work ran after everything launched before it had ended, and before
+    anything launched after it began.
     """
     turn = launches.select("correlation", turn=pl.int_range(pl.len(), dtype=pl.Int64))
     lost = lost.join(turn, on="correlation").select("turn", launch_ns="start_ns").sort("turn")
@@ -195,8 +203,8 @@ def _find_graph_holes(gpu: pl.DataFrame, graphs: pl.DataFrame) -> Intervals:
     idle = union(gpu["start_ns"].to_numpy(), gpu["end_ns"].to_numpy()).gaps().to_frame()
     is_of_graph = pl.col("correlation").is_in(graphs["correlation"].implode())
     ran = gpu.with_columns(graph=pl.when(is_of_graph).then("correlation"))
-    # To each idle gap: the graph of the event that ends last before it, graph and launch of the event that ends it, and
-    # the end of that graph's launch call.
+    # To each idle gap: the graph of the event that ends last before it, graph and launch of the
+    # event that ends it, and the end of that graph's launch call.
     left = ran.sort("end_ns").select(start_ns="end_ns", left="graph").unique("start_ns", keep="last").sort("start_ns")
     right = ran.sort("start_ns", "launch_ns").select("launch_ns", end_ns="start_ns", right="graph")
     launch_calls = graphs.select(right="correlation", call_end="end_ns")

@@ -1,9 +1,9 @@
 """Balance of expert parallelism: bytes received by each rank, work of its experts, and the cost of imbalance.
 
-A rank that is sent more tokens computes longer and arrives late at the combine, where the others wait for it. Imbalance
-explains at most as much of that wait as the experts' own work differs (and, where bytes were recorded, no more than
-they account for); the step loses at most the part of it that no compute hides. Only the forward is measured: both
-bounds hold for it.
+A rank that is sent more tokens computes longer and arrives late at the combine, where the others
+wait for it. Imbalance explains at most as much of that wait as the experts' own work differs (and,
+where bytes were recorded, no more than they account for); the step loses at most the part of it
+that no compute hides. Only the forward is measured: both bounds hold for it.
 """
 
 import numpy as np
@@ -23,11 +23,14 @@ EXPERT_LAYERS = table_schema(ExpertLayer)
 
 
 def measure_expert_balance(operations: pl.DataFrame, members: pl.DataFrame) -> pl.DataFrame:
-    """Return the bytes each rank's experts received (``EXPERT_BALANCE``); empty where sizes were not recorded.
+    """Return the bytes each rank's experts received (``EXPERT_BALANCE``).
+
+    Empty where sizes were not recorded.
 
     Args:
         operations: Operations of all ranks.
-        members: Matched operations (``align.matching.MEMBERS``), whose ``row`` is a row of *operations*.
+        members: Matched operations (``align.matching.MEMBERS``), whose ``row`` is a row of
+            *operations*.
 
     """
     received = operations.with_row_index("row").select(pl.col("row").cast(pl.Int64), "received", "pass")
@@ -54,7 +57,10 @@ def measure_expert_balance(operations: pl.DataFrame, members: pl.DataFrame) -> p
 
 
 def _ratio(value: pl.Expr, mean: pl.Expr) -> pl.Expr:
-    """Return a value over the mean; null where the mean is 0, as no rank is above or below it then."""
+    """Return a value over the mean.
+
+    Null where the mean is 0, as no rank is above or below it then.
+    """
     return pl.when(mean > 0).then(value / mean)
 
 
@@ -92,14 +98,17 @@ def measure_expert_work(labelled: pl.DataFrame) -> pl.DataFrame:
 def expert_cost(
     work: pl.DataFrame, operations: pl.DataFrame, members: pl.DataFrame
 ) -> tuple[pl.DataFrame, ExpertCost | None]:
-    """Return ``EXPERT_LAYERS`` and the cost of imbalance; empty and None where no dispatch and combine were matched.
+    """Return ``EXPERT_LAYERS`` and the cost of imbalance.
+
+    Empty and None where no dispatch and combine were matched.
 
     Where bytes are known, work counts as longer only as far as the received bytes account for.
 
     Args:
         work: ``EXPERT_WORK`` of all ranks.
         operations: Operations of all ranks.
-        members: Matched operations (``align.matching.MEMBERS``), whose ``row`` is a row of *operations*.
+        members: Matched operations (``align.matching.MEMBERS``), whose ``row`` is a row of
+            *operations*.
 
     """
     exchanges = work if work.is_empty() else _find_exchanges(work, operations, members)
@@ -108,7 +117,8 @@ def expert_cost(
     longest_work = pl.max("expert_ns").over("match")
     most_received = pl.max("received").over("match")
     all_sized = pl.col("received").is_not_null().all().over("match")
-    # By how much this rank's work should be shorter than the longest, if work is proportional to bytes.
+    # By how much this rank's work should be shorter than the longest, if work is proportional to
+    # bytes.
     expected_lead = (longest_work * (1 - pl.col("received") / most_received)).ceil()
     exchanges = exchanges.with_columns(
         mean_received=pl.when(all_sized).then(pl.mean("received").over("match")),
@@ -134,8 +144,8 @@ def expert_cost(
 def _find_exchanges(work: pl.DataFrame, operations: pl.DataFrame, members: pl.DataFrame) -> pl.DataFrame:
     """Return matched dispatches with their ranks' work and with the wait in the following combine.
 
-    A model may dispatch in several operations (tokens, then weights): all dispatches of a rank before one combine form
-    one exchange.
+    A model may dispatch in several operations (tokens, then weights): all dispatches of a rank
+    before one combine form one exchange.
 
     Args:
         work: Expert work behind each dispatch: rank, id, expert_ns.
@@ -143,8 +153,9 @@ def _find_exchanges(work: pl.DataFrame, operations: pl.DataFrame, members: pl.Da
         members: Members of matched operations; ``row`` is the row in *operations*.
 
     Returns:
-        A row per rank and exchange: match, step, group and order_ns of the last dispatch; transfer_ns, expert_ns and
-        received over all its dispatches; combine_wait_ns and combine_exposed_ns.
+        A row per rank and exchange: match, step, group and order_ns of the last dispatch;
+        transfer_ns, expert_ns and received over all its dispatches; combine_wait_ns and
+        combine_exposed_ns.
 
     """
     is_exchange = operations["label"].is_in(["ep_dispatch", "ep_combine"]) & (operations["pass"] == "forward")
@@ -175,7 +186,8 @@ def _find_exchanges(work: pl.DataFrame, operations: pl.DataFrame, members: pl.Da
             pl.col("match", "step", "group", "order_ns").last(),  # the last dispatch stands for the exchange
             pl.sum("transfer_ns", "expert_ns"),
             pl.when(pl.col("received").is_not_null().all()).then(pl.sum("received")).alias("received"),
-            # The experts' work follows the last dispatch: one dispatch has it, so that any() is meant.
+            # The experts' work follows the last dispatch: one dispatch has it, so that any() is
+            # meant.
             is_complete=pl.col("match").is_not_null().all() & pl.col("expert_ns").is_not_null().any(),
         )
         .filter("is_complete")

@@ -30,12 +30,13 @@ BLOCKING_PATTERN = "|".join(HOST_CALLS[kind] for kind in ("synchronize", "blocki
 QUEUED_PATTERN = f"{LAUNCH_PATTERN}|{HOST_CALLS['memset']}"
 """Calls that put an entry into a queue of the GPU."""
 MIN_SLOW_LAUNCH_NS = 100_000
-"""A launch call takes microseconds. One that takes longer than this also did something else, such as loading code."""
+"""A launch call takes microseconds. One that takes longer than this also did something else, such
+as loading code."""
 FULL_QUEUE_LAUNCHES = 512
 """Launches whose work has not started, from which on a slow launch call is taken to wait for room in the queue.
 
-CUDA's queue of a stream has 1,024 entries; records of events and waits for them take entries as well, and are not
-counted. With so much work before it, a launch is early by any measure.
+CUDA's queue of a stream has 1,024 entries; records of events and waits for them take entries as
+well, and are not counted. With so much work before it, a launch is early by any measure.
 """
 
 WAITING_CALLS = pl.Schema(
@@ -87,7 +88,8 @@ def find_waiting_calls(api: ApiCalls, gpu_events: pl.DataFrame | None = None) ->
 
     Args:
         api: The host's calls.
-        gpu_events: GPU events of the rank, to see which asynchronous copies made the host wait; None: none did.
+        gpu_events: GPU events of the rank, to see which asynchronous copies made the host wait;
+            None: none did.
 
     >>> api = pl.DataFrame({"kind": ["runtime"] * 3, "tid": [1] * 3, "start_ns": [0, 5, 9], "end_ns": [1, 6, 20],
     ...     "name": ["cudaLaunchKernel", "cudaStreamWaitEvent", "cudaStreamSynchronize"]})
@@ -106,7 +108,8 @@ def find_waiting_calls(api: ApiCalls, gpu_events: pl.DataFrame | None = None) ->
 def _is_pageable_copy(api: ApiCalls, gpu_events: pl.DataFrame) -> Bools:
     """Return the asynchronous copies from or to pageable memory whose call returned only after the copy had begun.
 
-    Such a copy needs the host. The call stands still until the stream has reached it: it waits for the work before.
+    Such a copy needs the host. The call stands still until the stream has reached it: it waits for
+    the work before.
     """
     copies = CategoryColumn.from_series(gpu_events["name"]).matches("(?i)pageable")
     if not copies.any():
@@ -129,7 +132,8 @@ def _waits_for_queue(api: ApiCalls, gpu_events: pl.DataFrame) -> Bools:
         return is_slow
     begins = gpu_events.select("correlation", begin_ns="start_ns").drop_nulls().group_by("correlation").min()
     launches = calls.select("correlation", "start_ns").filter(pl.Series(is_queued)).join(begins, on="correlation")
-    # Launches of all streams before the call whose work had not begun: those launched less those begun before it.
+    # Launches of all streams before the call whose work had not begun: those launched less those
+    # begun before it.
     launched = np.searchsorted(launches["start_ns"].sort().to_numpy(), start_ns[is_slow])
     begun = np.searchsorted(launches["begin_ns"].sort().to_numpy(), start_ns[is_slow])
     waits = is_slow.copy()
@@ -144,28 +148,32 @@ def find_full_queue_time(api: ApiCalls, gpu_events: pl.DataFrame) -> Intervals:
 
 # ---- Host activity during launch-bound idle time: what the launching thread did while the GPU waited for a launch.
 #
-# While the GPU is idle because its next work was not launched, the thread that launches it is somewhere: inside a
-# call that waits for the GPU, in an allocation, in the launches of other work, in an operator, in the data loader, in
-# garbage collection, or in Python between operators. Each nanosecond goes to the innermost range open on that thread;
-# where it had none, to the innermost range of another thread that launches GPU work (the autograd engine hands over
-# to the main thread). The parts sum to the launch-bound idle time.
+# While the GPU is idle because its next work was not launched, the thread that launches it is
+# somewhere: inside a call that waits for the GPU, in an allocation, in the launches of other work,
+# in an operator, in the data loader, in garbage collection, or in Python between operators. Each
+# nanosecond goes to the innermost range open on that thread; where it had none, to the innermost
+# range of another thread that launches GPU work (the autograd engine hands over to the main
+# thread). The parts sum to the launch-bound idle time.
 
 
 ACTIVITIES = ("sync", "allocation", "launch", "garbage_collection", "data_loading", "operator", "annotation", "python")
-"""Activities of the host: waiting for the GPU, managing its memory, launching other work, …, Python between ranges."""
+"""Activities of the host: waiting for the GPU, managing its memory, launching other work, …, Python
+between ranges."""
 SYNC = ACTIVITIES.index("sync")
 PYTHON = ACTIVITIES.index("python")
 HOST_KINDS = ("cpu_op", "annotation", "runtime", "driver")
 MAX_ROWS_PER_RANK = 50
 """Rows listed one by one for a rank, the longest; the rest is summed by activity."""
 MAX_NESTING_DEPTH = 64
-"""Levels of nested ranges through which data loading and garbage collection are passed on to what runs inside them."""
+"""Levels of nested ranges through which data loading and garbage collection are passed on to what
+runs inside them."""
 
 _DATA_LOADING = r"(?i)dataloader|data_loader|dataset.*__next__|load_batch|next_batch"
 _GARBAGE_COLLECTION = r"(?i)\bpython gc\b|garbage.?collect|\bgc[.:_ ]?collect|^gc$"
 _STEP_MARK = r"^ProfilerStep#"
 _SYNCHRONIZING_OPS = ("aten::item", "aten::_local_scalar_dense", "aten::is_nonzero", "aten::nonzero")
-"""Operators that copy a value to the host: a synchronization inside them is shown under their name."""
+"""Operators that copy a value to the host: a synchronization inside them is shown under their
+name."""
 
 HOST_ACTIVITY = table_schema(HostActivity)
 
@@ -218,7 +226,8 @@ def keep_longest(rows: pl.DataFrame, count: int = MAX_ROWS_PER_RANK) -> pl.DataF
 def add_time_inside_launches(api: ApiCalls, labelled: pl.DataFrame, gaps: pl.DataFrame) -> pl.DataFrame:
     """Return the gaps with ``inside_launch_ns``: idle time inside the launch call of the event that ended the gap.
 
-    That time is the host's: it moves from ``dependency_ns`` to ``launch_bound_ns``, unless it is ``warm_up_ns``.
+    That time is the host's: it moves from ``dependency_ns`` to ``launch_bound_ns``, unless it is
+    ``warm_up_ns``.
 
     >>> calls = pl.DataFrame({"kind": ["runtime"], "correlation": [7], "end_ns": [90]})
     >>> gaps = pl.DataFrame({"start_ns": [5], "end_ns": [95], "launch_bound_ns": [75], "dependency_ns": [15],
@@ -254,7 +263,10 @@ class _Stretches(msgspec.Struct, frozen=True, eq=False):
 
 
 class _HostRanges(msgspec.Struct, frozen=True, eq=False):
-    """Ranges of the host's threads by thread and start; of two that start together the longer one comes first."""
+    """Ranges of the host's threads by thread and start.
+
+    Of two that start together the longer one comes first.
+    """
 
     kind: Ints
     """Index in ``KINDS``."""
@@ -311,11 +323,14 @@ class _HostRanges(msgspec.Struct, frozen=True, eq=False):
 def _split_by_innermost_range(
     waiting: _Stretches, ranges: _HostRanges, threads: Sequence[int]
 ) -> tuple[_Stretches, Ints]:
-    """Cut stretches wherever a range begins or ends; return the pieces and the innermost range open in each."""
+    """Cut stretches wherever a range begins or ends.
+
+    Return the pieces and the innermost range open in each.
+    """
     edges = np.sort(np.concatenate([ranges.start, ranges.end, waiting.start, waiting.end]), kind="stable")
     edges = edges[np.diff(edges, prepend=edges[0] - 1) > 0]
-    # The stretch that each edge lies in; edges outside every stretch are dropped. A piece reaches from its edge to the
-    # next one, and no further than its stretch.
+    # The stretch that each edge lies in; edges outside every stretch are dropped. A piece reaches
+    # from its edge to the next one, and no further than its stretch.
     stretch = np.searchsorted(waiting.start, edges, side="right") - 1
     inside = np.flatnonzero((stretch >= 0) & (edges < waiting.end[np.maximum(stretch, 0)]))
     stretch = stretch[inside]

@@ -1,8 +1,9 @@
 """Time of the host by what it does, and how long the GPU has nothing to do meanwhile.
 
-Each nanosecond of the threads that launch GPU work belongs to one activity: the first of ``HOST_CODES`` that matches.
-Compilation, data loading, copies of pageable memory, allocations, synchronisations and operators that run on the CPU
-are recognised by what was recorded; where nothing was, the host is in Python. The rest is launching.
+Each nanosecond of the threads that launch GPU work belongs to one activity: the first of
+``HOST_CODES`` that matches. Compilation, data loading, copies of pageable memory, allocations,
+synchronisations and operators that run on the CPU are recognised by what was recorded; where
+nothing was, the host is in Python. The rest is launching.
 """
 
 from __future__ import annotations
@@ -28,19 +29,22 @@ HOST_CODES = (
 )
 """What the host can do, in order: time that two match belongs to the first."""
 COMPILATION = r"(?i)dynamo_timed|inductor_compile|compile_fx|entire_(frame|backward)_compile|autotun|do_bench"
-"""Ranges of ``torch.compile`` and of Triton's benchmarks while they compile; a look into their cache is none."""
+"""Ranges of ``torch.compile`` and of Triton's benchmarks while they compile; a look into their
+cache is none."""
 DATA_LOADING = r"(?i)dataloader.*__next__|dataset.*__next__|load_batch|next_batch"
 SYNCHRONIZING_OPS = r"^aten::(item|_local_scalar_dense|is_nonzero|nonzero|masked_select|equal|unique|_unique2)$"
 """Operators that ask the GPU for a value: without them their synchronisation is gone as well."""
 WRAPPERS = r"^(PythonSubclass|PythonDispatchMode|autograd::engine|Torch-Compiled Region|\[pytorch\|)"
 """Ranges that say nothing about what they wrap."""
 MIN_CPU_OPERATOR_NS = 200_000
-"""Time from which an operator that launches nothing works on the CPU: it takes a tenth of that to make a view."""
+"""Time from which an operator that launches nothing works on the CPU: it takes a tenth of that to
+make a view."""
 MIN_PYTHON_NS = 500_000
-"""Stretch without any range from which the host is in Python; shorter ones lie between two launches."""
+"""Stretch without any range from which the host is in Python; shorter ones lie between two
+launches."""
 MIN_LEAD_NS = 1_000_000
-"""Time by which the host launches work before the GPU starts it, from which on it is ahead: with less, the GPU runs out
-of work at the next few short kernels."""
+"""Time by which the host launches work before the GPU starts it, from which on it is ahead: with
+less, the GPU runs out of work at the next few short kernels."""
 MAX_PLACES = 5
 """Places that are kept for each activity, those where the GPU is idle longest."""
 
@@ -85,7 +89,8 @@ def measure_host_time(
         gpu_events: Its GPU events, with the thread that launched each.
         steps: Its steps with their intervals (``align.steps.STEPS``).
         busy: Time in which any GPU event runs.
-        gaps: Idle gaps with their causes (``metrics.budget.gaps``): only idle time before a launch is the host's.
+        gaps: Idle gaps with their causes (``metrics.budget.gaps``): only idle time before a launch
+            is the host's.
         frames: Its Python frames, if they were read beside *events*.
 
     Without events of the host both are empty: what it did is not known.
@@ -139,7 +144,10 @@ def _launching_threads(events: pl.DataFrame, gpu_events: pl.DataFrame) -> pl.Dat
 
 
 def _ranges_by_code(host: pl.DataFrame, gpu_events: pl.DataFrame) -> dict[str, pl.DataFrame]:
-    """Return the ranges of each activity that is recognised by a name or by a copy's kind; with the operator around."""
+    """Return the ranges of each activity that is recognised by a name or by a copy's kind.
+
+    With the operator around.
+    """
     is_call = pl.col("kind").is_in(["runtime", "driver"])
     name = pl.col("name")
     copies = gpu_events.select("correlation", copy=pl.col("name").cast(pl.String)).drop_nulls().unique("correlation")
@@ -262,7 +270,10 @@ def _time_by_part(
 
 
 def _longest_name(ranges: pl.DataFrame, column: str) -> str | None:
-    """Return the name with the longest time among *ranges*; operators of PyTorch before ranges around them."""
+    """Return the name with the longest time among *ranges*.
+
+    Operators of PyTorch before ranges around them.
+    """
     by_name = (
         ranges.drop_nulls(column)
         .group_by(column)
@@ -302,7 +313,10 @@ def _longest_places(code: str, covered: Intervals, named: pl.DataFrame, steps: p
 
 
 def _source_lines(events: pl.DataFrame, host: pl.DataFrame) -> pl.DataFrame:
-    """Return the Python frames of the launching threads, in order of start; none if only modules were recorded."""
+    """Return the Python frames of the launching threads, in order of start.
+
+    None if only modules were recorded.
+    """
     frames = events.filter((pl.col("kind") == "python") & pl.col("tid").is_in(host["tid"].unique().implode()))
     named = frames.select("start_ns", "end_ns", name=pl.col("name").cast(pl.String))
     return named.filter(~pl.col("name").str.starts_with("nn.Module: ")).sort("start_ns")

@@ -1,7 +1,8 @@
 """Operators whose time the memory's bandwidth limits, and the bytes that they and products move at least.
 
-The bytes follow from the sizes and types of an operator's inputs and are a lower bound: every input is read once, every
-result written once. Calls of one operator with equal sizes and types are one row.
+The bytes follow from the sizes and types of an operator's inputs and are a lower bound: every input
+is read once, every result written once. Calls of one operator with equal sizes and types are one
+row.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ KINDS = ("elementwise", "normalization", "softmax", "reduction", "optimizer", "e
 BYTES_BY_DTYPE = {"fp4": 0.5, "fp8": 1, "int8": 1, "bf16": 2, "fp16": 2, "tf32": 4, "fp32": 4, "fp64": 8}
 """Bytes of one element by the short name of its type."""
 MIN_LIST_ELEMENT_BYTES = 2
-"""Bytes of an element of a parameter, gradient or state, whose types lists of tensors do not record."""
+"""Bytes of an element of a parameter, gradient or state, whose types lists of tensors do not
+record."""
 MAX_ROWS_PER_RANK = 100
 """Rows that are kept of each rank, those that take longest."""
 
@@ -39,11 +41,14 @@ MEMORY_BOUND = pl.Schema(
         "limit_ns": pl.Float64(),  # time of these bytes at the memory's bandwidth; null if that is unknown
     }
 )
-"""One rank's operators that move memory, and its copies on the device; those that take longest first."""
+"""One rank's operators that move memory, and its copies on the device; those that take longest
+first."""
 
 
 def memory_gb_s(device: str | None, *, multiprocessors: int | None = None) -> float | None:
-    """Return the bandwidth of a GPU's memory in GB/s; None if unknown. A part of a GPU has its share.
+    """Return the bandwidth of a GPU's memory in GB/s; None if unknown.
+
+    A part of a GPU has its share.
 
     >>> memory_gb_s("NVIDIA H200"), memory_gb_s("NVIDIA H200", multiprocessors=33), memory_gb_s("Abacus")
     (4800.0, 1200.0, None)
@@ -111,7 +116,9 @@ def kind_of(op: str | None) -> str | None:
 
 
 def moved_bytes(kind: str, shapes: str, dtypes: str) -> int | None:
-    """Return the bytes that one call moves at least; None if the sizes or types of its inputs are not known.
+    """Return the bytes that one call moves at least.
+
+    None if the sizes or types of its inputs are not known.
 
     >>> moved_bytes("elementwise", "[[1024,8],[8],[]]", '["float","float","Scalar"]')  # reads both, writes the first
     65568

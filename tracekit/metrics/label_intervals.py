@@ -1,7 +1,8 @@
 """One rank's GPU time as interval sets: one set per label, and the sets compute, communication and copy.
 
-compute = forward … optimizer, and kernels without a known label (``other`` occupies the GPU; reports list it on its own
-line); communication = ep_dispatch … comm, broadcast; copy = offload, onload, reload, memory.
+compute = forward … optimizer, and kernels without a known label (``other`` occupies the GPU;
+reports list it on its own line); communication = ep_dispatch … comm, broadcast; copy = offload,
+onload, reload, memory.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ LABEL_SETS: Mapping[str, tuple[str, ...]] = {
     "copy": COPY_LABELS,
 }
 EXPOSABLE_LABELS = tuple(label for label in LABELS if label not in COMPUTE_SET)
-"""Communication and copy labels. Exposed time covered by two of them is attributed to the one that comes first here."""
+"""Communication and copy labels. Exposed time covered by two of them is attributed to the one that
+comes first here."""
 MIN_STRONG_CONFIDENCE = 0.65
-"""Confidence below which a label rests on weak evidence: neighbours and order alone give less, names and operators
-more."""
+"""Confidence below which a label rests on weak evidence: neighbours and order alone give less,
+names and operators more."""
 
 _LABEL_DTYPE = LABELLED["label"]
 _SET_INDEX_OF_LABEL = np.array(
@@ -59,7 +61,9 @@ def has_label(codes: Ints, labels: Iterable[str]) -> Bools:
 
 @dataclass(frozen=True, eq=False)
 class Lanes:
-    """Interval sets of one rank by label and by label set; the group of every interval is its part (step).
+    """Interval sets of one rank by label and by label set.
+
+    The group of every interval is its part (step).
 
     >>> events = pl.DataFrame({"label": ["forward", "pp_comm", "forward"], "start_ns": [0, 4, 9], "end_ns": [6, 8, 12]})
     >>> lanes = Lanes.of(events)
@@ -97,7 +101,10 @@ class Lanes:
         code = label_codes(labelled)
 
         def unions(index: Ints, names: Sequence[str]) -> dict[str, Intervals]:
-            """Return the union of the events of each name; *index* is the index of each event's name."""
+            """Return the union of the events of each name.
+
+            *index* is the index of each event's name.
+            """
             # One pass with a group for every (name, part); then each name's groups are cut out.
             combined = union(start, end, index * parts + event_part)
             return {name: combined.section(i * parts, (i + 1) * parts) for i, name in enumerate(names)}
@@ -113,7 +120,10 @@ class Lanes:
 
     @cached_property
     def exposed(self) -> Mapping[str, Intervals]:
-        """Exposed time by communication and copy label. Time covered by several labels belongs to the first."""
+        """Exposed time by communication and copy label.
+
+        Time covered by several labels belongs to the first.
+        """
         unattributed = self.busy - self.compute
         exposed = {}
         for label in EXPOSABLE_LABELS:
@@ -132,7 +142,9 @@ class Lanes:
 
 
 def weak_ns(labelled: pl.DataFrame, *, parts: int = 1, part: str | None = None) -> tuple[int, ...]:
-    """Return the time in each part whose label rests on weak evidence; time labelled ``other`` does not count.
+    """Return the time in each part whose label rests on weak evidence.
+
+    Time labelled ``other`` does not count.
 
     >>> events = pl.DataFrame(
     ...     {"label": ["forward", "backward", "other"], "confidence": [0.9, 0.6, 0.0], "start_ns": [0, 4, 8],
@@ -149,8 +161,9 @@ def weak_ns(labelled: pl.DataFrame, *, parts: int = 1, part: str | None = None) 
 
 # ---- Attribution of every busy nanosecond of a rank to one of its events, so that parts add up to the whole.
 #
-# Compute comes first: where several kernels run at once, the time belongs to the one that started first, until it
-# ends. Exposed time of communication and copies is attributed in the order of labels, as in the budget.
+# Compute comes first: where several kernels run at once, the time belongs to the one that started
+# first, until it ends. Exposed time of communication and copies is attributed in the order of
+# labels, as in the budget.
 
 
 def attribute_time(labelled: pl.DataFrame, lanes: Lanes) -> Ints:
@@ -172,7 +185,10 @@ def attribute_time(labelled: pl.DataFrame, lanes: Lanes) -> Ints:
 
 
 def _attribute(labelled: pl.DataFrame, selected: Bools, within: Intervals, attributed_ns: Ints) -> None:
-    """Attribute the time of *within* to the *selected* events that cover it; write it to *attributed_ns*."""
+    """Attribute the time of *within* to the *selected* events that cover it.
+
+    Write it to *attributed_ns*.
+    """
     rows = np.flatnonzero(selected)
     rows = rows[np.argsort(labelled["start_ns"].to_numpy()[rows], kind="stable")]
     start = labelled["start_ns"].to_numpy()[rows]
@@ -193,7 +209,9 @@ TIMELINE = pl.Schema({"label": pl.Enum(LABELS), "pass": pl.Enum(PASSES), "start_
 
 
 def timeline(labelled: pl.DataFrame, *, max_intervals: int = MAX_TIMELINE_INTERVALS) -> pl.DataFrame:
-    """Return unions by label and pass (``TIMELINE``); if there are more than *max_intervals*, nearest ones are joined.
+    """Return unions by label and pass (``TIMELINE``).
+
+    If there are more than *max_intervals*, nearest ones are joined.
 
     Joining covers gaps, so this table is for drawing, never for measuring.
 
@@ -213,7 +231,8 @@ def timeline(labelled: pl.DataFrame, *, max_intervals: int = MAX_TIMELINE_INTERV
     start = intervals.start_ns
     end = intervals.end_ns
     if len(start) > max_intervals:
-        # Keep the max_intervals - 1 widest gaps (gaps between groups are infinite) and draw over the others.
+        # Keep the max_intervals - 1 widest gaps (gaps between groups are infinite) and draw over
+        # the others.
         gap = np.where(group[1:] == group[:-1], start[1:] - end[:-1], np.iinfo(np.int64).max)
         widest_closed = np.partition(gap, len(gap) - max_intervals)[len(gap) - max_intervals]
         first = np.flatnonzero(np.concatenate(([True], gap > widest_closed)))

@@ -1,7 +1,7 @@
 """Figures of one rank that explain why other ranks wait for it: kernel times, work, late launches, tokens.
 
-They are compared across ranks in ``analysis.stragglers``. All are by step and small: a row per operator and shapes, a
-row per step, a row per micro-batch.
+They are compared across ranks in ``analysis.stragglers``. All are by step and small: a row per
+operator and shapes, a row per step, a row per micro-batch.
 """
 
 import hashlib
@@ -50,7 +50,8 @@ class RankLateness:
     """Compute kernels (``KERNEL_TIMES``); empty if input shapes were not recorded."""
     steps: pl.DataFrame = field(default_factory=STEP_LATENESS.to_frame)
     tokens: pl.DataFrame = field(default_factory=TOKENS.to_frame)
-    """Tokens by step and micro-batch, from the calls of the token embedding; empty where there are none."""
+    """Tokens by step and micro-batch, from the calls of the token embedding; empty where there are
+    none."""
 
 
 def measure_lateness(
@@ -83,8 +84,8 @@ def measure_lateness(
 def _kernel_times(gpu_events: pl.DataFrame, steps: pl.DataFrame, texts: CategoryColumns) -> pl.DataFrame:
     """Return ``KERNEL_TIMES``.
 
-    Kernels are told apart by their operator where it is known: for the same operator and shapes a library may choose
-    other kernels on another GPU, and more of them.
+    Kernels are told apart by their operator where it is known: for the same operator and shapes a
+    library may choose other kernels on another GPU, and more of them.
     """
     rows = np.flatnonzero(has_label(label_codes(gpu_events), COMPUTE_SET))
     op = texts["op"].take(rows)
@@ -96,7 +97,8 @@ def _kernel_times(gpu_events: pl.DataFrame, steps: pl.DataFrame, texts: Category
     part = to_int64(gpu_events["part"])[rows]
     work = group_rows(op.codes, shapes.codes, part)[0]
     group, first = group_rows(work, name.codes)
-    # Kernels without a call count one by one: their own row, as a negative number, stands for the call.
+    # Kernels without a call count one by one: their own row, as a negative number, stands for the
+    # call.
     call = to_int64(gpu_events["op_id"], -1)[rows]
     first_of_call = group_rows(work, np.where(call < 0, -1 - rows, call))[1]
     duration = (gpu_events["end_ns"].to_numpy() - gpu_events["start_ns"].to_numpy())[rows]
@@ -132,8 +134,8 @@ def _step_lateness(
     first_event = order[np.flatnonzero(np.diff(part[order], prepend=-1))]
     number = to_int64(steps["step"])
     follows = np.diff(number, prepend=number[0] - 2) == 1
-    # A gap belongs to the step of the event that ends it. One that begins before a recorded step's neighbour is known
-    # to be idle time only if nothing was left out between the two.
+    # A gap belongs to the step of the event that ends it. One that begins before a recorded step's
+    # neighbour is known to be idle time only if nothing was left out between the two.
     next_event = idle_gaps["next"].to_numpy()
     late = (idle_gaps["launch_bound_ns"] + idle_gaps["warm_up_ns"]).to_numpy()
     crosses = (start[next_event] == start[first_event][part[next_event]]) & ~follows[part[next_event]]
@@ -169,7 +171,9 @@ def _tokens(events: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
 
 
 def _embedding_size(text: str) -> tuple[int, int]:
-    """Return the rows of an embedding's table and the number of its indices; 0 where the shapes do not tell.
+    """Return the rows of an embedding's table and the number of its indices.
+
+    0 where the shapes do not tell.
 
     >>> _embedding_size("[[8192,2048],[2,1536],[],[],[]]")
     (8192, 3072)

@@ -111,12 +111,14 @@ def _normalize_calls(what: pl.Series) -> pl.Series:
 
 # ---- Waiting inside communication by operation, and operations whose wait is unknown.
 #
-# The waits of matched operations come from ``align.waits``. An operation of which not all members were recorded may
-# have waited for one of the others: its wait is a lower bound, and the rest of its time is not known to be transfer.
+# The waits of matched operations come from ``align.waits``. An operation of which not all members
+# were recorded may have waited for one of the others: its wait is a lower bound, and the rest of
+# its time is not known to be transfer.
 #
-# A bubble contains the exposed wait of pipeline messages. A message may appear in a trace as such, as a kernel that
-# may be one (``SendRecv`` also carries all-to-alls), as communication of unknown kind, or only as a call of the host.
-# All of these count as possible messages, so that a bubble is stated as exact only where no wait is unknown.
+# A bubble contains the exposed wait of pipeline messages. A message may appear in a trace as such,
+# as a kernel that may be one (``SendRecv`` also carries all-to-alls), as communication of unknown
+# kind, or only as a call of the host. All of these count as possible messages, so that a bubble is
+# stated as exact only where no wait is unknown.
 
 
 _COLLECTIVE = (
@@ -131,17 +133,20 @@ def add_waits(
 ) -> pl.DataFrame:
     """Return the operations with match, last_rank, late_ns, wait_ns, transfer_ns, wait_is_bound, open and hole.
 
-    ``last_rank`` arrived last; ``late_ns`` is how long after the first member this rank arrived, on aligned clocks;
-    ``wait_is_bound``: the wait is an upper bound; all are null without a peer's trace. ``open``: some message has no
-    match, or some member of the group was not recorded, so that the operation may have waited longer. ``hole``: it is
-    open or has no match although there are traces of all ranks that it needs: one of them lacks this operation.
+    ``last_rank`` arrived last; ``late_ns`` is how long after the first member this rank arrived, on
+    aligned clocks; ``wait_is_bound``: the wait is an upper bound; all are null without a peer's
+    trace. ``open``: some message has no match, or some member of the group was not recorded, so
+    that the operation may have waited longer. ``hole``: it is open or has no match although there
+    are traces of all ranks that it needs: one of them lacks this operation.
 
     Args:
         operations: Operations of all ranks.
-        members: Matched operations with their waits (``align.waits.with_waits``), whose ``row`` is a row of
-            *operations*. Those that are not ``recorded``, if it has that column, count as missing.
+        members: Matched operations with their waits (``align.waits.with_waits``), whose ``row`` is
+            a row of *operations*. Those that are not ``recorded``, if it has that column, count as
+            missing.
         ranks: Ranks that have a trace; None for those of the operations.
-        all_recorded: Whether all ranks of the run were recorded; decides where a group's members are not named.
+        all_recorded: Whether all ranks of the run were recorded; decides where a group's members
+            are not named.
 
     >>> from tracekit.align.clocks import align
     >>> from tracekit.align.matching import match
@@ -192,7 +197,10 @@ def add_waits(
 
 
 def _traces_of_groups(operations: pl.DataFrame, ranks: pl.Series) -> Bools:
-    """Return whether there are traces of all ranks of each operation's group; False where these are not listed."""
+    """Return whether there are traces of all ranks of each operation's group.
+
+    False where these are not listed.
+    """
     groups = parse_group_ranks(operations["group_ranks"])
     in_traces = pl.col("members").list.eval(pl.element().is_in(ranks.cast(pl.Int64).implode())).list.all()
     listed = groups.select(pl.col("all_listed") & in_traces).to_series().to_numpy()
@@ -202,14 +210,20 @@ def _traces_of_groups(operations: pl.DataFrame, ranks: pl.Series) -> Bools:
 
 
 def _traces_of_peers(operations: pl.DataFrame, ranks: pl.Series) -> Bools:
-    """Return whether there are traces of all peers of each operation's messages; False where one is not named."""
+    """Return whether there are traces of all peers of each operation's messages.
+
+    False where one is not named.
+    """
     peer = pl.element().struct.field("peer")
     in_traces = pl.col("messages").list.eval(peer.is_in(ranks.implode()).fill_null(False)).list.all()
     return operations.select(in_traces.fill_null(False)).to_series().to_numpy()
 
 
 def _group_sizes(group_ranks: pl.Series) -> Ints:
-    """Return the number of ranks in each operation's group; 0 if the file does not list them all."""
+    """Return the number of ranks in each operation's group.
+
+    0 if the file does not list them all.
+    """
     groups = parse_group_ranks(group_ranks)
     size = pl.when("all_listed").then(pl.col("members").list.len()).otherwise(0)
     sizes = groups.select(size.cast(pl.Int64)).to_series().to_numpy()
@@ -245,7 +259,9 @@ def has_unknown_wait(operations: pl.DataFrame) -> Bools:
 
 
 def may_be_of_pipeline(operations: pl.DataFrame) -> Bools:
-    """Return which operations may be messages of a pipeline; a ring of context parallelism has messages too.
+    """Return which operations may be messages of a pipeline.
+
+    A ring of context parallelism has messages too.
 
     >>> ops = pl.DataFrame({"label": ["pp_comm", "comm", "cp_comm"], "what": ["p2p"] * 3})
     >>> may_be_of_pipeline(ops).tolist()

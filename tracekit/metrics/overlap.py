@@ -78,7 +78,8 @@ def label_times(labelled: pl.DataFrame, lanes: Lanes, *, part: str | None = None
         if name not in (*COMPUTE_SET, "compute"):
             covered_ns = lanes.compute.covered_ns(lane.start_ns, lane.end_ns, lane.group)
             hidden_ns[:, column] = sum_by_group(covered_ns, lane.group, lanes.parts)
-    # Cell of each event in the flattened [part, name] arrays; label sets come first and have no events of their own.
+    # Cell of each event in the flattened [part, name] arrays; label sets come first and have no
+    # events of their own.
     cell = lanes.code + len(LABEL_SETS)
     if part is not None:
         cell = cell + to_int64(labelled[part]) * len(names)
@@ -107,10 +108,10 @@ def label_times(labelled: pl.DataFrame, lanes: Lanes, *, part: str | None = None
 def hidden(labelled: pl.DataFrame, *, part: str | None = None, texts: CategoryColumns | None = None) -> pl.DataFrame:
     """Return how long compute runs at the same time as communication and copies (``HIDDEN``).
 
-    Two kernels that hide the same moment both count, so that a row of the matrix may sum to more than the label's
-    hidden time. Rows whose ``detail`` is false are the plain label × label matrix. Rows with true split both sides by
-    pass, and the hiding side by module; a label and pass beside which no compute ran has one such row, with a null
-    ``by``.
+    Two kernels that hide the same moment both count, so that a row of the matrix may sum to more
+    than the label's hidden time. Rows whose ``detail`` is false are the plain label × label matrix.
+    Rows with true split both sides by pass, and the hiding side by module; a label and pass beside
+    which no compute ran has one such row, with a null ``by``.
 
     Args:
         labelled: GPU events of one rank.
@@ -166,7 +167,10 @@ class _Kinds(msgspec.Struct, frozen=True, eq=False):
 
 
 def _overlap_matrix(kinds: _Kinds, by_kinds: _Kinds, *, detail: bool) -> pl.DataFrame:
-    """Return ``HIDDEN``: the time of *kinds* beside each of *by_kinds*; with *detail* also the kinds beside none."""
+    """Return ``HIDDEN``: the time of *kinds* beside each of *by_kinds*.
+
+    With *detail* also the kinds beside none.
+    """
     lanes = kinds.lanes
     parts = kinds.parts
     of_ns = lanes.totals_ns(len(kinds.names) * parts)
@@ -199,8 +203,9 @@ def _overlap_matrix(kinds: _Kinds, by_kinds: _Kinds, *, detail: bool) -> pl.Data
 # ---- Cost of overlap: kernels run slower beside communication than alone, since both use memory, links and
 # processors.
 #
-# The time of a kernel beside communication is compared with the median of the same kernel, for the same operator and
-# input shapes, alone. Groups whose times alone vary much are left out: differences there may have another reason.
+# The time of a kernel beside communication is compared with the median of the same kernel, for the
+# same operator and input shapes, alone. Groups whose times alone vary much are left out:
+# differences there may have another reason.
 
 
 MIN_KERNELS_TO_COMPARE = 3
@@ -210,7 +215,8 @@ MIN_OVERLAPPED_SHARE = 0.9
 MAX_SPREAD_ALONE = 1.25
 """Largest ratio of the 90th to the 10th percentile of a group's times alone, for a comparison."""
 MIN_COMPARED_SHARE = 0.5
-"""Share of the kernel time beside communication that must be comparable before a net gain is given."""
+"""Share of the kernel time beside communication that must be comparable before a net gain is
+given."""
 
 OVERLAP_COSTS = pl.Schema(list(table_schema(LabelSlowdown).items())[:5])
 """The measured columns of ``LabelSlowdown``: those up to ``all_ns``."""
@@ -269,8 +275,8 @@ def measure_overlap_costs(
 def combine_overlap_costs(costs: Iterable[pl.DataFrame], saved_ns: int) -> Hiding | None:
     """Sum the costs of all ranks; None if no compute ran beside communication.
 
-    Kernels that were not compared are assumed to have slowed down like the others. If too little was compared, the net
-    gain is unknown.
+    Kernels that were not compared are assumed to have slowed down like the others. If too little
+    was compared, the net gain is unknown.
     """
     total = pl.concat([OVERLAP_COSTS.to_frame(), *costs]).group_by("label", maintain_order=True).agg(pl.all().sum())
     if total.is_empty():

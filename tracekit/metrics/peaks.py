@@ -1,8 +1,8 @@
 """Peak rates of GPUs: dense tensor-core TFLOP/s by GPU and type, and bandwidth of the link to the host.
 
-The figures come from data sheets. They are data: ``peaks.toml``, or the file named by ``TRACEKIT_PEAKS``, which comes
-first. A part of a GPU (MIG, or processes that share one) shows fewer multiprocessors than the whole: its peak is that
-share.
+The figures come from data sheets. They are data: ``peaks.toml``, or the file named by
+``TRACEKIT_PEAKS``, which comes first. A part of a GPU (MIG, or processes that share one) shows
+fewer multiprocessors than the whole: its peak is that share.
 """
 
 import os
@@ -78,13 +78,18 @@ def peak_tflop_s(device: str, dtype: str, *, multiprocessors: int | None = None)
 
 
 def link_gb_s(where: str) -> float | None:
-    """Return the peak of a link (``in node``, ``across nodes``) in GB/s, from the user's file; None if not given."""
+    """Return the peak of a link (``in node``, ``across nodes``) in GB/s, from the user's file.
+
+    None if not given.
+    """
     links = _read_peaks(os.environ.get(PEAKS_VARIABLE, "")).link
     return next((link.gb_s for link in links if link.where == where), None)
 
 
 def host_link_gb_s(device: str) -> float | None:
-    """Return the bandwidth between *device* and its host in one direction, in GB/s; None if unknown.
+    """Return the bandwidth between *device* and its host in one direction, in GB/s.
+
+    None if unknown.
 
     >>> host_link_gb_s("NVIDIA H200"), host_link_gb_s("NVIDIA GH200 480GB"), host_link_gb_s("NVIDIA GB200")
     (63.0, 450.0, None)

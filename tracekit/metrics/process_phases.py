@@ -1,9 +1,9 @@
 """Phases of one process: stretches of training, generation and weight synchronisation, and its decoding.
 
-Annotations of RL frameworks (``phase_names.toml``) decide where there are any. Otherwise labels do: the forward of a
-process that trains is training, that of one that does not is generation, and broadcasts, reloads and copies of weights
-to the device are weight synchronisation. Other events (communication, small copies, fills) belong to the stretch beside
-them.
+Annotations of RL frameworks (``phase_names.toml``) decide where there are any. Otherwise labels do:
+the forward of a process that trains is training, that of one that does not is generation, and
+broadcasts, reloads and copies of weights to the device are weight synchronisation. Other events
+(communication, small copies, fills) belong to the stretch beside them.
 """
 
 import tomllib
@@ -94,7 +94,10 @@ def find_stretches(labelled: pl.DataFrame) -> pl.DataFrame:
 
 
 def _annotated_phases(annotations: pl.Series) -> pl.Series:
-    """Return the phase that each event's annotations name; the expressions are matched once per distinct text."""
+    """Return the phase that each event's annotations name.
+
+    The expressions are matched once per distinct text.
+    """
     texts = annotations.unique().drop_nulls().cast(pl.String)
     phases: dict[str, str] = {}
     for phase, pattern in phase_names().items():
@@ -108,8 +111,9 @@ def _annotated_phases(annotations: pl.Series) -> pl.Series:
 def _fill_neutral(events: pl.DataFrame, *, trains: bool) -> pl.Series:
     """Return the phase of every event; events without one get that of a neighbour.
 
-    The longest pause between two stretches divides what lies between them, with two exceptions: after training,
-    everything prepares the weight synchronisation, and after that, barriers and collectives of a few bytes end it.
+    The longest pause between two stretches divides what lies between them, with two exceptions:
+    after training, everything prepares the weight synchronisation, and after that, barriers and
+    collectives of a few bytes end it.
     """
     phase = events["phase"]
     before = phase.forward_fill()
@@ -165,7 +169,8 @@ def find_decode_steps(events: pl.DataFrame) -> pl.DataFrame:
 
     lengths = calls.select("start_ns", queries=dimensions(1), key_shape=dimensions(2))
     lengths = lengths.filter(pl.col("queries").list.len() == pl.col("key_shape").list.len())
-    # Attention with the same number of dimensions: positions are in the one dimension where keys exceed queries.
+    # Attention with the same number of dimensions: positions are in the one dimension where keys
+    # exceed queries.
     longer = lengths.explode("queries", "key_shape").filter(pl.col("key_shape") > pl.col("queries"))
     table = longer.group_by("start_ns", maintain_order=True).agg(keys=pl.col("key_shape").max())
     return conform(table, DECODE_STEPS)

@@ -35,16 +35,19 @@ PRODUCTS = pl.Schema(
         "at_peak_ns": pl.Float64(),  # time of the same work at the GPU's peak; null where flop or peak is unknown
     }
 )
-"""One rank's matrix products, attentions and convolutions, by label, module, operator, kernel, shapes and type."""
+"""One rank's matrix products, attentions and convolutions, by label, module, operator, kernel,
+shapes and type."""
 
 _TABLES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("products.toml").read_text(encoding="utf-8"))
 """Types of inputs, and operators by the formula of their FLOP."""
 DTYPES_NARROW_TO_WIDE = ("fp4", "fp8", "int8", "bf16", "fp16", "fp32", "fp64")
 
 MAX_UNCOUNTED_SHARE = 0.01
-"""Share of product time without known FLOP above which utilisation is withheld: it would be too low."""
+"""Share of product time without known FLOP above which utilisation is withheld: it would be too
+low."""
 NOT_MODEL_LABELS = ("recompute", "optimizer")
-"""Labels of products outside the model's forward and backward: repeated ones, and those of an optimizer."""
+"""Labels of products outside the model's forward and backward: repeated ones, and those of an
+optimizer."""
 MAX_FLOP = 1 << 62
 """More work than any call or run does: shapes that imply it are damaged."""
 
@@ -65,7 +68,8 @@ class Rates(msgspec.Struct, frozen=True):
     uncounted_ns: int
     """Sum of the times of product groups without known FLOP."""
     at_peak_ns: float | None
-    """Time the model's FLOP would take at the GPU's peak; None where a peak or a type is unknown."""
+    """Time the model's FLOP would take at the GPU's peak; None where a peak or a type is
+    unknown."""
     span_ns: int
 
     @property
@@ -134,7 +138,9 @@ def products(
 
 
 def describe_products(labelled: pl.DataFrame) -> pl.DataFrame:
-    """Return for every event whether it is a ``product``; for products ``op``, ``shapes`` and ``dtype``, else null.
+    """Return for every event whether it is a ``product``.
+
+    For products ``op``, ``shapes`` and ``dtype``, else null.
 
     >>> from tracekit.schema import LABELLED, conform
     >>> event = {"kind": "kernel", "name": "gemm_bf16", "op": "aten::mm", "shapes": "[[2,4],[4,8]]", "op_id": 1}
@@ -171,12 +177,14 @@ class _ProductKernels(msgspec.Struct, frozen=True, eq=False):
     def find(cls, labelled: pl.DataFrame, texts: CategoryColumns) -> _ProductKernels:
         """Return the product kernels of a labelled table; *texts* are its text columns.
 
-        All kernels of a call get the label, module and type of its longest, so that helper kernels form no group.
+        All kernels of a call get the label, module and type of its longest, so that helper kernels
+        form no group.
         """
         has_formula = texts["op"].map(FORMULAS.__contains__)
         named = texts["name"].matches(kernel_pattern("product")) | texts["name"].matches(kernel_pattern("attention"))
         is_kernel = (labelled["kind"] == "kernel").to_numpy()
-        # Other than kernels, only what certainly belongs to one product: one convolution's backward is two.
+        # Other than kernels, only what certainly belongs to one product: one convolution's backward
+        # is two.
         is_helper = has_formula & ~texts["op"].any_of(CONVOLUTION_BACKWARD)
         rows = np.flatnonzero(np.where(is_kernel, has_formula | named, is_helper))
         columns = ("name", "op", "label", "module", "shapes", "dtypes")
@@ -194,11 +202,13 @@ class _ProductKernels(msgspec.Struct, frozen=True, eq=False):
 def _longest_kernel_of_call(op: CategoryColumn, op_id: Ints, ns: Ints) -> Ints:
     """Return for each kernel the longest kernel of its operator call.
 
-    The backward of a convolution computes two gradients in one call: each of its kernels stands for itself.
+    The backward of a convolution computes two gradients in one call: each of its kernels stands for
+    itself.
     """
     longest = np.arange(len(ns))
     rows = np.flatnonzero((op_id >= 0) & op.map(lambda name: name != CONVOLUTION_BACKWARD))
-    # By call, then by time: the last kernel of each call is its longest; repeat it for every kernel of the call.
+    # By call, then by time: the last kernel of each call is its longest; repeat it for every kernel
+    # of the call.
     order = rows[np.lexsort((ns[rows], op_id[rows]))]
     last_of_call = np.flatnonzero(np.diff(op_id[order], append=-1))
     kernels_of_call = np.diff(last_of_call, prepend=-1)
@@ -240,7 +250,8 @@ def _add_flop_and_peak(groups: pl.DataFrame, device: str | None, multiprocessors
     }
     tflop_s = pl.col("dtype").replace_strict(peaks, default=None, return_dtype=pl.Float64)
     at_peak_ns = pl.col("flop") / (tflop_s * 1e3)
-    # A group that would be faster than the peak has a wrong type (for example TF32 recorded as FP32): no claim.
+    # A group that would be faster than the peak has a wrong type (for example TF32 recorded as
+    # FP32): no claim.
     is_plausible = at_peak_ns <= pl.col("ns")
     further_keys = [name for name in groups.columns if name not in PRODUCTS]
     return (
@@ -277,8 +288,9 @@ def _dtype_in_name(name: str) -> str | None:
 
 # ---- Floating-point operations of an operator call, from its recorded input shapes.
 #
-# A product of two matrices costs two operations per multiply-add, counted in full: a causal mask does not make
-# attention cheaper here. The backward of attention has five matrix products, its forward two.
+# A product of two matrices costs two operations per multiply-add, counted in full: a causal mask
+# does not make attention cheaper here. The backward of attention has five matrix products, its
+# forward two.
 
 
 Dims = list[list[int]]
@@ -286,12 +298,15 @@ Formula = Callable[[Dims], int | None]
 
 
 def flop(op: str, shapes: str, *, outputs: dict[str, int] | None = None) -> int | None:
-    """Return the floating-point operations of one call; None where the shapes do not determine them.
+    """Return the floating-point operations of one call.
+
+    None where the shapes do not determine them.
 
     Args:
         op: Name of the operator.
         shapes: Input shapes as a JSON list.
-        outputs: Output sizes of convolutions (``convolution_outputs``): the shapes of a forward do not contain them.
+        outputs: Output sizes of convolutions (``convolution_outputs``): the shapes of a forward do
+            not contain them.
 
     >>> flop("aten::mm", "[[1024,2048],[2048,6144]]")
     25769803776
@@ -326,7 +341,10 @@ def convolution_outputs(shapes: list[str]) -> dict[str, int]:
 
 
 def _parse_shapes(shapes: str) -> Dims | None:
-    """Return the sizes of each input; empty for scalars and for anything that is not a size. None if there are none."""
+    """Return the sizes of each input; empty for scalars and for anything that is not a size.
+
+    None if there are none.
+    """
     inputs = parse_list(shapes)
     return [dims if is_shape(dims) else [] for dims in inputs] if inputs else None
 
@@ -396,4 +414,5 @@ FORMULAS: dict[str, Formula | None] = {
     **dict.fromkeys(CONVOLUTIONS),
     CONVOLUTION_BACKWARD: _convolution_backward,
 }
-"""Formula of each operator; None for the forward of a convolution, which needs its output size as well."""
+"""Formula of each operator; None for the forward of a convolution, which needs its output size as
+well."""

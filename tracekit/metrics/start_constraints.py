@@ -1,7 +1,8 @@
 """Start constraints: the last thing that had to happen before each GPU event could start.
 
-A trace says when events ran and when they were launched; it seldom says which event waited for which. Of everything
-that must happen before an event starts, the last to happen is what held it back:
+A trace says when events ran and when they were launched; it seldom says which event waited for
+which. Of everything that must happen before an event starts, the last to happen is what held it
+back:
 
 ``stream``
     the previous event on its stream ended;
@@ -12,9 +13,9 @@ that must happen before an event starts, the last to happen is what held it back
 ``nothing``
     none of these is in the trace.
 
-Where the last of them lies long before the start, something held the event back that the trace does not show: the
-constraint is then not certain. Every event is held back by at most one other, so that following constraints back from
-an event is a walk without choices.
+Where the last of them lies long before the start, something held the event back that the trace does
+not show: the constraint is then not certain. Every event is held back by at most one other, so that
+following constraints back from an event is a walk without choices.
 """
 
 import msgspec
@@ -30,11 +31,14 @@ CONSTRAINT_KINDS = ("nothing", "stream", "launch", "other")
 NOTHING, STREAM, LAUNCH, OTHER_STREAM = range(len(CONSTRAINT_KINDS))
 
 MAX_BACK_TO_BACK_NS = 5_000
-"""Longest time between two events of a stream for which the second waited for nothing but the first."""
+"""Longest time between two events of a stream for which the second waited for nothing but the
+first."""
 MAX_REACTION_NS = 100_000
-"""Longest time from what held an event back (an end, a launch call) to the event's start; beyond, it was not that."""
+"""Longest time from what held an event back (an end, a launch call) to the event's start; beyond,
+it was not that."""
 END_TOLERANCE_NS = 1_000
-"""Ends are recorded late by at most this: work that starts earlier than this before an end did not wait for it."""
+"""Ends are recorded late by at most this: work that starts earlier than this before an end did not
+wait for it."""
 _NEVER = np.iinfo(np.int64).min // 4
 """Earlier than every time of a trace; differences with it do not overflow."""
 
@@ -47,13 +51,15 @@ class StartConstraints(msgspec.Struct, frozen=True, eq=False):
     blocker: Ints
     """Row of the GPU event that held it back; -1 if none did."""
     since_ns: Ints
-    """End of the blocker, or time of the launch; the event's own start if there is no constraint."""
+    """End of the blocker, or time of the launch; the event's own start if there is no
+    constraint."""
     is_certain: Bools
     """Whether the event started within ``MAX_REACTION_NS`` of the constraint."""
     stream: Ints
     """Number of its stream, from 0; streams of different devices differ."""
     may_wait: Bools
-    """Whether its stream may have been told to wait since the previous event on the stream was launched."""
+    """Whether its stream may have been told to wait since the previous event on the stream was
+    launched."""
 
 
 def find_start_constraints(labelled: pl.DataFrame, wait_calls_ns: Ints | None = None) -> StartConstraints:
@@ -61,7 +67,8 @@ def find_start_constraints(labelled: pl.DataFrame, wait_calls_ns: Ints | None = 
 
     Args:
         labelled: GPU events of one rank.
-        wait_calls_ns: When the host told a stream to wait for another, ascending; None or empty if not recorded.
+        wait_calls_ns: When the host told a stream to wait for another, ascending; None or empty if
+            not recorded.
 
     >>> from tracekit.schema import LABELLED, conform
     >>> events = {"label": "forward", "stream": [7, 9, 7], "start_ns": [0, 0, 100_000],
@@ -86,8 +93,9 @@ def find_start_constraints(labelled: pl.DataFrame, wait_calls_ns: Ints | None = 
     stream_free_ns = np.where(has_previous, end[previous], _NEVER)
     launched_ns = np.where(has_launch, np.minimum(launch, start), _NEVER)
     other_end_ns = np.where(other >= 0, np.minimum(end[other], start), _NEVER)
-    # Compute right behind its neighbour on the stream, or on a stream that was not told to wait: that other work ended
-    # just then is coincidence. Communication and copies wait for the work that produced their data in any case.
+    # Compute right behind its neighbour on the stream, or on a stream that was not told to wait:
+    # that other work ended just then is coincidence. Communication and copies wait for the work
+    # that produced their data in any case.
     since_free_ns = start - stream_free_ns
     is_coincidence = (since_free_ns <= MAX_BACK_TO_BACK_NS) | (~may_wait & (since_free_ns <= MAX_REACTION_NS))
     other_end_ns = np.where(is_compute & has_previous & is_coincidence, _NEVER, other_end_ns)
@@ -138,8 +146,9 @@ def previous_on_stream(stream: Ints, start: Ints, end: Ints) -> Ints:
     # Rows stream by stream, each in order of start. 16 bits make the stable sort a radix sort.
     order = sort_by_start(start, end)
     order = order[np.argsort(stream[order].astype(np.int16), kind="stable")]
-    # Ends shifted by stream, so that all ends of a stream lie above those of the stream before: one running maximum
-    # serves all streams. ``latest`` is the position at which the running maximum was reached.
+    # Ends shifted by stream, so that all ends of a stream lie above those of the stream before: one
+    # running maximum serves all streams. ``latest`` is the position at which the running maximum
+    # was reached.
     stride = int(end.max()) - int(start.min()) + 1
     key = stream[order] * stride + end[order]
     positions = np.arange(len(order))
@@ -153,14 +162,16 @@ def last_of_other_stream(stream: Ints, start: Ints, end: Ints) -> Ints:
     """Return for each event the row of the last event of another stream to end before it started; -1 if none."""
     order = np.argsort(end, kind="stable")
     ordered_stream = stream[order]
-    # First position of the run of events of one stream that each position (in order of ends) lies in.
+    # First position of the run of events of one stream that each position (in order of ends) lies
+    # in.
     begins_run = np.diff(ordered_stream, prepend=-1) != 0
     run_start = np.maximum.accumulate(np.where(begins_run, np.arange(len(order)), 0))
     latest = np.searchsorted(end[order], start + END_TOLERANCE_NS, side="right") - 1
     other = np.full(len(start), -1, np.int64)
     rows = np.flatnonzero(latest >= 0)
     position = latest[rows]
-    # Where the last to end is of the event's own stream, take the one before its run: that is of another stream.
+    # Where the last to end is of the event's own stream, take the one before its run: that is of
+    # another stream.
     position = np.where(ordered_stream[position] == stream[rows], run_start[position] - 1, position)
     other[rows] = np.where(position >= 0, order[position], -1)
     # An event cannot have waited for one that started with it or after it.
@@ -171,9 +182,10 @@ def last_of_other_stream(stream: Ints, start: Ints, end: Ints) -> Ints:
 def _may_wait(previous: Ints, launch: Ints, has_launch: Bools, wait_calls_ns: Ints | None) -> Bools:
     """Return which events' streams may have been told to wait.
 
-    A wait call between the last launch before an event's own and its own is meant for it. Of the wait calls since the
-    launch of the previous event on its stream, each launch in between (on other streams) may account for one; if there
-    are more, one may be the event's. Where the trace records no wait calls, any event may have waited.
+    A wait call between the last launch before an event's own and its own is meant for it. Of the
+    wait calls since the launch of the previous event on its stream, each launch in between (on
+    other streams) may account for one; if there are more, one may be the event's. Where the trace
+    records no wait calls, any event may have waited.
     """
     if wait_calls_ns is None or not len(wait_calls_ns) or not has_launch.any():
         return np.ones(len(previous), np.bool_)

@@ -1,8 +1,9 @@
 """Step time of a run, and the budget of its steps.
 
-On a rank a step takes from its first GPU work to that of the next step (``align.steps.add_step_intervals``). The time
-of a run's step is the median over ranks, and the time of a run the median over its steps. It is never counted
-from the first start to the last end over all ranks, because ranks enter a step at different times.
+On a rank a step takes from its first GPU work to that of the next step
+(``align.steps.add_step_intervals``). The time of a run's step is the median over ranks, and the
+time of a run the median over its steps. It is never counted from the first start to the last end
+over all ranks, because ranks enter a step at different times.
 """
 
 from __future__ import annotations
@@ -107,7 +108,8 @@ class StepSummary(msgspec.Struct, frozen=True):
     by_rank: Mapping[int, int] = {}
     """Each rank's own step time, the median over the same steps."""
     budget: Budget = Budget(0, 0)
-    """Parts of an ordinary step: means over ranks and over steps that do not stand out, which sum to ``time_ns``."""
+    """Parts of an ordinary step: means over ranks and over steps that do not stand out, which sum
+    to ``time_ns``."""
     not_common: Mapping[int, tuple[int, ...]] = {}
     """By step that some ranks recorded and others did not: the ranks that did not."""
     is_marked: bool = True
@@ -222,7 +224,10 @@ def _in_order(steps: Iterable[int | None]) -> list[int | None]:
 
 
 def _mean_budget(budgets: Iterable[Budget], time_ns: int) -> Budget:
-    """Return the terms of *budgets* as shares of their sum, scaled to *time_ns*; idle time is the rest."""
+    """Return the terms of *budgets* as shares of their sum, scaled to *time_ns*.
+
+    Idle time is the rest.
+    """
     all_budgets = list(budgets)
     total_ns = sum(budget.span_ns for budget in all_budgets)
     if not total_ns:

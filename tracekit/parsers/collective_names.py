@@ -75,7 +75,9 @@ def operation_name(name: str) -> str:
 
 
 def message_ranks(name: str) -> tuple[int, int] | None:
-    """Return the own rank and the peer of a message, both counted within its group; None for other operations.
+    """Return the own rank and the peer of a message, both counted within its group.
+
+    None for other operations.
 
     >>> message_ranks("nccl:recv 3<-2"), message_ranks("nccl:all_reduce")
     ((3, 2), None)
@@ -85,7 +87,9 @@ def message_ranks(name: str) -> tuple[int, int] | None:
 
 
 def tensor_bytes(sizes: Sequence[Sequence[int]], dtypes: Sequence[str]) -> int | None:
-    """Return the bytes of tensors with these sizes and types; None if they are not known or no possible size.
+    """Return the bytes of tensors with these sizes and types.
+
+    None if they are not known or no possible size.
 
     >>> tensor_bytes([[2, 3], [4]], ["Float", "BFloat16"])
     32
@@ -116,7 +120,9 @@ def valid_int64(value: int | None) -> int | None:
 
 
 def parse_ranks(ranks: object) -> tuple[int, ...]:
-    """Return the ranks of a group, which recorders write as text or as a list; empty if it is neither.
+    """Return the ranks of a group, which recorders write as text or as a list.
+
+    Empty if it is neither.
 
     >>> parse_ranks("[0, 1, 2, 3]"), parse_ranks([4, 5]), parse_ranks(None)
     ((0, 1, 2, 3), (4, 5), ())

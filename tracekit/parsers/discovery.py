@@ -1,7 +1,8 @@
 """Discovery of sources: from files, folders, globs, URLs, stores and Nsight Systems exports to one source per rank.
 
-The rank of a file comes from its content, else from its name, else from the caller; a single file without any is
-rank 0. Two files for one rank, and files of different runs, are errors that list them.
+The rank of a file comes from its content, else from its name, else from the caller; a single file
+without any is rank 0. Two files for one rank, and files of different runs, are errors that list
+them.
 """
 
 import glob
@@ -53,7 +54,9 @@ def discover(
     check: bool = True,
     need_traces: bool = True,
 ) -> Discovery:
-    """Find the traces at *paths*: one source per rank, ordered by rank; and the recordings beside them.
+    """Find the traces at *paths*: one source per rank, ordered by rank.
+
+    And the recordings beside them.
 
     Args:
         paths: Files, folders, globs, URLs or stores.
@@ -134,7 +137,8 @@ def _select_ranks(refs: list[SourceRef], ranks: Collection[int]) -> list[SourceR
 def _unique(refs: Iterable[SourceRef]) -> list[SourceRef]:
     """Return the sources without repetitions: `traces/ traces/rank0.json` names one file twice."""
     unique = list({ref.url or str(Path(ref.path).resolve()): ref for ref in refs}.values())
-    # Addresses that differ in their query alone are shown alike: they are numbered, because paths tell sources apart.
+    # Addresses that differ in their query alone are shown alike: they are numbered, because paths
+    # tell sources apart.
     count_so_far: Counter[str] = Counter()
     for i, ref in enumerate(unique):
         count_so_far[ref.path] += 1
@@ -144,7 +148,10 @@ def _unique(refs: Iterable[SourceRef]) -> list[SourceRef]:
 
 
 def _expand(path: str, *, alone: bool) -> Discovery:
-    """Return the sources at one path, pattern or URL; *alone* tells whether no other path was named."""
+    """Return the sources at one path, pattern or URL.
+
+    *alone* tells whether no other path was named.
+    """
     if not path:
         raise InputError("an empty path was given", hint="name a trace or a folder; . means this one")
     if "://" in path:
@@ -173,7 +180,10 @@ def _is_source(path: str) -> bool:
 
 
 def _from_file(path: str, *, alone: bool) -> Discovery:
-    """Return the trace at *path*; a file that does not look like one is skipped, unless it was named alone."""
+    """Return the trace at *path*.
+
+    A file that does not look like one is skipped, unless it was named alone.
+    """
     ref, file_type = _reference(Path(path), path)
     if ref is None and not alone and not _looks_like_trace(Path(path)):
         notice = Notice("not-a-trace", values={"case": "named", "file": Path(path).name, "error": file_type.why})
@@ -211,7 +221,10 @@ def _walk(folder: Path, depth: int, above: tuple[Path, ...] = ()) -> Iterable[Pa
 
 
 def _is_folder(path: Path) -> bool:
-    """Return whether *path* is a folder; unlike ``Path.is_dir``, False where a folder on the way may not be entered."""
+    """Return whether *path* is a folder.
+
+    Unlike ``Path.is_dir``, False where a folder on the way may not be entered.
+    """
     return os.path.isdir(path)  # noqa: PTH112
 
 
@@ -254,7 +267,8 @@ def _discovery(path: str, files: Mapping[str, tuple[SourceRef | None, FileType]]
 def _skipped_files(others: Mapping[Path, FileType], ranks: Collection[int]) -> list[Notice]:
     """Return notices of the files that are not traces but are named like one, or may be what is left of one.
 
-    A file named after a rank of which nothing can be read is that rank's, unless *ranks* has it from another file.
+    A file named after a rank of which nothing can be read is that rank's, unless *ranks* has it
+    from another file.
     """
     failed_ranks = []
     skipped: list[tuple[str, str]] = []  # name and reason
@@ -345,7 +359,10 @@ def _detect_type(path: Path, status: os.stat_result) -> FileType:
 
 
 def _make_reference(path: str, shown: str, file_type: FileType, size: int) -> SourceRef | None:
-    """Return the source at *path*, None if it is not a trace; *shown* is the part of the path that may name a rank."""
+    """Return the source at *path*, None if it is not a trace.
+
+    *shown* is the part of the path that may name a rank.
+    """
     if file_type.reader is None:
         return None
     rank = file_type.rank

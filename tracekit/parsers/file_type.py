@@ -17,11 +17,13 @@ GZIP = b"\x1f\x8b"
 SQLITE = b"SQLite format 3\x00"
 ARROW = (b"\xff\xff\xff\xff", b"ARROW1")
 SIGNATURES = {SQLITE: "nsight", **dict.fromkeys(ARROW, "nsight")}
-"""Reader by the first bytes of a file; a file with none of them is checked for being a PyTorch trace."""
+"""Reader by the first bytes of a file; a file with none of them is checked for being a PyTorch
+trace."""
 
 NSIGHT_SUFFIXES = (".sqlite", ".parquetdir", ".arrowdir", ".arrow", ".nsys-rep")
-"""Nsight Systems exports, in the order of preference where a report was exported several times. sqlite comes first
-because a folder of many ranks usually has it for all of them; a .nsys-rep report must be exported before it is read."""
+"""Nsight Systems exports, in the order of preference where a report was exported several times.
+sqlite comes first because a folder of many ranks usually has it for all of them; a .nsys-rep report
+must be exported before it is read."""
 
 _TRACE_KEYS = re.compile(
     rb'"(?:traceEvents|schemaVersion|deviceProperties|distributedInfo|baseTimeNanoseconds|traceName)"\s*:'
@@ -48,7 +50,8 @@ RECORDINGS = {
     NCCL_INSPECTOR: "NCCL Inspector log",
     MEMORY_SNAPSHOT: "memory snapshot",
 }
-"""Readers of files that may lie beside a run's traces and are not traces, with what a file is called."""
+"""Readers of files that may lie beside a run's traces and are not traces, with what a file is
+called."""
 
 _DUMP_KEYS = re.compile(rb'"entries"\s*:\s*\[.*"(?:profiling_name|pg_config|pg_status)"\s*:', re.DOTALL)
 _PICKLED_DUMP_KEYS = (b"profiling_name", b"pg_config", b"pg_status")

@@ -1,11 +1,12 @@
 """Reader of PyTorch's flight recorder: dumps of the last collectives of one rank, as pickle or JSON.
 
-The recorder keeps a ring of entries, one per operation that the host enqueued. A dump does not say its rank: it follows
-from the messages of the rank, else from the file's name. ``time_created_ns`` is the host's time of the call. The times
-``time_discovered_…`` are the watchdog's, which looks at the GPU now and then: they are bounds.
+The recorder keeps a ring of entries, one per operation that the host enqueued. A dump does not say
+its rank: it follows from the messages of the rank, else from the file's name. ``time_created_ns``
+is the host's time of the call. The times ``time_discovered_…`` are the watchdog's, which looks at
+the GPU now and then: they are bounds.
 
-Messages that were batched are entries of their own that stay "scheduled"; what became of the batch is known of the
-entry ``coalesced`` behind them.
+Messages that were batched are entries of their own that stay "scheduled"; what became of the batch
+is known of the entry ``coalesced`` behind them.
 """
 
 from __future__ import annotations
@@ -142,7 +143,10 @@ def _load_json(data: bytes, shown: str) -> object:
 
 
 def _check_version(version: object, shown: str) -> tuple[str | None, list[Notice]]:
-    """Return the version of the format, with a notice if it is newer than those tried; raise if it cannot be read."""
+    """Return the version of the format, with a notice if it is newer than those tried.
+
+    Raise if it cannot be read.
+    """
     major, _, minor = str(version).partition(".")
     if version is None or not major.isdecimal() or not minor.isdecimal():
         return None, [Notice("recorder-version", values={"case": "unknown", "file": shown})]
@@ -279,7 +283,10 @@ def _find_peers(
 
 
 def _state(entry: _Entry) -> str | None:
-    """Return how far an operation had come; one that was given up before it completed has timed out."""
+    """Return how far an operation had come.
+
+    One that was given up before it completed has timed out.
+    """
     if entry.retired and entry.state in ("scheduled", "started"):
         return "timed_out"
     return entry.state if entry.state in COLLECTIVE_STATES else None
@@ -292,7 +299,10 @@ class _Frame(msgspec.Struct, gc=False):
 
 
 def _last_stack(raw_entries: Sequence[Any]) -> tuple[str, ...]:
-    """Return the frames of the last entry as text, the innermost first; empty if stacks were not recorded."""
+    """Return the frames of the last entry as text, the innermost first.
+
+    Empty if stacks were not recorded.
+    """
     last = raw_entries[-1] if raw_entries else None
     raw_frames = last.get("frames") if isinstance(last, Mapping) else None
     if not isinstance(raw_frames, list | tuple):
@@ -327,7 +337,10 @@ def _group_name(entry: _Entry) -> str:
 
 
 def _global_rank(group: ProcessGroup | None, number: int) -> int | None:
-    """Return the rank of the *number*-th member of a group; a group whose ranks are not known is the whole world."""
+    """Return the rank of the *number*-th member of a group.
+
+    A group whose ranks are not known is the whole world.
+    """
     if group is None or not group.ranks:
         return valid_rank(number)
     return valid_rank(group.ranks[number]) if number < len(group.ranks) else None
@@ -398,7 +411,10 @@ def _read_progress(
 
 
 def _number(value: object) -> int | None:
-    """Return a sequence number, which dumps write as text or number; None where there is none yet (-1)."""
+    """Return a sequence number, which dumps write as text or number.
+
+    None where there is none yet (-1).
+    """
     if isinstance(value, str) and value.isdecimal() and len(value) < 19:
         return int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**62 else None

@@ -1,7 +1,8 @@
 """Reader of memory snapshots, the pickles that ``torch.cuda.memory._dump_snapshot`` writes.
 
-A snapshot holds the segments that the allocator has reserved with the blocks in them, and, if the history was recorded,
-every event of the allocator with its stack. Its times are those of the host in microseconds since the epoch.
+A snapshot holds the segments that the allocator has reserved with the blocks in them, and, if the
+history was recorded, every event of the allocator with its stack. Its times are those of the host
+in microseconds since the epoch.
 """
 
 from __future__ import annotations
@@ -86,7 +87,10 @@ def parse_memory_snapshot(content: object, *, name: str) -> MemorySnapshot:
 
 
 def _busiest_device(histories: Sequence[Sequence[object]], segments: Iterable[Mapping[str, Any]]) -> int:
-    """Return the number of the GPU with most events; without events, the one with most reserved memory."""
+    """Return the number of the GPU with most events.
+
+    Without events, the one with most reserved memory.
+    """
     counts = [len(history) for history in histories]
     if any(counts):
         return counts.index(max(counts))
@@ -171,7 +175,8 @@ def _block_table(segments: Sequence[Mapping[str, Any]], stacks: _Stacks, name: s
     for segment in segments:
         address = segment.get("address")
         for block in _dicts(segment.get("blocks", []), f"{name}: blocks"):
-            # Snapshots of PyTorch before 2.1 give blocks no address: they lie in the segment one after the other.
+            # Snapshots of PyTorch before 2.1 give blocks no address: they lie in the segment one
+            # after the other.
             block_address = block.get("address", address)
             size = block.get("size")
             stack = stacks.number(block.get("frames"))
@@ -219,7 +224,8 @@ def _table(columns: Mapping[str, list[Any]], schema: pl.Schema, where: str) -> p
 
 
 MAX_BYTES = 1 << 50
-"""Largest size of a block or segment: no GPU has a pebibyte, and sums of sizes must not overflow."""
+"""Largest size of a block or segment: no GPU has a pebibyte, and sums of sizes must not
+overflow."""
 MAX_TIME_US = 1 << 53
 """Latest time in µs (the year 2255): as nanoseconds it must not overflow."""
 

@@ -1,9 +1,10 @@
 """Reader of NCCL Inspector logs: one file per process, a JSON object per completed operation and line.
 
-A process may have several communicators. The Inspector numbers operations per communicator and kind of operation, and
-leaves out messages below a size (8,192 bytes by default) and operations without GPU timing, so that gaps in the numbers
-are usual. With ``NCCL_INSPECTOR_DUMP_VERBOSE=1`` a line has the host's and the kernels' times; without it only the
-duration and the moment at which the line was written, some time after the operation had completed.
+A process may have several communicators. The Inspector numbers operations per communicator and kind
+of operation, and leaves out messages below a size (8,192 bytes by default) and operations without
+GPU timing, so that gaps in the numbers are usual. With ``NCCL_INSPECTOR_DUMP_VERBOSE=1`` a line has
+the host's and the kernels' times; without it only the duration and the moment at which the line was
+written, some time after the operation had completed.
 """
 
 from __future__ import annotations
@@ -86,8 +87,8 @@ class _Line(msgspec.Struct):
 def read(path: str | Path, *, rank: int | None = None, name: str | None = None) -> RankCollectives:
     """Read the log of one process, compressed by gzip or not.
 
-    The log has the process's rank within each communicator only: peers are counted within their communicator too, until
-    the logs of a run are put together.
+    The log has the process's rank within each communicator only: peers are counted within their
+    communicator too, until the logs of a run are put together.
 
     Args:
         path: The file.
@@ -148,7 +149,10 @@ def _notices(shown: str, problems: Counter[str], version: str | None) -> tuple[N
 
 
 def _lines(path: Path, shown: str) -> Iterator[bytes]:
-    """Yield the lines of a log that are not empty; of a longer line only its first part, which does not decode."""
+    """Yield the lines of a log that are not empty.
+
+    Of a longer line only its first part, which does not decode.
+    """
     try:
         with path.open("rb") as raw:
             is_compressed = raw.read(2) == GZIP

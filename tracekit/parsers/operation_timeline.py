@@ -1,9 +1,10 @@
 """Reader of operation timelines: JSON traces whose events are whole operations of a pipeline-parallel job.
 
-The format is that of the timelines which ByteDance published with StragglerAnalysis (arXiv 2505.05713): complete events
-with a process per data-parallel replica and threads named after pipeline rank, tensor rank and what runs on them
-(``PP rank 1, TP rank 0, pp-comm``). Arguments are the step, the model chunk, the micro-batch (-1 or null where the
-operation has none) and the number of the operation among those of its name (``seq_id``). Times are microseconds.
+The format is that of the timelines which ByteDance published with StragglerAnalysis (arXiv
+2505.05713): complete events with a process per data-parallel replica and threads named after
+pipeline rank, tensor rank and what runs on them (``PP rank 1, TP rank 0, pp-comm``). Arguments are
+the step, the model chunk, the micro-batch (-1 or null where the operation has none) and the number
+of the operation among those of its name (``seq_id``). Times are microseconds.
 """
 
 import gzip

@@ -1,9 +1,10 @@
 """Pickles of plain values, loaded without ever naming, importing or calling anything.
 
-PyTorch's flight recorder and its memory snapshots are pickles of dicts, lists, tuples, texts and numbers. A
-``find_class`` that refuses is not enough for a file from elsewhere: Python's unpickler sizes its memo by an index that
-the file claims, and hashes keys of any depth on the C stack, so that a few bytes can fill the memory or end the
-process. So a pickle is first checked opcode by opcode, and loaded only if it holds plain values within limits.
+PyTorch's flight recorder and its memory snapshots are pickles of dicts, lists, tuples, texts and
+numbers. A ``find_class`` that refuses is not enough for a file from elsewhere: Python's unpickler
+sizes its memo by an index that the file claims, and hashes keys of any depth on the C stack, so
+that a few bytes can fill the memory or end the process. So a pickle is first checked opcode by
+opcode, and loaded only if it holds plain values within limits.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ def load_plain_pickle(data: bytes, *, name: str) -> object:
         name: What to call it in an error.
 
     Raises:
-        InputError: The pickle is damaged, names a class or function, or expands to an unreasonable size.
+        InputError: The pickle is damaged, names a class or function, or expands to an unreasonable
+            size.
 
     >>> import pickle
     >>> load_plain_pickle(pickle.dumps({"ranks": (0, 1)}), name="fr_rank0.pickle")
@@ -86,7 +88,8 @@ def _find_problem(data: bytes) -> str | None:
         return "is not a pickle of protocol 2 to 5"
     if size > MAX_PICKLE_BYTES:
         return f"is a pickle of {size:,} bytes, more than are read"
-    # Memory of these arrays is used only as far as they are written: a small part of the size of the data.
+    # Memory of these arrays is used only as far as they are written: a small part of the size of
+    # the data.
     stack = np.empty(size, np.int32)
     memo = np.empty(size, np.int32)
     kinds = np.empty(size, np.uint8)

@@ -1,8 +1,8 @@
 """All dumps and logs of a run: read, one table per rank and recorder, with the ranks that logs do not say themselves.
 
-A flight-recorder dump may be there as pickle and as JSON, and several times; entries of one rank are put together. An
-Inspector log says the rank of its process within each communicator: the process's own rank is that of a communicator
-that all processes are in.
+A flight-recorder dump may be there as pickle and as JSON, and several times; entries of one rank
+are put together. An Inspector log says the rank of its process within each communicator: the
+process's own rank is that of a communicator that all processes are in.
 """
 
 from __future__ import annotations
@@ -51,10 +51,13 @@ class Recordings:
 
 
 def read_recordings(refs: Iterable[SourceRef]) -> Recordings:
-    """Read dumps and logs of one run; files that cannot be read are left out with a notice, unless all are.
+    """Read dumps and logs of one run.
+
+    Files that cannot be read are left out with a notice, unless all are.
 
     Raises:
-        InputError: No file can be read, the rank of a dump is not known, or the files are of several runs.
+        InputError: No file can be read, the rank of a dump is not known, or the files are of
+            several runs.
 
     """
     parts = []
@@ -125,7 +128,10 @@ def _merge_dumps(dumps: Sequence[RankCollectives]) -> list[RankCollectives]:
 
 
 def _merge_rank(dumps: Sequence[RankCollectives]) -> RankCollectives:
-    """Put the dumps of one rank together; an operation in several of them counts once, in its latest state."""
+    """Put the dumps of one rank together.
+
+    An operation in several of them counts once, in its latest state.
+    """
     if len(dumps) == 1:
         return dumps[0]
     table = pl.concat([dump.collectives for dump in dumps])
@@ -155,7 +161,10 @@ def _merge_rank(dumps: Sequence[RankCollectives]) -> RankCollectives:
 
 
 def _assign_ranks(logs: Sequence[RankCollectives]) -> tuple[list[RankCollectives], list[Notice]]:
-    """Return the logs with the ranks of their processes, and of the peers of their messages; ordered by rank."""
+    """Return the logs with the ranks of their processes, and of the peers of their messages.
+
+    Ordered by rank.
+    """
     if not logs:
         return [], []
     ranks, notices = _process_ranks([log.source for log in logs])

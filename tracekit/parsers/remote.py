@@ -22,7 +22,8 @@ _IN_EXPORTED_FOLDER = re.compile(r"^(.*?\.(?:parquetdir|arrowdir))/.*$")
 
 
 ANSWER_TIMEOUT_S = 60.0
-"""Seconds that a web server may stay silent, when it is asked or in the middle of a file; a file may take any time."""
+"""Seconds that a web server may stay silent, when it is asked or in the middle of a file; a file
+may take any time."""
 CONNECT_TIMEOUT_S = 30.0
 """Seconds within which a web server must accept a connection."""
 
@@ -146,7 +147,10 @@ async def _http_client(**options: Any) -> Any:
 
 
 async def _check_redirect(session: Any, context: Any, redirect: Any) -> None:
-    """Refuse a redirect from a public to a private address; say on stderr if one leads to another host."""
+    """Refuse a redirect from a public to a private address.
+
+    Say on stderr if one leads to another host.
+    """
     source = redirect.url
     target = source.join(type(source)(redirect.response.headers.get("Location", "")))
     if target.host in (None, source.host):
@@ -158,7 +162,10 @@ async def _check_redirect(session: Any, context: Any, redirect: Any) -> None:
 
 
 def _is_private(host: str) -> bool:
-    """Return whether a host name or address leads to this machine or a private network; unknown names do not."""
+    """Return whether a host name or address leads to this machine or a private network.
+
+    Unknown names do not.
+    """
     try:
         addresses = {entry[4][0] for entry in socket.getaddrinfo(host, None)}
     except OSError:
@@ -174,7 +181,8 @@ def _one_line_errors(url: str) -> Iterator[None]:
     except InputError:
         raise
     except Exception as error:
-        # fsspec says of whatever fails at a web server that there is no file, with the true reason as the cause.
+        # fsspec says of whatever fails at a web server that there is no file, with the true reason
+        # as the cause.
         raise _input_error(url, error.__cause__ or error) from error
 
 

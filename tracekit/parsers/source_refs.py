@@ -15,7 +15,8 @@ from tracekit.errors import InputError
 from tracekit.schema import PYTORCH_READERS
 
 MAX_RANKS = 10_000_000
-"""Upper limit of ranks in a run: a larger number in a file is damage, in a command a typing error."""
+"""Upper limit of ranks in a run: a larger number in a file is damage, in a command a typing
+error."""
 
 
 def valid_rank(value: int | None) -> int | None:
@@ -136,7 +137,8 @@ def _run_folders(refs: Sequence[SourceRef]) -> list[str]:
     folders = [path.rpartition("/")[0] for path in paths]
     common = os.path.commonpath(folders)
     start = len(common) + 1 if common else 0
-    # Runs are separated by the first folder below the common one (runs/a/host0/…), else by the files' own folders.
+    # Runs are separated by the first folder below the common one (runs/a/host0/…), else by the
+    # files' own folders.
     first_level = [folder[: start + len(folder[start:].partition("/")[0])] for folder in folders]
     for run_folders in (first_level, folders):
         ranks_of_runs = {(folder, ref.rank) for folder, ref in zip(run_folders, refs, strict=True)}
@@ -146,7 +148,9 @@ def _run_folders(refs: Sequence[SourceRef]) -> list[str]:
 
 
 def roles_by_name(refs: Sequence[SourceRef]) -> list[SourceRef] | None:
-    """Return the sources with the roles that their folders, else their file names, tell; None if they do not.
+    """Return the sources with the roles that their folders, else their file names, tell.
+
+    None if they do not.
 
     >>> files = [f"{role}/rank{rank}.json" for role in ("trainer", "rollout") for rank in (0, 1)]
     >>> [ref.role for ref in roles_by_name([SourceRef(file, "kineto", rank_in_name(file)) for file in files])]

@@ -13,12 +13,13 @@ _PROFILER_STEP = r"^ProfilerStep#(\d+)$"
 def assign_steps(events: pl.DataFrame, marks: pl.DataFrame | None = None) -> pl.DataFrame:
     """Return *events* with the column ``step``.
 
-    A CPU event belongs to the innermost step around its start, a GPU event to the step of its launch. Events outside
-    every step, and GPU events whose launch is not recorded, get null.
+    A CPU event belongs to the innermost step around its start, a GPU event to the step of its
+    launch. Events outside every step, and GPU events whose launch is not recorded, get null.
 
     Args:
         events: Events of one rank.
-        marks: When each step ran (``step``, ``start_ns``, ``end_ns``); by default the ``ProfilerStep#N`` annotations.
+        marks: When each step ran (``step``, ``start_ns``, ``end_ns``); by default the
+            ``ProfilerStep#N`` annotations.
 
     >>> marks = pl.DataFrame({"step": [7], "start_ns": [10], "end_ns": [20]})
     >>> events = pl.DataFrame({"kind": ["runtime", "kernel"], "start_ns": [12, 25], "correlation": [1, 1]})
@@ -50,7 +51,8 @@ def assign_steps(events: pl.DataFrame, marks: pl.DataFrame | None = None) -> pl.
 def _steps_at(times: Ints, bounds: Ints, numbers: Ints, inside: Bools) -> tuple[Ints, Bools]:
     """Return the step at each of *times*, and whether there is one.
 
-    *numbers* and *inside* hold the step, and whether there is one, from each of *bounds* up to the next.
+    *numbers* and *inside* hold the step, and whether there is one, from each of *bounds* up to the
+    next.
     """
     interval = np.searchsorted(bounds, times, side="right") - 1  # -1 before the first bound
     return numbers[interval], inside[interval] & (interval >= 0)
@@ -71,7 +73,8 @@ def filter_by_name(frame: pl.DataFrame, pattern: str) -> pl.DataFrame:
 def _profiler_steps(events: pl.DataFrame) -> pl.DataFrame:
     """Return the ``ProfilerStep#N`` annotations as marks.
 
-    Files of 2021 list the steps among the operators. Copies of the marks on the GPU's tracks are not counted.
+    Files of 2021 list the steps among the operators. Copies of the marks on the GPU's tracks are
+    not counted.
     """
     named = events.select("kind", "name", "start_ns", "end_ns").filter(pl.col("kind").is_in(["annotation", "cpu_op"]))
     step = pl.col("name").cast(pl.String).str.extract(_PROFILER_STEP).cast(pl.Int64, strict=False)
@@ -81,8 +84,8 @@ def _profiler_steps(events: pl.DataFrame) -> pl.DataFrame:
 def _innermost_marks(marks: pl.DataFrame) -> tuple[Ints, Ints]:
     """Return the times at which the step may change, and for each the row of the innermost mark, -1 for none.
 
-    Marks may be nested: a trainer that marks steps too, or the copy of a mark among the operators. They come in order
-    of their start, so that an inner mark is written over the one around it.
+    Marks may be nested: a trainer that marks steps too, or the copy of a mark among the operators.
+    They come in order of their start, so that an inner mark is written over the one around it.
     """
     starts = marks["start_ns"].to_numpy()
     ends = marks["end_ns"].to_numpy()
@@ -96,7 +99,10 @@ def _innermost_marks(marks: pl.DataFrame) -> tuple[Ints, Ints]:
 
 
 def _find_launches(correlation: pl.Series, is_launch: Bools, gpu_rows: Ints) -> Ints:
-    """Return the row of each GPU event's launch, -1 for none; of several launches with one id the last."""
+    """Return the row of each GPU event's launch, -1 for none.
+
+    Of several launches with one id the last.
+    """
     rows = np.flatnonzero(is_launch)[::-1]
     wanted = correlation.gather(pl.Series(gpu_rows)).fill_null(-1).to_numpy()
     ids = correlation.gather(pl.Series(rows)).fill_null(-1).to_numpy()

@@ -1,8 +1,9 @@
 """Roles and ranks of sources, where ranks have several processes.
 
-The caller may name the roles. Otherwise folders or file names tell them, and where they do not, the content does: what
-a process works on is its role. A rank that neither a file's content nor its name tells is found by the bytes that pass
-from one process to the other through the host, else by the GPU's number, else by order.
+The caller may name the roles. Otherwise folders or file names tell them, and where they do not, the
+content does: what a process works on is its role. A rank that neither a file's content nor its name
+tells is found by the bytes that pass from one process to the other through the host, else by the
+GPU's number, else by order.
 """
 
 from __future__ import annotations
@@ -161,7 +162,10 @@ def _find_ranks(refs: Sequence[SourceRef]) -> tuple[list[SourceRef], list[Notice
 
 
 def _ranks_in_order(unranked: Sequence[SourceRef], others: Sequence[SourceRef]) -> dict[str, int]:
-    """Return by path the ranks of the other roles, in the order of paths; raise if there are more or fewer."""
+    """Return by path the ranks of the other roles, in the order of paths.
+
+    Raise if there are more or fewer.
+    """
     other_ranks = sorted({ref.rank for ref in others if ref.rank is not None})
     paths = sorted(ref.path for ref in unranked)
     if len(other_ranks) != len(paths):
@@ -189,7 +193,10 @@ def _numbers_in_names(refs: Sequence[SourceRef]) -> dict[str, int] | None:
 
 
 def _match_content(members: Sequence[SourceRef], others: Sequence[SourceRef]) -> dict[str, int] | None:
-    """Return the ranks of *members* by what they share with one process of another role alone; None if unclear."""
+    """Return the ranks of *members* by what they share with one process of another role alone.
+
+    None if unclear.
+    """
     contents = [_Content.of(ref) for ref in members]
     ranked = {ref.rank: _Content.of(ref) for ref in others if ref.rank is not None}
     measures: tuple[Callable[[_Content, _Content], int], ...] = (_passed_copies, _same_device)

@@ -33,11 +33,12 @@ def combine_roles(
         analyses: The analysis of each role.
         tables: The ranks' tables of each role.
         main: The main role (``main_role``).
-        named: Whether the caller named the roles; otherwise roles that all do the same work are separate runs.
+        named: Whether the caller named the roles; otherwise roles that all do the same work are
+            separate runs.
     """
     has_several_roles = len(tables) > 1
-    # The first role's clock becomes that of all: it must be a role whose ranks' clocks are tied to each other, such as
-    # the trainer or the parameter servers.
+    # The first role's clock becomes that of all: it must be a role whose ranks' clocks are tied to
+    # each other, such as the trainer or the parameter servers.
     clock_role_first = sorted(tables, key=lambda role: analyses[role].clocks.residual_ns is None)
     processes, clocks, notices = processes_on_one_clock(
         {role: tables[role] for role in clock_role_first},

@@ -1,8 +1,8 @@
 """Handovers between roles of one rank: who begins an iteration last, and for which other role it waited.
 
-Where roles take turns on a GPU, a trainer begins when the rollout of its rank has ended. Seen from the trainer alone,
-its host launches late; seen with all roles, it waited for the other role. Which rank is last, and why, may change from
-iteration to iteration.
+Where roles take turns on a GPU, a trainer begins when the rollout of its rank has ended. Seen from
+the trainer alone, its host launches late; seen with all roles, it waited for the other role. Which
+rank is last, and why, may change from iteration to iteration.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,7 +38,8 @@ class Handover(NamedTuple):
     """Step of the role in which the rank began the iteration; None if steps are not numbered."""
     other_role: str
     waited_ns: int
-    """How much later the other role ended, at most by how much later the rank began; against the mean of the others."""
+    """How much later the other role ended, at most by how much later the rank began; against the
+    mean of the others."""
 
 
 def step_windows(ranks: Sequence[RankTables], clocks: Clocks) -> list[StepWindow]:
@@ -107,7 +108,9 @@ def _last_ends(bands: Sequence[PhaseBand], starts: Mapping[int, int]) -> dict[in
 
 
 def _later_than_others(rank: int, times: Mapping[int, int]) -> int:
-    """Return by how much a rank's time is later than the mean of the others'; 0 if it is not, or not known.
+    """Return by how much a rank's time is later than the mean of the others'.
+
+    0 if it is not, or not known.
 
     >>> _later_than_others(1, {0: 10, 1: 40, 2: 20}), _later_than_others(0, {0: 10, 1: 40})
     (25, 0)
@@ -126,8 +129,8 @@ def explain_by_handovers(stragglers: Stragglers, handovers: Sequence[Handover]) 
 def _explain(row: Straggler, handovers: Sequence[Handover]) -> Straggler:
     """Return a straggler with the part of its lateness that handovers explain, taken from its other causes.
 
-    The handover comes first in its step: what it explains is taken from ``host_late``, and from what is unknown where
-    clocks tell that the rank came last.
+    The handover comes first in its step: what it explains is taken from ``host_late``, and from
+    what is unknown where clocks tell that the rank came last.
     """
     late_ns = dict(zip(row.steps, row.late_ns_by_step, strict=True))
     own = [handover for handover in handovers if handover.rank == row.rank and handover.step in late_ns]

@@ -1,7 +1,8 @@
 """Iterations of an RL loop: rollout, training and weight update, from the phases of all processes.
 
-A process's stretches (``metrics.process_phases``) become bands. Weight updates number them: a band belongs to the
-iteration that the next weight update of its process ends. Iterations follow each other without a gap.
+A process's stretches (``metrics.process_phases``) become bands. Weight updates number them: a band
+belongs to the iteration that the next weight update of its process ends. Iterations follow each
+other without a gap.
 """
 
 from collections import Counter
@@ -30,7 +31,9 @@ PHASE_ORDER = (WEIGHT_SYNC, TRAIN, ROLLOUT, OTHER)
 def find_iterations(
     processes: Sequence[Process], kinds: Mapping[str, str], updates: Sequence[WeightUpdate]
 ) -> tuple[list[Iteration], list[PhaseBand]]:
-    """Return the iterations of an RL loop and the bands of all processes; no iterations if nothing is rolled out.
+    """Return the iterations of an RL loop and the bands of all processes.
+
+    No iterations if nothing is rolled out.
 
     Args:
         processes: The processes of all roles on one clock.
@@ -68,7 +71,10 @@ def band_spans(bands: Iterable[PhaseBand], key: Callable[[PhaseBand], Key]) -> d
 
 
 def _bands(process: Process, kind: str, updates: Sequence[WeightUpdate]) -> list[PhaseBand]:
-    """Return the phases of one process; synchronisation outside of weight updates belongs to the phase around it."""
+    """Return the phases of one process.
+
+    Synchronisation outside of weight updates belongs to the phase around it.
+    """
     bands: list[PhaseBand] = []
     stretches = process.stretches.select("phase", "annotated", "start_ns", "end_ns", "busy_ns")
     for phase, annotated, start, end, busy in stretches.iter_rows():
@@ -88,7 +94,8 @@ def _bands(process: Process, kind: str, updates: Sequence[WeightUpdate]) -> list
 def _number(bands: Sequence[PhaseBand], updates: Sequence[WeightUpdate]) -> list[PhaseBand]:
     """Return the bands of one process with their iterations, which its weight updates end.
 
-    Without any update in the process, bands are numbered by the run's updates, or by how often their phase came.
+    Without any update in the process, bands are numbered by the run's updates, or by how often
+    their phase came.
     """
     if any(band.phase == WEIGHT_SYNC for band in bands):
         return _number_by_own_updates(bands, updates)
@@ -106,8 +113,8 @@ def _number(bands: Sequence[PhaseBand], updates: Sequence[WeightUpdate]) -> list
 def _number_by_own_updates(bands: Sequence[PhaseBand], updates: Sequence[WeightUpdate]) -> list[PhaseBand]:
     """Return the bands with the number of the update at which their iteration ends.
 
-    A synchronisation has the number of the run's update that it overlaps, else its own position. Bands behind the last
-    one belong to the iteration after it.
+    A synchronisation has the number of the run's update that it overlaps, else its own position.
+    Bands behind the last one belong to the iteration after it.
     """
     numbered: list[PhaseBand] = []
     pending: list[PhaseBand] = []  # bands of the iteration that has not ended yet
@@ -125,7 +132,10 @@ def _number_by_own_updates(bands: Sequence[PhaseBand], updates: Sequence[WeightU
 
 
 def _update_inside(start_ns: int, end_ns: int, updates: Sequence[WeightUpdate]) -> int | None:
-    """Return the number of the first weight update that overlaps a stretch of time; None if none does."""
+    """Return the number of the first weight update that overlaps a stretch of time.
+
+    None if none does.
+    """
     for number, update in enumerate(updates):
         if start_ns < update.end_ns and end_ns > update.start_ns:
             return number
@@ -181,7 +191,10 @@ class _Loop:
         )
 
     def _phases(self, start: int, end: int, bands: Sequence[PhaseBand]) -> dict[str, int]:
-        """Return the time of each phase, a mean over GPUs; with idle time they sum to the iteration."""
+        """Return the time of each phase, a mean over GPUs.
+
+        With idle time they sum to the iteration.
+        """
         bands_of_gpu: dict[object, list[PhaseBand]] = {self._gpu(process): [] for process in self.processes}
         for band in bands:
             bands_of_gpu[self._gpu(band)].append(band)
@@ -258,9 +271,12 @@ def _tail(bands: Sequence[PhaseBand], processes: Sequence[Process]) -> RolloutTa
 
 
 def _decode_steps(process: Process, start: int, end: int) -> int | None:
-    """Return how often the key/value cache of a process grew in a stretch of time; None if that was not recorded.
+    """Return how often the key/value cache of a process grew in a stretch of time.
 
-    Every layer reads the cache once per step, so a step is a new largest number of keys, or the first of a new batch.
+    None if that was not recorded.
+
+    Every layer reads the cache once per step, so a step is a new largest number of keys, or the
+    first of a new batch.
     """
     keys = process.decode_steps.filter(pl.col("start_ns").is_between(start, end))["keys"]
     return int((keys.diff().fill_null(1) != 0).sum()) if len(keys) else None

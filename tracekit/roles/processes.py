@@ -30,9 +30,10 @@ def processes_on_one_clock(
 ) -> tuple[list[Process], dict[str, Clocks], list[Notice]]:
     """Return the processes of all roles on the clock of the first role, and each role's clocks that bring them there.
 
-    Processes of the same rank are on one host, so that a role whose ranks are not tied to each other takes over the
-    offsets of a role whose ranks are. A role of other ranks is moved by its broadcasts, matched by order and size with
-    those of the first role; without any its clock is used as it is, which is noted.
+    Processes of the same rank are on one host, so that a role whose ranks are not tied to each
+    other takes over the offsets of a role whose ranks are. A role of other ranks is moved by its
+    broadcasts, matched by order and size with those of the first role; without any its clock is
+    used as it is, which is noted.
     """
     first = next(iter(tables_by_role))
     main = clocks_by_role[first]

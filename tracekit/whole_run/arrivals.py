@@ -1,8 +1,9 @@
 """Arrival of ranks at collectives: who joined last, how much later than the others, and how long these waited.
 
-An operation that needs all its members ends on all of them at about the same time, so a member that joined later has a
-shorter duration, by as much: durations on the GPU tell lateness without any clock. Without durations the times of the
-host's calls are compared: how they change, and, as far as clocks are known, how late a rank always is.
+An operation that needs all its members ends on all of them at about the same time, so a member that
+joined later has a shorter duration, by as much: durations on the GPU tell lateness without any
+clock. Without durations the times of the host's calls are compared: how they change, and, as far as
+clocks are known, how late a rank always is.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ MIN_SHARE_WITH_DURATIONS = 0.5
 """Share of symmetric operations with all durations from which lateness rests on durations."""
 
 ON_TIME_QUANTILE = 0.1
-"""Share of a rank's calls that are on time, at least: by how late these are its clock may be off."""
+"""Share of a rank's calls that are on time, at least: by how late these are its clock may be
+off."""
 
 ARRIVALS = pl.Schema(
     {
@@ -102,8 +104,9 @@ def _on_reference(members: pl.DataFrame, clocks: Mapping[int, RecordedClock]) ->
 def _compare_calls(called: pl.DataFrame, clocks: Mapping[int, RecordedClock]) -> pl.DataFrame:
     """Return members with the times of their calls, relative to those of the other members.
 
-    What a rank is always late by may be its clock: of that only the part beyond the clock's uncertainty counts, a lower
-    bound, and nothing where the clock is not known. Changes in time count in full.
+    What a rank is always late by may be its clock: of that only the part beyond the clock's
+    uncertainty counts, a lower bound, and nothing where the clock is not known. Changes in time
+    count in full.
     """
     if _all_known(clocks, called):
         called = called.with_columns(called_ns=_on_reference(called, clocks))
@@ -125,8 +128,9 @@ def _compare_calls(called: pl.DataFrame, clocks: Mapping[int, RecordedClock]) ->
 def _compare(op_id: Ints, arrival: Ints) -> tuple[Ints, Ints, np.ndarray]:
     """Return lateness, wait and whether it is the last, of members sorted by operation and arrival.
 
-    Lateness is measured from the median of the *other* members: of the others in order of arrival, the one in the
-    middle, or the mean of the two. Of all members, positions from the member's own on are shifted by one.
+    Lateness is measured from the median of the *other* members: of the others in order of arrival,
+    the one in the middle, or the mean of the two. Of all members, positions from the member's own
+    on are shifted by one.
     """
     starts = np.flatnonzero(np.diff(op_id, prepend=op_id[0] - 1))
     sizes = np.diff(np.append(starts, len(op_id)))

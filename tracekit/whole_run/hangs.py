@@ -1,9 +1,12 @@
-"""Operations that did not complete: which rank did not join, what it did last, who waits; or members that disagree.
+"""Operations that did not complete: which rank did not join, what it did last, who waits.
 
-Members of an operation share its number in the group. Of the operations that did not complete on some member, the one
-with the lowest number of its group is where the group stands; of several groups, the one whose operation was called
-first, since what is behind it waits for it. Messages have no shared number: the sends of one rank to another are paired
-with the other's receives in order.
+Or members that disagree.
+
+Members of an operation share its number in the group. Of the operations that did not complete on
+some member, the one with the lowest number of its group is where the group stands; of several
+groups, the one whose operation was called first, since what is behind it waits for it. Messages
+have no shared number: the sends of one rank to another are paired with the other's receives in
+order.
 """
 
 from __future__ import annotations
@@ -19,7 +22,8 @@ from tracekit.documents.late import Hang, RankState
 from tracekit.schema import ProcessGroup, Recording
 
 MIN_STEPS_WAITED = 10
-"""Steps' time that an operation must have waited, to be a hang and not one that the dump caught while it ran."""
+"""Steps' time that an operation must have waited, to be a hang and not one that the dump caught
+while it ran."""
 MIN_WAIT_WITHOUT_STEPS_NS = 10_000_000_000
 """The same (10 s) where steps are not known."""
 SIZES_MAY_DIFFER = ("all_to_all", "gather", "scatter", "coalesced")
@@ -85,7 +89,9 @@ def _first_called(stuck: pl.DataFrame, clocks: Mapping[int, RecordedClock]) -> t
 
 
 def _first_mismatch(operations: pl.DataFrame) -> tuple[str, int] | None:
-    """Return group and number of the first operation whose members called different things; None if there is none.
+    """Return group and number of the first operation whose members called different things.
+
+    None if there is none.
 
     Only operations that did not complete everywhere count: what completed was no mismatch.
     """
@@ -187,9 +193,12 @@ def _message_hang(dumps: Dumps, stuck: pl.DataFrame) -> Hang | None:
 
 
 def _first_one_sided(messages: pl.DataFrame) -> dict[str, Any] | None:
-    """Return the first message that did not complete and whose other side was not called; None if nothing tells.
+    """Return the first message that did not complete and whose other side was not called.
 
-    Messages of a pair of ranks are counted in their order. Rings that lost their beginning do not say which is which.
+    None if nothing tells.
+
+    Messages of a pair of ranks are counted in their order. Rings that lost their beginning do not
+    say which is which.
     """
     first_sequence = messages.group_by("rank", "group").agg(pl.col("sequence").min())["sequence"]
     if not (first_sequence <= 1).all():

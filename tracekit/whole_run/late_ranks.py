@@ -1,8 +1,9 @@
 """Ranks that join late: in which steps, by how much, since when, and how that repeats.
 
-A rank's lateness in a step is the time by which it joined the step's operations after the median of the others, summed
-up (for times of calls, the largest: a host that is late once is late at all calls that follow). A step is late if that
-exceeds what is usual in this run, and a share of the step's time.
+A rank's lateness in a step is the time by which it joined the step's operations after the median of
+the others, summed up (for times of calls, the largest: a host that is late once is late at all
+calls that follow). A step is late if that exceeds what is usual in this run, and a share of the
+step's time.
 """
 
 from __future__ import annotations
@@ -30,9 +31,11 @@ MIN_COST_SHARE = 0.001
 MIN_OCCASIONAL_COST_SHARE = 0.01
 """The same for lateness that does not repeat."""
 MIN_STALL_SHARE_OF_STEP = 0.5
-"""Share of a step's time that a single late step loses at least, to be reported however long the record is."""
+"""Share of a step's time that a single late step loses at least, to be reported however long the
+record is."""
 FULLY_LATE_SHARE = 0.9
-"""Share of a step's largest lateness, by times of calls, that the first operation of a late host has already."""
+"""Share of a step's largest lateness, by times of calls, that the first operation of a late host
+has already."""
 MIN_LATE_STEPS = 4
 """Late steps from which on they can be constant, periodic or drifting."""
 MIN_EXPLAINED_SHARE = 0.7
@@ -40,15 +43,19 @@ MIN_EXPLAINED_SHARE = 0.7
 MISS_WEIGHT = 3
 """Steps that are late for each that is not, at least, in a span that counts as late throughout."""
 MIN_DRIFT_RATIO = 1.5
-"""Lateness in the last third of the late steps over that in the first third, from which on it drifts."""
+"""Lateness in the last third of the late steps over that in the first third, from which on it
+drifts."""
 MIN_DRIFT_ORDER = 0.5
-"""Share by which pairs of late steps that grow outnumber those that shrink, from which on it drifts."""
+"""Share by which pairs of late steps that grow outnumber those that shrink, from which on it
+drifts."""
 MIN_COMMON_STEPS_SHARE = 0.8
-"""Share of late steps that ranks have in common to be reported as one, for instance those of a host."""
+"""Share of late steps that ranks have in common to be reported as one, for instance those of a
+host."""
 MIN_CALL_SHARE = 0.5
 """Share of the lateness that the host's call had already, from which on the host is the cause."""
 MIN_WAITED_SHARE = 0.5
-"""Share of the lateness that a rank had waited in other groups just before, from which on that is the cause."""
+"""Share of the lateness that a rank had waited in other groups just before, from which on that is
+the cause."""
 MAX_STEPS_FOR_PERIOD = 4_096
 """Steps, the latest, among which a period is looked for."""
 
@@ -58,8 +65,8 @@ class StepLateness:
     """Lateness by rank and step."""
 
     table: pl.DataFrame
-    """Columns: rank, step, late_ns (joined after the others), signed_ns (the same, with what it joined before them),
-    wait_ns (waited for others) and caused_wait_ns."""
+    """Columns: rank, step, late_ns (joined after the others), signed_ns (the same, with what it
+    joined before them), wait_ns (waited for others) and caused_wait_ns."""
     steps: Ints
     """Numbers of the steps, in order."""
     start_ns: Ints
@@ -76,7 +83,10 @@ class StepLateness:
 
 
 def measure_steps(arrivals: Arrivals, clocks: Mapping[int, RecordedClock]) -> StepLateness:
-    """Return the lateness of every rank in every step; where steps are not known, of every operation."""
+    """Return the lateness of every rank in every step.
+
+    Where steps are not known, of every operation.
+    """
     members = arrivals.members
     rows = _with_steps(members).drop_nulls("step")
     rows = rows.with_columns(
@@ -158,8 +168,9 @@ def _is_worth_reporting(one: LateRanks, duration_ns: float, step_ns: float) -> b
 def late_threshold(lateness: StepLateness) -> float:
     """Return the lateness from which on a step counts as late, in ns.
 
-    What is usual follows from how each rank's lateness varies in time, so that a rank that is always late by the same
-    does not count as usual; of all ranks the lower median, so that late ranks, if fewer than half, do not decide.
+    What is usual follows from how each rank's lateness varies in time, so that a rank that is
+    always late by the same does not count as usual; of all ranks the lower median, so that late
+    ranks, if fewer than half, do not decide.
     """
     signed = pl.col("signed_ns")
     usual = lateness.table.group_by("rank").agg(deviation=(signed - signed.median()).abs().median())
@@ -313,7 +324,8 @@ def _best_phase(is_late: Bools, period: int) -> int:
 def _densest_span(is_late: Bools) -> tuple[int, int, int]:
     """Return first, last and number of late steps of the span in which late steps outnumber others most.
 
-    A step that is not late weighs as much as several late ones, so that the span is late nearly throughout.
+    A step that is not late weighs as much as several late ones, so that the span is late nearly
+    throughout.
     """
     weights = np.where(is_late, 1, -MISS_WEIGHT)
     sums = np.concatenate([[0], np.cumsum(weights)])

@@ -218,7 +218,8 @@ def _run_notices(
 def lateness_matrix(run: WholeRun, *, max_columns: int) -> tuple[list[int], list[int], np.ndarray]:
     """Return ranks, first steps of columns, and the lateness in ns of each rank (rows) in each span of steps (columns).
 
-    A column stands for one step, or for several where there are more steps than *max_columns*: the largest counts.
+    A column stands for one step, or for several where there are more steps than *max_columns*: the
+    largest counts.
     """
     steps = run.lateness.steps
     ranks = sorted(run.lateness.table["rank"].unique().to_list())

@@ -1,9 +1,10 @@
 """Pipelines from messages alone: order of sends and receives per rank, and the schedules that have this order.
 
-On a stage, a send to the next stage ends a forward and a send to the previous one ends a backward; the last stage
-knows a forward by what it receives for it, and the first one a backward. Weight gradients send nothing, so that
-schedules that differ only in these have the same order of messages: all of them are named. Pipelines whose stages do
-not form one chain (several chunks per rank, two directions) are not recognised.
+On a stage, a send to the next stage ends a forward and a send to the previous one ends a backward;
+the last stage knows a forward by what it receives for it, and the first one a backward. Weight
+gradients send nothing, so that schedules that differ only in these have the same order of messages:
+all of them are named. Pipelines whose stages do not form one chain (several chunks per rank, two
+directions) are not recognised.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ def find_pipelines(collectives: pl.DataFrame) -> tuple[PipelineOrder, ...]:
     messages = collectives.filter(pl.col("op").cast(pl.String).is_in(["send", "recv"]) & pl.col("peer").is_not_null())
     if messages.is_empty():
         return ()
-    # Activations and their gradients are the messages that recur; others exchange shapes once, or flags.
+    # Activations and their gradients are the messages that recur; others exchange shapes once, or
+    # flags.
     sizes = messages.group_by("bytes").agg(count=pl.len()).sort("count", "bytes", descending=True, nulls_last=True)
     messages = messages.filter(pl.col("bytes") == sizes["bytes"][0])
     orders = _message_orders(messages)
@@ -49,9 +51,11 @@ def find_pipelines(collectives: pl.DataFrame) -> tuple[PipelineOrder, ...]:
 def _message_orders(messages: pl.DataFrame) -> dict[int, list[tuple[str, int]]]:
     """Return the messages of each rank in order, as direction and peer.
 
-    Of a batch, sends come first: they carry what was computed before it, receives what is computed after it.
+    Of a batch, sends come first: they carry what was computed before it, receives what is computed
+    after it.
     """
-    # The Inspector writes an operation when it has completed, and numbers messages in the order of their calls.
+    # The Inspector writes an operation when it has completed, and numbers messages in the order of
+    # their calls.
     is_numbered = messages["source"][0] == "nccl_inspector"
     batch = pl.col("sequence") if is_numbered else pl.col("id").min().over("rank", "group", "sequence")
     ordered = messages.with_columns(batch=batch, is_recv=pl.col("op") == "recv").sort("rank", "batch", "is_recv", "id")
@@ -62,7 +66,10 @@ def _message_orders(messages: pl.DataFrame) -> dict[int, list[tuple[str, int]]]:
 
 
 def _chains(orders: Mapping[int, Sequence[tuple[str, int]]]) -> list[list[int]]:
-    """Return ranks that exchange messages in a chain, from either end; first those that send first."""
+    """Return ranks that exchange messages in a chain, from either end.
+
+    First those that send first.
+    """
     peers: dict[int, set[int]] = {}
     for rank, order in orders.items():
         peers[rank] = {peer for _, peer in order}
@@ -94,7 +101,8 @@ def _recognise(chain: Sequence[int], orders: Mapping[int, Sequence[tuple[str, in
     if microbatches is None:
         return None
     step_length = 2 * microbatches
-    # A ring may have lost the beginning of the record, on each rank another part of it: whole steps at the end count.
+    # A ring may have lost the beginning of the record, on each rank another part of it: whole steps
+    # at the end count.
     steps = min(len(work) // step_length for work in works)
     if not steps:
         return None
@@ -146,7 +154,10 @@ def _candidates() -> list[str]:
 
 
 def _orders_of(name: str, stages: int, microbatches: int) -> list[str] | None:
-    """Return the forwards and backwards of every stage of a schedule with one stage per rank; None if it has others."""
+    """Return the forwards and backwards of every stage of a schedule with one stage per rank.
+
+    None if it has others.
+    """
     try:
         schedule = generate(name, pp=stages, microbatches=microbatches)
     except ScheduleError:

@@ -13,7 +13,9 @@ _MESSAGES = ("send", "recv", "coalesced")
 
 
 def collectives_of_events(part: RankEvents) -> RankCollectives:
-    """Return the communication kernels of one rank as collectives; those whose operation is not recorded are left out.
+    """Return the communication kernels of one rank as collectives.
+
+    Those whose operation is not recorded are left out.
 
     The moment of the call is that of the kernel's launch.
     """

@@ -89,7 +89,9 @@ def summarise_transfers(transfers: pl.DataFrame) -> tuple[TransferEntry, ...]:
 
 
 def bus_bytes(op: str, size: int, members: int) -> float | None:
-    """Return the bytes that a link must carry for an operation, as NCCL's tests count them; None if not defined.
+    """Return the bytes that a link must carry for an operation, as NCCL's tests count them.
+
+    None if not defined.
 
     *size* is that of the smaller of input and output.
 
@@ -140,7 +142,10 @@ def find_slow_links(transfers: pl.DataFrame, group_ranks: Mapping[str, tuple[int
 
 
 def _find_change(times: Floats) -> tuple[int, float, float] | None:
-    """Return where transfers became slower for good, and the medians before and after; None if they did not."""
+    """Return where transfers became slower for good, and the medians before and after.
+
+    None if they did not.
+    """
     count = len(times)
     margin = max(2, round(MIN_SHARE_EACH_SIDE * count))
     splits = np.unique(np.linspace(margin, count - margin, SPLITS).astype(int))

@@ -30,7 +30,8 @@ def measure_activations(purposes: pl.DataFrame) -> pl.DataFrame:
         return ACTIVATIONS.to_frame()
     key = ["step", "pair"]
     last_ns = np.iinfo(np.int64).max
-    # Ordered by the time of freeing, the one with which half of the bytes are gone ends the micro-batch's flight.
+    # Ordered by the time of freeing, the one with which half of the bytes are gone ends the
+    # micro-batch's flight.
     ordered = own.with_columns(pl.col("free_ns").fill_null(last_ns)).sort(*key, "free_ns")
     gone = pl.col("bytes").cum_sum().over(key)
     total = pl.col("bytes").sum().over(key)

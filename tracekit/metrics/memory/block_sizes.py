@@ -1,8 +1,9 @@
 """Sizes of the blocks that PyTorch's allocator hands out.
 
-The events of a snapshot carry the bytes that were asked for. A block is larger: sizes are rounded up, and what is left
-of the free region that it is cut from stays with it if that is too small to be of use. Both follow from the addresses:
-neighbouring free blocks are always joined, so the region ends at the next block in use or at the end of its segment.
+The events of a snapshot carry the bytes that were asked for. A block is larger: sizes are rounded
+up, and what is left of the free region that it is cut from stays with it if that is too small to be
+of use. Both follow from the addresses: neighbouring free blocks are always joined, so the region
+ends at the next block in use or at the end of its segment.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from tracekit.schema import MemorySnapshot
 ROUNDING_BYTES = 512
 """Blocks are multiples of this (``kMinBlockSize``); a smaller rest is never split off."""
 MAX_SMALL_BLOCK_BYTES = 1 << 20
-"""Largest block that is cut from a segment for small blocks (``kSmallSize``). Of other segments, a rest up to this size
-stays with its block."""
+"""Largest block that is cut from a segment for small blocks (``kSmallSize``). Of other segments, a
+rest up to this size stays with its block."""
 
 
 def round_up(requested: Ints) -> Ints:
@@ -87,7 +88,10 @@ def _join(starts: list[int], ends: list[int], at: int) -> None:
 
 
 def _remove(starts: list[int], ends: list[int], start: int, end: int) -> None:
-    """Take a range out of the segments; of an expandable one, what lies before and behind it stays."""
+    """Take a range out of the segments.
+
+    Of an expandable one, what lies before and behind it stays.
+    """
     at = bisect_right(starts, start) - 1
     if at < 0 or start >= ends[at]:
         return

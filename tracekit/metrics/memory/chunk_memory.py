@@ -1,8 +1,8 @@
 """Memory of pipeline chunks: growth over a forward cell, and fall over its backward.
 
-Both are measured between cells, at the least allocated memory from the last launch of one cell to the first launch
-of the next: what an operator needs only while it runs is free again there. All times are the host's (see
-``phases``).
+Both are measured between cells, at the least allocated memory from the last launch of one cell to
+the first launch of the next: what an operator needs only while it runs is free again there. All
+times are the host's (see ``phases``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import polars as pl
 from tracekit._util.arrays import Ints
 
 MAX_GROWTH_RATIO = 1.5
-"""Largest ratio between growth over a forward and fall over a backward; beyond it, a chunk's memory is unknown."""
+"""Largest ratio between growth over a forward and fall over a backward; beyond it, a chunk's memory
+is unknown."""
 MIN_CELLS = 2
 """Measured cells of each kind needed to state a chunk's memory."""
 _UNKNOWN = np.iinfo(np.int64).min
@@ -26,7 +27,8 @@ class ChunkMemory(msgspec.Struct, frozen=True):
     """Memory of a rank's chunks, in bytes."""
 
     low: int | None
-    """Smaller median of growth over forwards and fall over backwards; None where they do not agree."""
+    """Smaller median of growth over forwards and fall over backwards; None where they do not
+    agree."""
     high: int | None
     """Larger of the two medians."""
     base_bytes: int
@@ -44,8 +46,8 @@ def measure_chunk_memory(memory: pl.DataFrame, chunks: pl.DataFrame) -> ChunkMem
 
     Args:
         memory: Allocator events of one GPU (``replay.gpu_memory``).
-        chunks: Cells of the rank, with columns ``step``, ``op`` (F, B, I, W), ``pair``, ``launch_ns`` and ``last_ns``
-            (first and last launch).
+        chunks: Cells of the rank, with columns ``step``, ``op`` (F, B, I, W), ``pair``,
+            ``launch_ns`` and ``last_ns`` (first and last launch).
 
     >>> memory = pl.DataFrame({"at_ns": [1, 11, 21, 31, 41, 51], "allocated": [7, 9, 11, 9, 7, 5], "before": [5] * 6})
     >>> cells = pl.DataFrame({"step": [0] * 6, "op": list("FFFBBB"), "pair": [0, 1, 2, 2, 1, 0],
@@ -113,7 +115,8 @@ def _measure_changes(step: pl.DataFrame, level: _MemoryLevel) -> pl.DataFrame:
     """Return the change of memory over each cell of a step that does not overlap the cells before and after it."""
     launch = step["launch_ns"].to_numpy()
     last = np.maximum.accumulate(step["last_ns"].to_numpy())
-    # Level between neighbouring cells; unknown where they overlap, and before the first and after the last cell.
+    # Level between neighbouring cells; unknown where they overlap, and before the first and after
+    # the last cell.
     is_apart = last[:-1] <= launch[1:]
     between = np.full(len(launch) + 1, _UNKNOWN)
     between[1:-1][is_apart] = level.extremes(np.min, last[:-1][is_apart], launch[1:][is_apart])
@@ -135,7 +138,10 @@ def _changes_over_backwards(table: pl.DataFrame) -> pl.Series:
 
 
 def _agreeing_medians(growth: pl.Series, fall: pl.Series) -> tuple[int | None, int | None]:
-    """Return the smaller and the larger median; None and None where they disagree or too few cells were measured."""
+    """Return the smaller and the larger median.
+
+    None and None where they disagree or too few cells were measured.
+    """
     if min(len(growth), len(fall)) < MIN_CELLS:
         return None, None
     low, high = sorted((int(np.median(growth.to_numpy())), int(np.median(fall.to_numpy()))))

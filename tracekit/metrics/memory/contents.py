@@ -1,8 +1,9 @@
 """What allocations are for: weights, gradients, optimizer state, activations, communication buffers, workspace.
 
-PyTorch does not say what a tensor is. It follows from what the host was doing when it was allocated (the trace's
-launches, else the stack), and from how long it lived: what a forward leaves behind is an activation, what a backward
-leaves behind for the optimizer is a gradient, and what is gone when the work that made it ends was workspace.
+PyTorch does not say what a tensor is. It follows from what the host was doing when it was allocated
+(the trace's launches, else the stack), and from how long it lived: what a forward leaves behind is
+an activation, what a backward leaves behind for the optimizer is a gradient, and what is gone when
+the work that made it ends was workspace.
 """
 
 from __future__ import annotations
@@ -42,9 +43,11 @@ PURPOSES = pl.Schema(
 """Columns that ``find_purposes`` adds to allocations."""
 
 MIN_STEPS_TO_BE_KEPT = 2
-"""Starts of steps that an allocation survives to count as kept: gradients are freed by the next step at the latest."""
+"""Starts of steps that an allocation survives to count as kept: gradients are freed by the next
+step at the latest."""
 MIN_SHARE_OF_KEPT_GRADIENTS = 0.5
-"""Kept allocations of backwards, over the number of weights, above which they are gradients that are never freed."""
+"""Kept allocations of backwards, over the number of weights, above which they are gradients that
+are never freed."""
 
 _PERSISTENT_ORIGINS = (
     "weights",
@@ -75,7 +78,8 @@ def find_purposes(
         stacks: Stacks by their number.
         chunks: The rank's pipeline chunks; None without a pipeline.
         step_starts: Columns ``step`` and ``start_ns``, in order of time.
-        optimizer_times: Columns ``start_ns`` and ``end_ns`` of ranges around optimizer steps; None if there are none.
+        optimizer_times: Columns ``start_ns`` and ``end_ns`` of ranges around optimizer steps; None
+            if there are none.
 
     """
     rows = _add_host_work(replay.allocations, work)
@@ -88,7 +92,8 @@ def find_purposes(
     is_freed = pl.col("free_ns").is_not_null()
     is_freed_in_work = (is_freed & (pl.col("free_ns") <= pl.col("work_end_ns"))).fill_null(False)
     survives_step = ~is_freed | (pl.col("steps_survived") > 0)
-    # Gradients live until the optimizer has used them. Where its ranges were not recorded, the phase tells.
+    # Gradients live until the optimizer has used them. Where its ranges were not recorded, the
+    # phase tells.
     is_freed_in_phase = pl.col("free_phase").is_in(["forward", "backward", "recompute"])
     is_freed_before_optimizer = pl.coalesce(~pl.col("lives_through_optimizer"), is_freed_in_phase & ~survives_step)
     is_communication = (
@@ -97,8 +102,8 @@ def find_purposes(
         | pl.col("operator").str.contains("^(c10d::|nccl:|record_param_comms)")
     ).fill_null(False)
     is_freed_by_own_chunk = (pl.col("free_pair") == pl.col("pair")) & (pl.col("free_step") == pl.col("step"))
-    # Libraries allocate workspaces once and keep them. Gradients may be kept as well, but then they are as many as
-    # weights; and what every step leaves behind is no workspace.
+    # Libraries allocate workspaces once and keep them. Gradients may be kept as well, but then they
+    # are as many as weights; and what every step leaves behind is no workspace.
     is_kept = (pl.col("steps_survived") >= MIN_STEPS_TO_BE_KEPT) & _is_of_one_step(rows)
     kept_in_backward = rows.filter(is_kept & (origin == "backward")).height
     weights = rows.filter(origin == "weights").height
@@ -131,7 +136,10 @@ def find_purposes(
 
 
 def _add_optimizer_steps(rows: pl.DataFrame, times: pl.DataFrame | None) -> pl.DataFrame:
-    """Add whether an optimizer's step made an allocation, and whether one began in its lifetime; null if unknown."""
+    """Add whether an optimizer's step made an allocation, and whether one began in its lifetime.
+
+    Null if unknown.
+    """
     if times is None or times.is_empty():
         return rows.with_columns(
             is_of_optimizer=pl.lit(None, pl.Boolean), lives_through_optimizer=pl.lit(None, pl.Boolean)
@@ -175,7 +183,8 @@ def _origins(rows: pl.DataFrame, stacks: Sequence[Stack]) -> pl.Series:
     joined = rows.select("stack", "phase", "alloc_row", "is_of_optimizer").join(
         by_stack, on="stack", how="left", maintain_order="left"
     )
-    # Python stacks end at the thread of the autograd engine: where others have one, a missing one tells a backward.
+    # Python stacks end at the thread of the autograd engine: where others have one, a missing one
+    # tells a backward.
     is_engine = pl.lit(bool(stacks)) & pl.col("stack").is_null() & pl.col("alloc_row").is_not_null()
     lasting = pl.when(pl.col("stack_origin").is_in(_PERSISTENT_ORIGINS)).then("stack_origin")
     by_absence = pl.when(is_engine).then(pl.lit("backward"))
@@ -184,7 +193,10 @@ def _origins(rows: pl.DataFrame, stacks: Sequence[Stack]) -> pl.Series:
 
 
 def _add_chunks(rows: pl.DataFrame, chunks: pl.DataFrame | None) -> pl.DataFrame:
-    """Add the pair of the chunk that allocated, and of the one that freed; and when the allocating work ended."""
+    """Add the pair of the chunk that allocated, and of the one that freed.
+
+    And when the allocating work ended.
+    """
     if chunks is None or chunks.is_empty():
         nothing = pl.lit(None, pl.Int64)
         return rows.with_columns(pair=nothing, free_pair=nothing, free_step=nothing, work_end_ns=pl.col("op_end_ns"))

@@ -1,8 +1,9 @@
 """Fragmentation: reserved memory that tensors cannot use because it is free in pieces.
 
-The allocator reserves segments and cuts blocks from them. A segment without any block in use is only cached: it can be
-given back. Free memory beside blocks in use is not: it serves smaller requests alone. The proof that this costs memory
-is a new segment that was reserved although as much was free in the segments of the same kind and stream.
+The allocator reserves segments and cuts blocks from them. A segment without any block in use is
+only cached: it can be given back. Free memory beside blocks in use is not: it serves smaller
+requests alone. The proof that this costs memory is a new segment that was reserved although as much
+was free in the segments of the same kind and stream.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class Fragmentation(msgspec.Struct, frozen=True):
     cached_bytes: int
     """In segments without any block in use."""
     fragmented_bytes: int | None
-    """Free beside blocks in use; None where segments grow (``expandable_segments``) and cannot be told apart."""
+    """Free beside blocks in use; None where segments grow (``expandable_segments``) and cannot be
+    told apart."""
     forced_segments: int
     """Segments that were reserved although as much memory was free in pieces."""
     forced_bytes: int
@@ -49,7 +51,9 @@ class Fragmentation(msgspec.Struct, frozen=True):
 def measure_fragmentation(
     replay: Replay, snapshot: MemorySnapshot, *, start_ns: int | None = None, end_ns: int | None = None
 ) -> Fragmentation | None:
-    """Return the fragmentation of a snapshot's history at the most that was reserved; None without a history.
+    """Return the fragmentation of a snapshot's history at the most that was reserved.
+
+    None without a history.
 
     Args:
         replay: Replay of the snapshot, on any clock.
@@ -65,7 +69,8 @@ def measure_fragmentation(
         levels = levels.filter(pl.col("at_ns") <= end_ns)
     if levels.is_empty():
         return None
-    # Of all moments with as much reserved, the one with most in tensors: what is free even then is not needed.
+    # Of all moments with as much reserved, the one with most in tensors: what is free even then is
+    # not needed.
     fullest = levels.filter(pl.col("reserved") == pl.col("reserved").max()).sort(
         "active", "row", descending=[True, False]
     )
@@ -105,7 +110,10 @@ class _Request(msgspec.Struct, frozen=True):
 
 
 def _segment_lifetimes(snapshot: MemorySnapshot) -> pl.DataFrame:
-    """Return address, bytes, stream, first row and last row of every segment; -1 and the largest number for always."""
+    """Return address, bytes, stream, first row and last row of every segment.
+
+    -1 and the largest number for always.
+    """
     events = snapshot.events.with_row_index("row").cast({"row": pl.Int64})
     events = events.filter(pl.col("action").is_in(["segment_alloc", "segment_free"]))
     is_alloc = pl.col("action") == "segment_alloc"

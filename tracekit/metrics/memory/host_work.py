@@ -1,8 +1,9 @@
 """What the host was doing when it allocated: operator, phase, label, module, step and pipeline chunk.
 
-The allocator's times are the host's, and the host runs ahead of the GPU. So a moment belongs to the work that the host
-is launching: to the launch that follows it in the same operator, else to the one before it there. The phase of moments
-between operators is decided by the launches on both sides (``phases.add_phases``).
+The allocator's times are the host's, and the host runs ahead of the GPU. So a moment belongs to the
+work that the host is launching: to the launch that follows it in the same operator, else to the one
+before it there. The phase of moments between operators is decided by the launches on both sides
+(``phases.add_phases``).
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ def find_threads(times: pl.Series, ops: pl.DataFrame) -> pl.Series:
 def _place_in_operators(events: pl.DataFrame, outermost: pl.DataFrame) -> pl.DataFrame:
     """Add the outermost operator around each event, and its thread where that is not known.
 
-    An event of an unknown thread belongs to the operator around it that started last: other threads wait in theirs.
+    An event of an unknown thread belongs to the operator around it that started last: other threads
+    wait in theirs.
     """
     times = events.sort("at_ns", maintain_order=True)
     candidates = []
@@ -113,7 +115,10 @@ def _nearest_launch(placed: pl.DataFrame, launches: pl.DataFrame, strategy: str)
 
 
 def _add_chunks(events: pl.DataFrame, chunks: pl.DataFrame | None) -> pl.DataFrame:
-    """Add the chunk whose launches surround each event's anchor; of a forward and a backward, that of its phase."""
+    """Add the chunk whose launches surround each event's anchor.
+
+    Of a forward and a backward, that of its phase.
+    """
     if chunks is None or chunks.is_empty():
         return events.with_columns(chunk=pl.lit(None, pl.Int64))
     spans = chunks.with_row_index("chunk").select(

@@ -1,7 +1,8 @@
 """Leaks: allocations that every step leaves behind and nothing frees.
 
-Gradients live into the next step, and a first step allocates what the whole run keeps. So an allocation counts only if
-it was still there two starts of steps later and at the end, and if several steps left one behind from the same place.
+Gradients live into the next step, and a first step allocates what the whole run keeps. So an
+allocation counts only if it was still there two starts of steps later and at the end, and if
+several steps left one behind from the same place.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from tracekit.schema import conform
 MIN_STEPS_OF_LEAK = 2
 """Steps that must leave something behind from the same place."""
 MIN_SHARE_OF_STEPS = 0.5
-"""Share of the steps since the first leak, as far as they can tell, that must leave something behind."""
+"""Share of the steps since the first leak, as far as they can tell, that must leave something
+behind."""
 
 LEAKS = pl.Schema(
     {
@@ -34,7 +36,10 @@ LEAKS = pl.Schema(
 
 
 def find_leaks(purposes: pl.DataFrame, step_starts: pl.DataFrame) -> pl.DataFrame:
-    """Return ``LEAKS``; *purposes* come from ``contents.find_purposes``, step starts are in order of time."""
+    """Return ``LEAKS``.
+
+    *purposes* come from ``contents.find_purposes``, step starts are in order of time.
+    """
     steps = step_starts["step"].to_list()
     # Later steps end too early to tell whether what they left behind is freed in time.
     telling_steps = steps[: max(0, len(steps) - MIN_STEPS_TO_BE_KEPT)]
@@ -44,7 +49,8 @@ def find_leaks(purposes: pl.DataFrame, step_starts: pl.DataFrame) -> pl.DataFram
     is_there_at_end = pl.col("free_ns").is_null() | (pl.col("free_ns") > last_start_ns)
     is_of_step = pl.col("step").is_in(telling_steps) & (pl.col("free_row").is_null() | (pl.col("free_row") >= 0))
     left = purposes.filter(is_there_at_end & is_of_step & (pl.col("steps_survived") >= MIN_STEPS_TO_BE_KEPT))
-    # Without stacks the operator around an allocation tells its place, without a trace its size alone.
+    # Without stacks the operator around an allocation tells its place, without a trace its size
+    # alone.
     place = ["stack", pl.when(pl.col("stack").is_null()).then("operator").alias("place"), "bytes"]
     rows = left.group_by(place).agg(
         pl.col("operator", "module", "phase").drop_nulls().first(),

@@ -16,9 +16,11 @@ from tracekit.schema import MemorySnapshot, RankEvents
 MIN_UNKNOWN_SHARE_TO_REPORT = 0.05
 """Share of the peak from before the history from which that is reported."""
 MIN_SEEN_SHARE = 0.9
-"""Share of the trace's launches between the first and the last event of a snapshot from which it saw the trace."""
+"""Share of the trace's launches between the first and the last event of a snapshot from which it
+saw the trace."""
 MAX_CLOCK_UNCERTAINTY_NS = 1_000_000
-"""Uncertainty of a snapshot's place on the trace's clock above which moments may belong to a neighbouring cell."""
+"""Uncertainty of a snapshot's place on the trace's clock above which moments may belong to a
+neighbouring cell."""
 
 
 def measure_memory(
@@ -55,7 +57,8 @@ def measure_memory(
         memory = history.memory_events()
         memory = memory.with_columns(tid=find_threads(memory["at_ns"], ops))
         tids = None
-        # A snapshot may have seen more of the run than the trace: the peak is that of the trace's time.
+        # A snapshot may have seen more of the run than the trace: the peak is that of the trace's
+        # time.
         window = window or _host_time(rank.events)
     measured = measure_rank_memory(memory, labelled, ops, window=window, chunks=chunks)
     if measured is None:
@@ -81,9 +84,12 @@ def history_notices(contents: RankContents) -> tuple[Notice, ...]:
 def _choose_snapshot(
     rank: RankEvents, launches: pl.Series
 ) -> tuple[tuple[MemorySnapshot, SnapshotClock] | None, tuple[Notice, ...]]:
-    """Return the snapshot that saw most of the trace, with its place on the trace's clock; and notices.
+    """Return the snapshot that saw most of the trace, with its place on the trace's clock.
 
-    None if none is of the same process and time, or if it saw less of the trace than the trace's own events did.
+    And notices.
+
+    None if none is of the same process and time, or if it saw less of the trace than the trace's
+    own events did.
     """
     placed: list[tuple[MemorySnapshot, SnapshotClock]] = []
     notices: list[Notice] = []

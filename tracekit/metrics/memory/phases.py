@@ -1,9 +1,9 @@
 """Phase of the host at each event of the allocator, and the peak of memory in each phase.
 
-Allocator events carry the time at which the host asks for memory, which is when it launches work, not when the GPU runs
-it. The phase of an event is therefore that of the *host*, as the launches around it show. Where the launches on both
-sides disagree, the event belongs to no phase, and the peak of a phase is a range: what was certainly allocated in it,
-and what may have been.
+Allocator events carry the time at which the host asks for memory, which is when it launches work,
+not when the GPU runs it. The phase of an event is therefore that of the *host*, as the launches
+around it show. Where the launches on both sides disagree, the event belongs to no phase, and the
+peak of a phase is a range: what was certainly allocated in it, and what may have been.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ MEMORY_PHASES = {
     "recompute": "recompute",
     "optimizer": "optimizer",
 }
-"""Phase of the host while it launches work of a label; for communication its pass, where known, is the phase."""
+"""Phase of the host while it launches work of a label; for communication its pass, where known, is
+the phase."""
 
 
 def phase_peaks(phased: pl.DataFrame) -> dict[str, Peak]:
@@ -53,8 +54,8 @@ def _largest(values: pl.Series) -> int:
 def add_phases(events: pl.DataFrame, labelled: pl.DataFrame, ops: pl.DataFrame) -> pl.DataFrame:
     """Return the allocator's events with the host's ``phase``, and with the phases of the launches around them.
 
-    Inside an operator, the launches of this operator decide. Between operators the launches before and after must
-    agree, on whichever thread they are. Else the phase is null.
+    Inside an operator, the launches of this operator decide. Between operators the launches before
+    and after must agree, on whichever thread they are. Else the phase is null.
 
     Args:
         events: Allocator events.
@@ -69,14 +70,16 @@ def add_phases(events: pl.DataFrame, labelled: pl.DataFrame, ops: pl.DataFrame) 
     rows = rows.sort("at_ns").join_asof(
         find_outermost_ops(ops).drop("operator"), left_on="at_ns", right_on="op_ns", by="tid", check_sortedness=False
     )
-    # Launches of the same thread before and after the event, if they are inside the operator around it.
+    # Launches of the same thread before and after the event, if they are inside the operator around
+    # it.
     in_op = pl.col("at_ns") <= pl.col("op_end_ns")
     op_previous = pl.when(in_op & (pl.col("own_previous_ns") >= pl.col("op_ns"))).then("own_previous")
     op_following = pl.when(in_op & (pl.col("own_following_ns") <= pl.col("op_end_ns"))).then("own_following")
     has_op_launch = op_previous.is_not_null() | op_following.is_not_null()
     op_agrees = op_previous.is_null() | op_following.is_null() | (op_previous == op_following)
     op_phase = pl.when(op_agrees).then(pl.coalesce(op_previous, op_following))
-    # Launches of any thread before and after the event; the thread's own launches must not contradict them.
+    # Launches of any thread before and after the event; the thread's own launches must not
+    # contradict them.
     own_previous = pl.col("own_previous")
     own_following = pl.col("own_following")
     is_consistent = (

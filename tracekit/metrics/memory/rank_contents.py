@@ -55,7 +55,8 @@ class PeakMoment(msgspec.Struct, frozen=True):
     """None if unknown."""
     step: int | None = None
     op: str | None = None
-    """Op of the pipeline chunk that the host was launching: F, B, I or W; None outside of chunks."""
+    """Op of the pipeline chunk that the host was launching: F, B, I or W; None outside of
+    chunks."""
     pair: int | None = None
     """Index of that chunk's forward within its step; None outside of chunks."""
     phase: str | None = None
@@ -63,12 +64,16 @@ class PeakMoment(msgspec.Struct, frozen=True):
 
 
 class RankContents(msgspec.Struct, frozen=True, eq=False):
-    """What one rank's memory holds; times are the host's, on the trace's clock if there is a trace."""
+    """What one rank's memory holds.
+
+    Times are the host's, on the trace's clock if there is a trace.
+    """
 
     source: str
     """``snapshot`` or ``trace``."""
     clock: SnapshotClock | None
-    """Place of the snapshot on the trace's clock; None for a trace's own events, or a snapshot alone."""
+    """Place of the snapshot on the trace's clock; None for a trace's own events, or a snapshot
+    alone."""
     device: int
     peak: PeakMoment
     contents: pl.DataFrame
@@ -157,7 +162,8 @@ def measure_contents(
         ops: CPU operators of the trace; None without a trace.
         tids: Thread of each event; None if unknown.
         chunks: The rank's pipeline chunks; None without a pipeline.
-        step_starts: Columns ``step`` and ``start_ns`` of the trace's steps; a snapshot's own are used before these.
+        step_starts: Columns ``step`` and ``start_ns`` of the trace's steps; a snapshot's own are
+            used before these.
         window: Host times between which the peak is looked for; None for all.
 
     """
@@ -216,8 +222,8 @@ def measure_contents(
 def _step_starts(history: MemoryHistory, trace_starts: pl.DataFrame | None) -> pl.DataFrame:
     """Return ``step`` and ``start_ns`` of all steps in the history, in order of time.
 
-    A snapshot's own ranges come first: they also name the steps before the trace began. Without ``ProfilerStep`` ranges
-    a step ends with the optimizer's.
+    A snapshot's own ranges come first: they also name the steps before the trace began. Without
+    ``ProfilerStep`` ranges a step ends with the optimizer's.
     """
     schema = pl.Schema({"step": pl.Int64(), "start_ns": pl.Int64()})
     snapshot = history.snapshot
@@ -248,7 +254,8 @@ def _optimizer_times(history: MemoryHistory) -> pl.DataFrame | None:
         return None
     offset_ns = 0 if history.clock is None else history.clock.offset_ns
     ranges = history.snapshot.annotations.filter(pl.col("name").str.contains(_OPTIMIZER_STEP)).sort("at_ns")
-    # Begins and ends alternate: an optimizer's step is not called inside another of the same process.
+    # Begins and ends alternate: an optimizer's step is not called inside another of the same
+    # process.
     starts = ranges.filter("is_start")["at_ns"] + offset_ns
     ends = ranges.filter(~pl.col("is_start"))["at_ns"] + offset_ns
     if starts.is_empty() or len(starts) != len(ends):

@@ -1,7 +1,7 @@
 """Allocated GPU memory over time, by phase of the step and by pipeline chunk.
 
-Allocator events carry the time at which the host asks for memory, which is when it launches work, not when the GPU runs
-it: all times are the host's.
+Allocator events carry the time at which the host asks for memory, which is when it launches work,
+not when the GPU runs it: all times are the host's.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from tracekit.metrics.memory.rank_contents import RankContents
 from tracekit.metrics.memory.replay import gpu_memory
 
 MAX_CURVE_POINTS = 200
-"""Points of a rank's memory curve; each is the maximum of its stretch of time, so that no peak is lost."""
+"""Points of a rank's memory curve; each is the maximum of its stretch of time, so that no peak is
+lost."""
 MEMORY_CURVE = pl.Schema({"at_ns": pl.Int64(), "allocated": pl.Int64(), "reserved": pl.Int64()})
 
 
@@ -77,7 +78,9 @@ def measure_rank_memory(
 
 
 def thin_curve(events: pl.DataFrame, *, points: int = MAX_CURVE_POINTS) -> pl.DataFrame:
-    """Return ``MEMORY_CURVE``: the maximum of each of *points* stretches of equal time; every event if there are fewer.
+    """Return ``MEMORY_CURVE``: the maximum of each of *points* stretches of equal time.
+
+    Every event if there are fewer.
 
     >>> rows = {"at_ns": [0, 1, 10], "allocated": [5, 9, 2], "reserved": [9, 9, 9]}
     >>> thin_curve(pl.DataFrame(rows), points=2).rows()

@@ -1,11 +1,13 @@
 """Replay of the allocator's events: the lifetime of every allocation, and the memory in use after each event.
 
-The events may begin in the middle of a run, or their beginning may be lost. What was allocated before is known all the
-same: either it is freed in the events, or it is still there when the snapshot is written. So the level is exact at
-every event, and an allocation from before the events only lacks its own time and stack.
+The events may begin in the middle of a run, or their beginning may be lost. What was allocated
+before is known all the same: either it is freed in the events, or it is still there when the
+snapshot is written. So the level is exact at every event, and an allocation from before the events
+only lacks its own time and stack.
 
-Two levels are counted, as PyTorch does: *allocated* falls when a tensor is freed (``free_requested``), *active* when no
-stream uses its block any more (``free_completed``). *Reserved* is what the allocator holds of the GPU's memory.
+Two levels are counted, as PyTorch does: *allocated* falls when a tensor is freed
+(``free_requested``), *active* when no stream uses its block any more (``free_completed``).
+*Reserved* is what the allocator holds of the GPU's memory.
 """
 
 from __future__ import annotations
@@ -48,7 +50,8 @@ LEVELS = pl.Schema(
 """Memory after each event, in bytes; null where it is not known."""
 
 FREED_BEFORE = -1
-"""``free_row`` of an allocation that was freed before the first event, and still in use by a stream then."""
+"""``free_row`` of an allocation that was freed before the first event, and still in use by a stream
+then."""
 
 RESERVED_CHANGES = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
 """How an event changes what is reserved, as a multiple of its bytes."""
@@ -73,7 +76,8 @@ class Replay:
     end_active: int | None
     """Active after the last event; None if unknown."""
     difference_bytes: int
-    """Largest difference between replayed levels at the end and the snapshot's own segments; 0 if they agree."""
+    """Largest difference between replayed levels at the end and the snapshot's own segments; 0 if
+    they agree."""
 
     def living_at(self, row: int) -> pl.DataFrame:
         """Return the allocations that exist after an event."""
@@ -82,7 +86,10 @@ class Replay:
         return self.allocations.filter(is_made & ~is_freed)
 
     def peak_row(self, start_ns: int | None = None, end_ns: int | None = None) -> int | None:
-        """Return the first event after which most is allocated, within a time; None if it has no event."""
+        """Return the first event after which most is allocated, within a time.
+
+        None if it has no event.
+        """
         start = pl.lit(True) if start_ns is None else pl.col("at_ns") >= start_ns
         end = pl.lit(True) if end_ns is None else pl.col("at_ns") <= end_ns
         rows = self.levels.with_row_index("row").filter(start & end)
@@ -137,7 +144,8 @@ def _add_up(events: pl.DataFrame, allocations: pl.DataFrame) -> pl.DataFrame:
     requested = _changes_by_row(allocations, "alloc_row", count, size="requested")
     returned = _changes_by_row(allocations, "free_row", count, size="requested")
     levels = events.select(
-        # Threads may note events of almost the same moment in another order than that of their times.
+        # Threads may note events of almost the same moment in another order than that of their
+        # times.
         at_ns=pl.col("at_ns").cum_max(),
         allocated=pl.Series(np.cumsum(made - freed)),
         active=pl.Series(np.cumsum(made - done)),
@@ -168,7 +176,8 @@ def _with_block_sizes(allocations: pl.DataFrame, snapshot: MemorySnapshot) -> pl
 def _pair_events(events: pl.DataFrame) -> pl.DataFrame:
     """Return ``ALLOCATIONS``: each ``alloc`` with the frees of its address up to the next ``alloc`` there."""
     action = pl.col("action").cast(pl.String)
-    # The number of an address' allocation; 0 for frees of what was allocated before the first event.
+    # The number of an address' allocation; 0 for frees of what was allocated before the first
+    # event.
     numbered = events.with_columns(number=(action == "alloc").cum_sum().over("address"))
 
     def first_of(name: str, column: str) -> pl.Expr:
@@ -218,10 +227,12 @@ def gpu_memory(memory: pl.DataFrame) -> pl.DataFrame:
 
 
 def replay_trace(memory: pl.DataFrame) -> Replay | None:
-    """Replay the allocator's events in a profiler trace (``schema.MEMORY``); None if it has none of a GPU.
+    """Replay the allocator's events in a profiler trace (``schema.MEMORY``).
 
-    They have no stacks, and nothing tells when a stream is done with a block. What is allocated all the time has no
-    event at all: it is one allocation without an address.
+    None if it has none of a GPU.
+
+    They have no stacks, and nothing tells when a stream is done with a block. What is allocated all
+    the time has no event at all: it is one allocation without an address.
     """
     events = gpu_memory(memory)
     if events.is_empty():

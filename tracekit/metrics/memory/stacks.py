@@ -43,7 +43,9 @@ def _rules() -> tuple[_Rule, ...]:
 
 
 def stack_origin(stack: Stack) -> str | None:
-    """Return where an allocation comes from by its stack; None if no rule of ``origins.toml`` tells.
+    """Return where an allocation comes from by its stack.
+
+    None if no rule of ``origins.toml`` tells.
 
     >>> stack_origin((("step", "site-packages/torch/optim/adam.py", 248), ("main", "train.py", 3)))
     'optimizer'
@@ -57,7 +59,9 @@ def stack_origin(stack: Stack) -> str | None:
 
 
 def source_line(stack: Stack) -> str | None:
-    """Return the innermost line of the user's own code, else of any Python code; None without a Python stack.
+    """Return the innermost line of the user's own code, else of any Python code.
+
+    None without a Python stack.
 
     >>> source_line((("linear", "site-packages/torch/nn/functional.py", 9), ("forward", "model.py", 25)))
     'model.py:25 forward'

@@ -13,7 +13,8 @@ from tracekit.parsers.kineto.worker import Part, Worker
 
 BLOCK_BYTES = 4 << 20
 MAX_THREADS = 8
-"""Most threads that scan one file; fewer where polars may use fewer, as in a worker process beside others."""
+"""Most threads that scan one file; fewer where polars may use fewer, as in a worker process beside
+others."""
 MAX_EVENT_BYTES = 32 << 20
 """Longer events are not read; arguments of real ones have been seen at a few MB."""
 _MIN_PATIENCE_BYTES = 1 << 16
@@ -51,14 +52,16 @@ class Scanned:
 def find_separator(head: bytes, start: int) -> bytes | None:
     r"""Return the bytes between two events, if each starts on a line of its own.
 
-    The indent of the first event is assumed to be that of all; where it is not, scanning notices it.
+    The indent of the first event is assumed to be that of all; where it is not, scanning notices
+    it.
 
     Args:
         head: First bytes of the file.
         start: Position behind the ``[`` that opens the list of events.
 
     Returns:
-        End of an event and start of the next; None if the first event is not near, or not on a line of its own.
+        End of an event and start of the next; None if the first event is not near, or not on a line
+        of its own.
 
     >>> find_separator(b'{"traceEvents": [\n  {\n    "ph": "X"\n  },', 17)
     b'\n  },\n  {'
@@ -170,8 +173,9 @@ def scan_parallel(stream: Stream, head: bytes, start: int, separator: bytes, *, 
 def scan_in_order(stream: Stream, head: bytes, start: int, *, stacks: bool) -> Scanned:
     """Scan a file of any layout in one thread: an event that a block cuts in two is carried over to the next block.
 
-    An event that grows beyond a limit ("patience") is taken for damage if another event starts inside it. An event
-    longer than ``MAX_EVENT_BYTES`` is passed over with no more than one block of it in memory.
+    An event that grows beyond a limit ("patience") is taken for damage if another event starts
+    inside it. An event longer than ``MAX_EVENT_BYTES`` is passed over with no more than one block
+    of it in memory.
     """
     worker = Worker(0, stacks=stacks)
     parts: list[Part] = []
@@ -203,7 +207,8 @@ def scan_in_order(stream: Stream, head: bytes, start: int, *, stacks: bool) -> S
             part.bad, part.events = part.bad + 1, part.events + 1
             is_passing_over = True
         if is_passing_over:
-            # No event starts with this byte, so the scanner looks for the next one; some bytes before it help.
+            # No event starts with this byte, so the scanner looks for the next one; some bytes
+            # before it help.
             buffer[:_CONTEXT_BYTES] = b"x" + buffer[end - _CONTEXT_BYTES + 1 : end]
             start = 0
             end = _CONTEXT_BYTES

@@ -12,7 +12,8 @@ from tracekit.parsers.source_refs import valid_rank
 from tracekit.schema import ProcessGroup, Source
 
 HEAD_LIMIT = 64 << 20
-"""A header longer than this is not a header: process groups of ten thousand ranks take a tenth of it."""
+"""A header longer than this is not a header: process groups of ten thousand ranks take a tenth of
+it."""
 
 TAIL_LIMIT = 16 << 20
 LATEST_BASE_NS = 1 << 61
@@ -42,7 +43,10 @@ def may_start_trace(text: bytes) -> bool:
 
 
 def find_events(stream: Stream) -> tuple[bytes, int, dict[str, Any]]:
-    """Read up to the first event; returns the bytes read, the index where the events start, and the keys before."""
+    """Read up to the first event.
+
+    Returns the bytes read, the index where the events start, and the keys before.
+    """
     data = b""
     size = FIRST_READ
     while True:
@@ -63,7 +67,10 @@ def _not_a_trace(name: str, why: str) -> InputError:
 
 
 def _search(data: bytes, name: str, *, is_last: bool) -> tuple[int, dict[str, Any]] | None:
-    """Return the index where the events start and the keys before them; None if that takes more bytes."""
+    """Return the index where the events start and the keys before them.
+
+    None if that takes more bytes.
+    """
     lead = len(data) - len(data.removeprefix(b"\xef\xbb\xbf").lstrip())
     if lead == len(data):
         if is_last or lead > 1 << 20:
@@ -88,7 +95,8 @@ def _search(data: bytes, name: str, *, is_last: bool) -> tuple[int, dict[str, An
 def _parse_keys(text: str, i: int) -> tuple[dict[str, Any], int, str]:
     """Return the top-level keys from *i*, the index behind them, and why they end.
 
-    That is "events" if the list of events starts, "closed" if the object ends, and "open" if the text is not JSON.
+    That is "events" if the list of events starts, "closed" if the object ends, and "open" if the
+    text is not JSON.
     """
     keys: dict[str, Any] = {}
     while True:
@@ -109,10 +117,12 @@ def _parse_keys(text: str, i: int) -> tuple[dict[str, Any], int, str]:
 
 
 def parse_tail(tail: bytes) -> tuple[dict[str, Any], int]:
-    """Return the keys after the events, and the number of events there; *tail* starts behind the closing bracket.
+    """Return the keys after the events, and the number of events there.
 
-    Such events are not read. They are left there by a stray bracket that closed the list too early, by a second list or
-    by a second trace.
+    *tail* starts behind the closing bracket.
+
+    Such events are not read. They are left there by a stray bracket that closed the list too early,
+    by a second list or by a second trace.
 
     >>> parse_tail(b', "baseTimeNanoseconds": 5, "traceName": "x"}')
     ({'baseTimeNanoseconds': 5, 'traceName': 'x'}, 0)
@@ -129,8 +139,8 @@ def parse_header(keys: Mapping[str, Any]) -> tuple[int | None, int, Source]:
     """Return what the analysis needs of the keys, without environment, users, hosts and paths.
 
     Returns:
-        The rank, the start of the clock, and what the keys tell of the source, without its path and rank; it has one
-        notice per impossible value.
+        The rank, the start of the clock, and what the keys tell of the source, without its path and
+        rank; it has one notice per impossible value.
     """
     info = keys.get("distributedInfo")
     info = info if isinstance(info, dict) else {}
@@ -176,7 +186,9 @@ def _common_value(devices: list[dict[str, Any]], key: str) -> int | None:
 
 
 def _base_time(value: Any) -> int | None:
-    """Return the start of the clock; a float counts where it is whole, and what no clock shows does not.
+    """Return the start of the clock.
+
+    A float counts where it is whole, and what no clock shows does not.
 
     >>> _base_time(1.7e18), _base_time(17 * 10**18), _base_time("x"), _base_time(0.5)
     (1700000000000000000, None, None, None)

@@ -28,9 +28,10 @@ def read(
 ) -> RankEvents:
     """Read a PyTorch profiler trace (``.json``, ``.json.gz``, or an open binary file) into one rank's events.
 
-    Complete events become rows; the rest is counted in ``source.skipped``. Python frames are read only with *stacks*.
-    *rank* counts when neither the content nor the name of the file gives one. Damage inside events is stepped over
-    and counted in ``source.notices``; with ``lenient=False`` it is an error.
+    Complete events become rows; the rest is counted in ``source.skipped``. Python frames are read
+    only with *stacks*. *rank* counts when neither the content nor the name of the file gives one.
+    Damage inside events is stepped over and counted in ``source.notices``; with ``lenient=False``
+    it is an error.
 
     >>> import io
     >>> text = b'{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 1.5, "dur": 2}]}'

@@ -13,7 +13,8 @@ GZIP_MAGIC = b"\x1f\x8b"
 _READ_BYTES = 1 << 18
 """Bytes of a gzipped file that are read at once."""
 _CAREFUL_READ_BYTES = 64
-"""The same after damage was met: a call that fails returns nothing, so few intact bytes may be lost with it."""
+"""The same after damage was met: a call that fails returns nothing, so few intact bytes may be lost
+with it."""
 _MAX_INFLATED_BYTES = 1 << 20
 """Bytes that one call may inflate: as many as stay in the processor's cache."""
 _WBITS_GZIP = 31

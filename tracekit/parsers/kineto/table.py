@@ -17,7 +17,8 @@ from tracekit.parsers.kineto.worker import Part
 from tracekit.schema import EVENTS, KINDS, MEMORY, UNTIMED, conform
 
 LATEST_NS = 1 << 62
-"""No clock shows a time beyond this, or before its negative (the years 1823 and 2116): such a time is damage."""
+"""No clock shows a time beyond this, or before its negative (the years 1823 and 2116): such a time
+is damage."""
 UNTIMED_CPU = "CPU events without usable times"
 DEVICE_KINDS = ("kernel", "memcpy", "memset", "gpu_annotation")
 TEXTS = {
@@ -51,7 +52,8 @@ class EventTable:
     bad_texts: int = 0
     """Number of damaged texts."""
     untimed: Mapping[str, int] = field(default_factory=dict)
-    """Events left out because they have no usable time, by what they are (see ``Source.skipped``)."""
+    """Events left out because they have no usable time, by what they are (see
+    ``Source.skipped``)."""
     out_of_range: int = 0
     """Of those, events whose times are numbers, but none that a clock shows."""
 
@@ -78,8 +80,9 @@ def build_memory(parts: Iterable[Part], *, rank: int, base_ns: int) -> pl.DataFr
 def link_by_external_id(events: pl.DataFrame) -> pl.DataFrame:
     """Return events whose external ids are correlations as such, if the file has no correlations.
 
-    Old recordings of AMD GPUs give each call of the runtime an external id of its own, which the kernel that it
-    launches has as well. External ids of operators are counted separately there: they name no call.
+    Old recordings of AMD GPUs give each call of the runtime an external id of its own, which the
+    kernel that it launches has as well. External ids of operators are counted separately there:
+    they name no call.
     """
     if not events["correlation"].is_null().all() or events["external_id"].is_null().all():
         return events
@@ -170,7 +173,8 @@ class TableBuilder:
         """Return the columns of numbers that most rows have."""
         pid = self._take(Column.PID)
         tid = self._take(Column.TID)
-        # GPU events without a device or stream among their arguments show them as process and thread.
+        # GPU events without a device or stream among their arguments show them as process and
+        # thread.
         device = _coalesce(_at(self._take(Column.DEVICE), gpu_rows), _at(pid, gpu_rows))
         stream = _coalesce(_at(self._take(Column.STREAM), gpu_rows), _at(tid, gpu_rows))
         return {
@@ -283,7 +287,10 @@ class TableBuilder:
         return self._sparse(rows, peers, np.int32)
 
     def _bytes(self) -> tuple[pl.Series, pl.Series]:
-        """Return the bytes that events move, of collectives the larger of both directions; and the bytes received."""
+        """Return the bytes that events move, of collectives the larger of both directions.
+
+        And the bytes received.
+        """
         rows, moved = self._take_present(Column.BYTES)
         collective_rows, sent = self._take_present(Column.IN_NELEMS)
         out_rows, out_elements = self._take_present(Column.OUT_NELEMS)
@@ -318,7 +325,8 @@ def _clock_range(base_ns: int) -> tuple[int, int]:
 def _event_times(start: pl.Series, duration: pl.Series, base_ns: int) -> pl.DataFrame:
     """Return ``start_ns`` and ``end_ns``, whether the start ``is_number``, and whether both times are ``is_usable``.
 
-    A clock shows them then. Sums of other times would wrap around: 64 bits hold 292 years of nanoseconds.
+    A clock shows them then. Sums of other times would wrap around: 64 bits hold 292 years of
+    nanoseconds.
     """
     earliest, latest = _clock_range(base_ns)
     start_ns = pl.col("start") + base_ns

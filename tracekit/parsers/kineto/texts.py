@@ -11,7 +11,8 @@ _SURROGATES = re.compile("[\ud800-\udfff]")
 def decode_string(raw: bytes) -> str:
     """Return the text of a JSON string, given without its quotes.
 
-    Invalid bytes, escapes and control characters are kept as far as possible; ``DAMAGE`` is appended then.
+    Invalid bytes, escapes and control characters are kept as far as possible; ``DAMAGE`` is
+    appended then.
     """
     try:
         text = raw.decode()

@@ -11,7 +11,8 @@ _TARGETS: dict[str, Column | Target] = {**Column.__members__, **Target.__members
 KEYS = {Level[level]: {key: _TARGETS[name] for key, name in keys.items()} for level, keys in _WORDS["keys"].items()}
 """Keys that the scanner looks for, and the column each fills."""
 MEMORY_COLUMNS = {name: Column[column] for name, column in _WORDS["memory_columns"].items()}
-"""Columns of ``schema.MEMORY``, and where the scanner puts their values (see ``Level.MEMORY_ARGS``)."""
+"""Columns of ``schema.MEMORY``, and where the scanner puts their values (see
+``Level.MEMORY_ARGS``)."""
 CATEGORIES: dict[str, str] = {
     category: kind for kind, categories in _WORDS["categories"].items() for category in categories
 }

@@ -39,7 +39,8 @@ class ColumnPart(NamedTuple):
 
     values: npt.NDArray[np.int32 | np.int64]
     rows: npt.NDArray[np.int32 | np.int64] | None
-    """Rows of the chunk that the values belong to; None if every row has one (``NULL``, ``NULL32`` stand for null)."""
+    """Rows of the chunk that the values belong to; None if every row has one (``NULL``, ``NULL32``
+    stand for null)."""
     has_nulls: bool
 
     @property
@@ -184,8 +185,8 @@ class Worker:
 class _ColumnPages:
     """Memory for the values of one column, mapped apart from the heap.
 
-    It returns to the system as soon as the column is no longer needed. The heap would keep what many small arrays
-    leave: a third more memory at the peak.
+    It returns to the system as soon as the column is no longer needed. The heap would keep what
+    many small arrays leave: a third more memory at the peak.
     """
 
     def __init__(self) -> None:

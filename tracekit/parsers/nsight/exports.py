@@ -1,13 +1,14 @@
 """Exports in SQLite, and in Arrow or Parquet: a folder with one file per table, or many Arrow streams in one file.
 
-SQLite is read through ADBC as Arrow record batches. The file is opened immutable: no lock is taken, nothing is written
-and no file is left beside it.
+SQLite is read through ADBC as Arrow record batches. The file is opened immutable: no lock is taken,
+nothing is written and no file is left beside it.
 
-SQLite lets any value stand in any column. The driver takes a column's type from its first batch and fails on a later
-value of another type, so a table is read by the first of these that succeeds:
+SQLite lets any value stand in any column. The driver takes a column's type from its first batch and
+fails on a later value of another type, so a table is read by the first of these that succeeds:
 
 1. The columns as they are, on two threads that read half of the table each.
-2. The columns with the type of every value checked, null where a number is not one. It takes 1.6 times as long.
+2. The columns with the type of every value checked, null where a number is not one. It takes 1.6
+   times as long.
 3. The rows before and after the damage, of a table that SQLite itself cannot read.
 """
 
@@ -101,15 +102,19 @@ class ArrowExport:
 
 
 def to_polars(table: Any, *, trusted: bool = False) -> pl.DataFrame:
-    r"""Convert an Arrow table without copying its numbers; bytes in text that are not UTF-8 are replaced.
+    r"""Convert an Arrow table without copying its numbers.
 
-    The lengths and offsets of a table that is not *trusted* are checked first: Arrow files can be damaged.
+    Bytes in text that are not UTF-8 are replaced.
+
+    The lengths and offsets of a table that is not *trusted* are checked first: Arrow files can be
+    damaged.
 
     >>> text = pa.array([b"caf\xe9", b"tea"], pa.binary()).view(pa.string())
     >>> to_polars(pa.table({"text": text}))["text"].to_list()
     ['caf�', 'tea']
     """
-    # polars takes over Arrow strings without checking that they are UTF-8; a cast from bytes checks it.
+    # polars takes over Arrow strings without checking that they are UTF-8; a cast from bytes checks
+    # it.
     as_bytes = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary()}
     schema = pa.schema([pa.field(field.name, as_bytes.get(field.type, field.type)) for field in table.schema])
     raw = pa.table([column.cast(field.type) for column, field in zip(table.columns, schema, strict=True)], schema)
@@ -135,7 +140,8 @@ SALVAGE_BATCH_ROWS = 32
 MIN_ROWS_FOR_TWO_THREADS = 100_000
 
 _SQLITE_ERRORS = (sqlite3.DatabaseError, UnicodeDecodeError)
-"""Errors of the ``sqlite3`` module on a damaged file. Their messages can quote the damage and are not shown."""
+"""Errors of the ``sqlite3`` module on a damaged file. Their messages can quote the damage and are
+not shown."""
 
 
 class SqliteExport:
@@ -182,12 +188,16 @@ class SqliteExport:
             return self._salvage(table, query, columns)
 
     def _rowid_ranges(self, table: str) -> list[str]:
-        """Return WHERE clauses that cut a large table into two ranges of rowids; for a small one, no condition."""
+        """Return WHERE clauses that cut a large table into two ranges of rowids.
+
+        For a small one, no condition.
+        """
         if "rowid" in map(str.lower, self._columns[table]):
             return [""]
         try:
             with closing(sqlite3.connect(self._uri, uri=True)) as connection:
-                # Two queries: SQLite looks up a single min or max, but scans the whole table for both at once.
+                # Two queries: SQLite looks up a single min or max, but scans the whole table for
+                # both at once.
                 (first,) = connection.execute(f'SELECT min(rowid) FROM "{table}"').fetchone()
                 (last,) = connection.execute(f'SELECT max(rowid) FROM "{table}"').fetchone()
         except _SQLITE_ERRORS:  # a damaged table, or one WITHOUT ROWID
@@ -241,7 +251,10 @@ class _QueryError(Exception):
 
 
 def _value(name: str) -> str:
-    """Return the SQL for a column. Text is never null, so that the driver sees its type from the first row on."""
+    """Return the SQL for a column.
+
+    Text is never null, so that the driver sees its type from the first row on.
+    """
     if name not in TEXT_COLUMNS:
         return f'"{name}"'
     text = f"coalesce(CAST(\"{name}\" AS TEXT), '')"
@@ -274,7 +287,8 @@ def refuse_unreadable(path: Path) -> None:
             raise being_written
     with path.open("rb") as file:
         header = file.read(20)
-    # A file in write-ahead mode with an empty log is not locked, and a normal open would create files beside it.
+    # A file in write-ahead mode with an empty log is not locked, and a normal open would create
+    # files beside it.
     in_wal_mode = len(header) == 20 and 2 in header[18:20]
     uri = _immutable_uri(path) if in_wal_mode else f"{path.absolute().as_uri()}?mode=ro"
     try:

@@ -55,7 +55,9 @@ class Strings:
         self._unnamed: dict[str, tuple[int, int]] = {}  # noun → events without a name, all events
 
     def first_named(self, alternatives: Sequence[pl.Series]) -> pl.Series:
-        """Return, row by row, the first of several ids whose string is in the table; if none is, the first at all.
+        """Return, row by row, the first of several ids whose string is in the table.
+
+        If none is, the first at all.
 
         >>> from pathlib import Path
         >>> from tracekit.parsers.nsight.reader import open_export
@@ -72,13 +74,19 @@ class Strings:
         return bool(ids.unique().is_in(self._table["id"].implode()).fill_null(False).all())
 
     def texts(self, ids: pl.Series, *, noun: str) -> pl.Series:
-        """Return the string of each id, null where the table has none; *noun* names the events in a notice."""
+        """Return the string of each id, null where the table has none.
+
+        *noun* names the events in a notice.
+        """
         texts = _look_up(ids, self._strings_of(ids))
         self._count_unnamed(texts, ids, noun)
         return texts
 
     def names(self, ids: pl.Series, *, unknown: str, rewrite: Rewrite = (), noun: str | None = None) -> pl.Series:
-        """Return the string of each id as a category, rewritten; *unknown* where the table has none."""
+        """Return the string of each id as a category, rewritten.
+
+        *unknown* where the table has none.
+        """
         strings = self._strings_of(ids)
         for pattern, replacement in rewrite:
             strings = strings.with_columns(pl.col("value").str.replace_all(pattern, replacement))

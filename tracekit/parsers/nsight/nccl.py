@@ -1,15 +1,18 @@
 """Communication ops: collective, peer, size and communicator, from the ranges of NCCL and torch.distributed.
 
-A PyTorch trace carries these on ``record_param_comms`` ops and on the kernels launched inside them. In an export the
-ops have only shapes, so the collective comes from the ``c10d::`` op around them, and peer, size and communicator from
-the payload of the NCCL ranges inside them, where the export has payloads.
+A PyTorch trace carries these on ``record_param_comms`` ops and on the kernels launched inside them.
+In an export the ops have only shapes, so the collective comes from the ``c10d::`` op around them,
+and peer, size and communicator from the payload of the NCCL ranges inside them, where the export
+has payloads.
 
-NCCL has no call for an all-to-all: a library sends to and receives from every member. Those messages stand in one
-group, right between its ``ncclGroupStart`` and ``ncclGroupEnd``. Point-to-point messages that are launched together
-stand in a group of their own each, inside a common one.
+NCCL has no call for an all-to-all: a library sends to and receives from every member. Those
+messages stand in one group, right between its ``ncclGroupStart`` and ``ncclGroupEnd``.
+Point-to-point messages that are launched together stand in a group of their own each, inside a
+common one.
 
-Payloads are exported as JSON text, or as bytes whose layout is in the table NVTX_PAYLOAD_SCHEMA_ENTRIES: a header of
-four 64-bit numbers (domain, schema, payload size, total size), then the fields.
+Payloads are exported as JSON text, or as bytes whose layout is in the table
+NVTX_PAYLOAD_SCHEMA_ENTRIES: a header of four 64-bit numbers (domain, schema, payload size, total
+size), then the fields.
 """
 
 import json
@@ -165,7 +168,8 @@ _THREAD = ["process", "tid"]
 def add_communication(ranges: pl.DataFrame) -> pl.DataFrame:
     """Fill ``collective``, ``peer``, ``bytes`` and ``group`` of communication ops, from decoded payloads.
 
-    An NCCL call outside any ``record_param_comms`` (a program without torch.distributed) becomes such an op itself.
+    An NCCL call outside any ``record_param_comms`` (a program without torch.distributed) becomes
+    such an op itself.
     """
     ranges = ranges.with_row_index("_row")
     records = ranges.filter(pl.col("kind") == "cpu_op", pl.col("name") == RECORD).select(
@@ -194,7 +198,8 @@ def created_communicators(ranges: pl.DataFrame) -> pl.DataFrame:
 def add_to_kernels(kernels: pl.DataFrame, calls: pl.DataFrame, records: pl.DataFrame) -> pl.DataFrame:
     """Give NCCL kernels launched inside a ``record_param_comms`` that op's collective, peer, size and group.
 
-    Batched sends and receives are launched after their ops have ended and get nothing, as in a PyTorch trace.
+    Batched sends and receives are launched after their ops have ended and get nothing, as in a
+    PyTorch trace.
     """
     if not records.height:
         return kernels
@@ -223,7 +228,10 @@ def _nccl_calls(ranges: pl.DataFrame) -> pl.DataFrame:
 
 
 def _join_covering(points: pl.DataFrame, ranges: pl.DataFrame, *columns: str) -> pl.DataFrame:
-    """Add *columns* of the range on the same thread that covers each point's start. Ranges must not nest."""
+    """Add *columns* of the range on the same thread that covers each point's start.
+
+    Ranges must not nest.
+    """
     latest = points.sort("start_ns").join_asof(
         ranges.rename({"end_ns": "_range_end_ns"}).sort("start_ns"), on="start_ns", by=_THREAD, check_sortedness=False
     )
@@ -257,7 +265,10 @@ def _communication_of_records(ranges: pl.DataFrame, records: pl.DataFrame, calls
 
 
 def _communication_of_calls(calls: pl.DataFrame) -> pl.DataFrame:
-    """Return one row per NCCL call; the collective is left to the op around it, where there is one."""
+    """Return one row per NCCL call.
+
+    The collective is left to the op around it, where there is one.
+    """
     has_own_collective = pl.col("record").is_null() | (pl.col("collective") == PART_OF_ALL_TO_ALL)
     collective = pl.when(has_own_collective).then("collective")
     return calls.drop_nulls("collective").select(
@@ -269,11 +280,13 @@ def join_all_to_alls(calls: pl.DataFrame) -> pl.DataFrame:
     """Turn the sends and receives of each all-to-all into one operation.
 
     Args:
-        calls: NCCL calls with ``name``, ``collective``, ``communicator``, ``peer``, ``bytes``, times and thread.
+        calls: NCCL calls with ``name``, ``collective``, ``communicator``, ``peer``, ``bytes``,
+            times and thread.
 
     Returns:
-        The calls by thread and start. The first call of an all-to-all stands for it: its bytes are those that all its
-        calls send, and it ends with the last of them. The other calls have the collective ``part``.
+        The calls by thread and start. The first call of an all-to-all stands for it: its bytes are
+        those that all its calls send, and it ends with the last of them. The other calls have the
+        collective ``part``.
 
     >>> names = ["ncclGroupStart", "ncclSend", "ncclRecv", "ncclSend", "ncclRecv", "ncclGroupEnd"]
     >>> calls = pl.DataFrame({"name": names, "collective": [None, "send", "recv", "send", "recv", None],
@@ -288,7 +301,8 @@ def join_all_to_alls(calls: pl.DataFrame) -> pl.DataFrame:
     is_edge = pl.col("name").is_in(["ncclGroupStart", "ncclGroupEnd"])
     calls = calls.sort(*_THREAD, "start_ns", maintain_order=True).with_columns(_section=is_edge.cum_sum().over(_THREAD))
     section = [*_THREAD, "_section"]
-    # A library asks for the number of members right before an all-to-all: in the section before that of the messages.
+    # A library asks for the number of members right before an all-to-all: in the section before
+    # that of the messages.
     counted = calls.group_by(*_THREAD, _section=pl.col("_section") + 1).agg(
         _counted=(pl.col("name") == "ncclCommCount").any() & (pl.col("collective").is_in(_P2P).sum() == 0)
     )

@@ -1,10 +1,11 @@
 """NVTX ranges and instants, and the PyTorch ops among them.
 
-Push/pop ranges nest on their thread. Start/end ranges can cross threads and need not nest, so they carry no thread: no
-launch is taken to be inside one.
+Push/pop ranges nest on their thread. Start/end ranges can cross threads and need not nest, so they
+carry no thread: no launch is taken to be inside one.
 
-``torch.autograd.profiler.emit_nvtx`` writes each op as a range ``name[, seq = N][, op_id = N][, sizes = [[…]]]``. Those
-ranges become the CPU ops of a PyTorch trace, with sequence number, shapes and the forward thread of backward nodes.
+``torch.autograd.profiler.emit_nvtx`` writes each op as a range ``name[, seq = N][, op_id = N][,
+sizes = [[…]]]``. Those ranges become the CPU ops of a PyTorch trace, with sequence number, shapes
+and the forward thread of backward nodes.
 """
 
 import polars as pl
@@ -36,11 +37,12 @@ def nvtx_events(export: Export, strings: Strings, base_ns: int, end_ns: int) -> 
         export: File to read.
         strings: Its string table.
         base_ns: Wall clock at time 0 of the file, in ns since the epoch.
-        end_ns: End of the session, from time 0 of the file. Ranges that were never closed end there.
+        end_ns: End of the session, from time 0 of the file. Ranges that were never closed end
+            there.
 
     Returns:
-        Ranges and instants with ``process``, ``text``, ``domain``, ``domain_id`` and their payload, and the names that
-        programs gave their threads (``process``, ``name``).
+        Ranges and instants with ``process``, ``text``, ``domain``, ``domain_id`` and their payload,
+        and the names that programs gave their threads (``process``, ``name``).
     """
     frame = read_cpu_events(export, "NVTX_EVENTS", _COLUMNS, noun="NVTX ranges")
     frame = frame.with_columns(
@@ -83,7 +85,10 @@ def _resolve(frame: pl.DataFrame, text: str, string_id: str, strings: Strings) -
 
 
 def _domain_names(frame: pl.DataFrame) -> pl.DataFrame:
-    """Name each (process, domain). Where a windowed file lacks the row with the name, guess it from the ranges."""
+    """Name each (process, domain).
+
+    Where a windowed file lacks the row with the name, guess it from the ranges.
+    """
     keys = ["process", "domainId"]
     recorded = frame.filter(pl.col("eventType") == _DOMAIN).select(*keys, pl.col("text").alias("domain"))
     ranges = frame.filter(pl.col("domainId").fill_null(0) != 0, pl.col("eventType") != _DOMAIN)
@@ -96,10 +101,13 @@ def _domain_names(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def parse_ops(ranges: pl.DataFrame) -> pl.DataFrame:
-    """Split ``text`` into ``name``, ``sequence``, ``external_id`` and ``shapes``; ops become ``cpu_op``.
+    """Split ``text`` into ``name``, ``sequence``, ``external_id`` and ``shapes``.
 
-    Only push/pop ranges of the default domain can be ops. A range that a user named with ``record_function`` has
-    neither a sequence number nor sizes and stays an annotation, as in a PyTorch trace.
+    Ops become ``cpu_op``.
+
+    Only push/pop ranges of the default domain can be ops. A range that a user named with
+    ``record_function`` has neither a sequence number nor sizes and stays an annotation, as in a
+    PyTorch trace.
 
     >>> ranges = pl.DataFrame({"kind": ["annotation"], "tid": [1], "domain": [None], "domain_id": [0],
     ...     "text": ["aten::mm, seq = 883, op_id = 9181, sizes = [[1024, 2048], [2048, 6144]]"]})
@@ -126,8 +134,9 @@ def parse_ops(ranges: pl.DataFrame) -> pl.DataFrame:
 def link_autograd(ranges: pl.DataFrame) -> pl.DataFrame:
     """Give backward nodes ``fwd_thread``, and the autograd engine's ranges the sequence number of their node.
 
-    *ranges* are sorted by process, thread and start, outer range first. A backward node is the range directly inside
-    the engine's range of its own name. Its forward thread is that of the latest op before it with its sequence number.
+    *ranges* are sorted by process, thread and start, outer range first. A backward node is the
+    range directly inside the engine's range of its own name. Its forward thread is that of the
+    latest op before it with its sequence number.
     """
     if not ranges.height:
         return ranges.with_columns(fwd_thread=pl.lit(None, dtype=pl.Int64))

@@ -1,7 +1,7 @@
 """Ranks of a file and their events: the process's events in the common schema, sorted, with steps, split by device.
 
-Every (process, device) that runs something on a GPU is a rank. All ranks of a process share its CPU events, so
-everything that does not depend on the device is done once per process.
+Every (process, device) that runs something on a GPU is a rank. All ranks of a process share its CPU
+events, so everything that does not depend on the device is done once per process.
 
 Training steps are marked with NVTX: ranges around steps, or instants between them.
 """
@@ -28,14 +28,15 @@ _UNNUMBERED = r"(?i)(?:^|[.\]:/ ])(?:run_training_batch|train_batch|train_step|t
 """Ranges that trainers put around each whole step, without its number."""
 _PROFILER_CALL = r"^(?:cuda|cu)Profiler(Start|Stop)"
 MIN_LAUNCHES_INSIDE = 0.9
-"""Minimum share of the launches between the first and the last unnumbered range that must lie inside one of them."""
+"""Minimum share of the launches between the first and the last unnumbered range that must lie
+inside one of them."""
 
 
 def find_steps(ranges: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame | None:
     """Return the steps of one process, ``step, start_ns, end_ns``, or None if nothing marks any.
 
-    Ranges are taken as they are. An instant ``step N`` begins step N and ends the one before, as a profiler's
-    ``step()`` does, so events before the first instant are in step N-1.
+    Ranges are taken as they are. An instant ``step N`` begins step N and ends the one before, as a
+    profiler's ``step()`` does, so events before the first instant are in step N-1.
 
     >>> instants = pl.DataFrame({"kind": ["mark"], "name": ["step 3"], "start_ns": [50], "end_ns": [50]})
     >>> find_steps(instants, instants.clear()).rows()
@@ -53,8 +54,8 @@ def find_steps(ranges: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame | None
 def _unnumbered_steps(ranges: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame | None:
     """Return the steps marked by ranges without a number, or by the program's own starts and stops of the profiler.
 
-    They are steps only if there are several, one after the other, with hardly a launch between them: a range around the
-    forward alone is not a step.
+    They are steps only if there are several, one after the other, with hardly a launch between
+    them: a range around the forward alone is not a step.
 
     >>> calls = pl.DataFrame({"name": ["cudaLaunchKernel"] * 2, "start_ns": [5, 25], "end_ns": [6, 26]})
     >>> times = {"start_ns": [0, 20], "end_ns": [9, 29]}
@@ -90,7 +91,10 @@ def _contain_launches(steps: pl.DataFrame, calls: pl.DataFrame) -> bool:
 
 
 def _steps_from_ranges(marks: pl.DataFrame) -> pl.DataFrame:
-    """Return one range per step, as wide as the ranges of all threads that mark it; overlapping ranges as they are."""
+    """Return one range per step, as wide as the ranges of all threads that mark it.
+
+    Overlapping ranges as they are.
+    """
     merged = marks.group_by("step").agg(pl.col("start_ns").min(), pl.col("end_ns").max()).sort("start_ns")
     overlap = (merged["start_ns"] < merged["end_ns"].shift(1)).any()
     return marks.unique().sort("start_ns") if overlap else merged
@@ -128,7 +132,10 @@ Pair = tuple[int, int | None]
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """One rank of the file. ``device`` is None if the events name none, or the process ran nothing on a GPU."""
+    """One rank of the file.
+
+    ``device`` is None if the events name none, or the process ran nothing on a GPU.
+    """
 
     process: int
     device: int | None
@@ -139,10 +146,12 @@ class Rank:
 def keep_rank_events(gpu: pl.DataFrame) -> tuple[pl.DataFrame, list[Pair], dict[str, int]]:
     """Find the (process, device) pairs that are ranks.
 
-    A process that runs kernels on one device and only copies or clears memory on another is a rank of the first alone.
+    A process that runs kernels on one device and only copies or clears memory on another is a rank
+    of the first alone.
 
     Returns:
-        The GPU events of ranks, the pairs in order, and the number of events that were dropped, by reason.
+        The GPU events of ranks, the pairs in order, and the number of events that were dropped, by
+        reason.
     """
     pairs = gpu.group_by(PAIR).agg(events=pl.len(), runs_code=pl.col("kind").is_in(["kernel", "graph"]).any())
     is_rank = pl.col("runs_code") | ~pl.col("runs_code").any().over("process")

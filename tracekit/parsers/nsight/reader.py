@@ -151,7 +151,10 @@ def _describe_rank(
 
 
 def _busiest_process(frames: list[pl.DataFrame], path: Path, *, damaged: bool) -> int:
-    """Return the process with the most events, of a file without GPU events; the others are not ranks."""
+    """Return the process with the most events, of a file without GPU events.
+
+    The others are not ranks.
+    """
     processes = pl.concat(frame.select(pl.col("process").cast(pl.Int64)) for frame in frames)["process"].drop_nulls()
     if len(processes):
         return int(processes.mode().sort()[0])
@@ -166,7 +169,8 @@ NSYS_VARIABLE = "TRACEKIT_NSYS"
 """Environment variable with the path of nsys; worker processes inherit it."""
 _TIMEOUT_S = 3600
 _PAYLOAD_OPTIONS = ("--include-json", "--include-blobs")
-"""Options that keep payloads of NVTX ranges, such as arguments of NCCL's calls; exporters before 2022 lack them."""
+"""Options that keep payloads of NVTX ranges, such as arguments of NCCL's calls; exporters before
+2022 lack them."""
 
 
 @contextlib.contextmanager

@@ -1,13 +1,15 @@
 """Tables of an export, whichever file format holds them, and checks of the times in them.
 
-An ``Export`` knows its tables and their columns and reads the columns that it is asked for. ``read_table`` gives every
-column the same type in all formats: ids are unsigned in Arrow and Parquet and signed in SQLite, with the same bits.
+An ``Export`` knows its tables and their columns and reads the columns that it is asked for.
+``read_table`` gives every column the same type in all formats: ids are unsigned in Arrow and
+Parquet and signed in SQLite, with the same bits.
 
-An event needs a start and, on a GPU, an end. Files can hold times that are null, text, far too large, or an end before
-its start. Events that cannot be placed in time are left out and counted.
+An event needs a start and, on a GPU, an end. Files can hold times that are null, text, far too
+large, or an end before its start. Events that cannot be placed in time are left out and counted.
 
-Reports embed the environment, the command line and the program's output. None of those tables is opened. Of the
-profiler's diagnostics only the severity and certain phrases are used, never the text.
+Reports embed the environment, the command line and the program's output. None of those tables is
+opened. Of the profiler's diagnostics only the severity and certain phrases are used, never the
+text.
 """
 
 import tomllib
@@ -79,9 +81,12 @@ def _as_dtype(frame: pl.DataFrame, name: str) -> pl.Expr:
 
 
 def read_cpu_events(export: Export, table: str, columns: Sequence[str], *, noun: str = "events") -> pl.DataFrame:
-    """Read a table of CPU events without the rows that have no usable start; an unusable end becomes null.
+    """Read a table of CPU events without the rows that have no usable start.
 
-    *noun* names the rows in the notice that counts unusable ones. A null end is not one: the range was never closed.
+    An unusable end becomes null.
+
+    *noun* names the rows in the notice that counts unusable ones. A null end is not one: the range
+    was never closed.
     """
     frame = read_table(export, table, columns)
     usable_start = frame.select(_is_plausible("start")).to_series()
@@ -101,7 +106,10 @@ def read_cpu_events(export: Export, table: str, columns: Sequence[str], *, noun:
 
 
 def read_gpu_events(export: Export, table: str, columns: Sequence[str], *, noun: str) -> tuple[pl.DataFrame, int]:
-    """Read a table of GPU events; return the rows with usable times and the number of the others."""
+    """Read a table of GPU events.
+
+    Return the rows with usable times and the number of the others.
+    """
     frame = read_table(export, table, columns)
     short_enough = (pl.col("end") - pl.col("start") < MAX_GPU_EVENT_NS).fill_null(False)
     usable = frame.select(_is_plausible("start") & _is_end_after_start() & short_enough).to_series()
@@ -138,7 +146,8 @@ _WARNINGS = (
     ("buffer", "buffer_full"),
     ("clock|timestamp|synchroni", "trouble_with_clocks"),
 )
-"""Phrases in a diagnostic and the case of the notice ``profiler-warnings``; the first match counts."""
+"""Phrases in a diagnostic and the case of the notice ``profiler-warnings``; the first match
+counts."""
 _WARNING = 2
 _ERROR = 3
 
@@ -151,7 +160,10 @@ def versions(export: Export) -> dict[str, str]:
 
 
 def session_start_ns(export: Export) -> int | None:
-    """Return the wall clock at time 0 of the file, in ns since the epoch; None if missing or impossible."""
+    """Return the wall clock at time 0 of the file, in ns since the epoch.
+
+    None if missing or impossible.
+    """
     start = read_table(export, "TARGET_INFO_SESSION_START_TIME", ["utcEpochNs"])["utcEpochNs"].drop_nulls()
     return int(start[0]) if len(start) and 0 <= start[0] < MAX_TIME_NS else None
 
@@ -164,7 +176,10 @@ def session_duration_ns(export: Export) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU as the process saw it; a shared one has only the multiprocessors that the process was given."""
+    """A GPU as the process saw it.
+
+    A shared one has only the multiprocessors that the process was given.
+    """
 
     name: str | None = None
     multiprocessors: int | None = None

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from tracekit._util.text import counted
 
 MAX_DEPTH = 32
-"""Nested lists and objects in an argument that are followed; shapes of tensor lists have three levels."""
+"""Nested lists and objects in an argument that are followed; shapes of tensor lists have three
+levels."""
 
 Value = int | bytes
 
@@ -109,7 +110,10 @@ def _entry_name(message: bytes) -> str:
 
 
 def _scalar(number: int, wire_type: int, value: Value) -> str | None:
-    """Return the value of a field as JSON if it is a number, a text or true or false; None for other fields."""
+    """Return the value of a field as JSON if it is a number, a text or true or false.
+
+    None for other fields.
+    """
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace") if number in (6, 9) else None  # string_value, legacy_json_value
     if number == 2:

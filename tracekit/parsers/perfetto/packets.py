@@ -22,7 +22,8 @@ from tracekit.parsers.perfetto.vocabulary import TARGETS
 
 BLOCK_BYTES = 4 << 20
 MAX_PACKET_BYTES = 256 << 20
-"""Longer packets are passed over without holding them. All names of a trace are in one packet: they take a tenth."""
+"""Longer packets are passed over without holding them. All names of a trace are in one packet: they
+take a tenth."""
 _ROWS = 1 << 13
 _FIRST_TEXTS = 1 << 12
 _FIRST_TEXT_BYTES = 1 << 20
@@ -34,7 +35,8 @@ class Packets:
     """Contents of a trace."""
 
     chunks: list[dict[int, Ints]] = field(default_factory=list)
-    """Rows of events, a part at a time: the columns that have a value, by ``Column`` or ``PacketColumn``."""
+    """Rows of events, a part at a time: the columns that have a value, by ``Column`` or
+    ``PacketColumn``."""
     row_counts: list[int] = field(default_factory=list)
     """Rows of each part."""
     ends: list[Ints] = field(default_factory=list)
@@ -149,7 +151,8 @@ class _Scan:
             position = self._scanner.position
             self._take_rows(buffer)
             if status == PacketStatus.TEXT_FULL:
-                # The next packet's texts fit for certain: they are no longer than what is left of the buffer.
+                # The next packet's texts fit for certain: they are no longer than what is left of
+                # the buffer.
                 self._resize_dictionary(2 * len(self._starts), 2 * len(self._heap) + end - position)
             elif status != PacketStatus.ROWS_FULL:
                 return status

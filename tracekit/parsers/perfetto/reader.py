@@ -28,9 +28,10 @@ def read(
 ) -> RankEvents:
     """Read a Perfetto trace (``.pftrace``, plain or gzip, or an open binary file) into one rank's events.
 
-    Slices and the render stages of a GPU become rows; the rest is counted in ``source.skipped``. Python frames are read
-    only with *stacks*. The file says neither its rank nor the size of its run: *rank* counts when its name gives no
-    rank. Damage is stepped over and counted in ``source.notices``; with ``lenient=False`` it is an error.
+    Slices and the render stages of a GPU become rows; the rest is counted in ``source.skipped``.
+    Python frames are read only with *stacks*. The file says neither its rank nor the size of its
+    run: *rank* counts when its name gives no rank. Damage is stepped over and counted in
+    ``source.notices``; with ``lenient=False`` it is an error.
 
     >>> import io
     >>> begin = bytes([10, 16, 64, 2, 90, 12, 72, 1, 88, 7, 186, 1, 5]) + b"step1"

@@ -1,8 +1,9 @@
 """Ends of slices: which end belongs to which begin.
 
-Perfetto draws the slices of a track as nested: an end closes the slice that began last. PyTorch writes all begins of a
-group of slices and then all ends in the same order, not in the order of time; slices that touch or share a time could
-not be told apart by nesting alone, their places in the file tell it.
+Perfetto draws the slices of a track as nested: an end closes the slice that began last. PyTorch
+writes all begins of a group of slices and then all ends in the same order, not in the order of
+time; slices that touch or share a time could not be told apart by nesting alone, their places in
+the file tell it.
 """
 
 from itertools import pairwise
@@ -61,7 +62,8 @@ def match_ends(begins: tuple[Ints, Ints, Ints], ends: tuple[Ints, Ints, Ints]) -
 def _match_by_place(marks: Marks) -> tuple[Ints, Ints] | None:
     """Return pairs of a begin and the end at the same place of the run of ends behind its run of begins.
 
-    None if the file is not written so: an end without a begin, on another track, or before its begin.
+    None if the file is not written so: an end without a begin, on another track, or before its
+    begin.
     """
     changes = np.flatnonzero(np.diff(marks.is_end)) + 1
     run_starts = np.concatenate([[0], changes])

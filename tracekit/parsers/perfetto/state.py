@@ -65,13 +65,19 @@ class TraceState:
     """Packets that are not protobuf inside."""
 
     def real_time_offset(self) -> int:
-        """Return what to add to the trace's times for nanoseconds since 1970; 0 where the trace does not say."""
+        """Return what to add to the trace's times for nanoseconds since 1970.
+
+        0 where the trace does not say.
+        """
         if REAL_CLOCK not in self.clocks or BOOT_CLOCK not in self.clocks:
             return 0
         return self.clocks[REAL_CLOCK] - self.clocks[BOOT_CLOCK]
 
     def clock_offset(self, clock: int) -> int | None:
-        """Return what to add to times of *clock* for the trace's own; None if the trace does not relate them."""
+        """Return what to add to times of *clock* for the trace's own.
+
+        None if the trace does not relate them.
+        """
         if clock == BOOT_CLOCK:
             return 0
         if clock not in self.clocks or BOOT_CLOCK not in self.clocks:

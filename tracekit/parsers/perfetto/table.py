@@ -43,7 +43,10 @@ class ResolvedRows:
 
 
 def decode_text(raw: bytes) -> str:
-    """Return a text; where its bytes are not UTF-8 they are replaced, and ``DAMAGE`` is appended."""
+    """Return a text.
+
+    Where its bytes are not UTF-8 they are replaced, and ``DAMAGE`` is appended.
+    """
     try:
         return raw.decode()
     except UnicodeDecodeError:
@@ -193,7 +196,8 @@ class RowResolver:
             }
         ).filter(number != NULL)
         key = ["writer", "period", "number"]
-        # A name counts from its packet on; a number that was given twice stands for the name given last.
+        # A name counts from its packet on; a number that was given twice stands for the name given
+        # last.
         found = rows.sort("packet").join_asof(
             names.sort("packet", maintain_order=True), on="packet", by=key, strategy="backward", check_sortedness=False
         )
