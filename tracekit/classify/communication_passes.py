@@ -10,6 +10,8 @@ backward of dispatch runs a combine kernel. Plain all-to-alls have no role in th
 the forward dispatches, then combines, and the backward does the reverse.
 """
 
+from __future__ import annotations
+
 import re
 from typing import NamedTuple
 
@@ -159,39 +161,74 @@ def sent_passes(time: Ints, computed: CategoryColumn, is_send: Bools, peer: Ints
     order = np.argsort(time, kind="stable")
     order = order[time[order] >= 0]
     sends = order[is_send[order]]
-    code = codes_in(computed, PASSES)[order]
-    compute_times = [time[order[code == index]] for index in range(len(PASSES))]
-    # For each pass (row) and send (column): how much was computed before the send. A run of sends
-    # begins where that rises.
-    computed_before = np.stack([np.searchsorted(times, time[sends]) for times in compute_times])
-    begins_run = (np.diff(computed_before, axis=1, prepend=-1) > 0).any(axis=0)
-    run = np.cumsum(begins_run) - 1
-    first = np.flatnonzero(begins_run)
-    computed_before = computed_before[:, first]
-    is_new = np.diff(computed_before, axis=1, prepend=0) > 0  # the pass computed something since the run before
-    # Time of the last compute of each pass before each run; -1 where none.
-    last_computed = np.stack(
-        [np.append(times, -1)[count - 1] for times, count in zip(compute_times, computed_before, strict=True)]
-    )
-    later_pass = np.argmax(np.where(is_new, last_computed, -1), axis=0)
-    is_pure = is_new[0] != is_new[1]
-    is_mixed = is_new[0] & is_new[1]
-
-    # A run after one pass alone carries that pass. A run after both carries both results in the
-    # order they were computed if it has the messages of two results, and the later result if it has
-    # those of one.
-    run_length = np.bincount(run)
-    pure_lengths = run_length[is_pure]
-    result_length = int(np.bincount(pure_lengths).argmax()) if len(pure_lengths) else 1  # messages per result
-    position = np.arange(len(sends)) - first[run]
-    length = run_length[run]
-    later = later_pass[run]
-    both = np.where(position < result_length, 1 - later, later)
-    by_order = np.where(length == 2 * result_length, both, np.where(length == result_length, later, -1))
-    by_run = np.where(is_pure[run], later, -1)
-    by_peer = _passes_by_peer(peer[sends], by_run)
-    sent = np.where(by_peer >= 0, by_peer, np.where(is_mixed[run], by_order, by_run))
+    runs = _SendRuns.find(time, order, sends, codes_in(computed, PASSES))
+    # A run after one pass alone carries that pass. If activations and gradients go to different
+    # ranks, the peer tells; else, for a run after both passes, the order in which they computed.
+    pure_pass = np.where(runs.is_pure, runs.later_pass, -1)[runs.run]
+    by_peer = _passes_by_peer(peer[sends], pure_pass)
+    by_run = np.where(runs.is_mixed[runs.run], runs.passes_by_order(), pure_pass)
+    sent = np.where(by_peer >= 0, by_peer, by_run)
     return CategoryColumn(PASSES, sent).spread(sends, len(time))
+
+
+class _SendRuns(NamedTuple):
+    """Runs of sends between which nothing was computed that could be sent."""
+
+    run: Ints
+    """Of each send: the number of its run."""
+    position: Ints
+    """Of each send: its position in the run."""
+    length: Ints
+    """Of each run: its number of sends."""
+    is_pure: Bools
+    """Of each run: whether one pass alone computed something since the run before."""
+    is_mixed: Bools
+    """Of each run: whether both passes did."""
+    later_pass: Ints
+    """Of each run: the pass, of those, whose last compute was launched later."""
+
+    @classmethod
+    def find(cls, time: Ints, order: Ints, sends: Ints, code: Ints) -> _SendRuns:
+        """Divide the *sends*.
+
+        *code* is the pass of each event as an index in ``PASSES``, *order* its launch order.
+        """
+        compute_times = [time[order[code[order] == index]] for index in range(len(PASSES))]
+        # For each pass (row) and send (column): how much was computed before the send.
+        computed_before = np.stack([np.searchsorted(times, time[sends]) for times in compute_times])
+        begins_run = (np.diff(computed_before, axis=1, prepend=-1) > 0).any(axis=0)
+        run = np.cumsum(begins_run) - 1
+        first = np.flatnonzero(begins_run)
+        # From here on: one column per run. Its last compute has the time -1 where there is none.
+        computed_before = computed_before[:, first]
+        is_new = np.diff(computed_before, axis=1, prepend=0) > 0
+        last_computed = np.empty_like(computed_before)
+        for index, times in enumerate(compute_times):
+            last_computed[index] = np.append(times, -1)[computed_before[index] - 1]
+        return cls(
+            run=run,
+            position=np.arange(len(sends)) - first[run],
+            length=np.bincount(run),
+            is_pure=is_new[_FORWARD] != is_new[_BACKWARD],
+            is_mixed=is_new[_FORWARD] & is_new[_BACKWARD],
+            later_pass=np.argmax(np.where(is_new, last_computed, -1), axis=0),
+        )
+
+    def passes_by_order(self) -> Ints:
+        """Return the pass of each send if both passes computed something before its run.
+
+        The run carries both results, in the order they were computed, if it has the messages of two
+        results; and the later result if it has those of one. -1 if it has another number.
+        """
+        pure_lengths = self.length[self.is_pure]
+        messages_per_result = int(np.bincount(pure_lengths).argmax()) if len(pure_lengths) else 1
+        length = self.length[self.run]
+        later = self.later_pass[self.run]
+        earlier = 1 - later
+        in_order = np.where(self.position < messages_per_result, earlier, later)
+        carries_both = length == 2 * messages_per_result
+        carries_one = length == messages_per_result
+        return np.where(carries_both, in_order, np.where(carries_one, later, -1))
 
 
 def _passes_by_peer(peer: Ints, code: Ints) -> Ints:

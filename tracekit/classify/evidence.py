@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from tracekit._util.arrays import Bools
+from tracekit._util.arrays import Bools, Ints
 from tracekit._util.categories import CategoryColumn
 from tracekit.classify.autograd import Autograd, read_autograd
 from tracekit.classify.collectives import Collectives, group_columns, group_shapes, read_collectives
@@ -240,24 +240,34 @@ def _next_to_attention(  # noqa: PLR0917 - masks of the same events
     """
     communicates = comm.library.present
     is_attention = is_attention & ~communicates & ~is_gemm
+    # From here on: one row per event, by thread and launch.
     order = launches.by_thread(launches.ordered(communicates | is_attention | is_gemm))
-    heavy = (is_attention | is_gemm)[order]
-    thread = np.append(launches.thread[order], -1)
-    attention = np.append(is_attention[order], False)  # the last element stands for no neighbour
-    before, after = (
-        attention[nearest] & (thread[nearest] == thread[:-1]) & communicates[order] for nearest in nearest_rows(heavy)
-    )
+    thread = launches.thread[order]
+    previous_work, next_work = nearest_rows((is_attention | is_gemm)[order])
+
+    def is_beside_attention(neighbour: Ints) -> Bools:
+        """Return which rows communicate and have attention of their thread as *neighbour* (-1: none)."""
+        neighbour_is_attention = np.append(is_attention[order], False)[neighbour]
+        neighbour_thread = np.append(thread, -1)[neighbour]
+        is_beside: Bools = communicates[order] & neighbour_is_attention & (neighbour_thread == thread)
+        return is_beside
+
+    follows = is_beside_attention(previous_work)
+    precedes = is_beside_attention(next_work)
     group = np.where(comm.group.present, comm.group.codes, len(comm.group.values) + gpu.stream_number)[order]
-    is_all_to_all = comm.call.any_of("all_to_all")[order]
 
     def has_any(mask: Bools) -> Bools:
         """Return whether *mask* holds for any communication of the same group."""
         return (np.bincount(group[mask], minlength=int(group.max(initial=-1)) + 1) > 0)[group]
 
-    surrounds = has_any(before & ~after & is_all_to_all) & has_any(after & ~before & is_all_to_all)
+    is_all_to_all = comm.call.any_of("all_to_all")[order]
+    is_between = follows & precedes
+    group_exchanges_after = has_any(follows & ~precedes & is_all_to_all)
+    group_exchanges_before = has_any(precedes & ~follows & is_all_to_all)
     is_gathered = moves_activations[order] & comm.call.any_of("all_gather", "reduce_scatter")[order]
-    beside = (before & after) | ((before | after) & (has_any(before & after) | surrounds | is_gathered))
-    return CategoryColumn.choose(len(order), [("attention", beside)]).spread(order, len(communicates))
+    is_attentions_own = has_any(is_between) | (group_exchanges_after & group_exchanges_before) | is_gathered
+    is_marked = is_between | ((follows | precedes) & is_attentions_own)
+    return CategoryColumn.choose(len(order), [("attention", is_marked)]).spread(order, len(communicates))
 
 
 def _next_exchange_roles(launches: Launches, comm: Collectives, role: CategoryColumn) -> CategoryColumn:

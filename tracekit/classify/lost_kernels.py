@@ -18,6 +18,8 @@ MAX_UNLAUNCHED_SHARE = 0.05
 """Share of the batches of messages that may lack their launch, and one more. If more seem to,
 kernels are launched by another thread, or other work is launched between the calls and the
 kernel."""
+_LAUNCH_COLUMNS = ("rank", "pid", "tid", "start_ns", "correlation", "step")
+"""Columns that a kernel takes from the call that launched it."""
 CALL_COLUMNS = ("collective", "group", "group_desc", "group_ranks", "peer", "bytes", "received", "collective_seq")
 """Columns that a kernel takes from the call that contains its launch."""
 
@@ -36,53 +38,72 @@ def find_lost_kernels(events: pl.DataFrame) -> pl.DataFrame:
     >>> find_lost_kernels(conform(pl.DataFrame(rows), EVENTS)).select("id", "name", "start_ns", "correlation").rows()
     [(-1, 'ncclDevKernel_SendRecv', 5, 7)]
     """
-    columns = ("rank", "pid", "tid", "start_ns", "correlation", "step")
-    calls = events.filter(pl.col("collective").is_not_null() & pl.col("kind").is_in(["cpu_op", "annotation"]))
+    is_host_range = pl.col("kind").is_in(["cpu_op", "annotation"])
+    calls = events.filter(pl.col("collective").is_not_null() & is_host_range)
     if calls.is_empty():
         return EVENTS.to_frame()
-    text = pl.col("name").cast(pl.String)
-    host_calls = events.select("kind", "name", *columns).filter(pl.col("kind").is_in(["runtime", "driver"]))
-    is_launch = _has_name(host_calls, HOST_CALLS["launch_kernel"])
-    on_gpu = events.select("kind", "name", "correlation", "device", "stream").filter(pl.col("kind").is_in(GPU_KINDS))
+    host_calls = events.select("kind", "name", *_LAUNCH_COLUMNS)
+    host_calls = host_calls.filter(pl.col("kind").is_in(["runtime", "driver"]))
+    on_gpu = events.select("kind", "name", "correlation", "device", "stream")
+    on_gpu = on_gpu.filter(pl.col("kind").is_in(GPU_KINDS))
     is_lost = ~pl.col("correlation").is_in(on_gpu["correlation"].drop_nulls().implode())
-    launches = host_calls.filter(is_launch & pl.col("correlation").is_not_null()).select(*columns, lost=is_lost)
-    launches = launches.unique("correlation", keep="first").sort("start_ns")
+    is_launch = _has_name(host_calls, HOST_CALLS["launch_kernel"]) & pl.col("correlation").is_not_null()
+    launches = (
+        host_calls.filter(is_launch)
+        .select(*_LAUNCH_COLUMNS, lost=is_lost)
+        .unique("correlation", keep="first")
+        .sort("start_ns")
+    )
     without_launch = _messages_without_launch(calls, launches, on_gpu, _find_group_ends(events))
     if launches["lost"].sum() <= on_gpu["correlation"].null_count():  # GPU events without a launch may be theirs
         return without_launch
-    calls = calls.select("tid", *CALL_COLUMNS, call_start_ns="start_ns", call_end_ns="end_ns")
-    captures = (
-        host_calls.filter(_has_name(host_calls, HOST_CALLS["capture"]))
-        .select("tid", "start_ns", capturing=text.str.contains("Begin"))
-        .sort("start_ns")
-    )
-    launch_ns = pl.col("start_ns")
-    in_call = pl.col("start_ns") < pl.col("call_end_ns")
-    candidates = (
-        launches.with_columns(previous_ns=launch_ns.shift(1).over("tid"), next_ns=launch_ns.shift(-1).over("tid"))
-        .filter("lost")
-        .join_asof(
-            calls.sort("call_start_ns"), left_on="start_ns", right_on="call_start_ns", by="tid", check_sortedness=False
-        )
-        .join_asof(captures, on="start_ns", by="tid", check_sortedness=False)
-        .filter(~pl.col("capturing").fill_null(False))
-    )
-    is_first = (pl.col("previous_ns") < pl.col("call_start_ns")).fill_null(True)
-    is_last = (pl.col("next_ns") >= pl.col("call_end_ns")).fill_null(True)
-    is_message = pl.col("collective").cast(pl.String).str.contains(MESSAGE_PATTERN)
-    kernel = pl.when(is_message).then(pl.lit("SendRecv")).otherwise(pl.col("collective").cast(pl.String))
-    lost = candidates.filter(is_first & ((in_call & is_last) | (~in_call & is_message))).select(
-        *columns,
-        *(pl.when(in_call).then(name).alias(name) for name in CALL_COLUMNS),
-        id=-1 - pl.int_range(pl.len(), dtype=pl.Int64),
-        kind=pl.lit("kernel"),
-        name=pl.format("ncclDevKernel_{}", kernel),
-        end_ns="start_ns",
+    lost = _kernels_of_lost_launches(launches, calls, host_calls).with_columns(
         device=pl.lit(on_gpu["device"].first(), pl.Int32),
         stream=pl.lit(on_gpu["stream"].first(), pl.Int64),
     )
     without_launch = without_launch.with_columns(id=pl.col("id") - len(lost))
     return pl.concat([conform(lost, EVENTS), without_launch])
+
+
+def _kernels_of_lost_launches(launches: pl.DataFrame, calls: pl.DataFrame, host_calls: pl.DataFrame) -> pl.DataFrame:
+    """Return a kernel for each lost launch that communicates; launches into a graph run nothing.
+
+    Args:
+        launches: Launches by time, with ``lost``.
+        calls: Host ranges that communicate.
+        host_calls: Calls of the CUDA API, among which are those that begin and end a capture.
+    """
+    captures = (
+        host_calls.filter(_has_name(host_calls, HOST_CALLS["capture"]))
+        .select("tid", "start_ns", capturing=pl.col("name").cast(pl.String).str.contains("Begin"))
+        .sort("start_ns")
+    )
+    calls = calls.select("tid", *CALL_COLUMNS, call_start_ns="start_ns", call_end_ns="end_ns")
+    calls = calls.sort("call_start_ns")
+    launch_ns = pl.col("start_ns")
+    candidates = (
+        launches.with_columns(previous_ns=launch_ns.shift(1).over("tid"), next_ns=launch_ns.shift(-1).over("tid"))
+        .filter("lost")
+        .join_asof(calls, left_on="start_ns", right_on="call_start_ns", by="tid", check_sortedness=False)
+        .join_asof(captures, on="start_ns", by="tid", check_sortedness=False)
+        .filter(~pl.col("capturing").fill_null(False))
+    )
+    collective = pl.col("collective").cast(pl.String)
+    is_message = collective.str.contains(MESSAGE_PATTERN)
+    is_in_call = launch_ns < pl.col("call_end_ns")
+    is_first = (pl.col("previous_ns") < pl.col("call_start_ns")).fill_null(True)
+    is_last = (pl.col("next_ns") >= pl.col("call_end_ns")).fill_null(True)
+    is_only_launch_of_call = is_first & is_in_call & is_last
+    is_first_after_messages = is_first & ~is_in_call & is_message
+    kernel = pl.when(is_message).then(pl.lit("SendRecv")).otherwise(collective)
+    return candidates.filter(is_only_launch_of_call | is_first_after_messages).select(
+        *_LAUNCH_COLUMNS,
+        *(pl.when(is_in_call).then(name).alias(name) for name in CALL_COLUMNS),
+        id=-1 - pl.int_range(pl.len(), dtype=pl.Int64),
+        kind=pl.lit("kernel"),
+        name=pl.format("ncclDevKernel_{}", kernel),
+        end_ns="start_ns",
+    )
 
 
 def _has_name(events: pl.DataFrame, pattern: str) -> pl.Expr:

@@ -89,33 +89,53 @@ def directions_by_neighbours(
         return
     # From here on: one row per launch, in launch order.
     in_engine = _engine_threads(ranges, launches, autograd)[launches.thread][order]
-    changes_thread = np.append(False, in_engine[1:] != in_engine[:-1])
-    changes_replay = np.diff(launches.replay[order], prepend=launches.replay[order[:1]]) != 0
-    stretch: Ints = np.cumsum(communicates[order] | changes_thread | changes_replay, dtype=np.int64)
-    direction = value[order]
     without_op = (launches.op < 0)[order]
-    is_known = direction >= 0
-    # For a launch without an operator, other such work tells more than operators do.
-    alike = Neighbours.find(direction, is_known & without_op, stretch)
-    has_alike = without_op & (alike.before_in_stretch | alike.after_in_stretch)
-    neighbours = alike.where(has_alike, Neighbours.find(direction, is_known, stretch))
+    neighbours = _find_neighbours(value[order], without_op, _stretches(launches, in_engine, communicates))
     # A launch in an unknown annotation does something else. One in an annotation for communication
     # is no compute.
     annotation = launches.annotation_name.take(order)
     is_plain = ~annotation.present | annotation.matches(RANGES["step"])
     in_comm = annotation.matches(RANGES["communication"])
-    adds, copies = (mask[order] for mask in _parameter_work(ranges, launches, autograd))
-    is_bare = without_op & ~in_comm & gpu.frame["graph"].is_null().to_numpy()[order]
-    known_streams = mask_of_rows(int(gpu.stream_number.max(initial=-1)) + 1, gpu.stream_number[value >= 0])
-    on_known_stream = known_streams[gpu.stream_number][order]
+    in_graph = gpu.frame["graph"].is_not_null().to_numpy()[order]
+    is_bare = without_op & ~in_comm & ~in_graph
+    adds_to_parameter, copies_parameter = _parameter_work(ranges, launches, autograd)
+    adds_gradients = adds_to_parameter[order] & IN_BACKWARD[neighbours.before] & is_plain
+    copies_weights = copies_parameter[order] & (neighbours.before == OPTIMIZER) & is_plain
     cases = (
-        ("parameters", WGRAD, adds & IN_BACKWARD[neighbours.before] & is_plain),
-        ("parameters", OPTIMIZER, copies & (neighbours.before == OPTIMIZER) & is_plain),
+        ("parameters", WGRAD, adds_gradients),
+        ("parameters", OPTIMIZER, copies_weights),
         *_between_agreeing(neighbours, in_engine=in_engine, is_plain=is_plain, in_comm=in_comm),
         *_at_ends(neighbours, is_bare=is_bare, is_plain=is_plain & ~in_comm),
     )
+    stream_count = int(gpu.stream_number.max(initial=-1)) + 1
+    stream_is_known = mask_of_rows(stream_count, gpu.stream_number[value >= 0])
+    on_known_stream = stream_is_known[gpu.stream_number][order]
     for source, code, mask in cases:
         yield source, code, mask_of_rows(len(value), order, mask & on_known_stream)
+
+
+def _stretches(launches: Launches, in_engine: Bools, communicates: Bools) -> Ints:
+    """Return the stretch of each launch, in launch order.
+
+    One ends at communication, where the autograd engine begins or ends to launch, and at a replay.
+    """
+    order = launches.order
+    changes_thread = np.append(False, in_engine[1:] != in_engine[:-1])
+    replay = launches.replay[order]
+    changes_replay = np.diff(replay, prepend=replay[:1]) != 0
+    return np.cumsum(communicates[order] | changes_thread | changes_replay, dtype=np.int64)
+
+
+def _find_neighbours(direction: Ints, without_op: Bools, stretch: Ints) -> Neighbours:
+    """Return the neighbours of each launch whose direction is known.
+
+    For a launch without an operator, other such work tells more than operators do.
+    """
+    is_known = direction >= 0
+    all_neighbours = Neighbours.find(direction, is_known, stretch)
+    alike = Neighbours.find(direction, is_known & without_op, stretch)
+    has_alike = without_op & (alike.before_in_stretch | alike.after_in_stretch)
+    return alike.where(has_alike, all_neighbours)
 
 
 def _between_agreeing(neighbours: Neighbours, *, in_engine: Bools, is_plain: Bools, in_comm: Bools) -> Iterator[Case]:

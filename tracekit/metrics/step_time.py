@@ -154,26 +154,30 @@ def summarize_steps(ranks: Mapping[int, Sequence[TimedStep]]) -> StepSummary:
     if not timed:
         return StepSummary(None)
     recorded = _in_order(set().union(*timed.values()))
-    common = [step for step in recorded if all(step in steps for steps in timed.values())]
+    lacking = {step: _ranks_without(step, timed) for step in recorded}
+    common = [step for step in recorded if not lacking[step]]
     whole = [step for step in common if _is_whole(step, timed)] or common
-    per_step = [StepTime(step, _median_time([steps[step] for steps in timed.values()])) for step in whole]
+
+    per_step = []
+    for step in whole:
+        steps_of_ranks = [steps[step] for steps in timed.values()]
+        per_step.append(StepTime(step, _median_time(steps_of_ranks)))
     time_ns = round(median([step.time_ns for step in per_step])) if per_step else None
     unusual = find_unusual(per_step)
     unusual_numbers = {step.step for step in unusual}
-    usual = [step for step in whole if step not in unusual_numbers]
     by_rank: dict[int, int] = {}
-    budgets: list[Budget] = []
+    usual_budgets: list[Budget] = []
     for rank, steps in timed.items():
         if whole:
             by_rank[rank] = _median_time([steps[step] for step in whole])
-        budgets += [steps[step].budget for step in usual]
+        usual_budgets += [steps[step].budget for step in whole if step not in unusual_numbers]
     return StepSummary(
         time_ns=time_ns,
         per_step=tuple(per_step),
         unusual=tuple(unusual),
         by_rank=by_rank,
-        budget=_mean_budget(budgets, time_ns or 0),
-        not_common=_ranks_without_step(recorded, timed),
+        budget=_mean_budget(usual_budgets, time_ns or 0),
+        not_common={step: ranks for step, ranks in lacking.items() if ranks and step is not None},
         is_marked=recorded != [None],
     )
 
@@ -183,16 +187,9 @@ def _is_whole(step: int | None, timed: Mapping[int, Mapping[int | None, TimedSte
     return not any(steps[step].partial for steps in timed.values())
 
 
-def _ranks_without_step(
-    recorded: Sequence[int | None], timed: Mapping[int, Mapping[int | None, TimedStep]]
-) -> dict[int, tuple[int, ...]]:
-    """Return the ranks that lack each numbered step that some ranks recorded and some did not."""
-    lacking: dict[int, tuple[int, ...]] = {}
-    for step in recorded:
-        ranks = tuple(rank for rank, steps in timed.items() if step not in steps)
-        if step is not None and ranks:
-            lacking[step] = ranks
-    return lacking
+def _ranks_without(step: int | None, timed: Mapping[int, Mapping[int | None, TimedStep]]) -> tuple[int, ...]:
+    """Return the ranks that have no time of a step."""
+    return tuple(rank for rank, steps in timed.items() if step not in steps)
 
 
 def find_unusual(steps: Sequence[StepTime]) -> list[StepTime]:

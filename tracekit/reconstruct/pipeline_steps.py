@@ -86,7 +86,8 @@ class StepTables:
         # What each chunk is: op, doubt about its pair, pair, row of its partner, stage and micro-batch.
         self.chunk_codes = _encode_chunks(self.chunks)
         self.last_ns = self.chunks["last_ns"].to_numpy()
-        self.send, self.launch_ns = self.messages["send"].to_numpy(), self.messages["launch_ns"].to_numpy()
+        self.send = self.messages["send"].to_numpy()
+        self.launch_ns = self.messages["launch_ns"].to_numpy()
         self.peer = to_int64(self.messages["peer"], -1)
 
     def look(self, instance: int) -> Hashable:
@@ -95,11 +96,22 @@ class StepTables:
         return pp, *(self._look_of_part(part, pp) for part in self.parts[instance])
 
     def _look_of_part(self, part: _Part, pp: int) -> Hashable:
-        codes, send, peer = self.chunk_codes[part.chunks], self.send[part.messages], self.peer[part.messages]
-        last_ns, launch_ns = self.last_ns[part.chunks][codes[:, 0] != _WEIGHTS], self.launch_ns[part.messages][send]
-        launch_order = np.argsort(np.concatenate([last_ns, launch_ns]), kind="stable")
+        """Return a key of what a rank did: its chunks, and when and to whom it sent between them."""
+        codes = self.chunk_codes[part.chunks]
+        peer = self.peer[part.messages]
+        is_send = self.send[part.messages]
+        does_send_result = codes[:, 0] != _WEIGHTS
+        last_launch_ns = self.last_ns[part.chunks][does_send_result]
+        send_launch_ns = self.launch_ns[part.messages][is_send]
+        launch_order = np.argsort(np.concatenate([last_launch_ns, send_launch_ns]), kind="stable")
         is_last_a_peer = bool((peer == pp - 1).any())
-        return part.position, codes.tobytes(), launch_order.tobytes(), peer[send].tobytes(), is_last_a_peer
+        return (
+            part.position,
+            codes.tobytes(),
+            launch_order.tobytes(),
+            peer[is_send].tobytes(),
+            is_last_a_peer,
+        )
 
 
 def _row_ranges(table: pl.DataFrame) -> dict[tuple[int, int], slice]:

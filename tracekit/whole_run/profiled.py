@@ -19,26 +19,9 @@ def collectives_of_events(part: RankEvents) -> RankCollectives:
 
     The moment of the call is that of the kernel's launch.
     """
-    events = part.events
-    kernels = events.filter((pl.col("kind") == "kernel") & pl.col("collective").is_not_null())
-    launches = events.filter(pl.col("kind").is_in(["runtime", "driver"]) & pl.col("correlation").is_not_null())
-    called = launches.select("correlation", enqueued_ns="start_ns").unique("correlation", keep="first")
-    kernels = kernels.join(called, on="correlation", how="left", maintain_order="left").sort("start_ns", "id")
-    rank = part.source.rank
-    groups = {group.name: group for group in part.source.groups}
-    names: dict[tuple[str | None, str | None], str] = {}
-    pairs = kernels.select(pl.col("group").cast(pl.String), pl.col("group_ranks").cast(pl.String)).unique().rows()
-    members: dict[str, ProcessGroup] = {}
-    for group, ranks_text in pairs:
-        ranks = parse_ranks(ranks_text) or (groups[group].ranks if group in groups else ())
-        identity = group_identity(group or "", ranks)
-        description = groups[group].description if group in groups else None
-        names[group, ranks_text] = identity
-        members[identity] = ProcessGroup(identity, description, ranks)
-    texts = kernels.select(
-        pl.col("group").cast(pl.String), pl.col("group_ranks").cast(pl.String), pl.col("collective").cast(pl.String)
-    )
-    ops = {text: operation_name(text) for text in texts["collective"].unique().to_list()}
+    kernels = _kernels_with_calls(part.events)
+    names, groups = _identify_groups(kernels, part.source.groups)
+    ops = {text: operation_name(text) for text in kernels["collective"].unique().to_list()}
     frame = kernels.select(
         "rank",
         "id",
@@ -54,23 +37,54 @@ def collectives_of_events(part: RankEvents) -> RankCollectives:
         state=pl.lit("completed"),
         bytes=pl.min_horizontal("bytes", "received"),
         dtype=pl.lit(None, pl.String),
-    ).with_columns(
-        group=pl.Series([names[group, ranks] for group, ranks, _ in texts.iter_rows()], dtype=pl.String),
-        op=texts["collective"].replace_strict(ops, return_dtype=pl.String) if ops else pl.lit(None, pl.String),
+        group=names,
+        op=kernels["collective"].replace_strict(ops, return_dtype=pl.String) if ops else pl.lit(None, pl.String),
     )
     frame = frame.with_columns(is_message=pl.col("op").is_in(_MESSAGES))
-    last: int | None = frame["completed_ns"].max()  # type: ignore[assignment]
+    last_ns: int | None = frame["completed_ns"].max()  # type: ignore[assignment]
     source = Recording(
         part.source.path,
         "profiler",
-        rank=rank,
+        rank=part.source.rank,
         rank_from=part.source.rank_from,
-        groups=tuple(members.values()),
-        last_ns=last,
+        groups=groups,
+        last_ns=last_ns,
         pid=part.source.pid,
         notices=part.source.notices,
     )
     return RankCollectives(conform(frame, COLLECTIVES), source)
+
+
+def _kernels_with_calls(events: pl.DataFrame) -> pl.DataFrame:
+    """Return the communication kernels by start, with the time of their launch (``enqueued_ns``)."""
+    is_kernel = pl.col("kind") == "kernel"
+    kernels = events.filter(is_kernel & pl.col("collective").is_not_null())
+    is_call = pl.col("kind").is_in(["runtime", "driver"])
+    calls = events.filter(is_call & pl.col("correlation").is_not_null())
+    calls = calls.select("correlation", enqueued_ns="start_ns").unique("correlation", keep="first")
+    return (
+        kernels.join(calls, on="correlation", how="left", maintain_order="left")
+        .sort("start_ns", "id")
+        .with_columns(pl.col("group", "group_ranks", "collective").cast(pl.String))
+    )
+
+
+def _identify_groups(
+    kernels: pl.DataFrame, recorded_groups: Sequence[ProcessGroup]
+) -> tuple[pl.Series, tuple[ProcessGroup, ...]]:
+    """Return the name that identifies each kernel's group, and the groups by that name."""
+    recorded = {group.name: group for group in recorded_groups}
+    identity_of_pair: dict[tuple[str | None, str | None], str] = {}
+    groups: dict[str, ProcessGroup] = {}
+    pairs = kernels.select("group", "group_ranks")
+    for name, ranks_text in pairs.unique().rows():
+        group = recorded.get(name)
+        ranks = parse_ranks(ranks_text) or (group.ranks if group is not None else ())
+        identity = group_identity(name or "", ranks)
+        identity_of_pair[name, ranks_text] = identity
+        groups[identity] = ProcessGroup(identity, group.description if group is not None else None, ranks)
+    identities = [identity_of_pair[pair] for pair in pairs.iter_rows()]
+    return pl.Series(identities, dtype=pl.String), tuple(groups.values())
 
 
 def collectives_of_operations(operations: pl.DataFrame, sources: Sequence[Source]) -> list[RankCollectives]:

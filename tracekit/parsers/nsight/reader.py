@@ -94,19 +94,19 @@ def _read_ranks(export: Export, path: Path, first_rank: int | None, lenient: boo
 
     # GPU events without a process belong to the only process that made CUDA calls, if there is one.
     processes = calls["process"].unique().drop_nulls()
-    gpu = gpu.with_columns(pl.col("process").fill_null(processes[0] if len(processes) == 1 else 0))
+    default_process = processes[0] if len(processes) == 1 else 0
+    gpu = gpu.with_columns(pl.col("process").fill_null(default_process))
     gpu, pairs, skipped = keep_rank_events(gpu)
     if not pairs:
         pairs = [(_busiest_process([calls, ranges], path, damaged=bool(export.notices)), None)]
     ranks = number_ranks(pairs, path, first=first_rank, communicators=communicators, threads=threads)
     if export.notices and not lenient:
         raise InputError(export.notices[0].message, hint="export the report again, or allow damaged files")
-
+    if untimed:
+        skipped = skipped | {UNTIMED: untimed}
     notices = [*dict.fromkeys(export.notices), *tables.profiler_warnings(export), *strings.notices()]
     if session_start_ns is None:
         notices.append(Notice("no-clock"))
-    largest = communicators.filter(pl.col("ranks") == pl.col("ranks").max())
-    world = tuple(largest["communicator"].drop_nulls())  # communicators as large as the largest that was created
     file_source = Source(
         path=str(path),
         reader="nsight",
@@ -114,18 +114,21 @@ def _read_ranks(export: Export, path: Path, first_rank: int | None, lenient: boo
         rank_from="",
         world_size=max(communicators["ranks"].to_list(), default=None),
         versions=tables.versions(export),
-        skipped=skipped | ({UNTIMED: untimed} if untimed else {}),
+        skipped=skipped,
         notices=tuple(notices),
     )
+    largest = communicators.filter(pl.col("ranks") == pl.col("ranks").max())
+    world = tuple(largest["communicator"].drop_nulls())  # communicators as large as the largest that was created
     gpus = tables.find_gpus(export)
     result = []
     for process, group in groupby(ranks, key=lambda rank: rank.process):  # pairs are sorted by process
         ranks_of_process = list(group)
-        numbers = {rank.device: rank.number for rank in ranks_of_process}
-        process_gpu = gpu.filter(process=process)
-        process_calls = calls.filter(process=process)
-        process_ranges = ranges.filter(process=process)
-        events_of_ranks = rank_events(process_gpu, process_calls, process_ranges, numbers)
+        events_of_ranks = rank_events(
+            gpu.filter(process=process),
+            calls.filter(process=process),
+            ranges.filter(process=process),
+            {rank.device: rank.number for rank in ranks_of_process},
+        )
         for rank, events in zip(ranks_of_process, events_of_ranks, strict=True):
             gpu_of_rank = gpus.get((process & PID_MASK, rank.device)) or gpus.get((-1, rank.device)) or tables.Gpu()
             result.append(RankEvents(events, _describe_rank(file_source, rank, events, gpu_of_rank, world)))
