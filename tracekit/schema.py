@@ -376,6 +376,21 @@ class MemorySnapshot:
     notices: tuple[Notice, ...] = ()
 
 
+CAPTURED_KERNELS = pl.Schema({"correlation": pl.Int64(), "kernel": pl.String()})
+"""Names of the kernels that calls launched, where the calls record them, as HIP's do."""
+
+
+@dataclass(frozen=True, slots=True)
+class GraphCapture:
+    """Recording of the capture of CUDA or HIP graphs, which a rank replays."""
+
+    events: pl.DataFrame
+    """Columns: ``EVENTS``."""
+    path: str = ""
+    kernels: pl.DataFrame = field(default_factory=CAPTURED_KERNELS.to_frame)
+    """Columns: ``CAPTURED_KERNELS``."""
+
+
 @dataclass(frozen=True, slots=True)
 class RankEvents:
     """One rank as a parser returns it: events, their source, and the allocator's events."""
@@ -386,6 +401,8 @@ class RankEvents:
     """Columns: ``MEMORY``; empty where allocations were not recorded."""
     snapshots: tuple[MemorySnapshot, ...] = ()
     """Memory snapshots of the rank's process."""
+    capture: GraphCapture | None = None
+    """Recording of the capture of the graphs that the rank replays."""
 
 
 class GroupProgress(msgspec.Struct, frozen=True):

@@ -11,6 +11,12 @@ from tracekit._util.columns import with_nulls
 from tracekit._util.machine import give_back_memory
 from tracekit.classify.collectives import find_shared_labels
 from tracekit.classify.evidence import Evidence, gather_evidence
+from tracekit.classify.graph_replays import (
+    Replays,
+    add_captured_launches,
+    join_replays,
+    restore_launches,
+)
 from tracekit.classify.host_ranges import launching_op_columns
 from tracekit.classify.lost_kernels import find_lost_kernels
 from tracekit.classify.messages import point_to_point_messages
@@ -19,7 +25,7 @@ from tracekit.classify.modules import find_modules
 from tracekit.classify.row_order import FirstEvidence
 from tracekit.classify.rules import Decisions, RuleBook, apply_rules, builtin_rules
 from tracekit.errors import OptionError
-from tracekit.schema import LABELLED, conform
+from tracekit.schema import LABELLED, RankEvents, conform
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -67,12 +73,32 @@ def classify(events: pl.DataFrame, *, rules: RuleBook | None = None) -> pl.DataF
     return pl.concat(labelled)
 
 
-def classify_with_lost(events: pl.DataFrame, *, rules: RuleBook | None = None) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Return what ``classify`` does for one rank, and its kernels that were launched and not recorded, labelled."""
+def classify_rank(rank: RankEvents) -> pl.DataFrame:
+    """Label the GPU events of one rank, with the operators of its capture where it has one."""
+    if rank.capture is None:
+        return classify(rank.events)
+    return classify_with_lost(rank.events, replays=join_replays(rank.events, rank.capture))[0]
+
+
+def classify_with_lost(
+    events: pl.DataFrame, *, rules: RuleBook | None = None, replays: Replays | None = None
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Return what ``classify`` does for one rank, and its kernels that were launched and not recorded, labelled.
+
+    Args:
+        events: All events of the rank.
+        rules: Rules that are tried before the built-in ones.
+        replays: Its replays of graphs, joined with the capture that their operators are in.
+
+    """
     lost = find_lost_kernels(events)
     if len(lost):
         events = pl.concat([events, conform(lost, events.schema)])
+    if replays is not None:
+        events = add_captured_launches(events, replays)
     table = _labelled_table(decide(events, rules))
+    if replays is not None:
+        table = restore_launches(table, replays)
     give_back_memory()  # classification takes several times the memory of its result
     if lost.is_empty():
         return table, LABELLED.to_frame()

@@ -351,6 +351,14 @@ def read_ranges(events: pl.DataFrame) -> tuple[GpuEvents, Ranges, Launches]:
     return gpu, ranges, _connect_launches(gpu, ranges, call_sites)
 
 
+def ranges_around_calls(events: pl.DataFrame, calls: Ints) -> tuple[Ranges, Ints]:
+    """Return the host ranges of *events*, and the innermost op around each of the *calls* (rows); -1 where none."""
+    source = ColumnReader(events, _EVENT_COLUMNS)
+    range_rows = np.flatnonzero(_is_kind(source, "cpu_op", "annotation"))
+    ranges, (_, op, _) = _nest_ranges(source, range_rows, calls)
+    return ranges, op
+
+
 def _is_kind(source: ColumnReader, *kinds: str) -> Bools:
     """Return the mask of events of one of these kinds."""
     kind_code = source.array("kind")

@@ -39,6 +39,12 @@ def run(
     roles: options.Roles = None,
     rank: options.Rank = None,
     rules: options.Rules = None,
+    capture: Annotated[
+        Path | None,
+        value(
+            "Trace of the capture of the CUDA or HIP graphs that are replayed, or a folder with one per rank.", "PATH"
+        ),
+    ] = None,
     layout: Annotated[
         str | None, value("Override how ranks are arranged: pp=4,ep=2; node=8 for ranks per machine.", "SIZES")
     ] = None,
@@ -98,6 +104,7 @@ def run(
             ranks=options.parse_ranks(ranks),
             file_rank=rank,
             rules=rules,
+            capture=capture,
             schedule=schedule,
             layout=layout,
             what_if=what_if or plot == "curve",  # the curve is one of the predictions

@@ -23,7 +23,7 @@ in this order:
     and backward work, was done; or it waited for other work; or there was none left;
 ``unknown``
     the trace does not say: no launches, no peers' traces, or held back by something that was not
-    recorded. An operation that lacks the traces of some members may have waited for them, so that
+    recorded, as nodes of a graph are that was replayed on several streams. An operation that lacks the traces of some members may have waited for them, so that
     nothing but its known wait has a cause.
 """
 
@@ -40,6 +40,7 @@ import polars as pl
 from tracekit._util.arrays import Bools, Ints, find_ids
 from tracekit._util.categories import CategoryColumn, CategoryColumns
 from tracekit._util.columns import concat_ranks, present, to_int64
+from tracekit.classify.host_ranges import MIN_GRAPH_EVENTS
 from tracekit.intervals import Intervals, union, union_of
 from tracekit.metrics.label_intervals import COMPUTE_SET, EXPOSABLE_LABELS, has_label, label_codes
 from tracekit.metrics.start_constraints import (
@@ -169,6 +170,22 @@ class Rank:
     def launches(self) -> Ints:
         """When they were launched, in order."""
         return np.sort(self.launch_ns[self.compute[self.launched[self.compute]]], kind="stable")
+
+    @cached_property
+    def in_branched_graph(self) -> Bools:
+        """Which rows are of a graph that was replayed on several streams.
+
+        The driver deals the branches of a graph out to streams of its own: which stream a node ran
+        on, and what came before it there, says nothing about what it had to wait for.
+        """
+        events = self.labelled.select("correlation", "device", "stream")
+        launches = events.drop_nulls("correlation").group_by("correlation").len()
+        graphs = launches.filter(pl.col("len") >= MIN_GRAPH_EVENTS).select("correlation")
+        if graphs.is_empty():
+            return np.zeros(len(events), np.bool_)
+        streams = events.join(graphs, on="correlation", how="semi").unique().group_by("correlation").len()
+        branched = streams.filter(pl.col("len") > 1)["correlation"]
+        return events["correlation"].is_in(branched.implode()).fill_null(value=False).to_numpy()
 
     @cached_property
     def last_work(self) -> Ints:
@@ -307,6 +324,9 @@ class _Evidence(NamedTuple):
     shares_stream_with_compute: Bools
     """The next compute of the part is on the operation's stream; if there is none, the previous one
     is."""
+    is_in_branched_graph: Bools
+    """The operation is part of a graph that was replayed on several streams: streams say nothing."""
+    communicates: Bools
     launch_not_recorded: Bools
     """Of the operation, or of the next compute."""
     is_followed_by_compute: Bools
@@ -346,6 +366,8 @@ def _gather_evidence(rank: Rank, start_ns: Ints, end_ns: Ints, operation: Ints) 
     is_launched_behind = rank.launch_ns[held] > rank.launch_ns[operation]
     return _Evidence(
         shares_stream_with_compute=np.where(is_followed, is_on_next_stream, is_on_previous_stream),
+        is_in_branched_graph=rank.in_branched_graph[operation],
+        communicates=rank.labels(*COMMUNICATION_LABELS)[operation],
         launch_not_recorded=~rank.launched[operation] | (is_followed & ~rank.launched[next_compute]),
         is_followed_by_compute=is_followed,
         holder_unknown=(held < 0) | ~is_certain | (kind == NOTHING),
@@ -381,7 +403,11 @@ def _choose_cause(evidence: _Evidence, *, host_waited: bool) -> pl.Series:
     was_told_to_wait = evidence.held_by_operation & ~evidence.held_without_being_told
     waits_for_operation = was_told_to_wait | (evidence.held_by_launch & host_waited)
     is_other_work_left = np.ones(len(host_was_late), np.bool_)
+    is_after_step_work = evidence.step_work_is_done | ~evidence.is_followed_by_compute
+    ends_branched_graph = evidence.is_in_branched_graph & evidence.communicates & is_after_step_work
     cases = [  # the first that holds decides
+        ("nothing_to_hide", ends_branched_graph),
+        ("unknown", evidence.is_in_branched_graph),
         ("same_stream", evidence.shares_stream_with_compute),
         ("unknown", evidence.launch_not_recorded),
         ("nothing_to_hide", ~evidence.is_followed_by_compute),

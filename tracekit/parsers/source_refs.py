@@ -76,6 +76,7 @@ class SourceRef(msgspec.Struct, frozen=True):
     role: str | None = None  # of a run whose ranks have several processes
     url: str | None = None  # where to read it, if it is not local; may hold secrets, so it is never shown or stored
     snapshots: "tuple[SourceRef, ...]" = ()  # memory snapshots that may be of the same process
+    capture: "SourceRef | None" = None  # trace of the capture of the graphs that this one replays
 
     @property
     def name(self) -> str:

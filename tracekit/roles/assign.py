@@ -22,7 +22,7 @@ from tracekit.metrics.process_phases import find_decode_steps, find_stretches
 from tracekit.parsers.source_refs import SourceRef, check_single_run, file_listing, roles_by_name
 from tracekit.roles.processes import Process, kind_of_role, share_a_process
 from tracekit.schema import PYTORCH_READERS, RankEvents
-from tracekit.store.sources import OneRole, Paths, Sources, find, read_ref
+from tracekit.store.sources import OneRole, Paths, Sources, find, read_ref, separate_captures
 from tracekit.weight_updates.transfers import RELOAD_EVENTS, reload_events
 
 
@@ -49,6 +49,9 @@ def find_roles(paths: Paths | OneRole, *, ranks: Collection[int] | None = None, 
         try:
             check_single_run(refs)
         except InputError:
+            if (replays := separate_captures(refs)) is not None:
+                check_single_run(replays)
+                return tuple(replays), notices
             named = roles_by_name(refs) or _roles_by_content(refs)
             if named is None:
                 raise

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace as replace_fields
 
 from tracekit._util.workers import ItemResult
 from tracekit.align.steps import Steps, parse_steps
@@ -17,12 +18,13 @@ from tracekit.analysis.measure.tables import RankTables
 from tracekit.classify import RuleBook
 from tracekit.errors import InputError, Notice, OptionError
 from tracekit.metrics.peaks import check_gpu
+from tracekit.parsers.discovery import discover
 from tracekit.parsers.source_refs import SourceRef, unknown_rank_error
 from tracekit.reconstruct.parallel_groups import split_layout
 from tracekit.roles.combine import combine_roles, main_role
 from tracekit.run import driver
 from tracekit.run.measure import Options
-from tracekit.store.sources import OneRole, PathList, Paths, failure_notices
+from tracekit.store.sources import OneRole, PathList, Paths, attach_captures, failure_notices
 from tracekit.store.trace import Trace
 from tracekit.whatif.changes import parse_change
 
@@ -34,6 +36,7 @@ def analyze(
     ranks: Collection[int] | None = None,
     file_rank: int | None = None,
     rules: str | Path | RuleBook | None = None,
+    capture: PathList | None = None,
     schedule: str = "auto",
     layout: str | None = None,
     what_if: bool = False,
@@ -59,6 +62,9 @@ def analyze(
         ranks: Numbers of the ranks to read; by default all.
         file_rank: Rank of a single file that does not name it.
         rules: Rules file (or ``RuleBook``) to label with, before the built-in rules.
+        capture: Trace of the capture of the CUDA or HIP graphs that the traces replay, or a folder with one per rank:
+            replayed kernels get the operators, shapes and modules that were captured. A capture in the folder of the
+            traces is found without it.
         schedule: Ideal to compare with: ``auto`` for the schedule that is recognised, a schedule's name, an order file,
             or ``none`` for no comparison.
         layout: Arrangement of ranks, such as ``pp=4,ep=2``, instead of the one derived from the traces; ``node=8`` is
@@ -101,6 +107,8 @@ def analyze(
     rules = _checked_rules(rules)
     if resume and store is None:
         raise OptionError("resume needs a store to go on with", hint="name one: store (--store)")
+    if capture is not None and (store is not None or isinstance(traces, Trace)):
+        raise OptionError("a capture is joined with trace files", hint="give paths, and no store")
     roles_named_by_caller = isinstance(traces, Mapping)
     # Dumps and logs are looked for where the traces are, not in a store made of them or in those of several roles.
     run_paths = None if isinstance(traces, Trace | Mapping | OneRole) else traces
@@ -146,6 +154,8 @@ def analyze(
     else:
         strict = on_damage == "error"
         refs, notices = driver.find_sources(traces, ranks=options.ranks, rank=file_rank, strict=strict)
+        if capture is not None:
+            refs = tuple(attach_captures(refs, discover(capture).refs))
         paths = [ref.path for ref in refs]
         work = options.for_ranks(len(refs)).source_tables
         results = driver.map_sources(
@@ -153,6 +163,8 @@ def analyze(
         )
         measured, run_notices = _check_results(results, options.ranks, strict=strict, named=roles_named_by_caller)
         notices = (*notices, *run_notices)
+        if capture is not None:
+            _check_capture_used([tables for _, tables in measured])
     tables_by_role: dict[str, list[RankTables]] = {}
     for role, rank_tables in measured:
         tables_by_role.setdefault(role or "", []).append(rank_tables)
@@ -178,6 +190,18 @@ def analyze(
     )
     analysis = combine_roles(analyses, tables_by_role, main=main, named=roles_named_by_caller)
     return analysis if run_paths is None else _with_whole_run(analysis, run_paths)
+
+
+def _check_capture_used(ranks: Sequence[RankTables]) -> None:
+    """Raise if the capture that the caller named fits the replays of no rank."""
+    notices = [notice for tables in ranks for notice in tables.notices]
+    if any(notice.code == "capture-joined" for notice in notices):
+        return
+    for notice in notices:
+        if notice.code == "capture-unused":
+            hint = "give the trace of this run's own capture, with its batch size"
+            raise InputError(replace_fields(notice, ranks=()).message, hint=hint)
+    raise InputError("the traces replay no graph", hint="leave --capture out")
 
 
 def _with_whole_run(analysis: Analysis, paths: PathList) -> Analysis:

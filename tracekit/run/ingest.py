@@ -23,6 +23,7 @@ from tracekit.analysis.measure.tables import rank_tables
 from tracekit.analysis.persistence import write_tables
 from tracekit.classify import load_rules
 from tracekit.classify.classify_events import classify_with_lost
+from tracekit.classify.graph_replays import join_replays
 from tracekit.documents.store_manifest import Entry
 from tracekit.errors import InputError, Notice, OptionError
 from tracekit.parsers import remote
@@ -56,7 +57,8 @@ class RankWork:
         source_ranks = [part.source.rank for part in parts]
         entries = []
         for part in parts:
-            labelled, lost = classify_with_lost(part.events, rules=rules)
+            replays = None if part.capture is None else join_replays(part.events, part.capture)
+            labelled, lost = classify_with_lost(part.events, rules=rules, replays=replays)
             tables = rank_tables(part, labelled=labelled, lost=lost)
             give_back_memory()  # for writing, which needs memory too
             entries.append(

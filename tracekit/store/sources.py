@@ -1,7 +1,7 @@
 """Sources of a run: discovery before reading, reading, reports of failures, and checks that they belong to one run."""
 
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace as replace_fields
 from pathlib import Path
@@ -27,7 +27,7 @@ from tracekit.parsers import remote
 from tracekit.parsers.discovery import discover
 from tracekit.parsers.file_type import MEMORY_SNAPSHOT
 from tracekit.parsers.source_refs import SourceRef, check_single_run, missing_ranks
-from tracekit.schema import EVENTS, RankEvents, Source
+from tracekit.schema import EVENTS, PYTORCH_READERS, GraphCapture, RankEvents, Source
 from tracekit.store.files import open_single_store, open_store
 from tracekit.store.recordings import holds_recordings
 
@@ -205,7 +205,65 @@ def read_ref(
         parts = [_with_discovered_rank(part, ref, only_rank=len(parts) == 1) for part in parts]
         if ref.snapshots and len(parts) == 1:
             parts = [_read_snapshots(parts[0], ref.snapshots)]
+        if ref.capture is not None:
+            capture = read_capture(ref.capture, lenient=lenient)
+            parts = [replace_fields(part, capture=capture) for part in parts]
     return [part for part in parts if ranks is None or part.source.rank in ranks]
+
+
+def read_capture(ref: SourceRef, *, lenient: bool = True) -> GraphCapture:
+    """Read the trace of a capture of graphs."""
+    from tracekit.parsers.kineto.captures import read_launched_kernels
+
+    if ref.reader not in PYTORCH_READERS:
+        hint = "give the trace that PyTorch's profiler wrote while the graph was captured"
+        raise InputError(f"{ref.path}: a capture is read from PyTorch traces alone", hint=hint)
+    with remote.fetch_to_local(ref.url or ref.path) as local:
+        (part,) = READERS[ref.reader](local, ref, False, lenient)
+        if ref.reader != "kineto":
+            return GraphCapture(part.events, ref.path)
+        return GraphCapture(part.events, ref.path, read_launched_kernels(local))
+
+
+def attach_captures(refs: Sequence[SourceRef], captures: Sequence[SourceRef]) -> list[SourceRef]:
+    """Return the sources, each with the capture of its rank, or with the only one there is.
+
+    >>> replay, capture = SourceRef("replay.json", "kineto", 0), SourceRef("capture.json", "kineto", 0)
+    >>> attach_captures([replay], [capture])[0].capture.path
+    'capture.json'
+    """
+    by_rank = {ref.rank: ref for ref in captures}
+    attached = []
+    for ref in refs:
+        capture = by_rank.get(ref.rank)
+        if capture is None and len(captures) == 1:
+            capture = captures[0]
+        attached.append(ref if capture is None else replace(ref, capture=capture))
+    return attached
+
+
+def separate_captures(refs: Sequence[SourceRef]) -> list[SourceRef] | None:
+    """Return the sources that are not captures, with those that are attached; None if there are no captures.
+
+    Only ranks with several files are looked into, and files that do not say their rank.
+    """
+    from tracekit.parsers.kineto.captures import holds_capture
+
+    files_of = Counter(ref.rank for ref in refs)
+    captures = []
+    others = []
+    for ref in refs:
+        may_be_capture = ref.reader == "kineto" and ref.url is None and len(refs) > 1
+        is_ambiguous = ref.rank is None or files_of[ref.rank] > 1 or None in files_of
+        if may_be_capture and is_ambiguous and holds_capture(ref.path):
+            captures.append(ref)
+        else:
+            others.append(ref)
+    if not captures or not others:
+        return None
+    if len(others) == 1 and others[0].rank is None:
+        others = [replace(others[0], rank=0, rank_from="only file")]
+    return attach_captures(others, captures)
 
 
 def _read_snapshots(part: RankEvents, refs: Sequence[SourceRef]) -> RankEvents:

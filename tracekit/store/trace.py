@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from tracekit._util.text import listing
-from tracekit.classify import classify
+from tracekit.classify.classify_events import classify_rank
 from tracekit.errors import Notice, OptionError
 from tracekit.parsers.source_refs import unknown_rank_error
 from tracekit.schema import EVENTS, GPU_KINDS, LABELLED, MEMORY, RankEvents, Source
@@ -52,7 +52,7 @@ class Trace:
         >>> trace.labelled.filter(label="reload")["rank"].value_counts(sort=True).rows()
         [(0, 8), (1, 8)]
         """
-        return pl.concat([LABELLED.to_frame(), *(classify(part.events) for part in self.parts)])
+        return pl.concat([LABELLED.to_frame(), *(classify_rank(part) for part in self.parts)])
 
     @cached_property
     def memory(self) -> pl.DataFrame:

@@ -4,10 +4,13 @@ Kernels without a name may compute or communicate, and kernels without times ran
 either, no figure of the rank can be trusted, and its file is refused; below it, idle time and the bubble are unknown.
 """
 
+from pathlib import Path
+
 import polars as pl
 
+from tracekit.classify.graph_replays import Replays
 from tracekit.errors import InputError, Notice, NoticeValues
-from tracekit.schema import DAMAGED, GPU_KINDS, NAMELESS, UNTIMED, RankEvents, Source
+from tracekit.schema import DAMAGED, GPU_KINDS, NAMELESS, UNTIMED, GraphCapture, RankEvents, Source
 
 MAX_DAMAGED_SHARE = 0.01
 """Share of a rank's GPU events without times, or of its kernels' time without a name, above which it is refused."""
@@ -54,6 +57,33 @@ nsys export --type=sqlite --force-overwrite=true REPORT.nsys-rep)
         raise InputError(f"{rank.source.path}: {problem}", hint=_record_again(rank.source))
     values: NoticeValues = {"case": case, "count": lost, "total": total, "reader": rank.source.reader}
     return [Notice("gpu-events-lost", values=values)]
+
+
+def capture_notices(replays: Replays | None, capture: GraphCapture | None) -> tuple[Notice, ...]:
+    """Return how much of a rank's replays has the operators of the capture, and why the rest has not."""
+    if replays is None or capture is None or replays.calls.is_empty():
+        return ()
+    file = Path(capture.path).name
+    notices = []
+    if len(replays.joined):
+        values: NoticeValues = {
+            "file": file,
+            "replays": replays.replays_joined,
+            "launches": len(replays.calls),
+            "share": replays.joined_ns / max(1, replays.replay_ns),
+        }
+        notices.append(Notice("capture-joined", values=values))
+    for mismatch in replays.mismatches[:1]:
+        values = {
+            "case": mismatch.case,
+            "file": file,
+            "captured": mismatch.captured,
+            "replayed": mismatch.replayed,
+            "share": mismatch.share,
+            "replays": len(replays.calls) - replays.replays_joined,
+        }
+        notices.append(Notice("capture-unused", values=values))
+    return tuple(notices)
 
 
 def _why_untimed(source: Source) -> str:

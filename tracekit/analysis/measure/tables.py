@@ -15,9 +15,15 @@ from tracekit.align.steps import assign_parts, host_ranges, number_steps
 from tracekit.analysis.measure.by import RankRows, rank_rows
 from tracekit.analysis.measure.kernels import kernel_reasons, kernel_table, shape_list
 from tracekit.analysis.measure.rank_timeline import RankTimeline, rank_timeline
-from tracekit.analysis.measure.recording_checks import content_notices, damage_notices, repetition_notices
+from tracekit.analysis.measure.recording_checks import (
+    capture_notices,
+    content_notices,
+    damage_notices,
+    repetition_notices,
+)
 from tracekit.classify import RuleBook, load_rules
 from tracekit.classify.classify_events import classify_lost_kernels, classify_with_lost
+from tracekit.classify.graph_replays import join_replays
 from tracekit.critical_path.pieces import PathTables, TableInMemory, find_path_pieces
 from tracekit.errors import Notice
 from tracekit.intervals import Intervals
@@ -178,8 +184,9 @@ def rank_tables(
     """
     damaged = damage_notices(rank)
     book = load_rules(rules) if isinstance(rules, str | Path) else rules
+    replays = None if rank.capture is None else join_replays(rank.events, rank.capture)
     if labelled is None:
-        labelled, lost = classify_with_lost(rank.events, rules=book)
+        labelled, lost = classify_with_lost(rank.events, rules=book, replays=replays)
     elif lost is None:
         lost = classify_lost_kernels(rank.events, rules=book)
     repeated = repetition_notices(labelled, rank.source)
@@ -224,6 +231,7 @@ def rank_tables(
             *damaged,
             *repeated,
             *recording.notices,
+            *capture_notices(replays, rank.capture),
             *unmarked,
             *step_notices,
             *content_notices(gpu_events, step_table, rank),

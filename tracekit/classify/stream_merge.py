@@ -1,0 +1,150 @@
+"""The order in which kernels on several streams were launched, from what each launch is known to be.
+
+Kernels of one stream ran in the order of their launches; those of different streams overlap. Each launch has a key:
+launches of one key are the same kernel. Which kernel that is has to be found together with the order. The search
+alternates between the two, as expectation maximisation does:
+
+1. guess the kernel of each key from what ran around the places of its launches, and from words that the names of
+   operator and kernel share;
+2. find the interleaving of the streams that fits the guess best (a beam search over the heads of the streams);
+3. take the kernels that this interleaving gives to each key as the next guess, until nothing changes.
+"""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Collection
+from typing import NamedTuple
+
+import numpy as np
+
+from tracekit._util.arrays import AnyInts, Ints
+
+NEARBY_KERNELS = 8
+"""Kernels before and after a launch's place among which its own is looked for at first, and by which a kernel that
+started early may be ahead of its launch."""
+BEAM_WIDTH = 24
+"""Interleavings that are followed at once."""
+MAX_ROUNDS = 8
+"""Rounds of guess and search."""
+RELATED_BONUS = 2.0
+"""Score, as a logarithm, of a kernel whose name shares a word with the launch's operator."""
+_UNSEEN_SCORE = math.log(1e-3)
+"""Score of a kernel that was not seen for a key."""
+_LEAD_COST = 0.02
+"""Cost of each kernel that started earlier and is launched later: of interleavings that fit alike, that in order of
+start is taken."""
+
+_Scores = dict[int, dict[int, float]]
+
+
+class _State(NamedTuple):
+    """An interleaving up to some launch."""
+
+    score: float
+    heads: tuple[int, ...]  # the next kernel of each stream, by start
+    last: int  # the kernel taken last; -1 at the beginning
+    before: "_State | None"
+
+
+def merge_streams(keys: AnyInts, names: AnyInts, streams: AnyInts, related: Collection[tuple[int, int]] = ()) -> Ints:
+    """Return the kernels in the order of their launches: one per launch.
+
+    Args:
+        keys: Key of each launch, in order.
+        names: Name of each kernel, by start; as many as launches.
+        streams: Stream of each kernel.
+        related: Pairs of key and name that share a word.
+
+    >>> merge_streams(np.array([1, 2, 1, 2]), np.array([7, 8, 8, 7]), np.array([0, 1, 1, 0])).tolist()
+    [0, 1, 3, 2]
+    """
+    launch_keys = [int(key) for key in keys]
+    kernel_names = [int(name) for name in names]
+    kernel_streams = [int(stream) for stream in streams]
+    if len(set(kernel_streams)) < 2:
+        return np.arange(len(launch_keys))
+    scores = _add_bonus(_guess_from_places(launch_keys, kernel_names), related)
+    order: list[int] = []
+    for _ in range(MAX_ROUNDS):
+        found = _best_interleaving(launch_keys, kernel_names, kernel_streams, scores)
+        if found == order:
+            break
+        order = found
+        scores = _add_bonus(_scores_of_order(launch_keys, [kernel_names[row] for row in order]), related)
+    return np.array(order, np.int64)
+
+
+def _guess_from_places(keys: list[int], names: list[int]) -> _Scores:
+    """Return the score of each name for each key: in how many of the key's places it is nearby, against chance."""
+    places = Counter(keys)
+    nearby: dict[int, Counter[int]] = defaultdict(Counter)
+    anywhere: Counter[int] = Counter()
+    for i, key in enumerate(keys):
+        around = set(names[max(0, i - NEARBY_KERNELS) : i + NEARBY_KERNELS + 1])
+        nearby[key].update(around)
+        anywhere.update(around)
+    scores: _Scores = {}
+    for key, counts in nearby.items():
+        scores[key] = {}
+        for name, count in counts.items():
+            share = count / places[key]
+            chance = anywhere[name] / len(keys)
+            scores[key][name] = 2 * math.log(share) - math.log(chance) / 2
+    return scores
+
+
+def _scores_of_order(keys: list[int], names: list[int]) -> _Scores:
+    """Return the logarithm of the share of each name among a key's launches."""
+    counts: dict[int, Counter[int]] = defaultdict(Counter)
+    for key, name in zip(keys, names, strict=True):
+        counts[key][name] += 1
+    scores: _Scores = {}
+    for key, of_key in counts.items():
+        total = sum(of_key.values())
+        scores[key] = {name: math.log(count / total) for name, count in of_key.items()}
+    return scores
+
+
+def _add_bonus(scores: _Scores, related: Collection[tuple[int, int]]) -> _Scores:
+    """Return the scores, those of related pairs raised."""
+    for key, name in related:
+        of_key = scores.setdefault(key, {})
+        of_key[name] = of_key.get(name, _UNSEEN_SCORE) + RELATED_BONUS
+    return scores
+
+
+def _best_interleaving(keys: list[int], names: list[int], streams: list[int], scores: _Scores) -> list[int]:
+    """Return the interleaving of the streams with the best sum of scores, by beam search."""
+    following: dict[int, int] = {}  # the next kernel on the same stream
+    last_on_stream: dict[int, int] = {}
+    first_kernels = []
+    for row, stream in enumerate(streams):
+        if stream in last_on_stream:
+            following[last_on_stream[stream]] = row
+        else:
+            first_kernels.append(row)
+        last_on_stream[stream] = row
+    beam = [_State(0.0, tuple(first_kernels), -1, None)]
+    for key in keys:
+        of_key = scores.get(key, {})
+        extended: dict[tuple[int, ...], _State] = {}  # the best of those that took the same kernels
+        for state in beam:
+            heads = state.heads
+            for i, row in enumerate(heads):
+                if row > heads[0] + NEARBY_KERNELS:
+                    break
+                fit = of_key.get(names[row], _UNSEEN_SCORE) - _LEAD_COST * i
+                rest = heads[:i] + heads[i + 1 :]
+                if row in following:
+                    rest = tuple(sorted((*rest, following[row])))
+                total = state.score + fit
+                if rest not in extended or extended[rest].score < total:
+                    extended[rest] = _State(total, rest, row, state)
+        beam = sorted(extended.values(), key=lambda state: -state.score)[:BEAM_WIDTH]
+    order: list[int] = []
+    state = beam[0]
+    while state.before is not None:
+        order.append(state.last)
+        state = state.before
+    order.reverse()
+    return order

@@ -1,0 +1,78 @@
+"""Traces of the capture of CUDA or HIP graphs: how to tell one, and the kernels that its launches name.
+
+While a graph is captured, launches run nothing: the trace has launches and next to no GPU events.
+"""
+
+import re
+from typing import Any
+
+import msgspec
+import polars as pl
+
+from tracekit.parsers.kineto.stream import Stream
+from tracekit.schema import CAPTURED_KERNELS
+
+MAX_GPU_EVENTS_PER_LAUNCH = 0.5
+"""GPU events per launch up to which a trace with a capture is taken for one of the capture alone."""
+_CHUNK_BYTES = 1 << 24
+_OVERLAP_BYTES = 256
+"""Bytes of a chunk that are looked at again with the next: a key and its value may lie in both."""
+_GPU_EVENT = re.compile(rb'"cat"\s*:\s*"(?:kernel|gpu_memcpy|gpu_memset)"')
+_LAUNCH = re.compile(rb'"name"\s*:\s*"\w*Launch\w*Kernel')
+_CAPTURE = re.compile(rb'"name"\s*:\s*"\w*StreamBeginCapture')
+
+
+def holds_capture(path: str) -> bool:
+    """Return whether a trace is one of a capture: it begins a capture, and most of its launches ran nothing."""
+    gpu_events = launches = captures = 0
+    with Stream(path) as stream:
+        rest = b""
+        while chunk := stream.read(_CHUNK_BYTES):
+            text = rest + chunk
+            # Matches that begin in the overlap are counted with the next chunk, which has all of them.
+            limit = len(text) - _OVERLAP_BYTES if len(chunk) == _CHUNK_BYTES else len(text)
+            gpu_events += _count(_GPU_EVENT, text, limit)
+            launches += _count(_LAUNCH, text, limit)
+            captures += _count(_CAPTURE, text, limit)
+            rest = text[limit:]
+    return captures > 0 and gpu_events <= MAX_GPU_EVENTS_PER_LAUNCH * launches
+
+
+def _count(pattern: re.Pattern[bytes], text: bytes, limit: int) -> int:
+    """Return how many matches begin before *limit*."""
+    return sum(match.start() < limit for match in pattern.finditer(text))
+
+
+class _Args(msgspec.Struct):
+    kernel: Any = None
+    correlation: Any = None
+
+
+class _Event(msgspec.Struct):
+    cat: Any = None
+    args: _Args | None = None
+
+
+class _Trace(msgspec.Struct):
+    traceEvents: list[_Event] = []  # noqa: N815 - the key of the format
+
+
+def read_launched_kernels(path: str) -> pl.DataFrame:
+    """Return the names of the kernels that launches record (``CAPTURED_KERNELS``); none if the file is damaged."""
+    parts = []
+    with Stream(path) as stream:
+        while chunk := stream.read(_CHUNK_BYTES):
+            parts.append(chunk)
+    try:
+        trace = msgspec.json.decode(b"".join(parts), type=_Trace)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return CAPTURED_KERNELS.to_frame()
+    rows = []
+    for event in trace.traceEvents:
+        args = event.args
+        if args is None or not isinstance(args.kernel, str) or not isinstance(args.correlation, int):
+            continue
+        if event.cat in {"cuda_runtime", "cuda_driver"}:
+            rows.append((args.correlation, args.kernel))
+    table = pl.DataFrame(rows, schema=CAPTURED_KERNELS, orient="row")
+    return table.unique("correlation", keep="first", maintain_order=True)
