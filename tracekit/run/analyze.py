@@ -154,8 +154,7 @@ def analyze(
     else:
         strict = on_damage == "error"
         refs, notices = driver.find_sources(traces, ranks=options.ranks, rank=file_rank, strict=strict)
-        if capture is not None:
-            refs = tuple(attach_captures(refs, discover(capture).refs))
+        refs = _attach_named_capture(refs, capture)
         paths = [ref.path for ref in refs]
         work = options.for_ranks(len(refs)).source_tables
         results = driver.map_sources(
@@ -163,8 +162,7 @@ def analyze(
         )
         measured, run_notices = _check_results(results, options.ranks, strict=strict, named=roles_named_by_caller)
         notices = (*notices, *run_notices)
-        if capture is not None:
-            _check_capture_used([tables for _, tables in measured])
+        _check_capture_used(capture, measured)
     tables_by_role: dict[str, list[RankTables]] = {}
     for role, rank_tables in measured:
         tables_by_role.setdefault(role or "", []).append(rank_tables)
@@ -192,9 +190,22 @@ def analyze(
     return analysis if run_paths is None else _with_whole_run(analysis, run_paths)
 
 
-def _check_capture_used(ranks: Sequence[RankTables]) -> None:
-    """Raise if the capture that the caller named fits the replays of no rank."""
-    notices = [notice for tables in ranks for notice in tables.notices]
+def _attach_named_capture(refs: tuple[SourceRef, ...], capture: PathList | None) -> tuple[SourceRef, ...]:
+    """Return the sources with the capture that the caller named, by absolute paths: workers may run elsewhere."""
+    if capture is None:
+        return refs
+    captures = []
+    for ref in discover(capture).refs:
+        path = ref.path if ref.url is not None else str(Path(ref.path).absolute())
+        captures.append(replace_fields(ref, path=path))
+    return tuple(attach_captures(refs, captures))
+
+
+def _check_capture_used(capture: PathList | None, measured: Sequence[tuple[str | None, RankTables]]) -> None:
+    """Raise if the caller named a capture and it fits the replays of no rank."""
+    if capture is None:
+        return
+    notices = [notice for _, tables in measured for notice in tables.notices]
     if any(notice.code == "capture-joined" for notice in notices):
         return
     for notice in notices:
