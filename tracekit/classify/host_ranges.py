@@ -355,8 +355,8 @@ def ranges_around_calls(events: pl.DataFrame, calls: Ints) -> tuple[Ranges, Ints
     """Return the host ranges of *events*, and the innermost op around each of the *calls* (rows); -1 where none."""
     source = ColumnReader(events, _EVENT_COLUMNS)
     range_rows = np.flatnonzero(_is_kind(source, "cpu_op", "annotation"))
-    ranges, (_, op, _) = _nest_ranges(source, range_rows, calls)
-    return ranges, op
+    ranges, call_sites = _nest_ranges(source, range_rows, calls)
+    return ranges, call_sites.op
 
 
 def _is_kind(source: ColumnReader, *kinds: str) -> Bools:

@@ -23,8 +23,9 @@ in this order:
     and backward work, was done; or it waited for other work; or there was none left;
 ``unknown``
     the trace does not say: no launches, no peers' traces, or held back by something that was not
-    recorded, as nodes of a graph are that was replayed on several streams. An operation that lacks the traces of some members may have waited for them, so that
-    nothing but its known wait has a cause.
+    recorded, as nodes of a graph are that was replayed on several streams. An operation that lacks
+    the traces of some members may have waited for them, so that nothing but its known wait has a
+    cause.
 """
 
 from __future__ import annotations
