@@ -137,7 +137,7 @@ def test_the_link_opens_the_piece_that_is_named(look, pages, analysed, sample):
     page = look(pages(sample, path=True))
     analysis = analysed(sample)
     piece = view_of(analysis).blocking.piece
-    page.locator(".answer a[data-segment]").click()
+    page.locator("#words a[data-segment]").click()
     page.locator("#details").wait_for(state="visible")
     topics, texts = (page.locator(f"#details {name}").all_inner_texts() for name in ("dt", "dd"))
     facts = dict(zip(topics, texts, strict=True))

@@ -54,7 +54,7 @@ def test_a_viewer_without_scripts_says_so(browser, pages):
     page.goto(pages("1f1b").as_uri())
     assert page.get_by_text("The timeline needs scripts").first.is_visible()
     assert not page.locator("#schedule-chart").is_visible()
-    assert page.get_by_text("What to do next").is_visible()
+    assert page.locator(".card h3").first.is_visible()
     context.close()
 
 
@@ -82,7 +82,7 @@ def test_one_rank_without_steps_or_peers_has_no_empty_parts(look, tmp_path):
     page = look(path)
     assert page.title() == "tracekit: one.json, 1 rank"
     assert page.locator(".source").inner_text().startswith("1 rank · no step marks")
-    answer = page.locator(".answer").inner_text().replace("\N{NO-BREAK SPACE}", " ")
+    answer = page.locator("#words").inner_text().replace("\N{NO-BREAK SPACE}", " ")
     assert "The trace spans 2.0 ms: 100.0 % compute and 0.0 % idle" in answer
     assert "100.0 % of the span is work that no rule knows (other)" in answer
     assert page.locator("tr.loud").count() == 1
@@ -129,10 +129,10 @@ def test_every_budget_bar_adds_up_on_the_page(pages):
         assert sum(shares) == pytest.approx(100, abs=0.11 * len(shares))
 
 
-def test_commands_are_whole_and_copied(look, pages, samples):
+def test_commands_are_whole_and_copied(look, pages):
     page = look(pages("1f1b"))
     commands = [one.get_attribute("data-copy") for one in page.locator("[data-copy]").all()]
-    assert f"tracekit analyze {samples / '1f1b'} --what-if" in commands
+    assert any(re.fullmatch(r"tracekit analyze (sample_traces/)?1f1b --what-if", words) for words in commands)
     assert sum("--explain" in words for words in commands) == page.locator("[data-why]").count() > 0
     page.locator("[data-copy]").first.click()
     page.locator("#said", has_text="copied").wait_for(state="attached")

@@ -166,6 +166,30 @@ class ScheduleChart(Struct, frozen=True):
     """What can be chosen; first what the numbers describe."""
 
 
+class PlaceOnPage(Struct, frozen=True):
+    """A stretch of one rank's timeline."""
+
+    rank: int
+    """The rank."""
+    from_ms: float
+    """Its start."""
+    to_ms: float
+    """Its end."""
+    title: str
+    """Rank, step, event and length, in words."""
+
+
+class FindingPlaces(Struct, frozen=True):
+    """Places of the timeline that show a finding."""
+
+    number: int
+    """Number of the finding on the page."""
+    text: str
+    """What costs time and why."""
+    places: Sequence[PlaceOnPage]
+    """The places, the one that shows it best first."""
+
+
 class PageData(Struct, frozen=True):
     """Data of the page of an analysis."""
 
@@ -175,6 +199,8 @@ class PageData(Struct, frozen=True):
     """Timelines, the main role first."""
     path: str | None
     """Input, as commands name it; null if it is not one path."""
+    findings: Sequence[FindingPlaces] = ()
+    """Where the timeline shows each finding."""
 
 
 class DiffSide(Struct, frozen=True):

@@ -18,10 +18,12 @@ from tracekit._util.text import BUILD_COMMAND, UNKNOWN, ms, terminal, terminal_l
 def capitalize(text: str) -> str:
     """Return text with a capital first letter, unless its first word is a label or code.
 
-    >>> capitalize("by rank: 0"), capitalize("dp_comm is exposed"), capitalize("`--what-if` ranks"), capitalize("")
-    ('By rank: 0', 'dp_comm is exposed', '`--what-if` ranks', '')
+    >>> capitalize("by rank: 0"), capitalize("dp_comm is exposed"), capitalize("aten::mm is slow"), capitalize("")
+    ('By rank: 0', 'dp_comm is exposed', 'aten::mm is slow', '')
     """
-    return text if "_" in text.partition(" ")[0] else text[:1].upper() + text[1:]
+    first_word = text.partition(" ")[0]
+    is_code = "_" in first_word or "::" in first_word
+    return text if is_code else text[:1].upper() + text[1:]
 
 
 def size(count: int) -> str:
@@ -58,6 +60,23 @@ def bare_ms(ns: float | None, digits: int = 3) -> str:
     ('1.235', '−1.000', '–')
     """
     return UNKNOWN if ns is None else f"{ns / 1e6:,.{digits}f}".replace("-", "−")
+
+
+def short_ms(ns: float | None) -> str:
+    """Return a time with three significant digits.
+
+    >>> short_ms(284_415_681), short_ms(67_123_250), short_ms(4_510_000), short_ms(12_345_000_000), short_ms(9_000)
+    ('284 ms', '67.1 ms', '4.51 ms', '12.3 s', '9 µs')
+    """
+    if ns is None:
+        return "unknown"
+    if abs(ns) >= 10_000_000_000:
+        return f"{ns / 1e9:.3g} s"
+    if abs(ns) < 100_000:
+        return f"{ns / 1e3:.0f} µs"
+    value = ns / 1e6
+    digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
+    return f"{value:,.{digits}f} ms"
 
 
 def signed_ms(ns: float, digits: int = 1) -> str:

@@ -10,6 +10,7 @@ from tracekit.documents.page import DiffData, DiffSide, PageData, ScheduleChoice
 from tracekit.report.ci import words
 from tracekit.report.html.charts import LANES, PageClock, role_timelines, schedule_data, timeline_data
 from tracekit.report.html.drawings import phase_drawing, update_drawings
+from tracekit.report.html.places import PathNames, places_on_page
 from tracekit.report.html.templates import render_page
 from tracekit.report.html.whole_run import whole_run_section
 from tracekit.report.table import Table
@@ -17,6 +18,7 @@ from tracekit.report.view import input_path, view_of
 from tracekit.report.view.path import changed_lanes
 from tracekit.report.view.pipeline import Rung, waterfall
 from tracekit.report.view.ranks import UNKNOWN_CAUSE
+from tracekit.report.view.top import NOTHING_TO_GAIN
 
 TIMELINE_SCRIPTS = tuple(
     f"{name}.js" for name in ("columns", "tracks", "chart", "events", "timeline", "details", "search", "tables")
@@ -28,6 +30,8 @@ HEAT_MAP_COLUMNS = 64
 """Columns of the heat map side by side; a broader mesh continues below."""
 MAX_DIFFERENT_RANKS = 20
 """Ranks that differ from those they should be like which are listed."""
+MAX_CARDS = 3
+"""Findings whose cards are open at the top; the others are a click away."""
 MIN_CHANGE_SHARE = 0.02
 """Changes below this share of the whole difference are summed as smaller changes."""
 
@@ -45,12 +49,18 @@ def render_html(analysis: Analysis) -> str:
     schedule, timelines = schedule_data(analysis), role_timelines(analysis, clock)
     choices = schedule.choices if schedule else []
     ranks = sorted({track.rank for role in timelines for track in role.timeline.ranks})
+    places = places_on_page(view.cards, clock, ranks)
+    paths = PathNames(analysis.paths or view.paths)
     return render_page(
         "page.html.j2",
         css=["page.css"],
         scripts=[*TIMELINE_SCRIPTS, "page.js"],
-        data=PageData(schedule, timelines, view.input_path),
+        data=PageData(schedule, timelines, view.input_path and paths.shorten(view.input_path), places),
         v=view,
+        places={finding.number: finding.places for finding in places},
+        max_cards=MAX_CARDS,
+        nothing_to_gain=NOTHING_TO_GAIN,
+        shared=paths.shorten,
         heat=heat_map(view.fleet),
         changed_lanes=changed_lanes(analysis),
         unknown_cause=UNKNOWN_CAUSE,

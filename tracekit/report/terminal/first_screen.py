@@ -14,7 +14,7 @@ from tracekit._util.text import counted, percent, terminal
 from tracekit.findings import Finding
 from tracekit.metrics.budget import Budget
 from tracekit.report.palette import COMPUTE_COLOUR, IDLE_COLOUR, LABEL_COLOURS, UNRECORDED_COLOUR
-from tracekit.report.text import size, wrap_text
+from tracekit.report.text import short_ms, size, wrap_text
 from tracekit.report.view import View
 from tracekit.report.view.answer import unusual_steps
 from tracekit.schema import GAP_CAUSES
@@ -225,23 +225,6 @@ def certainty(view: View) -> list[str]:
     if view.warnings:
         facts.append(counted(len(view.warnings), "warning"))
     return facts or ["no step marks"]
-
-
-def short_ms(ns: float | None) -> str:
-    """Return a time with three significant digits.
-
-    >>> short_ms(284_415_681), short_ms(67_123_250), short_ms(4_510_000), short_ms(12_345_000_000), short_ms(9_000)
-    ('284 ms', '67.1 ms', '4.51 ms', '12.3 s', '9 µs')
-    """
-    if ns is None:
-        return "unknown"
-    if abs(ns) >= 10_000_000_000:
-        return f"{ns / 1e9:.3g} s"
-    if abs(ns) < 100_000:
-        return f"{ns / 1e3:.0f} µs"
-    value = ns / 1e6
-    digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
-    return f"{value:,.{digits}f} ms"
 
 
 def cut_text(text: str, width: int) -> str:

@@ -21,7 +21,7 @@ from tracekit.report.notices import NoticeLine, shorten_notices
 from tracekit.report.text import capitalize
 from tracekit.report.view import answer as sentences
 from tracekit.report.view import ranks as rank_tables
-from tracekit.report.view import rates
+from tracekit.report.view import rates, top
 from tracekit.report.view.budget import BudgetView, LabelRow, beside_table, hiding_table, label_rows, matrix_table
 from tracekit.report.view.copies import copy_table, memory_table, reload_view
 from tracekit.report.view.memory import contents_table, lines_table, memory_line, memory_sentence
@@ -167,27 +167,55 @@ class View:
     reload = computed(reload_view)
     roles = computed(role_tables)
     """Tables of roles, iterations and weight updates of a run whose ranks have several processes."""
+    clocks = computed(top.badge_of)
+    """How well the ranks' clocks agree; None for one rank."""
     fleet = computed(lambda analysis: spread(analysis) if len(analysis.rank_results) > MANY_RANKS else None)
     """Distribution of figures over ranks, for a run of many ranks."""
 
     @cached_property
     def answer(self) -> tuple[sentences.Line, ...]:
         """The answer in a few lines, the most important first."""
+        return self._answer(clock_reasons=True)
+
+    @cached_property
+    def answer_without_clocks(self) -> tuple[sentences.Line, ...]:
+        """The answer without what clocks leave open, which ``clocks`` says once."""
+        return self._answer(clock_reasons=False)
+
+    def _answer(self, *, clock_reasons: bool) -> tuple[sentences.Line, ...]:
+        """Return the lines of the answer."""
+        blocked = self.blocking and (self.blocking.text if clock_reasons else self.blocking.sentence)
+        waits = sentences.waits_sentence(self.analysis, self.stragglers, clock_reasons=clock_reasons)
         analysis, schedule, pace = self.analysis, self.schedule, rank_tables.Pace(self.analysis)
         lines = (
             ("Iteration", iteration_sentence(analysis), "iterations"),
             ("Weights", update_sentence(analysis), "weight-updates"),
             ("Time", sentences.time_sentence(analysis, pace), "budget"),
-            ("Blocked", self.blocking and self.blocking.text, "path"),
+            ("Blocked", blocked, "path"),
             ("Exposed", sentences.exposed_sentence(analysis, self.labels, pace.steps), "overlap"),
             ("Schedule", sentences.schedule_sentence(analysis, schedule), "schedule" if schedule else "warnings"),
             ("Reload", sentences.reload_sentence(analysis), "reload"),
-            ("Waits", sentences.waits_sentence(analysis, self.stragglers), "stragglers"),
+            ("Waits", waits, "stragglers"),
             ("Balance", rank_tables.imbalance_line(analysis), "stragglers"),
             ("Memory", memory_sentence(analysis), "memory"),
             *(("Next", first.text, "next") for first in self.advice[:1]),
         )
         return tuple(sentences.Line(topic, text, target) for topic, text, target in lines if text)
+
+    @cached_property
+    def tiles(self) -> tuple[top.Tile, ...]:
+        """Step time, what of it is lost, and the biggest saving."""
+        analysis = self.analysis
+        return (
+            top.step_tile(analysis.step, self.ranks),
+            top.lost_tile(analysis.step.budget, idle_known=analysis.total.idle_known),
+            top.saving_tile(self.findings),
+        )
+
+    @cached_property
+    def cards(self) -> list[top.Card]:
+        """The findings as cards."""
+        return top.cards(self.findings)
 
     @cached_property
     def run_name(self) -> str:

@@ -161,8 +161,11 @@ def reload_sentence(analysis: Analysis) -> str:
     return f"The weight update takes {ms(reload.measured_ns)} for {buckets} in {rounds}{ideal}."
 
 
-def waits_sentence(analysis: Analysis, stragglers: Sequence[Straggler]) -> str:
-    """Return the label with the longest waits, and the ranks that are waited for; empty if waits are short."""
+def waits_sentence(analysis: Analysis, stragglers: Sequence[Straggler], *, clock_reasons: bool = True) -> str:
+    """Return the label with the longest waits, and the ranks that are waited for; empty if waits are short.
+
+    With *clock_reasons* it says how well clocks are known where they leave open which rank it is.
+    """
     total = analysis.total
     waits_ns = {label: ns for label, ns in total.wait_ns.items() if ns and total.label_ns.get(label)}
     label = max(waits_ns, key=lambda name: waits_ns[name], default=None)
@@ -172,7 +175,7 @@ def waits_sentence(analysis: Analysis, stragglers: Sequence[Straggler]) -> str:
     is_bound = is_wait_bound(analysis, label)
     waiting = f"{_bound_words(at_most=is_bound, at_least=label in total.wait_open_ns)}{waiting}"
     late = [row for row in stragglers if row.label == label]
-    ranks = _waited_for(analysis, label, late, is_bound=is_bound)
+    ranks = _waited_for(analysis, label, late, is_bound=is_bound, clock_reasons=clock_reasons)
     return f"{waiting}; {ranks}." if ranks else f"{waiting}."
 
 
@@ -185,7 +188,9 @@ def _bound_words(*, at_most: bool, at_least: bool) -> str:
     return "at least " if at_least else ""
 
 
-def _waited_for(analysis: Analysis, label: str, late: Sequence[Straggler], *, is_bound: bool) -> str:
+def _waited_for(
+    analysis: Analysis, label: str, late: Sequence[Straggler], *, is_bound: bool, clock_reasons: bool
+) -> str:
     """Return the ranks that are late in a label and why, or those that are waited for longest; empty if none is."""
     explained = rank_tables.late_rows(analysis, label)
     # Where clocks leave open which of several ranks is waited for longest, all of them may be late for a known reason.
@@ -197,7 +202,7 @@ def _waited_for(analysis: Analysis, label: str, late: Sequence[Straggler], *, is
     if not latest:
         return ""
     if latest[0].uncertain:
-        return f"the others wait longest for {_doubtful_ranks(analysis, latest[0])}"
+        return f"the others wait longest for {_doubtful_ranks(analysis, latest[0], clock_reasons=clock_reasons)}"
     if len(latest) <= MAX_LATE_RANKS:
         names = join_with_and(_late_rank(analysis, row) for row in latest)
         if len(latest) == 1 and label == "pp_comm":
@@ -207,7 +212,7 @@ def _waited_for(analysis: Analysis, label: str, late: Sequence[Straggler], *, is
     return f"{len(latest)} ranks are waited for alike ({shortest} to {longest} each, summed over the others)"
 
 
-def _doubtful_ranks(analysis: Analysis, row: Straggler) -> str:
+def _doubtful_ranks(analysis: Analysis, row: Straggler, *, clock_reasons: bool) -> str:
     """Return the ranks of which one is waited for longest, and why it is not certain which."""
     if len(row.candidates) > MAX_LATE_RANKS:
         ranks = f"one of {ranks_named(row.candidates)}"
@@ -217,7 +222,8 @@ def _doubtful_ranks(analysis: Analysis, row: Straggler) -> str:
     reason = f"their clocks are known to {ms(off_ns)} only" if isinstance(off_ns, int) else "nothing ties their clocks"
     causes = [(rank, rank_tables.why_pipeline_waits(analysis.stragglers, rank)) for rank in row.candidates]
     explained = [f"; rank {rank}{words}" for rank, words in causes if words and row.label == "pp_comm"]
-    return f"{ranks} ({_cost(row)}; {reason}){''.join(explained[:1])}"
+    cost = f"{_cost(row)}; {reason}" if clock_reasons else _cost(row)
+    return f"{ranks} ({cost}){''.join(explained[:1])}"
 
 
 def _late_rank(analysis: Analysis, row: Straggler) -> str:

@@ -47,9 +47,16 @@ MAX_PARTS_NAMED = 3
 class Blocking(msgspec.Struct, frozen=True):
     """The sentence, and the piece of the path that it names."""
 
-    text: str
+    sentence: str
     piece: dict[str, Any] | None
     """``step``, ``rank``, ``kind``, ``start_ns`` and ``end_ns`` on the common clock; None if no piece is named."""
+    clock_doubt: str = ""
+    """What clocks leave open, as a sentence after a space; empty if nothing."""
+
+    @property
+    def text(self) -> str:
+        """The sentence with what clocks leave open."""
+        return self.sentence + self.clock_doubt
 
 
 def blocking(analysis: Analysis) -> Blocking | None:
@@ -75,7 +82,7 @@ def blocking(analysis: Analysis) -> Blocking | None:
     text = f"By {words}: {share} of the critical path{_ranks(analysis, path, blocking_pieces)}"
     piece = _longest_piece(blocking_pieces)
     text += "." if piece is None else f"; the longest of these: {_describe(pieces, piece)}."
-    return Blocking(text + _doubts(path, totals), piece)
+    return Blocking(text + _unfollowed(path, totals), piece, _clock_doubt(path, int(pieces["ns"].sum())))
 
 
 def _ranks(analysis: Analysis, path: CriticalPath, blocking_pieces: pl.DataFrame) -> str:
@@ -160,17 +167,21 @@ def innermost_operators(chain: str | None) -> str:
     return " > ".join(names[-MAX_OPERATORS:])
 
 
-def _doubts(path: CriticalPath, totals: pl.DataFrame) -> str:
-    """Return in which communication the path could not be followed to other ranks, and where clocks leave it open."""
+def _unfollowed(path: CriticalPath, totals: pl.DataFrame) -> str:
+    """Return in which communication the path could not be followed to other ranks; empty if in none."""
     ns_of: dict[str, int] = dict(totals.iter_rows())
     unfollowed = [label for label in sorted(path.unknown_labels) if ns_of.get(label)]
-    whole_ns, doubts = sum(ns_of.values()), ""
-    if unfollowed:
-        share = percent(sum(ns_of[label] for label in unfollowed), whole_ns)
-        doubts += f" Whether {join_with_and(unfollowed)} on it ({share}) waits for another rank is not known."
-    if len(path.candidates) > 1 and path.uncertain_ns >= MIN_OPEN_SHARE * whole_ns:
-        doubts += f" For {percent(path.uncertain_ns, whole_ns)} of it clocks leave open which rank it follows."
-    return doubts
+    if not unfollowed:
+        return ""
+    share = percent(sum(ns_of[label] for label in unfollowed), sum(ns_of.values()))
+    return f" Whether {join_with_and(unfollowed)} on it ({share}) waits for another rank is not known."
+
+
+def _clock_doubt(path: CriticalPath, path_ns: int) -> str:
+    """Return the share of the path for which clocks leave its rank open; empty if that is little."""
+    if len(path.candidates) < 2 or path.uncertain_ns < MIN_OPEN_SHARE * path_ns:
+        return ""
+    return f" For {percent(path.uncertain_ns, path_ns)} of it clocks leave open which rank it follows."
 
 
 class PathView(msgspec.Struct, frozen=True):

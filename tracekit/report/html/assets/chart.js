@@ -6,7 +6,8 @@ const charts = (() => {
   const MIN_WINDOW_MS = 1e-4;
   const CLICK_PX = 5, HIT_PX = 4, TEXT_MIN_PX = 34;
   const tip = document.getElementById("tip"), announcer = document.getElementById("said");
-  const dark = () => matchMedia("(prefers-color-scheme: dark)").matches && !matchMedia("print").matches;
+  const PAPER_PX = 1040; // width of a printed chart; the paper scales it
+  let printing = false;
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const announce = (text) => { announcer.textContent = text; };
 
@@ -62,9 +63,11 @@ const charts = (() => {
     let cursor = null; // { row, box } that the keyboard has reached
     let mouseX = null;
 
-    const isNarrow = () => element.clientWidth < 560; // then the name of a group has a line of its own, above its rows
+    const chartWidth = () => (printing ? PAPER_PX : element.clientWidth);
+    const isNarrow = () => chartWidth() < 560; // then the name of a group has a line of its own, above its rows
     const gutter = () => (isNarrow() ? 76 : 128);
-    const plotWidth = () => Math.max(20, element.clientWidth - gutter() - 6);
+    const plotWidth = () => Math.max(20, chartWidth() - gutter() - 6);
+    const scrolled = () => (printing ? 0 : element.scrollTop); // paper shows all rows
     const toX = (time) => gutter() + (time - from) / (to - from) * plotWidth();
     const toTime = (x) => from + (x - gutter()) / plotWidth() * (to - from);
 
@@ -88,10 +91,11 @@ const charts = (() => {
     }
 
     function resize() {
-      const ratio = Math.min(devicePixelRatio || 1, 2), height = Math.min(totalHeight, element.clientHeight || totalHeight);
-      canvas.style.width = `${element.clientWidth}px`;
+      const ratio = printing ? 2 : Math.min(devicePixelRatio || 1, 2);
+      const height = printing ? totalHeight : Math.min(totalHeight, element.clientHeight || totalHeight);
+      canvas.style.width = `${chartWidth()}px`;
       canvas.style.height = `${height}px`;
-      canvas.width = Math.max(1, Math.round(element.clientWidth * ratio));
+      canvas.width = Math.max(1, Math.round(chartWidth() * ratio));
       canvas.height = Math.max(1, Math.round(height * ratio));
       canvas.ratio = ratio;
       image = new ImageData(canvas.width, canvas.height + 2 * PAD_ROWS * ratio);
@@ -106,7 +110,7 @@ const charts = (() => {
     }
 
     function render() {
-      const started = performance.now(), { ratio } = canvas, scroll = element.scrollTop;
+      const started = performance.now(), { ratio } = canvas, scroll = scrolled();
       const ground = css("--ground"), ink = css("--ink"), soft = css("--soft"), line = css("--line");
       const idle = css("--idle"), pad = PAD_ROWS * ratio, height = canvas.height;
       const named = { idle, ink, dim: css("--dim") };
@@ -129,10 +133,10 @@ const charts = (() => {
           tracks.draw(track, picture, trackTop, Math.max(1, bottom - trackTop - gap));
         });
       }
-      context.putImageData(image, 0, -pad);
+      if (printing) drawImageOnPaper(pad); else context.putImageData(image, 0, -pad);
       context.save();
       context.scale(ratio, ratio);
-      const scale = { toX, yOf, from, to, gutter: gutter(), width: plotWidth(), ink, soft, line, ground, height: height / ratio };
+      const scale = { toX, yOf, scroll, from, to, gutter: gutter(), width: plotWidth(), ink, soft, line, ground, height: height / ratio };
       for (const row of seen) {
         if (row.line) drawLine(row, scale);
         else if (row.text) drawTexts(row, picture, scale, colours);
@@ -142,6 +146,15 @@ const charts = (() => {
       drawNames(seen, scale);
       context.restore();
       lastFrameMs = performance.now() - started;
+    }
+
+    // Browsers print what was drawn by calls, and leave out what was put as pixels: the pixels go through a canvas of their own.
+    function drawImageOnPaper(pad) {
+      const copied = document.createElement("canvas");
+      copied.width = image.width;
+      copied.height = image.height;
+      copied.getContext("2d").putImageData(image, 0, 0);
+      context.drawImage(copied, 0, -pad);
     }
 
     function drawTexts(row, picture, scale, colours) {
@@ -235,8 +248,8 @@ const charts = (() => {
       context.textBaseline = "middle";
       const named = []; // what the groups' names cover: [right, y]
       for (const group of groups) {
-        const y = AXIS_PX + group.top - element.scrollTop;
-        if (y > height || AXIS_PX + group.bottom - element.scrollTop < AXIS_PX) continue;
+        const y = AXIS_PX + group.top - scrolled();
+        if (y > height || AXIS_PX + group.bottom - scrolled() < AXIS_PX) continue;
         context.strokeStyle = line;
         context.beginPath();
         context.moveTo(0, Math.round(y) - 0.5);
@@ -248,7 +261,7 @@ const charts = (() => {
         context.textAlign = "left";
         const first = isNarrow() ? y + NAME_LINE_PX / 2 + 4 : yOf(group.rows[0]) + Math.max(8, group.rows[0].height / 2);
         // The name stays in sight while any row of its group is.
-        const middle = Math.min(Math.max(first, AXIS_PX + 9), AXIS_PX + group.bottom - element.scrollTop - 8);
+        const middle = Math.min(Math.max(first, AXIS_PX + 9), AXIS_PX + group.bottom - scrolled() - 8);
         context.fillText(group.name, 2, middle);
         named.push([context.measureText(group.name).width + 6, middle]);
       }
@@ -379,6 +392,12 @@ const charts = (() => {
       if (element.scrollTop > top) element.scrollTop = top - context;
       else if (element.scrollTop + element.clientHeight < bottom) element.scrollTop = bottom - element.clientHeight + context;
     };
+    // Scroll so that a group is seen, at the top if it is higher than the chart.
+    const revealGroup = (group) => {
+      const room = element.clientHeight - AXIS_PX, height = group.bottom - group.top;
+      if (group.top >= element.scrollTop && group.bottom <= element.scrollTop + room) return;
+      element.scrollTop = Math.max(0, height > room ? group.top : group.top - (room - height) / 2);
+    };
     // The next or previous box of a row by start, over all its tracks.
     const neighbour = (row, box, direction) => {
       let best = -1;
@@ -436,7 +455,7 @@ const charts = (() => {
     };
     layout();
     return {
-      element, hidden, resize: layout, render, invalidate, setWindow, setGroups, setShown, toX, revealRow, forgetBins: () => {
+      element, hidden, resize: layout, render, invalidate, setWindow, setGroups, setShown, toX, revealRow, revealGroup, axisPx: AXIS_PX, forgetBins: () => {
         for (const row of rows) row.tracks?.forEach(tracks.forget);
       },
       window: () => [from, to], rows: () => rows, frameMs: () => lastFrameMs,
@@ -467,5 +486,23 @@ const charts = (() => {
     if (note) element.append(note);
   }
 
-  return { create, drawLegend, announce, showTip, timeText, grouped, dark };
+  // Draw charts for paper: light, all rows, at the paper's width, and at once, because no frame comes while a page is printed.
+  // Browsers tell before they print (beforeprint), others only change the medium; after it, charts are as before.
+  function drawOnPaper(getCharts) {
+    const draw = (onPaper) => {
+      if (printing === onPaper) return;
+      printing = onPaper;
+      document.documentElement.classList.toggle("printing", onPaper);
+      for (const chart of getCharts()) {
+        chart.resize();
+        chart.render();
+      }
+    };
+    addEventListener("beforeprint", () => draw(true));
+    addEventListener("afterprint", () => draw(false));
+    matchMedia("print").addEventListener("change", ({ matches }) => draw(matches));
+    if (matchMedia("print").matches) draw(true);
+  }
+
+  return { create, drawLegend, drawOnPaper, announce, showTip, timeText, grouped };
 })();

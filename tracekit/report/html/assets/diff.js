@@ -193,7 +193,7 @@
   if (data.sides.length) await drawTimeline();
   addEventListener("resize", () => timeline?.chart.resize());
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => timeline?.chart.resize());
-  matchMedia("print").addEventListener("change", () => timeline?.chart.resize());
+  charts.drawOnPaper(() => (timeline ? [timeline.chart] : []));
   globalThis.tracekit = { timeline, drawn: { timeline: timeline?.chart } }; // for tests and the console
   document.documentElement.dataset.ready = "true";
 })();

@@ -159,6 +159,7 @@
   // The panel of what was selected before closes, or shows the segment of the critical path that is led to.
   function showMoment({ rank, step, from, to, label, find, segment }) {
     timeline.select(null);
+    leavePlace();
     if (rank !== undefined && timeline.ranks.includes(rank)) timeline.setRanks([rank]);
     if (label !== undefined || find === undefined) timeline.showOnly(label === undefined ? null : [label]);
     if (step !== undefined) timeline.showStep(step);
@@ -179,6 +180,57 @@
     byId("timeline-chart").focus({ preventScroll: true });
     const parts = [rank === undefined ? "all ranks" : `rank ${rank}`, step === undefined ? "" : `step ${step}`, label ? `${label} alone` : "", find ?? ""];
     charts.announce(`timeline of ${parts.filter(Boolean).join(", ")}`);
+  }
+
+  // Show a place of a finding: its stretch of a rank is marked, the event that it is (if it is one) is selected, and a line
+  // above the chart says what is seen.
+  function showPlace(number, index) {
+    const finding = data.findings.find((one) => one.number === number), place = finding.places[index];
+    const { rank, from_ms: from, to_ms: to, title } = place, [source] = timeline.sources, count = finding.places.length;
+    timeline.showOnly(null);
+    timeline.setRanks(timeline.ranks);
+    timeline.select(timeline.eventAt(source, rank, from, to));
+    timeline.mark({ source, rank, from, to });
+    timeline.chart.setWindow(from - (to - from) * 0.6, to + (to - from) * 0.6);
+    const line = byId("timeline-spot"), [text, previous, next, back] = line.children;
+    line.hidden = false;
+    text.textContent = `Finding ${number}: ${finding.text} (${title})`;
+    for (const [button, step] of [[previous, -1], [next, 1]]) {
+      button.hidden = count < 2;
+      button.onclick = () => showPlace(number, (index + step + count) % count);
+    }
+    back.href = `#finding-${number}`;
+    byId("timeline").scrollIntoView();
+    byId("timeline-chart").focus({ preventScroll: true });
+    charts.announce(`timeline of ${title}`);
+  }
+  function leavePlace() {
+    byId("timeline-spot").hidden = true;
+    timeline.mark(null);
+  }
+
+  // A link to a section whose content is folded away opens it.
+  function unfold(id) {
+    const target = id && byId(decodeURIComponent(id));
+    const folded = [target?.querySelector(":scope > details"), target?.closest("details")].filter(Boolean);
+    for (const details of folded) details.open = true;
+    if (folded.length) target.scrollIntoView();
+  }
+  document.addEventListener("click", (event) => {
+    const link = event.target.closest("a[href^='#']");
+    if (link && link.hash.length > 1) unfold(link.hash.slice(1));
+  });
+
+  // The navigation marks the section that is read.
+  function followSections() {
+    const links = new Map([...document.querySelectorAll("nav a")].map((link) => [link.hash.slice(1), link]));
+    const seen = new Set();
+    const watch = new IntersectionObserver((entries) => {
+      for (const { target, isIntersecting } of entries) if (isIntersecting) seen.add(target.id); else seen.delete(target.id);
+      const current = [...links.keys()].find((id) => seen.has(id));
+      for (const [id, link] of links) if (id === current) link.setAttribute("aria-current", "true"); else link.removeAttribute("aria-current");
+    }, { rootMargin: "-12% 0px -70% 0px" });
+    for (const id of links.keys()) watch.observe(byId(id));
   }
 
   // ---- kernels' explanations, the heat map, and commands
@@ -212,13 +264,16 @@
   document.addEventListener("click", (event) => {
     const closest = (name) => event.target.closest(`[data-${name}]`);
     const toNumber = (text) => (text === undefined ? undefined : Number(text));
-    const [why, cell, copy, rank, label, row, moment] = ["why", "cell", "copy", "rank", "label", "find", "from"].map(closest);
+    const [why, cell, copy, rank, label, row, moment, finding] = ["why", "cell", "copy", "rank", "label", "find", "from", "finding"].map(closest);
     // A number in a row that stands for a set of events: they are searched for.
-    const find = row && event.target.closest("td, .shows") && !event.target.closest("a, button:not(.shows), .word") ? row : null;
+    const find = row && event.target.closest("td, .shows, .show") && !event.target.closest("a:not(.show), button:not(.shows), .word") ? row : null;
     if (why) explainKernel(why.dataset.why);
     else if (cell) describeHeatCell(cell);
     else if (copy) { event.preventDefault(); detailsPanel.copy(copy.dataset.copy, copy); }
-    else if (timeline && (rank || label || moment || find)) {
+    else if (timeline && finding) {
+      event.preventDefault();
+      showPlace(Number(finding.dataset.finding), Number(finding.dataset.place));
+    } else if (timeline && (rank || label || moment || find)) {
       event.preventDefault();
       const { rank: number, step, from, to, label: name, find: query, segment } = (rank || label || moment || find).dataset;
       showMoment({ rank: toNumber(number), step: toNumber(step), from: toNumber(from), to: toNumber(to), label: name, find: query, segment });
@@ -240,6 +295,7 @@
   }
 
   try {
+    followSections();
     if (main) offerSearches();
     sortableTables.enhance();
     if (data.schedule) await drawSchedule(data.schedule);
@@ -256,7 +312,7 @@
   const resize = () => Object.values(drawn).forEach((chart) => chart.resize());
   addEventListener("resize", resize);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", resize);
-  matchMedia("print").addEventListener("change", resize);
-  globalThis.tracekit = { drawn, timeline, showMoment }; // for tests and the console
+  charts.drawOnPaper(() => Object.values(drawn));
+  globalThis.tracekit = { drawn, timeline, showMoment, showPlace }; // for tests and the console
   document.documentElement.dataset.ready = "true";
 })();

@@ -225,8 +225,41 @@ const timelines = (() => {
       options.changed?.();
     }
 
+    // The event that fills a stretch of a rank: the one whose start and end are both within 1 % of it; null for none.
+    function eventAt(source, number, from, to) {
+      const rank = source.run.ranks[source.run.rankIndex.get(number)], slack = Math.max(0.01 * (to - from), 2e-3);
+      if (!rank) return null;
+      const { start, end, count } = rank.events;
+      let best = -1, least = slack;
+      for (let i = tracks.firstAbove(start, from - slack - 1e-9); i < count && start[i] <= from + slack; i++) {
+        const away = Math.max(Math.abs(start[i] - from), Math.abs(end[i] - to));
+        if (away <= least) { best = i; least = away; }
+      }
+      return best < 0 ? null : { source, rank, event: best };
+    }
+    // Mark a stretch of a rank, and scroll to its rows; null: nothing is marked.
+    function mark(spot) {
+      state.spot = spot;
+      const row = spot && chart.rows().find((one) => one.source === spot.source && one.rank?.rank === spot.rank);
+      if (row) chart.revealGroup(row.group);
+      chart.invalidate();
+    }
+    function drawSpot(context, { toX, gutter, width, scroll }) {
+      const { spot } = state, row = spot && chart.rows().find((one) => one.source === spot.source && one.rank?.rank === spot.rank);
+      if (!row) return;
+      const left = Math.max(gutter, toX(spot.from)), right = Math.min(gutter + width, Math.max(toX(spot.to), toX(spot.from) + 3));
+      if (right <= gutter || left >= gutter + width) return;
+      context.fillStyle = "rgb(213 94 0 / .13)";
+      context.strokeStyle = "#D55E00";
+      context.lineWidth = 2;
+      const top = chart.axisPx + row.group.top + 1 - scroll, height = row.group.bottom - row.group.top - 1;
+      context.fillRect(left, top, right - left, height);
+      context.strokeRect(left, top, right - left, height);
+    }
+
     // Outline the selected event, and lead arrows to the events matched with it on other ranks.
-    function overlay(context, { toX, yOf, ink, gutter, width }) {
+    function overlay(context, { toX, yOf, ink, gutter, width, scroll }) {
+      drawSpot(context, { toX, gutter, width, scroll });
       drawPathJumps(context, { toX, yOf, ink, gutter, width });
       const { selected } = state;
       const marked = selected ? [selected, ...partnersOf(selected)].map((one) => ({ boxes: one.rank.events, box: one.event, row: rowOfEvent(one) }))
@@ -557,7 +590,7 @@ const timelines = (() => {
       if (options.legend) charts.drawLegend(options.legend, chart, legendKinds());
       return {
         chart, state, sources, ranks, kinds, select, search, stepMatch, setRanks, setSources, viewText, applyView, partnersOf, selectLongestOnPath,
-        pieceOf, selectSegment, showShared, colourEvents, shiftSource, rebuild,
+        pieceOf, selectSegment, showShared, colourEvents, shiftSource, rebuild, eventAt, mark,
         showOnly(labels) { // switch all other labels off; none: all on
           chart.hidden.clear();
           kinds.forEach(({ name }, kind) => { if (labels && name && kind < extraKind && !labels.includes(name)) chart.hidden.add(kind); });

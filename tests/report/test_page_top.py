@@ -1,0 +1,225 @@
+"""Tests of the page's first screen in a real browser: tiles, findings as cards that lead to their place, and paper."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from dataclasses import replace
+from types import SimpleNamespace
+
+import polars as pl
+import pytest
+
+from tests.kept import analysis_of
+from tracekit.findings import Finding
+from tracekit.findings.finding import Place
+from tracekit.metrics.budget import Budget
+from tracekit.metrics.step_time import StepSummary, StepTime
+from tracekit.report.html.charts import PageClock
+from tracekit.report.html.page import render_html
+from tracekit.report.html.places import PathNames, places_on_page
+from tracekit.report.view import view_of
+from tracekit.report.view.top import cards, clock_badge, lost_tile, saving_tile, step_tile
+
+FORWARD_PIXEL = b"\xe6\x9f\x00"
+"""Colour of forward cells and kernels, as the bytes of a pixel."""
+
+
+def finding_of(code="host_sync", **fields):
+    return Finding(
+        code=code, cost_ns=4_000_000, share=0.2, evidence={"calls_per_step": 2.0, "op": "aten::item"}, **fields
+    )
+
+
+# ---- tiles and cards as data
+
+
+def test_the_step_tile_names_what_the_time_is_of():
+    times = tuple(StepTime(step, 10_000_000 + 100_000 * step) for step in range(3))
+    assert step_tile(StepSummary(10_100_000, times, ()), "4 ranks").text == "4 ranks · 3 steps within 2 %"
+    slow = (*times, StepTime(3, 50_000_000))
+    assert "step 3 takes 50.0 ms" in step_tile(StepSummary(10_100_000, slow, slow[3:]), "4 ranks").text
+
+
+@pytest.mark.parametrize(
+    ("idle_ns", "name", "figure"), [(10, "Exposed", "30 %"), (31, "Idle", "31 %"), (30, "Exposed", "30 %")]
+)
+def test_the_second_tile_shows_what_is_more(idle_ns, name, figure):
+    tile = lost_tile(Budget(100, 70 - idle_ns, {"dp_comm": 30}, idle_ns))
+    assert (tile.name, tile.figure) == (name, figure)
+
+
+def test_exposed_labels_below_half_a_percent_are_not_named():
+    named = lost_tile(Budget(1000, 980, {"dp_comm": 14, "pp_comm": 6}, 0)).text
+    assert "pp_comm" in named
+    assert "pp_comm" not in lost_tile(Budget(1000, 980, {"dp_comm": 16, "pp_comm": 4}, 0)).text
+
+
+def test_the_third_tile_is_the_biggest_saving_and_without_one_the_biggest_cost():
+    small, big = finding_of(saves_ns=1_000_000), finding_of(saves_ns=3_000_000)
+    assert (saving_tile([small, big]).figure, saving_tile([small, big]).number) == ("−3.00 ms", 2)
+    assert saving_tile([finding_of()]).name == "Biggest cost"
+    assert saving_tile([]).figure == "none"
+
+
+def test_a_card_says_whether_its_figure_is_saved_or_cost():
+    saved, cost = cards([finding_of(saves_ns=2_000_000, certain="bounded"), finding_of()])
+    assert (saved.figure, saved.of_step) == ("−2.00 ms", "saved, 10 % of the step (at most)")
+    assert (cost.figure, cost.of_step) == ("4.00 ms", "cost, 20 % of the step")
+
+
+def test_a_place_is_on_the_pages_clock_and_only_ranks_of_the_timeline_are_led_to(samples):
+    analysis = analysis_of(samples / "1f1b")
+    clock = PageClock(analysis)
+    start_ns = int(analysis.tables["steps"].filter(rank=2)["start_ns"][0])
+    where = tuple(Place(rank, 2, start_ns, start_ns + 5_000_000, "sync") for rank in (2, 7))
+    [shown] = places_on_page(cards([finding_of(where=where)]), clock, [0, 1, 2, 3])
+    [place] = shown.places
+    expected_ms = float(clock.steps.filter(rank=2)["start_ns"][0]) / 1e6
+    assert (place.rank, place.title) == (2, "rank 2, step 2, sync, 5.0 ms")
+    assert (place.from_ms, place.to_ms) == pytest.approx((expected_ms, expected_ms + 5), abs=1e-3)
+
+
+def test_a_finding_about_a_rank_leads_to_its_step(samples):
+    analysis = analysis_of(samples / "1f1b")
+    [shown] = places_on_page(cards([finding_of(ranks=(3,))]), PageClock(analysis), [0, 1, 2, 3])
+    assert [(place.rank, place.title.split(", ")[1]) for place in shown.places] == [(3, "step 2")]
+
+
+def test_folders_above_the_traces_are_on_no_page():
+    names = PathNames(["/home/ada/runs/big/a/x.json", "/home/ada/runs/big/b/y.json"])
+    assert names.shorten("'/home/ada/runs/big/b/y.json': ends early") == "'big/b/y.json': ends early"
+    assert PathNames(["https://host/x.json"]).shorten("see /etc/hosts") == "see /etc/hosts"
+
+
+def clocks_known_to(ns):
+    table = pl.DataFrame({"rank": [0, 1], "uncertainty_ns": [0, ns]})
+    return SimpleNamespace(residual_ns=10, table=table)
+
+
+def test_the_badge_is_a_caveat_from_a_hundredth_of_the_step_on():
+    assert clock_badge(clocks_known_to(900_000), 100_000_000, None).text == "clocks agree"
+    badge = clock_badge(clocks_known_to(1_100_000), 100_000_000, None)
+    assert (badge.text, badge.is_caveat) == ("clocks known to 1.10 ms", True)
+    unknown = SimpleNamespace(residual_ns=None)
+    assert clock_badge(unknown, 100_000_000, None).text == "clocks not compared"
+
+
+@pytest.mark.parametrize(("uncertain_ns", "is_caveat"), [(6, False), (14, True)])
+def test_the_badge_says_what_of_the_path_clocks_leave_open(uncertain_ns, is_caveat):
+    pieces = pl.DataFrame({"start_ns": [0], "end_ns": [1000]})
+    path = SimpleNamespace(candidates=(0, 1), pieces=pieces, uncertain_ns=uncertain_ns)
+    badge = clock_badge(clocks_known_to(0), 100_000_000, path)
+    assert badge.is_caveat == is_caveat
+    assert len(badge.facts) == 1 + is_caveat
+
+
+# ---- the page
+
+
+@pytest.mark.slow
+def test_the_navigation_is_named_like_the_headings(look, pages):
+    page = look(pages("1f1b"))
+    for link in page.locator("nav a").all():
+        section = page.locator(link.get_attribute("href"))
+        heading = section.locator("h2", has_text=re.compile(f"^{re.escape(link.inner_text())}")).first
+        assert heading.count() == 1, link.inner_text()
+
+
+@pytest.mark.slow
+def test_the_first_screen_holds_tiles_cards_and_the_schedule(look, pages, analysed):
+    page = look(pages("1f1b"), width=1440, height=900)
+    view = view_of(analysed("1f1b"))
+    assert page.locator(".tile .figure").all_inner_texts() == [tile.figure for tile in view.tiles]
+    assert page.locator(".tile h2").all_inner_texts() == ["Step", "Exposed", "Biggest saving"]
+    assert page.locator(".cards > .card").count() == min(3, len(view.findings))
+    assert page.locator("#finding-1 .advice").inner_text().lower().startswith("post sends")
+    bottom = page.locator("#schedule-chart").bounding_box()
+    assert bottom["y"] + bottom["height"] < 900
+    # The navigation stays in sight below.
+    page.evaluate("document.getElementById('gap').scrollIntoView()")
+    assert page.locator("nav").bounding_box()["y"] == 0
+
+
+@pytest.mark.slow
+def test_show_opens_the_timeline_at_the_findings_place(look, pages, analysed):
+    page = look(pages("1f1b"), width=1440, height=900)
+    place = view_of(analysed("1f1b")).findings[0].where[0]
+    page.locator("#finding-1 .show").click()
+    spot = page.evaluate("(({ rank, from, to }) => [rank, from, to])(tracekit.timeline.state.spot)")
+    assert spot[0] == place.rank
+    assert spot[2] - spot[1] == pytest.approx((place.end_ns - place.start_ns) / 1e6, abs=1e-3)
+    low, high = page.evaluate("tracekit.timeline.chart.window()")
+    assert low <= spot[1]
+    assert spot[2] <= high
+    assert page.locator("#timeline-spot").inner_text().startswith("Finding 1: ")
+    # The event that it is, is selected, and the other places are a click away.
+    selected = page.evaluate("(({ rank, start }) => [rank.rank, start])(tracekit.timeline.state.selected)")
+    assert selected[0] == place.rank
+    page.locator("#timeline-spot button", has_text="next place").click()
+    assert page.evaluate("tracekit.timeline.state.spot.from") != spot[1]
+    page.locator("#timeline-spot a").click()
+    assert page.locator("#finding-1").is_visible()
+    assert page.said == []
+
+
+@pytest.mark.slow
+def test_folded_sections_open_when_they_are_led_to(look, pages):
+    page = look(pages("1f1b"))
+    assert not page.locator("#rates table").first.is_visible()
+    page.locator("nav a", has_text="Rates").click()
+    assert page.locator("#rates table").first.is_visible()
+    page.locator("nav a", has_text="Definitions").click()
+    assert page.locator("#definitions dl").is_visible()
+
+
+@pytest.mark.slow
+def test_clocks_are_spoken_of_once_above_the_sections(look, pages):
+    page = look(pages("1f1b", path=True))
+    assert page.locator(".badge").count() == 1
+    assert "clock" not in page.locator("#words").inner_text()
+
+
+@pytest.mark.slow
+def test_no_absolute_path_of_the_traces_is_on_the_page(analysed, samples):
+    folder = (samples / "1f1b").resolve()
+    analysis = replace(analysed("1f1b"), paths=(str(folder),), sources=())
+    text = render_html(analysis)
+    assert str(folder.parent) not in text
+    assert "tracekit analyze 1f1b --what-if" in text
+
+
+@pytest.mark.slow
+def test_wide_screens_have_two_columns(look, pages):
+    page = look(pages("1f1b"), width=1920, height=1080)
+    gap, budget = (page.locator(f"#{name}").bounding_box() for name in ("gap", "budget"))
+    assert gap["x"] + gap["width"] <= budget["x"] or budget["x"] + budget["width"] <= gap["x"]
+    assert page.evaluate("document.documentElement.scrollWidth") <= 1920
+
+
+def images_of(pdf):
+    """Return the pixels of each image of a PDF."""
+    images = []
+    for found in re.finditer(rb"<<([^>]*?/Subtype\s*/Image.*?)>>\s*stream\r?\n", pdf, re.DOTALL):
+        length = int(re.search(rb"/Length (\d+)", found[1])[1])
+        images.append(zlib.decompress(pdf[found.end() : found.end() + length]))
+    return images
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dark", [False, True])
+def test_schedule_and_timeline_are_drawn_on_paper(look, pages, dark):
+    """Written by the browser's own print: light also where the screen is dark, with the colours of the charts."""
+    page = look(pages("1f1b"), dark=dark)
+    pdf = page.pdf(format="A4", print_background=True)
+    images = images_of(pdf)
+    assert len(images) == 2
+    for pixels in images:
+        count = len(pixels) // 3
+        assert pixels.count(b"\xff\xff\xff") > 0.15 * count
+        assert pixels.count(FORWARD_PIXEL) > 0.005 * count
+        assert pixels.count(b"\0\0\0") < 0.02 * count
+    # The screen is as before.
+    assert page.evaluate("document.querySelector('#timeline-chart canvas').getBoundingClientRect().width") <= 1200
+    ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert ground == ("rgb(20, 25, 29)" if dark else "rgb(255, 255, 255)")

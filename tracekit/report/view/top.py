@@ -1,0 +1,225 @@
+"""The top of the page: three tiles (step, what is lost, biggest saving), a card per finding, and the clocks' badge."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import polars as pl
+
+from tracekit._util.text import counted, percent
+from tracekit.align.clocks import Clocks
+from tracekit.analysis import Analysis
+from tracekit.critical_path.path import CriticalPath
+from tracekit.findings import Finding
+from tracekit.metrics.budget import Budget
+from tracekit.metrics.step_time import StepSummary
+from tracekit.report.text import short_ms, size
+from tracekit.report.view.answer import unusual_steps
+from tracekit.schema import LABEL_WORDS
+
+MAX_LABELS_IN_TILE = 2
+"""Exposed labels that the tile names."""
+MIN_SHARE_NAMED = 0.005
+"""Share of the step from which a part of it is named."""
+MIN_CLOCK_ERROR_SHARE = 0.01
+"""How well clocks are known, as a share of the step, from which the badge is a caveat."""
+MIN_OPEN_PATH_SHARE = 0.01
+"""Share of the critical path whose rank clocks leave open, from which the badge says so."""
+NOTHING_TO_GAIN = "nothing to gain that this recording shows"
+SECTION_OF_CODE: Mapping[str, str] = {
+    "schedule_gap": "gap",
+    "memory_peak": "memory",
+    "fragmentation": "memory",
+    "leak": "memory",
+    "exposed_comm": "overlap",
+    "exposed_copy": "overlap",
+    "slow_kernel": "rates",
+}
+"""Section of the page that shows a finding without a place in the timeline, by its code."""
+HOW_SURE: Mapping[str, str] = {"measured": "", "bounded": "at most", "possible": "at most, if that works out"}
+"""Words beside a saving, by how sure it is."""
+
+
+class Tile(msgspec.Struct, frozen=True):
+    """One figure of the top, what it is, and a line about it."""
+
+    name: str
+    figure: str
+    text: str
+    target: str
+    """Section of the page that it leads to."""
+    number: int | None = None
+    """Number of the finding that it shows; None for other tiles."""
+
+
+class Card(msgspec.Struct, frozen=True):
+    """A finding as the page shows it."""
+
+    number: int
+    finding: Finding
+    figure: str
+    """Saving, else cost, with its unit."""
+    of_step: str
+    """What the figure is, and its share of the step."""
+    section: str | None
+    """Section that shows it if it has no place in the timeline."""
+    search: str | None
+    """Search of the timeline that finds its kernels; None if it is not about one operator."""
+
+
+class ClockBadge(msgspec.Struct, frozen=True):
+    """How well the ranks' clocks agree."""
+
+    text: str
+    facts: tuple[str, ...]
+    """What is uncertain because of it, a sentence each."""
+    is_caveat: bool
+
+
+def step_tile(step: StepSummary, ranks: str) -> Tile:
+    """Return the tile of the step time."""
+    usual = [each.time_ns for each in step.usual]
+    steps = "" if step.is_marked else "no step marks: the whole recording"
+    if step.unusual:
+        steps = unusual_steps(step)
+    elif len(usual) > 1:
+        spread = (max(usual) - min(usual)) / max(step.time_ns or 0, 1)
+        steps = f"{counted(len(usual), 'step')} within {percent(spread, digits=0)}"
+    elif step.is_marked:
+        steps = "one step recorded"
+    figure = "unknown" if step.time_ns is None else short_ms(step.time_ns)
+    return Tile("Step" if step.is_marked else "Recording", figure, " · ".join(filter(None, (ranks, steps))), "budget")
+
+
+def lost_tile(budget: Budget, *, idle_known: bool = True) -> Tile:
+    """Return the tile of what the step loses: exposed communication and copies, or idle time if that is more.
+
+    >>> tile = lost_tile(Budget(100, 60, {"dp_comm": 30, "pp_comm": 4}, 6))
+    >>> tile.name, tile.figure, tile.text
+    ('Exposed', '34 %', 'data-parallel communication (dp_comm) 30 %, pipeline communication (pp_comm) 4 %; idle 6 %')
+    >>> lost_tile(Budget(100, 60, {"dp_comm": 10}, 30)).name
+    'Idle'
+    """
+    span_ns = max(budget.span_ns, 1)
+    exposed_ns = sum(budget.exposed_ns.values())
+    longest = sorted(budget.exposed_ns.items(), key=lambda item: -item[1])
+    named = [(label, ns) for label, ns in longest if ns >= MIN_SHARE_NAMED * span_ns]
+    labels = [f"{LABEL_WORDS.get(label, label)} ({label}) {percent(ns / span_ns, digits=0)}" for label, ns in named]
+    labels = labels[:MAX_LABELS_IN_TILE] + (["and others"] if len(labels) > MAX_LABELS_IN_TILE else [])
+    idle_share = percent(budget.idle_ns / span_ns, digits=0)
+    exposed_share = percent(exposed_ns / span_ns, digits=0)
+    compute = f"compute {percent(budget.compute_ns / span_ns, digits=0)}"
+    if budget.idle_ns > exposed_ns:
+        name = "Idle" if idle_known else "Idle or not recorded"
+        return Tile(name, idle_share, f"the GPU runs nothing; {compute}, exposed {exposed_share}", "budget")
+    what = ", ".join(labels) or "communication and copies are hidden"
+    idle = f"idle {idle_share}" if idle_known else ""
+    return Tile("Exposed", exposed_share, "; ".join(filter(None, (what, idle))), "budget")
+
+
+def saving_tile(findings: Sequence[Finding]) -> Tile:
+    """Return the tile of the biggest predicted saving; without one, of the biggest cost."""
+    numbered = list(enumerate(findings, start=1))
+    savings = [(number, finding) for number, finding in numbered if finding.saves_ns]
+    if savings:
+        number, finding = max(savings, key=lambda pair: pair[1].saves_ns or 0)
+        return Tile("Biggest saving", figure_of(finding), finding.text, "findings", number)
+    costs = [(number, finding) for number, finding in numbered if finding.cost_ns]
+    if costs:
+        number, finding = max(costs, key=lambda pair: pair[1].cost_ns)
+        return Tile("Biggest cost", figure_of(finding), finding.text, "findings", number)
+    return Tile("Biggest saving", "none", NOTHING_TO_GAIN, "findings")
+
+
+def figure_of(finding: Finding) -> str:
+    """Return what a finding saves or, if that cannot be predicted, costs.
+
+    >>> figure_of(Finding(code="host_sync", cost_ns=4_000_000, share=0.2, saves_ns=3_000_000))
+    '−3.00 ms'
+    >>> figure_of(Finding(code="leak", cost_ns=0, cost_bytes=8_388_608, share=0.0))
+    '8.4 MB'
+    """
+    if finding.cost_bytes and not finding.cost_ns:
+        return size(finding.cost_bytes)
+    if finding.saves_ns is None:
+        return short_ms(finding.cost_ns)
+    return f"−{short_ms(finding.saves_ns)}"
+
+
+def cards(findings: Sequence[Finding]) -> list[Card]:
+    """Return a card for each finding, in their order."""
+    return [
+        Card(
+            number,
+            finding,
+            figure_of(finding),
+            _of_step(finding),
+            section=SECTION_OF_CODE.get(finding.code),
+            search=_search(finding),
+        )
+        for number, finding in enumerate(findings, start=1)
+    ]
+
+
+def _search(finding: Finding) -> str | None:
+    """Return the search for the operator that a finding is about; None if it is about something else.
+
+    >>> _search(Finding(code="slow_kernel", cost_ns=1, share=0.1, evidence={"op": "aten::mm"}))
+    'op:"aten::mm"'
+    """
+    operator = finding.evidence.get("op")
+    return f'op:"{operator}"' if finding.code == "slow_kernel" and operator else None
+
+
+def _of_step(finding: Finding) -> str:
+    """Return what a card's figure is: a saving or a cost, and its share of the step.
+
+    >>> _of_step(Finding(code="x", cost_ns=4, share=0.2, saves_ns=3, certain="bounded"))
+    'saved, 15 % of the step (at most)'
+    >>> _of_step(Finding(code="x", cost_ns=4, share=0.2))
+    'cost, 20 % of the step'
+    """
+    if finding.cost_bytes and not finding.cost_ns:
+        return "of memory"
+    if finding.saves_ns is None:
+        return f"cost, {percent(finding.share, digits=0)} of the step"
+    share = finding.share * finding.saves_ns / finding.cost_ns if finding.cost_ns else 0.0
+    how_sure = HOW_SURE[finding.certain]
+    return f"saved, {percent(share, digits=0)} of the step{f' ({how_sure})' if how_sure else ''}"
+
+
+def badge_of(analysis: Analysis) -> ClockBadge | None:
+    """Return how well clocks agree; None for one rank."""
+    if len(analysis.rank_results) < 2:
+        return None
+    return clock_badge(analysis.clocks, analysis.step.time_ns or 0, analysis.walked_path)
+
+
+def clock_badge(clocks: Clocks, step_ns: int, path: CriticalPath | None) -> ClockBadge:
+    """Return how well clocks agree in a run with steps of *step_ns*, and what that leaves open of the critical path."""
+    facts = _open_because_of_clocks(path)
+    error_ns = clocks.residual_ns
+    if error_ns is None:
+        first = "Nothing ties the clocks of these ranks together: what waits for whom is not known."
+        return ClockBadge("clocks not compared", (first, *facts), is_caveat=True)
+    uncertainty_ns = clocks.table["uncertainty_ns"].max()
+    known_ns = max(error_ns, uncertainty_ns) if isinstance(uncertainty_ns, int) else error_ns
+    is_caveat = known_ns > MIN_CLOCK_ERROR_SHARE * step_ns or bool(facts)
+    text = f"clocks known to {short_ms(known_ns)}" if is_caveat else "clocks agree"
+    first = (
+        f"Operations that ranks took part in together end within {short_ms(error_ns)} of each other (median);"
+        f" each rank's clock is known to {short_ms(known_ns)} or better."
+    )
+    return ClockBadge(text, (first, *facts), is_caveat)
+
+
+def _open_because_of_clocks(path: CriticalPath | None) -> tuple[str, ...]:
+    """Return what is not certain because clocks are not known better, a sentence each."""
+    if path is None or len(path.candidates) < 2:
+        return ()
+    path_ns = int(path.pieces.select((pl.col("end_ns") - pl.col("start_ns")).sum()).item())
+    if path.uncertain_ns < MIN_OPEN_PATH_SHARE * path_ns:
+        return ()
+    share = percent(path.uncertain_ns, path_ns, digits=0)
+    return (f"For {share} of the critical path it is open which rank it follows.",)
