@@ -1,44 +1,80 @@
-"""Answers shown in the README and in the gallery, written again from what the command prints.
+"""Answers shown in the README and in documents, written again from what the command prints.
 
-``python -m docsite.answers`` rewrites every block that begins with ``$ tracekit analyze PATH``; tests hold the blocks
-against the same output.
+``python -m docsite.answers`` rewrites every block that begins with ``$ tracekit``; tests hold the blocks against the same
+output. A block may show parts of an answer: a line ``…`` stands for what is left out.
 """
 
 from __future__ import annotations
 
-import io
 import re
+import shlex
 from pathlib import Path
 
-from tracekit import analyze
-from tracekit.report.terminal.analysis import render
-from tracekit.report.terminal.screen import Screen
+from typer.testing import CliRunner
+
+from tracekit.cli import make_app
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ("README.md", "docs/gallery.md")
-WIDTH = 90
-"""Columns of the terminal that the answers are printed in."""
-_BLOCK = re.compile(r"\$ tracekit analyze ([\w/-]+)\n(.*?)```", re.DOTALL)
+WIDTHS = {"README.md": 90, "docs/gallery.md": 90, "docs/late.md": 100, "docs/gate.md": 120}
+"""Columns of the terminal that the answers of each page are printed in."""
+LEFT_OUT = "…"
+"""Line that stands for lines of the answer that are not shown."""
+BLOCK = re.compile(r"^\$ tracekit ([^\n]+)\n(.*?)```", re.DOTALL | re.MULTILINE)
+"""A command in a block of code, and what it prints."""
 
 
-def answer(path: str) -> str:
-    """Return what ``tracekit analyze PATH`` prints, without trailing spaces."""
-    out = io.StringIO()
-    render(analyze(ROOT / path), Screen(file=out, width=WIDTH), full=False)
-    lines = [line.rstrip() for line in out.getvalue().rstrip("\n").split("\n")]
-    return "\n".join(lines)
+def answer(words: str, width: int) -> list[str]:
+    """Return the lines that ``tracekit`` prints for these words, without trailing spaces."""
+    printed = CliRunner().invoke(make_app(), shlex.split(words), env={"COLUMNS": str(width)}).stdout
+    return [line.rstrip() for line in printed.rstrip("\n").split("\n")]
 
 
-def write_again(text: str) -> str:
+def shown_lines(shown: str, printed: list[str]) -> list[str]:
+    """Return the lines of a block as they are printed now: all, or the parts that the block shows.
+
+    A part begins where the printed line has the same first word, and has as many lines as before.
+
+    >>> shown_lines("…\\nTime 1 s\\n…", ["run", "Time 2 s", "Idle 0"])
+    ['…', 'Time 2 s', '…']
+    >>> shown_lines("run\\nTime 1 s\\n", ["run", "Time 2 s", "Idle 0"])
+    ['run', 'Time 2 s', 'Idle 0']
+    """
+    old = shown.rstrip("\n").split("\n")
+    if LEFT_OUT not in old:
+        return printed
+    lines: list[str] = []
+    row = 0
+    for i, line in enumerate(old):
+        if line == LEFT_OUT:
+            lines.append(line)
+            continue
+        begins_part = i == 0 or old[i - 1] == LEFT_OUT
+        if begins_part:
+            row = next(j for j in range(row, len(printed)) if _first_word(printed[j]) == _first_word(line))
+        lines.append(printed[row])
+        row += 1
+    return lines
+
+
+def _first_word(line: str) -> str:
+    return line.strip().partition(" ")[0]
+
+
+def write_again(text: str, width: int) -> str:
     """Return a page with every answer as it is printed now."""
-    return _BLOCK.sub(lambda match: f"$ tracekit analyze {match[1]}\n{answer(match[1])}\n```", text)
+
+    def block(match: re.Match[str]) -> str:
+        lines = shown_lines(match[2], answer(match[1], width))
+        return "\n".join([f"$ tracekit {match[1]}", *lines, "```"])
+
+    return BLOCK.sub(block, text)
 
 
 def main() -> None:
-    """Rewrite the pages."""
-    for name in PAGES:
+    """Rewrite the pages; commands name their samples as seen from the repository."""
+    for name, width in WIDTHS.items():
         page = ROOT / name
-        page.write_text(write_again(page.read_text(encoding="utf-8")), encoding="utf-8")
+        page.write_text(write_again(page.read_text(encoding="utf-8"), width), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from docsite.answers import WIDTH
+from docsite.answers import BLOCK, WIDTHS, answer, shown_lines
 from tests.kept import analysis_of
 from tracekit.cli import make_app
 from tracekit.report.terminal.analysis import render
@@ -88,12 +88,16 @@ def test_the_readmes_shell_examples_run(run_command, one_rank, monkeypatch):
         assert out.returncode == 0, f"{line}\n{out.stdout}\n{out.stderr}"
 
 
-GALLERY = (ROOT / "docs" / "gallery.md").read_text(encoding="utf-8")
-SHOWN = re.findall(r"\$ tracekit analyze ([\w/-]+)\n(.*?)```", README + GALLERY, re.DOTALL)
+SHOWN = [
+    (page, *block) for page in WIDTHS for block in BLOCK.findall((ROOT / page).read_text(encoding="utf-8"))
+]
+ANALYZE = re.compile(r"analyze (?P<path>[\w/-]+)(?P<full> --full)?")
 
 
-def test_every_answer_that_is_shown_is_checked():
-    assert len(SHOWN) == (README + GALLERY).count("$ tracekit ")
+def test_every_page_that_shows_an_answer_is_checked():
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    showing = {str(page.relative_to(ROOT)) for page in pages if BLOCK.search(page.read_text(encoding="utf-8"))}
+    assert showing == set(WIDTHS)
 
 
 def test_the_first_install_command_comes_early():
@@ -102,16 +106,22 @@ def test_the_first_install_command_comes_early():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("path", "shown"), SHOWN, ids=[path for path, _ in SHOWN])
-def test_an_answer_that_is_shown_is_what_the_command_prints(path, shown):
-    """That the command prints the report which is rendered here is a test of the command.
+@pytest.mark.parametrize(("page", "words", "shown"), SHOWN, ids=[f"{page} {words}" for page, words, _ in SHOWN])
+def test_an_answer_that_is_shown_is_what_the_command_prints(monkeypatch, page, words, shown):
+    """An analysis is rendered here; that the command prints the same is a test of the command.
 
     ``python -m docsite.answers`` writes the answers again.
     """
-    report = io.StringIO()
-    render(analysis_of(ROOT / path), Screen(file=report, width=WIDTH), full=False)
-    printed = [line.rstrip() for line in report.getvalue().rstrip("\n").split("\n")]
-    assert shown.rstrip("\n").split("\n") == printed
+    monkeypatch.chdir(ROOT)
+    analyzed = ANALYZE.fullmatch(words)
+    if analyzed is None:
+        printed = answer(words, WIDTHS[page])
+    else:
+        report = io.StringIO()
+        screen = Screen(file=report, width=WIDTHS[page])
+        render(analysis_of(ROOT / analyzed["path"]), screen, full=analyzed["full"] is not None)
+        printed = [line.rstrip() for line in report.getvalue().rstrip("\n").split("\n")]
+    assert shown.rstrip("\n").split("\n") == shown_lines(shown, printed)
 
 
 @pytest.mark.slow

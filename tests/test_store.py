@@ -197,6 +197,28 @@ def test_a_store_is_replaced_whole(tmp_path, store, ranks):
     assert [p.name for p in tmp_path.iterdir()] == ["store"]
 
 
+def test_the_store_of_another_run_is_replaced_only_when_asked(tmp_path, samples):
+    target = tmp_path / "store"
+    first, second = samples / "compile", samples / "recompute"
+    tracekit.ingest(first, target)
+    with pytest.raises(OutputError, match=r"holds the store of another run .*compile.*--overwrite"):
+        tracekit.ingest(second, target)
+    assert "compile" in open_store(target).entries[0].source.path
+    tracekit.ingest(first, target)  # the same run again
+    tracekit.ingest(target, tmp_path / "copy")
+    tracekit.ingest(target, tmp_path / "copy")  # the same run, read from a store
+    tracekit.ingest(second, target, overwrite=True)
+    assert "recompute" in open_store(target).entries[0].source.path
+
+
+def test_a_damaged_store_may_be_replaced(tmp_path, samples):
+    target = tmp_path / "store"
+    target.mkdir()
+    (target / MANIFEST).write_text("{")
+    tracekit.ingest(samples / "compile", target)
+    assert len(open_store(target).entries) == 1
+
+
 def test_other_peoples_files_are_not_replaced(tmp_path, ranks):
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(OutputError, match="holds other files"):

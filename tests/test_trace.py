@@ -251,6 +251,16 @@ def test_a_server_that_never_answers_is_one_line(monkeypatch, accepts):
         assert time.monotonic() - started < 10
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_a_refused_connection_is_said_to_be_one(host):
+    pytest.importorskip("aiohttp")
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))  # a port at which nobody listens
+        port = unused.getsockname()[1]
+        with pytest.raises(InputError, match=rf"{host}:{port}/rank0.json: connection refused \(check"):
+            tracekit.load(f"http://{host}:{port}/rank0.json")
+
+
 def test_a_server_may_think_for_a_minute():
     assert (remote.CONNECT_TIMEOUT_S, remote.ANSWER_TIMEOUT_S) == (30, 60)  # as docs/fleet.md says
 

@@ -10,12 +10,13 @@
     ├── MachineError         memory ran out, or a worker process died
     └── InternalError        a fault of tracekit's own
 
-The command line prints ``message`` and ``hint`` on one line and exits with the class's ``exit_code``: 2, or 70 where
-the fault is tracekit's own.
+The command line prints ``message`` and ``hint`` on one line, below it what ``quote`` holds, and exits with the class's
+``exit_code``: 2, or 70 where the fault is tracekit's own.
 """
 
 from __future__ import annotations
 
+import os
 from functools import partial
 
 import msgspec
@@ -32,17 +33,20 @@ class TracekitError(Exception):
     exit_code = 2
     """Exit status of the command line."""
 
-    def __init__(self, message: str, *, hint: str = "") -> None:
+    def __init__(self, message: str, *, hint: str = "", quote: tuple[str, ...] = ()) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
+        self.quote = quote
+        """Lines below the message that show the place: what was written, and a caret."""
 
     def __str__(self) -> str:
-        return f"{self.message} ({self.hint})" if self.hint else self.message
+        text = f"{self.message} ({self.hint})" if self.hint else self.message
+        return "\n  ".join([text, *self.quote])
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Errors cross process boundaries; the default would lose the keyword-only hint.
-        return (partial(type(self), hint=self.hint), (self.message,))
+        # Errors cross process boundaries; the default would lose the keyword-only arguments.
+        return (partial(type(self), hint=self.hint, quote=self.quote), (self.message,))
 
 
 class InputError(TracekitError):
@@ -99,8 +103,15 @@ class InternalError(TracekitError):
 
 DEBUG = "TRACEKIT_DEBUG"
 """Environment variable: if set, an internal error is shown with its traceback."""
+QUIET = "TRACEKIT_QUIET"
+"""Environment variable: if set, notices and progress are not printed (``--quiet``)."""
 _MAX_TEXT_CHARS = 300
 """Length at which the text of an unexpected error is cut."""
+
+
+def is_quiet() -> bool:
+    """Return whether notices and progress are not wanted."""
+    return bool(os.environ.get(QUIET))
 
 
 def _raising_line(error: BaseException) -> str:

@@ -350,6 +350,16 @@ def test_one_rank_waits_for_nobody():
     assert result.late_ranks() is None
 
 
+def test_lateness_of_ranks_that_only_send_messages_is_unknown():
+    """Stages of a pipeline wait for each other by design: nobody is late, and nobody is shown to be on time."""
+    pipeline, reduced = Run(), Run()
+    pipeline.wait(1, 0, 0, 20, label="pp_comm", what="p2p")
+    reduced.wait(1, 0, 0, 20, label="pp_comm", what="p2p")
+    reduced.wait(1, 0, 0, 0)  # an all-reduce that nobody waits in
+    assert pipeline.explain().late_ranks() is None
+    assert reduced.explain().late_ranks().ranks == []
+
+
 def test_the_lateness_table_has_every_rank_and_step():
     run = Run()
     run.wait(2, 0, 1, 20)

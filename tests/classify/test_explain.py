@@ -32,3 +32,14 @@ def test_explain_counts_all_that_a_name_means(samples, load):
     explanation = explain(events, "nvjet")
     assert dict(explanation.others) == {"forward": 96, "dgrad": 96, "wgrad": 96}
     assert explanation.to_dict()["label"] in ("forward", "dgrad", "wgrad")
+
+
+def test_without_all_rules_only_those_that_match_are_printed(program):
+    program.op("aten::relu", 0, 10, sequence=5)
+    target = program.kernel("relu_kernel", 1)
+    program.node("ReluBackward0", 20, 30, 5)
+    explanation = explain(program.events(), target)
+    matching = explanation.render(all_rules=False)
+    assert "✓ torch-forward" in matching
+    assert "✗" not in matching
+    assert "✗ torch-recompute" in explanation.render()

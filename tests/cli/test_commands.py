@@ -105,3 +105,49 @@ def test_ranks_are_numbers_and_spans():
     for wrong in ("", "a", "3-1", "1-", "-1"):
         with pytest.raises(OptionError, match="is not a rank"):
             parse_ranks(wrong)
+
+
+def test_quiet_commands_print_neither_notes_nor_what_they_wrote(run_command, samples, tmp_path):
+    out = run_command("ingest", samples / "nsys-1f1b", "--ranks", "0", "-o", tmp_path / "store", "-q")
+    assert (out.returncode, out.stdout, out.stderr) == (0, "", "")
+    out = run_command("analyze", tmp_path / "store", "--quiet", "-o", tmp_path / "run.json")
+    assert (out.returncode, out.stdout, out.stderr) == (0, "", "")
+    assert (tmp_path / "run.json").exists()
+
+
+def test_a_quiet_command_without_output_still_answers(run_command):
+    out = run_command("schedule", "1f1b", "--pp", "2", "--microbatches", "2", "-q")
+    assert "makespan  9" in out.stdout
+
+
+def test_quiet_does_not_hide_that_a_rank_is_left_out(run_command, samples, tmp_path):
+    for rank in range(2):
+        shutil.copy(samples / f"reload/rank{rank}.pt.trace.json.gz", tmp_path)
+    (tmp_path / "rank1.pt.trace.json.gz").write_bytes(b"")
+    out = run_command("analyze", tmp_path, "--schedule", "none", "-q")
+    assert out.stderr == "note: rank 1 is left out: rank1.pt.trace.json.gz is empty\n"
+
+
+def test_an_error_in_a_requirement_is_printed_with_a_caret_below_it(run_command, tmp_path):
+    out = run_command("gate", tmp_path, "--require", "step_ms < 5 and more")
+    assert out.returncode == 2
+    first, shown, caret = out.stderr.splitlines()
+    assert first.startswith("error: --require: nothing may follow the limit")
+    assert (shown, caret) == ("  step_ms < 5 and more", "              ^")
+
+
+def test_shells_complete_commands_and_options(monkeypatch, run_command):
+    monkeypatch.setenv("_TRACEKIT_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_CWORD", "1")
+    monkeypatch.setenv("COMP_WORDS", "tracekit ana")
+    assert run_command().stdout.split() == ["analyze"]
+    monkeypatch.setenv("COMP_CWORD", "2")
+    monkeypatch.setenv("COMP_WORDS", "tracekit analyze --expl")
+    assert run_command().stdout.split() == ["--explain"]
+
+
+def test_of_a_label_the_rules_that_decided_are_listed(run_command, samples):
+    out = run_command("analyze", samples / "compile", "--explain", "forward")
+    assert "decided by" in out.stdout
+    assert "✗" not in out.stdout
+    assert "✗" in run_command("analyze", samples / "compile", "--explain", "forward", "--full").stdout

@@ -84,7 +84,9 @@ def test_findings_of_real_runs_fill_every_name(samples, name):
 )
 def test_how_often_reads_as_people_say_it(count, words):
     finding = Finding(code="host_sync", cost_ns=1, share=0.1, evidence={"calls_per_step": count})
-    assert finding_text(finding) == f"the host waits for the GPU {words}, so that it launches with an empty queue"
+    assert (
+        finding_text(finding) == f"the CPU stops {words} to wait for the GPU; after each stop the GPU runs out of work"
+    )
 
 
 @pytest.mark.parametrize(("share", "is_shown"), [(0.011, True), (0.009, False)])
@@ -96,8 +98,8 @@ def test_a_line_ends_with_the_saving():
     evidence = {"gap_ns": 9, "part_ns": 2_500_000, "schedule": "1f1b"}
     finding = Finding(code="schedule_gap", case="order", cost_ns=9, share=0.1, evidence=evidence, saves_ns=2_000_000)
     assert finding_line(finding) == (
-        "2.5 ms above the ideal: the ops run in another order than 1f1b: run the ops in the order of 1f1b "
-        "(saves up to 2.0 ms per step)"
+        "2.50 ms longer than 1f1b needs: operations run in another order: run the operations in the order of 1f1b "
+        "(saves up to 2.00 ms per step)"
     )
 
 

@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import io
 import re
+from types import SimpleNamespace
 
+import polars as pl
 import pytest
 
 from tests.kept import analysis_of
 from tracekit.findings import Finding
 from tracekit.metrics.budget import Budget
 from tracekit.report.terminal.analysis import render
-from tracekit.report.terminal.first_screen import budget_parts, saving, short_ms
+from tracekit.report.terminal.first_screen import (
+    budget_parts,
+    certainty,
+    compute_by_module,
+    first_screen,
+    headline,
+    saving,
+    significant_digits,
+)
 from tracekit.report.terminal.screen import Screen
+from tracekit.report.text import short_ms
+from tracekit.report.view.roles import phase_times
 
+MS = 1_000_000
 RUNS = ("slow-ddp", "1f1b", "megatron-moe", "rl", "reload", "rates")
 
 
@@ -40,7 +53,8 @@ def test_the_first_line_states_the_step_time_and_no_line_is_wider_than_the_termi
         lines = lines_of(analysis, width)
         first = lines[: next((i for i, line in enumerate(lines) if line == "Schedule"), len(lines))]
         assert max(map(len, first)) <= width
-        assert short_ms(analysis.step.time_ns) in lines[0]
+        iteration_ns = sum(phase_times(analysis).values())
+        assert short_ms(iteration_ns or analysis.step.time_ns) in lines[0]
     assert " · · " not in lines[0]
 
 
@@ -72,7 +86,96 @@ def test_further_exposed_labels_are_summed():
 
 def test_a_finding_without_a_predicted_saving_shows_its_cost():
     finding = Finding(code="slow_kernel", cost_ns=4_000_000, share=0.2)
-    assert saving(finding).split() == ["4.00", "ms", "20", "%"]
+    assert saving(finding).split() == ["≤", "4.00", "ms", "20", "%"]
+
+
+def view(**values):
+    """Return what the first screen reads of a run of one rank and one step of 100 ms, with *values* instead."""
+    step = SimpleNamespace(
+        time_ns=100 * MS, is_marked=True, per_step=[1], usual=[], unusual=(), budget=Budget(100 * MS, 100 * MS, {}, 0)
+    )
+    kernels = pl.DataFrame(schema={"label": pl.String, "module": pl.String, "ns": pl.Float64})
+    analysis = SimpleNamespace(
+        step=step,
+        total=SimpleNamespace(idle_known=True),
+        role_results=SimpleNamespace(iterations=(), roles=()),
+        rank_results=[0],
+        clocks=SimpleNamespace(residual_ns=None),
+        schedule=None,
+        tables={"kernels": kernels},
+    )
+    for name in list(values):
+        if hasattr(analysis, name):
+            setattr(analysis, name, values.pop(name))
+    facts = {
+        "run_name": "run", "ranks": "1 rank", "devices": (), "situation": (), "memory_line": None, "role_advice": (),
+        "findings": (), "not_wrong": "", "warnings": (),
+    }  # fmt: skip
+    return SimpleNamespace(analysis=analysis, **{**facts, **values})
+
+
+def finding(share, **values):
+    return Finding(code="slow_kernel", cost_ns=round(share * 100 * MS), share=share, **values)
+
+
+@pytest.mark.parametrize(("share", "is_shown"), [(0.029, False), (0.031, True)])
+def test_a_finding_below_three_percent_is_left_to_the_full_report(share, is_shown):
+    text = "\n".join(line.plain for line in first_screen(view(findings=(finding(0.5), finding(share))), 80))
+    assert (f"≤ {share * 100:.2f} ms" in text) is is_shown
+    assert ("--full (1 smaller finding)" in text) is not is_shown
+
+
+def test_the_first_finding_is_shown_however_small_it_is():
+    assert "≤ 1.50 ms" in "\n".join(line.plain for line in first_screen(view(findings=(finding(0.015),)), 80))
+
+
+def test_advice_is_not_repeated():
+    lines = [line.plain for line in first_screen(view(findings=(finding(0.5), finding(0.4))), 80)]
+    assert [line for line in lines if line.strip().startswith("→")][1] == "    → as 1"
+
+
+@pytest.mark.parametrize(("compute", "is_split"), [(79, False), (81, True)])
+def test_a_run_that_mostly_computes_shows_which_part_of_the_model_does(compute, is_split):
+    rows = [("forward", "mlp", 60.0), ("forward", "attention", 38.0), ("forward", "norm", 2.1), ("pp_comm", "x", 50.0)]
+    kernels = pl.DataFrame(rows, schema=["label", "module", "ns"], orient="row")
+    shown = view(tables={"kernels": kernels})
+    shown.analysis.step.budget = Budget(100, compute, {}, 100 - compute)
+    text = "compute by part of the model: mlp 60 %, attention 38 %, norm 2 %"
+    assert compute_by_module(shown) == (text if is_split else "")
+
+
+@pytest.mark.parametrize(("share", "is_named"), [(1.9, False), (2.1, True)])
+def test_parts_of_the_model_below_two_percent_of_compute_are_not_named(share, is_named):
+    rows = [("forward", "mlp", 60.0), ("forward", "attention", 40.0 - share), ("forward", "norm", share)]
+    shown = view(tables={"kernels": pl.DataFrame(rows, schema=["label", "module", "ns"], orient="row")})
+    assert ("norm" in compute_by_module(shown)) is is_named
+
+
+@pytest.mark.parametrize(("error_ms", "digits"), [(0.9, 3), (1.1, 2), (None, 2)])
+def test_times_that_compare_ranks_have_as_many_digits_as_clocks_allow(error_ms, digits):
+    """Up to 1 % of the step of 100 ms, clocks agree."""
+    residual_ns = None if error_ms is None else round(error_ms * MS)
+    shown = view(rank_results=[0, 1], clocks=SimpleNamespace(residual_ns=residual_ns))
+    assert significant_digits(shown) == digits
+    assert ("clocks agree" in certainty(shown)) is (digits == 3)
+
+
+def test_a_header_without_a_device_has_no_empty_part():
+    assert headline(view(), 80).plain == "run · 1 rank · 1 step · 100 ms a step"
+    assert headline(view(run_name=""), 80).plain == "1 rank · 1 step · 100 ms a step"
+
+
+def test_the_iterations_of_an_rl_loop_are_the_bar(samples):
+    lines = lines_of(analysis_of(samples / "rl"), 80)
+    assert "an iteration" in lines[0]
+    assert re.search(r"rollout \d+ %  train \d+ %  weight sync \d+ %  idle \d+ %", lines[1])
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_the_first_screen_has_about_twelve_lines(samples, run):
+    lines = lines_of(analysis_of(samples / run), 80)
+    first = lines[: next((i for i, line in enumerate(lines) if line == "Schedule"), len(lines))]
+    assert len(first) <= 16
 
 
 def test_full_still_prints_the_whole_answer(samples):

@@ -119,6 +119,7 @@ def test_every_schedule_draws(name, tmp_path):
         write_schedule(done, tmp_path / f"x{extension}")
     ET.parse(tmp_path / "x.svg")
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "x.pdf").read_bytes().startswith(b"%PDF")
     assert json.loads((tmp_path / "x.json").read_text())["name"] == name
     assert not [file for file in tmp_path.iterdir() if file.name.startswith(".")]
 

@@ -30,7 +30,7 @@ from typing import Any, Generic, TypeVar
 
 from tracekit._util.machine import cores
 from tracekit._util.os_errors import as_tracekit_error
-from tracekit.errors import MachineError, OptionError, TracekitError
+from tracekit.errors import MachineError, OptionError, TracekitError, is_quiet
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -314,7 +314,7 @@ def _polars_threads(processes: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _progress_bar(label: str | None, total: int) -> Iterator[Callable[[], None]]:
-    if label is None or not sys.stderr.isatty():
+    if label is None or is_quiet() or not sys.stderr.isatty():
         yield lambda: None
         return
     from rich.console import Console

@@ -67,11 +67,11 @@ class Explanation(msgspec.Struct, frozen=True):
         plain: dict[str, Any] = msgspec.to_builtins(self)
         return plain
 
-    def render(self) -> str:
-        """Return the text for a terminal."""
+    def render(self, *, all_rules: bool = True) -> str:
+        """Return the text for a terminal; without *all_rules*, of the rules only those that match."""
         width = max((len(name) for name in self.evidence), default=0)
         evidence = [f"  {name:<{width}}  {value}" for name, value in self.evidence.items()]
-        lines = [*self._head_lines(), "", "evidence", *evidence, "", "rules", *self._rule_lines()]
+        lines = [*self._head_lines(), "", "evidence", *evidence, "", "rules", *self._rule_lines(all_rules=all_rules)]
         return "\n".join(map(one_line, lines))
 
     def _head_lines(self) -> list[str]:
@@ -96,8 +96,8 @@ class Explanation(msgspec.Struct, frozen=True):
             lines.append(f"  one of {selected} events that {self.selector!r} names: {labels}")
         return lines
 
-    def _rule_lines(self) -> list[str]:
-        """Return the rules up to the winner, and later ones that match too."""
+    def _rule_lines(self, *, all_rules: bool) -> list[str]:
+        """Return the rules up to the winner, and later ones that match too; without *all_rules* those that match."""
         lines = []
         has_winner = False
         for tried in self.tried:
@@ -107,7 +107,7 @@ class Explanation(msgspec.Struct, frozen=True):
                 has_winner = True
             elif tried.matched:
                 lines.append(f"  · {rule}: matches too, but comes later")
-            elif not has_winner:
+            elif not has_winner and all_rules:
                 lines.append(f"  ✗ {rule}: {tried.failed}")
         return lines if has_winner else [*lines, "  none matches: other"]
 

@@ -32,6 +32,7 @@ from tracekit.cli import (
     watch,
 )
 from tracekit.cli._console import discard_stdout, prepare_streams, print_line
+from tracekit.cli._options import with_quiet
 from tracekit.errors import DEBUG, TracekitError
 
 INTERRUPTED = 130
@@ -77,7 +78,6 @@ def make_app() -> typer.Typer:
         name="tracekit",
         cls=CommandGroup,
         help="Where did my training step go, and how far is it from the schedule I meant to run?",
-        add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,  # plain help: importing rich and drawing boxes takes longer than the rest
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
@@ -85,7 +85,7 @@ def make_app() -> typer.Typer:
     app.callback(invoke_without_command=True)(_root)
     for name, (function, short_help) in COMMANDS.items():
         command_class = gate.GateCommand if name == "gate" else None
-        app.command(name, cls=command_class, short_help=short_help)(function)
+        app.command(name, cls=command_class, short_help=short_help)(with_quiet(function))
     return app
 
 
@@ -131,10 +131,12 @@ def main() -> NoReturn:
 
 
 def _print_error(error: TracekitError) -> int:
-    """Print an error and its hint on one line of stderr; return its exit code."""
+    """Print an error and its hint on one line of stderr, what it quotes below; return its exit code."""
     if os.environ.get(DEBUG) and error.__cause__ is not None:
         traceback.print_exception(error.__cause__)
     print_line(f"error: {error.message}" + (f"; {error.hint}" if error.hint else ""), err=True)
+    for line in error.quote:
+        print_line(f"  {line}", err=True)
     return error.exit_code
 
 

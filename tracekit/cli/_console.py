@@ -3,13 +3,13 @@
 import contextlib
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 import typer
 
 from tracekit._util.text import counted, one_line
-from tracekit.errors import Notice
+from tracekit.errors import Notice, is_quiet
 from tracekit.report.text import in_ci_job, without_ci_commands
 
 
@@ -46,15 +46,28 @@ def print_text(text: str) -> None:
     typer.echo(without_ci_commands(text) if in_ci_job() else text)
 
 
+def print_note(text: object) -> None:
+    """Print one line beside the result, on stderr, such as the name of a file that was written; not with --quiet."""
+    if not is_quiet():
+        print_line(text, err=True)
+
+
+def shows_result(outputs: Collection[Path] | None) -> bool:
+    """Return whether to print the result: always, but not with --quiet where it was written to files."""
+    return not (is_quiet() and outputs)
+
+
 def print_notices(notices: Iterable[Notice]) -> None:
-    """Print notices on stderr, one line each."""
+    """Print notices on stderr, one line each; none with --quiet."""
     for notice in notices:
-        print_line(f"note: {notice.message}", err=True)
+        print_note(f"note: {notice.message}")
 
 
 def print_left_out(notices: Iterable[Notice]) -> None:
-    """Print on stderr which files and ranks were left out, and why: the result is about the others alone."""
-    print_notices(notice for notice in notices if notice.code in ("rank-failed", "not-a-trace"))
+    """Print on stderr which files and ranks were left out, and why, also with --quiet: the result lacks them."""
+    for notice in notices:
+        if notice.code in ("rank-failed", "not-a-trace"):
+            print_line(f"note: {notice.message}", err=True)
 
 
 @contextlib.contextmanager

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tracekit.errors import OptionError
+from tracekit.errors import QUIET, OptionError
 from tracekit.parsers.source_refs import MAX_RANKS
 
 if TYPE_CHECKING:
@@ -45,6 +48,25 @@ def set_nsys(program: str | None) -> str | None:
     return program
 
 
+def with_quiet(run: Callable[..., None]) -> Callable[..., None]:
+    """Return a command's function with the option ``--quiet``, which every command has."""
+
+    @functools.wraps(run)
+    def run_quietly(*args: Any, quiet: bool = False, **options: Any) -> None:
+        if quiet:
+            os.environ[QUIET] = "1"  # read by this process and its workers
+        run(*args, **options)
+
+    signature = inspect.signature(run, eval_str=True)
+    added = inspect.Parameter("quiet", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Quiet)
+    run_quietly.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=[*signature.parameters.values(), added]
+    )
+    annotations = {name: parameter.annotation for name, parameter in signature.parameters.items()}
+    run_quietly.__annotations__ = {**annotations, "quiet": Quiet}
+    return run_quietly
+
+
 def output(text: str, *, metavar: str = "FILE") -> Any:
     """Return the option ``--output``, ``-o``; *text* is its help."""
     return typer.Option("-o", "--output", help=text, metavar=metavar)
@@ -71,11 +93,14 @@ _NSYS_HELP = "Path of nsys, which reads .nsys-rep reports, if it is not on the P
 Nsys = Annotated[str | None, value(_NSYS_HELP, "PROGRAM", envvar=NSYS_VARIABLE, callback=set_nsys)]
 Strict = Annotated[bool, flag("--strict", "A damaged, unreadable or missing rank is an error, not a warning.")]
 Resume = Annotated[bool, flag("--resume", "Go on with the store: read only traces that are not in it or have changed.")]
+Overwrite = Annotated[bool, flag("--overwrite", "Replace the store even if it holds another run.")]
 Dask = Annotated[
     str | None, value("Work on the Dask cluster whose scheduler is at this address: tcp://host:8786.", "ADDRESS")
 ]
 DrawnIdeal = Annotated[str, value("Ideal to draw: auto, a name, an order file or none.", "NAME")]
 DrawnStacks = Annotated[bool, flag("--stacks", "Include Python frames.")]
+_QUIET_HELP = "Print no notes and no progress, and with -o not the result either."
+Quiet = Annotated[bool, typer.Option("-q", "--quiet", help=_QUIET_HELP)]
 Json = Annotated[bool, flag("--json", "Print the result as JSON.")]
 _ROLES_HELP = "A role's traces, as NAME=PATH, repeated for each role; or the NAME of the role to read alone."
 Roles = Annotated[list[str] | None, typer.Option("--role", help=_ROLES_HELP, metavar="ROLE")]

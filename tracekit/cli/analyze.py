@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from tracekit.cli import _options as options
-from tracekit.cli._console import note_partial_store, print_left_out, print_line, print_text
+from tracekit.cli._console import note_partial_store, print_left_out, print_note, print_text, shows_result
 from tracekit.cli._options import flag, value
 from tracekit.errors import OptionError, TracekitError
 from tracekit.parsers.source_refs import unknown_rank_error
@@ -77,6 +77,7 @@ def run(
     strict: options.Strict = False,
     store: Annotated[Path | None, value("Keep what is read in this store, as ingest does.", "STORE")] = None,
     resume: options.Resume = False,
+    overwrite: options.Overwrite = False,
     dask: options.Dask = None,
 ) -> None:
     """Show where the step's time went on every rank, what was hidden, who waited, and how far it is from its ideal."""
@@ -85,7 +86,7 @@ def run(
         if json or output:
             raise OptionError("--explain prints text", hint=f"leave {'--json' if json else '-o'} out")
         run_paths = options.role_paths(paths, roles, "analyze")
-        _explain(run_paths, explain, ranks=options.parse_ranks(ranks), rank=rank, rules=rules)
+        _explain(run_paths, explain, ranks=options.parse_ranks(ranks), rank=rank, rules=rules, all_rules=full)
         return
     if paths and not roles and _has_recordings_alone(paths):
         from tracekit.cli import late
@@ -117,6 +118,7 @@ def run(
             gpu=gpu,
             store=store,
             resume=resume,
+            overwrite=overwrite,
             workers=workers or cluster_size,
             executor=executor,
             on_damage="error" if strict else "warn",
@@ -134,12 +136,12 @@ def run(
 
         for path in output:
             write(analysis if _is_page(path) else other_outputs, path, plot=plot)
-            print_line(f"wrote {path}", err=True)
+            print_note(f"wrote {path}")
     if json:
         from tracekit.report.write import render_json
 
         sys.stdout.write(render_json(other_outputs))
-    else:
+    elif shows_result(output):
         from tracekit.report.terminal.analysis import render
         from tracekit.report.terminal.screen import Screen
 
@@ -173,7 +175,13 @@ def _check_outputs(paths: list[Path], plot: str | None) -> None:
 
 
 def _explain(
-    paths: RunPaths | OneRole, selector: str, *, ranks: tuple[int, ...] | None, rank: int | None, rules: Path | None
+    paths: RunPaths | OneRole,
+    selector: str,
+    *,
+    ranks: tuple[int, ...] | None,
+    rank: int | None,
+    rules: Path | None,
+    all_rules: bool,
 ) -> None:
     """Print why events got their labels, for the first of *ranks*."""
     from tracekit.report.terminal.explain import explain_text
@@ -185,4 +193,4 @@ def _explain(
     part = next(parts, None)
     if part is None:
         raise unknown_rank_error(ranks or (), ())
-    print_text(explain_text(part, selector, rules=rules))
+    print_text(explain_text(part, selector, rules=rules, all_rules=all_rules))

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from tracekit.cli._console import print_line
+from tracekit.cli._console import print_note, shows_result
 
 
 def run(
@@ -23,6 +23,7 @@ def run(
     files = write_sample(output)
     analysis = analyze([str(output)])
     write(analysis, output / "report.html")
-    render(analysis, Screen(), brief=True)
-    print_line(f"wrote {len(files)} traces and report.html into {output}", err=True)
-    print_line(f"everything: tracekit analyze {output}", err=True)
+    if shows_result([output]):
+        render(analysis, Screen(), brief=True)
+    print_note(f"wrote {len(files)} traces and report.html into {output}")
+    print_note(f"everything: tracekit analyze {output}")

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from tracekit.cli import _options as options
-from tracekit.cli._console import print_line
+from tracekit.cli._console import print_note, shows_result
 
 SIDE_HELP = "A trace, a store, a folder, a saved analysis or a baseline file."
 
@@ -38,10 +38,10 @@ def run(
     changes = diff(before, after, role=role)
     for path in output or ():
         write_diff(changes, path)
-        print_line(f"wrote {path}", err=True)
+        print_note(f"wrote {path}")
     if json:
         typer.echo(to_json(changes.to_dict()), nl=False)
-    else:
+    elif shows_result(output):
         show_diff(changes.to_dict(), Screen(highlight=True))
 
 
@@ -58,10 +58,11 @@ def _show_memory(before: str, after: str, *, output: list[Path], json: bool) -> 
     changes = diff_memory(before, after)
     for path in output:
         write_memory(changes, path)
-        print_line(f"wrote {path}", err=True)
+        print_note(f"wrote {path}")
     if json:
         typer.echo(changes.to_json())
         return
-    screen = Screen()
-    screen.print(render_diff(changes, screen.width))
+    if shows_result(output):
+        screen = Screen()
+        screen.print(render_diff(changes, screen.width))
     print_notices(changes.notices)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from tracekit._util.text import counted
 from tracekit.cli import _options as options
-from tracekit.cli._console import print_line, print_notices
+from tracekit.cli._console import print_line, print_note, print_notices, shows_result
 from tracekit.report.text import size
 
 
@@ -40,6 +40,7 @@ def run(
     cells_text = f", {exported.cells:,} cells" if exported.cells else ""
     file_size = size(exported.path.stat().st_size)
     events_text = f", {exported.events:,} events" if exported.events else ""
-    print_line(f"Wrote {exported.path}: {ranks_text}{events_text}{cells_text}, {file_size}")
+    if shows_result([output]):
+        print_line(f"Wrote {exported.path}: {ranks_text}{events_text}{cells_text}, {file_size}")
     other_way = ", or with: tracekit open" if exported.events else ""
-    print_line(f"open it at https://ui.perfetto.dev{other_way}", err=True)
+    print_note(f"open it at https://ui.perfetto.dev{other_way}")

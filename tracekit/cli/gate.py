@@ -9,7 +9,7 @@ from typer.core import TyperCommand
 
 from tracekit._util.text import counted
 from tracekit.cli import _options as options
-from tracekit.cli._console import discard_stdout, print_line
+from tracekit.cli._console import discard_stdout, print_line, print_note, shows_result
 from tracekit.cli._options import flag, value
 from tracekit.errors import OptionError, TracekitError
 
@@ -146,10 +146,10 @@ def _write_result(result: Mapping[str, Any], paths: Sequence[Path], *, json: boo
 
     for path in paths:
         write_gate(result, path)
-        print_line(f"wrote {path}", err=True)
+        print_note(f"wrote {path}")
     if json:
         typer.echo(to_json(result), nl=False)
-    elif not quiet:
+    elif not quiet and shows_result(paths):
         show_gate(result, Screen(highlight=True))
     for command in github(result):  # text in it is escaped
         typer.echo(command, err=json)

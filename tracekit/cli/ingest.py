@@ -7,7 +7,7 @@ import typer
 
 from tracekit._util.text import counted
 from tracekit.cli import _options as options
-from tracekit.cli._console import note_partial_store, print_line, print_notices
+from tracekit.cli._console import note_partial_store, print_line, print_notices, shows_result
 from tracekit.report.text import size
 
 
@@ -25,6 +25,7 @@ def run(
     lenient: Annotated[bool, typer.Option(help="Use what can be read of a damaged file.")] = True,
     strict: options.Strict = False,
     resume: options.Resume = False,
+    overwrite: options.Overwrite = False,
     dask: options.Dask = None,
 ) -> None:
     """Write traces as a Parquet store, labelled, one folder per rank; reading it back needs no parsing."""
@@ -44,6 +45,7 @@ def run(
             on_damage="error" if strict else "warn" if lenient else "skip",
             rules=rules,
             resume=resume,
+            overwrite=overwrite,
         )
     print_notices(store.notices)
     events = sum(entry.rows for entry in store.entries)
@@ -54,4 +56,5 @@ def run(
     recordings = read_stored_recordings(output)
     if recordings is not None:
         contents.append(f"{counted(recordings.collectives.height, 'collective')} of dumps and logs")
-    print_line(f"Wrote {output}: {', '.join(contents)}, {size(store_bytes)}")
+    if shows_result([output]):
+        print_line(f"Wrote {output}: {', '.join(contents)}, {size(store_bytes)}")

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from tracekit.cli import _options as options
-from tracekit.cli._console import print_line, print_notices
+from tracekit.cli._console import print_note, print_notices, shows_result
 
 PATH_HELP = "Memory snapshots (torch.cuda.memory._dump_snapshot): files, folders or quoted globs."
 
@@ -32,10 +32,11 @@ def run(
     report = memory(paths, ranks=options.parse_ranks(ranks))
     for path in output or ():
         write_memory(report, path)
-        print_line(f"wrote {path}", err=True)
+        print_note(f"wrote {path}")
     if json:
         typer.echo(report.to_json())
         return
-    screen = Screen()
-    screen.print(render(report, screen.width))
+    if shows_result(output):
+        screen = Screen()
+        screen.print(render(report, screen.width))
     print_notices(report.notices)

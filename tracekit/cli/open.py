@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from tracekit.cli import _options as options
-from tracekit.cli._console import print_line, print_notices
+from tracekit.cli._console import print_line, print_note, print_notices
 from tracekit.errors import OptionError
 from tracekit.report.text import size
 
@@ -56,10 +56,10 @@ def run(
             print_notices(done.notices)
         print_line(server.link + (moment_parameters(server.file, *moment) if moment else ""))
         if command := ssh_forward_command(server.server_port):
-            print_line(f"over SSH: first run this on your own machine, then open the link there: {command}", err=True)
-        print_line(f"serving {size(server.file.stat().st_size)} to one reader; Ctrl-C ends it", err=True)
+            print_note(f"over SSH: first run this on your own machine, then open the link there: {command}")
+        print_note(f"serving {size(server.file.stat().st_size)} to one reader; Ctrl-C ends it")
         server.wait()
-        print_line("read; done", err=True)
+        print_note("read; done")
 
 
 def parse_moment(text: str) -> tuple[int, int]:

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from tracekit.cli import _options as options
-from tracekit.cli._console import print_line, print_text
+from tracekit.cli._console import print_note, print_text
 
 MAX_PRINTED_ROWS = 200
 """Rows printed at most; --output writes all."""
@@ -27,8 +27,11 @@ def run(
     rows = query(store, sql)
     if output is not None:
         write_file(output, render_rows(rows, extension))
-        print_line(f"wrote {output}", err=True)
+        print_note(f"wrote {output}")
     elif json:
         typer.echo(rows_json(rows))
     else:
-        print_text(rows_text(rows, most=MAX_PRINTED_ROWS))
+        from tracekit.report.terminal.screen import Screen
+
+        screen = Screen()
+        print_text(rows_text(rows, most=MAX_PRINTED_ROWS, width=screen.columns if screen.is_terminal else None))

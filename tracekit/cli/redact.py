@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from tracekit.cli import _options as options
-from tracekit.cli._console import print_line
+from tracekit.cli._console import print_line, shows_result
 from tracekit.report.text import size
 
 
@@ -26,4 +26,5 @@ def run(
     from tracekit.redaction import redact_each
 
     for redacted in redact_each(path, output, words=words or (), keep=keep or ()):
-        print_line(f"Wrote {redacted.path} ({size(redacted.bytes)}): {redacted.summary()}")
+        if shows_result([output]):
+            print_line(f"Wrote {redacted.path} ({size(redacted.bytes)}): {redacted.summary()}")

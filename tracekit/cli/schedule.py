@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tracekit.cli import _options as options
-from tracekit.cli._console import print_line
+from tracekit.cli._console import print_note
 from tracekit.cli._options import flag, value
 from tracekit.errors import OptionError
 
@@ -38,7 +38,7 @@ def run(
     rounds: Annotated[int | None, value("Number of rounds (weight-reload only).", "R")] = None,
     output: Annotated[
         list[Path] | None,
-        options.output("Write .svg .png .html .json .txt, or .trace.json for Perfetto; may be repeated."),
+        options.output("Write .svg .png .pdf .html .json .txt, or .trace.json for Perfetto; may be repeated."),
     ] = None,
     as_json: Annotated[bool, flag("--json", "Print the schedule as JSON.")] = False,
     list_all: Annotated[bool, flag("--list", "List the names of all schedules.")] = False,
@@ -67,7 +67,7 @@ def run(
         simulated = _pipeline(name, (pp, microbatches, virtual, group), time, blocks)
     for path in output or ():
         write_schedule(simulated, path, block_times=blocks)
-        print_line(f"Wrote {path}", err=True)
+        print_note(f"Wrote {path}")
     if as_json:
         from tracekit.documents.coding import encode
 

@@ -186,4 +186,4 @@ def _skip_spaces(text: str, position: int) -> int:
 
 def _error(message: str, text: str, position: int, *, hint: str = "") -> OptionError:
     problem = f"{message}; {hint}" if hint else message
-    return OptionError(f"--require: {problem}\n  {text}\n  {' ' * position}^")
+    return OptionError(f"--require: {problem}", quote=(text, f"{' ' * position}^"))

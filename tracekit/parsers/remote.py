@@ -1,6 +1,7 @@
 """Traces behind a URL, read through fsspec (the extra ``remote``) and copied by the worker that reads them."""
 
 import contextlib
+import errno
 import ipaddress
 import re
 import socket
@@ -197,7 +198,19 @@ def _input_error(url: str, error: BaseException) -> InputError:
     if isinstance(error, TimeoutError):
         problem = f"{shown}: the server did not answer within {ANSWER_TIMEOUT_S:.0f} s"
         return InputError(problem, hint="try again, or copy the files here")
+    if _is_refused(error):
+        return InputError(f"{shown}: connection refused", hint="check that the server runs, and the port in the URL")
     return InputError(f"{shown}: cannot be read: {_reason(error)}", hint="check the URL and your access to it")
+
+
+def _is_refused(error: BaseException) -> bool:
+    """Return whether nobody listens at the address; libraries wrap the error of the operating system."""
+    chain: BaseException | None = error
+    while chain is not None:
+        if getattr(chain, "errno", None) == errno.ECONNREFUSED:
+            return True
+        chain = chain.__cause__ or chain.__context__
+    return False
 
 
 def _reason(error: BaseException) -> str:

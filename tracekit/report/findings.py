@@ -13,7 +13,7 @@ import msgspec
 from tracekit._util.text import listing, ms, percent, ranks_named
 from tracekit.findings import Finding
 from tracekit.metrics.budget import Budget
-from tracekit.report.text import size
+from tracekit.report.text import short_ms, size
 from tracekit.schema import LABEL_WORDS
 
 MIN_SHARE_TO_SHOW = 0.01
@@ -73,7 +73,7 @@ def finding_line(finding: Finding) -> str:
     """Return a finding in one sentence: what, why, what to do, and what that would save."""
     saves = ""
     if finding.saves_ns:
-        saves = f" (saves up to {ms(finding.saves_ns)} per step)"
+        saves = f" (saves up to {short_ms(finding.saves_ns)} per step)"
     return f"{finding.text}: {finding.advice}{saves}"
 
 
@@ -88,7 +88,7 @@ def finding_text(finding: Finding) -> str:
 
     >>> evidence = {"calls_per_step": 8.0, "op": "aten::item"}
     >>> finding_text(Finding(code="host_sync", cost_ns=1, share=0.1, evidence=evidence))
-    'the host waits for the GPU 8 times a step in aten::item, so that it launches with an empty queue'
+    'the CPU stops 8 times a step to wait for the GPU in aten::item; after each stop the GPU runs out of work'
     """
     return _fill(_template(finding)["text"], finding)
 
@@ -125,7 +125,7 @@ def _field(finding: Finding, name: str) -> str:
 def _number(name: str, value: float) -> str:
     """Return a figure of the evidence as text; its name tells the unit."""
     if name.endswith("_ns"):
-        return ms(value) if value >= 100_000 else f"{value / 1e3:.0f} µs"
+        return short_ms(value)
     if name.endswith("_bytes"):
         return size(round(value))
     if name.startswith("share") or name.endswith("_share"):
@@ -198,7 +198,11 @@ def _in_module(finding: Finding) -> str:
 
 def _utilisation(finding: Finding) -> str:
     share = finding.evidence.get("model_flop_utilisation")
-    return f" (the whole step reaches {percent(share, digits=0)} of peak)" if isinstance(share, float) else ""
+    return f" (whole step: {percent(share, digits=0)} of peak)" if isinstance(share, float) else ""
+
+
+LIMIT_WORDS = {"peak": "peak rate", "bandwidth": "memory bandwidth"}
+"""What limits an operator, in words."""
 
 
 def _source(finding: Finding) -> str:
@@ -261,6 +265,7 @@ _DERIVED: Mapping[str, Callable[[Finding], str]] = {
     "how_often": _how_often,
     "in_module": _in_module,
     "utilisation": _utilisation,
+    "limit_words": lambda finding: LIMIT_WORDS.get(str(finding.evidence.get("limit")), "limit"),
     "in_steps": _in_steps,
     "in_late_steps": _late_steps,
     "ranks_named": lambda finding: ranks_named(finding.ranks),

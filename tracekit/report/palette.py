@@ -21,6 +21,16 @@ COMPUTE_COLOUR = "#0072B2"
 """Compute of all labels together, in budgets."""
 
 
+GOOD = "green"
+"""Words in a terminal that something is right, or became better."""
+BAD = "red"
+"""Words in a terminal that something is wrong, or became worse."""
+UNSURE = "yellow"
+"""Words in a terminal that an answer is missing, limited or not certain."""
+TO_TYPE = "cyan"
+"""Words in a terminal that are to be typed or copied: commands, options and code."""
+
+
 def mix_colours(colour: str, other: str, share: float) -> str:
     """Return *colour* mixed with a *share* (0 to 1) of *other*; both are written as #rrggbb.
 

@@ -53,6 +53,24 @@ def ms_range(times_ns: Iterable[float]) -> str:
     return f"{shortest} ms" if shortest == longest else f"{shortest}–{longest} ms"
 
 
+def short_ms(ns: float | None, digits: int = 3) -> str:
+    """Return a time with three significant digits, or as many as it is known to.
+
+    >>> short_ms(284_415_681), short_ms(67_123_250), short_ms(4_510_000), short_ms(9_000), short_ms(None)
+    ('284 ms', '67.1 ms', '4.51 ms', '9 µs', 'unknown')
+    >>> short_ms(1_945_900_000), short_ms(12_345_000_000), short_ms(1_945_900_000, 2), short_ms(284_415_681, 2)
+    ('1.95 s', '12.3 s', '1.9 s', '280 ms')
+    """
+    if ns is None:
+        return "unknown"
+    for unit, unit_ns in (("s", 1e9), ("ms", 1e6)):
+        if abs(ns) >= 0.9995 * unit_ns or (unit == "ms" and abs(ns) >= 100_000):
+            value = float(f"{ns / unit_ns:.{digits}g}")
+            whole_digits = len(f"{abs(value):.0f}") if abs(value) >= 1 else 0
+            return f"{value:,.{min(max(digits - whole_digits, 0), 2)}f} {unit}".replace("-", "−")
+    return f"{ns / 1e3:.0f} µs".replace("-", "−")
+
+
 def bare_ms(ns: float | None, digits: int = 3) -> str:
     """Return nanoseconds as milliseconds without the unit, for a column whose heading names it.
 

@@ -8,7 +8,7 @@ formula, and an address is no link.
 import importlib
 import importlib.util
 import io
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypeVar
@@ -223,8 +223,14 @@ def _cells(table: pl.DataFrame, name: str, dtype: pl.DataType) -> pl.Expr:
     return column.cast(pl.String).str.slice(0, MAX_CELL_LENGTH)
 
 
-def rows_text(rows: pl.DataFrame, *, most: int) -> str:
+def rows_text(rows: pl.DataFrame, *, most: int, width: int | None = None) -> str:
     """Return the first *most* rows of a frame as text in columns.
+
+    Args:
+        rows: The frame.
+        most: Rows to show.
+        width: Columns of the terminal. What is wider goes on below, a block of columns after the other; a cell that is
+            wider alone is continued in further lines. None: lines of any length, for another program to read.
 
     >>> print(rows_text(pl.DataFrame({"rank": [0, 1], "label": ["forward", None]}), most=1))
     rank  label
@@ -235,17 +241,55 @@ def rows_text(rows: pl.DataFrame, *, most: int) -> str:
     for row in rows.head(most).iter_rows():
         cells.append([UNKNOWN if value is None else terminal(value) for value in row])
     widths = [max(len(line[i]) for line in cells) for i in range(rows.width)]
+    if width is not None:
+        widths = [min(column_width, width) for column_width in widths]
     is_number = [dtype.is_numeric() for dtype in rows.dtypes]
+    blocks = []
+    for columns in _column_blocks(widths, width):
+        lines = []
+        for cells_of_row in cells:
+            lines += _row_lines([(cells_of_row[i], widths[i], is_number[i]) for i in columns])
+        blocks.append("\n".join(lines))
+    text = "\n\n".join(blocks)
+    return text if len(rows) <= most else f"{text}\n{counted(len(rows) - most, 'row')} more"
+
+
+COLUMN_GAP = 2
+"""Spaces between two columns of rows."""
+
+
+def _column_blocks(widths: Sequence[int], width: int | None) -> list[list[int]]:
+    """Return the indices of the columns that stand beside each other on *width* columns, block by block.
+
+    >>> _column_blocks([4, 4, 4], 10), _column_blocks([4, 4, 4], None)
+    ([[0, 1], [2]], [[0, 1, 2]])
+    """
+    blocks: list[list[int]] = [[]]
+    used = 0
+    for i, column_width in enumerate(widths):
+        if width is not None and blocks[-1] and used + COLUMN_GAP + column_width > width:
+            blocks.append([])
+            used = 0
+        used += column_width + (COLUMN_GAP if blocks[-1] else 0)
+        blocks[-1].append(i)
+    return blocks
+
+
+def _row_lines(cells: Sequence[tuple[str, int, bool]]) -> list[str]:
+    """Return a row as lines: one, unless a cell is wider than its column. A cell is its text, width and alignment.
+
+    >>> _row_lines([("abcdef", 4, False), ("7", 2, True)])
+    ['abcd   7', 'ef']
+    """
+    height = max([1, *(-(-len(text) // column_width) for text, column_width, _ in cells if column_width)])
     lines = []
-    for line in cells:
-        padded = [
-            cell.rjust(width) if right else cell.ljust(width)
-            for cell, width, right in zip(line, widths, is_number, strict=True)
-        ]
-        lines.append("  ".join(padded).rstrip())
-    if len(rows) > most:
-        lines.append(f"{counted(len(rows) - most, 'row')} more")
-    return "\n".join(lines)
+    for row in range(height):
+        padded = []
+        for text, column_width, right in cells:
+            piece = text[row * column_width : (row + 1) * column_width]
+            padded.append(piece.rjust(column_width) if right else piece.ljust(column_width))
+        lines.append((" " * COLUMN_GAP).join(padded).rstrip())
+    return lines
 
 
 def render_rows(rows: pl.DataFrame, extension: str) -> bytes:

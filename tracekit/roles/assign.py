@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import polars as pl
@@ -19,7 +20,14 @@ from msgspec.structs import replace
 
 from tracekit.errors import InputError, Notice, OptionError
 from tracekit.metrics.process_phases import find_decode_steps, find_stretches
-from tracekit.parsers.source_refs import SourceRef, check_single_run, file_listing, roles_by_name
+from tracekit.parsers.kineto.recording_window import recording_window
+from tracekit.parsers.source_refs import (
+    SourceRef,
+    check_single_run,
+    file_listing,
+    roles_by_name,
+    several_runs_error,
+)
 from tracekit.roles.processes import Process, kind_of_role, share_a_process
 from tracekit.schema import PYTORCH_READERS, RankEvents
 from tracekit.store.sources import OneRole, Paths, Sources, find, read_ref, separate_captures
@@ -52,7 +60,11 @@ def find_roles(paths: Paths | OneRole, *, ranks: Collection[int] | None = None, 
             if (replays := separate_captures(refs)) is not None:
                 check_single_run(replays)
                 return tuple(replays), notices
-            named = roles_by_name(refs) or _roles_by_content(refs)
+            named = roles_by_name(refs)
+            if named is not None:
+                check_recorded_together(named)
+            else:
+                named = _roles_by_content(refs)
             if named is None:
                 raise
             refs = named
@@ -69,6 +81,35 @@ def _keep_role(sources: Sequence[SourceRef], role: str) -> tuple[SourceRef, ...]
         hint = f"there are: {', '.join(names)}" if names else "ranks have one process each: leave --role out"
         raise OptionError(f"--role {role}: there is no such role", hint=hint)
     return kept
+
+
+def check_recorded_together(refs: Sequence[SourceRef]) -> None:
+    """Raise if folders that look like roles are several runs, recorded one after the other; nothing is parsed for it.
+
+    The smallest trace of each role is looked at first, the others only if those were not recorded at the same time.
+    Where a trace does not say when it was recorded, nothing is decided here.
+    """
+    if any(ref.url is not None or ref.reader not in PYTORCH_READERS for ref in refs):
+        return
+    by_role: dict[str | None, list[SourceRef]] = {}
+    for ref in sorted(refs, key=lambda ref: ref.bytes):
+        by_role.setdefault(ref.role, []).append(ref)
+    smallest = [members[0] for members in by_role.values()]
+    if _follow_each_other(smallest) and _follow_each_other(refs):
+        raise several_runs_error(sorted({str(Path(ref.path).parent) for ref in refs}))
+
+
+def _follow_each_other(refs: Sequence[SourceRef]) -> bool:
+    """Return whether the recording of some role begins after that of another has ended; False if any is unknown."""
+    windows: dict[str | None, tuple[int, int]] = {}
+    for ref in refs:
+        window = recording_window(ref.path)
+        if window is None:
+            return False
+        first_ns, last_ns = windows.get(ref.role, window)
+        windows[ref.role] = min(first_ns, window[0]), max(last_ns, window[1])
+    ordered = sorted(windows.values())
+    return any(next_window[0] >= window[1] for window, next_window in pairwise(ordered))
 
 
 def _with_ranks(refs: list[SourceRef], notices: list[Notice]) -> Sources:

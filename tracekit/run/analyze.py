@@ -49,6 +49,7 @@ def analyze(
     stacks: bool = False,
     store: str | os.PathLike[str] | None = None,
     resume: bool = False,
+    overwrite: bool = False,
     workers: int | None = None,
     executor: Executor | None = None,
     on_damage: driver.OnDamage = "warn",
@@ -83,6 +84,7 @@ def analyze(
         stacks: Read Python frames, for the source lines on the page; takes as long again where stacks were recorded.
         store: Store to write the traces to, as ``ingest`` does, and to analyse.
         resume: Continue a store that was interrupted.
+        overwrite: Replace a store of another run.
         workers: Number of worker processes, or of the executor's workers; by default as many as pay.
         executor: Any ``concurrent.futures`` executor to measure ranks on; it stays open.
         on_damage: ``warn`` uses what can be read of damaged files and leaves out missing and unreadable ranks, with
@@ -129,6 +131,7 @@ def analyze(
             executor=executor,
             stacks=stacks,
             resume=resume,
+            overwrite=overwrite,
             on_damage=on_damage,
         )
         # From here on the store stands for the traces: it has their ranks and labels, and their damage was dealt with.

@@ -34,7 +34,7 @@ from tracekit.run.recordings import find_recordings, has_recordings_alone
 from tracekit.store.files import ROLE_PREFIX, Store, labelled_by, open_store, rank_folder, write_rank
 from tracekit.store.recordings import write_recordings
 from tracekit.store.sources import OneRole, PathList, Paths, failure_notices, read_ref
-from tracekit.store.writer import StoreWriter, store_folder
+from tracekit.store.writer import StoreWriter, check_same_run, store_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +114,13 @@ def ingest(
     stacks: bool = False,
     rules: str | os.PathLike[str] | None = None,
     resume: bool = False,
+    overwrite: bool = False,
     on_damage: driver.OnDamage = "warn",
 ) -> Store:
     """Write traces as a store (every rank's events, labels and tables); return it, with the notices of writing it.
 
-    A new store is written in place, so that an interruption leaves the ranks done so far. A store that exists is
-    replaced when the new one is complete, unless *resume* continues it.
+    A new store is written in place, so that an interruption leaves the ranks done so far. A store of the same traces is
+    replaced when the new one is complete, unless *resume* continues it; one of another run only with *overwrite*.
 
     Args:
         paths: Files, a folder, a glob, a URL or a store; for ranks with several processes also the paths of each role
@@ -132,6 +133,7 @@ def ingest(
         stacks: Keep Python frames too.
         rules: Rules file to label with, before the built-in rules.
         resume: Read only traces that are not in the store or have changed since.
+        overwrite: Replace the store of another run.
         on_damage: ``warn`` uses what can be read of damaged files and leaves out missing and unreadable ranks, with
             notices; ``skip`` leaves out damaged ranks as well; ``error`` raises.
 
@@ -153,6 +155,8 @@ def ingest(
     refs = tuple(ref if ref.url is not None else replace(ref, path=str(Path(ref.path).absolute())) for ref in refs)
     if resume and any(Path(ref.path) == target for ref in refs):
         raise OptionError(f"{target}: cannot be resumed from itself", hint="name the traces")
+    if not (resume or overwrite):
+        check_same_run(target, refs)
     named = isinstance(paths, Mapping)
     rules_file = None if rules is None else str(Path(rules).absolute())
     wanted = None if ranks is None else frozenset(ranks)

@@ -19,8 +19,8 @@ from tracekit._util.os_errors import write_error
 from tracekit._version import __version__
 from tracekit.documents.coding import encode
 from tracekit.documents.store_manifest import FORMAT, Entry, StoreManifest
-from tracekit.errors import Notice, OutputError
-from tracekit.parsers.source_refs import SourceRef
+from tracekit.errors import InputError, Notice, OutputError
+from tracekit.parsers.source_refs import SourceRef, file_listing
 from tracekit.store.files import MANIFEST, is_store, open_store, read_entry, with_checksum
 from tracekit.store.recordings import holds_recordings
 
@@ -78,6 +78,28 @@ def check_target(target: Path) -> None:
         raise OutputError(f"{target}: is a file; a store is a folder", hint="choose another place")
     if target.is_dir() and not is_store(target) and any(target.iterdir()):
         raise OutputError(f"{target}: holds other files and is not a store", hint="name a new or an empty folder")
+
+
+def check_same_run(target: Path, refs: Sequence[SourceRef]) -> None:
+    """Raise if the store at *target* holds another run: none of its ranks was read from any of the sources.
+
+    Args:
+        target: The folder to write; it may hold no store, or a damaged one, which may go.
+        refs: The sources of the new store.
+
+    """
+    if not is_store(target):
+        return
+    try:
+        stored = {entry.source.path for entry in open_store(target).entries}
+    except InputError:
+        return
+    given: set[str] = set()
+    for ref in refs:
+        given |= {entry.source.path for entry in open_store(ref.path).entries} if ref.reader == "store" else {ref.path}
+    if stored and not stored & given:
+        problem = f"{target}: holds the store of another run{file_listing(stored, most=1)}"
+        raise OutputError(problem, hint="choose another folder, or --overwrite (overwrite=True) to replace it")
 
 
 def _move_to_target(temporary: Path, target: Path) -> None:

@@ -52,7 +52,7 @@ def test_reads(text, kind, limit, worse):
 def test_a_caret_stands_under_the_mistake(text, word, at):
     with pytest.raises(OptionError, match=word) as error:
         parse_requirement(text)
-    first, shown, caret = error.value.message.split("\n")
+    first, shown, caret = str(error.value).split("\n")
     assert first.startswith("--require: ")
     assert shown == f"  {text}"
     assert caret.index("^") - 2 == at

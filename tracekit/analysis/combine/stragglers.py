@@ -97,6 +97,8 @@ class Stragglers:
     """Tokens by rank, step and micro-batch."""
     imbalance: pl.DataFrame = field(default_factory=IMBALANCE.to_frame)
     """``IMBALANCE``: unequal work in each step and group; empty if shapes were not recorded."""
+    has_compared_collectives: bool = True
+    """Whether any operation beside the messages of a pipeline was compared across ranks; else lateness is unknown."""
 
     @property
     def imbalance_share(self) -> float | None:
@@ -106,8 +108,8 @@ class Stragglers:
         return int(worst["cost_ns"].sum()) / total_ns if total_ns else None
 
     def late_ranks(self) -> Lateness | None:
-        """Return the lateness by step of ranks that are late in any; None with one rank."""
-        if self.lateness["rank"].n_unique() < 2:
+        """Return the lateness by step of ranks that are late in any; None with one rank, and where it is unknown."""
+        if self.lateness["rank"].n_unique() < 2 or not self.has_compared_collectives:
             return None
         is_late = (pl.col("share") >= MIN_LATE_SHARE).any().over("rank")
         late = self.lateness.filter(is_late).select("rank", "step", "late_ns")
@@ -185,7 +187,8 @@ def explain_stragglers(
     for row, figures_of_row in zip(stragglers.to_dicts(), with_figures.to_dicts(), strict=True):
         slow_gpu = _fewer_multiprocessors(row["rank"], multiprocessors)
         rows.append(Straggler(**row | _explanation(figures_of_row, waited_for, slow_gpu, has_shapes=has_shapes)))
-    return Stragglers(tuple(rows), lateness, tokens, _imbalance(figures, operations))
+    has_compared_collectives = not operations.filter(~is_message & pl.col("wait_ns").is_not_null()).is_empty()
+    return Stragglers(tuple(rows), lateness, tokens, _imbalance(figures, operations), has_compared_collectives)
 
 
 def _by_rank(ranks: Sequence[RankTables], name: str, schema: pl.Schema) -> pl.DataFrame:

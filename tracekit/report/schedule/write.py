@@ -38,7 +38,8 @@ MAX_RANKS = 32
 MAX_OPS_IN_ORDER = 200
 """A schedule with a rank of more ops is printed without its orders."""
 _INK = "#16191C"
-EXTENSIONS = (".svg", ".png", ".html", ".trace.json", ".json", ".txt")
+EXTENSIONS = (".svg", ".png", ".pdf", ".html", ".trace.json", ".json", ".txt")
+_PICTURES = (".svg", ".png", ".pdf")
 
 
 def schedule_text(simulation: Simulation | WeightReload, *, width: int, letters: bool = True) -> RenderableType:
@@ -178,7 +179,7 @@ def write_schedule(
             raise OptionError(f"{path}: weight-reload has no order file", hint="use .json")
         write_orders(simulation.schedule, path)
         return
-    if extension in (".svg", ".png"):
+    if extension in _PICTURES:
         from tracekit.report.figures import render_figure
         from tracekit.report.schedule.plot import draw_phases, draw_schedule
 

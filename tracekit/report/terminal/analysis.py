@@ -11,7 +11,15 @@ from rich.text import Text
 
 from tracekit._util.text import counted, percent, terminal
 from tracekit.analysis import Analysis, RankResult
-from tracekit.report.palette import COMPUTE_COLOUR, IDLE_COLOUR, LABEL_COLOURS, UNRECORDED_COLOUR
+from tracekit.report.palette import (
+    BAD,
+    COMPUTE_COLOUR,
+    IDLE_COLOUR,
+    LABEL_COLOURS,
+    TO_TYPE,
+    UNRECORDED_COLOUR,
+    UNSURE,
+)
 from tracekit.report.table import Column, Table, make_table
 from tracekit.report.terminal.first_screen import brief_screen, first_screen
 from tracekit.report.terminal.fleet import many_ranks
@@ -145,7 +153,7 @@ def compute(view: View, width: int) -> RenderableType | None:
         Column("of span", "share", value="share"),
         Column("kernels", "count", value="count"),
     )
-    styles = {i: "bold red" if row.loud else "dim" for i, row in enumerate(rows) if row.loud or row.label == "other"}
+    styles = {i: f"bold {BAD}" if row.loud else "dim" for i, row in enumerate(rows) if row.loud or row.label == "other"}
     return render_table(make_table(columns, rows), width, row_styles=styles)
 
 
@@ -231,7 +239,7 @@ def warnings(view: View, width: int) -> RenderableType | None:
     if not view.warnings:
         return None
     messages = (wrap_text(notice.message, max(40, width), first="  ! ", rest="    ") for notice in view.warnings)
-    return Group(*(Text(message, style="yellow") for message in messages))
+    return Group(*(Text(message, style=UNSURE) for message in messages))
 
 
 def next_steps(view: View, width: int, *, first: int = 1) -> RenderableType | None:
@@ -241,7 +249,7 @@ def next_steps(view: View, width: int, *, first: int = 1) -> RenderableType | No
         lines.append(Text(wrap_text(advice.text, max(40, width), first=f"  {number}. ", rest="     ")))
         if advice.command:
             # A command to copy stays on one line, however long it is.
-            lines.append(Text(f"     {terminal(advice.command)}", style="cyan", no_wrap=True, overflow="ignore"))
+            lines.append(Text(f"     {terminal(advice.command)}", style=TO_TYPE, no_wrap=True, overflow="ignore"))
     return Group(*lines) if lines else None
 
 

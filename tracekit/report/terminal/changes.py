@@ -8,6 +8,7 @@ from rich.text import Text
 
 from tracekit._util.text import counted, terminal
 from tracekit.report.ci import words
+from tracekit.report.palette import UNSURE
 from tracekit.report.table import Table
 from tracekit.report.terminal.table import VERDICT_STYLES, Note, render_table
 
@@ -31,7 +32,7 @@ def render_diff(result: Data, *, width: int = 100) -> RenderableType:
     parts += [Text(lead)] if (lead := words.story_lead(result)) else []
     parts += [Text(f"  {terminal(line)}") for line in words.story(result)]
     if result["obstacles"]:
-        parts.append(Text(terminal(f"not comparable: {'; '.join(result['obstacles'])}"), style="yellow"))
+        parts.append(Text(terminal(f"not comparable: {'; '.join(result['obstacles'])}"), style=UNSURE))
     metrics = [row for row in result["metrics"] if row["verdict"] != "pass"] or result["metrics"][:3]
     parts += _table(words.metric_table(metrics[:MAX_DIFF_ROWS]), width)
     parts += [Note(words.TYPICAL_STEP_NOTE)] if metrics and words.has_typical_steps(result) else []

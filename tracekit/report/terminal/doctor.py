@@ -12,11 +12,12 @@ from tracekit._util.text import format_ranges, listing, ms, terminal
 from tracekit.doctor.diagnose import Diagnosis
 from tracekit.doctor.findings import RECIPES
 from tracekit.documents.doctor import Finding
+from tracekit.report.palette import BAD, GOOD, TO_TYPE, UNSURE
 
 TOOLS = {"kineto": "PyTorch profiler", "perfetto": "PyTorch profiler", "nsight": "Nsight Systems"}
 SKIPPED_KINDS = {"M": "metadata", "s": "flow starts", "f": "flow ends", "i": "instants", "python": "Python frames"}
 MAX_GROUPS = 8
-_MARKS = {"blocks": ("✗", "bold red"), "limits": ("!", "bold yellow"), "note": ("·", "dim")}
+_MARKS = {"blocks": ("✗", f"bold {BAD}"), "limits": ("!", f"bold {UNSURE}"), "note": ("·", "dim")}
 
 
 def render(diagnosis: Diagnosis) -> RenderableType:
@@ -25,14 +26,14 @@ def render(diagnosis: Diagnosis) -> RenderableType:
     contents = _grid(((name, Text(terminal(value))) for name, value in facts if value), style="dim", gap=2)
     parts: list[RenderableType] = [Text("Found", style="bold"), Padding(contents, (0, 0, 1, 2))]
     if not diagnosis.findings:
-        complete = Text("Nothing is missing that labels, budget, overlap and waits need.", style="bold green")
+        complete = Text("Nothing is missing that labels, budget, overlap and waits need.", style=f"bold {GOOD}")
         return Group(*parts, complete, *_extras(diagnosis))
     parts += _answers(diagnosis)
     parts.append(Text("Missing, and what it costs", style="bold"))
     parts += [Padding(_finding(finding, len(diagnosis.facts)), (0, 0, 1, 2)) for finding in diagnosis.findings]
     if diagnosis.reader in RECIPES and any(finding.severity != "note" for finding in diagnosis.findings):
         parts.append(Text("A recording with everything", style="bold"))
-        parts.append(Padding(Text(RECIPES[diagnosis.reader], style="cyan"), (0, 0, 0, 2)))
+        parts.append(Padding(Text(RECIPES[diagnosis.reader], style=TO_TYPE), (0, 0, 0, 2)))
     return Group(*parts, *_extras(diagnosis))
 
 
@@ -64,7 +65,7 @@ def _answers(diagnosis: Diagnosis) -> list[RenderableType]:
     parts: list[RenderableType] = [Text("Answered as it is", style="bold"), Padding(lines, (0, 0, 1, 2))]
     if export := facts["export_again"]:
         advice = Text(f"{export['option']}: {export['gives']}\n")
-        advice.append(terminal(export["command"]), style="cyan")
+        advice.append(terminal(export["command"]), style=TO_TYPE)
         parts += [Text("One option more at the export, without a new run", style="bold"), Padding(advice, (0, 0, 1, 2))]
     return parts
 
@@ -110,5 +111,5 @@ def _finding(finding: Finding, total: int) -> Table:
         lines.append("; ".join(finding.rules_out))
     if finding.fix:
         lines.append("\nbetter: ", style="dim")
-        lines.append(finding.fix, style="cyan")
+        lines.append(finding.fix, style=TO_TYPE)
     return _grid([(mark, lines)], style=style)

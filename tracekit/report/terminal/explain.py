@@ -58,14 +58,15 @@ def _evidence_value(name: str, value: EvidenceValue) -> str:
     return f"{value:,}" if isinstance(value, int | float) else terminal(str(value))
 
 
-def explain_text(rank: RankEvents, selector: str, *, rules: str | Path | None = None) -> str:
+def explain_text(rank: RankEvents, selector: str, *, rules: str | Path | None = None, all_rules: bool = False) -> str:
     """Return the explanation of one event of a rank.
 
     Args:
         rank: The events of the rank.
         selector: The id of an event, part of a kernel's name, or a label. Of a label the largest kernels are listed,
-            and the longest event is explained.
+            the rules that gave it are counted, and the longest event is explained.
         rules: A file of further rules.
+        all_rules: Of a label, list for the longest event every rule that was tried, and not only those that match.
 
     >>> from tracekit.run.load import load
     >>> print(explain_text(load("sample_traces/reload", ranks=[0]).rank(0), "broadcast").splitlines()[0])
@@ -91,4 +92,11 @@ def explain_text(rank: RankEvents, selector: str, *, rules: str | Path | None = 
         f"  {row['ns'] / 1e6:10.3f} ms  {row['count']:6,}  {row['rule'] or '-':28} {terminal(row['name'][:90])}"
         for row in kernels.head(MAX_KERNELS).iter_rows(named=True)
     ]
-    return "\n".join([head, *lines, "", explain(rank.events, longest, rule_book).render()])
+    by_rule = kernels.group_by("rule").agg(pl.col("ns", "count").sum()).sort("ns", "rule", descending=[True, False])
+    rule_lines = [
+        f"  {row['ns'] / 1e6:10.3f} ms  {row['count']:6,}  {row['rule'] or 'no rule knows them'}"
+        for row in by_rule.iter_rows(named=True)
+    ]
+    explained = explain(rank.events, longest, rule_book).render(all_rules=all_rules)
+    more = [] if all_rules else ["  --full lists the rules that do not match, and why"]
+    return "\n".join([head, *lines, "", "decided by", *rule_lines, "", "the longest of them", "", explained, *more])

@@ -6,21 +6,28 @@ up to three findings with what each would save, and one line about how sure that
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 
+import polars as pl
 from rich.text import Text
 
 from tracekit._util.text import counted, percent, terminal
 from tracekit.findings import Finding
 from tracekit.metrics.budget import Budget
+from tracekit.metrics.process_phases import TRAIN
 from tracekit.report.palette import COMPUTE_COLOUR, IDLE_COLOUR, LABEL_COLOURS, UNRECORDED_COLOUR
 from tracekit.report.text import short_ms, size, wrap_text
 from tracekit.report.view import View
 from tracekit.report.view.answer import unusual_steps
-from tracekit.schema import GAP_CAUSES
+from tracekit.report.view.roles import phase_times
+from tracekit.report.words import WORDS
+from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS, GAP_CAUSES
 
 MAX_FINDINGS = 3
 """Findings that the first screen shows."""
+MIN_SHARE_TO_SHOW_FIRST = 0.03
+"""Share of the step that a finding saves, or costs, from which it is on the first screen; the first is in any case."""
 BAR_LENGTH = 32
 """Characters of the bar at 80 columns; a narrower terminal has a shorter one."""
 MIN_BAR_LENGTH = 16
@@ -29,36 +36,65 @@ MAX_EXPOSED_LABELS = 2
 """Exposed labels that are named beside the bar; the others are summed."""
 MIN_SHARE_NAMED = 0.005
 """Share of the step from which a part of it is named."""
-FINDING_INDENT = 22
-"""Columns before a finding's text: its number, saving and share."""
+MIN_COMPUTE_SHARE_TO_SPLIT = 0.8
+"""Share of the step from which compute is split into the parts of the model."""
+MIN_MODULE_SHARE = 0.02
+"""Share of compute from which a part of the model is named."""
+MAX_MODULES = 4
+"""Parts of the model that are named, those with most time."""
+INDENT = "    "
+"""Spaces before the further lines of a finding."""
 MAX_CLOCK_ERROR_SHARE = 0.01
 """Error of the clocks, as a share of the step, up to which they agree."""
-UNICODE_BLOCKS = {"compute": "█", "exposed": "▒", "idle": "░", "unrecorded": "┄"}
-ASCII_BLOCKS = {"compute": "#", "exposed": "=", "idle": ".", "unrecorded": "?"}
+UNICODE_BLOCKS = {"compute": "█", "exposed": "▒", "phase": "▓", "idle": "░", "unrecorded": "┄"}
+ASCII_BLOCKS = {"compute": "#", "exposed": "=", "phase": "%", "idle": ".", "unrecorded": "?"}
 
 
 def first_screen(view: View, width: int, *, unicode: bool = True, page_written: bool = False) -> list[Text]:
     """Return the lines of the first screen, at most *width* columns wide."""
     lines = [headline(view, width), *bar_lines(view, width, unicode=unicode), *_situation(view, width)]
     findings = _first_findings(view)
-    if not view.role_advice and not findings:
-        lines.append(Text("  nothing to gain that this recording shows", style="bold"))
-    if view.not_wrong and not view.role_advice:
-        lines += _wrapped(view.not_wrong, width, first="  ", rest="  ", style="dim")
-    for text in view.role_advice[:MAX_FINDINGS]:
-        lines += _wrapped(text, width, first="  • ", rest="    ")
-    if not view.role_advice:
+    if view.role_advice:
+        lines.append(Text("What to do, the largest first:", style="bold"))
+        for number, text in enumerate(view.role_advice[:MAX_FINDINGS], start=1):
+            lines += _wrapped(text, width, first=f"{number:>2}  ", rest="    ")
+    elif findings:
+        lines += _wrapped(_findings_heading(findings), width, style="bold")
+        advised: dict[str, int] = {}
         for number, finding in findings:
-            lines += finding_lines(finding, number, width)
-    lines += closing_line(view, width, page_written=page_written)
+            same_as = advised.setdefault(finding.advice, number)
+            lines += finding_lines(finding, number, width, same_as=None if same_as == number else same_as)
+    else:
+        lines.append(Text("nothing to gain that this recording shows", style="bold"))
+    lines += closing_lines(view, width, page_written=page_written, shown=len(findings))
     return lines
+
+
+def _findings_heading(findings: Sequence[tuple[int, Finding]]) -> str:
+    """Return what the columns before the findings hold."""
+    is_bounded = any(finding.saves_ns is None for _, finding in findings)
+    return f"What to do (→), by what it saves per step{' (≤: at most)' if is_bounded else ''}:"
 
 
 def _first_findings(view: View) -> list[tuple[int, Finding]]:
     """Return the findings of the first screen with their numbers: the first of all, and the first about memory."""
     numbered = list(enumerate(view.findings, start=1))
-    about_memory = [pair for pair in numbered[MAX_FINDINGS:] if pair[1].cost_bytes]
-    return [*numbered[:MAX_FINDINGS], *about_memory[:1]]
+    if not numbered:
+        return []
+    large = [pair for pair in numbered[1:] if _effect_share(pair[1]) >= MIN_SHARE_TO_SHOW_FIRST]
+    shown = [numbered[0], *large][:MAX_FINDINGS]
+    about_memory = [pair for pair in numbered if pair[1].cost_bytes and pair not in shown]
+    return [*shown, *about_memory[:1]]
+
+
+def _effect_ns(finding: Finding) -> int:
+    """Return what a finding saves, or costs where that is not known."""
+    return finding.cost_ns if finding.saves_ns is None else finding.saves_ns
+
+
+def _effect_share(finding: Finding) -> float:
+    """Return the same as a share of the step."""
+    return finding.share * _effect_ns(finding) / finding.cost_ns if finding.cost_ns else 0.0
 
 
 def brief_screen(view: View, width: int, *, unicode: bool = True) -> list[Text]:
@@ -68,7 +104,8 @@ def brief_screen(view: View, width: int, *, unicode: bool = True) -> list[Text]:
         what, advice = view.role_advice[0], ""
     elif view.findings:
         first = view.findings[0]
-        what, advice = f"{saving(first)}  {first.text}", first.advice
+        what = f"{' '.join(saving(first).split())}: {first.text}"
+        advice = f"→ {first.advice}"
     else:
         what, advice = "nothing to gain that this recording shows", ""
     texts = [Text(cut_text(what, width)), Text(cut_text(advice, width), style="dim")]
@@ -79,13 +116,20 @@ def headline(view: View, width: int) -> Text:
     """Return what ran on what, and the step time."""
     step = view.analysis.step
     unit = "a step" if step.is_marked else "in all (no step marks)"
+    time_ns: float | None = step.time_ns
+    steps = counted(len(step.per_step), "step") if step.is_marked and step.per_step else ""
+    iterations = view.analysis.role_results.iterations
+    if iterations:
+        unit = "an iteration"
+        time_ns = sum(phase_times(view.analysis).values())
+        steps = counted(len(iterations), "iteration")
     device = view.devices[0].replace("NVIDIA ", "").replace("multiprocessors", "SMs") if view.devices else ""
     facts = {
         "name": terminal(view.run_name),
         "ranks": view.ranks,
-        "steps": counted(len(step.per_step), "step") if step.is_marked and step.per_step else "",
+        "steps": steps,
         "device": terminal(device),
-        "time": f"{short_ms(step.time_ns)} {unit}" if step.time_ns is not None else "step time unknown",
+        "time": f"{short_ms(time_ns)} {unit}" if time_ns is not None else "step time unknown",
     }
     # The step time is never cut off: what matters least goes first.
     for name in ("", "device", "steps", "name"):
@@ -97,17 +141,26 @@ def headline(view: View, width: int) -> Text:
 
 
 def bar_lines(view: View, width: int, *, unicode: bool = True) -> list[Text]:
-    """Return the step as a bar with its parts beside it; steps that stand out in a second line."""
+    """Return the step as a bar with its parts beside it; steps that stand out in a second line.
+
+    A run whose ranks have several processes has its iterations drawn, by phase.
+    """
     budget = view.analysis.step.budget
     parts = budget_parts(budget, idle_known=view.analysis.total.idle_known)
-    words = "  ".join(f"{name} {percent(ns, budget.span_ns, digits=0)}" for name, _, ns, _ in parts)
+    span_ns = budget.span_ns
+    phases = phase_times(view.analysis)
+    if phases:
+        parts = _phase_parts(phases)
+        span_ns = round(sum(phases.values()))
+    words = parts_in_words(parts, span_ns)
     blocks = UNICODE_BLOCKS if unicode else ASCII_BLOCKS
     beside = width - len(words) - 2
     if beside >= MIN_BAR_LENGTH:
-        bar = _bar(parts, budget.span_ns, min(BAR_LENGTH, beside), blocks)
+        bar = _bar(parts, span_ns, min(BAR_LENGTH, beside), blocks)
         lines = [bar.append("  ").append(words)]
     else:
-        lines = [_bar(parts, budget.span_ns, min(BAR_LENGTH, width), blocks), *_wrapped(words, width)]
+        lines = [_bar(parts, span_ns, min(2 * BAR_LENGTH, width), blocks)]
+        lines += [Text(line) for line in textwrap.wrap(words.replace("  ", " · "), width)]
     if view.analysis.step.unusual:
         lines += _wrapped(unusual_steps(view.analysis.step), width)
     return lines
@@ -136,6 +189,41 @@ def budget_parts(budget: Budget, *, idle_known: bool = True) -> list[Part]:
     return [part for part in parts if part[2] >= MIN_SHARE_NAMED * budget.span_ns]
 
 
+def _phase_parts(phases: Mapping[str, float]) -> list[Part]:
+    """Return the phases of an iteration as parts of a bar: training is drawn as compute, idle as idle."""
+    kinds = {TRAIN: "compute", "idle": "idle"}
+    colours = {TRAIN: COMPUTE_COLOUR, "idle": IDLE_COLOUR}
+    parts: list[Part] = []
+    for phase, ns in phases.items():
+        colour = colours.get(phase, LABEL_COLOURS["broadcast"])
+        parts.append((WORDS.phases[phase], kinds.get(phase, "phase"), round(ns), colour))
+    return [part for part in parts if part[2]]
+
+
+def parts_in_words(parts: Sequence[Part], span_ns: int) -> str:
+    """Return the parts with their shares; labels that are exposed share that word.
+
+    >>> parts_in_words(budget_parts(Budget(100, 60, {"dp_comm": 30, "pp_comm": 4}, 6)), 100)
+    'compute 60 %  exposed: dp_comm 30 %, pp_comm 4 %  idle 6 %'
+    >>> parts_in_words(budget_parts(Budget(100, 60, {"dp_comm": 34}, 6)), 100)
+    'compute 60 %  dp_comm exposed 34 %  idle 6 %'
+    """
+    exposed = [part for part in parts if part[1] == "exposed"]
+    texts: list[str] = []
+    for part in parts:
+        name, _, ns, _ = part
+        share = percent(ns, span_ns, digits=0)
+        if part in exposed and len(exposed) > 1:
+            if part is exposed[0]:
+                labels = [
+                    f"{each[0].removesuffix(' exposed')} {percent(each[2], span_ns, digits=0)}" for each in exposed
+                ]
+                texts.append(f"exposed: {', '.join(labels)}")
+            continue
+        texts.append(f"{name} {share}")
+    return "  ".join(texts)
+
+
 def _bar(parts: Sequence[Part], span_ns: int, length: int, blocks: dict[str, str]) -> Text:
     """Return the parts as blocks, each as long as its share."""
     text = Text()
@@ -152,56 +240,104 @@ def _situation(view: View, width: int) -> Iterator[Text]:
     """Yield a line about the schedule of a pipeline, or the phases of an RL loop."""
     for sentence in view.situation:
         yield from _wrapped(sentence, width)
+    if by_module := compute_by_module(view):
+        yield from _wrapped(by_module, width)
     if view.memory_line is not None:
         yield from _wrapped(view.memory_line, width)
     schedule = view.analysis.schedule
     if schedule is None:
         return
     head = schedule.head
-    facts = f"{schedule.name}: schedule span {short_ms(head.measured_ns)}, its ideal {short_ms(head.ideal_ns)}"
+    digits = significant_digits(view)
+    measured, ideal = short_ms(head.measured_ns, digits), short_ms(head.ideal_ns, digits)
+    facts = f"pipeline ({schedule.name}): {measured}; with the same compute and no delays {ideal}"
     gap_ns = {cause: ns for cause, ns in (schedule.gap_ns or {}).items() if ns > 0 and cause in GAP_CAUSES}
-    if gap_ns:
+    cause_is_first = any(finding.code == "schedule_gap" for finding in view.findings[:1])
+    if gap_ns and not cause_is_first:
         cause = max(gap_ns, key=lambda name: gap_ns[name])
-        facts += f"; most of the difference: {GAP_CAUSES[cause]} ({short_ms(gap_ns[cause])})"
+        facts += f"; most is lost to {GAP_CAUSES[cause]} ({short_ms(gap_ns[cause], digits)})"
     yield from _wrapped(facts, width)
 
 
-def finding_lines(finding: Finding, number: int, width: int) -> list[Text]:
-    """Return a finding: its number, saving, share and text, and below it the advice."""
-    head = f"{number:>3}  {saving(finding)}  "
-    indent = " " * min(FINDING_INDENT, max(width // 3, 4))
-    text = _wrapped(finding.text, width, first=f"{head:<{len(indent)}}", rest=indent)
-    advice = _wrapped(finding.advice, width, first=indent, rest=indent, style="dim")
-    return [*text, *advice]
+def significant_digits(view: View) -> int:
+    """Return with how many digits times that compare ranks are shown: two where clocks are not known well."""
+    return 3 if _clocks_agree(view) else 2
+
+
+def compute_by_module(view: View) -> str:
+    """Return which parts of the model a run computes that mostly computes; empty for others, and if it is unknown."""
+    budget = view.analysis.step.budget
+    if view.analysis.role_results.roles or budget.compute_ns < MIN_COMPUTE_SHARE_TO_SPLIT * budget.span_ns:
+        return ""
+    kernels = view.analysis.tables["kernels"].filter(~pl.col("label").is_in([*COMMUNICATION_LABELS, *COPY_LABELS]))
+    by_module = kernels.group_by("module").agg(pl.col("ns").sum()).sort("ns", "module", descending=[True, False])
+    total_ns = float(by_module["ns"].sum())
+    named = by_module.drop_nulls("module").head(MAX_MODULES).filter(pl.col("ns") >= MIN_MODULE_SHARE * total_ns)
+    shares = [f"{terminal(name)} {percent(ns, total_ns, digits=0)}" for name, ns in named.iter_rows()]
+    return f"compute by part of the model: {', '.join(shares)}" if len(shares) > 1 else ""
+
+
+def finding_lines(finding: Finding, number: int, width: int, *, same_as: int | None = None) -> list[Text]:
+    """Return a finding: its number, saving, share and text, and below it the advice.
+
+    Args:
+        finding: The finding.
+        number: Its number.
+        width: Columns of the terminal.
+        same_as: Number of an earlier finding with the same advice, which is then not repeated.
+
+    """
+    text = _wrapped(finding.text, width, first=f"{number:>2} {saving(finding)}  ", rest=INDENT)
+    advice = finding.advice if same_as is None else f"as {same_as}"
+    return [*text, *_wrapped(advice, width, first=f"{INDENT}→ ", rest=f"{INDENT}  ", style="dim")]
 
 
 def saving(finding: Finding) -> str:
     """Return what a finding saves and its share of the step; what it costs where no saving is predicted.
 
     >>> saving(Finding(code="host_sync", cost_ns=4_000_000, share=0.2, saves_ns=3_000_000, evidence={"step_ns": 1}))
-    '−3.00 ms   15 %'
+    '  3.00 ms  15 %'
+    >>> saving(Finding(code="host_sync", cost_ns=4_000_000, share=0.2))
+    '≤ 4.00 ms  20 %'
     >>> saving(Finding(code="leak", cost_ns=0, cost_bytes=8_388_608, share=0.0))
-    '  8.4 MB       '
+    '   8.4 MB      '
     """
     if finding.cost_bytes and not finding.cost_ns:
-        return f"{size(finding.cost_bytes):>8} {'':>6}"
-    ns = finding.cost_ns if finding.saves_ns is None else finding.saves_ns
-    sign = " " if finding.saves_ns is None else "−"
-    share = finding.share * ns / finding.cost_ns if finding.cost_ns else 0.0
-    time = f"{sign}{short_ms(ns)}"
-    return f"{time:>8} {percent(share, digits=0):>6}"
+        return f"{size(finding.cost_bytes):>9} {'':>5}"
+    bound = "≤" if finding.saves_ns is None else ""
+    ns = _effect_ns(finding)
+    return f"{bound:<2}{short_ms(ns):>7} {percent(_effect_share(finding), digits=0):>5}"
 
 
-def closing_line(view: View, width: int, *, page_written: bool) -> list[Text]:
-    """Return how sure the figures are, and where there is more."""
-    more = ["--full", "--explain 1", *([] if page_written else ["-o report.html"])]
-    sure, rest = f"  sure: {'; '.join(certainty(view))}", f"more: {', '.join(more)}"
-    if len(sure) + len(rest) + 3 <= width:
-        return [Text(f"{sure}{rest:>{width - len(sure)}}", style="dim")]
+def closing_lines(view: View, width: int, *, page_written: bool, shown: int) -> list[Text]:
+    """Return how sure the figures are and what is not wrong, and where there is more.
+
+    Args:
+        view: The run.
+        width: Columns of the terminal.
+        page_written: Whether a page was written, which is then not suggested.
+        shown: Number of findings above.
+
+    """
+    smaller = 0 if view.role_advice else len(view.findings) - shown
+    full = f"--full ({counted(smaller, 'smaller finding')})" if smaller else "--full"
+    more = [full, "--explain 1", *([] if page_written else ["-o report.html"])]
+    sure = f"sure: {'; '.join(certainty(view))}"
+    if view.not_wrong and not view.role_advice:
+        sure += f"; {view.not_wrong}"
     return [
-        *_wrapped(sure.strip(), width, first="  ", rest="    ", style="dim"),
-        *_wrapped(rest, width, first="  ", rest="    ", style="dim"),
+        *_wrapped(sure, width, first="  ", rest="    ", style="dim"),
+        *_wrapped(f"more: {', '.join(more)}", width, first="  ", rest="    ", style="dim"),
     ]
+
+
+def _clocks_agree(view: View) -> bool:
+    """Return whether the clocks of the ranks are known well enough not to matter; True with one rank."""
+    analysis = view.analysis
+    error_ns = analysis.clocks.residual_ns
+    if len(analysis.rank_results) < 2:
+        return True
+    return error_ns is not None and error_ns <= MAX_CLOCK_ERROR_SHARE * (analysis.step.time_ns or 0)
 
 
 def certainty(view: View) -> list[str]:
@@ -218,10 +354,10 @@ def certainty(view: View) -> list[str]:
         error_ns = analysis.clocks.residual_ns
         if error_ns is None:
             facts.append("clocks not compared")
-        elif error_ns <= MAX_CLOCK_ERROR_SHARE * (analysis.step.time_ns or 0):
+        elif _clocks_agree(view):
             facts.append("clocks agree")
         else:
-            facts.append(f"clocks known to {short_ms(error_ns)}")
+            facts.append(f"clocks known to {short_ms(error_ns, 2)}")
     if view.warnings:
         facts.append(counted(len(view.warnings), "warning"))
     return facts or ["no step marks"]

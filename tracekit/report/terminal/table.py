@@ -8,7 +8,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from tracekit._util.text import terminal
-from tracekit.report.palette import LABEL_COLOURS
+from tracekit.report.palette import BAD, GOOD, LABEL_COLOURS, UNSURE
 from tracekit.report.table import Column, Table, Value
 from tracekit.report.text import shorten_distinct, wrap_text
 
@@ -21,11 +21,11 @@ MIN_NAME_LENGTH = 24
 MIN_NAME_LENGTH_WITH_ALL_COLUMNS = 36
 """… and that it keeps as long as there are expendable columns to leave out."""
 VERDICT_STYLES = {
-    "pass": "green",
-    "improved": "cyan",
-    "regressed": "bold red",
-    "inconclusive": "yellow",
-    "error": "bold red",
+    "pass": GOOD,
+    "improved": GOOD,
+    "regressed": f"bold {BAD}",
+    "inconclusive": UNSURE,
+    "error": f"bold {BAD}",
 }
 GAP = 2
 """Spaces between two columns."""
@@ -127,5 +127,5 @@ def _cell(column: Column, value: Value, style: str) -> Text:
     if column.kind == "verdict":
         return Text(value, style=VERDICT_STYLES[value])
     if column.kind == "change":
-        return Text(value, style="red" if value.startswith("+") else "green")
+        return Text(value, style=BAD if value.startswith("+") else GOOD)
     return Text(terminal(column.bare(value)), style=style)

@@ -29,9 +29,9 @@ from tracekit.report.view.path import blocking, changes_table, path_view
 from tracekit.report.view.pipeline import ScheduleView, unnamed_phases
 from tracekit.report.view.roles import (
     iteration_sentence,
-    iteration_summary,
     role_advice,
     role_tables,
+    step_summary,
     update_sentence,
     update_summary,
 )
@@ -223,7 +223,7 @@ class View:
         folder, _, name = (self.input_path or "").partition("?")[0].rstrip("/").rpartition("/")
         if re.match(r"(trace|rank\d+)\b", name):  # such a name says nothing: the folder's does
             name = folder.rpartition("/")[2] or name
-        return name.strip(".")
+        return re.sub(r"(\.pt)?(\.trace)?\.json(\.gz)?$", "", name).strip(".")
 
     @cached_property
     def role_advice(self) -> tuple[str, ...]:
@@ -232,8 +232,8 @@ class View:
 
     @cached_property
     def situation(self) -> tuple[str, ...]:
-        """The phases of an RL loop and its longest weight update, in a sentence each; empty for other runs."""
-        sentences_of_roles = (iteration_summary(self.analysis), update_summary(self.analysis))
+        """The training step of an RL loop and its longest weight update, in a sentence each; empty for other runs."""
+        sentences_of_roles = (step_summary(self.analysis), update_summary(self.analysis))
         return tuple(sentence for sentence in sentences_of_roles if sentence)
 
     @cached_property

@@ -15,7 +15,7 @@ from tracekit.intervals import union
 from tracekit.metrics.overlap import ratio
 from tracekit.metrics.process_phases import ROLLOUT, TRAIN
 from tracekit.report.table import Column, Table, make_table
-from tracekit.report.text import at_least
+from tracekit.report.text import at_least, short_ms
 from tracekit.report.words import WORDS
 from tracekit.roles.iterations import band_spans
 
@@ -177,20 +177,26 @@ def iteration_sentence(analysis: Analysis) -> str | None:
     return f"{text}.{_tail_sentence(iterations)}{late}"
 
 
-def iteration_summary(analysis: Analysis) -> str | None:
-    """Return the phases of an iteration in a few words; None without any."""
+def phase_times(analysis: Analysis) -> dict[str, float]:
+    """Return the time of each phase in an iteration, in ns, the mean of all; empty without iterations."""
     iterations = analysis.role_results.iterations
-    if not iterations:
+    times = {}
+    for phase in WORDS.phases if iterations else ():
+        times[phase] = mean(iteration.phase_ns.get(phase, 0) for iteration in iterations)
+    return times
+
+
+def step_summary(analysis: Analysis) -> str | None:
+    """Return the step of the main role in a few words, where an iteration holds it; None without iterations."""
+    results, step = analysis.role_results, analysis.step
+    if not results.iterations or step.time_ns is None:
         return None
-    total_ns = sum(iteration.end_ns - iteration.start_ns for iteration in iterations)
-    shares = []
-    for phase, words in WORDS.phases.items():
-        phase_ns = sum(iteration.phase_ns.get(phase, 0) for iteration in iterations)
-        if phase_ns:
-            shares.append(f"{words} {percent(phase_ns, total_ns, digits=0)}")
-    count = len(iterations)
-    mean = f"mean of {count} iterations" if count > 1 else "one iteration"
-    return f"iteration {ms(total_ns / count, digits=0)} ({mean}): {', '.join(shares)}"
+    budget = step.budget
+    exposed_ns = sum(budget.exposed_ns.values())
+    parts = {"compute": budget.compute_ns, "exposed": exposed_ns, "idle": budget.idle_ns}
+    shares = [f"{name} {percent(ns, budget.span_ns, digits=0)}" for name, ns in parts.items() if ns]
+    role = f" of role {results.main_role}" if results.main_role else ""
+    return f"a step{role}: {short_ms(step.time_ns)}, {', '.join(shares)}"
 
 
 def update_summary(analysis: Analysis) -> str | None:
@@ -199,8 +205,9 @@ def update_summary(analysis: Analysis) -> str | None:
     if not updates:
         return None
     longest = max(updates, key=lambda update: update.measured_ns)
-    text = f"weight update {ms(longest.measured_ns)}, {longest.bytes / 1e9:,.2f} GB at {longest.gb_s:.2f} GB/s"
-    return text if longest.ideal_ns is None else f"{text}, its two-buffer ideal {ms(longest.ideal_ns)}"
+    rate = f"{longest.bytes / 1e9:,.2f} GB at {longest.gb_s:.2f} GB/s"
+    text = f"weight update: {short_ms(longest.measured_ns)}, {rate}"
+    return text if longest.ideal_ns is None else f"{text}; with two buffers: {short_ms(longest.ideal_ns)}"
 
 
 def _train_waits(analysis: Analysis) -> str:
@@ -247,7 +254,8 @@ def late_start(analysis: Analysis) -> LateStart | None:
         longer_ns = tail.ns if tail.rank == tail.last_rank else 0
         noise_ns = max(MIN_SHARE * (iteration.end_ns - iteration.start_ns), off_ns if isinstance(off_ns, int) else 0)
         if late_ns > max(longer_ns, noise_ns):
-            text = f"the rollout of rank {tail.last_rank} starts {ms(late_ns)} after that of rank {first} and ends last"
+            after = f"{short_ms(late_ns)} after that of rank {first}"
+            text = f"the rollout of rank {tail.last_rank} starts {after} and ends last"
             late_starts.append((late_ns, iteration.index, text))
     if not late_starts:
         return None
@@ -303,21 +311,21 @@ def role_advice(analysis: Analysis) -> list[str]:
             f"the rollout of rank {tails[0].rank}" if one_rank else "the longest rollout (not always the same rank's)"
         )
         text = (
-            f"{which} takes {ms(tail_ns / len(tails))} longer than the median rank's: "
-            "cap the longest sequences or spread them over ranks, or train on the finished ones meanwhile"
+            f"{which} takes {short_ms(tail_ns / len(tails))} longer than the median rank's: "
+            "cap or spread the longest sequences, or train on finished ones meanwhile"
         )
         advice.append((tail_ns / total_ns, text))
     if (start := late_start(analysis)) is not None:
-        remedy = "start the rollouts of all ranks together"
+        remedy = "start all rollouts together"
         remedy += ", as in the other iterations" if start.others_start_together else ""
         advice.append((start.ns / total_ns, f"in iteration {start.iteration} {start.words}: {remedy}"))
     sync_ns = sum(iteration.phase_ns["weight_sync"] for iteration in iterations)
     moved_ns = sum(update.measured_ns for update in results.weight_updates)
     if moved_ns and sync_ns > 2 * moved_ns:
         text = (
-            f"weight sync takes {ms(sync_ns / len(iterations))} per iteration, but moving the weights only "
-            f"{ms(moved_ns / len(results.weight_updates))}: shorten what is done around it, such as collecting, "
-            "registering and releasing buffers (the timeline shows it)"
+            f"weight sync takes {short_ms(sync_ns / len(iterations))} per iteration, but moving the weights only "
+            f"{short_ms(moved_ns / len(results.weight_updates))}: shorten the rest (collecting, registering and "
+            "releasing buffers)"
         )
         advice.append(((sync_ns - moved_ns) / total_ns, text))
     if results.weight_updates and analysis.reload is None:
