@@ -95,4 +95,4 @@ def test_the_first_finding_of_an_everyday_run_is_the_planted_fault_and_its_savin
 def test_the_planted_synchronisations_are_counted():
     """One after each of eight blocks."""
     first = analyze(EVERYDAY / "items").findings[0]
-    assert "8 times a step in aten::item" in first.text
+    assert "stops 8 times a step to wait for the GPU in aten::item" in first.text

@@ -72,7 +72,7 @@ def test_a_link_that_became_slow_is_a_finding(tmp_path):
     dumps = ddp_dumps(2, 40, transfer_ms=lambda step: 5.0 if step < 25 else 9.0, sizes=(2_000_000,))
     (finding,) = findings(late(write_dumps(tmp_path, dumps)))
     assert (finding.code, finding.case) == ("slow_link", "degraded")
-    assert "takes 9.0 ms instead of 5.0 ms since step 25" in finding.text
+    assert "takes 9.00 ms instead of 5.00 ms since step 25" in finding.text
 
 
 def test_lateness_whose_cause_is_open_says_so(tmp_path):
