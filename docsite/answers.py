@@ -1,7 +1,7 @@
 """Answers shown in the README and in documents, written again from what the command prints.
 
-``python -m docsite.answers`` rewrites every block that begins with ``$ tracekit``; tests hold the blocks against the same
-output. A block may show parts of an answer: a line ``…`` stands for what is left out.
+``python -m docsite.answers`` rewrites every block that begins with ``$ tracekit``; tests hold the blocks against the
+same output. A block may show parts of an answer: a line ``…`` stands for what is left out.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ def answer(words: str, width: int) -> list[str]:
 
 
 def shown_lines(shown: str, printed: list[str]) -> list[str]:
-    """Return the lines of a block as they are printed now: all, or the parts that the block shows.
+    r"""Return the lines of a block as they are printed now: all, or the parts that the block shows.
 
     A part begins where the printed line has the same first word, and has as many lines as before.
 
-    >>> shown_lines("…\\nTime 1 s\\n…", ["run", "Time 2 s", "Idle 0"])
+    >>> shown_lines("…\nTime 1 s\n…", ["run", "Time 2 s", "Idle 0"])
     ['…', 'Time 2 s', '…']
-    >>> shown_lines("run\\nTime 1 s\\n", ["run", "Time 2 s", "Idle 0"])
+    >>> shown_lines("run\nTime 1 s\n", ["run", "Time 2 s", "Idle 0"])
     ['run', 'Time 2 s', 'Idle 0']
     """
     old = shown.rstrip("\n").split("\n")

@@ -88,9 +88,7 @@ def test_the_readmes_shell_examples_run(run_command, one_rank, monkeypatch):
         assert out.returncode == 0, f"{line}\n{out.stdout}\n{out.stderr}"
 
 
-SHOWN = [
-    (page, *block) for page in WIDTHS for block in BLOCK.findall((ROOT / page).read_text(encoding="utf-8"))
-]
+SHOWN = [(page, *block) for page in WIDTHS for block in BLOCK.findall((ROOT / page).read_text(encoding="utf-8"))]
 ANALYZE = re.compile(r"analyze (?P<path>[\w/-]+)(?P<full> --full)?")
 
 

@@ -64,13 +64,13 @@ class Recording:
 def analysis_of_steps(tmp_path):
     """Analyse a run of four steps of *period* ms, each of which ``fill(recording, start, number)`` adds to."""
 
-    def analyze_steps(fill, *, period=20.0, count=4, **options):
+    def analyze_steps(fill, *, period=20.0, count=4, stacks=False, **options):
         recording = Recording(**options)
         for number in range(count):
             recording.step(number, number * period, (number + 1) * period)
             fill(recording, number * period, number)
         recording.write(tmp_path)
-        return analyze(tmp_path)
+        return analyze(tmp_path, stacks=stacks)
 
     return analyze_steps
 

@@ -7,7 +7,9 @@ from types import SimpleNamespace
 import polars as pl
 import pytest
 
+from tests.findings.conftest import Recording
 from tests.kept import analysis_of
+from tracekit import analyze
 from tracekit.findings.communication import count_repetitions, drop_single_sizes, repeated_reductions
 from tracekit.schema import COPY_LABELS
 
@@ -72,6 +74,42 @@ def test_communication_behind_compute_is_no_finding(samples):
     analysis = analysis_of(samples / "overlapped")
     hidden = {label for label, ns in analysis.step.budget.exposed_ns.items() if not ns}
     assert not any(finding.evidence.get("label") in hidden for finding in analysis.findings)
+
+
+ALL_REDUCE = {
+    "Collective name": "allreduce", "In msg nelems": 1_000_000, "Out msg nelems": 1_000_000, "dtype": "BFloat16",
+    "Group size": 2, "Process Group Name": "0", "Process Group Description": "default_pg",
+    "Process Group Ranks": "[0, 1]",
+}  # fmt: skip
+
+
+def two_ranks(folder, *, compute_end):
+    """Analyse two ranks whose all-reduce runs from 10 to 18 ms of each step of 20 ms, computing until *compute_end*."""
+    for rank in (0, 1):
+        recording = Recording(rank, 2)
+        for number in range(4):
+            start = number * 20.0
+            recording.step(number, start, start + 20)
+            recording.kernel(start + 0.1, start + 0.2, start + compute_end)
+            recording.kernel(
+                start + 0.3, start + 10, start + 18, op="nccl:all_reduce", stream=20, args=ALL_REDUCE,
+                name="ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)", **ALL_REDUCE,
+            )  # fmt: skip
+            recording.kernel(start + 0.5, start + 18.1, start + 19.9)
+            recording.call("cudaDeviceSynchronize", start + 0.6, start + 19.95)  # the host follows the GPU
+        recording.write(folder)
+    return {finding.code: finding for finding in analyze(folder).findings}
+
+
+def test_an_all_reduce_without_compute_beside_it_costs_its_length(tmp_path):
+    finding = two_ranks(tmp_path, compute_end=10)["exposed_comm"]
+    assert finding.cost_ns == 8_000_000
+    assert finding.share == pytest.approx(0.4, rel=0.02)
+    assert {(place.end_ns - place.start_ns) for place in finding.where} == {8_000_000}
+
+
+def test_an_all_reduce_beside_compute_costs_nothing(tmp_path):
+    assert "exposed_comm" not in two_ranks(tmp_path, compute_end=18)
 
 
 def test_hints_about_collectives_are_not_given_for_copies(findings_of):

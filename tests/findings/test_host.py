@@ -107,6 +107,25 @@ def short_stretches(length):
     return fill
 
 
+def python_before_the_launch(recording, start, _):
+    recording.frame("train.py(7): step", start + 0.05, start + 11.0)
+    recording.frame("tokens.py(31): encode", start + 0.1, start + 9.9)
+    launch_ten(recording, start)
+
+
+def test_where_stacks_were_recorded_the_function_is_named(findings_of):
+    finding = findings_of(python_before_the_launch, stacks=True)["python"]
+    assert finding.case == "with_source"
+    assert finding.text.endswith("while the CPU runs Python, in tokens.py(31): encode")
+    assert [place.source for place in finding.where[:4]] == ["tokens.py(31): encode"] * 4
+
+
+def test_stacks_that_were_not_read_are_asked_for_and_not_recorded_again(findings_of):
+    finding = findings_of(python_before_the_launch)["python"]
+    assert finding.case == "stacks_not_read"
+    assert "with_stack" not in finding.advice
+
+
 def test_half_a_millisecond_without_a_range_is_python_and_less_lies_between_two_launches(findings_of):
     longer = findings_of(short_stretches(0.6))
     assert longer["python"].cost_ns > 10 * MS

@@ -112,7 +112,7 @@ def run(
             changes=change or (),
             critical_path=critical_path or has_page,
             timeline=has_page,
-            stacks=has_page,
+            stacks=has_page or finding_number is not None,  # source lines of the places
             by=by,
             pipeline=pipeline,
             gpu=gpu,

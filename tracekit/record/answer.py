@@ -33,12 +33,24 @@ class Answer(msgspec.Struct, frozen=True):
     error: str | None = None
 
 
+MAX_FINDINGS = 3
+"""Findings in the training's log, those with the largest saving."""
+
+
 def answer_of(analysis: Analysis) -> Answer:
     """Return the answer that an analysis gives."""
+    from tracekit.report.findings import finding_in_a_log
     from tracekit.report.scalars import scalars
     from tracekit.report.view import view_of
 
-    return Answer([f"{line.topic}: {line.text}" for line in view_of(analysis).answer], scalars(analysis))
+    view = view_of(analysis)
+    lines = [f"{line.topic}: {line.text}" for line in view.answer if line.topic != "Next"]
+    if view.role_advice:
+        lines += [f"Next: {text}" for text in view.role_advice[:MAX_FINDINGS]]
+    else:
+        for number, finding in enumerate(view.findings[:MAX_FINDINGS], start=1):
+            lines.append(f"Finding {number}: {finding_in_a_log(finding)}")
+    return Answer(lines, scalars(analysis))
 
 
 def analyse_apart(files: Sequence[Path]) -> Answer:

@@ -77,6 +77,22 @@ def finding_line(finding: Finding) -> str:
     return f"{finding.text}: {finding.advice}{saves}"
 
 
+def finding_in_a_log(finding: Finding) -> str:
+    """Return a finding as one line of a log: what it saves, or costs at most, then what, why and what to do.
+
+    >>> finding_in_a_log(Finding(code="hang", cost_ns=4_000_000, share=0.2, saves_ns=2_000_000))
+    'saves 2.00 ms (10 %): an operation did not complete → `tracekit late` shows which'
+    """
+    if finding.cost_bytes and not finding.cost_ns:
+        effect = size(finding.cost_bytes)
+    elif finding.saves_ns is None:
+        effect = f"saves at most {short_ms(finding.cost_ns)} ({percent(finding.share, digits=0)})"
+    else:
+        share = finding.share * finding.saves_ns / finding.cost_ns if finding.cost_ns else 0.0
+        effect = f"saves {short_ms(finding.saves_ns)} ({percent(share, digits=0)})"
+    return f"{effect}: {finding.text} → {finding.advice}"
+
+
 @cache
 def templates() -> Mapping[str, Any]:
     """Return the templates by code."""

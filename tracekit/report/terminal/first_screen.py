@@ -250,7 +250,7 @@ def _situation(view: View, width: int) -> Iterator[Text]:
     head = schedule.head
     digits = significant_digits(view)
     measured, ideal = short_ms(head.measured_ns, digits), short_ms(head.ideal_ns, digits)
-    facts = f"pipeline ({schedule.name}): {measured}; with the same compute and no delays {ideal}"
+    facts = f"{schedule.name} pipeline: schedule span {measured}; with the same compute and no delays {ideal}"
     gap_ns = {cause: ns for cause, ns in (schedule.gap_ns or {}).items() if ns > 0 and cause in GAP_CAUSES}
     cause_is_first = any(finding.code == "schedule_gap" for finding in view.findings[:1])
     if gap_ns and not cause_is_first:

@@ -4,6 +4,7 @@ from tracekit._util.text import counted, ms, percent, terminal
 from tracekit.analysis import Analysis
 from tracekit.diffs import Run, Side, from_analysis, gate
 from tracekit.errors import InputError
+from tracekit.report.findings import finding_in_a_log, shown_findings
 from tracekit.report.view.ranks import Pace, late_rank, late_rows
 from tracekit.run.watch import Recording
 
@@ -16,7 +17,7 @@ def run_of(recording: Recording) -> Run | None:
 
 
 def line(recording: Recording, *, first: Run | None = None) -> str:
-    """Return the step time and budget of a recording, and whether it is slower than the *first* one."""
+    """Return the step time, budget and first finding of a recording, and whether it is slower than the *first* one."""
     name, analysis, run = terminal(recording.name), recording.analysis, run_of(recording)
     if recording.read_again:
         name = f"{name} (read again, a file has changed)"
@@ -31,6 +32,9 @@ def line(recording: Recording, *, first: Run | None = None) -> str:
     if total.idle_known:
         parts.append(f"idle {percent(budget.idle_ns, budget.span_ns)}")
     text = f"{name}: {', '.join(parts)}"
+    findings = shown_findings(analysis.findings)
+    if findings:
+        text += f"; first: {finding_in_a_log(findings[0])}"
     if first is None or first.name == run.name:
         return text
     return f"{text}{_regression_mark(run, first)}{_newly_late(analysis, first)}"
