@@ -70,7 +70,7 @@ def test_strict_stops_and_keeps_what_was_done(samples, tmp_path):
 def test_a_failure_leaves_the_store_that_was_there(samples, tmp_path):
     tracekit.ingest(samples / "reload", tmp_path / "store", ranks=[3])
     with pytest.raises(InputError, match=r"rank1\.json"):
-        tracekit.ingest(one_bad_of_two(samples, tmp_path), tmp_path / "store", on_damage="error")
+        tracekit.ingest(one_bad_of_two(samples, tmp_path), tmp_path / "store", overwrite=True, on_damage="error")
     assert tracekit.open_store(tmp_path / "store").ranks == (3,)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "store"]
 
