@@ -80,23 +80,6 @@ def bare_ms(ns: float | None, digits: int = 3) -> str:
     return UNKNOWN if ns is None else f"{ns / 1e6:,.{digits}f}".replace("-", "−")
 
 
-def short_ms(ns: float | None) -> str:
-    """Return a time with three significant digits.
-
-    >>> short_ms(284_415_681), short_ms(67_123_250), short_ms(4_510_000), short_ms(12_345_000_000), short_ms(9_000)
-    ('284 ms', '67.1 ms', '4.51 ms', '12.3 s', '9 µs')
-    """
-    if ns is None:
-        return "unknown"
-    if abs(ns) >= 10_000_000_000:
-        return f"{ns / 1e9:.3g} s"
-    if abs(ns) < 100_000:
-        return f"{ns / 1e3:.0f} µs"
-    value = ns / 1e6
-    digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
-    return f"{value:,.{digits}f} ms"
-
-
 def signed_ms(ns: float, digits: int = 1) -> str:
     """Return a difference in nanoseconds as milliseconds with a sign.
 
