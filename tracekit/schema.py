@@ -380,6 +380,10 @@ CAPTURED_KERNELS = pl.Schema({"correlation": pl.Int64(), "kernel": pl.String()})
 """Names of the kernels that calls launched, where the calls record them, as HIP's do."""
 
 
+KERNEL_BLOCKS = pl.Schema({"id": pl.Int64(), "blocks": pl.Int64()})
+"""Thread blocks of kernels, by the id of the event."""
+
+
 @dataclass(frozen=True, slots=True)
 class GraphCapture:
     """Recording of the capture of CUDA or HIP graphs, which a rank replays."""
@@ -389,6 +393,8 @@ class GraphCapture:
     path: str = ""
     kernels: pl.DataFrame = field(default_factory=CAPTURED_KERNELS.to_frame)
     """Columns: ``CAPTURED_KERNELS``."""
+    blocks: pl.DataFrame = field(default_factory=KERNEL_BLOCKS.to_frame)
+    """Thread blocks of the kernels of the rank that replays. Columns: ``KERNEL_BLOCKS``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ import gzip
 import json
 import os
 from collections import Counter, defaultdict
+from dataclasses import replace
 from pathlib import Path
 
 import polars as pl
@@ -16,12 +17,14 @@ import pytest
 from tests.classify.conftest import Program
 from tracekit import analyze, load
 from tracekit.classify.captured_graphs import MIN_AGREEMENT, MIN_NAMED_SHARE, MIN_RELATED_SHARE
+from tracekit.classify.captured_sizes import MIN_SAME_SIZE_SHARE, find_other_size
 from tracekit.classify.classify_events import classify_rank, classify_with_lost
 from tracekit.classify.graph_replays import join_replays
 from tracekit.classify.kernel_words import find_related
 from tracekit.errors import InputError
+from tracekit.parsers.kineto.captures import MAX_GPU_EVENTS_PER_LAUNCH, holds_capture, read_kernel_blocks
 from tracekit.parsers.source_refs import SourceRef
-from tracekit.schema import CAPTURED_KERNELS, GraphCapture
+from tracekit.schema import CAPTURED_KERNELS, KERNEL_BLOCKS, GraphCapture
 from tracekit.store.sources import read_ref
 
 DATA = Path(__file__).parents[1] / "data" / "graph-capture"
@@ -316,3 +319,75 @@ def test_short_words_relate_nothing():
     """``sm`` and ``bf`` are architectures and types, ``add`` says what is computed."""
     kernels = ["CUDAFunctor_add", "sm_bf_kernel"]
     assert find_related(["aten::add_", "aten::bf_sm"], kernels) == {("aten::add_", "CUDAFunctor_add")}
+
+
+# ---- another batch size
+
+
+def norm_layers(batch):
+    shape = f"[[{batch},512,64],[64]]"
+    return [("aten::native_layer_norm", shape), ("aten::mm", f"[[{batch * 512},64],[64,64]]")] * 10
+
+
+NORM_KERNELS = ["void vectorized_layer_norm_kernel<float>(int)", "gemm_tn"]
+
+
+def blocks_of(events, *, odd=0, batch=8):
+    """Blocks of the norms of a replay at this batch size, one per row, except for those of the first few."""
+    norms = events.filter(pl.col("name").cast(pl.String).str.contains("layer_norm"))["id"].to_list()
+    blocks = [1 if i < odd else batch * 512 for i in range(len(norms))]
+    return pl.DataFrame({"id": norms, "blocks": blocks}, schema=KERNEL_BLOCKS)
+
+
+def test_a_capture_of_another_batch_size_is_refused_by_its_blocks():
+    """Kernels and their order are the same; a norm starts one block per row."""
+    events = replay_of(NORM_KERNELS * 10)
+    for batch, joined in ((8, 1), (16, 0), (4, 0)):
+        capture = replace(capture_of(norm_layers(batch)), blocks=blocks_of(events))
+        replays = join_replays(events, capture)
+        assert replays.replays_joined == joined
+        expected = [] if joined else [("sizes", batch * 512, 8 * 512)]
+        assert [(m.case, m.captured, m.replayed) for m in replays.mismatches] == expected
+
+
+@pytest.mark.parametrize(("odd", "accepted"), [(1, True), (2, False)])
+def test_a_tenth_of_the_norms_may_have_other_blocks(odd, accepted):
+    assert pytest.approx(1 - 1 / 10) == MIN_SAME_SIZE_SHARE
+    events = replay_of(NORM_KERNELS * 10)
+    capture = replace(capture_of(norm_layers(8)), blocks=blocks_of(events, odd=odd))
+    assert bool(join_replays(events, capture).replays_joined) is accepted
+
+
+@pytest.mark.parametrize(
+    ("kernel", "shapes", "blocks"),
+    [
+        ("void at::native::elementwise_kernel<128, 4, add>(int)", "[[1000,1000],[]]", 1954),
+        ("void (anonymous namespace)::cunn_SoftMaxForward<4, float>(float*)", "[[8,512,1000],[],[]]", 4096),
+        ("void vllm::rms_norm_kernel<c10::BFloat16, 8>(int)", "[[32,4096],[4096]]", 32),
+    ],
+)
+def test_blocks_follow_from_shapes(kernel, shapes, blocks):
+    assert find_other_size([(kernel, shapes, blocks)]) is None
+    assert find_other_size([(kernel, shapes, 2 * blocks)]) == (blocks, 2 * blocks)
+
+
+def test_blocks_are_read_from_the_file(tmp_path):
+    kernel = {"ph": "X", "cat": "kernel", "name": "k", "ts": 2, "dur": 1, "args": {"grid": [4, 3, 2], "correlation": 1}}
+    call = {"ph": "X", "cat": "cuda_runtime", "name": "cudaGraphLaunch", "ts": 1, "dur": 1, "args": {"correlation": 1}}
+    flow = {"ph": "s", "id": 1, "cat": "ac2g", "ts": 1}
+    path = tmp_path / "rank0.json"
+    path.write_text(json.dumps({"traceEvents": [call, flow, kernel]}))
+    assert read_kernel_blocks(str(path)).rows() == [(1, 24)]
+    (rank,) = read_ref(SourceRef(str(path), "kineto", 0, "option"))
+    assert rank.events.filter(pl.col("kind") == "kernel")["id"].to_list() == [1]
+
+
+@pytest.mark.parametrize(("gpu_events", "captured"), [(5, True), (6, False)])
+def test_a_capture_has_at_most_half_as_many_gpu_events_as_launches(tmp_path, gpu_events, captured):
+    assert MAX_GPU_EVENTS_PER_LAUNCH == 5 / 10
+    begin = {"ph": "X", "cat": "cuda_runtime", "name": "cudaStreamBeginCapture"}
+    launch = {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel"}
+    kernel = {"ph": "X", "cat": "kernel", "name": "gemm"}
+    path = tmp_path / "rank0.json"
+    path.write_text(json.dumps({"traceEvents": [begin, *[launch] * 10, *[kernel] * gpu_events]}))
+    assert holds_capture(str(path)) is captured

@@ -23,6 +23,7 @@ import numpy as np
 import polars as pl
 
 from tracekit._util.arrays import Bools, Ints
+from tracekit.classify.captured_sizes import find_other_size
 from tracekit.classify.host_ranges import ranges_around_calls
 from tracekit.classify.kernel_words import find_related
 from tracekit.classify.names import HOST_CALLS, LIBRARIES
@@ -219,13 +220,30 @@ def match_nodes(graph: CapturedGraph, nodes: pl.DataFrame) -> NodeMatch | Mismat
 
     Args:
         graph: The captured graph.
-        nodes: GPU events of the replay by start, with ``kind``, ``name``, ``device``, ``stream`` and ``bytes``.
+        nodes: GPU events of the replay by start, with ``kind``, ``name``, ``device``, ``stream``, ``bytes`` and, of
+            kernels, thread ``blocks``.
 
     """
     replayed = Counter(nodes["kind"].cast(pl.String).to_list())
     for kind in ("kernel", "memset", "memcpy"):
         if replayed[kind] != graph.kinds[kind]:
             return Mismatch(f"{kind}_count", graph.kinds[kind], replayed[kind])
+    match = _match_by_evidence(graph, nodes)
+    if isinstance(match, NodeMatch) and (sizes := _find_other_size(graph, nodes, match)) is not None:
+        return Mismatch("sizes", *sizes)
+    return match
+
+
+def _find_other_size(graph: CapturedGraph, nodes: pl.DataFrame, match: NodeMatch) -> tuple[int, int] | None:
+    """Return the blocks that the captured shapes ask for and those replayed, if these differ; None if not."""
+    is_joined = match.launch >= 0
+    shapes = graph.launches["shapes"].gather(match.launch[is_joined])
+    joined = nodes.filter(pl.Series(is_joined)).select(pl.col("name").cast(pl.String), shapes, "blocks")
+    return find_other_size(joined.rows())
+
+
+def _match_by_evidence(graph: CapturedGraph, nodes: pl.DataFrame) -> NodeMatch | Mismatch:
+    """Join nodes with launches by names where these are recorded, else by order."""
     names = nodes["name"].cast(pl.String).to_list()
     if graph.has_names:
         return _match_names(graph, nodes, names)

@@ -54,6 +54,7 @@ def join_replays(events: pl.DataFrame, capture: GraphCapture) -> Replays:
     """Join the replays among one rank's events with the graphs of a capture."""
     graphs = read_captured_graphs(capture)
     calls, nodes = _read_replays(events)
+    nodes = nodes.join(capture.blocks, on="id", how="left", maintain_order="left")
     nodes_of = {replay: of_replay for (replay,), of_replay in nodes.partition_by("replay", as_dict=True).items()}
     # 1. The graphs that fit each replay, and of the others the reason of the graph that comes closest.
     fitting: dict[int, dict[int, NodeMatch]] = {}

@@ -202,27 +202,32 @@ def read_ref(
     else:
         with remote.fetch_to_local(ref.url or ref.path) as local:
             parts = READERS[ref.reader](local, ref, stacks, lenient)
+            capture = None if ref.capture is None else read_capture(ref, local, lenient=lenient)
         parts = [_with_discovered_rank(part, ref, only_rank=len(parts) == 1) for part in parts]
         if ref.snapshots and len(parts) == 1:
             parts = [_read_snapshots(parts[0], ref.snapshots)]
-        if ref.capture is not None:
-            capture = read_capture(ref.capture, lenient=lenient)
+        if capture is not None:
             parts = [replace_fields(part, capture=capture) for part in parts]
     return [part for part in parts if ranks is None or part.source.rank in ranks]
 
 
-def read_capture(ref: SourceRef, *, lenient: bool = True) -> GraphCapture:
-    """Read the trace of a capture of graphs."""
-    from tracekit.parsers.kineto.captures import read_launched_kernels
+def read_capture(replay: SourceRef, replay_file: str, *, lenient: bool = True) -> GraphCapture:
+    """Read the capture that is attached to a source, which was read from *replay_file*."""
+    from tracekit.parsers.kineto.captures import read_kernel_blocks, read_launched_kernels
 
+    ref = replay.capture
+    assert ref is not None, "only sources with a capture are read with it"
     if ref.reader not in PYTORCH_READERS:
         hint = "give the trace that PyTorch's profiler wrote while the graph was captured"
         raise InputError(f"{ref.path}: a capture is read from PyTorch traces alone", hint=hint)
     with remote.fetch_to_local(ref.url or ref.path) as local:
         (part,) = READERS[ref.reader](local, ref, False, lenient)
-        if ref.reader != "kineto":
-            return GraphCapture(part.events, ref.path)
-        return GraphCapture(part.events, ref.path, read_launched_kernels(local))
+        capture = GraphCapture(part.events, ref.path)
+        if ref.reader == "kineto":
+            capture = replace_fields(capture, kernels=read_launched_kernels(local))
+    if replay.reader == "kineto":
+        capture = replace_fields(capture, blocks=read_kernel_blocks(replay_file))
+    return capture
 
 
 def attach_captures(refs: Sequence[SourceRef], captures: Sequence[SourceRef]) -> list[SourceRef]:

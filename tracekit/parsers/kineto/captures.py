@@ -3,6 +3,7 @@
 While a graph is captured, launches run nothing: the trace has launches and next to no GPU events.
 """
 
+import math
 import re
 from typing import Any
 
@@ -10,7 +11,7 @@ import msgspec
 import polars as pl
 
 from tracekit.parsers.kineto.stream import Stream
-from tracekit.schema import CAPTURED_KERNELS
+from tracekit.schema import CAPTURED_KERNELS, KERNEL_BLOCKS
 
 MAX_GPU_EVENTS_PER_LAUNCH = 0.5
 """GPU events per launch up to which a trace with a capture is taken for one of the capture alone."""
@@ -46,9 +47,11 @@ def _count(pattern: re.Pattern[bytes], text: bytes, limit: int) -> int:
 class _Args(msgspec.Struct):
     kernel: Any = None
     correlation: Any = None
+    grid: Any = None
 
 
 class _Event(msgspec.Struct):
+    ph: Any = None
     cat: Any = None
     args: _Args | None = None
 
@@ -57,18 +60,33 @@ class _Trace(msgspec.Struct):
     traceEvents: list[_Event] = []  # noqa: N815 - the key of the format
 
 
-def read_launched_kernels(path: str) -> pl.DataFrame:
-    """Return the names of the kernels that launches record (``CAPTURED_KERNELS``); none if the file is damaged."""
+def _read_events(path: str) -> list[_Event]:
+    """Return the events of a trace; none if the file is damaged."""
     parts = []
     with Stream(path) as stream:
         while chunk := stream.read(_CHUNK_BYTES):
             parts.append(chunk)
     try:
-        trace = msgspec.json.decode(b"".join(parts), type=_Trace)
+        return msgspec.json.decode(b"".join(parts), type=_Trace).traceEvents
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return CAPTURED_KERNELS.to_frame()
+        return []
+
+
+def read_kernel_blocks(path: str) -> pl.DataFrame:
+    """Return the thread blocks of a trace's kernels (``KERNEL_BLOCKS``); none if the file is damaged."""
     rows = []
-    for event in trace.traceEvents:
+    complete_events = (event for event in _read_events(path) if event.ph == "X")
+    for number, event in enumerate(complete_events):
+        grid = None if event.args is None else event.args.grid
+        if event.cat == "kernel" and isinstance(grid, list) and all(isinstance(size, int) for size in grid):
+            rows.append((number, math.prod(grid)))
+    return pl.DataFrame(rows, schema=KERNEL_BLOCKS, orient="row")
+
+
+def read_launched_kernels(path: str) -> pl.DataFrame:
+    """Return the names of the kernels that launches record (``CAPTURED_KERNELS``); none if the file is damaged."""
+    rows = []
+    for event in _read_events(path):
         args = event.args
         if args is None or not isinstance(args.kernel, str) or not isinstance(args.correlation, int):
             continue
