@@ -7,8 +7,10 @@ import importlib
 import importlib.util
 import inspect
 import pickle
+import shutil
 import subprocess
 import sys
+import sysconfig
 from functools import cache
 from pathlib import Path
 from unittest.mock import patch
@@ -354,6 +356,17 @@ CASES = {
 """Functions of loops that share a name."""
 
 
+def why_uncompiled():
+    """Return which loops run uncompiled, and whether this machine has a compiler and Python's headers."""
+    files = {module: str(importlib.import_module(module).__file__) for module in _loops.MODULES}
+    uncompiled = [module.rpartition(".")[2] for module, file in files.items() if file.endswith(".py")]
+    headers = Path(sysconfig.get_path("include"), "Python.h")
+    return f"not compiled: {', '.join(uncompiled)} (cc: {shutil.which('cc')}, Python.h: {headers.exists()})"
+
+
+needs_compiled_loops = pytest.mark.skipif(not _loops.is_compiled(), reason=why_uncompiled())
+
+
 def called(function, arguments):
     """Call a loop with copies of the arguments; return what it returns and writes."""
     given = copy.deepcopy(arguments)
@@ -362,7 +375,7 @@ def called(function, arguments):
     return returned, [value.tolist() for value in values if isinstance(value, np.ndarray)]
 
 
-@pytest.mark.skipif(not _loops.is_compiled(), reason="the loops were not compiled")
+@needs_compiled_loops
 @pytest.mark.parametrize(("module", "make"), [(module, make) for module, makes in CASES.items() for make in makes])
 def test_compiled_and_uncompiled_give_the_same(module, make):
     name = make.__name__
@@ -391,7 +404,7 @@ def test_every_loop_is_compared(module):
     assert {make.__name__ for make in CASES[module]} == own
 
 
-@pytest.mark.skipif(not _loops.is_compiled(), reason="the loops were not compiled")
+@needs_compiled_loops
 def test_an_array_of_another_type_is_refused():
     from tracekit._loops.edit_distance import count_edits
 
