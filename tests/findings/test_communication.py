@@ -47,6 +47,20 @@ def test_gradients_reduced_after_each_of_four_micro_batches_cost_three_quarters_
     assert (finding.change, finding.saves_ns, finding.saves_range_ns) == ("dp_comm x0.25", 70, (60, 80))
 
 
+@pytest.mark.parametrize(("lost", "times"), [([0], [4]), ([0, 1], [])])
+def test_a_kernel_that_one_rank_lost_does_not_hide_what_the_other_shows(lost, times):
+    """Two ranks reduce four times; the first reduction is missing in the ranks of *lost*."""
+    context = reduction_context(*ONCE_PER_MICROBATCH)
+    operations, timeline = context.analysis.tables["operations"], context.analysis.tables["timeline"]
+    both_ranks = pl.concat([operations, operations.with_columns(rank=pl.lit(1, operations["rank"].dtype))])
+    is_lost = pl.col("rank").is_in(lost) & (pl.col("start_ns") == 10)
+    context.analysis.tables["operations"] = both_ranks.filter(~is_lost)
+    context.analysis.tables["timeline"] = pl.concat(
+        [timeline, timeline.with_columns(rank=pl.lit(1, timeline["rank"].dtype))]
+    )
+    assert [finding.evidence["times_per_step"] for finding in repeated_reductions(context)] == times
+
+
 def test_buckets_of_equal_size_within_one_backward_are_no_repetition():
     assert not list(repeated_reductions(reduction_context([8, 8, 8, 8], [10, 12, 14, 16], [0])))
 

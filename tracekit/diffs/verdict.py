@@ -288,16 +288,17 @@ def _test(case: _Case, alpha: float) -> _Test:
     after_steps, before_steps = ([value for run in runs for value in run] for runs in (after, before))
     # A rank test asks whether most steps are slower: a mean can grow although they are not.
     ranks_decide = case.metric.name != "mean_step_ms"
+    correlation = stats.correlation([*after, *before])
     if ranks_decide and stats.smallest_p(len(after_steps), len(before_steps)) <= alpha:
         method = "rank test"
-        correlation = stats.correlation([*after, *before])
         shifted = [value + case.tested_change for value in before_steps]
         p_worse = stats.weaken(stats.rank_test(after_steps, shifted), correlation)
         p_better = stats.weaken(stats.rank_test(before_steps, after_steps), correlation)
     else:
+        # Blocks of a few steps keep only a part of what neighbours have in common.
         method = "bootstrap"
-        p_worse = estimate.p_not_above(case.tested_change)
-        p_better = replace(estimate, value=-estimate.value).p_not_above()
+        p_worse = stats.weaken(estimate.p_not_above(case.tested_change), correlation)
+        p_better = stats.weaken(replace(estimate, value=-estimate.value).p_not_above(), correlation)
     if case.noise or len(after) + len(before) > 2:
         deviation = case.noise.deviation if case.noise else thresholds.prior_deviation(case.floor, case.uncertainty)
         df = float(case.noise.df) if case.noise else thresholds.PRIOR_DEGREES_OF_FREEDOM

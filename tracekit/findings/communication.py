@@ -126,15 +126,15 @@ def repeated_reductions(context: Context) -> Iterator[Finding]:
     if reductions.is_empty() or reductions["bytes"].null_count() == len(reductions):
         return
     forwards = context.analysis.tables["timeline"].filter(pl.col("label").cast(pl.String) == "forward")
-    counts = []
-    for (rank, _), of_step in reductions.group_by("rank", "step", maintain_order=True):
+    counts: dict[object, list[int]] = {}
+    for (rank, step), of_step in reductions.group_by("rank", "step", maintain_order=True):
         ordered = of_step.sort("start_ns")
         starts = forwards.filter(pl.col("rank") == rank)["start_ns"].to_list()
         repeated_sizes = drop_single_sizes(ordered)
-        counts.append(
-            count_repetitions(repeated_sizes["bytes"].to_list(), repeated_sizes["start_ns"].to_list(), starts)
-        )
-    repeated = min(counts, default=1)
+        count = count_repetitions(repeated_sizes["bytes"].to_list(), repeated_sizes["start_ns"].to_list(), starts)
+        counts.setdefault(step, []).append(count)
+    # Ranks reduce together: where one lost a kernel and shows no sequence, the others still do.
+    repeated = min((max(of_ranks) for of_ranks in counts.values()), default=1)
     if repeated < 2:
         return
     predicted = context.predict(f"dp_comm x{1 / repeated:.4g}")
@@ -152,7 +152,7 @@ def repeated_reductions(context: Context) -> Iterator[Finding]:
         where=longest_operations(context, "dp_comm"),
         evidence={
             "times_per_step": repeated,
-            "bytes_per_step": int(reductions["bytes"].sum() // max(len(counts), 1)),
+            "bytes_per_step": int(reductions["bytes"].sum() // max(sum(map(len, counts.values())), 1)),
             "framework": context.framework,
         },
         change=None if predicted is None else f"dp_comm x{1 / repeated:.4g}",

@@ -16,6 +16,7 @@ import polars as pl
 from tracekit.classify.messages import parse_group_ranks
 from tracekit.errors import Notice, NoticeValues
 from tracekit.intervals import EMPTY, Intervals
+from tracekit.metrics.peaks import find_gpu
 from tracekit.reconstruct.chunk_table import cut_chunks, measure_chunks
 from tracekit.reconstruct.kernels import prepare
 from tracekit.reconstruct.messages import CONTENTION, measure_contention, read_messages
@@ -47,6 +48,7 @@ class RankPipeline:
     cut: tuple[int | None, ...] = ()  # steps recorded only in part; None: the trace has no step marks
     notices: tuple[Notice, ...] = ()
     contention: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=CONTENTION))
+    shares_gpu: bool = False  # its process may use a part of the GPU's multiprocessors only
     full_queue: pl.DataFrame = field(default_factory=TIMES.to_frame)  # when the host waited for room in the GPU's queue
 
     @cached_property
@@ -74,6 +76,13 @@ _COLUMNS = ("id", "name", "label", "pass", "step", "start_ns", "end_ns", "launch
             "node", "annotation", "annotations", "stage", "microbatch", "p2p", "group", "group_desc", "group_ranks",
             "bytes")  # fmt: skip
 """Columns of labelled events that reconstruction reads."""
+
+
+def _has_part_of_gpu(source: Source) -> bool:
+    """Return whether the process may use a part of its GPU's multiprocessors only, so that others may use the rest."""
+    gpus = [find_gpu(device) for device in source.devices]
+    whole = max((gpu.multiprocessors for gpu in gpus if gpu is not None), default=0)
+    return source.multiprocessors is not None and source.multiprocessors < whole
 
 
 def rank_pipeline(
@@ -120,6 +129,7 @@ def rank_pipeline(
     named = rows.filter((pl.col("label") == "pp_comm") & pl.col("group").is_not_null())  # with known communicator
     return RankPipeline(
         rank=source.rank,
+        shares_gpu=_has_part_of_gpu(source),
         chunks=chunks,
         messages=read_messages(rows, chunks),
         stalls=_stall_table(stalls),

@@ -24,6 +24,18 @@ UNKNOWN_SLOWDOWN: Estimate = (1.0, 1.4, 2.0)
 """Slowdown of compute if none ran beside messages: a kernel that fills the GPU takes as long as before, or twice. The
 likely value is a guess between these bounds, 2026-11-15."""
 
+MIN_SHARE_BESIDE_MESSAGES_TO_MEASURE = 0.2
+"""Share of the time of ops beside messages of their rank from which a run shows what that costs ranks on one GPU. By
+choice, 2026-11-18: schedules that hide messages have 0.4 to 0.55, those that do not 0.02 to 0.1."""
+
+UNKNOWN_COST_TO_OTHER_RANKS = 0.5
+"""Cost of a message beside compute to each other rank on the same GPU, over its cost to the rank itself, where the run
+does not show it: another rank loses nothing, or as much. The value is a guess between these bounds, 2026-11-18; runs
+that show it have 0.3 to 1. It is also how uncertain both costs are taken to be before the run is looked at."""
+
+MAX_FIT_ROUNDS = 20
+"""Rounds of the fit of costs on a shared GPU, which settles in a few. By choice, 2026-11-18."""
+
 MAX_SLOWDOWN = 4.0
 """Largest slowdown of compute beside messages that is believed; more is an outlier. By choice, 2026-11-15."""
 

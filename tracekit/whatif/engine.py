@@ -96,6 +96,7 @@ class _Simulation:
         self.awaited_kernel = [-1] * ranks
         self.piece_start, self.piece_end = [math.nan] * pieces, [math.nan] * pieces
         self.slow_speed = [1.0 / machine.slowdown.get(piece.kind, 1.0) for piece in program.pieces]
+        self.ranks_share_gpu = machine.other_cost > 0
 
         messages = len(program.messages)
         self.queues: list[dict[int, deque[int]]] = [{} for _ in range(ranks)]
@@ -185,9 +186,11 @@ class _Simulation:
                 return
             self.next_step[rank] += 1
             if action == RUN:
+                self._settle_other_ranks(rank, now)
                 self.piece_start[number], self.running_piece[rank] = now, number
                 self.remaining_work[rank], self.updated_at[rank] = self.work[number], now
                 self._plan_piece_end(rank, now)
+                self._plan_other_ranks(rank, now)
                 return
             if action == POST:
                 if not self.off_queue[number]:
@@ -197,7 +200,32 @@ class _Simulation:
                     return
 
     def _speed(self, rank: int) -> float:
-        return self.slow_speed[self.running_piece[rank]] if self.active_kernels[rank] else 1.0
+        own_speed = self.slow_speed[self.running_piece[rank]] if self.active_kernels[rank] else 1.0
+        if not self.ranks_share_gpu:
+            return own_speed
+        beside_message = sum(self.active_kernels[other] > 0 for other in self._other_running_ranks(rank))
+        return own_speed / (1.0 + self.machine.other_cost * beside_message)
+
+    def _other_running_ranks(self, rank: int) -> list[int]:
+        return [other for other, piece in enumerate(self.running_piece) if piece >= 0 and other != rank]
+
+    def _settle(self, rank: int, now: float) -> None:
+        """Take off the running piece what it did until now at its present speed."""
+        done = (now - self.updated_at[rank]) * self._speed(rank)
+        self.remaining_work[rank] = max(0.0, self.remaining_work[rank] - done)
+        self.updated_at[rank] = now
+
+    def _settle_other_ranks(self, rank: int, now: float) -> None:
+        """Settle the pieces of other ranks, before something of *rank* changes that they feel on a shared GPU."""
+        if self.ranks_share_gpu:
+            for other in self._other_running_ranks(rank):
+                self._settle(other, now)
+
+    def _plan_other_ranks(self, rank: int, now: float) -> None:
+        """Plan the pieces of other ranks again, after something of *rank* changed that they feel on a shared GPU."""
+        if self.ranks_share_gpu:
+            for other in self._other_running_ranks(rank):
+                self._plan_piece_end(other, now)
 
     def _plan_piece_end(self, rank: int, now: float) -> None:
         """Plan the end of the running piece at its current speed; it cannot end before its last kernel is launched."""
@@ -210,16 +238,18 @@ class _Simulation:
         """Add to the number of message kernels that run, and plan the running piece's end at its new speed."""
         runs = self.running_piece[rank] >= 0
         if runs:
-            done = (now - self.updated_at[rank]) * self._speed(rank)
-            self.remaining_work[rank] = max(0.0, self.remaining_work[rank] - done)
-            self.updated_at[rank] = now
+            self._settle(rank, now)
+            self._settle_other_ranks(rank, now)
         self.active_kernels[rank] += change
         if runs:
             self._plan_piece_end(rank, now)
+            self._plan_other_ranks(rank, now)
 
     def _end_piece(self, rank: int, now: float) -> None:
         self.piece_end[self.running_piece[rank]] = now
+        self._settle_other_ranks(rank, now)
         self.running_piece[rank] = -1
+        self._plan_other_ranks(rank, now)
         self._advance(rank, now)
 
     # messages -----------------------------------------------------------------------------------------------------

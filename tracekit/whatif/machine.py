@@ -19,6 +19,7 @@ from tracekit.whatif.constants import (
     UNKNOWN_SLOWDOWN,
     Estimate,
 )
+from tracekit.whatif.shared_gpu import SharedGpu
 
 OP_KINDS = ("F", "I", "W", "B", "FB")
 
@@ -40,6 +41,12 @@ class Machine(msgspec.Struct, frozen=True):
     duplex: float = 1.0  # latency beside a message in the other direction / latency alone
     queues: Queues = "one"
     slowdown: Mapping[str, float] = {}  # by op kind: time beside messages / time alone
+    other_cost: float = 0.0  # additional time for each other rank on the same GPU that computes beside a message
+
+    @property
+    def pooled_slowdown(self) -> float:
+        """Mean over op kinds of the slowdown beside messages."""
+        return sum(self.slowdown.values()) / len(self.slowdown) if self.slowdown else 1.0
 
 
 class FittedMachine(msgspec.Struct, frozen=True, eq=False):
@@ -47,6 +54,23 @@ class FittedMachine(msgspec.Struct, frozen=True, eq=False):
 
     machines: tuple[Machine, Machine, Machine]
     unknown: tuple[str, ...]
+
+    def on_shared_gpu(self, shared: SharedGpu) -> "FittedMachine":
+        """Return the same for ranks that share one GPU: slowdowns as measured there, and what ranks cost each other."""
+        pooled = self.machines[MIDDLE].pooled_slowdown
+        ratio = (shared.own_slowdown - 1) / (pooled - 1) if pooled > 1 else 0.0
+        low, middle, high = (
+            msgspec.structs.replace(
+                machine,
+                slowdown={kind: 1 + ratio * (factor - 1) for kind, factor in machine.slowdown.items()},
+                other_cost=shared.other_cost,
+            )
+            for machine in self.machines
+        )
+        unknown = self.unknown
+        if not shared.measured:
+            unknown += ("what messages beside compute cost other ranks on the same GPU: hardly any ran beside it",)
+        return FittedMachine((low, middle, high), unknown)
 
 
 def fit_machine(messages: pl.DataFrame, contention: Sequence[pl.DataFrame], queues: Queues) -> FittedMachine:

@@ -23,6 +23,7 @@ from tracekit.whatif.constants import (
 from tracekit.whatif.engine import HostTimes
 from tracekit.whatif.machine import Machine
 from tracekit.whatif.rank_programs import Piece, Program
+from tracekit.whatif.shared_gpu import SharedGpu, count_ranks_beside_messages, fit_shared_gpu
 
 
 class OpTimes(msgspec.Struct, frozen=True):
@@ -149,17 +150,11 @@ def measure_ops(
         lead_ns: GPU time of each cell between its readiness and its start: exchanges with experts, copies, other work.
         full_queue: When the host of each position waited for room in the GPU's queue, which is not its own time.
         gpu_slowdowns: Slowdown of the GPUs of some positions, which is theirs and not their stages'.
-        level: Quartile of equal ops to take: ``LOW``, ``MIDDLE`` (the median) or ``HIGH``.
+        level: What to take of the times of equal ops: the quartiles ``LOW`` and ``HIGH``, or ``MIDDLE``, the mean.
     """
     rows = cells.with_columns(pl.col("op").cast(pl.String), pl.col("stage").fill_null(0).cast(pl.Int64))
-    # Of each nanosecond beside messages, this share would not have been needed without them.
-    slowdown_share = {kind: 1 - 1 / factor for kind, factor in machine.slowdown.items()}
-    share = pl.col("op").replace_strict(slowdown_share, default=0.0, return_dtype=pl.Float64)
-    # Receives that wait for nothing are open all the time and slow nothing down, here as in the engine.
-    beside = {p: table.filter("send") for p, table in messages.items()} if machine.queues == "free" else messages
-    slowdown_ns = share * _time_beside_messages(cells, beside)
     rows = rows.with_columns(
-        gpu_ns=(pl.col("end_ns") - pl.col("start_ns") - pl.col("host_ns") - slowdown_ns).clip(0) + lead_ns,
+        gpu_ns=_time_alone(rows, messages, machine) + lead_ns,
         launching_ns=_host_time(rows, "launch_ns", "last_ns", full_queue),
     )
     rows, post_ns, host_waits = _measure_host(rows, messages, full_queue)
@@ -211,6 +206,51 @@ def measure_ops(
         gpu_starts=_first_of_positions(rows, messages, "start_ns"),
         has_split_backwards=has_split_backwards,
     )
+
+
+def fit_sharing(cells: pl.DataFrame, messages: Mapping[int, pl.DataFrame], machine: Machine) -> SharedGpu:
+    """Measure what messages cost the compute of ranks that share one GPU.
+
+    Args:
+        cells: Cells of the step (``DETAILED``).
+        messages: Messages (``MESSAGES``) by position, on the clock of the cells.
+        machine: Machine of the run; its slowdown beside messages is what is expected.
+    """
+    slowing = _slowing_messages(messages, machine)
+    table = cells.select(
+        equal_ops=pl.struct("op", "stage").rank("dense"),
+        took_ns=(pl.col("end_ns") - pl.col("start_ns") - pl.col("host_ns")).cast(pl.Float64),
+        own_share=_time_beside_messages(cells, slowing) / (pl.col("end_ns") - pl.col("start_ns")).clip(1),
+        other_ranks=pl.Series(count_ranks_beside_messages(cells, slowing)),
+    ).filter(pl.col("took_ns") > 0)
+    columns = (table[name].cast(pl.Float64).to_numpy() for name in table.columns)
+    return fit_shared_gpu(*columns, expected_slowdown=machine.pooled_slowdown)
+
+
+def _time_alone(rows: pl.DataFrame, messages: Mapping[int, pl.DataFrame], machine: Machine) -> pl.Series:
+    """Return the GPU time of each cell with no message beside it, on its rank or on others that share its GPU.
+
+    It does not contain waits for the host.
+    """
+    slowing = _slowing_messages(messages, machine)
+    # Of each nanosecond beside messages, this share would not have been needed without them.
+    slowdown_share = {kind: 1 - 1 / factor for kind, factor in machine.slowdown.items()}
+    share = rows["op"].replace_strict(slowdown_share, default=0.0, return_dtype=pl.Float64)
+    slowdown_ns = share * _time_beside_messages(rows, slowing)
+    alone_ns = (rows["end_ns"] - rows["start_ns"] - rows["host_ns"] - slowdown_ns).clip(0)
+    if not machine.other_cost:
+        return alone_ns
+    return alone_ns / (1 + machine.other_cost * pl.Series(count_ranks_beside_messages(rows, slowing)))
+
+
+def _slowing_messages(messages: Mapping[int, pl.DataFrame], machine: Machine) -> dict[int, pl.DataFrame]:
+    """Return the messages that slow compute down, by position.
+
+    Receives that wait for nothing are open all the time and slow nothing down, here as in the engine.
+    """
+    if machine.queues != "free":
+        return dict(messages)
+    return {position: table.filter("send") for position, table in messages.items()}
 
 
 def _first_of_positions(rows: pl.DataFrame, messages: Mapping[int, pl.DataFrame], column: str) -> tuple[float, ...]:
@@ -294,14 +334,16 @@ def _times_by_kind(
 
 
 def _times_per_stage(rows: pl.DataFrame, column: str, stages: int, level: int) -> Floats | None:
-    """Return a quartile of the times per stage; the mean of the others for a stage without rows; None for no rows.
+    """Return mean or quartile of the times per stage; of a stage without rows the mean of the others; None for no rows.
 
-    Of the host's times it is the mean at every level: all of their time counts, and how far the pace of hosts varies is
-    a part of the range by itself (``HOST_SPEED_FACTOR``).
+    The likely time of an op is the mean, because ops along a chain add up, the few long ones too. Of the host's times
+    it is the mean at every level: all of their time counts, and how far the pace of hosts varies is a part of the range
+    by itself (``HOST_SPEED_FACTOR``).
     """
     if rows.is_empty():
         return None
-    estimate = pl.col(column).quantile(QUANTILES[level], "linear") if column == "gpu_ns" else pl.col(column).mean()
+    has_quartiles = column == "gpu_ns" and level != MIDDLE
+    estimate = pl.col(column).quantile(QUANTILES[level], "linear") if has_quartiles else pl.col(column).mean()
     quartiles = rows.group_by("stage", maintain_order=True).agg(estimate)
     times = np.full(stages, np.mean(quartiles[column].to_list()))
     for stage, ns in quartiles.rows():

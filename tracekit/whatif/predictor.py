@@ -33,7 +33,7 @@ from tracekit.whatif.machine import (
     FittedMachine,
     fit_machine,
 )
-from tracekit.whatif.measured_ops import MeasuredOps, measure_ops
+from tracekit.whatif.measured_ops import MeasuredOps, fit_sharing, measure_ops
 from tracekit.whatif.messages import match_messages
 from tracekit.whatif.rank_programs import (
     QUEUES_IN_WORDS,
@@ -175,6 +175,8 @@ def fit_predictor(
     queues = find_queues(messages, pipeline.detail)
     contention = [ranks[rank].contention for rank in pipeline.ranks]
     machine = fit_machine(matched, contention, queues)
+    if any(ranks[rank].shares_gpu for rank in pipeline.ranks):
+        machine = machine.on_shared_gpu(fit_sharing(pipeline.detail, messages, machine.machines[MIDDLE]))
     slowdowns = gpu_slowdowns(contention)
     lead_ns = pl.Series(np.sum([replays.before[cause] for cause in _GPU_STALLS], axis=0))
     full_queue = _full_queue_by_position(pipeline, ranks)

@@ -195,7 +195,7 @@ def _schedule_row(
     row = WhatIf("schedule", **_ideal_figures(schedule, times), rests_on=_assumptions(schedule, own, times, predictor))
     prediction = predictor if isinstance(predictor, str) else predictor.predict(schedule)
     if isinstance(prediction, str):
-        return replace(row, unknown=(f"the makespan: {prediction}",))
+        return replace(row, unknown=(f"the schedule span: {prediction}",))
     assert isinstance(predictor, Predictor)
     unknown = predictor.machine.unknown
     if count_ops(schedule.ranks[0], "W") and not predictor.ops[MIDDLE].has_split_backwards:

@@ -49,3 +49,9 @@ def _(p):
 @example("peer-copy")
 def _(p):
     return p.copy("PtoP (Device -> Device)", 1, bytes=LARGE)
+
+
+@example("symmetric-memory-copy")
+def _(p):
+    p.op("symm_mem::_low_contention_all_gather", 0, 10)
+    return p.copy("DtoD (Device -> Device)", 1, bytes=LARGE)

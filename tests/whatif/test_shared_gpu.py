@@ -1,0 +1,107 @@
+"""Costs of messages on a GPU that ranks share, counted by hand or planted."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+import pytest
+
+from tracekit.reconstruct.rank_pipeline import RankPipeline, rank_pipeline
+from tracekit.schema import LABELLED, Source
+from tracekit.whatif.constants import MIN_SHARE_BESIDE_MESSAGES_TO_MEASURE
+from tracekit.whatif.engine import run_program
+from tracekit.whatif.machine import FittedMachine, Machine
+from tracekit.whatif.rank_programs import POST, RUN, WAIT, Kernel, Message, Piece, Program
+from tracekit.whatif.shared_gpu import SharedGpu, count_ranks_beside_messages, fit_shared_gpu
+
+
+def cells(*rows: tuple[int, int, int]) -> pl.DataFrame:
+    """Cells of (position, start, end)."""
+    return pl.DataFrame(list(rows), {"position": pl.Int32, "start_ns": pl.Int64, "end_ns": pl.Int64}, orient="row")
+
+
+def times(*rows: tuple[int, int]) -> pl.DataFrame:
+    return pl.DataFrame(list(rows), {"start_ns": pl.Int64, "end_ns": pl.Int64}, orient="row")
+
+
+def test_other_ranks_count_while_they_compute_beside_a_message():
+    # Rank 1 computes from 0 to 60 with a message from 40 to 80: 20 of the 100 of rank 0; rank 2 has no messages.
+    table = cells((0, 0, 100), (1, 0, 60), (2, 0, 100))
+    counts = count_ranks_beside_messages(table, {0: times((50, 60)), 1: times((40, 80)), 2: times()})
+    assert counts.tolist() == pytest.approx([0.2, 10 / 60, 0.1 + 0.2])
+
+
+def planted_ops(*, slowdown: float, other_cost: float, own_share: float, count: int = 200):
+    """Two kinds of ops of 5 and 12 ms that took what these costs make of them, with a scatter of 3 %."""
+    generator = np.random.default_rng(5)
+    kind = np.arange(count) % 2
+    own = generator.uniform(0.0, 2 * own_share, count)
+    others = generator.uniform(0.0, 3.0, count)
+    alone_ns = np.where(kind == 0, 5e6, 12e6) * generator.normal(1.0, 0.03, count)
+    took_ns = alone_ns * (1 + other_cost * others) / (1 - (1 - 1 / slowdown) * own)
+    return kind.astype(float), took_ns, own, others
+
+
+@pytest.mark.parametrize(("slowdown", "other_cost"), [(1.3, 0.2), (1.6, 0.05), (1.1, 0.0)])
+def test_planted_costs_are_found_whatever_was_expected(slowdown, other_cost):
+    shared = fit_shared_gpu(
+        *planted_ops(slowdown=slowdown, other_cost=other_cost, own_share=0.45), expected_slowdown=1.7
+    )
+    assert shared.measured
+    assert shared.own_slowdown == pytest.approx(slowdown, abs=0.04)
+    assert shared.other_cost == pytest.approx(other_cost, abs=0.02)
+
+
+def test_a_run_that_keeps_compute_and_messages_apart_says_nothing_of_their_costs():
+    ops = planted_ops(slowdown=1.3, other_cost=0.9, own_share=0.02)
+    assert fit_shared_gpu(*ops, expected_slowdown=1.5) == SharedGpu(1.5, pytest.approx(1 / 6), measured=False)
+
+
+@pytest.mark.parametrize(("factor", "measured"), [(0.75, False), (1.33, True)])
+def test_the_share_beside_messages_decides_whether_costs_are_measured(factor, measured):
+    share = factor * MIN_SHARE_BESIDE_MESSAGES_TO_MEASURE
+    kind, took_ns, _, others = planted_ops(slowdown=1.3, other_cost=0.2, own_share=0.3)
+    shared = fit_shared_gpu(kind, took_ns, np.full(len(kind), share), others, expected_slowdown=1.5)
+    assert shared.measured is measured
+
+
+def test_kernels_that_lose_nothing_beside_messages_cost_nobody_anything():
+    ops = planted_ops(slowdown=1.0, other_cost=0.0, own_share=0.4)
+    assert fit_shared_gpu(*ops, expected_slowdown=1.0) == SharedGpu(1.0, 0.0)
+
+
+def test_compute_is_slower_while_another_rank_computes_beside_a_message():
+    """Rank 0 sends from 10 to 16 beside its second piece, rank 1 computes for 20 meanwhile."""
+    kernels = (Kernel(0, sends=(0,)), Kernel(1, receives=(0,)))
+    first, second = ((RUN, 0), (POST, 0), (RUN, 1)), ((RUN, 2), (POST, 1), (WAIT, 1))
+    pieces = (Piece("F", 0, 0), Piece("F", 0, 1), Piece("F", 1, 0))
+    program = Program((first, second), pieces, kernels, (Message(0, 1),))
+    machine = Machine(send_ns=6, receive_ns=0, latency_ns=6, slowdown={"F": 2.0}, other_cost=0.5)
+    outcome = run_program(program, [10, 10, 20], machine)
+    assert outcome.end[1] == 10 + 6 + 7  # 3 of 10 done in the 6 beside the send
+    assert outcome.end[2] == 10 + 6 + 6  # 4 of 20 done in these 6, at two thirds of the speed
+    alone = run_program(program, [10, 10, 20], Machine(6, 0, 6, slowdown={"F": 2.0}))
+    assert alone.end[2] == 20
+
+
+def test_slowdowns_of_kinds_keep_their_order_and_unmeasured_costs_are_named():
+    machine = Machine(1, 1, 1, slowdown={"F": 1.4, "B": 1.8})
+    fitted = FittedMachine((machine, machine, machine), ("a",))
+    shared = fitted.on_shared_gpu(SharedGpu(1.3, 0.2))
+    assert shared.machines[1].slowdown == pytest.approx({"F": 1.2, "B": 1.4})
+    assert shared.machines[1].other_cost == 0.2
+    assert shared.unknown == ("a",)
+    assert "other ranks on the same GPU" in fitted.on_shared_gpu(SharedGpu(1.3, 0.2, measured=False)).unknown[1]
+
+
+@pytest.mark.parametrize(
+    ("device", "multiprocessors", "shares"),
+    [("NVIDIA H200", 33, True), ("NVIDIA H200", 132, False), ("NVIDIA H200", None, False), ("Abacus", 33, False)],
+)
+def test_a_process_with_a_part_of_the_multiprocessors_shares_its_gpu(device, multiprocessors, shares):
+    source = Source(
+        rank=0, path="x", reader="kineto", rank_from="name", devices=(device,), multiprocessors=multiprocessors
+    )
+    pipeline = rank_pipeline(pl.DataFrame(schema=LABELLED), source)
+    assert isinstance(pipeline, RankPipeline)
+    assert pipeline.shares_gpu is shares
