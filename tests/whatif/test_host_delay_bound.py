@@ -38,7 +38,7 @@ ROUNDING_NS = 1_000
 
 
 def idle_before_launches(events: pl.DataFrame) -> int:
-    """Return the time in which nothing was computed and the launch of what ran next had not returned, in the worst step.
+    """Return the time in which nothing was computed and the launch of what ran next had not returned: worst step.
 
     A communication kernel that waits on the GPU meanwhile does not make the host any sooner.
     """
