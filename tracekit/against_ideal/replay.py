@@ -181,18 +181,20 @@ def cell_graph(pipeline: Pipeline, cache: GraphCache) -> CellGraph:
 # every cell has its own duration and its own delay, so it equals the run to the nanosecond, and the
 # parts sum to the gap.
 #
-# =============
-# ==============================================================================================
-# ideal every op takes its mean over stages (of medians over micro-batches); no transfer, no stall
-# imbalance … its own stage's median variation … its own time, without the stalls inside it
-# early_output − where a cell started before one it waits for had ended (its input was there
-# already) p2p + time between an input's readiness and the cell's start spent in pipeline
-# communication exposed_ep + dispatch and combine that no compute hid, inside cells and before them
-# offload + offload and onload that no compute hid exposed_comm + other communication that no
-# compute hid host + idle before a kernel that the host launched too late, and before a rank's first
-# one other_work + kernels outside the pipeline's cells that stood in the way unexplained what is
-# left =============
-# ==============================================================================================
+# =============  =================================================================================
+# ideal          every op takes its mean over stages (of medians over micro-batches); no transfer,
+#                no stall
+# imbalance      … its own stage's median
+# variation      … its own time, without the stalls inside it
+# early_output   − where a cell started before one it waits for had ended (its input was there)
+# p2p            + time between an input's readiness and the cell's start in pipeline communication
+# exposed_ep     + dispatch and combine that no compute hid, inside cells and before them
+# offload        + offload and onload that no compute hid
+# exposed_comm   + other communication that no compute hid
+# host           + idle before a kernel that the host launched too late, and before a rank's first
+# other_work     + kernels outside the pipeline's cells that stood in the way
+# unexplained    what is left
+# =============  =================================================================================
 
 
 PARTS = tuple(GAP_CAUSES)

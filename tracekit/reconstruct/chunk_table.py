@@ -1,11 +1,11 @@
 """Table of one rank's chunks, over all steps, with measures of their content.
 
-Chunks of different micro-batches that ran at the same time, a forward and a backward, form an overlapped block.
+Chunks of different micro-batches that ran at the same time, a forward and a backward, form an
+overlapped block.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -23,9 +23,11 @@ from tracekit.schema import STALL_CAUSES, conform
 MAX_CHUNKS_BETWEEN_HALVES = 3
 """Chunks before and behind a forward, in launch order, among which its backward is looked for."""
 MIN_SHARED_TIME = 1 / 3
-"""Share of the shorter half that must be launched, or run, at the same time as the other for the two to be a block."""
+"""Share of the shorter half that must be launched, or run, at the same time as the other for the
+two to be a block."""
 MIN_SHARED_GPU_TIME = 0.05
-"""Share of the shorter half of a named block that must run at the same time as the other for the block to be real."""
+"""Share of the shorter half of a named block that must run at the same time as the other for the
+block to be real."""
 MIN_SHARE_OF_REAL_BLOCKS = 0.1
 """Share of a step's named blocks that must be real for the names to be believed."""
 
@@ -36,9 +38,10 @@ _Chunk = Mapping[str, Any]
 def find_partners(chunks: pl.DataFrame, *, from_ranges: bool) -> pl.Series:
     """Return for each chunk the row of the chunk with which it forms a block; -1: none.
 
-    A forward and a backward are a block if they were launched interleaved or were on the GPU at the same time, for more
-    than a third of the shorter one. If the step was cut by ranges (*from_ranges*), only those count that the ranges
-    call a block; unless hardly any of these ran as one, then the runtime runs the halves one after the other.
+    A forward and a backward are a block if they were launched interleaved or were on the GPU at the
+    same time, for more than a third of the shorter one. If the step was cut by ranges
+    (*from_ranges*), only those count that the ranges call a block; unless hardly any of these ran
+    as one, then the runtime runs the halves one after the other.
 
     >>> chunks = pl.DataFrame({"block": [None, None], "op": ["F", "B"], "pair": [1, 0], "launch_ns": [0, 5],
     ...     "last_ns": [9, 14], "start_ns": [0, 5], "end_ns": [10, 15]})
@@ -46,30 +49,57 @@ def find_partners(chunks: pl.DataFrame, *, from_ranges: bool) -> pl.Series:
     [1, 0]
     """
     rows = chunks.select("block", "op", "pair", "launch_ns", "last_ns", "start_ns", "end_ns").rows(named=True)
-    pairs = [
-        (forward, backward)
-        for forward, own in enumerate(rows)
-        for backward in range(max(0, forward - MAX_CHUNKS_BETWEEN_HALVES), forward + MAX_CHUNKS_BETWEEN_HALVES + 1)
-        if own["op"] == "F" and backward < len(rows) and rows[backward]["op"] in ("B", "I")
-    ]
-    named = {pair for pair in pairs if rows[pair[0]]["block"] and rows[pair[0]]["block"] == rows[pair[1]]["block"]}
-    # One runtime runs all blocks the same way, so a block whose halves happened not to meet is one if others are.
-    real = sum(_is_real_block(rows[forward], rows[backward]) for forward, backward in named)
-    if real <= MIN_SHARE_OF_REAL_BLOCKS * len(named):
-        named = set()
+    backwards_near: dict[int, list[int]] = {}  # by forward
+    for forward, row in enumerate(rows):
+        if row["op"] == "F":
+            backwards_near[forward] = _find_backwards_near(rows, forward)
+    named = _named_blocks(rows, backwards_near)
     partner = [-1] * len(rows)
-    for forward, candidates in groupby(pairs, key=lambda pair: pair[0]):
-        own, best, best_share = rows[forward], -1, MIN_SHARED_TIME
-        for _, backward in candidates:
-            other, is_named = rows[backward], (forward, backward) in named
-            if (from_ranges and not is_named) or other["pair"] == own["pair"] or partner[backward] >= 0:
+    for forward, backwards in backwards_near.items():
+        own = rows[forward]
+        best = -1
+        best_share = MIN_SHARED_TIME
+        for backward in backwards:
+            other = rows[backward]
+            is_named = (forward, backward) in named
+            is_own_backward = other["pair"] == own["pair"]
+            is_taken = partner[backward] >= 0
+            if (from_ranges and not is_named) or is_own_backward or is_taken:
                 continue
             share = 2.0 if is_named else max(_shared_on_host(own, other), _shared_on_gpu(own, other))
             if share > best_share:
-                best, best_share = backward, share
+                best = backward
+                best_share = share
         if best >= 0:
-            partner[forward], partner[best] = best, forward
+            partner[forward] = best
+            partner[best] = forward
     return pl.Series("beside", partner, dtype=pl.Int64)
+
+
+def _find_backwards_near(rows: Sequence[Mapping[str, Any]], forward: int) -> list[int]:
+    """Return the backwards at most ``MAX_CHUNKS_BETWEEN_HALVES`` rows before or behind a forward."""
+    first = max(0, forward - MAX_CHUNKS_BETWEEN_HALVES)
+    end = min(len(rows), forward + MAX_CHUNKS_BETWEEN_HALVES + 1)
+    return [row for row in range(first, end) if rows[row]["op"] in ("B", "I")]
+
+
+def _named_blocks(
+    rows: Sequence[Mapping[str, Any]], backwards_near: Mapping[int, Sequence[int]]
+) -> set[tuple[int, int]]:
+    """Return the forwards and backwards that ranges call a block, unless hardly any of these ran as one.
+
+    One runtime runs all blocks the same way, so a block whose halves happened not to meet is one if
+    others are.
+    """
+    named: set[tuple[int, int]] = set()
+    real_count = 0
+    for forward, backwards in backwards_near.items():
+        for backward in backwards:
+            name = rows[forward]["block"]
+            if name and name == rows[backward]["block"]:
+                named.add((forward, backward))
+                real_count += _is_real_block(rows[forward], rows[backward])
+    return named if real_count > MIN_SHARE_OF_REAL_BLOCKS * len(named) else set()
 
 
 def _is_real_block(forward: _Chunk, backward: _Chunk) -> bool:
@@ -83,7 +113,8 @@ def _shared(start: str, end: str, a: _Chunk, b: _Chunk) -> float:
     return float(max(0, overlap) / max(1, min(a[end] - a[start], b[end] - b[start])))
 
 
-_shared_on_host, _shared_on_gpu = partial(_shared, "launch_ns", "last_ns"), partial(_shared, "start_ns", "end_ns")
+_shared_on_host = partial(_shared, "launch_ns", "last_ns")
+_shared_on_gpu = partial(_shared, "start_ns", "end_ns")
 
 
 CHUNKS = pl.Schema(
@@ -114,30 +145,38 @@ def cut_chunks(rows: pl.DataFrame) -> tuple[pl.DataFrame, Ints, Ints]:
     """Cut the GPU events of a rank into chunks; *rows* are as ``prepare`` returns them.
 
     Returns:
-        The chunks of all steps (``CHUNKS``, without measures until ``measure_chunks``), the rows of the kernels that
-        belong to one, and the chunk of each of these kernels.
+        The chunks of all steps (``CHUNKS``, without measures until ``measure_chunks``), the rows of
+        the kernels that belong to one, and the chunk of each of these kernels.
     """
-    steps = [(step, step_rows, cut) for step, step_rows, cut in segment_steps(rows) if (cut.chunk >= 0).any()]
-    if not steps:
+    kernels: list[Ints] = []
+    chunk_of_kernel: list[Ints] = []
+    tables: list[pl.DataFrame] = []
+    from_ranges: list[bool] = []  # of each step
+    chunk_count = 0
+    for step, step_rows, cut in segment_steps(rows):
+        in_chunk = cut.chunk >= 0
+        if not in_chunk.any():
+            continue
+        kernels.append(step_rows[in_chunk])
+        # Each step numbers its chunks from 0; here they are numbered over all steps.
+        chunk_of_kernel.append(cut.chunk[in_chunk] + chunk_count)
+        chunk_count += len(cut.op)
+        columns = {"op": cut.op, "pair": cut.pair, "confidence": cut.confidence}
+        table = pl.DataFrame(columns, schema_overrides={"op": pl.String, "confidence": pl.Float64})
+        tables.append(table.with_columns(step=pl.lit(step, pl.Int64)))
+        from_ranges.append(cut.from_ranges)
+    if not tables:
         return pl.DataFrame(schema=CHUNKS), np.zeros(0, np.int64), np.zeros(0, np.int64)
-    # Each step numbers its chunks from 0; here they are numbered over all steps.
-    sizes = [len(cut.op) for _, _, cut in steps]
-    first = np.cumsum([0, *sizes])[:-1].tolist()
-    kernels = np.concatenate([step_rows[cut.chunk >= 0] for _, step_rows, cut in steps])
-    chunk = np.concatenate(
-        [cut.chunk[cut.chunk >= 0] + offset for offset, (_, _, cut) in zip(first, steps, strict=True)]
-    )
-    chunks = _summarize(rows, kernels, chunk).with_columns(
-        pl.Series("step", np.repeat([step for step, _, _ in steps], sizes)),
-        pl.Series("op", [op for _, _, cut in steps for op in cut.op], dtype=pl.String),
-        pl.Series("pair", np.concatenate([cut.pair for _, _, cut in steps])),
-        pl.Series("confidence", [value for _, _, cut in steps for value in cut.confidence], dtype=pl.Float64),
-    )
-    partners = [
-        find_partners(chunks.slice(offset, size), from_ranges=cut.from_ranges)
-        for offset, size, (_, _, cut) in zip(first, sizes, steps, strict=True)
-    ]
-    return _share_stages(chunks).with_columns(pl.concat(partners)), kernels, chunk
+    all_kernels = np.concatenate(kernels)
+    all_chunks = np.concatenate(chunk_of_kernel)
+    chunks = _summarize(rows, all_kernels, all_chunks)
+    chunks = chunks.with_columns(pl.concat(tables).select("step", "op", "pair", "confidence"))
+    partners = []
+    first = 0
+    for table, is_from_ranges in zip(tables, from_ranges, strict=True):
+        partners.append(find_partners(chunks.slice(first, table.height), from_ranges=is_from_ranges))
+        first += table.height
+    return _share_stages(chunks).with_columns(pl.concat(partners)), all_kernels, all_chunks
 
 
 def _summarize(rows: pl.DataFrame, kernels: Ints, chunk: Ints) -> pl.DataFrame:
@@ -180,7 +219,9 @@ def count_layers(chunk: Ints, name: Ints, duration_ns: Ints) -> Ints:
     """
     # A kind is a kernel name within a chunk.
     kind, first = group_rows(chunk, name)
-    chunk_of_kind, count, kind_ns = chunk[first], np.bincount(kind), np.bincount(kind, duration_ns)
+    chunk_of_kind = chunk[first]
+    count = np.bincount(kind)
+    kind_ns = np.bincount(kind, duration_ns)
     total_ns = np.bincount(chunk_of_kind, kind_ns)
     layers = np.ones(len(total_ns), np.int64)
     for candidate in np.unique(count):  # ascending, so that the largest accepted number stays
@@ -199,7 +240,10 @@ def _share_stages(chunks: pl.DataFrame) -> pl.DataFrame:
 
 
 def measure_chunks(chunks: pl.DataFrame, rows: pl.DataFrame, stalls: Mapping[str, Intervals]) -> pl.DataFrame:
-    """Return the chunks with their compute time (of *rows*) and stalls; of an overlapped block, those of the block."""
+    """Return the chunks with their compute time (of *rows*) and stalls.
+
+    Of an overlapped block, those of the block.
+    """
     if chunks.is_empty():
         return chunks
     start, end = _block_spans(chunks)
@@ -212,9 +256,14 @@ def measure_chunks(chunks: pl.DataFrame, rows: pl.DataFrame, stalls: Mapping[str
 
 
 def _block_spans(chunks: pl.DataFrame) -> tuple[Ints, Ints]:
-    """Return start and end of each chunk; for both halves of an overlapped block those of the block."""
-    start, end = chunks["start_ns"].to_numpy().copy(), chunks["end_ns"].to_numpy().copy()
-    step, beside = chunks["step"].to_numpy(), chunks["beside"].to_numpy()
+    """Return start and end of each chunk.
+
+    For both halves of an overlapped block those of the block.
+    """
+    start = chunks["start_ns"].to_numpy().copy()
+    end = chunks["end_ns"].to_numpy().copy()
+    step = chunks["step"].to_numpy()
+    beside = chunks["beside"].to_numpy()
     half = np.flatnonzero(beside >= 0)
     other = beside[half] + np.searchsorted(step, step[half])  # beside counts within the step
     start[half], end[half] = np.minimum(start[half], start[other]), np.maximum(end[half], end[other])

@@ -15,8 +15,8 @@ from tracekit.metrics.label_intervals import label_codes
 from tracekit.schema import LABELS
 
 UNUSED, FORWARD, AUTOGRAD, LOOSE_WGRAD, MESSAGE = range(5)
-"""Categories of GPU events: not used here, kernel of a forward, kernel run by the autograd engine, weight gradient run
-outside the engine, point-to-point message."""
+"""Categories of GPU events: not used here, kernel of a forward, kernel run by the autograd engine,
+weight gradient run outside the engine, point-to-point message."""
 
 _CATEGORIES = {
     "forward": FORWARD,
@@ -29,9 +29,10 @@ _MAX_SEQUENCE_NUMBER = 2**62
 def prepare(labelled: pl.DataFrame) -> pl.DataFrame:
     """Return GPU events in launch order, with the columns that reconstruction needs.
 
-    Added columns: ``category`` (see above); ``code``, the index of the label in ``LABELS``; ``host_ns``, the time of
-    the launch, or of the start if no launch was recorded; ``number``, the autograd sequence number; ``named_op`` and
-    ``block``, see ``read_ranges``. ``stage`` and ``microbatch`` come from ranges where these name them.
+    Added columns: ``category`` (see above); ``code``, the index of the label in ``LABELS``;
+    ``host_ns``, the time of the launch, or of the start if no launch was recorded; ``number``, the
+    autograd sequence number; ``named_op`` and ``block``, see ``read_ranges``. ``stage`` and
+    ``microbatch`` come from ranges where these name them.
 
     >>> from tracekit.schema import LABELLED, conform
     >>> rows = [{"label": "forward", "launch_ns": 5, "start_ns": 9}, {"label": "wgrad", "launch_ns": 2, "start_ns": 9}]
@@ -77,8 +78,8 @@ def _categories(rows: pl.DataFrame, codes: Ints, annotations: CategoryColumn) ->
 def read_ranges(paths: CategoryColumn, *, backward: Bools) -> pl.DataFrame:
     """Return op, stage and micro-batch that ``PP:`` ranges name for each kernel, and the block of two it is in.
 
-    Inside a block of a forward and a backward, *backward* tells to which of them a kernel belongs, unless the kernel
-    has a range of its own.
+    Inside a block of a forward and a backward, *backward* tells to which of them a kernel belongs,
+    unless the kernel has a range of its own.
 
     >>> ranges = pl.Series(["step > PP:2F7", "PP:(0F7;3B1)OVERLAP_F_B", "PP:(0F7;3B1)OVERLAP_F_B"])
     >>> paths = CategoryColumn.from_series(ranges)
@@ -108,7 +109,8 @@ class Kernels:
         self.name: npt.NDArray[np.uint32] = rows["name"].to_physical().to_numpy()  # code of the kernel's name
         self.p2p = rows["p2p"]
         self.named_op = CategoryColumn.from_series(rows["named_op"])
-        self.stage, self.microbatch = to_int64(rows["stage"]), to_int64(rows["microbatch"])
+        self.stage = to_int64(rows["stage"])
+        self.microbatch = to_int64(rows["microbatch"])
 
     def rows_of(self, category: int) -> Ints:
         """Return the rows of one category, ascending."""

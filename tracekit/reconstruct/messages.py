@@ -59,7 +59,10 @@ def read_messages(rows: pl.DataFrame, chunks: pl.DataFrame) -> pl.DataFrame:
 
 
 def _carried_ops(messages: pl.DataFrame, chunks: pl.DataFrame) -> pl.Series:
-    """Return F or B for each send, by the chunk whose output it carries; null for receives and where none is known."""
+    """Return F or B for each send, by the chunk whose output it carries.
+
+    Null for receives and where none is known.
+    """
     ops: list[str | None] = [None] * messages.height
     work = chunks.filter(pl.col("op") != "W").sort("last_ns", maintain_order=True)
     sends = messages.with_row_index("row").filter("send")
@@ -101,10 +104,13 @@ def batch_sends(work: pl.DataFrame, sends: pl.DataFrame) -> list[SendBatch]:
 
 
 def find_senders(work: pl.DataFrame, sends: pl.DataFrame) -> Ints:
-    """Return for each send, in launch order, the row of the chunk whose output it carries; -1: none.
+    """Return for each send, in launch order, the row of the chunk whose output it carries.
 
-    A send carries the output of the chunk launched last before it. Of several sends with no chunk between them, the
-    last carries the output of the last chunk, the one before it that of the chunk before, and so on.
+    -1: none.
+
+    A send carries the output of the chunk launched last before it. Of several sends with no chunk
+    between them, the last carries the output of the last chunk, the one before it that of the chunk
+    before, and so on.
 
     Args:
         work: Forwards and backwards in the order of ``last_ns``.
@@ -135,7 +141,8 @@ CONTENTION = pl.Schema(
         "beside_ns": pl.Int64(),  # of that, beside messages
     }
 )
-"""Kernels with the same index in chunks of the same op and the same number of kernels are the same kernel."""
+"""Kernels with the same index in chunks of the same op and the same number of kernels are the same
+kernel."""
 
 _KERNEL = ["op", "size", "place"]
 
@@ -143,7 +150,8 @@ _KERNEL = ["op", "size", "place"]
 def measure_contention(kernels: pl.DataFrame, messages: Intervals) -> pl.DataFrame:
     """Return for every kernel of a chunk how long it took alone and beside messages, on one rank (``CONTENTION``).
 
-    A kernel's time runs to the start of the next one in its chunk, unless the host launched that one late.
+    A kernel's time runs to the start of the next one in its chunk, unless the host launched that
+    one late.
 
     Args:
         kernels: Columns chunk, op, host_ns (launch), start_ns and end_ns.
@@ -156,7 +164,8 @@ def measure_contention(kernels: pl.DataFrame, messages: Intervals) -> pl.DataFra
     [('F', 1, 0, 2, 10.0, 1, 15, 15)]
 
     """
-    next_start, next_launch = (pl.col(name).shift(-1).over("chunk") for name in ("start_ns", "host_ns"))
+    next_start = pl.col("start_ns").shift(-1).over("chunk")
+    next_launch = pl.col("host_ns").shift(-1).over("chunk")
     is_next_prompt = (next_start > pl.col("end_ns")) & (next_launch < pl.col("end_ns"))
     table = kernels.sort("chunk", "host_ns", "start_ns", maintain_order=True).with_columns(
         size=pl.len().over("chunk"),
@@ -179,8 +188,9 @@ def measure_contention(kernels: pl.DataFrame, messages: Intervals) -> pl.DataFra
 def contention_losses(ranks: Sequence[pl.DataFrame]) -> pl.DataFrame:
     """Return by op: kernels that ran beside messages, the time they did, and how much longer than alone they took.
 
-    The time alone is the median over ranks of what the same kernel took with no message beside it, times how much
-    slower than that the rank was with all kernels it ran alone. *ranks* holds the ``CONTENTION`` of each.
+    The time alone is the median over ranks of what the same kernel took with no message beside it,
+    times how much slower than that the rank was with all kernels it ran alone. *ranks* holds the
+    ``CONTENTION`` of each.
 
     >>> one = {"op": ["F"], "size": [1], "place": [0], "alone": [2], "alone_ns": [10.0], "beside": [1]}
     >>> contention_losses([pl.DataFrame({**one, "took_ns": [15], "beside_ns": [15]}, schema=CONTENTION)]).rows()

@@ -1,7 +1,8 @@
 """Pipelines of a run, and the position of each rank in every kind of parallel group.
 
-They come from the layout if one is given, else from the peers of messages and the process groups of the traces.
-Peers that the traces do not name as ranks of the run come from communicators, else from the order along the pipeline.
+They come from the layout if one is given, else from the peers of messages and the process groups of
+the traces. Peers that the traces do not name as ranks of the run come from communicators, else from
+the order along the pipeline.
 """
 
 import re
@@ -32,11 +33,13 @@ class ParallelGroups:
     """``positions[rank]["ep"]``"""
     notices: tuple[Notice, ...] = ()
     unsized: tuple[int, ...] = ()
-    """Ranks of pipelines that are not listed: other ranks of them have no trace, and nothing tells how many."""
+    """Ranks of pipelines that are not listed: other ranks of them have no trace, and nothing tells
+    how many."""
 
 
 NODE = "node"
-"""Name in a layout for the number of consecutive ranks on one machine; the other names are axes of the mesh."""
+"""Name in a layout for the number of consecutive ranks on one machine; the other names are axes of
+the mesh."""
 
 
 def split_layout(text: str | None) -> tuple[str | None, int | None]:
@@ -132,8 +135,12 @@ def add_pipelines(groups: ParallelGroups, pipelines: Sequence[tuple[int, ...]]) 
 
 
 def _from_layout(ranks: Sequence[RankPipeline], sizes: Mapping[str, int]) -> ParallelGroups:
-    """Return the groups of a mesh; pipelines that the messages contradict are left out, with a notice."""
-    world_size, highest = prod(sizes.values()), max(rank.rank for rank in ranks)
+    """Return the groups of a mesh.
+
+    Pipelines that the messages contradict are left out, with a notice.
+    """
+    world_size = prod(sizes.values())
+    highest = max(rank.rank for rank in ranks)
     if highest >= world_size:
         layout = ",".join(f"{name}={size}" for name, size in sizes.items())
         raise OptionError(
@@ -143,7 +150,8 @@ def _from_layout(ranks: Sequence[RankPipeline], sizes: Mapping[str, int]) -> Par
     if world_size >= MAX_RANKS:
         raise OptionError(f"the layout has {world_size} ranks, more than any run", hint="write sizes such as pp=4,ep=2")
     with_trace = sorted({rank.rank for rank in ranks})
-    pipelines, notices = [], []
+    pipelines = []
+    notices = []
     for line in mesh_lines(with_trace, sizes):
         notice = _find_contradiction(ranks, line)
         if notice is None:
@@ -192,7 +200,8 @@ def _from_messages(
             pipelines.append(tuple(members))
         else:  # those without a trace may have exchanged messages with still others
             unsized += with_trace
-    # Ranks that never exchange messages may be of one pipeline all the same, so a pipeline can be found twice.
+    # Ranks that never exchange messages may be of one pipeline all the same, so a pipeline can be
+    # found twice.
     return tuple(dict.fromkeys(pipelines)), tuple(unsized), tuple(notices)
 
 
@@ -207,7 +216,10 @@ def _connect(peers: Mapping[int, Sequence[int | None]]) -> list[list[int]]:
 
 
 def _group_without_peers(ranks: Sequence[RankPipeline]) -> dict[tuple[int, ...], list[int]]:
-    """Return the ranks whose messages do not name their peers, by the process group they share; (): none is known."""
+    """Return the ranks whose messages do not name their peers, by the process group they share.
+
+    (): none is known.
+    """
     members: dict[tuple[int, ...], list[int]] = {}
     for rank in ranks:
         groups = [group for group in rank.groups if len(group.ranks) > 1 and rank.rank in group.ranks]
@@ -218,7 +230,10 @@ def _group_without_peers(ranks: Sequence[RankPipeline]) -> dict[tuple[int, ...],
 
 
 def _without_peers_notice(members: list[int], group: tuple[int, ...]) -> Notice:
-    """Return a notice about ranks whose messages do not name their peers; without all ranks nothing is known."""
+    """Return a notice about ranks whose messages do not name their peers.
+
+    Without all ranks nothing is known.
+    """
     if not group and members != list(range(len(members))):
         return Notice("ranks-unknown", ranks=tuple(members))
     return Notice("peers-unknown", ranks=tuple(members))
@@ -227,9 +242,12 @@ def _without_peers_notice(members: list[int], group: tuple[int, ...]) -> Notice:
 def _find_pipeline_group(
     members: list[int], ranks: Sequence[RankPipeline], peers: Mapping[int, Sequence[int | None]]
 ) -> tuple[int, ...] | None:
-    """Return the ranks of the process group that is the pipeline of these members, in stage order; None if unknown.
+    """Return the ranks of the process group that is the pipeline of these members, in stage order.
 
-    It is described as a pipeline group, or it is the communicator of the messages and these go to neighbours in it.
+    None if unknown.
+
+    It is described as a pipeline group, or it is the communicator of the messages and these go to
+    neighbours in it.
     """
     for rank in ranks:
         for group in rank.groups:
@@ -254,7 +272,9 @@ def _are_neighbours(
 
 @lru_cache(maxsize=1_000)
 def _kind_of_group(description: str | None) -> str | None:
-    """Return the kind of parallelism that the description of a process group names; None for one of several kinds.
+    """Return the kind of parallelism that the description of a process group names.
+
+    None for one of several kinds.
 
     >>> _kind_of_group("EXPERT_DATA_PARALLEL_GROUP"), _kind_of_group("DATA_PARALLEL_GROUP_WITH_CP")
     ('dp', 'dp')

@@ -16,7 +16,8 @@ from tracekit.schedules import Op, Schedule
 from tracekit.schema import CELLS, STALL_CAUSES, conform
 
 CONFIDENCE_ORDER_AND_PEERS = 0.85
-"""Confidence of cells paired by position whose order both a schedule and the recorded peers of messages explain."""
+"""Confidence of cells paired by position whose order both a schedule and the recorded peers of
+messages explain."""
 STALL_COLUMNS = tuple(f"{cause}_ns" for cause in STALL_CAUSES)
 DETAILED = pl.Schema(
     {
@@ -25,12 +26,17 @@ DETAILED = pl.Schema(
         **dict.fromkeys(("pair", "b_pair", "launch_ns", "last_ns", "layers", "wgrad_ns", *STALL_COLUMNS), pl.Int64()),
     }
 )
-"""Cells with their position in the pipeline, pair, first and last launch, layers, weight gradients and stalls; see
-``CHUNKS`` for these columns."""
+"""Cells with their position in the pipeline, pair, first and last launch, layers, weight gradients
+and stalls; see ``CHUNKS`` for these columns."""
 IDENTITY = ("position", "op", "stage", "microbatch", "b_stage", "b_microbatch", "pair", "b_pair")
 """Columns that tell what a cell is, independent of its times."""
-_POSITION, _OP, _WEIGHT_GRADIENT = 0, 1, 2  # columns of IDENTITY, and the code of W
-_BY_STAGE, _BY_PAIR = slice(0, 6), [0, 1, 6, 7]  # columns of IDENTITY, where stages are known and where they are not
+# Columns of IDENTITY, and the code of W.
+_POSITION = 0
+_OP = 1
+_WEIGHT_GRADIENT = 2
+# Columns of IDENTITY that name a cell, where stages are known and where they are not.
+_BY_STAGE = slice(0, 6)
+_BY_PAIR = [0, 1, 6, 7]
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,14 +104,15 @@ def has_same_order(pipeline: Pipeline, schedule: Schedule) -> bool:
 def rename_cells(pipeline: Pipeline, schedule: Schedule, *, has_names: bool) -> Pipeline:
     """Return the pipeline with the stages and micro-batches of the schedule whose order it follows.
 
-    The pattern of forwards, backwards and their pairs fits the schedule on every rank. So each forward takes stage and
-    micro-batch of the schedule's forward at the same place in the order, and so do its backward and weight gradient.
-    With *has_names* the cells have the schedule's names already.
+    The pattern of forwards, backwards and their pairs fits the schedule on every rank. So each
+    forward takes stage and micro-batch of the schedule's forward at the same place in the order,
+    and so do its backward and weight gradient. With *has_names* the cells have the schedule's names
+    already.
     """
     table = pipeline.detail if has_names else _with_names_of(schedule, pipeline)
     by_pattern = pipeline.stages_from == "nothing" or not (has_names or _has_same_stages(pipeline.detail, table))
-    # An order that fits a schedule on every rank makes a pair found by position likely, not certain. Where messages
-    # were recorded with their peers, these confirm it a second time.
+    # An order that fits a schedule on every rank makes a pair found by position likely, not
+    # certain. Where messages were recorded with their peers, these confirm it a second time.
     most = CONFIDENCE_COUNTED if by_pattern else CONFIDENCE_ANNOTATED
     least = min(CONFIDENCE_ORDER_AND_PEERS if pipeline.peers_recorded else CONFIDENCE_COUNTED, most)
     table = table.with_columns(pl.col("confidence").fill_null(least).clip(least, most))
@@ -143,7 +150,10 @@ def _with_names_of(schedule: Schedule, pipeline: Pipeline) -> pl.DataFrame:
 
 
 def _has_same_stages(before: pl.DataFrame, after: pl.DataFrame) -> bool:
-    """Return whether messages and pattern agree on the forwards' stages; micro-batches may be counted differently."""
+    """Return whether messages and pattern agree on the forwards' stages.
+
+    Micro-batches may be counted differently.
+    """
     is_forward = before["op"].is_in(("F", "FB"))
     return before["stage"].filter(is_forward).equals(after["stage"].filter(is_forward))
 

@@ -1,7 +1,8 @@
 """Assembly of pipelines from their ranks: the cells of every step, on one clock.
 
-Steps of a run are alike: the same chunks in the same order with the same messages between them. ``StepTables.look``
-describes a step independently of its times, so that a step which looks like an earlier one need not be examined again.
+Steps of a run are alike: the same chunks in the same order with the same messages between them.
+``StepTables.look`` describes a step independently of its times, so that a step which looks like an
+earlier one need not be examined again.
 """
 
 from collections import Counter
@@ -45,17 +46,28 @@ class StepTables:
     """Chunks and messages of pipelines. An *instance* is one pipeline in one step."""
 
     def __init__(self, ranks: Mapping[int, RankPipeline], lines: Sequence[tuple[Line, Sequence[int]]]) -> None:
-        """Collect the tables of *lines*, each with its steps, ascending; ranks of a line may have no trace."""
+        """Collect the tables of *lines*, each with its steps, ascending.
+
+        Ranks of a line may have no trace.
+        """
         self.lines = [line for line, _ in lines]
         # Of each line: whether the peers of its messages were derived from their order.
-        self.peers_by_order = [any(ranks[rank].peers_by_order for rank in line if rank in ranks) for line in self.lines]
+        self.peers_by_order: list[bool] = []
+        for line in self.lines:
+            recorded_ranks = [ranks[rank] for rank in line if rank in ranks]
+            self.peers_by_order.append(any(rank.peers_by_order for rank in recorded_ranks))
         # Index of the line, and step.
-        self.instances = [(index, step) for index, (_, steps) in enumerate(lines) for step in steps]
+        self.instances: list[tuple[int, int]] = []
+        for index, (_, steps) in enumerate(lines):
+            self.instances += [(index, step) for step in steps]
         instance_index = pl.DataFrame(
             self.instances, schema={"line": pl.Int64, "step": pl.Int64}, orient="row"
         ).with_row_index("instance")
+        positions_of_ranks: list[tuple[int, int, int]] = []
+        for index, line in enumerate(self.lines):
+            positions_of_ranks += [(index, position, rank) for position, rank in enumerate(line)]
         members = pl.DataFrame(
-            [(index, position, rank) for index, line in enumerate(self.lines) for position, rank in enumerate(line)],
+            positions_of_ranks,
             schema={"line": pl.Int64, "position": pl.Int32, "rank": pl.Int32},
             orient="row",
         )
@@ -83,7 +95,8 @@ class StepTables:
             no_messages = slice(0, 0)
             part = _Part(position, chunks, with_messages.get((instance, position), no_messages))
             self.parts[instance].append(part)
-        # What each chunk is: op, doubt about its pair, pair, row of its partner, stage and micro-batch.
+        # What each chunk is: op, doubt about its pair, pair, row of its partner, stage and
+        # micro-batch.
         self.chunk_codes = _encode_chunks(self.chunks)
         self.last_ns = self.chunks["last_ns"].to_numpy()
         self.send = self.messages["send"].to_numpy()
@@ -135,7 +148,10 @@ StepCache = dict[Hashable, "_StepResult"]
 
 
 def assemble(ranks: Mapping[int, RankPipeline], pipeline: Line, step: int, clocks: Clocks) -> Pipeline:
-    """Return the pipeline that the ranks *pipeline* (in stage order; some may have no trace) form in one step."""
+    """Return the pipeline that the ranks *pipeline* (in stage order.
+
+    Some may have no trace) form in one step.
+    """
     return assemble_steps(ranks, [(pipeline, [step])], clocks, {})[0][0]
 
 
@@ -189,7 +205,8 @@ class _StepResult(msgspec.Struct, frozen=True, eq=False):
     is_unplaced: Bools
     """Cells whose stage nothing tells."""
     cells: pl.DataFrame | None
-    """The step's cells if they are not its chunks as recorded: paired anew, or joined to overlapped blocks."""
+    """The step's cells if they are not its chunks as recorded: paired anew, or joined to overlapped
+    blocks."""
 
 
 def _examine_instance(tables: StepTables, instance: int, cache: StepCache) -> _StepResult:
@@ -207,7 +224,10 @@ def _examine_instance(tables: StepTables, instance: int, cache: StepCache) -> _S
 
 
 def _examine_step(chunks: dict[int, pl.DataFrame], messages: dict[int, pl.DataFrame], pp: int) -> _StepResult:
-    """Find stage and micro-batch of every chunk of a step; *chunks* and *messages* are by position."""
+    """Find stage and micro-batch of every chunk of a step.
+
+    *chunks* and *messages* are by position.
+    """
     is_annotated = all(
         table["stage"].null_count() == table["microbatch"].null_count() == 0 for table in chunks.values()
     )
@@ -219,7 +239,9 @@ def _examine_step(chunks: dict[int, pl.DataFrame], messages: dict[int, pl.DataFr
     else:
         stages_from = "order" if pp == 1 else "messages"
     paired = pair_by_messages(chunks, messages, placement, pp)
-    cells, is_unplaced, is_changed = [], [], paired is not chunks
+    cells = []
+    is_unplaced = []
+    is_changed = paired is not chunks
     for position, table in sorted(paired.items()):
         places = placement.places.get(position, {})
         lacks_stage = np.zeros(table.height, np.bool_) if places else table["stage"].is_null().to_numpy()
@@ -259,7 +281,8 @@ def _fill_places(chunks: pl.DataFrame, places: Mapping[int, Place]) -> pl.DataFr
 def _join_blocks(chunks: pl.DataFrame) -> pl.DataFrame:
     """Join forwards and backwards that ran as one block; the other chunks stay as they are."""
     halves = chunks.with_row_index("index").with_columns(pl.col("index").cast(pl.Int64)).filter(pl.col("beside") >= 0)
-    forwards, backwards = halves.filter(pl.col("op") == "F"), halves.filter(pl.col("op") != "F")
+    forwards = halves.filter(pl.col("op") == "F")
+    backwards = halves.filter(pl.col("op") != "F")
     blocks = forwards.join(backwards, left_on="beside", right_on="index", suffix="_b")
     # Both halves were measured over the whole block, so their measures are equal.
     joined = blocks.select(
@@ -278,7 +301,10 @@ def _join_blocks(chunks: pl.DataFrame) -> pl.DataFrame:
 
 
 def _count_messages(messages: Mapping[int, pl.DataFrame]) -> dict[int, dict[int, int]]:
-    """Return how many messages each position sent to which; empty where the trace does not show it."""
+    """Return how many messages each position sent to which.
+
+    Empty where the trace does not show it.
+    """
     sent = {position: Counter(table.filter("send")["peer"].to_list()) for position, table in messages.items()}
     if any(None in peers for peers in sent.values()) or not any(sent.values()):
         return {}

@@ -1,9 +1,10 @@
 """Cutting of one rank's kernels into chunks: forwards, backwards and weight gradients that run apart.
 
-The order in which the host launched kernels says more than the GPU's clock. Where the run names its cells with ``PP:``
-ranges, these decide (``cut_by_ranges``). Otherwise a backward is a walk of the autograd engine down the sequence
-numbers (``find_walks``), and its forward is made of the forward kernels with the same numbers. Weight gradients
-outside the engine have no number: they are counted off against the backwards that left them out (``ChunkAssembly``).
+The order in which the host launched kernels says more than the GPU's clock. Where the run names its
+cells with ``PP:`` ranges, these decide (``cut_by_ranges``). Otherwise a backward is a walk of the
+autograd engine down the sequence numbers (``find_walks``), and its forward is made of the forward
+kernels with the same numbers. Weight gradients outside the engine have no number: they are counted
+off against the backwards that left them out (``ChunkAssembly``).
 """
 
 from collections import deque
@@ -28,11 +29,14 @@ CONFIDENCE_POSITION = 0.5
 """Confidence of a pair that only its position in the step suggests."""
 
 _MIN_WGRAD_SHARE_OF_LATER_WALKS = 0.5
-"""Share of the time of later walks over a backward's numbers above which these are its weight gradient."""
+"""Share of the time of later walks over a backward's numbers above which these are its weight
+gradient."""
 _MAX_WGRAD_SHARE_OF_SPLIT_BACKWARD = 0.02
-"""Share of a backward's time in weight gradients below which its later walks are its weight gradient."""
+"""Share of a backward's time in weight gradients below which its later walks are its weight
+gradient."""
 _MAX_WGRAD_INSIDE_SPLIT_BACKWARD = 0.5
-"""Weight gradient time inside a backward that left its weight gradients out, relative to what was left out."""
+"""Weight gradient time inside a backward that left its weight gradients out, relative to what was
+left out."""
 
 
 class StepChunks(msgspec.Struct, frozen=True, eq=False):
@@ -46,8 +50,8 @@ class StepChunks(msgspec.Struct, frozen=True, eq=False):
 
 
 ChunkOwners = list[int]
-"""Chunks as they are found. A chunk is one backward with its forward, which owns itself, or a weight gradient that ran
-apart, which the chunk of its backward owns."""
+"""Chunks as they are found. A chunk is one backward with its forward, which owns itself, or a
+weight gradient that ran apart, which the chunk of its backward owns."""
 
 
 def add_backward(owners: ChunkOwners) -> int:
@@ -59,9 +63,10 @@ def add_backward(owners: ChunkOwners) -> int:
 def chunks_of_walks(walk: Ints, owner: Ints, kernels: Kernels) -> tuple[ChunkOwners, Ints]:
     """Turn the walks of the autograd engine into chunks.
 
-    Every first walk over some numbers is a backward. Later walks over the same numbers are one weight gradient if
-    weight gradients take most of their time or the backward has hardly any; otherwise they belong to the backward.
-    There may be many: an engine can be called for one group of parameters after another.
+    Every first walk over some numbers is a backward. Later walks over the same numbers are one
+    weight gradient if weight gradients take most of their time or the backward has hardly any;
+    otherwise they belong to the backward. There may be many: an engine can be called for one group
+    of parameters after another.
 
     Args:
         walk: Walk of each kernel of the engine, as ``find_walks`` returns it.
@@ -106,7 +111,8 @@ def split_at_barriers(rows: Ints, host_ns: Ints, barrier_ns: Ints) -> list[Ints]
 
 
 _MAX_SHARE_OF_STRAY_FORWARD = 0.3
-"""Share of the median forward's time up to which a run of unmatched forward kernels joins the nearest forward."""
+"""Share of the median forward's time up to which a run of unmatched forward kernels joins the
+nearest forward."""
 _NO_NUMBER = np.iinfo(np.int64).max
 
 
@@ -150,15 +156,18 @@ def _is_weight(owners: ChunkOwners) -> Bools:
 
 def _match_forwards(chunk_of_row: Ints, kernels: Kernels, owners: ChunkOwners) -> None:
     """Assign each forward kernel to the backward whose range of sequence numbers includes the kernel's number."""
-    forward, autograd = kernels.rows_of(FORWARD), kernels.rows_of(AUTOGRAD)
+    forward = kernels.rows_of(FORWARD)
+    autograd = kernels.rows_of(AUTOGRAD)
     numbered = autograd[kernels.number[autograd] >= 0]
     numbered = numbered[~_is_weight(owners)[chunk_of_row[numbered]]]
     if not len(numbered):
         return
-    lowest, highest = np.full(len(owners), _NO_NUMBER), np.full(len(owners), -1, np.int64)
+    lowest = np.full(len(owners), _NO_NUMBER)
+    highest = np.full(len(owners), -1, np.int64)
     np.minimum.at(lowest, chunk_of_row[numbered], kernels.number[numbered])
     np.maximum.at(highest, chunk_of_row[numbered], kernels.number[numbered])
-    # The candidate for a number is the backward with the highest lowest number that is not above it.
+    # The candidate for a number is the backward with the highest lowest number that is not above
+    # it.
     by_lowest = np.argsort(lowest, kind="stable")
     number = kernels.number[forward]
     position = np.searchsorted(lowest[by_lowest], number, side="right") - 1
@@ -170,13 +179,16 @@ def _match_forwards(chunk_of_row: Ints, kernels: Kernels, owners: ChunkOwners) -
 def _place_unmatched_forwards(chunk_of_row: Ints, kernels: Kernels, owners: ChunkOwners) -> None:
     """Assign the forward kernels that belong to no backward.
 
-    A run of them joins the forward next to it if no message was launched between. A short run joins the forward
-    launched nearest in time, unless that one's backward had begun: then it is something else, such as gradients scaled
-    at the end of the step. Any other run is a forward whose backward is not in the trace, and a chunk of its own.
+    A run of them joins the forward next to it if no message was launched between. A short run joins
+    the forward launched nearest in time, unless that one's backward had begun: then it is something
+    else, such as gradients scaled at the end of the step. Any other run is a forward whose backward
+    is not in the trace, and a chunk of its own.
     """
-    host_ns, duration = kernels.host_ns, kernels.duration_ns
+    host_ns = kernels.host_ns
+    duration = kernels.duration_ns
     forward = kernels.rows_of(FORWARD)
-    matched, unmatched = forward[chunk_of_row[forward] >= 0], forward[chunk_of_row[forward] < 0]
+    matched = forward[chunk_of_row[forward] >= 0]
+    unmatched = forward[chunk_of_row[forward] < 0]
     if not len(unmatched):
         return
     placed = np.flatnonzero(chunk_of_row >= 0)  # forward and autograd kernels that have a chunk
@@ -210,8 +222,8 @@ def _place_unmatched_forwards(chunk_of_row: Ints, kernels: Kernels, owners: Chun
 def _pair_orphan_backwards(chunk_of_row: Ints, kernels: Kernels, owners: ChunkOwners) -> set[int]:
     """Pair backwards whose numbers no forward has with forwards that have no backward, first in, first out.
 
-    Recomputed layers are an example: the backward walks over new numbers. An orphan backward is then a run of its
-    kernels that no forward, no other backward and no message interrupts.
+    Recomputed layers are an example: the backward walks over new numbers. An orphan backward is
+    then a run of its kernels that no forward, no other backward and no message interrupts.
 
     Returns:
         The chunks that were paired by position alone.
@@ -249,11 +261,14 @@ class _Chunk(msgspec.Struct, frozen=True, eq=False):
 
 @dataclass(eq=False)
 class ChunkAssembly:
-    """The kernels of a step with the chunks found so far; ``finish`` adds loose weight gradients and lists the chunks.
+    """The kernels of a step with the chunks found so far.
 
-    A loose weight gradient ran outside the autograd engine and has no sequence number. Loose weight gradients are taken
-    in runs that no other work interrupts. A run inside a backward belongs to it. The others are counted off against the
-    backwards that have no weight gradients, first in, first out.
+    ``finish`` adds loose weight gradients and lists the chunks.
+
+    A loose weight gradient ran outside the autograd engine and has no sequence number. Loose weight
+    gradients are taken in runs that no other work interrupts. A run inside a backward belongs to
+    it. The others are counted off against the backwards that have no weight gradients, first in,
+    first out.
     """
 
     kernels: Kernels
@@ -309,7 +324,10 @@ class ChunkAssembly:
         )
 
     def _loose_weights(self) -> list[_Chunk]:
-        """Return the chunks of loose weight gradients; those inside a backward are added to its rows instead."""
+        """Return the chunks of loose weight gradients.
+
+        Those inside a backward are added to its rows instead.
+        """
         loose = self.kernels.rows_of(LOOSE_WGRAD)
         if not len(loose):
             return []
@@ -331,7 +349,10 @@ class ChunkAssembly:
         return weights
 
     def _absorb(self, runs: list[Ints]) -> list[Ints]:
-        """Add runs launched inside a backward, or right at its end, to the backward; return the other runs."""
+        """Add runs launched inside a backward, or right at its end, to the backward.
+
+        Return the other runs.
+        """
         host_ns = self.kernels.host_ns
         spans = sorted((host_ns[rows[0]], host_ns[rows[-1]], chunk) for chunk, rows in self.autograd_rows.items())
         outside = []
@@ -354,8 +375,8 @@ class ChunkAssembly:
     def _chunk_beside(self, rows: Ints, placed: Ints) -> int | None:
         """Return the chunk that a run belongs to because it lies right behind or right before its kernels, if any.
 
-        Right behind: a weight gradient of the engine, or a backward that loose weight gradients have joined already.
-        Right before: a weight gradient of the engine.
+        Right behind: a weight gradient of the engine, or a backward that loose weight gradients
+        have joined already. Right before: a weight gradient of the engine.
         """
         following = int(np.searchsorted(placed, rows[0]))
         for index, is_before in ((following - 1, False), (following, True)):
@@ -373,10 +394,11 @@ class ChunkAssembly:
     def _backwards_without_weights(self, runs: Iterable[Ints]) -> list[int]:
         """Return the backwards that left out weight gradients, in the order they ended.
 
-        These have far less weight gradient time inside than the mean outside. A few kernels inside are no counter-
-        evidence: gradients of norms and biases stay inside autograd.
+        These have far less weight gradient time inside than the mean outside. A few kernels inside
+        are no counter- evidence: gradients of norms and biases stay inside autograd.
         """
-        duration, is_wgrad = self.kernels.duration_ns, self.kernels.is_wgrad
+        duration = self.kernels.duration_ns
+        is_wgrad = self.kernels.is_wgrad
         backwards = [c for c in self.autograd_rows if not self._is_weight(c) and c not in self.absorbed]
         inside_ns = {chunk: float(duration[rows][is_wgrad[rows]].sum()) for chunk, rows in self.autograd_rows.items()}
         outside_ns = float(sum(duration[rows].sum() for rows in runs))
@@ -400,7 +422,9 @@ def _count_between(ascending: Ints, after: int, before: int) -> int:
 
 
 def _split_evenly(runs: list[Ints], wanted: int) -> list[Ints]:
-    """Split runs into about *wanted* parts of equal length; drop runs much shorter than such a part.
+    """Split runs into about *wanted* parts of equal length.
+
+    Drop runs much shorter than such a part.
 
     Several weight gradients in a row look like one long run.
     """
@@ -417,16 +441,20 @@ def _split_evenly(runs: list[Ints], wanted: int) -> list[Ints]:
 
 
 MIN_SHARE_OF_TIME_IN_RANGES = 0.9
-"""Share of the time of forward kernels, and of backward kernels, that must lie in ranges for these to decide."""
+"""Share of the time of forward kernels, and of backward kernels, that must lie in ranges for these
+to decide."""
 
 _Cell = tuple[str, int]
 """Op, and the pair it belongs to."""
 
 
 def cut_by_ranges(kernels: Kernels) -> StepChunks | None:
-    """Cut the kernels of one step by the ranges they were launched in; return None if too many were in none.
+    """Cut the kernels of one step by the ranges they were launched in.
 
-    Weight gradients outside every range belong to the ``B`` before them: they were held back to run beside its send.
+    Return None if too many were in none.
+
+    Weight gradients outside every range belong to the ``B`` before them: they were held back to run
+    beside its send.
     """
     category = kernels.category
     is_named = np.isin(category, (FORWARD, AUTOGRAD, LOOSE_WGRAD)) & kernels.named_op.present
@@ -441,7 +469,8 @@ def cut_by_ranges(kernels: Kernels) -> StepChunks | None:
         split = {pair for op, pair in cells if op == "I"}
         if split - {pair for op, pair in cells if op == "W"}:
             return None  # the unnamed weight gradients are W that have to be counted off
-        # The named backward kernel before each of them tells the cell; only a whole backward (B) holds any back.
+        # The named backward kernel before each of them tells the cell; only a whole backward (B)
+        # holds any back.
         backward = named[np.array([op != "F" for op, _ in cells])[cell_of_named]]
         before = np.searchsorted(backward, held_back) - 1
         owner = np.where(before >= 0, chunk[backward[np.maximum(before, 0)]], -1)
@@ -465,7 +494,8 @@ def _is_covered(duration_ns: Ints, is_named: Bools, is_part: Bools) -> bool:
 def _find_cells(kernels: Kernels, named: Ints) -> tuple[list[_Cell], Ints]:
     """Return the cells in launch order, and the cell of each of the *named* rows.
 
-    A forward that comes back after another forward, or after its own backward, is the next iteration's.
+    A forward that comes back after another forward, or after its own backward, is the next
+    iteration's.
     """
     # Kernels in a row with the same op, stage and micro-batch are one run.
     name = np.stack([kernels.named_op.codes[named], kernels.stage[named], kernels.microbatch[named]])
@@ -475,9 +505,11 @@ def _find_cells(kernels: Kernels, named: Ints) -> tuple[list[_Cell], Ints]:
     cell_of_run: list[int] = []
     pair_of: dict[tuple[int, int], int] = {}  # current pair of each stage and micro-batch
     pairs_with_backward: set[int] = set()
-    pairs, last_forward = 0, None
+    pairs = 0
+    last_forward = None
     for code, stage, microbatch in name[:, begins_run].T.tolist():
-        op, key = kernels.named_op.values[code], (stage, microbatch)
+        op = kernels.named_op.values[code]
+        key = (stage, microbatch)
         comes_back = op == "F" and (last_forward != key or pair_of.get(key) in pairs_with_backward)
         if key not in pair_of or comes_back:
             pair_of[key] = pairs
@@ -493,7 +525,8 @@ def _find_cells(kernels: Kernels, named: Ints) -> tuple[list[_Cell], Ints]:
 def _rename_whole_backwards(cells: list[_Cell], chunk: Ints, kernels: Kernels) -> list[str]:
     """Return the op of each cell, B for a W without an I that ran the whole backward.
 
-    A first stage owes nobody an input gradient, so some runtimes run its backward under the name of W.
+    A first stage owes nobody an input gradient, so some runtimes run its backward under the name of
+    W.
     """
     split = {pair for op, pair in cells if op == "I"}
     with_backward = set(chunk[(chunk >= 0) & (kernels.category == AUTOGRAD) & ~kernels.is_wgrad].tolist())

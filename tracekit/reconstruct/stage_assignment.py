@@ -1,19 +1,23 @@
 """Assignment of stages and micro-batches to chunks, from the destinations of their messages.
 
-A forward that sends to the next rank and a forward that sends back to the one before it belong to different stages.
-Messages between two ranks arrive in the order they were sent, so the k-th forward of a stage on one rank is the k-th on
-the next, and counting is enough once each forward's stage on its rank is known:
+A forward that sends to the next rank and a forward that sends back to the one before it belong to
+different stages. Messages between two ranks arrive in the order they were sent, so the k-th forward
+of a stage on one rank is the k-th on the next, and counting is enough once each forward's stage on
+its rank is known:
 
 - every forward goes to the next rank, the last rank sends none: one stage per rank ("line");
 - the last rank sends some back to the first: several stages per rank ("loop");
-- forwards go both ways: two stages per rank, either the legs of a V ("V") or two pipelines in opposite directions
-  ("two-way"). The last rank tells: in a V it begins with what it received, else with micro-batches of its own.
+- forwards go both ways: two stages per rank, either the legs of a V ("V") or two pipelines in
+  opposite directions ("two-way"). The last rank tells: in a V it begins with what it received, else
+  with micro-batches of its own.
 
-Without sequence numbers, backwards are paired with forwards first in, first out, which is right for one stage per rank.
-In a loop the backwards of the last chunk run first. The first rank tells the order (``pair_by_messages``): of its
-backwards only those of the first stage send nothing. Every rank runs its backwards in the same order.
+Without sequence numbers, backwards are paired with forwards first in, first out, which is right for
+one stage per rank. In a loop the backwards of the last chunk run first. The first rank tells the
+order (``pair_by_messages``): of its backwards only those of the first stage send nothing. Every
+rank runs its backwards in the same order.
 
-A *position* is the index of a rank in its pipeline; a *pair* is the index of a forward, shared by its backward.
+A *position* is the index of a rank in its pipeline; a *pair* is the index of a forward, shared by
+its backward.
 """
 
 from collections import Counter
@@ -31,7 +35,8 @@ from tracekit.schedules.interleaved import chunk_order
 Place = tuple[int, int]
 """Stage and micro-batch."""
 _Destinations = Mapping[int, list[int | None]]
-"""By position: for each forward, in launch order, the position its output is sent to; None: it is not sent."""
+"""By position: for each forward, in launch order, the position its output is sent to; None: it is
+not sent."""
 
 
 StagesUnknown = Literal[
@@ -46,7 +51,10 @@ StagesUnknown = Literal[
 
 
 class Placement(msgspec.Struct, frozen=True):
-    """``places[position][pair]``: stage and micro-batch; empty, with a reason, where they are not known."""
+    """``places[position][pair]``: stage and micro-batch.
+
+    Empty, with a reason, where they are not known.
+    """
 
     shape: str  # "line", "loop", "V", "two-way" or "unknown"
     virtual: int  # stages per rank
@@ -78,14 +86,18 @@ def assign_stages(chunks: Mapping[int, pl.DataFrame], messages: Mapping[int, pl.
 
 
 def forward_destinations(chunks: pl.DataFrame, messages: pl.DataFrame) -> list[int | None]:
-    """Return for each forward, in launch order, the position its output is sent to; None: it is not sent.
+    """Return for each forward, in launch order, the position its output is sent to.
 
-    A message carries the output of the chunk launched last before it. Where a batch of messages follows a forward and a
-    backward and goes to different ranks, the direction of unambiguous forwards tells which message is the forward's.
+    None: it is not sent.
+
+    A message carries the output of the chunk launched last before it. Where a batch of messages
+    follows a forward and a backward and goes to different ranks, the direction of unambiguous
+    forwards tells which message is the forward's.
     """
     work = chunks.filter(pl.col("op") != "W").sort("last_ns", maintain_order=True)  # what has an output to send
     sends = messages.filter("send").sort("launch_ns", maintain_order=True)
-    launched, peers = work.select("op", "pair").rows(), sends["peer"].to_list()
+    launched = work.select("op", "pair").rows()
+    peers = sends["peer"].to_list()
     destination: dict[int, int] = {}  # by pair
     ambiguous: list[tuple[list[int], list[int]]] = []  # pairs of the forwards, and the peers, of each such batch
     for batch in batch_sends(work, sends):
@@ -107,7 +119,8 @@ def forward_destinations(chunks: pl.DataFrame, messages: pl.DataFrame) -> list[i
 def _goes_both_ways(destinations: _Destinations, pp: int) -> bool:
     """Return whether forwards run through the ranks in both directions."""
     goes_back = any(position - 1 in peers for position, peers in destinations.items() if 0 < position < pp - 1)
-    # Of two ranks none is inner: the first one sends some of its forwards on and ends others itself.
+    # Of two ranks none is inner: the first one sends some of its forwards on and ends others
+    # itself.
     first = destinations.get(0, [])
     return goes_back or (pp == 2 and None in first and 1 in first)
 
@@ -123,7 +136,10 @@ def _number_microbatches(stages: list[int], first_number: Mapping[int, int] | No
 
 
 def _assign_line(destinations: _Destinations, chunks: Mapping[int, pl.DataFrame]) -> Placement:
-    """Assign one stage per rank; backwards whose forward is not in the trace are numbered behind the others."""
+    """Assign one stage per rank.
+
+    Backwards whose forward is not in the trace are numbered behind the others.
+    """
     places = {}
     for position, forwards in destinations.items():
         pairs = max(len(forwards), chunks[position]["pair"].n_unique())
@@ -152,9 +168,13 @@ def _assign_both_ways(destinations: _Destinations, pp: int) -> Placement:
 
 
 def _assign_loop(destinations: _Destinations, pp: int) -> Placement:
-    """Assign several stages per rank; every rank runs its forwards in the same order, so the last rank's tell."""
+    """Assign several stages per rank.
+
+    Every rank runs its forwards in the same order, so the last rank's tell.
+    """
     is_last_stage = [peer is None for peer in destinations[pp - 1]]
-    total, microbatches = len(is_last_stage), sum(is_last_stage)
+    total = len(is_last_stage)
+    microbatches = sum(is_last_stage)
     if not microbatches or total % microbatches:
         return Placement("unknown", 1, {}, "uneven_sends")
     virtual = total // microbatches
@@ -168,9 +188,12 @@ def _assign_loop(destinations: _Destinations, pp: int) -> Placement:
 
 
 def find_chunk_order(is_last_chunk: list[bool], virtual: int, pp: int) -> list[int] | None:
-    """Return the chunk of each forward of a loop, from those of the last chunk; None if no order explains them.
+    """Return the chunk of each forward of a loop, from those of the last chunk.
 
-    With more than two chunks per rank, an order of groups of micro-batches must give the same last chunks.
+    None if no order explains them.
+
+    With more than two chunks per rank, an order of groups of micro-batches must give the same last
+    chunks.
 
     >>> find_chunk_order([False, False, True, True], 2, 2)
     [0, 0, 1, 1]
@@ -223,7 +246,10 @@ def _is_paired_by_position(chunks: pl.DataFrame) -> bool:
 
 
 def _pair_in_order(chunks: pl.DataFrame, stages: list[int], places: Mapping[int, Place]) -> pl.DataFrame | None:
-    """Pair one rank's backwards, in launch order, with the forwards of these *stages*; None if they do not fit."""
+    """Pair one rank's backwards, in launch order, with the forwards of these *stages*.
+
+    None if they do not fit.
+    """
     old_pairs = chunks.filter(_IS_BACKWARD).sort("launch_ns")["pair"].to_list()
     if len(old_pairs) != len(stages):
         return None

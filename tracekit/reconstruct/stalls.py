@@ -1,10 +1,11 @@
 """Stalls and lanes of one rank.
 
-Stalls are disjoint sets of time in which the GPU did nothing for its pipeline, by cause. Lanes are the communication
-and copies that the rank hid while warming up, steady and cooling down. The published ideal of the overlapped
-interleaved schedule has three lanes. Warm-up runs forwards beside their offload. The steady phase runs a forward and a
-backward together, weight gradients beside the pipeline's sends, the offload of the last forward and the onload for the
-next backward. Cool-down runs backwards beside their onload. Every lane but computation is hidden.
+Stalls are disjoint sets of time in which the GPU did nothing for its pipeline, by cause. Lanes are
+the communication and copies that the rank hid while warming up, steady and cooling down. The
+published ideal of the overlapped interleaved schedule has three lanes. Warm-up runs forwards beside
+their offload. The steady phase runs a forward and a backward together, weight gradients beside the
+pipeline's sends, the offload of the last forward and the onload for the next backward. Cool-down
+runs backwards beside their onload. Every lane but computation is hidden.
 """
 
 from collections.abc import Sequence
@@ -20,7 +21,8 @@ from tracekit.metrics.label_intervals import COMPUTE_SET, LABEL_SETS, has_label,
 from tracekit.schema import LABELS, PASSES, PHASES, conform
 
 MIN_GAP_NS = 5_000
-"""Shorter gaps between kernels occur on any busy GPU: they are part of what ran before or after them."""
+"""Shorter gaps between kernels occur on any busy GPU: they are part of what ran before or after
+them."""
 
 _WORK = (*COMPUTE_SET, "memory")
 _LABELS_OF_CAUSE = {
@@ -34,7 +36,9 @@ _LABELS_OF_CAUSE = {
 
 
 def time_of(events: pl.DataFrame, labels: Sequence[str], *, among: Bools | None = None) -> Intervals:
-    """Return the time in which any event of these labels ran; *among* is a mask of events to look at.
+    """Return the time in which any event of these labels ran.
+
+    *among* is a mask of events to look at.
 
     >>> events = pl.DataFrame({"label": ["forward", "memory"], "start_ns": [0, 4], "end_ns": [5, 9]})
     >>> time_of(events, ["memory"])
@@ -64,7 +68,8 @@ def find_stalls(
     for cause, labels in _LABELS_OF_CAUSE.items():
         covered = covered | time_of(all_events, labels)
         with_cause = _fill_short_gaps(covered)
-        stalls[cause], explained = with_cause - explained, with_cause
+        stalls[cause] = with_cause - explained
+        explained = with_cause
     windows = _step_windows(chunks)
     stalls["host"] = _find_host_gaps(all_events, explained, windows)
     return {cause: stall & windows for cause, stall in stalls.items()}
@@ -75,22 +80,26 @@ def _fill_short_gaps(covered: Intervals) -> Intervals:
     if not len(covered):
         return covered
     is_gap = covered.start_ns[1:] - covered.end_ns[:-1] >= MIN_GAP_NS
-    is_first, is_last = np.append(True, is_gap), np.append(is_gap, True)  # of the parts between two gaps
+    # Of the parts between two gaps.
+    is_first = np.append(True, is_gap)
+    is_last = np.append(is_gap, True)
     return Intervals(covered.group[is_first], covered.start_ns[is_first], covered.end_ns[is_last])
 
 
 def _step_windows(chunks: pl.DataFrame) -> Intervals:
     """Return the time of the steps, each with as much again before it, when other ranks may already have begun."""
     steps = chunks.group_by("step").agg(pl.col("start_ns").min(), pl.col("end_ns").max())
-    start, end = steps["start_ns"].to_numpy(), steps["end_ns"].to_numpy()
+    start = steps["start_ns"].to_numpy()
+    end = steps["end_ns"].to_numpy()
     return union(2 * start - end, end)
 
 
 def _find_host_gaps(events: pl.DataFrame, covered: Intervals, windows: Intervals) -> Intervals:
     """Return the idle time before kernels that the host launched too late, and before the first kernel of all.
 
-    A kernel launched into an idle GPU does not start at once. It would have, had it been launched before, so that time
-    is the host's as well. The usual delay is measured at such kernels: no kernel could have started earlier.
+    A kernel launched into an idle GPU does not start at once. It would have, had it been launched
+    before, so that time is the host's as well. The usual delay is measured at such kernels: no
+    kernel could have started earlier.
     """
     launched = events.drop_nulls("launch_ns").sort("start_ns", maintain_order=True)
     if not len(covered) or not len(windows) or launched.is_empty():
@@ -99,9 +108,11 @@ def _find_host_gaps(events: pl.DataFrame, covered: Intervals, windows: Intervals
     gap_start = np.concatenate([[min(windows.start_ns[0], covered.start_ns[0])], covered.end_ns[:-1]])
     gap_end = covered.start_ns
     # The first kernel that starts at or after the end of each gap.
-    starts, launches = launched["start_ns"].to_numpy(), launched["launch_ns"].to_numpy()
+    starts = launched["start_ns"].to_numpy()
+    launches = launched["launch_ns"].to_numpy()
     row = np.minimum(np.searchsorted(starts, gap_end), len(starts) - 1)
-    ends_with_kernel, launch = starts[row] == gap_end, launches[row]
+    ends_with_kernel = starts[row] == gap_end
+    launch = launches[row]
     is_late = ends_with_kernel & (launch > gap_start)
     is_late[0] = ends_with_kernel[0]
     delays = (gap_end - launch)[1:][is_late[1:]]
@@ -126,7 +137,8 @@ LANES = pl.Schema(
     }
 )
 MIN_CROSSED_SHARE = 0.1
-"""Share of communication that must run beside the other pass's compute for micro-batches to overlap on a rank."""
+"""Share of communication that must run beside the other pass's compute for micro-batches to overlap
+on a rank."""
 _COMPUTE_OF_OTHER_PASS = (("dgrad", "wgrad", "backward", "recompute"), ("forward",))
 """Compute labels of the other pass, for each of ``PASSES``."""
 _LANES = ("computation", "communication", "offload")
@@ -148,11 +160,14 @@ def measure_lanes(rows: pl.DataFrame, chunks: pl.DataFrame) -> pl.DataFrame:
     windows = _windows(chunks)
     if windows.is_empty() or rows.is_empty():
         return pl.DataFrame(schema=LANES)
-    start, end = windows["start_ns"].to_numpy(), windows["end_ns"].to_numpy()
-    compute, wgrad = time_of(rows, COMPUTE_SET), time_of(rows, ("wgrad",))
+    start = windows["start_ns"].to_numpy()
+    end = windows["end_ns"].to_numpy()
+    compute = time_of(rows, COMPUTE_SET)
+    wgrad = time_of(rows, ("wgrad",))
     other_passes = [time_of(rows, labels) for labels in _COMPUTE_OF_OTHER_PASS]
     # The rows are grouped by label and pass; a missing pass is -1.
-    code, pass_code = label_codes(rows), to_int64(rows["pass"].cast(pl.Enum(PASSES)).to_physical())
+    code = label_codes(rows)
+    pass_code = to_int64(rows["pass"].cast(pl.Enum(PASSES)).to_physical())
     group, first_row = group_rows(code, pass_code)
     time_of_group = union(rows["start_ns"], rows["end_ns"], group)
     parts = []
@@ -186,7 +201,9 @@ def measure_lanes(rows: pl.DataFrame, chunks: pl.DataFrame) -> pl.DataFrame:
 
 def _windows(chunks: pl.DataFrame) -> pl.DataFrame:
     """Return step, phase, start_ns and end_ns of every phase, and of every overlapped block."""
-    start, end, is_forward = pl.col("start_ns"), pl.col("end_ns"), pl.col("op") == "F"
+    start = pl.col("start_ns")
+    end = pl.col("end_ns")
+    is_forward = pl.col("op") == "F"
     steps = chunks.group_by("step", maintain_order=True).agg(
         first=start.min(),
         first_backward=pl.coalesce(start.filter(~is_forward).min(), end.max()),

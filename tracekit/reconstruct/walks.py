@@ -1,6 +1,7 @@
 """Walks of the autograd engine over one step's kernels: each first walk over some sequence numbers is a backward.
 
-The engine runs nodes in descending order of their sequence numbers, so that a number which rises begins another walk.
+The engine runs nodes in descending order of their sequence numbers, so that a number which rises
+begins another walk.
 """
 
 from collections import Counter
@@ -22,8 +23,8 @@ def find_walks(kernels: Kernels) -> tuple[Ints, Ints]:
     """Assign the kernels of the autograd engine to walks.
 
     Returns:
-        The walk of each of these kernels, in launch order; and for each walk its owner, the walk that visited its
-        numbers first: itself, or the backward whose weight gradient it is.
+        The walk of each of these kernels, in launch order; and for each walk its owner, the walk
+        that visited its numbers first: itself, or the backward whose weight gradient it is.
 
     """
     category = kernels.category
@@ -42,7 +43,8 @@ def find_walks(kernels: Kernels) -> tuple[Ints, Ints]:
 def _number_walks(number: Ints, loose_wgrads_before: Ints) -> tuple[Ints, Ints]:
     """Return walk and owner as ``find_walks`` does, from sequence numbers alone.
 
-    *loose_wgrads_before* counts the weight gradients outside autograd that were launched before each kernel.
+    *loose_wgrads_before* counts the weight gradients outside autograd that were launched before
+    each kernel.
     """
     numbered = number[number >= 0]
     if not len(numbered):
@@ -60,7 +62,8 @@ def _number_walks(number: Ints, loose_wgrads_before: Ints) -> tuple[Ints, Ints]:
 def _split_by_messages(walk: Ints, autograd: Ints, kernels: Kernels) -> Ints:
     """Cut walks that are several backwards run last in, first out: their numbers continue downwards.
 
-    A walk is cut between two kernels if a message was launched between them, and between the forwards of the two.
+    A walk is cut between two kernels if a message was launched between them, and between the
+    forwards of the two.
     """
     message_ns = kernels.message_ns
     forward = np.flatnonzero((kernels.category == FORWARD) & (kernels.number >= 0))
@@ -69,16 +72,20 @@ def _split_by_messages(walk: Ints, autograd: Ints, kernels: Kernels) -> Ints:
         return walk
     number = kernels.number[autograd[numbered]]
     messages_before = np.searchsorted(message_ns, kernels.host_ns[autograd[numbered]])
-    # Candidates (indices into number): the kernel and the one behind it are of one walk, with a message between.
+    # Candidates (indices into number): the kernel and the one behind it are of one walk, with a
+    # message between.
     is_same_walk = walk[numbered[1:]] == walk[numbered[:-1]]
     candidate = np.flatnonzero(is_same_walk & (messages_before[1:] > messages_before[:-1]))
-    # The forward kernels nearest to the gap in the numbers: the last at or below it and the first at or above it.
+    # The forward kernels nearest to the gap in the numbers: the last at or below it and the first
+    # at or above it.
     forward = forward[np.argsort(kernels.number[forward], kind="stable")]
     forward_number = kernels.number[forward]
     below = np.searchsorted(forward_number, number[candidate + 1], side="right") - 1
     above = np.searchsorted(forward_number, number[candidate], side="left")
     has_both = (below >= 0) & (above < len(forward))
-    candidate, below, above = candidate[has_both], below[has_both], above[has_both]
+    candidate = candidate[has_both]
+    below = below[has_both]
+    above = above[has_both]
     messages_before_forward = np.searchsorted(message_ns, kernels.host_ns[forward])
     is_cut = messages_before_forward[above] > messages_before_forward[below]
     return _begin_walks(walk, numbered[candidate[is_cut] + 1])
@@ -87,10 +94,11 @@ def _split_by_messages(walk: Ints, autograd: Ints, kernels: Kernels) -> Ints:
 def _split_repetitions(walk: Ints, autograd: Ints, kernels: Kernels, is_first_visit: Bools) -> Ints:
     """Cut walks whose two halves run kernels of the same names in the same order.
 
-    Two stages that follow each other on one rank exchange no message, so their backwards look like one walk. But equal
-    halves may also be two equal layers. A walk is cut only if its half is what most walks are made of; or at the end of
-    the pipeline (one neighbour), where every forward and backward together receive one message, if the cuts then give
-    as many backwards as messages were received.
+    Two stages that follow each other on one rank exchange no message, so their backwards look like
+    one walk. But equal halves may also be two equal layers. A walk is cut only if its half is what
+    most walks are made of; or at the end of the pipeline (one neighbour), where every forward and
+    backward together receive one message, if the cuts then give as many backwards as messages were
+    received.
     """
     visits = np.flatnonzero(is_first_visit)
     if len(visits) < 2:
@@ -102,7 +110,8 @@ def _split_repetitions(walk: Ints, autograd: Ints, kernels: Kernels, is_first_vi
     most_frequent = count.most_common(1)[0][0]
     doubled = sorted((walk_names for walk_names in count if _repeated_half(walk_names)), key=len, reverse=True)
     to_cut = {walk_names for walk_names in doubled if _repeated_half(walk_names) == most_frequent}
-    # The longest walks that, cut in two, make up for the backwards missing from the count of messages.
+    # The longest walks that, cut in two, make up for the backwards missing from the count of
+    # messages.
     missing = _messages_received_at_end(kernels) - len(parts)
     for used, total in enumerate(accumulate(count[walk_names] for walk_names in doubled), start=1):
         if total == missing:
@@ -113,7 +122,10 @@ def _split_repetitions(walk: Ints, autograd: Ints, kernels: Kernels, is_first_vi
 
 
 def _messages_received_at_end(kernels: Kernels) -> int:
-    """Return the number of messages received by a rank that has only one neighbour; 0 for any other rank."""
+    """Return the number of messages received by a rank that has only one neighbour.
+
+    0 for any other rank.
+    """
     messages = parse_messages(kernels.p2p.filter(pl.Series(kernels.category == MESSAGE))).explode().struct
     if messages.field("peer").n_unique() != 1 or messages.field("peer").has_nulls():
         return 0
@@ -134,7 +146,10 @@ def _begin_walks(walk: Ints, starts: Ints) -> Ints:
 
 
 def _first_visitors(walk: Ints, number: Ints, is_first_visit: Bools) -> Ints:
-    """Return for each kernel the walk that visited its number first; -1 if the kernel has no number."""
+    """Return for each kernel the walk that visited its number first.
+
+    -1 if the kernel has no number.
+    """
     visits = np.flatnonzero(is_first_visit)[::-1]
     visits = visits[np.argsort(number[visits], kind="stable")]  # of equal numbers the last visit comes first
     return take_or_missing(walk[visits], find_sorted(number, number[visits]))
@@ -143,7 +158,8 @@ def _first_visitors(walk: Ints, number: Ints, is_first_visit: Bools) -> Ints:
 def _renumber_walks(number: Ints, first_visitor: Ints, uncut_walk: Ints) -> tuple[Ints, Ints]:
     """Return walks and owners once all cuts are known.
 
-    A new walk begins where one began before cutting, or where the first visitor of the numbers changes.
+    A new walk begins where one began before cutting, or where the first visitor of the numbers
+    changes.
     """
     if not len(number):
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
@@ -158,13 +174,15 @@ def _renumber_walks(number: Ints, first_visitor: Ints, uncut_walk: Ints) -> tupl
 def _join_next_walk(walk: Ints, is_numbered: Bools, barriers_before: Ints) -> Ints:
     """Move kernels without a number to the walk behind them if a barrier separates them from the walk before.
 
-    A backward begins with a few such kernels (the gradient of the loss). *barriers_before* counts the forward kernels
-    and messages launched before each kernel.
+    A backward begins with a few such kernels (the gradient of the loss). *barriers_before* counts
+    the forward kernels and messages launched before each kernel.
     """
-    numbered, unnumbered = np.flatnonzero(is_numbered), np.flatnonzero(~is_numbered)
+    numbered = np.flatnonzero(is_numbered)
+    unnumbered = np.flatnonzero(~is_numbered)
     if not len(numbered) or not len(unnumbered):
         return walk
-    # The numbered kernels around each unnumbered one; at the ends of the step the nearest stands in, see below.
+    # The numbered kernels around each unnumbered one; at the ends of the step the nearest stands
+    # in, see below.
     position = np.searchsorted(numbered, unnumbered)
     following = numbered[np.minimum(position, len(numbered) - 1)]
     preceding = numbered[np.maximum(position - 1, 0)]

@@ -18,7 +18,8 @@ class EventRedactor:
     def __init__(self, names: NameRedactor, keep: frozenset[str]) -> None:
         kinds = ("Python frames", "stacks", "arguments", "other events", "header entries")
         self.dropped: dict[str, int] = dict.fromkeys(kinds, 0)
-        self._names, self._keep = names, keep
+        self._names = names
+        self._keep = keep
 
     def event(self, event: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return the redacted event; None if it is dropped."""
@@ -77,7 +78,10 @@ class EventRedactor:
         return key in limits and is_number(value, limits[key]) and not self._names.is_user_word(str(value))
 
     def _words(self, value: Any) -> Any:
-        """Return text, or lists of text, with known words only; numbers do not stay, but for group numbers."""
+        """Return text, or lists of text, with known words only.
+
+        Numbers do not stay, but for group numbers.
+        """
         if isinstance(value, list):
             return [self._words(item) for item in value]
         if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) <= MAX_GROUP_NUMBER_DIGITS:

@@ -1,7 +1,8 @@
 """Keys of a PyTorch trace that stay in a redacted copy, and the values that may stand under them.
 
-The keys are listed in ``kept.toml``; one that is not is dropped with its value. Numbers stay under listed keys if they
-are in range for that key, so that a phone or card number cannot pass for a rank or an id.
+The keys are listed in ``kept.toml``; one that is not is dropped with its value. Numbers stay under
+listed keys if they are in range for that key, so that a phone or card number cannot pass for a rank
+or an id.
 """
 
 import json
@@ -13,8 +14,8 @@ from typing import Any
 from tracekit.parsers.kineto.vocabulary import CATEGORIES as READ_CATEGORIES
 
 KEEP_OPTIONS = ("annotations", "arguments", "frames", "header", "metadata")
-"""What ``--keep`` accepts: texts of ranges, all arguments, Python frames and stacks, header entries, and events without
-a duration such as names of processes and threads."""
+"""What ``--keep`` accepts: texts of ranges, all arguments, Python frames and stacks, header
+entries, and events without a duration such as names of processes and threads."""
 
 KEPT = tomllib.loads(Path(__file__).with_name("kept.toml").read_text(encoding="utf-8"))
 """Keys, tables and columns that stay."""
@@ -22,7 +23,8 @@ _KEYS = KEPT["kineto"]
 CATEGORIES = frozenset((*READ_CATEGORIES, *_KEYS["categories"]))
 GPU_CATEGORIES = frozenset(_KEYS["gpu_categories"])
 PHASES = frozenset("XsftBE")
-"""Complete events, flows, and pairs of begin and end. Other phases hold names of processes, threads and hosts."""
+"""Complete events, flows, and pairs of begin and end. Other phases hold names of processes, threads
+and hosts."""
 ALLOCATOR_EVENT = "[memory]"
 """Name of the allocator's events, the only instants that stay."""
 STACK_KEYS = frozenset(_KEYS["stacks"])
@@ -31,8 +33,12 @@ ARGUMENT_TEXTS = frozenset(_KEYS["argument_texts"])
 GROUP_TEXTS = frozenset(_KEYS["group_texts"])
 HEADER_VERSIONS = frozenset(_KEYS["header_versions"])
 
-SMALL, ID, SIZE, ANY = 10**6, 1 << 32, 10**12, 1 << 64
-"""Upper bounds of ranks, devices and launch settings; of ids; of bytes and elements; of what 64 bits hold."""
+SMALL = 10**6
+ID = 1 << 32
+SIZE = 10**12
+ANY = 1 << 64
+"""Upper bounds of ranks, devices and launch settings; of ids; of bytes and elements; of what 64
+bits hold."""
 LIMITS = {"small": SMALL, "id": ID, "size": SIZE, "hip_version": 100_000_000}
 """Upper bounds by their names in ``kept.toml``."""
 MAX_NUMBER_AS_TEXT = 10**9
@@ -67,7 +73,9 @@ class NumberText(str):
 
 
 def is_number(value: Any, limit: int) -> bool:
-    """Return whether *value* is a number below *limit*, or lists of such numbers, also as text; null counts.
+    """Return whether *value* is a number below *limit*, or lists of such numbers, also as text.
+
+    Null counts.
 
     >>> is_number([["1", 2.5], []], 10), is_number("[0, 1]", 10), is_number("5-1", 10), is_number(41555, 1000)
     (True, True, False, False)
@@ -87,7 +95,10 @@ def is_number(value: Any, limit: int) -> bool:
 
 
 def is_event_number(value: Any) -> bool:
-    """Return whether *value* is a time or an id of an event; files of 2021 write ids of threads as text."""
+    """Return whether *value* is a time or an id of an event.
+
+    Files of 2021 write ids of threads as text.
+    """
     if isinstance(value, NumberText) or value is None:
         return True
     return isinstance(value, str) and value.isascii() and value.isdecimal() and int(value[:20]) < ID

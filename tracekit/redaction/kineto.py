@@ -1,7 +1,8 @@
 """Redaction of a PyTorch trace, event by event, whatever the file's size.
 
-Chunks of the file are appended to a window, and JSON values are taken from its front. Values that profilers write
-although they are not JSON (``N/A``, ``inf``, backslashes that escape nothing) are mended.
+Chunks of the file are appended to a window, and JSON values are taken from its front. Values that
+profilers write although they are not JSON (``N/A``, ``inf``, backslashes that escape nothing) are
+mended.
 """
 
 import io
@@ -39,7 +40,9 @@ class JsonStream:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._chunks = _decoded_chunks(path)
-        self._window, self._start, self._characters_before = "", 0, 0
+        self._window = ""
+        self._start = 0
+        self._characters_before = 0
         self._read_more()
 
     def peek(self) -> str:
@@ -80,7 +83,10 @@ class JsonStream:
                 raise self.damage("the file ends early")
 
     def skip_rest(self) -> int:
-        """Read to the end of the file, which checks a compressed one; return how many characters were left."""
+        """Read to the end of the file, which checks a compressed one.
+
+        Return how many characters were left.
+        """
         count = 0
         while self.peek():
             count += len(self._window) - self._start
@@ -106,7 +112,10 @@ class JsonStream:
         return value
 
     def _find_end(self) -> int | None:
-        """Return where a value that is not JSON ends, by its brackets; None if that is not in the window yet."""
+        """Return where a value that is not JSON ends, by its brackets.
+
+        None if that is not in the window yet.
+        """
         depth = 0
         for token in _BRACKETS_AND_STRINGS.finditer(self._window, self._start):
             sign = token[0]
@@ -209,7 +218,10 @@ def _redacted_events(stream: JsonStream, events: EventRedactor) -> Iterator[str]
 
 
 def _write(target: Path, pieces: Iterator[str], *, compress: bool) -> None:
-    """Write ASCII text in large chunks; a compressed file has neither name nor time in its header."""
+    """Write ASCII text in large chunks.
+
+    A compressed file has neither name nor time in its header.
+    """
     with target.open("wb") as file:
         output: Any = gzip_ng.GzipNGFile("", "wb", 6, file, mtime=0) if compress else file  # type: ignore[no-untyped-call]
         with io.TextIOWrapper(io.BufferedWriter(output, CHUNK_CHARACTERS), encoding="ascii", newline="") as text:

@@ -1,8 +1,8 @@
 """Redaction of text: known words stay, everything else becomes a pseudonym.
 
-A text is cut into words. A word stays if it is listed in ``words.txt``; anything else (words, numbers, paths,
-addresses) is replaced by ``x1``, ``x2``, …, the same pseudonym wherever the same text occurs. What a word looks like
-never decides.
+A text is cut into words. A word stays if it is listed in ``words.txt``; anything else (words,
+numbers, paths, addresses) is replaced by ``x1``, ``x2``, …, the same pseudonym wherever the same
+text occurs. What a word looks like never decides.
 """
 
 import re
@@ -86,7 +86,9 @@ def vocabulary() -> Vocabulary:
 
 
 class NameRedactor:
-    """Replaces unknown words by pseudonyms. One instance serves all files of a run, so that ranks still match.
+    """Replaces unknown words by pseudonyms.
+
+    One instance serves all files of a run, so that ranks still match.
 
     >>> redactor = NameRedactor(["root"])
     >>> redactor.redact("load /home/ann/a.pt: zeppelin.forward, layers.3.mlp, 4111 1111")
@@ -141,7 +143,8 @@ class NameRedactor:
         if self._user_words is None:
             return text
         text = self._user_words.sub(lambda match: self.pseudonym(match[0].casefold()), text)
-        # A word can be spread over punctuation, as in Acme<Titan>, or be folded differently (ß and SS).
+        # A word can be spread over punctuation, as in Acme<Titan>, or be folded differently (ß and
+        # SS).
         if any(word in _letters_and_digits(text.casefold()) for word in self._squeezed_words):
             return self.pseudonym(text)
         return text
@@ -156,10 +159,15 @@ class NameRedactor:
 
 
 class _WordPass:
-    """One pass over a text, word by word; remembers whether the word before may be followed by a number."""
+    """One pass over a text, word by word.
+
+    Remembers whether the word before may be followed by a number.
+    """
 
     def __init__(self, redactor: NameRedactor, text: str, *, code: bool) -> None:
-        self._pseudonym, self._text, self._code = redactor.pseudonym, text, code
+        self._pseudonym = redactor.pseudonym
+        self._text = text
+        self._code = code
         self._vocabulary = vocabulary()
         self._word_end = 0
         self._expects_index = False
@@ -170,7 +178,8 @@ class _WordPass:
         return _LOCATIONS_AND_WORDS.sub(self._replacement, self._text)
 
     def _replacement(self, match: re.Match[str]) -> str:
-        word, start = match[0], match.start()
+        word = match[0]
+        start = match.start()
         if not _BEFORE_INDEX.fullmatch(self._text, self._word_end, start):
             self._expects_index = False
         self._word_end = match.end()
@@ -198,15 +207,20 @@ class _WordPass:
         return "".join(piece if stems.fullmatch(piece) else self._pseudonym(piece) for piece in pieces)
 
     def _pieces(self, word: str) -> list[tuple[str, bool]]:
-        """Cut a word at underscores, digits and capitals; return each piece and whether it is known."""
+        """Cut a word at underscores, digits and capitals.
+
+        Return each piece and whether it is known.
+        """
         parts = _PARTS.findall(word)
         pieces: list[tuple[str, bool]] = []
         while parts:
             count = self._count_known(parts)
-            piece, is_known = "".join(parts[: count or 1]), count > 0
+            piece = "".join(parts[: count or 1])
+            is_known = count > 0
             del parts[: count or 1]
             if is_known:
-                self._expects_index, self._index_digits = piece.lower() in self._vocabulary.numbered, 0
+                self._expects_index = piece.lower() in self._vocabulary.numbered
+                self._index_digits = 0
             elif piece[0].isdecimal():
                 is_known = self._is_index(piece) or self._is_tile(piece, pieces)
             elif piece[0] == "_":

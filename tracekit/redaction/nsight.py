@@ -1,8 +1,8 @@
 """Redaction of an Nsight Systems sqlite export.
 
-A new database is written, with the tables and columns that an analysis reads and nothing else: no other table, view,
-trigger, comment or freed page. In columns of numbers only numbers stay; each column of text has a function that
-reduces it. Tables and columns are listed in ``kept.toml``.
+A new database is written, with the tables and columns that an analysis reads and nothing else: no
+other table, view, trigger, comment or freed page. In columns of numbers only numbers stay; each
+column of text has a function that reduces it. Tables and columns are listed in ``kept.toml``.
 """
 
 import json
@@ -27,7 +27,8 @@ NUMBER_COLUMNS: dict[str, list[str]] = KEPT["nsight"]["numbers"]
 TEXT_COLUMNS: dict[str, dict[str, str]] = KEPT["nsight"]["texts"]
 """Columns of text that stay, by table, and the SQL function that reduces each."""
 STRING_COLUMNS: dict[str, list[str]] = KEPT["nsight"]["strings"]
-"""SQL function by the columns that refer to StringIds; a string that no kept row refers to is dropped."""
+"""SQL function by the columns that refer to StringIds; a string that no kept row refers to is
+dropped."""
 METADATA_NAMES = frozenset(("EXPORT_PRODUCT_VERSION", "EXPORT_SCHEMA_VERSION"))
 PAYLOAD_LIMITS = {"communicator": ANY, "bytes": SIZE, "peer": SMALL, "ranks": SMALL, "own_rank": SMALL}
 _PRODUCT_VERSION = re.compile(r"20\d\d\.\d{1,2}\.\d{1,2}(?:\.\d{1,4})?")
@@ -43,7 +44,10 @@ _LONG_NUMBER = re.compile(r"\d{11}")
 
 
 def redact_nsight(source: Path, target: Path, names: NameRedactor, *, keep: Collection[str] = ()) -> dict[str, int]:
-    """Write the redacted report *source* to *target*; return how much was dropped or replaced, by kind."""
+    """Write the redacted report *source* to *target*.
+
+    Return how much was dropped or replaced, by kind.
+    """
     refuse_unreadable(source)
     target.unlink()  # sqlite creates the file itself
     replaced_before = names.replaced
@@ -74,7 +78,10 @@ def _copy_tables(copy: sqlite3.Connection, source: Path) -> dict[str, int]:
 
 
 def _copy_table(copy: sqlite3.Connection, table: str) -> None:
-    """Copy the listed columns of a table; only the columns of StringIds are created, its rows come later."""
+    """Copy the listed columns of a table.
+
+    Only the columns of StringIds are created, its rows come later.
+    """
     present = [row[1] for row in copy.execute(f"PRAGMA old.table_info({table})")]
     if table == "StringIds":
         copy.execute("CREATE TABLE main.StringIds (id, value)")

@@ -43,8 +43,9 @@ def redact(
     """Write a redacted copy of a trace, or of each trace of a folder.
 
     Args:
-        path: PyTorch profiler trace (``.json``, ``.json.gz``), Nsight Systems ``.sqlite``, or a folder of them. Redact
-            the ranks of one run together: pseudonyms are the same on all ranks of a call, not across calls.
+        path: PyTorch profiler trace (``.json``, ``.json.gz``), Nsight Systems ``.sqlite``, or a
+            folder of them. Redact the ranks of one run together: pseudonyms are the same on all
+            ranks of a call, not across calls.
         output: File to write; for a folder, a folder. Its files are named after their rank.
         words: Words to replace although they are known, in any case and inside other words.
         keep: What to keep beyond known names: any of ``fields.KEEP_OPTIONS``.
@@ -70,7 +71,8 @@ def redact_each(
     >>> next(redact_each("sample_traces/reload", tempfile.mkdtemp())).path.name
     'rank0.pt.trace.json.gz'
     """
-    source, target = Path(path), Path(output)
+    source = Path(path)
+    target = Path(output)
     for option in keep:
         if option not in KEEP_OPTIONS:
             hint = did_you_mean(option, KEEP_OPTIONS, otherwise=f"one of {', '.join(KEEP_OPTIONS)}")

@@ -1,8 +1,8 @@
 """Tasks inside a block of a schedule: a Mixture-of-Experts layer on three lanes.
 
-Computation, communication and offload run at the same time. Each lane runs its tasks in order, and a task waits for
-those it depends on. In a steady FB block (Kimi K2, DualPipe) the forward of one micro-batch hides the communication of
-the other's backward, and the backward that of the forward:
+Computation, communication and offload run at the same time. Each lane runs its tasks in order, and
+a task waits for those it depends on. In a steady FB block (Kimi K2, DualPipe) the forward of one
+micro-batch hides the communication of the other's backward, and the backward that of the forward:
 
     computation    attn(F)     mlp(B)       mlp(W)  mlp(F)    attn(B)     attn(W)
     communication  combine(B)  dispatch(F)  dispatch(B)       combine(F)  PP
@@ -114,7 +114,9 @@ def block_times(times: BlockTimes | None = None, *, layers: int = 1) -> Times:
     True
     """
     times = times or BlockTimes()
-    forward, backward, both = (block(kind, times, layers=layers).duration for kind in ("F", "B", "FB"))
+    forward = block("F", times, layers=layers).duration
+    backward = block("B", times, layers=layers).duration
+    both = block("FB", times, layers=layers).duration
     weight = layers * (times.attention_wgrad + times.mlp_wgrad)
     return Times(F=forward, I=backward - weight, W=weight, B=backward, FB=both)
 
@@ -126,7 +128,10 @@ def _name(task: str, layer: int, layers: int) -> str:
 
 def _forward_tasks(t: BlockTimes, layer: int, layers: int) -> list[Task]:
     """Return attention, dispatch, MLP and combine, which run one after the other."""
-    attn, dispatch, mlp, combine = (_name(x, layer, layers) for x in ("attn(F)", "dispatch(F)", "mlp(F)", "combine(F)"))
+    attn = _name("attn(F)", layer, layers)
+    dispatch = _name("dispatch(F)", layer, layers)
+    mlp = _name("mlp(F)", layer, layers)
+    combine = _name("combine(F)", layer, layers)
     before = (_name("combine(F)", layer - 1, layers),) if layer else ()
     return [
         Task(attn, LANES[0], "forward", t.attention, before),
@@ -137,7 +142,10 @@ def _forward_tasks(t: BlockTimes, layer: int, layers: int) -> list[Task]:
 
 
 def _backward_tasks(t: BlockTimes, layer: int, layers: int) -> list[Task]:
-    """Return the backwards of combine, MLP, dispatch and attention; weight gradients hide some communication."""
+    """Return the backwards of combine, MLP, dispatch and attention.
+
+    Weight gradients hide some communication.
+    """
     names = ("combine(B)", "mlp(B)", "dispatch(B)", "mlp(W)", "attn(B)", "attn(W)")
     combine, mlp, dispatch, mlp_w, attn, attn_w = (_name(x, layer, layers) for x in names)
     before = (_name("attn(B)", layer - 1, layers),) if layer else ()

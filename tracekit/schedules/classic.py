@@ -1,6 +1,7 @@
 """GPipe, 1F1B and Chimera: one stage per rank and direction, whole backwards.
 
-GPipe: Huang et al. 2019. 1F1B: PipeDream-Flush, Narayanan et al. 2021. Chimera: Li and Hoefler 2021.
+GPipe: Huang et al. 2019. 1F1B: PipeDream-Flush, Narayanan et al. 2021. Chimera: Li and Hoefler
+2021.
 """
 
 from tracekit.schedules.ops import Op, backward, forward, one_by_one, passes
@@ -27,8 +28,8 @@ def one_f_one_b(pp: int, microbatches: int) -> list[list[Op]]:
 def chimera(pp: int, microbatches: int) -> list[list[Op]]:
     """Run two pipelines through the same ranks, one down and one up.
 
-    Micro-batches are taken in units of pp, half of them each way. Every op has its time slot; ranks run in the order of
-    the slots.
+    Micro-batches are taken in units of pp, half of them each way. Every op has its time slot; ranks
+    run in the order of the slots.
 
     >>> " ".join(map(str, chimera(2, 2)[0]))
     '0F0 1F1 1B1 0B0'
@@ -36,7 +37,8 @@ def chimera(pp: int, microbatches: int) -> list[list[Op]]:
     slots: list[list[tuple[int, Op]]] = [[] for _ in range(pp)]
     for unit in range(microbatches // pp):
         for i in range(pp // 2):
-            down, up = unit * pp + i, unit * pp + pp // 2 + i
+            down = unit * pp + i
+            up = unit * pp + pp // 2 + i
             first_slot = 2 * pp * unit + 2 * i
             for stage in range(pp):
                 for rank, microbatch in ((stage, down), (pp - 1 - stage, up)):

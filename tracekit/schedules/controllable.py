@@ -1,10 +1,11 @@
 """V-Half and V-Min: V-shaped schedules with controllable memory (Qi et al. 2024).
 
-A block of F, F, I, I on both legs of the V repeats every six time slots; W takes the first free slot. The shape of the
-block determines how long an activation lives, and so the memory. Then gaps at both ends are filled without more memory.
+A block of F, F, I, I on both legs of the V repeats every six time slots; W takes the first free
+slot. The shape of the block determines how long an activation lives, and so the memory. Then gaps
+at both ends are filled without more memory.
 """
 
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import numpy as np
 
@@ -18,7 +19,9 @@ MAX_LOOKAHEAD = 32
 """Ops to look ahead for one that fits into a gap; more never helped, and costs time."""
 
 _KINDS: tuple[Kind, ...] = ("F", "I", "W")
-_F, _I, _W = gap_filling.F, gap_filling.I, gap_filling.W
+_F = gap_filling.F
+_I = gap_filling.I
+_W = gap_filling.W
 
 
 def v_half(pp: int, microbatches: int) -> list[list[Op]]:
@@ -50,12 +53,14 @@ _CodedOp = tuple[int, int, int]
 def _repeat_block(blocks: list[tuple[int, int, int, int]], microbatches: int) -> list[list[_CodedOp]]:
     """Return the order of each rank: a block repeated for each micro-batch, with each W in the first free slot.
 
-    *blocks* holds for each rank the slots of the first micro-batch's F and F (down, up), I and I (up, down).
+    *blocks* holds for each rank the slots of the first micro-batch's F and F (down, up), I and I
+    (up, down).
     """
     pp = len(blocks)
     orders = []
     for rank, block in enumerate(blocks):
-        down, up = rank, 2 * pp - 1 - rank
+        down = rank
+        up = 2 * pp - 1 - rank
         slots: dict[int, _CodedOp] = {}
         for kind, stage, slot in zip((_F, _F, _I, _I), (down, up, up, down), block, strict=True):
             slots |= {slot + PERIOD * i: (kind, stage, i) for i in range(microbatches)}
@@ -72,12 +77,20 @@ def _repeat_block(blocks: list[tuple[int, int, int, int]], microbatches: int) ->
 
 
 def _fill_gaps(orders: list[list[_CodedOp]], *, limit: int) -> list[list[Op]]:
-    """Return the orders of the shorter of two ways to fill gaps; *limit* is in activations of a chunk."""
-    ops = [op for order in orders for op in order]
+    """Return the orders of the shorter of two ways to fill gaps.
+
+    *limit* is in activations of a chunk.
+    """
+    ops = list(chain.from_iterable(orders))
+    coded = np.array(ops, np.int64)
     first = np.cumsum([0, *map(len, orders)])  # first op of each rank, and the end
-    tried = [_fill_gaps_one_way(np.array(ops, np.int64), first, limit, eager=eager) for eager in (False, True)]
-    _, order = min(tried, key=lambda slots_and_order: slots_and_order[0])
-    filled = [Op(_KINDS[kind], stage, i) for kind, stage, i in (ops[row] for row in order.tolist())]
+    late_slots, late_order = _fill_gaps_one_way(coded, first, limit, eager=False)
+    eager_slots, eager_order = _fill_gaps_one_way(coded, first, limit, eager=True)
+    order = eager_order if eager_slots < late_slots else late_order
+    filled = []
+    for row in order.tolist():
+        kind, stage, microbatch = ops[row]
+        filled.append(Op(_KINDS[kind], stage, microbatch))
     return [filled[start:end] for start, end in pairwise(first.tolist())]
 
 

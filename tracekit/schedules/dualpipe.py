@@ -1,7 +1,8 @@
 """DualPipe and DualPipeV (DeepSeek 2024, 2025): eight steps per rank, forwards and backwards overlapped in pairs.
 
-Two streams of micro-batches pass a rank, 0 and 1. In DualPipe they enter at the two ends of the pipeline and every rank
-holds two stages' weights; in DualPipeV they are the two legs of a V, on stages r and 2·pp-1-r.
+Two streams of micro-batches pass a rank, 0 and 1. In DualPipe they enter at the two ends of the
+pipeline and every rank holds two stages' weights; in DualPipeV they are the two legs of a V, on
+stages r and 2·pp-1-r.
 """
 
 from collections import deque
@@ -11,7 +12,9 @@ from tracekit.schedules.ops import Op, backward, backward_input, backward_weight
 
 
 def dualpipe(pp: int, microbatches: int) -> list[list[Op]]:
-    """Micro-batches of the first half enter at rank 0, the others at the last rank; stream 0 is the nearer end's.
+    """Micro-batches of the first half enter at rank 0, the others at the last rank.
+
+    Stream 0 is the nearer end's.
 
     >>> " ".join(map(str, dualpipe(2, 4)[0]))
     '0F0 1F2 0F1 1B2 (1F3;0B0) 1B3 0I1 0W1'
@@ -51,7 +54,10 @@ class _Streams:
         self.weights: deque[Op] = deque()
 
     def eight_steps(self, h: int, q: int, *, repeats: int) -> list[Op]:
-        """Walk through the paper's steps; *h* ranks per side, *q* ranks between this one and its side's end."""
+        """Walk through the paper's steps.
+
+        *h* ranks per side, *q* ranks between this one and its side's end.
+        """
         # 1. F0
         for _ in range(2 * (h - q - 1)):
             self.ops.append(self.f(0))

@@ -1,8 +1,11 @@
-"""ZB-1p and ZB-2p: an order searched for the given times under a memory limit (Qi et al. 2023, section 3.1).
+"""ZB-1p and ZB-2p: an order searched for the given times under a memory limit (Qi et al.
 
-Micro-batch by micro-batch, forwards are placed down the ranks and backwards for input up the ranks. A W is placed into
-a gap if it fits, if memory is full, or if the gap would make the rank the one with the most idle time. The search tries
-all combinations of the heuristic's options and returns the shortest order.
+2023, section 3.1).
+
+Micro-batch by micro-batch, forwards are placed down the ranks and backwards for input up the ranks.
+A W is placed into a gap if it fits, if memory is full, or if the gap would make the rank the one
+with the most idle time. The search tries all combinations of the heuristic's options and returns
+the shortest order.
 """
 
 import itertools
@@ -33,15 +36,20 @@ def search(pp: int, microbatches: int, times: Times, *, limit: int) -> list[list
 class _Plan:
     """One run of the heuristic: for each rank the ops placed so far, and the time until which it is busy.
 
-    Memory is counted in halves of a micro-batch's activations. Either W frees both halves, or, as the paper counts, I
-    frees what W does not need (*freed_by_i* = 1) and W the rest.
+    Memory is counted in halves of a micro-batch's activations. Either W frees both halves, or, as
+    the paper counts, I frees what W does not need (*freed_by_i* = 1) and W the rest.
     """
 
     def __init__(self, pp: int, microbatches: int, times: Times, limit: int, freed_by_i: int) -> None:
-        self.pp, self.microbatches, self.limit = pp, microbatches, limit
-        self.f_time, self.i_time, self.w_time = (float(np.mean(t)) for t in (times.F, times.I, times.W))
+        self.pp = pp
+        self.microbatches = microbatches
+        self.limit = limit
+        self.f_time = float(np.mean(times.F))
+        self.i_time = float(np.mean(times.I))
+        self.w_time = float(np.mean(times.W))
         self.p2p = float(np.mean(times.P2P)) + times.p2p_bytes / (times.p2p_bandwidth or 1)
-        self.freed_by_i, self.freed_by_w = freed_by_i, 2 - freed_by_i
+        self.freed_by_i = freed_by_i
+        self.freed_by_w = 2 - freed_by_i
         self.orders: list[list[Op]] = [[] for _ in range(pp)]
         self.first_start = [0.0] * pp
         self.busy_until = [0.0] * pp
@@ -62,7 +70,8 @@ class _Plan:
         Args:
             overfill: Forwards before the first backward may delay it.
             hold_back: Place no forward before the next rank needs it.
-            even_out: Place W into a gap too small for it if the rank would become the one with the most idle time.
+            even_out: Place W into a gap too small for it if the rank would become the one with the
+                most idle time.
 
         """
         ranks = range(self.pp)
@@ -130,7 +139,10 @@ class _Plan:
         return own if rank == self.pp - 1 else max(own, self.i_end[rank + 1][i] + self.p2p)
 
     def fill(self, rank: int, ready: float, even_out: bool, *, make_room: bool) -> None:
-        """Place W before an op that is ready at *ready*; with *make_room*, free memory for it as well."""
+        """Place W before an op that is ready at *ready*.
+
+        With *make_room*, free memory for it as well.
+        """
         while self.w_done[rank] < len(self.i_end[rank]):
             gap = ready - self.busy_until[rank]
             becomes_idlest = even_out and gap > 0 and self.idle[rank] + gap > self.most_idle

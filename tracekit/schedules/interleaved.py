@@ -1,7 +1,8 @@
 """Interleaved schedules: a rank holds every pp-th stage, so it holds ``virtual`` chunks of the model.
 
-Interleaved 1F1B: Narayanan et al. 2021 (Megatron's virtual pipeline). With overlap: Kimi K2 and Megatron's MoE overlap.
-Looped BFS: Lamy-Poirier 2023. Interleaved zero bubble: PyTorch's combination with Qi et al. 2023.
+Interleaved 1F1B: Narayanan et al. 2021 (Megatron's virtual pipeline). With overlap: Kimi K2 and
+Megatron's MoE overlap. Looped BFS: Lamy-Poirier 2023. Interleaved zero bubble: PyTorch's
+combination with Qi et al. 2023.
 """
 
 from tracekit.schedules.ops import Op, backward, forward, one_by_one, overlapped, split_backwards
@@ -37,8 +38,8 @@ def chunk_order(microbatches: int, virtual: int, group: int) -> list[tuple[int, 
 def interleaved(pp: int, microbatches: int, virtual: int, group: int, *, overlap: bool = False) -> list[list[Op]]:
     """Run a warm-up of forwards, then forwards and backwards in turn, then the backwards left.
 
-    With *overlap* the warm-up has one forward more, so that forward and backward of a steady pair are independent and
-    run as one FB.
+    With *overlap* the warm-up has one forward more, so that forward and backward of a steady pair
+    are independent and run as one FB.
 
     >>> interleaved(2, 2, 2, 2)[1]
     [Op(1F0), Op(1F1), Op(3F0), Op(3B0), Op(3F1), Op(3B1), Op(1B0), Op(1B1)]
@@ -86,7 +87,10 @@ def interleaved_zero_bubble(pp: int, microbatches: int, virtual: int, group: int
 
 
 def _passes(pp: int, rank: int, microbatches: int, virtual: int, group: int) -> tuple[list[Op], list[Op]]:
-    """Return a rank's forwards and backwards, each in the order they run; backwards take the chunks from the last."""
+    """Return a rank's forwards and backwards, each in the order they run.
+
+    Backwards take the chunks from the last.
+    """
     order = chunk_order(microbatches, virtual, group)
     forwards = [forward(chunk * pp + rank, i) for chunk, i in order]
     backwards = [backward((virtual - 1 - chunk) * pp + rank, i) for chunk, i in order]

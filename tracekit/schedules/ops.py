@@ -1,7 +1,8 @@
 """One op of a schedule, and its notation.
 
-``0F3`` is stage 0, forward, micro-batch 3; ``7I0`` backward for input, ``0W2`` backward for weights, ``4B1`` both at
-once; ``(0F7;7B3)`` is a forward and a backward of different micro-batches run as one overlapped block (FB).
+``0F3`` is stage 0, forward, micro-batch 3; ``7I0`` backward for input, ``0W2`` backward for
+weights, ``4B1`` both at once; ``(0F7;7B3)`` is a forward and a backward of different micro-batches
+run as one overlapped block (FB).
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ class Op(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Op:
-        """Return the op written in the notation; PyTorch's ``(0F7;7B3)OVERLAP_F_B`` is accepted too.
+        """Return the op written in the notation.
+
+        PyTorch's ``(0F7;7B3)OVERLAP_F_B`` is accepted too.
 
         >>> Op.parse("4B1") == Op("B", 4, 1)
         True

@@ -55,7 +55,8 @@ class Entry(msgspec.Struct, frozen=True):
     virtual: int | None = 1
     """Chunks per rank; None: the user chooses (default 2)."""
     default_group: Callable[[int, int], int | None] | None = None
-    """Micro-batches per group for some ranks and micro-batches; None: the schedule has no groups."""
+    """Micro-batches per group for some ranks and micro-batches; None: the schedule has no
+    groups."""
     pipeline: bool = True
     """Whether it is a pipeline of micro-batches; weight-reload is not."""
     searched: bool = False
@@ -80,7 +81,10 @@ _TEXTS = tomllib.loads(Path(__file__).with_name("catalogue.toml").read_text(enco
 
 
 def _entry(name: str, build: Callable[[Sizes], Orders], **options: Any) -> Entry:
-    """Return the entry of a schedule whose texts are in ``catalogue.toml``; *options* are further fields."""
+    """Return the entry of a schedule whose texts are in ``catalogue.toml``.
+
+    *options* are further fields.
+    """
     return Entry(name, build, **_TEXTS[name], **options)
 
 
@@ -247,7 +251,10 @@ def _choose_virtual(entry: Entry, virtual: int | None) -> int:
 
 
 def _choose_group(entry: Entry, pp: int, microbatches: int, group: int | None) -> int:
-    """Return the micro-batches per group, 0 if there are no groups; raise if the schedule has none."""
+    """Return the micro-batches per group, 0 if there are no groups.
+
+    Raise if the schedule has none.
+    """
     if entry.default_group is None:
         if group is not None:
             raise ScheduleError(f"{entry.name} has no groups; got group={group}", hint="leave it out")
@@ -263,7 +270,9 @@ def _constraint_error(entry: Entry, sizes: Sizes, group: int | None) -> Schedule
 
 
 def read_orders(path: str | os.PathLike[str]) -> Schedule:
-    r"""Return the schedule in a text file: one line per rank, ops separated by blanks; ``#`` starts a comment.
+    r"""Return the schedule in a text file: one line per rank, ops separated by blanks.
+
+    ``#`` starts a comment.
 
     >>> import tempfile, pathlib
     >>> file = pathlib.Path(tempfile.mkdtemp()) / "mine.txt"

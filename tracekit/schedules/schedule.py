@@ -35,7 +35,10 @@ class Edges(NamedTuple):
 
 
 class OpTable(msgspec.Struct, frozen=True, eq=False):
-    """The ops of all ranks as columns, rank after rank; the ops of rank r begin at row ``offsets[r]``."""
+    """The ops of all ranks as columns, rank after rank.
+
+    The ops of rank r begin at row ``offsets[r]``.
+    """
 
     rank: Ints
     kind: Ints  # index in KINDS
@@ -47,7 +50,10 @@ class OpTable(msgspec.Struct, frozen=True, eq=False):
 
     @classmethod
     def of(cls, rank: Ints, kind: Ints, numbers: Iterable[Ints], *, ranks: int) -> OpTable:
-        """Return the table of the ops of some *ranks*; *numbers* are the fields of ``Op`` behind its kind."""
+        """Return the table of the ops of some *ranks*.
+
+        *numbers* are the fields of ``Op`` behind its kind.
+        """
         stage, microbatch, b_stage, b_microbatch = numbers
         is_backward = np.isin(kind, (B, I, W))
         b_stage = np.where(is_backward, stage, b_stage)
@@ -57,9 +63,12 @@ class OpTable(msgspec.Struct, frozen=True, eq=False):
     def find_edges(self) -> Edges:
         """Return the ops that every op waits for, as far as the table has them."""
         op = np.arange(len(self.kind))
-        has_forward, has_input_grad, is_weight = (np.isin(self.kind, kinds) for kinds in ((F, FB), (B, I, FB), W))
-        # Ops that compute each (stage, micro-batch)'s output and input gradient. There is one stage more than the table
-        # has: the first stage looks for its input there (index -1), and the last for its gradient.
+        has_forward = np.isin(self.kind, (F, FB))
+        has_input_grad = np.isin(self.kind, (B, I, FB))
+        is_weight = np.isin(self.kind, W)
+        # Ops that compute each (stage, micro-batch)'s output and input gradient. There is one stage
+        # more than the table has: the first stage looks for its input there (index -1), and the
+        # last for its gradient.
         stages = int(max(self.stage.max(initial=0), self.b_stage.max(initial=0))) + 2
         microbatches = int(max(self.microbatch.max(initial=0), self.b_microbatch.max(initial=0))) + 1
         outputs, input_grads = np.full((2, stages, microbatches), -1, np.int64)
@@ -76,7 +85,8 @@ class OpTable(msgspec.Struct, frozen=True, eq=False):
 
     def count_peak_activations(self, *freeing: int) -> list[int]:
         """Return how many chunks' activations each rank holds at most, if ops of the kinds *freeing* free one each."""
-        taken, freed = (np.isin(self.kind, kinds).astype(np.int64) for kinds in ((F, FB), freeing))
+        taken = np.isin(self.kind, (F, FB)).astype(np.int64)
+        freed = np.isin(self.kind, freeing).astype(np.int64)
         peaks = []
         for first, end in pairwise(self.offsets.tolist()):
             chunks_held = np.cumsum(taken[first:end] - freed[first:end])
@@ -87,16 +97,21 @@ class OpTable(msgspec.Struct, frozen=True, eq=False):
     def idle_by_phase(self, start: Numbers, end: Numbers) -> list[tuple[Any, Any, Any]]:
         """Return the idle time of each rank in warm-up, steady phase and cool-down if ops run at these times, from 0.
 
-        Warm-up ends with the start of a rank's first backward, the steady phase with the end of its last forward.
+        Warm-up ends with the start of a rank's first backward, the steady phase with the end of its
+        last forward.
         """
-        makespan, rank = end.max(initial=0), self.rank
-        is_backward, is_forward = self.kind != F, np.isin(self.kind, (F, FB))
+        makespan = end.max(initial=0)
+        rank = self.rank
+        is_backward = self.kind != F
+        is_forward = np.isin(self.kind, (F, FB))
         # Arrays with one value per rank.
         begin = np.zeros(len(self.offsets) - 1, end.dtype)
-        steady, cool_down = np.full_like(begin, makespan), begin.copy()
+        steady = np.full_like(begin, makespan)
+        cool_down = begin.copy()
         np.minimum.at(steady, rank[is_backward], start[is_backward])
         np.maximum.at(cool_down, rank[is_forward], end[is_forward])
-        has_ops, idle = np.diff(self.offsets) > 0, []
+        has_ops = np.diff(self.offsets) > 0
+        idle = []
         for low, high in pairwise((begin, steady, np.maximum(steady, cool_down), np.full_like(begin, makespan))):
             # Length of each phase, less the parts of ops inside it.
             inside = (np.minimum(end, high[rank]) - np.maximum(start, low[rank])).clip(0)
@@ -179,13 +194,19 @@ class Schedule:
 
     @cached_property
     def edges(self) -> Edges:
-        """The ops that every op waits for. Raises if an op is missing, doubled or not on the rank of its forward."""
+        """The ops that every op waits for.
+
+        Raises if an op is missing, doubled or not on the rank of its forward.
+        """
         _ = self._producers  # raises
         return self.table.find_edges()
 
     @cached_property
     def running_order(self) -> Ints:
-        """Indices of all ops, each behind those it depends on; raises if ranks wait for each other."""
+        """Indices of all ops, each behind those it depends on.
+
+        Raises if ranks wait for each other.
+        """
         order, stuck = find_running_order(self.edges, self.table.offsets)
         if stuck:
             raise _deadlock(self, stuck)
@@ -194,14 +215,16 @@ class Schedule:
     @cached_property
     def _producers(self) -> tuple[Ints, Ints, Ints]:
         """Index of the op that produces output, input gradient and weight gradient of each stage and micro-batch."""
-        table, microbatches = self.table, self.microbatches
+        table = self.table
+        microbatches = self.microbatches
         stages = int(max(table.stage.max(), table.b_stage.max())) + 1
         largest = max(table.microbatch.max(), table.b_microbatch.max())
         if largest >= microbatches:
             problem = f"{self.name}: micro-batch {largest} is beyond the {microbatches} of the schedule"
             raise ScheduleError(problem, hint="count micro-batches from 0")
         forwards = (F, FB), table.stage, table.microbatch
-        input_grads, weight_grads = (((B, kind, FB), table.b_stage, table.b_microbatch) for kind in (I, W))
+        input_grads = ((B, I, FB), table.b_stage, table.b_microbatch)
+        weight_grads = ((B, W, FB), table.b_stage, table.b_microbatch)
         producers = []
         for letter, (kinds, stage, microbatch) in zip("FBW", (forwards, input_grads, weight_grads), strict=True):
             ops = np.flatnonzero(np.isin(table.kind, kinds))
@@ -251,13 +274,16 @@ def find_running_order(edges: Edges, offsets: Ints) -> tuple[Ints, dict[int, tup
     """Find an order in which all ops can run.
 
     Returns:
-        The indices of the ops, each behind those it depends on; and for every rank that is stuck its next op, and an op
-        that this one waits for.
+        The indices of the ops, each behind those it depends on; and for every rank that is stuck
+        its next op, and an op that this one waits for.
     """
-    offsets, dependencies = as_int64(offsets), as_int64(np.stack([edges.forward, edges.backward, edges.own]))
-    ops, ranks = len(edges.own), len(offsets) - 1
+    offsets = as_int64(offsets)
+    dependencies = as_int64(np.stack([edges.forward, edges.backward, edges.own]))
+    ops = len(edges.own)
+    ranks = len(offsets) - 1
     next_op = offsets[:-1].copy()
-    first_waiting, next_waiting = np.full(ops, -1, np.int64), np.full(ranks, -1, np.int64)
+    first_waiting = np.full(ops, -1, np.int64)
+    next_waiting = np.full(ranks, -1, np.int64)
     order = np.empty(ops, np.int64)
     simulation.find_running_order(dependencies, offsets[1:], next_op, first_waiting, next_waiting, order)
     stuck = {}

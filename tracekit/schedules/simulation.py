@@ -182,7 +182,9 @@ def _ratio(part: Any, whole: Any) -> float:
 def simulate(
     schedule: Schedule, times: Times | None = None, *, durations: Sequence[Sequence[Any]] | None = None
 ) -> Simulation:
-    """Return start and end of every op of *schedule*. Integer times stay integers, so nanoseconds are exact.
+    """Return start and end of every op of *schedule*.
+
+    Integer times stay integers, so nanoseconds are exact.
 
     Args:
         schedule: The order of ops on every rank.
@@ -214,8 +216,8 @@ def run_ops(order: Ints, waits: Ints, duration: Numbers, latency: Numbers) -> Nu
         order: All ops, each behind those it waits for.
         waits: [k, op]: ops that an op waits for; -1: none.
         duration: Duration of each op.
-        latency: [k, op]: time from the end of what it waits for to its arrival, of the type of *duration*; below 0 if
-            an op may start before that end.
+        latency: [k, op]: time from the end of what it waits for to its arrival, of the type of
+            *duration*; below 0 if an op may start before that end.
     """
     start = np.zeros(len(duration), duration.dtype)
     simulation.run_ops(order, as_int64(waits), duration, latency, start)
@@ -224,7 +226,8 @@ def run_ops(order: Ints, waits: Ints, duration: Numbers, latency: Numbers) -> Nu
 
 def _flatten(schedule: Schedule, by_rank: Sequence[Sequence[Any]]) -> Numbers:
     """Return durations given per rank in the order of ``schedule.table``, after checking them."""
-    lengths, wanted = [len(rank) for rank in by_rank], [len(rank) for rank in schedule.ranks]
+    lengths = [len(rank) for rank in by_rank]
+    wanted = [len(rank) for rank in schedule.ranks]
     if lengths != wanted:
         problem = f"{schedule.name}: durations for {lengths} ops per rank, the schedule has {wanted}"
         raise ScheduleError(problem, hint="give one value for each op of schedule.ranks")

@@ -19,10 +19,13 @@ KEYS = ("F", "I", "W", "B", "FB", "P2P")
 
 @dataclass(frozen=True)
 class Times:
-    """Durations in any unit. F, I, W, B and FB are numbers, one number per stage, or a table stages × micro-batches.
+    """Durations in any unit.
 
-    B is I + W and FB is F + B unless given. ``rank_factor`` slows single ranks down. A transfer between two ranks
-    takes P2P (a number, or a table from rank × to rank) plus ``p2p_bytes / p2p_bandwidth``.
+    F, I, W, B and FB are numbers, one number per stage, or a table stages × micro-batches.
+
+    B is I + W and FB is F + B unless given. ``rank_factor`` slows single ranks down. A transfer
+    between two ranks takes P2P (a number, or a table from rank × to rank) plus ``p2p_bytes /
+    p2p_bandwidth``.
 
     >>> Times(F=1, I=1, W=1).scalars()
     {'F': 1, 'I': 1, 'W': 1, 'B': 2, 'FB': 3, 'P2P': 0}
@@ -54,7 +57,9 @@ class Times:
 
     @classmethod
     def parse(cls, text: str) -> Times:
-        """Return the times in the command line's ``F=1,I=1,W=1,FB=3,P2P=0``; what is not named keeps its default.
+        """Return the times in the command line's ``F=1,I=1,W=1,FB=3,P2P=0``.
+
+        What is not named keeps its default.
 
         >>> Times.parse("F=2,B=5").scalars()
         {'F': 2, 'I': 1, 'W': 1, 'B': 5, 'FB': 7, 'P2P': 0}
@@ -77,7 +82,8 @@ class Times:
             rows = table.kind == code
             duration[rows] = grids[key][table.stage[rows], table.microbatch[rows]]
         rows = table.kind == s.FB
-        forward, backward = (table.stage[rows], table.microbatch[rows]), (table.b_stage[rows], table.b_microbatch[rows])
+        forward = (table.stage[rows], table.microbatch[rows])
+        backward = (table.b_stage[rows], table.b_microbatch[rows])
         duration[rows] = grids["F"][forward] + grids["B"][backward] if fb is None else fb[forward]
         if self.rank_factor is not None:
             factor = np.asarray(self.rank_factor)
@@ -139,7 +145,10 @@ class PositiveTimes:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Return the times in the command line's ``NAME=number,…``; what is not named keeps its default."""
+        """Return the times in the command line's ``NAME=number,…``.
+
+        What is not named keeps its default.
+        """
         names = {field.name.upper(): field.name for field in fields(cls)}
         return cls(**{names[key]: value for key, value in parse_times(text, tuple(names)).items()})
 

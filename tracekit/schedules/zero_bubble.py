@@ -1,4 +1,7 @@
-"""Zero-bubble schedules with a fixed order: ZB-H1, ZB-H2 (Qi et al. 2023) and ZB-V (Qi et al. 2024)."""
+"""Zero-bubble schedules with a fixed order: ZB-H1, ZB-H2 (Qi et al.
+
+2023) and ZB-V (Qi et al. 2024).
+"""
 
 from tracekit.schedules.ops import Op, backward_input, backward_weight, forward, one_by_one, passes, split_backwards
 
@@ -24,10 +27,15 @@ def zb_v(pp: int, microbatches: int) -> list[list[Op]]:
 
 
 class _ZbvRank:
-    """One rank of ZB-V. It plans for at least 2·pp-1 micro-batches and drops those that do not exist."""
+    """One rank of ZB-V.
+
+    It plans for at least 2·pp-1 micro-batches and drops those that do not exist.
+    """
 
     def __init__(self, pp: int, rank: int, microbatches: int) -> None:
-        self.pp, self.rank, self.microbatches = pp, rank, microbatches
+        self.pp = pp
+        self.rank = rank
+        self.microbatches = microbatches
         self.planned = max(2 * pp - 1, microbatches)
         self.stages = (rank, 2 * pp - 1 - rank)
         self.done = {(kind, chunk): 0 for kind in "FIW" for chunk in (0, 1)}
@@ -37,7 +45,8 @@ class _ZbvRank:
         """Append the next op of each step, named by kind and leg of the V, as in F0 or I1."""
         op_of_kind = {"F": forward, "I": backward_input, "W": backward_weight}
         for step in steps:
-            kind, chunk = step[0], int(step[1])
+            kind = step[0]
+            chunk = int(step[1])
             microbatch = self.done[kind, chunk]
             self.done[kind, chunk] += 1
             if microbatch < self.microbatches:
@@ -45,7 +54,9 @@ class _ZbvRank:
 
     def order(self) -> list[Op]:
         """Return the ops of the rank in seven phases."""
-        pp, rank, done = self.pp, self.rank, self.done
+        pp = self.pp
+        rank = self.rank
+        done = self.done
         # 1. fill the first leg of the V
         for _ in range(2 * (pp - rank) - 1):
             self.run("F0")

@@ -12,9 +12,14 @@ from tracekit.schedules import Op
 from tracekit.schema import EVENTS
 from tracekit.synthetic.recipe import EPOCH_NS, Recipe
 
-MAIN, AUTOGRAD = 100, 101
+MAIN = 100
+AUTOGRAD = 101
 """Threads."""
-COMPUTE, COMMUNICATION, EXPERT, D2H, H2D = 7, 20, 24, 28, 32
+COMPUTE = 7
+COMMUNICATION = 20
+EXPERT = 24
+D2H = 28
+H2D = 32
 """Streams."""
 LEAD_NS = 30_000
 """Time by which the host is ahead of the GPU at the start of a step."""
@@ -22,7 +27,9 @@ CALL_NS = 1_000
 """Time from one launch to the next."""
 GAP_NS = 2_000_000
 """Time between two steps."""
-TOKENS, WIDTH, INNER = 1024, 2048, 8192
+TOKENS = 1024
+WIDTH = 2048
+INNER = 8192
 """Sizes of the matrix products."""
 _GEMM = "nvjet_tst_128x256_64x4_2x1_v_bz_coopA_"
 Row = dict[str, Any]
@@ -70,14 +77,17 @@ class _Writer:
 
     def step(self, number: int, origin: int) -> None:
         """Write one step: cells where the simulation puts them, messages between, an optimizer at the end."""
-        recipe, done = self.recipe, self.recipe.simulation()
+        recipe = self.recipe
+        done = self.recipe.simulation()
         table = recipe.schedule.table
-        first, last = table.offsets[self.position], table.offsets[self.position + 1]
+        first = table.offsets[self.position]
+        last = table.offsets[self.position + 1]
         self.number, self.host = number, max(self.host, origin - LEAD_NS)
         self.numbers.clear()
         free = origin
         for i in range(first, last):
-            start, end = origin + int(done.start[i]), origin + int(done.end[i])
+            start = origin + int(done.start[i])
+            end = origin + int(done.end[i])
             for producer in self.producers.get(i, []):
                 ready = origin + int(done.end[producer])
                 self.message("recv", int(table.rank[producer]), min(free, ready), ready + recipe.p2p_ns)
@@ -188,7 +198,8 @@ class _Writer:
     ) -> None:
         """Write a GPU event, its launch, and the op (and autograd node) around the launch."""
         self.correlation += 1
-        # The host runs ahead: it launches one kernel after another, and waits only where it is told to be late.
+        # The host runs ahead: it launches one kernel after another, and waits only where it is told
+        # to be late.
         launched = max(start - CALL_NS, self.host + 10) if late else self.host + 10
         self.host = launched + 4 * CALL_NS // 5
         thread = AUTOGRAD if node else MAIN
@@ -241,6 +252,9 @@ class _Writer:
         self._add("annotation", name, start, end, MAIN)
 
     def _add(self, kind: str, name: str, start: int, end: int, thread: int, **more: Any) -> None:
-        """Add an event of the rank's process; *more* are further columns, or other values of these."""
+        """Add an event of the rank's process.
+
+        *more* are further columns, or other values of these.
+        """
         times = {"start_ns": start, "end_ns": end, "step": self.number}
         self.rows.append({"kind": kind, "name": name, **times, "pid": 1000 + self.rank, "tid": thread, **more})

@@ -53,7 +53,8 @@ class Recipe:
     host_ns: int = 0
     """Idle time in each cell in which the host has not launched the next kernel yet."""
     deferred: bool = True
-    """Whether weight gradients of split backwards run outside autograd (as in DualPipe) or in a second engine run."""
+    """Whether weight gradients of split backwards run outside autograd (as in DualPipe) or in a
+    second engine run."""
     annotations: bool = False
     """Whether cells bear PyTorch's ``PP:`` ranges."""
     shapes: bool = True
@@ -119,7 +120,8 @@ class Recipe:
     @cached_property
     def messages(self) -> list[tuple[int, int]]:
         """Sending and receiving cell of every message between ranks, activations first."""
-        edges, rank = self.schedule.edges, self.schedule.table.rank
+        edges = self.schedule.edges
+        rank = self.schedule.table.rank
         return [
             (int(producers[cell]), cell)
             for producers in (edges.forward, edges.backward)

@@ -1,8 +1,9 @@
 """Weight updates of a running inference engine, and the ideal they are compared with.
 
-``transfers`` finds the copies and broadcasts of each process, ``buckets`` matches them across processes, ``updates``
-measures every update against the two-buffer ideal, which ``two_buffers`` simulates, and ``summary`` gives the figures
-by rank and lane of a run whose processes both broadcast and reload.
+``transfers`` finds the copies and broadcasts of each process, ``buckets`` matches them across
+processes, ``updates`` measures every update against the two-buffer ideal, which ``two_buffers``
+simulates, and ``summary`` gives the figures by rank and lane of a run whose processes both
+broadcast and reload.
 
 >>> from tracekit.weight_updates import ReloadTimes, weight_reload
 >>> weight_reload(4, 2, ReloadTimes(H2D=4, BROADCAST=1, RELOAD=1)).makespan

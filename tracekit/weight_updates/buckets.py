@@ -1,7 +1,8 @@
 """Buckets of a weight update: the transfers of one rank split into updates and matched with their broadcasts.
 
-A parameter server copies its buckets from the host and broadcasts them one after the other; the inference engine on the
-same GPU copies each bucket out of shared memory. The copies of both are matched with the broadcasts by order and bytes.
+A parameter server copies its buckets from the host and broadcasts them one after the other; the
+inference engine on the same GPU copies each bucket out of shared memory. The copies of both are
+matched with the broadcasts by order and bytes.
 """
 
 from dataclasses import dataclass
@@ -41,7 +42,8 @@ class RankBuckets:
 def split_updates(server: UpdateProcess, worker: UpdateProcess | None) -> list[pl.DataFrame]:
     """Split the server's transfers into updates: at every other phase of either process.
 
-    If that gives one group, barriers separate updates, provided that each part broadcasts the same buckets.
+    If that gives one group, barriers separate updates, provided that each part broadcasts the same
+    buckets.
     """
     processes = [server] if worker is None else [server, worker]
     breaks = [process.stretches.filter(pl.col("phase") != WEIGHT_SYNC)["start_ns"].to_numpy() for process in processes]
@@ -83,8 +85,10 @@ def match_buckets(
         until_ns: Start of the next update.
     """
     broadcasts = transfers.filter(lane="broadcast")
-    start, end = broadcasts["start_ns"].to_numpy(), broadcasts["end_ns"].to_numpy()
-    stages, h2d = transfers.filter(lane="stage"), transfers.filter(lane="h2d")
+    start = broadcasts["start_ns"].to_numpy()
+    end = broadcasts["end_ns"].to_numpy()
+    stages = transfers.filter(lane="stage")
+    h2d = transfers.filter(lane="h2d")
     # A staging copy fills the buffer of the next broadcast, if their sizes agree.
     following = np.searchsorted(start, stages["start_ns"].to_numpy())
     staged = {
@@ -92,7 +96,8 @@ def match_buckets(
         for bucket, stage_end, size in zip(following.tolist(), stages["end_ns"], stages["bytes"], strict=True)
         if bucket < bucket_count and size in (None, sizes[bucket])
     }
-    # Copies from the host between two broadcasts belong to one round; those after the last broadcast are not sent.
+    # Copies from the host between two broadcasts belong to one round; those after the last
+    # broadcast are not sent.
     rounds = h2d.with_columns(round=pl.Series(np.searchsorted(start, h2d["start_ns"].to_numpy())))
     by_round = (
         rounds.filter(pl.col("round") < bucket_count)
@@ -129,10 +134,12 @@ def _next_phase_start(worker: UpdateProcess, after_ns: int) -> int:
 def _buckets_of_copies(copies: pl.DataFrame, broadcast_end: Ints, sizes: Ints) -> Ints:
     """Return the bucket that each copy was taken from: by bytes if they add up to the buckets, else by time.
 
-    The bytes of the copies, each rounded up to the alignment if need be, are laid out one after the other: a copy
-    belongs to the bucket in which it starts. By time, it is the last bucket whose broadcast ended before the copy.
+    The bytes of the copies, each rounded up to the alignment if need be, are laid out one after the
+    other: a copy belongs to the bucket in which it starts. By time, it is the last bucket whose
+    broadcast ended before the copy.
     """
-    taken, ends = copies["bytes"].fill_null(0).to_numpy(), np.cumsum(sizes)
+    taken = copies["bytes"].fill_null(0).to_numpy()
+    ends = np.cumsum(sizes)
     starts = copies["start_ns"].to_numpy()
     buckets: Ints = np.maximum(np.searchsorted(np.sort(broadcast_end), starts, side="right") - 1, 0)
     for rounded in (-(-taken // ALIGNMENT_BYTES) * ALIGNMENT_BYTES, taken):

@@ -1,7 +1,7 @@
 """Summary of a weight update by rank and lane, where the same processes broadcast and reload (JSON ``reload``).
 
-Times and the ideal are those of the update itself (``updates``); this module adds how much each rank moved in each lane
-and how much of its reloads ran beside broadcasts.
+Times and the ideal are those of the update itself (``updates``); this module adds how much each
+rank moved in each lane and how much of its reloads ran beside broadcasts.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,9 @@ from tracekit.weight_updates.updates import find_weight_updates
 
 @dataclass(frozen=True, slots=True)
 class ReloadSummary:
-    """A measured weight update. A share such as ``reload_under_broadcast`` is of the first-named lane's time.
+    """A measured weight update.
+
+    A share such as ``reload_under_broadcast`` is of the first-named lane's time.
 
     >>> from tracekit import analyze
     >>> reload = analyze("sample_traces/reload", schedule="none").reload
@@ -53,7 +55,9 @@ class ReloadSummary:
 
 
 def summarize_longest_update(processes: Sequence[UpdateProcess]) -> ReloadSummary | None:
-    """Return the summary of the longest update among processes that broadcast and reload; None if there is none.
+    """Return the summary of the longest update among processes that broadcast and reload.
+
+    None if there is none.
 
     >>> rows = [("h2d", 0, 4), ("broadcast", 4, 6), ("broadcast", 6, 8), ("reload", 6, 7), ("reload", 8, 9)]
     >>> columns = {"lane": pl.String, "start_ns": pl.Int64, "end_ns": pl.Int64}
@@ -108,7 +112,10 @@ def _ideal_durations(update: WeightUpdate) -> dict[str, list[int]]:
 
 
 def _measure_lanes(transfers: pl.DataFrame) -> pl.DataFrame:
-    """Return count, bytes, union time and bandwidth by rank and lane; bytes are null where any event lacks them."""
+    """Return count, bytes, union time and bandwidth by rank and lane.
+
+    Bytes are null where any event lacks them.
+    """
     rows = []
     for (rank, lane), events in transfers.group_by("rank", "lane", maintain_order=True):
         ns = union_of(events).total_ns

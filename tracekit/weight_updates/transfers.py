@@ -1,7 +1,8 @@
 """Transfers of weights: the copies and broadcasts by which a process takes part in weight updates.
 
-In an update a rank copies its shard from the host to the device (h2d), stages it in the buffer of its broadcasts
-(stage), takes part in the broadcasts of all shards (broadcast), and copies what arrived into its weights (reload).
+In an update a rank copies its shard from the host to the device (h2d), stages it in the buffer of
+its broadcasts (stage), takes part in the broadcasts of all shards (broadcast), and copies what
+arrived into its weights (reload).
 """
 
 from dataclasses import dataclass
@@ -49,10 +50,12 @@ class UpdateProcess:
 
 
 def reload_events(labelled: pl.DataFrame, stretches: pl.DataFrame | None = None) -> pl.DataFrame | None:
-    """Return the events of one process's part in weight updates (``RELOAD_EVENTS``); None if it has none.
+    """Return the events of one process's part in weight updates (``RELOAD_EVENTS``).
 
-    A device copy of a broadcast's size on the broadcasts' own stream stages a bucket. Other work in the *stretches* of
-    weight synchronisation (``metrics.process_phases``) has the lane ``other``.
+    None if it has none.
+
+    A device copy of a broadcast's size on the broadcasts' own stream stages a bucket. Other work in
+    the *stretches* of weight synchronisation (``metrics.process_phases``) has the lane ``other``.
 
     >>> rows = [("broadcast", "kernel", "k", 7, 0, 4, 8), ("reload", "memcpy", "copy", 9, 4, 6, 8)]
     >>> columns = ["label", "kind", "name", "stream", "start_ns", "end_ns", "bytes"]

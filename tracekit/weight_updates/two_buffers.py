@@ -1,14 +1,15 @@
 """Two-buffer ideal of a weight update (schedule ``weight-reload``), as checkpoint-engine runs it.
 
-Every device has one buffer for the copy from the host (H2D) and two that it shares with the engine (IPC). A round:
+Every device has one buffer for the copy from the host (H2D) and two that it shares with the engine
+(IPC). A round:
 
 1. every device copies its own bucket from the host, all at once;
 2. for each owner in turn: its bucket is broadcast into IPC buffer g % 2 of every device;
 3. once the engine has taken the bucket before (reload g-1), it is told to take this one (reload g).
 
-So broadcast g+1 runs beside reload g, and the next round's H2D beside the last reload. Where all rounds and buckets
-take the same times h (H2D), b (broadcast) and l (reload), R rounds over N owners take R(h + N·b) + l if l ≤ b, and
-R(h + b + (N−1)·l) + l if b < l ≤ h + b.
+So broadcast g+1 runs beside reload g, and the next round's H2D beside the last reload. Where all
+rounds and buckets take the same times h (H2D), b (broadcast) and l (reload), R rounds over N owners
+take R(h + N·b) + l if l ≤ b, and R(h + b + (N−1)·l) + l if b < l ≤ h + b.
 """
 
 from collections.abc import Sequence
@@ -53,7 +54,8 @@ class WeightReload(HasDocument):
     rounds: int
     times: ReloadTimes
     steps: tuple[tuple[str, int, float, float], ...]
-    """(op, bucket, start, end) in the order they start; an H2D stands for all devices, named by the round's first."""
+    """(op, bucket, start, end) in the order they start; an H2D stands for all devices, named by the
+    round's first."""
 
     @property
     def name(self) -> str:
@@ -130,7 +132,8 @@ def simulate_buckets(
 
     Args:
         h2d: Time of each round's copies from the host, which all devices make at once.
-        buckets: Round, time of the broadcast and time of the reload of each bucket, in order of their rounds.
+        buckets: Round, time of the broadcast and time of the reload of each bucket, in order of
+            their rounds.
 
     >>> simulate_buckets([4, 2], [(0, 1, 1), (1, 1, 1)])[-2:]
     [('BROADCAST', 1, 7, 8), ('RELOAD', 1, 8, 9)]

@@ -1,8 +1,8 @@
 """Weight updates measured over all ranks, and compared with the two-buffer ideal.
 
-The ideal (``two_buffers``) is simulated with the measured time of each round and bucket. A broadcast lasts from the
-arrival of its last member to its last end: before that end some rank does not have the bucket yet, whatever the time
-that the source itself was busy.
+The ideal (``two_buffers``) is simulated with the measured time of each round and bucket. A
+broadcast lasts from the arrival of its last member to its last end: before that end some rank does
+not have the bucket yet, whatever the time that the source itself was busy.
 """
 
 from collections import Counter
@@ -56,11 +56,13 @@ def find_weight_updates(processes: Sequence[UpdateProcess]) -> tuple[list[Weight
     updates_by_rank = [(process, transfers) for process, transfers in updates_by_rank if len(transfers) == update_count]
     updates = []
     for number in range(update_count):
-        # A rank's recording may lack the last buckets: only those that all ranks have can be matched.
+        # A rank's recording may lack the last buckets: only those that all ranks have can be
+        # matched.
         sizes_by_rank = [
             transfers[number].filter(lane="broadcast")["bytes"].to_numpy() for _, transfers in updates_by_rank
         ]
-        sizes, bucket_count = max(sizes_by_rank, key=len), min(map(len, sizes_by_rank))  # of all buckets; the matched
+        sizes = max(sizes_by_rank, key=len)  # of all buckets
+        bucket_count = min(map(len, sizes_by_rank))  # those that can be matched
         ranks = []
         for process, transfers in updates_by_rank:
             until = int(transfers[number + 1]["start_ns"][0]) if number + 1 < update_count else np.iinfo(np.int64).max
@@ -104,23 +106,28 @@ def _measure(
         workers: Process that takes the weights, by rank; ranks without a recorded one are missing.
 
     Returns:
-        The update, with times as means over the ranks; None if its broadcasts carry no weights (nothing is copied or
-        taken).
+        The update, with times as means over the ranks; None if its broadcasts carry no weights
+        (nothing is copied or taken).
     """
     update_bytes = sum(ranks[0].bucket_bytes)  # every rank takes part in the same broadcasts
-    h2d_rounds = [copies for part in ranks for copies in part.h2d]
-    reloads = [interval for part in ranks for interval in part.reload.values()]
-    if not h2d_rounds and not reloads:
+    window = _find_window(ranks)
+    if window is None:
         return None
-    start = min([first for first, _ in h2d_rounds] or [int(part.broadcast_start[0]) for part in ranks])
-    end = max([last for _, last in reloads] + [int(part.broadcast_end[-1]) for part in ranks])
-    window = union([start], [end])
+    start, end = window
+    with_worker = [part for part in ranks if part.rank in workers]
+    has_reloads = any(part.reload for part in ranks)
     sources = _sources(ranks)
+    ideal = _ideal(ranks, sources) if has_reloads else None  # without reloads there is nothing to simulate
     late_intervals, wait_by_rank = _late_arrivals(ranks)
-    reloaded = {part.reloaded_bytes for part in ranks if part.rank in workers}
-    ideal = _ideal(ranks, sources) if reloads else None  # without reloads there is nothing to simulate
-    ideal_ns = max(op_end for _op, _bucket, _start, op_end in ideal) if ideal else None
-    reload_ns_by_rank = [_union(part.reload.values()).total_ns for part in ranks if part.rank in workers]
+    late_rank = None
+    if any(wait_by_rank.values()):
+        late_rank, _ = wait_by_rank.most_common(1)[0]
+    whole = union([start], [end])
+    reload_ns = None
+    if has_reloads:
+        reload_ns = round(mean(_union(part.reload.values()).total_ns for part in with_worker))
+    reloaded_bytes = {part.reloaded_bytes for part in with_worker}
+    worker = workers[with_worker[0].rank].role if with_worker else None
     return WeightUpdate(
         start_ns=start,
         end_ns=end,
@@ -128,20 +135,37 @@ def _measure(
         buckets=len(sources),
         h2d_ns=round(mean(_union(part.h2d).total_ns for part in ranks)),
         broadcast_ns=round(mean(union(part.broadcast_start, part.broadcast_end).total_ns for part in ranks)),
-        reload_ns=round(mean(reload_ns_by_rank)) if reloads else None,
+        reload_ns=reload_ns,
         # While a rank's GPU runs nothing, its host is at work or waits for another process.
-        host_ns=round(mean((window - part.busy).total_ns for part in ranks)),
-        ideal_ns=ideal_ns,
+        host_ns=round(mean((whole - part.busy).total_ns for part in ranks)),
+        ideal_ns=max(op_end for _op, _bucket, _start, op_end in ideal) if ideal else None,
         gb_s=round(update_bytes / max(end - start, 1), 3),  # bytes per ns are GB per s
         server=server or None,  # a run without roles has one role without a name
-        worker=next((workers[part.rank].role for part in ranks if part.rank in workers), None) or None,
-        reloaded_bytes=reloaded.pop() if len(reloaded) == 1 else None,  # unknown if the ranks disagree
+        worker=worker or None,
+        reloaded_bytes=reloaded_bytes.pop() if len(reloaded_bytes) == 1 else None,  # unknown if the ranks disagree
         sources=sources,
-        gap_ns=_gap_by_cause(ranks, window, late_intervals, ideal) if ideal else None,
-        late_rank=wait_by_rank.most_common(1)[0][0] if any(wait_by_rank.values()) else None,
+        gap_ns=_gap_by_cause(ranks, whole, late_intervals, ideal) if ideal else None,
+        late_rank=late_rank,
         ideal=tuple(ideal or ()),
         cells=tuple(_cells(ranks, sources)) if len(ranks) <= MAX_RANKS_WITH_CELLS else (),
     )
+
+
+def _find_window(ranks: Sequence[RankBuckets]) -> tuple[int, int] | None:
+    """Return start and end of an update; None if nothing is copied to a GPU or taken by a worker.
+
+    It begins with the first copy from a host, if there is one, else with the first broadcast.
+    """
+    copy_starts: list[int] = []
+    reload_ends: list[int] = []
+    for part in ranks:
+        copy_starts += [first for first, _ in part.h2d]
+        reload_ends += [last for _, last in part.reload.values()]
+    if not copy_starts and not reload_ends:
+        return None
+    broadcast_starts = [int(part.broadcast_start[0]) for part in ranks]
+    broadcast_ends = [int(part.broadcast_end[-1]) for part in ranks]
+    return min(copy_starts or broadcast_starts), max(reload_ends + broadcast_ends)
 
 
 def _union(spans: Iterable[tuple[int, int]]) -> Intervals:
@@ -173,7 +197,8 @@ def _rounds(sources: Sequence[int | None]) -> list[int]:
 def _late_arrivals(ranks: Sequence[RankBuckets]) -> tuple[Intervals, Counter[int]]:
     """Return when ranks wait in a broadcast for its last member, and for how long each rank is waited for."""
     starts = np.stack([part.broadcast_start for part in ranks])
-    first, last = starts.min(axis=0), starts.max(axis=0)
+    first = starts.min(axis=0)
+    last = starts.max(axis=0)
     waits: Counter[int] = Counter()
     for row, wait in zip(starts.argmax(axis=0).tolist(), (last - first).tolist(), strict=True):
         waits[ranks[row].rank] += wait
@@ -190,8 +215,8 @@ def _broadcast_times(ranks: Sequence[RankBuckets]) -> tuple[Ints, Ints]:
 def _ideal(ranks: Sequence[RankBuckets], sources: Sequence[int | None]) -> list[tuple[str, int, int, int]]:
     """Simulate the two-buffer ideal with the measured times of each round and bucket.
 
-    All ranks copy at once, so a round's copy lasts as long as the slowest. A broadcast lasts from the arrival of its
-    last member to its last end. A reload is the median over ranks.
+    All ranks copy at once, so a round's copy lasts as long as the slowest. A broadcast lasts from
+    the arrival of its last member to its last end. A reload is the median over ranks.
     """
     rounds = _rounds(sources)
     h2d = [
@@ -214,16 +239,23 @@ def _gap_by_cause(
 ) -> dict[str, int]:
     """Split measured minus ideal time into causes that sum to it.
 
-    Every moment of the update counts once, over all ranks: a broadcast that all members have entered, else a copy from
-    a host, else waiting for a late rank, else a reload, else the host. The ideal is divided in the same way.
+    Every moment of the update counts once, over all ranks: a broadcast that all members have
+    entered, else a copy from a host, else waiting for a late rank, else a reload, else the host.
+    The ideal is divided in the same way.
     """
-    kinds = {
+    copies = []
+    reloads = []
+    for part in ranks:
+        copies += list(part.h2d)
+        reloads += list(part.reload.values())
+    kinds = {  # the first that holds decides
         "broadcast": union(*_broadcast_times(ranks)),
-        "serial_h2d": _union(span for part in ranks for span in part.h2d),
+        "serial_h2d": _union(copies),
         "late_rank": late_intervals,
-        "reload_not_overlapped": _union(span for part in ranks for span in part.reload.values()),
+        "reload_not_overlapped": _union(reloads),
     }
-    rest, measured = window, {}
+    rest = window
+    measured = {}
     for cause, intervals in kinds.items():
         measured[cause] = (rest & intervals).total_ns
         rest -= intervals
@@ -231,12 +263,12 @@ def _gap_by_cause(
     for op, _, first, last in ideal:
         expected[op] += last - first
     makespan = max(last for *_, last in ideal)
+    expected_reload = makespan - expected["H2D"] - expected["BROADCAST"]
     return {
         "serial_h2d": measured["serial_h2d"] - expected["H2D"],
         "host_and_rpc": rest.total_ns,
         "late_rank": measured["late_rank"],
-        "reload_not_overlapped": measured["reload_not_overlapped"]
-        - (makespan - expected["H2D"] - expected["BROADCAST"]),
+        "reload_not_overlapped": measured["reload_not_overlapped"] - expected_reload,
     }
 
 
@@ -250,9 +282,11 @@ def _cells(ranks: Sequence[RankBuckets], sources: Sequence[int | None]) -> list[
             held_until_ns = part.staged.get(bucket, last)
             cells.append(BucketCell(part.rank, LANES[0], "H2D", None, bucket, first, last, held_until_ns))
         for bucket, source in enumerate(sources):
-            lane, reload = LANES[1 + bucket % 2], part.reload.get(bucket)
+            lane = LANES[1 + bucket % 2]
+            reload = part.reload.get(bucket)
             role = None if source is None else "source" if source == part.rank else "destination"
-            start, end = int(part.broadcast_start[bucket]), int(part.broadcast_end[bucket])
+            start = int(part.broadcast_start[bucket])
+            end = int(part.broadcast_end[bucket])
             reloaded_ns = None if reload is None else reload[1]
             cells.append(BucketCell(part.rank, lane, "BROADCAST", role, bucket, start, end, reloaded_ns))
             if reload is not None:
