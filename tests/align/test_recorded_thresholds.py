@@ -1,0 +1,106 @@
+"""Thresholds of matching, clocks and steps of recorded operations, each on both sides."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+import pytest
+
+from tracekit.align import recorded_steps
+from tracekit.align.recorded_clocks import align_recorded_clocks
+from tracekit.align.recorded_ops import match_operations
+from tracekit.schema import COLLECTIVES, conform
+
+MS = 1_000_000
+SECOND = 1_000 * MS
+EPOCH = 1_700_000_000 * SECOND
+
+
+def operations(times_ns, *, source="flight_recorder", ranks=(0, 1), first=1, time="enqueued_ns"):
+    """All-reduces of 1 MiB at these times on all ranks."""
+    rows = []
+    for rank in ranks:
+        for i, at_ns in enumerate(times_ns):
+            rows.append(
+                {
+                    "rank": rank,
+                    "source": source,
+                    "id": i,
+                    "group": "0",
+                    "sequence": first + i,
+                    "op": "all_reduce",
+                    "is_message": False,
+                    "bytes": 1 << 20,
+                    time: EPOCH + at_ns,
+                    "duration_ns": 5 * MS,
+                    "state": "completed",
+                }
+            )
+    return conform(pl.DataFrame(rows), COLLECTIVES)
+
+
+def logged(times_ns, **options):
+    """The same as an Inspector log has it, with other numbers, so that only times tell."""
+    return operations(times_ns, source="nccl_inspector", first=100, **options)
+
+
+def is_merged(*tables):
+    _, left_out = match_operations(pl.concat(tables))
+    return not left_out
+
+
+@pytest.mark.parametrize(("difference_ms", "merged"), [(9.9, True), (10.1, False)])
+def test_two_recorders_see_a_call_within_ten_milliseconds(difference_ms, merged):
+    times = [i * SECOND for i in range(10)]
+    shifted = [at_ns + round(difference_ms * MS) for at_ns in times]
+    assert is_merged(operations(times), logged(shifted)) is merged
+
+
+@pytest.mark.parametrize(("queued_s", "merged"), [(9.9, True), (10.1, False)])
+def test_an_operation_starts_within_ten_seconds_of_its_call(queued_s, merged):
+    times = [100 * i * SECOND for i in range(10)]
+    started = [at_ns + round(queued_s * SECOND) for at_ns in times]
+    assert is_merged(operations(times), logged(started, time="started_ns")) is merged
+
+
+@pytest.mark.parametrize(("dumped_ranks", "merged"), [((0, 1), True), ((0,), False)])
+def test_half_of_the_members_must_agree(dumped_ranks, merged):
+    times = [i * SECOND for i in range(10)]
+    assert is_merged(operations(times, ranks=dumped_ranks), logged(times, ranks=range(4))) is merged
+
+
+@pytest.mark.parametrize(("matching", "merged"), [(5, True), (4, False)])
+def test_half_of_the_operations_must_be_in_both(matching, merged):
+    times = [i * SECOND for i in range(11)]
+    others = [at_ns + (0 if i < matching else SECOND // 2) for i, at_ns in enumerate(times[:10])]
+    assert is_merged(operations(times), logged(others)) is merged
+
+
+@pytest.mark.parametrize(("shared", "ranks"), [(3, [0, 1]), (2, [0])])
+def test_three_common_operations_give_a_clock(shared, ranks):
+    times = [i * SECOND for i in range(shared)]
+    table = operations(times).with_columns(completed_ns=pl.col("enqueued_ns") + 5 * MS)
+    members, _ = match_operations(table)
+    assert sorted(align_recorded_clocks(members)) == ranks
+
+
+@pytest.mark.parametrize(("repetitions", "period"), [(3, 3), (2, None)])
+def test_a_sequence_that_runs_three_times_is_a_step(repetitions, period):
+    assert recorded_steps._find_period(np.array([1, 2, 3] * repetitions)) == period
+
+
+@pytest.mark.parametrize(("odd_ones", "period"), [(4, 4), (5, None)])
+def test_a_quarter_of_the_operations_may_differ(odd_ones, period):
+    """Each odd operation differs from the one four before it and from the one four after it: 8 or 10 of 36 pairs."""
+    symbols = np.array([1, 2, 3, 4] * 10)
+    for i in range(odd_ones):
+        symbols[5 + 5 * i] = 100 + i
+    assert recorded_steps._find_period(symbols) == period
+
+
+@pytest.mark.parametrize(("count", "period"), [(110, 2), (86, 10)])
+def test_a_shorter_period_may_mismatch_once_more_in_five_steps(count, period):
+    """Two odd operations ten apart mismatch four times at a lag of two, and twice at a lag of ten."""
+    symbols = np.array([1, 2] * (count // 2))
+    symbols[[count // 2, count // 2 + 10]] = 9
+    assert recorded_steps._find_period(symbols) == period
