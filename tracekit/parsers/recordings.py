@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import polars as pl
 from msgspec import structs
@@ -167,6 +168,7 @@ def _assign_ranks(logs: Sequence[RankCollectives]) -> tuple[list[RankCollectives
     """
     if not logs:
         return [], []
+    _check_one_start(logs)
     ranks, notices = _process_ranks([log.source for log in logs])
     _check_unique(logs, ranks)
     # Members of each communicator: the process's rank by its rank within the communicator.
@@ -187,13 +189,58 @@ def _assign_ranks(logs: Sequence[RankCollectives]) -> tuple[list[RankCollectives
     return ranked, notices
 
 
+_OF_ONE_START = "name the logs of one run; of a run that was restarted, those of one start"
+
+
 def _check_unique(logs: Sequence[RankCollectives], ranks: Sequence[int]) -> None:
     """Raise if two processes have the same rank."""
     repeated = [rank for rank in set(ranks) if ranks.count(rank) > 1]
     if repeated:
         paths = [log.source.path for log, rank in zip(logs, ranks, strict=True) if rank == repeated[0]]
         problem = f"rank {repeated[0]} has logs of several processes{file_listing(paths)}"
-        raise InputError(problem, hint="name the logs of one run; of a run that was restarted, those of one start")
+        raise InputError(problem, hint=_OF_ONE_START)
+
+
+def _check_one_start(logs: Sequence[RankCollectives]) -> None:
+    """Raise if logs are of several runs, or of several starts of one run.
+
+    Two processes cannot be the same member of a communicator. Processes that share communicators, directly or through
+    others, ran together; of several such sets in one run, none ends before another begins.
+    """
+    first_path: dict[tuple[str, int], str] = {}
+    for log in logs:
+        for member in log.source.group_ranks.items():
+            known = first_path.setdefault(member, log.source.path)
+            if known != log.source.path:
+                files = file_listing([known, log.source.path])
+                raise InputError(f"two logs are of rank {member[1]} of one communicator{files}", hint=_OF_ONE_START)
+    spans = []
+    for together in _connected(logs):
+        times = pl.concat([log.collectives["completed_by_ns"] for log in together]).drop_nulls()
+        if not times.is_empty():
+            spans.append((times.min(), times.max(), together[0].source.path))
+    spans.sort()
+    for (_, end, path), (start, _, next_path) in pairwise(spans):
+        if start > end:  # type: ignore[operator]  # polars types a minimum as any value
+            files = file_listing([path, next_path])
+            raise InputError(f"these logs are of several runs, one after the other{files}", hint=_OF_ONE_START)
+
+
+def _connected(logs: Sequence[RankCollectives]) -> list[list[RankCollectives]]:
+    """Return the logs in sets that share communicators, directly or through others."""
+    sets: list[tuple[set[str], list[RankCollectives]]] = []
+    for log in logs:
+        groups = set(log.source.group_ranks)
+        members = [log]
+        apart = []
+        for other_groups, other_members in sets:
+            if groups & other_groups:
+                groups |= other_groups
+                members = [*other_members, *members]
+            else:
+                apart.append((other_groups, other_members))
+        sets = [*apart, (groups, members)]
+    return [members for _, members in sets]
 
 
 def _process_ranks(sources: Sequence[Recording]) -> tuple[list[int], list[Notice]]:

@@ -22,6 +22,9 @@ from tracekit.whole_run.pipeline_order import find_pipelines
 from tracekit.whole_run.result import WholeRun
 from tracekit.whole_run.transfers import find_slow_links, measure_transfers, summarise_transfers
 
+MAX_CLOCK_DIFFERENCE_NS = 600_000_000_000
+"""Largest difference (10 min) between clocks of one run; beyond it a clock is wrong, or dumps are of several runs."""
+
 
 def measure_whole_run(parts: Sequence[RankCollectives], notices: Sequence[Notice] = ()) -> WholeRun:
     """Return who joins collectives late, and hangs.
@@ -209,6 +212,12 @@ def _run_notices(
     alone = sorted(set(members["rank"].to_list()) - set(shared["rank"].to_list()))
     if alone and len(ranks) > 1:
         notices.append(Notice("records-apart", ranks=tuple(alone)))
+    offsets = {rank: clock.offset_ns for rank, clock in clocks.items() if clock.uncertainty_ns is not None}
+    usual_ns = float(np.median(list(offsets.values()))) if offsets else 0.0
+    far = sorted(rank for rank, offset in offsets.items() if abs(offset - usual_ns) > MAX_CLOCK_DIFFERENCE_NS)
+    if far:
+        most_ns = max(abs(offsets[rank] - usual_ns) for rank in far)
+        notices.append(Notice("recorded-clocks-apart", ranks=tuple(far), values={"hours": round(most_ns / 3.6e12, 1)}))
     unknown = sorted(rank for rank, clock in clocks.items() if clock.uncertainty_ns is None)
     if unknown and arrivals.basis != "durations":
         notices.append(Notice("recorded-clocks-unknown", ranks=tuple(unknown)))
