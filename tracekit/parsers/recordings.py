@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 import polars as pl
 from msgspec import structs
@@ -214,16 +213,19 @@ def _check_one_start(logs: Sequence[RankCollectives]) -> None:
             if known != log.source.path:
                 files = file_listing([known, log.source.path])
                 raise InputError(f"two logs are of rank {member[1]} of one communicator{files}", hint=_OF_ONE_START)
-    spans = []
+    spans: list[tuple[int, int, str]] = []  # start, end, and the path of one log
     for together in _connected(logs):
-        times = pl.concat([log.collectives["completed_by_ns"] for log in together]).drop_nulls()
-        if not times.is_empty():
-            spans.append((times.min(), times.max(), together[0].source.path))
+        times = pl.concat([log.collectives["completed_by_ns"] for log in together]).drop_nulls().to_list()
+        if times:
+            spans.append((min(times), max(times), together[0].source.path))
     spans.sort()
-    for (_, end, path), (start, _, next_path) in pairwise(spans):
-        if start > end:  # type: ignore[operator]  # polars types a minimum as any value
-            files = file_listing([path, next_path])
+    latest_end, latest_path = spans[0][1:] if spans else (0, "")
+    for start, end, path in spans:
+        if start > latest_end:
+            files = file_listing([latest_path, path])
             raise InputError(f"these logs are of several runs, one after the other{files}", hint=_OF_ONE_START)
+        if end > latest_end:
+            latest_end, latest_path = end, path
 
 
 def _connected(logs: Sequence[RankCollectives]) -> list[list[RankCollectives]]:
