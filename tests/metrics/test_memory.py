@@ -6,7 +6,7 @@ import polars as pl
 import pytest
 
 from tracekit.documents.analysis import Peak
-from tracekit.metrics.memory.chunk_memory import MAX_GROWTH_RATIO, MIN_CELLS, ChunkMemory, measure_chunk_memory
+from tracekit.metrics.memory.chunk_memory import MIN_CELLS, ChunkMemory, measure_chunk_memory
 from tracekit.metrics.memory.phases import add_phases, phase_peaks
 from tracekit.metrics.memory.rank_memory import MEMORY_CURVE, measure_rank_memory, thin_curve
 from tracekit.metrics.memory.replay import gpu_memory
@@ -157,11 +157,9 @@ def test_cells_beside_each_other_are_not_measured():
     assert measure_chunk_memory(own, beside) == ChunkMemory(None, None, 100, 0, 0, 4)
 
 
-@pytest.mark.parametrize(
-    ("fall", "told"), [(20 * MAX_GROWTH_RATIO, True), (20 * MAX_GROWTH_RATIO + 1, False), (-1, False), (0, False)]
-)
+@pytest.mark.parametrize(("fall", "told"), [(30, True), (31, False), (-1, False), (0, False)])
 def test_forward_and_backward_must_agree(fall, told):
-    result = measure_chunk_memory(*alternate(20, int(fall)))
+    result = measure_chunk_memory(*alternate(20, fall))
     assert (result.low is not None) is told
 
 
@@ -176,3 +174,9 @@ def test_without_cells_or_events_there_is_nothing():
     own, rows = alternate(20, 20)
     assert measure_chunk_memory(own, rows.clear()) is None
     assert measure_chunk_memory(own.clear(), rows) is None
+
+
+@pytest.mark.parametrize(("events", "points"), [(199, 199), (10_000, 200)])
+def test_the_curve_of_a_rank_has_at_most_200_points(events, points):
+    own = gpu_memory(memory(*((k, 1) for k in range(events))))
+    assert len(thin_curve(own)) == points

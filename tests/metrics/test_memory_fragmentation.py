@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.memory_snapshots import block, event, segment, snapshot
 from tracekit.metrics.memory.fragmentation import (
     MAX_SMALL_BLOCK_BYTES,
@@ -109,3 +111,13 @@ def test_the_most_reserved_is_looked_for_within_the_time_asked_for():
     assert measure_fragmentation(replay, read).reserved_bytes == 40 * MIB
     assert measure_fragmentation(replay, read, start_ns=late_ns).reserved_bytes == 22 * MIB
     assert measure_fragmentation(replay, read, start_ns=2 * late_ns) is None
+
+
+@pytest.mark.parametrize(("segment_mib", "forced"), [(1, 1), (2, 0), (4, 1)])
+def test_segments_of_two_mebibytes_are_those_for_small_blocks(segment_mib, forced):
+    """A segment of that size is not for large blocks: half a mebibyte that is free in another does not fit into it."""
+    events = history(second_request=MIB // 2)
+    events[-2]["size"] = segment_mib * MIB
+    small_segment = segment(2 * BASE, [block(2 * BASE, MIB // 2)], total=segment_mib * MIB)
+    found = measured(snapshot(events, [end(MIB // 2)[0], small_segment]))
+    assert found.forced_segments == forced

@@ -112,3 +112,23 @@ def test_a_cut_file_ends_in_one_line(tmp_path):
 def test_a_missing_file_ends_in_one_line(tmp_path):
     with pytest.raises(InputError, match="cannot be read"):
         read_memory_snapshot(tmp_path / "none.pickle")
+
+
+@pytest.mark.parametrize(("size", "is_read"), [(1 << 50, True), ((1 << 50) + 1, False)])
+def test_a_size_beyond_a_pebibyte_is_damage(size, is_read):
+    content = snapshot([event("alloc", 0, size, 1)])
+    if is_read:
+        assert parse_memory_snapshot(content, name="a").events["bytes"].to_list() == [size]
+    else:
+        with pytest.raises(InputError, match="impossible size"):
+            parse_memory_snapshot(content, name="a")
+
+
+@pytest.mark.parametrize(("time_us", "is_read"), [(1 << 53, True), ((1 << 53) + 1, False)])
+def test_a_time_beyond_the_year_2255_is_damage(time_us, is_read):
+    content = snapshot([{**event("alloc", 0, 8, 1), "time_us": time_us}])
+    if is_read:
+        assert parse_memory_snapshot(content, name="a").events["at_ns"].to_list() == [time_us * 1_000]
+    else:
+        with pytest.raises(InputError, match="impossible time"):
+            parse_memory_snapshot(content, name="a")

@@ -147,6 +147,17 @@ def test_a_large_file_may_expand_to_64_values_per_byte(copies, accepted):
     assert (load(data) is not None) if accepted else refusal(data)
 
 
+@pytest.mark.parametrize(("copies", "accepted"), [(90, True), (110, False)])
+def test_the_limit_of_a_small_file_is_a_hundred_thousand_values(copies, accepted):
+    """A list of a thousand values from about fifty bytes, several times."""
+    ten = [0] * 10
+    hundred = [ten] * 10
+    thousand = [hundred] * 10
+    data = pickle.dumps([thousand] * copies)
+    assert len(data) < 1_500  # so that 64 values per byte are fewer
+    assert (load(data) is not None) if accepted else refusal(data)
+
+
 def test_a_list_that_holds_itself_is_refused():
     value = []
     value.append(value)
@@ -206,3 +217,7 @@ def test_a_pickle_too_long_for_the_check_is_refused(monkeypatch):
     data = pickle.dumps(PLAIN)
     monkeypatch.setattr(plain_pickle, "MAX_PICKLE_BYTES", len(data) - 1)
     assert "bytes" in refusal(data)
+
+
+def test_places_in_the_longest_pickle_fit_into_31_bits():
+    assert 2**30 < plain_pickle.MAX_PICKLE_BYTES < 2**31
