@@ -47,6 +47,12 @@ def test_lateness_that_repeats_is_reported_from_a_thousandth_of_the_record_on(du
     assert late_ranks._is_worth_reporting(FACT, duration_ns, 1_000.0) is is_reported
 
 
+@pytest.mark.parametrize(("duration_ns", "is_reported"), [(100_000, True), (101_000, False)])
+def test_lateness_that_does_not_repeat_is_reported_from_a_hundredth_of_the_record_on(duration_ns, is_reported):
+    occasional = replace(FACT, kind="occasional")
+    assert late_ranks._is_worth_reporting(occasional, duration_ns, 1_000.0) is is_reported
+
+
 @pytest.mark.parametrize(("steps", "kind"), [(range(3, 6), "occasional"), (range(3, 7), "constant")])
 def test_four_late_steps_make_a_pattern(steps, kind):
     assert late_ranks._find_kind(late_in(steps, 40))[0] == kind
