@@ -16,6 +16,7 @@ from tracekit.analysis.combine.spread import spread
 from tracekit.documents.coding import to_plain
 from tracekit.errors import Notice
 from tracekit.metrics.budget import Bubble, Budget
+from tracekit.report.html import charts
 from tracekit.report.html.charts import PageClock, timeline_data
 from tracekit.report.html.page import render_html
 from tracekit.report.notices import shorten_notices
@@ -191,8 +192,9 @@ def test_the_terminals_bars_and_names_are_whole_at_any_rank_number(small):
         assert max(map(len, text.splitlines())) <= width
 
 
-def test_every_rank_of_the_heat_map_tells_its_figures_and_the_way_to_its_lanes(look, pipelines, tmp_path):
+def test_every_rank_of_the_heat_map_tells_its_figures_and_the_way_to_its_lanes(look, pipelines, tmp_path, monkeypatch):
     """33 ranks without single events, 16 of them in the file: those open, of the others a command makes a page."""
+    monkeypatch.setattr(charts, "MAX_RANKS", 16)
     path = tmp_path / "page.html"
     path.write_text(render_html(replace(pipelines, events=())), encoding="utf-8")
     page = look(path)
@@ -216,7 +218,8 @@ def test_every_rank_of_the_heat_map_tells_its_figures_and_the_way_to_its_lanes(l
     assert page.said == []
 
 
-def test_the_ranks_a_page_tells_about_have_their_lanes_in_it(pipelines):
+def test_the_ranks_a_page_tells_about_have_their_lanes_in_it(pipelines, monkeypatch):
+    monkeypatch.setattr(charts, "MAX_RANKS", 16)
     merged = replace(pipelines, events=())  # as of a run with too many ranks to keep single events
     held = {entry["rank"] for entry in to_plain(timeline_data(merged, PageClock(merged)))["ranks"]}
     assert len(held) == 16

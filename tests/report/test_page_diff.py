@@ -43,7 +43,16 @@ def test_both_runs_begin_at_their_steps_start(look, page_path, width):
         start = side(page, number, f"run.data.steps.find(({{ step }}) => step === {chosen}).from_ms + source.shift")
         assert start == pytest.approx(0, abs=1e-9)
     groups = page.evaluate("[...new Set(tracekit.timeline.chart.rows().map((row) => row.group.name))]")
-    assert groups == ["0 before", "0 after", "1 before", "1 after"]
+    assert groups == ["1 before", "1 after", "0 before", "0 after"]  # rank 1 changed, rank 0 waits for it
+
+
+def test_the_page_begins_with_the_rank_that_changed(look, page_path, changed):
+    """Rank 1's compute grew; rank 0 takes as long because it waits."""
+    waterfall = changed.document.waterfall
+    assert (waterfall.rank, waterfall.compute_changed) == (1, True)
+    assert waterfall.changes[0].part == "compute"
+    page = look(page_path)
+    assert page.locator(".waterfall caption").inner_text().startswith("A step of rank 1 (its compute changed most)")
 
 
 def test_kernels_are_matched_by_name_and_order_within_the_step(look, page_path, changed):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from typer.testing import CliRunner
 
@@ -50,6 +52,9 @@ def test_watch_and_gate_add_to_one_page(samples, tmp_path, monkeypatch):
     assert judged.exit_code == 1
     points = read_history(path)
     assert {point.name for point in points[:3]} == {"a", "b", "straggler"}
+    verdicts = {point.name: point.verdict for point in points[:3]}
+    assert verdicts["straggler"] == "regressed"  # against the first that landed
+    assert verdicts["a"] is None
     assert points[3].verdict == "regressed"
     assert points[3].commit == "0123456789abcdef"
     # Half way between the steps of 25.8 to 27.2 ms, from one start of GPU work to the next.
@@ -65,7 +70,10 @@ def test_a_point_leads_to_its_report(look, tmp_path, width):
     path = tmp_path / "history.html"
     figures = {"exposed_ms__pp_comm": 0.5, "bubble_fraction": 0.2, "utilisation": 0.4}
     runs = [run_of(f"run {i} <b>", 10 + i, **figures) for i in range(12)]
-    points = [history_point(run, time_s=1e9 + 20 * i, report=f"r{i}.html") for i, run in enumerate(runs)]
+    points = [
+        history_point(run, time_s=1e9 + 20 * i, report=f"r{i}.html", verdict="regressed" if i == 7 else None)
+        for i, run in enumerate(runs)
+    ]
     add_to_history(path, points)
     (tmp_path / "r3.html").write_text("<p>report 3</p>")
     page = look(path, width=width)
@@ -74,6 +82,9 @@ def test_a_point_leads_to_its_report(look, tmp_path, width):
         "Step time", "Exposed time by label", "Bubble", "Model FLOP utilisation"
     ]  # fmt: skip
     assert page.locator("#curves section").first.locator("circle").count() == 12
+    assert page.locator("#curves section").first.locator("rect.regressed").count() == 1
+    ticks = page.locator("#curves svg").first.locator("text").all_text_contents()
+    assert any(re.fullmatch(r"0(\.0+)? ms", text) for text in ticks)  # the axis starts at zero
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     # 20 s apart: minutes alone would be the same below several points.
     axis = [text for text in page.locator("#curves svg").first.locator("text").all_text_contents() if ":" in text]

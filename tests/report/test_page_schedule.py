@@ -201,3 +201,19 @@ def test_a_legend_entry_switches_every_chunk(look, pages):
     page.focus("#schedule-chart")
     page.keyboard.press("n")
     assert page.locator("#said").inner_text().startswith("outside cells · rank 0")
+
+
+def test_a_much_shorter_ideal_can_be_fitted(look, pages, tmp_path):
+    """The ideal of this sample takes more than half of the run: no button; the same page with a longer axis has it."""
+    page = look(pages("1f1b"))
+    assert not page.locator("#schedule-fit").is_visible()
+    text = pages("1f1b").read_text(encoding="utf-8")
+    longer = tmp_path / "longer.html"
+    longer.write_text(re.sub(r'"end_ns":(\d+)(?=,"origin_ns")', lambda found: f'"end_ns":{3 * int(found[1])}', text))
+    page = look(longer)
+    whole = page.evaluate("tracekit.drawn.schedule.window()[1]")
+    page.locator("#schedule-fit").click()
+    fitted = page.evaluate("tracekit.drawn.schedule.window()[1]")
+    assert whole / 6 < fitted < whole / 3
+    page.locator("#schedule-fit", has_text="show all").click()
+    assert page.evaluate("tracekit.drawn.schedule.window()[1]") == whole

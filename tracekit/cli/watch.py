@@ -28,7 +28,7 @@ def run(
     from tracekit.report.html.history import add_to_history, check_history, history_point, write_report
     from tracekit.report.scalars import json_line, scalars
     from tracekit.report.scalars import prometheus as prometheus_text
-    from tracekit.report.terminal.watch import line, run_of
+    from tracekit.report.terminal.watch import line, run_of, verdict_of
     from tracekit.report.write import write_file
     from tracekit.run.watch import watch
 
@@ -45,7 +45,8 @@ def run(
         if output is not None and recording.analysis is not None and run is not None:
             time_s = max(file.stat().st_mtime for file in recording.files)
             report = write_report(recording.analysis, output, recording.name)
-            add_to_history(output, [history_point(run, time_s=time_s, report=report)])
+            verdict = verdict_of(run, first)
+            add_to_history(output, [history_point(run, time_s=time_s, report=report, verdict=verdict)])
         if json:
             typer.echo(json_line(figures))
         else:

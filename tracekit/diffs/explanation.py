@@ -36,16 +36,34 @@ Parts = Mapping[str, float]
 
 
 def build_waterfall(before: Sequence[Run], after: Sequence[Run]) -> Waterfall | None:
-    """Return the waterfall of the rank that is slowest after the change; None if the sides have no rank in common."""
+    """Return the waterfall of the rank whose compute changed, else of the slowest; None if sides share no rank.
+
+    Ranks that wait for a slower one take as long as it does, so the slowest rank may be one that only waits.
+    """
     old, new = _parts_by_rank(before), _parts_by_rank(after)
     common = sorted(set(old) & set(new))
     if not common:
         return None
-    rank = max(common, key=lambda candidate: new[candidate]["step"])
+    changed = _rank_that_changed({rank: _changes(old[rank], new[rank]) for rank in common}, old, new)
+    slowest = max(common, key=lambda candidate: new[candidate]["step"])
+    rank = slowest if changed is None else changed
     changes = {part: ms for part, ms in _changes(old[rank], new[rank]).items() if ms and _is_budget_part(part)}
     largest_first = sorted(changes.items(), key=lambda item: -abs(item[1]))
     rows = [PartChange(part, round(ms, 6)) for part, ms in largest_first]
-    return Waterfall(rank, round(old[rank]["step"], 6), round(new[rank]["step"], 6), rows)
+    return Waterfall(
+        rank, round(old[rank]["step"], 6), round(new[rank]["step"], 6), rows, compute_changed=changed is not None
+    )
+
+
+def _rank_that_changed(changes: Mapping[int, Parts], old: Mapping[int, Parts], new: Mapping[int, Parts]) -> int | None:
+    """Return the rank whose compute changed most; None if that is little, or does not explain the step's change."""
+    min_ms = MIN_STEP_SHARE_TO_EXPLAIN * max(old[rank]["step"] for rank in changes)
+    step_ms = max(new[rank]["step"] for rank in changes) - max(old[rank]["step"] for rank in changes)
+    most_changed = max(changes, key=lambda rank: abs(changes[rank].get("compute", 0.0)))
+    compute_ms = changes[most_changed].get("compute", 0.0)
+    # Work that grew does not explain a shorter step, nor work that shrank a longer one.
+    is_opposite = abs(step_ms) >= min_ms and compute_ms * step_ms < 0
+    return None if abs(compute_ms) < min_ms or is_opposite else most_changed
 
 
 def explain_change(before: Sequence[Run], after: Sequence[Run]) -> list[str]:
@@ -69,15 +87,12 @@ def explain_change(before: Sequence[Run], after: Sequence[Run]) -> list[str]:
         return sentences
     min_ms = MIN_STEP_SHARE_TO_EXPLAIN * max(old[rank]["step"] for rank in changes)
     step_ms = max(new[rank]["step"] for rank in changes) - max(old[rank]["step"] for rank in changes)
-    most_changed = max(changes, key=lambda rank: abs(changes[rank].get("compute", 0.0)))
-    compute_ms = changes[most_changed].get("compute", 0.0)
-    # Work that grew does not explain a shorter step, nor work that shrank a longer one.
-    is_opposite = abs(step_ms) >= min_ms and compute_ms * step_ms < 0
-    if abs(compute_ms) < min_ms or is_opposite:
-        exposed = _describe_exposed(changes, min_ms, step_ms=step_ms, same_compute=abs(compute_ms) < min_ms)
-        return [*sentences, *exposed]
+    most_changed = _rank_that_changed(changes, old, new)
+    if most_changed is None:
+        same_compute = all(abs(change.get("compute", 0.0)) < min_ms for change in changes.values())
+        return [*sentences, *_describe_exposed(changes, min_ms, step_ms=step_ms, same_compute=same_compute)]
     compute = _describe_compute(changes, most_changed, _most_changed_modules(before, after))
-    products = _describe_products(before, after, change=compute_ms)
+    products = _describe_products(before, after, change=changes[most_changed].get("compute", 0.0))
     return [*sentences, compute, *products, *_describe_waiting(changes, most_changed, min_ms)]
 
 

@@ -42,16 +42,18 @@ class PartChange(Struct, frozen=True):
 
 
 class Waterfall(Struct, frozen=True):
-    """Step time of the rank that is slowest after the change, and the changes of its parts, which sum to the change."""
+    """Step time of one rank before and after, and the changes of its parts, which sum to the change."""
 
     rank: int
-    """Number of the rank."""
+    """Number of the rank: the one whose compute changed most if that explains the change, else the slowest after it."""
     before_ms: float
     """Step time before."""
     after_ms: float
     """Step time after."""
     changes: list[PartChange]
     """Changes, largest first."""
+    compute_changed: bool = False
+    """Whether the rank is shown because its compute changed most."""
 
 
 class WorkChange(Struct, frozen=True):

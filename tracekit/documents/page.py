@@ -190,6 +190,15 @@ class FindingPlaces(Struct, frozen=True):
     """The places, the one that shows it best first."""
 
 
+class RankRemark(Struct, frozen=True):
+    """How a rank differs from those it should be like."""
+
+    rank: int
+    """The rank."""
+    text: str
+    """How it differs, in words."""
+
+
 class PageData(Struct, frozen=True):
     """Data of the page of an analysis."""
 
@@ -201,6 +210,8 @@ class PageData(Struct, frozen=True):
     """Input, as commands name it; null if it is not one path."""
     findings: Sequence[FindingPlaces] = ()
     """Where the timeline shows each finding."""
+    different: Sequence[RankRemark] = ()
+    """Ranks that differ from the others, which the timeline marks."""
 
 
 class DiffSide(Struct, frozen=True):
@@ -221,3 +232,5 @@ class DiffData(Struct, frozen=True):
     """Both runs; empty if their events are not at hand."""
     comparable_cells: bool
     """Whether cells of both runs hold the same work."""
+    changed: RankRemark | None = None
+    """The rank that changed, which the timeline begins with; null if none is known."""

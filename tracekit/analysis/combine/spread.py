@@ -57,6 +57,15 @@ class Figure(msgspec.Struct, frozen=True):
         """Return the position of a value between the smallest (0) and the largest (1), for colours."""
         return (value - self.least) / max(self.most - self.least, MIN_SHADE_RANGE)
 
+    def deviation(self, value: float) -> float:
+        """Return how far a value is from the median, from -1 to 1: the farthest of all ranks is at one end.
+
+        >>> figure = Figure("idle", "", 0.2, 0.2, 0.3, 0.4, 0.7, 0, 1, ())
+        >>> round(figure.deviation(0.7), 3), round(figure.deviation(0.2), 3)
+        (1.0, -0.25)
+        """
+        return (value - self.median) / max(self.most - self.median, self.median - self.least, MIN_SHADE_RANGE)
+
 
 class Different(msgspec.Struct, frozen=True):
     """An outlier: a rank whose figure is far from the median of comparable ranks."""

@@ -24,15 +24,18 @@ from tracekit.analysis.measure.rank_timeline import RankTimeline
 from tracekit.critical_path.path import CriticalPath
 from tracekit.documents import page as documents
 from tracekit.intervals import union
+from tracekit.metrics import label_intervals
 from tracekit.report.html.packed_columns import pack_columns, pack_intervals, pack_json
 from tracekit.report.palette import LABEL_COLOURS
 from tracekit.report.schedule.layout import ScheduleLayout, layout_pipeline
 from tracekit.report.view.ranks import stragglers
 from tracekit.report.words import WORDS
-from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS, EXPOSURE_CAUSES, GAP_CAUSES, LABELS, conform
+from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS, EXPOSURE_CAUSES, GAP_CAUSES, LABELS, PASSES, conform
 
-MAX_RANKS = 16
+MAX_RANKS = 512
 """Ranks on the page of a run whose single events were not kept."""
+MAX_MERGED_INTERVALS = 300_000
+"""Merged intervals of all ranks on such a page, about 2 MB; of more, the nearest ones of each rank are joined."""
 MAX_STRAGGLERS = 3
 """Ranks that others wait for which are among them in any case."""
 MAX_EVENTS = 2_400_000
@@ -155,11 +158,16 @@ def _page_timelines(analysis: Analysis) -> list[RankTimeline]:
     """Return the ranks to show: all whose events were kept, else some with each label's merged intervals as events."""
     if analysis.events:
         return list(analysis.events)
-    merged = analysis.tables["timeline"].with_columns(pl.col("label", "pass").cast(pl.String))
+    types = {"label": pl.Enum(LABELS), "pass": pl.Enum(PASSES)}
+    merged = analysis.tables["timeline"].cast(types)
     texts = pl.Schema({**dict.fromkeys(rank_timeline.DESCRIPTION_TEXTS, pl.String()), "stream": pl.Int64()})
+    shown = _shown_ranks(analysis)
+    max_intervals = MAX_MERGED_INTERVALS // max(1, len(shown))
+    by_rank = merged.partition_by("rank", as_dict=True)
     timelines = []
-    for rank in _shown_ranks(analysis):
-        of_rank = merged.filter(rank=rank).sort("start_ns")
+    for rank in shown:
+        intervals = label_intervals.timeline(by_rank.get((rank,), merged.clear()), max_intervals=max_intervals)
+        of_rank = intervals.with_columns(pl.col("label", "pass").cast(pl.String))
         described = of_rank.select("label", "pass").unique(maintain_order=True).with_row_index("description")
         events = of_rank.join(described, on=["label", "pass"], nulls_equal=True, maintain_order="left")
         events = conform(events, rank_timeline.EVENT_TIMES)

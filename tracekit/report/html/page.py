@@ -6,11 +6,11 @@ from typing import Any
 from tracekit._util.text import counted
 from tracekit.analysis import Analysis
 from tracekit.analysis.combine.spread import FIGURES, Spread, by_rank
-from tracekit.documents.page import DiffData, DiffSide, PageData, ScheduleChoice
+from tracekit.documents.page import DiffData, DiffSide, PageData, RankRemark, ScheduleChoice
 from tracekit.report.ci import words
 from tracekit.report.html.charts import LANES, PageClock, role_timelines, schedule_data, timeline_data
 from tracekit.report.html.drawings import phase_drawing, update_drawings
-from tracekit.report.html.places import PathNames, places_on_page
+from tracekit.report.html.places import PathNames, different_ranks, places_on_page
 from tracekit.report.html.templates import render_page
 from tracekit.report.html.whole_run import whole_run_section
 from tracekit.report.table import Table
@@ -55,7 +55,13 @@ def render_html(analysis: Analysis) -> str:
         "page.html.j2",
         css=["page.css"],
         scripts=[*TIMELINE_SCRIPTS, "page.js"],
-        data=PageData(schedule, timelines, view.input_path and paths.shorten(view.input_path), places),
+        data=PageData(
+            schedule,
+            timelines,
+            path=view.input_path and paths.shorten(view.input_path),
+            findings=places,
+            different=different_ranks(view.findings, view.fleet),
+        ),
         v=view,
         places={finding.number: finding.places for finding in places},
         max_cards=MAX_CARDS,
@@ -132,7 +138,8 @@ def heat_map(spread: Spread | None) -> dict[str, Any] | None:
     """Return the heat map of the mesh; None for runs of few ranks, which have a bar each, and without such a figure.
 
     Keys: ``bands`` (columns that stand side by side, and the name and ranks of each row), ``figure`` (bubble or idle),
-    ``figures`` (all figures of each rank), and ``column`` (what a column is: replica or rank).
+    ``figures`` (all figures of each rank), ``column`` (what a column is: replica or rank), and ``different`` (ranks
+    that differ from those they should be like).
     """
     if spread is None or spread.heat is None:
         return None
@@ -140,7 +147,13 @@ def heat_map(spread: Spread | None) -> dict[str, Any] | None:
     for start in range(0, mesh.width, HEAT_MAP_COLUMNS):
         cells = [ranks[start : start + HEAT_MAP_COLUMNS] for ranks in mesh.cells]
         bands.append((range(start, start + max(map(len, cells))), list(zip(mesh.rows, cells, strict=True))))
-    return {"bands": bands, "figure": spread.heat, "figures": by_rank(spread), "column": mesh.column}
+    return {
+        "bands": bands,
+        "figure": spread.heat,
+        "figures": by_rank(spread),
+        "column": mesh.column,
+        "different": {row.rank for row in spread.different},
+    }
 
 
 def render_diff(result: Mapping[str, Any], *, analyses: tuple[Analysis, Analysis] | None = None) -> str:
@@ -152,7 +165,7 @@ def render_diff(result: Mapping[str, Any], *, analyses: tuple[Analysis, Analysis
         "diff.html.j2",
         css=["page.css", "diff.css"],
         scripts=[*TIMELINE_SCRIPTS, "diff.js"],
-        data=DiffData(sides, result["comparable_cells"]),
+        data=DiffData(sides, result["comparable_cells"], _changed_rank(result)),
         lanes=bool(sides),
         left_out=[sentence for side in sides for sentence in side.timeline.left_out],
         result=result,
@@ -162,10 +175,21 @@ def render_diff(result: Mapping[str, Any], *, analyses: tuple[Analysis, Analysis
     )
 
 
+def _changed_rank(result: Mapping[str, Any]) -> RankRemark | None:
+    """Return the rank whose compute changed, and what the diff says of it; None if no rank's compute explains it."""
+    changes = result.get("waterfall")
+    if not changes or not changes.get("compute_changed"):
+        return None
+    return RankRemark(changes["rank"], "; ".join(result.get("story") or ["its compute changed most"]))
+
+
 def _timeline_side(analysis: Analysis) -> list[DiffSide]:
     """Return the timeline of one run and its schedule, at whose step it is aligned; nothing without GPU events."""
     timeline = timeline_data(analysis, PageClock(analysis))
-    return [DiffSide(timeline, schedule_data(analysis), input_path(analysis))] if timeline else []
+    if timeline is None:
+        return []
+    path = input_path(analysis)
+    return [DiffSide(timeline, schedule_data(analysis), path and PathNames(analysis.paths).shorten(path))]
 
 
 def diff_waterfall(result: Mapping[str, Any]) -> tuple[Rung, ...]:

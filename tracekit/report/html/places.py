@@ -8,12 +8,15 @@ from pathlib import Path
 
 import polars as pl
 
-from tracekit._util.text import ms
-from tracekit.documents.page import FindingPlaces, PlaceOnPage
+from tracekit._util.text import ms, percent
+from tracekit.analysis.combine.spread import FIGURES, Different, Spread
+from tracekit.documents.page import FindingPlaces, PlaceOnPage, RankRemark
 from tracekit.findings import Finding
 from tracekit.report.html.charts import PageClock
 from tracekit.report.view.top import Card
 
+MAX_RANKS_OF_FINDING = 3
+"""Ranks of a finding up to which each of them stands out; more are not the exception."""
 MAX_PLACES = 5
 """Places of one finding that the page leads to."""
 
@@ -55,6 +58,28 @@ def _place(rank: int, step: int | None, moment: tuple[float, float], name: str |
     from_ms, to_ms = moment
     facts = [f"rank {rank}", "" if step is None else f"step {step}", name or "", ms(1e6 * (to_ms - from_ms))]
     return PlaceOnPage(rank, from_ms, to_ms, ", ".join(fact for fact in facts if fact))
+
+
+def different_ranks(findings: Sequence[Finding], spread: Spread | None) -> list[RankRemark]:
+    """Return the ranks that stand out: those that findings name, then those whose figures differ from like ranks'."""
+    remarks: dict[int, str] = {}
+    for finding in findings:
+        if 0 < len(finding.ranks) <= MAX_RANKS_OF_FINDING:
+            for rank in finding.ranks:
+                remarks.setdefault(rank, finding.text)
+    if spread is not None:
+        # Of ranks that take longer together, the one that computes most is first: the others wait for it.
+        compute = dict(spread.table.select("rank", "compute").rows())
+        for row in sorted(spread.different, key=lambda row: -(compute[row.rank] or 0.0)):
+            remarks.setdefault(row.rank, _difference(row))
+    return [RankRemark(rank, text) for rank, text in remarks.items()]
+
+
+def _difference(row: Different) -> str:
+    """Return how a rank's figure differs from that of like ranks."""
+    if row.figure == "span_ns":
+        return f"span {ms(row.value)} (median of {row.like}: {ms(row.median)})"
+    return f"{FIGURES[row.figure]}: {percent(row.value)} (median of {row.like}: {percent(row.median)})"
 
 
 class PathNames:

@@ -2,7 +2,7 @@
 
 from tracekit._util.text import counted, ms, percent, terminal
 from tracekit.analysis import Analysis
-from tracekit.diffs import Run, Side, from_analysis, gate
+from tracekit.diffs import GateResult, Run, Side, from_analysis, gate
 from tracekit.errors import InputError
 from tracekit.report.findings import finding_in_a_log, shown_findings
 from tracekit.report.view.ranks import Pace, late_rank, late_rows
@@ -46,12 +46,34 @@ def _newly_late(analysis: Analysis, first: Run) -> str:
     return f"  << {late_rank(rows[0], max(len(analysis.step.per_step), 1))}" if rows else ""
 
 
+def judge(run: Run, first: Run | None) -> GateResult | None:
+    """Return what the gate says of a recording against the *first* one; None for the first itself.
+
+    Raises:
+        InputError: The recordings cannot be compared: another profiler wrote the first.
+    """
+    if first is None or first.name == run.name:
+        return None
+    return gate(Side((run,), {}), Side((first,), {}))
+
+
+def verdict_of(run: Run, first: Run | None) -> str | None:
+    """Return the gate's verdict against the *first* recording; None if there is none."""
+    try:
+        result = judge(run, first)
+    except InputError:
+        return None
+    return None if result is None else result.verdict
+
+
 def _regression_mark(run: Run, first: Run) -> str:
     """Return a mark with the worst metric if the gate finds the recording slower than *first*; else nothing."""
     try:
-        result = gate(Side((run,), {}), Side((first,), {}))
-    except InputError as error:  # recorded by another profiler than the first
+        result = judge(run, first)
+    except InputError as error:
         return f"  (not compared: {error.message})"
+    if result is None:
+        return ""
     if result.verdict != "regressed":
         return ""
     worst = next(check for check in result.to_dict()["checks"] if check["verdict"] == "regressed")

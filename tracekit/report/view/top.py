@@ -85,7 +85,7 @@ def step_tile(step: StepSummary, ranks: str) -> Tile:
         steps = unusual_steps(step)
     elif len(usual) > 1:
         spread = (max(usual) - min(usual)) / max(step.time_ns or 0, 1)
-        steps = f"{counted(len(usual), 'step')} within {percent(spread, digits=0)}"
+        steps = f"{counted(len(usual), 'step')} within {percent(max(spread, 0.01), digits=0)}"
     elif step.is_marked:
         steps = "one step recorded"
     figure = "unknown" if step.time_ns is None else short_ms(step.time_ns)

@@ -1,7 +1,10 @@
 // One canvas chart: groups of rows on a common time axis (ms). Mouse, touch and keys move the window; rows scroll.
+// A group is { name, rows } or, with compact, one row beside its name; with toggle(group) and pin(group) its name opens and pins it,
+// with remark (a text) it stands out.
 // A row is { name, height, tracks, describe(box), text(box) } or, for a line, { name, height, line: { points, top } }.
 const charts = (() => {
-  const AXIS_PX = 30, GROUP_GAP_PX = 10, ROW_GAP_PX = 2, NAME_LINE_PX = 14;
+  const AXIS_PX = 30, GROUP_GAP_PX = 10, COMPACT_GAP_PX = 1, ROW_GAP_PX = 2, NAME_LINE_PX = 14;
+  const MAX_PAPER_PX = 1380; // height of a printed chart: what one sheet holds at PAPER_PX
   const PAD_ROWS = 96; // rows of pixels above and below the picture, so that rows that stick out need no clipping
   const MIN_WINDOW_MS = 1e-4;
   const CLICK_PX = 5, HIT_PX = 4, TEXT_MIN_PX = 34;
@@ -62,10 +65,11 @@ const charts = (() => {
     let rows = [], totalHeight = 0, image = null, pixels = null, scheduled = false, lastFrameMs = 0;
     let cursor = null; // { row, box } that the keyboard has reached
     let mouseX = null;
+    let area = null; // selected by Shift and drag: times from, to and tops of rows top, bottom
 
     const chartWidth = () => (printing ? PAPER_PX : element.clientWidth);
     const isNarrow = () => chartWidth() < 560; // then the name of a group has a line of its own, above its rows
-    const gutter = () => (isNarrow() ? 76 : 128);
+    const gutter = () => (isNarrow() ? 90 : 128);
     const plotWidth = () => Math.max(20, chartWidth() - gutter() - 6);
     const scrolled = () => (printing ? 0 : element.scrollTop); // paper shows all rows
     const toX = (time) => gutter() + (time - from) / (to - from) * plotWidth();
@@ -76,8 +80,9 @@ const charts = (() => {
       rows = [];
       let top = 0;
       for (const group of groups) {
-        group.top = top + GROUP_GAP_PX / 2;
-        top += GROUP_GAP_PX + (group.name && isNarrow() ? NAME_LINE_PX : 0);
+        const gap = group.compact ? COMPACT_GAP_PX : GROUP_GAP_PX;
+        group.top = top + gap / 2;
+        top += gap + (group.name && isNarrow() && !group.compact ? NAME_LINE_PX : 0);
         for (const row of group.rows) {
           Object.assign(row, { top, group });
           rows.push(row);
@@ -92,7 +97,7 @@ const charts = (() => {
 
     function resize() {
       const ratio = printing ? 2 : Math.min(devicePixelRatio || 1, 2);
-      const height = printing ? totalHeight : Math.min(totalHeight, element.clientHeight || totalHeight);
+      const height = printing ? Math.min(totalHeight, MAX_PAPER_PX) : Math.min(totalHeight, element.clientHeight || totalHeight);
       canvas.style.width = `${chartWidth()}px`;
       canvas.style.height = `${height}px`;
       canvas.width = Math.max(1, Math.round(chartWidth() * ratio));
@@ -120,6 +125,7 @@ const charts = (() => {
         from, to, begin, end, hidden, colours: colours.map(pixelOf),
       };
       pixels.fill(pixelOf(ground));
+      const notDimmed = new Set(options.kinds.map((_, kind) => kind).filter((kind) => kind !== options.dimKind));
       const yOf = (row) => AXIS_PX + row.top - scroll, seen = rows.filter((row) => {
         const y = yOf(row);
         return y + row.height > AXIS_PX && y < height / ratio;
@@ -127,11 +133,15 @@ const charts = (() => {
       for (const row of seen) {
         const top = Math.round(yOf(row) * ratio) + pad, rowHeight = Math.round(row.height * ratio);
         if (row.line) continue;
-        row.tracks.forEach((track, level) => {
+        const draw = (shown) => row.tracks.forEach((track, level) => {
           const [offset, share] = extent(row, level), gap = share < 1 && rowHeight > 12 ? 1 : 0;
           const trackTop = Math.round(top + offset * rowHeight), bottom = Math.round(top + (offset + share) * rowHeight);
-          tracks.draw(track, picture, trackTop, Math.max(1, bottom - trackTop - gap));
+          tracks.draw(track, shown, trackTop, Math.max(1, bottom - trackTop - gap));
         });
+        // Where tracks lie above each other, what a search dims lies below what it names.
+        const isLayered = row.compact && options.dimmed?.();
+        if (isLayered) draw({ ...picture, hidden: notDimmed });
+        draw(isLayered ? { ...picture, hidden: new Set([...hidden, options.dimKind]) } : picture);
       }
       if (printing) drawImageOnPaper(pad); else context.putImageData(image, 0, -pad);
       context.save();
@@ -142,6 +152,7 @@ const charts = (() => {
         else if (row.text) drawTexts(row, picture, scale, colours);
       }
       options.overlay?.(context, scale);
+      drawArea(scale);
       drawAxis(scale);
       drawNames(seen, scale);
       context.restore();
@@ -242,6 +253,35 @@ const charts = (() => {
       options.marks?.(context, { toX, from, to, left, width });
     }
 
+    // The name of a group, with a triangle if it opens and a star if it can be pinned; returns its right edge.
+    function drawGroupName(group, y, soft) {
+      if (!group.toggle || printing) {
+        const left = group.remark ? 6 : 2;
+        context.fillText(group.name, left, y);
+        return context.measureText(group.name).width + left;
+      }
+      context.fillText(`${group.compact ? "▸" : "▾"} ${group.name}`, 5, y);
+      const right = context.measureText(`▸ ${group.name}`).width + 10;
+      group.star = [right, right + 12];
+      context.fillStyle = group.pinned ? context.fillStyle : soft;
+      context.fillText(group.pinned ? "★" : "☆", right, y);
+      return right + 12;
+    }
+
+    // The area that is being selected, or was.
+    function drawArea({ gutter: left, width, ink }) {
+      if (!area) return;
+      const [from_, to_] = [area.from, area.to].sort((a, b) => a - b), [top, bottom] = [area.top, area.bottom].sort((a, b) => a - b);
+      const x = Math.max(left, toX(from_)), right = Math.min(left + width, toX(to_));
+      context.fillStyle = "rgb(0 114 178 / .12)";
+      context.fillRect(x, AXIS_PX + top - scrolled(), right - x, bottom - top);
+      context.strokeStyle = ink;
+      context.lineWidth = 1;
+      context.setLineDash([4, 3]);
+      context.strokeRect(x, AXIS_PX + top - scrolled(), right - x, bottom - top);
+      context.setLineDash([]);
+    }
+
     function drawNames(seen, { gutter: left, soft, ink, ground, height, line, yOf }) {
       context.fillStyle = ground;
       context.fillRect(0, AXIS_PX, left - 1, height);
@@ -250,20 +290,29 @@ const charts = (() => {
       for (const group of groups) {
         const y = AXIS_PX + group.top - scrolled();
         if (y > height || AXIS_PX + group.bottom - scrolled() < AXIS_PX) continue;
-        context.strokeStyle = line;
-        context.beginPath();
-        context.moveTo(0, Math.round(y) - 0.5);
-        context.lineTo(left + plotWidth(), Math.round(y) - 0.5);
-        context.stroke();
+        if (!group.compact) {
+          context.strokeStyle = line;
+          context.beginPath();
+          context.moveTo(0, Math.round(y) - 0.5);
+          context.lineTo(left + plotWidth(), Math.round(y) - 0.5);
+          context.stroke();
+        }
+        if (group.remark) {
+          context.fillStyle = "#D55E00";
+          context.fillRect(0, Math.max(y, AXIS_PX), 3, group.bottom - group.top);
+        }
         if (!group.name) continue;
-        context.font = "600 12px system-ui, sans-serif";
-        context.fillStyle = ink;
+        context.font = `${group.remark || !group.compact ? "600 " : ""}${group.compact ? Math.min(11, group.rows[0].height + 1) : 12}px system-ui, sans-serif`;
+        context.fillStyle = group.remark ? "#D55E00" : ink;
         context.textAlign = "left";
+        if (group.compact) {
+          drawGroupName(group, yOf(group.rows[0]) + group.rows[0].height / 2 + 0.5, soft);
+          continue;
+        }
         const first = isNarrow() ? y + NAME_LINE_PX / 2 + 4 : yOf(group.rows[0]) + Math.max(8, group.rows[0].height / 2);
         // The name stays in sight while any row of its group is.
         const middle = Math.min(Math.max(first, AXIS_PX + 9), AXIS_PX + group.bottom - scrolled() - 8);
-        context.fillText(group.name, 2, middle);
-        named.push([context.measureText(group.name).width + 6, middle]);
+        named.push([drawGroupName(group, middle, soft) + 4, middle]);
       }
       context.textAlign = "right";
       context.fillStyle = soft;
@@ -275,6 +324,14 @@ const charts = (() => {
       }
       context.fillStyle = ground;
       context.fillRect(0, 0, left - 1, AXIS_PX);
+      const cut = printing ? groups.filter((group) => AXIS_PX + group.bottom > height).length : 0;
+      if (cut) {
+        context.fillRect(0, height - 18, left + plotWidth() + 6, 18);
+        context.fillStyle = soft;
+        context.font = "11px system-ui, sans-serif";
+        context.textAlign = "left";
+        context.fillText(`… and ${cut} more below, which this sheet does not hold`, 5, height - 8);
+      }
     }
 
     function setWindow(newFrom, newTo, quiet = false) {
@@ -317,6 +374,15 @@ const charts = (() => {
       return [event.clientX - box.left, event.clientY - box.top];
     };
 
+    // The group whose name lies at a point of the gutter, and whether its star does; null for none.
+    const nameAt = (x, y) => {
+      if (x >= gutter() || y < AXIS_PX) return null;
+      const top = y - AXIS_PX + scrolled(), group = groups.find((one) => one.toggle && top >= one.top && top < one.bottom);
+      return group ? { group, isStar: Boolean(group.star) && x >= group.star[0] - 3 && x <= group.star[1] + 3 } : null;
+    };
+    const nameText = (found) => (found ? [found.isStar ? (found.group.pinned ? "unpin" : "pin to the top")
+      : found.group.compact ? "click: all its rows" : "click: one line", found.group.remark].filter(Boolean).join("\n") : null);
+
     // ---- mouse and touch
     const pointers = new Map(); // pointers that are down, with their last position
     let pressed = null; // where the first went down, and the window then
@@ -325,13 +391,17 @@ const charts = (() => {
       const [x, y] = place(event);
       if (x > element.clientWidth) return; // the scroll bar
       pointers.set(event.pointerId, [x, y]);
-      if (pointers.size === 1) pressed = { x, y, moved: false };
+      const selectsArea = Boolean(options.area) && (event.shiftKey || options.selectsArea?.()) && x >= gutter() && y >= AXIS_PX;
+      if (pointers.size === 1) pressed = { x, y, moved: false, selectsArea };
+      if (selectsArea && event.pointerType !== "mouse") element.setPointerCapture(event.pointerId);
     };
     element.onpointermove = (event) => {
       const [x, y] = place(event), before = pointers.get(event.pointerId);
       mouseX = x;
       if (!before) {
-        if (event.pointerType === "mouse") showTip(hitText(hitAt(x, y)), event.clientX, event.clientY);
+        const name = nameAt(x, y);
+        element.style.cursor = name ? "pointer" : "";
+        if (event.pointerType === "mouse") showTip(name ? nameText(name) : hitText(hitAt(x, y)), event.clientX, event.clientY);
         return;
       }
       if (pressed && !pressed.moved && Math.hypot(x - pressed.x, y - pressed.y) < CLICK_PX) return;
@@ -341,19 +411,36 @@ const charts = (() => {
       }
       showTip(null);
       const others = [...pointers].filter(([id]) => id !== event.pointerId);
-      if (others.length) { // two fingers: the moments under them stay under them
+      if (pressed?.selectsArea) {
+        const rowTop = (at) => Math.max(0, at - AXIS_PX + scrolled());
+        area = { from: toTime(pressed.x), to: toTime(Math.max(x, gutter())), top: rowTop(pressed.y), bottom: rowTop(y) };
+        invalidate();
+      } else if (others.length) { // two fingers: the moments under them stay under them
         const [otherX] = others[0][1], apartBefore = Math.abs(before[0] - otherX), apart = Math.max(10, Math.abs(x - otherX));
         zoomAt(toTime((x + otherX) / 2), Math.max(0.2, apartBefore / apart));
       } else {
         pan((before[0] - x) / plotWidth());
+        if (event.pointerType === "mouse") element.scrollTop -= y - before[1];
       }
       pointers.set(event.pointerId, [x, y]);
     };
     element.onpointerup = element.onpointercancel = (event) => {
       const [x, y] = place(event), wasClick = event.type === "pointerup" && pressed && !pressed.moved && pointers.has(event.pointerId);
       pointers.delete(event.pointerId);
+      if (pressed?.selectsArea && pressed.moved && area) {
+        const [start, stop] = [area.from, area.to].sort((a, b) => a - b), [top, bottom] = [area.top, area.bottom].sort((a, b) => a - b);
+        area = { from: start, to: stop, top, bottom };
+        options.area({ from: start, to: stop, rows: rows.filter((row) => row.top < bottom && row.top + row.height > top) });
+      }
       if (!wasClick) return;
       pressed = null;
+      const name = nameAt(x, y);
+      if (name) {
+        showTip(null);
+        if (name.isStar) name.group.pin(name.group); else name.group.toggle(name.group);
+        return;
+      }
+      clearArea();
       const hit = hitAt(x, y);
       if (event.pointerType !== "mouse") showTip(hitText(hit), event.clientX, event.clientY);
       if (hit && !hit.row.line) {
@@ -435,7 +522,9 @@ const charts = (() => {
       ArrowLeft: () => pan(-0.2), ArrowRight: () => pan(0.2), ArrowUp: () => moveToRow(-1), ArrowDown: () => moveToRow(1),
       "+": () => zoomAt((from + to) / 2, 2 / 3), "=": () => zoomAt((from + to) / 2, 2 / 3),
       "-": () => zoomAt((from + to) / 2, 1.5), 0: () => setWindow(begin, end),
-      n: () => moveInRow(1), p: () => moveInRow(-1), Escape: () => { showTip(null); options.select?.(null); },
+      PageDown: () => { element.scrollTop += element.clientHeight - 2 * AXIS_PX; },
+      PageUp: () => { element.scrollTop -= element.clientHeight - 2 * AXIS_PX; },
+      n: () => moveInRow(1), p: () => moveInRow(-1), Escape: () => { showTip(null); clearArea(); options.select?.(null); },
       Enter: () => { if (cursor && cursor.box !== null) (options.enter || options.open)?.(cursorHit()); },
       ...options.keys,
     };
@@ -448,6 +537,7 @@ const charts = (() => {
     };
     element.onblur = () => showTip(null);
 
+    const clearArea = () => { area = null; invalidate(); };
     const setGroups = (newGroups) => { groups = newGroups; cursor = null; layout(); };
     const setShown = (kinds, shown) => {
       for (const kind of kinds) if (shown) hidden.delete(kind); else hidden.add(kind);
@@ -459,6 +549,7 @@ const charts = (() => {
         for (const row of rows) row.tracks?.forEach(tracks.forget);
       },
       window: () => [from, to], rows: () => rows, frameMs: () => lastFrameMs,
+      clearArea, cursorGroup: () => rows[cursor?.row]?.group ?? null,
       moveCursor: (row, box) => { cursor = { row: rows.indexOf(row), box }; },
     };
   }

@@ -200,6 +200,24 @@ const detailsPanel = (() => {
       [["where", `${whereText(timeline, source, rank.rank)}, host, ${run.data.host[host.lane[i]].name}`], ["when", whenText(host, i)]]);
   }
 
+  // The panel of an area: how busy its ranks were, and what ran by label and by kernel.
+  function drawArea(panel, timeline, { from, to, ranks, count, rankMs, busy, labels, kernels }) {
+    const run = timeline.sources[0].run, zoom = button("zoom to it", () => timeline.chart.setWindow(from, to));
+    const rowOf = ({ name, label, count: events, ms: time, longest }) => element("tr", [
+      element("th", [element("i", undefined, { class: "key", style: `background:${colourOf(timeline, run, label)}` }), name ? runEvents.shortName(name) : label],
+        { scope: "row", title: name ?? label }),
+      ...(name ? [element("td", label, { class: "word" })] : []),
+      ...[events.toLocaleString("en"), ms(time), ms(longest), percent(rankMs ? time / rankMs : 0)].map((text) => element("td", text))]);
+    const table = (caption, first, entries) => element("div", element("table", [element("caption", caption),
+      element("thead", element("tr", [...first, "events", "time", "longest", "of the area"].map((head) => element("th", head, { scope: "col" })))),
+      element("tbody", entries.map(rowOf))]), { class: "scroll" });
+    const named = ranks.length > 8 ? `${ranks.length} ranks (${ranks[0]} to ${ranks.at(-1)})` : `rank ${ranks.join(", ")}`;
+    drawFacts(panel, timeline, `Area: ${named}, ${ms(to - from)}`, [zoom],
+      [["when", `${from.toFixed(4)} to ${to.toFixed(4)} ms`], ["events", `${count.toLocaleString("en")}; GPUs busy ${percent(rankMs ? busy / rankMs : 0)} of the area's time`]]);
+    panel.append(element("div", table("By label, all ranks of the area together", ["label"], labels)),
+      element("div", table("The kernels with the most time", ["kernel", "label"], kernels.slice(0, 8))));
+  }
+
   function partnerList(timeline, partners, title) {
     const entries = partners.slice(0, 16).map((partner) => {
       const { events } = partner.rank, at = events.start[partner.event], run = timeline.sources.length > 1 ? `${partner.source.name}, ` : "";
@@ -266,5 +284,5 @@ const detailsPanel = (() => {
     return made;
   }
 
-  return { draw, drawShared, drawHost, copy };
+  return { draw, drawShared, drawHost, drawArea, copy };
 })();

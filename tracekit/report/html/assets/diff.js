@@ -97,14 +97,16 @@
       : counterpart === -2 ? "\noutside the compared step" : "\nnot matched with the other run");
     const noteOfCell = (source, i) => (comparableCells ? noteOf(cellDurations(source, i), source.cells.counterpart[i])
       : "\nnot compared: cells of the other run hold other parts of the model");
-    let field = null, waiting = null;
+    let field = null, remember = null;
     const window = () => { // the longer of both steps, with a margin
       const longest = Math.max(...[0, 1].map((side) => stepOf(side).to_ms - stepOf(side).from_ms));
       return [-0.02 * longest, 1.02 * longest];
     };
     timeline = await timelines.create({
-      element: byId("timeline-chart"), legend: byId("timeline-legend"), rankButtons: byId("timeline-ranks"), laneButtons: byId("timeline-lanes"),
-      sources, extraKinds, window: window(), shifts: [0, 1].map((side) => -stepOf(side).from_ms),
+      element: byId("timeline-chart"), legend: byId("timeline-legend"), rankButtons: byId("timeline-ranks"), laneButtons: byId("timeline-lanes"), openButtons: byId("timeline-open"),
+      rankField: byId("timeline-rank-field"), selectsArea: () => byId("select-area").getAttribute("aria-pressed") === "true",
+      area: (figures) => detailsPanel.drawArea(byId("details"), timeline, figures),
+      sources, different: new Map(data.changed ? [[data.changed.rank, data.changed.text]] : []), pinned: data.changed ? [data.changed.rank] : [], extraKinds, window: window(), shifts: [0, 1].map((side) => -stepOf(side).from_ms),
       prepare: (all, kinds) => { timelineKinds = kinds; matchRuns(all); },
       colouring: () => colouring,
       colour: (source, rank, i) => (colouring ? kindOf(eventDurations(source, rank, i), rank.events.counterpart[i]) : null),
@@ -119,11 +121,7 @@
       cellPartners: (source, i) => (source.cells.counterpart[i] >= 0 ? [{ lane: "cells", source: otherOf(source), box: source.cells.counterpart[i] }] : []),
       host: (source, rank, i) => detailsPanel.drawHost(byId("details"), timeline, source, rank, i),
       shared: (lane, source, i, partners) => detailsPanel.drawShared(byId("details"), timeline, lane, source, i, partners),
-      changed: () => {
-        if (!timeline) return;
-        clearTimeout(waiting);
-        waiting = setTimeout(() => history.replaceState(null, "", `#${timeline.viewText()}`), 250);
-      },
+      changed: () => remember?.(),
       setQuery: (query) => field.set(query), focusSearch: () => byId("find").focus(),
     });
     field = searchField.create({
@@ -132,6 +130,10 @@
     }, () => timeline);
     timeline.isDiff = true;
     timeline.find = field.set;
+    byId("select-area").onclick = ({ currentTarget: button }) => {
+      button.setAttribute("aria-pressed", String(button.getAttribute("aria-pressed") !== "true"));
+      byId("timeline-chart").classList.toggle("selecting", button.getAttribute("aria-pressed") === "true");
+    };
     timeline.link = () => `${location.href.split("#")[0]}#${timeline.viewText()}`;
     timeline.factsOf = ({ source, rank, event }) => {
       const pair = eventDurations(source, rank, event);
@@ -164,6 +166,7 @@
     }));
     drawColourButtons();
     if (location.hash.startsWith("#view:")) timeline.applyView(decodeURI(location.hash));
+    remember = timelines.keepInHistory(() => timeline);
   }
 
   // Select a cell of the compared step after the change (before it, if there is none): rank, op, stage, micro-batch.

@@ -73,12 +73,22 @@ const runEvents = (() => {
   }
 
   // A search: words that must all be found, each in a name, label, module, range, operator or source line; "label:x",
-  // "name:x", "module:x", "range:x", "op:x", "pass:x", "rank:x", "role:x" look in one place only (label:x,y: either); "…" keeps spaces together; = asks for the whole text.
+  // "name:x", "module:x", "range:x", "op:x", "pass:x", "rank:x", "role:x" look in one place only; ">5ms" or "<20us" asks for a duration (label:x,y: either); "…" keeps spaces together; = asks for the whole text.
   const PLACES = { label: ["label"], pass: ["pass"], name: ["name"], module: ["module"], range: ["annotations"], op: ["chain"], source: ["source"] };
   const ANYWHERE = ["name", "label", "module", "annotations", "chain", "source"];
+  const UNITS_MS = { ns: 1e-6, us: 1e-3, "µs": 1e-3, ms: 1, s: 1000 };
+  // A duration such as >5ms, >=20us or <1s (ms without a unit), as a test of a length in ms; null if the word is none.
+  function durationTest(word) {
+    const found = word.match(/^([<>]=?)(\d+(?:\.\d+)?)(ns|us|µs|ms|s)?$/i);
+    if (!found) return null;
+    const limit = Number(found[2]) * UNITS_MS[(found[3] ?? "ms").toLowerCase()];
+    return { ">": (length) => length > limit, ">=": (length) => length >= limit, "<": (length) => length < limit, "<=": (length) => length <= limit }[found[1]];
+  }
   function parse(query) {
     const words = query.match(/(?:[^\s"]|"[^"]*")+/g) || [];
     return words.map((word) => {
+      const isLong = durationTest(word);
+      if (isLong) return { place: "duration", text: word, isLong };
       const [, place, rest] = word.match(/^(label|pass|name|module|range|op|source|rank|role):(.*)$/) || [null, null, word];
       const plain = rest.replaceAll('"', ""), whole = plain.startsWith("=");
       return { place, text: (whole ? plain.slice(1) : plain).toLowerCase(), whole };
@@ -89,7 +99,8 @@ const runEvents = (() => {
   // Return the descriptions that match (as a mask), the ranks that are asked for (or null) and the host names that match.
   function search(run, query, role) {
     const words = parse(query), ranks = words.filter(({ place }) => place === "rank").map(({ text }) => Number(text));
-    const others = words.filter(({ place }) => place !== "rank" && place !== "role");
+    const others = words.filter(({ place }) => !["rank", "role", "duration"].includes(place));
+    const durations = words.filter(({ place }) => place === "duration"), isLong = (length) => durations.every((word) => word.isLong(length));
     const isOfRole = words.every(({ place, text }) => place !== "role" || role.toLowerCase() === text);
     const matchesWord = run.texts.map((text) => others.map(({ place, text: part, whole }) => {
       const lower = text.toLowerCase();
@@ -104,7 +115,7 @@ const runEvents = (() => {
     }
     const namesHost = isOfRole && others.length > 0 && others.every(({ place }) => place === null || place === "name" || place === "range");
     const hostMask = run.texts.map((_, text) => (namesHost && matchesWord[text].every(Boolean) ? 1 : 0));
-    return { mask, hostMask, ranks: ranks.length ? new Set(ranks) : null };
+    return { mask, hostMask, isLong, ranks: ranks.length ? new Set(ranks) : null };
   }
 
   // The same kernel (name) on each rank in one step: count, median and longest, and the nth occurrence there.

@@ -16,7 +16,7 @@
   const milliseconds = (value, digits = value < 10 ? 3 : 1) => `${charts.grouped(value, digits)} ms`;
   const share = (value, digits = 3) => `${(100 * value).toFixed(Math.max(0, digits - 2))} %`;
   const figures = [
-    { title: "Step time", format: milliseconds, lines: [{ name: "step", metric: "step_ms", colour: "#0072B2" }] },
+    { title: "Step time", format: milliseconds, fromZero: true, lines: [{ name: "step", metric: "step_ms", colour: "#0072B2" }] },
     { title: "Exposed time by label", format: milliseconds, fromZero: true,
       lines: labels.map((name) => ({ name, metric: `exposed_ms.${name}`, colour: colours[name] })) },
     { title: "Bubble", format: share, fromZero: true, lines: [{ name: "bubble", metric: "bubble_fraction", colour: "#D55E00" }] },
@@ -57,12 +57,17 @@
       const anchor = i === 0 ? "start" : i === points.length - 1 ? "end" : "middle";
       svg.append(make("text", { x: xOf(i), y: HEIGHT - 6, "text-anchor": anchor }, point.time.slice(5, timeEnd).replace("T", " ")));
     });
+    points.forEach((point, i) => { // a recording that the gate finds slower: a band behind all its figures
+      if (point.verdict !== "regressed") return;
+      svg.append(make("rect", { x: xOf(i) - 9, width: 18, y: TOP, height: HEIGHT - TOP - BOTTOM, class: "regressed" }),
+        make("text", { x: Math.min(xOf(i), WIDTH - RIGHT), y: TOP - 3, "text-anchor": i === points.length - 1 ? "end" : "middle", class: "regressed" }, "slower"));
+    });
     for (const line of used) {
       const present = points.map((point, i) => [point, i]).filter(([{ values }]) => line.metric in values);
       const path = present.map(([{ values }, i]) => `${xOf(i).toFixed(1)},${yOf(values[line.metric]).toFixed(1)}`).join(" ");
       svg.append(make("polyline", { points: path, fill: "none", stroke: line.colour, "stroke-width": 2 }));
       for (const [point, i] of present) {
-        const bad = point.verdict === "regressed" && line.metric === "step_ms";
+        const bad = point.verdict === "regressed";
         const dot = make("circle", { cx: xOf(i), cy: yOf(point.values[line.metric]), r: bad ? 6 : 4, fill: bad ? "#D55E00" : line.colour });
         const link = make("a", { href: point.report ?? `#point-${i}`, "aria-label": textOf(point, line, format) }, dot);
         link.onpointermove = (event) => charts.showTip(textOf(point, line, format), event.clientX, event.clientY);

@@ -65,6 +65,10 @@
       const open = ({ row, box, boxes }) => {
         if (row.isMeasured && main) showMoment({ rank: row.rankNumber, from: boxes.start[box] + shift, to: boxes.end[box] + shift });
       };
+      const ideal = groups.find(({ name }) => name === "ideal"), isCell = (row, i) => row.boxes.stage[i] >= 0;
+      const idealEnd = Math.max(0, ...(ideal?.rows ?? []).map((row) => row.tracks.reduce(
+        (latest, track) => track.index.reduce((end, i) => (isCell(row, i) ? Math.max(end, row.boxes.end[i]) : end), latest), 0)));
+      offerFit(idealEnd, end_ns / 1e6);
       drawn.schedule = charts.create(byId("schedule-chart"), { groups, kinds: allKinds, begin: 0, end: end_ns / 1e6, hidden, overlay, open });
       charts.drawLegend(byId("schedule-legend"), drawn.schedule, kinds,
         [shaded ? "lighter: later chunk" : "", hasPath ? "bar below: on the critical path" : ""].filter(Boolean).join(" · "));
@@ -74,6 +78,18 @@
       select.onchange = () => { hidden.clear(); show(Number(select.value)); };
     }
     await show(0);
+  }
+
+  // Where the ideal is much shorter than the run, a button zooms to its length, and back.
+  function offerFit(idealEnd, end) {
+    const MAX_SHARE = 0.5, button = byId("schedule-fit"), names = ["fit ideal", "show all"];
+    button.parentElement.hidden = !(idealEnd > 0 && idealEnd < MAX_SHARE * end);
+    [button.textContent] = names;
+    button.onclick = () => {
+      const isFitted = button.textContent === names[1];
+      drawn.schedule.setWindow(0, isFitted ? end : idealEnd * 1.02);
+      button.textContent = names[Number(!isFitted)];
+    };
   }
 
   // ---- the timeline
@@ -91,22 +107,17 @@
       const i = steps.findIndex(({ from_ms, to_ms }) => from_ms <= middle && middle <= to_ms && to - from < 1.5 * (to_ms - from_ms));
       return i < 0 ? "" : String(i);
     };
-    let field = null, waiting = null;
-    const remember = () => { // write the view into the address, once it stands still
-      clearTimeout(waiting);
-      waiting = setTimeout(() => {
-        history.replaceState(null, "", `#${timeline.viewText()}`);
-        stepSelect.value = shownStep();
-      }, 250);
-    };
+    let field = null, remember = null;
     timeline = await timelines.create({
       element: byId("timeline-chart"), legend: byId("timeline-legend"), roleButtons: byId("timeline-roles"),
-      rankButtons: byId("timeline-ranks"), laneButtons: byId("timeline-lanes"), sources, window: hasRoles ? everything : around(scheduled),
+      rankButtons: byId("timeline-ranks"), laneButtons: byId("timeline-lanes"), openButtons: byId("timeline-open"),
+      rankField: byId("timeline-rank-field"), selectsArea: () => byId("select-area").getAttribute("aria-pressed") === "true",
+      area: (figures) => detailsPanel.drawArea(byId("details"), timeline, figures), sources, different: new Map((data.different ?? []).map(({ rank, text }) => [rank, text])), window: hasRoles ? everything : around(scheduled),
       shade: steps.length > 1 ? steps.map(({ step, from_ms }) => ({ from: from_ms, name: step === null ? "" : `step ${step}` })) : [],
       details: (selection) => detailsPanel.draw(byId("details"), timeline, selection, data.path),
       host: (source, rank, i) => detailsPanel.drawHost(byId("details"), timeline, source, rank, i),
       shared: (lane, source, i, partners) => detailsPanel.drawShared(byId("details"), timeline, lane, source, i, partners),
-      changed: () => { if (timeline) remember(); },
+      changed: () => remember?.(),
       setQuery: (query) => field.set(query), focusSearch: () => byId("find").focus(),
     });
     field = searchField.create({
@@ -114,6 +125,10 @@
       next: byId("find-next"), clear: byId("find-clear"),
     }, () => timeline);
     timeline.find = field.set;
+    byId("select-area").onclick = ({ currentTarget: button }) => {
+      button.setAttribute("aria-pressed", String(button.getAttribute("aria-pressed") !== "true"));
+      byId("timeline-chart").classList.toggle("selecting", button.getAttribute("aria-pressed") === "true");
+    };
     timeline.link = () => `${location.href.split("#")[0]}#${timeline.viewText()}`;
     drawn.timeline = timeline.chart;
     byId("path-longest").hidden = !main.path;
@@ -150,9 +165,7 @@
       timeline.applyView(decodeURI(location.hash));
       byId("timeline").scrollIntoView();
     }
-    addEventListener("hashchange", () => {
-      if (location.hash.startsWith("#view:") && location.hash !== `#${timeline.viewText()}`) timeline.applyView(decodeURI(location.hash));
-    });
+    remember = timelines.keepInHistory(() => timeline, () => { stepSelect.value = shownStep(); });
   }
 
   // Show a moment of the timeline: a rank, a step, a stretch of time (ms), one label alone, or a search.
@@ -160,7 +173,7 @@
   function showMoment({ rank, step, from, to, label, find, segment }) {
     timeline.select(null);
     leavePlace();
-    if (rank !== undefined && timeline.ranks.includes(rank)) timeline.setRanks([rank]);
+    if (rank !== undefined && timeline.ranks.includes(rank)) { timeline.setRanks([rank]); timeline.openRank(rank); }
     if (label !== undefined || find === undefined) timeline.showOnly(label === undefined ? null : [label]);
     if (step !== undefined) timeline.showStep(step);
     if (find !== undefined) {
@@ -189,6 +202,7 @@
     const { rank, from_ms: from, to_ms: to, title } = place, [source] = timeline.sources, count = finding.places.length;
     timeline.showOnly(null);
     timeline.setRanks(timeline.ranks);
+    timeline.openRank(rank);
     timeline.select(timeline.eventAt(source, rank, from, to));
     timeline.mark({ source, rank, from, to });
     timeline.chart.setWindow(from - (to - from) * 0.6, to + (to - from) * 0.6);

@@ -13,11 +13,11 @@ const searchField = (() => {
       list.replaceChildren();
       for (const name of ["previous", "next", "clear"]) elements[name].hidden = !matches || (name !== "clear" && !matches.list.length);
       if (!matches) return;
-      const events = matches.list.length;
+      const events = matches.list.length, kernels = new Set(matches.byName.map(({ name }) => name)).size;
       summary.textContent = events
-        ? `${events.toLocaleString("en")} event${events > 1 ? "s" : ""} of ${matches.byName.length} kernel${matches.byName.length > 1 ? "s" : ""}, `
+        ? `${events.toLocaleString("en")} event${events > 1 ? "s" : ""} of ${kernels} kernel${kernels > 1 ? "s" : ""}, `
           + `${matches.ms.toFixed(3)} ms summed`
-        : "nothing on the GPU has this in its name, label, module, range or operator";
+        : "nothing on the GPU has this in its name, label, module, range or operator, or is as long";
       if (matches.hostCount) summary.textContent += `; ${matches.hostCount.toLocaleString("en")} range${matches.hostCount > 1 ? "s" : ""} of the host`;
       charts.announce(summary.textContent);
       list.replaceChildren(...matches.byName.slice(0, MAX_NAMES).map(({ name, label, count, ms, longest }) => {
@@ -31,7 +31,7 @@ const searchField = (() => {
       }));
       if (matches.byName.length > MAX_NAMES) {
         const more = document.createElement("li");
-        more.textContent = `and ${matches.byName.length - MAX_NAMES} more kernels`;
+        more.textContent = `and ${matches.byName.length - MAX_NAMES} more`;
         list.append(more);
       }
     };
@@ -45,6 +45,14 @@ const searchField = (() => {
         getTimeline().stepMatch(event.shiftKey ? -1 : 1);
       } else if (event.key === "Escape") set("");
     };
+    // The slash leads to the search from anywhere on the page.
+    document.addEventListener("keydown", (event) => {
+      const isTyping = event.target.closest?.("input, select, textarea, [contenteditable]");
+      if (event.key !== "/" || event.ctrlKey || event.metaKey || event.altKey || isTyping) return;
+      event.preventDefault();
+      input.scrollIntoView({ block: "center" });
+      input.focus({ preventScroll: true });
+    });
     elements.previous.onclick = () => getTimeline().stepMatch(-1);
     elements.next.onclick = () => getTimeline().stepMatch(1);
     elements.clear.onclick = () => set("");

@@ -62,14 +62,25 @@ const sortableTables = (() => {
     input.className = "filter hands";
     input.placeholder = "filter rows";
     input.setAttribute("aria-label", `filter the rows of: ${caption.slice(0, 60) || "this table"}`);
+    const none = document.createElement("p");
+    none.className = "note";
+    none.hidden = true;
+    none.setAttribute("role", "status");
     input.oninput = () => {
+      let shown = 0;
       const words = input.value.toLowerCase().split(/\s+/).filter(Boolean);
       for (const rows of bundles(table.tBodies[0])) {
         const text = `${rows[0].textContent} ${rows[0].cells[0]?.title ?? ""}`.toLowerCase();
-        for (const row of rows) row.classList.toggle("filtered", !words.every((word) => text.includes(word)));
+        const isShown = words.every((word) => text.includes(word));
+        for (const row of rows) row.classList.toggle("filtered", !isShown);
+        shown += Number(isShown);
       }
+      none.hidden = shown > 0;
+      none.textContent = `no row has “${input.value.trim()}”`;
     };
-    (table.closest(".scroll") || table).before(input);
+    const place = table.closest(".scroll") || table;
+    place.before(input);
+    place.after(none);
   }
 
   function enhance(root = document) {

@@ -3,6 +3,11 @@
 // A source is one run on the page: { run, name }; a diff has two, whose times were shifted to a common start, and a run whose
 // ranks have several processes has one for each role.
 const timelines = (() => {
+  const MAX_OPEN_RANKS = 8; // of more ranks (over all sources), each is one line until it is opened
+  const MAX_RANK_BUTTONS = 16; // of more ranks, a field takes their numbers instead
+  const MAX_PINNED_AT_FIRST = 3;
+  // Height of a rank's one line, by the number of ranks.
+  const lineHeight = (count) => (count <= 16 ? 18 : count <= 64 ? 13 : 10);
   const HEIGHTS = { path: 7, cells: 17, compute: 24, lane: 13, host: 11, memory: 34 };
   const DIM = { name: "", colour: "dim" }; // events that a search does not name
 
@@ -31,6 +36,21 @@ const timelines = (() => {
     };
   }
 
+  // Numbers of a text such as "0-7, 12"; null if it is no such text.
+  function parseRanks(text, ranks) {
+    const parts = text.split(/[\s,]+/).filter(Boolean).map((part) => part.match(/^(\d+)(?:[-–](\d+))?$/));
+    if (!parts.length || parts.some((part) => !part)) return null;
+    return ranks.filter((rank) => parts.some(([, first, last]) => rank >= Number(first) && rank <= Number(last ?? first)));
+  }
+  // Ranks as such a text, runs of numbers joined.
+  function rankText(numbers) {
+    const runs = [];
+    for (const rank of [...numbers].sort((a, b) => a - b)) {
+      if (runs.length && runs.at(-1)[1] === rank - 1) runs.at(-1)[1] = rank; else runs.push([rank, rank]);
+    }
+    return runs.map(([first, last]) => (first === last ? String(first) : `${first}-${last}`)).join(", ");
+  }
+
   // options: { element, legend, sources, rankButtons, laneButtons, details(selection), changed(), colour(source, rank, event) }
   function create(options) {
     const { element, sources } = options, first = sources[0].run.data;
@@ -51,8 +71,15 @@ const timelines = (() => {
     const ranks = [...new Set(sources.flatMap(({ run }) => run.ranks.map(({ rank }) => rank)))].sort((a, b) => a - b);
     const state = {
       ranks: new Set(ranks), lanes: new Set(["path", "cells", "memory", ...(ranks.length * sources.length <= 4 ? ["host"] : [])]),
+      open: new Set(), // "source.rank" of ranks with all their rows; the others are one line
+      pinned: new Set(), // ranks that stand first
       shown: new Set(sources), marked: [], selected: null, query: "", found: null, piece: -1, // the piece of the path shown last
     };
+    const keyOf = (s, number) => `${s}.${number}`, different = options.different ?? new Map(); // rank → how it differs
+    const isLarge = ranks.length * sources.length > MAX_OPEN_RANKS;
+    if (!isLarge) sources.forEach((_, s) => ranks.forEach((number) => state.open.add(keyOf(s, number))));
+    if (isLarge) [...different.keys()].filter((number) => ranks.includes(number)).slice(0, MAX_PINNED_AT_FIRST).forEach((number) => state.pinned.add(number));
+    options.pinned?.forEach((number) => state.pinned.add(number));
     let rowOf = new Map(); // "source.rank.lane" → row
     let chart = null;
 
@@ -94,6 +121,34 @@ const timelines = (() => {
       };
     }
 
+    // What the name of a rank's group does, and what it says.
+    const groupOptions = (source, s, rank) => ({
+      name: sources.length > 1 ? `${rank.rank} ${source.name}` : `rank ${rank.rank}`,
+      remark: different.get(rank.rank) ?? "", pinned: state.pinned.has(rank.rank), source, rank,
+      ...(ranks.length * sources.length > 1 ? {
+        toggle: () => setOpen([keyOf(s, rank.rank)], !state.open.has(keyOf(s, rank.rank))),
+        pin: () => setPinned(rank.rank, !state.pinned.has(rank.rank)),
+      } : {}),
+    });
+    function lanesOf(run) { // the lane of each description
+      const laneOfLabel = new Map(run.data.lanes.flatMap(({ name, labels }) => labels.map((label) => [label, name])));
+      return run.laneOfDescription ??= run.described.label.map((text) => laneOfLabel.get(run.texts[text]));
+    }
+    // All GPU work of a rank in one line: compute is drawn above the rest, so that what is seen of the rest is exposed.
+    function makeLine(source, s, rank) {
+      const { run } = source, { events } = rank, lanes = lanesOf(run);
+      rank.laneOfDescription = lanes;
+      if (!rank.line) {
+        const layers = [[], []];
+        for (let i = 0; i < events.count; i++) layers[Number(lanes[events.description[i]] === "compute")].push(i);
+        rank.line = tracks.makeLayers(events, layers);
+      }
+      const { describe } = eventRow(source, rank, "line", []);
+      const row = { name: "", height: lineHeight(ranks.length * sources.length), tracks: rank.line, describe, source, rank, events: true, compact: true };
+      for (const { name } of run.data.lanes) rowOf.set(`${s}.${rank.rank}.${name}`, row);
+      return { ...groupOptions(source, s, rank), compact: true, rows: [row] };
+    }
+
     function makeGroup(source, s, rank) {
       const { run } = source, rows = [], key = (lane) => `${s}.${rank.rank}.${lane}`;
       const { path, cells } = source;
@@ -112,8 +167,7 @@ const timelines = (() => {
             + `${rankTitle(source, rank)}\n${timesOf(cells, i)}${options.describeCell?.(source, i) ?? ""}`,
         });
       }
-      const laneOfLabel = new Map(run.data.lanes.flatMap(({ name, labels }) => labels.map((label) => [label, name])));
-      const laneOfDescription = run.described.label.map((text) => laneOfLabel.get(run.texts[text]));
+      const laneOfDescription = lanesOf(run);
       const indices = new Map(run.data.lanes.filter(({ labels }) => labels.length).map(({ name }) => [name, []]));
       for (let i = 0; i < rank.events.count; i++) indices.get(laneOfDescription[rank.events.description[i]]).push(i);
       for (const [lane, list] of indices) {
@@ -131,7 +185,7 @@ const timelines = (() => {
         });
       }
       if (rank.host && state.lanes.has("host")) first.host.forEach((_, lane) => rows.push(hostRow(source, rank, lane)));
-      return { name: sources.length > 1 ? `${rank.rank} ${source.name}` : `rank ${rank.rank}`, rows: rows.filter(Boolean) };
+      return { ...groupOptions(source, s, rank), rows: rows.filter(Boolean) };
     }
 
     // Path and cells are of all ranks together in the data: group them by rank, once.
@@ -170,16 +224,18 @@ const timelines = (() => {
         const kindOfDescription = run.described.label.map((text) => kindOfName.get(run.texts[text]));
         for (const rank of run.ranks) {
           const { events, host } = rank, asked = !found?.ranks || found.ranks.has(rank.rank);
+          rank.line?.forEach(tracks.forget);
           for (let i = 0; i < events.count; i++) {
             const number = events.description[i];
-            const named = !found || (asked && found.mask[number]);
+            const named = !found || (asked && found.mask[number] && found.isLong(events.end[i] - events.start[i]));
             const extra = named && options.colour ? options.colour(source, rank, i) : null;
             events.kind[i] = !named ? dimKind : extra === null ? kindOfDescription[number] : extraKind + extra;
           }
           if (host) {
             host.kind ??= new Uint8Array(host.count);
             for (let i = 0; i < host.count; i++) {
-              host.kind[i] = found && !(asked && found.hostMask[host.name[i]]) ? dimKind : hostKind + host.lane[i];
+              const isNamed = !found || (asked && found.hostMask[host.name[i]] && found.isLong(host.end[i] - host.start[i]));
+              host.kind[i] = !isNamed ? dimKind : hostKind + host.lane[i];
             }
           }
         }
@@ -190,12 +246,34 @@ const timelines = (() => {
 
     function rebuild() {
       rowOf = new Map();
-      const groups = ranks.filter((rank) => state.ranks.has(rank)).flatMap((number) => sources.flatMap((source, s) => {
+      const shown = ranks.filter((rank) => state.ranks.has(rank));
+      const ordered = [...[...state.pinned].filter((rank) => shown.includes(rank)), ...shown.filter((rank) => !state.pinned.has(rank))];
+      const groups = ordered.flatMap((number) => sources.flatMap((source, s) => {
         if (!state.shown.has(source)) return [];
         const rank = source.run.ranks[source.run.rankIndex.get(number)];
-        return rank ? [makeGroup(source, s, rank)] : [];
+        if (!rank) return [];
+        return [state.open.has(keyOf(s, number)) ? makeGroup(source, s, rank) : makeLine(source, s, rank)];
       }));
       chart.setGroups(groups);
+    }
+    // Open ranks (keys "source.rank") or draw them in one line.
+    function setOpen(keys, isOpen) {
+      for (const key of keys) if (isOpen) state.open.add(key); else state.open.delete(key);
+      drawButtons();
+      rebuild();
+      options.changed?.();
+    }
+    function setPinned(number, isPinned) {
+      if (isPinned) state.pinned.add(number); else state.pinned.delete(number);
+      rebuild();
+      if (isPinned) element.scrollTop = 0;
+      options.changed?.();
+    }
+    const allKeys = () => sources.flatMap((_, s) => ranks.map((number) => keyOf(s, number)));
+    // Open a rank with all its rows; where all are open already, nothing changes.
+    function openRank(number) {
+      const keys = sources.map((_, s) => keyOf(s, number));
+      if (!keys.every((key) => state.open.has(key))) setOpen(keys, true);
     }
 
     // ---- selection
@@ -258,9 +336,9 @@ const timelines = (() => {
     }
 
     // Outline the selected event, and lead arrows to the events matched with it on other ranks.
-    function overlay(context, { toX, yOf, ink, gutter, width, scroll }) {
+    function overlay(context, { toX, yOf, ink, gutter, width, scroll, height }) {
       drawSpot(context, { toX, gutter, width, scroll });
-      drawPathJumps(context, { toX, yOf, ink, gutter, width });
+      drawPathJumps(context, { toX, yOf, ink, gutter, width, height });
       const { selected } = state;
       const marked = selected ? [selected, ...partnersOf(selected)].map((one) => ({ boxes: one.rank.events, box: one.event, row: rowOfEvent(one) }))
         : state.marked.map(({ lane, source, box }) => ({ boxes: source[lane], box, row: sharedRow(lane, source, box) }));
@@ -295,8 +373,9 @@ const timelines = (() => {
     }
 
     // Where the critical path goes on with another rank, a line leads from one to the other.
-    function drawPathJumps(context, { toX, yOf, ink, gutter, width }) {
+    function drawPathJumps(context, { toX, yOf, ink, gutter, width, height }) {
       if (!state.lanes.has("path")) return;
+      drawPathInLines(context, { toX, yOf, ink, gutter, width, height });
       sources.forEach((source) => {
         const { path } = source;
         if (!path) return;
@@ -317,6 +396,33 @@ const timelines = (() => {
         context.stroke();
         context.globalAlpha = 1;
       });
+    }
+
+    // The critical path in ranks of one line: a bar at the lower edge.
+    function drawPathInLines(context, { toX, yOf, ink, gutter, width, height }) {
+      const [from, to] = chart.window();
+      context.fillStyle = ink;
+      for (const row of chart.rows()) {
+        const list = row.compact && row.source.path?.byRank.get(row.rank.rank), y = list ? yOf(row) + row.height - 2 : 0;
+        if (!list || y < chart.axisPx || y > height) continue;
+        const { start, end } = row.source.path;
+        let reach = gutter; // pieces that touch are one bar
+        for (let i = Math.max(0, firstByStart(list, start, from) - 1); i < list.length && start[list[i]] <= to; i++) {
+          const left = Math.max(reach, toX(start[list[i]])), right = Math.min(gutter + width, toX(end[list[i]]));
+          if (right - left < 0.3) continue;
+          context.fillRect(left, y, right - left, 2);
+          reach = right;
+        }
+      }
+    }
+    // First position in a list of boxes in order of start that starts after the limit.
+    function firstByStart(list, start, limit) {
+      let low = 0, high = list.length;
+      while (low < high) {
+        const middle = (low + high) >> 1;
+        if (start[list[middle]] > limit) high = middle; else low = middle + 1;
+      }
+      return low;
     }
 
     // The events that belong to one: its operation on other ranks or, in a diff, the same event of the other run.
@@ -342,23 +448,27 @@ const timelines = (() => {
       const list = [], byName = new Map();
       let total = 0, hostCount = 0;
       sources.forEach((source, s) => {
-        const { mask, hostMask, ranks: asked } = state.found[s];
+        const { mask, hostMask, isLong, ranks: asked } = state.found[s];
         source.run.ranks.forEach((rank) => {
           if (asked && !asked.has(rank.rank)) return;
           const { events } = rank;
           for (let i = 0; i < events.count; i++) {
             const number = events.description[i];
-            if (!mask[number]) continue;
+            const length = events.end[i] - events.start[i];
+            if (!mask[number] || !isLong(length)) continue;
             list.push({ source, rank, event: i, start: events.start[i] });
-            const length = events.end[i] - events.start[i], name = source.run.text("name", number) ?? source.run.text("label", number);
-            const entry = byName.get(name) || { name, label: source.run.text("label", number), count: 0, ms: 0, longest: null, longestMs: -1 };
+            // A kernel that has several labels is counted for each of them.
+            const label = source.run.text("label", number), name = source.run.text("name", number) ?? label, key = `${name}\n${label}`;
+            const entry = byName.get(key) || { name, label, count: 0, ms: 0, longest: null, longestMs: -1 };
             entry.count += 1;
             entry.ms += length;
             total += length;
             if (length > entry.longestMs) Object.assign(entry, { longest: list.at(-1), longestMs: length });
-            byName.set(name, entry);
+            byName.set(key, entry);
           }
-          for (let i = 0; i < (rank.host?.count ?? 0); i++) hostCount += hostMask[rank.host.name[i]] ?? 0;
+          for (let i = 0; i < (rank.host?.count ?? 0); i++) {
+            if (hostMask[rank.host.name[i]] && isLong(rank.host.end[i] - rank.host.start[i])) hostCount += 1;
+          }
         });
       });
       list.sort((a, b) => a.start - b.start);
@@ -461,6 +571,47 @@ const timelines = (() => {
       options.changed?.();
     }
 
+    // ---- an area of the chart: what runs in it, by label and by kernel
+    function areaFigures({ from, to, rows }) {
+      const byLabel = new Map(), byKernel = new Map(), shownRanks = new Set(), seen = new Set();
+      let busy = 0;
+      const add = (entries, key, entry, time) => {
+        if (!entries.has(key)) entries.set(key, { ...entry, count: 0, ms: 0, longest: 0 });
+        const sum = entries.get(key);
+        sum.count += 1;
+        sum.ms += time;
+        sum.longest = Math.max(sum.longest, time);
+      };
+      const spans = new Map(); // rank and source → stretches of its events, for their union
+      for (const row of rows.filter(({ events }) => events)) {
+        const { run } = row.source, { events } = row.rank, key = `${sources.indexOf(row.source)}.${row.rank.rank}`;
+        shownRanks.add(row.rank.rank);
+        if (!spans.has(key)) spans.set(key, []);
+        for (const track of row.tracks) {
+          const last = tracks.firstAbove(track.start, to);
+          for (let i = tracks.firstAbove(track.reach, from); i < last; i++) {
+            const event = track.index[i];
+            if (events.end[event] <= from || chart.hidden.has(events.kind[event]) || seen.has(`${key}.${event}`)) continue;
+            seen.add(`${key}.${event}`);
+            const start = Math.max(from, events.start[event]), end = Math.min(to, events.end[event]), number = events.description[event];
+            const label = run.text("label", number), name = run.text("name", number) ?? label;
+            spans.get(key).push([start, end]);
+            add(byLabel, label, { label }, end - start);
+            add(byKernel, `${name}\n${label}`, { name, label }, end - start);
+          }
+        }
+      }
+      for (const list of spans.values()) {
+        let reach = from;
+        for (const [start, end] of list.sort((a, b) => a[0] - b[0])) {
+          busy += Math.max(0, end - Math.max(start, reach));
+          reach = Math.max(reach, end);
+        }
+      }
+      const byTime = (entries) => [...entries.values()].sort((a, b) => b.ms - a.ms);
+      return { from, to, ranks: [...shownRanks].sort((a, b) => a - b), count: seen.size, rankMs: (to - from) * spans.size, busy, labels: byTime(byLabel), kernels: byTime(byKernel) };
+    }
+
     // ---- buttons for ranks and lanes
     function toggles(box, entries, isOn, toggle) {
       if (!box) return;
@@ -489,7 +640,21 @@ const timelines = (() => {
         (source) => (source ? state.shown.has(source) : state.shown.size === sources.length),
         (source) => setSources(source ? choose(sources, state.shown, source) : sources));
       if (options.roleButtons) options.roleButtons.parentElement.hidden = sources.length < 2;
-      toggles(options.rankButtons, [["all", "all"], ...ranks.map((rank) => [rank, String(rank)])],
+      const openCount = allKeys().filter((key) => state.open.has(key)).length;
+      toggles(options.openButtons, isLarge ? [["line", "one line"], ["rows", "all rows"]] : [],
+        (key) => (key === "line" ? openCount === 0 : openCount === allKeys().length), (key) => setOpen(allKeys(), key === "rows"));
+      if (options.rankField) {
+        options.rankField.parentElement.hidden = ranks.length <= MAX_RANK_BUTTONS;
+        options.rankField.value = state.ranks.size === ranks.length ? "" : rankText(state.ranks);
+        options.rankField.placeholder = `all of ${rankText(ranks)}`;
+        options.rankField.onchange = () => {
+          const chosen = options.rankField.value.trim() ? parseRanks(options.rankField.value, ranks) : ranks;
+          options.rankField.setCustomValidity(chosen?.length ? "" : `no rank of ${rankText(ranks)} has such a number; for example: 0-7, 12`);
+          options.rankField.reportValidity();
+          if (chosen?.length) setRanks(chosen);
+        };
+      }
+      toggles(options.rankButtons, ranks.length > MAX_RANK_BUTTONS ? [] : [["all", "all"], ...ranks.map((rank) => [rank, String(rank)])],
         (rank) => (rank === "all" ? state.ranks.size === ranks.length : state.ranks.has(rank)),
         (rank) => setRanks(rank === "all" ? ranks : choose(ranks, state.ranks, rank)));
       if (options.rankButtons && ranks.length < 2) options.rankButtons.parentElement.hidden = true;
@@ -514,6 +679,8 @@ const timelines = (() => {
       words.set("from", from.toFixed(6));
       words.set("to", to.toFixed(6));
       if (state.ranks.size < ranks.length) words.set("ranks", [...state.ranks].sort((a, b) => a - b).join());
+      if (isLarge && state.open.size) words.set("open", [...state.open].join());
+      if (state.pinned.size) words.set("pin", [...state.pinned].join());
       if (state.shown.size < sources.length) words.set("roles", [...state.shown].map((source) => sources.indexOf(source)).join());
       words.set("lanes", [...state.lanes].join());
       if (selected) words.set("event", [sources.indexOf(selected.source), selected.rank.rank, selected.event].join("."));
@@ -527,6 +694,8 @@ const timelines = (() => {
       const words = new URLSearchParams(text.replace(/^#?view:/, "")), numbers = (name) => words.get(name).split(/[,.]/).map(Number);
       if (words.has("lanes")) state.lanes = new Set(words.get("lanes").split(","));
       if (words.has("ranks")) state.ranks = new Set(numbers("ranks").filter((rank) => ranks.includes(rank)));
+      if (isLarge) state.open = new Set((words.get("open") ?? "").split(",").filter(Boolean));
+      state.pinned = new Set(words.has("pin") ? numbers("pin") : []);
       if (words.has("roles")) state.shown = new Set(numbers("roles").map((s) => sources[s]).filter(Boolean));
       if (words.has("hide")) kinds.forEach(({ name }, kind) => { if (name && words.get("hide").split(",").includes(name)) chart.hidden.add(kind); });
       drawButtons();
@@ -572,6 +741,8 @@ const timelines = (() => {
       const begin = Math.min(...sources.map(({ run, shift }) => run.data.begin_ns / 1e6 + (shift || 0))), margin = (end - begin) * 0.01;
       chart = charts.create(element, {
         groups: [], kinds, begin: begin - margin, end: end + margin, window: options.window, shade: options.shade, marks, overlay,
+        dimKind, dimmed: () => state.found !== null, selectsArea: options.selectsArea,
+        area: options.area && ((area) => options.area(areaFigures(area))),
         select: (hit) => {
           select(hit && hit.row.events ? { source: hit.row.source, rank: hit.row.rank, event: hit.box } : null);
           if (["path", "cells"].includes(hit?.row.name)) showShared(hit.row.name, hit.row.source, hit.box);
@@ -583,14 +754,18 @@ const timelines = (() => {
           chart.setWindow(hit.boxes.start[hit.box] - margin, hit.boxes.end[hit.box] + margin);
         },
         onWindow: () => options.changed?.(),
-        keys: { f: () => state.selected && select(state.selected, { reveal: true }), "/": () => options.focusSearch?.() },
+        keys: {
+          e: () => { const group = chart.cursorGroup(); if (group?.toggle) group.toggle(group); },
+          i: () => { const group = chart.cursorGroup(); if (group?.pin) group.pin(group); },
+          f: () => state.selected && select(state.selected, { reveal: true }), "/": () => options.focusSearch?.(),
+        },
       });
       drawButtons();
       rebuild();
       if (options.legend) charts.drawLegend(options.legend, chart, legendKinds());
       return {
         chart, state, sources, ranks, kinds, select, search, stepMatch, setRanks, setSources, viewText, applyView, partnersOf, selectLongestOnPath,
-        pieceOf, selectSegment, showShared, colourEvents, shiftSource, rebuild, eventAt, mark,
+        pieceOf, selectSegment, showShared, colourEvents, shiftSource, rebuild, eventAt, mark, setOpen, openRank, setPinned, areaFigures,
         showOnly(labels) { // switch all other labels off; none: all on
           chart.hidden.clear();
           kinds.forEach(({ name }, kind) => { if (labels && name && kind < extraKind && !labels.includes(name)) chart.hidden.add(kind); });
@@ -602,5 +777,30 @@ const timelines = (() => {
     })();
   }
 
-  return { create };
+  // Keep the view in the page's address. A zoom is a step of the browser's history, so that "back" undoes it; what else changes
+  // replaces the step. Returns what to call when the view has changed; `settled` is called once it stands still.
+  function keepInHistory(getTimeline, settled) {
+    const SETTLED_MS = 250, MIN_ZOOM = 1.05;
+    const first = { window: getTimeline().chart.window(), hash: location.hash };
+    let waiting = null, last = first.window;
+    const spanOf = ([from, to]) => to - from;
+    const remember = () => {
+      const timeline = getTimeline(), hash = `#${timeline.viewText()}`, shown = timeline.chart.window();
+      const ratio = spanOf(shown) / spanOf(last), isZoom = Math.max(ratio, 1 / ratio) >= MIN_ZOOM;
+      last = shown;
+      settled?.();
+      if (hash !== location.hash) history[isZoom ? "pushState" : "replaceState"](null, "", hash);
+    };
+    addEventListener("popstate", () => {
+      const timeline = getTimeline(), isView = location.hash.startsWith("#view:");
+      if (isView && location.hash !== `#${timeline.viewText()}`) timeline.applyView(decodeURI(location.hash));
+      else if (location.hash === first.hash && !isView) timeline.chart.setWindow(...first.window, true);
+      clearTimeout(waiting);
+      last = timeline.chart.window();
+      settled?.();
+    });
+    return () => { clearTimeout(waiting); waiting = setTimeout(remember, SETTLED_MS); };
+  }
+
+  return { create, keepInHistory };
 })();

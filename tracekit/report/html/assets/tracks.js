@@ -39,6 +39,10 @@ const tracks = (() => {
     }).filter((track) => track.count);
   }
 
+  // One track for each list of boxes, over the whole row: later ones are drawn above earlier ones.
+  const makeLayers = (boxes, lists) => lists.filter((list) => list.length)
+    .map((list) => Object.assign(makeTrack(boxes, Uint32Array.from(list)), { part: 0 }));
+
   function makeTrack(boxes, index) {
     const count = index.length, start = new Float64Array(count), reach = new Float64Array(count);
     let latest = -Infinity;
@@ -188,5 +192,5 @@ const tracks = (() => {
     }
   }
 
-  return { makeTracks, makePartTracks, forget, draw, boxAt, wideBoxes, firstAbove };
+  return { makeTracks, makePartTracks, makeLayers, forget, draw, boxAt, wideBoxes, firstAbove };
 })();
