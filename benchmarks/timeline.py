@@ -1,10 +1,13 @@
 """Size, opening time and frame time of the page's timeline at 8 ranks × 200,000 events, in a headless Chromium.
 
     python benchmarks/timeline.py
+    python benchmarks/timeline.py --events 20000              # the bar: 95 % of frames within 50 ms
+    python benchmarks/timeline.py --ranks 64 --events 20000   # a line per rank
 
 The events are made up: a step of layers on a compute stream with communication beside it, durations and gaps drawn at
 random, 400 kernel names, operator chains and ranges that name the layer. Frames are measured while panning and zooming
-from the whole step down to single kernels, and while all events are on the screen.
+from the whole step down to single kernels, while all events are on the screen, and while ranks are scrolled during a
+search.
 """
 
 from __future__ import annotations
@@ -33,7 +36,9 @@ SAMPLES = Path(__file__).parent.parent / "sample_traces"
 FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
 LAYERS = 60
 MAX_PAGE_MB, MAX_OPEN_S, MAX_FRAME_MS = 25, 2, 50
-"""Limits: size of the page, time until it answers (of the sample), median time of a frame."""
+"""Limits: size of the page, time until it answers (of the sample), time of a frame."""
+MAX_EVENTS_FOR_LIMIT = 160_000
+"""Events on the page up to which 95 % of frames are to be within the limit; of more, the median is."""
 
 
 def synthetic_timeline(rank: int, count: int, base_ns: int) -> RankTimeline:
@@ -120,10 +125,25 @@ PAN = """async (wide) => {
 }"""
 
 
+SCROLL = """async () => {
+  const { chart } = tracekit.timeline, { element } = chart, frames = [];
+  const frame = () => new Promise(requestAnimationFrame);
+  tracekit.timeline.find("label:forward >0.01ms");
+  for (let i = 0; i < 20; i++) {
+    element.scrollTop = (i * 37) % Math.max(1, element.scrollHeight - element.clientHeight);
+    chart.invalidate();
+    await frame(); await frame();
+    frames.push(chart.frameMs());
+  }
+  tracekit.timeline.find("");
+  return frames;
+}"""
+
+
 def measure(file: Path, times: int) -> dict[str, list[float]]:
-    """Return seconds until the page answers, and ms of each frame: panning over everything, and zooming in."""
+    """Return seconds until the page answers, and ms of each frame: panning over everything, zooming in, scrolling."""
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
-    result: dict[str, list[float]] = {"open_s": [], "pan_ms": [], "zoom_ms": []}
+    result: dict[str, list[float]] = {"open_s": [], "pan_ms": [], "zoom_ms": [], "scroll_ms": []}
     with sync_playwright() as p:
         for _ in range(times):
             browser = p.chromium.launch(executable_path=chromium, args=FLAGS)
@@ -138,19 +158,22 @@ def measure(file: Path, times: int) -> dict[str, list[float]]:
             page.evaluate(PAN, True)
             result["pan_ms"] += page.evaluate(PAN, True)
             result["zoom_ms"] += page.evaluate(PAN, False)
+            result["scroll_ms"] += page.evaluate(SCROLL)
             browser.close()
     return result
 
 
-def report(name: str, file: Path, times: int) -> bool:
+def report(name: str, file: Path, times: int, *, events: int) -> bool:
     """Print the figures of one page; return whether they are within the limits."""
     measured = measure(file, times)
     size = file.stat().st_size / 1e6
     opened, pan, zoom = (statistics.median(measured[key]) for key in ("open_s", "pan_ms", "zoom_ms"))
-    slowest = max(measured["pan_ms"] + measured["zoom_ms"])
+    frames = sorted(measured["pan_ms"] + measured["zoom_ms"] + measured["scroll_ms"])
+    most_frames = frames[int(0.95 * (len(frames) - 1))]
     print(f"{name}: {size:.2f} MB, answers after {opened:.2f} s, frame {pan:.1f} ms panning, {zoom:.1f} ms zooming"
-          f" (median; slowest {slowest:.1f} ms)")  # fmt: skip
-    return size <= MAX_PAGE_MB and max(pan, zoom) <= MAX_FRAME_MS
+          f" (median), 95 % of frames within {most_frames:.1f} ms, slowest {frames[-1]:.1f} ms")  # fmt: skip
+    frame_ms = most_frames if events <= MAX_EVENTS_FOR_LIMIT else max(pan, zoom)
+    return size <= MAX_PAGE_MB and frame_ms <= MAX_FRAME_MS
 
 
 def main() -> None:
@@ -167,7 +190,7 @@ def main() -> None:
             file.write_text(render_html(synthetic_analysis(args.ranks, args.events)), encoding="utf-8")
             print(f"made in {time.perf_counter() - began:.1f} s", file=sys.stderr)
         name = str(args.page) if args.page else f"{args.ranks} ranks × {args.events:,} events"
-        if not report(name, file, args.times):
+        if not report(name, file, args.times, events=args.ranks * args.events):
             sys.exit(1)
 
 

@@ -264,10 +264,10 @@ def test_a_run_without_single_events_has_a_line_for_every_rank(many, monkeypatch
     run = replace(many, events=(), tables={**dict(many.tables), "timeline": lines})
     held = to_plain(timeline_data(run, PageClock(run)))["ranks"]
     assert [entry["rank"] for entry in held] == list(range(RANKS))
-    assert min(entry["events"]["count"] for entry in held) > 40
-    monkeypatch.setattr(charts, "MAX_MERGED_INTERVALS", RANKS * 40)
+    assert min(entry["events"]["count"] for entry in held) > 12
+    monkeypatch.setattr(charts, "MAX_MERGED_INTERVALS", RANKS * 12)
     few = to_plain(timeline_data(run, PageClock(run)))["ranks"]
-    assert max(entry["events"]["count"] for entry in few) <= 40
+    assert max(entry["events"]["count"] for entry in few) <= 12
     monkeypatch.setattr(charts, "MAX_RANKS", 16)
     assert len(to_plain(timeline_data(run, PageClock(run)))["ranks"]) == 16
 

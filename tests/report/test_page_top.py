@@ -120,6 +120,8 @@ def test_the_badge_says_what_of_the_path_clocks_leave_open(uncertain_ns, is_cave
 @pytest.mark.slow
 def test_the_navigation_is_named_like_the_headings(look, pages):
     page = look(pages("1f1b"))
+    order = page.locator("main section").evaluate_all("(all) => all.map(({ id }) => `#${id}`)")
+    assert page.locator("nav a").evaluate_all("(all) => all.map((link) => link.getAttribute('href'))") == order
     for link in page.locator("nav a").all():
         section = page.locator(link.get_attribute("href"))
         heading = section.locator("h2", has_text=re.compile(f"^{re.escape(link.inner_text())}")).first
