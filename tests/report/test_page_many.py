@@ -211,7 +211,7 @@ def test_an_area_is_summed_up(page):
     page.mouse.up()
     page.keyboard.up("Shift")
     panel = page.locator("#details")
-    assert panel.locator("h3").inner_text().startswith("Area: rank 0, 1,")
+    assert panel.locator("h3").inner_text().startswith("Area: ranks 0-1, ")
     rows = [row.split("\t") for row in panel.locator("table").first.locator("tbody tr").all_inner_texts()]
     # Ten kernels start within 25 ms on each of the two ranks: number 3 is a combine, 7 a dispatch.
     assert {row[0]: row[1] for row in rows} == {"forward": "16", "ep_dispatch": "2", "ep_combine": "2"}

@@ -125,6 +125,7 @@ def timeline_data(analysis: Analysis, clock: PageClock, *, max_events: int = MAX
     timelines = _page_timelines(analysis)
     shown = _without_shortest(timelines, max_events)
     descriptions, numbers = _shared_descriptions(shown)
+    descriptions = descriptions.with_columns(without_folders("source"))
     described = [descriptions[name] for name in rank_timeline.DESCRIPTION_TEXTS]
     texts = pl.concat([*described, *(timeline.host["name"].cast(pl.String) for timeline in shown)])
     names = {text: number for number, text in enumerate(texts.drop_nulls().unique(maintain_order=True))}
@@ -152,6 +153,16 @@ def timeline_data(analysis: Analysis, clock: PageClock, *, max_events: int = MAX
         path=_path(analysis, clock),
         memory_top=_memory_top_gb(analysis),
     )
+
+
+def without_folders(column: str) -> pl.Expr:
+    """Return source lines with the file and its folder only, because a page is shared.
+
+    >>> lines = pl.DataFrame({"source": ["/home/ada/nets/train.py(12): step", "train.py(12): step", None]})
+    >>> lines.select(without_folders("source"))["source"].to_list()
+    ['nets/train.py(12): step', 'train.py(12): step', None]
+    """
+    return pl.col(column).cast(pl.String).str.replace(r"^/.*/([^/]+/[^/]+)$", "${1}")
 
 
 def _page_timelines(analysis: Analysis) -> list[RankTimeline]:

@@ -211,7 +211,7 @@ const detailsPanel = (() => {
     const table = (caption, first, entries) => element("div", element("table", [element("caption", caption),
       element("thead", element("tr", [...first, "events", "time", "longest", "of the area"].map((head) => element("th", head, { scope: "col" })))),
       element("tbody", entries.map(rowOf))]), { class: "scroll" });
-    const named = ranks.length > 8 ? `${ranks.length} ranks (${ranks[0]} to ${ranks.at(-1)})` : `rank ${ranks.join(", ")}`;
+    const named = `${ranks.length > 1 ? "ranks" : "rank"} ${timelines.rankText(ranks)}`;
     drawFacts(panel, timeline, `Area: ${named}, ${ms(to - from)}`, [zoom],
       [["when", `${from.toFixed(4)} to ${to.toFixed(4)} ms`], ["events", `${count.toLocaleString("en")}; GPUs busy ${percent(rankMs ? busy / rankMs : 0)} of the area's time`]]);
     panel.append(element("div", table("By label, all ranks of the area together", ["label"], labels)),

@@ -802,5 +802,5 @@ const timelines = (() => {
     return () => { clearTimeout(waiting); waiting = setTimeout(remember, SETTLED_MS); };
   }
 
-  return { create, keepInHistory };
+  return { create, keepInHistory, rankText };
 })();
