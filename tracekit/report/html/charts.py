@@ -169,8 +169,8 @@ def _page_timelines(analysis: Analysis) -> list[RankTimeline]:
     """Return the ranks to show: all whose events were kept, else some with each label's merged intervals as events."""
     if analysis.events:
         return list(analysis.events)
-    types = {"label": pl.Enum(LABELS), "pass": pl.Enum(PASSES)}
-    merged = analysis.tables["timeline"].cast(types)
+    label, pass_ = pl.col("label").cast(pl.Enum(LABELS)), pl.col("pass").cast(pl.Enum(PASSES))
+    merged = analysis.tables["timeline"].with_columns(label, pass_)
     texts = pl.Schema({**dict.fromkeys(rank_timeline.DESCRIPTION_TEXTS, pl.String()), "stream": pl.Int64()})
     shown = _shown_ranks(analysis)
     max_intervals = MAX_MERGED_INTERVALS // max(1, len(shown))
