@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import tomllib
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,12 +13,13 @@ import pytest
 from msgspec.structs import replace
 
 from tests.classify.conftest import Program
-from tests.mutants.__main__ import constant_value, read_chosen
+from tests.mutants.__main__ import constant_value, numeric_constants, read_chosen
 from tracekit.against_ideal import compare_run as lines
 from tracekit.align import clock_bounds
 from tracekit.analysis.combine.notices import bound_notices
+from tracekit.analysis.measure.by import layers
 from tracekit.analysis.measured import Measured
-from tracekit.classify import classify
+from tracekit.classify import classify, copies, pass_direction
 from tracekit.diffs import stats, verdict
 from tracekit.diffs.metrics import resolve
 from tracekit.diffs.noise_thresholds import PRIOR_DEGREES_OF_FREEDOM, Noise, prior_deviation
@@ -183,6 +186,51 @@ def test_what_was_known_beforehand_counts_like_four_runs():
     """PRIOR_DEGREES_OF_FREEDOM: two runs' worth of noise 1 with four of noise 2."""
     pooled = Noise(1.0, 2).with_prior(2.0)
     assert (pooled.df, pooled.deviation**2) == (6, pytest.approx((2 * 1 + 4 * 4) / 6))
+
+
+@pytest.mark.parametrize(("copied_ns", "use"), [(800, "copy"), (700, "compute")])
+def test_a_stream_is_for_copies_if_they_fill_three_quarters_of_its_busy_time(copied_ns, use):
+    """Stream 0 computes for 5,000 ns; stream 1 is busy for 1,000 ns."""
+    length = np.array([5_000, copied_ns, 1_000 - copied_ns])
+    times = {"start_ns": np.zeros(3, np.int64), "end_ns": length}
+    gpu = SimpleNamespace(stream_number=np.array([0, 1, 1]), int64=times.__getitem__)
+    uses = copies._stream_uses(gpu, is_copy=np.array([False, True, False]), communicates=np.zeros(3, bool))
+    assert uses.any_of(use)[1]
+
+
+@pytest.mark.parametrize(("products", "added"), [(1, 1), (2, 2), (3, 2)])
+def test_a_sum_belongs_to_the_two_products_before_it(products, added):
+    is_sum = np.array([False] * products + [True])
+    sums = pass_direction._sums_of_products(~is_sum, is_sum, np.zeros(len(is_sum), np.int64))
+    assert (sums >= 0).tolist() == [False] * (products - added) + [True] * added + [False]
+
+
+@pytest.mark.parametrize(("kernels", "tokens"), [(4, 1), (5, 5)])
+def test_kernels_of_an_operator_that_launches_up_to_four_are_one_kind(kernels, tokens):
+    rows = pl.DataFrame(
+        {"name": [f"k{i}" for i in range(kernels)], "op": "aten::mm", "op_id": 1, "host_ns": range(kernels)}
+    ).with_columns(part=pl.lit("F"), label=pl.lit("forward"), number=1, chunk=0, turn=0)
+    (chunk,) = layers._split_chunks(rows, "F")
+    assert chunk["token"].n_unique() == tokens
+
+
+UNDEFENDED = Path(__file__).parent / "mutants/undefended.toml"
+
+
+def test_every_constant_that_decides_is_defended_or_listed_and_the_list_shrinks():
+    """``chosen.toml`` names the defended ones; a new constant gets a mutant, and a defended one leaves the list."""
+    chosen = {constant for entry in read_chosen()["threshold"] for constant in entry["constants"]}
+    defended_names = {constant.split(":")[1] for constant in chosen}
+    listed = tomllib.loads(UNDEFENDED.read_text(encoding="utf-8"))
+    known = {*listed["not_thresholds"], *listed["undefended"]}
+    undefended = set()
+    for module, name in numeric_constants():
+        is_of_whatif = module == "tracekit.whatif.constants"  # its constants are moved where they are used
+        if f"{module}:{name}" not in chosen and not (is_of_whatif and name in defended_names):
+            undefended.add(f"{module}:{name}")
+    assert undefended - known == set(), "move it in a test and add it to tests/mutants/chosen.toml"
+    assert known - undefended == set(), "defended, renamed or gone: delete it from tests/mutants/undefended.toml"
+    assert len(listed["undefended"]) <= listed["most"], "the list may only shrink"
 
 
 def test_every_threshold_of_the_mutation_tests_exists():

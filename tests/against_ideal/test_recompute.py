@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import pytest
 
 import tracekit
+from tests.truth.shipped import framework_folder
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(os.environ.get("TRACEKIT_CORPUS", "")) / "frameworks"
+ROOT = framework_folder()
 
 
-@pytest.mark.skipif(not ROOT.is_dir(), reason="TRACEKIT_CORPUS is not set: recordings are not here")
 def test_a_checkpoint_that_differentiates_inside_its_node_is_one_backward():
     """Megatron-Core, 1F1B of eight micro-batches, every layer recomputed: a backward inside each layer's node."""
     analysis = tracekit.analyze(ROOT / "meg-recompute")

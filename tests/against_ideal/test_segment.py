@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import polars as pl
+import pytest
 
 from tracekit.reconstruct.kernels import LOOSE_WGRAD, UNUSED, Kernels, prepare
 from tracekit.reconstruct.rank_pipeline import rank_pipeline
@@ -166,3 +167,25 @@ def test_gradients_of_all_micro_batches_are_in_no_cell():
     assert [step for step in segment_step(Kernels(annotated)).op if step == "W"] == []
     assert annotated["category"].to_list()[-2:] == [UNUSED, UNUSED]
     assert prepare(rows)["category"].to_list()[-2:] == [LOOSE_WGRAD, LOOSE_WGRAD]
+
+
+def of_length(rows, lengths):
+    """The table of *rows*, each kernel as long as *lengths* say."""
+    kernels = table(*rows)
+    return kernels.with_columns(end_ns=kernels["start_ns"] + pl.Series(lengths))
+
+
+@pytest.mark.parametrize(("stray_ns", "chunks"), [(25, ["F", "F", "B", "B"]), (35, ["F", "F", "F", "B", "B"])])
+def test_a_run_of_forwards_shorter_than_three_tenths_of_a_forward_is_none_of_its_own(stray_ns, chunks):
+    """Two forwards of 100 ns; between messages, kernels of no backward."""
+    rows = [("F", 1), (">", 1), ("F", None), ("<", 1), ("F", 2), (">", 1), ("D", 1), (">", 1), ("D", 2)]
+    result = segment_step(Kernels(prepare(of_length(rows, [100, 1, stray_ns, 1, 100, 1, 100, 1, 100]))))
+    assert result.op == chunks
+
+
+@pytest.mark.parametrize(("inside_ns", "op"), [(40, "I"), (60, "B")])
+def test_a_backward_with_half_of_the_weight_gradients_inside_left_none_out(inside_ns, op):
+    """Weight gradients of 100 ns run outside, behind another forward; some run inside."""
+    rows = [("F", 1), ("F", 2), ("D", 2), ("V", 2), ("D", 1), (">", 1), ("F", 3), (">", 1), ("L", 0), ("D", 3)]
+    result = segment_step(Kernels(prepare(of_length(rows, [100, 100, 100, inside_ns, 100, 1, 100, 1, 100, 100]))))
+    assert result.op[1] == op

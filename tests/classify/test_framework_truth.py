@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from functools import lru_cache
 from itertools import cycle
-from pathlib import Path
 
 import polars as pl
 import pytest
 
 from tests.classify import truth
 from tests.classify.conftest import renamed, unannotated, undescribed, without_shapes
+from tests.truth.shipped import framework_folder
 from tracekit.classify import classify
 from tracekit.parsers import kineto
 
-ROOT = Path(os.environ.get("TRACEKIT_CORPUS", "")) / "frameworks"
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not ROOT.is_dir(), reason="TRACEKIT_CORPUS is not set: recordings are not here"),
-]
+ROOT = framework_folder()
+pytestmark = pytest.mark.slow
 RANKS = [
     ("ds-pipe", 0),
     ("hf-ddp-ckpt", 0),

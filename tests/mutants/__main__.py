@@ -72,6 +72,36 @@ def constant_value(module, name):
     raise LookupError(f"{module}:{name}: {module} has no constant {name}")
 
 
+DECIDING = ("classify", "align", "metrics/causes.py", "reconstruct", "against_ideal", "whatif")
+"""Packages and modules whose constants decide answers."""
+
+
+def numeric_constants():
+    """Yield module and name of every number that is a constant of a deciding module."""
+    for place in DECIDING:
+        path = ROOT / "tracekit" / place
+        for file in sorted(path.glob("*.py")) if path.is_dir() else [path]:
+            module = ".".join(file.relative_to(ROOT).with_suffix("").parts)
+            for node in ast.parse(file.read_text(encoding="utf-8")).body:
+                if isinstance(node, ast.Assign | ast.AnnAssign) and _is_number(node.value):
+                    target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+                    if isinstance(target, ast.Name) and target.id.isupper():
+                        yield module, target.id
+
+
+def _is_number(expression):
+    """Return whether an expression is made of numbers alone.
+
+    >>> [_is_number(ast.parse(text, mode="eval").body) for text in ("2**62", "-1", "True", "len(NAMES)")]
+    [True, True, False, False]
+    """
+    allowed = (ast.Constant, ast.UnaryOp, ast.BinOp, ast.operator, ast.unaryop)
+    parts = [] if expression is None else list(ast.walk(expression))
+    numbers = [part.value for part in parts if isinstance(part, ast.Constant)]
+    is_arithmetic = bool(parts) and all(isinstance(part, allowed) for part in parts)
+    return is_arithmetic and all(type(number) in (int, float) for number in numbers)
+
+
 def read_chosen():
     """Return chosen.toml."""
     return tomllib.loads((HERE / "chosen.toml").read_text(encoding="utf-8"))

@@ -8,6 +8,7 @@ import polars as pl
 import pytest
 
 from tests.truth import raw
+from tests.truth.shipped import framework_folder
 from tracekit.classify import classify
 from tracekit.parsers import kineto
 
@@ -16,9 +17,9 @@ LINEAR = ("aten::mm", "aten::addmm", "aten::_scaled_mm")
 
 
 @pytest.fixture
-def labelled(corpus):
+def labelled():
     def read(name, rank):
-        path = corpus.parent / "frameworks" / name / f"rank{rank}.pt.trace.json.gz"
+        path = framework_folder() / name / f"rank{rank}.pt.trace.json.gz"
         return path, classify(kineto.read(path).events)
 
     return read

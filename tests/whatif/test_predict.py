@@ -81,6 +81,24 @@ def test_waiting_for_room_in_the_queue_is_no_time_of_the_host():
         assert (ops.launch_ns["F"][0], ops.launch_ns["B"][0], ops.before_ns["B"][0]) == (launch_ns, 100.0, before_ns)
 
 
+def test_splitting_a_backward_costs_its_host_a_search_before_it():
+    """A backward is launched in 100 ns, 50 ns after the forward: before an I of it, 0.16 × 100 more pass."""
+    cells = pl.DataFrame(
+        {"op": ["F", "B"], "stage": [0, 0], "microbatch": [0, 0], "position": [0, 0], "launch_ns": [0, 150]}
+    ).with_columns(
+        last_ns=pl.col("launch_ns") + 100,
+        start_ns=pl.col("launch_ns") + 500,
+        end_ns=pl.col("launch_ns") + 700,
+        b_stage=None,
+        b_microbatch=None,
+        host_ns=0,
+        wgrad_ns=50,
+        busy_ns=100,
+    )
+    ops = measure_ops(cells, {}, FREE, stages=1, lead_ns=pl.Series([0, 0]), full_queue={})
+    assert ops.before_ns["I"][0] == pytest.approx(50 + 16)
+
+
 def test_a_forward_after_a_backward_takes_its_host_longer():
     """Rank 0 runs F F B F B: its forwards take 100, 100 and, after the backward, 110; in GPipe none comes after one."""
     cells = pl.DataFrame(
