@@ -15,7 +15,7 @@ from tracekit.align.clocks import Clocks
 from tracekit.analysis.combine.combine_ranks import combine
 from tracekit.analysis.measure.tables import rank_tables
 from tracekit.classify import classify
-from tracekit.critical_path.links import Arrivals, Pieces, walk_back
+from tracekit.critical_path.links import OperationArrivals, Pieces, walk_back
 from tracekit.critical_path.path import SEGMENTS, SLACK, CriticalPath, _build_segments
 from tracekit.critical_path.pieces import PATH_PIECES
 from tracekit.run.load import load
@@ -221,7 +221,7 @@ def test_clocks_that_disagree_do_not_send_the_walk_in_a_circle():
     assert (pieces.row.tolist(), pieces.before.tolist()) == ([0, 1, 2, 3, 4, 5], [-1, 0, 1, -1, 3, 4])
     late = np.array([-1, 5, 5, -1, 2, 1], np.int32)
     came, own = np.where(late >= 0, 14, 0), np.zeros(6, np.int64)
-    arrivals = Arrivals(late, came, own, late >= 0, np.zeros(len(late), bool))
+    arrivals = OperationArrivals(late, came, own, late >= 0, np.zeros(len(late), bool))
     table = _build_segments(pieces, walk_back(pieces, arrivals))
     assert (table["start_ns"][0], table["end_ns"][-1]) == (0, 15)
     assert (table["start_ns"][1:] == table["end_ns"][:-1]).all()

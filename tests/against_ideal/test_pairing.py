@@ -7,7 +7,7 @@ import pytest
 
 from tracekit.reconstruct.messages import find_senders
 from tracekit.reconstruct.segment import CONFIDENCE_COUNTED, CONFIDENCE_POSITION
-from tracekit.reconstruct.stage_assignment import Placement, assign_stages, pair_by_messages
+from tracekit.reconstruct.stage_assignment import StagePlacement, assign_stages, pair_by_messages
 from tracekit.schedules import generate
 
 
@@ -52,7 +52,7 @@ def test_what_autograd_tied_stays():
 
 def test_one_stage_a_rank_stays_first_in_first_out():
     _, chunks, messages = recorded()
-    assert pair_by_messages(chunks, messages, Placement("line", 1, {}), 4) is chunks
+    assert pair_by_messages(chunks, messages, StagePlacement("line", 1, {}), 4) is chunks
 
 
 def test_without_the_first_rank_nothing_is_tied():

@@ -23,7 +23,7 @@ from tracekit.report.terminal.analysis import render as render_analysis
 from tracekit.report.terminal.doctor import render as render_doctor
 from tracekit.report.terminal.watch import line
 from tracekit.report.view import view_of
-from tracekit.run.watch import Recording
+from tracekit.run.watch import WatchedRecording
 
 pytestmark = pytest.mark.slow
 
@@ -68,7 +68,7 @@ def test_texts_state_the_step_time(folder, analysis):
     render_analysis(analysis, screen, brief=True)
     assert sentence in plain(screen.export_text())
     assert any(sentence in answer for answer in answer_of(analysis).lines)
-    assert f"step {expected} (" in line(Recording("run", (folder,), analysis))
+    assert f"step {expected} (" in line(WatchedRecording("run", (folder,), analysis))
 
 
 def test_figures_are_the_step_time(analysis):

@@ -32,8 +32,8 @@ from tracekit.whatif.rank_programs import (
     POST,
     RUN,
     WAIT,
-    Kernel,
     Message,
+    MessageKernel,
     Piece,
     Program,
     find_queues,
@@ -206,8 +206,8 @@ def test_every_message_is_sent_once_and_received_once_and_nothing_gets_stuck(wri
 def two_ranks(first, second, messages=((0, 1),)):
     """Two ranks; steps as (code, number) with pieces F of 10 each."""
     pieces = tuple(Piece("F", 0, n) for n in range(4))
-    kernels = [Kernel(source, sends=(n,)) for n, (source, _) in enumerate(messages)]
-    kernels += [Kernel(target, receives=(n,)) for n, (_, target) in enumerate(messages)]
+    kernels = [MessageKernel(source, sends=(n,)) for n, (source, _) in enumerate(messages)]
+    kernels += [MessageKernel(target, receives=(n,)) for n, (_, target) in enumerate(messages)]
     return Program((tuple(first), tuple(second)), pieces, tuple(kernels), tuple(Message(*ends) for ends in messages))
 
 
@@ -222,7 +222,7 @@ def test_a_message_arrives_latency_after_its_send_or_receive_after_its_receiver(
 @pytest.mark.parametrize("eager", [True, False])
 def test_messages_both_ways_at_once_take_longer_whoever_came_last(eager):
     """Each rank posts one kernel that sends to the other and receives from it: rank 0 at 10, rank 1 at 50."""
-    kernels = (Kernel(0, sends=(0,), receives=(1,)), Kernel(1, sends=(1,), receives=(0,)))
+    kernels = (MessageKernel(0, sends=(0,), receives=(1,)), MessageKernel(1, sends=(1,), receives=(0,)))
     first, second = [(RUN, 0), (POST, 0), (WAIT, 0), (RUN, 1)], [(RUN, 2), (POST, 1), (WAIT, 1), (RUN, 3)]
     pieces = tuple(Piece("F", 0, n) for n in range(4))
     program = Program((tuple(first), tuple(second)), pieces, kernels, (Message(0, 1), Message(1, 0)))

@@ -33,7 +33,7 @@ MAX_UNEXPLAINED_SHARE = 0.1
 to be shown."""
 
 
-class Finding(msgspec.Struct, frozen=True):
+class ScheduleFinding(msgspec.Struct, frozen=True):
     """Result of the search for one order."""
 
     match: Match | None
@@ -52,10 +52,10 @@ class ScheduleFinder:
         self.wanted = wanted  # "auto", a schedule's name or a file of orders
         self.graphs: GraphCache = {}
         self.placed: StepCache = {}
-        self._findings: dict[Hashable, Finding] = {}
+        self._findings: dict[Hashable, ScheduleFinding] = {}
         self._last_schedule: Schedule | None = None
 
-    def find(self, pipeline: Pipeline) -> Finding:
+    def find(self, pipeline: Pipeline) -> ScheduleFinding:
         """Return the match of a pipeline's order, and the notices about it."""
         finding = self._find(pipeline)
         if finding.match is not None:
@@ -66,7 +66,7 @@ class ScheduleFinder:
         ]
         return replace(finding, notices=own_notices)
 
-    def _find(self, pipeline: Pipeline) -> Finding:
+    def _find(self, pipeline: Pipeline) -> ScheduleFinding:
         placement = pipeline.placement
         key = (
             len(pipeline.ranks),
@@ -81,7 +81,7 @@ class ScheduleFinder:
             else:
                 match, notices = search.find_named(self.wanted)
             named = match is not None and match.exact and has_same_order(pipeline, match.schedule)
-            self._findings[key] = Finding(match, notices, named)
+            self._findings[key] = ScheduleFinding(match, notices, named)
         return self._findings[key]
 
 

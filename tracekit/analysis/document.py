@@ -179,7 +179,7 @@ def step_document(analysis: Analysis) -> documents.Step:
 
 
 def _figures(measured: Measured) -> dict[str, Any]:
-    """Return the fields of ``documents.Figures``."""
+    """Return the fields of ``documents.analysis.Figures``."""
     budget = measured.budget
     idle_ns = budget.idle_ns if measured.idle_known else None
     return {

@@ -56,7 +56,7 @@ class Measured(msgspec.Struct, frozen=True, eq=False):
     blocking_ns: Mapping[str, int | None] = {}
     """By exposed label: the part of its exposed time on the critical path; None if that is unknown."""
     weak_ns: int = 0
-    """Time whose label rests on weak evidence (``metrics.weak``)."""
+    """Time whose label rests on weak evidence (``metrics.label_intervals``)."""
     idle_known: bool = True
     lower_bound: bool = False
     """Whether the bubble is a lower bound: some waiting could not be measured, or work was not recorded."""
@@ -118,7 +118,7 @@ class RankResult(msgspec.Struct, frozen=True, eq=False):
     phases: tuple[Mapping[str, Any], ...]
     idle_causes: Mapping[str, int]
     instead: tuple[Mapping[str, Any], ...] = ()
-    """Launch-bound idle time by activity of the host (``metrics.instead``), the longest first."""
+    """Launch-bound idle time by activity of the host (``metrics.host_calls``), the longest first."""
     inside_launch_ns: int = 0
     """Idle time inside the launch call of the work that ended it."""
 

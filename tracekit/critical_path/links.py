@@ -166,7 +166,7 @@ def _step_ends(steps: pl.DataFrame, path: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-class Arrivals(msgspec.Struct, frozen=True, eq=False):
+class OperationArrivals(msgspec.Struct, frozen=True, eq=False):
     """For each communication: the peer that arrived last, and arrival times on the common clock."""
 
     last_to_arrive: Int32s
@@ -179,7 +179,7 @@ class Arrivals(msgspec.Struct, frozen=True, eq=False):
     two may be off."""
 
     @classmethod
-    def find(cls, operation_row: Int32s, members: pl.DataFrame, clocks: Clocks) -> Arrivals:
+    def find(cls, operation_row: Int32s, members: pl.DataFrame, clocks: Clocks) -> OperationArrivals:
         """Return the arrivals at the matched operations (*members*: ``align.waits.with_waits``).
 
         *operation_row* is the operation that each communication is; -1: none.
@@ -237,7 +237,7 @@ class Walks(msgspec.Struct, frozen=True, eq=False):
     reached the start."""
 
 
-def walk_back(pieces: Pieces, arrivals: Arrivals) -> Walks:
+def walk_back(pieces: Pieces, arrivals: OperationArrivals) -> Walks:
     """Walk back from the end of every step."""
     ends = pieces.step_ends
     by_step = ends.group_by("step", maintain_order=True).agg(pl.col("rank_index", "piece", "end").first())

@@ -17,7 +17,7 @@ import polars as pl
 
 from tracekit.against_ideal import ScheduleComparison
 from tracekit.align.clocks import Clocks
-from tracekit.critical_path.links import SEGMENT_KINDS, Arrivals, Pieces, Walks, walk_back
+from tracekit.critical_path.links import SEGMENT_KINDS, OperationArrivals, Pieces, Walks, walk_back
 from tracekit.critical_path.pieces import PathTables
 from tracekit.documents.analysis import Slack
 from tracekit.documents.coding import table_schema
@@ -221,7 +221,7 @@ def critical_path(
 
     """
     pieces = Pieces.build(parts, operations, clocks)
-    walks = walk_back(pieces, Arrivals.find(pieces.row, members, clocks))
+    walks = walk_back(pieces, OperationArrivals.find(pieces.row, members, clocks))
     segments = _build_segments(pieces, walks)
     slack = _measure_slack(pieces, walks)
     stops = [(step, *stop) for step, stop in zip(pieces.steps, walks.stopped, strict=True) if stop is not None]

@@ -20,7 +20,7 @@ from tracekit.diffs.comparability import check_formats, find_obstacles
 from tracekit.diffs.load_runs import Side, read_baseline
 from tracekit.diffs.noise_thresholds import Noise, calibrate
 from tracekit.diffs.run_samples import Run, centre_of_runs
-from tracekit.documents.baseline import FORMAT, Facts, Tables
+from tracekit.documents.baseline import FORMAT, BaselineTables, Facts
 from tracekit.documents.coding import encode, to_plain
 from tracekit.errors import InputError, OptionError
 
@@ -60,7 +60,9 @@ def dump(side: Side) -> str:
 def _role_data(side: Side) -> dict[str, Any]:
     """Return the runs of one role as plain data (``RoleBaseline``): numbers are rounded, long runs and tables cut."""
     first = side.runs[0]
-    kept = {name: rows[:MAX_ROWS_KEPT] for name, rows in first.tables.items() if name in Tables.__struct_fields__}
+    kept = {
+        name: rows[:MAX_ROWS_KEPT] for name, rows in first.tables.items() if name in BaselineTables.__struct_fields__
+    }
     noise = {metric: {"deviation": entry.deviation, "runs": entry.df + 1} for metric, entry in side.noise.items()}
     runs = [
         {"name": run.name, "samples": {name: _some_steps(values) for name, values in run.samples.items()}}
@@ -70,7 +72,7 @@ def _role_data(side: Side) -> dict[str, Any]:
         "facts": to_plain(msgspec.convert(_round(first.facts), Facts)),
         "noise": _round(noise),
         "runs": _round(runs),
-        "tables": to_plain(msgspec.convert(_round(kept), Tables)),
+        "tables": to_plain(msgspec.convert(_round(kept), BaselineTables)),
     }
 
 

@@ -24,7 +24,7 @@ from tracekit.documents.coding import HasDocument
 from tracekit.documents.gate import CheckResult
 from tracekit.schema import LABELS
 
-_VERDICT_ORDER = ("regressed", "improved", "inconclusive", "pass")
+_DIFF_VERDICT_ORDER = ("regressed", "improved", "inconclusive", "pass")
 Change = TypeVar("Change", bound=documents.TimeChange)
 _ROW_TYPES: dict[str, type[documents.CountedChange]] = {
     "kernels": documents.KernelChange,
@@ -99,7 +99,7 @@ class Diff(HasDocument):
 
     def __repr__(self) -> str:
         counts: Counter[str] = Counter(row.verdict for row in self.document.metrics)
-        verdicts = ", ".join(f"{counts[verdict]} {verdict}" for verdict in _VERDICT_ORDER if counts[verdict])
+        verdicts = ", ".join(f"{counts[verdict]} {verdict}" for verdict in _DIFF_VERDICT_ORDER if counts[verdict])
         summary = f"not comparable: {self.obstacles[0]}" if self.obstacles else verdicts or "nothing to compare"
         return f"<Diff: {self._title}: {summary}>"
 
@@ -252,7 +252,7 @@ def _metric_rows(before: Side, after: Side, work: documents.WorkChange | None) -
 
     def order(check: CheckResult) -> tuple[int, float]:
         floors = abs(check.change or 0.0) / check.floor if check.floor else 0.0
-        return _VERDICT_ORDER.index(check.verdict), -floors
+        return _DIFF_VERDICT_ORDER.index(check.verdict), -floors
 
     checks = judge(after.runs, before.runs, noise=before.noise)
     if work is not None and not comparability.is_equal_work(work):
@@ -305,7 +305,7 @@ def _budget_by_rank(runs: Sequence[Run]) -> dict[int, dict[str, float]]:
     return {rank: {name: stats.centre(values) for name, values in by_name.items()} for rank, by_name in samples.items()}
 
 
-def side_summary(side: Side, *, calibrated: bool | UnsetType = UNSET) -> documents.Side:
+def side_summary(side: Side, *, calibrated: bool | UnsetType = UNSET) -> documents.SideEntry:
     """Return the runs and facts of a side."""
     runs = [documents.ComparedRun(run.name, run.steps or run.recorded_steps) for run in side.runs]
-    return documents.Side(runs=runs, facts=side.runs[0].facts if side.runs else {}, calibrated=calibrated)
+    return documents.SideEntry(runs=runs, facts=side.runs[0].facts if side.runs else {}, calibrated=calibrated)

@@ -22,7 +22,7 @@ from tracekit.documents.gate import FORMAT, CheckResult, GateDocument, Settings
 from tracekit.errors import InputError, OptionError
 
 EXIT_CODES = {"pass": 0, "regressed": 1, "inconclusive": 3}
-MIN_RUNS_TO_CALIBRATE = 5
+MIN_RUNS_TO_CALIBRATE_BY_DEFAULT = 5
 """Baseline runs from which their own spread is used as the noise, where none was calibrated."""
 Verdict = Literal["pass", "regressed", "inconclusive"]
 
@@ -181,6 +181,6 @@ def _overall_verdict(checks: Sequence[CheckResult]) -> Verdict:
 
 def _noise(baseline: Side) -> dict[str, Noise]:
     """Return the calibrated noise of the baseline; without it, the spread of its own runs if there are enough."""
-    if baseline.noise or len(baseline.runs) < MIN_RUNS_TO_CALIBRATE:
+    if baseline.noise or len(baseline.runs) < MIN_RUNS_TO_CALIBRATE_BY_DEFAULT:
         return baseline.noise
     return calibrate(baseline.runs)

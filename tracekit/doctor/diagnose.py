@@ -16,7 +16,7 @@ from tracekit.align.steps import assign_parts, host_ranges
 from tracekit.classify.names import HOST_CALLS
 from tracekit.doctor.findings import MIN_LAUNCHED_SHARE, RankFacts, find_extras, find_problems
 from tracekit.documents.coding import HasDocument
-from tracekit.documents.doctor import FORMAT, DoctorDocument, Finding
+from tracekit.documents.doctor import FORMAT, DoctorDocument, DoctorFinding
 from tracekit.documents.notices import warning_entries
 from tracekit.errors import Notice
 from tracekit.metrics.budget import Budget
@@ -41,7 +41,7 @@ class Diagnosis(HasDocument, msgspec.Struct, frozen=True):
 
     paths: tuple[str, ...]
     facts: tuple[RankFacts, ...]
-    findings: tuple[Finding, ...]
+    findings: tuple[DoctorFinding, ...]
     notices: tuple[Notice, ...]
 
     @property

@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 
 from tracekit._util.text import listing
-from tracekit.documents.doctor import Extra, Finding, RankContents
+from tracekit.documents.doctor import DoctorFinding, Extra, RankContents
 from tracekit.errors import Notice
 from tracekit.metrics.peaks import find_gpu
 from tracekit.metrics.step_time import TimedStep
@@ -53,11 +53,11 @@ class FindingText(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     problem: str = ""
     rules_out: tuple[str, ...] = ()
 
-    def finding(self, code: str, problem: str, ranks: Sequence[int], reader: str = "") -> Finding:
+    def finding(self, code: str, problem: str, ranks: Sequence[int], reader: str = "") -> DoctorFinding:
         """Return the finding on some ranks, recorded by the tool *reader*."""
         tool = "kineto" if reader in PYTORCH_READERS else reader
         fix = self.fix if isinstance(self.fix, str) else self.fix.get(tool, "")
-        return Finding(code, self.severity, problem, tuple(ranks), self.rules_out, fix)
+        return DoctorFinding(code, self.severity, problem, tuple(ranks), self.rules_out, fix)
 
 
 class _Texts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -116,7 +116,7 @@ FINDING_RULES: dict[str, Callable[[RankFacts], bool]] = {
 
 def find_problems(
     facts: Sequence[RankFacts], *, unreadable: Sequence[tuple[str, str]] = (), ranks: Collection[int] | None = None
-) -> list[Finding]:
+) -> list[DoctorFinding]:
     """Return the findings over all ranks, the most severe first; a problem shared by several ranks is one finding.
 
     Args:
@@ -139,7 +139,7 @@ def find_problems(
     return sorted(findings, key=lambda finding: order[finding.severity])
 
 
-def _apply_rules(facts: Sequence[RankFacts]) -> Iterable[Finding]:
+def _apply_rules(facts: Sequence[RankFacts]) -> Iterable[DoctorFinding]:
     for code, applies in FINDING_RULES.items():
         affected = [fact.source for fact in facts if applies(fact)]
         if affected:
@@ -151,7 +151,7 @@ MAX_MISSING_RANKS_LISTED = 1000
 """Missing ranks listed in a finding; of more, only the number is given."""
 
 
-def _missing_ranks(facts: Sequence[RankFacts]) -> Iterable[Finding]:
+def _missing_ranks(facts: Sequence[RankFacts]) -> Iterable[DoctorFinding]:
     size = max((fact.source.world_size or 0 for fact in facts), default=0)
     present = {fact.rank for fact in facts}
     count, first = missing_ranks(present, size, most=MAX_MISSING_RANKS_LISTED)
@@ -163,7 +163,7 @@ def _missing_ranks(facts: Sequence[RankFacts]) -> Iterable[Finding]:
 _COVERED_BY_RULES = frozenset(("no-gpu-events", "graph-mode", "no-launch", "no-ranges"))
 
 
-def _from_notices(notices: Iterable[tuple[int, Notice]], *, numbers_differ: bool = False) -> Iterable[Finding]:
+def _from_notices(notices: Iterable[tuple[int, Notice]], *, numbers_differ: bool = False) -> Iterable[DoctorFinding]:
     """Return findings from the notices of ranks: one for equal notices.
 
     If the numbers of ranks differ, there is one finding for each code, with the numbers of the first rank.
@@ -179,7 +179,7 @@ def _from_notices(notices: Iterable[tuple[int, Notice]], *, numbers_differ: bool
         yield text.finding(first.code, first.message, ranks)
 
 
-def _unreadable_files(files: Sequence[tuple[str, str]]) -> Iterable[Finding]:
+def _unreadable_files(files: Sequence[tuple[str, str]]) -> Iterable[DoctorFinding]:
     for path, message in files:
         text = message if path in message else f"{path}: {message}"
         yield TEXTS.notices["unreadable"].finding("unreadable", text, ())

@@ -104,7 +104,7 @@ class CellTime(Struct, frozen=True):
     """Micro-batch of the backward of an overlapped block."""
 
 
-class Tables(Struct, frozen=True):
+class BaselineTables(Struct, frozen=True):
     """Tables that explain a change, of the first run."""
 
     cells: list[CellTime] | UnsetType = UNSET
@@ -124,7 +124,7 @@ class RoleBaseline(Struct, frozen=True):
     """By metric: calibrated noise."""
     runs: list[RunSamples]
     """The runs."""
-    tables: Tables
+    tables: BaselineTables
     """Tables that explain a change."""
 
 

@@ -21,7 +21,7 @@ class ComparedRun(Struct, frozen=True):
     """Measured steps."""
 
 
-class Side(Struct, frozen=True, kw_only=True):
+class SideEntry(Struct, frozen=True, kw_only=True):
     """One side of a comparison."""
 
     runs: list[ComparedRun]
@@ -244,9 +244,9 @@ class DiffDocument(LargestChanges, frozen=True):
     """Version that wrote it."""
     format: Literal["tracekit.diff/1"]
     """Name and number of the format."""
-    before: Side
+    before: SideEntry
     """First side."""
-    after: Side
+    after: SideEntry
     """Second side."""
     obstacles: list[str]
     """Reasons why the sides should not be compared."""

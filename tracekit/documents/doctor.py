@@ -58,7 +58,7 @@ class Extra(Struct, frozen=True):
     """How to record it."""
 
 
-class Finding(Struct, frozen=True):
+class DoctorFinding(Struct, frozen=True):
     """Something the recording lacks."""
 
     code: str
@@ -112,7 +112,7 @@ class DoctorDocument(Struct, frozen=True):
     """Another export that would add something."""
     extras: list[Extra]
     """Optional recordings."""
-    findings: list[Finding]
+    findings: list[DoctorFinding]
     """What is missing."""
     warnings: list[WarningEntry]
     """Notices."""

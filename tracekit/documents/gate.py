@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from tracekit.documents.diff import LargestChanges, MetricChange, Side
+from tracekit.documents.diff import LargestChanges, MetricChange, SideEntry
 
 FORMAT: Literal["tracekit.gate/1"] = "tracekit.gate/1"
 
@@ -90,9 +90,9 @@ class GateDocument(Struct, frozen=True, kw_only=True):
     """Verdict on each metric."""
     waivers: list[WaiverStatus]
     """All waivers of the settings."""
-    before: Side | UnsetType = UNSET
+    before: SideEntry | UnsetType = UNSET
     """The baseline."""
-    after: Side | UnsetType = UNSET
+    after: SideEntry | UnsetType = UNSET
     """The candidate."""
     story: list[str] | UnsetType = UNSET
     """Sentences that explain the change."""

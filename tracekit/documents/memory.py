@@ -1,4 +1,4 @@
-"""What fills GPU memory: the contents of a rank in ``analyze --json``, and ``tracekit memory --json``."""
+"""Contents of GPU memory: the contents of a rank in ``analyze --json``, and ``tracekit memory --json``."""
 
 from collections.abc import Mapping
 from typing import Literal

@@ -27,7 +27,7 @@ class Coloured(Struct, frozen=True):
     """Its colour."""
 
 
-class Lane(Struct, frozen=True):
+class PageLane(Struct, frozen=True):
     """A lane of a rank."""
 
     name: str
@@ -36,7 +36,7 @@ class Lane(Struct, frozen=True):
     """Labels of the events in it."""
 
 
-class StepTime(Struct, frozen=True):
+class PageStepTime(Struct, frozen=True):
     """Time of a step on the page."""
 
     step: int | None
@@ -56,7 +56,7 @@ class RankTrack(Struct, frozen=True, omit_defaults=True):
     """GPU events: start, length, description, and delay from the launch (0: unknown, else in 100 ns, from 1)."""
     phases: Sequence[tuple[int | None, str, float, float]]
     """Phases of the pipeline: step, name, start and end in ms."""
-    steps: Sequence[StepTime]
+    steps: Sequence[PageStepTime]
     """Its steps."""
     causes: PackedColumns | UnsetType = UNSET
     """Exposed time of its events by cause, in 100 ns."""
@@ -92,7 +92,7 @@ class Timeline(Struct, frozen=True):
     """End of the time axis."""
     labels: Sequence[Coloured]
     """Labels of its events."""
-    lanes: Sequence[Lane]
+    lanes: Sequence[PageLane]
     """Lanes of every rank."""
     host: Sequence[Coloured]
     """Lanes of every host."""
@@ -102,7 +102,7 @@ class Timeline(Struct, frozen=True):
     """Whether events are merged intervals of each label."""
     left_out: Sequence[str]
     """Sentences about what is not shown."""
-    steps: Sequence[StepTime]
+    steps: Sequence[PageStepTime]
     """Steps of the run."""
     descriptions: str
     """Texts that describe events, as deflated JSON in base64."""

@@ -6,7 +6,7 @@ Its reference is https://perfetto.dev/docs/reference/perfetto-manifest.
 from msgspec import UNSET, Struct, UnsetType
 
 
-class Machine(Struct, frozen=True):
+class ManifestMachine(Struct, frozen=True):
     """Machine to which a file's processes and threads belong."""
 
     name: str
@@ -38,7 +38,7 @@ class ManifestFile(Struct, frozen=True, kw_only=True):
 
     path: str
     """Its path in the archive."""
-    machine: Machine
+    machine: ManifestMachine
     """The machine of its processes."""
     clocks: ClockRelation | UnsetType = UNSET
     """How its clock relates to the first file's; left out for that file."""

@@ -12,7 +12,7 @@ FORMAT: Literal["tracekit.store/3"] = "tracekit.store/3"
 TABLES_FORMAT: Literal["tracekit.tables/7"] = "tracekit.tables/7"
 
 
-class Entry(Struct, frozen=True):
+class StoreEntry(Struct, frozen=True):
     """One rank of a store."""
 
     rank: int
@@ -61,7 +61,7 @@ class StoreManifest(Struct, frozen=True, kw_only=True):
     """False while it is written, and if writing was interrupted."""
     notices: tuple[Notice, ...] = ()
     """Notices from when it was written."""
-    ranks: tuple[Entry, ...]
+    ranks: tuple[StoreEntry, ...]
     """The ranks, ascending."""
 
 

@@ -1,4 +1,4 @@
-"""What the entries of the registry share: the analysis, its step time, and predictions of changes."""
+"""Shared input of the registry's entries: the analysis, its step time, and predictions of changes."""
 
 from __future__ import annotations
 

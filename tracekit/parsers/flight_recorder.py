@@ -54,7 +54,7 @@ _COLUMN_TYPES = {name: dtype for name, dtype in COLLECTIVES.items() if dtype in 
 _DUMP_AGAIN = "dump it again with torch._C._distributed_c10d._dump_nccl_trace()"
 
 
-class _Entry(msgspec.Struct, gc=False):
+class _RecordedEntry(msgspec.Struct, gc=False):
     """An entry of a dump; every field may be missing in some version."""
 
     record_id: int | None = None
@@ -161,17 +161,17 @@ def _check_version(version: object, shown: str) -> tuple[str | None, list[Notice
     return str(version), notices
 
 
-def _read_entries(raw_entries: Sequence[Any]) -> tuple[list[_Entry], int]:
+def _read_entries(raw_entries: Sequence[Any]) -> tuple[list[_RecordedEntry], int]:
     """Return the entries in the order of recording, and the number of those that cannot be read."""
     try:
-        return msgspec.convert(raw_entries, list[_Entry]), 0
+        return msgspec.convert(raw_entries, list[_RecordedEntry]), 0
     except msgspec.ValidationError:
         pass
     entries = []
     damaged = 0
     for raw_entry in raw_entries:
         try:
-            entries.append(msgspec.convert(raw_entry, _Entry))
+            entries.append(msgspec.convert(raw_entry, _RecordedEntry))
         except msgspec.ValidationError:
             damaged += 1
     return entries, damaged
@@ -209,7 +209,9 @@ _COLUMNS = (
 )
 
 
-def _columns(entries: Sequence[_Entry], groups: Mapping[str, ProcessGroup]) -> tuple[dict[str, list[Any]], int | None]:
+def _columns(
+    entries: Sequence[_RecordedEntry], groups: Mapping[str, ProcessGroup]
+) -> tuple[dict[str, list[Any]], int | None]:
     """Return the columns of the table, and the rank that messages tell."""
     ops: dict[str, tuple[str, tuple[int, int] | None]] = {}
     bytes_of_tensors: dict[_Tensors, int | None] = {}
@@ -250,7 +252,7 @@ _Ops = Mapping[str, tuple[str, tuple[int, int] | None]]
 """Operation and, of a message, own rank and peer in the group, by the name of the entry."""
 
 
-def _find_messages(entries: Sequence[_Entry], ops: _Ops) -> list[bool]:
+def _find_messages(entries: Sequence[_RecordedEntry], ops: _Ops) -> list[bool]:
     """Return which entries are messages, or batches of messages.
 
     A batch says nothing about its contents: it follows them, with their sequence number.
@@ -267,7 +269,7 @@ def _find_messages(entries: Sequence[_Entry], ops: _Ops) -> list[bool]:
 
 
 def _find_peers(
-    entries: Sequence[_Entry], names: Sequence[str], groups: Mapping[str, ProcessGroup], ops: _Ops
+    entries: Sequence[_RecordedEntry], names: Sequence[str], groups: Mapping[str, ProcessGroup], ops: _Ops
 ) -> tuple[list[int | None], int | None]:
     """Return the peers of messages, None for other operations, and the rank that the first message tells."""
     peers: list[int | None] = [None] * len(entries)
@@ -282,7 +284,7 @@ def _find_peers(
     return peers, content_rank
 
 
-def _state(entry: _Entry) -> str | None:
+def _state(entry: _RecordedEntry) -> str | None:
     """Return how far an operation had come.
 
     One that was given up before it completed has timed out.
@@ -292,7 +294,7 @@ def _state(entry: _Entry) -> str | None:
     return entry.state if entry.state in COLLECTIVE_STATES else None
 
 
-class _Frame(msgspec.Struct, gc=False):
+class _StackFrame(msgspec.Struct, gc=False):
     name: str = "?"
     filename: str = "?"
     line: int | None = None
@@ -308,13 +310,13 @@ def _last_stack(raw_entries: Sequence[Any]) -> tuple[str, ...]:
     if not isinstance(raw_frames, list | tuple):
         return ()
     try:
-        frames = msgspec.convert(raw_frames[:MAX_STACK_FRAMES], list[_Frame])
+        frames = msgspec.convert(raw_frames[:MAX_STACK_FRAMES], list[_StackFrame])
     except msgspec.ValidationError:
         return ()
     return tuple(f"{frame.name} ({frame.filename}:{frame.line})" for frame in frames)
 
 
-def _last_time(entries: Sequence[_Entry]) -> int | None:
+def _last_time(entries: Sequence[_RecordedEntry]) -> int | None:
     """Return the latest time in a dump: of a call, or at which the watchdog saw something."""
     latest = 0
     for entry in entries:
@@ -327,7 +329,7 @@ def _last_time(entries: Sequence[_Entry]) -> int | None:
     return latest or None
 
 
-def _group_name(entry: _Entry) -> str:
+def _group_name(entry: _RecordedEntry) -> str:
     """Return the name of an entry's group as the dump has it."""
     if entry.process_group is not None:
         return entry.process_group[0]
@@ -349,7 +351,7 @@ def _global_rank(group: ProcessGroup | None, number: int) -> int | None:
 _Tensors = tuple[tuple[tuple[int, ...], ...], tuple[str, ...], tuple[tuple[int, ...], ...], tuple[str, ...]]
 
 
-def _tensors(entry: _Entry) -> _Tensors:
+def _tensors(entry: _RecordedEntry) -> _Tensors:
     """Return sizes and types of an entry's inputs and outputs."""
     return entry.input_sizes, entry.input_dtypes, entry.output_sizes, entry.output_dtypes
 
@@ -390,7 +392,7 @@ def _spread_states(columns: dict[str, list[Any]]) -> None:
 
 
 def _read_progress(
-    status: object, entries: Sequence[_Entry], groups: Mapping[str, ProcessGroup]
+    status: object, entries: Sequence[_RecordedEntry], groups: Mapping[str, ProcessGroup]
 ) -> dict[str, GroupProgress]:
     """Return how far each group had come, by the name that identifies it in the table."""
     if not isinstance(status, Mapping):

@@ -33,7 +33,7 @@ GPU_TIMINGS = ("kernel_gpu", "kernel_cpu")
 _RECORD_AGAIN = "record it with NCCL_INSPECTOR_ENABLE=1 and NCCL_INSPECTOR_DUMP_VERBOSE=1"
 
 
-class _Header(msgspec.Struct):
+class _InspectorHeader(msgspec.Struct):
     id: str
     comm_name: str | None = None
     rank: int | None = None
@@ -52,7 +52,7 @@ class _KernelTimes(msgspec.Struct):
     kernel_stop_ts: int | None = None
 
 
-class _Times(msgspec.Struct):
+class _InspectorTimes(msgspec.Struct):
     coll_start_ts: int | None = None
     p2p_start_ts: int | None = None
     kernel_events: list[_KernelTimes] = []
@@ -64,24 +64,24 @@ class _Collective(msgspec.Struct):
     coll_msg_size_bytes: int | None = None
     coll_exec_time_us: int | None = None
     coll_timing_source: str | None = None
-    event_trace_ts: _Times | None = None
+    event_trace_ts: _InspectorTimes | None = None
 
 
-class _Message(msgspec.Struct):
+class _InspectorMessage(msgspec.Struct):
     p2p: str
     p2p_sn: int | None = None
     p2p_peer: int | None = None
     p2p_msg_size_bytes: int | None = None
     p2p_exec_time_us: int | None = None
     p2p_timing_source: str | None = None
-    event_trace_ts: _Times | None = None
+    event_trace_ts: _InspectorTimes | None = None
 
 
-class _Line(msgspec.Struct):
-    header: _Header
+class _InspectorLine(msgspec.Struct):
+    header: _InspectorHeader
     metadata: _Metadata
     coll_perf: _Collective | None = None
-    p2p_perf: _Message | None = None
+    p2p_perf: _InspectorMessage | None = None
 
 
 def read(path: str | Path, *, rank: int | None = None, name: str | None = None) -> RankCollectives:
@@ -103,7 +103,7 @@ def read(path: str | Path, *, rank: int | None = None, name: str | None = None) 
     problems: Counter[str] = Counter()
     metadata: _Metadata | None = None
     processes = set()
-    decoder = msgspec.json.Decoder(_Line)
+    decoder = msgspec.json.Decoder(_InspectorLine)
     for raw_line in _lines(Path(path), shown):
         try:
             line = decoder.decode(raw_line)
@@ -167,7 +167,7 @@ def _lines(path: Path, shown: str) -> Iterator[bytes]:
         raise InputError(f"{shown}: cannot be read: {error.strerror}", hint="check its permissions") from error
 
 
-def _add_row(columns: dict[str, list[Any]], line: _Line) -> None:
+def _add_row(columns: dict[str, list[Any]], line: _InspectorLine) -> None:
     """Add an operation to the columns."""
     collective = line.coll_perf
     message = line.p2p_perf

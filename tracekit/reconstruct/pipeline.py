@@ -11,7 +11,7 @@ from tracekit._util.arrays import Ints
 from tracekit.align.clocks import Clocks
 from tracekit.errors import Notice
 from tracekit.reconstruct.segment import CONFIDENCE_ANNOTATED, CONFIDENCE_COUNTED
-from tracekit.reconstruct.stage_assignment import Place, Placement
+from tracekit.reconstruct.stage_assignment import Place, StagePlacement
 from tracekit.schedules import Op, Schedule
 from tracekit.schema import CELLS, STALL_CAUSES, conform
 
@@ -45,7 +45,7 @@ class Pipeline:
 
     ranks: tuple[int, ...]
     step: int
-    placement: Placement
+    placement: StagePlacement
     clocks: Clocks
     stages_from: str  # "annotations", "messages", "order" (one rank), "pattern" (of a schedule) or "nothing"
     detail: pl.DataFrame = field(repr=False)

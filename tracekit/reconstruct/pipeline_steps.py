@@ -24,7 +24,7 @@ from tracekit.reconstruct.messages import MESSAGES
 from tracekit.reconstruct.pipeline import DETAILED, STALL_COLUMNS, Pipeline, identity_numbers
 from tracekit.reconstruct.rank_pipeline import RankPipeline
 from tracekit.reconstruct.segment import CONFIDENCE_COUNTED, CONFIDENCE_POSITION
-from tracekit.reconstruct.stage_assignment import Place, Placement, assign_stages, pair_by_messages
+from tracekit.reconstruct.stage_assignment import Place, StagePlacement, assign_stages, pair_by_messages
 from tracekit.schema import conform
 
 Line = Sequence[int]
@@ -34,7 +34,7 @@ _OPS = pl.Enum(("F", "I", "W", "B"))
 _WEIGHTS = 2  # code of W
 
 
-class _Part(NamedTuple):
+class _StepPart(NamedTuple):
     """Rows of one rank in one instance."""
 
     position: int
@@ -89,11 +89,11 @@ class StepTables:
         messages = messages.join(positions, on=["line", "peer"], how="left", maintain_order="left")
         self.messages = messages.with_columns(peer="peer_position")
         # By instance, the parts that have chunks, by position.
-        self.parts: list[list[_Part]] = [[] for _ in self.instances]
+        self.parts: list[list[_StepPart]] = [[] for _ in self.instances]
         with_messages = _row_ranges(self.messages)
         for (instance, position), chunks in _row_ranges(self.chunks).items():
             no_messages = slice(0, 0)
-            part = _Part(position, chunks, with_messages.get((instance, position), no_messages))
+            part = _StepPart(position, chunks, with_messages.get((instance, position), no_messages))
             self.parts[instance].append(part)
         # What each chunk is: op, doubt about its pair, pair, row of its partner, stage and
         # micro-batch.
@@ -108,7 +108,7 @@ class StepTables:
         pp = len(self.lines[self.instances[instance][0]])
         return pp, *(self._look_of_part(part, pp) for part in self.parts[instance])
 
-    def _look_of_part(self, part: _Part, pp: int) -> Hashable:
+    def _look_of_part(self, part: _StepPart, pp: int) -> Hashable:
         """Return a key of what a rank did: its chunks, and when and to whom it sent between them."""
         codes = self.chunk_codes[part.chunks]
         peer = self.peer[part.messages]
@@ -196,7 +196,7 @@ def assemble_steps(
 class _StepResult(msgspec.Struct, frozen=True, eq=False):
     """Stages and messages of one step, and stage and micro-batch of each of its cells (-1: unknown)."""
 
-    placement: Placement
+    placement: StagePlacement
     stages_from: str
     weights_counted: bool
     traffic: Mapping[int, Mapping[int, int]]
@@ -231,7 +231,7 @@ def _examine_step(chunks: dict[int, pl.DataFrame], messages: dict[int, pl.DataFr
     is_annotated = all(
         table["stage"].null_count() == table["microbatch"].null_count() == 0 for table in chunks.values()
     )
-    placement = Placement("annotated", 1, {}) if is_annotated else assign_stages(chunks, messages, pp)
+    placement = StagePlacement("annotated", 1, {}) if is_annotated else assign_stages(chunks, messages, pp)
     if is_annotated:
         stages_from = "annotations"
     elif not placement.places:

@@ -50,7 +50,7 @@ StagesUnknown = Literal[
 """Why stages are not known; the cases of the notice ``stages-unknown``."""
 
 
-class Placement(msgspec.Struct, frozen=True):
+class StagePlacement(msgspec.Struct, frozen=True):
     """``places[position][pair]``: stage and micro-batch.
 
     Empty, with a reason, where they are not known.
@@ -62,7 +62,7 @@ class Placement(msgspec.Struct, frozen=True):
     reason: StagesUnknown | None = None
 
 
-def assign_stages(chunks: Mapping[int, pl.DataFrame], messages: Mapping[int, pl.DataFrame], pp: int) -> Placement:
+def assign_stages(chunks: Mapping[int, pl.DataFrame], messages: Mapping[int, pl.DataFrame], pp: int) -> StagePlacement:
     """Return stage and micro-batch of every pair.
 
     Args:
@@ -75,13 +75,13 @@ def assign_stages(chunks: Mapping[int, pl.DataFrame], messages: Mapping[int, pl.
     if pp == 1:
         return _assign_line(destinations, chunks)
     if any(table.filter("send")["peer"].null_count() for table in messages.values()):
-        return Placement("unknown", 1, {}, "peers_unnamed")
+        return StagePlacement("unknown", 1, {}, "peers_unnamed")
     if _goes_both_ways(destinations, pp):
         return _assign_both_ways(destinations, pp)
     if 0 in destinations.get(pp - 1, ()):
         return _assign_loop(destinations, pp)
     if pp > 2 and 0 in messages and pp - 1 in messages[0]["peer"].to_list():
-        return Placement("unknown", 1, {}, "loop_without_last_rank")
+        return StagePlacement("unknown", 1, {}, "loop_without_last_rank")
     return _assign_line(destinations, chunks)
 
 
@@ -135,7 +135,7 @@ def _number_microbatches(stages: list[int], first_number: Mapping[int, int] | No
     return places
 
 
-def _assign_line(destinations: _Destinations, chunks: Mapping[int, pl.DataFrame]) -> Placement:
+def _assign_line(destinations: _Destinations, chunks: Mapping[int, pl.DataFrame]) -> StagePlacement:
     """Assign one stage per rank.
 
     Backwards whose forward is not in the trace are numbered behind the others.
@@ -144,14 +144,14 @@ def _assign_line(destinations: _Destinations, chunks: Mapping[int, pl.DataFrame]
     for position, forwards in destinations.items():
         pairs = max(len(forwards), chunks[position]["pair"].n_unique())
         places[position] = _number_microbatches([position] * pairs)
-    return Placement("line", 1, places)
+    return StagePlacement("line", 1, places)
 
 
-def _assign_both_ways(destinations: _Destinations, pp: int) -> Placement:
+def _assign_both_ways(destinations: _Destinations, pp: int) -> StagePlacement:
     """Assign two stages per rank: the legs of a V, or two pipelines in opposite directions."""
     last = destinations.get(pp - 1)
     if not last:
-        return Placement("unknown", 2, {}, "v_without_last_rank")
+        return StagePlacement("unknown", 2, {}, "v_without_last_rank")
     is_opposite = last[0] is not None
     places = {}
     for position, peers in destinations.items():
@@ -164,10 +164,10 @@ def _assign_both_ways(destinations: _Destinations, pp: int) -> Placement:
             places[position] = _number_microbatches(stages, first_number)
         else:
             places[position] = _number_microbatches([position if is_down else pp + mirrored for is_down in downwards])
-    return Placement("two-way" if is_opposite else "V", 2, places)
+    return StagePlacement("two-way" if is_opposite else "V", 2, places)
 
 
-def _assign_loop(destinations: _Destinations, pp: int) -> Placement:
+def _assign_loop(destinations: _Destinations, pp: int) -> StagePlacement:
     """Assign several stages per rank.
 
     Every rank runs its forwards in the same order, so the last rank's tell.
@@ -176,15 +176,15 @@ def _assign_loop(destinations: _Destinations, pp: int) -> Placement:
     total = len(is_last_stage)
     microbatches = sum(is_last_stage)
     if not microbatches or total % microbatches:
-        return Placement("unknown", 1, {}, "uneven_sends")
+        return StagePlacement("unknown", 1, {}, "uneven_sends")
     virtual = total // microbatches
     order = find_chunk_order(is_last_stage, virtual, pp)
     if order is None:
-        return Placement("unknown", virtual, {}, "unknown_chunk_order")
+        return StagePlacement("unknown", virtual, {}, "unknown_chunk_order")
     if any(len(peers) != total for peers in destinations.values()):
-        return Placement("unknown", virtual, {}, "uneven_forwards")
+        return StagePlacement("unknown", virtual, {}, "uneven_forwards")
     places = {position: _number_microbatches([chunk * pp + position for chunk in order]) for position in destinations}
-    return Placement("loop", virtual, places)
+    return StagePlacement("loop", virtual, places)
 
 
 def find_chunk_order(is_last_chunk: list[bool], virtual: int, pp: int) -> list[int] | None:
@@ -214,7 +214,7 @@ _IS_BACKWARD = pl.col("op").is_in(("B", "I"))
 
 
 def pair_by_messages(
-    chunks: Mapping[int, pl.DataFrame], messages: Mapping[int, pl.DataFrame], placement: Placement, pp: int
+    chunks: Mapping[int, pl.DataFrame], messages: Mapping[int, pl.DataFrame], placement: StagePlacement, pp: int
 ) -> Mapping[int, pl.DataFrame]:
     """Return the chunks of all positions, with backwards paired by messages if only their position paired them.
 

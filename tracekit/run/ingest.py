@@ -24,7 +24,7 @@ from tracekit.analysis.persistence import write_tables
 from tracekit.classify import load_rules
 from tracekit.classify.classify_events import classify_with_lost
 from tracekit.classify.graph_replays import join_replays
-from tracekit.documents.store_manifest import Entry
+from tracekit.documents.store_manifest import StoreEntry
 from tracekit.errors import InputError, Notice, OptionError
 from tracekit.parsers import remote
 from tracekit.parsers.recordings import Recordings
@@ -49,7 +49,7 @@ class RankWork:
     stacks: bool = False
     lenient: bool = True
 
-    def __call__(self, ref: SourceRef) -> list[Entry]:
+    def __call__(self, ref: SourceRef) -> list[StoreEntry]:
         """Read, label and measure a source; write its rank (the ranks of an Nsight report) into the store."""
         key = self.key(ref)
         rules = None if self.rules is None else load_rules(Path(self.rules))

@@ -16,7 +16,7 @@ PATTERNS = ("*.pt.trace.json", "*.pt.trace.json.gz", "*.json", "*.json.gz", "*.s
 
 
 @dataclass(frozen=True, eq=False)
-class Recording:
+class WatchedRecording:
     """One recording: its files, and its analysis or the error that prevented it."""
 
     name: str
@@ -29,7 +29,7 @@ class Recording:
 
 def watch(
     folder: str | Path, *, every_s: float = 2.0, idle_s: float | None = None, critical_path: bool = False
-) -> Iterator[Recording]:
+) -> Iterator[WatchedRecording]:
     """Yield the recordings in *folder* and its subfolders as they become complete, and again if their files change.
 
     Files of the same rank in one folder are successive recordings, ordered by time.
@@ -63,7 +63,7 @@ def watch(
         time.sleep(every_s)
 
 
-def _analyzed(recording: Recording, *, critical_path: bool) -> Recording:
+def _analyzed(recording: WatchedRecording, *, critical_path: bool) -> WatchedRecording:
     files = [str(file) for file in recording.files]
     try:
         analysis = analyze(files, critical_path=critical_path, timeline=critical_path, workers=1)
@@ -101,14 +101,14 @@ class _QuietTimes:
         return now_s - since_s
 
 
-def _complete_recordings(root: Path, clock: _QuietTimes) -> list[Recording]:
+def _complete_recordings(root: Path, clock: _QuietTimes) -> list[WatchedRecording]:
     """Return the recordings whose files are all complete, oldest first."""
     folders = [root, *sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))]
     recordings = [recording for folder in folders for recording in _recordings_in(folder, root, clock)]
     return sorted(recordings, key=lambda recording: (max(map(_modified_s, recording.files)), recording.name))
 
 
-def _recordings_in(folder: Path, root: Path, clock: _QuietTimes) -> list[Recording]:
+def _recordings_in(folder: Path, root: Path, clock: _QuietTimes) -> list[WatchedRecording]:
     files_by_rank: dict[int | None, list[Path]] = {}
     for file in sorted({file for pattern in PATTERNS for file in folder.glob(pattern) if file.is_file()}):
         if file.name != "truth.json" and not file.name.startswith("."):
@@ -126,7 +126,7 @@ def _recordings_in(folder: Path, root: Path, clock: _QuietTimes) -> list[Recordi
         # Some ranks of the last of several recordings may not have been written yet.
         incomplete = count > 1 and i == count - 1 and len(files_of_recording) < len(files_by_rank)
         if not unsettled and not incomplete:
-            recordings.append(Recording(f"{name} #{i + 1}" if count > 1 else name, files_of_recording))
+            recordings.append(WatchedRecording(f"{name} #{i + 1}" if count > 1 else name, files_of_recording))
     return recordings
 
 

@@ -33,7 +33,7 @@ from msgspec.structs import replace
 from tracekit._util.os_errors import read_error, write_error
 from tracekit._version import __version__
 from tracekit.documents.coding import Document, decode, encode, to_plain
-from tracekit.documents.store_manifest import Entry, StoreManifest
+from tracekit.documents.store_manifest import StoreEntry, StoreManifest
 from tracekit.errors import InputError, MachineError, Notice, OptionError
 from tracekit.parsers.discovery import STORE_MANIFEST
 from tracekit.parsers.source_refs import unknown_rank_error
@@ -108,7 +108,7 @@ class Store:
     """
 
     path: Path
-    entries: tuple[Entry, ...]
+    entries: tuple[StoreEntry, ...]
     labelled_by: str | None = None
     """Version and rules that labelled it (``labelled_by``); for other rules the labels must be computed again."""
     complete: bool = True
@@ -120,7 +120,7 @@ class Store:
     """The stores of a run's roles, by name; then the ranks' tables are in these. Empty if ranks have one process."""
 
     @cached_property
-    def _by_rank(self) -> dict[int, Entry]:
+    def _by_rank(self) -> dict[int, StoreEntry]:
         return {entry.rank: entry for entry in self.entries}
 
     @property
@@ -177,7 +177,7 @@ class Store:
             raise read_error(error, file, hint=INGEST_AGAIN) from error
         return table
 
-    def _entry(self, rank: int) -> Entry:
+    def _entry(self, rank: int) -> StoreEntry:
         if self.roles:
             names = ", ".join(self.roles)
             raise OptionError(f"{self.path}: is a store of several roles", hint=f"take one of store.roles: {names}")
@@ -294,7 +294,7 @@ def write_rank(
     key: str | None = None,
     together: Sequence[int] = (),
     beside: Callable[[Path], object] | None = None,
-) -> Entry:
+) -> StoreEntry:
     """Write one rank into a store; return its entry for the manifest. Any number of processes may do so at once.
 
     Args:
@@ -310,7 +310,7 @@ def write_rank(
     target = rank_folder(folder, number)
     temporary = Path(tempfile.mkdtemp(prefix=f".rank={number}.", dir=folder))
     metadata = {SOURCE_KEY: encode(rank.source, indent=None)}
-    entry = Entry(
+    entry = StoreEntry(
         rank=number,
         rows=rank.events.height,
         labelled_rows=labelled.height,
@@ -356,10 +356,10 @@ def _move_to_target(temporary: Path, target: Path, key: str | None) -> bool:
     return True
 
 
-def read_entry(folder: Path) -> Entry | None:
+def read_entry(folder: Path) -> StoreEntry | None:
     """Read the entry in a rank's folder; None if it is missing or damaged."""
     try:
-        return read_checked_document(folder / ENTRY, Entry)
+        return read_checked_document(folder / ENTRY, StoreEntry)
     except (FileNotFoundError, InputError):
         return None
 

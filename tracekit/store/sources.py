@@ -311,7 +311,7 @@ READERS: dict[str, Callable[[str, SourceRef, bool, bool], list[RankEvents]]] = {
     "perfetto": _read_perfetto,
     "nsight": _read_nsight,
 }
-"""The function of each reader that ``parsers.probe`` names; arguments: local file, source, stacks, lenient."""
+"""The function of each reader that ``parsers.file_type`` names; arguments: local file, source, stacks, lenient."""
 
 
 def _with_discovered_rank(part: RankEvents, ref: SourceRef, *, only_rank: bool) -> RankEvents:

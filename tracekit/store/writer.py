@@ -18,7 +18,7 @@ from tracekit._util.files import atomic_write, lock_temporary, remove_abandoned,
 from tracekit._util.os_errors import write_error
 from tracekit._version import __version__
 from tracekit.documents.coding import encode
-from tracekit.documents.store_manifest import FORMAT, Entry, StoreManifest
+from tracekit.documents.store_manifest import FORMAT, StoreEntry, StoreManifest
 from tracekit.errors import InputError, Notice, OutputError
 from tracekit.parsers.source_refs import SourceRef, file_listing
 from tracekit.store.files import MANIFEST, is_store, open_store, read_entry, with_checksum
@@ -134,7 +134,7 @@ class StoreWriter:
     folder: Path
     labelled_by: str | None = None
     notices: list[Notice] = field(default_factory=list)
-    entries: dict[int, Entry] = field(default_factory=dict)
+    entries: dict[int, StoreEntry] = field(default_factory=dict)
     unchanged: list[SourceRef] = field(default_factory=list)
     """Sources that were in the store already and have not changed since."""
     complete: bool = False
@@ -161,7 +161,7 @@ class StoreWriter:
 
         """
         entries_on_disk = [(folder, read_entry(folder)) for folder in self.folder.glob("rank=*")]
-        ranks_by_key: dict[str, dict[int, Entry]] = {}
+        ranks_by_key: dict[str, dict[int, StoreEntry]] = {}
         for _, entry in entries_on_disk:
             if entry is not None and entry.key is not None:
                 ranks_by_key.setdefault(entry.key, {})[entry.rank] = entry
@@ -183,7 +183,7 @@ class StoreWriter:
                 self.entries.setdefault(entry.rank, entry)
         return pending
 
-    def add(self, entries: Sequence[Entry]) -> None:
+    def add(self, entries: Sequence[StoreEntry]) -> None:
         """Add ranks that were written."""
         self.entries.update((entry.rank, entry) for entry in entries)
         if time.monotonic() - self.written_s > MANIFEST_INTERVAL_S:

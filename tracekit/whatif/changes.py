@@ -30,7 +30,7 @@ from tracekit.whatif.constants import (
     MIN_SAVED_SHARE_TO_PROPOSE,
     MIN_VARIATION,
 )
-from tracekit.whatif.event_graph import EventGraph, Replay
+from tracekit.whatif.event_graph import EventGraph, EventReplay
 
 FORMS = (
     "NAME x0.5 (a label, module, operator or kernel), links x2, rank N like others, no host delay, hide LABEL, "
@@ -274,7 +274,7 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False):
     memory: Callable[[int], tuple[tuple[int, int | None] | None, bool | None]] | None = None
     """Bounds of the memory that another number of micro-batches needs, and whether it fits; None: no pipeline."""
 
-    def replayed_ns(self, replay: Replay) -> int:
+    def replayed_ns(self, replay: EventReplay) -> int:
         """Return the step time with the replayed times: the measured one, less what the replay took off the graph's."""
         graph = self.graph
         saved_ns = graph.step_ns(graph.start, graph.end) - graph.step_ns(replay.start, replay.end)

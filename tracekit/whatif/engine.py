@@ -15,7 +15,7 @@ import numpy as np
 
 from tracekit._util.arrays import Floats
 from tracekit.whatif.machine import Machine
-from tracekit.whatif.rank_programs import POST, RUN, WAIT, Kernel, Program
+from tracekit.whatif.rank_programs import POST, RUN, WAIT, MessageKernel, Program
 
 _PIECE_ENDS, _KERNEL_ENDS, _RANK_MAY_ADVANCE = range(3)
 """Kinds of events."""
@@ -69,10 +69,10 @@ def run_program(program: Program, work: Sequence[float], machine: Machine, host:
     >>> run_program(program, [1.0, 2.0, 1.0, 2.0], Machine(send_ns=1, receive_ns=1, latency_ns=3)).makespan
     12.0
     """
-    return _Simulation(program, work, machine, host).run()
+    return _ProgramRun(program, work, machine, host).run()
 
 
-class _Simulation:
+class _ProgramRun:
     """State of a simulation. Pieces, kernels and messages are numbered as in the program; -1 stands for none."""
 
     def __init__(self, program: Program, work: Sequence[float], machine: Machine, host: HostTimes | None) -> None:
@@ -312,7 +312,7 @@ class _Simulation:
         self.kernel_end_planned[kernel] = True
         self._add_event(end, _KERNEL_ENDS, kernel)
 
-    def _duplex(self, carrier: Kernel, peer_kernel: int) -> float:
+    def _duplex(self, carrier: MessageKernel, peer_kernel: int) -> float:
         """Return how much longer a message takes if a kernel at either end carries others with it."""
         peer_carries_several = peer_kernel >= 0 and self.program.kernels[peer_kernel].carries_several
         return self.machine.duplex if carrier.carries_several or peer_carries_several else 1.0

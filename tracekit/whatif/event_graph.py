@@ -101,7 +101,7 @@ def find_rank_events(rank: Rank) -> pl.DataFrame:
     )
 
 
-class Replay(msgspec.Struct, frozen=True, eq=False):
+class EventReplay(msgspec.Struct, frozen=True, eq=False):
     """Times of a replayed run, and what held each event back (``_loops.critical_path.replay_events``)."""
 
     start: Ints
@@ -287,7 +287,7 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         step_ns = [round(ns) for ns in of_steps["time_ns"].to_list()]
         return round(median(step_ns)) if step_ns else 0
 
-    def replay(self, factor: Floats | None = None, host_factor: Floats | None = None) -> Replay:
+    def replay(self, factor: Floats | None = None, host_factor: Floats | None = None) -> EventReplay:
         """Run the events again.
 
         Args:
@@ -308,9 +308,9 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
             replayed,
             arrivals,
         )
-        return Replay(replayed[0], replayed[1], replayed, arrivals)
+        return EventReplay(replayed[0], replayed[1], replayed, arrivals)
 
-    def path_parts(self, replay: Replay) -> pl.DataFrame:
+    def path_parts(self, replay: EventReplay) -> pl.DataFrame:
         """Return the parts of the replayed steps' critical paths, per step, the longest first.
 
         Columns rank, label (null: the host) and ns.

@@ -57,7 +57,7 @@ class Message(NamedTuple):
     target: int
 
 
-class Kernel(NamedTuple):
+class MessageKernel(NamedTuple):
     """A message kernel of one rank, with the numbers of the messages that it sends and receives."""
 
     rank: int
@@ -75,7 +75,7 @@ class Program(msgspec.Struct, frozen=True, eq=False):
 
     steps: tuple[tuple[tuple[int, int], ...], ...]
     pieces: tuple[Piece, ...]
-    kernels: tuple[Kernel, ...]
+    kernels: tuple[MessageKernel, ...]
     messages: tuple[Message, ...]
 
     @property
@@ -90,7 +90,7 @@ class _ProgramWriter:
     def __init__(self, ranks: int) -> None:
         self.steps: list[list[tuple[int, int]]] = [[] for _ in range(ranks)]
         self.pieces: list[Piece] = []
-        self.kernels: list[Kernel] = []
+        self.kernels: list[MessageKernel] = []
         self.messages: dict[Hashable, Message] = {}
         self.numbers: dict[Hashable, int] = {}  # of the messages
 
@@ -103,7 +103,7 @@ class _ProgramWriter:
         """Let a rank post a kernel with these messages, without those that are None; return the kernel's number."""
         self.steps[rank].append((POST, len(self.kernels)))
         carried = (tuple(message for message in messages if message is not None) for messages in (sends, receives))
-        self.kernels.append(Kernel(rank, *carried))
+        self.kernels.append(MessageKernel(rank, *carried))
         return len(self.kernels) - 1
 
     def wait(self, rank: int, kernel: int) -> None:

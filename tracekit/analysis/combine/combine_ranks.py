@@ -50,7 +50,7 @@ from tracekit.whatif.changes import WhatIfGraph
 from tracekit.whatif.pipeline import fit_to_comparison, predict_microbatches, with_predictions
 from tracekit.whatif.predictor import Predictor
 
-TRAINING_LABELS = frozenset({"dgrad", "wgrad", "backward", "optimizer"})
+LABELS_OF_TRAINING_ALONE = frozenset({"dgrad", "wgrad", "backward", "optimizer"})
 """Labels of work that only training does."""
 
 
@@ -205,7 +205,9 @@ def _update_processes(ranks: Sequence[RankTables], clocks: Clocks) -> list[Updat
 
 def _trains(results: Sequence[RankResult]) -> bool:
     """Return whether anything runs backwards or updates weights; a trace without GPU work may be of training too."""
-    return any(TRAINING_LABELS & result.whole.label_ns.keys() or not result.whole.budget.span_ns for result in results)
+    return any(
+        LABELS_OF_TRAINING_ALONE & result.whole.label_ns.keys() or not result.whole.budget.span_ns for result in results
+    )
 
 
 def _shown_path(

@@ -156,7 +156,7 @@ class RunRates(msgspec.Struct, frozen=True, eq=False):
     communication: pl.DataFrame
     experts: pl.DataFrame
     expert_layers: pl.DataFrame
-    """Tokens received and computed per forward exchange and rank (``metrics.experts.LAYERS``)."""
+    """Tokens received and computed per forward exchange and rank (``metrics.expert_balance.EXPERT_LAYERS``)."""
     expert_cost: ExpertCost | None = None
     """Upper bound of the cost of imbalance; None if no dispatch and combine were matched."""
 

@@ -1,4 +1,4 @@
-"""What fills the memory of ranks, with the stages and micro-batches of the schedule, as documents show it."""
+"""Contents of the memory of ranks, with the stages and micro-batches of the schedule, as documents show it."""
 
 from __future__ import annotations
 

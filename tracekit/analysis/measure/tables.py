@@ -113,7 +113,7 @@ class RankTables(PathTables):
     """Matrix products by label, module, operator, shapes and dtype (``metrics.rates``)."""
     rates: Rates
     experts: pl.DataFrame
-    """Work of its experts for each dispatch (``metrics.experts``)."""
+    """Work of its experts for each dispatch (``metrics.expert_balance``)."""
     memory: RankMemory | None = None
     """Memory that the allocator held; None if it was not recorded."""
     kernels: pl.DataFrame
@@ -123,7 +123,7 @@ class RankTables(PathTables):
     shapes: tuple[str, ...]
     """Input shapes of the model's matrix products, if they were recorded."""
     instead: pl.DataFrame
-    """Activity of the host while the GPU waited for its next launch (``metrics.instead``)."""
+    """Activity of the host while the GPU waited for its next launch (``metrics.host_calls``)."""
     inside_launch_ns: int
     """Idle time that lies inside the launch call of the work that ended it."""
     host_time: pl.DataFrame
@@ -133,7 +133,7 @@ class RankTables(PathTables):
     memory_bound: pl.DataFrame
     """Operators that move memory, with the time that its bandwidth asks for (``metrics.kernel_limits``)."""
     hiding: pl.DataFrame
-    """Durations of kernels beside communication, and of the same kernels alone (``metrics.hiding``)."""
+    """Durations of kernels beside communication, and of the same kernels alone (``metrics.overlap``)."""
     lateness: RankLateness
     """Figures that explain why others wait for it (``metrics.lateness``)."""
     steps_marked: bool = True

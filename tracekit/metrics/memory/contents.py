@@ -1,4 +1,4 @@
-"""What allocations are for: weights, gradients, optimizer state, activations, communication buffers, workspace.
+"""Purposes of allocations: weights, gradients, optimizer state, activations, communication buffers, workspace.
 
 PyTorch does not say what a tensor is. It follows from what the host was doing when it was allocated
 (the trace's launches, else the stack), and from how long it lived: what a forward leaves behind is

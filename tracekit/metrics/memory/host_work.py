@@ -1,4 +1,4 @@
-"""What the host was doing when it allocated: operator, phase, label, module, step and pipeline chunk.
+"""Work of the host at each allocation: operator, phase, label, module, step and pipeline chunk.
 
 The allocator's times are the host's, and the host runs ahead of the GPU. So a moment belongs to the
 work that the host is launching: to the launch that follows it in the same operator, else to the one

@@ -1,4 +1,4 @@
-"""What fills one rank's memory at its peak, from a memory snapshot or from the allocator's events in a trace."""
+"""Contents of one rank's memory at its peak, from a memory snapshot or from the allocator's events in a trace."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import polars as pl
 from tracekit._loops.json_scanner import Status
 from tracekit.parsers.kineto.header import TAIL_LIMIT
 from tracekit.parsers.kineto.stream import Stream
-from tracekit.parsers.kineto.worker import Part, Worker
+from tracekit.parsers.kineto.worker import ScannedPart, Worker
 
 BLOCK_BYTES = 4 << 20
 MAX_THREADS = 8
@@ -31,7 +31,7 @@ class OtherLayoutError(Exception):
 class Scanned:
     """Result of a scan."""
 
-    parts: list[Part]
+    parts: list[ScannedPart]
     """All stretches of events, in the order of the file."""
     workers: list[Worker]
     """Owners of the texts in the parts."""
@@ -77,7 +77,7 @@ def find_separator(head: bytes, start: int) -> bytes | None:
 
 
 @dataclass(slots=True)
-class Block:
+class TextBlock:
     """Bytes that hold whole events, ``buffer[start:end]``."""
 
     index: int
@@ -103,7 +103,7 @@ class BlockReader:
         """Give out no more blocks."""
         self._is_done = True
 
-    def read(self, buffer: bytearray) -> Block | None:
+    def read(self, buffer: bytearray) -> TextBlock | None:
         """Return the next block, in *buffer* or in a larger one; None behind the last."""
         with self._lock:
             if self._is_done:
@@ -114,7 +114,7 @@ class BlockReader:
             self._is_done |= block.is_last
             return block
 
-    def _fill(self, buffer: bytearray) -> Block:
+    def _fill(self, buffer: bytearray) -> TextBlock:
         while True:
             if len(self._carry) > len(buffer) // 2:
                 buffer = bytearray(2 * len(self._carry))
@@ -122,12 +122,12 @@ class BlockReader:
             buffer[:end] = self._carry
             end += self._stream.fill(memoryview(buffer)[end:])
             if end < len(buffer):
-                return Block(self._blocks, buffer, self._start, end, is_last=True)
+                return TextBlock(self._blocks, buffer, self._start, end, is_last=True)
             cut = buffer.rfind(self._separator, self._start, end)
             if cut >= 0:
                 cut += self._separator.index(b",") + 1
                 self._carry = bytes(buffer[cut:end])
-                return Block(self._blocks, buffer, self._start, cut, is_last=False)
+                return TextBlock(self._blocks, buffer, self._start, cut, is_last=False)
             if len(buffer) >= MAX_EVENT_BYTES:
                 raise OtherLayoutError
             self._carry = bytes(buffer)
@@ -143,7 +143,7 @@ def scan_parallel(stream: Stream, head: bytes, start: int, separator: bytes, *, 
 
     """
     reader = BlockReader(stream, head, start, separator)
-    parts: dict[int, Part] = {}
+    parts: dict[int, ScannedPart] = {}
     tails: list[bytes] = []
 
     def work(worker: Worker) -> None:
@@ -178,7 +178,7 @@ def scan_in_order(stream: Stream, head: bytes, start: int, *, stacks: bool) -> S
     of it in memory.
     """
     worker = Worker(0, stacks=stacks)
-    parts: list[Part] = []
+    parts: list[ScannedPart] = []
     buffer = bytearray(max(BLOCK_BYTES, 2 * len(head)))
     end = len(head)
     buffer[:end] = head
@@ -222,7 +222,7 @@ def scan_in_order(stream: Stream, head: bytes, start: int, *, stacks: bool) -> S
             end = carried
 
 
-def _finish(parts: list[Part], workers: list[Worker], tail: bytes) -> Scanned:
+def _finish(parts: list[ScannedPart], workers: list[Worker], tail: bytes) -> Scanned:
     last = parts[-1]
     scanned = Scanned(parts, workers, tail if last.status == Status.END else b"")
     if scanned.is_event_cut:

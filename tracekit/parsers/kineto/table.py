@@ -13,7 +13,7 @@ from tracekit._util.arrays import Ints, find_sorted, take_or_missing
 from tracekit._util.columns import sparse, with_nulls
 from tracekit.parsers.kineto.texts import DAMAGE, compact_json, decode_string, remove_blanks
 from tracekit.parsers.kineto.vocabulary import CATEGORIES, ITEM_BYTES, MEMORY_COLUMNS
-from tracekit.parsers.kineto.worker import Part
+from tracekit.parsers.kineto.worker import ScannedPart
 from tracekit.schema import EVENTS, KINDS, MEMORY, UNTIMED, conform
 
 LATEST_NS = 1 << 62
@@ -58,7 +58,7 @@ class EventTable:
     """Of those, events whose times are numbers, but none that a clock shows."""
 
 
-def build_memory(parts: Iterable[Part], *, rank: int, base_ns: int) -> pl.DataFrame:
+def build_memory(parts: Iterable[ScannedPart], *, rank: int, base_ns: int) -> pl.DataFrame:
     """Return the allocator's events by time (``schema.MEMORY``), without those whose time no clock shows."""
     rows = [rows for part in parts for rows in part.memory]
     if not rows:
@@ -104,7 +104,7 @@ class TableBuilder:
 
     def __init__(
         self,
-        parts: Sequence[Part],
+        parts: Sequence[ScannedPart],
         texts: Iterable[list[bytes]],
         *,
         decode: Callable[[bytes], str] = decode_string,

@@ -50,7 +50,7 @@ class ColumnPart(NamedTuple):
 
 
 @dataclass(slots=True)
-class Chunk:
+class TextChunk:
     """Consecutive rows of one worker; a column without any value is missing."""
 
     worker: int
@@ -59,10 +59,10 @@ class Chunk:
 
 
 @dataclass(slots=True)
-class Part:
+class ScannedPart:
     """Rows of one stretch of events, and counts of all it held."""
 
-    chunks: list[Chunk] = field(default_factory=list)
+    chunks: list[TextChunk] = field(default_factory=list)
     status: Status = Status.MORE
     position: int = 0
     """Where in the buffer the scan stopped."""
@@ -107,10 +107,10 @@ class Worker:
         for key in keys:
             self._scanner.add_text(memoryview(key.encode()))
 
-    def scan(self, buffer: memoryview, start: int, end: int, *, is_last: bool) -> Part:
+    def scan(self, buffer: memoryview, start: int, end: int, *, is_last: bool) -> ScannedPart:
         """Scan ``buffer[start:end]`` (see ``Scanner.scan``)."""
         scanner = self._scanner
-        part = Part(position=start)
+        part = ScannedPart(position=start)
         scanner.reset()
         while True:
             status = scanner.scan(buffer, part.position, end, is_last=is_last, keep_stacks=self._stacks)
@@ -137,7 +137,7 @@ class Worker:
         heap = self._heap[: starts[-1]].tobytes()
         return [heap[start:end] for start, end in pairwise(starts)]
 
-    def _take_rows(self, part: Part) -> None:
+    def _take_rows(self, part: ScannedPart) -> None:
         """Move the rows of the scanner to a new chunk of *part*."""
         scanner = self._scanner
         if scanner.memory_count:
@@ -148,7 +148,7 @@ class Worker:
                 if count and column != Column.EVENT:  # the number of an event in its part, which nobody needs
                     fits = least > NULL32 and greatest < 2**31
                     columns[column] = self._store(column, scanner.row_count, count, np.int32 if fits else np.int64)
-            part.chunks.append(Chunk(self.index, scanner.row_count, columns))
+            part.chunks.append(TextChunk(self.index, scanner.row_count, columns))
         scanner.clear_rows()
 
     def _store(self, column: Column, rows: int, count: int, dtype: type[np.int32 | np.int64]) -> ColumnPart:

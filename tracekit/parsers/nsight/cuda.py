@@ -12,7 +12,7 @@ from tracekit.parsers.nsight.names import (
     process_id,
     thread_id,
 )
-from tracekit.parsers.nsight.tables import Export, read_cpu_events, read_gpu_events
+from tracekit.parsers.nsight.tables import NsightExport, read_cpu_events, read_gpu_events
 from tracekit.schema import EVENTS, NAMELESS
 
 _GPU_COLUMNS = ["start", "end", "deviceId", "streamId", "correlationId", "globalPid"]
@@ -26,7 +26,7 @@ _RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
 _SYNC = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION"
 
 
-def gpu_events(export: Export, strings: Strings, base_ns: int) -> tuple[pl.DataFrame, int]:
+def gpu_events(export: NsightExport, strings: Strings, base_ns: int) -> tuple[pl.DataFrame, int]:
     """Read GPU events.
 
     Args:
@@ -46,7 +46,7 @@ def gpu_events(export: Export, strings: Strings, base_ns: int) -> tuple[pl.DataF
     return pl.concat([frame for frame, _ in tables], how="diagonal"), sum(dropped for _, dropped in tables)
 
 
-def _kernels(export: Export, strings: Strings, base_ns: int) -> tuple[pl.DataFrame, int]:
+def _kernels(export: NsightExport, strings: Strings, base_ns: int) -> tuple[pl.DataFrame, int]:
     columns = [*_GPU_COLUMNS, "graphNodeId", "demangledName"]
     frame, dropped = read_gpu_events(export, _KERNEL, columns, noun="kernels")
     name_ids = frame["demangledName"]
@@ -57,21 +57,21 @@ def _kernels(export: Export, strings: Strings, base_ns: int) -> tuple[pl.DataFra
     return _gpu_frame(frame, "kernel", kernel_names, base_ns, pl.col("graphNodeId").alias("graph")), dropped
 
 
-def _copies(export: Export, base_ns: int) -> tuple[pl.DataFrame, int]:
+def _copies(export: NsightExport, base_ns: int) -> tuple[pl.DataFrame, int]:
     columns = [*_GPU_COLUMNS, "bytes", "copyKind", "srcKind", "dstKind", "graphNodeId"]
     frame, dropped = read_gpu_events(export, _MEMCPY, columns, noun="copies")
     graph = pl.col("graphNodeId").alias("graph")
     return _gpu_frame(frame, "memcpy", copy_names(frame), base_ns, pl.col("bytes"), graph), dropped
 
 
-def _memsets(export: Export, base_ns: int) -> tuple[pl.DataFrame, int]:
+def _memsets(export: NsightExport, base_ns: int) -> tuple[pl.DataFrame, int]:
     columns = [*_GPU_COLUMNS, "bytes", "memKind", "graphNodeId"]
     frame, dropped = read_gpu_events(export, _MEMSET, columns, noun="memsets")
     graph = pl.col("graphNodeId").alias("graph")
     return _gpu_frame(frame, "memset", memset_names(frame["memKind"]), base_ns, pl.col("bytes"), graph), dropped
 
 
-def _graphs(export: Export, base_ns: int) -> tuple[pl.DataFrame, int]:
+def _graphs(export: NsightExport, base_ns: int) -> tuple[pl.DataFrame, int]:
     """Read CUDA graph launches that were recorded whole, without their kernels."""
     frame, dropped = read_gpu_events(export, _GRAPH, [*_GPU_COLUMNS, "graphId"], noun="CUDA graphs")
     names = frame.select(pl.format("CUDA graph {}", pl.col("graphId").fill_null(0))).to_series().cast(pl.Categorical)
@@ -92,13 +92,13 @@ def _gpu_frame(frame: pl.DataFrame, kind: str, names: pl.Series, base_ns: int, *
     )
 
 
-def api_events(export: Export, strings: Strings, base_ns: int) -> pl.DataFrame:
+def api_events(export: NsightExport, strings: Strings, base_ns: int) -> pl.DataFrame:
     """Read CUDA calls, synchronisations and profiler overhead, with ``process``."""
     calls = _calls(export, strings, base_ns)
     return pl.concat([calls, _syncs(export, calls, base_ns), _overhead(export, strings, base_ns)], how="diagonal")
 
 
-def _calls(export: Export, strings: Strings, base_ns: int) -> pl.DataFrame:
+def _calls(export: NsightExport, strings: Strings, base_ns: int) -> pl.DataFrame:
     columns = ["start", "end", "eventClass", "globalTid", "correlationId", "nameId"]
     frame = read_cpu_events(export, _RUNTIME, columns, noun="CUDA calls")
     names = strings.names(frame["nameId"], unknown="[unknown call]", rewrite=CALL_REWRITE, noun="CUDA calls")
@@ -115,7 +115,7 @@ def _calls(export: Export, strings: Strings, base_ns: int) -> pl.DataFrame:
     )
 
 
-def _syncs(export: Export, calls: pl.DataFrame, base_ns: int) -> pl.DataFrame:
+def _syncs(export: NsightExport, calls: pl.DataFrame, base_ns: int) -> pl.DataFrame:
     """Read synchronisations, named after the call that caused them: the recorded type can be wrong."""
     frame = read_cpu_events(export, _SYNC, ["start", "end", "correlationId", "globalPid"]).select(
         _kind("sync").alias("kind"),
@@ -131,7 +131,7 @@ def _syncs(export: Export, calls: pl.DataFrame, base_ns: int) -> pl.DataFrame:
     )
 
 
-def _overhead(export: Export, strings: Strings, base_ns: int) -> pl.DataFrame:
+def _overhead(export: NsightExport, strings: Strings, base_ns: int) -> pl.DataFrame:
     frame = read_cpu_events(export, "PROFILER_OVERHEAD", ["start", "end", "globalTid", "nameId"])
     return frame.select(
         _kind("overhead").alias("kind"),

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import polars as pl
 
 from tracekit.errors import Notice, NoticeValues
-from tracekit.parsers.nsight.tables import VOCABULARY, Export, read_table
+from tracekit.parsers.nsight.tables import VOCABULARY, NsightExport, read_table
 
 NO_STREAM = 0xFFFFFFFF
 PID_MASK = 0xFFFFFF
@@ -47,7 +47,7 @@ def thread_id(column: str) -> pl.Expr:
 class Strings:
     """The export's string table. Only strings that an event refers to become categories."""
 
-    def __init__(self, export: Export) -> None:
+    def __init__(self, export: NsightExport) -> None:
         strings = read_table(export, "StringIds", ["id", "value"]).unique("id", keep="first")
         # A name with bytes that are not UTF-8 would be taken for another kernel: it counts as lost.
         self._table = strings.filter(~pl.col("value").str.contains("\N{REPLACEMENT CHARACTER}", literal=True))

@@ -23,7 +23,7 @@ import numpy as np
 import polars as pl
 
 from tracekit._util.categories import CategoryColumn
-from tracekit.parsers.nsight.tables import VOCABULARY, Export, read_table
+from tracekit.parsers.nsight.tables import VOCABULARY, NsightExport, read_table
 from tracekit.schema import conform
 
 FIELDS = {
@@ -46,7 +46,7 @@ Layouts = dict[int, list[tuple[str, str, int]]]
 """Schema id → (column, numpy type, offset in bytes) of each field that is read."""
 
 
-def payload_layouts(export: Export) -> Layouts:
+def payload_layouts(export: NsightExport) -> Layouts:
     """Return the layout of each payload schema in the file."""
     entries = read_table(export, "NVTX_PAYLOAD_SCHEMA_ENTRIES", ["schemaId", "type", "name", "offset"])
     layouts: Layouts = {}

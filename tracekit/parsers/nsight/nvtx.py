@@ -11,7 +11,7 @@ and the forward thread of backward nodes.
 import polars as pl
 
 from tracekit.parsers.nsight.names import PID_MASK, Strings, process_id, thread_id
-from tracekit.parsers.nsight.tables import Export, read_cpu_events
+from tracekit.parsers.nsight.tables import NsightExport, read_cpu_events
 
 # Values of eventType, each as recorded live and as imported from text.
 _MARK = (34, 65)
@@ -30,7 +30,7 @@ _OPS_WITHOUT_NAMESPACE = ("record_param_comms", "detach", "detach_")
 _NAMESPACED = r"^[a-z_][a-z0-9_]*::[A-Za-z0-9_.]+$"
 
 
-def nvtx_events(export: Export, strings: Strings, base_ns: int, end_ns: int) -> tuple[pl.DataFrame, pl.DataFrame]:
+def nvtx_events(export: NsightExport, strings: Strings, base_ns: int, end_ns: int) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Read ranges and instants.
 
     Args:

@@ -131,7 +131,7 @@ Pair = tuple[int, int | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Rank:
+class NsightRank:
     """One rank of the file.
 
     ``device`` is None if the events name none, or the process ran nothing on a GPU.
@@ -166,7 +166,7 @@ def keep_rank_events(gpu: pl.DataFrame) -> tuple[pl.DataFrame, list[Pair], dict[
 
 def number_ranks(
     pairs: list[Pair], path: Path, *, first: int | None, communicators: pl.DataFrame, threads: pl.DataFrame
-) -> list[Rank]:
+) -> list[NsightRank]:
     """Number the ranks.
 
     Args:
@@ -197,7 +197,7 @@ def number_ranks(
     else:
         numbers = [0] * len(pairs)
         number_from = "only file"
-    return [Rank(*pair, number, number_from) for pair, number in zip(pairs, numbers, strict=True)]
+    return [NsightRank(*pair, number, number_from) for pair, number in zip(pairs, numbers, strict=True)]
 
 
 def _nccl_ranks(communicators: pl.DataFrame) -> dict[int, int]:

@@ -21,8 +21,8 @@ from tracekit.parsers.nsight.cuda import api_events, gpu_events
 from tracekit.parsers.nsight.exports import ArrowExport, SqliteExport
 from tracekit.parsers.nsight.names import PID_MASK, Strings
 from tracekit.parsers.nsight.nvtx import link_autograd, nvtx_events, parse_ops
-from tracekit.parsers.nsight.rank_events import Rank, keep_rank_events, number_ranks, rank_events, rank_notices
-from tracekit.parsers.nsight.tables import IDENTIFYING_TABLES, Export
+from tracekit.parsers.nsight.rank_events import NsightRank, keep_rank_events, number_ranks, rank_events, rank_notices
+from tracekit.parsers.nsight.tables import IDENTIFYING_TABLES, NsightExport
 from tracekit.schema import UNTIMED, RankEvents, Source
 
 SQLITE_MAGIC = b"SQLite format 3\x00"
@@ -55,7 +55,7 @@ def read(
     return _read_ranks(open_export(path), path, rank, lenient)
 
 
-def open_export(path: Path) -> Export:
+def open_export(path: Path) -> NsightExport:
     """Open an export of any format; the error says why *path* is not one."""
     export = ArrowExport(path) if path.is_dir() else _open_file(path)
     if not export.tables & IDENTIFYING_TABLES:
@@ -64,7 +64,7 @@ def open_export(path: Path) -> Export:
     return export
 
 
-def _open_file(path: Path) -> Export:
+def _open_file(path: Path) -> NsightExport:
     try:
         with path.open("rb") as file:
             magic = file.read(len(SQLITE_MAGIC))
@@ -80,7 +80,7 @@ def _open_file(path: Path) -> Export:
     raise InputError(f"{path}: is not an Nsight Systems export (neither sqlite nor Arrow)", hint=hint)
 
 
-def _read_ranks(export: Export, path: Path, first_rank: int | None, lenient: bool) -> list[RankEvents]:
+def _read_ranks(export: NsightExport, path: Path, first_rank: int | None, lenient: bool) -> list[RankEvents]:
     """Read the ranks of an export; *path* is the file that the user gave."""
     session_start_ns = tables.session_start_ns(export)
     base_ns = session_start_ns or 0
@@ -130,13 +130,15 @@ def _read_ranks(export: Export, path: Path, first_rank: int | None, lenient: boo
             {rank.device: rank.number for rank in ranks_of_process},
         )
         for rank, events in zip(ranks_of_process, events_of_ranks, strict=True):
-            gpu_of_rank = gpus.get((process & PID_MASK, rank.device)) or gpus.get((-1, rank.device)) or tables.Gpu()
+            gpu_of_rank = (
+                gpus.get((process & PID_MASK, rank.device)) or gpus.get((-1, rank.device)) or tables.RecordedGpu()
+            )
             result.append(RankEvents(events, _describe_rank(file_source, rank, events, gpu_of_rank, world)))
     return result
 
 
 def _describe_rank(
-    file_source: Source, rank: Rank, events: pl.DataFrame, gpu: tables.Gpu, world: tuple[str, ...]
+    file_source: Source, rank: NsightRank, events: pl.DataFrame, gpu: tables.RecordedGpu, world: tuple[str, ...]
 ) -> Source:
     """Return the source of a rank: that of its file, with what the rank's own events tell."""
     counts = dict(sorted(events["kind"].value_counts().rows()))

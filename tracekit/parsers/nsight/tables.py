@@ -1,6 +1,6 @@
 """Tables of an export, whichever file format holds them, and checks of the times in them.
 
-An ``Export`` knows its tables and their columns and reads the columns that it is asked for.
+An ``NsightExport`` knows its tables and their columns and reads the columns that it is asked for.
 ``read_table`` gives every column the same type in all formats: ids are unsigned in Arrow and
 Parquet and signed in SQLite, with the same bits.
 
@@ -36,7 +36,7 @@ MAX_GPU_EVENT_NS = 86_400_000_000_000
 """Exclusive bound of plausible durations on a GPU (one day)."""
 
 
-class Export(Protocol):
+class NsightExport(Protocol):
     """One export, open for reading."""
 
     path: Path
@@ -52,7 +52,7 @@ class Export(Protocol):
         ...
 
 
-def read_table(export: Export, table: str, columns: Sequence[str]) -> pl.DataFrame:
+def read_table(export: NsightExport, table: str, columns: Sequence[str]) -> pl.DataFrame:
     """Read *columns* of *table*; a missing column is all null, a missing table has no rows."""
     frame = pl.DataFrame()
     if table in export.tables:
@@ -80,7 +80,7 @@ def _as_dtype(frame: pl.DataFrame, name: str) -> pl.Expr:
     return pl.col(name).cast(wanted, strict=False)
 
 
-def read_cpu_events(export: Export, table: str, columns: Sequence[str], *, noun: str = "events") -> pl.DataFrame:
+def read_cpu_events(export: NsightExport, table: str, columns: Sequence[str], *, noun: str = "events") -> pl.DataFrame:
     """Read a table of CPU events without the rows that have no usable start.
 
     An unusable end becomes null.
@@ -105,7 +105,7 @@ def read_cpu_events(export: Export, table: str, columns: Sequence[str], *, noun:
     return frame.with_columns(end=pl.when(usable_end).then("end")).filter(usable_start)
 
 
-def read_gpu_events(export: Export, table: str, columns: Sequence[str], *, noun: str) -> tuple[pl.DataFrame, int]:
+def read_gpu_events(export: NsightExport, table: str, columns: Sequence[str], *, noun: str) -> tuple[pl.DataFrame, int]:
     """Read a table of GPU events.
 
     Return the rows with usable times and the number of the others.
@@ -152,14 +152,14 @@ _WARNING = 2
 _ERROR = 3
 
 
-def versions(export: Export) -> dict[str, str]:
+def versions(export: NsightExport) -> dict[str, str]:
     """Return the versions of the exporter and its schema; exports of 2020 have none."""
     table = next((name for name in _VERSION_TABLES if name in export.tables), "")
     rows = read_table(export, table, ["name", "value"]).filter(pl.col("name").is_in(list(_VERSION_NAMES)))
     return {_VERSION_NAMES[name]: value for name, value in rows.rows() if value}
 
 
-def session_start_ns(export: Export) -> int | None:
+def session_start_ns(export: NsightExport) -> int | None:
     """Return the wall clock at time 0 of the file, in ns since the epoch.
 
     None if missing or impossible.
@@ -168,14 +168,14 @@ def session_start_ns(export: Export) -> int | None:
     return int(start[0]) if len(start) and 0 <= start[0] < MAX_TIME_NS else None
 
 
-def session_duration_ns(export: Export) -> int:
+def session_duration_ns(export: NsightExport) -> int:
     """Return the length of the session in ns, 0 if the file does not say."""
     duration = read_table(export, "ANALYSIS_DETAILS", ["duration"])["duration"].drop_nulls()
     return max(0, int(duration[0])) if len(duration) else 0
 
 
 @dataclass(frozen=True, slots=True)
-class Gpu:
+class RecordedGpu:
     """A GPU as the process saw it.
 
     A shared one has only the multiprocessors that the process was given.
@@ -186,19 +186,19 @@ class Gpu:
     memory_bytes: int | None = None
 
 
-def find_gpus(export: Export) -> dict[tuple[int, int | None], Gpu]:
+def find_gpus(export: NsightExport) -> dict[tuple[int, int | None], RecordedGpu]:
     """Return the GPU for each (pid, device); pid -1 stands for every process."""
     rows = read_table(export, "TARGET_INFO_GPU", ["id", "cuDevice", "name", "smCount", "totalMemory"])
     rows = rows.with_columns(pl.when(pl.col(name) > 0).then(name) for name in ("smCount", "totalMemory"))
-    by_id = {gpu_id: (device, Gpu(*properties)) for gpu_id, device, *properties in rows.rows()}
-    gpus: dict[tuple[int, int | None], Gpu] = {
+    by_id = {gpu_id: (device, RecordedGpu(*properties)) for gpu_id, device, *properties in rows.rows()}
+    gpus: dict[tuple[int, int | None], RecordedGpu] = {
         (-1, device): gpu for device, gpu in by_id.values() if device is not None
     }
     devices = read_table(export, "TARGET_INFO_CUDA_DEVICE", ["gpuId", "cudaId", "pid"])
     return gpus | {(pid, device): by_id[gpu_id][1] for gpu_id, device, pid in devices.rows() if gpu_id in by_id}
 
 
-def profiler_warnings(export: Export) -> list[Notice]:
+def profiler_warnings(export: NsightExport) -> list[Notice]:
     """Return a notice for each kind of warning or error that the profiler recorded."""
     rows = read_table(export, "DIAGNOSTIC_EVENT", ["severity", "text"])
     rows = rows.filter(pl.col("severity").is_in([_WARNING, _ERROR]))

@@ -13,7 +13,7 @@ from tracekit._util.arrays import Ints
 from tracekit.parsers.kineto.table import LATEST_NS
 from tracekit.parsers.kineto.texts import DAMAGE
 from tracekit.parsers.kineto.vocabulary import MEMORY_COLUMNS
-from tracekit.parsers.kineto.worker import Chunk, ColumnPart, Part
+from tracekit.parsers.kineto.worker import ColumnPart, ScannedPart, TextChunk
 from tracekit.parsers.perfetto.packets import Packets
 from tracekit.parsers.perfetto.slices import NO_END, match_ends
 from tracekit.parsers.perfetto.state import BOOT_CLOCK, Names, TraceState
@@ -36,7 +36,7 @@ Bools = npt.NDArray[np.bool_]
 class ResolvedRows:
     """Rows in the columns of PyTorch's JSON traces, from which ``kineto.table`` builds tables."""
 
-    part: Part
+    part: ScannedPart
     texts: list[bytes]
     skipped: dict[str, int] = field(default_factory=dict)
     python_frames: int = 0
@@ -104,7 +104,7 @@ class RowResolver:
             python_frames=int((is_complete & is_python).sum()),
         )
 
-    def _part(self, columns: dict[Column, Ints], is_kept: Bools, is_allocation: Bools) -> Part:
+    def _part(self, columns: dict[Column, Ints], is_kept: Bools, is_allocation: Bools) -> ScannedPart:
         """Return the kept rows with the columns of arguments beside *columns*, and the allocator's rows."""
         arguments = {column for chunk in self._packets.chunks for column in chunk if column < len(Column)}
         parts: dict[Column, ColumnPart] = {}
@@ -124,7 +124,7 @@ class RowResolver:
             if has_value.any():
                 parts[column] = ColumnPart(kept, None, not has_value.all())
         count = int(is_kept.sum())
-        part = Part(chunks=[Chunk(0, count, parts)], complete=count, events=len(is_kept))
+        part = ScannedPart(chunks=[TextChunk(0, count, parts)], complete=count, events=len(is_kept))
         if has_allocations:
             nothing = np.full(int(is_allocation.sum()), NULL, np.int64)
             part.memory.append(np.stack([memory.get(column, nothing) for column in MEMORY_COLUMNS.values()], axis=1))

@@ -14,7 +14,7 @@ TYPICAL_STEP_NOTE = (
 )
 EXPOSED_NOTE = "not hidden by compute; time of two exposed labels at once counts for one of them"
 VERDICT_MARKS = {"pass": "✓", "improved": "▲", "regressed": "✗", "inconclusive": "?"}
-VERDICT_ORDER = ("regressed", "inconclusive", "improved", "pass")
+GATE_VERDICT_ORDER = ("regressed", "inconclusive", "improved", "pass")
 Row = Mapping[str, Any]
 
 
@@ -299,7 +299,7 @@ def check_table(checks: Sequence[Row], *, reasons_below: bool = False) -> Table 
     >>> check_table(checks, reasons_below=True).notes, [row[-1] for row in check_table(checks).rows]
     (('a: noise',), ['noise', ''])
     """
-    ordered = sorted(checks, key=lambda check: VERDICT_ORDER.index(check["verdict"]))
+    ordered = sorted(checks, key=lambda check: GATE_VERDICT_ORDER.index(check["verdict"]))
     reasons = [reason(check) for check in ordered]
     columns = [
         Column("verdict", "verdict"),

@@ -136,7 +136,7 @@ def timeline_data(analysis: Analysis, clock: PageClock, *, max_events: int = MAX
         begin_ns=min(0, clock.begin_ns),
         end_ns=clock.end_ns,
         labels=[documents.Coloured(label, LABEL_COLOURS[label]) for label in labels],
-        lanes=[documents.Lane(name, [label for label in LANES[name] if label in labels]) for name in LANES],
+        lanes=[documents.PageLane(name, [label for label in LANES[name] if label in labels]) for name in LANES],
         host=[documents.Coloured(name, HOST_COLOURS[name]) for name in rank_timeline.HOST_LANES],
         causes=[(WORDS.exposure_causes[cause], WORDS.exposure_meanings[cause]) for cause in EXPOSURE_CAUSES],
         merged=not analysis.events,
@@ -308,10 +308,10 @@ def _exposure_causes(analysis: Analysis, rank: int) -> dict[str, dict[int, int]]
     }
 
 
-def _steps(steps: pl.DataFrame) -> list[documents.StepTime]:
+def _steps(steps: pl.DataFrame) -> list[documents.PageStepTime]:
     """Return number, start and end of each step: from its first start to its last end on the ranks of the table."""
     by_step = steps.group_by("step").agg(pl.col("start_ns").min(), pl.col("end_ns").max()).sort("start_ns")
-    return [documents.StepTime(step, start_ns / 1e6, end_ns / 1e6) for step, start_ns, end_ns in by_step.rows()]
+    return [documents.PageStepTime(step, start_ns / 1e6, end_ns / 1e6) for step, start_ns, end_ns in by_step.rows()]
 
 
 def _phases(analysis: Analysis, clock: PageClock, rank: int) -> list[tuple[int | None, str, float, float]]:

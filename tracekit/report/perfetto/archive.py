@@ -22,13 +22,13 @@ from tracekit._version import __version__
 from tracekit.align.clocks import Clocks
 from tracekit.documents.perfetto_manifest import (
     ClockRelation,
-    Machine,
     Manifest,
     ManifestDocument,
     ManifestFile,
+    ManifestMachine,
     ReferenceClock,
 )
-from tracekit.documents.store_manifest import Entry
+from tracekit.documents.store_manifest import StoreEntry
 from tracekit.errors import InputError, OptionError
 from tracekit.parsers import remote
 from tracekit.parsers.kineto.stream import Stream
@@ -70,7 +70,7 @@ class RankFile:
         return CLOCK_NAMES[self.reader]
 
 
-def describe_rank_file(entry: Entry, role: str | None) -> RankFile:
+def describe_rank_file(entry: StoreEntry, role: str | None) -> RankFile:
     """Return the file of a rank; raise if Perfetto cannot read it or it is not known where its clock starts."""
     source = entry.source
     if source.reader not in PYTORCH_READERS:
@@ -115,16 +115,16 @@ def make_manifest(
     # What a file's time is, plus this, is its time on the common clock.
     to_common = {file.name: file.base_ns + clock_correction_ns(clocks, file.rank, file.middle_ns) for file in files}
     reference = ReferenceClock(first.name, UNSET if first.clock is None else first.clock)
-    entries = [ManifestFile(path=first.name, machine=Machine(first.machine))]
+    entries = [ManifestFile(path=first.name, machine=ManifestMachine(first.machine))]
     for file in files[1:]:
         relation = ClockRelation(
             clock=UNSET if file.clock is None else file.clock,
             sync_to=reference,
             offset_ns=to_common[file.name] - to_common[first.name],
         )
-        entries.append(ManifestFile(path=file.name, machine=Machine(file.machine), clocks=relation))
+        entries.append(ManifestFile(path=file.name, machine=ManifestMachine(file.machine), clocks=relation))
     relation = ClockRelation(sync_to=reference, offset_ns=results_base_ns - to_common[first.name])
-    entries.append(ManifestFile(path=RESULTS_NAME, machine=Machine("tracekit"), clocks=relation))
+    entries.append(ManifestFile(path=RESULTS_NAME, machine=ManifestMachine("tracekit"), clocks=relation))
     manifest = Manifest(files=tuple(entries), attributes={"tracekit.version": __version__, **attributes})
     return ManifestDocument(manifest)
 

@@ -150,7 +150,7 @@ def write_perfetto(
         if Path(output).suffix.lower() == ".gz":
             target = gzip_ng.GzipNGFile("", "wb", 5, file, mtime=0)  # type: ignore[no-untyped-call]
         with target as opened:
-            return _Export(store, analysis, ranks, opened.write).run(Path(output))
+            return _TraceExport(store, analysis, ranks, opened.write).run(Path(output))
 
 
 def write_archive(
@@ -165,7 +165,7 @@ def write_archive(
     with atomic_write(output) as part, part.open("wb") as file, tempfile.TemporaryDirectory() as folder:
         results = Path(folder) / RESULTS_NAME
         with results.open("wb") as results_file:
-            export_in_progress = _Export(store, analysis, ranks, results_file.write, with_events=False)
+            export_in_progress = _TraceExport(store, analysis, ranks, results_file.write, with_events=False)
             done = export_in_progress.run(Path(output))
         schedule = analysis.schedule
         attributes: dict[str, str | int] = {} if schedule is None else {"tracekit.schedule": schedule.name}
@@ -181,7 +181,7 @@ def write_archive(
     return done
 
 
-class _Export:
+class _TraceExport:
     """One export in progress: the numbers given and the events counted so far."""
 
     def __init__(

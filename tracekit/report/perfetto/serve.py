@@ -41,7 +41,7 @@ class SingleDownloadServer(http.server.ThreadingHTTPServer):
         self.contents: BinaryIO | None = None  # while it waits for the reader
         self.lock = threading.Lock()  # of the reader: one gets the file at a time
         try:
-            super().__init__((HOST, port), _Handler)
+            super().__init__((HOST, port), _RequestHandler)
         except OSError as error:
             raise OutputError(
                 f"port {port} of this machine cannot be used: {error.strerror}",
@@ -66,7 +66,7 @@ class SingleDownloadServer(http.server.ThreadingHTTPServer):
                 self.handle_request()
 
 
-class _Handler(http.server.BaseHTTPRequestHandler):
+class _RequestHandler(http.server.BaseHTTPRequestHandler):
     """Answer to one request of a ``SingleDownloadServer``."""
 
     server: SingleDownloadServer

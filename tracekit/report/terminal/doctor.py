@@ -11,7 +11,7 @@ from rich.text import Text
 from tracekit._util.text import format_ranges, listing, ms, terminal
 from tracekit.doctor.diagnose import Diagnosis
 from tracekit.doctor.findings import RECIPES
-from tracekit.documents.doctor import Finding
+from tracekit.documents.doctor import DoctorFinding
 from tracekit.report.palette import BAD, GOOD, TO_TYPE, UNSURE
 
 TOOLS = {"kineto": "PyTorch profiler", "perfetto": "PyTorch profiler", "nsight": "Nsight Systems"}
@@ -101,7 +101,7 @@ def _group(group: dict[str, Any]) -> str:
     return f"{group['name']} “{group['description'] or 'no description'}”{ranks}"
 
 
-def _finding(finding: Finding, total: int) -> Table:
+def _finding(finding: DoctorFinding, total: int) -> Table:
     mark, style = _MARKS[finding.severity]
     lines = Text(terminal(finding.problem), style="bold" if finding.severity == "blocks" else "")
     if finding.ranks and len(finding.ranks) < total:

@@ -6,17 +6,17 @@ from tracekit.diffs import GateResult, Run, Side, from_analysis, gate
 from tracekit.errors import InputError
 from tracekit.report.findings import finding_in_a_log, shown_findings
 from tracekit.report.view.ranks import Pace, late_rank, late_rows
-from tracekit.run.watch import Recording
+from tracekit.run.watch import WatchedRecording
 
 
-def run_of(recording: Recording) -> Run | None:
+def run_of(recording: WatchedRecording) -> Run | None:
     """Return the recording as a run for the gate; None if it could not be analysed."""
     if recording.analysis is None:
         return None
     return from_analysis(recording.analysis.to_document(), name=recording.name)
 
 
-def line(recording: Recording, *, first: Run | None = None) -> str:
+def line(recording: WatchedRecording, *, first: Run | None = None) -> str:
     """Return the step time, budget and first finding of a recording, and whether it is slower than the *first* one."""
     name, analysis, run = terminal(recording.name), recording.analysis, run_of(recording)
     if recording.read_again:

@@ -173,16 +173,16 @@ class View:
     """Distribution of figures over ranks, for a run of many ranks."""
 
     @cached_property
-    def answer(self) -> tuple[sentences.Line, ...]:
+    def answer(self) -> tuple[sentences.AnswerLine, ...]:
         """The answer in a few lines, the most important first."""
         return self._answer(clock_reasons=True)
 
     @cached_property
-    def answer_without_clocks(self) -> tuple[sentences.Line, ...]:
+    def answer_without_clocks(self) -> tuple[sentences.AnswerLine, ...]:
         """The answer without what clocks leave open, which ``clocks`` says once."""
         return self._answer(clock_reasons=False)
 
-    def _answer(self, *, clock_reasons: bool) -> tuple[sentences.Line, ...]:
+    def _answer(self, *, clock_reasons: bool) -> tuple[sentences.AnswerLine, ...]:
         """Return the lines of the answer."""
         blocked = self.blocking and (self.blocking.text if clock_reasons else self.blocking.sentence)
         waits = sentences.waits_sentence(self.analysis, self.stragglers, clock_reasons=clock_reasons)
@@ -200,7 +200,7 @@ class View:
             ("Memory", memory_sentence(analysis), "memory"),
             *(("Next", first.text, "next") for first in self.advice[:1]),
         )
-        return tuple(sentences.Line(topic, text, target) for topic, text, target in lines if text)
+        return tuple(sentences.AnswerLine(topic, text, target) for topic, text, target in lines if text)
 
     @cached_property
     def tiles(self) -> tuple[top.Tile, ...]:
@@ -284,7 +284,7 @@ class View:
         return tuple({**WORDS.definitions, **of_schedule}.items())
 
     @cached_property
-    def kernels(self) -> tuple[rates.Kernel, ...]:
+    def kernels(self) -> tuple[rates.KernelRow, ...]:
         """The longest kernels, and the evidence for their labels."""
         return rates.kernels(self.analysis, self.quoted_path)
 

@@ -34,7 +34,7 @@ _NO_SCHEDULE_CODES = ("order-unknown", "schedule-other", "step-cut", "ranks-unkn
 """Notices that say why the schedule of a pipeline is not named."""
 
 
-class Line(msgspec.Struct, frozen=True):
+class AnswerLine(msgspec.Struct, frozen=True):
     """One line of the answer."""
 
     topic: str

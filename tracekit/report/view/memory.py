@@ -1,4 +1,4 @@
-"""What fills GPU memory: tables by rank and by source line, and the sentence of the answer."""
+"""Contents of GPU memory: tables by rank and by source line, and the sentence of the answer."""
 
 from __future__ import annotations
 

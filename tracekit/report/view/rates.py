@@ -282,7 +282,7 @@ def _place_name(row: dict[str, Any], kind: str) -> str:
     return f"{ranks}{terminal(row['name'])}"
 
 
-class Kernel:
+class KernelRow:
     """A kernel in a step, mean over ranks.
 
     Args:
@@ -306,14 +306,15 @@ class Kernel:
         self.places = places[:MAX_KERNEL_RANKS]
 
 
-def kernels(analysis: Analysis, quoted_path: str | None) -> tuple[Kernel, ...]:
+def kernels(analysis: Analysis, quoted_path: str | None) -> tuple[KernelRow, ...]:
     """Return the kernels that took longest in a step, as a mean over ranks."""
     rank_steps = max(1, sum(len(rank.per_step) for rank in analysis.rank_results))
     span_ns = max(1.0, analysis.total.budget.span_ns / rank_steps)
     longest = analysis.tables["kernels"].sort("ns", descending=True).head(MAX_KERNELS).iter_rows(named=True)
     places = analysis.tables["reasons"].rows_by_key(["name", "label", "module"], named=True, include_key=True)
     return tuple(
-        Kernel(row, places.get((row["name"], row["label"], row["module"]), []), span_ns, quoted_path) for row in longest
+        KernelRow(row, places.get((row["name"], row["label"], row["module"]), []), span_ns, quoted_path)
+        for row in longest
     )
 
 

@@ -35,7 +35,7 @@ from tracekit.reconstruct.segment import segment_steps
 from tracekit.schema import COMMUNICATION_LABELS, COMPUTE_LABELS
 
 FORWARD_LABELS = ("forward",)
-BACKWARD_LABELS = ("dgrad", "wgrad", "backward", "recompute")
+ENGINE_LABELS = ("dgrad", "wgrad", "backward", "recompute")
 MESSAGE_LABELS = ("pp_comm", "comm")
 """Labels of work that may carry a micro-batch's output to the next stage."""
 MIN_FORWARD_SHARE = 0.5
@@ -70,7 +70,7 @@ class RepeatedLayers(msgspec.Struct, frozen=True, eq=False):
     """Kernels by which the starts of layers may be off."""
 
 
-class _Chunk(msgspec.Struct, frozen=True, eq=False):
+class _LayeredChunk(msgspec.Struct, frozen=True, eq=False):
     """The kernels of one forward or backward of a micro-batch, in launch order, and the layers among them."""
 
     kernels: pl.DataFrame
@@ -131,7 +131,7 @@ def _compute_kernels(labelled: pl.DataFrame) -> pl.DataFrame:
     return pl.concat(parts).with_columns(pl.col("name", "op", "label").cast(pl.String))
 
 
-def _chunks_with_layers(kernels: pl.DataFrame, kind: str, sync_ns: Ints) -> tuple[list[_Chunk], float]:
+def _chunks_with_layers(kernels: pl.DataFrame, kind: str, sync_ns: Ints) -> tuple[list[_LayeredChunk], float]:
     """Return the chunks of a kind that have layers, and their share of the kernels of all chunks of the kind.
 
     Chunks that launched the same kernels are searched once. Where the host waits for the GPU before each
@@ -157,7 +157,7 @@ def _chunks_with_layers(kernels: pl.DataFrame, kind: str, sync_ns: Ints) -> tupl
             waits = np.searchsorted(sync_ns, chunk["host_ns"].to_numpy()[np.stack([first_kernels - 1, first_kernels])])
             layers = None if (waits[0] < waits[1]).all() else layers
         if layers is not None:
-            chunks.append(_Chunk(chunk, layers))
+            chunks.append(_LayeredChunk(chunk, layers))
     return chunks, sum(len(chunk.kernels) for chunk in chunks) / max(sum(map(len, all_chunks)), 1)
 
 
@@ -173,7 +173,7 @@ def _is_chained(layer: pl.DataFrame) -> bool:
 
 def _split_chunks(kernels: pl.DataFrame, kind: str) -> list[pl.DataFrame]:
     """Return the kernels of each chunk of a kind, with a ``token`` that is equal for equal kernels."""
-    labels = FORWARD_LABELS if kind == "F" else BACKWARD_LABELS
+    labels = FORWARD_LABELS if kind == "F" else ENGINE_LABELS
     rows = kernels.filter((pl.col("part") == kind) & pl.col("label").is_in(labels))
     # A kernel is identified by its operator, unless that launches many: then by its own name.
     few_kernels = (pl.len().over("op_id") <= MAX_KERNELS_PER_OPERATOR) & pl.col("op_id").is_not_null()
@@ -186,7 +186,7 @@ def _split_chunks(kernels: pl.DataFrame, kind: str) -> list[pl.DataFrame]:
     return rows.sort("chunk", "host_ns", maintain_order=True).partition_by("chunk", maintain_order=True)
 
 
-def _layer_kernels(chunks: Sequence[_Chunk], *, reverse: bool) -> pl.DataFrame:
+def _layer_kernels(chunks: Sequence[_LayeredChunk], *, reverse: bool) -> pl.DataFrame:
     """Return ``LAYER_KERNELS`` of the chunks; backwards run their layers in reverse order."""
     parts = [LAYER_KERNELS.to_frame()]
     for chunk in chunks:
@@ -198,7 +198,7 @@ def _layer_kernels(chunks: Sequence[_Chunk], *, reverse: bool) -> pl.DataFrame:
     return pl.concat(parts)
 
 
-def _layer_frames(chunks: Sequence[_Chunk], host: Host, *, reverse: bool) -> pl.DataFrame:
+def _layer_frames(chunks: Sequence[_LayeredChunk], host: Host, *, reverse: bool) -> pl.DataFrame:
     """Return ``LAYER_FRAMES`` of the chunks; backwards run their layers in reverse order."""
     parts = [LAYER_FRAMES.to_frame()]
     for chunk in chunks:
@@ -286,7 +286,7 @@ def repeated_positions(events: pl.DataFrame, gpu_events: pl.DataFrame) -> tuple[
         return None
     label, is_backward = gpu_events["label"].cast(pl.String), gpu_events["pass"].cast(pl.String) == "backward"
     may_be_forward = ((label == "forward") | ~label.is_in((*COMPUTE_LABELS, "other"))).to_numpy()
-    by_engine = is_backward.fill_null(False) | label.is_in(BACKWARD_LABELS) | gpu_events["node"].is_not_null()
+    by_engine = is_backward.fill_null(False) | label.is_in(ENGINE_LABELS) | gpu_events["node"].is_not_null()
     placement = Placement(
         tid=to_int64(gpu_events["launch_tid"]),
         launch_ns=to_int64(gpu_events["launch_ns"]),
