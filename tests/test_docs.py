@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import io
 import re
 import shlex
@@ -133,6 +134,15 @@ def test_python_examples_run(workplace, monkeypatch, text):
     assert examples, "it shows no Python"
     for example in examples:
         exec(compile(example, "example", "exec"), {})
+
+
+@pytest.mark.slow
+def test_the_worked_trace_gives_the_answers_that_are_shown(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    examples = "\n".join(blocks("python", (ROOT / "docs/worked-trace.md").read_text(encoding="utf-8")))
+    shown = doctest.DocTestParser().get_doctest(examples, {}, "worked-trace", None, None)
+    assert len(shown.examples) > 12
+    assert doctest.DocTestRunner(verbose=False).run(shown).failed == 0
 
 
 def test_links_inside_the_repository_lead_somewhere():
