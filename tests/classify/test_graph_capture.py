@@ -24,6 +24,7 @@ from tracekit.classify.kernel_words import find_related
 from tracekit.errors import InputError
 from tracekit.parsers.kineto.captures import MAX_GPU_EVENTS_PER_LAUNCH, holds_capture, read_kernel_blocks
 from tracekit.parsers.source_refs import SourceRef
+from tracekit.report.terminal.explain import explain_text
 from tracekit.schema import CAPTURED_KERNELS, KERNEL_BLOCKS, GraphCapture
 from tracekit.store.sources import read_ref
 
@@ -391,3 +392,26 @@ def test_a_capture_has_at_most_half_as_many_gpu_events_as_launches(tmp_path, gpu
     path = tmp_path / "rank0.json"
     path.write_text(json.dumps({"traceEvents": [begin, *[launch] * 10, *[kernel] * gpu_events]}))
     assert holds_capture(str(path)) is captured
+
+
+def test_an_explanation_names_the_captured_operator():
+    (rank,) = read_ref(source("step-replay.json.gz", "step-capture.json.gz"))
+    assert "aten::gelu_backward" in explain_text(rank, "GeluBackward")
+    assert "aten::gelu_backward" not in explain_text(replace(rank, capture=None), "GeluBackward")
+
+
+@pytest.mark.parametrize(("pause_ns", "joined"), [(0, False), (500, True)])
+def test_a_launch_call_needs_room_for_the_order_of_the_capture(pause_ns, joined):
+    """A call of 30 ns, and 10 operators and launches with 40 starts and ends between them."""
+    events = replay_of(KERNELS * 5)
+    call_end = pl.when(pl.col("kind") == "runtime").then(pl.col("start_ns") + 30).otherwise("end_ns")
+    events = events.with_columns(end_ns=call_end)
+    following = events.filter(pl.col("kind") == "runtime").with_columns(
+        pl.lit(10_000, pl.Int64).alias("id"),
+        pl.lit(None, pl.Int64).alias("correlation"),
+        start_ns=pl.col("start_ns") + 30 + pause_ns,
+        end_ns=pl.col("start_ns") + 40 + pause_ns,
+    )
+    replays = join_replays(pl.concat([events, following]), capture_of(LAYER * 5))
+    assert bool(replays.replays_joined) is joined
+    assert [mismatch.case for mismatch in replays.mismatches] == ([] if joined else ["short_launch"])

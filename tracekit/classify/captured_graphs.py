@@ -63,6 +63,11 @@ class CapturedGraph:
         return Counter(self.launches["kind"].to_list())
 
     @cached_property
+    def moments(self) -> int:
+        """Number of different times at which the host's events start or end."""
+        return int(pl.concat([self.host["start_ns"], self.host["end_ns"]]).n_unique())
+
+    @cached_property
     def has_names(self) -> bool:
         """Whether the launches record the names of their kernels."""
         is_kernel = self.launches["kind"] == "kernel"

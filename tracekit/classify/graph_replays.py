@@ -15,7 +15,7 @@ import polars as pl
 from tracekit._util.arrays import Ints
 from tracekit.classify.captured_graphs import CapturedGraph, Mismatch, NodeMatch, match_nodes, read_captured_graphs
 from tracekit.classify.names import HOST_CALLS
-from tracekit.schema import GPU_KINDS, GraphCapture
+from tracekit.schema import GPU_KINDS, GraphCapture, RankEvents
 
 JOINED = pl.Schema(
     {
@@ -77,6 +77,12 @@ def join_replays(events: pl.DataFrame, capture: GraphCapture) -> Replays:
     for replay, cut_match in _match_cut_replays(nodes_of, matches, reasons).items():
         matches[replay] = cut_match
         del reasons[replay]
+    # 4. Replays whose launch leaves no room for the copies of the capture.
+    room_ns = _room_of_calls(events, calls)
+    for replay, (graph, _) in list(matches.items()):
+        if room_ns[replay] <= graphs[graph].moments:
+            reasons[replay] = Mismatch("short_launch", graphs[graph].moments, room_ns[replay])
+            del matches[replay]
     joined = _joined_table(nodes_of, matches)
     duration = pl.col("end_ns") - pl.col("start_ns")
     of_joined = nodes.join(joined.select("id"), on="id", how="semi")
@@ -199,7 +205,7 @@ def add_captured_launches(events: pl.DataFrame, replays: Replays) -> pl.DataFram
     copies = []
     links = []
     graph_of = dict(replays.joined.select("replay", "graph").unique().iter_rows())
-    host_starts = events.filter(~pl.col("kind").is_in(GPU_KINDS))["start_ns"].sort().to_numpy()
+    room_ns = _room_of_calls(events, replays.calls)
     for call in replays.calls.iter_rows(named=True):
         if call["replay"] not in graph_of:
             continue
@@ -207,7 +213,7 @@ def add_captured_launches(events: pl.DataFrame, replays: Replays) -> pl.DataFram
         host = graph.host
         correlations = graph.launches["correlation"]
         numbers = pl.Series(np.arange(len(correlations)) + next_correlation)
-        times = _squeeze(host, call["start_ns"], call["end_ns"], host_starts)
+        times = _squeeze(host, call["start_ns"], room_ns[call["replay"]])
         copies.append(
             host.with_columns(
                 id=pl.int_range(pl.len(), dtype=pl.Int64) + next_id,
@@ -237,6 +243,13 @@ def add_captured_launches(events: pl.DataFrame, replays: Replays) -> pl.DataFram
     return pl.concat([linked.drop("captured_correlation"), *copies])
 
 
+def events_with_captured_launches(rank: RankEvents) -> pl.DataFrame:
+    """Return the events of a rank, with those of the capture in each replay if it has one."""
+    if rank.capture is None:
+        return rank.events
+    return add_captured_launches(rank.events, join_replays(rank.events, rank.capture))
+
+
 def restore_launches(labelled: pl.DataFrame, replays: Replays) -> pl.DataFrame:
     """Return labelled events with the launches that the replays recorded: those of their graphs."""
     calls = replays.calls.select("replay", call_correlation="correlation", call_ns="start_ns", call_tid="tid")
@@ -254,16 +267,28 @@ def _largest(events: pl.DataFrame, column: str) -> int:
     return int(events[column].max() or 0)  # type: ignore[arg-type]
 
 
-def _squeeze(host: pl.DataFrame, start_ns: int, end_ns: int, host_starts: Ints) -> tuple[Ints, Ints]:
+def _room_of_calls(events: pl.DataFrame, calls: pl.DataFrame) -> dict[int, int]:
+    """Return for every graph launch the time in ns from its start until the host's next event, by replay.
+
+    An event that ends at the launch's end or later, and began before it, is around the launch.
+    """
+    host_starts = events.filter(~pl.col("kind").is_in(GPU_KINDS))["start_ns"].sort().to_numpy()
+    room = {}
+    for replay, start_ns, end_ns in calls.select("replay", "start_ns", "end_ns").iter_rows():
+        following = int(np.searchsorted(host_starts, end_ns, side="left"))
+        is_last = following == len(host_starts)
+        room[replay] = np.iinfo(np.int64).max - start_ns if is_last else int(host_starts[following]) - start_ns
+    return room
+
+
+def _squeeze(host: pl.DataFrame, start_ns: int, room_ns: int) -> tuple[Ints, Ints]:
     """Return starts and ends of the copied events: their order alone, as nanoseconds from the launch on.
 
-    Times in order keep what lies in what. They need one nanosecond each, which a launch call has: it takes longer for
-    each node. Where a call is too short, the time until the host's next event is used as well.
+    Times in order keep what lies in what. They need one nanosecond each, which launches have: the call takes longer for
+    each node, and the host's next event comes some time after it.
     """
     times = np.concatenate([host["start_ns"].to_numpy(), host["end_ns"].to_numpy()])
     distinct, order = np.unique(times, return_inverse=True)
-    following = np.searchsorted(host_starts, end_ns, side="left")
-    limit_ns = int(host_starts[following]) if following < len(host_starts) else end_ns + len(distinct)
-    gap = max(1, (max(end_ns, limit_ns) - start_ns - 1) // (len(distinct) + 1))
-    squeezed = start_ns + 1 + order * min(gap, max(1, (end_ns - start_ns) // (len(distinct) + 1)))
+    assert len(distinct) < room_ns, "replays without room for the copies are not joined"
+    squeezed = start_ns + 1 + order
     return squeezed[: len(host)], squeezed[len(host) :]

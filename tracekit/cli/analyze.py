@@ -86,7 +86,15 @@ def run(
         if json or output:
             raise OptionError("--explain prints text", hint=f"leave {'--json' if json else '-o'} out")
         run_paths = options.role_paths(paths, roles, "analyze")
-        _explain(run_paths, explain, ranks=options.parse_ranks(ranks), rank=rank, rules=rules, all_rules=full)
+        _explain(
+            run_paths,
+            explain,
+            ranks=options.parse_ranks(ranks),
+            rank=rank,
+            rules=rules,
+            capture=capture,
+            all_rules=full,
+        )
         return
     if paths and not roles and _has_recordings_alone(paths):
         from tracekit.cli import late
@@ -181,14 +189,16 @@ def _explain(
     ranks: tuple[int, ...] | None,
     rank: int | None,
     rules: Path | None,
+    capture: Path | None,
     all_rules: bool,
 ) -> None:
     """Print why events got their labels, for the first of *ranks*."""
     from tracekit.report.terminal.explain import explain_text
     from tracekit.run.driver import find_sources
-    from tracekit.store.sources import read_ref
+    from tracekit.store.sources import attach_named_capture, read_ref
 
-    refs, _ = find_sources(paths, ranks=ranks, rank=rank)
+    found, _ = find_sources(paths, ranks=ranks, rank=rank)
+    refs = attach_named_capture(found, capture)
     parts = (part for ref in refs for part in read_ref(ref, ranks=ranks))
     part = next(parts, None)
     if part is None:

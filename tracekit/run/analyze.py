@@ -18,13 +18,12 @@ from tracekit.analysis.measure.tables import RankTables
 from tracekit.classify import RuleBook
 from tracekit.errors import InputError, Notice, OptionError
 from tracekit.metrics.peaks import check_gpu
-from tracekit.parsers.discovery import discover
 from tracekit.parsers.source_refs import SourceRef, unknown_rank_error
 from tracekit.reconstruct.parallel_groups import split_layout
 from tracekit.roles.combine import combine_roles, main_role
 from tracekit.run import driver
 from tracekit.run.measure import Options
-from tracekit.store.sources import OneRole, PathList, Paths, attach_captures, failure_notices
+from tracekit.store.sources import OneRole, PathList, Paths, attach_named_capture, failure_notices
 from tracekit.store.trace import Trace
 from tracekit.whatif.changes import parse_change
 
@@ -157,7 +156,7 @@ def analyze(
     else:
         strict = on_damage == "error"
         refs, notices = driver.find_sources(traces, ranks=options.ranks, rank=file_rank, strict=strict)
-        refs = _attach_named_capture(refs, capture)
+        refs = attach_named_capture(refs, capture)
         paths = [ref.path for ref in refs]
         work = options.for_ranks(len(refs)).source_tables
         results = driver.map_sources(
@@ -191,17 +190,6 @@ def analyze(
     )
     analysis = combine_roles(analyses, tables_by_role, main=main, named=roles_named_by_caller)
     return analysis if run_paths is None else _with_whole_run(analysis, run_paths)
-
-
-def _attach_named_capture(refs: tuple[SourceRef, ...], capture: PathList | None) -> tuple[SourceRef, ...]:
-    """Return the sources with the capture that the caller named, by absolute paths: workers may run elsewhere."""
-    if capture is None:
-        return refs
-    captures = []
-    for ref in discover(capture).refs:
-        path = ref.path if ref.url is not None else str(Path(ref.path).absolute())
-        captures.append(replace_fields(ref, path=path))
-    return tuple(attach_captures(refs, captures))
 
 
 def _check_capture_used(capture: PathList | None, measured: Sequence[tuple[str | None, RankTables]]) -> None:

@@ -247,6 +247,20 @@ def attach_captures(refs: Sequence[SourceRef], captures: Sequence[SourceRef]) ->
     return attached
 
 
+def attach_named_capture(refs: Sequence[SourceRef], capture: PathList | None) -> tuple[SourceRef, ...]:
+    """Return the sources with the capture at the path that the caller named, if there is one.
+
+    The paths of captures are absolute: workers may run in another folder.
+    """
+    if capture is None:
+        return tuple(refs)
+    captures = []
+    for ref in discover(capture).refs:
+        path = ref.path if ref.url is not None else os.path.abspath(ref.path)  # noqa: PTH100
+        captures.append(replace(ref, path=path))
+    return tuple(attach_captures(refs, captures))
+
+
 def separate_captures(refs: Sequence[SourceRef]) -> list[SourceRef] | None:
     """Return the sources that are not captures, with those that are attached; None if there are no captures.
 

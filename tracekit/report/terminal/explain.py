@@ -7,6 +7,7 @@ import polars as pl
 from tracekit._util.text import ms, terminal
 from tracekit.analysis import Analysis
 from tracekit.classify import classify, explain, load_rules
+from tracekit.classify.graph_replays import events_with_captured_launches
 from tracekit.errors import OptionError
 from tracekit.findings.finding import EvidenceValue
 from tracekit.report.view import view_of
@@ -73,9 +74,10 @@ def explain_text(rank: RankEvents, selector: str, *, rules: str | Path | None = 
     broadcast: 8 events, 103.131 ms on rank 0
     """
     rule_book = load_rules(rules) if rules is not None else None
+    events = events_with_captured_launches(rank)
     if selector not in LABELS:
-        return explain(rank.events, int(selector) if selector.isdecimal() else selector, rule_book).render()
-    labelled = classify(rank.events, rules=rule_book)
+        return explain(events, int(selector) if selector.isdecimal() else selector, rule_book).render()
+    labelled = classify(events, rules=rule_book)
     rows = labelled.filter(pl.col("label") == selector).with_columns(ns=pl.col("end_ns") - pl.col("start_ns"))
     if rows.is_empty():
         raise OptionError(
@@ -97,6 +99,6 @@ def explain_text(rank: RankEvents, selector: str, *, rules: str | Path | None = 
         f"  {row['ns'] / 1e6:10.3f} ms  {row['count']:6,}  {row['rule'] or 'no rule knows them'}"
         for row in by_rule.iter_rows(named=True)
     ]
-    explained = explain(rank.events, longest, rule_book).render(all_rules=all_rules)
+    explained = explain(events, longest, rule_book).render(all_rules=all_rules)
     more = [] if all_rules else ["  --full lists the rules that do not match, and why"]
     return "\n".join([head, *lines, "", "decided by", *rule_lines, "", "the longest of them", "", explained, *more])
