@@ -75,7 +75,9 @@ const tracks = (() => {
     for (let size = BIN_COUNT / 2; size >= 256; size /= 2) {
       const finer = levels.at(-1).slots, coarser = new Map();
       for (const [kind, shares] of finer) {
-        coarser.set(kind, Float32Array.from({ length: size }, (_, bin) => (shares[2 * bin] + shares[2 * bin + 1]) / 2));
+        const halved = new Float32Array(size); // a plain loop: Float32Array.from with a function is far slower
+        for (let bin = 0; bin < size; bin++) halved[bin] = (shares[2 * bin] + shares[2 * bin + 1]) / 2;
+        coarser.set(kind, halved);
       }
       levels.push({ width: levels.at(-1).width * 2, slots: coarser });
     }
