@@ -196,7 +196,7 @@ def likely_candidates(pp: int, forwards: int, shape: str, virtual: int) -> Itera
     Args:
         pp: Ranks of the pipeline.
         forwards: Forwards of a rank.
-        shape: Placement of the stages (``Placement.shape``); all schedules if it is not known.
+        shape: Placement of the stages (``StagePlacement.shape``); all schedules if it is not known.
         virtual: Chunks per rank of the placement.
     """
 
