@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 import string
 from dataclasses import replace
 from pathlib import Path
@@ -240,12 +239,6 @@ def test_a_notice_survives_json_with_its_sentence():
         assert entry.message == sentence
         assert entry.to_notice() == notice
         assert hash(entry.to_notice()) == hash(notice)
-
-
-def test_a_warning_of_an_older_file_keeps_its_sentence():
-    text = json.dumps([{"code": "no-steps", "message": "rank 0: no step marks"}])
-    (entry,) = msgspec.json.decode(text, type=list[WarningEntry])
-    assert entry.to_notice().message == "rank 0: no step marks"
 
 
 def test_a_notice_of_another_version_is_shown_by_its_code():

@@ -146,7 +146,7 @@ def _rename_groups(renumbered: pl.DataFrame, base: pl.DataFrame) -> pl.DataFrame
     """Give groups the names they have in *base*, known from the operations that are in both."""
     names = base.select(base_id="op_id", base_group="group").unique("base_id")
     shared = renumbered.select("rank", "group", "base_id").join(names, on="base_id")
-    renaming = shared.group_by("rank", "group").agg(pl.col("base_group").drop_nulls().mode().first())
+    renaming = shared.group_by("rank", "group").agg(pl.col("base_group").drop_nulls().mode().min())
     renamed = renumbered.join(renaming, on=["rank", "group"], how="left", maintain_order="left")
     return renamed.with_columns(group=pl.coalesce("base_group", "group"))
 

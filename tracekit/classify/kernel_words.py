@@ -16,7 +16,8 @@ COMMON_WORDS = frozenset(
 )
 _PRODUCT_WORD = "product"
 """Word for all names of matrix products, which have few words in common."""
-_CASE_CHANGE = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_CASE_CHANGE = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+"""Place between two words of a name such as ``GeluCUDAKernel``."""
 _PRODUCT_KERNEL = re.compile(r"(?i)gemm|gemv|nvjet|cijk_|matmul|splitk|xmma")
 _PRODUCT_OP = re.compile(OPERATORS["graph_product"])
 

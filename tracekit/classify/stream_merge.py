@@ -55,7 +55,8 @@ def merge_streams(keys: AnyInts, names: AnyInts, streams: AnyInts, related: Coll
         streams: Stream of each kernel.
         related: Pairs of key and name that share a word.
 
-    >>> merge_streams(np.array([1, 2, 1, 2]), np.array([7, 8, 8, 7]), np.array([0, 1, 1, 0])).tolist()
+    >>> keys, names, streams = np.array([1, 2, 1, 2]), np.array([7, 8, 8, 7]), np.array([0, 1, 1, 0])
+    >>> merge_streams(keys, names, streams, related=[(1, 7), (2, 8)]).tolist()
     [0, 1, 3, 2]
     """
     launch_keys = [int(key) for key in keys]

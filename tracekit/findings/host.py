@@ -46,8 +46,9 @@ class _StepMeans:
             .group_by("code")
             .agg(
                 pl.col("host_ns", "idle_ns", "idle_after_ns", "count").sum() / count,
-                pl.col("name").drop_nulls().mode().first(),
-                pl.col("op").drop_nulls().mode().first(),
+                # Of names that are equally frequent the first by alphabet, so that an answer can be repeated.
+                pl.col("name").drop_nulls().cast(pl.String).mode().min(),
+                pl.col("op").drop_nulls().cast(pl.String).mode().min(),
             )
         )
         self.rows = {row["code"]: row for row in sums.iter_rows(named=True)}

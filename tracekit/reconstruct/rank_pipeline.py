@@ -135,7 +135,7 @@ def rank_pipeline(
         stalls=_stall_table(stalls),
         lanes=measure_lanes(rows, chunks) if chunks.height else pl.DataFrame(schema=LANES),
         groups=_process_groups(source, named),
-        group=None if named.is_empty() else str(named["group"].cast(pl.String).mode()[0]),
+        group=None if named.is_empty() else str(named["group"].cast(pl.String).mode().sort()[0]),
         world_size=source.world_size,
         peers_local=source.reader == "nsight",
         notices=(*notices, *_pairing_notices(rows, chunks)),

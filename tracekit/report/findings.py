@@ -39,7 +39,7 @@ def shown_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 
 ABSENCES = {
     "data_loading": "no waiting for data",
-    "host_sync": "no synchronisation",
+    "host_sync": "no CPU waiting for the GPU",
     "pageable_copy": "no pageable copies",
     "allocator": "no allocations",
     "compile": "no compilation",
@@ -55,14 +55,15 @@ def absent_costs(findings: Sequence[Finding], budget: Budget, *, host_recorded: 
     """Return what is not wrong, in a few words; empty if nothing of that is known or worth a line.
 
     >>> absent_costs((), Budget(1000, 990, {"dp_comm": 5}, 5), host_recorded=True)
-    'nothing to gain outside compute: no waiting for data, no synchronisation, 0.5 % exposed'
+    'nothing to gain outside compute: no waiting for data, no CPU waiting for the GPU, 0.5 % exposed transfers'
     """
     shown = {finding.code for finding in shown_findings(findings)}
     absent = [words for code, words in ABSENCES.items() if code not in shown][:MAX_ABSENCES] if host_recorded else []
     exposed_share = sum(budget.exposed_ns.values()) / budget.span_ns if budget.span_ns else 1.0
     is_hidden = exposed_share <= MAX_EXPOSED_SHARE
     if is_hidden:
-        absent.append(f"{percent(exposed_share)} exposed" if exposed_share else "nothing exposed")
+        exposed = f"{percent(exposed_share)} exposed transfers" if exposed_share else "no exposed transfers"
+        absent.append(exposed)
     if not absent or not budget.span_ns:
         return ""
     only_compute = host_recorded and is_hidden and shown <= {"slow_kernel"}

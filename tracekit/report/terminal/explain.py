@@ -21,7 +21,7 @@ def explain_finding(analysis: Analysis, number: int) -> str:
 
     >>> from tracekit import analyze
     >>> print(explain_finding(analyze("sample_traces/slow-ddp"), 2).splitlines()[0])
-    2. rank 2 runs the same kernels 1.98 times slower (12 SMs, others 32)
+    2. the others wait for rank 2: the same kernels take 1.98 times as long (12 SMs, others 32)
     """
     findings = view_of(analysis).findings
     if not 1 <= number <= len(findings):

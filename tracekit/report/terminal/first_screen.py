@@ -73,16 +73,22 @@ def first_screen(view: View, width: int, *, unicode: bool = True, page_written: 
 def _findings_heading(findings: Sequence[tuple[int, Finding]]) -> str:
     """Return what the columns before the findings hold."""
     is_bounded = any(finding.saves_ns is None for _, finding in findings)
-    return f"What to do (→), by what it saves per step{' (≤: at most)' if is_bounded else ''}:"
+    if is_bounded:
+        return "What to do (→), by predicted saving per step; after those, upper bounds (≤):"
+    return "What to do (→), by predicted saving per step:"
 
 
 def _first_findings(view: View) -> list[tuple[int, Finding]]:
-    """Return the findings of the first screen with their numbers: the first of all, and the first about memory."""
+    """Return the findings of the first screen with their numbers: those up to the last large one, and one on memory.
+
+    A small finding before a large one is shown, so that no number is missing.
+    """
     numbered = list(enumerate(view.findings, start=1))
     if not numbered:
         return []
-    large = [pair for pair in numbered[1:] if _effect_share(pair[1]) >= MIN_SHARE_TO_SHOW_FIRST]
-    shown = [numbered[0], *large][:MAX_FINDINGS]
+    first = numbered[:MAX_FINDINGS]
+    large = [number for number, finding in first if _effect_share(finding) >= MIN_SHARE_TO_SHOW_FIRST]
+    shown = first[: max(large, default=1)]
     about_memory = [pair for pair in numbered if pair[1].cost_bytes and pair not in shown]
     return [*shown, *about_memory[:1]]
 
@@ -347,7 +353,7 @@ def certainty(view: View) -> list[str]:
     facts = []
     if len(usual) > 1:
         spread = (max(usual) - min(usual)) / max(analysis.step.time_ns or 0, 1)
-        facts.append(f"{counted(len(usual), 'step')} within {percent(spread, digits=0)}")
+        facts.append(f"{counted(len(usual), 'step')} within {percent(spread, digits=0)} of each other")
     elif analysis.step.is_marked:
         facts.append("one step")
     if len(analysis.rank_results) > 1:
