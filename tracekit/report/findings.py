@@ -215,7 +215,7 @@ def _in_module(finding: Finding) -> str:
 
 def _utilisation(finding: Finding) -> str:
     share = finding.evidence.get("model_flop_utilisation")
-    return f" (whole step: {percent(share, digits=0)} of peak)" if isinstance(share, float) else ""
+    return f" (the step reaches {percent(share, digits=0)} of peak FLOP/s)" if isinstance(share, float) else ""
 
 
 LIMIT_WORDS = {"peak": "peak rate", "bandwidth": "memory bandwidth"}

@@ -46,6 +46,8 @@ INDENT = "    "
 """Spaces before the further lines of a finding."""
 MAX_CLOCK_ERROR_SHARE = 0.01
 """Error of the clocks, as a share of the step, up to which they agree."""
+MAX_SPREAD_OF_ALIKE_STEPS = 0.1
+"""Difference between the longest and the shortest step, as a share of the step, up to which they are alike."""
 UNICODE_BLOCKS = {"compute": "█", "exposed": "▒", "phase": "▓", "idle": "░", "unrecorded": "┄"}
 ASCII_BLOCKS = {"compute": "#", "exposed": "=", "phase": "%", "idle": ".", "unrecorded": "?"}
 
@@ -55,7 +57,7 @@ def first_screen(view: View, width: int, *, unicode: bool = True, page_written: 
     lines = [headline(view, width), *bar_lines(view, width, unicode=unicode), *_situation(view, width)]
     findings = _first_findings(view)
     if view.role_advice:
-        lines.append(Text("What to do, the largest first:", style="bold"))
+        lines.append(Text("What to do, what recurs first:", style="bold"))
         for number, text in enumerate(view.role_advice[:MAX_FINDINGS], start=1):
             lines += _wrapped(text, width, first=f"{number:>2}  ", rest="    ")
     elif findings:
@@ -353,7 +355,11 @@ def certainty(view: View) -> list[str]:
     facts = []
     if len(usual) > 1:
         spread = (max(usual) - min(usual)) / max(analysis.step.time_ns or 0, 1)
-        facts.append(f"{counted(len(usual), 'step')} within {percent(spread, digits=0)} of each other")
+        steps = counted(len(usual), "step")
+        if spread <= MAX_SPREAD_OF_ALIKE_STEPS:
+            facts.append(f"{steps} within {percent(spread, digits=0)} of each other")
+        else:
+            facts.append(f"{steps} differ by up to {percent(spread, digits=0)}")
     elif analysis.step.is_marked:
         facts.append("one step")
     if len(analysis.rank_results) > 1:
@@ -365,7 +371,7 @@ def certainty(view: View) -> list[str]:
         else:
             facts.append(f"clocks known to {short_ms(error_ns, 2)}")
     if view.warnings:
-        facts.append(counted(len(view.warnings), "warning"))
+        facts.append(f"{counted(len(view.warnings), 'warning')} (--full)")
     return facts or ["no step marks"]
 
 

@@ -193,10 +193,10 @@ def step_summary(analysis: Analysis) -> str | None:
         return None
     budget = step.budget
     exposed_ns = sum(budget.exposed_ns.values())
-    parts = {"compute": budget.compute_ns, "exposed": exposed_ns, "idle": budget.idle_ns}
+    parts = {"compute": budget.compute_ns, "exposed transfers": exposed_ns, "idle": budget.idle_ns}
     shares = [f"{name} {percent(ns, budget.span_ns, digits=0)}" for name, ns in parts.items() if ns]
-    role = f" of role {results.main_role}" if results.main_role else ""
-    return f"a step{role}: {short_ms(step.time_ns)}, {', '.join(shares)}"
+    role = f" of the {results.main_role}" if results.main_role else ""
+    return f"a step{role}, start to start: {short_ms(step.time_ns)}, {', '.join(shares)}"
 
 
 def update_summary(analysis: Analysis) -> str | None:
@@ -207,7 +207,7 @@ def update_summary(analysis: Analysis) -> str | None:
     longest = max(updates, key=lambda update: update.measured_ns)
     rate = f"{longest.bytes / 1e9:,.2f} GB at {longest.gb_s:.2f} GB/s"
     text = f"weight update: {short_ms(longest.measured_ns)}, {rate}"
-    return text if longest.ideal_ns is None else f"{text}; with two buffers: {short_ms(longest.ideal_ns)}"
+    return text if longest.ideal_ns is None else f"{text}; ideal with two buffers: {short_ms(longest.ideal_ns)}"
 
 
 def _train_waits(analysis: Analysis) -> str:
@@ -300,8 +300,9 @@ def _cause_words(update: WeightUpdate, cause: str) -> str:
 
 
 def role_advice(analysis: Analysis) -> list[str]:
-    """Return what to do about the rollout's tail and the weight update, the largest first; then on idle time."""
-    results, advice = analysis.role_results, []
+    """Return what to do about rollouts and weight updates, what recurs first and the largest first; then idle time."""
+    results = analysis.role_results
+    advice: list[tuple[bool, float, str]] = []  # whether it recurs, share of the iterations, text
     iterations = results.iterations
     total_ns = sum(iteration.end_ns - iteration.start_ns for iteration in iterations)
     if tails := [iteration.rollout_tail for iteration in iterations if iteration.rollout_tail is not None]:
@@ -314,11 +315,12 @@ def role_advice(analysis: Analysis) -> list[str]:
             f"{which} takes {short_ms(tail_ns / len(tails))} longer than the median rank's: "
             "cap or spread the longest sequences, or train on finished ones meanwhile"
         )
-        advice.append((tail_ns / total_ns, text))
+        advice.append((True, tail_ns / total_ns, text))
     if (start := late_start(analysis)) is not None:
-        remedy = "start all rollouts together"
-        remedy += ", as in the other iterations" if start.others_start_together else ""
-        advice.append((start.ns / total_ns, f"in iteration {start.iteration} {start.words}: {remedy}"))
+        is_one_off = start.others_start_together
+        when = f"in iteration {start.iteration}{' alone' if is_one_off else ''}"
+        text = f"{when} {start.words}: start all rollouts together"
+        advice.append((not is_one_off, start.ns / total_ns, text))
     sync_ns = sum(iteration.phase_ns["weight_sync"] for iteration in iterations)
     moved_ns = sum(update.measured_ns for update in results.weight_updates)
     if moved_ns and sync_ns > 2 * moved_ns:
@@ -327,7 +329,7 @@ def role_advice(analysis: Analysis) -> list[str]:
             f"{short_ms(moved_ns / len(results.weight_updates))}: shorten the rest (collecting, registering and "
             "releasing buffers)"
         )
-        advice.append(((sync_ns - moved_ns) / total_ns, text))
+        advice.append((True, (sync_ns - moved_ns) / total_ns, text))
     if results.weight_updates and analysis.reload is None:
         update = max(results.weight_updates, key=lambda update: update.measured_ns)  # as in ``update_sentence``
         if update.gap_ns is not None and update.ideal_ns is not None:
@@ -336,8 +338,8 @@ def role_advice(analysis: Analysis) -> list[str]:
                 f"{ms(update.gap_ns[cause])} of the {ms(update.measured_ns - update.ideal_ns)} between the weight "
                 f"update and its ideal is {_cause_words(update, cause)}: {WORDS.update_remedies[cause]}"
             )
-            advice.append((update.gap_ns[cause] / (total_ns or update.measured_ns), text))
-    lines = [text for share, text in sorted(advice, reverse=True) if share > MIN_SHARE]
+            advice.append((True, update.gap_ns[cause] / (total_ns or update.measured_ns), text))
+    lines = [text for _, share, text in sorted(advice, reverse=True) if share > MIN_SHARE]
     idle_ns = sum(iteration.phase_ns["idle"] for iteration in iterations)
     if idle_ns > MIN_IDLE_SHARE * total_ns:
         worst = max(iterations, key=lambda iteration: iteration.phase_ns["idle"])
