@@ -17,7 +17,7 @@ from tracekit.analysis.measure.tables import rank_tables
 from tracekit.classify import classify
 from tracekit.critical_path.links import OperationArrivals, Pieces, walk_back
 from tracekit.critical_path.path import SEGMENTS, SLACK, CriticalPath, _build_segments
-from tracekit.critical_path.pieces import PATH_PIECES
+from tracekit.critical_path.pieces import PATH_PIECES, TableInMemory
 from tracekit.run.load import load
 from tracekit.schedules import generate
 from tracekit.schema import GPU_KINDS, RankEvents, conform
@@ -211,7 +211,7 @@ def test_clocks_that_disagree_do_not_send_the_walk_in_a_circle():
     rows = [{"kind": "communication", "label": "pp_comm", "part": 0, "start_ns": at, "end_ns": at + 5, "idle_ns": 0,
              "exposed_ns": 0, "before": before, "id": at, "first": at == 0, "last": at == 10, "what": "x"}
             for at, before in ((0, -1), (5, 0), (10, 1))]  # fmt: skip
-    path = pl.DataFrame(rows, schema=PATH_PIECES)
+    path = TableInMemory(pl.DataFrame(rows, schema=PATH_PIECES))
     bounds = {"start_ns": 0, "end_ns": 15, "interval_start_ns": 0, "interval_end_ns": 15, "time_ns": 15}
     steps = pl.DataFrame({"step": [2], **bounds})
     parts = [SimpleNamespace(source=SimpleNamespace(rank=rank), path=path, steps=steps.with_columns(rank=pl.lit(rank)))

@@ -94,7 +94,7 @@ def test_list(tracekit):
         ("1f1b --pp 2 --microbatches 2 --time F=1,F=2", "time F is given twice"),
         ("1f1b --pp 2 --microbatches 2 --time F=-1", "time F must be more than 0"),
         ("1f1b --pp 2 --microbatches 2 --ranks 2", "1f1b takes no --ranks"),
-        ("1f1b --pp 2 --microbatches 2 -o x.pdf", "cannot write .pdf"),
+        ("1f1b --pp 2 --microbatches 2 -o x.doc", "cannot write .doc"),
         ("1f1b --pp 2 --microbatches 2 -o no/such/x.svg", "there is no folder"),
         ("1f1b --pp 2 --microbatches 2 --block-time mlp=2", "--block-time needs --lanes"),
         ("1f1b --pp 2 --microbatches 2 --lanes --time F=1", "cannot be combined"),
