@@ -11,7 +11,7 @@ from tracekit.schema import LABELLED, Source
 from tracekit.whatif.constants import MIN_SHARE_BESIDE_MESSAGES_TO_MEASURE
 from tracekit.whatif.engine import run_program
 from tracekit.whatif.machine import FittedMachine, Machine
-from tracekit.whatif.rank_programs import POST, RUN, WAIT, Kernel, Message, Piece, Program
+from tracekit.whatif.rank_programs import POST, RUN, WAIT, Message, MessageKernel, Piece, Program
 from tracekit.whatif.shared_gpu import SharedGpu, count_ranks_beside_messages, fit_shared_gpu
 
 
@@ -72,7 +72,7 @@ def test_kernels_that_lose_nothing_beside_messages_cost_nobody_anything():
 
 def test_compute_is_slower_while_another_rank_computes_beside_a_message():
     """Rank 0 sends from 10 to 16 beside its second piece, rank 1 computes for 20 meanwhile."""
-    kernels = (Kernel(0, sends=(0,)), Kernel(1, receives=(0,)))
+    kernels = (MessageKernel(0, sends=(0,)), MessageKernel(1, receives=(0,)))
     first, second = ((RUN, 0), (POST, 0), (RUN, 1)), ((RUN, 2), (POST, 1), (WAIT, 1))
     pieces = (Piece("F", 0, 0), Piece("F", 0, 1), Piece("F", 1, 0))
     program = Program((first, second), pieces, kernels, (Message(0, 1),))
