@@ -24,7 +24,9 @@ from tracekit.report.terminal.first_screen import (
 )
 from tracekit.report.terminal.screen import Screen
 from tracekit.report.text import short_ms
+from tracekit.report.view import view_of
 from tracekit.report.view.roles import phase_times
+from tracekit.report.view.top import badge_of
 
 MS = 1_000_000
 RUNS = ("slow-ddp", "1f1b", "megatron-moe", "rl", "reload", "rates")
@@ -105,11 +107,11 @@ def view(**values):
         tables={"kernels": kernels},
     )
     for name in list(values):
-        if hasattr(analysis, name):
+        if hasattr(analysis, name) and name != "clocks":
             setattr(analysis, name, values.pop(name))
     facts = {
         "run_name": "run", "ranks": "1 rank", "devices": (), "situation": (), "memory_line": None, "role_advice": (),
-        "findings": (), "not_wrong": "", "warnings": (),
+        "findings": (), "not_wrong": "", "warnings": (), "clocks": None,
     }  # fmt: skip
     return SimpleNamespace(analysis=analysis, **{**facts, **values})
 
@@ -153,11 +155,20 @@ def test_parts_of_the_model_below_two_percent_of_compute_are_not_named(share, is
 
 @pytest.mark.parametrize(("error_ms", "digits"), [(0.9, 3), (1.1, 2), (None, 2)])
 def test_times_that_compare_ranks_have_as_many_digits_as_clocks_allow(error_ms, digits):
-    """Up to 1 % of the step of 100 ms, clocks agree."""
+    """Up to 1 % of the step of 100 ms, three digits."""
     residual_ns = None if error_ms is None else round(error_ms * MS)
-    shown = view(rank_results=[0, 1], clocks=SimpleNamespace(residual_ns=residual_ns))
+    shown = view(rank_results=[0, 1])
+    shown.analysis.clocks = SimpleNamespace(residual_ns=residual_ns)
     assert significant_digits(shown) == digits
-    assert ("clocks agree" in certainty(shown)) is (digits == 3)
+
+
+@pytest.mark.parametrize("run", ["1f1b", "slow-ddp"])
+def test_the_terminal_says_of_clocks_what_the_page_says(samples, run):
+    analysis = analysis_of(samples / run)
+    (of_the_page,) = re.findall(r"clocks (?:agree|known to [\d.]+ [mµ]s)", badge_of(analysis).text)
+    assert of_the_page in certainty(view_of(analysis))
+    assert of_the_page in " ".join(lines_of(analysis, 200))
+    assert certainty(view()) == ["one step"]
 
 
 def test_a_header_without_a_device_has_no_empty_part():

@@ -44,10 +44,11 @@ MAX_MODULES = 4
 """Parts of the model that are named, those with most time."""
 INDENT = "    "
 """Spaces before the further lines of a finding."""
-MAX_CLOCK_ERROR_SHARE = 0.01
-"""Error of the clocks, as a share of the step, up to which they agree."""
 MAX_SPREAD_OF_ALIKE_STEPS = 0.1
 """Difference between the longest and the shortest step, as a share of the step, up to which they are alike."""
+MAX_END_DIFFERENCE_SHARE = 0.01
+"""Difference between the ends of one operation on several ranks (median), as a share of the step, up to which times
+that compare ranks have three digits."""
 UNICODE_BLOCKS = {"compute": "█", "exposed": "▒", "phase": "▓", "idle": "░", "unrecorded": "┄"}
 ASCII_BLOCKS = {"compute": "#", "exposed": "=", "phase": "%", "idle": ".", "unrecorded": "?"}
 
@@ -269,7 +270,7 @@ def _situation(view: View, width: int) -> Iterator[Text]:
 
 def significant_digits(view: View) -> int:
     """Return with how many digits times that compare ranks are shown: two where clocks are not known well."""
-    return 3 if _clocks_agree(view) else 2
+    return 3 if _operations_end_together(view) else 2
 
 
 def compute_by_module(view: View) -> str:
@@ -339,13 +340,13 @@ def closing_lines(view: View, width: int, *, page_written: bool, shown: int) -> 
     ]
 
 
-def _clocks_agree(view: View) -> bool:
-    """Return whether the clocks of the ranks are known well enough not to matter; True with one rank."""
+def _operations_end_together(view: View) -> bool:
+    """Return whether operations of several ranks end at times so alike that three digits mean something."""
     analysis = view.analysis
     error_ns = analysis.clocks.residual_ns
     if len(analysis.rank_results) < 2:
         return True
-    return error_ns is not None and error_ns <= MAX_CLOCK_ERROR_SHARE * (analysis.step.time_ns or 0)
+    return error_ns is not None and error_ns <= MAX_END_DIFFERENCE_SHARE * (analysis.step.time_ns or 0)
 
 
 def certainty(view: View) -> list[str]:
@@ -362,14 +363,8 @@ def certainty(view: View) -> list[str]:
             facts.append(f"{steps} differ by up to {percent(spread, digits=0)}")
     elif analysis.step.is_marked:
         facts.append("one step")
-    if len(analysis.rank_results) > 1:
-        error_ns = analysis.clocks.residual_ns
-        if error_ns is None:
-            facts.append("clocks not compared")
-        elif _clocks_agree(view):
-            facts.append("clocks agree")
-        else:
-            facts.append(f"clocks known to {short_ms(error_ns, 2)}")
+    if view.clocks is not None:
+        facts.append(view.clocks.text)
     if view.warnings:
         facts.append(f"{counted(len(view.warnings), 'warning')} (--full)")
     return facts or ["no step marks"]
