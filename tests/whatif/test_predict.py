@@ -61,11 +61,10 @@ def test_with_free_messages_on_queues_of_their_own_it_is_the_simulator(name):
     assert run_program(program, unit_work(program), free).makespan == simulate(plan).makespan
 
 
-def test_waiting_for_room_in_the_queue_is_no_time_of_the_host():
-    """The forward's launches take 100 ns, 50 of them in a full queue; then 50 pass to the backward, 20 of them so."""
-    cells = pl.DataFrame(
-        {"op": ["F", "B"], "stage": [0, 0], "microbatch": [0, 0], "position": [0, 0], "launch_ns": [0, 150]}
-    ).with_columns(
+def a_forward_and_its_backward():
+    """A forward and a backward, each launched in 100 ns, 50 ns apart; each runs for 200 ns."""
+    columns = {"op": ["F", "B"], "stage": [0, 0], "microbatch": [0, 0], "position": [0, 0], "launch_ns": [0, 150]}
+    return pl.DataFrame(columns).with_columns(
         last_ns=pl.col("launch_ns") + 100,
         start_ns=pl.col("launch_ns") + 500,
         end_ns=pl.col("launch_ns") + 700,
@@ -75,6 +74,11 @@ def test_waiting_for_room_in_the_queue_is_no_time_of_the_host():
         wgrad_ns=50,
         busy_ns=100,
     )
+
+
+def test_waiting_for_room_in_the_queue_is_no_time_of_the_host():
+    """The forward's launches take 100 ns, 50 of them in a full queue; then 50 pass to the backward, 20 of them so."""
+    cells = a_forward_and_its_backward()
     no_lead = pl.Series([0, 0])
     for full, launch_ns, before_ns in ((union([20, 110], [70, 130]), 50.0, 30.0), (EMPTY, 100.0, 50.0)):
         ops = measure_ops(cells, {}, FREE, stages=1, lead_ns=no_lead, full_queue={0: full})
@@ -83,18 +87,7 @@ def test_waiting_for_room_in_the_queue_is_no_time_of_the_host():
 
 def test_splitting_a_backward_costs_its_host_a_search_before_it():
     """A backward is launched in 100 ns, 50 ns after the forward: before an I of it, 0.16 × 100 more pass."""
-    cells = pl.DataFrame(
-        {"op": ["F", "B"], "stage": [0, 0], "microbatch": [0, 0], "position": [0, 0], "launch_ns": [0, 150]}
-    ).with_columns(
-        last_ns=pl.col("launch_ns") + 100,
-        start_ns=pl.col("launch_ns") + 500,
-        end_ns=pl.col("launch_ns") + 700,
-        b_stage=None,
-        b_microbatch=None,
-        host_ns=0,
-        wgrad_ns=50,
-        busy_ns=100,
-    )
+    cells = a_forward_and_its_backward()
     ops = measure_ops(cells, {}, FREE, stages=1, lead_ns=pl.Series([0, 0]), full_queue={})
     assert ops.before_ns["I"][0] == pytest.approx(50 + 16)
 
